@@ -1,0 +1,306 @@
+"""The n-gram index in pure Python: the readable specification, and what runs where the compiled module is missing."""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_NGRAM = 64
+MAX_TOKEN = 2**31 - 1
+_SEPARATOR = -1  # stands between corpus documents; no sequence holds it, so no match spans two documents
+
+
+class NgramIndex:
+    """An incremental n-gram index over many sequences: the memory of a prompt-lookup drafter.
+
+    For every sequence it finds, in time independent of the length of the text, the longest suffix of `min_ngram` to
+    `max_ngram` tokens that occurred earlier, and proposes what followed it.
+
+    Let the text be ``x[0:n]``. The match is the largest ``L`` in ``[min_ngram, max_ngram]`` for which some
+    ``e < n`` has ``x[e-L:e] == x[n-L:n]``, and of these the largest ``e``: the most recent earlier occurrence, which
+    may overlap the suffix. The proposal is ``y[i] = x[e + i mod (n - e)]``: a continuation that runs into the end of
+    the text goes on periodically, because a match at distance ``p`` says that the text repeats with period ``p``. A
+    match in the text itself therefore always gives as many tokens as were asked for.
+
+    A corpus (`add_corpus`) is text that every sequence may match too. The longer match wins, the sequence's own text
+    at equal length. A continuation from the corpus stops at the end of its document, so it may be shorter.
+
+    Every call is atomic: it holds the index's own lock, so threads may share an index; the order of their calls is
+    theirs to arrange. An argument that is refused leaves the index as it was.
+
+    Parameters
+    ----------
+    num_sequences
+        Number of sequences `B`, at least 1. All are empty at first.
+    max_ngram, min_ngram
+        Longest and shortest suffix looked up, in tokens; ``1 <= min_ngram <= max_ngram <= 64``.
+
+    Raises
+    ------
+    ValueError
+        For a parameter out of range.
+    TypeError
+        For a parameter that is not an integer.
+
+    Notes
+    -----
+    Every gram remembers the end of its latest occurrence, and every end remembers the occurrence before it. The
+    second makes `truncate` an exact undo, and lists a gram's occurrences, latest first, for whoever wants several
+    continuations instead of one.
+    """
+
+    def __init__(self, num_sequences: SupportsIndex, max_ngram: SupportsIndex = 4, min_ngram: SupportsIndex = 1):
+        self._num_sequences = _integer("NgramIndex", "num_sequences", num_sequences, 1)
+        self._max_ngram = _integer("NgramIndex", "max_ngram", max_ngram, 1, MAX_NGRAM)
+        self._min_ngram = _integer("NgramIndex", "min_ngram", min_ngram, 1, self._max_ngram)
+        self._texts = [self._empty_text() for _ in range(self._num_sequences)]
+        self._corpus = self._empty_text()
+        self._lock = threading.Lock()
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences."""
+        return self._num_sequences
+
+    @property
+    def max_ngram(self) -> int:
+        """Longest suffix looked up, in tokens."""
+        return self._max_ngram
+
+    @property
+    def min_ngram(self) -> int:
+        """Shortest suffix looked up, in tokens."""
+        return self._min_ngram
+
+    def append(self, sequence: SupportsIndex, tokens: NDArray[np.int64]) -> None:
+        """Append `tokens` ([n] int64, in [0, 2**31)) to one sequence."""
+        b = self._sequence("append", sequence)
+        _check_array("append", "tokens", tokens, ("int64",), (None,), "[n]")
+        values = tokens.tolist()
+        _check_tokens("append", values)
+        with self._lock:
+            self._texts[b].extend(values)
+
+    def append_batch(self, tokens: NDArray[np.int64], counts: NDArray[Any] | None = None) -> None:
+        """Append to every sequence the first tokens of its row.
+
+        Parameters
+        ----------
+        tokens
+            [num_sequences, n] int64. What stands behind a row's count is not looked at (it may be -1).
+        counts
+            [num_sequences] int32 or int64, each in [0, n]. None: whole rows.
+        """
+        _check_array("append_batch", "tokens", tokens, ("int64",), (self._num_sequences, None), self._shape(", n"))
+        width = tokens.shape[1]
+        lengths = [width] * self._num_sequences
+        if counts is not None:
+            _check_array("append_batch", "counts", counts, ("int32", "int64"), (self._num_sequences,), self._shape())
+            lengths = counts.tolist()
+            for b, count in enumerate(lengths):
+                if not 0 <= count <= width:
+                    raise ValueError(f"append_batch: counts must be in [0, n={width}], got {count} at [{b}]")
+        rows = [row[:count].tolist() for row, count in zip(tokens, lengths, strict=True)]
+        for b, row in enumerate(rows):
+            _check_tokens("append_batch", row, f"{b}, ")
+        with self._lock:
+            for text, row in zip(self._texts, rows, strict=True):
+                text.extend(row)
+
+    def add_corpus(self, tokens: NDArray[np.int64]) -> None:
+        """Add one document ([n] int64) that all sequences may match. It stays for the life of the index."""
+        _check_array("add_corpus", "tokens", tokens, ("int64",), (None,), "[n]")
+        values = tokens.tolist()
+        _check_tokens("add_corpus", values)
+        with self._lock:
+            self._corpus.extend([*values, _SEPARATOR])
+
+    def truncate(self, sequence: SupportsIndex, length: SupportsIndex) -> None:
+        """Take back the end of a sequence: it keeps its first `length` tokens. Costs as much as appending them did."""
+        b = self._sequence("truncate", sequence)
+        keep = _integer("truncate", "length", length)
+        with self._lock:
+            text = self._texts[b]
+            if not 0 <= keep <= len(text.tokens):
+                raise ValueError(f"truncate: length must be in [0, {len(text.tokens)}], got {keep}")
+            text.truncate(keep)
+
+    def reset(self, sequence: SupportsIndex) -> None:
+        """Empty a sequence and release its memory, so that its slot can serve another text."""
+        b = self._sequence("reset", sequence)
+        with self._lock:
+            self._texts[b] = self._empty_text()
+
+    def length(self, sequence: SupportsIndex) -> int:
+        """Return the number of tokens in a sequence."""
+        b = self._sequence("length", sequence)
+        with self._lock:
+            return len(self._texts[b].tokens)
+
+    def propose(
+        self,
+        num_tokens: SupportsIndex,
+        *,
+        limits: NDArray[Any] | None = None,
+        out: tuple[NDArray[np.int64], NDArray[np.int32]] | None = None,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Propose the continuation of every sequence.
+
+        Parameters
+        ----------
+        num_tokens
+            Most tokens per sequence `K`, at least 0.
+        limits
+            [num_sequences] int32 or int64: a lower limit for single sequences. Any value is allowed: above `K` it
+            means `K`; zero or less (an idle row) means no proposal.
+        out
+            The pair (tokens, counts) to write into and to return, instead of new arrays.
+
+        Returns
+        -------
+        tokens
+            [num_sequences, K] int64: the proposal, then -1.
+        counts
+            [num_sequences] int32: tokens proposed; 0 where nothing matches.
+        """
+        width = _integer("propose", "num_tokens", num_tokens, 0)
+        allowed = [width] * self._num_sequences
+        if limits is not None:
+            _check_array("propose", "limits", limits, ("int32", "int64"), (self._num_sequences,), self._shape())
+            allowed = [max(0, min(limit, width)) for limit in limits.tolist()]
+        if out is None:
+            tokens = np.empty((self._num_sequences, width), np.int64)
+            counts = np.empty(self._num_sequences, np.int32)
+        else:
+            if not isinstance(out, tuple) or len(out) != 2:
+                raise TypeError("propose: out must be a pair (tokens, counts) of numpy arrays")
+            tokens, counts = out
+            _check_array(
+                "propose", "out[0]", tokens, ("int64",), (self._num_sequences, width), self._shape(f", {width}"), True
+            )
+            _check_array("propose", "out[1]", counts, ("int32",), (self._num_sequences,), self._shape(), True)
+        with self._lock:
+            for b, limit in enumerate(allowed):
+                proposal = self._continuation(self._texts[b], limit) if limit else []
+                tokens[b, : len(proposal)] = proposal
+                tokens[b, len(proposal) :] = -1
+                counts[b] = len(proposal)
+        return tokens, counts
+
+    def _continuation(self, text: _Text, limit: int) -> list[int]:
+        length, end = text.longest_match(text.tokens)
+        corpus_length, corpus_end = self._corpus.longest_match(text.tokens)
+        if corpus_length > length:
+            following = self._corpus.tokens[corpus_end : corpus_end + limit]
+            return following[: following.index(_SEPARATOR)] if _SEPARATOR in following else following
+        if length == 0:
+            return []
+        period = text.tokens[end : end + limit]
+        return [period[i % len(period)] for i in range(limit)]
+
+    def _empty_text(self) -> _Text:
+        return _Text(self._min_ngram, self._max_ngram)
+
+    def _sequence(self, function: str, sequence: SupportsIndex) -> int:
+        return _integer(function, "sequence", sequence, 0, self._num_sequences - 1)
+
+    def _shape(self, rest: str = "") -> str:
+        return f"[num_sequences={self._num_sequences}{rest}]"
+
+
+class _Text:
+    """One growing text and, per gram, the end of its latest occurrence that is followed by a token.
+
+    Grams that end at the end of the text are not indexed yet, so a lookup of the text's own suffix finds only
+    *earlier* occurrences.
+    """
+
+    def __init__(self, min_ngram: int, max_ngram: int):
+        self.tokens: list[int] = []
+        self._min_ngram = min_ngram
+        self._max_ngram = max_ngram
+        self._latest: dict[tuple[int, ...], int] = {}  # gram -> end of its latest occurrence; ends are exclusive
+        self._previous: list[list[int]] = []  # per end, per gram length: the occurrence before it, 0 for none
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            end = len(self.tokens)
+            self.tokens.append(token)
+            previous: list[int] = []
+            if token != _SEPARATOR:  # nothing follows the last gram of a document
+                for gram in _grams(self.tokens, end, self._min_ngram, self._max_ngram):
+                    previous.append(self._latest.get(gram, 0))
+                    self._latest[gram] = end
+            self._previous.append(previous)
+
+    def truncate(self, length: int) -> None:
+        for end in range(len(self.tokens) - 1, length - 1, -1):
+            grams = _grams(self.tokens, end, self._min_ngram, self._max_ngram)
+            for gram, previous in zip(grams, self._previous.pop(), strict=True):
+                if previous:
+                    self._latest[gram] = previous
+                else:
+                    del self._latest[gram]
+            self.tokens.pop()
+
+    def longest_match(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """Length and end of the latest occurrence here of the longest suffix of `tokens`; (0, 0) where there is none."""
+        match = (0, 0)
+        for gram in _grams(tokens, len(tokens), self._min_ngram, self._max_ngram):
+            end = self._latest.get(gram)
+            if end is None:  # a longer gram contains this one
+                break
+            match = (len(gram), end)
+        return match
+
+
+def _grams(tokens: Sequence[int], end: int, min_ngram: int, max_ngram: int) -> Iterator[tuple[int, ...]]:
+    """Yield the grams that end at `end`, shortest first, as far as they do not span two documents."""
+    for length in range(min_ngram, min(max_ngram, end) + 1):
+        gram = tuple(tokens[end - length : end])
+        if _SEPARATOR in gram:
+            return
+        yield gram
+
+
+def _integer(function: str, name: str, value: SupportsIndex, low: int | None = None, high: int | None = None) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{function}: {name} must be an integer, got {type(value).__name__}") from None
+    if low is not None and number < low or high is not None and number > high:
+        wanted = f"at least {low}" if high is None else f"in [{low}, {high}]"
+        raise ValueError(f"{function}: {name} must be {wanted}, got {number}")
+    return number
+
+
+def _check_array(
+    function: str,
+    name: str,
+    array: object,
+    dtypes: tuple[str, ...],
+    shape: tuple[int | None, ...],
+    shape_text: str,
+    writeable: bool = False,
+) -> None:
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{function}: {name} must be a numpy array, got {type(array).__name__}")
+    fits = array.ndim == len(shape) and all(
+        want is None or got == want for got, want in zip(array.shape, shape, strict=True)
+    )
+    if not fits or not any(array.dtype == dtype for dtype in dtypes):
+        got = f"{array.dtype} [{', '.join(map(str, array.shape))}]"
+        raise ValueError(f"{function}: {name} must be {' or '.join(dtypes)} {shape_text}, got {got}")
+    if writeable and not array.flags.writeable:
+        raise ValueError(f"{function}: {name} must be writeable")
+
+
+def _check_tokens(function: str, tokens: Sequence[int], row: str = "") -> None:
+    for i, token in enumerate(tokens):
+        if not 0 <= token <= MAX_TOKEN:
+            raise ValueError(f"{function}: tokens must be in [0, {MAX_TOKEN}], got {token} at [{row}{i}]")
