@@ -1,0 +1,331 @@
+"""Builds the three compiled parts of specdec_kernels. The rest of the metadata stands in pyproject.toml.
+
+======================  ==================================  ===========================================================
+``_C_cpu.so``           csrc/bind_cpu.cpp, csrc/cpu/        CPU kernels on torch's stable ABI; needs torch's headers
+``_C_cuda.so``          csrc/bind_cuda.cpp, csrc/cuda/      the same for CUDA, where nvcc is found; torch may be CPU-only
+``_host.cpython-*.so``  csrc/host/                          pybind11 module; without it a pure-Python fallback serves
+======================  ==================================  ===========================================================
+
+Environment variables read here, and nowhere at run time:
+
+``SPECDEC_CUDA``        ``auto`` (default: build where nvcc is found), ``0`` (never), ``1`` (stop if nvcc is missing)
+``SPECDEC_CUDA_ARCHS``  ``;``-separated, e.g. ``80;90a;120+PTX``. The default of a wheel is every architecture we support;
+                        that of an editable install is ``80+PTX``, quick to compile and run by every GPU since Ampere
+``CXX``                 the C++ compiler (default: the first of c++, g++, clang++)
+``MAX_JOBS``            compilers run at once (default: the cores this process may use)
+
+Objects are kept in build/obj with dependency files, so only what changed is compiled again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from setuptools import Extension, setup
+from setuptools.command.build import build
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+PACKAGE = "specdec_kernels"
+OBJECTS = Path("build/obj")
+OLDEST_TORCH = (2, 11)
+TORCH_TARGET_VERSION = "0x020B000000000000"  # the same, for torch's headers: anything newer or unstable is an #error
+RELEASE_ARCHS = "80;90a;100;120+PTX"
+EDITABLE_ARCHS = "80+PTX"
+
+# No -ffast-math and no contraction: the order and rounding of every sum are part of the contract. No -march=native: the
+# files of isa/ get their own instruction set and are chosen at run time.
+WARNINGS = ["-Wall", "-Wextra", "-Werror"]
+CXX_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *WARNINGS]
+NVCC_HOST_FLAGS = ["-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
+NVCC_FLAGS = [
+    *("-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr", "-Werror=all-warnings"),
+    *("-Xptxas=--warn-on-spills,--warning-as-error", f"-Xcompiler={','.join(NVCC_HOST_FLAGS)}"),
+]
+X86_FLAGS = {
+    "_avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "_avx512": [
+        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"),
+        "-mprefer-vector-width=512",
+    ],
+}
+
+
+def say(message: str) -> None:
+    print(f"{PACKAGE}: {message}", file=sys.stderr, flush=True)
+
+
+def stop(message: str) -> NoReturn:
+    raise SystemExit(f"{PACKAGE}: {message}")
+
+
+# ---------------------------------------------------------------- what this machine has
+
+
+def find_cxx() -> list[str] | None:
+    wanted = os.environ.get("CXX", "").strip()
+    if wanted:
+        command = shlex.split(wanted)
+        if shutil.which(command[0]) is None:
+            stop(f"the C++ compiler CXX={wanted} was not found")
+        return command
+    return next(([name] for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+
+
+def find_torch() -> Path:
+    spec = importlib.util.find_spec("torch")
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    needed = ".".join(map(str, OLDEST_TORCH))
+    if folder is None:
+        stop(
+            f"the build needs torch >= {needed} in this environment: install torch first, "
+            "then `pip install --no-build-isolation .`"
+        )
+    version = importlib.metadata.version("torch")
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
+        stop(f"the build needs torch >= {needed}, found {version}")
+    return folder
+
+
+def find_nvcc() -> str | None:
+    wanted = os.environ.get("SPECDEC_CUDA", "auto")
+    if wanted not in ("auto", "0", "1"):
+        stop(f"SPECDEC_CUDA must be auto, 0 or 1, got {wanted!r}")
+    if wanted == "0":
+        say("SPECDEC_CUDA=0: building without CUDA")
+        return None
+    homes = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
+    candidates = [os.path.join(home, "bin", "nvcc") for home in homes if home]
+    if on_path := shutil.which("nvcc"):
+        candidates.insert(1 if homes[0] else 0, on_path)
+    for candidate in candidates:
+        if os.access(candidate, os.X_OK):
+            return candidate
+    if wanted == "1":
+        stop("SPECDEC_CUDA=1, but nvcc was found neither in CUDA_HOME nor on PATH")
+    say("nvcc was not found: building for the CPU only")
+    return None
+
+
+def cuda_library_folder(nvcc: str) -> Path:
+    # nvcc may be a wrapper script anywhere on PATH, so ask it where its toolkit stands.
+    report = subprocess.run([nvcc, "--dryrun", "-c", "-x", "cu", os.devnull], capture_output=True, text=True).stderr
+    top = re.search(r"^#\$ TOP=(.+)$", report, re.MULTILINE)
+    if top is None:
+        stop(f"{nvcc} does not work: {report.strip() or 'it printed nothing'}")
+    return Path(top[1].strip()) / "lib64"
+
+
+def arch_flags(archs: str) -> list[str]:
+    flags = []
+    for arch in filter(None, archs.split(";")):
+        match = re.fullmatch(r"(\d{2,3}[af]?)(\+PTX)?", arch)
+        if match is None:
+            stop(f"SPECDEC_CUDA_ARCHS must look like 80;90a;120+PTX, got {archs!r}")
+        code = f"[sm_{match[1]},compute_{match[1]}]" if match[2] else f"sm_{match[1]}"
+        flags.append(f"-gencode=arch=compute_{match[1]},code={code}")
+    return flags
+
+
+# ---------------------------------------------------------------- what is to be built
+
+
+@dataclass(frozen=True)
+class Part:
+    """One shared library: how each of its sources is compiled, and how the objects are linked."""
+
+    name: str
+    filename: str
+    sources: list[str]
+    compile: list[str]  # the command for a .cpp source, less source and object
+    link: list[str]  # the command's tail, after the objects
+    linker: list[str]
+    compile_cuda: list[str] | None = None  # the same for a .cu source
+
+    def object(self, source: str) -> Path:
+        return OBJECTS / self.name / (source.removeprefix("csrc/").replace("/", "_") + ".o")
+
+    def command(self, source: str) -> list[str]:
+        base = self.compile_cuda if source.endswith(".cu") and self.compile_cuda else self.compile
+        isa = next((flags for suffix, flags in X86_FLAGS.items() if Path(source).stem.endswith(suffix)), [])
+        if platform.machine().lower() not in ("x86_64", "amd64"):
+            isa = []
+        out = self.object(source)
+        return [*base, *isa, "-MD", "-MF", str(out.with_suffix(".d")), "-c", source, "-o", str(out)]
+
+
+def sources(*patterns: str) -> list[str]:
+    return sorted(path.relative_to(ROOT).as_posix() for pattern in patterns for path in ROOT.glob(pattern))
+
+
+SOURCES = {
+    "_C_cpu": sources("csrc/bind_cpu.cpp", "csrc/cpu/*.cpp", "csrc/cpu/isa/*.cpp"),
+    "_C_cuda": sources("csrc/bind_cuda.cpp", "csrc/cuda/*.cu"),
+    "_host": sources("csrc/host/*.cpp"),
+}
+
+
+def plan(editable: bool) -> list[Part]:
+    """The parts this machine can build; one line for each that it cannot."""
+    cxx = find_cxx()
+    if cxx is None:
+        say(
+            "no C++ compiler was found (c++, g++, clang++ or CXX): installing without compiled kernels; "
+            "the reference backend and the Python n-gram index serve instead"
+        )
+        return []
+    torch = find_torch()
+    include = ["-I", "csrc", "-isystem", str(torch / "include")]
+    version = f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}"
+    # libtorch.so must stay NEEDED although nothing refers to it: in a CUDA build of torch it is what brings
+    # libtorch_cuda.so, and with it the CUDA half of the stable ABI, into our scope.
+    link_torch = ["-Wl,-z,defs", f"-L{torch / 'lib'}", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"]
+    link_torch += ["-ltorch_cpu", "-lc10"]
+    compile_cpu = [*cxx, *CXX_FLAGS, version, *include]
+    parts = [Part("_C_cpu", "_C_cpu.so", SOURCES["_C_cpu"], compile_cpu, link_torch, cxx)]
+
+    if nvcc := find_nvcc():
+        archs = os.environ.get("SPECDEC_CUDA_ARCHS", EDITABLE_ARCHS if editable else RELEASE_ARCHS)
+        host_compiler = ["-ccbin", cxx[0]] if len(cxx) == 1 else []
+        names = f'-DSPECDEC_CUDA_ARCHS="{archs}"'
+        compile_cuda = [nvcc, *NVCC_FLAGS, *host_compiler, *arch_flags(archs), names, "-I", "csrc"]
+        folder = cuda_library_folder(nvcc)
+        compile_bind = [*compile_cpu, "-DUSE_CUDA", "-isystem", str(folder.parent / "include")]
+        link_cuda = [*link_torch, f"-L{folder}", "-lcudart_static", "-lrt", "-lpthread", "-ldl"]
+        parts.append(Part("_C_cuda", "_C_cuda.so", SOURCES["_C_cuda"], compile_bind, link_cuda, cxx, compile_cuda))
+
+    python_include = sysconfig.get_path("include")
+    if importlib.util.find_spec("pybind11") is None:
+        say("pybind11 is not installed: building without the C++ n-gram index (a Python one serves instead)")
+    elif not Path(python_include, "Python.h").exists():
+        say(
+            "Python.h was not found (Debian: python3-dev): building without the C++ n-gram index "
+            "(a Python one serves instead)"
+        )
+    else:
+        import pybind11
+
+        include = ["-I", "csrc", "-isystem", pybind11.get_include(), "-isystem", python_include]
+        filename = "_host" + sysconfig.get_config_var("EXT_SUFFIX")
+        parts.append(Part("_host", filename, SOURCES["_host"], [*cxx, *CXX_FLAGS, *include], [], cxx))
+    return [part for part in parts if part.sources]
+
+
+# ---------------------------------------------------------------- building it
+
+
+def up_to_date(out: Path, command: list[str], inputs: list[Path] | None = None) -> bool:
+    """Whether `out` came from this very command and is newer than its inputs (default: those of its dependency file)."""
+    record = out.with_suffix(".cmd")
+    if not (out.exists() and record.exists()) or record.read_text() != shlex.join(command):
+        return False
+    if inputs is None:
+        dependencies = out.with_suffix(".d")
+        if not dependencies.exists():
+            return False
+        inputs = [Path(p) for p in shlex.split(dependencies.read_text().replace("\\\n", " ").split(":", 1)[1])]
+    built = out.stat().st_mtime_ns
+    return all(path.exists() and path.stat().st_mtime_ns <= built for path in inputs)
+
+
+def execute(out: Path, command: list[str]) -> None:
+    record = out.with_suffix(".cmd")
+    record.unlink(missing_ok=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        stop(f"this command failed:\n{shlex.join(command)}\n{result.stdout}{result.stderr}")
+    record.write_text(shlex.join(command))
+    say(f"{out.relative_to(OBJECTS)} ({time.monotonic() - started:.1f} s)")
+
+
+def max_jobs() -> int:
+    wanted = os.environ.get("MAX_JOBS", "")
+    if wanted and not (wanted.isdigit() and int(wanted) > 0):
+        stop(f"MAX_JOBS must be a positive number, got {wanted!r}")
+    return int(wanted) if wanted else len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Two builds in one checkout take turns."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def compile_and_link(parts: list[Part], destination: Path) -> None:
+    jobs = [(part.object(source), part.command(source)) for part in parts for source in part.sources]
+    jobs = [job for job in jobs if not up_to_date(*job)]
+    jobs.sort(key=lambda job: job[1][-3].endswith(".cu"), reverse=True)  # the slow ones first
+    with ThreadPoolExecutor(max_jobs()) as pool:
+        futures = [pool.submit(execute, *job) for job in jobs]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+    destination.mkdir(parents=True, exist_ok=True)
+    for part in parts:
+        objects = [part.object(source) for source in part.sources]
+        out = OBJECTS / part.name / part.filename
+        link = [*part.linker, "-shared", "-o", str(out), *map(str, objects), *part.link]
+        if not up_to_date(out, link, objects):
+            execute(out, link)
+        # Replaced in one step: a process that has the old library mapped keeps it.
+        temporary = destination / (part.filename + ".new")
+        shutil.copy2(out, temporary)
+        temporary.replace(destination / part.filename)
+
+
+class BuildExt(build_ext):
+    def get_ext_filename(self, fullname: str) -> str:
+        if fullname.rpartition(".")[2] == "_host":
+            return super().get_ext_filename(fullname)
+        return os.path.join(*fullname.split(".")) + ".so"  # no Python symbol inside, so no Python version in the name
+
+    def run(self) -> None:
+        os.chdir(ROOT)
+        parts = plan(editable=self.inplace)
+        names = {f"{PACKAGE}.{part.name}" for part in parts}
+        destination = Path() if self.inplace else Path(self.build_lib)
+        for extension in self.extensions:
+            if extension.name not in names:  # left by an earlier build: what is there is what was built
+                stale = Path(*extension.name.split(".")[:-1], Path(self.get_ext_filename(extension.name)).name)
+                (destination / stale).unlink(missing_ok=True)
+        self.extensions = [extension for extension in self.extensions if extension.name in names]
+        with exclusive(OBJECTS):
+            compile_and_link(parts, destination / PACKAGE)
+
+
+class Build(build):
+    def run(self) -> None:
+        # Else a wheel would also hold whatever an earlier build left here: a deleted module, a CUDA library.
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
+setup(
+    ext_modules=[Extension(f"{PACKAGE}.{name}", files) for name, files in SOURCES.items()],
+    cmdclass={"build": Build, "build_ext": BuildExt},
+)
