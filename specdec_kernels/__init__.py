@@ -1,0 +1,42 @@
+"""The verify step of speculative decoding: raw logits in, accepted tokens out, on the device and in the target's law.
+
+`verify_chain` is the heart; `sample`, `row_stats`, `uniform_samples` and `noise_keys` serve it; `generate` is a thin decoding loop
+around them. ``sk.backends()`` says what runs where.
+"""
+
+from __future__ import annotations
+
+from . import laws
+from .backends import backends, native
+from .ops.noise_keys import noise_keys
+from .ops.row_stats import row_stats
+from .ops.sample import sample
+from .ops.uniform_samples import uniform_samples
+from .ops.verify_chain import verify_chain
+from .ops.verify_packed import verify_packed
+from .ops.warp_probs import warp_probs
+from .sampling import SamplingParams
+from .types import PLACEHOLDER_TOKEN_ID, Draw, RowStats, Status, TokenMap, VerifyOutput
+
+__version__ = "0.1.0"
+
+native.load()
+
+__all__ = [
+    "PLACEHOLDER_TOKEN_ID",
+    "Draw",
+    "RowStats",
+    "SamplingParams",
+    "Status",
+    "TokenMap",
+    "VerifyOutput",
+    "backends",
+    "laws",
+    "noise_keys",
+    "row_stats",
+    "sample",
+    "uniform_samples",
+    "verify_chain",
+    "verify_packed",
+    "warp_probs",
+]

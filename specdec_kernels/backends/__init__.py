@@ -1,0 +1,112 @@
+"""Which backends exist, what each can run and why not, and how an op reaches one.
+
+A backend is one row of `_BACKENDS` and a folder (or, for the compiled libraries, ``native.py``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import native
+
+logger = logging.getLogger("specdec_kernels")
+
+OPS = ("row_stats", "warp_probs", "uniform_samples", "noise_keys", "sample", "verify_chain", "verify_packed")
+
+
+def _reference(op: str, overload: Any) -> Callable[..., Any]:
+    return getattr(importlib.import_module(f"{__name__}.reference.{op}"), op)
+
+
+def _registered(op: str, overload: Any) -> Callable[..., Any]:
+    return overload
+
+
+def _reason_reference(op: str, device: torch.device) -> str | None:
+    return None
+
+
+def _reason_cpu(op: str, device: torch.device) -> str | None:
+    if device.type != "cpu":
+        return f"tensors are on {device}"
+    return native.why_missing(op, "CPU")
+
+
+def _reason_cuda(op: str, device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return f"tensors are on {device}"
+    return native.why_missing(op, "CUDA")
+
+
+_BACKENDS: dict[str, tuple[Callable[[str, torch.device], str | None], Callable[[str, Any], Callable[..., Any]]]] = {
+    # name: (why it cannot run this op on this device, or None; how the op is reached)
+    "cuda": (_reason_cuda, _registered),
+    "cpu": (_reason_cpu, _registered),
+    "reference": (_reason_reference, _reference),
+}
+
+
+def implementation(op: str, overload: Any, backend: str, device: torch.device) -> Callable[..., Any]:
+    """The callable of `op` on a backend asked for by name; it never falls back.
+
+    Raises
+    ------
+    ValueError
+        An unknown backend, or one that cannot run this op on this device, with the reason.
+    """
+    if backend not in _BACKENDS:
+        raise ValueError(f"{op}: backend must be one of {', '.join(_BACKENDS)} or None, got {backend!r}")
+    why_not, reach = _BACKENDS[backend]
+    reason = why_not(op, device)
+    if reason is not None:
+        raise ValueError(f"{op}: backend={backend!r} cannot run here: {reason}")
+    return reach(op, overload)
+
+
+def automatic(op: str, device: torch.device) -> str:
+    """The name of the backend that ``backend=None`` takes on `device`: the first of the table that can run the op."""
+    return next(name for name, (why_not, _) in _BACKENDS.items() if why_not(op, device) is None)
+
+
+class BackendTable(dict[str, dict[str, str]]):
+    """``table[op][backend]`` is "yes" or the reason why not; printing it gives an aligned table."""
+
+    def __str__(self) -> str:
+        names = list(_BACKENDS)
+        lines = [f"{'op':16}" + "".join(f"{n:>11}" for n in names)]
+        notes: dict[str, None] = {}
+        for op, row in self.items():
+            lines.append(f"{op:16}" + "".join(f"{'yes' if row[n] == 'yes' else '-':>11}" for n in names))
+            notes.update({f"{n}: {row[n]}": None for n in names if row[n] != "yes"})
+        return "\n".join([*lines, *notes])
+
+    __repr__ = __str__
+
+
+def backends(device: torch.device | str = "cpu") -> BackendTable:
+    """The op × backend table for tensors on `device`: "yes", or the reason why not.
+
+    Parameters
+    ----------
+    device : torch.device or str
+        Where the tensors would be.
+
+    Returns
+    -------
+    BackendTable
+        A dict ``{op: {backend: "yes" or reason}}`` that prints as a table.
+    """
+    device = torch.device(device)
+    return BackendTable({op: {n: why(op, device) or "yes" for n, (why, _) in _BACKENDS.items()} for op in OPS})
+
+
+def log_choice() -> None:
+    """Say once, at import, what ``backend=None`` takes on the CPU and why not something faster."""
+    reason = _reason_cpu("verify_chain", torch.device("cpu"))
+    logger.info("specdec_kernels: CPU tensors take backend %r%s", automatic("verify_chain", torch.device("cpu")),
+                f" ({reason})" if reason else f" ({native.cpu_capability()})")

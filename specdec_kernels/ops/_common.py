@@ -1,0 +1,111 @@
+"""What every op file uses: the library, the checks and their one form of message, and the way to a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..backends import implementation
+from ..config import settings
+from ..sampling import DEFAULT_PARAMS, FlatParams, SamplingParams
+from ..types import Status
+
+LIBRARY = torch.library.Library("specdec", "DEF")
+LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ID_DTYPES = (torch.int64, torch.int32)
+MAX_VOCAB = 1 << 30  # ids are int32 inside kernels
+
+PARAMS_SCHEMA = (
+    "float {0}temperature, int {0}top_k, float {0}top_p, float {0}min_p, bool {0}min_p_first, "
+    "Tensor? {0}temperatures, Tensor? {0}top_ks, Tensor? {0}top_ps, Tensor? {0}min_ps"
+)
+
+
+def define(name: str, arguments: str, returns: str, fake: Callable[..., Any], reference: Callable[..., Any]) -> Any:
+    """Define ``specdec::name``; the reference is its implementation wherever no library registers a faster one."""
+    LIBRARY.define(f"{name}({arguments}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"specdec::{name}", fake, lib=LIBRARY)
+    return getattr(torch.ops.specdec, name).default
+
+
+def dispatch(name: str, overload: Any, backend: str | None, device: torch.device) -> Any:
+    """The callable that runs op `name` on `device`: torch's dispatcher unless a backend is asked for by name."""
+    if backend is None:
+        backend = settings().backend
+        if backend is None:
+            return overload
+    return implementation(name, overload, backend, device)
+
+
+def describe(value: object) -> str:
+    """A tensor as its shape, anything else as its type."""
+    return str(list(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+
+
+def shape_error(op: str, argument: str, expected: str, got: object) -> ValueError:
+    """``op: argument must be expected, got …``, the one form of message."""
+    return ValueError(f"{op}: {argument} must be {expected}, got {describe(got)}")
+
+
+def check_tensor(op: str, argument: str, value: object, dtypes: tuple[torch.dtype, ...], device: torch.device | None) -> None:
+    """TypeError unless a tensor of one of `dtypes`; ValueError unless on `device`."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{op}: {argument} must be a tensor, got {type(value).__name__}")
+    if value.dtype not in dtypes:
+        names = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
+        raise TypeError(f"{op}: {argument} must be {names}, got {str(value.dtype).removeprefix('torch.')}")
+    if device is not None and value.device != device:
+        raise ValueError(f"{op}: {argument} must be on {device}, got {value.device}")
+
+
+def check_logits(op: str, argument: str, value: object, device: torch.device | None = None) -> None:
+    """Dtype, device, a vocabulary of at least 2 ids and a contiguous last dimension."""
+    check_tensor(op, argument, value, LOGIT_DTYPES, device)
+    assert isinstance(value, Tensor)
+    if value.dim() == 0 or not 2 <= value.shape[-1] <= MAX_VOCAB:
+        raise shape_error(op, argument, f"[..., vocab] with 2 <= vocab <= {MAX_VOCAB}", value)
+    if value.stride(-1) != 1:
+        raise ValueError(f"{op}: {argument} must be contiguous in its last dimension, got strides {value.stride()}")
+
+
+def check_shape(op: str, argument: str, value: Tensor, names: tuple[str, ...], shape: tuple[int, ...]) -> None:
+    """ValueError that names every dimension unless `value` has exactly `shape`."""
+    if tuple(value.shape) != shape:
+        expected = ", ".join(f"{n}={s}" for n, s in zip(names, shape, strict=True))
+        raise shape_error(op, argument, f"[{expected}]", value)
+
+
+def flat_params(op: str, argument: str, params: SamplingParams | None, batch: int, device: torch.device) -> FlatParams:
+    """The op's view of sampling parameters; per-sequence tensors are checked against the batch."""
+    if params is None:
+        return DEFAULT_PARAMS._flat
+    if not isinstance(params, SamplingParams):
+        raise TypeError(f"{op}: {argument} must be a SamplingParams or None, got {type(params).__name__}")
+    flat = params._flat
+    for name, tensor in zip(("temperature", "top_k", "top_p", "min_p"), flat[5:], strict=True):
+        if tensor is not None:
+            check_shape(op, f"{argument}.{name}", tensor, ("batch",), (batch,))
+            if tensor.device != device:
+                raise ValueError(f"{op}: {argument}.{name} must be on {device}, got {tensor.device}")
+    return flat
+
+
+def as_rows(logits: Tensor) -> Tensor:
+    """``[..., vocab]`` as ``[batch, n, vocab]``, where `batch` is the first leading dimension (1 if there is none)."""
+    if logits.dim() == 3:
+        return logits
+    if logits.dim() <= 2:
+        return logits.unsqueeze(-2) if logits.dim() == 2 else logits[None, None]
+    return logits.flatten(1, -2)
+
+
+def raise_for_status(op: str, status: Tensor) -> None:
+    """With SPECDEC_CHECK=1 (a host synchronisation): RuntimeError naming the flags and the first offending sequence."""
+    if settings().check and not torch.compiler.is_compiling() and bool(status.any()):
+        first = int(status.reshape(-1).nonzero()[0])
+        flags = Status(int(status.reshape(-1)[first]))
+        raise RuntimeError(f"{op}: row {first} set {flags!r} (raised because SPECDEC_CHECK is set)")

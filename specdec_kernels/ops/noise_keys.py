@@ -1,0 +1,66 @@
+"""`noise_keys`: what the Gumbel noise of a position is computed from."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..backends.reference.noise_keys import noise_keys as _reference
+from ._common import ID_DTYPES, check_tensor, define, dispatch, shape_error
+from .uniform_samples import purpose_code, split_step
+
+
+def _fake(seeds: Tensor, positions: Tensor, steps: Tensor | None, step: int, purpose: int) -> Tensor:
+    return seeds.new_empty(positions.shape)
+
+
+_op = define("noise_keys", "Tensor seeds, Tensor positions, Tensor? steps, int step, int purpose", "Tensor", _fake, _reference)
+
+
+def noise_keys(
+    seeds: Tensor,
+    positions: Tensor,
+    purpose: str = "sample",
+    step: int | Tensor | None = None,
+    *,
+    backend: str | None = None,
+) -> Tensor:
+    """Keys of the noise at each position: Philox4x32-10 keyed by (seed, purpose, step, position).
+
+    From a key, `sample` and ``verify_chain(acceptance="match")`` compute ``G(key, v) = −log(−log1p(−t))`` for every target id
+    v, ``t = (philox(key, v div 4)[v mod 4] + 0.5) · 2**-32``. The match rule and its drafter use the absolute position
+    (counted without padding) and no step, so that the stream they emit is that of plain sampling with the seed.
+
+    Parameters
+    ----------
+    seeds : Tensor
+        ``[batch]`` int64, one a sequence.
+    positions : Tensor
+        ``[batch, n]`` int32 or int64: the absolute position of the token that is drawn.
+    purpose : {"sample", "draft", "accept", "final"}
+        Disjoint streams.
+    step : int or Tensor, optional
+        The verify step, where noise must be fresh at each step; >= 0, or ``[batch]`` int64. None is a stream of its own.
+    backend : str, optional
+        "reference", "cpu", "cuda" …; None takes the best one for the device.
+
+    Returns
+    -------
+    Tensor
+        ``[batch, n]`` int64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape, device or range, an unknown purpose; before any work.
+    """
+    check_tensor("noise_keys", "seeds", seeds, (torch.int64,), None)
+    if seeds.dim() != 1:
+        raise shape_error("noise_keys", "seeds", "[batch]", seeds)
+    check_tensor("noise_keys", "positions", positions, ID_DTYPES, seeds.device)
+    if positions.dim() != 2 or positions.shape[0] != seeds.shape[0]:
+        raise shape_error("noise_keys", "positions", f"[batch={seeds.shape[0]}, n]", positions)
+    steps, scalar = (None, -1) if step is None else split_step("noise_keys", step, seeds)
+    run = dispatch("noise_keys", _op, backend, seeds.device)
+    out: Tensor = run(seeds, positions, steps, scalar, purpose_code("noise_keys", purpose))
+    return out

@@ -1,0 +1,120 @@
+"""`sample`: tokens from raw logits, by inverse CDF or by Gumbel noise."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..backends.reference.sample import sample as _reference
+from ..sampling import SamplingParams
+from ..types import Draw, RowStats, TokenMap
+from ._common import (
+    PARAMS_SCHEMA, as_rows, check_logits, check_shape, check_tensor, define, dispatch, flat_params, raise_for_status,
+    shape_error,
+)  # fmt: skip
+
+
+def _fake(
+    logits: Tensor, uniform_samples: Tensor | None, noise_keys: Tensor | None, num_samples: int, *_: object
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    batch, n = logits.shape[:2]
+    return (
+        logits.new_empty((batch, n, num_samples), dtype=torch.int64),
+        logits.new_empty((batch, n, num_samples), dtype=torch.float32),
+        logits.new_empty((batch, n, 6), dtype=torch.float32),
+        logits.new_empty((batch, n), dtype=torch.int64),
+        logits.new_empty((batch, n), dtype=torch.int32),
+    )
+
+
+_op = define(
+    "sample",
+    "Tensor logits, Tensor? uniform_samples, Tensor? noise_keys, int num_samples, Tensor? draft_to_target, "
+    + PARAMS_SCHEMA.format(""),
+    "(Tensor token, Tensor log_prob, Tensor values, Tensor argmax, Tensor status)",
+    _fake,
+    _reference,
+)
+
+
+def sample(
+    logits: Tensor,
+    params: SamplingParams | None = None,
+    *,
+    uniform_samples: Tensor | None = None,
+    noise_keys: Tensor | None = None,
+    num_samples: int = 1,
+    draft_token_map: TokenMap | None = None,
+    backend: str | None = None,
+) -> Draw:
+    """Draw from the law of each row, and keep the row's stats for the verifier.
+
+    With `uniform_samples` by inverse CDF; with `noise_keys` by the Gumbel-max trick, ``argmax_v(log P(v) + G(key, v))``, where
+    ``num_samples > 1`` takes the largest ones: a draw without replacement (Kool et al. 2019, arXiv 1903.06059). A greedy
+    row (temperature 0) yields its argmax either way.
+
+    Parameters
+    ----------
+    logits : Tensor
+        ``[batch, vocab]`` or ``[batch, n, vocab]`` float32, bfloat16 or float16, contiguous in the last dimension.
+    params : SamplingParams, optional
+        None: temperature 1, nothing cut.
+    uniform_samples : Tensor, optional
+        ``[batch]`` or ``[batch, n]`` float32 in [0, 1).
+    noise_keys : Tensor, optional
+        ``[batch]`` or ``[batch, n]`` int64. Exactly one of the two is needed, unless ``params.temperature`` is the number 0.
+    num_samples : int
+        1 … 1024; more than 1 needs `noise_keys`.
+    draft_token_map : TokenMap, optional
+        The logits' vocabulary is this reduced one; tokens come out as target ids, and noise is that of the target ids.
+    backend : str, optional
+        "reference", "cpu", "cuda" …; None takes the best one for the device.
+
+    Returns
+    -------
+    Draw
+        ``token`` and ``log_prob`` shaped as the rows (``[..., num_samples]`` where that is > 1), ``stats`` of the rows (without
+        the raw fields, which are NaN).
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape, stride, device or range, or a source of randomness missing; before any work.
+    """
+    op = "sample"
+    check_logits(op, "logits", logits)
+    if logits.dim() not in (2, 3):
+        raise shape_error(op, "logits", "[batch, vocab] or [batch, n, vocab]", logits)
+    rows = as_rows(logits)
+    batch, n, vocab = rows.shape
+    shape = tuple(logits.shape[:-1])
+    flat = flat_params(op, "params", params, batch, logits.device)
+    names = ("batch", "n")[: len(shape)]
+    if uniform_samples is not None:
+        check_tensor(op, "uniform_samples", uniform_samples, (torch.float32,), logits.device)
+        check_shape(op, "uniform_samples", uniform_samples, names, shape)
+    if noise_keys is not None:
+        check_tensor(op, "noise_keys", noise_keys, (torch.int64,), logits.device)
+        check_shape(op, "noise_keys", noise_keys, names, shape)
+        if uniform_samples is not None:
+            raise ValueError(f"{op}: give uniform_samples or noise_keys, got both")
+    elif uniform_samples is None and (params is None or not params.is_greedy):
+        raise ValueError(f"{op}: uniform_samples or noise_keys must be given unless params.temperature is 0, got neither")
+    if not 1 <= num_samples <= 1024:
+        raise ValueError(f"{op}: num_samples must be in [1, 1024], got {num_samples}")
+    if num_samples > 1 and noise_keys is None:
+        raise ValueError(f"{op}: num_samples={num_samples} needs noise_keys (a draw without replacement)")
+    mapping = None
+    if draft_token_map is not None:
+        mapping = draft_token_map.draft_to_target
+        check_tensor(op, "draft_token_map", mapping, (torch.int64,), logits.device)
+        check_shape(op, "draft_token_map", mapping, ("vocab",), (vocab,))
+    if len(shape) == 1:
+        uniform_samples = None if uniform_samples is None else uniform_samples[:, None]
+        noise_keys = None if noise_keys is None else noise_keys[:, None]
+    run = dispatch(op, _op, backend, logits.device)
+    token, log_prob, values, argmax, status = run(rows, uniform_samples, noise_keys, num_samples, mapping, *flat)
+    raise_for_status(op, status)
+    drawn = shape if num_samples == 1 else (*shape, num_samples)
+    stats = RowStats(values.view(*shape, 6), argmax.view(shape), status.view(shape))
+    return Draw(token.view(drawn), log_prob.view(drawn), stats)

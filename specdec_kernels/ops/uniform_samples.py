@@ -1,0 +1,80 @@
+"""`uniform_samples`: the uniforms of one verify step, from a counter-based generator."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..backends.reference.random import PURPOSES
+from ..backends.reference.uniform_samples import uniform_samples as _reference
+from ._common import check_shape, check_tensor, define, dispatch, shape_error
+
+
+def _fake(seeds: Tensor, steps: Tensor | None, step: int, num: int, purpose: int) -> Tensor:
+    return seeds.new_empty((seeds.shape[0], num), dtype=torch.float32)
+
+
+_op = define("uniform_samples", "Tensor seeds, Tensor? steps, int step, int num, int purpose", "Tensor", _fake, _reference)
+
+
+def uniform_samples(
+    seeds: Tensor, step: int | Tensor, num: int, purpose: str = "accept", *, backend: str | None = None
+) -> Tensor:
+    """Uniforms keyed by (seed, step, purpose, index): Philox4x32-10 (Salmon et al., SC 2011), top 24 bits of a word each.
+
+    The ratio rules ("token", "block") need fresh ones at every verify step: let `step` grow by one per step of a sequence.
+    A number depends on nothing else: not on `num`, on the batch slot or on the backend.
+
+    Parameters
+    ----------
+    seeds : Tensor
+        ``[batch]`` int64, one a sequence.
+    step : int or Tensor
+        The verify step, >= 0; or ``[batch]`` int64 on the device (an int would be baked into a captured graph).
+    num : int
+        Numbers a sequence, >= 0: ``num_draft + 1`` for `verify_chain`.
+    purpose : {"accept", "draft", "final", "sample"}
+        Disjoint streams.
+    backend : str, optional
+        "reference", "cpu", "cuda" …; None takes the best one for the device.
+
+    Returns
+    -------
+    Tensor
+        ``[batch, num]`` float32, multiples of 2**-24 in [0, 1).
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape, device or range, an unknown purpose; before any work.
+    """
+    check_tensor("uniform_samples", "seeds", seeds, (torch.int64,), None)
+    if seeds.dim() != 1:
+        raise shape_error("uniform_samples", "seeds", "[batch]", seeds)
+    steps, step = split_step("uniform_samples", step, seeds)
+    if not 0 <= num < 2**31:
+        raise ValueError(f"uniform_samples: num must be in [0, 2**31), got {num}")
+    run = dispatch("uniform_samples", _op, backend, seeds.device)
+    out: Tensor = run(seeds, steps, step, num, purpose_code("uniform_samples", purpose))
+    return out
+
+
+def purpose_code(op: str, purpose: str) -> int:
+    """The number of a stream; ValueError for an unknown name."""
+    code = PURPOSES.get(purpose)
+    if code is None:
+        raise ValueError(f"{op}: purpose must be one of {', '.join(PURPOSES)}, got {purpose!r}")
+    return code
+
+
+def split_step(op: str, step: int | Tensor, seeds: Tensor) -> tuple[Tensor | None, int]:
+    """A step as (per-sequence tensor or None, scalar)."""
+    if isinstance(step, Tensor):
+        check_tensor(op, "step", step, (torch.int64,), seeds.device)
+        check_shape(op, "step", step, ("batch",), (seeds.shape[0],))
+        return step, 0
+    if isinstance(step, bool) or not isinstance(step, int):
+        raise TypeError(f"{op}: step must be an int or a [batch] int64 tensor, got {type(step).__name__}")
+    if not 0 <= step < 2**63:
+        raise ValueError(f"{op}: step must be in [0, 2**63), got {step}")
+    return None, step

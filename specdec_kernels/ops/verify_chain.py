@@ -1,0 +1,230 @@
+"""`verify_chain`: accept or reject a drafted chain and draw the token after it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..backends.reference.verify_chain import verify_chain as _reference
+from ..laws import require_lossless
+from ..sampling import SamplingParams
+from ..types import RowStats, TokenMap, VerifyOutput
+from ._common import (
+    ID_DTYPES, PARAMS_SCHEMA, check_logits, check_shape, check_tensor, define, dispatch, flat_params, raise_for_status,
+    shape_error,
+)  # fmt: skip
+
+ACCEPTANCES = {"token": 0, "block": 1, "match": 2, "greedy": 3}
+
+# What `verify_chain` and `verify_packed` take after the tensors that only one of them has.
+SHARED_SCHEMA = (
+    "Tensor? draft_logits, Tensor? draft_probs, Tensor? draft_values, Tensor? draft_argmax, Tensor? draft_status, "
+    "Tensor? uniform_samples, Tensor? noise_keys, Tensor? target_to_draft, Tensor? num_draft_tokens, "
+    "Tensor? eos_token_ids, int acceptance, bool return_acceptance, "
+    + PARAMS_SCHEMA.format("")
+    + ", "
+    + PARAMS_SCHEMA.format("draft_")
+)
+RETURNS = "(Tensor tokens, Tensor num_accepted, Tensor num_tokens, Tensor status, Tensor acceptance)"
+_RETURN_ACCEPTANCE = 13  # index of return_acceptance in verify_chain's schema
+
+
+def fake_outputs(like: Tensor, batch: int, num_draft: int, return_acceptance: bool) -> tuple[Tensor, ...]:
+    """The five outputs, without values."""
+    return (
+        like.new_empty((batch, num_draft + 1), dtype=torch.int64),
+        *(like.new_empty((batch,), dtype=torch.int32) for _ in range(3)),
+        like.new_empty((batch, num_draft) if return_acceptance else (0,), dtype=torch.float32),
+    )
+
+
+def _fake(target_logits: Tensor, draft_tokens: Tensor, *rest: object) -> tuple[Tensor, ...]:
+    return fake_outputs(target_logits, *draft_tokens.shape, bool(rest[_RETURN_ACCEPTANCE - 2]))
+
+
+_op = define("verify_chain", "Tensor target_logits, Tensor draft_tokens, " + SHARED_SCHEMA, RETURNS, _fake, _reference)
+
+
+def verify_chain(
+    target_logits: Tensor,
+    draft_tokens: Tensor,
+    draft_logits: Tensor | None = None,
+    *,
+    uniform_samples: Tensor | None = None,
+    noise_keys: Tensor | None = None,
+    params: SamplingParams | None = None,
+    draft_params: SamplingParams | None = None,
+    acceptance: str = "token",
+    target_law: object | None = None,
+    draft_probs: Tensor | None = None,
+    draft_stats: RowStats | None = None,
+    draft_token_map: TokenMap | None = None,
+    num_draft_tokens: Tensor | None = None,
+    eos_token_ids: Tensor | None = None,
+    return_acceptance: bool = False,
+    backend: str | None = None,
+) -> VerifyOutput:
+    """Accept the longest prefix of each drafted chain that the rule allows, and draw the one token after it.
+
+    With x the draft token at a position, P and Q the target's and draft's laws there and u a coin:
+
+    - "token": accept iff ``u · Q(x) < P(x)``, else draw the recovered token from ``norm((P − Q)+)`` (Leviathan et al.,
+      arXiv 2211.17192; Chen et al., arXiv 2302.01318, eq. 9–13);
+    - "block": block verification, never accepting fewer in the mean (Sun et al., arXiv 2403.10444, algorithm 2);
+    - "match": draw y from P with the position's Gumbel noise and accept while ``x == y``: the stream of plain sampling;
+    - "greedy": accept while x is the target's argmax, whatever the temperature.
+
+    All are lossless: the emitted tokens have the target's law (after `params`). A sequence's result does not depend on its
+    neighbours, on padding or on num_draft. Without draft logits or probabilities Q is all mass on the draft token.
+
+    Parameters
+    ----------
+    target_logits : Tensor
+        ``[batch, num_draft + 1, vocab]`` float32, bfloat16 or float16: row ``i`` is the law of draft token ``i`` (from 0),
+        the last row that of the bonus. Any leading strides, contiguous in the last dimension.
+    draft_tokens : Tensor
+        ``[batch, num_draft]`` int32 or int64 target ids; a −1 ends that sequence's block.
+    draft_logits : Tensor, optional
+        ``[batch, num_draft, vocab_draft]``, the rows that the draft tokens were drawn from.
+    uniform_samples : Tensor, optional
+        ``[batch, num_draft + 1]`` float32 in [0, 1): column 0 draws the recovered or bonus token, column i is the coin of the
+        i-th draft token. Needed by "token" and "block" unless ``params.temperature`` is the number 0. "block" needs fresh ones (and
+        fresh draft noise) at every verify step.
+    noise_keys : Tensor, optional
+        ``[batch, num_draft + 1]`` int64, from `noise_keys` at the rows' positions; "match" only.
+    params, draft_params : SamplingParams, optional
+        Of target and draft. `draft_params` must be what the draft tokens were really drawn with. None: temperature 1.
+    acceptance : {"token", "block", "match", "greedy"}
+        The rule. "block" is the token rule for a sequence without draft logits or probabilities, or with draft temperature 0.
+    target_law : optional
+        None, lossless; anything else is refused.
+    draft_probs : Tensor, optional
+        Instead of `draft_logits`: ``[batch, num_draft, vocab_draft]`` float32, normalised.
+    draft_stats : RowStats, optional
+        Of the draft rows, kept from drafting, ``[batch, num_draft]``: saves reading those rows again.
+    draft_token_map : TokenMap, optional
+        Maps a reduced draft vocabulary to target ids.
+    num_draft_tokens : Tensor, optional
+        ``[batch]`` int32 or int64: use only so many; −1: an idle row, which emits nothing.
+    eos_token_ids : Tensor, optional
+        ``[num_eos]`` int64: a block ends after its first drafted EOS, and nothing is drawn after an accepted one.
+    return_acceptance : bool
+        Also return ``Σ_v min(P(v), Q(v))`` for each position of the block (reads every row).
+    backend : str, optional
+        "reference", "cpu", "cuda" …; None takes the best one for the device.
+
+    Returns
+    -------
+    VerifyOutput
+        tokens ``[batch, num_draft + 1]`` int64, num_accepted, num_tokens and status ``[batch]`` int32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape, stride, device or combination; before any work. What only values can show sets ``status``.
+    NotImplementedError
+        A `target_law`.
+    """
+    op = "verify_chain"
+    check_logits(op, "target_logits", target_logits)
+    if target_logits.dim() != 3 or target_logits.shape[1] < 1:
+        raise shape_error(op, "target_logits", "[batch, num_draft + 1, vocab]", target_logits)
+    batch, rows, vocab = target_logits.shape
+    check_tensor(op, "draft_tokens", draft_tokens, ID_DTYPES, target_logits.device)
+    if draft_tokens.shape != (batch, rows - 1):
+        check_shape(op, "draft_tokens", draft_tokens, ("batch", "num_draft"), (batch, rows - 1))
+    shared = shared_arguments(
+        op, target_logits, batch, vocab, (batch, rows - 1), ("batch", "num_draft"), (batch, rows), ("batch", "num_draft + 1"),
+        draft_logits, uniform_samples, noise_keys, params, draft_params, acceptance, target_law, draft_probs, draft_stats,
+        draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
+    )  # fmt: skip
+    out = dispatch(op, _op, backend, target_logits.device)(target_logits, draft_tokens, *shared)
+    return as_output(op, out, return_acceptance)
+
+
+def as_output(op: str, out: tuple[Tensor, ...], return_acceptance: bool) -> VerifyOutput:
+    """The op's outputs as the public dataclass."""
+    raise_for_status(op, out[3])
+    return VerifyOutput(out[0], out[1], out[2], out[3], out[4] if return_acceptance else None)
+
+
+def shared_arguments(
+    op: str, target_logits: Tensor, batch: int, vocab: int,
+    draft_shape: tuple[int, ...], draft_names: tuple[str, ...], row_shape: tuple[int, ...], row_names: tuple[str, ...],
+    draft_logits: Tensor | None, uniform_samples: Tensor | None, noise_keys: Tensor | None,
+    params: SamplingParams | None, draft_params: SamplingParams | None, acceptance: str, target_law: object | None,
+    draft_probs: Tensor | None, draft_stats: RowStats | None, draft_token_map: TokenMap | None,
+    num_draft_tokens: Tensor | None, eos_token_ids: Tensor | None, return_acceptance: bool,
+) -> tuple[object, ...]:  # fmt: skip
+    """Validate what `verify_chain` and `verify_packed` share, and flatten it as `SHARED_SCHEMA` says."""
+    device = target_logits.device
+    require_lossless(op, target_law)
+    rule = ACCEPTANCES.get(acceptance)
+    if rule is None:
+        raise ValueError(f"{op}: acceptance must be one of {', '.join(ACCEPTANCES)}, got {acceptance!r}")
+    flat = flat_params(op, "params", params, batch, device)
+    draft_flat = flat_params(op, "draft_params", draft_params, batch, device)
+
+    vocab_draft, target_to_draft = vocab, None
+    if draft_token_map is not None:
+        if not isinstance(draft_token_map, TokenMap):
+            raise TypeError(f"{op}: draft_token_map must be a TokenMap, got {type(draft_token_map).__name__}")
+        vocab_draft, target_to_draft = len(draft_token_map), draft_token_map.target_to_draft
+        check_tensor(op, "draft_token_map", target_to_draft, (torch.int64,), device)
+        if draft_token_map.max_id >= vocab:
+            raise ValueError(f"{op}: draft_token_map must map to ids < vocab={vocab}, got {draft_token_map.max_id}")
+        if draft_logits is None and draft_probs is None:
+            raise ValueError(f"{op}: draft_token_map needs draft_logits or draft_probs, got neither")
+    if draft_logits is not None:
+        check_logits(op, "draft_logits", draft_logits, device)
+        if tuple(draft_logits.shape) != (*draft_shape, vocab_draft):
+            check_shape(op, "draft_logits", draft_logits, (*draft_names, "vocab"), (*draft_shape, vocab_draft))
+        if draft_probs is not None:
+            raise ValueError(f"{op}: give draft_logits or draft_probs, got both")
+    elif draft_probs is not None:
+        check_tensor(op, "draft_probs", draft_probs, (torch.float32,), device)
+        check_shape(op, "draft_probs", draft_probs, (*draft_names, "vocab"), (*draft_shape, vocab_draft))
+        if draft_probs.stride(-1) != 1:
+            raise ValueError(f"{op}: draft_probs must be contiguous in its last dimension, got {draft_probs.stride()}")
+    values = argmax = status = None
+    if draft_stats is not None:
+        if not isinstance(draft_stats, RowStats):
+            raise TypeError(f"{op}: draft_stats must be a RowStats, got {type(draft_stats).__name__}")
+        if draft_logits is None:
+            raise ValueError(f"{op}: draft_stats needs the draft_logits that they describe, got none")
+        values, argmax, status = draft_stats.values, draft_stats.argmax, draft_stats.status
+        check_tensor(op, "draft_stats.values", values, (torch.float32,), device)
+        if tuple(values.shape) != (*draft_shape, 6) or argmax.shape != draft_shape or status.shape != draft_shape:
+            check_shape(op, "draft_stats.values", values, (*draft_names, "6"), (*draft_shape, 6))
+            check_shape(op, "draft_stats.argmax", argmax, draft_names, draft_shape)
+            check_shape(op, "draft_stats.status", status, draft_names, draft_shape)
+
+    if rule == ACCEPTANCES["match"]:
+        if uniform_samples is not None:
+            raise ValueError(f"{op}: acceptance='match' takes noise_keys, got uniform_samples")
+        if noise_keys is not None:
+            check_tensor(op, "noise_keys", noise_keys, (torch.int64,), device)
+            if noise_keys.shape != row_shape:
+                check_shape(op, "noise_keys", noise_keys, row_names, row_shape)
+        elif params is None or not params.is_greedy:
+            raise ValueError(f"{op}: acceptance='match' needs noise_keys unless params.temperature is 0, got None")
+    else:
+        if noise_keys is not None:
+            raise ValueError(f"{op}: acceptance={acceptance!r} takes uniform_samples, got noise_keys")
+        if uniform_samples is not None:
+            check_tensor(op, "uniform_samples", uniform_samples, (torch.float32,), device)
+            if uniform_samples.shape != row_shape:
+                check_shape(op, "uniform_samples", uniform_samples, row_names, row_shape)
+        elif acceptance != "greedy" and (params is None or not params.is_greedy):
+            raise ValueError(f"{op}: acceptance={acceptance!r} needs uniform_samples unless params.temperature is 0, got None")
+    if num_draft_tokens is not None:
+        check_tensor(op, "num_draft_tokens", num_draft_tokens, ID_DTYPES, device)
+        check_shape(op, "num_draft_tokens", num_draft_tokens, ("batch",), (batch,))
+    if eos_token_ids is not None:
+        check_tensor(op, "eos_token_ids", eos_token_ids, (torch.int64,), device)
+        if eos_token_ids.dim() != 1:
+            raise shape_error(op, "eos_token_ids", "[num_eos]", eos_token_ids)
+    return (
+        draft_logits, draft_probs, values, argmax, status, uniform_samples, noise_keys, target_to_draft, num_draft_tokens,
+        eos_token_ids, rule, return_acceptance, *flat, *draft_flat,
+    )  # fmt: skip

@@ -1,0 +1,119 @@
+"""`verify_packed`: `verify_chain` on ragged drafts laid end to end."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..backends.reference.verify_packed import verify_packed as _reference
+from ..sampling import SamplingParams
+from ..types import RowStats, TokenMap, VerifyOutput
+from ._common import ID_DTYPES, check_logits, check_shape, check_tensor, define, dispatch, shape_error
+from .verify_chain import RETURNS, SHARED_SCHEMA, as_output, fake_outputs, shared_arguments
+
+_RETURN_ACCEPTANCE = 15  # index of return_acceptance in the schema
+
+
+def _fake(target_logits: Tensor, draft_tokens: Tensor, cu: Tensor, width: int, *rest: object) -> tuple[Tensor, ...]:
+    return fake_outputs(target_logits, cu.shape[0] - 1, width, bool(rest[_RETURN_ACCEPTANCE - 4]))
+
+
+_op = define(
+    "verify_packed",
+    "Tensor target_logits, Tensor draft_tokens, Tensor cu_num_draft_tokens, int max_num_draft_tokens, " + SHARED_SCHEMA,
+    RETURNS,
+    _fake,
+    _reference,
+)
+
+
+def verify_packed(
+    target_logits: Tensor,
+    draft_tokens: Tensor,
+    draft_logits: Tensor | None = None,
+    *,
+    cu_num_draft_tokens: Tensor,
+    max_num_draft_tokens: int,
+    uniform_samples: Tensor | None = None,
+    noise_keys: Tensor | None = None,
+    params: SamplingParams | None = None,
+    draft_params: SamplingParams | None = None,
+    acceptance: str = "token",
+    target_law: object | None = None,
+    draft_probs: Tensor | None = None,
+    draft_stats: RowStats | None = None,
+    draft_token_map: TokenMap | None = None,
+    num_draft_tokens: Tensor | None = None,
+    eos_token_ids: Tensor | None = None,
+    return_acceptance: bool = False,
+    backend: str | None = None,
+) -> VerifyOutput:
+    """`verify_chain` for drafts of different lengths without padding: same rules, same tokens for the same inputs.
+
+    Sequence b's draft tokens (and draft rows) are ``cu[b] … cu[b+1]``; its target rows, uniforms and keys start at
+    ``cu[b] + b``, in the order `verify_chain` has them (so its uniform number 0 draws the recovered or bonus token).
+
+    Parameters
+    ----------
+    target_logits : Tensor
+        ``[total + batch, vocab]`` float32, bfloat16 or float16, where ``total = cu_num_draft_tokens[-1]``.
+    draft_tokens : Tensor
+        ``[total]`` int32 or int64.
+    draft_logits : Tensor, optional
+        ``[total, vocab_draft]``.
+    cu_num_draft_tokens : Tensor
+        ``[batch + 1]`` int32, cumulative, starting at 0. A segment that is not increasing or leaves ``[0, total]`` is an idle row
+        with ``Status.BAD_PARAM``; nothing of it is read.
+    max_num_draft_tokens : int
+        Width of the result, >= 0; a longer segment is cut to it and flagged ``Status.BAD_PARAM``.
+    uniform_samples, noise_keys : Tensor, optional
+        ``[total + batch]`` float32 in [0, 1) and int64.
+    params, draft_params : SamplingParams, optional
+        One value a sequence.
+    draft_probs : Tensor, optional
+        ``[total, vocab_draft]`` float32.
+    draft_stats : RowStats, optional
+        Of shape ``[total]``.
+    num_draft_tokens : Tensor, optional
+        ``[batch]`` int32 or int64: use only so many of each segment; −1: an idle row.
+    acceptance, target_law, draft_token_map, eos_token_ids, return_acceptance, backend
+        As in `verify_chain`.
+
+    Returns
+    -------
+    VerifyOutput
+        tokens ``[batch, max_num_draft_tokens + 1]`` int64, num_accepted, num_tokens and status ``[batch]`` int32; acceptance
+        ``[batch, max_num_draft_tokens]`` float32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape, stride, device or combination; before any work. What only values can show sets ``status``.
+    NotImplementedError
+        A `target_law`.
+    """
+    op = "verify_packed"
+    check_logits(op, "target_logits", target_logits)
+    device = target_logits.device
+    check_tensor(op, "cu_num_draft_tokens", cu_num_draft_tokens, (torch.int32,), device)
+    if cu_num_draft_tokens.dim() != 1 or cu_num_draft_tokens.numel() < 1:
+        raise shape_error(op, "cu_num_draft_tokens", "[batch + 1]", cu_num_draft_tokens)
+    if isinstance(max_num_draft_tokens, bool) or not isinstance(max_num_draft_tokens, int):
+        raise TypeError(f"{op}: max_num_draft_tokens must be an int, got {type(max_num_draft_tokens).__name__}")
+    if not 0 <= max_num_draft_tokens < 2**20:
+        raise ValueError(f"{op}: max_num_draft_tokens must be in [0, 2**20), got {max_num_draft_tokens}")
+    check_tensor(op, "draft_tokens", draft_tokens, ID_DTYPES, device)
+    if draft_tokens.dim() != 1:
+        raise shape_error(op, "draft_tokens", "[total]", draft_tokens)
+    batch, total = cu_num_draft_tokens.shape[0] - 1, draft_tokens.shape[0]
+    if target_logits.dim() != 2 or target_logits.shape[0] != total + batch:
+        vocab = target_logits.shape[-1]
+        check_shape(op, "target_logits", target_logits, ("total + batch", "vocab"), (total + batch, vocab))
+    shared = shared_arguments(
+        op, target_logits, batch, target_logits.shape[-1], (total,), ("total",), (total + batch,), ("total + batch",),
+        draft_logits, uniform_samples, noise_keys, params, draft_params, acceptance, target_law, draft_probs, draft_stats,
+        draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
+    )  # fmt: skip
+    run = dispatch(op, _op, backend, device)
+    out = run(target_logits, draft_tokens, cu_num_draft_tokens, max_num_draft_tokens, *shared)
+    return as_output(op, out, return_acceptance)

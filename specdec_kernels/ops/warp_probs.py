@@ -1,0 +1,49 @@
+"""`warp_probs`: the law of each row, materialised."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..backends.reference.warp_probs import warp_probs as _reference
+from ..sampling import SamplingParams
+from ._common import PARAMS_SCHEMA, as_rows, check_logits, define, dispatch, flat_params
+
+
+def _fake(logits: Tensor, *_: object) -> Tensor:
+    return logits.new_empty(logits.shape, dtype=torch.float32)
+
+
+_op = define("warp_probs", "Tensor logits, " + PARAMS_SCHEMA.format(""), "Tensor", _fake, _reference)
+
+
+def warp_probs(logits: Tensor, params: SamplingParams | None = None, *, backend: str | None = None) -> Tensor:
+    """The probabilities of each row after the sampling transform: temperature → top-k → top-p → min-p → renormalise.
+
+    Verification never needs this array; it is for callers that do (and for tests).
+
+    Parameters
+    ----------
+    logits : Tensor
+        ``[..., vocab]`` float32, bfloat16 or float16, any leading strides, contiguous in the last dimension.
+    params : SamplingParams, optional
+        Tensors in it hold one value for each index of the first dimension. None: temperature 1, nothing cut.
+    backend : str, optional
+        "reference", "cpu", "cuda" …; None takes the best one for the device.
+
+    Returns
+    -------
+    Tensor
+        ``[..., vocab]`` float32, contiguous; 0 outside the support. One-hot at the argmax in a greedy row, at the lowest
+        +inf, and at id 0 where nothing is possible.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape, stride or device, or a backend that cannot run here; before any work.
+    """
+    check_logits("warp_probs", "logits", logits)
+    rows = as_rows(logits)
+    flat = flat_params("warp_probs", "params", params, rows.shape[0], logits.device)
+    probs: Tensor = dispatch("warp_probs", _op, backend, logits.device)(rows, *flat)
+    return probs.reshape(logits.shape)

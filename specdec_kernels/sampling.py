@@ -1,0 +1,87 @@
+"""Sampling parameters: what turns a row of logits into the law that tokens are drawn from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+FlatParams = tuple[float, int, float, float, bool, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""What the ops take: the scalars (temperature, top_k, top_p, min_p, min_p_first), then their [batch] tensors or None."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Temperature and truncation, applied in the order temperature, top-k, top-p, min-p, then renormalised.
+
+    Every field but `min_p_first` is a number, or a ``[batch]`` tensor with one value a sequence.
+
+    Parameters
+    ----------
+    temperature : float or Tensor
+        Divides the logits; 0 (or less than 2**-126) means greedy: all mass on the argmax, lowest id on ties. >= 0, finite.
+    top_k : int or Tensor
+        Keep every logit >= the k-th largest (ties survive); <= 0, or >= vocab: off.
+    top_p : float or Tensor
+        Keep the smallest set, of what top-k left, whose renormalised mass reaches `top_p`, with every tie of the last one
+        kept; 0, or >= 1: off. >= 0.
+    min_p : float or Tensor
+        Keep ids with probability >= ``min_p`` times the largest; 0: off. In [0, 1].
+    min_p_first : bool
+        Apply min-p before top-k and top-p (vLLM's order) instead of after them (the Hugging Face order).
+
+    Raises
+    ------
+    ValueError
+        A number out of its range. Values inside tensors are not looked at: they set ``Status.BAD_PARAM`` where they are
+        used, and are then read as 1 (temperature) or as off.
+    TypeError
+        A field of another type; a tensor that is not 1-d of a floating (`top_k`: integer) dtype.
+    """
+
+    temperature: float | Tensor = 1.0
+    top_k: int | Tensor = 0
+    top_p: float | Tensor = 1.0
+    min_p: float | Tensor = 0.0
+    min_p_first: bool = False
+    _flat: FlatParams = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        temperature, temperatures = _split("temperature", self.temperature, 1.0)
+        top_k, top_ks = _split("top_k", self.top_k, 0)
+        top_p, top_ps = _split("top_p", self.top_p, 1.0)
+        min_p, min_ps = _split("min_p", self.min_p, 0.0)
+        if not (math.isfinite(temperature) and temperature >= 0):
+            raise ValueError(f"SamplingParams: temperature must be finite and >= 0, got {temperature}")
+        if not top_p >= 0:
+            raise ValueError(f"SamplingParams: top_p must be >= 0, got {top_p}")
+        if not 0 <= min_p <= 1:
+            raise ValueError(f"SamplingParams: min_p must be in [0, 1], got {min_p}")
+        # One flat tuple, made once: building it at every op call would cost more than some ops do.
+        flat = (temperature, int(top_k), top_p, min_p, bool(self.min_p_first), temperatures, top_ks, top_ps, min_ps)
+        object.__setattr__(self, "_flat", flat)
+
+    @property
+    def is_greedy(self) -> bool:
+        """True where every sequence is known to be greedy without looking at a tensor."""
+        return not isinstance(self.temperature, Tensor) and self.temperature == 0
+
+
+def _split(name: str, value: object, default: float) -> tuple[float, Tensor | None]:
+    integer = name == "top_k"
+    if isinstance(value, Tensor):
+        if value.dim() != 1 or value.dtype == torch.bool or value.dtype.is_complex or value.is_floating_point() == integer:
+            kind = "integer" if integer else "floating"
+            raise TypeError(
+                f"SamplingParams: {name} must be a number or a [batch] {kind} tensor, got {value.dtype} {list(value.shape)}"
+            )
+        return default, value.to(torch.int64 if integer else torch.float32).contiguous()
+    if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
+        raise TypeError(f"SamplingParams: {name} must be a number or a [batch] tensor, got {type(value).__name__}")
+    return (value if integer else float(value)), None
+
+
+DEFAULT_PARAMS = SamplingParams()
+GREEDY = SamplingParams(temperature=0.0)

@@ -1,0 +1,191 @@
+"""What goes into and comes out of the ops, beside plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+
+import torch
+from torch import Tensor
+
+PLACEHOLDER_TOKEN_ID = -1
+"""Fills the slots of an output that hold no token."""
+
+
+class Status(IntFlag):
+    """What a row's values turned out to hold; ``VerifyOutput.status`` and ``RowStats.status`` are OR-ed from these."""
+
+    OK = 0
+    NAN = 1
+    """A NaN logit (read as −inf) or draft probability (read as 0)."""
+    INF = 2
+    """A +inf logit: the lowest such id takes all the mass."""
+    EMPTY_ROW = 4
+    """No id is possible (every logit −inf or NaN): the law is all mass on id 0."""
+    BAD_TOKEN = 8
+    """A draft token outside [−1, vocab): the sequence's block ends before it."""
+    BAD_PARAM = 16
+    """A sampling parameter, uniform or length outside its range: read as its default, or clamped."""
+
+
+@dataclass(frozen=True)
+class RowStats:
+    """The law of each row of logits after the sampling transform, as a few numbers a row.
+
+    ``P(v) = exp((logit_v − max) / temperature) / normalizer`` where ``logit_v >= cutoff``, else 0; a row that is greedy
+    (temperature 0), holds a +inf or nothing possible has all its mass on ``argmax``.
+
+    Attributes
+    ----------
+    values : Tensor
+        ``[..., 6]`` float32: max, cutoff, log_normalizer, normalizer, raw_log_normalizer, raw_entropy; each is also a
+        property of that name, a ``[...]`` view.
+    argmax : Tensor
+        ``[...]`` int64, the lowest id of the largest logit; 0 in an empty row.
+    status : Tensor
+        ``[...]`` int32, flags of `Status`.
+    """
+
+    values: Tensor
+    argmax: Tensor
+    status: Tensor
+
+    @property
+    def max(self) -> Tensor:
+        """Largest logit, in raw-logit units."""
+        return self.values[..., 0]
+
+    @property
+    def cutoff(self) -> Tensor:
+        """Smallest logit that truncation keeps, in raw-logit units; −inf where nothing is cut."""
+        return self.values[..., 1]
+
+    @property
+    def log_normalizer(self) -> Tensor:
+        """``log Σ exp(logit / temperature)`` over the kept ids, in nats (at temperature 0: of logit / 1 over the argmax)."""
+        return self.values[..., 2]
+
+    @property
+    def normalizer(self) -> Tensor:
+        """``Σ exp((logit − max) / temperature)`` over the kept ids: what kernels divide by, free of cancellation."""
+        return self.values[..., 3]
+
+    @property
+    def raw_log_normalizer(self) -> Tensor:
+        """``log Σ exp(logit)`` over the whole row (temperature 1, nothing cut), in nats; NaN if it was not asked for."""
+        return self.values[..., 4]
+
+    @property
+    def raw_entropy(self) -> Tensor:
+        """Entropy in nats of the raw law (temperature 1, nothing cut); NaN if it was not asked for."""
+        return self.values[..., 5]
+
+    @staticmethod
+    def stack(stats: Sequence[RowStats], dim: int) -> RowStats:
+        """Stack the stats of several draft positions along a new leading dimension `dim` (>= 0)."""
+        return RowStats(
+            torch.stack([s.values for s in stats], dim),
+            torch.stack([s.argmax for s in stats], dim),
+            torch.stack([s.status for s in stats], dim),
+        )
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Tokens drawn by `sample`.
+
+    Attributes
+    ----------
+    token : Tensor
+        int64 target ids, ``[batch]`` or ``[batch, n]`` as the logits were given; ``[..., num_samples]`` for
+        ``num_samples > 1``, in the order drawn, −1 where the support was exhausted.
+    log_prob : Tensor
+        float32 of the same shape: log-probability in nats of each token under the law it was drawn from, before any token
+        was removed; −inf beside −1.
+    stats : RowStats
+        Of the rows drawn from; pass it to `verify_chain` as ``draft_stats`` (``RowStats.stack(…, dim=1)`` over positions).
+    """
+
+    token: Tensor
+    log_prob: Tensor
+    stats: RowStats
+
+
+@dataclass(frozen=True)
+class VerifyOutput:
+    """The outcome of one verify step.
+
+    Attributes
+    ----------
+    tokens : Tensor
+        ``[batch, num_draft + 1]`` int64: the accepted draft tokens, then the recovered or bonus token, then −1.
+    num_accepted : Tensor
+        ``[batch]`` int32, accepted draft tokens.
+    num_tokens : Tensor
+        ``[batch]`` int32, tokens emitted: ``num_accepted + 1``; ``num_accepted`` after an accepted EOS; 0 in an idle row.
+    status : Tensor
+        ``[batch]`` int32, flags of `Status` over the rows the rule had to read.
+    acceptance : Tensor or None
+        ``[batch, num_draft]`` float32, ``Σ_v min(P(v), Q(v))`` of each position of the block, NaN after its end; None
+        unless asked for.
+    """
+
+    tokens: Tensor
+    num_accepted: Tensor
+    num_tokens: Tensor
+    status: Tensor
+    acceptance: Tensor | None = None
+
+
+class TokenMap:
+    """A reduced draft vocabulary: which target id each draft id stands for.
+
+    Target ids that no draft id maps to have draft probability 0.
+
+    Parameters
+    ----------
+    draft_to_target : Tensor
+        ``[vocab_draft]`` int32 or int64, distinct ids >= 0. Building the inverse looks at the values once, on the host.
+
+    Attributes
+    ----------
+    draft_to_target : Tensor
+        ``[vocab_draft]`` int64.
+    target_to_draft : Tensor
+        ``[max id + 1]`` int64, −1 where unmapped.
+
+    Raises
+    ------
+    ValueError
+        Negative or repeated ids, an empty or non-1-d tensor.
+    TypeError
+        Not an int32 or int64 tensor.
+    """
+
+    def __init__(self, draft_to_target: Tensor) -> None:
+        if not isinstance(draft_to_target, Tensor) or draft_to_target.dtype not in (torch.int32, torch.int64):
+            got = getattr(draft_to_target, "dtype", type(draft_to_target).__name__)
+            raise TypeError(f"TokenMap: draft_to_target must be an int32 or int64 tensor, got {got}")
+        if draft_to_target.dim() != 1 or draft_to_target.numel() == 0:
+            raise ValueError(f"TokenMap: draft_to_target must be [vocab_draft >= 1], got {list(draft_to_target.shape)}")
+        ids = draft_to_target.to(torch.int64).contiguous()
+        lowest, self.max_id = int(ids.min()), int(ids.max())
+        if lowest < 0:
+            raise ValueError(f"TokenMap: draft_to_target must hold ids >= 0, got {lowest}")
+        if ids.unique().numel() != ids.numel():
+            raise ValueError("TokenMap: draft_to_target must hold distinct ids, got repeated ones")
+        self.draft_to_target = ids
+        self.target_to_draft = ids.new_full((self.max_id + 1,), -1)
+        self.target_to_draft[ids] = torch.arange(ids.numel(), device=ids.device)
+
+    def __len__(self) -> int:
+        return self.draft_to_target.numel()
+
+    def to(self, device: torch.device | str) -> TokenMap:
+        """The same map on another device."""
+        moved = object.__new__(TokenMap)
+        moved.max_id = self.max_id
+        moved.draft_to_target = self.draft_to_target.to(device)
+        moved.target_to_draft = self.target_to_draft.to(device)
+        return moved
