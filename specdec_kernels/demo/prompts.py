@@ -1,0 +1,140 @@
+"""Named prompt sets: real tasks, in a fixed order, ready for the model (the chat template is already applied).
+
+They differ in how much of the answer can be copied from the prompt, which is what prompt lookup lives on: "code-edit"
+and "quote" repeat most of it, "summarise" some, "humaneval" repeats itself, "chat" and "gsm8k" hardly anything.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import heapq
+import inspect
+import shutil
+import statistics
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from specdec_kernels.demo import assets
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["PROMPT_SETS", "encode", "load_prompts"]
+
+_MAX_CHARACTERS = 900  # about 250 tokens: a context that a small CPU prefills in about a second
+
+_FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    shutil.copyfileobj,
+    heapq.merge,
+    textwrap.dedent,
+    fnmatch.filter,
+    statistics.median,
+    shutil.move,
+    statistics.harmonic_mean,
+    textwrap.indent,
+    heapq.nsmallest,
+    shutil.copytree,
+    statistics.fmean,
+    shutil.which,
+)
+_TOPICS = ("if", "while", "assert", "import", "lambda", "del", "global", "for", "with", "class", "try", "raise")
+
+
+def _code_edit() -> list[str]:
+    ask = "Rewrite this Python function, adding type hints. Keep everything else unchanged.\n```python\n{}\n```"
+    return [ask.format(inspect.getsource(function)[:_MAX_CHARACTERS]) for function in _FUNCTIONS]
+
+
+def _topics() -> list[str]:
+    from pydoc_data.topics import topics
+
+    return [topics[name][:_MAX_CHARACTERS] for name in _TOPICS]
+
+
+def _quote() -> list[str]:
+    return ["Repeat the following text exactly:\n\n" + text for text in _topics()]
+
+
+def _summarise() -> list[str]:
+    return ["Summarize the following text.\n\n" + text for text in _topics()]
+
+
+def _humaneval() -> list[str]:
+    return [problem["prompt"] for problem in assets.human_eval()]
+
+
+def _chat() -> list[str]:
+    questions = assets.mt_bench()
+    # One question of every category in turn, so that the first few already cover them all.
+    categories = list(dict.fromkeys(question["category"] for question in questions))
+    by_category = [[q["turns"][0] for q in questions if q["category"] == category] for category in categories]
+    return [turn for group in zip(*by_category, strict=True) for turn in group]
+
+
+def _gsm8k() -> list[str]:
+    return [problem["prompt"] for problem in assets.gsm8k()]
+
+
+_BUILDERS: dict[
+    str, tuple[Callable[[], list[str]], bool]
+] = {  # name -> (texts, whether they are a user's turn in a chat)
+    "code-edit": (_code_edit, True),
+    "quote": (_quote, True),
+    "humaneval": (_humaneval, False),
+    "summarise": (_summarise, True),
+    "chat": (_chat, True),
+    "gsm8k": (_gsm8k, True),
+}
+PROMPT_SETS: tuple[str, ...] = tuple(_BUILDERS)
+"""Names of the sets, from the most to the least repetitive answers."""
+
+
+def load_prompts(name: str, tokenizer: PreTrainedTokenizerBase, count: int | None = None) -> list[str]:
+    """The first `count` prompts (None: all) of the set `name`, as strings to encode without special tokens.
+
+    Raises
+    ------
+    ValueError
+        No such set, or it has fewer than `count` prompts.
+    AssetError
+        Its text cannot be fetched.
+    """
+    if name not in _BUILDERS:
+        raise ValueError(f"load_prompts: name must be one of {', '.join(PROMPT_SETS)}, got {name!r}")
+    build, is_chat = _BUILDERS[name]
+    try:
+        texts = build()
+    except (ImportError, OSError, KeyError) as error:  # a Python that came without its sources or its pydoc topics
+        raise assets.AssetError(
+            f"prompt set {name!r} cannot be made from this Python's standard library: {error}"
+        ) from error
+    if count is not None:
+        if not 1 <= count <= len(texts):
+            raise ValueError(f"load_prompts: count must be in 1 .. {len(texts)} for {name!r}, got {count}")
+        texts = texts[:count]
+    if not is_chat:
+        return texts
+    turns = [[{"role": "user", "content": text}] for text in texts]
+    return [tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False) for turn in turns]
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Token ids and mask of a batch of prompts, padded on the left.
+
+    Returns
+    -------
+    input_ids, attention_mask : Tensor
+        ``[batch, longest]`` int64 each; the mask is 0 on the padding.
+    """
+    rows = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+    longest = max(map(len, rows))
+    input_ids = torch.full((len(rows), longest), tokenizer.pad_token_id or 0, dtype=torch.int64)
+    attention_mask = torch.zeros_like(input_ids)
+    for row, ids in enumerate(rows):
+        input_ids[row, longest - len(ids) :] = torch.tensor(ids)
+        attention_mask[row, longest - len(ids) :] = 1
+    return input_ids, attention_mask
