@@ -1,0 +1,358 @@
+"""Tools that prove a backend right: float64 laws, independent random numbers, and the exact law a verifier produces.
+
+The uniforms of the ratio rules are inputs, so a verifier is a piecewise constant function of them. `exact_law` finds its
+pieces on the lattice of multiples of 2**-24 (where production uniforms lie), and so computes the law of the emitted tokens
+without sampling. Nothing here calls the code it judges: the laws are numpy in float64, and Philox is written anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .sampling import SamplingParams
+from .types import PLACEHOLDER_TOKEN_ID, RowStats, TokenMap
+
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+Verify = Callable[..., Any]
+"""Called as `specdec_kernels.verify_chain` is."""
+
+LATTICE = 1 << 24
+_CALL_ROWS = 1 << 15  # rows handed to the verifier at once
+
+
+# --- laws -------------------------------------------------------------------------------------------------------------
+
+
+def float64_law(logits: Tensor, params: SamplingParams | None = None) -> Float64:
+    """The law of each row after temperature → top-k → top-p → min-p → renormalise (or min-p first), in float64.
+
+    Parameters
+    ----------
+    logits : Tensor
+        ``[..., vocab]`` of any floating dtype; NaN is read as −inf.
+    params : SamplingParams, optional
+        Tensors in it hold one value for each index of the first dimension.
+
+    Returns
+    -------
+    ndarray
+        ``[..., vocab]`` float64.
+    """
+    x = logits.detach().double().cpu().numpy()
+    params = params or SamplingParams()
+    out = np.empty_like(x)
+    for index in np.ndindex(x.shape[:-1]):
+        batch = index[0] if index else 0
+        t, k, p, m = (_value(v, batch) for v in (params.temperature, params.top_k, params.top_p, params.min_p))
+        out[index] = _row_law(x[index], t, int(k), p, m, params.min_p_first)
+    return out
+
+
+def _value(value: float | Tensor, index: int) -> float:
+    return float(value[index]) if isinstance(value, Tensor) else float(value)
+
+
+def _row_law(x: Float64, temperature: float, top_k: int, top_p: float, min_p: float, min_p_first: bool) -> Float64:
+    x = np.where(np.isnan(x), -np.inf, x)
+    top = x.max()
+    if temperature == 0 or np.isinf(top):  # greedy, a +inf, or nothing possible: np.argmax takes the lowest id
+        return np.eye(1, x.size, int(x.argmax()))[0]
+    weights = np.exp((x - top) / temperature)
+    kept = x > -np.inf
+    if min_p_first:
+        kept &= weights >= min_p
+    if 0 < top_k < x.size:
+        kept &= x >= np.sort(x)[-top_k]
+    if 0 < top_p < 1:
+        above, total = 0.0, weights[kept].sum()
+        for value in np.unique(x[kept])[::-1]:
+            if above >= top_p * total:
+                kept &= x > value
+                break
+            above += weights[kept & (x == value)].sum()
+    if not min_p_first:
+        kept &= weights >= min_p
+    weights = np.where(kept, weights, 0.0)
+    return weights / weights.sum()
+
+
+# --- random numbers ---------------------------------------------------------------------------------------------------
+
+
+def philox4x32(key: NDArray[np.uint64], counter: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Philox4x32-10 (Salmon et al., SC 2011), apart from the package's own.
+
+    Parameters
+    ----------
+    key, counter : ndarray
+        ``[..., 2]`` and ``[..., 4]`` uint64 holding 32-bit words.
+
+    Returns
+    -------
+    ndarray
+        ``[..., 4]`` uint64 holding 32-bit words.
+    """
+    low32, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
+    k0, k1 = key[..., 0], key[..., 1]
+    c0, c1, c2, c3 = (counter[..., i] for i in range(4))
+    for _ in range(10):
+        product0, product1 = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
+        c0, c1, c2, c3 = (product1 >> shift) ^ c1 ^ k0, product1 & low32, (product0 >> shift) ^ c3 ^ k1, product0 & low32
+        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low32, (k1 + np.uint64(0xBB67AE85)) & low32
+    return np.stack(np.broadcast_arrays(c0, c1, c2, c3), -1)
+
+
+def words32(values: Int64) -> NDArray[np.uint64]:
+    """``[...]`` int64 to ``[..., 2]``: the low and the high 32-bit word."""
+    bits = np.asarray(values, np.int64).view(np.uint64)
+    return np.stack([bits & np.uint64(0xFFFFFFFF), bits >> np.uint64(32)], -1)
+
+
+def float64_gumbel(keys: Tensor, vocab: int) -> Float64:
+    """The Gumbel noise ``[..., vocab]`` of each key ``[...]`` and target id, in float64 on the contract's bits."""
+    key = words32(keys.cpu().numpy())[..., None, :]
+    counter = np.zeros(((vocab + 3) // 4, 4), np.uint64)
+    counter[:, 0], counter[:, 3] = np.arange(counter.shape[0]), 0x47554D42
+    bits = philox4x32(key, counter).reshape(*keys.shape, -1)[..., :vocab]
+    noise: Float64 = -np.log(-np.log1p(-(bits.astype(np.float64) + 0.5) * 2.0**-32))
+    return noise
+
+
+# --- the exact law of a verifier --------------------------------------------------------------------------------------
+
+
+@dataclass
+class ChainProblem:
+    """One verify step of a small vocabulary whose laws depend on the context, so that whole joint laws can be compared.
+
+    Attributes
+    ----------
+    target : list of Tensor
+        ``target[d]``: ``[vocab] * d + [vocab]`` logits of the token that follows each path of d drafted tokens, d = 0 … num_draft.
+    draft : list of Tensor or None
+        ``draft[d]``: ``[vocab] * d + [vocab_draft]`` logits (or, with `as_probs`, float32 probabilities). None: one-hot drafts.
+    params, draft_params : SamplingParams
+        Scalars.
+    as_probs : bool
+        `draft` holds probabilities, given as ``draft_probs``.
+    draft_stats : callable or None
+        Makes the RowStats of draft rows (as `specdec_kernels.row_stats` does); passed as ``draft_stats``.
+    token_map : TokenMap or None
+        Of a reduced draft vocabulary.
+    stop : int or None
+        Position whose draft token is replaced by `stop_token`: the block ends there.
+    stop_token : int
+        −1, or an id outside the vocabulary.
+    num_draft_tokens : int or None
+        Ragged length; what lies after it is filled with ids and rows that must not be read.
+    eos : int or None
+        The one EOS id.
+    """
+
+    target: list[Tensor]
+    draft: list[Tensor] | None
+    params: SamplingParams = field(default_factory=SamplingParams)
+    draft_params: SamplingParams = field(default_factory=SamplingParams)
+    as_probs: bool = False
+    draft_stats: Callable[[Tensor, SamplingParams], RowStats] | None = None
+    token_map: TokenMap | None = None
+    stop: int | None = None
+    stop_token: int = PLACEHOLDER_TOKEN_ID
+    num_draft_tokens: int | None = None
+    eos: int | None = None
+
+    @property
+    def num_draft(self) -> int:
+        return len(self.target) - 1
+
+    @property
+    def vocab(self) -> int:
+        return self.target[0].shape[-1]
+
+    @property
+    def length(self) -> int:
+        """Draft tokens that count."""
+        stop = self.num_draft if self.stop is None else self.stop
+        return min(stop, self.num_draft if self.num_draft_tokens is None else self.num_draft_tokens)
+
+    def target_laws(self) -> list[Float64]:
+        """``[vocab] * d + [vocab]`` for each depth d; after an EOS only EOS follows."""
+        laws = [float64_law(t, self.params) for t in self.target]
+        if self.eos is not None:
+            for d in range(1, len(laws)):
+                for path in itertools.product(range(self.vocab), repeat=d):
+                    if self.eos in path:
+                        laws[d][path] = np.eye(1, self.vocab, self.eos)[0]
+        return laws
+
+    def draft_laws(self) -> list[Float64]:
+        """``[vocab] * d + [vocab]`` over target ids for each depth d < num_draft."""
+        assert self.draft is not None
+        out = []
+        for rows in self.draft:
+            law = rows.double().cpu().numpy() if self.as_probs else float64_law(rows, self.draft_params)
+            law = law / law.sum(-1, keepdims=True)
+            if self.token_map is not None:
+                full = np.zeros((*law.shape[:-1], self.vocab))
+                full[..., self.token_map.draft_to_target.cpu().numpy()] = law
+                law = full
+            out.append(law)
+        return out
+
+    def paths(self) -> tuple[Int64, Float64]:
+        """The drafted paths ``[n, length]`` that can occur and their probabilities (1 each for one-hot drafts)."""
+        paths = np.array(list(itertools.product(range(self.vocab), repeat=self.length)), np.int64).reshape(-1, self.length)
+        weights = np.ones(len(paths))
+        if self.draft is not None:
+            laws = self.draft_laws()
+            for d in range(self.length):
+                weights *= laws[d][tuple(paths[:, : d + 1].T)]
+        return paths[weights > 0], weights[weights > 0]
+
+    def call(self, verify: Verify, paths: Int64, uniforms: Int64, acceptance: str, device: torch.device | str = "cpu") -> Any:
+        """Run `verify` on drafted `paths` ``[n, length]`` with `uniforms` ``[n, num_draft + 1]`` in units of 2**-24."""
+        n, spoiled = len(paths), torch.nan
+        tokens = torch.full((n, self.num_draft), self.stop_token if self.stop == self.length else 2**31 - 1, dtype=torch.int64)
+        tokens[:, : self.length] = torch.from_numpy(paths)
+        index = [torch.from_numpy(paths[:, d]) for d in range(self.length)]
+        target = torch.stack([t[tuple(index[:d])] if d else t.expand(n, -1) for d, t in enumerate(self.target[: self.length + 1])], 1)
+        target = torch.nn.functional.pad(target, (0, 0, 0, self.num_draft - self.length), value=spoiled)
+        arguments: dict[str, Any] = {"params": self.params, "acceptance": acceptance}
+        if self.draft is not None and self.num_draft:
+            used = [q[tuple(index[:d])] if d else q.expand(n, -1) for d, q in enumerate(self.draft[: self.length])]
+            used += [self.draft[0].expand(n, -1) * spoiled] * (self.num_draft - self.length)
+            rows = torch.stack(used, 1).to(device)
+            arguments["draft_probs" if self.as_probs else "draft_logits"] = rows
+            if not self.as_probs:
+                arguments["draft_params"] = self.draft_params
+                if self.draft_stats is not None:
+                    arguments["draft_stats"] = self.draft_stats(rows, self.draft_params)
+            if self.token_map is not None:
+                arguments["draft_token_map"] = self.token_map.to(device)
+        if self.num_draft_tokens is not None:
+            arguments["num_draft_tokens"] = torch.full((n,), self.num_draft_tokens, dtype=torch.int32, device=device)
+        if self.eos is not None:
+            arguments["eos_token_ids"] = torch.tensor([self.eos], device=device)
+        coins = torch.from_numpy((uniforms / LATTICE).astype(np.float32)).to(device)
+        return verify(target.to(device), tokens.to(device), uniform_samples=coins, **arguments)
+
+
+def exact_law(verify: Verify, problem: ChainProblem, acceptance: str, device: torch.device | str = "cpu") -> Float64:
+    """The joint law of the first ``num_draft + 1`` tokens that `verify` really produces, drafting from the draft's law.
+
+    What a step emits is continued with the target's law, so a lossless verifier yields exactly `target_joint`. The uniforms
+    are taken to be independent and uniform on the lattice; no structure of the rule is assumed, beyond that each uniform's
+    breakpoints show when the others are at the ends of their range.
+
+    Returns
+    -------
+    ndarray
+        ``[n] + [vocab] * (num_draft + 1)`` float64: n = 1, or one law a drafted path for one-hot drafts (each must be right).
+    """
+    paths, weights = problem.paths()
+    vocab, width = problem.vocab, problem.num_draft + 1
+
+    def run(path: Int64, uniforms: Int64) -> Int64:
+        """The emitted tokens as one number (base vocab + 1, −1 as 0)."""
+        codes = np.empty(len(path), np.int64)
+        for i in range(0, len(path), _CALL_ROWS):
+            part = slice(i, i + _CALL_ROWS)
+            out = problem.call(verify, paths[path[part]], uniforms[part], acceptance, device)
+            emitted, counts = out.tokens.cpu().numpy(), out.num_tokens.cpu().numpy()
+            assert ((emitted >= 0) == (np.arange(width) < counts[:, None])).all(), "tokens and num_tokens disagree"
+            assert (emitted < vocab).all(), "an id outside the vocabulary"
+            codes[part] = (emitted + 1) @ (vocab + 1) ** np.arange(width)
+        return codes
+
+    codes, volumes, owner = _pieces(run, len(paths), width)
+    laws, one_hot = problem.target_laws(), problem.draft is None
+    joint = np.zeros((len(paths) if one_hot else 1, *[vocab] * width))
+    rest: dict[tuple[int, ...], Float64] = {}
+    for code, volume, path in zip(codes, volumes, owner, strict=True):
+        emitted = tuple(int(code // (vocab + 1) ** i % (vocab + 1)) - 1 for i in range(width))
+        emitted = tuple(t for t in emitted if t >= 0)
+        if emitted not in rest:
+            rest[emitted] = _continuation(laws, emitted)
+        joint[(path if one_hot else 0, *emitted)] += volume * (1.0 if one_hot else weights[path]) * rest[emitted]
+    return joint
+
+
+def target_joint(problem: ChainProblem) -> Float64:
+    """``[vocab] * (num_draft + 1)``: the joint law of plain sampling from the target, by enumeration."""
+    return _continuation(problem.target_laws(), ())
+
+
+def total_variation(laws: Float64, expected: Float64) -> float:
+    """The largest ``Σ |law − expected| / 2`` over the laws stacked along the first dimension."""
+    return float(np.abs(laws - expected).reshape(len(laws), -1).sum(-1).max() / 2)
+
+
+def _continuation(laws: Sequence[Float64], prefix: tuple[int, ...]) -> Float64:
+    """The joint law of the tokens after `prefix`, up to the depth of `laws`."""
+    if len(prefix) == len(laws):
+        return np.ones(())
+    joint = laws[len(prefix)][prefix]
+    for d in range(len(prefix) + 1, len(laws)):
+        joint = joint[..., None] * laws[d][prefix]
+    return joint
+
+
+def _pieces(run: Callable[[Int64, Int64], Int64], num_paths: int, width: int) -> tuple[Int64, Float64, Int64]:
+    """Cut the cube of uniforms of every path into boxes of constant outcome: outcome, volume and path of each box."""
+    lines = [
+        (path, axis, ends)
+        for path in range(num_paths)
+        for axis in range(width)
+        for ends in itertools.product((0, LATTICE - 1), repeat=width - 1)
+    ]
+    path = np.array([line[0] for line in lines])
+    axis = np.array([line[1] for line in lines])
+    start = np.array([np.insert(line[2], line[1], 0) for line in lines], np.int64).reshape(len(lines), width)
+
+    def at(line: Int64, position: Int64) -> Int64:
+        uniforms = start[line].copy()
+        uniforms[np.arange(len(line)), axis[line]] = position
+        return run(path[line], uniforms)
+
+    grid = np.linspace(0, LATTICE - 1, 9).astype(np.int64)
+    line, position = np.repeat(np.arange(len(lines)), len(grid)), np.tile(grid, len(lines))
+    code = at(line, position).reshape(len(lines), -1)
+    low, high = np.tile(grid[:-1], len(lines)), np.tile(grid[1:], len(lines))
+    line, code_low, code_high = np.repeat(np.arange(len(lines)), len(grid) - 1), code[:, :-1].ravel(), code[:, 1:].ravel()
+    cuts: set[tuple[int, int, int]] = set()  # (path, axis, first lattice point of the next piece)
+    while True:
+        differ = code_low != code_high
+        line, low, high, code_low, code_high = (v[differ] for v in (line, low, high, code_low, code_high))
+        done = high - low == 1
+        cuts.update(zip(path[line[done]].tolist(), axis[line[done]].tolist(), high[done].tolist(), strict=True))
+        line, low, high, code_low, code_high = (v[~done] for v in (line, low, high, code_low, code_high))
+        if not len(line):
+            break
+        middle = (low + high) // 2
+        code_middle = at(line, middle)
+        line = np.tile(line, 2)
+        low, high = np.concatenate([low, middle]), np.concatenate([middle, high])
+        code_low, code_high = np.concatenate([code_low, code_middle]), np.concatenate([code_middle, code_high])
+
+    edges: dict[tuple[int, int], list[int]] = {}
+    for cut_path, cut_axis, at_point in sorted(cuts):
+        edges.setdefault((cut_path, cut_axis), []).append(at_point)
+    corners, volumes, owner = [], [], []
+    for p in range(num_paths):
+        sides = [np.array([0, *edges.get((p, a), []), LATTICE]) for a in range(width)]
+        middles = np.meshgrid(*[(s[:-1] + s[1:]) // 2 for s in sides], indexing="ij")
+        sizes = np.meshgrid(*[np.diff(s) / LATTICE for s in sides], indexing="ij")
+        corners.append(np.stack([m.ravel() for m in middles], -1))
+        volumes.append(np.prod([s.ravel() for s in sizes], 0))
+        owner.append(np.full(len(volumes[-1]), p))
+    boxes, owners = np.concatenate(corners), np.concatenate(owner)
+    return run(owners, boxes), np.concatenate(volumes), owners
