@@ -1,15 +1,15 @@
 """Builds the three compiled parts of specdec_kernels. The rest of the metadata stands in pyproject.toml.
 
-======================  ==================================  ===========================================================
-``_C_cpu.so``           csrc/bind_cpu.cpp, csrc/cpu/        CPU kernels on torch's stable ABI; needs torch's headers
-``_C_cuda.so``          csrc/bind_cuda.cpp, csrc/cuda/      the same for CUDA, where nvcc is found; torch may be CPU-only
-``_host.cpython-*.so``  csrc/host/                          pybind11 module; without it a pure-Python fallback serves
-======================  ==================================  ===========================================================
+======================  =============================  ============================================================
+``_C_cpu.so``           csrc/bind_cpu.cpp, csrc/cpu/   CPU kernels on torch's stable ABI; needs torch's headers
+``_C_cuda.so``          csrc/bind_cuda.cpp, csrc/cuda  the same for CUDA, where nvcc is found; torch may be CPU-only
+``_host.cpython-*.so``  csrc/host/                     pybind11 module; without it a pure-Python fallback serves
+======================  =============================  ============================================================
 
 Environment variables read here, and nowhere at run time:
 
 ``SPECDEC_CUDA``        ``auto`` (default: build where nvcc is found), ``0`` (never), ``1`` (stop if nvcc is missing)
-``SPECDEC_CUDA_ARCHS``  ``;``-separated, e.g. ``80;90a;120+PTX``. The default of a wheel is every architecture we support;
+``SPECDEC_CUDA_ARCHS``  ``;``-separated, e.g. ``80;90a;120+PTX``. A wheel's default is every architecture we support;
                         that of an editable install is ``80+PTX``, quick to compile and run by every GPU since Ampere
 ``CXX``                 the C++ compiler (default: the first of c++, g++, clang++)
 ``MAX_JOBS``            compilers run at once (default: the cores this process may use)
@@ -232,7 +232,7 @@ def plan(editable: bool) -> list[Part]:
 
 
 def up_to_date(out: Path, command: list[str], inputs: list[Path] | None = None) -> bool:
-    """Whether `out` came from this very command and is newer than its inputs (default: those of its dependency file)."""
+    """Whether `out` came from this very command and is newer than `inputs` (default: its dependency file's)."""
     record = out.with_suffix(".cmd")
     if not (out.exists() and record.exists()) or record.read_text() != shlex.join(command):
         return False

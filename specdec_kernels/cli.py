@@ -1,0 +1,74 @@
+"""The command ``specdec`` (or ``python -m specdec_kernels``)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+__all__ = ["main"]
+
+
+def _env(arguments: list[str]) -> int:
+    from . import collect_env
+
+    argparse.ArgumentParser(prog="specdec env", description=_COMMANDS["env"][1]).parse_args(arguments)
+    return collect_env.main()
+
+
+def _backends(arguments: list[str]) -> int:
+    from .backends import backends
+
+    parser = argparse.ArgumentParser(prog="specdec backends", description=_COMMANDS["backends"][1])
+    parser.add_argument("--device", default="cpu", help="where the tensors would be, as cpu or cuda:0 (default: cpu)")
+    device = parser.parse_args(arguments).device
+    try:
+        table = backends(device)
+    except RuntimeError as error:  # torch's own word on a device it does not know
+        parser.error(str(error).splitlines()[0])
+    print(table)
+    return 0
+
+
+def _demo(arguments: list[str]) -> int:
+    from . import demo
+
+    return demo.main(arguments)
+
+
+_COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
+    "env": (_env, "report on this machine and installation, to paste into a bug report"),
+    "backends": (_backends, "which backend runs which op, and why not"),
+    "demo": (_demo, "a real language model with and without speculation, side by side"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        The arguments after the command's name; those of the process by default.
+
+    Returns
+    -------
+    int
+        The exit status: 0 on success, 130 on Ctrl-C.
+    """
+    listing = "\n".join(f"  {name:10}{text}" for name, (_, text) in _COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="specdec",
+        description="Speculative decoding for PyTorch.",
+        epilog=f"commands (each knows --help):\n{listing}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=_COMMANDS, metavar="command", help=", ".join(_COMMANDS))
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of that command")
+    chosen = parser.parse_args(argv)
+    run, _ = _COMMANDS[chosen.command]
+    try:
+        return run(chosen.arguments)
+    except KeyboardInterrupt:
+        print("specdec: stopped", file=sys.stderr)
+        return 130

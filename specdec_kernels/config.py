@@ -1,0 +1,104 @@
+"""The only reader of environment variables.
+
+==========================  =========================================================================================
+``SPECDEC_CHECK``           1: an op raises when a status flag is set (a host synchronisation a call). Default 0
+``SPECDEC_BACKEND``         the backend that ops take instead of choosing one: reference, cpu, triton or cuda. Default: empty,
+                            the best one for the device
+``SPECDEC_CPU_CAPABILITY``  default, avx2 or avx512: the most that the CPU kernels may use; it only ever lowers what the
+                            machine has. Default: empty, no limit
+``SPECDEC_CACHE``           folder of fetched models, texts and tables. Default: ``specdec_kernels`` in ``$XDG_CACHE_HOME``
+                            (``~/.cache``)
+==========================  =========================================================================================
+
+They are read once, at first use; a test that changes one calls `reload`. The variables of the build are in setup.py.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Settings", "reload", "settings"]
+
+_BACKENDS = ("reference", "cpu", "triton", "cuda")
+_CPU_CAPABILITIES = ("default", "avx2", "avx512")
+_SWITCH = {"": False, "0": False, "false": False, "off": False, "1": True, "true": True, "on": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the environment asks for; the table is in this module's docstring.
+
+    Attributes
+    ----------
+    check : bool
+        Raise when a status flag is set.
+    cpu_capability : str or None
+        The most the CPU kernels may use; None: no limit.
+    backend : str or None
+        The backend every op takes; None: the best one for the device.
+    cache : Path
+        Folder of fetched models, texts and tables; it need not exist yet.
+    """
+
+    check: bool
+    cpu_capability: str | None
+    backend: str | None
+    cache: Path
+
+
+_settings: Settings | None = None
+
+
+def settings() -> Settings:
+    """The settings, read from the environment at the first call.
+
+    Raises
+    ------
+    ValueError
+        A variable has a value outside the table.
+    """
+    return reload() if _settings is None else _settings
+
+
+def reload() -> Settings:
+    """Read the environment again (for tests).
+
+    The limit on the CPU kernels' instruction set is handed to the library when it is loaded, so that one needs a new process.
+
+    Raises
+    ------
+    ValueError
+        A variable has a value outside the table.
+    """
+    global _settings
+    check = _read("SPECDEC_CHECK").lower()
+    if check not in _SWITCH:
+        raise ValueError(f"SPECDEC_CHECK must be 0 or 1, got {check!r}")
+    _settings = Settings(
+        check=_SWITCH[check],
+        cpu_capability=_choice("SPECDEC_CPU_CAPABILITY", _CPU_CAPABILITIES),
+        backend=_choice("SPECDEC_BACKEND", _BACKENDS),
+        cache=_cache_folder(),
+    )
+    return _settings
+
+
+def _read(name: str) -> str:
+    return os.environ.get(name, "").strip()
+
+
+def _choice(name: str, values: tuple[str, ...]) -> str | None:
+    value = _read(name)
+    if value and value not in values:
+        raise ValueError(f"{name} must be empty or one of {', '.join(values)}, got {value!r}")
+    return value or None
+
+
+def _cache_folder() -> Path:
+    wanted = _read("SPECDEC_CACHE")
+    if wanted:
+        return Path(wanted).expanduser().absolute()
+    base = _read("XDG_CACHE_HOME")  # relative paths there are invalid by the XDG specification
+    return (Path(base) if Path(base).is_absolute() else Path("~/.cache").expanduser()) / "specdec_kernels"
