@@ -99,9 +99,9 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _run(command: list[str], seconds: float = 20.0, cwd: Path | None = None) -> tuple[int, str, str]:
+def _run(command: list[str], seconds: float = 20.0) -> tuple[int, str, str]:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, cwd=cwd, errors="replace")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, errors="replace")
     except FileNotFoundError:
         return -1, "", "not found"
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -124,11 +124,9 @@ def _last_line(command: list[str]) -> str:
 
 def _python(code: str) -> str:
     # In a process of its own: an import that fails, hangs or crashes the interpreter is then a line of the report. The
-    # parent of the package comes last on the path, so that an installed package wins over the folder we happen to be in.
-    setup = (
-        f"import sys; sys.path = [p for p in sys.path if p not in ('', {str(_FOLDER)!r})] + [{str(_FOLDER.parent)!r}]\n"
-    )
-    status, out, err = _run([sys.executable, "-c", setup + code], _PROBE_SECONDS)
+    # package is looked for beside this file first: this installation is the one in question.
+    path = f"import sys; sys.path[0] = {str(_FOLDER.parent)!r}\n"
+    status, out, err = _run([sys.executable, "-c", path + code], _PROBE_SECONDS)
     if status == 0:
         return out
     reason = err.splitlines()[-1] if err else f"exit code {status}"

@@ -2,12 +2,12 @@
 
 ==========================  =========================================================================================
 ``SPECDEC_CHECK``           1: an op raises when a status flag is set (a host synchronisation a call). Default 0
-``SPECDEC_BACKEND``         the backend that ops take instead of choosing one: reference, cpu, triton or cuda. Default: empty,
-                            the best one for the device
+``SPECDEC_BACKEND``         reference, cpu, triton or cuda: the backend that ops take instead of choosing one. Default:
+                            empty, the best one for the device
 ``SPECDEC_CPU_CAPABILITY``  default, avx2 or avx512: the most that the CPU kernels may use; it only ever lowers what the
                             machine has. Default: empty, no limit
-``SPECDEC_CACHE``           folder of fetched models, texts and tables. Default: ``specdec_kernels`` in ``$XDG_CACHE_HOME``
-                            (``~/.cache``)
+``SPECDEC_CACHE``           folder of fetched models, texts and tables. Default: ``specdec_kernels`` in
+                            ``$XDG_CACHE_HOME`` (``~/.cache``)
 ==========================  =========================================================================================
 
 They are read once, at first use; a test that changes one calls `reload`. The variables of the build are in setup.py.
@@ -65,7 +65,7 @@ def settings() -> Settings:
 def reload() -> Settings:
     """Read the environment again (for tests).
 
-    The limit on the CPU kernels' instruction set is handed to the library when it is loaded, so that one needs a new process.
+    The limit on the CPU kernels' instruction set is handed to the library when that is loaded, once a process.
 
     Raises
     ------
