@@ -1,0 +1,8 @@
+// Functions that host and device share. Internal linkage on the host: files compiled for different instruction sets include
+// them, and an external copy built for one set could be the one that the linker keeps for all.
+#pragma once
+#ifdef __CUDACC__
+#define SPECDEC_HD __host__ __device__ __forceinline__
+#else
+#define SPECDEC_HD [[maybe_unused]] static inline
+#endif

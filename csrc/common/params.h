@@ -1,0 +1,120 @@
+// What the kernels take: plain structs without any torch type, shared by CPU and CUDA. Strides count elements.
+#pragma once
+#include <cstdint>
+
+namespace specdec {
+
+constexpr int kTile = 1024;  // ids a tile: partial sums are per tile and combined in index order, in every backend
+constexpr int kNumValues = 6;  // RowStats.values: max, cutoff, log_normalizer, normalizer, raw_log_normalizer, raw_entropy
+
+enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+
+enum class Acceptance : int32_t { kToken = 0, kBlock = 1, kMatch = 2, kGreedy = 3 };
+
+// Rows of logits or probabilities: row (b, i) starts at data + b * stride_batch + i * stride_row.
+struct Rows {
+  const void* data;  // null: not given
+  DType dtype;
+  int32_t vocab;
+  int64_t stride_batch, stride_row;
+};
+
+// Token ids of either integer width.
+struct Ids {
+  const void* data;  // null: not given
+  bool is_int64;
+};
+
+// One law's sampling parameters; the arrays are [batch] or null, and then the scalar beside them counts.
+struct SamplingArgs {
+  float temperature;
+  int64_t top_k;
+  float top_p, min_p;
+  bool min_p_first;
+  const float* temperatures;
+  const int64_t* top_ks;
+  const float* top_ps;
+  const float* min_ps;
+};
+
+// Row stats of [batch, n] rows, contiguous.
+struct StatsOut {
+  float* values;    // [batch, n, 6]
+  int64_t* argmax;  // [batch, n]
+  int32_t* status;  // [batch, n]
+};
+
+struct RowStatsArgs {
+  Rows logits;  // [batch, n, vocab]
+  int64_t batch, n;
+  SamplingArgs params;
+  bool raw;  // also the raw log-normaliser and entropy
+  StatsOut out;
+};
+
+struct WarpProbsArgs {
+  Rows logits;  // [batch, n, vocab]
+  int64_t batch, n;
+  SamplingArgs params;
+  float* out;  // [batch, n, vocab]
+};
+
+struct UniformSamplesArgs {
+  const int64_t* seeds;  // [batch]
+  const int64_t* steps;  // [batch] or null: step
+  int64_t step, batch, num;
+  uint32_t purpose;
+  float* out;  // [batch, num]
+};
+
+struct NoiseKeysArgs {
+  const int64_t* seeds;  // [batch]
+  Ids positions;         // [batch, n]
+  const int64_t* steps;  // [batch] or null: step
+  int64_t step, batch, n;
+  uint32_t purpose;
+  int64_t* out;  // [batch, n]
+};
+
+struct SampleArgs {
+  Rows logits;  // [batch, n, vocab]
+  int64_t batch, n;
+  SamplingArgs params;
+  const float* uniform_samples;    // [batch, n] or null
+  const int64_t* noise_keys;       // [batch, n] or null; neither: every row is greedy
+  const int64_t* draft_to_target;  // [vocab] or null
+  int32_t num_samples;
+  int64_t* token;   // [batch, n, num_samples]
+  float* log_prob;  // [batch, n, num_samples]
+  StatsOut out;
+};
+
+// One verify step of a padded ("chain") or ragged ("packed") batch. With cu null, sequence b's draft rows are (b, i) and its
+// target rows (b, i); else its draft rows are (0, cu[b] + i) and its target rows, uniforms and keys (0, cu[b] + b + i).
+struct VerifyArgs {
+  Rows target;         // [batch, num_draft + 1, vocab] or [1, total + batch, vocab]
+  Rows draft;          // logits of the draft, or null
+  Rows draft_probs;    // or its probabilities, or null; neither: point masses on the draft tokens
+  Ids draft_tokens;    // [batch, num_draft] or [total]
+  const int32_t* cu;   // [batch + 1] or null
+  int64_t batch, num_draft, total;  // num_draft: width of the result less one
+  const float* draft_values;    // draft rows x 6, or null: computed when a row is needed
+  const int64_t* draft_argmax;  // draft rows
+  const int32_t* draft_status;  // draft rows
+  const float* uniform_samples;  // rows of target, or null
+  const int64_t* noise_keys;     // rows of target, or null
+  const int64_t* target_to_draft;  // [map_size], -1 where unmapped, or null
+  int64_t map_size;
+  Ids num_draft_tokens;  // [batch]
+  const int64_t* eos_token_ids;  // [num_eos] or null
+  int64_t num_eos;
+  Acceptance acceptance;
+  SamplingArgs params, draft_params;
+  int64_t* tokens;        // [batch, num_draft + 1]
+  int32_t* num_accepted;  // [batch]
+  int32_t* num_tokens;    // [batch]
+  int32_t* status;        // [batch]
+  float* overlap;         // [batch, num_draft] or null
+};
+
+}  // namespace specdec

@@ -1,0 +1,45 @@
+// The vector code behind every CPU op: one table per instruction set, chosen at first use. All of it works on one tile (at
+// most kTile ids), whose floats fit in L1. The files of this folder may include only C headers, intrinsics and csrc/common.
+#pragma once
+#include <stdint.h>
+
+#include "common/law.h"
+#include "common/params.h"
+
+namespace specdec::cpu {
+
+constexpr int kBlock = 64;  // ids whose maximum is kept, so that thresholds are found without reading the row again
+
+// What depends on the dtype of the logits. x points at the first of n <= kTile ids.
+struct LogitKernels {
+  // The maximum of each block of kBlock ids (NaN read as -inf) into out[ceil(n / kBlock)]; returns kNaN if one was seen.
+  int32_t (*block_maxima)(const void* x, int n, float* out);
+  // sum of exp((x - max) * inverse_temperature)
+  float (*exp_sum)(const void* x, int n, float max, float inverse_temperature);
+  // sums of e and e * (x - max), where e = exp(x - max)
+  void (*moments)(const void* x, int n, float max, float* sum, float* weighted);
+  // exp((x - max) * inverse_temperature) * scale where x >= cutoff, else 0
+  void (*weights)(const void* x, int n, float max, float inverse_temperature, float cutoff, float scale, float* out);
+  // x as float32, NaN read as -inf
+  void (*load)(const void* x, int n, float* out);
+};
+
+struct Kernels {
+  int level;                // 0 portable, 1 AVX2, 2 AVX-512
+  LogitKernels logits[3];   // by DType
+  float (*sum)(const float* x, int n);
+  float (*residual_sum)(const float* scaled_p, const float* q, int n);  // sum of (scale * P - Q)+
+  float (*overlap_sum)(const float* p, const float* q, int n);          // sum of min(P, Q)
+  // The ids first .. first + n - 1 whose Gumbel noise may lift exp(score) = weight above exp(best), where limit >= exp(-best):
+  // writes their offsets and noise bits, returns how many. A superset: the caller compares exact scores.
+  int (*noise_candidates)(int64_t key, int32_t first, int n, const float* weight, float limit, int32_t* offset, uint32_t* bits);
+};
+
+extern const Kernels kernels_default;
+#if defined(__x86_64__)
+extern const Kernels kernels_avx2, kernels_avx512;
+#endif
+
+const Kernels& kernels();  // the best table that this processor and the limit set at load allow
+
+}  // namespace specdec::cpu

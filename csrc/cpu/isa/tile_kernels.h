@@ -1,0 +1,230 @@
+// The tile kernels, written once over `struct S`, which each file of this folder defines first in an anonymous namespace:
+// S::N lanes of float in S::F, with load (of each dtype), store, set1, fma, max, min, ge, select, unordered, scale2.
+// Everything has internal linkage: see common/host_device.h.
+#include <math.h>
+#include <string.h>
+
+#include "common/philox.h"
+#include "common/status.h"
+#include "kernels.h"
+
+namespace specdec::cpu {
+namespace {
+
+using F = S::F;
+constexpr int N = S::N;
+
+// exp(x) for x <= 0, within 2 units in the last place; exactly 0 below kSmallestExponent and for NaN.
+// x = n ln 2 + r, |r| <= ln 2 / 2; exp(r) = 1 + r + r^2 g(r), g minimax of degree 4 (relative error 3e-9); 2^n by exponent.
+inline F exp_nonpositive(F x) {
+  const F magic = S::set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const F shifted = S::fma(x, S::set1(1.44269504f), magic);
+  const F n = shifted - magic;
+  F r = S::fma(n, S::set1(-0.693359375f), x);  // ln 2 in two parts, the first exact in few bits
+  r = S::fma(n, S::set1(2.12194440e-4f), r);
+  F g = S::set1(1.381459878757596e-3f);
+  g = S::fma(g, r, S::set1(8.368716575205326e-3f));
+  g = S::fma(g, r, S::set1(4.166838899254799e-2f));
+  g = S::fma(g, r, S::set1(1.666652113199234e-1f));
+  g = S::fma(g, r, S::set1(4.999999403953552e-1f));
+  const F e = S::fma(r * r, g, r) + S::set1(1.0f);
+  return S::where_ge(x, S::set1(kSmallestExponent), S::scale2(e, shifted), S::set1(0.0f));
+}
+
+inline float horizontal_sum(F x) {  // pairwise, so that lanes combine alike for every width
+  float lane[N];
+  S::store(lane, x);
+  for (int step = N / 2; step > 0; step /= 2)
+    for (int i = 0; i < step; ++i) lane[i] += lane[i + step];
+  return lane[0];
+}
+
+inline float horizontal_max(F x) {
+  float lane[N], m = -INFINITY;
+  S::store(lane, x);
+  for (int i = 0; i < N; ++i) m = lane[i] > m ? lane[i] : m;
+  return m;
+}
+
+// Calls f(vector, offset) over n values; the last, partial vector is filled up with `fill`.
+template <class T, class Fn>
+inline void for_each(const T* x, int n, T fill, Fn f) {
+  int i = 0;
+  for (; i + N <= n; i += N) f(S::load(x + i), i);
+  if (i < n) {
+    T rest[N];
+    for (int k = 0; k < N; ++k) rest[k] = i + k < n ? x[i + k] : fill;
+    f(S::load(rest), i);
+  }
+}
+
+template <class T>
+constexpr T minus_infinity() {
+  if constexpr (sizeof(T) == 4) return -INFINITY;
+  else return T{T::kMinusInfinity};
+}
+
+inline void store_some(float* out, F x, int count) {
+  if (count >= N) {
+    S::store(out, x);
+  } else {
+    float lane[N];
+    S::store(lane, x);
+    memcpy(out, lane, sizeof(float) * count);
+  }
+}
+
+template <class T>
+int32_t block_maxima(const void* data, int n, float* out) {
+  const T* x = static_cast<const T*>(data);
+  typename S::Unordered nan = S::no_nan();
+  int i = 0;
+  for (; i + kBlock <= n; i += kBlock) {
+    F m = S::set1(-INFINITY);
+    for (int k = 0; k < kBlock; k += N) {
+      const F v = S::load(x + i + k);
+      nan = S::note_nan(nan, v);
+      m = S::max(v, m);  // the second one where v is NaN
+    }
+    *out++ = horizontal_max(m);
+  }
+  if (i < n) {
+    F m = S::set1(-INFINITY);
+    for_each(x + i, n - i, minus_infinity<T>(), [&](F v, int) {
+      nan = S::note_nan(nan, v);
+      m = S::max(v, m);
+    });
+    *out = horizontal_max(m);
+  }
+  return S::any_nan(nan) ? kNaN : 0;
+}
+
+template <class T>
+float exp_sum(const void* data, int n, float max, float inverse_temperature) {
+  const T* x = static_cast<const T*>(data);
+  const F m = S::set1(max), t = S::set1(inverse_temperature);
+  F s0 = S::set1(0.0f), s1 = s0;
+  int i = 0;
+  for (; i + 2 * N <= n; i += 2 * N) {
+    s0 = s0 + exp_nonpositive((S::load(x + i) - m) * t);
+    s1 = s1 + exp_nonpositive((S::load(x + i + N) - m) * t);
+  }
+  for_each(x + i, n - i, minus_infinity<T>(), [&](F v, int) { s0 = s0 + exp_nonpositive((v - m) * t); });
+  return horizontal_sum(s0 + s1);
+}
+
+template <class T>
+void moments(const void* data, int n, float max, float* sum, float* weighted) {
+  const F m = S::set1(max), zero = S::set1(0.0f);
+  F s = zero, w = zero;
+  for_each(static_cast<const T*>(data), n, minus_infinity<T>(), [&](F v, int) {
+    const F shifted = v - m, e = exp_nonpositive(shifted);
+    s = s + e;
+    w = w + S::where_ge(shifted, S::set1(kSmallestExponent), e * shifted, zero);  // 0 * log 0 = 0
+  });
+  *sum = horizontal_sum(s);
+  *weighted = horizontal_sum(w);
+}
+
+template <class T>
+void weights(const void* data, int n, float max, float inverse_temperature, float cutoff, float scale, float* out) {
+  const F m = S::set1(max), t = S::set1(inverse_temperature), c = S::set1(cutoff), f = S::set1(scale), zero = S::set1(0.0f);
+  for_each(static_cast<const T*>(data), n, minus_infinity<T>(), [&](F v, int i) {
+    store_some(out + i, S::where_ge(v, c, exp_nonpositive((v - m) * t) * f, zero), n - i);
+  });
+}
+
+template <class T>
+void load(const void* data, int n, float* out) {
+  const F low = S::set1(-INFINITY);
+  for_each(static_cast<const T*>(data), n, minus_infinity<T>(), [&](F v, int i) {
+    store_some(out + i, S::max(v, low), n - i);
+  });
+}
+
+inline float sum(const float* x, int n) {
+  F s = S::set1(0.0f);
+  for_each(x, n, 0.0f, [&](F v, int) { s = s + v; });
+  return horizontal_sum(s);
+}
+
+// Calls f(a, b) over two arrays of n values, filled up with zeros.
+template <class Fn>
+inline float pairwise_sum(const float* a, const float* b, int n, Fn f) {
+  F s0 = S::set1(0.0f), s1 = s0;
+  int i = 0;
+  for (; i + 2 * N <= n; i += 2 * N) {
+    s0 = s0 + f(S::load(a + i), S::load(b + i));
+    s1 = s1 + f(S::load(a + i + N), S::load(b + i + N));
+  }
+  for (; i < n; i += N) {
+    float ra[N] = {}, rb[N] = {};
+    memcpy(ra, a + i, sizeof(float) * (n - i < N ? n - i : N));
+    memcpy(rb, b + i, sizeof(float) * (n - i < N ? n - i : N));
+    s0 = s0 + f(S::load(ra), S::load(rb));
+  }
+  return horizontal_sum(s0 + s1);
+}
+
+float residual_sum(const float* scaled_p, const float* q, int n) {
+  return pairwise_sum(scaled_p, q, n, [](F p, F d) { return S::max(p - d, S::set1(0.0f)); });
+}
+
+float overlap_sum(const float* p, const float* q, int n) {
+  return pairwise_sum(p, q, n, [](F a, F b) { return S::min(a, b); });
+}
+
+// Philox for 16 counters at once as plain loops, which the compiler turns into this instruction set's vectors.
+struct Noise64 {
+  uint32_t word[4][16];
+};
+
+inline void philox64(int64_t key, uint32_t counter, Noise64& out) {
+  uint32_t c0[16], c1[16], c2[16], c3[16];
+  for (int i = 0; i < 16; ++i) c0[i] = counter + i, c1[i] = 0, c2[i] = 0, c3[i] = kNoiseStream;
+  uint32_t k0 = low_word(key), k1 = high_word(key);
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    for (int i = 0; i < 16; ++i) {
+      const uint64_t p0 = uint64_t(kPhiloxM0) * c0[i], p1 = uint64_t(kPhiloxM1) * c2[i];
+      c0[i] = uint32_t(p1 >> 32) ^ c1[i] ^ k0;
+      c2[i] = uint32_t(p0 >> 32) ^ c3[i] ^ k1;
+      c1[i] = uint32_t(p1);
+      c3[i] = uint32_t(p0);
+    }
+    k0 += kPhiloxW0;
+    k1 += kPhiloxW1;
+  }
+  memcpy(out.word[0], c0, sizeof c0);
+  memcpy(out.word[1], c1, sizeof c1);
+  memcpy(out.word[2], c2, sizeof c2);
+  memcpy(out.word[3], c3, sizeof c3);
+}
+
+// A candidate's t = bits * 2^-32 must be below weight * limit: then -log1p(-t) >= t may be, too.
+int noise_candidates(int64_t key, int32_t first, int n, const float* weight, float limit, int32_t* offset, uint32_t* bits) {
+  int count = 0;
+  Noise64 noise;
+  for (int i = -(first % 64); i < n; i += 64) {  // counters stand in groups of 64 ids
+    philox64(key, uint32_t(first + i) / 4, noise);
+    for (int k = i < 0 ? -i : 0; k < 64 && i + k < n; ++k) {
+      const uint32_t word = noise.word[k % 4][k / 4];
+      offset[count] = i + k;
+      bits[count] = word;
+      count += float(word) * 0x1p-32f <= weight[i + k] * limit && weight[i + k] > 0.0f;
+    }
+  }
+  return count;
+}
+
+template <class T>
+constexpr LogitKernels logit_kernels() {
+  return {block_maxima<T>, exp_sum<T>, moments<T>, weights<T>, load<T>};
+}
+
+constexpr Kernels make_kernels(int level) {
+  return {level, {logit_kernels<float>(), logit_kernels<BFloat16>(), logit_kernels<Float16>()},
+          sum, residual_sum, overlap_sum, noise_candidates};
+}
+
+}  // namespace
+}  // namespace specdec::cpu

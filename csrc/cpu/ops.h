@@ -1,0 +1,14 @@
+// The CPU kernels: one function an op, each in the file of its name.
+#pragma once
+#include "common/params.h"
+
+namespace specdec::cpu {
+
+void row_stats(const RowStatsArgs& args);
+void warp_probs(const WarpProbsArgs& args);
+void uniform_samples(const UniformSamplesArgs& args);
+void noise_keys(const NoiseKeysArgs& args);
+void sample(const SampleArgs& args);
+void verify(const VerifyArgs& args);  // verify_chain and verify_packed
+
+}  // namespace specdec::cpu

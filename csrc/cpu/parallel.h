@@ -1,0 +1,26 @@
+// torch's thread pool, without torch's headers: defined in bind_cpu.cpp.
+#pragma once
+#include <cstdint>
+#include <functional>
+
+namespace specdec::cpu {
+
+int num_threads();
+// f(begin, end) over [0, n) in chunks; inline when called from inside another parallel_for.
+void parallel_for(int64_t n, const std::function<void(int64_t, int64_t)>& f);
+
+// f(i) for each of n independent rows or sequences. `inside` tells f whether it may split its own work over the threads:
+// true where there are too few of them to keep every thread busy.
+template <class Fn>
+void for_each_row(int64_t n, Fn f) {
+  if (n == 0) return;
+  if (n == 1 || 2 * n < num_threads()) {
+    for (int64_t i = 0; i < n; ++i) f(i, true);
+  } else {
+    parallel_for(n, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) f(i, false);
+    });
+  }
+}
+
+}  // namespace specdec::cpu

@@ -1,0 +1,57 @@
+// One row of logits: its law, and the scratch that a draw from it re-uses.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "common/law.h"
+#include "common/params.h"
+#include "cpu/isa/kernels.h"
+
+namespace specdec::cpu {
+
+// A view of one row.
+struct RowView {
+  const char* data;
+  DType dtype;
+  int32_t vocab;
+  const void* at(int32_t id) const { return data + int64_t(id) * (dtype == DType::kFloat32 ? 4 : 2); }
+  int tiles() const { return (vocab + kTile - 1) / kTile; }
+  int tile_size(int tile) const { return vocab - tile * kTile < kTile ? vocab - tile * kTile : kTile; }
+  const LogitKernels& kernels() const { return cpu::kernels().logits[int(dtype)]; }
+};
+
+RowView row_view(const Rows& rows, int64_t b, int64_t i);
+
+Sampling sampling_of(const SamplingArgs& args, int64_t b);
+
+// What reading a row leaves behind. Nothing here is as wide as the vocabulary: V / 64 maxima, V / 1024 masses and at most
+// kMaxKept ids that truncation kept.
+struct RowScratch {
+  static constexpr int kMaxKept = 4096;
+  std::vector<float> block_max, tile_max, tile_mass;  // tile_mass: sum of exp((x - max) / T) of the whole row, if summed
+  bool summed = false, listed = false;
+  std::vector<int32_t> kept_id;     // the kept ids in index order, if listed
+  std::vector<float> kept_logit;
+  std::vector<float> sorted, sorted_mass;
+};
+
+// Reads a row once (twice at most where truncation keeps very many ids) and finds its law. `split`: over all threads.
+RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, RowScratch& scratch);
+
+// log sum exp and entropy of the raw row (temperature 1, nothing cut), given its maximum.
+void raw_moments(const RowView& row, float max, bool split, float* log_normalizer, float* entropy);
+
+// P over one tile, times scale.
+void tile_probs(const RowView& row, const RowLaw& law, int tile, float scale, float* out);
+
+// P of one id, bit for bit what tile_probs gives.
+float prob_at(const RowView& row, const RowLaw& law, int32_t id);
+
+// f(tile) for every tile of a row, over all threads if `split` and the row is long enough to pay for it.
+void for_each_tile(const RowView& row, bool split, const std::function<void(int)>& f);
+
+// Writes RowStats of row `index`.
+void write_stats(const RowLaw& law, const StatsOut& out, int64_t index, float raw_log_normalizer, float raw_entropy);
+
+}  // namespace specdec::cpu

@@ -1,0 +1,51 @@
+#include <cmath>
+#include <limits>
+
+#include "common/status.h"
+#include "cpu/draw.h"
+#include "cpu/ops.h"
+#include "cpu/parallel.h"
+
+namespace specdec::cpu {
+namespace {
+
+constexpr float kNaNFloat = std::numeric_limits<float>::quiet_NaN();
+
+std::vector<NoisyToken> draw_row(const SampleArgs& args, const RowView& row, RowLaw& law, const RowScratch& scratch,
+                                 int64_t index, bool split) {
+  if (args.noise_keys)
+    return noisy_top(row, law, scratch, args.noise_keys[index], args.draft_to_target, args.num_samples);
+  if (law.one_hot || !args.uniform_samples) return {{0.0f, law.argmax}};
+  const float uniform = args.uniform_samples[index];
+  if (!is_uniform(uniform)) law.status |= kBadParam;
+  const int32_t id = draw_token(row, law, scratch, nullptr, 1.0f, uniform, split);
+  return {{0.0f, id}};
+}
+
+}  // namespace
+
+void sample(const SampleArgs& args) {
+  for_each_row(args.batch * args.n, [&](int64_t index, bool split) {
+    thread_local RowScratch scratch;
+    const int64_t b = index / args.n;
+    const RowView row = row_view(args.logits, b, index % args.n);
+    RowLaw law = analyse_row(row, sampling_of(args.params, b), split, scratch);
+    const std::vector<NoisyToken> drawn = draw_row(args, row, law, scratch, index, split);
+    for (int32_t i = 0; i < args.num_samples; ++i) {
+      int64_t token = -1;
+      float log_prob = -std::numeric_limits<float>::infinity();
+      if (i < int32_t(drawn.size())) {
+        const int32_t id = drawn[i].id;
+        float logit;
+        row.kernels().load(row.at(id), 1, &logit);
+        token = args.draft_to_target ? args.draft_to_target[id] : id;
+        log_prob = law.one_hot ? 0.0f : (logit - law.max) * law.inverse_temperature - std::log(law.normalizer);
+      }
+      args.token[index * args.num_samples + i] = token;
+      args.log_prob[index * args.num_samples + i] = log_prob;
+    }
+    write_stats(law, args.out, index, kNaNFloat, kNaNFloat);
+  });
+}
+
+}  // namespace specdec::cpu

@@ -1,0 +1,240 @@
+// verify_chain and verify_packed: one sequence at a time, rows read only as far as the rule gets.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "common/status.h"
+#include "cpu/draw.h"
+#include "cpu/ids.h"
+#include "cpu/ops.h"
+#include "cpu/parallel.h"
+
+namespace specdec::cpu {
+namespace {
+
+class Sequence {
+ public:
+  Sequence(const VerifyArgs& args, int64_t b, bool split) : args_(args), b_(b), split_(split) {}
+
+  void run() {
+    find_block();
+    int64_t* tokens = args_.tokens + b_ * (args_.num_draft + 1);
+    std::fill(tokens, tokens + args_.num_draft + 1, -1);
+    int64_t emitted = 0;
+    if (!idle_) {
+      target_sampling_ = sampling_of(args_.params, b_);
+      if (args_.acceptance == Acceptance::kGreedy) {
+        target_sampling_.greedy = true;
+        target_sampling_.inverse_temperature = 1.0f;
+      }
+      draft_sampling_ = sampling_of(args_.draft_params, b_);
+      const bool by_block = args_.acceptance == Acceptance::kBlock && has_draft() &&
+                            (args_.draft_probs.data != nullptr || !draft_sampling_.greedy);
+      int64_t final = -1;
+      if (args_.acceptance == Acceptance::kMatch || args_.acceptance == Acceptance::kGreedy) {
+        final = match_rule();
+      } else {
+        final = by_block ? block_rule() : token_rule();
+      }
+      for (int64_t i = 0; i < accepted_; ++i) tokens[i] = token(i);
+      if (final >= 0) tokens[accepted_] = final;
+      emitted = accepted_ + (final >= 0);
+    }
+    args_.num_accepted[b_] = int32_t(accepted_);
+    args_.num_tokens[b_] = int32_t(emitted);
+    args_.status[b_] = status_;
+    if (args_.overlap) write_overlap();
+  }
+
+ private:
+  // Where the sequence's rows stand, and where its block ends: before the first placeholder or invalid id, and after the
+  // first EOS, cut there before any rule looks at it.
+  void find_block() {
+    int64_t room = args_.num_draft;
+    if (args_.cu) {
+      const int64_t start = args_.cu[b_], stop = args_.cu[b_ + 1];
+      if (start < 0 || stop < start || stop > args_.total) {
+        idle_ = true;
+        status_ = kBadParam;
+        return;
+      }
+      batch_ = 0;
+      first_ = start;
+      first_target_ = start + b_;
+      if (stop - start > room) status_ |= kBadParam;
+      room = std::min(room, stop - start);
+      draft_index_ = first_;
+      target_index_ = first_target_;
+    } else {
+      batch_ = b_;
+      draft_index_ = b_ * args_.num_draft;
+      target_index_ = b_ * (args_.num_draft + 1);
+    }
+    int64_t given = room;
+    if (args_.num_draft_tokens.data) given = id_at(args_.num_draft_tokens, b_);
+    if (given > room || given < -1) status_ |= kBadParam;
+    idle_ = given < 0;
+    if (idle_) return;
+    const int64_t limit = std::min(given, room);
+    for (; length_ < limit; ++length_) {
+      const int64_t id = token(length_);
+      if (id < 0 || id >= args_.target.vocab) {
+        if (id != -1) status_ |= kBadToken;
+        return;
+      }
+      if (std::find(args_.eos_token_ids, args_.eos_token_ids + args_.num_eos, id) != args_.eos_token_ids + args_.num_eos) {
+        ++length_;
+        ends_in_eos_ = true;
+        return;
+      }
+    }
+  }
+
+  int64_t token(int64_t i) const { return id_at(args_.draft_tokens, draft_index_ + i); }
+  bool has_draft() const { return args_.draft.data != nullptr || args_.draft_probs.data != nullptr; }
+  RowView target_row(int64_t i) const { return row_view(args_.target, batch_, first_target_ + i); }
+
+  // Reads target row i; its flags count from here on.
+  RowLaw read_target(int64_t i, RowScratch& scratch) {
+    const RowLaw law = analyse_row(target_row(i), target_sampling_, split_, scratch);
+    status_ |= law.status;
+    return law;
+  }
+
+  // The draft's law at position i, from the stats kept from drafting if there are any; its flags count if `flag`.
+  DraftRow draft_row(int64_t i, bool flag = true) {
+    if (!has_draft()) return DraftRow(int32_t(token(i)));
+    if (args_.draft_probs.data) {
+      const DraftRow row(row_view(args_.draft_probs, batch_, first_ + i), args_.target_to_draft, args_.map_size);
+      if (flag && row.has_nan()) status_ |= kNaN;
+      return row;
+    }
+    const RowView view = row_view(args_.draft, batch_, first_ + i);
+    const RowLaw law = draft_law(view, i);
+    if (flag) status_ |= law.status;
+    return DraftRow(view, law, args_.target_to_draft, args_.map_size);
+  }
+
+  RowLaw draft_law(const RowView& view, int64_t i) const {
+    thread_local RowScratch scratch;
+    if (!args_.draft_values) return analyse_row(view, draft_sampling_, split_, scratch);
+    const int64_t index = draft_index_ + i;
+    const float* values = args_.draft_values + index * kNumValues;
+    RowLaw law{};
+    law.max = values[0];
+    law.cutoff = values[1];
+    law.normalizer = values[3];
+    law.inverse_normalizer = 1.0f / values[3];
+    law.inverse_temperature = draft_sampling_.inverse_temperature;
+    law.argmax = int32_t(args_.draft_argmax[index]);
+    law.status = args_.draft_status[index];
+    law.one_hot = draft_sampling_.greedy || std::isinf(law.max);
+    return law;
+  }
+
+  // Uniform number i of the sequence (0: the final draw, i >= 1: the coin of draft token i); greedy calls may have none.
+  float uniform(int64_t i) {
+    const float u = args_.uniform_samples ? args_.uniform_samples[target_index_ + i] : 0.0f;
+    if (!is_uniform(u)) status_ |= kBadParam;
+    return u;
+  }
+
+  // Recovered from what P has and the draft has not, or bonus.
+  int64_t final_token(const RowLaw& law, const RowScratch& scratch, const DraftRow* draft, float scale) {
+    if (law.one_hot) return law.argmax;
+    return draw_token(target_row(accepted_), law, scratch, draft, scale, uniform(0), split_);
+  }
+
+  int64_t token_rule() {
+    thread_local RowScratch scratch;
+    for (;; ++accepted_) {
+      if (ends_in_eos_ && accepted_ == length_) return -1;
+      const RowLaw law = read_target(accepted_, scratch);
+      if (accepted_ == length_) return final_token(law, scratch, nullptr, 1.0f);
+      const int32_t x = int32_t(token(accepted_));
+      if (law.one_hot) {
+        if (x != law.argmax) return law.argmax;
+        continue;
+      }
+      const DraftRow draft = draft_row(accepted_);
+      if (!accept_token(uniform(accepted_ + 1), prob_at(target_row(accepted_), law, x), draft.prob(x)))
+        return final_token(law, scratch, &draft, 1.0f);
+    }
+  }
+
+  // The last i with u_i < h_i counts, so the walk goes on after a failure; it ends where w has become 0.
+  int64_t block_rule() {
+    thread_local RowScratch best, current;
+    RowLaw best_law{}, law{};
+    if (length_ > 0) best_law = read_target(0, best);
+    law = best_law;
+    float w = 1, best_w = 1;
+    for (int64_t i = 1; i <= length_; ++i) {
+      const int32_t x = int32_t(token(i - 1));
+      w = next_block_weight(w, prob_at(target_row(i - 1), law, x), draft_row(i - 1).prob(x));
+      const float coin = uniform(i);
+      if (!(w > 0)) break;
+      if (i < length_) {
+        law = read_target(i, current);
+        const float h = block_threshold(w, residual_mass(target_row(i), law, current, draft_row(i), w, split_));
+        if (coin < h) {
+          accepted_ = i;
+          best_law = law;
+          best_w = w;
+          std::swap(best, current);
+        }
+      } else if (coin < w) {
+        accepted_ = i;
+      }
+    }
+    if (accepted_ == length_) {
+      if (ends_in_eos_) return -1;
+      best_law = read_target(accepted_, best);
+      return final_token(best_law, best, nullptr, 1.0f);
+    }
+    const DraftRow draft = draft_row(accepted_);
+    return final_token(best_law, best, &draft, best_w);
+  }
+
+  int64_t match_rule() {
+    thread_local RowScratch scratch;
+    for (;; ++accepted_) {
+      if (ends_in_eos_ && accepted_ == length_) return -1;
+      const RowLaw law = read_target(accepted_, scratch);
+      int64_t wanted = law.argmax;
+      if (args_.noise_keys && !law.one_hot)
+        wanted = noisy_top(target_row(accepted_), law, scratch, args_.noise_keys[target_index_ + accepted_], nullptr, 1)[0].id;
+      if (accepted_ == length_ || token(accepted_) != wanted) return wanted;
+    }
+  }
+
+  void write_overlap() {
+    thread_local RowScratch scratch;
+    float* out = args_.overlap + b_ * args_.num_draft;
+    for (int64_t i = 0; i < args_.num_draft; ++i) {
+      out[i] = std::numeric_limits<float>::quiet_NaN();
+      if (i >= length_) continue;
+      const RowLaw law = analyse_row(target_row(i), target_sampling_, split_, scratch);
+      out[i] = overlap(target_row(i), law, draft_row(i, false), split_);
+    }
+  }
+
+  const VerifyArgs& args_;
+  const int64_t b_;
+  const bool split_;  // the sequence may use all threads for one row
+  bool idle_ = false, ends_in_eos_ = false;
+  int64_t batch_ = 0, first_ = 0, first_target_ = 0;     // indices of its first rows in `Rows`
+  int64_t draft_index_ = 0, target_index_ = 0;           // the same in the flat arrays
+  int64_t length_ = 0, accepted_ = 0;
+  int32_t status_ = 0;
+  Sampling target_sampling_{}, draft_sampling_{};
+};
+
+}  // namespace
+
+void verify(const VerifyArgs& args) {
+  for_each_row(args.batch, [&](int64_t b, bool split) { Sequence(args, b, split).run(); });
+}
+
+}  // namespace specdec::cpu
