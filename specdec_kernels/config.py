@@ -8,6 +8,7 @@
                             machine has. Default: empty, no limit
 ``SPECDEC_CACHE``           folder of fetched models, texts and tables. Default: ``specdec_kernels`` in
                             ``$XDG_CACHE_HOME`` (``~/.cache``)
+``NO_COLOR``                not empty: the demo marks tokens without colours (https://no-color.org)
 ==========================  =========================================================================================
 
 They are read once, at first use; a test that changes one calls `reload`. The variables of the build are in setup.py.
@@ -40,12 +41,15 @@ class Settings:
         The backend every op takes; None: the best one for the device.
     cache : Path
         Folder of fetched models, texts and tables; it need not exist yet.
+    no_color : bool
+        Print without colours.
     """
 
     check: bool
     cpu_capability: str | None
     backend: str | None
     cache: Path
+    no_color: bool
 
 
 _settings: Settings | None = None
@@ -81,6 +85,7 @@ def reload() -> Settings:
         cpu_capability=_choice("SPECDEC_CPU_CAPABILITY", _CPU_CAPABILITIES),
         backend=_choice("SPECDEC_BACKEND", _BACKENDS),
         cache=_cache_folder(),
+        no_color=bool(_read("NO_COLOR")),
     )
     return _settings
 

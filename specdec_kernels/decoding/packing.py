@@ -1,84 +1,122 @@
-"""Linear layers with weights packed once for oneDNN: the forward of a few rows on a CPU in much less time.
+"""Linear weights laid out in advance, which makes verifying several tokens on a CPU nearly as cheap as one.
 
-``nn.Linear`` re-reads its weight in an order that suits one row or hundreds, not the 4 to 32 rows that verify a draft.
-A weight reordered once into oneDNN's blocked layout serves every row count, and each row's result has the same bits
-whatever rows stand beside it, which makes decoding with and without speculation agree.
+Plain float32 `torch.nn.Linear` on a CPU is bound by memory for one row, but re-arranges its weights at every call with
+more than one. oneDNN can do that once, into a blocked layout that serves every row count; each row of the result has the
+same bits whatever rows stand beside it, so that decoding with and without speculation agree. (MKL's packed weights need a
+copy for each row count, round differently for each, and were up to twice as slow on the AMD machine measured.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["pack_linear_weights"]
-
 _MIN_ROWS = 4  # oneDNN multiplies 1 or 2 rows by another kernel: slower than 4 rows, and with other rounding
 
+_packed: weakref.WeakSet[Any] = weakref.WeakSet()
 
-@contextmanager
-def pack_linear_weights(model: nn.Module) -> Iterator[None]:
-    """Run the model's float32 ``nn.Linear`` layers from packed weights while the context lasts.
 
-    The modules, their parameters and the state dict stay as they are; only each layer's `forward` is set, and unset on
-    leaving, also by an exception. Costs the memory of the weights once more. Change no weight inside the context: the
-    packed copy would not follow. Inputs that need a gradient take the layer's own forward.
+class PackedWeights:
+    """The packed layers of a model; a context manager that puts them back on leaving. Made by `pack_linear_weights`.
+
+    Attributes
+    ----------
+    num_layers : int
+        Linear layers packed.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._layers: list[nn.Module] = []
+
+    @property
+    def num_layers(self) -> int:
+        """Linear layers packed."""
+        return len(self._layers)
+
+    def undo(self) -> None:
+        """Restore the layers and free the packed copies. May be called again."""
+        for layer in self._layers:
+            layer.__dict__.pop("forward", None)
+        self._layers = []
+        _packed.discard(self._model)
+
+    def __enter__(self) -> PackedWeights:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
+
+
+def pack_linear_weights(model: nn.Module) -> PackedWeights:
+    """Pack the weights of every `torch.nn.Linear` of `model`, for calls with any number of rows.
+
+    Costs the memory of those weights once more. The result differs from the plain layer's by rounding. The parameters and
+    the state dict stay as they are; a weight changed afterwards is not seen until the layers are packed again.
 
     Parameters
     ----------
     model : nn.Module
-        On the CPU. Layers of another class (GPT-2's Conv1D, quantised ones) are left alone.
+        On the CPU, float32, not training. Changed in place until `PackedWeights.undo` or the end of the ``with`` block.
+
+    Returns
+    -------
+    PackedWeights
 
     Raises
     ------
     ValueError
-        This torch has no oneDNN, or the model has no float32 ``nn.Linear`` on the CPU.
+        A model elsewhere than on the CPU or not float32, one that is packed already, or a torch without oneDNN.
     """
-    if not torch.backends.mkldnn.is_available():
-        raise ValueError("pack_linear_weights: this build of torch has no oneDNN")
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear) and _packable(module)]
-    if not layers:
-        raise ValueError(
-            f"pack_linear_weights: model must have float32 nn.Linear layers on the CPU, {type(model).__name__} has none"
-        )
-    packed: list[nn.Linear] = []
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        raise ValueError("pack_linear_weights: this build of torch has no oneDNN, which does the packing")
+    if model in _packed:
+        raise ValueError(f"pack_linear_weights: this {type(model).__name__} is packed already; undo that first")
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    for layer in layers:
+        weight = layer.weight
+        if weight.device.type != "cpu" or weight.dtype != torch.float32:
+            raise ValueError(
+                f"pack_linear_weights: weights must be float32 on the CPU, got {weight.dtype} on {weight.device}; "
+                "elsewhere packing gains nothing"
+            )
+    packed = PackedWeights(model)
+    _packed.add(model)
     try:
         for layer in layers:
-            layer.forward = _packed_forward(layer)  # type: ignore[method-assign]
-            packed.append(layer)
-        yield
-    finally:
-        for layer in packed:
-            del layer.forward
+            layer.__dict__["forward"] = _packed_forward(layer)
+            packed._layers.append(layer)
+    except BaseException:  # memory ran out, or Ctrl-C: leave no half-packed model behind
+        packed.undo()
+        raise
+    return packed
 
 
-def _packable(module: nn.Linear) -> bool:
-    return (
-        type(module) is nn.Linear
-        and module.weight.dtype == torch.float32
-        and module.weight.device.type == "cpu"
-        and "forward" not in vars(module)  # somebody else's hook, or packed already
-    )
+def is_packed(model: Any) -> bool:
+    """True between `pack_linear_weights` and its undoing."""
+    return model in _packed
 
 
 def _packed_forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
-    out_features, in_features, bias = layer.out_features, layer.in_features, layer.bias
-    with torch.no_grad():
-        weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), None)
+    features, bias = layer.in_features, None if layer.bias is None else layer.bias.detach()
+    weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), None)
     linear = torch.ops.mkldnn._linear_pointwise
 
-    def forward(input: Tensor) -> Tensor:
-        if input.requires_grad or input.dtype != torch.float32:
-            return nn.Linear.forward(layer, input)
-        rows = input.reshape(-1, in_features)
+    def forward(x: Tensor) -> Tensor:
+        rows = x.reshape(-1, features)
         missing = _MIN_ROWS - rows.shape[0]
         if missing > 0:
             rows = nn.functional.pad(rows, (0, 0, 0, missing))
-        output = linear(rows, weight, bias, "none", [], "")
+        y = linear(rows, weight, bias, "none", [], "")
         if missing > 0:
-            output = output[:-missing]
-        return output.view(*input.shape[:-1], out_features)
+            y = y[:-missing]
+        return y.view(*x.shape[:-1], y.shape[-1])
 
     return forward
