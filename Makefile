@@ -1,0 +1,78 @@
+# What a person types; `make help` lists it. Needs python3 >= 3.11, a C++ compiler and make. Everything is installed into the
+# active virtual environment (VIRTUAL_ENV), else into .venv. Stamp files there make the second run start in seconds.
+
+PYTHON ?= python3
+ARGS ?=
+VENV := $(or $(VIRTUAL_ENV),.venv)
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+REQUIREMENTS := $(VENV)/.specdec-requirements
+INSTALLED := $(VENV)/.specdec-installed
+CORES := $(shell nproc 2>/dev/null || echo 1)
+WORKERS ?= $(shell test $(CORES) -lt 4 && echo $(CORES) || echo 4)
+
+NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+HAS_TORCH := import importlib.metadata as m, re, sys; \
+  sys.exit(tuple(map(int, re.findall(r"\d+", m.version("torch"))[:2])) < (2, 11))
+
+.PHONY: help test demo build bench lint format clean FORCE
+
+help:  ## list what can be made
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@echo 'ARGS="..." goes on to the command: make test ARGS="-k verify_chain", make demo ARGS="--help"'
+
+test: $(INSTALLED)  ## run the whole test-suite (up to 20 minutes on two cores)
+	@echo "==> running the tests in $(WORKERS) processes (up to 20 minutes on two cores)"
+	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+demo: $(INSTALLED)  ## watch a real language model decode with and without speculation (about 2 minutes)
+	@OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0 $(PY) -m specdec_kernels demo $(ARGS)
+
+build: $(INSTALLED)  ## compile and install into the environment, in place
+
+bench: $(INSTALLED)  ## measure the ops against their peers, on this machine
+	$(PY) -m bench.run $(ARGS)
+
+lint: $(INSTALLED)  ## ruff, mypy and clang-format; changes nothing
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(VENV)/bin/clang-format --dry-run -Werror $(NATIVE)
+
+format: $(REQUIREMENTS)  ## let ruff and clang-format rewrite the sources
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+	$(VENV)/bin/clang-format -i $(NATIVE)
+
+clean:  ## remove what was built (the environment stays)
+	rm -rf build dist *.egg-info specdec_kernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis $(INSTALLED)
+	find specdec_kernels python_tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(PY):
+	@test -z "$(VIRTUAL_ENV)" || { echo "VIRTUAL_ENV=$(VIRTUAL_ENV) holds no bin/python: deactivate it" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
+	  "Python 3.11 or newer is needed and $(PYTHON) is not; choose one with: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "==> creating the virtual environment $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf .venv; echo \
+	  "$(PYTHON) cannot make a virtual environment (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+
+$(REQUIREMENTS): requirements-test.txt | $(PY)
+	@$(PIP) --version >/dev/null 2>&1 || $(PY) -m ensurepip || { echo "$(VENV) has no pip" >&2; exit 1; }
+	@if $(PY) -c '$(HAS_TORCH)' 2>/dev/null; then echo "==> keeping the torch that $(VENV) already has"; else \
+	  echo "==> installing PyTorch into $(VENV) (once; it is large: minutes, depending on the network)"; \
+	  $(PIP) install "$$(grep '^torch==' requirements-test.txt)"; fi
+	@echo "==> installing the other packages (once; about a minute)"
+	@grep -v '^torch==' requirements-test.txt > $(REQUIREMENTS).txt
+	@$(PIP) install -q -r $(REQUIREMENTS).txt
+	@touch $@
+
+# The stamp holds the checkout it was made from: an environment may serve several, and the last one installed is in it.
+ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(CURDIR))
+$(INSTALLED): FORCE
+endif
+$(INSTALLED): $(REQUIREMENTS) setup.py pyproject.toml $(NATIVE)
+	@echo "==> compiling and installing specdec_kernels (minutes the first time, then only what changed)"
+	@mkdir -p build && $(PIP) install -v --no-build-isolation --no-deps -e . > build/install.log 2>&1 \
+	  || { cat build/install.log >&2; exit 1; }
+	@sed -n 's/^ *\(specdec_kernels: \)/    \1/p' build/install.log
+	@echo "$(CURDIR)" > $@
