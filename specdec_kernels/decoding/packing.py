@@ -1,9 +1,9 @@
 """Linear weights laid out in advance, which makes verifying several tokens on a CPU nearly as cheap as one.
 
 Plain float32 `torch.nn.Linear` on a CPU is bound by memory for one row, but re-arranges its weights at every call with
-more than one. oneDNN can do that once, into a blocked layout that serves every row count; each row of the result has the
-same bits whatever rows stand beside it, so that decoding with and without speculation agree. (MKL's packed weights need a
-copy for each row count, round differently for each, and were up to twice as slow on the AMD machine measured.)
+more than one. oneDNN can do that once, into a blocked layout that serves every row count; each row of the result has
+the same bits whatever rows stand beside it, so that decoding with and without speculation agree. (MKL's packed weights
+need a copy for each row count, round differently for each, and were up to twice as slow on the AMD machine measured.)
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class PackedWeights:
 def pack_linear_weights(model: nn.Module) -> PackedWeights:
     """Pack the weights of every `torch.nn.Linear` of `model`, for calls with any number of rows.
 
-    Costs the memory of those weights once more. The result differs from the plain layer's by rounding. The parameters and
-    the state dict stay as they are; a weight changed afterwards is not seen until the layers are packed again.
+    Costs the memory of those weights once more. The result differs from the plain layer's by rounding. The parameters
+    and the state dict stay as they are; a weight changed afterwards is not seen until the layers are packed again.
 
     Parameters
     ----------
