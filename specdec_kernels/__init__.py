@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from . import laws
 from .backends import backends, native
+from .decoding.generate import generate
+from .decoding.packing import pack_linear_weights
+from .drafters import ModelDrafter, NgramDrafter, NoDrafter
 from .ops.noise_keys import noise_keys
 from .ops.row_stats import row_stats
 from .ops.sample import sample
@@ -25,14 +28,19 @@ native.load()
 __all__ = [
     "PLACEHOLDER_TOKEN_ID",
     "Draw",
+    "ModelDrafter",
+    "NgramDrafter",
+    "NoDrafter",
     "RowStats",
     "SamplingParams",
     "Status",
     "TokenMap",
     "VerifyOutput",
     "backends",
+    "generate",
     "laws",
     "noise_keys",
+    "pack_linear_weights",
     "row_stats",
     "sample",
     "uniform_samples",

@@ -1,0 +1,177 @@
+"""What `generate` was given: checked before any work, and brought into the loop's form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..drafters.base import Drafter
+from ..laws import require_lossless
+from ..sampling import SamplingParams
+from .runner import Prompt, Runner
+
+ACCEPTANCES = ("token", "block", "match", "greedy")
+MAX_SPECULATIVE_TOKENS = 64
+
+
+def check_arguments(
+    runner: Runner,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    drafter: Drafter,
+    sampling: SamplingParams,
+    seeds: Tensor | None,
+    max_new_tokens: int,
+    num_speculative_tokens: int | str,
+    acceptance: str,
+    target_law: object | None,
+    streamer: Any,
+) -> None:
+    """Raise for the first argument that is wrong."""
+    _check_ids(runner, input_ids)
+    batch, length = input_ids.shape
+    if attention_mask is not None:
+        _check_mask(runner, attention_mask, batch, length)
+    if not isinstance(drafter, Drafter):
+        raise TypeError(f"generate: drafter must be a Drafter (NoDrafter() for none), got {type(drafter).__name__}")
+    _check_sampling(sampling, batch, runner.device)
+    if seeds is not None:
+        if not isinstance(seeds, Tensor) or seeds.dtype != torch.int64:
+            raise TypeError(
+                f"generate: seeds must be an int64 tensor, got {getattr(seeds, 'dtype', type(seeds).__name__)}"
+            )
+        if tuple(seeds.shape) != (batch,):
+            raise ValueError(f"generate: seeds must be [batch={batch}], got {list(seeds.shape)}")
+    _check_int("max_new_tokens", max_new_tokens, 1, 2**31 - 1)
+    if num_speculative_tokens != "auto":
+        if isinstance(num_speculative_tokens, str):
+            raise ValueError(
+                f"generate: num_speculative_tokens must be an integer or 'auto', got {num_speculative_tokens!r}"
+            )
+        _check_int("num_speculative_tokens", num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
+    if acceptance not in ACCEPTANCES:
+        raise ValueError(f"generate: acceptance must be one of {', '.join(ACCEPTANCES)}, got {acceptance!r}")
+    require_lossless("generate", target_law)
+    if hasattr(streamer, "put") and batch != 1:
+        raise ValueError(
+            f"generate: a streamer with put and end takes a batch of 1, got {batch} sequences; pass a callable, "
+            "which is given the new tokens of every sequence"
+        )
+    if streamer is not None and not hasattr(streamer, "put") and not callable(streamer):
+        raise TypeError(f"generate: streamer must have put and end, or be callable, got {type(streamer).__name__}")
+    reached = (1 if runner.decoder_start is not None else length) + max_new_tokens
+    if runner.max_length is not None and reached > runner.max_length:
+        raise ValueError(
+            f"generate: {runner.name} holds {runner.max_length} positions, but prompt and max_new_tokens need {reached}"
+        )
+
+
+def _check_ids(runner: Runner, input_ids: Tensor) -> None:
+    if not isinstance(input_ids, Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
+        got = getattr(input_ids, "dtype", type(input_ids).__name__)
+        raise TypeError(f"generate: input_ids must be an int64 or int32 tensor, got {got}")
+    if input_ids.dim() != 2 or input_ids.numel() == 0:
+        raise ValueError(f"generate: input_ids must be [batch >= 1, prompt >= 1], got {list(input_ids.shape)}")
+    if input_ids.device != runner.device:
+        raise ValueError(f"generate: input_ids must be on {runner.device}, got {input_ids.device}")
+    lowest, highest = int(input_ids.min()), int(input_ids.max())
+    if lowest < 0 or highest >= runner.vocab_size:
+        raise ValueError(f"generate: input_ids must be in [0, vocab={runner.vocab_size}), got {lowest} … {highest}")
+
+
+def _check_mask(runner: Runner, attention_mask: Tensor, batch: int, length: int) -> None:
+    if not isinstance(attention_mask, Tensor):
+        raise TypeError(f"generate: attention_mask must be a tensor, got {type(attention_mask).__name__}")
+    if tuple(attention_mask.shape) != (batch, length):
+        raise ValueError(
+            f"generate: attention_mask must be [batch={batch}, prompt={length}], got {list(attention_mask.shape)}"
+        )
+    kept = attention_mask != 0
+    empty = ~kept.any(1)
+    if bool(empty.any()):
+        raise ValueError(
+            f"generate: attention_mask must keep a token in every row, row {int(empty.int().argmax())} is empty"
+        )
+    if runner.decoder_start is None:
+        holes = (kept[:, :-1] & ~kept[:, 1:]).any(1)
+        if bool(holes.any()):
+            row = int(holes.int().argmax())
+            raise ValueError(f"generate: attention_mask must pad on the left (zeros, then ones), row {row} does not")
+
+
+def _check_sampling(sampling: SamplingParams, batch: int, device: torch.device) -> None:
+    if not isinstance(sampling, SamplingParams):
+        raise TypeError(f"generate: sampling must be a SamplingParams, got {type(sampling).__name__}")
+    for name in ("temperature", "top_k", "top_p", "min_p"):
+        value = getattr(sampling, name)
+        if isinstance(value, Tensor):
+            if tuple(value.shape) != (batch,):
+                raise ValueError(
+                    f"generate: sampling.{name} must be a number or [batch={batch}], got {list(value.shape)}"
+                )
+            if value.device != device:
+                raise ValueError(f"generate: sampling.{name} must be on {device}, got {value.device}")
+
+
+def _check_int(name: str, value: object, lowest: int, highest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"generate: {name} must be an integer, got {type(value).__name__}")
+    if not lowest <= value <= highest:
+        raise ValueError(f"generate: {name} must be in [{lowest}, {highest}], got {value}")
+
+
+def make_prompt(runner: Runner, input_ids: Tensor, attention_mask: Tensor | None) -> Prompt:
+    """The prompts without their padding: left-aligned on the device, and on the host."""
+    ids = input_ids.to(torch.int64)
+    mask = torch.ones_like(ids) if attention_mask is None else (attention_mask != 0).to(ids)
+    batch = ids.shape[0]
+    # Bool indexing and copies to the host are fine here: this is once a call, before the first step.
+    host = [row[keep] for row, keep in zip(ids.cpu().numpy(), mask.cpu().numpy().astype(bool), strict=True)]
+    if runner.decoder_start is not None:
+        start = np.array([runner.decoder_start], dtype=np.int64)
+        tokens = ids.new_full((batch, 1), runner.decoder_start)
+        return Prompt(tokens, ids.new_ones(batch), [start] * batch, ids, mask, host)
+    longest = max(map(len, host))
+    aligned = np.zeros((batch, longest), dtype=np.int64)
+    for row, text in zip(aligned, host, strict=True):
+        row[: len(text)] = text
+    return Prompt(torch.from_numpy(aligned).to(runner.device), mask.sum(1), host)
+
+
+def make_seeds(seeds: Tensor | None, runner: Runner, batch: int) -> Tensor:
+    """``[batch]`` int64 on the device; drawn from torch's default generator if not given."""
+    if seeds is None:
+        seeds = torch.randint(0, 2**63 - 1, (batch,), dtype=torch.int64)
+    return seeds.to(runner.device)
+
+
+def end_ids(model: Any, runner: Runner, eos_token_id: int | Iterable[int] | None) -> Tensor | None:
+    """``[num_eos]`` int64 ids that end a sequence, or None."""
+    if eos_token_id is None:
+        config = getattr(model, "generation_config", None) or getattr(model, "config", None)
+        eos_token_id = getattr(config, "eos_token_id", None)
+        if eos_token_id is None:
+            return None
+        given = False
+    else:
+        given = True
+    ids = [eos_token_id] if isinstance(eos_token_id, int) else [int(i) for i in eos_token_id]
+    if given and (bad := [i for i in ids if not 0 <= i < runner.vocab_size]):
+        raise ValueError(f"generate: eos_token_id must be in [0, vocab={runner.vocab_size}), got {bad[0]}")
+    return torch.tensor(ids, dtype=torch.int64, device=runner.device) if ids else None
+
+
+def padding_id(model: Any) -> int:
+    """What fills `GenerationOutput.sequences` after a sequence's end: the model's padding id, or an end id, or 0."""
+    for config in (getattr(model, "generation_config", None), getattr(model, "config", None)):
+        for name in ("pad_token_id", "eos_token_id"):
+            value = getattr(config, name, None)
+            if isinstance(value, (list, tuple)):
+                value = value[0] if value else None
+            if value is not None:
+                return int(value)
+    return 0

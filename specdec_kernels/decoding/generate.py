@@ -1,0 +1,195 @@
+"""Decoding with a drafter: the loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..drafters.base import Draft, Drafter
+from ..sampling import SamplingParams
+from .arguments import check_arguments, end_ids, make_prompt, make_seeds, padding_id
+from .output import GenerationOutput, GenerationStats, Recorder
+from .runner import Runner, as_runner
+from .schedule import AutoSchedule, FixedSchedule, Schedule, measure_costs, synchronize
+from .state import DecodingState, StepResult
+from .step import verify_step
+
+
+def generate(
+    model: Any,
+    input_ids: Tensor,
+    *,
+    drafter: Drafter,
+    attention_mask: Tensor | None = None,
+    sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
+    seeds: Tensor | None = None,
+    max_new_tokens: int = 128,
+    num_speculative_tokens: int | str = 5,
+    acceptance: str = "token",
+    target_law: object | None = None,
+    eos_token_id: int | Iterable[int] | None = None,
+    streamer: Any = None,
+    progress: bool = False,
+) -> GenerationOutput:
+    """Generate with a drafter that proposes and a target that verifies; the output has the target's law.
+
+    Every sequence of the batch keeps its own length and step counter: none waits for another's rejections. A step waits
+    for the device once, to see whether all sequences are done.
+
+    With greedy sampling, and with ``acceptance="match"`` and the same `seeds`, the tokens are those of plain decoding
+    (`NoDrafter`), whatever the drafter, `num_speculative_tokens`, batch or padding, except where the model's forward
+    itself rounds differently for another number of rows and the two likeliest ids are closer than that.
+
+    Parameters
+    ----------
+    model : PreTrainedModel or Runner
+        A transformers model with a language-model head (decoder-only, or T5) in evaluation mode, or your own `Runner`.
+    input_ids : Tensor
+        ``[batch, prompt]`` int32 or int64; the encoder's input for an encoder-decoder.
+    drafter : Drafter
+        `ModelDrafter`, `NgramDrafter`, `NoDrafter` (plain decoding) or your own.
+    attention_mask : Tensor, optional
+        ``[batch, prompt]`` of 0 and 1, zeros on the left (an encoder-decoder: anywhere). None: no padding.
+    sampling : SamplingParams
+        Of the target; tensor fields ``[batch]`` on the model's device.
+    seeds : Tensor, optional
+        ``[batch]`` int64. None: drawn from torch's default generator.
+    max_new_tokens : int
+        Tokens of each sequence at most, >= 1.
+    num_speculative_tokens : int or "auto"
+        Draft tokens a step, 0 … 64. "auto": each sequence chooses 0, 1, 3 or 7 at each step from what it has emitted so
+        far and from the costs measured at the start, so that drafting switches itself off where it does not pay. The
+        choice depends on those times, so with "token" and "block" the draws of a seed are not reproducible (their law
+        is the same).
+    acceptance : {"token", "block", "match", "greedy"}
+        See `verify_chain`.
+    target_law : optional
+        See `verify_chain`.
+    eos_token_id : int or iterable of int, optional
+        End a sequence after any of these. None: the model's generation config; an empty list: never.
+    streamer : optional
+        A transformers streamer (``put`` / ``end``; batch 1 only), or a callable that is given, after every step, a list
+        of ``[n]`` int64 arrays: the new tokens of each sequence.
+    progress : bool
+        Show a progress bar (needs tqdm).
+
+    Returns
+    -------
+    GenerationOutput
+        ``.sequences``, ``.tokens``, ``.provenance``, ``.stats`` …
+
+    Raises
+    ------
+    ValueError, TypeError
+        A model that cannot be served (by name, with the reason), a draft with another vocabulary, bad shapes, dtypes or
+        ranges; before any work.
+    NotImplementedError
+        A `target_law` other than None.
+    """
+    runner = as_runner(model, "generate")
+    check_arguments(
+        runner, input_ids, attention_mask, drafter, sampling, seeds, max_new_tokens, num_speculative_tokens, acceptance,
+        target_law, streamer,
+    )  # fmt: skip
+    eos_token_ids = end_ids(model, runner, eos_token_id)
+    with torch.inference_mode(), ExitStack() as cleanup:
+        prompt = make_prompt(runner, input_ids, attention_mask)
+        seeds = make_seeds(seeds, runner, input_ids.shape[0])
+        longest_draft = (
+            AutoSchedule.max_draft_tokens if num_speculative_tokens == "auto" else int(num_speculative_tokens)
+        )
+        state = DecodingState.begin(prompt, runner, acceptance, sampling, seeds, max_new_tokens, longest_draft)
+        recorder = Recorder(state.batch_size, max_new_tokens, longest_draft)
+        emit = _emitter(streamer, prompt.host_tokens, recorder, cleanup)
+        advance = _progress_bar(progress, state.batch_size * max_new_tokens, cleanup)
+
+        began = time.perf_counter()
+        cleanup.callback(drafter.finish)
+        drafter.start(state)
+        cleanup.callback(runner.finish)
+        runner.start(prompt, state.capacity)
+        runner.prefill(prompt)
+        schedule: Schedule
+        if num_speculative_tokens == "auto":
+            schedule = AutoSchedule(state.batch_size, measure_costs(state, runner, drafter))
+        else:
+            schedule = FixedSchedule(longest_draft)
+        synchronize(state.device)
+        started = time.perf_counter()
+
+        forwards = draft_steps = 0
+        while state.host_active.any():
+            draft, limits, asked = _draft(state, drafter, schedule)
+            result = verify_step(state, runner, draft, limits, eos_token_ids, target_law)
+            drafter.commit(state, result)
+            schedule.note(result)
+            recorder.add(result)
+            forwards, draft_steps = forwards + 1, draft_steps + asked
+            emit(result)
+            advance(result)
+        stats = recorder.stats(forwards, draft_steps, (started - began, time.perf_counter() - started))
+    return _output(model, runner, input_ids, recorder, stats)
+
+
+def _draft(state: DecodingState, drafter: Drafter, schedule: Schedule) -> tuple[Draft, Tensor | None, bool]:
+    """The step's draft, the limits a sequence, and whether the drafter was asked."""
+    num_tokens, host_limits = schedule.next()
+    # Nobody can use more than the remaining length allows; the bound on the host is of the sequence with most left.
+    room = int(np.where(state.host_active, state.host_remaining, 0).max()) - 1
+    num_tokens = min(num_tokens, room)
+    if num_tokens <= 0:
+        return Draft(state.tokens[:, :0]), None, False
+    draft = drafter.propose(state, num_tokens)
+    width = draft.tokens.shape[1]
+    limits = None
+    if host_limits is not None:
+        limits = torch.from_numpy(host_limits).to(state.device, non_blocking=True)
+    return draft.widened(schedule.round_up(width)), limits, True
+
+
+def _emitter(
+    streamer: Any, prompts: list[np.ndarray], recorder: Recorder, cleanup: ExitStack
+) -> Callable[[StepResult], None]:
+    """What hands each step's tokens to the streamer."""
+    if streamer is None:
+        return lambda result: None
+    if not hasattr(streamer, "put"):
+        return lambda result: streamer([row[:n] for row, n in zip(result.tokens, result.num_tokens, strict=True)])
+    cleanup.callback(streamer.end)
+    streamer.put(torch.from_numpy(prompts[0]))
+    return lambda result: streamer.put(torch.from_numpy(result.tokens[0, : result.num_tokens[0]]))
+
+
+def _progress_bar(progress: bool, total: int, cleanup: ExitStack) -> Callable[[StepResult], None]:
+    if not progress:
+        return lambda result: None
+    from tqdm.auto import tqdm
+
+    bar = cleanup.enter_context(tqdm(total=total, unit="token", desc="generate"))
+    return lambda result: bar.update(int(result.num_tokens.sum()))
+
+
+def _output(
+    model: Any, runner: Runner, input_ids: Tensor, recorder: Recorder, stats: GenerationStats
+) -> GenerationOutput:
+    longest = int(recorder.num_tokens.max())
+    tokens = torch.from_numpy(recorder.tokens[:, :longest].copy())
+    padded = tokens.masked_fill(tokens < 0, padding_id(model)).to(runner.device)
+    if runner.decoder_start is None:
+        head = input_ids.to(runner.device, torch.int64)
+    else:
+        head = padded.new_full((input_ids.shape[0], 1), runner.decoder_start)
+    return GenerationOutput(
+        sequences=torch.cat([head, padded], dim=1),
+        tokens=tokens,
+        num_tokens=torch.from_numpy(recorder.num_tokens),
+        provenance=torch.from_numpy(recorder.provenance[:, :longest].copy()),
+        status=torch.from_numpy(recorder.status),
+        stats=stats,
+    )

@@ -1,0 +1,161 @@
+"""How many tokens each sequence drafts in its next step."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..drafters.base import Drafter
+from .packing import is_packed
+from .runner import Runner
+from .state import DecodingState, StepResult
+
+AUTO_DRAFT_LENGTHS = (0, 1, 3, 7)
+"""What "auto" chooses from: 1, 2, 4 or 8 verified rows a sequence."""
+
+
+class Schedule(ABC):
+    """Chooses the number of draft tokens from what a sequence has already emitted, and from nothing else."""
+
+    max_draft_tokens: int
+
+    @abstractmethod
+    def next(self) -> tuple[int, np.ndarray | None]:
+        """Tokens to ask the drafter for, and ``[batch]`` int64 limits a sequence (None: the same for all)."""
+
+    @abstractmethod
+    def round_up(self, width: int) -> int:
+        """Width that a draft of `width` tokens is padded to, so that few different row counts are ever verified."""
+
+    def note(self, result: StepResult) -> None:  # noqa: B027 - a fixed schedule learns nothing
+        """Learn from a step."""
+
+
+class FixedSchedule(Schedule):
+    """The same number every time."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.max_draft_tokens = num_tokens
+
+    def next(self) -> tuple[int, np.ndarray | None]:
+        return self.max_draft_tokens, None
+
+    def round_up(self, width: int) -> int:
+        return self.max_draft_tokens if width else 0
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Measured times of one step of the whole batch, frozen when a generation starts.
+
+    Attributes
+    ----------
+    seconds : ndarray
+        ``[len(AUTO_DRAFT_LENGTHS)]`` float64: drafting and verifying so many tokens.
+    """
+
+    seconds: np.ndarray
+
+
+class AutoSchedule(Schedule):
+    """Each sequence drafts as many tokens as maximise its expected tokens a second, none where that does not pay.
+
+    With an acceptance probability a, a draft of K tokens yields ``(1 − a^(K+1)) / (1 − a)`` tokens in the mean. a is
+    estimated from the sequence's own steps, the older ones counting less. A sequence that does not draft tries one
+    token again now and then, less and less often while that fails.
+
+    Parameters
+    ----------
+    batch_size : int
+    costs : CostTable
+    """
+
+    max_draft_tokens = AUTO_DRAFT_LENGTHS[-1]
+    _MEMORY = 0.93  # weight left to a judged token by the next one: about the last 14 count
+    _PRIOR = (1.0, 2.0)  # accepted and judged tokens assumed before the first step
+    _MARGIN = 1.02  # a gain below this does not pay for the risk of a wrong estimate
+    _FIRST_PROBE, _LAST_PROBE = 8, 64  # steps without drafting before another try
+
+    def __init__(self, batch_size: int, costs: CostTable) -> None:
+        self._lengths = np.array(AUTO_DRAFT_LENGTHS, dtype=np.int64)
+        self._seconds = costs.seconds
+        self._accepted = np.full(batch_size, self._PRIOR[0])
+        self._judged = np.full(batch_size, self._PRIOR[1])
+        self._idle_steps = np.zeros(batch_size, dtype=np.int64)
+        self._probe_after = np.full(batch_size, self._FIRST_PROBE, dtype=np.int64)
+        self._active = np.ones(batch_size, dtype=bool)
+
+    def next(self) -> tuple[int, np.ndarray | None]:
+        limits = self._best()
+        limits[(limits == 0) & (self._idle_steps >= self._probe_after)] = 1
+        limits[~self._active] = 0
+        return int(limits.max(initial=0)), limits
+
+    def round_up(self, width: int) -> int:
+        return int(self._lengths[np.searchsorted(self._lengths, width)])
+
+    def note(self, result: StepResult) -> None:
+        self._active = result.active
+        drafted = result.num_drafted > 0
+        rejected = drafted & (result.num_accepted < result.num_drafted) & (result.num_tokens > result.num_accepted)
+        judged = np.where(drafted, result.num_accepted, 0) + rejected
+        kept = self._MEMORY**judged
+        self._accepted = self._accepted * kept + np.where(drafted, result.num_accepted, 0)
+        self._judged = self._judged * kept + judged
+
+        probed = drafted & (self._idle_steps >= self._probe_after)
+        paid = self._best() > 0
+        self._probe_after = np.where(paid, self._FIRST_PROBE, self._probe_after)
+        failed = probed & ~paid
+        self._probe_after = np.where(failed, np.minimum(2 * self._probe_after, self._LAST_PROBE), self._probe_after)
+        self._idle_steps = np.where(drafted, 0, self._idle_steps + 1)
+
+    def _best(self) -> np.ndarray:
+        """``[batch]`` int64, the length of the best expected rate under the present estimate."""
+        a = np.clip(self._accepted / self._judged, 0.0, 0.999)[:, None]
+        rates = (1 - a ** (self._lengths + 1)) / (1 - a) / self._seconds
+        rates[:, 0] *= self._MARGIN
+        return self._lengths[rates.argmax(1)]
+
+
+_measured: weakref.WeakKeyDictionary[Any, dict[Any, CostTable]] = weakref.WeakKeyDictionary()
+
+
+def measure_costs(state: DecodingState, runner: Runner, drafter: Drafter, repeats: int = 2) -> CostTable:
+    """Time drafting and verifying each of `AUTO_DRAFT_LENGTHS`, on the real models, at the batch and context at hand.
+
+    Writes only rows that the first step writes again. Measured once for a model, drafter, batch size and state of
+    packing, and kept with the model.
+    """
+    model = getattr(runner, "model", runner)
+    key = (type(drafter), getattr(drafter, "runner", None), state.batch_size, torch.get_num_threads(), is_packed(model))
+    tables = _measured.setdefault(model, {})
+    if key in tables:
+        return tables[key]
+    seconds = np.full((repeats, len(AUTO_DRAFT_LENGTHS)), np.inf)
+    starts = state.lengths - 1
+    for repeat in range(repeats):  # interleaved, so that a passing disturbance does not hit one length alone
+        for i, length in enumerate(AUTO_DRAFT_LENGTHS):
+            block = state.last_tokens().expand(-1, length + 1)
+            synchronize(state.device)
+            began = time.perf_counter()
+            if length:
+                drafter.propose(state, length)
+            runner.forward(block, starts, state.longest + length)
+            synchronize(state.device)
+            seconds[repeat, i] = time.perf_counter() - began
+    # A longer block never costs less: where it seems to, that is noise.
+    tables[key] = CostTable(np.maximum.accumulate(seconds.min(0)))
+    return tables[key]
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for an accelerator to finish; nothing to wait for on a CPU."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -1,0 +1,139 @@
+"""What a decoding loop keeps between steps, on the device, and the little of it that the host knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..sampling import SamplingParams
+from .runner import Prompt, Runner
+
+
+@dataclass
+class DecodingState:
+    """The state of one `generate` call. Drafters read it; only the loop writes it.
+
+    Attributes
+    ----------
+    prompt : Prompt
+    acceptance : str
+    sampling : SamplingParams
+        The target's.
+    seeds : Tensor
+        ``[batch]`` int64.
+    vocab_size : int
+        The target's.
+    max_length : int
+        Length of the longest text that this call can reach.
+    capacity : int
+        Rows that a cache needs a sequence: `max_length` and one whole block past it.
+    tokens : Tensor
+        ``[batch, capacity]`` int64: prompt and emitted tokens, left-aligned; defined ids past the length.
+    lengths : Tensor
+        ``[batch]`` int64. The last of these tokens is in no cache yet: the next forward feeds it.
+    remaining : Tensor
+        ``[batch]`` int64, tokens that may still be emitted.
+    active : Tensor
+        ``[batch]`` bool; a finished sequence idles.
+    step : Tensor
+        ``[batch]`` int64, verify steps done.
+    host_lengths : ndarray
+        ``[batch]`` int64, `lengths` as of the last stop check.
+    host_remaining : ndarray
+        ``[batch]`` int64, `remaining` as of the last stop check.
+    host_active : ndarray
+        ``[batch]`` bool, `active` as of the last stop check.
+    """
+
+    prompt: Prompt
+    acceptance: str
+    sampling: SamplingParams
+    seeds: Tensor
+    vocab_size: int
+    max_length: int
+    capacity: int
+    tokens: Tensor
+    lengths: Tensor
+    remaining: Tensor
+    active: Tensor
+    step: Tensor
+    host_lengths: np.ndarray
+    host_remaining: np.ndarray
+    host_active: np.ndarray
+
+    @staticmethod
+    def begin(
+        prompt: Prompt,
+        runner: Runner,
+        acceptance: str,
+        sampling: SamplingParams,
+        seeds: Tensor,
+        max_new_tokens: int,
+        max_draft_tokens: int,
+    ) -> DecodingState:
+        """The state before the first step."""
+        batch, device = prompt.lengths.numel(), runner.device
+        max_length = prompt.longest + max_new_tokens
+        capacity = max_length + max_draft_tokens + 1
+        tokens = torch.zeros(batch, capacity, dtype=torch.int64, device=device)
+        tokens[:, : prompt.longest] = prompt.tokens
+        return DecodingState(
+            prompt, acceptance, sampling, seeds, runner.vocab_size, max_length, capacity, tokens,
+            lengths=prompt.lengths.clone(),
+            remaining=torch.full_like(prompt.lengths, max_new_tokens),
+            active=torch.ones(batch, dtype=torch.bool, device=device),
+            step=torch.zeros_like(prompt.lengths),
+            host_lengths=np.array([len(p) for p in prompt.host_tokens], dtype=np.int64),
+            host_remaining=np.full(batch, max_new_tokens, dtype=np.int64),
+            host_active=np.ones(batch, dtype=bool),
+        )  # fmt: skip
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences."""
+        return self.tokens.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors live."""
+        return self.tokens.device
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest sequence, without looking at the device."""
+        return int(self.host_lengths.max())
+
+    def last_tokens(self) -> Tensor:
+        """``[batch, 1]`` int64, the token that the next forward feeds first."""
+        return self.tokens.gather(1, self.lengths[:, None] - 1)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step did, on the host.
+
+    Attributes
+    ----------
+    tokens : ndarray
+        ``[batch, width + 1]`` int64: the tokens emitted, −1 after them.
+    num_tokens : ndarray
+        ``[batch]`` int64 of them.
+    num_drafted : ndarray
+        ``[batch]`` int64, draft tokens that were put to the test; −1 in an idle row.
+    num_accepted : ndarray
+        ``[batch]`` int64.
+    active : ndarray
+        ``[batch]`` bool: goes on after this step.
+    status : ndarray
+        ``[batch]`` int64, flags of `specdec_kernels.Status`.
+    """
+
+    tokens: np.ndarray
+    num_tokens: np.ndarray
+    num_drafted: np.ndarray
+    num_accepted: np.ndarray
+    active: np.ndarray
+    status: np.ndarray

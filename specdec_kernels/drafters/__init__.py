@@ -1,0 +1,10 @@
+"""Where draft tokens come from. A new drafter is a file here with a `Drafter` in it."""
+
+from __future__ import annotations
+
+from .base import Draft, Drafter
+from .model import ModelDrafter
+from .ngram import NgramDrafter
+from .none import NoDrafter
+
+__all__ = ["Draft", "Drafter", "ModelDrafter", "NgramDrafter", "NoDrafter"]

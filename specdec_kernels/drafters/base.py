@@ -1,0 +1,115 @@
+"""What a drafter is: three methods."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..sampling import SamplingParams
+from ..types import PLACEHOLDER_TOKEN_ID, RowStats, TokenMap
+
+if TYPE_CHECKING:
+    from ..decoding.state import DecodingState, StepResult
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Draft tokens and the law that they were really drawn from.
+
+    Without `logits` and `probs` the law is one-hot: all mass on the draft token (a lookup, a greedy head). That is also
+    all that acceptance "match" and "greedy" need.
+
+    Attributes
+    ----------
+    tokens : Tensor
+        ``[batch, width]`` int64 target ids on the target's device, −1 where there is none; any width from 0 to what was
+        asked.
+    logits : Tensor or None
+        ``[batch, width, vocab_draft]``, the row that each token was drawn from.
+    probs : Tensor or None
+        Instead of `logits`: ``[batch, width, vocab_draft]`` float32, normalised.
+    params : SamplingParams or None
+        How the tokens were drawn from `logits`; None: temperature 1, nothing cut.
+    stats : RowStats or None
+        Of the rows, as `specdec_kernels.sample` returned them: saves the verifier a pass over them.
+    token_map : TokenMap or None
+        Where the draft's vocabulary is a reduced one.
+    num_draft_tokens : Tensor or None
+        ``[batch]`` integer: use only so many of a sequence's tokens; None: `width`. It may depend on anything known
+        before the tokens were drawn, never on the drawn tokens.
+    """
+
+    tokens: Tensor
+    logits: Tensor | None = None
+    probs: Tensor | None = None
+    params: SamplingParams | None = None
+    stats: RowStats | None = None
+    token_map: TokenMap | None = None
+    num_draft_tokens: Tensor | None = None
+
+    def widened(self, width: int) -> Draft:
+        """The same draft with placeholders up to `width` columns."""
+        batch, drafted = self.tokens.shape
+        if width <= drafted:
+            return self
+
+        def pad(rows: Tensor, value: float) -> Tensor:
+            return torch.cat([rows, rows.new_full((batch, width - drafted, *rows.shape[2:]), value)], dim=1)
+
+        stats = self.stats and RowStats(pad(self.stats.values, 0), pad(self.stats.argmax, 0), pad(self.stats.status, 0))
+        count = self.num_draft_tokens
+        if count is None:
+            count = torch.full((batch,), drafted, dtype=torch.int64, device=self.tokens.device)
+        return replace(
+            self,
+            tokens=pad(self.tokens, PLACEHOLDER_TOKEN_ID),
+            logits=None if self.logits is None else pad(self.logits, 0),
+            probs=None if self.probs is None else pad(self.probs, 0),
+            stats=stats,
+            num_draft_tokens=count,
+        )
+
+
+class Drafter(ABC):
+    """Proposes tokens that the target then verifies.
+
+    One `generate` call goes ``start``, then ``propose`` and ``commit`` once a step, then ``finish``. A drafter object
+    may be used again for the next call, but serves one call at a time. This one always proposes each sequence's last
+    token again::
+
+        class RepeatLast(Drafter):
+            def start(self, state): ...
+
+            def propose(self, state, num_tokens):
+                return Draft(state.last_tokens().expand(-1, num_tokens))
+
+            def commit(self, state, result): ...
+
+    The output keeps the target's law whatever is proposed, as long as `Draft` tells the truth about the law that the
+    tokens were drawn from.
+    """
+
+    @abstractmethod
+    def start(self, state: DecodingState) -> None:
+        """Get ready for the prompts in ``state.prompt``."""
+
+    @abstractmethod
+    def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+        """Up to `num_tokens` draft tokens a sequence, to follow the `state.lengths` tokens in `state.tokens`.
+
+        Must not wait for the device (``state.host_*`` is what the host knows), and must give the same answer if called
+        again before `commit`: the loop does so to measure what drafting costs. Not called for steps without drafting.
+        Randomness comes from ``uniform_samples(state.seeds, state.step, n, purpose="draft")``, or, for acceptance
+        "match", from the verifier's own noise at the tokens' positions.
+        """
+
+    @abstractmethod
+    def commit(self, state: DecodingState, result: StepResult) -> None:
+        """Take note of what a step emitted; `state` is already the next step's. Called after every step."""
+
+    def finish(self) -> None:  # noqa: B027 - nothing to release is a fine default
+        """Release what `start` made; also called when the loop is left by an exception."""

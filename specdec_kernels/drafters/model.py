@@ -1,0 +1,128 @@
+"""A smaller model as the drafter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..ops.noise_keys import noise_keys
+from ..ops.sample import sample
+from ..ops.uniform_samples import uniform_samples
+from ..sampling import GREEDY, SamplingParams
+from ..types import RowStats
+from .base import Draft, Drafter
+
+if TYPE_CHECKING:
+    from ..decoding.state import DecodingState, StepResult
+
+
+class ModelDrafter(Drafter):
+    """Drafts with a model that shares the target's vocabulary, on a ragged cache of its own.
+
+    A draft of K tokens takes K + 1 forwards of one row: the last writes the key-values of draft token K, without which
+    the next draft after a fully accepted block would start from a hole. Rejected tokens cost nothing: their rows are
+    written over.
+
+    Parameters
+    ----------
+    draft_model
+        A transformers model that `generate` can serve, or a `specdec_kernels.decoding.Runner`.
+    sampling : SamplingParams, optional
+        How draft tokens are drawn; None: as the target's. Greedy (temperature 0) drafts are one-hot. Acceptance
+        "greedy" always drafts greedily.
+
+    Raises
+    ------
+    ValueError
+        A model that cannot be served (here), or one whose vocabulary or device is not the target's (in `generate`).
+    """
+
+    def __init__(self, draft_model: Any, sampling: SamplingParams | None = None) -> None:
+        from ..decoding.runner import as_runner
+
+        if sampling is not None and not isinstance(sampling, SamplingParams):
+            raise TypeError(f"ModelDrafter: sampling must be a SamplingParams or None, got {type(sampling).__name__}")
+        self.runner = as_runner(draft_model, "ModelDrafter")
+        self.sampling = sampling
+        self._behind = 0  # steps without drafting since the last one with: tokens that our cache has not seen
+        self._proposed = False
+
+    def start(self, state: DecodingState) -> None:
+        """Check that target and draft fit, and feed the prompts."""
+        runner = self.runner
+        if runner.vocab_size != state.vocab_size:
+            raise ValueError(
+                f"generate: target and draft must share one tokenizer, but the target's vocabulary has "
+                f"{state.vocab_size} ids and the draft's ({runner.name}) {runner.vocab_size}"
+            )
+        if runner.device != state.device:
+            raise ValueError(f"generate: the draft ({runner.name}) must be on {state.device}, got {runner.device}")
+        if (runner.decoder_start is None) != (state.prompt.source_tokens is None):
+            raise ValueError(
+                f"generate: target and draft ({runner.name}) must both be decoders, or both encoder-decoders"
+            )
+        if runner.max_length is not None and state.max_length > runner.max_length:
+            held, needed = runner.max_length, state.max_length
+            raise ValueError(f"generate: the draft ({runner.name}) holds {held} positions, {needed} are needed")
+        self._behind, self._proposed = 0, False
+        runner.start(state.prompt, state.capacity)
+        runner.prefill(state.prompt)
+
+    def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+        """Draw `num_tokens` tokens one after the other; keeps their logits and stats for the verifier."""
+        self._catch_up(state)
+        params = self.sampling if self.sampling is not None else state.sampling
+        if state.acceptance == "greedy":
+            params = GREEDY
+        noise = keys = None
+        if state.acceptance == "match":
+            positions = state.lengths[:, None] + torch.arange(num_tokens, device=state.device)
+            keys = noise_keys(state.seeds, positions)
+        elif not params.is_greedy:
+            noise = uniform_samples(state.seeds, state.step, num_tokens, purpose="draft")
+
+        starts, token = state.lengths - 1, state.last_tokens()
+        tokens: list[torch.Tensor] = []
+        rows: list[torch.Tensor] = []
+        stats: list[RowStats] = []
+        for i in range(num_tokens):
+            logits = self.runner.forward(token, starts + i, state.longest + i)
+            assert logits is not None
+            draw = sample(
+                logits,
+                params,
+                uniform_samples=None if noise is None else noise[:, i : i + 1],
+                noise_keys=None if keys is None else keys[:, i : i + 1],
+            )
+            token = draw.token
+            tokens.append(token)
+            rows.append(logits)
+            stats.append(draw.stats)
+        self.runner.forward(token, starts + num_tokens, state.longest + num_tokens, need_logits=False)
+        self._proposed = True
+        drafted = torch.cat(tokens, dim=1)
+        if noise is None:
+            return Draft(drafted)  # one-hot, or a rule that needs no draft law
+        kept = RowStats(
+            torch.cat([s.values for s in stats], dim=1),
+            torch.cat([s.argmax for s in stats], dim=1),
+            torch.cat([s.status for s in stats], dim=1),
+        )
+        return Draft(drafted, logits=torch.cat(rows, dim=1), params=params, stats=kept)
+
+    def commit(self, state: DecodingState, result: StepResult) -> None:
+        """Note whether our cache has seen what was emitted: it has, wherever we drafted."""
+        self._behind = 0 if self._proposed else self._behind + 1
+        self._proposed = False
+
+    def _catch_up(self, state: DecodingState) -> None:
+        """Feed the tokens of steps without drafting: one a step in every active sequence."""
+        if self._behind == 0:
+            return
+        starts = (state.lengths - 1 - self._behind).clamp_(min=0)
+        span = starts[:, None] + torch.arange(self._behind, device=state.device)
+        self.runner.forward(state.tokens.gather(1, span), starts, state.longest - 1, need_logits=False)
+
+    def finish(self) -> None:
+        self.runner.finish()

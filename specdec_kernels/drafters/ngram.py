@@ -1,0 +1,68 @@
+"""Prompt lookup: the continuation of the longest suffix that occurred before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ..host import NgramIndex
+from .base import Draft, Drafter
+
+if TYPE_CHECKING:
+    from ..decoding.state import DecodingState, StepResult
+
+
+class NgramDrafter(Drafter):
+    """Proposes what followed the most recent earlier occurrence of a sequence's last tokens (Saxena 2023, prompt
+    lookup).
+
+    Works on the host, on the tokens of the stop check: it costs microseconds and no transfer of its own. A sequence
+    without a match proposes nothing; a step in which no sequence has a match is a plain step. For an encoder-decoder
+    the encoder's input is looked up too.
+
+    Parameters
+    ----------
+    n : int
+        Longest suffix looked up, in tokens, 1 … 64.
+    min_n : int
+        Shortest suffix that counts as a match, 1 … `n`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A parameter out of its range.
+    """
+
+    def __init__(self, n: int = 3, min_n: int = 1) -> None:
+        NgramIndex(1, n, min_n)  # refuses bad parameters here rather than in the middle of generate
+        self.n, self.min_n = n, min_n
+        self._index: NgramIndex | None = None
+
+    def start(self, state: DecodingState) -> None:
+        """Index the prompts."""
+        self._index = NgramIndex(state.batch_size, self.n, self.min_n)
+        prompt = state.prompt
+        for texts in (prompt.host_source, prompt.host_tokens):
+            for sequence, text in enumerate(texts or ()):
+                self._index.append(sequence, text)
+
+    def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+        """One-hot drafts, as wide as the longest found."""
+        assert self._index is not None
+        limits = np.where(state.host_active, num_tokens, 0)
+        tokens, counts = self._index.propose(num_tokens, limits=limits)
+        width = int(counts.max())
+        return Draft(
+            torch.from_numpy(np.ascontiguousarray(tokens[:, :width])).to(state.device, non_blocking=True),
+            num_draft_tokens=torch.from_numpy(counts).to(state.device, non_blocking=True),
+        )
+
+    def commit(self, state: DecodingState, result: StepResult) -> None:
+        """Index what was emitted."""
+        assert self._index is not None
+        self._index.append_batch(np.ascontiguousarray(result.tokens), result.num_tokens)
+
+    def finish(self) -> None:
+        self._index = None

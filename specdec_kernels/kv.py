@@ -1,0 +1,135 @@
+"""A key-value cache in which every sequence of a batch keeps its own length.
+
+The cache is preallocated and knows no lengths: the caller says where each forward writes (`RaggedCache.place`) and
+masks what a sequence may see. Rows past a sequence's length are never visible and are written again before they become
+so; rolling back rejected draft tokens is therefore nothing but continuing from a smaller length, on the device, without
+a copy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+VIEW_STEP = 64
+"""Attention sees the buffer up to the next multiple of this: a short context does not pay for the capacity."""
+
+
+class RaggedCache(Cache):
+    """Keys and values of a decoder, written at each sequence's own position, for transformers' ``past_key_values``.
+
+    Storage is token-major, ``[batch * capacity, heads, head_dim]``, so that one `index_copy_` writes the new rows of
+    the whole batch; layers see it as ``[batch, heads, visible, head_dim]``.
+
+    Parameters
+    ----------
+    num_layers, batch_size : int
+    capacity : int
+        Rows of one sequence. A forward of `n` rows needs ``start + n <= capacity`` for every sequence.
+    reported_length : int
+        What ``get_seq_length`` answers. No served model uses it for anything but a default position, except T5 (see
+        `specdec_kernels.decoding.runner.TransformersRunner`).
+    """
+
+    def __init__(self, num_layers: int, batch_size: int, capacity: int, reported_length: int = 0) -> None:
+        self.num_sequences = batch_size
+        self.capacity = capacity
+        self.reported_length = reported_length
+        self.visible = capacity
+        self.rows: Tensor | None = None
+        super().__init__(layers=[_RaggedLayer(self) for _ in range(num_layers)])
+
+    def place(self, starts: Tensor, num_rows: int, bound: int) -> Tensor:
+        """Say where the next forward writes.
+
+        Parameters
+        ----------
+        starts : Tensor
+            ``[batch]`` int64, the first row written of each sequence: its length.
+        num_rows : int
+            New rows of every sequence.
+        bound : int
+            An upper bound of ``max(starts) + num_rows`` known on the host; attention is computed over that many rows,
+            rounded up to `VIEW_STEP`.
+
+        Returns
+        -------
+        Tensor
+            ``[batch, num_rows]`` int64, the positions written.
+        """
+        device = starts.device
+        positions = starts[:, None] + torch.arange(num_rows, device=device)
+        first_rows = torch.arange(0, self.num_sequences * self.capacity, self.capacity, device=device)
+        self.rows = (positions + first_rows[:, None]).view(-1)
+        self.visible = min(self.capacity, -(-bound // VIEW_STEP) * VIEW_STEP)
+        return positions
+
+
+class _RaggedLayer(CacheLayerMixin):
+    is_sliding = False
+
+    def __init__(self, cache: RaggedCache) -> None:
+        super().__init__()
+        self.cache = cache
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        # Zeros, not empty: a masked row has weight 0, and 0 times whatever lies in fresh memory may be NaN.
+        size = self.cache.num_sequences * self.cache.capacity
+        self.key_rows = key_states.new_zeros(size, key_states.shape[1], key_states.shape[3])
+        self.value_rows = value_states.new_zeros(size, value_states.shape[1], value_states.shape[3])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write ``[batch, heads, n, head_dim]`` new rows; return the visible part of the buffers."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.keys = self._write(self.key_rows, key_states)
+        self.values = self._write(self.value_rows, value_states)
+        return self.keys, self.values
+
+    def _write(self, buffer: Tensor, states: Tensor) -> Tensor:
+        cache = self.cache
+        assert cache.rows is not None, "RaggedCache.place comes before a forward"
+        buffer.index_copy_(0, cache.rows, states.transpose(1, 2).reshape(-1, *buffer.shape[1:]))
+        return buffer.view(cache.num_sequences, cache.capacity, *buffer.shape[1:])[:, : cache.visible].transpose(1, 2)
+
+    def get_seq_length(self) -> int:
+        return self.cache.reported_length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.cache.visible, 0
+
+    def get_max_length(self) -> int:
+        return self.cache.capacity
+
+    get_max_cache_shape = get_max_length  # its name in older releases
+
+
+def causal_mask(positions: Tensor, visible: int, dtype: torch.dtype, window: int | None = None) -> Tensor:
+    """Additive mask that lets the row at a position see every earlier one of its sequence and itself.
+
+    Parameters
+    ----------
+    positions : Tensor
+        ``[batch, n]`` int64, positions of the query rows.
+    visible : int
+        Key rows; row `j` of a sequence holds its position `j`.
+    dtype : torch.dtype
+        Of the result: the model's.
+    window : int, optional
+        See at most this many positions, oneself included (sliding-window attention).
+
+    Returns
+    -------
+    Tensor
+        ``[batch, 1, n, visible]``: 0 where visible, the dtype's lowest number elsewhere.
+    """
+    keys = torch.arange(visible, device=positions.device)
+    query = positions[:, None, :, None]
+    hidden = keys > query
+    if window is not None:
+        hidden |= keys <= query - window
+    return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, torch.finfo(dtype).min)
