@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_NGRAM = 64
+MAX_SEQUENCES = 2**20
 MAX_TOKEN = 2**31 - 1
 _SEPARATOR = -1  # stands between corpus documents; no sequence holds it, so no match spans two documents
 
@@ -36,7 +37,7 @@ class NgramIndex:
     Parameters
     ----------
     num_sequences
-        Number of sequences `B`, at least 1. All are empty at first.
+        Number of sequences `B`, in [1, 2**20]. All are empty at first.
     max_ngram, min_ngram
         Longest and shortest suffix looked up, in tokens; ``1 <= min_ngram <= max_ngram <= 64``.
 
@@ -55,7 +56,7 @@ class NgramIndex:
     """
 
     def __init__(self, num_sequences: SupportsIndex, max_ngram: SupportsIndex = 4, min_ngram: SupportsIndex = 1):
-        self._num_sequences = _integer("NgramIndex", "num_sequences", num_sequences, 1)
+        self._num_sequences = _integer("NgramIndex", "num_sequences", num_sequences, 1, MAX_SEQUENCES)
         self._max_ngram = _integer("NgramIndex", "max_ngram", max_ngram, 1, MAX_NGRAM)
         self._min_ngram = _integer("NgramIndex", "min_ngram", min_ngram, 1, self._max_ngram)
         self._texts = [self._empty_text() for _ in range(self._num_sequences)]
@@ -154,7 +155,7 @@ class NgramIndex:
         Parameters
         ----------
         num_tokens
-            Most tokens per sequence `K`, at least 0.
+            Most tokens per sequence `K`, in [0, 2**31).
         limits
             [num_sequences] int32 or int64: a lower limit for single sequences. Any value is allowed: above `K` it
             means `K`; zero or less (an idle row) means no proposal.
@@ -168,7 +169,7 @@ class NgramIndex:
         counts
             [num_sequences] int32: tokens proposed; 0 where nothing matches.
         """
-        width = _integer("propose", "num_tokens", num_tokens, 0)
+        width = _integer("propose", "num_tokens", num_tokens, 0, MAX_TOKEN)
         allowed = [width] * self._num_sequences
         if limits is not None:
             _check_array("propose", "limits", limits, ("int32", "int64"), (self._num_sequences,), self._shape())
@@ -274,8 +275,7 @@ def _integer(function: str, name: str, value: SupportsIndex, low: int | None = N
     except TypeError:
         raise TypeError(f"{function}: {name} must be an integer, got {type(value).__name__}") from None
     if low is not None and number < low or high is not None and number > high:
-        wanted = f"at least {low}" if high is None else f"in [{low}, {high}]"
-        raise ValueError(f"{function}: {name} must be {wanted}, got {number}")
+        raise ValueError(f"{function}: {name} must be in [{low}, {high}], got {number}")
     return number
 
 
