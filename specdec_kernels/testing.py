@@ -210,7 +210,8 @@ class ChainProblem:
 
     def paths(self) -> tuple[Int64, Float64]:
         """The drafted paths ``[n, length]`` that can occur and their probabilities (1 each for one-hot drafts)."""
-        paths = np.array(list(itertools.product(range(self.vocab), repeat=self.length)), np.int64).reshape(-1, self.length)
+        paths = np.array(list(itertools.product(range(self.vocab), repeat=self.length)), np.int64)
+        paths = paths.reshape(self.vocab**self.length, self.length)
         weights = np.ones(len(paths))
         if self.draft is not None:
             laws = self.draft_laws()

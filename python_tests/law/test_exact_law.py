@@ -1,0 +1,99 @@
+"""The law that each backend really produces, extracted through the uniforms, is the target's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import specdec_kernels as sk
+from python_tests.law.cases import KINDS, SIZES, check_law, check_zero_probability, problem, stratified
+from python_tests.support import Backend
+from specdec_kernels.testing import ChainProblem, float64_law
+
+OP = "verify_chain"
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda s: f"V{s[0]}-K{s[1]}")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("acceptance", ["token", "block"])
+def test_emitted_law_is_the_targets(backend: Backend, acceptance: str, kind: str, size: tuple[int, int]) -> None:
+    check_law(backend.verify_chain, problem(kind, *size), acceptance, backend.device)
+
+
+def test_zero_probability_is_never_accepted_at_u_0(backend: Backend) -> None:
+    check_zero_probability(backend.verify_chain, backend.device)
+
+
+@pytest.mark.parametrize("acceptance", ["token", "block"])
+@pytest.mark.parametrize("kind", ["full", "reduced_vocabulary", "both_truncated", "ragged", "eos", "given_probabilities"])
+def test_emitted_law_of_the_packed_form(backend: Backend, acceptance: str, kind: str) -> None:
+    def verify(target, tokens, draft_logits=None, *, uniform_samples, draft_probs=None, **rest):  # type: ignore[no-untyped-def]
+        batch, num_draft = tokens.shape
+        cu = torch.arange(batch + 1, dtype=torch.int32, device=tokens.device) * num_draft
+        flat = [None if t is None else t.flatten(0, 1) for t in (target, tokens, draft_logits, uniform_samples, draft_probs)]
+        return backend.verify_packed(
+            *flat[:3], uniform_samples=flat[3], draft_probs=flat[4],
+            cu_num_draft_tokens=cu, max_num_draft_tokens=num_draft, **rest,
+        )  # fmt: skip
+
+    check_law(verify, problem(kind, 3, 2), acceptance, backend.device)
+
+
+def sparse(vocab: int, alive: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+    row = torch.full((vocab,), -torch.inf)
+    row[alive] = torch.randn(len(alive), generator=rng)
+    return row
+
+
+@pytest.mark.parametrize("acceptance", ["token", "block"])
+def test_emitted_law_over_several_tiles(backend: Backend, acceptance: str) -> None:
+    """Ids spread over three tiles of 1024: first tokens' law = Σ_x Q(x) (accept, else residual), from exact thresholds."""
+    vocab, rng = 2600, torch.Generator().manual_seed(5)
+    alive = torch.tensor([0, 1, 1022, 1023, 1024, 1025, 2047, 2048, 2300, 2599])
+    small = len(alive)
+    target = torch.stack([sparse(vocab, alive, rng), sparse(vocab, alive[::2], rng)])
+    draft = sparse(vocab, alive[2:8], rng)[None]
+
+    def verify(small_target, small_tokens, draft_logits, **rest):  # type: ignore[no-untyped-def]
+        """The op on the wide rows, seen through the ids that are alive."""
+        batch, ids = len(small_tokens), alive.to(backend.device)
+        out = backend.verify_chain(
+            backend(target).expand(batch, -1, -1), ids[small_tokens], backend(draft).expand(batch, -1, -1), **rest
+        )
+        back = torch.full((vocab,), vocab, device=backend.device)
+        back[ids] = torch.arange(small, device=backend.device)
+        tokens = torch.where(out.tokens < 0, -1, back[out.tokens.clamp_min(0)])
+        return sk.VerifyOutput(tokens, out.num_accepted, out.num_tokens, out.status)
+
+    case = ChainProblem([target[0, alive], target[1, alive].expand(small, small)], [draft[0, alive]])
+    check_law(verify, case, acceptance, backend.device)
+
+
+@pytest.mark.parametrize("vocab", [1023, 1024, 1025, 3000])
+@pytest.mark.parametrize("form", ["bonus", "one_hot", "full"])
+def test_final_draw_on_a_dense_row_is_the_inverse_cdf(backend: Backend, vocab: int, form: str) -> None:
+    """2048 stratified uniforms: each drawn id brackets its uniform in the float64 CDF of the law it must come from."""
+    n, rng = 2048, torch.Generator().manual_seed(vocab)
+    target, draft = torch.randn(1, vocab, generator=rng) * 2, torch.randn(1, vocab, generator=rng) * 2
+    p, q = float64_law(target)[0], float64_law(draft)[0]
+    x = int(q.argmax()) if form == "full" else 7
+    uniforms = torch.from_numpy(stratified(n, np.random.default_rng(vocab)))
+    drawn = []
+    for u in uniforms.split(512):
+        rows, batch = (1 if form == "bonus" else 2), len(u)
+        coins = torch.full((batch, rows), 1 - 2.0**-24)
+        coins[:, 0] = u
+        out = backend.verify_chain(
+            backend(target).expand(batch, rows, vocab),
+            backend(torch.full((batch, rows - 1), x)),
+            backend(draft).expand(batch, 1, vocab) if form == "full" else None,
+            uniform_samples=backend(coins),
+        )
+        assert (out.num_accepted == 0).all() and (out.status == 0).all()
+        drawn.append(out.tokens[:, 0].cpu())
+    token, u64 = torch.cat(drawn).numpy(), uniforms.double().numpy()
+    weights = {"bonus": p, "one_hot": np.where(np.arange(vocab) == x, 0, p), "full": np.maximum(p - q, 0)}[form]
+    ends = np.cumsum(weights / weights.sum())
+    assert (weights[token] > 0).all()
+    assert (u64 < ends[token] + 1e-6).all() and (u64 > ends[token] - (weights / weights.sum())[token] - 1e-6).all()

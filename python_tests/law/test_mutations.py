@@ -1,0 +1,221 @@
+"""Every defect that the law checks exist for, planted: the named check must fail on the mutant and pass on the true op.
+
+A mutant is a wrapper round the op's inputs, or the reference with one function replaced, reached by name so that it does
+not matter which backends are present.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from python_tests.law.cases import check_law, check_zero_probability, problem
+from python_tests.law.steps import CASES, check_steps
+from specdec_kernels.testing import Verify
+
+reference = importlib.import_module("specdec_kernels.backends.reference.verify_chain")
+Check = Callable[[Verify], None]
+TRUE: Verify = partial(sk.verify_chain, backend="reference")
+
+
+def law(kind: str, acceptance: str = "token", vocab: int = 3, num_draft: int = 2) -> Check:
+    return lambda verify: check_law(verify, problem(kind, vocab, num_draft), acceptance)
+
+
+def steps(name: str) -> Check:
+    return lambda verify: check_steps(verify, CASES[name])
+
+
+# --- mutants that need only the inputs --------------------------------------------------------------------------------
+
+
+def uniforms_changed(change: Callable[[torch.Tensor], torch.Tensor]) -> Verify:
+    return lambda *a, uniform_samples, **k: TRUE(*a, uniform_samples=change(uniform_samples), **k)
+
+
+def shared(u: torch.Tensor) -> torch.Tensor:
+    """The final draw takes the number of the first coin."""
+    return torch.cat([u[:, 1:2], u[:, 1:]], 1)
+
+
+def constant(u: torch.Tensor) -> torch.Tensor:
+    """One coin for all positions (`manual_seed` inside the accept loop)."""
+    return torch.cat([u[:, :1], u[:, 1:2].expand(-1, u.shape[1] - 1)], 1)
+
+
+def single(u: torch.Tensor) -> torch.Tensor:
+    """One number for everything."""
+    return u[:, :1].expand(-1, u.shape[1]).contiguous()
+
+
+def no_coins(u: torch.Tensor) -> torch.Tensor:
+    """r = 1: accept iff P >= Q."""
+    return torch.cat([u[:, :1], torch.full_like(u[:, 1:], 1 - 2.0**-24)], 1)
+
+
+def shifted(u: torch.Tensor) -> torch.Tensor:
+    """Coins read one column to the left: the final draw's number is the first coin too."""
+    return torch.cat([u[:, :1], u[:, :-1]], 1)
+
+
+def wrong_draft_temperature(*args: Any, draft_params: sk.SamplingParams, **rest: Any) -> sk.VerifyOutput:
+    return TRUE(*args, draft_params=replace(draft_params, temperature=1.0), **rest)
+
+
+def draft_truncation_forgotten(*args: Any, draft_params: sk.SamplingParams, **rest: Any) -> sk.VerifyOutput:
+    return TRUE(*args, draft_params=sk.SamplingParams(draft_params.temperature), **rest)
+
+
+def target_params_forgotten(*args: Any, params: sk.SamplingParams, **rest: Any) -> sk.VerifyOutput:
+    return TRUE(*args, **rest)
+
+
+def id_0_dropped(target: torch.Tensor, tokens: torch.Tensor, *args: Any, **rest: Any) -> sk.VerifyOutput:
+    return TRUE(target, tokens.masked_fill(tokens == 0, -1), *args, **rest)
+
+
+def pad_read_as_token_0(target: torch.Tensor, tokens: torch.Tensor, *args: Any, **rest: Any) -> sk.VerifyOutput:
+    return TRUE(target.nan_to_num(0.0), tokens.clamp_min(0), *args, **rest)
+
+
+def discarding_after_a_look(*args: Any, **rest: Any) -> sk.VerifyOutput:
+    """A stopping rule that drops the last accepted token when it does not like it (id 1)."""
+    out = TRUE(*args, **rest)
+    dislike = (out.tokens[:, 0] == 1) & (out.num_accepted >= 1)
+    tokens = out.tokens.clone()
+    fresh = TRUE(args[0], torch.full_like(args[1], -1), uniform_samples=rest["uniform_samples"], params=rest["params"])
+    tokens[dislike] = fresh.tokens[dislike]
+    return replace(out, tokens=tokens, num_tokens=(tokens >= 0).sum(1).int())
+
+
+INPUT_MUTANTS = [
+    # defect, mutant, the check that must catch it
+    ("shared uniform", uniforms_changed(shared), law("full")),
+    ("shared uniform, block", uniforms_changed(shared), law("full", "block", vocab=5)),
+    ("shared uniform, one-hot", uniforms_changed(shared), law("one_hot")),
+    ("constant uniform", uniforms_changed(constant), law("full")),
+    ("constant uniform, block", uniforms_changed(constant), law("full", "block", vocab=5)),
+    ("one uniform for everything", uniforms_changed(single), law("full")),
+    ("accept iff P >= Q", uniforms_changed(no_coins), law("full")),
+    ("coins shifted by a column", uniforms_changed(shifted), law("full")),
+    ("draft law at the wrong temperature", wrong_draft_temperature, law("two_temperatures")),
+    ("draft law at the wrong temperature, block", wrong_draft_temperature, law("two_temperatures", "block")),
+    ("draft truncation forgotten", draft_truncation_forgotten, law("both_truncated", vocab=5)),
+    ("target parameters forgotten", target_params_forgotten, law("target_top_p")),
+    ("id 0 dropped", id_0_dropped, law("full")),
+    ("id 0 dropped, block", id_0_dropped, law("full", "block", vocab=5)),
+    ("pad read as token 0", pad_read_as_token_0, law("placeholder")),
+    ("pad read as token 0, block", pad_read_as_token_0, law("placeholder", "block")),
+    ("discarding after a look", discarding_after_a_look, law("full")),
+    ("shared uniform over steps", uniforms_changed(shared), steps("token-full")),
+    ("constant uniform over steps", uniforms_changed(constant), steps("token-full")),
+    ("draft law at the wrong temperature over steps", wrong_draft_temperature, steps("token-truncated")),
+]
+
+
+@pytest.mark.parametrize(("mutant", "check"), [m[1:] for m in INPUT_MUTANTS], ids=[m[0] for m in INPUT_MUTANTS])
+def test_planted_input_defect_is_caught(mutant: Verify, check: Check) -> None:
+    check(TRUE)
+    with pytest.raises(AssertionError):
+        check(mutant)
+
+
+# --- mutants of the rule itself: the reference with one function replaced ---------------------------------------------
+
+
+def not_strict(target: Any, draft: Any, tokens: Any, length: Any, uniforms: Any) -> Any:
+    """`u · Q <= P`."""
+    accepted = torch.zeros_like(length)
+    for i in range(tokens.shape[1]):
+        x = tokens[:, i : i + 1]
+        p = target.probs[:, i].gather(-1, x)[:, 0]
+        q = 1.0 if draft.probs is None else draft.probs[:, i].gather(-1, x)[:, 0]
+        accepted += (accepted == i) & (i < length) & (uniforms[:, i + 1] * q <= p)
+    return reference.Walk(accepted, accepted + 1, (accepted + 1).minimum(length), torch.ones_like(target.probs[:, 0, 0]))
+
+
+def mass_not_compared(target: Any, draft: Any, tokens: Any, length: Any, uniforms: Any) -> Any:
+    """Accept with probability P, as if Q were 1."""
+    return reference.token_rule(target, reference.DraftLaw(None, draft.status), tokens, length, uniforms)
+
+
+def final_with(residual: Callable[[Any, Any, Any, Any], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def final_token(target: Any, draft: Any, tokens: Any, length: Any, walk: Any, uniform: Any) -> torch.Tensor:
+        p = reference.at(target.probs, walk.accepted)
+        position = walk.accepted.clamp_max(tokens.shape[1] - 1)
+        q = reference.draft_row(draft, tokens, position, p.shape[-1]).to(p.dtype)
+        rest = residual(p, q, reference.at(target.values, walk.accepted), walk.scale[:, None])
+        use = (walk.accepted < length) & (rest.sum(-1) > 0)
+        return reference.draw(torch.where(use[:, None], rest, p), uniform)
+
+    return final_token
+
+
+def unnormalised(p: torch.Tensor, q: torch.Tensor, values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Weights exp(logit − max) instead of probabilities: P times its normaliser, against Q."""
+    return (p * values[:, 3:4] - q).clamp_min(0)
+
+
+RULE_MUTANTS: list[tuple[str, str, Any, Check]] = [
+    ("<= instead of <", "token_rule", not_strict, check_zero_probability),
+    ("residual without normalising weights", "final_token", final_with(unnormalised), law("full")),
+    ("residual without normalising weights, block", "final_token", final_with(unnormalised), law("full", "block", vocab=5)),
+    ("recovered from P", "final_token", final_with(lambda p, q, v, w: p), law("full")),
+    ("residual of Q − P", "final_token", final_with(lambda p, q, v, w: (q - p).clamp_min(0)), law("full")),
+    ("residual |P − Q|", "final_token", final_with(lambda p, q, v, w: (q - p).abs()), law("full")),
+    ("block residual without its weight", "final_token", final_with(lambda p, q, v, w: (p - q).clamp_min(0)), law("full", "block", vocab=5)),
+    ("one-hot residual keeps the rejected token", "final_token", final_with(lambda p, q, v, w: p), law("one_hot")),
+    ("a one-hot rule for a drawn draft", "token_rule", mass_not_compared, law("full")),
+]
+
+
+@pytest.mark.parametrize(("name", "mutant", "check"), [m[1:] for m in RULE_MUTANTS], ids=[m[0] for m in RULE_MUTANTS])
+def test_planted_rule_defect_is_caught(name: str, mutant: Any, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(TRUE)
+    original = getattr(reference, name)
+    if mutant is mass_not_compared:
+        mutant = lambda t, d, *rest: original(t, reference.DraftLaw(None, d.status), *rest)  # noqa: E731
+    monkeypatch.setattr(reference, name, mutant)
+    with pytest.raises(AssertionError):
+        check(TRUE)
+
+
+def test_first_success_instead_of_last_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block rule stopped at its first failure is not lossless."""
+    original = reference.block_rule
+
+    def stops(target: Any, draft: Any, tokens: Any, length: Any, uniforms: Any) -> Any:
+        whole = original(target, draft, tokens, length, uniforms)
+        for i in range(1, tokens.shape[1] + 1):  # a prefix that fails is final
+            prefix = uniforms.clone()
+            prefix[:, i + 1 :] = 1 - 2.0**-24
+            shorter = original(target, draft, tokens, length, prefix)
+            stop = (shorter.accepted < i) & (whole.accepted > shorter.accepted)
+            whole = reference.Walk(*(torch.where(stop, getattr(shorter, f), getattr(whole, f)) for f in vars(whole)))
+        return whole
+
+    law("full", "block", vocab=5)(TRUE)
+    monkeypatch.setattr(reference, "block_rule", stops)
+    with pytest.raises(AssertionError):
+        law("full", "block", vocab=5)(TRUE)
+
+
+def test_block_noise_keyed_by_position_only_is_caught() -> None:
+    """Uniforms and draft noise re-used at a position by later steps: biased with a full-support draft (TV up to 8.5 %)."""
+    case = CASES["block-peaked"]
+    check_steps(TRUE, case)
+    with pytest.raises(AssertionError):
+        check_steps(TRUE, replace(case, keyed_by_position=True))
+
+
+def test_accept_stream_shared_with_the_draft_is_caught() -> None:
+    case = CASES["token-full"]
+    with pytest.raises(AssertionError):
+        check_steps(TRUE, replace(case, accept_purpose="draft"))
