@@ -88,7 +88,7 @@ class Truncation {
   }
 
   float top_p(float floor) {
-    const bool whole = floor == -kInfinity;
+    const bool whole = scratch_.summed;  // then nothing has been cut yet, and the whole row's mass is known
     const int64_t blocks = int64_t(scratch_.block_max.size());
     const bool few = row_.vocab <= RowScratch::kMaxKept;
     if (!list(whole && !few ? nth_block_maximum(std::min<int64_t>(kTopBlocks, blocks / 4)) : floor)) {

@@ -94,8 +94,8 @@ def make_law(logits: Tensor, params: Params) -> Law:
     weights = exp(scores)
     kept, cut = truncate(x, weights, finite_max, params)
     cutoff = torch.where(cut & ~one_hot, torch.where(kept, x, math.inf).amin(-1), -math.inf)
-    scores = torch.where(kept, scores, -math.inf)
     weights = torch.where(kept, weights, 0.0)
+    scores = torch.where(weights > 0, scores, -math.inf)
     normalizer = torch.where(one_hot, 1.0, tile_sum(weights))
     hot = ids == argmax[..., None]
     probs = torch.where(one_hot[..., None], hot.to(dtype), weights / normalizer[..., None])
@@ -145,6 +145,8 @@ def tile_sum(weights: Tensor) -> Tensor:
 def tile_masses(weights: Tensor) -> Tensor:
     """``[..., vocab]`` to ``[..., tiles]``."""
     vocab = weights.shape[-1]
+    if vocab <= TILE:
+        return weights.sum(-1, keepdim=True)
     padded = torch.nn.functional.pad(weights, (0, -vocab % TILE))
     return padded.unflatten(-1, (-1, TILE)).sum(-1)
 
@@ -173,7 +175,7 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     past = tile_ends > goal[:, None]
     tile = torch.where(past.any(-1), past.int().argmax(-1), last // TILE)
     rest = goal - (tile_ends - masses).gather(-1, tile[:, None])[:, 0]
-    columns = tile[:, None] * TILE + torch.arange(TILE, device=weights.device)
+    columns = tile[:, None] * TILE + torch.arange(min(TILE, vocab), device=weights.device)
     inside = torch.where(columns < vocab, weights.gather(-1, columns.clamp_max(vocab - 1)), 0.0)
     past = inside.cumsum(-1) > rest[:, None]
     last_inside = torch.where((inside > 0), columns, -1).amax(-1)

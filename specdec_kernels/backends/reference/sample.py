@@ -21,7 +21,7 @@ def sample(
     law.values[..., 4:] = math.nan
     status = law.status
     if noise_keys is not None:
-        scores, order = perturbed(law, noise_keys, draft_to_target).sort(-1, descending=True, stable=True)
+        scores, order = perturbed(law, noise_keys, draft_to_target).sort(dim=-1, descending=True, stable=True)
         index = torch.where(scores > -math.inf, order, -1)[..., :num_samples]
     elif uniform_samples is not None:
         index = draw(law.probs.flatten(0, 1), uniform_samples.flatten()).view(*law.argmax.shape, 1)

@@ -132,16 +132,16 @@ def block_lengths(
     slots = slots_upto(num_draft, draft_tokens)
     unusable = (draft_tokens < 0) | (draft_tokens >= vocab)
     length = torch.where(unusable, slots, num_draft).amin(-1).minimum(limit) if num_draft else limit
-    if num_draft:
-        stop = at(torch.nn.functional.pad(draft_tokens, (0, 1)), length)
-        stopped = (length < limit) & (stop != PLACEHOLDER_TOKEN_ID)
-        status = status | torch.where(stopped & ~idle, int(Status.BAD_TOKEN), 0)
     ends_in_eos = torch.zeros_like(idle)
     if eos_token_ids is not None and num_draft:
         is_eos = (draft_tokens[..., None] == eos_token_ids).any(-1) & (slots < length[:, None])
         first = torch.where(is_eos, slots, num_draft).amin(-1)
         ends_in_eos = first < num_draft
         length = length.minimum(first + 1)
+    if num_draft:
+        stop = at(torch.nn.functional.pad(draft_tokens, (0, 1)), length)
+        stopped = (length < limit) & (stop != PLACEHOLDER_TOKEN_ID) & ~ends_in_eos & ~idle
+        status = status | torch.where(stopped, int(Status.BAD_TOKEN), 0)
     return torch.where(idle, 0, length), idle, ends_in_eos & ~idle, status
 
 
