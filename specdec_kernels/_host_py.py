@@ -250,7 +250,7 @@ class _Text:
             self.tokens.pop()
 
     def longest_match(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """Length and end of the latest occurrence here of the longest suffix of `tokens`; (0, 0) where there is none."""
+        """Length and end of the latest occurrence here of the longest suffix of `tokens`; (0, 0) if there is none."""
         match = (0, 0)
         for gram in _grams(tokens, len(tokens), self._min_ngram, self._max_ngram):
             end = self._latest.get(gram)

@@ -328,7 +328,8 @@ PYBIND11_MODULE(_host, m) {
       .def_property_readonly("num_sequences", &NgramIndex::num_sequences, "Number of sequences.")
       .def_property_readonly("max_ngram", &NgramIndex::max_ngram, "Longest suffix looked up, in tokens.")
       .def_property_readonly("min_ngram", &NgramIndex::min_ngram, "Shortest suffix looked up, in tokens.")
-      .def("append", &NgramIndex::append, py::arg("sequence"), py::arg("tokens"), "Append [n] int64 tokens to a sequence.")
+      .def("append", &NgramIndex::append, py::arg("sequence"), py::arg("tokens"),
+           "Append [n] int64 tokens to a sequence.")
       .def("append_batch", &NgramIndex::append_batch, py::arg("tokens"), py::arg("counts") = py::none(),
            "Append to every sequence the first counts[b] tokens of its row of [num_sequences, n] int64.")
       .def("add_corpus", &NgramIndex::add_corpus, py::arg("tokens"), "Add one document that all sequences may match.")
