@@ -1,0 +1,183 @@
+"""setup.py on a small project of its own: the same script, sources that compile in a moment."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPILER = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+
+pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="an installed package has no setup.py")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+
+SOURCES = {
+    "csrc/common/answer.h": "inline int answer() { return 42; }\n",
+    "csrc/bind_cpu.cpp": '#include "common/answer.h"\nint bound() { return answer(); }\n',
+    "csrc/cpu/op.cpp": "int op() { return 1; }\n",
+    "csrc/cpu/isa/op_avx2.cpp": "#if __x86_64__ && !__AVX2__\n#error no AVX2\n#endif\nint avx2() { return 2; }\n",
+    "csrc/cpu/isa/op_default.cpp": "#ifdef __AVX2__\n#error AVX2 in the baseline\n#endif\nint base() { return 0; }\n",
+    "csrc/host/host.cpp": "int host() { return 3; }\n",
+    "specdec_kernels/__init__.py": "",
+    "specdec_kernels/py.typed": "",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name in ("setup.py", "pyproject.toml", "LICENSE", "MANIFEST.in"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "README.md").write_text("A small project.\n")
+    for name, text in SOURCES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def build(
+    project: Path, *arguments: str, hide: tuple[str, ...] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run setup.py there with the modules in `hide` missing and `environment` on top of ours."""
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({list(hide)})); sys.argv = ['setup.py', *{list(arguments)}]; "
+        "exec(compile(open('setup.py').read(), 'setup.py', 'exec'), {'__name__': '__main__', '__file__': 'setup.py'})"
+    )
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("SPECDEC_") and k not in ("CXX", "MAX_JOBS")}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=project,
+        env={**inherited, "SPECDEC_CUDA": "0", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def in_place(project: Path, *, hide: tuple[str, ...] = (), **environment: str) -> subprocess.CompletedProcess[str]:
+    return build(project, "-q", "build_ext", "--inplace", hide=hide, **environment)
+
+
+def parts(project: Path) -> set[str]:
+    return {path.name.split(".")[0] for path in (project / "specdec_kernels").glob("*.so")}
+
+
+def compiled(result: subprocess.CompletedProcess[str]) -> set[str]:
+    """The objects and libraries that this build made."""
+    assert result.returncode == 0, result.stderr
+    lines = [line.split() for line in result.stderr.splitlines() if line.endswith(" s)")]
+    return {line[1].split("/")[-1].split(".cpython")[0] for line in lines}
+
+
+@needs_compiler
+def test_builds_every_part_then_only_what_changed(project: Path) -> None:
+    first = compiled(in_place(project))
+    assert {"bind_cpu.cpp.o", "cpu_op.cpp.o", "cpu_isa_op_avx2.cpp.o", "host_host.cpp.o", "_C_cpu.so"} <= first
+    assert parts(project) == {"_C_cpu", "_host"}
+    assert compiled(in_place(project)) == set()
+    (project / "csrc/common/answer.h").write_text("inline int answer() { return 43; }\n")
+    assert compiled(in_place(project)) == {"bind_cpu.cpp.o", "_C_cpu.so"}
+
+
+@needs_compiler
+def test_a_deleted_source_leaves_the_library(project: Path) -> None:
+    compiled(in_place(project))
+    (project / "csrc/cpu/op.cpp").unlink()
+    assert compiled(in_place(project)) == {"_C_cpu.so"}
+
+
+@needs_compiler
+def test_warnings_are_errors_and_the_compiler_is_heard(project: Path) -> None:
+    (project / "csrc/cpu/op.cpp").write_text("int op() { int unused_thing = 1; return 1; }\n")
+    result = in_place(project)
+    assert result.returncode != 0
+    assert "unused_thing" in result.stderr and "csrc/cpu/op.cpp" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert parts(project) == set()
+
+
+def test_without_a_compiler_the_python_part_installs(project: Path) -> None:
+    (project / "specdec_kernels/_C_cpu.so").write_text("of an earlier build")
+    result = in_place(project, hide=("torch",), PATH="/nonexistent")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("\n") == 1 and "no C++ compiler was found" in result.stderr
+    assert parts(project) == set(), "a library that this build did not make must not stay"
+
+
+@needs_compiler
+def test_without_torch_one_sentence(project: Path) -> None:
+    result = in_place(project, hide=("torch",))
+    assert result.returncode != 0
+    assert result.stderr.count("\n") == 1 and "the build needs torch >= 2.11" in result.stderr
+
+
+@needs_compiler
+def test_without_pybind11_the_rest_is_built(project: Path) -> None:
+    result = in_place(project, hide=("pybind11",))
+    assert result.returncode == 0, result.stderr
+    assert "pybind11 is not installed" in result.stderr
+    assert parts(project) == {"_C_cpu"}
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "environment, sentence",
+    [
+        ({"SPECDEC_CUDA": "yes"}, "SPECDEC_CUDA must be auto, 0 or 1, got 'yes'"),
+        ({"CXX": "no-such-compiler"}, "CXX=no-such-compiler was not found"),
+        ({"MAX_JOBS": "0"}, "MAX_JOBS must be a positive number, got '0'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_bad_setting_is_one_sentence(project: Path, environment: dict[str, str], sentence: str) -> None:
+    result = in_place(project, **environment)
+    assert result.returncode != 0
+    assert sentence in result.stderr and "Traceback" not in result.stderr
+
+
+@needs_compiler
+def test_bad_architectures_are_one_sentence(project: Path) -> None:
+    nvcc = project / "cuda/bin/nvcc"  # stands in for the real one, which is not needed to read the list
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text("#!/bin/sh\necho '#$ TOP=/nowhere' >&2\n")
+    nvcc.chmod(0o755)
+    settings = {"SPECDEC_CUDA": "1", "CUDA_HOME": str(nvcc.parents[1])}
+    result = in_place(project, **settings, SPECDEC_CUDA_ARCHS="90a;Hopper")
+    assert result.returncode != 0
+    assert "SPECDEC_CUDA_ARCHS must look like" in result.stderr and "Traceback" not in result.stderr
+
+
+@needs_compiler
+def test_wheel_holds_what_this_build_made_and_nothing_else(project: Path) -> None:
+    (project / "specdec_kernels/_C_cuda.so").write_text("of an earlier editable install")
+    assert in_place(project).returncode == 0
+    (project / "specdec_kernels/_C_cuda.so").write_text("of an earlier editable install")
+    stale = project / "build" / f"lib.{platform.system().lower()}-{platform.machine()}-{sys.implementation.cache_tag}"
+    (stale / "specdec_kernels").mkdir(parents=True)
+    (stale / "specdec_kernels/deleted.py").write_text("")
+    result = build(project, "-q", "bdist_wheel")
+    assert result.returncode == 0, result.stderr
+    (wheel,) = (project / "dist").glob("*.whl")
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert f"-{tag}-{tag}-linux_" in wheel.name
+    names = {name.split(".cpython")[0] for name in zipfile.ZipFile(wheel).namelist() if "dist-info" not in name}
+    assert names == {f"specdec_kernels/{name}" for name in ("__init__.py", "py.typed", "_C_cpu.so", "_host")}
+
+
+def test_sdist_holds_the_sources(project: Path) -> None:
+    for name in ("csrc/cuda/op.cu", "csrc/cuda/block.cuh", "specdec_kernels/_host.pyi"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("\n")
+    result = build(project, "-q", "sdist", hide=("torch",))
+    assert result.returncode == 0, result.stderr
+    (archive,) = (project / "dist").glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    assert names >= {*SOURCES, "setup.py", "csrc/cuda/op.cu", "csrc/cuda/block.cuh", "specdec_kernels/_host.pyi"}

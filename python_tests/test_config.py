@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specdec_kernels import config
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    ours = ("SPECDEC_CHECK", "SPECDEC_BACKEND", "SPECDEC_CPU_CAPABILITY", "SPECDEC_CACHE")
+    for name in (*ours, "XDG_CACHE_HOME", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    monkeypatch.undo()
+    config.reload()
+
+
+def test_defaults() -> None:
+    cache = Path.home() / ".cache" / "specdec_kernels"
+    expected = config.Settings(check=False, cpu_capability=None, backend=None, cache=cache, no_color=False)
+    assert config.reload() == expected
+
+
+def test_read_once_until_reload(monkeypatch: pytest.MonkeyPatch) -> None:
+    config.reload()
+    monkeypatch.setenv("SPECDEC_BACKEND", "reference")
+    assert config.settings().backend is None
+    assert config.reload().backend == "reference"
+    assert config.settings() is config.settings() and config.settings().backend == "reference"
+
+
+@pytest.mark.parametrize("value, check", [("1", True), ("TRUE", True), ("on", True), ("0", False), ("", False)])
+def test_check(monkeypatch: pytest.MonkeyPatch, value: str, check: bool) -> None:
+    monkeypatch.setenv("SPECDEC_CHECK", value)
+    assert config.reload().check is check
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
+def test_cpu_capability(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
+    monkeypatch.setenv("SPECDEC_CPU_CAPABILITY", capability)
+    assert config.reload().cpu_capability == capability
+
+
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        ("SPECDEC_CHECK", "maybe", "SPECDEC_CHECK must be 0 or 1, got 'maybe'"),
+        ("SPECDEC_BACKEND", "cpp", "SPECDEC_BACKEND must be empty or one of reference, cpu, triton, cuda, got 'cpp'"),
+        (
+            "SPECDEC_CPU_CAPABILITY",
+            "sse",
+            "SPECDEC_CPU_CAPABILITY must be empty or one of default, avx2, avx512, got 'sse'",
+        ),
+    ],
+)
+def test_refusals_keep_the_settings(monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str) -> None:
+    before = config.reload()
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message):
+        config.reload()
+    assert config.settings() == before
+
+
+def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert config.reload().cache == tmp_path / "specdec_kernels"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert config.reload().cache == Path.home() / ".cache" / "specdec_kernels"
+    monkeypatch.setenv("SPECDEC_CACHE", "~/models")
+    assert config.reload().cache == Path.home() / "models"
