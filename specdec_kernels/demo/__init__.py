@@ -1,0 +1,107 @@
+"""``specdec demo``: a real language model decodes real prompts with and without speculation, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Its options; those of the process by default.
+
+    Returns
+    -------
+    int
+        The exit status: 0, or 1 (a download, a disk, a library: one sentence on stderr says what), or 130 on Ctrl-C.
+        Bad options end the process with status 2, as argparse does.
+    """
+    arguments = _parse(argv)
+    try:
+        from specdec_kernels.demo import compare
+        from specdec_kernels.demo.assets import AssetError
+    except ImportError as error:
+        return _fail(f"the demo needs the 'transformers' extra of the package: {error}")
+    try:
+        report = compare.run(
+            arguments.prompts,
+            batch=arguments.batch,
+            max_new_tokens=arguments.max_new_tokens,
+            temperatures=arguments.temperature,
+            threads=arguments.threads,
+            num_speculative_tokens=arguments.num_speculative_tokens,
+            seed=arguments.seed,
+            show=None if arguments.json else compare.print_comparison,
+        )
+        if arguments.json:
+            print(json.dumps(report, indent=1))
+        else:
+            compare.print_summary(report)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("\ndemo: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as in `... | head`
+        sys.stdout = None  # else the interpreter complains once more at exit
+        return 1
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return _fail("the disk is full" if full else str(error))
+    except (AssetError, ValueError, MemoryError) as error:
+        return _fail(str(error) or "out of memory")
+    return 0
+
+
+def _fail(reason: str) -> int:
+    print(f"demo: {reason}", file=sys.stderr)
+    return 1
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="specdec demo",
+        description="Decode real prompts with a real language model (SmolLM2-135M-Instruct, fetched once), with and "
+        "without speculation, through the same loop and with the same weights.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--prompts",
+        nargs="+",
+        default=["code-edit", "humaneval", "chat"],
+        metavar="SET",
+        help="prompt sets: code-edit, quote, humaneval, summarise, chat, gsm8k",
+    )
+    parser.add_argument("--batch", type=_positive, default=2, help="prompts decoded together")
+    parser.add_argument("--max-new-tokens", type=_positive, default=96, help="tokens of each prompt's answer")
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="0 is greedy")
+    parser.add_argument(
+        "--num-speculative-tokens",
+        type=_draft_length,
+        default="auto",
+        metavar="K",
+        help="draft tokens a step, or auto: each sequence chooses for itself",
+    )
+    parser.add_argument("--threads", type=_positive, help="CPU threads (default: the cores, at most 8)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampled answers")
+    parser.add_argument("--json", action="store_true", help="print figures and texts as one JSON document instead")
+    return parser.parse_args(argv)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _draft_length(text: str) -> int | str:
+    return text if text == "auto" else _positive(text)

@@ -7,15 +7,20 @@ from itertools import groupby
 from typing import TYPE_CHECKING, TextIO
 
 from specdec_kernels import config
-from specdec_kernels.demo.trace import Origin
+from specdec_kernels.decoding import Provenance
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["legend", "pieces", "render", "use_color"]
 
-_COLORS = {Origin.PLAIN: "", Origin.ACCEPTED: "\x1b[32m", Origin.RECOVERED: "\x1b[31m", Origin.BONUS: "\x1b[36m"}
-_MARKS = {Origin.PLAIN: ("", ""), Origin.ACCEPTED: ("⟦", "⟧"), Origin.RECOVERED: ("‹", "›"), Origin.BONUS: ("«", "»")}
+_COLORS = {Provenance.ACCEPTED: "\x1b[32m", Provenance.RECOVERED: "\x1b[31m", Provenance.BONUS: "\x1b[36m"}
+_MARKS = {Provenance.ACCEPTED: ("⟦", "⟧"), Provenance.RECOVERED: ("‹", "›"), Provenance.BONUS: ("", "")}
+_WORDS = {
+    Provenance.ACCEPTED: "accepted draft tokens",
+    Provenance.RECOVERED: "recovered after a rejection",
+    Provenance.BONUS: "bonus after a fully accepted (or empty) draft",
+}
 _RESET = "\x1b[0m"
 
 
@@ -29,14 +34,24 @@ def pieces(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> list[st
     texts, shown = [], ""
     for end in range(1, len(tokens) + 1):
         text = tokenizer.decode(tokens[:end], skip_special_tokens=True)
-        complete = text.rstrip("\ufffd") if end < len(tokens) else text
-        texts.append(complete[len(shown) :])
-        shown = complete if len(complete) > len(shown) else shown
+        if end < len(tokens):
+            text = text.rstrip("\ufffd")  # the start of a character whose other bytes are still to come
+        texts.append(text[len(shown) :])
+        shown = max(shown, text, key=len)
     return texts
 
 
-def render(texts: Sequence[str], origins: Sequence[Origin], *, color: bool) -> str:
+def render(texts: Sequence[str], origins: Sequence[int], *, color: bool) -> str:
     """One string of `texts`, neighbours of the same origin under one colour or pair of marks.
+
+    Parameters
+    ----------
+    texts : sequence of str
+        What each token adds, as `pieces` gives it.
+    origins : sequence of int
+        A `Provenance` for each of them.
+    color : bool
+        Colours (ANSI escapes) instead of marks.
 
     Raises
     ------
@@ -47,24 +62,17 @@ def render(texts: Sequence[str], origins: Sequence[Origin], *, color: bool) -> s
     for origin, group in groupby(zip(texts, origins, strict=True), key=lambda pair: pair[1]):
         text = "".join(piece for piece, _ in group)
         if text:
-            shown.append(_styled(text, origin, color))
+            shown.append(_styled(text, Provenance(origin), color))
     return "".join(shown)
-
-
-def _styled(text: str, origin: Origin, color: bool) -> str:
-    if not color:
-        before, after = _MARKS[origin]
-        return before + text + after
-    start = _COLORS[origin]
-    return f"{start}{text}{_RESET}" if start else text
 
 
 def legend(*, color: bool) -> str:
     """One line that explains the colours or marks."""
-    words = {
-        Origin.ACCEPTED: "accepted draft tokens",
-        Origin.RECOVERED: "recovered after a rejection",
-        Origin.BONUS: "bonus after a full acceptance",
-        Origin.PLAIN: "drawn without a draft",
-    }
-    return ", ".join(_styled(word, origin, color) for origin, word in words.items())
+    return ", ".join(_styled(word, origin, color) for origin, word in _WORDS.items())
+
+
+def _styled(text: str, origin: Provenance, color: bool) -> str:
+    if color:
+        return f"{_COLORS[origin]}{text}{_RESET}"
+    before, after = _MARKS[origin]
+    return before + text + after

@@ -1,0 +1,141 @@
+"""What the demo does: every prompt set and temperature once plainly and once with speculation, and what came of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import specdec_kernels as sk
+from specdec_kernels.decoding import GenerationOutput, generate, pack_linear_weights
+from specdec_kernels.demo import assets, prompts, render
+from specdec_kernels.drafters import Drafter, NgramDrafter, NoDrafter
+
+_MAX_THREADS = 8  # a model this small gains nothing from more
+_RULE = 100
+
+Report = dict[str, Any]
+
+
+def run(
+    names: Sequence[str],
+    *,
+    batch: int,
+    max_new_tokens: int,
+    temperatures: Sequence[float],
+    threads: int | None,
+    num_speculative_tokens: int | str,
+    seed: int,
+    show: Callable[[Report], None] | None,
+) -> Report:
+    """Decode the first `batch` prompts of every set at every temperature, plainly and with speculation.
+
+    Both go through `generate` with the same packed weights and seeds. With ``acceptance="match"`` (temperature 0
+    included) the two outputs are the same tokens, which is checked.
+
+    Returns
+    -------
+    dict
+        Of plain values: "threads", "batch", "max_new_tokens" and "comparisons", a list with one dict for each set and
+        temperature; `show` has been called with each of those when it was ready.
+
+    Raises
+    ------
+    AssetError
+        The model or a text cannot be fetched or read.
+    ValueError
+        No such prompt set, too few prompts in it, a bad temperature.
+    """
+    from tqdm import tqdm
+
+    torch.set_num_threads(threads or min(_MAX_THREADS, len(os.sched_getaffinity(0))))
+    settings = [sk.SamplingParams(temperature=temperature) for temperature in temperatures]
+    model, tokenizer = assets.load_model()
+    batches = {name: prompts.encode(tokenizer, prompts.load_prompts(name, tokenizer, batch)) for name in names}
+    seeds = torch.arange(seed, seed + batch)
+    report: Report = {"threads": torch.get_num_threads(), "batch": batch, "max_new_tokens": max_new_tokens}
+    report["comparisons"] = []
+    total = 2 * len(names) * len(settings) * batch * max_new_tokens
+    with pack_linear_weights(model), tqdm(total=total, unit="token", leave=False, mininterval=0.2) as bar:
+
+        def decode(inputs: tuple[Tensor, Tensor], drafter: Drafter, sampling: sk.SamplingParams) -> GenerationOutput:
+            done = bar.n
+            output = generate(
+                model,
+                inputs[0],
+                attention_mask=inputs[1],
+                drafter=drafter,
+                sampling=sampling,
+                seeds=seeds,
+                max_new_tokens=max_new_tokens,
+                num_speculative_tokens=num_speculative_tokens,
+                acceptance="greedy" if sampling.is_greedy else "match",
+                streamer=lambda rows: bar.update(sum(map(len, rows))),
+            )
+            bar.update(done + batch * max_new_tokens - bar.n)  # answers that ended early
+            return output
+
+        for name, inputs in batches.items():
+            for sampling in settings:
+                bar.set_description(f"{name}, temperature {sampling.temperature:g}")
+                plain = decode(inputs, NoDrafter(), sampling)
+                speculative = decode(inputs, NgramDrafter(), sampling)
+                comparison = {"prompts": name, "temperature": sampling.temperature}
+                comparison |= _compare(plain, speculative, tokenizer)
+                report["comparisons"].append(comparison)
+                if show is not None:
+                    with tqdm.external_write_mode(sys.stdout):
+                        show(comparison)
+    return report
+
+
+def _compare(plain: GenerationOutput, speculative: GenerationOutput, tokenizer: Any) -> Report:
+    fast, slow = speculative.stats, plain.stats
+    answers = []
+    for ids, origins, count in zip(speculative.tokens, speculative.provenance, speculative.num_tokens, strict=True):
+        kept = ids[: int(count)].tolist()
+        answers.append({"texts": render.pieces(tokenizer, kept), "origins": origins[: int(count)].tolist()})
+    return {
+        "plain_tokens_per_second": slow.tokens_per_second,
+        "speculative_tokens_per_second": fast.tokens_per_second,
+        "speed_up": fast.tokens_per_second / slow.tokens_per_second,
+        "mean_acceptance_length": fast.mean_acceptance_length,
+        "acceptance_rate": fast.acceptance_rate if fast.num_drafted else None,
+        "identical": torch.equal(plain.tokens, speculative.tokens),
+        "answers": answers,
+    }
+
+
+def print_comparison(comparison: Report) -> None:
+    """Print one comparison: the first answer with its tokens' origins, and the figures below it."""
+    color = render.use_color(sys.stdout)
+    answer = comparison["answers"][0]
+    title = f"{comparison['prompts']}, temperature {comparison['temperature']:g} "
+    print(f"\n{title:─<{_RULE}}")
+    print(render.render(answer["texts"], answer["origins"], color=color).strip("\n"))
+    print(f"  {render.legend(color=color)}")
+    same = "identical to plain decoding" if comparison["identical"] else "NOT identical to plain decoding"
+    print(
+        f"  {comparison['plain_tokens_per_second']:.1f} tokens/s plain, "
+        f"{comparison['speculative_tokens_per_second']:.1f} with speculation: {comparison['speed_up']:.2f}x; "
+        f"mean acceptance length {comparison['mean_acceptance_length']:.2f}; output {same}",
+        flush=True,
+    )
+
+
+def print_summary(report: Report) -> None:
+    """Print the table of all comparisons."""
+    print(f"\n{'summary ':─<{_RULE}}")
+    print(f"SmolLM2-135M-Instruct, float32, {report['threads']} CPU threads, batch {report['batch']}")
+    print(f"{'prompts':12}{'temperature':>12}{'plain tok/s':>13}{'spec. tok/s':>13}{'speed-up':>10}", end="")
+    print(f"{'mean acceptance length':>24}  identical")
+    for row in report["comparisons"]:
+        print(
+            f"{row['prompts']:12}{row['temperature']:12g}{row['plain_tokens_per_second']:13.1f}"
+            f"{row['speculative_tokens_per_second']:13.1f}{row['speed_up']:9.2f}x{row['mean_acceptance_length']:24.2f}"
+            f"  {'yes' if row['identical'] else 'NO'}"
+        )
