@@ -1,7 +1,7 @@
 """The n-gram index: time per appended token, per proposal and memory, compiled against pure Python.
 
-Run ``python -m bench.host_index``; ``--save`` keeps the result. The text is a random walk over repeated phrases, so most
-suffixes have an earlier occurrence, as in code; the index is the default one (suffixes of 1 to 4 tokens).
+Run ``python -m bench.host_index``; ``--save`` keeps the result. The text is a random walk over repeated phrases, so
+most suffixes have an earlier occurrence, as in code; the index is the default one (suffixes of 1 to 4 tokens).
 """
 
 from __future__ import annotations
