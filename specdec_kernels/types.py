@@ -1,10 +1,10 @@
-"""What goes into and comes out of the ops, beside plain tensors."""
+"""What goes into and comes out of the ops, beside plain tensors. Named tuples: building one costs a third of a dataclass."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntFlag
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,8 +29,7 @@ class Status(IntFlag):
     """A sampling parameter, uniform or length outside its range: read as its default, or clamped."""
 
 
-@dataclass(frozen=True)
-class RowStats:
+class RowStats(NamedTuple):
     """The law of each row of logits after the sampling transform, as a few numbers a row.
 
     ``P(v) = exp((logit_v − max) / temperature) / normalizer`` where ``logit_v >= cutoff``, else 0; a row that is greedy
@@ -91,8 +90,7 @@ class RowStats:
         )
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """Tokens drawn by `sample`.
 
     Attributes
@@ -112,8 +110,7 @@ class Draw:
     stats: RowStats
 
 
-@dataclass(frozen=True)
-class VerifyOutput:
+class VerifyOutput(NamedTuple):
     """The outcome of one verify step.
 
     Attributes
