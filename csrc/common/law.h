@@ -7,7 +7,7 @@
 
 namespace specdec {
 
-constexpr float kSmallestExponent = -87.0f;  // exp below this is 0: float32 would leave the normal numbers
+constexpr float kSmallestExponent = -87.0f;        // exp below this is 0: float32 would leave the normal numbers
 constexpr float kSmallestTemperature = 0x1p-126f;  // below it 1 / temperature overflows; read as greedy
 
 // Sampling parameters of one sequence, made valid.

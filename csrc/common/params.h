@@ -5,7 +5,8 @@
 namespace specdec {
 
 constexpr int kTile = 1024;  // ids a tile: partial sums are per tile and combined in index order, in every backend
-constexpr int kNumValues = 6;  // RowStats.values: max, cutoff, log_normalizer, normalizer, raw_log_normalizer, raw_entropy
+constexpr int kNumValues =
+    6;  // RowStats.values: max, cutoff, log_normalizer, normalizer, raw_log_normalizer, raw_entropy
 
 enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
@@ -92,20 +93,20 @@ struct SampleArgs {
 // One verify step of a padded ("chain") or ragged ("packed") batch. With cu null, sequence b's draft rows are (b, i) and its
 // target rows (b, i); else its draft rows are (0, cu[b] + i) and its target rows, uniforms and keys (0, cu[b] + b + i).
 struct VerifyArgs {
-  Rows target;         // [batch, num_draft + 1, vocab] or [1, total + batch, vocab]
-  Rows draft;          // logits of the draft, or null
-  Rows draft_probs;    // or its probabilities, or null; neither: point masses on the draft tokens
-  Ids draft_tokens;    // [batch, num_draft] or [total]
-  const int32_t* cu;   // [batch + 1] or null
+  Rows target;                      // [batch, num_draft + 1, vocab] or [1, total + batch, vocab]
+  Rows draft;                       // logits of the draft, or null
+  Rows draft_probs;                 // or its probabilities, or null; neither: point masses on the draft tokens
+  Ids draft_tokens;                 // [batch, num_draft] or [total]
+  const int32_t* cu;                // [batch + 1] or null
   int64_t batch, num_draft, total;  // num_draft: width of the result less one
-  const float* draft_values;    // draft rows x 6, or null: computed when a row is needed
-  const int64_t* draft_argmax;  // draft rows
-  const int32_t* draft_status;  // draft rows
-  const float* uniform_samples;  // rows of target, or null
-  const int64_t* noise_keys;     // rows of target, or null
-  const int64_t* target_to_draft;  // [map_size], -1 where unmapped, or null
+  const float* draft_values;        // draft rows x 6, or null: computed when a row is needed
+  const int64_t* draft_argmax;      // draft rows
+  const int32_t* draft_status;      // draft rows
+  const float* uniform_samples;     // rows of target, or null
+  const int64_t* noise_keys;        // rows of target, or null
+  const int64_t* target_to_draft;   // [map_size], -1 where unmapped, or null
   int64_t map_size;
-  Ids num_draft_tokens;  // [batch]
+  Ids num_draft_tokens;          // [batch]
   const int64_t* eos_token_ids;  // [num_eos] or null
   int64_t num_eos;
   Acceptance acceptance;

@@ -50,7 +50,8 @@ struct Listed {
   std::vector<float> weight, mass;
 };
 
-Listed listed_weights(const RowView& row, const RowLaw& law, const RowScratch& scratch, const DraftRow* draft, float scale) {
+Listed listed_weights(const RowView& row, const RowLaw& law, const RowScratch& scratch, const DraftRow* draft,
+                      float scale) {
   Listed out{std::vector<float>(scratch.kept_id.size()), std::vector<float>(row.tiles())};
   const LogitKernels& float32 = kernels().logits[0];
   for (size_t i = 0; i < out.weight.size(); i += kTile)
@@ -64,12 +65,14 @@ Listed listed_weights(const RowView& row, const RowLaw& law, const RowScratch& s
 }
 
 // (scale * P - Q)+ over one tile.
-void residual_tile(const RowView& row, const RowLaw& law, const DraftRow& draft, float scale, int tile, float* p, float* q) {
+void residual_tile(const RowView& row, const RowLaw& law, const DraftRow& draft, float scale, int tile, float* p,
+                   float* q) {
   tile_probs(row, law, tile, scale, p);
   draft.tile(tile, row.tile_size(tile), q);
 }
 
-std::vector<float> residual_masses(const RowView& row, const RowLaw& law, const DraftRow& draft, float scale, bool split) {
+std::vector<float> residual_masses(const RowView& row, const RowLaw& law, const DraftRow& draft, float scale,
+                                   bool split) {
   std::vector<float> mass(row.tiles());
   for_each_tile(row, split, [&](int tile) {
     float p[kTile], q[kTile];
@@ -163,8 +166,8 @@ int32_t draw_token(const RowView& row, const RowLaw& law, const RowScratch& scra
   return tile * kTile + walk(p, n, rest);
 }
 
-float residual_mass(const RowView& row, const RowLaw& law, const RowScratch& scratch, const DraftRow& draft, float scale,
-                    bool split) {
+float residual_mass(const RowView& row, const RowLaw& law, const RowScratch& scratch, const DraftRow& draft,
+                    float scale, bool split) {
   float total = 0;
   if (law.one_hot) return residual_weight(scale, draft.prob(law.argmax));
   for (float m : scratch.listed ? listed_weights(row, law, scratch, &draft, scale).mass
@@ -204,7 +207,8 @@ std::vector<NoisyToken> noisy_top(const RowView& row, const RowLaw& law, const R
     best.push_back(token);
     std::push_heap(best.begin(), best.end(), better);
     // What cannot reach the worst of the best is passed over by its bits alone; the slack covers the rounding.
-    if (int(best.size()) == count) limit = std::min(std::numeric_limits<float>::max(), 1.001f * std::exp(-best.front().score));
+    if (int(best.size()) == count)
+      limit = std::min(std::numeric_limits<float>::max(), 1.001f * std::exp(-best.front().score));
   };
   const auto bits_of = [&](int32_t id) { return noise_bits(key, ids ? uint32_t(ids[id]) : uint32_t(id)); };
   if (scratch.listed) {

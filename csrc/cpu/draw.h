@@ -44,8 +44,8 @@ int32_t draw_token(const RowView& row, const RowLaw& law, const RowScratch& scra
                    float uniform, bool split);
 
 // Sum over ids of (scale * P - Q)+.
-float residual_mass(const RowView& row, const RowLaw& law, const RowScratch& scratch, const DraftRow& draft, float scale,
-                    bool split);
+float residual_mass(const RowView& row, const RowLaw& law, const RowScratch& scratch, const DraftRow& draft,
+                    float scale, bool split);
 
 // Sum over ids of min(P, Q).
 float overlap(const RowView& row, const RowLaw& law, const DraftRow& draft, bool split);

@@ -38,8 +38,7 @@ class Truncation {
 
   // The law's cutoff: the smallest logit kept. Leaves the kept ids in scratch if they are few enough.
   float find() {
-    const float likely =
-        sampling_.min_p > 0 ? max_ + std::log(sampling_.min_p) * sampling_.temperature : -kInfinity;
+    const float likely = sampling_.min_p > 0 ? max_ + std::log(sampling_.min_p) * sampling_.temperature : -kInfinity;
     float floor = sampling_.min_p_first ? likely : -kInfinity;
     if (sampling_.top_k > 0) floor = std::max(floor, top_k(floor));
     if (sampling_.top_p < 1) floor = std::max(floor, top_p(floor));
@@ -72,7 +71,8 @@ class Truncation {
   float nth_block_maximum(int64_t n) {
     if (n > int64_t(scratch_.block_max.size())) return -kInfinity;
     scratch_.sorted = scratch_.block_max;
-    std::nth_element(scratch_.sorted.begin(), scratch_.sorted.begin() + (n - 1), scratch_.sorted.end(), std::greater<>());
+    std::nth_element(scratch_.sorted.begin(), scratch_.sorted.begin() + (n - 1), scratch_.sorted.end(),
+                     std::greater<>());
     return scratch_.sorted[n - 1];
   }
 
@@ -81,7 +81,8 @@ class Truncation {
     if (list(std::max(floor, nth_block_maximum(k)))) {
       if (int64_t(scratch_.kept_logit.size()) < k) return floor;  // fewer than k possible ids
       scratch_.sorted = scratch_.kept_logit;
-      std::nth_element(scratch_.sorted.begin(), scratch_.sorted.begin() + (k - 1), scratch_.sorted.end(), std::greater<>());
+      std::nth_element(scratch_.sorted.begin(), scratch_.sorted.begin() + (k - 1), scratch_.sorted.end(),
+                       std::greater<>());
       return scratch_.sorted[k - 1];
     }
     return select(floor, double(k), false);
@@ -179,7 +180,8 @@ class Truncation {
     for (int tile = 0; tile < row_.tiles(); ++tile) {
       const int n = row_.tile_size(tile);
       row_.kernels().load(row_.at(tile * kTile), n, values);
-      for (int i = 0; i < n; ++i) lowest = values[i] >= bound && values[i] > -kInfinity ? std::min(lowest, values[i]) : lowest;
+      for (int i = 0; i < n; ++i)
+        lowest = values[i] >= bound && values[i] > -kInfinity ? std::min(lowest, values[i]) : lowest;
     }
     return lowest;
   }
@@ -194,7 +196,8 @@ class Truncation {
 
 RowView row_view(const Rows& rows, int64_t b, int64_t i) {
   const int64_t size = rows.dtype == DType::kFloat32 ? 4 : 2;
-  return {static_cast<const char*>(rows.data) + (b * rows.stride_batch + i * rows.stride_row) * size, rows.dtype, rows.vocab};
+  return {static_cast<const char*>(rows.data) + (b * rows.stride_batch + i * rows.stride_row) * size, rows.dtype,
+          rows.vocab};
 }
 
 Sampling sampling_of(const SamplingArgs& args, int64_t b) {
@@ -230,7 +233,8 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, Row
   const int64_t top_k = sampling.top_k < row.vocab ? sampling.top_k : 0;
   const bool cut = top_k > 0 || sampling.top_p < 1 || sampling.min_p > 0;
   // Where truncation leaves few ids their own weights are all that is needed; top-p alone needs the whole row's mass.
-  const bool sum = !sampling.greedy && (!cut || (sampling.top_p < 1 && top_k == 0 && !(sampling.min_p_first && sampling.min_p > 0)));
+  const bool sum =
+      !sampling.greedy && (!cut || (sampling.top_p < 1 && top_k == 0 && !(sampling.min_p_first && sampling.min_p > 0)));
   scratch.block_max.resize(blocks);
   scratch.tile_max.resize(tiles);
   scratch.tile_mass.resize(tiles);
@@ -246,7 +250,8 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, Row
     const float* maxima = &scratch.block_max[first];
     const float max = *std::max_element(maxima, maxima + (n + kBlock - 1) / kBlock);
     scratch.tile_max[tile] = max;
-    if (sum) scratch.tile_mass[tile] = std::isfinite(max) ? kernels.exp_sum(x, n, max, sampling.inverse_temperature) : 0.0f;
+    if (sum)
+      scratch.tile_mass[tile] = std::isfinite(max) ? kernels.exp_sum(x, n, max, sampling.inverse_temperature) : 0.0f;
   });
 
   RowLaw law{};
@@ -257,7 +262,8 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, Row
   law.status = flags | sampling.status | (law.max == kInfinity ? kInf : 0) | (law.max == -kInfinity ? kEmptyRow : 0);
   law.one_hot = sampling.greedy || std::isinf(law.max);
   if (law.max > -kInfinity) {
-    const int block = int(std::find(scratch.block_max.begin(), scratch.block_max.end(), law.max) - scratch.block_max.begin());
+    const int block =
+        int(std::find(scratch.block_max.begin(), scratch.block_max.end(), law.max) - scratch.block_max.begin());
     float values[kBlock];
     const int begin = block * kBlock, n = std::min(kBlock, row.vocab - begin);
     kernels.load(row.at(begin), n, values);
@@ -285,8 +291,9 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, Row
       float z = 0, part = 0;
       int tile = -1;
       for (size_t i = 0; i < scratch.kept_logit.size(); i += kTile)
-        cpu::kernels().logits[0].weights(&scratch.kept_logit[i], int(std::min<size_t>(kTile, scratch.kept_logit.size() - i)),
-                                         law.max, law.inverse_temperature, -kInfinity, 1.0f, &scratch.sorted_mass[i]);
+        cpu::kernels().logits[0].weights(&scratch.kept_logit[i],
+                                         int(std::min<size_t>(kTile, scratch.kept_logit.size() - i)), law.max,
+                                         law.inverse_temperature, -kInfinity, 1.0f, &scratch.sorted_mass[i]);
       for (size_t i = 0; i < scratch.kept_id.size(); ++i) {
         if (scratch.kept_id[i] / kTile != tile) z += part, part = 0, tile = scratch.kept_id[i] / kTile;
         part += scratch.sorted_mass[i];

@@ -29,9 +29,10 @@ Sampling sampling_of(const SamplingArgs& args, int64_t b);
 // kMaxKept ids that truncation kept.
 struct RowScratch {
   static constexpr int kMaxKept = 4096;
-  std::vector<float> block_max, tile_max, tile_mass;  // tile_mass: sum of exp((x - max) / T) of the whole row, if summed
+  std::vector<float> block_max, tile_max,
+      tile_mass;  // tile_mass: sum of exp((x - max) / T) of the whole row, if summed
   bool summed = false, listed = false;
-  std::vector<int32_t> kept_id;     // the kept ids in index order, if listed
+  std::vector<int32_t> kept_id;  // the kept ids in index order, if listed
   std::vector<float> kept_logit;
   std::vector<float> sorted, sorted_mass;
 };

@@ -83,7 +83,8 @@ class Sequence {
         if (id != -1) status_ |= kBadToken;
         return;
       }
-      if (std::find(args_.eos_token_ids, args_.eos_token_ids + args_.num_eos, id) != args_.eos_token_ids + args_.num_eos) {
+      if (std::find(args_.eos_token_ids, args_.eos_token_ids + args_.num_eos, id) !=
+          args_.eos_token_ids + args_.num_eos) {
         ++length_;
         ends_in_eos_ = true;
         return;
@@ -204,7 +205,9 @@ class Sequence {
       const RowLaw law = read_target(accepted_, scratch);
       int64_t wanted = law.argmax;
       if (args_.noise_keys && !law.one_hot)
-        wanted = noisy_top(target_row(accepted_), law, scratch, args_.noise_keys[target_index_ + accepted_], nullptr, 1)[0].id;
+        wanted =
+            noisy_top(target_row(accepted_), law, scratch, args_.noise_keys[target_index_ + accepted_], nullptr, 1)[0]
+                .id;
       if (accepted_ == length_ || token(accepted_) != wanted) return wanted;
     }
   }
@@ -224,8 +227,8 @@ class Sequence {
   const int64_t b_;
   const bool split_;  // the sequence may use all threads for one row
   bool idle_ = false, ends_in_eos_ = false;
-  int64_t batch_ = 0, first_ = 0, first_target_ = 0;     // indices of its first rows in `Rows`
-  int64_t draft_index_ = 0, target_index_ = 0;           // the same in the flat arrays
+  int64_t batch_ = 0, first_ = 0, first_target_ = 0;  // indices of its first rows in `Rows`
+  int64_t draft_index_ = 0, target_index_ = 0;        // the same in the flat arrays
   int64_t length_ = 0, accepted_ = 0;
   int32_t status_ = 0;
   Sampling target_sampling_{}, draft_sampling_{};

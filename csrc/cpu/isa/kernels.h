@@ -25,14 +25,15 @@ struct LogitKernels {
 };
 
 struct Kernels {
-  int level;                // 0 portable, 1 AVX2, 2 AVX-512
-  LogitKernels logits[3];   // by DType
+  int level;               // 0 portable, 1 AVX2, 2 AVX-512
+  LogitKernels logits[3];  // by DType
   float (*sum)(const float* x, int n);
   float (*residual_sum)(const float* scaled_p, const float* q, int n);  // sum of (scale * P - Q)+
   float (*overlap_sum)(const float* p, const float* q, int n);          // sum of min(P, Q)
   // The ids first .. first + n - 1 whose Gumbel noise may lift exp(score) = weight above exp(best), where limit >= exp(-best):
   // writes their offsets and noise bits, returns how many. A superset: the caller compares exact scores.
-  int (*noise_candidates)(int64_t key, int32_t first, int n, const float* weight, float limit, int32_t* offset, uint32_t* bits);
+  int (*noise_candidates)(int64_t key, int32_t first, int n, const float* weight, float limit, int32_t* offset,
+                          uint32_t* bits);
 };
 
 extern const Kernels kernels_default;

@@ -29,7 +29,9 @@ struct S {
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static F max(F a, F b) { return _mm512_max_ps(a, b); }  // b where either is NaN
   static F min(F a, F b) { return _mm512_min_ps(a, b); }
-  static F where_ge(F a, F b, F yes, F no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), no, yes); }
+  static F where_ge(F a, F b, F yes, F no) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), no, yes);
+  }
   // e * 2^n, where shifted = 1.5 * 2^23 + n holds n in its low bits
   static F scale2(F e, F shifted) {
     const __m512i power = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);

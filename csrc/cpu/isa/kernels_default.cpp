@@ -11,9 +11,15 @@ struct S {
   static constexpr int N = 8;
   struct F {
     float lane[N];
-    friend F operator+(F a, F b) { return apply(a, b, [](float x, float y) { return x + y; }); }
-    friend F operator-(F a, F b) { return apply(a, b, [](float x, float y) { return x - y; }); }
-    friend F operator*(F a, F b) { return apply(a, b, [](float x, float y) { return x * y; }); }
+    friend F operator+(F a, F b) {
+      return apply(a, b, [](float x, float y) { return x + y; });
+    }
+    friend F operator-(F a, F b) {
+      return apply(a, b, [](float x, float y) { return x - y; });
+    }
+    friend F operator*(F a, F b) {
+      return apply(a, b, [](float x, float y) { return x * y; });
+    }
   };
   template <class Fn>
   static F apply(F a, F b, Fn f) {
@@ -46,8 +52,12 @@ struct S {
     return out;
   }
   static F fma(F a, F b, F c) { return a * b + c; }
-  static F max(F a, F b) { return apply(a, b, [](float x, float y) { return x > y ? x : y; }); }
-  static F min(F a, F b) { return apply(a, b, [](float x, float y) { return x < y ? x : y; }); }
+  static F max(F a, F b) {
+    return apply(a, b, [](float x, float y) { return x > y ? x : y; });
+  }
+  static F min(F a, F b) {
+    return apply(a, b, [](float x, float y) { return x < y ? x : y; });
+  }
   static F where_ge(F a, F b, F yes, F no) {
     F out;
     for (int i = 0; i < N; ++i) out.lane[i] = a.lane[i] >= b.lane[i] ? yes.lane[i] : no.lane[i];

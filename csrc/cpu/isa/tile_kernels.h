@@ -60,8 +60,10 @@ inline void for_each(const T* x, int n, T fill, Fn f) {
 
 template <class T>
 constexpr T minus_infinity() {
-  if constexpr (sizeof(T) == 4) return -INFINITY;
-  else return T{T::kMinusInfinity};
+  if constexpr (sizeof(T) == 4)
+    return -INFINITY;
+  else
+    return T{T::kMinusInfinity};
 }
 
 inline void store_some(float* out, F x, int count) {
@@ -128,18 +130,17 @@ void moments(const void* data, int n, float max, float* sum, float* weighted) {
 
 template <class T>
 void weights(const void* data, int n, float max, float inverse_temperature, float cutoff, float scale, float* out) {
-  const F m = S::set1(max), t = S::set1(inverse_temperature), c = S::set1(cutoff), f = S::set1(scale), zero = S::set1(0.0f);
-  for_each(static_cast<const T*>(data), n, minus_infinity<T>(), [&](F v, int i) {
-    store_some(out + i, S::where_ge(v, c, exp_nonpositive((v - m) * t) * f, zero), n - i);
-  });
+  const F m = S::set1(max), t = S::set1(inverse_temperature), c = S::set1(cutoff), f = S::set1(scale),
+          zero = S::set1(0.0f);
+  for_each(static_cast<const T*>(data), n, minus_infinity<T>(),
+           [&](F v, int i) { store_some(out + i, S::where_ge(v, c, exp_nonpositive((v - m) * t) * f, zero), n - i); });
 }
 
 template <class T>
 void load(const void* data, int n, float* out) {
   const F low = S::set1(-INFINITY);
-  for_each(static_cast<const T*>(data), n, minus_infinity<T>(), [&](F v, int i) {
-    store_some(out + i, S::max(v, low), n - i);
-  });
+  for_each(static_cast<const T*>(data), n, minus_infinity<T>(),
+           [&](F v, int i) { store_some(out + i, S::max(v, low), n - i); });
 }
 
 inline float sum(const float* x, int n) {
@@ -201,7 +202,8 @@ inline void philox64(int64_t key, uint32_t counter, Noise64& out) {
 }
 
 // A candidate's t = bits * 2^-32 must be below weight * limit: then -log1p(-t) >= t may be, too.
-int noise_candidates(int64_t key, int32_t first, int n, const float* weight, float limit, int32_t* offset, uint32_t* bits) {
+int noise_candidates(int64_t key, int32_t first, int n, const float* weight, float limit, int32_t* offset,
+                     uint32_t* bits) {
   int count = 0;
   Noise64 noise;
   for (int i = -(first % 64); i < n; i += 64) {  // counters stand in groups of 64 ids
@@ -222,8 +224,9 @@ constexpr LogitKernels logit_kernels() {
 }
 
 constexpr Kernels make_kernels(int level) {
-  return {level, {logit_kernels<float>(), logit_kernels<BFloat16>(), logit_kernels<Float16>()},
-          sum, residual_sum, overlap_sum, noise_candidates};
+  return {level,       {logit_kernels<float>(), logit_kernels<BFloat16>(), logit_kernels<Float16>()},
+          sum,         residual_sum,
+          overlap_sum, noise_candidates};
 }
 
 }  // namespace
