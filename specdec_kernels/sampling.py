@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 FlatParams = tuple[float, int, float, float, bool, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""What the ops take: the scalars (temperature, top_k, top_p, min_p, min_p_first), then their [batch] tensors or None."""
+"""What the ops take: the scalars (temperature, top_k, top_p, min_p, min_p_first), then their [batch] tensors or None.
+"""
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,13 @@ class SamplingParams:
     Parameters
     ----------
     temperature : float or Tensor
-        Divides the logits; 0 (or less than 2**-126) means greedy: all mass on the argmax, lowest id on ties. >= 0, finite.
+        Divides the logits; 0 (or less than 2**-126) means greedy: all mass on the argmax, lowest id on ties. >= 0,
+        finite.
     top_k : int or Tensor
         Keep every logit >= the k-th largest (ties survive); <= 0, or >= vocab: off.
     top_p : float or Tensor
-        Keep the smallest set, of what top-k left, whose renormalised mass reaches `top_p`, with every tie of the last one
-        kept; 0, or >= 1: off. >= 0.
+        Keep the smallest set, of what top-k left, whose renormalised mass reaches `top_p`, with every tie of the last
+        one kept; 0, or >= 1: off. >= 0.
     min_p : float or Tensor
         Keep ids with probability >= ``min_p`` times the largest; 0: off. In [0, 1].
     min_p_first : bool
@@ -72,10 +74,16 @@ class SamplingParams:
 def _split(name: str, value: object, default: float) -> tuple[float, Tensor | None]:
     integer = name == "top_k"
     if isinstance(value, Tensor):
-        if value.dim() != 1 or value.dtype == torch.bool or value.dtype.is_complex or value.is_floating_point() == integer:
+        if (
+            value.dim() != 1
+            or value.dtype == torch.bool
+            or value.dtype.is_complex
+            or value.is_floating_point() == integer
+        ):
             kind = "integer" if integer else "floating"
             raise TypeError(
-                f"SamplingParams: {name} must be a number or a [batch] {kind} tensor, got {value.dtype} {list(value.shape)}"
+                f"SamplingParams: {name} must be a number or a [batch] {kind} tensor, "
+                f"got {value.dtype} {list(value.shape)}"
             )
         return default, value.to(torch.int64 if integer else torch.float32).contiguous()
     if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):

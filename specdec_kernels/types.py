@@ -1,4 +1,6 @@
-"""What goes into and comes out of the ops, beside plain tensors. Named tuples: building one costs a third of a dataclass."""
+"""What goes into and comes out of the ops, beside plain tensors. Named tuples: building one costs a third of a
+dataclass.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ class RowStats(NamedTuple):
 
     @property
     def log_normalizer(self) -> Tensor:
-        """``log Σ exp(logit / temperature)`` over the kept ids, in nats (at temperature 0: of logit / 1 over the argmax)."""
+        """``log Σ exp(logit / temperature)`` over the kept ids, in nats (at temperature 0: of logit / 1 over the
+        argmax).
+        """
         return self.values[..., 2]
 
     @property
@@ -99,10 +103,11 @@ class Draw(NamedTuple):
         int64 target ids, ``[batch]`` or ``[batch, n]`` as the logits were given; ``[..., num_samples]`` for
         ``num_samples > 1``, in the order drawn, −1 where the support was exhausted.
     log_prob : Tensor
-        float32 of the same shape: log-probability in nats of each token under the law it was drawn from, before any token
-        was removed; −inf beside −1.
+        float32 of the same shape: log-probability in nats of each token under the law it was drawn from, before any
+        token was removed; −inf beside −1.
     stats : RowStats
-        Of the rows drawn from; pass it to `verify_chain` as ``draft_stats`` (``RowStats.stack(…, dim=1)`` over positions).
+        Of the rows drawn from; pass it to `verify_chain` as ``draft_stats`` (``RowStats.stack(…, dim=1)`` over
+        positions).
     """
 
     token: Tensor
@@ -120,7 +125,8 @@ class VerifyOutput(NamedTuple):
     num_accepted : Tensor
         ``[batch]`` int32, accepted draft tokens.
     num_tokens : Tensor
-        ``[batch]`` int32, tokens emitted: ``num_accepted + 1``; ``num_accepted`` after an accepted EOS; 0 in an idle row.
+        ``[batch]`` int32, tokens emitted: ``num_accepted + 1``; ``num_accepted`` after an accepted EOS; 0 in an idle
+        row.
     status : Tensor
         ``[batch]`` int32, flags of `Status` over the rows the rule had to read.
     acceptance : Tensor or None

@@ -108,5 +108,8 @@ def backends(device: torch.device | str = "cpu") -> BackendTable:
 def log_choice() -> None:
     """Say once, at import, what ``backend=None`` takes on the CPU and why not something faster."""
     reason = _reason_cpu("verify_chain", torch.device("cpu"))
-    logger.info("specdec_kernels: CPU tensors take backend %r%s", automatic("verify_chain", torch.device("cpu")),
-                f" ({reason})" if reason else f" ({native.cpu_capability()})")
+    logger.info(
+        "specdec_kernels: CPU tensors take backend %r%s",
+        automatic("verify_chain", torch.device("cpu")),
+        f" ({reason})" if reason else f" ({native.cpu_capability()})",
+    )

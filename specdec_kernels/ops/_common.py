@@ -51,7 +51,9 @@ def shape_error(op: str, argument: str, expected: str, got: object) -> ValueErro
     return ValueError(f"{op}: {argument} must be {expected}, got {describe(got)}")
 
 
-def check_tensor(op: str, argument: str, value: object, dtypes: tuple[torch.dtype, ...], device: torch.device | None) -> None:
+def check_tensor(
+    op: str, argument: str, value: object, dtypes: tuple[torch.dtype, ...], device: torch.device | None
+) -> None:
     """TypeError unless a tensor of one of `dtypes`; ValueError unless on `device`."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{op}: {argument} must be a tensor, got {type(value).__name__}")

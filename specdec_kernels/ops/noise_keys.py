@@ -14,7 +14,9 @@ def _fake(seeds: Tensor, positions: Tensor, steps: Tensor | None, step: int, pur
     return seeds.new_empty(positions.shape)
 
 
-_op = define("noise_keys", "Tensor seeds, Tensor positions, Tensor? steps, int step, int purpose", "Tensor", _fake, _reference)
+_op = define(
+    "noise_keys", "Tensor seeds, Tensor positions, Tensor? steps, int step, int purpose", "Tensor", _fake, _reference
+)
 
 
 def noise_keys(
@@ -27,9 +29,10 @@ def noise_keys(
 ) -> Tensor:
     """Keys of the noise at each position: Philox4x32-10 keyed by (seed, purpose, step, position).
 
-    From a key, `sample` and ``verify_chain(acceptance="match")`` compute ``G(key, v) = −log(−log1p(−t))`` for every target id
-    v, ``t = (philox(key, v div 4)[v mod 4] + 0.5) · 2**-32``. The match rule and its drafter use the absolute position
-    (counted without padding) and no step, so that the stream they emit is that of plain sampling with the seed.
+    From a key, `sample` and ``verify_chain(acceptance="match")`` compute ``G(key, v) = −log(−log1p(−t))`` for every
+    target id v, ``t = (philox(key, v div 4)[v mod 4] + 0.5) · 2**-32``. The match rule and its drafter use the absolute
+    position (counted without padding) and no step, so that the stream they emit is that of plain sampling with the
+    seed.
 
     Parameters
     ----------
@@ -40,7 +43,8 @@ def noise_keys(
     purpose : {"sample", "draft", "accept", "final"}
         Disjoint streams.
     step : int or Tensor, optional
-        The verify step, where noise must be fresh at each step; >= 0, or ``[batch]`` int64. None is a stream of its own.
+        The verify step, where noise must be fresh at each step; >= 0, or ``[batch]`` int64. None is a stream of its
+        own.
     backend : str, optional
         "reference", "cpu", "cuda" …; None takes the best one for the device.
 

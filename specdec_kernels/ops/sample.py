@@ -9,7 +9,15 @@ from ..backends.reference.sample import sample as _reference
 from ..sampling import SamplingParams
 from ..types import Draw, RowStats, TokenMap
 from ._common import (
-    PARAMS_SCHEMA, as_rows, check_logits, check_shape, check_tensor, define, dispatch, flat_params, raise_for_status,
+    PARAMS_SCHEMA,
+    as_rows,
+    check_logits,
+    check_shape,
+    check_tensor,
+    define,
+    dispatch,
+    flat_params,
+    raise_for_status,
     shape_error,
 )  # fmt: skip
 
@@ -49,9 +57,9 @@ def sample(
 ) -> Draw:
     """Draw from the law of each row, and keep the row's stats for the verifier.
 
-    With `uniform_samples` by inverse CDF; with `noise_keys` by the Gumbel-max trick, ``argmax_v(log P(v) + G(key, v))``, where
-    ``num_samples > 1`` takes the largest ones: a draw without replacement (Kool et al. 2019, arXiv 1903.06059). A greedy
-    row (temperature 0) yields its argmax either way.
+    With `uniform_samples` by inverse CDF; with `noise_keys` by the Gumbel-max trick, ``argmax_v(log P(v) + G(key,
+    v))``, where ``num_samples > 1`` takes the largest ones: a draw without replacement (Kool et al. 2019, arXiv
+    1903.06059). A greedy row (temperature 0) yields its argmax either way.
 
     Parameters
     ----------
@@ -62,7 +70,8 @@ def sample(
     uniform_samples : Tensor, optional
         ``[batch]`` or ``[batch, n]`` float32 in [0, 1).
     noise_keys : Tensor, optional
-        ``[batch]`` or ``[batch, n]`` int64. Exactly one of the two is needed, unless ``params.temperature`` is the number 0.
+        ``[batch]`` or ``[batch, n]`` int64. Exactly one of the two is needed, unless ``params.temperature`` is the
+        number 0.
     num_samples : int
         1 … 1024; more than 1 needs `noise_keys`.
     draft_token_map : TokenMap, optional
@@ -73,8 +82,8 @@ def sample(
     Returns
     -------
     Draw
-        ``token`` and ``log_prob`` shaped as the rows (``[..., num_samples]`` where that is > 1), ``stats`` of the rows (without
-        the raw fields, which are NaN).
+        ``token`` and ``log_prob`` shaped as the rows (``[..., num_samples]`` where that is > 1), ``stats`` of the rows
+        (without the raw fields, which are NaN).
 
     Raises
     ------
@@ -99,7 +108,9 @@ def sample(
         if uniform_samples is not None:
             raise ValueError(f"{op}: give uniform_samples or noise_keys, got both")
     elif uniform_samples is None and (params is None or not params.is_greedy):
-        raise ValueError(f"{op}: uniform_samples or noise_keys must be given unless params.temperature is 0, got neither")
+        raise ValueError(
+            f"{op}: uniform_samples or noise_keys must be given unless params.temperature is 0, got neither"
+        )
     if not 1 <= num_samples <= 1024:
         raise ValueError(f"{op}: num_samples must be in [1, 1024], got {num_samples}")
     if num_samples > 1 and noise_keys is None:

@@ -14,16 +14,19 @@ def _fake(seeds: Tensor, steps: Tensor | None, step: int, num: int, purpose: int
     return seeds.new_empty((seeds.shape[0], num), dtype=torch.float32)
 
 
-_op = define("uniform_samples", "Tensor seeds, Tensor? steps, int step, int num, int purpose", "Tensor", _fake, _reference)
+_op = define(
+    "uniform_samples", "Tensor seeds, Tensor? steps, int step, int num, int purpose", "Tensor", _fake, _reference
+)
 
 
 def uniform_samples(
     seeds: Tensor, step: int | Tensor, num: int, purpose: str = "accept", *, backend: str | None = None
 ) -> Tensor:
-    """Uniforms keyed by (seed, step, purpose, index): Philox4x32-10 (Salmon et al., SC 2011), top 24 bits of a word each.
+    """Uniforms keyed by (seed, step, purpose, index): Philox4x32-10 (Salmon et al., SC 2011), top 24 bits of a word
+    each.
 
-    The ratio rules ("token", "block") need fresh ones at every verify step: let `step` grow by one per step of a sequence.
-    A number depends on nothing else: not on `num`, on the batch slot or on the backend.
+    The ratio rules ("token", "block") need fresh ones at every verify step: let `step` grow by one per step of a
+    sequence. A number depends on nothing else: not on `num`, on the batch slot or on the backend.
 
     Parameters
     ----------

@@ -10,7 +10,15 @@ from ..laws import require_lossless
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap, VerifyOutput
 from ._common import (
-    ID_DTYPES, PARAMS_SCHEMA, check_logits, check_shape, check_tensor, define, dispatch, flat_params, raise_for_status,
+    ID_DTYPES,
+    PARAMS_SCHEMA,
+    check_logits,
+    check_shape,
+    check_tensor,
+    define,
+    dispatch,
+    flat_params,
+    raise_for_status,
     shape_error,
 )  # fmt: skip
 
@@ -39,7 +47,8 @@ def fake_outputs(like: Tensor, batch: int, num_draft: int, return_acceptance: bo
 
 
 def _fake(target_logits: Tensor, draft_tokens: Tensor, *rest: object) -> tuple[Tensor, ...]:
-    return fake_outputs(target_logits, *draft_tokens.shape, bool(rest[_RETURN_ACCEPTANCE - 2]))
+    batch, num_draft = draft_tokens.shape
+    return fake_outputs(target_logits, batch, num_draft, bool(rest[_RETURN_ACCEPTANCE - 2]))
 
 
 _op = define("verify_chain", "Tensor target_logits, Tensor draft_tokens, " + SHARED_SCHEMA, RETURNS, _fake, _reference)
@@ -74,28 +83,29 @@ def verify_chain(
     - "match": draw y from P with the position's Gumbel noise and accept while ``x == y``: the stream of plain sampling;
     - "greedy": accept while x is the target's argmax, whatever the temperature.
 
-    All are lossless: the emitted tokens have the target's law (after `params`). A sequence's result does not depend on its
-    neighbours, on padding or on num_draft. Without draft logits or probabilities Q is all mass on the draft token.
+    All are lossless: the emitted tokens have the target's law (after `params`). A sequence's result does not depend on
+    its neighbours, on padding or on num_draft. Without draft logits or probabilities Q is all mass on the draft token.
 
     Parameters
     ----------
     target_logits : Tensor
-        ``[batch, num_draft + 1, vocab]`` float32, bfloat16 or float16: row ``i`` is the law of draft token ``i`` (from 0),
-        the last row that of the bonus. Any leading strides, contiguous in the last dimension.
+        ``[batch, num_draft + 1, vocab]`` float32, bfloat16 or float16: row ``i`` is the law of draft token ``i`` (from
+        0), the last row that of the bonus. Any leading strides, contiguous in the last dimension.
     draft_tokens : Tensor
         ``[batch, num_draft]`` int32 or int64 target ids; a −1 ends that sequence's block.
     draft_logits : Tensor, optional
         ``[batch, num_draft, vocab_draft]``, the rows that the draft tokens were drawn from.
     uniform_samples : Tensor, optional
-        ``[batch, num_draft + 1]`` float32 in [0, 1): column 0 draws the recovered or bonus token, column i is the coin of the
-        i-th draft token. Needed by "token" and "block" unless ``params.temperature`` is the number 0. "block" needs fresh ones (and
-        fresh draft noise) at every verify step.
+        ``[batch, num_draft + 1]`` float32 in [0, 1): column 0 draws the recovered or bonus token, column i is the coin
+        of the i-th draft token. Needed by "token" and "block" unless ``params.temperature`` is the number 0. "block"
+        needs fresh ones (and fresh draft noise) at every verify step.
     noise_keys : Tensor, optional
         ``[batch, num_draft + 1]`` int64, from `noise_keys` at the rows' positions; "match" only.
     params, draft_params : SamplingParams, optional
         Of target and draft. `draft_params` must be what the draft tokens were really drawn with. None: temperature 1.
     acceptance : {"token", "block", "match", "greedy"}
-        The rule. "block" is the token rule for a sequence without draft logits or probabilities, or with draft temperature 0.
+        The rule. "block" is the token rule for a sequence without draft logits or probabilities, or with draft
+        temperature 0.
     target_law : optional
         None, lossless; anything else is refused.
     draft_probs : Tensor, optional
@@ -134,9 +144,10 @@ def verify_chain(
     if draft_tokens.shape != (batch, rows - 1):
         check_shape(op, "draft_tokens", draft_tokens, ("batch", "num_draft"), (batch, rows - 1))
     shared = shared_arguments(
-        op, target_logits, batch, vocab, (batch, rows - 1), ("batch", "num_draft"), (batch, rows), ("batch", "num_draft + 1"),
-        draft_logits, uniform_samples, noise_keys, params, draft_params, acceptance, target_law, draft_probs, draft_stats,
-        draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
+        op, target_logits, batch, vocab,
+        (batch, rows - 1), ("batch", "num_draft"), (batch, rows), ("batch", "num_draft + 1"),
+        draft_logits, uniform_samples, noise_keys, params, draft_params, acceptance, target_law, draft_probs,
+        draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
     )  # fmt: skip
     out = dispatch(op, _op, backend, target_logits.device)(target_logits, draft_tokens, *shared)
     return as_output(op, out, return_acceptance)
@@ -216,7 +227,9 @@ def shared_arguments(
             if uniform_samples.shape != row_shape:
                 check_shape(op, "uniform_samples", uniform_samples, row_names, row_shape)
         elif acceptance != "greedy" and (params is None or not params.is_greedy):
-            raise ValueError(f"{op}: acceptance={acceptance!r} needs uniform_samples unless params.temperature is 0, got None")
+            raise ValueError(
+                f"{op}: acceptance={acceptance!r} needs uniform_samples unless params.temperature is 0, got None"
+            )
     if num_draft_tokens is not None:
         check_tensor(op, "num_draft_tokens", num_draft_tokens, ID_DTYPES, device)
         check_shape(op, "num_draft_tokens", num_draft_tokens, ("batch",), (batch,))
@@ -225,6 +238,6 @@ def shared_arguments(
         if eos_token_ids.dim() != 1:
             raise shape_error(op, "eos_token_ids", "[num_eos]", eos_token_ids)
     return (
-        draft_logits, draft_probs, values, argmax, status, uniform_samples, noise_keys, target_to_draft, num_draft_tokens,
-        eos_token_ids, rule, return_acceptance, *flat, *draft_flat,
+        draft_logits, draft_probs, values, argmax, status, uniform_samples, noise_keys, target_to_draft,
+        num_draft_tokens, eos_token_ids, rule, return_acceptance, *flat, *draft_flat,
     )  # fmt: skip

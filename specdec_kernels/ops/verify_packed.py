@@ -62,8 +62,8 @@ def verify_packed(
     draft_logits : Tensor, optional
         ``[total, vocab_draft]``.
     cu_num_draft_tokens : Tensor
-        ``[batch + 1]`` int32, cumulative, starting at 0. A segment that is not increasing or leaves ``[0, total]`` is an idle row
-        with ``Status.BAD_PARAM``; nothing of it is read.
+        ``[batch + 1]`` int32, cumulative, starting at 0. A segment that is not increasing or leaves ``[0, total]`` is
+        an idle row with ``Status.BAD_PARAM``; nothing of it is read.
     max_num_draft_tokens : int
         Width of the result, >= 0; a longer segment is cut to it and flagged ``Status.BAD_PARAM``.
     uniform_samples, noise_keys : Tensor, optional
@@ -82,8 +82,8 @@ def verify_packed(
     Returns
     -------
     VerifyOutput
-        tokens ``[batch, max_num_draft_tokens + 1]`` int64, num_accepted, num_tokens and status ``[batch]`` int32; acceptance
-        ``[batch, max_num_draft_tokens]`` float32.
+        tokens ``[batch, max_num_draft_tokens + 1]`` int64, num_accepted, num_tokens and status ``[batch]`` int32;
+        acceptance ``[batch, max_num_draft_tokens]`` float32.
 
     Raises
     ------
@@ -111,8 +111,8 @@ def verify_packed(
         check_shape(op, "target_logits", target_logits, ("total + batch", "vocab"), (total + batch, vocab))
     shared = shared_arguments(
         op, target_logits, batch, target_logits.shape[-1], (total,), ("total",), (total + batch,), ("total + batch",),
-        draft_logits, uniform_samples, noise_keys, params, draft_params, acceptance, target_law, draft_probs, draft_stats,
-        draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
+        draft_logits, uniform_samples, noise_keys, params, draft_params, acceptance, target_law, draft_probs,
+        draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
     )  # fmt: skip
     run = dispatch(op, _op, backend, device)
     out = run(target_logits, draft_tokens, cu_num_draft_tokens, max_num_draft_tokens, *shared)

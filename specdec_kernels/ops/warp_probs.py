@@ -34,8 +34,8 @@ def warp_probs(logits: Tensor, params: SamplingParams | None = None, *, backend:
     Returns
     -------
     Tensor
-        ``[..., vocab]`` float32, contiguous; 0 outside the support. One-hot at the argmax in a greedy row, at the lowest
-        +inf, and at id 0 where nothing is possible.
+        ``[..., vocab]`` float32, contiguous; 0 outside the support. One-hot at the argmax in a greedy row, at the
+        lowest +inf, and at id 0 where nothing is possible.
 
     Raises
     ------

@@ -17,7 +17,9 @@ SMALLEST_TEMPERATURE = 2.0**-126  # below it 1 / temperature overflows; read as 
 
 @dataclass
 class Params:
-    """Sampling parameters of each sequence, ``[batch, 1]`` in the compute dtype, made valid; `status` says where they were not."""
+    """Sampling parameters of each sequence, ``[batch, 1]`` in the compute dtype, made valid; `status` says where they
+    were not.
+    """
 
     temperature: Tensor
     top_k: Tensor
@@ -77,7 +79,9 @@ def make_law(logits: Tensor, params: Params) -> Law:
     """The sampling transform S of every row (temperature → top-k → top-p → min-p, or min-p first)."""
     dtype = compute_dtype(logits)
     x = logits.to(dtype)
-    status = torch.where(x.isnan().any(-1), int(Status.NAN), 0) | torch.where((x == math.inf).any(-1), int(Status.INF), 0)
+    status = torch.where(x.isnan().any(-1), int(Status.NAN), 0) | torch.where(
+        (x == math.inf).any(-1), int(Status.INF), 0
+    )
     x = x.masked_fill(x.isnan(), -math.inf)
     maximum = x.amax(-1)
     empty = maximum == -math.inf
@@ -117,7 +121,9 @@ def exp(x: Tensor) -> Tensor:
 
 
 def truncate(x: Tensor, weights: Tensor, maximum: Tensor, params: Params) -> tuple[Tensor, Tensor]:
-    """Which ids top-k, top-p and min-p keep ``[batch, n, vocab]``, and whether anything may be cut at all ``[batch, n]``."""
+    """Which ids top-k, top-p and min-p keep ``[batch, n, vocab]``, and whether anything may be cut at all ``[batch,
+    n]``.
+    """
     vocab = x.shape[-1]
     k, p, m = params.top_k[..., None], params.top_p[..., None], params.min_p[..., None]
     k_on, p_on, m_on = (k > 0) & (k < vocab), (p > 0) & (p < 1), m > 0
@@ -152,7 +158,8 @@ def tile_masses(weights: Tensor) -> Tensor:
 
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """The id at which the running mass of `weights` first exceeds ``uniform · total``; an overrun takes the last possible id.
+    """The id at which the running mass of `weights` first exceeds ``uniform · total``; an overrun takes the last
+    possible id.
 
     Parameters
     ----------

@@ -40,7 +40,9 @@ def sample(
 
 
 def perturbed(law: Law, noise_keys: Tensor, draft_to_target: Tensor | None) -> Tensor:
-    """Scores plus Gumbel noise, ``[batch, n, vocab]``: their argmax is a draw from the law; noise is indexed by target id."""
+    """Scores plus Gumbel noise, ``[batch, n, vocab]``: their argmax is a draw from the law; noise is indexed by target
+    id.
+    """
     vocab = law.probs.shape[-1]
     ids = torch.arange(vocab, device=law.probs.device) if draft_to_target is None else draft_to_target
     return law.scores + gumbel(noise_keys[..., None], ids.expand(law.probs.shape), law.probs.dtype)

@@ -44,7 +44,9 @@ def verify_chain(
     num_draft_tokens: Tensor | None, eos_token_ids: Tensor | None, acceptance: int, return_acceptance: bool,
     *params: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """tokens ``[batch, num_draft + 1]``, num_accepted, num_tokens, status ``[batch]``, acceptance ``[batch, num_draft]``."""
+    """tokens ``[batch, num_draft + 1]``, num_accepted, num_tokens, status ``[batch]``, acceptance ``[batch,
+    num_draft]``.
+    """
     batch, num_draft = draft_tokens.shape
     vocab = target_logits.shape[-1]
     target_params = make_params(batch, target_logits, *params[:9])  # type: ignore[arg-type]
@@ -54,7 +56,9 @@ def verify_chain(
     length, idle, ends_in_eos, status = block_lengths(draft_tokens, num_draft_tokens, eos_token_ids, vocab)
     tokens = draft_tokens.to(torch.int64).clamp(0, vocab - 1)
     target = make_law(target_logits, target_params)
-    draft = make_draft(draft_logits, draft_probs, draft_values, draft_argmax, draft_status, draft_params, target_to_draft, vocab)
+    draft = make_draft(
+        draft_logits, draft_probs, draft_values, draft_argmax, draft_status, draft_params, target_to_draft, vocab
+    )
     rows, slots = slots_upto(num_draft, tokens), slots_upto(num_draft + 1, tokens)
 
     if acceptance in (MATCH, GREEDY):
@@ -119,7 +123,8 @@ def any_flag(flags: Tensor, where: Tensor) -> Tensor:
 def block_lengths(
     draft_tokens: Tensor, num_draft_tokens: Tensor | None, eos_token_ids: Tensor | None, vocab: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """How many draft tokens each sequence's block holds, whether it idles, whether its last draft token is an EOS; flags.
+    """How many draft tokens each sequence's block holds, whether it idles, whether its last draft token is an EOS;
+    flags.
 
     A block ends before the first placeholder or invalid id, and after the first EOS: cut there before any rule looks at
     it, because a stopping rule that looked at a token and then dropped it would bias the output.
@@ -186,7 +191,7 @@ def draft_row(draft: DraftLaw, tokens: Tensor, position: Tensor, vocab: int) -> 
 
 
 def token_rule(target: Law, draft: DraftLaw, tokens: Tensor, length: Tensor, uniforms: Tensor) -> Walk:
-    """Accept x iff ``u · Q(x) < P(x)``, strictly, until the first rejection; where P is a point mass iff x is its id."""
+    """Accept x iff ``u · Q(x) < P(x)``, strictly, until the first rejection; a point mass P accepts its own id alone."""
     accepted = torch.zeros_like(length)
     for i in range(tokens.shape[1]):
         x = tokens[:, i : i + 1]
@@ -221,7 +226,9 @@ def block_rule(target: Law, draft: DraftLaw, tokens: Tensor, length: Tensor, uni
 
 
 def final_token(target: Law, draft: DraftLaw, tokens: Tensor, length: Tensor, walk: Walk, uniform: Tensor) -> Tensor:
-    """Recovered from ``norm((scale · P − Q)+)`` (from P if that is empty), or bonus from P after a fully accepted block."""
+    """Recovered from ``norm((scale · P − Q)+)`` (from P if that is empty), or bonus from P after a fully accepted
+    block.
+    """
     p = at(target.probs, walk.accepted)
     weights = p
     if tokens.shape[1]:

@@ -29,7 +29,9 @@ def verify_packed(
     counts = torch.where(given < 0, -1, given.minimum(counts))
     order = torch.arange(counts.numel(), device=start.device)
 
-    def padded(rows: Tensor | None, start: Tensor, width: int, counts: Tensor, fill: int | None = None) -> Tensor | None:
+    def padded(
+        rows: Tensor | None, start: Tensor, width: int, counts: Tensor, fill: int | None = None
+    ) -> Tensor | None:
         if rows is None:
             return None
         columns = torch.arange(width, device=start.device)
@@ -40,7 +42,9 @@ def verify_packed(
         return out if fill is None else torch.where(columns < counts[:, None], out, fill)
 
     tokens = padded(draft_tokens, start, width, counts, PLACEHOLDER_TOKEN_ID)
-    drafted = [padded(t, start, width, counts) for t in (draft_logits, draft_probs, draft_values, draft_argmax, draft_status)]
+    drafted = [
+        padded(t, start, width, counts) for t in (draft_logits, draft_probs, draft_values, draft_argmax, draft_status)
+    ]
     scored = [padded(t, start + order, width + 1, counts) for t in (target_logits, uniform_samples, noise_keys)]
     out = verify_chain(
         scored[0], tokens, *drafted, scored[1], scored[2], target_to_draft, counts, eos_token_ids,  # type: ignore[arg-type]
