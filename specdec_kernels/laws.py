@@ -1,5 +1,4 @@
-"""Target laws other than the target's own: what `verify_chain` verifies against when asked for a trade of quality for
-speed.
+"""Target laws other than the target's own, which trade quality for speed.
 
 Lossless verification is ``target_law=None``. The laws named in the public contract are not available in this release;
 `verify_chain` and `generate` refuse anything but None by name.

@@ -191,7 +191,7 @@ def draft_row(draft: DraftLaw, tokens: Tensor, position: Tensor, vocab: int) -> 
 
 
 def token_rule(target: Law, draft: DraftLaw, tokens: Tensor, length: Tensor, uniforms: Tensor) -> Walk:
-    """Accept x iff ``u · Q(x) < P(x)``, strictly, until the first rejection; a point mass P accepts its own id alone."""
+    """Accept x iff ``u · Q(x) < P(x)``, strictly, until the first rejection; a point mass P accepts only its id."""
     accepted = torch.zeros_like(length)
     for i in range(tokens.shape[1]):
         x = tokens[:, i : i + 1]
