@@ -23,9 +23,7 @@ ENCODER_DECODERS = frozenset({"t5", "mt5"})
 """``config.model_type`` of the encoder-decoders served."""
 
 _LEARNED_POSITIONS = frozenset({"gpt2"})
-_ONE_WINDOW = frozenset(
-    {"mistral", "mixtral", "phi3", "starcoder2"}
-)  # ``config.sliding_window`` alone rules every layer
+_ONE_WINDOW = frozenset({"mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2"})  # one window rules every layer
 _FAR = 1 << 24  # a distance every relative-position bucketing puts into its last bucket
 
 

@@ -1,0 +1,86 @@
+"""Models small enough to be instant, for the tests of the loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_kernels.decoding import Prompt, Runner
+
+VOCAB = 61
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": VOCAB, "max_position_embeddings": 256,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.3,
+}  # fmt: skip
+GPT2 = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 256}
+T5 = {
+    "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "vocab_size": VOCAB,
+    "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20, "initializer_factor": 4.0, "tie_word_embeddings": False,
+}  # fmt: skip
+MOE = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "num_local_experts": 4}
+
+
+def tiny(model_type: str, seed: int = 0, attention: str | None = None, **changes: Any) -> Any:
+    """A random model of a family, in evaluation mode."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    settings = dict(T5 if model_type in ("t5", "mt5") else SMALL)
+    if model_type == "gpt2":
+        settings.update(GPT2)
+        del settings["max_position_embeddings"]
+    if model_type.endswith("moe") or model_type in ("mixtral", "gpt_oss"):
+        settings.update(MOE)
+    if model_type == "gemma2":
+        settings.update(query_pre_attn_scalar=8, sliding_window=6, tie_word_embeddings=False)
+    config = AutoConfig.for_model(model_type, **{**settings, **changes})
+    torch.manual_seed(seed)
+    auto = AutoModelForSeq2SeqLM if model_type in ("t5", "mt5") else AutoModelForCausalLM
+    model = auto.from_config(config, **({} if attention is None else {"attn_implementation": attention})).eval()
+    if model_type in ("t5", "mt5"):  # as made, they hardly look at what they have written
+        model.get_output_embeddings().weight.data.normal_()
+        for block in model.decoder.block:
+            block.layer[0].SelfAttention.o.weight.data.mul_(6)
+        model.decoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.data.normal_(std=3)
+    return model
+
+
+class TableRunner(Runner):
+    """Logits looked up by the last two tokens: their bits do not depend on the rows or sequences beside them."""
+
+    name = "table"
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table  # [vocab, vocab, vocab]: the token before, the last token, the next one
+        self.vocab_size = table.shape[0]
+        self.device = table.device
+        self.forwards: list[int] = []
+
+    @staticmethod
+    def random(vocab: int = 23, seed: int = 0, spread: float = 2.0) -> TableRunner:
+        return TableRunner(torch.randn(vocab, vocab, vocab, generator=torch.Generator().manual_seed(seed)) * spread)
+
+    def start(self, prompt: Prompt, capacity: int) -> None:
+        # Column 0 stands for what is before the first token.
+        self.text = torch.zeros(prompt.lengths.numel(), capacity + 1, dtype=torch.int64)
+
+    def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
+        self.forwards.append(tokens.shape[1])
+        positions = starts[:, None] + torch.arange(tokens.shape[1])
+        assert bool((positions < bound).all()) and bool((positions >= 0).all())
+        self.text.scatter_(1, positions + 1, tokens)
+        return self.table[self.text.gather(1, positions), tokens]
+
+
+def prompts(*lengths: int, vocab: int = VOCAB, seed: int = 7) -> tuple[Tensor, Tensor]:
+    """Random prompts of these lengths, left-padded with an id that must not matter, and their mask."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.full((len(lengths), max(lengths)), 3 % vocab)
+    mask = torch.zeros_like(ids)
+    for row, length in enumerate(lengths):
+        ids[row, ids.shape[1] - length :] = torch.randint(3 % vocab, vocab, (length,), generator=generator)
+        mask[row, ids.shape[1] - length :] = 1
+    return ids, mask

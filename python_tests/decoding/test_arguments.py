@@ -1,0 +1,133 @@
+"""What `generate` refuses, before any work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from python_tests.decoding.models import VOCAB, TableRunner, prompts, tiny
+
+IDS = torch.tensor([[3, 4, 5], [3, 6, 7]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"input_ids": [[1, 2]]}, TypeError, "input_ids must be an int64 or int32 tensor, got list"),
+        ({"input_ids": IDS.float()}, TypeError, "input_ids must be an int64 or int32 tensor, got torch.float32"),
+        ({"input_ids": IDS[0]}, ValueError, r"input_ids must be \[batch >= 1, prompt >= 1\], got \[3\]"),
+        ({"input_ids": IDS[:, :0]}, ValueError, r"input_ids must be \[batch >= 1, prompt >= 1\], got \[2, 0\]"),
+        ({"input_ids": IDS + 20}, ValueError, r"input_ids must be in \[0, vocab=23\), got 23 … 27"),
+        ({"input_ids": IDS - 9}, ValueError, r"input_ids must be in \[0, vocab=23\), got -6"),
+        ({"attention_mask": IDS[:, :2]}, ValueError, r"attention_mask must be \[batch=2, prompt=3\], got \[2, 2\]"),
+        ({"attention_mask": torch.tensor([[1, 1, 1], [0, 0, 0]])}, ValueError, "row 1 is empty"),
+        (
+            {"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]])},
+            ValueError,
+            "must pad on the left .* row 0 does not",
+        ),
+        ({"drafter": None}, TypeError, r"drafter must be a Drafter \(NoDrafter\(\) for none\), got NoneType"),
+        ({"sampling": 0.7}, TypeError, "sampling must be a SamplingParams, got float"),
+        (
+            {"sampling": sk.SamplingParams(torch.ones(3))},
+            ValueError,
+            r"sampling.temperature must be a number or \[batch=2\]",
+        ),
+        ({"seeds": torch.ones(2)}, TypeError, "seeds must be an int64 tensor, got torch.float32"),
+        ({"seeds": torch.ones(3, dtype=torch.int64)}, ValueError, r"seeds must be \[batch=2\], got \[3\]"),
+        ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be in"),
+        ({"max_new_tokens": 2.0}, TypeError, "max_new_tokens must be an integer, got float"),
+        ({"num_speculative_tokens": 65}, ValueError, r"num_speculative_tokens must be in \[0, 64\], got 65"),
+        (
+            {"num_speculative_tokens": "many"},
+            ValueError,
+            "num_speculative_tokens must be an integer or 'auto', got 'many'",
+        ),
+        ({"acceptance": "typical"}, ValueError, "acceptance must be one of token, block, match, greedy, got 'typical'"),
+        ({"target_law": object()}, NotImplementedError, "generate: target_law"),
+        ({"eos_token_id": 23}, ValueError, r"eos_token_id must be in \[0, vocab=23\), got 23"),
+        ({"eos_token_id": [1, -1]}, ValueError, r"eos_token_id must be in \[0, vocab=23\), got -1"),
+        ({"streamer": 3}, TypeError, "streamer must have put and end, or be callable, got int"),
+    ],
+)
+def test_bad_arguments(changes: dict[str, Any], kind: type[Exception], message: str) -> None:
+    target = TableRunner.random()
+    arguments = {"input_ids": IDS, "drafter": sk.NoDrafter(), "max_new_tokens": 4, **changes}
+    before = arguments["input_ids"].clone() if isinstance(arguments["input_ids"], torch.Tensor) else None
+    with pytest.raises(kind, match=message):
+        sk.generate(target, arguments.pop("input_ids"), **arguments)
+    assert target.forwards == []
+    if before is not None and "input_ids" not in changes:
+        assert torch.equal(before, IDS)
+
+
+def test_a_streamer_takes_one_sequence() -> None:
+    class Streamer:
+        def put(self, value: object) -> None: ...
+        def end(self) -> None: ...
+
+    with pytest.raises(ValueError, match="takes a batch of 1, got 2 sequences; pass a callable"):
+        sk.generate(TableRunner.random(), IDS, drafter=sk.NoDrafter(), streamer=Streamer())
+
+
+def refused(model: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sk.generate(model, IDS, drafter=sk.NoDrafter())
+    with pytest.raises(ValueError, match=message.replace("generate", "ModelDrafter")):
+        sk.ModelDrafter(model)
+
+
+def test_models_that_cannot_be_served_are_refused_by_name() -> None:
+    from transformers import BertConfig, BertModel, MambaConfig, MambaForCausalLM
+
+    mamba = MambaForCausalLM(MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=VOCAB, state_size=4)).eval()
+    refused(mamba, "generate: MambaForCausalLM cannot be served: model type 'mamba' is not among")
+    bert = BertModel(BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16))
+    refused(bert.eval(), "generate: BertModel cannot be served: model type 'bert' is not among")
+    refused(tiny("llama").model, "generate: LlamaModel cannot be served: it has no language-model head")
+    refused(torch.nn.Linear(2, 2), "Linear cannot be served: it is neither a transformers model nor a")
+    refused(tiny("llama").train(), "LlamaForCausalLM cannot be served: it is in training mode; call model.eval")
+    refused(tiny("gpt2", add_cross_attention=True), "a decoder with cross attention needs an encoder's states")
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    refused(tiny("llama", rope_parameters=dynamic), "rotary embedding of type dynamic changes with the length")
+    flex = tiny("llama")
+    flex.config._attn_implementation = "flex_attention"
+    refused(flex, "attention implementation 'flex_attention' takes no additive mask; load it with 'sdpa' or 'eager'")
+
+
+def test_draft_and_target_must_fit() -> None:
+    target = tiny("llama")
+    ids, _ = prompts(4)
+    other = sk.ModelDrafter(tiny("llama", vocab_size=50))
+    with pytest.raises(
+        ValueError, match=r"must share one tokenizer, but the target's vocabulary has 61 ids and the draft's"
+    ):
+        sk.generate(target, ids, drafter=other)
+    with pytest.raises(ValueError, match="must both be decoders, or both encoder-decoders"):
+        sk.generate(target, ids, drafter=sk.ModelDrafter(tiny("t5")))
+    with pytest.raises(ValueError, match=r"the draft \(GPT2LMHeadModel\) holds 32 positions, 44 are needed"):
+        sk.generate(target, ids, drafter=sk.ModelDrafter(tiny("gpt2", n_positions=32)), max_new_tokens=40)
+    with pytest.raises(TypeError, match="ModelDrafter: sampling must be a SamplingParams or None, got float"):
+        sk.ModelDrafter(target, 0.5)
+
+
+def test_learned_positions_end() -> None:
+    target = tiny("gpt2", n_positions=32)
+    ids, mask = prompts(12, 5)
+    with pytest.raises(ValueError, match="GPT2LMHeadModel holds 32 positions, but prompt and max_new_tokens need 33"):
+        sk.generate(target, ids, drafter=sk.NoDrafter(), max_new_tokens=21)
+    full = sk.generate(
+        target, ids, attention_mask=mask, drafter=sk.ModelDrafter(target), max_new_tokens=20, num_speculative_tokens=8,
+        sampling=sk.SamplingParams(0.0), eos_token_id=[],
+    )  # fmt: skip
+    own = target.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=20, eos_token_id=None)
+    assert torch.equal(full.sequences, own)
+
+
+@pytest.mark.parametrize("bad", [{"n": 0}, {"n": 65}, {"n": 2, "min_n": 3}])
+def test_ngram_drafter_refuses_bad_lengths(bad: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="ngram"):
+        sk.NgramDrafter(**bad)

@@ -1,0 +1,410 @@
+"""The decoding loop: its tokens are those of plain decoding, whatever the drafter, draft length, batch or padding."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import specdec_kernels as sk
+from python_tests.decoding.models import TableRunner, prompts, tiny
+from specdec_kernels.decoding import DecodingState, Provenance, StepResult
+from specdec_kernels.drafters import Draft, Drafter
+
+GREEDY = sk.SamplingParams(temperature=0.0)
+FAMILIES = ("llama", "gpt2", "gemma2", "t5")
+DRAFTERS: dict[str, Callable[[Any, Any], Drafter]] = {
+    "none": lambda target, draft: sk.NoDrafter(),
+    "ngram": lambda target, draft: sk.NgramDrafter(3),
+    "model": lambda target, draft: sk.ModelDrafter(draft),
+    "itself": lambda target, draft: sk.ModelDrafter(target),
+}
+
+
+class RepeatLast(Drafter):
+    """The example of `Drafter`'s documentation."""
+
+    def start(self, state: DecodingState) -> None: ...
+
+    def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+        return Draft(state.last_tokens().expand(-1, num_tokens))
+
+    def commit(self, state: DecodingState, result: StepResult) -> None: ...
+
+
+def texts(out: sk.decoding.GenerationOutput) -> list[list[int]]:
+    return [row[:n].tolist() for row, n in zip(out.tokens, out.num_tokens.tolist(), strict=True)]
+
+
+# --- real classes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("lengths", [(7,), (3, 9, 6), (1, 4, 9, 2, 7, 5, 8, 3)], ids=["1", "3", "8"])
+def test_greedy_equals_the_models_own_generate(family: str, lengths: tuple[int, ...]) -> None:
+    target, draft = tiny(family, 1), tiny(family, 2)
+    ids, mask = prompts(*lengths)
+    own = target.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=24)
+    assert own[:, -20:].unique().numel() > 3, "the model repeats itself: the comparison would show nothing"
+    for name, make in DRAFTERS.items():
+        for num_speculative_tokens in (1, 5, "auto"):
+            out = sk.generate(
+                target, ids, attention_mask=mask, drafter=make(target, draft), sampling=GREEDY, max_new_tokens=24,
+                num_speculative_tokens=num_speculative_tokens,
+            )  # fmt: skip
+            assert torch.equal(out.sequences, own), (name, num_speculative_tokens)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_match_equals_plain_sampling(family: str) -> None:
+    target, draft = tiny(family, 1), tiny(family, 2)
+    ids, mask = prompts(3, 9, 6)
+    seeds = torch.tensor([5, -1, 2**62])
+    sampling = sk.SamplingParams(temperature=0.8, top_k=20, top_p=0.95)
+    kw: dict[str, Any] = {
+        "attention_mask": mask, "sampling": sampling, "seeds": seeds, "max_new_tokens": 20, "acceptance": "match",
+        "eos_token_id": [],
+    }  # fmt: skip
+    plain = sk.generate(target, ids, drafter=sk.NoDrafter(), **kw)
+    for name, make in DRAFTERS.items():
+        for num_speculative_tokens in (2, 6):
+            out = sk.generate(
+                target, ids, drafter=make(target, draft), num_speculative_tokens=num_speculative_tokens, **kw
+            )
+            assert torch.equal(out.tokens, plain.tokens), (name, num_speculative_tokens)
+    # and plain sampling is what it says: the draw with the noise of the token's position, from a full forward
+    if family != "t5":
+        for row, length in enumerate(mask.sum(1).tolist()):
+            text = ids[row, -length:]
+            for token in plain.tokens[row, :6]:
+                keys = sk.noise_keys(seeds[row : row + 1], torch.tensor([[len(text)]]))
+                with torch.inference_mode():
+                    logits = target(text[None]).logits[:, -1:]
+                    assert sk.sample(logits, sampling, noise_keys=keys).token.item() == token
+                text = torch.cat([text, token[None]])
+
+
+@pytest.mark.parametrize("acceptance", ["token", "block"])
+def test_a_draft_equal_to_the_target_is_always_accepted(acceptance: str) -> None:
+    target = tiny("llama")
+    ids, mask = prompts(4, 7)
+    out = sk.generate(
+        target, ids, attention_mask=mask, drafter=sk.ModelDrafter(target), acceptance=acceptance, max_new_tokens=33,
+        num_speculative_tokens=7, eos_token_id=[], seeds=torch.tensor([1, 2]),
+    )  # fmt: skip
+    # A coin within rounding of 1 may still reject; a hole in the draft's cache after a full block would reject often.
+    assert out.stats.num_rejected <= 1
+    assert out.stats.mean_acceptance_length > 6.5
+
+
+def test_end_ids_end_each_sequence_by_itself() -> None:
+    target, draft = tiny("llama", 1), tiny("llama", 2)
+    ids, mask = prompts(3, 9, 6, 5)
+    free = sk.generate(
+        target, ids, attention_mask=mask, drafter=sk.NoDrafter(), sampling=GREEDY, max_new_tokens=30, eos_token_id=[]
+    )
+    ends = [int(free.tokens[0, 4]), int(free.tokens[2, 11])]
+    own = target.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=30, eos_token_id=ends)
+    for make in DRAFTERS.values():
+        for acceptance in ("token", "match", "greedy"):
+            out = sk.generate(
+                target, ids, attention_mask=mask, drafter=make(target, draft), sampling=GREEDY, max_new_tokens=30,
+                eos_token_id=ends, acceptance=acceptance,
+            )  # fmt: skip
+            assert torch.equal(out.sequences, own)
+            for row, n in zip(out.tokens.tolist(), out.num_tokens.tolist(), strict=True):
+                assert not set(ends) & set(row[: n - 1]) and set(row[n:]) <= {-1}
+                assert row[n - 1] in ends or n == 30
+    one = sk.generate(
+        target,
+        ids,
+        attention_mask=mask,
+        drafter=sk.NoDrafter(),
+        sampling=GREEDY,
+        max_new_tokens=30,
+        eos_token_id=ends[0],
+    )
+    assert one.num_tokens[0] <= 5
+
+
+# --- a model whose logits do not depend on the rows beside: strict ----------------------------------------------------
+
+
+def table_drafters(target: TableRunner) -> list[Drafter]:
+    near = TableRunner(target.table + TableRunner.random(target.vocab_size, 9, 1.0).table)
+    return [
+        sk.NgramDrafter(2), sk.ModelDrafter(near), sk.ModelDrafter(near, sk.SamplingParams(0.5, top_k=4)), RepeatLast(),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("acceptance", ["greedy", "match"])
+@pytest.mark.parametrize("num_speculative_tokens", [0, 1, 3, 8, "auto"])
+def test_strictly_lossless(acceptance: str, num_speculative_tokens: int | str) -> None:
+    target = TableRunner.random()
+    ids, mask = prompts(1, 5, 3, 8, 2, 2, 7, 4, vocab=23)
+    kw: dict[str, Any] = {
+        "attention_mask": mask,
+        "seeds": torch.arange(8) * 77,
+        "max_new_tokens": 60,
+        "eos_token_id": 4,
+    }
+    plain = sk.generate(target, ids, drafter=sk.NoDrafter(), acceptance=acceptance, **kw)
+    assert plain.num_tokens.unique().numel() > 2
+    for drafter in table_drafters(target):
+        out = sk.generate(
+            target, ids, drafter=drafter, acceptance=acceptance, num_speculative_tokens=num_speculative_tokens, **kw
+        )
+        assert torch.equal(out.tokens, plain.tokens), type(drafter).__name__
+
+
+@pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])
+def test_a_sequence_does_not_depend_on_its_neighbours(acceptance: str) -> None:
+    target = TableRunner.random()
+    lengths = (1, 5, 3, 8, 2)
+    ids, mask = prompts(*lengths, vocab=23)
+    seeds = torch.tensor([3, 1, 4, 1, 5])
+    for drafter in table_drafters(target):
+        run = lambda rows, cut: texts(  # noqa: E731
+            sk.generate(
+                target, ids[rows, cut:], attention_mask=mask[rows, cut:], seeds=seeds[rows], drafter=drafter,  # noqa: B023
+                acceptance=acceptance, max_new_tokens=25, num_speculative_tokens=4, eos_token_id=4,
+            )
+        )  # fmt: skip
+        together = run([0, 1, 2, 3, 4], 0)
+        order = [4, 2, 0, 3, 1]
+        assert run(order, 0) == [together[i] for i in order]
+        for i, length in enumerate(lengths):
+            assert run([i], 8 - length) == [together[i]]
+        assert run([1, 2], 3) == together[1:3]
+
+
+@pytest.mark.parametrize("acceptance", ["token", "block", "match"])
+def test_rows_may_have_their_own_sampling_parameters(acceptance: str) -> None:
+    target = TableRunner.random()
+    ids, mask = prompts(3, 3, 5, vocab=23)
+    temperatures, top_ks, seeds = torch.tensor([0.0, 1.0, 0.7]), torch.tensor([0, 0, 3]), torch.tensor([8, 9, 10])
+    kw: dict[str, Any] = {"acceptance": acceptance, "max_new_tokens": 30, "num_speculative_tokens": 3}
+    for drafter in [sk.NoDrafter(), *table_drafters(target)]:
+        sampling = sk.SamplingParams(temperatures, top_k=top_ks)
+        out = texts(sk.generate(
+            target, ids, attention_mask=mask, sampling=sampling, seeds=seeds, drafter=drafter, **kw
+        ))  # fmt: skip
+        for row in range(3):
+            keep = ids[row : row + 1, mask[row] == 1]
+            alone = sk.SamplingParams(float(temperatures[row]), top_k=int(top_ks[row]))
+            one = sk.generate(target, keep, sampling=alone, seeds=seeds[row : row + 1], drafter=drafter, **kw)
+            assert texts(one) == [out[row]]
+
+
+def test_length_limits() -> None:
+    target = TableRunner.random()
+    ids, mask = prompts(2, 6, vocab=23)
+    for limit in (1, 2, 5):
+        for drafter in [sk.NoDrafter(), *table_drafters(target)]:
+            out = sk.generate(
+                target, ids, attention_mask=mask, drafter=drafter, sampling=GREEDY, max_new_tokens=limit,
+                num_speculative_tokens=8,
+            )  # fmt: skip
+            assert out.num_tokens.tolist() == [limit, limit] and out.sequences.shape == (2, 6 + limit)
+
+
+def test_seeds_default_to_torchs_generator() -> None:
+    target = TableRunner.random()
+    ids, _ = prompts(4, vocab=23)
+    run = lambda: sk.generate(target, ids, drafter=sk.NgramDrafter(2), max_new_tokens=30).tokens.tolist()  # noqa: E731
+    torch.manual_seed(3)
+    first, second = run(), run()
+    torch.manual_seed(3)
+    assert run() == first != second
+
+
+# --- what is reported -------------------------------------------------------------------------------------------------
+
+
+def test_provenance_and_counts() -> None:
+    target = TableRunner.random()
+    ids, mask = prompts(4, 2, vocab=23)
+    steps: list[list[np.ndarray]] = []
+    out = sk.generate(
+        target, ids, attention_mask=mask, drafter=sk.ModelDrafter(TableRunner(target.table)), sampling=GREEDY,
+        max_new_tokens=9, num_speculative_tokens=3, streamer=steps.append,
+    )  # fmt: skip
+    assert out.provenance.tolist() == [[0, 0, 0, 2, 0, 0, 0, 2, 2]] * 2
+    stats = out.stats
+    assert (stats.num_tokens, stats.num_steps, stats.target_forwards, stats.draft_steps) == (18, 6, 3, 2)
+    assert (stats.num_drafted, stats.num_accepted, stats.num_rejected) == (12, 12, 0)
+    assert stats.acceptance_rate == stats.alpha == 1.0 and stats.mean_acceptance_length == 3.0
+    assert stats.acceptance_rate_per_position.tolist() == [1.0, 1.0, 1.0]
+    assert stats.tokens_per_second > 0 and out.status.tolist() == [0, 0]
+    assert [[len(row) for row in step] for step in steps] == [[4, 4], [4, 4], [1, 1]]
+    assert np.concatenate([step[1] for step in steps]).tolist() == out.tokens[1].tolist()
+
+    out = sk.generate(
+        target, ids, attention_mask=mask, drafter=RepeatLast(), acceptance="match", max_new_tokens=40,
+        eos_token_id=4, num_speculative_tokens=3, seeds=torch.tensor([0, 1]),
+    )  # fmt: skip
+    emitted = out.provenance != Provenance.PADDING
+    assert torch.equal(emitted.sum(1), out.num_tokens) and int(emitted.sum()) == out.stats.num_tokens
+    assert int((out.provenance == Provenance.ACCEPTED).sum()) == out.stats.num_accepted
+    assert int((out.provenance == Provenance.RECOVERED).sum()) == out.stats.num_rejected > 0
+    repeats = torch.cat([ids[:, -1:], out.tokens], 1)
+    accepted = (out.provenance == Provenance.ACCEPTED).nonzero()
+    assert all(repeats[b, t] == repeats[b, t + 1] for b, t in accepted.tolist())
+
+
+def test_status_tells_of_bad_logits() -> None:
+    target = TableRunner.random()
+    target.table[:, :, 5] = float("nan")
+    ids, _ = prompts(4, vocab=23)
+    out = sk.generate(target, ids, drafter=sk.NoDrafter(), max_new_tokens=5)
+    assert out.status.tolist() == [sk.Status.NAN] and 5 not in out.tokens
+
+
+def test_streamer_of_transformers() -> None:
+    class Streamer:
+        def __init__(self) -> None:
+            self.got: list[int] = []
+            self.ended = 0
+
+        def put(self, value: Tensor) -> None:
+            assert value.dim() == 1 or value.shape[0] == 1
+            self.got += value.flatten().tolist()
+
+        def end(self) -> None:
+            self.ended += 1
+
+    target, streamer = TableRunner.random(), Streamer()
+    ids, mask = prompts(4, vocab=23)
+    out = sk.generate(target, ids, drafter=sk.NgramDrafter(), max_new_tokens=20, streamer=streamer)
+    assert streamer.got == out.sequences[0].tolist() and streamer.ended == 1
+
+
+def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    ids, _ = prompts(4, vocab=23)
+    sk.generate(TableRunner.random(), ids, drafter=sk.NgramDrafter(), max_new_tokens=20, progress=True)
+    captured = capsys.readouterr()
+    assert "20/20" in captured.err and captured.out == ""
+
+
+# --- how it works -----------------------------------------------------------------------------------------------------
+
+
+class HostSyncs(torch.overrides.TorchFunctionMode):
+    """Counts what makes the host wait for a device, or would."""
+
+    NAMES = set(
+        "item tolist cpu numpy nonzero masked_select unique argwhere __bool__ __int__ __float__ __index__ __array__".split()
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", str(func))
+        if name in self.NAMES:
+            self.seen.append(name)
+        if name in ("__getitem__", "__setitem__", "index_put_"):
+            indices = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if any(isinstance(i, Tensor) and i.dtype == torch.bool for i in indices):
+                self.seen.append("boolean index")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_waits_for_the_device_once(family: str, acceptance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = importlib.import_module("specdec_kernels.decoding.generate")  # the name is also the function's
+    target, draft = tiny(family, 1), tiny(family, 2)
+    ids, mask = prompts(3, 9)
+    syncs: list[list[str]] = []
+    plain_draft, plain_verify = loop._draft, loop.verify_step
+
+    def draft_step(*args: Any) -> Any:
+        with HostSyncs() as mode:
+            out = plain_draft(*args)
+        syncs.append(mode.seen)
+        return out
+
+    def verify_step(*args: Any) -> Any:
+        with HostSyncs() as mode:
+            out = plain_verify(*args)
+        syncs[-1] += mode.seen
+        return out
+
+    monkeypatch.setattr(loop, "_draft", draft_step)
+    monkeypatch.setattr(loop, "verify_step", verify_step)
+    for drafter in (sk.NoDrafter(), sk.NgramDrafter(), sk.ModelDrafter(draft)):
+        syncs.clear()
+        sk.generate(
+            target, ids, attention_mask=mask, drafter=drafter, acceptance=acceptance, max_new_tokens=12,
+            eos_token_id=[], num_speculative_tokens=3, sampling=sk.SamplingParams(0.9, top_k=9),
+        )  # fmt: skip
+        assert len(syncs) >= 3
+        assert all(seen == ["cpu", "numpy"] for seen in syncs), syncs  # the stop check and nothing else
+
+
+def test_model_drafter_runs_one_forward_more_than_it_drafts() -> None:
+    target = TableRunner.random()
+    draft = TableRunner(target.table)
+    ids, _ = prompts(5, vocab=23)
+    sk.generate(
+        target, ids, drafter=sk.ModelDrafter(draft), sampling=GREEDY, max_new_tokens=12, num_speculative_tokens=3
+    )
+    assert draft.forwards == [4] + 3 * [1, 1, 1, 1][:4] and target.forwards == [4, 4, 4, 4]
+
+
+def test_model_drafter_catches_up_after_steps_without_drafting(monkeypatch: pytest.MonkeyPatch) -> None:
+    from specdec_kernels.decoding import schedule
+
+    class Pauses(schedule.FixedSchedule):
+        plan = (3, 0, 0, 2, 0, 1, 3, 0, 0, 0, 3)
+
+        def __init__(self, num_tokens: int) -> None:
+            super().__init__(3)
+            self.calls = 0
+
+        def next(self) -> tuple[int, None]:
+            self.calls += 1
+            return self.plan[self.calls % len(self.plan)], None
+
+    monkeypatch.setattr(importlib.import_module("specdec_kernels.decoding.generate"), "FixedSchedule", Pauses)
+    target = tiny("gemma2", 1)
+    ids, mask = prompts(3, 9, 6)
+    own = target.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=40)
+    out = sk.generate(
+        target, ids, attention_mask=mask, drafter=sk.ModelDrafter(target), sampling=GREEDY, max_new_tokens=40,
+        num_speculative_tokens=3,
+    )  # fmt: skip
+    assert torch.equal(out.sequences, own)
+    assert out.stats.num_rejected == 0 and out.stats.num_accepted > 30
+
+
+def test_an_interrupt_leaves_nothing_behind() -> None:
+    class Interrupted(RepeatLast):
+        calls = finished = 0
+
+        def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+            self.calls += 1
+            if self.calls == 3:
+                raise KeyboardInterrupt
+            return super().propose(state, num_tokens)
+
+        def finish(self) -> None:
+            self.finished += 1
+
+    target, drafter = tiny("llama"), Interrupted()
+    ids, mask = prompts(3, 9)
+    kw: dict[str, Any] = {"attention_mask": mask, "sampling": GREEDY, "max_new_tokens": 10}
+    before = sk.generate(target, ids, drafter=RepeatLast(), **kw).sequences
+    attributes = {name: set(vars(module)) for name, module in target.named_modules()}
+    with pytest.raises(KeyboardInterrupt):
+        sk.generate(target, ids, drafter=drafter, **kw)
+    assert drafter.finished == 1
+    assert attributes == {name: set(vars(module)) for name, module in target.named_modules()}
+    assert torch.equal(sk.generate(target, ids, drafter=RepeatLast(), **kw).sequences, before)

@@ -1,0 +1,250 @@
+"""The joint law of what `generate` emits over several verify steps, against the target's, for every rule and drafter.
+
+A G-test of every window of three tokens; one family-wise level over all windows of all cases (Holm: whether any
+hypothesis is rejected is decided by the smallest p-value against level / number of tests). Each planted defect must be
+found.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import specdec_kernels as sk
+from python_tests.decoding.models import TableRunner, tiny
+from python_tests.law.steps import g_test
+from specdec_kernels.decoding.schedule import CostTable
+from specdec_kernels.drafters import Draft, Drafter
+from specdec_kernels.testing import Float64, float64_law
+
+FAMILY_WISE = 1e-6
+BATCH = 24576
+LENGTH = 12  # with 3 draft tokens a step at least three steps, nearly always four or more
+WINDOW = 3
+VOCAB = 4
+END = 2
+
+target_table = TableRunner.random(VOCAB, seed=7, spread=1.2).table
+draft_table = TableRunner.random(VOCAB, seed=8, spread=1.2).table
+SHARPER = sk.SamplingParams(0.6)
+CUT = sk.SamplingParams(0.8, top_k=3, top_p=0.95)
+FLATTER_CUT = sk.SamplingParams(1.4, top_k=3)
+
+
+@dataclass(frozen=True)
+class Case:
+    acceptance: str
+    drafter: Callable[[], Drafter]
+    sampling: sk.SamplingParams = field(default_factory=sk.SamplingParams)
+    num_speculative_tokens: int | str = 3
+    ends: tuple[int, ...] = ()
+
+
+def model_drafter(sampling: sk.SamplingParams | None = None) -> Callable[[], Drafter]:
+    return lambda: sk.ModelDrafter(TableRunner(draft_table), sampling)
+
+
+CASES = {
+    "none-token": Case("token", sk.NoDrafter),
+    "none-match": Case("match", sk.NoDrafter),
+    "none-block-cut": Case("block", sk.NoDrafter, CUT),
+    **{
+        f"{name}-{acceptance}": Case(acceptance, drafter, sampling)
+        for acceptance in ("token", "block", "match")
+        for name, drafter, sampling in (
+            ("model", model_drafter(), sk.SamplingParams()),
+            ("model-sharper", model_drafter(SHARPER), sk.SamplingParams()),
+            ("model-cut", model_drafter(FLATTER_CUT), CUT),
+            ("model-greedy", model_drafter(sk.SamplingParams(0.0)), sk.SamplingParams()),
+            ("ngram", lambda: sk.NgramDrafter(2), sk.SamplingParams()),
+        )
+    },
+    **{
+        f"model-{acceptance}-{name}": Case(acceptance, model_drafter(), **changes)
+        for acceptance in ("token", "block", "match")
+        for name, changes in (
+            ("ends", {"ends": (END,)}),
+            ("auto", {"num_speculative_tokens": "auto"}),
+        )
+    },
+    "ngram-token-auto-ends": Case("token", lambda: sk.NgramDrafter(2), num_speculative_tokens="auto", ends=(END,)),
+}
+TRANSFORMER = ("token", "block", "match")
+NUM_TESTS = len(CASES) * (LENGTH - WINDOW + 1) + len(TRANSFORMER) * 6
+
+
+def emitted(case: Case) -> np.ndarray:
+    """``[BATCH, LENGTH]``: what `generate` emits after the context 0, 0; VOCAB stands after an end."""
+    ids = torch.zeros(BATCH, 2, dtype=torch.int64)
+    mask = torch.ones_like(ids)
+    mask[1::2, 0] = 0  # what is before the first token counts as 0, so a prompt of one token has the same context
+    out = sk.generate(
+        TableRunner(target_table), ids, attention_mask=mask, drafter=case.drafter(), sampling=case.sampling,
+        seeds=torch.arange(BATCH) * 7919 + 13, max_new_tokens=LENGTH, acceptance=case.acceptance,
+        num_speculative_tokens=case.num_speculative_tokens, eos_token_id=case.ends,
+    )  # fmt: skip
+    tokens = out.tokens.numpy()
+    return np.where(tokens < 0, VOCAB, tokens)
+
+
+def expected_windows(case: Case) -> list[Float64]:
+    """The target's joint law of tokens [i, i + WINDOW) for each offset i; id VOCAB follows an end, for ever."""
+    size = VOCAB + 1
+    law = np.zeros((size, size, size))
+    law[:VOCAB, :VOCAB, :VOCAB] = float64_law(target_table, case.sampling)
+    for end in (*case.ends, VOCAB):
+        law[:, end] = np.eye(size)[VOCAB]
+    law[VOCAB, :VOCAB] = np.eye(size)[VOCAB]  # never reached
+    context = np.zeros((size, size))
+    context[0, 0] = 1.0
+    windows = []
+    for _ in range(LENGTH - WINDOW + 1):
+        windows.append(np.einsum("ab,abc,bcd,cde->cde", context, law, law, law))
+        context = np.einsum("ab,abc->bc", context, law)
+    return windows
+
+
+def check_windows(tokens: np.ndarray, windows: list[Float64]) -> None:
+    for offset, law in enumerate(windows):
+        counts = np.zeros_like(law)
+        np.add.at(counts, tuple(tokens[:, offset : offset + WINDOW].T), 1)
+        p_value = g_test(counts, law)
+        distance = np.abs(counts / counts.sum() - law).sum() / 2
+        last = offset + WINDOW - 1
+        assert p_value > FAMILY_WISE / NUM_TESTS, (
+            f"tokens {offset} … {last}: p = {p_value:.1e}, TV about {distance:.3f}"
+        )
+
+
+@pytest.fixture(autouse=True)
+def costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same costs at every run, such that "auto" chooses all lengths: measured ones would make the draws vary."""
+    module = importlib.import_module("specdec_kernels.decoding.generate")
+    monkeypatch.setattr(module, "measure_costs", lambda *_: CostTable(np.array([1.0, 1.3, 1.6, 2.5])))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_joint_law(name: str) -> None:
+    check_windows(emitted(CASES[name]), expected_windows(CASES[name]))
+
+
+@pytest.mark.parametrize("acceptance", TRANSFORMER)
+def test_joint_law_of_a_transformer(acceptance: str) -> None:
+    """A model with a real cache, whose laws depend on everything before."""
+    vocab, length = 3, 8
+    small = {"vocab_size": vocab, "num_hidden_layers": 1, "pad_token_id": 0, "eos_token_id": None, "bos_token_id": None}
+    target, draft = tiny("llama", 1, **small, initializer_range=0.6), tiny("llama", 2, **small, initializer_range=0.6)
+    prompt = torch.tensor([[1, 0, 2]])
+    out = sk.generate(
+        target, prompt.expand(16384, -1).contiguous(), drafter=sk.ModelDrafter(draft, SHARPER),
+        sampling=sk.SamplingParams(0.9), acceptance=acceptance, seeds=torch.arange(16384) * 31 + 7,
+        max_new_tokens=length, num_speculative_tokens=2, eos_token_id=[],
+    )  # fmt: skip
+    every = torch.tensor(list(itertools.product(range(vocab), repeat=length)))
+    with torch.inference_mode():
+        logits = target(torch.cat([prompt.expand(len(every), -1), every], 1)).logits[:, 2:-1]
+    laws = float64_law(logits, sk.SamplingParams(0.9))
+    joint = np.take_along_axis(laws, every.numpy()[:, :, None], 2)[:, :, 0].prod(1).reshape((vocab,) * length)
+    assert abs(joint.sum() - 1) < 1e-9
+    windows = []
+    for offset in range(length - WINDOW + 1):
+        others = tuple(i for i in range(length) if not offset <= i < offset + WINDOW)
+        windows.append(joint.sum(others))
+    check_windows(out.tokens.numpy(), windows)
+
+
+# --- planted defects: each must be found ------------------------------------------------------------------------------
+
+step = importlib.import_module("specdec_kernels.decoding.step")
+drafting = importlib.import_module("specdec_kernels.drafters.model")
+uniforms, keys = sk.uniform_samples, sk.noise_keys
+
+
+def one_step_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(step, "uniform_samples", lambda seeds, step, num: uniforms(seeds, 0, num))
+    patch.setattr(drafting, "uniform_samples", lambda seeds, step, num, purpose: uniforms(seeds, 0, num, purpose))
+
+
+def constant_uniform(patch: pytest.MonkeyPatch) -> None:
+    def same(seeds: Tensor, step: Tensor, num: int) -> Tensor:
+        return uniforms(seeds, step, 1).expand(-1, num).contiguous()
+
+    patch.setattr(step, "uniform_samples", same)
+
+
+def shared_stream(patch: pytest.MonkeyPatch) -> None:
+    """The drafter draws with the verifier's coins."""
+
+    def shared(seeds: Tensor, step: Tensor, num: int, purpose: str) -> Tensor:
+        return uniforms(seeds, step, num + 1, "accept")[:, 1:].contiguous()
+
+    patch.setattr(drafting, "uniform_samples", shared)
+
+
+def wrong_draft_law(patch: pytest.MonkeyPatch) -> None:
+    verify = step.verify_chain
+    patch.setattr(step, "verify_chain", lambda *a, draft_params, draft_stats, **k: verify(*a, draft_params=None, **k))
+
+
+def discards_after_looking(patch: pytest.MonkeyPatch) -> None:
+    """Drops a draft token that looks unlikely: a stopping rule that reads the drawn token."""
+    propose = sk.ModelDrafter.propose
+
+    def choosy(self: sk.ModelDrafter, state: Any, num_tokens: int) -> Draft:
+        draft = propose(self, state, num_tokens)
+        return replace(draft, num_draft_tokens=(draft.tokens != 1).long().cumprod(1).sum(1))
+
+    patch.setattr(sk.ModelDrafter, "propose", choosy)
+
+
+def noise_without_position(patch: pytest.MonkeyPatch) -> None:
+    for module in (step, drafting):
+        patch.setattr(module, "noise_keys", lambda seeds, positions: keys(seeds, positions - positions[:, :1]))
+
+
+def stale_rows(patch: pytest.MonkeyPatch) -> None:
+    """Rejected draft tokens stay in the cache: every step writes one row too far on."""
+    forward = TableRunner.forward
+
+    def late(self: TableRunner, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
+        if tokens.shape[1] == 1 or not need_logits:
+            return forward(self, tokens, starts, bound, need_logits)
+        logits = forward(self, tokens, starts + 1, bound + 1)
+        forward(self, tokens, starts, bound)
+        return logits
+
+    patch.setattr(TableRunner, "forward", late)
+
+
+@pytest.mark.parametrize(
+    ("defect", "case"),
+    [
+        (one_step_for_ever, "model-token"),
+        (one_step_for_ever, "model-block"),
+        (one_step_for_ever, "ngram-token"),
+        (constant_uniform, "model-token"),
+        (constant_uniform, "model-block"),
+        (shared_stream, "model-token"),
+        (shared_stream, "model-sharper-block"),
+        (wrong_draft_law, "model-sharper-token"),
+        (wrong_draft_law, "model-cut-block"),
+        (discards_after_looking, "model-token"),
+        (noise_without_position, "model-match"),
+        (noise_without_position, "none-match"),
+        (stale_rows, "model-token"),
+    ],
+)
+def test_a_planted_defect_is_found(
+    defect: Callable[[pytest.MonkeyPatch], None], case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defect(monkeypatch)
+    with pytest.raises(AssertionError, match="TV about"):
+        test_joint_law(case)
