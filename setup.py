@@ -299,6 +299,8 @@ def compile_and_link(parts: list[Part], destination: Path) -> None:
 
 
 class BuildExt(build_ext):
+    extensions: list[Extension]
+
     def get_ext_filename(self, fullname: str) -> str:
         if fullname.rpartition(".")[2] == "_host":
             return super().get_ext_filename(fullname)

@@ -11,6 +11,7 @@ import sys
 if __name__ == "__main__" and not __package__:
     sys.path.pop(0)  # run by its path: this folder's types.py would hide the standard library's
 
+import contextlib
 import ctypes
 import importlib.metadata
 import os
@@ -144,14 +145,11 @@ def _compiled_parts() -> str:
 
 
 def _cpu() -> str:
-    try:
-        fields = dict(
-            (part.strip() for part in line.split(":", 1))
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if ":" in line
-        )
-    except OSError:
-        fields = {}
+    fields: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            fields[key.strip()] = value.strip()
     has = set(fields.get("flags", "").split())
     flags = " ".join(flag for flag in _ISA_FLAGS if flag in has)
     name = fields.get("model name") or platform.processor() or platform.machine()

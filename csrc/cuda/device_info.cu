@@ -14,9 +14,7 @@ __global__ void probe_kernel() {}
 }  // namespace
 }  // namespace specdec
 
-const char* specdec_cuda_build_info() {
-  return "archs=" SPECDEC_CUDA_ARCHS " runtime=" SPECDEC_STRING(CUDART_VERSION);
-}
+const char* specdec_cuda_build_info() { return "archs=" SPECDEC_CUDA_ARCHS " runtime=" SPECDEC_STRING(CUDART_VERSION); }
 
 int specdec_cuda_binary_version(int device) {
   int previous = 0;
