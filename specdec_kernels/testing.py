@@ -73,12 +73,10 @@ def _row_law(x: Float64, temperature: float, top_k: int, top_p: float, min_p: fl
     if 0 < top_k < x.size:
         kept &= x >= np.sort(x)[-top_k]
     if 0 < top_p < 1:
-        above, total = 0.0, weights[kept].sum()
-        for value in np.unique(x[kept])[::-1]:
-            if above >= top_p * total:
-                kept &= x > value
-                break
-            above += weights[kept & (x == value)].sum()
+        values, which = np.unique(x[kept], return_inverse=True)  # ties live and die together
+        mass = np.bincount(which, weights[kept])[::-1]
+        above = np.cumsum(mass) - mass  # strictly above each value, from the largest down
+        kept &= x >= values[::-1][above < top_p * mass.sum()][-1]
     if not min_p_first:
         kept &= weights >= min_p
     weights = np.where(kept, weights, 0.0)

@@ -1,0 +1,65 @@
+"""Inputs that the op tests share, and the one way to check a refusal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+VOCABS = (2, 3, 1023, 1024, 1025, 4097, 50257)
+
+
+def logits(rng: torch.Generator, *shape: int, dtype: torch.dtype = torch.float32, spread: float = 2.0) -> Tensor:
+    return (torch.randn(*shape, generator=rng) * spread).to(dtype)
+
+
+def strided(values: Tensor) -> Tensor:
+    """The same values with every leading stride enlarged and NaN between the rows."""
+    room = torch.full([2 * s + 1 for s in values.shape[:-1]] + [values.shape[-1] + 5], torch.nan, device=values.device)
+    view = room.to(values.dtype)[(*[slice(0, 2 * s, 2) for s in values.shape[:-1]], slice(0, values.shape[-1]))]
+    view.copy_(values)
+    assert values[..., 0].numel() == 1 or not view.is_contiguous()
+    return view
+
+
+def uniforms(rng: torch.Generator, *shape: int) -> Tensor:
+    """On the lattice of production uniforms."""
+    return torch.randint(0, 1 << 24, shape, generator=rng) * 2.0**-24
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """Every tensor inside arguments or a result."""
+    if isinstance(value, Tensor):
+        return [value]
+    if is_dataclass(value):
+        return [t for f in fields(value) if not f.name.startswith("_") for t in tensors(getattr(value, f.name))]
+    if isinstance(value, dict):
+        return [t for v in value.values() for t in tensors(v)]
+    return [t for v in value for t in tensors(v)] if isinstance(value, (list, tuple)) else []
+
+
+def same_bits(a: Any, b: Any) -> None:
+    """Every tensor of two results is equal bit by bit (NaN equal to NaN)."""
+    first, second = tensors(a), tensors(b)
+    assert len(first) == len(second) > 0
+    for x, y in zip(first, second, strict=True):
+        assert x.dtype == y.dtype and x.shape == y.shape
+        torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)
+
+
+def refuses(
+    call: Callable[..., Any], good: dict[str, Any], change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """`call` takes `good`, refuses `good` with `change` by `error` and `message`, and leaves its inputs as they were."""
+    arguments = {**good, **change}
+    before = [t.clone() for t in tensors(arguments) if t.device.type != "meta"]
+    with pytest.raises(error, match=f"^{re.escape(message)}" if not message.startswith("^") else message):
+        call(**arguments)
+    for was, now in zip(before, [t for t in tensors(arguments) if t.device.type != "meta"], strict=True):
+        torch.testing.assert_close(was, now, rtol=0, atol=0, equal_nan=True)

@@ -1,0 +1,194 @@
+"""row_stats on every backend: against float64, over shapes, strides, dtypes, parameters and bad values."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import specdec_kernels as sk
+from python_tests.ops.inputs import DTYPES, VOCABS, logits, refuses, same_bits, strided
+from python_tests.support import Backend
+from specdec_kernels.testing import float64_law
+
+OP = "row_stats"
+PARAMS = {
+    "default": sk.SamplingParams(),
+    "temperature": sk.SamplingParams(0.7),
+    "top_k": sk.SamplingParams(1.3, top_k=5),
+    "top_p": sk.SamplingParams(top_p=0.6),
+    "min_p": sk.SamplingParams(1.1, min_p=0.05),
+    "all": sk.SamplingParams(0.9, top_k=40, top_p=0.9, min_p=0.02),
+    "min_p_first": sk.SamplingParams(0.9, top_k=40, top_p=0.9, min_p=0.02, min_p_first=True),
+    "off": sk.SamplingParams(1.0, top_k=-1, top_p=0.0, min_p=0.0),
+    "tiny_top_p": sk.SamplingParams(top_p=1e-6),
+    "certain_min_p": sk.SamplingParams(min_p=1.0),
+    "greedy": sk.SamplingParams(0.0, top_k=3),
+}
+
+
+def law_of(x: torch.Tensor, stats: sk.RowStats, temperature: float) -> np.ndarray:
+    """The formula in RowStats' docstring, in float64."""
+    x64 = x.double().cpu()
+    maximum, cutoff, normalizer = (v.double().cpu()[..., None] for v in (stats.max, stats.cutoff, stats.normalizer))
+    probs = torch.where(x64 >= cutoff, ((x64 - maximum) / temperature).exp() / normalizer, 0.0)
+    return probs.numpy()
+
+
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_describes_the_float64_law(
+    backend: Backend, dtype: torch.dtype, vocab: int, name: str, rng: torch.Generator
+) -> None:
+    params, x = PARAMS[name], logits(rng, 2, 2, vocab, dtype=dtype)
+    stats = backend.row_stats(backend(x), params)
+    expected = float64_law(x, params)
+    assert (stats.status == 0).all() and stats.values.dtype == torch.float32 and stats.argmax.dtype == torch.int64
+    np.testing.assert_array_equal(stats.argmax.cpu().numpy(), x.double().numpy().argmax(-1))
+    assert torch.equal(stats.max.cpu(), x.float().amax(-1))
+    x64 = x.double()
+    raw = x64.softmax(-1)
+    np.testing.assert_allclose(stats.raw_log_normalizer.cpu(), x64.logsumexp(-1), rtol=1e-6, atol=2e-6)
+    np.testing.assert_allclose(stats.raw_entropy.cpu(), -(raw * raw.log()).sum(-1), rtol=1e-5, atol=1e-5)
+    if params.is_greedy:
+        assert (stats.cutoff == -math.inf).all() and (stats.normalizer == 1).all()
+        return
+    np.testing.assert_allclose(law_of(x, stats, float(params.temperature)), expected, rtol=1e-5, atol=1e-9)
+    kept = np.where(expected > 0, x64.numpy(), np.inf).min(-1)
+    cuts = params.min_p > 0 or 0 < params.top_p < 1 or 0 < params.top_k < vocab
+    np.testing.assert_array_equal(stats.cutoff.cpu().numpy(), kept.astype(np.float32) if cuts else -np.inf)
+    normalizer = np.where(expected > 0, np.exp((x64.numpy() - x64.amax(-1, keepdim=True).numpy()) / params.temperature), 0)
+    np.testing.assert_allclose(stats.normalizer.cpu(), normalizer.sum(-1), rtol=2e-6)
+    log_normalizer = np.log(normalizer.sum(-1)) + x64.amax(-1).numpy() / params.temperature
+    np.testing.assert_allclose(stats.log_normalizer.cpu(), log_normalizer, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["default", "all"])
+def test_widest_vocabulary(backend: Backend, name: str, rng: torch.Generator) -> None:
+    x, params = logits(rng, 2, 262144, dtype=torch.bfloat16), PARAMS[name]
+    stats = backend.row_stats(backend(x), params)
+    np.testing.assert_allclose(law_of(x, stats, float(params.temperature)), float64_law(x, params), rtol=2e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(9,), (3, 9), (2, 3, 9), (2, 3, 4, 9), (1, 1, 9), (3, 0, 9)], ids=str)
+def test_leading_dimensions(backend: Backend, shape: tuple[int, ...], rng: torch.Generator) -> None:
+    x = logits(rng, *shape)
+    stats = backend.row_stats(backend(x), PARAMS["all"])
+    assert stats.values.shape == (*shape[:-1], 6) and stats.argmax.shape == stats.status.shape == shape[:-1]
+    if x.numel():
+        flat = backend.row_stats(backend(x.reshape(-1, 9)), PARAMS["all"])
+        same_bits(stats.values.reshape(-1, 6), flat.values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocab", [3, 1025, 5000])
+def test_strides_do_not_matter(backend: Backend, dtype: torch.dtype, vocab: int, rng: torch.Generator) -> None:
+    x = backend(logits(rng, 3, 2, vocab, dtype=dtype))
+    dense = backend.row_stats(x, PARAMS["all"])
+    same_bits(dense, backend.row_stats(strided(x), PARAMS["all"]))
+    same_bits(dense, backend.row_stats(x.transpose(0, 1).contiguous().transpose(0, 1), PARAMS["all"]))
+    row = backend.row_stats(x[:1], PARAMS["all"])
+    same_bits(backend.row_stats(x[:1].expand(4, 2, vocab), PARAMS["all"]).values, row.values.expand(4, 2, 6))
+
+
+@pytest.mark.parametrize("vocab", [3, 1500])
+def test_each_row_has_its_own_parameters(backend: Backend, vocab: int, rng: torch.Generator) -> None:
+    x = logits(rng, 5, 2, vocab)
+    params = sk.SamplingParams(
+        temperature=torch.tensor([1.0, 0.0, 0.5, 2.0, 1.0]), top_k=torch.tensor([0, 0, 2, vocab, 1]),
+        top_p=torch.tensor([1.0, 0.9, 0.5, 0.8, 0.0]), min_p=torch.tensor([0.0, 0.1, 0.0, 0.2, 0.0]),
+    )  # fmt: skip
+    whole = backend.row_stats(*backend(x, params))
+    for i in range(5):
+        one = sk.SamplingParams(*(f[i : i + 1] for f in (params.temperature, params.top_k, params.top_p, params.min_p)))
+        same_bits(backend.row_stats(*backend(x[i : i + 1], one)).values[0], whole.values[i])
+        scalar = sk.SamplingParams(
+            float(one.temperature), int(one.top_k), float(one.top_p), float(one.min_p)  # type: ignore[arg-type]
+        )
+        same_bits(backend.row_stats(backend(x[i : i + 1]), scalar).values[0], whole.values[i])
+
+
+def test_ties_survive_together(backend: Backend) -> None:
+    x = torch.tensor([[1.0, 3.0, 2.0, 3.0, 2.0, 1.0]])
+    for params, smallest in [
+        (sk.SamplingParams(top_k=1), 3.0),
+        (sk.SamplingParams(top_k=3), 2.0),
+        (sk.SamplingParams(top_p=0.01), 3.0),
+        (sk.SamplingParams(top_p=0.8), 2.0),
+        (sk.SamplingParams(top_p=0.99), 1.0),
+    ]:
+        stats = backend.row_stats(backend(x), params)
+        assert stats.cutoff.item() == smallest and stats.argmax.item() == 1
+
+
+def test_bad_rows_are_flagged_and_alone(backend: Backend, rng: torch.Generator) -> None:
+    x = logits(rng, 6, 1100)
+    clean = backend.row_stats(backend(x), PARAMS["all"])
+    x[1, 5] = math.nan
+    x[2] = -math.inf
+    x[3] = math.nan
+    x[4, 7] = x[4, 1050] = math.inf
+    stats = backend.row_stats(backend(x), PARAMS["all"])
+    s = sk.Status
+    assert stats.status.tolist() == [0, s.NAN, s.EMPTY_ROW, s.NAN | s.EMPTY_ROW, s.INF, 0]
+    assert stats.argmax[2:5].tolist() == [0, 0, 7]
+    for i in (0, 5):
+        same_bits(stats.values[i], clean.values[i])
+    x[1, 5] = -math.inf
+    same_bits(stats.values[1], backend.row_stats(backend(x), PARAMS["all"]).values[1])
+
+
+def test_bad_parameters_are_flagged_and_read_as_off(backend: Backend, rng: torch.Generator) -> None:
+    x = backend(logits(rng, 7, 50))
+    t = torch.tensor([1.0, -1.0, math.nan, math.inf, 1.0, 1.0, 1.0])
+    p = torch.tensor([1.0, 1.0, 1.0, 1.0, -0.5, math.nan, 1.0])
+    m = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.5])
+    stats = backend.row_stats(x, backend(sk.SamplingParams(temperature=t, top_p=p, min_p=m)))
+    assert stats.status.tolist() == [0] + [sk.Status.BAD_PARAM] * 6
+    np.testing.assert_allclose(stats.normalizer.cpu(), backend.row_stats(x).normalizer.cpu(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("vocab", [7, 1025, 3000])
+def test_a_row_does_not_depend_on_its_batch(backend: Backend, vocab: int, rng: torch.Generator) -> None:
+    x = backend(logits(rng, 70, 3, vocab))
+    whole = backend.row_stats(x, PARAMS["all"])
+    for i in (0, 1, 13, 69):
+        same_bits(backend.row_stats(x[i : i + 1, 1:2], PARAMS["all"]).values, whole.values[i : i + 1, 1:2])
+
+
+def test_large_magnitudes(backend: Backend) -> None:
+    x = torch.tensor([[3e38, -3e38, 0.0], [-3e38, -3e38, -3e38], [1e-30, 0.0, -1e-30]])
+    stats = backend.row_stats(backend(x))
+    assert stats.status.tolist() == [0, 0, 0]
+    np.testing.assert_allclose(stats.normalizer.cpu(), [1.0, 3.0, 3.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"logits": [1.0, 2.0]}, TypeError, "row_stats: logits must be a tensor, got list"),
+        ({"logits": torch.zeros(2, 9, dtype=torch.float64)}, TypeError, "row_stats: logits must be float32 or bfloat16"),
+        ({"logits": torch.zeros(2, 9, dtype=torch.int64)}, TypeError, "row_stats: logits must be float32"),
+        ({"logits": torch.tensor(1.0)}, ValueError, "row_stats: logits must be [..., vocab]"),
+        ({"logits": torch.zeros(3, 1)}, ValueError, "row_stats: logits must be [..., vocab]"),
+        ({"logits": torch.zeros(3, 0)}, ValueError, "row_stats: logits must be [..., vocab]"),
+        ({"logits": torch.zeros(9, 4).T}, ValueError, "row_stats: logits must be contiguous in its last dimension"),
+        ({"params": 0.7}, TypeError, "row_stats: params must be a SamplingParams or None, got float"),
+        ({"params": sk.SamplingParams(torch.ones(3))}, ValueError, "row_stats: params.temperature must be [batch=4], got [3]"),
+        ({"params": sk.SamplingParams(top_k=torch.ones(5, dtype=torch.int32))}, ValueError, "row_stats: params.top_k must be"),
+        ({"params": sk.SamplingParams(top_p=torch.ones(4, device="meta"))}, ValueError, "row_stats: params.top_p must be on"),
+        ({"backend": "fastest"}, ValueError, "row_stats: backend must be one of"),
+    ],
+)  # fmt: skip
+def test_refuses(change: dict[str, object], error: type[Exception], message: str) -> None:
+    refuses(sk.row_stats, {"logits": torch.zeros(4, 9)}, change, error, message)
+
+
+def test_a_named_backend_never_falls_back() -> None:
+    for name, answer in sk.backends()[OP].items():
+        if answer != "yes":
+            with pytest.raises(ValueError, match=f"row_stats: backend='{name}' cannot run here"):
+                sk.row_stats(torch.zeros(4, 9), backend=name)

@@ -1,0 +1,207 @@
+"""sample on every backend: inverse CDF, Gumbel-max and Gumbel top-k against float64 on the same numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import specdec_kernels as sk
+from python_tests.ops import oracle
+from python_tests.ops.inputs import DTYPES, VOCABS, logits, refuses, same_bits, strided, uniforms
+from python_tests.ops.test_row_stats import PARAMS
+from python_tests.support import Backend
+from specdec_kernels.testing import float64_gumbel, float64_law
+
+OP = "sample"
+
+
+def check_by_uniforms(x: torch.Tensor, u: torch.Tensor, params: sk.SamplingParams, draw: sk.Draw) -> None:
+    """Tokens are the float64 inverse CDF's, in borderline cases within float32 error; log-probabilities fit the tokens."""
+    law, token = float64_law(x, params), draw.token.cpu().numpy()
+    for index in np.ndindex(token.shape):
+        expected, close = oracle.draw(law[index], float(u[index]))
+        assert token[index] == expected or (close and oracle.brackets(law[index], float(u[index]), token[index])), index
+    picked = np.take_along_axis(law, token[..., None], -1)[..., 0]
+    np.testing.assert_allclose(draw.log_prob.cpu(), np.log(picked), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_uniforms_invert_the_cdf(backend: Backend, dtype: torch.dtype, vocab: int, name: str, rng: torch.Generator) -> None:
+    x, u = logits(rng, 4, 2, vocab, dtype=dtype), uniforms(rng, 4, 2)
+    u[0] = torch.tensor([0.0, 1 - 2.0**-24])
+    u[1] = u[0]
+    params = PARAMS[name]
+    draw = backend.sample(*backend(x, params), uniform_samples=backend(u))
+    assert draw.token.dtype == torch.int64 and draw.log_prob.dtype == torch.float32 and (draw.stats.status == 0).all()
+    check_by_uniforms(x[2:], u[2:], params, sk.Draw(draw.token[2:], draw.log_prob[2:], draw.stats))
+    law = float64_law(x[:2], params)
+    tokens = draw.token[:2].cpu().numpy()
+    assert (np.take_along_axis(law, tokens[..., None], -1) > 0).all(), "u = 0 or just below 1 drew an impossible id"
+    first, last = (law > 0).argmax(-1)[:, 0], vocab - 1 - (law > 0)[..., ::-1].argmax(-1)[:, 1]
+    np.testing.assert_array_equal(tokens[:, 0], first)
+    if vocab <= 1025:  # above, less than one lattice step of mass lies on the last ids
+        assert (np.take_along_axis(law[:, 1], tokens[:, 1:], -1) >= 0).all() and (tokens[:, 1] <= last).all()
+    stats = backend.row_stats(*backend(x, params))
+    same_bits(draw.stats.argmax, stats.argmax)
+    same_bits(draw.stats.values[..., :4], stats.values[..., :4])
+    assert draw.stats.values[..., 4:].isnan().all()
+
+
+@pytest.mark.parametrize("name", ["default", "all", "greedy"])
+def test_widest_vocabulary(backend: Backend, name: str, rng: torch.Generator) -> None:
+    x, u = logits(rng, 2, 262144, dtype=torch.bfloat16), uniforms(rng, 2)
+    check_by_uniforms(x, u, PARAMS[name], backend.sample(backend(x), PARAMS[name], uniform_samples=backend(u)))
+
+
+@pytest.mark.parametrize("name", ["default", "temperature", "top_k", "top_p", "all", "greedy"])
+@pytest.mark.parametrize("vocab", [2, 3, 1023, 1025, 4097, 50257])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_keys_give_the_float64_argmax(backend: Backend, dtype: torch.dtype, vocab: int, name: str, rng: torch.Generator) -> None:
+    x, params = logits(rng, 3, 3, vocab, dtype=dtype), PARAMS[name]
+    keys = torch.randint(-(2**63), 2**63 - 1, (3, 3), generator=rng)
+    draw = backend.sample(backend(x), params, noise_keys=backend(keys))
+    with np.errstate(divide="ignore"):
+        scores = np.log(float64_law(x, params)) + float64_gumbel(keys, vocab)
+    top2 = np.partition(scores, -2)[..., -2:]
+    close = top2[..., 1] - top2[..., 0] < 1e-4
+    assert close.sum() <= 1
+    np.testing.assert_array_equal(np.where(close, 0, draw.token.cpu()), np.where(close, 0, scores.argmax(-1)))
+
+
+@pytest.mark.parametrize("vocab", [3, 40, 1500])
+@pytest.mark.parametrize("num_samples", [2, 7, 64])
+def test_several_samples_are_gumbel_top_k(backend: Backend, vocab: int, num_samples: int, rng: torch.Generator) -> None:
+    """Without replacement, in the order drawn; −1 once the support is exhausted."""
+    params = sk.SamplingParams(0.8, top_k=20)
+    x, keys = logits(rng, 5, vocab), torch.randint(-(2**63), 2**63 - 1, (5,), generator=rng)
+    draw = backend.sample(backend(x), params, noise_keys=backend(keys), num_samples=num_samples)
+    assert draw.token.shape == draw.log_prob.shape == (5, num_samples)
+    law = float64_law(x, params)
+    with np.errstate(divide="ignore"):
+        scores = np.log(law) + float64_gumbel(keys, vocab)
+    for b in range(5):
+        order = np.argsort(-scores[b], kind="stable")[: (law[b] > 0).sum()][:num_samples]
+        expected = np.full(num_samples, -1)
+        expected[: len(order)] = order
+        np.testing.assert_array_equal(draw.token[b].cpu(), expected)
+        np.testing.assert_allclose(draw.log_prob[b, : len(order)].cpu(), np.log(law[b][order]), rtol=1e-5, atol=1e-5)
+        assert (draw.log_prob[b, len(order) :] == -math.inf).all()
+    one = backend.sample(backend(x), params, noise_keys=backend(keys))
+    same_bits(one.token, draw.token[:, 0].contiguous())
+
+
+def test_reduced_vocabulary_draws_target_ids_with_their_noise(backend: Backend, rng: torch.Generator) -> None:
+    """A reduced vocabulary draws as the full one does whose other logits are −inf."""
+    ids = torch.randperm(3000, generator=rng)[:700]
+    small = logits(rng, 6, 700)
+    wide = torch.full((6, 3000), -math.inf)
+    wide[:, ids] = small
+    keys = torch.arange(6) * 7919
+    token_map = backend(sk.TokenMap(ids))
+    mapped = backend.sample(backend(small), noise_keys=backend(keys), draft_token_map=token_map)
+    same_bits(mapped.token, backend.sample(backend(wide), noise_keys=backend(keys)).token)
+    u = backend(uniforms(rng, 6))
+    plain = backend.sample(backend(small), uniform_samples=u)
+    mapped = backend.sample(backend(small), uniform_samples=u, draft_token_map=token_map)
+    same_bits(mapped.token, token_map.draft_to_target[plain.token])
+
+
+def test_greedy_beside_sampled_and_each_alone(backend: Backend, rng: torch.Generator) -> None:
+    x, u = logits(rng, 64, 1200), uniforms(rng, 64)
+    temperature = torch.where(torch.arange(64) % 3 == 0, 0.0, 0.9)
+    params = sk.SamplingParams(temperature, top_p=torch.rand(64, generator=rng))
+    keys = torch.randint(-(2**63), 2**63 - 1, (64,), generator=rng)
+    for noise in ({"uniform_samples": backend(u)}, {"noise_keys": backend(keys)}):
+        whole = backend.sample(*backend(x, params), **noise)
+        assert torch.equal(whole.token[::3].cpu(), x[::3].argmax(-1))
+        assert (whole.log_prob[::3] == 0).all()
+        for i in (0, 1, 33, 62, 63):
+            own = sk.SamplingParams(temperature[i : i + 1], top_p=params.top_p[i : i + 1])  # type: ignore[index]
+            alone = backend.sample(*backend(x[i : i + 1], own), **{k: v[i : i + 1] for k, v in noise.items()})
+            same_bits(alone.token[0], whole.token[i])
+            same_bits(alone.log_prob[0], whole.log_prob[i])
+
+
+def test_no_noise_is_needed_at_temperature_0(backend: Backend, rng: torch.Generator) -> None:
+    x = logits(rng, 3, 2, 1100).round()  # with ties: the lowest id
+    draw = backend.sample(backend(x), sk.SamplingParams(0.0))
+    expected = np.argmax(x.numpy(), -1)
+    np.testing.assert_array_equal(draw.token.cpu(), expected)
+
+
+@pytest.mark.parametrize("noise", ["uniform_samples", "noise_keys"])
+def test_top_k_1_with_tied_maxima_draws_a_maximum(backend: Backend, noise: str) -> None:
+    """A peer draws something else. Here ties survive top-k: tied maxima share the mass evenly, a lone one is certain."""
+    x = torch.tensor([2.0, 5.0, 1.0, 5.0, -1.0]).repeat(4096, 1)
+    x[2048:, 3] = 4.0
+    given = torch.arange(4096) % 2048 / 2048 if noise == "uniform_samples" else torch.arange(4096) * 104729
+    token = backend.sample(backend(x), sk.SamplingParams(top_k=1), **{noise: backend(given)}).token.cpu()
+    assert set(token[:2048].tolist()) == {1, 3} and (token[2048:] == 1).all()
+    assert abs((token[:2048] == 1).double().mean() - 0.5) < 0.06  # 5.4 standard deviations
+
+
+def test_bad_rows_and_bad_uniforms_are_flagged_and_alone(backend: Backend, rng: torch.Generator) -> None:
+    s, x, u = sk.Status, logits(rng, 9, 1100), uniforms(rng, 9)
+    clean = backend.sample(backend(x), uniform_samples=backend(u))
+    x[1, 3], x[2], x[3], x[4, 1090] = math.nan, -math.inf, math.nan, math.inf
+    u[5], u[6], u[7] = math.nan, 1.0, -0.25
+    draw = backend.sample(backend(x), uniform_samples=backend(u))
+    expected = [0, s.NAN, s.EMPTY_ROW, s.NAN | s.EMPTY_ROW, s.INF, s.BAD_PARAM, s.BAD_PARAM, s.BAD_PARAM, 0]
+    assert draw.stats.status.tolist() == expected
+    assert ((draw.token >= 0) & (draw.token < 1100)).all()
+    assert draw.token[[2, 3, 4]].tolist() == [0, 0, 1090] and draw.log_prob[[2, 3, 4]].tolist() == [0, 0, 0]
+    for i in (0, 8):
+        same_bits(draw.token[i], clean.token[i])
+    keys = backend(torch.arange(9))
+    by_keys = backend.sample(backend(x), noise_keys=keys)
+    assert by_keys.token[[2, 3, 4]].tolist() == [0, 0, 1090]
+
+
+def test_strides_do_not_matter(backend: Backend, rng: torch.Generator) -> None:
+    x, u = backend(logits(rng, 3, 2, 1100, dtype=torch.float16), uniforms(rng, 3, 2))
+    dense = backend.sample(x, PARAMS["all"], uniform_samples=u)
+    same_bits(dense, backend.sample(strided(x), PARAMS["all"], uniform_samples=strided(u)[..., :2]))
+    keys = backend(torch.arange(6).view(3, 2))
+    turned = keys.t().contiguous().t()
+    same_bits(backend.sample(x, noise_keys=keys), backend.sample(strided(x), noise_keys=turned))
+
+
+GOOD = {"logits": torch.zeros(4, 9), "uniform_samples": torch.zeros(4)}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"logits": 1}, TypeError, "sample: logits must be a tensor, got int"),
+        ({"logits": torch.zeros(4, 9, dtype=torch.float64)}, TypeError, "sample: logits must be float32"),
+        ({"logits": torch.zeros(9)}, ValueError, "sample: logits must be [batch, vocab] or [batch, n, vocab], got [9]"),
+        ({"logits": torch.zeros(1, 2, 3, 9)}, ValueError, "sample: logits must be [batch, vocab] or [batch, n, vocab]"),
+        ({"logits": torch.zeros(9, 4).T}, ValueError, "sample: logits must be contiguous in its last dimension"),
+        ({"uniform_samples": torch.zeros(3)}, ValueError, "sample: uniform_samples must be [batch=4], got [3]"),
+        ({"uniform_samples": torch.zeros(4, 1)}, ValueError, "sample: uniform_samples must be [batch=4], got [4, 1]"),
+        ({"uniform_samples": torch.zeros(4).double()}, TypeError, "sample: uniform_samples must be float32, got float64"),
+        ({"uniform_samples": torch.zeros(4, device="meta")}, ValueError, "sample: uniform_samples must be on cpu, got meta"),
+        ({"uniform_samples": 0.5}, TypeError, "sample: uniform_samples must be a tensor, got float"),
+        ({"uniform_samples": None}, ValueError, "sample: uniform_samples or noise_keys must be given"),
+        ({"noise_keys": torch.arange(4)}, ValueError, "sample: give uniform_samples or noise_keys, got both"),
+        ({"uniform_samples": None, "noise_keys": torch.zeros(4)}, TypeError, "sample: noise_keys must be int64, got float32"),
+        ({"uniform_samples": None, "noise_keys": torch.arange(5)}, ValueError, "sample: noise_keys must be [batch=4], got [5]"),
+        ({"num_samples": 0}, ValueError, "sample: num_samples must be in [1, 1024], got 0"),
+        ({"num_samples": 1025}, ValueError, "sample: num_samples must be in [1, 1024], got 1025"),
+        ({"num_samples": 2.0}, TypeError, "sample: num_samples must be an int, got float"),
+        ({"num_samples": 2}, ValueError, "sample: num_samples=2 needs noise_keys"),
+        ({"params": 1}, TypeError, "sample: params must be a SamplingParams or None, got int"),
+        ({"params": sk.SamplingParams(torch.ones(2))}, ValueError, "sample: params.temperature must be [batch=4], got [2]"),
+        ({"draft_token_map": torch.arange(9)}, TypeError, "sample: draft_token_map must be a TokenMap, got Tensor"),
+        ({"draft_token_map": sk.TokenMap(torch.arange(8))}, ValueError, "sample: draft_token_map must be [vocab=9], got [8]"),
+        ({"draft_token_map": sk.TokenMap(torch.arange(9)).to("meta")}, ValueError, "sample: draft_token_map must be on cpu"),
+        ({"backend": "nope"}, ValueError, "sample: backend must be one of"),
+    ],
+)
+def test_refuses(change: dict[str, object], error: type[Exception], message: str) -> None:
+    refuses(sk.sample, GOOD, change, error, message)
