@@ -297,8 +297,9 @@ def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
 class HostSyncs(torch.overrides.TorchFunctionMode):
     """Counts what makes the host wait for a device, or would."""
 
-    NAMES = set(
-        "item tolist cpu numpy nonzero masked_select unique argwhere __bool__ __int__ __float__ __index__ __array__".split()
+    NAMES = frozenset(
+        "item tolist cpu numpy nonzero masked_select unique argwhere __bool__ __int__ __float__ __index__ "
+        "__array__".split()
     )
 
     def __init__(self) -> None:
@@ -369,9 +370,9 @@ def test_model_drafter_catches_up_after_steps_without_drafting(monkeypatch: pyte
             super().__init__(3)
             self.calls = 0
 
-        def next(self) -> tuple[int, None]:
+        def next(self) -> int:
             self.calls += 1
-            return self.plan[self.calls % len(self.plan)], None
+            return self.plan[self.calls % len(self.plan)]
 
     monkeypatch.setattr(importlib.import_module("specdec_kernels.decoding.generate"), "FixedSchedule", Pauses)
     target = tiny("gemma2", 1)

@@ -139,18 +139,16 @@ def generate(
 
 def _draft(state: DecodingState, drafter: Drafter, schedule: Schedule) -> tuple[Draft, Tensor | None, bool]:
     """The step's draft, the limits a sequence, and whether the drafter was asked."""
-    num_tokens, host_limits = schedule.next()
-    # Nobody can use more than the remaining length allows; the bound on the host is of the sequence with most left.
-    room = int(np.where(state.host_active, state.host_remaining, 0).max()) - 1
-    num_tokens = min(num_tokens, room)
-    if num_tokens <= 0:
+    wanted = schedule.next()
+    state.host_limits = np.where(state.host_active, np.minimum(wanted, state.host_remaining - 1), 0)
+    num_tokens = int(state.host_limits.max())
+    if num_tokens == 0:
         return Draft(state.tokens[:, :0]), None, False
     draft = drafter.propose(state, num_tokens)
-    width = draft.tokens.shape[1]
     limits = None
-    if host_limits is not None:
-        limits = torch.from_numpy(host_limits).to(state.device, non_blocking=True)
-    return draft.widened(schedule.round_up(width)), limits, True
+    if isinstance(wanted, np.ndarray):
+        limits = torch.from_numpy(wanted).to(state.device, non_blocking=True)
+    return draft.widened(schedule.round_up(draft.tokens.shape[1])), limits, True
 
 
 def _emitter(

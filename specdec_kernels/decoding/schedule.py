@@ -26,8 +26,8 @@ class Schedule(ABC):
     max_draft_tokens: int
 
     @abstractmethod
-    def next(self) -> tuple[int, np.ndarray | None]:
-        """Tokens to ask the drafter for, and ``[batch]`` int64 limits a sequence (None: the same for all)."""
+    def next(self) -> int | np.ndarray:
+        """Draft tokens of the next step: one number, or ``[batch]`` int64."""
 
     @abstractmethod
     def round_up(self, width: int) -> int:
@@ -43,8 +43,8 @@ class FixedSchedule(Schedule):
     def __init__(self, num_tokens: int) -> None:
         self.max_draft_tokens = num_tokens
 
-    def next(self) -> tuple[int, np.ndarray | None]:
-        return self.max_draft_tokens, None
+    def next(self) -> int | np.ndarray:
+        return self.max_draft_tokens
 
     def round_up(self, width: int) -> int:
         return self.max_draft_tokens if width else 0
@@ -77,7 +77,7 @@ class AutoSchedule(Schedule):
     """
 
     max_draft_tokens = AUTO_DRAFT_LENGTHS[-1]
-    _MEMORY = 0.93  # weight left to a judged token by the next one: about the last 14 count
+    _MEMORY = 0.97  # weight left to a judged token by the next one: about the last 33 count
     _PRIOR = (1.0, 2.0)  # accepted and judged tokens assumed before the first step
     _MARGIN = 1.02  # a gain below this does not pay for the risk of a wrong estimate
     _FIRST_PROBE, _LAST_PROBE = 8, 64  # steps without drafting before another try
@@ -89,19 +89,16 @@ class AutoSchedule(Schedule):
         self._judged = np.full(batch_size, self._PRIOR[1])
         self._idle_steps = np.zeros(batch_size, dtype=np.int64)
         self._probe_after = np.full(batch_size, self._FIRST_PROBE, dtype=np.int64)
-        self._active = np.ones(batch_size, dtype=bool)
 
-    def next(self) -> tuple[int, np.ndarray | None]:
-        limits = self._best()
-        limits[(limits == 0) & (self._idle_steps >= self._probe_after)] = 1
-        limits[~self._active] = 0
-        return int(limits.max(initial=0)), limits
+    def next(self) -> int | np.ndarray:
+        lengths = self._best()
+        lengths[(lengths == 0) & (self._idle_steps >= self._probe_after)] = 1
+        return lengths
 
     def round_up(self, width: int) -> int:
         return int(self._lengths[np.searchsorted(self._lengths, width)])
 
     def note(self, result: StepResult) -> None:
-        self._active = result.active
         drafted = result.num_drafted > 0
         rejected = drafted & (result.num_accepted < result.num_drafted) & (result.num_tokens > result.num_accepted)
         judged = np.where(drafted, result.num_accepted, 0) + rejected
@@ -109,12 +106,12 @@ class AutoSchedule(Schedule):
         self._accepted = self._accepted * kept + np.where(drafted, result.num_accepted, 0)
         self._judged = self._judged * kept + judged
 
-        probed = drafted & (self._idle_steps >= self._probe_after)
-        paid = self._best() > 0
-        self._probe_after = np.where(paid, self._FIRST_PROBE, self._probe_after)
-        failed = probed & ~paid
-        self._probe_after = np.where(failed, np.minimum(2 * self._probe_after, self._LAST_PROBE), self._probe_after)
-        self._idle_steps = np.where(drafted, 0, self._idle_steps + 1)
+        pays = self._best() > 0
+        probed = drafted & ~pays & (self._idle_steps >= self._probe_after)
+        hopeful = probed & ~rejected  # goes on trying: its idle steps still count
+        longer = np.minimum(2 * self._probe_after, self._LAST_PROBE)
+        self._probe_after = np.where(pays, self._FIRST_PROBE, np.where(probed & rejected, longer, self._probe_after))
+        self._idle_steps = np.where(drafted & ~hopeful, 0, self._idle_steps + ~drafted)
 
     def _best(self) -> np.ndarray:
         """``[batch]`` int64, the length of the best expected rate under the present estimate."""

@@ -46,6 +46,8 @@ class DecodingState:
         ``[batch]`` int64, `remaining` as of the last stop check.
     host_active : ndarray
         ``[batch]`` bool, `active` as of the last stop check.
+    host_limits : ndarray
+        ``[batch]`` int64, how many draft tokens of each sequence the coming step puts to the test at most.
     """
 
     prompt: Prompt
@@ -63,6 +65,7 @@ class DecodingState:
     host_lengths: np.ndarray
     host_remaining: np.ndarray
     host_active: np.ndarray
+    host_limits: np.ndarray
 
     @staticmethod
     def begin(
@@ -89,6 +92,7 @@ class DecodingState:
             host_lengths=np.array([len(p) for p in prompt.host_tokens], dtype=np.int64),
             host_remaining=np.full(batch, max_new_tokens, dtype=np.int64),
             host_active=np.ones(batch, dtype=bool),
+            host_limits=np.full(batch, max_draft_tokens, dtype=np.int64),
         )  # fmt: skip
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .base import Draft, Drafter
 from .model import ModelDrafter
 from .ngram import NgramDrafter
+from .ngram_lm import NgramLMDrafter, NgramTable
 from .none import NoDrafter
 
-__all__ = ["Draft", "Drafter", "ModelDrafter", "NgramDrafter", "NoDrafter"]
+__all__ = ["Draft", "Drafter", "ModelDrafter", "NgramDrafter", "NgramLMDrafter", "NgramTable", "NoDrafter"]

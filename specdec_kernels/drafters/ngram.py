@@ -51,8 +51,7 @@ class NgramDrafter(Drafter):
     def propose(self, state: DecodingState, num_tokens: int) -> Draft:
         """One-hot drafts, as wide as the longest found."""
         assert self._index is not None
-        limits = np.where(state.host_active, num_tokens, 0)
-        tokens, counts = self._index.propose(num_tokens, limits=limits)
+        tokens, counts = self._index.propose(num_tokens, limits=np.minimum(state.host_limits, num_tokens))
         width = int(counts.max())
         return Draft(
             torch.from_numpy(np.ascontiguousarray(tokens[:, :width])).to(state.device, non_blocking=True),
