@@ -1,0 +1,145 @@
+"""What a result was measured on and with, and the one JSON form of all results.
+
+A result file is ``bench/results/<label()>/<benchmark>.json``::
+
+    {"benchmark": str, "machine": {…}, "versions": {…}, "git": {"revision": str, "modified": bool}, "command": str,
+     "date": str, "settings": {…}, "rows": [{…}, …], "targets": [{"what", "target", "measured", "reached"}, …]}
+
+Times are in microseconds (``…_us``), rates in 1e9 bytes a second (``…_gb_per_s``), memory in bytes (``…_bytes``).
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).resolve().parent / "results"
+_PACKAGES = ("torch", "transformers", "numpy", "triton", "flashinfer-python", "vllm", "sglang")
+
+
+def cpu_model() -> str:
+    """The processor's name."""
+    for line in _read("/proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def last_level_cache_bytes() -> int:
+    """Size of the largest cache of processor 0; 32 MiB where the system does not say."""
+    units = {"K": 2**10, "M": 2**20, "G": 2**30}
+    sizes = [p.read_text().strip() for p in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    return max((int(s[:-1]) * units[s[-1]] for s in sizes if s and s[-1] in units), default=32 * 2**20)
+
+
+def read_gb_per_s() -> float:
+    """Memory read by ``torch.sum`` over 512 MB, the best of five: tells a quiet machine from a busy one."""
+    data = torch.ones(128 * 2**20)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        data.sum()
+        times.append(time.perf_counter() - start)
+    return data.nbytes / min(times) / 1e9
+
+
+def describe() -> dict[str, Any]:
+    """The machine, in numbers that matter for speed."""
+    return {
+        "cpu": cpu_model(),
+        "logical_cores": os.cpu_count(),
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
+        "last_level_cache_bytes": last_level_cache_bytes(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def label() -> str:
+    """A folder name for this kind of machine, such as ``amd-epyc-2-cores-avx512``."""
+    if torch.cuda.is_available():
+        name = torch.cuda.get_device_name()
+    else:
+        name = f"{cpu_model()} {os.cpu_count()} cores {torch.backends.cpu.get_cpu_capability()}"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that were there to be compared."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git() -> dict[str, Any]:
+    """The revision measured, and whether tracked files differed from it; empty outside a checkout."""
+
+    def run(*arguments: str) -> str:
+        return subprocess.run(
+            ("git", *arguments), cwd=RESULTS.parent, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        modified = run("status", "--porcelain", "--untracked-files=no")
+        return {"revision": run("rev-parse", "HEAD"), "modified": bool(modified)}
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+
+
+def command() -> str:
+    """The command line, as one would type it."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    script = ["-m", spec.name] if spec is not None else [sys.argv[0]]
+    return shlex.join(["python", *script, *sys.argv[1:]])
+
+
+def save(
+    folder: Path | None,
+    benchmark: str,
+    rows: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    targets: Sequence[Mapping[str, Any]] = (),
+) -> Path:
+    """Write one result file into `folder` (None: the folder of this kind of machine) and return its path."""
+    folder = RESULTS / label() if folder is None else folder
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{benchmark}.json"
+    result = {
+        "benchmark": benchmark,
+        "machine": describe(),
+        "versions": versions(),
+        "git": git(),
+        "command": command(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "settings": dict(settings),
+        "rows": [dict(row) for row in rows],
+        "targets": [dict(target) for target in targets],
+    }
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return path
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

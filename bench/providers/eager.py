@@ -1,0 +1,241 @@
+"""Plain PyTorch, as one writes it with care: whole batch at once, no Python loop over positions, no synchronisation."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+import specdec_kernels as sk
+
+from ..inputs import Case, ChainInputs, PackedInputs, RowInputs, SeedInputs
+from ..timing import Call
+
+Warp = Callable[[Tensor, sk.SamplingParams], Tensor]
+
+
+def warp(logits: Tensor, params: sk.SamplingParams) -> Tensor:
+    """Temperature, top-k by `torch.topk`, top-p by sorting the row: ``[..., vocab]`` float32, −inf where cut."""
+    scores = logits.float()
+    if params.temperature != 1:
+        scores = scores / params.temperature
+    if 0 < params.top_k < scores.shape[-1]:
+        kth = scores.topk(int(params.top_k)).values[..., -1:]
+        scores = scores.masked_fill(scores < kth, -math.inf)
+    if params.top_p < 1:
+        ordered, index = scores.sort(-1, descending=True)
+        mass = ordered.softmax(-1)
+        cut = mass.cumsum(-1) - mass >= params.top_p
+        scores = scores.masked_fill(torch.zeros_like(cut).scatter(-1, index, cut), -math.inf)
+    return scores
+
+
+def narrow_warp(logits: Tensor, params: sk.SamplingParams) -> Tensor:
+    """The same where top-k is on: top-p needs only the k logits that `torch.topk` has already put in order."""
+    scores = logits.float() / params.temperature
+    ordered, index = scores.topk(min(int(params.top_k), scores.shape[-1]))
+    mass = ordered.softmax(-1)
+    ordered = ordered.masked_fill(mass.cumsum(-1) - mass >= params.top_p, -math.inf)
+    return torch.full_like(scores, -math.inf).scatter(-1, index, ordered)
+
+
+def law(logits: Tensor, params: sk.SamplingParams, warp: Warp = warp) -> Tensor:
+    """``[..., vocab]`` probabilities."""
+    return warp(logits, params).softmax(-1)
+
+
+def pick(rows: Tensor, index: Tensor) -> Tensor:
+    """``rows[b, index[b]]``."""
+    return rows[torch.arange(rows.shape[0]), index]
+
+
+def prefix(accept: Tensor) -> Tensor:
+    """How many leading positions are accepted, ``[batch]``."""
+    return accept.int().cumprod(-1).sum(-1)
+
+
+def assemble(draft_tokens: Tensor, accepted: Tensor, final: Tensor) -> tuple[Tensor, Tensor]:
+    """Accepted tokens, the final one, then −1."""
+    slots = torch.arange(draft_tokens.shape[1] + 1)
+    tokens = torch.nn.functional.pad(draft_tokens, (0, 1))
+    tokens = torch.where(slots == accepted[:, None], final[:, None], tokens)
+    return tokens.masked_fill(slots > accepted[:, None], -1), accepted
+
+
+def recover(p: Tensor, q: Tensor, all_accepted: Tensor) -> Tensor:
+    """A draw from ``norm((p − q)+)``, or from p after a whole block or where nothing is left, ``[batch]``."""
+    residual = (p - q).clamp_min(0)
+    use_p = all_accepted | (residual.sum(-1) <= 0)
+    return torch.multinomial(torch.where(use_p[:, None], p, residual), 1)[:, 0]
+
+
+def token_rule(target: Tensor, draft: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The token rule on materialised laws."""
+    num_draft = draft_tokens.shape[1]
+    at = draft_tokens[..., None]
+    p, q = target[:, :-1].gather(-1, at)[..., 0], draft.gather(-1, at)[..., 0]
+    accepted = prefix(torch.rand_like(p) * q < p)
+    final = recover(pick(target, accepted), pick(draft, accepted.clamp_max(num_draft - 1)), accepted == num_draft)
+    return assemble(draft_tokens, accepted, final)
+
+
+def one_hot_rule(target: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The token rule where the draft's law is all mass on its token."""
+    num_draft = draft_tokens.shape[1]
+    p = target[:, :-1].gather(-1, draft_tokens[..., None])[..., 0]
+    accepted = prefix(torch.rand_like(p) < p)
+    q = torch.nn.functional.one_hot(pick(draft_tokens, accepted.clamp_max(num_draft - 1)), target.shape[-1])
+    return assemble(draft_tokens, accepted, recover(pick(target, accepted), q, accepted == num_draft))
+
+
+def block_rule(target: Tensor, draft: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Block verification (arXiv 2403.10444) on materialised laws."""
+    num_draft = draft_tokens.shape[1]
+    at = draft_tokens[..., None]
+    p, q = target[:, :-1].gather(-1, at)[..., 0], draft.gather(-1, at)[..., 0]
+    ratio, weight, weights = p / q, torch.ones_like(p[:, 0]), []
+    for i in range(num_draft):
+        weight = (weight * ratio[:, i]).clamp_max(1)
+        weights.append(weight)
+    w = torch.stack(weights, 1)
+    rest = (w[:, :-1, None] * target[:, 1:-1] - draft[:, 1:]).clamp_min(0).sum(-1)
+    accept = torch.cat([torch.nan_to_num(rest / (rest + 1 - w[:, :-1]), 1.0), w[:, -1:]], 1)
+    success = (torch.rand_like(accept) < accept) & (w > 0)
+    accepted = (success * torch.arange(1, num_draft + 1)).amax(-1)
+    scale = pick(torch.nn.functional.pad(w, (1, 0), value=1.0), accepted)
+    q_row = pick(draft, accepted.clamp_max(num_draft - 1))
+    p_row = pick(target, accepted)
+    residual = (scale[:, None] * p_row - q_row).clamp_min(0)
+    use_p = (accepted == num_draft) | (residual.sum(-1) <= 0)
+    final = torch.multinomial(torch.where(use_p[:, None], p_row, residual), 1)[:, 0]
+    return assemble(draft_tokens, accepted, final)
+
+
+def verify(
+    target_logits: Tensor, draft_tokens: Tensor, draft_logits: Tensor | None, draft_probs: Tensor | None,
+    case: Case, warp: Warp,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """One verify step from raw logits; `draft_probs` where they were kept from drafting."""
+    if case.greedy:
+        wanted = target_logits.argmax(-1)
+        accepted = prefix(draft_tokens == wanted[:, :-1])
+        return assemble(draft_tokens, accepted, pick(wanted, accepted))
+    target = law(target_logits, case.params, warp)
+    if draft_probs is None:
+        if draft_logits is None:
+            return one_hot_rule(target, draft_tokens)
+        draft_probs = law(draft_logits, case.params, warp)
+    rule = block_rule if case.acceptance == "block" else token_rule
+    return rule(target, draft_probs, draft_tokens)
+
+
+def verify_packed_rows(
+    target_logits: Tensor, draft_tokens: Tensor, draft_logits: Tensor, cu: Tensor, case: Case, warp: Warp
+) -> tuple[Tensor, Tensor]:
+    """The token rule on ragged drafts: laws of the packed rows, then a padded walk."""
+    target, draft = law(target_logits, case.params, warp), law(draft_logits, case.params, warp)
+    start, length = cu[:-1].long(), cu.diff().long()
+    batch = start.shape[0]
+    slots = torch.arange(case.num_draft)
+    inside = slots < length[:, None]
+    drafts = torch.where(inside, start[:, None] + slots, 0)  # [batch, num_draft] packed draft rows
+    targets = drafts + torch.arange(batch)[:, None] * inside
+    tokens = draft_tokens[drafts]
+    p, q = target[targets, tokens], draft[drafts, tokens]
+    accepted = prefix((torch.rand_like(p) * q < p) & inside)
+    whole = accepted == length
+    q_row = draft[(start + accepted).clamp_max(draft.shape[0] - 1)]
+    final = recover(target[start + torch.arange(batch) + accepted], q_row, whole)
+    return assemble(tokens, accepted, final)
+
+
+def statistics(logits: Tensor, params: sk.SamplingParams) -> tuple[Tensor, ...]:
+    """What `row_stats` gives: maximum, argmax, cutoff, log-normaliser, raw log-normaliser, raw entropy."""
+    raw = logits.float()
+    maximum, argmax = raw.max(-1)
+    raw_log_normalizer = raw.logsumexp(-1)
+    raw_entropy = torch.special.entr((raw - raw_log_normalizer[..., None]).exp()).sum(-1)
+    if params == sk.SamplingParams():
+        return maximum, argmax, torch.full_like(maximum, -math.inf), raw_log_normalizer, raw_log_normalizer, raw_entropy
+    scores = warp(logits, params)
+    cutoff = torch.where(scores > -math.inf, raw, math.inf).amin(-1)
+    return maximum, argmax, cutoff, scores.logsumexp(-1), raw_log_normalizer, raw_entropy
+
+
+def draw(logits: Tensor, params: sk.SamplingParams) -> tuple[Tensor, Tensor]:
+    """A token a row and its log-probability."""
+    log_law = warp(logits, params).log_softmax(-1)
+    token = torch.multinomial(log_law.exp().flatten(0, -2), 1).view(*logits.shape[:-1], 1)
+    return token[..., 0], log_law.gather(-1, token)[..., 0]
+
+
+def usable(case: Case, warp_function: Warp, kept: bool) -> bool:
+    """Variants are offered only where they differ from the plain one."""
+    if warp_function is narrow_warp:
+        return bool(case.params.top_k > 0 and case.params.top_p < 1)
+    return not kept or not (case.greedy or case.one_hot)
+
+
+def chain_builder(
+    case: Case, function: Callable[..., object] = verify, warp: Warp = warp, kept: bool = False
+) -> Call | None:
+    """`function` is `verify` or its compiled form."""
+    if not usable(case, warp, kept):
+        return None
+
+    def call(step: ChainInputs) -> object:
+        probs = step.draft_probs if kept else None
+        return function(step.target_logits, step.draft_tokens, step.draft_logits, probs, case, warp)
+
+    return call
+
+
+def packed_builder(case: Case, function: Callable[..., object] = verify_packed_rows, warp: Warp = warp) -> Call | None:
+    if not usable(case, warp, False):
+        return None
+
+    def call(step: PackedInputs) -> object:
+        return function(step.target_logits, step.draft_tokens, step.draft_logits, step.cu_num_draft_tokens, case, warp)
+
+    return call
+
+
+def rows_builder(case: Case, function: Callable[..., object]) -> Call | None:
+    def call(rows: RowInputs) -> object:
+        return function(rows.logits, case.params)
+
+    return call
+
+
+def random_uniforms(case: Case) -> Call | None:
+    """Not keyed: `torch.rand` gives other numbers in another batch slot."""
+    return lambda step: torch.rand(step.seeds.shape[0], case.num_draft + 1)
+
+
+def random_keys(case: Case) -> Call | None:
+    """Not keyed: `torch.randint`."""
+
+    def call(step: SeedInputs) -> object:
+        return torch.randint(-(2**63), 2**63 - 1, step.positions.shape)
+
+    return call
+
+
+ROW_FUNCTIONS: Mapping[str, Callable[..., object]] = {"row_stats": statistics, "warp_probs": law, "sample": draw}
+BUILDERS: Mapping[str, Callable[[Case], Call | None]] = {
+    "verify_chain": chain_builder,
+    "verify_packed": packed_builder,
+    **{op: functools.partial(rows_builder, function=function) for op, function in ROW_FUNCTIONS.items()},
+    "uniform_samples": random_uniforms,
+    "noise_keys": random_keys,
+}
+NARROW_BUILDERS: Mapping[str, Callable[[Case], Call | None]] = {
+    "verify_chain": functools.partial(chain_builder, warp=narrow_warp),
+    "verify_packed": functools.partial(packed_builder, warp=narrow_warp),
+}
+KEPT_BUILDERS: Mapping[str, Callable[[Case], Call | None]] = {
+    "verify_chain": functools.partial(chain_builder, kept=True),
+}

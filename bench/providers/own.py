@@ -1,0 +1,92 @@
+"""This package's backends, through the public functions; random numbers are drawn in the call, as in a loop."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+
+import specdec_kernels as sk
+
+from ..inputs import Case, ChainInputs, PackedInputs, RowInputs, SeedInputs
+from ..timing import Call
+
+
+def builders(backend: str, draft_stats: bool = True) -> Mapping[str, Callable[[Case], Call | None]]:
+    """A builder per op. Without `draft_stats` only the cases where they would have been used are offered."""
+
+    def verify_chain(case: Case) -> Call | None:
+        draft_params = None if case.one_hot else case.params
+        steps = itertools.count()
+
+        def call(step: ChainInputs) -> tuple[object, ...]:
+            uniforms = step.uniform_samples
+            if not case.drawn_before:
+                uniforms = sk.uniform_samples(step.seeds, next(steps), case.num_draft + 1, backend=backend)
+            out = sk.verify_chain(
+                step.target_logits, step.draft_tokens, step.draft_logits, uniform_samples=uniforms, params=case.params,
+                draft_params=draft_params, acceptance=case.acceptance, backend=backend,
+                draft_stats=step.draft_stats if draft_stats else None,
+            )  # fmt: skip
+            return out.tokens, out.num_accepted
+
+        def greedy(step: ChainInputs) -> tuple[object, ...]:
+            out = sk.verify_chain(step.target_logits, step.draft_tokens, acceptance="greedy", backend=backend)
+            return out.tokens, out.num_accepted
+
+        if not draft_stats and (case.greedy or case.one_hot):
+            return None
+        return greedy if case.greedy else call
+
+    def verify_packed(case: Case) -> Call | None:
+        steps = itertools.count()
+
+        def call(step: PackedInputs) -> tuple[object, ...]:
+            uniforms = step.uniform_samples
+            if not case.drawn_before:
+                uniforms = sk.uniform_samples(step.seeds, next(steps), case.num_draft + 1, backend=backend)[step.used]
+            out = sk.verify_packed(
+                step.target_logits, step.draft_tokens, step.draft_logits, cu_num_draft_tokens=step.cu_num_draft_tokens,
+                max_num_draft_tokens=case.num_draft, uniform_samples=uniforms, params=case.params,
+                draft_params=case.params, draft_stats=step.draft_stats if draft_stats else None, backend=backend,
+            )  # fmt: skip
+            return out.tokens, out.num_accepted
+
+        return call
+
+    def row_stats(case: Case) -> Call | None:
+        return lambda rows: sk.row_stats(rows.logits, case.params, backend=backend)
+
+    def warp_probs(case: Case) -> Call | None:
+        return lambda rows: sk.warp_probs(rows.logits, case.params, backend=backend)
+
+    def sample(case: Case) -> Call | None:
+        steps = itertools.count()
+
+        def call(rows: RowInputs) -> object:
+            uniforms = rows.uniform_samples
+            if not case.drawn_before:
+                uniforms = sk.uniform_samples(rows.seeds, next(steps), 1, purpose="draft", backend=backend)
+            return sk.sample(rows.logits, case.params, uniform_samples=uniforms, backend=backend)
+
+        return call
+
+    def uniform_samples(case: Case) -> Call | None:
+        steps = itertools.count()
+        num = case.num_draft + 1
+        return lambda step: sk.uniform_samples(step.seeds, next(steps), num, backend=backend)
+
+    def noise_keys(case: Case) -> Call | None:
+        def call(step: SeedInputs) -> object:
+            return sk.noise_keys(step.seeds, step.positions, backend=backend)
+
+        return call
+
+    verify = {"verify_chain": verify_chain, "verify_packed": verify_packed}
+    rest = {
+        "row_stats": row_stats,
+        "warp_probs": warp_probs,
+        "sample": sample,
+        "uniform_samples": uniform_samples,
+        "noise_keys": noise_keys,
+    }
+    return {**verify, **rest} if draft_stats else verify

@@ -1,0 +1,104 @@
+"""What is measured: one entry an op, with its cases, its inputs and the bytes that its rule has to read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import specdec_kernels as sk
+
+from . import inputs
+from .inputs import Case
+
+VOCABS = (49152, 128256)
+BATCHES = (1, 8)
+OVERHEAD = "overhead"
+"""Name of the case that is too small for anything but the cost of a call: vocab 64, one sequence."""
+_PLAIN = sk.SamplingParams()
+_TRUNCATED = sk.SamplingParams(temperature=0.8, top_k=50, top_p=0.9)
+_GREEDY = sk.SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How one op is measured.
+
+    Attributes
+    ----------
+    cases : callable
+        ``(vocabs, batches)`` to the cases.
+    make : callable
+        ``(case, generator)`` to one input set.
+    bytes_read : callable
+        ``(case, inputs, output)`` to the bytes of logits that the op has to read; for a verify op the target's rows
+        up to the first rejection. Defined alike for all providers: useful bytes, not bytes that a peer reads twice.
+    """
+
+    cases: Callable[[Sequence[int], Sequence[int]], list[Case]]
+    make: Callable[[Case, torch.Generator], Any]
+    bytes_read: Callable[[Case, Any, Any], int]
+
+
+def _grid(op: str, named: Mapping[str, Mapping[str, Any]], vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
+    cold = [Case(op, name, v, b, **extra) for v in vocabs for b in batches for name, extra in named.items()]
+    return [Case(op, OVERHEAD, 64, 1, cache="hot", drawn_before=True), *cold]
+
+
+def _verify_chain(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
+    named: dict[str, dict[str, Any]] = {
+        "T=1": {},
+        "truncated": {"params": _TRUNCATED},
+        "greedy": {"params": _GREEDY, "acceptance": "greedy"},
+        "one-hot": {"one_hot": True},
+        "block": {"acceptance": "block"},
+    }
+    cases = _grid("verify_chain", named, vocabs, batches)
+    main = [c for c in cases if c.name in ("T=1", "truncated", "greedy")]
+    hot = [replace(c, cache="hot") for c in main if c.batch == min(batches)]
+    half = [replace(c, dtype=torch.bfloat16) for c in main if c.batch == max(batches)]
+    return cases + hot + half
+
+
+def _law_cases(op: str) -> Callable[[Sequence[int], Sequence[int]], list[Case]]:
+    return lambda vocabs, batches: _grid(op, {"T=1": {}, "truncated": {"params": _TRUNCATED}}, vocabs, batches)
+
+
+def _seed_cases(op: str) -> Callable[[Sequence[int], Sequence[int]], list[Case]]:
+    """Nothing V-wide: only the batch counts."""
+
+    def cases(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
+        return [Case(op, OVERHEAD if b == 1 else "T=1", 64, b, cache="hot") for b in sorted({1, *batches, 256})]
+
+    return cases
+
+
+def _target_bytes(case: Case, step: Any, output: Any) -> int:
+    """Rows 0 … num_accepted of each sequence; the block rule looks beyond the token where it stops."""
+    accepted = output[1]
+    if case.acceptance == "block":
+        num_rows = int((accepted + 1).clamp_min(case.num_draft).sum())
+    else:
+        num_rows = int(accepted.sum()) + case.batch
+    return num_rows * case.vocab * step.target_logits.element_size()
+
+
+def _row_bytes(case: Case, rows: Any, output: Any) -> int:
+    return int(rows.logits.nbytes)
+
+
+def _seed_bytes(case: Case, step: Any, output: Any) -> int:
+    return int(step.seeds.nbytes)
+
+
+REGISTRY: dict[str, Entry] = {
+    "verify_chain": Entry(_verify_chain, inputs.chain, _target_bytes),
+    "verify_packed": Entry(_law_cases("verify_packed"), inputs.packed, _target_bytes),
+    "row_stats": Entry(_law_cases("row_stats"), inputs.verified_rows, _row_bytes),
+    "warp_probs": Entry(_law_cases("warp_probs"), inputs.verified_rows, _row_bytes),
+    "sample": Entry(_law_cases("sample"), inputs.next_rows, _row_bytes),
+    "uniform_samples": Entry(_seed_cases("uniform_samples"), inputs.seeds_and_positions, _seed_bytes),
+    "noise_keys": Entry(_seed_cases("noise_keys"), inputs.seeds_and_positions, _seed_bytes),
+}

@@ -1,0 +1,140 @@
+"""Measure ops against their peers, interleaved in one process: ``python -m bench.run --op verify_chain``."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from . import inputs, machine, report
+from .inputs import Case
+from .providers import PROVIDERS
+from .registry import BATCHES, REGISTRY, VOCABS
+from .timing import Call, interleave, peak_memory
+
+
+def build(case: Case, names: Sequence[str]) -> dict[str, Call]:
+    """The calls of the providers that are here and offer this case."""
+    calls = {}
+    for name in names:
+        builder = PROVIDERS[name].builders.get(case.op)
+        call = None if builder is None or PROVIDERS[name].why_missing(case.op) else builder(case)
+        if call is not None:
+            calls[name] = call
+    return calls
+
+
+def input_sets(case: Case) -> list[Any]:
+    """As many input sets as keep the caches cold."""
+    generator = torch.Generator().manual_seed(0)
+    make = REGISTRY[case.op].make
+    first = make(case, generator)
+    size = sum(v.nbytes for v in vars(first).values() if isinstance(v, torch.Tensor))
+    return [first, *(make(case, generator) for _ in range(inputs.num_sets(case, size) - 1))]
+
+
+def memory(case: Case, name: str, call: Call, one: Any) -> dict[str, int | None]:
+    """Extra memory of `call`. Whatever a provider sets up once happens before, on a tiny case, so that
+    scratch space kept between calls of this size is seen; what is compiled for its shapes is warmed up on them."""
+    if name == "compile":
+        call(one)
+    else:
+        tiny = replace(case, vocab=64)
+        small = PROVIDERS[name].builders[case.op](tiny)
+        assert small is not None
+        small(REGISTRY[case.op].make(tiny, torch.Generator().manual_seed(0)))
+    return peak_memory(lambda: call(one))
+
+
+def measure(case: Case, names: Sequence[str], repeats: int, seconds_each: float) -> list[dict[str, Any]]:
+    """One row of results a provider."""
+    entry = REGISTRY[case.op]
+    calls = build(case, names)
+    sets = input_sets(case)
+    peaks = {name: memory(case, name, call, sets[0]) for name, call in calls.items()}
+    samples = interleave(
+        calls, sets, lambda step, output: entry.bytes_read(case, step, output),
+        hot=case.cache == "hot", repeats=repeats, seconds_each=seconds_each,
+    )  # fmt: skip
+    described = {
+        "id": str(case), "case": case.name, "vocab": case.vocab, "batch": case.batch, "num_draft": case.num_draft,
+        "dtype": str(case.dtype).removeprefix("torch."), "cache": case.cache, "input_sets": len(sets),
+        "tokens_per_step": tokens_per_step(case, calls, sets),
+    }  # fmt: skip
+    rows = []
+    for name, sample in samples.items():
+        rows.append({**described, "provider": name, **sample.summary(), **peaks[name]})
+    return rows
+
+
+def tokens_per_step(case: Case, calls: dict[str, Call], sets: Sequence[Any]) -> float | None:
+    """Mean tokens emitted a sequence and step, of the first provider: the acceptance that the inputs really have."""
+    if not case.op.startswith("verify") or not calls:
+        return None
+    call: Any = next(iter(calls.values()))
+    return 1 + statistics.fmean(call(step)[1].float().mean().item() for step in sets)
+
+
+def parser() -> argparse.ArgumentParser:
+    parse = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
+    parse.add_argument("--op", nargs="+", choices=REGISTRY, default=list(REGISTRY), help="default: all")
+    parse.add_argument("--providers", nargs="+", choices=PROVIDERS, default=list(PROVIDERS), help="default: all here")
+    parse.add_argument("--case", nargs="+", help="names of cases, such as T=1 truncated greedy overhead; default: all")
+    parse.add_argument("--vocab", nargs="+", type=int, default=list(VOCABS))
+    parse.add_argument("--batch", nargs="+", type=int, default=list(BATCHES))
+    parse.add_argument("--cache", choices=("cold", "hot"), help="only these; default: both")
+    parse.add_argument("--threads", type=int, help="default: torch's")
+    parse.add_argument("--repeats", type=int, default=60, help="timings of a provider and case, at most")
+    parse.add_argument("--seconds", type=float, default=4.0, help="time for a provider and case")
+    parse.add_argument("--quick", action="store_true", help="few timings: to see that everything runs")
+    parse.add_argument(
+        "--json", type=Path, nargs="?", const=machine.RESULTS / machine.label(), metavar="FOLDER",
+        help="write FOLDER/<op>.json; without FOLDER: bench/results/<this machine>",
+    )  # fmt: skip
+    return parse
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser().parse_args(arguments)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    repeats, seconds = (8, 0.3) if options.quick else (options.repeats, options.seconds)
+    load = machine.describe()["load_average"]
+    print(f"{machine.cpu_model()}, {torch.get_num_threads()} threads, load {load:.2f}")
+    bandwidth = machine.read_gb_per_s()
+    print(f"memory read by torch.sum: {bandwidth:.1f} GB/s")
+    for name in options.providers:
+        missing = {op: why for op in options.op if (why := PROVIDERS[name].why_missing(op))}
+        for why in dict.fromkeys(missing.values()):
+            print(f"without {name}: {why}")
+    settings = {"threads": torch.get_num_threads(), "repeats": repeats, "seconds": seconds, "read_gb_per_s": bandwidth,
+                "acceptance": inputs.ACCEPTANCE}  # fmt: skip
+    found: list[dict[str, Any]] = []
+    for op in options.op:
+        wanted = [c for c in REGISTRY[op].cases(options.vocab, options.batch)
+                  if (not options.case or c.name in options.case) and options.cache in (None, c.cache)]  # fmt: skip
+        rows: list[dict[str, Any]] = []
+        progress = tqdm(wanted, desc=op, disable=None, leave=False)
+        for case in progress:
+            progress.set_postfix_str(str(case))
+            new = measure(case, options.providers, repeats, seconds)
+            rows += new
+            if new:
+                progress.write(f"\n{op} {report.table(new)}")
+        reached = report.targets(op, rows)
+        found += reached
+        if options.json:
+            print("wrote", machine.save(options.json, op, rows, settings, reached))
+    if found:
+        print("\n" + report.targets_table(found))
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()
