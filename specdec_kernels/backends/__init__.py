@@ -105,11 +105,16 @@ def backends(device: torch.device | str = "cpu") -> BackendTable:
     return BackendTable({op: {n: why(op, device) or "yes" for n, (why, _) in _BACKENDS.items()} for op in OPS})
 
 
-def log_choice() -> None:
-    """Say once, at import, what ``backend=None`` takes on the CPU and why not something faster."""
-    reason = _reason_cpu("verify_chain", torch.device("cpu"))
-    logger.info(
-        "specdec_kernels: CPU tensors take backend %r%s",
-        automatic("verify_chain", torch.device("cpu")),
-        f" ({reason})" if reason else f" ({native.cpu_capability()})",
-    )
+_announced: set[str] = set()
+
+
+def announce(op: str, device: torch.device) -> None:
+    """Log, at the first call on a kind of device, what ``backend=None`` takes there and why nothing faster."""
+    if device.type in _announced or torch.compiler.is_compiling():
+        return
+    _announced.add(device.type)
+    chosen = automatic(op, device)
+    better = list(_BACKENDS)[: list(_BACKENDS).index(chosen)]
+    passed_over = "".join(f", not {name} ({_BACKENDS[name][0](op, device)})" for name in better)
+    capability = f" ({native.cpu_capability()})" if chosen == "cpu" else ""
+    logger.info("%s takes %s%s on %s%s", op, chosen, capability, device.type, passed_over)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backends import implementation
+from ..backends import announce, implementation
 from ..config import settings
 from ..sampling import DEFAULT_PARAMS, FlatParams, SamplingParams
 from ..types import Status
@@ -37,6 +37,7 @@ def dispatch(name: str, overload: Any, backend: str | None, device: torch.device
     if backend is None:
         backend = settings().backend
         if backend is None:
+            announce(name, device)
             return overload
     return implementation(name, overload, backend, device)
 
