@@ -99,6 +99,9 @@ def test_models_that_cannot_be_served_are_refused_by_name() -> None:
 
 
 def test_draft_and_target_must_fit() -> None:
+    table = TableRunner.random()
+    with pytest.raises(ValueError, match="drafter must have a Runner of its own, got the target's"):
+        sk.generate(table, IDS, drafter=sk.ModelDrafter(table))
     target = tiny("llama")
     ids, _ = prompts(4)
     other = sk.ModelDrafter(tiny("llama", vocab_size=50))

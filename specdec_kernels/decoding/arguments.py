@@ -38,6 +38,8 @@ def check_arguments(
         _check_mask(runner, attention_mask, batch, length)
     if not isinstance(drafter, Drafter):
         raise TypeError(f"generate: drafter must be a Drafter (NoDrafter() for none), got {type(drafter).__name__}")
+    if getattr(drafter, "runner", None) is runner:
+        raise ValueError("generate: drafter must have a Runner of its own, got the target's")
     _check_sampling(sampling, batch, runner.device)
     if seeds is not None:
         if not isinstance(seeds, Tensor) or seeds.dtype != torch.int64:
@@ -90,6 +92,8 @@ def _check_mask(runner: Runner, attention_mask: Tensor, batch: int, length: int)
         raise ValueError(
             f"generate: attention_mask must be [batch={batch}, prompt={length}], got {list(attention_mask.shape)}"
         )
+    if attention_mask.device != runner.device:
+        raise ValueError(f"generate: attention_mask must be on {runner.device}, got {attention_mask.device}")
     kept = attention_mask != 0
     empty = ~kept.any(1)
     if bool(empty.any()):

@@ -167,8 +167,10 @@ def _emitter(
 def _progress_bar(progress: bool, total: int, cleanup: ExitStack) -> Callable[[StepResult], None]:
     if not progress:
         return lambda result: None
-    from tqdm.auto import tqdm
-
+    try:
+        from tqdm.auto import tqdm
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("generate: progress=True needs tqdm, which is not installed") from None
     bar = cleanup.enter_context(tqdm(total=total, unit="token", desc="generate"))
     return lambda result: bar.update(int(result.num_tokens.sum()))
 

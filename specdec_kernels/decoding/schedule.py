@@ -131,7 +131,9 @@ def measure_costs(state: DecodingState, runner: Runner, drafter: Drafter, repeat
     packing, and kept with the model.
     """
     model = getattr(runner, "model", runner)
-    key = (type(drafter), getattr(drafter, "runner", None), state.batch_size, torch.get_num_threads(), is_packed(model))
+    draft = getattr(drafter, "draft_model", None)
+    draft_key = None if draft is None else weakref.ref(draft)  # equal for the same model, without keeping it alive
+    key = (type(drafter), draft_key, state.batch_size, torch.get_num_threads(), is_packed(model))
     tables = _measured.setdefault(model, {})
     if key in tables:
         return tables[key]

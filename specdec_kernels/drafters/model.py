@@ -43,6 +43,7 @@ class ModelDrafter(Drafter):
 
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise TypeError(f"ModelDrafter: sampling must be a SamplingParams or None, got {type(sampling).__name__}")
+        self.draft_model = draft_model
         self.runner = as_runner(draft_model, "ModelDrafter")
         self.sampling = sampling
         self._behind = 0  # steps without drafting since the last one with: tokens that our cache has not seen
@@ -50,7 +51,9 @@ class ModelDrafter(Drafter):
 
     def start(self, state: DecodingState) -> None:
         """Check that target and draft fit, and feed the prompts."""
-        runner = self.runner
+        from ..decoding.runner import as_runner
+
+        runner = self.runner = as_runner(self.draft_model, "ModelDrafter")  # it may have moved, or be training, by now
         if runner.vocab_size != state.vocab_size:
             raise ValueError(
                 f"generate: target and draft must share one tokenizer, but the target's vocabulary has "
