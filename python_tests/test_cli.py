@@ -48,7 +48,7 @@ def test_demo_gets_its_arguments_and_its_exit_status_comes_back(monkeypatch: pyt
         seen.append(arguments)
         return 3
 
-    monkeypatch.setattr(demo, "main", fake, raising=False)
+    monkeypatch.setattr(demo, "main", fake)
     assert cli.main(["demo", "--batch", "2", "--help"]) == 3
     assert seen == [["--batch", "2", "--help"]]
 
@@ -57,7 +57,7 @@ def test_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     def interrupted(arguments: list[str]) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, "main", interrupted, raising=False)
+    monkeypatch.setattr(demo, "main", interrupted)
     assert cli.main(["demo"]) == 130
     assert capsys.readouterr().err == "specdec: stopped\n"
 
