@@ -4,8 +4,8 @@ A target row is a Zipf law over a random permutation of the vocabulary, ``logit 
 exponent s drawn for each row from [1, 3] (from flat rows to nearly certain ones, as in text) and Gaussian noise of
 standard deviation 0.5.
 
-A draft row is the target row plus Gaussian noise, whose scale is found by bisection so that the mean of ``Σ min(P, Q)``,
-after the case's sampling parameters, is `ACCEPTANCE`; greedy: so that both argmaxes agree that often. A one-hot
+A draft row is the target row plus Gaussian noise, whose scale is found by bisection so that the mean of ``Σ min(P, Q)``
+after the case's sampling parameters is `ACCEPTANCE`; greedy: so that both argmaxes agree that often. A one-hot
 draft proposes the target's most likely id, and there the target's rows are scaled until that id's mean probability is
 `ACCEPTANCE`. Draft tokens are drawn from the draft's law, with the stats kept.
 """

@@ -5,16 +5,27 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 
+import torch
+
 import specdec_kernels as sk
+from specdec_kernels.backends import automatic
+from specdec_kernels.config import settings
 
 from ..inputs import Case, ChainInputs, PackedInputs, RowInputs, SeedInputs
 from ..timing import Call
 
 
-def builders(backend: str, draft_stats: bool = True) -> Mapping[str, Callable[[Case], Call | None]]:
-    """A builder per op. Without `draft_stats` only the cases where they would have been used are offered."""
+def asked_for(op: str, backend: str) -> str | None:
+    """`backend`, or None where that takes the same one: what users call, without the look-up of a name."""
+    same = settings().backend is None and automatic(op, torch.device("cpu")) == backend
+    return None if same else backend
+
+
+def builders(name: str, draft_stats: bool = True) -> Mapping[str, Callable[[Case], Call | None]]:
+    """A builder per op for backend `name`. Without `draft_stats`: only the cases where they would have been used."""
 
     def verify_chain(case: Case) -> Call | None:
+        backend = asked_for("verify_chain", name)
         draft_params = None if case.one_hot else case.params
         steps = itertools.count()
 
@@ -38,6 +49,7 @@ def builders(backend: str, draft_stats: bool = True) -> Mapping[str, Callable[[C
         return greedy if case.greedy else call
 
     def verify_packed(case: Case) -> Call | None:
+        backend = asked_for("verify_packed", name)
         steps = itertools.count()
 
         def call(step: PackedInputs) -> tuple[object, ...]:
@@ -54,12 +66,15 @@ def builders(backend: str, draft_stats: bool = True) -> Mapping[str, Callable[[C
         return call
 
     def row_stats(case: Case) -> Call | None:
+        backend = asked_for("row_stats", name)
         return lambda rows: sk.row_stats(rows.logits, case.params, backend=backend)
 
     def warp_probs(case: Case) -> Call | None:
+        backend = asked_for("warp_probs", name)
         return lambda rows: sk.warp_probs(rows.logits, case.params, backend=backend)
 
     def sample(case: Case) -> Call | None:
+        backend = asked_for("sample", name)
         steps = itertools.count()
 
         def call(rows: RowInputs) -> object:
@@ -71,11 +86,13 @@ def builders(backend: str, draft_stats: bool = True) -> Mapping[str, Callable[[C
         return call
 
     def uniform_samples(case: Case) -> Call | None:
+        backend = asked_for("uniform_samples", name)
         steps = itertools.count()
         num = case.num_draft + 1
         return lambda step: sk.uniform_samples(step.seeds, next(steps), num, backend=backend)
 
     def noise_keys(case: Case) -> Call | None:
+        backend = asked_for("noise_keys", name)
         def call(step: SeedInputs) -> object:
             return sk.noise_keys(step.seeds, step.positions, backend=backend)
 

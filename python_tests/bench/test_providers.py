@@ -1,0 +1,144 @@
+"""Every provider does the work it is timed for: lawful tokens, equal ones where nothing is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import scipy.stats
+import torch
+
+import specdec_kernels as sk
+from bench import inputs
+from bench.inputs import Case
+from bench.providers import PROVIDERS
+from bench.providers.eager import law, narrow_warp, warp
+from bench.registry import REGISTRY
+from bench.run import build
+from specdec_kernels.backends import OPS
+
+VOCAB = 96
+PLAIN = sk.SamplingParams()
+FAST = [name for name in PROVIDERS if name != "compile"]  # compiling takes seconds a case: one test has it
+
+
+def cases(op: str) -> list[Case]:
+    """The registry's cases at a tiny size, each law once."""
+    return list({c.name: replace(c, cache="cold") for c in REGISTRY[op].cases([VOCAB], [3])}.values())
+
+
+def a_set(case: Case, seed: int = 1) -> object:
+    return REGISTRY[case.op].make(case, torch.Generator().manual_seed(seed))
+
+
+def test_registry_has_every_op() -> None:
+    assert set(REGISTRY) == set(OPS)
+
+
+@pytest.mark.parametrize("op", REGISTRY)
+def test_every_case_has_this_package_and_a_peer(op: str) -> None:
+    for case in cases(op):
+        offered = build(case, FAST)
+        assert "reference" in offered
+        assert any(name.startswith("eager") for name in offered)
+
+
+@pytest.mark.parametrize("op", ["verify_chain", "verify_packed"])
+@pytest.mark.parametrize("name", FAST)
+def test_verify_emits_the_accepted_prefix_and_one_token(op: str, name: str) -> None:
+    for case in cases(op):
+        call = build(case, [name]).get(name)
+        if call is None:
+            continue
+        step = a_set(case)
+        tokens, accepted = call(step)
+        drafted = step.draft_tokens
+        if op == "verify_packed":
+            drafted = drafted.split(step.cu_num_draft_tokens.diff().tolist())
+        assert tokens.shape == (case.batch, case.num_draft + 1)
+        for row, count, draft in zip(tokens.tolist(), accepted.tolist(), drafted, strict=True):
+            assert row[:count] == draft.tolist()[:count]
+            assert 0 <= row[count] < case.vocab
+            assert set(row[count + 1 :]) <= {-1}
+        assert REGISTRY[op].bytes_read(case, step, (tokens, accepted)) <= step.target_logits.nbytes
+
+
+def greedy_outputs(names: list[str]) -> dict[str, tuple[list[int], list[int]]]:
+    case = next(c for c in cases("verify_chain") if c.greedy)
+    case = replace(case, batch=16)
+    step = a_set(case)
+    return {n: tuple(t.tolist() for t in call(step)) for n, call in build(case, names).items()}
+
+
+def test_greedy_outputs_are_equal() -> None:
+    outputs = greedy_outputs(FAST)
+    assert {"reference", "eager", "transformers"} <= set(outputs)
+    first = outputs["reference"]
+    assert 0 < sum(first[1]) < 16 * 5
+    for name, output in outputs.items():
+        assert output == first, name
+
+
+@pytest.mark.slow
+def test_compiled_outputs_are_equal() -> None:
+    outputs = greedy_outputs(["reference", "compile"])
+    assert outputs["compile"] == outputs["reference"]
+
+
+def sampled() -> list[tuple[str, str]]:
+    """The case and provider of every way there is to verify with coins."""
+    drawn = [c for c in cases("verify_chain") if not (c.greedy or c.drawn_before)]
+    return [(c.name, name) for c in drawn for name in build(c, FAST)]
+
+
+@pytest.mark.parametrize(("rule", "name"), sampled())
+def test_first_token_has_the_target_law(rule: str, name: str) -> None:
+    """Many sequences with one and the same pair of laws: the first token emitted is a draw from the target's."""
+    torch.manual_seed(7)
+    case = next(c for c in cases("verify_chain") if c.name == rule)
+    count = 2500 if name == "transformers" else 20000  # it verifies one sequence at a time
+    params = sk.SamplingParams(temperature=0.8, top_k=5, top_p=0.9) if rule == "truncated" else case.params
+    case = replace(case, vocab=7, batch=count, num_draft=2, params=params)
+    call = build(case, [name])[name]
+    target = torch.randn(1, 3, 7).expand(count, 3, 7)
+    draft = torch.randn(1, 2, 7).expand(count, 2, 7)
+    if rule == "one-hot":
+        tokens, draft, stats, probs = torch.tensor([[2, 4]]).expand(count, 2), None, None, None
+    else:
+        probs = law(draft, params)
+        tokens, stats = torch.multinomial(probs.flatten(0, 1), 1).view(count, 2), sk.row_stats(draft, params)
+    seeds = torch.randint(0, 2**62, (count,))
+    step = inputs.ChainInputs(target, tokens, draft, stats, probs, seeds, torch.rand(count, 3))
+    first, accepted = call(step)
+    assert 0 < accepted.float().mean() < 2
+    expected = law(target[0, 0], params).double()
+    possible = expected > 0
+    seen = first[:, 0].bincount(minlength=7)
+    assert seen[~possible].sum() == 0
+    assert scipy.stats.chisquare(seen[possible], count * expected[possible] / expected.sum()).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("params", [PLAIN, sk.SamplingParams(0.8, 50, 0.9), sk.SamplingParams(0.8, 6, 0.7)])
+def test_warps_are_the_reference_law(params: sk.SamplingParams) -> None:
+    logits = inputs.rows(40, VOCAB, torch.Generator().manual_seed(3))
+    expected = sk.warp_probs(logits, params, backend="reference")
+    torch.testing.assert_close(law(logits, params), expected, atol=1e-6, rtol=1e-4)
+    if params.top_k:
+        torch.testing.assert_close(narrow_warp(logits, params), warp(logits, params))
+    case = Case("warp_probs", "any", VOCAB, 40, params=params)
+    step = inputs.RowInputs(logits[:, None], torch.zeros(40, dtype=torch.int64), torch.zeros(40, 1))
+    calls = build(case, FAST)
+    assert {"eager", "transformers", "reference"} <= set(calls)
+    for call in calls.values():
+        torch.testing.assert_close(call(step)[:, 0], expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("params", [PLAIN, sk.SamplingParams(0.8, 6, 0.7)])
+def test_eager_statistics_are_row_stats(params: sk.SamplingParams) -> None:
+    case = Case("row_stats", "any", VOCAB, 4, params=params)
+    rows = a_set(case)
+    calls = build(case, ["eager", "reference"])
+    stats, eager = calls["reference"](rows), calls["eager"](rows)
+    wanted = stats.max, stats.argmax, stats.cutoff, stats.log_normalizer, stats.raw_log_normalizer, stats.raw_entropy
+    for got, expected in zip(eager, wanted, strict=True):
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)

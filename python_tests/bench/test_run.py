@@ -1,0 +1,144 @@
+"""The bench itself: inputs with the acceptance they claim, interleaving, memory, targets, files."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from bench import inputs, machine, plot, report, run, timing
+from bench.inputs import Case
+
+
+@pytest.mark.parametrize("params", [sk.SamplingParams(), sk.SamplingParams(0.8, 50, 0.9), sk.SamplingParams(0.0)])
+def test_drafts_have_the_acceptance_they_claim(params: sk.SamplingParams) -> None:
+    step = inputs.chain(Case("verify_chain", "any", 2048, 80, params=params), torch.Generator().manual_seed(5))
+    out = sk.verify_chain(
+        step.target_logits, step.draft_tokens, step.draft_logits, uniform_samples=step.uniform_samples, params=params,
+        draft_params=params, draft_stats=step.draft_stats, return_acceptance=True,
+    )  # fmt: skip
+    assert out.acceptance is not None
+    assert out.acceptance.mean().item() == pytest.approx(inputs.ACCEPTANCE, abs=0.07)
+
+
+def test_one_hot_drafts_have_the_acceptance_they_claim() -> None:
+    step = inputs.chain(Case("verify_chain", "any", 2048, 80, one_hot=True), torch.Generator().manual_seed(5))
+    assert step.draft_logits is None
+    law = step.target_logits[:, :-1].softmax(-1).gather(-1, step.draft_tokens[..., None])
+    assert law.mean().item() == pytest.approx(inputs.ACCEPTANCE, abs=0.07)
+
+
+def test_packed_inputs_are_the_chain_s_rows() -> None:
+    case = Case("verify_packed", "any", 64, 6)
+    step, whole = (make(case, torch.Generator().manual_seed(2)) for make in (inputs.packed, inputs.chain))
+    cu = step.cu_num_draft_tokens.tolist()
+    for b, (start, end) in enumerate(zip(cu[:-1], cu[1:], strict=True)):
+        assert 1 <= end - start <= case.num_draft
+        assert torch.equal(step.draft_tokens[start:end], whole.draft_tokens[b, : end - start])
+        assert torch.equal(step.target_logits[start + b : end + b + 1], whole.target_logits[b, : end - start + 1])
+        assert torch.equal(step.uniform_samples[start + b : end + b + 1], whole.uniform_samples[b, : end - start + 1])
+
+
+def test_input_sets_exceed_the_cache() -> None:
+    case = Case("verify_chain", "any", 128256, 8)
+    assert inputs.num_sets(case, 2**20) * 2**20 >= 4 * machine.last_level_cache_bytes()
+
+
+def test_interleave_gives_every_provider_every_set() -> None:
+    used: dict[str, list[int]] = {"a": [], "b": []}
+    order: list[str] = []
+
+    def call(name: str) -> timing.Call:
+        def busy(inputs: int) -> int:
+            time.sleep(1e-3)  # long enough to be timed one at a time
+            used[name].append(inputs)
+            order.append(name)
+            return inputs
+
+        return busy
+
+    sets = list(range(8))
+    calls = {name: call(name) for name in used}
+    samples = timing.interleave(calls, sets, lambda i, out: 100 + out, hot=False, repeats=32, seconds_each=1e9)
+    for name, sample in samples.items():
+        assert set(used[name][2:]) == set(sets)
+        assert len(sample.seconds) == 32 == sample.summary()["repeats"]
+    timed = order[4:]  # after the two warm-up calls of each
+    rounds = [timed[i : i + 2] for i in range(0, len(timed), 2)]
+    assert all(set(pair) == {"a", "b"} for pair in rounds)
+    assert ["a", "b"] in rounds and ["b", "a"] in rounds
+
+
+def test_a_slow_provider_takes_part_in_fewer_rounds() -> None:
+    calls = {"slow": lambda i: torch.rand(3_000_000), "fast": lambda i: None}
+    samples = timing.interleave(calls, [0, 1], lambda i, out: 1, hot=True, repeats=40, seconds_each=1e-3)
+    assert len(samples["slow"].seconds) == timing.LEAST_REPEATS
+    assert len(samples["fast"].seconds) >= timing.LEAST_REPEATS
+    assert samples["fast"].number > 1 == samples["slow"].number
+
+
+def test_peak_memory_sees_what_a_call_holds() -> None:
+    size = 8 * 2**20
+    peaks = timing.peak_memory(lambda: torch.ones(size // 4).add_(1).sum())
+    assert peaks["torch_peak_bytes"] is not None and size <= peaks["torch_peak_bytes"] < size + 4096
+    assert peaks["rss_peak_bytes"] is None or size * 0.9 <= peaks["rss_peak_bytes"] < size * 1.5
+    quiet = timing.peak_memory(lambda: None)
+    assert quiet["torch_peak_bytes"] == 0
+
+
+def row(provider: str, median: float, **other: Any) -> dict[str, Any]:
+    base = {
+        "id": "x", "case": "T=1", "vocab": 1000, "batch": 1, "dtype": "float32", "cache": "cold", "provider": provider,
+        "median_us": median, "q25_us": median, "q75_us": median, "gb_per_s": 10.0, "repeats": 5, "torch_peak_bytes": 9,
+        "rss_peak_bytes": 0, "tokens_per_step": 3.0,
+    }  # fmt: skip
+    return {**base, **other}
+
+
+def test_targets_are_judged_against_the_best_peer() -> None:
+    rows = [row("cpu", 10.0), row("eager", 90.0), row("transformers", 70.0), row("reference", 1.0)]
+    (speed, rate, *_) = report.targets("verify_chain", rows)
+    assert "transformers" in speed["what"] and speed["measured"] == 7.0 and speed["reached"] is False
+    assert rate["reached"] is True
+    assert "NO" in report.targets_table([speed]) and "NO" not in report.targets_table([rate])
+    rows[2] = row("transformers", 81.0)
+    assert report.targets("verify_chain", rows)[0]["reached"] is True
+    assert "time / cpu" in report.table(rows)
+
+
+def test_memory_target_is_that_nothing_grows_with_the_vocabulary() -> None:
+    def judged(large: int, resident: int) -> list[bool]:
+        bigger = row("cpu", 1.0, id="y", vocab=9000, torch_peak_bytes=large, rss_peak_bytes=resident)
+        rows = [row("cpu", 1.0), bigger]
+        return [t["reached"] for t in report.targets("verify_chain", rows) if "memory" in t["what"]]
+
+    assert judged(9, 0) == [True, True]
+    assert judged(36000, 36001) == [False, False]
+
+
+def test_a_quick_run_writes_its_results_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    run.main(
+        "--op verify_chain sample --providers cpu reference eager transformers --case T=1 greedy overhead --vocab 256 "
+        f"--batch 2 --quick --threads 1 --json {tmp_path}".split()
+    )
+    torch.set_num_threads(threads)
+    printed = capsys.readouterr().out
+    assert "overhead of a call" in printed and "transformers" in printed
+    result = json.loads((tmp_path / "verify_chain.json").read_text())
+    assert {"machine", "versions", "git", "command", "date", "settings", "rows", "targets"} <= set(result)
+    assert {r["provider"] for r in result["rows"]} >= {"reference", "eager", "transformers"}
+    assert all(r["q25_us"] <= r["median_us"] <= r["q75_us"] for r in result["rows"])
+    plot.main([str(tmp_path)])
+    assert (tmp_path / "verify_chain.png").stat().st_size > 0
+    assert (tmp_path / "sample.png").exists()
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="no result file"):
+        plot.main([str(tmp_path)])
