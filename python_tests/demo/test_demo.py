@@ -1,0 +1,154 @@
+"""What a person sees of the demo: origins of tokens, options, and one sentence for everything that goes wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specdec_kernels import config, demo
+from specdec_kernels.decoding import Provenance
+from specdec_kernels.demo import assets, compare, corpus, prompts, render
+
+ACCEPTED, RECOVERED, BONUS = Provenance.ACCEPTED, Provenance.RECOVERED, Provenance.BONUS
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Bytes:
+    """A tokenizer with one token a byte."""
+
+    pad_token_id = eos_token_id = 0
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
+        return bytes(tokens).decode(errors="replace")
+
+
+def test_a_character_belongs_to_the_token_that_completes_it() -> None:
+    text = "aé€z"
+    assert render.pieces(Bytes(), list(text.encode())) == ["a", "", "é", "", "", "€", "z"]  # type: ignore[arg-type]
+    assert "".join(render.pieces(Bytes(), [97, 0xC3])) == "a\ufffd"  # type: ignore[arg-type]
+
+
+def test_neighbours_of_one_origin_share_marks() -> None:
+    texts, origins = ["a", "b", "c", "", "d"], [ACCEPTED, ACCEPTED, RECOVERED, ACCEPTED, BONUS]
+    assert render.render(texts, origins, color=False) == "⟦ab⟧‹c›d"
+    assert render.render(texts, origins, color=True) == "\x1b[32mab\x1b[0m\x1b[31mc\x1b[0m\x1b[36md\x1b[0m"
+    with pytest.raises(ValueError, match="shorter|longer"):
+        render.render(texts, origins[:2], color=False)
+
+
+def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        assert not render.use_color(io.StringIO())
+        monkeypatch.setenv("NO_COLOR", "")
+        config.reload()
+        assert render.use_color(Terminal())
+        monkeypatch.setenv("NO_COLOR", "1")
+        config.reload()
+        assert not render.use_color(Terminal())
+    finally:
+        monkeypatch.undo()
+        config.reload()
+
+
+def test_prompts_are_padded_on_the_left() -> None:
+    ids, mask = prompts.encode(Bytes(), ["ab", "c"])  # type: ignore[arg-type]
+    assert ids.tolist() == [[97, 98], [0, 99]]
+    assert mask.tolist() == [[1, 1], [0, 1]]
+
+
+def test_an_unknown_prompt_set_is_named() -> None:
+    with pytest.raises(ValueError, match="must be one of code-edit, quote, .* got 'poems'"):
+        prompts.load_prompts("poems", Bytes())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo with a random model of one layer, and no table."""
+    torch.manual_seed(0)
+    small = LlamaConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=256, eos_token_id=0
+    )
+    model = LlamaForCausalLM(small).eval()
+    monkeypatch.setattr(assets, "load_model", lambda: (model, Bytes()))
+    monkeypatch.setattr(corpus, "ngram_table", lambda tokenizer: None)
+    monkeypatch.setattr(prompts, "load_prompts", lambda name, tokenizer, count: ["to be or not to be"] * count)
+
+
+ARGUMENTS = ["--prompts", "chat", "--batch", "2", "--max-new-tokens", "12", "--threads", "1"]
+
+
+def test_the_demo_prints_figures_and_checks_the_output(tiny: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main(ARGUMENTS) == 0
+    printed = capsys.readouterr().out
+    assert "chat, temperature 0" in printed and "chat, temperature 1" in printed
+    assert printed.count("output identical to plain decoding") == 2
+    assert "mean acceptance length" in printed and "tokens/s plain" in printed
+
+
+def test_the_report_as_json(tiny: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main([*ARGUMENTS, "--json", "--num-speculative-tokens", "3"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [row["identical"] for row in report["comparisons"]] == [True, True]
+    for row in report["comparisons"]:
+        assert row["speed_up"] == pytest.approx(row["speculative_tokens_per_second"] / row["plain_tokens_per_second"])
+        assert all(len(a["texts"]) == len(a["origins"]) <= 12 for a in row["answers"])
+
+
+def test_a_divergence_is_not_called_identical(tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = compare.generate
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        output = real(*arguments, **options)
+        if not isinstance(options["drafter"], compare.NoDrafter):
+            output.tokens[0, 3] += 1
+        return output
+
+    monkeypatch.setattr(compare, "generate", wrong)
+    report = compare.run(
+        ["chat"], batch=1, max_new_tokens=8, temperatures=[0.0], threads=1, num_speculative_tokens=3, seed=0, show=None
+    )
+    assert report["comparisons"][0]["identical"] is False
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "sentence"),
+    [
+        (assets.AssetError("could not download x"), 1, "demo: could not download x\n"),
+        (OSError(28, "No space left on device"), 1, "demo: the disk is full\n"),
+        (ValueError("generate: bad"), 1, "demo: generate: bad\n"),
+        (KeyboardInterrupt(), 130, "\ndemo: stopped\n"),
+    ],
+)
+def test_failures_are_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    status: int,
+    sentence: str,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(compare, "run", fail)
+    assert demo.main([]) == status
+    assert capsys.readouterr().err == sentence
+
+
+@pytest.mark.parametrize("arguments", [["--batch", "0"], ["--max-new-tokens", "x"], ["--num-speculative-tokens", "-1"]])
+def test_bad_options_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        demo.main(arguments)
+    assert stop.value.code == 2
+    assert arguments[0] in capsys.readouterr().err

@@ -1,0 +1,140 @@
+"""The count-based drafter: its counts, its law, and that it changes no token."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import specdec_kernels as sk
+from python_tests.decoding.models import TableRunner, prompts
+from specdec_kernels.decoding import GenerationOutput, generate
+from specdec_kernels.drafters import Drafter, NgramLMDrafter, NgramTable, NoDrafter
+
+VOCAB = 23
+
+
+def ids(*tokens: int) -> np.ndarray:
+    return np.array(tokens, dtype=np.int64)
+
+
+def decode(drafter: Drafter, acceptance: str, temperature: float = 1.0, spread: float = 2.0) -> GenerationOutput:
+    input_ids, mask = prompts(3, 9, 5, 1, vocab=VOCAB)
+    return generate(
+        TableRunner.random(VOCAB, spread=spread), input_ids, attention_mask=mask, drafter=drafter,
+        sampling=sk.SamplingParams(temperature=temperature), seeds=torch.arange(4), max_new_tokens=60,
+        num_speculative_tokens=4, acceptance=acceptance, eos_token_id=[],
+    )  # fmt: skip
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=4, max_size=60), st.integers(1, 3), st.integers(1, 3))
+def test_counts_are_those_of_a_naive_count(tokens: list[int], order: int, min_count: int) -> None:
+    table = NgramTable.from_tokens(ids(*tokens), order, min_count)
+    for length in range(1, order + 1):
+        wanted: dict[tuple[int, ...], Counter[int]] = {}
+        for i in range(len(tokens) - length):
+            wanted.setdefault(tuple(tokens[i : i + length]), Counter())[tokens[i + length]] += 1
+        for context, followers in wanted.items():
+            tail = np.full((1, order), -1, dtype=np.int64)
+            tail[0, order - length :] = context
+            at = int(table.find(tail)[length - 1][0])
+            found = table.orders[length - 1]
+            if length > 1 and followers.total() < min_count:
+                assert at == -1
+                continue
+            entries = slice(found.starts[at], found.starts[at + 1])
+            got = dict(zip(found.ids[entries].tolist(), found.counts[entries].tolist(), strict=True))
+            assert got == dict(followers)
+            assert (found.totals[at], found.kinds[at]) == (followers.total(), len(followers))
+
+
+def test_only_the_most_frequent_continuations_are_kept() -> None:
+    """99 different tokens follow 0, tokens 90 and above twice: those are kept, and the totals still count all."""
+    text = [token for t in range(1, 100) for token in (0, t) * (2 if t >= 90 else 1)]
+    order = NgramTable.from_tokens(ids(*text), 1).orders[0]
+    assert (order.totals[order.keys == order.keys[0]][0] > 0) and order.kinds.max() == 99
+    at = int(order.kinds.argmax())
+    kept = order.ids[order.starts[at] : order.starts[at + 1]]
+    assert len(kept) == 64 and set(range(90, 100)) <= set(kept.tolist()) and order.totals[at] == 109
+
+
+def test_a_saved_table_is_the_same(tmp_path: Path) -> None:
+    table = NgramTable.from_tokens(ids(*range(9), *range(9)))
+    table.save(tmp_path / "t.npz")
+    for before, after in zip(table.orders, NgramTable.load(tmp_path / "t.npz").orders, strict=True):
+        for name in before.__dataclass_fields__:
+            assert np.array_equal(getattr(before, name), getattr(after, name))
+    np.savez(tmp_path / "other.npz", a=np.zeros(1), **{f"b{i}": np.zeros(1) for i in range(6)})
+    with pytest.raises(ValueError, match="is not a table"):
+        NgramTable.load(tmp_path / "other.npz")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((np.zeros(9, dtype=np.int32),), TypeError, "must be int64, got int32"),
+        ((ids(1, 2),), ValueError, r"must be \[n > order=4\], got \[2\]"),
+        ((np.zeros((9, 9), dtype=np.int64),), ValueError, r"got \[9, 9\]"),
+        ((ids(1, -2, 3, 4, 5, 6),), ValueError, "must be ids in 0"),
+        ((ids(1, 2), 0), ValueError, "must be >= 1, got 0"),
+    ],
+)
+def test_bad_tables_are_refused(arguments: tuple[object, ...], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        NgramTable.from_tokens(*arguments)  # type: ignore[arg-type]
+
+
+def test_bad_parameters_are_refused() -> None:
+    with pytest.raises(ValueError, match="order must be >= 1, got 0"):
+        NgramLMDrafter(order=0)
+    with pytest.raises(ValueError, match="sharpness must be > 0, got -1"):
+        NgramLMDrafter(sharpness=-1)
+    with pytest.raises(ValueError, match="table must be of the target's tokenizer, but it has id 99 .* 23 ids"):
+        decode(NgramLMDrafter(NgramTable.from_tokens(ids(*range(100)))), "greedy")
+
+
+def test_the_law_backs_off_as_witten_and_bell_say() -> None:
+    """Text 1 2 1 3 1: after 1 came 2 and 3; the table adds that 5 follows 1, three times out of four."""
+    table = NgramTable.from_tokens(ids(1, 5, 1, 5, 1, 5, 1, 6), order=1)
+    drafter = NgramLMDrafter(table, order=2)
+    drafter._texts = ids(1, 2, 1, 3, 1)[None]
+    rows, tokens, weights = drafter._law(ids(5), np.array([True]))
+    law = np.bincount(tokens, weights=weights)
+    assert set(rows.tolist()) == {0}
+    # own counts: 2 tokens, 2 kinds, so half the mass is left; of that 4 / 6 go to the table's counts
+    assert law[[2, 3, 5, 6]] == pytest.approx([0.25, 0.25, 0.5 * 3 / 6, 0.5 * 1 / 6])
+
+
+@pytest.mark.parametrize("with_table", [False, True])
+@pytest.mark.parametrize(("acceptance", "temperature"), [("greedy", 0.0), ("match", 0.0), ("match", 1.0)])
+def test_the_output_is_that_of_plain_decoding(with_table: bool, acceptance: str, temperature: float) -> None:
+    text = torch.randint(0, VOCAB, (400,), generator=torch.Generator().manual_seed(1)).numpy()
+    table = NgramTable.from_tokens(text) if with_table else None
+    plain, fast = (decode(d, acceptance, temperature) for d in (NoDrafter(), NgramLMDrafter(table)))
+    assert torch.equal(plain.tokens, fast.tokens)
+    assert fast.stats.num_accepted > 0 and fast.stats.num_rejected > 0
+
+
+@pytest.mark.parametrize("acceptance", ["token", "block"])
+def test_it_drafts_for_the_ratio_rules_too(acceptance: str) -> None:
+    """One-hot, which every rule verifies exactly; the laws are tested with the rules."""
+    stats = decode(NgramLMDrafter(), acceptance, spread=6.0).stats
+    assert 0 < stats.num_accepted < stats.num_drafted
+
+
+def test_sharing_the_verifier_s_noise_is_accepted_more_often_than_the_likeliest_token() -> None:
+    """On laws that the table knows well; a drafter with the wrong noise would fall below the one-hot guess."""
+    runner = TableRunner.random(VOCAB, spread=1.5)
+    laws = sk.warp_probs(runner.table).reshape(-1, VOCAB)
+    drawn = torch.multinomial(laws, 200, replacement=True, generator=torch.Generator().manual_seed(0))
+    contexts = torch.cartesian_prod(torch.arange(VOCAB), torch.arange(VOCAB))
+    text = torch.cat([contexts[:, None].expand(-1, 200, -1), drawn[..., None]], dim=2).flatten().numpy()
+    table = NgramTable.from_tokens(text, order=2)
+    shared, guess = (decode(NgramLMDrafter(table, sharpness=s), "match", spread=1.5).stats.alpha for s in (1.0, 1000.0))
+    assert shared > guess + 0.1

@@ -1,0 +1,116 @@
+"""On a real language model: speculation changes no token, whatever drafts, stands beside, or in what order.
+
+Torch may round a forward of one row and of several differently, so a token may differ where the two best candidates are
+closer than that (`MARGIN`); such divergences are counted and printed, every other one fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from specdec_kernels.decoding import generate, pack_linear_weights
+from specdec_kernels.demo import assets, prompts
+from specdec_kernels.drafters import Drafter, NgramDrafter, NoDrafter
+from specdec_kernels.testing import float64_gumbel
+
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.xdist_group("model")]
+
+MARGIN = 1e-3  # logits, float32
+NEW_TOKENS = 14
+COUNTS = {"gsm8k": 20, "chat": 16, "humaneval": 14, "code-edit": 2, "quote": 2, "summarise": 2}
+SAMPLING = {"greedy": sk.SamplingParams(temperature=0.0), "match": sk.SamplingParams(temperature=1.0)}
+
+Answers = list[list[int]]
+
+
+class World:
+    """The model, the prompts in a fixed order, and the plain answers to them, decoded once for each acceptance."""
+
+    def __init__(self) -> None:
+        self.model, self.tokenizer = assets.load_model()
+        self.prompts = [p for name, n in COUNTS.items() for p in prompts.load_prompts(name, self.tokenizer, n)]
+        self._plain: dict[str, Answers] = {}
+
+    def plain(self, acceptance: str) -> Answers:
+        if acceptance not in self._plain:
+            with pack_linear_weights(self.model):
+                self._plain[acceptance] = self.decode(NoDrafter(), acceptance, range(len(self.prompts)), 8)
+        return self._plain[acceptance]
+
+    def decode(self, drafter: Drafter, acceptance: str, order: Any, batch: int) -> Answers:
+        """Decode `batch` prompts at a time in the given order; seeds and answers stay with their prompts."""
+        order, answers = list(order), [[0]] * len(self.prompts)
+        for first in range(0, len(order), batch):
+            chosen = order[first : first + batch]
+            ids, mask = prompts.encode(self.tokenizer, [self.prompts[i] for i in chosen])
+            output = generate(
+                self.model, ids, attention_mask=mask, drafter=drafter, sampling=SAMPLING[acceptance],
+                seeds=torch.tensor(chosen), max_new_tokens=NEW_TOKENS, num_speculative_tokens=4, acceptance=acceptance,
+            )  # fmt: skip
+            for i, tokens, count in zip(chosen, output.tokens, output.num_tokens, strict=True):
+                answers[i] = tokens[: int(count)].tolist()
+        return answers
+
+    def margin(self, index: int, answer: list[int], acceptance: str) -> float:
+        """How far apart the two best candidates are for the token that follows `answer`."""
+        ids, _ = prompts.encode(self.tokenizer, [self.prompts[index]])
+        text = torch.cat([ids, torch.tensor([answer], dtype=torch.int64)], dim=1)
+        with torch.inference_mode():
+            scores = self.model(text, logits_to_keep=1).logits[0, -1].double()
+        if acceptance == "match":
+            keys = sk.noise_keys(torch.tensor([index]), torch.tensor([[text.shape[1]]]))
+            scores = scores + torch.from_numpy(float64_gumbel(keys[0], scores.numel())).reshape(-1)
+        first, second = scores.topk(2).values.tolist()
+        return first - second
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    yield World()
+
+
+def compare(world: World, acceptance: str, answers: Answers) -> None:
+    divergences = []
+    for index, (plain, fast) in enumerate(zip(world.plain(acceptance), answers, strict=True)):
+        if plain != fast:
+            at = next(i for i in range(NEW_TOKENS) if plain[i : i + 1] != fast[i : i + 1])
+            divergences.append((index, at, world.margin(index, plain[:at], acceptance)))
+    print(f"{acceptance}: {len(divergences)} of {len(answers)} answers diverge (prompt, token, margin): {divergences}")
+    assert all(margin < MARGIN for _, _, margin in divergences), divergences
+
+
+def test_there_are_enough_prompts_and_they_differ(world: World) -> None:
+    assert len(set(world.prompts)) == len(world.prompts) >= 50
+    assert len({tuple(answer) for answer in world.plain("greedy")}) > 30
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("acceptance", ["greedy", "match"])
+def test_lookup_changes_no_token(world: World, acceptance: str, batch: int) -> None:
+    """The batches of 8 are of other prompts than the plain ones: every other prompt, then the rest."""
+    count = len(world.prompts)
+    order = [*range(0, count, 2), *range(1, count, 2)][::-1] if batch == 8 else range(count)
+    with pack_linear_weights(world.model):
+        answers = world.decode(NgramDrafter(), acceptance, order, batch)
+    compare(world, acceptance, answers)
+
+
+def test_drafts_were_accepted_and_rejected(world: World) -> None:
+    """Or else the tests above would show nothing."""
+    ids, mask = prompts.encode(world.tokenizer, prompts.load_prompts("code-edit", world.tokenizer, 2))
+    output = generate(
+        world.model, ids, attention_mask=mask, drafter=NgramDrafter(), sampling=SAMPLING["greedy"], max_new_tokens=40,
+        acceptance="greedy",
+    )  # fmt: skip
+    assert output.stats.num_accepted > 10 and output.stats.num_rejected > 0
+
+
+def test_unpacked_weights_too(world: World) -> None:
+    """torch's own linear layers, which round differently for every number of rows."""
+    answers = world.decode(NgramDrafter(), "greedy", range(len(world.prompts)), 8)
+    compare(world, "greedy", answers)

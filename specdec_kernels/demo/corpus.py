@@ -1,0 +1,57 @@
+"""The n-gram counts behind the demo's drafter: the Python standard library's source, in the model's tokens."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from specdec_kernels.demo import assets
+from specdec_kernels.drafters import NgramTable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["ngram_table"]
+
+# What the prompt sets are made of: a drafter that had counted it would know the answers.
+_HELD_OUT = {"fnmatch.py", "heapq.py", "shutil.py", "statistics.py", "textwrap.py", "topics.py"}
+_SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
+
+
+def ngram_table(tokenizer: PreTrainedTokenizerBase, say: assets.Say = assets.print_to_stderr) -> NgramTable:
+    """The counts, made once for a Python version (about twenty seconds) and kept in the cache.
+
+    Raises
+    ------
+    AssetError
+        This Python came without the source of its standard library, or the cache cannot be written or read.
+    """
+
+    def build(path: Path) -> None:
+        say("counting n-grams of the Python standard library (20 seconds, once) ...")
+        texts = [file.read_text(encoding="utf-8", errors="ignore") for file in _sources()]
+        if not texts:
+            raise assets.AssetError("this Python came without the source of its standard library")
+        end = [tokenizer.eos_token_id]
+        documents = [ids + end for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
+        NgramTable.from_tokens(np.concatenate([np.array(ids, dtype=np.int64) for ids in documents])).save(path)
+
+    name = f"stdlib-ngrams-python{sys.version_info.major}.{sys.version_info.minor}.npz"
+    path = assets.cached(name, build, say=say)
+    try:
+        return NgramTable.load(path)
+    except (OSError, ValueError) as error:
+        raise assets.AssetError(f"the cached {path} cannot be read ({error}); delete it and try again") from error
+
+
+def _sources() -> list[Path]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    return [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if path.name not in _HELD_OUT and not _SKIPPED_FOLDERS.intersection(path.relative_to(root).parts)
+    ]
