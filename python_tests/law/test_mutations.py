@@ -92,7 +92,7 @@ def discarding_after_a_look(*args: Any, **rest: Any) -> sk.VerifyOutput:
     tokens = out.tokens.clone()
     fresh = TRUE(args[0], torch.full_like(args[1], -1), uniform_samples=rest["uniform_samples"], params=rest["params"])
     tokens[dislike] = fresh.tokens[dislike]
-    return replace(out, tokens=tokens, num_tokens=(tokens >= 0).sum(1).int())
+    return out._replace(tokens=tokens, num_tokens=(tokens >= 0).sum(1).int())
 
 
 INPUT_MUTANTS = [
