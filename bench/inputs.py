@@ -197,8 +197,8 @@ def seeds_and_positions(case: Case, generator: torch.Generator) -> SeedInputs:
     return SeedInputs(seeds, positions)
 
 
-def num_sets(case: Case, bytes_per_set: int) -> int:
-    """So many input sets that rotating through them finds none of them in a cache, and at least 8 for their variety."""
+def num_sets(case: Case, bytes_read: int) -> int:
+    """So many input sets that rotating through them finds none in a cache, if a call reads `bytes_read`; at least 8."""
     if case.cache == "hot":
         return 8
-    return min(256, max(8, math.ceil(4 * machine.last_level_cache_bytes() / bytes_per_set)))
+    return min(256, max(8, math.ceil(4 * machine.last_level_cache_bytes() / bytes_read)))

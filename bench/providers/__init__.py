@@ -7,6 +7,7 @@ calls return ``(tokens [batch, num_draft + 1] padded with −1, num_accepted [ba
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -40,6 +41,10 @@ def _backend(name: str) -> Callable[[str], str | None]:
     return why_missing
 
 
+def _compiler(op: str) -> str | None:
+    return None if shutil.which("g++") or shutil.which("clang++") else "torch.compile needs a C++ compiler"
+
+
 def _package(name: str) -> Callable[[str], str | None]:
     return lambda op: None if importlib.util.find_spec(name) else f"{name} is not installed"
 
@@ -51,7 +56,7 @@ PROVIDERS: dict[str, Provider] = {
     "eager": Provider(eager.BUILDERS, _always, peer=True),
     "eager, top-p in top-k": Provider(eager.NARROW_BUILDERS, _always),
     "eager, kept draft_probs": Provider(eager.KEPT_BUILDERS, _always),
-    "compile": Provider(compiled.BUILDERS, _always, peer=True),
+    "compile": Provider(compiled.BUILDERS, _compiler, peer=True),
     "transformers": Provider(hf.BUILDERS, _package("transformers"), peer=True),
 }
 OWN = ("cpu", "reference")
