@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from python_tests.support import Backend, limit, present
-from specdec_kernels.backends import native
+from python_tests.support import Backend, present
 
 torch.set_num_threads(1)
 
@@ -25,18 +24,9 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     chosen: Backend = request.param
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)  # which fills torch.empty with NaN: unwritten outputs show
-    yield from _limited(chosen)
-    torch.use_deterministic_algorithms(before)
-
-
-def _limited(chosen: Backend) -> Iterator[Backend]:
-    if chosen.capability is None:
+    with chosen.limited():
         yield chosen
-        return
-    before = native.cpu_capability()
-    limit(chosen.capability)
-    yield chosen
-    limit(before)
+    torch.use_deterministic_algorithms(before)
 
 
 @pytest.fixture

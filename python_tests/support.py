@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,6 +29,17 @@ class Backend:
 
     def __str__(self) -> str:
         return "-".join(filter(None, (self.name, self.capability, self.device if self.device != "cpu" else None)))
+
+    @contextmanager
+    def limited(self) -> Iterator[None]:
+        """Within: the CPU kernels run with this backend's instruction set."""
+        if self.capability is None:
+            yield
+            return
+        before = native.cpu_capability()
+        limit(self.capability)
+        yield
+        limit(before)
 
     def __getattr__(self, op: str) -> Callable[..., Any]:
         if op.startswith("_") or not hasattr(sk, op):

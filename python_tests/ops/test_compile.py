@@ -1,0 +1,132 @@
+"""Every op passes torch.library.opcheck and compiles whole, as the dispatcher reaches it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from python_tests.ops import chains
+from python_tests.ops.inputs import logits, same_bits
+from python_tests.support import Backend
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+SCALARS = sk.SamplingParams(0.8, top_k=20, top_p=0.9, min_p=0.01)
+
+
+def rng() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def per_row(batch: int) -> sk.SamplingParams:
+    return sk.SamplingParams(torch.linspace(0, 1.5, batch), torch.arange(batch), torch.linspace(0.5, 1, batch), 0.01)
+
+
+def chain(acceptance: str, kind: str, batch: int = 5, vocab: int = 40, **more: Any) -> chains.Arguments:
+    made = chains.make(rng(), batch, 3, vocab, acceptance=acceptance, kind=kind, params=per_row(batch), draft_params=SCALARS)
+    return {**made, "eos_token_ids": torch.tensor([3]), **more}
+
+
+def flattened(arguments: chains.Arguments) -> chains.Arguments:
+    return chains.packed(arguments, torch.arange(len(arguments["draft_tokens"])) % 4)
+
+
+CALLS: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
+    "row_stats": lambda: (sk.row_stats, {"logits": logits(rng(), 4, 3, 50), "params": per_row(4)}),
+    "row_stats-1d": lambda: (sk.row_stats, {"logits": logits(rng(), 50, dtype=torch.bfloat16)}),
+    "warp_probs": lambda: (sk.warp_probs, {"logits": logits(rng(), 4, 50), "params": SCALARS}),
+    "uniform_samples": lambda: (sk.uniform_samples, {"seeds": torch.arange(5), "step": 3, "num": 7}),
+    "uniform_samples-steps": lambda: (
+        sk.uniform_samples, {"seeds": torch.arange(5), "step": torch.arange(5), "num": 7, "purpose": "draft"},
+    ),
+    "noise_keys": lambda: (sk.noise_keys, {"seeds": torch.arange(5), "positions": torch.arange(15).view(5, 3)}),
+    "sample": lambda: (
+        sk.sample, {"logits": logits(rng(), 4, 50), "params": per_row(4), "uniform_samples": torch.rand(4, generator=rng())},
+    ),
+    "sample-keys": lambda: (
+        sk.sample, {"logits": logits(rng(), 4, 2, 50), "noise_keys": torch.arange(8).view(4, 2), "num_samples": 5},
+    ),
+    "verify_chain-token": lambda: (sk.verify_chain, chain("token", "full")),
+    "verify_chain-block": lambda: (sk.verify_chain, chain("block", "reduced", return_acceptance=True)),
+    "verify_chain-match": lambda: (sk.verify_chain, chain("match", "one_hot")),
+    "verify_chain-greedy": lambda: (sk.verify_chain, chain("greedy", "one_hot", num_draft_tokens=torch.arange(5) - 1)),
+    "verify_packed-token": lambda: (sk.verify_packed, flattened(chain("token", "probs"))),
+    "verify_packed-block": lambda: (sk.verify_packed, flattened(chain("block", "stats", return_acceptance=True))),
+}  # fmt: skip
+
+
+def moved(value: Any, device: str) -> Any:
+    return chains.on(Backend("", device), value)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CALLS)
+def test_opcheck(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arguments that reach the op itself, caught on their way, pass all of opcheck's default tests."""
+    call, arguments = CALLS[name]()
+    # opcheck compares with NaN != NaN; fields that were not asked for are NaN by contract
+    monkeypatch.setattr(torch.testing, "assert_close", partial(torch.testing.assert_close, equal_nan=True))
+    caught: list[tuple[Any, ...]] = []
+    op = name.split("-")[0]
+    module = importlib.import_module(f"specdec_kernels.ops.{op}")
+    real = module.dispatch
+
+    def dispatch(*a: Any) -> Any:
+        run = real(*a)
+        return lambda *args: (caught.append(args), run(*args))[1]  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(module, "dispatch", dispatch)
+    call(**moved(arguments, device))
+    overload = getattr(torch.ops.specdec, op).default
+    assert len(caught) == 1
+    assert set(torch.library.opcheck(overload, caught[0]).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CALLS)
+def test_compiles_whole(name: str, device: str) -> None:
+    """fullgraph=True; the same bits as eager; with scalars changed in between."""
+    torch._dynamo.reset()
+    call, arguments = CALLS[name]()
+    arguments = moved(arguments, device)
+
+    def function(**given: Any) -> list[torch.Tensor]:
+        return tensors_of(call(**given))
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    same_bits(compiled(**arguments), function(**arguments))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_with_inductor(dynamic: bool) -> None:
+    """A whole step: draft, verify, and arithmetic on what comes out, at several batch sizes."""
+    torch._dynamo.reset()
+    params = sk.SamplingParams(0.9, top_p=0.9)
+
+    def step(target: torch.Tensor, draft: torch.Tensor, seeds: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        drawn = sk.sample(draft, params, uniform_samples=sk.uniform_samples(seeds, steps, 3, purpose="draft"))
+        out = sk.verify_chain(
+            target, drawn.token, draft, uniform_samples=sk.uniform_samples(seeds, steps, 4), params=params,
+            draft_params=params, draft_stats=drawn.stats, acceptance="block",
+        )  # fmt: skip
+        return out.tokens * 2 + out.num_tokens[:, None]
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic)
+    for batch in (4, 7) if dynamic else (4,):
+        given = (logits(rng(), batch, 4, 60), logits(rng(), batch, 3, 60), torch.arange(batch), torch.arange(batch))
+        same_bits(compiled(*given), step(*given))
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, sk.Draw):
+        return [value.token, value.log_prob, value.stats.values]
+    if isinstance(value, sk.VerifyOutput):
+        return [value.tokens, value.num_accepted, value.num_tokens, value.status]
+    if isinstance(value, sk.RowStats):
+        return [value.values, value.argmax, value.status]
+    return [value]

@@ -1,0 +1,201 @@
+"""Random shapes, dtypes, strides and parameters: every backend gives the reference's tokens, but for predicted exceptions.
+
+The exception that the contract documents: a token may differ where a uniform, a top-p mass or a min-p bound lies within
+float32 error of a border. Which cases those are is predicted by the reference in float64, run twice with uniforms and
+bounds moved apart by that error: a case is *borderline* when the two runs differ. Any other difference fails, and both the
+borderline cases and the differences among them are counted.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import specdec_kernels as sk
+from python_tests.ops import chains
+from python_tests.ops.inputs import DTYPES, strided
+from python_tests.support import Backend, present
+
+OP = "verify_chain"
+ERROR = 1e-6  # float32 error of a running mass, a threshold or a probability, as a share of the whole
+PERTURBED = 1e-5  # two perturbed scores closer than this may swap
+EXAMPLES = 60
+CELLS = 400_000  # logits a batch of cases
+KINDS = ("full", "one_hot", "reduced", "probs", "stats")
+reference = {op: getattr(importlib.import_module(f"specdec_kernels.backends.reference.{op}"), op) for op in (
+    "verify_chain", "row_stats", "sample",
+)}  # fmt: skip
+counted: dict[str, Counter[str]] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def totals() -> Iterator[None]:
+    """Print what was counted, and hold the whole of it to the contract: differences in fewer than 1e-4 of the cases."""
+    counted.clear()
+    yield
+    for name, c in sorted(counted.items()):
+        print(f"\n{name}: {c['cases']} cases, {c['borderline']} borderline, {c['different']} different", end="")
+        assert c["different"] <= max(1, c["cases"] * 1e-4), f"{name}: {dict(c)}"
+
+
+parameters = st.fixed_dictionaries({
+    "temperature": st.sampled_from([0.0, 0.3, 0.7, 1.0, 1.0, 1.3, 2.5]),
+    "top_k": st.sampled_from([0, 0, 1, 2, 7, 40, 5000]),
+    "top_p": st.sampled_from([0.0, 1.0, 1.0, 0.3, 0.8, 0.95]),
+    "min_p": st.sampled_from([0.0, 0.0, 0.02, 0.2, 1.0]),
+})  # fmt: skip
+examples = st.fixed_dictionaries({
+    "vocab": st.one_of(st.integers(2, 40), st.integers(41, 300), st.sampled_from([1023, 1024, 1025, 2047, 2048])),
+    "num_draft": st.integers(0, 5),
+    "dtype": st.sampled_from(DTYPES),
+    "kind": st.sampled_from(KINDS),
+    "acceptance": st.sampled_from(["token", "token", "block", "block", "match", "greedy"]),
+    "params": st.lists(parameters, min_size=1, max_size=4),
+    "draft_params": st.lists(parameters, min_size=1, max_size=4),
+    "min_p_first": st.booleans(),
+    "spread": st.sampled_from([0.1, 1.0, 3.0, 10.0]),
+    "rounded": st.booleans(),
+    "holes": st.booleans(),
+    "ragged": st.booleans(),
+    "turned": st.booleans(),
+    "seed": st.integers(0, 2**31),
+})  # fmt: skip
+
+
+def mixed(choices: list[dict[str, Any]], batch: int, min_p_first: bool, rng: torch.Generator) -> sk.SamplingParams:
+    """One of the choices for each sequence, at random."""
+    index = torch.randint(0, len(choices), (batch,), generator=rng)
+    column = {k: torch.tensor([c[k] for c in choices])[index] for k in choices[0]}
+    return sk.SamplingParams(**column, min_p_first=min_p_first)
+
+
+def build(e: dict[str, Any]) -> chains.Arguments:
+    rng = torch.Generator().manual_seed(e["seed"])
+    batch = max(16, min(4096, CELLS // (e["vocab"] * (e["num_draft"] + 1))))
+    made = chains.make(
+        rng, batch, e["num_draft"], e["vocab"], kind=e["kind"], acceptance=e["acceptance"], dtype=e["dtype"],
+        params=mixed(e["params"], batch, e["min_p_first"], rng), spread=e["spread"],
+        draft_params=mixed(e["draft_params"], batch, not e["min_p_first"], rng),
+    )  # fmt: skip
+    for name in ("target_logits", "draft_logits"):
+        if name in made and name == "target_logits" or (name in made and e["kind"] != "stats"):
+            if e["rounded"]:
+                made[name] = made[name].round()
+            if e["holes"]:
+                made[name] = made[name].masked_fill(torch.rand(made[name].shape, generator=rng) < 0.1, -torch.inf)
+    if e["ragged"]:
+        made["num_draft_tokens"] = torch.randint(-1, e["num_draft"] + 1, (batch,), generator=rng)
+        made["eos_token_ids"] = torch.randint(0, e["vocab"], (1,), generator=rng)
+    return made
+
+
+def moved(params: sk.SamplingParams, by: float) -> list[Any]:
+    """The flat parameters of an op in float64, bounds moved by the relative error `by`: upwards keeps more ids."""
+    temperature, top_k, top_p, min_p = (
+        v if isinstance(v, Tensor) else None for v in (params.temperature, params.top_k, params.top_p, params.min_p)
+    )
+    assert isinstance(top_p, Tensor) and isinstance(min_p, Tensor) and isinstance(temperature, Tensor)
+    inside = (top_p > 0) & (top_p < 1)
+    wide = torch.where(inside, (top_p.double() * (1 + by)).clamp(1e-12, 1 - 1e-12), top_p.double())
+    return [1.0, 0, 1.0, 0.0, params.min_p_first, temperature.double(), top_k, wide, (min_p.double() * (1 - by)).clamp(0, 1)]
+
+
+def in_float64(arguments: chains.Arguments, by: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, and the cut-offs of target and draft rows, of the float64 reference with everything moved by `by`."""
+    params = moved(arguments["params"], by)
+    plain = sk.SamplingParams(torch.ones(len(arguments["draft_tokens"])), torch.zeros(1).long(), torch.ones(1), torch.zeros(1))
+    draft_params = moved(arguments.get("draft_params", plain), by) if "draft_params" in arguments else [1.0, 0, 1.0, 0.0, False] + [None] * 4
+    target = arguments["target_logits"].double()
+    draft = arguments["draft_logits"].double() if "draft_logits" in arguments else None
+    uniforms = arguments.get("uniform_samples")
+    if uniforms is not None:
+        uniforms = (uniforms.double() * (1 + 2 * by) + by).clamp(0, 1 - 1e-15)
+    probs = arguments.get("draft_probs")
+    token_map = arguments.get("draft_token_map")
+    rule = {"token": 0, "block": 1, "match": 2, "greedy": 3}[arguments["acceptance"]]
+    out = reference["verify_chain"](
+        target, arguments["draft_tokens"], draft, None if probs is None else probs.double(), None, None, None, uniforms,
+        arguments.get("noise_keys"), None if token_map is None else token_map.target_to_draft,
+        arguments.get("num_draft_tokens"), arguments.get("eos_token_ids"), rule, False, *params, *draft_params,
+    )  # fmt: skip
+    cut = reference["row_stats"](target, False, *params)[0][..., 1]
+    draft_cut = cut[:, :0] if draft is None else reference["row_stats"](draft, False, *draft_params)[0][..., 1]
+    return out[0], cut, draft_cut
+
+
+def close_scores(arguments: chains.Arguments) -> Tensor:
+    """``[batch]``: some row's two best perturbed scores (match rule) lie within float32 error."""
+    values = moved(arguments["params"], 0.0)
+    _, scores, *_ = reference["sample"](
+        arguments["target_logits"].double(), None, arguments["noise_keys"], 2, None, *values
+    )
+    from specdec_kernels.backends.reference.law import make_law, make_params
+    from specdec_kernels.backends.reference.sample import perturbed
+
+    x = arguments["target_logits"].double()
+    law = make_law(x, make_params(len(x), x, *values))
+    best = perturbed(law, arguments["noise_keys"], None).topk(2, -1).values
+    return ((best[..., 0] - best[..., 1]) < PERTURBED * best[..., 0].abs().clamp_min(1.0)).any(-1)
+
+
+def borderline(arguments: chains.Arguments) -> Tensor:
+    """``[batch]`` bool: which cases the contract excepts."""
+    low, high = in_float64(arguments, -ERROR), in_float64(arguments, ERROR)
+    out = (low[0] != high[0]).any(-1) | (low[1] != high[1]).any(-1) | (low[2] != high[2]).any(-1)
+    if arguments["acceptance"] == "match":
+        out |= close_scores(arguments)
+    return out
+
+
+@given(e=examples)
+@settings(
+    max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, print_blob=False,
+    suppress_health_check=list(HealthCheck),
+)
+def test_every_backend_gives_the_references_tokens(e: dict[str, Any]) -> None:
+    arguments = build(e)
+    expected = sk.verify_chain(**arguments, backend="reference")
+    excepted = borderline(arguments)
+    for backend in present(OP):
+        if backend.name == "reference" and backend.device == "cpu":
+            continue
+        with backend.limited():
+            compare(backend, e, arguments, expected, excepted)
+
+
+def compare(
+    backend: Backend, e: dict[str, Any], arguments: chains.Arguments, expected: sk.VerifyOutput, excepted: Tensor
+) -> None:
+    given = chains.on(backend, arguments)
+    if e["turned"]:
+        for name in ("target_logits", "draft_logits", "draft_probs"):
+            if name in given and given[name].numel():
+                given[name] = strided(given[name])
+    out = backend.verify_chain(**given)
+    tokens = out.tokens.cpu()
+    different = (tokens != expected.tokens).any(-1) | (out.num_accepted.cpu() != expected.num_accepted)
+    assert ((tokens >= -1) & (tokens < e["vocab"])).all()
+    assert torch.equal(tokens >= 0, torch.arange(tokens.shape[1]) < out.num_tokens.cpu()[:, None])
+    same_walk = ~different
+    assert torch.equal(out.status.cpu()[same_walk], expected.status[same_walk])
+    worst = (different & ~excepted).nonzero().flatten().tolist()
+    assert not worst, f"{backend}: sequences {worst[:5]} differ and are not borderline: {e}"
+    counts = counted.setdefault(str(backend), Counter())
+    counts.update(cases=len(tokens), borderline=int(excepted.sum()), different=int(different.sum()))
+
+
+def test_enough_cases_were_compared() -> None:
+    """Runs after the test above (file order): at least 10^5 random cases on each backend beside the reference."""
+    others = [b for b in present(OP) if not (b.name == "reference" and b.device == "cpu")]
+    if counted:  # under xdist the test above may have run in another process
+        for backend in others:
+            c = counted[str(backend)]
+            assert c["cases"] >= 100_000 and c["borderline"] < 0.02 * c["cases"], dict(c)

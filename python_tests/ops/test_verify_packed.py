@@ -1,0 +1,195 @@
+"""verify_packed on every backend: bit for bit what verify_chain gives, without padding."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from python_tests.ops import chains
+from python_tests.ops.inputs import DTYPES, refuses, same_bits, strided, tensors
+from python_tests.support import Backend
+
+OP = "verify_packed"
+FIELDS = ("tokens", "num_accepted", "num_tokens", "status")
+
+
+def run(backend: Backend, arguments: chains.Arguments, **more: Any) -> sk.VerifyOutput:
+    out: sk.VerifyOutput = backend.verify_packed(**chains.on(backend, {**arguments, **more}))
+    return out
+
+
+@pytest.mark.parametrize("kind", chains.KINDS)
+@pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocab", [5, 1200])
+def test_is_the_chains(backend: Backend, vocab: int, dtype: torch.dtype, acceptance: str, kind: str) -> None:
+    rng = torch.Generator().manual_seed(vocab)
+    n = 20
+    params = sk.SamplingParams(torch.rand(n, generator=rng).round(decimals=1), top_p=0.95)
+    arguments = chains.make(
+        rng, n, 4, vocab, kind=kind, acceptance=acceptance, dtype=dtype, params=params,
+        draft_params=sk.SamplingParams(0.9, top_k=torch.randint(0, 20, (n,), generator=rng)), row_stats=backend.row_stats,
+    )  # fmt: skip
+    arguments["eos_token_ids"] = torch.tensor([1])
+    arguments["draft_tokens"][torch.rand(n, 4, generator=rng) < 0.05] = -1
+    counts = torch.randint(0, 5, (n,), generator=rng)
+    counts[:2] = torch.tensor([4, 0])
+    chain = backend.verify_chain(**chains.on(backend, {**arguments, "num_draft_tokens": counts}), return_acceptance=True)
+    flat = chains.packed(arguments, counts)
+    out = run(backend, flat, return_acceptance=True)
+    for field in (*FIELDS, "acceptance"):
+        same_bits(getattr(out, field), getattr(chain, field))
+    shorter = torch.minimum(counts, torch.randint(-1, 5, (n,), generator=rng))
+    chain = backend.verify_chain(**chains.on(backend, {**arguments, "num_draft_tokens": shorter}))
+    out = run(backend, flat, num_draft_tokens=shorter.int())
+    for field in FIELDS:
+        same_bits(getattr(out, field), getattr(chain, field))
+
+
+def test_the_widest_batch(backend: Backend) -> None:
+    rng = torch.Generator().manual_seed(3)
+    arguments = chains.make(rng, 1024, 3, 40)
+    counts = torch.randint(0, 4, (1024,), generator=rng)
+    chain = backend.verify_chain(**chains.on(backend, {**arguments, "num_draft_tokens": counts}))
+    out = run(backend, chains.packed(arguments, counts))
+    for field in FIELDS:
+        same_bits(getattr(out, field), getattr(chain, field))
+
+
+def test_no_draft_at_all(backend: Backend) -> None:
+    rng = torch.Generator().manual_seed(5)
+    arguments = chains.make(rng, 3, 2, 40)
+    out = run(backend, {**chains.packed(arguments, torch.zeros(3, dtype=torch.int64)), "max_num_draft_tokens": 0})
+    assert out.tokens.shape == (3, 1) and (out.num_tokens == 1).all() and (out.status == 0).all()
+    wide = run(backend, chains.packed(arguments, torch.zeros(3, dtype=torch.int64)))
+    same_bits(wide.tokens[:, :1].contiguous(), out.tokens)
+
+
+def test_a_wider_result_is_padded(backend: Backend) -> None:
+    rng = torch.Generator().manual_seed(7)
+    arguments = chains.packed(chains.make(rng, 9, 3, 40), torch.randint(0, 4, (9,), generator=rng))
+    narrow = run(backend, arguments)
+    wide = run(backend, {**arguments, "max_num_draft_tokens": 60})
+    same_bits(wide.tokens[:, :4].contiguous(), narrow.tokens)
+    assert (wide.tokens[:, 4:] == -1).all()
+
+
+def test_a_segment_longer_than_the_width_is_cut_and_flagged(backend: Backend) -> None:
+    rng = torch.Generator().manual_seed(11)
+    arguments = chains.make(rng, 6, 4, 40)
+    counts = torch.tensor([4, 1, 3, 2, 4, 0])
+    out = run(backend, {**chains.packed(arguments, counts), "max_num_draft_tokens": 2})
+    bad = sk.Status.BAD_PARAM
+    assert out.status.tolist() == [bad, 0, bad, 0, bad, 0]
+    chain = backend.verify_chain(**chains.on(backend, {**arguments, "num_draft_tokens": counts.clamp_max(2)}))
+    same_bits(out.tokens, chain.tokens[:, :3].contiguous())
+
+
+@pytest.mark.parametrize(
+    ("cu", "broken"),
+    [
+        ([0, 3, 2, 6, 8], [1]),  # decreasing
+        ([0, 3, 5, 9, 8], [2, 3]),  # past the end, and back
+        ([-1, 3, 5, 6, 8], [0]),
+        ([0, 3, 5, 6, 2**31 - 1], [3]),
+        ([-(2**31), 3, 5, 6, 8], [0]),
+        ([2**31 - 1, -(2**31), 5, 6, 8], [0, 1]),
+    ],
+)
+@pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])
+def test_broken_segments_idle_and_are_flagged(backend: Backend, acceptance: str, cu: list[int], broken: list[int]) -> None:
+    """Nothing is read for them; the others are as they were."""
+    rng = torch.Generator().manual_seed(13)
+    arguments = chains.packed(chains.make(rng, 4, 3, 40, acceptance=acceptance), torch.tensor([3, 2, 1, 2]))
+    good = run(backend, arguments)
+    out = run(backend, {**arguments, "cu_num_draft_tokens": torch.tensor(cu, dtype=torch.int32)})
+    original = [0, 3, 5, 6, 8]
+    for b in range(4):
+        if b in broken:
+            assert out.status[b] == sk.Status.BAD_PARAM and out.num_tokens[b] == 0 and (out.tokens[b] == -1).all()
+        elif cu[b : b + 2] == original[b : b + 2]:
+            same_bits(out.tokens[b], good.tokens[b])
+            assert out.status[b] == 0
+
+
+def test_bad_rows_are_flagged_and_neighbours_unaffected(backend: Backend) -> None:
+    rng = torch.Generator().manual_seed(17)
+    arguments = chains.packed(chains.make(rng, 4, 3, 1100), torch.tensor([3, 2, 1, 2]))
+    good = run(backend, arguments)
+    arguments["target_logits"][4, 5] = math.nan  # the first row of sequence 1
+    arguments["draft_tokens"][5] = 1100  # the only token of sequence 2
+    out = run(backend, arguments)
+    assert out.status.tolist() == [0, sk.Status.NAN, sk.Status.BAD_TOKEN, 0]
+    for b in (0, 3):
+        same_bits(out.tokens[b], good.tokens[b])
+
+
+def test_strides_do_not_matter_and_inputs_are_untouched(backend: Backend) -> None:
+    rng = torch.Generator().manual_seed(19)
+    arguments = chains.on(backend, chains.packed(chains.make(rng, 5, 3, 1100), torch.tensor([3, 2, 0, 1, 3])))
+    dense = backend.verify_packed(**arguments)
+    for name in ("target_logits", "draft_logits"):
+        arguments[name] = strided(arguments[name])
+    arguments["draft_tokens"] = arguments["draft_tokens"].repeat_interleave(2)[::2]
+    arguments["uniform_samples"] = arguments["uniform_samples"].repeat_interleave(3)[::3]
+    before = [t.clone() for t in tensors(arguments)]
+    same_bits(dense, backend.verify_packed(**arguments))
+    same_bits(before, tensors(arguments))
+
+
+GOOD: dict[str, Any] = {
+    "target_logits": torch.zeros(9, 7), "draft_tokens": torch.zeros(6, dtype=torch.int64), "draft_logits": torch.zeros(6, 7),
+    "cu_num_draft_tokens": torch.tensor([0, 2, 5, 6], dtype=torch.int32), "max_num_draft_tokens": 3,
+    "uniform_samples": torch.full((9,), 0.5),
+}  # fmt: skip
+CU = GOOD["cu_num_draft_tokens"]
+STATS = sk.RowStats(torch.zeros(5, 6), torch.zeros(5, dtype=torch.int64), torch.zeros(5, dtype=torch.int32))
+MATCH: dict[str, Any] = {"acceptance": "match", "uniform_samples": None}
+V, T = ValueError, TypeError
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"target_logits": 3}, T, "target_logits must be a tensor, got int"),
+    ({"target_logits": torch.zeros(8, 7)}, V, "target_logits must be [total + batch=9, vocab=7], got [8, 7]"),
+    ({"target_logits": torch.zeros(3, 3, 7)}, V, "target_logits must be [total + batch=9, vocab=7], got [3, 3, 7]"),
+    ({"target_logits": torch.zeros(9, 7).double()}, T, "target_logits must be float32"),
+    ({"target_logits": torch.zeros(7, 9).T}, V, "target_logits must be contiguous in its last dimension"),
+    ({"draft_tokens": torch.zeros(3, 2).long()}, V, "draft_tokens must be [total], got [3, 2]"),
+    ({"draft_tokens": torch.zeros(6)}, T, "draft_tokens must be int64 or int32, got float32"),
+    ({"draft_tokens": torch.zeros(6, device="meta").long()}, V, "draft_tokens must be on cpu, got meta"),
+    ({"draft_logits": torch.zeros(9, 7)}, V, "draft_logits must be [total=6, vocab=7], got [9, 7]"),
+    ({"draft_probs": torch.zeros(6, 7)}, V, "give draft_logits or draft_probs, got both"),
+    ({"draft_stats": STATS}, V, "draft_stats.values must be [total=6, 6=6], got [5, 6]"),
+    ({"cu_num_draft_tokens": CU.long()}, T, "cu_num_draft_tokens must be int32, got int64"),
+    ({"cu_num_draft_tokens": [0, 1]}, T, "cu_num_draft_tokens must be a tensor, got list"),
+    ({"cu_num_draft_tokens": CU[None]}, V, "cu_num_draft_tokens must be [batch + 1], got [1, 4]"),
+    ({"cu_num_draft_tokens": CU[:0]}, V, "cu_num_draft_tokens must be [batch + 1], got [0]"),
+    ({"cu_num_draft_tokens": CU[:3]}, V, "target_logits must be [total + batch=8, vocab=7], got [9, 7]"),
+    ({"cu_num_draft_tokens": CU.to("meta")}, V, "cu_num_draft_tokens must be on cpu, got meta"),
+    ({"max_num_draft_tokens": -1}, V, "max_num_draft_tokens must be in [0, 2**20), got -1"),
+    ({"max_num_draft_tokens": 2**20}, V, "max_num_draft_tokens must be in [0, 2**20)"),
+    ({"max_num_draft_tokens": 3.0}, T, "max_num_draft_tokens must be an int, got float"),
+    ({"max_num_draft_tokens": True}, T, "max_num_draft_tokens must be an int, got bool"),
+    ({"uniform_samples": None}, V, "acceptance='token' needs uniform_samples"),
+    ({"uniform_samples": torch.zeros(6)}, V, "uniform_samples must be [total + batch=9], got [6]"),
+    ({"uniform_samples": torch.zeros(9).half()}, T, "uniform_samples must be float32, got float16"),
+    (MATCH, V, "acceptance='match' needs noise_keys"),
+    ({**MATCH, "noise_keys": torch.zeros(6).long()}, V, "noise_keys must be [total + batch=9], got [6]"),
+    ({"params": sk.SamplingParams(torch.ones(6))}, V, "params.temperature must be [batch=3], got [6]"),
+    ({"num_draft_tokens": torch.ones(6).int()}, V, "num_draft_tokens must be [batch=3], got [6]"),
+    ({"eos_token_ids": torch.zeros(1)}, T, "eos_token_ids must be int64, got float32"),
+    ({"target_law": "chow"}, NotImplementedError, "target_law='chow' is not supported yet"),
+    ({"acceptance": "best"}, V, "acceptance must be one of"),
+    ({"backend": "x"}, V, "backend must be one of"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "error", "message"), REFUSED, ids=[r[2][:60] for r in REFUSED])
+def test_refuses(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    refuses(sk.verify_packed, GOOD, change, error, f"verify_packed: {message}")
+
+
+def test_the_good_arguments_of_the_refusals_are_good(backend: Backend) -> None:
+    assert (run(backend, GOOD).status == 0).all()
