@@ -12,6 +12,7 @@ Environment variables read here, and nowhere at run time:
 ``SPECDEC_CUDA_ARCHS``  ``;``-separated, e.g. ``80;90a;120+PTX``. A wheel's default is every architecture we support;
                         that of an editable install is ``80+PTX``, quick to compile and run by every GPU since Ampere
 ``CXX``                 the C++ compiler (default: the first of c++, g++, clang++)
+``SPECDEC_WERROR``      ``1``: compiler warnings, and register spills of CUDA kernels, stop the build (as in CI)
 ``MAX_JOBS``            compilers run at once (default: the cores this process may use)
 
 Objects are kept in build/obj with dependency files, so only what changed is compiled again.
@@ -52,12 +53,15 @@ EDITABLE_ARCHS = "80+PTX"
 
 # No -ffast-math and no contraction: the order and rounding of every sum are part of the contract. No -march=native: the
 # files of isa/ get their own instruction set and are chosen at run time.
-WARNINGS = ["-Wall", "-Wextra", "-Werror"]
+# Warnings are errors in CI, not for a stranger whose newer compiler warns of something else.
+STRICT = os.environ.get("SPECDEC_WERROR", "0") == "1"
+WARNINGS = ["-Wall", "-Wextra", *(["-Werror"] if STRICT else [])]
 CXX_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *WARNINGS]
-NVCC_HOST_FLAGS = ["-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
+NVCC_HOST_FLAGS = ["-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *WARNINGS]
 NVCC_FLAGS = [
-    *("-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr", "-Werror=all-warnings"),
-    *("-Xptxas=--warn-on-spills,--warning-as-error", f"-Xcompiler={','.join(NVCC_HOST_FLAGS)}"),
+    *("-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr"),
+    *("-Xptxas=--warn-on-spills", f"-Xcompiler={','.join(NVCC_HOST_FLAGS)}"),
+    *(["-Werror=all-warnings", "-Xptxas=--warning-as-error"] if STRICT else []),
 ]
 X86_FLAGS = {
     "_avx2": ["-mavx2", "-mfma", "-mf16c"],
