@@ -49,6 +49,7 @@ class SamplingParams:
     min_p: float | Tensor = 0.0
     min_p_first: bool = False
     _flat: FlatParams = field(init=False, repr=False, compare=False)
+    _has_tensors: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         temperature, temperatures = _split("temperature", self.temperature, 1.0)
@@ -64,6 +65,7 @@ class SamplingParams:
         # One flat tuple, made once: building it at every op call would cost more than some ops do.
         flat = (temperature, int(top_k), top_p, min_p, bool(self.min_p_first), temperatures, top_ks, top_ps, min_ps)
         object.__setattr__(self, "_flat", flat)
+        object.__setattr__(self, "_has_tensors", any(isinstance(value, Tensor) for value in flat))
 
     @property
     def is_greedy(self) -> bool:

@@ -89,6 +89,8 @@ def flat_params(op: str, argument: str, params: SamplingParams | None, batch: in
     if not isinstance(params, SamplingParams):
         raise TypeError(f"{op}: {argument} must be a SamplingParams or None, got {type(params).__name__}")
     flat = params._flat
+    if not params._has_tensors:
+        return flat
     for name, tensor in zip(("temperature", "top_k", "top_p", "min_p"), flat[5:], strict=True):
         if tensor is not None:
             check_shape(op, f"{argument}.{name}", tensor, ("batch",), (batch,))
