@@ -1,8 +1,9 @@
 """Tools that prove a backend right: float64 laws, independent random numbers, and the exact law a verifier produces.
 
-The uniforms of the ratio rules are inputs, so a verifier is a piecewise constant function of them. `exact_law` finds its
-pieces on the lattice of multiples of 2**-24 (where production uniforms lie), and so computes the law of the emitted tokens
-without sampling. Nothing here calls the code it judges: the laws are numpy in float64, and Philox is written anew.
+The uniforms of the ratio rules are inputs, so a verifier is a piecewise constant function of them. `exact_law` finds
+its pieces on the lattice of multiples of 2**-24 (where production uniforms lie), and so computes the law of the emitted
+tokens without sampling. Nothing here calls the code it judges: the laws are numpy in float64, and Philox is written
+anew.
 """
 
 from __future__ import annotations
@@ -104,7 +105,12 @@ def philox4x32(key: NDArray[np.uint64], counter: NDArray[np.uint64]) -> NDArray[
     c0, c1, c2, c3 = (counter[..., i] for i in range(4))
     for _ in range(10):
         product0, product1 = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
-        c0, c1, c2, c3 = (product1 >> shift) ^ c1 ^ k0, product1 & low32, (product0 >> shift) ^ c3 ^ k1, product0 & low32
+        c0, c1, c2, c3 = (
+            (product1 >> shift) ^ c1 ^ k0,
+            product1 & low32,
+            (product0 >> shift) ^ c3 ^ k1,
+            product0 & low32,
+        )
         k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low32, (k1 + np.uint64(0xBB67AE85)) & low32
     return np.stack(np.broadcast_arrays(c0, c1, c2, c3), -1)
 
@@ -135,9 +141,10 @@ class ChainProblem:
     Attributes
     ----------
     target : list of Tensor
-        ``target[d]``: ``[vocab] * d + [vocab]`` logits of the token that follows each path of d drafted tokens, d = 0 … num_draft.
+        ``target[d]``, d = 0 … num_draft: ``[vocab] * d + [vocab]`` logits of the token after each path of d tokens.
     draft : list of Tensor or None
-        ``draft[d]``: ``[vocab] * d + [vocab_draft]`` logits (or, with `as_probs`, float32 probabilities). None: one-hot drafts.
+        ``draft[d]``: ``[vocab] * d + [vocab_draft]`` logits (or, with `as_probs`, float32 probabilities). None: one-hot
+        drafts.
     params, draft_params : SamplingParams
         Scalars.
     as_probs : bool
@@ -217,13 +224,19 @@ class ChainProblem:
                 weights *= laws[d][tuple(paths[:, : d + 1].T)]
         return paths[weights > 0], weights[weights > 0]
 
-    def call(self, verify: Verify, paths: Int64, uniforms: Int64, acceptance: str, device: torch.device | str = "cpu") -> Any:
+    def call(
+        self, verify: Verify, paths: Int64, uniforms: Int64, acceptance: str, device: torch.device | str = "cpu"
+    ) -> Any:
         """Run `verify` on drafted `paths` ``[n, length]`` with `uniforms` ``[n, num_draft + 1]`` in units of 2**-24."""
         n, spoiled = len(paths), torch.nan
-        tokens = torch.full((n, self.num_draft), self.stop_token if self.stop == self.length else 2**31 - 1, dtype=torch.int64)
+        tokens = torch.full(
+            (n, self.num_draft), self.stop_token if self.stop == self.length else 2**31 - 1, dtype=torch.int64
+        )
         tokens[:, : self.length] = torch.from_numpy(paths)
         index = [torch.from_numpy(paths[:, d]) for d in range(self.length)]
-        target = torch.stack([t[tuple(index[:d])] if d else t.expand(n, -1) for d, t in enumerate(self.target[: self.length + 1])], 1)
+        target = torch.stack(
+            [t[tuple(index[:d])] if d else t.expand(n, -1) for d, t in enumerate(self.target[: self.length + 1])], 1
+        )
         target = torch.nn.functional.pad(target, (0, 0, 0, self.num_draft - self.length), value=spoiled)
         arguments: dict[str, Any] = {"params": self.params, "acceptance": acceptance}
         if self.draft is not None and self.num_draft:
@@ -248,14 +261,14 @@ class ChainProblem:
 def exact_law(verify: Verify, problem: ChainProblem, acceptance: str, device: torch.device | str = "cpu") -> Float64:
     """The joint law of the first ``num_draft + 1`` tokens that `verify` really produces, drafting from the draft's law.
 
-    What a step emits is continued with the target's law, so a lossless verifier yields exactly `target_joint`. The uniforms
-    are taken to be independent and uniform on the lattice; no structure of the rule is assumed, beyond that each uniform's
-    breakpoints show when the others are at the ends of their range.
+    What a step emits is continued with the target's law, so a lossless verifier yields exactly `target_joint`. The
+    uniforms are taken to be independent and uniform on the lattice; no structure of the rule is assumed, beyond that
+    each uniform's breakpoints show when the others are at the ends of their range.
 
     Returns
     -------
     ndarray
-        ``[n] + [vocab] * (num_draft + 1)`` float64: n = 1, or one law a drafted path for one-hot drafts (each must be right).
+        ``[n] + [vocab] * (num_draft + 1)`` float64: n = 1, or for one-hot drafts one law a path, each of them right.
     """
     paths, weights = problem.paths()
     vocab, width = problem.vocab, problem.num_draft + 1
@@ -326,7 +339,11 @@ def _pieces(run: Callable[[Int64, Int64], Int64], num_paths: int, width: int) ->
     line, position = np.repeat(np.arange(len(lines)), len(grid)), np.tile(grid, len(lines))
     code = at(line, position).reshape(len(lines), -1)
     low, high = np.tile(grid[:-1], len(lines)), np.tile(grid[1:], len(lines))
-    line, code_low, code_high = np.repeat(np.arange(len(lines)), len(grid) - 1), code[:, :-1].ravel(), code[:, 1:].ravel()
+    line, code_low, code_high = (
+        np.repeat(np.arange(len(lines)), len(grid) - 1),
+        code[:, :-1].ravel(),
+        code[:, 1:].ravel(),
+    )
     cuts: set[tuple[int, int, int]] = set()  # (path, axis, first lattice point of the next piece)
     while True:
         differ = code_low != code_high

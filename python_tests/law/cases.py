@@ -34,7 +34,7 @@ def check_law(verify: Verify, case: ChainProblem, acceptance: str, device: str =
 
 
 def check_zero_probability(verify: Verify, device: str = "cpu") -> None:
-    """A token of target probability 0 is never accepted, not even by a coin of 0: neither a −inf one nor one cut off."""
+    """A token of target probability 0 is never accepted, not even by a coin of 0: be it −inf or cut off."""
     target = torch.zeros(2, 3, 4)
     target[0, :, 1], target[1, :, 1] = -torch.inf, -5.0
     params = sk.SamplingParams(top_k=torch.tensor([0, 3]))
@@ -49,7 +49,9 @@ def check_zero_probability(verify: Verify, device: str = "cpu") -> None:
             assert (out.tokens[:, 0] != 1).all(), f"{acceptance}: emitted a token of probability 0"
 
 
-def _rows(vocab: int, depths: int, rng: torch.Generator, *, columns: int | None = None, spread: float = 1.5) -> list[Tensor]:
+def _rows(
+    vocab: int, depths: int, rng: torch.Generator, *, columns: int | None = None, spread: float = 1.5
+) -> list[Tensor]:
     return [torch.randn(*[vocab] * d, columns or vocab, generator=rng) * spread for d in range(depths)]
 
 
@@ -157,7 +159,9 @@ def nearly_equal_laws(vocab: int, num_draft: int, rng: torch.Generator) -> Chain
 @kind
 def ties(vocab: int, num_draft: int, rng: torch.Generator) -> ChainProblem:
     """Few distinct logits: every truncation meets ties, and whole rows are flat."""
-    case = _full(vocab, num_draft, rng, params=sk.SamplingParams(0.7, top_k=1), draft_params=sk.SamplingParams(top_p=0.5))
+    case = _full(
+        vocab, num_draft, rng, params=sk.SamplingParams(0.7, top_k=1), draft_params=sk.SamplingParams(top_p=0.5)
+    )
     assert case.draft is not None
     case.target, case.draft = [t.round() for t in case.target], [t.round() for t in case.draft]
     case.target[0].fill_(1.0)

@@ -1,7 +1,7 @@
 """Several verify steps with production randomness, on laws that depend on the last two tokens: samples to be tested.
 
-The loop is the plainest one that is right: fresh uniforms keyed by a step counter, the block cut at min(num_draft, what is
-left − 1), finished sequences idle.
+The loop is the plainest one that is right: fresh uniforms keyed by a step counter, the block cut at min(num_draft, what
+is left − 1), finished sequences idle.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def _run(verify: Verify, case: StepCase, seeds: Tensor, device: str) -> Tensor:
     batch, K, V = len(seeds), case.num_draft, case.vocab
     target_table, draft_table = (t.to(device) for t in case.tables())
     seeds, rows = (seeds * 7919 + 13).to(device), torch.arange(batch, device=device)
-    text = torch.zeros(batch, 3 + LENGTH + K, dtype=torch.int64, device=device)  # the two start tokens, then what is emitted
+    text = torch.zeros(
+        batch, 3 + LENGTH + K, dtype=torch.int64, device=device
+    )  # the two start tokens, then what is emitted
     count = torch.zeros(batch, dtype=torch.int64, device=device)
     token_map = case.token_map()
     step = 0
@@ -148,8 +150,6 @@ def _noise(
     return {"uniform_samples": uniforms}, draw
 
 
-
-
 def expected_windows(case: StepCase) -> list[Float64]:
     """The target's joint law of tokens [i, i + WINDOW) for each offset i, by enumeration."""
     law = float64_law(case.tables()[0], case.params)
@@ -163,7 +163,9 @@ def expected_windows(case: StepCase) -> list[Float64]:
 
 
 def g_test(counts: Float64, law: Float64) -> float:
-    """p-value of the G-test of `counts` against `law`; cells that expect fewer than 10 are pooled. 0 if law excludes a cell seen."""
+    """p-value of the G-test of `counts` against `law`; cells that expect fewer than 10 are pooled. 0 if law excludes a
+    cell seen.
+    """
     counts, expected = counts.ravel(), law.ravel() * counts.sum()
     if counts[law.ravel() == 0].any():
         return 0.0
@@ -178,8 +180,8 @@ def g_test(counts: Float64, law: Float64) -> float:
 def check_steps(verify: Verify, case: StepCase, device: str = "cpu") -> None:
     """No window of the emitted tokens rejects the target's joint law.
 
-    The level is Holm's over all windows of all cases (for "does any reject?" Holm's first step, the smallest p-value against
-    level / number of tests, decides).
+    The level is Holm's over all windows of all cases (for "does any reject?" Holm's first step, the smallest p-value
+    against level / number of tests, decides).
     """
     tokens = run_steps(verify, case, device)
     level = FAMILY_WISE / (FAMILIES * len(CASES) * (LENGTH - WINDOW + 1))

@@ -26,12 +26,16 @@ def test_zero_probability_is_never_accepted_at_u_0(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("acceptance", ["token", "block"])
-@pytest.mark.parametrize("kind", ["full", "reduced_vocabulary", "both_truncated", "ragged", "eos", "given_probabilities"])
+@pytest.mark.parametrize(
+    "kind", ["full", "reduced_vocabulary", "both_truncated", "ragged", "eos", "given_probabilities"]
+)
 def test_emitted_law_of_the_packed_form(backend: Backend, acceptance: str, kind: str) -> None:
     def verify(target, tokens, draft_logits=None, *, uniform_samples, draft_probs=None, **rest):  # type: ignore[no-untyped-def]
         batch, num_draft = tokens.shape
         cu = torch.arange(batch + 1, dtype=torch.int32, device=tokens.device) * num_draft
-        flat = [None if t is None else t.flatten(0, 1) for t in (target, tokens, draft_logits, uniform_samples, draft_probs)]
+        flat = [
+            None if t is None else t.flatten(0, 1) for t in (target, tokens, draft_logits, uniform_samples, draft_probs)
+        ]
         return backend.verify_packed(
             *flat[:3], uniform_samples=flat[3], draft_probs=flat[4],
             cu_num_draft_tokens=cu, max_num_draft_tokens=num_draft, **rest,
@@ -48,7 +52,7 @@ def sparse(vocab: int, alive: torch.Tensor, rng: torch.Generator) -> torch.Tenso
 
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 def test_emitted_law_over_several_tiles(backend: Backend, acceptance: str) -> None:
-    """Ids spread over three tiles of 1024: first tokens' law = Σ_x Q(x) (accept, else residual), from exact thresholds."""
+    """Ids spread over three tiles of 1024, seen through a small vocabulary."""
     vocab, rng = 2600, torch.Generator().manual_seed(5)
     alive = torch.tensor([0, 1, 1022, 1023, 1024, 1025, 2047, 2048, 2300, 2599])
     small = len(alive)

@@ -1,7 +1,7 @@
 """Every defect that the law checks exist for, planted: the named check must fail on the mutant and pass on the true op.
 
-A mutant is a wrapper round the op's inputs, or the reference with one function replaced, reached by name so that it does
-not matter which backends are present.
+A mutant is a wrapper round the op's inputs, or the reference with one function replaced, reached by name so that it
+does not matter which backends are present.
 """
 
 from __future__ import annotations
@@ -138,7 +138,9 @@ def not_strict(target: Any, draft: Any, tokens: Any, length: Any, uniforms: Any)
         p = target.probs[:, i].gather(-1, x)[:, 0]
         q = 1.0 if draft.probs is None else draft.probs[:, i].gather(-1, x)[:, 0]
         accepted += (accepted == i) & (i < length) & (uniforms[:, i + 1] * q <= p)
-    return reference.Walk(accepted, accepted + 1, (accepted + 1).minimum(length), torch.ones_like(target.probs[:, 0, 0]))
+    return reference.Walk(
+        accepted, accepted + 1, (accepted + 1).minimum(length), torch.ones_like(target.probs[:, 0, 0])
+    )
 
 
 def mass_not_compared(target: Any, draft: Any, tokens: Any, length: Any, uniforms: Any) -> Any:
@@ -166,11 +168,21 @@ def unnormalised(p: torch.Tensor, q: torch.Tensor, values: torch.Tensor, scale: 
 RULE_MUTANTS: list[tuple[str, str, Any, Check]] = [
     ("<= instead of <", "token_rule", not_strict, check_zero_probability),
     ("residual without normalising weights", "final_token", final_with(unnormalised), law("full")),
-    ("residual without normalising weights, block", "final_token", final_with(unnormalised), law("full", "block", vocab=5)),
+    (
+        "residual without normalising weights, block",
+        "final_token",
+        final_with(unnormalised),
+        law("full", "block", vocab=5),
+    ),
     ("recovered from P", "final_token", final_with(lambda p, q, v, w: p), law("full")),
     ("residual of Q − P", "final_token", final_with(lambda p, q, v, w: (q - p).clamp_min(0)), law("full")),
     ("residual |P − Q|", "final_token", final_with(lambda p, q, v, w: (q - p).abs()), law("full")),
-    ("block residual without its weight", "final_token", final_with(lambda p, q, v, w: (p - q).clamp_min(0)), law("full", "block", vocab=5)),
+    (
+        "block residual without its weight",
+        "final_token",
+        final_with(lambda p, q, v, w: (p - q).clamp_min(0)),
+        law("full", "block", vocab=5),
+    ),
     ("one-hot residual keeps the rejected token", "final_token", final_with(lambda p, q, v, w: p), law("one_hot")),
     ("a one-hot rule for a drawn draft", "token_rule", mass_not_compared, law("full")),
 ]
@@ -208,7 +220,7 @@ def test_first_success_instead_of_last_is_caught(monkeypatch: pytest.MonkeyPatch
 
 
 def test_block_noise_keyed_by_position_only_is_caught() -> None:
-    """Uniforms and draft noise re-used at a position by later steps: biased with a full-support draft (TV up to 8.5 %)."""
+    """Uniforms and draft noise re-used at a position by later steps: biased with a full-support draft."""
     case = CASES["block-peaked"]
     check_steps(TRUE, case)
     with pytest.raises(AssertionError):

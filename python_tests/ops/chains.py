@@ -25,7 +25,9 @@ def make(
     draft_params: sk.SamplingParams | None = None, spread: float = 2.0,
     row_stats: Callable[..., sk.RowStats] = sk.row_stats,
 ) -> Arguments:  # fmt: skip
-    """Arguments of verify_chain. The draft is a noisy copy of the target, and tokens are drawn from it, so that many are accepted."""
+    """Arguments of verify_chain. The draft is a noisy copy of the target, and tokens are drawn from it, so that many
+    are accepted.
+    """
     target = logits(rng, batch, num_draft + 1, vocab, dtype=dtype, spread=spread)
     made: Arguments = {"target_logits": target, "acceptance": acceptance, "params": params or sk.SamplingParams()}
     noisy = (target[:, :num_draft].float() + logits(rng, batch, num_draft, vocab, spread=0.7)).to(dtype)
@@ -37,7 +39,11 @@ def make(
     draft_params = draft_params or sk.SamplingParams()
     if num_draft:
         drawn = sk.sample(
-            noisy, draft_params, uniform_samples=uniforms(rng, batch, num_draft), draft_token_map=token_map, backend="reference"
+            noisy,
+            draft_params,
+            uniform_samples=uniforms(rng, batch, num_draft),
+            draft_token_map=token_map,
+            backend="reference",
         )
         made["draft_tokens"] = drawn.token
     else:
@@ -97,7 +103,9 @@ def pad(arguments: Arguments, extra: int, garbage_token: int = -1) -> Arguments:
     if "draft_stats" in out:
         s = out["draft_stats"]
         more = [torch.full_like(t[:, :1], 3).expand(-1, extra, *t.shape[2:]) for t in (s.values, s.argmax, s.status)]
-        out["draft_stats"] = sk.RowStats(*(torch.cat([t, m], 1) for t, m in zip((s.values, s.argmax, s.status), more, strict=True)))
+        out["draft_stats"] = sk.RowStats(
+            *(torch.cat([t, m], 1) for t, m in zip((s.values, s.argmax, s.status), more, strict=True))
+        )
     if "num_draft_tokens" not in out:
         out["num_draft_tokens"] = torch.full((batch,), num_draft, dtype=torch.int32)
     return out

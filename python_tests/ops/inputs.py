@@ -56,7 +56,7 @@ def same_bits(a: Any, b: Any) -> None:
 def refuses(
     call: Callable[..., Any], good: dict[str, Any], change: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    """`call` takes `good`, refuses `good` with `change` by `error` and `message`, and leaves its inputs as they were."""
+    """`call` refuses `good` with `change` by `error` and `message`, and leaves its inputs as they were."""
     arguments = {**good, **change}
     before = [t.clone() for t in tensors(arguments) if t.device.type != "meta"]
     with pytest.raises(error, match=f"^{re.escape(message)}" if not message.startswith("^") else message):

@@ -1,6 +1,7 @@
 """The rules of verification, once more: one sequence at a time, float64, straight from the equations, nothing shared.
 
-Each answer comes with whether it is *borderline*: whether a comparison that led to it lies within float32 error of equality.
+Each answer comes with whether it is *borderline*: whether a comparison that led to it lies within float32 error of
+equality.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def brackets(weights: Float64, u: float, token: int) -> bool:
 def chain(
     P: Float64, Q: Float64 | None, x: Int64, u: Float64, acceptance: str, eos: tuple[int, ...] = ()
 ) -> tuple[list[int], int, bool]:
-    """One sequence: laws ``P [n + 1, vocab]``, ``Q [n, vocab]`` or None (one-hot), tokens ``x [n]``, uniforms ``u [n + 1]``.
+    """One sequence: laws ``P [n + 1, vocab]``, ``Q [n, vocab]`` or None (one-hot), tokens ``x [n]``, ``u [n + 1]``.
 
     Returns the emitted tokens, how many are accepted, and whether this is borderline.
     """

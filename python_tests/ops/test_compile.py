@@ -28,7 +28,9 @@ def per_row(batch: int) -> sk.SamplingParams:
 
 
 def chain(acceptance: str, kind: str, batch: int = 5, vocab: int = 40, **more: Any) -> chains.Arguments:
-    made = chains.make(rng(), batch, 3, vocab, acceptance=acceptance, kind=kind, params=per_row(batch), draft_params=SCALARS)
+    made = chains.make(
+        rng(), batch, 3, vocab, acceptance=acceptance, kind=kind, params=per_row(batch), draft_params=SCALARS
+    )
     return {**made, "eos_token_ids": torch.tensor([3]), **more}
 
 
@@ -46,7 +48,8 @@ CALLS: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
     ),
     "noise_keys": lambda: (sk.noise_keys, {"seeds": torch.arange(5), "positions": torch.arange(15).view(5, 3)}),
     "sample": lambda: (
-        sk.sample, {"logits": logits(rng(), 4, 50), "params": per_row(4), "uniform_samples": torch.rand(4, generator=rng())},
+        sk.sample,
+        {"logits": logits(rng(), 4, 50), "params": per_row(4), "uniform_samples": torch.rand(4, generator=rng())},
     ),
     "sample-keys": lambda: (
         sk.sample, {"logits": logits(rng(), 4, 2, 50), "noise_keys": torch.arange(8).view(4, 2), "num_samples": 5},

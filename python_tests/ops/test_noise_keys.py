@@ -87,9 +87,17 @@ def test_float32_noise_is_the_float64_noise() -> None:
         ({"seeds": torch.zeros(4)}, TypeError, "noise_keys: seeds must be int64, got float32"),
         ({"seeds": torch.zeros(2, 2, dtype=torch.int64)}, ValueError, "noise_keys: seeds must be [batch], got [2, 2]"),
         ({"positions": torch.zeros(4, 2)}, TypeError, "noise_keys: positions must be int64 or int32, got float32"),
-        ({"positions": torch.zeros(4, dtype=torch.int64)}, ValueError, "noise_keys: positions must be [batch=4, n], got [4]"),
+        (
+            {"positions": torch.zeros(4, dtype=torch.int64)},
+            ValueError,
+            "noise_keys: positions must be [batch=4, n], got [4]",
+        ),
         ({"positions": torch.zeros(3, 2, dtype=torch.int64)}, ValueError, "noise_keys: positions must be [batch=4, n]"),
-        ({"positions": torch.zeros(4, 2, dtype=torch.int64, device="meta")}, ValueError, "noise_keys: positions must be on"),
+        (
+            {"positions": torch.zeros(4, 2, dtype=torch.int64, device="meta")},
+            ValueError,
+            "noise_keys: positions must be on",
+        ),
         ({"purpose": "noise"}, ValueError, "noise_keys: purpose must be one of"),
         ({"step": -3}, ValueError, "noise_keys: step must be in [0, 2**63), got -3"),
         ({"step": "first"}, TypeError, "noise_keys: step must be an int or a [batch] int64 tensor, got str"),
@@ -98,4 +106,10 @@ def test_float32_noise_is_the_float64_noise() -> None:
     ],
 )
 def test_refuses(change: dict[str, object], error: type[Exception], message: str) -> None:
-    refuses(sk.noise_keys, {"seeds": torch.arange(4), "positions": torch.zeros(4, 2, dtype=torch.int64)}, change, error, message)
+    refuses(
+        sk.noise_keys,
+        {"seeds": torch.arange(4), "positions": torch.zeros(4, 2, dtype=torch.int64)},
+        change,
+        error,
+        message,
+    )

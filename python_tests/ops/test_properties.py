@@ -1,9 +1,9 @@
-"""Random shapes, dtypes, strides and parameters: every backend gives the reference's tokens, but for predicted exceptions.
+"""Random shapes, dtypes, strides and parameters: every backend gives the reference's tokens, or a predicted exception.
 
 The exception that the contract documents: a token may differ where a uniform, a top-p mass or a min-p bound lies within
 float32 error of a border. Which cases those are is predicted by the reference in float64, run twice with uniforms and
-bounds moved apart by that error: a case is *borderline* when the two runs differ. Any other difference fails, and both the
-borderline cases and the differences among them are counted.
+bounds moved apart by that error: a case is *borderline* when the two runs differ. Any other difference fails, and both
+the borderline cases and the differences among them are counted.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,16 +24,19 @@ import specdec_kernels as sk
 from python_tests.ops import chains
 from python_tests.ops.inputs import DTYPES, strided
 from python_tests.support import Backend, present
+from specdec_kernels.backends.reference.law import make_law, make_params
+from specdec_kernels.backends.reference.sample import perturbed
 
 OP = "verify_chain"
 ERROR = 1e-6  # float32 error of a running mass, a threshold or a probability, as a share of the whole
 PERTURBED = 1e-5  # two perturbed scores closer than this may swap
-EXAMPLES = 60
-CELLS = 400_000  # logits a batch of cases
+EXAMPLES = 150
+CELLS = 300_000  # logits a batch of cases
 KINDS = ("full", "one_hot", "reduced", "probs", "stats")
-reference = {op: getattr(importlib.import_module(f"specdec_kernels.backends.reference.{op}"), op) for op in (
-    "verify_chain", "row_stats", "sample",
-)}  # fmt: skip
+reference = {
+    op: getattr(importlib.import_module(f"specdec_kernels.backends.reference.{op}"), op)
+    for op in ("verify_chain", "row_stats")
+}
 counted: dict[str, Counter[str]] = {}
 
 
@@ -43,25 +47,26 @@ def totals() -> Iterator[None]:
     yield
     for name, c in sorted(counted.items()):
         print(f"\n{name}: {c['cases']} cases, {c['borderline']} borderline, {c['different']} different", end="")
-        assert c["different"] <= max(1, c["cases"] * 1e-4), f"{name}: {dict(c)}"
+        assert c["cases"] >= 100_000, f"{name}: {dict(c)}"
+        assert c["different"] < c["cases"] * 1e-4 and c["borderline"] < c["cases"] * 1e-3, f"{name}: {dict(c)}"
 
 
 parameters = st.fixed_dictionaries({
-    "temperature": st.sampled_from([0.0, 0.3, 0.7, 1.0, 1.0, 1.3, 2.5]),
+    "temperature": st.sampled_from([1.0, 0.7, 1.3, 0.3, 2.5, 0.0]),
     "top_k": st.sampled_from([0, 0, 1, 2, 7, 40, 5000]),
-    "top_p": st.sampled_from([0.0, 1.0, 1.0, 0.3, 0.8, 0.95]),
+    "top_p": st.sampled_from([0.95, 0.8, 0.3, 1.0, 1.0, 0.0]),
     "min_p": st.sampled_from([0.0, 0.0, 0.02, 0.2, 1.0]),
 })  # fmt: skip
 examples = st.fixed_dictionaries({
     "vocab": st.one_of(st.integers(2, 40), st.integers(41, 300), st.sampled_from([1023, 1024, 1025, 2047, 2048])),
-    "num_draft": st.integers(0, 5),
+    "num_draft": st.sampled_from([3, 2, 1, 4, 5, 7, 0]),
     "dtype": st.sampled_from(DTYPES),
-    "kind": st.sampled_from(KINDS),
-    "acceptance": st.sampled_from(["token", "token", "block", "block", "match", "greedy"]),
+    "kind": st.sampled_from(KINDS),  # simplest first: hypothesis draws that most
+    "acceptance": st.sampled_from(["block", "token", "block", "token", "match", "greedy"]),
     "params": st.lists(parameters, min_size=1, max_size=4),
     "draft_params": st.lists(parameters, min_size=1, max_size=4),
     "min_p_first": st.booleans(),
-    "spread": st.sampled_from([0.1, 1.0, 3.0, 10.0]),
+    "spread": st.sampled_from([1.0, 3.0, 0.1, 10.0]),
     "rounded": st.booleans(),
     "holes": st.booleans(),
     "ragged": st.booleans(),
@@ -79,14 +84,14 @@ def mixed(choices: list[dict[str, Any]], batch: int, min_p_first: bool, rng: tor
 
 def build(e: dict[str, Any]) -> chains.Arguments:
     rng = torch.Generator().manual_seed(e["seed"])
-    batch = max(16, min(4096, CELLS // (e["vocab"] * (e["num_draft"] + 1))))
+    batch = max(32, min(4096, CELLS // (e["vocab"] * (e["num_draft"] + 1))))
     made = chains.make(
         rng, batch, e["num_draft"], e["vocab"], kind=e["kind"], acceptance=e["acceptance"], dtype=e["dtype"],
         params=mixed(e["params"], batch, e["min_p_first"], rng), spread=e["spread"],
         draft_params=mixed(e["draft_params"], batch, not e["min_p_first"], rng),
     )  # fmt: skip
     for name in ("target_logits", "draft_logits"):
-        if name in made and name == "target_logits" or (name in made and e["kind"] != "stats"):
+        if name in made and (name == "target_logits" or e["kind"] != "stats"):  # kept stats must describe their rows
             if e["rounded"]:
                 made[name] = made[name].round()
             if e["holes"]:
@@ -105,14 +110,30 @@ def moved(params: sk.SamplingParams, by: float) -> list[Any]:
     assert isinstance(top_p, Tensor) and isinstance(min_p, Tensor) and isinstance(temperature, Tensor)
     inside = (top_p > 0) & (top_p < 1)
     wide = torch.where(inside, (top_p.double() * (1 + by)).clamp(1e-12, 1 - 1e-12), top_p.double())
-    return [1.0, 0, 1.0, 0.0, params.min_p_first, temperature.double(), top_k, wide, (min_p.double() * (1 - by)).clamp(0, 1)]
+    return [
+        1.0,
+        0,
+        1.0,
+        0.0,
+        params.min_p_first,
+        temperature.double(),
+        top_k,
+        wide,
+        (min_p.double() * (1 - by)).clamp(0, 1),
+    ]
 
 
 def in_float64(arguments: chains.Arguments, by: float) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, and the cut-offs of target and draft rows, of the float64 reference with everything moved by `by`."""
     params = moved(arguments["params"], by)
-    plain = sk.SamplingParams(torch.ones(len(arguments["draft_tokens"])), torch.zeros(1).long(), torch.ones(1), torch.zeros(1))
-    draft_params = moved(arguments.get("draft_params", plain), by) if "draft_params" in arguments else [1.0, 0, 1.0, 0.0, False] + [None] * 4
+    plain = sk.SamplingParams(
+        torch.ones(len(arguments["draft_tokens"])), torch.zeros(1).long(), torch.ones(1), torch.zeros(1)
+    )
+    draft_params = (
+        moved(arguments.get("draft_params", plain), by)
+        if "draft_params" in arguments
+        else [1.0, 0, 1.0, 0.0, False] + [None] * 4
+    )
     target = arguments["target_logits"].double()
     draft = arguments["draft_logits"].double() if "draft_logits" in arguments else None
     uniforms = arguments.get("uniform_samples")
@@ -134,12 +155,6 @@ def in_float64(arguments: chains.Arguments, by: float) -> tuple[Tensor, Tensor, 
 def close_scores(arguments: chains.Arguments) -> Tensor:
     """``[batch]``: some row's two best perturbed scores (match rule) lie within float32 error."""
     values = moved(arguments["params"], 0.0)
-    _, scores, *_ = reference["sample"](
-        arguments["target_logits"].double(), None, arguments["noise_keys"], 2, None, *values
-    )
-    from specdec_kernels.backends.reference.law import make_law, make_params
-    from specdec_kernels.backends.reference.sample import perturbed
-
     x = arguments["target_logits"].double()
     law = make_law(x, make_params(len(x), x, *values))
     best = perturbed(law, arguments["noise_keys"], None).topk(2, -1).values
@@ -157,7 +172,11 @@ def borderline(arguments: chains.Arguments) -> Tensor:
 
 @given(e=examples)
 @settings(
-    max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, print_blob=False,
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=False,
     suppress_health_check=list(HealthCheck),
 )
 def test_every_backend_gives_the_references_tokens(e: dict[str, Any]) -> None:
@@ -192,10 +211,33 @@ def compare(
     counts.update(cases=len(tokens), borderline=int(excepted.sum()), different=int(different.sum()))
 
 
-def test_enough_cases_were_compared() -> None:
-    """Runs after the test above (file order): at least 10^5 random cases on each backend beside the reference."""
-    others = [b for b in present(OP) if not (b.name == "reference" and b.device == "cpu")]
-    if counted:  # under xdist the test above may have run in another process
-        for backend in others:
-            c = counted[str(backend)]
-            assert c["cases"] >= 100_000 and c["borderline"] < 0.02 * c["cases"], dict(c)
+@pytest.mark.parametrize("acceptance", ["token", "block", "match"])
+def test_a_small_error_would_be_seen(acceptance: str) -> None:
+    """The exception does not swallow defects: uniforms off by 1e-3 (match: a temperature by 1 %) fail."""
+    one = {"temperature": 0.9, "top_k": 0, "top_p": 0.9, "min_p": 0.0}
+    e = {
+        "vocab": 30, "num_draft": 3, "dtype": torch.float32, "kind": "full", "acceptance": acceptance, "params": [one],
+        "draft_params": [one], "min_p_first": False, "spread": 1.0, "rounded": False, "holes": False, "ragged": False,
+        "turned": False, "seed": 5,
+    }  # fmt: skip
+    arguments = build(e)
+    wrong = dict(arguments)
+    if acceptance == "match":
+        wrong["params"] = replace(arguments["params"], temperature=arguments["params"].temperature * 1.01)
+    else:
+        wrong["uniform_samples"] = (arguments["uniform_samples"] + 1e-3).clamp_max(1 - 2.0**-24)
+    off, right = (sk.verify_chain(**a, backend="reference") for a in (wrong, arguments))
+    with pytest.raises(AssertionError, match="differ and are not borderline"):
+        compare(_Fixed(off), e, arguments, right, borderline(arguments))
+
+
+class _Fixed(Backend):
+    """A backend that gives one answer."""
+
+    def __init__(self, answer: sk.VerifyOutput) -> None:
+        super().__init__("fixed", "cpu")
+        object.__setattr__(self, "answer", answer)
+
+    def verify_chain(self, **_: Any) -> sk.VerifyOutput:
+        answer: sk.VerifyOutput = self.__dict__["answer"]
+        return answer

@@ -19,7 +19,7 @@ OP = "sample"
 
 
 def check_by_uniforms(x: torch.Tensor, u: torch.Tensor, params: sk.SamplingParams, draw: sk.Draw) -> None:
-    """Tokens are the float64 inverse CDF's, in borderline cases within float32 error; log-probabilities fit the tokens."""
+    """Tokens are the float64 inverse CDF's, in borderline cases within float32 error; log-probabilities fit."""
     law, token = float64_law(x, params), draw.token.cpu().numpy()
     for index in np.ndindex(token.shape):
         expected, close = oracle.draw(law[index], float(u[index]))
@@ -31,7 +31,9 @@ def check_by_uniforms(x: torch.Tensor, u: torch.Tensor, params: sk.SamplingParam
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_uniforms_invert_the_cdf(backend: Backend, dtype: torch.dtype, vocab: int, name: str, rng: torch.Generator) -> None:
+def test_uniforms_invert_the_cdf(
+    backend: Backend, dtype: torch.dtype, vocab: int, name: str, rng: torch.Generator
+) -> None:
     x, u = logits(rng, 4, 2, vocab, dtype=dtype), uniforms(rng, 4, 2)
     u[0] = torch.tensor([0.0, 1 - 2.0**-24])
     u[1] = u[0]
@@ -61,7 +63,9 @@ def test_widest_vocabulary(backend: Backend, name: str, rng: torch.Generator) ->
 @pytest.mark.parametrize("name", ["default", "temperature", "top_k", "top_p", "all", "greedy"])
 @pytest.mark.parametrize("vocab", [2, 3, 1023, 1025, 4097, 50257])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_keys_give_the_float64_argmax(backend: Backend, dtype: torch.dtype, vocab: int, name: str, rng: torch.Generator) -> None:
+def test_keys_give_the_float64_argmax(
+    backend: Backend, dtype: torch.dtype, vocab: int, name: str, rng: torch.Generator
+) -> None:
     x, params = logits(rng, 3, 3, vocab, dtype=dtype), PARAMS[name]
     keys = torch.randint(-(2**63), 2**63 - 1, (3, 3), generator=rng)
     draw = backend.sample(backend(x), params, noise_keys=backend(keys))
@@ -136,7 +140,7 @@ def test_no_noise_is_needed_at_temperature_0(backend: Backend, rng: torch.Genera
 
 @pytest.mark.parametrize("noise", ["uniform_samples", "noise_keys"])
 def test_top_k_1_with_tied_maxima_draws_a_maximum(backend: Backend, noise: str) -> None:
-    """A peer draws something else. Here ties survive top-k: tied maxima share the mass evenly, a lone one is certain."""
+    """A peer draws something else. Ties survive top-k: tied maxima share the mass evenly, a lone one is certain."""
     x = torch.tensor([2.0, 5.0, 1.0, 5.0, -1.0]).repeat(4096, 1)
     x[2048:, 3] = 4.0
     given = torch.arange(4096) % 2048 / 2048 if noise == "uniform_samples" else torch.arange(4096) * 104729
@@ -184,22 +188,50 @@ GOOD = {"logits": torch.zeros(4, 9), "uniform_samples": torch.zeros(4)}
         ({"logits": torch.zeros(9, 4).T}, ValueError, "sample: logits must be contiguous in its last dimension"),
         ({"uniform_samples": torch.zeros(3)}, ValueError, "sample: uniform_samples must be [batch=4], got [3]"),
         ({"uniform_samples": torch.zeros(4, 1)}, ValueError, "sample: uniform_samples must be [batch=4], got [4, 1]"),
-        ({"uniform_samples": torch.zeros(4).double()}, TypeError, "sample: uniform_samples must be float32, got float64"),
-        ({"uniform_samples": torch.zeros(4, device="meta")}, ValueError, "sample: uniform_samples must be on cpu, got meta"),
+        (
+            {"uniform_samples": torch.zeros(4).double()},
+            TypeError,
+            "sample: uniform_samples must be float32, got float64",
+        ),
+        (
+            {"uniform_samples": torch.zeros(4, device="meta")},
+            ValueError,
+            "sample: uniform_samples must be on cpu, got meta",
+        ),
         ({"uniform_samples": 0.5}, TypeError, "sample: uniform_samples must be a tensor, got float"),
         ({"uniform_samples": None}, ValueError, "sample: uniform_samples or noise_keys must be given"),
         ({"noise_keys": torch.arange(4)}, ValueError, "sample: give uniform_samples or noise_keys, got both"),
-        ({"uniform_samples": None, "noise_keys": torch.zeros(4)}, TypeError, "sample: noise_keys must be int64, got float32"),
-        ({"uniform_samples": None, "noise_keys": torch.arange(5)}, ValueError, "sample: noise_keys must be [batch=4], got [5]"),
+        (
+            {"uniform_samples": None, "noise_keys": torch.zeros(4)},
+            TypeError,
+            "sample: noise_keys must be int64, got float32",
+        ),
+        (
+            {"uniform_samples": None, "noise_keys": torch.arange(5)},
+            ValueError,
+            "sample: noise_keys must be [batch=4], got [5]",
+        ),
         ({"num_samples": 0}, ValueError, "sample: num_samples must be in [1, 1024], got 0"),
         ({"num_samples": 1025}, ValueError, "sample: num_samples must be in [1, 1024], got 1025"),
         ({"num_samples": 2.0}, TypeError, "sample: num_samples must be an int, got float"),
         ({"num_samples": 2}, ValueError, "sample: num_samples=2 needs noise_keys"),
         ({"params": 1}, TypeError, "sample: params must be a SamplingParams or None, got int"),
-        ({"params": sk.SamplingParams(torch.ones(2))}, ValueError, "sample: params.temperature must be [batch=4], got [2]"),
+        (
+            {"params": sk.SamplingParams(torch.ones(2))},
+            ValueError,
+            "sample: params.temperature must be [batch=4], got [2]",
+        ),
         ({"draft_token_map": torch.arange(9)}, TypeError, "sample: draft_token_map must be a TokenMap, got Tensor"),
-        ({"draft_token_map": sk.TokenMap(torch.arange(8))}, ValueError, "sample: draft_token_map must be [vocab=9], got [8]"),
-        ({"draft_token_map": sk.TokenMap(torch.arange(9)).to("meta")}, ValueError, "sample: draft_token_map must be on cpu"),
+        (
+            {"draft_token_map": sk.TokenMap(torch.arange(8))},
+            ValueError,
+            "sample: draft_token_map must be [vocab=9], got [8]",
+        ),
+        (
+            {"draft_token_map": sk.TokenMap(torch.arange(9)).to("meta")},
+            ValueError,
+            "sample: draft_token_map must be on cpu",
+        ),
         ({"backend": "nope"}, ValueError, "sample: backend must be one of"),
     ],
 )

@@ -94,7 +94,11 @@ def test_streams_are_disjoint_and_uniform(backend: Backend) -> None:
         ({"seeds": 3}, TypeError, "uniform_samples: seeds must be a tensor, got int"),
         ({"seeds": torch.zeros(4)}, TypeError, "uniform_samples: seeds must be int64, got float32"),
         ({"seeds": torch.zeros(4, dtype=torch.int32)}, TypeError, "uniform_samples: seeds must be int64"),
-        ({"seeds": torch.zeros(4, 1, dtype=torch.int64)}, ValueError, "uniform_samples: seeds must be [batch], got [4, 1]"),
+        (
+            {"seeds": torch.zeros(4, 1, dtype=torch.int64)},
+            ValueError,
+            "uniform_samples: seeds must be [batch], got [4, 1]",
+        ),
         ({"step": -1}, ValueError, "uniform_samples: step must be in [0, 2**63), got -1"),
         ({"step": 1.0}, TypeError, "uniform_samples: step must be an int or a [batch] int64 tensor, got float"),
         ({"step": True}, TypeError, "uniform_samples: step must be an int or a [batch] int64 tensor, got bool"),
@@ -104,7 +108,11 @@ def test_streams_are_disjoint_and_uniform(backend: Backend) -> None:
         ({"num": -1}, ValueError, "uniform_samples: num must be in [0, 2**31), got -1"),
         ({"num": 2**31}, ValueError, "uniform_samples: num must be in [0, 2**31)"),
         ({"num": 2.0}, TypeError, "uniform_samples: num must be an int, got float"),
-        ({"purpose": "coin"}, ValueError, "uniform_samples: purpose must be one of draft, accept, final, sample, got 'coin'"),
+        (
+            {"purpose": "coin"},
+            ValueError,
+            "uniform_samples: purpose must be one of draft, accept, final, sample, got 'coin'",
+        ),
         ({"backend": "gpu"}, ValueError, "uniform_samples: backend must be one of"),
     ],
 )

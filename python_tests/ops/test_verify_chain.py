@@ -31,7 +31,9 @@ def run(backend: Backend, arguments: chains.Arguments, **more: Any) -> sk.Verify
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_is_the_oracles(backend: Backend, dtype: torch.dtype, vocab: int, acceptance: str, kind: str) -> None:
     rng = torch.Generator().manual_seed(vocab)
-    arguments = chains.make(rng, 6, 4, vocab, kind=kind, acceptance=acceptance, dtype=dtype, row_stats=backend.row_stats)
+    arguments = chains.make(
+        rng, 6, 4, vocab, kind=kind, acceptance=acceptance, dtype=dtype, row_stats=backend.row_stats
+    )
     out = run(backend, arguments)
     assert (out.status == 0).all()
     assert chains.check(arguments, out) <= 2
@@ -69,7 +71,9 @@ def test_a_greedy_row_beside_sampled_rows(backend: Backend, acceptance: str) -> 
         t.repeat(6), torch.randint(0, 30, (n,), generator=rng), torch.rand(n, generator=rng) + 0.2,
         torch.rand(n, generator=rng) * 0.1,
     )  # fmt: skip
-    draft_params = sk.SamplingParams(t.flip(0).repeat(6), torch.tensor([0, 5, 40]).repeat(10), torch.rand(n, generator=rng) + 0.3)
+    draft_params = sk.SamplingParams(
+        t.flip(0).repeat(6), torch.tensor([0, 5, 40]).repeat(10), torch.rand(n, generator=rng) + 0.3
+    )
     arguments = chains.make(rng, n, 4, 300, acceptance=acceptance, params=params, draft_params=draft_params)
     whole = run(backend, arguments)
     assert chains.check(arguments, whole) <= 1
@@ -150,7 +154,8 @@ def test_no_token_after_an_accepted_eos(backend: Backend) -> None:
 def test_strides_do_not_matter(backend: Backend, dtype: torch.dtype, acceptance: str, kind: str) -> None:
     rng = torch.Generator().manual_seed(13)
     arguments = chains.on(
-        backend, chains.make(rng, 5, 3, 1100, kind=kind, acceptance=acceptance, dtype=dtype, row_stats=backend.row_stats)
+        backend,
+        chains.make(rng, 5, 3, 1100, kind=kind, acceptance=acceptance, dtype=dtype, row_stats=backend.row_stats),
     )
     dense = backend.verify_chain(**arguments)
     turned = dict(arguments)
@@ -207,7 +212,9 @@ def test_draft_stats_are_used_as_given(backend: Backend) -> None:
 # --- the match and greedy rules ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("params", [sk.SamplingParams(), PARAMS, sk.SamplingParams(0.0)], ids=["plain", "truncated", "greedy"])
+@pytest.mark.parametrize(
+    "params", [sk.SamplingParams(), PARAMS, sk.SamplingParams(0.0)], ids=["plain", "truncated", "greedy"]
+)
 @pytest.mark.parametrize("vocab", [6, 1500])
 def test_match_emits_the_stream_of_plain_sampling(backend: Backend, vocab: int, params: sk.SamplingParams) -> None:
     """Whatever is drafted, what comes out is what `sample` draws with the same keys."""
@@ -249,7 +256,10 @@ def test_greedy_is_the_argmax_whatever_the_temperature(backend: Backend) -> None
         expected = torch.where(torch.arange(4) <= agree[:, None], best, -1)
         assert torch.equal(out.tokens.cpu(), expected)
     for acceptance in RATIO:  # temperature 0 needs no uniforms, and gives the same
-        out = run(backend, {"target_logits": x, "draft_tokens": draft, "acceptance": acceptance, "params": sk.SamplingParams(0.0)})
+        out = run(
+            backend,
+            {"target_logits": x, "draft_tokens": draft, "acceptance": acceptance, "params": sk.SamplingParams(0.0)},
+        )
         assert torch.equal(out.tokens.cpu(), expected)
 
 
@@ -259,7 +269,9 @@ def test_greedy_is_the_argmax_whatever_the_temperature(backend: Backend) -> None
 @pytest.mark.parametrize("kind", ["full", "one_hot", "stats"])
 @pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])
 @pytest.mark.parametrize("vocab", [6, 1100])
-def test_bad_rows_are_flagged_and_neighbours_unaffected(backend: Backend, vocab: int, acceptance: str, kind: str) -> None:
+def test_bad_rows_are_flagged_and_neighbours_unaffected(
+    backend: Backend, vocab: int, acceptance: str, kind: str
+) -> None:
     rng, s = torch.Generator().manual_seed(37), sk.Status
     arguments = chains.make(rng, 8, 3, vocab, kind=kind, acceptance=acceptance, row_stats=backend.row_stats)
     clean = run(backend, arguments)
@@ -387,7 +399,9 @@ except RuntimeError as error:
     print(error)
 """
     lines = in_fresh_process(code, SPECDEC_CHECK="1").splitlines()
-    assert lines[0].startswith("verify_chain: row 1 set <Status.NAN") and lines[1].startswith("row_stats: row 2 set <Status.NAN")
+    assert lines[0].startswith("verify_chain: row 1 set <Status.NAN") and lines[1].startswith(
+        "row_stats: row 2 set <Status.NAN"
+    )
     assert in_fresh_process(code, SPECDEC_CHECK="0").split("\n")[:2] == ["no error", "no error"]
 
 
@@ -396,7 +410,9 @@ except RuntimeError as error:
 
 @pytest.mark.parametrize("acceptance", RATIO)
 def test_peers_empty_residual_draws_from_the_target(backend: Backend, acceptance: str) -> None:
-    """P equal to Q and a rejection forced by rounding or a stale coin: peers give token 0, V−1, garbage or an exception."""
+    """P equal to Q and a rejection forced by rounding or a stale coin: peers give token 0, V−1, garbage or an
+    exception.
+    """
     n, vocab = 2048, 1100
     row = torch.full((1, 1, vocab), -math.inf)
     row[..., 300:800] = 0.0
@@ -418,7 +434,9 @@ def test_peers_zero_probability_accepted_at_u_0(backend: Backend) -> None:
 
 
 def test_peers_slots_past_the_end_are_defined(backend: Backend) -> None:
-    """A peer leaves them uninitialised; here −1, in every shape of outcome (torch.empty is filled with garbage in this test)."""
+    """A peer leaves them uninitialised; here −1, in every shape of outcome (torch.empty is filled with garbage in this
+    test).
+    """
     rng = torch.Generator().manual_seed(71)
     arguments = chains.make(rng, 200, 6, 30)
     arguments["num_draft_tokens"] = torch.randint(-1, 7, (200,), generator=rng, dtype=torch.int32)
@@ -444,7 +462,9 @@ def test_peers_sampling_stays_sampling_off_cuda(backend: Backend) -> None:
     """A peer silently turns greedy off CUDA: at temperature 1 a flat row emits every id."""
     n = 512
     u = torch.rand(n, 1, generator=torch.Generator().manual_seed(3))
-    out = run(backend, {"target_logits": torch.zeros(n, 1, 8), "draft_tokens": torch.zeros(n, 0).long(), "uniform_samples": u})
+    out = run(
+        backend, {"target_logits": torch.zeros(n, 1, 8), "draft_tokens": torch.zeros(n, 0).long(), "uniform_samples": u}
+    )
     assert set(out.tokens.flatten().tolist()) == set(range(8))
 
 
@@ -458,7 +478,10 @@ def test_peers_block_noise_reuse_needs_a_step() -> None:
 def test_token_id_0_is_a_token(backend: Backend) -> None:
     target = torch.full((1, 2, 4), -30.0)
     target[..., 0] = 30.0
-    out = run(backend, {"target_logits": target, "draft_tokens": torch.zeros(1, 1).long(), "uniform_samples": torch.full((1, 2), 0.9)})
+    out = run(
+        backend,
+        {"target_logits": target, "draft_tokens": torch.zeros(1, 1).long(), "uniform_samples": torch.full((1, 2), 0.9)},
+    )
     assert out.tokens.tolist() == [[0, 0]] and out.num_accepted.tolist() == [1]
 
 
@@ -475,26 +498,26 @@ NO_DRAFT: dict[str, Any] = {"draft_logits": None}
 V, T = ValueError, TypeError
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"target_logits": [0.0]}, T, "target_logits must be a tensor, got list"),
-    ({"target_logits": torch.zeros(4, 3, 9).double()}, T, "target_logits must be float32 or bfloat16 or float16, got float64"),
+    ({"target_logits": torch.zeros(4, 3, 9).double()}, T, "target_logits must be float32 or bfloat16 or float16, got"),
     ({"target_logits": torch.zeros(3, 9)}, V, "target_logits must be [batch, num_draft + 1, vocab], got [3, 9]"),
     ({"target_logits": torch.zeros(4, 0, 9)}, V, "target_logits must be [batch, num_draft + 1, vocab], got [4, 0, 9]"),
     ({"target_logits": torch.zeros(4, 3, 1)}, V, "target_logits must be [..., vocab] with 2 <= vocab"),
-    ({"target_logits": torch.zeros(4, 9, 3).transpose(1, 2)}, V, "target_logits must be contiguous in its last dimension"),
+    ({"target_logits": torch.zeros(4, 9, 3).transpose(1, 2)}, V, "target_logits must be contiguous in its last"),
     ({"draft_tokens": [[1]]}, T, "draft_tokens must be a tensor, got list"),
     ({"draft_tokens": torch.zeros(4, 2)}, T, "draft_tokens must be int64 or int32, got float32"),
     ({"draft_tokens": torch.zeros(4, 2, dtype=torch.int16)}, T, "draft_tokens must be int64 or int32, got int16"),
-    ({"draft_tokens": torch.zeros(4, 3, dtype=torch.int64)}, V, "draft_tokens must be [batch=4, num_draft=2], got [4, 3]"),
+    ({"draft_tokens": torch.zeros(4, 3, dtype=torch.int64)}, V, "draft_tokens must be [batch=4, num_draft=2], got"),
     ({"draft_tokens": torch.zeros(8, dtype=torch.int64)}, V, "draft_tokens must be [batch=4, num_draft=2], got [8]"),
     ({"draft_tokens": torch.zeros(4, 2, dtype=torch.int64, device="meta")}, V, "draft_tokens must be on cpu, got meta"),
     ({"draft_logits": torch.zeros(4, 3, 9)}, V, "draft_logits must be [batch=4, num_draft=2, vocab=9], got [4, 3, 9]"),
     ({"draft_logits": torch.zeros(4, 2, 8)}, V, "draft_logits must be [batch=4, num_draft=2, vocab=9], got [4, 2, 8]"),
-    ({"draft_logits": torch.zeros(4, 2, 9).long()}, T, "draft_logits must be float32 or bfloat16 or float16, got int64"),
+    ({"draft_logits": torch.zeros(4, 2, 9).long()}, T, "draft_logits must be float32 or bfloat16 or float16, got"),
     ({"draft_logits": torch.zeros(4, 2, 9, device="meta")}, V, "draft_logits must be on cpu, got meta"),
-    ({"draft_logits": torch.zeros(4, 9, 2).transpose(1, 2)}, V, "draft_logits must be contiguous in its last dimension"),
+    ({"draft_logits": torch.zeros(4, 9, 2).transpose(1, 2)}, V, "draft_logits must be contiguous in its last"),
     ({"draft_probs": torch.zeros(4, 2, 9)}, V, "give draft_logits or draft_probs, got both"),
     ({**NO_DRAFT, "draft_probs": torch.zeros(4, 2, 8)}, V, "draft_probs must be [batch=4, num_draft=2, vocab=9]"),
     ({**NO_DRAFT, "draft_probs": torch.zeros(4, 2, 9).half()}, T, "draft_probs must be float32, got float16"),
-    ({**NO_DRAFT, "draft_probs": torch.zeros(4, 9, 2).transpose(1, 2)}, V, "draft_probs must be contiguous in its last"),
+    ({**NO_DRAFT, "draft_probs": torch.zeros(4, 9, 2).transpose(1, 2)}, V, "draft_probs must be contiguous in its"),
     ({**NO_DRAFT, "draft_probs": torch.zeros(4, 2, 9, device="meta")}, V, "draft_probs must be on cpu, got meta"),
     ({"uniform_samples": None}, V, "acceptance='token' needs uniform_samples unless params.temperature is 0"),
     ({"uniform_samples": torch.zeros(4, 2)}, V, "uniform_samples must be [batch=4, num_draft + 1=3], got [4, 2]"),
@@ -516,18 +539,18 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"draft_params": sk.SamplingParams(min_p=torch.ones(4, device="meta"))}, V, "draft_params.min_p must be on cpu"),
     ({"draft_stats": torch.zeros(4, 2, 6)}, T, "draft_stats must be a RowStats, got Tensor"),
     ({"draft_stats": SHORT}, V, "draft_stats.values must be [batch=4, num_draft=2, 6=6], got [4, 1, 6]"),
-    ({"draft_stats": sk.RowStats(STATS.values.double(), STATS.argmax, STATS.status)}, T, "draft_stats.values must be float32"),
-    ({"draft_stats": sk.RowStats(STATS.values, STATS.argmax.int(), STATS.status)}, T, "draft_stats.argmax must be int64"),
-    ({"draft_stats": sk.RowStats(STATS.values, STATS.argmax, STATS.status.long())}, T, "draft_stats.status must be int32"),
+    ({"draft_stats": sk.RowStats(STATS.values.double(), STATS.argmax, STATS.status)}, T, "draft_stats.values must be"),
+    ({"draft_stats": sk.RowStats(STATS.values, STATS.argmax.int(), STATS.status)}, T, "draft_stats.argmax must be"),
+    ({"draft_stats": sk.RowStats(STATS.values, STATS.argmax, STATS.status.long())}, T, "draft_stats.status must be"),
     ({"draft_stats": sk.RowStats(STATS.values, SHORT.argmax, STATS.status)}, V, "draft_stats.argmax must be"),
     ({"draft_stats": sk.RowStats(STATS.values, STATS.argmax, SHORT.status)}, V, "draft_stats.status must be"),
-    ({"draft_stats": sk.RowStats(STATS.values, STATS.argmax.to("meta"), STATS.status)}, V, "draft_stats.argmax must be on cpu"),
+    ({"draft_stats": sk.RowStats(STATS.values, STATS.argmax.to("meta"), STATS.status)}, V, "draft_stats.argmax must"),
     ({**NO_DRAFT, "draft_stats": STATS}, V, "draft_stats needs the draft_logits that they describe, got none"),
     ({"draft_token_map": torch.arange(9)}, T, "draft_token_map must be a TokenMap, got Tensor"),
     ({"draft_token_map": sk.TokenMap(torch.arange(5))}, V, "draft_logits must be [batch=4, num_draft=2, vocab=5]"),
     ({"draft_token_map": sk.TokenMap(torch.arange(1, 10))}, V, "draft_token_map must map to ids < vocab=9, got 9"),
     ({"draft_token_map": sk.TokenMap(torch.arange(9)).to("meta")}, V, "draft_token_map must be on cpu, got meta"),
-    ({**NO_DRAFT, "draft_token_map": sk.TokenMap(torch.arange(5))}, V, "draft_token_map needs draft_logits or draft_probs"),
+    ({**NO_DRAFT, "draft_token_map": sk.TokenMap(torch.arange(5))}, V, "draft_token_map needs draft_logits or"),
     ({"num_draft_tokens": [1, 1, 1, 1]}, T, "num_draft_tokens must be a tensor, got list"),
     ({"num_draft_tokens": torch.ones(4)}, T, "num_draft_tokens must be int64 or int32, got float32"),
     ({"num_draft_tokens": torch.ones(3).int()}, V, "num_draft_tokens must be [batch=4], got [3]"),

@@ -32,13 +32,16 @@ def test_is_the_chains(backend: Backend, vocab: int, dtype: torch.dtype, accepta
     params = sk.SamplingParams(torch.rand(n, generator=rng).round(decimals=1), top_p=0.95)
     arguments = chains.make(
         rng, n, 4, vocab, kind=kind, acceptance=acceptance, dtype=dtype, params=params,
-        draft_params=sk.SamplingParams(0.9, top_k=torch.randint(0, 20, (n,), generator=rng)), row_stats=backend.row_stats,
+        draft_params=sk.SamplingParams(0.9, top_k=torch.randint(0, 20, (n,), generator=rng)),
+        row_stats=backend.row_stats,
     )  # fmt: skip
     arguments["eos_token_ids"] = torch.tensor([1])
     arguments["draft_tokens"][torch.rand(n, 4, generator=rng) < 0.05] = -1
     counts = torch.randint(0, 5, (n,), generator=rng)
     counts[:2] = torch.tensor([4, 0])
-    chain = backend.verify_chain(**chains.on(backend, {**arguments, "num_draft_tokens": counts}), return_acceptance=True)
+    chain = backend.verify_chain(
+        **chains.on(backend, {**arguments, "num_draft_tokens": counts}), return_acceptance=True
+    )
     flat = chains.packed(arguments, counts)
     out = run(backend, flat, return_acceptance=True)
     for field in (*FIELDS, "acceptance"):
@@ -101,7 +104,9 @@ def test_a_segment_longer_than_the_width_is_cut_and_flagged(backend: Backend) ->
     ],
 )
 @pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])
-def test_broken_segments_idle_and_are_flagged(backend: Backend, acceptance: str, cu: list[int], broken: list[int]) -> None:
+def test_broken_segments_idle_and_are_flagged(
+    backend: Backend, acceptance: str, cu: list[int], broken: list[int]
+) -> None:
     """Nothing is read for them; the others are as they were."""
     rng = torch.Generator().manual_seed(13)
     arguments = chains.packed(chains.make(rng, 4, 3, 40, acceptance=acceptance), torch.tensor([3, 2, 1, 2]))
@@ -142,7 +147,7 @@ def test_strides_do_not_matter_and_inputs_are_untouched(backend: Backend) -> Non
 
 
 GOOD: dict[str, Any] = {
-    "target_logits": torch.zeros(9, 7), "draft_tokens": torch.zeros(6, dtype=torch.int64), "draft_logits": torch.zeros(6, 7),
+    "target_logits": torch.zeros(9, 7), "draft_tokens": torch.zeros(6).long(), "draft_logits": torch.zeros(6, 7),
     "cu_num_draft_tokens": torch.tensor([0, 2, 5, 6], dtype=torch.int32), "max_num_draft_tokens": 3,
     "uniform_samples": torch.full((9,), 0.5),
 }  # fmt: skip

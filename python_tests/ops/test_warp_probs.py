@@ -38,7 +38,14 @@ def test_widest_vocabulary(backend: Backend, rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p", "min_p"),
-    [(0.7, 0, 1.0, 0.0), (1.3, 50, 1.0, 0.0), (1.0, 0, 0.9, 0.0), (0.9, 0, 1.0, 0.08), (0.8, 50, 0.9, 0.05), (1.5, 1, 0.5, 0.5)],
+    [
+        (0.7, 0, 1.0, 0.0),
+        (1.3, 50, 1.0, 0.0),
+        (1.0, 0, 0.9, 0.0),
+        (0.9, 0, 1.0, 0.08),
+        (0.8, 50, 0.9, 0.05),
+        (1.5, 1, 0.5, 0.5),
+    ],
 )
 @pytest.mark.parametrize("vocab", [64, 5000])
 def test_is_what_transformers_warpers_make(
@@ -46,7 +53,10 @@ def test_is_what_transformers_warpers_make(
 ) -> None:
     """Away from ties and borders (random float32 logits have none closer than float error here)."""
     from transformers.generation.logits_process import (
-        MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper,
+        MinPLogitsWarper,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
     )  # fmt: skip
 
     x = logits(rng, 16, vocab)
@@ -89,7 +99,11 @@ def test_strides_and_leading_dimensions_do_not_matter(backend: Backend, rng: tor
         ({"logits": torch.zeros(9, 4).T}, ValueError, "warp_probs: logits must be contiguous"),
         ({"logits": torch.zeros(4, 1)}, ValueError, "warp_probs: logits must be [..., vocab]"),
         ({"params": {"top_k": 3}}, TypeError, "warp_probs: params must be a SamplingParams or None"),
-        ({"params": sk.SamplingParams(min_p=torch.ones(3))}, ValueError, "warp_probs: params.min_p must be [batch=4], got [3]"),
+        (
+            {"params": sk.SamplingParams(min_p=torch.ones(3))},
+            ValueError,
+            "warp_probs: params.min_p must be [batch=4], got [3]",
+        ),
         ({"backend": ""}, ValueError, "warp_probs: backend must be one of"),
     ],
 )

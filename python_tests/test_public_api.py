@@ -1,0 +1,181 @@
+"""The public contract: names, signatures, dataclasses and what they refuse."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from python_tests.support import in_fresh_process
+from specdec_kernels.backends import OPS
+
+SIGNATURES = {  # positional parameters, then keyword-only ones
+    "row_stats": (["logits", "params"], ["backend"]),
+    "warp_probs": (["logits", "params"], ["backend"]),
+    "uniform_samples": (["seeds", "step", "num", "purpose"], ["backend"]),
+    "noise_keys": (["seeds", "positions", "purpose", "step"], ["backend"]),
+    "sample": (["logits", "params"], ["uniform_samples", "noise_keys", "num_samples", "draft_token_map", "backend"]),
+    "verify_chain": (
+        ["target_logits", "draft_tokens", "draft_logits"],
+        ["uniform_samples", "noise_keys", "params", "draft_params", "acceptance", "target_law", "draft_probs",
+         "draft_stats", "draft_token_map", "num_draft_tokens", "eos_token_ids", "return_acceptance", "backend"],
+    ),
+    "verify_packed": (
+        ["target_logits", "draft_tokens", "draft_logits"],
+        ["cu_num_draft_tokens", "max_num_draft_tokens", "uniform_samples", "noise_keys", "params", "draft_params",
+         "acceptance", "target_law", "draft_probs", "draft_stats", "draft_token_map", "num_draft_tokens",
+         "eos_token_ids", "return_acceptance", "backend"],
+    ),
+}  # fmt: skip
+
+
+def test_every_exported_name_exists_and_is_documented() -> None:
+    for name in sk.__all__:
+        thing = getattr(sk, name)
+        if inspect.isclass(thing) or inspect.isfunction(thing):
+            assert inspect.getdoc(thing), name
+    assert len(set(sk.__all__)) == len(sk.__all__)
+    assert set(OPS) == set(SIGNATURES) <= set(sk.__all__)
+    assert sk.PLACEHOLDER_TOKEN_ID == -1
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures(name: str) -> None:
+    parameters = inspect.signature(getattr(sk, name)).parameters.values()
+    positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    keyword = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    assert (positional, keyword) == SIGNATURES[name]
+    for section in ("Parameters", "Returns", "Raises"):
+        assert f"{section}\n---" in inspect.getdoc(getattr(sk, name)), section  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_ops_are_registered_with_the_dispatcher(name: str) -> None:
+    overload = getattr(torch.ops.specdec, name).default
+    assert torch.Tag.pt2_compliant_tag in overload.tags and not overload._schema.is_mutable
+
+
+def test_status_flags() -> None:
+    assert {s.name: s.value for s in sk.Status} == {"NAN": 1, "INF": 2, "EMPTY_ROW": 4, "BAD_TOKEN": 8, "BAD_PARAM": 16}
+
+
+def test_row_stats_fields_are_views_and_stack() -> None:
+    stats = sk.row_stats(torch.randn(3, 9))
+    for i, field in enumerate(("max", "cutoff", "log_normalizer", "normalizer", "raw_log_normalizer", "raw_entropy")):
+        view = getattr(stats, field)
+        assert view.shape == (3,) and view.data_ptr() == stats.values[..., i].data_ptr()
+    stacked = sk.RowStats.stack([stats, stats], 1)
+    assert stacked.values.shape == (3, 2, 6) and stacked.argmax.shape == stacked.status.shape == (3, 2)
+
+
+def test_results_are_frozen() -> None:
+    for value, field in ((sk.row_stats(torch.randn(3, 9)), "argmax"), (sk.SamplingParams(), "temperature")):
+        with pytest.raises(AttributeError):
+            setattr(value, field, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"temperature": -0.1}, ValueError, "temperature must be finite and >= 0, got -0.1"),
+        ({"temperature": math.inf}, ValueError, "temperature must be finite"),
+        ({"temperature": math.nan}, ValueError, "temperature must be finite"),
+        ({"temperature": "hot"}, TypeError, "temperature must be a number or a \\[batch\\] tensor, got str"),
+        ({"temperature": True}, TypeError, "temperature must be a number"),
+        ({"temperature": None}, TypeError, "temperature must be a number"),
+        ({"temperature": torch.ones(2, 2)}, TypeError, "temperature must be a number or a \\[batch\\] floating tensor"),
+        (
+            {"temperature": torch.tensor(1.0)},
+            TypeError,
+            "temperature must be a number or a \\[batch\\] floating tensor",
+        ),
+        (
+            {"temperature": torch.ones(2).long()},
+            TypeError,
+            "temperature must be a number or a \\[batch\\] floating tensor",
+        ),
+        ({"top_k": 2.0}, TypeError, "top_k must be a number or a \\[batch\\] tensor, got float"),
+        ({"top_k": torch.ones(2)}, TypeError, "top_k must be a number or a \\[batch\\] integer tensor"),
+        ({"top_k": torch.ones(2).bool()}, TypeError, "top_k must be a number or a \\[batch\\] integer tensor"),
+        ({"top_p": -0.5}, ValueError, "top_p must be >= 0, got -0.5"),
+        ({"top_p": math.nan}, ValueError, "top_p must be >= 0, got nan"),
+        ({"min_p": 1.1}, ValueError, "min_p must be in \\[0, 1\\], got 1.1"),
+        ({"min_p": -0.1}, ValueError, "min_p must be in \\[0, 1\\]"),
+        ({"min_p": math.nan}, ValueError, "min_p must be in \\[0, 1\\]"),
+    ],
+)
+def test_sampling_params_refuse(fields: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^SamplingParams: {message}"):
+        sk.SamplingParams(**fields)
+
+
+def test_sampling_params_accept_what_is_off() -> None:
+    for fields in ({"top_k": -5}, {"top_k": 10**9}, {"top_p": 7.0}, {"top_p": 0}, {"min_p": 0}, {"temperature": 0}):
+        x = torch.randn(2, 9)
+        probs = sk.warp_probs(x, sk.SamplingParams(**fields))  # type: ignore[arg-type]
+        if "temperature" not in fields:
+            torch.testing.assert_close(probs, sk.warp_probs(x))
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [
+        ([0, 1], TypeError, "draft_to_target must be an int32 or int64 tensor, got list"),
+        (torch.tensor([0.0, 1.0]), TypeError, "draft_to_target must be an int32 or int64 tensor, got torch.float32"),
+        (torch.tensor([[0, 1]]), ValueError, "draft_to_target must be \\[vocab_draft >= 1\\], got \\[1, 2\\]"),
+        (torch.tensor([], dtype=torch.int64), ValueError, "draft_to_target must be \\[vocab_draft >= 1\\]"),
+        (torch.tensor([3, -1]), ValueError, "draft_to_target must hold ids >= 0, got -1"),
+        (torch.tensor([3, 1, 3]), ValueError, "draft_to_target must hold distinct ids"),
+    ],
+)
+def test_token_map_refuses(ids: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^TokenMap: {message}"):
+        sk.TokenMap(ids)
+
+
+def test_token_map_holds_its_inverse() -> None:
+    ids = torch.tensor([4, 0, 7], dtype=torch.int32)
+    mapped = sk.TokenMap(ids)
+    assert len(mapped) == 3 and mapped.max_id == 7 and mapped.draft_to_target.tolist() == [4, 0, 7]
+    assert mapped.target_to_draft.tolist() == [1, -1, -1, -1, 0, -1, -1, 2]
+
+
+def test_backends_table() -> None:
+    table = sk.backends()
+    assert set(table) == set(OPS)
+    for op, row in table.items():
+        assert row["reference"] == "yes", op
+        assert all(isinstance(reason, str) and reason for reason in row.values())
+    text = str(table)
+    assert all(op in text for op in OPS) and all(name in text for name in table["sample"])
+    for name, answer in table["sample"].items():
+        assert answer == "yes" or answer in text, f"the reason why {name} cannot run is printed"
+
+
+def test_another_device_takes_the_reference() -> None:
+    """Tensors without data run through the fake; nothing is read."""
+    out = sk.verify_chain(
+        torch.empty(4, 3, 9, device="meta"), torch.empty(4, 2, dtype=torch.int64, device="meta"),
+        uniform_samples=torch.empty(4, 3, device="meta"),
+    )  # fmt: skip
+    assert out.tokens.shape == (4, 3) and out.tokens.device.type == "meta" and out.status.dtype == torch.int32
+
+
+def test_an_import_touches_nothing_it_should_not() -> None:
+    """No CUDA context, no random state consumed, no transformers until a loop is asked for."""
+    code = """
+import sys, torch
+state = torch.get_rng_state()
+import specdec_kernels as sk
+assert torch.equal(state, torch.get_rng_state()), "the global generator moved"
+assert not torch.cuda.is_initialized()
+sk.verify_chain(torch.zeros(2, 2, 5), torch.zeros(2, 1, dtype=torch.int64), uniform_samples=torch.zeros(2, 2))
+sk.sample(torch.zeros(2, 5), uniform_samples=sk.uniform_samples(torch.arange(2), 0, 1)[:, 0].contiguous())
+assert torch.equal(state, torch.get_rng_state()), "an op moved the global generator"
+print("transformers" in sys.modules)
+"""
+    assert in_fresh_process(code).strip() == "False"
