@@ -111,12 +111,16 @@ def sample(
         raise ValueError(
             f"{op}: uniform_samples or noise_keys must be given unless params.temperature is 0, got neither"
         )
+    if isinstance(num_samples, bool) or not isinstance(num_samples, int):
+        raise TypeError(f"{op}: num_samples must be an int, got {type(num_samples).__name__}")
     if not 1 <= num_samples <= 1024:
         raise ValueError(f"{op}: num_samples must be in [1, 1024], got {num_samples}")
     if num_samples > 1 and noise_keys is None:
         raise ValueError(f"{op}: num_samples={num_samples} needs noise_keys (a draw without replacement)")
     mapping = None
     if draft_token_map is not None:
+        if not isinstance(draft_token_map, TokenMap):
+            raise TypeError(f"{op}: draft_token_map must be a TokenMap, got {type(draft_token_map).__name__}")
         mapping = draft_token_map.draft_to_target
         check_tensor(op, "draft_token_map", mapping, (torch.int64,), logits.device)
         check_shape(op, "draft_token_map", mapping, ("vocab",), (vocab,))

@@ -55,6 +55,8 @@ def uniform_samples(
     if seeds.dim() != 1:
         raise shape_error("uniform_samples", "seeds", "[batch]", seeds)
     steps, step = split_step("uniform_samples", step, seeds)
+    if isinstance(num, bool) or not isinstance(num, int):
+        raise TypeError(f"uniform_samples: num must be an int, got {type(num).__name__}")
     if not 0 <= num < 2**31:
         raise ValueError(f"uniform_samples: num must be in [0, 2**31), got {num}")
     run = dispatch("uniform_samples", _op, backend, seeds.device)

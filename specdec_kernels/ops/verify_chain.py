@@ -205,6 +205,8 @@ def shared_arguments(
             raise ValueError(f"{op}: draft_stats needs the draft_logits that they describe, got none")
         values, argmax, status = draft_stats.values, draft_stats.argmax, draft_stats.status
         check_tensor(op, "draft_stats.values", values, (torch.float32,), device)
+        check_tensor(op, "draft_stats.argmax", argmax, (torch.int64,), device)
+        check_tensor(op, "draft_stats.status", status, (torch.int32,), device)
         if tuple(values.shape) != (*draft_shape, 6) or argmax.shape != draft_shape or status.shape != draft_shape:
             check_shape(op, "draft_stats.values", values, (*draft_names, "6"), (*draft_shape, 6))
             check_shape(op, "draft_stats.argmax", argmax, draft_names, draft_shape)
