@@ -75,12 +75,12 @@ class RowStats(NamedTuple):
 
     @property
     def raw_log_normalizer(self) -> Tensor:
-        """``log Σ exp(logit)`` over the whole row (temperature 1, nothing cut), in nats; NaN where not asked for."""
+        """``log Σ exp(logit)`` over the whole row (temperature 1, nothing cut), in nats; −inf where not asked for."""
         return self.values[..., 4]
 
     @property
     def raw_entropy(self) -> Tensor:
-        """Entropy in nats of the raw law (temperature 1, nothing cut); NaN if it was not asked for."""
+        """Entropy in nats of the raw law (temperature 1, nothing cut); −inf where not asked for."""
         return self.values[..., 5]
 
     @staticmethod
@@ -129,7 +129,7 @@ class VerifyOutput(NamedTuple):
     status : Tensor
         ``[batch]`` int32, flags of `Status` over the rows the rule had to read.
     acceptance : Tensor or None
-        ``[batch, num_draft]`` float32, ``Σ_v min(P(v), Q(v))`` of each position of the block, NaN after its end; None
+        ``[batch, num_draft]`` float32, ``Σ_v min(P(v), Q(v))`` of each position of the block, −1 after its end; None
         unless asked for.
     """
 

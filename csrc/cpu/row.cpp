@@ -14,7 +14,9 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int kTopBlocks = 512;    // top-p alone first lists what reaches the so-many-th largest block maximum
-constexpr int kTilesToSplit = 64;  // a row shorter than this is not worth waking a second thread for
+// A row is split over the threads only if it is long, and the longer the fewer they are: waking one takes tens of
+// microseconds, as much as reading a row of 100,000 ids.
+constexpr int kTilesToSplit = 64, kTilesPerHelper = 256;
 
 // Floats as integers of the same order.
 uint32_t ordered(float x) {
@@ -218,7 +220,7 @@ Sampling sampling_of(const SamplingArgs& args, int64_t b) {
 
 void for_each_tile(const RowView& row, bool split, const std::function<void(int)>& f) {
   const int tiles = row.tiles();
-  if (split && tiles >= kTilesToSplit && num_threads() > 1) {
+  if (split && tiles >= kTilesToSplit && tiles * (num_threads() - 1) >= kTilesPerHelper) {
     parallel_for(tiles, [&](int64_t begin, int64_t end) {
       for (int64_t tile = begin; tile < end; ++tile) f(int(tile));
     });

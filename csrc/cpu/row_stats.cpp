@@ -12,7 +12,7 @@ void row_stats(const RowStatsArgs& args) {
     const int64_t b = index / args.n;
     const RowView row = row_view(args.logits, b, index % args.n);
     const RowLaw law = analyse_row(row, sampling_of(args.params, b), split, scratch);
-    float log_normalizer = std::numeric_limits<float>::quiet_NaN(), entropy = log_normalizer;
+    float log_normalizer = -std::numeric_limits<float>::infinity(), entropy = log_normalizer;
     if (args.raw) raw_moments(row, law.max, split, &log_normalizer, &entropy);
     write_stats(law, args.out, index, log_normalizer, entropy);
   });

@@ -9,7 +9,7 @@
 namespace specdec::cpu {
 namespace {
 
-constexpr float kNaNFloat = std::numeric_limits<float>::quiet_NaN();
+constexpr float kNotAsked = -std::numeric_limits<float>::infinity();
 
 std::vector<NoisyToken> draw_row(const SampleArgs& args, const RowView& row, RowLaw& law, const RowScratch& scratch,
                                  int64_t index, bool split) {
@@ -44,7 +44,7 @@ void sample(const SampleArgs& args) {
       args.token[index * args.num_samples + i] = token;
       args.log_prob[index * args.num_samples + i] = log_prob;
     }
-    write_stats(law, args.out, index, kNaNFloat, kNaNFloat);
+    write_stats(law, args.out, index, kNotAsked, kNotAsked);
   });
 }
 

@@ -1,7 +1,6 @@
 // verify_chain and verify_packed: one sequence at a time, rows read only as far as the rule gets.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include "common/status.h"
@@ -216,7 +215,7 @@ class Sequence {
     thread_local RowScratch scratch;
     float* out = args_.overlap + b_ * args_.num_draft;
     for (int64_t i = 0; i < args_.num_draft; ++i) {
-      out[i] = std::numeric_limits<float>::quiet_NaN();
+      out[i] = -1.0f;
       if (i >= length_) continue;
       const RowLaw law = analyse_row(target_row(i), target_sampling_, split_, scratch);
       out[i] = overlap(target_row(i), law, draft_row(i, false), split_);

@@ -83,7 +83,7 @@ def sample(
     -------
     Draw
         ``token`` and ``log_prob`` shaped as the rows (``[..., num_samples]`` where that is > 1), ``stats`` of the rows
-        (without the raw fields, which are NaN).
+        (without the raw fields, which are −inf).
 
     Raises
     ------

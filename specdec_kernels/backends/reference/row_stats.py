@@ -13,5 +13,5 @@ def row_stats(logits: Tensor, raw: bool, *params: object) -> tuple[Tensor, Tenso
     """``[batch, n, vocab]`` to values ``[batch, n, 6]``, argmax and status ``[batch, n]``."""
     law = make_law(logits, make_params(logits.shape[0], logits, *params))  # type: ignore[arg-type]
     if not raw:
-        law.values[..., 4:] = math.nan
+        law.values[..., 4:] = -math.inf
     return law.values, law.argmax, law.status

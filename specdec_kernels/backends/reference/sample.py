@@ -18,7 +18,7 @@ def sample(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """``[batch, n, vocab]`` to tokens and log_probs ``[batch, n, num_samples]``, and the rows' stats."""
     law = make_law(logits, make_params(logits.shape[0], logits, *params))  # type: ignore[arg-type]
-    law.values[..., 4:] = math.nan
+    law.values[..., 4:] = -math.inf
     status = law.status
     if noise_keys is not None:
         scores, order = perturbed(law, noise_keys, draft_to_target).sort(dim=-1, descending=True, stable=True)

@@ -97,7 +97,7 @@ def verify_chain(
     if return_acceptance:
         q = torch.nn.functional.one_hot(tokens, vocab) if draft.probs is None else draft.probs
         overlap = tile_sum(torch.minimum(target.probs[:, :-1], q.to(target.probs.dtype))).to(torch.float32)
-        overlap = torch.where(rows < length[:, None], overlap, math.nan)
+        overlap = torch.where(rows < length[:, None], overlap, -1.0)
     int32 = torch.int32
     return out, walk.accepted.to(int32), num_tokens.to(int32), status.to(int32), overlap
 
