@@ -13,7 +13,7 @@ namespace specdec::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr int kTopBlocks = 512;    // top-p alone first lists what reaches the so-many-th largest block maximum
+constexpr int kTopBlocks = 512;  // top-p alone first lists what reaches the so-many-th largest block maximum
 // A row is split over the threads only if it is long, and the longer the fewer they are: waking one takes tens of
 // microseconds, as much as reading a row of 100,000 ids.
 constexpr int kTilesToSplit = 64, kTilesPerHelper = 256;
