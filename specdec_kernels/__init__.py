@@ -9,8 +9,9 @@ from __future__ import annotations
 from . import laws
 from .backends import backends, native
 from .decoding.generate import generate
+from .decoding.output import GenerationOutput, GenerationStats, Provenance
 from .decoding.packing import pack_linear_weights
-from .drafters import ModelDrafter, NgramDrafter, NoDrafter
+from .drafters import Draft, Drafter, ModelDrafter, NgramDrafter, NgramLMDrafter, NgramTable, NoDrafter
 from .ops.noise_keys import noise_keys
 from .ops.row_stats import row_stats
 from .ops.sample import sample
@@ -27,10 +28,17 @@ native.load()
 
 __all__ = [
     "PLACEHOLDER_TOKEN_ID",
+    "Draft",
+    "Drafter",
     "Draw",
+    "GenerationOutput",
+    "GenerationStats",
     "ModelDrafter",
     "NgramDrafter",
+    "NgramLMDrafter",
+    "NgramTable",
     "NoDrafter",
+    "Provenance",
     "RowStats",
     "SamplingParams",
     "Status",
