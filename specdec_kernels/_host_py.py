@@ -56,9 +56,9 @@ class NgramIndex:
     """
 
     def __init__(self, num_sequences: SupportsIndex, max_ngram: SupportsIndex = 4, min_ngram: SupportsIndex = 1):
-        self._num_sequences = _integer("NgramIndex", "num_sequences", num_sequences, 1, MAX_SEQUENCES)
-        self._max_ngram = _integer("NgramIndex", "max_ngram", max_ngram, 1, MAX_NGRAM)
-        self._min_ngram = _integer("NgramIndex", "min_ngram", min_ngram, 1, self._max_ngram)
+        self._num_sequences = check_integer("NgramIndex", "num_sequences", num_sequences, 1, MAX_SEQUENCES)
+        self._max_ngram = check_integer("NgramIndex", "max_ngram", max_ngram, 1, MAX_NGRAM)
+        self._min_ngram = check_integer("NgramIndex", "min_ngram", min_ngram, 1, self._max_ngram)
         self._texts = [self._empty_text() for _ in range(self._num_sequences)]
         self._corpus = self._empty_text()
         self._lock = threading.Lock()
@@ -124,7 +124,7 @@ class NgramIndex:
     def truncate(self, sequence: SupportsIndex, length: SupportsIndex) -> None:
         """Take back the end of a sequence: it keeps its first `length` tokens. Costs as much as appending them did."""
         b = self._sequence("truncate", sequence)
-        keep = _integer("truncate", "length", length)
+        keep = check_integer("truncate", "length", length)
         with self._lock:
             text = self._texts[b]
             if not 0 <= keep <= len(text.tokens):
@@ -169,7 +169,7 @@ class NgramIndex:
         counts
             [num_sequences] int32: tokens proposed; 0 where nothing matches.
         """
-        width = _integer("propose", "num_tokens", num_tokens, 0, MAX_TOKEN)
+        width = check_integer("propose", "num_tokens", num_tokens, 0, MAX_TOKEN)
         allowed = [width] * self._num_sequences
         if limits is not None:
             _check_array("propose", "limits", limits, ("int32", "int64"), (self._num_sequences,), self._shape())
@@ -208,7 +208,7 @@ class NgramIndex:
         return _Text(self._min_ngram, self._max_ngram)
 
     def _sequence(self, function: str, sequence: SupportsIndex) -> int:
-        return _integer(function, "sequence", sequence, 0, self._num_sequences - 1)
+        return check_integer(function, "sequence", sequence, 0, self._num_sequences - 1)
 
     def _shape(self, rest: str = "") -> str:
         return f"[num_sequences={self._num_sequences}{rest}]"
@@ -269,7 +269,10 @@ def _grams(tokens: Sequence[int], end: int, min_ngram: int, max_ngram: int) -> I
         yield gram
 
 
-def _integer(function: str, name: str, value: SupportsIndex, low: int | None = None, high: int | None = None) -> int:
+def check_integer(
+    function: str, name: str, value: SupportsIndex, low: int | None = None, high: int | None = None
+) -> int:
+    """`value` as an int in [low, high]; else a TypeError or ValueError that names the function and the argument."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -93,6 +93,7 @@ def builders(name: str, draft_stats: bool = True) -> Mapping[str, Callable[[Case
 
     def noise_keys(case: Case) -> Call | None:
         backend = asked_for("noise_keys", name)
+
         def call(step: SeedInputs) -> object:
             return sk.noise_keys(step.seeds, step.positions, backend=backend)
 

@@ -34,7 +34,7 @@ IDS = torch.tensor([[3, 4, 5], [3, 6, 7]])
         (
             {"sampling": sk.SamplingParams(torch.ones(3))},
             ValueError,
-            r"sampling.temperature must be a number or \[batch=2\]",
+            r"sampling.temperature must be \[batch=2\], got \[3\]",
         ),
         ({"seeds": torch.ones(2)}, TypeError, "seeds must be an int64 tensor, got torch.float32"),
         ({"seeds": torch.ones(3, dtype=torch.int64)}, ValueError, r"seeds must be \[batch=2\], got \[3\]"),
@@ -50,6 +50,8 @@ IDS = torch.tensor([[3, 4, 5], [3, 6, 7]])
         ({"target_law": object()}, NotImplementedError, "generate: target_law"),
         ({"eos_token_id": 23}, ValueError, r"eos_token_id must be in \[0, vocab=23\), got 23"),
         ({"eos_token_id": [1, -1]}, ValueError, r"eos_token_id must be in \[0, vocab=23\), got -1"),
+        ({"eos_token_id": "</s>"}, TypeError, "eos_token_id must be an integer or several, got str"),
+        ({"eos_token_id": 2.0}, TypeError, "eos_token_id must be an integer or several, got float"),
         ({"streamer": 3}, TypeError, "streamer must have put and end, or be callable, got int"),
     ],
 )
@@ -90,6 +92,7 @@ def test_models_that_cannot_be_served_are_refused_by_name() -> None:
     refused(tiny("llama").model, "generate: LlamaModel cannot be served: it has no language-model head")
     refused(torch.nn.Linear(2, 2), "Linear cannot be served: it is neither a transformers model nor a")
     refused(tiny("llama").train(), "LlamaForCausalLM cannot be served: it is in training mode; call model.eval")
+    refused(tiny("llama").double(), "its dtype is torch.float64; float32, bfloat16 and float16 are verified")
     refused(tiny("gpt2", add_cross_attention=True), "a decoder with cross attention needs an encoder's states")
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     refused(tiny("llama", rope_parameters=dynamic), "rotary embedding of type dynamic changes with the length")
@@ -113,6 +116,9 @@ def test_draft_and_target_must_fit() -> None:
         sk.generate(target, ids, drafter=sk.ModelDrafter(tiny("t5")))
     with pytest.raises(ValueError, match=r"the draft \(GPT2LMHeadModel\) holds 32 positions, 44 are needed"):
         sk.generate(target, ids, drafter=sk.ModelDrafter(tiny("gpt2", n_positions=32)), max_new_tokens=40)
+    two = sk.ModelDrafter(tiny("llama", 1), sk.SamplingParams(torch.ones(2)))
+    with pytest.raises(ValueError, match=r"generate: drafter.sampling.temperature must be \[batch=1\], got \[2\]"):
+        sk.generate(target, ids, drafter=two)
     with pytest.raises(TypeError, match="ModelDrafter: sampling must be a SamplingParams or None, got float"):
         sk.ModelDrafter(target, 0.5)
 
@@ -130,7 +136,15 @@ def test_learned_positions_end() -> None:
     assert torch.equal(full.sequences, own)
 
 
-@pytest.mark.parametrize("bad", [{"n": 0}, {"n": 65}, {"n": 2, "min_n": 3}])
-def test_ngram_drafter_refuses_bad_lengths(bad: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="ngram"):
+@pytest.mark.parametrize(
+    ("bad", "kind", "message"),
+    [
+        ({"n": 0}, ValueError, r"n must be in \[1, 64\], got 0"),
+        ({"n": 65}, ValueError, r"n must be in \[1, 64\], got 65"),
+        ({"n": 2, "min_n": 3}, ValueError, r"min_n must be in \[1, 2\], got 3"),
+        ({"n": 2.5}, TypeError, "n must be an integer, got float"),
+    ],
+)
+def test_ngram_drafter_refuses_bad_lengths(bad: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=f"^NgramDrafter: {message}"):
         sk.NgramDrafter(**bad)

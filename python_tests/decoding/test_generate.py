@@ -257,6 +257,43 @@ def test_provenance_and_counts() -> None:
     assert all(repeats[b, t] == repeats[b, t + 1] for b, t in accepted.tolist())
 
 
+def test_a_placeholder_ends_a_draft_and_counts_for_nothing() -> None:
+    class OneOfFour(RepeatLast):
+        def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+            tokens = super().propose(state, num_tokens).tokens.clone()
+            tokens[:, 1:] = sk.PLACEHOLDER_TOKEN_ID
+            return Draft(tokens)
+
+    target = TableRunner.random()
+    ids, mask = prompts(4, 2, vocab=23)
+    kw: dict[str, Any] = {
+        "attention_mask": mask, "acceptance": "match", "max_new_tokens": 40, "seeds": torch.tensor([0, 1]),
+        "eos_token_id": [],
+    }  # fmt: skip
+    out = sk.generate(target, ids, drafter=OneOfFour(), num_speculative_tokens=4, **kw)
+    assert torch.equal(out.tokens, sk.generate(target, ids, drafter=sk.NoDrafter(), **kw).tokens)
+    stats = out.stats
+    assert stats.num_accepted > 0 and stats.num_accepted + stats.num_rejected == stats.num_drafted
+    assert len(stats.acceptance_rate_per_position) == 1
+
+
+def test_a_draft_of_the_wrong_shape_is_refused() -> None:
+    class TooMany(RepeatLast):
+        def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+            return super().propose(state, num_tokens + 1)
+
+    ids, _ = prompts(4, vocab=23)
+    with pytest.raises(ValueError, match=r"TooMany.propose must give \[batch=1, at most 5\] tokens, got \[1, 6\]"):
+        sk.generate(TableRunner.random(), ids, drafter=TooMany())
+
+
+def test_a_config_s_end_id_of_minus_one_ends_nothing() -> None:
+    target, (ids, _) = tiny("llama"), prompts(4)
+    target.generation_config.eos_token_id = -1
+    out = sk.generate(target, ids, drafter=sk.NgramDrafter(), max_new_tokens=8)
+    assert out.num_tokens.tolist() == [8]
+
+
 def test_status_tells_of_bad_logits() -> None:
     target = TableRunner.random()
     target.table[:, :, 5] = float("nan")

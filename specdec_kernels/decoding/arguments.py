@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ..drafters.base import Drafter
 from ..laws import require_lossless
+from ..ops._common import flat_params
 from ..sampling import SamplingParams
 from .runner import Prompt, Runner
 
@@ -40,7 +42,9 @@ def check_arguments(
         raise TypeError(f"generate: drafter must be a Drafter (NoDrafter() for none), got {type(drafter).__name__}")
     if getattr(drafter, "runner", None) is runner:
         raise ValueError("generate: drafter must have a Runner of its own, got the target's")
-    _check_sampling(sampling, batch, runner.device)
+    if not isinstance(sampling, SamplingParams):
+        raise TypeError(f"generate: sampling must be a SamplingParams, got {type(sampling).__name__}")
+    flat_params("generate", "sampling", sampling, batch, runner.device)
     if seeds is not None:
         if not isinstance(seeds, Tensor) or seeds.dtype != torch.int64:
             raise TypeError(
@@ -107,20 +111,6 @@ def _check_mask(runner: Runner, attention_mask: Tensor, batch: int, length: int)
             raise ValueError(f"generate: attention_mask must pad on the left (zeros, then ones), row {row} does not")
 
 
-def _check_sampling(sampling: SamplingParams, batch: int, device: torch.device) -> None:
-    if not isinstance(sampling, SamplingParams):
-        raise TypeError(f"generate: sampling must be a SamplingParams, got {type(sampling).__name__}")
-    for name in ("temperature", "top_k", "top_p", "min_p"):
-        value = getattr(sampling, name)
-        if isinstance(value, Tensor):
-            if tuple(value.shape) != (batch,):
-                raise ValueError(
-                    f"generate: sampling.{name} must be a number or [batch={batch}], got {list(value.shape)}"
-                )
-            if value.device != device:
-                raise ValueError(f"generate: sampling.{name} must be on {device}, got {value.device}")
-
-
 def _check_int(name: str, value: object, lowest: int, highest: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"generate: {name} must be an integer, got {type(value).__name__}")
@@ -155,17 +145,20 @@ def make_seeds(seeds: Tensor | None, runner: Runner, batch: int) -> Tensor:
 
 def end_ids(model: Any, runner: Runner, eos_token_id: int | Iterable[int] | None) -> Tensor | None:
     """``[num_eos]`` int64 ids that end a sequence, or None."""
-    if eos_token_id is None:
+    wanted: Any = eos_token_id
+    if wanted is None:
         config = getattr(model, "generation_config", None) or getattr(model, "config", None)
-        eos_token_id = getattr(config, "eos_token_id", None)
-        if eos_token_id is None:
+        wanted = getattr(config, "eos_token_id", None)
+        if wanted is None:
             return None
-        given = False
-    else:
-        given = True
-    ids = [eos_token_id] if isinstance(eos_token_id, int) else [int(i) for i in eos_token_id]
-    if given and (bad := [i for i in ids if not 0 <= i < runner.vocab_size]):
+    try:
+        ids = [operator.index(i) for i in (wanted if isinstance(wanted, Iterable) else [wanted])]
+    except TypeError:
+        raise TypeError(f"generate: eos_token_id must be an integer or several, got {type(wanted).__name__}") from None
+    bad = [i for i in ids if not 0 <= i < runner.vocab_size]
+    if bad and eos_token_id is not None:
         raise ValueError(f"generate: eos_token_id must be in [0, vocab={runner.vocab_size}), got {bad[0]}")
+    ids = [i for i in ids if i not in bad]  # a config's −1 means "none", and would match the loop's placeholders
     return torch.tensor(ids, dtype=torch.int64, device=runner.device) if ids else None
 
 

@@ -53,7 +53,7 @@ def generate(
     input_ids : Tensor
         ``[batch, prompt]`` int32 or int64; the encoder's input for an encoder-decoder.
     drafter : Drafter
-        `ModelDrafter`, `NgramDrafter`, `NoDrafter` (plain decoding) or your own.
+        `ModelDrafter`, `NgramDrafter`, `NgramLMDrafter`, `NoDrafter` (plain decoding) or your own.
     attention_mask : Tensor, optional
         ``[batch, prompt]`` of 0 and 1, zeros on the left (an encoder-decoder: anywhere). None: no padding.
     sampling : SamplingParams
@@ -64,11 +64,11 @@ def generate(
         Tokens of each sequence at most, >= 1.
     num_speculative_tokens : int or "auto"
         Draft tokens a step, 0 … 64. "auto": each sequence chooses 0, 1, 3 or 7 at each step from what it has emitted so
-        far and from the costs measured at the start, so that drafting switches itself off where it does not pay. The
-        choice depends on those times, so with "token" and "block" the draws of a seed are not reproducible (their law
-        is the same).
+        far and from costs measured at the first such call with this model, kind of drafter and batch size, so that
+        drafting switches itself off where it does not pay. The choice depends on those times, so with "token" and
+        "block" the draws of a seed are not reproducible (their law is the same).
     acceptance : {"token", "block", "match", "greedy"}
-        See `verify_chain`.
+        See `verify_chain`. "greedy" decodes greedily whatever `sampling` says.
     target_law : optional
         See `verify_chain`.
     eos_token_id : int or iterable of int, optional
@@ -91,6 +91,8 @@ def generate(
         ranges; before any work.
     NotImplementedError
         A `target_law` other than None.
+    ModuleNotFoundError
+        ``progress=True`` without tqdm.
     """
     runner = as_runner(model, "generate")
     check_arguments(
@@ -138,13 +140,18 @@ def generate(
 
 
 def _draft(state: DecodingState, drafter: Drafter, schedule: Schedule) -> tuple[Draft, Tensor | None, bool]:
-    """The step's draft, the limits a sequence, and whether the drafter was asked."""
+    """The step's draft, each sequence's limit (None: the draft's width), and whether the drafter was asked."""
     wanted = schedule.next()
     state.host_limits = np.where(state.host_active, np.minimum(wanted, state.host_remaining - 1), 0)
     num_tokens = int(state.host_limits.max())
     if num_tokens == 0:
         return Draft(state.tokens[:, :0]), None, False
     draft = drafter.propose(state, num_tokens)
+    if draft.tokens.shape[0] != state.batch_size or draft.tokens.shape[1] > num_tokens:
+        raise ValueError(
+            f"generate: {type(drafter).__name__}.propose must give [batch={state.batch_size}, at most {num_tokens}] "
+            f"tokens, got {list(draft.tokens.shape)}"
+        )
     limits = None
     if isinstance(wanted, np.ndarray):
         limits = torch.from_numpy(wanted).to(state.device, non_blocking=True)

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..ops._common import LOGIT_DTYPES
+
 PREFILL_ROWS = 512
 """Prompts are fed in pieces of this many rows, so that the mask stays small beside the cache."""
 
@@ -271,6 +273,8 @@ def _why_not(model: Any) -> str | None:
     if moving := _rope_types(config) & {"dynamic", "longrope"}:
         # Its frequencies depend on the longest sequence of the batch, so a sequence would depend on its neighbours.
         return f"rotary embedding of type {', '.join(sorted(moving))} changes with the length of the batch"
+    if model.dtype not in LOGIT_DTYPES:
+        return f"its dtype is {model.dtype}; float32, bfloat16 and float16 are verified"
     if model.training:
         return "it is in training mode; call model.eval()"
     return None

@@ -10,6 +10,7 @@ from ..drafters.base import Draft
 from ..ops.noise_keys import noise_keys
 from ..ops.uniform_samples import uniform_samples
 from ..ops.verify_chain import verify_chain
+from ..types import PLACEHOLDER_TOKEN_ID
 from .runner import Runner
 from .state import DecodingState, StepResult
 
@@ -48,11 +49,11 @@ def verify_step(
     offsets = torch.arange(width + 1, device=state.device)
     positions = state.lengths[:, None] + offsets  # where the tokens that this step draws will stand
 
-    num_drafted = state.remaining - 1
-    for bound in (limits, draft.num_draft_tokens):
+    num_drafted = (draft.tokens != PLACEHOLDER_TOKEN_ID).long().cumprod(1).sum(1)
+    for bound in (state.remaining - 1, limits, draft.num_draft_tokens):
         if bound is not None:
             num_drafted = torch.minimum(num_drafted, bound)
-    num_drafted = torch.where(state.active, num_drafted.clamp_(max=width), -1)
+    num_drafted = torch.where(state.active, num_drafted, -1)
 
     block = torch.cat([state.last_tokens(), draft.tokens.clamp(min=0)], dim=1)
     logits = runner.forward(block, state.lengths - 1, state.longest + width)

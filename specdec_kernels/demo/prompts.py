@@ -79,9 +79,8 @@ def _gsm8k() -> list[str]:
     return [problem["prompt"] for problem in assets.gsm8k()]
 
 
-_BUILDERS: dict[
-    str, tuple[Callable[[], list[str]], bool]
-] = {  # name -> (texts, whether they are a user's turn in a chat)
+# name -> (texts, whether they are a user's turn in a chat)
+_BUILDERS: dict[str, tuple[Callable[[], list[str]], bool]] = {
     "code-edit": (_code_edit, True),
     "quote": (_quote, True),
     "humaneval": (_humaneval, False),
@@ -90,7 +89,7 @@ _BUILDERS: dict[
     "gsm8k": (_gsm8k, True),
 }
 PROMPT_SETS: tuple[str, ...] = tuple(_BUILDERS)
-"""Names of the sets, from the most to the least repetitive answers."""
+"""Names of the sets."""
 
 
 def load_prompts(name: str, tokenizer: PreTrainedTokenizerBase, count: int | None = None) -> list[str]:

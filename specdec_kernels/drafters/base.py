@@ -26,8 +26,8 @@ class Draft:
     Attributes
     ----------
     tokens : Tensor
-        ``[batch, width]`` int64 target ids on the target's device, −1 where there is none; any width from 0 to what was
-        asked.
+        ``[batch, width]`` int64 target ids on the target's device; a −1 ends a sequence's draft. Any width from 0 to
+        what was asked.
     logits : Tensor or None
         ``[batch, width, vocab_draft]``, the row that each token was drawn from.
     probs : Tensor or None
@@ -39,8 +39,9 @@ class Draft:
     token_map : TokenMap or None
         Where the draft's vocabulary is a reduced one.
     num_draft_tokens : Tensor or None
-        ``[batch]`` integer: use only so many of a sequence's tokens; None: `width`. It may depend on anything known
-        before the tokens were drawn, never on the drawn tokens.
+        ``[batch]`` int64: use only so many of a sequence's tokens; None: all. This, like a −1 in `tokens`, may depend
+        on anything known before the tokens were drawn, never on drawn tokens: dropping one after a look biases the
+        output.
     """
 
     tokens: Tensor
@@ -61,16 +62,12 @@ class Draft:
             return torch.cat([rows, rows.new_full((batch, width - drafted, *rows.shape[2:]), value)], dim=1)
 
         stats = self.stats and RowStats(pad(self.stats.values, 0), pad(self.stats.argmax, 0), pad(self.stats.status, 0))
-        count = self.num_draft_tokens
-        if count is None:
-            count = torch.full((batch,), drafted, dtype=torch.int64, device=self.tokens.device)
         return replace(
             self,
             tokens=pad(self.tokens, PLACEHOLDER_TOKEN_ID),
             logits=None if self.logits is None else pad(self.logits, 0),
             probs=None if self.probs is None else pad(self.probs, 0),
             stats=stats,
-            num_draft_tokens=count,
         )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..ops._common import flat_params
 from ..ops.noise_keys import noise_keys
 from ..ops.sample import sample
 from ..ops.uniform_samples import uniform_samples
@@ -35,7 +36,10 @@ class ModelDrafter(Drafter):
     Raises
     ------
     ValueError
-        A model that cannot be served (here), or one whose vocabulary or device is not the target's (in `generate`).
+        A model that cannot be served (here), or one whose vocabulary, device or kind is not the target's, that is too
+        short for the text, or `sampling` of another batch size (in `generate`).
+    TypeError
+        `sampling` is something else.
     """
 
     def __init__(self, draft_model: Any, sampling: SamplingParams | None = None) -> None:
@@ -68,6 +72,7 @@ class ModelDrafter(Drafter):
         if runner.max_length is not None and state.max_length > runner.max_length:
             held, needed = runner.max_length, state.max_length
             raise ValueError(f"generate: the draft ({runner.name}) holds {held} positions, {needed} are needed")
+        flat_params("generate", "drafter.sampling", self.sampling, state.batch_size, state.device)
         self._behind, self._proposed = 0, False
         runner.start(state.prompt, state.capacity)
         runner.prefill(state.prompt)

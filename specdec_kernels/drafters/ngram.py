@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from .._host_py import MAX_NGRAM, check_integer
 from ..host import NgramIndex
 from .base import Draft, Drafter
 
@@ -36,8 +37,8 @@ class NgramDrafter(Drafter):
     """
 
     def __init__(self, n: int = 3, min_n: int = 1) -> None:
-        NgramIndex(1, n, min_n)  # refuses bad parameters here rather than in the middle of generate
-        self.n, self.min_n = n, min_n
+        self.n = check_integer("NgramDrafter", "n", n, 1, MAX_NGRAM)
+        self.min_n = check_integer("NgramDrafter", "min_n", min_n, 1, self.n)
         self._index: NgramIndex | None = None
 
     def start(self, state: DecodingState) -> None:
@@ -51,12 +52,9 @@ class NgramDrafter(Drafter):
     def propose(self, state: DecodingState, num_tokens: int) -> Draft:
         """One-hot drafts, as wide as the longest found."""
         assert self._index is not None
-        tokens, counts = self._index.propose(num_tokens, limits=np.minimum(state.host_limits, num_tokens))
-        width = int(counts.max())
-        return Draft(
-            torch.from_numpy(np.ascontiguousarray(tokens[:, :width])).to(state.device, non_blocking=True),
-            num_draft_tokens=torch.from_numpy(counts).to(state.device, non_blocking=True),
-        )
+        tokens, counts = self._index.propose(num_tokens, limits=state.host_limits)
+        found = np.ascontiguousarray(tokens[:, : int(counts.max())])
+        return Draft(torch.from_numpy(found).to(state.device, non_blocking=True))
 
     def commit(self, state: DecodingState, result: StepResult) -> None:
         """Index what was emitted."""

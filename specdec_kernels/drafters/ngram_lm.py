@@ -251,11 +251,7 @@ class NgramLMDrafter(Drafter):
             drafted[open_rows, i] = tokens[open_rows]
             self._texts[open_rows, lengths[open_rows]] = tokens[open_rows]  # written over by what is emitted
             lengths += open_rows
-        counts = torch.from_numpy((drafted >= 0).sum(1))
-        return Draft(
-            torch.from_numpy(drafted).to(state.device, non_blocking=True),
-            num_draft_tokens=counts.to(state.device, non_blocking=True),
-        )
+        return Draft(torch.from_numpy(drafted).to(state.device, non_blocking=True))
 
     def _draw(self, law: NDArray[np.float64], candidates: _Array, keys: Tensor) -> _Array:
         """``[batch]`` ids drawn with the verifier's noise; an empty row of `law` draws anything."""
