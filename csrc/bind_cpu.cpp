@@ -1,5 +1,5 @@
-// Registers the CPU kernels with torch through its stable ABI. Only what memory safety needs is checked here: everything a
-// user can get wrong is caught, with better words, in specdec_kernels/ops.
+// Registers the CPU kernels with torch through its stable ABI. Arguments are validated in specdec_kernels/ops, with better
+// words than C++ has; here, only the layout of the rows and that target_logits and draft_tokens agree.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -7,6 +7,9 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <algorithm>
+#include <functional>
+#include <initializer_list>
 #include <optional>
 #include <tuple>
 

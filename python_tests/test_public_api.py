@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.support import in_fresh_process
-from specdec_kernels.backends import OPS
+from specdec_kernels.backends import OPS, native
 
 SIGNATURES = {  # positional parameters, then keyword-only ones
     "row_stats": (["logits", "params"], ["backend"]),
@@ -106,6 +107,8 @@ def test_results_are_frozen() -> None:
         ({"min_p": 1.1}, ValueError, "min_p must be in \\[0, 1\\], got 1.1"),
         ({"min_p": -0.1}, ValueError, "min_p must be in \\[0, 1\\]"),
         ({"min_p": math.nan}, ValueError, "min_p must be in \\[0, 1\\]"),
+        ({"temperature": 1e39}, ValueError, "temperature must be finite"),
+        ({"min_p_first": 1}, TypeError, "min_p_first must be a bool, got int"),
     ],
 )
 def test_sampling_params_refuse(fields: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -113,12 +116,23 @@ def test_sampling_params_refuse(fields: dict[str, Any], error: type[Exception], 
         sk.SamplingParams(**fields)
 
 
+def test_an_unloadable_library_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "_C_cpu.so").write_text("not a library")
+    monkeypatch.setattr(native, "_FOLDER", tmp_path)
+    monkeypatch.setattr(native, "_problems", {})
+    native.load()
+    assert (native.why_missing("sample", "CPU") or "").startswith("_C_cpu.so does not load: ")
+    assert (native.why_missing("sample", "CUDA") or "").startswith("_C_cuda.so was not built")
+
+
 def test_sampling_params_accept_what_is_off() -> None:
-    for fields in ({"top_k": -5}, {"top_k": 10**9}, {"top_p": 7.0}, {"top_p": 0}, {"min_p": 0}, {"temperature": 0}):
-        x = torch.randn(2, 9)
-        probs = sk.warp_probs(x, sk.SamplingParams(**fields))  # type: ignore[arg-type]
-        if "temperature" not in fields:
-            torch.testing.assert_close(probs, sk.warp_probs(x))
+    x = torch.randn(2, 9)
+    for fields in (
+        {"top_k": -5}, {"top_k": 10**9}, {"top_k": 10**30}, {"top_p": 7}, {"top_p": 1e300}, {"top_p": 0}, {"min_p": 0},
+    ):  # fmt: skip
+        probs = sk.warp_probs(x, sk.SamplingParams(**fields), backend="reference")  # type: ignore[arg-type]
+        torch.testing.assert_close(probs, sk.warp_probs(x))
+    assert sk.SamplingParams(temperature=0).is_greedy
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import torch
@@ -23,7 +22,7 @@ class SamplingParams:
     ----------
     temperature : float or Tensor
         Divides the logits; 0 (or less than 2**-126) means greedy: all mass on the argmax, lowest id on ties. >= 0,
-        finite.
+        finite in float32.
     top_k : int or Tensor
         Keep every logit >= the k-th largest (ties survive); <= 0, or >= vocab: off.
     top_p : float or Tensor
@@ -56,14 +55,18 @@ class SamplingParams:
         top_k, top_ks = _split("top_k", self.top_k, 0)
         top_p, top_ps = _split("top_p", self.top_p, 1.0)
         min_p, min_ps = _split("min_p", self.min_p, 0.0)
-        if not (math.isfinite(temperature) and temperature >= 0):
+        if not 0 <= temperature <= torch.finfo(torch.float32).max:
             raise ValueError(f"SamplingParams: temperature must be finite and >= 0, got {temperature}")
         if not top_p >= 0:
             raise ValueError(f"SamplingParams: top_p must be >= 0, got {top_p}")
         if not 0 <= min_p <= 1:
             raise ValueError(f"SamplingParams: min_p must be in [0, 1], got {min_p}")
-        # One flat tuple, made once: building it at every op call would cost more than some ops do.
-        flat = (temperature, int(top_k), top_p, min_p, bool(self.min_p_first), temperatures, top_ks, top_ps, min_ps)
+        if not isinstance(self.min_p_first, bool):
+            raise TypeError(f"SamplingParams: min_p_first must be a bool, got {type(self.min_p_first).__name__}")
+        # One flat tuple, made once: building it at every op call would cost more than some ops do. Off stays off
+        # whatever the number, although the ops take 64-bit integers and float32.
+        scalars = (temperature, min(max(int(top_k), 0), 2**63 - 1), min(top_p, 1.0), min_p, self.min_p_first)
+        flat = (*scalars, temperatures, top_ks, top_ps, min_ps)
         object.__setattr__(self, "_flat", flat)
         object.__setattr__(self, "_has_tensors", any(isinstance(value, Tensor) for value in flat))
 

@@ -29,7 +29,8 @@ class Status(IntFlag):
     BAD_TOKEN = 8
     """A draft token outside [−1, vocab): the sequence's block ends before it."""
     BAD_PARAM = 16
-    """A sampling parameter, uniform or length outside its range: read as its default, or clamped."""
+    """Out of range: a sampling parameter (read as its default), a length (clamped, or an idle row), or a uniform (used
+    as it is, and the token is a valid id all the same)."""
 
 
 class RowStats(NamedTuple):
@@ -60,7 +61,7 @@ class RowStats(NamedTuple):
 
     @property
     def cutoff(self) -> Tensor:
-        """Smallest logit that truncation keeps, in raw-logit units; −inf where nothing is cut."""
+        """Smallest logit that truncation keeps, in raw-logit units; −inf where none is asked for, or argmax has all."""
         return self.values[..., 1]
 
     @property
@@ -70,7 +71,7 @@ class RowStats(NamedTuple):
 
     @property
     def normalizer(self) -> Tensor:
-        """``Σ exp((logit − max) / temperature)`` over the kept ids: what kernels divide by, free of cancellation."""
+        """``Σ exp((logit − max) / temperature)`` over the kept ids: what kernels divide by; 1 where argmax has all."""
         return self.values[..., 3]
 
     @property

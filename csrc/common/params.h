@@ -5,8 +5,8 @@
 namespace specdec {
 
 constexpr int kTile = 1024;  // ids a tile: partial sums are per tile and combined in index order, in every backend
-constexpr int kNumValues =
-    6;  // RowStats.values: max, cutoff, log_normalizer, normalizer, raw_log_normalizer, raw_entropy
+// RowStats.values: max, cutoff, log_normalizer, normalizer, raw_log_normalizer, raw_entropy
+constexpr int kNumValues = 6;
 
 enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 

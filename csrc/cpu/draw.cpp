@@ -52,11 +52,8 @@ struct Listed {
 
 Listed listed_weights(const RowView& row, const RowLaw& law, const RowScratch& scratch, const DraftRow* draft,
                       float scale) {
-  Listed out{std::vector<float>(scratch.kept_id.size()), std::vector<float>(row.tiles())};
-  const LogitKernels& float32 = kernels().logits[0];
-  for (size_t i = 0; i < out.weight.size(); i += kTile)
-    float32.weights(&scratch.kept_logit[i], int(std::min<size_t>(kTile, out.weight.size() - i)), law.max,
-                    law.inverse_temperature, law.cutoff, law.inverse_normalizer * scale, &out.weight[i]);
+  Listed out{{}, std::vector<float>(row.tiles())};
+  list_weights(scratch.kept_logit, law.max, law.inverse_temperature, law.inverse_normalizer * scale, out.weight);
   for (size_t i = 0; i < out.weight.size(); ++i) {
     if (draft) out.weight[i] = residual_weight(out.weight[i], draft->prob(scratch.kept_id[i]));
     out.mass[scratch.kept_id[i] / kTile] += out.weight[i];

@@ -9,8 +9,8 @@ int num_threads();
 // f(begin, end) over [0, n) in chunks; inline when called from inside another parallel_for.
 void parallel_for(int64_t n, const std::function<void(int64_t, int64_t)>& f);
 
-// f(i) for each of n independent rows or sequences. `inside` tells f whether it may split its own work over the threads:
-// true where there are too few of them to keep every thread busy.
+// f(i, split) for each of n independent rows or sequences. `split`: f may spread its own work over the threads, since there
+// are too few rows to keep every thread busy.
 template <class Fn>
 void for_each_row(int64_t n, Fn f) {
   if (n == 0) return;

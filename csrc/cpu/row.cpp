@@ -99,8 +99,7 @@ class Truncation {
     }
     scratch_.sorted = scratch_.kept_logit;
     std::sort(scratch_.sorted.begin(), scratch_.sorted.end(), std::greater<>());
-    scratch_.sorted_mass.resize(scratch_.sorted.size());
-    weights_of(scratch_.sorted, scratch_.sorted_mass);
+    list_weights(scratch_.sorted, max_, sampling_.inverse_temperature, 1.0f, scratch_.sorted_mass);
     double total = 0;
     if (whole) {
       for (float mass : scratch_.tile_mass) total += mass;
@@ -120,12 +119,6 @@ class Truncation {
     }
     // The mass lies deeper than what was listed (or rounding kept the sum short of it).
     return whole && !few ? select(floor, goal, true) : scratch_.sorted.back();
-  }
-
-  void weights_of(const std::vector<float>& x, std::vector<float>& out) const {
-    for (size_t i = 0; i < x.size(); i += kTile)
-      cpu::kernels().logits[0].weights(&x[i], int(std::min<size_t>(kTile, x.size() - i)), max_,
-                                       sampling_.inverse_temperature, -kInfinity, 1.0f, &out[i]);
   }
 
   double total_above(float floor) const {
@@ -289,13 +282,9 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, Row
     law.cutoff = Truncation(row, effective, law.max, scratch).find();
     scratch.summed = !scratch.listed;
     if (scratch.listed) {
-      scratch.sorted_mass.resize(scratch.kept_logit.size());
+      list_weights(scratch.kept_logit, law.max, law.inverse_temperature, 1.0f, scratch.sorted_mass);
       float z = 0, part = 0;
       int tile = -1;
-      for (size_t i = 0; i < scratch.kept_logit.size(); i += kTile)
-        cpu::kernels().logits[0].weights(&scratch.kept_logit[i],
-                                         int(std::min<size_t>(kTile, scratch.kept_logit.size() - i)), law.max,
-                                         law.inverse_temperature, -kInfinity, 1.0f, &scratch.sorted_mass[i]);
       for (size_t i = 0; i < scratch.kept_id.size(); ++i) {
         if (scratch.kept_id[i] / kTile != tile) z += part, part = 0, tile = scratch.kept_id[i] / kTile;
         part += scratch.sorted_mass[i];
@@ -333,7 +322,8 @@ void tile_probs(const RowView& row, const RowLaw& law, int tile, float scale, fl
   const int n = row.tile_size(tile);
   if (law.one_hot) {
     std::fill(out, out + n, 0.0f);
-    if (law.argmax / kTile == tile) out[law.argmax % kTile] = scale;
+    const int32_t offset = law.argmax - tile * kTile;
+    if (offset >= 0 && offset < n) out[offset] = scale;
     return;
   }
   row.kernels().weights(row.at(tile * kTile), n, law.max, law.inverse_temperature, law.cutoff,
@@ -345,6 +335,14 @@ float prob_at(const RowView& row, const RowLaw& law, int32_t id) {
   float out;
   row.kernels().weights(row.at(id), 1, law.max, law.inverse_temperature, law.cutoff, law.inverse_normalizer, &out);
   return out;
+}
+
+void list_weights(const std::vector<float>& x, float max, float inverse_temperature, float scale,
+                  std::vector<float>& out) {
+  out.resize(x.size());
+  for (size_t i = 0; i < x.size(); i += kTile)
+    kernels().logits[int(DType::kFloat32)].weights(&x[i], int(std::min<size_t>(kTile, x.size() - i)), max,
+                                                   inverse_temperature, -kInfinity, scale, &out[i]);
 }
 
 void write_stats(const RowLaw& law, const StatsOut& out, int64_t index, float raw_log_normalizer, float raw_entropy) {

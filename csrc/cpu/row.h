@@ -29,15 +29,16 @@ Sampling sampling_of(const SamplingArgs& args, int64_t b);
 // kMaxKept ids that truncation kept.
 struct RowScratch {
   static constexpr int kMaxKept = 4096;
-  std::vector<float> block_max, tile_max,
-      tile_mass;  // tile_mass: sum of exp((x - max) / T) of the whole row, if summed
+  std::vector<float> block_max, tile_max;
   bool summed = false, listed = false;
-  std::vector<int32_t> kept_id;  // the kept ids in index order, if listed
-  std::vector<float> kept_logit;
+  std::vector<float> tile_mass;   // sum of exp((x - max) / T) over each tile's kept ids, if summed
+  std::vector<int32_t> kept_id;   // the kept ids in index order, if listed
+  std::vector<float> kept_logit;  // and their logits
   std::vector<float> sorted, sorted_mass;
 };
 
-// Reads a row once (twice at most where truncation keeps very many ids) and finds its law. `split`: over all threads.
+// Finds a row's law. Reads the row once; where truncation leaves more than kMaxKept ids to choose from, several times.
+// `split`: over all threads.
 RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, RowScratch& scratch);
 
 // log sum exp and entropy of the raw row (temperature 1, nothing cut), given its maximum.
@@ -48,6 +49,10 @@ void tile_probs(const RowView& row, const RowLaw& law, int tile, float scale, fl
 
 // P of one id, bit for bit what tile_probs gives.
 float prob_at(const RowView& row, const RowLaw& law, int32_t id);
+
+// exp((x - max) * inverse_temperature) * scale of a list of logits x.
+void list_weights(const std::vector<float>& x, float max, float inverse_temperature, float scale,
+                  std::vector<float>& out);
 
 // f(tile) for every tile of a row, over all threads if `split` and the row is long enough to pay for it.
 void for_each_tile(const RowView& row, bool split, const std::function<void(int)>& f);

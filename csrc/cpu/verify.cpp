@@ -127,7 +127,8 @@ class Sequence {
     law.normalizer = values[3];
     law.inverse_normalizer = 1.0f / values[3];
     law.inverse_temperature = draft_sampling_.inverse_temperature;
-    law.argmax = int32_t(args_.draft_argmax[index]);
+    const int64_t argmax = args_.draft_argmax[index];  // the caller's: it may be no id of the row
+    law.argmax = argmax >= 0 && argmax < view.vocab ? int32_t(argmax) : -1;
     law.status = args_.draft_status[index];
     law.one_hot = draft_sampling_.greedy || std::isinf(law.max);
     return law;

@@ -333,6 +333,29 @@ def test_bad_uniforms_are_flagged(backend: Backend, acceptance: str) -> None:
     assert ((out.tokens >= 0) & (out.tokens < 50))[used].all() and (out.tokens[~used] == -1).all()
 
 
+def test_an_idle_row_reads_no_uniform(backend: Backend) -> None:
+    arguments = chains.make(torch.Generator().manual_seed(56), 3, 2, 20)
+    arguments["uniform_samples"] = torch.full((3, 3), math.nan)
+    out = run(backend, arguments, num_draft_tokens=torch.tensor([-1, -1, -1], dtype=torch.int32))
+    assert out.status.tolist() == [0, 0, 0] and (out.tokens == -1).all()
+
+
+@pytest.mark.parametrize("argmax", [-5, 40, 2**32 + 1, -(2**40)])
+def test_stats_with_an_argmax_outside_the_row_have_no_draft_mass(backend: Backend, argmax: int) -> None:
+    """Stats come from the caller: their argmax addresses nothing."""
+    arguments = chains.make(torch.Generator().manual_seed(57), 40, 2, 40)
+    stats = backend.row_stats(backend(arguments["draft_logits"]))
+    stats = stats._replace(argmax=torch.full_like(stats.argmax, argmax))
+    # the draft is greedy, so its law is all mass on argmax: on nothing, and every possible token is accepted
+    arguments |= {"draft_stats": stats, "draft_params": sk.SamplingParams(temperature=0.0)}
+    out = run(backend, arguments)
+    assert (out.num_accepted == 2).all() and (out.status == 0).all()
+    arguments["draft_tokens"] = torch.full((40, 2), 3)  # which P mostly rejects: the residual reads Q
+    out = run(backend, arguments, params=sk.SamplingParams(top_k=20), return_acceptance=True)
+    assert (out.num_accepted < 2).any() and (out.acceptance == 0).all()
+    assert ((out.tokens >= -1) & (out.tokens < 40)).all() and (out.acceptance == 0).all()
+
+
 @pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])
 def test_bad_lengths_are_clamped_and_flagged(backend: Backend, acceptance: str) -> None:
     rng = torch.Generator().manual_seed(53)

@@ -27,6 +27,7 @@ def load() -> None:
             torch.ops.load_library(str(path))
         except OSError as error:
             _problems[key] = f"{name} does not load: {error}"
+            continue
         if key == "CPU":
             _symbols.append(ctypes.CDLL(str(path)))
             wanted = settings().cpu_capability

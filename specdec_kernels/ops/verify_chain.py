@@ -34,7 +34,7 @@ SHARED_SCHEMA = (
     + PARAMS_SCHEMA.format("draft_")
 )
 RETURNS = "(Tensor tokens, Tensor num_accepted, Tensor num_tokens, Tensor status, Tensor acceptance)"
-_RETURN_ACCEPTANCE = 13  # index of return_acceptance in verify_chain's schema
+RETURN_ACCEPTANCE = 11  # index of return_acceptance in SHARED_SCHEMA
 
 
 def fake_outputs(like: Tensor, batch: int, num_draft: int, return_acceptance: bool) -> tuple[Tensor, ...]:
@@ -46,9 +46,9 @@ def fake_outputs(like: Tensor, batch: int, num_draft: int, return_acceptance: bo
     )
 
 
-def _fake(target_logits: Tensor, draft_tokens: Tensor, *rest: object) -> tuple[Tensor, ...]:
+def _fake(target_logits: Tensor, draft_tokens: Tensor, *shared: object) -> tuple[Tensor, ...]:
     batch, num_draft = draft_tokens.shape
-    return fake_outputs(target_logits, batch, num_draft, bool(rest[_RETURN_ACCEPTANCE - 2]))
+    return fake_outputs(target_logits, batch, num_draft, bool(shared[RETURN_ACCEPTANCE]))
 
 
 _op = define("verify_chain", "Tensor target_logits, Tensor draft_tokens, " + SHARED_SCHEMA, RETURNS, _fake, _reference)
@@ -102,10 +102,11 @@ def verify_chain(
     noise_keys : Tensor, optional
         ``[batch, num_draft + 1]`` int64, from `noise_keys` at the rows' positions; "match" only.
     params, draft_params : SamplingParams, optional
-        Of target and draft. `draft_params` must be what the draft tokens were really drawn with. None: temperature 1.
+        Of target and draft. `draft_params` must be what the draft tokens were really drawn with; `draft_probs` have
+        them in already. None: temperature 1, nothing cut.
     acceptance : {"token", "block", "match", "greedy"}
-        The rule. "block" is the token rule for a sequence without draft logits or probabilities, or with draft
-        temperature 0.
+        The rule. "block" is the token rule for a sequence without draft logits or probabilities, or whose draft logits
+        have temperature 0.
     target_law : optional
         None, lossless; anything else is refused.
     draft_probs : Tensor, optional
@@ -154,7 +155,7 @@ def verify_chain(
 
 
 def as_output(op: str, out: tuple[Tensor, ...], return_acceptance: bool) -> VerifyOutput:
-    """The op's outputs as the public dataclass."""
+    """The op's outputs as the public named tuple; raises for flags where SPECDEC_CHECK asks for it."""
     raise_for_status(op, out[3])
     return VerifyOutput(out[0], out[1], out[2], out[3], out[4] if return_acceptance else None)
 
@@ -196,7 +197,8 @@ def shared_arguments(
         check_tensor(op, "draft_probs", draft_probs, (torch.float32,), device)
         check_shape(op, "draft_probs", draft_probs, (*draft_names, "vocab"), (*draft_shape, vocab_draft))
         if draft_probs.stride(-1) != 1:
-            raise ValueError(f"{op}: draft_probs must be contiguous in its last dimension, got {draft_probs.stride()}")
+            got = draft_probs.stride()
+            raise ValueError(f"{op}: draft_probs must be contiguous in its last dimension, got strides {got}")
     values = argmax = status = None
     if draft_stats is not None:
         if not isinstance(draft_stats, RowStats):

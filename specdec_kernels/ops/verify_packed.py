@@ -9,13 +9,11 @@ from ..backends.reference.verify_packed import verify_packed as _reference
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap, VerifyOutput
 from ._common import ID_DTYPES, check_logits, check_shape, check_tensor, define, dispatch, shape_error
-from .verify_chain import RETURNS, SHARED_SCHEMA, as_output, fake_outputs, shared_arguments
-
-_RETURN_ACCEPTANCE = 15  # index of return_acceptance in the schema
+from .verify_chain import RETURN_ACCEPTANCE, RETURNS, SHARED_SCHEMA, as_output, fake_outputs, shared_arguments
 
 
-def _fake(target_logits: Tensor, draft_tokens: Tensor, cu: Tensor, width: int, *rest: object) -> tuple[Tensor, ...]:
-    return fake_outputs(target_logits, cu.shape[0] - 1, width, bool(rest[_RETURN_ACCEPTANCE - 4]))
+def _fake(target_logits: Tensor, draft_tokens: Tensor, cu: Tensor, width: int, *shared: object) -> tuple[Tensor, ...]:
+    return fake_outputs(target_logits, cu.shape[0] - 1, width, bool(shared[RETURN_ACCEPTANCE]))
 
 
 _op = define(
@@ -62,10 +60,10 @@ def verify_packed(
     draft_logits : Tensor, optional
         ``[total, vocab_draft]``.
     cu_num_draft_tokens : Tensor
-        ``[batch + 1]`` int32, cumulative, starting at 0. A segment that is not increasing or leaves ``[0, total]`` is
-        an idle row with ``Status.BAD_PARAM``; nothing of it is read.
+        ``[batch + 1]`` int32, cumulative, starting at 0. A segment that ends before it starts or leaves ``[0, total]``
+        is an idle row with ``Status.BAD_PARAM``; nothing of it is read.
     max_num_draft_tokens : int
-        Width of the result, >= 0; a longer segment is cut to it and flagged ``Status.BAD_PARAM``.
+        Width of the result less one, in [0, 2**20); a longer segment is cut to it and flagged ``Status.BAD_PARAM``.
     uniform_samples, noise_keys : Tensor, optional
         ``[total + batch]`` float32 in [0, 1) and int64.
     params, draft_params : SamplingParams, optional

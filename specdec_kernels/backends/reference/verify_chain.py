@@ -83,7 +83,7 @@ def verify_chain(
         status = status | any_flag(draft.status, read)
         read = torch.cat([~at(target.one_hot, walk.accepted)[:, None], read], 1)
         bad_uniform = ~((uniform_samples >= 0) & (uniform_samples < 1))
-        bad_uniform[:, 0] &= ~(ends_in_eos & (walk.accepted == length))
+        bad_uniform[:, 0] &= ~(idle | (ends_in_eos & (walk.accepted == length)))
         status = status | any_flag(bad_uniform * int(Status.BAD_PARAM), read)
 
     ended = ends_in_eos & (walk.accepted == length)
