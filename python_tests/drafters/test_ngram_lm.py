@@ -73,12 +73,17 @@ def test_a_saved_table_is_the_same(tmp_path: Path) -> None:
     np.savez(tmp_path / "other.npz", a=np.zeros(1), **{f"b{i}": np.zeros(1) for i in range(6)})
     with pytest.raises(ValueError, match="is not a table"):
         NgramTable.load(tmp_path / "other.npz")
+    whole = (tmp_path / "t.npz").read_bytes()
+    (tmp_path / "t.npz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="is not a table"):
+        NgramTable.load(tmp_path / "t.npz")
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((np.zeros(9, dtype=np.int32),), TypeError, "must be int64, got int32"),
+        ((np.zeros(9, dtype=np.int32),), TypeError, "must be an int64 array, got int32"),
+        (([1, 2, 3, 4, 5, 6],), TypeError, "must be an int64 array, got list"),
         ((ids(1, 2),), ValueError, r"must be \[n > order=4\], got \[2\]"),
         ((np.zeros((9, 9), dtype=np.int64),), ValueError, r"got \[9, 9\]"),
         ((ids(1, -2, 3, 4, 5, 6),), ValueError, "must be ids in 0"),

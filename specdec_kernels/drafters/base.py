@@ -86,8 +86,8 @@ class Drafter(ABC):
 
             def commit(self, state, result): ...
 
-    The output keeps the target's law whatever is proposed, as long as `Draft` tells the truth about the law that the
-    tokens were drawn from.
+    `NgramDrafter` works on the host, `ModelDrafter` draws from a law of its own. The output keeps the target's law
+    whatever is proposed, as long as `Draft` tells the truth about the law that the tokens were drawn from.
     """
 
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,10 +72,11 @@ class NgramTable:
         ValueError
             Not ``[n > order]``, an id or a parameter out of its range.
         TypeError
-            Another dtype.
+            Not an int64 array.
         """
-        if tokens.dtype != np.int64:
-            raise TypeError(f"NgramTable: tokens must be int64, got {tokens.dtype}")
+        if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int64:
+            got = getattr(tokens, "dtype", type(tokens).__name__)
+            raise TypeError(f"NgramTable: tokens must be an int64 array, got {got}")
         if order < 1 or min_count < 1:
             raise ValueError(f"NgramTable: order and min_count must be >= 1, got {order} and {min_count}")
         if tokens.ndim != 1 or len(tokens) <= order:
@@ -104,7 +106,7 @@ class NgramTable:
             with np.load(path, allow_pickle=False) as file:
                 count = len(file.files) // len(names)
                 return NgramTable([_Order(*(file[f"{name}{i}"] for name in names)) for i in range(count)])
-        except (KeyError, EOFError) as error:
+        except (KeyError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"NgramTable: {path} is not a table: {error}") from error
 
     def find(self, tails: _Array) -> list[_Array]:
