@@ -16,6 +16,7 @@ import ctypes
 import importlib.metadata
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -70,7 +71,7 @@ def collect() -> list[tuple[str, str]]:
         ("system", f"{platform.platform()}, glibc {platform.libc_ver()[1] or 'unknown'}"),
         ("CPU", _cpu()),
         ("memory", _memory()),
-        ("C++ compiler", _first_line([os.environ.get("CXX") or "c++", "--version"])),
+        ("C++ compiler", _first_line([*shlex.split(os.environ.get("CXX") or "c++"), "--version"])),
         ("nvcc", _last_line([shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc", "--version"])),
         ("GPU driver", _output(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])),
         ("packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)),

@@ -1,7 +1,7 @@
-"""Target laws other than the target's own, which trade quality for speed.
+"""Target laws other than the target's own, which trade quality for speed: none in this release.
 
-Lossless verification is ``target_law=None``. The laws named in the public contract are not available in this release;
-`verify_chain` and `generate` refuse anything but None by name.
+Lossless verification is ``target_law=None``; `verify_chain`, `verify_packed` and `generate` refuse anything else by
+name.
 """
 
 from __future__ import annotations
