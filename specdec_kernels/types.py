@@ -29,8 +29,8 @@ class Status(IntFlag):
     BAD_TOKEN = 8
     """A draft token outside [−1, vocab): the sequence's block ends before it."""
     BAD_PARAM = 16
-    """Out of range: a sampling parameter (read as its default), a length (clamped, or an idle row), or a uniform (used
-    as it is, and the token is a valid id all the same)."""
+    """Out of range: a sampling parameter (read as its default), a length (clamped, or an idle row), or a uniform (read
+    as 0)."""
 
 
 class RowStats(NamedTuple):

@@ -16,8 +16,11 @@ std::vector<NoisyToken> draw_row(const SampleArgs& args, const RowView& row, Row
   if (args.noise_keys)
     return noisy_top(row, law, scratch, args.noise_keys[index], args.draft_to_target, args.num_samples);
   if (law.one_hot || !args.uniform_samples) return {{0.0f, law.argmax}};
-  const float uniform = args.uniform_samples[index];
-  if (!is_uniform(uniform)) law.status |= kBadParam;
+  float uniform = args.uniform_samples[index];
+  if (!is_uniform(uniform)) {
+    law.status |= kBadParam;
+    uniform = 0.0f;
+  }
   const int32_t id = draw_token(row, law, scratch, nullptr, 1.0f, uniform, split);
   return {{0.0f, id}};
 }

@@ -137,8 +137,9 @@ class Sequence {
   // Uniform number i of the sequence (0: the final draw, i >= 1: the coin of draft token i); greedy calls may have none.
   float uniform(int64_t i) {
     const float u = args_.uniform_samples ? args_.uniform_samples[target_index_ + i] : 0.0f;
-    if (!is_uniform(u)) status_ |= kBadParam;
-    return u;
+    if (is_uniform(u)) return u;
+    status_ |= kBadParam;
+    return 0.0f;
   }
 
   // Recovered from what P has and the draft has not, or bonus.

@@ -83,8 +83,9 @@ def verify_chain(
     - "match": draw y from P with the position's Gumbel noise and accept while ``x == y``: the stream of plain sampling;
     - "greedy": accept while x is the target's argmax, whatever the temperature.
 
-    All are lossless: the emitted tokens have the target's law (after `params`). A sequence's result does not depend on
-    its neighbours, on padding or on num_draft. Without draft logits or probabilities Q is all mass on the draft token.
+    The first three are lossless: the emitted tokens have the target's law (after `params`); "greedy" emits the target's
+    own greedy output. A sequence's result does not depend on its neighbours, on padding or on num_draft. Without draft
+    logits or probabilities Q is all mass on the draft token.
 
     Parameters
     ----------

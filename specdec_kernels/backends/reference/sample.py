@@ -24,9 +24,11 @@ def sample(
         scores, order = perturbed(law, noise_keys, draft_to_target).sort(dim=-1, descending=True, stable=True)
         index = torch.where(scores > -math.inf, order, -1)[..., :num_samples]
     elif uniform_samples is not None:
-        index = draw(law.probs.flatten(0, 1), uniform_samples.flatten()).view(*law.argmax.shape, 1)
+        bad = ~((uniform_samples >= 0) & (uniform_samples < 1))
+        clean = uniform_samples.masked_fill(bad, 0.0)
+        index = draw(law.probs.flatten(0, 1), clean.flatten()).view(*law.argmax.shape, 1)
         index = torch.where(law.one_hot[..., None], law.argmax[..., None], index)
-        bad = ~((uniform_samples >= 0) & (uniform_samples < 1)) & ~law.one_hot
+        bad &= ~law.one_hot
         status = status | torch.where(bad, int(Status.BAD_PARAM), 0).to(torch.int32)
     else:
         index = law.argmax[..., None]

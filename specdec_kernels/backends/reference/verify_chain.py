@@ -71,6 +71,8 @@ def verify_chain(
     else:
         if uniform_samples is None:  # every sequence is greedy: nothing is drawn
             uniform_samples = torch.zeros(batch, num_draft + 1, device=tokens.device)
+        bad_uniform = ~((uniform_samples >= 0) & (uniform_samples < 1))
+        uniform_samples = uniform_samples.masked_fill(bad_uniform, 0.0)
         walk = token_rule(target, draft, tokens, length, uniform_samples)
         coins_drawn = ~target.one_hot[:, :-1]
         if acceptance == BLOCK and draft.probs is not None:
@@ -82,7 +84,6 @@ def verify_chain(
         read = (rows < walk.draft_rows[:, None]) & coins_drawn
         status = status | any_flag(draft.status, read)
         read = torch.cat([~at(target.one_hot, walk.accepted)[:, None], read], 1)
-        bad_uniform = ~((uniform_samples >= 0) & (uniform_samples < 1))
         bad_uniform[:, 0] &= ~(idle | (ends_in_eos & (walk.accepted == length)))
         status = status | any_flag(bad_uniform * int(Status.BAD_PARAM), read)
 
