@@ -21,28 +21,38 @@ def ratio_bars(result: dict[str, Any], path: Path) -> bool:
     groups = [(own, g) for g in report.cases(result["rows"]) if (own := report.subject(g)) is not None and len(g) > 1]
     if not groups:
         return False
+    kind = "{dtype}, {cache} cache".format_map
+    kinds = dict.fromkeys(kind(own) for own, _ in groups)
+    panels = {title: [(own, group) for own, group in groups if kind(own) == title] for title in kinds}
     names = list(dict.fromkeys(row["provider"] for own, g in groups for row in g if row is not own))
-    width = 0.8 / len(names)
-    figure, axes = pyplot.subplots(figsize=(max(7.0, 1.1 * len(groups)), 5.0), layout="constrained")
-    for i, name in enumerate(names):
-        bars = [
-            (x + (i - (len(names) - 1) / 2) * width, row["median_us"] / own["median_us"])
-            for x, (own, group) in enumerate(groups) for row in group if row["provider"] == name
-        ]  # fmt: skip
-        places, heights = zip(*bars, strict=True)
-        axes.bar(places, heights, width, label=name)
-    axes.set_yscale("log")
-    axes.axhline(1, color="black", linewidth=1)
-    if result["benchmark"] == "verify_chain":
-        for case, target in report.RATIO_TARGETS.items():
-            axes.axhline(target, color="grey", linewidth=1, linestyle="--")
-            axes.text(1, target, f"target, {case}", transform=axes.get_yaxis_transform(), ha="right", va="bottom")
-    axes.set_xticks(range(len(groups)), [own["id"].replace(" ", "\n") for own, _ in groups], fontsize=7)
-    axes.set_ylabel(f"time / time of {groups[0][0]['provider']}")
+    names = [name for name in names if name != "reference"]  # a specification, hundreds of times slower: no peer
+    width = 0.8 / max(len(names), 1)
+    widest = max(map(len, panels.values()))
+    size = (max(7.0, 0.8 * widest), 3.6 * len(panels))
+    figure, all_axes = pyplot.subplots(len(panels), figsize=size, layout="constrained", squeeze=False, sharey=True)
+    for axes, (title, panel) in zip(all_axes[:, 0], panels.items(), strict=True):
+        for i, name in enumerate(names):
+            offset = (i - (len(names) - 1) / 2) * width
+            bars = {
+                x + offset: row["median_us"] / own["median_us"]
+                for x, (own, group) in enumerate(panel) for row in group if row["provider"] == name
+            }  # fmt: skip
+            axes.bar(list(bars), list(bars.values()), width, label=name)
+        axes.set_yscale("log")
+        axes.axhline(1, color="black", linewidth=1)
+        if result["benchmark"] == "verify_chain":
+            for case, target in report.RATIO_TARGETS.items():
+                axes.axhline(target, color="grey", linewidth=1, linestyle="--")
+                axes.text(1, target, f"target, {case}", transform=axes.get_yaxis_transform(), ha="right", va="bottom")
+        labels = ["{case}\nV={vocab}\nB={batch}".format_map(own) for own, _ in panel]
+        axes.set_xticks(range(len(panel)), labels, fontsize=7)
+        axes.set_xlim(-0.6, widest - 0.4)
+        axes.set_ylabel(f"time / time of {groups[0][0]['provider']}")
+        axes.set_title(title, fontsize="medium")
     device = result["machine"]["gpu"] or result["machine"]["cpu"]
-    axes.set_title(f"{result['benchmark']}: {device}, {result['settings']['threads']} threads")
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150)
+    figure.suptitle(f"{result['benchmark']}: {device}, {result['settings']['threads']} threads")
+    all_axes[0, 0].legend(fontsize=8, ncols=2)
+    figure.savefig(path, dpi=100)
     pyplot.close(figure)
     return True
 
