@@ -86,7 +86,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--num-speculative-tokens",
         type=_draft_length,
-        default="auto",
+        default=3,
         metavar="K",
         help="draft tokens a step, or auto: each sequence chooses for itself",
     )
