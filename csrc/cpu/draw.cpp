@@ -214,8 +214,8 @@ std::vector<NoisyToken> noisy_top(const RowView& row, const RowLaw& law, const R
         offer(scratch.kept_id[i], scratch.kept_logit[i], bits_of(scratch.kept_id[i]));
   } else {
     float weight[kTile], logit[kTile];
-    int32_t offset[kTile + 1];
-    uint32_t bits[kTile + 1];
+    int32_t offset[kTile];
+    uint32_t bits[kTile];
     for (int tile = 0; tile < row.tiles(); ++tile) {
       const int n = row.tile_size(tile), first = tile * kTile;
       if (!(scratch.tile_max[tile] >= law.cutoff)) continue;

@@ -1,9 +1,10 @@
 """Linear weights laid out in advance, which makes verifying several tokens on a CPU nearly as cheap as one.
 
 Plain float32 `torch.nn.Linear` on a CPU is bound by memory for one row, but re-arranges its weights at every call with
-more than one. oneDNN can do that once, into a blocked layout that serves every row count; each row of the result has
-the same bits whatever rows stand beside it, so that decoding with and without speculation agree. (MKL's packed weights
-need a copy for each row count and round differently for each.)
+more than one. oneDNN can do that once, into a blocked layout that serves every row count; each row of a layer's
+result has the same bits whatever rows stand beside it, so that these layers do not make decoding with
+and without speculation differ. (MKL's packed weights need a copy for each row count and round differently for
+each.)
 """
 
 from __future__ import annotations

@@ -207,9 +207,9 @@ int noise_candidates(int64_t key, int32_t first, int n, const float* weight, flo
                      uint32_t* bits) {
   int count = 0;
   Noise64 noise;
-  for (int i = -(first % 64); i < n; i += 64) {  // counters stand in groups of 64 ids
+  for (int i = 0; i < n; i += 64) {  // a tile starts at a multiple of 64 ids
     philox64(key, uint32_t(first + i) / 4, noise);
-    for (int k = i < 0 ? -i : 0; k < 64 && i + k < n; ++k) {
+    for (int k = 0; k < 64 && i + k < n; ++k) {
       const uint32_t word = noise.word[k % 4][k / 4];
       offset[count] = i + k;
       bits[count] = word;
