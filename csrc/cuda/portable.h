@@ -1,0 +1,116 @@
+// What the kernels need beyond plain C++, spelt once for nvcc; csrc/emulator spells the same for a C++ compiler.
+#pragma once
+#ifdef SPECDEC_EMULATOR
+#include "emulator/cuda.h"
+#else
+#include <cuda_runtime.h>
+
+#include <utility>
+
+// A static array in shared memory, and the dynamic shared memory of the launch.
+#define SPECDEC_SHARED(type, name, count) __shared__ type name[count]
+#define SPECDEC_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
+
+namespace specdec::cuda {
+
+struct Shape {
+  dim3 grid, block;
+  size_t shared = 0;         // bytes of dynamic shared memory
+  unsigned cluster = 1;      // blocks of a cluster, along x
+  bool overlapping = false;  // may start before the previous kernel of the stream has ended: see wait_for_previous
+};
+
+// Kernel launch; returns the launch's error. Dynamic shared memory beyond 48 KB is asked for here.
+template <class... Parameters, class... Arguments>
+cudaError_t launch_kernel(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t stream,
+                          Arguments&&... arguments) {
+  if (shape.shared > 48 * 1024) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shape.shared));
+    if (error != cudaSuccess) return error;
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared;
+  config.stream = stream;
+  cudaLaunchAttribute attributes[2];
+  if (shape.cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs++].val.clusterDim = {shape.cluster, 1, 1};
+  }
+  if (shape.overlapping) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  config.attrs = attributes;
+  return cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+}
+
+#ifdef __CUDACC__
+// Blocks until what the previous kernel of the stream wrote can be read.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+// Lets the next kernel of the stream start, up to its wait_for_previous.
+__device__ __forceinline__ void allow_next() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+// 2^x within 2 units in the last place; denormal results are 0.
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The cluster that the block belongs to; of one block where the launch asked for none.
+__device__ __forceinline__ unsigned cluster_rank() {
+#if __CUDA_ARCH__ >= 900
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+#else
+  return 0;
+#endif
+}
+
+__device__ __forceinline__ unsigned cluster_size() {
+#if __CUDA_ARCH__ >= 900
+  unsigned size;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  return size;
+#else
+  return 1;
+#endif
+}
+
+__device__ __forceinline__ void cluster_sync() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
+
+// The same address of shared memory in another block of the cluster.
+template <class T>
+__device__ __forceinline__ T* in_cluster_block(T* address, unsigned rank) {
+#if __CUDA_ARCH__ >= 900
+  T* mapped;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(mapped) : "l"(address), "r"(rank));
+  return mapped;
+#else
+  (void)rank;
+  return address;
+#endif
+}
+#endif
+
+}  // namespace specdec::cuda
+#endif
