@@ -69,6 +69,13 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 }
 
+// A float16 from its bits.
+__device__ __forceinline__ float half_bits_to_float(unsigned short bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+
 // The cluster that the block belongs to; of one block where the launch asked for none.
 __device__ __forceinline__ unsigned cluster_rank() {
 #if __CUDA_ARCH__ >= 900
