@@ -4,6 +4,8 @@
 #include <stdint.h>
 
 #include "common/host_device.h"
+#include "common/params.h"
+#include "common/status.h"
 
 namespace specdec {
 
@@ -18,6 +20,31 @@ struct Sampling {
   bool min_p_first, greedy;
   int32_t status;
 };
+
+// The parameters of sequence b; a bad one is replaced by the one that does nothing, and flagged.
+SPECDEC_HD Sampling sampling_of(const SamplingArgs& args, int64_t b) {
+  Sampling s{};
+  const float t = args.temperatures ? args.temperatures[b] : args.temperature;
+  const float p = args.top_ps ? args.top_ps[b] : args.top_p, m = args.min_ps ? args.min_ps[b] : args.min_p;
+  const int64_t k = args.top_ks ? args.top_ks[b] : args.top_k;
+  const bool good_t = t >= 0 && t < INFINITY, good_p = p >= 0, good_m = m >= 0 && m <= 1;
+  s.status = good_t && good_p && good_m ? 0 : kBadParam;
+  s.temperature = good_t ? t : 1.0f;
+  s.greedy = s.temperature < kSmallestTemperature;
+  s.inverse_temperature = s.greedy ? 1.0f : 1.0f / s.temperature;
+  s.top_k = k > 0 ? k : 0;
+  s.top_p = good_p && p > 0 && p < 1 ? p : 1.0f;
+  s.min_p = good_m ? m : 0.0f;
+  s.min_p_first = args.min_p_first;
+  return s;
+}
+
+// Greedy whatever the temperature: what acceptance "greedy" makes of a target's parameters.
+SPECDEC_HD Sampling made_greedy(Sampling s) {
+  s.greedy = true;
+  s.inverse_temperature = 1.0f;
+  return s;
+}
 
 // A row's law: P(v) = exp((logit_v - max) * inverse_temperature) * inverse_normalizer where logit_v >= cutoff, else 0;
 // one_hot: all mass on argmax (a greedy row, a +inf logit, nothing possible).

@@ -195,22 +195,6 @@ RowView row_view(const Rows& rows, int64_t b, int64_t i) {
           rows.vocab};
 }
 
-Sampling sampling_of(const SamplingArgs& args, int64_t b) {
-  Sampling s{};
-  const float t = args.temperatures ? args.temperatures[b] : args.temperature;
-  const float p = args.top_ps ? args.top_ps[b] : args.top_p, m = args.min_ps ? args.min_ps[b] : args.min_p;
-  const bool good_t = t >= 0 && t < kInfinity, good_p = p >= 0, good_m = m >= 0 && m <= 1;
-  s.status = good_t && good_p && good_m ? 0 : kBadParam;
-  s.temperature = good_t ? t : 1.0f;
-  s.greedy = s.temperature < kSmallestTemperature;
-  s.inverse_temperature = s.greedy ? 1.0f : 1.0f / s.temperature;
-  s.top_k = std::max<int64_t>(0, args.top_ks ? args.top_ks[b] : args.top_k);
-  s.top_p = good_p && p > 0 && p < 1 ? p : 1.0f;
-  s.min_p = good_m ? m : 0.0f;
-  s.min_p_first = args.min_p_first;
-  return s;
-}
-
 void for_each_tile(const RowView& row, bool split, const std::function<void(int)>& f) {
   const int tiles = row.tiles();
   if (split && tiles >= kTilesToSplit && tiles * (num_threads() - 1) >= kTilesPerHelper) {

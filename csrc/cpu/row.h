@@ -23,8 +23,6 @@ struct RowView {
 
 RowView row_view(const Rows& rows, int64_t b, int64_t i);
 
-Sampling sampling_of(const SamplingArgs& args, int64_t b);
-
 // What reading a row leaves behind. Nothing here is as wide as the vocabulary: V / 64 maxima, V / 1024 masses and at most
 // kMaxKept ids that truncation kept.
 struct RowScratch {

@@ -23,10 +23,7 @@ class Sequence {
     int64_t emitted = 0;
     if (!idle_) {
       target_sampling_ = sampling_of(args_.params, b_);
-      if (args_.acceptance == Acceptance::kGreedy) {
-        target_sampling_.greedy = true;
-        target_sampling_.inverse_temperature = 1.0f;
-      }
+      if (args_.acceptance == Acceptance::kGreedy) target_sampling_ = made_greedy(target_sampling_);
       draft_sampling_ = sampling_of(args_.draft_params, b_);
       const bool by_block = args_.acceptance == Acceptance::kBlock && has_draft() &&
                             (args_.draft_probs.data != nullptr || !draft_sampling_.greedy);
