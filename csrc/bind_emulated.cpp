@@ -1,0 +1,56 @@
+// Registers the CUDA kernels, compiled for the CPU by csrc/emulator, as the CPU implementation of the ops in a namespace of
+// their own. A library for tests: python_tests/emulated.py defines the schemas.
+#include <cstring>
+#include <memory>
+#include <new>
+#include <type_traits>
+#include <vector>
+
+#include "bind_ops.h"
+#include "cuda/ops.h"
+
+namespace specdec::cuda {
+namespace {
+
+class Device {
+ public:
+  static constexpr auto kRowStats = row_stats;
+  static constexpr auto kWarpProbs = warp_probs;
+  static constexpr auto kUniformSamples = uniform_samples;
+  static constexpr auto kNoiseKeys = noise_keys;
+  static constexpr auto kSample = sample;
+  static constexpr auto kVerify = verify;
+
+  Device(const char* op, const bind::Tensor&) : op_(op) {}
+
+  static int32_t type() { return aoti_torch_device_type_cpu(); }
+  static int32_t index() { return 0; }
+  static void check(const bind::Tensor&) {}
+
+  template <class Args>
+  void run(cudaError_t (*kernel)(const Args&, const Launch&), const std::type_identity_t<Args>& args) {
+    const cudaError_t error = kernel(args, {nullptr, [this](int64_t bytes) { return scratch(bytes); }});
+    STD_TORCH_CHECK(error == cudaSuccess, op_, ": ", cudaGetErrorString(error));
+  }
+
+ private:
+  static constexpr std::align_val_t kAlignment{256};
+  struct Delete {
+    void operator()(void* data) const { operator delete(data, kAlignment); }
+  };
+
+  // Filled with NaN bits and indices far out of range: a kernel must not take it for zeros.
+  void* scratch(int64_t bytes) {
+    void* data = operator new(size_t(bytes), kAlignment);
+    scratch_.emplace_back(data);
+    return std::memset(data, 0xFF, size_t(bytes));
+  }
+
+  const char* op_;
+  std::vector<std::unique_ptr<void, Delete>> scratch_;
+};
+
+}  // namespace
+}  // namespace specdec::cuda
+
+STABLE_TORCH_LIBRARY_IMPL(specdec_emulated, CPU, m) { specdec::bind::register_ops<specdec::cuda::Device>(m); }
