@@ -1,4 +1,4 @@
-// Run CUDA C++ kernels on the CPU: one cooperative fiber per CUDA thread.
+// Run CUDA C++ kernels on the CPU: one cooperative fiber per CUDA thread. Compile csrc/emulator/*.cpp beside the kernels.
 #pragma once
 #include <algorithm>
 #include <atomic>
