@@ -6,6 +6,9 @@
 ``_host.cpython-*.so``  csrc/host/                     pybind11 module; without it a pure-Python fallback serves
 ======================  =============================  ============================================================
 
+``setup.py build_emulated`` makes a fourth for the tests alone, build/emulated/_C_emulated.so: the CUDA kernels compiled for
+the CPU (csrc/emulator). No package holds it.
+
 Environment variables read here, and nowhere at run time:
 
 ``SPECDEC_CUDA``        ``auto`` (default: build where nvcc is found), ``0`` (never), ``1`` (stop if nvcc is missing)
@@ -39,7 +42,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from setuptools import Extension, setup
+from setuptools import Command, Extension, setup
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
@@ -184,6 +187,34 @@ SOURCES = {
     "_C_cuda": sources("csrc/bind_cuda.cpp", "csrc/cuda/*.cu"),
     "_host": sources("csrc/host/*.cpp"),
 }
+# device_info.cu is about machine code for a GPU, of which this library has none.
+EMULATED = [
+    source
+    for source in sources("csrc/bind_emulated.cpp", "csrc/emulator/*.cpp", "csrc/cuda/*.cu")
+    if not source.endswith("device_info.cu")
+]
+
+
+def torch_flags(cxx: list[str]) -> tuple[list[str], list[str]]:
+    """How a C++ source that uses torch is compiled, and the tail of the link command."""
+    torch = find_torch()
+    include = ["-I", "csrc", "-isystem", str(torch / "include")]
+    # libtorch.so must stay NEEDED although nothing refers to it: in a CUDA build of torch it is what brings
+    # libtorch_cuda.so, and with it the CUDA half of the stable ABI, into our scope.
+    link = ["-Wl,-z,defs", f"-L{torch / 'lib'}", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"]
+    link += ["-ltorch_cpu", "-lc10"]
+    return [*cxx, *CXX_FLAGS, f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}", *include], link
+
+
+def plan_emulated() -> Part:
+    """The CUDA kernels as C++, for the tests."""
+    cxx = find_cxx()
+    if cxx is None:
+        stop("no C++ compiler was found (c++, g++, clang++ or CXX)")
+    compile_cpu, link_torch = torch_flags(cxx)
+    compile_cpu += ["-DSPECDEC_EMULATOR", "-O2"]
+    compile_kernels = [*compile_cpu, "-x", "c++"]
+    return Part("_C_emulated", "_C_emulated.so", EMULATED, compile_cpu, link_torch, cxx, compile_kernels)
 
 
 def plan(editable: bool) -> list[Part]:
@@ -195,14 +226,7 @@ def plan(editable: bool) -> list[Part]:
             "the reference backend and the Python n-gram index serve instead"
         )
         return []
-    torch = find_torch()
-    include = ["-I", "csrc", "-isystem", str(torch / "include")]
-    version = f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}"
-    # libtorch.so must stay NEEDED although nothing refers to it: in a CUDA build of torch it is what brings
-    # libtorch_cuda.so, and with it the CUDA half of the stable ABI, into our scope.
-    link_torch = ["-Wl,-z,defs", f"-L{torch / 'lib'}", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"]
-    link_torch += ["-ltorch_cpu", "-lc10"]
-    compile_cpu = [*cxx, *CXX_FLAGS, version, *include]
+    compile_cpu, link_torch = torch_flags(cxx)
     parts = [Part("_C_cpu", "_C_cpu.so", SOURCES["_C_cpu"], compile_cpu, link_torch, cxx)]
 
     if nvcc := find_nvcc():
@@ -324,6 +348,21 @@ class BuildExt(build_ext):
             compile_and_link(parts, destination / PACKAGE)
 
 
+class BuildEmulated(Command):
+    description = "build the CUDA kernels as a CPU library for the tests, in build/emulated"
+    user_options: list[tuple[str, str | None, str]] = []
+
+    def initialize_options(self) -> None: ...
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        os.chdir(ROOT)
+        part = plan_emulated()
+        with exclusive(OBJECTS):
+            compile_and_link([part], Path("build/emulated"))
+
+
 class Build(build):
     def run(self) -> None:
         # Else a wheel would also hold whatever an earlier build left here: a deleted module, a CUDA library.
@@ -333,5 +372,5 @@ class Build(build):
 
 setup(
     ext_modules=[Extension(f"{PACKAGE}.{name}", files) for name, files in SOURCES.items()],
-    cmdclass={"build": Build, "build_ext": BuildExt},
+    cmdclass={"build": Build, "build_ext": BuildExt, "build_emulated": BuildEmulated},
 )

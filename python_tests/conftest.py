@@ -7,15 +7,27 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from python_tests.support import Backend, present
+from python_tests import emulated
+from python_tests.support import Backend, present, present_emulated
 
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--schedules", type=int, default=0, metavar="N",
+        help="run the tests of the emulated CUDA kernels in N random schedules as well",
+    )  # fmt: skip
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "backend" in metafunc.fixturenames:
-        op = getattr(metafunc.module, "OP", "verify_chain")
-        metafunc.parametrize("backend", present(op), ids=str, indirect=True)
+    if "backend" not in metafunc.fixturenames:
+        return
+    reason = emulated.unavailable()
+    skipped = [pytest.mark.skip(reason=reason)] if reason else []
+    on_the_cpu = [pytest.param(b, marks=skipped) for b in present_emulated(metafunc.config.getoption("schedules"))]
+    op = getattr(metafunc.module, "OP", "verify_chain")
+    metafunc.parametrize("backend", [*present(op), *on_the_cpu], ids=str, indirect=True)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 import specdec_kernels as sk
+from python_tests import emulated
 from specdec_kernels.backends import native
 
 CAPABILITIES = native._CAPABILITIES
@@ -21,25 +23,49 @@ CAPABILITIES = native._CAPABILITIES
 
 @dataclass(frozen=True)
 class Backend:
-    """A backend on a device; `capability` is the instruction set of the CPU kernels, None elsewhere."""
+    """A backend on a device.
+
+    `capability` is the instruction set of the CPU kernels; `strategy` and `schedule` (the seed of a random one) are
+    those of the emulated CUDA kernels; each is None elsewhere.
+    """
 
     name: str
     device: str
     capability: str | None = None
+    strategy: str | None = None
+    schedule: int | None = None
 
     def __str__(self) -> str:
-        return "-".join(filter(None, (self.name, self.capability, self.device if self.device != "cpu" else None)))
+        schedule = None if self.schedule is None else f"random{self.schedule}"
+        device = self.device if self.device != "cpu" else None
+        return "-".join(filter(None, (self.name, self.capability, self.strategy, schedule, device)))
 
     @contextmanager
     def limited(self) -> Iterator[None]:
-        """Within: the CPU kernels run with this backend's instruction set."""
-        if self.capability is None:
+        """Within: kernels run with this backend's instruction set, or strategy and schedule."""
+        if self.strategy is not None:
+            with emulated.running(self.strategy, self.schedule):
+                yield
+        elif self.capability is not None:
+            before = native.cpu_capability()
+            limit(self.capability)
             yield
-            return
-        before = native.cpu_capability()
-        limit(self.capability)
-        yield
-        limit(before)
+            limit(before)
+        else:
+            yield
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether code for a GPU is executed on the CPU here, hundreds of times slower than a CPU kernel."""
+        return self.strategy is not None or (self.name == "triton" and self.device == "cpu")
+
+    def vocab(self, size: int) -> int:
+        """`size`, or where interpreted at most five tiles of 1024 ids: as many in the last tile as `size` has."""
+        return size if not self.interpreted or size <= 5 * 1024 else 4 * 1024 + size % 1024
+
+    def batch(self, size: int) -> int:
+        """`size`, or where interpreted at most 96 (more than the emulated device runs at once)."""
+        return min(size, 96) if self.interpreted else size
 
     def __getattr__(self, op: str) -> Callable[..., Any]:
         if op.startswith("_") or not hasattr(sk, op):
@@ -69,9 +95,19 @@ def present(op: str) -> list[Backend]:
         for name, answer in sk.backends(device)[op].items():
             if answer == "yes" and name == "cpu":
                 found += [Backend(name, device, c) for c in capabilities()]
-            elif answer == "yes":
+            elif answer == "yes" and name != emulated.NAME:
                 found.append(Backend(name, device))
     return found
+
+
+def present_emulated(schedules: int) -> list[Backend]:
+    """The CUDA kernels on the CPU: each strategy in index order, and so many random schedules shared out among them."""
+    strategies = emulated.STRATEGIES[1:]
+    random = zip(range(1, schedules + 1), itertools.cycle(strategies), strict=False)
+    return [
+        *(Backend(emulated.NAME, "cpu", strategy=s) for s in strategies),
+        *(Backend(emulated.NAME, "cpu", strategy=s, schedule=seed) for seed, s in random),
+    ]
 
 
 def capabilities() -> list[str]:

@@ -71,9 +71,9 @@ CASES = {
 }
 
 
-def run_steps(verify: Verify, case: StepCase, device: str = "cpu") -> np.ndarray:
-    """``[BATCH, LENGTH]`` emitted tokens; every sequence starts after the tokens 0, 0."""
-    parts = [_run(verify, case, torch.arange(s, s + CALL_ROWS), device) for s in range(0, BATCH, CALL_ROWS)]
+def run_steps(verify: Verify, case: StepCase, device: str = "cpu", batch: int = BATCH) -> np.ndarray:
+    """``[batch, LENGTH]`` emitted tokens; every sequence starts after the tokens 0, 0."""
+    parts = [_run(verify, case, torch.arange(s, min(batch, s + CALL_ROWS)), device) for s in range(0, batch, CALL_ROWS)]
     return torch.cat(parts).numpy()
 
 
@@ -177,13 +177,13 @@ def g_test(counts: Float64, law: Float64) -> float:
     return float(stats.chi2.sf(statistic, len(observed) - 1))
 
 
-def check_steps(verify: Verify, case: StepCase, device: str = "cpu") -> None:
+def check_steps(verify: Verify, case: StepCase, device: str = "cpu", batch: int = BATCH) -> None:
     """No window of the emitted tokens rejects the target's joint law.
 
     The level is Holm's over all windows of all cases (for "does any reject?" Holm's first step, the smallest p-value
     against level / number of tests, decides).
     """
-    tokens = run_steps(verify, case, device)
+    tokens = run_steps(verify, case, device, batch)
     level = FAMILY_WISE / (FAMILIES * len(CASES) * (LENGTH - WINDOW + 1))
     for offset, law in enumerate(expected_windows(case)):
         window = tokens[:, offset : offset + WINDOW]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from python_tests.law.steps import CASES, check_steps, g_test
+from python_tests.law.steps import BATCH, CASES, check_steps, g_test
 from python_tests.support import Backend
 
 OP = "verify_chain"
@@ -14,7 +14,7 @@ OP = "verify_chain"
 
 @pytest.mark.parametrize("name", CASES)
 def test_joint_law_over_steps(backend: Backend, name: str) -> None:
-    check_steps(backend.verify_chain, CASES[name], backend.device)
+    check_steps(backend.verify_chain, CASES[name], backend.device, BATCH if not backend.interpreted else 512)
 
 
 def test_the_test_statistic_itself() -> None:

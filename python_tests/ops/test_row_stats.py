@@ -43,6 +43,7 @@ def law_of(x: torch.Tensor, stats: sk.RowStats, temperature: float) -> np.ndarra
 def test_describes_the_float64_law(
     backend: Backend, dtype: torch.dtype, vocab: int, name: str, rng: torch.Generator
 ) -> None:
+    vocab = backend.vocab(vocab)
     params, x = PARAMS[name], logits(rng, 2, 2, vocab, dtype=dtype)
     stats = backend.row_stats(backend(x), params)
     expected = float64_law(x, params)
@@ -70,7 +71,7 @@ def test_describes_the_float64_law(
 
 @pytest.mark.parametrize("name", ["default", "all"])
 def test_widest_vocabulary(backend: Backend, name: str, rng: torch.Generator) -> None:
-    x, params = logits(rng, 2, 262144, dtype=torch.bfloat16), PARAMS[name]
+    x, params = logits(rng, 2, backend.vocab(262144), dtype=torch.bfloat16), PARAMS[name]
     stats = backend.row_stats(backend(x), params)
     np.testing.assert_allclose(
         law_of(x, stats, float(params.temperature)), float64_law(x, params), rtol=2e-5, atol=1e-9

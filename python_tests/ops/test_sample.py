@@ -34,6 +34,7 @@ def check_by_uniforms(x: torch.Tensor, u: torch.Tensor, params: sk.SamplingParam
 def test_uniforms_invert_the_cdf(
     backend: Backend, dtype: torch.dtype, vocab: int, name: str, rng: torch.Generator
 ) -> None:
+    vocab = backend.vocab(vocab)
     x, u = logits(rng, 4, 2, vocab, dtype=dtype), uniforms(rng, 4, 2)
     u[0] = torch.tensor([0.0, 1 - 2.0**-24])
     u[1] = u[0]
@@ -56,7 +57,7 @@ def test_uniforms_invert_the_cdf(
 
 @pytest.mark.parametrize("name", ["default", "all", "greedy"])
 def test_widest_vocabulary(backend: Backend, name: str, rng: torch.Generator) -> None:
-    x, u = logits(rng, 2, 262144, dtype=torch.bfloat16), uniforms(rng, 2)
+    x, u = logits(rng, 2, backend.vocab(262144), dtype=torch.bfloat16), uniforms(rng, 2)
     check_by_uniforms(x, u, PARAMS[name], backend.sample(backend(x), PARAMS[name], uniform_samples=backend(u)))
 
 
@@ -66,6 +67,7 @@ def test_widest_vocabulary(backend: Backend, name: str, rng: torch.Generator) ->
 def test_keys_give_the_float64_argmax(
     backend: Backend, dtype: torch.dtype, vocab: int, name: str, rng: torch.Generator
 ) -> None:
+    vocab = backend.vocab(vocab)
     x, params = logits(rng, 3, 3, vocab, dtype=dtype), PARAMS[name]
     keys = torch.randint(-(2**63), 2**63 - 1, (3, 3), generator=rng)
     draw = backend.sample(backend(x), params, noise_keys=backend(keys))
@@ -141,12 +143,13 @@ def test_no_noise_is_needed_at_temperature_0(backend: Backend, rng: torch.Genera
 @pytest.mark.parametrize("noise", ["uniform_samples", "noise_keys"])
 def test_top_k_1_with_tied_maxima_draws_a_maximum(backend: Backend, noise: str) -> None:
     """A peer draws something else. Ties survive top-k: tied maxima share the mass evenly, a lone one is certain."""
-    x = torch.tensor([2.0, 5.0, 1.0, 5.0, -1.0]).repeat(4096, 1)
-    x[2048:, 3] = 4.0
-    given = torch.arange(4096) % 2048 / 2048 if noise == "uniform_samples" else torch.arange(4096) * 104729
+    n = 2048 if not backend.interpreted else 512
+    x = torch.tensor([2.0, 5.0, 1.0, 5.0, -1.0]).repeat(2 * n, 1)
+    x[n:, 3] = 4.0
+    given = torch.arange(2 * n) % n / n if noise == "uniform_samples" else torch.arange(2 * n) * 104729
     token = backend.sample(backend(x), sk.SamplingParams(top_k=1), **{noise: backend(given)}).token.cpu()
-    assert set(token[:2048].tolist()) == {1, 3} and (token[2048:] == 1).all()
-    assert abs((token[:2048] == 1).double().mean() - 0.5) < 0.06  # 5.4 standard deviations
+    assert set(token[:n].tolist()) == {1, 3} and (token[n:] == 1).all()
+    assert abs((token[:n] == 1).double().mean() - 0.5) < 2.7 / n**0.5  # 5.4 standard deviations
 
 
 def test_bad_rows_and_bad_uniforms_are_flagged_and_alone(backend: Backend, rng: torch.Generator) -> None:

@@ -55,8 +55,9 @@ def test_is_the_chains(backend: Backend, vocab: int, dtype: torch.dtype, accepta
 
 def test_the_widest_batch(backend: Backend) -> None:
     rng = torch.Generator().manual_seed(3)
-    arguments = chains.make(rng, 1024, 3, 40)
-    counts = torch.randint(0, 4, (1024,), generator=rng)
+    batch = backend.batch(1024)
+    arguments = chains.make(rng, batch, 3, 40)
+    counts = torch.randint(0, 4, (batch,), generator=rng)
     chain = backend.verify_chain(**chains.on(backend, {**arguments, "num_draft_tokens": counts}))
     out = run(backend, chains.packed(arguments, counts))
     for field in FIELDS:

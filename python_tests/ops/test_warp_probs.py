@@ -21,7 +21,7 @@ OP = "warp_probs"
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_is_the_float64_law(backend: Backend, dtype: torch.dtype, vocab: int, name: str, rng: torch.Generator) -> None:
-    x = logits(rng, 2, 2, vocab, dtype=dtype)
+    x = logits(rng, 2, 2, backend.vocab(vocab), dtype=dtype)
     probs = backend.warp_probs(backend(x), PARAMS[name]).cpu()
     expected = float64_law(x, PARAMS[name])
     assert probs.dtype == torch.float32 and probs.is_contiguous()
@@ -30,7 +30,7 @@ def test_is_the_float64_law(backend: Backend, dtype: torch.dtype, vocab: int, na
 
 
 def test_widest_vocabulary(backend: Backend, rng: torch.Generator) -> None:
-    x = logits(rng, 1, 262144)
+    x = logits(rng, 1, backend.vocab(262144))
     np.testing.assert_allclose(
         backend.warp_probs(backend(x), PARAMS["all"]).cpu(), float64_law(x, PARAMS["all"]), rtol=2e-5, atol=1e-9
     )

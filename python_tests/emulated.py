@@ -1,0 +1,105 @@
+"""The CUDA kernels executed on the CPU (csrc/emulator), as a backend of the tests named "cuda-emulated".
+
+A library for tests alone: it registers the kernels as the CPU implementation of the ops in a namespace of its own,
+whose schemas are copied here from the real one. It is built at first use, and again whenever a source changed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdec_kernels.backends import _BACKENDS, OPS  # importing the package defines the ops whose schemas are copied
+
+NAME = "cuda-emulated"
+NAMESPACE = "specdec_emulated"
+STRATEGIES = ("auto", "split", "walk", "cluster")  # as csrc/cuda/strategy.h numbers them
+ROOT = Path(__file__).resolve().parents[1]
+FORWARD, RANDOM = 0, 2  # orders of specdec_emulator_schedule
+MULTIPROCESSORS = 8  # what the emulated device has unless told otherwise
+
+
+def unavailable() -> str | None:
+    """Why the library cannot be built here; None where it can."""
+    if not (ROOT / "setup.py").exists():
+        return "an installed package has no kernel sources"
+    if not (ROOT / "csrc/cuda/verify.cu").exists():
+        return "the CUDA kernels are not written yet"
+    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        return "there is no C++ compiler to build the emulated CUDA kernels with"
+    return None
+
+
+@cache
+def _built() -> Path | str:
+    """The library, or what the compiler said. (A failure is kept too: thousands of tests would each repeat it.)"""
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_emulated"], cwd=ROOT, capture_output=True, text=True
+    )
+    return ROOT / "build/emulated/_C_emulated.so" if done.returncode == 0 else done.stdout + done.stderr
+
+
+@cache
+def _load(path: Path) -> ctypes.CDLL:
+    library = torch.library.Library(NAMESPACE, "DEF")
+    for op in OPS:
+        original = getattr(torch.ops.specdec, op).default
+        library.define(str(original._schema).partition("::")[2], tags=(torch.Tag.pt2_compliant_tag,))
+        torch.library.register_fake(f"{NAMESPACE}::{op}", original, lib=library)  # the original's own fake
+    torch.ops.load_library(str(path))
+    symbols = ctypes.CDLL(str(path))
+    symbols.specdec_emulator_schedule.argtypes = (ctypes.c_int, ctypes.c_uint64)
+    symbols.library = library  # the definitions live as long as it does
+    return symbols
+
+
+def library() -> ctypes.CDLL:
+    """The library, built and loaded.
+
+    Raises
+    ------
+    RuntimeError
+        It does not compile; the message is the compiler's.
+    """
+    built = _built()
+    if isinstance(built, str):
+        raise RuntimeError(f"the emulated CUDA kernels were not built: {unavailable() or built}")
+    return _load(built)
+
+
+def overload(op: str) -> Callable[..., Any]:
+    """The emulated op; it takes what ``torch.ops.specdec.<op>`` takes."""
+    library()
+    found: Callable[..., Any] = getattr(getattr(torch.ops, NAMESPACE), op).default
+    return found
+
+
+@contextmanager
+def running(
+    strategy: str = "auto", schedule: int | None = None, multiprocessors: int = MULTIPROCESSORS
+) -> Iterator[None]:
+    """Within: ``backend="cuda-emulated"`` runs the kernels with `strategy` on a device of so many multiprocessors.
+
+    Threads, warps and blocks take their turns in index order, or at random from the seed `schedule`.
+    """
+    symbols = library()
+    symbols.specdec_cuda_force_strategy(STRATEGIES.index(strategy))
+    symbols.specdec_emulator_schedule(FORWARD if schedule is None else RANDOM, schedule or 0)
+    symbols.specdec_emulator_multiprocessors(multiprocessors)
+    _BACKENDS[NAME] = (lambda op, device: None, lambda op, original: overload(op))
+    try:
+        yield
+    finally:
+        del _BACKENDS[NAME]
+        symbols.specdec_cuda_force_strategy(0)
+        symbols.specdec_emulator_schedule(FORWARD, 0)
+        symbols.specdec_emulator_multiprocessors(MULTIPROCESSORS)
