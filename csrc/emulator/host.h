@@ -1,0 +1,60 @@
+// The part of the CUDA runtime that launchers use.
+#pragma once
+#include <cstddef>
+#include <cstring>
+
+#include "emulator/runtime.h"
+
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9 };
+using cudaStream_t = struct CUstream_st*;
+enum cudaDeviceAttr {
+  cudaDevAttrMultiProcessorCount = 16,
+  cudaDevAttrComputeCapabilityMajor = 75,
+  cudaDevAttrComputeCapabilityMinor = 76,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
+};
+
+inline const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaSuccess             ? "no error"
+         : error == cudaErrorInvalidValue ? "invalid argument"
+                                          : "invalid configuration argument";
+}
+inline const char* cudaGetErrorName(cudaError_t error) {
+  return error == cudaSuccess             ? "cudaSuccess"
+         : error == cudaErrorInvalidValue ? "cudaErrorInvalidValue"
+                                          : "cudaErrorInvalidConfiguration";
+}
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
+
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount:
+      *value = specdec::emulator::multiprocessors();
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = 9;
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = 0;
+      return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = specdec::emulator::kMostShared;
+      return cudaSuccess;
+  }
+  return cudaErrorInvalidValue;
+}
+
+inline cudaError_t cudaMemsetAsync(void* address, int byte, size_t bytes, cudaStream_t) {
+  specdec::emulator::synchronize();
+  std::memset(address, byte, bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  specdec::emulator::synchronize();
+  return cudaSuccess;
+}

@@ -1,0 +1,68 @@
+// The scheduler's own state, which kernels do not see.
+#pragma once
+#include <algorithm>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "emulator/runtime.h"
+
+namespace specdec::emulator {
+
+constexpr size_t kRedzone = 128;
+constexpr size_t kMostArrays = 48 << 10;         // bytes of shared arrays a block, as nvcc allows
+constexpr size_t kArraysRoom = 2 * kMostArrays;  // with their redzones
+
+enum class Order { kForward, kReverse, kRandom };
+
+struct Placed {
+  size_t offset, bytes;
+};
+
+// What one launch needs, and what outlives it.
+struct Machine {
+  std::mutex mutex;  // one launch at a time
+  Order order = Order::kForward;
+  uint64_t seed = 0, random = 0;
+  int64_t launches = 0;
+  int multiprocessors = 8;
+  bool has_previous = false;  // a kernel that the next launch may overlap
+  Token host_tokens[2], end_tokens[2], front_token;
+  void* front = nullptr;  // TSan's idea of who starts blocks: see run_grid
+
+  Fiber host;
+  Grid grid{};
+  void (*body)(const void*) = nullptr;
+  const void* arguments = nullptr;
+  std::exception_ptr error;
+  Warp* last = nullptr;  // goes on while it can
+  std::vector<Block*> live;
+  std::vector<std::unique_ptr<Cluster>> clusters;
+  std::vector<std::unique_ptr<Block>> blocks, idle, ended;
+  std::vector<Placed> arrays;
+  size_t arrays_begin = 0, arrays_end = 0, arrays_bytes = 0;
+
+  uint64_t next_random() {  // xorshift64*
+    random ^= random >> 12;
+    random ^= random << 25;
+    random ^= random >> 27;
+    return random * 0x2545F4914F6CDD1Dull >> 32;
+  }
+};
+
+extern Machine machine;
+
+std::string text(Site site);
+
+inline size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+inline void make_ready(Warp& warp, unsigned lanes) {
+  warp.ready |= lanes;
+  if (warp.ready) warp.block->ready |= 1u << warp.index;
+}
+
+void give_way();  // the current fiber waits until it is made ready
+
+}  // namespace specdec::emulator

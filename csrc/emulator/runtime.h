@@ -1,0 +1,151 @@
+// The machine that kernels run on: one fiber a CUDA thread, grouped in warps, blocks and clusters. runtime.cpp schedules them.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "emulator/context.h"
+#include "emulator/sanitizers.h"
+#include "emulator/types.h"
+
+namespace specdec::emulator {
+
+// Where in a kernel something stands.
+struct Site {
+  const char* file;
+  int line;
+  static constexpr Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
+};
+
+[[noreturn]] void fail(const std::string& message);  // throws std::runtime_error
+[[noreturn]] void fail(const char* what, Site site, const std::string& why);
+
+struct Block;
+struct Cluster;
+struct Warp;
+
+enum class Waits : uint8_t { kNot, kWarp, kBlock, kCluster, kReturned };
+
+struct Fiber {
+  uint3 thread{};
+  int lane = 0;
+  Warp* warp = nullptr;
+  Block* block = nullptr;
+  Context context;
+  Waits waits = Waits::kNot;
+  Site site{"", 0};
+  // For the sanitizers.
+  char* stack = nullptr;
+  size_t stack_bytes = 0;
+  void *fake_stack = nullptr, *tsan = nullptr;
+  unsigned barriers = 0, cluster_barriers = 0;
+  bool fenced = false;           // a fence since the last atomic: that atomic publishes what came before
+  std::vector<void*> published;  // atomics since the last fence: a fence takes over what they published
+};
+
+enum class Collective : uint8_t { kSyncwarp, kShuffle, kVote, kMatch, kReduce };
+
+// Lanes on their way into one collective.
+struct Meeting {
+  unsigned mask, arrived;
+  Collective kind;
+  Site site;
+  unsigned token;
+};
+
+struct Warp {
+  unsigned ready = 0;     // lanes that can run
+  unsigned returned = 0;  // lanes that have ended, or that the block does not have
+  int index = 0, num_meetings = 0;
+  unsigned next_token = 0;
+  Block* block = nullptr;
+  uint64_t value[32], result[32];  // what a lane brings to the collective it is in, and takes away
+  int argument[32];
+  Meeting meetings[32];
+  Token tokens[64];
+};
+
+struct Votes {
+  int count;
+  bool all;
+};
+
+struct Block {
+  uint3 index{};
+  dim3 dim, grid;
+  unsigned rank = 0;  // in its cluster
+  Cluster* cluster = nullptr;
+  int threads = 0, returned = 0;
+  unsigned ready = 0;  // warps that can run
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  // The barrier that is filling, and the votes of the last one.
+  int waiting = 0;
+  Site site{"", 0};
+  Votes filling{0, true}, votes{0, true};
+  Token start, barrier_tokens[2];
+  // Shared memory: first the dynamic, then the arrays.
+  unsigned char* memory = nullptr;
+  size_t memory_bytes = 0;
+  char* stacks = nullptr;  // of all fibers
+  size_t stacks_bytes = 0;
+  Block() = default;
+  Block(const Block&) = delete;
+  ~Block();
+};
+
+struct Cluster {
+  std::vector<Block*> blocks;
+  int threads = 0, returned = 0, waiting = 0;
+  Site site{"", 0};
+  Token tokens[2];
+};
+
+// The fiber that runs. One launch runs at a time, so that a plain variable will do.
+__attribute__((visibility("hidden"))) inline Fiber* current = nullptr;
+
+// Brings `value` and `argument` to the lanes of `mask`; the last lane to come runs `resolve`, which fills warp.result.
+// Returns the lane's result.
+using Resolve = void (*)(Warp& warp, unsigned mask, Site site);
+uint64_t meet(unsigned mask, Collective kind, Resolve resolve, uint64_t value, int argument, Site site);
+
+Votes block_barrier(const char* what, bool vote, Site site);
+void cluster_barrier(Site site);
+void atomic_point(void* address);  // an atomic is about to happen: others may come first
+void atomic_done(void* address);
+void fence();
+void wait_for_previous_kernel();
+
+// An array in shared memory: where in a block it stands, found out anew in each launch.
+struct SharedArray {
+  uint64_t launch = 0;
+  size_t offset = 0;
+};
+__attribute__((visibility("hidden"))) inline uint64_t current_launch = 0;
+void place_shared_array(SharedArray& array, size_t bytes, Site site);
+
+template <class Array>
+Array& shared_array(SharedArray& array, Site site) {
+  if (array.launch != current_launch) place_shared_array(array, sizeof(Array), site);
+  return *reinterpret_cast<Array*>(current->block->memory + array.offset);
+}
+
+void* address_in_cluster_block(void* address, unsigned rank);
+
+constexpr int kMostShared = 227 << 10;  // bytes of shared memory a block
+
+struct Grid {
+  dim3 grid, block;
+  size_t shared;
+  unsigned cluster;
+  bool overlapping;
+};
+
+// Runs body(arguments) in every thread of the grid. False where the device would refuse the launch; throws what a kernel
+// does wrong.
+bool run_grid(const Grid& grid, void (*body)(const void*), const void* arguments);
+void synchronize();  // what later launches may not overlap
+int multiprocessors();
+
+}  // namespace specdec::emulator
