@@ -6,8 +6,9 @@
 ``_host.cpython-*.so``  csrc/host/                     pybind11 module; without it a pure-Python fallback serves
 ======================  =============================  ============================================================
 
-``setup.py build_emulated`` makes a fourth for the tests alone, build/emulated/_C_emulated.so: the CUDA kernels compiled for
-the CPU (csrc/emulator). No package holds it.
+``setup.py build_emulated`` makes a fourth for the tests alone, build/emulated/_C_emulated.so: the CUDA kernels compiled
+for the CPU (csrc/emulator). No package holds it. ``setup.py build_kernels`` only compiles the CUDA kernels, for every
+architecture that we support, and leaves what the compiler said beside the objects, for .ci/resources.py.
 
 Environment variables read here, and nowhere at run time:
 
@@ -63,7 +64,7 @@ CXX_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract
 NVCC_HOST_FLAGS = ["-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *WARNINGS]
 NVCC_FLAGS = [
     *("-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr"),
-    *("-Xptxas=--warn-on-spills", f"-Xcompiler={','.join(NVCC_HOST_FLAGS)}"),
+    *("-Xptxas=--warn-on-spills", "-Xptxas=-v", f"-Xcompiler={','.join(NVCC_HOST_FLAGS)}"),
     *(["-Werror=all-warnings", "-Xptxas=--warning-as-error"] if STRICT else []),
 ]
 X86_FLAGS = {
@@ -165,9 +166,14 @@ class Part:
     link: list[str]  # the command's tail, after the objects
     linker: list[str]
     compile_cuda: list[str] | None = None  # the same for a .cu source
+    variant: str = ""  # two variants of a part do not overwrite each other's objects
+
+    @property
+    def folder(self) -> Path:
+        return OBJECTS / (self.name + self.variant)
 
     def object(self, source: str) -> Path:
-        return OBJECTS / self.name / (source.removeprefix("csrc/").replace("/", "_") + ".o")
+        return self.folder / (source.removeprefix("csrc/").replace("/", "_") + ".o")
 
     def command(self, source: str) -> list[str]:
         base = self.compile_cuda if source.endswith(".cu") and self.compile_cuda else self.compile
@@ -206,13 +212,20 @@ def torch_flags(cxx: list[str]) -> tuple[list[str], list[str]]:
     return [*cxx, *CXX_FLAGS, f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}", *include], link
 
 
+def nvcc_command(nvcc: str, cxx: list[str], archs: str) -> list[str]:
+    """How a CUDA source is compiled."""
+    host_compiler = ["-ccbin", cxx[0]] if len(cxx) == 1 else []
+    names = f'-DSPECDEC_CUDA_ARCHS="{archs}"'
+    return [nvcc, *NVCC_FLAGS, *host_compiler, *arch_flags(archs), names, "-I", "csrc"]
+
+
 def plan_emulated() -> Part:
     """The CUDA kernels as C++, for the tests."""
     cxx = find_cxx()
     if cxx is None:
         stop("no C++ compiler was found (c++, g++, clang++ or CXX)")
     compile_cpu, link_torch = torch_flags(cxx)
-    compile_cpu += ["-DSPECDEC_EMULATOR", "-O2"]
+    compile_cpu += ["-DSPECDEC_EMULATOR", "-O2", "-Wno-unknown-pragmas"]  # "#pragma unroll" is nvcc's
     compile_kernels = [*compile_cpu, "-x", "c++"]
     return Part("_C_emulated", "_C_emulated.so", EMULATED, compile_cpu, link_torch, cxx, compile_kernels)
 
@@ -231,13 +244,14 @@ def plan(editable: bool) -> list[Part]:
 
     if nvcc := find_nvcc():
         archs = os.environ.get("SPECDEC_CUDA_ARCHS", EDITABLE_ARCHS if editable else RELEASE_ARCHS)
-        host_compiler = ["-ccbin", cxx[0]] if len(cxx) == 1 else []
-        names = f'-DSPECDEC_CUDA_ARCHS="{archs}"'
-        compile_cuda = [nvcc, *NVCC_FLAGS, *host_compiler, *arch_flags(archs), names, "-I", "csrc"]
+        compile_cuda = nvcc_command(nvcc, cxx, archs)
         folder = cuda_library_folder(nvcc)
         compile_bind = [*compile_cpu, "-DUSE_CUDA", "-isystem", str(folder.parent / "include")]
         link_cuda = [*link_torch, f"-L{folder}", "-lcudart_static", "-lrt", "-lpthread", "-ldl"]
-        parts.append(Part("_C_cuda", "_C_cuda.so", SOURCES["_C_cuda"], compile_bind, link_cuda, cxx, compile_cuda))
+        variant = "-" + re.sub(r"\W+", "_", archs)
+        parts.append(
+            Part("_C_cuda", "_C_cuda.so", SOURCES["_C_cuda"], compile_bind, link_cuda, cxx, compile_cuda, variant)
+        )
 
     python_include = sysconfig.get_path("include")
     if importlib.util.find_spec("pybind11") is None:
@@ -277,12 +291,14 @@ def execute(out: Path, command: list[str]) -> None:
     record = out.with_suffix(".cmd")
     record.unlink(missing_ok=True)
     out.parent.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
+    started = time.time_ns()
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         stop(f"this command failed:\n{shlex.join(command)}\n{result.stdout}{result.stderr}")
+    out.with_suffix(".log").write_text(result.stdout + result.stderr)  # .ci/resources.py reads those of nvcc
+    os.utime(out, ns=(started, started))  # a source that is edited while it is compiled is newer
     record.write_text(shlex.join(command))
-    say(f"{out.relative_to(OBJECTS)} ({time.monotonic() - started:.1f} s)")
+    say(f"{out.relative_to(OBJECTS)} ({(time.time_ns() - started) / 1e9:.1f} s)")
 
 
 def max_jobs() -> int:
@@ -301,7 +317,7 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
 
 
-def compile_and_link(parts: list[Part], destination: Path) -> None:
+def compile_all(parts: list[Part]) -> None:
     jobs = [(part.object(source), part.command(source)) for part in parts for source in part.sources]
     jobs = [job for job in jobs if not up_to_date(*job)]
     jobs.sort(key=lambda job: job[1][-3].endswith(".cu"), reverse=True)  # the slow ones first
@@ -313,10 +329,14 @@ def compile_and_link(parts: list[Part], destination: Path) -> None:
         finally:
             for future in futures:
                 future.cancel()
+
+
+def compile_and_link(parts: list[Part], destination: Path) -> None:
+    compile_all(parts)
     destination.mkdir(parents=True, exist_ok=True)
     for part in parts:
         objects = [part.object(source) for source in part.sources]
-        out = OBJECTS / part.name / part.filename
+        out = part.folder / part.filename
         link = [*part.linker, "-shared", "-o", str(out), *map(str, objects), *part.link]
         if not up_to_date(out, link, objects):
             execute(out, link)
@@ -363,6 +383,24 @@ class BuildEmulated(Command):
             compile_and_link([part], Path("build/emulated"))
 
 
+class BuildKernels(Command):
+    description = "compile the CUDA kernels for every architecture, and link nothing"
+    user_options: list[tuple[str, str | None, str]] = []
+
+    def initialize_options(self) -> None: ...
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        os.chdir(ROOT)
+        nvcc, cxx = find_nvcc(), find_cxx()
+        if nvcc is None or cxx is None:
+            stop("build_kernels needs nvcc and a C++ compiler")
+        kernels = [source for source in SOURCES["_C_cuda"] if source.endswith(".cu")]
+        with exclusive(OBJECTS):
+            compile_all([Part("kernels", "", kernels, [], [], cxx, nvcc_command(nvcc, cxx, RELEASE_ARCHS))])
+
+
 class Build(build):
     def run(self) -> None:
         # Else a wheel would also hold whatever an earlier build left here: a deleted module, a CUDA library.
@@ -372,5 +410,5 @@ class Build(build):
 
 setup(
     ext_modules=[Extension(f"{PACKAGE}.{name}", files) for name, files in SOURCES.items()],
-    cmdclass={"build": Build, "build_ext": BuildExt, "build_emulated": BuildEmulated},
+    cmdclass={"build": Build, "build_ext": BuildExt, "build_emulated": BuildEmulated, "build_kernels": BuildKernels},
 )

@@ -1,0 +1,102 @@
+"""Registers, shared memory, stack and spills of every CUDA kernel on every architecture, from what ptxas said.
+
+``python .ci/resources.py FOLDER`` reads the logs that ``setup.py build_kernels`` leaves in FOLDER, prints a table and
+fails where a kernel spills registers or keeps an array in local memory ("stack") beyond what `STACK` grants.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+STACK: dict[str, int] = {}  # kernel: bytes of local memory that are meant to be there
+
+ENTRY = re.compile(
+    r"Compiling entry function '(?P<name>\w+)' for '(?P<arch>\w+)'\n"
+    r".*Function properties for .*\n"
+    r"\s*(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads\n"
+    r".*Used (?P<registers>\d+) registers(?P<rest>.*)"
+)
+
+
+class Usage(NamedTuple):
+    """Of one kernel on one architecture: registers a thread; bytes of static shared memory, of stack, and spilled."""
+
+    registers: int
+    shared: int
+    stack: int
+    spilled: int
+
+    def __str__(self) -> str:
+        return "/".join(map(str, self))
+
+
+def parse(text: str) -> dict[tuple[str, str], Usage]:
+    """``{(mangled name, architecture): usage}`` of one log of ``ptxas -v``."""
+    found = {}
+    for entry in ENTRY.finditer(text):
+        shared = re.search(r"(\d+) bytes smem", entry["rest"])
+        found[entry["name"], entry["arch"]] = Usage(
+            int(entry["registers"]), int(shared[1]) if shared else 0, int(entry["stack"]),
+            int(entry["stores"]) + int(entry["loads"]),
+        )  # fmt: skip
+    assert len(found) == text.count("Compiling entry function"), "ptxas words its log in a way not known here"
+    return found
+
+
+def plain(names: list[str]) -> dict[str, str]:
+    """Readable names: template arguments stay, namespaces and parameters go."""
+    filt = shutil.which("c++filt")
+    out = (
+        subprocess.run([filt, *names], capture_output=True, text=True).stdout.splitlines() if filt and names else names
+    )
+    return {name: shorten(text) for name, text in zip(names, out, strict=True)}
+
+
+def shorten(name: str) -> str:
+    name = re.sub(r"\(anonymous namespace\)::|\bspecdec::(?:cuda::)?|^void ", "", name)
+    depth = 0
+    for i, c in enumerate(name):  # up to the parameters: the first parenthesis outside template arguments
+        depth += (c == "<") - (c == ">")
+        if c == "(" and depth == 0:
+            return name[:i]
+    return name
+
+
+def faults(name: str, arch: str, usage: Usage) -> list[str]:
+    """What is wrong with a kernel, in sentences."""
+    out = []
+    if usage.spilled:
+        out.append(f"{name} spills {usage.spilled} bytes on {arch}")
+    if usage.stack > STACK.get(name, 0):
+        out.append(f"{name} keeps {usage.stack} bytes in local memory on {arch}, {STACK.get(name, 0)} are granted")
+    return out
+
+
+def main(folder: Path) -> int:
+    usage: dict[tuple[str, str], Usage] = {}
+    for log in sorted(folder.glob("*.log")):
+        usage.update(parse(log.read_text()))
+    if not usage:
+        print(f"{folder} holds no log of ptxas: run `make resources`", file=sys.stderr)
+        return 1
+    names = plain(sorted({name for name, _ in usage}))
+    archs = sorted({arch for _, arch in usage}, key=lambda a: int(re.sub(r"\D", "", a)))
+    width = max(map(len, names.values()))
+    print("registers a thread / bytes of static shared memory / of stack / spilled")
+    print(f"{'kernel':{width}}" + "".join(f"{arch:>18}" for arch in archs))
+    wrong: list[str] = []
+    for name, text in sorted(names.items(), key=lambda item: item[1]):
+        cells = [str(usage.get((name, arch), "-")) for arch in archs]
+        print(f"{text:{width}}" + "".join(f"{cell:>18}" for cell in cells))
+        wrong += [f for arch in archs if (name, arch) in usage for f in faults(text, arch, usage[name, arch])]
+    print("\n".join(wrong) or f"no spills in {len(usage)} compiled kernels")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
