@@ -21,7 +21,7 @@ import torch
 from specdec_kernels.backends import _BACKENDS, OPS  # importing the package defines the ops whose schemas are copied
 
 NAME = "cuda-emulated"
-NAMESPACE = "specdec_emulated"
+NAMESPACE = "specdec_emulated"  # also in csrc/bind_emulated.cpp
 STRATEGIES = ("auto", "split", "walk", "cluster")  # as csrc/cuda/strategy.h numbers them
 ROOT = Path(__file__).resolve().parents[1]
 FORWARD, RANDOM = 0, 2  # orders of specdec_emulator_schedule
@@ -77,9 +77,8 @@ def library() -> ctypes.CDLL:
 
 
 def overload(op: str) -> Callable[..., Any]:
-    """The emulated op; it takes what ``torch.ops.specdec.<op>`` takes."""
-    library()
-    found: Callable[..., Any] = getattr(getattr(torch.ops, NAMESPACE), op).default
+    """The emulated op, once the library is loaded; it takes what ``torch.ops.specdec.<op>`` takes."""
+    found: Callable[..., Any] = getattr(torch.ops.specdec_emulated, op).default
     return found
 
 

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
 import specdec_kernels as sk
+from python_tests import emulated
 from python_tests.ops import chains
 from python_tests.ops.inputs import logits, same_bits
 from python_tests.support import Backend
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 SCALARS = sk.SamplingParams(0.8, top_k=20, top_p=0.9, min_p=0.01)
+
+
+@pytest.fixture(params=["cpu", *(["cuda"] if torch.cuda.is_available() else []), emulated.NAME])
+def route(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """The backend that the dispatcher takes on each device, and the emulated CUDA kernels in their own namespace."""
+    if request.param != emulated.NAME:
+        yield Backend("", request.param)
+    elif reason := emulated.unavailable():
+        pytest.skip(reason)
+    else:
+        with emulated.running():
+            yield Backend(emulated.NAME, "cpu", strategy="auto")
+
+
+def on(backend: Backend, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call that the backend serves."""
+    return {**chains.on(backend, arguments), "backend": backend.name or None}
 
 
 def rng() -> torch.Generator:
@@ -62,13 +79,8 @@ CALLS: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
 }  # fmt: skip
 
 
-def moved(value: Any, device: str) -> Any:
-    return chains.on(Backend("", device), value)
-
-
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CALLS)
-def test_opcheck(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opcheck(name: str, route: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """The arguments that reach the op itself, caught on their way, pass all of opcheck's default tests."""
     call, arguments = CALLS[name]()
     caught: list[tuple[Any, ...]] = []
@@ -81,19 +93,18 @@ def test_opcheck(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> Non
         return lambda *args: (caught.append(args), run(*args))[1]  # type: ignore[func-returns-value]
 
     monkeypatch.setattr(module, "dispatch", dispatch)
-    call(**moved(arguments, device))
-    overload = getattr(torch.ops.specdec, op).default
+    call(**on(route, arguments))
+    overload = emulated.overload(op) if route.name else getattr(torch.ops.specdec, op).default
     assert len(caught) == 1
     assert set(torch.library.opcheck(overload, caught[0]).values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CALLS)
-def test_compiles_whole(name: str, device: str) -> None:
+def test_compiles_whole(name: str, route: Backend) -> None:
     """fullgraph=True; the same bits as eager; with scalars changed in between."""
     torch._dynamo.reset()
     call, arguments = CALLS[name]()
-    arguments = moved(arguments, device)
+    arguments = on(route, arguments)
 
     def function(**given: Any) -> list[torch.Tensor]:
         return tensors_of(call(**given))
