@@ -18,6 +18,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--schedules", type=int, default=0, metavar="N",
         help="run the tests of the emulated CUDA kernels in N random schedules as well",
     )  # fmt: skip
+    parser.addoption(
+        "--sanitizers", action="store_true",
+        help="also find the emulator's planted defects with ASan, UBSan and TSan (minutes)",
+    )  # fmt: skip
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -90,6 +90,7 @@ Votes block_barrier(const char* what, bool vote, Site site) {
   Token& token = block.barrier_tokens[self.barriers++ % 2];
   token.release();
   block.site = site;
+  block.waiting_in = what;
   block.filling.count += vote;
   block.filling.all &= vote;
   if (++block.waiting == block.threads) {

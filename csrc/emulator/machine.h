@@ -25,12 +25,12 @@ struct Placed {
 struct Machine {
   std::mutex mutex;  // one launch at a time
   Order order = Order::kForward;
-  uint64_t seed = 0, random = 0;
+  uint64_t seed = 0, random = 0, launch_random = 0;
   int64_t launches = 0;
   int multiprocessors = 8;
   bool has_previous = false;  // a kernel that the next launch may overlap
   Token host_tokens[2], end_tokens[2], front_token;
-  void* front = nullptr;  // TSan's idea of who starts blocks: see run_grid
+  void* root = nullptr;  // TSan: creates who starts blocks, see run_grid
 
   Fiber host;
   Grid grid{};

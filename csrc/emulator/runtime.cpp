@@ -40,26 +40,45 @@ int choose_bit(unsigned mask) {
 
 // ---- switching
 
+Warp* next_in_order() {
+  const size_t n = machine.live.size();
+  for (size_t i = 0; i < n; ++i) {
+    Block* block = machine.live[machine.order == Order::kReverse ? n - 1 - i : i];
+    if (block->ready) return &block->warps[choose_bit(block->ready)];
+  }
+  return nullptr;
+}
+
+// Any warp alike; or, in every second launch, by priorities that seldom change, so that some warps fall far behind.
+Warp* next_at_random() {
+  Machine& m = machine;
+  const bool alike = m.launch_random % 2 == 0;
+  Warp* chosen = nullptr;
+  unsigned ready = 0;
+  for (Block* block : m.live) {
+    for (unsigned rest = block->ready; rest; rest &= rest - 1) {
+      Warp* warp = &block->warps[__builtin_ctz(rest)];
+      if (m.next_random() % 64 == 0) warp->priority = unsigned(m.next_random());
+      ++ready;
+      if (!chosen || (alike ? m.next_random() % ready == 0 : warp->priority > chosen->priority)) chosen = warp;
+    }
+  }
+  return chosen;
+}
+
 // Takes the next fiber off the ready ones; null if none is.
 Fiber* take_next() {
   Machine& m = machine;
-  Warp* warp = m.last;
-  const bool stay = warp && warp->ready && (m.order != Order::kRandom || m.next_random() % 16 != 0);
-  if (!stay) {
-    const size_t n = m.live.size();
-    const size_t first = m.order == Order::kRandom && n > 0 ? m.next_random() % n : 0;
-    Block* block = nullptr;
-    for (size_t i = 0; i < n && !block; ++i) {
-      Block* candidate = m.live[m.order == Order::kReverse ? n - 1 - i : (first + i) % n];
-      if (candidate->ready) block = candidate;
-    }
-    if (!block) return nullptr;
-    warp = m.last = &block->warps[choose_bit(block->ready)];
+  const bool random = m.order == Order::kRandom;
+  if (!m.last || !m.last->ready || (random && m.next_random() % 16 == 0)) {
+    m.last = random ? next_at_random() : next_in_order();
+    if (!m.last) return nullptr;
   }
-  const int lane = choose_bit(warp->ready);
-  warp->ready &= ~(1u << lane);
-  if (!warp->ready) warp->block->ready &= ~(1u << warp->index);
-  return &warp->block->fibers[warp->index * 32 + lane];
+  Warp& warp = *m.last;
+  const int lane = choose_bit(warp.ready);
+  warp.ready &= ~(1u << lane);
+  if (!warp.ready) warp.block->ready &= ~(1u << warp.index);
+  return &warp.block->fibers[warp.index * 32 + lane];
 }
 
 __attribute__((noinline)) void switch_to(Fiber& to, bool dying) {
@@ -91,7 +110,7 @@ void return_of(Fiber& fiber) {
     if (warp.meetings[i].mask & bit)
       fail("warp collective", warp.meetings[i].site, "a lane that its mask names has returned");
   }
-  if (block.waiting > 0) fail("barrier", block.site, "a thread of the block has returned without it");
+  if (block.waiting > 0) fail(block.waiting_in, block.site, "a thread of the block has returned without it");
   if (block.cluster->waiting > 0) fail("cluster_sync", block.cluster->site, "a thread has returned without it");
   if (block.returned == block.threads) {  // its shared memory ends with it, also for the rest of the cluster
     permit(block.memory, block.memory_bytes);
@@ -187,6 +206,7 @@ void start_block(Block& block, uint3 index, Cluster& cluster) {
     warp.index = w;
     warp.block = &block;
     warp.num_meetings = 0;
+    warp.priority = unsigned(machine.next_random());
     warp.ready = 0;
     warp.returned = lanes == 32 ? 0 : ~0u << lanes;
     make_ready(warp, ~warp.returned);
@@ -342,6 +362,7 @@ bool run_grid(const Grid& grid, void (*body)(const void*), const void* arguments
   m.error = nullptr;
   m.last = nullptr;
   m.random = (m.seed + 1) * 0x9E3779B97F4A7C15ull ^ uint64_t(m.launches) << 32 ^ uint64_t(m.launches);
+  m.launch_random = m.next_random();
   m.arrays.clear();
   m.arrays_begin = m.arrays_end = round_up(grid.shared, kRedzone) + kRedzone;
   m.arrays_bytes = 0;
@@ -363,8 +384,10 @@ bool run_grid(const Grid& grid, void (*body)(const void*), const void* arguments
 #ifdef SPECDEC_EMULATOR_TSAN
   m.host_tokens[m.launches % 2].release();
   void* const host = __tsan_get_current_fiber();
-  m.front = m.host.tsan = __tsan_create_fiber(0);
-  __tsan_switch_to_fiber(m.front, 1);
+  if (!m.root) m.root = __tsan_create_fiber(0);
+  __tsan_switch_to_fiber(m.root, 1);  // who creates a fiber hands on what it has seen: root has seen nothing since
+  void* const front = m.host.tsan = __tsan_create_fiber(0);
+  __tsan_switch_to_fiber(front, 1);
   m.host_tokens[(m.launches + (grid.overlapping && m.has_previous ? 1 : 0)) % 2].acquire();
 #endif
   std::exception_ptr error;
@@ -378,7 +401,7 @@ bool run_grid(const Grid& grid, void (*body)(const void*), const void* arguments
 #ifdef SPECDEC_EMULATOR_TSAN
   m.front_token.release();
   __tsan_switch_to_fiber(host, 1);
-  __tsan_destroy_fiber(m.front);
+  __tsan_destroy_fiber(front);
   m.front_token.acquire();
   m.end_tokens[m.launches % 2].acquire();
 #endif

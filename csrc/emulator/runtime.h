@@ -58,6 +58,7 @@ struct Warp {
   unsigned ready = 0;     // lanes that can run
   unsigned returned = 0;  // lanes that have ended, or that the block does not have
   int index = 0, num_meetings = 0;
+  unsigned priority = 0;
   unsigned next_token = 0;
   Block* block = nullptr;
   uint64_t value[32], result[32];  // what a lane brings to the collective it is in, and takes away
@@ -82,6 +83,7 @@ struct Block {
   std::vector<Warp> warps;
   // The barrier that is filling, and the votes of the last one.
   int waiting = 0;
+  const char* waiting_in = "";
   Site site{"", 0};
   Votes filling{0, true}, votes{0, true};
   Token start, barrier_tokens[2];

@@ -1,0 +1,104 @@
+"""The emulator of CUDA kernels sees the defects it exists to see, and lets right kernels pass.
+
+csrc/emulator/tests/planted_defects.cpp holds the kernels and says who must see what: the emulator alone ("plain"), ASan
+with UBSan ("asan"), or TSan ("tsan"). The sanitizers take minutes: they run with ``--sanitizers`` (``make sanitize``).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "csrc/emulator/tests"
+REPORTS = {"asan": ("AddressSanitizer", "runtime error:"), "tsan": ("ThreadSanitizer: data race",)}
+SANITIZER_OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1"}
+SCHEDULES = 10  # of `planted_defects all`
+
+pytestmark = [
+    pytest.mark.skipif(not TESTS.exists(), reason="an installed package has no kernel sources"),
+    pytest.mark.skipif(
+        not (shutil.which("make") and any(shutil.which(name) for name in ("c++", "g++", "clang++"))),
+        reason="there is no make, or no C++ compiler",
+    ),
+    pytest.mark.xdist_group("emulator"),  # one build
+]
+
+
+@cache
+def program(kind: str) -> str:
+    path = ROOT / f"build/emulator/{kind}/planted_defects"
+    make = ["make", "-s", "-C", str(TESTS), f"KIND={kind}", str(path)]
+    done = subprocess.run(make, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return str(path)
+
+
+def output(kind: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [program(kind), *arguments], capture_output=True, text=True, timeout=300, env=os.environ | SANITIZER_OPTIONS
+    )
+    return done.stdout + done.stderr
+
+
+@cache
+def defects() -> dict[str, tuple[set[str], str]]:
+    """Who sees each defect, and in which words the emulator alone reports it."""
+    rows = [line.split("|") for line in output("plain", "list").splitlines()]
+    return {name: (set(seen_by.split(",")), words) for name, seen_by, words in rows}
+
+
+@cache
+def outcomes() -> dict[tuple[str, str], list[str]]:
+    """By defect and variant ("good", "bad"): what each schedule gave, without a sanitizer."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for line in output("plain", "all").splitlines():
+        name, variant, _, result = line.split("|", 3)
+        found.setdefault((name, variant), []).append(result)
+    return found
+
+
+def test_right_kernels_pass_in_every_schedule() -> None:
+    wrong = {name: outcomes().get((name, "good")) for name in defects()}
+    assert wrong == {name: ["ok"] * SCHEDULES for name in defects()}
+
+
+def test_defects_are_seen_in_some_schedule() -> None:
+    unseen = {}
+    for name, (seen_by, words) in defects().items():
+        if "plain" in seen_by and not any(words in result for result in outcomes()[name, "bad"]):
+            unseen[name] = outcomes()[name, "bad"]
+    assert unseen == {}
+
+
+def test_collective_errors_are_seen_in_every_schedule() -> None:
+    """What the rules of CUDA forbid is refused whatever the order, with the line of the kernel."""
+    unseen = {}
+    for name, (_, words) in defects().items():
+        if words and words != "wrong result":
+            missed = [r for r in outcomes()[name, "bad"] if words not in r or "planted_defects.cpp:" not in r]
+            if missed:
+                unseen[name] = missed
+    assert unseen == {}
+
+
+@pytest.mark.parametrize("kind", ["asan", "tsan"])
+def test_sanitizers(kind: str, request: pytest.FixtureRequest) -> None:
+    if not request.config.getoption("sanitizers"):
+        pytest.skip("needs --sanitizers")
+    failures = {}
+    for name, (seen_by, _) in defects().items():
+        for order, seed in ((0, 0), (2, 1)):
+            good = output(kind, name, "good", str(order), str(seed))
+            if good != "ok\n":
+                failures[name, "good", order] = good
+        if kind in seen_by:
+            reports = [output(kind, name, "bad", str(order), str(seed)) for order, seed in ((0, 0), (2, 1), (2, 2))]
+            if not any(word in report for report in reports for word in REPORTS[kind]):
+                failures[name, "bad", "any"] = reports[0]
+    assert failures == {}
