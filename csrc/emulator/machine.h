@@ -40,9 +40,12 @@ struct Machine {
   Warp* last = nullptr;  // goes on while it can
   std::vector<Block*> live;
   std::vector<std::unique_ptr<Cluster>> clusters;
-  std::vector<std::unique_ptr<Block>> blocks, idle, ended;
+  std::vector<std::unique_ptr<Block>> blocks, ended, idle[2];  // running; of this launch; to be used again
   std::vector<Placed> arrays;
   size_t arrays_begin = 0, arrays_end = 0, arrays_bytes = 0;
+
+  // TSan remembers which fiber touched what: blocks of one launch, and of a launch that may overlap it, share nothing.
+  std::vector<std::unique_ptr<Block>>& pool() { return idle[kTsan ? launches % 2 : 0]; }
 
   uint64_t next_random() {  // xorshift64*
     random ^= random >> 12;

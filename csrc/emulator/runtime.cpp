@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <stdexcept>
 
 #include "emulator/machine.h"
@@ -18,6 +19,7 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kStack = kAsan ? 256 << 10 : 64 << 10;  // ASan's frames are larger
+constexpr size_t kMostFibers = 2048;                     // of ended blocks that TSan keeps apart
 constexpr int kMostThreads = 1024;                       // a block
 constexpr int kMostOverlapping = 4096;                   // threads of blocks that run at a time by chance
 
@@ -135,6 +137,7 @@ void fiber_main() {
   try {
     m.body(m.arguments);
     m.end_tokens[m.launches % 2].release();
+    self.block->end.release();
     return_of(self);
   } catch (...) {
     m.error = std::current_exception();
@@ -223,7 +226,7 @@ void start_block(Block& block, uint3 index, Cluster& cluster) {
     fiber.fenced = false;
     fiber.published.clear();
 #ifdef SPECDEC_EMULATOR_TSAN
-    fiber.tsan = __tsan_create_fiber(0);
+    if (!fiber.tsan) fiber.tsan = __tsan_create_fiber(0);
 #endif
   }
   block.start.release();
@@ -235,13 +238,18 @@ void start_block(Block& block, uint3 index, Cluster& cluster) {
 void start_cluster(uint3 first) {
   Machine& m = machine;
   Cluster& cluster = *m.clusters.emplace_back(std::make_unique<Cluster>());
+  [[maybe_unused]] const unsigned threads = m.grid.block.x * m.grid.block.y * m.grid.block.z;
   for (unsigned i = 0; i < m.grid.cluster; ++i) {
     std::unique_ptr<Block> block;
-    if (m.idle.empty()) {
-      block = std::make_unique<Block>();
+    if (!m.pool().empty()) {
+      block = std::move(m.pool().back());
+      m.pool().pop_back();
+    } else if (kTsan && m.ended.size() * size_t(threads) >= kMostFibers) {
+      block = std::move(m.ended.front());
+      m.ended.erase(m.ended.begin());
+      block->end.acquire();  // from here on the launch comes after that block, and races with it go unseen
     } else {
-      block = std::move(m.idle.back());
-      m.idle.pop_back();
+      block = std::make_unique<Block>();
     }
     m.live.push_back(block.get());
     m.blocks.push_back(std::move(block));
@@ -256,14 +264,10 @@ void end_block(Block& block) {
     // What a fiber leaves poisoned: all its frames if it was given up, else those that end it.
     const size_t used = fiber.waits == Waits::kReturned ? 2 * kPage : fiber.stack_bytes;
     permit(fiber.stack + fiber.stack_bytes - used, used);
-#ifdef SPECDEC_EMULATOR_TSAN
-    __tsan_destroy_fiber(fiber.tsan);
-#endif
   }
   m.live.erase(std::find(m.live.begin(), m.live.end(), &block));
   const auto owner = std::find_if(m.blocks.begin(), m.blocks.end(), [&](auto& b) { return b.get() == &block; });
-  // TSan remembers who touched memory: blocks that share it by turns would seem to race.
-  (kTsan ? m.ended : m.idle).push_back(std::move(*owner));
+  (kTsan ? m.ended : m.pool()).push_back(std::move(*owner));
   m.blocks.erase(owner);
 }
 
@@ -327,6 +331,11 @@ void give_way() {
 }
 
 Block::~Block() {
+#ifdef SPECDEC_EMULATOR_TSAN
+  for (Fiber& fiber : fibers) {
+    if (fiber.tsan) __tsan_destroy_fiber(fiber.tsan);
+  }
+#endif
   permit(memory, memory_bytes);
   std::free(memory);
   if (stacks) munmap(stacks, stacks_bytes);
@@ -405,9 +414,13 @@ bool run_grid(const Grid& grid, void (*body)(const void*), const void* arguments
   m.front_token.acquire();
   m.end_tokens[m.launches % 2].acquire();
 #endif
-  m.ended.clear();
   m.has_previous = true;
-  if (error) std::rethrow_exception(error);
+  if (error) {  // fibers that were given up cannot start again
+    m.ended.clear();
+    std::rethrow_exception(error);
+  }
+  std::move(m.ended.begin(), m.ended.end(), std::back_inserter(m.pool()));
+  m.ended.clear();
   return true;
 }
 

@@ -86,7 +86,7 @@ struct Block {
   const char* waiting_in = "";
   Site site{"", 0};
   Votes filling{0, true}, votes{0, true};
-  Token start, barrier_tokens[2];
+  Token start, end, barrier_tokens[2];
   // Shared memory: first the dynamic, then the arrays.
   unsigned char* memory = nullptr;
   size_t memory_bytes = 0;
