@@ -7,11 +7,12 @@ decoding loop around them. ``sk.backends()`` says what runs where.
 from __future__ import annotations
 
 from . import laws
-from .backends import backends, native
+from .backends import backends, native, register_triton
 from .decoding.generate import generate
 from .decoding.output import GenerationOutput, GenerationStats, Provenance
 from .decoding.packing import pack_linear_weights
 from .drafters import Draft, Drafter, ModelDrafter, NgramDrafter, NgramLMDrafter, NgramTable, NoDrafter
+from .ops._common import LIBRARY
 from .ops.noise_keys import noise_keys
 from .ops.row_stats import row_stats
 from .ops.sample import sample
@@ -25,6 +26,7 @@ from .types import PLACEHOLDER_TOKEN_ID, Draw, RowStats, Status, TokenMap, Verif
 __version__ = "0.1.0"
 
 native.load()
+register_triton(LIBRARY)
 
 __all__ = [
     "PLACEHOLDER_TOKEN_ID",

@@ -2,8 +2,8 @@
 
 ==========================  =========================================================================================
 ``SPECDEC_CHECK``           1: an op raises when a status flag is set (a host synchronisation a call). Default 0
-``SPECDEC_BACKEND``         reference, cpu or cuda: the backend that ops take instead of choosing one. Default: empty,
-                            the best one for the device
+``SPECDEC_BACKEND``         reference, cpu, triton or cuda: the backend that ops take instead of choosing one.
+                            Default: empty, the best one for the device
 ``SPECDEC_CPU_CAPABILITY``  default, avx2 or avx512: the most that the CPU kernels may use; it only ever lowers what the
                             machine has. Default: empty, no limit
 ``SPECDEC_CACHE``           folder of fetched models, texts and tables. Default: ``specdec_kernels`` in
@@ -22,7 +22,7 @@ from pathlib import Path
 
 __all__ = ["Settings", "reload", "settings"]
 
-_BACKENDS = ("reference", "cpu", "cuda")
+_BACKENDS = ("reference", "cpu", "triton", "cuda")
 _CPU_CAPABILITIES = ("default", "avx2", "avx512")
 _SWITCH = {"": False, "0": False, "false": False, "off": False, "1": True, "true": True, "on": True}
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from . import native
+from . import triton as triton_backend
 
 logger = logging.getLogger("specdec_kernels")
 
@@ -21,6 +22,10 @@ OPS = ("row_stats", "warp_probs", "uniform_samples", "noise_keys", "sample", "ve
 
 def _reference(op: str, overload: Any) -> Callable[..., Any]:
     return getattr(importlib.import_module(f"{__name__}.reference.{op}"), op)
+
+
+def _triton(op: str, overload: Any) -> Callable[..., Any]:
+    return getattr(importlib.import_module(f"{__name__}.triton.{op}"), op)
 
 
 def _registered(op: str, overload: Any) -> Callable[..., Any]:
@@ -40,15 +45,32 @@ def _reason_cpu(op: str, device: torch.device) -> str | None:
 def _reason_cuda(op: str, device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"tensors are on {device}"
-    return native.why_missing(op, "CUDA")
+    return native.why_missing(op, "CUDA") or _triton_serves.get(op)
+
+
+def _reason_triton(op: str, device: torch.device) -> str | None:
+    return triton_backend.why_not(device)
 
 
 _BACKENDS: dict[str, tuple[Callable[[str, torch.device], str | None], Callable[[str, Any], Callable[..., Any]]]] = {
     # name: (why it cannot run this op on this device, or None; how the op is reached)
     "cuda": (_reason_cuda, _registered),
+    "triton": (_reason_triton, _triton),
     "cpu": (_reason_cpu, _registered),
     "reference": (_reason_reference, _reference),
 }
+_triton_serves: dict[str, str] = {}  # ops that CUDA tensors reach Triton by, and why no CUDA kernel does
+
+
+def register_triton(library: torch.library.Library) -> None:
+    """Let torch's dispatcher take Triton for CUDA tensors where the compiled library, loaded before, has no kernel."""
+    if triton_backend.why_not(torch.device("cuda")) is not None:
+        return
+    for op in OPS:
+        reason = native.why_missing(op, "CUDA")
+        if reason is not None:
+            _triton_serves[op] = reason
+            library.impl(op, lambda *args, op=op: _triton(op, None)(*args), "CUDA")
 
 
 def implementation(op: str, overload: Any, backend: str, device: torch.device) -> Callable[..., Any]:
@@ -69,8 +91,11 @@ def implementation(op: str, overload: Any, backend: str, device: torch.device) -
 
 
 def automatic(op: str, device: torch.device) -> str:
-    """The name of the backend that ``backend=None`` takes on `device`: the first of the table that can run the op."""
-    return next(name for name, (why_not, _) in _BACKENDS.items() if why_not(op, device) is None)
+    """The name of the backend that ``backend=None`` takes on `device`: the first of the table that can run the op, but
+    never Triton's interpreter.
+    """
+    interpreter = "triton" if device.type == "cpu" else None
+    return next(n for n, (why_not, _) in _BACKENDS.items() if n != interpreter and why_not(op, device) is None)
 
 
 class BackendTable(dict[str, dict[str, str]]):
@@ -115,6 +140,7 @@ def announce(op: str, device: torch.device) -> None:
     _announced.add(device.type)
     chosen = automatic(op, device)
     better = list(_BACKENDS)[: list(_BACKENDS).index(chosen)]
-    passed_over = "".join(f", not {name} ({_BACKENDS[name][0](op, device)})" for name in better)
+    reasons = {name: _BACKENDS[name][0](op, device) or "interpreted" for name in better}
+    passed_over = "".join(f", not {name} ({reason})" for name, reason in reasons.items())
     capability = f" ({native.cpu_capability()})" if chosen == "cpu" else ""
     logger.info("%s takes %s%s on %s%s", op, chosen, capability, device.type, passed_over)

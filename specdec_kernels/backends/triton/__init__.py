@@ -1,0 +1,44 @@
+"""Triton kernels: every op on any GPU that torch serves, without a compiler, and on the CPU under Triton's interpreter.
+
+Rows are read in tiles of 1024 ids, several to a program; between the kernels of an op stand a few numbers a tile, and
+the next kernel combines them in index order. So a result does not depend on how many rows there are, and any
+vocabulary goes through the same loops. Kernels are compiled without fused multiply-add (``launch.run``): a probability
+is the same bits in each of them, and the residual of equal laws is exactly 0.
+
+``row_stats`` takes two launches: ``scan`` (all tiles at once) and ``law`` (a program a row: combines its tiles, finds
+the cut-off). ``sample`` adds one that draws, ``verify_chain`` and ``verify_packed`` those in ``verify.py``.
+
+This module imports no triton: it is optional.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any
+
+import torch
+
+__all__ = ["why_not"]
+
+
+def why_not(device: torch.device) -> str | None:
+    """None if the Triton kernels can run on tensors of `device`, else the reason."""
+    if device.type not in ("cpu", "cuda"):
+        return f"tensors are on {device}"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    interpreted = _interpreted()
+    if device.type == "cpu" and not interpreted:
+        return "tensors are on cpu, and Triton's interpreter is off (TRITON_INTERPRET=1 before triton is imported)"
+    return None
+
+
+def _interpreted() -> bool:
+    """Whether kernels are interpreted; Triton decides that when it is imported."""
+    law: Any = sys.modules.get(f"{__name__}.law")
+    if law is not None:
+        return not hasattr(law.scan, "warmup_compiled") and type(law.scan).__name__ == "InterpretedFunction"
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)

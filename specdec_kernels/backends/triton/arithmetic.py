@@ -1,0 +1,115 @@
+"""Device functions on numbers: exp, keys of the same order, Philox and the Gumbel noise; what is integer arithmetic is
+bit for bit that of csrc/common.
+
+Source of the generator: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+TILE = tl.constexpr(1024)
+INFINITY = tl.constexpr(float("inf"))
+SMALLEST_EXPONENT = tl.constexpr(-87.0)  # exp below this is 0: float32 would leave the normal numbers
+SMALLEST_TEMPERATURE = tl.constexpr(2.0**-126)  # below it 1 / temperature overflows; read as greedy
+LAST_ID = tl.constexpr(0x7FFFFFFF)  # past every id
+
+# flags of a row or a sequence, as specdec_kernels.Status numbers them
+NAN = tl.constexpr(1)
+INF = tl.constexpr(2)
+EMPTY_ROW = tl.constexpr(4)
+BAD_TOKEN = tl.constexpr(8)
+BAD_PARAM = tl.constexpr(16)
+
+PHILOX_M0 = tl.constexpr(0xD2511F53)  # multipliers
+PHILOX_M1 = tl.constexpr(0xCD9E8D57)
+PHILOX_W0 = tl.constexpr(0x9E3779B9)  # key increments
+PHILOX_W1 = tl.constexpr(0xBB67AE85)
+NOISE_STREAM = tl.constexpr(0x47554D42)  # counter word of the Gumbel stream, which no purpose uses
+
+
+@triton.jit
+def exp_nonpositive(x):
+    """exp(x) for x <= 0; exactly 0 below `SMALLEST_EXPONENT` and for NaN.
+
+    x = n ln 2 + r with |r| <= ln 2 / 2: the hardware's exponential is accurate there, and 2^n goes into the exponent.
+    """
+    bounded = tl.maximum(x, SMALLEST_EXPONENT)
+    shifted = bounded * 1.44269504 + 12582912.0  # adding 1.5 * 2^23 rounds to an integer
+    n = shifted - 12582912.0
+    r = (bounded - n * 0.693359375) + n * 2.12194440e-4  # ln 2 in two parts, the first exact in few bits
+    power = ((shifted.to(tl.int32, bitcast=True) << 23) + 0x3F800000).to(tl.float32, bitcast=True)
+    return tl.where(x >= SMALLEST_EXPONENT, tl.exp(r) * power, 0.0)
+
+
+@triton.jit
+def ordered(x):
+    """float32 as int32 of the same order; both zeros are one number."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def from_ordered(key):
+    return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def any_flags(status):
+    """The OR of a vector of flags."""
+    found = tl.max(status & NAN, 0) | tl.max(status & INF, 0) | tl.max(status & EMPTY_ROW, 0)
+    return found | tl.max(status & BAD_TOKEN, 0) | tl.max(status & BAD_PARAM, 0)
+
+
+@triton.jit
+def philox(key0, key1, c0, c1, c2, c3):
+    """Philox4x32-10: four words of uint32 from a key of two and a counter of four."""
+    for _ in tl.static_range(10):
+        high0, low0 = tl.umulhi(PHILOX_M0, c0), c0 * PHILOX_M0
+        high1, low1 = tl.umulhi(PHILOX_M1, c2), c2 * PHILOX_M1
+        c0, c1, c2, c3 = high1 ^ c1 ^ key0, low1, high0 ^ c3 ^ key1, low0
+        key0 += PHILOX_W0
+        key1 += PHILOX_W1
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def low_word(x):
+    return (x & 0xFFFFFFFF).to(tl.uint32)
+
+
+@triton.jit
+def high_word(x):
+    return ((x >> 32) & 0xFFFFFFFF).to(tl.uint32)
+
+
+@triton.jit
+def gumbel(bits):
+    """G = -log(-log1p(-t)), t = (bits + 0.5) * 2^-32 kept in (0, 1)."""
+    t = tl.minimum(bits.to(tl.float32) * 2.0**-32 + 2.0**-33, 1.0 - 2.0**-24)
+    rest = 1.0 - t  # rounded; log(rest) * t / (1 - rest) makes up for it
+    lost = 1.0 - rest
+    exponential = tl.where(lost > 0.0, -tl.log(rest) * tl.div_rn(t, tl.where(lost > 0.0, lost, 1.0)), t)
+    return -tl.log(exponential)
+
+
+@triton.jit
+def noise_at(key0, key1, ids):
+    """The Gumbel noise of any target ids."""
+    group = (ids >> 2).to(tl.uint32)
+    zero = group * 0
+    w0, w1, w2, w3 = philox(key0 + zero, key1 + zero, group, zero, zero, zero + NOISE_STREAM)
+    lane = ids & 3
+    return gumbel(tl.where(lane < 2, tl.where(lane == 0, w0, w1), tl.where(lane == 2, w2, w3)))
+
+
+@triton.jit
+def noise_of_tiles(key0, key1, first, TILES: tl.constexpr):
+    """The Gumbel noise of TILES tiles of consecutive ids, ``[TILES, TILE]``: one Philox for four ids."""
+    quarter: tl.constexpr = TILE // 4
+    group = tl.arange(0, TILES)[:, None] * quarter + tl.arange(0, quarter)[None, :]
+    group = (group + first // 4).to(tl.uint32)
+    zero = group * 0
+    w0, w1, w2, w3 = philox(key0 + zero, key1 + zero, group, zero, zero, zero + NOISE_STREAM)
+    return gumbel(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))

@@ -1,0 +1,47 @@
+"""How kernels are launched, and how large their blocks are."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import triton
+
+TILE = 1024
+MOST_TILES_AT_ONCE = 1024  # partial sums of so many tiles are combined in one go
+
+
+def run(kernel: Any, grid: tuple[int, ...], *args: object, warps: int = 4, **constants: object) -> None:
+    """Launch on the device of the first tensor among `args`; nothing if the grid is empty.
+
+    Without fused multiply-add, which would round the same expression differently from kernel to kernel.
+    """
+    if 0 in grid:
+        return
+    device = next(a.device for a in args if isinstance(a, torch.Tensor))
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        kernel[grid](*args, **constants, num_warps=warps, enable_fp_fusion=False)
+
+
+def power_of_2(n: int) -> int:
+    """The smallest power of 2 that is at least `n` and at least 1."""
+    return int(triton.next_power_of_2(max(n, 1)))
+
+
+def tiles_of(vocab: int) -> int:
+    """Tiles in a row."""
+    return -(-vocab // TILE)
+
+
+def tiles_a_program(vocab: int, on_gpu: int) -> int:
+    """Tiles that a program reads at once: at most `on_gpu` in compiled kernels. The interpreter pays by the operation,
+    not by the element, and takes up to 256.
+    """
+    whole = power_of_2(tiles_of(vocab))
+    return min(whole, 256 if triton.knobs.runtime.interpret else on_gpu)
+
+
+def tiles_at_once(vocab: int) -> int:
+    """Tiles whose partial results are combined in one go."""
+    return min(power_of_2(tiles_of(vocab)), MOST_TILES_AT_ONCE)

@@ -1,0 +1,40 @@
+"""`noise_keys` as a Triton kernel."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .arithmetic import high_word, low_word, philox
+from .launch import power_of_2, run
+
+
+@triton.jit(do_not_specialize=["step", "purpose", "count", "n"])
+def kernel(seeds, positions, steps, step, count, n, purpose, out, BLOCK: tl.constexpr):
+    """A program for BLOCK positions of any sequences."""
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < count
+    b = index // n
+    seed = tl.load(seeds + b, mask=inside, other=0)
+    position = tl.load(positions + index, mask=inside, other=0).to(tl.int64)
+    at_step = tl.zeros_like(index) + step if steps is None else tl.load(steps + b, mask=inside, other=0)
+    low = low_word(position)
+    zero = low * 0
+    key0, key1, _, _ = philox(
+        low_word(seed), high_word(seed), zero, zero + purpose.to(tl.uint32), low_word(at_step), high_word(at_step)
+    )
+    w0, w1, _, _ = philox(key0, key1, low, high_word(position), zero + 1, zero + 1)
+    tl.store(out + index, w0.to(tl.int64) | (w1.to(tl.int64) << 32), mask=inside)
+
+
+def noise_keys(seeds: Tensor, positions: Tensor, steps: Tensor | None, step: int, purpose: int) -> Tensor:
+    """``[batch, n]`` int64: two words of philox keyed by a philox of (seed, step, purpose) at the position."""
+    out = torch.empty(positions.shape, dtype=torch.int64, device=seeds.device)
+    count, n = out.numel(), positions.shape[1]
+    block = min(power_of_2(count), 256)
+    steps = None if steps is None else steps.contiguous()
+    grid = (triton.cdiv(count, block),)
+    run(kernel, grid, seeds.contiguous(), positions.contiguous(), steps, step, count, n, purpose, out, BLOCK=block)
+    return out

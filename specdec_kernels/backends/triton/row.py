@@ -1,0 +1,230 @@
+"""Device functions on one row of logits: its values and weights, the cut-off that keeps some number or mass of them, and
+draws that walk tile masses, then ids.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .arithmetic import INFINITY, LAST_ID, TILE, exp_nonpositive, from_ordered, noise_at, noise_of_tiles, ordered
+
+CANDIDATES = tl.constexpr(4096)  # so many values are listed and selected from in registers
+LOWEST_KEY = tl.constexpr(-0x7F7FFFFF)  # key of the lowest finite float32 (as an integer of the same order), less 1
+
+
+@triton.jit
+def tile_ids(first_tile, TILES: tl.constexpr):
+    """Ids of TILES tiles, ``[TILES, TILE]`` int32."""
+    return (tl.arange(0, TILES)[:, None] + first_tile) * TILE + tl.arange(0, TILE)[None, :]
+
+
+@triton.jit
+def load_logits(row, ids, vocab):
+    """float32; -inf past the end and for NaN."""
+    x = tl.load(row + ids, mask=(ids >= 0) & (ids < vocab), other=-INFINITY).to(tl.float32)
+    return tl.where(x == x, x, -INFINITY)
+
+
+@triton.jit
+def weigh(x, maximum, cutoff, inverse_temperature):
+    """exp((x - max) / T) where x >= cutoff, else 0."""
+    return tl.where(x >= cutoff, exp_nonpositive((x - maximum) * inverse_temperature), 0.0)
+
+
+@triton.jit
+def load_law(laws, row):
+    """(max, cutoff, 1 / T, 1 / normalizer); 1 / T is negative where argmax has all the mass."""
+    return (
+        tl.load(laws + row * 4),
+        tl.load(laws + row * 4 + 1),
+        tl.load(laws + row * 4 + 2),
+        tl.load(laws + row * 4 + 3),
+    )
+
+
+@triton.jit
+def load_laws(laws, rows, mask):
+    """`load_law` of a vector of rows."""
+    at = laws + rows * 4
+    maximum, cutoff = tl.load(at, mask=mask, other=0.0), tl.load(at + 1, mask=mask, other=0.0)
+    return maximum, cutoff, tl.load(at + 2, mask=mask, other=-1.0), tl.load(at + 3, mask=mask, other=0.0)
+
+
+@triton.jit
+def probabilities(x, ids, maximum, cutoff, inverse_temperature, scale, argmax):
+    """P of `ids`, whose logits are x; `scale` is 1 / normalizer or a multiple of it."""
+    if inverse_temperature < 0:
+        p = tl.where(ids == argmax, scale, 0.0)
+    else:
+        p = weigh(x, maximum, cutoff, inverse_temperature) * scale
+    return p
+
+
+@triton.jit
+def load_values(
+    row, first_tile, vocab, maximum, cutoff, inverse_temperature, key0, key1, ids_of, NOISY: tl.constexpr,
+    TILES: tl.constexpr,
+):  # fmt: skip
+    """What is selected from: the logits of some tiles, or the scores (logit - max) / T + G of what the law keeps."""
+    ids = tile_ids(first_tile, TILES)
+    x = load_logits(row, ids, vocab)
+    if NOISY:
+        score = (x - maximum) * inverse_temperature
+        if ids_of is None:
+            noise = noise_of_tiles(key0, key1, first_tile * TILE, TILES)
+        else:
+            noise = noise_at(key0, key1, tl.load(ids_of + ids, mask=ids < vocab, other=0))
+        x = tl.where((x >= cutoff) & (score >= -87.0), score + noise, -INFINITY)
+    return x
+
+
+@triton.jit
+def measure(
+    bound, row, vocab, tiles, tile_max, maximum, cutoff, inverse_temperature, key0, key1, ids_of,
+    NOISY: tl.constexpr, BY_MASS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """How many values have a key >= bound, their mass, the lowest such key and the highest key below.
+
+    Tiles whose maximum lies below the bound are not read.
+    """
+    count = tl.zeros((), tl.int32)
+    mass = tl.zeros((), tl.float32)
+    lowest = tl.full((), LAST_ID, tl.int32)
+    highest = tl.full((), LOWEST_KEY, tl.int32)
+    for first in range(0, tiles, TILES):
+        t = first + tl.arange(0, TILES)
+        top = tl.max(ordered(tl.load(tile_max + t, mask=t < tiles, other=-INFINITY)), 0)
+        if top < bound:
+            highest = tl.maximum(highest, top)
+        else:
+            x = load_values(row, first, vocab, maximum, cutoff, inverse_temperature, key0, key1, ids_of, NOISY, TILES)
+            key = ordered(x)
+            reached = key >= bound
+            count += tl.sum(tl.sum(reached.to(tl.int32), 1), 0)
+            if BY_MASS:
+                weight = tl.where(reached, weigh(x, maximum, -INFINITY, inverse_temperature), 0.0)
+                mass += tl.sum(tl.sum(weight, 1), 0)
+            lowest = tl.minimum(lowest, tl.min(tl.min(tl.where(reached, key, LAST_ID), 1), 0))
+            highest = tl.maximum(highest, tl.max(tl.max(tl.where(reached, LOWEST_KEY, key), 1), 0))
+    return count, mass, lowest, highest
+
+
+@triton.jit
+def select(
+    floor, goal, row, vocab, tiles, tile_max, top, maximum, cutoff, inverse_temperature, key0, key1, ids_of, listed,
+    NOISY: tl.constexpr, BY_MASS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """The largest c >= floor such that the number (or mass) of values >= c reaches `goal`; floor if none does.
+
+    Bisection, each bound moved on to a value of the row: over the row until few values lie between the bounds, then
+    over the list of those in registers. `top` is the largest value; `listed` is scratch for `CANDIDATES` int32.
+    """
+    low = tl.maximum(ordered(floor), LOWEST_KEY).to(tl.int64)  # reaches the goal, or is the floor
+    high = ordered(top).to(tl.int64) + 1  # does not
+    count_low = vocab + tl.zeros((), tl.int32)
+    count_high = tl.zeros((), tl.int32)
+    mass_high = tl.zeros((), tl.float32)
+    by_value = tl.zeros((), tl.int32)
+    while (high - low > 1) & (count_low - count_high > CANDIDATES):
+        # halving the integers bounds the number of steps, halving the values is quick where logits are spread evenly
+        middle = (low + high) // 2
+        if by_value > 0:
+            between = 0.5 * from_ordered(low.to(tl.int32)) + 0.5 * from_ordered((high - 1).to(tl.int32))
+            middle = tl.minimum(tl.maximum(ordered(between).to(tl.int64), low + 1), high - 1)
+        by_value = 1 - by_value
+        count, mass, lowest, highest = measure(
+            middle.to(tl.int32), row, vocab, tiles, tile_max, maximum, cutoff, inverse_temperature, key0, key1,
+            ids_of, NOISY, BY_MASS, TILES,
+        )  # fmt: skip
+        enough = mass >= goal if BY_MASS else count >= goal
+        if enough:
+            low = tl.minimum(lowest.to(tl.int64), high - 1)
+            count_low = count
+        else:
+            high = tl.maximum(highest.to(tl.int64), low) + 1
+            count_high = count
+            mass_high = mass
+    if high - low > 1:
+        listed_count = tl.zeros((), tl.int32)
+        for first in range(0, tiles, TILES):
+            t = first + tl.arange(0, TILES)
+            if tl.max(ordered(tl.load(tile_max + t, mask=t < tiles, other=-INFINITY)), 0) >= low:
+                x = load_values(
+                    row, first, vocab, maximum, cutoff, inverse_temperature, key0, key1, ids_of, NOISY, TILES
+                )
+                key = tl.reshape(ordered(x), (TILES * TILE,))
+                inside = (key >= low.to(tl.int32)) & (key < high)
+                place = listed_count + tl.cumsum(inside.to(tl.int32), 0) - 1
+                tl.store(listed + place, key, mask=inside & (place < CANDIDATES))
+                listed_count += tl.sum(inside.to(tl.int32), 0)
+        tl.debug_barrier()
+        slot = tl.arange(0, CANDIDATES)
+        valid = slot < listed_count
+        keys = tl.load(listed + slot, mask=valid, other=LOWEST_KEY)
+        weight = tl.zeros((CANDIDATES,), tl.float32)
+        if BY_MASS:
+            weight = weigh(from_ordered(keys), maximum, -INFINITY, inverse_temperature)
+        while high - low > 1:
+            middle32 = ((low + high) // 2).to(tl.int32)
+            reached = valid & (keys >= middle32)
+            if BY_MASS:
+                enough_listed = mass_high + tl.sum(tl.where(reached, weight, 0.0), 0) >= goal
+            else:
+                enough_listed = count_high + tl.sum(reached.to(tl.int32), 0) >= goal
+            if enough_listed:
+                low = tl.minimum(tl.min(tl.where(reached, keys, LAST_ID), 0).to(tl.int64), high - 1)
+            else:
+                below = tl.where(valid & (keys < middle32), keys, LOWEST_KEY)
+                high = tl.maximum(tl.max(below, 0).to(tl.int64), low) + 1
+        tl.debug_barrier()  # the list may be filled again
+    return from_ordered(low.to(tl.int32))
+
+
+@triton.jit
+def total_mass(masses, tiles, TILES: tl.constexpr):
+    """Sum of the masses of a row's tiles, in index order."""
+    total = tl.zeros((), tl.float32)
+    for first in range(0, tiles, TILES):
+        t = first + tl.arange(0, TILES)
+        total += tl.sum(tl.load(masses + t, mask=t < tiles, other=0.0), 0)
+    return total
+
+
+@triton.jit
+def walk_tiles(masses, tiles, uniform, without, mass_without, TILES: tl.constexpr):
+    """The tile where the running mass first exceeds ``uniform * total``, and what is left of the goal there.
+
+    An overrun lands on the last tile of positive mass, with an infinite rest. The mass of tile `without` (-1: none) is
+    read as `mass_without`. Returns (tile, rest); tile is -1 where nothing has mass.
+    """
+    total = tl.zeros((), tl.float32)
+    for first in range(0, tiles, TILES):
+        t = first + tl.arange(0, TILES)
+        mass = tl.load(masses + t, mask=t < tiles, other=0.0)
+        total += tl.sum(tl.where(t == without, mass_without, mass), 0)
+    goal = uniform * total
+    before = tl.zeros((), tl.float32)
+    found = tl.full((), LAST_ID, tl.int32)
+    last = tl.full((), -1, tl.int32)
+    rest = tl.full((), INFINITY, tl.float32)
+    for first in range(0, tiles, TILES):
+        t = first + tl.arange(0, TILES)
+        mass = tl.load(masses + t, mask=t < tiles, other=0.0)
+        mass = tl.where(t == without, mass_without, mass)
+        ends = before + tl.cumsum(mass, 0)
+        hit = tl.min(tl.where((ends > goal) & (mass > 0.0), t, LAST_ID), 0)
+        if (found == LAST_ID) & (hit < LAST_ID):
+            found = hit
+            rest = goal - tl.sum(tl.where(t == hit, ends - mass, 0.0), 0)
+        last = tl.maximum(last, tl.max(tl.where(mass > 0.0, t, -1), 0))
+        before += tl.sum(mass, 0)
+    return tl.where(found < LAST_ID, found, last), rest
+
+
+@triton.jit
+def walk_ids(weight, ids, rest):
+    """The id where the running sum of a tile's weights first exceeds `rest`, else the last id of positive weight."""
+    possible = weight > 0.0
+    hit = tl.min(tl.where(possible & (tl.cumsum(weight, 0) > rest), ids, LAST_ID), 0)
+    return tl.where(hit < LAST_ID, hit, tl.max(tl.where(possible, ids, 0), 0))
