@@ -1,5 +1,5 @@
 #include "common/philox.h"
-#include "cpu/ids.h"
+#include "common/ids.h"
 #include "cpu/ops.h"
 
 namespace specdec::cpu {

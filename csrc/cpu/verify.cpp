@@ -5,7 +5,7 @@
 
 #include "common/status.h"
 #include "cpu/draw.h"
-#include "cpu/ids.h"
+#include "common/ids.h"
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
 

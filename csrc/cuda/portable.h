@@ -13,6 +13,8 @@
 
 namespace specdec::cuda {
 
+bool hopper_code();  // see strategy.h
+
 struct Shape {
   dim3 grid, block;
   size_t shared = 0;         // bytes of dynamic shared memory
@@ -39,7 +41,7 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const Shape& shape, cud
     attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
     attributes[config.numAttrs++].val.clusterDim = {shape.cluster, 1, 1};
   }
-  if (shape.overlapping) {
+  if (shape.overlapping && hopper_code()) {  // older code would not wait
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }

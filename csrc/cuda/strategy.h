@@ -13,6 +13,7 @@ enum class Strategy : int {
 
 Strategy forced_strategy();  // kAuto unless specdec_cuda_force_strategy asked for another
 int multiprocessors();       // of the current device
+bool hopper_code();          // the current device runs code compiled for compute capability 9.0 or later
 
 }  // namespace specdec::cuda
 

@@ -1,0 +1,210 @@
+// Draws from a row's law, or from what is left of it after a draft law is taken away.
+#pragma once
+#include "common/philox.h"
+#include "cuda/law.cuh"
+
+namespace specdec::cuda {
+
+// The draft's law at one position, over target ids.
+struct DraftLaw {
+  enum class Kind : int32_t { kNone, kPoint, kLogits, kProbs };
+  Kind kind = Kind::kNone;
+  int32_t token = -1;            // kPoint: where all mass is
+  RowView row{};                 // kLogits, kProbs
+  RowLaw law{};                  // kLogits
+  const int64_t* map = nullptr;  // the draft id of each target id below map_size, -1 where there is none; null: the same
+  int64_t map_size = 0;
+
+  __device__ float prob(int32_t id) const {
+    if (kind == Kind::kPoint) return id == token ? 1.0f : 0.0f;
+    const int64_t mapped = map == nullptr ? id : id < map_size ? map[id] : -1;
+    if (mapped < 0 || mapped >= row.vocab) return 0.0f;
+    if (kind == Kind::kLogits) return prob_at(row, law, int32_t(mapped));
+    return clean(logit_at(row, int32_t(mapped)));
+  }
+
+  // Q of run j of the lane's ids of a tile (kLogits and kProbs).
+  __device__ void of_run(int tile, int j, float* q) const {
+    if (map != nullptr || law.one_hot) {
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) q[k] = prob(held_id(tile, j * kRun + k));
+      return;
+    }
+    load_run(row, tile, j, q);
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+      q[k] = kind == Kind::kLogits ? weight_of(q[k], law) * law.inverse_normalizer : clean(q[k]);
+  }
+
+ private:
+  __device__ static float clean(float p) { return p >= 0 ? p : 0.0f; }  // NaN and negative ones count as 0
+};
+
+// What a final token is drawn from: weights (scale * P - Q)+, or P (times anything) without a draft or without its point.
+struct Remainder {
+  RowView row;
+  RowLaw law;
+  bool cut;  // the table's masses are not P's
+  float scale;
+  DraftLaw draft;
+
+  __device__ bool subtracts() const { return draft.kind >= DraftLaw::Kind::kLogits; }
+
+  // Weights of run j of the lane's ids of a tile, in the place of their logits.
+  __device__ void weigh(int tile, int j, float* x) const {
+    const float times = subtracts() ? law.inverse_normalizer * scale : 1.0f;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) x[k] = weight_of(x[k], law) * times;
+    if (subtracts()) {
+      float q[kRun];
+      draft.of_run(tile, j, q);
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) x[k] = residual_weight(x[k], q[k]);
+    } else if (draft.kind == DraftLaw::Kind::kPoint && draft.token / kTile == tile) {
+#pragma unroll
+      for (int k = 0; k < kRun; ++k)
+        if (held_id(tile, j * kRun + k) == draft.token) x[k] = 0.0f;
+    }
+  }
+
+  // The sum of a tile's weights, by a warp; the tile is read only if the row's table does not tell.
+  __device__ float mass(int tile, const TileTable& table) const {
+    if (table.max[tile] == -INFINITY || table.max[tile] < law.cutoff) return 0.0f;
+    if (!cut && !subtracts() && (draft.kind == DraftLaw::Kind::kNone || draft.token / kTile != tile))
+      return table.mass[tile];
+    float x[kHeld], even = 0.0f, odd = 0.0f;
+    load_tile(row, tile, x);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) weigh(tile, j, x + j * kRun);
+#pragma unroll
+    for (int k = 0; k < kHeld; k += 2) even += x[k], odd += x[k + 1];
+    return warp_reduce(even + odd, Sum{});
+  }
+};
+
+// The masses of a row's tiles, this block's share of them: it is number `rank` of `size`. Out of line, as draw_id.
+template <bool kClustered = false>
+__device__ __noinline__ void masses_of(const Remainder& from, TileTable table, float* mass, int rank, int size) {
+  for (int tile = rank * num_warps() + warp_id(); tile < from.row.tiles(); tile += size * num_warps()) {
+    const float m = from.mass(tile, table);
+    if (lane_id() == 0) Team<kClustered>::store(mass + tile, m);
+  }
+}
+
+// In one tile, the first id at which the running sum of weights exceeds `rest`, else the last of positive weight.
+__device__ __forceinline__ int32_t walk_tile(const Remainder& from, int tile, float rest) {
+  float before = 0.0f;
+  int last_run = 0, last_held = 0;
+#pragma unroll 1
+  for (int j = 0; j < kRuns; ++j) {
+    float run[kRun], sum = 0.0f;
+    load_run(from.row, tile, j, run);
+    from.weigh(tile, j, run);
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) sum += run[k];
+    float until = sum;  // of this lane and all below
+    for (int step = 1; step < 32; step *= 2) {
+      const float other = __shfl_up_sync(kAllLanes, until, step);
+      if (lane_id() >= step) until += other;
+    }
+    const float below = __shfl_up_sync(kAllLanes, until, 1);
+    const float start = before + (lane_id() == 0 ? 0.0f : below);
+    int hit = -1, positive = -1;
+    float partial = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+      partial += run[k];
+      if (run[k] > 0) positive = k;
+      if (hit < 0 && run[k] > 0 && start + partial > rest) hit = k;
+    }
+    const unsigned hits = __ballot_sync(kAllLanes, hit >= 0), some = __ballot_sync(kAllLanes, positive >= 0);
+    if (hits) {
+      const int lane = __ffs(int(hits)) - 1;
+      return tile * kTile + (j * 32 + lane) * kRun + __shfl_sync(kAllLanes, hit, lane);
+    }
+    if (some) {
+      const int lane = 31 - __clz(int(some));
+      last_run = j * 32 + lane;
+      last_held = __shfl_sync(kAllLanes, positive, lane);
+    }
+    before += __shfl_sync(kAllLanes, until, 31);
+  }
+  return tile * kTile + last_run * kRun + last_held;
+}
+
+// An id drawn by one warp given its tiles' masses, in every lane; -1 if nothing is left to draw from. Out of line, as it
+// is called from several places.
+static __device__ __noinline__ int32_t draw_id(const Remainder& from, const float* mass, float uniform) {
+  const int tiles = from.row.tiles();
+  const float goal = uniform * ordered_sum(mass, tiles);
+  float before = 0.0f, rest = INFINITY;  // infinite on an overrun
+  int chosen = -1;
+  for (int begin = 0; begin < tiles && rest == INFINITY; begin += 32) {
+    const int count = tiles - begin < 32 ? tiles - begin : 32;
+    const float mine = lane_id() < count ? mass[begin + lane_id()] : 0.0f;
+    for (int i = 0; i < count && rest == INFINITY; ++i) {
+      const float m = __shfl_sync(kAllLanes, mine, i);
+      if (!(m > 0)) continue;
+      chosen = begin + i;
+      if (before + m > goal)
+        rest = goal - before;
+      else
+        before += m;
+    }
+  }
+  return chosen < 0 ? -1 : walk_tile(from, chosen, rest);
+}
+
+// (logit - max) / T + G as a number that is larger for a larger score and, of equal ones, for the lower id.
+__device__ __forceinline__ Fixed noisy_key(float score, int32_t id) {
+  return Fixed(ordered(score)) << 32 | (0xFFFFFFFFu - uint32_t(id));
+}
+__device__ __forceinline__ int32_t noisy_id(Fixed key) { return int32_t(0xFFFFFFFFu - uint32_t(key)); }
+
+// offer(score, id) for this lane's possible ids of a tile, but for those that `limit` rules out: see limit_of. `ids` (or
+// null) gives the target id, whose noise counts, of each id of the row.
+template <class Offer>
+__device__ __forceinline__ void noisy_tile(const RowView& row, const RowLaw& law, int tile, int64_t key,
+                                           const int64_t* ids, const float& limit, Offer offer) {
+#pragma unroll 1
+  for (int j = 0; j < kRuns; ++j) {
+    float x[kRun];
+    load_run(row, tile, j, x);
+#pragma unroll
+    for (int k = 0; k < kRun; k += 4) {
+      const int32_t first = held_id(tile, j * kRun + k);
+      Words4 noise{};
+      if (ids == nullptr) noise = philox(low_word(key), high_word(key), uint32_t(first) / 4, 0, 0, kNoiseStream);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float weight = weight_of(x[k + i], law);
+        if (!(weight > 0)) continue;
+        const uint32_t bits = ids == nullptr ? noise.word[i] : noise_bits(key, uint32_t(ids[first + i]));
+        if (float(bits) * 0x1p-32f > weight * limit) continue;
+        offer((x[k + i] - law.max) * law.inverse_temperature + gumbel(bits), first + i);
+      }
+    }
+  }
+}
+
+constexpr float kNoLimit = 3.0e38f;
+
+// A score is log(weight) - log(-log1p(-t)) and -log1p(-t) >= t, so an id with t > weight * limit_of(score) has a lower
+// score, which its bits alone show; the slack covers the rounding.
+__device__ __forceinline__ float limit_of(float score) { return fminf(kNoLimit, 1.001f * fast_exp2(-score * kLog2E)); }
+
+// The best noisy key of the rows' tiles that one thread has seen.
+struct BestNoisy {
+  Fixed key = 0;
+  float limit = kNoLimit;
+  __device__ void see(const RowView& row, const RowLaw& law, int tile, int64_t noise_key, const int64_t* ids) {
+    noisy_tile(row, law, tile, noise_key, ids, limit, [&](float score, int32_t id) {
+      const Fixed offered = noisy_key(score, id);
+      if (offered <= key) return;
+      key = offered;
+      limit = limit_of(score);
+    });
+  }
+};
+
+}  // namespace specdec::cuda

@@ -1,0 +1,90 @@
+// The frame of the ops that take rows one by one (row_stats, warp_probs, sample): a block a row reads it and finds its law;
+// where rows are few, a first kernel spreads the reading over the whole device.
+#pragma once
+#include "cuda/draw.cuh"
+#include "cuda/ops.h"
+#include "cuda/strategy.h"
+
+namespace specdec::cuda {
+
+constexpr int kRowThreads = 256;
+constexpr int kMostSharedTiles = 1024;  // a longer row's table stays in device memory
+
+// Rows of one op; row `index` is (index / n, index % n).
+struct RowSet {
+  Rows rows;
+  int64_t n;
+  SamplingArgs params;
+  bool raw;       // also the raw moments
+  bool listed;    // blocks with a whole row have a list of kMaxListed floats in shared memory, before their table
+  float* tables = nullptr;  // [rows, tiles, TileTable::kNumbers] in device memory; null: each block has its own, shared
+  __device__ RowView row(int64_t index) const { return row_view(rows, index / n, index % n); }
+  __device__ Sampling sampling(int64_t index) const { return sampling_of(params, index / n); }
+  __device__ TileTable table(int64_t index, float* shared) const {
+    const int tiles = (rows.vocab + kTile - 1) / kTile;
+    return TileTable(tables ? tables + index * tiles * TileTable::kNumbers : shared, tiles);
+  }
+};
+
+// Whether a row may be cut: then finding its law needs the list.
+inline bool may_cut(const SamplingArgs& p) {
+  return p.top_ks || p.top_ps || p.min_ps || p.top_k > 0 || p.top_p < 1 || p.min_p > 0;
+}
+
+// How many blocks share a row's tiles when `rows` rows are read at once: each at least one tile a warp.
+inline int64_t chunks_of(int tiles, int64_t rows, int warps) {
+  const int64_t most = (tiles + warps - 1) / warps, enough = (int64_t(multiprocessors()) * 8 + rows - 1) / rows;
+  return most < enough ? most : enough > 1 ? enough : 1;
+}
+
+// The reading of split rows: see scan_rows_kernel. Shared by all ops.
+cudaError_t launch_scan(const RowSet& set, int64_t count, cudaStream_t stream);
+
+struct RowPlan {
+  RowSet set;
+  Shape shape;  // of a kernel with a block a row
+};
+
+// Reads the rows if they are to be split; the kernel that follows (of `shape`) calls row_law first.
+inline cudaError_t plan_rows(const RowSet& set, int64_t batch, const Launch& launch, RowPlan* plan) {
+  const int64_t count = batch * set.n;
+  const int tiles = (set.rows.vocab + kTile - 1) / kTile;
+  const Strategy forced = forced_strategy();
+  const bool few = tiles > kRowThreads / 32 && count < 4 * multiprocessors();
+  const bool split = tiles > kMostSharedTiles || (forced == Strategy::kAuto ? few : forced == Strategy::kSplit);
+  const size_t table = size_t(tiles) * TileTable::kNumbers * sizeof(float);
+  plan->set = set;
+  plan->shape = {dim3(unsigned(count)), dim3(kRowThreads)};
+  plan->shape.shared = (split ? 0 : table) + (set.listed ? kMaxListed * sizeof(float) : 0);
+  if (!split) return cudaSuccess;
+  plan->shape.overlapping = true;
+  plan->set.tables = static_cast<float*>(launch.scratch(count * int64_t(table)));
+  return launch_scan(plan->set, count, launch.stream);
+}
+
+// What a block of such a kernel knows of its row.
+struct ReadRow {
+  int64_t index;
+  RowView row;
+  Sampling sampling;
+  TileTable table;
+  RowLaw law;
+};
+
+// `shared`: the kernel's dynamic shared memory.
+__device__ __forceinline__ ReadRow read_row(const RowSet& set, unsigned char* shared) {
+  ReadRow read;
+  read.index = blockIdx.x;
+  read.row = set.row(read.index);
+  read.sampling = set.sampling(read.index);
+  float* list = reinterpret_cast<float*>(shared);
+  read.table = set.table(read.index, list + (set.listed ? kMaxListed : 0));
+  if (set.tables)
+    wait_for_previous();
+  else
+    scan_row<false>(read.row, scan_plan(read.sampling, read.row.vocab, set.raw), read.table);
+  read.law = find_law(read.row, read.sampling, read.table, true, list);
+  return read;
+}
+
+}  // namespace specdec::cuda

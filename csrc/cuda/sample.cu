@@ -1,0 +1,156 @@
+#include "cuda/rows.cuh"
+
+namespace specdec::cuda {
+namespace {
+
+constexpr int kMaxDrawn = kMaxListed / 2;  // noisy keys in the list's place: ties with the last one drawn included
+
+// What the split noise pass hands over, a row each: see noise_kernel.
+struct NoiseState {
+  RowLaw* laws;
+  Fixed* best;
+  unsigned* arrived;
+};
+
+__device__ void write_drawn(const SampleArgs& args, const RowView& row, const RowLaw& law, int64_t index, int sample,
+                            int32_t id) {
+  const int64_t place = index * args.num_samples + sample;
+  args.token[place] = id < 0 ? -1 : args.draft_to_target ? args.draft_to_target[id] : id;
+  args.log_prob[place] = id < 0        ? -INFINITY
+                         : law.one_hot ? 0.0f
+                                       : (logit_at(row, id) - law.max) * law.inverse_temperature - logf(law.normalizer);
+}
+
+// One id by a uniform; in every lane of warp 0.
+__device__ int32_t draw_by_uniform(const ReadRow& read, float uniform) {
+  const Remainder from{read.row, read.law, cut_of(read.sampling, read.row.vocab).any, 1.0f, {}};
+  if (from.cut) {  // then the table has no masses yet
+    for (int tile = warp_id(); tile < read.row.tiles(); tile += num_warps()) {
+      const float mass = from.mass(tile, read.table);
+      if (lane_id() == 0) read.table.mass[tile] = mass;
+    }
+    __syncthreads();
+  }
+  return warp_id() == 0 ? draw_id(from, read.table.mass, uniform) : -1;
+}
+
+// Sorts keys[0 … size), size a power of two, in descending order, by the block.
+__device__ void sort_descending(Fixed* keys, int size) {
+  for (int span = 2; span <= size; span *= 2)
+    for (int step = span / 2; step > 0; step /= 2) {
+      __syncthreads();
+      for (int i = int(threadIdx.x); i < size; i += int(blockDim.x)) {
+        const int other = i ^ step;
+        if (other <= i) continue;
+        const Fixed a = keys[i], b = keys[other];
+        if ((a < b) == ((i & span) == 0)) keys[i] = b, keys[other] = a;
+      }
+    }
+  __syncthreads();
+}
+
+// The num_samples best noisy ids, best first, by the block (Gumbel top-k: draws without replacement).
+__device__ void draw_many(const SampleArgs& args, const ReadRow& read, int64_t noise_key, Fixed* keys) {
+  SPECDEC_SHARED(int, count, 1);
+  const float limit = kNoLimit;
+  const auto each = [&](auto f) {
+    for (int tile = warp_id(); tile < read.row.tiles(); tile += num_warps())
+      if (read.table.max[tile] >= read.law.cutoff)
+        noisy_tile(read.row, read.law, tile, noise_key, args.draft_to_target, limit, f);
+  };
+  const float last = radix_select([&](auto f) { each([&](float score, int32_t) { f(score); }); },
+                                  [](float) { return Fixed(1); }, Fixed(args.num_samples), 32);
+  if (threadIdx.x == 0) count[0] = 0;
+  __syncthreads();
+  each([&](float score, int32_t id) {
+    if (score < last) return;
+    const int place = atomicAdd(count, 1);
+    if (place < kMaxDrawn) keys[place] = noisy_key(score, id);
+  });
+  __syncthreads();
+  const int drawn = count[0] < kMaxDrawn ? count[0] : kMaxDrawn;
+  int size = 2;
+  while (size < drawn) size *= 2;
+  for (int i = drawn + int(threadIdx.x); i < size; i += int(blockDim.x)) keys[i] = 0;
+  sort_descending(keys, size);
+  for (int i = int(threadIdx.x); i < args.num_samples; i += int(blockDim.x))
+    write_drawn(args, read.row, read.law, read.index, i, i < drawn ? noisy_id(keys[i]) : -1);
+}
+
+__global__ void __launch_bounds__(kRowThreads) sample_kernel(RowSet set, SampleArgs args, NoiseState noise) {
+  SPECDEC_DYNAMIC_SHARED(shared);
+  allow_next();
+  ReadRow read = read_row(set, shared);
+  const int64_t index = read.index;
+  const bool noisy = args.noise_keys && !read.law.one_hot;
+  int32_t id = read.law.argmax;
+  if (noisy && args.num_samples > 1) {
+    Fixed* keys = reinterpret_cast<Fixed*>(shared);  // find_law is done with the list
+    draw_many(args, read, args.noise_keys[index], keys);
+  } else if (noisy && !noise.laws) {
+    BestNoisy best;
+    for (int tile = warp_id(); tile < read.row.tiles(); tile += num_warps())
+      if (read.table.max[tile] >= read.law.cutoff)
+        best.see(read.row, read.law, tile, args.noise_keys[index], args.draft_to_target);
+    id = noisy_id(block_reduce(best.key, Fixed(0), Max{}));
+  } else if (!args.noise_keys && args.uniform_samples && !read.law.one_hot) {
+    float uniform = args.uniform_samples[index];
+    if (!is_uniform(uniform)) read.law.status |= kBadParam, uniform = 0.0f;
+    id = draw_by_uniform(read, uniform);
+  }
+  if (noise.laws && threadIdx.x == 0) {
+    noise.laws[index] = read.law;
+    noise.best[index] = 0;
+    noise.arrived[index] = 0;
+  }
+  if (threadIdx.x == 0) write_stats(read.law, args.out, index, -INFINITY, -INFINITY);
+  if (noisy && (args.num_samples > 1 || noise.laws)) return;
+  if (warp_id() == 0 && lane_id() == 0) write_drawn(args, read.row, read.law, index, 0, id);
+  for (int i = 1 + int(threadIdx.x); i < args.num_samples; i += int(blockDim.x))
+    write_drawn(args, read.row, read.law, index, i, -1);
+}
+
+// Noise on split rows; the last block to arrive at a row writes its draw.
+__global__ void __launch_bounds__(kRowThreads) noise_kernel(RowSet set, SampleArgs args, int64_t chunks,
+                                                            NoiseState noise) {
+  wait_for_previous();
+  const int64_t index = blockIdx.x / chunks;
+  const RowView row = set.row(index);
+  const RowLaw law = noise.laws[index];
+  if (law.one_hot) return;
+  const TileTable table = set.table(index, nullptr);
+  BestNoisy best;
+  for (int tile = int(blockIdx.x % chunks) * num_warps() + warp_id(); tile < row.tiles();
+       tile += int(chunks) * num_warps())
+    if (table.max[tile] >= law.cutoff) best.see(row, law, tile, args.noise_keys[index], args.draft_to_target);
+  const Fixed key = block_reduce(best.key, Fixed(0), Max{});
+  if (threadIdx.x != 0) return;
+  atomicMax(&noise.best[index], key);
+  __threadfence();
+  if (atomicAdd(&noise.arrived[index], 1u) + 1 == unsigned(chunks))
+    write_drawn(args, row, law, index, 0, noisy_id(atomicMax(&noise.best[index], Fixed(0))));
+}
+
+}  // namespace
+
+cudaError_t sample(const SampleArgs& args, const Launch& launch) {
+  const int64_t count = args.batch * args.n;
+  if (count == 0) return cudaSuccess;
+  const RowSet set{args.logits, args.n, args.params, false, may_cut(args.params) || args.num_samples > 1};
+  RowPlan plan;
+  cudaError_t error = plan_rows(set, args.batch, launch, &plan);
+  if (error) return error;
+  NoiseState noise{};
+  if (args.noise_keys && args.num_samples == 1 && plan.set.tables) {
+    noise.laws = static_cast<RowLaw*>(launch.scratch(count * int64_t(sizeof(RowLaw))));
+    noise.best = static_cast<Fixed*>(launch.scratch(count * int64_t(sizeof(Fixed))));
+    noise.arrived = static_cast<unsigned*>(launch.scratch(count * int64_t(sizeof(unsigned))));
+  }
+  error = launch_kernel(sample_kernel, plan.shape, launch.stream, plan.set, args, noise);
+  if (error || !noise.laws) return error;
+  const int64_t chunks = chunks_of((args.logits.vocab + kTile - 1) / kTile, count, kRowThreads / 32);
+  const Shape shape{dim3(unsigned(count * chunks)), dim3(kRowThreads), 0, 1, true};
+  return launch_kernel(noise_kernel, shape, launch.stream, plan.set, args, chunks, noise);
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,27 @@
+// verify_chain and verify_packed: which layout takes a call.
+#include "cuda/rows.cuh"
+#include "cuda/verify.cuh"
+
+namespace specdec::cuda {
+
+cudaError_t verify(const VerifyArgs& args, const Launch& launch) {
+  if (args.batch == 0) return cudaSuccess;
+  const int64_t processors = multiprocessors();
+  const int tiles = (args.target.vocab + kTile - 1) / kTile;
+  const int32_t draft_vocab = args.draft.data ? args.draft.vocab : args.draft_probs.data ? args.draft_probs.vocab : 0;
+  Strategy strategy = forced_strategy();
+  if (strategy == Strategy::kAuto) {
+    // Few sequences cannot keep the device busy a block each; many are better off reading only what the rule needs.
+    const bool wide = tiles > kRowThreads / 32;
+    strategy = wide && args.batch < processors / 2 ? Strategy::kSplit
+               : wide && args.batch < processors   ? Strategy::kCluster
+                                                   : Strategy::kWalk;
+  }
+  if (tiles > kMostSharedTiles || draft_vocab > kMostSharedTiles * kTile) strategy = Strategy::kSplit;
+  const cudaError_t error = strategy == Strategy::kSplit
+                                ? verify_split(args, launch)
+                                : verify_walk(args, strategy == Strategy::kCluster && hopper_code() ? 2 : 1, launch);
+  return error || !args.overlap ? error : verify_overlap(args, launch);
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,166 @@
+// What both layouts of verify share: where a sequence's block ends, its coins, its draft laws, its output.
+#pragma once
+#include "common/ids.h"
+#include "cuda/draw.cuh"
+#include "cuda/ops.h"
+
+namespace specdec::cuda {
+
+// A sequence's rows and the length of its block: before the first placeholder or invalid id, and after the first EOS, cut
+// there before any rule looks at it.
+struct Span {
+  int64_t batch = 0, first = 0, first_target = 0;  // indices of its first rows in `Rows`
+  int64_t draft_index = 0, target_index = 0;       // the same in the flat arrays
+  int64_t length = 0;
+  int32_t status = 0;
+  bool idle = false, ends_in_eos = false;
+};
+
+__device__ __forceinline__ int64_t token_at(const VerifyArgs& args, const Span& span, int64_t i) {
+  return id_at(args.draft_tokens, span.draft_index + i);
+}
+
+__device__ __forceinline__ bool has_draft(const VerifyArgs& args) { return args.draft.data || args.draft_probs.data; }
+
+__device__ __forceinline__ bool is_eos(const VerifyArgs& args, int64_t id) {
+  for (int64_t e = 0; e < args.num_eos; ++e)
+    if (args.eos_token_ids[e] == id) return true;
+  return false;
+}
+
+// By a whole warp, a draft token a lane; the same in every lane.
+__device__ __forceinline__ Span find_span(const VerifyArgs& args, int64_t b) {
+  Span span;
+  int64_t room = args.num_draft;
+  if (args.cu) {
+    const int64_t start = args.cu[b], stop = args.cu[b + 1];
+    if (start < 0 || stop < start || stop > args.total) {
+      span.idle = true;
+      span.status = kBadParam;
+      return span;
+    }
+    span.first = span.draft_index = start;
+    span.first_target = span.target_index = start + b;
+    if (stop - start > room) span.status |= kBadParam;
+    room = min(room, stop - start);
+  } else {
+    span.batch = b;
+    span.draft_index = b * args.num_draft;
+    span.target_index = b * (args.num_draft + 1);
+  }
+  const int64_t given = args.num_draft_tokens.data ? id_at(args.num_draft_tokens, b) : room;
+  if (given > room || given < -1) span.status |= kBadParam;
+  span.idle = given < 0;
+  if (span.idle) return span;
+  const int64_t limit = min(given, room);
+  for (int64_t begin = 0; begin < limit; begin += 32) {
+    const int64_t i = begin + lane_id(), id = i < limit ? token_at(args, span, i) : 0;
+    const bool bad = id < 0 || id >= args.target.vocab;
+    const bool eos = i < limit && !bad && is_eos(args, id);
+    const unsigned ends = __ballot_sync(kAllLanes, i < limit && (bad || eos));
+    if (ends) {
+      const int lane = __ffs(int(ends)) - 1;
+      span.ends_in_eos = __shfl_sync(kAllLanes, int(eos), lane) != 0;
+      span.length = begin + lane + (span.ends_in_eos ? 1 : 0);
+      if (__shfl_sync(kAllLanes, int(bad && id != -1), lane)) span.status |= kBadToken;
+      return span;
+    }
+  }
+  span.length = limit;
+  return span;
+}
+
+__device__ __forceinline__ Sampling target_sampling(const VerifyArgs& args, int64_t b) {
+  const Sampling s = sampling_of(args.params, b);
+  return args.acceptance == Acceptance::kGreedy ? made_greedy(s) : s;
+}
+
+// The token rule serves a draft that is one-hot in law: in law the block rule is the same there, and it needs no draft.
+__device__ __forceinline__ bool by_block(const VerifyArgs& args, int64_t b) {
+  return args.acceptance == Acceptance::kBlock && has_draft(args) &&
+         (args.draft_probs.data || !sampling_of(args.draft_params, b).greedy);
+}
+
+__device__ __forceinline__ RowView target_row(const VerifyArgs& args, const Span& span, int64_t i) {
+  return row_view(args.target, span.batch, span.first_target + i);
+}
+
+__device__ __forceinline__ RowView draft_row(const VerifyArgs& args, const Span& span, int64_t i) {
+  return row_view(args.draft.data ? args.draft : args.draft_probs, span.batch, span.first + i);
+}
+
+// Whether draft rows must be read to know their laws (or, of probabilities, whether one is NaN).
+__device__ __forceinline__ bool reads_draft(const VerifyArgs& args) {
+  return args.draft_probs.data || (args.draft.data && !args.draft_values);
+}
+
+// The draft's law at position i. `read`: the row's law where reads_draft, of which probabilities have only a status.
+__device__ __forceinline__ DraftLaw draft_law(const VerifyArgs& args, const Span& span, int64_t b, int64_t i,
+                                              const RowLaw& read) {
+  DraftLaw draft;
+  if (!has_draft(args)) {
+    draft.kind = DraftLaw::Kind::kPoint;
+    draft.token = int32_t(token_at(args, span, i));
+    return draft;
+  }
+  draft.kind = args.draft_probs.data ? DraftLaw::Kind::kProbs : DraftLaw::Kind::kLogits;
+  draft.row = draft_row(args, span, i);
+  draft.map = args.target_to_draft;
+  draft.map_size = args.map_size;
+  draft.law = read;
+  if (!reads_draft(args)) {
+    const Sampling sampling = sampling_of(args.draft_params, b);
+    const int64_t index = span.draft_index + i;
+    const float* values = args.draft_values + index * kNumValues;
+    draft.law.max = values[0];
+    draft.law.cutoff = values[1];
+    draft.law.normalizer = values[3];
+    draft.law.inverse_normalizer = 1.0f / values[3];
+    draft.law.inverse_temperature = sampling.inverse_temperature;
+    const int64_t argmax = args.draft_argmax[index];  // the caller's: it may be no id of the row
+    draft.law.argmax = argmax >= 0 && argmax < draft.row.vocab ? int32_t(argmax) : -1;
+    draft.law.status = args.draft_status[index];
+    draft.law.one_hot = sampling.greedy || isinf(draft.law.max);
+  }
+  return draft;
+}
+
+// Uniform number i of the sequence (0: the final draw, i >= 1: the coin of draft token i).
+__device__ __forceinline__ float uniform_at(const VerifyArgs& args, const Span& span, int64_t i, int32_t* status) {
+  const float u = args.uniform_samples ? args.uniform_samples[span.target_index + i] : 0.0f;
+  if (is_uniform(u)) return u;
+  *status |= kBadParam;
+  return 0.0f;
+}
+
+// What the rule decided. `final`: the token after the accepted ones, kNothing, or kDraw: to be drawn from a remainder.
+struct Outcome {
+  static constexpr int64_t kNothing = -1, kDraw = -2;
+  int64_t accepted = 0, final = kNothing;
+  int32_t status = 0;
+};
+
+// The sequence's outputs, by a block.
+__device__ __forceinline__ void write_outcome(const VerifyArgs& args, const Span& span, int64_t b,
+                                              const Outcome& outcome) {
+  int64_t* tokens = args.tokens + b * (args.num_draft + 1);
+  for (int64_t i = threadIdx.x; i <= args.num_draft; i += blockDim.x)
+    tokens[i] = i < outcome.accepted ? token_at(args, span, i) : i == outcome.accepted ? outcome.final : -1;
+  if (threadIdx.x != 0) return;
+  args.num_accepted[b] = int32_t(outcome.accepted);
+  args.num_tokens[b] = int32_t(outcome.accepted + (outcome.final >= 0));
+  args.status[b] = outcome.status;
+}
+
+// Block rule: R_i, what is left of w P at position i after Q, given the masses of its tiles; in every lane of a warp.
+__device__ __forceinline__ float residual_mass(const Remainder& left, const float* mass) {
+  return left.law.one_hot ? residual_weight(left.scale, left.draft.prob(left.law.argmax))
+                          : ordered_sum(mass, left.row.tiles());
+}
+
+// The two layouts; see verify.cu for who is taken when.
+cudaError_t verify_split(const VerifyArgs& args, const Launch& launch);
+cudaError_t verify_walk(const VerifyArgs& args, unsigned cluster, const Launch& launch);
+cudaError_t verify_overlap(const VerifyArgs& args, const Launch& launch);
+
+}  // namespace specdec::cuda

@@ -1,0 +1,78 @@
+// Sum over ids of min(P, Q) at every position of the blocks: a measurement of the draft, a block of threads a position.
+#include "cuda/rows.cuh"
+#include "cuda/verify.cuh"
+
+namespace specdec::cuda {
+namespace {
+
+// The law of a row, read by the block.
+__device__ RowLaw law_of(const RowView& row, const Sampling& sampling, const TileTable& table, float* list) {
+  scan_row<false>(row, scan_plan(sampling, row.vocab, false), table);
+  return find_law(row, sampling, table, false, list);
+}
+
+__device__ float overlap_of_tile(const RowView& row, const RowLaw& law, const DraftLaw& draft, int tile) {
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int j = 0; j < kRuns; ++j) {
+    float p[kRun], q[kRun];
+    load_run(row, tile, j, p);
+    draft.of_run(tile, j, q);
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+      const bool is_argmax = held_id(tile, j * kRun + k) == law.argmax;
+      sum += fminf(law.one_hot ? float(is_argmax) : weight_of(p[k], law) * law.inverse_normalizer, q[k]);
+    }
+  }
+  return warp_reduce(sum, Sum{});
+}
+
+// `tables`: of each position [tiles + draft tiles, TileTable::kNumbers].
+__global__ void __launch_bounds__(kRowThreads)
+    overlap_kernel(const __grid_constant__ VerifyArgs args, float* tables, int tiles, int draft_tiles) {
+  SPECDEC_DYNAMIC_SHARED(shared);
+  const int64_t position = blockIdx.x, b = position / args.num_draft, i = position % args.num_draft;
+  const Span span = find_span(args, b);
+  if (span.idle || i >= span.length) {
+    if (threadIdx.x == 0) args.overlap[position] = -1.0f;
+    return;
+  }
+  float* base = tables + position * (tiles + draft_tiles) * TileTable::kNumbers;
+  float* list = reinterpret_cast<float*>(shared);
+  const TileTable table(base, tiles), draft_table(base + tiles * TileTable::kNumbers, draft_tiles);
+  const RowView row = target_row(args, span, i);
+  const RowLaw law = law_of(row, target_sampling(args, b), table, list);
+  RowLaw read{};
+  if (args.draft.data && reads_draft(args))
+    read = law_of(draft_row(args, span, i), sampling_of(args.draft_params, b), draft_table, list);
+  const DraftLaw draft = draft_law(args, span, b, i, read);
+  if (draft.kind == DraftLaw::Kind::kPoint) {
+    if (threadIdx.x == 0) args.overlap[position] = prob_at(row, law, draft.token);
+    return;
+  }
+  for (int tile = warp_id(); tile < tiles; tile += num_warps()) {
+    const float sum = overlap_of_tile(row, law, draft, tile);
+    if (lane_id() == 0) table.mass[tile] = sum;
+  }
+  __syncthreads();
+  if (warp_id() != 0) return;
+  const float total = ordered_sum(table.mass, tiles);
+  if (lane_id() == 0) args.overlap[position] = total;
+}
+
+}  // namespace
+
+cudaError_t verify_overlap(const VerifyArgs& args, const Launch& launch) {
+  const int64_t positions = args.batch * args.num_draft;
+  if (positions == 0) return cudaSuccess;
+  const int tiles = (args.target.vocab + kTile - 1) / kTile;
+  const int32_t draft_vocab = args.draft.data ? args.draft.vocab : args.draft_probs.data ? args.draft_probs.vocab : 0;
+  const int draft_tiles = (draft_vocab + kTile - 1) / kTile;
+  float* tables = static_cast<float*>(
+      launch.scratch(positions * (tiles + draft_tiles) * int64_t(TileTable::kNumbers * sizeof(float))));
+  const bool listed = may_cut(args.params) || may_cut(args.draft_params);
+  const Shape shape{dim3(unsigned(positions)), dim3(kRowThreads), listed ? kMaxListed * sizeof(float) : 0};
+  return launch_kernel(overlap_kernel, shape, launch.stream, args, tables, tiles, draft_tiles);
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,245 @@
+// verify with a block (or a cluster of them) a sequence: rows are read only as far as the rule gets.
+#include "cuda/rows.cuh"
+#include "cuda/verify.cuh"
+
+namespace specdec::cuda {
+namespace {
+
+constexpr int kWalkThreads = 512;
+constexpr unsigned kMaxCluster = 8;
+
+// Bytes of a block's shared memory: the list, two tables, two rows of masses.
+size_t shared_bytes(const VerifyArgs& args, bool listed) {
+  const size_t tiles = (args.target.vocab + kTile - 1) / kTile;
+  const int32_t draft_vocab = args.draft.data ? args.draft.vocab : args.draft_probs.data ? args.draft_probs.vocab : 0;
+  const size_t draft_tiles = (draft_vocab + kTile - 1) / kTile;
+  return sizeof(float) * ((listed ? kMaxListed : 0) + (tiles + draft_tiles) * TileTable::kNumbers + 2 * tiles);
+}
+
+// Long and called from several places: out of line, each is there once.
+template <bool kClustered>
+__device__ __noinline__ RowLaw read_row(RowView row, Sampling sampling, TileTable table, float* list) {
+  scan_row<kClustered>(row, scan_plan(sampling, row.vocab, false), table);
+  return find_law(row, sampling, table, false, list);
+}
+
+template <bool kClustered>
+__device__ __noinline__ Fixed best_noisy(const Remainder& from, TileTable table, int64_t key) {
+  BestNoisy best;
+  Team<kClustered>::for_each_tile(from.row.tiles(), [&](int tile) {
+    if (table.max[tile] >= from.law.cutoff) best.see(from.row, from.law, tile, key, nullptr);
+  });
+  return block_reduce(best.key, Fixed(0), Max{});
+}
+
+// What all threads of a block know alike is kept in shared memory, not in everybody's registers.
+struct State {
+  Span span;
+  Sampling target, draft;
+  Remainder now, best;  // at the present position, and (block rule) at the last one that was a success
+};
+
+// One sequence. Every thread of every block of the team goes the same way, with the same numbers.
+template <bool kClustered>
+class Walk {
+ public:
+  using Group = Team<kClustered>;
+
+  __device__ Walk(const VerifyArgs& args, int64_t b, State& state, bool listed, float* shared)
+      : args_(args), state_(state), b_(b) {
+    const Span span = find_span(args, b);
+    by_one([&] {
+      state_.span = span;
+      state_.target = target_sampling(args, b);
+      state_.draft = sampling_of(args.draft_params, b);
+      if (args.draft_probs.data) state_.draft = made_greedy(state_.draft);  // of those only the flags are wanted
+      state_.now.cut = state_.best.cut = cut_of(state_.target, args.target.vocab).any;
+    });
+    list_ = shared;
+    table_ = TileTable(shared + (listed ? kMaxListed : 0), tiles());
+    mass_ = table_.group_max + tiles() * kGroups;
+    best_mass_ = mass_ + tiles();
+    draft_table_ = best_mass_ + tiles();
+    out_.status = span.status;
+  }
+
+  __device__ void run() {
+    if (!state_.span.idle) {
+      if (args_.acceptance == Acceptance::kMatch || args_.acceptance == Acceptance::kGreedy)
+        out_.final = match_rule();
+      else
+        out_.final = by_block(args_, b_) ? block_rule() : token_rule();
+    }
+    if (Group::rank() == 0) write_outcome(args_, state_.span, b_, out_);
+    Group::sync();  // no block may end while another could still write into its shared memory
+  }
+
+ private:
+  // f() by one thread of each block; what it writes is there for all.
+  template <class F>
+  __device__ static void by_one(F f) {
+    __syncthreads();
+    if (threadIdx.x == 0) f();
+    __syncthreads();
+  }
+
+  __device__ int tiles() const { return (args_.target.vocab + kTile - 1) / kTile; }
+  __device__ int64_t token(int64_t i) const { return token_at(args_, state_.span, i); }
+  __device__ float uniform(int64_t i) { return uniform_at(args_, state_.span, i, &out_.status); }
+
+  // Reads target row i, without a draft; its flags count from here on.
+  __device__ void read_target(int64_t i) {
+    const RowView row = target_row(args_, state_.span, i);
+    const RowLaw law = read_row<kClustered>(row, state_.target, table_, list_);
+    by_one([&] {
+      state_.now.row = row;
+      state_.now.law = law;
+      state_.now.scale = 1.0f;
+      state_.now.draft = DraftLaw{};
+    });
+    out_.status |= law.status;
+  }
+
+  __device__ void read_draft(int64_t i) {
+    RowLaw law{};
+    if (reads_draft(args_)) {
+      const RowView row = draft_row(args_, state_.span, i);
+      law = read_row<kClustered>(row, state_.draft, TileTable(draft_table_, row.tiles()), list_);
+      if (args_.draft_probs.data) {
+        law.status &= kNaN;
+        law.one_hot = false;
+      }
+    }
+    by_one([&] { state_.now.draft = draft_law(args_, state_.span, b_, i, law); });
+    out_.status |= state_.now.draft.law.status;
+  }
+
+  __device__ void find_masses(const Remainder& from) {
+    Group::sync();  // the masses may still be in use
+    masses_of<kClustered>(from, table_, mass_, int(Group::rank()), int(Group::size()));
+    Group::sync();
+  }
+
+  // An id drawn from the masses; -1 if nothing is left.
+  __device__ int32_t draw(const Remainder& from, const float* mass, float u) {
+    SPECDEC_SHARED(int32_t, box, 1);
+    __syncthreads();
+    if (warp_id() == 0) {
+      const int32_t id = draw_id(from, mass, u);
+      if (lane_id() == 0) box[0] = id;
+    }
+    __syncthreads();
+    return box[0];
+  }
+
+  // Recovered from what P has and the draft has not, or bonus; the masses are there already if `found`.
+  __device__ int64_t final_token(Remainder& from, bool found) {
+    if (from.law.one_hot) return from.law.argmax;
+    const float u = uniform(0);
+    if (!found) find_masses(from);
+    int32_t id = draw(from, found ? best_mass_ : mass_, u);
+    if (id >= 0) return id;
+    if (found) read_target(out_.accepted);  // the table is another row's by now
+    by_one([&] { from.draft = DraftLaw{}; });
+    find_masses(from);
+    return draw(from, mass_, u);
+  }
+
+  __device__ int64_t token_rule() {
+    const Remainder& now = state_.now;
+    for (;; ++out_.accepted) {
+      const int64_t i = out_.accepted;
+      if (state_.span.ends_in_eos && i == state_.span.length) return Outcome::kNothing;
+      read_target(i);
+      if (i == state_.span.length) break;
+      const int32_t x = int32_t(token(i));
+      if (now.law.one_hot) {
+        if (x != now.law.argmax) break;
+        continue;
+      }
+      read_draft(i);
+      if (!accept_token(uniform(i + 1), prob_at(now.row, now.law, x), now.draft.prob(x))) break;
+    }
+    return final_token(state_.now, false);
+  }
+
+  // The last i with u_i < h_i counts, so the walk goes on after a failure; it ends where w has become 0.
+  __device__ int64_t block_rule() {
+    const Remainder& now = state_.now;
+    const Span& span = state_.span;
+    float w = 1.0f;
+    for (int64_t i = 0; i < span.length; ++i) {
+      read_target(i);
+      read_draft(i);
+      by_one([&] { state_.now.scale = w; });
+      if (!now.law.one_hot) find_masses(now);
+      const float left = residual_mass(now, mass_);
+      if (i == 0 || uniform(i) < block_threshold(w, left)) {
+        out_.accepted = i;
+        by_one([&] { state_.best = now; });
+        for (int tile = int(threadIdx.x); tile < tiles(); tile += int(blockDim.x)) best_mass_[tile] = mass_[tile];
+      }
+      const int32_t x = int32_t(token(i));
+      w = next_block_weight(w, prob_at(now.row, now.law, x), now.draft.prob(x));
+      if (w > 0 && i + 1 < span.length) continue;
+      if (uniform(i + 1) < w) out_.accepted = span.length;
+      break;
+    }
+    __syncthreads();
+    if (out_.accepted < span.length) return final_token(state_.best, true);
+    if (span.ends_in_eos) return Outcome::kNothing;
+    read_target(out_.accepted);
+    return final_token(state_.now, false);
+  }
+
+  __device__ int64_t match_rule() {
+    const RowLaw& law = state_.now.law;
+    for (;; ++out_.accepted) {
+      const int64_t i = out_.accepted;
+      if (state_.span.ends_in_eos && i == state_.span.length) return Outcome::kNothing;
+      read_target(i);
+      const int64_t wanted =
+          args_.noise_keys && !law.one_hot ? noisy_token(args_.noise_keys[state_.span.target_index + i]) : law.argmax;
+      if (i == state_.span.length || token(i) != wanted) return wanted;
+    }
+  }
+
+  __device__ int32_t noisy_token(int64_t key) {
+    SPECDEC_SHARED(Fixed, box, kMaxCluster);
+    Fixed found = best_noisy<kClustered>(state_.now, table_, key);
+    if constexpr (kClustered) {
+      Group::sync();
+      if (threadIdx.x == 0) Group::store(box + Group::rank(), found);
+      Group::sync();
+      for (unsigned r = 0; r < Group::size(); ++r) found = Max{}(found, box[r]);
+    }
+    return noisy_id(found);
+  }
+
+  const VerifyArgs& args_;
+  State& state_;
+  const int64_t b_;
+  Outcome out_;
+  float *list_, *mass_, *best_mass_, *draft_table_;
+  TileTable table_;
+};
+
+template <bool kClustered>
+__global__ void __launch_bounds__(kWalkThreads, 1)
+    verify_walk_kernel(const __grid_constant__ VerifyArgs args, bool listed) {
+  SPECDEC_DYNAMIC_SHARED(shared);
+  SPECDEC_SHARED(State, state, 1);
+  Walk<kClustered>(args, blockIdx.x / Team<kClustered>::size(), state[0], listed, reinterpret_cast<float*>(shared))
+      .run();
+}
+
+}  // namespace
+
+cudaError_t verify_walk(const VerifyArgs& args, unsigned cluster, const Launch& launch) {
+  const bool listed = may_cut(args.params) || may_cut(args.draft_params);
+  const Shape shape{dim3(unsigned(args.batch) * cluster), dim3(kWalkThreads), shared_bytes(args, listed), cluster};
+  return launch_kernel(cluster > 1 ? verify_walk_kernel<true> : verify_walk_kernel<false>, shape, launch.stream, args,
+                       listed);
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,50 @@
+#include "cuda/rows.cuh"
+
+namespace specdec::cuda {
+namespace {
+
+__global__ void __launch_bounds__(kRowThreads) laws_kernel(RowSet set, RowLaw* laws) {
+  SPECDEC_DYNAMIC_SHARED(shared);
+  allow_next();
+  const ReadRow read = read_row(set, shared);
+  if (threadIdx.x == 0) laws[read.index] = read.law;
+}
+
+__global__ void __launch_bounds__(kRowThreads) write_probs_kernel(RowSet set, int64_t chunks, const RowLaw* laws,
+                                                                  float* out) {
+  wait_for_previous();
+  const int64_t index = blockIdx.x / chunks;
+  const RowView row = set.row(index);
+  const RowLaw law = laws[index];
+  for (int tile = int(blockIdx.x % chunks) * num_warps() + warp_id(); tile < row.tiles();
+       tile += int(chunks) * num_warps()) {
+    float x[kHeld];
+    load_tile(row, tile, x);
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      const int32_t id = held_id(tile, k);
+      const float p = law.one_hot ? float(id == law.argmax) : weight_of(x[k], law) * law.inverse_normalizer;
+      if (id < row.vocab) out[index * row.vocab + id] = p;
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t warp_probs(const WarpProbsArgs& args, const Launch& launch) {
+  const int64_t count = args.batch * args.n;
+  if (count == 0) return cudaSuccess;
+  const RowSet set{args.logits, args.n, args.params, false, may_cut(args.params)};
+  RowPlan plan;
+  cudaError_t error = plan_rows(set, args.batch, launch, &plan);
+  if (error) return error;
+  RowLaw* laws = static_cast<RowLaw*>(launch.scratch(count * int64_t(sizeof(RowLaw))));
+  error = launch_kernel(laws_kernel, plan.shape, launch.stream, plan.set, laws);
+  if (error) return error;
+  const int64_t chunks = chunks_of((args.logits.vocab + kTile - 1) / kTile, count, kRowThreads / 32);
+  const Shape shape{dim3(unsigned(count * chunks)), dim3(kRowThreads), 0, 1, true};
+  return launch_kernel(write_probs_kernel, shape, launch.stream, plan.set, chunks, static_cast<const RowLaw*>(laws),
+                       args.out);
+}
+
+}  // namespace specdec::cuda
