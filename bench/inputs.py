@@ -8,6 +8,9 @@ A draft row is the target row plus Gaussian noise, whose scale is found by bisec
 after the case's sampling parameters is `ACCEPTANCE`; greedy: so that both argmaxes agree that often. A one-hot
 draft proposes the target's most likely id, and there the target's rows are scaled until that id's mean probability is
 `ACCEPTANCE`. Draft tokens are drawn from the draft's law, with the stats kept.
+
+Everything is made on the case's device. On a GPU the package's PyTorch reference draws and keeps, not the kernels that
+are to be measured: a kernel that fails is then a row that is missing, not a run.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ import specdec_kernels as sk
 from . import machine
 
 ACCEPTANCE = 0.7
+_CPU = torch.device("cpu")
+POOL = 256
+"""So many different target rows at most: more are drawn from these."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class Case:
     acceptance: str = "token"
     one_hot: bool = False
     drawn_before: bool = False  # uniforms come from outside the timed call: for the overhead of one public call
+    device: str = "cpu"
 
     @property
     def greedy(self) -> bool:
@@ -63,6 +70,7 @@ class ChainInputs:
     draft_probs: Tensor | None
     seeds: Tensor  # [batch]
     uniform_samples: Tensor  # [batch, num_draft + 1]
+    steps: Tensor | None = None  # [batch], on a GPU: a captured graph reads the step there
 
 
 @dataclass
@@ -97,13 +105,32 @@ class SeedInputs:
 
 
 def rows(count: int, vocab: int, generator: torch.Generator) -> Tensor:
-    """``[count, vocab]`` float32 target rows."""
-    exponent = 1 + 2 * torch.rand(count, 1, generator=generator)
-    logits = torch.randn(count, vocab, generator=generator) * 0.5
-    log_rank = torch.arange(1, vocab + 1).log()
+    """``[count, vocab]`` float32 target rows, on the generator's device."""
+    device = generator.device
+    exponent = 1 + 2 * torch.rand(count, 1, generator=generator, device=device)
+    logits = torch.randn(count, vocab, generator=generator, device=device) * 0.5
+    log_rank = torch.arange(1, vocab + 1, device=device).log()
     for row, s in zip(logits, exponent, strict=True):
-        row -= s * log_rank[torch.randperm(vocab, generator=generator)]
+        row -= s * log_rank[torch.randperm(vocab, generator=generator, device=device)]
     return logits
+
+
+@functools.lru_cache(4)
+def _pool(vocab: int, device: torch.device) -> Tensor:
+    return rows(POOL, vocab, torch.Generator(device).manual_seed(vocab))
+
+
+def some_rows(count: int, vocab: int, generator: torch.Generator) -> Tensor:
+    """``[count, vocab]`` target rows. Rows are slow to make: many, or any on a GPU, are copies of `POOL` of them."""
+    device = generator.device
+    if count <= POOL and device.type == "cpu":
+        return rows(count, vocab, generator)
+    return _pool(vocab, device)[torch.randint(0, POOL, (count,), generator=generator, device=device)]
+
+
+def backend(device: torch.device) -> str | None:
+    """What draws and keeps stats while inputs are made: the module's docstring says why."""
+    return None if device.type == "cpu" else "reference"
 
 
 def bisect(decreasing: Callable[[float], float], goal: float, low: float, high: float) -> float:
@@ -115,55 +142,59 @@ def bisect(decreasing: Callable[[float], float], goal: float, low: float, high: 
 
 
 @functools.cache
-def draft_noise(vocab: int, params: sk.SamplingParams) -> float:
+def draft_noise(vocab: int, params: sk.SamplingParams, device: torch.device = _CPU) -> float:
     """Standard deviation of the noise that makes a draft accepted with probability `ACCEPTANCE`."""
-    generator = torch.Generator().manual_seed(vocab)
+    generator = torch.Generator(device).manual_seed(vocab)
     count = 400 if params.is_greedy else 120  # the greedy mean is one of zeros and ones
     target = rows(count, vocab, generator)
-    noise = torch.randn(count, vocab, generator=generator)
-    law = target.argmax(-1) if params.is_greedy else sk.warp_probs(target, params)
+    noise = torch.randn(count, vocab, generator=generator, device=device)
+    law = target.argmax(-1) if params.is_greedy else sk.warp_probs(target, params, backend=backend(device))
 
     def overlap(scale: float) -> float:
         draft = target + scale * noise
         if params.is_greedy:
             return (draft.argmax(-1) == law).float().mean().item()
-        return torch.minimum(law, sk.warp_probs(draft, params)).sum(-1).mean().item()
+        return torch.minimum(law, sk.warp_probs(draft, params, backend=backend(device))).sum(-1).mean().item()
 
     return bisect(overlap, ACCEPTANCE, 0.05, 10.0)
 
 
 @functools.cache
-def one_hot_sharpness(vocab: int) -> float:
+def one_hot_sharpness(vocab: int, device: torch.device = _CPU) -> float:
     """Factor on the target's rows that makes their most likely id's mean probability `ACCEPTANCE`."""
-    target = rows(120, vocab, torch.Generator().manual_seed(vocab))
+    target = rows(120, vocab, torch.Generator(device).manual_seed(vocab))
     return 1 / bisect(lambda flatness: (target / flatness).softmax(-1).amax(-1).mean().item(), ACCEPTANCE, 0.1, 10.0)
 
 
 def chain(case: Case, generator: torch.Generator) -> ChainInputs:
     """One verify step of `case`."""
-    batch, k, vocab = case.batch, case.num_draft, case.vocab
-    target = rows(batch * (k + 1), vocab, generator).view(batch, k + 1, vocab)
+    batch, k, vocab, device = case.batch, case.num_draft, case.vocab, generator.device
+    target = some_rows(batch * (k + 1), vocab, generator).view(batch, k + 1, vocab)
     draft = stats = probs = None
     if case.one_hot:
-        target *= one_hot_sharpness(vocab)
+        target *= one_hot_sharpness(vocab, device)
         tokens = target[:, :k].argmax(-1)
     else:
-        noise = torch.randn(batch, k, vocab, generator=generator)
-        draft = (target[:, :k] + draft_noise(vocab, case.params) * noise).to(case.dtype)
-        drawn = sk.sample(draft, case.params, uniform_samples=torch.rand(batch, k, generator=generator))
+        noise = torch.randn(batch, k, vocab, generator=generator, device=device)
+        draft = (target[:, :k] + draft_noise(vocab, case.params, device) * noise).to(case.dtype)
+        del noise
+        coins = torch.rand(batch, k, generator=generator, device=device)
+        drawn = sk.sample(draft, case.params, uniform_samples=coins, backend=backend(device))
         tokens, stats = drawn.token, drawn.stats
-        probs = None if case.greedy else sk.warp_probs(draft, case.params)
-    seeds = torch.randint(0, 2**62, (batch,), generator=generator)
-    uniforms = torch.rand(batch, k + 1, generator=generator)
-    return ChainInputs(target.to(case.dtype), tokens, draft, stats, probs, seeds, uniforms)
+        probs = None if case.greedy else sk.warp_probs(draft, case.params, backend=backend(device))
+    seeds = torch.randint(0, 2**62, (batch,), generator=generator, device=device)
+    uniforms = torch.rand(batch, k + 1, generator=generator, device=device)
+    steps = None if device.type == "cpu" else torch.randint(0, 999, (batch,), generator=generator, device=device)
+    return ChainInputs(target.to(case.dtype), tokens, draft, stats, probs, seeds, uniforms, steps)
 
 
 def packed(case: Case, generator: torch.Generator) -> PackedInputs:
     """One verify step whose sequences have 1 … num_draft draft tokens."""
     step = chain(case, generator)
     assert step.draft_logits is not None and step.draft_stats is not None
-    lengths = torch.randint(1, case.num_draft + 1, (case.batch, 1), generator=generator)
-    targets = torch.arange(case.num_draft + 1) <= lengths
+    device = generator.device
+    lengths = torch.randint(1, case.num_draft + 1, (case.batch, 1), generator=generator, device=device)
+    targets = torch.arange(case.num_draft + 1, device=device) <= lengths
     used = targets[:, 1:]
     stats = step.draft_stats
     cu = torch.nn.functional.pad(lengths[:, 0].cumsum(0), (1, 0)).to(torch.int32)
@@ -185,15 +216,18 @@ def next_rows(case: Case, generator: torch.Generator) -> RowInputs:
 
 
 def _rows(case: Case, n: int, generator: torch.Generator) -> RowInputs:
-    logits = rows(case.batch * n, case.vocab, generator).view(case.batch, n, case.vocab).to(case.dtype)
-    seeds = torch.randint(0, 2**62, (case.batch,), generator=generator)
-    return RowInputs(logits, seeds, torch.rand(case.batch, n, generator=generator))
+    device = generator.device
+    logits = some_rows(case.batch * n, case.vocab, generator).view(case.batch, n, case.vocab).to(case.dtype)
+    seeds = torch.randint(0, 2**62, (case.batch,), generator=generator, device=device)
+    return RowInputs(logits, seeds, torch.rand(case.batch, n, generator=generator, device=device))
 
 
 def seeds_and_positions(case: Case, generator: torch.Generator) -> SeedInputs:
     """``[batch]`` seeds and ``[batch, num_draft + 1]`` positions."""
-    seeds = torch.randint(0, 2**62, (case.batch,), generator=generator)
-    positions = torch.randint(0, 4096, (case.batch, 1), generator=generator) + torch.arange(case.num_draft + 1)
+    device = generator.device
+    seeds = torch.randint(0, 2**62, (case.batch,), generator=generator, device=device)
+    first = torch.randint(0, 4096, (case.batch, 1), generator=generator, device=device)
+    positions = first + torch.arange(case.num_draft + 1, device=device)
     return SeedInputs(seeds, positions)
 
 

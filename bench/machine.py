@@ -70,9 +70,9 @@ def describe() -> dict[str, Any]:
     }
 
 
-def label() -> str:
-    """A folder name for this kind of machine, such as ``amd-epyc-2-cores-avx512``."""
-    if torch.cuda.is_available():
+def label(gpu: bool = False) -> str:
+    """A folder name for this kind of machine or GPU, such as ``amd-epyc-2-cores-avx512`` or ``nvidia-h200``."""
+    if gpu:
         name = torch.cuda.get_device_name()
     else:
         name = f"{cpu_model()} {os.cpu_count()} cores {torch.backends.cpu.get_cpu_capability()}"
@@ -134,8 +134,14 @@ def save(
         "rows": [dict(row) for row in rows],
         "targets": [dict(target) for target in targets],
     }
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.write_text(_one_row_a_line(result))
     return path
+
+
+def _one_row_a_line(result: Mapping[str, Any]) -> str:
+    lines = ",\n".join("  " + json.dumps(row) for row in result["rows"])
+    frame = json.dumps({**result, "rows": []}, indent=1)
+    return frame.replace('\n "rows": []', f'\n "rows": [\n{lines}\n ]', 1) + "\n"
 
 
 def _read(path: str) -> str:

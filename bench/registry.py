@@ -20,6 +20,13 @@ OVERHEAD = "overhead"
 _PLAIN = sk.SamplingParams()
 _TRUNCATED = sk.SamplingParams(temperature=0.8, top_k=50, top_p=0.9)
 _GREEDY = sk.SamplingParams(temperature=0.0)
+VERIFY_CASES: Mapping[str, Mapping[str, Any]] = {
+    "T=1": {},
+    "truncated": {"params": _TRUNCATED},
+    "greedy": {"params": _GREEDY, "acceptance": "greedy"},
+    "one-hot": {"one_hot": True},
+    "block": {"acceptance": "block"},
+}
 
 
 @dataclass(frozen=True)
@@ -48,14 +55,7 @@ def _grid(op: str, named: Mapping[str, Mapping[str, Any]], vocabs: Sequence[int]
 
 
 def _verify_chain(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
-    named: dict[str, dict[str, Any]] = {
-        "T=1": {},
-        "truncated": {"params": _TRUNCATED},
-        "greedy": {"params": _GREEDY, "acceptance": "greedy"},
-        "one-hot": {"one_hot": True},
-        "block": {"acceptance": "block"},
-    }
-    cases = _grid("verify_chain", named, vocabs, batches)
+    cases = _grid("verify_chain", VERIFY_CASES, vocabs, batches)
     main = [c for c in cases if c.name in ("T=1", "truncated", "greedy")]
     hot = [replace(c, cache="hot") for c in main if c.batch == min(batches)]
     half = [replace(c, dtype=torch.bfloat16) for c in main if c.batch == max(batches)]

@@ -65,7 +65,7 @@ def targets(op: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
             continue
         if own["case"] == "overhead":
             what = f"{op}: overhead of a call of {own['provider']}, µs"
-            found.append(_at_most(what, OVERHEAD_TARGET, own["median_us"]))
+            found.append(at_most(what, OVERHEAD_TARGET, own["median_us"]))
         if op == "verify_chain" and own["cache"] == "cold" and own["dtype"] == "float32":
             found += _speed(own, group)
     if op == "verify_chain":
@@ -80,18 +80,18 @@ def _speed(own: Row, group: Sequence[Row]) -> list[dict[str, Any]]:
     if own["case"] in ("T=1", "truncated", "greedy") and peer is not None:
         goal = RATIO_TARGETS.get(own["case"], GREEDY_TARGET)
         ratio = peer["median_us"] / own["median_us"]
-        found.append(_at_least(f"{where}: {own['provider']} × best peer ({peer['provider']})", goal, ratio))
+        found.append(at_least(f"{where}: {own['provider']} × best peer ({peer['provider']})", goal, ratio))
         by_name = {row["provider"]: row for row in group}
         stateless = by_name.get(f"{own['provider']}, no draft_stats")
         if stateless is not None:
             ratio = peer["median_us"] / stateless["median_us"]
-            found.append(_note(f"{where}: without draft_stats × best peer ({peer['provider']})", ratio))
+            found.append(note(f"{where}: without draft_stats × best peer ({peer['provider']})", ratio))
         for variant in ("eager, top-p in top-k", "eager, kept draft_probs"):
             if variant in by_name:
                 ratio = by_name[variant]["median_us"] / own["median_us"]
-                found.append(_note(f"{where}: {own['provider']} × {variant}", ratio))
+                found.append(note(f"{where}: {own['provider']} × {variant}", ratio))
     if own["case"] in ("T=1", "truncated", "greedy"):
-        found.append(_at_least(f"{where}: GB/s of target logits read", RATE_TARGET, own["gb_per_s"]))
+        found.append(at_least(f"{where}: GB/s of target logits read", RATE_TARGET, own["gb_per_s"]))
     return found
 
 
@@ -105,11 +105,11 @@ def _memory(rows: Sequence[Row]) -> list[dict[str, Any]]:
     found = []
     if largest > smallest:
         peak = {v: max(r["torch_peak_bytes"] for r in own if r["vocab"] == v) for v in (smallest, largest)}
-        found.append(_at_most(f"extra memory, torch's allocator, bytes at V={largest}", peak[smallest], peak[largest]))
+        found.append(at_most(f"extra memory, torch's allocator, bytes at V={largest}", peak[smallest], peak[largest]))
     resident = [r["rss_peak_bytes"] for r in own if r["vocab"] == largest and r["rss_peak_bytes"] is not None]
     if resident:
         what = f"extra memory, resident, bytes at V={largest} (target: one row)"
-        found.append(_at_most(what, 4 * largest, max(resident)))
+        found.append(at_most(what, 4 * largest, max(resident)))
     return found
 
 
@@ -123,15 +123,18 @@ def targets_table(found: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _at_least(what: str, target: float, measured: float) -> dict[str, Any]:
+def at_least(what: str, target: float, measured: float) -> dict[str, Any]:
+    """A target reached by what is not smaller."""
     return {"what": what, "sign": ">=", "target": target, "measured": measured, "reached": measured >= target}
 
 
-def _at_most(what: str, target: float, measured: float) -> dict[str, Any]:
+def at_most(what: str, target: float, measured: float) -> dict[str, Any]:
+    """A target reached by what is not larger."""
     return {"what": what, "sign": "<=", "target": target, "measured": measured, "reached": measured <= target}
 
 
-def _note(what: str, measured: float) -> dict[str, Any]:
+def note(what: str, measured: float) -> dict[str, Any]:
+    """Stated for information."""
     return {"what": what, "sign": "", "target": None, "measured": measured, "reached": None}
 
 

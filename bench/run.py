@@ -24,7 +24,7 @@ def build(case: Case, names: Sequence[str]) -> dict[str, Call]:
     calls = {}
     for name in names:
         builder = PROVIDERS[name].builders.get(case.op)
-        call = None if builder is None or PROVIDERS[name].why_missing(case.op) else builder(case)
+        call = None if builder is None or PROVIDERS[name].why_missing(case.op, case.device) else builder(case)
         if call is not None:
             calls[name] = call
     return calls
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     bandwidth = machine.read_gb_per_s()
     print(f"memory read by torch.sum: {bandwidth:.1f} GB/s")
     for name in options.providers:
-        missing = {op: why for op in options.op if (why := PROVIDERS[name].why_missing(op))}
+        missing = {op: why for op in options.op if (why := PROVIDERS[name].why_missing(op, "cpu"))}
         for why in dict.fromkeys(missing.values()):
             print(f"without {name}: {why}")
     settings = {"threads": torch.get_num_threads(), "repeats": repeats, "seconds": seconds, "read_gb_per_s": bandwidth,

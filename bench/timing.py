@@ -30,19 +30,23 @@ class Samples:
         self.bytes: list[float] = []
 
     def summary(self) -> dict[str, float | int]:
-        """Median, mean, quartiles and minimum in microseconds; the median rate in 1e9 bytes a second."""
-        quartiles = statistics.quantiles(self.seconds, n=4) if len(self.seconds) > 1 else self.seconds * 3
+        """`summarize`, and the median rate in 1e9 bytes a second."""
         rates = [b / s / 1e9 for b, s in zip(self.bytes, self.seconds, strict=True)]
-        return {
-            "median_us": statistics.median(self.seconds) * 1e6,
-            "mean_us": statistics.fmean(self.seconds) * 1e6,
-            "q25_us": quartiles[0] * 1e6,
-            "q75_us": quartiles[2] * 1e6,
-            "min_us": min(self.seconds) * 1e6,
-            "gb_per_s": statistics.median(rates),
-            "repeats": len(self.seconds),
-            "calls_per_repeat": self.number,
-        }
+        return {**summarize(self.seconds, self.number), "gb_per_s": statistics.median(rates)}
+
+
+def summarize(seconds: Sequence[float], number: int) -> dict[str, float | int]:
+    """Median, mean, quartiles and minimum, in microseconds, of timings of `number` calls each: seconds a call."""
+    quartiles = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else list(seconds) * 3
+    return {
+        "median_us": statistics.median(seconds) * 1e6,
+        "mean_us": statistics.fmean(seconds) * 1e6,
+        "q25_us": quartiles[0] * 1e6,
+        "q75_us": quartiles[2] * 1e6,
+        "min_us": min(seconds) * 1e6,
+        "repeats": len(seconds),
+        "calls_per_repeat": number,
+    }
 
 
 def interleave(
@@ -110,7 +114,7 @@ def peak_memory(call: Callable[[], Any]) -> dict[str, int | None]:
 
 
 def _torch_peak(call: Callable[[], Any]) -> int:
-    with _quiet(), torch.autograd.profiler.profile(profile_memory=True) as profiler:
+    with quiet(), torch.autograd.profiler.profile(profile_memory=True) as profiler:
         call()
     assert profiler.kineto_results is not None
     events = [(e.start_ns(), e.nbytes()) for e in profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -122,7 +126,7 @@ def _torch_peak(call: Callable[[], Any]) -> int:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Drops what native code writes to standard error: the profiler announces its start and stop there."""
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)

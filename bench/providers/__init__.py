@@ -1,55 +1,87 @@
 """Who is compared: one row a provider. It offers a builder per op; a builder turns a case into a call, or refuses it.
 
 A call takes the case's inputs and does the whole work: raw logits to tokens and counts, with its random numbers. Verify
-calls return ``(tokens [batch, num_draft + 1] padded with −1, num_accepted [batch])``.
+calls return ``(tokens [batch, num_draft + 1], num_accepted [batch])``; what stands behind the last emitted token is −1,
+but for a peer that leaves it undefined.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.util
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
+
 import specdec_kernels as sk
 
 from ..inputs import Case
 from ..timing import Call
-from . import compiled, eager, hf, own
+from . import compiled, eager, flashinfer, hf, own, sglang, vllm
 
 Builder = Callable[[Case], Call | None]
 
 
 @dataclass(frozen=True)
 class Provider:
-    """`peer`: whether a target's "best peer" may be this one."""
+    """`why_missing` takes an op and a device; `peer`: whether a target's "best peer" may be this one."""
 
     builders: Mapping[str, Builder]
-    why_missing: Callable[[str], str | None]
+    why_missing: Callable[[str, str], str | None]
     peer: bool = False
 
 
-def _always(op: str) -> None:
+def _always(op: str, device: str) -> None:
     return None
 
 
-def _backend(name: str) -> Callable[[str], str | None]:
-    def why_missing(op: str) -> str | None:
-        reason = sk.backends()[op][name]
+def _backend(name: str) -> Callable[[str, str], str | None]:
+    def why_missing(op: str, device: str) -> str | None:
+        reason = sk.backends(device)[op].get(name, f"there is no backend {name}")
         return None if reason == "yes" else reason
 
     return why_missing
 
 
-def _compiler(op: str) -> str | None:
+def _compiler(op: str, device: str) -> str | None:
     return None if shutil.which("g++") or shutil.which("clang++") else "torch.compile needs a C++ compiler"
 
 
-def _package(name: str) -> Callable[[str], str | None]:
-    return lambda op: None if importlib.util.find_spec(name) else f"{name} is not installed"
+def _package(name: str) -> Callable[[str, str], str | None]:
+    return lambda op, device: None if importlib.util.find_spec(name) else f"{name} is not installed"
+
+
+def _gpu_peer(*modules: str) -> Callable[[str, str], str | None]:
+    """Such a peer is imported to know: an installation often lacks what it was built against."""
+
+    @functools.cache
+    def why_missing() -> str | None:
+        package = modules[0].split(".")[0]
+        if importlib.util.find_spec(package) is None:
+            return f"{package} is not installed"
+        reasons = []
+        for module in modules:
+            try:
+                importlib.import_module(module)
+                return None
+            except Exception as error:  # whatever its import runs into
+                reasons.append(f"{module} cannot be imported: {type(error).__name__}: {error}")
+        return "; ".join(reasons)
+
+    return lambda op, device: why_missing() if torch.device(device).type == "cuda" else "it needs a GPU"
 
 
 PROVIDERS: dict[str, Provider] = {
+    "cuda": Provider(own.builders("cuda"), _backend("cuda")),
+    "cuda, uniforms given": Provider(own.builders("cuda", uniforms=False), _backend("cuda")),
+    "cuda, no draft_stats": Provider(own.builders("cuda", draft_stats=False), _backend("cuda")),
+    "cuda, split": Provider(own.with_strategy(1), _backend("cuda")),
+    "cuda, walk": Provider(own.with_strategy(2), _backend("cuda")),
+    "cuda, cluster": Provider(own.with_strategy(3), _backend("cuda")),
+    "triton": Provider(own.builders("triton"), _backend("triton")),
     "cpu": Provider(own.builders("cpu"), _backend("cpu")),
     "cpu, no draft_stats": Provider(own.builders("cpu", draft_stats=False), _backend("cpu")),
     "reference": Provider(own.builders("reference"), _backend("reference")),
@@ -58,6 +90,10 @@ PROVIDERS: dict[str, Provider] = {
     "eager, kept draft_probs": Provider(eager.KEPT_BUILDERS, _always),
     "compile": Provider(compiled.BUILDERS, _compiler, peer=True),
     "transformers": Provider(hf.BUILDERS, _package("transformers"), peer=True),
+    "flashinfer": Provider(flashinfer.BUILDERS, _gpu_peer(flashinfer.MODULE), peer=True),
+    "vllm V1": Provider(vllm.V1_BUILDERS, _gpu_peer(vllm.V1), peer=True),
+    "vllm V2": Provider(vllm.V2_BUILDERS, _gpu_peer(vllm.V2), peer=True),
+    "sglang": Provider(sglang.BUILDERS, _gpu_peer(*sglang.MODULES), peer=True),
 }
-OWN = ("cpu", "reference")
+OWN = ("cuda", "triton", "cpu", "reference")
 """This package's backends, best first: the first one measured is what the others' times are divided by."""

@@ -49,7 +49,7 @@ def law(logits: Tensor, params: sk.SamplingParams, warp: Warp = warp) -> Tensor:
 
 def pick(rows: Tensor, index: Tensor) -> Tensor:
     """``rows[b, index[b]]``."""
-    return rows[torch.arange(rows.shape[0]), index]
+    return rows[torch.arange(rows.shape[0], device=rows.device), index]
 
 
 def prefix(accept: Tensor) -> Tensor:
@@ -59,17 +59,25 @@ def prefix(accept: Tensor) -> Tensor:
 
 def assemble(draft_tokens: Tensor, accepted: Tensor, final: Tensor) -> tuple[Tensor, Tensor]:
     """Accepted tokens, the final one, then −1."""
-    slots = torch.arange(draft_tokens.shape[1] + 1)
+    slots = torch.arange(draft_tokens.shape[1] + 1, device=draft_tokens.device)
     tokens = torch.nn.functional.pad(draft_tokens, (0, 1))
     tokens = torch.where(slots == accepted[:, None], final[:, None], tokens)
     return tokens.masked_fill(slots > accepted[:, None], -1), accepted
+
+
+def one_of(weights: Tensor) -> Tensor:
+    """An id a row in proportion to ``[rows, vocab]`` weights. On a GPU by a race of exponentials, which is what
+    `torch.multinomial` does behind a check that waits for the device."""
+    if weights.device.type == "cpu":
+        return torch.multinomial(weights, 1)[:, 0]
+    return (weights / torch.empty_like(weights).exponential_(1)).argmax(-1)
 
 
 def recover(p: Tensor, q: Tensor, all_accepted: Tensor) -> Tensor:
     """A draw from ``norm((p − q)+)``, or from p after a whole block or where nothing is left, ``[batch]``."""
     residual = (p - q).clamp_min(0)
     use_p = all_accepted | (residual.sum(-1) <= 0)
-    return torch.multinomial(torch.where(use_p[:, None], p, residual), 1)[:, 0]
+    return one_of(torch.where(use_p[:, None], p, residual))
 
 
 def token_rule(target: Tensor, draft: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,13 +112,13 @@ def block_rule(target: Tensor, draft: Tensor, draft_tokens: Tensor) -> tuple[Ten
     rest = (w[:, :-1, None] * target[:, 1:-1] - draft[:, 1:]).clamp_min(0).sum(-1)
     accept = torch.cat([torch.nan_to_num(rest / (rest + 1 - w[:, :-1]), 1.0), w[:, -1:]], 1)
     success = (torch.rand_like(accept) < accept) & (w > 0)
-    accepted = (success * torch.arange(1, num_draft + 1)).amax(-1)
+    accepted = (success * torch.arange(1, num_draft + 1, device=success.device)).amax(-1)
     scale = pick(torch.nn.functional.pad(w, (1, 0), value=1.0), accepted)
     q_row = pick(draft, accepted.clamp_max(num_draft - 1))
     p_row = pick(target, accepted)
     residual = (scale[:, None] * p_row - q_row).clamp_min(0)
     use_p = (accepted == num_draft) | (residual.sum(-1) <= 0)
-    final = torch.multinomial(torch.where(use_p[:, None], p_row, residual), 1)[:, 0]
+    final = one_of(torch.where(use_p[:, None], p_row, residual))
     return assemble(draft_tokens, accepted, final)
 
 
@@ -139,16 +147,17 @@ def verify_packed_rows(
     target, draft = law(target_logits, case.params, warp), law(draft_logits, case.params, warp)
     start, length = cu[:-1].long(), cu.diff().long()
     batch = start.shape[0]
-    slots = torch.arange(case.num_draft)
+    slots = torch.arange(case.num_draft, device=cu.device)
+    rows = torch.arange(batch, device=cu.device)
     inside = slots < length[:, None]
     drafts = torch.where(inside, start[:, None] + slots, 0)  # [batch, num_draft] packed draft rows
-    targets = drafts + torch.arange(batch)[:, None] * inside
+    targets = drafts + rows[:, None] * inside
     tokens = draft_tokens[drafts]
     p, q = target[targets, tokens], draft[drafts, tokens]
     accepted = prefix((torch.rand_like(p) * q < p) & inside)
     whole = accepted == length
     q_row = draft[(start + accepted).clamp_max(draft.shape[0] - 1)]
-    final = recover(target[start + torch.arange(batch) + accepted], q_row, whole)
+    final = recover(target[start + rows + accepted], q_row, whole)
     return assemble(tokens, accepted, final)
 
 
@@ -168,7 +177,7 @@ def statistics(logits: Tensor, params: sk.SamplingParams) -> tuple[Tensor, ...]:
 def draw(logits: Tensor, params: sk.SamplingParams) -> tuple[Tensor, Tensor]:
     """A token a row and its log-probability."""
     log_law = warp(logits, params).log_softmax(-1)
-    token = torch.multinomial(log_law.exp().flatten(0, -2), 1).view(*logits.shape[:-1], 1)
+    token = one_of(log_law.exp().flatten(0, -2)).view(*logits.shape[:-1], 1)
     return token[..., 0], log_law.gather(-1, token)[..., 0]
 
 
@@ -212,14 +221,14 @@ def rows_builder(case: Case, function: Callable[..., object]) -> Call | None:
 
 def random_uniforms(case: Case) -> Call | None:
     """Not keyed: `torch.rand` gives other numbers in another batch slot."""
-    return lambda step: torch.rand(step.seeds.shape[0], case.num_draft + 1)
+    return lambda step: torch.rand(step.seeds.shape[0], case.num_draft + 1, device=step.seeds.device)
 
 
 def random_keys(case: Case) -> Call | None:
     """Not keyed: `torch.randint`."""
 
     def call(step: SeedInputs) -> object:
-        return torch.randint(-(2**63), 2**63 - 1, step.positions.shape)
+        return torch.randint(-(2**63), 2**63 - 1, step.positions.shape, device=step.seeds.device)
 
     return call
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 
@@ -15,26 +17,48 @@ from ..inputs import Case, ChainInputs, PackedInputs, RowInputs, SeedInputs
 from ..timing import Call
 
 
-def asked_for(op: str, backend: str) -> str | None:
+def asked_for(case: Case, backend: str) -> str | None:
     """`backend`, or None where that takes the same one: what users call, without the look-up of a name."""
-    same = settings().backend is None and automatic(op, torch.device("cpu")) == backend
+    same = settings().backend is None and automatic(case.op, torch.device(case.device)) == backend
     return None if same else backend
 
 
-def builders(name: str, draft_stats: bool = True) -> Mapping[str, Callable[[Case], Call | None]]:
-    """A builder per op for backend `name`. Without `draft_stats`: only the cases where they would have been used."""
+def with_strategy(number: int) -> Mapping[str, Callable[[Case], Call | None]]:
+    """`verify_chain` of the CUDA kernels, their work laid out as csrc/cuda/strategy.h numbers it."""
 
     def verify_chain(case: Case) -> Call | None:
-        backend = asked_for("verify_chain", name)
+        library = ctypes.CDLL(str(Path(sk.__file__).with_name("_C_cuda.so")))
+        automatic_call = builders("cuda")["verify_chain"](case)
+        assert automatic_call is not None
+
+        def call(step: ChainInputs) -> object:
+            library.specdec_cuda_force_strategy(number)
+            try:
+                return automatic_call(step)
+            finally:
+                library.specdec_cuda_force_strategy(0)
+
+        return call
+
+    return {"verify_chain": verify_chain}
+
+
+def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapping[str, Callable[[Case], Call | None]]:
+    """A builder per op for backend `name`. Without `draft_stats` or without drawing `uniforms`: the verify ops alone,
+    in the cases where they would have been used."""
+
+    def verify_chain(case: Case) -> Call | None:
+        backend = asked_for(case, name)
         draft_params = None if case.one_hot else case.params
         steps = itertools.count()
 
         def call(step: ChainInputs) -> tuple[object, ...]:
-            uniforms = step.uniform_samples
-            if not case.drawn_before:
-                uniforms = sk.uniform_samples(step.seeds, next(steps), case.num_draft + 1, backend=backend)
+            coins = step.uniform_samples
+            if uniforms and not case.drawn_before:
+                number = next(steps) if step.steps is None else step.steps
+                coins = sk.uniform_samples(step.seeds, number, case.num_draft + 1, backend=backend)
             out = sk.verify_chain(
-                step.target_logits, step.draft_tokens, step.draft_logits, uniform_samples=uniforms, params=case.params,
+                step.target_logits, step.draft_tokens, step.draft_logits, uniform_samples=coins, params=case.params,
                 draft_params=draft_params, acceptance=case.acceptance, backend=backend,
                 draft_stats=step.draft_stats if draft_stats else None,
             )  # fmt: skip
@@ -44,21 +68,21 @@ def builders(name: str, draft_stats: bool = True) -> Mapping[str, Callable[[Case
             out = sk.verify_chain(step.target_logits, step.draft_tokens, acceptance="greedy", backend=backend)
             return out.tokens, out.num_accepted
 
-        if not draft_stats and (case.greedy or case.one_hot):
+        if (not draft_stats and case.one_hot) or (case.greedy and not (draft_stats and uniforms)):
             return None
         return greedy if case.greedy else call
 
     def verify_packed(case: Case) -> Call | None:
-        backend = asked_for("verify_packed", name)
+        backend = asked_for(case, name)
         steps = itertools.count()
 
         def call(step: PackedInputs) -> tuple[object, ...]:
-            uniforms = step.uniform_samples
-            if not case.drawn_before:
-                uniforms = sk.uniform_samples(step.seeds, next(steps), case.num_draft + 1, backend=backend)[step.used]
+            coins = step.uniform_samples
+            if uniforms and not case.drawn_before:
+                coins = sk.uniform_samples(step.seeds, next(steps), case.num_draft + 1, backend=backend)[step.used]
             out = sk.verify_packed(
                 step.target_logits, step.draft_tokens, step.draft_logits, cu_num_draft_tokens=step.cu_num_draft_tokens,
-                max_num_draft_tokens=case.num_draft, uniform_samples=uniforms, params=case.params,
+                max_num_draft_tokens=case.num_draft, uniform_samples=coins, params=case.params,
                 draft_params=case.params, draft_stats=step.draft_stats if draft_stats else None, backend=backend,
             )  # fmt: skip
             return out.tokens, out.num_accepted
@@ -66,33 +90,33 @@ def builders(name: str, draft_stats: bool = True) -> Mapping[str, Callable[[Case
         return call
 
     def row_stats(case: Case) -> Call | None:
-        backend = asked_for("row_stats", name)
+        backend = asked_for(case, name)
         return lambda rows: sk.row_stats(rows.logits, case.params, backend=backend)
 
     def warp_probs(case: Case) -> Call | None:
-        backend = asked_for("warp_probs", name)
+        backend = asked_for(case, name)
         return lambda rows: sk.warp_probs(rows.logits, case.params, backend=backend)
 
     def sample(case: Case) -> Call | None:
-        backend = asked_for("sample", name)
+        backend = asked_for(case, name)
         steps = itertools.count()
 
         def call(rows: RowInputs) -> object:
-            uniforms = rows.uniform_samples
+            coins = rows.uniform_samples
             if not case.drawn_before:
-                uniforms = sk.uniform_samples(rows.seeds, next(steps), 1, purpose="draft", backend=backend)
-            return sk.sample(rows.logits, case.params, uniform_samples=uniforms, backend=backend)
+                coins = sk.uniform_samples(rows.seeds, next(steps), 1, purpose="draft", backend=backend)
+            return sk.sample(rows.logits, case.params, uniform_samples=coins, backend=backend)
 
         return call
 
     def uniform_samples(case: Case) -> Call | None:
-        backend = asked_for("uniform_samples", name)
+        backend = asked_for(case, name)
         steps = itertools.count()
         num = case.num_draft + 1
         return lambda step: sk.uniform_samples(step.seeds, next(steps), num, backend=backend)
 
     def noise_keys(case: Case) -> Call | None:
-        backend = asked_for("noise_keys", name)
+        backend = asked_for(case, name)
 
         def call(step: SeedInputs) -> object:
             return sk.noise_keys(step.seeds, step.positions, backend=backend)
@@ -107,4 +131,4 @@ def builders(name: str, draft_stats: bool = True) -> Mapping[str, Callable[[Case
         "uniform_samples": uniform_samples,
         "noise_keys": noise_keys,
     }
-    return {**verify, **rest} if draft_stats else verify
+    return {**verify, **rest} if draft_stats and uniforms else verify

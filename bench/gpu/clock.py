@@ -1,0 +1,103 @@
+"""Timing on a CUDA device: events, a cold cache, captured graphs, memory and launches of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..timing import Call, quiet
+
+Run = Callable[[], object]
+
+
+class Clock:
+    """Times runs of several calls with events.
+
+    A graph is queued behind other work, so that the host's way to it does not count: a buffer as large as several
+    caches is read (cold), or the same run made once more (warm). Calls launched one by one start on an idle device,
+    since the host's time is part of theirs. The buffer is read, not written: lines waiting to be written back would
+    cost the timed calls bandwidth.
+    """
+
+    def __init__(self, device: str, cache_bytes: int) -> None:
+        self._buffer = torch.ones(8 * cache_bytes // 4, device=device)
+
+    def seconds(self, run: Run, calls: int, cache: str, launch: str) -> float:
+        """Seconds a call of a `run` that makes `calls` of them, on a "cold" or "warm" cache, by "graph" or "eager"."""
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        if cache == "cold":
+            self._buffer.sum()
+        else:
+            run()
+        if launch == "eager":
+            torch.cuda.synchronize()
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3 / calls
+
+
+def eager(call: Call, chosen: Sequence[Any]) -> Run:
+    """Launch by launch."""
+
+    def run() -> None:
+        for inputs in chosen:
+            call(inputs)
+
+    return run
+
+
+def capture(call: Call, chosen: Sequence[Any]) -> Run:
+    """The same calls as one CUDA graph.
+
+    Raises
+    ------
+    RuntimeError
+        The call waits for the device. That is found out before the capture, which such a call would leave broken.
+    """
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call(chosen[0])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call(chosen[0])
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for inputs in chosen:
+            call(inputs)
+    return graph.replay
+
+
+def peak_bytes(call: Call, inputs: Any) -> int:
+    """The most memory that a call held beside its inputs, outputs included."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call(inputs)
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated() - before)
+
+
+def launches(call: Call, inputs: Any) -> int | None:
+    """Kernels, copies and fills of one call; None where the profiler sees none."""
+    activities = torch.profiler.supported_activities()
+    with quiet(), torch.profiler.profile(activities=activities) as profiler:
+        call(inputs)
+        torch.cuda.synchronize()
+    return sum(e.device_type == torch.autograd.DeviceType.CUDA for e in profiler.events() or ()) or None
+
+
+def healthy(device: str) -> bool:
+    """Whether the device still computes: after some errors nothing does until the process ends."""
+    try:
+        torch.cuda.synchronize()
+        return bool((torch.rand(8, device=device) < 2).all())
+    except RuntimeError:
+        return False

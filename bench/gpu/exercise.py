@@ -1,0 +1,117 @@
+"""Every op once in every way that its kernels differ in, at small sizes, against the reference: for the sanitizer.
+
+``python -m bench.gpu.exercise --backend cuda --device cuda``. Rows of odd length and odd alignment, one to many
+sequences, each strategy of the CUDA kernels. A token may differ from the reference's where a border lies within
+rounding: one in a hundred is allowed, here where none is looked into.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import specdec_kernels as sk
+
+SHAPES = ((1, 5, 4099), (3, 2, 2049), (40, 2, 700), (150, 1, 257))
+DTYPES = (torch.bfloat16, torch.float32, torch.float16)
+LAWS = {
+    "plain": sk.SamplingParams(),
+    "cut": sk.SamplingParams(0.8, 20, 0.9),
+    "min-p": sk.SamplingParams(1.3, 0, 1.0, 0.02),
+}
+STRATEGIES = (0, 1, 2, 3)  # as csrc/cuda/strategy.h numbers them
+MOST_DIFFERENT = 0.01
+
+
+@contextlib.contextmanager
+def strategy(number: int) -> Iterator[None]:
+    """Within: the CUDA kernels lay out their work in this way."""
+    library = ctypes.CDLL(str(Path(sk.__file__).with_name("_C_cuda.so")))
+    library.specdec_cuda_force_strategy(number)
+    try:
+        yield
+    finally:
+        library.specdec_cuda_force_strategy(0)
+
+
+def to(value: Any, device: str) -> Any:
+    """A tensor on `device`; anything else as it is."""
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+def calls(shape: tuple[int, int, int], dtype: torch.dtype, device: str, backend: str) -> Iterator[tuple[str, Tensor]]:
+    """Every op's integers on inputs that depend on shape and dtype alone."""
+    batch, k, vocab = shape
+    rng = torch.Generator().manual_seed(sum(shape))
+    target = (3 * torch.randn(batch, k + 1, vocab, generator=rng)).to(dtype).to(device)
+    draft = (target[:, :k].float().cpu() + torch.randn(batch, k, vocab, generator=rng)).to(dtype).to(device)
+    coins = torch.rand(batch, k + 1, generator=rng).to(device)
+    seeds = torch.randint(0, 2**62, (batch,), generator=rng).to(device)
+    lengths = torch.randint(-1, k + 1, (batch,), generator=rng)
+    keys = sk.noise_keys(seeds, torch.arange(k + 1, device=device).expand(batch, -1), backend=backend)
+    yield "noise_keys", keys
+    yield "uniform_samples", sk.uniform_samples(seeds, torch.zeros_like(seeds), k + 1, backend=backend)
+    for name, params in LAWS.items():
+        yield f"row_stats {name}", sk.row_stats(target, params, backend=backend).argmax
+        sk.warp_probs(target, params, backend=backend)
+        drawn = sk.sample(draft, params, uniform_samples=coins[:, :k], backend=backend)
+        yield f"sample {name}", drawn.token
+        yield f"sample {name} by keys", sk.sample(draft, params, noise_keys=keys[:, :k], backend=backend).token
+        # Not the tokens drawn above: a backend that draws another one would verify another case.
+        tokens = draft.float().argmax(-1).where(coins[:, :k] < 0.7, (coins[:, :k] * vocab).long())
+        chain: dict[str, Any] = {"params": params, "draft_params": params, "backend": backend}
+        yield f"token {name}", sk.verify_chain(target, tokens, draft, uniform_samples=coins, **chain).tokens
+        kept = sk.verify_chain(target, tokens, draft, uniform_samples=coins, draft_stats=drawn.stats, **chain)
+        yield f"token {name} draft_stats", kept.tokens
+        ragged = to(lengths, device)
+        some = sk.verify_chain(
+            target, tokens, draft, uniform_samples=coins, num_draft_tokens=ragged, return_acceptance=True, **chain
+        )
+        yield f"token {name} ragged", some.tokens
+        block = sk.verify_chain(target, tokens, draft, uniform_samples=coins, acceptance="block", **chain)
+        yield f"block {name}", block.tokens
+        one_hot: dict[str, Any] = {"params": params, "backend": backend}
+        yield f"one-hot {name}", sk.verify_chain(target, tokens, uniform_samples=coins, **one_hot).tokens
+        yield f"match {name}", sk.verify_chain(target, tokens, noise_keys=keys, acceptance="match", **one_hot).tokens
+        cu = torch.arange(batch + 1, dtype=torch.int32, device=device) * k
+        yield f"packed {name}", sk.verify_packed(
+            target.flatten(0, 1), tokens.flatten(), draft.flatten(0, 1), cu_num_draft_tokens=cu,
+            max_num_draft_tokens=k, uniform_samples=coins.flatten(), **chain,
+        ).tokens  # fmt: skip
+    greedy = target.float().argmax(-1)[:, :k]
+    yield "greedy", sk.verify_chain(target, greedy, acceptance="greedy", backend=backend).tokens
+    several = sk.sample(draft, noise_keys=keys[:, :k], num_samples=4, backend=backend)
+    yield "sample without replacement", several.token
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parse = argparse.ArgumentParser(prog="python -m bench.gpu.exercise", description=__doc__)
+    parse.add_argument("--backend", default="cuda")
+    parse.add_argument("--device", default="cuda")
+    parse.add_argument("--most-shapes", type=int, default=len(SHAPES))
+    options = parse.parse_args(arguments)
+    total = different = 0
+    for number, shape in enumerate(SHAPES[: options.most_shapes]):
+        dtype = DTYPES[number % len(DTYPES)]
+        expected = dict(calls(shape, dtype, "cpu", "reference"))
+        for way in STRATEGIES if options.backend == "cuda" else (0,):
+            with strategy(way) if options.backend == "cuda" else contextlib.nullcontext():
+                for name, got in calls(shape, dtype, options.device, options.backend):
+                    unequal = int((got.cpu() != expected[name]).reshape(got.shape[0], -1).any(-1).sum())
+                    total, different = total + got.shape[0], different + unequal
+                    if unequal:
+                        print(f"{unequal} of {got.shape[0]} differ: {name}, {shape}, {dtype}, strategy {way}")
+    print(f"{total} results, {different} differ from the reference")
+    return int(different > MOST_DIFFERENT * total)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

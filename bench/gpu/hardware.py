@@ -1,0 +1,48 @@
+"""The GPU, in numbers that matter for speed."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+from typing import Any
+
+import torch
+
+from .clock import Clock
+
+COPY_BYTES = 2**31
+
+
+def cache_bytes() -> int:
+    """Size of the L2 cache."""
+    return int(torch.cuda.get_device_properties(0).L2_cache_size)
+
+
+def describe() -> dict[str, Any]:
+    """Name, compute capability, multiprocessors, cache, memory, driver."""
+    p = torch.cuda.get_device_properties(0)
+    return {
+        "name": p.name,
+        "capability": f"{p.major}.{p.minor}",
+        "multiprocessors": p.multi_processor_count,
+        "l2_bytes": cache_bytes(),
+        "memory_bytes": p.total_memory,
+        "cuda": torch.version.cuda,
+        "driver": _driver(),
+    }
+
+
+def _driver() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return None
+
+
+def copy_gb_per_s(device: str, clock: Clock, num_bytes: int = COPY_BYTES) -> float:
+    """Bytes read and written a second, in 1e9, by a device-to-device copy of random bytes; the median of nine."""
+    source = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device=device)
+    copy = torch.empty_like(source)
+    seconds = [clock.seconds(lambda: copy.copy_(source), 1, "warm", "graph") for _ in range(9)]
+    return 2 * num_bytes / statistics.median(seconds) / 1e9

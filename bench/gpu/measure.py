@@ -1,0 +1,216 @@
+"""One case: prepare every provider, then time them in turns."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..inputs import Case
+from ..providers import PROVIDERS
+from ..registry import REGISTRY
+from ..timing import Call, summarize
+from . import clock
+from .clock import Clock, Run
+from .grid import Traffic, traffic
+from .journal import Journal
+
+MOST_SETS = 8
+LEAST_REPEATS = 3
+PREPARE_S = {"flashinfer": 240.0, "compile": 150.0}
+"""How long a provider may prepare: these compile first."""
+USUAL_PREPARE_S = 60.0
+TIMING_S = 60.0
+
+
+class Broken(Exception):
+    """The device computes no more: only another process can go on."""
+
+
+@dataclass
+class Setup:
+    """What a measuring process knows of its machine."""
+
+    device: str
+    clock: Clock
+    cache_bytes: int
+    copy_gb_per_s: float
+    journal: Journal
+
+
+@dataclass
+class Prepared:
+    """A provider that gave lawful output: its runs by (cache, launch), with the number of calls in each."""
+
+    accepted: Tensor  # [sets, batch]
+    runs: dict[tuple[str, str], tuple[Run, int]]
+    facts: dict[str, int | None]
+    seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+
+
+def name_of(case: Case) -> str:
+    """A case without cache and launch: what a journal calls it."""
+    return f"{case.name} V={case.vocab} B={case.batch} K={case.num_draft}"
+
+
+def input_sets(case: Case, cache_bytes: int) -> list[Any]:
+    """Enough sets for a run of calls each of which finds its own set out of the cache: no set comes twice in a run."""
+    generator = torch.Generator(case.device).manual_seed(0)
+    set_bytes = case.batch * (case.num_draft + 1) * case.vocab * case.dtype.itemsize
+    count = min(MOST_SETS, max(3, math.ceil(2 * cache_bytes / set_bytes)))
+    return [REGISTRY[case.op].make(case, generator) for _ in range(count)]
+
+
+def check(case: Case, step: Any, output: tuple[Tensor, Tensor]) -> Tensor:
+    """The number accepted, ``[batch]``, of a verify call's output.
+
+    Raises
+    ------
+    ValueError
+        The output is no accepted prefix of the draft followed by a token of the vocabulary.
+    """
+    tokens, accepted = output
+    shape = (case.batch, case.num_draft + 1)
+    if tuple(tokens.shape) != shape or tuple(accepted.shape) != shape[:1]:
+        raise ValueError(f"output has shapes {list(tokens.shape)} and {list(accepted.shape)}, not {list(shape)}")
+    if not bool(((accepted >= 0) & (accepted <= case.num_draft)).all()):
+        raise ValueError(f"accepted is not within 0 and {case.num_draft}")
+    slots = torch.arange(case.num_draft, device=tokens.device)
+    if not bool(((tokens[:, :-1] == step.draft_tokens) | (slots >= accepted[:, None])).all()):
+        raise ValueError("the accepted tokens are not the draft's")
+    final = tokens.gather(1, accepted[:, None].long())
+    if not bool(((final >= 0) & (final < case.vocab)).all()):
+        raise ValueError("the last token is outside the vocabulary")
+    return accepted.float()
+
+
+def prepare(case: Case, name: str, sets: Sequence[Any], setup: Setup) -> Prepared | None:
+    """Warm a provider up, check what it gives and capture it; None where it does not offer this case."""
+    builder = PROVIDERS[name].builders.get(case.op)
+    call = builder(case) if builder is not None else None
+    if call is None:
+        return None
+    accepted = torch.stack([check(case, step, call(step)) for step in sets])
+    hot = [sets[0]] * len(sets)
+    warm = sets[0].target_logits.nbytes <= setup.cache_bytes
+    orders = {"cold": list(sets), **({"warm": hot} if warm else {})}
+    runs: dict[tuple[str, str], tuple[Run, int]] = {}
+    for cache, order in orders.items():
+        runs[cache, "eager"] = clock.eager(call, order), len(order)
+        try:
+            runs[cache, "graph"] = clock.capture(call, order), len(order)
+        except Exception as error:  # one that a peer raises is its own affair
+            setup.journal.failed(name_of(case), name, "graph", describe(error))
+            break
+    facts = {"torch_peak_bytes": clock.peak_bytes(call, sets[0]), "rss_peak_bytes": None}
+    return Prepared(accepted, runs, facts)
+
+
+def describe(error: BaseException) -> str:
+    """Its kind and first line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
+def time_in_turns(prepared: Mapping[str, Prepared], setup: Setup, repeats: int, seconds_each: float) -> None:
+    """Rounds of all providers in a new order each; as many as fit in `seconds_each` for a provider and way."""
+    ways = [(name, way) for name, p in prepared.items() for way in p.runs]
+    rounds: dict[tuple[str, tuple[str, str]], int] = {}
+    for name, way in ways:
+        run, calls = prepared[name].runs[way]
+        once = setup.clock.seconds(run, calls, *way) * calls
+        rounds[name, way] = min(repeats, max(LEAST_REPEATS, round(seconds_each / max(once, 1e-9))))
+    order = random.Random(0)
+    for turn in range(max(rounds.values(), default=0)):
+        order.shuffle(ways)
+        for name, way in ways:
+            if turn < rounds[name, way]:
+                run, calls = prepared[name].runs[way]
+                seconds = setup.clock.seconds(run, calls, *way)
+                prepared[name].seconds.setdefault(way, []).append(seconds)
+
+
+def rows_of(
+    case: Case, name: str, prepared: Prepared, needed: Traffic, tokens: float, setup: Setup
+) -> list[dict[str, Any]]:
+    """A row of results for each way."""
+    full, exit_ = needed.floor_us(setup.copy_gb_per_s)
+    rows = []
+    for (cache, launch), seconds in prepared.seconds.items():
+        calls = prepared.runs[cache, launch][1]
+        dtype = str(case.dtype).removeprefix("torch.")
+        rows.append({
+            "id": f"{name_of(case)} {dtype} {cache} {launch}", "case": case.name, "vocab": case.vocab,
+            "batch": case.batch, "num_draft": case.num_draft, "dtype": dtype, "cache": cache, "launch": launch,
+            "input_sets": calls, "tokens_per_step": tokens, "provider": name, **summarize(seconds, calls),
+            "gb_per_s": needed.exit / statistics.median(seconds) / 1e9, "needed_bytes": needed.exit,
+            "full_read_bytes": needed.full, "floor_us": full, "floor_exit_us": exit_, **prepared.facts,
+        })  # fmt: skip
+    return [{k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()} for row in rows]
+
+
+def measure(
+    case: Case, names: Sequence[str], setup: Setup, barred: set[tuple[str | None, str | None]], repeats: int,
+    seconds_each: float, count_launches: bool,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Rows of one case. `barred` holds (case, provider) that failed before; with case None, everywhere.
+
+    Raises
+    ------
+    Broken
+        A provider left the device unusable; what it did is in the journal.
+    """
+    journal, label = setup.journal, name_of(case)
+    with journal.step(label, None, "inputs", TIMING_S):
+        try:
+            sets = input_sets(case, setup.cache_bytes)
+        except Exception as error:  # too large for this device, say
+            journal.failed(label, None, "inputs", describe(error))
+            sets = []
+        if not clock.healthy(case.device):
+            raise Broken("inputs")
+    if not sets:
+        return []
+    prepared: dict[str, Prepared] = {}
+    for name in names:
+        if (label, name) in barred or (None, name) in barred or PROVIDERS[name].why_missing(case.op, case.device):
+            continue
+        with journal.step(label, name, "prepare", PREPARE_S.get(name, USUAL_PREPARE_S)):
+            try:
+                ready = prepare(case, name, sets, setup)
+                if ready is not None:
+                    prepared[name] = ready
+            except Exception as error:  # a provider that fails is one row less
+                journal.failed(label, name, "prepare", describe(error))
+            if not clock.healthy(case.device):
+                raise Broken(name)
+    with journal.step(label, None, "timing", TIMING_S):
+        time_in_turns(prepared, setup, repeats, seconds_each)
+    if not prepared:
+        return []
+    first = next(iter(prepared.values())).accepted
+    rejecting = (first < case.num_draft).float().mean().item()
+    needed = traffic(case, first.mean().item(), rejecting)
+    if count_launches:
+        for name, ready in prepared.items():
+            ready.facts["launches"] = counted(case, name, sets[0], setup)
+    tokens = first.mean().item() + 1
+    return [row for n, p in prepared.items() for row in rows_of(case, n, p, needed, tokens, setup)]
+
+
+def counted(case: Case, name: str, step: Any, setup: Setup) -> int | None:
+    """Launches of one call."""
+    builder: Any = PROVIDERS[name].builders[case.op]
+    call: Call = builder(case)
+    with setup.journal.step(name_of(case), name, "launches", USUAL_PREPARE_S):
+        try:
+            call(step)
+            return clock.launches(call, step)
+        except Exception as error:  # the profiler is not everywhere
+            setup.journal.failed(name_of(case), name, "launches", describe(error))
+            return None

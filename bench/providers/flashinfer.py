@@ -1,0 +1,70 @@
+"""FlashInfer's chain: its softmax, its top-k and top-p renormalisation, its chain kernel.
+
+As in an engine built on it, the draft's probabilities were kept from drafting. Seed and offset are tensors: an int
+would come from the host's generator and be baked into a captured graph. It has neither block verification nor a way
+around the draft's probabilities, which a one-hot draft gets as rows of zeros and a one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..inputs import Case, ChainInputs
+from ..timing import Call
+from . import eager
+
+MODULE = "flashinfer.sampling"
+
+
+def probabilities(sampling: Any, logits: Tensor, case: Case) -> Tensor:
+    """``[batch, n, vocab]`` logits to their law, float32, by the kernels of module `sampling`."""
+    params = case.params
+    rows = sampling.softmax(logits.float().flatten(0, 1), temperature=float(params.temperature))
+    if 0 < params.top_k < case.vocab:
+        rows = sampling.top_k_renorm_probs(rows, int(params.top_k))
+    if params.top_p < 1:
+        rows = sampling.top_p_renorm_probs(rows, float(params.top_p))
+    return rows.view(logits.shape)
+
+
+def verify_chain(case: Case) -> Call | None:
+    if case.acceptance == "block" or case.greedy:
+        return None
+    sampling = importlib.import_module(MODULE)
+    offset = torch.zeros(1, dtype=torch.int64, device=case.device)
+
+    def call(step: ChainInputs) -> object:
+        target = probabilities(sampling, step.target_logits, case)
+        draft = step.draft_probs
+        if draft is None:
+            draft = torch.zeros_like(target[:, :-1]).scatter_(-1, step.draft_tokens[..., None], 1.0)
+        tokens, _, emitted = sampling.chain_speculative_sampling(
+            draft, step.draft_tokens.int(), target, seed=step.seeds[:1], offset=offset
+        )
+        return tokens, emitted
+
+    return call
+
+
+def sample(case: Case) -> Call | None:
+    if case.greedy:
+        return None
+    sampling = importlib.import_module(MODULE)
+    return lambda rows: eager.one_of(probabilities(sampling, rows.logits, case).flatten(0, 1))
+
+
+def warp_probs(case: Case) -> Call | None:
+    sampling = importlib.import_module(MODULE)
+    return lambda rows: probabilities(sampling, rows.logits, case)
+
+
+BUILDERS: Mapping[str, Callable[[Case], Call | None]] = {
+    "verify_chain": verify_chain,
+    "sample": sample,
+    "warp_probs": warp_probs,
+}
