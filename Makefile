@@ -15,10 +15,10 @@ NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -nam
 HAS_TORCH := import importlib.metadata as m, re, sys; \
   sys.exit(tuple(map(int, re.findall(r"\d+", m.version("torch"))[:2])) < (2, 11))
 
-.PHONY: help test demo build bench lint format clean FORCE
+.PHONY: help test demo build bench gpu-report lint format clean FORCE
 
 help:  ## list what can be made
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
 	@echo 'ARGS="..." goes on to the command: make test ARGS="-k verify_chain", make demo ARGS="--help"'
 
 test: $(INSTALLED)  ## run the whole test-suite (up to 20 minutes on two cores)
@@ -32,6 +32,10 @@ build: $(INSTALLED)  ## compile and install into the environment, in place
 
 bench: $(INSTALLED)  ## measure the ops against their peers, on this machine
 	$(PY) -m bench.run $(ARGS)
+
+# With the torch that is there, in or outside .venv: a machine with a GPU may have no network.
+gpu-report:  ## where there is a GPU: build, tests, sanitizer and benchmarks (9 minutes; installs nothing)
+	@$(or $(wildcard $(PY)),$(PYTHON)) -m bench.gpu_report $(ARGS)
 
 lint: $(INSTALLED)  ## ruff, mypy and clang-format; changes nothing
 	$(PY) -m ruff check .
