@@ -67,6 +67,10 @@ class RaggedCache(Cache):
         self.visible = min(self.capacity, -(-bound // VIEW_STEP) * VIEW_STEP)
         return positions
 
+    def release(self) -> None:
+        """Drop the layers' buffers: cache and layers know each other, so that they would stay until a collection."""
+        self.layers.clear()
+
 
 class _RaggedLayer(CacheLayerMixin):
     is_sliding = False

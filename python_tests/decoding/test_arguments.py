@@ -136,6 +136,20 @@ def test_learned_positions_end() -> None:
     assert torch.equal(full.sequences, own)
 
 
+def test_rotary_positions_end_where_the_model_was_trained_to() -> None:
+    ids, mask = prompts(12, 5)
+    short = {"attention_mask": mask, "drafter": sk.NgramDrafter(), "eos_token_id": []}
+    with pytest.raises(ValueError, match="LlamaForCausalLM holds 32 positions, but prompt and max_new_tokens need 33"):
+        sk.generate(tiny("llama", max_position_embeddings=32), ids, max_new_tokens=21, **short)
+    out = sk.generate(tiny("llama", max_position_embeddings=32), ids, max_new_tokens=20, **short)
+    assert out.sequences.shape == (2, 32)
+    scaled = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+    out = sk.generate(
+        tiny("llama", max_position_embeddings=32, rope_parameters=scaled), ids, max_new_tokens=30, **short
+    )
+    assert out.sequences.shape == (2, 42)
+
+
 @pytest.mark.parametrize(
     ("bad", "kind", "message"),
     [

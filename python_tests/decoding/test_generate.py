@@ -14,6 +14,7 @@ from torch import Tensor
 import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner, prompts, tiny
 from specdec_kernels.decoding import DecodingState, Provenance, StepResult
+from specdec_kernels.decoding.step import Steps
 from specdec_kernels.drafters import Draft, Drafter
 
 GREEDY = sk.SamplingParams(temperature=0.0)
@@ -357,26 +358,18 @@ class HostSyncs(torch.overrides.TorchFunctionMode):
 @pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_waits_for_the_device_once(family: str, acceptance: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = importlib.import_module("specdec_kernels.decoding.generate")  # the name is also the function's
     target, draft = tiny(family, 1), tiny(family, 2)
     ids, mask = prompts(3, 9)
     syncs: list[list[str]] = []
-    plain_draft, plain_verify = loop._draft, loop.verify_step
+    plain = Steps.next_result
 
-    def draft_step(*args: Any) -> Any:
+    def watched(self: Steps, *args: Any) -> Any:
         with HostSyncs() as mode:
-            out = plain_draft(*args)
+            out = plain(self, *args)
         syncs.append(mode.seen)
         return out
 
-    def verify_step(*args: Any) -> Any:
-        with HostSyncs() as mode:
-            out = plain_verify(*args)
-        syncs[-1] += mode.seen
-        return out
-
-    monkeypatch.setattr(loop, "_draft", draft_step)
-    monkeypatch.setattr(loop, "verify_step", verify_step)
+    monkeypatch.setattr(Steps, "next_result", watched)
     for drafter in (sk.NoDrafter(), sk.NgramDrafter(), sk.ModelDrafter(draft)):
         syncs.clear()
         sk.generate(

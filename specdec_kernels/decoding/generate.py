@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..drafters.base import Draft, Drafter
+from ..drafters.base import Drafter
 from ..sampling import SamplingParams
 from .arguments import check_arguments, end_ids, make_prompt, make_seeds, padding_id
+from .graph import begin_steps
 from .output import GenerationOutput, GenerationStats, Recorder
 from .runner import Runner, as_runner
 from .schedule import AutoSchedule, FixedSchedule, Schedule, measure_costs, synchronize
 from .state import DecodingState, StepResult
-from .step import verify_step
 
 
 def generate(
@@ -39,8 +39,13 @@ def generate(
 ) -> GenerationOutput:
     """Generate with a drafter that proposes and a target that verifies; the output has the target's law.
 
-    Every sequence of the batch keeps its own length and step counter: none waits for another's rejections. A step waits
-    for the device once, to see whether all sequences are done.
+    Every sequence of the batch keeps its own length and step counter: none waits for another's rejections. The host
+    looks at a step once, at its outcome: to see whether all sequences are done, and for streamer and statistics.
+
+    On a GPU a step is captured in a CUDA graph and replayed (see `specdec_kernels.decoding.graph`): draft and
+    verification in one with `ModelDrafter` and `NoDrafter`, whose next step is launched before the host looks at the
+    last; the verification alone with drafters that work on the host. The tokens are the same. A model that cannot be
+    captured runs op by op, and the log says why.
 
     With greedy sampling, and with ``acceptance="match"`` and the same `seeds`, the tokens are those of plain decoding
     (`NoDrafter`), whatever the drafter, `num_speculative_tokens`, batch or padding, except where the model's forward
@@ -117,9 +122,10 @@ def generate(
         cleanup.callback(runner.finish)
         runner.start(prompt, state.capacity)
         runner.prefill(prompt)
+        steps = cleanup.enter_context(begin_steps(state, runner, drafter, eos_token_ids, target_law))
         schedule: Schedule
         if num_speculative_tokens == "auto":
-            schedule = AutoSchedule(state.batch_size, measure_costs(state, runner, drafter))
+            schedule = AutoSchedule(state.batch_size, measure_costs(steps))
         else:
             schedule = FixedSchedule(longest_draft)
         synchronize(state.device)
@@ -127,8 +133,7 @@ def generate(
 
         forwards = draft_steps = 0
         while state.host_active.any():
-            draft, limits, asked = _draft(state, drafter, schedule)
-            result = verify_step(state, runner, draft, limits, eos_token_ids, target_law)
+            result, asked = steps.next_result(schedule)
             drafter.commit(state, result)
             schedule.note(result)
             recorder.add(result)
@@ -137,25 +142,6 @@ def generate(
             advance(result)
         stats = recorder.stats(forwards, draft_steps, (started - began, time.perf_counter() - started))
     return _output(model, runner, input_ids, recorder, stats)
-
-
-def _draft(state: DecodingState, drafter: Drafter, schedule: Schedule) -> tuple[Draft, Tensor | None, bool]:
-    """The step's draft, each sequence's limit (None: the draft's width), and whether the drafter was asked."""
-    wanted = schedule.next()
-    state.host_limits = np.where(state.host_active, np.minimum(wanted, state.host_remaining - 1), 0)
-    num_tokens = int(state.host_limits.max())
-    if num_tokens == 0:
-        return Draft(state.tokens[:, :0]), None, False
-    draft = drafter.propose(state, num_tokens)
-    if draft.tokens.shape[0] != state.batch_size or draft.tokens.shape[1] > num_tokens:
-        raise ValueError(
-            f"generate: {type(drafter).__name__}.propose must give [batch={state.batch_size}, at most {num_tokens}] "
-            f"tokens, got {list(draft.tokens.shape)}"
-        )
-    limits = None
-    if isinstance(wanted, np.ndarray):
-        limits = torch.from_numpy(wanted).to(state.device, non_blocking=True)
-    return draft.widened(schedule.round_up(draft.tokens.shape[1])), limits, True
 
 
 def _emitter(

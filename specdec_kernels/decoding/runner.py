@@ -76,6 +76,10 @@ class Runner(ABC):
         Longest sequence the model can hold; None: no limit.
     decoder_start : int or None
         None for a decoder-only model; else the id that starts the decoder of an encoder-decoder.
+    capturable : bool
+        True: `forward` may be captured in a CUDA graph. It then works on the device alone, on the values of its tensor
+        arguments and on buffers that stay where they are until `finish`, and what it does on the host depends on the
+        shapes, `bound` and `need_logits` alone: a replay does not call it.
     """
 
     name: str
@@ -83,6 +87,7 @@ class Runner(ABC):
     device: torch.device
     max_length: int | None = None
     decoder_start: int | None = None
+    capturable: bool = False
 
     @abstractmethod
     def start(self, prompt: Prompt, capacity: int) -> None:
@@ -157,8 +162,11 @@ class TransformersRunner(Runner):
         self.vocab_size = model.get_output_embeddings().weight.shape[0]
         self.device = model.device
         self.is_encoder_decoder = config.model_type in ENCODER_DECODERS
-        if config.model_type in _LEARNED_POSITIONS:
+        # Where positions are scaled to reach further, or know no end, no length is wrong.
+        if config.model_type in _LEARNED_POSITIONS or _rope_types(config) == {"default"}:
             self.max_length = config.max_position_embeddings
+        self._positions_end = config.model_type in _LEARNED_POSITIONS
+        self.capturable = len({parameter.device for parameter in model.parameters()}) == 1
         if self.is_encoder_decoder:
             start = model.generation_config.decoder_start_token_id
             self.decoder_start = config.pad_token_id if start is None else start
@@ -167,9 +175,10 @@ class TransformersRunner(Runner):
     def start(self, prompt: Prompt, capacity: int) -> None:
         from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-        from ..kv import RaggedCache
+        from ..kv import VIEW_STEP, RaggedCache
 
         config, batch = self.model.config, prompt.lengths.numel()
+        capacity = -(-capacity // VIEW_STEP) * VIEW_STEP  # attention kernels like masks of aligned rows
         self._dtype = self.model.dtype
         if not self.is_encoder_decoder:
             self._ragged = RaggedCache(config.num_hidden_layers, batch, capacity)
@@ -189,6 +198,8 @@ class TransformersRunner(Runner):
         self._bias = self._bias_by_distance(capacity)
 
     def finish(self) -> None:
+        if "_ragged" in self.__dict__:
+            self._ragged.release()
         for name in ("_ragged", "_cache", "_encoder_outputs", "_source_mask", "_bias"):
             self.__dict__.pop(name, None)
 
@@ -207,7 +218,8 @@ class TransformersRunner(Runner):
                 use_cache=True,
             ).logits
         masks = {kind: causal_mask(positions, visible, self._dtype, window) for kind, window in self._windows.items()}
-        if self.max_length is not None:
+        if self._positions_end:
+            assert self.max_length is not None
             # Rows past a sequence's limit are never used, but their positions must still be in the table.
             positions = positions.clamp(max=self.max_length - 1)
         run = self.model if need_logits else self._backbone

@@ -6,15 +6,16 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ..drafters.base import Drafter
 from .packing import is_packed
-from .runner import Runner
-from .state import DecodingState, StepResult
+from .state import StepResult
+
+if TYPE_CHECKING:
+    from .step import Steps
 
 AUTO_DRAFT_LENGTHS = (0, 1, 3, 7)
 """What "auto" chooses from: 1, 2, 4 or 8 verified rows a sequence."""
@@ -24,6 +25,8 @@ class Schedule(ABC):
     """Chooses the number of draft tokens from what a sequence has already emitted, and from nothing else."""
 
     max_draft_tokens: int
+    learns: bool
+    """Whether `next` depends on the steps noted so far."""
 
     @abstractmethod
     def next(self) -> int | np.ndarray:
@@ -39,6 +42,8 @@ class Schedule(ABC):
 
 class FixedSchedule(Schedule):
     """The same number every time."""
+
+    learns = False
 
     def __init__(self, num_tokens: int) -> None:
         self.max_draft_tokens = num_tokens
@@ -77,6 +82,7 @@ class AutoSchedule(Schedule):
     """
 
     max_draft_tokens = AUTO_DRAFT_LENGTHS[-1]
+    learns = True
     _MEMORY = 0.97  # weight left to a judged token by the next one: about the last 33 count
     _PRIOR = (1.0, 2.0)  # accepted and judged tokens assumed before the first step
     _MARGIN = 1.02  # a gain below this does not pay for the risk of a wrong estimate
@@ -124,29 +130,29 @@ class AutoSchedule(Schedule):
 _measured: weakref.WeakKeyDictionary[Any, dict[Any, CostTable]] = weakref.WeakKeyDictionary()
 
 
-def measure_costs(state: DecodingState, runner: Runner, drafter: Drafter, repeats: int = 2) -> CostTable:
+def measure_costs(steps: Steps, repeats: int = 2) -> CostTable:
     """Time drafting and verifying each of `AUTO_DRAFT_LENGTHS`, on the real models, at the batch and context at hand.
 
-    Writes only rows that the first step writes again. Measured once for a model, drafter, batch size and state of
-    packing, and kept with the model.
+    Writes only rows that the first step writes again. Measured once for a model, drafter, batch size, state of packing
+    and way of launching steps, and kept with the model.
     """
+    state, runner, drafter = steps.state, steps.runner, steps.drafter
     model = getattr(runner, "model", runner)
     draft = getattr(drafter, "draft_model", None)
     draft_key = None if draft is None else weakref.ref(draft)  # equal for the same model, without keeping it alive
-    key = (type(drafter), draft_key, state.batch_size, torch.get_num_threads(), is_packed(model))
+    key = (type(drafter), draft_key, state.batch_size, torch.get_num_threads(), is_packed(model), type(steps))
     tables = _measured.setdefault(model, {})
     if key in tables:
         return tables[key]
+    for length in AUTO_DRAFT_LENGTHS:
+        for _ in range(steps.rehearsals):
+            steps.rehearse(length)
     seconds = np.full((repeats, len(AUTO_DRAFT_LENGTHS)), np.inf)
-    starts = state.lengths - 1
     for repeat in range(repeats):  # interleaved, so that a passing disturbance does not hit one length alone
         for i, length in enumerate(AUTO_DRAFT_LENGTHS):
-            block = state.last_tokens().expand(-1, length + 1)
             synchronize(state.device)
             began = time.perf_counter()
-            if length:
-                drafter.propose(state, length)
-            runner.forward(block, starts, state.longest + length)
+            steps.rehearse(length)
             synchronize(state.device)
             seconds[repeat, i] = time.perf_counter() - began
     # A longer block never costs less: where it seems to, that is noise.

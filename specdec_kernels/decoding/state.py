@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +17,9 @@ from .runner import Prompt, Runner
 @dataclass
 class DecodingState:
     """The state of one `generate` call. Drafters read it; only the loop writes it.
+
+    Its tensors are changed in place and never replaced: a captured step reads and writes them. What the host knows may
+    be a step behind them.
 
     Attributes
     ----------
@@ -40,6 +45,8 @@ class DecodingState:
         ``[batch]`` bool; a finished sequence idles.
     step : Tensor
         ``[batch]`` int64, verify steps done.
+    longest : int
+        No sequence is longer than this when the coming step begins; known without looking at the device.
     host_lengths : ndarray
         ``[batch]`` int64, `lengths` as of the last stop check.
     host_remaining : ndarray
@@ -62,6 +69,7 @@ class DecodingState:
     remaining: Tensor
     active: Tensor
     step: Tensor
+    longest: int
     host_lengths: np.ndarray
     host_remaining: np.ndarray
     host_active: np.ndarray
@@ -89,6 +97,7 @@ class DecodingState:
             remaining=torch.full_like(prompt.lengths, max_new_tokens),
             active=torch.ones(batch, dtype=torch.bool, device=device),
             step=torch.zeros_like(prompt.lengths),
+            longest=prompt.longest,
             host_lengths=np.array([len(p) for p in prompt.host_tokens], dtype=np.int64),
             host_remaining=np.full(batch, max_new_tokens, dtype=np.int64),
             host_active=np.ones(batch, dtype=bool),
@@ -105,14 +114,22 @@ class DecodingState:
         """Where the tensors live."""
         return self.tokens.device
 
-    @property
-    def longest(self) -> int:
-        """Length of the longest sequence, without looking at the device."""
-        return int(self.host_lengths.max())
-
     def last_tokens(self) -> Tensor:
         """``[batch, 1]`` int64, the token that the next forward feeds first."""
         return self.tokens.gather(1, self.lengths[:, None] - 1)
+
+    def draft_limits(self, wanted: int | np.ndarray) -> np.ndarray:
+        """``[batch]`` int64: what is left of `wanted` draft tokens in each sequence, as far as the host knows."""
+        return np.where(self.host_active, np.minimum(wanted, self.host_remaining - 1), 0)
+
+    @contextmanager
+    def rewound(self) -> Iterator[None]:
+        """Steps made within have not happened afterwards: what they wrote past the lengths is written again."""
+        changing = (self.lengths, self.remaining, self.active, self.step)
+        before = [tensor.clone() for tensor in changing]
+        yield
+        for tensor, value in zip(changing, before, strict=True):
+            tensor.copy_(value)
 
 
 @dataclass(frozen=True)

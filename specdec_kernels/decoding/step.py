@@ -1,18 +1,27 @@
-"""One verify step: feed the block, verify it, keep what was accepted; all on the device but for the stop check."""
+"""A step: draft, feed the block, verify it, keep what was accepted; all on the device but for the stop check."""
 
 from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..drafters.base import Draft
+from ..drafters.base import Draft, Drafter
 from ..ops.noise_keys import noise_keys
 from ..ops.uniform_samples import uniform_samples
 from ..ops.verify_chain import verify_chain
 from ..types import PLACEHOLDER_TOKEN_ID
 from .runner import Runner
+from .schedule import Schedule
 from .state import DecodingState, StepResult
+
+OUTCOME_COLUMNS = 5
+"""Columns of an outcome beside the tokens."""
 
 
 def verify_step(
@@ -22,13 +31,15 @@ def verify_step(
     limits: Tensor | None,
     eos_token_ids: Tensor | None,
     target_law: object | None = None,
-) -> StepResult:
+) -> Tensor:
     """Verify `draft` with one forward of the target and append what it yields to every active sequence.
+
+    Waits for nothing and makes no tensor from a value of the host, so that it can be captured in a CUDA graph.
 
     Parameters
     ----------
     state : DecodingState
-        Updated in place.
+        Its tensors are updated in place.
     runner : Runner
         The target.
     draft : Draft
@@ -42,8 +53,8 @@ def verify_step(
 
     Returns
     -------
-    StepResult
-        On the host: this transfer is the only point of the step that waits for the device.
+    Tensor
+        ``[batch, width + 6]`` int64, for `take_in`: a `StepResult` in one piece.
     """
     width = draft.tokens.shape[1]
     offsets = torch.arange(width + 1, device=state.device)
@@ -53,7 +64,7 @@ def verify_step(
     for bound in (state.remaining - 1, limits, draft.num_draft_tokens):
         if bound is not None:
             num_drafted = torch.minimum(num_drafted, bound)
-    num_drafted = torch.where(state.active, num_drafted, -1)
+    num_drafted = num_drafted.masked_fill(~state.active, -1)
 
     block = torch.cat([state.last_tokens(), draft.tokens.clamp(min=0)], dim=1)
     logits = runner.forward(block, state.lengths - 1, state.longest + width)
@@ -89,16 +100,114 @@ def verify_step(
     if eos_token_ids is not None:
         state.active &= ~(out.tokens[:, :, None] == eos_token_ids).flatten(1).any(1)
 
-    columns = (out.num_tokens, num_drafted, out.num_accepted, state.active, out.status)
-    host = _to_host(torch.cat([out.tokens, *(column[:, None].long() for column in columns)], dim=1))
-    num_tokens, drafted, accepted, active, status = host[:, width + 1 :].T
-    result = StepResult(host[:, : width + 1], num_tokens, drafted, accepted, active.astype(bool), status)
+    counts = (out.num_tokens, num_drafted, out.num_accepted, state.active, out.status)
+    return torch.cat([out.tokens, *(count[:, None].long() for count in counts)], dim=1)
+
+
+def take_in(state: DecodingState, outcome: np.ndarray) -> StepResult:
+    """The result of the oldest step that the host has not seen; `state.host_*` then know of it."""
+    num_tokens, drafted, accepted, active, status = outcome[:, -OUTCOME_COLUMNS:].T
+    result = StepResult(outcome[:, :-OUTCOME_COLUMNS], num_tokens, drafted, accepted, active.astype(bool), status)
     state.host_lengths = state.host_lengths + result.num_tokens
     state.host_remaining = state.host_remaining - result.num_tokens
     state.host_active = result.active
+    state.longest = int(state.host_lengths.max())
     return result
 
 
-def _to_host(outcome: Tensor) -> np.ndarray:
-    """The stop check: the one transfer of a step."""
-    return outcome.cpu().numpy()
+class Steps:
+    """Launches steps and brings their results to the host: op by op, each one over before the next begins.
+
+    Parameters
+    ----------
+    state : DecodingState
+    runner : Runner
+        The target.
+    drafter : Drafter
+    eos_token_ids : Tensor, optional
+        ``[num_eos]`` int64.
+    target_law : optional
+        Passed to `verify_chain`.
+    """
+
+    rehearsals = 0
+    """Times that a draft length must have been rehearsed before it runs at its own speed."""
+
+    def __init__(
+        self,
+        state: DecodingState,
+        runner: Runner,
+        drafter: Drafter,
+        eos_token_ids: Tensor | None,
+        target_law: object | None = None,
+    ) -> None:
+        self.state, self.runner, self.drafter = state, runner, drafter
+        self._eos_token_ids, self._target_law = eos_token_ids, target_law
+        self._under_way: deque[tuple[int | np.ndarray, Any]] = deque()
+
+    def __enter__(self) -> Steps:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave nothing under way."""
+
+    def next_result(self, schedule: Schedule) -> tuple[StepResult, bool]:
+        """Launch steps as far ahead as is allowed; the oldest one's result, and whether it asked the drafter."""
+        while len(self._under_way) <= self._lag(schedule) and self._something_left():
+            wanted = schedule.next()
+            self.state.host_limits = self.state.draft_limits(wanted)
+            self._under_way.append((wanted, self._launch(wanted, schedule)))
+        wanted, outcome = self._under_way.popleft()
+        asked = bool(self.state.draft_limits(wanted).any())
+        return take_in(self.state, self._fetch(outcome)), asked
+
+    def rehearse(self, num_tokens: int) -> None:
+        """Launch drafting and verifying `num_tokens` tokens, without a result and without an effect."""
+        state = self.state
+        if num_tokens:
+            self.drafter.propose(state, num_tokens)
+        block = state.last_tokens().expand(-1, num_tokens + 1)
+        self.runner.forward(block, state.lengths - 1, state.longest + num_tokens)
+
+    def _something_left(self) -> bool:
+        """Whether, for all the host knows, a sequence may go on after the steps under way: each gives it a token."""
+        left = self.state.host_remaining > len(self._under_way)
+        return bool((left & self.state.host_active).any())
+
+    def _lag(self, schedule: Schedule) -> int:
+        """Steps that are launched before the host has looked at the one before them."""
+        return 0
+
+    def _launch(self, wanted: int | np.ndarray, schedule: Schedule) -> Any:
+        """Enqueue a step; what `_fetch` needs to get at its outcome."""
+        num_tokens = int(self.state.host_limits.max())
+        if num_tokens:
+            self.drafter.prepare(self.state)
+        limits = None
+        if num_tokens and isinstance(wanted, np.ndarray):
+            limits = torch.from_numpy(wanted).to(self.state.device, non_blocking=True)
+        return self._verify(self._propose(num_tokens, schedule.round_up), limits)
+
+    def _fetch(self, launched: Any) -> np.ndarray:
+        """The stop check: the one transfer of a step, and the only point that waits for the device."""
+        outcome: np.ndarray = launched.cpu().numpy()
+        return outcome
+
+    def _propose(self, num_tokens: int, round_up: Callable[[int], int]) -> Draft:
+        """A draft of at most `num_tokens` tokens, padded to the width that `round_up` makes of its own."""
+        state, drafter = self.state, self.drafter
+        if num_tokens == 0:
+            return Draft(state.tokens[:, :0])
+        draft = drafter.propose(state, num_tokens)
+        batch, width = draft.tokens.shape
+        if batch != state.batch_size or width > num_tokens:
+            raise ValueError(
+                f"generate: {type(drafter).__name__}.propose must give [batch={state.batch_size}, at most "
+                f"{num_tokens}] tokens, got {list(draft.tokens.shape)}"
+            )
+        return draft.widened(round_up(width))
+
+    def _verify(self, draft: Draft, limits: Tensor | None) -> Tensor:
+        return verify_step(self.state, self.runner, draft, limits, self._eos_token_ids, self._target_law)

@@ -88,11 +88,23 @@ class Drafter(ABC):
 
     `NgramDrafter` works on the host, `ModelDrafter` draws from a law of its own. The output keeps the target's law
     whatever is proposed, as long as `Draft` tells the truth about the law that the tokens were drawn from.
+
+    Attributes
+    ----------
+    capturable : bool
+        True: `propose` may be captured in a CUDA graph together with the verification. It then works on the device
+        alone, from the tensors of `state`, which `commit` does not influence; a replay does not call it. The host may
+        then be a step behind: `commit` gets a step's result when the next one is under way.
     """
+
+    capturable: bool = False
 
     @abstractmethod
     def start(self, state: DecodingState) -> None:
         """Get ready for the prompts in ``state.prompt``."""
+
+    def prepare(self, state: DecodingState) -> None:  # noqa: B027 - most have nothing to do
+        """Called by the loop before each `propose`, never captured: for work that depends on what the host knows."""
 
     @abstractmethod
     def propose(self, state: DecodingState, num_tokens: int) -> Draft:

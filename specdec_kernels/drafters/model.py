@@ -53,6 +53,11 @@ class ModelDrafter(Drafter):
         self._behind = 0  # steps without drafting since the last one with: tokens that our cache has not seen
         self._proposed = False
 
+    @property
+    def capturable(self) -> bool:  # type: ignore[override]
+        """As the draft's `Runner`; False in a subclass with another `propose`, unless that says otherwise."""
+        return self.runner.capturable and type(self).propose is ModelDrafter.propose
+
     def start(self, state: DecodingState) -> None:
         """Check that target and draft fit, and feed the prompts."""
         from ..decoding.runner import as_runner
@@ -77,9 +82,17 @@ class ModelDrafter(Drafter):
         runner.start(state.prompt, state.capacity)
         runner.prefill(state.prompt)
 
+    def prepare(self, state: DecodingState) -> None:
+        """Feed the tokens of steps without drafting: one a step in every active sequence."""
+        self._proposed = True
+        if self._behind == 0:
+            return
+        starts = (state.lengths - 1 - self._behind).clamp_(min=0)
+        span = starts[:, None] + torch.arange(self._behind, device=state.device)
+        self.runner.forward(state.tokens.gather(1, span), starts, state.longest - 1, need_logits=False)
+
     def propose(self, state: DecodingState, num_tokens: int) -> Draft:
         """Draw `num_tokens` tokens one after the other; keeps their logits and stats for the verifier."""
-        self._catch_up(state)
         params = self.sampling if self.sampling is not None else state.sampling
         if state.acceptance == "greedy":
             params = GREEDY
@@ -108,7 +121,6 @@ class ModelDrafter(Drafter):
             rows.append(logits)
             stats.append(draw.stats)
         self.runner.forward(token, starts + num_tokens, state.longest + num_tokens, need_logits=False)
-        self._proposed = True
         drafted = torch.cat(tokens, dim=1)
         if noise is None:
             return Draft(drafted)  # one-hot, or a rule that needs no draft law
@@ -123,14 +135,6 @@ class ModelDrafter(Drafter):
         """Note whether our cache has seen what was emitted: it has, wherever we drafted."""
         self._behind = 0 if self._proposed else self._behind + 1
         self._proposed = False
-
-    def _catch_up(self, state: DecodingState) -> None:
-        """Feed the tokens of steps without drafting: one a step in every active sequence."""
-        if self._behind == 0:
-            return
-        starts = (state.lengths - 1 - self._behind).clamp_(min=0)
-        span = starts[:, None] + torch.arange(self._behind, device=state.device)
-        self.runner.forward(state.tokens.gather(1, span), starts, state.longest - 1, need_logits=False)
 
     def finish(self) -> None:
         self.runner.finish()

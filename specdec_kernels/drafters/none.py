@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 class NoDrafter(Drafter):
     """Proposes nothing: plain decoding through the same loop, the baseline of every comparison."""
 
+    capturable = True
+
     def start(self, state: DecodingState) -> None:
         """Nothing to prepare."""
 

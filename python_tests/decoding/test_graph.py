@@ -1,0 +1,402 @@
+"""The loop as it runs on a GPU: captured steps give the tokens of ordinary ones, and nothing in them waits."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import specdec_kernels as sk
+from python_tests.decoding.fake_cuda import FakeCuda
+from python_tests.decoding.models import TableRunner, prompts, tiny
+from python_tests.decoding.test_generate import FAMILIES, HostSyncs, RepeatLast
+from specdec_kernels import config
+from specdec_kernels.decoding import DecodingState, GenerationOutput, Prompt, graph, schedule
+from specdec_kernels.decoding.graph import CapturedSteps
+from specdec_kernels.decoding.runner import DECODERS, ENCODER_DECODERS, as_runner
+from specdec_kernels.decoding.step import OUTCOME_COLUMNS, verify_step
+from specdec_kernels.drafters import Draft, Drafter
+
+LOOP = importlib.import_module("specdec_kernels.decoding.generate")  # the name is also the function's
+ACCEPTANCES = ("token", "block", "match", "greedy")
+
+
+class CapturableTable(TableRunner):
+    """Works on the values of its tensors alone, and counts how often it is called."""
+
+    capturable = True
+
+    def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
+        self.forwards.append(tokens.shape[1])
+        positions = starts[:, None] + torch.arange(tokens.shape[1])
+        self.text.scatter_(1, positions + 1, tokens)
+        before = self.text.gather(1, positions).masked_fill(positions >= bound, 0)  # what lies there is not seen
+        return self.table[before, tokens]
+
+
+TARGET = TableRunner.random().table
+NEAR = TARGET + TableRunner.random(seed=9, spread=1.0).table
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "none": sk.NoDrafter,
+    "ngram": lambda: sk.NgramDrafter(2),
+    "ngram_lm": sk.NgramLMDrafter,
+    "model": lambda: sk.ModelDrafter(CapturableTable(NEAR)),
+    "model, own sampling": lambda: sk.ModelDrafter(CapturableTable(NEAR), sk.SamplingParams(0.5, top_k=4)),
+    "repeat last": RepeatLast,
+}
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    fake.install(monkeypatch)
+    return fake
+
+
+def same(one: GenerationOutput, other: GenerationOutput) -> None:
+    """Equal in all but the times."""
+    for name in ("sequences", "tokens", "num_tokens", "provenance", "status"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+    for field in fields(one.stats):
+        if not field.name.startswith("seconds"):
+            assert np.array_equal(getattr(one.stats, field.name), getattr(other.stats, field.name)), field.name
+
+
+def both(target: Any, *args: Any, **kw: Any) -> tuple[GenerationOutput, GenerationOutput]:
+    """As a GPU would run it, and op by op."""
+    captured = sk.generate(target, *args, **kw)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph, "_is_cuda", lambda device: False)
+        return captured, sk.generate(target, *args, **kw)
+
+
+# --- the same tokens --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_speculative_tokens", [0, 1, 4, "auto"])
+@pytest.mark.parametrize("acceptance", ACCEPTANCES)
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_captured_step_does_what_an_ordinary_one_does(
+    cuda: FakeCuda, name: str, acceptance: str, num_speculative_tokens: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = schedule.CostTable(np.array([1.0, 1.1, 1.2, 1.3]))
+    monkeypatch.setattr(LOOP, "measure_costs", lambda steps: costs)
+    ids, mask = prompts(1, 5, 3, 8, 2, vocab=23)
+    captured, ordinary = both(
+        CapturableTable(TARGET), ids, attention_mask=mask, drafter=DRAFTERS[name](), acceptance=acceptance,
+        seeds=torch.arange(5) * 77, max_new_tokens=60, num_speculative_tokens=num_speculative_tokens, eos_token_id=4,
+        sampling=sk.SamplingParams(torch.tensor([1.0, 0.7, 0.0, 1.3, 0.9]), top_k=9),
+    )  # fmt: skip
+    same(captured, ordinary)
+    assert captured.num_tokens.unique().numel() > 1
+    assert cuda.captures() > 0 and cuda.log.count("replay") > 2 * cuda.captures()
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_real_classes(cuda: FakeCuda, family: str, drafter: str) -> None:
+    target = tiny(family, 1)
+    ids, mask = prompts(3, 9, 6)
+    make = {"none": sk.NoDrafter, "ngram": sk.NgramDrafter, "model": lambda: sk.ModelDrafter(tiny(family, 2))}[drafter]
+    for acceptance in ("match", "token"):
+        captured, ordinary = both(
+            target, ids, attention_mask=mask, drafter=make(), acceptance=acceptance, seeds=torch.tensor([5, 6, 7]),
+            max_new_tokens=25, num_speculative_tokens=3, sampling=sk.SamplingParams(0.8, top_k=20), eos_token_id=[],
+        )  # fmt: skip
+        same(captured, ordinary)
+    assert cuda.captures() > 0
+
+
+@pytest.mark.parametrize("family", sorted(DECODERS | ENCODER_DECODERS))
+def test_every_family_served_can_be_captured(cuda: FakeCuda, family: str) -> None:
+    captured, ordinary = both(
+        tiny(family, 1), prompts(7, 3)[0], drafter=RepeatLast(), acceptance="match", seeds=torch.tensor([1, 2]),
+        max_new_tokens=12, num_speculative_tokens=2, eos_token_id=[],
+    )  # fmt: skip
+    same(captured, ordinary)
+    assert cuda.captures() == 1
+
+
+class NothingOfTheHost(TorchDispatchMode):
+    """Raises for a call that sees a tensor elsewhere than on the meta device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves((args, kwargs, out)):
+            assert not isinstance(tensor, Tensor) or tensor.device.type == "meta", f"{func} moves {tensor}"
+        return out
+
+
+@pytest.mark.parametrize(
+    ("family", "acceptance"),
+    [(family, "token") for family in sorted(DECODERS)] + [("llama", rule) for rule in ACCEPTANCES[1:]],
+)
+@torch.inference_mode()
+def test_a_step_is_made_of_tensors_on_the_device_alone(family: str, acceptance: str) -> None:
+    """On the meta device, where a number copied from the host shows as a tensor of the CPU."""
+    target, draft = (tiny(family, seed).bfloat16().to("meta") for seed in (1, 2))
+    runner, drafter = as_runner(target, "test"), sk.ModelDrafter(draft)
+    zeros = partial(torch.zeros, dtype=torch.int64, device="meta")
+    prompt = Prompt(zeros(2, 5), zeros(2), [np.zeros(5, dtype=np.int64)] * 2)
+    state = DecodingState.begin(prompt, runner, acceptance, sk.SamplingParams(0.8, top_k=5), zeros(2), 20, 3)
+    runner.start(prompt, state.capacity)
+    drafter.start(state)
+    runner.prefill(prompt)
+    with NothingOfTheHost():
+        outcome = verify_step(state, runner, drafter.propose(state, 3), zeros(2), zeros(1))
+    assert outcome.shape == (2, 4 + OUTCOME_COLUMNS)
+
+
+def test_a_text_that_outgrows_its_rows_is_captured_again(cuda: FakeCuda) -> None:
+    captured, ordinary = both(
+        tiny("llama", 1), prompts(7, 3)[0], drafter=sk.ModelDrafter(tiny("llama", 2)), acceptance="match",
+        seeds=torch.tensor([1, 2]), max_new_tokens=150, num_speculative_tokens=2, eos_token_id=[],
+    )  # fmt: skip
+    same(captured, ordinary)
+    assert cuda.captures() == 3  # 64 and 128 rows, and all that there are
+
+
+@pytest.mark.parametrize("name", ["none", "perfect", "repeat last"])
+def test_every_step_sees_all_that_was_written(cuda: FakeCuda, name: str) -> None:
+    """Also where the host does not yet know how far a text has come."""
+    make = {**DRAFTERS, "perfect": lambda: sk.ModelDrafter(CapturableTable(TARGET))}[name]
+    for length in range(5, 10):  # so that texts reach the end of the rows in different ways
+        captured, ordinary = both(
+            CapturableTable(TARGET), prompts(length, 3, vocab=23)[0], drafter=make(), acceptance="match",
+            seeds=torch.tensor([1, 2]), max_new_tokens=140, num_speculative_tokens=4, eos_token_id=[],
+        )  # fmt: skip
+        same(captured, ordinary)
+    assert cuda.captures() == 5 * 3
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 5])
+def test_short_texts(cuda: FakeCuda, max_new_tokens: int) -> None:
+    for make in DRAFTERS.values():
+        captured, ordinary = both(
+            CapturableTable(TARGET), prompts(4, 4, vocab=23)[0], drafter=make(), max_new_tokens=max_new_tokens,
+            num_speculative_tokens=8, seeds=torch.tensor([1, 2]), eos_token_id=[],
+        )  # fmt: skip
+        same(captured, ordinary)
+        assert cuda.captures() == 0 or max_new_tokens > graph.WARM_UP_STEPS
+
+
+def test_drafts_that_are_limited_by_their_drafter(cuda: FakeCuda) -> None:
+    class Some(RepeatLast):
+        def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+            draft = super().propose(state, num_tokens)
+            return Draft(draft.tokens, num_draft_tokens=torch.tensor([1, 0, 2]))
+
+    captured, ordinary = both(
+        CapturableTable(TARGET), prompts(4, 4, 4, vocab=23)[0], drafter=Some(), max_new_tokens=40, acceptance="match",
+        seeds=torch.tensor([1, 2, 3]), eos_token_id=[],
+    )  # fmt: skip
+    same(captured, ordinary)
+    assert captured.stats.num_accepted > 0 and cuda.captures() == 1
+
+
+# --- how it is captured -----------------------------------------------------------------------------------------------
+
+
+def run(target: Any = None, drafter: Drafter | None = None, **kw: Any) -> GenerationOutput:
+    arguments: dict[str, Any] = {
+        "acceptance": "match", "seeds": torch.tensor([1, 2]), "max_new_tokens": 30, "num_speculative_tokens": 3,
+        "eos_token_id": [], **kw,
+    }  # fmt: skip
+    target = CapturableTable(TARGET) if target is None else target
+    return sk.generate(target, prompts(4, 4, vocab=23)[0], drafter=drafter or sk.NoDrafter(), **arguments)
+
+
+def test_a_replay_runs_no_model_code(cuda: FakeCuda) -> None:
+    target, draft = CapturableTable(TARGET), CapturableTable(NEAR)
+    out = run(target, sk.ModelDrafter(draft))
+    # the prompt, two ordinary steps and the capture; from then on nothing
+    assert target.forwards == [3] + 3 * [4] and draft.forwards == [3] + 3 * 4 * [1]
+    assert out.stats.target_forwards > 6
+
+
+def test_warm_up_check_capture_replay_in_this_order(cuda: FakeCuda) -> None:
+    out = run()
+    start, end = cuda.log.index("check"), len(cuda.log)
+    assert cuda.log[:start] == ["streams meet", "record"]  # an ordinary step first
+    assert cuda.log[start:end].count("check") == 1 and cuda.log.index("capture") > start
+    assert cuda.log.index("replay") == cuda.log.index("capture") + 1 and cuda.log[-1] == "drain"
+    assert cuda.log.count("replay") == out.stats.target_forwards - graph.WARM_UP_STEPS  # none after the end
+    assert cuda.current is not cuda.capture_arguments[0]["stream"], "the stream of the caller is the current one again"
+
+
+@pytest.mark.parametrize("drafter", ["none", "model"])
+def test_the_host_looks_one_step_late(cuda: FakeCuda, drafter: str) -> None:
+    run(drafter=DRAFTERS[drafter]())
+    seen = [entry for entry in cuda.log if entry in ("record", "wait")]
+    launched = [seen[:i].count("record") for i, entry in enumerate(seen) if entry == "wait"]
+    assert launched == [min(i + 2, seen.count("record")) for i in range(len(launched))] and len(launched) > 5
+
+
+def test_a_drafter_on_the_host_waits_for_each_step(cuda: FakeCuda) -> None:
+    run(drafter=sk.NgramDrafter(2))
+    seen = [entry for entry in cuda.log if entry in ("record", "wait")]
+    assert seen == ["record", "wait"] * (len(seen) // 2)
+
+
+def test_one_graph_a_draft_length_and_one_pool_for_all(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    class AllLengths(schedule.FixedSchedule):
+        max_draft_tokens = 7
+        learns = True
+
+        def __init__(self, *_: Any) -> None:
+            self.calls = 0
+
+        def next(self) -> np.ndarray:
+            self.calls += 1
+            return np.array([1, (0, 1, 3, 7)[self.calls // 4 % 4]])
+
+        def round_up(self, width: int) -> int:
+            return width
+
+    monkeypatch.setattr(LOOP, "AutoSchedule", AllLengths)
+    captured, ordinary = both(
+        CapturableTable(TARGET), prompts(4, 4, vocab=23)[0], drafter=DRAFTERS["model"](), max_new_tokens=50,
+        acceptance="match", seeds=torch.tensor([1, 2]), num_speculative_tokens="auto", eos_token_id=[],
+    )  # fmt: skip
+    same(captured, ordinary)
+    assert cuda.captures() == 4  # 1, 3, 7, and 0 when the first sequence is done
+    for name in ("pool", "stream"):
+        assert len({id(arguments[name]) for arguments in cuda.capture_arguments}) == 1
+    assert {arguments["capture_error_mode"] for arguments in cuda.capture_arguments} == {"thread_local"}
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+@pytest.mark.parametrize("acceptance", ACCEPTANCES)
+def test_no_step_waits_for_the_device(
+    cuda: FakeCuda, acceptance: str, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ordinary and captured steps alike: no .item(), .cpu(), .tolist(), nonzero."""
+    plain, seen = CapturedSteps.next_result, list[str]()
+
+    def watched(self: CapturedSteps, *args: Any) -> Any:
+        with HostSyncs() as mode:
+            out = plain(self, *args)
+        seen.extend(mode.seen)
+        return out
+
+    monkeypatch.setattr(CapturedSteps, "next_result", watched)
+    target, draft = tiny("llama", 1), tiny("llama", 2)
+    make = {**DRAFTERS, "model": lambda: sk.ModelDrafter(draft)}[drafter]
+    out = run(target, make(), acceptance=acceptance, sampling=sk.SamplingParams(0.9, top_k=9))
+    assert out.stats.target_forwards > 5 and set(seen) == {"numpy"}  # pinned memory as an array
+
+
+def test_measuring_costs_changes_nothing_and_leaves_its_graphs(cuda: FakeCuda) -> None:
+    target = CapturableTable(TARGET)
+    for name in ("model", "ngram", "none"):
+        plain = run(target, sk.NoDrafter())
+        cuda.log.clear()
+        assert torch.equal(run(target, DRAFTERS[name](), num_speculative_tokens="auto").tokens, plain.tokens)
+        assert cuda.captures() >= len(schedule.AUTO_DRAFT_LENGTHS)
+        assert cuda.log.count("capture") <= len(schedule.AUTO_DRAFT_LENGTHS) + 1
+    kinds = [key[-1] for key in schedule._measured[target]]
+    assert kinds == 3 * [CapturedSteps]
+
+
+# --- what cannot be captured ------------------------------------------------------------------------------------------
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> str:
+    (record,) = [r for r in caplog.records if "op by op" in r.getMessage()]
+    return record.getMessage()
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, logger="specdec_kernels")
+    return caplog
+
+
+def test_a_runner_that_does_not_say_so(cuda: FakeCuda, log: pytest.LogCaptureFixture) -> None:
+    target = TableRunner(TARGET)
+    for _ in range(2):
+        run(target)
+    assert "table cannot be captured, or does not say that it can (Runner.capturable)" in logged(log)
+    assert not cuda.log
+
+
+def test_a_runner_that_waits_is_found_out_before_the_capture(cuda: FakeCuda, log: pytest.LogCaptureFixture) -> None:
+    class Waits(CapturableTable):
+        def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
+            if int(starts.max()) > bound:
+                raise AssertionError
+            return super().forward(tokens, starts, bound, need_logits)
+
+    plain = run()
+    cuda.log.clear()
+    assert torch.equal(run(Waits(TARGET), sk.ModelDrafter(CapturableTable(NEAR))).tokens, plain.tokens)
+    assert "table: item is a synchronizing CUDA operation (" in logged(log)
+    assert cuda.captures() == 0 and cuda.log.count("check") == 1 and cuda.get_sync_debug_mode() == 0
+
+
+def test_a_capture_that_fails(cuda: FakeCuda, log: pytest.LogCaptureFixture) -> None:
+    plain = run()
+    cuda.fail_captures = True
+    cuda.log.clear()
+    assert torch.equal(run(drafter=DRAFTERS["model"]()).tokens, plain.tokens)
+    assert "table: operation not permitted when stream is capturing (" in logged(log)
+    assert cuda.captures() == 1 and "replay" not in cuda.log
+
+
+def test_a_draft_model_that_does_not_say_so(cuda: FakeCuda, log: pytest.LogCaptureFixture) -> None:
+    captured, ordinary = both(
+        CapturableTable(TARGET), prompts(4, 4, vocab=23)[0], drafter=sk.ModelDrafter(TableRunner(NEAR)),
+        max_new_tokens=30, seeds=torch.tensor([1, 2]), num_speculative_tokens=3, eos_token_id=[],
+    )  # fmt: skip
+    same(captured, ordinary)
+    assert "ModelDrafter gives a law with its draft and does not say that it can be captured" in logged(log)
+    assert cuda.captures() == 0
+
+
+def test_specdec_check_looks_at_every_status(
+    cuda: FakeCuda, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_CHECK", "1")
+    config.reload()
+    try:
+        run()
+    finally:
+        monkeypatch.undo()
+        config.reload()
+    assert "SPECDEC_CHECK=1" in logged(log) and not cuda.log
+
+
+def test_an_interrupt_leaves_nothing_under_way(cuda: FakeCuda) -> None:
+    def interrupt(tokens: Any) -> None:
+        if cuda.captures():
+            raise KeyboardInterrupt
+
+    target, before = CapturableTable(TARGET), cuda.current
+    with pytest.raises(KeyboardInterrupt):
+        run(target, DRAFTERS["model"](), streamer=interrupt)
+    assert cuda.log[-1] == "drain" and cuda.current is before
+    assert torch.equal(run(target, DRAFTERS["model"]()).tokens, run(target).tokens)
+
+
+def test_a_draft_of_the_wrong_shape_is_refused(cuda: FakeCuda) -> None:
+    class TooMany(RepeatLast):
+        def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+            return super().propose(state, num_tokens + 1)
+
+    with pytest.raises(ValueError, match=r"TooMany.propose must give \[batch=2, at most 3\] tokens, got \[2, 4\]"):
+        run(drafter=TooMany())
+
+
+def test_on_a_cpu_nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(graph, "CapturedSteps")
+    assert run(drafter=DRAFTERS["model"]()).num_tokens.tolist() == [30, 30]

@@ -1,0 +1,283 @@
+"""Steps on a GPU: captured in CUDA graphs and replayed, so that a step costs one launch instead of thousands.
+
+All that changes from step to step lies in tensors of `DecodingState`, which stay where they are: lengths, step
+counters, what may still be emitted, which sequences are active. A finished sequence idles: it draws nothing and writes
+nothing that counts. So the host need not know a step's outcome to launch the next. It fetches outcomes through pinned
+memory, one step late where the drafter works on the device and the draft length is fixed; a last idle step is then
+thrown away.
+
+A graph is fixed to the number of draft tokens and to the rows of the cache that attention sees, the next power of two
+that holds every sequence: a text that outgrows it has its step captured again. The first steps of each such shape are
+ordinary ones on the side stream of the capture, which warms up everything that torch sets up at first use; one of them
+runs under torch's check for synchronisations, because a capture that fails midway leaves torch's allocator in disorder.
+All graphs of a call share one memory pool: they run one after the other on one stream, and nothing of a step but its
+outcome, which lives on, is needed by a later one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import cycle
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..config import settings
+from ..drafters.base import Draft, Drafter
+from .runner import Runner
+from .schedule import Schedule
+from .state import DecodingState
+from .step import OUTCOME_COLUMNS, Steps
+
+logger = logging.getLogger("specdec_kernels")
+
+WARM_UP_STEPS = 2
+"""Ordinary steps of a shape before it is captured; the last of them under the check for synchronisations."""
+MIN_ROWS = 64
+"""Rows of the cache that the first graph of a short text sees; later ones see twice, four times … as many."""
+
+_capturing = threading.Lock()  # torch allows one capture at a time in a process
+_refusals: set[str] = set()
+
+
+class _Streams(threading.local):
+    def __init__(self) -> None:
+        self.by_device: dict[torch.device, torch.cuda.Stream] = {}
+
+
+_streams = _Streams()
+
+
+def begin_steps(
+    state: DecodingState,
+    runner: Runner,
+    drafter: Drafter,
+    eos_token_ids: Tensor | None,
+    target_law: object | None = None,
+) -> Steps:
+    """The way of running steps that fits the device and the model; parameters as of `Steps`."""
+    if not _is_cuda(state.device):
+        return Steps(state, runner, drafter, eos_token_ids, target_law)
+    reason = None
+    if settings().check:
+        reason = "SPECDEC_CHECK=1 looks at the status of every op"
+    elif not runner.capturable:
+        reason = f"{runner.name} cannot be captured, or does not say that it can (Runner.capturable)"
+    if reason is None:
+        return CapturedSteps(state, runner, drafter, eos_token_ids, target_law)
+    _explain(reason)
+    return Steps(state, runner, drafter, eos_token_ids, target_law)
+
+
+def _is_cuda(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def _explain(reason: str) -> None:
+    """Log once a process and reason why steps are not captured."""
+    if reason not in _refusals:
+        _refusals.add(reason)
+        logger.warning("generate: steps run op by op, not as a CUDA graph: %s", reason)
+
+
+@dataclass(frozen=True)
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    outcome: Tensor
+    """``[batch, width + 6]`` int64, written by every replay."""
+
+
+@dataclass(frozen=True)
+class _Landing:
+    """Where an outcome arrives on the host."""
+
+    buffer: Tensor
+    """int64, pinned, room for the widest outcome."""
+    arrived: torch.cuda.Event
+
+
+class CapturedSteps(Steps):
+    """Steps that are captured in CUDA graphs and replayed; parameters as of `Steps`.
+
+    Between entering and leaving, a side stream is the current one.
+    """
+
+    rehearsals = WARM_UP_STEPS + 1
+
+    def __init__(
+        self,
+        state: DecodingState,
+        runner: Runner,
+        drafter: Drafter,
+        eos_token_ids: Tensor | None,
+        target_law: object | None = None,
+    ) -> None:
+        super().__init__(state, runner, drafter, eos_token_ids, target_law)
+        batch, longest_draft = state.batch_size, state.capacity - state.max_length - 1
+        self._stream = _side_stream(state.device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: dict[tuple[Any, ...], _Graph] = {}
+        self._runs: Counter[tuple[Any, ...]] = Counter()
+        self._captures = True
+        self._limits = torch.empty_like(state.lengths)
+        self._host_limits = _pinned(batch, state.device)
+        self._drafts: dict[int, Draft] = {}  # by width: where drafts made on the host stand for the graphs
+        room = batch * (longest_draft + 1 + OUTCOME_COLUMNS)
+        self._landings = cycle([_Landing(_pinned(room, state.device), torch.cuda.Event()) for _ in range(2)])
+        self._cleanup = ExitStack()
+
+    def __enter__(self) -> CapturedSteps:
+        self._stream.wait_stream(torch.cuda.current_stream(self.state.device))
+        self._cleanup.enter_context(torch.cuda.stream(self._stream))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cleanup.close()
+        self._stream.synchronize()  # a step may be under way, and all that it works on is about to be freed
+        self._under_way.clear()
+        self._graphs.clear()
+
+    def rehearse(self, num_tokens: int) -> None:
+        with self.state.rewound():
+            self._limits.fill_(num_tokens)
+            self._run(num_tokens, num_tokens, lambda width: num_tokens)
+
+    def _lag(self, schedule: Schedule) -> int:
+        return int(self.drafter.capturable and not schedule.learns)
+
+    def _launch(self, wanted: int | np.ndarray, schedule: Schedule) -> Any:
+        state = self.state
+        if isinstance(wanted, np.ndarray):
+            self._host_limits.numpy()[:] = wanted  # free again: such a schedule waits for every step
+            self._limits.copy_(self._host_limits, non_blocking=True)
+        else:
+            self._limits.fill_(wanted)
+        # A graph of the full width serves the last steps too, in which fewer tokens are left than are drafted.
+        longest = int(np.where(state.host_active, wanted, 0).max())
+        outcome = self._run(schedule.round_up(longest), int(state.host_limits.max()), schedule.round_up)
+
+        landing = next(self._landings)
+        landing.buffer[: outcome.numel()].copy_(outcome.view(-1), non_blocking=True)
+        landing.arrived.record(self._stream)
+        return landing, outcome.shape
+
+    def _fetch(self, launched: Any) -> np.ndarray:
+        landing, shape = launched
+        landing.arrived.synchronize()
+        outcome: np.ndarray = landing.buffer[: shape.numel()].view(shape).numpy().copy()  # it is used again
+        return outcome
+
+    def _run(self, width: int, num_tokens: int, round_up: Callable[[int], int]) -> Tensor:
+        """Enqueue a step of `width` draft tokens (of which a drafter on the host is asked for `num_tokens`)."""
+        state, drafter = self.state, self.drafter
+        if drafter.capturable:
+            rows = self._rows(width)
+            if width:
+                drafter.prepare(state)
+            return self._replay((width, rows), lambda: self._verify(self._propose(width, round_up), self._limits))
+
+        self._rows(width)
+        if num_tokens:
+            drafter.prepare(state)
+        draft = self._propose(num_tokens, round_up)
+        width = draft.tokens.shape[1]
+        if draft.logits is not None or draft.probs is not None or draft.token_map is not None:
+            _explain(f"{type(drafter).__name__} gives a law with its draft and does not say that it can be captured")
+            return self._verify(draft, self._limits)
+        if draft.num_draft_tokens is not None:
+            torch.minimum(self._limits, draft.num_draft_tokens, out=self._limits)
+        if width not in self._drafts:
+            self._drafts[width] = Draft(torch.empty_like(draft.tokens, memory_format=torch.contiguous_format))
+        fixed = self._drafts[width]
+        fixed.tokens.copy_(draft.tokens, non_blocking=True)
+        return self._replay((width, self._rows(width)), lambda: self._verify(fixed, self._limits))
+
+    def _rows(self, width: int) -> int:
+        """Rows of the cache that attention sees in the coming step; tells the state of what they can hold."""
+        state = self.state
+        longest_block = state.capacity - state.max_length
+        longest = min(int(state.host_lengths.max()) + len(self._under_way) * longest_block, state.max_length)
+        rows = MIN_ROWS
+        while rows < longest + width:
+            rows *= 2
+        rows = min(rows, state.capacity)
+        state.longest = rows - width
+        return rows
+
+    def _replay(self, shape: tuple[Any, ...], step: Callable[[], Tensor]) -> Tensor:
+        """Replay `step`; in the first runs of its shape run it, then capture it."""
+        found = self._graphs.get(shape)
+        if found is None and self._captures:
+            self._runs[shape] += 1
+            if self._runs[shape] == WARM_UP_STEPS:
+                return self._checked(step)
+            if self._runs[shape] > WARM_UP_STEPS:
+                found = self._capture(shape, step)
+        if found is None:
+            return step()
+        found.graph.replay()
+        return found.outcome
+
+    def _checked(self, step: Callable[[], Tensor]) -> Tensor:
+        """Run `step`, and find out whether it waits for the device anywhere."""
+        try:
+            with _no_synchronisation():
+                return step()
+        except RuntimeError as error:
+            self._give_up(error)
+        return step()  # it has changed nothing yet: what moves a sequence on comes last, and waits for nothing
+
+    def _capture(self, shape: tuple[Any, ...], step: Callable[[], Tensor]) -> _Graph | None:
+        """Capture `step`, which does not run it."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Other threads may go on using the GPU: a capture must only be kept from what this thread does.
+            with (
+                _capturing,
+                torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+            ):
+                outcome = step()
+        except RuntimeError as error:
+            self._give_up(error)
+            return None
+        self._graphs[shape] = _Graph(graph, outcome)
+        return self._graphs[shape]
+
+    def _give_up(self, error: RuntimeError) -> None:
+        self._captures = False
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        what = (str(error) or type(error).__name__).splitlines()[0]
+        _explain(f"{self.runner.name}: {what} ({at.filename}:{at.lineno})")
+
+
+@contextmanager
+def _no_synchronisation() -> Iterator[None]:
+    """Within, torch raises where the host would wait for the device; in other threads too, hence for one step alone."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """This thread's stream for steps on `device`: always the same, as torch keeps memory for every stream ever used."""
+    if device not in _streams.by_device:
+        _streams.by_device[device] = torch.cuda.Stream(device)
+    return _streams.by_device[device]
+
+
+def _pinned(size: int, device: torch.device) -> Tensor:
+    return torch.empty(size, dtype=torch.int64, pin_memory=_is_cuda(device))
