@@ -1,6 +1,8 @@
 // The frame of the ops that take rows one by one (row_stats, warp_probs, sample): a block a row reads it and finds its law;
 // where rows are few, a first kernel spreads the reading over the whole device.
 #pragma once
+#include <algorithm>
+
 #include "cuda/draw.cuh"
 #include "cuda/ops.h"
 #include "cuda/strategy.h"
@@ -9,6 +11,9 @@ namespace specdec::cuda {
 
 constexpr int kRowThreads = 256;
 constexpr int kMostSharedTiles = 1024;  // a longer row's table stays in device memory
+
+// Threads of a block that reads whole rows: a warp a tile, of 4 warps at least.
+inline unsigned threads_for(int tiles, int most) { return 32u * unsigned(std::clamp(tiles, 4, most / 32)); }
 
 // Rows of one op; row `index` is (index / n, index % n).
 struct RowSet {
@@ -54,7 +59,7 @@ inline cudaError_t plan_rows(const RowSet& set, int64_t batch, const Launch& lau
   const bool split = tiles > kMostSharedTiles || (forced == Strategy::kAuto ? few : forced == Strategy::kSplit);
   const size_t table = size_t(tiles) * TileTable::kNumbers * sizeof(float);
   plan->set = set;
-  plan->shape = {dim3(unsigned(count)), dim3(kRowThreads)};
+  plan->shape = {dim3(unsigned(count)), dim3(threads_for(tiles, kRowThreads))};
   plan->shape.shared = (split ? 0 : table) + (set.listed ? kMaxListed * sizeof(float) : 0);
   if (!split) return cudaSuccess;
   plan->shape.overlapping = true;

@@ -237,7 +237,8 @@ __global__ void __launch_bounds__(kWalkThreads, 1)
 
 cudaError_t verify_walk(const VerifyArgs& args, unsigned cluster, const Launch& launch) {
   const bool listed = may_cut(args.params) || may_cut(args.draft_params);
-  const Shape shape{dim3(unsigned(args.batch) * cluster), dim3(kWalkThreads), shared_bytes(args, listed), cluster};
+  const unsigned threads = threads_for((args.target.vocab + kTile - 1) / kTile, kWalkThreads);
+  const Shape shape{dim3(unsigned(args.batch) * cluster), dim3(threads), shared_bytes(args, listed), cluster};
   return launch_kernel(cluster > 1 ? verify_walk_kernel<true> : verify_walk_kernel<false>, shape, launch.stream, args,
                        listed);
 }
