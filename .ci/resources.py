@@ -15,12 +15,8 @@ from typing import NamedTuple
 
 STACK: dict[str, int] = {}  # kernel: bytes of local memory that are meant to be there
 
-ENTRY = re.compile(
-    r"Compiling entry function '(?P<name>\w+)' for '(?P<arch>\w+)'\n"
-    r".*Function properties for .*\n"
-    r"\s*(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads\n"
-    r".*Used (?P<registers>\d+) registers(?P<rest>.*)"
-)
+ENTRY = re.compile(r"Compiling entry function '(?P<name>\w+)' for '(?P<arch>\w+)'")
+FUNCTION = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
 class Usage(NamedTuple):
@@ -38,13 +34,13 @@ class Usage(NamedTuple):
 def parse(text: str) -> dict[tuple[str, str], Usage]:
     """``{(mangled name, architecture): usage}`` of one log of ``ptxas -v``."""
     found = {}
-    for entry in ENTRY.finditer(text):
-        shared = re.search(r"(\d+) bytes smem", entry["rest"])
-        found[entry["name"], entry["arch"]] = Usage(
-            int(entry["registers"]), int(shared[1]) if shared else 0, int(entry["stack"]),
-            int(entry["stores"]) + int(entry["loads"]),
-        )  # fmt: skip
-    assert len(found) == text.count("Compiling entry function"), "ptxas words its log in a way not known here"
+    _, *entries = ENTRY.split(text)
+    for name, arch, said in zip(entries[::3], entries[1::3], entries[2::3], strict=True):
+        functions = FUNCTION.findall(said)  # the kernel's own and those of functions that it calls
+        registers, shared = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes smem", said)
+        assert registers and functions, f"ptxas words its log in a way not known here: {said}"
+        stack, spilled = (sum(int(f[i]) for f in functions for i in which) for which in ((0,), (1, 2)))
+        found[name, arch] = Usage(int(registers[1]), int(shared[1]) if shared else 0, stack, spilled)
     return found
 
 

@@ -1,6 +1,68 @@
-// Registers the CUDA kernels with the schemas that Python defines; see bind_cpu.cpp for the other half.
-#include <torch/csrc/stable/library.h>
+// Registers the CUDA kernels with torch through its stable ABI: torch's current stream, and scratch from its allocator.
+#include <torch/csrc/stable/accelerator.h>
 
-STABLE_TORCH_LIBRARY_IMPL(specdec, CUDA, m) {
-  (void)m;  // the library has no op yet
-}
+#include <type_traits>
+#include <vector>
+
+#include "bind_ops.h"
+#include "cuda/ops.h"
+
+// Weak: the same library loads, without ever calling it, where torch was built without CUDA.
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
+
+namespace specdec::cuda {
+namespace {
+
+class Device {
+ public:
+  static constexpr auto kRowStats = row_stats;
+  static constexpr auto kWarpProbs = warp_probs;
+  static constexpr auto kUniformSamples = uniform_samples;
+  static constexpr auto kNoiseKeys = noise_keys;
+  static constexpr auto kSample = sample;
+  static constexpr auto kVerify = verify;
+
+  Device(const char* op, const bind::Tensor& like) : op_(op), index_(like.get_device_index()) {
+    STD_TORCH_CHECK(like.is_cuda(), op_, ": the tensors must be on a CUDA device");
+    // A guard costs an allocation: only where the tensors are not on the current device.
+    if (torch::stable::accelerator::getCurrentDeviceIndex() != index_) guard_.emplace(index_);
+  }
+
+  static int32_t type() { return aoti_torch_device_type_cuda(); }
+  int32_t index() const { return index_; }
+  void check(const bind::Tensor& x) const {
+    STD_TORCH_CHECK(x.is_cuda() && x.get_device_index() == index_, op_, ": all tensors must be on cuda:", index_);
+  }
+
+  template <class Args>
+  void run(cudaError_t (*kernel)(const Args&, const Launch&), const std::type_identity_t<Args>& args) {
+    void* stream = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream));
+    const cudaError_t error =
+        kernel(args, {static_cast<cudaStream_t>(stream), [this](int64_t bytes) { return scratch(bytes); }});
+    if (error == cudaSuccess) return;
+    cudaGetLastError();  // else it would surface in the caller's next CUDA call
+    STD_TORCH_CHECK(false, op_, ": ", cudaGetErrorString(error));
+  }
+
+ private:
+  // Freed when the call returns, although the kernels may not even have begun: the allocator hands memory on in the order
+  // of the stream.
+  void* scratch(int64_t bytes) {
+    const int64_t size = bytes, stride = 1;
+    AtenTensorHandle handle = nullptr;
+    TORCH_ERROR_CODE_CHECK(
+        aoti_torch_empty_strided(1, &size, &stride, aoti_torch_dtype_uint8(), type(), index_, &handle));
+    return scratch_.emplace_back(handle).mutable_data_ptr();
+  }
+
+  const char* op_;
+  int32_t index_;
+  std::optional<torch::stable::accelerator::DeviceGuard> guard_;
+  std::vector<bind::Tensor> scratch_;
+};
+
+}  // namespace
+}  // namespace specdec::cuda
+
+STABLE_TORCH_LIBRARY_IMPL(specdec, CUDA, m) { specdec::bind::register_ops<specdec::cuda::Device>(m); }

@@ -123,7 +123,7 @@ def capabilities() -> list[str]:
 
 
 def limit(capability: str) -> None:
-    native._symbols[0].specdec_limit_cpu_capability(CAPABILITIES.index(capability))
+    native._symbols["CPU"].specdec_limit_cpu_capability(CAPABILITIES.index(capability))
 
 
 def in_fresh_process(code: str, **environment: str) -> str:

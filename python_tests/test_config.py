@@ -48,7 +48,7 @@ def test_cpu_capability(monkeypatch: pytest.MonkeyPatch, capability: str) -> Non
     "name, value, message",
     [
         ("SPECDEC_CHECK", "maybe", "SPECDEC_CHECK must be 0 or 1, got 'maybe'"),
-        ("SPECDEC_BACKEND", "cpp", "SPECDEC_BACKEND must be empty or one of reference, cpu, cuda, got 'cpp'"),
+        ("SPECDEC_BACKEND", "cpp", "SPECDEC_BACKEND must be empty or one of reference, cpu, triton, cuda, got 'cpp'"),
         (
             "SPECDEC_CPU_CAPABILITY",
             "sse",

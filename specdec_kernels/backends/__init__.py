@@ -45,7 +45,7 @@ def _reason_cpu(op: str, device: torch.device) -> str | None:
 def _reason_cuda(op: str, device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"tensors are on {device}"
-    return native.why_missing(op, "CUDA") or _triton_serves.get(op)
+    return native.why_missing(op, "CUDA") or _triton_serves.get(op) or native.why_no_code(device)
 
 
 def _reason_triton(op: str, device: torch.device) -> str | None:
@@ -130,15 +130,18 @@ def backends(device: torch.device | str = "cpu") -> BackendTable:
     return BackendTable({op: {n: why(op, device) or "yes" for n, (why, _) in _BACKENDS.items()} for op in OPS})
 
 
-_announced: set[str] = set()
+redirected: dict[torch.device, str] = {}  # GPUs that the compiled library has no code for, and what serves them
+_announced: set[torch.device] = set()
 
 
 def announce(op: str, device: torch.device) -> None:
-    """Log, at the first call on a kind of device, what ``backend=None`` takes there and why nothing faster."""
-    if device.type in _announced or torch.compiler.is_compiling():
+    """Log, at the first call on a device, what ``backend=None`` takes there and why nothing faster."""
+    if device in _announced or torch.compiler.is_compiling():
         return
-    _announced.add(device.type)
+    _announced.add(device)
     chosen = automatic(op, device)
+    if device.type == "cuda" and not native.why_missing(op, "CUDA") and chosen != "cuda" and torch.cuda.is_available():
+        redirected[device] = chosen
     better = list(_BACKENDS)[: list(_BACKENDS).index(chosen)]
     reasons = {name: _BACKENDS[name][0](op, device) or "interpreted" for name in better}
     passed_over = "".join(f", not {name} ({reason})" for name, reason in reasons.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ _FOLDER = Path(__file__).resolve().parent.parent
 _LIBRARIES = {"CPU": "_C_cpu.so", "CUDA": "_C_cuda.so"}
 _CAPABILITIES = ("default", "avx2", "avx512")  # as csrc/cpu/isa/kernels.h numbers them
 _problems: dict[str, str] = {}
-_symbols: list[ctypes.CDLL] = []
+_symbols: dict[str, ctypes.CDLL] = {}
 
 
 def load() -> None:
@@ -28,10 +29,10 @@ def load() -> None:
         except OSError as error:
             _problems[key] = f"{name} does not load: {error}"
             continue
+        _symbols[key] = ctypes.CDLL(str(path))
         if key == "CPU":
-            _symbols.append(ctypes.CDLL(str(path)))
             wanted = settings().cpu_capability
-            _symbols[0].specdec_limit_cpu_capability(_CAPABILITIES.index(wanted or _CAPABILITIES[-1]))
+            _symbols[key].specdec_limit_cpu_capability(_CAPABILITIES.index(wanted or _CAPABILITIES[-1]))
 
 
 def why_missing(op: str, key: str) -> str | None:
@@ -43,6 +44,29 @@ def why_missing(op: str, key: str) -> str | None:
     return f"{_LIBRARIES[key]} has no kernel for {op}"
 
 
+def why_no_code(device: torch.device) -> str | None:
+    """None if the CUDA library holds code that GPU `device` runs, else the reason; it may initialise CUDA."""
+    if not torch.cuda.is_available():
+        return "torch finds no GPU"
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if _binary_version(index) > 0:
+        return None
+    major, minor = torch.cuda.get_device_capability(index)
+    return f"{_LIBRARIES['CUDA']} was built for {cuda_architectures()}, this GPU is sm_{major}{minor}"
+
+
+@cache
+def _binary_version(index: int) -> int:
+    return int(_symbols["CUDA"].specdec_cuda_binary_version(index))
+
+
+def cuda_architectures() -> str:
+    """What the CUDA library was built for, for example "80;90a;120+PTX"."""
+    info = _symbols["CUDA"].specdec_cuda_build_info
+    info.restype = ctypes.c_char_p
+    return str(info().decode()).split()[0].removeprefix("archs=")
+
+
 def cpu_capability() -> str:
     """The instruction set the CPU kernels run with: "avx512", "avx2" or "default"."""
-    return _CAPABILITIES[_symbols[0].specdec_cpu_capability()]
+    return _CAPABILITIES[_symbols["CPU"].specdec_cpu_capability()]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backends import announce, implementation
+from ..backends import announce, implementation, redirected
 from ..config import settings
 from ..sampling import DEFAULT_PARAMS, FlatParams, SamplingParams
 from ..types import Status
@@ -38,7 +38,9 @@ def dispatch(name: str, overload: Any, backend: str | None, device: torch.device
         backend = settings().backend
         if backend is None:
             announce(name, device)
-            return overload
+            if device not in redirected:
+                return overload
+            backend = redirected[device]
     return implementation(name, overload, backend, device)
 
 

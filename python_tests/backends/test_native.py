@@ -1,0 +1,77 @@
+"""What the compiled libraries say of themselves, and where a GPU goes that they hold no code for."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from specdec_kernels.backends import _announced as announced
+from specdec_kernels.backends import announce, native, redirected
+from specdec_kernels.ops import _common
+
+GPU = torch.device("cuda", 0)
+
+
+class BuildInfo:
+    restype: object = None
+
+    def __call__(self) -> bytes:
+        return b"archs=80;90a runtime=13000"
+
+
+@pytest.fixture
+def volta(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine with a GPU older than everything the library was built for."""
+    library = SimpleNamespace(specdec_cuda_build_info=BuildInfo(), specdec_cuda_binary_version=lambda index: -209)
+    monkeypatch.setitem(native._symbols, "CUDA", library)  # type: ignore[misc]
+    real = native.why_missing
+    monkeypatch.setattr(native, "why_missing", lambda op, key: None if key == "CUDA" else real(op, key))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 0))
+    native._binary_version.cache_clear()
+    announced.discard(GPU)
+    yield
+    native._binary_version.cache_clear()
+    announced.discard(GPU)
+    redirected.clear()
+
+
+def test_a_gpu_without_code_is_named_with_what_there_is(volta: None) -> None:
+    reason = "_C_cuda.so was built for 80;90a, this GPU is sm_70"
+    for device in ("cuda", "cuda:0"):
+        assert all(row["cuda"] == reason for row in sk.backends(device).values())
+    with pytest.raises(ValueError, match=f"sample: backend='cuda' cannot run here: {reason}"):
+        _common.dispatch("sample", None, "cuda", GPU)
+
+
+def test_a_gpu_without_code_is_served_by_another_backend(volta: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overload() -> None: ...
+
+    assert _common.dispatch("sample", overload, None, GPU) is not overload
+    assert redirected == {GPU: "triton" if sk.backends(GPU)["sample"]["triton"] == "yes" else "reference"}
+    announced.discard(GPU)
+    redirected.clear()
+    native._binary_version.cache_clear()
+    monkeypatch.setattr(native._symbols["CUDA"], "specdec_cuda_binary_version", lambda index: 70)
+    announce("sample", GPU)
+    assert not redirected and _common.dispatch("sample", overload, None, GPU) is overload
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_table_says_so() -> None:
+    row = sk.backends("cuda")["sample"]
+    assert row["cuda"] in ("torch finds no GPU", native.why_missing("sample", "CUDA")) and "cuda" in row["cpu"]
+
+
+@pytest.mark.skipif("CUDA" not in native._symbols, reason="built without CUDA")
+def test_the_library_says_what_it_was_built_for() -> None:
+    assert isinstance(native._symbols["CUDA"], ctypes.CDLL)
+    assert all(part.removesuffix("+PTX").rstrip("af").isdigit() for part in native.cuda_architectures().split(";"))
+    if not torch.cuda.is_available():
+        assert native._binary_version(0) < 0  # a cudaError_t, not a crash
