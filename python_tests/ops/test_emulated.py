@@ -1,0 +1,75 @@
+"""The CUDA kernels on the CPU: the same bits for every strategy, order of threads and blocks, and device size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from python_tests import emulated
+from python_tests.ops import chains
+from python_tests.ops.inputs import logits, same_bits, uniforms
+from python_tests.ops.test_compile import CALLS
+
+pytestmark = pytest.mark.skipif(emulated.unavailable() is not None, reason=str(emulated.unavailable()))
+SCHEDULES = 8
+TRUNCATED = sk.SamplingParams(0.9, top_k=300, top_p=0.9, min_p=1e-4)
+
+
+def rng() -> torch.Generator:
+    return torch.Generator().manual_seed(17)
+
+
+def long_chain(acceptance: str, **more: Any) -> chains.Arguments:
+    made = chains.make(
+        rng(), 3, 3, 5200, acceptance=acceptance, dtype=torch.bfloat16, params=TRUNCATED, draft_params=TRUNCATED
+    )
+    return {**made, **more}
+
+
+# Beside the small calls: several tiles, ties, rows in which more ids compete than are listed, and all outputs.
+WIDE: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
+    "row_stats-flat": lambda: (
+        sk.row_stats, {"logits": logits(rng(), 2, 3, 5200, spread=0.01), "params": sk.SamplingParams(top_p=0.9)},
+    ),
+    "row_stats-ties": lambda: (sk.row_stats, {"logits": logits(rng(), 2, 3, 3100).round(), "params": TRUNCATED}),
+    "warp_probs-wide": lambda: (sk.warp_probs, {"logits": logits(rng(), 3, 3100), "params": TRUNCATED}),
+    "sample-wide": lambda: (
+        sk.sample, {"logits": logits(rng(), 3, 2, 3100), "uniform_samples": uniforms(rng(), 3, 2), "params": TRUNCATED},
+    ),
+    "sample-several": lambda: (
+        sk.sample, {"logits": logits(rng(), 3, 3100), "noise_keys": torch.arange(3), "num_samples": 70},
+    ),
+    **{
+        f"verify_chain-{acceptance}-wide": lambda acceptance=acceptance: (
+            sk.verify_chain, long_chain(acceptance, return_acceptance=acceptance == "block"),
+        )
+        for acceptance in ("token", "block", "match", "greedy")
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*CALLS, *WIDE])
+def test_the_same_bits_whatever_the_strategy_and_schedule(name: str) -> None:
+    call, arguments = (CALLS | WIDE)[name]()
+    with emulated.running():
+        expected = call(**arguments, backend=emulated.NAME)
+    for strategy in emulated.STRATEGIES:
+        for schedule in (None, *range(1, SCHEDULES + 1)):
+            with emulated.running(strategy, schedule):
+                same_bits(call(**arguments, backend=emulated.NAME), expected)
+
+
+@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("multiprocessors", [1, 3, 132])
+def test_the_same_bits_on_every_device(name: str, multiprocessors: int) -> None:
+    """The size of the device decides the strategy, and how many blocks share a row."""
+    call, arguments = WIDE[name]()
+    with emulated.running():
+        expected = call(**arguments, backend=emulated.NAME)
+    for strategy in ("auto", "split"):
+        with emulated.running(strategy, multiprocessors=multiprocessors):
+            same_bits(call(**arguments, backend=emulated.NAME), expected)
