@@ -203,7 +203,8 @@ class Decision {
       return;
     }
     const float uniform = coin(0);
-    float* mass = work_.mass + b_ * tiles_;
+    // Beside sequences under the block rule, which have room at every position, only the same layout is safe.
+    float* mass = args_.acceptance == Acceptance::kBlock ? block_mass(i) : work_.mass + b_ * tiles_;
     set_remainder(i, 1.0f);
     find_masses(table(i), mass);
     if (last_to_arrive()) draw(table(i), mass, uniform);
