@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "emulator/machine.h"
 
@@ -158,14 +159,14 @@ void atomic_point(void* address) {
 void atomic_done(void* address) {
   if (!kTsan) return;
   current->fenced = false;
-  std::vector<void*>& published = current->published;
-  if (std::find(published.begin(), published.end(), address) == published.end()) published.push_back(address);
+  current->published[current->num_published++ % std::size(current->published)] = address;
 }
 
 void fence() {
 #ifdef SPECDEC_EMULATOR_TSAN
-  for (void* address : current->published) __tsan_acquire(address);
-  current->published.clear();
+  const size_t count = std::min(current->num_published, std::size(current->published));
+  for (size_t i = 0; i < count; ++i) __tsan_acquire(current->published[i]);
+  current->num_published = 0;
   current->fenced = true;
 #endif
 }
@@ -176,7 +177,8 @@ void place_shared_array(SharedArray& array, size_t bytes, Site site) {
   array.offset = m.arrays_end;
   m.arrays_bytes += round_up(bytes, 16);
   m.arrays_end += round_up(bytes, kRedzone) + kRedzone;
-  m.arrays.push_back({array.offset, bytes});
+  if (m.num_arrays == kMostPlaced) fail("shared array", site, "the kernel has too many");
+  m.arrays[m.num_arrays++] = {array.offset, bytes};
   if (m.arrays_bytes > kMostArrays || m.arrays_end > m.arrays_begin + kArraysRoom) {
     fail("shared array", site, "the arrays of the block are over " + std::to_string(kMostArrays) + " bytes");
   }
@@ -188,6 +190,8 @@ void place_shared_array(SharedArray& array, size_t bytes, Site site) {
     if (!kTsan) std::memset(block->memory + array.offset, 0xFF, bytes);  // else done: TSan would see a thread write
   }
 }
+
+unsigned blocks_of_cluster() { return unsigned(current->block->cluster->blocks.size()); }
 
 void* address_in_cluster_block(void* address, unsigned rank) {
   Block& block = *current->block;

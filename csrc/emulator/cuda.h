@@ -65,7 +65,7 @@ inline float half_bits_to_float(uint16_t bits) {
 }
 
 inline unsigned cluster_rank() { return emulator::current->block->rank; }
-inline unsigned cluster_size() { return unsigned(emulator::current->block->cluster->blocks.size()); }
+inline unsigned cluster_size() { return emulator::blocks_of_cluster(); }
 inline void cluster_sync(emulator::Site site = emulator::Site::here()) { emulator::cluster_barrier(site); }
 
 template <class T>

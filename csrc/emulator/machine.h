@@ -17,6 +17,8 @@ constexpr size_t kArraysRoom = 2 * kMostArrays;  // with their redzones
 
 enum class Order { kForward, kReverse, kRandom };
 
+constexpr size_t kMostPlaced = 64;  // shared arrays a kernel
+
 struct Placed {
   size_t offset, bytes;
 };
@@ -30,7 +32,8 @@ struct Machine {
   int multiprocessors = 8;
   bool has_previous = false;  // a kernel that the next launch may overlap
   Token host_tokens[2], end_tokens[2], front_token;
-  void* root = nullptr;  // TSan: creates who starts blocks, see run_grid
+  void* root = nullptr;   // TSan: creates who starts blocks, see run_grid
+  size_t num_fibers = 0;  // that TSan knows
 
   Fiber host;
   Grid grid{};
@@ -41,7 +44,8 @@ struct Machine {
   std::vector<Block*> live;
   std::vector<std::unique_ptr<Cluster>> clusters;
   std::vector<std::unique_ptr<Block>> blocks, ended, idle[2];  // running; of this launch; to be used again
-  std::vector<Placed> arrays;
+  Placed arrays[kMostPlaced];  // no vector: fibers fill it, and TSan would watch what they allocate
+  size_t num_arrays = 0;
   size_t arrays_begin = 0, arrays_end = 0, arrays_bytes = 0;
 
   // TSan remembers which fiber touched what: blocks of one launch, and of a launch that may overlap it, share nothing.

@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kStack = kAsan ? 256 << 10 : 64 << 10;  // ASan's frames are larger
-constexpr size_t kMostFibers = 2048;                     // of ended blocks that TSan keeps apart
+constexpr size_t kMostFibers = 6000;                     // for TSan, which has at most 8128
 constexpr int kMostThreads = 1024;                       // a block
 constexpr int kMostOverlapping = 4096;                   // threads of blocks that run at a time by chance
 
@@ -164,7 +164,7 @@ void prepare_memory(Block& block) {
   std::memset(block.memory, 0xFF, kTsan ? block.memory_bytes : m.arrays_end);
   forbid(block.memory, block.memory_bytes);
   permit(block.memory, m.grid.shared);
-  for (const Placed& array : m.arrays) permit(block.memory + array.offset, array.bytes);
+  for (size_t i = 0; i < m.num_arrays; ++i) permit(block.memory + m.arrays[i].offset, m.arrays[i].bytes);
 }
 
 void prepare_stacks(Block& block) {
@@ -224,9 +224,12 @@ void start_block(Block& block, uint3 index, Cluster& cluster) {
     fiber.waits = Waits::kNot;
     fiber.barriers = fiber.cluster_barriers = 0;
     fiber.fenced = false;
-    fiber.published.clear();
+    fiber.num_published = 0;
 #ifdef SPECDEC_EMULATOR_TSAN
-    if (!fiber.tsan) fiber.tsan = __tsan_create_fiber(0);
+    if (!fiber.tsan) {
+      fiber.tsan = __tsan_create_fiber(0);
+      ++machine.num_fibers;
+    }
 #endif
   }
   block.start.release();
@@ -234,23 +237,29 @@ void start_block(Block& block, uint3 index, Cluster& cluster) {
   cluster.threads += block.threads;
 }
 
+std::unique_ptr<Block> take_block() {
+  Machine& m = machine;
+  auto& pool = m.pool();
+  const size_t threads = size_t(m.grid.block.x) * m.grid.block.y * m.grid.block.z;
+  const size_t has = pool.empty() ? 0 : pool.back()->fibers.size();
+  if (kTsan && !m.ended.empty() && has < threads && m.num_fibers + threads - has > kMostFibers) {
+    std::unique_ptr<Block> block = std::move(m.ended.front());
+    m.ended.erase(m.ended.begin());
+    block->end.acquire();  // from here on the launch comes after that block, and races with it go unseen
+    return block;
+  }
+  if (pool.empty()) return std::make_unique<Block>();
+  std::unique_ptr<Block> block = std::move(pool.back());
+  pool.pop_back();
+  return block;
+}
+
 // Blocks of one cluster, from `first` along x.
 void start_cluster(uint3 first) {
   Machine& m = machine;
   Cluster& cluster = *m.clusters.emplace_back(std::make_unique<Cluster>());
-  [[maybe_unused]] const unsigned threads = m.grid.block.x * m.grid.block.y * m.grid.block.z;
   for (unsigned i = 0; i < m.grid.cluster; ++i) {
-    std::unique_ptr<Block> block;
-    if (!m.pool().empty()) {
-      block = std::move(m.pool().back());
-      m.pool().pop_back();
-    } else if (kTsan && m.ended.size() * size_t(threads) >= kMostFibers) {
-      block = std::move(m.ended.front());
-      m.ended.erase(m.ended.begin());
-      block->end.acquire();  // from here on the launch comes after that block, and races with it go unseen
-    } else {
-      block = std::make_unique<Block>();
-    }
+    std::unique_ptr<Block> block = take_block();
     m.live.push_back(block.get());
     m.blocks.push_back(std::move(block));
     start_block(*m.live.back(), {first.x + i, first.y, first.z}, cluster);
@@ -333,7 +342,9 @@ void give_way() {
 Block::~Block() {
 #ifdef SPECDEC_EMULATOR_TSAN
   for (Fiber& fiber : fibers) {
-    if (fiber.tsan) __tsan_destroy_fiber(fiber.tsan);
+    if (!fiber.tsan) continue;
+    __tsan_destroy_fiber(fiber.tsan);
+    --machine.num_fibers;
   }
 #endif
   permit(memory, memory_bytes);
@@ -372,7 +383,7 @@ bool run_grid(const Grid& grid, void (*body)(const void*), const void* arguments
   m.last = nullptr;
   m.random = (m.seed + 1) * 0x9E3779B97F4A7C15ull ^ uint64_t(m.launches) << 32 ^ uint64_t(m.launches);
   m.launch_random = m.next_random();
-  m.arrays.clear();
+  m.num_arrays = 0;
   m.arrays_begin = m.arrays_end = round_up(grid.shared, kRedzone) + kRedzone;
   m.arrays_bytes = 0;
   m.host.stack = nullptr;
@@ -397,6 +408,7 @@ bool run_grid(const Grid& grid, void (*body)(const void*), const void* arguments
   __tsan_switch_to_fiber(m.root, 1);  // who creates a fiber hands on what it has seen: root has seen nothing since
   void* const front = m.host.tsan = __tsan_create_fiber(0);
   __tsan_switch_to_fiber(front, 1);
+  m.front_token.acquire();
   m.host_tokens[(m.launches + (grid.overlapping && m.has_previous ? 1 : 0)) % 2].acquire();
 #endif
   std::exception_ptr error;
@@ -407,6 +419,9 @@ bool run_grid(const Grid& grid, void (*body)(const void*), const void* arguments
     m.error = nullptr;
   }
   while (!m.clusters.empty()) end_cluster(*m.clusters.back());
+  // Where a kernel has failed, fibers were given up in the middle: TSan could not use them again.
+  if (!error) std::move(m.ended.begin(), m.ended.end(), std::back_inserter(m.pool()));
+  m.ended.clear();
 #ifdef SPECDEC_EMULATOR_TSAN
   m.front_token.release();
   __tsan_switch_to_fiber(host, 1);
@@ -415,12 +430,7 @@ bool run_grid(const Grid& grid, void (*body)(const void*), const void* arguments
   m.end_tokens[m.launches % 2].acquire();
 #endif
   m.has_previous = true;
-  if (error) {  // fibers that were given up cannot start again
-    m.ended.clear();
-    std::rethrow_exception(error);
-  }
-  std::move(m.ended.begin(), m.ended.end(), std::back_inserter(m.pool()));
-  m.ended.clear();
+  if (error) std::rethrow_exception(error);
   return true;
 }
 

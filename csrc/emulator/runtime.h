@@ -40,8 +40,9 @@ struct Fiber {
   size_t stack_bytes = 0;
   void *fake_stack = nullptr, *tsan = nullptr;
   unsigned barriers = 0, cluster_barriers = 0;
-  bool fenced = false;           // a fence since the last atomic: that atomic publishes what came before
-  std::vector<void*> published;  // atomics since the last fence: a fence takes over what they published
+  bool fenced = false;  // a fence since the last atomic: the next one publishes what came before
+  void* published[64];  // the last atomics since the last fence: a fence takes over what they published
+  size_t num_published = 0;
 };
 
 enum class Collective : uint8_t { kSyncwarp, kShuffle, kVote, kMatch, kReduce };
@@ -133,6 +134,7 @@ Array& shared_array(SharedArray& array, Site site) {
   return *reinterpret_cast<Array*>(current->block->memory + array.offset);
 }
 
+unsigned blocks_of_cluster();
 void* address_in_cluster_block(void* address, unsigned rank);
 
 constexpr int kMostShared = 227 << 10;  // bytes of shared memory a block

@@ -1,0 +1,260 @@
+#include "cases.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace specdec::tests {
+namespace {
+
+int32_t make_vocab(Random& random, bool large) {
+  if (large) return random.pick({4096, 5001, 9007});
+  return random.pick({1, 2, 5, 33, 257, 1000, 1023, 1024, 1025, 2049});
+}
+
+DType make_dtype(Random& random) { return random.pick({DType::kFloat32, DType::kBFloat16, DType::kFloat16}); }
+
+std::string label(const char* op, int64_t batch, int64_t n, int32_t vocab, const std::string& more) {
+  return std::string(op) + " batch=" + std::to_string(batch) + " n=" + std::to_string(n) +
+         " vocab=" + std::to_string(vocab) + more;
+}
+
+std::vector<float> make_uniforms(Random& random, int64_t count) {
+  std::vector<float> u(count);
+  for (float& x : u) x = random.chance(0.05) ? random.pick({0.0f, 1.0f - 0x1p-24f, 2.0f}) : random.uniform();
+  return u;
+}
+
+std::vector<int64_t> make_keys(Random& random, int64_t count) {
+  std::vector<int64_t> keys(count);
+  for (int64_t& key : keys) key = int64_t(random.bits());
+  return keys;
+}
+
+Case row_case(Random& random, bool large) {
+  const int64_t batch = 1 + random.below(3), n = 1 + random.below(2);
+  const int32_t vocab = make_vocab(random, large);
+  const auto rows = make_rows(random, make_values(random, batch * n, vocab), batch, n, vocab, make_dtype(random));
+  const auto params = make_params(random, batch, vocab);
+  if (random.chance(0.5)) {
+    const bool raw = random.chance(0.5);
+    return {label("row_stats", batch, n, vocab, raw ? " raw" : ""), [=](const Backend& backend) -> Outputs {
+              StatsResult stats(batch * n);
+              backend.row_stats({rows->rows, batch, n, params->args, raw, stats.out()});
+              return {stats.argmax.bytes() + stats.status.bytes(), stats.values.bytes()};
+            }};
+  }
+  return {label("warp_probs", batch, n, vocab, ""), [=](const Backend& backend) -> Outputs {
+            Result<float> probs(batch * n * vocab);
+            backend.warp_probs({rows->rows, batch, n, params->args, probs.data()});
+            return {"", probs.bytes()};
+          }};
+}
+
+Case number_case(Random& random) {
+  const int64_t batch = 1 + random.below(40), n = 1 + random.below(9), step = random.below(1000);
+  const auto seeds = make_keys(random, batch);
+  const auto steps = random.chance(0.5) ? make_keys(random, batch) : std::vector<int64_t>();
+  const int64_t* no_steps = nullptr;
+  if (random.chance(0.5)) {
+    return {label("uniform_samples", batch, n, 0, ""), [=](const Backend& backend) -> Outputs {
+              Result<float> out(batch * n);
+              backend.uniform_samples(
+                  {seeds.data(), steps.empty() ? no_steps : steps.data(), step, batch, n, 1, out.data()});
+              return {out.bytes()};
+            }};
+  }
+  std::vector<int32_t> positions(batch * n);
+  for (int32_t& position : positions) position = int32_t(random.below(100000));
+  return {label("noise_keys", batch, n, 0, ""), [=](const Backend& backend) -> Outputs {
+            Result<int64_t> out(batch * n);
+            backend.noise_keys({seeds.data(),
+                                {positions.data(), false},
+                                steps.empty() ? no_steps : steps.data(),
+                                step,
+                                batch,
+                                n,
+                                2,
+                                out.data()});
+            return {out.bytes()};
+          }};
+}
+
+Case sample_case(Random& random, bool large) {
+  const int64_t batch = 1 + random.below(3), n = 1 + random.below(2);
+  const int32_t vocab = make_vocab(random, large);
+  const auto rows = make_rows(random, make_values(random, batch * n, vocab), batch, n, vocab, make_dtype(random));
+  const auto params = make_params(random, batch, vocab);
+  const int kind = int(random.below(4));  // uniforms, noise, several by noise, greedy
+  const auto uniforms = kind == 0 ? make_uniforms(random, batch * n) : std::vector<float>();
+  const auto keys = kind == 1 || kind == 2 ? make_keys(random, batch * n) : std::vector<int64_t>();
+  const int32_t num_samples = kind == 2 ? 1 + int32_t(random.below(std::min(vocab, 5))) : 1;
+  if (kind == 3) {
+    params->args.temperature = 0.0f;
+    params->args.temperatures = nullptr;
+  }
+  std::vector<int64_t> map;
+  if (random.chance(0.3)) {
+    for (int32_t v = 0; v < vocab; ++v) map.push_back(3 * v + 1);
+  }
+  return {label("sample", batch, n, vocab, " kind=" + std::to_string(kind)), [=](const Backend& backend) -> Outputs {
+            Result<int64_t> token(batch * n * num_samples);
+            Result<float> log_prob(batch * n * num_samples);
+            StatsResult stats(batch * n);
+            backend.sample({rows->rows, batch, n, params->args, uniforms.empty() ? nullptr : uniforms.data(),
+                            keys.empty() ? nullptr : keys.data(), map.empty() ? nullptr : map.data(), num_samples,
+                            token.data(), log_prob.data(), stats.out()});
+            return {token.bytes() + stats.status.bytes(), log_prob.bytes(), stats.values.bytes(), stats.argmax.bytes()};
+          }};
+}
+
+// What a verify step reads besides the rows.
+struct Step {
+  std::vector<int32_t> draft_tokens, num_draft_tokens, cu;
+  std::vector<float> uniforms, draft_values;
+  std::vector<int64_t> keys, eos, target_to_draft, draft_argmax;
+  std::vector<int32_t> draft_status;
+  std::shared_ptr<RowBuffer> target, draft;
+  std::shared_ptr<ParamsBuffer> params, draft_params;
+  VerifyArgs args{};
+  bool with_stats = false, with_overlap = false;
+};
+
+// The draft: the target's rows with noise, over the draft's ids; tokens are likely ones, so that many are accepted.
+void make_draft(Random& random, Step& step, const std::vector<float>& target, int64_t rows, int32_t vocab,
+                const std::vector<int64_t>& target_row_of, int kind) {
+  std::vector<int32_t> ids(vocab);
+  std::iota(ids.begin(), ids.end(), 0);
+  const bool mapped = kind != 0 && vocab > 3 && random.chance(0.3);
+  if (mapped) {
+    for (int32_t i = vocab - 1; i > 0; --i) std::swap(ids[i], ids[random.below(i + 1)]);
+    ids.resize(vocab * 2 / 3);
+    step.target_to_draft.assign(vocab, -1);
+    for (size_t i = 0; i < ids.size(); ++i) step.target_to_draft[ids[i]] = int64_t(i);
+  }
+  const int32_t draft_vocab = int32_t(ids.size());
+  std::vector<float> values(rows * draft_vocab);
+  for (int64_t row = 0; row < rows; ++row) {
+    float* x = values.data() + row * draft_vocab;
+    const float* from = target.data() + target_row_of[row] * vocab;
+    int32_t best = 0;
+    float best_score = -std::numeric_limits<float>::infinity();
+    for (int32_t i = 0; i < draft_vocab; ++i) {
+      x[i] = from[ids[i]] + 0.5f * random.normal();
+      const float score = x[i] + random.normal();
+      if (score > best_score) best = i, best_score = score;
+    }
+    step.draft_tokens.push_back(random.chance(0.05) ? random.pick({-1, vocab, vocab + 7}) : ids[best]);
+    if (kind == 2) {  // probabilities
+      double sum = 0.0;
+      for (int32_t i = 0; i < draft_vocab; ++i) {
+        x[i] = std::isfinite(x[i]) ? std::exp(std::min(x[i], 20.0f)) : 0.0f;
+        sum += x[i];
+      }
+      for (int32_t i = 0; i < draft_vocab; ++i) x[i] = sum > 0.0 ? float(x[i] / sum) : 1.0f / float(draft_vocab);
+    }
+  }
+  if (kind == 0) return;
+  step.draft = make_rows(random, values, 1, rows, draft_vocab, kind == 2 ? DType::kFloat32 : make_dtype(random));
+  (kind == 2 ? step.args.draft_probs : step.args.draft) = step.draft->rows;
+}
+
+Case verify_case(Random& random, bool large) {
+  auto step = std::make_shared<Step>();
+  const int64_t batch = 1 + random.below(3), num_draft = random.below(4);
+  const int32_t vocab = make_vocab(random, large);
+  const bool packed = random.chance(0.4);
+  VerifyArgs& args = step->args;
+
+  // Row numbers of the draft and of the target: sequence by sequence in both layouts.
+  std::vector<int64_t> target_row_of;
+  step->cu.push_back(0);
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t drafted = packed ? random.below(num_draft + 1) : num_draft;
+    for (int64_t i = 0; i < drafted; ++i) target_row_of.push_back(step->cu.back() + b + i);
+    step->cu.push_back(step->cu.back() + int32_t(drafted));
+  }
+  const int64_t drafts = step->cu.back(), targets = drafts + batch;
+  const auto values = make_values(random, targets, vocab);
+  step->target =
+      make_rows(random, values, packed ? 1 : batch, packed ? targets : num_draft + 1, vocab, make_dtype(random));
+  args.target = step->target->rows;
+  const int kind = int(random.below(3));  // none, logits, probabilities
+  make_draft(random, *step, values, drafts, vocab, target_row_of, kind);
+  if (!packed) {
+    for (Rows* rows : {&args.draft, &args.draft_probs}) rows->stride_batch = num_draft * rows->stride_row;
+  }
+  step->params = make_params(random, batch, vocab);
+  step->draft_params = make_params(random, batch, vocab);
+  args.acceptance = random.pick({Acceptance::kToken, Acceptance::kToken, Acceptance::kBlock, Acceptance::kBlock,
+                                 Acceptance::kMatch, Acceptance::kGreedy});
+  if (args.acceptance == Acceptance::kMatch) step->keys = make_keys(random, targets);
+  if (args.acceptance == Acceptance::kToken || args.acceptance == Acceptance::kBlock) {
+    step->uniforms = make_uniforms(random, targets);
+  }
+  if (args.acceptance == Acceptance::kGreedy) {
+    step->params->args.temperature = 0.0f;
+    step->params->args.temperatures = nullptr;
+  }
+  if (!packed && random.chance(0.3)) {
+    for (int64_t b = 0; b < batch; ++b) step->num_draft_tokens.push_back(int32_t(random.below(num_draft + 2)) - 1);
+  }
+  if (random.chance(0.3)) step->eos = {random.below(vocab), vocab - 1};
+  step->with_stats = kind == 1 && random.chance(0.4);
+  step->with_overlap = random.chance(0.2);
+
+  args.draft_tokens = {step->draft_tokens.data(), false};
+  args.cu = packed ? step->cu.data() : nullptr;
+  args.batch = batch;
+  args.num_draft = num_draft;
+  args.total = drafts;
+  args.uniform_samples = step->uniforms.empty() ? nullptr : step->uniforms.data();
+  args.noise_keys = step->keys.empty() ? nullptr : step->keys.data();
+  args.target_to_draft = step->target_to_draft.empty() ? nullptr : step->target_to_draft.data();
+  args.map_size = int64_t(step->target_to_draft.size());
+  args.num_draft_tokens = {step->num_draft_tokens.empty() ? nullptr : step->num_draft_tokens.data(), false};
+  args.eos_token_ids = step->eos.empty() ? nullptr : step->eos.data();
+  args.num_eos = int64_t(step->eos.size());
+  args.params = step->params->args;
+  args.draft_params = step->draft_params->args;
+
+  const std::string more = " acceptance=" + std::to_string(int(args.acceptance)) + " draft=" + std::to_string(kind) +
+                           (packed ? " packed" : "") + (step->target_to_draft.empty() ? "" : " mapped") +
+                           (step->with_stats ? " stats" : "");
+  return {
+      label("verify", batch, num_draft, vocab, more), [=](const Backend& backend) -> Outputs {
+        VerifyArgs a = step->args;
+        StatsResult stats(drafts);
+        if (step->with_stats && drafts > 0) {
+          // Parameters are per sequence: in the packed layout only scalars fit all rows as one batch.
+          const SamplingArgs& p = a.draft_params;
+          if (a.cu) a.draft_params = {p.temperature, p.top_k, p.top_p, p.min_p, p.min_p_first, {}, {}, {}, {}};
+          backend.row_stats({a.draft, a.cu ? 1 : batch, a.cu ? drafts : num_draft, a.draft_params, false, stats.out()});
+          a.draft_values = stats.values.data();
+          a.draft_argmax = stats.argmax.data();
+          a.draft_status = stats.status.data();
+        }
+        Result<int64_t> tokens(batch * (num_draft + 1));
+        Result<int32_t> accepted(batch), emitted(batch), status(batch);
+        Result<float> overlap(step->with_overlap ? batch * num_draft : 0);
+        a.tokens = tokens.data();
+        a.num_accepted = accepted.data();
+        a.num_tokens = emitted.data();
+        a.status = status.data();
+        a.overlap = step->with_overlap ? overlap.data() : nullptr;
+        backend.verify(a);
+        return {tokens.bytes() + accepted.bytes() + emitted.bytes() + status.bytes(), overlap.bytes()};
+      }};
+}
+
+}  // namespace
+
+Case make_case(uint64_t seed, bool large) {
+  Random random(seed);
+  const double kind = random.uniform();
+  if (kind < 0.15) return row_case(random, large);
+  if (kind < 0.25) return number_case(random);
+  if (kind < 0.45) return sample_case(random, large);
+  return verify_case(random, large);
+}
+
+}  // namespace specdec::tests

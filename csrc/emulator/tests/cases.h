@@ -1,0 +1,171 @@
+// Random small cases of every op: inputs in buffers of their exact size, and what a backend makes of them.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/params.h"
+
+namespace specdec::tests {
+
+struct Backend {
+  std::function<void(const RowStatsArgs&)> row_stats;
+  std::function<void(const WarpProbsArgs&)> warp_probs;
+  std::function<void(const UniformSamplesArgs&)> uniform_samples;
+  std::function<void(const NoiseKeysArgs&)> noise_keys;
+  std::function<void(const SampleArgs&)> sample;
+  std::function<void(const VerifyArgs&)> verify;
+};
+
+// The op's outputs, one string of bytes each; the first is what must agree between backends: tokens and counts.
+using Outputs = std::vector<std::string>;
+
+struct Case {
+  std::string name;
+  std::function<Outputs(const Backend&)> run;
+};
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 0x9E3779B97F4A7C15ull + 1) {}
+  uint64_t bits() {  // splitmix64
+    uint64_t z = state_ += 0x9E3779B97F4A7C15ull;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBull;
+    return z ^ z >> 31;
+  }
+  int64_t below(int64_t n) { return int64_t(bits() % uint64_t(n)); }
+  bool chance(double p) { return uniform() < p; }
+  float uniform() { return float(bits() >> 40) * 0x1p-24f; }
+  float normal() { return std::sqrt(-2.0f * std::log(1.0f - uniform())) * std::cos(6.2831853f * uniform()); }
+  template <class T>
+  T pick(std::initializer_list<T> choices) {
+    return choices.begin()[below(int64_t(choices.size()))];
+  }
+
+ private:
+  uint64_t state_;
+};
+
+// Rows of logits in one of the dtypes, at any alignment, with as little room around them as possible.
+struct RowBuffer {
+  std::vector<unsigned char> bytes;
+  Rows rows{};
+};
+
+inline uint16_t to_half_bits(float x, bool bfloat16) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if (bfloat16) return uint16_t(bits >> 16);
+  const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7FFFFFFF;
+  if (magnitude >= 0x7F800000) return uint16_t(sign | 0x7C00 | (magnitude > 0x7F800000 ? 1 : 0));
+  if (magnitude < 0x38800000) return uint16_t(sign);  // small ones become 0
+  return uint16_t(sign | (magnitude - 0x38000000) >> 13);
+}
+
+// values: [batch * n, vocab].
+inline std::shared_ptr<RowBuffer> make_rows(Random& random, const std::vector<float>& values, int64_t batch, int64_t n,
+                                            int32_t vocab, DType dtype) {
+  auto buffer = std::make_shared<RowBuffer>();
+  const int64_t size = dtype == DType::kFloat32 ? 4 : 2, first = random.pick({0, 0, 1, 3, 8});
+  const int64_t stride = vocab + random.pick({0, 0, 1, 5}), count = batch * n;
+  buffer->bytes.resize(size_t(first + (count > 0 ? (count - 1) * stride + vocab : 0)) * size);
+  for (int64_t row = 0; row < count; ++row) {
+    for (int64_t v = 0; v < vocab; ++v) {
+      unsigned char* at = buffer->bytes.data() + (first + row * stride + v) * size;
+      const float x = values[row * vocab + v];
+      const uint16_t half = to_half_bits(x, dtype == DType::kBFloat16);
+      std::memcpy(at, size == 4 ? static_cast<const void*>(&x) : &half, size);
+    }
+  }
+  buffer->rows = {buffer->bytes.data() + first * size, dtype, vocab, n * stride, stride};
+  return buffer;
+}
+
+inline std::vector<float> make_values(Random& random, int64_t rows, int32_t vocab) {
+  std::vector<float> values(rows * vocab);
+  for (int64_t row = 0; row < rows; ++row) {
+    const float spread = random.pick({0.5f, 2.0f, 4.0f}), grid = random.pick({0.0f, 0.0f, 0.5f});
+    float* x = values.data() + row * vocab;
+    for (int32_t v = 0; v < vocab; ++v) {
+      x[v] = spread * random.normal();
+      if (grid > 0.0f) x[v] = grid * std::round(x[v] / grid);  // ties
+    }
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    if (random.chance(0.2)) {
+      for (int32_t v = 0; v < vocab; ++v) {
+        if (random.chance(0.5)) x[v] = -kInfinity;
+      }
+    }
+    if (random.chance(0.05)) x[random.below(vocab)] = kInfinity;
+    if (random.chance(0.05)) x[random.below(vocab)] = std::numeric_limits<float>::quiet_NaN();
+    if (random.chance(0.03)) std::fill(x, x + vocab, -kInfinity);
+  }
+  return values;
+}
+
+// Sampling parameters and the arrays behind them.
+struct ParamsBuffer {
+  std::vector<float> temperatures, top_ps, min_ps;
+  std::vector<int64_t> top_ks;
+  SamplingArgs args{1.0f, 0, 1.0f, 0.0f, false, nullptr, nullptr, nullptr, nullptr};
+};
+
+inline std::shared_ptr<ParamsBuffer> make_params(Random& random, int64_t batch, int32_t vocab) {
+  auto p = std::make_shared<ParamsBuffer>();
+  const auto temperature = [&] { return random.pick({1.0f, 1.0f, 0.7f, 1.5f, 0.0f}); };
+  const auto top_k = [&] { return random.chance(0.3) ? 1 + random.below(vocab + 2) : 0; };
+  const auto top_p = [&] { return random.chance(0.3) ? 0.05f + 0.95f * random.uniform() : 1.0f; };
+  const auto min_p = [&] { return random.chance(0.2) ? 0.3f * random.uniform() : 0.0f; };
+  p->args.min_p_first = random.chance(0.3);
+  if (random.chance(0.5)) {
+    for (int64_t b = 0; b < batch; ++b) {
+      p->temperatures.push_back(temperature());
+      p->top_ks.push_back(top_k());
+      p->top_ps.push_back(top_p());
+      p->min_ps.push_back(min_p());
+    }
+    p->args.temperatures = p->temperatures.data();
+    p->args.top_ks = p->top_ks.data();
+    p->args.top_ps = p->top_ps.data();
+    p->args.min_ps = p->min_ps.data();
+  } else {
+    p->args.temperature = temperature();
+    p->args.top_k = top_k();
+    p->args.top_p = top_p();
+    p->args.min_p = min_p();
+  }
+  return p;
+}
+
+// An output of exactly so many elements, none of them written yet.
+template <class T>
+class Result {
+ public:
+  explicit Result(int64_t count) : values_(count) {
+    if (count > 0) std::memset(values_.data(), 0xFF, values_.size() * sizeof(T));
+  }
+  T* data() { return values_.data(); }
+  const std::vector<T>& values() const { return values_; }
+  std::string bytes() const { return {reinterpret_cast<const char*>(values_.data()), values_.size() * sizeof(T)}; }
+
+ private:
+  std::vector<T> values_;
+};
+
+struct StatsResult {
+  Result<float> values;
+  Result<int64_t> argmax;
+  Result<int32_t> status;
+  explicit StatsResult(int64_t rows) : values(rows * kNumValues), argmax(rows), status(rows) {}
+  StatsOut out() { return {values.data(), argmax.data(), status.data()}; }
+};
+
+Case make_case(uint64_t seed, bool large);  // `large`: rows of many tiles
+
+}  // namespace specdec::tests
