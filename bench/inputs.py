@@ -9,8 +9,8 @@ after the case's sampling parameters is `ACCEPTANCE`; greedy: so that both argma
 draft proposes the target's most likely id, and there the target's rows are scaled until that id's mean probability is
 `ACCEPTANCE`. Draft tokens are drawn from the draft's law, with the stats kept.
 
-Everything is made on the case's device. On a GPU the package's PyTorch reference draws and keeps, not the kernels that
-are to be measured: a kernel that fails is then a row that is missing, not a run.
+Everything is made on the case's device. On a GPU plain PyTorch makes it, not the kernels that are to be measured
+(`bench.gpu.drafts`): a kernel that fails is then a row that is missing, not a run.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def some_rows(count: int, vocab: int, generator: torch.Generator) -> Tensor:
 
 
 def backend(device: torch.device) -> str | None:
-    """What draws and keeps stats while inputs are made: the module's docstring says why."""
+    """What computes laws while inputs are made: the module's docstring says why."""
     return None if device.type == "cpu" else "reference"
 
 
@@ -166,7 +166,17 @@ def one_hot_sharpness(vocab: int, device: torch.device = _CPU) -> float:
     return 1 / bisect(lambda flatness: (target / flatness).softmax(-1).amax(-1).mean().item(), ACCEPTANCE, 0.1, 10.0)
 
 
-def chain(case: Case, generator: torch.Generator) -> ChainInputs:
+Drafting = Callable[[Tensor, Case, torch.Generator], tuple[Tensor, sk.RowStats, Tensor | None]]
+
+
+def drafted(logits: Tensor, case: Case, generator: torch.Generator) -> tuple[Tensor, sk.RowStats, Tensor | None]:
+    """Tokens and stats ``[batch, n]`` of draft rows ``[batch, n, vocab]``; probabilities unless the case is greedy."""
+    coins = torch.rand(logits.shape[:2], generator=generator, device=generator.device)
+    drawn = sk.sample(logits, case.params, uniform_samples=coins)
+    return drawn.token, drawn.stats, None if case.greedy else sk.warp_probs(logits, case.params)
+
+
+def chain(case: Case, generator: torch.Generator, drafting: Drafting = drafted) -> ChainInputs:
     """One verify step of `case`."""
     batch, k, vocab, device = case.batch, case.num_draft, case.vocab, generator.device
     target = some_rows(batch * (k + 1), vocab, generator).view(batch, k + 1, vocab)
@@ -178,10 +188,7 @@ def chain(case: Case, generator: torch.Generator) -> ChainInputs:
         noise = torch.randn(batch, k, vocab, generator=generator, device=device)
         draft = (target[:, :k] + draft_noise(vocab, case.params, device) * noise).to(case.dtype)
         del noise
-        coins = torch.rand(batch, k, generator=generator, device=device)
-        drawn = sk.sample(draft, case.params, uniform_samples=coins, backend=backend(device))
-        tokens, stats = drawn.token, drawn.stats
-        probs = None if case.greedy else sk.warp_probs(draft, case.params, backend=backend(device))
+        tokens, stats, probs = drafting(draft, case, generator)
     seeds = torch.randint(0, 2**62, (batch,), generator=generator, device=device)
     uniforms = torch.rand(batch, k + 1, generator=generator, device=device)
     steps = None if device.type == "cpu" else torch.randint(0, 999, (batch,), generator=generator, device=device)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import report
+from .gpu import plot as gpu_plot
 
 
 def ratio_bars(result: dict[str, Any], path: Path) -> bool:
@@ -66,7 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(f"bench.plot: no result file in {folder}")
     for file in results:
         result = json.loads(file.read_text())
-        if not result["rows"] or "provider" not in result["rows"][0]:  # another script's result, of another shape
+        if not result.get("rows") or "provider" not in result["rows"][0]:  # another script's result, of another shape
+            continue
+        if "gpu" in result["settings"]:
+            print("wrote", *gpu_plot.draw(result, folder))
             continue
         if ratio_bars(result, file.with_suffix(".png")):
             print("wrote", file.with_suffix(".png"))

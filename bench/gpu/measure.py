@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import inputs
 from ..inputs import Case
 from ..providers import PROVIDERS
-from ..registry import REGISTRY
 from ..timing import Call, summarize
-from . import clock
+from . import clock, drafts
 from .clock import Clock, Run
 from .grid import Traffic, traffic
 from .journal import Journal
@@ -64,7 +64,7 @@ def input_sets(case: Case, cache_bytes: int) -> list[Any]:
     generator = torch.Generator(case.device).manual_seed(0)
     set_bytes = case.batch * (case.num_draft + 1) * case.vocab * case.dtype.itemsize
     count = min(MOST_SETS, max(3, math.ceil(2 * cache_bytes / set_bytes)))
-    return [REGISTRY[case.op].make(case, generator) for _ in range(count)]
+    return [inputs.chain(case, generator, drafts.drafted) for _ in range(count)]
 
 
 def check(case: Case, step: Any, output: tuple[Tensor, Tensor]) -> Tensor:

@@ -30,7 +30,7 @@ class Outcome:
 
     def tail(self, lines: int = 25) -> str:
         """The end of what it printed."""
-        return "\n".join(self.text().splitlines()[-lines:])
+        return "\n".join(self.text().splitlines()[-lines:] if lines else [])
 
 
 def find(tool: str) -> str | None:

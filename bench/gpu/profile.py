@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 
-from .. import machine
+from .. import inputs, machine
 from ..inputs import Case
 from ..providers import PROVIDERS
-from ..registry import REGISTRY
-from . import grid, process, rehearsal
+from . import drafts, grid, process, rehearsal
 from .measure import name_of
 
 ABSENT = 77
@@ -49,7 +48,7 @@ def once(number: int, provider: str, device: str, vocab: int) -> None:
     case = cases(device, vocab)[number]
     call = PROVIDERS[provider].builders["verify_chain"](case)
     assert call is not None
-    step = REGISTRY["verify_chain"].make(case, torch.Generator(device).manual_seed(0))
+    step = inputs.chain(case, torch.Generator(device).manual_seed(0), drafts.drafted)
     with rehearsal.pretended() if device == "cpu" else contextlib.nullcontext():
         for _ in range(2):
             call(step)

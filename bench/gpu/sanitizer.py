@@ -26,8 +26,7 @@ ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 def steps(rehearse: bool) -> list[tuple[str, tuple[str, ...], bool]]:
     """Tool, program, and whether the program must come to its end."""
     if rehearse:
-        small = (*EXERCISE, "--backend", "cpu", "--device", "cpu", "--most-shapes", "1")
-        return [("memcheck", small, True), ("racecheck", small, True)]
+        return [("memcheck", (*EXERCISE, "--backend", "cpu", "--device", "cpu", "--most-shapes", "1"), True)]
     return [("memcheck", EXERCISE, True), ("racecheck", EXERCISE, True), ("memcheck", TESTS, False)]
 
 

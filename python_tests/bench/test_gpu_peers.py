@@ -14,8 +14,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+import specdec_kernels as sk
 from bench import inputs
-from bench.gpu import grid, measure
+from bench.gpu import drafts, grid, measure
 from bench.inputs import Case
 from bench.providers import PROVIDERS, _gpu_peer, eager, flashinfer, own, sglang, vllm
 from bench.providers.eager import law
@@ -134,9 +135,26 @@ def test_inputs_name_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs._pool.cache_clear()
     for case in (*cases(64, 3), replace(cases(64, 3)[0], batch=300)):
         with OnAGpu():
-            step = inputs.chain(case, torch.Generator().manual_seed(1))
+            step = inputs.chain(case, torch.Generator().manual_seed(1), drafts.drafted)
         assert step.target_logits.shape == (case.batch, 4, 64)
         measure.check(case, step, eager.BUILDERS["verify_chain"](case)(step))
+
+
+@pytest.mark.parametrize("case", [c for c in cases(600, 40) if not c.one_hot], ids=lambda case: case.name)
+def test_drafting_on_a_gpu_is_that_of_the_package(case: Case) -> None:
+    logits = inputs.rows(120, 600, torch.Generator().manual_seed(2)).view(40, 3, 600).to(case.dtype)
+    logits[0, 0, 7] = logits[0, 0].amax()  # of equal maxima the first
+    tokens, stats, probs = drafts.drafted(logits, case, torch.Generator().manual_seed(3))
+    wanted = sk.sample(logits, case.params, uniform_samples=torch.rand(40, 3), backend="reference")
+    torch.testing.assert_close(stats.values, wanted.stats.values, rtol=1e-5, atol=1e-5)
+    assert torch.equal(stats.argmax, wanted.stats.argmax) and torch.equal(stats.status, wanted.stats.status)
+    if case.greedy:
+        assert probs is None and torch.equal(tokens, wanted.token)
+        return
+    assert probs is not None
+    law_of_it = sk.warp_probs(logits, case.params, backend="reference")
+    torch.testing.assert_close(probs, law_of_it, rtol=1e-5, atol=1e-6)
+    assert (law_of_it.gather(-1, tokens[..., None]) > 0).all()
 
 
 def test_many_rows_are_drawn_from_a_pool() -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from bench import gpu_report, inputs
+from bench import plot as draw_again
 from bench.gpu import (
     bench,
     clock,
@@ -28,6 +29,7 @@ from bench.gpu import (
     profile,
     rehearsal,
     sanitizer,
+    suite,
     summary,
     worker,
 )
@@ -78,7 +80,7 @@ def test_the_whole_report_is_rehearsed(tools: Path, tmp_path: Path, capsys: pyte
     assert code == 0, printed
     report = json.loads((folder / "report.json").read_text())
     assert {p["part"]: p["status"] for p in report["parts"]} == dict.fromkeys(gpu_report.PARTS, "passed")
-    assert "passed" in report["parts"][1]["counts"]
+    assert report["parts"][1]["said"][-1].startswith("rehearsal: passed: ")
     result = json.loads((folder / "verify_chain.json").read_text())
     assert {"gpu", "copy_gb_per_s", "missing", "failed", "left_out"} <= set(result["settings"])
     assert result["settings"]["missing"]["flashinfer"] == "it needs a GPU"
@@ -90,8 +92,11 @@ def test_the_whole_report_is_rehearsed(tools: Path, tmp_path: Path, capsys: pyte
     assert {r["provider"] for r in first} >= {"cpu", "eager"}
     profiled = json.loads((folder / "profile.json").read_text())["rows"]
     assert profiled[0]["kernel"] == "walk(int)" and profiled[0]["duration"] == "12.5 us"
-    for name in ("roofline.png", "ratios.png"):
-        assert (folder / name).stat().st_size > 0
+    plots = [folder / "roofline.png", folder / "ratios.png"]
+    for path in plots:
+        path.unlink()
+    draw_again.main([str(folder)])
+    assert all(path.stat().st_size > 0 for path in plots)
     assert "memcheck on bench.gpu.exercise: no error" in printed and "best peer" in printed
 
 
@@ -142,9 +147,8 @@ def test_parts_on_a_gpu_are_what_they_should_be(tmp_path: Path) -> None:
     assert gpu_report.build_environment(machine) == {"SPECDEC_CUDA": "1", "SPECDEC_CUDA_ARCHS": "90a"}
     assert [gpu_report.architecture(c) for c in ("8.0", "8.9", "10.0", "12.0")] == ["80", "89", "100a", "120a"]
     assert gpu_report.build(machine, 9)[1:] == ["setup.py", "build_ext", "--inplace"]
-    tests = gpu_report.tests(machine, 9)
-    assert "cuda and not emulated" in tests and not any("rehears" in word for word in tests)
     for command, parse in (
+        (gpu_report.tests(machine, 9), suite.parser()),
         (gpu_report.sanitizer(machine, 9), sanitizer.parser()),
         (gpu_report.bench(machine, 9), bench.parser()),
         (gpu_report.profile(machine, 9), profile.parser()),
@@ -175,6 +179,54 @@ def test_a_gpu_is_found_by_asking_another_process(tmp_path: Path, monkeypatch: p
     assert gpu_report.find_machine(None, tmp_path) is None
 
 
+CHOSEN = """
+import pytest
+
+@pytest.mark.parametrize("backend", ["cuda-cuda", "triton-cuda", "reference-cuda", "cuda-emulated-split", "cpu-avx2"])
+def test_op(backend):
+    with open(TOLD, "a") as file:
+        print(backend, file=file)
+    assert backend != FAILING
+
+def test_graph_on_cuda():
+    with open(TOLD, "a") as file:
+        print("graph", file=file)
+"""
+
+
+def suite_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str = "") -> tuple[int, list[str]]:
+    told = tmp_path / "told"
+    (tmp_path / "test_chosen.py").write_text(f"TOLD, FAILING = {str(told)!r}, {failing!r}\n{CHOSEN}")
+    monkeypatch.setattr(suite, "FOLDERS", (str(tmp_path / "test_chosen.py"),))
+    plain = suite.pytest(rehearse=True)  # one process: several would each load everything
+    monkeypatch.setattr(suite, "pytest", lambda rehearse: plain)
+    code = suite.main(["--budget", "60", "--logs", str(tmp_path / "logs")])
+    return code, told.read_text().split()
+
+
+def test_the_suite_takes_what_runs_on_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, ran = suite_on(tmp_path, monkeypatch, failing="triton-cuda")
+    printed = capsys.readouterr().out
+    assert code == 1, printed
+    assert ran[:2] == ["cuda-cuda", "triton-cuda"] and set(ran[2:]) == {"reference-cuda", "graph"}
+    assert "CUDA kernels: passed: 1 passed" in printed and "the rest: passed: 2 passed" in printed
+    assert "Triton kernels: FAILED: 1 failed" in printed
+    monkeypatch.undo()
+    assert {"-n", "--dist"} <= set(suite.pytest(rehearse=False))
+
+
+def test_a_suite_without_time_or_tests_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert suite.main(["--budget", "0", "--logs", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.count("no time was left") == 3
+    monkeypatch.setattr(suite, "steps", lambda rehearse: {"all": [str(tmp_path)]})
+    assert suite.main(["--rehearse", "--budget", "60", "--logs", str(tmp_path)]) == 1
+    assert "none chosen" in capsys.readouterr().out
+
+
 def sanitized(tools: Path, tmp_path: Path, script: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     (tools / "compute-sanitizer").write_text(script)
     code = sanitizer.main(["--rehearse", "--budget", "2", "--logs", str(tmp_path)])
@@ -183,11 +235,13 @@ def sanitized(tools: Path, tmp_path: Path, script: str, capsys: pytest.CaptureFi
 
 def test_sanitizer_errors_and_hangs_are_seen(tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, printed = sanitized(tools, tmp_path, "#!/bin/sh\necho '========= Invalid write'\nexit 86\n", capsys)
-    assert code == 1 and printed.count("found errors") == 2 and "Invalid write" in printed
+    assert code == 1 and "found errors" in printed and "Invalid write" in printed
     code, printed = sanitized(tools, tmp_path, "#!/bin/sh\nexit 1\n", capsys)
     assert code == 1 and "ended with exit code 1" in printed
     code, printed = sanitized(tools, tmp_path, "#!/bin/sh\nexec sleep 60\n", capsys)
-    assert code == 1 and "stopped after" in printed and "no time was left" in printed
+    assert code == 1 and "stopped after" in printed
+    assert sanitizer.main(["--rehearse", "--budget", "0", "--logs", str(tmp_path)]) == 1
+    assert "no time was left" in capsys.readouterr().out
 
 
 def test_a_sanitized_program_that_need_not_end_may_be_stopped(

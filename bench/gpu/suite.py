@@ -1,0 +1,77 @@
+"""The test-suite on a GPU: ``python -m bench.gpu.suite --budget 170``.
+
+First the CUDA kernels, then Triton's, then whatever else names the device: so the time is up where it matters least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import process
+
+FOLDERS = ("python_tests/ops", "python_tests/law", "python_tests/decoding")
+NOTHING_CHOSEN = 5
+"""pytest's exit code where no test was selected."""
+
+
+def steps(rehearse: bool) -> dict[str, list[str]]:
+    """What pytest is asked for, in order."""
+    if rehearse:
+        return {"rehearsal": ["python_tests/ops/test_uniform_samples.py", "-k", "reference"]}
+    chosen = {
+        "CUDA kernels": "cuda-cuda",
+        "Triton kernels": "triton-cuda",
+        "the rest": "cuda and not cuda-cuda and not triton-cuda and not emulated",
+    }
+    return {what: [*FOLDERS, "-m", "not model", "-k", expression] for what, expression in chosen.items()}
+
+
+def pytest(rehearse: bool) -> list[str]:
+    """pytest, in several processes and with a limit for a test, where that can be had."""
+    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", "--maxfail=40"]
+    if not rehearse and importlib.util.find_spec("xdist"):
+        command += ["-n", str(min(8, os.cpu_count() or 1)), "--dist", "loadgroup"]
+    if not rehearse and importlib.util.find_spec("pytest_timeout"):
+        command += ["--timeout", "60"]
+    return command
+
+
+def parser() -> argparse.ArgumentParser:
+    parse = argparse.ArgumentParser(prog="python -m bench.gpu.suite", description=__doc__)
+    parse.add_argument("--budget", type=float, default=170.0, help="seconds; default: 170")
+    parse.add_argument("--logs", type=Path, default=process.ROOT / "build/gpu-report")
+    parse.add_argument("--rehearse", action="store_true", help="a few tests on the CPU")
+    return parse
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    deadline = time.monotonic() + options.budget
+    bad = 0
+    for number, (what, selection) in enumerate(steps(options.rehearse).items(), start=1):
+        left = deadline - time.monotonic()
+        if left < 1:
+            print(f"{what}: no time was left")
+            bad += 1
+            continue
+        command = [*pytest(options.rehearse), *selection]
+        outcome = process.run(command, left, options.logs / f"tests-{number}.log")
+        counts = ", ".join(re.findall(r"\d+ (?:passed|failed|skipped|xfailed|errors?)", outcome.tail(3)))
+        reason = {None: "out of time", 0: "passed", NOTHING_CHOSEN: "none chosen"}.get(outcome.code, "FAILED")
+        print(f"{what}: {reason}{': ' if counts else ''}{counts} ({outcome.seconds:.0f} s)", flush=True)
+        if outcome.code not in (0, NOTHING_CHOSEN):
+            print(outcome.tail(60))
+            bad += 1
+        bad += number == 1 and "passed" not in counts  # nothing ran, or everything was skipped
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
