@@ -18,7 +18,7 @@ from typing import Any
 
 from .. import machine
 from . import plot, summary, worker
-from .journal import Journal
+from .journal import Journal, unfinished
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_PROCESSES = 12
@@ -35,8 +35,8 @@ def limit_reached(journal: Journal, started: float, deadline: float) -> str | No
     if now > deadline + GRACE_S:
         return OVER
     entries = [e for e in journal.entries() if e["time"] >= started]
-    step = journal.unfinished()
-    if step is not None and step["time"] >= started:
+    step = unfinished(entries)
+    if step is not None:
         return f"hung for {step['limit_s']:.0f} s" if now - step["time"] > step["limit_s"] else None
     last = entries[-1]["time"] if entries else started
     return f"no step for {START_S:.0f} s" if now - last > START_S else None
@@ -50,7 +50,7 @@ def run_worker(journal: Journal, command: Sequence[str], deadline: float) -> tup
         while (code := process.poll()) is None:
             if why := limit_reached(journal, started, deadline):
                 return -signal.SIGKILL, why
-            time.sleep(0.3)
+            time.sleep(0.5)
         return code, None
     finally:
         if process.poll() is None:
@@ -68,7 +68,7 @@ def measure(journal: Journal, command: Sequence[str], deadline: float) -> list[s
             return problems
         if why == OVER:  # no fault of the step that it was in
             return problems
-        step = journal.unfinished()
+        step = unfinished(journal.entries())
         error = why or f"the process ended with exit code {code}"
         problems.append(error if step is None else f"{step['begin']}: {error}")
         if step is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,16 +49,17 @@ class Journal:
                 continue
         return found
 
-    def unfinished(self) -> Mapping[str, Any] | None:
-        """The step that was begun and not ended: what a dead process died of."""
-        open_step = None
-        for entry in self.entries():
-            if "begin" in entry:
-                open_step = entry
-            elif "end" in entry:
-                open_step = None
-        return open_step
-
     def all(self, key: str) -> list[Any]:
         """The values of every line of one kind."""
         return [entry[key] for entry in self.entries() if key in entry]
+
+
+def unfinished(entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The step that was begun and not ended: what a dead process died of."""
+    step = None
+    for entry in entries:
+        if "begin" in entry:
+            step = entry
+        elif "end" in entry:
+            step = None
+    return step

@@ -46,6 +46,10 @@ def _backend(name: str) -> Callable[[str, str], str | None]:
     return why_missing
 
 
+def _triton(op: str, device: str) -> str | None:
+    return _backend("triton")(op, device) if torch.device(device).type == "cuda" else "interpreted: no time to measure"
+
+
 def _compiler(op: str, device: str) -> str | None:
     return None if shutil.which("g++") or shutil.which("clang++") else "torch.compile needs a C++ compiler"
 
@@ -81,7 +85,7 @@ PROVIDERS: dict[str, Provider] = {
     "cuda, split": Provider(own.with_strategy(1), _backend("cuda")),
     "cuda, walk": Provider(own.with_strategy(2), _backend("cuda")),
     "cuda, cluster": Provider(own.with_strategy(3), _backend("cuda")),
-    "triton": Provider(own.builders("triton"), _backend("triton")),
+    "triton": Provider(own.builders("triton"), _triton),
     "cpu": Provider(own.builders("cpu"), _backend("cpu")),
     "cpu, no draft_stats": Provider(own.builders("cpu", draft_stats=False), _backend("cpu")),
     "reference": Provider(own.builders("reference"), _backend("reference")),

@@ -34,7 +34,7 @@ from bench.gpu import (
     worker,
 )
 from bench.gpu.clock import Clock
-from bench.gpu.journal import Journal
+from bench.gpu.journal import Journal, unfinished
 from bench.inputs import Case
 from bench.providers import PROVIDERS, Provider, eager
 
@@ -369,7 +369,7 @@ def test_a_broken_device_ends_the_process(setup: measure.Setup, monkeypatch: pyt
     failing(monkeypatch, "breaks", breaking)
     monkeypatch.setattr(worker, "phases", lambda cases, roster: [(cases, ("breaks",))])
     assert worker.work([a_case()], grid.REHEARSAL, setup, time.time(), time.time() + 60) == worker.DIED
-    step = setup.journal.unfinished()
+    step = unfinished(setup.journal.entries())
     assert step is not None and step["begin"]["provider"] == "breaks"
 
 
@@ -457,7 +457,7 @@ def test_the_grid_is_whole_and_its_middle_first() -> None:
 DYING = """
 import os, sys, time
 from pathlib import Path
-from bench.gpu.journal import Journal
+from bench.gpu.journal import Journal, unfinished
 journal = Journal(Path(sys.argv[1]))
 turn = len(journal.all("failed"))
 def begin(provider, limit_s):
@@ -503,7 +503,7 @@ def test_the_end_of_the_time_is_nobodys_fault(tmp_path: Path, monkeypatch: pytes
 
 def test_a_journal_survives_half_a_line(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
-    assert journal.entries() == [] and journal.unfinished() is None
+    assert journal.entries() == [] and unfinished(journal.entries()) is None
     journal.write(rows=[1])
     with journal.path.open("a") as file:
         file.write('\n{"rows": [2')
