@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from bench import gpu_report, inputs
 from bench import plot as draw_again
@@ -36,7 +37,7 @@ from bench.gpu import (
 from bench.gpu.clock import Clock
 from bench.gpu.journal import Journal, unfinished
 from bench.inputs import Case
-from bench.providers import PROVIDERS, Provider, eager
+from bench.providers import PROVIDERS, Provider, eager, own
 
 SANITIZER = """#!/bin/sh
 echo "========= COMPUTE-SANITIZER $*"
@@ -450,6 +451,50 @@ def test_the_grid_is_whole_and_its_middle_first() -> None:
     assert all(case.dtype == torch.bfloat16 and case.device == "cuda" for case in cases)
     assert set(sum(vars(grid.GPU).values(), ())) <= set(PROVIDERS)
     assert [len(some) for some, _ in worker.phases(cases, grid.GPU)] == [225, 225, 8]
+
+
+class CpuForCuda(TorchFunctionMode):
+    """What is made on "cuda" is made on the CPU: code then runs as on a GPU, names of devices included."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        return function(*args, **kwargs)
+
+
+class CpuGenerator(torch.Generator):
+    """The same for generators."""
+
+    def __new__(cls, device: object) -> torch.Generator:
+        return super().__new__(cls, "cpu")
+
+
+def test_a_worker_goes_through_its_phases_as_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as in a rehearsal: the GPU's devices, cases, providers and phases. What is missing here says why."""
+    monkeypatch.setattr(torch, "Generator", CpuGenerator)
+    monkeypatch.setattr(hardware, "COPY_BYTES", 2**16)
+    stand_in = Provider(own.builders("cpu"), lambda op, device: None if device == "cuda" else "not asked of a GPU")
+    for name in ("cuda", "triton", "compile"):
+        monkeypatch.setitem(PROVIDERS, name, stand_in)
+    monkeypatch.setattr(grid, "is_central", lambda case: case.name == "T=1")
+    path = tmp_path / "journal"
+    now = time.time()
+    arguments = f"--journal {path} --start {now} --deadline {now + 100} --vocab 128 --batch 3 --draft 5".split()
+    with rehearsal.pretended(), CpuForCuda():
+        assert worker.main([*arguments, "--case", "T=1", "truncated", "greedy"]) == 0
+    journal = Journal(path)
+    assert [phase for phase, _ in journal.all("finished")] == [1, 1, 1, 2, 2, 2, 3]
+    facts = journal.all("facts")[0]
+    assert facts["num_cases"] == 3 and {"flashinfer", "vllm V1", "cuda, walk"} <= set(facts["missing"])
+    rows = bench.newest(journal)
+    assert {row["provider"] for row in rows} == {"cuda", "triton", "compile", "eager"}
+    assert len(rows) == len({(row["id"], row["provider"]) for row in rows})
+    assert journal.all("failed") == []
+    assert bench.left_out(journal, 3) == [] and len(bench.left_out(journal, 5)) == 2
+    with rehearsal.pretended(), CpuForCuda():  # all is done: another process finds nothing to do
+        assert worker.main([*arguments, "--case", "T=1", "truncated", "greedy"]) == 0
+    assert len(journal.all("finished")) == 7 and len(journal.all("facts")) == 1
 
 
 # ------------------------------------------------------------------------------- processes that crash or hang
