@@ -15,7 +15,7 @@ NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -nam
 HAS_TORCH := import importlib.metadata as m, re, sys; \
   sys.exit(tuple(map(int, re.findall(r"\d+", m.version("torch"))[:2])) < (2, 11))
 
-.PHONY: help test demo build bench gpu-report lint format clean FORCE
+.PHONY: help test demo build bench gpu-report sanitize lint format clean FORCE
 
 help:  ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -36,6 +36,10 @@ bench: $(INSTALLED)  ## measure the ops against their peers, on this machine
 # With the torch that is there, in or outside .venv: a machine with a GPU may have no network.
 gpu-report:  ## where there is a GPU: build, tests, sanitizer and benchmarks (9 minutes; installs nothing)
 	@$(or $(wildcard $(PY)),$(PYTHON)) -m bench.gpu_report $(ARGS)
+
+sanitize: $(INSTALLED)  ## the CUDA kernels on the CPU under ASan, UBSan and TSan, and planted defects (up to 10 minutes)
+	@$(MAKE) -s -j$(WORKERS) -C csrc/emulator/tests sanitize
+	$(PY) -m pytest -q python_tests/emulator --sanitizers $(ARGS)
 
 lint: $(INSTALLED)  ## ruff, mypy and clang-format; changes nothing
 	$(PY) -m ruff check .

@@ -87,6 +87,13 @@ def test_collective_errors_are_seen_in_every_schedule() -> None:
     assert unseen == {}
 
 
+def test_other_way_to_switch_stacks(request: pytest.FixtureRequest) -> None:
+    """What processors other than x86-64 use gives the same in every schedule."""
+    if not request.config.getoption("sanitizers"):
+        pytest.skip("needs --sanitizers")
+    assert output("ucontext", "all") == output("plain", "all")
+
+
 @pytest.mark.parametrize("kind", ["asan", "tsan"])
 def test_sanitizers(kind: str, request: pytest.FixtureRequest) -> None:
     if not request.config.getoption("sanitizers"):
