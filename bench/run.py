@@ -86,7 +86,13 @@ def tokens_per_step(case: Case, call: Call, sets: Sequence[Any]) -> float:
 def parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
     parse.add_argument("--op", nargs="+", choices=REGISTRY, default=list(REGISTRY), help="default: all")
-    parse.add_argument("--providers", nargs="+", choices=PROVIDERS, default=list(PROVIDERS), help="default: all here")
+    parse.add_argument(
+        "--providers",
+        nargs="+",
+        choices=PROVIDERS,
+        default=[name for name, p in PROVIDERS.items() if not p.gpu],
+        help="default: all here",
+    )
     parse.add_argument("--case", nargs="+", help="names of cases, such as T=1 truncated greedy overhead; default: all")
     parse.add_argument("--vocab", nargs="+", type=int, default=list(VOCABS))
     parse.add_argument("--batch", nargs="+", type=int, default=list(BATCHES))

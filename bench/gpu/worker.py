@@ -28,7 +28,7 @@ from .journal import Journal
 
 DIED = 3
 """Exit code of a process that goes no further because the device does not."""
-SHARES = (0.5, 0.92, 1.0)
+SHARES = (0.45, 0.8, 1.0)
 """How much of the time has passed when a phase ends."""
 REPEATS = 20
 MOST_DEATHS = 2
@@ -55,7 +55,7 @@ def work(cases: Sequence[Case], roster: grid.Roster, setup: measure.Setup, start
     journal = setup.journal
     done = {tuple(pair) for pair in journal.all("finished")}
     out = barred(journal)
-    seconds_each = (deadline - start) / 12000  # of 225 cases, with some 6 providers and 3 ways each, in half of it
+    seconds_each = (deadline - start) / (54 * len(cases))  # some 9 providers and 3 ways each, in half of the time
     for number, (some, names) in enumerate(phases(cases, roster), start=1):
         until = start + SHARES[number - 1] * (deadline - start)
         for case in some:

@@ -27,11 +27,14 @@ Builder = Callable[[Case], Call | None]
 
 @dataclass(frozen=True)
 class Provider:
-    """`why_missing` takes an op and a device; `peer`: whether a target's "best peer" may be this one."""
+    """`why_missing` takes an op and a device; `peer`: whether a target's "best peer" may be this one; `gpu`: whether it
+    needs one.
+    """
 
     builders: Mapping[str, Builder]
     why_missing: Callable[[str, str], str | None]
     peer: bool = False
+    gpu: bool = False
 
 
 def _always(op: str, device: str) -> None:
@@ -79,13 +82,13 @@ def _gpu_peer(*modules: str) -> Callable[[str, str], str | None]:
 
 
 PROVIDERS: dict[str, Provider] = {
-    "cuda": Provider(own.builders("cuda"), _backend("cuda")),
-    "cuda, uniforms given": Provider(own.builders("cuda", uniforms=False), _backend("cuda")),
-    "cuda, no draft_stats": Provider(own.builders("cuda", draft_stats=False), _backend("cuda")),
-    "cuda, split": Provider(own.with_strategy(1), _backend("cuda")),
-    "cuda, walk": Provider(own.with_strategy(2), _backend("cuda")),
-    "cuda, cluster": Provider(own.with_strategy(3), _backend("cuda")),
-    "triton": Provider(own.builders("triton"), _triton),
+    "cuda": Provider(own.builders("cuda"), _backend("cuda"), gpu=True),
+    "cuda, uniforms given": Provider(own.builders("cuda", uniforms=False), _backend("cuda"), gpu=True),
+    "cuda, no draft_stats": Provider(own.builders("cuda", draft_stats=False), _backend("cuda"), gpu=True),
+    "cuda, split": Provider(own.with_strategy(1), _backend("cuda"), gpu=True),
+    "cuda, walk": Provider(own.with_strategy(2), _backend("cuda"), gpu=True),
+    "cuda, cluster": Provider(own.with_strategy(3), _backend("cuda"), gpu=True),
+    "triton": Provider(own.builders("triton"), _triton, gpu=True),
     "cpu": Provider(own.builders("cpu"), _backend("cpu")),
     "cpu, no draft_stats": Provider(own.builders("cpu", draft_stats=False), _backend("cpu")),
     "reference": Provider(own.builders("reference"), _backend("reference")),
@@ -94,10 +97,10 @@ PROVIDERS: dict[str, Provider] = {
     "eager, kept draft_probs": Provider(eager.KEPT_BUILDERS, _always),
     "compile": Provider(compiled.BUILDERS, _compiler, peer=True),
     "transformers": Provider(hf.BUILDERS, _package("transformers"), peer=True),
-    "flashinfer": Provider(flashinfer.BUILDERS, _gpu_peer(flashinfer.MODULE), peer=True),
-    "vllm V1": Provider(vllm.V1_BUILDERS, _gpu_peer(vllm.V1), peer=True),
-    "vllm V2": Provider(vllm.V2_BUILDERS, _gpu_peer(vllm.V2), peer=True),
-    "sglang": Provider(sglang.BUILDERS, _gpu_peer(*sglang.MODULES), peer=True),
+    "flashinfer": Provider(flashinfer.BUILDERS, _gpu_peer(flashinfer.MODULE), peer=True, gpu=True),
+    "vllm V1": Provider(vllm.V1_BUILDERS, _gpu_peer(vllm.V1), peer=True, gpu=True),
+    "vllm V2": Provider(vllm.V2_BUILDERS, _gpu_peer(vllm.V2), peer=True, gpu=True),
+    "sglang": Provider(sglang.BUILDERS, _gpu_peer(*sglang.MODULES), peer=True, gpu=True),
 }
 OWN = ("cuda", "triton", "cpu", "reference")
 """This package's backends, best first: the first one measured is what the others' times are divided by."""
