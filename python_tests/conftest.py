@@ -7,8 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from python_tests import emulated
-from python_tests.support import Backend, present, present_emulated
+from python_tests import emulated, interpreted
+
+interpreted.prepare()  # before anything imports triton
+
+from python_tests.support import Backend, present, present_emulated  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -17,6 +20,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--schedules", type=int, default=0, metavar="N",
         help="run the tests of the emulated CUDA kernels in N random schedules as well",
+    )  # fmt: skip
+    parser.addoption(
+        "--cases", type=int, default=1500, metavar="N",
+        help="random cases of each op and backend in test_backends_agree.py (100000 in .ci/run)",
     )  # fmt: skip
     parser.addoption(
         "--sanitizers", action="store_true",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import specdec_kernels as sk
-from python_tests import emulated
+from python_tests import emulated, interpreted
 from specdec_kernels.backends import native
 
 CAPABILITIES = native._CAPABILITIES
@@ -42,7 +42,7 @@ class Backend:
 
     @contextmanager
     def limited(self) -> Iterator[None]:
-        """Within: kernels run with this backend's instruction set, or strategy and schedule."""
+        """Within: kernels run with this backend's instruction set, or strategy and schedule; Triton's are checked."""
         if self.strategy is not None:
             with emulated.running(self.strategy, self.schedule):
                 yield
@@ -51,6 +51,9 @@ class Backend:
             limit(self.capability)
             yield
             limit(before)
+        elif self.interpreted:
+            with interpreted.checked():
+                yield
         else:
             yield
 
@@ -63,9 +66,19 @@ class Backend:
         """`size`, or where interpreted at most five tiles of 1024 ids: as many in the last tile as `size` has."""
         return size if not self.interpreted or size <= 5 * 1024 else 4 * 1024 + size % 1024
 
+    def cases(self, wanted: int) -> int:
+        """How many random cases run: `wanted`, a tenth of them in a random schedule (which changes no bit, as other
+        tests prove), and under Triton's interpreter, which needs half a second for a case, a hundredth.
+        """
+        if self.name == "triton" and self.interpreted:
+            return max(24, wanted // 100)
+        return wanted if self.schedule is None else wanted // 10
+
     def batch(self, size: int) -> int:
-        """`size`, or where interpreted at most 96 (more than the emulated device runs at once)."""
-        return min(size, 96) if self.interpreted else size
+        """`size`, or where interpreted at most 96 (more than the emulated device runs at once), by Triton 6: it runs one
+        program after the other.
+        """
+        return min(size, 6 if self.name == "triton" else 96) if self.interpreted else size
 
     def __getattr__(self, op: str) -> Callable[..., Any]:
         if op.startswith("_") or not hasattr(sk, op):

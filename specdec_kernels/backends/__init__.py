@@ -90,12 +90,14 @@ def implementation(op: str, overload: Any, backend: str, device: torch.device) -
     return reach(op, overload)
 
 
+def _candidates(device: torch.device) -> list[str]:
+    """What may be taken unasked, best first: every backend but Triton's interpreter."""
+    return [name for name in _BACKENDS if (name, device.type) != ("triton", "cpu")]
+
+
 def automatic(op: str, device: torch.device) -> str:
-    """The name of the backend that ``backend=None`` takes on `device`: the first of the table that can run the op, but
-    never Triton's interpreter.
-    """
-    interpreter = "triton" if device.type == "cpu" else None
-    return next(n for n, (why_not, _) in _BACKENDS.items() if n != interpreter and why_not(op, device) is None)
+    """The name of the backend that ``backend=None`` takes on `device`: the first candidate that can run the op."""
+    return next(name for name in _candidates(device) if _BACKENDS[name][0](op, device) is None)
 
 
 class BackendTable(dict[str, dict[str, str]]):
@@ -142,8 +144,8 @@ def announce(op: str, device: torch.device) -> None:
     chosen = automatic(op, device)
     if device.type == "cuda" and not native.why_missing(op, "CUDA") and chosen != "cuda" and torch.cuda.is_available():
         redirected[device] = chosen
-    better = list(_BACKENDS)[: list(_BACKENDS).index(chosen)]
-    reasons = {name: _BACKENDS[name][0](op, device) or "interpreted" for name in better}
-    passed_over = "".join(f", not {name} ({reason})" for name, reason in reasons.items())
+    candidates = _candidates(device)
+    better = candidates[: candidates.index(chosen)]
+    passed_over = "".join(f", not {name} ({_BACKENDS[name][0](op, device)})" for name in better)
     capability = f" ({native.cpu_capability()})" if chosen == "cpu" else ""
     logger.info("%s takes %s%s on %s%s", op, chosen, capability, device.type, passed_over)

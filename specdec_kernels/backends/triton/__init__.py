@@ -14,8 +14,6 @@ This module imports no triton: it is optional.
 from __future__ import annotations
 
 import importlib.util
-import sys
-from typing import Any
 
 import torch
 
@@ -28,17 +26,15 @@ def why_not(device: torch.device) -> str | None:
         return f"tensors are on {device}"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    interpreted = _interpreted()
-    if device.type == "cpu" and not interpreted:
+    if device.type == "cpu" and not _interpreted():
         return "tensors are on cpu, and Triton's interpreter is off (TRITON_INTERPRET=1 before triton is imported)"
     return None
 
 
 def _interpreted() -> bool:
     """Whether kernels are interpreted; Triton decides that when it is imported."""
-    law: Any = sys.modules.get(f"{__name__}.law")
-    if law is not None:
-        return not hasattr(law.scan, "warmup_compiled") and type(law.scan).__name__ == "InterpretedFunction"
-    import triton
+    from triton.runtime.interpreter import InterpretedFunction
 
-    return bool(triton.knobs.runtime.interpret)
+    from .arithmetic import exp_nonpositive
+
+    return isinstance(exp_nonpositive, InterpretedFunction)

@@ -45,3 +45,8 @@ def tiles_a_program(vocab: int, on_gpu: int) -> int:
 def tiles_at_once(vocab: int) -> int:
     """Tiles whose partial results are combined in one go."""
     return min(power_of_2(tiles_of(vocab)), MOST_TILES_AT_ONCE)
+
+
+def numbers_a_program(count: int) -> int:
+    """Elements of a small array that a program works on; more under the interpreter, as in `tiles_a_program`."""
+    return min(power_of_2(count), 1 << 15 if triton.knobs.runtime.interpret else 256)

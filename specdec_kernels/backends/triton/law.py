@@ -125,22 +125,20 @@ def find_cutoff(
     if min_p > 0.0:
         likely = maximum + tl.log(min_p) * temperature
     floor = likely if MIN_P_FIRST else tl.full((), -INFINITY, tl.float32)
-    if top_k > 0:
-        floor = select(
-            floor, top_k, start, vocab, tiles, tile_max, maximum, maximum, 0.0, inverse_temperature, 0, 0, None,
-            listed, False, False, TILES,
-        )  # fmt: skip
-    if top_p < 1.0:
-        total = normalizer
-        if floor > -INFINITY:
-            _, total, _, _ = measure(
-                ordered(floor), start, vocab, tiles, tile_max, maximum, 0.0, inverse_temperature, 0, 0, None,
-                False, True, TILES,
+    for stage in range(2):  # top-k, then top-p of what it left; a loop so that the search is compiled once
+        by_mass = tl.full((), stage, tl.int32) > 0
+        active = tl.where(by_mass, (top_p < 1.0).to(tl.int32), (top_k > 0).to(tl.int32))
+        if active > 0:
+            total = normalizer
+            if by_mass & (floor > -INFINITY):
+                _, total, _, _ = measure(
+                    ordered(floor), start, vocab, tiles, tile_max, maximum, 0.0, inverse_temperature, 0, 0, None,
+                    False, TILES,
+                )  # fmt: skip
+            floor = select(
+                floor, top_k, top_p * total, by_mass, start, vocab, tiles, tile_max, maximum, maximum, 0.0,
+                inverse_temperature, 0, 0, None, listed, False, TILES,
             )  # fmt: skip
-        floor = select(
-            floor, top_p * total, start, vocab, tiles, tile_max, maximum, maximum, 0.0, inverse_temperature, 0, 0,
-            None, listed, False, True, TILES,
-        )  # fmt: skip
     floor = tl.maximum(floor, likely)
     kept_mass = tl.zeros((), tl.float32)
     cutoff = tl.full((), INFINITY, tl.float32)

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .arithmetic import high_word, low_word, philox
-from .launch import power_of_2, run
+from .launch import numbers_a_program, run
 
 
 @triton.jit(do_not_specialize=["step", "purpose", "count", "n"])
@@ -33,7 +33,7 @@ def noise_keys(seeds: Tensor, positions: Tensor, steps: Tensor | None, step: int
     """``[batch, n]`` int64: two words of philox keyed by a philox of (seed, step, purpose) at the position."""
     out = torch.empty(positions.shape, dtype=torch.int64, device=seeds.device)
     count, n = out.numel(), positions.shape[1]
-    block = min(power_of_2(count), 256)
+    block = numbers_a_program(count)
     steps = None if steps is None else steps.contiguous()
     grid = (triton.cdiv(count, block),)
     run(kernel, grid, seeds.contiguous(), positions.contiguous(), steps, step, count, n, purpose, out, BLOCK=block)

@@ -1,5 +1,5 @@
-"""Device functions on one row of logits: its values and weights, the cut-off that keeps some number or mass of them, and
-draws that walk tile masses, then ids.
+"""Device functions on one row of logits: its values and weights, the cut-off that keeps some number or mass of them,
+and draws that walk tile masses, then ids.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import triton.language as tl
 
 from .arithmetic import INFINITY, LAST_ID, TILE, exp_nonpositive, from_ordered, noise_at, noise_of_tiles, ordered
 
-CANDIDATES = tl.constexpr(4096)  # so many values are listed and selected from in registers
+CANDIDATES = tl.constexpr(2048)  # so many values are listed and selected from in registers
 LOWEST_KEY = tl.constexpr(-0x7F7FFFFF)  # key of the lowest finite float32 (as an integer of the same order), less 1
 
 
@@ -82,7 +82,7 @@ def load_values(
 @triton.jit
 def measure(
     bound, row, vocab, tiles, tile_max, maximum, cutoff, inverse_temperature, key0, key1, ids_of,
-    NOISY: tl.constexpr, BY_MASS: tl.constexpr, TILES: tl.constexpr,
+    NOISY: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """How many values have a key >= bound, their mass, the lowest such key and the highest key below.
 
@@ -102,7 +102,7 @@ def measure(
             key = ordered(x)
             reached = key >= bound
             count += tl.sum(tl.sum(reached.to(tl.int32), 1), 0)
-            if BY_MASS:
+            if not NOISY:
                 weight = tl.where(reached, weigh(x, maximum, -INFINITY, inverse_temperature), 0.0)
                 mass += tl.sum(tl.sum(weight, 1), 0)
             lowest = tl.minimum(lowest, tl.min(tl.min(tl.where(reached, key, LAST_ID), 1), 0))
@@ -111,11 +111,20 @@ def measure(
 
 
 @triton.jit
+def places(inside, TILES: tl.constexpr):
+    """The rank of each id inside, in index order, and how many there are."""
+    count = tl.sum(inside.to(tl.int32), 1)
+    before = tl.cumsum(count, 0) - count
+    return before[:, None] + tl.cumsum(inside.to(tl.int32), 1) - 1, tl.sum(count, 0)
+
+
+@triton.jit
 def select(
-    floor, goal, row, vocab, tiles, tile_max, top, maximum, cutoff, inverse_temperature, key0, key1, ids_of, listed,
-    NOISY: tl.constexpr, BY_MASS: tl.constexpr, TILES: tl.constexpr,
+    floor, wanted, wanted_mass, by_mass, row, vocab, tiles, tile_max, top, maximum, cutoff, inverse_temperature, key0, key1, ids_of,
+    listed, NOISY: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """The largest c >= floor such that the number (or mass) of values >= c reaches `goal`; floor if none does.
+    """The largest c >= floor such that the number of values >= c reaches `wanted` (or, if `by_mass`, their mass reaches
+    `wanted_mass`); floor if none does.
 
     Bisection, each bound moved on to a value of the row: over the row until few values lie between the bounds, then
     over the list of those in registers. `top` is the largest value; `listed` is scratch for `CANDIDATES` int32.
@@ -135,9 +144,9 @@ def select(
         by_value = 1 - by_value
         count, mass, lowest, highest = measure(
             middle.to(tl.int32), row, vocab, tiles, tile_max, maximum, cutoff, inverse_temperature, key0, key1,
-            ids_of, NOISY, BY_MASS, TILES,
+            ids_of, NOISY, TILES,
         )  # fmt: skip
-        enough = mass >= goal if BY_MASS else count >= goal
+        enough = tl.where(by_mass, (mass >= wanted_mass).to(tl.int32), (count >= wanted).to(tl.int32)) > 0
         if enough:
             low = tl.minimum(lowest.to(tl.int64), high - 1)
             count_low = count
@@ -153,26 +162,26 @@ def select(
                 x = load_values(
                     row, first, vocab, maximum, cutoff, inverse_temperature, key0, key1, ids_of, NOISY, TILES
                 )
-                key = tl.reshape(ordered(x), (TILES * TILE,))
+                key = ordered(x)
                 inside = (key >= low.to(tl.int32)) & (key < high)
-                place = listed_count + tl.cumsum(inside.to(tl.int32), 0) - 1
+                place, count = places(inside, TILES)
+                place += listed_count
                 tl.store(listed + place, key, mask=inside & (place < CANDIDATES))
-                listed_count += tl.sum(inside.to(tl.int32), 0)
+                listed_count += count
         tl.debug_barrier()
         slot = tl.arange(0, CANDIDATES)
         valid = slot < listed_count
         keys = tl.load(listed + slot, mask=valid, other=LOWEST_KEY)
-        weight = tl.zeros((CANDIDATES,), tl.float32)
-        if BY_MASS:
+        # each counts as one, or as its weight
+        amount = tl.full((CANDIDATES,), 1.0, tl.float32)
+        if not NOISY:
             weight = weigh(from_ordered(keys), maximum, -INFINITY, inverse_temperature)
+            amount = tl.where(by_mass, weight, amount)
+        left = tl.where(by_mass, wanted_mass - mass_high, (wanted - count_high).to(tl.float32))
         while high - low > 1:
             middle32 = ((low + high) // 2).to(tl.int32)
             reached = valid & (keys >= middle32)
-            if BY_MASS:
-                enough_listed = mass_high + tl.sum(tl.where(reached, weight, 0.0), 0) >= goal
-            else:
-                enough_listed = count_high + tl.sum(reached.to(tl.int32), 0) >= goal
-            if enough_listed:
+            if tl.sum(tl.where(reached, amount, 0.0), 0) >= left:
                 low = tl.minimum(tl.min(tl.where(reached, keys, LAST_ID), 0).to(tl.int64), high - 1)
             else:
                 below = tl.where(valid & (keys < middle32), keys, LOWEST_KEY)

@@ -11,7 +11,7 @@ from .arithmetic import BAD_PARAM, INFINITY, LAST_ID, TILE, high_word, low_word,
 from .launch import power_of_2, run, tiles_a_program, tiles_at_once, tiles_of
 from .law import Rows, find_laws
 from .noise import best_of_row, best_scores
-from .row import CANDIDATES, load_law, load_logits, load_values, select, tile_ids, walk_ids, walk_tiles, weigh
+from .row import CANDIDATES, load_law, load_logits, load_values, places, select, tile_ids, walk_ids, walk_tiles, weigh
 
 
 @triton.jit
@@ -95,8 +95,8 @@ def draw_many(
             t = first + tl.arange(0, ROW_TILES)
             top = tl.maximum(top, tl.max(tl.load(best + t, mask=t < tiles, other=-INFINITY), 0))
         bound = select(
-            tl.full((), -INFINITY, tl.float32), count, start, vocab, tiles, best, top, maximum, cutoff,
-            inverse_temperature, key0, key1, map_to, listed, True, False, TILES,
+            tl.full((), -INFINITY, tl.float32), count, 0.0, count < 0, start, vocab, tiles, best, top, maximum,
+            cutoff, inverse_temperature, key0, key1, map_to, listed, True, TILES,
         )  # fmt: skip
         found = tl.zeros((), tl.int32)
         for first in range(0, tiles, TILES):
@@ -105,13 +105,13 @@ def draw_many(
                 score = load_values(
                     start, first, vocab, maximum, cutoff, inverse_temperature, key0, key1, map_to, True, TILES
                 )
-                score = tl.reshape(score, (TILES * TILE,))
                 reached = (score >= bound) & (score > -INFINITY)
-                place = found + tl.cumsum(reached.to(tl.int32), 0) - 1
+                place, reaching = places(reached, TILES)
+                place += found
                 fits = reached & (place < CANDIDATES)
                 tl.store(listed + place, ordered(score), mask=fits)
-                tl.store(listed_ids + place, tl.reshape(tile_ids(first, TILES), (TILES * TILE,)), mask=fits)
-                found += tl.sum(reached.to(tl.int32), 0)
+                tl.store(listed_ids + place, tile_ids(first, TILES), mask=fits)
+                found += reaching
         found = tl.minimum(found, CANDIDATES)
         tl.debug_barrier()
         for i in range(found):
@@ -156,7 +156,7 @@ def sample(
         )
         run(
             draw_many, (batch * n,), *shape, noise_keys, best, draft_to_target, listed, listed_ids, found.values,
-            token, log_prob, num_samples, SLOTS=power_of_2(num_samples), TILES=tiles_a_program(vocab, 4),
+            token, log_prob, num_samples, SLOTS=power_of_2(num_samples), TILES=tiles_a_program(vocab, 2),
             ROW_TILES=tiles_at_once(vocab), warps=8,
         )  # fmt: skip
     assert found.values is not None
