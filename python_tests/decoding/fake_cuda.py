@@ -101,11 +101,10 @@ class FakeCuda:
         return self.pinned[-1]
 
     def set_sync_debug_mode(self, mode: int | str) -> None:
-        assert mode in (0, "error")
         if self._check is not None:
             self._check.__exit__(None, None, None)
             self._check = None
-        if mode == "error":
+        if mode in ("error", 2):
             self.log.append("check")
             self._check = Refusing()
             self._check.__enter__()
@@ -126,6 +125,7 @@ class FakeCuda:
         assert arguments["stream"] is self.current
         self.capture_arguments.append(arguments)
         self.log.append("capture")
+        assert self._check is None, "to begin a capture, torch waits for the device"
         if self.fail_captures:
             raise RuntimeError("operation not permitted when stream is capturing\nand a second line")
         with made.recording:

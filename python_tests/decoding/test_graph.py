@@ -376,6 +376,14 @@ def test_specdec_check_looks_at_every_status(
     assert "SPECDEC_CHECK=1" in logged(log) and not cuda.log
 
 
+def test_a_capture_under_a_check_that_was_on_already(cuda: FakeCuda) -> None:
+    def check(tokens: Any) -> None:
+        cuda.set_sync_debug_mode("default" if cuda.captures() else "error")
+
+    assert torch.equal(run(streamer=check).tokens, run().tokens)
+    assert cuda.log[: cuda.log.index("capture")].count("check") == 2 and cuda.get_sync_debug_mode() == 0
+
+
 def test_an_interrupt_leaves_nothing_under_way(cuda: FakeCuda) -> None:
     def interrupt(tokens: Any) -> None:
         if cuda.captures():

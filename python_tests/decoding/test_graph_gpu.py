@@ -100,7 +100,7 @@ def test_no_step_waits_for_the_device(name: str, captures: list[bool], monkeypat
     def watched(self: CapturedSteps, *args: Any) -> Any:
         if not self._graphs:  # what is set up at first use may wait
             return plain(self, *args)
-        with graph._no_synchronisation():
+        with graph._sync_debug_mode("error"):
             return plain(self, *args)
 
     monkeypatch.setattr(CapturedSteps, "_launch", watched)

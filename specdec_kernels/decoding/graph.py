@@ -232,7 +232,7 @@ class CapturedSteps(Steps):
     def _checked(self, step: Callable[[], Tensor]) -> Tensor:
         """Run `step`, and find out whether it waits for the device anywhere."""
         try:
-            with _no_synchronisation():
+            with _sync_debug_mode("error"):
                 return step()
         except RuntimeError as error:
             self._give_up(error)
@@ -242,9 +242,11 @@ class CapturedSteps(Steps):
         """Capture `step`, which does not run it."""
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads may go on using the GPU: a capture must only be kept from what this thread does.
+            # Torch waits for the device to begin a capture. Other threads may go on using the GPU: a capture must only
+            # be kept from what this thread does.
             with (
                 _capturing,
+                _sync_debug_mode("default"),
                 torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
             ):
                 outcome = step()
@@ -262,10 +264,10 @@ class CapturedSteps(Steps):
 
 
 @contextmanager
-def _no_synchronisation() -> Iterator[None]:
-    """Within, torch raises where the host would wait for the device; in other threads too, hence for one step alone."""
+def _sync_debug_mode(mode: str) -> Iterator[None]:
+    """Within "error", torch raises where the host would wait for the device; in other threads too, so keep it short."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode(mode)
     try:
         yield
     finally:
