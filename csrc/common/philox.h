@@ -11,6 +11,11 @@ struct Words4 {
   uint32_t word[4];
 };
 
+// Word i modulo 4, by selection: an index known only at run time would put the words into a GPU's local memory.
+SPECDEC_HD uint32_t word_of(const Words4& w, uint32_t i) {
+  return i & 2 ? (i & 1 ? w.word[3] : w.word[2]) : (i & 1 ? w.word[1] : w.word[0]);
+}
+
 constexpr uint32_t kPhiloxM0 = 0xD2511F53u, kPhiloxM1 = 0xCD9E8D57u;  // multipliers
 constexpr uint32_t kPhiloxW0 = 0x9E3779B9u, kPhiloxW1 = 0xBB67AE85u;  // key increments
 constexpr int kPhiloxRounds = 10;
@@ -35,7 +40,7 @@ SPECDEC_HD uint32_t high_word(int64_t x) { return uint32_t(uint64_t(x) >> 32); }
 // The index-th uniform of a (seed, step, purpose): a multiple of 2^-24 in [0, 1).
 SPECDEC_HD float uniform_sample(int64_t seed, int64_t step, uint32_t purpose, uint32_t index) {
   const Words4 bits = philox(low_word(seed), high_word(seed), index / 4, purpose, low_word(step), high_word(step));
-  return float(bits.word[index % 4] >> 8) * 0x1p-24f;
+  return float(word_of(bits, index) >> 8) * 0x1p-24f;
 }
 
 // The key of the noise at a position.
@@ -47,7 +52,7 @@ SPECDEC_HD int64_t noise_key(int64_t seed, int64_t position, int64_t step, uint3
 
 // The 32 bits behind the noise of a target id.
 SPECDEC_HD uint32_t noise_bits(int64_t key, uint32_t id) {
-  return philox(low_word(key), high_word(key), id / 4, 0, 0, kNoiseStream).word[id % 4];
+  return word_of(philox(low_word(key), high_word(key), id / 4, 0, 0, kNoiseStream), id);
 }
 
 // G = -log(-log1p(-t)), t = (bits + 0.5) * 2^-32 kept in (0, 1).

@@ -9,10 +9,11 @@ namespace specdec::cuda {
 struct DraftLaw {
   enum class Kind : int32_t { kNone, kPoint, kLogits, kProbs };
   Kind kind = Kind::kNone;
-  int32_t token = -1;            // kPoint: where all mass is
-  RowView row{};                 // kLogits, kProbs
-  RowLaw law{};                  // kLogits
-  const int64_t* map = nullptr;  // the draft id of each target id below map_size, -1 where there is none; null: the same
+  int32_t token = -1;  // kPoint: where all mass is
+  RowView row{};       // kLogits, kProbs
+  RowLaw law{};        // kLogits
+  const int64_t* map =
+      nullptr;  // the draft id of each target id below map_size, -1 where there is none; null: the same
   int64_t map_size = 0;
 
   __device__ float prob(int32_t id) const {

@@ -6,10 +6,10 @@
 
 namespace specdec::cuda {
 
-constexpr int kMaxListed = 4096;    // values listed at most
-constexpr int kCounted = 128;       // up to so many, a cut-off is found by comparing all with all
-constexpr int kTopGroups = 512;     // top-p alone first lists what reaches the so-many-th largest group maximum
-constexpr int kDigits = 256;        // a digit of a radix selection has 8 bits
+constexpr int kMaxListed = 4096;  // values listed at most
+constexpr int kCounted = 128;     // up to so many, a cut-off is found by comparing all with all
+constexpr int kTopGroups = 512;   // top-p alone first lists what reaches the so-many-th largest group maximum
+constexpr int kDigits = 256;      // a digit of a radix selection has 8 bits
 
 using Fixed = unsigned long long;
 
@@ -82,13 +82,27 @@ __device__ float radix_select(Each each, Measure measure, Fixed goal, int bits) 
   return key <= ordered(-INFINITY) ? -INFINITY : from_ordered(key);
 }
 
-// Finds cut-offs in one row by one block; every member is called by all its threads and returns the same to all.
+// A row that a block reads, in shared memory: what all its threads know alike.
+struct Reading {
+  RowView row;
+  Sampling sampling;
+  TileTable table;
+  float* list;  // kMaxListed floats of shared memory, or null where nothing is cut
+  RowLaw law;
+};
+
+// Finds a row's cut-off by one block; every member is called by all its threads and returns the same to all. The law has
+// the row's max and temperature and, where cut.whole, its normaliser.
 class Truncation {
  public:
-  // `law` has the row's max and temperature and, where cut.whole, its normaliser.
-  __device__ Truncation(const RowView& row, const Sampling& sampling, const Cut& cut, const RowLaw& law,
-                        const TileTable& table, float* list)
-      : row_(row), sampling_(sampling), cut_(cut), law_(law), table_(table), list_(list), fixed_(row.vocab) {}
+  __device__ explicit Truncation(const Reading& r)
+      : row_(r.row),
+        sampling_(r.sampling),
+        law_(r.law),
+        table_(r.table),
+        list_(r.list),
+        cut_(cut_of(r.sampling, r.row.vocab)),
+        fixed_(r.row.vocab) {}
 
   // The smallest logit kept, and the normaliser of what is kept.
   struct Found {
@@ -169,7 +183,8 @@ class Truncation {
 
   // The warp appends one group: lane l takes ids 4 (l % 8) … of its run l / 8.
   __device__ void list_group(int group, float bound, int* count) {
-    const int32_t first = group / kGroups * kTile + (lane_id() / 8 * 32 + group % kGroups * 4) * kRun + lane_id() % 8 * 4;
+    const int32_t first =
+        group / kGroups * kTile + (lane_id() / 8 * 32 + group % kGroups * 4) * kRun + lane_id() % 8 * 4;
     float x[4];
     unsigned kept[4];
     int total = 0;
@@ -248,18 +263,18 @@ class Truncation {
     return radix_select([&](auto f) { for_each_in_row(floor, f); }, measure, goal, 32);
   }
 
-  const RowView row_;
-  const Sampling sampling_;
-  const Cut cut_;
-  const RowLaw law_;
-  const TileTable table_;
+  const RowView& row_;
+  const Sampling& sampling_;
+  const RowLaw& law_;
+  const TileTable& table_;
   float* const list_;
+  const Cut cut_;
   const FixedScale fixed_;
   int count_ = 0;
 };
 
 // Out of line: it is long, and most rows are not cut.
-static __device__ __noinline__ Truncation::Found find_cut(Truncation truncation) { return truncation.find(); }
+static __device__ __noinline__ Truncation::Found find_cut(const Reading& reading) { return Truncation(reading).find(); }
 
 // The lowest id of the largest logit, by one block.
 __device__ __forceinline__ int32_t find_argmax(const RowView& row, const TileTable& table, float max) {
@@ -287,50 +302,64 @@ __device__ __forceinline__ int32_t find_argmax(const RowView& row, const TileTab
   return id;
 }
 
-// The law of a row that has been scanned, by one block; the same in every thread. Makes table.mass relative to the row's
-// maximum where nothing is cut. `list`: kMaxListed floats of shared memory, or null where nothing is cut.
-__device__ __forceinline__ RowLaw find_law(const RowView& row, const Sampling& sampling, const TileTable& table,
-                                           bool need_argmax, float* list) {
-  const int tiles = row.tiles();
+// f() by one thread; what it writes to shared memory is there for the whole block.
+template <class F>
+__device__ __forceinline__ void by_one(F f) {
+  __syncthreads();
+  if (threadIdx.x == 0) f();
+  __syncthreads();
+}
+
+// Finds the law of a row that has been scanned, by one block. Makes table.mass relative to the row's maximum where the
+// whole row's mass is needed.
+__device__ __forceinline__ void find_law(Reading& reading, bool need_argmax) {
+  const TileTable& table = reading.table;
+  const int tiles = reading.row.tiles();
   float max = -INFINITY;
   int32_t flags = 0;
   for (int tile = int(threadIdx.x); tile < tiles; tile += int(blockDim.x)) {
     max = fmaxf(max, table.max[tile]);
     flags |= table.flags[tile];
   }
-  RowLaw law{};
-  law.max = max = block_reduce(max, -INFINITY, Max{});
-  law.status = block_reduce(flags, 0, Or{}) | sampling.status | (max == INFINITY ? kInf : 0) |
-               (max == -INFINITY ? kEmptyRow : 0);
-  law.inverse_temperature = sampling.inverse_temperature;
-  law.cutoff = -INFINITY;
-  law.normalizer = law.inverse_normalizer = 1.0f;
-  law.one_hot = sampling.greedy || isinf(max);
-  if ((need_argmax || law.one_hot) && max > -INFINITY) law.argmax = find_argmax(row, table, max);
-  if (law.one_hot) return law;
+  max = block_reduce(max, -INFINITY, Max{});
+  flags = block_reduce(flags, 0, Or{}) | (max == INFINITY ? kInf : 0) | (max == -INFINITY ? kEmptyRow : 0);
+  const bool one_hot = reading.sampling.greedy || isinf(max);
+  int32_t argmax = 0;
+  if ((need_argmax || one_hot) && max > -INFINITY) argmax = find_argmax(reading.row, table, max);
+  by_one([&] {
+    RowLaw law{};
+    law.max = max;
+    law.cutoff = -INFINITY;
+    law.inverse_temperature = reading.sampling.inverse_temperature;
+    law.normalizer = law.inverse_normalizer = 1.0f;
+    law.argmax = argmax;
+    law.status = flags | reading.sampling.status;
+    law.one_hot = one_hot;
+    reading.law = law;
+  });
+  if (one_hot) return;
 
-  const Cut cut = cut_of(sampling, row.vocab);
+  const Cut cut = cut_of(reading.sampling, reading.row.vocab);
   if (cut.whole) {
-    SPECDEC_SHARED(float, total, 1);
-    const float scale = sampling.inverse_temperature * kLog2E;
+    const float scale = reading.sampling.inverse_temperature * kLog2E;
     for (int tile = int(threadIdx.x); tile < tiles; tile += int(blockDim.x))
       table.mass[tile] *= fast_exp2((table.max[tile] - max) * scale);
     __syncthreads();
     if (warp_id() == 0) {
-      const float sum = ordered_sum(table.mass, tiles);
-      if (lane_id() == 0) total[0] = sum;
+      const float total = ordered_sum(table.mass, tiles);
+      if (lane_id() == 0) reading.law.normalizer = total;
     }
     __syncthreads();
-    law.normalizer = total[0];
-    __syncthreads();
   }
-  if (cut.any) {
-    const Truncation::Found found = find_cut(Truncation(row, sampling, cut, law, table, list));
-    law.cutoff = found.cutoff;
-    law.normalizer = found.normalizer;
-  }
-  law.inverse_normalizer = 1.0f / law.normalizer;
-  return law;
+  Truncation::Found found{-INFINITY, 0.0f};
+  if (cut.any) found = find_cut(reading);
+  by_one([&] {
+    if (cut.any) {
+      reading.law.cutoff = found.cutoff;
+      reading.law.normalizer = found.normalizer;
+    }
+    reading.law.inverse_normalizer = 1.0f / reading.law.normalizer;
+  });
 }
 
 // Row `index` of RowStats, by one thread.

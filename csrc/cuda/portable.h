@@ -7,8 +7,10 @@
 
 #include <utility>
 
-// A static array in shared memory, and the dynamic shared memory of the launch.
-#define SPECDEC_SHARED(type, name, count) __shared__ type name[count]
+// A static array in shared memory, of a trivially copyable type and not initialised; the launch's dynamic shared memory.
+#define SPECDEC_SHARED(type, name, count)                                      \
+  __shared__ __align__(16) unsigned char name##_bytes[sizeof(type) * (count)]; \
+  type* const name = reinterpret_cast<type*>(name##_bytes)
 #define SPECDEC_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 
 namespace specdec::cuda {

@@ -4,7 +4,7 @@ namespace specdec::cuda {
 namespace {
 
 // log sum exp and entropy of the raw row (temperature 1, nothing cut) from its tiles, by one warp.
-__device__ void raw_moments(const ReadRow& read, float* log_normalizer, float* entropy) {
+__device__ void raw_moments(const Reading& read, float* log_normalizer, float* entropy) {
   *log_normalizer = read.law.max;
   *entropy = 0.0f;
   if (isinf(read.law.max)) return;
@@ -28,13 +28,15 @@ __device__ void raw_moments(const ReadRow& read, float* log_normalizer, float* e
   *entropy = logf(sum) - weighted / sum;
 }
 
-__global__ void __launch_bounds__(kRowThreads) row_stats_kernel(RowSet set, StatsOut out) {
+__global__ void __launch_bounds__(kRowThreads, 2)
+    row_stats_kernel(const __grid_constant__ RowSet set, const __grid_constant__ StatsOut out) {
   SPECDEC_DYNAMIC_SHARED(shared);
-  const ReadRow read = read_row(set, shared);
+  SPECDEC_SHARED(Reading, read, 1);
+  read_row(set, shared, read[0]);
   if (warp_id() != 0) return;
   float log_normalizer = -INFINITY, entropy = -INFINITY;
-  if (set.raw) raw_moments(read, &log_normalizer, &entropy);
-  if (lane_id() == 0) write_stats(read.law, out, read.index, log_normalizer, entropy);
+  if (set.raw) raw_moments(read[0], &log_normalizer, &entropy);
+  if (lane_id() == 0) write_stats(read[0].law, out, blockIdx.x, log_normalizer, entropy);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 namespace specdec::cuda {
 
 constexpr int kRowThreads = 256;
-constexpr int kMostSharedTiles = 1024;  // a longer row's table stays in device memory
+constexpr int kMostSharedTiles = 512;  // a longer row's table stays in device memory
 
 // Threads of a block that reads whole rows: a warp a tile, of 4 warps at least.
 inline unsigned threads_for(int tiles, int most) { return 32u * unsigned(std::clamp(tiles, 4, most / 32)); }
@@ -20,8 +20,8 @@ struct RowSet {
   Rows rows;
   int64_t n;
   SamplingArgs params;
-  bool raw;       // also the raw moments
-  bool listed;    // blocks with a whole row have a list of kMaxListed floats in shared memory, before their table
+  bool raw;     // also the raw moments
+  bool listed;  // blocks with a whole row have a list of kMaxListed floats in shared memory, before their table
   float* tables = nullptr;  // [rows, tiles, TileTable::kNumbers] in device memory; null: each block has its own, shared
   __device__ RowView row(int64_t index) const { return row_view(rows, index / n, index % n); }
   __device__ Sampling sampling(int64_t index) const { return sampling_of(params, index / n); }
@@ -67,29 +67,20 @@ inline cudaError_t plan_rows(const RowSet& set, int64_t batch, const Launch& lau
   return launch_scan(plan->set, count, launch.stream);
 }
 
-// What a block of such a kernel knows of its row.
-struct ReadRow {
-  int64_t index;
-  RowView row;
-  Sampling sampling;
-  TileTable table;
-  RowLaw law;
-};
-
-// `shared`: the kernel's dynamic shared memory.
-__device__ __forceinline__ ReadRow read_row(const RowSet& set, unsigned char* shared) {
-  ReadRow read;
-  read.index = blockIdx.x;
-  read.row = set.row(read.index);
-  read.sampling = set.sampling(read.index);
-  float* list = reinterpret_cast<float*>(shared);
-  read.table = set.table(read.index, list + (set.listed ? kMaxListed : 0));
+// The first thing that a block of such a kernel does; `shared`: its dynamic shared memory.
+__device__ __forceinline__ void read_row(const RowSet& set, unsigned char* shared, Reading& reading) {
+  const int64_t index = blockIdx.x;
+  by_one([&] {
+    reading.row = set.row(index);
+    reading.sampling = set.sampling(index);
+    reading.list = reinterpret_cast<float*>(shared);
+    reading.table = set.table(index, reading.list + (set.listed ? kMaxListed : 0));
+  });
   if (set.tables)
     wait_for_previous();
   else
-    scan_row<false>(read.row, scan_plan(read.sampling, read.row.vocab, set.raw), read.table);
-  read.law = find_law(read.row, read.sampling, read.table, true, list);
-  return read;
+    scan_row<false>(reading.row, scan_plan(reading.sampling, reading.row.vocab, set.raw), reading.table);
+  find_law(reading, true);
 }
 
 }  // namespace specdec::cuda

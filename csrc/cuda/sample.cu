@@ -22,16 +22,14 @@ __device__ void write_drawn(const SampleArgs& args, const RowView& row, const Ro
 }
 
 // One id by a uniform; in every lane of warp 0.
-__device__ int32_t draw_by_uniform(const ReadRow& read, float uniform) {
-  const Remainder from{read.row, read.law, cut_of(read.sampling, read.row.vocab).any, 1.0f, {}};
-  if (from.cut) {  // then the table has no masses yet
-    for (int tile = warp_id(); tile < read.row.tiles(); tile += num_warps()) {
-      const float mass = from.mass(tile, read.table);
-      if (lane_id() == 0) read.table.mass[tile] = mass;
-    }
+__device__ int32_t draw_by_uniform(const Reading& read, float uniform) {
+  SPECDEC_SHARED(Remainder, from, 1);
+  by_one([&] { from[0] = {read.row, read.law, cut_of(read.sampling, read.row.vocab).any, 1.0f, {}}; });
+  if (from[0].cut) {  // then the table has no masses yet
+    masses_of(from[0], read.table, read.table.mass, 0, 1);
     __syncthreads();
   }
-  return warp_id() == 0 ? draw_id(from, read.table.mass, uniform) : -1;
+  return warp_id() == 0 ? draw_id(from[0], read.table.mass, uniform) : -1;
 }
 
 // Sorts keys[0 … size), size a power of two, in descending order, by the block.
@@ -50,7 +48,7 @@ __device__ void sort_descending(Fixed* keys, int size) {
 }
 
 // The num_samples best noisy ids, best first, by the block (Gumbel top-k: draws without replacement).
-__device__ void draw_many(const SampleArgs& args, const ReadRow& read, int64_t noise_key, Fixed* keys) {
+__device__ void draw_many(const SampleArgs& args, const Reading& read, int64_t noise_key, Fixed* keys) {
   SPECDEC_SHARED(int, count, 1);
   const float limit = kNoLimit;
   const auto each = [&](auto f) {
@@ -74,14 +72,18 @@ __device__ void draw_many(const SampleArgs& args, const ReadRow& read, int64_t n
   for (int i = drawn + int(threadIdx.x); i < size; i += int(blockDim.x)) keys[i] = 0;
   sort_descending(keys, size);
   for (int i = int(threadIdx.x); i < args.num_samples; i += int(blockDim.x))
-    write_drawn(args, read.row, read.law, read.index, i, i < drawn ? noisy_id(keys[i]) : -1);
+    write_drawn(args, read.row, read.law, int64_t(blockIdx.x), i, i < drawn ? noisy_id(keys[i]) : -1);
 }
 
-__global__ void __launch_bounds__(kRowThreads) sample_kernel(RowSet set, SampleArgs args, NoiseState noise) {
+__global__ void __launch_bounds__(kRowThreads, 2)
+    sample_kernel(const __grid_constant__ RowSet set, const __grid_constant__ SampleArgs args,
+                  const __grid_constant__ NoiseState noise) {
   SPECDEC_DYNAMIC_SHARED(shared);
+  SPECDEC_SHARED(Reading, reading, 1);
   allow_next();
-  ReadRow read = read_row(set, shared);
-  const int64_t index = read.index;
+  read_row(set, shared, reading[0]);
+  const Reading& read = reading[0];
+  const int64_t index = blockIdx.x;
   const bool noisy = args.noise_keys && !read.law.one_hot;
   int32_t id = read.law.argmax;
   if (noisy && args.num_samples > 1) {
@@ -95,7 +97,10 @@ __global__ void __launch_bounds__(kRowThreads) sample_kernel(RowSet set, SampleA
     id = noisy_id(block_reduce(best.key, Fixed(0), Max{}));
   } else if (!args.noise_keys && args.uniform_samples && !read.law.one_hot) {
     float uniform = args.uniform_samples[index];
-    if (!is_uniform(uniform)) read.law.status |= kBadParam, uniform = 0.0f;
+    if (!is_uniform(uniform)) {
+      by_one([&] { reading[0].law.status |= kBadParam; });
+      uniform = 0.0f;
+    }
     id = draw_by_uniform(read, uniform);
   }
   if (noise.laws && threadIdx.x == 0) {
@@ -111,8 +116,9 @@ __global__ void __launch_bounds__(kRowThreads) sample_kernel(RowSet set, SampleA
 }
 
 // Noise on split rows; the last block to arrive at a row writes its draw.
-__global__ void __launch_bounds__(kRowThreads) noise_kernel(RowSet set, SampleArgs args, int64_t chunks,
-                                                            NoiseState noise) {
+__global__ void __launch_bounds__(kRowThreads, 2)
+    noise_kernel(const __grid_constant__ RowSet set, const __grid_constant__ SampleArgs args, int64_t chunks,
+                 const __grid_constant__ NoiseState noise) {
   wait_for_previous();
   const int64_t index = blockIdx.x / chunks;
   const RowView row = set.row(index);

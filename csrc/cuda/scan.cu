@@ -3,7 +3,7 @@
 namespace specdec::cuda {
 namespace {
 
-__global__ void __launch_bounds__(kRowThreads) scan_rows_kernel(RowSet set, int64_t chunks) {
+__global__ void __launch_bounds__(kRowThreads, 2) scan_rows_kernel(RowSet set, int64_t chunks) {
   allow_next();
   const int64_t index = blockIdx.x / chunks;
   const RowView row = set.row(index);

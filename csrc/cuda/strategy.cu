@@ -51,6 +51,4 @@ bool hopper_code() {
 
 }  // namespace specdec::cuda
 
-void specdec_cuda_force_strategy(int strategy) {
-  specdec::cuda::forced.store(strategy, std::memory_order_relaxed);
-}
+void specdec_cuda_force_strategy(int strategy) { specdec::cuda::forced.store(strategy, std::memory_order_relaxed); }

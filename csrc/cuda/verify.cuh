@@ -94,6 +94,13 @@ __device__ __forceinline__ bool reads_draft(const VerifyArgs& args) {
   return args.draft_probs.data || (args.draft.data && !args.draft_values);
 }
 
+// Of a row of probabilities read as logits: the one flag that they can set.
+__device__ __forceinline__ RowLaw flags_alone(RowLaw law) {
+  law.status &= kNaN;
+  law.one_hot = false;
+  return law;
+}
+
 // The draft's law at position i. `read`: the row's law where reads_draft, of which probabilities have only a status.
 __device__ __forceinline__ DraftLaw draft_law(const VerifyArgs& args, const Span& span, int64_t b, int64_t i,
                                               const RowLaw& read) {

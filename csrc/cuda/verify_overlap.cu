@@ -5,12 +5,6 @@
 namespace specdec::cuda {
 namespace {
 
-// The law of a row, read by the block.
-__device__ RowLaw law_of(const RowView& row, const Sampling& sampling, const TileTable& table, float* list) {
-  scan_row<false>(row, scan_plan(sampling, row.vocab, false), table);
-  return find_law(row, sampling, table, false, list);
-}
-
 __device__ float overlap_of_tile(const RowView& row, const RowLaw& law, const DraftLaw& draft, int tile) {
   float sum = 0.0f;
 #pragma unroll 1
@@ -28,9 +22,11 @@ __device__ float overlap_of_tile(const RowView& row, const RowLaw& law, const Dr
 }
 
 // `tables`: of each position [tiles + draft tiles, TileTable::kNumbers].
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, 2)
     overlap_kernel(const __grid_constant__ VerifyArgs args, float* tables, int tiles, int draft_tiles) {
   SPECDEC_DYNAMIC_SHARED(shared);
+  SPECDEC_SHARED(Reading, read, 1);
+  SPECDEC_SHARED(DraftLaw, q, 1);
   const int64_t position = blockIdx.x, b = position / args.num_draft, i = position % args.num_draft;
   const Span span = find_span(args, b);
   if (span.idle || i >= span.length) {
@@ -38,14 +34,22 @@ __global__ void __launch_bounds__(kRowThreads)
     return;
   }
   float* base = tables + position * (tiles + draft_tiles) * TileTable::kNumbers;
-  float* list = reinterpret_cast<float*>(shared);
-  const TileTable table(base, tiles), draft_table(base + tiles * TileTable::kNumbers, draft_tiles);
   const RowView row = target_row(args, span, i);
-  const RowLaw law = law_of(row, target_sampling(args, b), table, list);
-  RowLaw read{};
-  if (args.draft.data && reads_draft(args))
-    read = law_of(draft_row(args, span, i), sampling_of(args.draft_params, b), draft_table, list);
-  const DraftLaw draft = draft_law(args, span, b, i, read);
+  const TileTable table(base, tiles);
+  // The draft's row first, if it must be read, then the target's: one place where a row is read.
+  for (int part = args.draft.data && reads_draft(args) ? 0 : 1; part < 2; ++part) {
+    by_one([&] {
+      if (part == 1) q[0] = draft_law(args, span, b, i, read[0].law);
+      read[0] = {part ? row : draft_row(args, span, i),
+                 part ? target_sampling(args, b) : sampling_of(args.draft_params, b),
+                 part ? table : TileTable(base + tiles * TileTable::kNumbers, draft_tiles),
+                 reinterpret_cast<float*>(shared), RowLaw{}};
+    });
+    scan_row<false>(read[0].row, scan_plan(read[0].sampling, read[0].row.vocab, false), read[0].table);
+    find_law(read[0], false);
+  }
+  const RowLaw& law = read[0].law;
+  const DraftLaw& draft = q[0];
   if (draft.kind == DraftLaw::Kind::kPoint) {
     if (threadIdx.x == 0) args.overlap[position] = prob_at(row, law, draft.token);
     return;

@@ -48,8 +48,8 @@ int64_t tasks(const VerifyArgs& args) {
   return args.batch * (args.num_draft + 1 + (drafts ? args.num_draft : 0));
 }
 
-__global__ void __launch_bounds__(kRowThreads) verify_scan_kernel(const __grid_constant__ VerifyArgs args,
-    const __grid_constant__ Workspace work) {
+__global__ void __launch_bounds__(kRowThreads, 2)
+    verify_scan_kernel(const __grid_constant__ VerifyArgs args, const __grid_constant__ Workspace work) {
   allow_next();
   const Task task(args, blockIdx.x / work.chunks);
   if (!task.needed) return;
@@ -61,22 +61,24 @@ __global__ void __launch_bounds__(kRowThreads) verify_scan_kernel(const __grid_c
     scan_tile(task.row, tile, plan, table, [](auto* address, auto value) { *address = value; });
 }
 
-__global__ void __launch_bounds__(kRowThreads) verify_laws_kernel(const __grid_constant__ VerifyArgs args,
-    const __grid_constant__ Workspace work) {
+__global__ void __launch_bounds__(kRowThreads, 2)
+    verify_laws_kernel(const __grid_constant__ VerifyArgs args, const __grid_constant__ Workspace work) {
   SPECDEC_DYNAMIC_SHARED(shared);
+  SPECDEC_SHARED(Reading, read, 1);
   allow_next();
   const Task task(args, blockIdx.x);
   wait_for_previous();
   if (threadIdx.x == 0 && task.i == 0 && !task.is_draft) work.arrived[task.b] = 0;
   if (!task.needed) return;
-  const TileTable table =
-      table_of(task.is_draft ? work.draft_tables : work.target_tables, task.index, task.row.tiles());
-  RowLaw law = find_law(task.row, task.sampling, table, false, reinterpret_cast<float*>(shared));
+  float* tables = task.is_draft ? work.draft_tables : work.target_tables;
+  by_one([&] {
+    read[0] = {task.row, task.sampling, table_of(tables, task.index, task.row.tiles()),
+               reinterpret_cast<float*>(shared), RowLaw{}};
+  });
+  find_law(read[0], false);
   if (threadIdx.x != 0) return;
-  if (task.is_draft && args.draft_probs.data) {
-    law.status &= kNaN;
-    law.one_hot = false;
-  }
+  RowLaw law = read[0].law;
+  if (task.is_draft && args.draft_probs.data) law = flags_alone(law);
   (task.is_draft ? work.draft_laws : work.target_laws)[task.index] = law;
   if (!task.is_draft && work.best) work.best[task.index] = 0;
 }
@@ -135,12 +137,10 @@ class Decision {
 
   // What is left of P at position i, by the target's law alone (a bonus) or after scale P has lost Q.
   __device__ void set_remainder(int64_t i, float scale) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
+    by_one([&] {
       const bool bonus = i == span_.length;
       from_ = {row(i), target(i), cut_, bonus ? 1.0f : scale, bonus ? DraftLaw{} : draft(i)};
-    }
-    __syncthreads();
+    });
   }
 
   // Its masses, this block's share of the tiles.
@@ -163,9 +163,7 @@ class Decision {
       __syncthreads();
       out_.final = box[0];
       if (out_.final >= 0) return;
-      __syncthreads();
-      if (threadIdx.x == 0) from_.draft = DraftLaw{};
-      __syncthreads();
+      by_one([&] { from_.draft = DraftLaw{}; });
       masses_of(from_, table, mass, 0, 1);
       __syncthreads();
     }
@@ -285,8 +283,8 @@ class Decision {
   bool cut_, writes_;  // writes_: this block writes the outputs
 };
 
-__global__ void __launch_bounds__(kRowThreads) verify_decide_kernel(const __grid_constant__ VerifyArgs args,
-    const __grid_constant__ Workspace work) {
+__global__ void __launch_bounds__(kRowThreads, 2)
+    verify_decide_kernel(const __grid_constant__ VerifyArgs args, const __grid_constant__ Workspace work) {
   SPECDEC_SHARED(Remainder, from, 1);
   wait_for_previous();
   Decision(args, work, blockIdx.x / work.chunks, from[0]).run();
@@ -307,14 +305,12 @@ cudaError_t verify_split(const VerifyArgs& args, const Launch& launch) {
   work.target_tables = scratch<float>(launch, target_rows * tiles * TileTable::kNumbers);
   work.target_laws = scratch<RowLaw>(launch, target_rows);
   if (args.draft_probs.data || (args.draft.data && !args.draft_values)) {
-    const int64_t draft_tiles =
-        ((args.draft.data ? args.draft.vocab : args.draft_probs.vocab) + kTile - 1) / kTile;
+    const int64_t draft_tiles = ((args.draft.data ? args.draft.vocab : args.draft_probs.vocab) + kTile - 1) / kTile;
     work.draft_tables = scratch<float>(launch, args.total * draft_tiles * TileTable::kNumbers);
     work.draft_laws = scratch<RowLaw>(launch, args.total);
   }
   if (args.acceptance == Acceptance::kToken || args.acceptance == Acceptance::kBlock)
-    work.mass =
-        scratch<float>(launch, tiles * (args.acceptance == Acceptance::kBlock ? target_rows : args.batch));
+    work.mass = scratch<float>(launch, tiles * (args.acceptance == Acceptance::kBlock ? target_rows : args.batch));
   if (noisy) work.best = scratch<Fixed>(launch, target_rows);
   work.arrived = scratch<unsigned>(launch, args.batch);
 

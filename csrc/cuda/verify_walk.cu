@@ -18,13 +18,13 @@ size_t shared_bytes(const VerifyArgs& args, bool listed) {
 
 // Long and called from several places: out of line, each is there once.
 template <bool kClustered>
-__device__ __noinline__ RowLaw read_row(RowView row, Sampling sampling, TileTable table, float* list) {
-  scan_row<kClustered>(row, scan_plan(sampling, row.vocab, false), table);
-  return find_law(row, sampling, table, false, list);
+__device__ __noinline__ void read_row(Reading& reading) {
+  scan_row<kClustered>(reading.row, scan_plan(reading.sampling, reading.row.vocab, false), reading.table);
+  find_law(reading, false);
 }
 
 template <bool kClustered>
-__device__ __noinline__ Fixed best_noisy(const Remainder& from, TileTable table, int64_t key) {
+__device__ __noinline__ Fixed best_noisy(const Remainder& from, const TileTable& table, int64_t key) {
   BestNoisy best;
   Team<kClustered>::for_each_tile(from.row.tiles(), [&](int tile) {
     if (table.max[tile] >= from.law.cutoff) best.see(from.row, from.law, tile, key, nullptr);
@@ -35,7 +35,7 @@ __device__ __noinline__ Fixed best_noisy(const Remainder& from, TileTable table,
 // What all threads of a block know alike is kept in shared memory, not in everybody's registers.
 struct State {
   Span span;
-  Sampling target, draft;
+  Reading target, draft;
   Remainder now, best;  // at the present position, and (block rule) at the last one that was a success
 };
 
@@ -48,18 +48,19 @@ class Walk {
   __device__ Walk(const VerifyArgs& args, int64_t b, State& state, bool listed, float* shared)
       : args_(args), state_(state), b_(b) {
     const Span span = find_span(args, b);
-    by_one([&] {
-      state_.span = span;
-      state_.target = target_sampling(args, b);
-      state_.draft = sampling_of(args.draft_params, b);
-      if (args.draft_probs.data) state_.draft = made_greedy(state_.draft);  // of those only the flags are wanted
-      state_.now.cut = state_.best.cut = cut_of(state_.target, args.target.vocab).any;
-    });
-    list_ = shared;
-    table_ = TileTable(shared + (listed ? kMaxListed : 0), tiles());
-    mass_ = table_.group_max + tiles() * kGroups;
+    float* after_list = shared + (listed ? kMaxListed : 0);
+    mass_ = after_list + tiles() * TileTable::kNumbers;
     best_mass_ = mass_ + tiles();
-    draft_table_ = best_mass_ + tiles();
+    by_one([&] {
+      state.span = span;
+      state.target.list = state.draft.list = shared;
+      state.target.sampling = target_sampling(args, b);
+      state.target.table = TileTable(after_list, tiles());
+      state.draft.sampling = sampling_of(args.draft_params, b);
+      if (args.draft_probs.data) state.draft.sampling = made_greedy(state.draft.sampling);  // only flags are wanted
+      if (reads_draft(args)) state.draft.table = TileTable(best_mass_ + tiles(), draft_row(args, span, 0).tiles());
+      state.now.cut = state.best.cut = cut_of(state.target.sampling, args.target.vocab).any;
+    });
     out_.status = span.status;
   }
 
@@ -75,48 +76,38 @@ class Walk {
   }
 
  private:
-  // f() by one thread of each block; what it writes is there for all.
-  template <class F>
-  __device__ static void by_one(F f) {
-    __syncthreads();
-    if (threadIdx.x == 0) f();
-    __syncthreads();
-  }
-
   __device__ int tiles() const { return (args_.target.vocab + kTile - 1) / kTile; }
   __device__ int64_t token(int64_t i) const { return token_at(args_, state_.span, i); }
   __device__ float uniform(int64_t i) { return uniform_at(args_, state_.span, i, &out_.status); }
 
   // Reads target row i, without a draft; its flags count from here on.
   __device__ void read_target(int64_t i) {
-    const RowView row = target_row(args_, state_.span, i);
-    const RowLaw law = read_row<kClustered>(row, state_.target, table_, list_);
+    by_one([&] { state_.target.row = target_row(args_, state_.span, i); });
+    read_row<kClustered>(state_.target);
     by_one([&] {
-      state_.now.row = row;
-      state_.now.law = law;
+      state_.now.row = state_.target.row;
+      state_.now.law = state_.target.law;
       state_.now.scale = 1.0f;
       state_.now.draft = DraftLaw{};
     });
-    out_.status |= law.status;
+    out_.status |= state_.now.law.status;
   }
 
   __device__ void read_draft(int64_t i) {
-    RowLaw law{};
     if (reads_draft(args_)) {
-      const RowView row = draft_row(args_, state_.span, i);
-      law = read_row<kClustered>(row, state_.draft, TileTable(draft_table_, row.tiles()), list_);
-      if (args_.draft_probs.data) {
-        law.status &= kNaN;
-        law.one_hot = false;
-      }
+      by_one([&] { state_.draft.row = draft_row(args_, state_.span, i); });
+      read_row<kClustered>(state_.draft);
     }
-    by_one([&] { state_.now.draft = draft_law(args_, state_.span, b_, i, law); });
+    by_one([&] {
+      if (args_.draft_probs.data) state_.draft.law = flags_alone(state_.draft.law);
+      state_.now.draft = draft_law(args_, state_.span, b_, i, state_.draft.law);
+    });
     out_.status |= state_.now.draft.law.status;
   }
 
   __device__ void find_masses(const Remainder& from) {
     Group::sync();  // the masses may still be in use
-    masses_of<kClustered>(from, table_, mass_, int(Group::rank()), int(Group::size()));
+    masses_of<kClustered>(from, state_.target.table, mass_, int(Group::rank()), int(Group::size()));
     Group::sync();
   }
 
@@ -206,7 +197,7 @@ class Walk {
 
   __device__ int32_t noisy_token(int64_t key) {
     SPECDEC_SHARED(Fixed, box, kMaxCluster);
-    Fixed found = best_noisy<kClustered>(state_.now, table_, key);
+    Fixed found = best_noisy<kClustered>(state_.now, state_.target.table, key);
     if constexpr (kClustered) {
       Group::sync();
       if (threadIdx.x == 0) Group::store(box + Group::rank(), found);
@@ -220,8 +211,7 @@ class Walk {
   State& state_;
   const int64_t b_;
   Outcome out_;
-  float *list_, *mass_, *best_mass_, *draft_table_;
-  TileTable table_;
+  float *mass_, *best_mass_;
 };
 
 template <bool kClustered>

@@ -3,15 +3,16 @@
 namespace specdec::cuda {
 namespace {
 
-__global__ void __launch_bounds__(kRowThreads) laws_kernel(RowSet set, RowLaw* laws) {
+__global__ void __launch_bounds__(kRowThreads, 2) laws_kernel(const __grid_constant__ RowSet set, RowLaw* laws) {
   SPECDEC_DYNAMIC_SHARED(shared);
+  SPECDEC_SHARED(Reading, read, 1);
   allow_next();
-  const ReadRow read = read_row(set, shared);
-  if (threadIdx.x == 0) laws[read.index] = read.law;
+  read_row(set, shared, read[0]);
+  if (threadIdx.x == 0) laws[blockIdx.x] = read[0].law;
 }
 
-__global__ void __launch_bounds__(kRowThreads) write_probs_kernel(RowSet set, int64_t chunks, const RowLaw* laws,
-                                                                  float* out) {
+__global__ void __launch_bounds__(kRowThreads, 2)
+    write_probs_kernel(const __grid_constant__ RowSet set, int64_t chunks, const RowLaw* laws, float* out) {
   wait_for_previous();
   const int64_t index = blockIdx.x / chunks;
   const RowView row = set.row(index);

@@ -18,10 +18,16 @@ std::string label(const char* op, int64_t batch, int64_t n, int32_t vocab, const
          " vocab=" + std::to_string(vocab) + more;
 }
 
+constexpr float kLastUniform = 1.0f - 0x1p-24f;  // a draw with it may overrun the masses
+
 std::vector<float> make_uniforms(Random& random, int64_t count) {
   std::vector<float> u(count);
-  for (float& x : u) x = random.chance(0.05) ? random.pick({0.0f, 1.0f - 0x1p-24f, 2.0f}) : random.uniform();
+  for (float& x : u) x = random.chance(0.05) ? random.pick({0.0f, kLastUniform, 2.0f}) : random.uniform();
   return u;
+}
+
+bool at_border(const std::vector<float>& uniforms) {
+  return std::find(uniforms.begin(), uniforms.end(), kLastUniform) != uniforms.end();
 }
 
 std::vector<int64_t> make_keys(Random& random, int64_t count) {
@@ -96,7 +102,8 @@ Case sample_case(Random& random, bool large) {
   if (random.chance(0.3)) {
     for (int32_t v = 0; v < vocab; ++v) map.push_back(3 * v + 1);
   }
-  return {label("sample", batch, n, vocab, " kind=" + std::to_string(kind)), [=](const Backend& backend) -> Outputs {
+  return {label("sample", batch, n, vocab, " kind=" + std::to_string(kind)),
+          [=](const Backend& backend) -> Outputs {
             Result<int64_t> token(batch * n * num_samples);
             Result<float> log_prob(batch * n * num_samples);
             StatsResult stats(batch * n);
@@ -104,7 +111,8 @@ Case sample_case(Random& random, bool large) {
                             keys.empty() ? nullptr : keys.data(), map.empty() ? nullptr : map.data(), num_samples,
                             token.data(), log_prob.data(), stats.out()});
             return {token.bytes() + stats.status.bytes(), log_prob.bytes(), stats.values.bytes(), stats.argmax.bytes()};
-          }};
+          },
+          at_border(uniforms)};
 }
 
 // What a verify step reads besides the rows.
