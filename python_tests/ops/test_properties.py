@@ -82,9 +82,10 @@ def mixed(choices: list[dict[str, Any]], batch: int, min_p_first: bool, rng: tor
     return sk.SamplingParams(**column, min_p_first=min_p_first)
 
 
-def build(e: dict[str, Any]) -> chains.Arguments:
+def build(e: dict[str, Any], batch: int | None = None) -> chains.Arguments:
     rng = torch.Generator().manual_seed(e["seed"])
-    batch = max(32, min(4096, CELLS // (e["vocab"] * (e["num_draft"] + 1))))
+    if batch is None:
+        batch = max(32, min(4096, CELLS // (e["vocab"] * (e["num_draft"] + 1))))
     made = chains.make(
         rng, batch, e["num_draft"], e["vocab"], kind=e["kind"], acceptance=e["acceptance"], dtype=e["dtype"],
         params=mixed(e["params"], batch, e["min_p_first"], rng), spread=e["spread"],

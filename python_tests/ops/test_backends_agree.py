@@ -1,0 +1,192 @@
+"""One law, one noise: random cases of every kind give the same tokens on every backend, the interpreted ones included.
+
+Where a border lies within float32 error a token may differ: test_properties.py says how those cases are predicted. Here
+each backend runs ``--cases N`` random cases of each op that draws, sizes, parameters, ties, −inf, NaN and +inf mixed,
+and the other ops on some of the same rows.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import specdec_kernels as sk
+from python_tests.ops import chains
+from python_tests.ops.inputs import DTYPES, same_bits, strided, uniforms
+from python_tests.ops.test_properties import (
+    ERROR,
+    KINDS,
+    borderline,
+    build,
+    close_scores,
+    counted,
+    in_float64,
+    moved,
+)  # fmt: skip
+from python_tests.ops.test_properties import compare as compare_chains
+from python_tests.support import Backend
+
+OP = "verify_chain"
+CELLS = 250_000  # logits of an example
+reference_sample = importlib.import_module("specdec_kernels.backends.reference.sample").sample
+reference_stats = importlib.import_module("specdec_kernels.backends.reference.row_stats").row_stats
+
+
+def examples(seed: int) -> Any:
+    """Endless random examples for test_properties.build, of the choices there, and rows to spoil."""
+    choose = random.Random(seed)
+
+    def parameters() -> dict[str, Any]:
+        return {
+            "temperature": choose.choice([1.0, 0.7, 1.3, 0.3, 2.5, 0.0]),
+            "top_k": choose.choice([0, 0, 1, 2, 7, 40, 5000]),
+            "top_p": choose.choice([0.95, 0.8, 0.3, 1.0, 1.0, 0.0]),
+            "min_p": choose.choice([0.0, 0.0, 0.02, 0.2, 1.0]),
+        }
+
+    while True:
+        sizes = [choose.randint(2, 40), choose.randint(41, 300), choose.choice([1023, 1024, 1025, 2047, 2048])]
+        yield {
+            "vocab": choose.choice(sizes), "num_draft": choose.choice([3, 2, 1, 4, 5, 0]),
+            "dtype": choose.choice(DTYPES), "kind": choose.choice(KINDS),
+            "acceptance": choose.choice(["token", "token", "block", "block", "match", "greedy"]),
+            "params": [parameters() for _ in range(choose.randint(1, 4))],
+            "draft_params": [parameters() for _ in range(choose.randint(1, 4))],
+            "min_p_first": choose.random() < 0.5, "spread": choose.choice([1.0, 3.0, 0.1, 10.0]),
+            "rounded": choose.random() < 0.4, "holes": choose.random() < 0.3, "ragged": choose.random() < 0.4,
+            "turned": choose.random() < 0.3, "spoiled": choose.random() < 0.2, "seed": choose.randint(0, 2**31),
+        }  # fmt: skip
+
+
+def spoil(x: Tensor, rng: torch.Generator) -> Tensor:
+    """NaN and +inf here and there, and whole rows of −inf and NaN."""
+    where, rows = torch.rand(x.shape, generator=rng), torch.rand((*x.shape[:-1], 1), generator=rng)
+    few = 0.5 / x.shape[-1]
+    x = x.masked_fill(where < few, torch.nan).masked_fill(where > 1 - 0.1 * few, torch.inf)
+    return x.masked_fill(rows < 0.03, -torch.inf).masked_fill(rows > 0.97, torch.nan)
+
+
+def batch_of(example: dict[str, Any], cases: int) -> int:
+    return max(8, min(512, cases // 200, CELLS // (example["vocab"] * (example["num_draft"] + 1))))
+
+
+def make(example: dict[str, Any], cases: int) -> chains.Arguments:
+    arguments = build(example, batch_of(example, cases))
+    if example["spoiled"]:
+        rng = torch.Generator().manual_seed(example["seed"])
+        for name in ("target_logits", "draft_logits"):
+            if name in arguments and (name == "target_logits" or example["kind"] != "stats"):
+                arguments[name] = spoil(arguments[name], rng)
+    return arguments
+
+
+def compare_sample(backend: Backend, e: dict[str, Any], arguments: chains.Arguments, counts: Counter[str]) -> None:
+    """`sample` on the target rows, by uniforms or by keys: the reference's ids, or a predicted exception."""
+    x, params, rng = arguments["target_logits"], arguments["params"], torch.Generator().manual_seed(e["seed"] + 1)
+    given: dict[str, Any] = {}
+    if e["seed"] % 2:
+        given["uniform_samples"] = uniforms(rng, *x.shape[:2])
+    else:
+        given["noise_keys"] = torch.randint(-(2**63), 2**63 - 1, x.shape[:2], generator=rng)
+    expected = sk.sample(x, params, **given, backend="reference")
+    low, high = (sample_in_float64(x, params, given, by) for by in (-ERROR, ERROR))
+    excepted = (low[0] != high[0])[..., 0] | (low[2][..., 1] != high[2][..., 1])
+    if "noise_keys" in given:
+        excepted |= close_scores({"target_logits": x, "params": params, **given})[:, None]
+    draw = backend.sample(
+        *backend(strided(x) if e["turned"] else x, params), **{k: backend(v) for k, v in given.items()}
+    )
+    token = draw.token.cpu()
+    different = token != expected.token
+    assert ((token >= 0) & (token < e["vocab"])).all() and torch.equal(draw.stats.status.cpu(), expected.stats.status)
+    assert not (different & ~excepted).any(), f"{backend}: sample differs where no border is near: {e}"
+    same = ~(different | excepted)
+    np.testing.assert_allclose(draw.log_prob.cpu()[same], expected.log_prob[same], rtol=2e-5, atol=2e-5)
+    counts.update(cases=token.numel(), borderline=int(excepted.sum()), different=int(different.sum()))
+
+
+def sample_in_float64(x: Tensor, params: sk.SamplingParams, given: dict[str, Tensor], by: float) -> tuple[Tensor, ...]:
+    u = given.get("uniform_samples")
+    if u is not None:
+        u = (u.double() * (1 + 2 * by) + by).clamp(0, 1 - 1e-15)
+    out: tuple[Tensor, ...] = reference_sample(x.double(), u, given.get("noise_keys"), 1, None, *moved(params, by))
+    return out
+
+
+def compare_rows(backend: Backend, e: dict[str, Any], arguments: chains.Arguments) -> None:
+    """`row_stats` and `warp_probs` of a few rows: numbers within float error, cut-offs but for predicted exceptions."""
+    few = chains.select({k: arguments[k] for k in ("target_logits", "params")}, slice(0, 4))
+    x, params = few["target_logits"], few["params"]
+    expected = sk.row_stats(x, params, backend="reference")
+    stats = backend.row_stats(*backend(x, params))
+    assert torch.equal(stats.argmax.cpu(), expected.argmax) and torch.equal(stats.status.cpu(), expected.status)
+    low, high = (reference_stats(x.double(), False, *moved(params, by))[0][..., 1] for by in (-ERROR, ERROR))
+    near = low != high
+    got, want = stats.values.cpu(), expected.values
+    assert torch.equal(got[..., 1][~near], want[..., 1][~near]), f"{backend}: cut-off differs: {e}"
+    agree = got[..., 1] == want[..., 1]
+    np.testing.assert_allclose(got[agree], want[agree], rtol=3e-5, atol=3e-5)
+    probs = backend.warp_probs(*backend(x, params)).cpu()[agree]
+    np.testing.assert_allclose(probs, sk.warp_probs(x, params, backend="reference")[agree], rtol=3e-5, atol=1e-7)
+
+
+def compare_noise(backend: Backend, seed: int) -> None:
+    """`uniform_samples` and `noise_keys`: bit for bit."""
+    rng = torch.Generator().manual_seed(seed)
+    seeds, steps = (torch.randint(-(2**63), 2**63 - 1, (5,), generator=rng) for _ in range(2))
+    positions = torch.randint(0, 2**62, (5, 3), generator=rng)
+    for op, given in (
+        ("uniform_samples", (seeds, steps.abs(), 6, "draft")),
+        ("noise_keys", (seeds, positions, "sample")),
+    ):
+        moved_there = [backend(v) for v in given]
+        same_bits(getattr(backend, op)(*moved_there).cpu(), getattr(sk, op)(*given, backend="reference"))
+
+
+def test_every_backend_agrees_with_the_reference(backend: Backend, pytestconfig: pytest.Config) -> None:
+    wanted = backend.cases(pytestconfig.getoption("cases"))
+    counts: Counter[str] = Counter()
+    counted.pop(str(backend), None)
+    for number, e in enumerate(examples(seed=7)):
+        arguments = make(e, wanted)
+        expected = sk.verify_chain(**arguments, backend="reference")
+        compare_chains(backend, e, arguments, expected, borderline(arguments))
+        compare_rows(backend, e, arguments)
+        if counts["cases"] < wanted:
+            compare_sample(backend, e, arguments, counts)
+        if number % 8 == 0:
+            compare_noise(backend, e["seed"])
+        if min(counts["cases"], counted[str(backend)]["cases"]) >= wanted:
+            break
+    for op, c in (("verify_chain", counted.pop(str(backend))), ("sample", counts)):
+        print(f"\n{backend} {op}: {c['cases']} cases, {c['borderline']} borderline, {c['different']} different", end="")
+        assert c["different"] <= c["cases"] * 1e-4 and c["borderline"] <= 1 + c["cases"] * 2e-3, f"{op}: {dict(c)}"
+
+
+@pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])
+@pytest.mark.parametrize("vocab", [32000, 128256])
+def test_large_vocabularies_lie_within_the_borders(backend: Backend, vocab: int, acceptance: str) -> None:
+    """With so many ids some border is always near: each token lies between those of float64 with all uniforms and
+    bounds moved down and up by the error.
+    """
+    rng = torch.Generator().manual_seed(vocab)
+    column = [torch.tensor(v).repeat(2) for v in ([1.0, 0.8], [0, 0], [1.0, 0.9], [0.0, 0.0])]
+    arguments = chains.make(
+        rng, 4, 1 if backend.interpreted else 3, vocab, acceptance=acceptance, dtype=torch.bfloat16,
+        params=sk.SamplingParams(*column), draft_params=sk.SamplingParams(*column),
+    )  # fmt: skip
+    out = backend.verify_chain(**chains.on(backend, arguments)).tokens.tolist()
+    low, high = (in_float64(arguments, by)[0].tolist() for by in (-ERROR, ERROR))
+    close = close_scores(arguments).tolist() if acceptance == "match" else [False] * len(out)
+    for got, one, other, near in zip(out, low, high, close, strict=True):
+        for token, a, b in zip(got, one, other, strict=True):
+            assert near or min(a, b) <= token <= max(a, b), f"{got} is not between {one} and {other}"
+            if a != b:
+                break
