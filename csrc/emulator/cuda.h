@@ -59,7 +59,8 @@ inline float fast_exp2(float x) {
 
 inline float half_bits_to_float(uint16_t bits) {
   const uint32_t sign = uint32_t(bits & 0x8000) << 16, magnitude = bits & 0x7FFF;
-  if (magnitude >= 0x7C00) return __uint_as_float(sign | 0x7F800000u | (magnitude & 0x3FF) << 13);    // infinity, NaN
+  if (magnitude > 0x7C00) return __uint_as_float(0x7FFFFFFFu);                                        // NaN
+  if (magnitude == 0x7C00) return __uint_as_float(sign | 0x7F800000u);                                // infinity
   if (magnitude < 0x400) return __uint_as_float(sign | 0x3F800000u) * (float(magnitude) * 0x1p-24f);  // subnormal
   return __uint_as_float(sign | ((magnitude << 13) + 0x38000000u));
 }

@@ -86,8 +86,19 @@ inline float __expf(float x) { return exp2f(x * 1.44269504f); }
 inline float __logf(float x) { return log2f(x) * 0.693147181f; }
 inline float __log2f(float x) { return log2f(x); }
 
-inline float max(float a, float b) { return fmaxf(a, b); }
-inline float min(float a, float b) { return fminf(a, b); }
+// As the device: any NaN gives way (in C a signalling one may not), and +0 is greater than -0.
+namespace specdec::cuda {
+inline float fmaxf(float a, float b) {
+  if (a != a || a < b) return b;
+  return a == b && signbit(a) ? b : a;
+}
+inline float fminf(float a, float b) {
+  if (a != a || b < a) return b;
+  return a == b && signbit(b) ? b : a;
+}
+}  // namespace specdec::cuda
+inline float max(float a, float b) { return specdec::cuda::fmaxf(a, b); }
+inline float min(float a, float b) { return specdec::cuda::fminf(a, b); }
 inline double max(double a, double b) { return fmax(a, b); }
 inline double min(double a, double b) { return fmin(a, b); }
 #define SPECDEC_MIN_MAX(type)                               \
