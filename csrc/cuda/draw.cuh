@@ -94,12 +94,13 @@ __device__ __noinline__ void masses_of(const Remainder& from, TileTable table, f
 
 // In one tile, the first id at which the running sum of weights exceeds `rest`, else the last of positive weight.
 __device__ __forceinline__ int32_t walk_tile(const Remainder& from, int tile, float rest) {
-  float before = 0.0f;
+  float x[kHeld], before = 0.0f;
   int last_run = 0, last_held = 0;
-#pragma unroll 1
+  load_tile(from.row, tile, x);
+#pragma unroll
   for (int j = 0; j < kRuns; ++j) {
-    float run[kRun], sum = 0.0f;
-    load_run(from.row, tile, j, run);
+    float* const run = x + j * kRun;
+    float sum = 0.0f;
     from.weigh(tile, j, run);
 #pragma unroll
     for (int k = 0; k < kRun; ++k) sum += run[k];
