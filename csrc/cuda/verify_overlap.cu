@@ -37,9 +37,10 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   const RowView row = target_row(args, span, i);
   const TileTable table(base, tiles);
   // The draft's row first, if it must be read, then the target's: one place where a row is read.
-  for (int part = args.draft.data && reads_draft(args) ? 0 : 1; part < 2; ++part) {
+  const bool reads = args.draft.data && reads_draft(args);
+  for (int part = reads ? 0 : 1; part < 2; ++part) {
     by_one([&] {
-      if (part == 1) q[0] = draft_law(args, span, b, i, read[0].law);
+      if (part == 1) q[0] = draft_law(args, span, b, i, reads ? read[0].law : RowLaw{});
       read[0] = {part ? row : draft_row(args, span, i),
                  part ? target_sampling(args, b) : sampling_of(args.draft_params, b),
                  part ? table : TileTable(base + tiles * TileTable::kNumbers, draft_tiles),
