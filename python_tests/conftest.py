@@ -26,6 +26,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="random cases of each op and backend in test_backends_agree.py (100000 in .ci/run)",
     )  # fmt: skip
     parser.addoption(
+        "--every-case", action="store_true",
+        help=f"let Triton's interpreter run all cases of a test, not {interpreted.CASES} of them",
+    )  # fmt: skip
+    parser.addoption(
         "--sanitizers", action="store_true",
         help="also find the emulator's planted defects with ASan, UBSan and TSan (minutes)",
     )  # fmt: skip
@@ -39,6 +43,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     on_the_cpu = [pytest.param(b, marks=skipped) for b in present_emulated(metafunc.config.getoption("schedules"))]
     op = getattr(metafunc.module, "OP", "verify_chain")
     metafunc.parametrize("backend", [*present(op), *on_the_cpu], ids=str, indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A test with many cases runs some of them in Triton's interpreter: see `interpreted.some_cases`."""
+    if config.getoption("--every-case"):
+        return
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        chosen = getattr(item, "callspec", None) and item.callspec.params.get("backend")  # type: ignore[attr-defined]
+        if isinstance(chosen, Backend) and chosen.name == "triton" and chosen.interpreted:
+            tests.setdefault(item.nodeid.split("[")[0], []).append(item)
+    kept = {id(item) for cases in tests.values() for item in interpreted.some_cases(cases)}
+    dropped = [item for cases in tests.values() for item in cases if id(item) not in kept]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        gone = {id(item) for item in dropped}
+        items[:] = [item for item in items if id(item) not in gone]
 
 
 @pytest.fixture

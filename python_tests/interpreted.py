@@ -1,11 +1,14 @@
-"""Triton kernels on the CPU, by Triton's own interpreter, with what it does not look at: bounds and the order of programs.
+"""Triton kernels on the CPU, by Triton's interpreter, with what it does not look at: bounds and the order of programs.
 
 `prepare` must run before anything imports triton. `checked` holds for the launches inside of it:
 
-- every address that a mask lets through must lie in a tensor that was passed to the kernel (the interpreter itself reads
-  and writes whatever memory is there);
+- every address that a mask lets through must lie in a tensor that was passed to the kernel (the interpreter itself
+  reads and writes whatever memory is there);
 - the programs of a launch run in a random order, so that one that reads what another writes shows;
 - a module's language functions are exchanged once a launch, not at each call of a device function: half the time.
+
+An operation on a block takes about 50 µs here, and a verify step of four sequences half a second. So the op tests take
+smaller batches and vocabularies (`support.Backend`), and of a test with many cases some run (`some_cases`).
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from unittest import mock
 import numpy as np
 import torch
 
+CASES = 16  # of each test, unless pytest is given --every-case
 ADDRESS_OPS = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas")
 
 
@@ -35,6 +39,20 @@ def why_not() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     return None if os.environ.get("TRITON_INTERPRET") == "1" else "Triton compiles its kernels here"
+
+
+def some_cases(items: Sequence[Any]) -> list[Any]:
+    """`CASES` of a test's parametrised items (more if it takes more for every value of every parameter to occur)."""
+    if len(items) <= CASES:
+        return list(items)
+    shuffled = random.Random(len(items)).sample(list(items), len(items))
+    seen: set[tuple[str, str]] = set()
+    chosen, others = [], []
+    for item in shuffled:
+        values = {(name, repr(value)) for name, value in item.callspec.params.items()}
+        (others if values <= seen else chosen).append(item)
+        seen |= values
+    return chosen + others[: max(0, CASES - len(chosen))]
 
 
 class Memory:

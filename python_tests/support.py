@@ -75,8 +75,8 @@ class Backend:
         return wanted if self.schedule is None else wanted // 10
 
     def batch(self, size: int) -> int:
-        """`size`, or where interpreted at most 96 (more than the emulated device runs at once), by Triton 6: it runs one
-        program after the other.
+        """`size`, or where interpreted at most 96 (more than the emulated device runs at once), by Triton 6: it runs
+        one program after the other.
         """
         return min(size, 6 if self.name == "triton" else 96) if self.interpreted else size
 

@@ -120,8 +120,8 @@ def places(inside, TILES: tl.constexpr):
 
 @triton.jit
 def select(
-    floor, wanted, wanted_mass, by_mass, row, vocab, tiles, tile_max, top, maximum, cutoff, inverse_temperature, key0, key1, ids_of,
-    listed, NOISY: tl.constexpr, TILES: tl.constexpr,
+    floor, wanted, wanted_mass, by_mass, row, vocab, tiles, tile_max, top, maximum, cutoff, inverse_temperature,
+    key0, key1, ids_of, listed, NOISY: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """The largest c >= floor such that the number of values >= c reaches `wanted` (or, if `by_mass`, their mass reaches
     `wanted_mass`); floor if none does.

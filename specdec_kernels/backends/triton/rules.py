@@ -192,8 +192,8 @@ def residual(
         ids = tile_ids(first_tile, TILES)
         p, q = pair(
             target + b * target_stride_batch + (first + i) * target_stride_row, b * (width + 1) + i, laws, argmax,
-            scale, draft, b * draft_stride_batch + (first + i) * draft_stride_row, b * width + i, draft_vocab, draft_laws,
-            draft_argmax, map_to, map_size, ids, vocab, PROBS,
+            scale, draft, b * draft_stride_batch + (first + i) * draft_stride_row, b * width + i, draft_vocab,
+            draft_laws, draft_argmax, map_to, map_size, ids, vocab, PROBS,
         )  # fmt: skip
         tile = first_tile + tl.arange(0, TILES)
         tl.store(masses + out_row * tiles + tile, tl.sum(tl.maximum(p - q, 0.0), 1), mask=tile < tiles)

@@ -1,0 +1,72 @@
+"""Every Triton kernel, as the ops launch it, compiles for GPUs that are not here, and keeps its registers to itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("compile_kernels.py")
+CAPABILITIES = ("90", "80", "100")  # every form for the first, every kernel for the others
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+@pytest.mark.slow
+def test_compiles_without_spills(tmp_path: Path) -> None:
+    root = SCRIPT.parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *CAPABILITIES], env=environment, capture_output=True, text=True, timeout=600, cwd=root
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    print(table(rows))
+    for capability in CAPABILITIES:
+        found = {row["kernel"] for row in rows if row["capability"] == int(capability)}
+        assert found >= kernels() - (set() if capability == CAPABILITIES[0] else ONLY_IN_FULL), kernels() - found
+    assert [row for row in rows if row["spill_stores"] or row["spill_loads"]] == []
+
+
+# what the short list of calls, for the second and later capabilities, does not launch
+ONLY_IN_FULL = {"warp_probs.kernel", "sample.draw_one", "draft.laws_from_stats", "draft.nan_flags", "finish.match"}
+
+
+def kernels() -> set[str]:
+    """Every function that is launched, found in the sources: those whose argument is the name of `run` calls."""
+    import ast
+
+    found = set()
+    folder = SCRIPT.parents[2] / "specdec_kernels" / "backends" / "triton"
+    defined, launched = {}, set()
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                defined.setdefault(node.name, []).append(path.stem)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "run":
+                kernel = node.args[0]
+                assert isinstance(kernel, ast.Name)
+                launched.add((path.stem, kernel.id))
+    for stem, name in launched:
+        found.add(f"{stem if stem in defined[name] else defined[name][0]}.{name}")
+    return found
+
+
+def table(rows: list[dict[str, object]]) -> str:
+    """Registers, shared memory and spills of every kernel: of its forms the one that takes most registers."""
+    columns = ("kernel", "capability", "warps", "registers", "shared", "stack", "spill_stores", "spill_loads")
+    most: dict[tuple[object, object], dict[str, object]] = {}
+    for row in rows:
+        key = (row["capability"], row["kernel"])
+        if key not in most or most[key]["registers"] < row["registers"]:  # type: ignore[operator]
+            most[key] = row
+    lines = ["".join(f"{c:>14}" if i else f"{c:28}" for i, c in enumerate(columns))]
+    for row in most.values():
+        lines.append("".join(f"{row[c]:>14}" if i else f"{row[c]:28}" for i, c in enumerate(columns)))
+    return "\n".join(lines)
