@@ -126,7 +126,7 @@ class Compiled:
         JITFunction.run = self.compile  # type: ignore[method-assign]
         driver = SimpleNamespace(
             get_current_target=lambda: self.target,
-            get_current_device=lambda: 0,
+            get_current_device=lambda: self.target.arch,  # what a kernel remembers of a device is not another one's
             get_current_stream=lambda device: 0,
         )
         triton.runtime.driver.set_active(driver)
@@ -144,7 +144,7 @@ class Compiled:
                 return
             name = f"{Path(kernel.fn.__code__.co_filename).stem}.{kernel.fn.__name__}"
             self.variants[name] = self.variants.get(name, 0) + 1
-            took = {"kernel": name, "capability": self.target.arch, "variant": self.variants[name]}
+            took = {"kernel": name, "capability": compiled.metadata.target.arch, "variant": self.variants[name]}
             self.found[compiled.hash] = {**took, **resources(compiled), "seconds": time.perf_counter() - began}
 
         return run

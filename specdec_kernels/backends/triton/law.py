@@ -210,6 +210,7 @@ def law(
                     of_tile = tl.load(tile_max + t, mask=t < tiles, other=-INFINITY)
                     mass = tl.load(tile_mass + t, mask=t < tiles, other=0.0)
                     mass *= exp_nonpositive((of_tile - maximum) * inverse_temperature)
+                    tl.debug_barrier()  # several threads hold the same tile: none may load what another has stored
                     tl.store(tile_mass + t, mass, mask=t < final)
                     normalizer += tl.sum(mass, 0)
                 if CUT:
