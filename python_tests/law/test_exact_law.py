@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from python_tests.law.cases import KINDS, SIZES, SMALLER, check_law, check_zero_probability, problem, stratified
+from python_tests.law.cases import KINDS, SIZES, affordable, check_law, check_zero_probability, problem, stratified
 from python_tests.support import Backend
 from specdec_kernels.testing import ChainProblem, float64_law
 
@@ -18,8 +18,7 @@ OP = "verify_chain"
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 def test_emitted_law_is_the_targets(backend: Backend, acceptance: str, kind: str, size: tuple[int, int]) -> None:
-    size = SMALLER[size] if backend.interpreted else size
-    check_law(backend.verify_chain, problem(kind, *size), acceptance, backend.device)
+    check_law(backend.verify_chain, problem(kind, *affordable(backend, kind, size)), acceptance, backend.device)
 
 
 def test_zero_probability_is_never_accepted_at_u_0(backend: Backend) -> None:
@@ -42,7 +41,8 @@ def test_emitted_law_of_the_packed_form(backend: Backend, acceptance: str, kind:
             cu_num_draft_tokens=cu, max_num_draft_tokens=num_draft, **rest,
         )  # fmt: skip
 
-    check_law(verify, problem(kind, *((2, 2) if backend.interpreted else (3, 2))), acceptance, backend.device)
+    size = affordable(backend, kind, SIZES[-1]) if backend.interpreted else (3, 2)
+    check_law(verify, problem(kind, *size), acceptance, backend.device)
 
 
 def sparse(vocab: int, alive: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
@@ -54,6 +54,7 @@ def sparse(vocab: int, alive: torch.Tensor, rng: torch.Generator) -> torch.Tenso
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 def test_emitted_law_over_several_tiles(backend: Backend, acceptance: str) -> None:
     """Ids spread over three tiles of 1024, seen through a small vocabulary."""
+    affordable(backend, "several tiles", SIZES[0])
     vocab, rng = 2600, torch.Generator().manual_seed(5)
     alive = torch.tensor([0, 1, 1022, 1023, 1024, 1025, 2047, 2048, 2300, 2599])
     small = len(alive)
@@ -79,7 +80,7 @@ def test_emitted_law_over_several_tiles(backend: Backend, acceptance: str) -> No
 @pytest.mark.parametrize("form", ["bonus", "one_hot", "full"])
 def test_final_draw_on_a_dense_row_is_the_inverse_cdf(backend: Backend, vocab: int, form: str) -> None:
     """Stratified uniforms: each drawn id brackets its uniform in the float64 CDF of the law it must come from."""
-    n, rng = 256 if backend.interpreted else 2048, torch.Generator().manual_seed(vocab)
+    n, rng = 2048 if not backend.interpreted else backend.batch(2048) // 4 * 4, torch.Generator().manual_seed(vocab)
     target, draft = torch.randn(1, vocab, generator=rng) * 2, torch.randn(1, vocab, generator=rng) * 2
     p, q = float64_law(target)[0], float64_law(draft)[0]
     x = int(q.argmax()) if form == "full" else 7

@@ -14,7 +14,9 @@ OP = "verify_chain"
 
 @pytest.mark.parametrize("name", CASES)
 def test_joint_law_over_steps(backend: Backend, name: str) -> None:
-    check_steps(backend.verify_chain, CASES[name], backend.device, BATCH if not backend.interpreted else 512)
+    if backend.interpreted and backend.name == "triton":
+        pytest.skip("thousands of sequences, each half a second in Triton's interpreter")
+    check_steps(backend.verify_chain, CASES[name], backend.device, BATCH if not backend.interpreted else 320)
 
 
 def test_the_test_statistic_itself() -> None:
