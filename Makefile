@@ -15,7 +15,7 @@ NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -nam
 HAS_TORCH := import importlib.metadata as m, re, sys; \
   sys.exit(tuple(map(int, re.findall(r"\d+", m.version("torch"))[:2])) < (2, 11))
 
-.PHONY: help test demo build bench gpu-report sanitize lint format clean FORCE
+.PHONY: help test demo build bench gpu-report sanitize resources lint format clean FORCE
 
 help:  ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -40,6 +40,10 @@ gpu-report:  ## where there is a GPU: build, tests, sanitizer and benchmarks (9 
 sanitize: $(INSTALLED)  ## the CUDA kernels on the CPU under ASan, UBSan and TSan, and planted defects (up to 10 minutes)
 	@$(MAKE) -s -j$(WORKERS) -C csrc/emulator/tests sanitize
 	$(PY) -m pytest -q python_tests/emulator --sanitizers $(ARGS)
+
+resources: $(INSTALLED)  ## registers, shared memory and spills of the CUDA kernels on every architecture (needs nvcc; minutes)
+	SPECDEC_WERROR=1 $(PY) setup.py -q build_kernels
+	$(PY) .ci/resources.py build/obj/kernels
 
 lint: $(INSTALLED)  ## ruff, mypy and clang-format; changes nothing
 	$(PY) -m ruff check .
