@@ -5,7 +5,7 @@
 namespace specdec::cuda {
 namespace {
 
-constexpr int kWalkThreads = 512;
+constexpr int kWalkThreads = 256;  // two blocks fit a multiprocessor: one reads while the other looks for a law
 constexpr unsigned kMaxCluster = 8;
 
 // Bytes of a block's shared memory: the list, two tables, two rows of masses.
@@ -215,7 +215,7 @@ class Walk {
 };
 
 template <bool kClustered>
-__global__ void __launch_bounds__(kWalkThreads, 1)
+__global__ void __launch_bounds__(kWalkThreads, 2)
     verify_walk_kernel(const __grid_constant__ VerifyArgs args, bool listed) {
   SPECDEC_DYNAMIC_SHARED(shared);
   SPECDEC_SHARED(State, state, 1);
