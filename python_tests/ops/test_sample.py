@@ -143,7 +143,7 @@ def test_no_noise_is_needed_at_temperature_0(backend: Backend, rng: torch.Genera
 @pytest.mark.parametrize("noise", ["uniform_samples", "noise_keys"])
 def test_top_k_1_with_tied_maxima_draws_a_maximum(backend: Backend, noise: str) -> None:
     """A peer draws something else. Ties survive top-k: tied maxima share the mass evenly, a lone one is certain."""
-    n = 2048 if not backend.interpreted else 512
+    n = backend.draws(2048)
     x = torch.tensor([2.0, 5.0, 1.0, 5.0, -1.0]).repeat(2 * n, 1)
     x[n:, 3] = 4.0
     given = torch.arange(2 * n) % n / n if noise == "uniform_samples" else torch.arange(2 * n) * 104729

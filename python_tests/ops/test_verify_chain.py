@@ -235,7 +235,7 @@ def test_match_emits_the_stream_of_plain_sampling(backend: Backend, vocab: int, 
 def test_match_drafting_with_the_same_noise_accepts_at_the_promised_rate(backend: Backend) -> None:
     """Acceptance >= (1 − TV) / (1 + TV) when target and draft draw with the same noise."""
     rng = torch.Generator().manual_seed(29)
-    n = 4000 if not backend.interpreted else 1000
+    n = backend.draws(4000)
     target, draft = logits(rng, 1, 2, 40, spread=1.0), logits(rng, 1, 1, 40, spread=1.0)
     keys = backend(sk.noise_keys(torch.arange(n), torch.arange(2).expand(n, 2)))
     token = backend.sample(backend(draft).expand(n, 1, 40), noise_keys=keys[:, :1].contiguous()).token
@@ -248,9 +248,10 @@ def test_match_drafting_with_the_same_noise_accepts_at_the_promised_rate(backend
 
 def test_greedy_is_the_argmax_whatever_the_temperature(backend: Backend) -> None:
     rng = torch.Generator().manual_seed(31)
-    x = logits(rng, 40, 4, 900, dtype=torch.bfloat16).round()  # ties: the lowest id
+    n = backend.batch(40)
+    x = logits(rng, n, 4, 900, dtype=torch.bfloat16).round()  # ties: the lowest id
     best = torch.from_numpy(x.float().numpy().argmax(-1))
-    draft = torch.where(torch.rand(40, 3, generator=rng) < 0.3, (best[:, :3] + 1) % 900, best[:, :3])
+    draft = torch.where(torch.rand(n, 3, generator=rng) < 0.3, (best[:, :3] + 1) % 900, best[:, :3])
     for params in (sk.SamplingParams(0.0), sk.SamplingParams(1.7, top_k=3)):
         out = run(backend, {"target_logits": x, "draft_tokens": draft, "acceptance": "greedy", "params": params})
         agree = (draft == best[:, :3]).int().cumprod(-1).sum(-1)
@@ -474,9 +475,10 @@ def test_peers_slots_past_the_end_are_defined(backend: Backend) -> None:
 
 def test_peers_top_k_1_with_tied_maxima(backend: Backend) -> None:
     """Only a maximum is ever emitted or accepted."""
-    x = torch.tensor([1.0, 4.0, 2.0, 4.0]).repeat(64, 3, 1)
-    u = torch.rand(64, 3, generator=torch.Generator().manual_seed(2))
-    draft = torch.arange(128).view(64, 2) % 4
+    n = backend.batch(64)
+    x = torch.tensor([1.0, 4.0, 2.0, 4.0]).repeat(n, 3, 1)
+    u = torch.rand(n, 3, generator=torch.Generator().manual_seed(2))
+    draft = torch.arange(2 * n).view(n, 2) % 4
     out = run(backend, {
         "target_logits": x, "draft_tokens": draft, "uniform_samples": u, "params": sk.SamplingParams(top_k=1),
     })  # fmt: skip
@@ -485,7 +487,7 @@ def test_peers_top_k_1_with_tied_maxima(backend: Backend) -> None:
 
 def test_peers_sampling_stays_sampling_off_cuda(backend: Backend) -> None:
     """A peer silently turns greedy off CUDA: at temperature 1 a flat row emits every id."""
-    n = 512
+    n = backend.draws(512)
     u = torch.rand(n, 1, generator=torch.Generator().manual_seed(3))
     out = run(
         backend, {"target_logits": torch.zeros(n, 1, 8), "draft_tokens": torch.zeros(n, 0).long(), "uniform_samples": u}
