@@ -1,6 +1,7 @@
 """The test-suite on a GPU: ``python -m bench.gpu.suite --budget 170``.
 
-First the CUDA kernels, then Triton's, then whatever else names the device: so the time is up where it matters least.
+First the CUDA kernels, then the steps captured in graphs, Triton's kernels, and whatever else names the device: so the
+time is up where it matters least.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ def steps(rehearse: bool) -> dict[str, list[str]]:
     """What pytest is asked for, in order."""
     if rehearse:
         return {"rehearsal": ["python_tests/ops/test_uniform_samples.py", "-k", "reference"]}
-    chosen = {
-        "CUDA kernels": "cuda-cuda",
-        "Triton kernels": "triton-cuda",
-        "the rest": "cuda and not cuda-cuda and not triton-cuda and not emulated",
+    everywhere = [*FOLDERS, "-m", "not model", "-k"]
+    return {
+        "CUDA kernels": [*everywhere, "cuda-cuda"],
+        "captured steps": ["python_tests/decoding/test_graph_gpu.py"],
+        "Triton kernels": [*everywhere, "triton-cuda"],
+        "the rest": [*everywhere, "cuda and not cuda-cuda and not triton-cuda and not emulated"],
     }
-    return {what: [*FOLDERS, "-m", "not model", "-k", expression] for what, expression in chosen.items()}
 
 
 def pytest(rehearse: bool) -> list[str]:
