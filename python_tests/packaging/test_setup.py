@@ -94,6 +94,23 @@ def test_a_deleted_source_leaves_the_library(project: Path) -> None:
 
 
 @needs_compiler
+def test_the_emulated_kernels_are_built_apart_and_again_when_a_source_changed(project: Path) -> None:
+    kernel = "#ifndef SPECDEC_EMULATOR\n#error not emulated\n#endif\nint kernel() { return 1; }\n"
+    for name, text in {
+        "csrc/bind_emulated.cpp": "int bound() { return 1; }\n", "csrc/cuda/op.cu": kernel,
+        "csrc/cuda/device_info.cu": "#error about a GPU\n", "csrc/emulator/runtime.cpp": "int run() { return 2; }\n",
+    }.items():  # fmt: skip
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
+    first = compiled(build(project, "-q", "build_emulated"))
+    assert first == {"bind_emulated.cpp.o", "cuda_op.cu.o", "emulator_runtime.cpp.o", "_C_emulated.so"}
+    assert (project / "build/emulated/_C_emulated.so").exists() and parts(project) == set()
+    assert compiled(build(project, "-q", "build_emulated")) == set()
+    (project / "csrc/cuda/op.cu").write_text(kernel + "int more() { return 2; }\n")
+    assert compiled(build(project, "-q", "build_emulated")) == {"cuda_op.cu.o", "_C_emulated.so"}
+
+
+@needs_compiler
 def test_warnings_can_be_errors_and_the_compiler_is_heard(project: Path) -> None:
     (project / "csrc/cpu/op.cpp").write_text("int op() { int unused_thing = 1; return 1; }\n")
     assert in_place(project, SPECDEC_WERROR="0").returncode == 0
