@@ -310,7 +310,7 @@ def max_jobs() -> int:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Two builds in one checkout take turns."""
+    """Two builds of the same objects take turns."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -379,7 +379,7 @@ class BuildEmulated(Command):
     def run(self) -> None:
         os.chdir(ROOT)
         part = plan_emulated()
-        with exclusive(OBJECTS):
+        with exclusive(part.folder):
             compile_and_link([part], Path("build/emulated"))
 
 
@@ -397,8 +397,9 @@ class BuildKernels(Command):
         if nvcc is None or cxx is None:
             stop("build_kernels needs nvcc and a C++ compiler")
         kernels = [source for source in SOURCES["_C_cuda"] if source.endswith(".cu")]
-        with exclusive(OBJECTS):
-            compile_all([Part("kernels", "", kernels, [], [], cxx, nvcc_command(nvcc, cxx, RELEASE_ARCHS))])
+        part = Part("kernels", "", kernels, [], [], cxx, nvcc_command(nvcc, cxx, RELEASE_ARCHS))
+        with exclusive(part.folder):
+            compile_all([part])
 
 
 class Build(build):
