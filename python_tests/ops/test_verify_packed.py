@@ -28,7 +28,7 @@ def run(backend: Backend, arguments: chains.Arguments, **more: Any) -> sk.Verify
 @pytest.mark.parametrize("vocab", [5, 1200])
 def test_is_the_chains(backend: Backend, vocab: int, dtype: torch.dtype, acceptance: str, kind: str) -> None:
     rng = torch.Generator().manual_seed(vocab)
-    n = 20
+    n = backend.batch(20)
     params = sk.SamplingParams(torch.rand(n, generator=rng).round(decimals=1), top_p=0.95)
     arguments = chains.make(
         rng, n, 4, vocab, kind=kind, acceptance=acceptance, dtype=dtype, params=params,
