@@ -18,6 +18,7 @@ from pathlib import Path
 from . import process
 
 FOLDERS = ("python_tests/ops", "python_tests/law", "python_tests/decoding")
+CAPTURED = ("python_tests/decoding/test_graph_gpu.py",)
 NOTHING_CHOSEN = 5
 """pytest's exit code where no test was selected."""
 
@@ -29,7 +30,7 @@ def steps(rehearse: bool) -> dict[str, list[str]]:
     everywhere = [*FOLDERS, "-m", "not model", "-k"]
     return {
         "CUDA kernels": [*everywhere, "cuda-cuda"],
-        "captured steps": ["python_tests/decoding/test_graph_gpu.py"],
+        "captured steps": [*CAPTURED],
         "Triton kernels": [*everywhere, "triton-cuda"],
         "the rest": [*everywhere, "cuda and not cuda-cuda and not triton-cuda and not emulated"],
     }

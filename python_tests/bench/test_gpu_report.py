@@ -197,6 +197,7 @@ def suite_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str = "")
     told = tmp_path / "told"
     (tmp_path / "test_chosen.py").write_text(f"TOLD, FAILING = {str(told)!r}, {failing!r}\n{CHOSEN}")
     monkeypatch.setattr(suite, "FOLDERS", (str(tmp_path / "test_chosen.py"),))
+    monkeypatch.setattr(suite, "CAPTURED", (str(tmp_path / "test_chosen.py"), "-k", "graph"))
     plain = suite.pytest(rehearse=True)  # one process: several would each load everything
     monkeypatch.setattr(suite, "pytest", lambda rehearse: plain)
     code = suite.main(["--budget", "60", "--logs", str(tmp_path / "logs")])
@@ -209,7 +210,7 @@ def test_the_suite_takes_what_runs_on_the_device(
     code, ran = suite_on(tmp_path, monkeypatch, failing="triton-cuda")
     printed = capsys.readouterr().out
     assert code == 1, printed
-    assert ran[:2] == ["cuda-cuda", "triton-cuda"] and set(ran[2:]) == {"reference-cuda", "graph"}
+    assert ran[:3] == ["cuda-cuda", "graph", "triton-cuda"] and set(ran[3:]) == {"reference-cuda", "graph"}
     assert "CUDA kernels: passed: 1 passed" in printed and "the rest: passed: 2 passed" in printed
     assert "Triton kernels: FAILED: 1 failed" in printed
     monkeypatch.undo()
@@ -220,7 +221,7 @@ def test_a_suite_without_time_or_tests_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert suite.main(["--budget", "0", "--logs", str(tmp_path)]) == 1
-    assert capsys.readouterr().out.count("no time was left") == 3
+    assert capsys.readouterr().out.count("no time was left") == 4
     monkeypatch.setattr(suite, "steps", lambda rehearse: {"all": [str(tmp_path)]})
     assert suite.main(["--rehearse", "--budget", "60", "--logs", str(tmp_path)]) == 1
     assert "none chosen" in capsys.readouterr().out
