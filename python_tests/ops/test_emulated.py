@@ -73,3 +73,14 @@ def test_the_same_bits_on_every_device(name: str, multiprocessors: int) -> None:
     for strategy in ("auto", "split"):
         with emulated.running(strategy, multiprocessors=multiprocessors):
             same_bits(call(**arguments, backend=emulated.NAME), expected)
+
+
+@pytest.mark.parametrize("name", [*CALLS, *WIDE])
+@pytest.mark.parametrize("strategy", emulated.STRATEGIES)
+def test_at_most_three_launches(name: str, strategy: str) -> None:
+    """A fourth is there for `return_acceptance` alone."""
+    call, arguments = (CALLS | WIDE)[name]()
+    with emulated.running(strategy):
+        call(**arguments, backend=emulated.NAME)
+        launches = emulated.library().specdec_emulator_launches()
+    assert 1 <= launches <= 3 + bool(arguments.get("return_acceptance"))
