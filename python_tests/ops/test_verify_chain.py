@@ -122,13 +122,13 @@ def test_a_sequence_does_not_depend_on_neighbours_slot_or_padding(
 @pytest.mark.parametrize("kind", chains.KINDS)
 @pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])
 def test_ragged_idle_placeholders_and_eos(backend: Backend, acceptance: str, kind: str) -> None:
-    rng = torch.Generator().manual_seed(11)
+    rng, n = torch.Generator().manual_seed(11), backend.batch(48)
     for vocab in (4, 1100):
-        arguments = chains.make(rng, 48, 5, vocab, kind=kind, acceptance=acceptance, row_stats=backend.row_stats)
-        arguments["num_draft_tokens"] = torch.randint(-1, 6, (48,), generator=rng, dtype=torch.int32)
-        arguments["draft_tokens"][torch.rand(48, 5, generator=rng) < 0.1] = -1
+        arguments = chains.make(rng, n, 5, vocab, kind=kind, acceptance=acceptance, row_stats=backend.row_stats)
+        arguments["num_draft_tokens"] = torch.randint(-1, 6, (n,), generator=rng, dtype=torch.int32)
+        arguments["draft_tokens"][torch.rand(n, 5, generator=rng) < 0.1] = -1
         arguments["eos_token_ids"] = torch.tensor([1, 3])
-        arguments["draft_tokens"][torch.rand(48, 5, generator=rng) < 0.1] = 3
+        arguments["draft_tokens"][torch.rand(n, 5, generator=rng) < 0.1] = 3
         out = run(backend, arguments)
         assert chains.check(arguments, out) <= 2
         assert (out.status == 0).all()
