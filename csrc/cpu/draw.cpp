@@ -15,7 +15,7 @@ float clean(float probability) { return probability >= 0 ? probability : 0.0f; }
 
 // Walks weights whose running sum first exceeds `rest`; an overrun lands on the last id of positive weight.
 int walk(const float* weight, int n, float rest) {
-  float sum = 0;
+  double sum = 0;  // in float32 a thousand equal weights drift by several borders' width
   int last = 0;
   for (int i = 0; i < n; ++i) {
     if (!(weight[i] > 0)) continue;
@@ -54,10 +54,12 @@ Listed listed_weights(const RowView& row, const RowLaw& law, const RowScratch& s
                       float scale) {
   Listed out{{}, std::vector<float>(row.tiles())};
   list_weights(scratch.kept_logit, law.max, law.inverse_temperature, law.inverse_normalizer * scale, out.weight);
+  std::vector<double> mass(out.mass.size());
   for (size_t i = 0; i < out.weight.size(); ++i) {
     if (draft) out.weight[i] = residual_weight(out.weight[i], draft->prob(scratch.kept_id[i]));
-    out.mass[scratch.kept_id[i] / kTile] += out.weight[i];
+    mass[scratch.kept_id[i] / kTile] += out.weight[i];
   }
+  out.mass.assign(mass.begin(), mass.end());
   return out;
 }
 

@@ -267,13 +267,13 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, Row
     scratch.summed = !scratch.listed;
     if (scratch.listed) {
       list_weights(scratch.kept_logit, law.max, law.inverse_temperature, 1.0f, scratch.sorted_mass);
-      float z = 0, part = 0;
+      double z = 0, part = 0;
       int tile = -1;
       for (size_t i = 0; i < scratch.kept_id.size(); ++i) {
         if (scratch.kept_id[i] / kTile != tile) z += part, part = 0, tile = scratch.kept_id[i] / kTile;
         part += scratch.sorted_mass[i];
       }
-      law.normalizer = z + part;
+      law.normalizer = float(z + part);
     } else {
       for_each_tile(row, split, [&](int tile) {
         float mass[kTile];
