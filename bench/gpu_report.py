@@ -33,7 +33,6 @@ from .gpu import process
 BUDGET_S = 525.0
 END_S = 5.0
 """What is kept for the report itself."""
-ABSENT = 77
 """Exit code of a part whose tool is not there."""
 PYTHON = sys.executable
 
@@ -135,7 +134,11 @@ def find_machine(folder: Path | None, logs: Path) -> Machine | None:
             name, capability = torch.cuda.get_device_name(), "{}.{}".format(*torch.cuda.get_device_capability())
             print(json.dumps([name, capability, str(machine.RESULTS / machine.label(gpu=True))]))
     """
-    done = subprocess.run([PYTHON, "-c", code], cwd=process.ROOT, capture_output=True, text=True, timeout=120)
+    try:
+        done = subprocess.run([PYTHON, "-c", code], cwd=process.ROOT, capture_output=True, text=True, timeout=120)
+    except subprocess.TimeoutExpired:
+        print("the GPU did not answer within two minutes", file=sys.stderr)
+        return None
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         print(*done.stderr.splitlines()[-3:], sep="\n", file=sys.stderr)
@@ -149,7 +152,7 @@ def run_part(name: str, machine: Machine, seconds: float) -> dict[str, Any]:
     part = PARTS[name]
     command = part.command(machine, seconds)
     outcome = process.run(command, seconds, machine.logs / f"{name}.log", part.environment(machine))
-    status = {0: "passed", ABSENT: "absent", None: "out of time"}.get(outcome.code, "failed")
+    status = {0: "passed", process.ABSENT: "absent", None: "out of time"}.get(outcome.code, "failed")
     summary = outcome.tail(part.shown) if status in ("passed", "absent") else outcome.tail(max(part.shown, 30))
     print(summary, flush=True)
     return {"part": name, "status": status, "exit_code": outcome.code, "seconds": round(outcome.seconds, 1),

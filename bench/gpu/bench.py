@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import machine
-from . import plot, summary, worker
+from . import plot, process, summary, worker
 from .journal import Journal, unfinished
 
-ROOT = Path(__file__).resolve().parents[2]
 MOST_PROCESSES = 12
 OVER = "the time was over"
 START_S = 120.0
@@ -45,17 +44,17 @@ def limit_reached(journal: Journal, started: float, deadline: float) -> str | No
 def run_worker(journal: Journal, command: Sequence[str], deadline: float) -> tuple[int, str | None]:
     """One measuring process: its exit code, and why it was stopped, if it was."""
     started = time.time()
-    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    child = subprocess.Popen(command, cwd=process.ROOT, start_new_session=True)
     try:
-        while (code := process.poll()) is None:
+        while (code := child.poll()) is None:
             if why := limit_reached(journal, started, deadline):
                 return -signal.SIGKILL, why
             time.sleep(0.5)
         return code, None
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
 
 
 def measure(journal: Journal, command: Sequence[str], deadline: float) -> list[str]:
@@ -137,7 +136,11 @@ def write(folder: Path, journal: Journal, problems: Sequence[str], budget: float
     found = summary.targets(rows)
     path = machine.save(folder, "verify_chain", rows, settings, found)
     result = {"benchmark": "verify_chain", "rows": rows, "settings": settings}
-    print("wrote", path, *plot.draw(result, folder))
+    print("wrote", path)
+    try:
+        print("drew", *plot.draw(result, folder))
+    except ModuleNotFoundError as error:
+        print("no plots:", error)
     journal.path.unlink()
     for name, why in facts["missing"].items():
         print(f"without {name}: {why}")

@@ -42,11 +42,6 @@ def strategy(number: int) -> Iterator[None]:
         library.specdec_cuda_force_strategy(0)
 
 
-def to(value: Any, device: str) -> Any:
-    """A tensor on `device`; anything else as it is."""
-    return value.to(device) if isinstance(value, Tensor) else value
-
-
 def calls(shape: tuple[int, int, int], dtype: torch.dtype, device: str, backend: str) -> Iterator[tuple[str, Tensor]]:
     """Every op's integers on inputs that depend on shape and dtype alone."""
     batch, k, vocab = shape
@@ -71,7 +66,7 @@ def calls(shape: tuple[int, int, int], dtype: torch.dtype, device: str, backend:
         yield f"token {name}", sk.verify_chain(target, tokens, draft, uniform_samples=coins, **chain).tokens
         kept = sk.verify_chain(target, tokens, draft, uniform_samples=coins, draft_stats=drawn.stats, **chain)
         yield f"token {name} draft_stats", kept.tokens
-        ragged = to(lengths, device)
+        ragged = lengths.to(device)
         some = sk.verify_chain(
             target, tokens, draft, uniform_samples=coins, num_draft_tokens=ragged, return_acceptance=True, **chain
         )

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+ABSENT = 77
+"""Exit code of a part whose tool is not here, or refuses this machine."""
 TOOLS = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute/*")
 
 

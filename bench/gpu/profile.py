@@ -24,7 +24,6 @@ from ..providers import PROVIDERS
 from . import drafts, grid, process, rehearsal
 from .measure import name_of
 
-ABSENT = 77
 LABELS = {"Kernel Name": "kernel", "Grid Size": "grid", "Block Size": "block"}
 METRICS = {
     "gpu__time_duration.sum": "duration",
@@ -102,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tool = options.tool or process.find("ncu")
     if tool is None:
         print("ncu (Nsight Compute) was not found")
-        return ABSENT
+        return process.ABSENT
     deadline = time.monotonic() + options.budget
     rows: list[dict[str, Any]] = []
     bad = 0

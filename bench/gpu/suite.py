@@ -42,7 +42,7 @@ def pytest(rehearse: bool) -> list[str]:
     if not rehearse and importlib.util.find_spec("xdist"):
         command += ["-n", str(min(8, os.cpu_count() or 1)), "--dist", "loadgroup"]
     if not rehearse and importlib.util.find_spec("pytest_timeout"):
-        command += ["--timeout", "60"]
+        command += ["--timeout", "120"]
     return command
 
 

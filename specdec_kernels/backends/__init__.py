@@ -49,6 +49,8 @@ def _reason_cuda(op: str, device: torch.device) -> str | None:
 
 
 def _reason_triton(op: str, device: torch.device) -> str | None:
+    if importlib.util.find_spec(f"{__name__}.triton.{op}") is None:
+        return f"there is no Triton kernel for {op}"
     return triton_backend.why_not(device)
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -267,11 +268,17 @@ class CapturedSteps(Steps):
 def _sync_debug_mode(mode: str) -> Iterator[None]:
     """Within "error", torch raises where the host would wait for the device; in other threads too, so keep it short."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode(mode)
+    _set_sync_debug_mode(mode)
     try:
         yield
     finally:
-        torch.cuda.set_sync_debug_mode(before)
+        _set_sync_debug_mode(before)
+
+
+def _set_sync_debug_mode(mode: str | int) -> None:
+    with warnings.catch_warnings():  # torch warns, once a process, that this is a prototype
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
