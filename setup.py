@@ -63,7 +63,7 @@ WARNINGS = ["-Wall", "-Wextra", *(["-Werror"] if STRICT else [])]
 CXX_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *WARNINGS]
 NVCC_HOST_FLAGS = ["-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *WARNINGS]
 NVCC_FLAGS = [
-    *("-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr"),
+    *("-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr", "-fmad=false"),
     *("-Xptxas=--warn-on-spills", "-Xptxas=-v", f"-Xcompiler={','.join(NVCC_HOST_FLAGS)}"),
     *(["-Werror=all-warnings", "-Xptxas=--warning-as-error"] if STRICT else []),
 ]

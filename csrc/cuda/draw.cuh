@@ -24,17 +24,24 @@ struct DraftLaw {
     return clean(logit_at(row, int32_t(mapped)));
   }
 
-  // Q of run j of the lane's ids of a tile (kLogits and kProbs).
+  // Whether Q's row can be read in order, tile by tile (kLogits and kProbs).
+  __device__ bool in_order() const { return map == nullptr && !law.one_hot; }
+
+  // Q of a value of such a row.
+  __device__ float of_value(float x) const {
+    return kind == Kind::kLogits ? weight_of(x, law) * law.inverse_normalizer : clean(x);
+  }
+
+  // Q of run j of the lane's ids of a tile.
   __device__ void of_run(int tile, int j, float* q) const {
-    if (map != nullptr || law.one_hot) {
+    if (!in_order()) {
 #pragma unroll
       for (int k = 0; k < kRun; ++k) q[k] = prob(held_id(tile, j * kRun + k));
       return;
     }
     load_run(row, tile, j, q);
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
-      q[k] = kind == Kind::kLogits ? weight_of(q[k], law) * law.inverse_normalizer : clean(q[k]);
+    for (int k = 0; k < kRun; ++k) q[k] = of_value(q[k]);
   }
 
  private:
@@ -51,11 +58,13 @@ struct Remainder {
 
   __device__ bool subtracts() const { return draft.kind >= DraftLaw::Kind::kLogits; }
 
+  // What exp((logit - max) / T) is multiplied by.
+  __device__ float times() const { return subtracts() ? law.inverse_normalizer * scale : 1.0f; }
+
   // Weights of run j of the lane's ids of a tile, in the place of their logits.
   __device__ void weigh(int tile, int j, float* x) const {
-    const float times = subtracts() ? law.inverse_normalizer * scale : 1.0f;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) x[k] = weight_of(x[k], law) * times;
+    for (int k = 0; k < kRun; ++k) x[k] = weight_of(x[k], law) * times();
     if (subtracts()) {
       float q[kRun];
       draft.of_run(tile, j, q);
@@ -75,8 +84,15 @@ struct Remainder {
       return table.mass[tile];
     float x[kHeld], even = 0.0f, odd = 0.0f;
     load_tile(row, tile, x);
+    if (subtracts() && draft.in_order()) {  // the same numbers as by runs, with all loads of both rows in flight
+      float q[kHeld];
+      load_tile(draft.row, tile, q);
 #pragma unroll
-    for (int j = 0; j < kRuns; ++j) weigh(tile, j, x + j * kRun);
+      for (int k = 0; k < kHeld; ++k) x[k] = residual_weight(weight_of(x[k], law) * times(), draft.of_value(q[k]));
+    } else {
+#pragma unroll
+      for (int j = 0; j < kRuns; ++j) weigh(tile, j, x + j * kRun);
+    }
 #pragma unroll
     for (int k = 0; k < kHeld; k += 2) even += x[k], odd += x[k + 1];
     return warp_reduce(even + odd, Sum{});
@@ -142,11 +158,11 @@ static __device__ __noinline__ int32_t draw_id(const Remainder& from, const floa
   float before = 0.0f, rest = INFINITY;  // infinite on an overrun
   int chosen = -1;
   for (int begin = 0; begin < tiles && rest == INFINITY; begin += 32) {
-    const int count = tiles - begin < 32 ? tiles - begin : 32;
-    const float mine = lane_id() < count ? mass[begin + lane_id()] : 0.0f;
-    for (int i = 0; i < count && rest == INFINITY; ++i) {
+    const float mine = begin + lane_id() < tiles ? mass[begin + lane_id()] : 0.0f;
+#pragma unroll 8
+    for (int i = 0; i < 32; ++i) {
       const float m = __shfl_sync(kAllLanes, mine, i);
-      if (!(m > 0)) continue;
+      if (rest < INFINITY || !(m > 0)) continue;
       chosen = begin + i;
       if (before + m > goal)
         rest = goal - before;

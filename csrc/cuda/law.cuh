@@ -26,12 +26,35 @@ struct FixedScale {
   __device__ float back(Fixed sum) const { return float(double(sum) * down); }
 };
 
+// How much of each digit a radix selection has seen: 64-bit sums in two halves, as shared memory adds 32 bits at once and
+// 64 bits only by trying again.
+struct Bins {
+  uint32_t low[kDigits], high[kDigits];
+  uint32_t digit;  // the digit chosen, and
+  Fixed above;     // the sum of all higher values
+
+  __device__ Fixed sum(int digit) const { return Fixed(high[digit]) << 32 | low[digit]; }
+
+  __device__ void add(uint32_t digit, Fixed measure) {
+    const uint32_t mine = uint32_t(measure);
+    const uint32_t carry = atomicAdd(&low[digit], mine) > 0xFFFFFFFFu - mine ? 1 : 0;
+    const uint32_t rest = uint32_t(measure >> 32) + carry;
+    if (rest) atomicAdd(&high[digit], rest);
+  }
+};
+
+// The block's one set of bins, whatever is selected by them.
+__device__ __forceinline__ Bins& selection_bins() {
+  SPECDEC_SHARED(Bins, bins, 1);
+  return bins[0];
+}
+
 // One warp, from the highest digit down: lane l holds digits 255 - 8 l … 248 - 8 l.
-__device__ __forceinline__ void find_digit(const Fixed* bins, Fixed above, Fixed goal, uint32_t* found, Fixed* passed) {
+__device__ __forceinline__ void choose_digit(Bins& bins, Fixed above, Fixed goal) {
   constexpr int kEach = kDigits / 32;
   const int top = kDigits - 1 - lane_id() * kEach;
   Fixed mine = 0;
-  for (int i = 0; i < kEach; ++i) mine += bins[top - i];
+  for (int i = 0; i < kEach; ++i) mine += bins.sum(top - i);
   Fixed until = mine;  // this lane's digits and all higher ones
   for (int step = 1; step < 32; step *= 2) {
     const Fixed other = __shfl_up_sync(kAllLanes, until, step);
@@ -41,41 +64,40 @@ __device__ __forceinline__ void find_digit(const Fixed* bins, Fixed above, Fixed
   const unsigned filled = __ballot_sync(kAllLanes, mine > 0);
   const int chosen = reached ? __ffs(int(reached)) - 1 : filled ? 31 - __clz(int(filled)) : 0;
   if (lane_id() != chosen) return;
-  Fixed sum = above + until - mine;
-  int digit = top, last = top;
-  Fixed before_last = sum;
-  for (; digit > top - kEach; --digit) {
-    if (bins[digit] == 0) continue;
+  Fixed sum = above + until - mine, before_last = sum;
+  int last = top;
+  for (int digit = top; digit > top - kEach; --digit) {
+    const Fixed here = bins.sum(digit);
+    if (here == 0) continue;
     last = digit;
     before_last = sum;
-    sum += bins[digit];
+    sum += here;
     if (sum >= goal) break;
   }
-  *found = uint32_t(last);
-  *passed = before_last;
+  bins.digit = uint32_t(last);
+  bins.above = before_last;
 }
 
 // The largest value c such that `goal` is reached by the sum of measure(x) over {x >= c}; the lowest value if it never
-// is. each(f) calls f(x) for this thread's values; called by the whole block. By so many leading bits of the value: the lowest value with those.
+// is. each(f) calls f(x) for this thread's values; called by the whole block. By so many leading bits of the value: the
+// lowest value with those.
 template <class Each, class Measure>
 __device__ float radix_select(Each each, Measure measure, Fixed goal, int bits) {
-  SPECDEC_SHARED(Fixed, bins, kDigits);
-  SPECDEC_SHARED(uint32_t, found, 1);
-  SPECDEC_SHARED(Fixed, passed, 1);
+  Bins& bins = selection_bins();
   uint32_t prefix = 0;
   Fixed above = 0;
   for (int shift = 24; shift >= 32 - bits; shift -= 8) {
-    for (int i = int(threadIdx.x); i < kDigits; i += int(blockDim.x)) bins[i] = 0;
+    for (int i = int(threadIdx.x); i < kDigits; i += int(blockDim.x)) bins.low[i] = bins.high[i] = 0;
     __syncthreads();
     each([&](float x) {
       const uint32_t key = ordered(x);
-      if (shift == 24 || key >> (shift + 8) == prefix) atomicAdd(&bins[key >> shift & 255], measure(x));
+      if (shift == 24 || key >> (shift + 8) == prefix) bins.add(key >> shift & 255, measure(x));
     });
     __syncthreads();
-    if (warp_id() == 0) find_digit(bins, above, goal, found, passed);
+    if (warp_id() == 0) choose_digit(bins, above, goal);
     __syncthreads();
-    prefix = prefix << 8 | found[0];
-    above = passed[0];
+    prefix = prefix << 8 | bins.digit;
+    above = bins.above;
     __syncthreads();
   }
   const uint32_t key = prefix << (32 - bits);  // cut short, it may lie below -inf, among the NaNs

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
                   const __grid_constant__ NoiseState noise) {
   SPECDEC_DYNAMIC_SHARED(shared);
   SPECDEC_SHARED(Reading, reading, 1);
-  allow_next();
+  if (noise.laws) allow_next();
   read_row(set, shared, reading[0]);
   const Reading& read = reading[0];
   const int64_t index = blockIdx.x;

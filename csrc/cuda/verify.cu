@@ -11,11 +11,12 @@ cudaError_t verify(const VerifyArgs& args, const Launch& launch) {
   const int32_t draft_vocab = args.draft.data ? args.draft.vocab : args.draft_probs.data ? args.draft_probs.vocab : 0;
   Strategy strategy = forced_strategy();
   if (strategy == Strategy::kAuto) {
-    // Few sequences cannot keep the device busy a block each; many are better off reading only what the rule needs.
+    // Few sequences cannot keep the device busy a block each; many are better off reading only what the rule needs, by two
+    // blocks each until there is a block for every place that the device has.
     const bool wide = tiles > kRowThreads / 32;
-    strategy = wide && args.batch < processors / 2 ? Strategy::kSplit
-               : wide && args.batch < processors   ? Strategy::kCluster
-                                                   : Strategy::kWalk;
+    strategy = wide && args.batch < processors / 2       ? Strategy::kSplit
+               : wide && args.batch < processors * 3 / 2 ? Strategy::kCluster
+                                                         : Strategy::kWalk;
   }
   if (tiles > kMostSharedTiles || draft_vocab > kMostSharedTiles * kTile) strategy = Strategy::kSplit;
   const cudaError_t error = strategy == Strategy::kSplit

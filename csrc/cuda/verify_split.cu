@@ -87,8 +87,11 @@ __global__ void __launch_bounds__(kRowThreads, 2)
 // they hand over.
 class Decision {
  public:
-  __device__ Decision(const VerifyArgs& args, const Workspace& work, int64_t b, Remainder& from)
-      : args_(args), work_(work), b_(b), span_(find_span(args, b)), from_(from) {
+  // `span` and `from` are in shared memory: what all threads know alike.
+  __device__ Decision(const VerifyArgs& args, const Workspace& work, int64_t b, Span& span, Remainder& from)
+      : args_(args), work_(work), b_(b), span_(span), from_(from) {
+    const Span found = find_span(args, b);
+    by_one([&] { span = found; });
     out_.status = span_.status;
     tiles_ = (args.target.vocab + kTile - 1) / kTile;
     writes_ = chunk() == 0;
@@ -276,8 +279,8 @@ class Decision {
   const VerifyArgs& args_;
   const Workspace& work_;
   const int64_t b_;
-  const Span span_;
-  Remainder& from_;  // in shared memory
+  const Span& span_;
+  Remainder& from_;
   Outcome out_;
   int tiles_;
   bool cut_, writes_;  // writes_: this block writes the outputs
@@ -285,9 +288,10 @@ class Decision {
 
 __global__ void __launch_bounds__(kRowThreads, 2)
     verify_decide_kernel(const __grid_constant__ VerifyArgs args, const __grid_constant__ Workspace work) {
+  SPECDEC_SHARED(Span, span, 1);
   SPECDEC_SHARED(Remainder, from, 1);
   wait_for_previous();
-  Decision(args, work, blockIdx.x / work.chunks, from[0]).run();
+  Decision(args, work, blockIdx.x / work.chunks, span[0], from[0]).run();
 }
 
 template <class T>
