@@ -24,7 +24,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-CASES = 10  # of each test, unless pytest is given --every-case
+CASES = 6  # of each test, unless pytest is given --every-case
 ADDRESS_OPS = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas")
 
 

@@ -81,9 +81,9 @@ class Backend:
         return min(size, 6 if self.name == "triton" else 96) if self.interpreted else size
 
     def draws(self, size: int) -> int:
-        """How many draws a statistical test makes: `size`, a quarter of it where interpreted, by Triton at most 64."""
+        """How many draws a statistical test makes: `size`, a quarter of it where interpreted, by Triton at most 24."""
         if self.name == "triton" and self.interpreted:
-            return min(size, 64)
+            return min(size, 24)
         return size // 4 if self.interpreted else size
 
     def __getattr__(self, op: str) -> Callable[..., Any]:

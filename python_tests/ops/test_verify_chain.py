@@ -220,8 +220,9 @@ def test_draft_stats_are_used_as_given(backend: Backend) -> None:
 def test_match_emits_the_stream_of_plain_sampling(backend: Backend, vocab: int, params: sk.SamplingParams) -> None:
     """Whatever is drafted, what comes out is what `sample` draws with the same keys."""
     rng = torch.Generator().manual_seed(23)
-    x = backend(logits(rng, 20, 6, vocab))
-    keys = backend(sk.noise_keys(torch.arange(20), torch.arange(6).expand(20, 6)))
+    n = backend.batch(20)
+    x = backend(logits(rng, n, 6, vocab))
+    keys = backend(sk.noise_keys(torch.arange(n), torch.arange(6).expand(n, 6)))
     plain = backend.sample(x, params, noise_keys=keys).token
     for wrong in range(6):
         draft = plain[:, :5].clone()
@@ -439,7 +440,7 @@ def test_peers_empty_residual_draws_from_the_target(backend: Backend, acceptance
     """P equal to Q and a rejection forced by rounding or a stale coin: peers give token 0, V−1, garbage or an
     exception.
     """
-    n, vocab = 2048, 1100
+    n, vocab = backend.draws(2048), 1100
     row = torch.full((1, 1, vocab), -math.inf)
     row[..., 300:800] = 0.0
     draft = torch.full((n, 1), 5)  # impossible for both: rejected with an empty residual
@@ -464,8 +465,9 @@ def test_peers_slots_past_the_end_are_defined(backend: Backend) -> None:
     test).
     """
     rng = torch.Generator().manual_seed(71)
-    arguments = chains.make(rng, 200, 6, 30)
-    arguments["num_draft_tokens"] = torch.randint(-1, 7, (200,), generator=rng, dtype=torch.int32)
+    n = backend.draws(200)
+    arguments = chains.make(rng, n, 6, 30)
+    arguments["num_draft_tokens"] = torch.randint(-1, 7, (n,), generator=rng, dtype=torch.int32)
     out = run(backend, arguments, return_acceptance=True)
     slots = torch.arange(7, device=out.tokens.device)
     assert torch.equal(out.tokens == -1, slots >= out.num_tokens[:, None])
