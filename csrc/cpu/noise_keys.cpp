@@ -1,5 +1,5 @@
-#include "common/philox.h"
 #include "common/ids.h"
+#include "common/philox.h"
 #include "cpu/ops.h"
 
 namespace specdec::cpu {

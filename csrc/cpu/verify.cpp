@@ -3,9 +3,9 @@
 #include <cmath>
 #include <utility>
 
+#include "common/ids.h"
 #include "common/status.h"
 #include "cpu/draw.h"
-#include "common/ids.h"
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
 
