@@ -13,15 +13,8 @@ extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stre
 namespace specdec::cuda {
 namespace {
 
-class Device {
+class Device : public Kernels {
  public:
-  static constexpr auto kRowStats = row_stats;
-  static constexpr auto kWarpProbs = warp_probs;
-  static constexpr auto kUniformSamples = uniform_samples;
-  static constexpr auto kNoiseKeys = noise_keys;
-  static constexpr auto kSample = sample;
-  static constexpr auto kVerify = verify;
-
   Device(const char* op, const bind::Tensor& like) : op_(op), index_(like.get_device_index()) {
     STD_TORCH_CHECK(like.is_cuda(), op_, ": the tensors must be on a CUDA device");
     // A guard costs an allocation: only where the tensors are not on the current device.

@@ -12,15 +12,8 @@
 namespace specdec::cuda {
 namespace {
 
-class Device {
+class Device : public Kernels {
  public:
-  static constexpr auto kRowStats = row_stats;
-  static constexpr auto kWarpProbs = warp_probs;
-  static constexpr auto kUniformSamples = uniform_samples;
-  static constexpr auto kNoiseKeys = noise_keys;
-  static constexpr auto kSample = sample;
-  static constexpr auto kVerify = verify;
-
   Device(const char* op, const bind::Tensor&) : op_(op) {}
 
   static int32_t type() { return aoti_torch_device_type_cpu(); }

@@ -14,6 +14,11 @@ __global__ void probe_kernel() {}
 }  // namespace
 }  // namespace specdec
 
+int specdec::cuda::virtual_architecture() {
+  cudaFuncAttributes attributes{};
+  return cudaFuncGetAttributes(&attributes, probe_kernel) == cudaSuccess ? attributes.ptxVersion : 0;
+}
+
 const char* specdec_cuda_build_info() { return "archs=" SPECDEC_CUDA_ARCHS " runtime=" SPECDEC_STRING(CUDART_VERSION); }
 
 int specdec_cuda_binary_version(int device) {

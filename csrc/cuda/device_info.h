@@ -9,3 +9,8 @@ SPECDEC_EXPORT const char* specdec_cuda_build_info();
 
 // The architecture of the machine code that `device` would run, for example 90; minus a cudaError_t when it can run none.
 SPECDEC_EXPORT int specdec_cuda_binary_version(int device);
+
+namespace specdec::cuda {
+// The virtual architecture that the current device's code was compiled for (90 is __CUDA_ARCH__ 900); 0 if there is none.
+int virtual_architecture();
+}  // namespace specdec::cuda

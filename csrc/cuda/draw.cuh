@@ -12,8 +12,8 @@ struct DraftLaw {
   int32_t token = -1;  // kPoint: where all mass is
   RowView row{};       // kLogits, kProbs
   RowLaw law{};        // kLogits
-  const int64_t* map =
-      nullptr;  // the draft id of each target id below map_size, -1 where there is none; null: the same
+  // The draft id of each target id below map_size, -1 where there is none; null: the same id.
+  const int64_t* map = nullptr;
   int64_t map_size = 0;
 
   __device__ float prob(int32_t id) const {
@@ -152,7 +152,7 @@ __device__ __forceinline__ int32_t walk_tile(const Remainder& from, int tile, fl
 
 // An id drawn by one warp given its tiles' masses, in every lane; -1 if nothing is left to draw from. Out of line, as it
 // is called from several places.
-static __device__ __noinline__ int32_t draw_id(const Remainder& from, const float* mass, float uniform) {
+inline __device__ __noinline__ int32_t draw_id(const Remainder& from, const float* mass, float uniform) {
   const int tiles = from.row.tiles();
   const float goal = uniform * ordered_sum(mass, tiles);
   float before = 0.0f, rest = INFINITY;  // infinite on an overrun

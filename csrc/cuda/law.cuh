@@ -296,7 +296,7 @@ class Truncation {
 };
 
 // Out of line: it is long, and most rows are not cut.
-static __device__ __noinline__ Truncation::Found find_cut(const Reading& reading) { return Truncation(reading).find(); }
+inline __device__ __noinline__ Truncation::Found find_cut(const Reading& reading) { return Truncation(reading).find(); }
 
 // The lowest id of the largest logit, by one block.
 __device__ __forceinline__ int32_t find_argmax(const RowView& row, const TileTable& table, float max) {

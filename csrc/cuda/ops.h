@@ -21,4 +21,14 @@ cudaError_t noise_keys(const NoiseKeysArgs& args, const Launch& launch);
 cudaError_t sample(const SampleArgs& args, const Launch& launch);
 cudaError_t verify(const VerifyArgs& args, const Launch& launch);  // verify_chain and verify_packed
 
+// Under the names that csrc/bind_ops.h knows them by.
+struct Kernels {
+  static constexpr auto kRowStats = row_stats;
+  static constexpr auto kWarpProbs = warp_probs;
+  static constexpr auto kUniformSamples = uniform_samples;
+  static constexpr auto kNoiseKeys = noise_keys;
+  static constexpr auto kSample = sample;
+  static constexpr auto kVerify = verify;
+};
+
 }  // namespace specdec::cuda

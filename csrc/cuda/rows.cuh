@@ -50,7 +50,7 @@ struct RowPlan {
   Shape shape;  // of a kernel with a block a row
 };
 
-// Reads the rows if they are to be split; the kernel that follows (of `shape`) calls row_law first.
+// Reads the rows if they are to be split; the kernel that follows (of `shape`) calls read_row first.
 inline cudaError_t plan_rows(const RowSet& set, int64_t batch, const Launch& launch, RowPlan* plan) {
   const int64_t count = batch * set.n;
   const int tiles = (set.rows.vocab + kTile - 1) / kTile;

@@ -1,6 +1,9 @@
 #include "cuda/strategy.h"
 
 #include <atomic>
+#ifndef SPECDEC_EMULATOR
+#include "cuda/device_info.h"
+#endif
 
 namespace specdec::cuda {
 namespace {
@@ -18,10 +21,6 @@ int asked_once(std::atomic<int> (&known)[kDevices], int otherwise, Ask ask) {
   known[device].store(value, std::memory_order_relaxed);
   return value;
 }
-
-#ifndef SPECDEC_EMULATOR
-__global__ void probe_kernel() {}  // never launched: it stands for all kernels of the library
-#endif
 
 }  // namespace
 
@@ -42,13 +41,10 @@ bool hopper_code() {
 #ifdef SPECDEC_EMULATOR
   return true;
 #else
-  // The virtual architecture that the code was compiled for: what decides is __CUDA_ARCH__, not the device.
-  static std::atomic<int> known[kDevices];
+  static std::atomic<int> known[kDevices];  // what decides is __CUDA_ARCH__, not the device
   return asked_once(known, 0, [](int, int* version) {
-           cudaFuncAttributes attributes{};
-           const cudaError_t error = cudaFuncGetAttributes(&attributes, probe_kernel);
-           *version = attributes.ptxVersion;
-           return error;
+           *version = virtual_architecture();
+           return cudaSuccess;
          }) >= 90;
 #endif
 }

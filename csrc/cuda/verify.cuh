@@ -140,9 +140,9 @@ __device__ __forceinline__ float uniform_at(const VerifyArgs& args, const Span& 
   return 0.0f;
 }
 
-// What the rule decided. `final`: the token after the accepted ones, kNothing, or kDraw: to be drawn from a remainder.
+// What the rule decided. `final`: the token after the accepted ones, or kNothing.
 struct Outcome {
-  static constexpr int64_t kNothing = -1, kDraw = -2;
+  static constexpr int64_t kNothing = -1;
   int64_t accepted = 0, final = kNothing;
   int32_t status = 0;
 };
@@ -165,7 +165,7 @@ __device__ __forceinline__ float residual_mass(const Remainder& left, const floa
                           : ordered_sum(mass, left.row.tiles());
 }
 
-// The two layouts; see verify.cu for who is taken when.
+// The two layouts (see verify.cu for which is taken when), and the measurement beside them.
 cudaError_t verify_split(const VerifyArgs& args, const Launch& launch);
 cudaError_t verify_walk(const VerifyArgs& args, unsigned cluster, const Launch& launch);
 cudaError_t verify_overlap(const VerifyArgs& args, const Launch& launch);

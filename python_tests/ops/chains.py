@@ -72,6 +72,12 @@ def on(backend: Any, arguments: Arguments) -> Arguments:
     return out
 
 
+def run(backend: Any, arguments: Arguments, **more: Any) -> sk.VerifyOutput:
+    """`verify_chain` on the backend's device."""
+    out: sk.VerifyOutput = backend.verify_chain(**on(backend, {**arguments, **more}))
+    return out
+
+
 def select(arguments: Arguments, rows: Any) -> Arguments:
     """The arguments of some sequences alone, in the order of `rows`."""
     out = {}
