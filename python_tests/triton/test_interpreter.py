@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
@@ -37,6 +39,20 @@ if REASON is None:
     @triton.jit
     def counted(out, n):
         tl.atomic_add(out + tl.program_id(0) // n, 1)
+
+    @triton.jit
+    def products(x, y, out, BLOCK: tl.constexpr):
+        ids = tl.arange(0, BLOCK)
+        a, b = tl.load(x + ids), tl.load(y + ids)
+        tl.store(out + ids, a * a)  # one tensor twice, then two of the same types
+        tl.store(out + BLOCK + ids, a * b)
+        tl.store(out + 2 * BLOCK + ids, a * 0.0)
+        tl.store(out + 3 * BLOCK + ids, a * -0.0)
+        tl.store(out + 4 * BLOCK + ids, tl.where(a > 0, a, b.to(tl.float64)))
+
+    @triton.jit
+    def moved(x):
+        tl.store(x, tl.load(x, mask=tl.load(x) < 0, other=tl.load(x + 1)))
 
 
 def test_correct_kernels_pass() -> None:
@@ -84,11 +100,40 @@ def test_a_dependence_between_programs_shows() -> None:
     assert len(outcomes) > 1
 
 
+@pytest.mark.parametrize("size", [1, 8])
+def test_operations_follow_their_operands(size: int) -> None:
+    x, y = torch.randn(2, size)
+    with interpreted.checked():
+        for _ in range(2):
+            out = torch.empty(5, size)
+            products[(1,)](x, y, out, BLOCK=size)
+            assert torch.equal(out, torch.stack([x * x, x * y, x * 0.0, x * -0.0, torch.where(x > 0, x, y)]))
+            if triton.__version__ >= "3.9":  # others make 0.0 of -0.0
+                assert torch.equal(out[2:4].signbit(), torch.stack([x, -x]).signbit())
+            x, y = y, -x
+
+
+def test_scalars_decide_anew() -> None:
+    with interpreted.checked():
+        for value in (0.0, 5.0):
+            x = torch.tensor([7.0, value])
+            moved[(1,)](x)
+            assert x.tolist() == [value, value]
+
+
 def test_everything_is_put_back() -> None:
     from triton.runtime import interpreter
 
-    before = (interpreter.GridExecutor.__call__, interpreter._patch_lang, interpreter.interpreter_builder.set_grid_idx)
+    def names(place: object) -> set[str]:
+        return set(dir(place)) - {"__annotations__"}  # made when asked for
+
+    def everything() -> list[object]:
+        places = (tl, tl.core, tl.tensor, tl.math, tl.dtype, interpreter, interpreter.GridExecutor)
+        builder = type(interpreter.interpreter_builder)
+        return [(p, name, id(inspect.getattr_static(p, name))) for p in (*places, builder) for name in names(p)]
+
+    before = everything()
     with interpreted.checked():
-        pass
-    after = (interpreter.GridExecutor.__call__, interpreter._patch_lang, interpreter.interpreter_builder.set_grid_idx)
-    assert before == after
+        row_maxima[(4,)](torch.randn(4, 100), torch.empty(4), 100, BLOCK=128, MASKED=True)
+        assert everything() != before
+    assert everything() == before
