@@ -19,16 +19,16 @@ torch.set_num_threads(1)
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--schedules", type=int, default=0, metavar="N",
-        help="run the tests of the emulated CUDA kernels in N random schedules as well",
+        help="run the tests of the emulated CUDA kernels in N random schedules as well, each a share of a test's cases",
     )  # fmt: skip
     parser.addoption(
         "--cases", type=int, default=1500, metavar="N",
         help="random cases of each op and backend in test_backends_agree.py, a hundredth of it on interpreted Triton "
-        "(100000 in .ci/run)",
+        "(10000 in .ci/run)",
     )  # fmt: skip
     parser.addoption(
         "--every-case", action="store_true",
-        help=f"let Triton's interpreter run all cases of a test, not {interpreted.CASES} of them",
+        help="run all cases of a test where kernels are interpreted, not some of them",
     )  # fmt: skip
     parser.addoption(
         "--sanitizers", action="store_true",
@@ -47,19 +47,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test with many cases runs some of them in Triton's interpreter: see `interpreted.some_cases`."""
-    if config.getoption("--every-case"):
-        return
-    tests: dict[str, list[pytest.Item]] = {}
+    """Where kernels are interpreted, a test with many cases runs some of them: see `Backend.some_cases`."""
+    tests: dict[tuple[str, Backend], list[pytest.Item]] = {}
     for item in items:
         chosen = getattr(item, "callspec", None) and item.callspec.params.get("backend")  # type: ignore[attr-defined]
-        if isinstance(chosen, Backend) and chosen.name == "triton" and chosen.interpreted:
-            tests.setdefault(item.nodeid.split("[")[0], []).append(item)
-    kept = {id(item) for cases in tests.values() for item in interpreted.some_cases(cases)}
-    dropped = [item for cases in tests.values() for item in cases if id(item) not in kept]
-    if dropped:
-        config.hook.pytest_deselected(items=dropped)
-        gone = {id(item) for item in dropped}
+        if isinstance(chosen, Backend) and chosen.interpreted:
+            tests.setdefault((item.nodeid.split("[")[0], chosen), []).append(item)
+    if config.getoption("--every-case"):
+        tests = {}
+    gone = set()
+    for (_, chosen), cases in tests.items():
+        gone |= set(map(id, cases)) - set(map(id, chosen.some_cases(cases)))
+    if gone:
+        config.hook.pytest_deselected(items=[item for item in items if id(item) in gone])
         items[:] = [item for item in items if id(item) not in gone]
 
 

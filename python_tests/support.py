@@ -6,7 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -74,6 +74,14 @@ class Backend:
         if self.name == "triton" and self.interpreted:
             return max(24, wanted // 100)
         return wanted if self.strategy in (None, "walk") and self.schedule is None else wanted // 10
+
+    def some_cases(self, items: Sequence[Any]) -> list[Any]:
+        """Which of a test's parametrised items run where kernels are interpreted: by Triton `interpreted.CASES`; of the
+        emulated CUDA kernels all, but in each random schedule every fourth.
+        """
+        if self.name == "triton":
+            return interpreted.some_cases(items)
+        return list(items) if self.schedule is None else list(items[self.schedule % 4 :: 4])
 
     def batch(self, size: int) -> int:
         """`size`, or where interpreted at most 96 (more than the emulated device runs at once), by Triton 6: it runs
