@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
+from specdec_kernels.laws import TargetLaw
 
 from . import machine
 
@@ -47,6 +48,7 @@ class Case:
     params: sk.SamplingParams = sk.SamplingParams()
     acceptance: str = "token"
     one_hot: bool = False
+    target_law: TargetLaw | None = None
     drawn_before: bool = False  # uniforms come from outside the timed call: for the overhead of one public call
     device: str = "cpu"
 

@@ -26,6 +26,8 @@ VERIFY_CASES: Mapping[str, Mapping[str, Any]] = {
     "greedy": {"params": _GREEDY, "acceptance": "greedy"},
     "one-hot": {"one_hot": True},
     "block": {"acceptance": "block"},
+    "Opt": {"target_law": sk.laws.Opt(0.3)},
+    "TokenV3": {"target_law": sk.laws.TokenV3(0.3)},
 }
 
 

@@ -163,6 +163,7 @@ struct Shared {
       eos_token_ids;
   int64_t acceptance;
   bool return_acceptance;
+  TargetLaw law;
   Params params, draft_params;
 };
 
@@ -170,13 +171,15 @@ struct Shared {
   MaybeTensor draft_logits, MaybeTensor draft_probs, MaybeTensor draft_values, MaybeTensor draft_argmax,          \
       MaybeTensor draft_status, MaybeTensor uniform_samples, MaybeTensor noise_keys, MaybeTensor target_to_draft, \
       MaybeTensor num_draft_tokens, MaybeTensor eos_token_ids, int64_t acceptance, bool return_acceptance,        \
-      SPECDEC_PARAMS(), SPECDEC_PARAMS(draft_)
-#define SPECDEC_MAKE_SHARED                                                                                        \
-  Shared {                                                                                                         \
-    draft_logits, draft_probs, Flat(device, draft_values), Flat(device, draft_argmax), Flat(device, draft_status), \
-        Flat(device, uniform_samples), Flat(device, noise_keys), Flat(device, target_to_draft),                    \
-        Flat(device, num_draft_tokens), Flat(device, eos_token_ids), acceptance, return_acceptance,                \
-        SPECDEC_MAKE_PARAMS(), SPECDEC_MAKE_PARAMS(draft_)                                                         \
+      int64_t law, bool law_variant, double law_alpha, double law_beta, bool cascade_bonus, SPECDEC_PARAMS(),     \
+      SPECDEC_PARAMS(draft_)
+#define SPECDEC_MAKE_SHARED                                                                                            \
+  Shared {                                                                                                             \
+    draft_logits, draft_probs, Flat(device, draft_values), Flat(device, draft_argmax), Flat(device, draft_status),     \
+        Flat(device, uniform_samples), Flat(device, noise_keys), Flat(device, target_to_draft),                        \
+        Flat(device, num_draft_tokens), Flat(device, eos_token_ids), acceptance, return_acceptance,                    \
+        TargetLaw{LawKind(law), law_variant, float(law_alpha), float(law_beta), cascade_bonus}, SPECDEC_MAKE_PARAMS(), \
+        SPECDEC_MAKE_PARAMS(draft_)                                                                                    \
   }
 
 using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
@@ -286,6 +289,7 @@ struct Ops {
     args.eos_token_ids = in.eos_token_ids.data<int64_t>();
     args.num_eos = in.eos_token_ids.size();
     args.acceptance = Acceptance(in.acceptance);
+    args.law = in.law;
     args.params = in.params.args();
     args.draft_params = in.draft_params.args();
     args.tokens = tokens.data;

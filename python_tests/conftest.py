@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cases", type=int, default=1500, metavar="N",
         help="random cases of each op and backend in test_backends_agree.py, a hundredth of it on interpreted Triton "
-        "(10000 in .ci/run)",
+        "(100000 in .ci/run)",
     )  # fmt: skip
     parser.addoption(
         "--every-case", action="store_true",
@@ -57,7 +57,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         tests = {}
     gone = set()
     for (_, chosen), cases in tests.items():
-        gone |= set(map(id, cases)) - set(map(id, chosen.some_cases(cases)))
+        kept = chosen.some_cases(cases, getattr(cases[0].module, "EMULATED_CASES", None))  # type: ignore[attr-defined]
+        gone |= set(map(id, cases)) - set(map(id, kept))
     if gone:
         config.hook.pytest_deselected(items=[item for item in items if id(item) in gone])
         items[:] = [item for item in items if id(item) not in gone]

@@ -54,9 +54,9 @@ def why_not() -> str | None:
     return None if os.environ.get("TRITON_INTERPRET") == "1" else "Triton compiles its kernels here"
 
 
-def some_cases(items: Sequence[Any]) -> list[Any]:
-    """`CASES` of a test's parametrised items (more if it takes more for every value of every parameter to occur)."""
-    if len(items) <= CASES:
+def some_cases(items: Sequence[Any], most: int = CASES) -> list[Any]:
+    """`most` of a test's parametrised items (more if it takes more for every value of every parameter to occur)."""
+    if len(items) <= most:
         return list(items)
     shuffled = random.Random(len(items)).sample(list(items), len(items))
     seen: set[tuple[str, str]] = set()
@@ -65,7 +65,7 @@ def some_cases(items: Sequence[Any]) -> list[Any]:
         values = {(name, repr(value)) for name, value in item.callspec.params.items()}
         (others if values <= seen else chosen).append(item)
         seen |= values
-    return chosen + others[: max(0, CASES - len(chosen))]
+    return chosen + others[: max(0, most - len(chosen))]
 
 
 class Memory:

@@ -75,13 +75,15 @@ class Backend:
             return max(24, wanted // 100)
         return wanted if self.strategy in (None, "walk") and self.schedule is None else wanted // 10
 
-    def some_cases(self, items: Sequence[Any]) -> list[Any]:
-        """Which of a test's parametrised items run where kernels are interpreted: by Triton `interpreted.CASES`; of the
-        emulated CUDA kernels all, but in each random schedule every fourth.
+    def some_cases(self, items: Sequence[Any], most: int | None) -> list[Any]:
+        """Which of a test's parametrised items run: all of them; where kernels are interpreted, of the emulated CUDA
+        kernels `most` if the test's module says so (EMULATED_CASES), in each random schedule every fourth, and
+        by Triton `interpreted.CASES`.
         """
         if self.name == "triton":
             return interpreted.some_cases(items)
-        return list(items) if self.schedule is None else list(items[self.schedule % 4 :: 4])
+        chosen = list(items) if most is None else interpreted.some_cases(items, most)
+        return chosen if self.schedule is None else chosen[self.schedule % 4 :: 4]
 
     def batch(self, size: int) -> int:
         """`size`, or where interpreted at most 96 (more than the emulated device runs at once), by Triton 6: it runs

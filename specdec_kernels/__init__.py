@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from . import laws
 from .backends import backends, native, register_triton
+from .decoding.bild import bild
+from .decoding.cascade import oracle_cascade, seq_cascade, token_cascade
 from .decoding.generate import generate
 from .decoding.output import GenerationOutput, GenerationStats, Provenance
 from .decoding.packing import pack_linear_weights
@@ -47,12 +49,16 @@ __all__ = [
     "TokenMap",
     "VerifyOutput",
     "backends",
+    "bild",
     "generate",
     "laws",
     "noise_keys",
+    "oracle_cascade",
     "pack_linear_weights",
     "row_stats",
     "sample",
+    "seq_cascade",
+    "token_cascade",
     "uniform_samples",
     "verify_chain",
     "verify_packed",

@@ -1,13 +1,278 @@
-"""Target laws other than the target's own, which trade quality for speed: none in this release.
+"""Target laws other than the target's own: lossy speculative decoding and speculative cascades.
 
-Lossless verification is ``target_law=None``; `verify_chain`, `verify_packed` and `generate` refuse anything else by
-name.
+A law turns the draft's law q and the target's law p at a position into the law π that verification is to produce there
+(Narasimhan et al., "Faster Cascades via Speculative Decoding", arXiv 2405.19261, algorithm 4). With P and Q the laws
+after the sampling transform, p and q the *raw* ones (temperature 1, nothing cut) and H the entropy in nats:
+
+============ =========================================================================================================
+`Lossy`      accept with ``min(1, P(x) / ((1 − α) Q(x)))``, recovered from ``norm((P / β − Q)+)``
+`Chow`       π = P where ``max q < 1 − α``, else Q; ``loss="log"``: where ``H(q) > α``
+`Diff`       π = P where ``max q < max p − α``, else Q; ``loss="log"``: where ``H(q) > H(p) + α``
+`Opt`        as Diff, with α · TV(P, Q) in the place of α
+`BiLD`       π = P where ``D(q, p) > α``, else Q
+`TokenV1`    ``π(v) = Q(v) (1 − r(v)) + P(v) Σ r Q`` with ``r(v) = 1`` iff ``q(v) < max p − α``
+`TokenV2`    the same with ``p(v) < max p − α``
+`TokenV3`    the same with ``p(v) < (1 − α) max p``
+============ =========================================================================================================
+
+Pass one as ``target_law`` to `verify_chain`, `verify_packed` or `generate`; None is lossless. All but `Lossy` need the
+draft's logits, because they look at the raw q, and take ``bonus="cascade"``: then the token after a fully accepted
+block has the law π too, for which the draft's logits must have one row more.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from typing import ClassVar
 
-def require_lossless(op: str, target_law: object) -> None:
-    """Refuse a target law that no kernel implements yet."""
-    if target_law is not None:
-        raise NotImplementedError(f"{op}: target_law={target_law!r} is not supported yet; only None (lossless) is")
+FlatLaw = tuple[int, bool, float, float, bool]
+"""What the ops take: number, variant, alpha, beta, cascade_bonus, as csrc/common/params.h has them."""
+
+LOSSLESS: FlatLaw = (0, False, 0.0, 1.0, False)
+
+
+@dataclass(frozen=True)
+class TargetLaw:
+    """What all laws share.
+
+    Parameters
+    ----------
+    alpha : float
+        How far π may be from the target's law.
+    """
+
+    number: ClassVar[int]
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.alpha, bool) or not isinstance(self.alpha, (int, float)):
+            raise TypeError(f"{type(self).__name__}: alpha must be a number, got {type(self.alpha).__name__}")
+        if not math.isfinite(self.alpha):
+            raise ValueError(f"{type(self).__name__}: alpha must be finite, got {self.alpha}")
+
+    @property
+    def cascade_bonus(self) -> bool:
+        """Whether the token after a fully accepted block has the law too."""
+        return getattr(self, "bonus", "target") == "cascade"
+
+    def flat(self) -> FlatLaw:
+        """As the ops take it."""
+        return (self.number, self._variant(), float(self.alpha), 1.0, self.cascade_bonus)
+
+    def _variant(self) -> bool:
+        return False
+
+    def _one_of(self, name: str, choices: tuple[str, str]) -> None:
+        if getattr(self, name) not in choices:
+            wanted = " or ".join(map(repr, choices))
+            raise ValueError(f"{type(self).__name__}: {name} must be {wanted}, got {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True)
+class Lossy(TargetLaw):
+    """Lossy speculative decoding (arXiv 2405.19261, section 2; Tran-Thien 2023).
+
+    Accepts x with probability ``min(1, P(x) / ((1 − α) Q(x)))`` and draws the recovered token from ``norm((P / β −
+    Q)+)``. With A = Σ min(Q, P / (1 − α)), the law produced is ``min(Q, P / (1 − α)) + (1 − A) · norm((P / β − Q)+)``;
+    it is lemma 2's ``max(min(Q, P / (1 − α)), P / β)`` only for ``beta="exact"``, which makes that one sum to 1. At
+    temperature 0 it is lossless.
+
+    Parameters
+    ----------
+    alpha : float
+        In [0, 1); 0 is lossless.
+    beta : float or "exact"
+        >= 1 − alpha. Acceptance "block" takes "exact" only.
+    """
+
+    number: ClassVar[int] = 1
+    beta: float | str = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.alpha < 1:
+            raise ValueError(f"Lossy: alpha must be in [0, 1), got {self.alpha}")
+        if isinstance(self.beta, str):
+            if self.beta != "exact":
+                raise ValueError(f"Lossy: beta must be a number or 'exact', got {self.beta!r}")
+        elif isinstance(self.beta, bool) or not isinstance(self.beta, (int, float)):
+            raise TypeError(f"Lossy: beta must be a number or 'exact', got {type(self.beta).__name__}")
+        elif not (1 - self.alpha <= self.beta < math.inf):
+            raise ValueError(f"Lossy: beta must be finite and >= 1 - alpha = {1 - self.alpha}, got {self.beta}")
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether β is solved for at each position."""
+        return self.beta == "exact"
+
+    def flat(self) -> FlatLaw:
+        """As the ops take it."""
+        return (self.number, self.is_exact, float(self.alpha), 1.0 if self.is_exact else float(self.beta), False)
+
+
+@dataclass(frozen=True)
+class _Cascade(TargetLaw):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._one_of("bonus", ("target", "cascade"))
+
+
+@dataclass(frozen=True)
+class _Deferral(_Cascade):
+    """`loss` as a field of the rules on the largest probabilities or the entropies."""
+
+    loss: str = "0-1"
+    bonus: str = "target"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._one_of("loss", ("0-1", "log"))
+
+    def _variant(self) -> bool:
+        return self.loss == "log"
+
+
+@dataclass(frozen=True)
+class Chow(_Deferral):
+    """Defer where the draft is unsure: ``max q < 1 − α``, or ``H(q) > α`` (arXiv 2405.19261, section 3.1).
+
+    Parameters
+    ----------
+    alpha : float
+        Finite.
+    loss : {"0-1", "log"}
+        Which of the two.
+    bonus : {"target", "cascade"}
+        The law of the token after a fully accepted block.
+    """
+
+    number: ClassVar[int] = 2
+
+
+@dataclass(frozen=True)
+class Diff(_Deferral):
+    """Defer where the target is surer by α: ``max q < max p − α``, or ``H(q) > H(p) + α`` (arXiv 2405.19261, section
+    3.2 and appendix D).
+
+    Parameters
+    ----------
+    alpha : float
+        Finite.
+    loss : {"0-1", "log"}
+        Which of the two.
+    bonus : {"target", "cascade"}
+        The law of the token after a fully accepted block.
+    """
+
+    number: ClassVar[int] = 3
+
+
+@dataclass(frozen=True)
+class Opt(_Deferral):
+    """The optimal deferral of a speculative cascade: `Diff` with ``α · TV(P, Q)`` for α (arXiv 2405.19261, lemma 4 and
+    appendix D); TV is that of the transformed laws. At temperature 0 it is `Diff` wherever the argmaxes differ.
+
+    Parameters
+    ----------
+    alpha : float
+        Finite.
+    loss : {"0-1", "log"}
+        Which of the two.
+    bonus : {"target", "cascade"}
+        The law of the token after a fully accepted block.
+    """
+
+    number: ClassVar[int] = 4
+
+
+@dataclass(frozen=True)
+class _Token(_Cascade):
+    bonus: str = "target"
+
+
+@dataclass(frozen=True)
+class TokenV1(_Token):
+    """Replace the draft's tokens with ``q(v) < max p − α`` (arXiv 2405.19261, section 5, eq. 13).
+
+    Parameters
+    ----------
+    alpha : float
+        Finite.
+    bonus : {"target", "cascade"}
+        The law of the token after a fully accepted block.
+    """
+
+    number: ClassVar[int] = 5
+
+
+@dataclass(frozen=True)
+class TokenV2(_Token):
+    """Replace the draft's tokens with ``p(v) < max p − α`` (arXiv 2405.19261, section 5, eq. 14).
+
+    Parameters
+    ----------
+    alpha : float
+        Finite.
+    bonus : {"target", "cascade"}
+        The law of the token after a fully accepted block.
+    """
+
+    number: ClassVar[int] = 6
+
+
+@dataclass(frozen=True)
+class TokenV3(_Token):
+    """Replace the draft's tokens with ``p(v) < (1 − α) max p`` (arXiv 2405.19261, section 5, eq. 15). At temperature 0
+    this is the lossy greedy decoding of Leviathan et al. (lemma 7).
+
+    Parameters
+    ----------
+    alpha : float
+        Finite; below 0 every token is replaced, from 1 on none.
+    bonus : {"target", "cascade"}
+        The law of the token after a fully accepted block.
+    """
+
+    number: ClassVar[int] = 7
+
+
+@dataclass(frozen=True)
+class BiLD(_Cascade):
+    """Defer where the draft strays from the target: ``D(q, p) > α`` (BiLD* in arXiv 2405.19261, table 1; after Kim et
+    al., arXiv 2302.07863).
+
+    Parameters
+    ----------
+    alpha : float
+        In nats; finite.
+    distance : {"cross-entropy", "argmax"}
+        D: ``−Σ q log p``, or ``−log p`` of the draft's argmax ("argmax" takes no `draft_token_map`).
+    bonus : {"target", "cascade"}
+        The law of the token after a fully accepted block.
+    """
+
+    number: ClassVar[int] = 8
+    distance: str = "cross-entropy"
+    bonus: str = "target"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._one_of("distance", ("cross-entropy", "argmax"))
+
+    def _variant(self) -> bool:
+        return self.distance == "argmax"
+
+
+def check_law(op: str, acceptance: str, law: object, name: str = "target_law") -> TargetLaw | None:
+    """`law` if it is one that `acceptance` takes; token takes all, block those that are normalised, the others none."""
+    if law is None:
+        return None
+    if not isinstance(law, TargetLaw):
+        raise TypeError(f"{op}: {name} must be None or one of sk.laws, got {type(law).__name__}")
+    if acceptance in ("match", "greedy"):
+        hint = " (lossy greedy is TokenV3 at temperature 0)" if acceptance == "greedy" else ""
+        raise ValueError(f"{op}: acceptance={acceptance!r} takes no {name}{hint}, got {law!r}")
+    if acceptance == "block" and isinstance(law, Lossy) and not law.is_exact:
+        raise ValueError(f"{op}: acceptance='block' takes Lossy with beta='exact' only, got {law!r}")
+    return law

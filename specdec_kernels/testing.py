@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .laws import Lossy, TargetLaw
 from .sampling import SamplingParams
 from .types import PLACEHOLDER_TOKEN_ID, RowStats, TokenMap
 
@@ -131,6 +132,71 @@ def float64_gumbel(keys: Tensor, vocab: int) -> Float64:
     return noise
 
 
+# --- target laws ------------------------------------------------------------------------------------------------------
+
+
+def float64_target_law(law: TargetLaw, P: Float64, Q: Float64, p: Float64, q: Float64) -> Float64:
+    """The law that verification really produces with one of `sk.laws`, row by row, in float64.
+
+    Parameters
+    ----------
+    law : TargetLaw
+        For a `Lossy` whose β is a number, what comes out is ``min(Q, P / (1 − α)) + (1 − A) norm((P / β − Q)+)`` with
+        ``A = Σ min(Q, P / (1 − α))``; for the others it is π.
+    P, Q : ndarray
+        ``[..., vocab]`` laws of target and draft after the sampling transform.
+    p, q : ndarray
+        The raw ones.
+
+    Returns
+    -------
+    ndarray
+        ``[..., vocab]`` float64.
+    """
+    if isinstance(law, Lossy):
+        taken = np.minimum(Q, P / (1 - law.alpha))
+        rest = 1 - taken.sum(-1, keepdims=True)
+        inverse_beta: Any = _exact_inverse_beta(P, Q, rest) if isinstance(law.beta, str) else 1 / law.beta
+        left = np.maximum(P * inverse_beta - Q, 0)
+        mass = left.sum(-1, keepdims=True)
+        recovered: Float64 = np.where(mass > 0, left / np.where(mass > 0, mass, 1), P)
+        return taken + rest * recovered
+    top_p, top_q = p.max(-1, keepdims=True), q.max(-1, keepdims=True)
+    name, log_loss, alpha = type(law).__name__, getattr(law, "loss", "") == "log", law.alpha
+    if name.startswith("Token"):
+        replaced = {"TokenV1": q < top_p - alpha, "TokenV2": p < top_p - alpha, "TokenV3": p < (1 - alpha) * top_p}[
+            name
+        ]
+        return np.where(replaced, 0, Q) + P * np.where(replaced, Q, 0).sum(-1, keepdims=True)
+    if name == "BiLD":
+        surprise = np.where(p > 0, -np.log(np.where(p > 0, p, 1)), np.inf)
+        if getattr(law, "distance", "") == "argmax":
+            defer = np.take_along_axis(surprise, q.argmax(-1)[..., None], -1) > alpha
+        else:
+            defer = np.where(q > 0, q * np.where(q > 0, surprise, 0), 0).sum(-1, keepdims=True) > alpha
+    elif name == "Chow":
+        defer = _entropy(q) > alpha if log_loss else top_q < 1 - alpha
+    else:
+        price = alpha * np.maximum(P - Q, 0).sum(-1, keepdims=True) if name == "Opt" else alpha
+        defer = _entropy(q) > _entropy(p) + price if log_loss else top_q < top_p - price
+    return np.where(defer, P, Q)
+
+
+def _entropy(law: Float64) -> Float64:
+    """In nats, the last dimension kept."""
+    out: Float64 = -(law * np.log(np.where(law > 0, law, 1))).sum(-1, keepdims=True)
+    return out
+
+
+def _exact_inverse_beta(P: Float64, Q: Float64, rest: Float64) -> Float64:
+    low, high = np.zeros_like(rest), np.ones_like(rest)
+    for _ in range(80):
+        middle = (low + high) / 2
+        above = np.maximum(P * middle - Q, 0).sum(-1, keepdims=True) > rest
+        low, high = np.where(above, low, middle), np.where(above, middle, high)
+    return high
+
+
 # --- the exact law of a verifier --------------------------------------------------------------------------------------
 
 
@@ -161,6 +227,8 @@ class ChainProblem:
         Ragged length; what lies after it is filled with ids and rows that must not be read.
     eos : int or None
         The one EOS id.
+    law : TargetLaw or None
+        Passed as ``target_law``. With ``bonus="cascade"`` `draft` has an entry more, for the bonus.
     """
 
     target: list[Tensor]
@@ -174,6 +242,7 @@ class ChainProblem:
     stop_token: int = PLACEHOLDER_TOKEN_ID
     num_draft_tokens: int | None = None
     eos: int | None = None
+    law: TargetLaw | None = None
 
     @property
     def num_draft(self) -> int:
@@ -190,8 +259,15 @@ class ChainProblem:
         return min(stop, self.num_draft if self.num_draft_tokens is None else self.num_draft_tokens)
 
     def target_laws(self) -> list[Float64]:
-        """``[vocab] * d + [vocab]`` for each depth d; after an EOS only EOS follows."""
+        """The laws that a verifier is to produce, ``[vocab] * d + [vocab]`` for each depth d: where tokens are drafted
+        (and of a cascade's bonus) those that `law` makes. After an EOS only EOS follows.
+        """
         laws = [float64_law(t, self.params) for t in self.target]
+        if self.law is not None:
+            draft = self.draft_laws()
+            raw = [self._over_target_ids(float64_law(q)) for q in self.draft or []]
+            for d in range(self._draft_rows):
+                laws[d] = float64_target_law(self.law, laws[d], draft[d], float64_law(self.target[d]), raw[d])
         if self.eos is not None:
             for d in range(1, len(laws)):
                 for path in itertools.product(range(self.vocab), repeat=d):
@@ -205,13 +281,20 @@ class ChainProblem:
         out = []
         for rows in self.draft:
             law = rows.double().cpu().numpy() if self.as_probs else float64_law(rows, self.draft_params)
-            law = law / law.sum(-1, keepdims=True)
-            if self.token_map is not None:
-                full = np.zeros((*law.shape[:-1], self.vocab))
-                full[..., self.token_map.draft_to_target.cpu().numpy()] = law
-                law = full
-            out.append(law)
+            out.append(self._over_target_ids(law / law.sum(-1, keepdims=True)))
         return out
+
+    @property
+    def _draft_rows(self) -> int:
+        """Depths whose law the draft's has a part in."""
+        return self.length + (self.law is not None and self.law.cascade_bonus)
+
+    def _over_target_ids(self, law: Float64) -> Float64:
+        if self.token_map is None:
+            return law
+        full = np.zeros((*law.shape[:-1], self.vocab))
+        full[..., self.token_map.draft_to_target.cpu().numpy()] = law
+        return full
 
     def paths(self) -> tuple[Int64, Float64]:
         """The drafted paths ``[n, length]`` that can occur and their probabilities (1 each for one-hot drafts)."""
@@ -239,8 +322,10 @@ class ChainProblem:
         )
         target = torch.nn.functional.pad(target, (0, 0, 0, self.num_draft - self.length), value=spoiled)
         arguments: dict[str, Any] = {"params": self.params, "acceptance": acceptance}
+        if self.law is not None:
+            arguments["target_law"] = self.law
         if self.draft is not None and self.num_draft:
-            used = [q[tuple(index[:d])] if d else q.expand(n, -1) for d, q in enumerate(self.draft[: self.length])]
+            used = [q[tuple(index[:d])] if d else q.expand(n, -1) for d, q in enumerate(self.draft[: self._draft_rows])]
             used += [self.draft[0].expand(n, -1) * spoiled] * (self.num_draft - self.length)
             rows = torch.stack(used, 1).to(device)
             arguments["draft_probs" if self.as_probs else "draft_logits"] = rows
@@ -261,9 +346,9 @@ class ChainProblem:
 def exact_law(verify: Verify, problem: ChainProblem, acceptance: str, device: torch.device | str = "cpu") -> Float64:
     """The joint law of the first ``num_draft + 1`` tokens that `verify` really produces, drafting from the draft's law.
 
-    What a step emits is continued with the target's law, so a lossless verifier yields exactly `target_joint`. The
-    uniforms are taken to be independent and uniform on the lattice; no structure of the rule is assumed, beyond that
-    each uniform's breakpoints show when the others are at the ends of their range.
+    What a step emits is continued with the law that it should have, so a right verifier yields exactly `target_joint`.
+    The uniforms are taken to be independent and uniform on the lattice; no structure of the rule is assumed, beyond
+    that each uniform's breakpoints show when the others are at the ends of their range.
 
     Returns
     -------
@@ -299,7 +384,7 @@ def exact_law(verify: Verify, problem: ChainProblem, acceptance: str, device: to
 
 
 def target_joint(problem: ChainProblem) -> Float64:
-    """``[vocab] * (num_draft + 1)``: the joint law of plain sampling from the target, by enumeration."""
+    """``[vocab] * (num_draft + 1)``: the joint law of plain sampling from the target (its `law`), by enumeration."""
     return _continuation(problem.target_laws(), ())
 
 

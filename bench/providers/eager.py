@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
+from specdec_kernels.laws import TargetLaw
 
 from ..inputs import Case, ChainInputs, PackedInputs, RowInputs, SeedInputs
 from ..timing import Call
@@ -122,6 +123,18 @@ def block_rule(target: Tensor, draft: Tensor, draft_tokens: Tensor) -> tuple[Ten
     return assemble(draft_tokens, accepted, final)
 
 
+def cascade(target: Tensor, draft: Tensor, target_logits: Tensor, draft_logits: Tensor, law: TargetLaw) -> Tensor:
+    """The law π ``[batch, num_draft, vocab]`` of `sk.laws.Opt` and `sk.laws.TokenV3` on materialised laws."""
+    P, p, q = target[:, :-1], target_logits[:, :-1].float().softmax(-1), draft_logits.float().softmax(-1)
+    top = p.amax(-1, keepdim=True)
+    if isinstance(law, sk.laws.TokenV3):
+        replaced = p < (1 - law.alpha) * top
+        return draft.masked_fill(replaced, 0) + P * torch.where(replaced, draft, 0).sum(-1, keepdim=True)
+    assert isinstance(law, sk.laws.Opt) and law.loss == "0-1"
+    distance = (P - draft).clamp_min(0).sum(-1, keepdim=True)
+    return torch.where(q.amax(-1, keepdim=True) < top - law.alpha * distance, P, draft)
+
+
 def verify(
     target_logits: Tensor, draft_tokens: Tensor, draft_logits: Tensor | None, draft_probs: Tensor | None,
     case: Case, warp: Warp,
@@ -136,6 +149,11 @@ def verify(
         if draft_logits is None:
             return one_hot_rule(target, draft_tokens)
         draft_probs = law(draft_logits, case.params, warp)
+    if case.target_law is not None:
+        assert draft_logits is not None
+        target = torch.cat(
+            [cascade(target, draft_probs, target_logits, draft_logits, case.target_law), target[:, -1:]], 1
+        )
     rule = block_rule if case.acceptance == "block" else token_rule
     return rule(target, draft_probs, draft_tokens)
 

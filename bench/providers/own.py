@@ -59,7 +59,7 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
                 coins = sk.uniform_samples(step.seeds, number, case.num_draft + 1, backend=backend)
             out = sk.verify_chain(
                 step.target_logits, step.draft_tokens, step.draft_logits, uniform_samples=coins, params=case.params,
-                draft_params=draft_params, acceptance=case.acceptance, backend=backend,
+                draft_params=draft_params, acceptance=case.acceptance, target_law=case.target_law, backend=backend,
                 draft_stats=step.draft_stats if draft_stats else None,
             )  # fmt: skip
             return out.tokens, out.num_accepted

@@ -12,6 +12,26 @@ enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
 enum class Acceptance : int32_t { kToken = 0, kBlock = 1, kMatch = 2, kGreedy = 3 };
 
+// The law that verification is to produce, as specdec_kernels/laws.py numbers them.
+enum class LawKind : int32_t {
+  kLossless = 0,
+  kLossy = 1,
+  kChow = 2,
+  kDiff = 3,
+  kOpt = 4,
+  kTokenV1 = 5,
+  kTokenV2 = 6,
+  kTokenV3 = 7,
+  kBiLD = 8
+};
+
+struct TargetLaw {
+  LawKind kind;
+  bool variant;  // kLossy: beta is solved for; kChow, kDiff, kOpt: log loss; kBiLD: of the draft's argmax
+  float alpha, beta;
+  bool cascade_bonus;  // the bonus has the law too; the draft then has as many rows as the target
+};
+
 // Rows of logits or probabilities: row (b, i) starts at data + b * stride_batch + i * stride_row.
 struct Rows {
   const void* data;  // null: not given
@@ -92,6 +112,7 @@ struct SampleArgs {
 
 // One verify step of a padded ("chain") or ragged ("packed") batch. With cu null, sequence b's draft rows are (b, i) and its
 // target rows (b, i); else its draft rows are (0, cu[b] + i) and its target rows, uniforms and keys (0, cu[b] + b + i).
+// With law.cascade_bonus its draft rows (and their stats) stand where its target rows stand.
 struct VerifyArgs {
   Rows target;                      // [batch, num_draft + 1, vocab] or [1, total + batch, vocab]
   Rows draft;                       // logits of the draft, or null
@@ -110,6 +131,7 @@ struct VerifyArgs {
   const int64_t* eos_token_ids;  // [num_eos] or null
   int64_t num_eos;
   Acceptance acceptance;
+  TargetLaw law;
   SamplingArgs params, draft_params;
   int64_t* tokens;        // [batch, num_draft + 1]
   int32_t* num_accepted;  // [batch]

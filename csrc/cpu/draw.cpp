@@ -81,10 +81,6 @@ std::vector<float> residual_masses(const RowView& row, const RowLaw& law, const 
   return mass;
 }
 
-bool any(const std::vector<float>& mass) {
-  return std::any_of(mass.begin(), mass.end(), [](float m) { return m > 0; });
-}
-
 int32_t draw_from_list(const RowView& row, const RowScratch& scratch, const Listed& list, float uniform) {
   float rest;
   const int tile = walk_tiles(list.mass, uniform, &rest);
@@ -96,14 +92,28 @@ int32_t draw_from_list(const RowView& row, const RowScratch& scratch, const List
 
 }  // namespace
 
-float DraftRow::draft_prob(int32_t id) const {
-  return kind_ == Kind::kLogits ? prob_at(row_, law_, id) : clean(*static_cast<const float*>(row_.at(id)));
+float MappedRow::logit(int32_t id) const {
+  const int32_t own = own_id(id);
+  float out = -kInfinity;
+  if (own >= 0) row.kernels().load(row.at(own), 1, &out);
+  return out;
+}
+
+void MappedRow::load(int tile, int n, float* out) const {
+  const int32_t begin = tile * kTile;
+  if (map == nullptr) return row.kernels().load(row.at(begin), n, out);
+  for (int i = 0; i < n; ++i) out[i] = logit(begin + i);
+}
+
+float DraftRow::own_prob(int32_t id) const {
+  return kind_ == Kind::kLogits ? prob_at(mapped_.row, law_, id)
+                                : clean(*static_cast<const float*>(mapped_.row.at(id)));
 }
 
 float DraftRow::prob(int32_t id) const {
   if (is_point()) return id == token_ ? 1.0f : 0.0f;
-  const int32_t mapped = draft_id(id);
-  return mapped < 0 ? 0.0f : draft_prob(mapped);
+  const int32_t own = mapped_.own_id(id);
+  return own < 0 ? 0.0f : own_prob(own);
 }
 
 void DraftRow::tile(int tile, int n, float* out) const {
@@ -111,20 +121,31 @@ void DraftRow::tile(int tile, int n, float* out) const {
   if (is_point()) {
     std::fill(out, out + n, 0.0f);
     if (token_ >= begin && token_ < begin + n) out[token_ - begin] = 1.0f;
-  } else if (map_ != nullptr) {
+  } else if (mapped_.map != nullptr) {
     for (int i = 0; i < n; ++i) out[i] = prob(begin + i);
   } else if (kind_ == Kind::kLogits) {
-    tile_probs(row_, law_, tile, 1.0f, out);
+    tile_probs(mapped_.row, law_, tile, 1.0f, out);
   } else {
-    const float* probs = static_cast<const float*>(row_.at(begin));
+    const float* probs = static_cast<const float*>(mapped_.row.at(begin));
     for (int i = 0; i < n; ++i) out[i] = clean(probs[i]);
   }
 }
 
 bool DraftRow::has_nan() const {
   if (kind_ != Kind::kProbs) return false;
-  const float* probs = static_cast<const float*>(row_.at(0));
-  return std::any_of(probs, probs + row_.vocab, [](float p) { return p != p; });
+  const float* probs = static_cast<const float*>(mapped_.row.at(0));
+  return std::any_of(probs, probs + mapped_.row.vocab, [](float p) { return p != p; });
+}
+
+int32_t draw_from_tiles(const std::vector<float>& mass, float uniform, const std::function<int(int, float*)>& weights) {
+  float weight[kTile], rest;
+  const int tile = walk_tiles(mass, uniform, &rest);
+  const int n = weights(tile, weight);
+  return tile * kTile + walk(weight, n, rest);
+}
+
+bool any(const std::vector<float>& mass) {
+  return std::any_of(mass.begin(), mass.end(), [](float m) { return m > 0; });
 }
 
 int32_t draw_token(const RowView& row, const RowLaw& law, const RowScratch& scratch, const DraftRow* draft, float scale,
@@ -132,37 +153,37 @@ int32_t draw_token(const RowView& row, const RowLaw& law, const RowScratch& scra
   if (law.one_hot) return law.argmax;
   if (scratch.listed) {
     Listed list = listed_weights(row, law, scratch, draft, scale);
-    if (draft && !any(list.mass)) list = listed_weights(row, law, scratch, nullptr, scale);
+    if (draft && !any(list.mass)) list = listed_weights(row, law, scratch, nullptr, 1.0f);
     return draw_from_list(row, scratch, list, uniform);
   }
-  float p[kTile], q[kTile], rest;
   if (draft && !draft->is_point()) {
     const std::vector<float> mass = residual_masses(row, law, *draft, scale, split);
-    if (any(mass)) {
-      const int tile = walk_tiles(mass, uniform, &rest), n = row.tile_size(tile);
-      residual_tile(row, law, *draft, scale, tile, p, q);
-      for (int i = 0; i < n; ++i) p[i] = residual_weight(p[i], q[i]);
-      return tile * kTile + walk(p, n, rest);
-    }
+    if (any(mass))
+      return draw_from_tiles(mass, uniform, [&](int tile, float* p) {
+        float q[kTile];
+        const int n = row.tile_size(tile);
+        residual_tile(row, law, *draft, scale, tile, p, q);
+        for (int i = 0; i < n; ++i) p[i] = residual_weight(p[i], q[i]);
+        return n;
+      });
     draft = nullptr;
   }
   // P itself, or P without the point: its tiles' masses are those found when the row was read, but for the point's tile.
   std::vector<float> mass = scratch.tile_mass;
-  const auto tile_weights = [&](int tile, const DraftRow* without) {
+  const auto tile_weights = [&](int tile, float* p) {
     const int n = row.tile_size(tile);
     tile_probs(row, law, tile, law.normalizer, p);
-    if (without && without->token() / kTile == tile) p[without->token() % kTile] = 0.0f;
+    if (draft && draft->token() / kTile == tile) p[draft->token() % kTile] = 0.0f;
     return n;
   };
   if (draft) {
+    float p[kTile];
     const int tile = draft->token() / kTile;
-    const int n = tile_weights(tile, draft);
+    const int n = tile_weights(tile, p);
     mass[tile] = kernels().sum(p, n);
     if (!any(mass)) mass = scratch.tile_mass, draft = nullptr;
   }
-  const int tile = walk_tiles(mass, uniform, &rest);
-  const int n = tile_weights(tile, draft);
-  return tile * kTile + walk(p, n, rest);
+  return draw_from_tiles(mass, uniform, tile_weights);
 }
 
 float residual_mass(const RowView& row, const RowLaw& law, const RowScratch& scratch, const DraftRow& draft,

@@ -8,6 +8,7 @@
 #include "cpu/draw.h"
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
+#include "cpu/verify_position.h"
 
 namespace specdec::cpu {
 namespace {
@@ -56,17 +57,19 @@ class Sequence {
         return;
       }
       batch_ = 0;
-      first_ = start;
       first_target_ = start + b_;
       if (stop - start > room) status_ |= kBadParam;
       room = std::min(room, stop - start);
-      draft_index_ = first_;
+      token_index_ = start;
       target_index_ = first_target_;
     } else {
       batch_ = b_;
-      draft_index_ = b_ * args_.num_draft;
+      token_index_ = b_ * args_.num_draft;
       target_index_ = b_ * (args_.num_draft + 1);
     }
+    const bool as_target = args_.law.cascade_bonus;
+    first_draft_ = as_target ? first_target_ : args_.cu ? token_index_ : 0;
+    draft_index_ = as_target ? target_index_ : token_index_;
     int64_t given = room;
     if (args_.num_draft_tokens.data) given = id_at(args_.num_draft_tokens, b_);
     if (given > room || given < -1) status_ |= kBadParam;
@@ -88,7 +91,7 @@ class Sequence {
     }
   }
 
-  int64_t token(int64_t i) const { return id_at(args_.draft_tokens, draft_index_ + i); }
+  int64_t token(int64_t i) const { return id_at(args_.draft_tokens, token_index_ + i); }
   bool has_draft() const { return args_.draft.data != nullptr || args_.draft_probs.data != nullptr; }
   RowView target_row(int64_t i) const { return row_view(args_.target, batch_, first_target_ + i); }
 
@@ -103,14 +106,15 @@ class Sequence {
   DraftRow draft_row(int64_t i, bool flag = true) {
     if (!has_draft()) return DraftRow(int32_t(token(i)));
     if (args_.draft_probs.data) {
-      const DraftRow row(row_view(args_.draft_probs, batch_, first_ + i), args_.target_to_draft, args_.map_size);
+      const DraftRow row(
+          {row_view(args_.draft_probs, batch_, first_draft_ + i), args_.target_to_draft, args_.map_size});
       if (flag && row.has_nan()) status_ |= kNaN;
       return row;
     }
-    const RowView view = row_view(args_.draft, batch_, first_ + i);
+    const RowView view = row_view(args_.draft, batch_, first_draft_ + i);
     const RowLaw law = draft_law(view, i);
     if (flag) status_ |= law.status;
-    return DraftRow(view, law, args_.target_to_draft, args_.map_size);
+    return DraftRow({view, args_.target_to_draft, args_.map_size}, law);
   }
 
   RowLaw draft_law(const RowView& view, int64_t i) const {
@@ -139,61 +143,61 @@ class Sequence {
     return 0.0f;
   }
 
-  // Recovered from what P has and the draft has not, or bonus.
-  int64_t final_token(const RowLaw& law, const RowScratch& scratch, const DraftRow* draft, float scale) {
-    if (law.one_hot) return law.argmax;
-    return draw_token(target_row(accepted_), law, scratch, draft, scale, uniform(0), split_);
+  void read(int64_t i, Position& position) {
+    position.row = target_row(i);
+    position.p = read_target(i, position.scratch);
+  }
+  void mix(int64_t i, Position& position) { position.mix(args_.law, draft_row(i), split_); }
+
+  int64_t recovered(Position& position, float weight) {
+    if (position.p.one_hot && !is_cascade(args_.law.kind)) return position.p.argmax;
+    return position.recover(weight, uniform(0));
+  }
+
+  int64_t bonus(Position& position) {
+    if (ends_in_eos_) return -1;
+    read(length_, position);
+    if (args_.law.cascade_bonus) {
+      mix(length_, position);
+      return position.draw(uniform(0));
+    }
+    if (position.p.one_hot) return position.p.argmax;
+    return draw_token(position.row, position.p, position.scratch, nullptr, 1.0f, uniform(0), split_);
   }
 
   int64_t token_rule() {
-    thread_local RowScratch scratch;
-    for (;; ++accepted_) {
-      if (ends_in_eos_ && accepted_ == length_) return -1;
-      const RowLaw law = read_target(accepted_, scratch);
-      if (accepted_ == length_) return final_token(law, scratch, nullptr, 1.0f);
+    thread_local Position position;
+    for (; accepted_ < length_; ++accepted_) {
+      read(accepted_, position);
       const int32_t x = int32_t(token(accepted_));
-      if (law.one_hot) {
-        if (x != law.argmax) return law.argmax;
+      if (position.p.one_hot && !is_cascade(args_.law.kind)) {
+        if (x != position.p.argmax) return position.p.argmax;
         continue;
       }
-      const DraftRow draft = draft_row(accepted_);
-      if (!accept_token(uniform(accepted_ + 1), prob_at(target_row(accepted_), law, x), draft.prob(x)))
-        return final_token(law, scratch, &draft, 1.0f);
+      mix(accepted_, position);
+      if (!position.accepts(x) && !position.accepts(x, uniform(accepted_ + 1))) return recovered(position, 1.0f);
     }
+    return bonus(position);
   }
 
   // The last i with u_i < h_i counts, so the walk goes on after a failure; it ends where w has become 0.
   int64_t block_rule() {
-    thread_local RowScratch best, current;
-    RowLaw best_law{}, law{};
-    if (length_ > 0) best_law = read_target(0, best);
-    law = best_law;
-    float w = 1, best_w = 1;
-    for (int64_t i = 1; i <= length_; ++i) {
-      const int32_t x = int32_t(token(i - 1));
-      w = next_block_weight(w, prob_at(target_row(i - 1), law, x), draft_row(i - 1).prob(x));
-      const float coin = uniform(i);
-      if (!(w > 0)) break;
-      if (i < length_) {
-        law = read_target(i, current);
-        const float h = block_threshold(w, residual_mass(target_row(i), law, current, draft_row(i), w, split_));
-        if (coin < h) {
-          accepted_ = i;
-          best_law = law;
-          best_w = w;
-          std::swap(best, current);
-        }
-      } else if (coin < w) {
-        accepted_ = i;
-      }
+    thread_local Position best, current;
+    float w = 1, best_w = 1, coin = 0;
+    for (int64_t i = 0; i < length_ && w > 0; ++i) {
+      read(i, current);
+      mix(i, current);
+      const bool success = i == 0 || coin < block_threshold(w, current.residual_mass(w));
+      const float w_here = w;
+      w = current.next_weight(w, int32_t(token(i)));
+      coin = uniform(i + 1);
+      if (!success) continue;
+      accepted_ = i;
+      best_w = w_here;
+      std::swap(best, current);
     }
-    if (accepted_ == length_) {
-      if (ends_in_eos_) return -1;
-      best_law = read_target(accepted_, best);
-      return final_token(best_law, best, nullptr, 1.0f);
-    }
-    const DraftRow draft = draft_row(accepted_);
-    return final_token(best_law, best, &draft, best_w);
+    if (coin < w) accepted_ = length_;
+    return accepted_ == length_ ? bonus(best) : recovered(best, best_w);
   }
 
   int64_t match_rule() {
@@ -225,8 +229,8 @@ class Sequence {
   const int64_t b_;
   const bool split_;  // the sequence may use all threads for one row
   bool idle_ = false, ends_in_eos_ = false;
-  int64_t batch_ = 0, first_ = 0, first_target_ = 0;  // indices of its first rows in `Rows`
-  int64_t draft_index_ = 0, target_index_ = 0;        // the same in the flat arrays
+  int64_t batch_ = 0, first_draft_ = 0, first_target_ = 0;        // indices of its first rows in `Rows`
+  int64_t token_index_ = 0, draft_index_ = 0, target_index_ = 0;  // the same in the flat arrays
   int64_t length_ = 0, accepted_ = 0;
   int32_t status_ = 0;
   Sampling target_sampling_{}, draft_sampling_{};

@@ -16,13 +16,22 @@ struct DraftLaw {
   const int64_t* map = nullptr;
   int64_t map_size = 0;
 
+  // The draft id of a target id; -1 if there is none.
+  __device__ int32_t draft_id(int32_t id) const {
+    const int64_t mapped = map == nullptr ? id : id < map_size ? map[id] : -1;
+    return mapped >= 0 && mapped < row.vocab ? int32_t(mapped) : -1;
+  }
+
   __device__ float prob(int32_t id) const {
     if (kind == Kind::kPoint) return id == token ? 1.0f : 0.0f;
-    const int64_t mapped = map == nullptr ? id : id < map_size ? map[id] : -1;
-    if (mapped < 0 || mapped >= row.vocab) return 0.0f;
-    if (kind == Kind::kLogits) return prob_at(row, law, int32_t(mapped));
-    return clean(logit_at(row, int32_t(mapped)));
+    const int32_t mapped = draft_id(id);
+    if (mapped < 0) return 0.0f;
+    if (kind == Kind::kLogits) return prob_at(row, law, mapped);
+    return clean(logit_at(row, mapped));
   }
+
+  // The draft's logit of a draft id; -inf where that is none.
+  __device__ float logit(int32_t mapped) const { return mapped >= 0 ? logit_at(row, mapped) : -INFINITY; }
 
   // Whether Q's row can be read in order, tile by tile (kLogits and kProbs).
   __device__ bool in_order() const { return map == nullptr && !law.one_hot; }
@@ -48,13 +57,73 @@ struct DraftLaw {
   __device__ static float clean(float p) { return p >= 0 ? p : 0.0f; }  // NaN and negative ones count as 0
 };
 
+// Whether a target id is kept by the mixture of a position with these rows.
+__device__ __forceinline__ bool keeps(const TargetLaw& law, const Mixture& mixture, const RowView& row,
+                                      const DraftLaw& draft, int32_t id) {
+  if (!draft_decides(law.kind)) return is_kept(mixture, logit_at(row, id), id);
+  const int32_t draft_id = draft.draft_id(id);
+  return is_kept(mixture, draft.logit(draft_id), draft_id);
+}
+
 // What a final token is drawn from: weights (scale * P - Q)+, or P (times anything) without a draft or without its point.
+// Of a cascade ("mixed"): weights (scale * P - lost * Q)+, with lost_kept for lost where an id is kept.
 struct Remainder {
   RowView row;
   RowLaw law;
   bool cut;  // the table's masses are not P's
   float scale;
   DraftLaw draft;
+  Mixture mixture{};
+  bool mixed = false, draft_decides = false;
+  float lost = 1.0f, lost_kept = 1.0f;
+
+  // What is left of w times the position's law after Q.
+  __device__ void set_residual(const TargetLaw& target_law, float w) {
+    mixed = is_cascade(target_law.kind);
+    scale = w * mixture.scale;
+    lost = 1.0f;
+    lost_kept = 1.0f - w;
+  }
+
+  // A cascade's law itself.
+  __device__ void set_cascade() {
+    mixed = true;
+    scale = mixture.scale;
+    lost = 0.0f;
+    lost_kept = -1.0f;
+  }
+
+  // Where nothing was left: all of a cascade's law, or of P.
+  __device__ void take_all() {
+    if (mixed)
+      set_cascade();
+    else
+      draft = DraftLaw{};
+  }
+
+  // Whether no more than P's one id can be left.
+  __device__ bool certain() const { return law.one_hot && !mixed; }
+
+  // A cascade's view of run j of the lane's ids of a tile, x their target logits: f(k, P, Q, kept, draft's logit and id).
+  template <class F>
+  __device__ __forceinline__ void for_each_mixed(int tile, int j, const float* x, F f) const {
+    float y[kRun];
+    int32_t ids[kRun];
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) ids[k] = draft.draft_id(held_id(tile, j * kRun + k));
+    if (draft.map == nullptr) {
+      load_run(draft.row, tile, j, y);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) y[k] = draft.logit(ids[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+      const int32_t id = held_id(tile, j * kRun + k);
+      const bool kept = draft_decides ? is_kept(mixture, y[k], ids[k]) : is_kept(mixture, x[k], id);
+      f(k, prob_of(x[k], law, id), prob_of(y[k], draft.law, ids[k]), kept, y[k], ids[k]);
+    }
+  }
 
   __device__ bool subtracts() const { return draft.kind >= DraftLaw::Kind::kLogits; }
 
@@ -63,6 +132,12 @@ struct Remainder {
 
   // Weights of run j of the lane's ids of a tile, in the place of their logits.
   __device__ void weigh(int tile, int j, float* x) const {
+    if (mixed) {
+      for_each_mixed(tile, j, x, [&](int k, float p, float q, bool kept, float, int32_t) {
+        x[k] = residual_weight(scale * p, (kept ? lost_kept : lost) * q);
+      });
+      return;
+    }
 #pragma unroll
     for (int k = 0; k < kRun; ++k) x[k] = weight_of(x[k], law) * times();
     if (subtracts()) {
@@ -79,6 +154,7 @@ struct Remainder {
 
   // The sum of a tile's weights, by a warp; the tile is read only if the row's table does not tell.
   __device__ float mass(int tile, const TileTable& table) const {
+    if (mixed) return mixed_mass(tile);
     if (table.max[tile] == -INFINITY || table.max[tile] < law.cutoff) return 0.0f;
     if (!cut && !subtracts() && (draft.kind == DraftLaw::Kind::kNone || draft.token / kTile != tile))
       return table.mass[tile];
@@ -96,6 +172,21 @@ struct Remainder {
 #pragma unroll
     for (int k = 0; k < kHeld; k += 2) even += x[k], odd += x[k + 1];
     return warp_reduce(even + odd, Sum{});
+  }
+
+ private:
+  // No tile is skipped: Q counts where P is 0 if what is lost of it is negative.
+  __device__ float mixed_mass(int tile) const {
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int j = 0; j < kRuns; ++j) {
+      float x[kRun];
+      load_run(row, tile, j, x);
+      weigh(tile, j, x);
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) sum += x[k];
+    }
+    return warp_reduce(sum, Sum{});
   }
 };
 

@@ -384,6 +384,34 @@ __device__ __forceinline__ void find_law(Reading& reading, bool need_argmax) {
   });
 }
 
+// Sum of exp(logit - max) and entropy of the raw row (temperature 1, nothing cut).
+struct RawMoments {
+  float normalizer, entropy;
+};
+
+// From the tiles of a row whose law was found, by one warp.
+__device__ __forceinline__ RawMoments raw_moments(const Reading& reading) {
+  const float max = reading.law.max;
+  if (isinf(max)) return {1.0f, 0.0f};
+  float sum = 0.0f, weighted = 0.0f;
+  const int tiles = reading.row.tiles();
+  for (int begin = 0; begin < tiles; begin += 32) {
+    const int tile = begin + lane_id(), count = tiles - begin < 32 ? tiles - begin : 32;
+    float mine = 0.0f, mine_weighted = 0.0f;
+    if (tile < tiles && reading.table.max[tile] > -INFINITY) {
+      const float shift = reading.table.max[tile] - max;
+      const float scale = shift >= kSmallestExponent ? fast_exp2(shift * kLog2E) : 0.0f;
+      mine = reading.table.raw_sum[tile] * scale;
+      mine_weighted = scale > 0 ? reading.table.raw_weighted[tile] * scale + mine * shift : 0.0f;
+    }
+    for (int i = 0; i < count; ++i) {
+      sum += __shfl_sync(kAllLanes, mine, i);
+      weighted += __shfl_sync(kAllLanes, mine_weighted, i);
+    }
+  }
+  return {sum, logf(sum) - weighted / sum};
+}
+
 // Row `index` of RowStats, by one thread.
 __device__ __forceinline__ void write_stats(const RowLaw& law, const StatsOut& out, int64_t index,
                                             float raw_log_normalizer, float raw_entropy) {

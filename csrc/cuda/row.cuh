@@ -96,6 +96,11 @@ __device__ __forceinline__ float weight_of(float x, const RowLaw& law) {
   return x >= law.cutoff && exponent >= kSmallestExponent ? fast_exp2(exponent * kLog2E) : 0.0f;
 }
 
+// P of an id whose logit is x.
+__device__ __forceinline__ float prob_of(float x, const RowLaw& law, int32_t id) {
+  return law.one_hot ? float(id >= 0 && id == law.argmax) : weight_of(x, law) * law.inverse_normalizer;
+}
+
 __device__ __forceinline__ float prob_at(const RowView& row, const RowLaw& law, int32_t id) {
   if (law.one_hot) return id == law.argmax ? 1.0f : 0.0f;
   return weight_of(logit_at(row, id), law) * law.inverse_normalizer;

@@ -1,7 +1,7 @@
 // What both layouts of verify share: where a sequence's block ends, its coins, its draft laws, its output.
 #pragma once
 #include "common/ids.h"
-#include "cuda/draw.cuh"
+#include "cuda/mixture.cuh"
 #include "cuda/ops.h"
 
 namespace specdec::cuda {
@@ -10,7 +10,8 @@ namespace specdec::cuda {
 // there before any rule looks at it.
 struct Span {
   int64_t batch = 0, first = 0, first_target = 0;  // indices of its first rows in `Rows`
-  int64_t draft_index = 0, target_index = 0;       // the same in the flat arrays
+  int64_t draft_index = 0, target_index = 0;       // of its first draft token and target row in the flat arrays
+  int64_t draft_row_index = 0;                     // and of its first draft row
   int64_t length = 0;
   int32_t status = 0;
   bool idle = false, ends_in_eos = false;
@@ -39,8 +40,9 @@ __device__ __forceinline__ Span find_span(const VerifyArgs& args, int64_t b) {
       span.status = kBadParam;
       return span;
     }
-    span.first = span.draft_index = start;
+    span.draft_index = start;
     span.first_target = span.target_index = start + b;
+    span.first = args.law.cascade_bonus ? span.first_target : start;
     if (stop - start > room) span.status |= kBadParam;
     room = min(room, stop - start);
   } else {
@@ -48,6 +50,7 @@ __device__ __forceinline__ Span find_span(const VerifyArgs& args, int64_t b) {
     span.draft_index = b * args.num_draft;
     span.target_index = b * (args.num_draft + 1);
   }
+  span.draft_row_index = args.law.cascade_bonus ? span.target_index : span.draft_index;
   const int64_t given = args.num_draft_tokens.data ? id_at(args.num_draft_tokens, b) : room;
   if (given > room || given < -1) span.status |= kBadParam;
   span.idle = given < 0;
@@ -89,9 +92,24 @@ __device__ __forceinline__ RowView draft_row(const VerifyArgs& args, const Span&
   return row_view(args.draft.data ? args.draft : args.draft_probs, span.batch, span.first + i);
 }
 
-// Whether draft rows must be read to know their laws (or, of probabilities, whether one is NaN).
-__device__ __forceinline__ bool reads_draft(const VerifyArgs& args) {
-  return args.draft_probs.data || (args.draft.data && !args.draft_values);
+// Whether the laws of the draft's logits are the caller's to tell.
+__device__ __forceinline__ bool has_stats(const VerifyArgs& args) { return args.draft.data && args.draft_values; }
+
+// Whether draft rows must be read: to know their laws or raw rows (or, of probabilities, whether one is NaN).
+SPECDEC_HD bool reads_draft(const VerifyArgs& args) {
+  return args.draft_probs.data || (args.draft.data && (!args.draft_values || is_cascade(args.law.kind)));
+}
+
+// How draft rows are read; greedily where not their laws are wanted.
+__device__ __forceinline__ Sampling draft_sampling(const VerifyArgs& args, int64_t b) {
+  const Sampling s = sampling_of(args.draft_params, b);
+  return args.draft_probs.data || has_stats(args) ? made_greedy(s) : s;
+}
+
+// How many positions of a sequence may have a draft law, and how many of these have one in a block.
+SPECDEC_HD int64_t draft_positions(const VerifyArgs& args) { return args.num_draft + (args.law.cascade_bonus ? 1 : 0); }
+__device__ __forceinline__ int64_t drafts(const VerifyArgs& args, const Span& span) {
+  return span.length + (args.law.cascade_bonus && !span.ends_in_eos ? 1 : 0);
 }
 
 // Of a row of probabilities read as logits: the one flag that they can set.
@@ -101,7 +119,7 @@ __device__ __forceinline__ RowLaw flags_alone(RowLaw law) {
   return law;
 }
 
-// The draft's law at position i. `read`: the row's law where reads_draft, of which probabilities have only a status.
+// The draft's law at position i. `read`: the row's law, unless that is the caller's; probabilities have only its status.
 __device__ __forceinline__ DraftLaw draft_law(const VerifyArgs& args, const Span& span, int64_t b, int64_t i,
                                               const RowLaw& read) {
   DraftLaw draft;
@@ -115,9 +133,9 @@ __device__ __forceinline__ DraftLaw draft_law(const VerifyArgs& args, const Span
   draft.map = args.target_to_draft;
   draft.map_size = args.map_size;
   draft.law = read;
-  if (!reads_draft(args)) {
+  if (has_stats(args)) {
     const Sampling sampling = sampling_of(args.draft_params, b);
-    const int64_t index = span.draft_index + i;
+    const int64_t index = span.draft_row_index + i;
     const float* values = args.draft_values + index * kNumValues;
     draft.law.max = values[0];
     draft.law.cutoff = values[1];
@@ -159,10 +177,23 @@ __device__ __forceinline__ void write_outcome(const VerifyArgs& args, const Span
   args.status[b] = outcome.status;
 }
 
+// Token rule: whether a draft token is accepted without a look at its coin.
+__device__ __forceinline__ bool needs_no_coin(const TargetLaw& law, const Mixture& mixture, const RowView& row,
+                                              const DraftLaw& draft, int32_t x) {
+  return is_cascade(law.kind) && draft.prob(x) > 0 && keeps(law, mixture, row, draft, x);
+}
+
+// Block rule: w after a draft token of the position that the remainder stands at.
+inline __device__ __noinline__ float next_weight(const TargetLaw& law, const Remainder& at, int32_t x, float w) {
+  const float p = prob_at(at.row, at.law, x), q = at.draft.prob(x);
+  const bool kept = is_cascade(law.kind) && keeps(law, at.mixture, at.row, at.draft, x);
+  return next_block_weight(w, law_at(law, at.mixture, p, q, kept), q);
+}
+
 // Block rule: R_i, what is left of w P at position i after Q, given the masses of its tiles; in every lane of a warp.
 __device__ __forceinline__ float residual_mass(const Remainder& left, const float* mass) {
-  return left.law.one_hot ? residual_weight(left.scale, left.draft.prob(left.law.argmax))
-                          : ordered_sum(mass, left.row.tiles());
+  return left.certain() ? residual_weight(left.scale, left.draft.prob(left.law.argmax))
+                        : ordered_sum(mass, left.row.tiles());
 }
 
 // The two layouts (see verify.cu for which is taken when), and the measurement beside them.

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   const RowView row = target_row(args, span, i);
   const TileTable table(base, tiles);
   // The draft's row first, if it must be read, then the target's: one place where a row is read.
-  const bool reads = args.draft.data && reads_draft(args);
+  const bool reads = args.draft.data && !args.draft_values;
   for (int part = reads ? 0 : 1; part < 2; ++part) {
     by_one([&] {
       if (part == 1) q[0] = draft_law(args, span, b, i, reads ? read[0].law : RowLaw{});

@@ -1,5 +1,6 @@
 // verify with every row split over many blocks, all rows at once, in three launches: the tiles of all rows; a block a row
-// for its law; then what is left (residual masses, noise), where the last block to arrive at a sequence decides it.
+// for its law; then what is left (residual masses, noise), where the last block to arrive at a sequence decides it. Where
+// a target law looks at both rows of a position as a whole, one more before the last finds the mixtures.
 #include "cuda/rows.cuh"
 #include "cuda/verify.cuh"
 
@@ -10,9 +11,13 @@ namespace {
 struct Workspace {
   float *target_tables, *draft_tables;  // [rows, tiles, TileTable::kNumbers]; the draft's only where reads_draft
   RowLaw *target_laws, *draft_laws;     // [rows]; the draft's only where reads_draft
-  float* mass;                          // [target rows, tiles] for the block rule, else [batch, tiles]
+  RawRow *target_raws, *draft_raws;     // [rows] of a cascade
+  Mixture* mixtures;                    // [target rows] where finds_mixtures, else null:
+  Mixture mixture;                      // every position's
+  float* mass;                          // [target rows, tiles] for mixtures and the block rule, else [batch, tiles]
   Fixed* best;                          // [target rows] noisy keys, match rule
   unsigned* arrived;                    // [batch]
+  unsigned* measured;                   // [target rows] blocks that have arrived at a mixture
   int64_t chunks;                       // blocks that share a row
 };
 
@@ -20,7 +25,18 @@ __device__ __forceinline__ TileTable table_of(float* tables, int64_t index, int 
   return TileTable(tables + index * tiles * TileTable::kNumbers, tiles);
 }
 
-// A row of some sequence, numbered from 0: its target rows, then its draft rows if those are read.
+// Whether the positions' mixtures differ.
+SPECDEC_HD bool finds_mixtures(const VerifyArgs& args) {
+  return is_cascade(args.law.kind) ||
+         (args.law.kind == LawKind::kLossy && args.law.variant && (args.draft.data || args.draft_probs.data));
+}
+
+// Rows of a sequence that may be read: its target rows, then its draft rows if those are read.
+SPECDEC_HD int64_t tasks_of_sequence(const VerifyArgs& args) {
+  return args.num_draft + 1 + (reads_draft(args) ? draft_positions(args) : 0);
+}
+
+// A row of some sequence, numbered from 0.
 struct Task {
   Span span;
   int64_t b, i, index;
@@ -29,23 +45,28 @@ struct Task {
   Sampling sampling;
 
   __device__ Task(const VerifyArgs& args, int64_t task) {
-    const int64_t rows = args.num_draft + 1 + (reads_draft(args) ? args.num_draft : 0);
+    const int64_t rows = tasks_of_sequence(args);
     b = task / rows;
     i = task % rows;
     is_draft = i > args.num_draft;
     if (is_draft) i -= args.num_draft + 1;
     span = find_span(args, b);
-    needed = !span.idle && (is_draft ? i < span.length : i <= span.length - (span.ends_in_eos ? 1 : 0));
-    index = (is_draft ? span.draft_index : span.target_index) + i;
+    needed = !span.idle && (is_draft ? i < drafts(args, span) : i <= span.length - (span.ends_in_eos ? 1 : 0));
+    index = (is_draft ? span.draft_row_index : span.target_index) + i;
     row = is_draft ? draft_row(args, span, i) : target_row(args, span, i);
-    sampling = is_draft ? sampling_of(args.draft_params, b) : target_sampling(args, b);
-    if (is_draft && args.draft_probs.data) sampling = made_greedy(sampling);  // only the flags are wanted
+    sampling = is_draft ? draft_sampling(args, b) : target_sampling(args, b);
   }
 };
 
-int64_t tasks(const VerifyArgs& args) {
-  const bool drafts = args.draft_probs.data || (args.draft.data && !args.draft_values);
-  return args.batch * (args.num_draft + 1 + (drafts ? args.num_draft : 0));
+// True in the one block that arrives last: what the others have written is there to be read.
+__device__ __forceinline__ bool arrives_last(unsigned* arrived, int64_t blocks) {
+  SPECDEC_SHARED(bool, last, 1);
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last[0] = atomicAdd(arrived, 1u) + 1 == unsigned(blocks);
+  __syncthreads();
+  __threadfence();
+  return last[0];
 }
 
 __global__ void __launch_bounds__(kRowThreads, 2)
@@ -53,7 +74,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   allow_next();
   const Task task(args, blockIdx.x / work.chunks);
   if (!task.needed) return;
-  const ScanPlan plan = scan_plan(task.sampling, task.row.vocab, false);
+  const ScanPlan plan = scan_plan(task.sampling, task.row.vocab, is_cascade(args.law.kind));
   const TileTable table =
       table_of(task.is_draft ? work.draft_tables : work.target_tables, task.index, task.row.tiles());
   for (int tile = int(blockIdx.x % work.chunks) * num_warps() + warp_id(); tile < task.row.tiles();
@@ -75,12 +96,71 @@ __global__ void __launch_bounds__(kRowThreads, 2)
     read[0] = {task.row, task.sampling, table_of(tables, task.index, task.row.tiles()),
                reinterpret_cast<float*>(shared), RowLaw{}};
   });
-  find_law(read[0], false);
-  if (threadIdx.x != 0) return;
+  const bool raw = is_cascade(args.law.kind);
+  find_law(read[0], raw);
+  if (warp_id() != 0) return;
+  RawRow found{};
+  if (raw) found = raw_row(read[0]);
+  if (lane_id() != 0) return;
+  if (raw) (task.is_draft ? work.draft_raws : work.target_raws)[task.index] = found;
   RowLaw law = read[0].law;
   if (task.is_draft && args.draft_probs.data) law = flags_alone(law);
   (task.is_draft ? work.draft_laws : work.target_laws)[task.index] = law;
   if (!task.is_draft && work.best) work.best[task.index] = 0;
+  if (!task.is_draft && work.measured) work.measured[task.index] = 0;
+}
+
+__device__ __forceinline__ DraftLaw draft_law_at(const VerifyArgs& args, const Workspace& work, const Span& span,
+                                                 int64_t b, int64_t i) {
+  const bool known = reads_draft(args) && !has_stats(args);
+  return draft_law(args, span, b, i, known ? work.draft_laws[span.draft_row_index + i] : RowLaw{});
+}
+
+// P of position i, and Q where there is one. By one thread, and out of line for the registers.
+__device__ __noinline__ void set_rows(const VerifyArgs& args, const Workspace& work, const Span& span, int64_t b,
+                                      int64_t i, Remainder& at) {
+  const bool cut = cut_of(target_sampling(args, b), args.target.vocab).any;
+  at = {target_row(args, span, i), work.target_laws[span.target_index + i], cut, 1.0f, DraftLaw{}};
+  if (i < drafts(args, span)) at.draft = draft_law_at(args, work, span, b, i);
+}
+
+// Finds the mixture of each position. A measure is summed by all its blocks; solving for a scale takes one block, as the
+// sum is wanted again and again.
+__global__ void __launch_bounds__(kRowThreads, 2)
+    verify_mixtures_kernel(const __grid_constant__ VerifyArgs args, const __grid_constant__ Workspace work) {
+  SPECDEC_SHARED(Span, span, 1);
+  SPECDEC_SHARED(Mixing, mixing, 1);
+  SPECDEC_SHARED(Remainder, at, 1);
+  allow_next();
+  const int64_t position = blockIdx.x / work.chunks, positions = draft_positions(args);
+  const int64_t b = position / positions, i = position % positions;
+  const int chunk = int(blockIdx.x % work.chunks);
+  const Span found = find_span(args, b);
+  wait_for_previous();
+  if (found.idle || i >= drafts(args, found)) return;
+  const int64_t index = found.target_index + i;
+  by_one([&] {
+    span[0] = found;
+    set_rows(args, work, span[0], b, i, at[0]);
+    if (work.target_raws) mixing[0] = {work.target_raws[index], work.draft_raws[found.draft_row_index + i], {}};
+    begin(args.law, mixing[0], at[0]);
+  });
+  const int tiles = at[0].row.tiles();
+  float* sums = work.mass + index * tiles;
+  if (mixing[0].measure == Measure::kLossyScale) {
+    end_mixing<false>(args.law, mixing[0], at[0], sums);
+  } else if (mixing[0].measure != Measure::kNothing) {
+    measures_of(at[0], mixing[0], sums, chunk, int(work.chunks));
+    if (!arrives_last(work.measured + index, work.chunks)) return;
+    end(args.law, mixing[0], ordered_sum(sums, tiles), at[0]);
+  } else if (chunk > 0) {
+    return;
+  }
+  if (threadIdx.x == 0) work.mixtures[index] = at[0].mixture;
+}
+
+__device__ __forceinline__ const Mixture& mixture_at(const Workspace& work, int64_t index) {
+  return work.mixtures ? work.mixtures[index] : work.mixture;
 }
 
 // One sequence in the last kernel. Every thread of a block goes the same way; so does every block of the sequence until
@@ -95,7 +175,6 @@ class Decision {
     out_.status = span_.status;
     tiles_ = (args.target.vocab + kTile - 1) / kTile;
     writes_ = chunk() == 0;
-    cut_ = cut_of(target_sampling(args, b), args.target.vocab).any;
   }
 
   __device__ void run() {
@@ -114,9 +193,9 @@ class Decision {
   __device__ int64_t token(int64_t i) const { return token_at(args_, span_, i); }
   __device__ RowView row(int64_t i) const { return target_row(args_, span_, i); }
   __device__ const RowLaw& target(int64_t i) const { return work_.target_laws[span_.target_index + i]; }
-  __device__ DraftLaw draft(int64_t i) const {
-    return draft_law(args_, span_, b_, i, reads_draft(args_) ? work_.draft_laws[span_.draft_index + i] : RowLaw{});
-  }
+  __device__ DraftLaw draft(int64_t i) const { return draft_law_at(args_, work_, span_, b_, i); }
+  __device__ bool cascade() const { return is_cascade(args_.law.kind); }
+  __device__ const Mixture& mixture(int64_t i) const { return mixture_at(work_, span_.target_index + i); }
   __device__ TileTable table(int64_t i) const { return table_of(work_.target_tables, span_.target_index + i, tiles_); }
   __device__ int64_t rows() const { return span_.length + (span_.ends_in_eos ? 0 : 1); }  // whose laws are known
   __device__ int chunk() const { return int(blockIdx.x % work_.chunks); }
@@ -126,35 +205,31 @@ class Decision {
     for (int tile = chunk() * num_warps() + warp_id(); tile < tiles_; tile += int(work_.chunks) * num_warps()) f(tile);
   }
 
-  // True in the one block that arrives last: what the others have written is there to be read.
-  __device__ bool last_to_arrive() {
-    SPECDEC_SHARED(bool, last, 1);
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last[0] = atomicAdd(&work_.arrived[b_], 1u) + 1 == unsigned(work_.chunks);
-    __syncthreads();
-    __threadfence();
-    writes_ = last[0];
-    return writes_;
-  }
+  __device__ bool last_to_arrive() { return writes_ = arrives_last(&work_.arrived[b_], work_.chunks); }
 
-  // What is left of P at position i, by the target's law alone (a bonus) or after scale P has lost Q.
-  __device__ void set_remainder(int64_t i, float scale) {
+  // What is left at position i: of w times its law after Q, or of a bonus all of P or of a cascade's law.
+  __device__ void set_remainder(int64_t i, float w) {
     by_one([&] {
-      const bool bonus = i == span_.length;
-      from_ = {row(i), target(i), cut_, bonus ? 1.0f : scale, bonus ? DraftLaw{} : draft(i)};
+      set_rows(args_, work_, span_, b_, i, from_);
+      if (i >= drafts(args_, span_)) return;
+      from_.mixture = mixture(i);
+      from_.draft_decides = draft_decides(args_.law.kind);
+      if (i == span_.length)
+        from_.set_cascade();
+      else
+        from_.set_residual(args_.law, w);
     });
   }
 
   // Its masses, this block's share of the tiles.
   __device__ void find_masses(const TileTable& table, float* mass) {
-    if (!from_.law.one_hot) masses_of(from_, table, mass, chunk(), int(work_.chunks));
+    if (!from_.certain()) masses_of(from_, table, mass, chunk(), int(work_.chunks));
   }
 
-  // By the last block: an id from the masses that all have left; from P where nothing is left.
+  // By the last block: an id from the masses that all have left; from P or a cascade's law where nothing is left.
   __device__ void draw(const TileTable& table, float* mass, float uniform) {
     SPECDEC_SHARED(int32_t, box, 1);
-    if (from_.law.one_hot) {
+    if (from_.certain()) {
       out_.final = from_.law.argmax;
       return;
     }
@@ -164,9 +239,9 @@ class Decision {
         if (lane_id() == 0) box[0] = id;
       }
       __syncthreads();
-      out_.final = box[0];
+      out_.final = attempt == 0 ? box[0] : max(box[0], 0);
       if (out_.final >= 0) return;
-      by_one([&] { from_.draft = DraftLaw{}; });
+      by_one([&] { from_.take_all(); });
       masses_of(from_, table, mass, 0, 1);
       __syncthreads();
     }
@@ -192,21 +267,25 @@ class Decision {
     stop_at_first([&](int64_t i, int32_t* status) {
       const RowLaw& law = target(i);
       const int32_t x = int32_t(token(i));
-      if (law.one_hot) return x != law.argmax;
+      if (law.one_hot && !cascade()) return x != law.argmax;
       const DraftLaw q = draft(i);
       *status |= q.law.status;
-      return !accept_token(uniform_at(args_, span_, i + 1, status), prob_at(row(i), law, x), q.prob(x));
+      const Mixture& m = mixture(i);
+      if (needs_no_coin(args_.law, m, row(i), q, x)) return false;
+      const float p = m.accept * prob_at(row(i), law, x);
+      return !accept_token(uniform_at(args_, span_, i + 1, status), p, q.prob(x));
     });
     const int64_t i = out_.accepted;
     if (i >= rows()) return;
-    if (target(i).one_hot) {
-      out_.final = target(i).argmax;
+    set_remainder(i, 1.0f);
+    if (from_.certain()) {
+      out_.final = from_.law.argmax;
       return;
     }
+    if (i == span_.length && from_.mixed) out_.status |= from_.draft.law.status;
     const float uniform = coin(0);
     // Beside sequences under the block rule, which have room at every position, only the same layout is safe.
     float* mass = args_.acceptance == Acceptance::kBlock ? block_mass(i) : work_.mass + b_ * tiles_;
-    set_remainder(i, 1.0f);
     find_masses(table(i), mass);
     if (last_to_arrive()) draw(table(i), mass, uniform);
   }
@@ -219,7 +298,7 @@ class Decision {
     for (int64_t i = 0; i < rows() && w > 0; ++i) {
       set_remainder(i, w);
       find_masses(table(i), block_mass(i));
-      if (i < span_.length) w = next_weight(i, w);
+      if (i < span_.length) w = next_weight(args_.law, from_, int32_t(token(i)), w);
     }
     if (!last_to_arrive()) return;
     // The last i with u_i < h_i counts, so the walk goes on after a failure; it ends where w has become 0.
@@ -232,7 +311,7 @@ class Decision {
         out_.accepted = i;
         best_w = w;
       }
-      w = next_weight(i, w);
+      w = next_weight(args_.law, from_, int32_t(token(i)), w);
       if (w > 0 && i + 1 < span_.length) continue;
       if (coin(i + 1) < w) out_.accepted = span_.length;
       break;
@@ -240,16 +319,11 @@ class Decision {
     if (out_.accepted >= rows()) return;
     set_remainder(out_.accepted, best_w);
     out_.status |= from_.law.status;
-    draw(table(out_.accepted), block_mass(out_.accepted), from_.law.one_hot ? 0.0f : coin(0));
+    if (from_.mixed) out_.status |= from_.draft.law.status;
+    draw(table(out_.accepted), block_mass(out_.accepted), from_.certain() ? 0.0f : coin(0));
   }
 
   __device__ float coin(int64_t i) { return uniform_at(args_, span_, i, &out_.status); }
-
-  // w after position i, at which the remainder stands.
-  __device__ float next_weight(int64_t i, float w) const {
-    const int32_t x = int32_t(token(i));
-    return next_block_weight(w, prob_at(from_.row, from_.law, x), from_.draft.prob(x));
-  }
 
   __device__ void match_rule() {
     const bool noisy = args_.acceptance == Acceptance::kMatch && args_.noise_keys != nullptr;
@@ -283,7 +357,7 @@ class Decision {
   Remainder& from_;
   Outcome out_;
   int tiles_;
-  bool cut_, writes_;  // writes_: this block writes the outputs
+  bool writes_;  // the outputs: this block does
 };
 
 __global__ void __launch_bounds__(kRowThreads, 2)
@@ -303,22 +377,34 @@ T* scratch(const Launch& launch, int64_t count) {
 
 cudaError_t verify_split(const VerifyArgs& args, const Launch& launch) {
   const int64_t target_rows = args.cu ? args.total + args.batch : args.batch * (args.num_draft + 1);
+  const int64_t draft_rows = args.law.cascade_bonus ? target_rows : args.total;
   const int64_t tiles = (args.target.vocab + kTile - 1) / kTile;
-  const bool noisy = args.acceptance == Acceptance::kMatch && args.noise_keys;
+  const bool noisy = args.acceptance == Acceptance::kMatch && args.noise_keys, mixtures = finds_mixtures(args);
   Workspace work{};
   work.target_tables = scratch<float>(launch, target_rows * tiles * TileTable::kNumbers);
   work.target_laws = scratch<RowLaw>(launch, target_rows);
-  if (args.draft_probs.data || (args.draft.data && !args.draft_values)) {
+  if (reads_draft(args)) {
     const int64_t draft_tiles = ((args.draft.data ? args.draft.vocab : args.draft_probs.vocab) + kTile - 1) / kTile;
-    work.draft_tables = scratch<float>(launch, args.total * draft_tiles * TileTable::kNumbers);
-    work.draft_laws = scratch<RowLaw>(launch, args.total);
+    work.draft_tables = scratch<float>(launch, draft_rows * draft_tiles * TileTable::kNumbers);
+    work.draft_laws = scratch<RowLaw>(launch, draft_rows);
   }
   if (args.acceptance == Acceptance::kToken || args.acceptance == Acceptance::kBlock)
-    work.mass = scratch<float>(launch, tiles * (args.acceptance == Acceptance::kBlock ? target_rows : args.batch));
+    work.mass =
+        scratch<float>(launch, tiles * (mixtures || args.acceptance == Acceptance::kBlock ? target_rows : args.batch));
   if (noisy) work.best = scratch<Fixed>(launch, target_rows);
   work.arrived = scratch<unsigned>(launch, args.batch);
+  Measure unused;
+  work.mixture = begin_mixture(args.law, RawRow{}, RawRow{}, 0.0f, &unused);
+  if (mixtures) {
+    work.mixtures = scratch<Mixture>(launch, target_rows);
+    work.measured = scratch<unsigned>(launch, target_rows);
+  }
+  if (is_cascade(args.law.kind)) {
+    work.target_raws = scratch<RawRow>(launch, target_rows);
+    work.draft_raws = scratch<RawRow>(launch, draft_rows);
+  }
 
-  const int64_t rows = tasks(args);
+  const int64_t rows = args.batch * tasks_of_sequence(args);
   work.chunks = chunks_of(int(tiles), rows, kRowThreads / 32);
   Shape shape{dim3(unsigned(rows * work.chunks)), dim3(kRowThreads)};
   cudaError_t error = launch_kernel(verify_scan_kernel, shape, launch.stream, args, work);
@@ -328,6 +414,13 @@ cudaError_t verify_split(const VerifyArgs& args, const Launch& launch) {
   shape.overlapping = true;
   error = launch_kernel(verify_laws_kernel, shape, launch.stream, args, work);
   if (error) return error;
+  if (const int64_t positions = args.batch * draft_positions(args); mixtures && positions > 0) {
+    work.chunks = is_cascade(args.law.kind) ? chunks_of(int(tiles), positions, kRowThreads / 32) : 1;
+    shape.grid = dim3(unsigned(positions * work.chunks));
+    shape.shared = 0;
+    error = launch_kernel(verify_mixtures_kernel, shape, launch.stream, args, work);
+    if (error) return error;
+  }
   work.chunks = args.acceptance == Acceptance::kGreedy ? 1 : chunks_of(int(tiles), args.batch, kRowThreads / 32);
   shape.grid = dim3(unsigned(args.batch * work.chunks));
   shape.shared = 0;

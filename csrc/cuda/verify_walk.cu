@@ -1,4 +1,5 @@
-// verify with a block (or a cluster of them) a sequence: rows are read only as far as the rule gets.
+// verify with a block (or a cluster of them) a sequence: rows are read only as far as the rule gets, and
+// both rows of a position once more where a target law needs a measure of them.
 #include "cuda/rows.cuh"
 #include "cuda/verify.cuh"
 
@@ -16,11 +17,14 @@ size_t shared_bytes(const VerifyArgs& args, bool listed) {
   return sizeof(float) * ((listed ? kMaxListed : 0) + (tiles + draft_tiles) * TileTable::kNumbers + 2 * tiles);
 }
 
-// Long and called from several places: out of line, each is there once.
+// Long and called from several places: out of line, each is there once. `raw`: null where the raw row is not wanted.
 template <bool kClustered>
-__device__ __noinline__ void read_row(Reading& reading) {
-  scan_row<kClustered>(reading.row, scan_plan(reading.sampling, reading.row.vocab, false), reading.table);
-  find_law(reading, false);
+__device__ __noinline__ void read_row(Reading& reading, RawRow* raw) {
+  scan_row<kClustered>(reading.row, scan_plan(reading.sampling, reading.row.vocab, raw != nullptr), reading.table);
+  find_law(reading, raw != nullptr);
+  if (raw == nullptr || warp_id() != 0) return;
+  const RawRow found = raw_row(reading);
+  if (lane_id() == 0) *raw = found;
 }
 
 template <bool kClustered>
@@ -36,7 +40,9 @@ __device__ __noinline__ Fixed best_noisy(const Remainder& from, const TileTable&
 struct State {
   Span span;
   Reading target, draft;
-  Remainder now, best;  // at the present position, and (block rule) at the last one that was a success
+  Mixing mixing;            // of the present position
+  Remainder now, best;      // at the present position, and (block rule) at the last one that was a success
+  float *mass, *best_mass;  // of their tiles
 };
 
 // One sequence. Every thread of every block of the team goes the same way, with the same numbers.
@@ -49,16 +55,15 @@ class Walk {
       : args_(args), state_(state), b_(b) {
     const Span span = find_span(args, b);
     float* after_list = shared + (listed ? kMaxListed : 0);
-    mass_ = after_list + tiles() * TileTable::kNumbers;
-    best_mass_ = mass_ + tiles();
     by_one([&] {
       state.span = span;
+      state.mass = after_list + tiles() * TileTable::kNumbers;
+      state.best_mass = state.mass + tiles();
       state.target.list = state.draft.list = shared;
       state.target.sampling = target_sampling(args, b);
       state.target.table = TileTable(after_list, tiles());
-      state.draft.sampling = sampling_of(args.draft_params, b);
-      if (args.draft_probs.data) state.draft.sampling = made_greedy(state.draft.sampling);  // only flags are wanted
-      if (reads_draft(args)) state.draft.table = TileTable(best_mass_ + tiles(), draft_row(args, span, 0).tiles());
+      state.draft.sampling = draft_sampling(args, b);
+      if (reads_draft(args)) state.draft.table = TileTable(state.best_mass + tiles(), draft_row(args, span, 0).tiles());
       state.now.cut = state.best.cut = cut_of(state.target.sampling, args.target.vocab).any;
     });
     out_.status = span.status;
@@ -69,45 +74,60 @@ class Walk {
       if (args_.acceptance == Acceptance::kMatch || args_.acceptance == Acceptance::kGreedy)
         out_.final = match_rule();
       else
-        out_.final = by_block(args_, b_) ? block_rule() : token_rule();
+        out_.final = final_token(by_block(args_, b_) ? block_rule() : token_rule());
     }
     if (Group::rank() == 0) write_outcome(args_, state_.span, b_, out_);
     Group::sync();  // no block may end while another could still write into its shared memory
   }
 
  private:
+  // What a rule leaves the last token to be drawn from: a bonus' row that has been read, or a remainder.
+  enum class Left { kNothing, kBonus, kNow, kBest };
+
   __device__ int tiles() const { return (args_.target.vocab + kTile - 1) / kTile; }
   __device__ int64_t token(int64_t i) const { return token_at(args_, state_.span, i); }
+  __device__ bool cascade() const { return is_cascade(args_.law.kind); }
   __device__ float uniform(int64_t i) { return uniform_at(args_, state_.span, i, &out_.status); }
 
   // Reads target row i, without a draft; its flags count from here on.
   __device__ void read_target(int64_t i) {
     by_one([&] { state_.target.row = target_row(args_, state_.span, i); });
-    read_row<kClustered>(state_.target);
+    read_row<kClustered>(state_.target, cascade() ? &state_.mixing.target : nullptr);
     by_one([&] {
-      state_.now.row = state_.target.row;
-      state_.now.law = state_.target.law;
-      state_.now.scale = 1.0f;
-      state_.now.draft = DraftLaw{};
+      state_.mixing.measure = Measure::kNothing;
+      state_.now = {state_.target.row, state_.target.law, state_.now.cut, 1.0f, DraftLaw{}};
     });
     out_.status |= state_.now.law.status;
   }
 
+  // And the draft's row i, whose flags count too; begins the position's mixture.
   __device__ void read_draft(int64_t i) {
     if (reads_draft(args_)) {
       by_one([&] { state_.draft.row = draft_row(args_, state_.span, i); });
-      read_row<kClustered>(state_.draft);
+      read_row<kClustered>(state_.draft, cascade() ? &state_.mixing.draft : nullptr);
     }
     by_one([&] {
       if (args_.draft_probs.data) state_.draft.law = flags_alone(state_.draft.law);
       state_.now.draft = draft_law(args_, state_.span, b_, i, state_.draft.law);
+      if (args_.law.kind != LawKind::kLossless) begin(args_.law, state_.mixing, state_.now);
     });
     out_.status |= state_.now.draft.law.status;
   }
 
+  __device__ void end_mixture() {
+    if (state_.mixing.measure != Measure::kNothing)
+      end_mixing<kClustered>(args_.law, state_.mixing, state_.now, state_.mass);
+  }
+
+  // Leaves at the present position what w times its law has and the draft has not.
+  __device__ void set_residual(float w) {
+    end_mixture();
+    by_one([&] { state_.now.set_residual(args_.law, w); });
+  }
+
   __device__ void find_masses(const Remainder& from) {
     Group::sync();  // the masses may still be in use
-    masses_of<kClustered>(from, state_.target.table, mass_, int(Group::rank()), int(Group::size()));
+    masses_of<kClustered>(from, state_.target.table, state_.mass, int(Group::rank()), int(Group::size()));
     Group::sync();
   }
 
@@ -123,64 +143,79 @@ class Walk {
     return box[0];
   }
 
-  // Recovered from what P has and the draft has not, or bonus; the masses are there already if `found`.
-  __device__ int64_t final_token(Remainder& from, bool found) {
-    if (from.law.one_hot) return from.law.argmax;
+  // The token after the accepted ones. Where nothing is left of a remainder, from P, or from a cascade's law.
+  __device__ int64_t final_token(Left left) {
+    if (left == Left::kNothing) return Outcome::kNothing;
+    if (left == Left::kBonus && args_.law.cascade_bonus) {
+      read_draft(out_.accepted);
+      end_mixture();
+      by_one([&] { state_.now.set_cascade(); });
+    }
+    const bool found = left == Left::kBest;  // its masses, too
+    Remainder& from = found ? state_.best : state_.now;
+    if (from.certain()) return from.law.argmax;
     const float u = uniform(0);
     if (!found) find_masses(from);
-    int32_t id = draw(from, found ? best_mass_ : mass_, u);
+    int32_t id = draw(from, found ? state_.best_mass : state_.mass, u);
     if (id >= 0) return id;
-    if (found) read_target(out_.accepted);  // the table is another row's by now
-    by_one([&] { from.draft = DraftLaw{}; });
+    if (found && !from.mixed) read_target(out_.accepted);  // the table is another row's by now
+    by_one([&] { from.take_all(); });
     find_masses(from);
-    return draw(from, mass_, u);
+    return max(draw(from, state_.mass, u), 0);
   }
 
-  __device__ int64_t token_rule() {
+  __device__ Left token_rule() {
     const Remainder& now = state_.now;
     for (;; ++out_.accepted) {
       const int64_t i = out_.accepted;
-      if (state_.span.ends_in_eos && i == state_.span.length) return Outcome::kNothing;
+      if (state_.span.ends_in_eos && i == state_.span.length) return Left::kNothing;
       read_target(i);
-      if (i == state_.span.length) break;
+      if (i == state_.span.length) return Left::kBonus;
       const int32_t x = int32_t(token(i));
-      if (now.law.one_hot) {
+      if (now.law.one_hot && !cascade()) {
         if (x != now.law.argmax) break;
         continue;
       }
       read_draft(i);
-      if (!accept_token(uniform(i + 1), prob_at(now.row, now.law, x), now.draft.prob(x))) break;
+      const Measure measure = state_.mixing.measure;
+      // Whether x is kept does not depend on the mass deferred, nor on a lossy law's scale whether it is accepted.
+      if (measure == Measure::kTotalVariation || measure == Measure::kCrossEntropy) end_mixture();
+      if (needs_no_coin(args_.law, now.mixture, now.row, now.draft, x)) continue;
+      if (measure == Measure::kDeferredMass) end_mixture();
+      const float p = now.mixture.accept * prob_at(now.row, now.law, x);
+      if (!accept_token(uniform(i + 1), p, now.draft.prob(x))) break;
     }
-    return final_token(state_.now, false);
+    set_residual(1.0f);
+    return Left::kNow;
   }
 
   // The last i with u_i < h_i counts, so the walk goes on after a failure; it ends where w has become 0.
-  __device__ int64_t block_rule() {
+  __device__ Left block_rule() {
     const Remainder& now = state_.now;
     const Span& span = state_.span;
     float w = 1.0f;
     for (int64_t i = 0; i < span.length; ++i) {
       read_target(i);
       read_draft(i);
-      by_one([&] { state_.now.scale = w; });
-      if (!now.law.one_hot) find_masses(now);
-      const float left = residual_mass(now, mass_);
+      set_residual(w);
+      if (!now.certain()) find_masses(now);
+      const float left = residual_mass(now, state_.mass);
       if (i == 0 || uniform(i) < block_threshold(w, left)) {
         out_.accepted = i;
         by_one([&] { state_.best = now; });
-        for (int tile = int(threadIdx.x); tile < tiles(); tile += int(blockDim.x)) best_mass_[tile] = mass_[tile];
+        for (int tile = int(threadIdx.x); tile < tiles(); tile += int(blockDim.x))
+          state_.best_mass[tile] = state_.mass[tile];
       }
-      const int32_t x = int32_t(token(i));
-      w = next_block_weight(w, prob_at(now.row, now.law, x), now.draft.prob(x));
+      w = next_weight(args_.law, now, int32_t(token(i)), w);
       if (w > 0 && i + 1 < span.length) continue;
       if (uniform(i + 1) < w) out_.accepted = span.length;
       break;
     }
     __syncthreads();
-    if (out_.accepted < span.length) return final_token(state_.best, true);
-    if (span.ends_in_eos) return Outcome::kNothing;
+    if (out_.accepted < span.length) return Left::kBest;
+    if (span.ends_in_eos) return Left::kNothing;
     read_target(out_.accepted);
-    return final_token(state_.now, false);
+    return Left::kBonus;
   }
 
   __device__ int64_t match_rule() {
@@ -211,7 +246,6 @@ class Walk {
   State& state_;
   const int64_t b_;
   Outcome out_;
-  float *mass_, *best_mass_;
 };
 
 template <bool kClustered>

@@ -21,9 +21,11 @@ from torch import Tensor
 import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner, tiny
 from python_tests.law.steps import g_test
+from specdec_kernels import laws
 from specdec_kernels.decoding.schedule import CostTable
 from specdec_kernels.drafters import Draft, Drafter
-from specdec_kernels.testing import Float64, float64_law
+from specdec_kernels.laws import TargetLaw
+from specdec_kernels.testing import Float64, float64_law, float64_target_law
 
 FAMILY_WISE = 1e-6
 BATCH = 24576
@@ -46,6 +48,8 @@ class Case:
     sampling: sk.SamplingParams = field(default_factory=sk.SamplingParams)
     num_speculative_tokens: int | str = 3
     ends: tuple[int, ...] = ()
+    target_law: TargetLaw | None = None
+    draft_sampling: sk.SamplingParams | None = None  # of the draft, where `target_law` looks at it
 
 
 def model_drafter(sampling: sk.SamplingParams | None = None) -> Callable[[], Drafter]:
@@ -75,6 +79,13 @@ CASES = {
             ("auto", {"num_speculative_tokens": "auto"}),
         )
     },
+    **{
+        f"cascade-{acceptance}-{type(law).__name__}": Case(
+            acceptance, model_drafter(SHARPER), CUT, target_law=law, draft_sampling=SHARPER
+        )
+        for acceptance in ("token", "block")
+        for law in (laws.Opt(0.3, bonus="cascade"), laws.TokenV3(0.6, bonus="cascade"))
+    },
     "ngram-token-auto-ends": Case("token", lambda: sk.NgramDrafter(2), num_speculative_tokens="auto", ends=(END,)),
 }
 TRANSFORMER = ("token", "block", "match")
@@ -89,17 +100,22 @@ def emitted(case: Case) -> np.ndarray:
     out = sk.generate(
         TableRunner(target_table), ids, attention_mask=mask, drafter=case.drafter(), sampling=case.sampling,
         seeds=torch.arange(BATCH) * 7919 + 13, max_new_tokens=LENGTH, acceptance=case.acceptance,
-        num_speculative_tokens=case.num_speculative_tokens, eos_token_id=case.ends,
+        num_speculative_tokens=case.num_speculative_tokens, eos_token_id=case.ends, target_law=case.target_law,
     )  # fmt: skip
     tokens = out.tokens.numpy()
     return np.where(tokens < 0, VOCAB, tokens)
 
 
 def expected_windows(case: Case) -> list[Float64]:
-    """The target's joint law of tokens [i, i + WINDOW) for each offset i; id VOCAB follows an end, for ever."""
+    """The joint law that tokens [i, i + WINDOW) should have, for each offset i; id VOCAB follows an end, for ever."""
     size = VOCAB + 1
     law = np.zeros((size, size, size))
-    law[:VOCAB, :VOCAB, :VOCAB] = float64_law(target_table, case.sampling)
+    law[:VOCAB, :VOCAB, :VOCAB] = goal = float64_law(target_table, case.sampling)
+    if case.target_law is not None:
+        law[:VOCAB, :VOCAB, :VOCAB] = float64_target_law(
+            case.target_law, goal, float64_law(draft_table, case.draft_sampling), float64_law(target_table),
+            float64_law(draft_table),
+        )  # fmt: skip
     for end in (*case.ends, VOCAB):
         law[:, end] = np.eye(size)[VOCAB]
     law[VOCAB, :VOCAB] = np.eye(size)[VOCAB]  # never reached

@@ -21,6 +21,7 @@ from python_tests.law.steps import CASES, check_steps
 from specdec_kernels.testing import Verify
 
 reference = importlib.import_module("specdec_kernels.backends.reference.verify_chain")
+original_token_rule = reference.token_rule
 Check = Callable[[Verify], None]
 TRUE: Verify = partial(sk.verify_chain, backend="reference")
 
@@ -130,32 +131,33 @@ def test_planted_input_defect_is_caught(mutant: Verify, check: Check) -> None:
 # --- mutants of the rule itself: the reference with one function replaced ---------------------------------------------
 
 
-def not_strict(target: Any, draft: Any, tokens: Any, length: Any, uniforms: Any) -> Any:
+def not_strict(target: Any, draft: Any, mixture: Any, tokens: Any, length: Any, uniforms: Any) -> Any:
     """`u · Q <= P`."""
     accepted = torch.zeros_like(length)
     for i in range(tokens.shape[1]):
         x = tokens[:, i : i + 1]
-        p = target.probs[:, i].gather(-1, x)[:, 0]
-        q = 1.0 if draft.probs is None else draft.probs[:, i].gather(-1, x)[:, 0]
+        p, q = reference.probs_of(target, draft, i, x)
         accepted += (accepted == i) & (i < length) & (uniforms[:, i + 1] * q <= p)
     return reference.Walk(
         accepted, accepted + 1, (accepted + 1).minimum(length), torch.ones_like(target.probs[:, 0, 0])
     )
 
 
-def mass_not_compared(target: Any, draft: Any, tokens: Any, length: Any, uniforms: Any) -> Any:
+def mass_not_compared(target: Any, draft: Any, mixture: Any, tokens: Any, length: Any, uniforms: Any) -> Any:
     """Accept with probability P, as if Q were 1."""
-    return reference.token_rule(target, reference.DraftLaw(None, draft.status), tokens, length, uniforms)
+    return original_token_rule(target, reference.DraftLaw(None, draft.status), mixture, tokens, length, uniforms)
 
 
-def final_with(residual: Callable[[Any, Any, Any, Any], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def final_token(target: Any, draft: Any, tokens: Any, length: Any, walk: Any, uniform: Any) -> torch.Tensor:
+def final_with(residual: Callable[[Any, Any, Any, Any], torch.Tensor]) -> Callable[..., Any]:
+    def final_token(
+        target: Any, draft: Any, mixture: Any, tokens: Any, length: Any, walk: Any, uniform: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         p = reference.at(target.probs, walk.accepted)
         position = walk.accepted.clamp_max(tokens.shape[1] - 1)
         q = reference.draft_row(draft, tokens, position, p.shape[-1]).to(p.dtype)
-        rest = residual(p, q, reference.at(target.values, walk.accepted), walk.scale[:, None])
+        rest = residual(p, q, reference.at(target.values, walk.accepted), walk.weight[:, None])
         use = (walk.accepted < length) & (rest.sum(-1) > 0)
-        return reference.draw(torch.where(use[:, None], rest, p), uniform)
+        return reference.draw(torch.where(use[:, None], rest, p), uniform), torch.ones_like(use)
 
     return final_token
 
@@ -191,9 +193,6 @@ RULE_MUTANTS: list[tuple[str, str, Any, Check]] = [
 @pytest.mark.parametrize(("name", "mutant", "check"), [m[1:] for m in RULE_MUTANTS], ids=[m[0] for m in RULE_MUTANTS])
 def test_planted_rule_defect_is_caught(name: str, mutant: Any, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     check(TRUE)
-    original = getattr(reference, name)
-    if mutant is mass_not_compared:
-        mutant = lambda t, d, *rest: original(t, reference.DraftLaw(None, d.status), *rest)  # noqa: E731
     monkeypatch.setattr(reference, name, mutant)
     with pytest.raises(AssertionError):
         check(TRUE)
@@ -203,12 +202,12 @@ def test_first_success_instead_of_last_is_caught(monkeypatch: pytest.MonkeyPatch
     """The block rule stopped at its first failure is not lossless."""
     original = reference.block_rule
 
-    def stops(target: Any, draft: Any, tokens: Any, length: Any, uniforms: Any) -> Any:
-        whole = original(target, draft, tokens, length, uniforms)
+    def stops(target: Any, draft: Any, mixture: Any, tokens: Any, length: Any, uniforms: Any) -> Any:
+        whole = original(target, draft, mixture, tokens, length, uniforms)
         for i in range(1, tokens.shape[1] + 1):  # a prefix that fails is final
             prefix = uniforms.clone()
             prefix[:, i + 1 :] = 1 - 2.0**-24
-            shorter = original(target, draft, tokens, length, prefix)
+            shorter = original(target, draft, mixture, tokens, length, prefix)
             stop = (shorter.accepted < i) & (whole.accepted > shorter.accepted)
             whole = reference.Walk(*(torch.where(stop, getattr(shorter, f), getattr(whole, f)) for f in vars(whole)))
         return whole

@@ -13,9 +13,21 @@ from torch import Tensor
 import specdec_kernels as sk
 from python_tests.ops import oracle
 from python_tests.ops.inputs import logits, uniforms
+from specdec_kernels import laws as laws_of
+from specdec_kernels.laws import TargetLaw, check_law
 from specdec_kernels.testing import Float64, float64_gumbel, float64_law
 
 KINDS = ("full", "one_hot", "reduced", "probs", "stats")
+LAWS: tuple[TargetLaw, ...] = (
+    laws_of.Lossy(0.3), laws_of.Lossy(0.2, beta=0.9), laws_of.Lossy(0.4, beta="exact"),
+    laws_of.Chow(0.6), laws_of.Chow(1.2, loss="log", bonus="cascade"),
+    laws_of.Diff(0.05), laws_of.Diff(0.1, loss="log", bonus="cascade"),
+    laws_of.Opt(0.3, bonus="cascade"), laws_of.Opt(0.6, loss="log"),
+    laws_of.TokenV1(0.1), laws_of.TokenV1(0.3, bonus="cascade"),
+    laws_of.TokenV2(0.1, bonus="cascade"), laws_of.TokenV2(0.3),
+    laws_of.TokenV3(0.7), laws_of.TokenV3(0.9, bonus="cascade"),
+    laws_of.BiLD(1.5), laws_of.BiLD(1.0, distance="argmax", bonus="cascade"),
+)  # fmt: skip
 Arguments = dict[str, Any]
 
 
@@ -23,14 +35,18 @@ def make(
     rng: torch.Generator, batch: int, num_draft: int, vocab: int, *, kind: str = "full", acceptance: str = "token",
     dtype: torch.dtype = torch.float32, params: sk.SamplingParams | None = None,
     draft_params: sk.SamplingParams | None = None, spread: float = 2.0,
-    row_stats: Callable[..., sk.RowStats] = sk.row_stats,
+    row_stats: Callable[..., sk.RowStats] = sk.row_stats, law: TargetLaw | None = None,
 ) -> Arguments:  # fmt: skip
     """Arguments of verify_chain. The draft is a noisy copy of the target, and tokens are drawn from it, so that many
     are accepted.
     """
     target = logits(rng, batch, num_draft + 1, vocab, dtype=dtype, spread=spread)
     made: Arguments = {"target_logits": target, "acceptance": acceptance, "params": params or sk.SamplingParams()}
-    noisy = (target[:, :num_draft].float() + logits(rng, batch, num_draft, vocab, spread=0.7)).to(dtype)
+    num_rows = num_draft
+    if law is not None:
+        made["target_law"] = law
+        num_rows += law.cascade_bonus
+    noisy = (target[:, :num_rows].float() + logits(rng, batch, num_rows, vocab, spread=0.7)).to(dtype)
     token_map = None
     if kind == "reduced":
         token_map = sk.TokenMap(torch.randperm(vocab, generator=rng)[: max(2, vocab * 2 // 3)])
@@ -39,7 +55,7 @@ def make(
     draft_params = draft_params or sk.SamplingParams()
     if num_draft:
         drawn = sk.sample(
-            noisy,
+            noisy[:, :num_draft],
             draft_params,
             uniform_samples=uniforms(rng, batch, num_draft),
             draft_token_map=token_map,
@@ -59,6 +75,17 @@ def make(
     elif acceptance != "greedy":
         made["uniform_samples"] = uniforms(rng, batch, num_draft + 1)
     return made
+
+
+def fits(law: TargetLaw, acceptance: str, kind: str) -> bool:
+    """Whether verify_chain takes `law` with an acceptance and a kind of draft."""
+    try:
+        check_law("", acceptance, law)
+    except ValueError:
+        return False
+    if isinstance(law, laws_of.Lossy):
+        return True
+    return kind in ("full", "stats") or (kind == "reduced" and getattr(law, "distance", "") != "argmax")
 
 
 def on(backend: Any, arguments: Arguments) -> Arguments:
@@ -122,13 +149,17 @@ def packed(arguments: Arguments, counts: Tensor) -> Arguments:
     out = {}
     used = torch.arange(arguments["draft_tokens"].shape[1]) < counts[:, None]
     scored = torch.arange(arguments["draft_tokens"].shape[1] + 1) <= counts[:, None]
+    cascade_bonus = "target_law" in arguments and arguments["target_law"].cascade_bonus
+    draft_rows = scored if cascade_bonus else used
     for name, value in arguments.items():
         if name in ("target_logits", "uniform_samples", "noise_keys"):
             out[name] = value[scored]
-        elif name in ("draft_tokens", "draft_logits", "draft_probs"):
+        elif name == "draft_tokens":
             out[name] = value[used]
+        elif name in ("draft_logits", "draft_probs"):
+            out[name] = value[draft_rows]
         elif name == "draft_stats":
-            out[name] = sk.RowStats(value.values[used], value.argmax[used], value.status[used])
+            out[name] = sk.RowStats(value.values[draft_rows], value.argmax[draft_rows], value.status[draft_rows])
         else:
             out[name] = value
     out["cu_num_draft_tokens"] = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()

@@ -62,6 +62,7 @@ def examples(seed: int) -> Any:
             "min_p_first": choose.random() < 0.5, "spread": choose.choice([1.0, 3.0, 0.1, 10.0]),
             "rounded": choose.random() < 0.4, "holes": choose.random() < 0.3, "ragged": choose.random() < 0.4,
             "turned": choose.random() < 0.3, "spoiled": choose.random() < 0.2, "seed": choose.randint(0, 2**31),
+            "law": choose.choice([*[None] * len(chains.LAWS), *chains.LAWS]),
         }  # fmt: skip
 
 

@@ -22,13 +22,16 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.ops import chains
+from python_tests.ops.chains import LAWS
 from python_tests.ops.inputs import DTYPES, strided
 from python_tests.support import Backend, present
 from specdec_kernels.backends.reference.law import make_law, make_params
 from specdec_kernels.backends.reference.sample import perturbed
+from specdec_kernels.laws import LOSSLESS
 
 OP = "verify_chain"
 ERROR = 1e-6  # float32 error of a running mass, a threshold or a probability, as a share of the whole
+LAW_ERROR = 1e-5  # of what a target law's α is held against: entropies, raw probabilities, cross-entropies
 PERTURBED = 1e-5  # two perturbed scores closer than this may swap
 EXAMPLES = 150
 CELLS = 300_000  # logits a batch of cases
@@ -71,6 +74,7 @@ examples = st.fixed_dictionaries({
     "holes": st.booleans(),
     "ragged": st.booleans(),
     "turned": st.booleans(),
+    "law": st.sampled_from([None, None, *LAWS]),
     "seed": st.integers(0, 2**31),
 })  # fmt: skip
 
@@ -90,6 +94,7 @@ def build(e: dict[str, Any], batch: int | None = None) -> chains.Arguments:
         rng, batch, e["num_draft"], e["vocab"], kind=e["kind"], acceptance=e["acceptance"], dtype=e["dtype"],
         params=mixed(e["params"], batch, e["min_p_first"], rng), spread=e["spread"],
         draft_params=mixed(e["draft_params"], batch, not e["min_p_first"], rng),
+        law=e["law"] if e["law"] is not None and chains.fits(e["law"], e["acceptance"], e["kind"]) else None,
     )  # fmt: skip
     for name in ("target_logits", "draft_logits"):
         if name in made and (name == "target_logits" or e["kind"] != "stats"):  # kept stats must describe their rows
@@ -143,10 +148,13 @@ def in_float64(arguments: chains.Arguments, by: float) -> tuple[Tensor, Tensor, 
     probs = arguments.get("draft_probs")
     token_map = arguments.get("draft_token_map")
     rule = {"token": 0, "block": 1, "match": 2, "greedy": 3}[arguments["acceptance"]]
+    law = list(arguments["target_law"].flat() if "target_law" in arguments else LOSSLESS)
+    law[2] += by / ERROR * LAW_ERROR if law[0] else 0.0  # α
     out = reference["verify_chain"](
         target, arguments["draft_tokens"], draft, None if probs is None else probs.double(), None, None, None, uniforms,
         arguments.get("noise_keys"), None if token_map is None else token_map.target_to_draft,
-        arguments.get("num_draft_tokens"), arguments.get("eos_token_ids"), rule, False, *params, *draft_params,
+        arguments.get("num_draft_tokens"), arguments.get("eos_token_ids"), rule, False, *law,
+        *params, *draft_params,
     )  # fmt: skip
     cut = reference["row_stats"](target, False, *params)[0][..., 1]
     draft_cut = cut[:, :0] if draft is None else reference["row_stats"](draft, False, *draft_params)[0][..., 1]
@@ -219,7 +227,7 @@ def test_a_small_error_would_be_seen(acceptance: str) -> None:
     e = {
         "vocab": 30, "num_draft": 3, "dtype": torch.float32, "kind": "full", "acceptance": acceptance, "params": [one],
         "draft_params": [one], "min_p_first": False, "spread": 1.0, "rounded": False, "holes": False, "ragged": False,
-        "turned": False, "seed": 5,
+        "turned": False, "law": None, "seed": 5,
     }  # fmt: skip
     arguments = build(e)
     wrong = dict(arguments)

@@ -186,7 +186,8 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"params": sk.SamplingParams(torch.ones(6))}, V, "params.temperature must be [batch=3], got [6]"),
     ({"num_draft_tokens": torch.ones(6).int()}, V, "num_draft_tokens must be [batch=3], got [6]"),
     ({"eos_token_ids": torch.zeros(1)}, T, "eos_token_ids must be int64, got float32"),
-    ({"target_law": "chow"}, NotImplementedError, "target_law='chow' is not supported yet"),
+    ({"target_law": "chow"}, T, "target_law must be None or one of sk.laws, got str"),
+    ({"target_law": sk.laws.Opt(0.1, bonus="cascade")}, V, "draft_logits must be [total + batch=9, vocab=7], got [6"),
     ({"acceptance": "best"}, V, "acceptance must be one of"),
     ({"backend": "x"}, V, "backend must be one of"),
 ]  # fmt: skip

@@ -27,6 +27,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.jit import JITFunction
 
 import specdec_kernels as sk
+from specdec_kernels import laws
 from specdec_kernels.backends.triton import (
     noise_keys,
     row_stats,
@@ -60,7 +61,8 @@ def calls(vocab: int, everything: bool) -> None:
         noise_keys.noise_keys(seeds, keys, steps, 0, 1)
     x, ids = torch.zeros(batch, n, vocab, dtype=torch.bfloat16), torch.arange(vocab)
     sample.sample(x, None, keys, 4, None, *each(batch)._flat)
-    verify(x, "block", "logits", True)
+    for law in (None, laws.TokenV1(0.1)):
+        verify(x, "block", "logits", True, law)
     if not everything:
         return
     for params in (PLAIN, CUT, GREEDY):
@@ -74,26 +76,33 @@ def calls(vocab: int, everything: bool) -> None:
         verify(x, acceptance, kind, kind != "stats")
     for acceptance in ("token", "match", "greedy"):
         verify(x, acceptance, "one_hot", False)
+    for law in (laws.Opt(0.3, bonus="cascade"), laws.TokenV1(0.1)):
+        verify(x, "token", "stats", True, law)
+        verify(x, "block", "mapped", False, law)
+    for law in (laws.TokenV3(0.7), laws.BiLD(1.0), laws.Lossy(0.3, beta="exact")):
+        verify(x, "block", "logits", False, law)
+    verify(x, "token", "one_hot", False, laws.Lossy(0.3))
     for dtype in (torch.float32, torch.float16):
         x = x.to(dtype)
         row_stats.row_stats(x, False, *CUT._flat)
         verify(x, "token", "logits", False)
 
 
-def verify(x: torch.Tensor, acceptance: str, kind: str, packed: bool) -> None:
+def verify(x: torch.Tensor, acceptance: str, kind: str, packed: bool, law: laws.TargetLaw | None = None) -> None:
     """A verify step on target logits `x` ``[batch, num_draft + 1, vocab]``."""
     batch, rows, vocab = x.shape
     shape: tuple[int, ...] = (batch, rows - 1)
     given: dict[str, Any] = {"return_acceptance": True, "draft_token_map": None, "draft_stats": None}
     if packed:
         shape = (batch * (rows - 1),)
-    draft = x.new_zeros(*shape, vocab)
+    uniforms = torch.zeros((batch * rows,) if packed else (batch, rows))
+    draft_shape = shape if law is None or not law.cascade_bonus else uniforms.shape
+    draft = x.new_zeros(*draft_shape, vocab)
     if kind == "mapped":
         given["draft_token_map"] = sk.TokenMap(torch.arange(vocab))
     if kind == "stats":
-        flags = torch.zeros(shape, dtype=torch.int32)
-        given["draft_stats"] = sk.RowStats(torch.zeros(*shape, 6), flags.long(), flags)
-    uniforms = torch.zeros((batch * rows,) if packed else (batch, rows))
+        flags = torch.zeros(draft_shape, dtype=torch.int32)
+        given["draft_stats"] = sk.RowStats(torch.zeros(*draft_shape, 6), flags.long(), flags)
     target = x.flatten(0, 1) if packed else x
     names = ("rows",) * len(shape)
     shared = shared_arguments(
@@ -102,7 +111,7 @@ def verify(x: torch.Tensor, acceptance: str, kind: str, packed: bool) -> None:
         draft_probs=draft.float() if kind == "probs" else None,
         uniform_samples=uniforms if acceptance in ("token", "block") else None,
         noise_keys=uniforms.long() if acceptance == "match" else None, params=PLAIN, draft_params=PLAIN,
-        acceptance=acceptance, target_law=None, num_draft_tokens=torch.zeros(batch, dtype=torch.int32),
+        acceptance=acceptance, target_law=law, num_draft_tokens=torch.zeros(batch, dtype=torch.int32),
         eos_token_ids=torch.zeros(2, dtype=torch.int64), **given,
     )  # fmt: skip
     tokens = torch.zeros(shape, dtype=torch.int64)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..drafters.base import Drafter
+from ..laws import TargetLaw
 from ..sampling import SamplingParams
 from .arguments import check_arguments, end_ids, make_prompt, make_seeds, padding_id
 from .graph import begin_steps
@@ -32,7 +33,7 @@ def generate(
     max_new_tokens: int = 128,
     num_speculative_tokens: int | str = 5,
     acceptance: str = "token",
-    target_law: object | None = None,
+    target_law: TargetLaw | None = None,
     eos_token_id: int | Iterable[int] | None = None,
     streamer: Any = None,
     progress: bool = False,
@@ -74,8 +75,9 @@ def generate(
         "block" the draws of a seed are not reproducible (their law is the same).
     acceptance : {"token", "block", "match", "greedy"}
         See `verify_chain`. "greedy" decodes greedily whatever `sampling` says.
-    target_law : optional
-        See `verify_chain`.
+    target_law : one of `sk.laws`, optional
+        See `verify_chain`; all but `Lossy` need a drafter that gives logits (`ModelDrafter`). A step without drafts
+        emits a token of the target's law, or of the cascade's where ``bonus="cascade"``.
     eos_token_id : int or iterable of int, optional
         End a sequence after any of these. None: the model's generation config; an empty list: never.
     streamer : optional
@@ -94,8 +96,6 @@ def generate(
     ValueError, TypeError
         A model that cannot be served (by name, with the reason), a draft with another vocabulary, bad shapes, dtypes or
         ranges; before any work.
-    NotImplementedError
-        A `target_law` other than None.
     ModuleNotFoundError
         ``progress=True`` without tqdm.
     """
@@ -104,14 +104,16 @@ def generate(
         runner, input_ids, attention_mask, drafter, sampling, seeds, max_new_tokens, num_speculative_tokens, acceptance,
         target_law, streamer,
     )  # fmt: skip
-    eos_token_ids = end_ids(model, runner, eos_token_id)
+    eos_token_ids = end_ids("generate", model, runner, eos_token_id)
     with torch.inference_mode(), ExitStack() as cleanup:
         prompt = make_prompt(runner, input_ids, attention_mask)
         seeds = make_seeds(seeds, runner, input_ids.shape[0])
         longest_draft = (
             AutoSchedule.max_draft_tokens if num_speculative_tokens == "auto" else int(num_speculative_tokens)
         )
-        state = DecodingState.begin(prompt, runner, acceptance, sampling, seeds, max_new_tokens, longest_draft)
+        state = DecodingState.begin(
+            prompt, runner, acceptance, sampling, seeds, max_new_tokens, longest_draft, target_law
+        )
         recorder = Recorder(state.batch_size, max_new_tokens, longest_draft)
         emit = _emitter(streamer, prompt.host_tokens, recorder, cleanup)
         advance = _progress_bar(progress, state.batch_size * max_new_tokens, cleanup)
@@ -122,7 +124,7 @@ def generate(
         cleanup.callback(runner.finish)
         runner.start(prompt, state.capacity)
         runner.prefill(prompt)
-        steps = cleanup.enter_context(begin_steps(state, runner, drafter, eos_token_ids, target_law))
+        steps = cleanup.enter_context(begin_steps(state, runner, drafter, eos_token_ids))
         schedule: Schedule
         if num_speculative_tokens == "auto":
             schedule = AutoSchedule(state.batch_size, measure_costs(steps))
@@ -141,7 +143,7 @@ def generate(
             emit(result)
             advance(result)
         stats = recorder.stats(forwards, draft_steps, (started - began, time.perf_counter() - started))
-    return _output(model, runner, input_ids, recorder, stats)
+    return make_output(model, runner, input_ids, recorder, stats)
 
 
 def _emitter(
@@ -168,9 +170,10 @@ def _progress_bar(progress: bool, total: int, cleanup: ExitStack) -> Callable[[S
     return lambda result: bar.update(int(result.num_tokens.sum()))
 
 
-def _output(
+def make_output(
     model: Any, runner: Runner, input_ids: Tensor, recorder: Recorder, stats: GenerationStats
 ) -> GenerationOutput:
+    """What a loop returns, from what was recorded."""
     longest = int(recorder.num_tokens.max())
     tokens = torch.from_numpy(recorder.tokens[:, :longest].copy())
     padded = tokens.masked_fill(tokens < 0, padding_id(model)).to(runner.device)

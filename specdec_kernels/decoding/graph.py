@@ -63,20 +63,19 @@ def begin_steps(
     runner: Runner,
     drafter: Drafter,
     eos_token_ids: Tensor | None,
-    target_law: object | None = None,
 ) -> Steps:
     """The way of running steps that fits the device and the model; parameters as of `Steps`."""
     if not _is_cuda(state.device):
-        return Steps(state, runner, drafter, eos_token_ids, target_law)
+        return Steps(state, runner, drafter, eos_token_ids)
     reason = None
     if settings().check:
         reason = "SPECDEC_CHECK=1 looks at the status of every op"
     elif not runner.capturable:
         reason = f"{runner.name} cannot be captured, or does not say that it can (Runner.capturable)"
     if reason is None:
-        return CapturedSteps(state, runner, drafter, eos_token_ids, target_law)
+        return CapturedSteps(state, runner, drafter, eos_token_ids)
     _explain(reason)
-    return Steps(state, runner, drafter, eos_token_ids, target_law)
+    return Steps(state, runner, drafter, eos_token_ids)
 
 
 def _is_cuda(device: torch.device) -> bool:
@@ -120,9 +119,8 @@ class CapturedSteps(Steps):
         runner: Runner,
         drafter: Drafter,
         eos_token_ids: Tensor | None,
-        target_law: object | None = None,
     ) -> None:
-        super().__init__(state, runner, drafter, eos_token_ids, target_law)
+        super().__init__(state, runner, drafter, eos_token_ids)
         batch, longest_draft = state.batch_size, state.capacity - state.max_length - 1
         self._stream = _side_stream(state.device)
         self._pool = torch.cuda.graph_pool_handle()
@@ -184,12 +182,12 @@ class CapturedSteps(Steps):
         state, drafter = self.state, self.drafter
         if drafter.capturable:
             rows = self._rows(width)
-            if width:
+            if state.asks_drafter(width):
                 drafter.prepare(state)
             return self._replay((width, rows), lambda: self._verify(self._propose(width, round_up), self._limits))
 
         self._rows(width)
-        if num_tokens:
+        if state.asks_drafter(num_tokens):
             drafter.prepare(state)
         draft = self._propose(num_tokens, round_up)
         width = draft.tokens.shape[1]

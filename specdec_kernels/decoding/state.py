@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..laws import TargetLaw
 from ..sampling import SamplingParams
 from .runner import Prompt, Runner
 
@@ -27,6 +28,8 @@ class DecodingState:
     acceptance : str
     sampling : SamplingParams
         The target's.
+    target_law : TargetLaw or None
+        What verification is to produce; None: the target's law.
     seeds : Tensor
         ``[batch]`` int64.
     vocab_size : int
@@ -60,6 +63,7 @@ class DecodingState:
     prompt: Prompt
     acceptance: str
     sampling: SamplingParams
+    target_law: TargetLaw | None
     seeds: Tensor
     vocab_size: int
     max_length: int
@@ -84,6 +88,7 @@ class DecodingState:
         seeds: Tensor,
         max_new_tokens: int,
         max_draft_tokens: int,
+        target_law: TargetLaw | None = None,
     ) -> DecodingState:
         """The state before the first step."""
         batch, device = prompt.lengths.numel(), runner.device
@@ -92,7 +97,7 @@ class DecodingState:
         tokens = torch.zeros(batch, capacity, dtype=torch.int64, device=device)
         tokens[:, : prompt.longest] = prompt.tokens
         return DecodingState(
-            prompt, acceptance, sampling, seeds, runner.vocab_size, max_length, capacity, tokens,
+            prompt, acceptance, sampling, target_law, seeds, runner.vocab_size, max_length, capacity, tokens,
             lengths=prompt.lengths.clone(),
             remaining=torch.full_like(prompt.lengths, max_new_tokens),
             active=torch.ones(batch, dtype=torch.bool, device=device),
@@ -113,6 +118,15 @@ class DecodingState:
     def device(self) -> torch.device:
         """Where the tensors live."""
         return self.tokens.device
+
+    @property
+    def cascade_bonus(self) -> bool:
+        """Whether the token after an accepted block takes the draft's law too, for which a draft needs one row more."""
+        return self.target_law is not None and self.target_law.cascade_bonus
+
+    def asks_drafter(self, num_tokens: int) -> bool:
+        """Whether a step of `num_tokens` draft tokens needs the drafter."""
+        return num_tokens > 0 or self.cascade_bonus
 
     def last_tokens(self) -> Tensor:
         """``[batch, 1]`` int64, the token that the next forward feeds first."""

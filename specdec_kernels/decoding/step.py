@@ -30,7 +30,6 @@ def verify_step(
     draft: Draft,
     limits: Tensor | None,
     eos_token_ids: Tensor | None,
-    target_law: object | None = None,
 ) -> Tensor:
     """Verify `draft` with one forward of the target and append what it yields to every active sequence.
 
@@ -48,8 +47,6 @@ def verify_step(
         ``[batch]`` int64: no more draft tokens than that are put to the test.
     eos_token_ids : Tensor, optional
         ``[num_eos]`` int64.
-    target_law : optional
-        Passed to `verify_chain`.
 
     Returns
     -------
@@ -84,7 +81,8 @@ def verify_step(
         params=state.sampling,
         draft_params=draft.params,
         acceptance=state.acceptance,
-        target_law=target_law,
+        # without a draft there is nothing to mix the target's law with
+        target_law=state.target_law if state.asks_drafter(width) else None,
         draft_probs=draft.probs,
         draft_stats=draft.stats,
         draft_token_map=draft.token_map,
@@ -126,8 +124,6 @@ class Steps:
     drafter : Drafter
     eos_token_ids : Tensor, optional
         ``[num_eos]`` int64.
-    target_law : optional
-        Passed to `verify_chain`.
     """
 
     rehearsals = 0
@@ -139,10 +135,9 @@ class Steps:
         runner: Runner,
         drafter: Drafter,
         eos_token_ids: Tensor | None,
-        target_law: object | None = None,
     ) -> None:
         self.state, self.runner, self.drafter = state, runner, drafter
-        self._eos_token_ids, self._target_law = eos_token_ids, target_law
+        self._eos_token_ids = eos_token_ids
         self._under_way: deque[tuple[int | np.ndarray, Any]] = deque()
 
     def __enter__(self) -> Steps:
@@ -166,7 +161,7 @@ class Steps:
     def rehearse(self, num_tokens: int) -> None:
         """Launch drafting and verifying `num_tokens` tokens, without a result and without an effect."""
         state = self.state
-        if num_tokens:
+        if state.asks_drafter(num_tokens):
             self.drafter.propose(state, num_tokens)
         block = state.last_tokens().expand(-1, num_tokens + 1)
         self.runner.forward(block, state.lengths - 1, state.longest + num_tokens)
@@ -183,7 +178,7 @@ class Steps:
     def _launch(self, wanted: int | np.ndarray, schedule: Schedule) -> Any:
         """Enqueue a step; what `_fetch` needs to get at its outcome."""
         num_tokens = int(self.state.host_limits.max())
-        if num_tokens:
+        if self.state.asks_drafter(num_tokens):
             self.drafter.prepare(self.state)
         limits = None
         if num_tokens and isinstance(wanted, np.ndarray):
@@ -198,7 +193,7 @@ class Steps:
     def _propose(self, num_tokens: int, round_up: Callable[[int], int]) -> Draft:
         """A draft of at most `num_tokens` tokens, padded to the width that `round_up` makes of its own."""
         state, drafter = self.state, self.drafter
-        if num_tokens == 0:
+        if not state.asks_drafter(num_tokens):
             return Draft(state.tokens[:, :0])
         draft = drafter.propose(state, num_tokens)
         batch, width = draft.tokens.shape
@@ -210,4 +205,4 @@ class Steps:
         return draft.widened(round_up(width))
 
     def _verify(self, draft: Draft, limits: Tensor | None) -> Tensor:
-        return verify_step(self.state, self.runner, draft, limits, self._eos_token_ids, self._target_law)
+        return verify_step(self.state, self.runner, draft, limits, self._eos_token_ids)

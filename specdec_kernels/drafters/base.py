@@ -29,7 +29,8 @@ class Draft:
         ``[batch, width]`` int64 target ids on the target's device; a −1 ends a sequence's draft. Any width from 0 to
         what was asked.
     logits : Tensor or None
-        ``[batch, width, vocab_draft]``, the row that each token was drawn from.
+        ``[batch, width, vocab_draft]``, the row that each token was drawn from; where ``state.cascade_bonus``, one
+        more: the draft's row after the last token.
     probs : Tensor or None
         Instead of `logits`: ``[batch, width, vocab_draft]`` float32, normalised.
     params : SamplingParams or None
@@ -111,7 +112,8 @@ class Drafter(ABC):
         """Up to `num_tokens` draft tokens a sequence, to follow the `state.lengths` tokens in `state.tokens`.
 
         Must not wait for the device (``state.host_*`` is what the host knows), and must give the same answer if called
-        again before `commit`: the loop does so to measure what drafting costs. Not called for steps without drafting.
+        again before `commit`: the loop does so to measure what drafting costs. Not called for steps without drafting,
+        unless ``state.cascade_bonus``.
         Randomness comes from ``uniform_samples(state.seeds, state.step, n, purpose="draft")``, or, for acceptance
         "match", from the verifier's own noise at the tokens' positions.
         """

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ops._common import flat_params
+from ..laws import Lossy
 from ..ops.noise_keys import noise_keys
+from ..ops.row_stats import row_stats
 from ..ops.sample import sample
 from ..ops.uniform_samples import uniform_samples
 from ..sampling import GREEDY, SamplingParams
@@ -60,24 +61,11 @@ class ModelDrafter(Drafter):
 
     def start(self, state: DecodingState) -> None:
         """Check that target and draft fit, and feed the prompts."""
+        from ..decoding.arguments import check_draft
         from ..decoding.runner import as_runner
 
         runner = self.runner = as_runner(self.draft_model, "ModelDrafter")  # it may have moved, or be training, by now
-        if runner.vocab_size != state.vocab_size:
-            raise ValueError(
-                f"generate: target and draft must share one tokenizer, but the target's vocabulary has "
-                f"{state.vocab_size} ids and the draft's ({runner.name}) {runner.vocab_size}"
-            )
-        if runner.device != state.device:
-            raise ValueError(f"generate: the draft ({runner.name}) must be on {state.device}, got {runner.device}")
-        if (runner.decoder_start is None) != (state.prompt.source_tokens is None):
-            raise ValueError(
-                f"generate: target and draft ({runner.name}) must both be decoders, or both encoder-decoders"
-            )
-        if runner.max_length is not None and state.max_length > runner.max_length:
-            held, needed = runner.max_length, state.max_length
-            raise ValueError(f"generate: the draft ({runner.name}) holds {held} positions, {needed} are needed")
-        flat_params("generate", "drafter.sampling", self.sampling, state.batch_size, state.device)
+        check_draft("generate", runner, state, "drafter.sampling", self.sampling)
         self._behind, self._proposed = 0, False
         runner.start(state.prompt, state.capacity)
         runner.prefill(state.prompt)
@@ -120,9 +108,15 @@ class ModelDrafter(Drafter):
             tokens.append(token)
             rows.append(logits)
             stats.append(draw.stats)
-        self.runner.forward(token, starts + num_tokens, state.longest + num_tokens, need_logits=False)
-        drafted = torch.cat(tokens, dim=1)
-        if noise is None:
+        bonus = self.runner.forward(
+            token, starts + num_tokens, state.longest + num_tokens, need_logits=state.cascade_bonus
+        )
+        if bonus is not None and state.cascade_bonus:
+            rows.append(bonus)
+            stats.append(row_stats(bonus, params))
+        drafted = torch.cat([state.tokens[:, :0], *tokens], dim=1)
+        cascade = state.target_law is not None and not isinstance(state.target_law, Lossy)
+        if noise is None and not cascade:
             return Draft(drafted)  # one-hot, or a rule that needs no draft law
         kept = RowStats(
             torch.cat([s.values for s in stats], dim=1),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..backends.reference.verify_chain import verify_chain as _reference
-from ..laws import require_lossless
+from ..laws import LOSSLESS, BiLD, Lossy, TargetLaw, check_law
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap, VerifyOutput
 from ._common import (
@@ -29,6 +29,7 @@ SHARED_SCHEMA = (
     "Tensor? draft_logits, Tensor? draft_probs, Tensor? draft_values, Tensor? draft_argmax, Tensor? draft_status, "
     "Tensor? uniform_samples, Tensor? noise_keys, Tensor? target_to_draft, Tensor? num_draft_tokens, "
     "Tensor? eos_token_ids, int acceptance, bool return_acceptance, "
+    "int law, bool law_variant, float law_alpha, float law_beta, bool cascade_bonus, "
     + PARAMS_SCHEMA.format("")
     + ", "
     + PARAMS_SCHEMA.format("draft_")
@@ -64,7 +65,7 @@ def verify_chain(
     params: SamplingParams | None = None,
     draft_params: SamplingParams | None = None,
     acceptance: str = "token",
-    target_law: object | None = None,
+    target_law: TargetLaw | None = None,
     draft_probs: Tensor | None = None,
     draft_stats: RowStats | None = None,
     draft_token_map: TokenMap | None = None,
@@ -84,8 +85,10 @@ def verify_chain(
     - "greedy": accept while x is the target's argmax, whatever the temperature.
 
     The first three are lossless: the emitted tokens have the target's law (after `params`); "greedy" emits the target's
-    own greedy output. A sequence's result does not depend on its neighbours, on padding or on num_draft. Without draft
-    logits or probabilities Q is all mass on the draft token.
+    own greedy output. With a `target_law`, the law π that it makes of p and q takes the place of P in "token" and
+    "block" (`sk.laws` has the table); the bonus keeps the law P unless the law says otherwise. A sequence's result does
+    not depend on its neighbours, on padding or on num_draft. Without draft logits or probabilities Q is all mass on the
+    draft token.
 
     Parameters
     ----------
@@ -95,7 +98,8 @@ def verify_chain(
     draft_tokens : Tensor
         ``[batch, num_draft]`` int32 or int64 target ids; a −1 ends that sequence's block.
     draft_logits : Tensor, optional
-        ``[batch, num_draft, vocab_draft]``, the rows that the draft tokens were drawn from.
+        ``[batch, num_draft, vocab_draft]``, the rows that the draft tokens were drawn from; one row more where
+        `target_law` has ``bonus="cascade"``: the draft's law of the token after the block.
     uniform_samples : Tensor, optional
         ``[batch, num_draft + 1]`` float32 in [0, 1): column 0 draws the recovered or bonus token, column i is the coin
         of the i-th draft token. Needed by "token" and "block" unless ``params.temperature`` is the number 0. "block"
@@ -108,12 +112,14 @@ def verify_chain(
     acceptance : {"token", "block", "match", "greedy"}
         The rule. "block" is the token rule for a sequence without draft logits or probabilities, or whose draft logits
         have temperature 0.
-    target_law : optional
-        None, lossless; anything else is refused.
+    target_law : one of `sk.laws`, optional
+        None: lossless. "token" takes all, "block" all but `Lossy` with a number as β, "match" and "greedy" none. All
+        but `Lossy` need `draft_logits`.
     draft_probs : Tensor, optional
         Instead of `draft_logits`: ``[batch, num_draft, vocab_draft]`` float32, normalised.
     draft_stats : RowStats, optional
-        Of the draft rows, kept from drafting, ``[batch, num_draft]``: saves reading those rows again.
+        Of the draft rows, kept from drafting, of the shape of `draft_logits` without its last dimension: saves reading
+        those rows again (not with a `target_law` that looks at the raw q) and gives Q bit for bit.
     draft_token_map : TokenMap, optional
         Maps a reduced draft vocabulary to target ids.
     num_draft_tokens : Tensor, optional
@@ -121,7 +127,7 @@ def verify_chain(
     eos_token_ids : Tensor, optional
         ``[num_eos]`` int64: a block ends after its first drafted EOS, and nothing is drawn after an accepted one.
     return_acceptance : bool
-        Also return ``Σ_v min(P(v), Q(v))`` for each position of the block (reads every row).
+        Also return ``Σ_v min(P(v), Q(v))`` for each position of the block, whatever the `target_law` (reads every row).
     backend : str, optional
         "reference", "cpu", "cuda" …; None takes the best one for the device.
 
@@ -134,8 +140,6 @@ def verify_chain(
     ------
     TypeError, ValueError
         A wrong dtype, shape, stride, device or combination; before any work. What only values can show sets ``status``.
-    NotImplementedError
-        A `target_law`.
     """
     op = "verify_chain"
     check_logits(op, "target_logits", target_logits)
@@ -165,16 +169,21 @@ def shared_arguments(
     op: str, target_logits: Tensor, batch: int, vocab: int,
     draft_shape: tuple[int, ...], draft_names: tuple[str, ...], row_shape: tuple[int, ...], row_names: tuple[str, ...],
     draft_logits: Tensor | None, uniform_samples: Tensor | None, noise_keys: Tensor | None,
-    params: SamplingParams | None, draft_params: SamplingParams | None, acceptance: str, target_law: object | None,
+    params: SamplingParams | None, draft_params: SamplingParams | None, acceptance: str, target_law: TargetLaw | None,
     draft_probs: Tensor | None, draft_stats: RowStats | None, draft_token_map: TokenMap | None,
     num_draft_tokens: Tensor | None, eos_token_ids: Tensor | None, return_acceptance: bool,
 ) -> tuple[object, ...]:  # fmt: skip
     """Validate what `verify_chain` and `verify_packed` share, and flatten it as `SHARED_SCHEMA` says."""
     device = target_logits.device
-    require_lossless(op, target_law)
     rule = ACCEPTANCES.get(acceptance)
     if rule is None:
         raise ValueError(f"{op}: acceptance must be one of {', '.join(ACCEPTANCES)}, got {acceptance!r}")
+    flat_law = LOSSLESS
+    if target_law is not None:
+        _check_law(op, acceptance, target_law, draft_logits, draft_token_map)
+        flat_law = target_law.flat()
+        if target_law.cascade_bonus:
+            draft_shape, draft_names = row_shape, row_names
     flat = flat_params(op, "params", params, batch, device)
     draft_flat = flat_params(op, "draft_params", draft_params, batch, device)
 
@@ -235,6 +244,11 @@ def shared_arguments(
             raise ValueError(
                 f"{op}: acceptance={acceptance!r} needs uniform_samples unless params.temperature is 0, got None"
             )
+        elif flat_law[0] > Lossy.number and (draft_params is None or not draft_params.is_greedy):
+            raise ValueError(
+                f"{op}: this target_law needs uniform_samples unless params.temperature and draft_params.temperature "
+                "are 0, got None"
+            )
     if num_draft_tokens is not None:
         check_tensor(op, "num_draft_tokens", num_draft_tokens, ID_DTYPES, device)
         check_shape(op, "num_draft_tokens", num_draft_tokens, ("batch",), (batch,))
@@ -244,5 +258,18 @@ def shared_arguments(
             raise shape_error(op, "eos_token_ids", "[num_eos]", eos_token_ids)
     return (
         draft_logits, draft_probs, values, argmax, status, uniform_samples, noise_keys, target_to_draft,
-        num_draft_tokens, eos_token_ids, rule, return_acceptance, *flat, *draft_flat,
+        num_draft_tokens, eos_token_ids, rule, return_acceptance, *flat_law, *flat, *draft_flat,
     )  # fmt: skip
+
+
+def _check_law(
+    op: str, acceptance: str, law: object, draft_logits: Tensor | None, draft_token_map: TokenMap | None
+) -> None:
+    """Refuse a law that the acceptance does not take, or that needs more of the draft than is given."""
+    checked = check_law(op, acceptance, law)
+    if isinstance(checked, Lossy):
+        return
+    if draft_logits is None:
+        raise ValueError(f"{op}: this target_law needs draft_logits, got none: {law!r}")
+    if isinstance(checked, BiLD) and checked.distance == "argmax" and draft_token_map is not None:
+        raise ValueError(f"{op}: BiLD with distance='argmax' takes no draft_token_map, got one")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..backends.reference.verify_packed import verify_packed as _reference
+from ..laws import TargetLaw
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap, VerifyOutput
 from ._common import ID_DTYPES, check_logits, check_shape, check_tensor, define, dispatch, shape_error
@@ -37,7 +38,7 @@ def verify_packed(
     params: SamplingParams | None = None,
     draft_params: SamplingParams | None = None,
     acceptance: str = "token",
-    target_law: object | None = None,
+    target_law: TargetLaw | None = None,
     draft_probs: Tensor | None = None,
     draft_stats: RowStats | None = None,
     draft_token_map: TokenMap | None = None,
@@ -58,7 +59,8 @@ def verify_packed(
     draft_tokens : Tensor
         ``[total]`` int32 or int64.
     draft_logits : Tensor, optional
-        ``[total, vocab_draft]``.
+        ``[total, vocab_draft]``; where `target_law` has ``bonus="cascade"`` ``[total + batch, vocab_draft]``, segment b
+        starting at ``cu[b] + b``.
     cu_num_draft_tokens : Tensor
         ``[batch + 1]`` int32, cumulative, starting at 0. A segment that ends before it starts or leaves ``[0, total]``
         is an idle row with ``Status.BAD_PARAM``; nothing of it is read.
@@ -71,7 +73,7 @@ def verify_packed(
     draft_probs : Tensor, optional
         ``[total, vocab_draft]`` float32.
     draft_stats : RowStats, optional
-        Of shape ``[total]``.
+        Of shape ``[total]``, or of `draft_logits`' rows.
     num_draft_tokens : Tensor, optional
         ``[batch]`` int32 or int64: use only so many of each segment; −1: an idle row.
     acceptance, target_law, draft_token_map, eos_token_ids, return_acceptance, backend
@@ -87,8 +89,6 @@ def verify_packed(
     ------
     TypeError, ValueError
         A wrong dtype, shape, stride, device or combination; before any work. What only values can show sets ``status``.
-    NotImplementedError
-        A `target_law`.
     """
     op = "verify_packed"
     check_logits(op, "target_logits", target_logits)

@@ -30,6 +30,8 @@ struct Kernels {
   float (*sum)(const float* x, int n);
   float (*residual_sum)(const float* scaled_p, const float* q, int n);  // sum of (scale * P - Q)+
   float (*overlap_sum)(const float* p, const float* q, int n);          // sum of min(P, Q)
+  // Multiplies q by `kept` where logit >= bound, by `other` elsewhere.
+  void (*scale_kept)(const float* logit, int n, float bound, float kept, float other, float* q);
   // The ids first .. first + n - 1 whose Gumbel noise may lift exp(score) = weight above exp(best), where limit >= exp(-best):
   // writes their offsets and noise bits, returns how many. A superset: the caller compares exact scores.
   int (*noise_candidates)(int64_t key, int32_t first, int n, const float* weight, float limit, int32_t* offset,

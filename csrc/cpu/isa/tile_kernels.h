@@ -176,6 +176,15 @@ float overlap_sum(const float* p, const float* q, int n) {
   return pairwise_sum(p, q, n, [](F a, F b) { return S::min(a, b); });
 }
 
+void scale_kept(const float* logit, int n, float bound, float kept, float other, float* q) {
+  const F b = S::set1(bound), yes = S::set1(kept), no = S::set1(other);
+  for_each(logit, n, -INFINITY, [&](F v, int i) {
+    float factor[N];
+    S::store(factor, S::where_ge(v, b, yes, no));
+    for (int k = 0; k < N && i + k < n; ++k) q[i + k] *= factor[k];
+  });
+}
+
 // Philox for 16 counters at once as plain loops, which the compiler turns into this instruction set's vectors.
 struct Noise64 {
   uint32_t word[4][16];
@@ -225,9 +234,13 @@ constexpr LogitKernels logit_kernels() {
 }
 
 constexpr Kernels make_kernels(int level) {
-  return {level,       {logit_kernels<float>(), logit_kernels<BFloat16>(), logit_kernels<Float16>()},
-          sum,         residual_sum,
-          overlap_sum, noise_candidates};
+  return {level,
+          {logit_kernels<float>(), logit_kernels<BFloat16>(), logit_kernels<Float16>()},
+          sum,
+          residual_sum,
+          overlap_sum,
+          scale_kept,
+          noise_candidates};
 }
 
 }  // namespace

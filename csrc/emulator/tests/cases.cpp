@@ -166,6 +166,18 @@ void make_draft(Random& random, Step& step, const std::vector<float>& target, in
   (kind == 2 ? step.args.draft_probs : step.args.draft) = step.draft->rows;
 }
 
+// A law that the rule takes; cascades need the draft's logits.
+TargetLaw make_law(Random& random, Acceptance acceptance, bool logits) {
+  TargetLaw law{LawKind::kLossless, false, 0.0f, 1.0f, false};
+  if ((acceptance != Acceptance::kToken && acceptance != Acceptance::kBlock) || random.chance(0.4)) return law;
+  law.kind = logits ? LawKind(1 + random.below(8)) : LawKind::kLossy;
+  law.alpha = 0.8f * random.uniform();
+  law.variant = random.chance(0.5) || (law.kind == LawKind::kLossy && acceptance == Acceptance::kBlock);
+  if (law.kind == LawKind::kLossy && !law.variant) law.beta = 1.0f - law.alpha + random.uniform();
+  law.cascade_bonus = is_cascade(law.kind) && random.chance(0.5);
+  return law;
+}
+
 Case verify_case(Random& random, bool large) {
   auto step = std::make_shared<Step>();
   const int64_t batch = 1 + random.below(3), num_draft = random.below(4);
@@ -173,28 +185,36 @@ Case verify_case(Random& random, bool large) {
   const bool packed = random.chance(0.4);
   VerifyArgs& args = step->args;
 
+  const int kind = int(random.below(3));  // none, logits, probabilities
+  args.acceptance = random.pick({Acceptance::kToken, Acceptance::kToken, Acceptance::kBlock, Acceptance::kBlock,
+                                 Acceptance::kMatch, Acceptance::kGreedy});
+  args.law = make_law(random, args.acceptance, kind == 1);
+  const int64_t bonus_rows = args.law.cascade_bonus ? 1 : 0;  // of each sequence's draft
+
   // Row numbers of the draft and of the target: sequence by sequence in both layouts.
   std::vector<int64_t> target_row_of;
   step->cu.push_back(0);
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t drafted = packed ? random.below(num_draft + 1) : num_draft;
-    for (int64_t i = 0; i < drafted; ++i) target_row_of.push_back(step->cu.back() + b + i);
+    for (int64_t i = 0; i < drafted + bonus_rows; ++i) target_row_of.push_back(step->cu.back() + b + i);
     step->cu.push_back(step->cu.back() + int32_t(drafted));
   }
-  const int64_t drafts = step->cu.back(), targets = drafts + batch;
+  const int64_t drafts = step->cu.back(), targets = drafts + batch, draft_rows = drafts + bonus_rows * batch;
   const auto values = make_values(random, targets, vocab);
   step->target =
       make_rows(random, values, packed ? 1 : batch, packed ? targets : num_draft + 1, vocab, make_dtype(random));
   args.target = step->target->rows;
-  const int kind = int(random.below(3));  // none, logits, probabilities
-  make_draft(random, *step, values, drafts, vocab, target_row_of, kind);
+  make_draft(random, *step, values, draft_rows, vocab, target_row_of, kind);
+  if (bonus_rows > 0) {  // no token was drafted there
+    for (int64_t b = batch; b > 0; --b) step->draft_tokens.erase(step->draft_tokens.begin() + step->cu[b] + b - 1);
+  }
+  if (args.law.kind == LawKind::kBiLD && !step->target_to_draft.empty()) args.law.variant = false;
   if (!packed) {
-    for (Rows* rows : {&args.draft, &args.draft_probs}) rows->stride_batch = num_draft * rows->stride_row;
+    for (Rows* rows : {&args.draft, &args.draft_probs})
+      rows->stride_batch = (num_draft + bonus_rows) * rows->stride_row;
   }
   step->params = make_params(random, batch, vocab);
   step->draft_params = make_params(random, batch, vocab);
-  args.acceptance = random.pick({Acceptance::kToken, Acceptance::kToken, Acceptance::kBlock, Acceptance::kBlock,
-                                 Acceptance::kMatch, Acceptance::kGreedy});
   if (args.acceptance == Acceptance::kMatch) step->keys = make_keys(random, targets);
   if (args.acceptance == Acceptance::kToken || args.acceptance == Acceptance::kBlock) {
     step->uniforms = make_uniforms(random, targets);
@@ -226,32 +246,32 @@ Case verify_case(Random& random, bool large) {
   args.draft_params = step->draft_params->args;
 
   const std::string more = " acceptance=" + std::to_string(int(args.acceptance)) + " draft=" + std::to_string(kind) +
-                           (packed ? " packed" : "") + (step->target_to_draft.empty() ? "" : " mapped") +
-                           (step->with_stats ? " stats" : "");
-  return {
-      label("verify", batch, num_draft, vocab, more), [=](const Backend& backend) -> Outputs {
-        VerifyArgs a = step->args;
-        StatsResult stats(drafts);
-        if (step->with_stats && drafts > 0) {
-          // Parameters are per sequence: in the packed layout only scalars fit all rows as one batch.
-          const SamplingArgs& p = a.draft_params;
-          if (a.cu) a.draft_params = {p.temperature, p.top_k, p.top_p, p.min_p, p.min_p_first, {}, {}, {}, {}};
-          backend.row_stats({a.draft, a.cu ? 1 : batch, a.cu ? drafts : num_draft, a.draft_params, false, stats.out()});
-          a.draft_values = stats.values.data();
-          a.draft_argmax = stats.argmax.data();
-          a.draft_status = stats.status.data();
-        }
-        Result<int64_t> tokens(batch * (num_draft + 1));
-        Result<int32_t> accepted(batch), emitted(batch), status(batch);
-        Result<float> overlap(step->with_overlap ? batch * num_draft : 0);
-        a.tokens = tokens.data();
-        a.num_accepted = accepted.data();
-        a.num_tokens = emitted.data();
-        a.status = status.data();
-        a.overlap = step->with_overlap ? overlap.data() : nullptr;
-        backend.verify(a);
-        return {tokens.bytes() + accepted.bytes() + emitted.bytes() + status.bytes(), overlap.bytes()};
-      }};
+                           " law=" + std::to_string(int(args.law.kind)) + (packed ? " packed" : "") +
+                           (step->target_to_draft.empty() ? "" : " mapped") + (step->with_stats ? " stats" : "");
+  return {label("verify", batch, num_draft, vocab, more), [=](const Backend& backend) -> Outputs {
+            VerifyArgs a = step->args;
+            StatsResult stats(draft_rows);
+            if (step->with_stats && draft_rows > 0) {
+              // Parameters are per sequence: in the packed layout only scalars fit all rows as one batch.
+              const SamplingArgs& p = a.draft_params;
+              if (a.cu) a.draft_params = {p.temperature, p.top_k, p.top_p, p.min_p, p.min_p_first, {}, {}, {}, {}};
+              backend.row_stats({a.draft, a.cu ? 1 : batch, a.cu ? draft_rows : num_draft + bonus_rows, a.draft_params,
+                                 false, stats.out()});
+              a.draft_values = stats.values.data();
+              a.draft_argmax = stats.argmax.data();
+              a.draft_status = stats.status.data();
+            }
+            Result<int64_t> tokens(batch * (num_draft + 1));
+            Result<int32_t> accepted(batch), emitted(batch), status(batch);
+            Result<float> overlap(step->with_overlap ? batch * num_draft : 0);
+            a.tokens = tokens.data();
+            a.num_accepted = accepted.data();
+            a.num_tokens = emitted.data();
+            a.status = status.data();
+            a.overlap = step->with_overlap ? overlap.data() : nullptr;
+            backend.verify(a);
+            return {tokens.bytes() + accepted.bytes() + emitted.bytes() + status.bytes(), overlap.bytes()};
+          }};
 }
 
 }  // namespace

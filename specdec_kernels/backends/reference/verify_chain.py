@@ -15,6 +15,7 @@ from torch import Tensor
 from ...types import PLACEHOLDER_TOKEN_ID, Status
 from .law import Law, Params, draw, exp, make_law, make_params, tile_sum
 from .sample import perturbed
+from .target_law import LOSSY, Mixture, make_mixture, onto_target
 
 TOKEN, BLOCK, MATCH, GREEDY = range(4)
 
@@ -23,8 +24,8 @@ TOKEN, BLOCK, MATCH, GREEDY = range(4)
 class DraftLaw:
     """The draft's laws over target ids; ``probs is None``: all mass on the draft token."""
 
-    probs: Tensor | None  # [batch, num_draft, vocab]
-    status: Tensor  # [batch, num_draft] int32
+    probs: Tensor | None  # [batch, n, vocab], n = num_draft, or one more where the bonus is a cascade's
+    status: Tensor  # [batch, n] int32
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Walk:
     accepted: Tensor
     target_rows: Tensor  # how many leading target rows the rule had to read
     draft_rows: Tensor  # how many leading draft rows
-    scale: Tensor  # residual weights are (scale · P − Q)+
+    weight: Tensor  # what is recovered is drawn from (weight · π − Q)+
 
 
 def verify_chain(
@@ -42,7 +43,7 @@ def verify_chain(
     draft_values: Tensor | None, draft_argmax: Tensor | None, draft_status: Tensor | None,
     uniform_samples: Tensor | None, noise_keys: Tensor | None, target_to_draft: Tensor | None,
     num_draft_tokens: Tensor | None, eos_token_ids: Tensor | None, acceptance: int, return_acceptance: bool,
-    *params: object,
+    law: int, law_variant: bool, law_alpha: float, law_beta: float, cascade_bonus: bool, *params: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """tokens ``[batch, num_draft + 1]``, num_accepted, num_tokens, status ``[batch]``, acceptance ``[batch,
     num_draft]``.
@@ -73,18 +74,25 @@ def verify_chain(
             uniform_samples = torch.zeros(batch, num_draft + 1, device=tokens.device)
         bad_uniform = ~((uniform_samples >= 0) & (uniform_samples < 1))
         uniform_samples = uniform_samples.masked_fill(bad_uniform, 0.0)
-        walk = token_rule(target, draft, tokens, length, uniform_samples)
-        coins_drawn = ~target.one_hot[:, :-1]
+        mixture = make_mixture(
+            law, law_variant, law_alpha, law_beta, target_logits, draft_logits, target, draft.probs, target_to_draft
+        )
+        walk = token_rule(target, draft, mixture, tokens, length, uniform_samples)
+        coins_drawn = draws_coin(target, draft, mixture, tokens)
+        draft_read = torch.ones_like(coins_drawn) if law > LOSSY else ~target.one_hot[:, :-1]
         if acceptance == BLOCK and draft.probs is not None:
-            block = block_rule(target, draft, tokens, length, uniform_samples)
+            block = block_rule(target, draft, mixture, tokens, length, uniform_samples)
             by_block = torch.ones_like(idle) if draft_probs is not None else ~draft_params.greedy[:, 0]
             walk = Walk(*(torch.where(by_block, getattr(block, f), getattr(walk, f)) for f in vars(walk)))
-            coins_drawn = coins_drawn | by_block[:, None]
-        final = final_token(target, draft, tokens, length, walk, uniform_samples[:, 0])
-        read = (rows < walk.draft_rows[:, None]) & coins_drawn
-        status = status | any_flag(draft.status, read)
-        read = torch.cat([~at(target.one_hot, walk.accepted)[:, None], read], 1)
-        bad_uniform[:, 0] &= ~(idle | (ends_in_eos & (walk.accepted == length)))
+            coins_drawn, draft_read = coins_drawn | by_block[:, None], draft_read | by_block[:, None]
+        final, drawn = final_token(target, draft, mixture, tokens, length, walk, uniform_samples[:, 0])
+        ended = ends_in_eos & (walk.accepted == length)
+        walked = rows < walk.draft_rows[:, None]
+        status = status | any_flag(draft.status[:, :num_draft], walked & draft_read)
+        if cascade_bonus:
+            bonus = (walk.accepted == length) & ~idle & ~ended
+            status = status | torch.where(bonus, at(draft.status, length), 0)
+        read = torch.cat([(drawn & ~idle & ~ended)[:, None], walked & coins_drawn], 1)
         status = status | any_flag(bad_uniform * int(Status.BAD_PARAM), read)
 
     ended = ends_in_eos & (walk.accepted == length)
@@ -96,7 +104,7 @@ def verify_chain(
     out = torch.where(slots < num_tokens[:, None], out, PLACEHOLDER_TOKEN_ID)
     overlap = torch.empty(0, dtype=torch.float32, device=tokens.device)
     if return_acceptance:
-        q = torch.nn.functional.one_hot(tokens, vocab) if draft.probs is None else draft.probs
+        q = torch.nn.functional.one_hot(tokens, vocab) if draft.probs is None else draft.probs[:, :num_draft]
         overlap = tile_sum(torch.minimum(target.probs[:, :-1], q.to(target.probs.dtype))).to(torch.float32)
         overlap = torch.where(rows < length[:, None], overlap, -1.0)
     int32 = torch.int32
@@ -161,15 +169,14 @@ def make_draft(
         flags = torch.where(probs.isnan().any(-1), int(Status.NAN), 0)
         law = DraftLaw(probs.masked_fill(bad, 0.0), flags)
     elif logits is None:
-        return DraftLaw(None, torch.zeros(1, dtype=torch.int32, device=params.status.device))
+        return DraftLaw(None, torch.zeros(1, 1, dtype=torch.int32, device=params.status.device))
     elif values is None or argmax is None or status is None:
         made = make_law(logits, params)
         law = DraftLaw(made.probs, made.status)
     else:
         law = DraftLaw(probs_from_stats(logits, values, argmax, params), status)
-    if target_to_draft is not None and law.probs is not None:
-        index = torch.nn.functional.pad(target_to_draft, (0, vocab - target_to_draft.numel()), value=-1)
-        law.probs = torch.where(index >= 0, law.probs[..., index.clamp_min(0)], 0.0)
+    assert law.probs is not None
+    law.probs = onto_target(law.probs, target_to_draft, vocab)
     return law
 
 
@@ -191,51 +198,92 @@ def draft_row(draft: DraftLaw, tokens: Tensor, position: Tensor, vocab: int) -> 
     return at(draft.probs, position)
 
 
-def token_rule(target: Law, draft: DraftLaw, tokens: Tensor, length: Tensor, uniforms: Tensor) -> Walk:
-    """Accept x iff ``u · Q(x) < P(x)``, strictly, until the first rejection; a point mass P accepts only its id."""
+def token_rule(
+    target: Law, draft: DraftLaw, mixture: Mixture, tokens: Tensor, length: Tensor, uniforms: Tensor
+) -> Walk:
+    """Accept x iff ``u · Q(x) < π(x)``, strictly, until the first rejection; a point mass P = π accepts only its id."""
     accepted = torch.zeros_like(length)
     for i in range(tokens.shape[1]):
         x = tokens[:, i : i + 1]
-        p = target.probs[:, i].gather(-1, x)[:, 0]
-        q = 1.0 if draft.probs is None else draft.probs[:, i].gather(-1, x)[:, 0]
-        accept = torch.where(target.one_hot[:, i], x[:, 0] == target.argmax[:, i], uniforms[:, i + 1] * q < p)
+        p, q = probs_of(target, draft, i, x)
+        accept = mixture.accepts(i, x, uniforms[:, i + 1], p, q)
+        if mixture.kept is None:
+            accept = torch.where(target.one_hot[:, i], x[:, 0] == target.argmax[:, i], accept)
         accepted += (accepted == i) & (i < length) & accept
     return Walk(accepted, accepted + 1, (accepted + 1).minimum(length), torch.ones_like(target.probs[:, 0, 0]))
 
 
-def block_rule(target: Law, draft: DraftLaw, tokens: Tensor, length: Tensor, uniforms: Tensor) -> Walk:
-    """Block verification: the last i with ``u_i < h_i`` counts (spec: w, R and h of Sun et al., algorithm 2)."""
+def draws_coin(target: Law, draft: DraftLaw, mixture: Mixture, tokens: Tensor) -> Tensor:
+    """Whether the token rule would look at a position's coin ``[batch, num_draft]``."""
+    if mixture.kept is None:
+        return ~target.one_hot[:, :-1]
+    needed = torch.zeros_like(tokens, dtype=torch.bool)
+    for i in range(tokens.shape[1]):
+        x = tokens[:, i : i + 1]
+        needed[:, i] = ~mixture.needs_no_coin(i, x, probs_of(target, draft, i, x)[1])
+    return needed
+
+
+def probs_of(target: Law, draft: DraftLaw, i: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    """P and Q ``[batch]`` of tokens `x` ``[batch, 1]`` at position i."""
+    p = target.probs[:, i].gather(-1, x)[:, 0]
+    return p, torch.ones_like(p) if draft.probs is None else draft.probs[:, i].gather(-1, x)[:, 0]
+
+
+def block_rule(
+    target: Law, draft: DraftLaw, mixture: Mixture, tokens: Tensor, length: Tensor, uniforms: Tensor
+) -> Walk:
+    """Block verification: the last i with ``u_i < h_i`` counts (w, R and h of Sun et al., algorithm 2, π for P)."""
     assert draft.probs is not None
     w = torch.ones_like(target.probs[:, 0, 0])
-    accepted, scale, needed = torch.zeros_like(length), w.clone(), torch.zeros_like(length)
+    accepted, weight, needed = torch.zeros_like(length), w.clone(), torch.zeros_like(length)
     for i in range(1, tokens.shape[1] + 1):
         x = tokens[:, i - 1 : i]
-        p, q = target.probs[:, i - 1].gather(-1, x)[:, 0], draft.probs[:, i - 1].gather(-1, x)[:, 0]
+        p, q = probs_of(target, draft, i - 1, x)
+        pi = mixture.prob(i - 1, x, p, q)
         in_block = (i <= length) & (w > 0)
         needed += in_block  # draft rows; once w is 0 no later token can be accepted
-        ratio = torch.where(p <= 0, 0.0, torch.where(q <= 0, math.inf, w * p / q))
+        ratio = torch.where(pi <= 0, 0.0, torch.where(q <= 0, math.inf, w * pi / q))
         w = torch.where(in_block, ratio.clamp_max(1.0), w)
         inner = i < length
-        next_draft = draft.probs[:, min(i, tokens.shape[1] - 1)]
-        residual = tile_sum((w[:, None] * target.probs[:, i] - next_draft).clamp_min(0.0))
+        following = torch.full_like(length, min(i, tokens.shape[1] - 1))
+        residual = tile_sum(residual_at(target, draft, mixture, tokens, following, w))
         below = residual + 1 - w
         h = torch.where(inner, torch.where(below > 0, residual / below, 1.0), w)
         success = in_block & (w > 0) & (uniforms[:, i] < h)
         accepted = torch.where(success, i, accepted)
-        scale = torch.where(success, w, scale)
-    return Walk(accepted, torch.where(accepted == length, length + 1, needed), needed, scale)
+        weight = torch.where(success, w, weight)
+    return Walk(accepted, torch.where(accepted == length, length + 1, needed), needed, weight)
 
 
-def final_token(target: Law, draft: DraftLaw, tokens: Tensor, length: Tensor, walk: Walk, uniform: Tensor) -> Tensor:
-    """Recovered from ``norm((scale · P − Q)+)`` (from P if that is empty), or bonus from P after a fully accepted
-    block.
+def residual_at(
+    target: Law, draft: DraftLaw, mixture: Mixture, tokens: Tensor, position: Tensor, weight: Tensor
+) -> Tensor:
+    """``(weight π − Q)+`` ``[batch, vocab]`` at one position of each sequence."""
+    p = at(target.probs, position)
+    kept = None if mixture.kept is None else at(mixture.kept, position)
+    q = draft_row(draft, tokens, position, p.shape[-1])
+    return mixture.residual(at(mixture.scale, position), kept, weight, p, q)
+
+
+def final_token(
+    target: Law, draft: DraftLaw, mixture: Mixture, tokens: Tensor, length: Tensor, walk: Walk, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Recovered from ``norm((weight · π − Q)+)`` (from π, or P if not a cascade, if that is empty), or bonus after a
+    fully accepted block: from P, or π if the bonus is a cascade's. And whether it took a uniform.
     """
     p = at(target.probs, walk.accepted)
-    weights = p
-    if tokens.shape[1]:
-        q = draft_row(draft, tokens, walk.accepted.clamp_max(tokens.shape[1] - 1), p.shape[-1])
-        residual = (walk.scale[:, None] * p - q).clamp_min(0.0)
+    weights, drawn = p, ~at(target.one_hot, walk.accepted)
+    rows = mixture.scale.shape[1]  # those that have a π
+    if rows:
+        position = walk.accepted.clamp_max(rows - 1)
+        if mixture.kept is not None:
+            mixed = (walk.accepted < length) | (rows > tokens.shape[1])  # the bonus is a cascade's
+            pi = at(mixture.scale, position)[:, None] * p
+            pi = pi + torch.where(at(mixture.kept, position), draft_row(draft, tokens, position, p.shape[-1]), 0.0)
+            weights, drawn = torch.where(mixed[:, None], pi, p), drawn | mixed
+        residual = residual_at(target, draft, mixture, tokens, position, walk.weight)
         use = (walk.accepted < length) & (tile_sum(residual) > 0)
-        weights = torch.where(use[:, None], residual, p)
-    drawn = draw(weights, uniform)
-    return torch.where(at(target.one_hot, walk.accepted), at(target.argmax, walk.accepted), drawn)
+        weights = torch.where(use[:, None], residual, weights)
+    by_uniform = draw(weights, uniform)
+    return torch.where(drawn, by_uniform, at(target.argmax, walk.accepted)), drawn

@@ -15,7 +15,7 @@ def verify_packed(
     draft_values: Tensor | None, draft_argmax: Tensor | None, draft_status: Tensor | None,
     uniform_samples: Tensor | None, noise_keys: Tensor | None, target_to_draft: Tensor | None,
     num_draft_tokens: Tensor | None, eos_token_ids: Tensor | None, acceptance: int, return_acceptance: bool,
-    *params: object,
+    law: int, law_variant: bool, law_alpha: float, law_beta: float, cascade_bonus: bool, *params: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """As `verify_chain`; acceptance comes back as ``[batch, max_num_draft_tokens]``."""
     width, total = max_num_draft_tokens, draft_tokens.shape[0]
@@ -42,13 +42,13 @@ def verify_packed(
         return out if fill is None else torch.where(columns < counts[:, None], out, fill)
 
     tokens = padded(draft_tokens, start, width, counts, PLACEHOLDER_TOKEN_ID)
-    drafted = [
-        padded(t, start, width, counts) for t in (draft_logits, draft_probs, draft_values, draft_argmax, draft_status)
-    ]
+    draft = (draft_logits, draft_probs, draft_values, draft_argmax, draft_status)
+    extra = int(cascade_bonus)
+    drafted = [padded(t, start + extra * order, width + extra, counts) for t in draft]
     scored = [padded(t, start + order, width + 1, counts) for t in (target_logits, uniform_samples, noise_keys)]
     out = verify_chain(
         scored[0], tokens, *drafted, scored[1], scored[2], target_to_draft, counts, eos_token_ids,  # type: ignore[arg-type]
-        acceptance, return_acceptance, *params,
+        acceptance, return_acceptance, law, law_variant, law_alpha, law_beta, cascade_bonus, *params,
     )  # fmt: skip
     status = out[3] | torch.where(bad, int(Status.BAD_PARAM), 0).to(torch.int32)
     return out[0], out[1], out[2], status, out[4]

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 @triton.jit(do_not_specialize=["n", "flat_stride", "temperature"])
 def laws_from_stats(
     values, given_argmax, given_status, flat_stride, n, vocab, blocks, temperature, temperatures, laws, argmax, status,
+    SKIP_LAST: tl.constexpr,
 ):  # fmt: skip
     """A program a row: the law that a row's stats describe. A foreign argmax (no id of the row) becomes -1."""
     row = tl.program_id(0).to(tl.int64)
     b = row // n
-    wanted, first = needed(b, row % n, blocks, True)
+    wanted, first = needed(b, row % n, blocks, SKIP_LAST)
     if wanted:
         at = b * flat_stride + first + row % n
         maximum = tl.load(values + at * 6)
@@ -60,14 +61,20 @@ def nan_flags(
 
 
 @triton.jit
+def draft_ids_of(ids, map_to, map_size):
+    """The draft's ids of target ids; -1 for those that its vocabulary lacks."""
+    if map_to is not None:
+        ids = tl.load(map_to + ids, mask=(ids >= 0) & (ids < map_size), other=-1).to(tl.int32)
+    return ids
+
+
+@triton.jit
 def draft_probabilities(
     draft, start, draft_vocab, map_to, map_size, ids, maximum, cutoff, inverse_temperature, inverse_normalizer, argmax,
     PROBS: tl.constexpr,
 ):  # fmt: skip
     """Q of target ids from the draft's row at `start`; 0 for ids that its vocabulary lacks."""
-    draft_ids = ids
-    if map_to is not None:
-        draft_ids = tl.load(map_to + ids, mask=(ids >= 0) & (ids < map_size), other=-1).to(tl.int32)
+    draft_ids = draft_ids_of(ids, map_to, map_size)
     inside = (draft_ids >= 0) & (draft_ids < draft_vocab)
     if PROBS:
         q = tl.load(draft + start + draft_ids, mask=inside, other=0.0)
@@ -90,34 +97,39 @@ class DraftLaws:
     status: Tensor  # [batch, n] int32
     target_to_draft: Tensor | None
     probs: bool
+    bonus: int  # 1 where there are as many rows as of the target, because the bonus is a cascade's; else 0
+    values: Tensor | None = None  # [batch, n, 6] float32, with the raw fields; only if asked for
+    raw_argmax: Tensor | None = None  # [batch, n] int64, of the logits, which stats need not tell; only if asked for
 
-    NONE: ClassVar[tuple[object, ...]] = (None, 0, 0, 0, None, None, None, None, 0, False)
+    NONE: ClassVar[tuple[object, ...]] = (None, 0, 0, 0, None, None, None, None, 0, False, 0)
 
     @property
     def arguments(self) -> tuple[object, ...]:
         """What kernels take of the draft."""
         size = 0 if self.target_to_draft is None else self.target_to_draft.numel()
         rows = (*self.rows.address, self.rows.vocab)
-        return (*rows, self.laws, self.argmax, self.status, self.target_to_draft, size, self.probs)
+        return (*rows, self.laws, self.argmax, self.status, self.target_to_draft, size, self.probs, self.bonus)
 
 
 def draft_laws(
     layout: Layout, blocks: Tensor, logits: Tensor | None, probs: Tensor | None,
     given: tuple[Tensor | None, Tensor | None, Tensor | None], target_to_draft: Tensor | None,
-    params: tuple[object, ...],
+    params: tuple[object, ...], *, bonus: int, raw: bool,
 ) -> DraftLaws:  # fmt: skip
-    """The laws of the draft's rows that the sequences' blocks need."""
+    """The laws of the draft's rows that the sequences' blocks need; `raw`: also what `DraftLaws` has of raw rows."""
     data = probs if logits is None else logits
     assert data is not None
-    rows = layout.rows(data, 0)
+    rows = layout.rows(data, bonus)
     values, argmax, status = given
     if logits is not None and values is None:
-        found = find_laws(rows, params, blocks=blocks, draft=True)
-        return DraftLaws(rows, found.laws, found.argmax, found.status, target_to_draft, False)
+        found = find_laws(rows, params, values=raw, raw=raw, blocks=blocks, draft=not bonus)
+        made = (found.laws, found.argmax, found.status)
+        return DraftLaws(rows, *made, target_to_draft, False, bonus, found.values, found.argmax)
     laws = torch.empty(rows.batch, rows.n, 4, dtype=torch.float32, device=data.device)
     out_argmax = torch.empty(rows.batch, rows.n, dtype=torch.int64, device=data.device)
     out_status = torch.empty(rows.batch, rows.n, dtype=torch.int32, device=data.device)
     grid = (rows.batch * rows.n,)
+    of_raw: tuple[Tensor | None, Tensor | None] = (None, None)
     if probs is not None:
         tiles = tiles_of(rows.vocab)
         run(
@@ -127,7 +139,12 @@ def draft_laws(
     else:
         assert values is not None and argmax is not None and status is not None
         run(
-            laws_from_stats, grid, values.contiguous(), argmax.contiguous(), status.contiguous(), layout.stride(0),
-            rows.n, rows.vocab, blocks, params[0], params[5], laws, out_argmax, out_status, warps=1,
+            laws_from_stats, grid, values.contiguous(), argmax.contiguous(), status.contiguous(), layout.stride(bonus),
+            rows.n, rows.vocab, blocks, params[0], params[5], laws, out_argmax, out_status, SKIP_LAST=not bonus,
+            warps=1,
         )  # fmt: skip
-    return DraftLaws(rows, laws, out_argmax, out_status, target_to_draft, probs is not None)
+        if raw:
+            found = find_laws(rows, params, values=True, raw=True, greedy=True, blocks=blocks, draft=not bonus)
+            of_raw = (found.values, found.argmax)
+    made = (laws, out_argmax, out_status)
+    return DraftLaws(rows, *made, target_to_draft, probs is not None, bonus, *of_raw)

@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 
 from .arithmetic import BAD_PARAM, TILE
+from .mixture import NO_ROW, weights
 from .noise import best_of_row
 from .row import load_law, load_logits, total_mass, walk_ids, walk_tiles, weigh
-from .rules import pair
 
 
 @triton.jit
@@ -52,12 +52,14 @@ def store_outcome(
 def finish(
     target, target_stride_batch, target_stride_row, tiles, tokens, token_stride, blocks, state, width,
     laws, argmax, row_status, tile_mass, draft, draft_stride_batch, draft_stride_row, draft_vocab, draft_laws,
-    draft_argmax, draft_status, map_to, map_size, PROBS: tl.constexpr, vocab, uniforms, uniform_stride, scales, masses,
+    draft_argmax, draft_status, map_to, map_size, PROBS: tl.constexpr, BONUS: tl.constexpr, mixture,
+    KEPT_BY: tl.constexpr, vocab, uniforms, uniform_stride, scales, masses,
     out_tokens, num_accepted, num_tokens, status, num_draft,
     BLOCK: tl.constexpr, TILES: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     """A program a sequence. Block rule: the last i with ``u_i < h_i`` counts. Then the recovered token, drawn from what
-    P has and Q has not (from P if that is nothing), or the bonus token from P; none after an accepted EOS.
+    the law has and Q has not (if that is nothing, from P or a cascade's law), or the bonus token, from P or a cascade's
+    law; none after an accepted EOS.
     """
     b = tl.program_id(0).to(tl.int64)
     first = tl.load(blocks + b * 3)
@@ -78,7 +80,7 @@ def finish(
                     coin = tl.where((coin >= 0.0) & (coin < 1.0), coin, 0.0)
                     threshold = weight
                     if i < length:
-                        left = total_mass(masses + (b * width + i) * tiles, tiles, TILES)
+                        left = total_mass(masses + (b * (width + BONUS) + i) * tiles, tiles, TILES)
                         below = left + 1.0 - weight
                         threshold = tl.where(below > 0.0, tl.div_rn(left, tl.where(below > 0.0, below, 1.0)), 1.0)
                     if coin < threshold:
@@ -91,10 +93,15 @@ def finish(
         row = b * (width + 1) + accepted
         if accepted == length:  # the walk has not come to this row
             flags |= tl.load(row_status + row)
+            if BONUS:
+                flags |= tl.load(draft_status + b * (width + 1) + length)
         maximum, cutoff, inverse_temperature, _ = load_law(laws, row)
         final = tl.load(argmax + row)
-        if tile_mass is not None:
-            if inverse_temperature > 0:
+        drawn = inverse_temperature > 0
+        if KEPT_BY != NO_ROW:  # a cascade's law is no point mass where P is
+            drawn = drawn | (accepted < length + BONUS)
+        if tile_mass is not None or KEPT_BY != NO_ROW:
+            if drawn:
                 uniform = tl.zeros((), tl.float32)
                 if uniforms is not None:
                     uniform = tl.load(uniforms + b * uniform_stride + first)
@@ -108,24 +115,43 @@ def finish(
                     if accepted < length:
                         without = tl.load(tokens + b * token_stride + first + accepted).to(tl.int32)
                 else:
-                    at = masses + (b * width + accepted if BLOCK else b) * tiles
+                    draft_start = b * draft_stride_batch + (first + accepted) * draft_stride_row
+                    draft_row = b * (width + BONUS) + accepted
+                    at = masses + (draft_row if BLOCK else b) * tiles
                     from_law = accepted == length
-                    if accepted < length:
+                    if accepted < length + BONUS:
                         tile, rest = walk_tiles(at, tiles, uniform, -1, 0.0, TILES)
                         from_law = tile < 0
+                        whole = accepted == length
+                        if KEPT_BY != NO_ROW:
+                            if from_law:
+                                whole = accepted <= length
+                                for other in range(tiles):
+                                    ids = other * TILE + tl.arange(0, TILE)
+                                    law = weights(
+                                        start, row, laws, argmax, 1.0, whole, draft, draft_start, draft_row,
+                                        draft_vocab, draft_laws, draft_argmax, map_to, map_size, ids, vocab, PROBS,
+                                        mixture, KEPT_BY,
+                                    )  # fmt: skip
+                                    tl.store(at + other, tl.sum(law, 0))
+                                tl.debug_barrier()
+                                tile, rest = walk_tiles(at, tiles, uniform, -1, 0.0, TILES)
+                                tile = tl.maximum(tile, 0)
+                            from_law = accepted < 0
                         if tile >= 0:
                             ids = tile * TILE + tl.arange(0, TILE)
-                            p, q = pair(
-                                start, row, laws, argmax, scale, draft,
-                                b * draft_stride_batch + (first + accepted) * draft_stride_row, b * width + accepted,
-                                draft_vocab, draft_laws, draft_argmax, map_to, map_size, ids, vocab, PROBS,
+                            weight = weights(
+                                start, row, laws, argmax, scale, whole, draft, draft_start,
+                                draft_row, draft_vocab, draft_laws, draft_argmax, map_to, map_size, ids, vocab, PROBS,
+                                mixture, KEPT_BY,
                             )  # fmt: skip
-                            final = walk_ids(tl.maximum(p - q, 0.0), ids, rest).to(tl.int64)
-                if from_law:
-                    final = draw(
-                        start, vocab, tiles, tile_mass + row * tiles, maximum, cutoff, inverse_temperature, uniform,
-                        without, TILES,
-                    ).to(tl.int64)  # fmt: skip
+                            final = walk_ids(weight, ids, rest).to(tl.int64)
+                if tile_mass is not None:
+                    if from_law:
+                        final = draw(
+                            start, vocab, tiles, tile_mass + row * tiles, maximum, cutoff, inverse_temperature,
+                            uniform, without, TILES,
+                        ).to(tl.int64)  # fmt: skip
     store_outcome(
         b, tokens, b * token_stride + first, accepted, final, flags, out_tokens, num_accepted, num_tokens, status,
         num_draft, SLOTS,

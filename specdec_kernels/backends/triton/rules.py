@@ -8,7 +8,8 @@ import triton.language as tl
 from .arithmetic import BAD_PARAM, BAD_TOKEN, INFINITY, LAST_ID, any_flags
 from .draft import draft_probabilities
 from .law import temperature_of
-from .row import load_law, load_laws, load_logits, probabilities, tile_ids, weigh
+from .mixture import NO_ROW, is_kept, load_mixtures, pair, weights
+from .row import load_law, load_laws, probabilities, tile_ids, weigh
 
 # blocks: [batch, 3] int64: first row of the draft, length (-1: idle), whether its last token is an EOS
 # state: [batch, 3] int32: status so far, accepted, whether the block rule decides
@@ -71,13 +72,14 @@ def block(
 def walk(
     target, target_stride_batch, target_stride_row, tokens, token_stride, blocks, state, width,
     laws, argmax, status, draft, draft_stride_batch, draft_stride_row, draft_vocab, draft_laws, draft_argmax,
-    draft_status, map_to, map_size, PROBS: tl.constexpr, vocab, uniforms, uniform_stride,
-    temperature, temperatures, scales, BLOCK: tl.constexpr, SLOTS: tl.constexpr,
+    draft_status, map_to, map_size, PROBS: tl.constexpr, BONUS: tl.constexpr, mixture, KEPT_BY: tl.constexpr,
+    vocab, uniforms, uniform_stride, temperature, temperatures, scales, BLOCK: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """A program a sequence. Token rule: accept x iff ``u * Q(x) < P(x)`` until the first rejection. Block rule: the
-    weights ``w_i = min(1, w_{i-1} P(x_i) / Q(x_i))``; what they accept, `finish` decides.
+    """A program a sequence. Token rule: accept x iff ``u * Q(x) < law(x)`` until the first rejection. Block rule: the
+    weights ``w_i = min(1, w_{i-1} law(x_i) / Q(x_i))``; what they accept, `finish` decides. The law is P, or what a
+    target law makes of it.
 
-    ``scales[b, i]`` becomes the factor on P in the residual at position i, 0 where none is needed.
+    ``scales[b, i]`` becomes the factor on the law in the residual at position i, 0 where none is needed.
     """
     b = tl.program_id(0).to(tl.int64)
     first = tl.load(blocks + b * 3)
@@ -108,8 +110,8 @@ def walk(
         q = tl.full((SLOTS,), 1.0, tl.float32)
         row_flags = tl.load(status + row, mask=inside, other=0)
         draft_flags = tl.zeros((SLOTS,), tl.int32)
+        draft_row = b * (width + BONUS) + slot
         if draft is not None:
-            draft_row = b * width + slot
             q_maximum, q_cutoff, q_inverse_temperature, q_inverse_normalizer = load_laws(draft_laws, draft_row, inside)
             q = draft_probabilities(
                 draft, b * draft_stride_batch + (first + slot) * draft_stride_row, draft_vocab, map_to, map_size,
@@ -121,6 +123,19 @@ def walk(
         if uniforms is not None:
             coin = tl.load(uniforms + b * uniform_stride + first + slot + 1, mask=inside, other=0.0)
         bad_coin = ((coin >= 0.0) & (coin < 1.0)) == 0
+        law, bar = p, p  # the law at x, and what u * Q(x) must stay below
+        if mixture is not None:
+            accept_scale, scale, bound, kept_id = load_mixtures(mixture, draft_row, inside)
+            bar = accept_scale * p
+            law = tl.maximum(tl.minimum(q, bar), scale * p)
+        if KEPT_BY != NO_ROW:
+            kept = is_kept(
+                at, draft + b * draft_stride_batch + (first + slot) * draft_stride_row, draft_vocab, map_to, map_size,
+                tl.where(inside, id, -1), vocab, bound, kept_id, KEPT_BY,
+            )  # fmt: skip
+            law = tl.where(kept, q, 0.0) + scale * p
+            certain = kept & (q > 0.0) & (by_block == 0)  # then nobody looks at the coin
+            bad_coin = bad_coin & (certain == 0)
         coin = tl.where(bad_coin, 0.0, coin)
         draft_flags |= tl.where(bad_coin, BAD_PARAM, 0)
         if by_block:
@@ -128,7 +143,7 @@ def walk(
             for i in range(SLOTS):
                 if (start + i < length) & (weight > 0.0):
                     here = slot == start + i
-                    p_here = tl.sum(tl.where(here, p, 0.0), 0)
+                    p_here = tl.sum(tl.where(here, law, 0.0), 0)
                     q_here = tl.sum(tl.where(here, q, 0.0), 0)
                     tl.store(scales + b * (width + 1) + start + i, weight)
                     ratio = tl.div_rn(weight * p_here, tl.where(q_here > 0.0, q_here, 1.0))
@@ -140,10 +155,14 @@ def walk(
             flags |= any_flags(tl.where(seen, row_flags | draft_flags, 0))
             walking = (read == start + SLOTS) & (read < length) & (weight > 0.0)
         else:
-            accept = tl.where(one_hot, id == best, coin * q < p)
+            if KEPT_BY == NO_ROW:  # a point mass needs neither coin nor draft
+                accept = tl.where(one_hot, id == best, coin * q < bar)
+                draft_flags = tl.where(one_hot, 0, draft_flags)
+            else:
+                accept = certain | (coin * q < bar)
             rejected = tl.min(tl.where(inside & (accept == 0), slot, LAST_ID), 0)
             seen = slot <= rejected
-            flags |= any_flags(tl.where(seen, row_flags | tl.where(one_hot, 0, draft_flags), 0))
+            flags |= any_flags(tl.where(seen, row_flags | draft_flags, 0))
             walking = (rejected == LAST_ID) & (start + SLOTS < length)
             if rejected < LAST_ID:
                 accepted = rejected
@@ -156,7 +175,7 @@ def walk(
         tl.store(scales + b * (width + 1) + tl.maximum(length, 0), tl.where(read == length, weight, 0.0))
     elif BLOCK:
         i = tl.zeros((), tl.int32)
-        while i < length:
+        while i < length + BONUS:
             tl.store(scales + b * (width + 1) + i, tl.where(i == accepted, 1.0, 0.0))
             i += 1
     tl.store(state + b * 3, flags)
@@ -168,60 +187,45 @@ def walk(
 def residual(
     target, target_stride_batch, target_stride_row, tiles, tokens, token_stride, blocks, state, width,
     laws, argmax, status, draft, draft_stride_batch, draft_stride_row, draft_vocab, draft_laws, draft_argmax,
-    draft_status, map_to, map_size, PROBS: tl.constexpr, vocab, scales, masses,
-    BLOCK: tl.constexpr, TILES: tl.constexpr,
+    draft_status, map_to, map_size, PROBS: tl.constexpr, BONUS: tl.constexpr, mixture, KEPT_BY: tl.constexpr,
+    vocab, scales, masses, BLOCK: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """A program for TILES tiles of a row: the mass of ``(scale * P - Q)+`` in each. Rows are the rejected ones of the
-    token rule (one a sequence), or every position that the block rule may stop at.
+    """A program for TILES tiles of a row: the mass of ``(scale * law - Q)+`` in each, or of the law where the bonus has
+    it. Rows are the one of each sequence that the token rule stops at, or every one that the block rule may stop at.
     """
     programs = (tiles + TILES - 1) // TILES
     out_row = (tl.program_id(0) // programs).to(tl.int64)
     first_tile = tl.program_id(0) % programs * TILES
     if BLOCK:
-        b = out_row // width
-        i = (out_row % width).to(tl.int32)
+        b = out_row // (width + BONUS)
+        i = (out_row % (width + BONUS)).to(tl.int32)
     else:
         b = out_row
         i = tl.load(state + b * 3 + 1)
-    wanted = i < tl.load(blocks + b * 3 + 1)
+    length = tl.load(blocks + b * 3 + 1).to(tl.int32)
+    wanted = i < length + BONUS
     scale = tl.full((), 1.0, tl.float32)
     if BLOCK:
         scale = tl.load(scales + b * (width + 1) + i, mask=wanted, other=0.0)
     if wanted & (scale > 0.0):
         first = tl.load(blocks + b * 3)
         ids = tile_ids(first_tile, TILES)
-        p, q = pair(
+        left = weights(
             target + b * target_stride_batch + (first + i) * target_stride_row, b * (width + 1) + i, laws, argmax,
-            scale, draft, b * draft_stride_batch + (first + i) * draft_stride_row, b * width + i, draft_vocab,
-            draft_laws, draft_argmax, map_to, map_size, ids, vocab, PROBS,
+            scale, i == length, draft, b * draft_stride_batch + (first + i) * draft_stride_row,
+            b * (width + BONUS) + i, draft_vocab, draft_laws, draft_argmax, map_to, map_size, ids, vocab, PROBS,
+            mixture, KEPT_BY,
         )  # fmt: skip
         tile = first_tile + tl.arange(0, TILES)
-        tl.store(masses + out_row * tiles + tile, tl.sum(tl.maximum(p - q, 0.0), 1), mask=tile < tiles)
-
-
-@triton.jit
-def pair(
-    target, row, laws, argmax, scale, draft, draft_start, draft_row, draft_vocab, draft_laws, draft_argmax, map_to,
-    map_size, ids, vocab, PROBS: tl.constexpr,
-):  # fmt: skip
-    """``scale * P`` and Q of target ids at one position; 0 past the end."""
-    maximum, cutoff, inverse_temperature, inverse_normalizer = load_law(laws, row)
-    x = load_logits(target, ids, vocab)
-    best = tl.load(argmax + row).to(tl.int32)
-    p = probabilities(x, ids, maximum, cutoff, inverse_temperature, inverse_normalizer * scale, best)
-    q_maximum, q_cutoff, q_inverse_temperature, q_inverse_normalizer = load_law(draft_laws, draft_row)
-    q = draft_probabilities(
-        draft, draft_start, draft_vocab, map_to, map_size, ids, q_maximum, q_cutoff, q_inverse_temperature,
-        q_inverse_normalizer, tl.load(draft_argmax + draft_row).to(tl.int32), PROBS,
-    )  # fmt: skip
-    return p, q
+        tl.store(masses + out_row * tiles + tile, tl.sum(left, 1), mask=tile < tiles)
 
 
 @triton.jit(do_not_specialize=["token_stride", "tiles", "width", "num_draft"])
 def overlap(
     target, target_stride_batch, target_stride_row, tiles, tokens, token_stride, blocks, state, width,
     laws, argmax, status, draft, draft_stride_batch, draft_stride_row, draft_vocab, draft_laws, draft_argmax,
-    draft_status, map_to, map_size, PROBS: tl.constexpr, vocab, num_draft, out, TILES: tl.constexpr,
+    draft_status, map_to, map_size, PROBS: tl.constexpr, BONUS: tl.constexpr, vocab, num_draft, out,
+    TILES: tl.constexpr,
 ):  # fmt: skip
     """A program a position: ``sum min(P, Q)``; -1 past the block's end."""
     b = tl.program_id(0).to(tl.int64) // num_draft
@@ -244,7 +248,7 @@ def overlap(
                 ids = tile_ids(first_tile, TILES)
                 p, q = pair(
                     start, row, laws, argmax, 1.0, draft, b * draft_stride_batch + (first + i) * draft_stride_row,
-                    b * width + i, draft_vocab, draft_laws, draft_argmax, map_to, map_size, ids, vocab, PROBS,
+                    b * (width + BONUS) + i, draft_vocab, draft_laws, draft_argmax, map_to, map_size, ids, vocab, PROBS,
                 )  # fmt: skip
                 total += tl.sum(tl.sum(tl.minimum(p, q), 1), 0)
     tl.store(out + tl.program_id(0), total)

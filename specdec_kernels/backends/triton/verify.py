@@ -2,7 +2,8 @@
 
 Launches: ``block`` (where each sequence's rows stand and its block ends), ``scan`` and ``law`` of the target's rows and
 of the draft's, ``walk`` (the token rule, or the weights of the block rule), ``residual`` (tile masses of what P has and
-Q has not) and ``finish``, which draws the last token. Point masses need no residual; "match" and "greedy" no walk.
+Q has not) and ``finish``, which draws the last token. Point masses need no residual; "match" and "greedy" no walk. A
+target law takes one more before the walk, ``mixtures``.
 
 Sources: Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318) for the token rule, Sun et al.
 2024 (arXiv 2403.10444) for the block rule.
@@ -20,6 +21,7 @@ from .draft import DraftLaws, draft_laws
 from .finish import finish, match
 from .launch import power_of_2, run, tiles_a_program, tiles_at_once, tiles_of
 from .law import Laws, Rows, find_laws
+from .mixture import TargetLaw
 from .noise import best_scores
 from .rules import block, overlap, residual, walk
 
@@ -55,7 +57,7 @@ def verify(
     draft_values: Tensor | None, draft_argmax: Tensor | None, draft_status: Tensor | None,
     uniform_samples: Tensor | None, noise_keys: Tensor | None, target_to_draft: Tensor | None,
     num_draft_tokens: Tensor | None, eos_token_ids: Tensor | None, acceptance: int, return_acceptance: bool,
-    *params: object,
+    law: int, law_variant: bool, law_alpha: float, law_beta: float, cascade_bonus: bool, *params: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """tokens ``[batch, num_draft + 1]``, num_accepted, num_tokens, status ``[batch]``, acceptance ``[batch,
     num_draft]``.
@@ -78,12 +80,16 @@ def verify(
         _contiguous(eos_token_ids), 0 if eos_token_ids is None else eos_token_ids.numel(), layout.total, num_draft,
         vocab, blocks, state, warps=1, **slots,
     )  # fmt: skip
-    found = find_laws(target, params[:9], greedy=acceptance == GREEDY, blocks=blocks)
+    target_law = TargetLaw(law, law_variant, law_alpha, law_beta) if law else None
+    raw, bonus = target_law is not None and target_law.is_cascade, int(cascade_bonus)
+    found = find_laws(target, params[:9], values=raw, raw=raw, greedy=acceptance == GREEDY, blocks=blocks)
     ratio_rule = acceptance in (TOKEN, BLOCK)
     draft: DraftLaws | None = None
-    if width and (draft_logits is not None or draft_probs is not None) and (ratio_rule or return_acceptance):
+    if width + bonus and (draft_logits is not None or draft_probs is not None) and (ratio_rule or return_acceptance):
         given = (draft_values, draft_argmax, draft_status)
-        draft = draft_laws(layout, blocks, draft_logits, draft_probs, given, target_to_draft, params[9:])
+        draft = draft_laws(
+            layout, blocks, draft_logits, draft_probs, given, target_to_draft, params[9:], bonus=bonus, raw=raw
+        )
 
     tokens = empty(batch, num_draft + 1, dtype=torch.int64)
     num_accepted, num_tokens, status = empty(batch), empty(batch), empty(batch)
@@ -95,22 +101,26 @@ def verify(
         scales = empty(batch, width + 1, dtype=torch.float32)
         by_block = acceptance == BLOCK and draft is not None
         draft_args = DraftLaws.NONE if draft is None else draft.arguments
+        law_args = TargetLaw.NONE
+        if target_law is not None and width + bonus:
+            law_args = target_law.arguments(target, found, draft, width, blocks)
         temperature = (params[9], params[14]) if draft_probs is None else (1.0, None)
         run(
-            walk, (batch,), *target.address, *sequences, *laws, *draft_args, vocab, uniform_samples, uniform_stride,
-            *temperature, scales, BLOCK=by_block, warps=1, **slots,
+            walk, (batch,), *target.address, *sequences, *laws, *draft_args, *law_args, vocab, uniform_samples,
+            uniform_stride, *temperature, scales, BLOCK=by_block, warps=1, **slots,
         )  # fmt: skip
         masses = None
         if draft is not None:
-            masses = empty(batch, width if by_block else 1, tiles, dtype=torch.float32)
+            masses = empty(batch, width + bonus if by_block else 1, tiles, dtype=torch.float32)
             a_program = tiles_a_program(vocab, 2)
             run(
                 residual, (masses.shape[0] * masses.shape[1] * triton.cdiv(tiles, a_program),), *target.address,
-                tiles, *sequences, *laws, *draft_args, vocab, scales, masses, BLOCK=by_block, TILES=a_program,
+                tiles, *sequences, *laws, *draft_args, *law_args, vocab, scales, masses, BLOCK=by_block,
+                TILES=a_program,
             )  # fmt: skip
         run(
-            finish, (batch,), *target.address, tiles, *sequences, *laws, found.tile_mass, *draft_args, vocab,
-            uniform_samples, uniform_stride, scales, masses, *out, BLOCK=by_block, **row_tiles, **slots,
+            finish, (batch,), *target.address, tiles, *sequences, *laws, found.tile_mass, *draft_args, *law_args,
+            vocab, uniform_samples, uniform_stride, scales, masses, *out, BLOCK=by_block, **row_tiles, **slots,
         )  # fmt: skip
     else:
         best: tuple[Tensor | None, Tensor | None] = (None, None)

@@ -1,0 +1,94 @@
+// The law that a target law makes of P and Q at a position: begun from the raw rows, and ended by a measure of both rows
+// where that decides.
+#pragma once
+#include "cuda/draw.cuh"
+
+namespace specdec::cuda {
+
+// What a cascade looks at in a row that was scanned with its raw sums and whose law was found; by one warp.
+__device__ __forceinline__ RawRow raw_row(const Reading& reading) {
+  const RawMoments raw = raw_moments(reading);
+  return {reading.law.max, 1.0f / raw.normalizer, raw.entropy, reading.law.argmax};
+}
+
+// How far a position's mixture has come, in shared memory.
+struct Mixing {
+  RawRow target, draft;
+  Measure measure;  // what is still to be summed
+};
+
+// Begins the mixture of the position that has the remainder's P and Q; by one thread, and out of line for the registers.
+inline __device__ __noinline__ void begin(const TargetLaw& law, Mixing& mixing, Remainder& at) {
+  float surprise_q = 0.0f;
+  if (law.kind == LawKind::kBiLD && law.variant)
+    surprise_q = surprise(mixing.target, logit_at(at.row, mixing.draft.argmax), mixing.draft.argmax);
+  at.mixture = begin_mixture(law, mixing.target, mixing.draft, surprise_q, &mixing.measure);
+  at.draft_decides = draft_decides(law.kind);
+  if (!at.subtracts()) mixing.measure = Measure::kNothing;  // of a point only the direction of what is left counts
+}
+
+// P of an id in a raw row, given its logit.
+__device__ __forceinline__ float raw_prob(const RawRow& row, float x, int32_t id) {
+  if (isinf(row.max)) return id == row.argmax ? 1.0f : 0.0f;
+  const float exponent = x - row.max;
+  return exponent >= kSmallestExponent ? fast_exp2(exponent * kLog2E) * row.max_prob : 0.0f;
+}
+
+// A measure of the lane's ids of run j of a tile; of a lossy law the sum of (scale P - Q)+.
+__device__ __forceinline__ float measure_run(const Remainder& at, const Mixing& mixing, int tile, int j) {
+  float x[kRun], sum = 0.0f;
+  load_run(at.row, tile, j, x);
+  if (mixing.measure == Measure::kLossyScale) {
+    float q[kRun];
+    at.draft.of_run(tile, j, q);
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+      sum += residual_weight(at.scale * prob_of(x[k], at.law, held_id(tile, j * kRun + k)), q[k]);
+    return sum;
+  }
+  at.for_each_mixed(tile, j, x, [&](int k, float p, float q, bool kept, float y, int32_t draft_id) {
+    float raw_q = 0.0f, surprise_p = 0.0f;
+    if (mixing.measure == Measure::kCrossEntropy) {
+      raw_q = raw_prob(mixing.draft, y, draft_id);
+      surprise_p = surprise(mixing.target, x[k], held_id(tile, j * kRun + k));
+    }
+    sum += measured(mixing.measure, p, q, kept, raw_q, surprise_p);
+  });
+  return sum;
+}
+
+// The measures of a position's tiles, this block's share of them, as masses_of.
+template <bool kClustered = false>
+__device__ __noinline__ void measures_of(const Remainder& at, const Mixing& mixing, float* sums, int rank, int size) {
+  for (int tile = rank * num_warps() + warp_id(); tile < at.row.tiles(); tile += size * num_warps()) {
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int j = 0; j < kRuns; ++j) sum += measure_run(at, mixing, tile, j);
+    sum = warp_reduce(sum, Sum{});
+    if (lane_id() == 0) Team<kClustered>::store(sums + tile, sum);
+  }
+}
+
+// Ends the mixture with the measure's sum, by a block.
+__device__ __forceinline__ void end(const TargetLaw& law, Mixing& mixing, float sum, Remainder& at) {
+  by_one([&] {
+    end_mixture(law, mixing.target, mixing.draft, mixing.measure, sum, at.mixture);
+    mixing.measure = Measure::kNothing;
+  });
+}
+
+// Takes the measure that the mixture still needs, by a team.
+template <bool kClustered>
+__device__ __noinline__ void end_mixing(const TargetLaw& law, Mixing& mixing, Remainder& at, float* sums) {
+  const bool solves = mixing.measure == Measure::kLossyScale;
+  const auto left = [&](float scale) {
+    if (solves) by_one([&] { at.scale = scale; });
+    Team<kClustered>::sync();
+    measures_of<kClustered>(at, mixing, sums, int(Team<kClustered>::rank()), int(Team<kClustered>::size()));
+    Team<kClustered>::sync();
+    return ordered_sum(sums, at.row.tiles());
+  };
+  end(law, mixing, solves ? exact_scale(at.mixture.accept, left) : left(1.0f), at);
+}
+
+}  // namespace specdec::cuda

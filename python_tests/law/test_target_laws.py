@@ -1,0 +1,202 @@
+"""The law that each backend really produces with each of `sk.laws`, extracted through the uniforms, and the paper's
+lemmas (Narasimhan et al., arXiv 2405.19261).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import specdec_kernels as sk
+from python_tests.law.cases import SIZES, affordable, check_law, problem
+from python_tests.ops import chains
+from python_tests.ops.chains import LAWS, run
+from python_tests.ops.inputs import logits, same_bits
+from python_tests.support import Backend
+from specdec_kernels import laws
+from specdec_kernels.laws import TargetLaw
+from specdec_kernels.testing import ChainProblem, float64_law, float64_target_law
+
+OP = "verify_chain"
+EMULATED_CASES = 20
+SIZE = (3, 2)  # (vocab, num_draft); smaller where kernels are interpreted
+ROWS = ("both_truncated", "reduced_vocabulary", "zero_supports", "given_stats")
+OTHERS = ("greedy_draft", "greedy_target", "infinite_logits", "nan_rows", "ragged", "eos", "placeholder_first", "ties")
+
+
+def named(law: TargetLaw) -> str:
+    fields = "-".join(str(v) for v in vars(law).values())
+    return f"{type(law).__name__}-{fields}"
+
+
+def with_law(kind: str, law: TargetLaw, vocab: int, num_draft: int) -> ChainProblem:
+    """A problem of python_tests/law/cases.py under a law; for a cascade's bonus with a draft row more."""
+    case = problem(kind, vocab, num_draft)
+    assert case.draft is not None
+    if law.cascade_bonus:
+        columns = case.draft[-1].shape[-1]
+        rng = torch.Generator().manual_seed(17)
+        case.draft.append(torch.randn(*[vocab] * num_draft, columns, generator=rng).to(case.draft[-1].dtype))
+    return replace(case, law=law)
+
+
+def check(backend: Backend, acceptance: str, kind: str, law: TargetLaw) -> None:
+    if not chains.fits(law, acceptance, "reduced" if "reduced" in kind else "full"):
+        pytest.skip("the acceptance, or the draft, does not go with this law")
+    size = affordable(backend, kind, SIZES[-1]) if backend.interpreted else SIZE
+    check_law(backend.verify_chain, with_law(kind, law, *size), acceptance, backend.device)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=named)
+@pytest.mark.parametrize("acceptance", ["token", "block"])
+def test_emitted_law_is_the_cascades(backend: Backend, acceptance: str, law: TargetLaw) -> None:
+    check(backend, acceptance, "full", law)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=named)
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("acceptance", ["token", "block"])
+def test_emitted_law_of_every_kind_of_row(backend: Backend, acceptance: str, kind: str, law: TargetLaw) -> None:
+    check(backend, acceptance, kind, law)
+
+
+@pytest.mark.parametrize("law", [laws.Lossy(0.4, beta="exact"), *LAWS[-6:-2]], ids=named)
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("acceptance", ["token", "block"])
+def test_emitted_law_of_odd_rows(backend: Backend, acceptance: str, kind: str, law: TargetLaw) -> None:
+    check(backend, acceptance, kind, law)
+
+
+@pytest.mark.parametrize("kind", ["one_hot", "given_probabilities"])
+@pytest.mark.parametrize("law", LAWS[:3], ids=named)
+def test_lossy_takes_drafts_without_logits(backend: Backend, kind: str, law: TargetLaw) -> None:
+    """Where Q is one-hot or given: the law min(Q, P / (1 − α)) + (1 − A) norm((P / β − Q)+)."""
+    case = problem(kind, *(affordable(backend, kind, SIZES[-1]) if backend.interpreted else SIZE))
+    if kind == "one_hot":  # a law a path: the oracle needs Q, which is that path
+        rows = [torch.full(t.shape, -torch.inf) for t in case.target[:-1]]
+        for d, row in enumerate(rows):
+            row[..., d % case.vocab] = 0.0
+        case.draft = rows
+        one_hot = replace(case, law=law)
+
+        def verify(target, tokens, draft_logits, *, draft_params=None, **rest):  # type: ignore[no-untyped-def]
+            return backend.verify_chain(target, tokens, **rest)
+
+        check_law(verify, one_hot, "token", backend.device)
+    else:
+        check_law(backend.verify_chain, replace(case, law=law), "token", backend.device)
+
+
+def accepted_share(backend: Backend, law: TargetLaw, target: torch.Tensor, draft: torch.Tensor) -> float:
+    """The probability that a token drawn from Q is accepted, by bisection for each token's largest accepted coin."""
+    vocab = target.shape[-1]
+    low, high = torch.zeros(vocab), torch.full((vocab,), 1.0 + 2.0**-24)  # accepted below, rejected from here on
+    rows = [t.expand(vocab, -1, -1) for t in (target, draft)]
+    for _ in range(25):
+        middle = (low + high) / 2
+        coins = torch.stack([torch.full((vocab,), 0.5), middle.clamp_max(1 - 2.0**-24)], 1)
+        out = backend.verify_chain(
+            *backend(rows[0], torch.arange(vocab)[:, None], rows[1]), uniform_samples=backend(coins), target_law=law
+        )
+        taken = out.num_accepted.cpu() == 1
+        low, high = torch.where(taken, middle, low), torch.where(taken, high, middle)
+    return float((float64_law(draft)[0] * low.clamp_max(1.0).double().numpy()).sum())
+
+
+@pytest.mark.parametrize("law", [law for law in LAWS if not law.cascade_bonus], ids=named)
+def test_rejection_rate_is_the_distance_between_draft_and_law(backend: Backend, law: TargetLaw) -> None:
+    """Lemma 3: rejected with probability δ TV(P, Q), which is TV(π, Q); for Lossy 1 − A."""
+    affordable(backend, "accepted share", SIZES[-1])
+    rng = torch.Generator().manual_seed(11)
+    target, draft = logits(rng, 2, 9), logits(rng, 1, 9)
+    P, Q = float64_law(target)[:1], float64_law(draft)
+    expected = float(np.minimum(float64_target_law(law, P, Q, P, Q), Q).sum())
+    if isinstance(law, laws.Lossy):
+        expected = float(np.minimum(Q, P / (1 - law.alpha)).sum())
+    assert abs(accepted_share(backend, law, target, draft) - expected) < 1e-5
+
+
+def chain(backend: Backend, **more: object) -> chains.Arguments:
+    rng = torch.Generator().manual_seed(23)
+    return chains.make(rng, backend.batch(400), 3, 17, **more)  # type: ignore[arg-type]
+
+
+NEVER: list[TargetLaw] = [laws.Chow(2.0), laws.Diff(2.0), laws.Opt(90.0), laws.BiLD(1e6), laws.TokenV3(1.5)]
+ALWAYS: list[TargetLaw] = [laws.Chow(-1.0), laws.Diff(-2.0), laws.Opt(-3.0), laws.BiLD(-1.0), laws.TokenV3(-0.5)]
+
+
+@pytest.mark.parametrize("law", [*ALWAYS, laws.Lossy(0.0)], ids=named)
+@pytest.mark.parametrize("acceptance", ["token", "block"])
+def test_always_deferring_is_plain_speculative_decoding(backend: Backend, acceptance: str, law: TargetLaw) -> None:
+    """δ = 1 everywhere (r = 1, α = 0): the same tokens for the same uniforms."""
+    if not chains.fits(law, acceptance, "full"):
+        pytest.skip("block does not take it")
+    given = chain(backend, acceptance=acceptance, params=sk.SamplingParams(0.8, top_p=0.9))
+    same_bits(run(backend, given, target_law=law), run(backend, given))
+
+
+@pytest.mark.parametrize(
+    "law", [laws.Chow(2.0), laws.Diff(2.0), laws.Opt(90.0), laws.BiLD(1e6), laws.TokenV3(1.5)], ids=named
+)
+@pytest.mark.parametrize("acceptance", ["token", "block"])
+def test_never_deferring_is_the_draft(backend: Backend, acceptance: str, law: TargetLaw) -> None:
+    """δ = 0 everywhere: nothing is rejected, and the cascade's bonus has the draft's law."""
+    law = replace(law, bonus="cascade")  # type: ignore[call-arg]
+    given = chain(backend, acceptance=acceptance, params=sk.SamplingParams(0.6, top_k=5), law=law)
+    out = run(backend, given)
+    assert (out.num_accepted == 3).all()
+    alone = backend.sample(
+        backend(given["draft_logits"][:, 3].contiguous()), given["draft_params"],
+        uniform_samples=backend(given["uniform_samples"][:, 0].contiguous()),
+    )  # fmt: skip
+    assert torch.equal(out.tokens[:, 3], alone.token)
+    check(backend, acceptance, "full", law)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.9])
+def test_token_v3_at_temperature_0_is_lossy_greedy(backend: Backend, alpha: float) -> None:
+    """Lemma 7: accept iff p(x) >= (1 − α) max p, else emit the argmax; without any uniform."""
+    zero = sk.SamplingParams(0.0)
+    given = chain(backend, params=zero, draft_params=zero)
+    del given["uniform_samples"]
+    out = run(backend, given, target_law=laws.TokenV3(alpha))
+    p = torch.from_numpy(float64_law(given["target_logits"]))
+    share = p[:, :3].gather(-1, given["draft_tokens"][..., None])[..., 0] / p[:, :3].amax(-1)
+    assert ((share - (1 - alpha)).abs() > 1e-6).logical_or(share == 1).all()
+    accepted = (share >= 1 - alpha).long().cumprod(1).sum(1)
+    assert torch.equal(out.num_accepted.cpu().long(), accepted)
+    final = out.tokens.cpu().gather(1, accepted[:, None])
+    assert torch.equal(final, given["target_logits"].argmax(-1).gather(1, accepted[:, None]))
+
+
+@pytest.mark.parametrize("loss", ["0-1", "log"])
+@pytest.mark.parametrize("alpha", [0.02, 0.2])
+def test_opt_at_temperature_0_is_diff(backend: Backend, alpha: float, loss: str) -> None:
+    """Lemma 10."""
+    zero = sk.SamplingParams(0.0)
+    given = chain(backend, params=zero, draft_params=zero)
+    opt, diff = (run(backend, given, target_law=law(alpha, loss=loss)) for law in (laws.Opt, laws.Diff))
+    same_bits(opt, diff)
+
+
+@pytest.mark.parametrize("law", [laws.Lossy(0.4), laws.Lossy(0.4, beta="exact")], ids=named)
+def test_lossy_at_temperature_0_is_lossless(backend: Backend, law: TargetLaw) -> None:
+    """Appendix C.2."""
+    given = chain(backend, params=sk.SamplingParams(0.0))
+    same_bits(run(backend, given, target_law=law), run(backend, given))
+
+
+@pytest.mark.parametrize("law", LAWS, ids=named)
+@pytest.mark.parametrize("acceptance", ["token", "block"])
+def test_packed_gives_the_tokens_of_the_chain(backend: Backend, acceptance: str, law: TargetLaw) -> None:
+    if not chains.fits(law, acceptance, "stats"):
+        pytest.skip("block does not take it")
+    rng = torch.Generator().manual_seed(29)
+    given = chains.make(rng, backend.batch(30), 3, 40, kind="stats", acceptance=acceptance, law=law)
+    counts = torch.arange(len(given["draft_tokens"])) % 4
+    chained = run(backend, given, num_draft_tokens=counts)
+    packed = backend.verify_packed(**chains.on(backend, chains.packed(given, counts)))
+    same_bits(packed, chained)

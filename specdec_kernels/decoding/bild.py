@@ -1,0 +1,137 @@
+"""The big little decoder, to compare speculative cascades with.
+
+Source: Kim et al., "Speculative Decoding with Big Little Decoder" (arXiv 2302.07863), algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops.row_stats import row_stats
+from ..sampling import GREEDY
+from ..types import PLACEHOLDER_TOKEN_ID
+from .arguments import MAX_SPECULATIVE_TOKENS, check_int, check_number
+from .cascade import TwoModels, append, last_row, max_prob, raw_log_probs
+from .output import GenerationOutput
+
+
+def bild(
+    model: Any,
+    input_ids: Tensor,
+    *,
+    draft_model: Any,
+    fallback: float = 0.6,
+    rollback: float = 5.0,
+    max_draft_tokens: int = 10,
+    attention_mask: Tensor | None = None,
+    max_new_tokens: int = 128,
+    eos_token_id: int | Iterable[int] | None = None,
+) -> GenerationOutput:
+    """The draft writes greedily until it is unsure, the target looks through what it has written: greedy, not lossless.
+
+    The draft falls back to the target before a token that it gives less than `fallback`, and after `max_draft_tokens`.
+    The target then keeps its tokens up to the first that it gives less than ``exp(−rollback)``, and writes one token of
+    its own there, or after them. (As a law of its own, which can be sampled from, this is `sk.laws.BiLD`.)
+
+    Probabilities are the models' own (temperature 1, nothing cut). Sequences that fall back wait for those that do not,
+    which changes no token.
+
+    Parameters
+    ----------
+    model : PreTrainedModel or Runner
+        The target; see `generate`.
+    input_ids, attention_mask, max_new_tokens, eos_token_id
+        See `generate`.
+    draft_model : PreTrainedModel or Runner
+        With the target's vocabulary.
+    fallback : float
+        A probability; above 1 the target writes everything.
+    rollback : float
+        In nats, >= 0; infinity keeps everything.
+    max_draft_tokens : int
+        1 … 64.
+
+    Returns
+    -------
+    GenerationOutput
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `generate`, or a bad `fallback`, `rollback` or `max_draft_tokens`.
+    """
+    caller = "bild"
+    check_number(caller, "fallback", fallback, 0.0, math.inf)
+    check_number(caller, "rollback", rollback, 0.0, math.inf)
+    check_int(caller, "max_draft_tokens", max_draft_tokens, 1, MAX_SPECULATIVE_TOKENS)
+    models = TwoModels(
+        caller, model, draft_model, input_ids, attention_mask, GREEDY, None, None, max_new_tokens,
+        max_draft_tokens, eos_token_id,
+    )  # fmt: skip
+    unseen = 1
+    with models.at_work():
+        while models.state.host_active.any():
+            tokens, status = _draft(models, fallback, max_draft_tokens, unseen)
+            models.record(_verify(models, tokens, status, rollback))
+            unseen = 2  # where a draft was kept, its last token too
+        return models.output()
+
+
+def _draft(models: TwoModels, fallback: float, max_draft_tokens: int, unseen: int) -> tuple[Tensor, Tensor]:
+    """Tokens ``[batch, width]``, −1 after each sequence's draft, and flags ``[batch]`` of the rows that were looked at.
+
+    The draft has not seen the last `unseen` tokens of the text.
+    """
+    state = models.state
+    limits = torch.where(state.active, state.remaining - 1, 0)
+    writing = limits > 0
+    status = torch.zeros_like(limits)
+    tokens = [state.tokens[:, :0]]
+    models.draft_steps += bool(writing.any())
+    for i in range(max_draft_tokens):
+        if not bool(writing.any()):
+            break
+        if i == 0:
+            row = last_row(models.draft, state, unseen)
+        else:
+            starts = state.lengths - 1 + i
+            logits = models.draft.forward(tokens[-1].clamp(min=0), starts, state.longest + i)
+            assert logits is not None
+            row = logits
+        stats = row_stats(row)
+        status = torch.where(writing, status | stats.status[:, 0], status)
+        writing = writing & (max_prob(stats)[:, 0] >= fallback)
+        token = torch.where(writing[:, None], stats.argmax, PLACEHOLDER_TOKEN_ID)
+        tokens.append(token)
+        writing = writing & (i + 1 < limits)
+        if models.ends is not None:
+            writing = writing & ~(token == models.ends).any(1)
+    return torch.cat(tokens, dim=1), status
+
+
+def _verify(models: TwoModels, tokens: Tensor, status: Tensor, rollback: float) -> Tensor:
+    """Keep of the draft `tokens` what the target can live with, and let it write one; the outcome, for `take_in`."""
+    state, ends = models.state, models.ends
+    models.target_forwards += 1
+    block = torch.cat([state.last_tokens(), tokens.clamp(min=0)], dim=1)
+    logits = models.target.forward(block, state.lengths - 1, state.longest + tokens.shape[1])
+    assert logits is not None
+    stats = row_stats(logits)
+
+    tokens = torch.nn.functional.pad(tokens, (0, 1), value=PLACEHOLDER_TOKEN_ID)  # as many as rows
+    drafted = tokens != PLACEHOLDER_TOKEN_ID
+    stays = drafted & (raw_log_probs(logits, stats, tokens.clamp(min=0)) >= -rollback)
+    num_drafted, num_accepted = drafted.sum(1), stays.long().cumprod(1).sum(1)
+    num_tokens = num_accepted + 1
+    if ends is not None:  # nothing follows an end that stays; it is the last of its draft
+        num_tokens -= ((tokens[:, :, None] == ends).flatten(1).any(1) & (num_accepted == num_drafted)).long()
+    for i in range(tokens.shape[1]):
+        status = torch.where(i < num_tokens, status | stats.status[:, i], status)
+    last = num_accepted[:, None]
+    tokens = tokens.scatter(1, last, stats.argmax.gather(1, last))
+    return append(state, tokens, num_tokens, num_drafted, num_accepted, status, ends)
