@@ -1,6 +1,7 @@
 // What the bindings of every device share: from the ops' arguments to the structs that kernels take. Arguments are validated
 // in specdec_kernels/ops, with better words than C++ has; here, only what memory safety needs when the dispatcher is called
-// directly: the layout of the rows, that target_logits and draft_tokens agree, and that all tensors are on one device.
+// directly: the layout of the rows, that target_logits and draft_tokens agree, that a law has the rows that it looks at, and
+// that all tensors are on one device.
 //
 // A `Device` is made for each call and says where outputs go and how kernels run:
 //   Device(op, like)          for op `op`, on the device of tensor `like`
@@ -20,7 +21,7 @@
 #include <optional>
 #include <tuple>
 
-#include "common/params.h"
+#include "common/law.h"
 
 namespace specdec::bind {
 
@@ -264,6 +265,7 @@ struct Ops {
  private:
   static FiveTensors verify(Device& device, const Tensor& target_logits, const Tensor& draft_tokens, const int32_t* cu,
                             int64_t batch, int64_t num_draft, const Shared& in) {
+    STD_TORCH_CHECK(!is_cascade(in.law.kind) || in.draft_logits, "specdec: this law needs draft_logits");
     const Flat drafted(device, draft_tokens);
     const Output<int64_t> tokens(device, {batch, num_draft + 1});
     const Output<int32_t> accepted(device, {batch}), emitted(device, {batch}), status(device, {batch});

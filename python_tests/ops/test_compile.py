@@ -14,6 +14,8 @@ from python_tests import emulated
 from python_tests.ops import chains
 from python_tests.ops.inputs import logits, same_bits
 from python_tests.support import Backend
+from specdec_kernels import laws
+from specdec_kernels.laws import TargetLaw
 
 SCALARS = sk.SamplingParams(0.8, top_k=20, top_p=0.9, min_p=0.01)
 
@@ -43,9 +45,11 @@ def per_row(batch: int) -> sk.SamplingParams:
     return sk.SamplingParams(torch.linspace(0, 1.5, batch), torch.arange(batch), torch.linspace(0.5, 1, batch), 0.01)
 
 
-def chain(acceptance: str, kind: str, batch: int = 5, vocab: int = 40, **more: Any) -> chains.Arguments:
+def chain(
+    acceptance: str, kind: str, batch: int = 5, vocab: int = 40, law: TargetLaw | None = None, **more: Any
+) -> chains.Arguments:
     made = chains.make(
-        rng(), batch, 3, vocab, acceptance=acceptance, kind=kind, params=per_row(batch), draft_params=SCALARS
+        rng(), batch, 3, vocab, acceptance=acceptance, kind=kind, params=per_row(batch), draft_params=SCALARS, law=law
     )
     return {**made, "eos_token_ids": torch.tensor([3]), **more}
 
@@ -74,14 +78,18 @@ CALLS: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
     "verify_chain-block": lambda: (sk.verify_chain, chain("block", "reduced", return_acceptance=True)),
     "verify_chain-match": lambda: (sk.verify_chain, chain("match", "one_hot")),
     "verify_chain-greedy": lambda: (sk.verify_chain, chain("greedy", "one_hot", num_draft_tokens=torch.arange(5) - 1)),
+    "verify_chain-lossy": lambda: (sk.verify_chain, chain("block", "probs", law=laws.Lossy(0.3, beta="exact"))),
+    "verify_chain-opt": lambda: (sk.verify_chain, chain("token", "reduced", law=laws.Opt(0.4, bonus="cascade"))),
     "verify_packed-token": lambda: (sk.verify_packed, flattened(chain("token", "probs"))),
     "verify_packed-block": lambda: (sk.verify_packed, flattened(chain("block", "stats", return_acceptance=True))),
+    "verify_packed-cascade": lambda: (
+        sk.verify_packed, flattened(chain("block", "stats", law=laws.TokenV1(0.3, bonus="cascade"))),
+    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_opcheck(name: str, route: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The arguments that reach the op itself, caught on their way, pass all of opcheck's default tests."""
+def reaching(name: str, route: Backend, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, tuple[Any, ...]]:
+    """The op that a call comes to and the arguments that reach it, caught on their way."""
     call, arguments = CALLS[name]()
     caught: list[tuple[Any, ...]] = []
     op = name.split("-")[0]
@@ -94,9 +102,25 @@ def test_opcheck(name: str, route: Backend, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(module, "dispatch", dispatch)
     call(**on(route, arguments))
-    overload = emulated.overload(op) if route.name else getattr(torch.ops.specdec, op).default
     assert len(caught) == 1
-    assert set(torch.library.opcheck(overload, caught[0]).values()) == {"SUCCESS"}
+    return emulated.overload(op) if route.name else getattr(torch.ops.specdec, op).default, caught[0]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_opcheck(name: str, route: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of opcheck's default tests."""
+    assert set(torch.library.opcheck(*reaching(name, route, monkeypatch)).values()) == {"SUCCESS"}
+
+
+def test_direct_calls_never_read_rows_that_are_not_there(route: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cascade looks at the draft's logits; validation, which would say so in better words, is not in the op."""
+    op, given = reaching("verify_chain-opt", route, monkeypatch)
+    names = [argument.name for argument in op._schema.arguments]
+    without = [
+        None if name in ("draft_logits", "target_to_draft") else v for name, v in zip(names, given, strict=False)
+    ]
+    with pytest.raises(RuntimeError, match="this law needs draft_logits"):
+        op(*without)
 
 
 @pytest.mark.parametrize("name", CALLS)

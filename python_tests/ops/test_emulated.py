@@ -13,6 +13,8 @@ from python_tests import emulated
 from python_tests.ops import chains
 from python_tests.ops.inputs import logits, same_bits, uniforms
 from python_tests.ops.test_compile import CALLS
+from specdec_kernels import laws
+from specdec_kernels.laws import TargetLaw
 
 pytestmark = pytest.mark.skipif(emulated.unavailable() is not None, reason=str(emulated.unavailable()))
 SCHEDULES = 8
@@ -23,9 +25,17 @@ def rng() -> torch.Generator:
     return torch.Generator().manual_seed(17)
 
 
-def long_chain(acceptance: str, **more: Any) -> chains.Arguments:
+def long_chain(acceptance: str, law: TargetLaw | None = None, **more: Any) -> chains.Arguments:
     made = chains.make(
-        rng(), 3, 3, 5200, acceptance=acceptance, dtype=torch.bfloat16, params=TRUNCATED, draft_params=TRUNCATED
+        rng(),
+        3,
+        3,
+        5200,
+        acceptance=acceptance,
+        dtype=torch.bfloat16,
+        params=TRUNCATED,
+        draft_params=TRUNCATED,
+        law=law,
     )
     return {**made, **more}
 
@@ -48,6 +58,16 @@ WIDE: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
             sk.verify_chain, long_chain(acceptance, return_acceptance=acceptance == "block"),
         )
         for acceptance in ("token", "block", "match", "greedy")
+    },
+    **{
+        f"verify_chain-{type(law).__name__}-wide": lambda law=law, acceptance=acceptance: (
+            sk.verify_chain, long_chain(acceptance, law),
+        )
+        for law, acceptance in (
+            (laws.Lossy(0.3, beta="exact"), "token"), (laws.Opt(0.3, bonus="cascade"), "block"),
+            (laws.TokenV1(0.1), "block"), (laws.TokenV3(0.7, bonus="cascade"), "token"),
+            (laws.BiLD(1.0), "token"), (laws.BiLD(1.0, distance="argmax"), "block"),
+        )
     },
 }  # fmt: skip
 
@@ -78,9 +98,9 @@ def test_the_same_bits_on_every_device(name: str, multiprocessors: int) -> None:
 @pytest.mark.parametrize("name", [*CALLS, *WIDE])
 @pytest.mark.parametrize("strategy", emulated.STRATEGIES)
 def test_at_most_three_launches(name: str, strategy: str) -> None:
-    """A fourth is there for `return_acceptance` alone."""
+    """A fourth is there for `return_acceptance`, and for a target law."""
     call, arguments = (CALLS | WIDE)[name]()
     with emulated.running(strategy):
         call(**arguments, backend=emulated.NAME)
         launches = emulated.library().specdec_emulator_launches()
-    assert 1 <= launches <= 3 + bool(arguments.get("return_acceptance"))
+    assert 1 <= launches <= 3 + bool(arguments.get("return_acceptance")) + bool(arguments.get("target_law"))
