@@ -24,6 +24,7 @@ enum class LawKind : int32_t {
   kTokenV3 = 7,
   kBiLD = 8
 };
+constexpr int kNumLaws = 9;
 
 struct TargetLaw {
   LawKind kind;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "common/law.h"
+
 namespace specdec::tests {
 namespace {
 
@@ -170,7 +172,7 @@ void make_draft(Random& random, Step& step, const std::vector<float>& target, in
 TargetLaw make_law(Random& random, Acceptance acceptance, bool logits) {
   TargetLaw law{LawKind::kLossless, false, 0.0f, 1.0f, false};
   if ((acceptance != Acceptance::kToken && acceptance != Acceptance::kBlock) || random.chance(0.4)) return law;
-  law.kind = logits ? LawKind(1 + random.below(8)) : LawKind::kLossy;
+  law.kind = logits ? LawKind(1 + random.below(kNumLaws - 1)) : LawKind::kLossy;
   law.alpha = 0.8f * random.uniform();
   law.variant = random.chance(0.5) || (law.kind == LawKind::kLossy && acceptance == Acceptance::kBlock);
   if (law.kind == LawKind::kLossy && !law.variant) law.beta = 1.0f - law.alpha + random.uniform();
