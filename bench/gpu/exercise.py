@@ -27,6 +27,7 @@ LAWS = {
     "cut": sk.SamplingParams(0.8, 20, 0.9),
     "min-p": sk.SamplingParams(1.3, 0, 1.0, 0.02),
 }
+TARGET_LAWS = (sk.laws.Lossy(0.3, beta="exact"), sk.laws.Opt(0.3), sk.laws.TokenV1(0.1), sk.laws.BiLD(2.0))
 STRATEGIES = (0, 1, 2, 3)  # as csrc/cuda/strategy.h numbers them
 MOST_DIFFERENT = 0.01
 
@@ -81,6 +82,12 @@ def calls(shape: tuple[int, int, int], dtype: torch.dtype, device: str, backend:
             target.flatten(0, 1), tokens.flatten(), draft.flatten(0, 1), cu_num_draft_tokens=cu,
             max_num_draft_tokens=k, uniform_samples=coins.flatten(), **chain,
         ).tokens  # fmt: skip
+    for target_law in TARGET_LAWS:
+        for acceptance in ("token", "block"):
+            out = sk.verify_chain(
+                target, tokens, draft, uniform_samples=coins, acceptance=acceptance, target_law=target_law, **chain
+            )
+            yield f"{acceptance} {target_law}", out.tokens
     greedy = target.float().argmax(-1)[:, :k]
     yield "greedy", sk.verify_chain(target, greedy, acceptance="greedy", backend=backend).tokens
     several = sk.sample(draft, noise_keys=keys[:, :k], num_samples=4, backend=backend)

@@ -76,7 +76,7 @@ def traffic(case: Case, accepted: float, rejecting: float) -> Traffic:
     """`accepted`: mean number of accepted draft tokens; `rejecting`: the share of sequences that reject one.
 
     The draft's log-normalisers come from drafting, so that of the draft the row at the rejection is read. The block
-    rule looks at every row of both, rejected or not.
+    rule looks at every row of both, rejected or not; a cascade at both rows of each position that is walked.
     """
     row = case.batch * case.vocab * case.dtype.itemsize
     all_rows, k = case.num_draft + 1, case.num_draft
@@ -84,4 +84,6 @@ def traffic(case: Case, accepted: float, rejecting: float) -> Traffic:
         return Traffic(row * all_rows, row * (accepted + 1))
     if case.acceptance == "block":
         return Traffic(row * (all_rows + k), row * (all_rows + k))
+    if case.target_law is not None:
+        return Traffic(row * (all_rows + k), row * (2 * accepted + 1 + rejecting))
     return Traffic(row * (all_rows + 1), row * (accepted + 1 + rejecting))

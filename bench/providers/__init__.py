@@ -81,6 +81,15 @@ def _gpu_peer(*modules: str) -> Callable[[str, str], str | None]:
     return lambda op, device: why_missing() if torch.device(device).type == "cuda" else "it needs a GPU"
 
 
+def _lossless(builders: Mapping[str, Builder]) -> Mapping[str, Builder]:
+    """Builders that refuse to verify against any law but the target's: no peer's kernels know one."""
+
+    def refusing(builder: Builder) -> Builder:
+        return lambda case: None if case.target_law is not None else builder(case)
+
+    return {op: refusing(builder) for op, builder in builders.items()}
+
+
 PROVIDERS: dict[str, Provider] = {
     "cuda": Provider(own.builders("cuda"), _backend("cuda"), gpu=True),
     "cuda, uniforms given": Provider(own.builders("cuda", uniforms=False), _backend("cuda"), gpu=True),
@@ -96,11 +105,11 @@ PROVIDERS: dict[str, Provider] = {
     "eager, top-p in top-k": Provider(eager.NARROW_BUILDERS, _always),
     "eager, kept draft_probs": Provider(eager.KEPT_BUILDERS, _always),
     "compile": Provider(compiled.BUILDERS, _compiler, peer=True),
-    "transformers": Provider(hf.BUILDERS, _package("transformers"), peer=True),
-    "flashinfer": Provider(flashinfer.BUILDERS, _gpu_peer(flashinfer.MODULE), peer=True, gpu=True),
-    "vllm V1": Provider(vllm.V1_BUILDERS, _gpu_peer(vllm.V1), peer=True, gpu=True),
-    "vllm V2": Provider(vllm.V2_BUILDERS, _gpu_peer(vllm.V2), peer=True, gpu=True),
-    "sglang": Provider(sglang.BUILDERS, _gpu_peer(*sglang.MODULES), peer=True, gpu=True),
+    "transformers": Provider(_lossless(hf.BUILDERS), _package("transformers"), peer=True),
+    "flashinfer": Provider(_lossless(flashinfer.BUILDERS), _gpu_peer(flashinfer.MODULE), peer=True, gpu=True),
+    "vllm V1": Provider(_lossless(vllm.V1_BUILDERS), _gpu_peer(vllm.V1), peer=True, gpu=True),
+    "vllm V2": Provider(_lossless(vllm.V2_BUILDERS), _gpu_peer(vllm.V2), peer=True, gpu=True),
+    "sglang": Provider(_lossless(sglang.BUILDERS), _gpu_peer(*sglang.MODULES), peer=True, gpu=True),
 }
 OWN = ("cuda", "triton", "cpu", "reference")
 """This package's backends, best first: the first one measured is what the others' times are divided by."""

@@ -440,13 +440,15 @@ def test_floors_are_those_of_the_design() -> None:
     assert grid.traffic(greedy, mean, 0.8).full == case.batch * 6 * 128256 * 2
     block = grid.cases("cuda", [128256], [256], [5], ["block"])[0]
     assert grid.traffic(block, mean, 0.8).exit == grid.traffic(block, 5, 0).full == case.batch * 11 * 128256 * 2
+    cascade = grid.cases("cuda", [128256], [256], [5], ["Opt"])[0]
+    assert grid.traffic(cascade, 5, 0).exit == grid.traffic(cascade, mean, 0.8).full == case.batch * 11 * 128256 * 2
 
 
 def test_the_grid_is_whole_and_its_middle_first() -> None:
     cases = grid.cases("cuda")
-    assert len({measure.name_of(case) for case in cases}) == len(cases) == 5 * 3 * 3 * 5
+    assert len({measure.name_of(case) for case in cases}) == len(cases) == 5 * 3 * 3 * 7
     assert (cases[0].num_draft, cases[0].vocab, cases[0].name) == (5, 128256, "T=1")
-    assert {case.num_draft for case in cases[:75]} == {5}
+    assert {case.num_draft for case in cases[:105]} == {5}
     assert all(case.dtype == torch.bfloat16 and case.device == "cuda" for case in cases)
     assert set(sum(vars(grid.GPU).values(), ())) <= set(PROVIDERS)
     assert [len(some) for some, _ in worker.phases(cases, grid.GPU)] == [225, 225, 8]
