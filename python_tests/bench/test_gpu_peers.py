@@ -62,8 +62,7 @@ def test_adapters_do_the_whole_work(case: Case) -> None:
     step = inputs.chain(case, torch.Generator().manual_seed(1))
     before = step.target_logits.clone()
     calls = offered(case)
-    some = {"greedy": {"vllm V1", "vllm V2", "sglang"}, "block": {"vllm V2"}, "Opt": set(), "TokenV3": set()}
-    assert set(calls) == some.get(case.name, set(PEERS))
+    assert set(calls) == {"greedy": {"vllm V1", "vllm V2", "sglang"}, "block": {"vllm V2"}}.get(case.name, set(PEERS))
     for call in calls.values():
         output = call(step)
         measure.check(case, step, output)
@@ -74,6 +73,11 @@ def test_adapters_do_the_whole_work(case: Case) -> None:
             tokens, accepted = wanted(step)
             emitted = torch.arange(case.num_draft + 1) <= accepted[:, None]
             assert torch.equal(output[0][emitted].long(), tokens[emitted])
+
+
+def test_peers_refuse_target_laws() -> None:
+    (case,) = grid.cases("cpu", [96], [5], [5], ["Opt"])
+    assert offered(case) == {}
 
 
 @pytest.mark.parametrize("case", [c for c in cases(7, 8000) if not c.greedy], ids=lambda case: case.name)
