@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cases", type=int, default=1500, metavar="N",
         help="random cases of each op and backend in test_backends_agree.py, a hundredth of it on interpreted Triton "
-        "(100000 in .ci/run)",
+        "(10000 in .ci/run)",
     )  # fmt: skip
     parser.addoption(
         "--every-case", action="store_true",
