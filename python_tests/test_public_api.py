@@ -14,7 +14,7 @@ import specdec_kernels as sk
 from python_tests.support import in_fresh_process
 from specdec_kernels.backends import OPS, native
 
-SIGNATURES = {  # positional parameters, then keyword-only ones
+OP_SIGNATURES = {  # positional parameters, then keyword-only ones
     "row_stats": (["logits", "params"], ["backend"]),
     "warp_probs": (["logits", "params"], ["backend"]),
     "uniform_samples": (["seeds", "step", "num", "purpose"], ["backend"]),
@@ -33,6 +33,24 @@ SIGNATURES = {  # positional parameters, then keyword-only ones
     ),
 }  # fmt: skip
 
+LOOPS = {  # keyword-only parameters after model and input_ids
+    "generate": [
+        "drafter", "attention_mask", "sampling", "seeds", "max_new_tokens", "num_speculative_tokens", "acceptance",
+        "target_law", "eos_token_id", "streamer", "progress",
+    ],
+    **{
+        loop: ["draft_model", *own, "attention_mask", "sampling", "draft_sampling", "seeds", "max_new_tokens",
+               "eos_token_id"]
+        for loop, own in (
+            ("token_cascade", ["rule"]), ("oracle_cascade", ["law"]), ("seq_cascade", ["alpha", "confidence"])
+        )
+    },
+    "bild": [
+        "draft_model", "fallback", "rollback", "max_draft_tokens", "attention_mask", "max_new_tokens", "eos_token_id",
+    ],
+}  # fmt: skip
+SIGNATURES = OP_SIGNATURES | {name: (["model", "input_ids"], keyword) for name, keyword in LOOPS.items()}
+
 
 def test_every_exported_name_exists_and_is_documented() -> None:
     for name in sk.__all__:
@@ -40,7 +58,7 @@ def test_every_exported_name_exists_and_is_documented() -> None:
         if inspect.isclass(thing) or inspect.isfunction(thing):
             assert inspect.getdoc(thing), name
     assert len(set(sk.__all__)) == len(sk.__all__)
-    assert set(OPS) == set(SIGNATURES) <= set(sk.__all__)
+    assert set(OPS) == set(OP_SIGNATURES) and set(SIGNATURES) <= set(sk.__all__)
     assert sk.PLACEHOLDER_TOKEN_ID == -1
 
 

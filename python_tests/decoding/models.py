@@ -75,6 +75,38 @@ class TableRunner(Runner):
         return self.table[self.text.gather(1, positions), tokens]
 
 
+def near(model_type: str, seed: int, distance: float) -> Any:
+    """A model like ``tiny(model_type, seed)``, with noise on its weights."""
+    model = tiny(model_type, seed)
+    generator = torch.Generator().manual_seed(3)
+    for weight in model.parameters():
+        weight.data += torch.randn(weight.shape, generator=generator) * weight.data.std() * distance
+    return model
+
+
+def unlike_pair(model_type: str) -> tuple[Any, Any]:
+    """A target and a draft that agree at some places, neither very sure of anything."""
+    target, draft = tiny(model_type, 1), near(model_type, 1, 0.15)
+    if model_type == "t5":
+        for model in (target, draft):
+            model.get_output_embeddings().weight.data.mul_(0.25)
+    return target, draft
+
+
+def full_law(model: Any, prompt: Tensor, text: list[int]) -> Tensor:
+    """``[len(text) + 1, vocab]`` float64: a model's own laws of each token of `text` after `prompt`, and of the one
+    after them, by one forward.
+    """
+    with torch.inference_mode():
+        if model.config.model_type == "t5":
+            decoder = torch.tensor([[model.generation_config.decoder_start_token_id, *text]])
+            logits = model(prompt[None], decoder_input_ids=decoder).logits[0]
+        else:
+            logits = model(torch.tensor([prompt.tolist() + text])).logits[0, len(prompt) - 1 :]
+    law: Tensor = logits.double().softmax(-1)
+    return law
+
+
 def prompts(*lengths: int, vocab: int = VOCAB, seed: int = 7) -> tuple[Tensor, Tensor]:
     """Random prompts of these lengths, left-padded with an id that must not matter, and their mask."""
     generator = torch.Generator().manual_seed(seed)

@@ -49,6 +49,11 @@ IDS = torch.tensor([[3, 4, 5], [3, 6, 7]])
         ({"acceptance": "typical"}, ValueError, "acceptance must be one of token, block, match, greedy, got 'typical'"),
         ({"target_law": object()}, TypeError, "generate: target_law must be None or one of sk.laws, got object"),
         ({"target_law": sk.laws.Lossy(0.1), "acceptance": "block"}, ValueError, "generate: acceptance='block' takes"),
+        (
+            {"target_law": sk.laws.Chow(0.1)},
+            ValueError,
+            r"target_law needs a drafter that gives logits, as ModelDrafter, got NoDrafter: Chow\(alpha=0.1",
+        ),
         ({"eos_token_id": 23}, ValueError, r"eos_token_id must be in \[0, vocab=23\), got 23"),
         ({"eos_token_id": [1, -1]}, ValueError, r"eos_token_id must be in \[0, vocab=23\), got -1"),
         ({"eos_token_id": "</s>"}, TypeError, "eos_token_id must be an integer or several, got str"),

@@ -10,19 +10,10 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
-from python_tests.decoding.models import TableRunner, prompts, tiny
+from python_tests.decoding.models import TableRunner, full_law, near, prompts, tiny
 from specdec_kernels.decoding import Provenance
 
 IDS = torch.tensor([[3, 4, 5], [3, 6, 7]])
-
-
-def near(family: str, seed: int, distance: float) -> Any:
-    """A model like ``tiny(family, seed)``, with noise on its weights."""
-    model = tiny(family, seed)
-    generator = torch.Generator().manual_seed(3)
-    for weight in model.parameters():
-        weight.data += torch.randn(weight.shape, generator=generator) * weight.data.std() * distance
-    return model
 
 
 def slow_bild(
@@ -30,36 +21,26 @@ def slow_bild(
     max_new_tokens: int, ends: list[int],
 ) -> tuple[list[int], list[int]]:  # fmt: skip
     """Tokens and where they come from."""
-    encoder = {"input_ids": prompt[None]} if target.config.model_type == "t5" else {}
-    start = [target.generation_config.decoder_start_token_id] if encoder else prompt.tolist()
-    end = len(start) + max_new_tokens
-
-    def laws(model: Any, ids: list[int]) -> Tensor:
-        with torch.inference_mode():
-            text = torch.tensor([ids])
-            out = model(**encoder, decoder_input_ids=text) if encoder else model(text)
-        law: Tensor = out.logits[0].double().softmax(-1)
-        return law
-
-    text, origin = list(start), []
-    while len(text) < end and not (origin and text[-1] in ends):
+    text: list[int] = []
+    origin: list[int] = []
+    while len(text) < max_new_tokens and not set(text) & set(ends):
         written: list[int] = []
-        while len(written) < max_draft_tokens and len(text) + len(written) < end - 1 and not set(written) & set(ends):
-            q = laws(draft, text + written)[-1]
+        most = min(max_draft_tokens, max_new_tokens - len(text) - 1)
+        while len(written) < most and not set(written) & set(ends):
+            q = full_law(draft, prompt, text + written)[-1]
             if q.max() < fallback:
                 break
             written.append(int(q.argmax()))
-        p = laws(target, text + written)[-len(written) - 1 :]
+        p = full_law(target, prompt, text + written)[len(text) :]
         kept = 0
         while kept < len(written) and -math.log(p[kept, written[kept]]) <= rollback:
             kept += 1
         text += written[:kept]
         origin += [int(Provenance.ACCEPTED)] * kept
-        if kept == len(written) and written and written[-1] in ends:
-            break
-        text.append(int(p[kept].argmax()))
-        origin.append(int(Provenance.BONUS if kept == len(written) else Provenance.RECOVERED))
-    return text[len(start) :], origin
+        if kept < len(written) or not set(written) & set(ends):
+            text.append(int(p[kept].argmax()))
+            origin.append(int(Provenance.BONUS if kept == len(written) else Provenance.RECOVERED))
+    return text, origin
 
 
 @pytest.mark.parametrize(

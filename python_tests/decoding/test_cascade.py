@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
-from python_tests.decoding.models import TableRunner, prompts, tiny
+from python_tests.decoding.models import TableRunner, full_law, prompts, tiny, unlike_pair
 from python_tests.law.steps import g_test
 from python_tests.law.test_generate_law import (
     BATCH,
@@ -28,12 +27,11 @@ from python_tests.law.test_generate_law import (
 )
 from python_tests.law.test_generate_law import VOCAB as SMALL_VOCAB
 from specdec_kernels import laws
-from specdec_kernels.decoding import Provenance
+from specdec_kernels.decoding import Provenance, cascade, two_models
 from specdec_kernels.testing import float64_law
 
 END = 3  # the id that leaves most answers some length
 GREEDY = sk.SamplingParams(temperature=0.0)
-cascade = importlib.import_module("specdec_kernels.decoding.cascade")
 
 
 def token_cascade(rule: laws.Chow) -> Callable[..., Any]:
@@ -140,15 +138,25 @@ def test_always_or_never_deferring(family: str) -> None:
             assert bool((out.provenance == Provenance.ACCEPTED).all())
 
 
-@pytest.mark.parametrize("rule", [laws.Chow(0.78), laws.Chow(3.2, "log")], ids=repr)
-@pytest.mark.parametrize("logit_rows", [64, 2])
-def test_token_cascade_token_by_token(rule: laws.Chow, logit_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("family", "rule", "max_rows"),
+    [
+        ("llama", laws.Chow(0.78), 64),
+        ("llama", laws.Chow(3.2, "log"), 2),
+        ("t5", laws.Chow(0.55), 2),
+        ("t5", laws.Chow(1.65, "log"), 64),
+    ],
+    ids=str,
+)
+def test_token_cascade_token_by_token(
+    family: str, rule: laws.Chow, max_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Against full forwards of single sequences; the target has to catch up with several tokens at a time."""
-    monkeypatch.setattr(cascade, "MAX_LOGIT_ROWS", logit_rows)
-    target, draft = tiny("llama", 1), tiny("llama", 2)
+    monkeypatch.setattr(two_models, "MAX_ROWS", max_rows)
+    target, draft = unlike_pair(family)
     lengths = (3, 1, 6)
     ids, mask = prompts(*lengths)
-    ends = [4, 11]
+    ends = [4, 21]
     out = sk.token_cascade(
         target, ids, attention_mask=mask, draft_model=draft, rule=rule, sampling=GREEDY, max_new_tokens=30,
         eos_token_id=ends,
@@ -156,16 +164,17 @@ def test_token_cascade_token_by_token(rule: laws.Chow, logit_rows: int, monkeypa
     fates = set()
     deferring = torch.zeros(30, dtype=torch.bool)
     for row, length in enumerate(lengths):
-        text, origin = ids[row, -length:].tolist(), []
-        while len(origin) < 30 and not (origin and text[-1] in ends):
-            with torch.inference_mode():
-                p, q = (model(torch.tensor([text])).logits[0, -1].double().softmax(-1) for model in (target, draft))
+        prompt = ids[row, -length:]
+        text: list[int] = []
+        origin: list[int] = []
+        while len(text) < 30 and not set(text) & set(ends):
+            p, q = (full_law(model, prompt, text)[-1] for model in (target, draft))
             unsure = float(-(q * q.log()).sum()) > rule.alpha if rule.loss == "log" else float(q.max()) < 1 - rule.alpha
             deferring[len(origin)] |= unsure
             origin.append(int(Provenance.RECOVERED if unsure else Provenance.ACCEPTED))
             text.append(int((p if unsure else q).argmax()))
         fates |= set(origin)
-        assert out.tokens[row, : out.num_tokens[row]].tolist() == text[length:]
+        assert out.tokens[row, : out.num_tokens[row]].tolist() == text
         assert out.provenance[row, : out.num_tokens[row]].tolist() == origin
     assert len(fates) == 2 and out.stats.num_accepted + out.stats.num_rejected == out.stats.num_drafted
     assert out.stats.target_forwards == int(deferring.sum()) < out.stats.draft_steps
@@ -173,9 +182,21 @@ def test_token_cascade_token_by_token(rule: laws.Chow, logit_rows: int, monkeypa
     assert apart > 2, "the target never has to catch up"
 
 
+def test_the_target_reads_each_token_once() -> None:
+    target, draft = TableRunner.random(seed=1), TableRunner.random(seed=2)
+    out = sk.token_cascade(
+        target, torch.tensor([[3]]), draft_model=draft, rule=laws.Chow(0.7), seeds=torch.tensor([5]), max_new_tokens=40,
+        eos_token_id=[],
+    )  # fmt: skip
+    deferred = np.flatnonzero(out.provenance[0] == Provenance.RECOVERED)
+    assert target.forwards == np.diff(deferred, prepend=-1).tolist() and draft.forwards == [1] * 40
+    assert 5 < len(deferred) < 35
+
+
 @pytest.mark.parametrize("confidence", ["mean", "sum"])
-def test_seq_cascade_chooses_by_confidence(confidence: str) -> None:
-    target, draft = tiny("llama", 1), tiny("llama", 2)
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_seq_cascade_chooses_by_confidence(family: str, confidence: str) -> None:
+    target, draft = tiny(family, 1), tiny(family, 2)
     lengths = (3, 1, 6, 4, 9, 2)
     ids, mask = prompts(*lengths)
     kw: dict[str, Any] = {
@@ -186,9 +207,8 @@ def test_seq_cascade_chooses_by_confidence(confidence: str) -> None:
     confidences = []
     for row, length in enumerate(lengths):
         answer = drafted.tokens[row, : drafted.num_tokens[row]]
-        with torch.inference_mode():
-            logits = draft(torch.cat([ids[row, -length:], answer])[None]).logits[0, length - 1 : -1]
-        log_probs = logits.double().log_softmax(-1).gather(1, answer[:, None])
+        law = full_law(draft, ids[row, -length:], answer.tolist())
+        log_probs = law[:-1].gather(1, answer[:, None]).log()
         confidences.append(float((log_probs.mean() if confidence == "mean" else log_probs.sum()).exp()))
     border = np.exp(np.log(sorted(confidences)[2:4]).mean())  # between the two in the middle
     targets = sk.generate(target, ids, drafter=sk.NoDrafter(), **kw)

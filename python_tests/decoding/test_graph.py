@@ -20,7 +20,7 @@ import specdec_kernels as sk
 from python_tests.decoding.fake_cuda import FakeCuda
 from python_tests.decoding.models import TableRunner, prompts, tiny
 from python_tests.decoding.test_generate import FAMILIES, HostSyncs, RepeatLast
-from specdec_kernels import config
+from specdec_kernels import config, laws
 from specdec_kernels.decoding import DecodingState, GenerationOutput, Prompt, graph, schedule
 from specdec_kernels.decoding.graph import CapturedSteps
 from specdec_kernels.decoding.runner import DECODERS, ENCODER_DECODERS, as_runner
@@ -100,6 +100,29 @@ def test_a_captured_step_does_what_an_ordinary_one_does(
     same(captured, ordinary)
     assert captured.num_tokens.unique().numel() > 1
     assert cuda.captures() > 0 and cuda.log.count("replay") > 2 * cuda.captures()
+
+
+@pytest.mark.parametrize("num_speculative_tokens", [0, 4, "auto"])
+@pytest.mark.parametrize("acceptance", ["token", "block"])
+@pytest.mark.parametrize(
+    "law",
+    [laws.Lossy(0.4, "exact"), laws.Opt(0.2), laws.Opt(0.2, bonus="cascade"), laws.TokenV3(0.6, bonus="cascade")],
+    ids=repr,
+)
+def test_target_laws(
+    cuda: FakeCuda, law: laws.TargetLaw, acceptance: str, num_speculative_tokens: int | str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    costs = schedule.CostTable(np.array([1.0, 1.1, 1.2, 1.3]))
+    monkeypatch.setattr(LOOP, "measure_costs", lambda steps: costs)
+    ids, mask = prompts(1, 5, 3, 8, 2, vocab=23)
+    captured, ordinary = both(
+        CapturableTable(TARGET), ids, attention_mask=mask, drafter=DRAFTERS["model, own sampling"](), target_law=law,
+        acceptance=acceptance, seeds=torch.arange(5) * 77, max_new_tokens=60, eos_token_id=4,
+        num_speculative_tokens=num_speculative_tokens, sampling=sk.SamplingParams(0.9, top_k=9),
+    )  # fmt: skip
+    same(captured, ordinary)
+    assert cuda.captures() > 0
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])

@@ -84,8 +84,15 @@ CASES = {
             acceptance, model_drafter(SHARPER), CUT, target_law=law, draft_sampling=SHARPER
         )
         for acceptance in ("token", "block")
-        for law in (laws.Opt(0.3, bonus="cascade"), laws.TokenV3(0.6, bonus="cascade"))
+        for law in (
+            laws.Opt(0.3, bonus="cascade"),
+            laws.TokenV3(0.6, bonus="cascade"),
+            laws.Chow(2.0, bonus="cascade"),  # the draft's own law
+        )
     },
+    "cascade-token-cut-draft": Case(
+        "token", model_drafter(FLATTER_CUT), target_law=laws.TokenV3(0.6, bonus="cascade"), draft_sampling=FLATTER_CUT
+    ),
     "ngram-token-auto-ends": Case("token", lambda: sk.NgramDrafter(2), num_speculative_tokens="auto", ends=(END,)),
 }
 TRANSFORMER = ("token", "block", "match")

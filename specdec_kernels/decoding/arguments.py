@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..drafters.base import Drafter
-from ..laws import TargetLaw, check_law
+from ..laws import Lossy, TargetLaw, check_law
 from ..ops._common import flat_params
 from ..sampling import SamplingParams
 from .runner import Prompt, Runner
@@ -48,7 +48,12 @@ def check_arguments(
         check_int("generate", "num_speculative_tokens", num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
     if acceptance not in ACCEPTANCES:
         raise ValueError(f"generate: acceptance must be one of {', '.join(ACCEPTANCES)}, got {acceptance!r}")
-    check_law("generate", acceptance, target_law)
+    law = check_law("generate", acceptance, target_law)
+    if law is not None and not isinstance(law, Lossy) and not drafter.gives_logits:
+        raise ValueError(
+            f"generate: this target_law needs a drafter that gives logits, as ModelDrafter, got "
+            f"{type(drafter).__name__}: {law!r}"
+        )
     batch = input_ids.shape[0]
     if hasattr(streamer, "put") and batch != 1:
         raise ValueError(

@@ -16,8 +16,8 @@ from ..ops.row_stats import row_stats
 from ..sampling import GREEDY
 from ..types import PLACEHOLDER_TOKEN_ID
 from .arguments import MAX_SPECULATIVE_TOKENS, check_int, check_number
-from .cascade import TwoModels, append, last_row, max_prob, raw_log_probs
 from .output import GenerationOutput
+from .two_models import TwoModels, append, last_row, max_prob, raw_log_probs
 
 
 def bild(
@@ -34,12 +34,12 @@ def bild(
 ) -> GenerationOutput:
     """The draft writes greedily until it is unsure, the target looks through what it has written: greedy, not lossless.
 
-    The draft falls back to the target before a token that it gives less than `fallback`, and after `max_draft_tokens`.
-    The target then keeps its tokens up to the first that it gives less than ``exp(−rollback)``, and writes one token of
-    its own there, or after them. (As a law of its own, which can be sampled from, this is `sk.laws.BiLD`.)
+    The draft falls back to the target before a token that it gives less than `fallback`, and after an end or
+    `max_draft_tokens`. The target then keeps its tokens up to the first that it gives less than ``exp(−rollback)``, and
+    writes its likeliest token there, or after them (not after an end). Probabilities are the models' own (temperature
+    1, nothing cut). As a law that can be sampled from, this is `sk.laws.BiLD`.
 
-    Probabilities are the models' own (temperature 1, nothing cut). Sequences that fall back wait for those that do not,
-    which changes no token.
+    Sequences that fall back wait for those that do not, which changes no token. Runs op by op, also on a GPU.
 
     Parameters
     ----------
@@ -88,35 +88,33 @@ def _draft(models: TwoModels, fallback: float, max_draft_tokens: int, unseen: in
     The draft has not seen the last `unseen` tokens of the text.
     """
     state = models.state
-    limits = torch.where(state.active, state.remaining - 1, 0)
+    limits = torch.where(state.active, state.remaining - 1, 0)  # one of the target's follows
     writing = limits > 0
-    status = torch.zeros_like(limits)
-    tokens = [state.tokens[:, :0]]
     models.draft_steps += bool(writing.any())
+    tokens, status = state.tokens[:, :0], torch.zeros_like(limits)
     for i in range(max_draft_tokens):
         if not bool(writing.any()):
             break
         if i == 0:
             row = last_row(models.draft, state, unseen)
         else:
-            starts = state.lengths - 1 + i
-            logits = models.draft.forward(tokens[-1].clamp(min=0), starts, state.longest + i)
+            logits = models.draft.forward(tokens[:, -1:].clamp(min=0), state.lengths - 1 + i, state.longest + i)
             assert logits is not None
             row = logits
         stats = row_stats(row)
-        status = torch.where(writing, status | stats.status[:, 0], status)
+        status |= torch.where(writing, stats.status[:, 0], 0)
         writing = writing & (max_prob(stats)[:, 0] >= fallback)
         token = torch.where(writing[:, None], stats.argmax, PLACEHOLDER_TOKEN_ID)
-        tokens.append(token)
-        writing = writing & (i + 1 < limits)
-        if models.ends is not None:
-            writing = writing & ~(token == models.ends).any(1)
-    return torch.cat(tokens, dim=1), status
+        tokens = torch.cat([tokens, token], dim=1)
+        writing = writing & (i + 1 < limits) & ~torch.isin(token[:, 0], models.ends)
+    return tokens, status
 
 
 def _verify(models: TwoModels, tokens: Tensor, status: Tensor, rollback: float) -> Tensor:
-    """Keep of the draft `tokens` what the target can live with, and let it write one; the outcome, for `take_in`."""
-    state, ends = models.state, models.ends
+    """Keep of the draft `tokens` ``[batch, width]`` what the target puts up with, and let it write one; the outcome,
+    for `take_in`. `status` ``[batch]`` holds the draft's flags.
+    """
+    state = models.state
     models.target_forwards += 1
     block = torch.cat([state.last_tokens(), tokens.clamp(min=0)], dim=1)
     logits = models.target.forward(block, state.lengths - 1, state.longest + tokens.shape[1])
@@ -127,11 +125,11 @@ def _verify(models: TwoModels, tokens: Tensor, status: Tensor, rollback: float) 
     drafted = tokens != PLACEHOLDER_TOKEN_ID
     stays = drafted & (raw_log_probs(logits, stats, tokens.clamp(min=0)) >= -rollback)
     num_drafted, num_accepted = drafted.sum(1), stays.long().cumprod(1).sum(1)
-    num_tokens = num_accepted + 1
-    if ends is not None:  # nothing follows an end that stays; it is the last of its draft
-        num_tokens -= ((tokens[:, :, None] == ends).flatten(1).any(1) & (num_accepted == num_drafted)).long()
+    ended = torch.isin(tokens, models.ends).any(1) & (num_accepted == num_drafted)  # an end is the last of its draft
+    num_tokens = num_accepted + (~ended).long()
     for i in range(tokens.shape[1]):
-        status = torch.where(i < num_tokens, status | stats.status[:, i], status)
-    last = num_accepted[:, None]
-    tokens = tokens.scatter(1, last, stats.argmax.gather(1, last))
-    return append(state, tokens, num_tokens, num_drafted, num_accepted, status, ends)
+        status |= torch.where(i < num_tokens, stats.status[:, i], 0)
+    slots = torch.arange(tokens.shape[1], device=state.device)
+    tokens = torch.where(slots < num_accepted[:, None], tokens, stats.argmax)
+    tokens = tokens.masked_fill(slots >= num_tokens[:, None], PLACEHOLDER_TOKEN_ID)
+    return append(state, tokens, num_drafted, num_accepted, status, models.ends)

@@ -1,15 +1,12 @@
 """Cascades without speculation, to compare speculative ones with: a draft, a target, and a rule that says whose token.
 
-The algorithms are those that Narasimhan et al. ("Faster Cascades via Speculative Decoding", arXiv 2405.19261) compare
-with in section 6. They run op by op.
+Source: Narasimhan et al., "Faster Cascades via Speculative Decoding" (arXiv 2405.19261), section 2 and algorithms 2, 3.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -24,149 +21,13 @@ from ..ops.row_stats import row_stats
 from ..ops.sample import sample
 from ..ops.uniform_samples import uniform_samples
 from ..sampling import SamplingParams
-from ..types import PLACEHOLDER_TOKEN_ID, RowStats
-from .arguments import check_draft, check_number, check_text, end_ids, make_prompt, make_seeds
-from .generate import generate, make_output
+from ..types import PLACEHOLDER_TOKEN_ID
+from .arguments import check_number
+from .generate import generate
 from .output import GenerationOutput, Recorder
-from .runner import Runner, as_runner
-from .schedule import synchronize
 from .state import DecodingState, StepResult
 from .step import take_in, verify_step
-
-MAX_LOGIT_ROWS = 64
-"""Rows of a sequence whose logits one forward gives at most, where only the last are wanted."""
-
-
-class TwoModels:
-    """A target and a draft at work on the same texts, and the record of what they write.
-
-    Parameters
-    ----------
-    caller : str
-        Begins error messages.
-    model, draft_model, input_ids, attention_mask, sampling, draft_sampling, seeds, max_new_tokens, eos_token_id
-        As given to `caller`.
-    max_draft_tokens : int
-        Draft tokens that a step puts to the test at most.
-
-    Attributes
-    ----------
-    target_forwards, draft_steps : int
-        For the statistics; the loop counts.
-    """
-
-    def __init__(
-        self,
-        caller: str,
-        model: Any,
-        draft_model: Any,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        sampling: SamplingParams,
-        draft_sampling: SamplingParams | None,
-        seeds: Tensor | None,
-        max_new_tokens: int,
-        max_draft_tokens: int,
-        eos_token_id: int | Iterable[int] | None,
-    ) -> None:
-        self._model, self._input_ids = model, input_ids
-        self.target, self.draft = as_runner(model, caller), as_runner(draft_model, caller)
-        check_text(caller, self.target, input_ids, attention_mask, sampling, seeds, max_new_tokens)
-        if self.draft is self.target:
-            raise ValueError(f"{caller}: draft_model must be a Runner of its own, got the target's")
-        self.ends = end_ids(caller, model, self.target, eos_token_id)
-        self.draft_sampling = sampling if draft_sampling is None else draft_sampling
-        prompt = make_prompt(self.target, input_ids, attention_mask)
-        seeds = make_seeds(seeds, self.target, input_ids.shape[0])
-        self.state = DecodingState.begin(
-            prompt, self.target, "token", sampling, seeds, max_new_tokens, max_draft_tokens
-        )
-        check_draft(caller, self.draft, self.state, "draft_sampling", draft_sampling)
-        self.recorder = Recorder(self.state.batch_size, max_new_tokens, max_draft_tokens)
-        self.target_forwards = self.draft_steps = 0
-
-    @contextmanager
-    def at_work(self) -> Iterator[TwoModels]:
-        """Both have read the prompts within."""
-        with torch.inference_mode(), ExitStack() as cleanup:
-            began = time.perf_counter()
-            for runner in (self.target, self.draft):
-                cleanup.callback(runner.finish)
-                runner.start(self.state.prompt, self.state.capacity)
-                runner.prefill(self.state.prompt)
-            synchronize(self.state.device)
-            self._started = time.perf_counter()
-            self._seconds_prefill = self._started - began
-            yield self
-
-    def record(self, outcome: Tensor) -> StepResult:
-        """Take in a step of the batch: the one transfer to the host."""
-        result = take_in(self.state, outcome.cpu().numpy())
-        self.recorder.add(result)
-        return result
-
-    def output(self) -> GenerationOutput:
-        """What was recorded."""
-        seconds = (self._seconds_prefill, time.perf_counter() - self._started)
-        stats = self.recorder.stats(self.target_forwards, self.draft_steps, seconds)
-        return make_output(self._model, self.target, self._input_ids, self.recorder, stats)
-
-
-def last_row(runner: Runner, state: DecodingState, unseen: int) -> Tensor:
-    """``[batch, 1, vocab]``: the logits of each sequence's next token, from a model that has not seen the last `unseen`
-    tokens of any active one. Where it has seen some of them, it is fed the same rows again.
-    """
-    starts = (state.lengths - unseen).clamp(min=0)  # < 0: only where a sequence idles
-    text = state.tokens.gather(1, starts[:, None] + torch.arange(unseen, device=state.device))
-    if (head := unseen - MAX_LOGIT_ROWS) > 0:  # logits of a long text might not fit into memory
-        runner.forward(text[:, :head], starts, state.longest, need_logits=False)
-        starts, text = starts + head, text[:, head:]
-    logits = runner.forward(text, starts, state.longest)
-    assert logits is not None
-    return logits[:, -1:]
-
-
-def append(
-    state: DecodingState,
-    tokens: Tensor,
-    num_tokens: Tensor,
-    num_drafted: Tensor,
-    num_accepted: Tensor,
-    status: Tensor,
-    ends: Tensor | None,
-) -> Tensor:
-    """Append the first `num_tokens` ``[batch]`` of `tokens` ``[batch, width + 1]`` to every active sequence; the
-    outcome, for `take_in`.
-    """
-    slots = torch.arange(tokens.shape[1], device=state.device)
-    num_tokens = torch.where(state.active, num_tokens, 0)
-    tokens = tokens.masked_fill(slots >= num_tokens[:, None], PLACEHOLDER_TOKEN_ID)
-    num_drafted = torch.where(state.active, num_drafted, -1)
-    num_accepted, status = torch.where(state.active, num_accepted, 0), torch.where(state.active, status, 0)
-    state.tokens.scatter_(1, state.lengths[:, None] + slots, tokens.clamp(min=0))
-    state.lengths += num_tokens
-    state.remaining -= num_tokens
-    state.step += 1
-    state.active &= state.remaining > 0
-    if ends is not None:
-        state.active &= ~(tokens[:, :, None] == ends).flatten(1).any(1)
-    counts = (num_tokens, num_drafted, num_accepted, state.active, status)
-    return torch.cat([tokens, *(count[:, None].long() for count in counts)], dim=1)
-
-
-def raw_log_probs(logits: Tensor, stats: RowStats, tokens: Tensor) -> Tensor:
-    """``[batch, n]`` float32: log-probabilities of `tokens` in the rows `logits` as they are (temperature 1, nothing
-    cut), in nats.
-    """
-    log_probs = logits.gather(2, tokens[..., None])[..., 0].float() - stats.raw_log_normalizer
-    # a NaN or an infinity: the token, or the whole row, is one whose law is all mass on the argmax or elsewhere
-    hot = torch.where(tokens == stats.argmax, 0.0, -math.inf)
-    return torch.where(log_probs.isfinite(), log_probs, hot)
-
-
-def max_prob(stats: RowStats) -> Tensor:
-    """The largest probability of rows, from their stats at temperature 1 with nothing cut."""
-    return 1 / stats.normalizer
+from .two_models import TwoModels, append, last_row, max_prob, raw_log_probs
 
 
 def token_cascade(
@@ -184,9 +45,9 @@ def token_cascade(
 ) -> GenerationOutput:
     """Token by token, the draft writes where it is sure and the target where it is not (algorithm 2).
 
-    The target runs only in steps in which some sequence of the batch defers, and then first reads what it has missed;
-    both have read the prompt. A token of the draft's counts as drafted and accepted, a deferred one as drafted and
-    rejected.
+    The target runs only in steps in which some sequence of the batch defers, and then reads what it has missed as well;
+    that counts as one forward. In the statistics a token of the draft's is one drafted and accepted, one of the
+    target's stands for a rejected one. Runs op by op, also on a GPU.
 
     Parameters
     ----------
@@ -217,7 +78,7 @@ def token_cascade(
         caller, model, draft_model, input_ids, attention_mask, sampling, draft_sampling, seeds, max_new_tokens, 1,
         eos_token_id,
     )  # fmt: skip
-    state, unseen = models.state, 1  # tokens of every active sequence that the target has not read
+    state, unseen = models.state, 1  # tokens of every active sequence that the target has not seen
     one = torch.ones_like(state.lengths)
     with models.at_work():
         while state.host_active.any():
@@ -234,13 +95,13 @@ def token_cascade(
                 status = torch.where(deferred, status | draw.stats.status, status)
                 unseen = 0
             unseen += 1
-            tokens = torch.nn.functional.pad(token, (0, 1), value=PLACEHOLDER_TOKEN_ID)
-            models.record(append(state, tokens, one, one, ~deferred[:, 0], status[:, 0], models.ends))
+            tokens = torch.nn.functional.pad(token, (0, 1), value=PLACEHOLDER_TOKEN_ID)  # what would follow a block
+            models.record(append(state, tokens, one, ~deferred[:, 0], status[:, 0], models.ends))
         return models.output()
 
 
 def _is_unsure(rule: Chow, rows: Tensor) -> Tensor:
-    """``[batch, n]`` bool: whether `rule` defers where the draft's logits are `rows`."""
+    """``[batch, n]`` bool: whether `rule` defers where the draft's logits are `rows` ``[batch, n, vocab]``."""
     stats = row_stats(rows)
     if rule.loss == "log":
         return stats.raw_entropy > rule.alpha
@@ -260,11 +121,10 @@ def oracle_cascade(
     max_new_tokens: int = 128,
     eos_token_id: int | Iterable[int] | None = None,
 ) -> GenerationOutput:
-    """Every token drawn from the law π that `law` makes of both models' at it (algorithm 3): for analysis, it saves
-    nothing.
+    """Every token drawn from the law π that `law` makes of both models' at it (algorithm 3): for analysis, since it
+    saves nothing.
 
-    This is `generate` without draft tokens, which cascades its bonus: the tokens' provenance is `Provenance.BONUS`, and
-    none count as drafted.
+    This is `generate` without draft tokens and with a cascaded bonus: each token is a bonus one, none is drafted.
 
     Parameters
     ----------
@@ -315,8 +175,8 @@ def seq_cascade(
     (section 2).
 
     What the target writes is what plain decoding would, with the same seeds. The draft draws from another stream,
-    because what it draws decides whether the target writes. The tokens of an answer kept count as drafted and accepted,
-    of one deferred as drafted and rejected.
+    because what it draws decides whether the target writes. In the statistics the tokens of a kept answer are drafted
+    and accepted, those of a discarded one drafted and rejected. Runs op by op, also on a GPU.
 
     Parameters
     ----------
@@ -327,7 +187,7 @@ def seq_cascade(
     draft_model : PreTrainedModel or Runner
         With the target's vocabulary.
     alpha : float
-        Finite; 0 defers all answers but certain ones, 1 none.
+        0 keeps only answers that are certain, 1 all.
     confidence : {"mean", "sum"}
         exp of the mean, or the sum, of the log-probabilities of the answer's tokens (temperature 1, nothing cut).
     sampling, draft_sampling : SamplingParams
@@ -347,18 +207,19 @@ def seq_cascade(
     if confidence not in ("mean", "sum"):
         raise ValueError(f"{caller}: confidence must be 'mean' or 'sum', got {confidence!r}")
     models = TwoModels(
-        caller, model, draft_model, input_ids, attention_mask, sampling, draft_sampling, seeds, max_new_tokens,
-        max_new_tokens, eos_token_id,
+        caller, model, draft_model, input_ids, attention_mask, sampling, draft_sampling, seeds, max_new_tokens, 0,
+        eos_token_id,
     )  # fmt: skip
     state = models.state
+    models.recorder = Recorder(state.batch_size, max_new_tokens, max_new_tokens)  # for drafts that are whole answers
     with models.at_work():
-        tokens, log_probs, status = _drafted_answers(models)
-        num_tokens = (tokens != PLACEHOLDER_TOKEN_ID).sum(1)
-        kept = np.exp(log_probs / num_tokens if confidence == "mean" else log_probs) >= 1 - alpha
-        answers = np.where(kept[:, None], tokens, PLACEHOLDER_TOKEN_ID)
-        accepted = np.where(kept, num_tokens, 0)
-        models.recorder.add(StepResult(answers, accepted, num_tokens, accepted, ~kept, status))
-        models.recorder.rejected += int(num_tokens[~kept].sum())
+        tokens, log_probs, status = _drafted_answers(models, max_new_tokens)
+        num_drafted = (tokens != PLACEHOLDER_TOKEN_ID).sum(1)
+        kept = np.exp(log_probs / num_drafted if confidence == "mean" else log_probs) >= 1 - alpha
+        num_kept = np.where(kept, num_drafted, 0)
+        tokens[~kept] = PLACEHOLDER_TOKEN_ID
+        models.recorder.add(StepResult(tokens, num_kept, num_drafted, num_kept, ~kept, status))
+        models.recorder.rejected += int(num_drafted[~kept].sum())  # nothing stands in their places yet
 
         state.host_active = ~kept
         state.active &= torch.from_numpy(~kept).to(state.device)
@@ -368,13 +229,12 @@ def seq_cascade(
         return models.output()
 
 
-def _drafted_answers(models: TwoModels) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What the draft writes by itself: tokens ``[batch, longest + 1]`` int64, −1 after them; the sums of their raw
-    log-probabilities ``[batch]`` float64; flags ``[batch]`` int64.
+def _drafted_answers(models: TwoModels, max_new_tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What the draft writes by itself: tokens ``[batch, longest + 1]`` int64, −1 after each answer; the sums of their
+    raw log-probabilities ``[batch]`` float64, in nats; flags ``[batch]`` int64.
     """
     prompt, seeds = models.state.prompt, models.state.seeds
-    most = int(models.state.host_remaining[0])
-    state = DecodingState.begin(prompt, models.draft, "token", models.draft_sampling, seeds, most, 0)
+    state = DecodingState.begin(prompt, models.draft, "token", models.draft_sampling, seeds, max_new_tokens, 0)
     log_probs = torch.zeros_like(seeds, dtype=torch.float64)
     one = torch.ones_like(seeds)
     results: list[StepResult] = []
@@ -385,7 +245,7 @@ def _drafted_answers(models: TwoModels) -> tuple[np.ndarray, np.ndarray, np.ndar
         draw = sample(row, models.draft_sampling, uniform_samples=noise)
         log_prob = raw_log_probs(row, row_stats(row), draw.token)[:, 0]
         log_probs += torch.where(state.active, log_prob, 0.0)
-        outcome = append(state, draw.token, one, one, one, draw.stats.status[:, 0], models.ends)
+        outcome = append(state, draw.token, one, one, draw.stats.status[:, 0], models.ends)
         results.append(take_in(state, outcome.cpu().numpy()))
     tokens = np.concatenate([result.tokens for result in results], axis=1)
     tokens = np.pad(tokens, ((0, 0), (0, 1)), constant_values=PLACEHOLDER_TOKEN_ID)

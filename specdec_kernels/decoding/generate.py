@@ -52,6 +52,8 @@ def generate(
     (`NoDrafter`), whatever the drafter, `num_speculative_tokens`, batch or padding, except where the model's forward
     itself rounds differently for another number of rows and the two likeliest ids are closer than that.
 
+    With a `target_law` the output has that law instead, greedy decoding included.
+
     Parameters
     ----------
     model : PreTrainedModel or Runner
@@ -72,12 +74,13 @@ def generate(
         Draft tokens a step, 0 … 64. "auto": each sequence chooses 0, 1, 3 or 7 at each step from what it has emitted so
         far and from costs measured at the first such call with this model, kind of drafter and batch size, so that
         drafting switches itself off where it does not pay. The choice depends on those times, so with "token" and
-        "block" the draws of a seed are not reproducible (their law is the same).
+        "block" the draws of a seed are not reproducible (their law is the same, but for a `target_law` that leaves the
+        bonus to the target).
     acceptance : {"token", "block", "match", "greedy"}
         See `verify_chain`. "greedy" decodes greedily whatever `sampling` says.
     target_law : one of `sk.laws`, optional
-        See `verify_chain`; all but `Lossy` need a drafter that gives logits (`ModelDrafter`). A step without drafts
-        emits a token of the target's law, or of the cascade's where ``bonus="cascade"``.
+        See `verify_chain`; all but `Lossy` need a drafter that gives logits (`ModelDrafter`). What follows an accepted
+        block, or no draft at all, has the target's law unless ``bonus="cascade"``.
     eos_token_id : int or iterable of int, optional
         End a sequence after any of these. None: the model's generation config; an empty list: never.
     streamer : optional

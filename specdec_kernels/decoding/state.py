@@ -132,6 +132,10 @@ class DecodingState:
         """``[batch, 1]`` int64, the token that the next forward feeds first."""
         return self.tokens.gather(1, self.lengths[:, None] - 1)
 
+    def next_positions(self, num: int) -> Tensor:
+        """``[batch, num]`` int64, where the next `num` tokens of each text will stand."""
+        return self.lengths[:, None] + torch.arange(num, device=self.device)
+
     def draft_limits(self, wanted: int | np.ndarray) -> np.ndarray:
         """``[batch]`` int64: what is left of `wanted` draft tokens in each sequence, as far as the host knows."""
         return np.where(self.host_active, np.minimum(wanted, self.host_remaining - 1), 0)

@@ -54,9 +54,6 @@ def verify_step(
         ``[batch, width + 6]`` int64, for `take_in`: a `StepResult` in one piece.
     """
     width = draft.tokens.shape[1]
-    offsets = torch.arange(width + 1, device=state.device)
-    positions = state.lengths[:, None] + offsets  # where the tokens that this step draws will stand
-
     num_drafted = (draft.tokens != PLACEHOLDER_TOKEN_ID).long().cumprod(1).sum(1)
     for bound in (state.remaining - 1, limits, draft.num_draft_tokens):
         if bound is not None:
@@ -69,7 +66,7 @@ def verify_step(
 
     noise = keys = None
     if state.acceptance == "match":
-        keys = noise_keys(state.seeds, positions)
+        keys = noise_keys(state.seeds, state.next_positions(width + 1))
     elif state.acceptance != "greedy":
         noise = uniform_samples(state.seeds, state.step, width + 1)
     out = verify_chain(
@@ -90,16 +87,31 @@ def verify_step(
         eos_token_ids=eos_token_ids,
     )
 
-    state.tokens.scatter_(1, positions, out.tokens.clamp(min=0))
-    state.lengths += out.num_tokens
-    state.remaining -= out.num_tokens
+    return advance(state, out.tokens, out.num_tokens, num_drafted, out.num_accepted, out.status, eos_token_ids)
+
+
+def advance(
+    state: DecodingState,
+    tokens: Tensor,
+    num_tokens: Tensor,
+    num_drafted: Tensor,
+    num_accepted: Tensor,
+    status: Tensor,
+    eos_token_ids: Tensor | None,
+) -> Tensor:
+    """Append what a step yields to the texts; `tokens` is ``[batch, width + 1]``, the others are as in `StepResult`.
+
+    Waits for nothing. Returns the outcome, ``[batch, width + 6]`` int64, for `take_in`.
+    """
+    state.tokens.scatter_(1, state.next_positions(tokens.shape[1]), tokens.clamp(min=0))
+    state.lengths += num_tokens
+    state.remaining -= num_tokens
     state.step += 1
     state.active &= state.remaining > 0
     if eos_token_ids is not None:
-        state.active &= ~(out.tokens[:, :, None] == eos_token_ids).flatten(1).any(1)
-
-    counts = (out.num_tokens, num_drafted, out.num_accepted, state.active, out.status)
-    return torch.cat([out.tokens, *(count[:, None].long() for count in counts)], dim=1)
+        state.active &= ~(tokens[:, :, None] == eos_token_ids).flatten(1).any(1)
+    counts = (num_tokens, num_drafted, num_accepted, state.active, status)
+    return torch.cat([tokens, *(count[:, None].long() for count in counts)], dim=1)
 
 
 def take_in(state: DecodingState, outcome: np.ndarray) -> StepResult:

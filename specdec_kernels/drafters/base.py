@@ -96,9 +96,12 @@ class Drafter(ABC):
         True: `propose` may be captured in a CUDA graph together with the verification. It then works on the device
         alone, from the tensors of `state`, which `commit` does not influence; a replay does not call it. The host may
         then be a step behind: `commit` gets a step's result when the next one is under way.
+    gives_logits : bool
+        True: each `Draft` of tokens has `logits`, which target laws other than `sk.laws.Lossy` need.
     """
 
     capturable: bool = False
+    gives_logits: bool = False
 
     @abstractmethod
     def start(self, state: DecodingState) -> None:

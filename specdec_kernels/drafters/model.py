@@ -43,6 +43,8 @@ class ModelDrafter(Drafter):
         `sampling` is something else.
     """
 
+    gives_logits = True
+
     def __init__(self, draft_model: Any, sampling: SamplingParams | None = None) -> None:
         from ..decoding.runner import as_runner
 
@@ -86,8 +88,7 @@ class ModelDrafter(Drafter):
             params = GREEDY
         noise = keys = None
         if state.acceptance == "match":
-            positions = state.lengths[:, None] + torch.arange(num_tokens, device=state.device)
-            keys = noise_keys(state.seeds, positions)
+            keys = noise_keys(state.seeds, state.next_positions(num_tokens))
         elif not params.is_greedy:
             noise = uniform_samples(state.seeds, state.step, num_tokens, purpose="draft")
 
@@ -115,8 +116,7 @@ class ModelDrafter(Drafter):
             rows.append(bonus)
             stats.append(row_stats(bonus, params))
         drafted = torch.cat([state.tokens[:, :0], *tokens], dim=1)
-        cascade = state.target_law is not None and not isinstance(state.target_law, Lossy)
-        if noise is None and not cascade:
+        if noise is None and (state.target_law is None or isinstance(state.target_law, Lossy)):
             return Draft(drafted)  # one-hot, or a rule that needs no draft law
         kept = RowStats(
             torch.cat([s.values for s in stats], dim=1),
