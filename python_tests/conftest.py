@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
     parser.addoption(
         "--cases", type=int, default=1500, metavar="N",
-        help="random cases of each op and backend in test_backends_agree.py, a hundredth of it on interpreted Triton "
+        help="random cases of each op and backend in test_backends_agree.py, a tenth of it on interpreted Triton "
         "(10000 in .ci/run)",
     )  # fmt: skip
     parser.addoption(
