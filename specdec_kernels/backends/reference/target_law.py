@@ -93,10 +93,11 @@ def make_mixture(
     if number == CHOW:
         defer = entropy_q > alpha if variant else max_q < 1 - alpha
     elif number == BILD:
+        cost = surprise(target_logits[:, :n], raw_target)
         if variant:
-            distance = -p.gather(-1, raw_draft.argmax[..., None])[..., 0].log()
+            distance = cost.gather(-1, raw_draft.argmax[..., None])[..., 0]
         else:
-            distance = tile_sum(torch.where(q > 0, -q * p.log(), 0.0))
+            distance = tile_sum(torch.where(q > 0, q * cost, 0.0))
         defer = distance > alpha
     else:
         gain = entropy_q - entropy_p if variant else max_p - max_q
@@ -107,6 +108,15 @@ def make_mixture(
             defer = gain > alpha
     delta = defer.to(P.dtype)
     return Mixture(delta, delta, ~defer[..., None].expand_as(P))
+
+
+def surprise(logits: Tensor, raw: Law) -> Tensor:
+    """−log p of rows ``[batch, n, vocab]`` whose law p is `raw`; from the logits, as p itself may have underflowed."""
+    maximum, normalizer = raw.values[..., :1], raw.values[..., 3:4]
+    x = logits.to(maximum.dtype)
+    x = x.masked_fill(x.isnan(), -torch.inf)
+    certain = torch.where(raw.probs > 0, 0.0, torch.inf)
+    return torch.where(maximum.isinf(), certain, maximum - x + normalizer.log())
 
 
 def exact_scale(P: Tensor, Q: Tensor, a: float) -> Tensor:

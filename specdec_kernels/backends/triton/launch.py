@@ -12,16 +12,21 @@ TILE = 1024
 MOST_TILES_AT_ONCE = 1024  # partial sums of so many tiles are combined in one go
 
 
-def run(kernel: Any, grid: tuple[int, ...], *args: object, warps: int = 4, **constants: object) -> None:
+def run(
+    kernel: Any, grid: tuple[int, ...], *args: object, warps: int = 4, registers: int | None = None, **constants: object
+) -> None:
     """Launch on the device of the first tensor among `args`; nothing if the grid is empty.
 
-    Without fused multiply-add, which would round the same expression differently from kernel to kernel.
+    Without fused multiply-add, which would round the same expression differently from kernel to kernel. `registers`:
+    most of a thread; by itself ptxas spills a few where that lets more programs run at once.
     """
     if 0 in grid:
         return
+    # Triton for AMD GPUs does not know the option
+    options = {"maxnreg": registers} if registers is not None and torch.version.hip is None else {}
     device = next(a.device for a in args if isinstance(a, torch.Tensor))
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        kernel[grid](*args, **constants, num_warps=warps, enable_fp_fusion=False)
+        kernel[grid](*args, **constants, num_warps=warps, enable_fp_fusion=False, **options)
 
 
 def power_of_2(n: int) -> int:

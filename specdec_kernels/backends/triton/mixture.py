@@ -291,7 +291,7 @@ class TargetLaw:
         run(
             mixtures, (target.batch * n,), *target.address, tiles_of(target.vocab), blocks, width, found.laws,
             found.argmax, found.status, found.values, *draft_args, *draft_raw, target.vocab, self.alpha, self.beta,
-            mixture, LAW=self.number, TILES=tiles_a_program(target.vocab, 4), warps=8,
+            mixture, LAW=self.number, TILES=tiles_a_program(target.vocab, 2), warps=8, registers=128,
             # all of a one-hot draft's mass is on the token that was rejected: the residual's scale does not matter
             VARIANT=self.variant and (self.is_cascade or draft is not None),
         )  # fmt: skip

@@ -120,7 +120,8 @@ def verify(
             )  # fmt: skip
         run(
             finish, (batch,), *target.address, tiles, *sequences, *laws, found.tile_mass, *draft_args, *law_args,
-            vocab, uniform_samples, uniform_stride, scales, masses, *out, BLOCK=by_block, **row_tiles, **slots,
+            vocab, uniform_samples, uniform_stride, scales, masses, *out, BLOCK=by_block,
+            registers=None if target_law is None else 128, **row_tiles, **slots,
         )  # fmt: skip
     else:
         best: tuple[Tensor | None, Tensor | None] = (None, None)
