@@ -33,7 +33,7 @@ def ngram_table(tokenizer: PreTrainedTokenizerBase, say: assets.Say = assets.pri
 
     def build(path: Path) -> None:
         say("counting n-grams of the Python standard library (20 seconds, once) ...")
-        texts = [file.read_text(encoding="utf-8", errors="ignore") for file in _sources()]
+        texts = [file.read_text(encoding="utf-8", errors="ignore") for file in sources()]
         if not texts:
             raise assets.AssetError("this Python came without the source of its standard library")
         end = [tokenizer.eos_token_id]
@@ -48,7 +48,8 @@ def ngram_table(tokenizer: PreTrainedTokenizerBase, say: assets.Say = assets.pri
         raise assets.AssetError(f"the cached {path} cannot be read ({error}); delete it and try again") from error
 
 
-def _sources() -> list[Path]:
+def sources() -> list[Path]:
+    """The standard library's files, but for those that are held out."""
     root = Path(sysconfig.get_paths()["stdlib"])
     return [
         path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -274,6 +275,14 @@ class NgramLMDrafter(Drafter):
 
     def finish(self) -> None:
         self._texts, self._noise = np.empty((0, 0), dtype=np.int64), None
+
+    def law_after(self, text: Sequence[int]) -> tuple[_Array, NDArray[np.float64]]:
+        """The law of the token after `text` as it is counted, as terms: ids ``[n]`` int64, perhaps repeated, and what
+        each adds ``[n]`` float64; what is missing to 1 is for tokens never seen. Not while a `generate` is at work.
+        """
+        self._texts = np.array([text], dtype=np.int64)
+        _, ids, weights = self._law(np.array([len(text)]), np.array([True]))
+        return ids, weights
 
     def _law(self, lengths: _Array, open_rows: NDArray[np.bool_]) -> tuple[_Array, _Array, NDArray[np.float64]]:
         """The next token's law in every open row, as terms to add up, not normalised: row, id and weight of each."""

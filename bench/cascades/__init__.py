@@ -1,0 +1,1 @@
+"""``python -m bench.cascades``: quality against cost of every target law, on tasks with a ground truth."""

@@ -1,0 +1,96 @@
+"""``python -m bench.cascades``: quality against cost of every target law, on tasks with a ground truth.
+
+Two tasks. *rewriting*: a T5 and a shallower one, both trained here (`train`, once; the cache keeps them), turn
+telegraphic text back to prose; quality is word accuracy, cost is the rejection rate, target calls and wall clock.
+*next-token*: SmolLM2-135M-Instruct with an n-gram draft on held-out code; quality is the exact log-loss and accuracy of
+the law produced, cost is the exact rejection rate. `report` makes figures and tables from the results.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Set before torch loads: two threads that spin while they wait for each other collapse when another process runs.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from bench import machine
+from bench.cascades import generation, next_token, report, rules, training
+from bench.cascades.results import Row
+from specdec_kernels.demo import assets
+
+PARTS = ("train", "rewriting", "next-token", "report")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the parts asked for; results go into one JSON file a task."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.cascades", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"out of {', '.join(PARTS)} (default: all, in order)")
+    parser.add_argument("--settings", nargs="+", choices=rules.SETTINGS, default=list(rules.SETTINGS))
+    parser.add_argument("--pairs", type=int, default=128, help="held-out texts rewritten (default 128)")
+    parser.add_argument("--batch", type=int, default=16, help="texts decoded together (default 16)")
+    parser.add_argument("--timed", type=int, default=16, help="of them decoded one by one too, and timed (default 16)")
+    parser.add_argument("--positions", type=int, default=1000, help="next tokens predicted (default 1000)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--quick", action="store_true", help="a rehearsal; its figures mean nothing")
+    parser.add_argument("--output", type=Path, help="folder of the results (default: bench/results/cascades)")
+    arguments = parser.parse_args(argv)
+    parts = arguments.parts or list(PARTS)
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"no part named {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    folder = arguments.output or (Path("build/cascades") if arguments.quick else machine.RESULTS / "cascades")
+    shares = {"rewriting": generation.SHARES, "next-token": next_token.SHARES}
+    recipes = training.TARGET, training.DRAFT
+    if arguments.quick:
+        arguments.pairs, arguments.batch, arguments.timed, arguments.positions = 16, 16, 2, 64
+        arguments.settings = ["T = 1"]
+        shares = dict.fromkeys(shares, (0.7, 0.3))
+        recipes = training.quick(training.TARGET), training.quick(training.DRAFT)
+    torch.set_num_threads(arguments.threads)
+
+    def save(task: str, rows: Sequence[Row], **more: object) -> None:
+        settings = {"settings": arguments.settings, "threads": arguments.threads, "shares": shares[task], **more}
+        machine.save(folder, task, rows, settings)
+
+    try:
+        if "train" in parts or "rewriting" in parts:
+            corpus = training.load_corpus()
+            target, draft = (training.load_model(recipe, corpus) for recipe in recipes)
+        if "rewriting" in parts:
+            generation.sweep(
+                target, draft, corpus, arguments.settings, pairs=arguments.pairs, batch=arguments.batch,
+                timed=arguments.timed, shares=shares["rewriting"],
+                save=lambda rows: save(
+                    "rewriting", rows, pairs=arguments.pairs, batch=arguments.batch, timed=arguments.timed,
+                    block=generation.BLOCK, target=str(recipes[0]), draft=str(recipes[1]),
+                ),
+            )  # fmt: skip
+        if "next-token" in parts:
+            held_out = next_token.held_out(arguments.positions)
+            next_token.sweep(
+                *held_out, arguments.settings, shares=shares["next-token"],
+                save=lambda rows: save(
+                    "next-token", rows, positions=arguments.positions, target=assets.MODEL_NAME,
+                    draft="n-grams of the standard library and of the text",
+                ),
+            )  # fmt: skip
+        if "report" in parts:
+            for path in report.write(folder):
+                print(f"written: {path}")
+    except assets.AssetError as error:
+        print(f"cascades: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""Figures and tables from the result files of a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.cascades import figures
+from bench.cascades.results import DRAFT, LOSSLESS, TARGET, Row, best_quality, curves, least_cost, markdown, swept
+from bench.cascades.rules import SETTINGS
+
+_HEAD = """# Cascades on tasks with a ground truth
+
+Written by `python -m bench.cascades report` from the JSON files beside it; what was measured is in `bench/cascades/`.
+
+A curve is a rule swept over α, straight between neighbouring points; those of speculative rules begin at lossless
+verification, which is what they all come to at one end. "At equal quality" is the least cost on it with the target's
+quality, "–" where it nowhere has it. The other columns are the best quality on it at a cost of no more than is said.
+"""
+_NOISE = 0.005  # two runs of the same law differ by as much in word accuracy
+
+
+def write(folder: Path) -> list[Path]:
+    """Write ``README.md`` and the figures for the results in `folder`; the paths of all.
+
+    Raises
+    ------
+    FileNotFoundError
+        There are none.
+    """
+    written, sections = [], [_HEAD]
+    makers = {"rewriting": (_rewriting, _draw_rewriting), "next-token": (_next_token, _draw_next_token)}
+    for task, (describe, draw) in makers.items():
+        path = folder / f"{task}.json"
+        if path.exists():
+            result = json.loads(path.read_text())
+            drawn = draw(result, folder)
+            sections += [describe(result), *(f"![{p.stem}]({p.name})\n" for p in drawn)]
+            written += drawn
+    if not written:
+        raise FileNotFoundError(f"no result file in {folder}")
+    readme = folder / "README.md"
+    readme.write_text("\n".join(sections))
+    return [readme, *written]
+
+
+def _settings_of(result: dict[str, Any]) -> list[str]:
+    measured = {row["setting"] for row in result["rows"]}
+    return [setting for setting in SETTINGS if setting in measured]
+
+
+def _only(points: Sequence[Row] | None) -> Row:
+    assert points is not None and len(points) == 1
+    return points[0]
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _provenance(result: dict[str, Any]) -> str:
+    machine, git = result["machine"], result["git"]
+    changed = " (with changes)" if git.get("modified") else ""
+    command = result["command"].replace(".__main__", "")
+    return (
+        f"`{command}`, {result['date'][:10]}, {machine['cpu']}, {machine['logical_cores']} cores, "
+        f"{result['settings']['threads']} thread(s), revision {git.get('revision', 'unknown')[:10]}{changed}."
+    )
+
+
+# --- rewriting --------------------------------------------------------------------------------------------------------
+
+
+_REJECTED, _CALLS, _SECONDS = "rejection_rate", "target_calls_per_token", "relative_seconds_alone"
+
+
+def _rewriting(result: dict[str, Any]) -> str:
+    settings = result["settings"]
+    parts = [
+        "## Rewriting\n",
+        f"Telegraphic text back to prose, {settings['pairs']} held-out texts, two T5 trained here, block size "
+        f"{settings['block']}. Quality is word accuracy in % (1 − word error rate); equal quality means no more than "
+        f"{100 * _NOISE:g} points below the target's, and best qualities are better by luck by about as much. Seconds "
+        "are of decoding a token, as a multiple of the target alone in the same run, one text at a time, "
+        f"{settings['timed']} texts. (`relative_seconds` in the JSON is of {settings['batch']} texts together, which "
+        "wait for the slowest.)\n",
+        _provenance(result) + "\n",
+    ]
+    for setting in _settings_of(result):
+        by_rule = curves(result["rows"], setting)
+        target, draft, lossless = (_only(by_rule.get(name)) for name in (TARGET, DRAFT, LOSSLESS))
+        costs = {"rejected %": (_REJECTED, _percent), "target calls": (_CALLS, _number)}
+        limits = {
+            "≤ lossless's rejections": (_REJECTED, lossless[_REJECTED]),
+            "≤ half of them": (_REJECTED, lossless[_REJECTED] / 2),
+            "≤ lossless's target calls": (_CALLS, lossless[_CALLS]),
+        }
+        time = ""
+        if setting in _timed(result):
+            costs["seconds"] = (_SECONDS, _number)
+            limits["≤ target's seconds"] = (_SECONDS, 1.0)
+            time = f" and {_number(lossless[_SECONDS])} of the target's time"
+        parts.append(
+            f"### {setting}\n\nTarget {_percent(target['word_accuracy'])} ± {_percent(target['standard_error'])}, "
+            f"draft {_percent(draft['word_accuracy'])}; lossless verification rejects "
+            f"{_percent(lossless[_REJECTED])} % and takes {_number(lossless[_CALLS])} target calls{time} a token.\n"
+        )
+        enough = target["word_accuracy"] - _NOISE
+        body = [
+            [
+                rule,
+                *(form(least_cost(points, "word_accuracy", cost, enough)) for cost, form in costs.values()),
+                *(_percent(best_quality(points, "word_accuracy", *limit)) for limit in limits.values()),
+            ]
+            for rule, points in swept(by_rule, lossless).items()
+        ]
+        head = ["rule", *(f"{name} at equal quality" for name in costs), *(f"best at {name}" for name in limits)]
+        parts.append(markdown(head, body) + "\n")
+    return "\n".join(parts)
+
+
+def _timed(result: dict[str, Any]) -> list[str]:
+    timed = {row["setting"] for row in result["rows"] if _SECONDS in row}
+    return [setting for setting in SETTINGS if setting in timed]
+
+
+def _draw_rewriting(result: dict[str, Any], folder: Path) -> list[Path]:
+    rows, settings = result["rows"], _settings_of(result)
+    accuracy = "word accuracy"
+    drawn = []
+    for cost, name, label in (
+        (_REJECTED, "rejections", "rejection rate"),
+        (_CALLS, "target-calls", "target calls a token"),
+    ):
+        path = folder / f"rewriting-{name}.png"
+        figures.draw(rows, [(s, cost) for s in settings], figures.MAIN, "word_accuracy", (label, accuracy), path)
+        drawn.append(path)
+    if timed := _timed(result):
+        path = folder / "rewriting-seconds.png"
+        panels = [(s, _SECONDS) for s in timed]
+        label = "time a token, of the target's alone"
+        figures.draw(rows, panels, figures.MAIN, "word_accuracy", (label, accuracy), path)
+        drawn.append(path)
+        path = folder / "rewriting-variants.png"
+        panels = [(s, _CALLS) for s in timed]
+        figures.draw(rows, panels, figures.VARIANTS, "word_accuracy", ("target calls a token", accuracy), path)
+        drawn.append(path)
+    return drawn
+
+
+# --- next token -------------------------------------------------------------------------------------------------------
+
+
+def _next_token(result: dict[str, Any]) -> str:
+    parts = [
+        "## Next token\n",
+        f"{result['settings']['target']} with a draft of {result['settings']['draft']}, the next token at "
+        f"{result['settings']['positions']} places of HumanEval's solutions, laws in closed form: no sampling noise. "
+        "Accuracy is the mean π(x) of the true token in %, log-loss the mean −log π(x) in nats, and the rejection rate "
+        "the mean TV(π, Q).\n",
+        _provenance(result) + "\n",
+    ]
+    for setting in _settings_of(result):
+        by_rule = curves(result["rows"], setting)
+        target, draft = (_only(by_rule.get(name)) for name in (TARGET, DRAFT))
+        lossless = target["rejection_rate"]
+        with_loss = target["log_loss"] is not None
+        losses = f" (log-loss {_number(target['log_loss'])} and {_number(draft['log_loss'])})" if with_loss else ""
+        parts.append(
+            f"### {setting}\n\nTarget {_percent(target['accuracy'])} ± {_percent(target['standard_error'])}, draft "
+            f"{_percent(draft['accuracy'])}{losses}; lossless rejects {_percent(lossless)} %.\n"
+        )
+        body = []
+        for rule, points in swept(by_rule, target).items():
+            cells = [
+                _percent(least_cost(points, "accuracy", _REJECTED, target["accuracy"] - 1e-9)),
+                *(_percent(best_quality(points, "accuracy", _REJECTED, x)) for x in (lossless, lossless / 2)),
+            ]
+            if with_loss:
+                gains = [{**p, "gain": -p["log_loss"]} for p in points]
+                best = [best_quality(gains, "gain", _REJECTED, x) for x in (lossless, lossless / 2)]
+                cells.append(_percent(least_cost(gains, "gain", _REJECTED, -target["log_loss"] - 1e-9)))
+                cells += [_number(None if x is None else -x) for x in best]
+            body.append([rule, *cells])
+        columns = ["rejected % at equal {}", "best {} at ≤ lossless's rejections", "best {} at ≤ half of them"]
+        head = [c.format(q) for q in ("accuracy", "log-loss")[: 1 + with_loss] for c in columns]
+        parts.append(markdown(["rule", *head], body) + "\n")
+    return "\n".join(parts)
+
+
+def _draw_next_token(result: dict[str, Any], folder: Path) -> list[Path]:
+    rows, settings = result["rows"], _settings_of(result)
+    rules: tuple[str, ...] = (*figures.MAIN[:6], "TokenV1", "TokenV2")
+    path = folder / "next-token-accuracy.png"
+    figures.draw(rows, [(s, _REJECTED) for s in settings], rules, "accuracy", ("rejection rate", "accuracy"), path)
+    drawn = [path]
+    if with_loss := [s for s in settings if _only(curves(rows, s).get(TARGET))["log_loss"] is not None]:
+        path = folder / "next-token-log-loss.png"
+        rules = (*rules, "Chow, log", "Diff, log", "Opt, log")
+        panels = [(s, _REJECTED) for s in with_loss]
+        figures.draw(rows, panels, rules, "log_loss", ("rejection rate", "log-loss in nats"), path)
+        drawn.append(path)
+    return drawn
