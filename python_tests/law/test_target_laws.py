@@ -4,6 +4,7 @@ lemmas (Narasimhan et al., arXiv 2405.19261).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -43,29 +44,34 @@ def with_law(kind: str, law: TargetLaw, vocab: int, num_draft: int) -> ChainProb
     return replace(case, law=law)
 
 
+def each(some: Iterable[TargetLaw], kinds: Iterable[str] = ("full",)) -> pytest.MarkDecorator:
+    """Parametrises `acceptance`, `kind` and `law` by what goes together."""
+    cases = [
+        pytest.param(acceptance, kind, law, id=f"{acceptance}-{kind}-{named(law)}")
+        for acceptance in ("token", "block")
+        for kind in kinds
+        for law in some
+        if chains.fits(law, acceptance, "reduced" if "reduced" in kind else "full")
+    ]
+    return pytest.mark.parametrize(("acceptance", "kind", "law"), cases)
+
+
 def check(backend: Backend, acceptance: str, kind: str, law: TargetLaw) -> None:
-    if not chains.fits(law, acceptance, "reduced" if "reduced" in kind else "full"):
-        pytest.skip("the acceptance, or the draft, does not go with this law")
     size = affordable(backend, kind, SIZES[-1]) if backend.interpreted else SIZE
     check_law(backend.verify_chain, with_law(kind, law, *size), acceptance, backend.device)
 
 
-@pytest.mark.parametrize("law", LAWS, ids=named)
-@pytest.mark.parametrize("acceptance", ["token", "block"])
-def test_emitted_law_is_the_cascades(backend: Backend, acceptance: str, law: TargetLaw) -> None:
-    check(backend, acceptance, "full", law)
+@each(LAWS)
+def test_emitted_law_is_the_cascades(backend: Backend, acceptance: str, kind: str, law: TargetLaw) -> None:
+    check(backend, acceptance, kind, law)
 
 
-@pytest.mark.parametrize("law", LAWS, ids=named)
-@pytest.mark.parametrize("kind", ROWS)
-@pytest.mark.parametrize("acceptance", ["token", "block"])
+@each(LAWS, ROWS)
 def test_emitted_law_of_every_kind_of_row(backend: Backend, acceptance: str, kind: str, law: TargetLaw) -> None:
     check(backend, acceptance, kind, law)
 
 
-@pytest.mark.parametrize("law", [laws.Lossy(0.4, beta="exact"), *LAWS[-6:-2]], ids=named)
-@pytest.mark.parametrize("kind", OTHERS)
-@pytest.mark.parametrize("acceptance", ["token", "block"])
+@each([laws.Lossy(0.4, beta="exact"), *LAWS[-6:-2]], OTHERS)
 def test_emitted_law_of_odd_rows(backend: Backend, acceptance: str, kind: str, law: TargetLaw) -> None:
     check(backend, acceptance, kind, law)
 
@@ -128,24 +134,20 @@ NEVER: list[TargetLaw] = [laws.Chow(2.0), laws.Diff(2.0), laws.Opt(90.0), laws.B
 ALWAYS: list[TargetLaw] = [laws.Chow(-1.0), laws.Diff(-2.0), laws.Opt(-3.0), laws.BiLD(-1.0), laws.TokenV3(-0.5)]
 
 
-@pytest.mark.parametrize("law", [*ALWAYS, laws.Lossy(0.0)], ids=named)
-@pytest.mark.parametrize("acceptance", ["token", "block"])
-def test_always_deferring_is_plain_speculative_decoding(backend: Backend, acceptance: str, law: TargetLaw) -> None:
+@each([*ALWAYS, laws.Lossy(0.0)])
+def test_always_deferring_is_plain_speculative_decoding(
+    backend: Backend, acceptance: str, kind: str, law: TargetLaw
+) -> None:
     """δ = 1 everywhere (r = 1, α = 0): the same tokens for the same uniforms."""
-    if not chains.fits(law, acceptance, "full"):
-        pytest.skip("block does not take it")
-    given = chain(backend, acceptance=acceptance, params=sk.SamplingParams(0.8, top_p=0.9))
+    given = chain(backend, kind=kind, acceptance=acceptance, params=sk.SamplingParams(0.8, top_p=0.9))
     same_bits(run(backend, given, target_law=law), run(backend, given))
 
 
-@pytest.mark.parametrize(
-    "law", [laws.Chow(2.0), laws.Diff(2.0), laws.Opt(90.0), laws.BiLD(1e6), laws.TokenV3(1.5)], ids=named
-)
-@pytest.mark.parametrize("acceptance", ["token", "block"])
-def test_never_deferring_is_the_draft(backend: Backend, acceptance: str, law: TargetLaw) -> None:
+@each(NEVER)
+def test_never_deferring_is_the_draft(backend: Backend, acceptance: str, kind: str, law: TargetLaw) -> None:
     """δ = 0 everywhere: nothing is rejected, and the cascade's bonus has the draft's law."""
     law = replace(law, bonus="cascade")  # type: ignore[call-arg]
-    given = chain(backend, acceptance=acceptance, params=sk.SamplingParams(0.6, top_k=5), law=law)
+    given = chain(backend, kind=kind, acceptance=acceptance, params=sk.SamplingParams(0.6, top_k=5), law=law)
     out = run(backend, given)
     assert (out.num_accepted == 3).all()
     alone = backend.sample(
@@ -154,7 +156,7 @@ def test_never_deferring_is_the_draft(backend: Backend, acceptance: str, law: Ta
     )  # fmt: skip
     assert torch.equal(out.tokens[:, 3], alone.token)
     if not backend.interpreted:
-        check(backend, acceptance, "full", law)
+        check(backend, acceptance, kind, law)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.9])
@@ -211,13 +213,10 @@ def test_distance_does_not_underflow_with_the_probability(
     assert out.tokens.tolist() == ([[1, 0]] if accepted else [[0, -1]])
 
 
-@pytest.mark.parametrize("law", LAWS, ids=named)
-@pytest.mark.parametrize("acceptance", ["token", "block"])
-def test_packed_gives_the_tokens_of_the_chain(backend: Backend, acceptance: str, law: TargetLaw) -> None:
-    if not chains.fits(law, acceptance, "stats"):
-        pytest.skip("block does not take it")
+@each(LAWS, ["stats"])
+def test_packed_gives_the_tokens_of_the_chain(backend: Backend, acceptance: str, kind: str, law: TargetLaw) -> None:
     rng = torch.Generator().manual_seed(29)
-    given = chains.make(rng, backend.batch(30), 3, 40, kind="stats", acceptance=acceptance, law=law)
+    given = chains.make(rng, backend.batch(30), 3, 40, kind=kind, acceptance=acceptance, law=law)
     counts = torch.arange(len(given["draft_tokens"])) % 4
     chained = run(backend, given, num_draft_tokens=counts)
     packed = backend.verify_packed(**chains.on(backend, chains.packed(given, counts)))
