@@ -68,8 +68,8 @@ class Backend:
 
     def cases(self, wanted: int) -> int:
         """How many random cases run: `wanted`; of the emulated CUDA kernels so many in one strategy and a tenth in the
-        others and in random schedules (which change no bit, as other tests prove); under Triton's interpreter, fifty
-        times as slow, a tenth.
+        others and in random schedules (which change no bit, as other tests prove); under Triton's interpreter, far
+        slower, a tenth.
         """
         if self.name == "triton" and self.interpreted:
             return wanted // 10

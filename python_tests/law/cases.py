@@ -33,7 +33,7 @@ def problem(name: str, vocab: int, num_draft: int) -> ChainProblem:
 
 def affordable(backend: Backend, kind: str, size: tuple[int, int]) -> tuple[int, int]:
     """The size to run a case in: `size`, or a smaller one where kernels are interpreted; Triton's interpreter, which
-    needs half a second for a sequence, runs the smallest size of the plainest kind.
+    is far slower, runs the smallest size of the plainest kind.
     """
     if backend.interpreted and backend.name == "triton":
         if kind != "full" or size != SIZES[-1]:

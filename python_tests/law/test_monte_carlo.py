@@ -15,7 +15,7 @@ OP = "verify_chain"
 @pytest.mark.parametrize("name", CASES)
 def test_joint_law_over_steps(backend: Backend, name: str) -> None:
     if backend.interpreted and backend.name == "triton":
-        pytest.skip("thousands of sequences, each half a second in Triton's interpreter")
+        pytest.skip("thousands of sequences take Triton's interpreter minutes")
     check_steps(backend.verify_chain, CASES[name], backend.device, BATCH if not backend.interpreted else 320)
 
 
