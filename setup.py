@@ -77,7 +77,7 @@ X86_FLAGS = {
 
 
 def say(message: str) -> None:
-    print(f"{PACKAGE}: {message}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"{PACKAGE}: {message}\n")  # one write: print() makes two, and threads would mix their lines
 
 
 def stop(message: str) -> NoReturn:

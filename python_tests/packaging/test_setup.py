@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import runpy
 import shutil
 import subprocess
 import sys
@@ -84,6 +85,15 @@ def test_builds_every_part_then_only_what_changed(project: Path) -> None:
     assert compiled(in_place(project)) == set()
     (project / "csrc/common/answer.h").write_text("inline int answer() { return 43; }\n")
     assert compiled(in_place(project)) == {"bind_cpu.cpp.o", "_C_cpu.so"}
+
+
+def test_a_line_is_one_write_so_that_threads_do_not_mix_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    say = runpy.run_path(str(ROOT / "setup.py"))["say"]
+    writes: list[str] = []
+    monkeypatch.setattr(sys.stderr, "write", writes.append)
+    say("op.o (0.1 s)")
+    assert writes == ["specdec_kernels: op.o (0.1 s)\n"]
 
 
 @needs_compiler
