@@ -23,6 +23,7 @@ from .ops.verify_chain import verify_chain
 from .ops.verify_packed import verify_packed
 from .ops.warp_probs import warp_probs
 from .sampling import SamplingParams
+from .tree import DraftTree
 from .types import PLACEHOLDER_TOKEN_ID, Draw, RowStats, Status, TokenMap, VerifyOutput
 
 __version__ = "0.1.0"
@@ -33,6 +34,7 @@ register_triton(LIBRARY)
 __all__ = [
     "PLACEHOLDER_TOKEN_ID",
     "Draft",
+    "DraftTree",
     "Drafter",
     "Draw",
     "GenerationOutput",

@@ -31,6 +31,8 @@ class Status(IntFlag):
     BAD_PARAM = 16
     """Out of range: a sampling parameter (read as its default), a length (clamped, or an idle row), or a uniform (read
     as 0)."""
+    BAD_TREE = 32
+    """A tree on the device that is none: what does not hang from its root within the depth given was pruned."""
 
 
 class RowStats(NamedTuple):
