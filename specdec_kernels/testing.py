@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .laws import Lossy, TargetLaw
 from .sampling import SamplingParams
+from .tree import DraftTree
 from .types import PLACEHOLDER_TOKEN_ID, RowStats, TokenMap
 
 Float64 = NDArray[np.float64]
@@ -249,6 +250,18 @@ class ChainProblem:
         return len(self.target) - 1
 
     @property
+    def num_tokens(self) -> int:
+        """That a step emits at most; it takes as many uniforms."""
+        return len(self.target)
+
+    num_uniforms = num_tokens
+
+    @property
+    def each_is_right(self) -> bool:
+        """Whether any choice of draft tokens comes out with the target's law, not only their mixture."""
+        return self.draft is None
+
+    @property
     def vocab(self) -> int:
         return self.target[0].shape[-1]
 
@@ -268,12 +281,7 @@ class ChainProblem:
             raw = [self._over_target_ids(float64_law(q)) for q in self.draft or []]
             for d in range(self._draft_rows):
                 laws[d] = float64_target_law(self.law, laws[d], draft[d], float64_law(self.target[d]), raw[d])
-        if self.eos is not None:
-            for d in range(1, len(laws)):
-                for path in itertools.product(range(self.vocab), repeat=d):
-                    if self.eos in path:
-                        laws[d][path] = np.eye(1, self.vocab, self.eos)[0]
-        return laws
+        return laws if self.eos is None else _ended(laws, self.eos)
 
     def draft_laws(self) -> list[Float64]:
         """``[vocab] * d + [vocab]`` over target ids for each depth d < num_draft."""
@@ -343,20 +351,125 @@ class ChainProblem:
         return verify(target.to(device), tokens.to(device), uniform_samples=coins, **arguments)
 
 
-def exact_law(verify: Verify, problem: ChainProblem, acceptance: str, device: torch.device | str = "cpu") -> Float64:
-    """The joint law of the first ``num_draft + 1`` tokens that `verify` really produces, drafting from the draft's law.
+@dataclass
+class TreeProblem:
+    """The same for one verify step of a token tree.
+
+    Attributes
+    ----------
+    parents : list of int
+        Of the nodes; −1 for the root, node 0.
+    target, draft : list of Tensor
+        As in `ChainProblem`, to the depth of the tree: row i of a step is the law after node i's path. `draft` may be
+        None.
+    sampled : bool
+        Whether siblings are drawn from the draft's law without replacement; else the tokens are given, and each choice
+        of them must come out right.
+    options : dict
+        Further arguments of the call.
+    """
+
+    parents: list[int]
+    target: list[Tensor]
+    draft: list[Tensor] | None = None
+    sampled: bool = False
+    params: SamplingParams = field(default_factory=SamplingParams)
+    draft_params: SamplingParams = field(default_factory=SamplingParams)
+    eos: int | None = None
+    law: TargetLaw | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def vocab(self) -> int:
+        return self.target[0].shape[-1]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.target)
+
+    @property
+    def num_uniforms(self) -> int:
+        return len(self.parents)
+
+    @property
+    def each_is_right(self) -> bool:
+        return not self.sampled
+
+    def target_laws(self) -> list[Float64]:
+        laws = [float64_law(t, self.params) for t in self.target]
+        return laws if self.eos is None else _ended(laws, self.eos)
+
+    def paths(self) -> tuple[Int64, Float64]:
+        """The tokens of the nodes below the root ``[n, num_nodes − 1]`` that can occur, and their probabilities."""
+        found: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
+        laws = [float64_law(q, self.draft_params) for q in self.draft] if self.sampled and self.draft else None
+        for node in range(1, len(self.parents)):
+            longer = []
+            for tokens, weight in found:
+                if laws is None:
+                    longer += [((*tokens, t), 1.0) for t in range(self.vocab)]
+                    continue
+                above = self._context(self.parents[node], tokens)
+                left = np.zeros(self.vocab) if above is None else laws[len(above)][above].copy()
+                left[[tokens[s - 1] for s in range(1, node) if self.parents[s] == self.parents[node]]] = 0
+                if left.sum() == 0:  # nothing is left to draw
+                    longer.append(((*tokens, PLACEHOLDER_TOKEN_ID), weight))
+                longer += [((*tokens, t), weight * q / left.sum()) for t, q in enumerate(left) if q > 0]
+            found = longer
+        paths = np.array([tokens for tokens, _ in found], np.int64).reshape(len(found), len(self.parents) - 1)
+        return paths, np.array([weight for _, weight in found])
+
+    def _context(self, node: int, tokens: Sequence[int]) -> tuple[int, ...] | None:
+        """The tokens on the path to a node; None where one is missing."""
+        out: list[int] = []
+        while node > 0:
+            out.insert(0, tokens[node - 1])
+            node = self.parents[node]
+        return None if PLACEHOLDER_TOKEN_ID in out else tuple(out)
+
+    def call(
+        self, verify: Verify, paths: Int64, uniforms: Int64, acceptance: str, device: torch.device | str = "cpu"
+    ) -> Any:
+        """Run `verify` on drafted tokens with `uniforms` ``[n, num_nodes]`` in units of 2**-24."""
+        spoiled = torch.full((self.vocab,), torch.nan)
+
+        def rows(laws: list[Tensor]) -> Tensor:
+            out = []
+            for tokens in paths.tolist():
+                contexts = [self._context(node, tokens) for node in range(len(self.parents))]
+                out.append(torch.stack([spoiled if c is None else laws[len(c)][c] for c in contexts]))
+            return torch.stack(out).to(device)
+
+        arguments: dict[str, Any] = {"params": self.params, "acceptance": acceptance, **self.options}
+        if self.law is not None:
+            arguments["target_law"] = self.law
+        if self.draft is not None:
+            arguments |= {"draft_logits": rows(self.draft), "draft_params": self.draft_params}
+        if self.eos is not None:
+            arguments["eos_token_ids"] = torch.tensor([self.eos], device=device)
+        coins = torch.from_numpy((uniforms / LATTICE).astype(np.float32)).to(device)
+        tokens = torch.nn.functional.pad(torch.from_numpy(paths), (1, 0)).to(device)
+        return verify(rows(self.target), DraftTree.from_parents(self.parents).to(device), tokens,
+                      uniform_samples=coins, **arguments)  # fmt: skip
+
+
+def exact_law(
+    verify: Verify, problem: ChainProblem | TreeProblem, acceptance: str, device: torch.device | str = "cpu"
+) -> Float64:
+    """The joint law of as many tokens as a step can emit that `verify` really produces, drafting from the draft's law.
 
     What a step emits is continued with the law that it should have, so a right verifier yields exactly `target_joint`.
     The uniforms are taken to be independent and uniform on the lattice; no structure of the rule is assumed, beyond
-    that each uniform's breakpoints show when the others are at the ends of their range.
+    that each uniform's breakpoints show when the others are at the ends of their range (of a tree: or anywhere between
+    breakpoints that showed so).
 
     Returns
     -------
     ndarray
-        ``[n] + [vocab] * (num_draft + 1)`` float64: n = 1, or for one-hot drafts one law a path, each of them right.
+        ``[n] + [vocab] * num_tokens`` float64: n = 1, or for drafts without a law one a path, each of them right.
     """
     paths, weights = problem.paths()
-    vocab, width = problem.vocab, problem.num_draft + 1
+    vocab, width = problem.vocab, problem.num_tokens
 
     def run(path: Int64, uniforms: Int64) -> Int64:
         """The emitted tokens as one number (base vocab + 1, −1 as 0)."""
@@ -370,8 +483,8 @@ def exact_law(verify: Verify, problem: ChainProblem, acceptance: str, device: to
             codes[part] = (emitted + 1) @ (vocab + 1) ** np.arange(width)
         return codes
 
-    codes, volumes, owner = _pieces(run, len(paths), width)
-    laws, one_hot = problem.target_laws(), problem.draft is None
+    codes, volumes, owner = _pieces(run, len(paths), problem.num_uniforms, isinstance(problem, TreeProblem))
+    laws, one_hot = problem.target_laws(), problem.each_is_right
     joint = np.zeros((len(paths) if one_hot else 1, *[vocab] * width))
     rest: dict[tuple[int, ...], Float64] = {}
     for code, volume, path in zip(codes, volumes, owner, strict=True):
@@ -383,9 +496,19 @@ def exact_law(verify: Verify, problem: ChainProblem, acceptance: str, device: to
     return joint
 
 
-def target_joint(problem: ChainProblem) -> Float64:
-    """``[vocab] * (num_draft + 1)``: the joint law of plain sampling from the target (its `law`), by enumeration."""
+def target_joint(problem: ChainProblem | TreeProblem) -> Float64:
+    """``[vocab] * num_tokens``: the joint law of plain sampling from the target (its `law`), by enumeration."""
     return _continuation(problem.target_laws(), ())
+
+
+def _ended(laws: list[Float64], eos: int) -> list[Float64]:
+    """After an EOS only EOS follows."""
+    vocab = laws[0].shape[-1]
+    for d in range(1, len(laws)):
+        for path in itertools.product(range(vocab), repeat=d):
+            if eos in path:
+                laws[d][path] = np.eye(1, vocab, eos)[0]
+    return laws
 
 
 def total_variation(laws: Float64, expected: Float64) -> float:
@@ -403,13 +526,47 @@ def _continuation(laws: Sequence[Float64], prefix: tuple[int, ...]) -> Float64:
     return joint
 
 
-def _pieces(run: Callable[[Int64, Int64], Int64], num_paths: int, width: int) -> tuple[Int64, Float64, Int64]:
-    """Cut the cube of uniforms of every path into boxes of constant outcome: outcome, volume and path of each box."""
+def _pieces(
+    run: Callable[[Int64, Int64], Int64], num_paths: int, width: int, hidden: bool
+) -> tuple[Int64, Float64, Int64]:
+    """Cut the cube of uniforms of every path into boxes of constant outcome: outcome, volume and path of each box.
+
+    `hidden`: also look for breakpoints that show only while the other uniforms are inside their range.
+    """
+    ends = np.array([0, LATTICE - 1])
+    probes = [[ends] * width for _ in range(num_paths)]
+    cuts: set[tuple[int, int, int]] = set()  # (path, axis, first lattice point of the next piece)
+    while True:
+        known = len(cuts)
+        cuts |= _breakpoints(run, probes)
+        edges: dict[tuple[int, int], list[int]] = {}
+        for cut_path, cut_axis, at_point in sorted(cuts):
+            edges.setdefault((cut_path, cut_axis), []).append(at_point)
+        sides = [[np.array([0, *edges.get((p, a), []), LATTICE]) for a in range(width)] for p in range(num_paths)]
+        probes = [[(s[:-1] + s[1:]) // 2 for s in axes] for axes in sides]
+        if not hidden or len(cuts) == known:
+            break
+    corners, volumes, owner = [], [], []
+    for p in range(num_paths):
+        middles = np.meshgrid(*probes[p], indexing="ij")
+        sizes = np.meshgrid(*[np.diff(s) / LATTICE for s in sides[p]], indexing="ij")
+        corners.append(np.stack([m.ravel() for m in middles], -1))
+        volumes.append(np.prod([s.ravel() for s in sizes], 0))
+        owner.append(np.full(len(volumes[-1]), p))
+    boxes, owners = np.concatenate(corners), np.concatenate(owner)
+    return run(owners, boxes), np.concatenate(volumes), owners
+
+
+def _breakpoints(run: Callable[[Int64, Int64], Int64], probes: list[list[Int64]]) -> set[tuple[int, int, int]]:
+    """Where the outcome changes along lines of one uniform, the others at all combinations of ``probes[path][axis]``:
+    (path, axis, first lattice point after the change).
+    """
+    width = len(probes[0])
     lines = [
-        (path, axis, ends)
-        for path in range(num_paths)
+        (path, axis, others)
+        for path, values in enumerate(probes)
         for axis in range(width)
-        for ends in itertools.product((0, LATTICE - 1), repeat=width - 1)
+        for others in itertools.product(*values[:axis], *values[axis + 1 :])
     ]
     path = np.array([line[0] for line in lines])
     axis = np.array([line[1] for line in lines])
@@ -429,7 +586,7 @@ def _pieces(run: Callable[[Int64, Int64], Int64], num_paths: int, width: int) ->
         code[:, :-1].ravel(),
         code[:, 1:].ravel(),
     )
-    cuts: set[tuple[int, int, int]] = set()  # (path, axis, first lattice point of the next piece)
+    cuts: set[tuple[int, int, int]] = set()
     while True:
         differ = code_low != code_high
         line, low, high, code_low, code_high = (v[differ] for v in (line, low, high, code_low, code_high))
@@ -437,23 +594,9 @@ def _pieces(run: Callable[[Int64, Int64], Int64], num_paths: int, width: int) ->
         cuts.update(zip(path[line[done]].tolist(), axis[line[done]].tolist(), high[done].tolist(), strict=True))
         line, low, high, code_low, code_high = (v[~done] for v in (line, low, high, code_low, code_high))
         if not len(line):
-            break
+            return cuts
         middle = (low + high) // 2
         code_middle = at(line, middle)
         line = np.tile(line, 2)
         low, high = np.concatenate([low, middle]), np.concatenate([middle, high])
         code_low, code_high = np.concatenate([code_low, code_middle]), np.concatenate([code_middle, code_high])
-
-    edges: dict[tuple[int, int], list[int]] = {}
-    for cut_path, cut_axis, at_point in sorted(cuts):
-        edges.setdefault((cut_path, cut_axis), []).append(at_point)
-    corners, volumes, owner = [], [], []
-    for p in range(num_paths):
-        sides = [np.array([0, *edges.get((p, a), []), LATTICE]) for a in range(width)]
-        middles = np.meshgrid(*[(s[:-1] + s[1:]) // 2 for s in sides], indexing="ij")
-        sizes = np.meshgrid(*[np.diff(s) / LATTICE for s in sides], indexing="ij")
-        corners.append(np.stack([m.ravel() for m in middles], -1))
-        volumes.append(np.prod([s.ravel() for s in sizes], 0))
-        owner.append(np.full(len(volumes[-1]), p))
-    boxes, owners = np.concatenate(corners), np.concatenate(owner)
-    return run(owners, boxes), np.concatenate(volumes), owners
