@@ -283,13 +283,13 @@ def traversal(tree: Tree, target: Law, draft: Tensor, draft_status: Tensor, unif
     w = torch.ones_like(P[..., 0])
     certain = target.one_hot[:, :1].repeat(1, levels)
     child, walking, skipped = tree.first_child[:, 0], torch.ones_like(depth, dtype=torch.bool), torch.zeros_like(depth)
-    read, coins, read_draft = (torch.zeros_like(tree.usable) for _ in range(3))
+    coins, read_draft = torch.zeros_like(tree.usable), torch.zeros_like(tree.usable)
     for _ in range(2 * num_nodes):  # each node is entered once and left once
         here = child.clamp_min(0)
         token = at(tree.tokens, here)
         p, q = (rows[sequence, depth].gather(1, token[:, None])[:, 0] for rows in (P, Q))
         tried = walking & (child >= 0) & at(tree.usable, here)
-        read_draft = read_draft | torch.zeros_like(read).scatter(1, at(node, depth)[:, None], tried[:, None])
+        read_draft = read_draft | torch.zeros_like(coins).scatter(1, at(node, depth)[:, None], tried[:, None])
         skipped = skipped | torch.where(tried & (q <= 0), int(Status.BAD_TOKEN), 0)
         enter = tried & (q > 0)
         skip = walking & (child >= 0) & ~enter
@@ -319,12 +319,12 @@ def traversal(tree: Tree, target: Law, draft: Tensor, draft_status: Tensor, unif
         w[sequence, below] = torch.where(enter, weight, at(w, below))
         certain[sequence, below] = torch.where(enter, at(target.one_hot, here), at(certain, below))
         node[sequence, below] = torch.where(enter, here, at(node, below))
-        read = read | torch.zeros_like(read).scatter(1, here[:, None], (enter & ~at(tree.is_eos, here))[:, None])
         walking = walking & ~accept
         following = torch.where(up, at(tree.next_sibling, current), at(tree.next_sibling, here))
         child = torch.where(enter, at(tree.first_child, here), torch.where(up | skip, following, child))
         depth = torch.where(enter, below, torch.where(up, above, depth))
-    read[:, 0] = True
     last = at(node, depth)
+    drawn = ~(at(tree.is_eos, last) & (last > 0))
+    read = read_draft | torch.zeros_like(read_draft).scatter(1, last[:, None], drawn[:, None])
     status = skipped | any_flag(draft_status, read_draft)
     return Outcome(last, P[sequence, depth], at(certain, depth), at(target.argmax, last), read, status, coins)
