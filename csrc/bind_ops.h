@@ -367,7 +367,7 @@ void register_ops(Library& library) {
   library.impl("sample", TORCH_BOX(&Ops<Device>::sample));
   library.impl("verify_chain", TORCH_BOX(&Ops<Device>::verify_chain));
   library.impl("verify_packed", TORCH_BOX(&Ops<Device>::verify_packed));
-  if constexpr (requires { Device::kVerifyTree; }) library.impl("verify_tree", TORCH_BOX(&Ops<Device>::verify_tree));
+  library.impl("verify_tree", TORCH_BOX(&Ops<Device>::verify_tree));
 }
 
 }  // namespace specdec::bind
