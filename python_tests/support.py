@@ -115,7 +115,7 @@ def _to(value: Any, device: str) -> Any:
     if isinstance(value, sk.SamplingParams):
         fields = {f: _to(getattr(value, f), device) for f in ("temperature", "top_k", "top_p", "min_p", "min_p_first")}
         return sk.SamplingParams(**fields)
-    return value.to(device) if isinstance(value, sk.TokenMap) else value
+    return value.to(device) if isinstance(value, (sk.TokenMap, sk.DraftTree)) else value
 
 
 def present(op: str) -> list[Backend]:
