@@ -36,10 +36,20 @@ def _demo(arguments: list[str]) -> int:
     return demo.main(arguments)
 
 
+def _medusa(arguments: list[str]) -> int:
+    try:
+        from .medusa import command
+    except ImportError as error:
+        print(f"medusa needs the 'transformers' extra of the package: {error}", file=sys.stderr)
+        return 1
+    return command.main(arguments)
+
+
 _COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "env": (_env, "report on this machine and installation, to paste into a bug report"),
     "backends": (_backends, "which backend runs which op, and why not"),
     "demo": (_demo, "a real language model with and without speculation, side by side"),
+    "medusa": (_medusa, "train and calibrate heads that draft"),
 }
 
 

@@ -1,0 +1,329 @@
+"""Data, losses, training and calibration of Medusa's heads, on models that are instant."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import specdec_kernels as sk
+from python_tests.decoding.models import SMALL, tiny
+from python_tests.medusa.test_heads import HIDDEN, formula, random_heads
+from specdec_kernels.medusa import (
+    Document,
+    Features,
+    MedusaHeads,
+    Recipe,
+    choose_vocabulary,
+    count_accuracy,
+    data,
+    distillation_loss,
+    extract,
+    falling,
+    heads_weight,
+    lm_loss,
+    medusa1_loss,
+    prepare,
+    train_heads,
+    train_jointly,
+)
+
+VOCAB = SMALL["vocab_size"]
+
+
+def documents(*lengths: int, first: int = 0, vocab: int = VOCAB, seed: int = 0) -> list[Document]:
+    random = np.random.default_rng(seed)
+    return [Document(random.integers(3, vocab, n), min(first, n)) for n in lengths]
+
+
+def patterned(count: int, length: int = 20) -> list[Document]:
+    """Texts that can be learnt: every token is its forerunner's plus one, in a small circle."""
+    return [Document((np.arange(length) + start) % 12 + 3) for start in range(count)]
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def test_hidden_states_are_those_of_each_text_alone() -> None:
+    model = tiny("llama")
+    texts = documents(9, 4, 13, 1, first=2)
+    features = extract(model, texts, batch_size=3)
+    assert features.starts.tolist() == [0, 9, 13, 26] and features.firsts.tolist() == [2, 2, 2, 1]
+    for i, text in enumerate(texts):
+        with torch.inference_mode():
+            alone = model(torch.from_numpy(text.tokens)[None], output_hidden_states=True).hidden_states[-1][0]
+        rows = features.rows_of(i)
+        torch.testing.assert_close(features.hidden[rows].float(), alone, rtol=2e-3, atol=2e-3)
+        assert features.tokens[rows].tolist() == text.tokens.tolist()
+
+
+def test_labels_are_the_tokens_after_the_next() -> None:
+    texts = [Document(np.array([10, 11, 12, 13, 14]), first=3), Document(np.array([20, 21, 22]))]
+    none = data.IGNORED
+    features = extract(tiny("llama"), texts)
+    assert features.labels(3).tolist() == [
+        [none, 13, 14], [13, 14, none], [14, none, none], [none] * 3, [none] * 3,
+        [22, none, none], [none] * 3, [none] * 3,
+    ]  # fmt: skip
+    assert features.next_tokens().tolist() == [none, none, 13, 14, none, 21, 22, none]
+
+
+def test_labels_are_what_greedy_decoding_goes_on_with() -> None:
+    """The indexing, against `generate`: head k at token t is to say the token t + k + 2."""
+    model, prompt = tiny("llama"), torch.tensor([[4, 9, 30]])
+    out = sk.generate(model, prompt, drafter=sk.NoDrafter(), sampling=sk.SamplingParams(0.0), max_new_tokens=6, eos_token_id=[])  # noqa: E501  # fmt: skip
+    text = out.sequences[0]
+    features = extract(model, [Document(text.numpy(), first=3)])
+    with torch.inference_mode():
+        said = model.get_output_embeddings()(features.hidden.float()).argmax(-1)
+    assert torch.equal(said[2:-1], text[3:])  # the LM head's word is the next token
+    assert features.labels(2)[2].tolist() == text[4:6].tolist()
+
+
+def test_features_survive_files_joining_and_splitting(tmp_path: Path) -> None:
+    model = tiny("llama")
+    parts = [extract(model, documents(5, 8, first=1, seed=s)) for s in range(3)]
+    for i, part in enumerate(parts):
+        part.save(tmp_path / f"{i}.safetensors")
+    joined = Features.join([Features.load(tmp_path / f"{i}.safetensors") for i in range(3)])
+    assert torch.equal(joined.labels(2), torch.cat([p.labels(2) for p in parts]))
+    kept, out = joined.split(3)
+    assert len(kept.starts) == 4 and len(out.starts) == 2
+    assert torch.equal(out.labels(2)[:5], parts[1].labels(2)[:5]) and torch.equal(out.hidden[5:], parts[2].hidden[5:])
+    assert torch.equal(kept.hidden, torch.cat([parts[0].hidden, parts[1].hidden[5:], parts[2].hidden[:5]]))
+    with pytest.raises(ValueError, match="at least 7 documents"):
+        joined.split(7)
+
+
+class FakeSeeds:
+    def __init__(self, tokenizer: Any, seed: int) -> None:
+        self.seed = seed
+
+    def prompts(self, model: Any, shard: int) -> list[str]:
+        return [f"{self.seed} {shard}"]
+
+    def source(self, shard: int) -> list[Document]:
+        return documents(10, seed=100 + shard)
+
+
+def test_preparing_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def distill(model: Any, tokenizer: Any, prompts: list[str], seed: int) -> list[Document]:
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        made.append(prompts[0])
+        return documents(7, seed=seed)
+
+    monkeypatch.setattr(data, "Seeds", FakeSeeds)
+    monkeypatch.setattr(data, "distill", distill)
+    whole = prepare(tiny("llama"), None, tmp_path / "whole", 30)
+    assert made == ["0 0", "0 1", "0 2"] and [data.num_tokens_of(p) for p in whole] == [7, 7, 10, 7]
+    made.clear()
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tiny("llama"), None, tmp_path / "stopped", 100)
+    made.clear()
+    steps: list[int] = []
+    again = prepare(tiny("llama"), None, tmp_path / "stopped", 30, advance=steps.append)
+    assert made == [] and steps == [7, 7, 10, 7]
+    for a, b in zip(whole, again, strict=True):
+        assert torch.equal(Features.load(a).hidden, Features.load(b).hidden)
+
+
+def test_seeds_are_documented_functions() -> None:
+    source = 'def f(x):\n    """Doc."""\n    return x\n\n\ndef g(x):\n    return x\n\n\ndef h():\n    """Only doc."""\n'
+    assert data._functions(source) == [('def f(x):\n    """Doc."""\n', 'def f(x):\n    """Doc."""\n    return x\n')]
+    assert data._functions("def (") == []
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_medusa1_loss_is_the_formulas(shared: bool, rng: torch.Generator) -> None:
+    heads = random_heads(shared=shared)
+    hidden = torch.randn(40, HIDDEN, generator=rng)
+    labels = torch.randint(0, VOCAB, (40, 3), generator=rng)
+    labels[::3] = torch.tensor([5, 60, 17])
+    labels[5] = -100
+    logits = formula(heads, hidden)
+    laws = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    places = {int(i): n for n, i in enumerate(heads.token_map.draft_to_target)}
+    want = []
+    for k in range(3):
+        known = [(t, places[int(label)]) for t, label in enumerate(labels[:, k]) if int(label) in places]
+        want.append(-np.mean([laws[t, k, v] for t, v in known]))
+    loss, each = medusa1_loss(heads, hidden, labels)
+    np.testing.assert_allclose(each.numpy(), want, rtol=1e-4)
+    assert float(loss.detach()) == pytest.approx(want[0] + 0.8 * want[1] + 0.64 * want[2], rel=1e-5)
+
+
+def test_a_head_without_a_label_adds_nothing(rng: torch.Generator) -> None:
+    heads = random_heads()
+    labels = torch.tensor([[5, -100, 3], [2, -100, 3]])  # 3 is not in the vocabulary
+    loss, each = medusa1_loss(heads, torch.randn(2, HIDDEN, generator=rng), labels)
+    assert each[1:].tolist() == [0.0, 0.0] and float(loss.detach()) == pytest.approx(float(each[0]))
+    loss.backward()
+    assert bool(torch.isfinite(heads.w1.weight.grad).all())
+
+
+def test_backbone_losses_are_the_formulas(rng: torch.Generator) -> None:
+    p, q = torch.randn(2, 6, 9, generator=rng, dtype=torch.float64)
+    labels = torch.tensor([3, -100, 0, 8, -100, 1])
+    counted = [0, 2, 3, 5]
+    kl = [sum(math.exp(a) * (a - b) for a, b in zip(p[i].log_softmax(-1), q[i].log_softmax(-1), strict=True)) for i in counted]  # noqa: E501  # fmt: skip
+    ce = [-q[i].log_softmax(-1)[labels[i]] for i in counted]
+    assert float(distillation_loss(p, q, labels)) == pytest.approx(float(sum(kl)) / 4, rel=1e-5)
+    assert float(lm_loss(q, labels)) == pytest.approx(float(sum(ce)) / 4, rel=1e-5)
+    assert float(distillation_loss(p, p, labels)) == pytest.approx(0, abs=1e-6)
+
+
+def test_the_heads_weight_ramps_up() -> None:
+    assert [heads_weight(s, 4, 0.2) for s in (0, 1, 4, 9)] == [0, 0.05, 0.2, 0.2]
+    assert heads_weight(0, 0, 0.2) == 0.2
+
+
+def test_learning_rates_warm_up_and_decay() -> None:
+    recipe = Recipe(steps=100, warm_up_steps=10)
+    rates = [recipe.rate(s) for s in range(100)]
+    assert rates[0] == pytest.approx(0.1) and max(rates) == rates[9] and rates[99] < 1e-3
+    assert recipe.learning_rate == 4 * recipe.backbone_learning_rate
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def trainable(features: Features, seed: int = 0) -> MedusaHeads:
+    return MedusaHeads.of_model(tiny("llama", seed=seed), 2, choose_vocabulary(features, 12))
+
+
+SHORT = Recipe(steps=90, batch_size=32, learning_rate=2e-2, warm_up_steps=5, checkpoint_every=7, seed=3)
+
+
+def test_heads_learn_and_a_seed_gives_the_same_losses() -> None:
+    features = extract(tiny("llama"), patterned(16))
+    heads = trainable(features)
+    before = count_accuracy(heads, features, 1)
+    losses = train_heads(heads, features, SHORT)
+    assert losses[-1] < 0.2 * losses[0] and count_accuracy(heads, features, 1).min() > 0.95 > before.max()
+    assert train_heads(trainable(features), features, SHORT) == losses
+    other = Recipe(**{**vars(SHORT), "seed": 4})
+    assert train_heads(trainable(features), features, other) != losses
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_a_killed_run_goes_on_to_the_same_losses(joint: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from specdec_kernels.medusa import train
+
+    recipe = Recipe(steps=20, batch_size=4, warm_up_steps=5, ramp_steps=8, checkpoint_every=6)
+    features = extract(tiny("llama"), patterned(12))
+
+    def run(checkpoint: Path | None) -> tuple[list[float], MedusaHeads]:
+        model, heads = tiny("llama"), trainable(features)
+        if joint:
+            return train_jointly(model, heads, features, recipe, checkpoint), heads
+        return train_heads(heads, features, recipe, checkpoint), heads
+
+    losses, heads = run(None)
+    steps = 0
+    real = train.medusa1_loss
+
+    def dying(*arguments: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 15:
+            raise Killed
+        return real(*arguments)
+
+    monkeypatch.setattr(train, "medusa1_loss", dying)
+    path = tmp_path / "run.checkpoint"
+    with pytest.raises(Killed):
+        run(path)
+    assert torch.load(path, weights_only=True)["losses"] == losses[:12]
+    steps = 100
+    again, resumed = run(path)
+    assert again == losses and steps == 100 + 8  # only what was left was done again
+    assert torch.equal(heads.w1.weight, resumed.w1.weight)
+    with pytest.raises(ValueError, match=r"run.checkpoint must be of .*'seed': 1"):
+        train_heads(trainable(features), features, Recipe(**{**vars(recipe), "seed": 1}), path)
+
+
+def test_joint_training_keeps_the_backbone_near_the_original() -> None:
+    """From the original on, the KL term is 0 and its pull grows with the distance; without it the text pulls."""
+    features = extract(tiny("llama"), patterned(12))
+
+    def moved(distilled: bool) -> float:
+        model = tiny("llama")
+        recipe = Recipe(steps=15, batch_size=6, warm_up_steps=1, ramp_steps=0, distilled=distilled)
+        train_jointly(model, trainable(features), features, recipe)
+        with torch.inference_mode():
+            ids = features.tokens[:20][None]
+            rows = tiny("llama")(ids).logits[0], model(ids).logits[0]
+        return float(distillation_loss(*rows, features.tokens[:20]))
+
+    assert moved(True) < 0.2 * moved(False)
+
+
+def test_joint_losses_begin_at_the_formulas() -> None:
+    features = extract(tiny("llama"), patterned(6))
+    recipe = Recipe(steps=1, batch_size=6, ramp_steps=0, final_heads_weight=0.2, distilled=False)
+    heads = trainable(features)
+    with torch.inference_mode():
+        logits = tiny("llama").get_output_embeddings()(features.hidden.float())
+        want = lm_loss(logits, features.next_tokens()) + 0.2 * medusa1_loss(heads, features.hidden.float(), features.labels(2))[0]  # noqa: E501  # fmt: skip
+    model = tiny("llama")
+    assert train_jointly(model, heads, features, recipe)[0] == pytest.approx(float(want), rel=2e-3)  # float16 states
+    assert not model.training and not next(model.parameters()).requires_grad
+
+
+# --- calibration ------------------------------------------------------------------------------------------------------
+
+
+def test_the_vocabulary_is_the_most_frequent_labels() -> None:
+    texts = [Document(np.array([50, 7, 7, 7, 5, 5, 9])), Document(np.array([8, 8, 8, 8, 9]), first=4)]
+    features = extract(tiny("llama"), texts)
+    assert choose_vocabulary(features, 2).draft_to_target.tolist() == [5, 7]
+    assert choose_vocabulary(features, 99).draft_to_target.tolist() == [5, 7, 9]
+
+
+def test_accuracy_is_what_counting_gives() -> None:
+    heads = random_heads(2)
+    texts = documents(15, 6, first=2, vocab=VOCAB)
+    for text in texts:
+        text.tokens[::2] = 17  # in the vocabulary
+    features = extract(tiny("llama"), texts)
+    best = heads.top_tokens(features.hidden, 4)
+    want = np.zeros((2, 4))
+    for k in range(2):
+        counted = 0
+        for d, text in enumerate(texts):
+            for t in range(len(text.tokens)):
+                if t + k + 2 < len(text.tokens) and t + k + 2 >= text.first:
+                    counted += 1
+                    row = best[features.rows_of(d)][t, k].tolist()
+                    want[k] += [token == text.tokens[t + k + 2] for token in row]
+        want[k] /= counted
+    assert want.sum() > 0
+    np.testing.assert_allclose(count_accuracy(heads, features, 4, batch_size=5).numpy(), want)
+
+
+def test_accuracies_fall_for_the_tree() -> None:
+    table = falling(torch.tensor([[0.5, 0.1, 0.2], [0.4, 0.4, 0.0]], dtype=torch.float64))
+    assert table.tolist() == [[0.5, 0.1, 0.1], [0.4, 0.4, 0.0]]
+    assert sk.DraftTree.calibrated(table, 4).num_nodes == 4
+
+
+def test_calibration_needs_text(rng: torch.Generator) -> None:
+    features = extract(tiny("llama"), documents(3))
+    with pytest.raises(ValueError, match="a token for each of 3 heads"):
+        count_accuracy(random_heads(3), features, ranks=2)
+    with pytest.raises(ValueError, match=r"ranks must be in \[1, vocab_draft=6\], got 7"):
+        count_accuracy(random_heads(1), features, ranks=7)

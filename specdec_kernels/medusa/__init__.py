@@ -1,0 +1,32 @@
+"""Medusa: heads beside the LM head that draft several tokens at once, their training and calibration.
+
+Source: Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (arXiv
+2401.10774).
+"""
+
+from __future__ import annotations
+
+from .calibrate import count_accuracy, falling
+from .data import Document, Features, extract, prepare
+from .heads import MedusaHeads
+from .losses import distillation_loss, heads_weight, linear_cross_entropy, lm_loss, medusa1_loss
+from .train import Recipe, choose_vocabulary, train_heads, train_jointly
+
+__all__ = [
+    "Document",
+    "Features",
+    "MedusaHeads",
+    "Recipe",
+    "choose_vocabulary",
+    "count_accuracy",
+    "distillation_loss",
+    "extract",
+    "falling",
+    "heads_weight",
+    "linear_cross_entropy",
+    "lm_loss",
+    "medusa1_loss",
+    "prepare",
+    "train_heads",
+    "train_jointly",
+]

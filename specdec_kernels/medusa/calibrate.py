@@ -1,0 +1,52 @@
+"""How often each head's tokens are right, on text that it has not been trained on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .data import Features
+from .heads import MedusaHeads
+
+
+@torch.inference_mode()
+def count_accuracy(heads: MedusaHeads, features: Features, ranks: int = 10, batch_size: int = 512) -> Tensor:
+    """The share of tokens that a head's token of each rank hits.
+
+    Parameters
+    ----------
+    heads : MedusaHeads
+    features : Features
+        Of held-out text.
+    ranks : int
+        At most the size of the reduced vocabulary.
+
+    Returns
+    -------
+    Tensor
+        ``[heads, ranks]`` float64 on the CPU. Tokens outside the reduced vocabulary count as missed.
+
+    Raises
+    ------
+    ValueError
+        Text too short to have a token for the last head, or `ranks` out of range.
+    """
+    if not 1 <= ranks <= len(heads.token_map):
+        raise ValueError(f"count_accuracy: ranks must be in [1, vocab_draft={len(heads.token_map)}], got {ranks}")
+    labels = features.labels(heads.num_heads)
+    counted = (labels >= 0).sum(0)
+    if not bool((counted > 0).all()):
+        raise ValueError(f"count_accuracy: features must have a token for each of {heads.num_heads} heads, got none")
+    hits = torch.zeros(heads.num_heads, ranks, dtype=torch.int64)
+    for i in range(0, len(labels), batch_size):
+        rows = features.hidden[i : i + batch_size].to(heads.w1.weight.device)
+        found = heads.top_tokens(rows, ranks).cpu()
+        hits += (found == labels[i : i + batch_size, :, None]).sum(0)
+    return hits.double() / counted[:, None]
+
+
+def falling(accuracy: Tensor) -> Tensor:
+    """`accuracy`, with no rank better than one before it, as `DraftTree.calibrated` needs it: where few tokens were
+    counted, a late rank may by chance have had a few hits more.
+    """
+    return accuracy.cummin(dim=-1).values

@@ -1,0 +1,181 @@
+"""``specdec medusa train`` and ``specdec medusa calibrate``."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import config
+from ..tree import DraftTree
+from .calibrate import count_accuracy, falling
+from .data import Features, prepare
+from .heads import MedusaHeads
+from .train import Recipe, choose_vocabulary, train_heads, train_jointly
+
+HELD_OUT_EVERY = 20
+"""Every such document is not trained on; accuracies are counted there."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``train`` or ``calibrate``.
+
+    Returns
+    -------
+    int
+        The exit status: 0, or 1 with one sentence on stderr. Bad options end the process with status 2.
+    """
+    arguments = _parser().parse_args(argv)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    from ..demo.assets import AssetError
+
+    try:
+        arguments.run(arguments)
+    except (AssetError, ValueError, OSError) as error:
+        print(f"medusa: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="specdec medusa", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="train | calibrate")
+    train = commands.add_parser(
+        "train",
+        help="write text with the model, and train heads on it; started again, it goes on where it was killed",
+    )
+    train.set_defaults(run=_train)
+    calibrate = commands.add_parser("calibrate", help="count how often heads are right, and make a tree of it")
+    calibrate.set_defaults(run=_calibrate)
+    for command in (train, calibrate):
+        command.add_argument("heads", type=Path, help="the heads' safetensors file")
+        command.add_argument("--model", type=Path, help="a transformers folder (default: the demo's SmolLM2-135M)")
+        command.add_argument("--folder", type=Path, help="of text and checkpoints (default: medusa in the cache)")
+        command.add_argument("--tokens", type=int, default=400_000, help="of text (default 400000)")
+        command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--threads", type=int, help="torch's threads")
+    train.add_argument("--num-heads", type=int, default=4)
+    train.add_argument("--vocab", type=int, default=8192, help="size of the heads' vocabulary (default 8192)")
+    train.add_argument("--separate", action="store_true", help="a W2 for each head, not one for all")
+    train.add_argument("--steps", type=int, default=Recipe.steps, help=f"of Medusa-1 (default {Recipe.steps})")
+    train.add_argument("--batch", type=int, default=Recipe.batch_size, help=f"tokens (default {Recipe.batch_size})")
+    train.add_argument("--learning-rate", type=float, default=Recipe.learning_rate)
+    train.add_argument("--joint-steps", type=int, default=0, help="of Medusa-2, after those (default 0: none)")
+    train.add_argument("--joint-batch", type=int, default=8, help="documents of such a step (default 8)")
+    train.add_argument("--backbone", type=Path, help="folder that Medusa-2 writes the trained backbone to")
+    calibrate.add_argument("--ranks", type=int, default=10, help="best tokens of a head (default 10)")
+    calibrate.add_argument("--nodes", type=int, default=16, help="of the tree shown (default 16)")
+    return parser
+
+
+def _load(arguments: argparse.Namespace) -> tuple[Any, Any, Path]:
+    """The model, its tokenizer, and the folder of its text."""
+    from ..demo import assets
+
+    name = assets.MODEL_NAME if arguments.model is None else arguments.model.resolve().name
+    folder = arguments.folder or config.settings().cache / "medusa" / f"{name.lower()}-seed{arguments.seed}"
+    if arguments.model is None:
+        return *assets.load_model(), folder
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, local_files_only=True)
+    return model.eval().requires_grad_(False), AutoTokenizer.from_pretrained(arguments.model), folder
+
+
+def _features(arguments: argparse.Namespace, model: Any, tokenizer: Any, folder: Path) -> tuple[Features, Features]:
+    """Text to train on, and text held out.
+
+    The model writes and reads in bfloat16, twice as fast as in float32 where the processor multiplies it: what is
+    trained on is text, and hidden states that are rounded in any case.
+    """
+    from tqdm.auto import tqdm
+
+    with tqdm(total=arguments.tokens, unit="token", desc="text", mininterval=2.0) as bar:
+        writer = copy.deepcopy(model).to(torch.bfloat16)
+        paths = prepare(writer, tokenizer, folder, arguments.tokens, arguments.seed, advance=bar.update)
+    return Features.join([Features.load(path) for path in paths]).split(HELD_OUT_EVERY)
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    if arguments.joint_steps and arguments.backbone is None:
+        raise ValueError("--joint-steps changes the backbone, which needs --backbone, a folder to write it to")
+    model, tokenizer, folder = _load(arguments)
+    train, held_out = _features(arguments, model, tokenizer, folder)
+    heads = MedusaHeads.of_model(
+        model, arguments.num_heads, choose_vocabulary(train, arguments.vocab), not arguments.separate
+    )
+    recipe = Recipe(
+        steps=arguments.steps, batch_size=arguments.batch, learning_rate=arguments.learning_rate, seed=arguments.seed
+    )
+    name = arguments.heads.stem
+    losses = train_heads(heads, train, recipe, folder / f"{name}.checkpoint", progress=True)
+    heads.card = _card(heads, arguments, train, held_out, recipe, losses)
+    if arguments.joint_steps:
+        joint = replace(recipe, steps=arguments.joint_steps, batch_size=arguments.joint_batch)
+        losses = train_jointly(model, heads, train, joint, folder / f"{name}-joint.checkpoint", progress=True)
+        heads.card["joint"] = {"steps": joint.steps, "documents a step": joint.batch_size, "last loss": losses[-1]}
+        model.save_pretrained(arguments.backbone)
+        tokenizer.save_pretrained(arguments.backbone)
+        # The held-out hidden states are the old backbone's: calibrate on the new one's (--model, another --folder).
+    else:
+        heads.accuracy = falling(count_accuracy(heads, held_out))
+        print(_table(heads.accuracy))
+    heads.save(arguments.heads)
+    print(f"written: {arguments.heads}")
+
+
+def _card(
+    heads: MedusaHeads, arguments: argparse.Namespace, train: Features, held_out: Features, recipe: Recipe,
+    losses: list[float],
+) -> dict[str, Any]:  # fmt: skip
+    """What a reader of the heads' file wants to know."""
+    labels = train.next_tokens()
+    labels = labels[labels >= 0]
+    last = losses[-100:]
+    return {
+        "model": "SmolLM2-135M-Instruct" if arguments.model is None else arguments.model.name,
+        "text": "two thirds self-distilled, one third the Python standard library's source",
+        "tokens": train.tokens.numel(),
+        "tokens held out": held_out.tokens.numel(),
+        "heads": heads.num_heads,
+        "vocabulary": len(heads.token_map),
+        "vocabulary's share of the tokens": float((heads.draft_labels(labels) >= 0).double().mean()),
+        "shared W2": len(heads.w2) == 1,
+        "steps": recipe.steps,
+        "tokens a step": recipe.batch_size,
+        "learning rate": recipe.learning_rate,
+        "seed": recipe.seed,
+        "first loss": losses[0],
+        "mean of the last losses": sum(last) / len(last),
+    }
+
+
+def _calibrate(arguments: argparse.Namespace) -> None:
+    model, tokenizer, folder = _load(arguments)
+    heads = MedusaHeads.load(arguments.heads, model)
+    _, held_out = _features(arguments, model, tokenizer, folder)
+    heads.accuracy = falling(count_accuracy(heads, held_out, arguments.ranks))
+    heads.save(arguments.heads)
+    tree = DraftTree.calibrated(heads.accuracy, arguments.nodes)
+    print(_table(heads.accuracy))
+    print(f"calibrated tree of {tree.num_nodes} nodes: {tree.expected_accepted_length:.3f} accepted tokens expected")
+    assert tree.ranks is not None
+    for node in range(1, tree.num_nodes):
+        path = tree.paths[node, 1:]
+        print(f"  {tree.ranks[path[path >= 0]].tolist()}")
+
+
+def _table(accuracy: Tensor) -> str:
+    """The accuracies, a line a head."""
+    ranks = range(1, min(accuracy.shape[1], 5) + 1)
+    lines = ["head  " + "  ".join(f"rank {i}" for i in ranks)]
+    lines += [f"{k:4}  " + "  ".join(f"{row[i - 1]:6.3f}" for i in ranks) for k, row in enumerate(accuracy.tolist())]
+    return "\n".join(lines)

@@ -1,0 +1,369 @@
+"""Text to train heads on, as hidden states of the target: self-distilled text and the standard library's source.
+
+Self-distillation (Cai et al., arXiv 2401.10774, section 2.2.3): the target writes its own training text. Its seeds are
+beginnings of the standard library's functions, to be continued; questions about such functions; and a chat's empty user
+turn, which the target fills itself before it answers (self-talk: Xu et al., arXiv 2406.08464). What the benchmarks use
+is no part of it: neither their prompts nor, by `specdec_kernels.demo.corpus`, the sources these are made of.
+
+Text and hidden states are made shard by shard, each a file that is complete once it is there: whoever is interrupted
+goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+IGNORED = -100
+"""The label of what is not to be predicted."""
+MAX_DOCUMENT = 512
+"""Tokens of a document at most: beyond a few hundred, hidden states change little and cost more."""
+
+_TEMPERATURES = (
+    0.0,
+    0.7,
+    0.0,
+    1.0,
+)  # of the self-distilled text, in turn: the drafts will meet greedy and sampled text
+_SOURCE_EVERY = 3  # every third shard is source code as people wrote it
+_DOCUMENTS = 32  # of a shard; also the batch in which text is generated
+_NEW_TOKENS = 160
+_SELF_TALK = 64  # tokens of a question that the target asks itself, at most
+_MAX_CHARACTERS = 900
+_QUESTIONS = (
+    "Rewrite this Python function, adding type hints. Keep everything else unchanged.",
+    "Explain what this Python function does.",
+    "Rewrite this Python function with shorter names and comments.",
+    "Write a docstring for this Python function, and repeat the function with it.",
+)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text in tokens.
+
+    Attributes
+    ----------
+    tokens : ndarray
+        ``[n]`` int64.
+    first : int
+        Tokens from here on are to be predicted; those before are a prompt.
+    """
+
+    tokens: NDArray[np.int64]
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Features:
+    """Documents, one after the other, as the target's last hidden states: all that Medusa-1 needs of the target.
+
+    Attributes
+    ----------
+    hidden : Tensor
+        ``[n, hidden]`` float16: what the LM head was given at each token, from which it predicts the next one.
+    tokens : Tensor
+        ``[n]`` int64.
+    starts, firsts : Tensor
+        ``[documents]`` int64: where each begins, and how many tokens of it are a prompt.
+    """
+
+    hidden: Tensor
+    tokens: Tensor
+    starts: Tensor
+    firsts: Tensor
+
+    def labels(self, num_heads: int) -> Tensor:
+        """``[n, num_heads]`` int64: at row t and head k the token t + k + 2; `IGNORED` past the document's end and
+        within its prompt.
+        """
+        return self._tokens_after(range(2, num_heads + 2))
+
+    def next_tokens(self) -> Tensor:
+        """``[n]`` int64: what the LM head itself is to predict, at row t the token t + 1; `IGNORED` as in `labels`."""
+        return self._tokens_after(range(1, 2))[:, 0]
+
+    def _tokens_after(self, distances: range) -> Tensor:
+        n = self.tokens.numel()
+        document = self._documents()
+        wanted = torch.arange(n)[:, None] + torch.tensor(list(distances))
+        begin = (self.starts + self.firsts)[document][:, None]
+        inside = (wanted >= begin) & (wanted < self._ends()[document][:, None])
+        return torch.where(inside, self.tokens[wanted.clamp(max=n - 1)], IGNORED)
+
+    def _ends(self) -> Tensor:
+        return torch.cat([self.starts[1:], torch.tensor([self.tokens.numel()])])
+
+    def _documents(self) -> Tensor:
+        """``[n]`` int64: which document each token belongs to."""
+        return torch.repeat_interleave(self._ends() - self.starts)
+
+    def rows_of(self, document: int) -> slice:
+        """The rows of one document."""
+        return slice(int(self.starts[document]), int(self._ends()[document]))
+
+    def split(self, every: int) -> tuple[Features, Features]:
+        """All documents but every `every`-th one, to train on, and those, held out.
+
+        Raises
+        ------
+        ValueError
+            Fewer than `every` documents.
+        """
+        if len(self.starts) < every:
+            raise ValueError(f"Features: at least {every} documents are needed to hold one out, got {len(self.starts)}")
+        out = torch.arange(len(self.starts)) % every == every - 1
+        return self._select(~out), self._select(out)
+
+    def _select(self, chosen: Tensor) -> Features:
+        rows = chosen[self._documents()]
+        lengths = (self._ends() - self.starts)[chosen]
+        starts = lengths.cumsum(0) - lengths
+        return Features(self.hidden[rows], self.tokens[rows], starts, self.firsts[chosen])
+
+    @staticmethod
+    def join(parts: Sequence[Features]) -> Features:
+        """All documents of `parts`, in order."""
+        offsets = np.cumsum([0] + [part.tokens.numel() for part in parts[:-1]]).tolist()
+        return Features(
+            torch.cat([p.hidden for p in parts]),
+            torch.cat([p.tokens for p in parts]),
+            torch.cat([p.starts + offset for p, offset in zip(parts, offsets, strict=True)]),
+            torch.cat([p.firsts for p in parts]),
+        )
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file, whole or not at all."""
+        from safetensors.torch import save_file
+
+        unfinished = path.with_suffix(".unfinished")
+        save_file({name: getattr(self, name) for name in self.__dataclass_fields__}, unfinished)
+        os.replace(unfinished, path)
+
+    @staticmethod
+    def load(path: Path) -> Features:
+        """Read what `save` wrote."""
+        from safetensors.torch import load_file
+
+        return Features(**load_file(path))
+
+
+@torch.inference_mode()
+def extract(model: Any, documents: Sequence[Document], batch_size: int = 8) -> Features:
+    """Run the target over `documents` and keep its last hidden states.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A decoder-only transformers model in evaluation mode.
+    documents : sequence of Document
+    batch_size : int
+        Documents run together.
+    """
+    backbone, device = model.base_model, model.device
+    rows: list[Tensor] = []
+    for i in range(0, len(documents), batch_size):
+        part = documents[i : i + batch_size]
+        # What is padded stands on the right, where a causal model's rows before it do not see it.
+        padded = torch.zeros(len(part), max(len(d.tokens) for d in part), dtype=torch.int64)
+        for row, document in zip(padded, part, strict=True):
+            row[: len(document.tokens)] = torch.from_numpy(document.tokens)
+        hidden = backbone(input_ids=padded.to(device), use_cache=False)[0]
+        rows += [h[: len(d.tokens)].to("cpu", torch.float16) for h, d in zip(hidden, part, strict=True)]
+    lengths = [len(d.tokens) for d in documents]
+    return Features(
+        torch.cat(rows),
+        torch.from_numpy(np.concatenate([d.tokens for d in documents])),
+        torch.tensor(np.cumsum([0, *lengths[:-1]])),
+        torch.tensor([d.first for d in documents]),
+    )
+
+
+def distill(model: Any, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], seed: int) -> list[Document]:
+    """The target's own continuations of `prompts`, by our own `generate`, a batch at a time."""
+    from ..decoding import generate
+    from ..demo.prompts import encode
+    from ..drafters import NoDrafter
+
+    ids, mask = encode(tokenizer, prompts)
+    temperatures = torch.tensor([_TEMPERATURES[i % len(_TEMPERATURES)] for i in range(len(prompts))])
+    output = generate(
+        model,
+        ids,
+        attention_mask=mask,
+        drafter=NoDrafter(),
+        sampling=SamplingParams(temperature=temperatures),
+        seeds=torch.arange(len(prompts)) + seed,
+        max_new_tokens=_NEW_TOKENS,
+    )
+    documents = []
+    for row, kept, new, count in zip(ids, mask, output.tokens, output.num_tokens.tolist(), strict=True):
+        prompt = row[kept.bool()]
+        documents.append(Document(torch.cat([prompt, new[:count]]).numpy(), first=len(prompt)))
+    return documents
+
+
+class Seeds:
+    """Beginnings of self-distilled texts, and source code.
+
+    Parameters
+    ----------
+    tokenizer
+        With a chat template whose user turn ends with the end-of-sequence token.
+    seed : int
+        Of the order of everything.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> None:
+        from ..demo.corpus import sources
+
+        self.tokenizer = tokenizer
+        self.seed = seed
+        files = [path.read_text(encoding="utf-8", errors="ignore") for path in sources()]
+        order = np.random.default_rng(seed)
+        self._functions = [f for text in files for f in _functions(text)]
+        order.shuffle(self._functions)
+        order.shuffle(files)
+        self._files = files
+        self._pieces: Iterator[Document] = iter(())
+
+    def prompts(self, model: Any, shard: int) -> list[str]:
+        """What a self-distilled shard goes on from: beginnings of functions, questions about them, or self-talk."""
+        kind, turn = shard % 3, shard // 3
+        chosen = [self._functions[(turn * _DOCUMENTS + i) % len(self._functions)] for i in range(_DOCUMENTS)]
+        if kind == 0:
+            return [beginning for beginning, _ in chosen]
+        if kind == 1:
+            return [
+                self._chat(f"{_QUESTIONS[i % len(_QUESTIONS)]}\n```python\n{source[:_MAX_CHARACTERS]}\n```")
+                for i, (_, source) in enumerate(chosen)
+            ]
+        return [self._chat(question) for question in self._self_talk(model, shard)]
+
+    def source(self, shard: int) -> list[Document]:
+        """A shard of source code: pieces of files, each at most `MAX_DOCUMENT` tokens."""
+        pieces: list[Document] = []
+        for i in range(_DOCUMENTS):
+            text = self._files[(shard * _DOCUMENTS + i) % len(self._files)]
+            ids = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
+            # Another piece of the file each time that its turn comes.
+            begin = (shard * _DOCUMENTS + i) // len(self._files) * MAX_DOCUMENT % max(len(ids) - MAX_DOCUMENT, 1)
+            piece = ids[begin : begin + MAX_DOCUMENT]
+            if len(piece) > 2:
+                pieces.append(Document(np.array(piece, dtype=np.int64)))
+        return pieces
+
+    def _chat(self, question: str) -> str:
+        turn = [{"role": "user", "content": question}]
+        text: str = self.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+        return text
+
+    def _self_talk(self, model: Any, shard: int) -> list[str]:
+        """What the target writes in the user's place."""
+        from ..decoding import generate
+        from ..drafters import NoDrafter
+
+        mark = "\N{SNOWMAN}"  # stands where the user's words go: what the template puts before it is the prompt
+        prompt = self._chat(mark).split(mark)[0]
+        ids = torch.tensor([self.tokenizer.encode(prompt, add_special_tokens=False)] * _DOCUMENTS)
+        output = generate(
+            model,
+            ids,
+            drafter=NoDrafter(),
+            seeds=torch.arange(_DOCUMENTS) + (self.seed + 1) * 1_000_003 + shard * _DOCUMENTS,
+            max_new_tokens=_SELF_TALK,
+        )
+        texts = [row[:n].tolist() for row, n in zip(output.tokens, output.num_tokens.tolist(), strict=True)]
+        return [self.tokenizer.decode(text, skip_special_tokens=True).strip() for text in texts]
+
+
+def _functions(text: str) -> list[tuple[str, str]]:
+    """Of every documented function in a source: its beginning up to the end of its docstring, and the whole of it."""
+    found = []
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:  # the library ships files that are not meant to parse
+        return []
+    lines = text.splitlines(keepends=True)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) and len(node.body) > 1:
+            docstring_end, end = node.body[0].end_lineno, node.end_lineno
+            assert docstring_end is not None and end is not None
+            beginning = "".join(lines[node.lineno - 1 : docstring_end])
+            if len(beginning) <= _MAX_CHARACTERS:
+                found.append((beginning, "".join(lines[node.lineno - 1 : end])))
+    return found
+
+
+def prepare(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    num_tokens: int,
+    seed: int = 0,
+    advance: Callable[[int], object] = lambda n: None,
+) -> list[Path]:
+    """Make shards in `folder` until they hold `num_tokens` tokens; those already there are counted, not made again.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    tokenizer : PreTrainedTokenizerBase
+    folder : Path
+        Made if need be.
+    num_tokens : int
+        Of text, prompts included.
+    seed : int
+        Of everything random. Shards of another seed belong into another folder.
+    advance : callable
+        Told how many tokens each shard brought.
+
+    Returns
+    -------
+    list of Path
+        Of `Features`, in order.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    seeds: Seeds | None = None
+    paths: list[Path] = []
+    while num_tokens > 0:
+        shard = len(paths)
+        path = folder / f"shard-{shard:05}.safetensors"
+        if not path.exists():
+            seeds = seeds or Seeds(tokenizer, seed)
+            turn, kind = divmod(shard, _SOURCE_EVERY)
+            if kind == _SOURCE_EVERY - 1:
+                documents = seeds.source(turn)
+            else:
+                number = turn * (_SOURCE_EVERY - 1) + kind
+                prompts = seeds.prompts(model, number)
+                documents = distill(model, tokenizer, prompts, seed * 1_000_003 + number * _DOCUMENTS)
+            extract(model, documents).save(path)
+        paths.append(path)
+        count = num_tokens_of(path)
+        num_tokens -= count
+        advance(count)
+    return paths
+
+
+def num_tokens_of(path: Path) -> int:
+    """Tokens of a shard, without reading it all."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        shape: list[int] = file.get_slice("tokens").get_shape()
+    return shape[0]

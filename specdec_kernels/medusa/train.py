@@ -1,0 +1,255 @@
+"""Training of Medusa's heads: alone (Medusa-1), or together with the backbone (Medusa-2).
+
+A run is a function of its data, its recipe and its seed: the batch of a step is known from the step's number alone, and
+a checkpoint holds all the rest, so that a run that was killed goes on where its last checkpoint was made and ends with
+the losses that it would have had.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from ..types import TokenMap
+from .data import Features
+from .heads import MedusaHeads
+from .losses import distillation_loss, heads_weight, lm_loss, medusa1_loss
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How long and how fast.
+
+    Attributes
+    ----------
+    steps : int
+    batch_size : int
+        Tokens of a step of Medusa-1, documents of one of Medusa-2.
+    learning_rate, backbone_learning_rate : float
+        Of AdamW; the backbone, trained already, learns a quarter as fast. Both grow linearly over `warm_up_steps` and
+        fall along a cosine to 0.
+    warm_up_steps : int
+    ramp_steps : int
+        Of Medusa-2: the heads' weight λ0 grows over so many steps.
+    final_heads_weight : float
+        λ0; 0.01 for self-distilled text, 0.2 for given text.
+    distilled : bool
+        Of Medusa-2: the backbone's loss is the KL divergence from the original, else cross-entropy with the text.
+    checkpoint_every : int
+        Steps.
+    seed : int
+        Of the order of the data.
+    """
+
+    steps: int = 2000
+    batch_size: int = 1024
+    learning_rate: float = 2e-3
+    backbone_learning_rate: float = 5e-4
+    warm_up_steps: int = 100
+    ramp_steps: int = 500
+    final_heads_weight: float = 0.01
+    distilled: bool = True
+    checkpoint_every: int = 50
+    seed: int = 0
+
+    def rate(self, step: int) -> float:
+        """What step `step` multiplies the learning rates by."""
+        warm = min(1.0, (step + 1) / max(self.warm_up_steps, 1))
+        return warm * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+
+
+def choose_vocabulary(features: Features, size: int) -> TokenMap:
+    """The `size` most frequent tokens that heads are to predict, by ascending id; fewer where there are no more."""
+    labels = features.next_tokens()
+    counts = torch.bincount(labels[labels >= 0])
+    order = counts.argsort(descending=True, stable=True)[:size]
+    return TokenMap(order[counts[order] > 0].sort().values)
+
+
+def train_heads(
+    heads: MedusaHeads,
+    features: Features,
+    recipe: Recipe,
+    checkpoint: Path | None = None,
+    progress: bool = False,
+) -> list[float]:
+    """Medusa-1: train the heads on hidden states of a frozen backbone.
+
+    Parameters
+    ----------
+    heads : MedusaHeads
+        Changed in place.
+    features : Features
+    recipe : Recipe
+    checkpoint : Path, optional
+        File to go on from, and to keep the run in; it is left when the run is over.
+    progress : bool
+        Show a progress bar.
+
+    Returns
+    -------
+    list of float
+        The loss of every step, those before a resumed checkpoint included.
+
+    Raises
+    ------
+    ValueError
+        A checkpoint of another recipe or other data, or nothing to learn in `features`.
+    """
+    labels = features.labels(heads.num_heads)
+    rows = (heads.draft_labels(labels) >= 0).any(1).nonzero()[:, 0]
+    order = _Order(len(rows), recipe)
+    device, dtype = heads.w1.weight.device, heads.w1.weight.dtype
+
+    def loss_at(step: int) -> Tensor:
+        batch = rows[order.batch(step)]
+        return medusa1_loss(heads, features.hidden[batch].to(device, dtype), labels[batch].to(device))[0]
+
+    groups = [(list(heads.parameters()), recipe.learning_rate)]
+    return _fit(loss_at, groups, {"heads": heads}, order, checkpoint, progress)
+
+
+def train_jointly(
+    model: Any,
+    heads: MedusaHeads,
+    features: Features,
+    recipe: Recipe,
+    checkpoint: Path | None = None,
+    progress: bool = False,
+) -> list[float]:
+    """Medusa-2: train backbone and heads together, ``L_LM + λ0 · L_Medusa-1``.
+
+    Best after `train_heads`, whose steps are the first of the paper's two stages.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Changed in place; `features` must be those of what it was before.
+    heads : MedusaHeads
+        Of `model`; changed in place.
+    features, recipe, checkpoint, progress
+        See `train_heads`.
+
+    Returns
+    -------
+    list of float
+        The loss of every step.
+
+    Raises
+    ------
+    ValueError
+        As `train_heads`.
+    """
+    medusa_labels, labels = features.labels(heads.num_heads), features.next_tokens()
+    order = _Order(len(features.starts), recipe)
+    head = model.get_output_embeddings()
+    original = head.weight.detach().clone()  # it may be tied to the embeddings, which are trained
+
+    def loss_at(step: int) -> Tensor:
+        spans = [features.rows_of(d) for d in order.batch(step).tolist()]
+        ids = nn.utils.rnn.pad_sequence([features.tokens[span] for span in spans], batch_first=True)
+        padded = model.base_model(input_ids=ids.to(model.device), use_cache=False)[0]
+        hidden = torch.cat([h[: span.stop - span.start] for h, span in zip(padded, spans, strict=True)])
+        rows = torch.cat([torch.arange(span.start, span.stop) for span in spans])
+        next_tokens = labels[rows].to(hidden.device)
+        logits = head(hidden)
+        if recipe.distilled:
+            before = features.hidden[rows].to(hidden.device, original.dtype)
+            loss = distillation_loss(nn.functional.linear(before, original), logits, next_tokens)
+        else:
+            loss = lm_loss(logits, next_tokens)
+        weight = heads_weight(step, recipe.ramp_steps, recipe.final_heads_weight)
+        return loss + weight * medusa1_loss(heads, hidden, medusa_labels[rows].to(hidden.device))[0]
+
+    groups = [
+        (list(heads.parameters()), recipe.learning_rate),
+        (list(model.parameters()), recipe.backbone_learning_rate),
+    ]
+    return _fit(loss_at, groups, {"heads": heads, "model": model}, order, checkpoint, progress)
+
+
+class _Order:
+    """Which items each step sees: all of them, shuffled anew for every round."""
+
+    def __init__(self, num_items: int, recipe: Recipe) -> None:
+        if num_items == 0:
+            raise ValueError("medusa: there must be text to learn from, got none")
+        self.num_items, self.recipe = num_items, recipe
+        self._round, self._order = -1, torch.empty(0, dtype=torch.int64)
+
+    def batch(self, step: int) -> Tensor:
+        size = min(self.recipe.batch_size, self.num_items)
+        turn, place = divmod(step, self.num_items // size)
+        if turn != self._round:
+            generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + turn)
+            self._round, self._order = turn, torch.randperm(self.num_items, generator=generator)
+        return self._order[place * size : (place + 1) * size]
+
+
+def _fit(
+    loss_at: Callable[[int], Tensor],
+    groups: Sequence[tuple[list[nn.Parameter], float]],
+    modules: dict[str, nn.Module],
+    order: _Order,
+    checkpoint: Path | None,
+    progress: bool,
+) -> list[float]:
+    """Steps of AdamW on each group of parameters at its own learning rate, from the checkpoint on."""
+    recipe = order.recipe
+    about = {**asdict(recipe), "items": order.num_items}
+    for module in modules.values():
+        module.requires_grad_(True)
+    optimizer = torch.optim.AdamW([{"params": p, "lr": rate} for p, rate in groups], weight_decay=0.0)
+    losses: list[float] = []
+    if checkpoint is not None and checkpoint.exists():
+        kept = torch.load(checkpoint, weights_only=True)
+        if kept["about"] != about:
+            raise ValueError(f"medusa: {checkpoint} must be of {about}, got one of {kept['about']}")
+        for name, module in modules.items():
+            module.load_state_dict(kept["modules"][name])
+        optimizer.load_state_dict(kept["optimizer"])
+        losses = kept["losses"]
+    bar = tqdm(
+        range(len(losses), recipe.steps), "training", recipe.steps, initial=len(losses), disable=not progress,
+        mininterval=2.0,
+    )  # fmt: skip
+    for step in bar:
+        for group, (_, rate) in zip(optimizer.param_groups, groups, strict=True):
+            group["lr"] = rate * recipe.rate(step)
+        optimizer.zero_grad()
+        loss = loss_at(step)
+        torch.autograd.backward(loss)
+        for parameters, _ in groups:
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        if progress:
+            bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
+        if checkpoint is not None and ((step + 1) % recipe.checkpoint_every == 0 or step + 1 == recipe.steps):
+            _keep(
+                checkpoint,
+                {
+                    "about": about,
+                    "modules": {name: module.state_dict() for name, module in modules.items()},
+                    "optimizer": optimizer.state_dict(),
+                    "losses": losses,
+                },
+            )
+    for module in modules.values():
+        module.requires_grad_(False)
+    return losses
+
+
+def _keep(path: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint, whole or not at all."""
+    unfinished = path.with_name(path.name + ".unfinished")
+    torch.save(state, unfinished)
+    os.replace(unfinished, path)
