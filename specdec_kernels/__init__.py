@@ -13,7 +13,18 @@ from .decoding.cascade import oracle_cascade, seq_cascade, token_cascade
 from .decoding.generate import generate
 from .decoding.output import GenerationOutput, GenerationStats, Provenance
 from .decoding.packing import pack_linear_weights
-from .drafters import Draft, Drafter, ModelDrafter, NgramDrafter, NgramLMDrafter, NgramTable, NoDrafter
+from .drafters import (
+    Draft,
+    Drafter,
+    MedusaDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    NgramLMDrafter,
+    NgramTable,
+    NgramTreeDrafter,
+    NoDrafter,
+    TreeDrafter,
+)
 from .ops._common import LIBRARY
 from .ops.noise_keys import noise_keys
 from .ops.row_stats import row_stats
@@ -40,16 +51,19 @@ __all__ = [
     "Draw",
     "GenerationOutput",
     "GenerationStats",
+    "MedusaDrafter",
     "ModelDrafter",
     "NgramDrafter",
     "NgramLMDrafter",
     "NgramTable",
+    "NgramTreeDrafter",
     "NoDrafter",
     "Provenance",
     "RowStats",
     "SamplingParams",
     "Status",
     "TokenMap",
+    "TreeDrafter",
     "VerifyOutput",
     "backends",
     "bild",

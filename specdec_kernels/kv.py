@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from .tree import DraftTree
+
 VIEW_STEP = 64
 """Attention sees the buffer up to the next multiple of this: a short context does not pay for the capacity."""
 
@@ -66,6 +68,21 @@ class RaggedCache(Cache):
         self.rows = (positions + first_rows[:, None]).view(-1)
         self.visible = min(self.capacity, -(-bound // VIEW_STEP) * VIEW_STEP)
         return positions
+
+    def keep_path(self, accepted_nodes: Tensor, context_lengths: Tensor) -> None:
+        """Move the rows of a tree's accepted nodes to the end of each sequence's text.
+
+        Parameters
+        ----------
+        accepted_nodes : Tensor
+            ``[batch, max_depth]`` int64, −1 padded, without the root.
+        context_lengths : Tensor
+            ``[batch]`` int64, the root's row; node i's is ``context_length + i``, and the j-th accepted one moves to
+            ``context_length + 1 + j``.
+        """
+        shape = (self.num_sequences, self.capacity)
+        buffers = [rows.unflatten(0, shape) for layer in self.layers for rows in (layer.key_rows, layer.value_rows)]
+        _gather_rows(buffers, accepted_nodes, context_lengths)
 
     def release(self) -> None:
         """Drop the layers' buffers: cache and layers know each other, so that they would stay until a collection."""
@@ -137,3 +154,44 @@ def causal_mask(positions: Tensor, visible: int, dtype: torch.dtype, window: int
     if window is not None:
         hidden |= keys <= query - window
     return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, torch.finfo(dtype).min)
+
+
+def tree_mask(
+    tree: DraftTree, context_lengths: Tensor, visible: int, dtype: torch.dtype, window: int | None = None
+) -> Tensor:
+    """Additive mask that lets a tree's node see the text before its root, its ancestors and itself.
+
+    Parameters
+    ----------
+    tree : DraftTree
+    context_lengths : Tensor
+        ``[batch]`` int64, the root's row.
+    visible, dtype, window
+        See `causal_mask`; a window counts positions, not rows.
+
+    Returns
+    -------
+    Tensor
+        ``[batch, 1, num_nodes, visible]``.
+    """
+    seen = tree.attention_mask(context_lengths, visible)
+    if window is not None:
+        context = context_lengths[:, None]
+        query = context + tree.position_ids
+        keys = torch.arange(visible, device=seen.device)
+        node = (keys - context).clamp(0, tree.num_nodes - 1)
+        keys = torch.where(keys < context, keys, query.gather(1, node))
+        seen = seen & (keys[:, None, None] > query[:, None, :, None] - window)
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
+
+
+def _gather_rows(buffers: list[Tensor], accepted_nodes: Tensor, context_lengths: Tensor) -> None:
+    """`RaggedCache.keep_path` on ``[batch, rows, heads, head_dim]`` buffers."""
+    batch, depth = accepted_nodes.shape
+    sequence = torch.arange(batch, device=accepted_nodes.device)[:, None]
+    to = context_lengths[:, None] + 1 + torch.arange(depth, device=accepted_nodes.device)
+    # Where nothing is accepted a row is copied onto itself, and a row past the buffer's end onto its last one.
+    source = torch.where(accepted_nodes >= 0, context_lengths[:, None] + accepted_nodes, to)
+    for rows in buffers:
+        last = rows.shape[1] - 1
+        rows[sequence, to.clamp(max=last)] = rows[sequence, source.clamp(max=last)]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..drafters.base import Drafter
+from ..drafters.base import Drafter, TreeDrafter
 from ..laws import Lossy, TargetLaw, check_law
 from ..ops._common import flat_params
 from ..sampling import SamplingParams
@@ -18,6 +18,7 @@ from .runner import Prompt, Runner
 from .state import DecodingState
 
 ACCEPTANCES = ("token", "block", "match", "greedy")
+TREE_ACCEPTANCES = (*ACCEPTANCES, "typical")
 MAX_SPECULATIVE_TOKENS = 64
 
 
@@ -46,8 +47,11 @@ def check_arguments(
                 f"generate: num_speculative_tokens must be an integer or 'auto', got {num_speculative_tokens!r}"
             )
         check_int("generate", "num_speculative_tokens", num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
-    if acceptance not in ACCEPTANCES:
-        raise ValueError(f"generate: acceptance must be one of {', '.join(ACCEPTANCES)}, got {acceptance!r}")
+    acceptances = TREE_ACCEPTANCES if isinstance(drafter, TreeDrafter) else ACCEPTANCES
+    if acceptance not in acceptances:
+        raise ValueError(f"generate: acceptance must be one of {', '.join(acceptances)}, got {acceptance!r}")
+    if isinstance(drafter, TreeDrafter):
+        _check_tree_drafter(runner, drafter, num_speculative_tokens, target_law)
     law = check_law("generate", acceptance, target_law)
     if law is not None and not isinstance(law, Lossy) and not drafter.gives_logits:
         raise ValueError(
@@ -62,6 +66,20 @@ def check_arguments(
         )
     if streamer is not None and not hasattr(streamer, "put") and not callable(streamer):
         raise TypeError(f"generate: streamer must have put and end, or be callable, got {type(streamer).__name__}")
+
+
+def _check_tree_drafter(
+    runner: Runner, drafter: TreeDrafter, num_speculative_tokens: int | str, target_law: TargetLaw | None
+) -> None:
+    name = type(drafter).__name__
+    if not runner.takes_trees:
+        raise ValueError(f"generate: {name} needs a decoder-only target that takes trees, got {runner.name}")
+    if drafter.reads_hidden and runner.hidden_size is None:
+        raise ValueError(f"generate: {name} needs the target's hidden states, which {runner.name} does not give")
+    if num_speculative_tokens == "auto":
+        raise ValueError(f"generate: num_speculative_tokens must be an integer: {name} has its tree, got 'auto'")
+    if target_law is not None:
+        raise ValueError(f"generate: target_law must be None for the one-hot trees of {name}, got {target_law!r}")
 
 
 def check_text(

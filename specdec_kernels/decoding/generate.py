@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..drafters.base import Drafter
+from ..drafters.base import Drafter, TreeDrafter
 from ..laws import TargetLaw
 from ..sampling import SamplingParams
 from .arguments import check_arguments, end_ids, make_prompt, make_seeds, padding_id
@@ -61,7 +61,8 @@ def generate(
     input_ids : Tensor
         ``[batch, prompt]`` int32 or int64; the encoder's input for an encoder-decoder.
     drafter : Drafter
-        `ModelDrafter`, `NgramDrafter`, `NgramLMDrafter`, `NoDrafter` (plain decoding) or your own.
+        `ModelDrafter`, `NgramDrafter`, `NgramLMDrafter`, `NoDrafter` (plain decoding) or your own; of trees,
+        `MedusaDrafter` and `NgramTreeDrafter`.
     attention_mask : Tensor, optional
         ``[batch, prompt]`` of 0 and 1, zeros on the left (an encoder-decoder: anywhere). None: no padding.
     sampling : SamplingParams
@@ -75,9 +76,10 @@ def generate(
         far and from costs measured at the first such call with this model, kind of drafter and batch size, so that
         drafting switches itself off where it does not pay. The choice depends on those times, so with "token" and
         "block" the draws of a seed are not reproducible (their law is the same, but for a `target_law` that leaves the
-        bonus to the target).
-    acceptance : {"token", "block", "match", "greedy"}
-        See `verify_chain`. "greedy" decodes greedily whatever `sampling` says.
+        bonus to the target). A drafter of trees has their size itself: an integer is not looked at.
+    acceptance : {"token", "block", "match", "greedy", "typical"}
+        See `verify_chain`, and for trees `verify_tree`, where "token" and "block" are its "sample". "greedy" decodes
+        greedily whatever `sampling` says. "typical" is for trees and not lossless.
     target_law : one of `sk.laws`, optional
         See `verify_chain`; all but `Lossy` need a drafter that gives logits (`ModelDrafter`). What follows an accepted
         block, or no draft at all, has the target's law unless ``bonus="cascade"``.
@@ -111,11 +113,15 @@ def generate(
     with torch.inference_mode(), ExitStack() as cleanup:
         prompt = make_prompt(runner, input_ids, attention_mask)
         seeds = make_seeds(seeds, runner, input_ids.shape[0])
-        longest_draft = (
+        deepest = longest_draft = (
             AutoSchedule.max_draft_tokens if num_speculative_tokens == "auto" else int(num_speculative_tokens)
         )
+        hidden_size = None
+        if isinstance(drafter, TreeDrafter):
+            deepest, longest_draft = drafter.max_depth, drafter.num_nodes - 1
+            hidden_size = runner.hidden_size if drafter.reads_hidden else None
         state = DecodingState.begin(
-            prompt, runner, acceptance, sampling, seeds, max_new_tokens, longest_draft, target_law
+            prompt, runner, acceptance, sampling, seeds, max_new_tokens, longest_draft, target_law, hidden_size
         )
         recorder = Recorder(state.batch_size, max_new_tokens, longest_draft)
         emit = _emitter(streamer, prompt.host_tokens, recorder, cleanup)
@@ -132,7 +138,7 @@ def generate(
         if num_speculative_tokens == "auto":
             schedule = AutoSchedule(state.batch_size, measure_costs(steps))
         else:
-            schedule = FixedSchedule(longest_draft)
+            schedule = FixedSchedule(deepest)
         synchronize(state.device)
         started = time.perf_counter()
 

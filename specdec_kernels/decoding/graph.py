@@ -191,8 +191,9 @@ class CapturedSteps(Steps):
             drafter.prepare(state)
         draft = self._propose(num_tokens, round_up)
         width = draft.tokens.shape[1]
-        if draft.logits is not None or draft.probs is not None or draft.token_map is not None:
-            _explain(f"{type(drafter).__name__} gives a law with its draft and does not say that it can be captured")
+        if any(part is not None for part in (draft.logits, draft.probs, draft.token_map, draft.tree)):
+            what = "a tree" if draft.tree is not None else "a law with its draft"
+            _explain(f"{type(drafter).__name__} gives {what} and does not say that it can be captured")
             return self._verify(draft, self._limits)
         if draft.num_draft_tokens is not None:
             torch.minimum(self._limits, draft.num_draft_tokens, out=self._limits)

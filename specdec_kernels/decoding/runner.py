@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..ops._common import LOGIT_DTYPES
+from ..tree import DraftTree
 
 PREFILL_ROWS = 512
 """Prompts are fed in pieces of this many rows, so that the mask stays small beside the cache."""
@@ -80,6 +81,12 @@ class Runner(ABC):
         True: `forward` may be captured in a CUDA graph. It then works on the device alone, on the values of its tensor
         arguments and on buffers that stay where they are until `finish`, and what it does on the host depends on the
         shapes, `bound` and `need_logits` alone: a replay does not call it.
+    takes_trees : bool
+        True: `forward_tree` and `keep_path` work.
+    hidden_size : int or None
+        Width of `hidden`; None: there is none.
+    hidden : Tensor
+        ``[batch, n, hidden_size]``: what the LM head was given in the last forward that made logits.
     """
 
     name: str
@@ -88,6 +95,9 @@ class Runner(ABC):
     max_length: int | None = None
     decoder_start: int | None = None
     capturable: bool = False
+    takes_trees: bool = False
+    hidden_size: int | None = None
+    hidden: Tensor
 
     @abstractmethod
     def start(self, prompt: Prompt, capacity: int) -> None:
@@ -113,6 +123,39 @@ class Runner(ABC):
         Tensor or None
             ``[batch, n, vocab]`` logits; may be None if they are not needed.
         """
+
+    def forward_tree(self, tokens: Tensor, starts: Tensor, tree: DraftTree, bound: int) -> Tensor:
+        """Feed a tree of tokens: each attends to what stands before the root, to its ancestors and to itself.
+
+        Parameters
+        ----------
+        tokens : Tensor
+            ``[batch, num_nodes]`` int64; any id where a sequence lacks a node.
+        starts : Tensor
+            ``[batch]`` int64: the root's position, which is also its row; node i has row ``starts + i`` and position
+            ``starts + tree.position_ids[i]``.
+        tree : DraftTree
+        bound : int
+            Upper bound of ``max(starts) + num_nodes``.
+
+        Returns
+        -------
+        Tensor
+            ``[batch, num_nodes, vocab]`` logits.
+        """
+        raise NotImplementedError(f"{self.name} takes no trees")
+
+    def keep_path(self, accepted_nodes: Tensor, starts: Tensor) -> None:
+        """After `forward_tree`: bring the rows of the accepted nodes to where a text's rows stand.
+
+        Parameters
+        ----------
+        accepted_nodes : Tensor
+            ``[batch, max_depth]`` int64, −1 padded, without the root: the j-th of them moves to row ``starts + 1 + j``.
+        starts : Tensor
+            ``[batch]`` int64, as given to `forward_tree`.
+        """
+        raise NotImplementedError(f"{self.name} takes no trees")
 
     def prefill(self, prompt: Prompt) -> None:
         """Feed every prompt token but the last, which the first decoding step feeds."""
@@ -162,6 +205,8 @@ class TransformersRunner(Runner):
         self.vocab_size = model.get_output_embeddings().weight.shape[0]
         self.device = model.device
         self.is_encoder_decoder = config.model_type in ENCODER_DECODERS
+        self.takes_trees = not self.is_encoder_decoder
+        self.hidden_size = model.get_output_embeddings().weight.shape[1]
         # Where positions are scaled to reach further, or know no end, no length is wrong.
         if config.model_type in _LEARNED_POSITIONS or _rope_types(config) == {"default"}:
             self.max_length = config.max_position_embeddings
@@ -180,6 +225,8 @@ class TransformersRunner(Runner):
         config, batch = self.model.config, prompt.lengths.numel()
         capacity = -(-capacity // VIEW_STEP) * VIEW_STEP  # attention kernels like masks of aligned rows
         self._dtype = self.model.dtype
+        # What enters the LM head: models differ in what they do to it before, and to the logits after.
+        self._watch = self.model.get_output_embeddings().register_forward_pre_hook(self._note_hidden)
         if not self.is_encoder_decoder:
             self._ragged = RaggedCache(config.num_hidden_layers, batch, capacity)
             self._cache: Any = self._ragged
@@ -200,8 +247,13 @@ class TransformersRunner(Runner):
     def finish(self) -> None:
         if "_ragged" in self.__dict__:
             self._ragged.release()
-        for name in ("_ragged", "_cache", "_encoder_outputs", "_source_mask", "_bias"):
+        if "_watch" in self.__dict__:
+            self._watch.remove()
+        for name in ("_ragged", "_cache", "_encoder_outputs", "_source_mask", "_bias", "_watch", "hidden"):
             self.__dict__.pop(name, None)
+
+    def _note_hidden(self, head: Any, inputs: tuple[Tensor]) -> None:
+        self.hidden = inputs[0]
 
     def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
         from ..kv import causal_mask
@@ -218,19 +270,34 @@ class TransformersRunner(Runner):
                 use_cache=True,
             ).logits
         masks = {kind: causal_mask(positions, visible, self._dtype, window) for kind, window in self._windows.items()}
+        output = self._decode(self.model if need_logits else self._backbone, tokens, positions, masks)
+        return output.logits if need_logits else None
+
+    def forward_tree(self, tokens: Tensor, starts: Tensor, tree: DraftTree, bound: int) -> Tensor:
+        from ..kv import tree_mask
+
+        self._ragged.place(starts, tree.num_nodes, bound)
+        visible, positions = self._ragged.visible, starts[:, None] + tree.position_ids
+        masks = {kind: tree_mask(tree, starts, visible, self._dtype, window) for kind, window in self._windows.items()}
+        logits: Tensor = self._decode(self.model, tokens, positions, masks).logits
+        return logits
+
+    def keep_path(self, accepted_nodes: Tensor, starts: Tensor) -> None:
+        self._ragged.keep_path(accepted_nodes, starts)
+
+    def _decode(self, run: Any, tokens: Tensor, positions: Tensor, masks: dict[str, Tensor]) -> Any:
+        """What the decoder-only model, or its backbone, makes of rows whose places in the cache have been said."""
         if self._positions_end:
             assert self.max_length is not None
             # Rows past a sequence's limit are never used, but their positions must still be in the table.
             positions = positions.clamp(max=self.max_length - 1)
-        run = self.model if need_logits else self._backbone
-        output = run(
+        return run(
             input_ids=tokens,
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
             position_ids=positions,
             past_key_values=self._cache,
             use_cache=True,
         )
-        return output.logits if need_logits else None
 
     def _bias_by_distance(self, capacity: int) -> Tensor:
         """``[capacity, heads]``: T5's decoder bias at each distance, less the one of its last bucket."""

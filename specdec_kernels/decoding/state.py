@@ -50,6 +50,9 @@ class DecodingState:
         ``[batch]`` int64, verify steps done.
     longest : int
         No sequence is longer than this when the coming step begins; known without looking at the device.
+    hidden : Tensor or None
+        ``[batch, hidden]`` float32, what the LM head was given at the token before the last one, from which it
+        predicted that; undefined before the first step. None unless the drafter reads it.
     host_lengths : ndarray
         ``[batch]`` int64, `lengths` as of the last stop check.
     host_remaining : ndarray
@@ -74,6 +77,7 @@ class DecodingState:
     active: Tensor
     step: Tensor
     longest: int
+    hidden: Tensor | None
     host_lengths: np.ndarray
     host_remaining: np.ndarray
     host_active: np.ndarray
@@ -89,6 +93,7 @@ class DecodingState:
         max_new_tokens: int,
         max_draft_tokens: int,
         target_law: TargetLaw | None = None,
+        hidden_size: int | None = None,
     ) -> DecodingState:
         """The state before the first step."""
         batch, device = prompt.lengths.numel(), runner.device
@@ -103,6 +108,7 @@ class DecodingState:
             active=torch.ones(batch, dtype=torch.bool, device=device),
             step=torch.zeros_like(prompt.lengths),
             longest=prompt.longest,
+            hidden=None if hidden_size is None else torch.zeros(batch, hidden_size, device=device),
             host_lengths=np.array([len(p) for p in prompt.host_tokens], dtype=np.int64),
             host_remaining=np.full(batch, max_new_tokens, dtype=np.int64),
             host_active=np.ones(batch, dtype=bool),

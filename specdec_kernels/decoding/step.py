@@ -15,6 +15,7 @@ from ..drafters.base import Draft, Drafter
 from ..ops.noise_keys import noise_keys
 from ..ops.uniform_samples import uniform_samples
 from ..ops.verify_chain import verify_chain
+from ..ops.verify_tree import verify_tree
 from ..types import PLACEHOLDER_TOKEN_ID
 from .runner import Runner
 from .schedule import Schedule
@@ -22,6 +23,8 @@ from .state import DecodingState, StepResult
 
 OUTCOME_COLUMNS = 5
 """Columns of an outcome beside the tokens."""
+TREE_RULES = {"token": "sample", "block": "sample", "match": "match", "greedy": "greedy", "typical": "typical"}
+"""What `verify_tree` calls the rules of `generate`; for one-hot drafts the block rule is the token rule."""
 
 
 def verify_step(
@@ -77,7 +80,8 @@ def verify_step(
         noise_keys=keys,
         params=state.sampling,
         draft_params=draft.params,
-        acceptance=state.acceptance,
+        # a step without a draft draws a token, also where trees are verified by another rule
+        acceptance="token" if state.acceptance == "typical" else state.acceptance,
         # without a draft there is nothing to mix the target's law with
         target_law=state.target_law if state.asks_drafter(width) else None,
         draft_probs=draft.probs,
@@ -87,6 +91,51 @@ def verify_step(
         eos_token_ids=eos_token_ids,
     )
 
+    return advance(state, out.tokens, out.num_tokens, num_drafted, out.num_accepted, out.status, eos_token_ids)
+
+
+def verify_tree_step(
+    state: DecodingState,
+    runner: Runner,
+    draft: Draft,
+    limits: Tensor | None,
+    eos_token_ids: Tensor | None,
+) -> Tensor:
+    """`verify_step` for a draft with a tree; as drafted tokens count the nodes of its deepest path.
+
+    Parameters and result as there; the outcome has ``tree.max_depth + 1`` columns of tokens.
+    """
+    tree = draft.tree
+    assert tree is not None
+    root, starts = state.last_tokens(), state.lengths - 1
+    deepest = state.remaining - 1 if limits is None else torch.minimum(state.remaining - 1, limits)
+    tokens = torch.cat([root, draft.tokens], dim=1).masked_fill(tree.depth > deepest[:, None], PLACEHOLDER_TOKEN_ID)
+    num_drafted = torch.where(tokens >= 0, tree.depth, 0).amax(1).masked_fill(~state.active, -1)
+    logits = runner.forward_tree(tokens.clamp(min=0), starts, tree, state.longest + tree.num_nodes - 1)
+
+    rule = TREE_RULES[state.acceptance]
+    noise = keys = None
+    if rule == "match":
+        keys = noise_keys(state.seeds, state.lengths[:, None] + tree.position_ids)
+    elif rule != "greedy":
+        noise = uniform_samples(state.seeds, state.step, tree.num_nodes)
+    out = verify_tree(
+        logits,
+        tree,
+        tokens.masked_fill(~state.active[:, None], PLACEHOLDER_TOKEN_ID),
+        acceptance=rule,
+        params=state.sampling,
+        eos_token_ids=eos_token_ids,
+        uniform_samples=noise,
+        noise_keys=keys,
+    )
+    accepted = out.accepted_nodes
+    assert accepted is not None
+    runner.keep_path(accepted, starts)
+    if state.hidden is not None:
+        final = torch.cat([torch.zeros_like(root), accepted], dim=1).gather(1, out.num_accepted[:, None].long())
+        rows = final[..., None].expand(-1, 1, runner.hidden.shape[2])
+        state.hidden.copy_(runner.hidden.gather(1, rows)[:, 0])
     return advance(state, out.tokens, out.num_tokens, num_drafted, out.num_accepted, out.status, eos_token_ids)
 
 
@@ -208,6 +257,8 @@ class Steps:
         if not state.asks_drafter(num_tokens):
             return Draft(state.tokens[:, :0])
         draft = drafter.propose(state, num_tokens)
+        if draft.tree is not None:
+            return draft
         batch, width = draft.tokens.shape
         if batch != state.batch_size or width > num_tokens:
             raise ValueError(
@@ -217,4 +268,5 @@ class Steps:
         return draft.widened(round_up(width))
 
     def _verify(self, draft: Draft, limits: Tensor | None) -> Tensor:
-        return verify_step(self.state, self.runner, draft, limits, self._eos_token_ids)
+        verify = verify_step if draft.tree is None else verify_tree_step
+        return verify(self.state, self.runner, draft, limits, self._eos_token_ids)

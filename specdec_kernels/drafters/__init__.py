@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from .base import Draft, Drafter
+from .base import Draft, Drafter, TreeDrafter
+from .medusa import MedusaDrafter
 from .model import ModelDrafter
 from .ngram import NgramDrafter
 from .ngram_lm import NgramLMDrafter, NgramTable
+from .ngram_tree import NgramTreeDrafter
 from .none import NoDrafter
 
-__all__ = ["Draft", "Drafter", "ModelDrafter", "NgramDrafter", "NgramLMDrafter", "NgramTable", "NoDrafter"]
+__all__ = [
+    "Draft",
+    "Drafter",
+    "MedusaDrafter",
+    "ModelDrafter",
+    "NgramDrafter",
+    "NgramLMDrafter",
+    "NgramTable",
+    "NgramTreeDrafter",
+    "NoDrafter",
+    "TreeDrafter",
+]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..sampling import SamplingParams
+from ..tree import DraftTree
 from ..types import PLACEHOLDER_TOKEN_ID, RowStats, TokenMap
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class Draft:
         ``[batch]`` int64: use only so many of a sequence's tokens; None: all. This, like a −1 in `tokens`, may depend
         on anything known before the tokens were drawn, never on drawn tokens: dropping one after a look biases the
         output.
+    tree : DraftTree or None
+        Of a `TreeDrafter`: `tokens` ``[batch, num_nodes - 1]`` are its nodes' without the root's, −1 where a sequence
+        lacks a node, and the law is one-hot.
     """
 
     tokens: Tensor
@@ -52,6 +56,7 @@ class Draft:
     stats: RowStats | None = None
     token_map: TokenMap | None = None
     num_draft_tokens: Tensor | None = None
+    tree: DraftTree | None = None
 
     def widened(self, width: int) -> Draft:
         """The same draft with placeholders up to `width` columns."""
@@ -127,3 +132,24 @@ class Drafter(ABC):
 
     def finish(self) -> None:  # noqa: B027 - nothing to release is a fine default
         """Release what `start` made; also called when the loop is left by an exception."""
+
+
+class TreeDrafter(Drafter):
+    """Proposes a tree of tokens: several continuations, verified in one forward.
+
+    Each `Draft` has a `tree` of `num_nodes` nodes at most `max_depth` deep, its tokens chosen in whatever way, as long
+    as siblings differ. ``num_tokens`` of `propose` is the depth that is still of use.
+
+    Attributes
+    ----------
+    num_nodes : int
+        Rows of a verification, root included.
+    max_depth : int
+        Tokens that a step can accept at most.
+    reads_hidden : bool
+        True: `propose` reads ``state.hidden``.
+    """
+
+    num_nodes: int
+    max_depth: int
+    reads_hidden: bool = False

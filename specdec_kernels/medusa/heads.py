@@ -176,13 +176,12 @@ class MedusaHeads(nn.Module):
         heads.accuracy = accuracy
         heads.card = json.loads(metadata.get("card", "{}"))
         if model is not None:
-            heads.check_fits(model.get_output_embeddings().weight)
+            heads.check_fits(*model.get_output_embeddings().weight.shape)
             heads = heads.to(model.device)
         return heads.requires_grad_(False)
 
-    def check_fits(self, output_weight: Tensor) -> None:
-        """Raise ValueError unless these can be the heads of a target with this LM head, ``[vocab, hidden]``."""
-        vocab, hidden = output_weight.shape
+    def check_fits(self, vocab: int, hidden: int) -> None:
+        """Raise ValueError unless these can be the heads of a target with this vocabulary and hidden size."""
         if hidden != self.hidden_size or self.token_map.max_id >= vocab:
             raise ValueError(
                 f"MedusaHeads: heads must be of hidden={hidden} and ids < vocab={vocab}, got hidden={self.hidden_size} "

@@ -1,0 +1,325 @@
+"""Decoding with trees of drafts: the tokens and the law of plain decoding, and trees that are what they should be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import specdec_kernels as sk
+from python_tests.decoding.models import VOCAB, TableRunner, prompts, tiny
+from python_tests.decoding.test_graph import both, cuda, same  # noqa: F401 - a fixture
+from specdec_kernels.decoding import DecodingState
+from specdec_kernels.decoding.runner import as_runner
+from specdec_kernels.decoding.step import verify_tree_step
+from specdec_kernels.drafters import Draft, TreeDrafter
+from specdec_kernels.medusa import MedusaHeads
+
+FAMILIES = ("llama", "gpt2", "gemma2", "mistral")  # gemma2's and, here, mistral's attention sees a window
+
+
+def target(family: str) -> Any:
+    return tiny(family, **({"sliding_window": 7} if family == "mistral" else {}))
+
+
+def medusa(model: Any, tree: sk.DraftTree | None = None, noise: float = 0.1) -> sk.MedusaDrafter:
+    heads = MedusaHeads.of_model(model, 3, sk.TokenMap(torch.arange(3, 50)))
+    generator = torch.Generator().manual_seed(5)
+    for weight in heads.parameters():
+        weight.data += torch.randn(weight.shape, generator=generator) * noise
+    return sk.MedusaDrafter(heads.requires_grad_(False), tree or sk.DraftTree.cartesian([4, 3, 2]))
+
+
+class Oracle(TreeDrafter):
+    """Drafts what the target will say on one path of a random tree, a different path and node order at each step."""
+
+    num_nodes, max_depth = 14, 5
+
+    def __init__(self, answers: Tensor, prompt_lengths: list[int]) -> None:
+        self.answers, self.prompt_lengths = answers.tolist(), prompt_lengths
+
+    def start(self, state: DecodingState) -> None:
+        self.random = np.random.default_rng(1)
+
+    def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+        tokens = np.full((state.batch_size, self.num_nodes), -1)
+        parents = np.zeros((state.batch_size, self.num_nodes), dtype=np.int64)
+        for row, answer in enumerate(self.answers):
+            coming = answer[int(state.host_lengths[row]) - self.prompt_lengths[row] :]
+            depth, on_path = [0], [0]
+            parents[row, 0] = -1
+            for node in range(1, self.num_nodes):
+                right = len(on_path) <= min(self.max_depth, len(coming)) and self.random.random() < 0.6
+                parent = on_path[-1] if right else int(self.random.integers(node))
+                if depth[parent] == self.max_depth:
+                    parent, right = 0, False
+                used = tokens[row, :node][parents[row, :node] == parent].tolist()
+                due = coming[depth[parent]] if depth[parent] < len(coming) else -1
+                wrong = next(t for t in self.random.permutation(VOCAB).tolist() if t not in used and t != due)
+                tokens[row, node], parents[row, node] = due if right else wrong, parent
+                depth.append(depth[parent] + 1)
+                if right:
+                    on_path.append(node)
+        tree = sk.DraftTree.from_parents(torch.from_numpy(parents), self.max_depth)
+        return Draft(torch.from_numpy(tokens[:, 1:]), tree=tree)
+
+    def commit(self, state: DecodingState, result: Any) -> None: ...
+
+
+# --- the tokens of plain decoding -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("acceptance", ["greedy", "match"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_those_of_plain_decoding(family: str, acceptance: str) -> None:
+    model = target(family)
+    ids, mask = prompts(5, 9, 1)
+    sampling = sk.SamplingParams(0.0 if acceptance == "greedy" else 0.9, top_k=30)
+    kw: dict[str, Any] = {
+        "attention_mask": mask, "max_new_tokens": 25, "acceptance": acceptance, "seeds": torch.arange(3),
+        "sampling": sampling, "eos_token_id": [],
+    }  # fmt: skip
+    plain = sk.generate(model, ids, drafter=sk.NoDrafter(), **kw)
+    oracle = Oracle(plain.tokens, [5, 9, 1])
+    for drafter in (oracle, medusa(model), sk.NgramTreeDrafter(num_nodes=24)):
+        out = sk.generate(model, ids, drafter=drafter, **kw)
+        assert torch.equal(out.tokens, plain.tokens), type(drafter).__name__
+        assert not out.status.any() and out.stats.num_tokens == out.stats.num_steps + out.stats.num_accepted
+        if drafter is oracle:  # paths scattered over the tree: whatever is moved to the wrong place shows
+            assert out.stats.mean_acceptance_length > 3
+
+
+def test_ends_and_limits_are_kept() -> None:
+    model = tiny("llama")
+    ids, mask = prompts(6, 3, 8, 4)
+    kw: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 30, "acceptance": "greedy"}
+    free = sk.generate(model, ids, drafter=sk.NoDrafter(), eos_token_id=[], **kw).tokens
+    ends = [int(free[0, 9]), int(free[2, 17])]
+    plain = sk.generate(model, ids, drafter=sk.NoDrafter(), eos_token_id=ends, **kw)
+    assert plain.num_tokens.unique().numel() > 1
+    out = sk.generate(model, ids, drafter=Oracle(free, [6, 3, 8, 4]), eos_token_id=ends, **kw)
+    assert torch.equal(out.tokens, plain.tokens) and torch.equal(out.num_tokens, plain.num_tokens)
+    for few in (1, 2, 3):
+        out = sk.generate(model, ids, drafter=Oracle(free, [6, 3, 8, 4]), eos_token_id=[], **{**kw, "max_new_tokens": few})  # noqa: E501  # fmt: skip
+        assert torch.equal(out.tokens, free[:, :few]) and out.stats.num_steps < 4 * few + (few == 1)
+
+
+def test_a_step_leaves_the_rows_and_the_state_that_feeding_the_text_leaves() -> None:
+    """Keys, values and the hidden state, against a forward of the text itself."""
+    model = tiny("llama")
+    ids, mask = prompts(7, 4)
+    answers = sk.generate(model, ids, attention_mask=mask, drafter=sk.NoDrafter(), sampling=sk.SamplingParams(0.0), max_new_tokens=12, eos_token_id=[]).tokens  # noqa: E501  # fmt: skip
+    from specdec_kernels.decoding.arguments import make_prompt
+
+    runner = as_runner(model, "test")
+    prompt = make_prompt(runner, ids, mask)
+    drafter = Oracle(answers, [7, 4])
+    with torch.inference_mode():
+        state = DecodingState.begin(
+            prompt, runner, "greedy", sk.SamplingParams(0.0), torch.arange(2), 12, 13, hidden_size=32
+        )
+        runner.start(prompt, state.capacity)
+        runner.prefill(prompt)
+        drafter.start(state)
+        verify_tree_step(state, runner, drafter.propose(state, 5), None, None)
+        assert int((state.lengths - prompt.lengths).max()) > 2
+        layers = runner._ragged.layers
+        for row, length in enumerate(state.lengths.tolist()):
+            text = state.tokens[row : row + 1, : length - 1]
+            assert text[0].tolist() == (prompt.host_tokens[row].tolist() + answers[row].tolist())[: length - 1]
+            full = model(text, output_hidden_states=True, use_cache=True)
+            torch.testing.assert_close(state.hidden[row], full.hidden_states[-1][0, -1], rtol=1e-4, atol=1e-4)
+            for layer, want in zip(layers, full.past_key_values.layers, strict=True):
+                for got, rows in ((layer.key_rows, want.keys), (layer.value_rows, want.values)):
+                    kept = got.unflatten(0, (2, -1))[row, : length - 1]
+                    torch.testing.assert_close(kept, rows[0].transpose(0, 1), rtol=1e-4, atol=1e-4)
+        runner.finish()
+    assert not model.get_output_embeddings()._forward_pre_hooks
+
+
+# --- the law ----------------------------------------------------------------------------------------------------------
+
+
+class TreeTable(TableRunner):
+    """`TableRunner` for trees."""
+
+    takes_trees = True
+
+    def forward_tree(self, tokens: Tensor, starts: Tensor, tree: sk.DraftTree, bound: int) -> Tensor:
+        self.tokens = tokens
+        parents = tree.parents.clamp(min=0).expand(tokens.shape)
+        before = torch.where(tree.depth > 0, tokens.gather(1, parents), self.text.gather(1, starts[:, None]))
+        return self.table[before, tokens]
+
+    def keep_path(self, accepted_nodes: Tensor, starts: Tensor) -> None:
+        rows = torch.cat([torch.zeros_like(starts)[:, None], accepted_nodes], 1)
+        kept = self.tokens.gather(1, rows.clamp(min=0))
+        self.text.scatter_(1, starts[:, None] + 1 + torch.arange(rows.shape[1]), kept)
+
+
+class Fixed(TreeDrafter):
+    """The same tree at every step."""
+
+    def __init__(self, tree: sk.DraftTree, tokens: list[int]) -> None:
+        self.tree, self.tokens = tree, torch.tensor(tokens)
+        self.num_nodes, self.max_depth = tree.num_nodes, tree.max_depth
+
+    def start(self, state: DecodingState) -> None: ...
+
+    def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+        return Draft(self.tokens.expand(state.batch_size, -1), tree=self.tree)
+
+    def commit(self, state: DecodingState, result: Any) -> None: ...
+
+
+TREE = sk.DraftTree.from_choices([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
+TOKENS = [2, 0, 1, 3, 2, 0]  # of its nodes 1 … 6
+
+
+def frequencies(tokens: Tensor, vocab: int) -> np.ndarray:
+    code = (tokens * vocab ** torch.arange(tokens.shape[1])).sum(1)
+    return np.bincount(code.numpy(), minlength=vocab ** tokens.shape[1]) / len(tokens)
+
+
+def exact_law(table: Tensor, prompt: list[int], length: int) -> np.ndarray:
+    """Of texts of `length` tokens, in the order of `frequencies`."""
+    vocab = table.shape[0]
+    law = np.zeros(vocab**length)
+    laws = table.double().softmax(-1).numpy()
+    for code in range(vocab**length):
+        text, chance = list(prompt), 1.0
+        for i in range(length):
+            token = code // vocab**i % vocab
+            chance *= laws[text[-2], text[-1], token]
+            text.append(token)
+        law[code] = chance
+    return law
+
+
+@pytest.mark.parametrize("acceptance", ["token", "block", "match"])
+def test_texts_have_the_targets_law(acceptance: str) -> None:
+    runner, batch, length = TreeTable(TableRunner.random(4, seed=2, spread=1.2).table), 40_000, 4
+    out = sk.generate(
+        runner, torch.tensor([[1, 3]]).expand(batch, -1), drafter=Fixed(TREE, TOKENS), seeds=torch.arange(batch),
+        max_new_tokens=length, acceptance=acceptance, eos_token_id=[],
+    )  # fmt: skip
+    law = exact_law(runner.table, [1, 3], length)
+    seen = frequencies(out.tokens, 4)
+    assert out.stats.mean_acceptance_length > 1.1
+    # The largest |seen − law| in standard deviations, of 256 cells.
+    assert float((np.abs(seen - law) / np.sqrt(law / batch)).max()) < 4.5
+
+
+def test_typical_acceptance_is_another_law_and_accepts_more() -> None:
+    runner, batch = TreeTable(TableRunner.random(4, seed=2, spread=1.2).table), 4000
+    kw: dict[str, Any] = {"seeds": torch.arange(batch), "max_new_tokens": 4, "eos_token_id": []}
+    ids = torch.tensor([[1, 3]]).expand(batch, -1)
+    lossless = sk.generate(runner, ids, drafter=Fixed(TREE, TOKENS), acceptance="token", **kw)
+    typical = sk.generate(runner, ids, drafter=Fixed(TREE, TOKENS), acceptance="typical", **kw)
+    assert typical.stats.mean_acceptance_length > 1.2 * lossless.stats.mean_acceptance_length
+    law = exact_law(runner.table, [1, 3], 4)
+    assert np.abs(frequencies(typical.tokens, 4) - law).sum() > 3 * np.abs(frequencies(lossless.tokens, 4) - law).sum()
+
+
+# --- drafts -----------------------------------------------------------------------------------------------------------
+
+
+def test_medusa_drafts_its_heads_best_tokens() -> None:
+    model = tiny("llama")
+    tree = sk.DraftTree.from_choices([[0], [2], [0, 1], [2, 0], [0, 1, 3]])
+    drafter = medusa(model, tree)
+    seen: list[tuple[Tensor, Tensor, Tensor]] = []
+    propose = drafter.propose
+
+    def spy(state: DecodingState, num_tokens: int) -> Draft:
+        draft = propose(state, num_tokens)
+        assert state.hidden is not None
+        seen.append((state.hidden.clone(), draft.tokens, state.tokens[0, : int(state.lengths[0])].clone()))
+        return draft
+
+    drafter.propose = spy  # type: ignore[method-assign]
+    sk.generate(model, torch.tensor([[4, 9, 30]]), drafter=drafter, max_new_tokens=12, eos_token_id=[], seeds=torch.tensor([3]))  # noqa: E501  # fmt: skip
+    assert seen[0][1].tolist() == [[-1] * 5]  # no hidden state before the first step
+    for hidden, tokens, text in seen[1:]:
+        with torch.inference_mode():
+            states = model(text[None], output_hidden_states=True).hidden_states[-1][0]
+        # of the token before the last one: head 0 then predicts the one after the last
+        torch.testing.assert_close(hidden[0], states[-2], rtol=1e-4, atol=1e-4)
+        best = drafter.heads.top_tokens(hidden, 4)[0]
+        assert tokens[0].tolist() == [int(best[k, rank]) for k, rank in ((0, 0), (0, 2), (1, 1), (1, 0), (2, 3))]
+
+
+def test_an_ngram_tree_holds_every_continuation() -> None:
+    drafter = sk.NgramTreeDrafter(n=2, num_nodes=8, max_depth=3)
+    text = np.array([7, 8, 1, 2, 5, 8, 1, 3, 9, 9, 8, 4, 6, 7, 8], dtype=np.int64)
+    tokens, parents = np.full(8, -1), np.zeros(8, dtype=np.int64)
+    drafter._grow(text, 3, tokens, parents)
+    # after "7 8": 1 2 5; after "8", the later ones first: 4 6 7, then 1 3 9, of which 1 is there and 9 finds no room
+    assert tokens.tolist() == [-1, 1, 2, 5, 4, 6, 7, 3]
+    assert parents.tolist() == [0, 0, 1, 2, 0, 4, 5, 1]
+    tokens[:] = -1
+    drafter._grow(np.array([1, 2, 3]), 3, tokens, parents)
+    assert tokens.tolist() == [-1] * 8
+
+
+def test_an_ngram_tree_accepts_what_one_continuation_misses() -> None:
+    ids = torch.tensor([[5, 6, 7, 8, 20, 5, 6, 9, 10, 21, 5, 6]])
+    table = torch.zeros(23, 23, 23)
+    for before, last, after in ((5, 6, 7), (6, 7, 8), (7, 8, 11)):
+        table[before, last, after] = 9.0
+    kw: dict[str, Any] = {"acceptance": "greedy", "max_new_tokens": 3, "eos_token_id": []}
+    one = sk.generate(TreeTable(table), ids, drafter=sk.NgramDrafter(2), num_speculative_tokens=3, **kw)
+    several = sk.generate(TreeTable(table), ids, drafter=sk.NgramTreeDrafter(2), **kw)
+    assert one.tokens.tolist() == several.tokens.tolist() == [[7, 8, 11]]
+    assert (one.stats.num_steps, several.stats.num_steps) == (2, 1)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_served_is_refused() -> None:
+    model, ids = tiny("llama"), torch.tensor([[4, 9]])
+    drafter = medusa(model)
+    with pytest.raises(ValueError, match="MedusaDrafter has its tree, got 'auto'"):
+        sk.generate(model, ids, drafter=drafter, num_speculative_tokens="auto")
+    with pytest.raises(ValueError, match="target_law must be None"):
+        sk.generate(model, ids, drafter=drafter, target_law=sk.laws.Lossy(0.1))
+    with pytest.raises(ValueError, match="one of token, block, match, greedy, got 'typical'"):
+        sk.generate(model, ids, drafter=sk.NgramDrafter(), acceptance="typical")
+    with pytest.raises(ValueError, match="one of token, block, match, greedy, typical, got 'traversal'"):
+        sk.generate(model, ids, drafter=drafter, acceptance="traversal")
+    with pytest.raises(ValueError, match="decoder-only target that takes trees, got T5"):
+        sk.generate(tiny("t5"), ids, drafter=sk.NgramTreeDrafter())
+    with pytest.raises(ValueError, match="hidden states, which table does not give"):
+        sk.generate(TreeTable(TableRunner.random().table), ids, drafter=drafter)
+    with pytest.raises(ValueError, match="hidden=16 and ids < vocab=61, got hidden=32"):
+        sk.generate(tiny("llama", hidden_size=16), ids, drafter=drafter)
+    with pytest.raises(ValueError, match=r"at most heads=3 deep, got 4"):
+        medusa(model, sk.DraftTree.cartesian([1, 1, 1, 1]))
+    with pytest.raises(ValueError, match="tree must have ranks"):
+        medusa(model, sk.DraftTree.from_parents([-1, 0]))
+    with pytest.raises(ValueError, match="vocab_draft=47, got 47"):
+        medusa(model, sk.DraftTree.cartesian([48]))
+    with pytest.raises(ValueError, match="were not calibrated"):
+        sk.MedusaDrafter(drafter.heads)
+    with pytest.raises(ValueError, match=r"num_nodes must be in \[2, 1024\], got 1"):
+        sk.NgramTreeDrafter(num_nodes=1)
+
+
+# --- as on a GPU ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("acceptance", ["token", "match", "greedy", "typical"])
+def test_steps_with_trees_can_be_captured(cuda: Any, acceptance: str) -> None:  # noqa: F811 - the fixture
+    model = tiny("llama")
+    ids, mask = prompts(5, 9, 1)
+    kw: dict[str, Any] = {
+        "attention_mask": mask, "max_new_tokens": 30, "acceptance": acceptance, "seeds": torch.arange(3),
+        "eos_token_id": 7, "sampling": sk.SamplingParams(0.9, top_k=20),
+    }  # fmt: skip
+    same(*both(model, ids, drafter=medusa(model), **kw))
+    assert cuda.captures() > 0
+    same(*both(model, ids, drafter=sk.NgramTreeDrafter(), **kw))

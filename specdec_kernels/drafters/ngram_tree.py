@@ -1,0 +1,106 @@
+"""Prompt lookup with several continuations: a tree of what followed a sequence's last tokens before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .._host_py import MAX_NGRAM, check_integer
+from ..tree import MAX_DEPTH, MAX_NODES, DraftTree
+from .base import Draft, TreeDrafter
+
+if TYPE_CHECKING:
+    from ..decoding.state import DecodingState, StepResult
+
+
+class NgramTreeDrafter(TreeDrafter):
+    """Proposes what followed every earlier occurrence of a sequence's last tokens, as one tree.
+
+    `NgramDrafter` proposes one continuation, the most recent one of the longest suffix that occurred before. Here
+    others join it as long as there are nodes left: of longer suffixes first, then the more recent ones; what they begin
+    with in common is drafted once.
+
+    Parameters
+    ----------
+    n, min_n : int
+        Longest and shortest suffix looked up, in tokens, 1 … 64.
+    num_nodes : int
+        Rows of a verification, root included, 2 … 1024.
+    max_depth : int
+        Longest continuation, 1 … 64.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A parameter out of its range.
+    """
+
+    def __init__(self, n: int = 3, min_n: int = 1, num_nodes: int = 16, max_depth: int = 7) -> None:
+        self.n = check_integer("NgramTreeDrafter", "n", n, 1, MAX_NGRAM)
+        self.min_n = check_integer("NgramTreeDrafter", "min_n", min_n, 1, self.n)
+        self.num_nodes = check_integer("NgramTreeDrafter", "num_nodes", num_nodes, 2, MAX_NODES)
+        self.max_depth = check_integer("NgramTreeDrafter", "max_depth", max_depth, 1, MAX_DEPTH)
+        self._texts: list[NDArray[np.int64]] = []
+        self._lengths: list[int] = []
+
+    def start(self, state: DecodingState) -> None:
+        """Take in the prompts."""
+        self._lengths = [len(prompt) for prompt in state.prompt.host_tokens]
+        self._texts = [np.zeros(state.capacity, dtype=np.int64) for _ in self._lengths]
+        for text, prompt in zip(self._texts, state.prompt.host_tokens, strict=True):
+            text[: len(prompt)] = prompt
+
+    def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+        """A tree for each sequence."""
+        drafted = np.zeros((2, state.batch_size, self.num_nodes), dtype=np.int64)  # tokens and parents
+        drafted[0], drafted[1, :, 0] = -1, -1
+        for row, (text, length) in enumerate(zip(self._texts, self._lengths, strict=True)):
+            if state.host_active[row]:
+                self._grow(text[:length], int(state.host_limits[row]), *drafted[:, row])
+        moved = torch.from_numpy(drafted).to(state.device, non_blocking=True)
+        return Draft(moved[0, :, 1:], tree=DraftTree.from_parents(moved[1], self.max_depth))
+
+    def _grow(self, text: NDArray[np.int64], depth: int, tokens: NDArray[np.int64], parents: NDArray[np.int64]) -> None:
+        """Fill in the tree of one sequence."""
+        children: dict[tuple[int, int], int] = {}
+        seen: set[int] = set()
+        for end in self._occurrences(text):
+            if end in seen:  # of a longer suffix too
+                continue
+            seen.add(end)
+            node = 0
+            for token in text[end + 1 : end + 1 + depth].tolist():
+                below = children.get((node, token))
+                if below is None:
+                    if len(children) == self.num_nodes - 1:
+                        return
+                    below = children[node, token] = len(children) + 1
+                    tokens[below], parents[below] = token, node
+                node = below
+
+    def _occurrences(self, text: NDArray[np.int64]) -> list[int]:
+        """Where earlier occurrences of the text's last tokens end: those of longer suffixes first, then the later."""
+        ends = np.flatnonzero(text[:-1] == text[-1])
+        found: list[NDArray[np.int64]] = []
+        for length in range(1, self.n + 1):
+            if length > 1:
+                ends = ends[ends >= length - 1]
+                ends = ends[text[ends - length + 1] == text[len(text) - length]]
+            if not len(ends):
+                break
+            if length >= self.min_n:
+                found.append(ends[::-1][: self.num_nodes])
+        return [int(end) for ends in reversed(found) for end in ends]
+
+    def commit(self, state: DecodingState, result: StepResult) -> None:
+        """Take in what was emitted."""
+        for row, count in enumerate(result.num_tokens.tolist()):
+            begin = self._lengths[row]
+            self._texts[row][begin : begin + count] = result.tokens[row, :count]
+            self._lengths[row] += count
+
+    def finish(self) -> None:
+        self._texts, self._lengths = [], []
