@@ -6,6 +6,11 @@ all of them run on a prompt before the next prompt comes, in an order shuffled e
 tokens a second (prefill not counted) to plain decoding; the median over the rounds is the result, the smallest and
 largest are its spread. At temperature 1 the rounds have different seeds. With acceptance "match" (temperature 0
 included, as "greedy") the outputs must be those of plain decoding.
+
+``--drafter medusa`` decodes with the shipped Medusa heads and their calibrated trees, losslessly and, at temperatures
+above 0, with typical acceptance, whose outputs have another law; ``--drafter lookup-tree`` drafts several continuations
+of the text's own n-grams. The numbers beside their names are tree nodes, the root included. ``--trees`` compares
+calibrated trees with random ones of equal size.
 """
 
 from __future__ import annotations
@@ -32,10 +37,83 @@ import specdec_kernels as sk
 from bench import machine
 from specdec_kernels.decoding import GenerationOutput, generate, pack_linear_weights
 from specdec_kernels.demo import assets, corpus, prompts
-from specdec_kernels.drafters import Drafter, NgramDrafter, NgramLMDrafter, NoDrafter
+from specdec_kernels.drafters import (
+    Drafter,
+    MedusaDrafter,
+    NgramDrafter,
+    NgramLMDrafter,
+    NgramTreeDrafter,
+    NoDrafter,
+)
+from specdec_kernels.medusa import SHIPPED_HEADS, MedusaHeads
 
 SETS = ("code-edit", "quote", "humaneval", "summarise", "chat")
 DRAFT_LENGTHS: tuple[int | str, ...] = (3, 7, "auto")
+TREE_NODES = (8, 16, 32, 64)
+DRAFTERS = ("lookup", "ngram-lm", "lookup-tree", "medusa")
+
+Key = tuple[str, "int | str"]
+"""A drafter's name, and its draft length or tree's nodes."""
+PLAIN: Key = ("none", 0)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of decoding."""
+
+    drafter: Drafter
+    num_speculative_tokens: int | str = 0
+    """Of drafters without a tree."""
+    typical: bool = False
+    """Accept typically, not losslessly."""
+
+
+def ways_of(
+    names: Sequence[str], model: Any, tokenizer: Any, heads_path: Path, seed: int | None = None
+) -> dict[Key, Way]:
+    """All ways of decoding with the drafters of these names; with a `seed`, random trees beside the calibrated ones.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        Heads that are not there or not the model's.
+    """
+    ways: dict[Key, Way] = {PLAIN: Way(NoDrafter())}
+    for name in names:
+        if name == "medusa":
+            heads = MedusaHeads.load(heads_path, model)
+            if heads.accuracy is None:
+                raise ValueError(f"{heads_path} must be calibrated (specdec medusa calibrate)")
+            pack_linear_weights(heads)
+            for nodes in TREE_NODES:
+                drafter = MedusaDrafter(heads, sk.DraftTree.calibrated(heads.accuracy, nodes))
+                ways[name, nodes] = Way(drafter)
+                if seed is None:
+                    ways["medusa, typical", nodes] = Way(drafter, typical=True)
+                else:
+                    tree = random_tree(heads.num_heads, heads.accuracy.shape[1], nodes, seed)
+                    ways["medusa, random tree", nodes] = Way(MedusaDrafter(heads, tree))
+        elif name == "lookup-tree":
+            ways |= {(name, nodes): Way(NgramTreeDrafter(num_nodes=nodes)) for nodes in TREE_NODES[:2]}
+        else:
+            drafter = NgramDrafter() if name == "lookup" else NgramLMDrafter(corpus.ngram_table(tokenizer))
+            ways |= {(name, length): Way(drafter, length) for length in DRAFT_LENGTHS}
+    return ways
+
+
+def random_tree(num_heads: int, ranks: int, nodes: int, seed: int) -> sk.DraftTree:
+    """A tree grown as a calibrated one is, but by chance: any node that may come next is as likely as any other."""
+    random_choice = random.Random(seed)
+    chosen: list[tuple[int, ...]] = []
+    waiting: list[tuple[int, ...]] = [(0,)]
+    while waiting and len(chosen) < nodes - 1:
+        choice = waiting.pop(random_choice.randrange(len(waiting)))
+        chosen.append(choice)
+        if len(choice) < num_heads:
+            waiting.append((*choice, 0))
+        if choice[-1] + 1 < ranks:
+            waiting.append((*choice[:-1], choice[-1] + 1))
+    return sk.DraftTree.from_choices(chosen)
 
 
 @dataclass
@@ -46,18 +124,18 @@ class Result:
     steps: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     differing: int = 0
-    """Batches whose answers are not all plain decoding's, over all rounds."""
+    """Batches whose answers are not all plain decoding's, over all rounds; not counted where they need not be."""
 
     def begin_round(self) -> None:
         self.tokens.append(0)
         self.steps.append(0)
         self.seconds.append(0.0)
 
-    def add(self, output: GenerationOutput, plain: GenerationOutput) -> None:
+    def add(self, output: GenerationOutput, plain: GenerationOutput | None) -> None:
         self.tokens[-1] += output.stats.num_tokens
         self.steps[-1] += output.stats.num_steps
         self.seconds[-1] += output.stats.seconds_decode
-        self.differing += not torch.equal(output.tokens, plain.tokens)
+        self.differing += plain is not None and not torch.equal(output.tokens, plain.tokens)
 
     def rates(self) -> list[float]:
         return [n / s for n, s in zip(self.tokens, self.seconds, strict=True)]
@@ -66,16 +144,15 @@ class Result:
 def measure(
     model: Any,
     batches: Sequence[Any],
-    drafters: dict[str, Drafter],
+    ways: dict[Key, Way],
     sampling: sk.SamplingParams,
     *,
     rounds: int,
     max_new_tokens: int,
     advance: Any,
-) -> dict[tuple[str, int | str], Result]:
-    """Run all configurations on all batches, `rounds` times; the plain one is ``("none", 0)``."""
-    plain_key: tuple[str, int | str] = ("none", 0)
-    configurations = [plain_key, *((name, length) for name in drafters for length in DRAFT_LENGTHS)]
+) -> dict[Key, Result]:
+    """Run all ways of decoding, `PLAIN` among them, on all batches, `rounds` times."""
+    configurations = [key for key, way in ways.items() if not (way.typical and sampling.is_greedy)]
     results = {key: Result() for key in configurations}
     order = random.Random(0)
     for turn in range(rounds):
@@ -85,26 +162,28 @@ def measure(
             order.shuffle(configurations)
             outputs = {}
             for key in configurations:
+                way = ways[key]
+                lossless = "greedy" if sampling.is_greedy else "match"
                 outputs[key] = generate(
                     model,
                     ids,
                     attention_mask=mask,
-                    drafter=drafters.get(key[0], NoDrafter()),
+                    drafter=way.drafter,
                     sampling=sampling,
                     seeds=torch.arange(len(ids)) + 1000 * turn,
                     max_new_tokens=max_new_tokens,
-                    num_speculative_tokens=key[1],
-                    acceptance="greedy" if sampling.is_greedy else "match",
+                    num_speculative_tokens=way.num_speculative_tokens,
+                    acceptance="typical" if way.typical else lossless,
                 )
                 advance()
             for key, output in outputs.items():
-                results[key].add(output, outputs[plain_key])
+                results[key].add(output, None if ways[key].typical else outputs[PLAIN])
     return results
 
 
-def rows_of(name: str, temperature: float, results: dict[tuple[str, int | str], Result]) -> list[dict[str, Any]]:
+def rows_of(name: str, temperature: float, results: dict[Key, Result]) -> list[dict[str, Any]]:
     """One row for every configuration, with medians and the spread over the rounds."""
-    plain = results["none", 0].rates()
+    plain = results[PLAIN].rates()
     rows = []
     for (drafter, length), result in results.items():
         ratios = [rate / base for rate, base in zip(result.rates(), plain, strict=True)]
@@ -181,10 +260,14 @@ def plot(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     for temperature, panel in zip(temperatures, panels[:, 0], strict=True):
         for i, kind in enumerate(kinds):
             chosen = [
-                next(r for r in rows if (r["prompts"], r["temperature"]) == (name, temperature)
-                     and (r["drafter"], r["num_speculative_tokens"]) == kind)
+                r
                 for name in names
-            ]  # fmt: skip
+                for r in rows
+                if (r["prompts"], r["temperature"]) == (name, temperature)
+                and (r["drafter"], r["num_speculative_tokens"]) == kind
+            ]
+            if not chosen:  # typical acceptance, greedy
+                continue
             ratios = [r["ratio"] for r in chosen]
             spread = [[r["ratio"] - r["ratio_min"] for r in chosen], [r["ratio_max"] - r["ratio"] for r in chosen]]
             places = [x + (i - (len(kinds) - 1) / 2) * width for x in range(len(names))]
@@ -202,11 +285,48 @@ def plot(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     pyplot.close(figure)
 
 
+def plot_trees(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
+    """Lines over the number of nodes: tokens a step on the left, ratio to plain decoding on the right."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2))
+    quantities = {"mean_acceptance_length": "tokens a step", "ratio": "tokens/s over plain decoding"}
+    cases = dict.fromkeys((r["prompts"], r["temperature"]) for r in rows)
+    for panel, (quantity, label) in zip(panels, quantities.items(), strict=True):
+        for i, (name, temperature) in enumerate(cases):
+            for drafter, style in (("medusa", "-o"), ("medusa, random tree", "--x")):
+                wanted = (name, temperature, drafter)
+                line = [r for r in rows if (r["prompts"], r["temperature"], r["drafter"]) == wanted]
+                kind = "random" if "random" in drafter else "calibrated"
+                panel.plot(
+                    [r["num_speculative_tokens"] for r in line], [r[quantity] for r in line], style, color=f"C{i}",
+                    label=f"{name}, T = {temperature:g}, {kind}",
+                )  # fmt: skip
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(TREE_NODES, TREE_NODES)
+        panel.set_xlabel("nodes of the tree, root included")
+        panel.set_ylabel(label)
+    panels[0].legend(fontsize="x-small")
+    figure.suptitle(title, fontsize="medium")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark and write ``end_to_end.json`` and ``end_to_end.png`` into the machine's results folder."""
+    """Run the benchmark and write its rows and a figure, ``end_to_end.*``, into the machine's results folder."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.end_to_end", description="Real decoding, plain and speculative."
     )
+    parser.add_argument("--drafter", nargs="+", choices=DRAFTERS, default=["lookup", "ngram-lm"])
+    parser.add_argument("--heads", type=Path, default=SHIPPED_HEADS, help="Medusa's (default: those shipped)")
+    parser.add_argument(
+        "--trees", type=int, metavar="SEED", help="Medusa's calibrated trees against random ones of this seed"
+    )
+    parser.add_argument("--name", default="end_to_end", help="of the result files (default end_to_end)")
     parser.add_argument("--sets", nargs="+", choices=prompts.PROMPT_SETS, default=list(SETS))
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--prompts", type=int, default=4, help="so many, the last of each set (default 4)")
@@ -219,19 +339,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(arguments.threads)
     try:
         model, tokenizer = assets.load_model()
-        drafters: dict[str, Drafter] = {
-            "lookup": NgramDrafter(),
-            "ngram-lm": NgramLMDrafter(corpus.ngram_table(tokenizer)),
-        }
+        ways = ways_of(arguments.drafter, model, tokenizer, arguments.heads, arguments.trees)
         # The last ones: the n-gram model's constants were chosen on the first of HumanEval.
         texts = {name: prompts.load_prompts(name, tokenizer)[-arguments.prompts :] for name in arguments.sets}
-    except assets.AssetError as error:
+    except (assets.AssetError, ValueError, OSError) as error:
         print(f"end_to_end: {error}", file=sys.stderr)
         return 1
     batch = arguments.batch
     rows: list[dict[str, Any]] = []
-    runs = 1 + len(drafters) * len(DRAFT_LENGTHS)
-    runs *= -(-arguments.prompts // batch) * arguments.rounds * len(texts) * len(arguments.temperatures)
+    greedy_ways = sum(not way.typical for way in ways.values())
+    runs = sum(len(ways) if temperature else greedy_ways for temperature in arguments.temperatures)
+    runs *= -(-arguments.prompts // batch) * arguments.rounds * len(texts)
     with pack_linear_weights(model), tqdm(total=runs, unit="answer", mininterval=1.0) as bar:
         warm_up = prompts.encode(tokenizer, next(iter(texts.values()))[:batch])
         generate(model, *warm_up[:1], attention_mask=warm_up[1], drafter=NoDrafter(), max_new_tokens=8)
@@ -242,7 +360,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 results = measure(
                     model,
                     batches,
-                    drafters,
+                    ways,
                     sk.SamplingParams(temperature=temperature),
                     rounds=arguments.rounds,
                     max_new_tokens=arguments.max_new_tokens,
@@ -256,13 +374,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for target in targets:
         verdict = "ok" if target["reached"] else "MISSED"
         print(f"{target['what']}: {target['measured']:.2f} (target {target['target']}) {verdict}")
-    settings = {k: v for k, v in vars(arguments).items() if k != "output"} | {
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items() if k != "output"} | {
         "model": assets.MODEL_NAME,
         "weights": "packed",
     }
-    path = machine.save(arguments.output, "end_to_end", rows, settings, targets)
+    path = machine.save(arguments.output, arguments.name, rows, settings, targets)
     title = f"{assets.MODEL_NAME}, {machine.cpu_model()}, {arguments.threads} threads, batch {batch}"
-    plot(rows, path.with_suffix(".png"), title)
+    draw = plot if arguments.trees is None else plot_trees
+    draw(rows, path.with_suffix(".png"), title)
     print(f"written: {path} and {path.with_suffix('.png').name}")
     return 0
 

@@ -84,7 +84,7 @@ def test_tokens_are_those_of_plain_decoding(family: str, acceptance: str) -> Non
     }  # fmt: skip
     plain = sk.generate(model, ids, drafter=sk.NoDrafter(), **kw)
     oracle = Oracle(plain.tokens, [5, 9, 1])
-    for drafter in (oracle, medusa(model), sk.NgramTreeDrafter(num_nodes=24)):
+    for drafter in (oracle, medusa(model), sk.NgramTreeDrafter(num_nodes=24), sk.NgramTreeDrafter(num_nodes=3)):
         out = sk.generate(model, ids, drafter=drafter, **kw)
         assert torch.equal(out.tokens, plain.tokens), type(drafter).__name__
         assert not out.status.any() and out.stats.num_tokens == out.stats.num_steps + out.stats.num_accepted

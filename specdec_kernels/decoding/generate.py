@@ -118,7 +118,7 @@ def generate(
         )
         hidden_size = None
         if isinstance(drafter, TreeDrafter):
-            deepest, longest_draft = drafter.max_depth, drafter.num_nodes - 1
+            deepest, longest_draft = drafter.max_depth, max(drafter.num_nodes - 1, drafter.max_depth)
             hidden_size = runner.hidden_size if drafter.reads_hidden else None
         state = DecodingState.begin(
             prompt, runner, acceptance, sampling, seeds, max_new_tokens, longest_draft, target_law, hidden_size

@@ -6,13 +6,19 @@ Source: Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Mu
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from .calibrate import count_accuracy, falling
 from .data import Document, Features, extract, prepare
 from .heads import MedusaHeads
 from .losses import distillation_loss, heads_weight, linear_cross_entropy, lm_loss, medusa1_loss
 from .train import Recipe, choose_vocabulary, train_heads, train_jointly
 
+SHIPPED_HEADS = Path(__file__).with_name("smollm2-135m-instruct.safetensors")
+"""Trained and calibrated heads of the demo's model; their card stands beside them."""
+
 __all__ = [
+    "SHIPPED_HEADS",
     "Document",
     "Features",
     "MedusaHeads",

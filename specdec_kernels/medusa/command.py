@@ -128,8 +128,7 @@ def _train(arguments: argparse.Namespace) -> None:
     else:
         heads.accuracy = falling(count_accuracy(heads, held_out))
         print(_table(heads.accuracy))
-    heads.save(arguments.heads)
-    print(f"written: {arguments.heads}")
+    _save(heads, arguments.heads)
 
 
 def _card(
@@ -163,7 +162,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     heads = MedusaHeads.load(arguments.heads, model)
     _, held_out = _features(arguments, model, tokenizer, folder)
     heads.accuracy = falling(count_accuracy(heads, held_out, arguments.ranks))
-    heads.save(arguments.heads)
+    _save(heads, arguments.heads)
     tree = DraftTree.calibrated(heads.accuracy, arguments.nodes)
     print(_table(heads.accuracy))
     print(f"calibrated tree of {tree.num_nodes} nodes: {tree.expected_accepted_length:.3f} accepted tokens expected")
@@ -171,6 +170,23 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     for node in range(1, tree.num_nodes):
         path = tree.paths[node, 1:]
         print(f"  {tree.ranks[path[path >= 0]].tolist()}")
+
+
+def _save(heads: MedusaHeads, path: Path) -> None:
+    """Write the heads, and beside them their card for people."""
+    heads.save(path)
+    lines = [f"# Medusa heads of {heads.card.get('model', 'a model')}", ""]
+    lines += [f"- {name}: {value}" for name, value in heads.card.items()]
+    if heads.accuracy is not None:
+        ranks = range(heads.accuracy.shape[1])
+        lines += ["", "How often head k's token of each rank is right, on held-out text:", ""]
+        lines += ["| head | " + " | ".join(f"rank {i + 1}" for i in ranks) + " |", "|---" * (len(ranks) + 1) + "|"]
+        lines += [
+            f"| {k} | " + " | ".join(f"{value:.4f}" for value in row) + " |"
+            for k, row in enumerate(heads.accuracy.tolist())
+        ]
+    path.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"written: {path} and {path.with_suffix('.md').name}")
 
 
 def _table(accuracy: Tensor) -> str:

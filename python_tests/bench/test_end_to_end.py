@@ -1,0 +1,67 @@
+"""The end-to-end bench on a model that is instant: ways of decoding, rows and figures."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from bench import end_to_end
+from python_tests.decoding.models import prompts, tiny
+from specdec_kernels.medusa import MedusaHeads
+
+
+@pytest.mark.parametrize("nodes", [2, 8, 64])
+def test_random_trees_have_the_size_asked_for(nodes: int) -> None:
+    trees = [end_to_end.random_tree(4, 10, nodes, seed) for seed in range(20)]
+    for tree in trees:
+        assert tree.num_nodes == nodes and tree.max_depth <= 4 and not tree.status.any()
+        assert tree.ranks is not None and int(tree.ranks.max()) < 10
+    assert nodes == 2 or len({tuple(tree.parents.tolist()) for tree in trees}) > 5
+
+
+def test_medusa_is_measured_losslessly_typically_and_on_random_trees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny("llama")
+    heads = MedusaHeads.of_model(model, 3, sk.TokenMap(torch.arange(3, 60)))
+    path = tmp_path / "heads.safetensors"
+    heads.save(path)
+    with pytest.raises(ValueError, match="must be calibrated"):
+        end_to_end.ways_of(["medusa"], model, None, path)
+    heads.accuracy = torch.linspace(0.5, 0.1, 5, dtype=torch.float64).expand(3, 5)
+    heads.save(path)
+    monkeypatch.setattr(end_to_end, "TREE_NODES", (4, 8))
+    batches = [prompts(4, 6)]
+    names = ["medusa", "lookup-tree"]
+    ways = {**end_to_end.ways_of(names, model, None, path), **end_to_end.ways_of(names, model, None, path, seed=0)}
+    done = 0
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+
+    rows = []
+    for temperature in (0.0, 1.0):
+        sampling = sk.SamplingParams(temperature)
+        results = end_to_end.measure(model, batches, ways, sampling, rounds=2, max_new_tokens=12, advance=advance)
+        rows += end_to_end.rows_of("texts", temperature, results)
+    kinds = [(r["drafter"], r["num_speculative_tokens"]) for r in rows if r["temperature"] == 0]
+    assert ("medusa, random tree", 4) in kinds and ("lookup-tree", 8) in kinds and ("medusa", 8) in kinds
+    assert not any("typical" in drafter for drafter, _ in kinds)
+    sampled = {r["drafter"]: r for r in rows if r["temperature"] == 1 and r["num_speculative_tokens"] == 8}
+    assert sampled["medusa, typical"]["mean_acceptance_length"] > sampled["medusa"]["mean_acceptance_length"] >= 1
+    assert all(r["batches_differing"] == 0 for r in rows) and done == 2 * len(rows)
+    for draw in (end_to_end.plot, end_to_end.plot_trees):
+        draw(rows, tmp_path / "figure.png", "a figure")
+        assert (tmp_path / "figure.png").stat().st_size > 5000
+
+
+def test_random_trees_are_a_matter_of_their_seed() -> None:
+    random.seed(5)
+    one = end_to_end.random_tree(3, 5, 20, 1)
+    random.seed(6)
+    assert torch.equal(end_to_end.random_tree(3, 5, 20, 1).parents, one.parents)
