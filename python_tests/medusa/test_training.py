@@ -134,6 +134,48 @@ def test_preparing_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pyt
         assert torch.equal(Features.load(a).hidden, Features.load(b).hidden)
 
 
+class Letters:
+    """A tokenizer: a letter a token."""
+
+    pad_token_id = 0
+
+    def encode(self, text: str, **kw: Any) -> list[int]:
+        return [3 + ord(letter) - ord("a") for letter in text]
+
+
+def test_self_distilled_text_is_the_models_own() -> None:
+    model, beginnings = tiny("llama"), ["abcdef", "xyz", "kl", "m", "q"]
+    made = data.distill(model, Letters(), beginnings, seed=5)  # type: ignore[arg-type]
+    assert [d.first for d in made] == [6, 3, 2, 1, 1]
+    for text, document in zip(beginnings, made, strict=True):
+        assert document.tokens[: document.first].tolist() == Letters().encode(text)
+    for i in (0, 2, 4):  # greedy, by their place
+        prompt = torch.tensor([Letters().encode(beginnings[i])])
+        new = sk.generate(model, prompt, drafter=sk.NoDrafter(), sampling=sk.SamplingParams(0.0), max_new_tokens=160)
+        assert made[i].tokens.tolist() == new.sequences[0].tolist()
+    again = data.distill(model, Letters(), beginnings, seed=5)  # type: ignore[arg-type]
+    other = data.distill(model, Letters(), beginnings, seed=6)  # type: ignore[arg-type]
+    assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(made, again, strict=True))
+    assert not all(np.array_equal(a.tokens, b.tokens) for a, b in zip(made, other, strict=True))
+
+
+@pytest.mark.model
+def test_seeds_of_the_real_model_leave_the_benchmarks_out() -> None:
+    from specdec_kernels.demo import assets, prompts
+
+    _, tokenizer = assets.load_model()
+    seeds = data.Seeds(tokenizer)
+    beginnings, questions = seeds.prompts(None, 0), seeds.prompts(None, 1)
+    assert len(beginnings) == len(questions) == 32 and all(q.endswith("<|im_start|>assistant\n") for q in questions)
+    measured = [p for name in ("code-edit", "humaneval", "chat") for p in prompts.load_prompts(name, tokenizer)]
+    bodies = {p.split("```python\n")[1].split("```")[0] for p in measured if "```python\n" in p}
+    everything = {whole for _, whole in seeds._functions}
+    assert len(bodies) == 12 and not any(body in whole for body in bodies for whole in everything)
+    for shard in (0, 1, 40):
+        pieces = seeds.source(shard)
+        assert 20 < len(pieces) <= 32 and all(2 < len(d.tokens) <= data.MAX_DOCUMENT for d in pieces)
+
+
 def test_seeds_are_documented_functions() -> None:
     source = 'def f(x):\n    """Doc."""\n    return x\n\n\ndef g(x):\n    return x\n\n\ndef h():\n    """Only doc."""\n'
     assert data._functions(source) == [('def f(x):\n    """Doc."""\n', 'def f(x):\n    """Doc."""\n    return x\n')]
