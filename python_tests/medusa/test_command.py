@@ -1,0 +1,86 @@
+"""``specdec medusa train | calibrate`` on a model that is instant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from python_tests.decoding.models import tiny
+from python_tests.medusa.test_training import patterned
+from specdec_kernels import cli
+from specdec_kernels.medusa import MedusaHeads, command, extract
+
+
+class Tokenizer:
+    def save_pretrained(self, folder: Path) -> None:
+        (Path(folder) / "tokenizer").touch()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    def prepare(model: Any, tokenizer: Any, folder: Path, num_tokens: int, seed: int, advance: Any) -> list[Path]:
+        assert model.dtype == torch.bfloat16
+        features = extract(tiny("llama"), patterned(40))
+        features.save(folder / "shard.safetensors")
+        advance(features.tokens.numel())
+        return [folder / "shard.safetensors"]
+
+    monkeypatch.setattr(command, "_load", lambda arguments: (tiny("llama"), Tokenizer(), tmp_path))
+    monkeypatch.setattr(command, "prepare", prepare)
+    return tmp_path
+
+
+def train(folder: Path, *more: str) -> int:
+    options = ["--steps", "60", "--batch", "64", "--learning-rate", "2e-2", "--num-heads", "2", "--vocab", "12"]
+    return cli.main(["medusa", "train", str(folder / "heads.safetensors"), *options, *more])
+
+
+def test_heads_are_trained_calibrated_and_described(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(folder) == 0
+    heads = MedusaHeads.load(folder / "heads.safetensors", tiny("llama"))
+    assert heads.accuracy is not None and heads.accuracy.shape == (2, 10) and float(heads.accuracy[:, 0].min()) > 0.5
+    assert heads.card["tokens"] == 38 * 20 and heads.card["tokens held out"] == 2 * 20
+    assert heads.card["mean of the last losses"] < heads.card["first loss"]
+    card = (folder / "heads.md").read_text()
+    assert "- steps: 60" in card and f"| 1 | {float(heads.accuracy[1, 0]):.4f} |" in card
+    drafter = sk.MedusaDrafter(heads)
+    out = sk.generate(tiny("llama"), torch.tensor([[3, 4, 5]]), drafter=drafter, acceptance="greedy", max_new_tokens=9)
+    assert out.stats.num_tokens > 0
+
+    capsys.readouterr()
+    assert cli.main(["medusa", "calibrate", str(folder / "heads.safetensors"), "--ranks", "4", "--nodes", "5"]) == 0
+    assert "calibrated tree of 5 nodes" in capsys.readouterr().out
+    again = MedusaHeads.load(folder / "heads.safetensors")
+    assert again.accuracy is not None and again.card == heads.card
+    # float16 in the file: what was counted on float32 weights may differ by a token
+    torch.testing.assert_close(again.accuracy, heads.accuracy[:, :4], atol=0.06, rtol=0)
+
+
+def test_training_again_goes_on_from_the_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(folder) == 0
+    first = MedusaHeads.load(folder / "heads.safetensors")
+    kept = torch.load(folder / "heads.checkpoint", weights_only=True)
+    assert len(kept["losses"]) == 60
+    assert train(folder) == 0
+    assert torch.equal(MedusaHeads.load(folder / "heads.safetensors").w1.weight, first.w1.weight)
+    assert train(folder, "--seed", "1") == 1
+    assert "heads.checkpoint must be of" in capsys.readouterr().err
+
+
+def test_the_backbone_is_trained_too_if_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(folder, "--joint-steps", "3") == 1 and "needs --backbone" in capsys.readouterr().err
+    assert train(folder, "--joint-steps", "3", "--joint-batch", "4", "--backbone", str(folder / "backbone")) == 0
+    heads = MedusaHeads.load(folder / "heads.safetensors")
+    assert heads.card["joint"]["steps"] == 3 and heads.accuracy is None
+    assert {"model.safetensors", "tokenizer"} <= {path.name for path in (folder / "backbone").iterdir()}
+
+
+def test_bad_options_and_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["medusa"])
+    assert cli.main(["medusa", "calibrate", str(folder / "none.safetensors")]) == 1
+    assert "none.safetensors" in capsys.readouterr().err
