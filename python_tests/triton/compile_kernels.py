@@ -86,6 +86,7 @@ def calls(vocab: int, everything: bool) -> None:
         x = x.to(dtype)
         row_stats.row_stats(x, False, *CUT._flat)
         verify(x, "token", "logits", False)
+    verify(x.float(), "block", "mapped", False)
 
 
 def verify(x: torch.Tensor, acceptance: str, kind: str, packed: bool, law: laws.TargetLaw | None = None) -> None:
