@@ -76,14 +76,15 @@ class Backend:
         return wanted if self.strategy in (None, "walk") and self.schedule is None else wanted // 10
 
     def some_cases(self, items: Sequence[Any], most: int | None) -> list[Any]:
-        """Which of a test's parametrised items run: all of them; where kernels are interpreted, of the emulated CUDA
-        kernels `most` if the test's module says so (EMULATED_CASES), in each random schedule every fourth, and
-        by Triton `interpreted.CASES`.
+        """Which of a test's parametrised items run: all of them; where kernels are interpreted, by Triton
+        `interpreted.CASES`, and of the emulated CUDA kernels in each strategy others: `most`, or in each random
+        schedule every fourth of all.
         """
         if self.name == "triton":
             return interpreted.some_cases(items)
-        chosen = list(items) if most is None else interpreted.some_cases(items, most)
-        return chosen if self.schedule is None else chosen[self.schedule % 4 :: 4]
+        if self.schedule is not None:
+            return list(items)[self.schedule % 4 :: 4]
+        return interpreted.some_cases(items, most or emulated.CASES, str(self))
 
     def batch(self, size: int) -> int:
         """`size`, or where interpreted at most 96 (more than the emulated device runs at once), by Triton 6: it runs
