@@ -9,12 +9,12 @@ in a process without TRITON_INTERPRET.
 
 from __future__ import annotations
 
+import io
 import json
 import re
-import subprocess
 import sys
-import tempfile
 import time
+from contextlib import redirect_stdout
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,6 @@ from typing import Any
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.jit import JITFunction
 
 import specdec_kernels as sk
@@ -140,6 +139,7 @@ class Compiled:
             get_current_stream=lambda device: 0,
         )
         triton.runtime.driver.set_active(driver)
+        triton.knobs.nvidia.dump_ptxas_log = True
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -148,37 +148,32 @@ class Compiled:
     @property
     def compile(self) -> Any:
         def run(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **constants: Any) -> None:
-            began = time.perf_counter()
-            compiled = self.launch(kernel, *args, grid=grid, warmup=True, **constants)
+            began, report = time.perf_counter(), io.StringIO()
+            with redirect_stdout(report):
+                compiled = self.launch(kernel, *args, grid=grid, warmup=True, **constants)
             if compiled.hash in self.found:
                 return
             name = f"{Path(kernel.fn.__code__.co_filename).stem}.{kernel.fn.__name__}"
             self.variants[name] = self.variants.get(name, 0) + 1
             took = {"kernel": name, "capability": compiled.metadata.target.arch, "variant": self.variants[name]}
-            self.found[compiled.hash] = {**took, **resources(compiled), "seconds": time.perf_counter() - began}
+            took |= resources(compiled.metadata, report.getvalue())
+            self.found[compiled.hash] = {**took, "seconds": time.perf_counter() - began}
 
         return run
 
 
-def resources(compiled: Any) -> dict[str, int]:
-    """Registers, shared memory and spills of a compiled kernel, as ptxas reports them."""
-    ptx = compiled.asm["ptx"]
-    gpu = re.search(r"\.target\s+(\w+)", ptx)
-    assert gpu is not None
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "kernel.ptx")
-        source.write_text(ptx)
-        command = [get_ptxas(compiled.metadata.target.arch).path, "-v", f"--gpu-name={gpu[1]}"]
-        done = subprocess.run([*command, source, "-o", f"{folder}/out"], capture_output=True, text=True, check=True)
+def resources(metadata: Any, report: str) -> dict[str, int]:
+    """Registers, shared memory and spills of a compiled kernel, as ptxas said them when Triton called it."""
 
     def number(pattern: str) -> int:
-        match = re.search(pattern, done.stderr + done.stdout)
-        return int(match[1]) if match else 0
+        match = re.search(pattern, report)
+        assert match, f"ptxas reports otherwise: {report}"
+        return int(match[1])
 
     return {
-        "warps": compiled.metadata.num_warps,
+        "warps": metadata.num_warps,
         "registers": number(r"Used (\d+) registers"),
-        "shared": compiled.metadata.shared,
+        "shared": metadata.shared,
         "stack": number(r"(\d+) bytes stack frame"),
         "spill_stores": number(r"(\d+) bytes spill stores"),
         "spill_loads": number(r"(\d+) bytes spill loads"),
