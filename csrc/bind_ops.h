@@ -278,6 +278,8 @@ struct Ops {
     const int64_t batch = node_tokens.size(0), num_nodes = node_tokens.size(1);
     STD_TORCH_CHECK(target_logits.dim() == 3 && target_logits.size(0) == batch && target_logits.size(1) == num_nodes,
                     "specdec: target_logits and node_tokens disagree in shape");
+    STD_TORCH_CHECK(1 <= num_nodes && num_nodes <= kMostNodes && 0 <= max_depth && max_depth <= kMostDepth,
+                    "specdec: a tree has 1 to 1024 nodes and is at most 64 deep");
     const Flat tokens_in(device, node_tokens), parent_links(device, parents), child_links(device, first_child),
         sibling_links(device, next_sibling), flags(device, tree_status);
     const bool per_sequence = parents.dim() == 2;

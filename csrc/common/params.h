@@ -150,6 +150,8 @@ enum class TreeAcceptance : int32_t {
   kTraversal = 5
 };
 
+constexpr int kMostNodes = 1024, kMostDepth = 64;  // of a tree, as in specdec_kernels/tree.py
+
 // One verify step of token trees: node i's rows, uniform and key are number i of its sequence. Links are node ids, -1 where
 // there is none; a parent stands before its children, and siblings are linked in their order.
 struct VerifyTreeArgs {
