@@ -184,12 +184,14 @@ def test_bad_parameters_are_flagged(backend: Backend) -> None:
 # --- calls of the dispatcher, which nothing has validated -------------------------------------------------------------
 
 
-def direct(backend: Backend, acceptance: str, links: list[torch.Tensor], tokens: torch.Tensor, max_depth: int) -> Any:
-    """`verify_tree` as the dispatcher has it, on a tree of any links."""
+def direct(backend: Backend, acceptance: str, links: list[torch.Tensor], tokens: torch.Tensor, max_depth: int,
+           towards_20: float = 0.0) -> Any:  # fmt: skip
+    """`verify_tree` as the dispatcher has it, on a tree of any links; the target's logit of id 20 is raised."""
     batch, num_nodes = tokens.shape
     rng = torch.Generator().manual_seed(53)
     target, draft = (torch.randn(batch, num_nodes, 21, generator=rng) for _ in range(2))
     coins = None if acceptance in ("greedy", "match") else torch.rand(batch, num_nodes, generator=rng)
+    target[..., 20] += towards_20
     keys = torch.arange(batch * num_nodes).view(batch, num_nodes) if acceptance == "match" else None
     params = [1.0, 0, 1.0, 0.0, False, None, None, None, None]
     op = implementation(OP, torch.ops.specdec.verify_tree.default, backend.name, torch.device(backend.device))
@@ -235,10 +237,10 @@ def test_a_tree_deeper_than_it_says_is_cut(backend: Backend, acceptance: str) ->
 
 @pytest.mark.parametrize("acceptance", trees.ACCEPTANCES)
 def test_links_to_the_same_nodes_from_everywhere_take_no_time(backend: Backend, acceptance: str) -> None:
-    """Every link is to the next node: followed blindly, 2^64 ways down."""
+    """Every link is to the next node: followed blindly, 2^64 ways down, none of which is accepted."""
     following = torch.arange(1, 65)
     links = [torch.arange(-1, 63), following, following]
-    check_whole(direct(backend, acceptance, links, torch.arange(64).expand(1, 64) % 21, 63), 64, 63)
+    check_whole(direct(backend, acceptance, links, torch.arange(64).expand(1, 64) % 20, 63, 40.0), 64, 63)
 
 
 def test_a_tree_too_large_for_the_kernels_is_refused(backend: Backend) -> None:
