@@ -25,7 +25,7 @@ from specdec_kernels.testing import (
 )
 
 OP = "verify_tree"
-EMULATED_CASES = 8
+EMULATED_CASES = 7
 SHAPES = {
     "chain": [-1, 0, 1], "siblings": [-1, 0, 0], "fork": [-1, 0, 1, 1], "bush": [-1, 0, 0, 1], "second": [-1, 0, 0, 2],
 }  # fmt: skip
@@ -88,14 +88,12 @@ def given(case: TreeProblem) -> TreeProblem:
     return case
 
 
-def affordable(backend: Backend, shape: str, smallest: bool) -> int:
+def affordable(backend: Backend, shape: str) -> int:
     """The vocabulary to run a case in: 3, or 2 where kernels are interpreted and the tree has four nodes; Triton's
-    interpreter, which is far slower, runs the smallest case of each rule.
+    interpreter, which is far slower, runs the smallest trees alone.
     """
     if backend.interpreted and backend.name == "triton":
-        if not smallest:
-            pytest.skip("Triton's interpreter needs minutes for this: it runs the smallest case of each rule alone")
-        return 2
+        pytest.skip("Triton's interpreter needs minutes for this: it runs the smallest trees alone")
     return 2 if backend.interpreted and len(SHAPES[shape]) > 3 else 3
 
 
@@ -105,23 +103,28 @@ def check(verify: Verify, case: TreeProblem, acceptance: str, device: str = "cpu
     assert distance < TOLERANCE, f"law off by TV {distance:.2e}"
 
 
+@pytest.mark.parametrize("acceptance", ["sample", *trees.NEED_DRAFT])
+def test_law_of_the_smallest_trees(backend: Backend, acceptance: str) -> None:
+    """A given child; two that were drawn."""
+    case = plain([-1, 0] if acceptance == "sample" else [-1, 0, 0], 2, torch.Generator().manual_seed(3))
+    check(backend.verify_tree, given(case) if acceptance == "sample" else case, acceptance, backend.device)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("acceptance", trees.NEED_DRAFT)
 def test_law_of_sampled_children(backend: Backend, acceptance: str, shape: str, kind: str) -> None:
-    vocab = affordable(backend, shape, (shape, kind) == ("siblings", "full"))
-    check(backend.verify_tree, problem(kind, shape, vocab), acceptance, backend.device)
+    check(backend.verify_tree, problem(kind, shape, affordable(backend, shape)), acceptance, backend.device)
 
 
 @pytest.mark.parametrize("kind", ["full", "truncated", "eos"])
 @pytest.mark.parametrize("shape", ["siblings", "fork", "bush"])
 def test_law_of_given_children(backend: Backend, shape: str, kind: str) -> None:
     """Right for every choice of the tokens, duplicates among them."""
-    affordable(backend, shape, (shape, kind) == ("siblings", "full"))
+    affordable(backend, shape)
     if backend.interpreted and shape != "siblings":
         pytest.skip("thousands of steps: interpreted kernels walk two siblings")
-    parents = [-1, 0] if backend.name == "triton" and backend.interpreted else SHAPES[shape]
-    case = given(plain(parents, 2, torch.Generator().manual_seed(3)))
+    case = given(plain(SHAPES[shape], 2, torch.Generator().manual_seed(3)))
     case.params, case.eos = problem(kind, shape).params, problem(kind, shape).eos
     check(backend.verify_tree, case, "sample", backend.device)
 
@@ -136,8 +139,7 @@ CASCADES = (
 @pytest.mark.parametrize("shape", ["siblings", "chain"])
 def test_law_of_cascades(backend: Backend, shape: str, law: laws.TargetLaw) -> None:
     """π at nodes with children, and at the leaves where the bonus is the cascade's."""
-    affordable(backend, shape, False)
-    vocab = 2 if shape == "chain" or backend.interpreted else 3
+    vocab = min(affordable(backend, shape), 2 if shape == "chain" or backend.interpreted else 3)
     case = plain(SHAPES[shape], vocab, torch.Generator().manual_seed(5), law=law)
     case.sampled = False
     assert case.draft is not None
