@@ -29,6 +29,8 @@ from specdec_kernels.laws import TargetLaw
 from . import machine
 
 ACCEPTANCE = 0.7
+TREE_WIDTHS = (2, 2, 1)
+"""Children of a node at each depth of the tree that is measured: 11 nodes, the root included."""
 _CPU = torch.device("cpu")
 POOL = 256
 """So many different target rows at most: more are drawn from these."""
@@ -87,6 +89,19 @@ class PackedInputs:
     seeds: Tensor  # [batch]
     used: Tensor  # [batch, num_draft + 1] bool: which uniforms of a padded step the packed one uses
     uniform_samples: Tensor  # [total + batch]
+
+
+@dataclass
+class TreeInputs:
+    """What one verify step of token trees has."""
+
+    tree: sk.DraftTree
+    target_logits: Tensor  # [batch, num_nodes, vocab]
+    node_tokens: Tensor  # [batch, num_nodes]
+    draft_logits: Tensor  # [batch, num_nodes, vocab]
+    draft_stats: sk.RowStats
+    seeds: Tensor  # [batch]
+    uniform_samples: Tensor  # [batch, num_nodes]
 
 
 @dataclass
@@ -212,6 +227,26 @@ def packed(case: Case, generator: torch.Generator) -> PackedInputs:
         sk.RowStats(stats.values[used], stats.argmax[used], stats.status[used]), cu,
         step.seeds, targets, step.uniform_samples[targets],
     )  # fmt: skip
+
+
+def tree(case: Case, generator: torch.Generator) -> TreeInputs:
+    """One verify step of a tree whose siblings were drawn from the draft's law without replacement (−1 where truncation
+    left none).
+    """
+    batch, vocab, device = case.batch, case.vocab, generator.device
+    shape = sk.DraftTree.cartesian(TREE_WIDTHS).to(device)
+    num_nodes = shape.num_nodes
+    target = some_rows(batch * num_nodes, vocab, generator).view(batch, num_nodes, vocab)
+    noise = torch.randn(batch, num_nodes, vocab, generator=generator, device=device)
+    draft = (target + draft_noise(vocab, case.params, device) * noise).to(case.dtype)
+    keys = torch.randint(0, 2**62, (batch, num_nodes), generator=generator, device=device)
+    drawn_with = sk.SamplingParams() if case.greedy else case.params  # the greedy draft has but one child
+    some = sk.sample(draft, drawn_with, noise_keys=keys, num_samples=max(TREE_WIDTHS), backend=backend(device))
+    assert shape.ranks is not None
+    tokens = some.token[:, shape.parents.clamp_min(0), shape.ranks.clamp_min(0)].contiguous()
+    seeds = torch.randint(0, 2**62, (batch,), generator=generator, device=device)
+    coins = torch.rand(batch, num_nodes, generator=generator, device=device)
+    return TreeInputs(shape, target.to(case.dtype), tokens, draft, some.stats, seeds, coins)
 
 
 def verified_rows(case: Case, generator: torch.Generator) -> RowInputs:

@@ -30,6 +30,15 @@ VERIFY_CASES: Mapping[str, Mapping[str, Any]] = {
     "TokenV3": {"target_law": sk.laws.TokenV3(0.3)},
 }
 
+TREE_CASES: Mapping[str, Mapping[str, Any]] = {
+    "T=1": {"acceptance": "recursive"},
+    "truncated": {"acceptance": "recursive", "params": _TRUNCATED},
+    "greedy": {"acceptance": "greedy", "params": _GREEDY},
+    "sample": {"acceptance": "sample"},
+    "traversal": {"acceptance": "traversal"},
+    "typical": {"acceptance": "typical"},
+}
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -44,11 +53,14 @@ class Entry:
     bytes_read : callable
         ``(case, inputs, output)`` to the bytes of logits that the op has to read; for a verify op the target's rows
         up to the first rejection. Defined alike for all providers: useful bytes, not bytes that a peer reads twice.
+    least_read : float
+        The share of the logits that a call surely reads: a walk that stops early leaves about half of a chain.
     """
 
     cases: Callable[[Sequence[int], Sequence[int]], list[Case]]
     make: Callable[[Case, torch.Generator], Any]
     bytes_read: Callable[[Case, Any, Any], int]
+    least_read: float = 0.5
 
 
 def _grid(op: str, named: Mapping[str, Mapping[str, Any]], vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
@@ -62,6 +74,13 @@ def _verify_chain(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
     hot = [replace(c, cache="hot") for c in main if c.batch == min(batches)]
     half = [replace(c, dtype=torch.bfloat16) for c in main if c.batch == max(batches)]
     return cases + hot + half
+
+
+def _verify_tree(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
+    """A tree's cases; `num_draft` is its nodes less the root."""
+    num_draft = sk.DraftTree.cartesian(inputs.TREE_WIDTHS).num_nodes - 1
+    cases = [replace(c, num_draft=num_draft) for c in _grid("verify_tree", TREE_CASES, vocabs, batches)]
+    return [replace(c, acceptance="recursive") if c.name == OVERHEAD else c for c in cases]
 
 
 def _law_cases(op: str) -> Callable[[Sequence[int], Sequence[int]], list[Case]]:
@@ -78,7 +97,9 @@ def _seed_cases(op: str) -> Callable[[Sequence[int], Sequence[int]], list[Case]]
 
 
 def _target_bytes(case: Case, step: Any, output: Any) -> int:
-    """Rows 0 … num_accepted of each sequence; the block rule looks beyond the token where it stops."""
+    """Rows 0 … num_accepted of each sequence, of a tree those on the accepted path; the block rule looks beyond the
+    token where it stops.
+    """
     accepted = output[1]
     if case.acceptance == "block":
         num_rows = int((accepted + 1).clamp_min(case.num_draft).sum())
@@ -98,6 +119,7 @@ def _seed_bytes(case: Case, step: Any, output: Any) -> int:
 REGISTRY: dict[str, Entry] = {
     "verify_chain": Entry(_verify_chain, inputs.chain, _target_bytes),
     "verify_packed": Entry(_law_cases("verify_packed"), inputs.packed, _target_bytes),
+    "verify_tree": Entry(_verify_tree, inputs.tree, _target_bytes, least_read=0.2),
     "row_stats": Entry(_law_cases("row_stats"), inputs.verified_rows, _row_bytes),
     "warp_probs": Entry(_law_cases("warp_probs"), inputs.verified_rows, _row_bytes),
     "sample": Entry(_law_cases("sample"), inputs.next_rows, _row_bytes),

@@ -23,6 +23,7 @@ struct Device {
   static constexpr auto kNoiseKeys = noise_keys;
   static constexpr auto kSample = sample;
   static constexpr auto kVerify = verify;
+  static constexpr auto kVerifyTree = verify_tree;
 
   Device(const char*, const bind::Tensor&) {}
   static int32_t type() { return aoti_torch_device_type_cpu(); }

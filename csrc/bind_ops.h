@@ -7,7 +7,8 @@
 //   Device(op, like)          for op `op`, on the device of tensor `like`
 //   type(), index()           of that device
 //   check(tensor)             throws if the tensor is elsewhere
-//   run(kernel, args)         runs one of its kernels: kRowStats, kWarpProbs, kUniformSamples, kNoiseKeys, kSample, kVerify
+//   run(kernel, args)         runs one of its kernels: kRowStats, kWarpProbs, kUniformSamples, kNoiseKeys, kSample, kVerify,
+//                             kVerifyTree
 #pragma once
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
@@ -262,24 +263,65 @@ struct Ops {
                   SPECDEC_MAKE_SHARED);
   }
 
- private:
-  static FiveTensors verify(Device& device, const Tensor& target_logits, const Tensor& draft_tokens, const int32_t* cu,
-                            int64_t batch, int64_t num_draft, const Shared& in) {
-    STD_TORCH_CHECK(!is_cascade(in.law.kind) || in.draft_logits, "specdec: this law needs draft_logits");
-    const Flat drafted(device, draft_tokens);
-    const Output<int64_t> tokens(device, {batch, num_draft + 1});
+  static FiveTensors verify_tree(const Tensor& target_logits, const Tensor& node_tokens, const Tensor& parents,
+                                 const Tensor& first_child, const Tensor& next_sibling, const Tensor& tree_status,
+                                 int64_t max_depth, MaybeTensor draft_logits, MaybeTensor draft_probs,
+                                 MaybeTensor draft_values, MaybeTensor draft_argmax, MaybeTensor draft_status,
+                                 MaybeTensor uniform_samples, MaybeTensor noise_keys, MaybeTensor target_to_draft,
+                                 MaybeTensor eos_token_ids, int64_t acceptance, double epsilon, double delta,
+                                 int64_t law, bool law_variant, double law_alpha, double law_beta, bool cascade_bonus,
+                                 SPECDEC_PARAMS(), SPECDEC_PARAMS(draft_)) {
+    Device device("verify_tree", target_logits);
+    const MaybeTensor num_draft_tokens;
+    const bool return_acceptance = false;
+    const Shared in = SPECDEC_MAKE_SHARED;
+    const int64_t batch = node_tokens.size(0), num_nodes = node_tokens.size(1);
+    STD_TORCH_CHECK(target_logits.dim() == 3 && target_logits.size(0) == batch && target_logits.size(1) == num_nodes,
+                    "specdec: target_logits and node_tokens disagree in shape");
+    STD_TORCH_CHECK(1 <= num_nodes && num_nodes <= kMostNodes && 0 <= max_depth && max_depth <= kMostDepth,
+                    "specdec: a tree has 1 to 1024 nodes and is at most 64 deep");
+    const Flat tokens_in(device, node_tokens), parent_links(device, parents), child_links(device, first_child),
+        sibling_links(device, next_sibling), flags(device, tree_status);
+    const bool per_sequence = parents.dim() == 2;
+    for (const Flat* links : {&parent_links, &child_links, &sibling_links})
+      STD_TORCH_CHECK(
+          links->size() == (per_sequence ? batch : 1) * num_nodes && flags.size() == (per_sequence ? batch : 1),
+          "specdec: the tree and node_tokens disagree in shape");
+    const Output<int64_t> tokens(device, {batch, max_depth + 1}), nodes(device, {batch, max_depth});
     const Output<int32_t> accepted(device, {batch}), emitted(device, {batch}), status(device, {batch});
-    const Output<float> overlap =
-        in.return_acceptance ? Output<float>(device, {batch, num_draft}) : Output<float>(device, {0});
+    VerifyTreeArgs args{};
+    args.step = inputs(device, target_logits, in, batch, num_nodes - 1);
+    args.step.tokens = tokens.data;
+    args.step.num_accepted = accepted.data;
+    args.step.num_tokens = emitted.data;
+    args.step.status = status.data;
+    args.node_tokens = tokens_in.ids();
+    args.parents = parent_links.template data<int64_t>();
+    args.first_child = child_links.template data<int64_t>();
+    args.next_sibling = sibling_links.template data<int64_t>();
+    args.tree_status = flags.template data<int32_t>();
+    args.tree_per_sequence = per_sequence;
+    args.num_nodes = num_nodes;
+    args.max_depth = max_depth;
+    args.acceptance = TreeAcceptance(acceptance);
+    args.epsilon = float(epsilon);
+    args.delta = float(delta);
+    args.accepted_nodes = nodes.data;
+    device.run(Device::kVerifyTree, args);
+    return {tokens.tensor, accepted.tensor, emitted.tensor, status.tensor, nodes.tensor};
+  }
+
+ private:
+  // What a step takes in beside its draft tokens.
+  static VerifyArgs inputs(const Device& device, const Tensor& target_logits, const Shared& in, int64_t batch,
+                           int64_t num_draft) {
+    STD_TORCH_CHECK(!is_cascade(in.law.kind) || in.draft_logits, "specdec: this law needs draft_logits");
     VerifyArgs args{};
     args.target = rows_of(device, target_logits);
     args.draft = rows_of(device, in.draft_logits);
     args.draft_probs = rows_of(device, in.draft_probs);
-    args.draft_tokens = drafted.ids();
-    args.cu = cu;
     args.batch = batch;
     args.num_draft = num_draft;
-    args.total = drafted.size();
     args.draft_values = in.draft_values.data<float>();
     args.draft_argmax = in.draft_argmax.data<int64_t>();
     args.draft_status = in.draft_status.data<int32_t>();
@@ -290,10 +332,24 @@ struct Ops {
     args.num_draft_tokens = in.num_draft_tokens.ids();
     args.eos_token_ids = in.eos_token_ids.data<int64_t>();
     args.num_eos = in.eos_token_ids.size();
-    args.acceptance = Acceptance(in.acceptance);
     args.law = in.law;
     args.params = in.params.args();
     args.draft_params = in.draft_params.args();
+    return args;
+  }
+
+  static FiveTensors verify(Device& device, const Tensor& target_logits, const Tensor& draft_tokens, const int32_t* cu,
+                            int64_t batch, int64_t num_draft, const Shared& in) {
+    const Flat drafted(device, draft_tokens);
+    const Output<int64_t> tokens(device, {batch, num_draft + 1});
+    const Output<int32_t> accepted(device, {batch}), emitted(device, {batch}), status(device, {batch});
+    const Output<float> overlap =
+        in.return_acceptance ? Output<float>(device, {batch, num_draft}) : Output<float>(device, {0});
+    VerifyArgs args = inputs(device, target_logits, in, batch, num_draft);
+    args.draft_tokens = drafted.ids();
+    args.cu = cu;
+    args.total = drafted.size();
+    args.acceptance = Acceptance(in.acceptance);
     args.tokens = tokens.data;
     args.num_accepted = accepted.data;
     args.num_tokens = emitted.data;
@@ -313,6 +369,7 @@ void register_ops(Library& library) {
   library.impl("sample", TORCH_BOX(&Ops<Device>::sample));
   library.impl("verify_chain", TORCH_BOX(&Ops<Device>::verify_chain));
   library.impl("verify_packed", TORCH_BOX(&Ops<Device>::verify_packed));
+  library.impl("verify_tree", TORCH_BOX(&Ops<Device>::verify_tree));
 }
 
 }  // namespace specdec::bind

@@ -41,8 +41,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     reason = emulated.unavailable()
     skipped = [pytest.mark.skip(reason=reason)] if reason else []
-    on_the_cpu = [pytest.param(b, marks=skipped) for b in present_emulated(metafunc.config.getoption("schedules"))]
     op = getattr(metafunc.module, "OP", "verify_chain")
+    emulations = present_emulated(op, metafunc.config.getoption("schedules"))
+    on_the_cpu = [pytest.param(b, marks=skipped) for b in emulations]
     metafunc.parametrize("backend", [*present(op), *on_the_cpu], ids=str, indirect=True)
 
 

@@ -29,6 +29,11 @@ CASES = 32  # of each test in each strategy, unless its module has EMULATED_CASE
 MULTIPROCESSORS = 8  # what the emulated device has unless told otherwise
 
 
+def strategies(op: str) -> list[str]:
+    """Those that lay out the work of an op in ways of their own: `verify_tree` has one kernel, which walks."""
+    return [s for s in STRATEGIES if (op, s) != ("verify_tree", "split")]
+
+
 def unavailable() -> str | None:
     """Why the library cannot be built here; None where it can."""
     if not (ROOT / "setup.py").exists():

@@ -116,7 +116,7 @@ def _to(value: Any, device: str) -> Any:
     if isinstance(value, sk.SamplingParams):
         fields = {f: _to(getattr(value, f), device) for f in ("temperature", "top_k", "top_p", "min_p", "min_p_first")}
         return sk.SamplingParams(**fields)
-    return value.to(device) if isinstance(value, sk.TokenMap) else value
+    return value.to(device) if isinstance(value, (sk.TokenMap, sk.DraftTree)) else value
 
 
 def present(op: str) -> list[Backend]:
@@ -131,13 +131,13 @@ def present(op: str) -> list[Backend]:
     return found
 
 
-def present_emulated(schedules: int) -> list[Backend]:
+def present_emulated(op: str, schedules: int) -> list[Backend]:
     """The CUDA kernels on the CPU: in index order, and in so many random schedules shared out among the strategies.
 
     In index order "cluster", the slowest to execute and "walk" but for what blocks tell each other, runs only beside
     random schedules (as in CI); `ops/test_emulated.py` always holds it against the others.
     """
-    strategies = emulated.STRATEGIES[1:]
+    strategies = emulated.strategies(op)[1:]
     random = zip(range(1, schedules + 1), itertools.cycle(strategies), strict=False)
     return [
         *(Backend(emulated.NAME, "cpu", strategy=s) for s in strategies if schedules or s != "cluster"),

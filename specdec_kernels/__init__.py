@@ -21,8 +21,10 @@ from .ops.sample import sample
 from .ops.uniform_samples import uniform_samples
 from .ops.verify_chain import verify_chain
 from .ops.verify_packed import verify_packed
+from .ops.verify_tree import verify_tree
 from .ops.warp_probs import warp_probs
 from .sampling import SamplingParams
+from .tree import DraftTree
 from .types import PLACEHOLDER_TOKEN_ID, Draw, RowStats, Status, TokenMap, VerifyOutput
 
 __version__ = "0.1.0"
@@ -33,6 +35,7 @@ register_triton(LIBRARY)
 __all__ = [
     "PLACEHOLDER_TOKEN_ID",
     "Draft",
+    "DraftTree",
     "Drafter",
     "Draw",
     "GenerationOutput",
@@ -62,5 +65,6 @@ __all__ = [
     "uniform_samples",
     "verify_chain",
     "verify_packed",
+    "verify_tree",
     "warp_probs",
 ]

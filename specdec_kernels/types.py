@@ -31,6 +31,8 @@ class Status(IntFlag):
     BAD_PARAM = 16
     """Out of range: a sampling parameter (read as its default), a length (clamped, or an idle row), or a uniform (read
     as 0)."""
+    BAD_TREE = 32
+    """A tree on the device that is none: what does not hang from its root within the depth given was pruned."""
 
 
 class RowStats(NamedTuple):
@@ -132,6 +134,8 @@ class VerifyOutput(NamedTuple):
     acceptance : Tensor or None
         ``[batch, num_draft]`` float32, ``Σ_v min(P(v), Q(v))`` of each position of the block, −1 after its end; None
         unless asked for.
+    accepted_nodes : Tensor or None
+        Of `verify_tree`: ``[batch, max_depth]`` int64, the accepted nodes from the root's child on, then −1.
     """
 
     tokens: Tensor
@@ -139,6 +143,7 @@ class VerifyOutput(NamedTuple):
     num_tokens: Tensor
     status: Tensor
     acceptance: Tensor | None = None
+    accepted_nodes: Tensor | None = None
 
 
 class TokenMap:

@@ -141,4 +141,29 @@ struct VerifyArgs {
   float* overlap;         // [batch, num_draft] or null
 };
 
+enum class TreeAcceptance : int32_t {
+  kSample = 0,
+  kGreedy = 1,
+  kMatch = 2,
+  kTypical = 3,
+  kRecursive = 4,
+  kTraversal = 5
+};
+
+constexpr int kMostNodes = 1024, kMostDepth = 64;  // of a tree, as in specdec_kernels/tree.py
+
+// One verify step of token trees: node i's rows, uniform and key are number i of its sequence. Links are node ids, -1 where
+// there is none; a parent stands before its children, and siblings are linked in their order.
+struct VerifyTreeArgs {
+  VerifyArgs step;                                      // num_draft: nodes less one; tokens: [batch, max_depth + 1]
+  Ids node_tokens;                                      // [batch, num_nodes]; -1: no such node, or an idle sequence
+  const int64_t *parents, *first_child, *next_sibling;  // [num_nodes], or [batch, num_nodes] where tree_per_sequence
+  const int32_t* tree_status;                           // [1] or [batch]
+  bool tree_per_sequence;
+  int64_t num_nodes, max_depth;
+  TreeAcceptance acceptance;
+  float epsilon, delta;     // of kTypical
+  int64_t* accepted_nodes;  // [batch, max_depth]
+};
+
 }  // namespace specdec

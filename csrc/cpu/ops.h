@@ -10,5 +10,6 @@ void uniform_samples(const UniformSamplesArgs& args);
 void noise_keys(const NoiseKeysArgs& args);
 void sample(const SampleArgs& args);
 void verify(const VerifyArgs& args);  // verify_chain and verify_packed
+void verify_tree(const VerifyTreeArgs& args);
 
 }  // namespace specdec::cpu

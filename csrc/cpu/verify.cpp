@@ -9,13 +9,14 @@
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
 #include "cpu/verify_position.h"
+#include "cpu/verify_rows.h"
 
 namespace specdec::cpu {
 namespace {
 
-class Sequence {
+class Sequence : SequenceRows {
  public:
-  Sequence(const VerifyArgs& args, int64_t b, bool split) : args_(args), b_(b), split_(split) {}
+  using SequenceRows::SequenceRows;
 
   void run() {
     find_block();
@@ -23,9 +24,7 @@ class Sequence {
     std::fill(tokens, tokens + args_.num_draft + 1, -1);
     int64_t emitted = 0;
     if (!idle_) {
-      target_sampling_ = sampling_of(args_.params, b_);
-      if (args_.acceptance == Acceptance::kGreedy) target_sampling_ = made_greedy(target_sampling_);
-      draft_sampling_ = sampling_of(args_.draft_params, b_);
+      find_sampling(args_.acceptance == Acceptance::kGreedy);
       const bool by_block = args_.acceptance == Acceptance::kBlock && has_draft() &&
                             (args_.draft_probs.data != nullptr || !draft_sampling_.greedy);
       int64_t final = -1;
@@ -92,62 +91,12 @@ class Sequence {
   }
 
   int64_t token(int64_t i) const { return id_at(args_.draft_tokens, token_index_ + i); }
-  bool has_draft() const { return args_.draft.data != nullptr || args_.draft_probs.data != nullptr; }
-  RowView target_row(int64_t i) const { return row_view(args_.target, batch_, first_target_ + i); }
-
-  // Reads target row i; its flags count from here on.
-  RowLaw read_target(int64_t i, RowScratch& scratch) {
-    const RowLaw law = analyse_row(target_row(i), target_sampling_, split_, scratch);
-    status_ |= law.status;
-    return law;
-  }
-
-  // The draft's law at position i, from the stats kept from drafting if there are any; its flags count if `flag`.
-  DraftRow draft_row(int64_t i, bool flag = true) {
-    if (!has_draft()) return DraftRow(int32_t(token(i)));
-    if (args_.draft_probs.data) {
-      const DraftRow row(
-          {row_view(args_.draft_probs, batch_, first_draft_ + i), args_.target_to_draft, args_.map_size});
-      if (flag && row.has_nan()) status_ |= kNaN;
-      return row;
-    }
-    const RowView view = row_view(args_.draft, batch_, first_draft_ + i);
-    const RowLaw law = draft_law(view, i);
-    if (flag) status_ |= law.status;
-    return DraftRow({view, args_.target_to_draft, args_.map_size}, law);
-  }
-
-  RowLaw draft_law(const RowView& view, int64_t i) const {
-    thread_local RowScratch scratch;
-    if (!args_.draft_values) return analyse_row(view, draft_sampling_, split_, scratch);
-    const int64_t index = draft_index_ + i;
-    const float* values = args_.draft_values + index * kNumValues;
-    RowLaw law{};
-    law.max = values[0];
-    law.cutoff = values[1];
-    law.normalizer = values[3];
-    law.inverse_normalizer = 1.0f / values[3];
-    law.inverse_temperature = draft_sampling_.inverse_temperature;
-    const int64_t argmax = args_.draft_argmax[index];  // the caller's: it may be no id of the row
-    law.argmax = argmax >= 0 && argmax < view.vocab ? int32_t(argmax) : -1;
-    law.status = args_.draft_status[index];
-    law.one_hot = draft_sampling_.greedy || std::isinf(law.max);
-    return law;
-  }
-
-  // Uniform number i of the sequence (0: the final draw, i >= 1: the coin of draft token i); greedy calls may have none.
-  float uniform(int64_t i) {
-    const float u = args_.uniform_samples ? args_.uniform_samples[target_index_ + i] : 0.0f;
-    if (is_uniform(u)) return u;
-    status_ |= kBadParam;
-    return 0.0f;
-  }
-
   void read(int64_t i, Position& position) {
     position.row = target_row(i);
     position.p = read_target(i, position.scratch);
   }
-  void mix(int64_t i, Position& position) { position.mix(args_.law, draft_row(i), split_); }
+  void mix(int64_t i, Position& position) { position.mix(args_.law, draft_row(i, point(i)), split_); }
+  int32_t point(int64_t i) const { return has_draft() ? -1 : int32_t(token(i)); }
 
   int64_t recovered(Position& position, float weight) {
     if (position.p.one_hot && !is_cascade(args_.law.kind)) return position.p.argmax;
@@ -221,19 +170,13 @@ class Sequence {
       out[i] = -1.0f;
       if (i >= length_) continue;
       const RowLaw law = analyse_row(target_row(i), target_sampling_, split_, scratch);
-      out[i] = overlap(target_row(i), law, draft_row(i, false), split_);
+      out[i] = overlap(target_row(i), law, draft_row(i, point(i), false), split_);
     }
   }
 
-  const VerifyArgs& args_;
-  const int64_t b_;
-  const bool split_;  // the sequence may use all threads for one row
   bool idle_ = false, ends_in_eos_ = false;
-  int64_t batch_ = 0, first_draft_ = 0, first_target_ = 0;        // indices of its first rows in `Rows`
-  int64_t token_index_ = 0, draft_index_ = 0, target_index_ = 0;  // the same in the flat arrays
+  int64_t token_index_ = 0;  // of its first draft token
   int64_t length_ = 0, accepted_ = 0;
-  int32_t status_ = 0;
-  Sampling target_sampling_{}, draft_sampling_{};
 };
 
 }  // namespace

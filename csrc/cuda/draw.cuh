@@ -191,8 +191,8 @@ struct Remainder {
 };
 
 // The masses of a row's tiles, this block's share of them: it is number `rank` of `size`. Out of line, as draw_id.
-template <bool kClustered = false>
-__device__ __noinline__ void masses_of(const Remainder& from, TileTable table, float* mass, int rank, int size) {
+template <bool kClustered = false, class From>
+__device__ __noinline__ void masses_of(const From& from, TileTable table, float* mass, int rank, int size) {
   for (int tile = rank * num_warps() + warp_id(); tile < from.row.tiles(); tile += size * num_warps()) {
     const float m = from.mass(tile, table);
     if (lane_id() == 0) Team<kClustered>::store(mass + tile, m);
@@ -200,7 +200,8 @@ __device__ __noinline__ void masses_of(const Remainder& from, TileTable table, f
 }
 
 // In one tile, the first id at which the running sum of weights exceeds `rest`, else the last of positive weight.
-__device__ __forceinline__ int32_t walk_tile(const Remainder& from, int tile, float rest) {
+template <class From>
+__device__ __forceinline__ int32_t walk_tile(const From& from, int tile, float rest) {
   float x[kHeld], before = 0.0f;
   int last_run = 0, last_held = 0;
   load_tile(from.row, tile, x);
@@ -243,7 +244,8 @@ __device__ __forceinline__ int32_t walk_tile(const Remainder& from, int tile, fl
 
 // An id drawn by one warp given its tiles' masses, in every lane; -1 if nothing is left to draw from. Out of line, as it
 // is called from several places.
-inline __device__ __noinline__ int32_t draw_id(const Remainder& from, const float* mass, float uniform) {
+template <class From>
+__device__ __noinline__ int32_t draw_id(const From& from, const float* mass, float uniform) {
   const int tiles = from.row.tiles();
   const float goal = uniform * ordered_sum(mass, tiles);
   float before = 0.0f, rest = INFINITY;  // infinite on an overrun

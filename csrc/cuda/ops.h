@@ -20,6 +20,7 @@ cudaError_t uniform_samples(const UniformSamplesArgs& args, const Launch& launch
 cudaError_t noise_keys(const NoiseKeysArgs& args, const Launch& launch);
 cudaError_t sample(const SampleArgs& args, const Launch& launch);
 cudaError_t verify(const VerifyArgs& args, const Launch& launch);  // verify_chain and verify_packed
+cudaError_t verify_tree(const VerifyTreeArgs& args, const Launch& launch);
 
 // Under the names that csrc/bind_ops.h knows them by.
 struct Kernels {
@@ -29,6 +30,7 @@ struct Kernels {
   static constexpr auto kNoiseKeys = noise_keys;
   static constexpr auto kSample = sample;
   static constexpr auto kVerify = verify;
+  static constexpr auto kVerifyTree = verify_tree;
 };
 
 }  // namespace specdec::cuda

@@ -1,13 +1,9 @@
 // verify with a block (or a cluster of them) a sequence: rows are read only as far as the rule gets, and
 // both rows of a position once more where a target law needs a measure of them.
-#include "cuda/rows.cuh"
-#include "cuda/verify.cuh"
+#include "cuda/walk.cuh"
 
 namespace specdec::cuda {
 namespace {
-
-constexpr int kWalkThreads = 256;  // two blocks fit a multiprocessor: one reads while the other looks for a law
-constexpr unsigned kMaxCluster = 8;
 
 // Bytes of a block's shared memory: the list, two tables, two rows of masses.
 size_t shared_bytes(const VerifyArgs& args, bool listed) {
@@ -15,25 +11,6 @@ size_t shared_bytes(const VerifyArgs& args, bool listed) {
   const int32_t draft_vocab = args.draft.data ? args.draft.vocab : args.draft_probs.data ? args.draft_probs.vocab : 0;
   const size_t draft_tiles = (draft_vocab + kTile - 1) / kTile;
   return sizeof(float) * ((listed ? kMaxListed : 0) + (tiles + draft_tiles) * TileTable::kNumbers + 2 * tiles);
-}
-
-// Long and called from several places: out of line, each is there once. `raw`: null where the raw row is not wanted.
-template <bool kClustered>
-__device__ __noinline__ void read_row(Reading& reading, RawRow* raw) {
-  scan_row<kClustered>(reading.row, scan_plan(reading.sampling, reading.row.vocab, raw != nullptr), reading.table);
-  find_law(reading, raw != nullptr);
-  if (raw == nullptr || warp_id() != 0) return;
-  const RawRow found = raw_row(reading);
-  if (lane_id() == 0) *raw = found;
-}
-
-template <bool kClustered>
-__device__ __noinline__ Fixed best_noisy(const Remainder& from, const TileTable& table, int64_t key) {
-  BestNoisy best;
-  Team<kClustered>::for_each_tile(from.row.tiles(), [&](int tile) {
-    if (table.max[tile] >= from.law.cutoff) best.see(from.row, from.law, tile, key, nullptr);
-  });
-  return block_reduce(best.key, Fixed(0), Max{});
 }
 
 // What all threads of a block know alike is kept in shared memory, not in everybody's registers.
@@ -131,18 +108,6 @@ class Walk {
     Group::sync();
   }
 
-  // An id drawn from the masses; -1 if nothing is left.
-  __device__ int32_t draw(const Remainder& from, const float* mass, float u) {
-    SPECDEC_SHARED(int32_t, box, 1);
-    __syncthreads();
-    if (warp_id() == 0) {
-      const int32_t id = draw_id(from, mass, u);
-      if (lane_id() == 0) box[0] = id;
-    }
-    __syncthreads();
-    return box[0];
-  }
-
   // The token after the accepted ones. Where nothing is left of a remainder, from P, or from a cascade's law.
   __device__ int64_t final_token(Left left) {
     if (left == Left::kNothing) return Outcome::kNothing;
@@ -225,21 +190,11 @@ class Walk {
       if (state_.span.ends_in_eos && i == state_.span.length) return Outcome::kNothing;
       read_target(i);
       const int64_t wanted =
-          args_.noise_keys && !law.one_hot ? noisy_token(args_.noise_keys[state_.span.target_index + i]) : law.argmax;
+          args_.noise_keys && !law.one_hot
+              ? noisy_token<kClustered>(state_.now, state_.target.table, args_.noise_keys[state_.span.target_index + i])
+              : law.argmax;
       if (i == state_.span.length || token(i) != wanted) return wanted;
     }
-  }
-
-  __device__ int32_t noisy_token(int64_t key) {
-    SPECDEC_SHARED(Fixed, box, kMaxCluster);
-    Fixed found = best_noisy<kClustered>(state_.now, state_.target.table, key);
-    if constexpr (kClustered) {
-      Group::sync();
-      if (threadIdx.x == 0) Group::store(box + Group::rank(), found);
-      Group::sync();
-      for (unsigned r = 0; r < Group::size(); ++r) found = Max{}(found, box[r]);
-    }
-    return noisy_id(found);
   }
 
   const VerifyArgs& args_;

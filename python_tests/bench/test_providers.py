@@ -41,7 +41,32 @@ def test_every_case_has_this_package_and_a_peer(op: str) -> None:
     for case in cases(op):
         offered = build(case, FAST)
         assert "reference" in offered
-        assert any(name.startswith("eager") for name in offered)
+        # Block verification of a tree is nobody else's.
+        assert any(name.startswith("eager") for name in offered) or case.acceptance == "traversal"
+
+
+@pytest.mark.parametrize("case", cases("verify_tree"), ids=lambda case: case.name)
+def test_trees_emit_a_path_and_one_token_in_the_targets_law(case: Case) -> None:
+    """Every provider: the first token of many steps, over their roots' laws (typical acceptance has another)."""
+    case = replace(case, vocab=7, batch=3000)
+    step = REGISTRY["verify_tree"].make(case, torch.Generator().manual_seed(1))
+    torch.manual_seed(3)
+    P = law(step.target_logits[:, 0], case.params).double()
+    if case.greedy:
+        P = torch.nn.functional.one_hot(step.target_logits[:, 0].argmax(-1), 7).double()
+    for name, call in build(case, FAST).items():
+        tokens, accepted = call(step)
+        assert tokens.shape == (3000, step.tree.max_depth + 1) and 0.3 < accepted.float().mean() < 3, name
+        assert torch.equal((tokens >= 0).sum(-1), accepted + 1), name
+        node = torch.zeros(3000, dtype=torch.int64)
+        for d in range(step.tree.max_depth):  # down the tree along the accepted tokens
+            is_it = (step.tree.parents == node[:, None]) & (step.node_tokens == tokens[:, d, None])
+            inside = d < accepted
+            assert is_it[inside].any(-1).all(), name
+            node = torch.where(inside, is_it.int().argmax(-1), node)
+        if case.acceptance != "typical":
+            off = tokens[:, 0].bincount(minlength=7) - P.sum(0)
+            assert (off.abs() <= 5 * (P * (1 - P)).sum(0).sqrt()).all(), name
 
 
 @pytest.mark.parametrize("op", ["verify_chain", "verify_packed"])

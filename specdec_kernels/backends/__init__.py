@@ -17,7 +17,16 @@ from . import triton as triton_backend
 
 logger = logging.getLogger("specdec_kernels")
 
-OPS = ("row_stats", "warp_probs", "uniform_samples", "noise_keys", "sample", "verify_chain", "verify_packed")
+OPS = (
+    "row_stats",
+    "warp_probs",
+    "uniform_samples",
+    "noise_keys",
+    "sample",
+    "verify_chain",
+    "verify_packed",
+    "verify_tree",
+)
 
 
 def _reference(op: str, overload: Any) -> Callable[..., Any]:

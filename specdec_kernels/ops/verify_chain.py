@@ -180,13 +180,60 @@ def shared_arguments(
         raise ValueError(f"{op}: acceptance must be one of {', '.join(ACCEPTANCES)}, got {acceptance!r}")
     flat_law = LOSSLESS
     if target_law is not None:
-        _check_law(op, acceptance, target_law, draft_logits, draft_token_map)
+        check_draft_for_law(op, acceptance, target_law, draft_logits, draft_token_map)
         flat_law = target_law.flat()
         if target_law.cascade_bonus:
             draft_shape, draft_names = row_shape, row_names
     flat = flat_params(op, "params", params, batch, device)
     draft_flat = flat_params(op, "draft_params", draft_params, batch, device)
 
+    draft = draft_arguments(
+        op, device, vocab, draft_shape, draft_names, draft_logits, draft_probs, draft_stats, draft_token_map
+    )
+    if rule == ACCEPTANCES["match"]:
+        if uniform_samples is not None:
+            raise ValueError(f"{op}: acceptance='match' takes noise_keys, got uniform_samples")
+        if noise_keys is not None:
+            check_tensor(op, "noise_keys", noise_keys, (torch.int64,), device)
+            if noise_keys.shape != row_shape:
+                check_shape(op, "noise_keys", noise_keys, row_names, row_shape)
+        elif params is None or not params.is_greedy:
+            raise ValueError(f"{op}: acceptance='match' needs noise_keys unless params.temperature is 0, got None")
+    else:
+        if noise_keys is not None:
+            raise ValueError(f"{op}: acceptance={acceptance!r} takes uniform_samples, got noise_keys")
+        if uniform_samples is not None:
+            check_tensor(op, "uniform_samples", uniform_samples, (torch.float32,), device)
+            if uniform_samples.shape != row_shape:
+                check_shape(op, "uniform_samples", uniform_samples, row_names, row_shape)
+        elif acceptance != "greedy" and (params is None or not params.is_greedy):
+            raise ValueError(
+                f"{op}: acceptance={acceptance!r} needs uniform_samples unless params.temperature is 0, got None"
+            )
+        elif flat_law[0] > Lossy.number and (draft_params is None or not draft_params.is_greedy):
+            raise ValueError(
+                f"{op}: this target_law needs uniform_samples unless params.temperature and draft_params.temperature "
+                "are 0, got None"
+            )
+    if num_draft_tokens is not None:
+        check_tensor(op, "num_draft_tokens", num_draft_tokens, ID_DTYPES, device)
+        check_shape(op, "num_draft_tokens", num_draft_tokens, ("batch",), (batch,))
+    if eos_token_ids is not None:
+        check_tensor(op, "eos_token_ids", eos_token_ids, (torch.int64,), device)
+        if eos_token_ids.dim() != 1:
+            raise shape_error(op, "eos_token_ids", "[num_eos]", eos_token_ids)
+    return (
+        *draft[:5], uniform_samples, noise_keys, draft[5], num_draft_tokens, eos_token_ids, rule, return_acceptance,
+        *flat_law, *flat, *draft_flat,
+    )  # fmt: skip
+
+
+def draft_arguments(
+    op: str, device: torch.device, vocab: int, draft_shape: tuple[int, ...], draft_names: tuple[str, ...],
+    draft_logits: Tensor | None, draft_probs: Tensor | None, draft_stats: RowStats | None,
+    draft_token_map: TokenMap | None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Validate a draft: its logits, probabilities, values, argmax, status and target_to_draft, as the ops take them."""
     vocab_draft, target_to_draft = vocab, None
     if draft_token_map is not None:
         if not isinstance(draft_token_map, TokenMap):
@@ -223,46 +270,10 @@ def shared_arguments(
             check_shape(op, "draft_stats.values", values, (*draft_names, "6"), (*draft_shape, 6))
             check_shape(op, "draft_stats.argmax", argmax, draft_names, draft_shape)
             check_shape(op, "draft_stats.status", status, draft_names, draft_shape)
-
-    if rule == ACCEPTANCES["match"]:
-        if uniform_samples is not None:
-            raise ValueError(f"{op}: acceptance='match' takes noise_keys, got uniform_samples")
-        if noise_keys is not None:
-            check_tensor(op, "noise_keys", noise_keys, (torch.int64,), device)
-            if noise_keys.shape != row_shape:
-                check_shape(op, "noise_keys", noise_keys, row_names, row_shape)
-        elif params is None or not params.is_greedy:
-            raise ValueError(f"{op}: acceptance='match' needs noise_keys unless params.temperature is 0, got None")
-    else:
-        if noise_keys is not None:
-            raise ValueError(f"{op}: acceptance={acceptance!r} takes uniform_samples, got noise_keys")
-        if uniform_samples is not None:
-            check_tensor(op, "uniform_samples", uniform_samples, (torch.float32,), device)
-            if uniform_samples.shape != row_shape:
-                check_shape(op, "uniform_samples", uniform_samples, row_names, row_shape)
-        elif acceptance != "greedy" and (params is None or not params.is_greedy):
-            raise ValueError(
-                f"{op}: acceptance={acceptance!r} needs uniform_samples unless params.temperature is 0, got None"
-            )
-        elif flat_law[0] > Lossy.number and (draft_params is None or not draft_params.is_greedy):
-            raise ValueError(
-                f"{op}: this target_law needs uniform_samples unless params.temperature and draft_params.temperature "
-                "are 0, got None"
-            )
-    if num_draft_tokens is not None:
-        check_tensor(op, "num_draft_tokens", num_draft_tokens, ID_DTYPES, device)
-        check_shape(op, "num_draft_tokens", num_draft_tokens, ("batch",), (batch,))
-    if eos_token_ids is not None:
-        check_tensor(op, "eos_token_ids", eos_token_ids, (torch.int64,), device)
-        if eos_token_ids.dim() != 1:
-            raise shape_error(op, "eos_token_ids", "[num_eos]", eos_token_ids)
-    return (
-        draft_logits, draft_probs, values, argmax, status, uniform_samples, noise_keys, target_to_draft,
-        num_draft_tokens, eos_token_ids, rule, return_acceptance, *flat_law, *flat, *draft_flat,
-    )  # fmt: skip
+    return draft_logits, draft_probs, values, argmax, status, target_to_draft
 
 
-def _check_law(
+def check_draft_for_law(
     op: str, acceptance: str, law: object, draft_logits: Tensor | None, draft_token_map: TokenMap | None
 ) -> None:
     """Refuse a law that the acceptance does not take, or that needs more of the draft than is given."""

@@ -276,6 +276,138 @@ Case verify_case(Random& random, bool large) {
           }};
 }
 
+// The links of a batch's trees, some of them to any node or to none.
+struct Links {
+  std::vector<int64_t> parents, first_child, next_sibling;
+  int64_t max_depth = 0;
+};
+
+Links make_links(Random& random, int64_t trees, int64_t num_nodes, bool spoiled) {
+  Links links;
+  const int64_t all = trees * num_nodes;
+  links.parents.assign(all, -1);
+  links.first_child.assign(all, -1);
+  links.next_sibling.assign(all, -1);
+  for (int64_t t = 0; t < trees; ++t) {
+    const int64_t at = t * num_nodes;
+    std::vector<int64_t> depth(num_nodes), youngest(num_nodes, -1);
+    for (int64_t node = 1; node < num_nodes; ++node) {
+      const int64_t above = std::max<int64_t>(0, node - 1 - random.below(4));
+      links.parents[at + node] = above;
+      (youngest[above] < 0 ? links.first_child[at + above] : links.next_sibling[at + youngest[above]]) = node;
+      youngest[above] = node;
+      depth[node] = depth[above] + 1;
+      links.max_depth = std::max(links.max_depth, depth[node]);
+    }
+  }
+  if (!spoiled) return links;
+  links.max_depth = num_nodes - 1;
+  for (std::vector<int64_t>* of : {&links.parents, &links.first_child, &links.next_sibling}) {
+    for (int64_t& to : *of)
+      if (random.chance(0.2)) to = random.chance(0.5) ? random.below(num_nodes) : int64_t(random.bits());
+  }
+  return links;
+}
+
+Case tree_case(Random& random, bool large) {
+  auto step = std::make_shared<Step>();
+  const int64_t batch = 1 + random.below(3), num_nodes = random.pick({1, 2, 4, 7, 12}), rows = batch * num_nodes;
+  const int32_t vocab = make_vocab(random, large);
+  const auto acceptance = TreeAcceptance(random.below(6));
+  const bool needs_draft = acceptance == TreeAcceptance::kRecursive || acceptance == TreeAcceptance::kTraversal;
+  const int kind = needs_draft ? 1 + int(random.below(2)) : int(random.below(3));  // none, logits, probabilities
+  const bool spoiled = random.chance(0.2), per_sequence = random.chance(0.7);
+  auto links = std::make_shared<Links>(make_links(random, per_sequence ? batch : 1, num_nodes, spoiled));
+  const bool cut = links->max_depth > 1 && random.chance(0.1);  // deeper than it says: backends may then differ
+  if (cut) --links->max_depth;
+
+  VerifyArgs& args = step->args;
+  args.law = {LawKind::kLossless, false, 0.0f, 1.0f, false};
+  if (acceptance == TreeAcceptance::kSample && kind == 1 && random.chance(0.6)) {
+    args.law.kind = LawKind(int(LawKind::kChow) + random.below(kNumLaws - int(LawKind::kChow)));
+    args.law.alpha = 0.8f * random.uniform();
+    args.law.variant = random.chance(0.5);
+    args.law.cascade_bonus = random.chance(0.5);
+  }
+  const auto values = make_values(random, rows, vocab);
+  step->target = make_rows(random, values, batch, num_nodes, vocab, make_dtype(random));
+  args.target = step->target->rows;
+  std::vector<int64_t> same(rows);
+  std::iota(same.begin(), same.end(), 0);
+  make_draft(random, *step, values, rows, vocab, same, kind);
+  for (Rows* of : {&args.draft, &args.draft_probs}) of->stride_batch = num_nodes * of->stride_row;
+  if (args.law.kind == LawKind::kBiLD && !step->target_to_draft.empty()) args.law.variant = false;
+  // First children are what was drawn after their parents, their siblings any ids.
+  auto tokens = std::make_shared<std::vector<int32_t>>(rows, 0);
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t at = b * num_nodes, link = per_sequence ? at : 0;
+    if (random.chance(0.1)) (*tokens)[at] = -1;
+    for (int64_t node = 1; node < num_nodes; ++node) {
+      const int64_t above = links->parents[link + node];
+      const bool first = above >= 0 && above < num_nodes && links->first_child[link + above] == node;
+      (*tokens)[at + node] = first                 ? step->draft_tokens[at + above]
+                             : random.chance(0.05) ? random.pick({-1, vocab})
+                                                   : int32_t(random.below(vocab));
+    }
+  }
+  step->params = make_params(random, batch, vocab);
+  step->draft_params = make_params(random, batch, vocab);
+  if (acceptance == TreeAcceptance::kMatch)
+    step->keys = make_keys(random, rows);
+  else if (acceptance != TreeAcceptance::kGreedy)
+    step->uniforms = make_uniforms(random, rows);
+  if (random.chance(0.3)) step->eos = {random.below(vocab), vocab - 1};
+  step->with_stats = kind == 1 && random.chance(0.4);
+
+  args.batch = batch;
+  args.num_draft = num_nodes - 1;
+  args.uniform_samples = step->uniforms.empty() ? nullptr : step->uniforms.data();
+  args.noise_keys = step->keys.empty() ? nullptr : step->keys.data();
+  args.target_to_draft = step->target_to_draft.empty() ? nullptr : step->target_to_draft.data();
+  args.map_size = int64_t(step->target_to_draft.size());
+  args.eos_token_ids = step->eos.empty() ? nullptr : step->eos.data();
+  args.num_eos = int64_t(step->eos.size());
+  args.params = step->params->args;
+  args.draft_params = step->draft_params->args;
+
+  const std::string more = " acceptance=" + std::to_string(int(acceptance)) + " draft=" + std::to_string(kind) +
+                           " law=" + std::to_string(int(args.law.kind)) + (spoiled ? " spoiled" : "");
+  return {label("verify_tree", batch, num_nodes, vocab, more),
+          [=](const Backend& backend) -> Outputs {
+            StatsResult stats(rows);
+            Result<int64_t> out(batch * (links->max_depth + 1)), nodes(batch * links->max_depth);
+            Result<int32_t> accepted(batch), emitted(batch), status(batch);
+            const std::vector<int32_t> tree_status(batch, 0);
+            VerifyTreeArgs a{};
+            a.step = step->args;
+            if (step->with_stats) {
+              backend.row_stats({a.step.draft, batch, num_nodes, a.step.draft_params, false, stats.out()});
+              a.step.draft_values = stats.values.data();
+              a.step.draft_argmax = stats.argmax.data();
+              a.step.draft_status = stats.status.data();
+            }
+            a.step.tokens = out.data();
+            a.step.num_accepted = accepted.data();
+            a.step.num_tokens = emitted.data();
+            a.step.status = status.data();
+            a.node_tokens = {tokens->data(), false};
+            a.parents = links->parents.data();
+            a.first_child = links->first_child.data();
+            a.next_sibling = links->next_sibling.data();
+            a.tree_status = tree_status.data();
+            a.tree_per_sequence = per_sequence;
+            a.num_nodes = num_nodes;
+            a.max_depth = links->max_depth;
+            a.acceptance = acceptance;
+            a.epsilon = 0.09f;
+            a.delta = 0.3f;
+            a.accepted_nodes = nodes.data();
+            backend.verify_tree(a);
+            return {out.bytes() + nodes.bytes() + accepted.bytes() + emitted.bytes() + status.bytes()};
+          },
+          cut || at_border(step->uniforms)};
+}
+
 }  // namespace
 
 Case make_case(uint64_t seed, bool large) {
@@ -284,6 +416,7 @@ Case make_case(uint64_t seed, bool large) {
   if (kind < 0.15) return row_case(random, large);
   if (kind < 0.25) return number_case(random);
   if (kind < 0.45) return sample_case(random, large);
+  if (kind < 0.65) return tree_case(random, large);
   return verify_case(random, large);
 }
 

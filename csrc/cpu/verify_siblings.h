@@ -1,0 +1,43 @@
+// P and Q at one node of a tree while its children are tried and rejected one after the other.
+#pragma once
+#include <utility>
+#include <vector>
+
+#include "cpu/draw.h"
+
+namespace specdec::cpu {
+
+class SiblingLaws {
+ public:
+  // The node's target row, its law P and what reading it left: to be set, then begin(Q).
+  RowView row{};
+  RowLaw p{};
+  RowScratch scratch;
+
+  void begin(const DraftRow& q, bool split);
+
+  float prob(int32_t id) const;        // P as it is now
+  float draft_prob(int32_t id) const;  // Q as it is now
+  // P becomes norm((w P - Q)+), unless that is empty, and child `id` leaves Q; returns the sum of (w P - Q)+.
+  float reject(int32_t id, float w);
+  // Whether P is the row's own and all on its argmax, so that a draw needs no uniform.
+  bool certain() const { return p.one_hot && !changed_; }
+  // A token from P as it is now.
+  int32_t draw(float uniform) const;
+
+ private:
+  struct Removed {
+    int32_t id;
+    float prob;
+  };
+  const Removed* removed(int32_t id) const;
+  // scale P and taken Q over one tile, both 0 at the children that were removed.
+  void fill(int tile, float scale, float taken, float* scaled_p, float* q, float* taken_q) const;
+
+  DraftRow draft_{-1};
+  bool split_ = false, changed_ = false;
+  Siblings left_{};
+  std::vector<Removed> removed_;
+};
+
+}  // namespace specdec::cpu

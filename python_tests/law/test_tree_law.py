@@ -1,0 +1,164 @@
+"""The law that `verify_tree` really produces on each backend, extracted through the uniforms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import specdec_kernels as sk
+from python_tests.law.cases import TOLERANCE
+from python_tests.ops import trees
+from python_tests.support import Backend
+from specdec_kernels import laws
+from specdec_kernels.testing import (
+    TreeProblem,
+    Verify,
+    exact_law,
+    float64_law,
+    float64_target_law,
+    target_joint,
+    total_variation,
+)
+
+OP = "verify_tree"
+EMULATED_CASES = 7
+SHAPES = {
+    "chain": [-1, 0, 1], "siblings": [-1, 0, 0], "fork": [-1, 0, 1, 1], "bush": [-1, 0, 0, 1], "second": [-1, 0, 0, 2],
+}  # fmt: skip
+Kinds = dict[str, Callable[[list[int], int, torch.Generator], TreeProblem]]
+
+
+def depth_of(parents: list[int]) -> int:
+    return sk.DraftTree.from_parents(parents).max_depth
+
+
+def rows(vocab: int, parents: list[int], rng: torch.Generator) -> list[Tensor]:
+    return [1.5 * torch.randn(*[vocab] * d, vocab, generator=rng) for d in range(depth_of(parents) + 1)]
+
+
+def plain(parents: list[int], vocab: int, rng: torch.Generator, **fields: object) -> TreeProblem:
+    target, draft = rows(vocab, parents, rng), rows(vocab, parents, rng)
+    return TreeProblem(parents, target, draft, sampled=True, **fields)  # type: ignore[arg-type]
+
+
+def zero_supports(parents: list[int], vocab: int, rng: torch.Generator) -> TreeProblem:
+    """Ids that only the target or only the draft may draw: siblings run out."""
+    case = plain(parents, 3, rng)
+    assert case.draft is not None
+    for number, (p, q) in enumerate(zip(case.target, case.draft, strict=True)):
+        p[..., number % 3] = -torch.inf
+        q[..., (number + 1) % 3] = -torch.inf
+    case.draft[-1][..., 2] = -torch.inf
+    return case
+
+
+def equal_laws(parents: list[int], vocab: int, rng: torch.Generator) -> TreeProblem:
+    case = plain(parents, vocab, rng)
+    case.draft = [t.clone() for t in case.target]
+    return case
+
+
+def truncated(parents: list[int], vocab: int, rng: torch.Generator) -> TreeProblem:
+    params, draft_params = sk.SamplingParams(0.8, top_p=0.8), sk.SamplingParams(1.3, top_k=2)
+    return plain(parents, 3, rng, params=params, draft_params=draft_params)
+
+
+KINDS: Kinds = {
+    "full": plain,
+    "truncated": truncated,
+    "greedy target": lambda *of: plain(*of, params=sk.SamplingParams(0.0)),
+    "greedy draft": lambda *of: plain(*of, draft_params=sk.SamplingParams(0.0)),
+    "zero supports": zero_supports,
+    "equal laws": equal_laws,
+    "eos": lambda *of: plain(*of, eos=1),
+}
+
+
+def problem(kind: str, shape: str, vocab: int = 3) -> TreeProblem:
+    return KINDS[kind](SHAPES[shape], vocab, torch.Generator().manual_seed(len(kind) + 10 * len(shape)))
+
+
+def given(case: TreeProblem) -> TreeProblem:
+    """The same with tokens that were chosen, not drawn: any of them."""
+    case.sampled, case.draft = False, None
+    return case
+
+
+def affordable(backend: Backend, shape: str) -> int:
+    """The vocabulary to run a case in: 3, or 2 where kernels are interpreted and the tree has four nodes; Triton's
+    interpreter, which is far slower, runs the smallest trees alone.
+    """
+    if backend.interpreted and backend.name == "triton":
+        pytest.skip("Triton's interpreter needs minutes for this: it runs the smallest trees alone")
+    return 2 if backend.interpreted and len(SHAPES[shape]) > 3 else 3
+
+
+def check(verify: Verify, case: TreeProblem, acceptance: str, device: str = "cpu") -> None:
+    """The law that `verify` really produces is the target's."""
+    distance = total_variation(exact_law(verify, case, acceptance, device), target_joint(case))
+    assert distance < TOLERANCE, f"law off by TV {distance:.2e}"
+
+
+@pytest.mark.parametrize("acceptance", ["sample", *trees.NEED_DRAFT])
+def test_law_of_the_smallest_trees(backend: Backend, acceptance: str) -> None:
+    """A given child; two that were drawn."""
+    case = plain([-1, 0] if acceptance == "sample" else [-1, 0, 0], 2, torch.Generator().manual_seed(3))
+    check(backend.verify_tree, given(case) if acceptance == "sample" else case, acceptance, backend.device)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("acceptance", trees.NEED_DRAFT)
+def test_law_of_sampled_children(backend: Backend, acceptance: str, shape: str, kind: str) -> None:
+    check(backend.verify_tree, problem(kind, shape, affordable(backend, shape)), acceptance, backend.device)
+
+
+@pytest.mark.parametrize("kind", ["full", "truncated", "eos"])
+@pytest.mark.parametrize("shape", ["siblings", "fork", "bush"])
+def test_law_of_given_children(backend: Backend, shape: str, kind: str) -> None:
+    """Right for every choice of the tokens, duplicates among them."""
+    affordable(backend, shape)
+    if backend.interpreted and shape != "siblings":
+        pytest.skip("thousands of steps: interpreted kernels walk two siblings")
+    case = given(plain(SHAPES[shape], 2, torch.Generator().manual_seed(3)))
+    case.params, case.eos = problem(kind, shape).params, problem(kind, shape).eos
+    check(backend.verify_tree, case, "sample", backend.device)
+
+
+CASCADES = (
+    laws.Chow(0.5, bonus="cascade"), laws.Diff(0.1), laws.Opt(0.3, bonus="cascade"), laws.TokenV1(0.2),
+    laws.TokenV2(0.2, bonus="cascade"), laws.TokenV3(0.6), laws.BiLD(1.2, bonus="cascade"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("law", CASCADES, ids=lambda law: type(law).__name__)
+@pytest.mark.parametrize("shape", ["siblings", "chain"])
+def test_law_of_cascades(backend: Backend, shape: str, law: laws.TargetLaw) -> None:
+    """π at nodes with children, and at the leaves where the bonus is the cascade's."""
+    vocab = min(affordable(backend, shape), 2 if shape == "chain" or backend.interpreted else 3)
+    case = plain(SHAPES[shape], vocab, torch.Generator().manual_seed(5), law=law)
+    case.sampled = False
+    assert case.draft is not None
+    joint = exact_law(backend.verify_tree, case, "sample", backend.device)
+    P, Q = ([float64_law(t) for t in side] for side in (case.target, case.draft))
+    mixed = [float64_target_law(law, p, q, p, q) for p, q in zip(P, Q, strict=True)]
+    deepest = depth_of(case.parents)
+    # Where a token is drawn at a leaf or beyond the tree, its law is the bonus', else π.
+    for choice, (tokens, _) in enumerate(zip(*case.paths(), strict=True)):
+        expected = np.zeros(joint.shape[1:])
+        drafted = {case._context(node, tokens.tolist()) for node in range(len(case.parents))}
+        inner = {case._context(case.parents[node], tokens.tolist()) for node in range(1, len(case.parents))}
+        for emitted in np.ndindex(*expected.shape):
+            mass = 1.0
+            for d in range(deepest + 1):
+                above = emitted[:d]
+                law_here = P[d]
+                if above in drafted:
+                    law_here = mixed[d] if above in inner or law.cascade_bonus else P[d]
+                mass *= law_here[(*above, emitted[d])]
+            expected[emitted] = mass
+        assert np.abs(joint[choice] - expected).sum() / 2 < TOLERANCE, f"tokens {tokens}"

@@ -1,0 +1,203 @@
+"""`verify_tree`: accept a path of a token tree and draw the token after it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..backends.reference.verify_tree import verify_tree as _reference
+from ..laws import LOSSLESS, Lossy, TargetLaw
+from ..sampling import SamplingParams
+from ..tree import DraftTree
+from ..types import RowStats, TokenMap, VerifyOutput
+from ._common import (
+    ID_DTYPES,
+    PARAMS_SCHEMA,
+    check_logits,
+    check_shape,
+    check_tensor,
+    define,
+    dispatch,
+    flat_params,
+    raise_for_status,
+    shape_error,
+)  # fmt: skip
+from .verify_chain import check_draft_for_law, draft_arguments
+
+ACCEPTANCES = {"sample": 0, "greedy": 1, "match": 2, "typical": 3, "recursive": 4, "traversal": 5}
+NEED_DRAFT = ("recursive", "traversal")
+
+_SCHEMA = (
+    "Tensor target_logits, Tensor node_tokens, Tensor parents, Tensor first_child, Tensor next_sibling, "
+    "Tensor tree_status, int max_depth, Tensor? draft_logits, Tensor? draft_probs, Tensor? draft_values, "
+    "Tensor? draft_argmax, Tensor? draft_status, Tensor? uniform_samples, Tensor? noise_keys, "
+    "Tensor? target_to_draft, Tensor? eos_token_ids, int acceptance, float epsilon, float delta, "
+    "int law, bool law_variant, float law_alpha, float law_beta, bool cascade_bonus, "
+    + PARAMS_SCHEMA.format("")
+    + ", "
+    + PARAMS_SCHEMA.format("draft_")
+)
+_RETURNS = "(Tensor tokens, Tensor num_accepted, Tensor num_tokens, Tensor status, Tensor accepted_nodes)"
+
+
+def _fake(
+    target_logits: Tensor, node_tokens: Tensor, parents: Tensor, first_child: Tensor, next_sibling: Tensor,
+    tree_status: Tensor, max_depth: int, *rest: object,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    batch = node_tokens.shape[0]
+    return (
+        target_logits.new_empty((batch, max_depth + 1), dtype=torch.int64),
+        *(target_logits.new_empty((batch,), dtype=torch.int32) for _ in range(3)),
+        target_logits.new_empty((batch, max_depth), dtype=torch.int64),
+    )
+
+
+_op = define("verify_tree", _SCHEMA, _RETURNS, _fake, _reference)
+
+
+def verify_tree(
+    target_logits: Tensor,
+    tree: DraftTree,
+    node_tokens: Tensor,
+    draft_logits: Tensor | None = None,
+    *,
+    draft_probs: Tensor | None = None,
+    acceptance: str = "sample",
+    target_law: TargetLaw | None = None,
+    epsilon: float = 0.09,
+    delta: float = 0.3,
+    params: SamplingParams | None = None,
+    draft_params: SamplingParams | None = None,
+    draft_stats: RowStats | None = None,
+    draft_token_map: TokenMap | None = None,
+    eos_token_ids: Tensor | None = None,
+    uniform_samples: Tensor | None = None,
+    noise_keys: Tensor | None = None,
+    backend: str | None = None,
+) -> VerifyOutput:
+    """Accept a path of each drafted tree, from the root down, and draw the one token after it.
+
+    With P and Q the target's and draft's laws after a node:
+
+    - "sample": draw y from P at the root; while y is a child's token, go there and draw again. Lossless whatever the
+      tokens are, and reads only the rows on the way;
+    - "greedy", "match": the same with P's argmax, or y drawn with the node's Gumbel noise: the output of plain greedy
+      decoding, or the stream of plain sampling with these keys;
+    - "recursive": siblings drawn from Q without replacement (`sample` with ``num_samples``, in the order drawn) are
+      tried in turn: accept with ``min(1, P(x) / Q(x))``, else P becomes ``norm((P − Q)+)`` and x leaves Q. Lossless
+      (Miao et al., arXiv 2305.09781; without replacement: Chen et al., arXiv 2402.12374);
+    - "traversal": the same children, but from the leaves up, as block verification does in a chain. Lossless (Weng et
+      al., arXiv 2505.12398);
+    - "typical": accept x iff ``p(x) > min(ε, δ exp(−H(p)))`` with p the target's law at the sampling temperature,
+      before any truncation, and H its entropy in nats; the longest path wins, of equal ones the likelier. Not lossless
+      (Cai et al., arXiv 2401.10774, section 2.3.1).
+
+    The final token is drawn from what then is P, after truncation, at the last accepted node.
+
+    Parameters
+    ----------
+    target_logits : Tensor
+        ``[batch, num_nodes, vocab]`` float32, bfloat16 or float16: row i is the law of the token after node i. Any
+        leading strides, contiguous in the last dimension.
+    tree : DraftTree
+        One for the batch, or one for each sequence.
+    node_tokens : Tensor
+        ``[batch, num_nodes]`` int32 or int64 target ids. Node 0 is the root, whose token was emitted before: −1 there
+        makes an idle row, which emits nothing. A −1 elsewhere is a node that this sequence does not have.
+    draft_logits : Tensor, optional
+        ``[batch, num_nodes, vocab_draft]``: row i is the law that node i's children were drawn from. Needed by
+        "recursive", "traversal" (or `draft_probs`) and by a `target_law`.
+    draft_probs : Tensor, optional
+        Instead of `draft_logits`: the same as float32 probabilities, normalised.
+    acceptance : {"sample", "greedy", "match", "typical", "recursive", "traversal"}
+        The rule.
+    target_law : one of `sk.laws`, optional
+        A cascade for "sample": the law π takes the place of P at nodes that have children, and with
+        ``bonus="cascade"`` at all nodes.
+    epsilon, delta : float
+        Of "typical".
+    params, draft_params : SamplingParams
+        Of target and draft. `draft_params` must be what the children were really drawn with.
+    draft_stats : RowStats, optional
+        Of the draft rows, kept from drafting.
+    draft_token_map : TokenMap, optional
+        Maps a reduced draft vocabulary to target ids.
+    eos_token_ids : Tensor, optional
+        ``[num_eos]`` int64: nothing hangs from an EOS, and nothing is drawn after an accepted one.
+    uniform_samples : Tensor, optional
+        ``[batch, num_nodes]`` float32 in [0, 1). "sample": column i draws the token after node i. Else column 0 draws
+        the final token, and column i is the coin of node i. Needed unless the rule is "greedy" or "match", or
+        ``params.temperature`` is the number 0.
+    noise_keys : Tensor, optional
+        ``[batch, num_nodes]`` int64, from `noise_keys` at the nodes' positions; "match" only.
+    backend : str, optional
+        "reference", "cpu", "cuda" …; None takes the best one for the device.
+
+    Returns
+    -------
+    VerifyOutput
+        tokens ``[batch, max_depth + 1]`` int64: the accepted nodes' tokens, then the final one, then −1; num_accepted
+        (without the root), num_tokens and status ``[batch]`` int32; accepted_nodes ``[batch, max_depth]`` int64, −1
+        padded.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape, stride, device or combination; before any work. What only values can show sets ``status``:
+        a child that its draft cannot have drawn (Q = 0, a duplicate) is skipped and sets `Status.BAD_TOKEN`.
+    """
+    op = "verify_tree"
+    check_logits(op, "target_logits", target_logits)
+    if target_logits.dim() != 3:
+        raise shape_error(op, "target_logits", "[batch, num_nodes, vocab]", target_logits)
+    batch, num_nodes, vocab = target_logits.shape
+    device, shape, names = target_logits.device, (batch, num_nodes), ("batch", "num_nodes")
+    if not isinstance(tree, DraftTree):
+        raise TypeError(f"{op}: tree must be a DraftTree, got {type(tree).__name__}")
+    if tree.num_nodes != num_nodes or (tree.is_batched and tree.parents.shape[0] != batch):
+        raise shape_error(op, "tree", f"of num_nodes={num_nodes}, one or batch={batch} of them", tree.parents)
+    if tree.parents.device != device:
+        raise ValueError(f"{op}: tree must be on {device}, got {tree.parents.device}")
+    check_tensor(op, "node_tokens", node_tokens, ID_DTYPES, device)
+    check_shape(op, "node_tokens", node_tokens, names, shape)
+    rule = ACCEPTANCES.get(acceptance)
+    if rule is None:
+        raise ValueError(f"{op}: acceptance must be one of {', '.join(ACCEPTANCES)}, got {acceptance!r}")
+    for name, value in (("epsilon", epsilon), ("delta", delta)):
+        if not value >= 0:
+            raise ValueError(f"{op}: {name} must be a number >= 0, got {value!r}")
+    flat_law = LOSSLESS
+    if target_law is not None:
+        if acceptance != "sample" or isinstance(target_law, Lossy):
+            raise ValueError(
+                f"{op}: target_law must be None or a cascade with acceptance='sample', got {target_law!r} with "
+                f"acceptance={acceptance!r}"
+            )
+        check_draft_for_law(op, "token", target_law, draft_logits, draft_token_map)
+        flat_law = target_law.flat()
+    if acceptance in NEED_DRAFT and draft_logits is None and draft_probs is None:
+        raise ValueError(f"{op}: acceptance={acceptance!r} needs draft_logits or draft_probs, got neither")
+    flat, draft_flat = (
+        flat_params(op, "params", params, batch, device), flat_params(op, "draft_params", draft_params, batch, device),
+    )  # fmt: skip
+    draft = draft_arguments(op, device, vocab, shape, names, draft_logits, draft_probs, draft_stats, draft_token_map)
+    given, other = ("noise_keys", "uniform_samples") if acceptance == "match" else ("uniform_samples", "noise_keys")
+    noise, unused = (noise_keys, uniform_samples) if acceptance == "match" else (uniform_samples, noise_keys)
+    if unused is not None:
+        raise ValueError(f"{op}: acceptance={acceptance!r} takes {given}, got {other}")
+    if noise is not None:
+        check_tensor(op, given, noise, (torch.int64 if acceptance == "match" else torch.float32,), device)
+        check_shape(op, given, noise, names, shape)
+    elif acceptance != "greedy" and (params is None or not params.is_greedy or target_law is not None):
+        raise ValueError(f"{op}: acceptance={acceptance!r} needs {given} unless params.temperature is 0, got None")
+    if eos_token_ids is not None:
+        check_tensor(op, "eos_token_ids", eos_token_ids, (torch.int64,), device)
+        if eos_token_ids.dim() != 1:
+            raise shape_error(op, "eos_token_ids", "[num_eos]", eos_token_ids)
+    out = dispatch(op, _op, backend, device)(
+        target_logits, node_tokens, tree.parents, tree.first_child, tree.next_sibling, tree.status, tree.max_depth,
+        *draft[:5], uniform_samples, noise_keys, draft[5], eos_token_ids, rule, float(epsilon), float(delta),
+        *flat_law, *flat, *draft_flat,
+    )  # fmt: skip
+    raise_for_status(op, out[3])
+    return VerifyOutput(out[0], out[1], out[2], out[3], None, out[4])

@@ -1,0 +1,344 @@
+"""Token trees: many candidate continuations scored in one forward pass.
+
+Node 0 is the root: the token that was emitted last. Every other node is a drafted token that follows its parent's;
+parents stand before their children, and siblings in the order in which they are tried.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .types import Status
+
+MAX_DEPTH = 64
+MAX_NODES = 1024
+MASK_FORMS = ("bool", "additive", "packed")
+
+
+class DraftTree:
+    """A tree of drafted tokens, one for the whole batch or one for each sequence; made by its class methods.
+
+    Attributes
+    ----------
+    parents : Tensor
+        ``[num_nodes]``, or ``[batch, num_nodes]`` with a tree for each sequence; int64, −1 for the root and what was
+        pruned. The attributes below have these leading dimensions too.
+    depth : Tensor
+        ``[num_nodes]`` int64: 0 for the root; −1 for a node that was pruned.
+    max_depth, max_leaves : int
+        No node lies deeper; at most 64. No tree has more leaves.
+    first_child, next_sibling : Tensor
+        ``[num_nodes]`` int64, −1 where there is none (the layout of SGLang's kernels).
+    ranks : Tensor or None
+        ``[num_nodes]`` int64: which of its head's best tokens a node is, from 0; −1 for the root. None where only the
+        parents were given.
+    status : Tensor
+        ``[]`` or ``[batch]`` int32: `Status.BAD_TREE` where nodes were pruned.
+    expected_accepted_length : float or None
+        Of a `calibrated` tree: the mean number of accepted tokens, by the accuracies given.
+    """
+
+    def __init__(self, parents: Tensor, max_depth: int, max_leaves: int | None = None) -> None:
+        self.max_depth = max_depth
+        self.max_leaves = parents.shape[-1] if max_leaves is None else max_leaves
+        self.ranks: Tensor | None = None
+        self.expected_accepted_length: float | None = None
+        nodes = torch.arange(parents.shape[-1], device=parents.device)
+        follows = (parents >= 0) & (parents < nodes)  # only then can it have a depth
+        above = parents.clamp(0, parents.shape[-1] - 1)
+        depth = torch.where(nodes == 0, 0, -1).expand(parents.shape)
+        for d in range(1, max_depth + 1):
+            depth = torch.where(follows & (depth.gather(-1, above) == d - 1), d, depth)
+        self.depth = depth
+        self.parents = torch.where(depth > 0, parents, -1)
+        bad = (depth < 0).any(-1) | (parents[..., 0] != -1)
+        self.status = torch.where(bad, int(Status.BAD_TREE), 0).to(torch.int32)
+        # In the order of parents, siblings stand side by side; what has no parent comes last.
+        group = torch.where(self.parents >= 0, self.parents, parents.shape[-1])
+        in_order, order = group.sort(dim=-1, stable=True)
+        same = (in_order[..., 1:] == in_order[..., :-1]) & (in_order[..., 1:] < parents.shape[-1])
+        following = torch.where(same, order[..., 1:], -1)
+        self.next_sibling = torch.full_like(parents, -1).scatter(-1, order[..., :-1], following)
+        slots = torch.full((*parents.shape[:-1], parents.shape[-1] + 1), MAX_NODES, device=parents.device)
+        first = slots.scatter_reduce(-1, group, nodes.expand(parents.shape), "amin")[..., :-1]
+        self.first_child = torch.where(first < MAX_NODES, first, -1)
+
+    # --- how trees are made -------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_parents(
+        cls, parents: Sequence[int] | Sequence[Sequence[int]] | Tensor, max_depth: int | None = None
+    ) -> DraftTree:
+        """A tree from each node's parent.
+
+        Parameters
+        ----------
+        parents : list, or Tensor
+            ``[num_nodes]`` or ``[batch, num_nodes]`` with at most 1024 nodes; −1 for node 0, the root, alone.
+            (A sequence with fewer nodes than its neighbours has placeholder tokens, −1, in the nodes that it lacks.)
+            Of an int32 or int64 tensor the values are never looked at on the host: what is no tree is pruned, with all
+            that hangs from it, and `status` says so.
+        max_depth : int, optional
+            At most 64. A tensor needs it; lists tell it themselves.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A wrong type, shape or size. For lists: a second root, a parent that is no node or stands behind its child
+            (so also every cycle), a tree that is too deep.
+        """
+        if isinstance(parents, Tensor):
+            if parents.dtype not in (torch.int32, torch.int64):
+                raise TypeError(f"DraftTree: parents must be int32 or int64, got {parents.dtype}")
+            _check_size(parents)
+            if max_depth is None:
+                raise ValueError("DraftTree: parents as a tensor need max_depth, got None")
+            return cls(parents.to(torch.int64), _checked_depth(max_depth))
+        given = torch.tensor(_rectangular(parents))
+        _check_size(given)
+        rows = (given if given.dim() == 2 else given[None]).tolist()
+        deepest = max(_host_depth(row) for row in rows)
+        if max_depth is not None and deepest > _checked_depth(max_depth):
+            raise ValueError(f"DraftTree: parents must be at most max_depth={max_depth} deep, got {deepest}")
+        leaves = max(len(set(range(len(row))) - set(row)) for row in rows)
+        return cls(given, deepest if max_depth is None else max_depth, leaves)
+
+    @classmethod
+    def from_choices(cls, medusa_choices: Sequence[Sequence[int]]) -> DraftTree:
+        """A tree from Medusa's choices: ``[0, 2]`` is head 1's third best token after head 0's best.
+
+        Raises
+        ------
+        ValueError
+            Negative or repeated choices, or one whose beginning is not among them.
+        """
+        choices = sorted((tuple(c) for c in medusa_choices), key=lambda c: (len(c), c))
+        index: dict[tuple[int, ...], int] = {(): 0}
+        for choice in choices:
+            if not choice or min(choice) < 0 or choice in index:
+                raise ValueError(f"DraftTree: medusa_choices must be distinct lists of ranks >= 0, got {list(choice)}")
+            if choice[:-1] not in index:
+                raise ValueError(
+                    f"DraftTree: medusa_choices must hold {list(choice[:-1])}, as they hold {list(choice)}"
+                )
+            index[choice] = len(index)
+        parents = [-1, *(index[c[:-1]] for c in choices)]
+        tree = cls.from_parents(parents)
+        tree.ranks = torch.tensor([-1, *(c[-1] for c in choices)])
+        return tree
+
+    @classmethod
+    def cartesian(cls, widths: Sequence[int]) -> DraftTree:
+        """Every combination of the best ``widths[k]`` tokens of head k (Cai et al., arXiv 2401.10774)."""
+        if not widths or min(widths) < 1:
+            raise ValueError(f"DraftTree: widths must be positive, at least one, got {list(widths)}")
+        sizes = itertools.accumulate(widths, lambda a, b: a * b)
+        if 1 + sum(sizes) > MAX_NODES:
+            raise ValueError(f"DraftTree: a tree must have at most {MAX_NODES} nodes, widths={list(widths)} make more")
+        ranges = [range(w) for w in widths]
+        return cls.from_choices([c for k in range(1, len(widths) + 1) for c in itertools.product(*ranges[:k])])
+
+    @classmethod
+    def calibrated(cls, accuracy: Tensor | Sequence[Sequence[float]], max_nodes: int) -> DraftTree:
+        """The tree of `max_nodes` nodes, root included, with the largest expected accepted length (Cai et al., arXiv
+        2401.10774, section 2.3).
+
+        A node is worth the product of the accuracies on its path, and the expected length is the sum over all nodes.
+        Grown from the best node down, so that the first n nodes are the calibrated tree of n nodes.
+
+        Parameters
+        ----------
+        accuracy : Tensor or list
+            ``[heads, ranks]`` in [0, 1]: how often head k's token of rank i is right. Within a head, falling.
+        max_nodes : int
+            2 to 1024.
+        """
+        table = torch.as_tensor(accuracy, dtype=torch.float64)
+        if table.dim() != 2 or 0 in table.shape or not bool(((table >= 0) & (table <= 1)).all()):
+            raise ValueError(f"DraftTree: accuracy must be [heads, ranks] in [0, 1], got {list(table.shape)}")
+        if bool((table.diff(dim=-1) > 0).any()):
+            raise ValueError("DraftTree: accuracy must fall, or stay, from rank to rank, got one that rises")
+        if not 2 <= max_nodes <= MAX_NODES:
+            raise ValueError(f"DraftTree: max_nodes must be in [2, {MAX_NODES}], got {max_nodes}")
+        values = table[:MAX_DEPTH].tolist()
+        count = itertools.count()  # of equals the one found first comes first
+        parents, ranks, expected = [-1], [-1], 0.0
+        waiting = [(-values[0][0], next(count), 1.0, 0, 0, 0)]  # (-worth, ..., parent's worth, parent, head, rank)
+        while waiting and len(parents) < max_nodes:
+            negative, _, before, parent, head, rank = heapq.heappop(waiting)
+            node, worth = len(parents), -negative
+            parents.append(parent)
+            ranks.append(rank)
+            expected += worth
+            if head + 1 < len(values):
+                heapq.heappush(waiting, (-worth * values[head + 1][0], next(count), worth, node, head + 1, 0))
+            if rank + 1 < len(values[head]):
+                heapq.heappush(waiting, (-before * values[head][rank + 1], next(count), before, parent, head, rank + 1))
+        tree = cls.from_parents(parents)
+        tree.ranks = torch.tensor(ranks)
+        tree.expected_accepted_length = expected
+        return tree
+
+    # --- what is made of them -----------------------------------------------------------------------------------------
+
+    @property
+    def num_nodes(self) -> int:
+        """The root included."""
+        return self.parents.shape[-1]
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether each sequence has a tree of its own."""
+        return self.parents.dim() == 2
+
+    @property
+    def position_ids(self) -> Tensor:
+        """``[num_nodes]`` int64, to be added to a sequence's length before the root."""
+        return self.depth.clamp_min(0)
+
+    @property
+    def paths(self) -> Tensor:
+        """``[num_nodes, max_depth + 1]`` int64: each node's ancestors from the root to itself, then −1."""
+        node = torch.arange(self.num_nodes, device=self.parents.device).expand(self.parents.shape)
+        node = torch.where(self.depth >= 0, node, -1)
+        out = self.parents.new_full((*self.parents.shape, self.max_depth + 1), -1)
+        for _ in range(self.max_depth + 1):
+            at = node.clamp_min(0)
+            slot = self.depth.gather(-1, at).clamp_min(0)[..., None]
+            kept = out.gather(-1, slot)
+            out = out.scatter(-1, slot, torch.where(node >= 0, node, kept[..., 0])[..., None])
+            node = torch.where(node >= 0, self.parents.gather(-1, at), -1)
+        return out
+
+    @property
+    def retrieve_indices(self) -> Tensor:
+        """``[leaves, max_depth + 1]`` int64: the path to each leaf, padded with −1 (Medusa's layout).
+
+        The leaves stand in node order; rows that a sequence has no leaf for are all −1. (Of a tree made from a tensor,
+        whose leaves nobody has counted, there are `num_nodes` rows.)
+        """
+        leaf = (self.depth >= 0) & (self.first_child < 0)
+        order = (~leaf).sort(dim=-1, stable=True).indices[..., None]
+        paths = torch.where(leaf[..., None], self.paths, -1)
+        return paths.gather(-2, order.expand(paths.shape))[..., : self.max_leaves, :]
+
+    def ancestors(self) -> Tensor:
+        """``[num_nodes, num_nodes]`` bool: whether a row's node sees a column's: itself and what lies above it."""
+        nodes = torch.arange(self.num_nodes, device=self.parents.device)
+        own = nodes[:, None] == nodes
+        paths = self.paths  # one slot a depth: a node's path fits the slots that it fills
+        on_path = torch.zeros((*self.parents.shape, self.num_nodes + 1), dtype=torch.bool, device=self.parents.device)
+        slots = torch.where(paths >= 0, paths, self.num_nodes)
+        return on_path.scatter(-1, slots, True)[..., :-1] | own
+
+    def attention_mask(
+        self, context_lengths: Tensor, kv_length: int, form: str = "bool", dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """What each node may attend to: the context, its ancestors and itself.
+
+        Parameters
+        ----------
+        context_lengths : Tensor
+            ``[batch]`` int32 or int64, rows of the cache before the root's; node i's row stands at context_length + i.
+        kv_length : int
+            Rows of the cache that attention reads, ``>= context_length + num_nodes`` for every sequence.
+        form : {"bool", "additive", "packed"}
+            "bool": ``[batch, 1, num_nodes, kv_length]``, True where it attends, as `scaled_dot_product_attention` takes
+            it. "additive": the same as 0 and −inf of `dtype`. "packed": ``[batch, ceil(num_nodes * kv_length / 8)]``
+            uint8, eight entries a byte from the lowest bit up, as FlashInfer's ``packed_custom_mask`` has a request's.
+        dtype : torch.dtype
+            Of the additive form.
+        """
+        if form not in MASK_FORMS:
+            raise ValueError(f"DraftTree: form must be one of {', '.join(MASK_FORMS)}, got {form!r}")
+        self._check_context(context_lengths)
+        if kv_length < self.num_nodes:
+            raise ValueError(f"DraftTree: kv_length must be >= num_nodes={self.num_nodes}, got {kv_length}")
+        batch = context_lengths.shape[0]
+        offset = torch.arange(kv_length, device=context_lengths.device) - context_lengths[:, None]  # [batch, kv_length]
+        inside = (offset >= 0) & (offset < self.num_nodes)
+        columns = offset.clamp(0, self.num_nodes - 1)[:, None].expand(-1, self.num_nodes, -1)
+        sees = self.ancestors().expand(batch, -1, -1).gather(-1, columns)
+        mask = (offset < 0)[:, None] | (sees & inside[:, None])
+        if form == "bool":
+            return mask[:, None]
+        if form == "additive":
+            return torch.where(mask, 0.0, -torch.inf).to(dtype)[:, None]
+        flat = mask.flatten(1)
+        bits = torch.nn.functional.pad(flat, (0, -flat.shape[1] % 8)).unflatten(1, (-1, 8))
+        return (bits * 2 ** torch.arange(8, device=bits.device)).sum(-1).to(torch.uint8)
+
+    def mask_mod(self, context_lengths: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """The same for FlexAttention: ``mask_mod(b, h, q_idx, kv_idx)`` for `create_block_mask`."""
+        self._check_context(context_lengths)
+        sees, nodes = self.ancestors(), self.num_nodes
+
+        def mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            offset = kv_idx - context_lengths[b]
+            column = offset.clamp(0, nodes - 1)
+            seen = sees[b, q_idx, column] if sees.dim() == 3 else sees[q_idx, column]
+            return (offset < 0) | (seen & (offset >= 0) & (offset < nodes))
+
+        return mod
+
+    def to(self, device: torch.device | str) -> DraftTree:
+        """The same tree on another device."""
+        moved = object.__new__(DraftTree)
+        moved.__dict__ = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(self).items()}
+        return moved
+
+    def _check_context(self, context_lengths: Tensor) -> None:
+        if not isinstance(context_lengths, Tensor) or context_lengths.dim() != 1:
+            got = list(context_lengths.shape) if isinstance(context_lengths, Tensor) else type(context_lengths).__name__
+            raise ValueError(f"DraftTree: context_lengths must be a [batch] tensor, got {got}")
+        if self.is_batched and context_lengths.shape != self.parents.shape[:1]:
+            batch = self.parents.shape[0]
+            raise ValueError(f"DraftTree: context_lengths must be [batch={batch}], got {list(context_lengths.shape)}")
+
+
+def _rectangular(parents: object) -> Sequence[int] | Sequence[Sequence[int]]:
+    if not isinstance(parents, Sequence) or not parents:
+        raise TypeError(f"DraftTree: parents must be a list, a list of lists or a tensor, got {type(parents).__name__}")
+    rows = parents if isinstance(parents[0], Sequence) else [parents]
+    lengths = {len(row) for row in rows}
+    if len(lengths) > 1:
+        raise ValueError(f"DraftTree: parents must be lists of one length, got lengths {sorted(lengths)}")
+    if not all(isinstance(p, int) for row in rows for p in row):
+        raise TypeError("DraftTree: parents must hold ints")
+    return parents
+
+
+def _check_size(parents: Tensor) -> None:
+    if parents.dim() not in (1, 2) or not 1 <= parents.shape[-1] <= MAX_NODES:
+        raise ValueError(
+            f"DraftTree: parents must be [num_nodes] or [batch, num_nodes] with 1 <= num_nodes <= {MAX_NODES}, got "
+            f"{list(parents.shape)}"
+        )
+
+
+def _checked_depth(max_depth: int) -> int:
+    if not 0 <= max_depth <= MAX_DEPTH:
+        raise ValueError(f"DraftTree: max_depth must be in [0, {MAX_DEPTH}], got {max_depth}")
+    return max_depth
+
+
+def _host_depth(parents: Sequence[int]) -> int:
+    """How deep a tree is."""
+    if parents[0] != -1:
+        raise ValueError(f"DraftTree: parents[0] must be -1, the root has no parent, got {parents[0]}")
+    depth = [0]
+    for node, parent in enumerate(parents[1:], 1):
+        if parent == -1:
+            raise ValueError(f"DraftTree: parents[{node}] must be a node, only node 0 is a root, got -1")
+        if not 0 <= parent < node:
+            raise ValueError(f"DraftTree: parents[{node}] must be a node before it, got {parent}")
+        depth.append(depth[parent] + 1)
+    deepest = max(depth)
+    if deepest > MAX_DEPTH:
+        raise ValueError(f"DraftTree: parents must make a tree at most {MAX_DEPTH} deep, got {deepest}")
+    return deepest
