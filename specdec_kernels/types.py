@@ -146,6 +146,21 @@ class VerifyOutput(NamedTuple):
     accepted_nodes: Tensor | None = None
 
 
+class GatherOutput(NamedTuple):
+    """What `gather_kv_` made of each sequence.
+
+    Attributes
+    ----------
+    lengths : Tensor
+        ``[batch]`` of the dtype of context_lengths: rows of the cache that hold the sequence now.
+    status : Tensor
+        ``[batch]`` int32, flags of `Status`.
+    """
+
+    lengths: Tensor
+    status: Tensor
+
+
 class TokenMap:
     """A reduced draft vocabulary: which target id each draft id stands for.
 
