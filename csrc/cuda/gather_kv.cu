@@ -14,6 +14,7 @@ constexpr int kThreads = 256, kBlocksAMultiprocessor = 8;
 constexpr int kWindow = 32;  // moves that a block looks up at once: a lane each
 constexpr int kHeld = 4;     // loads of a thread under way at once
 
+// Past the multiprocessor's own cache: attention will read the rows elsewhere.
 template <class Unit>
 __device__ __forceinline__ void move_pieces(unsigned char* piece, const CacheShape& shape, const RowMove* moves,
                                             int count) {
@@ -21,17 +22,18 @@ __device__ __forceinline__ void move_pieces(unsigned char* piece, const CacheSha
     Unit held[kHeld];
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      if (first + i < count) held[i] = *reinterpret_cast<const Unit*>(piece + offset_of(shape, moves[first + i].from));
+      if (first + i < count)
+        held[i] = __ldcg(reinterpret_cast<const Unit*>(piece + offset_of(shape, moves[first + i].from)));
     }
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      if (first + i < count) *reinterpret_cast<Unit*>(piece + offset_of(shape, moves[first + i].to)) = held[i];
+      if (first + i < count) __stcg(reinterpret_cast<Unit*>(piece + offset_of(shape, moves[first + i].to)), held[i]);
     }
   }
 }
 
 // `blocks` blocks a sequence share the pieces of all planes; `pieces`: of a row, heads together, in the widest plane.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 3)
     gather_kv_kernel(const __grid_constant__ GatherKVArgs args, unsigned blocks, unsigned pieces) {
   SPECDEC_SHARED(RowMove, moves, kWindow);
   SPECDEC_SHARED(int, num_moves, 1);

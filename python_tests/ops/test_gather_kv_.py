@@ -37,6 +37,7 @@ SHAPES: dict[str, Callable[..., tuple[int, ...]]] = {  # of n blocks or sequence
     "bsd": lambda n, h, s, d: (n, s, d),
     "bhs": lambda n, h, s, d: (n, h, s),
     "l2bhsd": lambda n, h, s, d: (3, 2, n, h, s, d),
+    "bhs2d": lambda n, h, s, d: (n, h, s, 2, d),
     "nshd": lambda n, h, s, d: (n, s, h, d),
     "nhsd": lambda n, h, s, d: (n, h, s, d),
     "2nshd": lambda n, h, s, d: (2, n, s, h, d),
@@ -53,6 +54,7 @@ ROWS: dict[str, Callable[..., Tensor]] = {  # all that stands at row s of block 
     "bsd": lambda t, n, h, s: t[n, s],
     "bhs": lambda t, n, h, s: t[n, :, s],
     "l2bhsd": lambda t, n, h, s: t[:, :, n, :, s],
+    "bhs2d": lambda t, n, h, s: t[n, :, s],
     "nshd": lambda t, n, h, s: t[n, s],
     "nhsd": lambda t, n, h, s: t[n, :, s],
     "2nshd": lambda t, n, h, s: t[:, n, s],
@@ -153,17 +155,18 @@ def make(
     for i in range(tensors):
         shape = SHAPES[layouts[i % 2]](blocks, heads, rows, dim)
         kind = other if other is not None and i % 2 else dtype
-        steps = [1 if dense else rng.randint(1, 2) for _ in shape]
-        whole = [n * s for n, s in zip(shape, steps, strict=True)]
+        steps = [1 if dense else rng.choice([1, 1, 2]) for _ in shape]
+        whole = [n * s + (0 if dense else rng.choice([0, 0, 1, 3])) for n, s in zip(shape, steps, strict=True)]
         first = 0 if dense else rng.randint(0, 3)
         count = first + torch.Size(whole).numel()
         memory.append(
             torch.randint(0, 2 if kind == torch.bool else 256, (count * kind.itemsize,), generator=bits).byte()
         )
 
-        def view(m: Tensor, kind: Any = kind, whole: Any = whole, steps: Any = steps, first: int = first) -> Tensor:
-            spaced = m.view(kind)[first:].view(whole)
-            return spaced[tuple(slice(None, None, s) for s in steps)]
+        slices = tuple(slice(0, n * s, s) for n, s in zip(shape, steps, strict=True))
+
+        def view(m: Tensor, kind: Any = kind, whole: Any = whole, slices: Any = slices, first: int = first) -> Tensor:
+            return m.view(kind)[first:].view(whole)[slices]
 
         views.append(view)
     table = None
@@ -262,6 +265,14 @@ def test_wide_rows_and_many_planes(backend: Backend) -> None:
     same_bits(list(many.run(backend)), list(many.expected()))
 
 
+def test_pieces_fit_every_plane(backend: Backend) -> None:
+    """Rows that lie apart by an even number of bytes, and in each of them keys and values by an odd one."""
+    view = [lambda m: m.view(1, 1, 12, 2, 9)[..., :8]]
+    memory = [torch.arange(12 * 18, dtype=torch.uint8)]
+    case = Case(memory, view, "bhs2d", 1, path(1, [2, 5, 6]), torch.tensor([3]), None)
+    same_bits(list(case.run(backend)), list(case.expected()))
+
+
 def test_idle_rows_and_empty_things(backend: Backend) -> None:
     cache = torch.randn(4, 2, 10, 8)
     nodes = torch.tensor([[-1, -1], [2, 5], [2, 5], [1, 2]])
@@ -279,6 +290,19 @@ def test_idle_rows_and_empty_things(backend: Backend) -> None:
     assert flat.status.tolist() == [16, 0, 16, 16]
     rootless = backend.gather_kv_([kept], *backend(nodes[:, :0], torch.tensor([3, -1, 9, 4])))
     assert rootless.lengths.tolist() == [4, -1, 10, 5]
+
+
+def test_a_row_moves_to_the_first_of_the_first_block(backend: Backend) -> None:
+    """What moves nothing, in sequences before and after, does not disturb it."""
+    case = make(3, "nshd", torch.float32, batch=3, heads=1, rows=4, tensors=2, depth=3)
+    case.block_table = torch.tensor([[1, 2], [3, 0], [4, 5]])
+    case.context_lengths, case.accepted_nodes = torch.tensor([-1, 3, 2]), path(3, [-1, -1, -1])
+    case.accepted_nodes[1] = torch.tensor([2, 4, -1])
+    case.memory = [torch.arange(6 * 4 * 8 * 4).byte() for _ in range(2)]
+    case.views = [lambda m: m.view(torch.float32).view(6, 4, 1, 8)] * 2
+    memory, out = case.expected()
+    assert not torch.equal(memory[0][:32], case.memory[0][:32])
+    same_bits(list(case.run(backend)), [memory, out])
 
 
 def test_forms_of_a_cache(backend: Backend) -> None:

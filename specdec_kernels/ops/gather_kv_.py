@@ -126,8 +126,8 @@ def gather_kv_(
     return GatherOutput(*out)
 
 
-def _tensors(op: str, cache: Any) -> list[Tensor]:
-    """The tensors of a cache in whatever form, in their order."""
+def _tensors(op: str, cache: Any) -> list[Any]:
+    """What should be the tensors of a cache in whatever form, in their order."""
     if isinstance(cache, Tensor):
         return [cache]
     layers = getattr(cache, "layers", None)
