@@ -32,7 +32,8 @@ class Status(IntFlag):
     """Out of range: a sampling parameter (read as its default), a length (clamped, or an idle row), or a uniform (read
     as 0)."""
     BAD_TREE = 32
-    """A tree on the device that is none: what does not hang from its root within the depth given was pruned."""
+    """A tree on the device that is none: what does not hang from its root within the depth given was pruned. Or a path
+    that is none in the cache given: it ends before the first such node."""
 
 
 class RowStats(NamedTuple):

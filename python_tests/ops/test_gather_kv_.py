@@ -429,6 +429,7 @@ PAGES = torch.zeros(6, 4, 3, 2)
     ("change", "error", "message"),
     [
         ({"cache": 3}, TypeError, "cache must be tensors, pairs of them or a Cache, got int"),
+        ({"cache": [None]}, TypeError, "cache[0] must be a tensor, got NoneType"),
         ({"cache": [(CACHE[0], None)]}, TypeError, "cache[1] must be a tensor, got NoneType"),
         ({"cache": DynamicCache(config=LlamaConfig(num_hidden_layers=1))}, TypeError, "cache[0] must be a tensor"),
         ({"cache": [CACHE[0][0]]}, ValueError, "cache[0] must be [batch=2, heads, rows, dim], got [3, 10, 4]"),

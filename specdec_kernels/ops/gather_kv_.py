@@ -134,31 +134,33 @@ def _tensors(op: str, cache: Any) -> list[Any]:
     if layers is None:
         if not isinstance(cache, Sequence):
             raise TypeError(f"{op}: cache must be tensors, pairs of them or a Cache, got {type(cache).__name__}")
-        return [t for item in cache for t in ([item] if isinstance(item, Tensor) else item)]
+        return [t for item in cache for t in (item if isinstance(item, (tuple, list)) else [item])]
     for number, layer in enumerate(layers):
         if getattr(layer, "is_sliding", False):
             raise ValueError(f"{op}: cache must keep all rows, got a sliding window in layer {number}")
     return [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
 
 
-def _layouts(op: str, layout: str | tuple[str, str] | None, paged: bool) -> list[list[str]]:
+def _layouts(op: str, layout: str | tuple[str, str] | None, paged: bool) -> tuple[list[str], list[str]]:
     """The letters of keys' and values' layouts."""
-    if layout is None:
-        layout = "nshd" if paged else "bhsd"
-    pair = (layout, layout) if isinstance(layout, str) else layout
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+    if layout is None or isinstance(layout, str):
+        letters = _letters(op, ("nshd" if paged else "bhsd") if layout is None else layout, paged)
+        return letters, letters
+    if not isinstance(layout, (tuple, list)) or len(layout) != 2 or not all(isinstance(text, str) for text in layout):
         raise TypeError(f"{op}: layout must be a str or a pair of them, got {layout!r}")
-    found = []
-    for text in pair:
-        before, merged, after = text.partition("(bh)")
-        letters = [*before, *([merged] if merged else []), *after]
-        batch = [letter for letter in letters if letter in ("b", "(bh)", "n")]
-        known = all(letter in _NAMES for letter in letters) and len(set(letters)) == len(letters)
-        right = batch == ["n"] if paged else batch in (["b"], ["(bh)"])
-        if not (known and right and "s" in letters) or {"(bh)", "h"} <= set(letters):
-            raise ValueError(f"{op}: layout must be made {_PAGED if paged else _DENSE}, got {text!r}")
-        found.append(letters)
-    return found
+    return _letters(op, layout[0], paged), _letters(op, layout[1], paged)
+
+
+def _letters(op: str, text: str, paged: bool) -> list[str]:
+    """The letters of one layout, ``(bh)`` being one; ValueError unless it is one."""
+    before, merged, after = text.partition("(bh)")
+    letters = [*before, *([merged] if merged else []), *after]
+    batch = [letter for letter in letters if letter in ("b", "(bh)", "n")]
+    known = all(letter in _NAMES for letter in letters) and len(set(letters)) == len(letters)
+    right = batch == ["n"] if paged else batch in (["b"], ["(bh)"])
+    if not (known and right and "s" in letters) or {"(bh)", "h"} <= set(letters):
+        raise ValueError(f"{op}: layout must be made {_PAGED if paged else _DENSE}, got {text!r}")
+    return letters
 
 
 def _check_columns(op: str, argument: str, value: object, batch: int, width: str, device: torch.device) -> None:
@@ -169,7 +171,9 @@ def _check_columns(op: str, argument: str, value: object, batch: int, width: str
         raise shape_error(op, argument, f"[batch={batch}, {width}]", value)
 
 
-def _check_cache(op: str, tensors: list[Tensor], layouts: list[list[str]], batch: int, device: torch.device) -> None:
+def _check_cache(
+    op: str, tensors: list[Tensor], layouts: tuple[list[str], list[str]], batch: int, device: torch.device
+) -> None:
     """TypeError or ValueError unless every tensor is one of its layout; tensors that are alike are looked at once."""
     if layouts[0] != layouts[1] and len(tensors) % 2:
         raise ValueError(
@@ -178,14 +182,14 @@ def _check_cache(op: str, tensors: list[Tensor], layouts: list[list[str]], batch
     known = {"b": batch, "2": 2}  # sizes
     seen = set()
     for number, tensor in enumerate(tensors):
-        name, letters = f"cache[{number}]", layouts[number % 2]
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
+            raise TypeError(f"{op}: cache[{number}] must be a tensor, got {type(tensor).__name__}")
         shape, strides = tensor.shape, tensor.stride()
         kind = (number % 2, shape, strides, tensor.device)
         if kind in seen:
             continue
         seen.add(kind)
+        name, letters = f"cache[{number}]", layouts[number % 2]
         if tensor.device != device:
             raise ValueError(f"{op}: {name} must be on {device}, got {tensor.device}")
         sizes = dict(zip(letters, shape, strict=False))
@@ -202,6 +206,6 @@ def _check_cache(op: str, tensors: list[Tensor], layouts: list[list[str]], batch
         if any(stride == 0 and size > 1 for size, stride in zip(shape, strides, strict=True)):
             raise ValueError(f"{op}: {name} must have a place for each element, got strides {strides}")
     if not torch.compiler.is_compiling():
-        addresses = [tensor.data_ptr() for tensor in tensors if tensor.numel()]
+        addresses = [address for tensor in tensors if (address := tensor.data_ptr())]  # 0: an empty one
         if len(set(addresses)) < len(addresses):
             raise ValueError(f"{op}: cache must hold each tensor once, got two at one address")
