@@ -32,6 +32,8 @@ ACCEPTANCE = 0.7
 TREE_WIDTHS = (2, 2, 1)
 """Children of a node at each depth of the tree that is measured: 11 nodes, the root included."""
 _CPU = torch.device("cpu")
+OVERHEAD = "overhead"
+"""Name of the case that is too small for anything but the cost of a call: vocab 64, one sequence."""
 POOL = 256
 """So many different target rows at most: more are drawn from these."""
 
@@ -119,6 +121,15 @@ class SeedInputs:
 
     seeds: Tensor  # [batch]
     positions: Tensor  # [batch, n]
+
+
+@dataclass
+class CacheInputs:
+    """A key-value cache after a forward pass over a token tree, and the path that was accepted."""
+
+    cache: list[tuple[Tensor, Tensor]]  # layers of [batch, kv_heads, rows, head_dim]
+    accepted_nodes: Tensor  # [batch, num_draft]
+    context_lengths: Tensor  # [batch]
 
 
 def rows(count: int, vocab: int, generator: torch.Generator) -> Tensor:
@@ -273,6 +284,16 @@ def seeds_and_positions(case: Case, generator: torch.Generator) -> SeedInputs:
     first = torch.randint(0, 4096, (case.batch, 1), generator=generator, device=device)
     positions = first + torch.arange(case.num_draft + 1, device=device)
     return SeedInputs(seeds, positions)
+
+
+def tree_cache(case: Case, generator: torch.Generator) -> CacheInputs:
+    """A tree of 64 nodes, `num_draft` accepted, in a cache of 8 heads of 128; 32 layers, one in the overhead case."""
+    device, heads, head_dim, nodes, longest = generator.device, 8, 128, 64, 32
+    shape = (case.batch, heads, longest + nodes, head_dim)
+    layers = [torch.zeros(shape, dtype=case.dtype, device=device) for _ in range(2 if case.name == OVERHEAD else 64)]
+    chosen = torch.rand(case.batch, nodes - 1, generator=generator, device=device).topk(case.num_draft).indices
+    contexts = torch.randint(0, longest, (case.batch,), generator=generator, device=device)
+    return CacheInputs(list(zip(layers[::2], layers[1::2], strict=True)), chosen.sort().values + 1, contexts)
 
 
 def num_sets(case: Case, bytes_read: int) -> int:

@@ -11,12 +11,10 @@ import torch
 import specdec_kernels as sk
 
 from . import inputs
-from .inputs import Case
+from .inputs import OVERHEAD, Case
 
 VOCABS = (49152, 128256)
 BATCHES = (1, 8)
-OVERHEAD = "overhead"
-"""Name of the case that is too small for anything but the cost of a call: vocab 64, one sequence."""
 _PLAIN = sk.SamplingParams()
 _TRUNCATED = sk.SamplingParams(temperature=0.8, top_k=50, top_p=0.9)
 _GREEDY = sk.SamplingParams(temperature=0.0)
@@ -51,8 +49,9 @@ class Entry:
     make : callable
         ``(case, generator)`` to one input set.
     bytes_read : callable
-        ``(case, inputs, output)`` to the bytes of logits that the op has to read; for a verify op the target's rows
-        up to the first rejection. Defined alike for all providers: useful bytes, not bytes that a peer reads twice.
+        ``(case, inputs, output)`` to the bytes of logits that the op has to read, or of a cache to move; for a verify
+        op the target's rows up to the first rejection. Defined alike for all providers: useful bytes, not bytes that a
+        peer reads twice.
     least_read : float
         The share of the logits that a call surely reads: a walk that stops early leaves about half of a chain.
     """
@@ -96,6 +95,12 @@ def _seed_cases(op: str) -> Callable[[Sequence[int], Sequence[int]], list[Case]]
     return cases
 
 
+def _cache_cases(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
+    half: Mapping[str, Any] = {"dtype": torch.bfloat16, "cache": "hot"}  # a forward pass has just written the rows
+    overhead = Case("gather_kv_", OVERHEAD, 64, 1, **half)
+    return [overhead, *(Case("gather_kv_", "32 layers", 64, b, **half) for b in batches)]
+
+
 def _target_bytes(case: Case, step: Any, output: Any) -> int:
     """Rows 0 … num_accepted of each sequence, of a tree those on the accepted path; the block rule looks beyond the
     token where it stops.
@@ -116,6 +121,13 @@ def _seed_bytes(case: Case, step: Any, output: Any) -> int:
     return int(step.seeds.nbytes)
 
 
+def _moved_bytes(case: Case, step: Any, output: Any) -> int:
+    """Rows that move, of all layers; each counts once, though it is read and written."""
+    places = torch.arange(1, case.num_draft + 1, device=step.accepted_nodes.device)
+    moving = int((step.accepted_nodes != places).sum())
+    return moving * sum(t[0, :, 0].nbytes for layer in step.cache for t in layer)
+
+
 REGISTRY: dict[str, Entry] = {
     "verify_chain": Entry(_verify_chain, inputs.chain, _target_bytes),
     "verify_packed": Entry(_law_cases("verify_packed"), inputs.packed, _target_bytes),
@@ -125,4 +137,5 @@ REGISTRY: dict[str, Entry] = {
     "sample": Entry(_law_cases("sample"), inputs.next_rows, _row_bytes),
     "uniform_samples": Entry(_seed_cases("uniform_samples"), inputs.seeds_and_positions, _seed_bytes),
     "noise_keys": Entry(_seed_cases("noise_keys"), inputs.seeds_and_positions, _seed_bytes),
+    "gather_kv_": Entry(_cache_cases, inputs.tree_cache, _moved_bytes),
 }

@@ -105,6 +105,15 @@ class Memory:
             raise IndexError(f"{what} out of bounds in program {program}: {outside.sum()} of {flat.size} addresses")
 
 
+def _tensors(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among a launch's arguments, those in tuples and those taken for another dtype as well."""
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            yield from _tensors(argument)
+        elif isinstance(tensor := getattr(argument, "base", argument), torch.Tensor):
+            yield tensor
+
+
 def _extent(tensor: torch.Tensor) -> int:
     """Elements from the first of a view to its last."""
     return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
@@ -298,7 +307,7 @@ def checked(seed: int = 0) -> Iterator[None]:
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal memory
-        memory = Memory([a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)])
+        memory = Memory([*_tensors((*args, *kwargs.values()))])
         turns.clear()
         return launch(self, *args, **kwargs)
 

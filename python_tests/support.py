@@ -116,6 +116,8 @@ def _to(value: Any, device: str) -> Any:
     if isinstance(value, sk.SamplingParams):
         fields = {f: _to(getattr(value, f), device) for f in ("temperature", "top_k", "top_p", "min_p", "min_p_first")}
         return sk.SamplingParams(**fields)
+    if type(value) in (list, tuple):
+        return type(value)(_to(v, device) for v in value)
     return value.to(device) if isinstance(value, (sk.TokenMap, sk.DraftTree)) else value
 
 

@@ -93,6 +93,28 @@ def calls(shape: tuple[int, int, int], dtype: torch.dtype, device: str, backend:
     yield from trees(target, draft, coins, keys, backend)
     several = sk.sample(draft, noise_keys=keys[:, :k], num_samples=4, backend=backend)
     yield "sample without replacement", several.token
+    yield from gathers(batch, dtype, device, backend, rng)
+
+
+def gathers(
+    batch: int, dtype: torch.dtype, device: str, backend: str, rng: torch.Generator
+) -> Iterator[tuple[str, Tensor]]:
+    """`gather_kv_` in caches of several layouts, rows of 16 bytes and others; a third of the paths is bad."""
+    nodes = torch.randint(1, 4, (batch, 7), generator=rng).cumsum(1)
+    nodes[::3, 4] = 99
+    contexts = torch.randint(-1, 30, (batch,), generator=rng)
+    blocks = torch.randperm(5 * batch, generator=rng).view(batch, 5)
+    for layout, shape in (
+        ("bhsd", (batch, 2, 40, 32)), ("bhsd", (batch, 2, 40, 33)), ("bhds", (batch, 2, 33, 40)),
+        ("nshd", (5 * batch, 8, 2, 33)), ("nhsd", (5 * batch, 2, 8, 32)),
+    ):  # fmt: skip
+        cache = [torch.randn(shape, generator=rng).to(dtype).to(device) for _ in range(4)]
+        table = blocks.to(device) if "n" in layout else None
+        out = sk.gather_kv_(
+            cache, nodes.to(device), contexts.to(device), layout, block_table=table, backend=backend
+        )  # fmt: skip
+        yield f"gather_kv_ {layout} {shape[-1]}: lengths", out.lengths
+        yield f"gather_kv_ {layout} {shape[-1]}: rows", torch.stack(cache)
 
 
 def trees(target: Tensor, draft: Tensor, coins: Tensor, keys: Tensor, backend: str) -> Iterator[tuple[str, Tensor]]:

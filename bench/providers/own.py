@@ -13,7 +13,7 @@ import specdec_kernels as sk
 from specdec_kernels.backends import automatic
 from specdec_kernels.config import settings
 
-from ..inputs import Case, ChainInputs, PackedInputs, RowInputs, SeedInputs, TreeInputs
+from ..inputs import CacheInputs, Case, ChainInputs, PackedInputs, RowInputs, SeedInputs, TreeInputs
 from ..timing import Call
 
 
@@ -142,6 +142,14 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
 
         return call
 
+    def gather_kv_(case: Case) -> Call | None:
+        backend = asked_for(case, name)
+
+        def call(step: CacheInputs) -> object:
+            return sk.gather_kv_(step.cache, step.accepted_nodes, step.context_lengths, backend=backend)
+
+        return call
+
     verify = {"verify_chain": verify_chain, "verify_packed": verify_packed, "verify_tree": verify_tree}
     rest = {
         "row_stats": row_stats,
@@ -149,5 +157,6 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
         "sample": sample,
         "uniform_samples": uniform_samples,
         "noise_keys": noise_keys,
+        "gather_kv_": gather_kv_,
     }
     return {**verify, **rest} if draft_stats and uniforms else verify

@@ -171,3 +171,22 @@ def test_eager_statistics_are_row_stats(params: sk.SamplingParams) -> None:
     wanted = stats.max, stats.argmax, stats.cutoff, stats.log_normalizer, stats.raw_log_normalizer, stats.raw_entropy
     for got, expected in zip(eager, wanted, strict=True):
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_every_provider_moves_the_same_rows(batch: int) -> None:
+    case = next(c for c in REGISTRY["gather_kv_"].cases([VOCAB], [batch]) if c.batch == batch)
+    step = a_set(case)
+    marked = [tuple(torch.rand(t.shape).to(t.dtype) for t in layer) for layer in step.cache]
+    after = {}
+    for name, call in build(case, FAST).items():
+        mine = replace(step, cache=[tuple(t.clone() for t in layer) for layer in marked])
+        call(mine)
+        after[name] = mine.cache
+    assert {"reference", "eager"} <= set(after)
+    moved = sum(int((a != b).any(-1).sum()) for a, b in zip(after["eager"][0], marked[0], strict=True))
+    row = step.cache[0][0][0, 0, 0].nbytes
+    assert moved * row * len(marked) == REGISTRY["gather_kv_"].bytes_read(case, step, None)
+    for name, cache in after.items():
+        for layer, expected in zip(cache, after["eager"], strict=True):
+            assert torch.equal(layer[0], expected[0]) and torch.equal(layer[1], expected[1]), name

@@ -65,6 +65,7 @@ def tree(acceptance: str, kind: str = "full", **more: Any) -> trees.Arguments:
     }
 
 
+PATHS = {"accepted_nodes": torch.tensor([[2, 3, 5], [1, 4, -1]]), "context_lengths": torch.tensor([4, 0])}
 CALLS: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
     "row_stats": lambda: (sk.row_stats, {"logits": logits(rng(), 4, 3, 50), "params": per_row(4)}),
     "row_stats-1d": lambda: (sk.row_stats, {"logits": logits(rng(), 50, dtype=torch.bfloat16)}),
@@ -100,6 +101,16 @@ CALLS: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
     "verify_tree-traversal": lambda: (sk.verify_tree, tree("traversal", "stats", per_sequence=False)),
     "verify_tree-traversal-probs": lambda: (sk.verify_tree, tree("traversal", "probs")),
     "verify_tree-opt": lambda: (sk.verify_tree, tree("sample", law=laws.Opt(0.4, bonus="cascade"))),
+    "gather_kv_": lambda: (sk.gather_kv_, {"cache": [(torch.rand(2, 3, 12, 8), torch.rand(2, 3, 12, 6))], **PATHS}),
+    "gather_kv_-bloom": lambda: (
+        sk.gather_kv_,
+        {"cache": [torch.rand(6, 8, 12), torch.rand(6, 12, 8)], "layout": ("(bh)ds", "(bh)sd"), **PATHS},
+    ),
+    "gather_kv_-paged": lambda: (
+        sk.gather_kv_,
+        {"cache": [torch.rand(7, 2, 4, 3, 8)], "layout": "n2shd", **PATHS,
+         "block_table": torch.tensor([[3, 0, 5], [1, 6, 2]], dtype=torch.int32)},
+    ),
 }  # fmt: skip
 
 
@@ -183,4 +194,6 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
         return [value.tokens, value.num_accepted, value.num_tokens, value.status, *nodes]
     if isinstance(value, sk.RowStats):
         return [value.values, value.argmax, value.status]
+    if isinstance(value, sk.GatherOutput):
+        return [*value]
     return [value]

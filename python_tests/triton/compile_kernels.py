@@ -28,6 +28,7 @@ from triton.runtime.jit import JITFunction
 import specdec_kernels as sk
 from specdec_kernels import laws
 from specdec_kernels.backends.triton import (
+    gather_kv_,
     noise_keys,
     row_stats,
     sample,
@@ -58,6 +59,11 @@ def calls(vocab: int, everything: bool) -> None:
     for steps in (None, seeds) if everything else (seeds,):
         uniform_samples.uniform_samples(seeds, steps, 0, n, 1)
         noise_keys.noise_keys(seeds, keys, steps, 0, 1)
+    gather(torch.bfloat16, ("bhsd", "bhsd"), 64, False)
+    if everything:
+        for dtype in (torch.float8_e4m3fn, torch.float32):
+            gather(dtype, ("bhds", "bhsd"), 4, False)
+            gather(dtype, ("nshd", "nshd"), 4, True)
     x, ids = torch.zeros(batch, n, vocab, dtype=torch.bfloat16), torch.arange(vocab)
     sample.sample(x, None, keys, 4, None, *each(batch)._flat)
     for law in (None, laws.TokenV1(0.1)):
@@ -86,6 +92,15 @@ def calls(vocab: int, everything: bool) -> None:
         row_stats.row_stats(x, False, *CUT._flat)
         verify(x, "token", "logits", False)
     verify(x.float(), "block", "mapped", False)
+
+
+def gather(dtype: torch.dtype, layouts: tuple[str, str], layers: int, paged: bool) -> None:
+    """Move the paths of two sequences in a cache of 2 heads, 64 rows and 128 elements."""
+    sizes = {"b": 2, "n": 9, "h": 2, "s": 64, "d": 128}
+    tensors = [torch.zeros([sizes[k] for k in layout], dtype=dtype) for _ in range(layers) for layout in layouts]
+    kinds = [[max(0, " hsd".find(k)) for k in layout] for layout in layouts]
+    nodes = torch.tensor([[2, 4, 5], [1, 3, -1]])
+    gather_kv_.gather_kv_(tensors, *kinds, nodes, nodes[:, 0].int(), nodes.int() if paged else None)
 
 
 def verify(x: torch.Tensor, acceptance: str, kind: str, packed: bool, law: laws.TargetLaw | None = None) -> None:
