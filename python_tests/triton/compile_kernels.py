@@ -35,9 +35,11 @@ from specdec_kernels.backends.triton import (
     uniform_samples,
     verify_chain,
     verify_packed,
+    verify_tree,
     warp_probs,
 )  # fmt: skip
 from specdec_kernels.ops.verify_chain import shared_arguments
+from specdec_kernels.ops.verify_tree import ACCEPTANCES
 
 torch.set_num_threads(1)
 PLAIN = sk.SamplingParams()
@@ -68,6 +70,9 @@ def calls(vocab: int, everything: bool) -> None:
     sample.sample(x, None, keys, 4, None, *each(batch)._flat)
     for law in (None, laws.TokenV1(0.1)):
         verify(x, "block", "logits", True, law)
+        walk_tree(x, "sample", "logits", law)
+    for acceptance in ("typical", "recursive"):
+        walk_tree(x, acceptance, "logits")
     if not everything:
         return
     for params in (PLAIN, CUT, GREEDY):
@@ -81,7 +86,12 @@ def calls(vocab: int, everything: bool) -> None:
         verify(x, acceptance, kind, kind != "stats")
     for acceptance in ("token", "match", "greedy"):
         verify(x, acceptance, "one_hot", False)
+    for acceptance in ("sample", "greedy", "match", "traversal"):
+        walk_tree(x, acceptance, "logits")
+    for acceptance, kind in product(("recursive", "traversal"), ("probs", "stats", "mapped")):
+        walk_tree(x, acceptance, kind)
     for law in (laws.Opt(0.3, bonus="cascade"), laws.TokenV1(0.1)):
+        walk_tree(x, "sample", "mapped", law)
         verify(x, "token", "stats", True, law)
         verify(x, "block", "mapped", False, law)
     for law in (laws.TokenV3(0.7), laws.BiLD(1.0), laws.Lossy(0.3, beta="exact")):
@@ -91,6 +101,8 @@ def calls(vocab: int, everything: bool) -> None:
         x = x.to(dtype)
         row_stats.row_stats(x, False, *CUT._flat)
         verify(x, "token", "logits", False)
+        for acceptance in ("sample", "typical", "recursive", "traversal"):
+            walk_tree(x, acceptance, "logits")
     verify(x.float(), "block", "mapped", False)
 
 
@@ -135,6 +147,21 @@ def verify(x: torch.Tensor, acceptance: str, kind: str, packed: bool, law: laws.
         verify_packed.verify_packed(target, tokens, cu, rows - 1, *shared)
     else:
         verify_chain.verify_chain(target, tokens, *shared)
+
+
+def walk_tree(x: torch.Tensor, acceptance: str, kind: str, law: laws.TargetLaw | None = None) -> None:
+    """A verify step of trees on target logits `x` ``[batch, num_nodes, vocab]``."""
+    batch, num_nodes, vocab = x.shape
+    tree = sk.DraftTree.from_parents([[-1, *(node // 2 for node in range(num_nodes - 1))]] * batch)
+    coins, flags = torch.zeros(batch, num_nodes), torch.zeros(batch, num_nodes, dtype=torch.int32)
+    stats = (torch.zeros(batch, num_nodes, 6), flags.long(), flags) if kind == "stats" else (None,) * 3
+    verify_tree.verify_tree(
+        x, flags.long(), tree.parents, tree.first_child, tree.next_sibling, tree.status, tree.max_depth,
+        None if kind == "probs" else x, x.float() if kind == "probs" else None, *stats,
+        None if acceptance in ("greedy", "match") else coins, coins.long() if acceptance == "match" else None,
+        torch.arange(vocab) if kind == "mapped" else None, torch.zeros(2, dtype=torch.int64), ACCEPTANCES[acceptance],
+        0.09, 0.3, *(laws.LOSSLESS if law is None else law.flat()), *PLAIN._flat, *PLAIN._flat,
+    )  # fmt: skip
 
 
 class Compiled:
