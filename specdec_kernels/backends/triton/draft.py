@@ -44,12 +44,12 @@ def laws_from_stats(
 
 @triton.jit(do_not_specialize=["n", "tiles"])
 def nan_flags(
-    probs, stride_batch, stride_row, vocab, n, tiles, blocks, status, TILES: tl.constexpr,
+    probs, stride_batch, stride_row, vocab, n, tiles, blocks, status, SKIP_LAST: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """A program a row of probabilities: flags a NaN."""
     row = tl.program_id(0).to(tl.int64)
     b = row // n
-    wanted, first_row = needed(b, row % n, blocks, True)
+    wanted, first_row = needed(b, row % n, blocks, SKIP_LAST)
     if wanted:
         start = probs + b * stride_batch + (first_row + row % n) * stride_row
         found = tl.zeros((), tl.int32)
@@ -132,7 +132,7 @@ def draft_laws(
         tiles = tiles_of(rows.vocab)
         run(
             nan_flags, grid, *rows.address, rows.vocab, rows.n, tiles, blocks, out_status,
-            TILES=tiles_a_program(rows.vocab, 4),
+            SKIP_LAST=not bonus, TILES=tiles_a_program(rows.vocab, 4),
         )  # fmt: skip
     else:
         assert values is not None and argmax is not None and status is not None
