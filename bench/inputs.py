@@ -29,7 +29,11 @@ from specdec_kernels.laws import TargetLaw
 from . import machine
 
 ACCEPTANCE = 0.7
+TREE_WIDTHS = (2, 2, 1)
+"""Children of a node at each depth of the tree that is measured: 11 nodes, the root included."""
 _CPU = torch.device("cpu")
+OVERHEAD = "overhead"
+"""Name of the case that is too small for anything but the cost of a call: vocab 64, one sequence."""
 POOL = 256
 """So many different target rows at most: more are drawn from these."""
 
@@ -90,6 +94,19 @@ class PackedInputs:
 
 
 @dataclass
+class TreeInputs:
+    """What one verify step of token trees has."""
+
+    tree: sk.DraftTree
+    target_logits: Tensor  # [batch, num_nodes, vocab]
+    node_tokens: Tensor  # [batch, num_nodes]
+    draft_logits: Tensor  # [batch, num_nodes, vocab]
+    draft_stats: sk.RowStats
+    seeds: Tensor  # [batch]
+    uniform_samples: Tensor  # [batch, num_nodes]
+
+
+@dataclass
 class RowInputs:
     """Rows of logits, and a uniform for each."""
 
@@ -104,6 +121,15 @@ class SeedInputs:
 
     seeds: Tensor  # [batch]
     positions: Tensor  # [batch, n]
+
+
+@dataclass
+class CacheInputs:
+    """A key-value cache after a forward pass over a token tree, and the path that was accepted."""
+
+    cache: list[tuple[Tensor, Tensor]]  # layers of [batch, kv_heads, rows, head_dim]
+    accepted_nodes: Tensor  # [batch, num_draft]
+    context_lengths: Tensor  # [batch]
 
 
 def rows(count: int, vocab: int, generator: torch.Generator) -> Tensor:
@@ -214,6 +240,26 @@ def packed(case: Case, generator: torch.Generator) -> PackedInputs:
     )  # fmt: skip
 
 
+def tree(case: Case, generator: torch.Generator) -> TreeInputs:
+    """One verify step of a tree whose siblings were drawn from the draft's law without replacement (−1 where truncation
+    left none).
+    """
+    batch, vocab, device = case.batch, case.vocab, generator.device
+    shape = sk.DraftTree.cartesian(TREE_WIDTHS).to(device)
+    num_nodes = shape.num_nodes
+    target = some_rows(batch * num_nodes, vocab, generator).view(batch, num_nodes, vocab)
+    noise = torch.randn(batch, num_nodes, vocab, generator=generator, device=device)
+    draft = (target + draft_noise(vocab, case.params, device) * noise).to(case.dtype)
+    keys = torch.randint(0, 2**62, (batch, num_nodes), generator=generator, device=device)
+    drawn_with = sk.SamplingParams() if case.greedy else case.params  # the greedy draft has but one child
+    some = sk.sample(draft, drawn_with, noise_keys=keys, num_samples=max(TREE_WIDTHS), backend=backend(device))
+    assert shape.ranks is not None
+    tokens = some.token[:, shape.parents.clamp_min(0), shape.ranks.clamp_min(0)].contiguous()
+    seeds = torch.randint(0, 2**62, (batch,), generator=generator, device=device)
+    coins = torch.rand(batch, num_nodes, generator=generator, device=device)
+    return TreeInputs(shape, target.to(case.dtype), tokens, draft, some.stats, seeds, coins)
+
+
 def verified_rows(case: Case, generator: torch.Generator) -> RowInputs:
     """The target rows of one verify step, ``[batch, num_draft + 1, vocab]``."""
     return _rows(case, case.num_draft + 1, generator)
@@ -238,6 +284,16 @@ def seeds_and_positions(case: Case, generator: torch.Generator) -> SeedInputs:
     first = torch.randint(0, 4096, (case.batch, 1), generator=generator, device=device)
     positions = first + torch.arange(case.num_draft + 1, device=device)
     return SeedInputs(seeds, positions)
+
+
+def tree_cache(case: Case, generator: torch.Generator) -> CacheInputs:
+    """A tree of 64 nodes, `num_draft` accepted, in a cache of 8 heads of 128; 32 layers, one in the overhead case."""
+    device, heads, head_dim, nodes, longest = generator.device, 8, 128, 64, 32
+    shape = (case.batch, heads, longest + nodes, head_dim)
+    layers = [torch.zeros(shape, dtype=case.dtype, device=device) for _ in range(2 if case.name == OVERHEAD else 64)]
+    chosen = torch.rand(case.batch, nodes - 1, generator=generator, device=device).topk(case.num_draft).indices
+    contexts = torch.randint(0, longest, (case.batch,), generator=generator, device=device)
+    return CacheInputs(list(zip(layers[::2], layers[1::2], strict=True)), chosen.sort().values + 1, contexts)
 
 
 def num_sets(case: Case, bytes_read: int) -> int:

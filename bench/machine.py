@@ -91,7 +91,7 @@ def versions() -> dict[str, str]:
 
 
 def git() -> dict[str, Any]:
-    """The revision measured, and whether tracked files differed from it; empty outside a checkout."""
+    """The revision measured, and whether tracked files but results differed from it; empty outside a checkout."""
 
     def run(*arguments: str) -> str:
         return subprocess.run(
@@ -99,7 +99,7 @@ def git() -> dict[str, Any]:
         ).stdout.strip()
 
     try:
-        modified = run("status", "--porcelain", "--untracked-files=no")
+        modified = run("status", "--porcelain", "--untracked-files=no", ":(top)", f":(exclude){RESULTS}")
         return {"revision": run("rev-parse", "HEAD"), "modified": bool(modified)}
     except (OSError, subprocess.CalledProcessError):
         return {}

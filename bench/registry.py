@@ -11,12 +11,10 @@ import torch
 import specdec_kernels as sk
 
 from . import inputs
-from .inputs import Case
+from .inputs import OVERHEAD, Case
 
 VOCABS = (49152, 128256)
 BATCHES = (1, 8)
-OVERHEAD = "overhead"
-"""Name of the case that is too small for anything but the cost of a call: vocab 64, one sequence."""
 _PLAIN = sk.SamplingParams()
 _TRUNCATED = sk.SamplingParams(temperature=0.8, top_k=50, top_p=0.9)
 _GREEDY = sk.SamplingParams(temperature=0.0)
@@ -28,6 +26,15 @@ VERIFY_CASES: Mapping[str, Mapping[str, Any]] = {
     "block": {"acceptance": "block"},
     "Opt": {"target_law": sk.laws.Opt(0.3)},
     "TokenV3": {"target_law": sk.laws.TokenV3(0.3)},
+}
+
+TREE_CASES: Mapping[str, Mapping[str, Any]] = {
+    "T=1": {"acceptance": "recursive"},
+    "truncated": {"acceptance": "recursive", "params": _TRUNCATED},
+    "greedy": {"acceptance": "greedy", "params": _GREEDY},
+    "sample": {"acceptance": "sample"},
+    "traversal": {"acceptance": "traversal"},
+    "typical": {"acceptance": "typical"},
 }
 
 
@@ -42,13 +49,17 @@ class Entry:
     make : callable
         ``(case, generator)`` to one input set.
     bytes_read : callable
-        ``(case, inputs, output)`` to the bytes of logits that the op has to read; for a verify op the target's rows
-        up to the first rejection. Defined alike for all providers: useful bytes, not bytes that a peer reads twice.
+        ``(case, inputs, output)`` to the bytes of logits that the op has to read, or of a cache to move; for a verify
+        op the target's rows up to the first rejection. Defined alike for all providers: useful bytes, not bytes that a
+        peer reads twice.
+    least_read : float
+        The share of the logits that a call surely reads: a walk that stops early leaves about half of a chain.
     """
 
     cases: Callable[[Sequence[int], Sequence[int]], list[Case]]
     make: Callable[[Case, torch.Generator], Any]
     bytes_read: Callable[[Case, Any, Any], int]
+    least_read: float = 0.5
 
 
 def _grid(op: str, named: Mapping[str, Mapping[str, Any]], vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
@@ -64,6 +75,13 @@ def _verify_chain(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
     return cases + hot + half
 
 
+def _verify_tree(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
+    """A tree's cases; `num_draft` is its nodes less the root."""
+    num_draft = sk.DraftTree.cartesian(inputs.TREE_WIDTHS).num_nodes - 1
+    cases = [replace(c, num_draft=num_draft) for c in _grid("verify_tree", TREE_CASES, vocabs, batches)]
+    return [replace(c, acceptance="recursive") if c.name == OVERHEAD else c for c in cases]
+
+
 def _law_cases(op: str) -> Callable[[Sequence[int], Sequence[int]], list[Case]]:
     return lambda vocabs, batches: _grid(op, {"T=1": {}, "truncated": {"params": _TRUNCATED}}, vocabs, batches)
 
@@ -77,8 +95,16 @@ def _seed_cases(op: str) -> Callable[[Sequence[int], Sequence[int]], list[Case]]
     return cases
 
 
+def _cache_cases(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
+    half: Mapping[str, Any] = {"dtype": torch.bfloat16, "cache": "hot"}  # a forward pass has just written the rows
+    overhead = Case("gather_kv_", OVERHEAD, 64, 1, **half)
+    return [overhead, *(Case("gather_kv_", "32 layers", 64, b, **half) for b in batches)]
+
+
 def _target_bytes(case: Case, step: Any, output: Any) -> int:
-    """Rows 0 … num_accepted of each sequence; the block rule looks beyond the token where it stops."""
+    """Rows 0 … num_accepted of each sequence, of a tree those on the accepted path; the block rule looks beyond the
+    token where it stops.
+    """
     accepted = output[1]
     if case.acceptance == "block":
         num_rows = int((accepted + 1).clamp_min(case.num_draft).sum())
@@ -95,12 +121,21 @@ def _seed_bytes(case: Case, step: Any, output: Any) -> int:
     return int(step.seeds.nbytes)
 
 
+def _moved_bytes(case: Case, step: Any, output: Any) -> int:
+    """Rows that move, of all layers; each counts once, though it is read and written."""
+    places = torch.arange(1, case.num_draft + 1, device=step.accepted_nodes.device)
+    moving = int((step.accepted_nodes != places).sum())
+    return moving * sum(t[0, :, 0].nbytes for layer in step.cache for t in layer)
+
+
 REGISTRY: dict[str, Entry] = {
     "verify_chain": Entry(_verify_chain, inputs.chain, _target_bytes),
     "verify_packed": Entry(_law_cases("verify_packed"), inputs.packed, _target_bytes),
+    "verify_tree": Entry(_verify_tree, inputs.tree, _target_bytes, least_read=0.2),
     "row_stats": Entry(_law_cases("row_stats"), inputs.verified_rows, _row_bytes),
     "warp_probs": Entry(_law_cases("warp_probs"), inputs.verified_rows, _row_bytes),
     "sample": Entry(_law_cases("sample"), inputs.next_rows, _row_bytes),
     "uniform_samples": Entry(_seed_cases("uniform_samples"), inputs.seeds_and_positions, _seed_bytes),
     "noise_keys": Entry(_seed_cases("noise_keys"), inputs.seeds_and_positions, _seed_bytes),
+    "gather_kv_": Entry(_cache_cases, inputs.tree_cache, _moved_bytes),
 }

@@ -36,7 +36,7 @@ def input_sets(case: Case) -> list[Any]:
     make = REGISTRY[case.op].make
     first = make(case, generator)
     logits = getattr(first, "target_logits", getattr(first, "logits", None))
-    surely_read = 8 if logits is None else logits.nbytes // 2  # a walk that stops early leaves about half of the rows
+    surely_read = 8 if logits is None else int(logits.nbytes * REGISTRY[case.op].least_read)
     return [first, *(make(case, generator) for _ in range(inputs.num_sets(case, surely_read) - 1))]
 
 

@@ -24,6 +24,7 @@ struct Device {
   static constexpr auto kSample = sample;
   static constexpr auto kVerify = verify;
   static constexpr auto kVerifyTree = verify_tree;
+  static constexpr auto kGatherKV = gather_kv;
 
   Device(const char*, const bind::Tensor&) {}
   static int32_t type() { return aoti_torch_device_type_cpu(); }

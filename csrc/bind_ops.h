@@ -8,7 +8,7 @@
 //   type(), index()           of that device
 //   check(tensor)             throws if the tensor is elsewhere
 //   run(kernel, args)         runs one of its kernels: kRowStats, kWarpProbs, kUniformSamples, kNoiseKeys, kSample, kVerify,
-//                             kVerifyTree
+//                             kVerifyTree, kGatherKV
 #pragma once
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
@@ -19,9 +19,12 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <limits>
 #include <optional>
 #include <tuple>
+#include <vector>
 
+#include "bind_cache.h"
 #include "common/law.h"
 
 namespace specdec::bind {
@@ -113,6 +116,11 @@ class Flat {
     return kept_ ? static_cast<const T*>(kept_->const_data_ptr()) : nullptr;
   }
   Ids ids() const { return {data<void>(), kept_ && kept_->scalar_type() == ScalarType::Long}; }
+  Ids checked_ids() const {
+    STD_TORCH_CHECK(!kept_ || kept_->scalar_type() == ScalarType::Long || kept_->scalar_type() == ScalarType::Int,
+                    "specdec: indices must be int32 or int64");
+    return ids();
+  }
   int64_t size() const { return kept_ ? kept_->numel() : 0; }
 
  private:
@@ -184,6 +192,7 @@ struct Shared {
         SPECDEC_MAKE_PARAMS(draft_)                                                                                    \
   }
 
+using TwoTensors = std::tuple<Tensor, Tensor>;
 using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
 using FiveTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
@@ -278,6 +287,8 @@ struct Ops {
     const int64_t batch = node_tokens.size(0), num_nodes = node_tokens.size(1);
     STD_TORCH_CHECK(target_logits.dim() == 3 && target_logits.size(0) == batch && target_logits.size(1) == num_nodes,
                     "specdec: target_logits and node_tokens disagree in shape");
+    STD_TORCH_CHECK(1 <= num_nodes && num_nodes <= kMostNodes && 0 <= max_depth && max_depth <= kMostDepth,
+                    "specdec: a tree has 1 to 1024 nodes and is at most 64 deep");
     const Flat tokens_in(device, node_tokens), parent_links(device, parents), child_links(device, first_child),
         sibling_links(device, next_sibling), flags(device, tree_status);
     const bool per_sequence = parents.dim() == 2;
@@ -307,6 +318,46 @@ struct Ops {
     args.accepted_nodes = nodes.data;
     device.run(Device::kVerifyTree, args);
     return {tokens.tensor, accepted.tensor, emitted.tensor, status.tensor, nodes.tensor};
+  }
+
+  static TwoTensors gather_kv_(std::vector<Tensor> cache, std::vector<int64_t> key_layout,
+                               std::vector<int64_t> value_layout, const Tensor& accepted_nodes,
+                               const Tensor& context_lengths, MaybeTensor block_table) {
+    Device device("gather_kv_", context_lengths);
+    const int64_t batch = context_lengths.numel();
+    STD_TORCH_CHECK(accepted_nodes.dim() == 2 && accepted_nodes.size(0) == batch &&
+                        (!block_table || (block_table->dim() == 2 && block_table->size(0) == batch)),
+                    "specdec: accepted_nodes, context_lengths and block_table disagree in shape");
+    const Flat nodes(device, accepted_nodes), contexts(device, context_lengths), table(device, block_table);
+    std::vector<CacheTensor> tensors;
+    tensors.reserve(cache.size());
+    constexpr int64_t kAny = std::numeric_limits<int32_t>::max();
+    int64_t num_blocks = block_table ? kAny : batch, block_size = kAny;
+    for (size_t i = 0; i < cache.size(); ++i) {
+      device.check(cache[i]);
+      const CacheTensor& added = tensors.emplace_back(cache[i], i % 2 == 0 ? key_layout : value_layout, batch);
+      STD_TORCH_CHECK(block_table || added.block.size == batch, "specdec: the cache has another batch size");
+      STD_TORCH_CHECK(!block_table || i == 0 || added.row.size == block_size, "specdec: blocks of several sizes");
+      num_blocks = std::min(num_blocks, added.block.size);
+      block_size = std::min(block_size, added.row.size);
+    }
+    const bool wide = context_lengths.scalar_type() == ScalarType::Long;
+    const Tensor lengths =
+        empty(device.type(), device.index(), {batch}, wide ? TorchDType<int64_t>::code() : TorchDType<int32_t>::code());
+    const Output<int32_t> status(device, {batch});
+    GatherKVArgs args{};
+    args.accepted_nodes = nodes.checked_ids();
+    args.context_lengths = contexts.checked_ids();
+    args.block_table = table.checked_ids();
+    args.batch = batch;
+    args.max_depth = accepted_nodes.size(1);
+    args.max_blocks = block_table ? block_table->size(1) : 1;
+    args.block_size = block_size;
+    args.num_blocks = num_blocks;
+    args.lengths = lengths.mutable_data_ptr();
+    args.status = status.data;
+    run_on_planes(tensors, args, [&](const GatherKVArgs& some) { device.run(Device::kGatherKV, some); });
+    return {lengths, status.tensor};
   }
 
  private:
@@ -368,6 +419,7 @@ void register_ops(Library& library) {
   library.impl("verify_chain", TORCH_BOX(&Ops<Device>::verify_chain));
   library.impl("verify_packed", TORCH_BOX(&Ops<Device>::verify_packed));
   library.impl("verify_tree", TORCH_BOX(&Ops<Device>::verify_tree));
+  library.impl("gather_kv_", TORCH_BOX(&Ops<Device>::gather_kv_));
 }
 
 }  // namespace specdec::bind

@@ -41,13 +41,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     reason = emulated.unavailable()
     skipped = [pytest.mark.skip(reason=reason)] if reason else []
-    on_the_cpu = [pytest.param(b, marks=skipped) for b in present_emulated(metafunc.config.getoption("schedules"))]
     op = getattr(metafunc.module, "OP", "verify_chain")
+    emulations = present_emulated(op, metafunc.config.getoption("schedules"))
+    on_the_cpu = [pytest.param(b, marks=skipped) for b in emulations]
     metafunc.parametrize("backend", [*present(op), *on_the_cpu], ids=str, indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where kernels are interpreted, a test with many cases runs some of them: see `Backend.some_cases`."""
+    """Where kernels are interpreted, a test with many cases runs some of them: see `Backend.some_cases`. Slow tests
+    begin first, or at the end one process would work while the others are done.
+    """
     tests: dict[tuple[str, Backend], list[pytest.Item]] = {}
     for item in items:
         chosen = getattr(item, "callspec", None) and item.callspec.params.get("backend")  # type: ignore[attr-defined]
@@ -62,6 +65,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if gone:
         config.hook.pytest_deselected(items=[item for item in items if id(item) in gone])
         items[:] = [item for item in items if id(item) not in gone]
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture

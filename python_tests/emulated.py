@@ -25,7 +25,13 @@ NAMESPACE = "specdec_emulated"  # also in csrc/bind_emulated.cpp
 STRATEGIES = ("auto", "split", "walk", "cluster")  # as csrc/cuda/strategy.h numbers them
 ROOT = Path(__file__).resolve().parents[1]
 FORWARD, RANDOM = 0, 2  # orders of specdec_emulator_schedule
+CASES = 32  # of each test in each strategy, unless its module has EMULATED_CASES or pytest is given --every-case
 MULTIPROCESSORS = 8  # what the emulated device has unless told otherwise
+
+
+def strategies(op: str) -> list[str]:
+    """Those that lay out the work of an op in ways of their own: `verify_tree` has one kernel, which walks."""
+    return [s for s in STRATEGIES if (op, s) != ("verify_tree", "split")]
 
 
 def unavailable() -> str | None:

@@ -29,6 +29,8 @@ from unittest import mock
 import numpy as np
 import torch
 
+from specdec_kernels.laws import TargetLaw
+
 CASES = 6  # of each test, unless pytest is given --every-case
 MEMORY_OPS = ("create_load", "create_masked_load", "create_store", "create_masked_store")
 ADDRESS_OPS = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas")
@@ -54,18 +56,26 @@ def why_not() -> str | None:
     return None if os.environ.get("TRITON_INTERPRET") == "1" else "Triton compiles its kernels here"
 
 
-def some_cases(items: Sequence[Any], most: int = CASES) -> list[Any]:
-    """`most` of a test's parametrised items (more if it takes more for every value of every parameter to occur)."""
+def some_cases(items: Sequence[Any], most: int = CASES, seed: str = "") -> list[Any]:
+    """`most` of a test's parametrised items, others for each `seed` (more if it takes more for every value of every
+    parameter to occur; of target laws every class and every word among their fields).
+    """
     if len(items) <= most:
         return list(items)
-    shuffled = random.Random(len(items)).sample(list(items), len(items))
+    shuffled = random.Random(f"{len(items)}{seed}").sample(list(items), len(items))
     seen: set[tuple[str, str]] = set()
     chosen, others = [], []
     for item in shuffled:
-        values = {(name, repr(value)) for name, value in item.callspec.params.items()}
+        values = {(name, part) for name, value in item.callspec.params.items() for part in _parts(value)}
         (others if values <= seen else chosen).append(item)
         seen |= values
     return chosen + others[: max(0, most - len(chosen))]
+
+
+def _parts(value: Any) -> set[str]:
+    if not isinstance(value, TargetLaw):
+        return {repr(value)}
+    return {type(value).__name__, *(word for word in vars(value).values() if isinstance(word, str))}
 
 
 class Memory:
@@ -93,6 +103,15 @@ class Memory:
         outside = ~((flat >= self.low) & (flat + size <= self.high)).any(1)
         if outside.any():
             raise IndexError(f"{what} out of bounds in program {program}: {outside.sum()} of {flat.size} addresses")
+
+
+def _tensors(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among a launch's arguments, those in tuples and those taken for another dtype as well."""
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            yield from _tensors(argument)
+        elif isinstance(tensor := getattr(argument, "base", argument), torch.Tensor):
+            yield tensor
 
 
 def _extent(tensor: torch.Tensor) -> int:
@@ -288,7 +307,7 @@ def checked(seed: int = 0) -> Iterator[None]:
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal memory
-        memory = Memory([a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)])
+        memory = Memory([*_tensors((*args, *kwargs.values()))])
         turns.clear()
         return launch(self, *args, **kwargs)
 

@@ -76,14 +76,15 @@ class Backend:
         return wanted if self.strategy in (None, "walk") and self.schedule is None else wanted // 10
 
     def some_cases(self, items: Sequence[Any], most: int | None) -> list[Any]:
-        """Which of a test's parametrised items run: all of them; where kernels are interpreted, of the emulated CUDA
-        kernels `most` if the test's module says so (EMULATED_CASES), in each random schedule every fourth, and
-        by Triton `interpreted.CASES`.
+        """Which of a test's parametrised items run: all of them; where kernels are interpreted, by Triton
+        `interpreted.CASES`, and of the emulated CUDA kernels in each strategy others: `most`, or in each random
+        schedule every fourth of all.
         """
         if self.name == "triton":
             return interpreted.some_cases(items)
-        chosen = list(items) if most is None else interpreted.some_cases(items, most)
-        return chosen if self.schedule is None else chosen[self.schedule % 4 :: 4]
+        if self.schedule is not None:
+            return list(items)[self.schedule % 4 :: 4]
+        return interpreted.some_cases(items, most or emulated.CASES, str(self))
 
     def batch(self, size: int) -> int:
         """`size`, or where interpreted at most 96 (more than the emulated device runs at once), by Triton 6: it runs
@@ -115,6 +116,8 @@ def _to(value: Any, device: str) -> Any:
     if isinstance(value, sk.SamplingParams):
         fields = {f: _to(getattr(value, f), device) for f in ("temperature", "top_k", "top_p", "min_p", "min_p_first")}
         return sk.SamplingParams(**fields)
+    if type(value) in (list, tuple):
+        return type(value)(_to(v, device) for v in value)
     return value.to(device) if isinstance(value, (sk.TokenMap, sk.DraftTree)) else value
 
 
@@ -130,13 +133,13 @@ def present(op: str) -> list[Backend]:
     return found
 
 
-def present_emulated(schedules: int) -> list[Backend]:
+def present_emulated(op: str, schedules: int) -> list[Backend]:
     """The CUDA kernels on the CPU: in index order, and in so many random schedules shared out among the strategies.
 
     In index order "cluster", the slowest to execute and "walk" but for what blocks tell each other, runs only beside
     random schedules (as in CI); `ops/test_emulated.py` always holds it against the others.
     """
-    strategies = emulated.STRATEGIES[1:]
+    strategies = emulated.strategies(op)[1:]
     random = zip(range(1, schedules + 1), itertools.cycle(strategies), strict=False)
     return [
         *(Backend(emulated.NAME, "cpu", strategy=s) for s in strategies if schedules or s != "cluster"),

@@ -1,4 +1,4 @@
-"""The examples in docs/ work."""
+"""The examples in docs/ and README.md work."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+import specdec_kernels as sk
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -32,3 +35,21 @@ def test_the_example_law_is_all_that_a_law_takes(tmp_path: Path) -> None:
         cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0 and re.search(r"\d\d passed", done.stdout), done.stdout + done.stderr
+
+
+def test_the_readme_s_example_of_a_tree_runs() -> None:
+    """As it stands, on the names that it takes for granted."""
+    (example,) = (
+        block for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        if "sk.verify_tree(" in block
+    )  # fmt: skip
+    rng, batch = torch.Generator().manual_seed(1), 3
+    names = {
+        "sk": sk, "torch": torch, "seeds": torch.arange(batch), "step": 4, "sampling": sk.SamplingParams(0.8, top_k=50),
+        "positions": torch.arange(7).expand(batch, 7), "target_logits": torch.randn(batch, 7, 60, generator=rng),
+        "draft_logits": torch.randn(batch, 7, 60, generator=rng),
+    }  # fmt: skip
+    exec(example, names)
+    out, tree = names["out"], names["tree"]
+    assert isinstance(out, sk.VerifyOutput) and isinstance(tree, sk.DraftTree)
+    assert tree.num_nodes == 7 and out.tokens.shape == (batch, 3) and (out.status == 0).all()

@@ -31,6 +31,12 @@ OP_SIGNATURES = {  # positional parameters, then keyword-only ones
          "acceptance", "target_law", "draft_probs", "draft_stats", "draft_token_map", "num_draft_tokens",
          "eos_token_ids", "return_acceptance", "backend"],
     ),
+    "verify_tree": (
+        ["target_logits", "tree", "node_tokens", "draft_logits"],
+        ["draft_probs", "acceptance", "target_law", "epsilon", "delta", "params", "draft_params", "draft_stats",
+         "draft_token_map", "eos_token_ids", "uniform_samples", "noise_keys", "backend"],
+    ),
+    "gather_kv_": (["cache", "accepted_nodes", "context_lengths", "layout"], ["block_table", "backend"]),
 }  # fmt: skip
 
 LOOPS = {  # keyword-only parameters after model and input_ids
@@ -75,11 +81,12 @@ def test_signatures(name: str) -> None:
 @pytest.mark.parametrize("name", OPS)
 def test_ops_are_registered_with_the_dispatcher(name: str) -> None:
     overload = getattr(torch.ops.specdec, name).default
-    assert torch.Tag.pt2_compliant_tag in overload.tags and not overload._schema.is_mutable
+    assert torch.Tag.pt2_compliant_tag in overload.tags and overload._schema.is_mutable == name.endswith("_")
 
 
 def test_status_flags() -> None:
-    assert {s.name: s.value for s in sk.Status} == {"NAN": 1, "INF": 2, "EMPTY_ROW": 4, "BAD_TOKEN": 8, "BAD_PARAM": 16}
+    values = {s.name: s.value for s in sk.Status}
+    assert values == {"NAN": 1, "INF": 2, "EMPTY_ROW": 4, "BAD_TOKEN": 8, "BAD_PARAM": 16, "BAD_TREE": 32}
 
 
 def test_row_stats_fields_are_views_and_stack() -> None:

@@ -26,6 +26,7 @@ from .drafters import (
     TreeDrafter,
 )
 from .ops._common import LIBRARY
+from .ops.gather_kv_ import gather_kv_
 from .ops.noise_keys import noise_keys
 from .ops.row_stats import row_stats
 from .ops.sample import sample
@@ -36,7 +37,7 @@ from .ops.verify_tree import verify_tree
 from .ops.warp_probs import warp_probs
 from .sampling import SamplingParams
 from .tree import DraftTree
-from .types import PLACEHOLDER_TOKEN_ID, Draw, RowStats, Status, TokenMap, VerifyOutput
+from .types import PLACEHOLDER_TOKEN_ID, Draw, GatherOutput, RowStats, Status, TokenMap, VerifyOutput
 
 __version__ = "0.1.0"
 
@@ -49,6 +50,7 @@ __all__ = [
     "DraftTree",
     "Drafter",
     "Draw",
+    "GatherOutput",
     "GenerationOutput",
     "GenerationStats",
     "MedusaDrafter",
@@ -67,6 +69,7 @@ __all__ = [
     "VerifyOutput",
     "backends",
     "bild",
+    "gather_kv_",
     "generate",
     "laws",
     "noise_keys",

@@ -118,7 +118,7 @@ class DraftTree:
             Negative or repeated choices, or one whose beginning is not among them.
         """
         choices = sorted((tuple(c) for c in medusa_choices), key=lambda c: (len(c), c))
-        index = {(): 0}
+        index: dict[tuple[int, ...], int] = {(): 0}
         for choice in choices:
             if not choice or min(choice) < 0 or choice in index:
                 raise ValueError(f"DraftTree: medusa_choices must be distinct lists of ranks >= 0, got {list(choice)}")

@@ -32,7 +32,8 @@ class Status(IntFlag):
     """Out of range: a sampling parameter (read as its default), a length (clamped, or an idle row), or a uniform (read
     as 0)."""
     BAD_TREE = 32
-    """A tree on the device that is none: what does not hang from its root within the depth given was pruned."""
+    """A tree on the device that is none: what does not hang from its root within the depth given was pruned. Or a path
+    that is none in the cache given: it ends before the first such node."""
 
 
 class RowStats(NamedTuple):
@@ -144,6 +145,21 @@ class VerifyOutput(NamedTuple):
     status: Tensor
     acceptance: Tensor | None = None
     accepted_nodes: Tensor | None = None
+
+
+class GatherOutput(NamedTuple):
+    """What `gather_kv_` made of each sequence.
+
+    Attributes
+    ----------
+    lengths : Tensor
+        ``[batch]`` of the dtype of context_lengths: rows of the cache that hold the sequence now.
+    status : Tensor
+        ``[batch]`` int32, flags of `Status`.
+    """
+
+    lengths: Tensor
+    status: Tensor
 
 
 class TokenMap:

@@ -223,7 +223,7 @@ def sweep(
     pairs, batch : int
         Held-out pairs decoded, and how many together.
     timed : int
-        Of the pairs, so many are decoded once more one by one, for the wall clock (in `DETAILED` settings).
+        Of the pairs, so many are decoded once more one by one, for the wall clock.
     shares : sequence of float
         See `spread_alphas`.
     save : callable
@@ -239,7 +239,7 @@ def sweep(
         with tqdm(total=runs * -(-pairs // batch), desc=setting, mininterval=5.0) as bar:
             measure(chosen, test, corpus, batch, bar.update)
         fresh = rows_of(chosen, setting)
-        if setting in DETAILED and timed:
+        if timed:
             alone = [replace(c, stats=[], num_calls=0) for c in chosen]
             with tqdm(total=runs * timed, desc=f"{setting}, one by one", mininterval=5.0) as bar:
                 measure(alone, test[:timed], corpus, 1, bar.update)

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.cascades import figures
 from bench.cascades.results import DRAFT, LOSSLESS, TARGET, Row, best_quality, curves, least_cost, markdown, swept
-from bench.cascades.rules import SETTINGS
+from bench.cascades.rules import DETAILED, SETTINGS
 
 _HEAD = """# Cascades on tasks with a ground truth
 
@@ -147,8 +147,9 @@ def _draw_rewriting(result: dict[str, Any], folder: Path) -> list[Path]:
         label = "time a token, of the target's alone"
         figures.draw(rows, panels, figures.MAIN, "word_accuracy", (label, accuracy), path)
         drawn.append(path)
+    if detailed := [s for s in settings if s in DETAILED]:
         path = folder / "rewriting-variants.png"
-        panels = [(s, _CALLS) for s in timed]
+        panels = [(s, _CALLS) for s in detailed]
         figures.draw(rows, panels, figures.VARIANTS, "word_accuracy", ("target calls a token", accuracy), path)
         drawn.append(path)
     return drawn

@@ -90,8 +90,49 @@ def calls(shape: tuple[int, int, int], dtype: torch.dtype, device: str, backend:
             yield f"{acceptance} {target_law}", out.tokens
     greedy = target.float().argmax(-1)[:, :k]
     yield "greedy", sk.verify_chain(target, greedy, acceptance="greedy", backend=backend).tokens
+    yield from trees(target, draft, coins, keys, backend)
     several = sk.sample(draft, noise_keys=keys[:, :k], num_samples=4, backend=backend)
     yield "sample without replacement", several.token
+    yield from gathers(batch, dtype, device, backend, rng)
+
+
+def gathers(
+    batch: int, dtype: torch.dtype, device: str, backend: str, rng: torch.Generator
+) -> Iterator[tuple[str, Tensor]]:
+    """`gather_kv_` in caches of several layouts, rows of 16 bytes and others; a third of the paths is bad."""
+    nodes = torch.randint(1, 4, (batch, 7), generator=rng).cumsum(1)
+    nodes[::3, 4] = 99
+    contexts = torch.randint(-1, 30, (batch,), generator=rng)
+    blocks = torch.randperm(5 * batch, generator=rng).view(batch, 5)
+    for layout, shape in (
+        ("bhsd", (batch, 2, 40, 32)), ("bhsd", (batch, 2, 40, 33)), ("bhds", (batch, 2, 33, 40)),
+        ("nshd", (5 * batch, 8, 2, 33)), ("nhsd", (5 * batch, 2, 8, 32)),
+    ):  # fmt: skip
+        cache = [torch.randn(shape, generator=rng).to(dtype).to(device) for _ in range(4)]
+        table = blocks.to(device) if "n" in layout else None
+        out = sk.gather_kv_(
+            cache, nodes.to(device), contexts.to(device), layout, block_table=table, backend=backend
+        )  # fmt: skip
+        yield f"gather_kv_ {layout} {shape[-1]}: lengths", out.lengths
+        yield f"gather_kv_ {layout} {shape[-1]}: rows", torch.stack(cache)
+
+
+def trees(target: Tensor, draft: Tensor, coins: Tensor, keys: Tensor, backend: str) -> Iterator[tuple[str, Tensor]]:
+    """`verify_tree` by every rule: the same rows as nodes, two hung from each."""
+    nodes = target.shape[1]
+    tree = sk.DraftTree.from_parents([-1, *((node - 1) // 2 for node in range(1, nodes))]).to(target.device)
+    draft = torch.cat([draft, target[:, -1:]], 1)
+    tokens = draft.float().topk(2, -1).indices[:, tree.parents.clamp_min(0), torch.arange(nodes) % 2].contiguous()
+    for name, params in LAWS.items():
+        given: dict[str, Any] = {"params": params, "draft_params": params, "backend": backend}
+        for acceptance in ("sample", "match", "typical", "recursive", "traversal"):
+            noise = {"noise_keys": keys} if acceptance == "match" else {"uniform_samples": coins}
+            out = sk.verify_tree(target, tree, tokens, draft, acceptance=acceptance, **noise, **given)
+            yield f"tree {acceptance} {name}", out.tokens
+    for law in TARGET_LAWS[1:]:
+        out = sk.verify_tree(target, tree, tokens, draft, target_law=law, uniform_samples=coins, **given)
+        yield f"tree {law}", out.tokens
+    yield "tree greedy", sk.verify_tree(target, tree, tokens, acceptance="greedy", backend=backend).tokens
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,8 +1,8 @@
 """Who is compared: one row a provider. It offers a builder per op; a builder turns a case into a call, or refuses it.
 
 A call takes the case's inputs and does the whole work: raw logits to tokens and counts, with its random numbers. Verify
-calls return ``(tokens [batch, num_draft + 1], num_accepted [batch])``; what stands behind the last emitted token is −1,
-but for a peer that leaves it undefined.
+calls return ``(tokens [batch, num_draft + 1], num_accepted [batch])`` (of a tree ``[batch, max_depth + 1]``); what
+stands behind the last emitted token is −1, but for a peer that leaves it undefined.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import specdec_kernels as sk
 
 from ..inputs import Case
 from ..timing import Call
-from . import compiled, eager, flashinfer, hf, own, sglang, vllm
+from . import compiled, eager, eager_tree, flashinfer, hf, own, sglang, vllm
 
 Builder = Callable[[Case], Call | None]
 
@@ -101,7 +101,7 @@ PROVIDERS: dict[str, Provider] = {
     "cpu": Provider(own.builders("cpu"), _backend("cpu")),
     "cpu, no draft_stats": Provider(own.builders("cpu", draft_stats=False), _backend("cpu")),
     "reference": Provider(own.builders("reference"), _backend("reference")),
-    "eager": Provider(eager.BUILDERS, _always, peer=True),
+    "eager": Provider({**eager.BUILDERS, "verify_tree": eager_tree.verify_tree}, _always, peer=True),
     "eager, top-p in top-k": Provider(eager.NARROW_BUILDERS, _always),
     "eager, kept draft_probs": Provider(eager.KEPT_BUILDERS, _always),
     "compile": Provider(compiled.BUILDERS, _compiler, peer=True),

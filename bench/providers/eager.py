@@ -12,7 +12,7 @@ from torch import Tensor
 import specdec_kernels as sk
 from specdec_kernels.laws import TargetLaw
 
-from ..inputs import Case, ChainInputs, PackedInputs, RowInputs, SeedInputs
+from ..inputs import CacheInputs, Case, ChainInputs, PackedInputs, RowInputs, SeedInputs
 from ..timing import Call
 
 Warp = Callable[[Tensor, sk.SamplingParams], Tensor]
@@ -251,6 +251,24 @@ def random_keys(case: Case) -> Call | None:
     return call
 
 
+def gather_kv_(case: Case) -> Call | None:
+    """A layer at a time: `index_select` and `index_copy_` for one sequence, advanced indexing for several. All paths
+    are taken for whole: of several lengths they would need a synchronisation."""
+    sequences = torch.arange(case.batch, device=case.device)[:, None]
+
+    def call(step: CacheInputs) -> object:
+        source = step.context_lengths[:, None] + step.accepted_nodes
+        target = step.context_lengths[:, None] + torch.arange(1, case.num_draft + 1, device=source.device)
+        for tensor in (t for layer in step.cache for t in layer):
+            if case.batch == 1:
+                tensor.index_copy_(2, target[0], tensor.index_select(2, source[0]))
+            else:
+                tensor[sequences, :, target] = tensor[sequences, :, source]
+        return step.context_lengths + 1 + case.num_draft
+
+    return call
+
+
 ROW_FUNCTIONS: Mapping[str, Callable[..., object]] = {"row_stats": statistics, "warp_probs": law, "sample": draw}
 BUILDERS: Mapping[str, Callable[[Case], Call | None]] = {
     "verify_chain": chain_builder,
@@ -258,6 +276,7 @@ BUILDERS: Mapping[str, Callable[[Case], Call | None]] = {
     **{op: functools.partial(rows_builder, function=function) for op, function in ROW_FUNCTIONS.items()},
     "uniform_samples": random_uniforms,
     "noise_keys": random_keys,
+    "gather_kv_": gather_kv_,
 }
 NARROW_BUILDERS: Mapping[str, Callable[[Case], Call | None]] = {
     "verify_chain": functools.partial(chain_builder, warp=narrow_warp),

@@ -13,7 +13,7 @@ import specdec_kernels as sk
 from specdec_kernels.backends import automatic
 from specdec_kernels.config import settings
 
-from ..inputs import Case, ChainInputs, PackedInputs, RowInputs, SeedInputs
+from ..inputs import CacheInputs, Case, ChainInputs, PackedInputs, RowInputs, SeedInputs, TreeInputs
 from ..timing import Call
 
 
@@ -89,6 +89,25 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
 
         return call
 
+    def verify_tree(case: Case) -> Call | None:
+        backend = asked_for(case, name)
+        drafted, drawn = case.acceptance in ("recursive", "traversal"), not case.greedy
+        steps = itertools.count()
+
+        def call(step: TreeInputs) -> tuple[object, ...]:
+            coins = step.uniform_samples if drawn else None
+            if uniforms and drawn and not case.drawn_before:
+                coins = sk.uniform_samples(step.seeds, next(steps), case.num_draft + 1, backend=backend)
+            out = sk.verify_tree(
+                step.target_logits, step.tree, step.node_tokens, step.draft_logits if drafted else None,
+                acceptance=case.acceptance, params=case.params, draft_params=case.params if drafted else None,
+                draft_stats=step.draft_stats if drafted and draft_stats else None, uniform_samples=coins,
+                backend=backend,
+            )  # fmt: skip
+            return out.tokens, out.num_accepted
+
+        return None if (not draft_stats and not drafted) or (not uniforms and not drawn) else call
+
     def row_stats(case: Case) -> Call | None:
         backend = asked_for(case, name)
         return lambda rows: sk.row_stats(rows.logits, case.params, backend=backend)
@@ -123,12 +142,21 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
 
         return call
 
-    verify = {"verify_chain": verify_chain, "verify_packed": verify_packed}
+    def gather_kv_(case: Case) -> Call | None:
+        backend = asked_for(case, name)
+
+        def call(step: CacheInputs) -> object:
+            return sk.gather_kv_(step.cache, step.accepted_nodes, step.context_lengths, backend=backend)
+
+        return call
+
+    verify = {"verify_chain": verify_chain, "verify_packed": verify_packed, "verify_tree": verify_tree}
     rest = {
         "row_stats": row_stats,
         "warp_probs": warp_probs,
         "sample": sample,
         "uniform_samples": uniform_samples,
         "noise_keys": noise_keys,
+        "gather_kv_": gather_kv_,
     }
     return {**verify, **rest} if draft_stats and uniforms else verify

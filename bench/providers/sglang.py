@@ -1,7 +1,8 @@
-"""SGLang's verify step on a chain: softmax, sgl_kernel's renormalisation, then its chain kernel.
+"""SGLang's verify step: softmax, sgl_kernel's renormalisation, then its chain kernel, or its tree kernels.
 
-Greedy steps take sgl_kernel's tree kernel on the chain. The draft's probabilities were kept from drafting; a one-hot
-draft gets rows of zeros and a one. Block verification is left out.
+Greedy steps take sgl_kernel's tree kernel, on the chain too. The draft's probabilities were kept from drafting; a
+one-hot draft gets rows of zeros and a one. Block verification is left out; of a tree's rules there are those that do
+not ask for the law that children were drawn from.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..inputs import Case, ChainInputs
+from ..inputs import Case, ChainInputs, TreeInputs
 from ..timing import Call
 
 MODULES = ("sglang.kernels.ops.speculative.reject_sampling", "sglang.srt.speculative.reject_sampling")
@@ -81,4 +82,37 @@ def verify_chain(case: Case) -> Call | None:
     return call
 
 
-BUILDERS: Mapping[str, Callable[[Case], Call | None]] = {"verify_chain": verify_chain}
+def verify_tree(case: Case) -> Call | None:
+    """Its "target only" rule, which draws a token after each node as "sample" does, and the greedy one."""
+    if case.acceptance not in ("sample", "greedy"):
+        return None
+    kernels = importlib.import_module(KERNELS)
+    batch, slots, device = case.batch, case.num_draft + 1, case.device
+    index = torch.arange(batch * slots, device=device).view(batch, slots)
+
+    def call(step: TreeInputs) -> object:
+        tree, predicted = step.tree, torch.full((batch * slots,), -1, dtype=torch.int32, device=device)
+        accepted_at = torch.full((batch, tree.max_depth + 1), -1, dtype=torch.int32, device=device)
+        accepted = torch.empty(batch, dtype=torch.int32, device=device)
+        given = {
+            "predicts": predicted, "accept_index": accepted_at, "accept_token_num": accepted,
+            "candidates": step.node_tokens, "retrive_index": index,
+            "retrive_next_token": tree.first_child.repeat(batch, 1),
+            "retrive_next_sibling": tree.next_sibling.repeat(batch, 1),
+        }  # fmt: skip
+        if case.greedy:
+            kernels.verify_tree_greedy(**given, target_predict=step.target_logits.argmax(-1))
+        else:
+            target = probabilities(step.target_logits, case, kernels)
+            kernels.tree_speculative_sampling_target_only(
+                **given, uniform_samples=torch.rand(batch, slots, device=device),
+                uniform_samples_for_final_sampling=torch.rand(batch, device=device), target_probs=target,
+                draft_probs=torch.zeros_like(target), threshold_single=1.0, threshold_acc=1.0, deterministic=True,
+            )  # fmt: skip
+        tokens = predicted[accepted_at.clamp_min(0).long()]
+        return tokens.masked_fill(accepted_at < 0, -1), accepted
+
+    return call
+
+
+BUILDERS: Mapping[str, Callable[[Case], Call | None]] = {"verify_chain": verify_chain, "verify_tree": verify_tree}

@@ -150,6 +150,8 @@ enum class TreeAcceptance : int32_t {
   kTraversal = 5
 };
 
+constexpr int kMostNodes = 1024, kMostDepth = 64;  // of a tree, as in specdec_kernels/tree.py
+
 // One verify step of token trees: node i's rows, uniform and key are number i of its sequence. Links are node ids, -1 where
 // there is none; a parent stands before its children, and siblings are linked in their order.
 struct VerifyTreeArgs {
@@ -162,6 +164,32 @@ struct VerifyTreeArgs {
   TreeAcceptance acceptance;
   float epsilon, delta;     // of kTypical
   int64_t* accepted_nodes;  // [batch, max_depth]
+};
+
+// How the rows of one tensor of a key-value cache lie, in bytes: row r of head h in a block (or, without a block table, of a
+// sequence) starts at block * stride_block + r * stride_row + h * stride_head. It is `units` pieces of `unit_bytes`,
+// stride_unit apart: pieces as wide as alignment and strides allow, of 16 bytes at most.
+struct CacheShape {
+  int64_t stride_block, stride_row, stride_head, stride_unit;
+  int32_t heads, units, unit_bytes;
+};
+
+// As many as one launch takes: a kernel's parameters are at most 4096 bytes.
+constexpr int kMostPlanes = 256, kMostCacheShapes = 24;
+
+// Moves the rows of accepted nodes: from position context_length + node to context_length + 1 + j.
+struct GatherKVArgs {
+  int32_t num_planes;                // keys or values of a layer
+  unsigned char* data[kMostPlanes];  // no two of them share a byte
+  uint8_t shape_of[kMostPlanes];
+  CacheShape shapes[kMostCacheShapes];
+  Ids accepted_nodes;   // [batch, max_depth]
+  Ids context_lengths;  // [batch]
+  Ids block_table;      // [batch, max_blocks], or null: sequence b has block b alone, and max_blocks is 1
+  int64_t batch, max_depth, max_blocks;
+  int64_t block_size, num_blocks;  // of the smallest plane
+  void* lengths;                   // [batch], as wide as context_lengths
+  int32_t* status;                 // [batch]
 };
 
 }  // namespace specdec

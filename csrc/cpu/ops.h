@@ -11,5 +11,6 @@ void noise_keys(const NoiseKeysArgs& args);
 void sample(const SampleArgs& args);
 void verify(const VerifyArgs& args);  // verify_chain and verify_packed
 void verify_tree(const VerifyTreeArgs& args);
+void gather_kv(const GatherKVArgs& args);
 
 }  // namespace specdec::cpu

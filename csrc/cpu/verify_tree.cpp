@@ -45,7 +45,8 @@ class TreeSequence : SequenceRows {
   }
 
  private:
-  // Of a link that is none of this tree: -1, so that whatever is given nothing is read out of bounds or for ever.
+  // Of a link that is none of this tree: -1, so that whatever is given nothing is read out of bounds, and no node is
+  // reached twice.
   int32_t link(const int64_t* links, int32_t node) const {
     const int64_t to = links[link_ + node];
     return to >= 0 && to < tree_.num_nodes ? int32_t(to) : kNone;
@@ -57,11 +58,11 @@ class TreeSequence : SequenceRows {
   int32_t first_child(int32_t node) const {
     if (is_eos(node)) return kNone;
     const int32_t to = link(tree_.first_child, node);
-    return to > node ? to : kNone;
+    return to > node && parent(to) == node ? to : kNone;
   }
   int32_t next_sibling(int32_t node) const {
     const int32_t to = link(tree_.next_sibling, node);
-    return to > node ? to : kNone;
+    return to > node && parent(to) == parent(node) ? to : kNone;
   }
 
   int64_t token(int32_t node) const { return id_at(tree_.node_tokens, b_ * tree_.num_nodes + node); }

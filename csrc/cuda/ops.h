@@ -21,6 +21,7 @@ cudaError_t noise_keys(const NoiseKeysArgs& args, const Launch& launch);
 cudaError_t sample(const SampleArgs& args, const Launch& launch);
 cudaError_t verify(const VerifyArgs& args, const Launch& launch);  // verify_chain and verify_packed
 cudaError_t verify_tree(const VerifyTreeArgs& args, const Launch& launch);
+cudaError_t gather_kv(const GatherKVArgs& args, const Launch& launch);
 
 // Under the names that csrc/bind_ops.h knows them by.
 struct Kernels {
@@ -31,6 +32,7 @@ struct Kernels {
   static constexpr auto kSample = sample;
   static constexpr auto kVerify = verify;
   static constexpr auto kVerifyTree = verify_tree;
+  static constexpr auto kGatherKV = gather_kv;
 };
 
 }  // namespace specdec::cuda

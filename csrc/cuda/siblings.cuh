@@ -4,8 +4,6 @@
 
 namespace specdec::cuda {
 
-constexpr int kMostNodes = 1024;  // as specdec_kernels.tree.MAX_NODES
-
 // The children that were tried at the nodes of the path in hand: each node's stand behind its parent's.
 struct Removed {
   int32_t id[kMostNodes];

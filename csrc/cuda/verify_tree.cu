@@ -8,7 +8,7 @@ namespace specdec::cuda {
 namespace {
 
 constexpr int32_t kRoot = 0, kNone = -1;
-constexpr int kMostLevels = 65;  // as specdec_kernels.tree.MAX_DEPTH, and the root's
+constexpr int kMostLevels = kMostDepth + 1;
 
 // Numbers that a sequence's rows leave behind: two tables and two rows of sums.
 int64_t numbers_of(const VerifyArgs& args) {
@@ -98,7 +98,8 @@ class TreeWalk {
  private:
   __device__ int tiles() const { return (args_.target.vocab + kTile - 1) / kTile; }
 
-  // Of a link that is none of this tree: -1, so that whatever is given nothing is read out of bounds or for ever.
+  // Of a link that is none of this tree: -1, so that whatever is given nothing is read out of bounds, and no node is
+  // reached twice.
   __device__ int32_t link(const int64_t* links, int32_t node) const {
     const int64_t to = links[node];
     return to >= 0 && to < tree_.num_nodes ? int32_t(to) : kNone;
@@ -109,11 +110,11 @@ class TreeWalk {
   }
   __device__ int32_t first_child(int32_t node) const {
     const int32_t to = is_eos_node(node) ? kNone : link(first_child_, node);
-    return to > node ? to : kNone;
+    return to > node && parent(to) == node ? to : kNone;
   }
   __device__ int32_t next_sibling(int32_t node) const {
     const int32_t to = link(next_sibling_, node);
-    return to > node ? to : kNone;
+    return to > node && parent(to) == parent(node) ? to : kNone;
   }
   __device__ int64_t token(int32_t node) const { return id_at(tree_.node_tokens, b_ * tree_.num_nodes + node); }
   __device__ bool usable(int32_t node) const { return token(node) >= 0 && token(node) < args_.target.vocab; }

@@ -11,6 +11,7 @@ import torch
 
 import specdec_kernels as sk
 from specdec_kernels.backends import _announced as announced
+from specdec_kernels.backends import _triton_serves as triton_serves
 from specdec_kernels.backends import announce, native, redirected
 from specdec_kernels.ops import _common
 
@@ -31,6 +32,8 @@ def volta(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(native._symbols, "CUDA", library)  # type: ignore[misc]
     real = native.why_missing
     monkeypatch.setattr(native, "why_missing", lambda op, key: None if key == "CUDA" else real(op, key))
+    for op in list(triton_serves):  # filled where there is no library
+        monkeypatch.delitem(triton_serves, op)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 0))

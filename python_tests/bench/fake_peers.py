@@ -187,11 +187,37 @@ def verify_tree_greedy(
     predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor, candidates: Tensor, retrive_index: Tensor,
     retrive_next_token: Tensor, retrive_next_sibling: Tensor, target_predict: Tensor,
 ) -> None:  # fmt: skip
-    assert retrive_next_token[0].tolist() == [*range(1, candidates.shape[1]), -1]
-    assert retrive_next_sibling.unique().tolist() == [-1]
-    accepted = eager.prefix(candidates[:, 1:] == target_predict[:, :-1])
-    tokens, _ = eager.assemble(candidates[:, 1:], accepted, eager.pick(target_predict, accepted))
-    _walk(predicts, accept_index, accept_token_num, retrive_index, tokens, accepted)
+    links = (candidates, retrive_index, retrive_next_token, retrive_next_sibling)
+    assert all(t.dtype == torch.int64 and t.is_contiguous() and t.shape == candidates.shape for t in links)
+    assert predicts.dtype == accept_index.dtype == accept_token_num.dtype == torch.int32
+    accept_index.fill_(-1)
+    for b, wanted in enumerate(target_predict.tolist()):
+        node, count = 0, 0
+        while True:
+            accept_index[b, count] = retrive_index[b, node]
+            predicts[retrive_index[b, node]] = wanted[node]
+            child = int(retrive_next_token[b, node])
+            while child >= 0 and int(candidates[b, child]) != wanted[node]:
+                child = int(retrive_next_sibling[b, child])
+            if child < 0:
+                break
+            node, count = child, count + 1
+        accept_token_num[b] = count
+
+
+def tree_speculative_sampling_target_only(
+    predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor, candidates: Tensor, retrive_index: Tensor,
+    retrive_next_token: Tensor, retrive_next_sibling: Tensor, uniform_samples: Tensor,
+    uniform_samples_for_final_sampling: Tensor, target_probs: Tensor, draft_probs: Tensor,
+    threshold_single: float = 1.0, threshold_acc: float = 1.0, deterministic: bool = True,
+) -> None:  # fmt: skip
+    """A token drawn after each node is what its coin among the children comes to."""
+    assert uniform_samples.shape == candidates.shape and threshold_single == threshold_acc == 1
+    assert uniform_samples_for_final_sampling.shape == candidates.shape[:1]
+    assert target_probs.dtype == draft_probs.dtype == torch.float32 and target_probs.shape == draft_probs.shape
+    drawn = eager.one_of(target_probs.flatten(0, 1)).view(candidates.shape)
+    links = (candidates, retrive_index, retrive_next_token, retrive_next_sibling)
+    verify_tree_greedy(predicts, accept_index, accept_token_num, *links, target_predict=drawn)
 
 
 def top_k_renorm_prob(probs: Tensor, top_k: Tensor) -> Tensor:
@@ -205,4 +231,6 @@ def top_p_renorm_prob(probs: Tensor, top_p: Tensor) -> Tensor:
 
 
 SGLANG = module("sglang.kernels.ops.speculative.reject_sampling", chain_speculative_sampling_triton)
-SGL_KERNEL = module("sgl_kernel", verify_tree_greedy, top_k_renorm_prob, top_p_renorm_prob)
+SGL_KERNEL = module(
+    "sgl_kernel", verify_tree_greedy, tree_speculative_sampling_target_only, top_k_renorm_prob, top_p_renorm_prob
+)

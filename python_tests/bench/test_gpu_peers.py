@@ -20,6 +20,7 @@ from bench.gpu import drafts, grid, measure
 from bench.inputs import Case
 from bench.providers import PROVIDERS, _gpu_peer, eager, flashinfer, own, sglang, vllm
 from bench.providers.eager import law
+from bench.registry import REGISTRY
 from python_tests.bench import fake_peers
 
 PEERS = ("flashinfer", "vllm V1", "vllm V2", "sglang")
@@ -73,6 +74,23 @@ def test_adapters_do_the_whole_work(case: Case) -> None:
             tokens, accepted = wanted(step)
             emitted = torch.arange(case.num_draft + 1) <= accepted[:, None]
             assert torch.equal(output[0][emitted].long(), tokens[emitted])
+
+
+@pytest.mark.parametrize("name", ["sample", "greedy", "T=1"])
+def test_sglang_walks_trees(name: str) -> None:
+    (case,) = [c for c in REGISTRY["verify_tree"].cases([16], [400]) if c.name == name]
+    step, call = inputs.tree(case, torch.Generator().manual_seed(1)), sglang.verify_tree(case)
+    if call is None:
+        assert name == "T=1"  # siblings drawn from a draft's law: not in its kernels
+        return
+    tokens, accepted = call(step)
+    assert torch.equal((tokens >= 0).sum(-1), accepted + 1) and accepted.max() > 1
+    if case.greedy:
+        wanted = own.builders("reference")["verify_tree"](case)
+        assert wanted is not None and torch.equal(wanted(step)[0], tokens.long())
+    else:
+        off = tokens[:, 0].long().bincount(minlength=16) - (P := law(step.target_logits[:, 0], case.params)).sum(0)
+        assert (off.abs() <= 5 * (P * (1 - P)).sum(0).sqrt()).all()
 
 
 def test_peers_refuse_target_laws() -> None:

@@ -272,7 +272,7 @@ def test_exercise_reaches_every_op_and_sees_a_difference(capsys: pytest.CaptureF
     assert exercise.main("--backend cpu --device cpu --most-shapes 1".split()) == 0
     names = [name for name, _ in exercise.calls((1, 1, 33), torch.float32, "cpu", "cpu")]
     words = {"row_stats", "uniform_samples", "noise_keys", "sample", "token", "block", "match", "one-hot", "packed"}
-    assert words | {"greedy"} <= {name.split()[0] for name in names}
+    assert words | {"greedy", "tree"} <= {name.split()[0] for name in names}
 
 
 def test_exercise_fails_where_results_differ(monkeypatch: pytest.MonkeyPatch) -> None:

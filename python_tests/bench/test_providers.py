@@ -41,7 +41,32 @@ def test_every_case_has_this_package_and_a_peer(op: str) -> None:
     for case in cases(op):
         offered = build(case, FAST)
         assert "reference" in offered
-        assert any(name.startswith("eager") for name in offered)
+        # Block verification of a tree is nobody else's.
+        assert any(name.startswith("eager") for name in offered) or case.acceptance == "traversal"
+
+
+@pytest.mark.parametrize("case", cases("verify_tree"), ids=lambda case: case.name)
+def test_trees_emit_a_path_and_one_token_in_the_targets_law(case: Case) -> None:
+    """Every provider: the first token of many steps, over their roots' laws (typical acceptance has another)."""
+    case = replace(case, vocab=7, batch=3000)
+    step = REGISTRY["verify_tree"].make(case, torch.Generator().manual_seed(1))
+    torch.manual_seed(3)
+    P = law(step.target_logits[:, 0], case.params).double()
+    if case.greedy:
+        P = torch.nn.functional.one_hot(step.target_logits[:, 0].argmax(-1), 7).double()
+    for name, call in build(case, FAST).items():
+        tokens, accepted = call(step)
+        assert tokens.shape == (3000, step.tree.max_depth + 1) and 0.3 < accepted.float().mean() < 3, name
+        assert torch.equal((tokens >= 0).sum(-1), accepted + 1), name
+        node = torch.zeros(3000, dtype=torch.int64)
+        for d in range(step.tree.max_depth):  # down the tree along the accepted tokens
+            is_it = (step.tree.parents == node[:, None]) & (step.node_tokens == tokens[:, d, None])
+            inside = d < accepted
+            assert is_it[inside].any(-1).all(), name
+            node = torch.where(inside, is_it.int().argmax(-1), node)
+        if case.acceptance != "typical":
+            off = tokens[:, 0].bincount(minlength=7) - P.sum(0)
+            assert (off.abs() <= 5 * (P * (1 - P)).sum(0).sqrt()).all(), name
 
 
 @pytest.mark.parametrize("op", ["verify_chain", "verify_packed"])
@@ -146,3 +171,22 @@ def test_eager_statistics_are_row_stats(params: sk.SamplingParams) -> None:
     wanted = stats.max, stats.argmax, stats.cutoff, stats.log_normalizer, stats.raw_log_normalizer, stats.raw_entropy
     for got, expected in zip(eager, wanted, strict=True):
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_every_provider_moves_the_same_rows(batch: int) -> None:
+    case = next(c for c in REGISTRY["gather_kv_"].cases([VOCAB], [batch]) if c.batch == batch)
+    step = a_set(case)
+    marked = [tuple(torch.rand(t.shape).to(t.dtype) for t in layer) for layer in step.cache]
+    after = {}
+    for name, call in build(case, FAST).items():
+        mine = replace(step, cache=[tuple(t.clone() for t in layer) for layer in marked])
+        call(mine)
+        after[name] = mine.cache
+    assert {"reference", "eager"} <= set(after)
+    moved = sum(int((a != b).any(-1).sum()) for a, b in zip(after["eager"][0], marked[0], strict=True))
+    row = step.cache[0][0][0, 0, 0].nbytes
+    assert moved * row * len(marked) == REGISTRY["gather_kv_"].bytes_read(case, step, None)
+    for name, cache in after.items():
+        for layer, expected in zip(cache, after["eager"], strict=True):
+            assert torch.equal(layer[0], expected[0]) and torch.equal(layer[1], expected[1]), name

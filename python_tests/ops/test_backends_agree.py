@@ -8,9 +8,11 @@ and the other ops on some of the same rows.
 from __future__ import annotations
 
 import importlib
+import itertools
 import random
 from collections import Counter
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -88,8 +90,34 @@ def make(example: dict[str, Any], cases: int) -> chains.Arguments:
     return arguments
 
 
-def compare_sample(backend: Backend, e: dict[str, Any], arguments: chains.Arguments, counts: Counter[str]) -> None:
-    """`sample` on the target rows, by uniforms or by keys: the reference's ids, or a predicted exception."""
+class Example:
+    """The `number`-th example, and what the reference says of it: computed once, as every backend gets the same."""
+
+    drawn: ClassVar[list[dict[str, Any]]] = []
+    endless: ClassVar[Iterator[dict[str, Any]]] = examples(seed=7)
+    known: ClassVar[dict[Any, Any]] = {}  # by function, number and size of the batch
+
+    def __init__(self, number: int, cases: int) -> None:
+        while len(self.drawn) <= number:
+            self.drawn.append(next(self.endless))
+        self.e = self.drawn[number]
+        self.key = number, batch_of(self.e, cases)
+        self.arguments = make(self.e, cases)
+
+    def expected(self, say: Callable[[dict[str, Any], chains.Arguments], Any]) -> Any:
+        key = say, *self.key
+        if key not in self.known:
+            self.known[key] = say(self.e, self.arguments)
+        return self.known[key]
+
+
+def expected_chain(e: dict[str, Any], arguments: chains.Arguments) -> tuple[sk.VerifyOutput, Tensor]:
+    """The output of `verify_chain`, and which sequences are excepted."""
+    return sk.verify_chain(**arguments, backend="reference"), borderline(arguments)
+
+
+def expected_sample(e: dict[str, Any], arguments: chains.Arguments) -> tuple[dict[str, Tensor], sk.Draw, Tensor]:
+    """Uniforms or keys for `sample` on the target rows, its output, and which draws are excepted."""
     x, params, rng = arguments["target_logits"], arguments["params"], torch.Generator().manual_seed(e["seed"] + 1)
     given: dict[str, Any] = {}
     if e["seed"] % 2:
@@ -101,6 +129,13 @@ def compare_sample(backend: Backend, e: dict[str, Any], arguments: chains.Argume
     excepted = (low[0] != high[0])[..., 0] | (low[2][..., 1] != high[2][..., 1])
     if "noise_keys" in given:
         excepted |= close_scores({"target_logits": x, "params": params, **given})[:, None]
+    return given, expected, excepted
+
+
+def compare_sample(backend: Backend, one: Example, counts: Counter[str]) -> None:
+    """`sample` on the target rows, by uniforms or by keys: the reference's ids, or a predicted exception."""
+    e, x, params = one.e, one.arguments["target_logits"], one.arguments["params"]
+    given, expected, excepted = one.expected(expected_sample)
     draw = backend.sample(
         *backend(strided(x) if e["turned"] else x, params), **{k: backend(v) for k, v in given.items()}
     )
@@ -121,21 +156,31 @@ def sample_in_float64(x: Tensor, params: sk.SamplingParams, given: dict[str, Ten
     return out
 
 
-def compare_rows(backend: Backend, e: dict[str, Any], arguments: chains.Arguments) -> None:
-    """`row_stats` and `warp_probs` of a few rows: numbers within float error, cut-offs but for predicted exceptions."""
+def few_rows(arguments: chains.Arguments) -> tuple[Tensor, sk.SamplingParams]:
     few = chains.select({k: arguments[k] for k in ("target_logits", "params")}, slice(0, 4))
-    x, params = few["target_logits"], few["params"]
-    expected = sk.row_stats(x, params, backend="reference")
+    return few["target_logits"], few["params"]
+
+
+def expected_rows(e: dict[str, Any], arguments: chains.Arguments) -> tuple[sk.RowStats, Tensor, Tensor]:
+    """Of a few rows `row_stats`, whether a cut-off lies near a border, and `warp_probs`."""
+    x, params = few_rows(arguments)
+    low, high = (reference_stats(x.double(), False, *moved(params, by))[0][..., 1] for by in (-ERROR, ERROR))
+    probs = sk.warp_probs(x, params, backend="reference")
+    return sk.row_stats(x, params, backend="reference"), low != high, probs
+
+
+def compare_rows(backend: Backend, one: Example) -> None:
+    """`row_stats` and `warp_probs` of a few rows: numbers within float error, cut-offs but for predicted exceptions."""
+    x, params = few_rows(one.arguments)
+    expected, near, expected_probs = one.expected(expected_rows)
     stats = backend.row_stats(*backend(x, params))
     assert torch.equal(stats.argmax.cpu(), expected.argmax) and torch.equal(stats.status.cpu(), expected.status)
-    low, high = (reference_stats(x.double(), False, *moved(params, by))[0][..., 1] for by in (-ERROR, ERROR))
-    near = low != high
     got, want = stats.values.cpu(), expected.values
-    assert torch.equal(got[..., 1][~near], want[..., 1][~near]), f"{backend}: cut-off differs: {e}"
+    assert torch.equal(got[..., 1][~near], want[..., 1][~near]), f"{backend}: cut-off differs: {one.e}"
     agree = got[..., 1] == want[..., 1]
     np.testing.assert_allclose(got[agree], want[agree], rtol=3e-5, atol=3e-5)
     probs = backend.warp_probs(*backend(x, params)).cpu()[agree]
-    np.testing.assert_allclose(probs, sk.warp_probs(x, params, backend="reference")[agree], rtol=3e-5, atol=1e-7)
+    np.testing.assert_allclose(probs, expected_probs[agree], rtol=3e-5, atol=1e-7)
 
 
 def compare_noise(backend: Backend, seed: int) -> None:
@@ -155,15 +200,14 @@ def test_every_backend_agrees_with_the_reference(backend: Backend, pytestconfig:
     wanted = backend.cases(pytestconfig.getoption("cases"))
     counts: Counter[str] = Counter()
     counted.pop(str(backend), None)
-    for number, e in enumerate(examples(seed=7)):
-        arguments = make(e, wanted)
-        expected = sk.verify_chain(**arguments, backend="reference")
-        compare_chains(backend, e, arguments, expected, borderline(arguments))
-        compare_rows(backend, e, arguments)
+    for number in itertools.count():
+        one = Example(number, wanted)
+        compare_chains(backend, one.e, one.arguments, *one.expected(expected_chain))
+        compare_rows(backend, one)
         if counts["cases"] < wanted:
-            compare_sample(backend, e, arguments, counts)
+            compare_sample(backend, one, counts)
         if number % 8 == 0:
-            compare_noise(backend, e["seed"])
+            compare_noise(backend, one.e["seed"])
         if min(counts["cases"], counted[str(backend)]["cases"]) >= wanted:
             break
     for op, c in (("verify_chain", counted.pop(str(backend))), ("sample", counts)):

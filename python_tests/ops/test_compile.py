@@ -11,7 +11,7 @@ import torch
 
 import specdec_kernels as sk
 from python_tests import emulated
-from python_tests.ops import chains
+from python_tests.ops import chains, trees
 from python_tests.ops.inputs import logits, same_bits
 from python_tests.support import Backend
 from specdec_kernels import laws
@@ -58,6 +58,14 @@ def flattened(arguments: chains.Arguments) -> chains.Arguments:
     return chains.packed(arguments, torch.arange(len(arguments["draft_tokens"])) % 4)
 
 
+def tree(acceptance: str, kind: str = "full", **more: Any) -> trees.Arguments:
+    return {
+        **trees.make(3, 5, 7, 40, acceptance=acceptance, kind=kind, params=per_row(5), draft_params=SCALARS, **more),
+        "eos_token_ids": torch.tensor([3]),
+    }
+
+
+PATHS = {"accepted_nodes": torch.tensor([[2, 3, 5], [1, 4, -1]]), "context_lengths": torch.tensor([4, 0])}
 CALLS: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
     "row_stats": lambda: (sk.row_stats, {"logits": logits(rng(), 4, 3, 50), "params": per_row(4)}),
     "row_stats-1d": lambda: (sk.row_stats, {"logits": logits(rng(), 50, dtype=torch.bfloat16)}),
@@ -84,6 +92,24 @@ CALLS: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
     "verify_packed-block": lambda: (sk.verify_packed, flattened(chain("block", "stats", return_acceptance=True))),
     "verify_packed-cascade": lambda: (
         sk.verify_packed, flattened(chain("block", "stats", law=laws.TokenV1(0.3, bonus="cascade"))),
+    ),
+    "verify_tree-sample": lambda: (sk.verify_tree, tree("sample", "none", per_sequence=False)),
+    "verify_tree-greedy": lambda: (sk.verify_tree, tree("greedy", "none")),
+    "verify_tree-match": lambda: (sk.verify_tree, tree("match", "none")),
+    "verify_tree-typical": lambda: (sk.verify_tree, tree("typical", "none")),
+    "verify_tree-recursive": lambda: (sk.verify_tree, tree("recursive", "reduced")),
+    "verify_tree-traversal": lambda: (sk.verify_tree, tree("traversal", "stats", per_sequence=False)),
+    "verify_tree-traversal-probs": lambda: (sk.verify_tree, tree("traversal", "probs")),
+    "verify_tree-opt": lambda: (sk.verify_tree, tree("sample", law=laws.Opt(0.4, bonus="cascade"))),
+    "gather_kv_": lambda: (sk.gather_kv_, {"cache": [(torch.rand(2, 3, 12, 8), torch.rand(2, 3, 12, 6))], **PATHS}),
+    "gather_kv_-bloom": lambda: (
+        sk.gather_kv_,
+        {"cache": [torch.rand(6, 8, 12), torch.rand(6, 12, 8)], "layout": ("(bh)ds", "(bh)sd"), **PATHS},
+    ),
+    "gather_kv_-paged": lambda: (
+        sk.gather_kv_,
+        {"cache": [torch.rand(7, 2, 4, 3, 8)], "layout": "n2shd", **PATHS,
+         "block_table": torch.tensor([[3, 0, 5], [1, 6, 2]], dtype=torch.int32)},
     ),
 }  # fmt: skip
 
@@ -112,9 +138,12 @@ def test_opcheck(name: str, route: Backend, monkeypatch: pytest.MonkeyPatch) -> 
     assert set(torch.library.opcheck(*reaching(name, route, monkeypatch)).values()) == {"SUCCESS"}
 
 
-def test_direct_calls_never_read_rows_that_are_not_there(route: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["verify_chain-opt", "verify_tree-opt"])
+def test_direct_calls_never_read_rows_that_are_not_there(
+    name: str, route: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A cascade looks at the draft's logits; validation, which would say so in better words, is not in the op."""
-    op, given = reaching("verify_chain-opt", route, monkeypatch)
+    op, given = reaching(name, route, monkeypatch)
     names = [argument.name for argument in op._schema.arguments]
     without = [
         None if name in ("draft_logits", "target_to_draft") else v for name, v in zip(names, given, strict=False)
@@ -161,7 +190,10 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     if isinstance(value, sk.Draw):
         return [value.token, value.log_prob, value.stats.values]
     if isinstance(value, sk.VerifyOutput):
-        return [value.tokens, value.num_accepted, value.num_tokens, value.status]
+        nodes = [] if value.accepted_nodes is None else [value.accepted_nodes]
+        return [value.tokens, value.num_accepted, value.num_tokens, value.status, *nodes]
     if isinstance(value, sk.RowStats):
         return [value.values, value.argmax, value.status]
+    if isinstance(value, sk.GatherOutput):
+        return [*value]
     return [value]

@@ -1,9 +1,9 @@
-"""`verify_tree`: its contract, and every backend against the reference."""
+"""`verify_tree`: its contract on every backend; test_trees_agree.py compares random steps."""
 
 from __future__ import annotations
 
+import importlib
 import math
-import random
 from typing import Any
 
 import pytest
@@ -11,67 +11,14 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.ops import chains, trees
-from python_tests.ops.inputs import DTYPES, same_bits
+from python_tests.ops.inputs import DTYPES, refuses, same_bits, strided, tensors
+from python_tests.ops.trees import run
 from python_tests.support import Backend
+from specdec_kernels.backends import implementation
+from specdec_kernels.ops.verify_tree import ACCEPTANCES
 
 OP = "verify_tree"
-NEED_DRAFT = ("recursive", "traversal")
-
-
-def run(backend: Backend, arguments: trees.Arguments, **more: Any) -> sk.VerifyOutput:
-    out: sk.VerifyOutput = backend.verify_tree(**chains.on(backend, {**arguments, **more}))
-    return out
-
-
-def example(seed: int) -> trees.Arguments:
-    choose = random.Random(seed)
-    acceptance = choose.choice([*trees.ACCEPTANCES, *NEED_DRAFT])
-
-    def parameters() -> sk.SamplingParams:
-        return sk.SamplingParams(
-            choose.choice([1.0, 0.7, 1.3, 0.0]), choose.choice([0, 0, 2, 7]), choose.choice([1.0, 0.9, 0.5]),
-            choose.choice([0.0, 0.0, 0.05]),
-        )  # fmt: skip
-
-    kind = choose.choice(["full", "reduced", "probs", "stats", *([] if acceptance in NEED_DRAFT else ["none"])])
-    law = None
-    if acceptance == "sample" and kind in ("full", "stats") and choose.random() < 0.7:
-        law = choose.choice(trees.LAWS)
-    made = trees.make(
-        seed, choose.choice([1, 3, 8]), choose.choice([1, 2, 3, 5, 8, 13]), choose.choice([2, 5, 17, 60, 1023, 1025]),
-        acceptance=acceptance, kind=kind, dtype=choose.choice(DTYPES), params=parameters(), draft_params=parameters(),
-        spread=choose.choice([0.1, 1.0, 3.0]), law=law, per_sequence=choose.random() < 0.7,
-        spoil_tokens=choose.choice([0.0, 0.05]),
-    )  # fmt: skip
-    if choose.random() < 0.4:
-        made["eos_token_ids"] = torch.tensor([0, 3])
-    if choose.random() < 0.2:
-        made["node_tokens"][0, 0] = -1
-    if choose.random() < 0.1 and "uniform_samples" in made:
-        made["uniform_samples"][-1, 0] = choose.choice([math.nan, 1.0, -0.5])
-    if choose.random() < 0.2 and kind not in ("stats", "probs"):
-        rng = torch.Generator().manual_seed(seed)
-        for name in ("target_logits", "draft_logits"):
-            if name in made:
-                where = torch.rand(made[name].shape, generator=rng)
-                made[name] = made[name].masked_fill(where < 0.01, math.nan).masked_fill(where > 0.995, math.inf)
-                made[name][torch.rand(made[name].shape[:2], generator=rng) < 0.05] = -math.inf
-    return made
-
-
-def test_every_backend_agrees_with_the_reference(backend: Backend, pytestconfig: pytest.Config) -> None:
-    """Token by token, on random trees of every kind; a border within rounding is met by none of these."""
-    wanted, done = backend.cases(pytestconfig.getoption("cases")), 0
-    for seed in range(10**9):
-        arguments = example(seed)
-        expected = sk.verify_tree(**arguments, backend="reference")
-        same = run(backend, arguments)
-        for name in ("tokens", "num_accepted", "num_tokens", "status", "accepted_nodes"):
-            got, want = getattr(same, name).cpu(), getattr(expected, name)
-            assert torch.equal(got, want), f"{backend}: {name} differs, example {seed}: {got} instead of {want}"
-        done += len(expected.tokens)
-        if done >= wanted:
-            return
+OUTPUTS = ("tokens", "num_accepted", "num_tokens", "status", "accepted_nodes")
 
 
 @pytest.mark.parametrize("acceptance", trees.ACCEPTANCES)
@@ -80,7 +27,7 @@ def test_a_sequence_does_not_depend_on_its_batch(backend: Backend, acceptance: s
     whole = run(backend, arguments)
     for rows in ([0], [5, 2], list(range(6))[::-1]):
         part = run(backend, trees.select(arguments, rows))
-        for name in ("tokens", "num_accepted", "num_tokens", "status", "accepted_nodes"):
+        for name in OUTPUTS:
             assert torch.equal(getattr(part, name), getattr(whole, name)[rows])
 
 
@@ -132,23 +79,7 @@ def test_greedy_and_match_walk_along_plain_decoding(backend: Backend) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_typical_acceptance_is_its_definition(backend: Backend, temperature: float) -> None:
     """p and H at the sampling temperature and before truncation; the longest path, of equal ones the likeliest."""
-    params = sk.SamplingParams(temperature, top_k=3)
-    arguments = trees.make(13, backend.batch(30), 12, 20, acceptance="typical", params=params, kind="none")
-    out = run(backend, arguments, epsilon=0.2, delta=0.7)
-    p = (arguments["target_logits"].double() / temperature).softmax(-1)
-    entropy = -(p * p.log()).sum(-1)
-    threshold = torch.minimum(torch.tensor(0.2).double(), 0.7 * (-entropy).exp())
-    parents, tokens = arguments["tree"].parents, arguments["node_tokens"]
-    for b in range(len(p)):
-        paths = {0: (0, 0.0, 0)}  # node: (length, log-likelihood, −node)
-        for node in range(1, 12):
-            above, x = int(parents[b, node]), int(tokens[b, node])
-            if above in paths and float(p[b, above, x]) > float(threshold[b, above]):
-                length, likelihood, _ = paths[above]
-                paths[node] = (length + 1, likelihood + math.log(float(p[b, above, x])), -node)
-        best = max(paths, key=lambda node: paths[node])
-        got = int(out.accepted_nodes[b, int(out.num_accepted[b]) - 1]) if out.num_accepted[b] else 0
-        assert got == best
+    trees.check_typical(lambda **given: run(backend, given), temperature, backend.batch(30))
 
 
 def test_outputs_are_well_formed(backend: Backend) -> None:
@@ -166,17 +97,7 @@ def test_outputs_are_well_formed(backend: Backend) -> None:
 
 
 def test_flags(backend: Backend) -> None:
-    """A duplicate child cannot have been drawn: skipped and flagged; so is an id that is none. A −1 is neither."""
-    tree = sk.DraftTree.from_parents([-1, 0, 0])
-    target = torch.zeros(4, 3, 5)
-    arguments: dict[str, Any] = {
-        "target_logits": target, "tree": tree, "draft_logits": torch.zeros(4, 3, 5), "acceptance": "recursive",
-        "node_tokens": torch.tensor([[0, 2, 2], [0, 2, 7], [0, 2, -1], [0, 2, 3]]),
-        "uniform_samples": torch.full((4, 3), 0.999),
-    }  # fmt: skip
-    target[:, 0, 2] = -torch.inf
-    flags = run(backend, arguments).status.tolist()
-    assert flags == [int(sk.Status.BAD_TOKEN), int(sk.Status.BAD_TOKEN), 0, 0]
+    trees.check_flags(lambda **given: run(backend, given))
 
 
 def test_pruned_trees_and_status(backend: Backend) -> None:
@@ -187,33 +108,237 @@ def test_pruned_trees_and_status(backend: Backend) -> None:
     assert out.status.tolist() == [int(sk.Status.BAD_TREE), 0]
 
 
+@pytest.mark.parametrize("acceptance", trees.ACCEPTANCES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_strides_do_not_matter(backend: Backend, dtype: torch.dtype, acceptance: str) -> None:
+    arguments = chains.on(backend, trees.make(31, 4, 7, 1100, acceptance=acceptance, dtype=dtype))
+    turned = dict(arguments)
+    for name in ("target_logits", "draft_logits"):
+        turned[name] = strided(turned[name])
+    for name in ("node_tokens", "uniform_samples", "noise_keys"):
+        if name in turned:
+            turned[name] = turned[name].t().contiguous().t()
+    dense = backend.verify_tree(**arguments)
+    same_bits(dense, backend.verify_tree(**turned))
+    turned["target_logits"] = arguments["target_logits"].transpose(0, 1).contiguous().transpose(0, 1)
+    turned["node_tokens"] = arguments["node_tokens"].int()
+    same_bits(dense, backend.verify_tree(**turned))
+
+
+@pytest.mark.parametrize("acceptance", trees.ACCEPTANCES)
+def test_inputs_are_untouched(backend: Backend, acceptance: str) -> None:
+    arguments = chains.on(backend, trees.make(37, 4, 7, 60, acceptance=acceptance, spoil_tokens=0.2))
+    arguments["target_logits"][1, 0, 2] = math.nan
+    links = [arguments["tree"].parents, arguments["tree"].first_child, arguments["tree"].next_sibling]
+    before = [t.clone() for t in tensors(arguments) + links]
+    backend.verify_tree(**arguments)
+    same_bits(before, tensors(arguments) + links)
+
+
+@pytest.mark.parametrize("acceptance", trees.NEED_DRAFT)
+def test_draft_stats_are_used_as_given(backend: Backend, acceptance: str) -> None:
+    params = sk.SamplingParams(1.2, top_k=40)
+    arguments = trees.make(41, backend.batch(32), 8, 90, acceptance=acceptance, kind="stats", draft_params=params)
+    arguments["draft_stats"] = backend.row_stats(*backend(arguments["draft_logits"], params))
+    kept = run(backend, arguments)
+    same_bits(kept, run(backend, {k: v for k, v in arguments.items() if k != "draft_stats"}))
+    values = arguments["draft_stats"].values.clone()
+    values[..., 3] *= 1e6  # as if Q were tiny: whatever is tried is accepted
+    doctored = sk.RowStats(values, arguments["draft_stats"].argmax, arguments["draft_stats"].status)
+    out = run(backend, {**arguments, "draft_stats": doctored})
+    first = backend(arguments["tree"]).first_child[:, 0]
+    assert torch.equal(out.accepted_nodes[:, 0], first) and not torch.equal(kept.accepted_nodes[:, 0], first)
+
+
+@pytest.mark.parametrize("acceptance", trees.ACCEPTANCES)
+def test_rows_that_the_rule_does_not_get_to_are_not_read(backend: Backend, acceptance: str) -> None:
+    """Rows full of NaN set no flag and change nothing: below the accepted node where a walk goes down, at leaves that
+    another path beats.
+    """
+    arguments = trees.make(43, backend.batch(24), 9, 200, acceptance=acceptance, spread=3.0)
+    clean = run(backend, arguments)
+    depth, parents = arguments["tree"].depth, arguments["tree"].parents
+    last = torch.zeros(len(depth), dtype=torch.int64)
+    for b, n in enumerate(clean.num_accepted.tolist()):
+        last[b] = clean.accepted_nodes[b, n - 1] if n else 0
+    if acceptance in ("traversal", "typical"):  # they look at inner nodes all over the tree
+        inner = torch.zeros_like(depth, dtype=torch.bool).scatter(1, parents.clamp_min(0), True)
+        unread = ~inner & (torch.arange(9) != last[:, None])
+    else:
+        unread = depth > depth.gather(1, last[:, None])
+    assert unread.any()
+    for name in ("target_logits", "draft_logits"):
+        arguments[name] = arguments[name].masked_fill(unread[..., None], math.nan)
+    same_bits(run(backend, arguments), clean)
+
+
+def test_bad_parameters_are_flagged(backend: Backend) -> None:
+    arguments = trees.make(47, 4, 5, 50, acceptance="recursive")
+    clean = run(backend, arguments)
+    bad = {"params": sk.SamplingParams(torch.tensor([1.0, -1.0, math.nan, math.inf]))}
+    out = run(backend, {**arguments, **bad})
+    assert out.status.tolist() == [0] + 3 * [int(sk.Status.BAD_PARAM)]
+    same_bits(out.tokens, clean.tokens)
+
+
+# --- calls of the dispatcher, which nothing has validated -------------------------------------------------------------
+
+
+def direct(backend: Backend, acceptance: str, links: list[torch.Tensor], tokens: torch.Tensor, max_depth: int,
+           towards_20: float = 0.0) -> Any:  # fmt: skip
+    """`verify_tree` as the dispatcher has it, on a tree of any links; the target's logit of id 20 is raised."""
+    batch, num_nodes = tokens.shape
+    rng = torch.Generator().manual_seed(53)
+    target, draft = (torch.randn(batch, num_nodes, 21, generator=rng) for _ in range(2))
+    coins = None if acceptance in ("greedy", "match") else torch.rand(batch, num_nodes, generator=rng)
+    target[..., 20] += towards_20
+    keys = torch.arange(batch * num_nodes).view(batch, num_nodes) if acceptance == "match" else None
+    params = [1.0, 0, 1.0, 0.0, False, None, None, None, None]
+    op = implementation(OP, torch.ops.specdec.verify_tree.default, backend.name, torch.device(backend.device))
+    return op(
+        *backend(target, tokens, *links, torch.zeros(links[0].shape[:-1], dtype=torch.int32)), max_depth,
+        backend(draft), None, None, None, None, None if coins is None else backend(coins),
+        None if keys is None else backend(keys), None, None, ACCEPTANCES[acceptance], 0.09, 0.3,
+        0, False, 0.0, 1.0, False, *params, *params,
+    )  # fmt: skip
+
+
+def check_whole(out: tuple[torch.Tensor, ...], num_nodes: int, max_depth: int) -> None:
+    """Ids and counts are in their ranges, whatever was given."""
+    tokens, accepted, emitted, _, nodes = (t.cpu() for t in out)
+    assert ((tokens >= -1) & (tokens < 21)).all() and ((nodes >= -1) & (nodes < num_nodes)).all()
+    assert ((accepted >= 0) & (accepted <= max_depth)).all()
+    assert ((emitted == accepted) | (emitted == accepted + 1)).all()
+    assert torch.equal((nodes >= 0).sum(-1).int(), accepted) and torch.equal((tokens >= 0).sum(-1).int(), emitted)
+
+
+@pytest.mark.parametrize("acceptance", trees.ACCEPTANCES)
+def test_any_links_and_tokens_do_no_harm(backend: Backend, acceptance: str) -> None:
+    """Out of range, cyclic or contradictory: nothing is read or written out of bounds, or read for ever."""
+    choices = torch.tensor([-(2**63), -(2**32), -2, -1, *range(8), 8, 9, 2**31, 2**32 + 1, 2**63 - 1])
+    rng = torch.Generator().manual_seed(59)
+    links = [choices[torch.randint(0, len(choices), (40, 8), generator=rng)] for _ in range(4)]
+    good = sk.DraftTree.from_parents([-1, 0, 0, 1, 1, 3, 3, 5])
+    right = (good.parents, good.first_child, good.next_sibling, torch.tensor([0, 3, 5, 3, 7, 1, 20, 2]))
+    for some, those in zip(links, right, strict=True):
+        some[20:] = torch.where(torch.rand(20, 8, generator=rng) < 0.2, some[20:], those)  # most are as they should be
+    *links, tokens = links
+    tokens[:, 0] = 0
+    rows = backend.batch(40)
+    check_whole(direct(backend, acceptance, [link[-rows:] for link in links], tokens[-rows:], 7), 8, 7)
+
+
+@pytest.mark.parametrize("acceptance", trees.ACCEPTANCES)
+def test_a_tree_deeper_than_it_says_is_cut(backend: Backend, acceptance: str) -> None:
+    chain = sk.DraftTree.from_parents([-1, *range(11)])
+    links = [chain.parents, chain.first_child, chain.next_sibling]
+    check_whole(direct(backend, acceptance, links, torch.zeros(3, 12, dtype=torch.int64), 2), 12, 2)
+
+
+@pytest.mark.parametrize("acceptance", trees.ACCEPTANCES)
+def test_links_to_the_same_nodes_from_everywhere_take_no_time(backend: Backend, acceptance: str) -> None:
+    """Every link is to the next node: followed blindly, 2^64 ways down, none of which is accepted."""
+    following = torch.arange(1, 65)
+    links = [torch.arange(-1, 63), following, following]
+    check_whole(direct(backend, acceptance, links, torch.arange(64).expand(1, 64) % 20, 63, 40.0), 64, 63)
+
+
+def test_a_tree_too_large_for_the_kernels_is_refused(backend: Backend) -> None:
+    if backend.name == "reference":
+        pytest.skip("it has no limit")
+    for nodes, depth in ((1025, 1), (3, 65), (3, -1)):
+        links = [torch.tensor([-1] + [0] * (nodes - 1)), *torch.full((2, nodes), -1)]
+        with pytest.raises(RuntimeError, match="1 to 1024 nodes and is at most 64 deep"):
+            direct(backend, "greedy", links, torch.zeros(1, nodes, dtype=torch.int64), depth)
+
+
+@pytest.mark.parametrize("acceptance", trees.ACCEPTANCES)
+def test_the_reference_asks_the_device_for_nothing(acceptance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No host synchronisation: fake tensors have no values to look at."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    module = importlib.import_module("specdec_kernels.ops.verify_tree")
+    reference = importlib.import_module("specdec_kernels.backends.reference.verify_tree").verify_tree
+    monkeypatch.setattr(module, "dispatch", lambda *of: reference)
+    monkeypatch.setattr(module, "raise_for_status", lambda *of: None)
+    made = trees.make(61, 3, 6, 40, acceptance=acceptance, kind="stats")
+    expected = sk.verify_tree(**made)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        given = {k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in made.items()}
+        out = sk.verify_tree(**given)
+    for name in OUTPUTS:
+        got, want = getattr(out, name), getattr(expected, name)
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("acceptance", trees.ACCEPTANCES)
+def test_a_captured_call_does_what_the_call_does(backend: Backend, acceptance: str) -> None:
+    """In a CUDA graph, replayed on other inputs; the capture also shows that nothing waits for the device."""
+    if backend.device != "cuda":
+        pytest.skip("no CUDA tensors")
+    first, second = (chains.on(backend, trees.make(s, 8, 9, 700, acceptance=acceptance)) for s in (67, 71))
+    second["tree"] = first["tree"]
+    expected = backend.verify_tree(**second)
+    backend.verify_tree(**first)  # compiles, and finds its scratch
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = backend.verify_tree(**first)
+    for name, value in second.items():
+        if isinstance(value, torch.Tensor):
+            first[name].copy_(value)
+    graph.replay()
+    same_bits([getattr(out, n) for n in OUTPUTS], [getattr(expected, n) for n in OUTPUTS])
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
 GOOD = trees.make(23, 4, 5, 30, acceptance="recursive")
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "words"),
+    ("change", "error", "message"),
     [
-        ({"tree": [-1, 0]}, TypeError, "tree must be a DraftTree"),
-        ({"tree": sk.DraftTree.from_parents([-1, 0])}, ValueError, "tree must be of num_nodes=5"),
-        ({"node_tokens": torch.zeros(4, 4).long()}, ValueError, r"node_tokens must be \[batch=4, num_nodes=5\]"),
-        ({"node_tokens": torch.zeros(4, 5)}, TypeError, "node_tokens must be int64 or int32"),
-        ({"target_logits": torch.zeros(4, 30)}, ValueError, r"must be \[batch, num_nodes, vocab\]"),
-        ({"acceptance": "block"}, ValueError, "acceptance must be one of sample, greedy"),
-        ({"draft_logits": None, "draft_params": None}, ValueError, "needs draft_logits or draft_probs"),
-        ({"draft_logits": torch.zeros(4, 4, 30)}, ValueError, r"must be \[batch=4, num_nodes=5, vocab=30\]"),
-        ({"uniform_samples": None}, ValueError, "needs uniform_samples"),
-        ({"noise_keys": torch.zeros(4, 5, dtype=torch.int64)}, ValueError, "takes uniform_samples, got noise_keys"),
-        ({"target_law": sk.laws.Chow(0.1)}, ValueError, "cascade with acceptance='sample'"),
-        ({"target_law": sk.laws.Lossy(0.1), "acceptance": "sample"}, ValueError, "cascade with acceptance='sample'"),
-        ({"eos_token_ids": torch.zeros(1, 1, dtype=torch.int64)}, ValueError, "eos_token_ids must be"),
+        ({"tree": [-1, 0]}, TypeError, "tree must be a DraftTree, got list"),
+        ({"tree": sk.DraftTree.from_parents([-1, 0])}, ValueError,
+         "tree must be of num_nodes=5, one or batch=4 of them, got [2]"),
+        ({"tree": sk.DraftTree.from_parents([[-1, 0, 0, 0, 0]] * 3)}, ValueError,
+         "tree must be of num_nodes=5, one or batch=4 of them, got [3, 5]"),
+        ({"tree": GOOD["tree"].to("meta")}, ValueError, "tree must be on cpu, got meta"),
+        ({"node_tokens": torch.zeros(4, 4).long()}, ValueError,
+         "node_tokens must be [batch=4, num_nodes=5], got [4, 4]"),
+        ({"node_tokens": torch.zeros(4, 5)}, TypeError, "node_tokens must be int64 or int32, got float32"),
+        ({"target_logits": torch.zeros(4, 30)}, ValueError,
+         "target_logits must be [batch, num_nodes, vocab], got [4, 30]"),
+        ({"target_logits": torch.zeros(4, 5, 30).double()}, TypeError, "target_logits must be"),
+        ({"acceptance": "block"}, ValueError,
+         "acceptance must be one of sample, greedy, match, typical, recursive, traversal, got 'block'"),
+        ({"draft_logits": None, "draft_params": None}, ValueError,
+         "acceptance='recursive' needs draft_logits or draft_probs, got neither"),
+        ({"draft_logits": torch.zeros(4, 4, 30)}, ValueError,
+         "draft_logits must be [batch=4, num_nodes=5, vocab=30], got [4, 4, 30]"),
+        ({"uniform_samples": None}, ValueError,
+         "acceptance='recursive' needs uniform_samples unless params.temperature is 0, got None"),
+        ({"uniform_samples": torch.zeros(4, 6)}, ValueError,
+         "uniform_samples must be [batch=4, num_nodes=5], got [4, 6]"),
+        ({"noise_keys": torch.zeros(4, 5, dtype=torch.int64)}, ValueError,
+         "acceptance='recursive' takes uniform_samples, got noise_keys"),
+        ({"acceptance": "match"}, ValueError, "acceptance='match' takes noise_keys, got uniform_samples"),
+        ({"target_law": sk.laws.Chow(0.1)}, ValueError,
+         "target_law must be None or a cascade with acceptance='sample'"),
+        ({"target_law": sk.laws.Lossy(0.1), "acceptance": "sample"}, ValueError,
+         "target_law must be None or a cascade with acceptance='sample', got Lossy"),
+        ({"epsilon": -0.1}, ValueError, "epsilon must be a number >= 0, got -0.1"),
+        ({"delta": math.nan}, ValueError, "delta must be a number >= 0, got nan"),
+        ({"eos_token_ids": torch.zeros(1, 1, dtype=torch.int64)}, ValueError,
+         "eos_token_ids must be [num_eos], got [1, 1]"),
+        ({"backend": "none"}, ValueError, "backend must be one of"),
     ],
 )  # fmt: skip
-def test_errors_name_the_argument(change: dict[str, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        sk.verify_tree(**{**GOOD, **change})
+def test_refuses(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    refuses(sk.verify_tree, GOOD, change, error, f"verify_tree: {message}")
 
 
-def test_same_bits_again(backend: Backend) -> None:
-    arguments = trees.make(29, backend.batch(8), 7, 1500, acceptance="traversal", dtype=torch.bfloat16)
-    first, again = run(backend, arguments), run(backend, arguments)
-    same_bits(list(first[:4]) + [first.accepted_nodes], list(again[:4]) + [again.accepted_nodes])
+def test_the_good_arguments_of_the_refusals_are_good(backend: Backend) -> None:
+    assert (run(backend, GOOD).status == 0).all()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import specdec_kernels as sk
+from python_tests.ops import chains
 from python_tests.ops.inputs import logits, uniforms
 from specdec_kernels import laws as laws_of
 from specdec_kernels.laws import TargetLaw
+from specdec_kernels.testing import Verify
 
 ACCEPTANCES = ("sample", "greedy", "match", "typical", "recursive", "traversal")
+NEED_DRAFT = ("recursive", "traversal")
 LAWS: tuple[TargetLaw, ...] = (
     laws_of.Chow(0.5, bonus="cascade"), laws_of.Diff(0.1), laws_of.Opt(0.3, bonus="cascade"), laws_of.TokenV1(0.2),
     laws_of.TokenV2(0.2, bonus="cascade"), laws_of.TokenV3(0.6), laws_of.BiLD(1.2, bonus="cascade"),
@@ -82,16 +85,52 @@ def make(
     return made
 
 
-def select(arguments: Arguments, rows: Any) -> Arguments:
-    """The arguments of some sequences alone, in the order of `rows` (a list)."""
-    out: Arguments = {}
-    for name, value in arguments.items():
-        if isinstance(value, Tensor) and name != "eos_token_ids":
-            out[name] = value[rows]
-        elif isinstance(value, sk.RowStats):
-            out[name] = sk.RowStats(value.values[rows], value.argmax[rows], value.status[rows])
-        elif isinstance(value, sk.DraftTree) and value.is_batched:
-            out[name] = sk.DraftTree.from_parents(value.parents[rows], value.max_depth)
-        else:
-            out[name] = value
+def run(backend: Any, arguments: Arguments, **more: Any) -> sk.VerifyOutput:
+    """`verify_tree` on the backend's device."""
+    out: sk.VerifyOutput = backend.verify_tree(**chains.on(backend, {**arguments, **more}))
     return out
+
+
+def select(arguments: Arguments, rows: list[int]) -> Arguments:
+    """The arguments of some sequences alone, in the order of `rows`."""
+    out, tree = chains.select(arguments, rows), arguments["tree"]
+    if tree.is_batched:
+        out["tree"] = sk.DraftTree.from_parents(tree.parents[rows], tree.max_depth)
+    return out
+
+
+def check_typical(verify: Verify, temperature: float, batch: int) -> None:
+    """Typical acceptance is its definition: p and H at the sampling temperature and before truncation; the longest
+    path, of equal ones the likeliest.
+    """
+    params = sk.SamplingParams(temperature, top_k=3)
+    arguments = make(13, batch, 12, 20, acceptance="typical", params=params, kind="none")
+    out = verify(**arguments, epsilon=0.2, delta=0.7)
+    p = (arguments["target_logits"].double() / temperature).softmax(-1)
+    entropy = -(p * p.log()).sum(-1)
+    threshold = torch.minimum(torch.tensor(0.2).double(), 0.7 * (-entropy).exp())
+    parents, tokens = arguments["tree"].parents, arguments["node_tokens"]
+    for b in range(len(p)):
+        paths = {0: (0, 0.0, 0)}  # node: (length, log-likelihood, −node)
+        for node in range(1, 12):
+            above, x = int(parents[b, node]), int(tokens[b, node])
+            if above in paths and float(p[b, above, x]) > float(threshold[b, above]):
+                length, likelihood, _ = paths[above]
+                paths[node] = (length + 1, likelihood + math.log(float(p[b, above, x])), -node)
+        best = max(paths, key=lambda node: paths[node])
+        got = int(out.accepted_nodes[b, int(out.num_accepted[b]) - 1]) if out.num_accepted[b] else 0
+        assert got == best
+
+
+def check_flags(verify: Verify) -> None:
+    """A duplicate child cannot have been drawn: skipped and flagged; so is an id that is none. A −1 is neither."""
+    tree = sk.DraftTree.from_parents([-1, 0, 0])
+    target = torch.zeros(4, 3, 5)
+    arguments: dict[str, Any] = {
+        "target_logits": target, "tree": tree, "draft_logits": torch.zeros(4, 3, 5), "acceptance": "recursive",
+        "node_tokens": torch.tensor([[0, 2, 2], [0, 2, 7], [0, 2, -1], [0, 2, 3]]),
+        "uniform_samples": torch.full((4, 3), 0.999),
+    }  # fmt: skip
+    target[:, 0, 2] = -torch.inf
+    flags = verify(**arguments).status.tolist()
+    assert flags == [int(sk.Status.BAD_TOKEN), int(sk.Status.BAD_TOKEN), 0, 0]

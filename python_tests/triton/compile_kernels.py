@@ -9,12 +9,12 @@ in a process without TRITON_INTERPRET.
 
 from __future__ import annotations
 
+import io
 import json
 import re
-import subprocess
 import sys
-import tempfile
 import time
+from contextlib import redirect_stdout
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,21 +23,23 @@ from typing import Any
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.jit import JITFunction
 
 import specdec_kernels as sk
 from specdec_kernels import laws
 from specdec_kernels.backends.triton import (
+    gather_kv_,
     noise_keys,
     row_stats,
     sample,
     uniform_samples,
     verify_chain,
     verify_packed,
+    verify_tree,
     warp_probs,
 )  # fmt: skip
 from specdec_kernels.ops.verify_chain import shared_arguments
+from specdec_kernels.ops.verify_tree import ACCEPTANCES
 
 torch.set_num_threads(1)
 PLAIN = sk.SamplingParams()
@@ -59,10 +61,18 @@ def calls(vocab: int, everything: bool) -> None:
     for steps in (None, seeds) if everything else (seeds,):
         uniform_samples.uniform_samples(seeds, steps, 0, n, 1)
         noise_keys.noise_keys(seeds, keys, steps, 0, 1)
+    gather(torch.bfloat16, ("bhsd", "bhsd"), 64, False)
+    if everything:
+        for dtype in (torch.float8_e4m3fn, torch.float32):
+            gather(dtype, ("bhds", "bhsd"), 4, False)
+            gather(dtype, ("nshd", "nshd"), 4, True)
     x, ids = torch.zeros(batch, n, vocab, dtype=torch.bfloat16), torch.arange(vocab)
     sample.sample(x, None, keys, 4, None, *each(batch)._flat)
     for law in (None, laws.TokenV1(0.1)):
         verify(x, "block", "logits", True, law)
+        walk_tree(x, "sample", "logits", law)
+    for acceptance in ("typical", "recursive"):
+        walk_tree(x, acceptance, "logits")
     if not everything:
         return
     for params in (PLAIN, CUT, GREEDY):
@@ -76,7 +86,12 @@ def calls(vocab: int, everything: bool) -> None:
         verify(x, acceptance, kind, kind != "stats")
     for acceptance in ("token", "match", "greedy"):
         verify(x, acceptance, "one_hot", False)
+    for acceptance in ("sample", "greedy", "match", "traversal"):
+        walk_tree(x, acceptance, "logits")
+    for acceptance, kind in product(("recursive", "traversal"), ("probs", "stats", "mapped")):
+        walk_tree(x, acceptance, kind)
     for law in (laws.Opt(0.3, bonus="cascade"), laws.TokenV1(0.1)):
+        walk_tree(x, "sample", "mapped", law)
         verify(x, "token", "stats", True, law)
         verify(x, "block", "mapped", False, law)
     for law in (laws.TokenV3(0.7), laws.BiLD(1.0), laws.Lossy(0.3, beta="exact")):
@@ -86,6 +101,18 @@ def calls(vocab: int, everything: bool) -> None:
         x = x.to(dtype)
         row_stats.row_stats(x, False, *CUT._flat)
         verify(x, "token", "logits", False)
+        for acceptance in ("sample", "typical", "recursive", "traversal"):
+            walk_tree(x, acceptance, "logits")
+    verify(x.float(), "block", "mapped", False)
+
+
+def gather(dtype: torch.dtype, layouts: tuple[str, str], layers: int, paged: bool) -> None:
+    """Move the paths of two sequences in a cache of 2 heads, 64 rows and 128 elements."""
+    sizes = {"b": 2, "n": 9, "h": 2, "s": 64, "d": 128}
+    tensors = [torch.zeros([sizes[k] for k in layout], dtype=dtype) for _ in range(layers) for layout in layouts]
+    kinds = [[max(0, " hsd".find(k)) for k in layout] for layout in layouts]
+    nodes = torch.tensor([[2, 4, 5], [1, 3, -1]])
+    gather_kv_.gather_kv_(tensors, *kinds, nodes, nodes[:, 0].int(), nodes.int() if paged else None)
 
 
 def verify(x: torch.Tensor, acceptance: str, kind: str, packed: bool, law: laws.TargetLaw | None = None) -> None:
@@ -122,6 +149,21 @@ def verify(x: torch.Tensor, acceptance: str, kind: str, packed: bool, law: laws.
         verify_chain.verify_chain(target, tokens, *shared)
 
 
+def walk_tree(x: torch.Tensor, acceptance: str, kind: str, law: laws.TargetLaw | None = None) -> None:
+    """A verify step of trees on target logits `x` ``[batch, num_nodes, vocab]``."""
+    batch, num_nodes, vocab = x.shape
+    tree = sk.DraftTree.from_parents([[-1, *(node // 2 for node in range(num_nodes - 1))]] * batch)
+    coins, flags = torch.zeros(batch, num_nodes), torch.zeros(batch, num_nodes, dtype=torch.int32)
+    stats = (torch.zeros(batch, num_nodes, 6), flags.long(), flags) if kind == "stats" else (None,) * 3
+    verify_tree.verify_tree(
+        x, flags.long(), tree.parents, tree.first_child, tree.next_sibling, tree.status, tree.max_depth,
+        None if kind == "probs" else x, x.float() if kind == "probs" else None, *stats,
+        None if acceptance in ("greedy", "match") else coins, coins.long() if acceptance == "match" else None,
+        torch.arange(vocab) if kind == "mapped" else None, torch.zeros(2, dtype=torch.int64), ACCEPTANCES[acceptance],
+        0.09, 0.3, *(laws.LOSSLESS if law is None else law.flat()), *PLAIN._flat, *PLAIN._flat,
+    )  # fmt: skip
+
+
 class Compiled:
     """Compiles what is launched, once each."""
 
@@ -139,6 +181,7 @@ class Compiled:
             get_current_stream=lambda device: 0,
         )
         triton.runtime.driver.set_active(driver)
+        triton.knobs.nvidia.dump_ptxas_log = True
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -147,37 +190,32 @@ class Compiled:
     @property
     def compile(self) -> Any:
         def run(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **constants: Any) -> None:
-            began = time.perf_counter()
-            compiled = self.launch(kernel, *args, grid=grid, warmup=True, **constants)
+            began, report = time.perf_counter(), io.StringIO()
+            with redirect_stdout(report):
+                compiled = self.launch(kernel, *args, grid=grid, warmup=True, **constants)
             if compiled.hash in self.found:
                 return
             name = f"{Path(kernel.fn.__code__.co_filename).stem}.{kernel.fn.__name__}"
             self.variants[name] = self.variants.get(name, 0) + 1
             took = {"kernel": name, "capability": compiled.metadata.target.arch, "variant": self.variants[name]}
-            self.found[compiled.hash] = {**took, **resources(compiled), "seconds": time.perf_counter() - began}
+            took |= resources(compiled.metadata, report.getvalue())
+            self.found[compiled.hash] = {**took, "seconds": time.perf_counter() - began}
 
         return run
 
 
-def resources(compiled: Any) -> dict[str, int]:
-    """Registers, shared memory and spills of a compiled kernel, as ptxas reports them."""
-    ptx = compiled.asm["ptx"]
-    gpu = re.search(r"\.target\s+(\w+)", ptx)
-    assert gpu is not None
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "kernel.ptx")
-        source.write_text(ptx)
-        command = [get_ptxas(compiled.metadata.target.arch).path, "-v", f"--gpu-name={gpu[1]}"]
-        done = subprocess.run([*command, source, "-o", f"{folder}/out"], capture_output=True, text=True, check=True)
+def resources(metadata: Any, report: str) -> dict[str, int]:
+    """Registers, shared memory and spills of a compiled kernel, as ptxas said them when Triton called it."""
 
     def number(pattern: str) -> int:
-        match = re.search(pattern, done.stderr + done.stdout)
-        return int(match[1]) if match else 0
+        match = re.search(pattern, report)
+        assert match, f"ptxas reports otherwise: {report}"
+        return int(match[1])
 
     return {
-        "warps": compiled.metadata.num_warps,
+        "warps": metadata.num_warps,
         "registers": number(r"Used (\d+) registers"),
-        "shared": compiled.metadata.shared,
+        "shared": metadata.shared,
         "stack": number(r"(\d+) bytes stack frame"),
         "spill_stores": number(r"(\d+) bytes spill stores"),
         "spill_loads": number(r"(\d+) bytes spill loads"),

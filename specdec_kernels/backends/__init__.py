@@ -26,6 +26,7 @@ OPS = (
     "verify_chain",
     "verify_packed",
     "verify_tree",
+    "gather_kv_",
 )
 
 

@@ -163,6 +163,9 @@ def verify_tree(
     rule = ACCEPTANCES.get(acceptance)
     if rule is None:
         raise ValueError(f"{op}: acceptance must be one of {', '.join(ACCEPTANCES)}, got {acceptance!r}")
+    for name, value in (("epsilon", epsilon), ("delta", delta)):
+        if not value >= 0:
+            raise ValueError(f"{op}: {name} must be a number >= 0, got {value!r}")
     flat_law = LOSSLESS
     if target_law is not None:
         if acceptance != "sample" or isinstance(target_law, Lossy):
@@ -179,12 +182,12 @@ def verify_tree(
     )  # fmt: skip
     draft = draft_arguments(op, device, vocab, shape, names, draft_logits, draft_probs, draft_stats, draft_token_map)
     given, other = ("noise_keys", "uniform_samples") if acceptance == "match" else ("uniform_samples", "noise_keys")
-    values = {"noise_keys": (noise_keys, torch.int64), "uniform_samples": (uniform_samples, torch.float32)}
-    if values[other][0] is not None:
+    noise, unused = (noise_keys, uniform_samples) if acceptance == "match" else (uniform_samples, noise_keys)
+    if unused is not None:
         raise ValueError(f"{op}: acceptance={acceptance!r} takes {given}, got {other}")
-    if values[given][0] is not None:
-        check_tensor(op, given, values[given][0], (values[given][1],), device)
-        check_shape(op, given, values[given][0], names, shape)
+    if noise is not None:
+        check_tensor(op, given, noise, (torch.int64 if acceptance == "match" else torch.float32,), device)
+        check_shape(op, given, noise, names, shape)
     elif acceptance != "greedy" and (params is None or not params.is_greedy or target_law is not None):
         raise ValueError(f"{op}: acceptance={acceptance!r} needs {given} unless params.temperature is 0, got None")
     if eos_token_ids is not None:

@@ -276,6 +276,216 @@ Case verify_case(Random& random, bool large) {
           }};
 }
 
+// The links of a batch's trees, some of them to any node or to none.
+struct Links {
+  std::vector<int64_t> parents, first_child, next_sibling;
+  int64_t max_depth = 0;
+};
+
+Links make_links(Random& random, int64_t trees, int64_t num_nodes, bool spoiled) {
+  Links links;
+  const int64_t all = trees * num_nodes;
+  links.parents.assign(all, -1);
+  links.first_child.assign(all, -1);
+  links.next_sibling.assign(all, -1);
+  for (int64_t t = 0; t < trees; ++t) {
+    const int64_t at = t * num_nodes;
+    std::vector<int64_t> depth(num_nodes), youngest(num_nodes, -1);
+    for (int64_t node = 1; node < num_nodes; ++node) {
+      const int64_t above = std::max<int64_t>(0, node - 1 - random.below(4));
+      links.parents[at + node] = above;
+      (youngest[above] < 0 ? links.first_child[at + above] : links.next_sibling[at + youngest[above]]) = node;
+      youngest[above] = node;
+      depth[node] = depth[above] + 1;
+      links.max_depth = std::max(links.max_depth, depth[node]);
+    }
+  }
+  if (!spoiled) return links;
+  links.max_depth = num_nodes - 1;
+  for (std::vector<int64_t>* of : {&links.parents, &links.first_child, &links.next_sibling}) {
+    for (int64_t& to : *of)
+      if (random.chance(0.2)) to = random.chance(0.5) ? random.below(num_nodes) : int64_t(random.bits());
+  }
+  return links;
+}
+
+Case tree_case(Random& random, bool large) {
+  auto step = std::make_shared<Step>();
+  const int64_t batch = 1 + random.below(3), num_nodes = random.pick({1, 2, 4, 7, 12}), rows = batch * num_nodes;
+  const int32_t vocab = make_vocab(random, large);
+  const auto acceptance = TreeAcceptance(random.below(6));
+  const bool needs_draft = acceptance == TreeAcceptance::kRecursive || acceptance == TreeAcceptance::kTraversal;
+  const int kind = needs_draft ? 1 + int(random.below(2)) : int(random.below(3));  // none, logits, probabilities
+  const bool spoiled = random.chance(0.2), per_sequence = random.chance(0.7);
+  auto links = std::make_shared<Links>(make_links(random, per_sequence ? batch : 1, num_nodes, spoiled));
+  const bool cut = links->max_depth > 1 && random.chance(0.1);  // deeper than it says: backends may then differ
+  if (cut) --links->max_depth;
+
+  VerifyArgs& args = step->args;
+  args.law = {LawKind::kLossless, false, 0.0f, 1.0f, false};
+  if (acceptance == TreeAcceptance::kSample && kind == 1 && random.chance(0.6)) {
+    args.law.kind = LawKind(int(LawKind::kChow) + random.below(kNumLaws - int(LawKind::kChow)));
+    args.law.alpha = 0.8f * random.uniform();
+    args.law.variant = random.chance(0.5);
+    args.law.cascade_bonus = random.chance(0.5);
+  }
+  const auto values = make_values(random, rows, vocab);
+  step->target = make_rows(random, values, batch, num_nodes, vocab, make_dtype(random));
+  args.target = step->target->rows;
+  std::vector<int64_t> same(rows);
+  std::iota(same.begin(), same.end(), 0);
+  make_draft(random, *step, values, rows, vocab, same, kind);
+  for (Rows* of : {&args.draft, &args.draft_probs}) of->stride_batch = num_nodes * of->stride_row;
+  if (args.law.kind == LawKind::kBiLD && !step->target_to_draft.empty()) args.law.variant = false;
+  // First children are what was drawn after their parents, their siblings any ids.
+  auto tokens = std::make_shared<std::vector<int32_t>>(rows, 0);
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t at = b * num_nodes, link = per_sequence ? at : 0;
+    if (random.chance(0.1)) (*tokens)[at] = -1;
+    for (int64_t node = 1; node < num_nodes; ++node) {
+      const int64_t above = links->parents[link + node];
+      const bool first = above >= 0 && above < num_nodes && links->first_child[link + above] == node;
+      (*tokens)[at + node] = first                 ? step->draft_tokens[at + above]
+                             : random.chance(0.05) ? random.pick({-1, vocab})
+                                                   : int32_t(random.below(vocab));
+    }
+  }
+  step->params = make_params(random, batch, vocab);
+  step->draft_params = make_params(random, batch, vocab);
+  if (acceptance == TreeAcceptance::kMatch)
+    step->keys = make_keys(random, rows);
+  else if (acceptance != TreeAcceptance::kGreedy)
+    step->uniforms = make_uniforms(random, rows);
+  if (random.chance(0.3)) step->eos = {random.below(vocab), vocab - 1};
+  step->with_stats = kind == 1 && random.chance(0.4);
+
+  args.batch = batch;
+  args.num_draft = num_nodes - 1;
+  args.uniform_samples = step->uniforms.empty() ? nullptr : step->uniforms.data();
+  args.noise_keys = step->keys.empty() ? nullptr : step->keys.data();
+  args.target_to_draft = step->target_to_draft.empty() ? nullptr : step->target_to_draft.data();
+  args.map_size = int64_t(step->target_to_draft.size());
+  args.eos_token_ids = step->eos.empty() ? nullptr : step->eos.data();
+  args.num_eos = int64_t(step->eos.size());
+  args.params = step->params->args;
+  args.draft_params = step->draft_params->args;
+
+  const std::string more = " acceptance=" + std::to_string(int(acceptance)) + " draft=" + std::to_string(kind) +
+                           " law=" + std::to_string(int(args.law.kind)) + (spoiled ? " spoiled" : "");
+  return {label("verify_tree", batch, num_nodes, vocab, more),
+          [=](const Backend& backend) -> Outputs {
+            StatsResult stats(rows);
+            Result<int64_t> out(batch * (links->max_depth + 1)), nodes(batch * links->max_depth);
+            Result<int32_t> accepted(batch), emitted(batch), status(batch);
+            const std::vector<int32_t> tree_status(batch, 0);
+            VerifyTreeArgs a{};
+            a.step = step->args;
+            if (step->with_stats) {
+              backend.row_stats({a.step.draft, batch, num_nodes, a.step.draft_params, false, stats.out()});
+              a.step.draft_values = stats.values.data();
+              a.step.draft_argmax = stats.argmax.data();
+              a.step.draft_status = stats.status.data();
+            }
+            a.step.tokens = out.data();
+            a.step.num_accepted = accepted.data();
+            a.step.num_tokens = emitted.data();
+            a.step.status = status.data();
+            a.node_tokens = {tokens->data(), false};
+            a.parents = links->parents.data();
+            a.first_child = links->first_child.data();
+            a.next_sibling = links->next_sibling.data();
+            a.tree_status = tree_status.data();
+            a.tree_per_sequence = per_sequence;
+            a.num_nodes = num_nodes;
+            a.max_depth = links->max_depth;
+            a.acceptance = acceptance;
+            a.epsilon = 0.09f;
+            a.delta = 0.3f;
+            a.accepted_nodes = nodes.data();
+            backend.verify_tree(a);
+            return {out.bytes() + nodes.bytes() + accepted.bytes() + emitted.bytes() + status.bytes()};
+          },
+          cut || at_border(step->uniforms)};
+}
+
+// A cache in which rows, heads and blocks lie apart or not, and paths with bad values among them.
+Case gather_case(Random& random) {
+  struct Cache {
+    GatherKVArgs args{};
+    std::vector<std::vector<unsigned char>> planes;
+    std::vector<int64_t> nodes, contexts;
+    std::vector<int32_t> table;
+  };
+  auto cache = std::make_shared<Cache>();
+  GatherKVArgs& args = cache->args;
+  const bool paged = random.chance(0.5);
+  args.batch = 1 + random.below(3);
+  args.max_depth = random.pick({0, 1, 4, 9, 40, 70});
+  args.max_blocks = paged ? 1 + random.below(3) : 1;
+  args.block_size = random.pick({1, 5, 16, 80});
+  args.num_blocks = args.batch * args.max_blocks;
+  args.num_planes = int32_t(1 + random.below(4));
+  for (int i = 0; i < args.num_planes; ++i) {
+    CacheShape& shape = args.shapes[i];
+    args.shape_of[i] = uint8_t(i);
+    shape.unit_bytes = random.pick({1, 2, 4, 8, 16});
+    shape.units = random.pick({1, 3, 8});
+    shape.heads = int32_t(1 + random.below(3));
+    // The dimensions in some order, with gaps of whole units.
+    int64_t stride = shape.unit_bytes;
+    std::vector<std::pair<int64_t*, int64_t>> dims = {{&shape.stride_unit, shape.units},
+                                                      {&shape.stride_head, shape.heads},
+                                                      {&shape.stride_row, args.block_size},
+                                                      {&shape.stride_block, args.num_blocks}};
+    if (random.chance(0.3)) std::swap(dims[0], dims[2]);
+    if (random.chance(0.5)) std::swap(dims[1], dims[2]);
+    int64_t bytes = shape.unit_bytes;
+    for (const auto& [to, size] : dims) {
+      *to = stride;
+      bytes += (size - 1) * stride;
+      stride *= size + random.pick({0, 0, 1});
+    }
+    cache->planes.emplace_back(size_t(bytes));
+    for (unsigned char& byte : cache->planes.back()) byte = static_cast<unsigned char>(random.bits());
+  }
+  if (paged) {
+    cache->table.resize(size_t(args.num_blocks));
+    std::iota(cache->table.begin(), cache->table.end(), 0);
+    for (size_t i = cache->table.size(); i > 1; --i)
+      std::swap(cache->table[i - 1], cache->table[random.below(int64_t(i))]);
+    if (random.chance(0.3)) cache->table[0] = random.pick({-1, int32_t(args.num_blocks)});
+    args.block_table = {cache->table.data(), false};
+  }
+  const int64_t capacity = args.max_blocks * args.block_size;
+  for (int64_t b = 0; b < args.batch; ++b) {
+    cache->contexts.push_back(random.chance(0.2) ? random.pick({int64_t(-1), capacity, capacity + 7})
+                                                 : random.below(capacity));
+    int64_t node = 0;
+    for (int64_t j = 0; j < args.max_depth; ++j) {
+      node += 1 + random.below(2);
+      cache->nodes.push_back(random.chance(0.03) ? random.pick({int64_t(-1), int64_t(0), node - 1, int64_t(1) << 62})
+                                                 : node);
+    }
+  }
+  args.accepted_nodes = {cache->nodes.data(), true};
+  args.context_lengths = {cache->contexts.data(), true};
+  return {label("gather_kv", args.batch, args.max_depth, int32_t(capacity), paged ? " paged" : ""),
+          [cache](const Backend& backend) -> Outputs {
+            GatherKVArgs args = cache->args;
+            std::vector<std::vector<unsigned char>> planes = cache->planes;
+            for (size_t i = 0; i < planes.size(); ++i) args.data[i] = planes[i].data();
+            Result<int64_t> lengths(args.batch);
+            Result<int32_t> status(args.batch);
+            args.lengths = lengths.data();
+            args.status = status.data();
+            backend.gather_kv(args);
+            std::string moved = lengths.bytes() + status.bytes();
+            for (const auto& plane : planes) moved.append(plane.begin(), plane.end());
+            moved.resize((moved.size() + 3) / 4 * 4);  // outputs are compared by words
+            return {moved};
+          }};
+}
+
 }  // namespace
 
 Case make_case(uint64_t seed, bool large) {
@@ -283,7 +493,9 @@ Case make_case(uint64_t seed, bool large) {
   const double kind = random.uniform();
   if (kind < 0.15) return row_case(random, large);
   if (kind < 0.25) return number_case(random);
-  if (kind < 0.45) return sample_case(random, large);
+  if (kind < 0.4) return sample_case(random, large);
+  if (kind < 0.5) return gather_case(random);
+  if (kind < 0.7) return tree_case(random, large);
   return verify_case(random, large);
 }
 

@@ -20,6 +20,8 @@ struct Backend {
   std::function<void(const NoiseKeysArgs&)> noise_keys;
   std::function<void(const SampleArgs&)> sample;
   std::function<void(const VerifyArgs&)> verify;
+  std::function<void(const VerifyTreeArgs&)> verify_tree;
+  std::function<void(const GatherKVArgs&)> gather_kv;
 };
 
 // The op's outputs, one string of bytes each; the first is what must agree between backends: tokens and counts.

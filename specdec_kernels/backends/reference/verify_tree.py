@@ -117,10 +117,10 @@ def verify_tree(
         out.status = any_flag(draft.status.expand(shape), out.read) if law else torch.zeros_like(status)
     elif acceptance == TYPICAL:
         out = typical(tree, target, target_logits, target_params, epsilon, delta)
-    elif acceptance == RECURSIVE:
-        out = recursive(tree, target, draft.probs, draft.status, uniforms)
     else:
-        out = traversal(tree, target, draft.probs, draft.status, uniforms)
+        assert draft.probs is not None
+        rule = recursive if acceptance == RECURSIVE else traversal
+        out = rule(tree, target, draft.probs, draft.status, uniforms)
 
     ended = at(tree.is_eos, out.node) & (out.node > 0)
     if acceptance in (TYPICAL, RECURSIVE, TRAVERSAL):
@@ -144,8 +144,16 @@ def make_tree(
     tokens: Tensor, parents: Tensor, first_child: Tensor, next_sibling: Tensor, eos_token_ids: Tensor | None,
     max_depth: int, vocab: int,
 ) -> tuple[Tree, Tensor]:  # fmt: skip
-    """The trees, and flags of tokens that are none."""
-    tokens = tokens.to(torch.int64)
+    """The trees, and flags of tokens that are none. A link that is none of the tree counts as −1."""
+    tokens, num_nodes = tokens.to(torch.int64), tokens.shape[1]
+    nodes = slots_upto(num_nodes, tokens)
+    parents = torch.where((parents >= 0) & (parents < nodes), parents, -1)
+
+    def to_child_of(above: Tensor, links: Tensor) -> Tensor:
+        inside = links.clamp(0, num_nodes - 1)
+        return torch.where((links == inside) & (links > nodes) & (parents.gather(1, inside) == above), links, -1)
+
+    first_child, next_sibling = to_child_of(nodes, first_child), to_child_of(parents, next_sibling)
     usable = (tokens >= 0) & (tokens < vocab) & (parents >= 0)
     bad = (parents >= 0) & ~usable & (tokens != PLACEHOLDER_TOKEN_ID)
     is_eos = torch.zeros_like(usable)
@@ -230,6 +238,26 @@ def remove(Q: Tensor, token: Tensor) -> Tensor:
     return torch.where(total > 0, Q / total, Q)
 
 
+def rejected(P: Tensor, Q: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """What a rejected child leaves of P ``[batch, vocab]``: norm((w P − Q)+), or P if that is empty; and the sum of it
+    before, ``[batch]``.
+    """
+    left = (w[:, None] * P - Q).clamp_min(0.0)
+    rest = tile_sum(left)
+    return torch.where(rest[:, None] > 0, left / rest[:, None].clamp_min(torch.finfo(P.dtype).tiny), P), rest
+
+
+def child_weight(w: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """What a child of a node of weight w is entered with: min(1, w p / q)."""
+    return torch.where(p > 0, w * p / q.clamp_min(torch.finfo(q.dtype).tiny), 0.0).clamp_max(1.0)
+
+
+def weight_left(w: Tensor, rest: Tensor) -> Tensor:
+    """What a node's weight becomes when a child is rejected: R / (R + 1 − w)."""
+    smaller = rest + 1 - w
+    return torch.where(smaller > 0, rest / smaller, 1.0)
+
+
 def recursive(tree: Tree, target: Law, draft: Tensor, draft_status: Tensor, uniforms: Tensor) -> Outcome:
     """Children drawn without replacement are tried in order: accept with min(1, P/Q), else P becomes norm((P − Q)+) and
     the child leaves Q.
@@ -252,11 +280,9 @@ def recursive(tree: Tree, target: Law, draft: Tensor, draft_status: Tensor, unif
         coins = coins | torch.zeros_like(coins).scatter(1, here[:, None], tried[:, None])
         accept = tried & (at(uniforms, here) * q < p)
         reject = tried & ~accept
-        left = (P - Q).clamp_min(0.0)
-        total = tile_sum(left)[:, None]
-        changed = reject[:, None] & (total > 0)
-        P = torch.where(changed, left / total.clamp_min(torch.finfo(P.dtype).tiny), P)
-        certain = certain & ~changed[:, 0]
+        new_P, rest = rejected(P, Q, torch.ones_like(p))
+        P = torch.where(reject[:, None], new_P, P)
+        certain = certain & ~(reject & (rest > 0))
         Q = torch.where(reject[:, None], remove(Q, token), Q)
         node = torch.where(accept, here, node)
         P = torch.where(accept[:, None], at(target.probs, here), P)
@@ -293,7 +319,7 @@ def traversal(tree: Tree, target: Law, draft: Tensor, draft_status: Tensor, unif
         skipped = skipped | torch.where(tried & (q <= 0), int(Status.BAD_TOKEN), 0)
         enter = tried & (q > 0)
         skip = walking & (child >= 0) & ~enter
-        weight = torch.where(p > 0, at(w, depth) * p / q.clamp_min(torch.finfo(q.dtype).tiny), 0.0).clamp_max(1.0)
+        weight = child_weight(at(w, depth), p, q)
         below = (depth + 1).clamp_max(levels - 1)
 
         # no child is left: the node in hand is accepted, or its parent takes its loss
@@ -304,14 +330,10 @@ def traversal(tree: Tree, target: Law, draft: Tensor, draft_status: Tensor, unif
         up = leave & ~accept
         above = (depth - 1).clamp_min(0)
         upper_P, upper_Q, upper_w = P[sequence, above], Q[sequence, above], at(w, above)
-        left = (upper_w[:, None] * upper_P - upper_Q).clamp_min(0.0)
-        rest = tile_sum(left)
-        smaller = rest + 1 - upper_w
-        new_P = torch.where(rest[:, None] > 0, left / rest[:, None].clamp_min(torch.finfo(P.dtype).tiny), upper_P)
-        new_w = torch.where(smaller > 0, rest / smaller, 1.0)
+        new_P, rest = rejected(upper_P, upper_Q, upper_w)
         P[sequence, above] = torch.where(up[:, None], new_P, upper_P)
         Q[sequence, above] = torch.where(up[:, None], remove(upper_Q, at(tree.tokens, current)), upper_Q)
-        w[sequence, above] = torch.where(up, new_w, upper_w)
+        w[sequence, above] = torch.where(up, weight_left(upper_w, rest), upper_w)
         certain[sequence, above] &= ~(up & (rest > 0))
 
         P[sequence, below] = torch.where(enter[:, None], at(target.probs, here), P[sequence, below])

@@ -6,7 +6,8 @@ vocabulary goes through the same loops. Kernels are compiled without fused multi
 is the same bits in each of them, and the residual of equal laws is exactly 0.
 
 ``row_stats`` takes two launches: ``scan`` (all tiles at once) and ``law`` (a program a row: combines its tiles, finds
-the cut-off). ``sample`` adds one that draws, ``verify_chain`` and ``verify_packed`` those in ``verify.py``.
+the cut-off). ``sample`` adds one that draws, ``verify_chain`` and ``verify_packed`` those in ``verify.py``, and
+``verify_tree`` those in ``tree.py`` and ``tree_walk.py`` or ``siblings.py``.
 
 This module imports no triton: it is optional.
 """

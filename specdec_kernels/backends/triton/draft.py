@@ -44,12 +44,12 @@ def laws_from_stats(
 
 @triton.jit(do_not_specialize=["n", "tiles"])
 def nan_flags(
-    probs, stride_batch, stride_row, vocab, n, tiles, blocks, status, TILES: tl.constexpr,
+    probs, stride_batch, stride_row, vocab, n, tiles, blocks, status, SKIP_LAST: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """A program a row of probabilities: flags a NaN."""
     row = tl.program_id(0).to(tl.int64)
     b = row // n
-    wanted, first_row = needed(b, row % n, blocks, True)
+    wanted, first_row = needed(b, row % n, blocks, SKIP_LAST)
     if wanted:
         start = probs + b * stride_batch + (first_row + row % n) * stride_row
         found = tl.zeros((), tl.int32)
@@ -98,8 +98,7 @@ class DraftLaws:
     target_to_draft: Tensor | None
     probs: bool
     bonus: int  # 1 where there are as many rows as of the target, because the bonus is a cascade's; else 0
-    values: Tensor | None = None  # [batch, n, 6] float32, with the raw fields; only if asked for
-    raw_argmax: Tensor | None = None  # [batch, n] int64, of the logits, which stats need not tell; only if asked for
+    values: Tensor | None = None  # [batch, n, 6] float32, with the raw fields; only if asked for and rows were read
 
     NONE: ClassVar[tuple[object, ...]] = (None, 0, 0, 0, None, None, None, None, 0, False, 0)
 
@@ -116,7 +115,7 @@ def draft_laws(
     given: tuple[Tensor | None, Tensor | None, Tensor | None], target_to_draft: Tensor | None,
     params: tuple[object, ...], *, bonus: int, raw: bool,
 ) -> DraftLaws:  # fmt: skip
-    """The laws of the draft's rows that the sequences' blocks need; `raw`: also what `DraftLaws` has of raw rows."""
+    """The laws of the draft's rows that the sequences' blocks need; `raw`: also `DraftLaws.values`."""
     data = probs if logits is None else logits
     assert data is not None
     rows = layout.rows(data, bonus)
@@ -124,17 +123,16 @@ def draft_laws(
     if logits is not None and values is None:
         found = find_laws(rows, params, values=raw, raw=raw, blocks=blocks, draft=not bonus)
         made = (found.laws, found.argmax, found.status)
-        return DraftLaws(rows, *made, target_to_draft, False, bonus, found.values, found.argmax)
+        return DraftLaws(rows, *made, target_to_draft, False, bonus, found.values)
     laws = torch.empty(rows.batch, rows.n, 4, dtype=torch.float32, device=data.device)
     out_argmax = torch.empty(rows.batch, rows.n, dtype=torch.int64, device=data.device)
     out_status = torch.empty(rows.batch, rows.n, dtype=torch.int32, device=data.device)
     grid = (rows.batch * rows.n,)
-    of_raw: tuple[Tensor | None, Tensor | None] = (None, None)
     if probs is not None:
         tiles = tiles_of(rows.vocab)
         run(
             nan_flags, grid, *rows.address, rows.vocab, rows.n, tiles, blocks, out_status,
-            TILES=tiles_a_program(rows.vocab, 4),
+            SKIP_LAST=not bonus, TILES=tiles_a_program(rows.vocab, 4),
         )  # fmt: skip
     else:
         assert values is not None and argmax is not None and status is not None
@@ -143,8 +141,4 @@ def draft_laws(
             rows.n, rows.vocab, blocks, params[0], params[5], laws, out_argmax, out_status, SKIP_LAST=not bonus,
             warps=1,
         )  # fmt: skip
-        if raw:
-            found = find_laws(rows, params, values=True, raw=True, greedy=True, blocks=blocks, draft=not bonus)
-            of_raw = (found.values, found.argmax)
-    made = (laws, out_argmax, out_status)
-    return DraftLaws(rows, *made, target_to_draft, probs is not None, bonus, *of_raw)
+    return DraftLaws(rows, laws, out_argmax, out_status, target_to_draft, probs is not None, bonus)

@@ -56,10 +56,11 @@ def temperature_of(b, temperature, temperatures, GREEDY: tl.constexpr):
 def scan(
     logits, stride_batch, stride_row, vocab, n, tiles, blocks, temperature, temperatures,
     tile_max, tile_argmax, tile_mass, tile_nan, tile_raw_mass, tile_raw_moment,
-    SKIP_LAST: tl.constexpr, GREEDY: tl.constexpr, TILES: tl.constexpr,
+    SKIP_LAST: tl.constexpr, GREEDY: tl.constexpr, TEMPERED: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """A program for TILES tiles of one row: of each its maximum, the lowest id there, whether it holds a NaN and
-    ``sum exp((x - tile maximum) / T)``; if asked for, the same at temperature 1 and its first moment.
+    ``sum exp((x - tile maximum) / T)``; if asked for, the same at temperature 1 (if TEMPERED at T) and its first
+    moment.
     """
     programs = (tiles + TILES - 1) // TILES
     row = (tl.program_id(0) // programs).to(tl.int64)
@@ -87,6 +88,8 @@ def scan(
             mass = tl.sum(exp_nonpositive(shifted * inverse_temperature), 1)
             tl.store(tile_mass + out, tl.where(finite, mass, 0.0), mask=inside)
         if tile_raw_mass is not None:
+            if TEMPERED:
+                shifted *= inverse_temperature
             raw = exp_nonpositive(shifted)
             moment = tl.sum(raw * tl.where(raw > 0.0, shifted, 0.0), 1)  # 0 log 0 = 0
             tl.store(tile_raw_mass + out, tl.where(finite, tl.sum(raw, 1), 0.0), mask=inside)
@@ -94,9 +97,12 @@ def scan(
 
 
 @triton.jit
-def store_raw(tile_max, tile_raw_mass, tile_raw_moment, tiles, maximum, values, TILES: tl.constexpr):
-    """Raw log-normaliser and entropy of a row from its tiles'."""
-    log_normalizer = maximum
+def store_raw(
+    tile_max, tile_raw_mass, tile_raw_moment, tiles, maximum, inverse_temperature, values, TEMPERED: tl.constexpr,
+    TILES: tl.constexpr,
+):  # fmt: skip
+    """Raw log-normaliser and entropy of a row from its tiles'; if TEMPERED normaliser and entropy at T."""
+    mass = tl.full((), 1.0, tl.float32)
     entropy = tl.zeros((), tl.float32)
     if tl.abs(maximum) < INFINITY:
         mass = tl.zeros((), tl.float32)
@@ -104,14 +110,15 @@ def store_raw(tile_max, tile_raw_mass, tile_raw_moment, tiles, maximum, values, 
         for first in range(0, tiles, TILES):
             t = first + tl.arange(0, TILES)
             shift = tl.load(tile_max + t, mask=t < tiles, other=-INFINITY) - maximum
+            if TEMPERED:
+                shift *= inverse_temperature
             share = exp_nonpositive(shift)
             tile_sum = tl.load(tile_raw_mass + t, mask=t < tiles, other=0.0) * share
             tile_first = tl.load(tile_raw_moment + t, mask=t < tiles, other=0.0) * share
             mass += tl.sum(tile_sum, 0)
             moment += tl.sum(tile_first + tl.where(share > 0.0, shift, 0.0) * tile_sum, 0)
-        log_normalizer = maximum + tl.log(mass)
         entropy = tl.log(mass) - tl.div_rn(moment, mass)
-    tl.store(values + 4, log_normalizer)
+    tl.store(values + 4, mass if TEMPERED else maximum + tl.log(mass))
     tl.store(values + 5, entropy)
 
 
@@ -162,7 +169,7 @@ def law(
     tile_max, tile_argmax, tile_mass, tile_nan, tile_raw_mass, tile_raw_moment, listed,
     laws, values, argmax, status,
     MIN_P_FIRST: tl.constexpr, CUT: tl.constexpr, SKIP_LAST: tl.constexpr, GREEDY: tl.constexpr,
-    TILES: tl.constexpr, ROW_TILES: tl.constexpr,
+    TEMPERED: tl.constexpr, TILES: tl.constexpr, ROW_TILES: tl.constexpr,
 ):  # fmt: skip
     """A program a row: its maximum, argmax, flags and normaliser from its tiles; where truncation asks for it the
     cut-off, by further passes over the row. `tile_mass` becomes the mass of what is kept of each tile, relative to the
@@ -237,7 +244,10 @@ def law(
                 tl.store(values + 5, -INFINITY)
             else:
                 at = row * tiles
-                store_raw(tile_max, tile_raw_mass + at, tile_raw_moment + at, tiles, maximum, values, ROW_TILES)
+                store_raw(
+                    tile_max, tile_raw_mass + at, tile_raw_moment + at, tiles, maximum, inverse_temperature, values,
+                    TEMPERED, ROW_TILES,
+                )  # fmt: skip
 
 
 @dataclass
@@ -268,14 +278,14 @@ class Laws:
     laws: Tensor  # [batch, n, 4] float32, see row.load_law
     argmax: Tensor  # [batch, n] int64
     status: Tensor  # [batch, n] int32
-    values: Tensor | None  # [batch, n, 6] float32, as RowStats has them
+    values: Tensor | None  # [batch, n, 6] float32, as RowStats has them; the last two see `tempered`
     tile_max: Tensor  # [batch, n, tiles] float32
     tile_mass: Tensor | None  # [batch, n, tiles] float32: mass of the kept ids; not written where argmax has all
 
 
 def find_laws(
-    rows: Rows, params: tuple[Any, ...], *, values: bool = False, raw: bool = False, greedy: bool = False,
-    blocks: Tensor | None = None, draft: bool = False,
+    rows: Rows, params: tuple[Any, ...], *, values: bool = False, raw: bool = False, tempered: bool = False,
+    greedy: bool = False, blocks: Tensor | None = None, draft: bool = False,
 ) -> Laws:  # fmt: skip
     """The law of every row, or with `blocks` (see verify.py) of those rows of a sequence that its block needs.
 
@@ -287,6 +297,8 @@ def find_laws(
         Flat sampling parameters.
     values, raw : bool
         Also return `Laws.values`, and with the raw fields.
+    tempered : bool
+        In the place of the raw fields: the normaliser, and the entropy in nats, at the temperature with nothing cut.
     greedy : bool
         Whatever the temperature.
     blocks, draft
@@ -317,7 +329,7 @@ def find_laws(
     listed = torch.empty(batch, n, CANDIDATES.value, dtype=torch.int32, device=device) if cut else None
     shape = (*rows.address, rows.vocab, n, tiles, blocks)
     partial = (tile_max, tile_argmax, tile_mass, tile_nan, tile_raw_mass, tile_raw_moment)
-    constants = {"SKIP_LAST": draft, "GREEDY": greedy}
+    constants = {"SKIP_LAST": draft, "GREEDY": greedy, "TEMPERED": tempered}
     a_program = tiles_a_program(rows.vocab, 4)
     run(
         scan, (batch * n * triton.cdiv(tiles, a_program),), *shape, temperature, temperatures, *partial,

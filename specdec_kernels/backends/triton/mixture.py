@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .arithmetic import INFINITY, LAST_ID
+from .arithmetic import INFINITY, LAST_ID, exp_nonpositive
 from .draft import DraftLaws, draft_ids_of, draft_probabilities
 from .launch import run, tiles_a_program, tiles_of
 from .law import Laws, Rows, needed
@@ -117,6 +117,33 @@ def load_raw(values, row):
 
 
 @triton.jit
+def raw_of_row(row, vocab, tiles, TILES: tl.constexpr):
+    """What `load_raw` gives, and the argmax, of a row of logits that `scan` has not read."""
+    maximum = tl.full((), -INFINITY, tl.float32)
+    argmax = tl.zeros((), tl.int32)
+    for first_tile in range(0, tiles, TILES):
+        ids = tile_ids(first_tile, TILES)
+        x = load_logits(row, ids, vocab)
+        top = tl.max(tl.max(x, 1), 0)
+        if top > maximum:
+            maximum = top
+            argmax = tl.min(tl.min(tl.where(x == top, ids, LAST_ID), 1), 0)
+    probability = tl.full((), 1.0, tl.float32)
+    entropy = tl.zeros((), tl.float32)
+    if tl.abs(maximum) < INFINITY:
+        mass = tl.zeros((), tl.float32)
+        moment = tl.zeros((), tl.float32)
+        for first_tile in range(0, tiles, TILES):
+            shifted = load_logits(row, tile_ids(first_tile, TILES), vocab) - maximum
+            raw = exp_nonpositive(shifted)
+            mass += tl.sum(tl.sum(raw, 1), 0)
+            moment += tl.sum(tl.sum(raw * tl.where(raw > 0.0, shifted, 0.0), 1), 0)  # 0 log 0 = 0
+        probability = tl.div_rn(probability, mass)
+        entropy = tl.log(mass) - tl.div_rn(moment, mass)
+    return maximum, probability, entropy, argmax
+
+
+@triton.jit
 def surprise(x, ids, maximum, probability, argmax):
     """-log of the raw probability of ids, whose logits are x."""
     certain = tl.where(ids == argmax, 0.0, INFINITY)
@@ -163,11 +190,11 @@ def exact_scale(
     return high
 
 
-@triton.jit(do_not_specialize=["tiles", "width"])
+@triton.jit(do_not_specialize=["tiles", "width", "draft_tiles"])
 def mixtures(
     target, target_stride_batch, target_stride_row, tiles, blocks, width, laws, argmax, status, values,
     draft, draft_stride_batch, draft_stride_row, draft_vocab, draft_laws, draft_argmax, draft_status, map_to, map_size,
-    PROBS: tl.constexpr, BONUS: tl.constexpr, draft_values, draft_raw_argmax, vocab, alpha, beta, mixture,
+    PROBS: tl.constexpr, BONUS: tl.constexpr, draft_values, draft_tiles, vocab, alpha, beta, mixture,
     LAW: tl.constexpr, VARIANT: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """A program a position that has a draft row: its ``mixture``, see `load_mixtures`. Some sum over all ids first."""
@@ -191,9 +218,12 @@ def mixtures(
                 )  # fmt: skip
         else:
             p_max, p_top, p_entropy = load_raw(values, row)
-            q_max, q_top, q_entropy = load_raw(draft_values, draft_row)
             p_best = tl.load(argmax + row).to(tl.int32)
-            q_best = tl.load(draft_raw_argmax + draft_row).to(tl.int32)
+            if draft_values is None:
+                q_max, q_top, q_entropy, q_best = raw_of_row(draft + draft_start, draft_vocab, draft_tiles, TILES)
+            else:
+                q_max, q_top, q_entropy = load_raw(draft_values, draft_row)
+                q_best = tl.load(draft_argmax + draft_row).to(tl.int32)
             if (LAW == TOKEN_V1) | (LAW == TOKEN_V2) | (LAW == TOKEN_V3):
                 # keeps the ids whose raw probability in the row that decides is at least `least`
                 least = (1.0 - alpha) * p_top if LAW == TOKEN_V3 else p_top - alpha
@@ -287,7 +317,7 @@ class TargetLaw:
         n = width if draft is None else draft.rows.n
         mixture = torch.empty(target.batch, n, 4, dtype=torch.float32, device=target.data.device)
         draft_args = DraftLaws.NONE if draft is None else draft.arguments
-        draft_raw = (None, None) if draft is None else (draft.values, draft.raw_argmax)
+        draft_raw = (None, 0) if draft is None else (draft.values, tiles_of(draft.rows.vocab))
         run(
             mixtures, (target.batch * n,), *target.address, tiles_of(target.vocab), blocks, width, found.laws,
             found.argmax, found.status, found.values, *draft_args, *draft_raw, target.vocab, self.alpha, self.beta,

@@ -157,7 +157,7 @@ def sample(
         run(
             draw_many, (batch * n,), *shape, noise_keys, best, draft_to_target, listed, listed_ids, found.values,
             token, log_prob, num_samples, SLOTS=power_of_2(num_samples), TILES=tiles_a_program(vocab, 2),
-            ROW_TILES=tiles_at_once(vocab),
+            ROW_TILES=tiles_at_once(vocab), registers=168,
         )  # fmt: skip
     assert found.values is not None
     return token, log_prob, found.values, found.argmax, found.status

@@ -3,7 +3,7 @@
 Launches: ``block`` (where each sequence's rows stand and its block ends), ``scan`` and ``law`` of the target's rows and
 of the draft's, ``walk`` (the token rule, or the weights of the block rule), ``residual`` (tile masses of what P has and
 Q has not) and ``finish``, which draws the last token. Point masses need no residual; "match" and "greedy" no walk. A
-target law takes one more before the walk, ``mixtures``.
+target law takes one more before the walk, ``mixtures``, which where `draft_stats` are given reads the raw draft rows.
 
 Sources: Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318) for the token rule, Sun et al.
 2024 (arXiv 2403.10444) for the block rule.
@@ -121,7 +121,7 @@ def verify(
         run(
             finish, (batch,), *target.address, tiles, *sequences, *laws, found.tile_mass, *draft_args, *law_args,
             vocab, uniform_samples, uniform_stride, scales, masses, *out, BLOCK=by_block,
-            registers=None if target_law is None else 128, **row_tiles, **slots,
+            registers=128, **row_tiles, **slots,
         )  # fmt: skip
     else:
         best: tuple[Tensor | None, Tensor | None] = (None, None)

@@ -1,0 +1,97 @@
+"""Token trees in plain PyTorch: whole batch at once, laws of all nodes written out, no synchronisation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import specdec_kernels as sk
+
+from ..inputs import Case, TreeInputs
+from ..timing import Call
+from .eager import law, one_of, pick
+
+
+def path_to(tree: sk.DraftTree, node: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes ``[batch, max_depth]`` from below the root to `node` ``[batch]``, then −1; and how many."""
+    nodes = torch.nn.functional.pad(tree.paths[node], (0, 1), value=-1)[:, 1:-1]
+    return nodes, (nodes >= 0).sum(-1)
+
+
+def assembled(step: TreeInputs, node: Tensor, final: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens on the path to `node`, the final one, then −1; and how many were accepted."""
+    nodes, accepted = path_to(step.tree, node)
+    tokens = torch.nn.functional.pad(step.node_tokens.gather(1, nodes.clamp_min(0)), (0, 1))
+    slots = torch.arange(tokens.shape[1], device=tokens.device)
+    tokens = torch.where(slots == accepted[:, None], final[:, None], tokens)
+    return tokens.masked_fill(slots > accepted[:, None], -1), accepted
+
+
+def walk_to(step: TreeInputs, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Down the tree while the token `wanted` ``[batch, num_nodes]`` at a node is a child's."""
+    node = torch.zeros_like(wanted[:, 0])
+    for _ in range(step.tree.max_depth):
+        is_it = (step.tree.parents == node[:, None]) & (step.node_tokens == pick(wanted, node)[:, None])
+        node = torch.where(is_it.any(-1), is_it.int().argmax(-1), node)
+    return assembled(step, node, pick(wanted, node))
+
+
+def drawn(target: Tensor) -> Tensor:
+    """A token after every node."""
+    return one_of(target.flatten(0, 1)).view(target.shape[:2])
+
+
+def recursive(step: TreeInputs, target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
+    """Siblings one after the other: accept with min(1, P/Q), else P becomes norm((P − Q)+) and the child leaves Q."""
+    tree = step.tree
+    node = torch.zeros_like(step.node_tokens[:, 0])
+    P, Q, coins = target[:, 0], draft[:, 0], torch.rand(step.node_tokens.shape, device=target.device)
+    for child in range(1, tree.num_nodes):  # siblings in their order, and each after its parent's
+        token = step.node_tokens[:, child, None].clamp_min(0)
+        p, q = P.gather(1, token)[:, 0], Q.gather(1, token)[:, 0]
+        tried = (tree.parents[child] == node) & (step.node_tokens[:, child] >= 0) & (q > 0)
+        accept = tried & (coins[:, child] * q < p)
+        left = (P - Q).clamp_min(0)
+        rest = Q.scatter(1, token, 0.0)
+        reject = (tried & ~accept)[:, None]
+        P = torch.where(reject & (left.sum(-1, keepdim=True) > 0), left / left.sum(-1, keepdim=True), P)
+        Q = torch.where(reject, rest / rest.sum(-1, keepdim=True).clamp_min(1e-30), Q)
+        node = torch.where(accept, child, node)
+        P, Q = torch.where(accept[:, None], target[:, child], P), torch.where(accept[:, None], draft[:, child], Q)
+    return assembled(step, node, one_of(P))
+
+
+def typical(step: TreeInputs, case: Case) -> tuple[Tensor, Tensor]:
+    """Medusa's rule, with `verify_tree`'s ε and δ."""
+    tree = step.tree
+    p = (step.target_logits.float() / case.params.temperature).softmax(-1)
+    threshold = (0.3 * (-torch.special.entr(p).sum(-1)).exp()).clamp_max(0.09)
+    above = tree.parents.clamp_min(0)
+    of_child = p[:, above].gather(-1, step.node_tokens.clamp_min(0)[..., None])[..., 0]
+    passes = (of_child > threshold[:, above]) & (step.node_tokens >= 0)
+    depth = torch.where(tree.parents < 0, 0, -1).expand(passes.shape)
+    likelihood = torch.zeros_like(of_child)
+    for d in range(1, tree.max_depth + 1):
+        reached = passes & (depth[:, above] == d - 1) & (tree.parents >= 0)
+        depth = torch.where(reached, d, depth)
+        likelihood = torch.where(reached, likelihood[:, above] + of_child.log(), likelihood)
+    longest = depth == depth.amax(-1, keepdim=True)
+    node = likelihood.masked_fill(~longest, -torch.inf).argmax(-1)
+    return assembled(step, node, one_of(law(pick(step.target_logits, node), case.params)))
+
+
+def verify_tree(case: Case) -> Call | None:
+    if case.acceptance == "traversal":
+        return None
+
+    def call(step: TreeInputs) -> tuple[Tensor, Tensor]:
+        if case.acceptance == "greedy":
+            return walk_to(step, step.target_logits.argmax(-1))
+        if case.acceptance == "typical":
+            return typical(step, case)
+        target = law(step.target_logits, case.params)
+        if case.acceptance == "sample":
+            return walk_to(step, drawn(target))
+        return recursive(step, target, law(step.draft_logits, case.params))
+
+    return call

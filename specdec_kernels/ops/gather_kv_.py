@@ -1,0 +1,211 @@
+"""`gather_kv_`: the accepted path of a token tree moves to the end of its sequence's key-value cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..backends.reference.gather_kv_ import BATCH_AND_HEAD, BLOCK, ELEMENT, FURTHER, HEAD, ROW
+from ..backends.reference.gather_kv_ import gather_kv_ as _reference
+from ..types import GatherOutput
+from ._common import ID_DTYPES, check_tensor, define, dispatch, raise_for_status, shape_error
+
+_NAMES = {
+    "b": "batch", "n": "num_blocks", "h": "heads", "s": "rows", "d": "dim", "(bh)": "batch={batch} * heads",
+    "l": "layers", "2": "keys and values",
+}  # fmt: skip
+_KINDS = {"b": BLOCK, "n": BLOCK, "h": HEAD, "s": ROW, "d": ELEMENT, "(bh)": BATCH_AND_HEAD, "l": FURTHER, "2": FURTHER}
+_DENSE = "of b or (bh), s, h, d, l and 2, each at most once, with a batch, s, and no h beside (bh)"
+_PAGED = "of n, s, h, d, l and 2, each at most once, with n and s where a block_table is given"
+
+
+def _fake(
+    cache: list[Tensor],
+    key_layout: list[int],
+    value_layout: list[int],
+    accepted_nodes: Tensor,
+    context_lengths: Tensor,
+    block_table: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(context_lengths), torch.empty_like(context_lengths, dtype=torch.int32)
+
+
+_op = define(
+    "gather_kv_",
+    "Tensor(a!)[] cache, int[] key_layout, int[] value_layout, Tensor accepted_nodes, Tensor context_lengths, "
+    "Tensor? block_table",
+    "(Tensor, Tensor)",
+    _fake,
+    _reference,
+)
+
+
+def gather_kv_(
+    cache: Any,
+    accepted_nodes: Tensor,
+    context_lengths: Tensor,
+    layout: str | tuple[str, str] | None = None,
+    *,
+    block_table: Tensor | None = None,
+    backend: str | None = None,
+) -> GatherOutput:
+    """Move the accepted path's rows of a key-value cache to where the next step expects them, in place.
+
+    After a forward pass over a tree, node i's row stands at position ``context_length + i`` of its sequence, node 0
+    being the root. Accepted node j (from 0, without the root) moves to ``context_length + 1 + j``, and the sequence is
+    then ``context_length + 1 + num_accepted`` rows long. Nothing else is written. All layers move in one launch, and
+    the host waits for nothing: a step can be captured in a CUDA graph.
+
+    Parameters
+    ----------
+    cache : sequence of Tensor, Tensor or transformers.Cache
+        Keys and values of all layers: ``(key, value)`` pairs; or a flat sequence of tensors, keys and values in turn
+        where `layout` is a pair; or one stacked tensor; or a cache of transformers whose layers keep all rows. Any
+        dtype (bytes are moved) and any strides, but no two elements at one address, in one tensor or in two.
+    accepted_nodes : Tensor
+        ``[batch, max_depth]`` int64 (or int32), −1 padded: `VerifyOutput.accepted_nodes`. Ascending, as parents stand
+        before children.
+    context_lengths : Tensor
+        ``[batch]`` int32 or int64, rows before the root's. A negative one makes an idle row: nothing moves, and its
+        length stays as it is.
+    layout : str or pair of str, optional
+        The tensors' dimensions in their order; a pair: those of keys and those of values. ``b`` is the batch, ``s`` the
+        row (position), ``h`` the key-value head, ``d`` the element of a head, ``(bh)`` batch and heads in one
+        dimension, batch first; ``l`` (layers) and ``2`` (keys and values) are further dimensions. Only the batch and
+        ``s`` must occur.
+
+        - ``"bhsd"``, the default: Llama and most of transformers;
+        - ``"sbhd"``: ChatGLM; ``"bshd"``: FlashAttention;
+        - ``("(bh)ds", "(bh)sd")``: Bloom;
+        - ``"l2bhsd"``: all layers in one tensor.
+
+        With a `block_table`, ``n`` (block) takes the place of ``b``, and ``s`` is the row in its block:
+
+        - ``"nshd"``, the default there: one tensor a layer for keys and one for values, as FlashInfer's NHD pages;
+        - ``"nhsd"``: FlashInfer's HND pages;
+        - ``"2nshd"``, ``"n2shd"``: vLLM's keys and values in one tensor a layer, in its older and its newer order;
+          ``"n2hsd"``: FlashInfer's HND with keys and values in one tensor.
+    block_table : Tensor, optional
+        ``[batch, max_blocks]`` int32 or int64: block ``position // block_size`` of each sequence. Only the entries of
+        rows that are moved are looked at. No two sequences may share a block that is written to.
+    backend : str, optional
+        "reference", "cpu", "cuda" …; None takes the best one for the device.
+
+    Returns
+    -------
+    GatherOutput
+        lengths ``[batch]`` of context_lengths' dtype, and status ``[batch]`` int32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape, device or layout, tensors that overlap; before any work. What only values can show sets
+        ``status``: `Status.BAD_TREE` for an accepted node that is not greater than the one before it, or whose row or
+        block lies outside the cache: the path ends before it; `Status.BAD_PARAM` for a context length that leaves no
+        row for the root: an idle row.
+    """
+    op = "gather_kv_"
+    check_tensor(op, "context_lengths", context_lengths, ID_DTYPES, None)
+    if context_lengths.dim() != 1:
+        raise shape_error(op, "context_lengths", "[batch]", context_lengths)
+    device, batch = context_lengths.device, context_lengths.shape[0]
+    _check_columns(op, "accepted_nodes", accepted_nodes, batch, "max_depth", device)
+    if block_table is not None:
+        _check_columns(op, "block_table", block_table, batch, "max_blocks", device)
+    tensors = _tensors(op, cache)
+    layouts = _layouts(op, layout, block_table is not None)
+    _check_cache(op, tensors, layouts, batch, device)
+    key_layout, value_layout = ([_KINDS[letter] for letter in letters] for letters in layouts)
+    out = dispatch(op, _op, backend, device)(
+        tensors, key_layout, value_layout, accepted_nodes, context_lengths, block_table
+    )
+    raise_for_status(op, out[1])
+    return GatherOutput(*out)
+
+
+def _tensors(op: str, cache: Any) -> list[Any]:
+    """What should be the tensors of a cache in whatever form, in their order."""
+    if isinstance(cache, Tensor):
+        return [cache]
+    layers = getattr(cache, "layers", None)
+    if layers is None:
+        if not isinstance(cache, Sequence):
+            raise TypeError(f"{op}: cache must be tensors, pairs of them or a Cache, got {type(cache).__name__}")
+        return [t for item in cache for t in (item if isinstance(item, (tuple, list)) else [item])]
+    for number, layer in enumerate(layers):
+        if getattr(layer, "is_sliding", False):
+            raise ValueError(f"{op}: cache must keep all rows, got a sliding window in layer {number}")
+    return [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
+
+
+def _layouts(op: str, layout: str | tuple[str, str] | None, paged: bool) -> tuple[list[str], list[str]]:
+    """The letters of keys' and values' layouts."""
+    if layout is None or isinstance(layout, str):
+        letters = _letters(op, ("nshd" if paged else "bhsd") if layout is None else layout, paged)
+        return letters, letters
+    if not isinstance(layout, (tuple, list)) or len(layout) != 2 or not all(isinstance(text, str) for text in layout):
+        raise TypeError(f"{op}: layout must be a str or a pair of them, got {layout!r}")
+    return _letters(op, layout[0], paged), _letters(op, layout[1], paged)
+
+
+def _letters(op: str, text: str, paged: bool) -> list[str]:
+    """The letters of one layout, ``(bh)`` being one; ValueError unless it is one."""
+    before, merged, after = text.partition("(bh)")
+    letters = [*before, *([merged] if merged else []), *after]
+    batch = [letter for letter in letters if letter in ("b", "(bh)", "n")]
+    known = all(letter in _NAMES for letter in letters) and len(set(letters)) == len(letters)
+    right = batch == ["n"] if paged else batch in (["b"], ["(bh)"])
+    if not (known and right and "s" in letters) or {"(bh)", "h"} <= set(letters):
+        raise ValueError(f"{op}: layout must be made {_PAGED if paged else _DENSE}, got {text!r}")
+    return letters
+
+
+def _check_columns(op: str, argument: str, value: object, batch: int, width: str, device: torch.device) -> None:
+    """TypeError or ValueError unless ``[batch, width]`` of indices."""
+    check_tensor(op, argument, value, ID_DTYPES, device)
+    assert isinstance(value, Tensor)
+    if value.dim() != 2 or value.shape[0] != batch:
+        raise shape_error(op, argument, f"[batch={batch}, {width}]", value)
+
+
+def _check_cache(
+    op: str, tensors: list[Tensor], layouts: tuple[list[str], list[str]], batch: int, device: torch.device
+) -> None:
+    """TypeError or ValueError unless every tensor is one of its layout; tensors that are alike are looked at once."""
+    if layouts[0] != layouts[1] and len(tensors) % 2:
+        raise ValueError(
+            f"{op}: cache must be keys and values in turn where layout is a pair, got {len(tensors)} tensors"
+        )
+    known = {"b": batch, "2": 2}  # sizes
+    seen = set()
+    for number, tensor in enumerate(tensors):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{op}: cache[{number}] must be a tensor, got {type(tensor).__name__}")
+        shape, strides = tensor.shape, tensor.stride()
+        kind = (number % 2, shape, strides, tensor.device)
+        if kind in seen:
+            continue
+        seen.add(kind)
+        name, letters = f"cache[{number}]", layouts[number % 2]
+        if tensor.device != device:
+            raise ValueError(f"{op}: {name} must be on {device}, got {tensor.device}")
+        sizes = dict(zip(letters, shape, strict=False))
+        merged = sizes.get("(bh)", 0)
+        if (
+            len(shape) != len(letters)
+            or any(known.get(letter, size) != size for letter, size in sizes.items())
+            or (merged % batch if batch else merged)
+        ):
+            names = (f"{_NAMES[k]}={known[k]}" if k in known else _NAMES[k].format(batch=batch) for k in letters)
+            raise shape_error(op, name, f"[{', '.join(names)}]", tensor)
+        if "n" in letters:
+            known["s"] = sizes["s"]  # blocks are of one size
+        if any(stride == 0 and size > 1 for size, stride in zip(shape, strides, strict=True)):
+            raise ValueError(f"{op}: {name} must have a place for each element, got strides {strides}")
+    if not torch.compiler.is_compiling():
+        addresses = [address for tensor in tensors if (address := tensor.data_ptr())]  # 0: an empty one
+        if len(set(addresses)) < len(addresses):
+            raise ValueError(f"{op}: cache must hold each tensor once, got two at one address")

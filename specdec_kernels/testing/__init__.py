@@ -1,0 +1,28 @@
+"""Tools that prove a backend right: float64 laws, independent random numbers, and the exact law a verifier produces.
+
+The uniforms of the ratio rules are inputs, so a verifier is a piecewise constant function of them. `exact_law` finds
+its pieces on the lattice of multiples of 2**-24 (where production uniforms lie), and so computes the law of the emitted
+tokens without sampling. Nothing here calls the code it judges: the laws are numpy in float64, and Philox is written
+anew.
+"""
+
+from .exact import exact_law, target_joint, total_variation
+from .laws import Float64, Int64, float64_gumbel, float64_law, float64_target_law, philox4x32, words32
+from .problems import LATTICE, ChainProblem, TreeProblem, Verify
+
+__all__ = [
+    "LATTICE",
+    "ChainProblem",
+    "Float64",
+    "Int64",
+    "TreeProblem",
+    "Verify",
+    "exact_law",
+    "float64_gumbel",
+    "float64_law",
+    "float64_target_law",
+    "philox4x32",
+    "target_joint",
+    "total_variation",
+    "words32",
+]

@@ -1,0 +1,165 @@
+"""The exact law of a verifier, found through its uniforms."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from .laws import Float64, Int64
+from .problems import LATTICE, ChainProblem, TreeProblem, Verify
+
+_CALL_ROWS = 1 << 15  # rows handed to the verifier at once
+GRID = np.linspace(0, LATTICE - 1, 9).astype(np.int64)
+Cut = tuple[int, int, int]  # path, axis, first lattice point of the next piece
+
+
+def exact_law(
+    verify: Verify, problem: ChainProblem | TreeProblem, acceptance: str, device: torch.device | str = "cpu"
+) -> Float64:
+    """The joint law of as many tokens as a step can emit that `verify` really produces, drafting from the draft's law.
+
+    What a step emits is continued with the law that it should have, so a right verifier yields exactly `target_joint`.
+    The uniforms are taken to be independent and uniform on the lattice; no structure of the rule is assumed, beyond
+    that each uniform's breakpoints show when the others are at the ends of their range (of a tree: or anywhere between
+    breakpoints that showed so).
+
+    Returns
+    -------
+    ndarray
+        ``[n] + [vocab] * num_tokens`` float64: n = 1, or for drafts without a law one a path, each of them right.
+    """
+    paths, weights = problem.paths()
+    vocab, width = problem.vocab, problem.num_tokens
+
+    def run(path: Int64, uniforms: Int64) -> Int64:
+        """The emitted tokens as one number (base vocab + 1, −1 as 0)."""
+        codes = np.empty(len(path), np.int64)
+        for i in range(0, len(path), _CALL_ROWS):
+            part = slice(i, i + _CALL_ROWS)
+            out = problem.call(verify, paths[path[part]], uniforms[part], acceptance, device)
+            emitted, counts = out.tokens.cpu().numpy(), out.num_tokens.cpu().numpy()
+            assert ((emitted >= 0) == (np.arange(width) < counts[:, None])).all(), "tokens and num_tokens disagree"
+            assert (emitted < vocab).all(), "an id outside the vocabulary"
+            codes[part] = (emitted + 1) @ (vocab + 1) ** np.arange(width)
+        return codes
+
+    codes, volumes, owner = _pieces(run, len(paths), problem.num_uniforms, isinstance(problem, TreeProblem))
+    laws, one_hot = problem.target_laws(), problem.each_is_right
+    joint = np.zeros((len(paths) if one_hot else 1, *[vocab] * width))
+    rest: dict[tuple[int, ...], Float64] = {}
+    for code, volume, path in zip(codes, volumes, owner, strict=True):
+        emitted = tuple(int(code // (vocab + 1) ** i % (vocab + 1)) - 1 for i in range(width))
+        emitted = tuple(t for t in emitted if t >= 0)
+        if emitted not in rest:
+            rest[emitted] = _continuation(laws, emitted)
+        joint[(path if one_hot else 0, *emitted)] += volume * (1.0 if one_hot else weights[path]) * rest[emitted]
+    return joint
+
+
+def target_joint(problem: ChainProblem | TreeProblem) -> Float64:
+    """``[vocab] * num_tokens``: the joint law of plain sampling from the target (its `law`), by enumeration."""
+    return _continuation(problem.target_laws(), ())
+
+
+def total_variation(laws: Float64, expected: Float64) -> float:
+    """The largest ``Σ |law − expected| / 2`` over the laws stacked along the first dimension."""
+    return float(np.abs(laws - expected).reshape(len(laws), -1).sum(-1).max() / 2)
+
+
+def _continuation(laws: Sequence[Float64], prefix: tuple[int, ...]) -> Float64:
+    """The joint law of the tokens after `prefix`, up to the depth of `laws`."""
+    if len(prefix) == len(laws):
+        return np.ones(())
+    joint = laws[len(prefix)][prefix]
+    for d in range(len(prefix) + 1, len(laws)):
+        joint = joint[..., None] * laws[d][prefix]
+    return joint
+
+
+def _pieces(
+    run: Callable[[Int64, Int64], Int64], num_paths: int, width: int, hidden: bool
+) -> tuple[Int64, Float64, Int64]:
+    """Cut the cube of uniforms of every path into boxes of constant outcome: outcome, volume and path of each box.
+
+    `hidden`: also look for breakpoints that show only while the other uniforms are inside their range.
+    """
+    ends = [np.array([0, LATTICE - 1])] * width
+    cuts = _breakpoints(
+        run, {p: [e[:1] for e in ends] for p in range(num_paths)}, set(), GRID
+    )  # most show here already
+    cuts |= _breakpoints(run, dict.fromkeys(range(num_paths), ends), cuts, GRID)
+    unsettled = set(range(num_paths) if hidden else ())
+    while True:
+        edges = _edges(cuts)
+        sides = [[np.array([0, *edges.get((p, a), []), LATTICE]) for a in range(width)] for p in range(num_paths)]
+        probes = [[(s[:-1] + s[1:]) // 2 for s in axes] for axes in sides]
+        if not unsettled:
+            break
+        new = _breakpoints(run, {p: probes[p] for p in unsettled}, cuts, GRID[[0, -1]]) - cuts
+        unsettled = {path for path, _, _ in new}
+        cuts |= new
+    corners, volumes, owner = [], [], []
+    for p in range(num_paths):
+        middles = np.meshgrid(*probes[p], indexing="ij")
+        sizes = np.meshgrid(*[np.diff(s) / LATTICE for s in sides[p]], indexing="ij")
+        corners.append(np.stack([m.ravel() for m in middles], -1))
+        volumes.append(np.prod([s.ravel() for s in sizes], 0))
+        owner.append(np.full(len(volumes[-1]), p))
+    boxes, owners = np.concatenate(corners), np.concatenate(owner)
+    return run(owners, boxes), np.concatenate(volumes), owners
+
+
+def _edges(cuts: set[Cut]) -> dict[tuple[int, int], list[int]]:
+    """The cuts of each path and axis, in order."""
+    edges: dict[tuple[int, int], list[int]] = {}
+    for path, axis, point in sorted(cuts):
+        edges.setdefault((path, axis), []).append(point)
+    return edges
+
+
+def _breakpoints(
+    run: Callable[[Int64, Int64], Int64], probes: dict[int, list[Int64]], known: set[Cut], grid: Int64
+) -> set[Cut]:
+    """Where the outcome changes along lines of one uniform, the others at all combinations of ``probes[path][axis]``:
+    between any two neighbours on `grid` or beside the cuts that are known, where most lines change again.
+    """
+    width = len(next(iter(probes.values())))
+    lines = [
+        (path, axis, others)
+        for path, values in probes.items()
+        for axis in range(width)
+        for others in itertools.product(*values[:axis], *values[axis + 1 :])
+    ]
+    path = np.array([line[0] for line in lines])
+    axis = np.array([line[1] for line in lines])
+    start = np.array([np.insert(line[2], line[1], 0) for line in lines], np.int64).reshape(len(lines), width)
+
+    def at(line: Int64, position: Int64) -> Int64:
+        uniforms = start[line].copy()
+        uniforms[np.arange(len(line)), axis[line]] = position
+        return run(path[line], uniforms)
+
+    edges = _edges(known)
+    grids = [np.union1d(grid, [c - i for c in edges.get(line[:2], ()) for i in (0, 1)]) for line in lines]
+    line, position = np.repeat(np.arange(len(lines)), [len(g) for g in grids]), np.concatenate(grids).astype(np.int64)
+    code = at(line, position)
+    follows = line[1:] == line[:-1]
+    line, low, high = line[1:][follows], position[:-1][follows], position[1:][follows]
+    code_low, code_high = code[:-1][follows], code[1:][follows]
+    cuts: set[Cut] = set()
+    while True:
+        differ = code_low != code_high
+        line, low, high, code_low, code_high = (v[differ] for v in (line, low, high, code_low, code_high))
+        done = high - low == 1
+        cuts.update(zip(path[line[done]].tolist(), axis[line[done]].tolist(), high[done].tolist(), strict=True))
+        line, low, high, code_low, code_high = (v[~done] for v in (line, low, high, code_low, code_high))
+        if not len(line):
+            return cuts
+        middle = (low + high) // 2
+        code_middle = at(line, middle)
+        line = np.tile(line, 2)
+        low, high = np.concatenate([low, middle]), np.concatenate([middle, high])
+        code_low, code_high = np.concatenate([code_low, code_middle]), np.concatenate([code_middle, code_high])

@@ -1,0 +1,178 @@
+"""Laws and random numbers in float64, apart from the code they judge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..laws import Lossy, TargetLaw
+from ..sampling import SamplingParams
+
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+
+
+def float64_law(logits: Tensor, params: SamplingParams | None = None) -> Float64:
+    """The law of each row after temperature → top-k → top-p → min-p → renormalise (or min-p first), in float64.
+
+    Parameters
+    ----------
+    logits : Tensor
+        ``[..., vocab]`` of any floating dtype; NaN is read as −inf.
+    params : SamplingParams, optional
+        Tensors in it hold one value for each index of the first dimension.
+
+    Returns
+    -------
+    ndarray
+        ``[..., vocab]`` float64.
+    """
+    x = logits.detach().double().cpu().numpy()
+    params = params or SamplingParams()
+    out = np.empty_like(x)
+    for index in np.ndindex(x.shape[:-1]):
+        batch = index[0] if index else 0
+        t, k, p, m = (_value(v, batch) for v in (params.temperature, params.top_k, params.top_p, params.min_p))
+        out[index] = _row_law(x[index], t, int(k), p, m, params.min_p_first)
+    return out
+
+
+def _value(value: float | Tensor, index: int) -> float:
+    return float(value[index]) if isinstance(value, Tensor) else float(value)
+
+
+def _row_law(x: Float64, temperature: float, top_k: int, top_p: float, min_p: float, min_p_first: bool) -> Float64:
+    x = np.where(np.isnan(x), -np.inf, x)
+    top = x.max()
+    if temperature == 0 or np.isinf(top):  # greedy, a +inf, or nothing possible: np.argmax takes the lowest id
+        return np.eye(1, x.size, int(x.argmax()))[0]
+    weights = np.exp((x - top) / temperature)
+    kept = x > -np.inf
+    if min_p_first:
+        kept &= weights >= min_p
+    if 0 < top_k < x.size:
+        kept &= x >= np.sort(x)[-top_k]
+    if 0 < top_p < 1:
+        values, which = np.unique(x[kept], return_inverse=True)  # ties live and die together
+        mass = np.bincount(which, weights[kept])[::-1]
+        above = np.cumsum(mass) - mass  # strictly above each value, from the largest down
+        kept &= x >= values[::-1][above < top_p * mass.sum()][-1]
+    if not min_p_first:
+        kept &= weights >= min_p
+    weights = np.where(kept, weights, 0.0)
+    return weights / weights.sum()
+
+
+# --- random numbers ---------------------------------------------------------------------------------------------------
+
+
+def philox4x32(key: NDArray[np.uint64], counter: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Philox4x32-10 (Salmon et al., SC 2011), apart from the package's own.
+
+    Parameters
+    ----------
+    key, counter : ndarray
+        ``[..., 2]`` and ``[..., 4]`` uint64 holding 32-bit words.
+
+    Returns
+    -------
+    ndarray
+        ``[..., 4]`` uint64 holding 32-bit words.
+    """
+    low32, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
+    k0, k1 = key[..., 0], key[..., 1]
+    c0, c1, c2, c3 = (counter[..., i] for i in range(4))
+    for _ in range(10):
+        product0, product1 = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
+        c0, c1, c2, c3 = (
+            (product1 >> shift) ^ c1 ^ k0,
+            product1 & low32,
+            (product0 >> shift) ^ c3 ^ k1,
+            product0 & low32,
+        )
+        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low32, (k1 + np.uint64(0xBB67AE85)) & low32
+    return np.stack(np.broadcast_arrays(c0, c1, c2, c3), -1)
+
+
+def words32(values: Int64) -> NDArray[np.uint64]:
+    """``[...]`` int64 to ``[..., 2]``: the low and the high 32-bit word."""
+    bits = np.asarray(values, np.int64).view(np.uint64)
+    return np.stack([bits & np.uint64(0xFFFFFFFF), bits >> np.uint64(32)], -1)
+
+
+def float64_gumbel(keys: Tensor, vocab: int) -> Float64:
+    """The Gumbel noise ``[..., vocab]`` of each key ``[...]`` and target id, in float64 on the contract's bits."""
+    key = words32(keys.cpu().numpy())[..., None, :]
+    counter = np.zeros(((vocab + 3) // 4, 4), np.uint64)
+    counter[:, 0], counter[:, 3] = np.arange(counter.shape[0]), 0x47554D42
+    bits = philox4x32(key, counter).reshape(*keys.shape, -1)[..., :vocab]
+    noise: Float64 = -np.log(-np.log1p(-(bits.astype(np.float64) + 0.5) * 2.0**-32))
+    return noise
+
+
+# --- target laws ------------------------------------------------------------------------------------------------------
+
+
+def float64_target_law(law: TargetLaw, P: Float64, Q: Float64, p: Float64, q: Float64) -> Float64:
+    """The law that verification really produces with one of `sk.laws`, row by row, in float64.
+
+    Parameters
+    ----------
+    law : TargetLaw
+        For a `Lossy` whose β is a number, what comes out is ``min(Q, P / (1 − α)) + (1 − A) norm((P / β − Q)+)`` with
+        ``A = Σ min(Q, P / (1 − α))``; for the others it is π.
+    P, Q : ndarray
+        ``[..., vocab]`` laws of target and draft after the sampling transform.
+    p, q : ndarray
+        The raw ones.
+
+    Returns
+    -------
+    ndarray
+        ``[..., vocab]`` float64.
+    """
+    if isinstance(law, Lossy):
+        taken = np.minimum(Q, P / (1 - law.alpha))
+        rest = 1 - taken.sum(-1, keepdims=True)
+        inverse_beta: Any = _exact_inverse_beta(P, Q, rest) if isinstance(law.beta, str) else 1 / law.beta
+        left = np.maximum(P * inverse_beta - Q, 0)
+        mass = left.sum(-1, keepdims=True)
+        recovered: Float64 = np.where(mass > 0, left / np.where(mass > 0, mass, 1), P)
+        return taken + rest * recovered
+    top_p, top_q = p.max(-1, keepdims=True), q.max(-1, keepdims=True)
+    name, log_loss, alpha = type(law).__name__, getattr(law, "loss", "") == "log", law.alpha
+    if name.startswith("Token"):
+        replaced = {"TokenV1": q < top_p - alpha, "TokenV2": p < top_p - alpha, "TokenV3": p < (1 - alpha) * top_p}[
+            name
+        ]
+        return np.where(replaced, 0, Q) + P * np.where(replaced, Q, 0).sum(-1, keepdims=True)
+    if name == "BiLD":
+        surprise = np.where(p > 0, -np.log(np.where(p > 0, p, 1)), np.inf)
+        if getattr(law, "distance", "") == "argmax":
+            defer = np.take_along_axis(surprise, q.argmax(-1)[..., None], -1) > alpha
+        else:
+            defer = np.where(q > 0, q * np.where(q > 0, surprise, 0), 0).sum(-1, keepdims=True) > alpha
+    elif name == "Chow":
+        defer = _entropy(q) > alpha if log_loss else top_q < 1 - alpha
+    else:
+        price = alpha * np.maximum(P - Q, 0).sum(-1, keepdims=True) if name == "Opt" else alpha
+        defer = _entropy(q) > _entropy(p) + price if log_loss else top_q < top_p - price
+    return np.where(defer, P, Q)
+
+
+def _entropy(law: Float64) -> Float64:
+    """In nats, the last dimension kept."""
+    out: Float64 = -(law * np.log(np.where(law > 0, law, 1))).sum(-1, keepdims=True)
+    return out
+
+
+def _exact_inverse_beta(P: Float64, Q: Float64, rest: Float64) -> Float64:
+    low, high = np.zeros_like(rest), np.ones_like(rest)
+    for _ in range(80):
+        middle = (low + high) / 2
+        above = np.maximum(P * middle - Q, 0).sum(-1, keepdims=True) > rest
+        low, high = np.where(above, low, middle), np.where(above, middle, high)
+    return high
