@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from .ops.gather_kv_ import gather_kv_
 from .tree import DraftTree
 
 VIEW_STEP = 64
@@ -82,7 +83,7 @@ class RaggedCache(Cache):
         """
         shape = (self.num_sequences, self.capacity)
         buffers = [rows.unflatten(0, shape) for layer in self.layers for rows in (layer.key_rows, layer.value_rows)]
-        _gather_rows(buffers, accepted_nodes, context_lengths)
+        gather_kv_(buffers, accepted_nodes, context_lengths, "bshd")
 
     def release(self) -> None:
         """Drop the layers' buffers: cache and layers know each other, so that they would stay until a collection."""
@@ -183,15 +184,3 @@ def tree_mask(
         keys = torch.where(keys < context, keys, query.gather(1, node))
         seen = seen & (keys[:, None, None] > query[:, None, :, None] - window)
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
-
-
-def _gather_rows(buffers: list[Tensor], accepted_nodes: Tensor, context_lengths: Tensor) -> None:
-    """`RaggedCache.keep_path` on ``[batch, rows, heads, head_dim]`` buffers."""
-    batch, depth = accepted_nodes.shape
-    sequence = torch.arange(batch, device=accepted_nodes.device)[:, None]
-    to = context_lengths[:, None] + 1 + torch.arange(depth, device=accepted_nodes.device)
-    # Where nothing is accepted a row is copied onto itself, and a row past the buffer's end onto its last one.
-    source = torch.where(accepted_nodes >= 0, context_lengths[:, None] + accepted_nodes, to)
-    for rows in buffers:
-        last = rows.shape[1] - 1
-        rows[sequence, to.clamp(max=last)] = rows[sequence, source.clamp(max=last)]

@@ -60,7 +60,8 @@ class Recording(Refusing):
         for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 written = args[position] if position < len(args) else kwargs[argument.name]
-                self.overwritten.append((written, written.clone()))
+                tensors = written if isinstance(written, list) else [written]
+                self.overwritten += [(tensor, tensor.clone()) for tensor in tensors]
         out = super().__torch_dispatch__(func, types, args, kwargs)
         self.calls.append((func, args, kwargs, out))
         return out
