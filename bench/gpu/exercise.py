@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import specdec_kernels as sk
+from bench.gpu import strategy
 
 SHAPES = ((1, 5, 4099), (3, 2, 2049), (40, 2, 700), (150, 1, 257))
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
@@ -28,19 +27,7 @@ LAWS = {
     "min-p": sk.SamplingParams(1.3, 0, 1.0, 0.02),
 }
 TARGET_LAWS = (sk.laws.Lossy(0.3, beta="exact"), sk.laws.Opt(0.3), sk.laws.TokenV1(0.1), sk.laws.BiLD(2.0))
-STRATEGIES = (0, 1, 2, 3)  # as csrc/cuda/strategy.h numbers them
 MOST_DIFFERENT = 0.01
-
-
-@contextlib.contextmanager
-def strategy(number: int) -> Iterator[None]:
-    """Within: the CUDA kernels lay out their work in this way."""
-    library = ctypes.CDLL(str(Path(sk.__file__).with_name("_C_cuda.so")))
-    library.specdec_cuda_force_strategy(number)
-    try:
-        yield
-    finally:
-        library.specdec_cuda_force_strategy(0)
 
 
 def calls(shape: tuple[int, int, int], dtype: torch.dtype, device: str, backend: str) -> Iterator[tuple[str, Tensor]]:
@@ -145,8 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number, shape in enumerate(SHAPES[: options.most_shapes]):
         dtype = DTYPES[number % len(DTYPES)]
         expected = dict(calls(shape, dtype, "cpu", "reference"))
-        for way in STRATEGIES if options.backend == "cuda" else (0,):
-            with strategy(way) if options.backend == "cuda" else contextlib.nullcontext():
+        for way in strategy.STRATEGIES if options.backend == "cuda" else (0,):
+            with strategy.forced(way) if options.backend == "cuda" else contextlib.nullcontext():
                 for name, got in calls(shape, dtype, options.device, options.backend):
                     unequal = int((got.cpu() != expected[name]).reshape(got.shape[0], -1).any(-1).sum())
                     total, different = total + got.shape[0], different + unequal

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import torch
 
@@ -13,6 +11,7 @@ import specdec_kernels as sk
 from specdec_kernels.backends import automatic
 from specdec_kernels.config import settings
 
+from ..gpu import strategy
 from ..inputs import CacheInputs, Case, ChainInputs, PackedInputs, RowInputs, SeedInputs, TreeInputs
 from ..timing import Call
 
@@ -27,16 +26,12 @@ def with_strategy(number: int) -> Mapping[str, Callable[[Case], Call | None]]:
     """`verify_chain` of the CUDA kernels, their work laid out as csrc/cuda/strategy.h numbers it."""
 
     def verify_chain(case: Case) -> Call | None:
-        library = ctypes.CDLL(str(Path(sk.__file__).with_name("_C_cuda.so")))
         automatic_call = builders("cuda")["verify_chain"](case)
         assert automatic_call is not None
 
         def call(step: ChainInputs) -> object:
-            library.specdec_cuda_force_strategy(number)
-            try:
+            with strategy.forced(number):
                 return automatic_call(step)
-            finally:
-                library.specdec_cuda_force_strategy(0)
 
         return call
 

@@ -16,7 +16,7 @@ from torch.utils._device import _device_constructors
 
 import specdec_kernels as sk
 from bench import inputs
-from bench.gpu import drafts, grid, measure
+from bench.gpu import drafts, grid, measure, strategy
 from bench.inputs import Case
 from bench.providers import PROVIDERS, _gpu_peer, eager, flashinfer, own, sglang, vllm
 from bench.providers.eager import law
@@ -191,7 +191,7 @@ def test_many_rows_are_drawn_from_a_pool() -> None:
 def test_strategies_are_set_for_the_call_alone(number: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     library = SimpleNamespace(specdec_cuda_force_strategy=asked.append)
-    monkeypatch.setattr("ctypes.CDLL", lambda path: library)
+    monkeypatch.setattr(strategy, "_library", lambda: library)
     backends = {"verify_chain": lambda case: lambda step: asked.append("cuda")}
     monkeypatch.setattr(own, "builders", lambda backend: backends)
     call = PROVIDERS[f"cuda, {name}"].builders["verify_chain"](cases(96, 5)[0])

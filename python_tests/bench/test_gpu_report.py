@@ -29,6 +29,7 @@ from bench.gpu import (
     profile,
     rehearsal,
     sanitizer,
+    strategy,
     suite,
     worker,
 )
@@ -293,7 +294,8 @@ def test_exercise_goes_through_the_strategies(monkeypatch: pytest.MonkeyPatch) -
         def specdec_cuda_force_strategy(self, number: int) -> None:
             asked.append(number)
 
-    monkeypatch.setattr(exercise.ctypes, "CDLL", Library)
+    monkeypatch.setattr(strategy.ctypes, "CDLL", Library)
+    monkeypatch.setattr(strategy, "_library", strategy._library.__wrapped__)
     monkeypatch.setattr(exercise, "calls", lambda *arguments: iter([("any", torch.zeros(1, 1))]))
     assert exercise.main(["--device", "cpu"]) == 0
     assert asked == [0, 0, 1, 0, 2, 0, 3, 0] * len(exercise.SHAPES)

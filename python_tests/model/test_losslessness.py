@@ -17,7 +17,7 @@ import specdec_kernels as sk
 from specdec_kernels.decoding import generate, pack_linear_weights
 from specdec_kernels.demo import assets, prompts
 from specdec_kernels.drafters import Drafter, NgramDrafter, NoDrafter
-from specdec_kernels.medusa import MedusaHeads
+from specdec_kernels.medusa import SHIPPED_HEADS, MedusaHeads
 from specdec_kernels.testing import float64_gumbel
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.xdist_group("model")]
@@ -119,11 +119,9 @@ def test_lookup_changes_no_token(world: World, acceptance: str, batch: int, pack
 @pytest.mark.parametrize("acceptance", ["greedy", "match"])
 @pytest.mark.parametrize("kind", ["lookup", "medusa"])
 def test_trees_change_no_token(world: World, kind: str, acceptance: str) -> None:
-    """Medusa's heads are new ones here: they say what the LM head does, which is seldom right."""
     drafter: Drafter = sk.NgramTreeDrafter(num_nodes=12)
     if kind == "medusa":
-        heads = MedusaHeads.of_model(world.model, 3, sk.TokenMap(torch.arange(8192)))
-        drafter = sk.MedusaDrafter(heads, sk.DraftTree.cartesian([4, 2]))
+        drafter = sk.MedusaDrafter(MedusaHeads.load(SHIPPED_HEADS, world.model))
     with pack_linear_weights(world.model):
         answers = world.decode(drafter, acceptance, range(len(world.prompts)), 3)
     compare(world, acceptance, answers)
