@@ -18,7 +18,8 @@ class SiblingLaws {
 
   float prob(int32_t id) const;        // P as it is now
   float draft_prob(int32_t id) const;  // Q as it is now
-  // P becomes norm((w P - Q)+), unless that is empty, and child `id` leaves Q; returns the sum of (w P - Q)+.
+  // P becomes norm((w P - Q)+), unless that is empty, and child `id` leaves Q; returns the sum of (w P - Q)+. A child is
+  // rejected only where w P < Q, so that it leaves P too.
   float reject(int32_t id, float w);
   // Whether P is the row's own and all on its argmax, so that a draw needs no uniform.
   bool certain() const { return p.one_hot && !changed_; }
@@ -26,18 +27,14 @@ class SiblingLaws {
   int32_t draw(float uniform) const;
 
  private:
-  struct Removed {
-    int32_t id;
-    float prob;
-  };
-  const Removed* removed(int32_t id) const;
+  bool removed(int32_t id) const;
   // scale P and taken Q over one tile, both 0 at the children that were removed.
   void fill(int tile, float scale, float taken, float* scaled_p, float* q, float* taken_q) const;
 
   DraftRow draft_{-1};
   bool split_ = false, changed_ = false;
   Siblings left_{};
-  std::vector<Removed> removed_;
+  std::vector<int32_t> removed_;
 };
 
 }  // namespace specdec::cpu

@@ -65,6 +65,21 @@ __device__ __forceinline__ bool keeps(const TargetLaw& law, const Mixture& mixtu
   return is_kept(mixture, draft.logit(draft_id), draft_id);
 }
 
+// The sum of a tile's weights, by a warp, run by run.
+template <class From>
+__device__ float weighed_mass(const From& from, int tile) {
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int j = 0; j < kRuns; ++j) {
+    float x[kRun];
+    load_run(from.row, tile, j, x);
+    from.weigh(tile, j, x);
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) sum += x[k];
+  }
+  return warp_reduce(sum, Sum{});
+}
+
 // What a final token is drawn from: weights (scale * P - Q)+, or P (times anything) without a draft or without its point.
 // Of a cascade ("mixed"): weights (scale * P - lost * Q)+, with lost_kept for lost where an id is kept.
 struct Remainder {
@@ -154,7 +169,7 @@ struct Remainder {
 
   // The sum of a tile's weights, by a warp; the tile is read only if the row's table does not tell.
   __device__ float mass(int tile, const TileTable& table) const {
-    if (mixed) return mixed_mass(tile);
+    if (mixed) return weighed_mass(*this, tile);  // also where P is 0: Q counts if what is lost of it is negative
     if (table.max[tile] == -INFINITY || table.max[tile] < law.cutoff) return 0.0f;
     if (!cut && !subtracts() && (draft.kind == DraftLaw::Kind::kNone || draft.token / kTile != tile))
       return table.mass[tile];
@@ -172,21 +187,6 @@ struct Remainder {
 #pragma unroll
     for (int k = 0; k < kHeld; k += 2) even += x[k], odd += x[k + 1];
     return warp_reduce(even + odd, Sum{});
-  }
-
- private:
-  // No tile is skipped: Q counts where P is 0 if what is lost of it is negative.
-  __device__ float mixed_mass(int tile) const {
-    float sum = 0.0f;
-#pragma unroll 1
-    for (int j = 0; j < kRuns; ++j) {
-      float x[kRun];
-      load_run(row, tile, j, x);
-      weigh(tile, j, x);
-#pragma unroll
-      for (int k = 0; k < kRun; ++k) sum += x[k];
-    }
-    return warp_reduce(sum, Sum{});
   }
 };
 

@@ -4,33 +4,25 @@
 
 namespace specdec::cuda {
 
-// The children that were tried at the nodes of the path in hand: each node's stand behind its parent's.
-struct Removed {
-  int32_t id[kMostNodes];
-  float prob[kMostNodes];  // P of them as it is now
-};
-
 struct SiblingLaws {
   RowView row;
   RowLaw law;
   DraftLaw draft;
   Siblings left;
-  bool changed;  // P is no longer the row's own
-  Removed* removed;
-  int begin, end;  // its children in `removed`
+  bool changed;      // P is no longer the row's own
+  int32_t* removed;  // the children rejected at the nodes of the path in hand, each node's behind its parent's
+  int begin, end;    // its own of them
 
-  __device__ int find(int32_t id) const {
+  __device__ bool is_removed(int32_t id) const {
     for (int i = begin; i < end; ++i)
-      if (removed->id[i] == id) return i;
-    return -1;
+      if (removed[i] == id) return true;
+    return false;
   }
 
   __device__ float prob(int32_t id) const {
-    const int at = find(id);
-    if (at >= 0) return removed->prob[at];
-    return residual_weight(left.a * prob_at(row, law, id), left.b * draft.prob(id));
+    return is_removed(id) ? 0.0f : residual_weight(left.a * prob_at(row, law, id), left.b * draft.prob(id));
   }
-  __device__ float draft_prob(int32_t id) const { return find(id) >= 0 ? 0.0f : draft.prob(id) * left.inverse_mass; }
+  __device__ float draft_prob(int32_t id) const { return is_removed(id) ? 0.0f : draft.prob(id) * left.inverse_mass; }
   __device__ bool certain() const { return law.one_hot && !changed; }
 
   // P and Q of run j of the lane's ids of a tile, x their target logits; both 0 at the children that were removed.
@@ -46,7 +38,7 @@ struct SiblingLaws {
     for (int i = begin; i < end; ++i) {
 #pragma unroll
       for (int k = 0; k < kRun; ++k)
-        if (held_id(tile, j * kRun + k) == removed->id[i]) p[k] = q[k] = 0.0f;
+        if (held_id(tile, j * kRun + k) == removed[i]) p[k] = q[k] = 0.0f;
     }
   }
 
@@ -56,31 +48,15 @@ struct SiblingLaws {
     of_run(tile, j, x, p, q);
 #pragma unroll
     for (int k = 0; k < kRun; ++k) x[k] = residual_weight(left.a * p[k], left.b * q[k]);
-    for (int i = begin; i < end; ++i) {
-#pragma unroll
-      for (int k = 0; k < kRun; ++k)
-        if (held_id(tile, j * kRun + k) == removed->id[i]) x[k] = removed->prob[i];
-    }
   }
 
-  __device__ float mass(int tile, const TileTable&) const {
-    float sum = 0.0f;
-#pragma unroll 1
-    for (int j = 0; j < kRuns; ++j) {
-      float x[kRun];
-      load_run(row, tile, j, x);
-      weigh(tile, j, x);
-#pragma unroll
-      for (int k = 0; k < kRun; ++k) sum += x[k];
-    }
-    return warp_reduce(sum, Sum{});
-  }
+  __device__ float mass(int tile, const TileTable&) const { return weighed_mass(*this, tile); }
 };
 
-// The sums of (scale P - taken Q)+, and of Q without `id`, over a row's tiles, by a team.
+// The sums of (scale P - taken Q)+ and of Q over a row's tiles, by a team.
 template <bool kClustered>
-__device__ __noinline__ void rejection_sums(const SiblingLaws& at, float scale, float taken, int32_t id,
-                                            float* residuals, float* masses) {
+__device__ __noinline__ void rejection_sums(const SiblingLaws& at, float scale, float taken, float* residuals,
+                                            float* masses) {
   using Group = Team<kClustered>;
   Group::for_each_tile(at.row.tiles(), [&](int tile) {
     float residual = 0.0f, mass = 0.0f;
@@ -90,10 +66,7 @@ __device__ __noinline__ void rejection_sums(const SiblingLaws& at, float scale, 
       load_run(at.row, tile, j, x);
       at.of_run(tile, j, x, p, q);
 #pragma unroll
-      for (int k = 0; k < kRun; ++k) {
-        residual += residual_weight(scale * p[k], taken * q[k]);
-        mass += held_id(tile, j * kRun + k) == id ? 0.0f : q[k];
-      }
+      for (int k = 0; k < kRun; ++k) residual += residual_weight(scale * p[k], taken * q[k]), mass += q[k];
     }
     residual = warp_reduce(residual, Sum{});
     mass = warp_reduce(mass, Sum{});
@@ -101,26 +74,19 @@ __device__ __noinline__ void rejection_sums(const SiblingLaws& at, float scale, 
   });
 }
 
-// P becomes norm((w P - Q)+), unless that is empty, and child `id` leaves Q; returns the sum of (w P - Q)+. By a team.
+// P becomes norm((w P - Q)+), unless that is empty, and child `id` leaves Q; returns the sum of (w P - Q)+. A child is
+// rejected only where w P < Q, so that it leaves P too. By a team.
 template <bool kClustered>
 __device__ float reject(SiblingLaws& at, int32_t id, float w, float* residuals, float* masses) {
   const float scale = rejected_scale(at.left, w), taken = rejected_taken(at.left, w);
-  const float before = at.prob(id), own = residual_weight(w * before, at.draft_prob(id));
-  Team<kClustered>::sync();  // the sums may still be in use
-  rejection_sums<kClustered>(at, scale, taken, id, residuals, masses);
+  Team<kClustered>::sync();  // the sums may still be in use, and what was removed
+  by_one([&] { at.removed[at.end++] = id; });
+  rejection_sums<kClustered>(at, scale, taken, residuals, masses);
   Team<kClustered>::sync();
-  float residual = ordered_sum(residuals, at.row.tiles());
-  const float mass = ordered_sum(masses, at.row.tiles());
-  for (int i = at.begin; i < at.end; ++i) residual += w * at.removed->prob[i];
+  const float residual = ordered_sum(residuals, at.row.tiles()), mass = ordered_sum(masses, at.row.tiles());
   by_one([&] {
     at.left = after_rejection(at.left, w, residual, mass);
-    if (residual > 0) {
-      at.changed = true;
-      for (int i = at.begin; i < at.end; ++i) at.removed->prob[i] *= w / residual;
-    }
-    at.removed->id[at.end] = id;
-    at.removed->prob[at.end] = residual > 0 ? own / residual : before;
-    ++at.end;
+    at.changed = at.changed || residual > 0;
   });
   return residual;
 }

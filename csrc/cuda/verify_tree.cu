@@ -48,7 +48,7 @@ class TreeWalk {
   using Group = Team<kClustered>;
 
   // `list`: of kMaxListed floats, if rows may be cut; `numbers`: see numbers_of.
-  __device__ TreeWalk(const VerifyTreeArgs& tree, int64_t b, State& state, Level* levels, Removed* removed,
+  __device__ TreeWalk(const VerifyTreeArgs& tree, int64_t b, State& state, Level* levels, int32_t* removed,
                       Typical& typical, float* list, float* numbers)
       : tree_(tree), args_(tree.step), state_(state), levels_(levels), removed_(removed), typical_(typical), b_(b) {
     const int64_t link = tree.tree_per_sequence ? b * tree.num_nodes : 0;
@@ -383,7 +383,7 @@ class TreeWalk {
   const VerifyArgs& args_;
   State& state_;
   Level* const levels_;
-  Removed* const removed_;
+  int32_t* const removed_;
   Typical& typical_;
   const int64_t b_;
   const int64_t *parents_, *first_child_, *next_sibling_;
@@ -404,7 +404,7 @@ __global__ void __launch_bounds__(kWalkThreads, 2)
   SPECDEC_DYNAMIC_SHARED(shared);
   SPECDEC_SHARED(State, state, 1);
   SPECDEC_SHARED(Level, levels, kMostLevels);
-  SPECDEC_SHARED(Removed, removed, 1);
+  SPECDEC_SHARED(int32_t, removed, kMostNodes);
   SPECDEC_SHARED(Typical, typical, 1);
   float* const list = reinterpret_cast<float*>(shared);
   const int64_t b = blockIdx.x / Team<kClustered>::size();
