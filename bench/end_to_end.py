@@ -255,7 +255,9 @@ def plot(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     temperatures = sorted({row["temperature"] for row in rows})
     names = list(dict.fromkeys(row["prompts"] for row in rows))
     kinds = list(dict.fromkeys((r["drafter"], r["num_speculative_tokens"]) for r in rows if r["drafter"] != "none"))
-    figure, panels = pyplot.subplots(len(temperatures), 1, figsize=(10, 3.6 * len(temperatures)), squeeze=False)
+    figure, panels = pyplot.subplots(
+        len(temperatures), 1, figsize=(10, 3.6 * len(temperatures) + 0.8), squeeze=False, layout="constrained"
+    )
     width = 0.8 / len(kinds)
     for temperature, panel in zip(temperatures, panels[:, 0], strict=True):
         for i, kind in enumerate(kinds):
@@ -271,16 +273,18 @@ def plot(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
             ratios = [r["ratio"] for r in chosen]
             spread = [[r["ratio"] - r["ratio_min"] for r in chosen], [r["ratio_max"] - r["ratio"] for r in chosen]]
             places = [x + (i - (len(kinds) - 1) / 2) * width for x in range(len(names))]
-            panel.bar(
-                places, ratios, width, yerr=spread, error_kw={"linewidth": 0.8}, label=f"{kind[0]}, K = {kind[1]}"
-            )
+            panel.bar(places, ratios, width, yerr=spread, error_kw={"linewidth": 0.8}, label=f"{kind[0]}, {kind[1]}")
         panel.axhline(1.0, color="black", linewidth=0.8)
         panel.set_xticks(range(len(names)), names)
         panel.set_ylabel("tokens/s over plain decoding")
         panel.set_title("greedy" if temperature == 0 else f"temperature {temperature:g}")
-    panels[0, 0].legend(ncols=2, fontsize="small")
+    # The warmest panel has every way of decoding.
+    handles, labels = panels[-1, 0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, title="drafter, draft length or nodes of the tree", ncols=5, fontsize="small",
+        loc="outside lower center",
+    )  # fmt: skip
     figure.suptitle(title, fontsize="medium")
-    figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
