@@ -116,14 +116,13 @@ def test_lookup_changes_no_token(world: World, acceptance: str, batch: int, pack
     compare(world, acceptance, answers)
 
 
-@pytest.mark.parametrize("acceptance", ["greedy", "match"])
-@pytest.mark.parametrize("kind", ["lookup", "medusa"])
+@pytest.mark.parametrize(("kind", "acceptance"), [("medusa", "greedy"), ("lookup", "match")])
 def test_trees_change_no_token(world: World, kind: str, acceptance: str) -> None:
-    drafter: Drafter = sk.NgramTreeDrafter(num_nodes=12)
+    drafter: Drafter = sk.NgramTreeDrafter(num_nodes=8)
     if kind == "medusa":
         drafter = sk.MedusaDrafter(MedusaHeads.load(SHIPPED_HEADS, world.model))
     with pack_linear_weights(world.model):
-        answers = world.decode(drafter, acceptance, range(len(world.prompts)), 3)
+        answers = world.decode(drafter, acceptance, range(0, len(world.prompts), 2), 3)
     compare(world, acceptance, answers)
 
 
