@@ -378,7 +378,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for target in targets:
         verdict = "ok" if target["reached"] else "MISSED"
         print(f"{target['what']}: {target['measured']:.2f} (target {target['target']}) {verdict}")
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items() if k != "output"} | {
+    settings = {k: v.name if isinstance(v, Path) else v for k, v in vars(arguments).items() if k != "output"} | {
         "model": assets.MODEL_NAME,
         "weights": "packed",
     }
