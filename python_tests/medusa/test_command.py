@@ -12,7 +12,7 @@ import specdec_kernels as sk
 from python_tests.decoding.models import tiny
 from python_tests.medusa.test_training import patterned
 from specdec_kernels import cli
-from specdec_kernels.medusa import MedusaHeads, command, extract
+from specdec_kernels.medusa import Document, MedusaHeads, command, extract
 
 
 class Tokenizer:
@@ -24,7 +24,8 @@ class Tokenizer:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def prepare(model: Any, tokenizer: Any, folder: Path, num_tokens: int, seed: int, advance: Any) -> list[Path]:
         assert model.dtype == torch.bfloat16
-        features = extract(tiny("llama"), patterned(40))
+        texts = [Document(text.tokens, first=5 * (i % 2 == 0)) for i, text in enumerate(patterned(40))]
+        features = extract(tiny("llama"), texts)
         features.save(folder / "shard.safetensors")
         advance(features.tokens.numel())
         return [folder / "shard.safetensors"]
@@ -44,7 +45,9 @@ def test_heads_are_trained_calibrated_and_described(folder: Path, capsys: pytest
     heads = MedusaHeads.load(folder / "heads.safetensors", tiny("llama"))
     assert heads.accuracy is not None and heads.accuracy.shape == (2, 10) and float(heads.accuracy[:, 0].min()) > 0.5
     assert heads.card["tokens"] == 38 * 20 and heads.card["tokens held out"] == 2 * 20
-    assert heads.card["mean of the last losses"] < heads.card["first loss"]
+    assert heads.card["tokens predicted"] == 20 * 15 + 18 * 19  # 18: two of those without a prompt are held out
+    assert heads.card["self-distilled share of those"] == 20 * 15 / (20 * 15 + 18 * 19)
+    assert heads.card["mean of the last 60 losses"] < heads.card["first loss"]
     card = (folder / "heads.md").read_text()
     assert "- steps: 60" in card and f"| 1 | {float(heads.accuracy[1, 0]):.4f} |" in card
     drafter = sk.MedusaDrafter(heads)

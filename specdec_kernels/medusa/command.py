@@ -136,24 +136,29 @@ def _card(
     losses: list[float],
 ) -> dict[str, Any]:  # fmt: skip
     """What a reader of the heads' file wants to know."""
+    from ..demo import assets
+
     labels = train.next_tokens()
-    labels = labels[labels >= 0]
+    predicted = labels >= 0
+    distilled = (train.firsts > 0)[train.documents()]  # what follows a prompt the model wrote
     last = losses[-100:]
     return {
-        "model": "SmolLM2-135M-Instruct" if arguments.model is None else arguments.model.name,
-        "text": "two thirds self-distilled, one third the Python standard library's source",
+        "model": assets.MODEL_NAME if arguments.model is None else arguments.model.name,
+        "text": "self-distilled, and the Python standard library's source",
         "tokens": train.tokens.numel(),
+        "tokens predicted": int(predicted.sum()),
+        "self-distilled share of those": float(distilled[predicted].double().mean()),
         "tokens held out": held_out.tokens.numel(),
         "heads": heads.num_heads,
         "vocabulary": len(heads.token_map),
-        "vocabulary's share of the tokens": float((heads.draft_labels(labels) >= 0).double().mean()),
+        "vocabulary's share of the tokens": float((heads.draft_labels(labels[predicted]) >= 0).double().mean()),
         "shared W2": len(heads.w2) == 1,
         "steps": recipe.steps,
         "tokens a step": recipe.batch_size,
         "learning rate": recipe.learning_rate,
         "seed": recipe.seed,
         "first loss": losses[0],
-        "mean of the last losses": sum(last) / len(last),
+        f"mean of the last {len(last)} losses": sum(last) / len(last),
     }
 
 

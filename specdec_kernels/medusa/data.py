@@ -99,7 +99,7 @@ class Features:
 
     def _tokens_after(self, distances: range) -> Tensor:
         n = self.tokens.numel()
-        document = self._documents()
+        document = self.documents()
         wanted = torch.arange(n)[:, None] + torch.tensor(list(distances))
         begin = (self.starts + self.firsts)[document][:, None]
         inside = (wanted >= begin) & (wanted < self._ends()[document][:, None])
@@ -108,7 +108,7 @@ class Features:
     def _ends(self) -> Tensor:
         return torch.cat([self.starts[1:], torch.tensor([self.tokens.numel()])])
 
-    def _documents(self) -> Tensor:
+    def documents(self) -> Tensor:
         """``[n]`` int64: which document each token belongs to."""
         return torch.repeat_interleave(self._ends() - self.starts)
 
@@ -130,7 +130,7 @@ class Features:
         return self._select(~out), self._select(out)
 
     def _select(self, chosen: Tensor) -> Features:
-        rows = chosen[self._documents()]
+        rows = chosen[self.documents()]
         lengths = (self._ends() - self.starts)[chosen]
         starts = lengths.cumsum(0) - lengths
         return Features(self.hidden[rows], self.tokens[rows], starts, self.firsts[chosen])

@@ -49,8 +49,8 @@ class Recipe:
         Of the order of the data.
     """
 
-    steps: int = 2000
-    batch_size: int = 1024
+    steps: int = 3000
+    batch_size: int = 512
     learning_rate: float = 2e-3
     backbone_learning_rate: float = 5e-4
     warm_up_steps: int = 100
