@@ -326,6 +326,19 @@ def test_joint_losses_begin_at_the_formulas() -> None:
     assert not model.training and not next(model.parameters()).requires_grad
 
 
+@pytest.mark.parametrize("still", ["learning_rate", "backbone_learning_rate"])
+def test_heads_and_backbone_have_learning_rates_of_their_own(still: str) -> None:
+    features = extract(tiny("llama"), patterned(6))
+    model, heads = tiny("llama"), trainable(features)
+    before = [p.clone() for module in (heads, model) for p in module.parameters()]
+    train_jointly(model, heads, features, Recipe(steps=2, batch_size=6, ramp_steps=0, **{still: 0.0}))  # type: ignore[arg-type]
+    after = [p for module in (heads, model) for p in module.parameters()]
+    moved = [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
+    mine = len(list(heads.parameters()))
+    of_heads, of_backbone = any(moved[:mine]), any(moved[mine:])
+    assert (of_heads, of_backbone) == (still != "learning_rate", still != "backbone_learning_rate")
+
+
 # --- calibration ------------------------------------------------------------------------------------------------------
 
 
