@@ -13,8 +13,8 @@ model's vocabulary costs as much as a fifth of the model. And the heads share W2
 once a step for all of them, and stored once. In a short trial that cost no accuracy: of four heads of SmolLM2-135M,
 after 200 steps of 512 tokens, the best token was right on held-out text in 0.157, 0.097, 0.077 and 0.061 of all cases
 with one W2 of 4677 rows (8 MB in float16), and in 0.161, 0.100, 0.074 and 0.059 with a W2 of 4096 rows each (22 MB);
-2618 tokens, standard error 0.007 or less (``specdec medusa train FILE --tokens 50000 --steps 200 --threads 1``, and with
-``--separate --vocab 4096``).
+2618 tokens, standard error 0.007 or less (``specdec medusa train FILE --tokens 50000 --steps 200 --threads 1``, and
+with ``--separate --vocab 4096``).
 """
 
 from __future__ import annotations
