@@ -23,8 +23,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
     parser.addoption(
         "--cases", type=int, default=1500, metavar="N",
-        help="random cases of each op and backend in test_backends_agree.py, a tenth of it on interpreted Triton "
-        "(10000 in .ci/run)",
+        help="random cases of each op and backend in test_backends_agree.py and test_trees_agree.py, a tenth of it on "
+        "interpreted Triton (10000 in .ci/run)",
+    )  # fmt: skip
+    parser.addoption(
+        "--seed", type=int, default=0, metavar="N", help="other random cases of them for each N (0 in .ci/run)",
     )  # fmt: skip
     parser.addoption(
         "--every-case", action="store_true",

@@ -5,6 +5,8 @@
 - every address that a mask lets through must lie in a tensor that was passed to the kernel (the interpreter itself
   reads and writes whatever memory is there);
 - the programs of a launch run in a random order, so that one that reads what another writes shows;
+- prefix sums are added in a tree, as on a GPU: added one after the other, a thousand equal weights are rounded to the
+  same side each time, and tokens change;
 - a module's language functions are exchanged once, not at each call of a device function;
 - a language function decides once what to do with operands of some types, not at each call (`Plans`).
 
@@ -293,6 +295,17 @@ def faster(interpreter: ModuleType) -> dict[str, Any]:
     return {"_patch_attr": patch, "_get_np_dtype": known_np_dtype}
 
 
+def prefix_sums(self: Any, values: Any) -> list[Any]:
+    """In the place of the interpreter's ``ScanOps.cumsum``."""
+    sums = values.handle.data.copy()
+    last = np.moveaxis(sums, self.axis, -1)
+    distance = 1
+    while distance < last.shape[-1]:
+        last[..., distance:] += last[..., :-distance]
+        distance *= 2
+    return [self.to_tensor(sums, dtype=values.dtype)]
+
+
 @contextmanager
 def checked(seed: int = 0) -> Iterator[None]:
     """Within: launches are checked, and run their programs in the random order of `seed`."""
@@ -341,6 +354,7 @@ def checked(seed: int = 0) -> Iterator[None]:
         mock.patch.object(executor, "__call__", run),
         mock.patch.multiple(interpreter, _patch_lang=patch_once, **faster(interpreter)),
         mock.patch.object(type(builder), "set_grid_idx", shuffled),
+        mock.patch.object(interpreter.ScanOps, "cumsum", prefix_sums),
         mock.patch.multiple(type(builder), **{name: guarded(name) for name in ADDRESS_OPS}),
         np.errstate(all="ignore"),  # infinities meet in lanes that no result keeps
     ):

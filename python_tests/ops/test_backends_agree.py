@@ -1,14 +1,13 @@
 """One law, one noise: random cases of every kind give the same tokens on every backend, the interpreted ones included.
 
 Where a border lies within float32 error a token may differ: test_properties.py says how those cases are predicted. Here
-each backend runs ``--cases N`` random cases of each op that draws, sizes, parameters, ties, −inf, NaN and +inf mixed,
-and the other ops on some of the same rows.
+each backend runs ``--cases N`` random cases of each op that draws (others with another ``--seed``), sizes, parameters,
+ties, −inf, NaN and +inf mixed, and the other ops on some of the same rows.
 """
 
 from __future__ import annotations
 
 import importlib
-import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -41,7 +40,7 @@ reference_sample = importlib.import_module("specdec_kernels.backends.reference.s
 reference_stats = importlib.import_module("specdec_kernels.backends.reference.row_stats").row_stats
 
 
-def examples(seed: int) -> Any:
+def examples(seed: int) -> Iterator[dict[str, Any]]:
     """Endless random examples for test_properties.build, of the choices there, and rows to spoil."""
     choose = random.Random(seed)
 
@@ -93,14 +92,10 @@ def make(example: dict[str, Any], cases: int) -> chains.Arguments:
 class Example:
     """The `number`-th example, and what the reference says of it: computed once, as every backend gets the same."""
 
-    drawn: ClassVar[list[dict[str, Any]]] = []
-    endless: ClassVar[Iterator[dict[str, Any]]] = examples(seed=7)
     known: ClassVar[dict[Any, Any]] = {}  # by function, number and size of the batch
 
-    def __init__(self, number: int, cases: int) -> None:
-        while len(self.drawn) <= number:
-            self.drawn.append(next(self.endless))
-        self.e = self.drawn[number]
+    def __init__(self, number: int, e: dict[str, Any], cases: int) -> None:
+        self.e = e
         self.key = number, batch_of(self.e, cases)
         self.arguments = make(self.e, cases)
 
@@ -200,8 +195,8 @@ def test_every_backend_agrees_with_the_reference(backend: Backend, pytestconfig:
     wanted = backend.cases(pytestconfig.getoption("cases"))
     counts: Counter[str] = Counter()
     counted.pop(str(backend), None)
-    for number in itertools.count():
-        one = Example(number, wanted)
+    for number, e in enumerate(examples(7 + pytestconfig.getoption("seed"))):
+        one = Example(number, e, wanted)
         compare_chains(backend, one.e, one.arguments, *one.expected(expected_chain))
         compare_rows(backend, one)
         if counts["cases"] < wanted:

@@ -51,6 +51,16 @@ if REASON is None:
         tl.store(out + 4 * BLOCK + ids, tl.where(a > 0, a, b.to(tl.float64)))
 
     @triton.jit
+    def summed(x, out, AXIS: tl.constexpr):
+        at = tl.arange(0, 64)[:, None] * 16 + tl.arange(0, 16)[None, :]
+        tl.store(out + at, tl.cumsum(tl.load(x + at), AXIS))
+
+    @triton.jit
+    def added_up(x, out, BLOCK: tl.constexpr):
+        ids = tl.arange(0, BLOCK)
+        tl.store(out + ids, tl.cumsum(tl.load(x + ids), 0))
+
+    @triton.jit
     def moved(x):
         tl.store(x, tl.load(x, mask=tl.load(x) < 0, other=tl.load(x + 1)))
 
@@ -61,6 +71,22 @@ def test_correct_kernels_pass() -> None:
         row_maxima[(4,)](x, out, 100, BLOCK=128, MASKED=True)
         counted[(6,)](count, 3)
     assert torch.equal(out, x.amax(1)) and count.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_prefix_sums_run_along_their_axis(axis: int) -> None:
+    x = torch.randint(-50, 50, (64, 16), dtype=torch.int32)
+    out = torch.empty_like(x)
+    with interpreted.checked():
+        summed[(1,)](x, out, AXIS=axis)
+    assert torch.equal(out, x.cumsum(axis, dtype=torch.int32))
+
+
+def test_prefix_sums_of_equal_numbers_do_not_drift() -> None:
+    x, out = torch.full((1024,), 1 / 940), torch.empty(1024)
+    with interpreted.checked():
+        added_up[(1,)](x, out, BLOCK=1024)
+    assert (out.double() - x.double().cumsum(0)).abs().max() < 3e-7  # one after the other: 5.4e-6
 
 
 def test_a_missing_mask_is_found() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -118,7 +119,7 @@ def gather_kv_(
     tensors = _tensors(op, cache)
     layouts = _layouts(op, layout, block_table is not None)
     _check_cache(op, tensors, layouts, batch, device)
-    key_layout, value_layout = ([_KINDS[letter] for letter in letters] for letters in layouts)
+    key_layout, value_layout = ([_KINDS[letter] for letter in letters] for letters in (layouts[0], layouts[-1]))
     out = dispatch(op, _op, backend, device)(
         tensors, key_layout, value_layout, accepted_nodes, context_lengths, block_table
     )
@@ -141,16 +142,16 @@ def _tensors(op: str, cache: Any) -> list[Any]:
     return [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
 
 
-def _layouts(op: str, layout: str | tuple[str, str] | None, paged: bool) -> tuple[list[str], list[str]]:
-    """The letters of keys' and values' layouts."""
+def _layouts(op: str, layout: str | tuple[str, str] | None, paged: bool) -> tuple[list[str], ...]:
+    """The letters of the layout of all tensors, or those of keys' and values'."""
     if layout is None or isinstance(layout, str):
-        letters = _letters(op, ("nshd" if paged else "bhsd") if layout is None else layout, paged)
-        return letters, letters
+        return (_letters(op, ("nshd" if paged else "bhsd") if layout is None else layout, paged),)
     if not isinstance(layout, (tuple, list)) or len(layout) != 2 or not all(isinstance(text, str) for text in layout):
         raise TypeError(f"{op}: layout must be a str or a pair of them, got {layout!r}")
     return _letters(op, layout[0], paged), _letters(op, layout[1], paged)
 
 
+@functools.cache
 def _letters(op: str, text: str, paged: bool) -> list[str]:
     """The letters of one layout, ``(bh)`` being one; ValueError unless it is one."""
     before, merged, after = text.partition("(bh)")
@@ -172,10 +173,10 @@ def _check_columns(op: str, argument: str, value: object, batch: int, width: str
 
 
 def _check_cache(
-    op: str, tensors: list[Tensor], layouts: tuple[list[str], list[str]], batch: int, device: torch.device
+    op: str, tensors: list[Tensor], layouts: tuple[list[str], ...], batch: int, device: torch.device
 ) -> None:
     """TypeError or ValueError unless every tensor is one of its layout; tensors that are alike are looked at once."""
-    if layouts[0] != layouts[1] and len(tensors) % 2:
+    if len(tensors) % len(layouts):
         raise ValueError(
             f"{op}: cache must be keys and values in turn where layout is a pair, got {len(tensors)} tensors"
         )
@@ -184,27 +185,28 @@ def _check_cache(
     for number, tensor in enumerate(tensors):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{op}: cache[{number}] must be a tensor, got {type(tensor).__name__}")
-        shape, strides = tensor.shape, tensor.stride()
-        kind = (number % 2, shape, strides, tensor.device)
+        letters = layouts[number % len(layouts)]
+        shape, strides, place = tensor.shape, tensor.stride(), tensor.device
+        kind = (number % len(layouts), shape, strides, place)
         if kind in seen:
             continue
         seen.add(kind)
-        name, letters = f"cache[{number}]", layouts[number % 2]
-        if tensor.device != device:
-            raise ValueError(f"{op}: {name} must be on {device}, got {tensor.device}")
-        sizes = dict(zip(letters, shape, strict=False))
-        merged = sizes.get("(bh)", 0)
-        if (
-            len(shape) != len(letters)
-            or any(known.get(letter, size) != size for letter, size in sizes.items())
-            or (merged % batch if batch else merged)
-        ):
+        if place != device:
+            raise ValueError(f"{op}: cache[{number}] must be on {device}, got {place}")
+        right, shared = len(shape) == len(letters), False
+        for letter, size, stride in zip(letters, shape, strides, strict=False):
+            if letter == "(bh)":
+                right &= size % batch == 0 if batch else size == 0
+            else:
+                right &= known.get(letter, size) == size
+            shared |= stride == 0 and size > 1
+        if not right:
             names = (f"{_NAMES[k]}={known[k]}" if k in known else _NAMES[k].format(batch=batch) for k in letters)
-            raise shape_error(op, name, f"[{', '.join(names)}]", tensor)
+            raise shape_error(op, f"cache[{number}]", f"[{', '.join(names)}]", tensor)
+        if shared:
+            raise ValueError(f"{op}: cache[{number}] must have a place for each element, got strides {strides}")
         if "n" in letters:
-            known["s"] = sizes["s"]  # blocks are of one size
-        if any(stride == 0 and size > 1 for size, stride in zip(shape, strides, strict=True)):
-            raise ValueError(f"{op}: {name} must have a place for each element, got strides {strides}")
+            known["s"] = shape[letters.index("s")]  # blocks are of one size
     if not torch.compiler.is_compiling():
         addresses = [address for tensor in tensors if (address := tensor.data_ptr())]  # 0: an empty one
         if len(set(addresses)) < len(addresses):
