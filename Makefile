@@ -68,13 +68,13 @@ $(PY):
 	@$(PYTHON) -m venv $(VENV) || { rm -rf .venv; echo \
 	  "$(PYTHON) cannot make a virtual environment (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
 
-$(REQUIREMENTS): requirements-test.txt | $(PY)
+$(REQUIREMENTS): requirements-test.txt .ci/pins.py | $(PY)
 	@$(PIP) --version >/dev/null 2>&1 || $(PY) -m ensurepip || { echo "$(VENV) has no pip" >&2; exit 1; }
 	@if $(PY) -c '$(HAS_TORCH)' 2>/dev/null; then echo "==> keeping the torch that $(VENV) already has"; else \
 	  echo "==> installing PyTorch into $(VENV) (once; it is large: minutes, depending on the network)"; \
 	  $(PIP) install "$$(grep '^torch==' requirements-test.txt)"; fi
 	@echo "==> installing the other packages (once; about a minute)"
-	@grep -v '^torch==' requirements-test.txt > $(REQUIREMENTS).txt
+	@$(PY) .ci/pins.py < requirements-test.txt > $(REQUIREMENTS).txt
 	@$(PIP) install -q -r $(REQUIREMENTS).txt
 	@touch $@
 
