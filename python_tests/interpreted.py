@@ -313,6 +313,7 @@ def checked(seed: int = 0) -> Iterator[None]:
 
     executor, builder = interpreter.GridExecutor, interpreter.interpreter_builder
     launch, patch, place = executor.__call__, interpreter._patch_lang, type(builder).set_grid_idx
+    patch_tensor = interpreter._patch_lang_tensor
     order = random.Random(seed)
     memory = Memory([])
     patched: set[int] = set()
@@ -329,6 +330,10 @@ def checked(seed: int = 0) -> Iterator[None]:
             patched.add(id(function.__globals__))
             scopes.callback(patch(function).restore)
         return SimpleNamespace(restore=lambda: None)  # what a launch calls at its end
+
+    def patch_index(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())  # Triton 3.6's fails with NumPy 2.4
 
     def shuffled(self: Any, *index: int) -> None:
         if not turns:
@@ -352,7 +357,9 @@ def checked(seed: int = 0) -> Iterator[None]:
     with (
         ExitStack() as scopes,
         mock.patch.object(executor, "__call__", run),
-        mock.patch.multiple(interpreter, _patch_lang=patch_once, **faster(interpreter)),
+        mock.patch.multiple(
+            interpreter, _patch_lang=patch_once, _patch_lang_tensor=patch_index, **faster(interpreter)
+        ),
         mock.patch.object(type(builder), "set_grid_idx", shuffled),
         mock.patch.object(interpreter.ScanOps, "cumsum", prefix_sums),
         mock.patch.multiple(type(builder), **{name: guarded(name) for name in ADDRESS_OPS}),

@@ -79,7 +79,7 @@ def verify_tree(
             try_siblings, (batch,), *target.address, tiles, vocab, *rows, *draft.arguments, uniform_samples,
             *nodes.arguments, empty(batch, tiles, dtype=torch.float32), empty(batch, num_nodes),
             empty(batch, max_depth + 1, 5, dtype=torch.float32), *out,
-            TRAVERSAL=acceptance == TRAVERSAL, TILES=tiles_a_program(vocab, 4), ROW_TILES=row_tiles, warps=16,
+            TRAVERSAL=acceptance == TRAVERSAL, TILES=tiles_a_program(vocab, 2), ROW_TILES=row_tiles, warps=16,
             registers=128, **sizes,
         )  # fmt: skip
     elif is_typical:
