@@ -357,9 +357,7 @@ def checked(seed: int = 0) -> Iterator[None]:
     with (
         ExitStack() as scopes,
         mock.patch.object(executor, "__call__", run),
-        mock.patch.multiple(
-            interpreter, _patch_lang=patch_once, _patch_lang_tensor=patch_index, **faster(interpreter)
-        ),
+        mock.patch.multiple(interpreter, _patch_lang=patch_once, _patch_lang_tensor=patch_index, **faster(interpreter)),
         mock.patch.object(type(builder), "set_grid_idx", shuffled),
         mock.patch.object(interpreter.ScanOps, "cumsum", prefix_sums),
         mock.patch.multiple(type(builder), **{name: guarded(name) for name in ADDRESS_OPS}),
