@@ -144,14 +144,14 @@ def _tensors(op: str, cache: Any) -> list[Any]:
 
 def _layouts(op: str, layout: str | tuple[str, str] | None, paged: bool) -> tuple[list[str], ...]:
     """The letters of the layout of all tensors, or those of keys' and values'."""
+    letters = _letters if torch.compiler.is_compiling() else _known_letters  # Dynamo warns of a cache
     if layout is None or isinstance(layout, str):
-        return (_letters(op, ("nshd" if paged else "bhsd") if layout is None else layout, paged),)
+        return (letters(op, ("nshd" if paged else "bhsd") if layout is None else layout, paged),)
     if not isinstance(layout, (tuple, list)) or len(layout) != 2 or not all(isinstance(text, str) for text in layout):
         raise TypeError(f"{op}: layout must be a str or a pair of them, got {layout!r}")
-    return _letters(op, layout[0], paged), _letters(op, layout[1], paged)
+    return letters(op, layout[0], paged), letters(op, layout[1], paged)
 
 
-@functools.cache
 def _letters(op: str, text: str, paged: bool) -> list[str]:
     """The letters of one layout, ``(bh)`` being one; ValueError unless it is one."""
     before, merged, after = text.partition("(bh)")
@@ -162,6 +162,9 @@ def _letters(op: str, text: str, paged: bool) -> list[str]:
     if not (known and right and "s" in letters) or {"(bh)", "h"} <= set(letters):
         raise ValueError(f"{op}: layout must be made {_PAGED if paged else _DENSE}, got {text!r}")
     return letters
+
+
+_known_letters = functools.cache(_letters)
 
 
 def _check_columns(op: str, argument: str, value: object, batch: int, width: str, device: torch.device) -> None:
