@@ -434,7 +434,7 @@ PAGES = torch.zeros(6, 4, 3, 2)
         ({"cache": DynamicCache(config=LlamaConfig(num_hidden_layers=1))}, TypeError, "cache[0] must be a tensor"),
         ({"cache": [CACHE[0][0]]}, ValueError, "cache[0] must be [batch=2, heads, rows, dim], got [3, 10, 4]"),
         ({"cache": [CACHE[0][:1]]}, ValueError, "cache[0] must be [batch=2, heads, rows, dim], got [1, 3, 10, 4]"),
-        ({"cache": [torch.zeros(2, 10, 4)]}, ValueError, "cache[0] must be [batch=2, heads, rows, dim], got [2, 10, 4]"),
+        ({"cache": [torch.zeros(2, 9, 4)]}, ValueError, "cache[0] must be [batch=2, heads, rows, dim], got [2, 9, 4]"),
         ({"cache": [CACHE[0].to("meta")]}, ValueError, "cache[0] must be on cpu, got meta"),
         ({"cache": [CACHE[0][:, :1].expand(2, 3, 10, 4)]}, ValueError, "cache[0] must have a place for each element"),
         ({"cache": [CACHE[0], CACHE[0][..., :2]]}, ValueError, "cache must hold each tensor once"),
