@@ -27,7 +27,7 @@ CASES = {  # as a heading has them: as the results do
     "sample": "sample", "typical": "typical", "traversal": "traversal",
 }  # fmt: skip
 PEERS = {"eager PyTorch": "eager", "torch.compile": "compile", "transformers": "transformers"}
-LOOKUP = "greedy, lookup, K = 7"
+LOOKUP, NGRAMS = "greedy, lookup, K = 7", "T = 1, n-gram model, K = 3"  # columns
 SIZES = [(vocab, batch) for vocab in (49152, 128256) for batch in (1, 8)]
 
 Expected = list[float]
@@ -131,7 +131,7 @@ def end_to_end(label: str, column: str) -> Expected:
                 if r["prompts"] == prompts and r["num_speculative_tokens"] == "auto"]  # fmt: skip
         return [min(auto), max(auto)]
     temperature, drafter, number = {
-        "greedy, lookup, K = 7": (0.0, "lookup", 7), "T = 1, n-gram model, K = 3": (1.0, "ngram-lm", 3),
+        LOOKUP: (0.0, "lookup", 7), NGRAMS: (1.0, "ngram-lm", 3),
     }[column]  # fmt: skip
     if name == "end_to_end_quote" and temperature:
         return []
@@ -236,9 +236,7 @@ def test_every_figure_of_a_table_is_that_of_the_results(page: str) -> None:
     wrong, seen = [], 0
     for name, (head, *body) in tables(page):
         if name is None:
-            assert page == "README.md" and head[0] in WORDS_ONLY, (
-                f"{page}: a table of {head} with no <!-- figures: … --> above"
-            )
+            assert page == "README.md" and head[0] in WORDS_ONLY, f"{page}: no comment above {head}"
             continue
         for label, *cells in body:
             for column, cell in zip(head[1:], cells, strict=True):

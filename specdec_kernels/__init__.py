@@ -1,7 +1,7 @@
-"""The verify step of speculative decoding: raw logits in, accepted tokens out, on the device and in the target's law.
+"""The verify step of speculative decoding: raw logits in, accepted tokens out, with the target's distribution.
 
-`verify_chain` is the heart; `sample`, `row_stats`, `uniform_samples` and `noise_keys` serve it; `generate` is a thin
-decoding loop around them. ``sk.backends()`` says what runs where.
+`verify_chain` is the heart, `verify_tree` the same for token trees; `sample`, `row_stats`, `uniform_samples` and
+`noise_keys` serve them; `generate` is a thin decoding loop around them. ``sk.backends()`` says what runs where.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The cache is preallocated and knows no lengths: the caller says where each forward writes (`RaggedCache.place`) and
 masks what a sequence may see. Rows past a sequence's length are never visible and are written again before they become
-so; rolling back rejected draft tokens is therefore nothing but continuing from a smaller length, on the device, without
-a copy.
+so: to roll back rejected draft tokens is to continue from a smaller length, on the device, without a copy.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class RaggedCache(Cache):
     capacity : int
         Rows of one sequence. A forward of `n` rows needs ``start + n <= capacity`` for every sequence.
     reported_length : int
-        What ``get_seq_length`` answers. No served model uses it for anything but a default position, except T5 (see
+        What ``get_seq_length`` returns. No served model uses it for anything but a default position, except T5 (see
         `specdec_kernels.decoding.runner.TransformersRunner`).
     """
 
