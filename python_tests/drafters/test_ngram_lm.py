@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner, prompts
-from specdec_kernels.decoding import GenerationOutput, generate
+from specdec_kernels import GenerationOutput, generate
 from specdec_kernels.drafters import Drafter, NgramLMDrafter, NgramTable, NoDrafter
 
 VOCAB = 23

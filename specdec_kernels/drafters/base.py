@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ..decoding.runner import Runner
+from ..decoding.state import DecodingState, StepResult
 from ..sampling import SamplingParams
 from ..tree import DraftTree
 from ..types import PLACEHOLDER_TOKEN_ID, RowStats, TokenMap
-
-if TYPE_CHECKING:
-    from ..decoding.state import DecodingState, StepResult
 
 
 @dataclass(frozen=True)
@@ -103,10 +101,13 @@ class Drafter(ABC):
         then be a step behind: `commit` gets a step's result when the next one is under way.
     gives_logits : bool
         True: each `Draft` of tokens has `logits`, which target laws other than `sk.laws.Lossy` need.
+    runner : Runner or None
+        What runs the drafter's model, if it has one: not the target's.
     """
 
     capturable: bool = False
     gives_logits: bool = False
+    runner: Runner | None = None
 
     @abstractmethod
     def start(self, state: DecodingState) -> None:

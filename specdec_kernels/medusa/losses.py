@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..drafters.medusa_heads import MedusaHeads
 from .data import IGNORED
-from .heads import MedusaHeads
 
 HEAD_DECAY = 0.8
 """λₖ = 0.8ᵏ, k from 0: later heads, whose losses are larger, weigh less."""

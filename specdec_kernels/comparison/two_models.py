@@ -1,41 +1,32 @@
-"""What the loops without speculation share: a target and a draft, and the record of what they write."""
+"""What the loops without speculation share: a target and a draft at work on the same texts."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..decoding.costs import synchronize
+from ..decoding.request import Request, check_draft
+from ..decoding.runner import Runner
+from ..decoding.state import DecodingState
+from ..integrations.runners import as_runner
 from ..sampling import SamplingParams
 from ..types import PLACEHOLDER_TOKEN_ID, RowStats
-from .arguments import check_draft, check_text, end_ids, make_prompt, make_seeds
-from .generate import make_output
-from .output import GenerationOutput, Recorder
-from .runner import Runner, as_runner
-from .schedule import synchronize
-from .state import DecodingState
-from .step import advance, take_in
 
 MAX_ROWS = 64
 """Rows of a sequence that one forward is fed, where only the last one's logits are wanted: all of them are made."""
 
 
+@dataclass(frozen=True)
 class TwoModels:
-    """A target and a draft at work on the same texts, and the record of what they write.
-
-    Parameters
-    ----------
-    caller : str
-        Begins error messages.
-    model, draft_model, input_ids, attention_mask, sampling, draft_sampling, seeds, max_new_tokens, eos_token_id
-        As given to `caller`.
-    max_draft_tokens : int
-        Draft tokens that a step puts to the test at most.
+    """A target and a draft at work on the same texts.
 
     Attributes
     ----------
@@ -45,45 +36,41 @@ class TwoModels:
         ``[num_eos]`` int64, perhaps none.
     state : DecodingState
         Of the texts, with the target's sampling parameters.
-    recorder : Recorder
-    target_forwards, draft_steps : int
-        For the statistics; the loop counts.
     """
 
-    def __init__(
-        self,
+    target: Runner
+    draft: Runner
+    draft_sampling: SamplingParams
+    ends: Tensor
+    state: DecodingState
+
+    @staticmethod
+    def begin(
         caller: str,
         model: Any,
         draft_model: Any,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        sampling: SamplingParams,
+        request: Request,
         draft_sampling: SamplingParams | None,
-        seeds: Tensor | None,
-        max_new_tokens: int,
         max_draft_tokens: int,
-        eos_token_id: int | Iterable[int] | None,
-    ) -> None:
-        self._model, self._input_ids = model, input_ids
-        self.target, self.draft = as_runner(model, caller), as_runner(draft_model, caller)
-        check_text(caller, self.target, input_ids, attention_mask, sampling, seeds, max_new_tokens)
-        if self.draft is self.target:
+    ) -> TwoModels:
+        """Check what `caller` was given; a step of it puts at most `max_draft_tokens` to the test."""
+        target, draft = as_runner(model, caller), as_runner(draft_model, caller)
+        request.check(caller, target)
+        if draft is target:
             raise ValueError(f"{caller}: draft_model must be a Runner of its own, got the target's")
-        ends = end_ids(caller, model, self.target, eos_token_id)
-        self.ends = input_ids.new_empty(0, dtype=torch.int64) if ends is None else ends
-        self.draft_sampling = sampling if draft_sampling is None else draft_sampling
-        prompt = make_prompt(self.target, input_ids, attention_mask)
-        seeds = make_seeds(seeds, self.target, input_ids.shape[0])
-        self.state = DecodingState.begin(
-            prompt, self.target, "token", sampling, seeds, max_new_tokens, max_draft_tokens
-        )
-        check_draft(caller, self.draft, self.state, "draft_sampling", draft_sampling)
-        self.recorder = Recorder(self.state.batch_size, max_new_tokens, max_draft_tokens)
-        self.target_forwards = self.draft_steps = 0
+        ends = request.ends(caller, target)
+        if ends is None:
+            ends = request.input_ids.new_empty(0, dtype=torch.int64)
+        state = DecodingState.begin(
+            request.prompt(target), target, "token", request.sampling, request.make_seeds(target),
+            request.max_new_tokens, max_draft_tokens,
+        )  # fmt: skip
+        check_draft(caller, draft, state, "draft_sampling", draft_sampling)
+        return TwoModels(target, draft, request.sampling if draft_sampling is None else draft_sampling, ends, state)
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Within, both have read the prompts."""
+    def at_work(self) -> Iterator[Callable[[], tuple[float, float]]]:
+        """Within, both have read the prompts; called, what it gives says the seconds that took, and those since."""
         with torch.inference_mode(), ExitStack() as cleanup:
             began = time.perf_counter()
             for runner in (self.target, self.draft):
@@ -91,19 +78,8 @@ class TwoModels:
                 runner.start(self.state.prompt, self.state.capacity)
                 runner.prefill(self.state.prompt)
             synchronize(self.state.device)
-            self._started = time.perf_counter()
-            self._seconds_prefill = self._started - began
-            yield
-
-    def record(self, outcome: Tensor) -> None:
-        """Take in a step of the batch: the one transfer of its outcome to the host."""
-        self.recorder.add(take_in(self.state, outcome.cpu().numpy()))
-
-    def output(self) -> GenerationOutput:
-        """What was recorded."""
-        seconds = (self._seconds_prefill, time.perf_counter() - self._started)
-        stats = self.recorder.stats(self.target_forwards, self.draft_steps, seconds)
-        return make_output(self._model, self.target, self._input_ids, self.recorder, stats)
+            started = time.perf_counter()
+            yield lambda: (started - began, time.perf_counter() - started)
 
 
 def last_row(runner: Runner, state: DecodingState, unseen: int) -> Tensor:
@@ -124,13 +100,14 @@ def append(
 ) -> Tensor:
     """Append `tokens` ``[batch, width + 1]``, −1 after those of a sequence, to every active one.
 
-    The counts and flags are ``[batch]``, and those of idle sequences do not matter. Returns the outcome, for `take_in`.
+    The counts and flags are ``[batch]``, and those of idle sequences do not matter. Returns the outcome, for
+    `DecodingState.take_in`.
     """
     idle = ~state.active
     tokens = tokens.masked_fill(idle[:, None], PLACEHOLDER_TOKEN_ID)
     num_tokens = (tokens != PLACEHOLDER_TOKEN_ID).sum(1)
     num_drafted, num_accepted = num_drafted.masked_fill(idle, -1), num_accepted.masked_fill(idle, 0)
-    return advance(state, tokens, num_tokens, num_drafted, num_accepted, status.masked_fill(idle, 0), ends)
+    return state.append(tokens, num_tokens, num_drafted, num_accepted, status.masked_fill(idle, 0), ends)
 
 
 def raw_log_probs(logits: Tensor, stats: RowStats, tokens: Tensor) -> Tensor:
