@@ -11,6 +11,7 @@ from python_tests import emulated, interpreted
 
 interpreted.prepare()  # before anything imports triton
 
+from python_tests.progress import Progress  # noqa: E402
 from python_tests.support import Backend, present, present_emulated  # noqa: E402
 
 torch.set_num_threads(1)
@@ -37,6 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--sanitizers", action="store_true",
         help="also find the emulator's planted defects with ASan, UBSan and TSan (minutes)",
     )  # fmt: skip
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    terminal = session.config.pluginmanager.getplugin("terminalreporter")
+    if terminal and session.config.get_verbosity() < 0 and not session.config.option.collectonly:
+        session.config.pluginmanager.register(Progress(terminal))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

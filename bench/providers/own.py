@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Mapping
 
 import torch
 
 import specdec_kernels as sk
-from specdec_kernels.backends import automatic
+from specdec_kernels.backends import OPS, automatic
 from specdec_kernels.config import settings
 
 from ..gpu import strategy
-from ..inputs import CacheInputs, Case, ChainInputs, PackedInputs, RowInputs, SeedInputs, TreeInputs
+from ..inputs import Case, ChainInputs, PackedInputs, RowInputs, TreeInputs
 from ..timing import Call
 
 
@@ -36,6 +37,22 @@ def with_strategy(number: int) -> Mapping[str, Callable[[Case], Call | None]]:
         return call
 
     return {"verify_chain": verify_chain}
+
+
+def direct(op: str, name: str) -> Callable[[Case], Call | None]:
+    """The builder of an op that draws nothing: what it must be given are fields of its inputs, and the case may say
+    some of the rest.
+    """
+    function = getattr(sk, op)
+    parameters = inspect.signature(function).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty]
+    said = [p.name for p in parameters if p.default is not p.empty and hasattr(Case, p.name)]
+
+    def builder(case: Case) -> Call | None:
+        fixed = {**{field: getattr(case, field) for field in said}, "backend": asked_for(case, name)}
+        return lambda step: function(*[getattr(step, field) for field in needed], **fixed)
+
+    return builder
 
 
 def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapping[str, Callable[[Case], Call | None]]:
@@ -103,14 +120,6 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
 
         return None if (not draft_stats and not drafted) or (not uniforms and not drawn) else call
 
-    def row_stats(case: Case) -> Call | None:
-        backend = asked_for(case, name)
-        return lambda rows: sk.row_stats(rows.logits, case.params, backend=backend)
-
-    def warp_probs(case: Case) -> Call | None:
-        backend = asked_for(case, name)
-        return lambda rows: sk.warp_probs(rows.logits, case.params, backend=backend)
-
     def sample(case: Case) -> Call | None:
         backend = asked_for(case, name)
         steps = itertools.count()
@@ -129,29 +138,6 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
         num = case.num_draft + 1
         return lambda step: sk.uniform_samples(step.seeds, next(steps), num, backend=backend)
 
-    def noise_keys(case: Case) -> Call | None:
-        backend = asked_for(case, name)
-
-        def call(step: SeedInputs) -> object:
-            return sk.noise_keys(step.seeds, step.positions, backend=backend)
-
-        return call
-
-    def gather_kv_(case: Case) -> Call | None:
-        backend = asked_for(case, name)
-
-        def call(step: CacheInputs) -> object:
-            return sk.gather_kv_(step.cache, step.accepted_nodes, step.context_lengths, backend=backend)
-
-        return call
-
     verify = {"verify_chain": verify_chain, "verify_packed": verify_packed, "verify_tree": verify_tree}
-    rest = {
-        "row_stats": row_stats,
-        "warp_probs": warp_probs,
-        "sample": sample,
-        "uniform_samples": uniform_samples,
-        "noise_keys": noise_keys,
-        "gather_kv_": gather_kv_,
-    }
-    return {**verify, **rest} if draft_stats and uniforms else verify
+    rest = {"sample": sample, "uniform_samples": uniform_samples}
+    return {**{op: direct(op, name) for op in OPS}, **verify, **rest} if draft_stats and uniforms else verify

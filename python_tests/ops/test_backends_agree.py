@@ -20,7 +20,7 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.ops import chains
-from python_tests.ops.inputs import DTYPES, same_bits, strided, uniforms
+from python_tests.ops.inputs import DTYPES, op_tests, same_bits, strided, tensors, uniforms
 from python_tests.ops.test_properties import (
     ERROR,
     KINDS,
@@ -33,9 +33,11 @@ from python_tests.ops.test_properties import (
 )  # fmt: skip
 from python_tests.ops.test_properties import compare as compare_chains
 from python_tests.support import Backend
+from specdec_kernels.backends import OPS
 
 OP = "verify_chain"
 CELLS = 250_000  # logits of an example
+SAME_BITS = [op for op in OPS if hasattr(op_tests(op), "random_call")]
 reference_sample = importlib.import_module("specdec_kernels.backends.reference.sample").sample
 reference_stats = importlib.import_module("specdec_kernels.backends.reference.row_stats").row_stats
 
@@ -178,17 +180,11 @@ def compare_rows(backend: Backend, one: Example) -> None:
     np.testing.assert_allclose(probs, expected_probs[agree], rtol=3e-5, atol=1e-7)
 
 
-def compare_noise(backend: Backend, seed: int) -> None:
-    """`uniform_samples` and `noise_keys`: bit for bit."""
-    rng = torch.Generator().manual_seed(seed)
-    seeds, steps = (torch.randint(-(2**63), 2**63 - 1, (5,), generator=rng) for _ in range(2))
-    positions = torch.randint(0, 2**62, (5, 3), generator=rng)
-    for op, given in (
-        ("uniform_samples", (seeds, steps.abs(), 6, "draft")),
-        ("noise_keys", (seeds, positions, "sample")),
-    ):
-        moved_there = [backend(v) for v in given]
-        same_bits(getattr(backend, op)(*moved_there).cpu(), getattr(sk, op)(*given, backend="reference"))
+def compare_bits(backend: Backend, op: str, seed: int) -> None:
+    """The same bits for a random call."""
+    given = op_tests(op).random_call(torch.Generator().manual_seed(seed))
+    got = getattr(backend, op)(**chains.on(backend, given))
+    same_bits([t.cpu() for t in tensors(got)], tensors(getattr(sk, op)(**given, backend="reference")))
 
 
 def test_every_backend_agrees_with_the_reference(backend: Backend, pytestconfig: pytest.Config) -> None:
@@ -202,7 +198,8 @@ def test_every_backend_agrees_with_the_reference(backend: Backend, pytestconfig:
         if counts["cases"] < wanted:
             compare_sample(backend, one, counts)
         if number % 8 == 0:
-            compare_noise(backend, one.e["seed"])
+            for op in SAME_BITS:
+                compare_bits(backend, op, one.e["seed"])
         if min(counts["cases"], counted[str(backend)]["cases"]) >= wanted:
             break
     for op, c in (("verify_chain", counted.pop(str(backend))), ("sample", counts)):
