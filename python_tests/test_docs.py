@@ -26,6 +26,7 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.decoding.models import near, prompts, tiny
+from specdec_kernels import config
 from specdec_kernels.testing import float64_law
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -370,6 +371,47 @@ def test_the_readme_is_one_screen_and_lines_are_readable() -> None:
         for number, line in enumerate((ROOT / page).read_text().splitlines(), 1):
             limit = COLUMNS["table" if line.startswith("|") else "text"]
             assert len(line) <= limit or page == "CONTRIBUTING.md", f"{page}:{number}: {len(line)} columns"
+
+
+# --- tables that list what there is -----------------------------------------------------------------------------------
+
+
+def first_cells(page: str, heading: str) -> list[str]:
+    """The names in backquotes in the first column of the table whose first heading is this."""
+    text = (ROOT / page).read_text()
+    tables = re.findall(rf"^\| {re.escape(heading)} \|.*\n(?:\|.*\n)+", text, flags=re.MULTILINE)
+    return [
+        name for table in tables for name in re.findall(r"`([^`]+)`", " ".join(re.findall(r"^\|([^|]+)", table, re.M)))
+    ]
+
+
+def rules_of(call: Callable[[], object]) -> list[str]:
+    """The acceptance rules that an op names when it refuses another one."""
+    with pytest.raises(ValueError, match="acceptance must be one of") as refused:
+        call()
+    return str(refused.value).partition("one of ")[2].partition(", got")[0].split(", ")
+
+
+def test_the_tables_of_rules_have_them_all() -> None:
+    one = torch.zeros(1, 1, 3)
+    of_chains = rules_of(lambda: sk.verify_chain(one, torch.zeros(1, 0).long(), acceptance="?"))
+    of_trees = rules_of(
+        lambda: sk.verify_tree(one, sk.DraftTree.from_parents([-1]), torch.zeros(1, 1).long(), acceptance="?")
+    )
+    listed = [name.strip('"') for name in first_cells("docs/rules.md", "rule")]
+    assert sorted(listed) == sorted([*of_chains, *of_trees])
+
+
+def test_the_tables_of_drafters_laws_and_flags_have_them_all() -> None:
+    drafters = {name for name in sk.__all__ if name.endswith("Drafter")} - {"Drafter", "TreeDrafter"}
+    assert {name.partition("(")[0] for name in first_cells("docs/using.md", "drafter")} == drafters
+    known = {name for name, law in vars(sk.laws).items() if getattr(law, "number", None) and not name.startswith("_")}
+    listed = first_cells("docs/laws.md", "`sk.laws.`")
+    assert {name.partition("(")[0] for name in listed} - {"sk.laws."} == known
+    table = re.findall(r"^\| `([A-Z_]+)` \| (\d+) \|", (ROOT / "docs/errors.md").read_text(), re.MULTILINE)
+    assert {name: int(value) for name, value in table} == {flag.name: flag.value for flag in [sk.Status.OK, *sk.Status]}
+    variables = re.findall(r"^``(\w+)``", inspect.getdoc(config) or "", re.MULTILINE)
+    assert first_cells("docs/errors.md", "environment variable") == variables
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patch")
