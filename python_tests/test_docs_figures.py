@@ -17,6 +17,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results/amd-epyc-2-cores-avx512"
+if not RESULTS.exists():
+    pytest.skip("a source distribution holds no results", allow_module_level=True)
 PAGES = ("docs/benchmarks.md", "README.md")
 WORDS_ONLY = {"backend", "missing"}  # README's tables without figures, by the first word of their heading
 CASES = {  # as a heading has them: as the results do
