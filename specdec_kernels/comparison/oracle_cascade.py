@@ -31,8 +31,8 @@ def oracle_cascade(
     max_new_tokens: int = 128,
     eos_token_id: int | Iterable[int] | None = None,
 ) -> GenerationOutput:
-    """Every token drawn from the law π that `law` makes of both models' at it (algorithm 3): for analysis, since it
-    saves nothing.
+    """Every token drawn from the distribution π that `law` makes of both models' at it (algorithm 3): for analysis,
+    since it saves nothing.
 
     This is `generate` without draft tokens and with a cascaded bonus: each token is a bonus one, none is drafted.
 

@@ -115,7 +115,7 @@ def raw_log_probs(logits: Tensor, stats: RowStats, tokens: Tensor) -> Tensor:
     vocab]`` as they are (temperature 1, nothing cut), whose `stats` are given.
     """
     log_probs = logits.gather(2, tokens[..., None])[..., 0].float() - stats.raw_log_normalizer
-    # a NaN or an infinity: the token, or the whole row, is one whose law is all mass on the argmax or elsewhere
+    # a NaN or an infinity: the token, or the whole row, is one with all mass on the argmax or elsewhere
     hot = torch.where(tokens == stats.argmax, 0.0, -math.inf)
     return torch.where(log_probs.isfinite(), log_probs, hot)
 

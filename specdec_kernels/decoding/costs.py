@@ -42,7 +42,7 @@ def measure_costs(steps: Steps, repeats: int = 2) -> CostTable:
             steps.rehearse(length)
             synchronize(state.device)
             seconds[repeat, i] = time.perf_counter() - began
-    # A longer block never costs less: where it seems to, that is noise.
+    # A longer draft never costs less: where it seems to, that is noise.
     tables[key] = CostTable(np.maximum.accumulate(seconds.min(0)))
     return tables[key]
 

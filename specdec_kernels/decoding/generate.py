@@ -41,7 +41,7 @@ def generate(
     streamer: Any = None,
     progress: bool = False,
 ) -> GenerationOutput:
-    """Generate with a drafter that proposes and a target that verifies; the output has the target's law.
+    """Generate with a drafter that proposes and a target that verifies; the output has the target's distribution.
 
     Every sequence of the batch keeps its own length and step counter: none waits for another's rejections. The host
     looks at a step once, at its outcome: to see whether all sequences are done, and for streamer and statistics.
@@ -55,7 +55,7 @@ def generate(
     (`NoDrafter`), whatever the drafter, `num_speculative_tokens`, batch or padding, except where the model's forward
     itself rounds differently for another number of rows and the two likeliest ids are closer than that.
 
-    With a `target_law` the output has that law instead, greedy decoding included.
+    With a `target_law` the output has that distribution instead, greedy decoding included.
 
     Parameters
     ----------
@@ -78,14 +78,14 @@ def generate(
         Draft tokens a step, 0 … 64. "auto": each sequence chooses 0, 1, 3 or 7 at each step from what it has emitted so
         far and from costs measured at the first such call with this model, kind of drafter and batch size, so that
         drafting switches itself off where it does not pay. The choice depends on those times, so with "token" and
-        "block" the draws of a seed are not reproducible (their law is the same, but for a `target_law` that leaves the
-        bonus to the target). A drafter of trees has their size itself: an integer is not looked at.
+        "block" the draws of a seed are not reproducible (their distribution is the same, but for a `target_law` that
+        leaves the bonus to the target). A drafter of trees has their size itself: an integer is not looked at.
     acceptance : {"token", "block", "match", "greedy", "typical"}
         See `verify_chain`, and for trees `verify_tree`, where "token" and "block" are its "sample". "greedy" decodes
         greedily whatever `sampling` says. "typical" is for trees and not lossless.
     target_law : one of `sk.laws`, optional
-        See `verify_chain`; all but `Lossy` need a drafter that gives logits (`ModelDrafter`). What follows an accepted
-        block, or no draft at all, has the target's law unless ``bonus="cascade"``.
+        See `verify_chain`; all but `Lossy` need a drafter that gives logits (`ModelDrafter`). What follows a fully
+        accepted draft, or none, has the target's distribution unless ``bonus="cascade"``.
     eos_token_id : int or iterable of int, optional
         End a sequence after any of these. None: the model's generation config; an empty list: never.
     streamer : optional

@@ -129,7 +129,7 @@ class Recorder:
     """
 
     def __init__(self, batch_size: int, max_new_tokens: int, max_draft_tokens: int) -> None:
-        # A whole block is written at once, past the limit if need be: placeholders are overwritten or cut off.
+        # A whole draft is written at once, past the limit if need be: placeholders are overwritten or cut off.
         room = max_new_tokens + max_draft_tokens + 1
         self.tokens = np.full((batch_size, room), -1, dtype=np.int64)
         self.provenance = np.full((batch_size, room), Provenance.PADDING, dtype=np.int8)

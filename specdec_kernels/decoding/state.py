@@ -32,7 +32,7 @@ class DecodingState:
     sampling : SamplingParams
         The target's.
     target_law : TargetLaw or None
-        What verification is to produce; None: the target's law.
+        What verification is to produce; None: the target's distribution.
     seeds : Tensor
         ``[batch]`` int64.
     vocab_size : int
@@ -40,7 +40,7 @@ class DecodingState:
     max_length : int
         Length of the longest text that this call can reach.
     capacity : int
-        Rows that a cache needs a sequence: `max_length` and one whole block past it.
+        Rows that a cache needs a sequence: `max_length` and one whole step past it.
     tokens : Tensor
         ``[batch, capacity]`` int64: prompt and emitted tokens, left-aligned; defined ids past the length.
     lengths : Tensor
@@ -132,7 +132,7 @@ class DecodingState:
 
     @property
     def cascade_bonus(self) -> bool:
-        """Whether the token after an accepted block takes the draft's law too, for which a draft needs one row more."""
+        """Whether the token after an accepted draft has a mixed distribution too: a draft then needs one row more."""
         return self.target_law is not None and self.target_law.cascade_bonus
 
     def asks_drafter(self, num_tokens: int) -> bool:

@@ -78,7 +78,7 @@ def _verify_chain(
         params=state.sampling,
         draft_params=draft.params,
         acceptance=rule,
-        # without a draft there is nothing to mix the target's law with
+        # without a draft there is nothing to mix the target's distribution with
         target_law=state.target_law if state.asks_drafter(width) else None,
         draft_probs=draft.probs,
         draft_stats=draft.stats,

@@ -24,7 +24,7 @@ class ModelDrafter(Drafter):
     """Drafts with a model that shares the target's vocabulary, on a ragged cache of its own.
 
     A draft of K tokens takes K + 1 forwards of one row: the last writes the key-values of draft token K, without which
-    the next draft after a fully accepted block would start from a hole. Rejected tokens cost nothing: their rows are
+    the next draft after a fully accepted one would start from a hole. Rejected tokens cost nothing: their rows are
     written over.
 
     Parameters

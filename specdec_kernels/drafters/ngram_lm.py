@@ -23,13 +23,13 @@ _Array = NDArray[np.int64]
 class NgramLMDrafter(Drafter):
     """Drafts with an n-gram language model that learns from the sequence as it grows.
 
-    The law interpolates counts from the longest context down to the shortest (Witten & Bell 1991): first those of the
-    sequence itself, then those of a fixed table. It costs no forward, and proposes at every step, also where nothing
-    can be looked up.
+    Its distribution interpolates counts from the longest context down to the shortest (Witten & Bell 1991): first those
+    of the sequence itself, then those of a fixed table. It costs no forward, and proposes at every step, also where
+    nothing can be looked up.
 
     With acceptance "match" a token is drawn with the very noise that the verifier uses at its position, and so is
-    accepted more often than any single guess would be; the law is sharpened for that, as its counts are smoother than a
-    language model. Otherwise the likeliest token is proposed, a one-hot draft.
+    accepted more often than any single guess would be; the distribution is sharpened for that, as its counts are
+    smoother than a language model. Otherwise the likeliest token is proposed, a one-hot draft.
 
     Works on the host, on the tokens of the stop check.
 
@@ -40,7 +40,7 @@ class NgramLMDrafter(Drafter):
     order : int
         Longest context looked up in the sequence, in tokens, >= 1.
     sharpness : float
-        Exponent of the law before it is drawn from, > 0; 1 leaves it as counted.
+        Exponent of the distribution before it is drawn from, > 0; 1 leaves it as counted.
 
     Raises
     ------
@@ -115,8 +115,8 @@ class NgramLMDrafter(Drafter):
         self._texts, self._noise = np.empty((0, 0), dtype=np.int64), None
 
     def law_after(self, text: Sequence[int]) -> tuple[_Array, NDArray[np.float64]]:
-        """The law of the token after `text` as it is counted, as terms: ids ``[n]`` int64, perhaps repeated, and what
-        each adds ``[n]`` float64; what is missing to 1 is for tokens never seen.
+        """The distribution of the token after `text` as it is counted, as terms: ids ``[n]`` int64, perhaps repeated,
+        and what each adds ``[n]`` float64; what is missing to 1 is for tokens never seen.
         """
         _, ids, weights = self._law(np.array([text], dtype=np.int64), np.array([len(text)]), np.array([True]))
         return ids, weights
@@ -124,8 +124,8 @@ class NgramLMDrafter(Drafter):
     def _law(
         self, texts: _Array, lengths: _Array, open_rows: NDArray[np.bool_]
     ) -> tuple[_Array, _Array, NDArray[np.float64]]:
-        """The law of the token after the first `lengths` ones of each of `texts` whose row is open, as terms to add up,
-        not normalised: row, id and weight of each.
+        """The distribution of the token after the first `lengths` ones of each of `texts` whose row is open, as terms
+        to add up, not normalised: row, id and weight of each.
         """
         found: list[_Array] = []
         if self.table:

@@ -93,7 +93,7 @@ def lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
 def distillation_loss(original_logits: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
     """The same on self-distilled text: the mean of ``KL(p_original ‖ p)`` over the labelled rows, in nats.
 
-    A text drawn from the model is one sample of its law; trained on that alone the backbone would drift.
+    A text drawn from the model is one sample of its distribution; trained on that alone the backbone would drift.
     """
     target = original_logits.float().log_softmax(-1)
     divergence = (target.exp() * (target - logits.float().log_softmax(-1))).sum(-1)
