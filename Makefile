@@ -29,7 +29,7 @@ test: $(INSTALLED)  ## every op, rule and loop on every backend, a choice of the
 
 test-all: $(INSTALLED)  ## the whole test-suite, all cases (up to 20 minutes on two cores)
 	@echo "==> running all tests in $(WORKERS) processes (up to 20 minutes on two cores)"
-	@$(PYTEST) -n $(WORKERS) --dist loadgroup --tier all $(ARGS)
+	@$(PYTEST) -n $(WORKERS) --dist loadgroup --tier=all $(ARGS)
 
 demo: $(INSTALLED)  ## watch a real language model decode with and without speculation (about 2 minutes)
 	@OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0 $(PY) -m specdec_kernels demo $(ARGS)

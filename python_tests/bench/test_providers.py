@@ -105,6 +105,7 @@ def test_greedy_outputs_are_equal() -> None:
         assert output == first, name
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_compiled_outputs_are_equal() -> None:
     outputs = greedy_outputs(["reference", "compile"])

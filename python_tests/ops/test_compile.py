@@ -91,7 +91,7 @@ def test_compiles_whole(name: str, route: Backend) -> None:
     same_bits(compiled(**arguments), function(**arguments))
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_compiles_with_inductor(dynamic: bool) -> None:
     """A whole step: draft, verify, and arithmetic on what comes out, at several batch sizes."""
     torch._dynamo.reset()
