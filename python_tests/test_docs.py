@@ -415,6 +415,8 @@ def test_the_tables_of_drafters_laws_and_flags_have_them_all() -> None:
     assert first_cells("docs/errors.md", "environment variable") == variables
 
 
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patch")
 def test_the_example_law_is_all_that_a_law_takes(tmp_path: Path) -> None:
     """The patch of docs/adding-a-law.md on a copy of the sources: the new law is exact on every backend that the copy
@@ -428,7 +430,7 @@ def test_the_example_law_is_all_that_a_law_takes(tmp_path: Path) -> None:
     subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch, text=True, check=True)
     tests = ["python_tests/law/test_target_laws.py", "-k", "Sure and is_the_cascades and not cpu"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tier=all", *tests],
         cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0 and re.search(r"\d\d passed", done.stdout), done.stdout + done.stderr
