@@ -16,19 +16,19 @@ namespace {
 
 class Sequence : SequenceRows {
  public:
-  using SequenceRows::SequenceRows;
+  Sequence(const VerifyChainArgs& args, int64_t b, bool split) : SequenceRows(args, b, split), chain_(args) {}
 
   void run() {
     find_block();
-    int64_t* tokens = args_.tokens + b_ * (args_.num_draft + 1);
-    std::fill(tokens, tokens + args_.num_draft + 1, -1);
+    int64_t* tokens = args_.tokens + b_ * (chain_.num_draft + 1);
+    std::fill(tokens, tokens + chain_.num_draft + 1, -1);
     int64_t emitted = 0;
     if (!idle_) {
-      find_sampling(args_.acceptance == Acceptance::kGreedy);
-      const bool by_block = args_.acceptance == Acceptance::kBlock && has_draft() &&
+      find_sampling(chain_.acceptance == Acceptance::kGreedy);
+      const bool by_block = chain_.acceptance == Acceptance::kBlock && has_draft() &&
                             (args_.draft_probs.data != nullptr || !draft_sampling_.greedy);
       int64_t final = -1;
-      if (args_.acceptance == Acceptance::kMatch || args_.acceptance == Acceptance::kGreedy) {
+      if (chain_.acceptance == Acceptance::kMatch || chain_.acceptance == Acceptance::kGreedy) {
         final = match_rule();
       } else {
         final = by_block ? block_rule() : token_rule();
@@ -40,17 +40,17 @@ class Sequence : SequenceRows {
     args_.num_accepted[b_] = int32_t(accepted_);
     args_.num_tokens[b_] = int32_t(emitted);
     args_.status[b_] = status_;
-    if (args_.overlap) write_overlap();
+    if (chain_.overlap) write_overlap();
   }
 
  private:
   // Where the sequence's rows stand, and where its block ends: before the first placeholder or invalid id, and after the
   // first EOS, cut there before any rule looks at it.
   void find_block() {
-    int64_t room = args_.num_draft;
-    if (args_.cu) {
-      const int64_t start = args_.cu[b_], stop = args_.cu[b_ + 1];
-      if (start < 0 || stop < start || stop > args_.total) {
+    int64_t room = chain_.num_draft;
+    if (chain_.cu) {
+      const int64_t start = chain_.cu[b_], stop = chain_.cu[b_ + 1];
+      if (start < 0 || stop < start || stop > chain_.total) {
         idle_ = true;
         status_ = kBadParam;
         return;
@@ -63,14 +63,14 @@ class Sequence : SequenceRows {
       target_index_ = first_target_;
     } else {
       batch_ = b_;
-      token_index_ = b_ * args_.num_draft;
-      target_index_ = b_ * (args_.num_draft + 1);
+      token_index_ = b_ * chain_.num_draft;
+      target_index_ = b_ * (chain_.num_draft + 1);
     }
     const bool as_target = args_.law.cascade_bonus;
-    first_draft_ = as_target ? first_target_ : args_.cu ? token_index_ : 0;
+    first_draft_ = as_target ? first_target_ : chain_.cu ? token_index_ : 0;
     draft_index_ = as_target ? target_index_ : token_index_;
     int64_t given = room;
-    if (args_.num_draft_tokens.data) given = id_at(args_.num_draft_tokens, b_);
+    if (chain_.num_draft_tokens.data) given = id_at(chain_.num_draft_tokens, b_);
     if (given > room || given < -1) status_ |= kBadParam;
     idle_ = given < 0;
     if (idle_) return;
@@ -90,7 +90,7 @@ class Sequence : SequenceRows {
     }
   }
 
-  int64_t token(int64_t i) const { return id_at(args_.draft_tokens, token_index_ + i); }
+  int64_t token(int64_t i) const { return id_at(chain_.draft_tokens, token_index_ + i); }
   void read(int64_t i, Position& position) {
     position.row = target_row(i);
     position.p = read_target(i, position.scratch);
@@ -165,8 +165,8 @@ class Sequence : SequenceRows {
 
   void write_overlap() {
     thread_local RowScratch scratch;
-    float* out = args_.overlap + b_ * args_.num_draft;
-    for (int64_t i = 0; i < args_.num_draft; ++i) {
+    float* out = chain_.overlap + b_ * chain_.num_draft;
+    for (int64_t i = 0; i < chain_.num_draft; ++i) {
       out[i] = -1.0f;
       if (i >= length_) continue;
       const RowLaw law = analyse_row(target_row(i), target_sampling_, split_, scratch);
@@ -174,6 +174,7 @@ class Sequence : SequenceRows {
     }
   }
 
+  const VerifyChainArgs& chain_;
   bool idle_ = false, ends_in_eos_ = false;
   int64_t token_index_ = 0;  // of its first draft token
   int64_t length_ = 0, accepted_ = 0;
@@ -181,7 +182,7 @@ class Sequence : SequenceRows {
 
 }  // namespace
 
-void verify(const VerifyArgs& args) {
+void verify(const VerifyChainArgs& args) {
   for_each_row(args.batch, [&](int64_t b, bool split) { Sequence(args, b, split).run(); });
 }
 

@@ -17,7 +17,7 @@ constexpr int32_t kRoot = 0, kNone = -1;
 
 class TreeSequence : SequenceRows {
  public:
-  TreeSequence(const VerifyTreeArgs& args, int64_t b, bool split) : SequenceRows(args.step, b, split), tree_(args) {
+  TreeSequence(const VerifyTreeArgs& args, int64_t b, bool split) : SequenceRows(args, b, split), tree_(args) {
     batch_ = b;
     draft_index_ = target_index_ = b * args.num_nodes;
     link_ = args.tree_per_sequence ? b * args.num_nodes : 0;
@@ -273,7 +273,7 @@ class TreeSequence : SequenceRows {
 }  // namespace
 
 void verify_tree(const VerifyTreeArgs& args) {
-  for_each_row(args.step.batch, [&](int64_t b, bool split) { TreeSequence(args, b, split).run(); });
+  for_each_row(args.batch, [&](int64_t b, bool split) { TreeSequence(args, b, split).run(); });
 }
 
 }  // namespace specdec::cpu
