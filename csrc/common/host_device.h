@@ -13,3 +13,10 @@
 #else
 #define SPECDEC_RULE [[maybe_unused]] static inline
 #endif
+
+// The same for a member function, which is inline by itself.
+#ifdef __CUDACC__
+#define SPECDEC_MEMBER __device__
+#else
+#define SPECDEC_MEMBER
+#endif

@@ -24,7 +24,7 @@ struct MappedRow {
 class DraftLaw {
  public:
   // A point mass on `token`.
-  explicit DraftLaw(int32_t token) : kind_(Kind::kPoint), token_(token) {}
+  explicit DraftLaw(int32_t token = -1) : kind_(Kind::kPoint), token_(token) {}
   // A row of logits with its law, or of probabilities.
   DraftLaw(const MappedRow& logits, const RowLaw& law) : kind_(Kind::kLogits), mapped_(logits), law_(law) {}
   explicit DraftLaw(const MappedRow& probs) : kind_(Kind::kProbs), mapped_(probs) {}
