@@ -37,7 +37,7 @@ struct State {
   Span span;
   Reading target, draft;
   Mixing mixing;
-  Remainder now;
+  Position now;
   float *sums, *more_sums;  // of tiles
 };
 
@@ -59,7 +59,7 @@ class TreeWalk {
     by_one([&] {
       Span& span = state.span = Span{};
       span.batch = b;
-      span.draft_index = span.target_index = span.draft_row_index = b * tree.num_nodes;
+      span.draft_index = span.target_index = b * tree.num_nodes;
       state.sums = numbers + tiles() * TileTable::kNumbers;
       state.more_sums = state.sums + tiles();
       state.target.list = state.draft.list = list;
@@ -140,7 +140,7 @@ class TreeWalk {
     read_row<kClustered>(state_.target, raw ? &state_.mixing.target : nullptr);
     by_one([&] {
       state_.mixing.measure = Measure::kNothing;
-      state_.now = {state_.target.row, state_.target.law, state_.now.cut, 1.0f, DraftLaw{}};
+      state_.now = {state_.target.row, state_.target.law, state_.now.cut};
     });
     status_ |= state_.now.law.status;
   }
@@ -188,7 +188,7 @@ class TreeWalk {
         by_one([&] { begin(args_.law, state_.mixing, state_.now); });
         if (state_.mixing.measure != Measure::kNothing)
           end_mixing<kClustered>(args_.law, state_.mixing, state_.now, state_.sums);
-        by_one([&] { state_.now.set_cascade(); });
+        by_one([&] { state_.now.left = cascade_of(state_.now.mixture); });
         return draw_from(state_.now, uniform(node_));
       }
       return law.one_hot ? law.argmax : draw_from(state_.now, uniform(node_));
@@ -241,7 +241,7 @@ class TreeWalk {
 
   // Of the law of the row in hand, from which nothing was cut, in nats.
   __device__ float entropy() {
-    const Remainder& now = state_.now;
+    const Position& now = state_.now;
     if (now.law.one_hot) return 0.0f;
     Group::sync();
     Group::for_each_tile(tiles(), [&](int tile) {
