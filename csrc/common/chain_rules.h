@@ -10,10 +10,10 @@
 //   accept()              the factor of P in the token rule (1 unless the target law says otherwise)
 //   coin(i)               the coin of draft token x_i
 //   enter(i, w)           read_target, read_draft, and know what is left there of w times the law after Q
-//   residual()            the mass of that: the sum of (w law - Q)+
+//   residual(i)           the mass of that: the sum of (w law - Q)+
 //   next_weight(i, w)     w after x: see weight_after
-//   remember()            note the position, as the one that a token may be recovered at
-//   wanted(i)             what the target itself draws where it stands, for match and greedy
+//   remember(i, w)        note the position as the one where a token may have to be recovered
+//   wanted(i)             what the target itself draws there, for match and greedy
 #pragma once
 #include "common/span.h"
 
@@ -23,8 +23,8 @@ namespace specdec {
 // what it keeps without a coin.
 template <class Chain>
 SPECDEC_RULE bool accepts_by_token(Chain& at, int64_t i) {
-  const int32_t x = int32_t(at.token(i));
   at.read_target(i);
+  const int32_t x = int32_t(at.token(i));
   if (at.certain()) return x == at.argmax();
   at.read_draft(i);
   if (at.cascade() && at.q(x) > 0 && at.keeps(x)) return true;
@@ -71,9 +71,9 @@ template <class Chain>
 SPECDEC_RULE int64_t block_rule(Chain& chain, int64_t length) {
   int64_t accepted = 0;
   const Walked end = walk_weights(chain, length, [&](int64_t i, float w) {
-    if (i > 0 && !(chain.coin(i - 1) < block_threshold(w, chain.residual()))) return;
+    if (i > 0 && !(chain.coin(i - 1) < block_threshold(w, chain.residual(i)))) return;
     accepted = i;
-    chain.remember();
+    chain.remember(i, w);
   });
   if (end.positions > 0 && chain.coin(end.positions - 1) < end.w) accepted = length;
   return accepted;
@@ -87,14 +87,19 @@ SPECDEC_HD Next next_after(const Span& span, int64_t accepted) {
   return span.ends_in_eos ? Next::kNothing : Next::kBonus;
 }
 
-// Match and greedy: draft tokens count as far as they are what the target itself draws; the first that it draws otherwise
-// follows.
+// Match and greedy: whether x_i is accepted, being what the target itself draws.
+template <class Chain>
+SPECDEC_RULE bool accepts_by_match(const Chain& at, int64_t i, int64_t wanted) {
+  return at.token(i) == wanted;
+}
+
+// How many draft tokens are accepted, and what the target draws after them.
 template <class Chain>
 SPECDEC_RULE Outcome match_rule(Chain& chain, const Span& span) {
   for (int64_t i = 0; i < target_rows(span); ++i) {
     chain.read_target(i);
     const int64_t wanted = chain.wanted(i);
-    if (i == span.length || chain.token(i) != wanted) return {i, wanted};
+    if (i == span.length || !accepts_by_match(chain, i, wanted)) return {i, wanted};
   }
   return {span.length, Outcome::kNothing};
 }

@@ -53,9 +53,9 @@ class Chain : SequenceRows {
     read_draft(i);
     now_->set_residual(w);
   }
-  float residual() const { return now_->mass(); }
+  float residual(int64_t) const { return now_->mass(); }
   float next_weight(int64_t i, float w) const { return weight_after(args_.law, *now_, int32_t(token(i)), w); }
-  void remember() { remembered_ = now_; }
+  void remember(int64_t, float) { remembered_ = now_; }
 
   int64_t wanted(int64_t i) {
     if (!args_.noise_keys || now_->target.law.one_hot) return argmax();

@@ -1,6 +1,6 @@
-// Sum over ids of min(P, Q) at every position of the blocks: a measurement of the draft, a block of threads a position.
+// Sum over ids of min(P, Q) at every position of the spans: a measurement of the draft, a block of threads a position.
 #include "cuda/rows.cuh"
-#include "cuda/verify.cuh"
+#include "cuda/verify_chain.cuh"
 
 namespace specdec::cuda {
 namespace {

@@ -1,6 +1,6 @@
 // verify_chain and verify_packed: which layout takes a call.
 #include "cuda/rows.cuh"
-#include "cuda/verify.cuh"
+#include "cuda/verify_chain.cuh"
 
 namespace specdec::cuda {
 
