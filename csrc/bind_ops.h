@@ -299,11 +299,11 @@ struct Ops {
     const Output<int64_t> tokens(device, {batch, max_depth + 1}), nodes(device, {batch, max_depth});
     const Output<int32_t> accepted(device, {batch}), emitted(device, {batch}), status(device, {batch});
     VerifyTreeArgs args{};
-    args.step = inputs(device, target_logits, in, batch, num_nodes - 1);
-    args.step.tokens = tokens.data;
-    args.step.num_accepted = accepted.data;
-    args.step.num_tokens = emitted.data;
-    args.step.status = status.data;
+    set_inputs(args, device, target_logits, in, batch);
+    args.tokens = tokens.data;
+    args.num_accepted = accepted.data;
+    args.num_tokens = emitted.data;
+    args.status = status.data;
     args.node_tokens = tokens_in.ids();
     args.parents = parent_links.template data<int64_t>();
     args.first_child = child_links.template data<int64_t>();
@@ -361,16 +361,14 @@ struct Ops {
   }
 
  private:
-  // What a step takes in beside its draft tokens.
-  static VerifyArgs inputs(const Device& device, const Tensor& target_logits, const Shared& in, int64_t batch,
-                           int64_t num_draft) {
+  // What chains and trees have in common.
+  static void set_inputs(VerifyArgs& args, const Device& device, const Tensor& target_logits, const Shared& in,
+                         int64_t batch) {
     STD_TORCH_CHECK(!is_cascade(in.law.kind) || in.draft_logits, "specdec: this law needs draft_logits");
-    VerifyArgs args{};
     args.target = rows_of(device, target_logits);
     args.draft = rows_of(device, in.draft_logits);
     args.draft_probs = rows_of(device, in.draft_probs);
     args.batch = batch;
-    args.num_draft = num_draft;
     args.draft_values = in.draft_values.data<float>();
     args.draft_argmax = in.draft_argmax.data<int64_t>();
     args.draft_status = in.draft_status.data<int32_t>();
@@ -378,13 +376,11 @@ struct Ops {
     args.noise_keys = in.noise_keys.data<int64_t>();
     args.target_to_draft = in.target_to_draft.data<int64_t>();
     args.map_size = in.target_to_draft.size();
-    args.num_draft_tokens = in.num_draft_tokens.ids();
     args.eos_token_ids = in.eos_token_ids.data<int64_t>();
     args.num_eos = in.eos_token_ids.size();
     args.law = in.law;
     args.params = in.params.args();
     args.draft_params = in.draft_params.args();
-    return args;
   }
 
   static FiveTensors verify(Device& device, const Tensor& target_logits, const Tensor& draft_tokens, const int32_t* cu,
@@ -394,9 +390,12 @@ struct Ops {
     const Output<int32_t> accepted(device, {batch}), emitted(device, {batch}), status(device, {batch});
     const Output<float> overlap =
         in.return_acceptance ? Output<float>(device, {batch, num_draft}) : Output<float>(device, {0});
-    VerifyArgs args = inputs(device, target_logits, in, batch, num_draft);
+    VerifyChainArgs args{};
+    set_inputs(args, device, target_logits, in, batch);
     args.draft_tokens = drafted.ids();
+    args.num_draft_tokens = in.num_draft_tokens.ids();
     args.cu = cu;
+    args.num_draft = num_draft;
     args.total = drafted.size();
     args.acceptance = Acceptance(in.acceptance);
     args.tokens = tokens.data;

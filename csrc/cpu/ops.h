@@ -9,7 +9,7 @@ void warp_probs(const WarpProbsArgs& args);
 void uniform_samples(const UniformSamplesArgs& args);
 void noise_keys(const NoiseKeysArgs& args);
 void sample(const SampleArgs& args);
-void verify(const VerifyArgs& args);  // verify_chain and verify_packed
+void verify(const VerifyChainArgs& args);  // verify_chain and verify_packed
 void verify_tree(const VerifyTreeArgs& args);
 void gather_kv(const GatherKVArgs& args);
 

@@ -10,11 +10,9 @@ namespace specdec::cpu {
 class SiblingLaws {
  public:
   // The node's target row, its law P and what reading it left: to be set, then begin(Q).
-  RowView row{};
-  RowLaw p{};
-  RowScratch scratch;
+  Reading target;
 
-  void begin(const DraftRow& q, bool split);
+  void begin(const DraftLaw& q);
 
   float prob(int32_t id) const;        // P as it is now
   float draft_prob(int32_t id) const;  // Q as it is now
@@ -22,7 +20,7 @@ class SiblingLaws {
   // rejected only where w P < Q, so that it leaves P too.
   float reject(int32_t id, float w);
   // Whether P is the row's own and all on its argmax, so that a draw needs no uniform.
-  bool certain() const { return p.one_hot && !changed_; }
+  bool certain() const { return target.law.one_hot && !changed_; }
   // A token from P as it is now.
   int32_t draw(float uniform) const;
 
@@ -31,8 +29,8 @@ class SiblingLaws {
   // scale P and taken Q over one tile, both 0 at the children that were removed.
   void fill(int tile, float scale, float taken, float* scaled_p, float* q, float* taken_q) const;
 
-  DraftRow draft_{-1};
-  bool split_ = false, changed_ = false;
+  DraftLaw draft_{-1};
+  bool changed_ = false;
   Siblings left_{};
   std::vector<int32_t> removed_;
 };

@@ -17,9 +17,8 @@ constexpr int32_t kRoot = 0, kNone = -1;
 
 class TreeSequence : SequenceRows {
  public:
-  TreeSequence(const VerifyTreeArgs& args, int64_t b, bool split) : SequenceRows(args.step, b, split), tree_(args) {
-    batch_ = b;
-    draft_index_ = target_index_ = b * args.num_nodes;
+  TreeSequence(const VerifyTreeArgs& args, int64_t b, bool split)
+      : SequenceRows(args, b, span_of(args, b), sampling_at(args, b), split), tree_(args) {
     link_ = args.tree_per_sequence ? b * args.num_nodes : 0;
     status_ = args.tree_status[args.tree_per_sequence ? b : 0];
   }
@@ -30,7 +29,6 @@ class TreeSequence : SequenceRows {
     std::fill(nodes, nodes + tree_.max_depth, -1);
     int64_t accepted = 0, emitted = 0;
     if (token(kRoot) != -1) {
-      find_sampling(tree_.acceptance == TreeAcceptance::kGreedy);
       look_at_tokens();
       const int64_t final = decide();
       for (int32_t node = node_; node > kRoot && accepted < tree_.max_depth; node = parent(node)) ++accepted;
@@ -45,6 +43,17 @@ class TreeSequence : SequenceRows {
   }
 
  private:
+  static Span span_of(const VerifyTreeArgs& args, int64_t b) {
+    Span span;
+    span.batch = b;
+    span.target_index = span.draft_index = b * args.num_nodes;
+    return span;
+  }
+  static Sampling sampling_at(const VerifyTreeArgs& args, int64_t b) {
+    const Sampling s = sampling_of(args.params, b);
+    return args.acceptance == TreeAcceptance::kGreedy ? made_greedy(s) : s;
+  }
+
   // Of a link that is none of this tree: -1, so that whatever is given nothing is read out of bounds, and no node is
   // reached twice.
   int32_t link(const int64_t* links, int32_t node) const {
@@ -118,23 +127,24 @@ class TreeSequence : SequenceRows {
 
   int64_t wanted_at_node() {
     thread_local Position position;
-    position.row = target_row(node_);
-    position.p = read_target(node_, position.scratch);
-    const RowLaw& law = position.p;
+    read_target_row(node_, position.target);
+    position.begin();
+    const RowLaw& law = position.target.law;
     if (tree_.acceptance == TreeAcceptance::kSample) {
       if (args_.law.kind != LawKind::kLossless && (args_.law.cascade_bonus || has_usable_child(node_))) {
-        position.mix(args_.law, draft_row(node_, -1), split_);
+        position.mix(args_.law, draft_law(node_, -1));
+        position.set_cascade();
         return position.draw(uniform(node_));
       }
       if (law.one_hot) return law.argmax;
-      return draw_token(position.row, law, position.scratch, nullptr, 1.0f, uniform(node_), split_);
+      return position.draw(uniform(node_));
     }
     if (args_.noise_keys == nullptr || law.one_hot) return law.argmax;
-    return noisy_top(position.row, law, position.scratch, args_.noise_keys[target_index_ + node_], nullptr, 1)[0].id;
+    return noisy_top(position.target, args_.noise_keys[span_.target_index + node_], nullptr, 1)[0].id;
   }
 
   int64_t typical() {
-    thread_local RowScratch scratch;
+    thread_local Reading read;
     std::vector<int> depth(tree_.num_nodes, -1);
     std::vector<float> likelihood(tree_.num_nodes);
     depth[kRoot] = 0;
@@ -143,7 +153,7 @@ class TreeSequence : SequenceRows {
       if (depth[node] > depth[node_] || (depth[node] == depth[node_] && likelihood[node] > likelihood[node_]))
         node_ = node;
       if (!has_usable_child(node)) continue;
-      const RowView row = target_row(node);
+      const RowView row = row_view(args_.target, b_, node);
       const Sampling whole{target_sampling_.temperature,
                            target_sampling_.inverse_temperature,
                            0,
@@ -152,7 +162,8 @@ class TreeSequence : SequenceRows {
                            false,
                            target_sampling_.greedy,
                            target_sampling_.status};
-      const RowLaw law = analyse_row(row, whole, split_, scratch);
+      read_row(row, whole, split_, read);
+      const RowLaw& law = read.law;
       status_ |= law.status;
       const float least = typical_threshold(tree_.epsilon, tree_.delta, entropy(row, law));
       for (int32_t child = first_child(node); child >= 0; child = next_sibling(child)) {
@@ -164,9 +175,8 @@ class TreeSequence : SequenceRows {
       }
     }
     if (is_eos(node_)) return -1;
-    const RowLaw law = read_target(node_, scratch);
-    if (law.one_hot) return law.argmax;
-    return draw_token(target_row(node_), law, scratch, nullptr, 1.0f, uniform(0), split_);
+    read_target_row(node_, read);
+    return read.law.one_hot ? read.law.argmax : draw_token(read, uniform(0));
   }
 
   // Of a law that nothing was cut from, in nats.
@@ -188,14 +198,13 @@ class TreeSequence : SequenceRows {
 
   // Reads a node's target row into `at`.
   void open(int32_t node, SiblingLaws& at) {
-    at.row = target_row(node);
-    at.p = read_target(node, at.scratch);
-    at.begin(DraftRow(-1), split_);
+    read_target_row(node, at.target);
+    at.begin(DraftLaw(-1));
   }
 
   int64_t final_of(SiblingLaws& at) {
     if (is_eos(node_)) return -1;
-    if (at.certain()) return at.p.argmax;
+    if (at.certain()) return at.target.law.argmax;
     return at.draw(uniform(0));
   }
 
@@ -210,7 +219,7 @@ class TreeSequence : SequenceRows {
         child = next_sibling(child);
         continue;
       }
-      if (!begun) at.begin(draft_row(node_, -1), split_);
+      if (!begun) at.begin(draft_law(node_, -1));
       begun = true;
       const float q = at.draft_prob(x);
       if (!(q > 0)) {
@@ -245,7 +254,7 @@ class TreeSequence : SequenceRows {
       SiblingLaws& at = levels()[size_t(level)];
       if (!opened) {
         open(node, at);
-        at.begin(draft_row(node, -1), split_);
+        at.begin(draft_law(node, -1));
         opened = true;
       }
       const int32_t x = int32_t(token(child));
@@ -273,7 +282,7 @@ class TreeSequence : SequenceRows {
 }  // namespace
 
 void verify_tree(const VerifyTreeArgs& args) {
-  for_each_row(args.step.batch, [&](int64_t b, bool split) { TreeSequence(args, b, split).run(); });
+  for_each_row(args.batch, [&](int64_t b, bool split) { TreeSequence(args, b, split).run(); });
 }
 
 }  // namespace specdec::cpu

@@ -19,7 +19,7 @@ cudaError_t warp_probs(const WarpProbsArgs& args, const Launch& launch);
 cudaError_t uniform_samples(const UniformSamplesArgs& args, const Launch& launch);
 cudaError_t noise_keys(const NoiseKeysArgs& args, const Launch& launch);
 cudaError_t sample(const SampleArgs& args, const Launch& launch);
-cudaError_t verify(const VerifyArgs& args, const Launch& launch);  // verify_chain and verify_packed
+cudaError_t verify(const VerifyChainArgs& args, const Launch& launch);  // verify_chain and verify_packed
 cudaError_t verify_tree(const VerifyTreeArgs& args, const Launch& launch);
 cudaError_t gather_kv(const GatherKVArgs& args, const Launch& launch);
 

@@ -17,7 +17,7 @@ struct Span {
   bool idle = false, ends_in_eos = false;
 };
 
-__device__ __forceinline__ int64_t token_at(const VerifyArgs& args, const Span& span, int64_t i) {
+__device__ __forceinline__ int64_t token_at(const VerifyChainArgs& args, const Span& span, int64_t i) {
   return id_at(args.draft_tokens, span.draft_index + i);
 }
 
@@ -30,7 +30,7 @@ __device__ __forceinline__ bool is_eos(const VerifyArgs& args, int64_t id) {
 }
 
 // By a whole warp, a draft token a lane; the same in every lane.
-__device__ __forceinline__ Span find_span(const VerifyArgs& args, int64_t b) {
+__device__ __forceinline__ Span find_span(const VerifyChainArgs& args, int64_t b) {
   Span span;
   int64_t room = args.num_draft;
   if (args.cu) {
@@ -73,13 +73,13 @@ __device__ __forceinline__ Span find_span(const VerifyArgs& args, int64_t b) {
   return span;
 }
 
-__device__ __forceinline__ Sampling target_sampling(const VerifyArgs& args, int64_t b) {
+__device__ __forceinline__ Sampling target_sampling(const VerifyChainArgs& args, int64_t b) {
   const Sampling s = sampling_of(args.params, b);
   return args.acceptance == Acceptance::kGreedy ? made_greedy(s) : s;
 }
 
 // The token rule serves a draft that is one-hot in law: in law the block rule is the same there, and it needs no draft.
-__device__ __forceinline__ bool by_block(const VerifyArgs& args, int64_t b) {
+__device__ __forceinline__ bool by_block(const VerifyChainArgs& args, int64_t b) {
   return args.acceptance == Acceptance::kBlock && has_draft(args) &&
          (args.draft_probs.data || !sampling_of(args.draft_params, b).greedy);
 }
@@ -107,8 +107,10 @@ __device__ __forceinline__ Sampling draft_sampling(const VerifyArgs& args, int64
 }
 
 // How many positions of a sequence may have a draft law, and how many of these have one in a block.
-SPECDEC_HD int64_t draft_positions(const VerifyArgs& args) { return args.num_draft + (args.law.cascade_bonus ? 1 : 0); }
-__device__ __forceinline__ int64_t drafts(const VerifyArgs& args, const Span& span) {
+SPECDEC_HD int64_t draft_positions(const VerifyChainArgs& args) {
+  return args.num_draft + (args.law.cascade_bonus ? 1 : 0);
+}
+__device__ __forceinline__ int64_t drafts(const VerifyChainArgs& args, const Span& span) {
   return span.length + (args.law.cascade_bonus && !span.ends_in_eos ? 1 : 0);
 }
 
@@ -120,12 +122,13 @@ __device__ __forceinline__ RowLaw flags_alone(RowLaw law) {
 }
 
 // The draft's law at position i. `read`: the row's law, unless that is the caller's; probabilities have only its status.
+// `point`: the id that has all mass where there is no draft.
 __device__ __forceinline__ DraftLaw draft_law(const VerifyArgs& args, const Span& span, int64_t b, int64_t i,
-                                              const RowLaw& read) {
+                                              const RowLaw& read, int32_t point) {
   DraftLaw draft;
   if (!has_draft(args)) {
     draft.kind = DraftLaw::Kind::kPoint;
-    draft.token = int32_t(token_at(args, span, i));
+    draft.token = point;
     return draft;
   }
   draft.kind = args.draft_probs.data ? DraftLaw::Kind::kProbs : DraftLaw::Kind::kLogits;
@@ -150,6 +153,11 @@ __device__ __forceinline__ DraftLaw draft_law(const VerifyArgs& args, const Span
   return draft;
 }
 
+__device__ __forceinline__ DraftLaw draft_law(const VerifyChainArgs& args, const Span& span, int64_t b, int64_t i,
+                                              const RowLaw& read) {
+  return draft_law(args, span, b, i, read, has_draft(args) ? -1 : int32_t(token_at(args, span, i)));
+}
+
 // Uniform number i of the sequence (0: the final draw, i >= 1: the coin of draft token i).
 __device__ __forceinline__ float uniform_at(const VerifyArgs& args, const Span& span, int64_t i, int32_t* status) {
   const float u = args.uniform_samples ? args.uniform_samples[span.target_index + i] : 0.0f;
@@ -166,7 +174,7 @@ struct Outcome {
 };
 
 // The sequence's outputs, by a block.
-__device__ __forceinline__ void write_outcome(const VerifyArgs& args, const Span& span, int64_t b,
+__device__ __forceinline__ void write_outcome(const VerifyChainArgs& args, const Span& span, int64_t b,
                                               const Outcome& outcome) {
   int64_t* tokens = args.tokens + b * (args.num_draft + 1);
   for (int64_t i = threadIdx.x; i <= args.num_draft; i += blockDim.x)
@@ -197,8 +205,8 @@ __device__ __forceinline__ float residual_mass(const Remainder& left, const floa
 }
 
 // The two layouts (see verify.cu for which is taken when), and the measurement beside them.
-cudaError_t verify_split(const VerifyArgs& args, const Launch& launch);
-cudaError_t verify_walk(const VerifyArgs& args, unsigned cluster, const Launch& launch);
-cudaError_t verify_overlap(const VerifyArgs& args, const Launch& launch);
+cudaError_t verify_split(const VerifyChainArgs& args, const Launch& launch);
+cudaError_t verify_walk(const VerifyChainArgs& args, unsigned cluster, const Launch& launch);
+cudaError_t verify_overlap(const VerifyChainArgs& args, const Launch& launch);
 
 }  // namespace specdec::cuda

@@ -26,13 +26,13 @@ __device__ __forceinline__ TileTable table_of(float* tables, int64_t index, int 
 }
 
 // Whether the positions' mixtures differ.
-SPECDEC_HD bool finds_mixtures(const VerifyArgs& args) {
+SPECDEC_HD bool finds_mixtures(const VerifyChainArgs& args) {
   return is_cascade(args.law.kind) ||
          (args.law.kind == LawKind::kLossy && args.law.variant && (args.draft.data || args.draft_probs.data));
 }
 
 // Rows of a sequence that may be read: its target rows, then its draft rows if those are read.
-SPECDEC_HD int64_t tasks_of_sequence(const VerifyArgs& args) {
+SPECDEC_HD int64_t tasks_of_sequence(const VerifyChainArgs& args) {
   return args.num_draft + 1 + (reads_draft(args) ? draft_positions(args) : 0);
 }
 
@@ -44,7 +44,7 @@ struct Task {
   RowView row;
   Sampling sampling;
 
-  __device__ Task(const VerifyArgs& args, int64_t task) {
+  __device__ Task(const VerifyChainArgs& args, int64_t task) {
     const int64_t rows = tasks_of_sequence(args);
     b = task / rows;
     i = task % rows;
@@ -70,7 +70,7 @@ __device__ __forceinline__ bool arrives_last(unsigned* arrived, int64_t blocks) 
 }
 
 __global__ void __launch_bounds__(kRowThreads, 2)
-    verify_scan_kernel(const __grid_constant__ VerifyArgs args, const __grid_constant__ Workspace work) {
+    verify_scan_kernel(const __grid_constant__ VerifyChainArgs args, const __grid_constant__ Workspace work) {
   allow_next();
   const Task task(args, blockIdx.x / work.chunks);
   if (!task.needed) return;
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
 }
 
 __global__ void __launch_bounds__(kRowThreads, 2)
-    verify_laws_kernel(const __grid_constant__ VerifyArgs args, const __grid_constant__ Workspace work) {
+    verify_laws_kernel(const __grid_constant__ VerifyChainArgs args, const __grid_constant__ Workspace work) {
   SPECDEC_DYNAMIC_SHARED(shared);
   SPECDEC_SHARED(Reading, read, 1);
   allow_next();
@@ -110,14 +110,14 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   if (!task.is_draft && work.measured) work.measured[task.index] = 0;
 }
 
-__device__ __forceinline__ DraftLaw draft_law_at(const VerifyArgs& args, const Workspace& work, const Span& span,
+__device__ __forceinline__ DraftLaw draft_law_at(const VerifyChainArgs& args, const Workspace& work, const Span& span,
                                                  int64_t b, int64_t i) {
   const bool known = reads_draft(args) && !has_stats(args);
   return draft_law(args, span, b, i, known ? work.draft_laws[span.draft_row_index + i] : RowLaw{});
 }
 
 // P of position i, and Q where there is one. By one thread, and out of line for the registers.
-__device__ __noinline__ void set_rows(const VerifyArgs& args, const Workspace& work, const Span& span, int64_t b,
+__device__ __noinline__ void set_rows(const VerifyChainArgs& args, const Workspace& work, const Span& span, int64_t b,
                                       int64_t i, Remainder& at) {
   const bool cut = cut_of(target_sampling(args, b), args.target.vocab).any;
   at = {target_row(args, span, i), work.target_laws[span.target_index + i], cut, 1.0f, DraftLaw{}};
@@ -127,7 +127,7 @@ __device__ __noinline__ void set_rows(const VerifyArgs& args, const Workspace& w
 // Finds the mixture of each position. A measure is summed by all its blocks; solving for a scale takes one block, as the
 // sum is wanted again and again.
 __global__ void __launch_bounds__(kRowThreads, 2)
-    verify_mixtures_kernel(const __grid_constant__ VerifyArgs args, const __grid_constant__ Workspace work) {
+    verify_mixtures_kernel(const __grid_constant__ VerifyChainArgs args, const __grid_constant__ Workspace work) {
   SPECDEC_SHARED(Span, span, 1);
   SPECDEC_SHARED(Mixing, mixing, 1);
   SPECDEC_SHARED(Remainder, at, 1);
@@ -168,7 +168,7 @@ __device__ __forceinline__ const Mixture& mixture_at(const Workspace& work, int6
 class Decision {
  public:
   // `span` and `from` are in shared memory: what all threads know alike.
-  __device__ Decision(const VerifyArgs& args, const Workspace& work, int64_t b, Span& span, Remainder& from)
+  __device__ Decision(const VerifyChainArgs& args, const Workspace& work, int64_t b, Span& span, Remainder& from)
       : args_(args), work_(work), b_(b), span_(span), from_(from) {
     const Span found = find_span(args, b);
     by_one([&] { span = found; });
@@ -350,7 +350,7 @@ class Decision {
     if (out_.accepted < rows()) out_.final = wanted(out_.accepted);
   }
 
-  const VerifyArgs& args_;
+  const VerifyChainArgs& args_;
   const Workspace& work_;
   const int64_t b_;
   const Span& span_;
@@ -361,7 +361,7 @@ class Decision {
 };
 
 __global__ void __launch_bounds__(kRowThreads, 2)
-    verify_decide_kernel(const __grid_constant__ VerifyArgs args, const __grid_constant__ Workspace work) {
+    verify_decide_kernel(const __grid_constant__ VerifyChainArgs args, const __grid_constant__ Workspace work) {
   SPECDEC_SHARED(Span, span, 1);
   SPECDEC_SHARED(Remainder, from, 1);
   wait_for_previous();
@@ -375,7 +375,7 @@ T* scratch(const Launch& launch, int64_t count) {
 
 }  // namespace
 
-cudaError_t verify_split(const VerifyArgs& args, const Launch& launch) {
+cudaError_t verify_split(const VerifyChainArgs& args, const Launch& launch) {
   const int64_t target_rows = args.cu ? args.total + args.batch : args.batch * (args.num_draft + 1);
   const int64_t draft_rows = args.law.cascade_bonus ? target_rows : args.total;
   const int64_t tiles = (args.target.vocab + kTile - 1) / kTile;

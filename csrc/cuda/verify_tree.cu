@@ -50,7 +50,7 @@ class TreeWalk {
   // `list`: of kMaxListed floats, if rows may be cut; `numbers`: see numbers_of.
   __device__ TreeWalk(const VerifyTreeArgs& tree, int64_t b, State& state, Level* levels, int32_t* removed,
                       Typical& typical, float* list, float* numbers)
-      : tree_(tree), args_(tree.step), state_(state), levels_(levels), removed_(removed), typical_(typical), b_(b) {
+      : tree_(tree), args_(tree), state_(state), levels_(levels), removed_(removed), typical_(typical), b_(b) {
     const int64_t link = tree.tree_per_sequence ? b * tree.num_nodes : 0;
     parents_ = tree.parents + link;
     first_child_ = tree.first_child + link;
@@ -153,7 +153,7 @@ class TreeWalk {
     }
     by_one([&] {
       if (args_.draft_probs.data) state_.draft.law = flags_alone(state_.draft.law);
-      state_.now.draft = draft_law(args_, state_.span, b_, node, state_.draft.law);
+      state_.now.draft = draft_law(args_, state_.span, b_, node, state_.draft.law, -1);
     });
     status_ |= state_.now.draft.law.status;
   }
@@ -415,25 +415,24 @@ __global__ void __launch_bounds__(kWalkThreads, 2)
 }  // namespace
 
 cudaError_t verify_tree(const VerifyTreeArgs& args, const Launch& launch) {
-  const VerifyArgs& step = args.step;
-  if (step.batch == 0) return cudaSuccess;
-  const int tiles = (step.target.vocab + kTile - 1) / kTile;
-  Place place{may_cut(step.params) || may_cut(step.draft_params), nullptr, numbers_of(step)};
+  if (args.batch == 0) return cudaSuccess;
+  const int tiles = (args.target.vocab + kTile - 1) / kTile;
+  Place place{may_cut(args.params) || may_cut(args.draft_params), nullptr, numbers_of(args)};
   size_t shared = place.listed ? kMaxListed * sizeof(float) : 0;
   const bool fits = place.size <= int64_t(kMostSharedTiles) * 2 * (TileTable::kNumbers + 1);
   if (fits)
     shared += size_t(place.size) * sizeof(float);
   else
-    place.numbers = static_cast<float*>(launch.scratch(step.batch * place.size * int64_t(sizeof(float))));
+    place.numbers = static_cast<float*>(launch.scratch(args.batch * place.size * int64_t(sizeof(float))));
   // A sequence has its rows to itself: the fewer sequences, the more blocks share each row.
   unsigned cluster = 1;
   const Strategy forced = forced_strategy();
   while (forced == Strategy::kAuto && cluster < kMaxCluster && int64_t(cluster) * 2 * kWalkThreads / 32 <= tiles &&
-         step.batch * cluster * 2 <= multiprocessors())
+         args.batch * cluster * 2 <= multiprocessors())
     cluster *= 2;
   if (forced == Strategy::kCluster) cluster = 2;
   if (!hopper_code() || !fits) cluster = 1;
-  const Shape shape{dim3(unsigned(step.batch) * cluster), dim3(threads_for(tiles, kWalkThreads)), shared, cluster};
+  const Shape shape{dim3(unsigned(args.batch) * cluster), dim3(threads_for(tiles, kWalkThreads)), shared, cluster};
   return launch_kernel(cluster > 1 ? verify_tree_kernel<true> : verify_tree_kernel<false>, shape, launch.stream, args,
                        place);
 }

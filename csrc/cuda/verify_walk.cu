@@ -6,7 +6,7 @@ namespace specdec::cuda {
 namespace {
 
 // Bytes of a block's shared memory: the list, two tables, two rows of masses.
-size_t shared_bytes(const VerifyArgs& args, bool listed) {
+size_t shared_bytes(const VerifyChainArgs& args, bool listed) {
   const size_t tiles = (args.target.vocab + kTile - 1) / kTile;
   const int32_t draft_vocab = args.draft.data ? args.draft.vocab : args.draft_probs.data ? args.draft_probs.vocab : 0;
   const size_t draft_tiles = (draft_vocab + kTile - 1) / kTile;
@@ -28,7 +28,7 @@ class Walk {
  public:
   using Group = Team<kClustered>;
 
-  __device__ Walk(const VerifyArgs& args, int64_t b, State& state, bool listed, float* shared)
+  __device__ Walk(const VerifyChainArgs& args, int64_t b, State& state, bool listed, float* shared)
       : args_(args), state_(state), b_(b) {
     const Span span = find_span(args, b);
     float* after_list = shared + (listed ? kMaxListed : 0);
@@ -197,7 +197,7 @@ class Walk {
     }
   }
 
-  const VerifyArgs& args_;
+  const VerifyChainArgs& args_;
   State& state_;
   const int64_t b_;
   Outcome out_;
@@ -205,7 +205,7 @@ class Walk {
 
 template <bool kClustered>
 __global__ void __launch_bounds__(kWalkThreads, 2)
-    verify_walk_kernel(const __grid_constant__ VerifyArgs args, bool listed) {
+    verify_walk_kernel(const __grid_constant__ VerifyChainArgs args, bool listed) {
   SPECDEC_DYNAMIC_SHARED(shared);
   SPECDEC_SHARED(State, state, 1);
   Walk<kClustered>(args, blockIdx.x / Team<kClustered>::size(), state[0], listed, reinterpret_cast<float*>(shared))
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kWalkThreads, 2)
 
 }  // namespace
 
-cudaError_t verify_walk(const VerifyArgs& args, unsigned cluster, const Launch& launch) {
+cudaError_t verify_walk(const VerifyChainArgs& args, unsigned cluster, const Launch& launch) {
   const bool listed = may_cut(args.params) || may_cut(args.draft_params);
   const unsigned threads = threads_for((args.target.vocab + kTile - 1) / kTile, kWalkThreads);
   const Shape shape{dim3(unsigned(args.batch) * cluster), dim3(threads), shared_bytes(args, listed), cluster};
