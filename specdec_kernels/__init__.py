@@ -7,7 +7,7 @@ decoding loop around them. ``sk.backends()`` says what runs where.
 from __future__ import annotations
 
 from . import laws
-from .backends import backends, native, register_triton
+from .backends import OPS, backends, native, register_triton
 from .decoding.bild import bild
 from .decoding.cascade import oracle_cascade, seq_cascade, token_cascade
 from .decoding.generate import generate
@@ -41,7 +41,7 @@ from .types import PLACEHOLDER_TOKEN_ID, Draw, GatherOutput, RowStats, Status, T
 
 __version__ = "0.1.0"
 
-native.load()
+native.load(OPS)
 register_triton(LIBRARY)
 
 __all__ = [

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..drafters.base import Drafter, TreeDrafter
 from ..laws import Lossy, TargetLaw, check_law
-from ..ops._common import flat_params
+from ..ops._common import check_params
 from ..sampling import SamplingParams
 from .runner import Prompt, Runner
 from .state import DecodingState
@@ -98,7 +98,7 @@ def check_text(
         _check_mask(caller, runner, attention_mask, batch, length)
     if not isinstance(sampling, SamplingParams):
         raise TypeError(f"{caller}: sampling must be a SamplingParams, got {type(sampling).__name__}")
-    flat_params(caller, "sampling", sampling, batch, runner.device)
+    check_params(caller, "sampling", sampling, batch, runner.device)
     if seeds is not None:
         if not isinstance(seeds, Tensor) or seeds.dtype != torch.int64:
             raise TypeError(
@@ -130,7 +130,7 @@ def check_draft(
     if draft.max_length is not None and state.max_length > draft.max_length:
         held, needed = draft.max_length, state.max_length
         raise ValueError(f"{caller}: the draft ({draft.name}) holds {held} positions, {needed} are needed")
-    flat_params(caller, params_name, params, state.batch_size, state.device)
+    check_params(caller, params_name, params, state.batch_size, state.device)
 
 
 def _check_ids(caller: str, runner: Runner, input_ids: Tensor) -> None:

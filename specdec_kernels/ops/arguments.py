@@ -11,7 +11,7 @@ A backend in Python takes an op's definition itself. This file imports no backen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from torch import Tensor
@@ -61,7 +61,10 @@ class NoiseKeysArguments(NamedTuple):
 
 
 class SampleArguments(NamedTuple):
-    """Of `sample`."""
+    """Of `sample`: rows ``[batch, vocab]`` or ``[batch, n, vocab]``; what comes out is shaped as the rows are.
+
+    (The op takes both because each view made in Python costs half a microsecond.)
+    """
 
     logits: Tensor
     uniform_samples: Tensor | None
@@ -69,6 +72,18 @@ class SampleArguments(NamedTuple):
     draft_to_target: Tensor | None
     num_samples: Int
     params: FlatParams
+
+    def rowwise(self, run: Callable[[SampleArguments], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """What `run`, which takes and gives ``[batch, n, vocab]`` and ``[batch, n, num_samples]`` alone, comes to."""
+        given: Any = self
+        if self.logits.dim() == 2:
+            rows = ("logits", "uniform_samples", "noise_keys")
+            given = self._replace(**{k: t.unsqueeze(1) for k in rows if (t := getattr(self, k)) is not None})
+        token, log_prob, *stats = run(given)
+        if self.num_samples == 1:
+            token, log_prob = token[..., 0], log_prob[..., 0]
+        out = (token, log_prob, *stats)
+        return out if given is self else tuple(t.squeeze(1) for t in out)
 
 
 class VerifyArguments(NamedTuple):
@@ -87,6 +102,9 @@ class VerifyArguments(NamedTuple):
     law: FlatLaw
     params: FlatParams
     draft_params: FlatParams
+
+
+GROUPS = (FlatLaw, FlatParams, VerifyArguments)
 
 
 class VerifyChainArguments(NamedTuple):
@@ -145,91 +163,71 @@ class Definition(Generic[A]):
     schema : str
         Of torch.
     pack : callable
-        ``pack(**leaves)`` makes the op's arguments of them. A leaf is a field, those of `VerifyArguments` among them;
-        of `FlatParams` it is the `SamplingParams`.
+        ``pack(**leaves)`` makes the op's arguments. A leaf is a field of the definition, those of `VerifyArguments`
+        among them; in the place of `FlatParams` stands the `SamplingParams`.
+    unpack : callable
+        Makes the definition of the op's arguments.
     """
 
+    pack: Callable[..., tuple[Any, ...]]
+    unpack: Callable[..., A]
+
     def __init__(self, arguments: type[A]) -> None:
-        self.arguments = arguments
         self.alone: dict[str, str] = {}
         self.per_sequence: list[str] = []
         self.settings: list[str] = []
-        self._parameters: list[str] = []
-        self._settings: list[str] = []
-        self._params: list[str] = []
-        self._add(arguments)
-        lists = {"per_sequence": "Tensor?[]?"} if self._params else {}
-        lists |= {"settings": "float[]"} if self._settings else {}
+        leaves: dict[str, Any] = {}
+        made = self._add(arguments, "", leaves)
+        lists = {"per_sequence": "Tensor?[]?"} if self.per_sequence else {}
+        lists |= {"settings": "float[]"} if self.settings else {}
         self.schema = ", ".join(f"{kind} {name}" for name, kind in (self.alone | lists).items())
-        self.pack = self._packer(lists)
+        # Written for the definition, as `namedtuple` writes its methods: they are on the path of every call.
+        given = {
+            "per_sequence": _tensors_of([name for name, kind in leaves.items() if kind is FlatParams]),
+            "settings": _settings_of({name: kind for name, kind in leaves.items() if name not in self.alone}),
+        }
+        packed = ", ".join([*self.alone, *(given[name] for name in lists)])
+        self.pack = _function(f"pack(*, {', '.join(leaves)})", f"return {packed},")
+        self.unpack = _function(f"unpack({', '.join([*self.alone, *lists])})", *map(self._check, lists), f"return {made}")
 
-    def _add(self, group: Any) -> None:
-        for name, kind in _fields(group):
-            alone = _schema_type(kind)
-            if kind is VerifyArguments:
-                self._add(kind)
-                continue
-            self._parameters.append(name)
-            if alone is not None:
+    def _add(self, group: Any, prefix: str, leaves: dict[str, Any]) -> str:
+        """Take in the fields of `group`; the text that makes it of the op's arguments."""
+        parts = []
+        for name, kind in get_type_hints(group, include_extras=True).items():
+            alone = str(get_args(kind)[1]) if get_origin(kind) is Annotated else TENSORS.get(kind)
+            if not prefix and kind is not VerifyArguments:
+                leaves[name] = kind
+            if alone is not None and group is FlatParams:
+                parts.append(f"per_sequence and per_sequence[{len(self.per_sequence)}]")
+                self.per_sequence.append(prefix + name)
+            elif alone is not None:
+                parts.append(name)
                 self.alone[name] = alone
-            elif kind is FlatParams:
-                self._params.append(name)
-                self._settings.append(f"*{name}._scalars")
-                for field, inner in _fields(kind):
-                    (self.per_sequence if inner in TENSORS else self.settings).append(f"{name}.{field}")
-            elif kind is FlatLaw:
-                self._settings.append(f"*{name}")
-                self.settings += [f"{name}.{field}" for field in kind._fields]
+            elif kind in GROUPS:
+                parts.append(self._add(kind, "" if kind is VerifyArguments else f"{name}.", leaves))
             else:
-                self._settings.append(name)
-                self.settings.append(name)
+                parts.append(f"{kind.__name__}(settings[{len(self.settings)}])")
+                self.settings.append(prefix + name)
+        return f"{group.__name__}({', '.join(parts)})"
 
-    def _packer(self, lists: dict[str, str]) -> Callable[..., tuple[Any, ...]]:
-        """A function written for the definition, as `namedtuple` writes its own: packing is on the path of each call."""
-        parts = [*self.alone]
-        if "per_sequence" in lists:
-            none = " is ".join(f"{name}._tensors" for name in self._params)
-            each = ", ".join(f"*{name}._tensors_or_none" for name in self._params)
-            parts.append(f"None if {none} is None else [{each}]")
-        if "settings" in lists:
-            parts.append(f"[{', '.join(self._settings)}]")
-        text = f"def pack(*, {', '.join(self._parameters)}):\n    return {', '.join(parts)}\n"
-        made: dict[str, Any] = {"__name__": __name__}
-        exec(text, made)
-        packer: Callable[..., tuple[Any, ...]] = made["pack"]
-        return packer
-
-    def unpack(self, *given: Any) -> A:
-        """The definition of what the op was given."""
-        alone = dict(zip(self.alone, given, strict=False))
-        rest = [*given[len(alone) :]]
-        each = (rest.pop(0) or [None] * len(self.per_sequence)) if self.per_sequence else []
-        numbers = rest.pop(0) if self.settings else []
-        if rest or len(each) != len(self.per_sequence) or len(numbers) != len(self.settings):
-            raise RuntimeError(f"specdec: {self.arguments.__name__} takes {self.schema}")
-        return _made(self.arguments, alone, iter(each), iter(numbers))
+    def _check(self, name: str) -> str:
+        wanted, empty = len(getattr(self, name)), " and per_sequence is not None" if name == "per_sequence" else ""
+        message = f"specdec: {name} must hold {wanted} of them"
+        return f"if len({name} or ()) != {wanted}{empty}: raise RuntimeError({message!r})"
 
 
-def _fields(group: Any) -> list[tuple[str, Any]]:
-    return list(get_type_hints(group, include_extras=True).items())
+def _tensors_of(params: list[str]) -> str:
+    none = " is ".join(f"{name}._tensors" for name in params)
+    return f"None if {none} is None else [{', '.join(f'*{name}._tensors_or_none' for name in params)}]"
 
 
-def _schema_type(kind: Any) -> str | None:
-    """The type under which a field crosses alone; None where it does not."""
-    if get_origin(kind) is Annotated:
-        return str(get_args(kind)[1])
-    return TENSORS.get(kind)
+def _settings_of(leaves: dict[str, Any]) -> str:
+    forms = {FlatParams: "*{}._scalars", FlatLaw: "*{}"}
+    return f"[{', '.join(forms.get(kind, '{}').format(name) for name, kind in leaves.items())}]"
 
 
-def _made(group: Any, alone: dict[str, Any], each: Iterator[Tensor | None], numbers: Iterator[float]) -> Any:
-    values = []
-    for name, kind in _fields(group):
-        if group is FlatParams and kind in TENSORS:
-            values.append(next(each))
-        elif _schema_type(kind) is not None:
-            values.append(alone[name])
-        elif hasattr(kind, "_fields"):
-            values.append(_made(kind, alone, each, numbers))
-        else:
-            values.append(kind(next(numbers)))
-    return group(*values)
+def _function(head: str, *lines: str) -> Callable[..., Any]:
+    made: dict[str, Any] = {}
+    exec("\n    ".join([f"def {head}:", *lines]), globals(), made)
+    function: Callable[..., Any] = made[head.partition("(")[0]]
+    return function
