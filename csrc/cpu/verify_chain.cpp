@@ -103,7 +103,7 @@ class Chain : SequenceRows {
 
 }  // namespace
 
-void verify(const VerifyChainArgs& args) {
+void verify_chain(const VerifyChainArgs& args) {
   for_each_row(args.batch, [&](int64_t b, bool split) { Chain(args, b, split).run(); });
 }
 

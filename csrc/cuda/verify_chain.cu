@@ -4,7 +4,7 @@
 
 namespace specdec::cuda {
 
-cudaError_t verify(const VerifyChainArgs& args, const Launch& launch) {
+cudaError_t verify_chain(const VerifyChainArgs& args, const Launch& launch) {
   if (args.batch == 0) return cudaSuccess;
   const int64_t processors = multiprocessors();
   const int tiles = (args.target.vocab + kTile - 1) / kTile;
