@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-FlatParams = tuple[float, int, float, float, bool, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""What the ops take: the scalars (temperature, top_k, top_p, min_p, min_p_first), then their [batch] tensors or None.
-"""
+
+class FlatParams(NamedTuple):
+    """One set of sampling parameters as the ops take them: where there is no tensor, the number counts."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    min_p_first: bool
+    temperatures: Tensor | None  # [batch] float32
+    top_ks: Tensor | None  # [batch] int64
+    top_ps: Tensor | None  # [batch] float32
+    min_ps: Tensor | None  # [batch] float32
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ class SamplingParams:
         # One flat tuple, made once: building it at every op call would cost more than some ops do. Off stays off
         # whatever the number, although the ops take 64-bit integers and float32.
         scalars = (temperature, min(max(int(top_k), 0), 2**63 - 1), min(top_p, 1.0), min_p, self.min_p_first)
-        flat = (*scalars, temperatures, top_ks, top_ps, min_ps)
+        flat = FlatParams(*scalars, temperatures, top_ks, top_ps, min_ps)
         object.__setattr__(self, "_flat", flat)
         object.__setattr__(self, "_has_tensors", any(isinstance(value, Tensor) for value in flat))
 
