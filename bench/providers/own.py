@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 import torch
 
 import specdec_kernels as sk
-from specdec_kernels.backends import OPS, automatic
+from specdec_kernels.backends import automatic
 from specdec_kernels.config import settings
 
 from ..gpu import strategy
 from ..inputs import Case, ChainInputs, PackedInputs, RowInputs, TreeInputs
+from ..registry import REGISTRY
 from ..timing import Call
 
 
@@ -140,4 +141,4 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
 
     verify = {"verify_chain": verify_chain, "verify_packed": verify_packed, "verify_tree": verify_tree}
     rest = {"sample": sample, "uniform_samples": uniform_samples}
-    return {**{op: direct(op, name) for op in OPS}, **verify, **rest} if draft_stats and uniforms else verify
+    return {**{op: direct(op, name) for op in REGISTRY}, **verify, **rest} if draft_stats and uniforms else verify
