@@ -61,6 +61,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("backend", [*present(op), *on_the_cpu], ids=str, indirect=True)
 
 
+@pytest.hookimpl(trylast=True)  # among what -k and -m have chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where kernels are interpreted, a test with many cases runs some of them: see `Backend.some_cases`; and a tier is
     run: see tiers.py. Slow tests begin first, or at the end one process would work while the others are done.

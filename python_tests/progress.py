@@ -41,7 +41,8 @@ class Progress:
         self.marking = True
         yield
         self.marking = False
-        self.counts.update({"done": report.when == "teardown", report.outcome: 1})
+        self.counts["done"] += report.when == "teardown"
+        self.counts[report.outcome] += report.when == "call" or not report.passed
         if report.failed:
             self.write(f"FAILED {report.nodeid}", red=True, bold=True)
         if time.monotonic() - self.shown >= (TERMINAL_SECONDS if self.rewriting else LOG_SECONDS):
@@ -50,13 +51,14 @@ class Progress:
     def pytest_sessionfinish(self) -> None:
         if self.total:
             self.show()
+        if self.rewriting:
             self.terminal.line("")
 
     def show(self) -> None:
         self.shown = time.monotonic()
         done, minutes, seconds = self.counts["done"], *divmod(int(self.shown - self.began), 60)
-        line = f"{100 * done // max(1, self.total):3d}% of {self.total} tests: {self.counts['failed']} failed, "
-        line += f"{self.counts['skipped']} skipped, {minutes}:{seconds:02d}"
+        line = f"{100 * done // max(1, self.total):3d} % of {self.total} tests in {minutes}:{seconds:02d}"
+        line += f" (passed {self.counts['passed']}, failed {self.counts['failed']}, skipped {self.counts['skipped']})"
         self.terminal.rewrite(line, erase=True) if self.rewriting else self.write(line)
 
     def write(self, line: str, **markup: bool) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import specdec_kernels as sk
+from python_tests.ops import inputs
 from python_tests.ops.inputs import op_tests
 from python_tests.support import in_fresh_process
 from specdec_kernels.backends import OPS, native
@@ -31,7 +32,7 @@ LOOPS = {  # keyword-only parameters after model and input_ids
         "draft_model", "fallback", "rollback", "max_draft_tokens", "attention_mask", "max_new_tokens", "eos_token_id",
     ],
 }  # fmt: skip
-SIGNATURES = {op: op_tests(op).SIGNATURE for op in OPS} | {
+SIGNATURES = {op: op_tests(op).SIGNATURE for op in inputs.OPS} | {
     name: (["model", "input_ids"], keyword) for name, keyword in LOOPS.items()
 }
 

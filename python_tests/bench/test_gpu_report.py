@@ -37,7 +37,7 @@ from bench.gpu.clock import Clock
 from bench.gpu.journal import Journal, unfinished
 from bench.inputs import Case
 from bench.providers import PROVIDERS, Provider, eager, own
-from specdec_kernels.backends import OPS
+from python_tests.ops.inputs import OPS
 
 SANITIZER = """#!/bin/sh
 echo "========= COMPUTE-SANITIZER $*"

@@ -15,7 +15,7 @@ from bench.providers import PROVIDERS
 from bench.providers.eager import law, narrow_warp, warp
 from bench.registry import REGISTRY
 from bench.run import build
-from specdec_kernels.backends import OPS
+from python_tests.ops.inputs import OPS
 from specdec_kernels.testing import float64_target_law
 
 VOCAB = 96

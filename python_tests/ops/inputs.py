@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -14,9 +15,11 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
+from specdec_kernels import ops
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 VOCABS = (2, 3, 1023, 1024, 1025, 4097, 50257)
+OPS = [module.name for module in pkgutil.iter_modules(ops.__path__) if hasattr(sk, module.name)]  # public functions
 SCALARS = sk.SamplingParams(0.8, top_k=20, top_p=0.9, min_p=0.01)
 
 

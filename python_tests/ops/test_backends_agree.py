@@ -21,7 +21,7 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.ops import chains
-from python_tests.ops.inputs import DTYPES, op_tests, same_bits, strided, tensors, uniforms
+from python_tests.ops.inputs import DTYPES, OPS, op_tests, same_bits, strided, tensors, uniforms
 from python_tests.ops.test_properties import (
     ERROR,
     KINDS,
@@ -34,7 +34,6 @@ from python_tests.ops.test_properties import (
 )  # fmt: skip
 from python_tests.ops.test_properties import compare as compare_chains
 from python_tests.support import Backend
-from specdec_kernels.backends import OPS
 
 OP = "verify_chain"
 CELLS = 250_000  # logits of an example

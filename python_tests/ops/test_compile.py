@@ -12,9 +12,8 @@ import torch
 import specdec_kernels as sk
 from python_tests import emulated
 from python_tests.ops import chains
-from python_tests.ops.inputs import logits, op_tests, same_bits, seeded
+from python_tests.ops.inputs import OPS, logits, op_tests, same_bits, seeded
 from python_tests.support import Backend
-from specdec_kernels.backends import OPS
 
 
 @pytest.fixture(params=["cpu", *(["cuda"] if torch.cuda.is_available() else []), emulated.NAME])
