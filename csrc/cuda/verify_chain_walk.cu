@@ -84,8 +84,7 @@ class Chain {
     status_ |= state_.now.draft.law.status;
   }
 
-  __device__ bool cascade() const { return is_cascade(args_.law.kind); }
-  __device__ bool certain() const { return state_.now.law.one_hot && !cascade(); }
+  __device__ bool one_hot() const { return state_.now.law.one_hot; }
   __device__ int64_t argmax() const { return state_.now.law.argmax; }
   __device__ float p(int32_t x) const { return state_.now.p(x); }
   __device__ float q(int32_t x) const { return state_.now.q(x); }
@@ -118,7 +117,7 @@ class Chain {
   }
 
   __device__ int64_t wanted(int64_t i) {
-    if (!args_.noise_keys || state_.now.law.one_hot) return argmax();
+    if (!args_.noise_keys || one_hot()) return argmax();
     return noisy_token<kClustered>(state_.now, state_.target.table, args_.noise_keys[state_.span.target_index + i]);
   }
 
@@ -148,6 +147,7 @@ class Chain {
   }
 
  private:
+  __device__ bool cascade() const { return is_cascade(args_.law.kind); }
   __device__ int tiles() const { return (args_.target.vocab + kTile - 1) / kTile; }
   __device__ float uniform(int64_t i) { return uniform_at(args_, state_.span, i, &status_); }
 
