@@ -18,7 +18,7 @@ from ..timing import Call
 
 def asked_for(case: Case, backend: str) -> str | None:
     """`backend`, or None where that takes the same one: what users call, without the look-up of a name."""
-    same = settings().backend is None and automatic(case.op, torch.device(case.device)) == backend
+    same = settings().backend is None and automatic("verify_chain" if case.op == "verify_packed" else case.op, torch.device(case.device)) == backend
     return None if same else backend
 
 

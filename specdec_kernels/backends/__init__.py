@@ -162,13 +162,13 @@ _announced: set[torch.device] = set()
 
 def routed(op: str, device: torch.device) -> str | None:
     """`route`, found out once an op and device; the first op on a device is logged."""
-    key = (op, device)
-    if key not in _routes:
-        _routes[key] = route(op, device)
+    try:
+        return _routes[op, device]
+    except KeyError:
         if device not in _announced:
             _announced.add(device)
             announce(op, device)
-    return _routes[key]
+        return _routes.setdefault((op, device), route(op, device))
 
 
 # What `torch.compiler.assume_constant_result` sets, which would import the compiler for it: a compiled call is routed
