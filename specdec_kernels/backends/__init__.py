@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import flat, native
+from . import native
 from . import triton as triton_backend
 
 logger = logging.getLogger("specdec_kernels")
@@ -26,7 +26,8 @@ def in_python(backend: str, op: str) -> Callable[..., Any]:
     """The op as the dispatcher calls it, run by a backend in Python."""
 
     def run(*given: Any) -> Any:
-        return flat.call(backend, op, OPS[op].unpack(*given))
+        module = importlib.import_module(f"{__name__}.{backend}.{op}")
+        return getattr(module, op)(OPS[op].unpack(*given))
 
     return run
 
