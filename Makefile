@@ -15,15 +15,21 @@ NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -nam
 HAS_TORCH := import importlib.metadata as m, re, sys; \
   sys.exit(tuple(map(int, re.findall(r"\d+", m.version("torch"))[:2])) < (2, 11))
 
-.PHONY: help test demo build bench gpu-report sanitize resources lint format clean FORCE
+PYTEST := $(PY) -m pytest -q --no-header
+
+.PHONY: help test test-all demo build bench gpu-report sanitize resources lint format clean FORCE
 
 help:  ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
 	@echo 'ARGS="..." goes on to the command: make test ARGS="-k verify_chain", make demo ARGS="--help"'
 
-test: $(INSTALLED)  ## run the whole test-suite (up to 20 minutes on two cores)
-	@echo "==> running the tests in $(WORKERS) processes (up to 20 minutes on two cores)"
-	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+test: $(INSTALLED)  ## every op, rule and loop on every backend, a choice of the cases (8 minutes on two cores)
+	@echo "==> running the tests in $(WORKERS) processes (up to 8 minutes on two cores)"
+	@$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
+
+test-all: $(INSTALLED)  ## the whole test-suite, all cases (up to 20 minutes on two cores)
+	@echo "==> running all tests in $(WORKERS) processes (up to 20 minutes on two cores)"
+	@$(PYTEST) -n $(WORKERS) --dist loadgroup --tier=all $(ARGS)
 
 demo: $(INSTALLED)  ## watch a real language model decode with and without speculation (about 2 minutes)
 	@OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0 $(PY) -m specdec_kernels demo $(ARGS)
@@ -39,7 +45,7 @@ gpu-report:  ## where there is a GPU: build, tests, sanitizer and benchmarks (9 
 
 sanitize: $(INSTALLED)  ## the CUDA kernels on the CPU under ASan, UBSan and TSan, and planted defects (up to 10 minutes)
 	@$(MAKE) -s -j$(WORKERS) -C csrc/emulator/tests sanitize
-	$(PY) -m pytest -q python_tests/emulator --sanitizers $(ARGS)
+	@$(PYTEST) python_tests/emulator --sanitizers $(ARGS)
 
 resources: $(INSTALLED)  ## registers, shared memory and spills of the CUDA kernels on every architecture (needs nvcc; minutes)
 	SPECDEC_WERROR=1 $(PY) setup.py -q build_kernels
@@ -72,7 +78,7 @@ $(REQUIREMENTS): requirements-test.txt .ci/pins.py | $(PY)
 	@$(PIP) --version >/dev/null 2>&1 || $(PY) -m ensurepip || { echo "$(VENV) has no pip" >&2; exit 1; }
 	@if $(PY) -c '$(HAS_TORCH)' 2>/dev/null; then echo "==> keeping the torch that $(VENV) already has"; else \
 	  echo "==> installing PyTorch into $(VENV) (once; it is large: minutes, depending on the network)"; \
-	  $(PIP) install "$$(grep '^torch==' requirements-test.txt)"; fi
+	  test -t 1 || quiet=-q; $(PIP) install $$quiet "$$(grep '^torch==' requirements-test.txt)"; fi
 	@echo "==> installing the other packages (once; about a minute)"
 	@$(PY) .ci/pins.py < requirements-test.txt > $(REQUIREMENTS).txt
 	@$(PIP) install -q -r $(REQUIREMENTS).txt

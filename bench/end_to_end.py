@@ -354,7 +354,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     greedy_ways = sum(not way.typical for way in ways.values())
     runs = sum(len(ways) if temperature else greedy_ways for temperature in arguments.temperatures)
     runs *= -(-arguments.prompts // batch) * arguments.rounds * len(texts)
-    with pack_linear_weights(model), tqdm(total=runs, unit="answer", mininterval=1.0) as bar:
+    with pack_linear_weights(model), tqdm(total=runs, unit="answer", mininterval=1.0, disable=None) as bar:
         warm_up = prompts.encode(tokenizer, next(iter(texts.values()))[:batch])
         generate(model, *warm_up[:1], attention_mask=warm_up[1], drafter=NoDrafter(), max_new_tokens=8)
         for name, chosen in texts.items():

@@ -7,16 +7,21 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from python_tests import emulated, interpreted
+from python_tests import emulated, interpreted, tiers
 
 interpreted.prepare()  # before anything imports triton
 
+from python_tests.progress import Progress  # noqa: E402
 from python_tests.support import Backend, present, present_emulated  # noqa: E402
 
 torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tier", choices=tiers.TIERS, default="short",
+        help="which tests run: those of `make test`, those that it leaves out, or all (`make test-all`): see tiers.py",
+    )  # fmt: skip
     parser.addoption(
         "--schedules", type=int, default=0, metavar="N",
         help="run the tests of the emulated CUDA kernels in N random schedules as well, each a share of a test's cases",
@@ -39,6 +44,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    terminal = session.config.pluginmanager.getplugin("terminalreporter")
+    if terminal and session.config.get_verbosity() < 0 and not session.config.option.collectonly:
+        session.config.pluginmanager.register(Progress(terminal))
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" not in metafunc.fixturenames:
         return
@@ -50,24 +61,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("backend", [*present(op), *on_the_cpu], ids=str, indirect=True)
 
 
+@pytest.hookimpl(trylast=True)  # among what -k and -m have chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where kernels are interpreted, a test with many cases runs some of them: see `Backend.some_cases`. Slow tests
-    begin first, or at the end one process would work while the others are done.
+    """Where kernels are interpreted, a test with many cases runs some of them: see `Backend.some_cases`; and a tier is
+    run: see tiers.py. Slow tests begin first, or at the end one process would work while the others are done.
     """
-    tests: dict[tuple[str, Backend], list[pytest.Item]] = {}
+    tests: dict[tuple[str, Backend | None], list[pytest.Item]] = {}
     for item in items:
-        chosen = getattr(item, "callspec", None) and item.callspec.params.get("backend")  # type: ignore[attr-defined]
-        if isinstance(chosen, Backend) and chosen.interpreted:
-            tests.setdefault((item.nodeid.split("[")[0], chosen), []).append(item)
-    if config.getoption("--every-case"):
-        tests = {}
-    gone = set()
+        chosen = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
+        tests.setdefault((item.nodeid.split("[")[0], chosen), []).append(item)
+    kept: set[int] = set()
     for (_, chosen), cases in tests.items():
-        kept = chosen.some_cases(cases, getattr(cases[0].module, "EMULATED_CASES", None))  # type: ignore[attr-defined]
-        gone |= set(map(id, cases)) - set(map(id, kept))
-    if gone:
-        config.hook.pytest_deselected(items=[item for item in items if id(item) in gone])
-        items[:] = [item for item in items if id(item) not in gone]
+        if chosen and chosen.interpreted and not config.getoption("--every-case"):
+            cases = chosen.some_cases(cases, getattr(cases[0].module, "EMULATED_CASES", None))  # type: ignore[attr-defined]
+        kept |= set(map(id, tiers.run(cases, config.getoption("--tier"))))
+    if gone := [item for item in items if id(item) not in kept]:
+        config.hook.pytest_deselected(items=gone)
+        items[:] = [item for item in items if id(item) in kept]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

@@ -68,10 +68,16 @@ def some_cases(items: Sequence[Any], most: int = CASES, seed: str = "") -> list[
     seen: set[tuple[str, str]] = set()
     chosen, others = [], []
     for item in shuffled:
-        values = {(name, part) for name, value in item.callspec.params.items() for part in _parts(value)}
+        values = values_of(item)
         (others if values <= seen else chosen).append(item)
         seen |= values
     return chosen + others[: max(0, most - len(chosen))]
+
+
+def values_of(item: Any) -> set[tuple[str, str]]:
+    """What a parametrised item has for its parameters, the backend aside: names, and words for the values."""
+    given = item.callspec.params.items()
+    return {(name, part) for name, value in given if name != "backend" for part in _parts(value)}
 
 
 def _parts(value: Any) -> set[str]:

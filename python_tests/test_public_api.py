@@ -11,33 +11,10 @@ import pytest
 import torch
 
 import specdec_kernels as sk
+from python_tests.ops import inputs
+from python_tests.ops.inputs import op_tests
 from python_tests.support import in_fresh_process
 from specdec_kernels.backends import OPS, native
-
-OP_SIGNATURES = {  # positional parameters, then keyword-only ones
-    "row_stats": (["logits", "params"], ["backend"]),
-    "warp_probs": (["logits", "params"], ["backend"]),
-    "uniform_samples": (["seeds", "step", "num", "purpose"], ["backend"]),
-    "noise_keys": (["seeds", "positions", "purpose", "step"], ["backend"]),
-    "sample": (["logits", "params"], ["uniform_samples", "noise_keys", "num_samples", "draft_token_map", "backend"]),
-    "verify_chain": (
-        ["target_logits", "draft_tokens", "draft_logits"],
-        ["uniform_samples", "noise_keys", "params", "draft_params", "acceptance", "target_law", "draft_probs",
-         "draft_stats", "draft_token_map", "num_draft_tokens", "eos_token_ids", "return_acceptance", "backend"],
-    ),
-    "verify_packed": (
-        ["target_logits", "draft_tokens", "draft_logits"],
-        ["cu_num_draft_tokens", "max_num_draft_tokens", "uniform_samples", "noise_keys", "params", "draft_params",
-         "acceptance", "target_law", "draft_probs", "draft_stats", "draft_token_map", "num_draft_tokens",
-         "eos_token_ids", "return_acceptance", "backend"],
-    ),
-    "verify_tree": (
-        ["target_logits", "tree", "node_tokens", "draft_logits"],
-        ["draft_probs", "acceptance", "target_law", "epsilon", "delta", "params", "draft_params", "draft_stats",
-         "draft_token_map", "eos_token_ids", "uniform_samples", "noise_keys", "backend"],
-    ),
-    "gather_kv_": (["cache", "accepted_nodes", "context_lengths", "layout"], ["block_table", "backend"]),
-}  # fmt: skip
 
 LOOPS = {  # keyword-only parameters after model and input_ids
     "generate": [
@@ -55,7 +32,9 @@ LOOPS = {  # keyword-only parameters after model and input_ids
         "draft_model", "fallback", "rollback", "max_draft_tokens", "attention_mask", "max_new_tokens", "eos_token_id",
     ],
 }  # fmt: skip
-SIGNATURES = OP_SIGNATURES | {name: (["model", "input_ids"], keyword) for name, keyword in LOOPS.items()}
+SIGNATURES = {op: op_tests(op).SIGNATURE for op in inputs.OPS} | {
+    name: (["model", "input_ids"], keyword) for name, keyword in LOOPS.items()
+}
 
 
 def test_every_exported_name_exists_and_is_documented() -> None:
@@ -64,7 +43,7 @@ def test_every_exported_name_exists_and_is_documented() -> None:
         if inspect.isclass(thing) or inspect.isfunction(thing):
             assert inspect.getdoc(thing), name
     assert len(set(sk.__all__)) == len(sk.__all__)
-    assert set(OPS) == set(OP_SIGNATURES) and set(SIGNATURES) <= set(sk.__all__)
+    assert set(SIGNATURES) <= set(sk.__all__)
     assert sk.PLACEHOLDER_TOKEN_ID == -1
 
 

@@ -236,12 +236,12 @@ def sweep(
         calibration = calibration_laws(target, draft, drawn[:_CALIBRATION], SETTINGS[setting])
         chosen = configurations(target, draft, setting, calibration, shares)
         runs = sum(c.runs for c in chosen)
-        with tqdm(total=runs * -(-pairs // batch), desc=setting, mininterval=5.0) as bar:
+        with tqdm(total=runs * -(-pairs // batch), desc=setting, mininterval=5.0, disable=None) as bar:
             measure(chosen, test, corpus, batch, bar.update)
         fresh = rows_of(chosen, setting)
         if timed:
             alone = [replace(c, stats=[], num_calls=0) for c in chosen]
-            with tqdm(total=runs * timed, desc=f"{setting}, one by one", mininterval=5.0) as bar:
+            with tqdm(total=runs * timed, desc=f"{setting}, one by one", mininterval=5.0, disable=None) as bar:
                 measure(alone, test[:timed], corpus, 1, bar.update)
             for row, point in zip(fresh, rows_of(alone, setting), strict=True):
                 row["relative_seconds_alone"] = point["relative_seconds"]

@@ -51,7 +51,7 @@ def held_out(
     drafter = NgramLMDrafter(corpus.ngram_table(tokenizer, say))
     logits, laws, truth = [], [], []
     found = 0
-    for problem in tqdm(assets.human_eval(say)[::-1], desc="HumanEval", mininterval=5.0):
+    for problem in tqdm(assets.human_eval(say)[::-1], desc="HumanEval", mininterval=5.0, disable=None):
         prompt = tokenizer.encode(problem["prompt"], add_special_tokens=False)
         text = [*prompt, *tokenizer.encode(problem["canonical_solution"], add_special_tokens=False)]
         places = list(range(len(prompt), len(text)))[: positions - found]
@@ -83,7 +83,7 @@ def sweep(
                 points += [(rule.name, a, rule.make(a)) for a in spread_alphas(rule, calibration, shares)]
         sums = np.zeros((len(points), 3))
         squares = np.zeros((len(points), 3))
-        for start in tqdm(range(0, len(truth), _CHUNK), desc=setting, mininterval=5.0):
+        for start in tqdm(range(0, len(truth), _CHUNK), desc=setting, mininterval=5.0, disable=None):
             part = slice(start, start + _CHUNK)
             x = _laws(logits[part], draft[part], SETTINGS[setting])
             for i, (name, _, law) in enumerate(points):

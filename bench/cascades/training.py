@@ -81,7 +81,7 @@ def fit(recipe: Recipe, corpus: Corpus) -> T5ForConditionalGeneration:
         optimizer, lambda step: min((step + 1) / 300, 1.0, (recipe.steps - step) * 3 / recipe.steps)
     )
     recent = None
-    bar = trange(recipe.steps, desc=f"training the {recipe.name}", mininterval=5.0, file=sys.stderr)
+    bar = trange(recipe.steps, desc=f"training the {recipe.name}", mininterval=5.0, disable=None, file=sys.stderr)
     for step in bar:
         turn = step % _POOL
         if turn == 0:

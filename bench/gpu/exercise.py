@@ -1,4 +1,5 @@
-"""Every op once in every way that its kernels differ in, at small sizes, against the reference: for the sanitizer.
+"""Every op in the registry's cases and in every way that its kernels differ in, at small sizes, against the reference:
+for the sanitizer.
 
 ``python -m bench.gpu.exercise --backend cuda --device cuda``. Rows of odd length and odd alignment, one to many
 sequences, each strategy of the CUDA kernels. A token may differ from the reference's where a border lies within
@@ -11,6 +12,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from bench.gpu import strategy
+from bench.providers import own
+from bench.registry import REGISTRY
 
 SHAPES = ((1, 5, 4099), (3, 2, 2049), (40, 2, 700), (150, 1, 257))
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
@@ -40,11 +44,8 @@ def calls(shape: tuple[int, int, int], dtype: torch.dtype, device: str, backend:
     seeds = torch.randint(0, 2**62, (batch,), generator=rng).to(device)
     lengths = torch.randint(-1, k + 1, (batch,), generator=rng)
     keys = sk.noise_keys(seeds, torch.arange(k + 1, device=device).expand(batch, -1), backend=backend)
-    yield "noise_keys", keys
     yield "uniform_samples", sk.uniform_samples(seeds, torch.zeros_like(seeds), k + 1, backend=backend)
     for name, params in LAWS.items():
-        yield f"row_stats {name}", sk.row_stats(target, params, backend=backend).argmax
-        sk.warp_probs(target, params, backend=backend)
         drawn = sk.sample(draft, params, uniform_samples=coins[:, :k], backend=backend)
         yield f"sample {name}", drawn.token
         yield f"sample {name} by keys", sk.sample(draft, params, noise_keys=keys[:, :k], backend=backend).token
@@ -81,6 +82,41 @@ def calls(shape: tuple[int, int, int], dtype: torch.dtype, device: str, backend:
     several = sk.sample(draft, noise_keys=keys[:, :k], num_samples=4, backend=backend)
     yield "sample without replacement", several.token
     yield from gathers(batch, dtype, device, backend, rng)
+    yield from registered(min(batch, 3), vocab, dtype, device, backend)
+
+
+def registered(batch: int, vocab: int, dtype: torch.dtype, device: str, backend: str) -> Iterator[tuple[str, Tensor]]:
+    """Every op as it is measured, on the same inputs for each backend, and what it writes in place."""
+    for op, builder in own.builders(backend).items():
+        for case in {case.name: case for case in REGISTRY[op].cases([vocab], [batch])}.values():
+            case = replace(case, dtype=dtype, drawn_before=True, device=device)
+            inputs = moved(REGISTRY[op].make(case, torch.Generator().manual_seed(vocab)), device)
+            call = builder(case)
+            assert call is not None
+            for place, found in enumerate(integers(call(inputs))):
+                yield f"{op} {case.name} {place}", found
+            yield from ((f"{op} {case.name} cache", torch.stack(layer)) for layer in getattr(inputs, "cache", ()))
+
+
+def moved(value: Any, device: str) -> Any:
+    """Inputs on a device."""
+    if isinstance(value, (list, tuple)):
+        parts = [moved(v, device) for v in value]
+        return type(value)(*parts) if isinstance(value, sk.RowStats) else type(value)(parts)
+    if isinstance(value, sk.DraftTree):
+        return value.to(device)
+    if is_dataclass(value):
+        return replace(value, **{f.name: moved(getattr(value, f.name), device) for f in fields(value) if f.init})
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+def integers(output: Any) -> Iterator[Tensor]:
+    """The tensors of integers in an op's output."""
+    if isinstance(output, Tensor):
+        yield from () if output.is_floating_point() else (output,)
+    elif isinstance(output, tuple) or is_dataclass(output):
+        for value in output if isinstance(output, tuple) else vars(output).values():
+            yield from integers(value)
 
 
 def gathers(

@@ -38,7 +38,8 @@ def steps(rehearse: bool) -> dict[str, list[str]]:
 
 def pytest(rehearse: bool) -> list[str]:
     """pytest, in several processes and with a limit for a test, where that can be had."""
-    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", "--maxfail=40"]
+    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=short", "--tier=all", "--maxfail=40"]
+    command += ["-p", "no:cacheprovider"]
     if not rehearse and importlib.util.find_spec("xdist"):
         command += ["-n", str(min(8, os.cpu_count() or 1)), "--dist", "loadgroup"]
     if not rehearse and importlib.util.find_spec("pytest_timeout"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 import torch
@@ -10,24 +11,13 @@ from ..inputs import Case
 from ..timing import Call
 from . import eager
 
+DYNAMIC = ("verify_packed",)  # its number of rows changes from step to step
 
-def _compile(function: Callable[..., object]) -> Callable[..., object]:
+
+def _builder(op: str, case: Case) -> Call | None:
     torch._dynamo.reset()  # each case is compiled for itself: none may fall back because others used up the cache
-    return torch.compile(function, dynamic=False)
+    builder, function = eager.FUNCTIONS[op]
+    return builder(case, torch.compile(function, dynamic=op in DYNAMIC))
 
 
-def _verify_packed(case: Case) -> Call | None:
-    torch._dynamo.reset()
-    # dynamic shapes: the number of rows changes from step to step
-    return eager.packed_builder(case, torch.compile(eager.verify_packed_rows, dynamic=True))
-
-
-def _rows(function: Callable[..., object]) -> Callable[[Case], Call | None]:
-    return lambda case: eager.rows_builder(case, _compile(function))
-
-
-BUILDERS: Mapping[str, Callable[[Case], Call | None]] = {
-    "verify_chain": lambda case: eager.chain_builder(case, _compile(eager.verify)),
-    "verify_packed": _verify_packed,
-    **{op: _rows(function) for op, function in eager.ROW_FUNCTIONS.items()},
-}
+BUILDERS: Mapping[str, Callable[[Case], Call | None]] = {op: functools.partial(_builder, op) for op in eager.FUNCTIONS}

@@ -209,7 +209,6 @@ def usable(case: Case, warp_function: Warp, kept: bool) -> bool:
 def chain_builder(
     case: Case, function: Callable[..., object] = verify, warp: Warp = warp, kept: bool = False
 ) -> Call | None:
-    """`function` is `verify` or its compiled form."""
     if not usable(case, warp, kept):
         return None
 
@@ -269,11 +268,16 @@ def gather_kv_(case: Case) -> Call | None:
     return call
 
 
-ROW_FUNCTIONS: Mapping[str, Callable[..., object]] = {"row_stats": statistics, "warp_probs": law, "sample": draw}
+FUNCTIONS: Mapping[str, tuple[Callable[..., Call | None], Callable[..., object]]] = {
+    "verify_chain": (chain_builder, verify),
+    "verify_packed": (packed_builder, verify_packed_rows),
+    "row_stats": (rows_builder, statistics),
+    "warp_probs": (rows_builder, law),
+    "sample": (rows_builder, draw),
+}
+"""By op, how a call is built around a function, and the function: itself, or what `torch.compile` makes of it."""
 BUILDERS: Mapping[str, Callable[[Case], Call | None]] = {
-    "verify_chain": chain_builder,
-    "verify_packed": packed_builder,
-    **{op: functools.partial(rows_builder, function=function) for op, function in ROW_FUNCTIONS.items()},
+    **{op: functools.partial(builder, function=function) for op, (builder, function) in FUNCTIONS.items()},
     "uniform_samples": random_uniforms,
     "noise_keys": random_keys,
     "gather_kv_": gather_kv_,

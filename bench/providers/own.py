@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Mapping
 
@@ -12,7 +13,8 @@ from specdec_kernels.backends import automatic
 from specdec_kernels.config import settings
 
 from ..gpu import strategy
-from ..inputs import CacheInputs, Case, ChainInputs, PackedInputs, RowInputs, SeedInputs, TreeInputs
+from ..inputs import Case, ChainInputs, PackedInputs, RowInputs, TreeInputs
+from ..registry import REGISTRY
 from ..timing import Call
 
 UNDERNEATH = {"verify_packed": "verify_chain"}  # ops of torch, where they are not named as the function is
@@ -40,6 +42,24 @@ def with_strategy(number: int) -> Mapping[str, Callable[[Case], Call | None]]:
         return call
 
     return {"verify_chain": verify_chain}
+
+
+def direct(op: str, name: str) -> Callable[[Case], Call | None]:
+    """The builder of an op that draws nothing: what it must be given are fields of its inputs, and the case may say
+    some of the rest.
+    """
+    parameters = inspect.signature(getattr(sk, op)).parameters.values()
+    given = [f"step.{p.name}" for p in parameters if p.default is p.empty]
+    said = [p.name for p in parameters if p.default is not p.empty and hasattr(Case, p.name)]
+    # The call as one writes it: one that looks its arguments up would add half a microsecond to what is measured.
+    code = f"lambda step: op({', '.join([*given, *(f'{field}={field}' for field in said)])}, backend=backend)"
+
+    def builder(case: Case) -> Call | None:
+        fixed = {"op": getattr(sk, op), "backend": asked_for(case, name)}
+        call: Call = eval(code, fixed | {field: getattr(case, field) for field in said})
+        return call
+
+    return builder
 
 
 def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapping[str, Callable[[Case], Call | None]]:
@@ -107,14 +127,6 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
 
         return None if (not draft_stats and not drafted) or (not uniforms and not drawn) else call
 
-    def row_stats(case: Case) -> Call | None:
-        backend = asked_for(case, name)
-        return lambda rows: sk.row_stats(rows.logits, case.params, backend=backend)
-
-    def warp_probs(case: Case) -> Call | None:
-        backend = asked_for(case, name)
-        return lambda rows: sk.warp_probs(rows.logits, case.params, backend=backend)
-
     def sample(case: Case) -> Call | None:
         backend = asked_for(case, name)
         steps = itertools.count()
@@ -133,29 +145,6 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
         num = case.num_draft + 1
         return lambda step: sk.uniform_samples(step.seeds, next(steps), num, backend=backend)
 
-    def noise_keys(case: Case) -> Call | None:
-        backend = asked_for(case, name)
-
-        def call(step: SeedInputs) -> object:
-            return sk.noise_keys(step.seeds, step.positions, backend=backend)
-
-        return call
-
-    def gather_kv_(case: Case) -> Call | None:
-        backend = asked_for(case, name)
-
-        def call(step: CacheInputs) -> object:
-            return sk.gather_kv_(step.cache, step.accepted_nodes, step.context_lengths, backend=backend)
-
-        return call
-
     verify = {"verify_chain": verify_chain, "verify_packed": verify_packed, "verify_tree": verify_tree}
-    rest = {
-        "row_stats": row_stats,
-        "warp_probs": warp_probs,
-        "sample": sample,
-        "uniform_samples": uniform_samples,
-        "noise_keys": noise_keys,
-        "gather_kv_": gather_kv_,
-    }
-    return {**verify, **rest} if draft_stats and uniforms else verify
+    rest = {"sample": sample, "uniform_samples": uniform_samples}
+    return {**{op: direct(op, name) for op in REGISTRY}, **verify, **rest} if draft_stats and uniforms else verify

@@ -15,7 +15,7 @@ from bench.providers import PROVIDERS
 from bench.providers.eager import law, narrow_warp, warp
 from bench.registry import REGISTRY
 from bench.run import build
-from specdec_kernels.backends import OPS
+from python_tests.ops.inputs import OPS
 from specdec_kernels.testing import float64_target_law
 
 VOCAB = 96
@@ -105,6 +105,7 @@ def test_greedy_outputs_are_equal() -> None:
         assert output == first, name
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_compiled_outputs_are_equal() -> None:
     outputs = greedy_outputs(["reference", "compile"])

@@ -45,6 +45,7 @@ def texts(out: sk.decoding.GenerationOutput) -> list[list[int]]:
 # --- real classes -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short(cases=6)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("lengths", [(7,), (3, 9, 6), (1, 4, 9, 2, 7, 5, 8, 3)], ids=["1", "3", "8"])
 def test_greedy_equals_the_models_own_generate(family: str, lengths: tuple[int, ...]) -> None:

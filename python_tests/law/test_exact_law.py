@@ -14,6 +14,7 @@ from specdec_kernels.testing import ChainProblem, float64_law
 OP = "verify_chain"
 
 
+@pytest.mark.short(emulated=12)
 @pytest.mark.parametrize("size", SIZES, ids=lambda s: f"V{s[0]}-K{s[1]}")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("acceptance", ["token", "block"])
@@ -25,6 +26,7 @@ def test_zero_probability_is_never_accepted_at_u_0(backend: Backend) -> None:
     check_zero_probability(backend.verify_chain, backend.device)
 
 
+@pytest.mark.short(triton=2, emulated=4)
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 @pytest.mark.parametrize(
     "kind", ["full", "reduced_vocabulary", "both_truncated", "ragged", "eos", "given_probabilities"]

@@ -159,6 +159,7 @@ def test_joint_law(name: str) -> None:
     check_windows(emitted(CASES[name]), expected_windows(CASES[name]))
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("acceptance", TRANSFORMER)
 def test_joint_law_of_a_transformer(acceptance: str) -> None:
     """A model with a real cache, whose laws depend on everything before."""

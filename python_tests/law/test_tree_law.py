@@ -103,6 +103,7 @@ def check(verify: Verify, case: TreeProblem, acceptance: str, device: str = "cpu
     assert distance < TOLERANCE, f"law off by TV {distance:.2e}"
 
 
+@pytest.mark.short(triton=1)
 @pytest.mark.parametrize("acceptance", ["sample", *trees.NEED_DRAFT])
 def test_law_of_the_smallest_trees(backend: Backend, acceptance: str) -> None:
     """A given child; two that were drawn."""
@@ -110,6 +111,7 @@ def test_law_of_the_smallest_trees(backend: Backend, acceptance: str) -> None:
     check(backend.verify_tree, given(case) if acceptance == "sample" else case, acceptance, backend.device)
 
 
+@pytest.mark.short(emulated=4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("acceptance", trees.NEED_DRAFT)
@@ -135,6 +137,7 @@ CASCADES = (
 )  # fmt: skip
 
 
+@pytest.mark.short(emulated=3)
 @pytest.mark.parametrize("law", CASCADES, ids=lambda law: type(law).__name__)
 @pytest.mark.parametrize("shape", ["siblings", "chain"])
 def test_law_of_cascades(backend: Backend, shape: str, law: laws.TargetLaw) -> None:

@@ -159,6 +159,7 @@ def test_self_distilled_text_is_the_models_own() -> None:
     assert not all(np.array_equal(a.tokens, b.tokens) for a, b in zip(made, other, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_seeds_of_the_real_model_leave_the_benchmarks_out() -> None:
     from specdec_kernels.demo import assets, prompts

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.ops import oracle
-from python_tests.ops.inputs import logits, uniforms
+from python_tests.ops.inputs import SCALARS, logits, per_row, seeded, uniforms
 from specdec_kernels import laws as laws_of
 from specdec_kernels.laws import TargetLaw, check_law
 from specdec_kernels.testing import Float64, float64_gumbel, float64_law
@@ -75,6 +75,13 @@ def make(
     elif acceptance != "greedy":
         made["uniform_samples"] = uniforms(rng, batch, num_draft + 1)
     return made
+
+
+def small(acceptance: str, kind: str, law: TargetLaw | None = None, **more: Any) -> Arguments:
+    """A call for `CALLS`: five sequences with parameters of their own."""
+    given: dict[str, Any] = {"acceptance": acceptance, "kind": kind, "law": law}
+    made = make(seeded(), 5, 3, 40, params=per_row(5), draft_params=SCALARS, **given)
+    return {**made, "eos_token_ids": torch.tensor([3]), **more}
 
 
 def fits(law: TargetLaw, acceptance: str, kind: str) -> bool:

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import specdec_kernels as sk
+from specdec_kernels import ops
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 VOCABS = (2, 3, 1023, 1024, 1025, 4097, 50257)
+OPS = [module.name for module in pkgutil.iter_modules(ops.__path__) if hasattr(sk, module.name)]  # public functions
+SCALARS = sk.SamplingParams(0.8, top_k=20, top_p=0.9, min_p=0.01)
+
+
+def op_tests(op: str) -> ModuleType:
+    """The tests of an op. Tests of all ops find there its ``SIGNATURE``, positional parameters, then keyword-only ones;
+    its ``CALLS``, named arguments that it is compiled with; and, where each backend gives the same bits, its
+    ``random_call`` from a generator.
+    """
+    return importlib.import_module(f"python_tests.ops.test_{op}")
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def per_row(batch: int) -> sk.SamplingParams:
+    return sk.SamplingParams(torch.linspace(0, 1.5, batch), torch.arange(batch), torch.linspace(0.5, 1, batch), 0.01)
 
 
 def logits(rng: torch.Generator, *shape: int, dtype: torch.dtype = torch.float32, spread: float = 2.0) -> Tensor:

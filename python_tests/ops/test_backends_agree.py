@@ -7,6 +7,7 @@ ties, −inf, NaN and +inf mixed, and the other ops on some of the same rows.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import random
 from collections import Counter
@@ -20,7 +21,7 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.ops import chains
-from python_tests.ops.inputs import DTYPES, same_bits, strided, uniforms
+from python_tests.ops.inputs import DTYPES, OPS, op_tests, same_bits, strided, tensors, uniforms
 from python_tests.ops.test_properties import (
     ERROR,
     KINDS,
@@ -36,6 +37,7 @@ from python_tests.support import Backend
 
 OP = "verify_chain"
 CELLS = 250_000  # logits of an example
+SAME_BITS = [op for op in OPS if hasattr(op_tests(op), "random_call")]
 reference_sample = importlib.import_module("specdec_kernels.backends.reference.sample").sample
 reference_stats = importlib.import_module("specdec_kernels.backends.reference.row_stats").row_stats
 
@@ -178,17 +180,11 @@ def compare_rows(backend: Backend, one: Example) -> None:
     np.testing.assert_allclose(probs, expected_probs[agree], rtol=3e-5, atol=1e-7)
 
 
-def compare_noise(backend: Backend, seed: int) -> None:
-    """`uniform_samples` and `noise_keys`: bit for bit."""
-    rng = torch.Generator().manual_seed(seed)
-    seeds, steps = (torch.randint(-(2**63), 2**63 - 1, (5,), generator=rng) for _ in range(2))
-    positions = torch.randint(0, 2**62, (5, 3), generator=rng)
-    for op, given in (
-        ("uniform_samples", (seeds, steps.abs(), 6, "draft")),
-        ("noise_keys", (seeds, positions, "sample")),
-    ):
-        moved_there = [backend(v) for v in given]
-        same_bits(getattr(backend, op)(*moved_there).cpu(), getattr(sk, op)(*given, backend="reference"))
+def compare_bits(backend: Backend, op: str, seed: int) -> None:
+    """The same bits for a random call."""
+    given = op_tests(op).random_call(torch.Generator().manual_seed(seed))
+    got = getattr(backend, op)(**chains.on(backend, given))
+    same_bits([t.cpu() for t in tensors(got)], tensors(getattr(sk, op)(**given, backend="reference")))
 
 
 def test_every_backend_agrees_with_the_reference(backend: Backend, pytestconfig: pytest.Config) -> None:
@@ -202,7 +198,8 @@ def test_every_backend_agrees_with_the_reference(backend: Backend, pytestconfig:
         if counts["cases"] < wanted:
             compare_sample(backend, one, counts)
         if number % 8 == 0:
-            compare_noise(backend, one.e["seed"])
+            for op in SAME_BITS:
+                compare_bits(backend, op, one.e["seed"])
         if min(counts["cases"], counted[str(backend)]["cases"]) >= wanted:
             break
     for op, c in (("verify_chain", counted.pop(str(backend))), ("sample", counts)):
@@ -210,23 +207,30 @@ def test_every_backend_agrees_with_the_reference(backend: Backend, pytestconfig:
         assert c["different"] <= c["cases"] * 1e-4 and c["borderline"] <= 1 + c["cases"] * 2e-3, f"{op}: {dict(c)}"
 
 
+@pytest.mark.xdist_group("large vocabularies")  # one process computes what is expected
 @pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])
 @pytest.mark.parametrize("vocab", [32000, 128256])
 def test_large_vocabularies_lie_within_the_borders(backend: Backend, vocab: int, acceptance: str) -> None:
     """With so many ids some border is always near: each token lies between those of float64 with all uniforms and
     bounds moved down and up by the error.
     """
+    arguments, low, high, near = large(vocab, acceptance, 1 if backend.interpreted else 3)
+    out = backend.verify_chain(**chains.on(backend, arguments)).tokens.tolist()
+    for got, one, other, close in zip(out, low, high, near, strict=True):
+        for token, a, b in zip(got, one, other, strict=True):
+            assert close or min(a, b) <= token <= max(a, b), f"{got} is not between {one} and {other}"
+            if a != b:
+                break
+
+
+@functools.cache
+def large(vocab: int, acceptance: str, num_draft: int) -> tuple[chains.Arguments, list[Any], list[Any], list[bool]]:
+    """Four sequences, the float64 tokens that bound theirs, and which have scores too close to be bounded."""
     rng = torch.Generator().manual_seed(vocab)
     column = [torch.tensor(v).repeat(2) for v in ([1.0, 0.8], [0, 0], [1.0, 0.9], [0.0, 0.0])]
     arguments = chains.make(
-        rng, 4, 1 if backend.interpreted else 3, vocab, acceptance=acceptance, dtype=torch.bfloat16,
+        rng, 4, num_draft, vocab, acceptance=acceptance, dtype=torch.bfloat16,
         params=sk.SamplingParams(*column), draft_params=sk.SamplingParams(*column),
     )  # fmt: skip
-    out = backend.verify_chain(**chains.on(backend, arguments)).tokens.tolist()
     low, high = (in_float64(arguments, by)[0].tolist() for by in (-ERROR, ERROR))
-    close = close_scores(arguments).tolist() if acceptance == "match" else [False] * len(out)
-    for got, one, other, near in zip(out, low, high, close, strict=True):
-        for token, a, b in zip(got, one, other, strict=True):
-            assert near or min(a, b) <= token <= max(a, b), f"{got} is not between {one} and {other}"
-            if a != b:
-                break
+    return arguments, low, high, close_scores(arguments).tolist() if acceptance == "match" else [False] * 4

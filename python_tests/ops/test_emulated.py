@@ -83,6 +83,7 @@ WIDE: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.short(cases=14)
 @pytest.mark.parametrize("name", [*CALLS, *WIDE])
 def test_the_same_bits_whatever_the_strategy_and_schedule(name: str) -> None:
     call, arguments = (CALLS | WIDE)[name]()

@@ -23,6 +23,18 @@ from python_tests.support import Backend, in_fresh_process
 from specdec_kernels.kv import RaggedCache
 
 OP = "gather_kv_"
+PATHS = {"accepted_nodes": torch.tensor([[2, 3, 5], [1, 4, -1]]), "context_lengths": torch.tensor([4, 0])}
+SIGNATURE = (["cache", "accepted_nodes", "context_lengths", "layout"], ["block_table", "backend"])
+CALLS = {
+    "": lambda: {"cache": [(torch.rand(2, 3, 12, 8), torch.rand(2, 3, 12, 6))], **PATHS},
+    "bloom": lambda: {
+        "cache": [torch.rand(6, 8, 12), torch.rand(6, 12, 8)], "layout": ("(bh)ds", "(bh)sd"), **PATHS,
+    },
+    "paged": lambda: {
+        "cache": [torch.rand(7, 2, 4, 3, 8)], "layout": "n2shd", **PATHS,
+        "block_table": torch.tensor([[3, 0, 5], [1, 6, 2]], dtype=torch.int32),
+    },
+}  # fmt: skip
 EXAMPLES = 120
 DTYPES = (
     torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int8, torch.float16, torch.bool, torch.float64,

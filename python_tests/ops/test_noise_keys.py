@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,15 @@ from python_tests.support import Backend
 from specdec_kernels.testing import float64_gumbel, philox4x32, words32
 
 OP = "noise_keys"
+SIGNATURE = (["seeds", "positions", "purpose", "step"], ["backend"])
+CALLS = {
+    "": lambda: {"seeds": torch.arange(5), "positions": torch.arange(15).view(5, 3)},
+}
+
+
+def random_call(rng: torch.Generator) -> dict[str, Any]:
+    seeds = torch.randint(-(2**63), 2**63 - 1, (5,), generator=rng)
+    return {"seeds": seeds, "positions": torch.randint(0, 2**62, (5, 3), generator=rng), "purpose": "sample"}
 
 
 def expected(seeds: torch.Tensor, positions: torch.Tensor, purpose: str, steps: torch.Tensor) -> np.ndarray:

@@ -180,6 +180,7 @@ def borderline(arguments: chains.Arguments) -> Tensor:
     return out
 
 
+@pytest.mark.long
 @given(e=examples)
 @settings(
     max_examples=EXAMPLES,

@@ -9,11 +9,16 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from python_tests.ops.inputs import DTYPES, VOCABS, logits, refuses, same_bits, strided
+from python_tests.ops.inputs import DTYPES, VOCABS, logits, per_row, refuses, same_bits, seeded, strided
 from python_tests.support import Backend
 from specdec_kernels.testing import float64_law
 
 OP = "row_stats"
+SIGNATURE = (["logits", "params"], ["backend"])
+CALLS = {
+    "": lambda: {"logits": logits(seeded(), 4, 3, 50), "params": per_row(4)},
+    "1d": lambda: {"logits": logits(seeded(), 50, dtype=torch.bfloat16)},
+}
 PARAMS = {
     "default": sk.SamplingParams(),
     "temperature": sk.SamplingParams(0.7),

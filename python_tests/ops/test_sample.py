@@ -10,12 +10,23 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.ops import oracle
-from python_tests.ops.inputs import DTYPES, VOCABS, logits, refuses, same_bits, strided, uniforms
+from python_tests.ops.inputs import DTYPES, VOCABS, logits, per_row, refuses, same_bits, seeded, strided, uniforms
 from python_tests.ops.test_row_stats import PARAMS
 from python_tests.support import Backend
 from specdec_kernels.testing import float64_gumbel, float64_law
 
 OP = "sample"
+SIGNATURE = (
+    ["logits", "params"], ["uniform_samples", "noise_keys", "num_samples", "draft_token_map", "backend"],
+)  # fmt: skip
+CALLS = {
+    "": lambda: {
+        "logits": logits(seeded(), 4, 50), "params": per_row(4), "uniform_samples": torch.rand(4, generator=seeded()),
+    },
+    "keys": lambda: {
+        "logits": logits(seeded(), 4, 2, 50), "noise_keys": torch.arange(8).view(4, 2), "num_samples": 5,
+    },
+}  # fmt: skip
 
 
 def check_by_uniforms(x: torch.Tensor, u: torch.Tensor, params: sk.SamplingParams, draw: sk.Draw) -> None:

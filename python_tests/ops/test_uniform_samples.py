@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,11 @@ from python_tests.support import Backend
 from specdec_kernels.testing import philox4x32, words32
 
 OP = "uniform_samples"
+SIGNATURE = (["seeds", "step", "num", "purpose"], ["backend"])
+CALLS = {
+    "": lambda: {"seeds": torch.arange(5), "step": 3, "num": 7},
+    "steps": lambda: {"seeds": torch.arange(5), "step": torch.arange(5), "num": 7, "purpose": "draft"},
+}
 PURPOSES = {"draft": 0, "accept": 1, "final": 2, "sample": 3}
 # Random123's kat_vectors, philox4x32-10: counter, key, result
 KNOWN = [
@@ -26,6 +32,11 @@ KNOWN = [
         [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
     ),
 ]
+
+
+def random_call(rng: torch.Generator) -> dict[str, Any]:
+    seeds = torch.randint(-(2**63), 2**63 - 1, (5,), generator=rng)
+    return {"seeds": seeds, "step": torch.randint(0, 2**63 - 1, (5,), generator=rng), "num": 6, "purpose": "draft"}
 
 
 @pytest.mark.parametrize(("counter", "key", "words"), KNOWN)

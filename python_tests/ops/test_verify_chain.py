@@ -14,8 +14,22 @@ from python_tests.ops import chains
 from python_tests.ops.chains import run
 from python_tests.ops.inputs import DTYPES, logits, refuses, same_bits, strided, tensors, uniforms
 from python_tests.support import Backend, in_fresh_process
+from specdec_kernels import laws
 
 OP = "verify_chain"
+SIGNATURE = (
+    ["target_logits", "draft_tokens", "draft_logits"],
+    ["uniform_samples", "noise_keys", "params", "draft_params", "acceptance", "target_law", "draft_probs",
+     "draft_stats", "draft_token_map", "num_draft_tokens", "eos_token_ids", "return_acceptance", "backend"],
+)  # fmt: skip
+CALLS = {
+    "token": lambda: chains.small("token", "full"),
+    "block": lambda: chains.small("block", "reduced", return_acceptance=True),
+    "match": lambda: chains.small("match", "one_hot"),
+    "greedy": lambda: chains.small("greedy", "one_hot", num_draft_tokens=torch.arange(5) - 1),
+    "lossy": lambda: chains.small("block", "probs", laws.Lossy(0.3, beta="exact")),
+    "opt": lambda: chains.small("token", "reduced", laws.Opt(0.4, bonus="cascade")),
+}
 RATIO = ("token", "block")
 PARAMS = sk.SamplingParams(0.9, top_k=60, top_p=0.95, min_p=0.01)
 DRAFT_PARAMS = sk.SamplingParams(1.1, top_k=50, top_p=0.97)

@@ -12,9 +12,25 @@ import specdec_kernels as sk
 from python_tests.ops import chains
 from python_tests.ops.inputs import DTYPES, refuses, same_bits, strided, tensors
 from python_tests.support import Backend
+from specdec_kernels import laws
 
 OP = "verify_packed"
+SIGNATURE = (
+    ["target_logits", "draft_tokens", "draft_logits"],
+    ["cu_num_draft_tokens", "max_num_draft_tokens", "uniform_samples", "noise_keys", "params", "draft_params",
+     "acceptance", "target_law", "draft_probs", "draft_stats", "draft_token_map", "num_draft_tokens",
+     "eos_token_ids", "return_acceptance", "backend"],
+)  # fmt: skip
+CALLS = {
+    "token": lambda: small("token", "probs"),
+    "block": lambda: small("block", "stats", return_acceptance=True),
+    "cascade": lambda: small("block", "stats", laws.TokenV1(0.3, bonus="cascade")),
+}
 FIELDS = ("tokens", "num_accepted", "num_tokens", "status")
+
+
+def small(*what: Any, **more: Any) -> chains.Arguments:
+    return chains.packed(chains.small(*what, **more), torch.arange(5) % 4)
 
 
 def run(backend: Backend, arguments: chains.Arguments, **more: Any) -> sk.VerifyOutput:

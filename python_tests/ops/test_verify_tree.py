@@ -11,14 +11,36 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.ops import chains, trees
-from python_tests.ops.inputs import DTYPES, refuses, same_bits, strided, tensors
+from python_tests.ops.inputs import DTYPES, SCALARS, per_row, refuses, same_bits, strided, tensors
 from python_tests.ops.trees import run
 from python_tests.support import Backend
+from specdec_kernels import laws
 from specdec_kernels.backends import implementation
 from specdec_kernels.ops.verify_tree import ACCEPTANCES
 
 OP = "verify_tree"
+SIGNATURE = (
+    ["target_logits", "tree", "node_tokens", "draft_logits"],
+    ["draft_probs", "acceptance", "target_law", "epsilon", "delta", "params", "draft_params", "draft_stats",
+     "draft_token_map", "eos_token_ids", "uniform_samples", "noise_keys", "backend"],
+)  # fmt: skip
+CALLS = {
+    "sample": lambda: small("sample", "none", per_sequence=False),
+    "greedy": lambda: small("greedy", "none"),
+    "match": lambda: small("match", "none"),
+    "typical": lambda: small("typical", "none"),
+    "recursive": lambda: small("recursive", "reduced"),
+    "traversal": lambda: small("traversal", "stats", per_sequence=False),
+    "traversal-probs": lambda: small("traversal", "probs"),
+    "opt": lambda: small("sample", "full", law=laws.Opt(0.4, bonus="cascade")),
+}
 OUTPUTS = ("tokens", "num_accepted", "num_tokens", "status", "accepted_nodes")
+
+
+def small(acceptance: str, kind: str, **more: Any) -> trees.Arguments:
+    """A call for `CALLS`: five sequences with parameters of their own."""
+    given: dict[str, Any] = {"acceptance": acceptance, "kind": kind, "params": per_row(5), "draft_params": SCALARS}
+    return {**trees.make(3, 5, 7, 40, **given, **more), "eos_token_ids": torch.tensor([3])}
 
 
 @pytest.mark.parametrize("acceptance", trees.ACCEPTANCES)

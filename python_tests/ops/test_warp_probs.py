@@ -9,12 +9,16 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from python_tests.ops.inputs import DTYPES, VOCABS, logits, refuses, same_bits, strided
+from python_tests.ops.inputs import DTYPES, SCALARS, VOCABS, logits, refuses, same_bits, seeded, strided
 from python_tests.ops.test_row_stats import PARAMS
 from python_tests.support import Backend
 from specdec_kernels.testing import float64_law
 
 OP = "warp_probs"
+SIGNATURE = (["logits", "params"], ["backend"])
+CALLS = {
+    "": lambda: {"logits": logits(seeded(), 4, 50), "params": SCALARS},
+}
 
 
 @pytest.mark.parametrize("name", PARAMS)

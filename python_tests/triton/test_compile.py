@@ -17,6 +17,7 @@ CAPABILITIES = ("90", "80", "100")  # every form for the first, every kernel for
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_compiles_without_spills(tmp_path: Path) -> None:
     root = SCRIPT.parents[2]

@@ -61,7 +61,7 @@ def run(
     report: Report = {"threads": torch.get_num_threads(), "batch": batch, "max_new_tokens": max_new_tokens}
     report["comparisons"] = []
     total = 2 * len(names) * len(settings) * batch * max_new_tokens
-    with pack_linear_weights(model), tqdm(total=total, unit="token", leave=False, mininterval=0.2) as bar:
+    with pack_linear_weights(model), tqdm(total=total, unit="token", leave=False, mininterval=0.2, disable=None) as bar:
 
         def decode(inputs: tuple[Tensor, Tensor], drafter: Drafter, sampling: sk.SamplingParams) -> GenerationOutput:
             done = bar.n

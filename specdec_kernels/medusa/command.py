@@ -98,7 +98,7 @@ def _features(arguments: argparse.Namespace, model: Any, tokenizer: Any, folder:
     """
     from tqdm.auto import tqdm
 
-    with tqdm(total=arguments.tokens, unit="token", desc="text", mininterval=2.0) as bar:
+    with tqdm(total=arguments.tokens, unit="token", desc="text", mininterval=2.0, disable=None) as bar:
         writer = copy.deepcopy(model).to(torch.bfloat16)
         paths = prepare(writer, tokenizer, folder, arguments.tokens, arguments.seed, advance=bar.update)
     return Features.join([Features.load(path) for path in paths]).split(HELD_OUT_EVERY)

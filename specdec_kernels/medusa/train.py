@@ -218,8 +218,8 @@ def _fit(
         optimizer.load_state_dict(kept["optimizer"])
         losses = kept["losses"]
     bar = tqdm(
-        range(len(losses), recipe.steps), "training", recipe.steps, initial=len(losses), disable=not progress,
-        mininterval=2.0,
+        range(len(losses), recipe.steps), "training", recipe.steps, initial=len(losses), mininterval=2.0,
+        disable=None if progress else True,
     )  # fmt: skip
     for step in bar:
         for group, (_, rate) in zip(optimizer.param_groups, groups, strict=True):

@@ -1,0 +1,103 @@
+"""The choice of cases that `make test` runs, and the line of progress."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from python_tests import tiers
+from python_tests.progress import Progress
+from python_tests.support import Backend
+
+SIZES = {"vocab": range(6), "kind": "abcde", "rule": ("token", "block"), "dtype": ("half", "float")}
+
+
+def items(backend: Backend | None = None, names: Any = SIZES, **marks: Any) -> list[Any]:
+    """Every combination of the parameters' values."""
+    made = []
+    for values in itertools.product(*(SIZES[name] for name in names)):
+        params = dict(zip(names, values, strict=True)) | ({} if backend is None else {"backend": backend})
+        found = {name: SimpleNamespace(kwargs=kwargs) for name, kwargs in marks.items()}
+        made.append(SimpleNamespace(callspec=SimpleNamespace(params=params), get_closest_marker=found.get))
+    return made
+
+
+def shown(cases: list[Any], at_once: int) -> set[Any]:
+    return {pair for case in cases for pair in itertools.combinations(case.callspec.params.items(), at_once)}
+
+
+@pytest.mark.parametrize("on", [None, Backend("cpu", "cpu", "avx2")], ids=str)
+def test_every_pair_of_values_occurs(on: Backend | None) -> None:
+    cases = items(on)
+    chosen = tiers.short(cases)
+    assert shown(chosen, 2) == shown(cases, 2) and 30 <= len(chosen) < 45 < len(cases) == 120
+    assert tiers.short(cases) == chosen, "the processes of a run must choose alike"
+    for names in (("vocab",), ("vocab", "kind")):
+        few = items(on, names)
+        assert len(tiers.short(few)) == len(few)
+
+
+@pytest.mark.parametrize("on", [Backend("cuda-emulated", "cpu", strategy="walk"), Backend("triton", "cpu")])
+def test_every_value_occurs_where_kernels_are_interpreted(on: Backend) -> None:
+    cases = items(on)
+    chosen = tiers.short(cases)
+    assert shown(chosen, 1) == shown(cases, 1) and len(chosen) <= 10
+
+
+def test_marks_are_kept() -> None:
+    emulated = Backend("cuda-emulated", "cpu", strategy="walk")
+    assert tiers.short(items(long={})) == []
+    assert len(tiers.short(items(short={"cases": 3}))) == 3
+    assert len(tiers.short(items(emulated, short={"emulated": 4, "triton": 1}))) == 4
+    assert len(tiers.short(items(short={"emulated": 4}))) >= 30
+
+
+def test_the_tiers_are_the_whole() -> None:
+    cases = items()
+    short, rest = tiers.run(cases, "short"), tiers.run(cases, "long")
+    assert sorted(map(id, short + rest)) == sorted(map(id, tiers.run(cases, "all"))) == sorted(map(id, cases))
+
+
+class Terminal:
+    """What was written."""
+
+    def __init__(self, isatty: bool) -> None:
+        self.isatty, self.text = isatty, ""
+
+    def write_line(self, line: str, **markup: bool) -> None:
+        self.text += line + "\n"
+
+    line = write_line
+
+    def rewrite(self, line: str, erase: bool = False) -> None:
+        assert erase
+        self.text += "\r" + line
+
+
+@pytest.mark.parametrize("isatty", [True, False])
+def test_progress_is_one_line_and_failures_are_named(isatty: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    terminal = Terminal(isatty)
+    progress = Progress(terminal)
+    progress.pytest_xdist_node_collection_finished([str(number) for number in range(200)])
+    for number in range(200):
+        now[0] += 1
+        for when in ("setup", "call", "teardown"):
+            outcome = "failed" if (number, when) == (99, "call") else "passed"
+            report: Any = SimpleNamespace(
+                nodeid=f"test_{number}",
+                when=when,
+                outcome=outcome,
+                passed=outcome == "passed",
+                failed=outcome == "failed",
+            )
+            for _ in progress.pytest_runtest_logreport(report):
+                pass
+    progress.pytest_sessionfinish()
+    assert terminal.text.count("FAILED test_99\n") == 1
+    assert "100 % of 200 tests in 3:20 (passed 199, failed 1, skipped 0)" in terminal.text
+    assert terminal.text.count("\n") == (2 if isatty else 8)

@@ -1,0 +1,64 @@
+"""What `make test` runs: the short tier. `make test-all` runs everything, ``--tier=long`` the rest.
+
+Of every test the short tier runs a choice of its parametrised cases, on each backend another one:
+
+- where nothing is interpreted, so many that each pair of values of two parameters occurs: all cases of a test with one
+  parameter or two;
+- by the emulated CUDA kernels and by interpreted Triton, so many that each value of each parameter occurs;
+- at most so many as the test's mark ``short`` says: of all its ``cases``, of those ``emulated`` or by ``triton``.
+
+A test marked ``long`` is left out, and so are the cases of a parameter's value marked so.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+from python_tests import interpreted
+
+TIERS = ("short", "long", "all")
+LEAST = {"emulated": 6, "triton": 2}  # of a test, if its values do not take more
+
+
+def run(items: Sequence[Any], tier: str) -> list[Any]:
+    """The cases of one test on one backend that a tier runs."""
+    if tier == "all":
+        return list(items)
+    chosen = set(map(id, short(items)))
+    return [item for item in items if (id(item) in chosen) == (tier == "short")]
+
+
+def short(items: Sequence[Any]) -> list[Any]:
+    """Those that the short tier runs."""
+    items = [item for item in items if item.get_closest_marker("long") is None]
+    if len(items) < 2:
+        return items
+    backend = items[0].callspec.params.get("backend")
+    how = "cases"
+    if getattr(backend, "interpreted", False):
+        how = "triton" if backend.name == "triton" else "emulated"
+    marker = items[0].get_closest_marker("short")
+    most = marker and marker.kwargs.get(how)
+    if most is not None:
+        return random.Random(str(backend)).sample(items, min(most, len(items)))
+    return pairwise(items, str(backend)) if how == "cases" else interpreted.some_cases(items, LEAST[how], str(backend))
+
+
+def pairwise(items: Sequence[Any], seed: str) -> list[Any]:
+    """Some of the items, in which every pair of values of two parameters occurs that occurs in all of them."""
+    values = {id(item): sorted(interpreted.values_of(item)) for item in items}
+    pairs = {key: {*combinations(value, 2), *combinations(value, 1)} for key, value in values.items()}
+    left = random.Random(seed).sample(list(items), len(items))
+    chosen, seen = [], set[Any]()
+    most_new = max(map(len, pairs.values()))
+    while most_new:  # those that show most that is new come first
+        for item in left:
+            if len(pairs[id(item)] - seen) >= most_new:
+                chosen.append(item)
+                seen |= pairs[id(item)]
+        left = [item for item in left if not pairs[id(item)] <= seen]
+        most_new = max((len(pairs[id(item)] - seen) for item in left), default=0)
+    return chosen
