@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from ...ops.arguments import VerifyArguments
 from ...types import Status
-from .arguments import VerifyArguments
 from .law import Params, exp, make_law, row_status
 from .rows import slots_upto
 

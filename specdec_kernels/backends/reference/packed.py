@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...ops.arguments import VerifyChainArguments
 from ...types import PLACEHOLDER_TOKEN_ID, Status
-from .arguments import VerifyChainArguments
 from .rows import slots_upto, with_rows
 
 

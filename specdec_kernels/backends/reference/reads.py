@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...ops.arguments import VerifyArguments
 from ...types import Status
-from .arguments import VerifyArguments
 from .draft import draft_status
 from .law import Params, row_status
 

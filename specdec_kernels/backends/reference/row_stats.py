@@ -7,15 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-from ...sampling import FlatParams
+from ...ops.arguments import RowStatsArguments
 from .law import RowLaws, make_law, make_params, raw_entropies, row_status
 
 
-def row_stats(logits: Tensor, raw: bool, *params: object) -> tuple[Tensor, Tensor, Tensor]:
+def row_stats(args: RowStatsArguments) -> tuple[Tensor, Tensor, Tensor]:
     """``[batch, n, vocab]`` to values ``[batch, n, 6]``, argmax and status ``[batch, n]``."""
-    valid = make_params(logits.shape[0], logits, FlatParams(*params))  # type: ignore[arg-type]
+    logits = args.logits
+    valid = make_params(logits.shape[0], logits, args.params)
     law = make_law(logits, valid)
-    return stat_values(law, raw_entropies(logits) if raw else None), law.argmax, row_status(logits, valid)
+    return stat_values(law, raw_entropies(logits) if args.raw else None), law.argmax, row_status(logits, valid)
 
 
 def stat_values(law: RowLaws, raw: tuple[Tensor, Tensor] | None) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .arguments import VerifyArguments
+from ...ops.arguments import VerifyArguments
 
 
 def slots_upto(n: int, like: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ...sampling import FlatParams
+from ...ops.arguments import SampleArguments
 from ...types import PLACEHOLDER_TOKEN_ID
 from .law import Remainder, RowLaws, make_law, make_params, row_status
 from .random import gumbel
@@ -15,12 +15,15 @@ from .reads import bad_uniforms, clean_uniforms
 from .row_stats import stat_values
 
 
-def sample(
-    logits: Tensor, uniform_samples: Tensor | None, noise_keys: Tensor | None, num_samples: int,
-    draft_to_target: Tensor | None, *params: object,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def sample(args: SampleArguments) -> tuple[Tensor, ...]:
+    """Tokens, log_probs and the rows' stats."""
+    return args.rowwise(draw_rows)
+
+
+def draw_rows(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``[batch, n, vocab]`` to tokens and log_probs ``[batch, n, num_samples]``, and the rows' stats."""
-    valid = make_params(logits.shape[0], logits, FlatParams(*params))  # type: ignore[arg-type]
+    logits, uniform_samples, noise_keys, draft_to_target, num_samples, params = args
+    valid = make_params(logits.shape[0], logits, params)
     law = make_law(logits, valid)
     status = row_status(logits, valid)
     if noise_keys is not None:

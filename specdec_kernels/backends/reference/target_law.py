@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ... import laws
+from ...ops.arguments import VerifyArguments
 from ...sampling import DEFAULT_PARAMS
-from .arguments import VerifyArguments
 from .draft import onto_target
 from .law import clean, make_law, make_params, raw_entropies, remainder, tile_sum
 from .rows import at

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...ops.arguments import VerifyChainArguments
 from ...types import PLACEHOLDER_TOKEN_ID, Status
-from .arguments import VerifyChainArguments, chain_arguments
 from .draft import draft_probs
 from .law import (
     Params,
@@ -34,20 +34,13 @@ from .target_law import Mixtures, make_mixtures
 TOKEN, BLOCK, MATCH, GREEDY = range(4)
 
 
-def verify_chain(
-    target_logits: Tensor, draft_tokens: Tensor, *rest: object
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """tokens ``[batch, num_draft + 1]``, num_accepted, num_tokens, status ``[batch]``, acceptance ``[batch,
     num_draft]``.
     """
-    return verify(chain_arguments(target_logits, draft_tokens, None, draft_tokens.shape[1], *rest))
-
-
-def verify(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The same, of padded or ragged drafts."""
     if args.cu_num_draft_tokens is not None:
         args, bad_segment = padded(args)
-        tokens, num_accepted, num_tokens, status, overlap = verify(args)
+        tokens, num_accepted, num_tokens, status, overlap = verify_chain(args)
         return tokens, num_accepted, num_tokens, status | bad_segment, overlap
 
     chain = make_chain(args)

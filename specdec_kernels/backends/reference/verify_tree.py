@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...ops.arguments import VerifyArguments, VerifyTreeArguments
 from ...types import PLACEHOLDER_TOKEN_ID, Status
-from .arguments import VerifyArguments, VerifyTreeArguments, tree_arguments
 from .draft import draft_probs
 from .law import (
     Params,
@@ -34,15 +34,10 @@ from .target_law import make_mixtures
 SAMPLE, GREEDY, MATCH, TYPICAL, RECURSIVE, TRAVERSAL = range(6)
 
 
-def verify_tree(target_logits: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """tokens ``[batch, max_depth + 1]``, num_accepted, num_tokens, status ``[batch]``, accepted_nodes ``[batch,
     max_depth]``.
     """
-    return verify(tree_arguments(target_logits, *rest))
-
-
-def verify(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The same, of named arguments."""
     step = make_step(args)
     rules = {TYPICAL: typical, RECURSIVE: recursive, TRAVERSAL: traversal}
     walk = rules.get(args.acceptance, walk_down)(step)
