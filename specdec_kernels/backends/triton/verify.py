@@ -134,11 +134,11 @@ def verify(
             a_program = tiles_a_program(rows.vocab, 2)
             run(
                 remainder_masses, (masses.shape[0] * masses.shape[1] * triton.cdiv(tiles, a_program),), target, chains,
-                width, draft.laws, mixtures, walked, TILES=a_program,
+                width, tiles, draft.laws, mixtures, walked, TILES=a_program,
             )  # fmt: skip
         run(
-            finish, (batch,), target, chains, width, found.tile_mass, draft.laws, mixtures, call.uniform_samples,
-            walked, out, num_draft, TILES=row_tiles, registers=128,
+            finish, (batch,), target, chains, width, tiles, found.tile_mass, draft.laws, mixtures,
+            call.uniform_samples, walked, out, num_draft, TILES=row_tiles, registers=128,
         )  # fmt: skip
     else:
         best = NO_NOISE
@@ -148,7 +148,7 @@ def verify(
     acceptances = empty(*((batch, num_draft) if call.return_acceptance else (0,)), dtype=torch.float32)
     if call.return_acceptance:
         run(
-            overlap, (acceptances.numel(),), target, chains, width, draft.laws, num_draft, acceptances,
+            overlap, (acceptances.numel(),), target, chains, width, tiles, draft.laws, num_draft, acceptances,
             TILES=tiles_a_program(rows.vocab, 2),
         )  # fmt: skip
     return tokens, out.num_accepted, out.num_tokens, out.status, acceptances
