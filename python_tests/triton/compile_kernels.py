@@ -43,7 +43,7 @@ def calls(vocab: int, everything: bool) -> None:
     seeds, keys = torch.zeros(BATCH, dtype=torch.int64), torch.zeros(BATCH, ROWS, dtype=torch.int64)
     for step in (0, seeds) if everything else (seeds,):
         sk.uniform_samples(seeds, step, ROWS, backend="triton")
-        sk.noise_keys(seeds, keys, step, backend="triton")
+        sk.noise_keys(seeds, keys, step=step, backend="triton")
     gather(torch.bfloat16, "bhsd", 64)
     if everything:
         for dtype in (torch.float8_e4m3fn, torch.float32):

@@ -1,27 +1,33 @@
-"""How many kernels a verify step launches."""
+"""How many kernels a verify step launches, and with what."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 import pytest
 import torch
 
 from python_tests import interpreted
-from python_tests.ops import chains
+from python_tests.ops import chains, trees
 from python_tests.support import Backend, present
 from specdec_kernels import laws
 
 pytestmark = pytest.mark.skipif(interpreted.why_not() is not None, reason=str(interpreted.why_not()))
 
 
-def launches(backend: Backend, kind: str, acceptance: str, law: laws.TargetLaw | None) -> int:
+def launched(backend: Backend, run: Callable[[], object]) -> list[tuple[object, ...]]:
+    """The positional arguments of every launch."""
     from triton.runtime.interpreter import GridExecutor
 
-    arguments = chains.make(torch.Generator().manual_seed(5), 2, 2, 40, kind=kind, acceptance=acceptance, law=law)
     with backend.limited(), mock.patch.object(GridExecutor, "__call__", autospec=True) as launch:
-        chains.run(backend, arguments)  # what comes out is not looked at: nothing runs
-    return int(launch.call_count)
+        run()  # what comes out is not looked at: nothing runs
+    return [call.args[1:] for call in launch.call_args_list]
+
+
+def launches(backend: Backend, kind: str, acceptance: str, law: laws.TargetLaw | None) -> int:
+    arguments = chains.make(torch.Generator().manual_seed(5), 2, 2, 40, kind=kind, acceptance=acceptance, law=law)
+    return len(launched(backend, lambda: chains.run(backend, arguments)))
 
 
 @pytest.mark.parametrize("acceptance", ["token", "block"])
@@ -33,3 +39,30 @@ def test_a_target_law_takes_one_launch_more(kind: str, acceptance: str) -> None:
     for law in chains.LAWS:
         if chains.fits(law, acceptance, kind):
             assert launches(backend, kind, acceptance, law) <= without + 1, law
+
+
+def numbers(bundle: object) -> Iterator[str]:
+    """Which fields of a bundle, and of those in it, are ints."""
+    if isinstance(bundle, tuple):
+        for name, value in zip(getattr(bundle, "_fields", ()), bundle, strict=True):
+            if isinstance(value, int):
+                yield f"{type(bundle).__name__}.{name}"
+            yield from numbers(value)
+
+
+def test_bundles_hold_no_number_that_would_compile_a_variant() -> None:
+    """Triton compiles anew for an int of a bundle that is 1, or divisible by 16 where it was not: see bundles.py."""
+    (backend,) = [b for b in present("verify_chain") if b.name == "triton"]
+    rng = torch.Generator().manual_seed(5)
+    x, keys = torch.randn(2, 3, 40), torch.zeros(2, 3, dtype=torch.int64)
+    calls = [lambda k=k: backend.sample(x, noise_keys=keys, num_samples=k) for k in (1, 2)]
+    for acceptance in ("token", "block", "match"):
+        made = chains.make(rng, 2, 2, 40, kind="reduced" if acceptance != "match" else "full", acceptance=acceptance)
+        calls.append(lambda made=made: chains.run(backend, made, return_acceptance=True))
+    for acceptance in ("match", "typical", "traversal"):
+        made = trees.make(5, 2, 4, 40, acceptance=acceptance)
+        calls.append(lambda made=made: trees.run(backend, made))
+    cascade = trees.make(5, 2, 4, 40, law=laws.TokenV3(0.5, bonus="cascade"))
+    calls.append(lambda: trees.run(backend, cascade))
+    found = {name for run in calls for args in launched(backend, run) for bundle in args for name in numbers(bundle)}
+    assert found == {"Rows.stride_batch", "Rows.stride_row", "Rows.vocab", "DraftLaws.map_size"}

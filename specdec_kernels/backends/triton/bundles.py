@@ -7,6 +7,7 @@ or a constant. What Triton has to be spared:
   vocabularies are worth that; every other size is a parameter of its own, named in ``do_not_specialize``;
 - Triton 3.6 cannot compare a bundle with None where one of its members is None. A bundle that may be absent has members
   that are all None, and a kernel asks for one of them;
+- nor can its device functions return None in a bundle: they return bundles of tensors;
 - `values`, `type` and `index` name something else of a tuple in a kernel.
 """
 
@@ -34,6 +35,21 @@ class Rows(NamedTuple):
 def rows_of(logits: Tensor) -> Rows:
     """``[batch, n, vocab]``."""
     return Rows(logits, logits.stride(0), logits.stride(1), logits.shape[-1])
+
+
+class Layout(NamedTuple):
+    """Where sequences lie: padded, or laid end to end if `cu` is given."""
+
+    batch: int
+    width: int  # most draft tokens that a sequence can have
+    cu: Tensor | None
+    total: int
+
+    def rows(self, data: Tensor, extra: int) -> Rows:
+        """Rows of a sequence's draft tokens and `extra` more, ``[batch, n, vocab]`` or ``[rows, vocab]``."""
+        # laid end to end, the rows of sequence b start `extra * b` rows further than its draft tokens
+        batch, row = data.stride()[:2] if self.cu is None else (extra * data.stride(0), data.stride(0))
+        return Rows(data, batch, row, data.shape[-1])
 
 
 class RowLaws(NamedTuple):
@@ -120,6 +136,13 @@ class Mixtures(NamedTuple):
     kept_by: Any  # constexpr: whose row decides which ids are kept, see mixture.py
 
 
+class Typical(NamedTuple):
+    """The bounds of typical acceptance."""
+
+    epsilon: float
+    delta: float
+
+
 class TargetLaw(NamedTuple):
     """A law that is not lossless, as the ops take it."""
 
@@ -153,7 +176,7 @@ class Trees(NamedTuple):
     tokens: Tensor
     above: Tensor  # parents; -1 for the root and what can never be accepted
     ends: Tensor  # whether it is an EOS
-    inner: Tensor  # whether something can be accepted after it
+    mixed: Tensor  # whether a cascade's law takes the place of P after it
     spans: Tensor  # [batch, 4] int64, see `Span`: up to the last node that can be accepted
     draft_spans: Tensor  # the same of the draft's rows
     state: Tensor  # [batch] int32: status so far
@@ -166,6 +189,7 @@ class Siblings(NamedTuple):
     masses: Tensor  # [batch, tiles] float32: of what P has become
     removed: Tensor  # [batch, num_nodes] int32: tokens rejected along the path, each node's behind its parent's
     levels: Tensor  # [batch, max_depth + 1, 5] float32: what the nodes above are left with
+    traversal: Any  # constexpr: the rule
 
 
 class Output(NamedTuple):
@@ -214,24 +238,17 @@ class Row(NamedTuple):
 
     start: Any
     vocab: Any
+    tiles: Any
     law: RowLaw
 
 
-class DraftRow(NamedTuple):
-    """The draft's row at a position; the law is None where the row is probabilities."""
-
-    start: Any
-    vocab: Any
-    law: Any
-    to_draft: Any
-    map_size: Any
-
-
 class Position(NamedTuple):
-    """What is known at a position: P, and Q."""
+    """Where P and Q of a position stand, or of a vector of positions."""
 
-    target: Row
-    draft: DraftRow
+    b: Any
+    i: Any  # row of the sequence, in target and draft
+    row: Any  # number of the target's law
+    draft_row: Any  # and of the draft's
 
 
 class RawRow(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -11,13 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from .arithmetic import INFINITY, NAN
-from .bundles import DraftLaws, DraftRow, RowLaws, Wanted
-from .launch import run, tiles_a_program
+from .bundles import DraftLaws, Layout, RowLaws, Wanted
+from .launch import run, tiles_a_program, tiles_of
 from .law import find_laws, load_span, make_temperature, needed, temperature_of
-from .row import load_law, load_logits, num_tiles, start_of, tile_ids, weigh
-
-if TYPE_CHECKING:
-    from .verify_chain import Layout
+from .row import load_law, load_logits, start_of, tile_ids, weigh
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -52,10 +48,11 @@ def laws_from_stats(
         tl.store(laws.status + row, tl.load(given_status + at))
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "tiles"])
 def nan_flags(
     probs,
     n,
+    tiles,
     wanted,
     status,
     TILES: tl.constexpr,
@@ -67,7 +64,7 @@ def nan_flags(
     if is_wanted:
         start = start_of(probs, b, first_row + row % n)
         found = tl.zeros((), tl.int32)
-        for first in range(0, num_tiles(probs.vocab), TILES):
+        for first in range(0, tiles, TILES):
             ids = tile_ids(first, TILES)
             p = tl.load(start + ids, mask=ids < probs.vocab, other=0.0)
             found |= tl.max(tl.max((p != p).to(tl.int32), 1), 0)
@@ -75,39 +72,33 @@ def nan_flags(
 
 
 @triton.jit
-def load_draft_row(draft, b, i, row, mask=None):
-    """Row i of sequence b, whose law is number `row`; or vectors of them; nothing where tokens are point masses."""
-    if draft.rows is None:
-        found = DraftRow(None, None, None, None, None)
-    elif draft.laws.numbers is None:
-        found = DraftRow(start_of(draft.rows, b, i), draft.rows.vocab, None, draft.to_draft, draft.map_size)
-    else:
-        law = load_law(draft.laws, row, mask)
-        found = DraftRow(start_of(draft.rows, b, i), draft.rows.vocab, law, draft.to_draft, draft.map_size)
-    return found
-
-
-@triton.jit
-def draft_ids_of(row, ids):
+def draft_ids_of(draft, ids):
     """The draft's ids of target ids; -1 for those that its vocabulary lacks."""
-    if row.to_draft is not None:
-        ids = tl.load(row.to_draft + ids, mask=(ids >= 0) & (ids < row.map_size), other=-1).to(tl.int32)
+    if draft.to_draft is not None:
+        ids = tl.load(draft.to_draft + ids, mask=(ids >= 0) & (ids < draft.map_size), other=-1).to(tl.int32)
     return ids
 
 
 @triton.jit
-def q_of(row, ids, law):
-    """Q of target ids by `law`, or by a raw one; 0 for ids that the draft's vocabulary lacks."""
-    draft_ids = draft_ids_of(row, ids)
-    inside = (draft_ids >= 0) & (draft_ids < row.vocab)
-    if law is None:
-        q = tl.load(row.start + draft_ids, mask=inside, other=0.0)
+def q_by(law, draft, start, ids):
+    """Q of target ids by a law of the draft's row at `start`; 0 for ids that its vocabulary lacks."""
+    draft_ids = draft_ids_of(draft, ids)
+    inside = (draft_ids >= 0) & (draft_ids < draft.rows.vocab)
+    weight = weigh(load_logits(start, draft_ids, draft.rows.vocab), law, law.cutoff) * law.inverse_normalizer
+    one_hot = (draft_ids == law.argmax).to(tl.float32)
+    return tl.where(inside, tl.where(law.inverse_temperature < 0, one_hot, weight), 0.0)
+
+
+@triton.jit
+def q_at(draft, at, ids, mask=None):
+    """Q of target ids at a position, or at a vector of positions."""
+    start = start_of(draft.rows, at.b, at.i)
+    if draft.laws.numbers is None:
+        draft_ids = draft_ids_of(draft, ids)
+        q = tl.load(start + draft_ids, mask=(draft_ids >= 0) & (draft_ids < draft.rows.vocab), other=0.0)
         q = tl.where(q >= 0.0, q, 0.0)  # NaN and negative ones count as 0
     else:
-        x = load_logits(row.start, draft_ids, row.vocab)
-        weight = weigh(x, law, law.cutoff) * law.inverse_normalizer
-        one_hot = (draft_ids == law.argmax).to(tl.float32)
-        q = tl.where(inside, tl.where(law.inverse_temperature < 0, one_hot, weight), 0.0)
+        q = q_by(load_law(draft.laws, at.draft_row, mask), draft, start, ids)
     return q
 
 
@@ -143,7 +134,8 @@ def draft_laws(
 
     out_status = empty(dtype=torch.int32)
     if probs is not None:
-        run(nan_flags, (batch * n,), rows, n, wanted, out_status, TILES=tiles_a_program(rows.vocab, 4))
+        tiles = tiles_of(rows.vocab)
+        run(nan_flags, (batch * n,), rows, n, tiles, wanted, out_status, TILES=tiles_a_program(rows.vocab, 4))
         return Draft(of(RowLaws(None, None, out_status)))
     assert values is not None and argmax is not None and status is not None
     laws = RowLaws(empty(4, dtype=torch.float32), empty(dtype=torch.int64), out_status)

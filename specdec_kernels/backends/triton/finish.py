@@ -6,11 +6,11 @@ import triton
 import triton.language as tl
 
 from .arithmetic import BAD_PARAM, TILE
+from .bundles import Position
 from .law import load_span
 from .mixture import NO_ROW, law_remainder
 from .noise import best_of_row
-from .remainder import load_position
-from .row import draw_from_law, load_row, num_tiles, total_mass, walk_ids, walk_tiles
+from .row import draw_from_law, load_row, total_mass, walk_ids, walk_tiles
 
 
 @triton.jit
@@ -52,33 +52,34 @@ def accepted_by_block(b, span, width, draft, uniforms, walked, tiles, TILES: tl.
 
 
 @triton.jit
-def draw_remainder(at, mixtures, draft_row, scale, whole, masses, uniform, TILES: tl.constexpr):
+def draw_remainder(target, draft, mixtures, at, scale, whole, masses, uniform, tiles, TILES: tl.constexpr):
     """An id from the `law_remainder` of a position, whose tiles have `masses`. Where that is nothing, from the law of a
     cascade, whose masses then take their place; else -1.
     """
-    tiles = num_tiles(at.target.vocab)
     tile, rest = walk_tiles(masses, tiles, uniform, -1, 0.0, TILES)
     if mixtures.kept_by != NO_ROW:
         if tile < 0:
             whole = tile < 0
             for other in range(tiles):
                 ids = other * TILE + tl.arange(0, TILE)
-                tl.store(masses + other, tl.sum(law_remainder(at, mixtures, draft_row, 1.0, whole, ids), 0))
+                law = law_remainder(target, draft, mixtures, at, 1.0, whole, ids)
+                tl.store(masses + other, tl.sum(law, 0))
             tl.debug_barrier()
             tile, rest = walk_tiles(masses, tiles, uniform, -1, 0.0, TILES)
             tile = tl.maximum(tile, 0)
     id = tl.full((), -1, tl.int32)
     if tile >= 0:
         ids = tile * TILE + tl.arange(0, TILE)
-        id = walk_ids(law_remainder(at, mixtures, draft_row, scale, whole, ids), ids, rest)
+        id = walk_ids(law_remainder(target, draft, mixtures, at, scale, whole, ids), ids, rest)
     return id.to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["width", "num_draft"])
+@triton.jit(do_not_specialize=["width", "tiles", "num_draft"])
 def finish(
     target,
     chains,
     width,
+    tiles,
     tile_mass,
     draft,
     mixtures,
@@ -93,7 +94,6 @@ def finish(
     an accepted EOS.
     """
     b = tl.program_id(0).to(tl.int64)
-    tiles = num_tiles(target.rows.vocab)
     span = load_span(chains.spans, b)
     length = span.length
     flags = tl.load(chains.state + b * 3)
@@ -111,7 +111,7 @@ def finish(
             flags |= tl.load(target.laws.status + row)
             if draft.bonus:
                 flags |= tl.load(draft.laws.status + draft_row)
-        at_row = load_row(target, b, span.first + accepted, row)
+        at_row = load_row(target, tiles, b, span.first + accepted, row)
         final = tl.load(target.laws.argmax + row)
         drawn = at_row.law.inverse_temperature > 0
         if mixtures.kept_by != NO_ROW:  # a cascade's law is no point mass where P is
@@ -132,10 +132,10 @@ def finish(
                 else:
                     recovered = tl.full((), -1, tl.int64)
                     if accepted < length + draft.bonus:
-                        at = load_position(target, draft, b, span.first + accepted, row, draft_row)
+                        at = Position(b, span.first + accepted, row, draft_row)
                         masses = walked.masses + (draft_row if walked.by_block else b) * tiles
                         recovered = draw_remainder(
-                            at, mixtures, draft_row, scale, accepted == length, masses, uniform, TILES
+                            target, draft, mixtures, at, scale, accepted == length, masses, uniform, tiles, TILES
                         )
                     if recovered >= 0:
                         final = recovered

@@ -1,4 +1,4 @@
-"""How kernels are launched, and how large their blocks are."""
+"""How kernels are launched, and how much a program takes."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from .arithmetic import (
 )
 from .bundles import EVERY_ROW, Cut, Noise, Row, RowLaw, RowLaws, Rows, Span, Target, Temperature, TileStats, Wanted
 from .launch import run, tiles_a_program, tiles_at_once, tiles_of
-from .row import CANDIDATES, load_logits, measure, num_tiles, select, start_of, tile_ids, weigh
+from .row import CANDIDATES, load_logits, measure, select, start_of, tile_ids, weigh
 
 LARGEST_INT32 = 2**31 - 1
 
@@ -59,17 +59,17 @@ def temperature_of(temperature, b):
     return t, tl.div_rn(tl.full((), 1.0, tl.float32), t), greedy, tl.where(good, 0, BAD_PARAM)
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "tiles"])
 def scan(
     rows,
     n,
+    tiles,
     wanted,
     temperature,
     stats,
     TILES: tl.constexpr,
 ):
     """A program for TILES tiles of one row: their `TileStats`."""
-    tiles = num_tiles(rows.vocab)
     programs = (tiles + TILES - 1) // TILES
     row = (tl.program_id(0) // programs).to(tl.int64)
     first_tile = tl.program_id(0) % programs * TILES
@@ -142,7 +142,7 @@ def find_cutoff(
     TILES: tl.constexpr,
 ):
     """The smallest logit that top-k, top-p and min-p keep, and the mass of what is kept; stores the tiles' masses."""
-    tiles = num_tiles(row.vocab)
+    tiles = row.tiles
     maximum, silent = row.law.max, Noise(None, None, None)
     likely = tl.full((), -INFINITY, tl.float32)
     if min_p > 0.0:
@@ -172,10 +172,11 @@ def find_cutoff(
     return cutoff, kept_mass
 
 
-@triton.jit(do_not_specialize=["n", "top_k"])
+@triton.jit(do_not_specialize=["n", "tiles", "top_k"])
 def law(
     target,
     n,
+    tiles,
     wanted,
     temperature,
     top_k,
@@ -195,7 +196,6 @@ def law(
     vocab = target.rows.vocab
     is_wanted, first_row = needed(wanted.spans, b, row % n, wanted.draft_only)
     if is_wanted:
-        tiles = num_tiles(vocab)
         tile_max = stats.maximum + row * tiles
         maximum = tl.full((), -INFINITY, tl.float32)
         arg = tl.zeros((), tl.int32)
@@ -238,7 +238,7 @@ def law(
                 if listed is not None:
                     if is_cut:
                         uncut = RowLaw(maximum, -INFINITY, inverse_temperature, 1.0, arg)
-                        at = Row(start_of(target.rows, b, first_row + row % n), vocab, uncut)
+                        at = Row(start_of(target.rows, b, first_row + row % n), vocab, tiles, uncut)
                         cutoff, normalizer = find_cutoff(
                             at, t_value, k, p, m, normalizer, tile_max, tile_mass, listed + row * CANDIDATES,
                             cut.min_p_first, TILES,
@@ -319,10 +319,11 @@ def find_laws(
     by_temperature = make_temperature(params, greedy)
     a_program = tiles_a_program(rows.vocab, 4)
     run(
-        scan, (batch * n * triton.cdiv(tiles, a_program),), rows, n, wanted, by_temperature, stats, TILES=a_program,
+        scan, (batch * n * triton.cdiv(tiles, a_program),), rows, n, tiles, wanted, by_temperature, stats,
+        TILES=a_program,
     )  # fmt: skip
     run(
-        law, (batch * n,), target, n, wanted, by_temperature, min(top_k, LARGEST_INT32),
+        law, (batch * n,), target, n, tiles, wanted, by_temperature, min(top_k, LARGEST_INT32),
         Cut(float(top_p), float(min_p), top_ks, top_ps, min_ps, tl.constexpr(min_p_first)), stats, listed, out.values,
         TILES=tiles_a_program(rows.vocab, 8), ROW_TILES=tiles_at_once(rows.vocab), warps=8 if cut else 4,
     )  # fmt: skip

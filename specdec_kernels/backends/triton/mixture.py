@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 
 from .arithmetic import INFINITY, LAST_ID, exp_nonpositive
-from .bundles import Mixture, Mixtures, RawRow, RowLaw, TargetLaw
-from .draft import Draft, draft_ids_of, q_of
-from .launch import run, tiles_a_program
+from .bundles import Mixture, Mixtures, Position, RawRow, RowLaw, TargetLaw
+from .draft import Draft, draft_ids_of, q_at, q_by
+from .launch import run, tiles_a_program, tiles_of
 from .law import Found, load_span
-from .remainder import load_position, pair, remainder
-from .row import load_logits, num_tiles, tile_ids
+from .remainder import remainder
+from .row import load_logits, start_of, tile_ids
 
 # laws, as specdec_kernels/laws.py numbers them
 LOSSY = tl.constexpr(1)
@@ -45,31 +45,31 @@ def load_mixture(mixtures, rows, mask):
 
 
 @triton.jit
-def is_kept(at, mixture, ids, KEPT_BY: tl.constexpr):
+def is_kept(target, draft, at, mixture, ids, KEPT_BY: tl.constexpr):
     """Whether the row of a position that decides keeps target ids; where Q is 0 it does not matter."""
     if KEPT_BY == DRAFT_ROW:
-        ids = draft_ids_of(at.draft, ids)
-        x = load_logits(at.draft.start, ids, at.draft.vocab)
+        ids = draft_ids_of(draft, ids)
+        x = load_logits(start_of(draft.rows, at.b, at.i), ids, draft.rows.vocab)
     else:
-        x = load_logits(at.target.start, ids, at.target.vocab)
+        x = load_logits(start_of(target.rows, at.b, at.i), ids, target.rows.vocab)
     return tl.where(mixture.kept_id >= 0, ids == mixture.kept_id, x >= mixture.bound)
 
 
 @triton.jit
-def law_remainder(at, mixtures, draft_row, weight, whole, ids):
+def law_remainder(target, draft, mixtures, at, weight, whole, ids):
     """What the final token of a position is drawn from, of target ids: ``(weight * law - Q)+``, or, of a cascade if
     `whole`, the law itself. The law is P, or what a target law makes of P and Q: then it is a `remainder` of those two.
     """
     scale, taken = weight, 1.0
     if mixtures.numbers is not None:
-        mixture = load_mixture(mixtures, draft_row, draft_row >= 0)
+        mixture = load_mixture(mixtures, at.draft_row, at.draft_row >= 0)
         if mixtures.kept_by != NO_ROW:
-            kept = is_kept(at, mixture, ids, mixtures.kept_by)
+            kept = is_kept(target, draft, at, mixture, ids, mixtures.kept_by)
             scale = tl.where(whole, 1.0, weight)
             # where an id is kept, weight (Q + scale P) - Q without the cancellation
             taken = tl.where(whole, tl.where(kept, -1.0, 0.0), tl.where(kept, 1.0 - weight, 1.0))
         scale *= mixture.scale
-    left, _ = remainder(at, scale, taken, ids)
+    left, _ = remainder(target, draft, at, scale, taken, ids)
     return left
 
 
@@ -83,9 +83,8 @@ def load_raw(values, row, argmax):
 
 
 @triton.jit
-def raw_of_row(start, vocab, TILES: tl.constexpr):
+def raw_of_row(start, vocab, tiles, TILES: tl.constexpr):
     """The `RawRow` of a row of logits that `scan` has not read."""
-    tiles = num_tiles(vocab)
     maximum = tl.full((), -INFINITY, tl.float32)
     argmax = tl.zeros((), tl.int32)
     for first_tile in range(0, tiles, TILES):
@@ -118,24 +117,24 @@ def surprise(x, ids, p):
 
 
 @triton.jit
-def remainder_mass(at, scale, TILES: tl.constexpr):
+def remainder_mass(target, draft, at, scale, tiles, TILES: tl.constexpr):
     """``sum (scale * P - Q)+`` of one position."""
     total = tl.zeros((), tl.float32)
-    for first_tile in range(0, num_tiles(at.target.vocab), TILES):
-        left, _ = remainder(at, scale, 1.0, tile_ids(first_tile, TILES))
+    for first_tile in range(0, tiles, TILES):
+        left, _ = remainder(target, draft, at, scale, 1.0, tile_ids(first_tile, TILES))
         total += tl.sum(tl.sum(left, 1), 0)
     return total
 
 
 @triton.jit
-def exact_scale(at, accept, TILES: tl.constexpr):
+def exact_scale(target, draft, at, accept, tiles, TILES: tl.constexpr):
     """A lossy law's scale in [0, 1] at which as much is recovered as is rejected, ``1 - sum min(Q, accept * P)``."""
     rejected = tl.zeros((), tl.float32)
     low = tl.zeros((), tl.float32)
     high = tl.full((), 1.0, tl.float32)
     for step in range(BISECTIONS + 1):
         scale = tl.where(step == 0, accept, 0.5 * (low + high))
-        left = remainder_mass(at, scale, TILES)
+        left = remainder_mass(target, draft, at, scale, tiles, TILES)
         if step == 0:  # sum (accept P - Q)+ = accept - sum min(Q, accept P)
             rejected = tl.maximum(left + (1.0 - accept), 0.0)
         elif left > rejected:
@@ -146,27 +145,27 @@ def exact_scale(at, accept, TILES: tl.constexpr):
 
 
 @triton.jit
-def deferred_mass(at, mixture, KEPT_BY: tl.constexpr, TILES: tl.constexpr):
+def deferred_mass(target, draft, at, mixture, tiles, KEPT_BY: tl.constexpr, TILES: tl.constexpr):
     """The mass of Q that is not kept."""
     mass = tl.zeros((), tl.float32)
-    for first_tile in range(0, num_tiles(at.target.vocab), TILES):
+    for first_tile in range(0, tiles, TILES):
         ids = tile_ids(first_tile, TILES)
-        _, q = pair(at, 1.0, ids)
-        kept = is_kept(at, mixture, ids, KEPT_BY)
+        q = q_at(draft, at, ids)
+        kept = is_kept(target, draft, at, mixture, ids, KEPT_BY)
         mass += tl.sum(tl.sum(tl.where(kept, 0.0, q), 1), 0)
     return mass
 
 
 @triton.jit
-def cross_entropy(at, p, q, TILES: tl.constexpr):
+def cross_entropy(target, draft, at, p, q, tiles, TILES: tl.constexpr):
     """``- sum q log p`` of the raw rows of a position."""
     certain = tl.where(tl.abs(q.max) < INFINITY, 1.0, -1.0)
     law = RowLaw(q.max, -INFINITY, certain, q.max_prob, q.argmax)
     total = tl.zeros((), tl.float32)
-    for first_tile in range(0, num_tiles(at.target.vocab), TILES):
+    for first_tile in range(0, tiles, TILES):
         ids = tile_ids(first_tile, TILES)
-        raw_q = q_of(at.draft, ids, law)
-        cost = surprise(load_logits(at.target.start, ids, at.target.vocab), ids, p)
+        raw_q = q_by(law, draft, start_of(draft.rows, at.b, at.i), ids)
+        cost = surprise(load_logits(start_of(target.rows, at.b, at.i), ids, target.rows.vocab), ids, p)
         total += tl.sum(tl.sum(tl.where(raw_q > 0.0, raw_q * cost, 0.0), 1), 0)
     return total
 
@@ -182,15 +181,16 @@ def keep_from(least, row):
 
 
 @triton.jit
-def defers(at, law, p, q, TILES: tl.constexpr):
+def defers(target, draft, at, law, p, q, tiles, TILES: tl.constexpr):
     """Whether a cascade that decides by row takes the target's law at a position, not the draft's."""
     if law.number == CHOW:
         defer = q.entropy > law.alpha if law.variant else q.max_prob < 1.0 - law.alpha
     elif law.number == BILD:
         if law.variant:
-            distance = surprise(load_logits(at.target.start, q.argmax, at.target.vocab), q.argmax, p)
+            x = load_logits(start_of(target.rows, at.b, at.i), q.argmax, target.rows.vocab)
+            distance = surprise(x, q.argmax, p)
         else:
-            distance = cross_entropy(at, p, q, TILES)
+            distance = cross_entropy(target, draft, at, p, q, tiles, TILES)
         defer = distance > law.alpha
     else:
         gain = q.entropy - p.entropy if law.variant else p.max_prob - q.max_prob
@@ -198,19 +198,21 @@ def defers(at, law, p, q, TILES: tl.constexpr):
         if law.number == OPT:
             # a total variation is in [0, 1]: between 0 and alpha it decides
             if (gain > tl.minimum(price, 0.0)) & (gain <= tl.maximum(price, 0.0)):
-                price *= remainder_mass(at, 1.0, TILES)
+                price *= remainder_mass(target, draft, at, 1.0, tiles, TILES)
         defer = gain > price
     return defer
 
 
-@triton.jit(do_not_specialize=["width"])
+@triton.jit(do_not_specialize=["width", "tiles", "draft_tiles"])
 def mixtures(
     target,
     width,
+    tiles,
     spans,
     values,
     draft,
     draft_values,
+    draft_tiles,
     law,
     numbers,
     TILES: tl.constexpr,
@@ -222,27 +224,29 @@ def mixtures(
     span = load_span(spans, b)
     if i < span.length + draft.bonus:
         row = b * (width + 1) + i
-        at = load_position(target, draft, b, span.first + i, row, draft_row)
+        at = Position(b, span.first + i, row, draft_row)
         bound = tl.full((), -INFINITY, tl.float32)
         kept_id = tl.full((), -1, tl.int32)
         if law.number == LOSSY:
             accept = tl.div_rn(tl.full((), 1.0, tl.float32), 1.0 - law.alpha)
             scale = tl.div_rn(tl.full((), 1.0, tl.float32), tl.full((), law.beta, tl.float32))
             if law.variant:
-                scale = exact_scale(at, accept, TILES)
+                scale = exact_scale(target, draft, at, accept, tiles, TILES)
         else:
             p = load_raw(values, row, target.laws.argmax)
             if draft_values is None:
-                q = raw_of_row(at.draft.start, at.draft.vocab, TILES)
+                q = raw_of_row(start_of(draft.rows, b, at.i), draft.rows.vocab, draft_tiles, TILES)
             else:
                 q = load_raw(draft_values, draft_row, draft.laws.argmax)
             if (law.number == TOKEN_V1) | (law.number == TOKEN_V2) | (law.number == TOKEN_V3):
                 least = (1.0 - law.alpha) * p.max_prob if law.number == TOKEN_V3 else p.max_prob - law.alpha
                 bound, kept_id = keep_from(least, q if law.number == TOKEN_V1 else p)
                 mixture = Mixture(1.0, 0.0, bound, kept_id)
-                scale = deferred_mass(at, mixture, DRAFT_ROW if law.number == TOKEN_V1 else TARGET_ROW, TILES)
+                scale = deferred_mass(
+                    target, draft, at, mixture, tiles, DRAFT_ROW if law.number == TOKEN_V1 else TARGET_ROW, TILES
+                )
             else:
-                defer = defers(at, law, p, q, TILES)
+                defer = defers(target, draft, at, law, p, q, tiles, TILES)
                 scale = defer.to(tl.float32)
                 kept_id = tl.where(defer, LAST_ID, -1)
             accept = scale
@@ -264,13 +268,14 @@ def is_cascade(law: int) -> bool:
 def find_mixtures(law: TargetLaw, found: Found, draft: Draft, n: int, spans: torch.Tensor) -> Mixtures:
     """The mixtures of the `n` rows of each sequence that have a draft row."""
     target = found.target
-    batch, rows, _ = found.tile_max.shape
+    batch, rows, tiles = found.tile_max.shape
     numbers = torch.empty(batch, n, 4, dtype=torch.float32, device=target.rows.data.device)
     cascade = is_cascade(law.number)
     # all of a one-hot draft's mass is on the token that was rejected: the remainder's scale does not matter
     variant = law.variant and (cascade or draft.laws.rows is not None)
     run(
-        mixtures, (batch * n,), target, rows - 1, spans, found.values, draft.laws, draft.values,
+        mixtures, (batch * n,), target, rows - 1, tiles, spans, found.values, draft.laws, draft.values,
+        0 if draft.laws.rows is None else tiles_of(draft.laws.rows.vocab),
         law._replace(number=tl.constexpr(law.number), variant=tl.constexpr(variant)), numbers,
         TILES=tiles_a_program(target.rows.vocab, 2), warps=8, registers=128,
     )  # fmt: skip

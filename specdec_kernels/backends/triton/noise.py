@@ -11,13 +11,14 @@ from .arithmetic import INFINITY, LAST_ID, high_word, low_word
 from .bundles import Best, Noise
 from .launch import run, tiles_a_program
 from .law import Found, load_span, needed
-from .row import load_row, load_values, num_tiles, tile_ids
+from .row import load_row, load_values, tile_ids
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "tiles"])
 def kernel(
     target,
     n,
+    tiles,
     spans,
     tile_max,
     keys,
@@ -26,14 +27,13 @@ def kernel(
     TILES: tl.constexpr,
 ):
     """A program for TILES tiles of one row: the best score of each, and the lowest id that has it."""
-    tiles = num_tiles(target.rows.vocab)
     programs = (tiles + TILES - 1) // TILES
     row = (tl.program_id(0) // programs).to(tl.int64)
     first_tile = tl.program_id(0) % programs * TILES
     b = row // n
     wanted, first = needed(spans, b, row % n, False)
     if wanted:
-        at = load_row(target, b, first + row % n, row)
+        at = load_row(target, tiles, b, first + row % n, row)
         tile = first_tile + tl.arange(0, TILES)
         inside = tile < tiles
         out = row * tiles + tile
@@ -75,7 +75,7 @@ def best_scores(found: Found, keys: Tensor, *, to_target: Tensor | None = None, 
     a_program = tiles_a_program(found.target.rows.vocab, 2)
     best = Best(torch.empty_like(found.tile_max), torch.empty_like(found.tile_max, dtype=torch.int32))
     run(
-        kernel, (batch * n * triton.cdiv(tiles, a_program),), found.target, n, spans, found.tile_max, keys, to_target,
-        best, TILES=a_program,
+        kernel, (batch * n * triton.cdiv(tiles, a_program),), found.target, n, tiles, spans, found.tile_max,
+        keys, to_target, best, TILES=a_program,
     )  # fmt: skip
     return best

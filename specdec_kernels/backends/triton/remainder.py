@@ -7,25 +7,31 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bundles import Position
-from .draft import load_draft_row, q_of
-from .row import load_row, probabilities
+from .draft import q_at
+from .row import load_law, load_logits, start_of, weigh
 
 
 @triton.jit
-def load_position(target, draft, b, i, row, draft_row, mask=None):
-    """Row i of sequence b in target and draft, whose laws are number `row` and `draft_row`; or vectors of them."""
-    return Position(load_row(target, b, i, row, mask), load_draft_row(draft, b, i, draft_row, mask))
+def probabilities(target, at, scale, ids):
+    """``scale * P`` of ids at a position."""
+    law = load_law(target.laws, at.row)
+    x = load_logits(start_of(target.rows, at.b, at.i), ids, target.rows.vocab)
+    scale = law.inverse_normalizer * scale
+    if law.inverse_temperature < 0:
+        p = tl.where(ids == law.argmax, scale, 0.0)
+    else:
+        p = weigh(x, law, law.cutoff) * scale
+    return p
 
 
 @triton.jit
-def pair(at, scale, ids):
-    """``scale * P`` and Q of target ids; 0 past the end."""
-    return probabilities(at.target, ids, scale), q_of(at.draft, ids, at.draft.law)
+def pair(target, draft, at, scale, ids):
+    """``scale * P`` and Q of target ids at a position; 0 past the end."""
+    return probabilities(target, at, scale, ids), q_at(draft, at, ids)
 
 
 @triton.jit
-def remainder(at, scale, taken, ids):
-    """``(scale * P - taken * Q)+`` of target ids, and their Q."""
-    p, q = pair(at, scale, ids)
+def remainder(target, draft, at, scale, taken, ids):
+    """``(scale * P - taken * Q)+`` of target ids at a position, and their Q."""
+    p, q = pair(target, draft, at, scale, ids)
     return tl.maximum(p - taken * q, 0.0), q

@@ -21,12 +21,6 @@ def tile_ids(first_tile, TILES: tl.constexpr):
 
 
 @triton.jit
-def num_tiles(vocab):
-    """Tiles in a row."""
-    return (vocab + TILE - 1) // TILE
-
-
-@triton.jit
 def start_of(rows, b, i):
     """Where row i of sequence b starts."""
     return rows.data + b * rows.stride_batch + i * rows.stride_row
@@ -62,22 +56,9 @@ def load_law(laws, row, mask=None):
 
 
 @triton.jit
-def load_row(target, b, i, row, mask=None):
-    """Row i of sequence b, whose law is number `row`; or vectors of them."""
-    return Row(start_of(target.rows, b, i), target.rows.vocab, load_law(target.laws, row, mask))
-
-
-@triton.jit
-def probabilities(row, ids, scale):
-    """``scale * P`` of ids."""
-    law = row.law
-    x = load_logits(row.start, ids, row.vocab)
-    scale = law.inverse_normalizer * scale
-    if law.inverse_temperature < 0:
-        p = tl.where(ids == law.argmax, scale, 0.0)
-    else:
-        p = weigh(x, law, law.cutoff) * scale
-    return p
+def load_row(target, tiles, b, i, row):
+    """Row i of sequence b, whose law is number `row`."""
+    return Row(start_of(target.rows, b, i), target.rows.vocab, tiles, load_law(target.laws, row))
 
 
 @triton.jit
@@ -105,7 +86,7 @@ def measure(bound, row, tile_max, noise, TILES: tl.constexpr):
     mass = tl.zeros((), tl.float32)
     lowest = tl.full((), LAST_ID, tl.int32)
     highest = tl.full((), LOWEST_KEY, tl.int32)
-    tiles = num_tiles(row.vocab)
+    tiles = row.tiles
     for first in range(0, tiles, TILES):
         t = first + tl.arange(0, TILES)
         top = tl.max(ordered(tl.load(tile_max + t, mask=t < tiles, other=-INFINITY)), 0)
@@ -151,7 +132,7 @@ def select(
     Bisection, each bound moved on to a value of the row: over the row until few values lie between the bounds, then
     over the list of those in registers. `top` is the largest value; `listed` is scratch for `CANDIDATES` int32.
     """
-    tiles = num_tiles(row.vocab)
+    tiles = row.tiles
     low = tl.maximum(ordered(floor), LOWEST_KEY).to(tl.int64)  # reaches the goal, or is the floor
     high = ordered(top).to(tl.int64) + 1  # does not
     count_low = row.vocab + tl.zeros((), tl.int32)
@@ -261,7 +242,7 @@ def draw_from_law(row, masses, uniform, without, TILES: tl.constexpr):
     """An id from P by inverse CDF, `masses` being those of its tiles; or from P without the id `without`, if that is
     given (-1: none) and anything else is possible.
     """
-    tiles = num_tiles(row.vocab)
+    tiles = row.tiles
     lane = tl.arange(0, TILE)
     if without is None:
         tile, rest = walk_tiles(masses, tiles, uniform, -1, 0.0, TILES)

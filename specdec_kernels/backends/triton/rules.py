@@ -6,11 +6,12 @@ import triton
 import triton.language as tl
 
 from .arithmetic import BAD_PARAM, BAD_TOKEN, LAST_ID, any_flags
-from .draft import q_of
+from .bundles import Position
+from .draft import q_at
 from .law import load_span, temperature_of
 from .mixture import NO_ROW, is_kept, law_remainder, load_mixture
-from .remainder import load_position, pair
-from .row import load_logits, load_row, num_tiles, probabilities, tile_ids, weigh
+from .remainder import pair, probabilities
+from .row import load_law, load_logits, start_of, tile_ids, weigh
 
 
 @triton.jit(do_not_specialize=["token_stride", "num_eos", "total", "num_draft"])
@@ -112,16 +113,17 @@ def walk(
         id = tl.load(chains.tokens + span.token_index + slot, mask=inside, other=-1).to(tl.int32)
         row = b * (width + 1) + slot
         draft_row = b * (width + draft.bonus) + slot
-        at = load_position(target, draft, b, span.first + slot, row, draft_row, inside)
-        law = at.target.law
+        at = Position(b, span.first + slot, row, draft_row)
+        law = load_law(target.laws, row, inside)
         one_hot = law.inverse_temperature < 0
-        p = weigh(load_logits(at.target.start, id, at.target.vocab), law, law.cutoff) * law.inverse_normalizer
+        x = load_logits(start_of(target.rows, b, at.i), id, target.rows.vocab)
+        p = weigh(x, law, law.cutoff) * law.inverse_normalizer
         p = tl.where(one_hot, (id == law.argmax).to(tl.float32), p)
         q = tl.full((SLOTS,), 1.0, tl.float32)
         row_flags = tl.load(target.laws.status + row, mask=inside, other=0)
         draft_flags = tl.zeros((SLOTS,), tl.int32)
         if draft.rows is not None:
-            q = q_of(at.draft, id, at.draft.law)
+            q = q_at(draft, at, id, inside)
             draft_flags = tl.load(draft.laws.status + draft_row, mask=inside, other=0)
         coin = tl.zeros((SLOTS,), tl.float32)
         if uniforms is not None:
@@ -133,7 +135,7 @@ def walk(
             bar = mixture.accept * p
             pi = tl.maximum(tl.minimum(q, bar), mixture.scale * p)
         if mixtures.kept_by != NO_ROW:
-            kept = is_kept(at, mixture, id, mixtures.kept_by)
+            kept = is_kept(target, draft, at, mixture, id, mixtures.kept_by)
             pi = tl.where(kept, q, 0.0) + mixture.scale * p
             certain = kept & (q > 0.0) & (by_block == 0)  # then nobody looks at the coin
             bad_coin = bad_coin & (certain == 0)
@@ -184,11 +186,12 @@ def walk(
     tl.store(chains.state + b * 3 + 2, by_block.to(tl.int32))
 
 
-@triton.jit(do_not_specialize=["width"])
+@triton.jit(do_not_specialize=["width", "tiles"])
 def remainder_masses(
     target,
     chains,
     width,
+    tiles,
     draft,
     mixtures,
     walked,
@@ -197,7 +200,6 @@ def remainder_masses(
     """A program for TILES tiles of a row: the mass of ``(scale * law - Q)+`` in each, or of the law where the bonus has
     it. Rows are the one of each sequence that the token rule stops at, or every one that the block rule may stop at.
     """
-    tiles = num_tiles(target.rows.vocab)
     programs = (tiles + TILES - 1) // TILES
     out_row = (tl.program_id(0) // programs).to(tl.int64)
     first_tile = tl.program_id(0) % programs * TILES
@@ -214,17 +216,19 @@ def remainder_masses(
         scale = tl.load(walked.scales + b * (width + 1) + i, mask=wanted, other=0.0)
     if wanted & (scale > 0.0):
         draft_row = b * (width + draft.bonus) + i
-        at = load_position(target, draft, b, span.first + i, b * (width + 1) + i, draft_row)
-        left = law_remainder(at, mixtures, draft_row, scale, i == span.length, tile_ids(first_tile, TILES))
+        at = Position(b, span.first + i, b * (width + 1) + i, draft_row)
+        ids = tile_ids(first_tile, TILES)
+        left = law_remainder(target, draft, mixtures, at, scale, i == span.length, ids)
         tile = first_tile + tl.arange(0, TILES)
         tl.store(walked.masses + out_row * tiles + tile, tl.sum(left, 1), mask=tile < tiles)
 
 
-@triton.jit(do_not_specialize=["width", "num_draft"])
+@triton.jit(do_not_specialize=["width", "tiles", "num_draft"])
 def overlap(
     target,
     chains,
     width,
+    tiles,
     draft,
     num_draft,
     out,
@@ -236,14 +240,13 @@ def overlap(
     span = load_span(chains.spans, b)
     total = tl.full((), -1.0, tl.float32)
     if i < span.length:
-        row = b * (width + 1) + i
+        at = Position(b, span.first + i, b * (width + 1) + i, b * (width + draft.bonus) + i)
         if draft.rows is None:
             id = tl.load(chains.tokens + span.token_index + i).to(tl.int32)
-            total = probabilities(load_row(target, b, span.first + i, row), id, 1.0)
+            total = probabilities(target, at, 1.0, id)
         else:
-            at = load_position(target, draft, b, span.first + i, row, b * (width + draft.bonus) + i)
             total = tl.zeros((), tl.float32)
-            for first_tile in range(0, num_tiles(target.rows.vocab), TILES):
-                p, q = pair(at, 1.0, tile_ids(first_tile, TILES))
+            for first_tile in range(0, tiles, TILES):
+                p, q = pair(target, draft, at, 1.0, tile_ids(first_tile, TILES))
                 total += tl.sum(tl.sum(tl.minimum(p, q), 1), 0)
     tl.store(out + tl.program_id(0), total)

@@ -10,10 +10,10 @@ from torch import Tensor
 from ...ops.arguments import SampleArguments
 from .arithmetic import BAD_PARAM, INFINITY, LAST_ID, high_word, low_word, ordered
 from .bundles import NO_NOISE, Drawn, Listed, Noise, rows_of
-from .launch import power_of_2, run, tiles_a_program, tiles_at_once
+from .launch import power_of_2, run, tiles_a_program, tiles_at_once, tiles_of
 from .law import find_laws
 from .noise import best_of_row, best_scores
-from .row import CANDIDATES, draw_from_law, load_row, load_values, num_tiles, places, select, tile_ids
+from .row import CANDIDATES, draw_from_law, load_row, load_values, places, select, tile_ids
 
 
 @triton.jit
@@ -28,10 +28,11 @@ def store_token(drawn, at, row, id, normalizer):
     tl.store(drawn.token + at, id.to(tl.int64) if drawn.to_target is None else tl.load(drawn.to_target + id))
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "tiles"])
 def draw_one(
     target,
     n,
+    tiles,
     values,
     tile_mass,
     uniforms,
@@ -41,8 +42,7 @@ def draw_one(
 ):
     """A program a row: one token, by its uniform, by its tiles' best scores, or the argmax."""
     row = tl.program_id(0).to(tl.int64)
-    tiles = num_tiles(target.rows.vocab)
-    at = load_row(target, row // n, row % n, row)
+    at = load_row(target, tiles, row // n, row % n, row)
     id = at.law.argmax
     if uniforms is not None:
         if at.law.inverse_temperature > 0:
@@ -57,10 +57,11 @@ def draw_one(
     store_token(drawn, row, at, id, tl.load(values + row * 6 + 3))
 
 
-@triton.jit(do_not_specialize=["n", "count"])
+@triton.jit(do_not_specialize=["n", "tiles", "count"])
 def draw_many(
     target,
     n,
+    tiles,
     values,
     keys,
     best,
@@ -76,8 +77,7 @@ def draw_many(
     Finds the count-th best, lists what reaches it in index order, and puts each where its rank says.
     """
     row = tl.program_id(0).to(tl.int64)
-    tiles = num_tiles(target.rows.vocab)
-    at = load_row(target, row // n, row % n, row)
+    at = load_row(target, tiles, row // n, row % n, row)
     slot = tl.arange(0, SLOTS)
     # what is not drawn stays -1; the barrier orders these stores before those of the tokens
     tl.store(drawn.token + row * count + slot, tl.full((SLOTS,), -1, tl.int64), mask=slot < count)
@@ -138,6 +138,7 @@ def draw_rows(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Te
     def empty(most: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(batch, n, most, dtype=dtype, device=logits.device)
 
+    tiles = tiles_of(vocab)
     found = find_laws(rows_of(logits), batch, n, params, values=True)
     draft_to_target = None if draft_to_target is None else draft_to_target.contiguous()
     drawn = Drawn(empty(num_samples, torch.int64), empty(num_samples, torch.float32), draft_to_target)
@@ -148,13 +149,13 @@ def draw_rows(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Te
     if num_samples == 1:
         uniform_samples = None if uniform_samples is None else uniform_samples.contiguous()
         run(
-            draw_one, (batch * n,), found.target, n, found.values, found.tile_mass, uniform_samples, best, drawn,
+            draw_one, (batch * n,), found.target, n, tiles, found.values, found.tile_mass, uniform_samples, best, drawn,
             TILES=tiles_at_once(vocab),
         )  # fmt: skip
     else:
         listed = Listed(empty(CANDIDATES.value, torch.int32), empty(CANDIDATES.value, torch.int32))
         run(
-            draw_many, (batch * n,), found.target, n, found.values, noise_keys, best, listed, drawn, num_samples,
+            draw_many, (batch * n,), found.target, n, tiles, found.values, noise_keys, best, listed, drawn, num_samples,
             SLOTS=power_of_2(num_samples), TILES=tiles_a_program(vocab, 2), ROW_TILES=tiles_at_once(vocab),
             registers=168,
         )  # fmt: skip

@@ -11,15 +11,28 @@ import triton
 import triton.language as tl
 
 from .arithmetic import BAD_TOKEN, LAST_ID, TILE
-from .remainder import load_position, pair, remainder
-from .row import num_tiles, tile_ids, total_mass, walk_ids, walk_tiles
+from .bundles import Position
+from .remainder import pair, remainder
+from .row import tile_ids, total_mass, walk_ids, walk_tiles
 from .tree import coin_at, next_child, store_path, token_of
 
 
 @triton.jit
-def remaining(at, scale, taken, removed, begin, end, first_id, ids, WIDTH: tl.constexpr):
+def remaining(
+    target,
+    draft,
+    at,
+    scale,
+    taken,
+    removed,
+    begin,
+    end,
+    first_id,
+    ids,
+    WIDTH: tl.constexpr,
+):
     """The `remainder` of the WIDTH `ids` from `first_id` on, and their Q; both 0 at the children that were removed."""
-    left, q = remainder(at, scale, taken, ids)
+    left, q = remainder(target, draft, at, scale, taken, ids)
     for i in range(begin, end):
         id = tl.load(removed + i)
         if (id >= first_id) & (id < first_id + WIDTH):
@@ -28,9 +41,10 @@ def remaining(at, scale, taken, removed, begin, end, first_id, ids, WIDTH: tl.co
     return left, q
 
 
-@triton.jit(do_not_specialize=["num_nodes", "max_depth"])
+@triton.jit(do_not_specialize=["tiles", "num_nodes", "max_depth"])
 def try_siblings(
     target,
+    tiles,
     tile_mass,
     draft,
     trees,
@@ -39,7 +53,6 @@ def try_siblings(
     scratch,
     out,
     max_depth,
-    TRAVERSAL: tl.constexpr,
     TILES: tl.constexpr,
     ROW_TILES: tl.constexpr,
 ):
@@ -49,7 +62,6 @@ def try_siblings(
     """
     b = tl.program_id(0).to(tl.int64)
     root = b * num_nodes
-    tiles = num_tiles(target.rows.vocab)
     tokens = trees.tokens + root
     removed = scratch.removed + root
     masses = scratch.masses + b * tiles
@@ -76,12 +88,12 @@ def try_siblings(
             tried = child
             flags |= tl.load(target.laws.status + row) | tl.load(draft.laws.status + row)
             x = tl.load(tokens + child)
-            p, q = pair(load_position(target, draft, b, node, row, row), scale, x)
+            p, q = pair(target, draft, Position(b, node, row, row), scale, x)
             gone = tl.load(removed + slot, mask=(slot >= begin) & (slot < end), other=-1) == x
             p = tl.maximum(p - taken * q, 0.0)
             q = tl.where(tl.max(gone.to(tl.int32), 0) > 0, 0.0, q * rest)
             if q > 0.0:
-                if TRAVERSAL:
+                if scratch.traversal:
                     enters = q > 0.0
                     weight = tl.minimum(tl.div_rn(w * p, q), 1.0)
                     level = levels + accepted * 5
@@ -109,7 +121,7 @@ def try_siblings(
             else:
                 flags |= BAD_TOKEN
         else:
-            if TRAVERSAL:
+            if scratch.traversal:
                 if node > 0:
                     coin, coin_flags = coin_at(uniforms, root + node)
                     flags |= coin_flags
@@ -131,7 +143,7 @@ def try_siblings(
         if drawn:
             flags |= tl.load(target.laws.status + row)
         if (rejected >= 0) | (drawn & (taken > 0.0)):
-            at = load_position(target, draft, b, node, row, row)
+            at = Position(b, node, row, row)
             left_scale, left_taken = scale, taken
             if rejected >= 0:
                 left_scale, left_taken = w * scale, w * taken + rest
@@ -142,7 +154,7 @@ def try_siblings(
             for first_tile in range(0, tiles, TILES):
                 ids = tile_ids(first_tile, TILES)
                 left, q = remaining(
-                    at, left_scale, left_taken, removed, begin, end, first_tile * TILE, ids, TILES * TILE
+                    target, draft, at, left_scale, left_taken, removed, begin, end, first_tile * TILE, ids, TILES * TILE
                 )
                 tile = first_tile + tl.arange(0, TILES)
                 tl.store(masses + tile, tl.sum(left, 1), mask=tile < tiles)
@@ -162,10 +174,12 @@ def try_siblings(
                 last_tile, goal = walk_tiles(masses, tiles, coin, -1, 0.0, ROW_TILES)
                 last_tile = tl.maximum(last_tile, 0)
                 last_ids = last_tile * TILE + tl.arange(0, TILE)
-                weight, _ = remaining(at, scale, taken, removed, begin, end, last_tile * TILE, last_ids, TILE)
+                weight, _ = remaining(
+                    target, draft, at, scale, taken, removed, begin, end, last_tile * TILE, last_ids, TILE
+                )
                 final = walk_ids(weight, last_ids, goal).to(tl.int64)
         elif drawn:
-            id, coin_flags = token_of(target, b, node, num_nodes, tile_mass, uniforms, root, ROW_TILES)
+            id, coin_flags = token_of(target, tiles, b, node, num_nodes, tile_mass, uniforms, root, ROW_TILES)
             final = id.to(tl.int64)
             flags |= coin_flags
         tl.debug_barrier()

@@ -10,7 +10,7 @@ from torch import Tensor
 from .arithmetic import BAD_PARAM, BAD_TOKEN, LAST_ID
 from .bundles import Trees
 from .launch import power_of_2, run
-from .row import draw_from_law, load_row, num_tiles
+from .row import draw_from_law, load_row
 
 
 @triton.jit
@@ -60,9 +60,9 @@ def plan(
     tl.store(trees.tokens + at, token.to(tl.int32), mask=inside)
     tl.store(trees.above + at, tl.where(hangs, parent, -1).to(tl.int32), mask=inside)
     tl.store(trees.ends + at, (is_eos & usable).to(tl.int32), mask=inside)
-    tl.store(trees.inner + at, tl.zeros((trees.slots,), tl.int32), mask=inside)
+    tl.store(trees.mixed + at, tl.full((trees.slots,), 1 if DRAFT_AT_LEAVES else 0, tl.int32), mask=inside)
     tl.debug_barrier()
-    tl.store(trees.inner + b * num_nodes + parent, tl.full((trees.slots,), 1, tl.int32), mask=hangs)
+    tl.store(trees.mixed + b * num_nodes + parent, tl.full((trees.slots,), 1, tl.int32), mask=hangs)
     idle = tl.load(node_tokens).to(tl.int64) == -1
     last = tl.max(tl.where(hangs, slot, 0), 0)
     last_inner = last if DRAFT_AT_LEAVES else tl.max(tl.where(hangs, parent, -1), 0)
@@ -83,16 +83,16 @@ def coin_at(uniforms, at):
 
 
 @triton.jit
-def token_of(target, b, node, num_nodes, tile_mass, uniforms, uniform_at, TILES: tl.constexpr):
+def token_of(target, tiles, b, node, num_nodes, tile_mass, uniforms, uniform_at, TILES: tl.constexpr):
     """(A token from P after a node, flags of the uniform that it takes)."""
     row = b * num_nodes + node
     id = tl.load(target.laws.argmax + row).to(tl.int32)
     flags = tl.zeros((), tl.int32)
     if tile_mass is not None:
-        at = load_row(target, b, node, row)
+        at = load_row(target, tiles, b, node, row)
         if at.law.inverse_temperature > 0:
             uniform, flags = coin_at(uniforms, uniform_at)
-            id = draw_from_law(at, tile_mass + row * num_tiles(at.vocab), uniform, None, TILES)
+            id = draw_from_law(at, tile_mass + row * tiles, uniform, None, TILES)
     return id, flags
 
 
@@ -147,10 +147,10 @@ def make_trees(
         return torch.empty(shape, dtype=dtype, device=node_tokens.device)
 
     # each apart, so that all are aligned
-    tokens, above, ends, inner = (empty(batch, num_nodes) for _ in range(4))
+    tokens, above, ends, mixed = (empty(batch, num_nodes) for _ in range(4))
     spans, draft_spans = empty(2, batch, 4, dtype=torch.int64)
     slots = tl.constexpr(power_of_2(num_nodes))
-    trees = Trees(tokens, above, ends, inner, spans, draft_spans, empty(batch), slots)
+    trees = Trees(tokens, above, ends, mixed, spans, draft_spans, empty(batch), slots)
     eos = None if eos_token_ids is None else eos_token_ids.contiguous()
     run(
         plan, (batch,), node_tokens.contiguous(), parents.contiguous(), num_nodes if parents.dim() == 2 else 0,

@@ -8,40 +8,32 @@ import triton
 import triton.language as tl
 
 from .arithmetic import INFINITY, LAST_ID, TILE, any_flags
+from .bundles import Position
 from .law import needed
 from .mixture import NO_ROW, law_remainder
 from .noise import best_of_row
-from .remainder import load_position
-from .row import load_law, load_logits, num_tiles, start_of, tile_ids, walk_ids, walk_tiles, weigh
+from .row import load_law, load_logits, start_of, tile_ids, walk_ids, walk_tiles, weigh
 from .tree import coin_at, store_path, token_of
-
-
-@triton.jit
-def is_mixed(row, trees, EVERYWHERE: tl.constexpr):
-    """Whether a cascade's law takes the place of P after a node."""
-    return row >= 0 if EVERYWHERE else tl.load(trees.inner + row) > 0
 
 
 @triton.jit
 def cascade_law(target, draft, mixtures, b, node, row, ids):
     """A cascade's law after a node, of target ids."""
-    at = load_position(target, draft, b, node, row, row)
-    return law_remainder(at, mixtures, row, 1.0, row >= 0, ids)
+    return law_remainder(target, draft, mixtures, Position(b, node, row, row), 1.0, row >= 0, ids)
 
 
-@triton.jit(do_not_specialize=["num_nodes"])
+@triton.jit(do_not_specialize=["num_nodes", "tiles"])
 def law_masses(
     target,
     num_nodes,
+    tiles,
     trees,
     draft,
     mixtures,
     masses,
-    EVERYWHERE: tl.constexpr,
     TILES: tl.constexpr,
 ):
     """A program for TILES tiles of a row where a cascade's law is drawn from: the mass of that in each."""
-    tiles = num_tiles(target.rows.vocab)
     programs = (tiles + TILES - 1) // TILES
     row = (tl.program_id(0) // programs).to(tl.int64)
     first_tile = tl.program_id(0) % programs * TILES
@@ -49,16 +41,17 @@ def law_masses(
     node = row % num_nodes
     wanted, _ = needed(trees.spans, b, node, False)
     if wanted:
-        if is_mixed(row, trees, EVERYWHERE):
+        if tl.load(trees.mixed + row) > 0:
             law = cascade_law(target, draft, mixtures, b, node, row, tile_ids(first_tile, TILES))
             tile = first_tile + tl.arange(0, TILES)
             tl.store(masses + row * tiles + tile, tl.sum(law, 1), mask=tile < tiles)
 
 
-@triton.jit(do_not_specialize=["num_nodes"])
+@triton.jit(do_not_specialize=["num_nodes", "tiles"])
 def choose(
     target,
     num_nodes,
+    tiles,
     trees,
     draft,
     mixtures,
@@ -67,21 +60,19 @@ def choose(
     uniforms,
     best,
     chosen,
-    EVERYWHERE: tl.constexpr,
     TILES: tl.constexpr,
 ):
     """A program a node: the token after it, by its uniform or its tiles' best scores; flags go to the row's status."""
     row = tl.program_id(0).to(tl.int64)
     b = row // num_nodes
     node = row % num_nodes
-    tiles = num_tiles(target.rows.vocab)
     status = target.laws.status + row
     wanted, _ = needed(trees.spans, b, node, False)
     if wanted:
         id = tl.load(target.laws.argmax + row).to(tl.int32)
         mixed = row < 0
         if mixtures.kept_by != NO_ROW:
-            mixed = is_mixed(row, trees, EVERYWHERE)
+            mixed = tl.load(trees.mixed + row) > 0
         if best.id is not None:
             if tl.load(target.laws.numbers + row * 4 + 2) > 0:
                 id = best_of_row(best, row, tiles, TILES)
@@ -93,7 +84,7 @@ def choose(
                 id = walk_ids(cascade_law(target, draft, mixtures, b, node, row, ids), ids, rest)
                 tl.store(status, tl.load(status) | tl.load(draft.laws.status + row) | flags)
         else:
-            id, flags = token_of(target, b, node, num_nodes, tile_mass, uniforms, row, TILES)
+            id, flags = token_of(target, tiles, b, node, num_nodes, tile_mass, uniforms, row, TILES)
             tl.store(status, tl.load(status) | flags)
         tl.store(chosen + row, id.to(tl.int64))
 
@@ -132,16 +123,16 @@ def walk_tree(
     store_path(b, trees, num_nodes, node, accepted, final, flags, out, max_depth)
 
 
-@triton.jit(do_not_specialize=["num_nodes", "max_depth"])
+@triton.jit(do_not_specialize=["tiles", "num_nodes", "max_depth"])
 def typical(
     target,
+    tiles,
     tile_mass,
     values,
     trees,
     num_nodes,
     uniforms,
-    epsilon,
-    delta,
+    bounds,
     reached,
     out,
     max_depth,
@@ -169,7 +160,7 @@ def typical(
         one_hot = law.inverse_temperature < 0
         p = tl.div_rn(weigh(x, law, -INFINITY), normalizer)
         p = tl.where(one_hot, (token == law.argmax).to(tl.float32), p)
-        least = tl.minimum(delta * tl.exp(tl.where(one_hot, 0.0, -entropy)), epsilon)
+        least = tl.minimum(bounds.delta * tl.exp(tl.where(one_hot, 0.0, -entropy)), bounds.epsilon)
         passes = hangs & (p > least)
         log_p = tl.log(tl.where(p > 0.0, p, 1.0))
         depth = tl.where(slot == 0, 0.0, -1.0)
@@ -195,7 +186,7 @@ def typical(
         row_flags = tl.load(target.laws.status + at + parent, mask=hangs & (depth_above >= 0.0), other=0)
         flags |= any_flags(row_flags)
         if tl.load(trees.ends + at + node) == 0:
-            id, coin_flags = token_of(target, b, node, num_nodes, tile_mass, uniforms, at, TILES)
+            id, coin_flags = token_of(target, tiles, b, node, num_nodes, tile_mass, uniforms, at, TILES)
             final = id.to(tl.int64)
             flags |= coin_flags | tl.load(target.laws.status + at + node)
     store_path(b, trees, num_nodes, node, accepted, final, flags, out, max_depth)

@@ -12,7 +12,6 @@ Sources: Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 23
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.arguments import VerifyArguments, VerifyChainArguments
-from .bundles import NO_DRAFT, NO_NOISE, Chains, Output, Rows, TargetLaw, Temperature, Walked, Wanted
+from .bundles import NO_DRAFT, NO_NOISE, Chains, Layout, Output, TargetLaw, Temperature, Walked, Wanted
 from .draft import Draft, draft_laws
 from .finish import finish, match
 from .launch import power_of_2, run, tiles_a_program, tiles_at_once, tiles_of
@@ -32,22 +31,6 @@ from .rules import find_spans, overlap, remainder_masses, walk
 
 TOKEN, BLOCK, MATCH, GREEDY = range(4)
 MOST_SLOTS_AT_ONCE = 64  # draft positions that a program looks at in one go
-
-
-@dataclass
-class Layout:
-    """Where sequences lie: padded, or laid end to end if `cu` is given."""
-
-    batch: int
-    width: int  # most draft tokens that a sequence can have
-    cu: Tensor | None
-    total: int
-
-    def rows(self, data: Tensor, extra: int) -> Rows:
-        """Rows of a sequence's draft tokens and `extra` more, ``[batch, n, vocab]`` or ``[rows, vocab]``."""
-        # laid end to end, the rows of sequence b start `extra * b` rows further than its draft tokens
-        batch, row = data.stride()[:2] if self.cu is None else (extra * data.stride(0), data.stride(0))
-        return Rows(data, batch, row, data.shape[-1])
 
 
 def contiguous(args: Any, *names: str) -> Any:
@@ -128,11 +111,11 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
             a_program = tiles_a_program(rows.vocab, 2)
             run(
                 remainder_masses, (masses.shape[0] * masses.shape[1] * triton.cdiv(tiles, a_program),), target, chains,
-                width, draft.laws, mixtures, walked, TILES=a_program,
+                width, tiles, draft.laws, mixtures, walked, TILES=a_program,
             )  # fmt: skip
         run(
-            finish, (batch,), target, chains, width, found.tile_mass, draft.laws, mixtures, shared.uniform_samples,
-            walked, out, num_draft, TILES=row_tiles, registers=128,
+            finish, (batch,), target, chains, width, tiles, found.tile_mass, draft.laws, mixtures,
+            shared.uniform_samples, walked, out, num_draft, TILES=row_tiles, registers=128,
         )  # fmt: skip
     else:
         best = NO_NOISE
@@ -142,7 +125,7 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     acceptances = empty(*((batch, num_draft) if args.return_acceptance else (0,)), dtype=torch.float32)
     if args.return_acceptance:
         run(
-            overlap, (acceptances.numel(),), target, chains, width, draft.laws, num_draft, acceptances,
+            overlap, (acceptances.numel(),), target, chains, width, tiles, draft.laws, num_draft, acceptances,
             TILES=tiles_a_program(rows.vocab, 2),
         )  # fmt: skip
     return tokens, out.num_accepted, out.num_tokens, out.status, acceptances

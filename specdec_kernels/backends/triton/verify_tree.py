@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...ops.arguments import VerifyArguments, VerifyTreeArguments
 from ...tree import MAX_DEPTH, MAX_NODES
-from .bundles import NO_DRAFT, NO_NOISE, Output, Siblings, TargetLaw, Trees, Wanted
+from .bundles import NO_DRAFT, NO_NOISE, Layout, Output, Siblings, TargetLaw, Trees, Typical, Wanted
 from .draft import Draft, draft_laws
 from .launch import power_of_2, run, tiles_a_program, tiles_at_once, tiles_of
 from .law import Found, find_laws
@@ -27,7 +27,7 @@ from .noise import best_scores
 from .siblings import try_siblings
 from .tree import make_trees
 from .tree_walk import choose, law_masses, typical, walk_tree
-from .verify_chain import Layout, in_order
+from .verify_chain import in_order
 
 SAMPLE, GREEDY, MATCH, TYPICAL, RECURSIVE, TRAVERSAL = range(6)
 
@@ -69,22 +69,22 @@ def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     tokens, nodes = empty(batch, max_depth + 1, dtype=torch.int64), empty(batch, max_depth, dtype=torch.int64)
     slots = tl.constexpr(power_of_2(max_depth + 1))
     out = Output(tokens, empty(batch), empty(batch), empty(batch), nodes, slots)
-    row_tiles = tiles_at_once(vocab)
+    tiles, row_tiles = tiles_of(vocab), tiles_at_once(vocab)
     if sampled:
         scratch = Siblings(
-            empty(batch, tiles_of(vocab), dtype=torch.float32), empty(batch, num_nodes),
-            empty(batch, max_depth + 1, 5, dtype=torch.float32),
+            empty(batch, tiles, dtype=torch.float32), empty(batch, num_nodes),
+            empty(batch, max_depth + 1, 5, dtype=torch.float32), tl.constexpr(args.acceptance == TRAVERSAL),
         )  # fmt: skip
         run(
-            try_siblings, (batch,), found.target, found.tile_mass, draft.laws, trees, num_nodes, shared.uniform_samples,
-            scratch, out, max_depth, TRAVERSAL=args.acceptance == TRAVERSAL, TILES=tiles_a_program(vocab, 2),
-            ROW_TILES=row_tiles, warps=16, registers=128,
+            try_siblings, (batch,), found.target, tiles, found.tile_mass, draft.laws, trees, num_nodes,
+            shared.uniform_samples, scratch, out, max_depth, TILES=tiles_a_program(vocab, 2), ROW_TILES=row_tiles,
+            warps=16, registers=128,
         )  # fmt: skip
     elif is_typical:
         reached = empty(batch, 2, num_nodes, dtype=torch.float32)
         run(
-            typical, (batch,), found.target, found.tile_mass, found.values, trees, num_nodes, shared.uniform_samples,
-            args.epsilon, args.delta, reached, out, max_depth, TILES=row_tiles,
+            typical, (batch,), found.target, tiles, found.tile_mass, found.values, trees, num_nodes,
+            shared.uniform_samples, Typical(args.epsilon, args.delta), reached, out, max_depth, TILES=row_tiles,
         )  # fmt: skip
     else:
         chosen = _choose(found, trees, draft, shared)
@@ -108,13 +108,13 @@ def _choose(found: Found, trees: Trees, draft: Draft, shared: VerifyArguments) -
         masses = torch.empty_like(found.tile_max)
         a_program = tiles_a_program(vocab, 2)
         run(
-            law_masses, (batch * num_nodes * triton.cdiv(tiles, a_program),), found.target, num_nodes, trees,
-            draft.laws, mixtures, masses, EVERYWHERE=shared.law.cascade_bonus, TILES=a_program,
+            law_masses, (batch * num_nodes * triton.cdiv(tiles, a_program),), found.target, num_nodes, tiles,
+            trees, draft.laws, mixtures, masses, TILES=a_program,
         )  # fmt: skip
     chosen = torch.empty_like(argmax)
     run(
-        choose, (batch * num_nodes,), found.target, num_nodes, trees, draft.laws, mixtures, masses, found.tile_mass,
-        shared.uniform_samples, best, chosen, EVERYWHERE=shared.law.cascade_bonus, TILES=tiles_at_once(vocab),
+        choose, (batch * num_nodes,), found.target, num_nodes, tiles, trees, draft.laws, mixtures, masses,
+        found.tile_mass, shared.uniform_samples, best, chosen, TILES=tiles_at_once(vocab),
         registers=128 if has_law else None,
     )  # fmt: skip
     return chosen
