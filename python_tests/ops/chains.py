@@ -15,19 +15,10 @@ from python_tests.ops import oracle
 from python_tests.ops.inputs import SCALARS, logits, per_row, seeded, uniforms
 from specdec_kernels import laws as laws_of
 from specdec_kernels.laws import TargetLaw, check_law
-from specdec_kernels.testing import Float64, float64_gumbel, float64_law
+from specdec_kernels.testing import LAW_EXAMPLES, Float64, float64_gumbel, float64_law
 
 KINDS = ("full", "one_hot", "reduced", "probs", "stats")
-LAWS: tuple[TargetLaw, ...] = (
-    laws_of.Lossy(0.3), laws_of.Lossy(0.2, beta=0.9), laws_of.Lossy(0.4, beta="exact"),
-    laws_of.Chow(0.6), laws_of.Chow(1.2, loss="log", bonus="cascade"),
-    laws_of.Diff(0.05), laws_of.Diff(0.1, loss="log", bonus="cascade"),
-    laws_of.Opt(0.3, bonus="cascade"), laws_of.Opt(0.6, loss="log"),
-    laws_of.TokenV1(0.1), laws_of.TokenV1(0.3, bonus="cascade"),
-    laws_of.TokenV2(0.1, bonus="cascade"), laws_of.TokenV2(0.3),
-    laws_of.TokenV3(0.7), laws_of.TokenV3(0.9, bonus="cascade"),
-    laws_of.BiLD(1.5), laws_of.BiLD(1.0, distance="argmax", bonus="cascade"),
-)  # fmt: skip
+LAWS: tuple[TargetLaw, ...] = tuple(LAW_EXAMPLES)
 Arguments = dict[str, Any]
 
 

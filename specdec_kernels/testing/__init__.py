@@ -7,11 +7,12 @@ anew.
 """
 
 from .exact import exact_law, target_joint, total_variation
-from .laws import Float64, Int64, float64_gumbel, float64_law, float64_target_law, philox4x32, words32
+from .laws import LAW_EXAMPLES, Float64, Int64, float64_gumbel, float64_law, float64_target_law, philox4x32, words32
 from .problems import LATTICE, ChainProblem, TreeProblem, Verify
 
 __all__ = [
     "LATTICE",
+    "LAW_EXAMPLES",
     "ChainProblem",
     "Float64",
     "Int64",

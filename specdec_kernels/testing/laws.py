@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..laws import Lossy, TargetLaw
+from .. import laws
 from ..sampling import SamplingParams
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
+Bool = NDArray[np.bool_]
 
 
 def float64_law(logits: Tensor, params: SamplingParams | None = None) -> Float64:
@@ -116,7 +118,90 @@ def float64_gumbel(keys: Tensor, vocab: int) -> Float64:
 # --- target laws ------------------------------------------------------------------------------------------------------
 
 
-def float64_target_law(law: TargetLaw, P: Float64, Q: Float64, p: Float64, q: Float64) -> Float64:
+class Position(NamedTuple):
+    """What a cascade may look at, row by row: ``[..., vocab]`` each."""
+
+    P: Float64  # laws of target and draft after the sampling transform
+    Q: Float64
+    p: Float64  # the raw ones
+    q: Float64
+
+    @property
+    def top_p(self) -> Float64:
+        top: Float64 = self.p.max(-1, keepdims=True)
+        return top
+
+    @property
+    def top_q(self) -> Float64:
+        top: Float64 = self.q.max(-1, keepdims=True)
+        return top
+
+    @property
+    def surprise(self) -> Float64:
+        """−log p."""
+        return np.where(self.p > 0, -np.log(np.where(self.p > 0, self.p, 1)), np.inf)
+
+
+Defers = Callable[[Any, Position], Bool]
+LAW_EXAMPLES: list[laws.TargetLaw] = [laws.Lossy(0.3), laws.Lossy(0.2, beta=0.9), laws.Lossy(0.4, beta="exact")]
+"""Of every law, what the tests try."""
+_defers: dict[type[laws.TargetLaw], Defers] = {}
+
+
+def cascade(*examples: laws.TargetLaw) -> Callable[[Defers], Defers]:
+    """Registers where the law of these examples defers to the target: rows ``[..., 1]`` or ids ``[..., vocab]``."""
+
+    def register(defers: Defers) -> Defers:
+        LAW_EXAMPLES.extend(examples)
+        _defers[type(examples[0])] = defers
+        return defers
+
+    return register
+
+
+@cascade(laws.Chow(0.6), laws.Chow(1.2, loss="log", bonus="cascade"))
+def _chow(law: laws.Chow, x: Position) -> Bool:
+    return _entropy(x.q) > law.alpha if law.loss == "log" else x.top_q < 1 - law.alpha
+
+
+@cascade(laws.Diff(0.05), laws.Diff(0.1, loss="log", bonus="cascade"))
+def _diff(law: laws.Diff, x: Position) -> Bool:
+    if law.loss == "log":
+        return _entropy(x.q) > _entropy(x.p) + law.alpha
+    return x.top_q < x.top_p - law.alpha
+
+
+@cascade(laws.Opt(0.3, bonus="cascade"), laws.Opt(0.6, loss="log"))
+def _opt(law: laws.Opt, x: Position) -> Bool:
+    price = law.alpha * np.maximum(x.P - x.Q, 0).sum(-1, keepdims=True)
+    return _entropy(x.q) > _entropy(x.p) + price if law.loss == "log" else x.top_q < x.top_p - price
+
+
+@cascade(laws.TokenV1(0.1), laws.TokenV1(0.3, bonus="cascade"))
+def _token_v1(law: laws.TokenV1, x: Position) -> Bool:
+    return x.q < x.top_p - law.alpha
+
+
+@cascade(laws.TokenV2(0.1, bonus="cascade"), laws.TokenV2(0.3))
+def _token_v2(law: laws.TokenV2, x: Position) -> Bool:
+    return x.p < x.top_p - law.alpha
+
+
+@cascade(laws.TokenV3(0.7), laws.TokenV3(0.9, bonus="cascade"))
+def _token_v3(law: laws.TokenV3, x: Position) -> Bool:
+    return x.p < (1 - law.alpha) * x.top_p
+
+
+@cascade(laws.BiLD(1.5), laws.BiLD(1.0, distance="argmax", bonus="cascade"))
+def _bild(law: laws.BiLD, x: Position) -> Bool:
+    if law.distance == "argmax":
+        return np.take_along_axis(x.surprise, x.q.argmax(-1)[..., None], -1) > law.alpha
+    cross_entropy = np.where(x.q > 0, x.q * np.where(x.q > 0, x.surprise, 0), 0).sum(-1, keepdims=True)
+    above: Bool = cross_entropy > law.alpha
+    return above
+
+
+def float64_target_law(law: laws.TargetLaw, P: Float64, Q: Float64, p: Float64, q: Float64) -> Float64:
     """The law that verification really produces with one of `sk.laws`, row by row, in float64.
 
     Parameters
@@ -134,33 +219,22 @@ def float64_target_law(law: TargetLaw, P: Float64, Q: Float64, p: Float64, q: Fl
     ndarray
         ``[..., vocab]`` float64.
     """
-    if isinstance(law, Lossy):
-        taken = np.minimum(Q, P / (1 - law.alpha))
-        rest = 1 - taken.sum(-1, keepdims=True)
-        inverse_beta: Any = _exact_inverse_beta(P, Q, rest) if isinstance(law.beta, str) else 1 / law.beta
-        left = np.maximum(P * inverse_beta - Q, 0)
-        mass = left.sum(-1, keepdims=True)
-        recovered: Float64 = np.where(mass > 0, left / np.where(mass > 0, mass, 1), P)
-        return taken + rest * recovered
-    top_p, top_q = p.max(-1, keepdims=True), q.max(-1, keepdims=True)
-    name, log_loss, alpha = type(law).__name__, getattr(law, "loss", "") == "log", law.alpha
-    if name.startswith("Token"):
-        replaced = {"TokenV1": q < top_p - alpha, "TokenV2": p < top_p - alpha, "TokenV3": p < (1 - alpha) * top_p}[
-            name
-        ]
-        return np.where(replaced, 0, Q) + P * np.where(replaced, Q, 0).sum(-1, keepdims=True)
-    if name == "BiLD":
-        surprise = np.where(p > 0, -np.log(np.where(p > 0, p, 1)), np.inf)
-        if getattr(law, "distance", "") == "argmax":
-            defer = np.take_along_axis(surprise, q.argmax(-1)[..., None], -1) > alpha
-        else:
-            defer = np.where(q > 0, q * np.where(q > 0, surprise, 0), 0).sum(-1, keepdims=True) > alpha
-    elif name == "Chow":
-        defer = _entropy(q) > alpha if log_loss else top_q < 1 - alpha
-    else:
-        price = alpha * np.maximum(P - Q, 0).sum(-1, keepdims=True) if name == "Opt" else alpha
-        defer = _entropy(q) > _entropy(p) + price if log_loss else top_q < top_p - price
-    return np.where(defer, P, Q)
+    if isinstance(law, laws.Lossy):
+        return _lossy(law, P, Q)
+    defers = _defers[type(law)](law, Position(P, Q, p, q))
+    if defers.shape[-1] == 1:
+        return np.where(defers, P, Q)
+    return np.where(defers, 0, Q) + P * np.where(defers, Q, 0).sum(-1, keepdims=True)
+
+
+def _lossy(law: laws.Lossy, P: Float64, Q: Float64) -> Float64:
+    taken = np.minimum(Q, P / (1 - law.alpha))
+    rest = 1 - taken.sum(-1, keepdims=True)
+    inverse_beta: Any = _exact_inverse_beta(P, Q, rest) if isinstance(law.beta, str) else 1 / law.beta
+    left = np.maximum(P * inverse_beta - Q, 0)
+    mass = left.sum(-1, keepdims=True)
+    recovered: Float64 = np.where(mass > 0, left / np.where(mass > 0, mass, 1), P)
+    return taken + rest * recovered
 
 
 def _entropy(law: Float64) -> Float64:
