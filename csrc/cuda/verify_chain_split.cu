@@ -1,4 +1,4 @@
-// verify with every row split over many blocks, all rows at once, in three launches: the tiles of all rows; a block a row
+// verify_chain with every row split over many blocks, all rows at once, in three launches: the tiles of all rows; a block a row
 // for its law; then what is left (residual masses, noise), where the last block to arrive at a sequence decides it. Where
 // a target law looks at both rows of a position as a whole, one more before the last finds the mixtures.
 #include "cuda/rows.cuh"
