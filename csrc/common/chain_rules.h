@@ -1,4 +1,4 @@
-// The rules by which a chain of draft tokens is accepted, each written once, over what a position of the chain can answer.
+// The rules by which a chain of draft tokens is accepted, each written once, over what a position of it can answer.
 //
 // A `Chain` is one sequence of one backend, standing at one position:
 //
@@ -122,8 +122,8 @@ SPECDEC_HD bool by_match(const VerifyChainArgs& args) {
   return args.acceptance == Acceptance::kMatch || args.acceptance == Acceptance::kGreedy;
 }
 
-// Whether sequence b goes by the block rule. The token rule serves a draft that is one-hot in law: in law the block rule is
-// the same there, and it needs no draft.
+// Whether sequence b goes by the block rule. The token rule serves a draft that is one-hot in law: in law the block rule
+// is the same there, and it needs no draft.
 SPECDEC_HD bool by_block(const VerifyChainArgs& args, int64_t b) {
   return args.acceptance == Acceptance::kBlock && has_draft(args) &&
          (args.draft_probs.data || !sampling_of(args.draft_params, b).greedy);

@@ -241,34 +241,6 @@ SPECDEC_HD Remainder all_of(const Remainder& empty, const Mixture& mixture) {
   return empty.mixed ? cascade_of(mixture) : Remainder{};
 }
 
-// ---- Token trees: siblings drawn without replacement ----
-
-// P and Q at a node some of whose children were rejected: (a P - b Q)+ and Q / mass, but for the children themselves, whose P
-// is known and whose Q is 0. A chain of "P becomes norm((w P - Q)+)" never needs more, as the inner (.)+ is in the outer one.
-struct Siblings {
-  float a = 1.0f, b = 0.0f, inverse_mass = 1.0f;
-};
-
-// (w P - Q)+ of the P and Q that are left is (scale P - taken Q)+ of the original ones.
-SPECDEC_HD float rejected_scale(const Siblings& left, float w) { return w * left.a; }
-SPECDEC_HD float rejected_taken(const Siblings& left, float w) { return w * left.b + left.inverse_mass; }
-
-// What is left after another child: `residual` is the sum of (w P - Q)+, `mass` that of the original Q without the children.
-SPECDEC_HD Siblings after_rejection(const Siblings& left, float w, float residual, float mass) {
-  Siblings out = left;
-  if (residual > 0) {
-    out.a = rejected_scale(left, w) / residual;
-    out.b = rejected_taken(left, w) / residual;
-  }
-  out.inverse_mass = mass > 0 ? 1.0f / mass : 0.0f;
-  return out;
-}
-
-// Typical acceptance (Cai et al., arXiv 2401.10774, section 2.3.1).
-SPECDEC_HD float typical_threshold(float epsilon, float delta, float entropy) {
-  return fminf(epsilon, delta * expf(-entropy));
-}
-
 SPECDEC_HD bool is_uniform(float u) { return u >= 0.0f && u < 1.0f; }
 
 }  // namespace specdec

@@ -1,8 +1,35 @@
-// P and Q at one node of a tree while its children are tried, and rejected one after the other.
+// P and Q at one node of a tree while its children, which were drawn without replacement, are tried and rejected one after
+// the other.
 #pragma once
 #include "common/law.h"
 
 namespace specdec {
+
+// P and Q at a node some of whose children were rejected: (a P - b Q)+ and Q / mass, but for the children themselves, whose P
+// is known and whose Q is 0. A chain of "P becomes norm((w P - Q)+)" never needs more, as the inner (.)+ is in the outer one.
+struct Siblings {
+  float a = 1.0f, b = 0.0f, inverse_mass = 1.0f;
+};
+
+// (w P - Q)+ of the P and Q that are left is (scale P - taken Q)+ of the original ones.
+SPECDEC_HD float rejected_scale(const Siblings& left, float w) { return w * left.a; }
+SPECDEC_HD float rejected_taken(const Siblings& left, float w) { return w * left.b + left.inverse_mass; }
+
+// Sums over ids when a child is rejected, both without the children that were removed.
+struct RejectionSums {
+  float residual, mass;  // of (scale P - taken Q)+ and of Q
+};
+
+// What is left after that child.
+SPECDEC_HD Siblings after_rejection(const Siblings& left, float w, const RejectionSums& sums) {
+  Siblings out = left;
+  if (sums.residual > 0) {
+    out.a = rejected_scale(left, w) / sums.residual;
+    out.b = rejected_taken(left, w) / sums.residual;
+  }
+  out.inverse_mass = sums.mass > 0 ? 1.0f / sums.mass : 0.0f;
+  return out;
+}
 
 // `Row`: a row that was read, with its `row` and its `law`, of which prob_at gives P; `Draft`: prob(id) gives Q.
 template <class Row, class Draft>
@@ -28,11 +55,6 @@ struct SiblingLaws : Row {
 
   // Whether P is the row's own and all on its argmax, so that a draw needs no uniform.
   SPECDEC_MEMBER bool certain() const { return this->law.one_hot && !changed; }
-};
-
-// Sums over ids when a child is rejected.
-struct RejectionSums {
-  float residual, mass;  // of (scale P - taken Q)+ and of Q, but for the children that were removed
 };
 
 }  // namespace specdec

@@ -1,5 +1,5 @@
-// The span of a sequence: the drafted extent that the rules look at. Where its rows are, how long it is, what is given for
-// it beside logits, and where the outcome goes.
+// The span of a sequence: the drafted extent that the rules look at. Where its rows are, how long it is, what is given
+// for it beside logits, and where the outcome goes.
 #pragma once
 #include "common/ids.h"
 #include "common/row_stats.h"
@@ -53,8 +53,8 @@ SPECDEC_HD Sampling target_sampling(const VerifyChainArgs& args, int64_t b) {
   return args.acceptance == Acceptance::kGreedy ? made_greedy(s) : s;
 }
 
-// The end that a draft token makes of the span: before a placeholder (-1) or an id that is none, and after an EOS, cut there
-// before any rule looks at it.
+// The end that a draft token makes of the span: before a placeholder (-1) or an id that is none, and after an EOS, cut
+// there before any rule looks at it.
 enum class End : int32_t { kNone, kEos, kPlaceholder, kBadToken };
 
 SPECDEC_HD End end_at(const VerifyChainArgs& args, const Span& span, int64_t i) {
@@ -102,7 +102,8 @@ SPECDEC_RULE Span find_span(const VerifyChainArgs& args, int64_t b, Search searc
   return span;
 }
 
-// Rows of a sequence whose target law may be wanted, and those whose draft law may be: with the bonus', where there is one.
+// Rows of a sequence whose target law may be wanted, and those whose draft law may be: with the bonus' where there is
+// one.
 SPECDEC_HD int64_t target_rows(const Span& span) { return span.length + (span.ends_in_eos ? 0 : 1); }
 SPECDEC_HD int64_t draft_rows(const VerifyChainArgs& args, const Span& span) {
   return args.law.cascade_bonus ? target_rows(span) : span.length;

@@ -29,6 +29,11 @@
 
 namespace specdec {
 
+// Typical acceptance (Cai et al., arXiv 2401.10774, section 2.3.1): how likely a child must be, at least.
+SPECDEC_HD float typical_threshold(float epsilon, float delta, float entropy) {
+  return fminf(epsilon, delta * expf(-entropy));
+}
+
 // What a rule decides: the last accepted node, and the token after it (or kNothing).
 struct TreeOutcome {
   int32_t node;
@@ -126,8 +131,8 @@ class TreeRules {
     return rows_.law().one_hot ? rows_.law().argmax : rows_.draw(rows_.coin(node));
   }
 
-  // Typical acceptance (Cai et al., arXiv 2401.10774): children likely enough for how uncertain the target is. Of the
-  // deepest that are accepted the likeliest counts.
+  // Typical acceptance: children likely enough for how uncertain the target is. Of the deepest that are accepted the
+  // likeliest counts.
   SPECDEC_MEMBER TreeOutcome typical() {
     const auto& depth = memory_.depth;
     const auto& likelihood = memory_.likelihood;
@@ -243,7 +248,7 @@ class TreeRules {
     rows_.by_one([&] { laws.removed[laws.num_removed++] = x; });
     const RejectionSums sums = rows_.sums(laws, rejected_scale(laws.left, w), rejected_taken(laws.left, w));
     rows_.by_one([&] {
-      laws.left = after_rejection(laws.left, w, sums.residual, sums.mass);
+      laws.left = after_rejection(laws.left, w, sums);
       laws.changed = laws.changed || sums.residual > 0;
     });
     return sums.residual;

@@ -43,7 +43,7 @@ struct Reading {
   bool split = false;  // draws from it may use all threads
 };
 
-// Reads a row and finds its law. Reads it once; where truncation leaves more than kMaxKept ids to choose from, several times.
+// Reads a row and finds its law: once; where truncation leaves more than kMaxKept ids to choose from, several times.
 // `split`: over all threads.
 void read_row(const RowView& row, const Sampling& sampling, bool split, Reading& out);
 

@@ -1,5 +1,5 @@
-// One position of a span: the target's law P, the draft's law Q, the law that verification is to produce, "mixed" from the
-// two, and what is left there to draw a token from.
+// One position of a span: the target's law P, the draft's law Q, the law that verification is to produce, "mixed" from
+// the two, and what is left there to draw a token from.
 #pragma once
 #include "cpu/draw.h"
 

@@ -1,6 +1,6 @@
-// verify with every row split over many blocks, all rows at once, in three launches: the tiles of all rows; a block a row
-// for its law; then what is left (residual masses, noise), where the last block to arrive at a sequence decides it. Where
-// a target law looks at both rows of a position as a whole, one more before the last finds the mixtures.
+// verify_chain with every row split over many blocks, all rows at once, in three launches: the tiles of all rows; a block
+// a row for its law; then what is left (residual masses, noise), where the last block to arrive at a sequence decides it.
+// Where a target law looks at both rows of a position as a whole, one more before the last finds the mixtures.
 #include "cuda/rows.cuh"
 #include "cuda/verify_chain.cuh"
 
@@ -168,7 +168,8 @@ __device__ __forceinline__ const Mixture& mixture_at(const Workspace& work, int6
   return work.mixtures ? work.mixtures[index] : work.mixture;
 }
 
-// A position that one lane looks at, for the rules that can look at many at once: what common/chain_rules.h asks of a chain.
+// A position that one lane looks at, for the rules that can look at many at once: what common/chain_rules.h asks of a
+// chain.
 class Lane {
  public:
   __device__ Lane(const VerifyChainArgs& args, const Workspace& work, const Span& span, int64_t b)

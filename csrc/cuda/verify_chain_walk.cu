@@ -1,4 +1,4 @@
-// verify with a block (or a cluster of them) a sequence: rows are read only as far as the rule gets, and
+// verify_chain with a block (or a cluster of them) a sequence: rows are read only as far as the rule gets, and
 // both rows of a position once more where a target law needs a measure of them.
 #include "cuda/verify_chain.cuh"
 #include "cuda/walk.cuh"
