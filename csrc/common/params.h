@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "common/target_law.h"
+
 namespace specdec {
 
 constexpr int kTile = 1024;  // ids a tile: partial sums are per tile and combined in index order, in every backend
@@ -11,27 +13,6 @@ constexpr int kNumValues = 6;
 enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
 enum class Acceptance : int32_t { kToken = 0, kBlock = 1, kMatch = 2, kGreedy = 3 };
-
-// The law that verification is to produce, as specdec_kernels/laws.py numbers them.
-enum class LawKind : int32_t {
-  kLossless = 0,
-  kLossy = 1,
-  kChow = 2,
-  kDiff = 3,
-  kOpt = 4,
-  kTokenV1 = 5,
-  kTokenV2 = 6,
-  kTokenV3 = 7,
-  kBiLD = 8
-};
-constexpr int kNumLaws = 9;
-
-struct TargetLaw {
-  LawKind kind;
-  bool variant;  // kLossy: beta is solved for; kChow, kDiff, kOpt: log loss; kBiLD: of the draft's argmax
-  float alpha, beta;
-  bool cascade_bonus;  // the bonus has the law too; the draft then has as many rows as the target
-};
 
 // Rows of logits or probabilities: row (b, i) starts at data + b * stride_batch + i * stride_row.
 struct Rows {

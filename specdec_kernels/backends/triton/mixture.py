@@ -1,5 +1,5 @@
 """What a target law makes of P and Q at each position: ``mixtures`` computes a few numbers a row, by which the other
-kernels weigh ids. The definitions are those of csrc/common/law.h.
+kernels weigh ids. The definitions are those of csrc/common/target_law.h.
 
 Source: Narasimhan et al., "Faster Cascades via Speculative Decoding" (arXiv 2405.19261).
 """
