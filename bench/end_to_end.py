@@ -1,6 +1,6 @@
 """``python -m bench.end_to_end``: tokens a second of a real model with and without speculation.
 
-SmolLM2-135M-Instruct on the CPU, prompt sets of `specdec_kernels.demo.prompts`, temperatures 0 and 1. Every
+SmolLM2-135M-Instruct on the CPU, prompt sets of `specdec_kernels.assets.prompts`, temperatures 0 and 1. Every
 configuration goes through `generate` with the same packed weights and seeds, plain decoding included; in every round
 all of them run on a prompt before the next prompt comes, in an order shuffled each time. A round gives one ratio of
 tokens a second (prefill not counted) to plain decoding; the median over the rounds is the result, the smallest and
@@ -35,8 +35,8 @@ from tqdm import tqdm
 
 import specdec_kernels as sk
 from bench import machine
-from specdec_kernels.decoding import GenerationOutput, generate, pack_linear_weights
-from specdec_kernels.demo import assets, corpus, prompts
+from specdec_kernels import GenerationOutput, assets, generate, pack_linear_weights
+from specdec_kernels.assets import corpus, prompts
 from specdec_kernels.drafters import (
     Drafter,
     MedusaDrafter,

@@ -1,22 +1,422 @@
-"""The examples in docs/ and README.md work."""
+"""README.md and docs/ are true: their code runs and does what it says, their commands exist, their links resolve.
+
+Every block of code in them is run, one page's blocks in one namespace, in order, on the names that a page takes for
+granted (`SETUPS`). A block that cannot be run has ``<!-- not run: the reason -->`` above it.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
+import runpy
+import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 import torch
+from torch import Tensor
 
 import specdec_kernels as sk
+from python_tests.decoding.models import near, prompts, tiny
+from specdec_kernels import config
+from specdec_kernels.testing import float64_law
 
 ROOT = Path(__file__).resolve().parents[1]
+if not (ROOT / "docs").exists():
+    pytest.skip("a source distribution holds no docs", allow_module_level=True)
+PAGES = ["README.md", "CONTRIBUTING.md", "bench/README.md", *sorted(
+    str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")
+)]  # fmt: skip
+CHECKED_ELSEWHERE = {"diff": "test_the_example_law_is_all_that_a_law_takes"}
+README_LINES = 110
+COLUMNS = {"text": 140, "table": 180}
 
 
+class Block(NamedTuple):
+    """A fenced block; `line` is that of its first line, `reason` why it is not run."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    reason: str | None
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks(page: str) -> list[Block]:
+    lines = (ROOT / page).read_text().splitlines()
+    found, begun = [], None
+    for number, line in enumerate(lines):
+        if not line.startswith("```"):
+            continue
+        if begun is None:
+            begun = number
+            continue
+        above = re.fullmatch(r"<!-- not run: (.+) -->", lines[begun - 1])
+        text = "\n".join(lines[begun + 1 : number]) + "\n"
+        found.append(Block(page, begun + 2, lines[begun][3:], text, above and above[1]))
+        begun = None
+    assert begun is None, f"{page}: a block without an end"
+    return found
+
+
+ALL_BLOCKS = [block for page in PAGES for block in blocks(page)]
+
+
+# --- Python -----------------------------------------------------------------------------------------------------------
+
+VOCAB, BATCH, NUM_DRAFT = 61, 4, 5
+
+
+def logits(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def a_step() -> dict[str, Any]:
+    """What a loop has when it comes to verify a chain."""
+    return {
+        "torch": torch, "sk": sk, "batch": BATCH, "num_draft": NUM_DRAFT, "step": 3, "seeds": torch.arange(BATCH),
+        "length": torch.tensor([9, 4, 7, 5]), "sampling": sk.SamplingParams(0.8, top_k=20, top_p=0.9),
+        "target_logits": logits(BATCH, NUM_DRAFT + 1, VOCAB), "draft_logits": logits(BATCH, NUM_DRAFT, VOCAB, seed=1),
+        "draft_tokens": logits(BATCH, NUM_DRAFT, VOCAB, seed=1).argmax(-1),
+    }  # fmt: skip
+
+
+def models() -> dict[str, Any]:
+    """A target, a draft and prompts."""
+    ids, mask = prompts(6, 4, 9, 5)
+    return {"model": tiny("llama", 1), "draft_model": near("llama", 1, 0.15), "input_ids": ids, "mask": mask}
+
+
+def using() -> dict[str, Any]:
+    return a_step() | models() | {
+        "packed_target_logits": logits(9 + BATCH, VOCAB), "packed_draft_tokens": torch.arange(9),
+        "small_logits": logits(BATCH, NUM_DRAFT, 4),
+    }  # fmt: skip
+
+
+def laws() -> dict[str, Any]:
+    return a_step() | models() | {"input_ids": prompts(6, 6)[0]}
+
+
+def a_tree_step(batch: int = BATCH, vocab: int = VOCAB) -> dict[str, Any]:
+    """A tree of 7 nodes, scored by a table of what follows what; the draft's rows are of a depth, as heads' are."""
+    table, rows = logits(vocab, vocab) * 0.6, logits(2, vocab, seed=1) * 1.5
+
+    def forward(node_tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        assert node_tokens.shape == positions.shape == (batch, 7) and mask.shape == (batch, 1, 7, 32)
+        return table[node_tokens]
+
+    return {
+        "torch": torch, "sk": sk, "batch": batch, "step": 3, "seeds": torch.arange(batch), "sampling": None,
+        "length": torch.full((batch,), 9), "kv_length": 32, "last_tokens": torch.zeros(batch, dtype=torch.int64),
+        "draft_logits": rows[torch.tensor([0, 1, 1, 0, 0, 0, 0])].expand(batch, 7, vocab).contiguous(),
+        "forward": forward, "table": table,
+        "cache": [(logits(batch, 2, 32, 4, seed=2), logits(batch, 2, 32, 4, seed=3)) for _ in range(2)],
+    }  # fmt: skip
+
+
+def medusa() -> dict[str, Any]:
+    """A target as wide as the demo's model, to whose heads its hidden states and ids fit."""
+    wide = {"hidden_size": 576, "vocab_size": 49152, "num_hidden_layers": 1, "tie_word_embeddings": True}
+    return {"model": tiny("llama", **wide), "input_ids": prompts(6)[0]}  # type: ignore[arg-type]
+
+
+def after_readme(names: dict[str, Any]) -> None:
+    assert names["out"].sequences.shape[0] == 1 and names["out"].stats.mean_acceptance_length >= 1
+
+
+def after_using(names: dict[str, Any]) -> None:
+    assert names["draw"].token.shape == (BATCH, NUM_DRAFT) and names["total"] == 9
+    assert names["cu"].tolist() == [0, 3, 3, 8, 9] and names["out"].stats.num_tokens > 0
+
+
+def after_trees(names: dict[str, Any]) -> None:
+    out, moved = names["out"], names["moved"]
+    assert out.tokens.shape == (BATCH, 3) and out.accepted_nodes.shape == (BATCH, 2) and not out.status.any()
+    assert torch.equal(moved.lengths, names["length"] + 1 + out.num_accepted)
+
+
+def after_laws(names: dict[str, Any]) -> None:
+    assert names["out"].stats.num_drafted > 0
+
+
+def nothing_more(names: dict[str, Any]) -> None:
+    """The page asserts by itself."""
+
+
+SETUPS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], None]]] = {
+    "README.md": (lambda: a_step() | models() | {"input_ids": prompts(6)[0]}, after_readme),
+    "docs/using.md": (using, after_using),
+    "docs/rules.md": (a_step, nothing_more),
+    "docs/trees.md": (a_tree_step, after_trees),
+    "docs/laws.md": (laws, after_laws),
+    "docs/medusa.md": (medusa, nothing_more),
+    "docs/errors.md": (dict, nothing_more),
+}
+
+
+def run_python(page: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Run a page's Python blocks; an error is reported at its line of the page."""
+    for block in blocks(page):
+        if block.language == "python" and block.reason is None:
+            exec(compile("\n" * (block.line - 1) + block.text, str(ROOT / page), "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", SETUPS)
+def test_the_code_of_a_page_runs(page: str) -> None:
+    setup, check = SETUPS[page]
+    check(run_python(page, setup()))
+
+
+def test_every_block_is_run_or_says_why_not() -> None:
+    for page in PAGES:
+        indented = re.search(
+            r"\n\n    [^ \n].*", re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.S | re.M)
+        )
+        assert not indented, f"{page}: a block without a fence, which nothing would run: {indented}"
+    for block in ALL_BLOCKS:
+        run = block.language in ("sh", *CHECKED_ELSEWHERE) or (block.language == "python" and block.page in SETUPS)
+        assert run or block.reason, f"{block}: nothing runs this block of {block.language or 'no language'}"
+    assert all(name in globals() for name in CHECKED_ELSEWHERE.values())
+
+
+def test_the_example_of_a_drafter_in_its_docstring_works() -> None:
+    example = (inspect.getdoc(sk.Drafter) or "").partition("::\n\n")[2].partition("\n\n`NgramDrafter`")[0]
+    names: dict[str, Any] = {"Drafter": sk.Drafter, "Draft": sk.Draft}
+    exec(textwrap.dedent(example), names)
+    given = models()
+    arguments = {"attention_mask": given["mask"], "sampling": sk.SamplingParams(0.0), "max_new_tokens": 12}
+    plain, drafted = (
+        sk.generate(given["model"], given["input_ids"], drafter=drafter, **arguments)
+        for drafter in (sk.NoDrafter(), names["RepeatLast"]())
+    )
+    assert torch.equal(plain.tokens, drafted.tokens) and drafted.stats.num_drafted > 0
+
+
+def chi_square(acceptance: str, by_position: bool) -> float:
+    """The example of docs/trees.md as it stands, on many sequences at once: Pearson's statistic of the first two tokens
+    against the target's own distribution; 24 degrees of freedom. With `by_position` keys are of the node's depth.
+    """
+    batch, vocab = 60_000, 5
+    names = a_tree_step(batch, vocab)
+    (example,) = (b.text for b in blocks("docs/trees.md") if "sk.verify_tree(" in b.text)
+    example = example.replace('"recursive"', f'"{acceptance}"')
+    if by_position:
+        example = example.replace("torch.arange(tree.num_nodes)", "tree.position_ids")
+    exec(example, names)
+    probs, tokens = float64_law(names["table"]), names["out"].tokens[:, :2].clone()
+    second = torch.from_numpy(probs)[tokens[:, 0]].multinomial(1, generator=torch.Generator().manual_seed(0))[:, 0]
+    tokens[:, 1] = torch.where(tokens[:, 1] < 0, second, tokens[:, 1])  # where one token came, the next step's
+    seen = torch.bincount(tokens[:, 0] * vocab + tokens[:, 1], minlength=vocab**2).double()
+    expected = batch * torch.from_numpy(probs[0][:, None] * probs).flatten()
+    return float(((seen - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize("acceptance", ["recursive", "traversal"])
+def test_the_example_of_a_tree_is_lossless(acceptance: str) -> None:
+    assert chi_square(acceptance, by_position=False) < 60  # 24 degrees of freedom: p = 6e-5
+
+
+def test_keys_by_position_would_not_be() -> None:
+    """What docs/trees.md warns of: siblings whose children are drawn with the same noise."""
+    assert chi_square("traversal", by_position=True) > 120
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+Command = list[str]
+MADE_BY = {"demo": ["specdec_kernels", "demo"], "bench": ["bench.run"], "gpu-report": ["bench.gpu_report"]}
+
+
+class Parsed(Exception):
+    """Raised in place of what a command would do once its arguments are parsed, or in place of its refusal."""
+
+
+def commands(text: str) -> list[Command]:
+    joined = re.sub(r"\\\n\s*", "", text)
+    return [words for line in joined.splitlines() if (words := shlex.split(line, comments=True))]
+
+
+def inline(page: str) -> list[Command]:
+    """Commands within a sentence."""
+    prose = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+    quoted = [" ".join(text.split()) for text in re.findall(r"`([^`]+)`", prose)]
+    return [shlex.split(text) for text in quoted if re.match(r"(make|specdec|python -m) [a-z]", text)]
+
+
+def exists(command: Command, config: pytest.Config, monkeypatch: pytest.MonkeyPatch, mentioned: bool = False) -> None:
+    """Fail unless the command is there and takes its arguments; nothing of it runs. One that is only mentioned may lack
+    required ones.
+    """
+    program, *arguments = command
+    if program == "make":
+        assert shutil.which("make"), "make is not installed"
+        done = subprocess.run(["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        if arguments[0].startswith("test") and len(arguments) > 1:
+            are_of_pytest(shlex.split(arguments[1].removeprefix("ARGS=")), config)
+        elif len(arguments) > 1:
+            module = {"demo": "specdec_kernels demo", "bench": "bench.run", "gpu-report": "bench.gpu_report"}
+            parses(
+                [*module[arguments[0]].split(), *shlex.split(arguments[1].removeprefix("ARGS="))],
+                monkeypatch,
+                mentioned,
+            )
+    elif program == "specdec":
+        parses(["specdec_kernels", *arguments], monkeypatch, mentioned)
+    elif command[:2] == ["python", "-m"]:
+        parses(command[2:], monkeypatch, mentioned)
+    else:
+        found = ROOT / program
+        assert found.is_file() and os.access(found, os.X_OK), f"there is no command {program}"
+
+
+def are_of_pytest(arguments: list[str], config: pytest.Config) -> None:
+    for argument in arguments:
+        if argument.startswith("-"):
+            config.getoption(argument.partition("=")[0])  # ValueError: no such option
+        elif argument.endswith(".py") or "/" in argument:
+            assert (ROOT / argument).exists(), argument
+
+
+def parses(words: Command, monkeypatch: pytest.MonkeyPatch, mentioned: bool) -> None:
+    """Run a module until its last parser has taken the arguments."""
+    module, *arguments = words
+    if module == "bench.gpu.bench":  # it makes its folder first, named by the GPU
+        arguments += ["--folder", str(ROOT / "build/test_docs")]
+    parse = ArgumentParser.parse_args
+
+    def stop(self: ArgumentParser, *given: Any, **named: Any) -> Namespace:
+        namespace = parse(self, *given, **named)
+        if self.prog == "specdec":
+            return namespace  # its subcommands have parsers of their own
+        raise Parsed
+
+    def refuse(self: ArgumentParser, message: str) -> NoReturn:
+        assert mentioned and "arguments are required" in message, f"{shlex.join(words)}: {message}"
+        raise Parsed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ArgumentParser, "parse_args", stop)
+        patch.setattr(ArgumentParser, "error", refuse)
+        patch.setattr(sys, "argv", [module, *arguments])
+        with pytest.raises(Parsed):
+            runpy.run_module(module, run_name="__main__")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_a_page_exist(page: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = [c for b in blocks(page) if b.language == "sh" and b.reason is None for c in commands(b.text)]
+    for command in shown:
+        exists(command, pytestconfig, monkeypatch)
+    for command in inline(page):
+        exists(command, pytestconfig, monkeypatch, mentioned=True)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["make tests", "specdec medusa trian x", "python -m bench.run --ops verify_chain", "./ci/run", "pip install x",
+     'make test ARGS="--case 3"', 'make test ARGS="python_tests/no_such_file.py"', 'make demo ARGS="--promts x"'],
+)  # fmt: skip
+def test_a_wrong_command_is_seen(wrong: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises((AssertionError, ValueError)):
+        exists(shlex.split(wrong), pytestconfig, monkeypatch)
+
+
+# --- links, paths, widths ---------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of a page's headings."""
+    heads = re.findall(r"^#+ (.*)", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+def test_links_and_paths_lead_somewhere(page: str) -> None:
+    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (ROOT / page).parent / path if path else ROOT / page
+        assert found.exists(), f"{page}: there is no {target}"
+        assert not anchor or anchor in anchors(found), f"{page}: {found.name} has no heading #{anchor}"
+    folders = r"(?:specdec_kernels|csrc|bench|docs|python_tests|\.ci)/[\w./-]+"
+    for path in re.findall(rf"`({folders})`", text):
+        placeholder = re.search(r"/(?:\w+_)?x\b", path)
+        assert placeholder or (ROOT / path).exists(), f"{page}: there is no {path}"
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs/README.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "README.md" or f"({page.name})" in index, page.name
+
+
+def test_the_readme_is_one_screen_and_lines_are_readable() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
+    for page in PAGES:
+        for number, line in enumerate((ROOT / page).read_text().splitlines(), 1):
+            limit = COLUMNS["table" if line.startswith("|") else "text"]
+            assert len(line) <= limit or page == "CONTRIBUTING.md", f"{page}:{number}: {len(line)} columns"
+
+
+# --- tables that list what there is -----------------------------------------------------------------------------------
+
+
+def first_cells(page: str, heading: str) -> list[str]:
+    """The names in backquotes in the first column of the table whose first heading is this."""
+    text = (ROOT / page).read_text()
+    tables = re.findall(rf"^\| {re.escape(heading)} \|.*\n(?:\|.*\n)+", text, flags=re.MULTILINE)
+    return [
+        name for table in tables for name in re.findall(r"`([^`]+)`", " ".join(re.findall(r"^\|([^|]+)", table, re.M)))
+    ]
+
+
+def rules_of(call: Callable[[], object]) -> list[str]:
+    """The acceptance rules that an op names when it refuses another one."""
+    with pytest.raises(ValueError, match="acceptance must be one of") as refused:
+        call()
+    return str(refused.value).partition("one of ")[2].partition(", got")[0].split(", ")
+
+
+def test_the_tables_of_rules_have_them_all() -> None:
+    one = torch.zeros(1, 1, 3)
+    of_chains = rules_of(lambda: sk.verify_chain(one, torch.zeros(1, 0).long(), acceptance="?"))
+    of_trees = rules_of(
+        lambda: sk.verify_tree(one, sk.DraftTree.from_parents([-1]), torch.zeros(1, 1).long(), acceptance="?")
+    )
+    listed = [name.strip('"') for name in first_cells("docs/rules.md", "rule")]
+    assert sorted(listed) == sorted([*of_chains, *of_trees])
+
+
+def test_the_tables_of_drafters_laws_and_flags_have_them_all() -> None:
+    drafters = {name for name in sk.__all__ if name.endswith("Drafter")} - {"Drafter", "TreeDrafter"}
+    assert {name.partition("(")[0] for name in first_cells("docs/using.md", "drafter")} == drafters
+    known = {name for name, law in vars(sk.laws).items() if getattr(law, "number", None) and not name.startswith("_")}
+    listed = first_cells("docs/laws.md", "`sk.laws.`")
+    assert {name.partition("(")[0] for name in listed} - {"sk.laws."} == known
+    table = re.findall(r"^\| `([A-Z_]+)` \| (\d+) \|", (ROOT / "docs/errors.md").read_text(), re.MULTILINE)
+    assert {name: int(value) for name, value in table} == {flag.name: flag.value for flag in [sk.Status.OK, *sk.Status]}
+    variables = re.findall(r"^``(\w+)``", inspect.getdoc(config) or "", re.MULTILINE)
+    assert first_cells("docs/errors.md", "environment variable") == variables
+
+
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patch")
 def test_the_example_law_is_all_that_a_law_takes(tmp_path: Path) -> None:
     """The patch of docs/adding-a-law.md on a copy of the sources: the new law is exact on every backend that the copy
@@ -26,30 +426,11 @@ def test_the_example_law_is_all_that_a_law_takes(tmp_path: Path) -> None:
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     for file in ("setup.py", "pyproject.toml"):
         shutil.copy(ROOT / file, tmp_path)
-    patch = re.search(r"```diff\n(.*?)```", (ROOT / "docs/adding-a-law.md").read_text(), re.DOTALL)
-    assert patch
-    subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch[1], text=True, check=True)
+    (patch,) = (block.text for block in blocks("docs/adding-a-law.md") if block.language == "diff")
+    subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch, text=True, check=True)
     tests = ["python_tests/law/test_target_laws.py", "-k", "Sure and is_the_cascades and not cpu"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tier=all", *tests],
         cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0 and re.search(r"\d\d passed", done.stdout), done.stdout + done.stderr
-
-
-def test_the_readme_s_example_of_a_tree_runs() -> None:
-    """As it stands, on the names that it takes for granted."""
-    (example,) = (
-        block for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-        if "sk.verify_tree(" in block
-    )  # fmt: skip
-    rng, batch = torch.Generator().manual_seed(1), 3
-    names = {
-        "sk": sk, "torch": torch, "seeds": torch.arange(batch), "step": 4, "sampling": sk.SamplingParams(0.8, top_k=50),
-        "positions": torch.arange(7).expand(batch, 7), "target_logits": torch.randn(batch, 7, 60, generator=rng),
-        "draft_logits": torch.randn(batch, 7, 60, generator=rng),
-    }  # fmt: skip
-    exec(example, names)
-    out, tree = names["out"], names["tree"]
-    assert isinstance(out, sk.VerifyOutput) and isinstance(tree, sk.DraftTree)
-    assert tree.num_nodes == 7 and out.tokens.shape == (batch, 3) and (out.status == 0).all()

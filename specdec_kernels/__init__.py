@@ -1,18 +1,19 @@
-"""The verify step of speculative decoding: raw logits in, accepted tokens out, on the device and in the target's law.
+"""The verify step of speculative decoding: raw logits in, accepted tokens out, with the target's distribution.
 
-`verify_chain` is the heart; `sample`, `row_stats`, `uniform_samples` and `noise_keys` serve it; `generate` is a thin
-decoding loop around them. ``sk.backends()`` says what runs where.
+`verify_chain` is the heart, `verify_tree` the same for token trees; `sample`, `row_stats`, `uniform_samples` and
+`noise_keys` serve them; `generate` is a thin decoding loop around them. ``sk.backends()`` says what runs where.
 """
 
 from __future__ import annotations
 
 from . import laws
 from .backends import backends, native, register_triton
-from .decoding.bild import bild
-from .decoding.cascade import oracle_cascade, seq_cascade, token_cascade
+from .comparison.bild import bild
+from .comparison.oracle_cascade import oracle_cascade
+from .comparison.seq_cascade import seq_cascade
+from .comparison.token_cascade import token_cascade
 from .decoding.generate import generate
 from .decoding.output import GenerationOutput, GenerationStats, Provenance
-from .decoding.packing import pack_linear_weights
 from .drafters import (
     Draft,
     Drafter,
@@ -25,6 +26,7 @@ from .drafters import (
     NoDrafter,
     TreeDrafter,
 )
+from .integrations.transformers.packing import pack_linear_weights
 from .ops._common import LIBRARY
 from .ops.gather_kv_ import gather_kv_
 from .ops.noise_keys import noise_keys

@@ -46,8 +46,8 @@ def _medusa(arguments: list[str]) -> int:
 
 
 _COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
-    "env": (_env, "report on this machine and installation, to paste into a bug report"),
-    "backends": (_backends, "which backend runs which op, and why not"),
+    "env": (_env, "a report on this machine and installation, to paste into a bug report"),
+    "backends": (_backends, "which backend runs which op, and why the others do not"),
     "demo": (_demo, "a real language model with and without speculation, side by side"),
     "medusa": (_medusa, "train and calibrate heads that draft"),
 }
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", choices=_COMMANDS, metavar="command", help=", ".join(_COMMANDS))
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of that command")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="that command's own arguments")
     chosen = parser.parse_args(argv)
     run, _ = _COMMANDS[chosen.command]
     try:

@@ -1,7 +1,8 @@
-"""Target laws other than the target's own: lossy speculative decoding and speculative cascades.
+"""Target laws: distributions other than the target's, for lossy speculative decoding and speculative cascades.
 
-A law turns the draft's law q and the target's law p at a position into the law π that verification is to produce there
-(Narasimhan et al., "Faster Cascades via Speculative Decoding", arXiv 2405.19261, algorithm 4). With P and Q the laws
+A *law* is what a token is drawn from: a distribution over the vocabulary. A target law makes of the draft's
+distribution and the target's at a position the distribution π that verification produces there (Narasimhan et al.,
+"Faster Cascades via Speculative Decoding", arXiv 2405.19261, algorithm 4). With P and Q the target's and the draft's
 after the sampling transform, p and q the *raw* ones (temperature 1, nothing cut) and H the entropy in nats:
 
 ============ =========================================================================================================
@@ -17,7 +18,7 @@ after the sampling transform, p and q the *raw* ones (temperature 1, nothing cut
 
 Pass one as ``target_law`` to `verify_chain`, `verify_packed` or `generate`; None is lossless. All but `Lossy` need the
 draft's logits, because they look at the raw q, and take ``bonus="cascade"``: then the token after a fully accepted
-block has the law π too, for which the draft's logits must have one row more.
+draft is drawn from π too, for which the draft's logits must have one row more.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class TargetLaw:
     Parameters
     ----------
     alpha : float
-        How far π may be from the target's law.
+        How far π may be from the target's distribution.
     """
 
     number: ClassVar[int]
@@ -53,7 +54,7 @@ class TargetLaw:
 
     @property
     def cascade_bonus(self) -> bool:
-        """Whether the token after a fully accepted block has the law too."""
+        """Whether the token after a fully accepted draft is drawn from π too."""
         return getattr(self, "bonus", "target") == "cascade"
 
     def flat(self) -> FlatLaw:
@@ -74,8 +75,8 @@ class Lossy(TargetLaw):
     """Lossy speculative decoding (arXiv 2405.19261, section 2; Tran-Thien 2023).
 
     Accepts x with probability ``min(1, P(x) / ((1 − α) Q(x)))`` and draws the recovered token from ``norm((P / β −
-    Q)+)``. With A = Σ min(Q, P / (1 − α)), the law produced is ``min(Q, P / (1 − α)) + (1 − A) · norm((P / β − Q)+)``;
-    it is lemma 2's ``max(min(Q, P / (1 − α)), P / β)`` only for ``beta="exact"``, which makes that one sum to 1. At
+    Q)+)``. With A = Σ min(Q, P / (1 − α)), that gives π = ``min(Q, P / (1 − α)) + (1 − A) · norm((P / β − Q)+)``; it is
+    lemma 2's ``max(min(Q, P / (1 − α)), P / β)`` only for ``beta="exact"``, which makes that one sum to 1. At
     temperature 0 it is lossless.
 
     Parameters
@@ -144,7 +145,7 @@ class Chow(_Deferral):
     loss : {"0-1", "log"}
         Which of the two.
     bonus : {"target", "cascade"}
-        The law of the token after a fully accepted block.
+        Whose distribution the token after a fully accepted draft has: the target's, or π.
     """
 
     number: ClassVar[int] = 2
@@ -162,7 +163,7 @@ class Diff(_Deferral):
     loss : {"0-1", "log"}
         Which of the two.
     bonus : {"target", "cascade"}
-        The law of the token after a fully accepted block.
+        Whose distribution the token after a fully accepted draft has: the target's, or π.
     """
 
     number: ClassVar[int] = 3
@@ -171,7 +172,7 @@ class Diff(_Deferral):
 @dataclass(frozen=True)
 class Opt(_Deferral):
     """The optimal deferral of a speculative cascade: `Diff` with ``α · TV(P, Q)`` for α (arXiv 2405.19261, lemma 4 and
-    appendix D); TV is that of the transformed laws. At temperature 0 it is `Diff` wherever the argmaxes differ.
+    appendix D); TV is between the transformed distributions. At temperature 0 it is `Diff` where the argmaxes differ.
 
     Parameters
     ----------
@@ -180,7 +181,7 @@ class Opt(_Deferral):
     loss : {"0-1", "log"}
         Which of the two.
     bonus : {"target", "cascade"}
-        The law of the token after a fully accepted block.
+        Whose distribution the token after a fully accepted draft has: the target's, or π.
     """
 
     number: ClassVar[int] = 4
@@ -200,7 +201,7 @@ class TokenV1(_Token):
     alpha : float
         Finite.
     bonus : {"target", "cascade"}
-        The law of the token after a fully accepted block.
+        Whose distribution the token after a fully accepted draft has: the target's, or π.
     """
 
     number: ClassVar[int] = 5
@@ -215,7 +216,7 @@ class TokenV2(_Token):
     alpha : float
         Finite.
     bonus : {"target", "cascade"}
-        The law of the token after a fully accepted block.
+        Whose distribution the token after a fully accepted draft has: the target's, or π.
     """
 
     number: ClassVar[int] = 6
@@ -231,7 +232,7 @@ class TokenV3(_Token):
     alpha : float
         Finite; below 0 every token is replaced, from 1 on none.
     bonus : {"target", "cascade"}
-        The law of the token after a fully accepted block.
+        Whose distribution the token after a fully accepted draft has: the target's, or π.
     """
 
     number: ClassVar[int] = 7
@@ -249,7 +250,7 @@ class BiLD(_Cascade):
     distance : {"cross-entropy", "argmax"}
         D: ``−Σ q log p``, or ``−log p`` of the draft's argmax ("argmax" takes no `draft_token_map`).
     bonus : {"target", "cascade"}
-        The law of the token after a fully accepted block.
+        Whose distribution the token after a fully accepted draft has: the target's, or π.
     """
 
     number: ClassVar[int] = 8

@@ -1,4 +1,4 @@
-"""Sampling parameters: what turns a row of logits into the law that tokens are drawn from."""
+"""Sampling parameters: what turns a row of logits into the distribution that tokens are drawn from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FlatParams = tuple[float, int, float, float, bool, Tensor | None, Tensor | None,
 class SamplingParams:
     """Temperature and truncation, applied in the order temperature, top-k, top-p, min-p, then renormalised.
 
-    Every field but `min_p_first` is a number, or a ``[batch]`` tensor with one value a sequence.
+    Every field but `min_p_first` is a number, or a ``[batch]`` tensor with one value per sequence.
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ class DraftTree:
     max_depth, max_leaves : int
         No node lies deeper; at most 64. No tree has more leaves.
     first_child, next_sibling : Tensor
-        ``[num_nodes]`` int64, −1 where there is none (the layout of SGLang's kernels).
+        ``[num_nodes]`` int64, −1 for no such node (the layout of SGLang's kernels).
     ranks : Tensor or None
         ``[num_nodes]`` int64: which of its head's best tokens a node is, from 0; −1 for the root. None where only the
         parents were given.
@@ -79,18 +79,18 @@ class DraftTree:
         Parameters
         ----------
         parents : list, or Tensor
-            ``[num_nodes]`` or ``[batch, num_nodes]`` with at most 1024 nodes; −1 for node 0, the root, alone.
+            ``[num_nodes]`` or ``[batch, num_nodes]`` with at most 1024 nodes; −1 for node 0, the root, and no other.
             (A sequence with fewer nodes than its neighbours has placeholder tokens, −1, in the nodes that it lacks.)
-            Of an int32 or int64 tensor the values are never looked at on the host: what is no tree is pruned, with all
-            that hangs from it, and `status` says so.
+            The values of a tensor, int32 or int64, are never looked at on the host: a node without a proper parent is
+            pruned, with all that hangs from it, and `status` says so.
         max_depth : int, optional
-            At most 64. A tensor needs it; lists tell it themselves.
+            At most 64. Required with a tensor; lists show it themselves.
 
         Raises
         ------
         TypeError, ValueError
-            A wrong type, shape or size. For lists: a second root, a parent that is no node or stands behind its child
-            (so also every cycle), a tree that is too deep.
+            A wrong type, shape or size. For lists: a second root, a parent that does not exist or comes after its child
+            (which includes every cycle), a tree that is too deep.
         """
         if isinstance(parents, Tensor):
             if parents.dtype not in (torch.int32, torch.int64):
@@ -149,12 +149,12 @@ class DraftTree:
         2401.10774, section 2.3).
 
         A node is worth the product of the accuracies on its path, and the expected length is the sum over all nodes.
-        Grown from the best node down, so that the first n nodes are the calibrated tree of n nodes.
+        The tree is grown from the best node down, so that the first n nodes are the calibrated tree of n nodes.
 
         Parameters
         ----------
         accuracy : Tensor or list
-            ``[heads, ranks]`` in [0, 1]: how often head k's token of rank i is right. Within a head, falling.
+            ``[heads, ranks]`` in [0, 1]: how often head k's token of rank i is right; not rising with i.
         max_nodes : int
             2 to 1024.
         """
@@ -198,7 +198,11 @@ class DraftTree:
 
     @property
     def position_ids(self) -> Tensor:
-        """``[num_nodes]`` int64, to be added to a sequence's length before the root."""
+        """``[num_nodes]`` int64: each node's depth, to add to the number of tokens before the root.
+
+        Positions for the model alone: nodes of one depth share them, so the noise of a tree's draft has to be keyed by
+        node instead (see `noise_keys`).
+        """
         return self.depth.clamp_min(0)
 
     @property
@@ -219,8 +223,8 @@ class DraftTree:
     def retrieve_indices(self) -> Tensor:
         """``[leaves, max_depth + 1]`` int64: the path to each leaf, padded with −1 (Medusa's layout).
 
-        The leaves stand in node order; rows that a sequence has no leaf for are all −1. (Of a tree made from a tensor,
-        whose leaves nobody has counted, there are `num_nodes` rows.)
+        The leaves stand in node order; rows beyond a sequence's leaves are all −1. (A tree made from a tensor, whose
+        leaves nobody has counted, has `num_nodes` rows.)
         """
         leaf = (self.depth >= 0) & (self.first_child < 0)
         order = (~leaf).sort(dim=-1, stable=True).indices[..., None]
@@ -250,7 +254,7 @@ class DraftTree:
         form : {"bool", "additive", "packed"}
             "bool": ``[batch, 1, num_nodes, kv_length]``, True where it attends, as `scaled_dot_product_attention` takes
             it. "additive": the same as 0 and −inf of `dtype`. "packed": ``[batch, ceil(num_nodes * kv_length / 8)]``
-            uint8, eight entries a byte from the lowest bit up, as FlashInfer's ``packed_custom_mask`` has a request's.
+            uint8, eight entries per byte from the lowest bit up, as in FlashInfer's ``packed_custom_mask``.
         dtype : torch.dtype
             Of the additive form.
         """

@@ -1,6 +1,6 @@
 """What goes into and comes out of the ops, beside plain tensors.
 
-Named tuples, because a verify call is to cost microseconds: building one takes a third of what a dataclass takes.
+Named tuples, because a verify call has to cost microseconds: building one takes a third of what a dataclass takes.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class Status(IntFlag):
     INF = 2
     """A +inf logit: the lowest such id takes all the mass."""
     EMPTY_ROW = 4
-    """No id is possible (every logit −inf or NaN): the law is all mass on id 0."""
+    """No id is possible (every logit −inf or NaN): all mass is put on id 0."""
     BAD_TOKEN = 8
-    """A draft token outside [−1, vocab): the sequence's block ends before it."""
+    """A draft token outside [−1, vocab): the sequence's draft ends before it."""
     BAD_PARAM = 16
     """Out of range: a sampling parameter (read as its default), a length (clamped, or an idle row), or a uniform (read
     as 0)."""
     BAD_TREE = 32
-    """A tree on the device that is none: what does not hang from its root within the depth given was pruned. Or a path
-    that is none in the cache given: it ends before the first such node."""
+    """A tree on the device that is not one: what does not hang from its root within the depth given was pruned. Or a
+    path that does not fit the cache: it ends before the first node that does not."""
 
 
 class RowStats(NamedTuple):
-    """The law of each row of logits after the sampling transform, as a few numbers a row.
+    """The distribution of each row of logits after the sampling transform, as a few numbers per row.
 
     ``P(v) = exp((logit_v − max) / temperature) / normalizer`` where ``logit_v >= cutoff``, else 0; a row that is greedy
     (temperature 0), holds a +inf or nothing possible has all its mass on ``argmax``.
@@ -64,7 +64,7 @@ class RowStats(NamedTuple):
 
     @property
     def cutoff(self) -> Tensor:
-        """Smallest logit that truncation keeps, in raw-logit units; −inf where none is asked for, or argmax has all."""
+        """Smallest logit that truncation keeps, in raw-logit units; −inf where nothing is cut, or argmax has all."""
         return self.values[..., 1]
 
     @property
@@ -84,7 +84,7 @@ class RowStats(NamedTuple):
 
     @property
     def raw_entropy(self) -> Tensor:
-        """Entropy in nats of the raw law (temperature 1, nothing cut); −inf where not asked for."""
+        """Entropy in nats of the raw distribution (temperature 1, nothing cut); −inf where not asked for."""
         return self.values[..., 5]
 
     @staticmethod
@@ -106,8 +106,8 @@ class Draw(NamedTuple):
         int64 target ids, ``[batch]`` or ``[batch, n]`` as the logits were given; ``[..., num_samples]`` for
         ``num_samples > 1``, in the order drawn, −1 where the support was exhausted.
     log_prob : Tensor
-        float32 of the same shape: log-probability in nats of each token under the law it was drawn from, before any
-        token was removed; −inf beside −1.
+        float32 of the same shape: log-probability in nats of each token in the distribution it was drawn from, before
+        any token was removed; −inf beside −1.
     stats : RowStats
         Of the rows drawn from; pass it to `verify_chain` as ``draft_stats`` (``RowStats.stack(…, dim=1)`` over
         positions).
@@ -133,10 +133,10 @@ class VerifyOutput(NamedTuple):
     status : Tensor
         ``[batch]`` int32, flags of `Status` over the rows the rule had to read.
     acceptance : Tensor or None
-        ``[batch, num_draft]`` float32, ``Σ_v min(P(v), Q(v))`` of each position of the block, −1 after its end; None
+        ``[batch, num_draft]`` float32, ``Σ_v min(P(v), Q(v))`` of each drafted position, −1 after the draft's end; None
         unless asked for.
     accepted_nodes : Tensor or None
-        Of `verify_tree`: ``[batch, max_depth]`` int64, the accepted nodes from the root's child on, then −1.
+        From `verify_tree`: ``[batch, max_depth]`` int64, the accepted nodes from the root's child on, then −1.
     """
 
     tokens: Tensor
@@ -153,7 +153,7 @@ class GatherOutput(NamedTuple):
     Attributes
     ----------
     lengths : Tensor
-        ``[batch]`` of the dtype of context_lengths: rows of the cache that hold the sequence now.
+        ``[batch]`` of the dtype of context_lengths: how many rows of the cache hold the sequence now.
     status : Tensor
         ``[batch]`` int32, flags of `Status`.
     """

@@ -24,7 +24,7 @@ import torch
 from bench import machine
 from bench.cascades import generation, next_token, report, rules, training
 from bench.cascades.results import Row
-from specdec_kernels.demo import assets
+from specdec_kernels import assets
 
 PARTS = ("train", "rewriting", "next-token", "report")
 

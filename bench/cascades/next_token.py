@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from bench.cascades.results import DRAFT, TARGET, Row
 from bench.cascades.rules import LOG_RULES, RULES, SETTINGS, Float64, Laws, spread_alphas, total_variation
-from specdec_kernels import SamplingParams
-from specdec_kernels.demo import assets, corpus
+from specdec_kernels import SamplingParams, assets
+from specdec_kernels.assets import corpus
 from specdec_kernels.drafters import NgramLMDrafter
 from specdec_kernels.testing import float64_law, float64_target_law
 

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_kernels.demo import assets
-from specdec_kernels.demo.corpus import sources
+from specdec_kernels import assets
+from specdec_kernels.assets.corpus import sources
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

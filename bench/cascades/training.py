@@ -12,7 +12,7 @@ import torch
 from tqdm import trange
 
 from bench.cascades.rewriting import EOS, PAD, VOCAB_SIZE, Corpus, Pair, pad, paragraphs, train_tokenizer
-from specdec_kernels.demo import assets
+from specdec_kernels import assets
 
 if TYPE_CHECKING:
     from transformers import T5ForConditionalGeneration

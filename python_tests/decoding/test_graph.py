@@ -21,11 +21,13 @@ from python_tests.decoding.fake_cuda import FakeCuda
 from python_tests.decoding.models import TableRunner, prompts, tiny
 from python_tests.decoding.test_generate import FAMILIES, HostSyncs, RepeatLast
 from specdec_kernels import config, laws
-from specdec_kernels.decoding import DecodingState, GenerationOutput, Prompt, graph, schedule
+from specdec_kernels.decoding import DecodingState, GenerationOutput, Prompt, costs, graph, schedule
 from specdec_kernels.decoding.graph import CapturedSteps
-from specdec_kernels.decoding.runner import DECODERS, ENCODER_DECODERS, as_runner
-from specdec_kernels.decoding.step import OUTCOME_COLUMNS, verify_step
+from specdec_kernels.decoding.state import OUTCOME_COLUMNS
+from specdec_kernels.decoding.step import verify_step
 from specdec_kernels.drafters import Draft, Drafter
+from specdec_kernels.integrations.runners import as_runner
+from specdec_kernels.integrations.transformers.models import DECODERS, ENCODER_DECODERS
 
 LOOP = importlib.import_module("specdec_kernels.decoding.generate")  # the name is also the function's
 ACCEPTANCES = ("token", "block", "match", "greedy")
@@ -176,7 +178,7 @@ def test_a_step_is_made_of_tensors_on_the_device_alone(family: str, acceptance: 
     drafter.start(state)
     runner.prefill(prompt)
     with NothingOfTheHost():
-        outcome = verify_step(state, runner, drafter.propose(state, 3), zeros(2), zeros(1))
+        outcome = verify_step(state, runner, drafter.propose(state, 3), state.longest, zeros(2), zeros(1))
     assert outcome.shape == (2, 4 + OUTCOME_COLUMNS)
 
 
@@ -328,7 +330,7 @@ def test_measuring_costs_changes_nothing_and_leaves_its_graphs(cuda: FakeCuda) -
         assert torch.equal(run(target, DRAFTERS[name](), num_speculative_tokens="auto").tokens, plain.tokens)
         assert cuda.captures() >= len(schedule.AUTO_DRAFT_LENGTHS)
         assert cuda.log.count("capture") <= len(schedule.AUTO_DRAFT_LENGTHS) + 1
-    kinds = [key[-1] for key in schedule._measured[target]]
+    kinds = [key[-1] for key in costs._measured[target]]
     assert kinds == 3 * [CapturedSteps]
 
 

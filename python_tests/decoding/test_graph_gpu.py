@@ -14,8 +14,8 @@ from python_tests.decoding.models import prompts, tiny
 from python_tests.decoding.test_generate import RepeatLast, texts
 from specdec_kernels.decoding import GenerationOutput, graph
 from specdec_kernels.decoding.graph import CapturedSteps
-from specdec_kernels.decoding.runner import TransformersRunner
 from specdec_kernels.drafters import Drafter
+from specdec_kernels.integrations.transformers.decoder import DecoderRunner
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -109,7 +109,7 @@ def test_no_step_waits_for_the_device(name: str, captures: list[bool], monkeypat
 
 
 def test_a_model_that_waits_runs_op_by_op(captures: list[bool], caplog: pytest.LogCaptureFixture) -> None:
-    class Waits(TransformersRunner):
+    class Waits(DecoderRunner):
         def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
             assert int(starts.max()) <= bound
             return super().forward(tokens, starts, bound, need_logits)

@@ -8,7 +8,7 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner, prompts
-from specdec_kernels.decoding import StepResult, schedule
+from specdec_kernels.decoding import StepResult, costs
 from specdec_kernels.decoding.schedule import AUTO_DRAFT_LENGTHS, AutoSchedule, CostTable
 
 PACKED = np.array([1.0, 1.1, 1.2, 1.3])  # a step that verifies 2, 4, 8 rows, by a step of one row
@@ -71,9 +71,9 @@ def test_costs_are_measured_once_for_a_model_and_batch() -> None:
     target, ids = TableRunner.random(), prompts(4, 4, vocab=23)[0]
     for _ in range(2):
         sk.generate(target, ids, drafter=sk.NgramDrafter(2), num_speculative_tokens="auto", max_new_tokens=3)
-    assert list(map(len, (schedule._measured[target],))) == [1]
+    assert list(map(len, (costs._measured[target],))) == [1]
     sk.generate(target, ids[:1], drafter=sk.NgramDrafter(2), num_speculative_tokens="auto", max_new_tokens=3)
-    (table, other) = schedule._measured[target].values()
+    (table, other) = costs._measured[target].values()
     assert table.seconds.shape == (4,) and (np.diff(table.seconds) >= 0).all() and table is not other
 
 

@@ -13,9 +13,10 @@ import specdec_kernels as sk
 from python_tests.decoding.models import VOCAB, TableRunner, prompts, tiny
 from python_tests.decoding.test_graph import both, cuda, same  # noqa: F401 - a fixture
 from specdec_kernels.decoding import DecodingState
-from specdec_kernels.decoding.runner import as_runner
-from specdec_kernels.decoding.step import verify_tree_step
+from specdec_kernels.decoding.request import Request
+from specdec_kernels.decoding.step import verify_step
 from specdec_kernels.drafters import Draft, TreeDrafter
+from specdec_kernels.integrations.runners import as_runner
 from specdec_kernels.medusa import MedusaHeads
 
 FAMILIES = ("llama", "gpt2", "gemma2", "mistral")  # gemma2's and, here, mistral's attention sees a window
@@ -113,10 +114,8 @@ def test_a_step_leaves_the_rows_and_the_state_that_feeding_the_text_leaves() -> 
     model = tiny("llama")
     ids, mask = prompts(7, 4)
     answers = sk.generate(model, ids, attention_mask=mask, drafter=sk.NoDrafter(), sampling=sk.SamplingParams(0.0), max_new_tokens=12, eos_token_id=[]).tokens  # noqa: E501  # fmt: skip
-    from specdec_kernels.decoding.arguments import make_prompt
-
     runner = as_runner(model, "test")
-    prompt = make_prompt(runner, ids, mask)
+    prompt = Request(ids, mask, sk.SamplingParams(0.0), None, 12, []).prompt(runner)
     drafter = Oracle(answers, [7, 4])
     with torch.inference_mode():
         state = DecodingState.begin(
@@ -125,9 +124,9 @@ def test_a_step_leaves_the_rows_and_the_state_that_feeding_the_text_leaves() -> 
         runner.start(prompt, state.capacity)
         runner.prefill(prompt)
         drafter.start(state)
-        verify_tree_step(state, runner, drafter.propose(state, 5), None, None)
+        verify_step(state, runner, drafter.propose(state, 5), state.longest, None, None)
         assert int((state.lengths - prompt.lengths).max()) > 2
-        layers = runner._ragged.layers
+        layers = runner.cache.layers
         for row, length in enumerate(state.lengths.tolist()):
             text = state.tokens[row : row + 1, : length - 1]
             assert text[0].tolist() == (prompt.host_tokens[row].tolist() + answers[row].tolist())[: length - 1]
@@ -149,11 +148,11 @@ class TreeTable(TableRunner):
 
     takes_trees = True
 
-    def forward_tree(self, tokens: Tensor, starts: Tensor, tree: sk.DraftTree, bound: int) -> Tensor:
+    def forward_tree(self, tokens: Tensor, starts: Tensor, tree: sk.DraftTree, bound: int) -> tuple[Tensor, None]:
         self.tokens = tokens
         parents = tree.parents.clamp(min=0).expand(tokens.shape)
         before = torch.where(tree.depth > 0, tokens.gather(1, parents), self.text.gather(1, starts[:, None]))
-        return self.table[before, tokens]
+        return self.table[before, tokens], None
 
     def keep_path(self, accepted_nodes: Tensor, starts: Tensor) -> None:
         rows = torch.cat([torch.zeros_like(starts)[:, None], accepted_nodes], 1)

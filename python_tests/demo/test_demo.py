@@ -10,9 +10,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec_kernels import config, demo
+from specdec_kernels import assets, config, demo
+from specdec_kernels.assets import corpus, prompts
 from specdec_kernels.decoding import Provenance
-from specdec_kernels.demo import assets, compare, corpus, prompts, render
+from specdec_kernels.demo import compare, render
 
 ACCEPTED, RECOVERED, BONUS = Provenance.ACCEPTED, Provenance.RECOVERED, Provenance.BONUS
 

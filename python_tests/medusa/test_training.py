@@ -162,7 +162,8 @@ def test_self_distilled_text_is_the_models_own() -> None:
 @pytest.mark.long
 @pytest.mark.model
 def test_seeds_of_the_real_model_leave_the_benchmarks_out() -> None:
-    from specdec_kernels.demo import assets, prompts
+    from specdec_kernels import assets
+    from specdec_kernels.assets import prompts
 
     _, tokenizer = assets.load_model()
     seeds = data.Seeds(tokenizer)

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from specdec_kernels.decoding import generate, pack_linear_weights
-from specdec_kernels.demo import assets, prompts
+from specdec_kernels import assets, generate, pack_linear_weights
+from specdec_kernels.assets import prompts
 from specdec_kernels.drafters import Drafter, NgramDrafter, NoDrafter
 from specdec_kernels.medusa import SHIPPED_HEADS, MedusaHeads
 from specdec_kernels.testing import float64_gumbel

@@ -20,7 +20,7 @@ import specdec_kernels as sk
 from python_tests import emulated
 from python_tests.ops.inputs import refuses, same_bits
 from python_tests.support import Backend, in_fresh_process
-from specdec_kernels.kv import RaggedCache
+from specdec_kernels.integrations.transformers.cache import RaggedCache
 
 OP = "gather_kv_"
 PATHS = {"accepted_nodes": torch.tensor([[2, 3, 5], [1, 4, -1]]), "context_lengths": torch.tensor([4, 0])}

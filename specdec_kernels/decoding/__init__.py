@@ -1,10 +1,8 @@
-"""The decoding loops and what they are made of."""
+"""The decoding loop. Here: what drafters and runners are written against, and what a loop returns."""
 
 from __future__ import annotations
 
-from .generate import generate
 from .output import GenerationOutput, GenerationStats, Provenance
-from .packing import pack_linear_weights
 from .runner import Prompt, Runner
 from .state import DecodingState, StepResult
 
@@ -16,6 +14,4 @@ __all__ = [
     "Provenance",
     "Runner",
     "StepResult",
-    "generate",
-    "pack_linear_weights",
 ]

@@ -36,8 +36,9 @@ from ..config import settings
 from ..drafters.base import Draft, Drafter
 from .runner import Runner
 from .schedule import Schedule
-from .state import DecodingState
-from .step import OUTCOME_COLUMNS, Steps
+from .state import OUTCOME_COLUMNS, DecodingState
+from .step import verify_step
+from .steps import Steps
 
 logger = logging.getLogger("specdec_kernels")
 
@@ -58,24 +59,19 @@ class _Streams(threading.local):
 _streams = _Streams()
 
 
-def begin_steps(
-    state: DecodingState,
-    runner: Runner,
-    drafter: Drafter,
-    eos_token_ids: Tensor | None,
-) -> Steps:
+def begin_steps(state: DecodingState, runner: Runner, drafter: Drafter, ends: Tensor | None) -> Steps:
     """The way of running steps that fits the device and the model; parameters as of `Steps`."""
     if not _is_cuda(state.device):
-        return Steps(state, runner, drafter, eos_token_ids)
+        return Steps(state, runner, drafter, ends)
     reason = None
     if settings().check:
         reason = "SPECDEC_CHECK=1 looks at the status of every op"
     elif not runner.capturable:
         reason = f"{runner.name} cannot be captured, or does not say that it can (Runner.capturable)"
     if reason is None:
-        return CapturedSteps(state, runner, drafter, eos_token_ids)
+        return CapturedSteps(state, runner, drafter, ends)
     _explain(reason)
-    return Steps(state, runner, drafter, eos_token_ids)
+    return Steps(state, runner, drafter, ends)
 
 
 def _is_cuda(device: torch.device) -> bool:
@@ -113,14 +109,8 @@ class CapturedSteps(Steps):
 
     rehearsals = WARM_UP_STEPS + 1
 
-    def __init__(
-        self,
-        state: DecodingState,
-        runner: Runner,
-        drafter: Drafter,
-        eos_token_ids: Tensor | None,
-    ) -> None:
-        super().__init__(state, runner, drafter, eos_token_ids)
+    def __init__(self, state: DecodingState, runner: Runner, drafter: Drafter, ends: Tensor | None) -> None:
+        super().__init__(state, runner, drafter, ends)
         batch, longest_draft = state.batch_size, state.capacity - state.max_length - 1
         self._stream = _side_stream(state.device)
         self._pool = torch.cuda.graph_pool_handle()
@@ -150,7 +140,7 @@ class CapturedSteps(Steps):
     def rehearse(self, num_tokens: int) -> None:
         with self.state.rewound():
             self._limits.fill_(num_tokens)
-            self._run(num_tokens, num_tokens, lambda width: num_tokens)
+            self._run(self.state.host_limits, num_tokens, num_tokens, lambda width: num_tokens)
 
     def _lag(self, schedule: Schedule) -> int:
         return int(self.drafter.capturable and not schedule.learns)
@@ -163,8 +153,9 @@ class CapturedSteps(Steps):
         else:
             self._limits.fill_(wanted)
         # A graph of the full width serves the last steps too, in which fewer tokens are left than are drafted.
-        longest = int(np.where(state.host_active, wanted, 0).max())
-        outcome = self._run(schedule.round_up(longest), int(state.host_limits.max()), schedule.round_up)
+        longest_draft = int(np.where(state.host_active, wanted, 0).max())
+        limits = state.draft_limits(wanted)
+        outcome = self._run(limits, schedule.round_up(longest_draft), int(limits.max()), schedule.round_up)
 
         landing = next(self._landings)
         landing.buffer[: outcome.numel()].copy_(outcome.view(-1), non_blocking=True)
@@ -177,43 +168,46 @@ class CapturedSteps(Steps):
         outcome: np.ndarray = landing.buffer[: shape.numel()].view(shape).numpy().copy()  # it is used again
         return outcome
 
-    def _run(self, width: int, num_tokens: int, round_up: Callable[[int], int]) -> Tensor:
+    def _run(self, host_limits: np.ndarray, width: int, num_tokens: int, round_up: Callable[[int], int]) -> Tensor:
         """Enqueue a step of `width` draft tokens (of which a drafter on the host is asked for `num_tokens`)."""
         state, drafter = self.state, self.drafter
+        rows = self._rows(width)
+        at_step = state.at_step(host_limits, rows - width)  # of texts that long all rows are seen, and no more
+        if state.asks_drafter(width if drafter.capturable else num_tokens):
+            drafter.prepare(at_step)
         if drafter.capturable:
-            rows = self._rows(width)
-            if state.asks_drafter(width):
-                drafter.prepare(state)
-            return self._replay((width, rows), lambda: self._verify(self._propose(width, round_up), self._limits))
+            return self._replay(
+                (width, rows),
+                lambda: self._verify(self._propose(at_step, width, round_up), at_step.longest),
+            )
 
-        self._rows(width)
-        if state.asks_drafter(num_tokens):
-            drafter.prepare(state)
-        draft = self._propose(num_tokens, round_up)
-        width = draft.tokens.shape[1]
+        draft = self._propose(at_step, num_tokens, round_up)
         if any(part is not None for part in (draft.logits, draft.probs, draft.token_map, draft.tree)):
             what = "a tree" if draft.tree is not None else "a law with its draft"
             _explain(f"{type(drafter).__name__} gives {what} and does not say that it can be captured")
-            return self._verify(draft, self._limits)
+            return self._verify(draft, at_step.longest)
         if draft.num_draft_tokens is not None:
             torch.minimum(self._limits, draft.num_draft_tokens, out=self._limits)
+        width = draft.tokens.shape[1]
+        rows = self._rows(width)
         if width not in self._drafts:
             self._drafts[width] = Draft(torch.empty_like(draft.tokens, memory_format=torch.contiguous_format))
         fixed = self._drafts[width]
         fixed.tokens.copy_(draft.tokens, non_blocking=True)
-        return self._replay((width, self._rows(width)), lambda: self._verify(fixed, self._limits))
+        return self._replay((width, rows), lambda: self._verify(fixed, rows - width))
+
+    def _verify(self, draft: Draft, longest: int) -> Tensor:
+        return verify_step(self.state, self.runner, draft, longest, self._limits, self.ends)
 
     def _rows(self, width: int) -> int:
-        """Rows of the cache that attention sees in the coming step; tells the state of what they can hold."""
+        """Rows of the cache that attention sees in a step of `width` draft tokens that is launched now."""
         state = self.state
-        longest_block = state.capacity - state.max_length
-        longest = min(int(state.host_lengths.max()) + len(self._under_way) * longest_block, state.max_length)
+        longest_step = state.capacity - state.max_length
+        longest = min(int(state.host_lengths.max()) + len(self._under_way) * longest_step, state.max_length)
         rows = MIN_ROWS
         while rows < longest + width:
             rows *= 2
-        rows = min(rows, state.capacity)
-        state.longest = rows - width
-        return rows
+        return min(rows, state.capacity)
 
     def _replay(self, shape: tuple[Any, ...], step: Callable[[], Tensor]) -> Tensor:
         """Replay `step`; in the first runs of its shape run it, then capture it."""

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from .runner import Runner
 from .state import StepResult
 
 
@@ -119,16 +121,22 @@ class Recorder:
     Parameters
     ----------
     batch_size, max_new_tokens, max_draft_tokens : int
+
+    Attributes
+    ----------
+    target_forwards, draft_steps : int
+        See `GenerationStats`; the loop counts.
     """
 
     def __init__(self, batch_size: int, max_new_tokens: int, max_draft_tokens: int) -> None:
-        # A whole block is written at once, past the limit if need be: placeholders are overwritten or cut off.
+        # A whole draft is written at once, past the limit if need be: placeholders are overwritten or cut off.
         room = max_new_tokens + max_draft_tokens + 1
         self.tokens = np.full((batch_size, room), -1, dtype=np.int64)
         self.provenance = np.full((batch_size, room), Provenance.PADDING, dtype=np.int8)
         self.num_tokens = np.zeros(batch_size, dtype=np.int64)
         self.status = np.zeros(batch_size, dtype=np.int64)
         self.steps = self.drafted = self.accepted = self.rejected = 0
+        self.target_forwards = self.draft_steps = 0
         self.drafted_per_position = np.zeros(max_draft_tokens, dtype=np.int64)
         self.accepted_per_position = np.zeros(max_draft_tokens, dtype=np.int64)
         self._rows = np.arange(batch_size)[:, None]
@@ -156,11 +164,29 @@ class Recorder:
             self.drafted_per_position[:width] += (columns[:width] < num_drafted).sum(0)
             self.accepted_per_position[:width] += (columns[:width] < num_accepted).sum(0)
 
-    def stats(self, target_forwards: int, draft_steps: int, seconds: tuple[float, float]) -> GenerationStats:
-        """The counts so far."""
+    def stats(self, seconds: tuple[float, float]) -> GenerationStats:
+        """The counts so far, and the seconds of prefill and of decoding."""
         reached = int((self.drafted_per_position > 0).sum())
         return GenerationStats(
             int(self.num_tokens.sum()), self.steps, self.drafted, self.accepted, self.rejected,
             self.drafted_per_position[:reached], self.accepted_per_position[:reached],
-            target_forwards, draft_steps, *seconds,
+            self.target_forwards, self.draft_steps, *seconds,
         )  # fmt: skip
+
+    def output(self, runner: Runner, input_ids: Tensor, seconds: tuple[float, float]) -> GenerationOutput:
+        """What a loop returns, from what was recorded."""
+        longest = int(self.num_tokens.max())
+        tokens = torch.from_numpy(self.tokens[:, :longest].copy())
+        padded = tokens.masked_fill(tokens < 0, runner.padding_id).to(runner.device)
+        if runner.decoder_start is None:
+            head = input_ids.to(runner.device, torch.int64)
+        else:
+            head = padded.new_full((input_ids.shape[0], 1), runner.decoder_start)
+        return GenerationOutput(
+            sequences=torch.cat([head, padded], dim=1),
+            tokens=tokens,
+            num_tokens=torch.from_numpy(self.num_tokens),
+            provenance=torch.from_numpy(self.provenance[:, :longest].copy()),
+            status=torch.from_numpy(self.status),
+            stats=self.stats(seconds),
+        )

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import time
-import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from .packing import is_packed
 from .state import StepResult
-
-if TYPE_CHECKING:
-    from .step import Steps
 
 AUTO_DRAFT_LENGTHS = (0, 1, 3, 7)
 """What "auto" chooses from: 1, 2, 4 or 8 verified rows a sequence."""
@@ -125,42 +117,3 @@ class AutoSchedule(Schedule):
         rates = (1 - a ** (self._lengths + 1)) / (1 - a) / self._seconds
         rates[:, 0] *= self._MARGIN
         return self._lengths[rates.argmax(1)]
-
-
-_measured: weakref.WeakKeyDictionary[Any, dict[Any, CostTable]] = weakref.WeakKeyDictionary()
-
-
-def measure_costs(steps: Steps, repeats: int = 2) -> CostTable:
-    """Time drafting and verifying each of `AUTO_DRAFT_LENGTHS`, on the real models, at the batch and context at hand.
-
-    Writes only rows that the first step writes again. Measured once for a model, drafter, batch size, state of packing
-    and way of launching steps, and kept with the model.
-    """
-    state, runner, drafter = steps.state, steps.runner, steps.drafter
-    model = getattr(runner, "model", runner)
-    draft = getattr(drafter, "draft_model", None)
-    draft_key = None if draft is None else weakref.ref(draft)  # equal for the same model, without keeping it alive
-    key = (type(drafter), draft_key, state.batch_size, torch.get_num_threads(), is_packed(model), type(steps))
-    tables = _measured.setdefault(model, {})
-    if key in tables:
-        return tables[key]
-    for length in AUTO_DRAFT_LENGTHS:
-        for _ in range(steps.rehearsals):
-            steps.rehearse(length)
-    seconds = np.full((repeats, len(AUTO_DRAFT_LENGTHS)), np.inf)
-    for repeat in range(repeats):  # interleaved, so that a passing disturbance does not hit one length alone
-        for i, length in enumerate(AUTO_DRAFT_LENGTHS):
-            synchronize(state.device)
-            began = time.perf_counter()
-            steps.rehearse(length)
-            synchronize(state.device)
-            seconds[repeat, i] = time.perf_counter() - began
-    # A longer block never costs less: where it seems to, that is noise.
-    tables[key] = CostTable(np.maximum.accumulate(seconds.min(0)))
-    return tables[key]
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for an accelerator to finish; nothing to wait for on a CPU."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from torch import Tensor
 from ..laws import TargetLaw
 from ..sampling import SamplingParams
 from .runner import Prompt, Runner
+
+OUTCOME_COLUMNS = 5
+"""Columns of a step's outcome beside the tokens."""
 
 
 @dataclass
@@ -29,7 +32,7 @@ class DecodingState:
     sampling : SamplingParams
         The target's.
     target_law : TargetLaw or None
-        What verification is to produce; None: the target's law.
+        What verification is to produce; None: the target's distribution.
     seeds : Tensor
         ``[batch]`` int64.
     vocab_size : int
@@ -37,7 +40,7 @@ class DecodingState:
     max_length : int
         Length of the longest text that this call can reach.
     capacity : int
-        Rows that a cache needs a sequence: `max_length` and one whole block past it.
+        Rows that a cache needs a sequence: `max_length` and one whole step past it.
     tokens : Tensor
         ``[batch, capacity]`` int64: prompt and emitted tokens, left-aligned; defined ids past the length.
     lengths : Tensor
@@ -61,6 +64,8 @@ class DecodingState:
         ``[batch]`` bool, `active` as of the last stop check.
     host_limits : ndarray
         ``[batch]`` int64, how many draft tokens of each sequence the coming step puts to the test at most.
+
+    What a step begins with is `at_step`: a drafter is given that, with its own `longest` and `host_limits`.
     """
 
     prompt: Prompt
@@ -127,7 +132,7 @@ class DecodingState:
 
     @property
     def cascade_bonus(self) -> bool:
-        """Whether the token after an accepted block takes the draft's law too, for which a draft needs one row more."""
+        """Whether the token after an accepted draft has a mixed distribution too: a draft then needs one row more."""
         return self.target_law is not None and self.target_law.cascade_bonus
 
     def asks_drafter(self, num_tokens: int) -> bool:
@@ -146,6 +151,10 @@ class DecodingState:
         """``[batch]`` int64: what is left of `wanted` draft tokens in each sequence, as far as the host knows."""
         return np.where(self.host_active, np.minimum(wanted, self.host_remaining - 1), 0)
 
+    def at_step(self, host_limits: np.ndarray, longest: int) -> DecodingState:
+        """The same state as a step sees it that is launched with these; its tensors are shared."""
+        return replace(self, host_limits=host_limits, longest=longest)
+
     @contextmanager
     def rewound(self) -> Iterator[None]:
         """Steps made within have not happened afterwards: what they wrote past the lengths is written again."""
@@ -154,6 +163,36 @@ class DecodingState:
         yield
         for tensor, value in zip(changing, before, strict=True):
             tensor.copy_(value)
+
+    def append(
+        self, tokens: Tensor, num_tokens: Tensor, num_drafted: Tensor, num_accepted: Tensor, status: Tensor,
+        eos_token_ids: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """Append what a step yields to the texts; `tokens` is ``[batch, width + 1]``, the others are as in
+        `StepResult`.
+
+        Waits for nothing. Returns the outcome, ``[batch, width + 6]`` int64: a `StepResult` in one piece, for
+        `take_in`.
+        """
+        self.tokens.scatter_(1, self.next_positions(tokens.shape[1]), tokens.clamp(min=0))
+        self.lengths += num_tokens
+        self.remaining -= num_tokens
+        self.step += 1
+        self.active &= self.remaining > 0
+        if eos_token_ids is not None:
+            self.active &= ~(tokens[:, :, None] == eos_token_ids).flatten(1).any(1)
+        counts = (num_tokens, num_drafted, num_accepted, self.active, status)
+        return torch.cat([tokens, *(count[:, None].long() for count in counts)], dim=1)
+
+    def take_in(self, outcome: np.ndarray) -> StepResult:
+        """The result of the oldest step that the host has not seen, of which it now knows."""
+        num_tokens, drafted, accepted, active, status = outcome[:, -OUTCOME_COLUMNS:].T
+        result = StepResult(outcome[:, :-OUTCOME_COLUMNS], num_tokens, drafted, accepted, active.astype(bool), status)
+        self.host_lengths = self.host_lengths + result.num_tokens
+        self.host_remaining = self.host_remaining - result.num_tokens
+        self.host_active = result.active
+        self.longest = int(self.host_lengths.max())
+        return result
 
 
 @dataclass(frozen=True)

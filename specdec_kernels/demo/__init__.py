@@ -27,8 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = _parse(argv)
     try:
-        from specdec_kernels.demo import compare
-        from specdec_kernels.demo.assets import AssetError
+        from ..assets import AssetError
+        from . import compare
     except ImportError as error:
         return _fail(f"the demo needs the 'transformers' extra of the package: {error}")
     try:

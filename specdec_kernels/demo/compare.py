@@ -10,10 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import specdec_kernels as sk
-from specdec_kernels.decoding import GenerationOutput, generate, pack_linear_weights
-from specdec_kernels.demo import assets, corpus, prompts, render
-from specdec_kernels.drafters import Drafter, NgramLMDrafter, NoDrafter
+from .. import assets
+from ..assets import corpus, prompts
+from ..decoding import GenerationOutput
+from ..decoding.generate import generate
+from ..drafters import Drafter, NgramLMDrafter, NoDrafter
+from ..integrations.transformers.packing import pack_linear_weights
+from ..sampling import SamplingParams
+from . import render
 
 _MAX_THREADS = 8  # a model this small gains nothing from more
 _RULE = 100
@@ -53,7 +57,7 @@ def run(
     from tqdm import tqdm
 
     torch.set_num_threads(threads or min(_MAX_THREADS, len(os.sched_getaffinity(0))))
-    settings = [sk.SamplingParams(temperature=temperature) for temperature in temperatures]
+    settings = [SamplingParams(temperature=temperature) for temperature in temperatures]
     model, tokenizer = assets.load_model()
     batches = {name: prompts.encode(tokenizer, prompts.load_prompts(name, tokenizer, batch)) for name in names}
     drafter = NgramLMDrafter(corpus.ngram_table(tokenizer))
@@ -63,7 +67,7 @@ def run(
     total = 2 * len(names) * len(settings) * batch * max_new_tokens
     with pack_linear_weights(model), tqdm(total=total, unit="token", leave=False, mininterval=0.2, disable=None) as bar:
 
-        def decode(inputs: tuple[Tensor, Tensor], drafter: Drafter, sampling: sk.SamplingParams) -> GenerationOutput:
+        def decode(inputs: tuple[Tensor, Tensor], drafter: Drafter, sampling: SamplingParams) -> GenerationOutput:
             done = bar.n
             output = generate(
                 model,
@@ -131,7 +135,7 @@ def print_comparison(comparison: Report) -> None:
 def print_summary(report: Report) -> None:
     """Print the table of all comparisons."""
     print(f"\n{'summary ':─<{_RULE}}")
-    print(f"SmolLM2-135M-Instruct, float32, {report['threads']} CPU threads, batch {report['batch']}")
+    print(f"{assets.MODEL_NAME}, float32, {report['threads']} CPU threads, batch {report['batch']}")
     print(f"{'prompts':12}{'temperature':>12}{'plain tok/s':>13}{'spec. tok/s':>13}{'speed-up':>10}", end="")
     print(f"{'mean acceptance length':>24}  identical")
     for row in report["comparisons"]:

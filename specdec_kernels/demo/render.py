@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, TextIO
 
-from specdec_kernels import config
-from specdec_kernels.decoding import Provenance
+from .. import config
+from ..decoding import Provenance
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

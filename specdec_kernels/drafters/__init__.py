@@ -6,7 +6,8 @@ from .base import Draft, Drafter, TreeDrafter
 from .medusa import MedusaDrafter
 from .model import ModelDrafter
 from .ngram import NgramDrafter
-from .ngram_lm import NgramLMDrafter, NgramTable
+from .ngram_lm import NgramLMDrafter
+from .ngram_table import NgramTable
 from .ngram_tree import NgramTreeDrafter
 from .none import NoDrafter
 

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ..decoding.runner import Runner
+from ..decoding.state import DecodingState, StepResult
 from ..sampling import SamplingParams
 from ..tree import DraftTree
 from ..types import PLACEHOLDER_TOKEN_ID, RowStats, TokenMap
 
-if TYPE_CHECKING:
-    from ..decoding.state import DecodingState, StepResult
-
 
 @dataclass(frozen=True)
 class Draft:
-    """Draft tokens and the law that they were really drawn from.
+    """Draft tokens and the distribution that they were really drawn from.
 
-    Without `logits` and `probs` the law is one-hot: all mass on the draft token (a lookup, a greedy head). That is also
-    all that acceptance "match" and "greedy" need.
+    Without `logits` and `probs` it is one-hot: all mass on the draft token (a lookup, a greedy head). That is also all
+    that acceptance "match" and "greedy" need.
 
     Attributes
     ----------
@@ -46,7 +44,7 @@ class Draft:
         output.
     tree : DraftTree or None
         Of a `TreeDrafter`: `tokens` ``[batch, num_nodes - 1]`` are its nodes' without the root's, −1 where a sequence
-        lacks a node, and the law is one-hot.
+        lacks a node, and the distribution is one-hot.
     """
 
     tokens: Tensor
@@ -92,8 +90,8 @@ class Drafter(ABC):
 
             def commit(self, state, result): ...
 
-    `NgramDrafter` works on the host, `ModelDrafter` draws from a law of its own. The output keeps the target's law
-    whatever is proposed, as long as `Draft` tells the truth about the law that the tokens were drawn from.
+    `NgramDrafter` works on the host, `ModelDrafter` draws from a distribution of its own. The output keeps the target's
+    distribution whatever is proposed, as long as `Draft` tells the truth about the one that the tokens were drawn from.
 
     Attributes
     ----------
@@ -103,10 +101,13 @@ class Drafter(ABC):
         then be a step behind: `commit` gets a step's result when the next one is under way.
     gives_logits : bool
         True: each `Draft` of tokens has `logits`, which target laws other than `sk.laws.Lossy` need.
+    runner : Runner or None
+        What runs the drafter's model, if it has one: not the target's.
     """
 
     capturable: bool = False
     gives_logits: bool = False
+    runner: Runner | None = None
 
     @abstractmethod
     def start(self, state: DecodingState) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from ..decoding.state import DecodingState, StepResult
 from ..tree import DraftTree
 from ..types import PLACEHOLDER_TOKEN_ID
 from .base import Draft, TreeDrafter
-
-if TYPE_CHECKING:
-    from ..decoding.state import DecodingState, StepResult
-    from ..medusa.heads import MedusaHeads
+from .medusa_heads import MedusaHeads
 
 
 class MedusaDrafter(TreeDrafter):
@@ -55,6 +51,8 @@ class MedusaDrafter(TreeDrafter):
             raise ValueError(f"MedusaDrafter: tree must have ranks < vocab_draft={vocab}, got {self.num_ranks - 1}")
         self.heads, self.tree = heads, tree
         self.num_nodes, self.max_depth = tree.num_nodes, tree.max_depth
+        # of each node's token in the heads' best tokens, head by head
+        self._places = (tree.depth[1:] - 1) * self.num_ranks + tree.ranks[1:]
 
     def start(self, state: DecodingState) -> None:
         """Check that the heads are of this target."""
@@ -62,10 +60,7 @@ class MedusaDrafter(TreeDrafter):
         self.heads.check_fits(state.vocab_size, state.hidden.shape[1])
         if self.heads.w1.weight.device != state.device:
             raise ValueError(f"generate: heads must be on {state.device}, got {self.heads.w1.weight.device}")
-        self.tree = self.tree.to(state.device)
-        assert self.tree.ranks is not None
-        head = self.tree.depth[1:] - 1
-        self._places = head * self.num_ranks + self.tree.ranks[1:]  # in the heads' best tokens, head by head
+        self.tree, self._places = self.tree.to(state.device), self._places.to(state.device)
 
     def propose(self, state: DecodingState, num_tokens: int) -> Draft:
         """The whole tree."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from ..decoding.request import check_draft
+from ..decoding.runner import Runner
+from ..decoding.state import DecodingState, StepResult
+from ..integrations.runners import as_runner
 from ..laws import Lossy
 from ..ops.noise_keys import noise_keys
 from ..ops.row_stats import row_stats
@@ -15,15 +19,12 @@ from ..sampling import GREEDY, SamplingParams
 from ..types import RowStats
 from .base import Draft, Drafter
 
-if TYPE_CHECKING:
-    from ..decoding.state import DecodingState, StepResult
-
 
 class ModelDrafter(Drafter):
     """Drafts with a model that shares the target's vocabulary, on a ragged cache of its own.
 
     A draft of K tokens takes K + 1 forwards of one row: the last writes the key-values of draft token K, without which
-    the next draft after a fully accepted block would start from a hole. Rejected tokens cost nothing: their rows are
+    the next draft after a fully accepted one would start from a hole. Rejected tokens cost nothing: their rows are
     written over.
 
     Parameters
@@ -44,17 +45,15 @@ class ModelDrafter(Drafter):
     """
 
     gives_logits = True
+    runner: Runner
 
     def __init__(self, draft_model: Any, sampling: SamplingParams | None = None) -> None:
-        from ..decoding.runner import as_runner
-
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise TypeError(f"ModelDrafter: sampling must be a SamplingParams or None, got {type(sampling).__name__}")
         self.draft_model = draft_model
         self.runner = as_runner(draft_model, "ModelDrafter")
         self.sampling = sampling
         self._behind = 0  # steps without drafting since the last one with: tokens that our cache has not seen
-        self._proposed = False
 
     @property
     def capturable(self) -> bool:  # type: ignore[override]
@@ -63,23 +62,19 @@ class ModelDrafter(Drafter):
 
     def start(self, state: DecodingState) -> None:
         """Check that target and draft fit, and feed the prompts."""
-        from ..decoding.arguments import check_draft
-        from ..decoding.runner import as_runner
-
         runner = self.runner = as_runner(self.draft_model, "ModelDrafter")  # it may have moved, or be training, by now
         check_draft("generate", runner, state, "drafter.sampling", self.sampling)
-        self._behind, self._proposed = 0, False
+        self._behind = 0
         runner.start(state.prompt, state.capacity)
         runner.prefill(state.prompt)
 
     def prepare(self, state: DecodingState) -> None:
         """Feed the tokens of steps without drafting: one a step in every active sequence."""
-        self._proposed = True
         if self._behind == 0:
             return
         starts = (state.lengths - 1 - self._behind).clamp_(min=0)
-        span = starts[:, None] + torch.arange(self._behind, device=state.device)
-        self.runner.forward(state.tokens.gather(1, span), starts, state.longest - 1, need_logits=False)
+        missed = starts[:, None] + torch.arange(self._behind, device=state.device)
+        self.runner.forward(state.tokens.gather(1, missed), starts, state.longest - 1, need_logits=False)
 
     def propose(self, state: DecodingState, num_tokens: int) -> Draft:
         """Draw `num_tokens` tokens one after the other; keeps their logits and stats for the verifier."""
@@ -127,8 +122,8 @@ class ModelDrafter(Drafter):
 
     def commit(self, state: DecodingState, result: StepResult) -> None:
         """Note whether our cache has seen what was emitted: it has, wherever we drafted."""
-        self._behind = 0 if self._proposed else self._behind + 1
-        self._proposed = False
+        drafted = state.asks_drafter(result.tokens.shape[1] - 1)
+        self._behind = 0 if drafted else self._behind + 1
 
     def finish(self) -> None:
         self.runner.finish()

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
 from .._host_py import MAX_NGRAM, check_integer
+from ..decoding.state import DecodingState, StepResult
 from ..host import NgramIndex
 from .base import Draft, Drafter
-
-if TYPE_CHECKING:
-    from ..decoding.state import DecodingState, StepResult
 
 
 class NgramDrafter(Drafter):

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from .._host_py import MAX_NGRAM, check_integer
+from ..decoding.state import DecodingState, StepResult
 from ..tree import MAX_DEPTH, MAX_NODES, DraftTree
 from .base import Draft, TreeDrafter
-
-if TYPE_CHECKING:
-    from ..decoding.state import DecodingState, StepResult
 
 
 class NgramTreeDrafter(TreeDrafter):

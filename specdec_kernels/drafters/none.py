@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ..decoding.state import DecodingState, StepResult
 from .base import Draft, Drafter
-
-if TYPE_CHECKING:
-    from ..decoding.state import DecodingState, StepResult
 
 
 class NoDrafter(Drafter):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..drafters.medusa_heads import MedusaHeads
 from .calibrate import count_accuracy, falling
 from .data import Document, Features, extract, prepare
-from .heads import MedusaHeads
 from .losses import distillation_loss, heads_weight, linear_cross_entropy, lm_loss, medusa1_loss
 from .train import Recipe, choose_vocabulary, train_heads, train_jointly
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..drafters.medusa_heads import MedusaHeads
 from .data import Features
-from .heads import MedusaHeads
 
 
 @torch.inference_mode()

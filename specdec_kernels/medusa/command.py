@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import config
+from .. import assets, config
+from ..drafters.medusa_heads import MedusaHeads
 from ..tree import DraftTree
 from .calibrate import count_accuracy, falling
 from .data import Features, prepare
-from .heads import MedusaHeads
 from .train import Recipe, choose_vocabulary, train_heads, train_jointly
 
 HELD_OUT_EVERY = 20
@@ -35,11 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    from ..demo.assets import AssetError
-
     try:
         arguments.run(arguments)
-    except (AssetError, ValueError, OSError) as error:
+    except (assets.AssetError, ValueError, OSError) as error:
         print(f"medusa: {error}", file=sys.stderr)
         return 1
     return 0
@@ -78,8 +76,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _load(arguments: argparse.Namespace) -> tuple[Any, Any, Path]:
     """The model, its tokenizer, and the folder of its text."""
-    from ..demo import assets
-
     name = assets.MODEL_NAME if arguments.model is None else arguments.model.resolve().name
     folder = arguments.folder or config.settings().cache / "medusa" / f"{name.lower()}-seed{arguments.seed}"
     if arguments.model is None:
@@ -136,8 +132,6 @@ def _card(
     losses: list[float],
 ) -> dict[str, Any]:  # fmt: skip
     """What a reader of the heads' file wants to know."""
-    from ..demo import assets
-
     labels = train.next_tokens()
     predicted = labels >= 0
     distilled = (train.firsts > 0)[train.documents()]  # what follows a prompt the model wrote

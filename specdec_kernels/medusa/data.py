@@ -3,7 +3,7 @@
 Self-distillation (Cai et al., arXiv 2401.10774, section 2.2.3): the target writes its own training text. Its seeds are
 beginnings of the standard library's functions, to be continued; questions about such functions; and a chat's empty user
 turn, which the target fills itself before it answers (self-talk: Xu et al., arXiv 2406.08464). What the benchmarks use
-is no part of it: neither their prompts nor, by `specdec_kernels.demo.corpus`, the sources these are made of.
+is no part of it: neither their prompts nor, by `specdec_kernels.assets.corpus`, the sources these are made of.
 
 Text and hidden states are made shard by shard, each a file that is complete once it is there: whoever is interrupted
 goes on with the next one.
@@ -23,6 +23,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..assets.corpus import sources
+from ..assets.prompts import encode
+from ..decoding.generate import generate
+from ..drafters import NoDrafter
 from ..sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -195,10 +199,6 @@ def extract(model: Any, documents: Sequence[Document], batch_size: int = 8) -> F
 
 def distill(model: Any, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], seed: int) -> list[Document]:
     """The target's own continuations of `prompts`, by our own `generate`, a batch at a time."""
-    from ..decoding import generate
-    from ..demo.prompts import encode
-    from ..drafters import NoDrafter
-
     ids, mask = encode(tokenizer, prompts)
     temperatures = torch.tensor([_TEMPERATURES[i % len(_TEMPERATURES)] for i in range(len(prompts))])
     output = generate(
@@ -229,8 +229,6 @@ class Seeds:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> None:
-        from ..demo.corpus import sources
-
         self.tokenizer = tokenizer
         self.seed = seed
         files = [path.read_text(encoding="utf-8", errors="ignore") for path in sources()]
@@ -274,9 +272,6 @@ class Seeds:
 
     def _self_talk(self, model: Any, shard: int) -> list[str]:
         """What the target writes in the user's place."""
-        from ..decoding import generate
-        from ..drafters import NoDrafter
-
         mark = "\N{SNOWMAN}"  # stands where the user's words go: what the template puts before it is the prompt
         prompt = self._chat(mark).split(mark)[0]
         ids = torch.tensor([self.tokenizer.encode(prompt, add_special_tokens=False)] * _DOCUMENTS)

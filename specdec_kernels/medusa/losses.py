@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..drafters.medusa_heads import MedusaHeads
 from .data import IGNORED
-from .heads import MedusaHeads
 
 HEAD_DECAY = 0.8
 """λₖ = 0.8ᵏ, k from 0: later heads, whose losses are larger, weigh less."""
@@ -93,7 +93,7 @@ def lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
 def distillation_loss(original_logits: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
     """The same on self-distilled text: the mean of ``KL(p_original ‖ p)`` over the labelled rows, in nats.
 
-    A text drawn from the model is one sample of its law; trained on that alone the backbone would drift.
+    A text drawn from the model is one sample of its distribution; trained on that alone the backbone would drift.
     """
     target = original_logits.float().log_softmax(-1)
     divergence = (target.exp() * (target - logits.float().log_softmax(-1))).sum(-1)

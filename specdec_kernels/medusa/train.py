@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from ..drafters.medusa_heads import MedusaHeads
 from ..types import TokenMap
 from .data import Features
-from .heads import MedusaHeads
 from .losses import distillation_loss, heads_weight, lm_loss, medusa1_loss
 
 

@@ -1,1 +1,1 @@
-"""The contract: one file an op, with its schema, fake, validation, docstring and way to a backend."""
+"""The contract: one file per op, with its schema, fake, validation, docstring and way to a backend."""

@@ -1,4 +1,4 @@
-"""`gather_kv_`: the accepted path of a token tree moves to the end of its sequence's key-value cache."""
+"""`gather_kv_`: move the accepted path of a token tree to the end of its sequence's key-value cache."""
 
 from __future__ import annotations
 
@@ -70,30 +70,30 @@ def gather_kv_(
         ``[batch, max_depth]`` int64 (or int32), −1 padded: `VerifyOutput.accepted_nodes`. Ascending, as parents stand
         before children.
     context_lengths : Tensor
-        ``[batch]`` int32 or int64, rows before the root's. A negative one makes an idle row: nothing moves, and its
+        ``[batch]`` int32 or int64, rows before the root's. A negative number marks an idle row: nothing moves, and its
         length stays as it is.
     layout : str or pair of str, optional
         The tensors' dimensions in their order; a pair: those of keys and those of values. ``b`` is the batch, ``s`` the
         row (position), ``h`` the key-value head, ``d`` the element of a head, ``(bh)`` batch and heads in one
         dimension, batch first; ``l`` (layers) and ``2`` (keys and values) are further dimensions. Only the batch and
-        ``s`` must occur.
+        ``s`` are required.
 
         - ``"bhsd"``, the default: Llama and most of transformers;
         - ``"sbhd"``: ChatGLM; ``"bshd"``: FlashAttention;
         - ``("(bh)ds", "(bh)sd")``: Bloom;
         - ``"l2bhsd"``: all layers in one tensor.
 
-        With a `block_table`, ``n`` (block) takes the place of ``b``, and ``s`` is the row in its block:
+        With a `block_table`, ``n`` (page) takes the place of ``b``, and ``s`` is the row in its page:
 
         - ``"nshd"``, the default there: one tensor a layer for keys and one for values, as FlashInfer's NHD pages;
         - ``"nhsd"``: FlashInfer's HND pages;
         - ``"2nshd"``, ``"n2shd"``: vLLM's keys and values in one tensor a layer, in its older and its newer order;
           ``"n2hsd"``: FlashInfer's HND with keys and values in one tensor.
     block_table : Tensor, optional
-        ``[batch, max_blocks]`` int32 or int64: block ``position // block_size`` of each sequence. Only the entries of
-        rows that are moved are looked at. No two sequences may share a block that is written to.
+        ``[batch, max_blocks]`` int32 or int64: each sequence's pages (vLLM's blocks), by ``position // page_size``.
+        Only the entries of rows that are moved are looked at. Two sequences may not share a page that is written to.
     backend : str, optional
-        "reference", "cpu", "cuda" …; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
 
     Returns
     -------
@@ -105,7 +105,7 @@ def gather_kv_(
     TypeError, ValueError
         A wrong dtype, shape, device or layout, tensors that overlap; before any work. What only values can show sets
         ``status``: `Status.BAD_TREE` for an accepted node that is not greater than the one before it, or whose row or
-        block lies outside the cache: the path ends before it; `Status.BAD_PARAM` for a context length that leaves no
+        page lies outside the cache: the path ends before it; `Status.BAD_PARAM` for a context length that leaves no
         row for the root: an idle row.
     """
     op = "gather_kv_"

@@ -31,22 +31,23 @@ def noise_keys(
 
     From a key, `sample` and ``verify_chain(acceptance="match")`` compute ``G(key, v) = −log(−log1p(−t))`` for every
     target id v, ``t = (philox(key, v div 4)[v mod 4] + 0.5) · 2**-32``. The match rule and its drafter use the absolute
-    position (counted without padding) and no step, so that the stream they emit is that of plain sampling with the
-    seed.
+    position (counted without padding) and no step, so that what they emit is what plain sampling with the seed emits.
+    Drafts for the rules "block", "recursive" and "traversal" need a step, and those of a tree one number per node in
+    the place of a position.
 
     Parameters
     ----------
     seeds : Tensor
-        ``[batch]`` int64, one a sequence.
+        ``[batch]`` int64, one per sequence.
     positions : Tensor
-        ``[batch, n]`` int32 or int64: the absolute position of the token that is drawn.
+        ``[batch, n]`` int32 or int64: the absolute position of the token that is drawn; for the draft of a tree, a
+        number for each node.
     purpose : {"sample", "draft", "accept", "final"}
         Disjoint streams.
     step : int or Tensor, optional
-        The verify step, where noise must be fresh at each step; >= 0, or ``[batch]`` int64. None is a stream of its
-        own.
+        The verify step, where noise must be fresh at each step; >= 0, or ``[batch]`` int64. None: a stream of its own.
     backend : str, optional
-        "reference", "cpu", "cuda" …; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""`row_stats`: a row's whole law as a few numbers."""
+"""`row_stats`: a row's whole distribution as a few numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ _op = define(
 
 
 def row_stats(logits: Tensor, params: SamplingParams | None = None, *, backend: str | None = None) -> RowStats:
-    """The law of each row of logits after the sampling transform, as a few numbers a row; nothing V-wide is written.
+    """The distribution of each row of logits after the sampling transform, as a few numbers.
+
+    Nothing as wide as the vocabulary is written.
 
     Parameters
     ----------
@@ -39,7 +41,7 @@ def row_stats(logits: Tensor, params: SamplingParams | None = None, *, backend: 
     params : SamplingParams, optional
         Tensors in it hold one value for each index of the first dimension. None: temperature 1, nothing cut.
     backend : str, optional
-        "reference", "cpu", "cuda" …; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
 
     Returns
     -------

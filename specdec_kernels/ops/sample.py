@@ -55,11 +55,12 @@ def sample(
     draft_token_map: TokenMap | None = None,
     backend: str | None = None,
 ) -> Draw:
-    """Draw from the law of each row, and keep the row's stats for the verifier.
+    """Draw from the distribution of each row, and keep the row's stats for the verifier.
 
     With `uniform_samples` by inverse CDF; with `noise_keys` by the Gumbel-max trick, ``argmax_v(log P(v) + G(key,
     v))``, where ``num_samples > 1`` takes the largest ones: a draw without replacement (Kool et al. 2019, arXiv
-    1903.06059). A greedy row (temperature 0) yields its argmax either way.
+    1903.06059). A greedy row (temperature 0) yields its argmax either way. Rows with the same key share their noise:
+    the nodes of a tree need a key each.
 
     Parameters
     ----------
@@ -75,15 +76,15 @@ def sample(
     num_samples : int
         1 … 1024; more than 1 needs `noise_keys`.
     draft_token_map : TokenMap, optional
-        The logits' vocabulary is this reduced one; tokens come out as target ids, and noise is that of the target ids.
+        The logits have this reduced vocabulary; tokens come out as target ids, and the noise is that of the target ids.
     backend : str, optional
-        "reference", "cpu", "cuda" …; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
 
     Returns
     -------
     Draw
-        ``token`` and ``log_prob`` shaped as the rows (``[..., num_samples]`` where that is > 1), ``stats`` of the rows
-        (without the raw fields, which are −inf).
+        ``token`` and ``log_prob`` have the shape of the rows (``[..., num_samples]`` where that is > 1); ``stats`` are
+        those of the rows (their raw fields are not computed: −inf).
 
     Raises
     ------

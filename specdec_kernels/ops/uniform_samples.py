@@ -25,21 +25,21 @@ def uniform_samples(
     """Uniforms keyed by (seed, step, purpose, index): Philox4x32-10 (Salmon et al., SC 2011), top 24 bits of a word
     each.
 
-    The ratio rules ("token", "block") need fresh ones at every verify step: let `step` grow by one per step of a
-    sequence. A number depends on nothing else: not on `num`, on the batch slot or on the backend.
+    The ratio rules ("token", "block") need fresh ones at every verify step: let `step` grow by one with each step of a
+    sequence. A number depends on nothing else: not on `num`, the batch slot or the backend.
 
     Parameters
     ----------
     seeds : Tensor
-        ``[batch]`` int64, one a sequence.
+        ``[batch]`` int64, one per sequence.
     step : int or Tensor
         The verify step, >= 0; or ``[batch]`` int64 on the device (an int would be baked into a captured graph).
     num : int
-        Numbers a sequence, >= 0: ``num_draft + 1`` for `verify_chain`.
+        How many per sequence, >= 0: ``num_draft + 1`` for `verify_chain`.
     purpose : {"accept", "draft", "final", "sample"}
         Disjoint streams.
     backend : str, optional
-        "reference", "cpu", "cuda" …; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
 
     Returns
     -------

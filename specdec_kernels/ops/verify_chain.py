@@ -76,30 +76,30 @@ def verify_chain(
 ) -> VerifyOutput:
     """Accept the longest prefix of each drafted chain that the rule allows, and draw the one token after it.
 
-    With x the draft token at a position, P and Q the target's and draft's laws there and u a coin:
+    With x the draft token at a position, P and Q the target's and the draft's distributions there and u a coin:
 
     - "token": accept iff ``u · Q(x) < P(x)``, else draw the recovered token from ``norm((P − Q)+)`` (Leviathan et al.,
       arXiv 2211.17192; Chen et al., arXiv 2302.01318, eq. 9–13);
-    - "block": block verification, never accepting fewer in the mean (Sun et al., arXiv 2403.10444, algorithm 2);
-    - "match": draw y from P with the position's Gumbel noise and accept while ``x == y``: the stream of plain sampling;
+    - "block": block verification, which accepts no fewer on average (Sun et al., arXiv 2403.10444, algorithm 2);
+    - "match": draw y from P with the position's Gumbel noise and accept while ``x == y``: plain sampling's own tokens;
     - "greedy": accept while x is the target's argmax, whatever the temperature.
 
-    The first three are lossless: the emitted tokens have the target's law (after `params`); "greedy" emits the target's
-    own greedy output. With a `target_law`, the law π that it makes of p and q takes the place of P in "token" and
-    "block" (`sk.laws` has the table); the bonus keeps the law P unless the law says otherwise. A sequence's result does
-    not depend on its neighbours, on padding or on num_draft. Without draft logits or probabilities Q is all mass on the
-    draft token.
+    The first three are lossless: the emitted tokens have the target's distribution (after `params`); "greedy" emits the
+    target's own greedy output. A `target_law` is a choice of another distribution π, made of both models' at each
+    position, that takes the place of P in "token" and "block" (`sk.laws` has the table); the bonus token is drawn from
+    P unless the law says otherwise. A sequence's result does not depend on its neighbours, on padding or on num_draft.
+    Without draft logits or probabilities Q is all on the draft token.
 
     Parameters
     ----------
     target_logits : Tensor
-        ``[batch, num_draft + 1, vocab]`` float32, bfloat16 or float16: row ``i`` is the law of draft token ``i`` (from
-        0), the last row that of the bonus. Any leading strides, contiguous in the last dimension.
+        ``[batch, num_draft + 1, vocab]`` float32, bfloat16 or float16: row ``i`` judges draft token ``i`` (from 0), the
+        bonus is drawn from the last row. Any leading strides, contiguous in the last dimension.
     draft_tokens : Tensor
-        ``[batch, num_draft]`` int32 or int64 target ids; a −1 ends that sequence's block.
+        ``[batch, num_draft]`` int32 or int64 target ids; a −1 ends that sequence's draft.
     draft_logits : Tensor, optional
         ``[batch, num_draft, vocab_draft]``, the rows that the draft tokens were drawn from; one row more where
-        `target_law` has ``bonus="cascade"``: the draft's law of the token after the block.
+        `target_law` has ``bonus="cascade"``: the draft's logits for the token after the draft.
     uniform_samples : Tensor, optional
         ``[batch, num_draft + 1]`` float32 in [0, 1): column 0 draws the recovered or bonus token, column i is the coin
         of the i-th draft token. Needed by "token" and "block" unless ``params.temperature`` is the number 0. "block"
@@ -110,11 +110,11 @@ def verify_chain(
         Of target and draft. `draft_params` must be what the draft tokens were really drawn with; `draft_probs` have
         them in already. None: temperature 1, nothing cut.
     acceptance : {"token", "block", "match", "greedy"}
-        The rule. "block" is the token rule for a sequence without draft logits or probabilities, or whose draft logits
-        have temperature 0.
+        The rule. "block" is the same as "token" for a sequence without draft logits or probabilities, or whose draft
+        logits have temperature 0.
     target_law : one of `sk.laws`, optional
-        None: lossless. "token" takes all, "block" all but `Lossy` with a number as β, "match" and "greedy" none. All
-        but `Lossy` need `draft_logits`.
+        None: lossless. "token" takes any law, "block" any but `Lossy` with a number as β, "match" and "greedy" take
+        none. All but `Lossy` need `draft_logits`.
     draft_probs : Tensor, optional
         Instead of `draft_logits`: ``[batch, num_draft, vocab_draft]`` float32, normalised.
     draft_stats : RowStats, optional
@@ -123,13 +123,13 @@ def verify_chain(
     draft_token_map : TokenMap, optional
         Maps a reduced draft vocabulary to target ids.
     num_draft_tokens : Tensor, optional
-        ``[batch]`` int32 or int64: use only so many; −1: an idle row, which emits nothing.
+        ``[batch]`` int32 or int64: use only so many of each sequence's; −1: an idle row, which emits nothing.
     eos_token_ids : Tensor, optional
-        ``[num_eos]`` int64: a block ends after its first drafted EOS, and nothing is drawn after an accepted one.
+        ``[num_eos]`` int64: a draft ends after its first EOS, and nothing is drawn after an accepted one.
     return_acceptance : bool
-        Also return ``Σ_v min(P(v), Q(v))`` for each position of the block, whatever the `target_law` (reads every row).
+        Also return ``Σ_v min(P(v), Q(v))`` for each drafted position, whatever the `target_law` (reads every row).
     backend : str, optional
-        "reference", "cpu", "cuda" …; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
 
     Returns
     -------

@@ -49,8 +49,9 @@ def verify_packed(
 ) -> VerifyOutput:
     """`verify_chain` for drafts of different lengths without padding: same rules, same tokens for the same inputs.
 
-    Sequence b's draft tokens (and draft rows) are ``cu[b] … cu[b+1]``; its target rows, uniforms and keys start at
-    ``cu[b] + b``, in the order `verify_chain` has them (so its uniform number 0 draws the recovered or bonus token).
+    Sequence b's draft tokens (and draft rows) are those from ``cu[b]`` up to ``cu[b+1]``; its target rows, uniforms and
+    keys start at ``cu[b] + b``, in the order of `verify_chain` (so its uniform number 0 draws the recovered or bonus
+    token).
 
     Parameters
     ----------
@@ -69,7 +70,7 @@ def verify_packed(
     uniform_samples, noise_keys : Tensor, optional
         ``[total + batch]`` float32 in [0, 1) and int64.
     params, draft_params : SamplingParams, optional
-        One value a sequence.
+        Tensors in them hold one value per sequence.
     draft_probs : Tensor, optional
         ``[total, vocab_draft]`` float32.
     draft_stats : RowStats, optional

@@ -77,27 +77,30 @@ def verify_tree(
 ) -> VerifyOutput:
     """Accept a path of each drafted tree, from the root down, and draw the one token after it.
 
-    With P and Q the target's and draft's laws after a node:
+    With P and Q the target's and the draft's distributions of the token after a node:
 
     - "sample": draw y from P at the root; while y is a child's token, go there and draw again. Lossless whatever the
       tokens are, and reads only the rows on the way;
-    - "greedy", "match": the same with P's argmax, or y drawn with the node's Gumbel noise: the output of plain greedy
-      decoding, or the stream of plain sampling with these keys;
+    - "greedy", "match": the same with P's argmax, or with y drawn with the node's Gumbel noise: the output of plain
+      greedy decoding, or of plain sampling with these keys;
     - "recursive": siblings drawn from Q without replacement (`sample` with ``num_samples``, in the order drawn) are
       tried in turn: accept with ``min(1, P(x) / Q(x))``, else P becomes ``norm((P − Q)+)`` and x leaves Q. Lossless
       (Miao et al., arXiv 2305.09781; without replacement: Chen et al., arXiv 2402.12374);
     - "traversal": the same children, but from the leaves up, as block verification does in a chain. Lossless (Weng et
       al., arXiv 2505.12398);
-    - "typical": accept x iff ``p(x) > min(ε, δ exp(−H(p)))`` with p the target's law at the sampling temperature,
-      before any truncation, and H its entropy in nats; the longest path wins, of equal ones the likelier. Not lossless
-      (Cai et al., arXiv 2401.10774, section 2.3.1).
+    - "typical": accept x iff ``p(x) > min(ε, δ exp(−H(p)))`` with p the target's distribution at the sampling
+      temperature, before any truncation, and H its entropy in nats; the longest path wins, of equally long ones the
+      likelier. Not lossless (Cai et al., arXiv 2401.10774, section 2.3.1).
 
-    The final token is drawn from what then is P, after truncation, at the last accepted node.
+    The final token is drawn from what P has become, after truncation, at the last accepted node.
+
+    "recursive" and "traversal" need draft noise that is fresh at every step, and different for each node: keys by
+    position would give the children of siblings the same noise, and "traversal" would no longer be lossless.
 
     Parameters
     ----------
     target_logits : Tensor
-        ``[batch, num_nodes, vocab]`` float32, bfloat16 or float16: row i is the law of the token after node i. Any
+        ``[batch, num_nodes, vocab]`` float32, bfloat16 or float16: row i is for the token after node i. Any
         leading strides, contiguous in the last dimension.
     tree : DraftTree
         One for the batch, or one for each sequence.
@@ -105,14 +108,14 @@ def verify_tree(
         ``[batch, num_nodes]`` int32 or int64 target ids. Node 0 is the root, whose token was emitted before: −1 there
         makes an idle row, which emits nothing. A −1 elsewhere is a node that this sequence does not have.
     draft_logits : Tensor, optional
-        ``[batch, num_nodes, vocab_draft]``: row i is the law that node i's children were drawn from. Needed by
-        "recursive", "traversal" (or `draft_probs`) and by a `target_law`.
+        ``[batch, num_nodes, vocab_draft]``: row i is what node i's children were drawn from. Needed by a
+        `target_law`, and (or else `draft_probs`) by "recursive" and "traversal".
     draft_probs : Tensor, optional
         Instead of `draft_logits`: the same as float32 probabilities, normalised.
     acceptance : {"sample", "greedy", "match", "typical", "recursive", "traversal"}
         The rule.
     target_law : one of `sk.laws`, optional
-        A cascade for "sample": the law π takes the place of P at nodes that have children, and with
+        A cascade for "sample": its distribution π takes the place of P at nodes that have children, and with
         ``bonus="cascade"`` at all nodes.
     epsilon, delta : float
         Of "typical".
@@ -131,7 +134,7 @@ def verify_tree(
     noise_keys : Tensor, optional
         ``[batch, num_nodes]`` int64, from `noise_keys` at the nodes' positions; "match" only.
     backend : str, optional
-        "reference", "cpu", "cuda" …; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
 
     Returns
     -------

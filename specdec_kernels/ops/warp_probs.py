@@ -1,4 +1,4 @@
-"""`warp_probs`: the law of each row, materialised."""
+"""`warp_probs`: the probabilities of each row, written out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _op = define("warp_probs", "Tensor logits, " + PARAMS_SCHEMA.format(""), "Tensor
 def warp_probs(logits: Tensor, params: SamplingParams | None = None, *, backend: str | None = None) -> Tensor:
     """The probabilities of each row after the sampling transform: temperature → top-k → top-p → min-p → renormalise.
 
-    Verification never needs this array; it is for callers that do (and for tests).
+    Verification never needs this array; it is for callers that do, and for tests.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def warp_probs(logits: Tensor, params: SamplingParams | None = None, *, backend:
     params : SamplingParams, optional
         Tensors in it hold one value for each index of the first dimension. None: temperature 1, nothing cut.
     backend : str, optional
-        "reference", "cpu", "cuda" …; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
 
     Returns
     -------

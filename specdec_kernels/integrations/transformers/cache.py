@@ -2,23 +2,40 @@
 
 The cache is preallocated and knows no lengths: the caller says where each forward writes (`RaggedCache.place`) and
 masks what a sequence may see. Rows past a sequence's length are never visible and are written again before they become
-so; rolling back rejected draft tokens is therefore nothing but continuing from a smaller length, on the device, without
-a copy.
+so: to roll back rejected draft tokens is to continue from a smaller length, on the device, without a copy.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from .ops.gather_kv_ import gather_kv_
-from .tree import DraftTree
+from ...ops.gather_kv_ import gather_kv_
+from ...tree import DraftTree
 
 VIEW_STEP = 64
 """Attention sees the buffer up to the next multiple of this: a short context does not pay for the capacity."""
+
+
+class Place(NamedTuple):
+    """Where a forward writes.
+
+    Attributes
+    ----------
+    positions : Tensor
+        ``[batch, n]`` int64, of the new rows in their sequences.
+    rows : Tensor
+        ``[batch * n]`` int64, of the new rows in the layers' buffers.
+    visible : int
+        Rows of each sequence that attention is computed over.
+    """
+
+    positions: Tensor
+    rows: Tensor
+    visible: int
 
 
 class RaggedCache(Cache):
@@ -33,19 +50,18 @@ class RaggedCache(Cache):
     capacity : int
         Rows of one sequence. A forward of `n` rows needs ``start + n <= capacity`` for every sequence.
     reported_length : int
-        What ``get_seq_length`` answers. No served model uses it for anything but a default position, except T5 (see
-        `specdec_kernels.decoding.runner.TransformersRunner`).
+        What ``get_seq_length`` returns. No served model uses it for anything but a default position, except T5 (see
+        `EncoderDecoderRunner`).
     """
 
     def __init__(self, num_layers: int, batch_size: int, capacity: int, reported_length: int = 0) -> None:
         self.num_sequences = batch_size
         self.capacity = capacity
         self.reported_length = reported_length
-        self.visible = capacity
-        self.rows: Tensor | None = None
+        self.coming: Place | None = None  # layers learn of it here: a model hands them keys and values alone
         super().__init__(layers=[_RaggedLayer(self) for _ in range(num_layers)])
 
-    def place(self, starts: Tensor, num_rows: int, bound: int) -> Tensor:
+    def place(self, starts: Tensor, num_rows: int, bound: int) -> Place:
         """Say where the next forward writes.
 
         Parameters
@@ -60,15 +76,14 @@ class RaggedCache(Cache):
 
         Returns
         -------
-        Tensor
-            ``[batch, num_rows]`` int64, the positions written.
+        Place
         """
         device = starts.device
         positions = starts[:, None] + torch.arange(num_rows, device=device)
         first_rows = torch.arange(0, self.num_sequences * self.capacity, self.capacity, device=device)
-        self.rows = (positions + first_rows[:, None]).view(-1)
-        self.visible = min(self.capacity, -(-bound // VIEW_STEP) * VIEW_STEP)
-        return positions
+        rows = (positions + first_rows[:, None]).view(-1)
+        self.coming = Place(positions, rows, min(self.capacity, -(-bound // VIEW_STEP) * VIEW_STEP))
+        return self.coming
 
     def keep_path(self, accepted_nodes: Tensor, context_lengths: Tensor) -> None:
         """Move the rows of a tree's accepted nodes to the end of each sequence's text.
@@ -113,16 +128,17 @@ class _RaggedLayer(CacheLayerMixin):
         return self.keys, self.values
 
     def _write(self, buffer: Tensor, states: Tensor) -> Tensor:
-        cache = self.cache
-        assert cache.rows is not None, "RaggedCache.place comes before a forward"
-        buffer.index_copy_(0, cache.rows, states.transpose(1, 2).reshape(-1, *buffer.shape[1:]))
-        return buffer.view(cache.num_sequences, cache.capacity, *buffer.shape[1:])[:, : cache.visible].transpose(1, 2)
+        cache, place = self.cache, self.cache.coming
+        assert place is not None, "RaggedCache.place comes before a forward"
+        buffer.index_copy_(0, place.rows, states.transpose(1, 2).reshape(-1, *buffer.shape[1:]))
+        return buffer.view(cache.num_sequences, cache.capacity, *buffer.shape[1:])[:, : place.visible].transpose(1, 2)
 
     def get_seq_length(self) -> int:
         return self.cache.reported_length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.cache.visible, 0
+        place = self.cache.coming
+        return self.cache.capacity if place is None else place.visible, 0
 
     def get_max_length(self) -> int:
         return self.cache.capacity

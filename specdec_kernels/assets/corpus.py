@@ -1,4 +1,4 @@
-"""The n-gram counts behind the demo's drafter: the Python standard library's source, in the model's tokens."""
+"""A body of text: the Python standard library's source, and the counts of its n-grams in a model's tokens."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specdec_kernels.demo import assets
-from specdec_kernels.drafters import NgramTable
+from ..drafters import NgramTable
+from .fetch import AssetError, Say, cached, print_to_stderr
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,7 +22,7 @@ _HELD_OUT = {"fnmatch.py", "heapq.py", "shutil.py", "statistics.py", "textwrap.p
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
 
 
-def ngram_table(tokenizer: PreTrainedTokenizerBase, say: assets.Say = assets.print_to_stderr) -> NgramTable:
+def ngram_table(tokenizer: PreTrainedTokenizerBase, say: Say = print_to_stderr) -> NgramTable:
     """The counts, made once for a Python version (about twenty seconds) and kept in the cache.
 
     Raises
@@ -35,17 +35,17 @@ def ngram_table(tokenizer: PreTrainedTokenizerBase, say: assets.Say = assets.pri
         say("counting n-grams of the Python standard library (20 seconds, once) ...")
         texts = [file.read_text(encoding="utf-8", errors="ignore") for file in sources()]
         if not texts:
-            raise assets.AssetError("this Python came without the source of its standard library")
+            raise AssetError("this Python came without the source of its standard library")
         end = [tokenizer.eos_token_id]
         documents = [ids + end for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
         NgramTable.from_tokens(np.concatenate([np.array(ids, dtype=np.int64) for ids in documents])).save(path)
 
     name = f"stdlib-ngrams-python{sys.version_info.major}.{sys.version_info.minor}.npz"
-    path = assets.cached(name, build, say=say)
+    path = cached(name, build, say=say)
     try:
         return NgramTable.load(path)
     except (OSError, ValueError) as error:
-        raise assets.AssetError(f"the cached {path} cannot be read ({error}); delete it and try again") from error
+        raise AssetError(f"the cached {path} cannot be read ({error}); delete it and try again") from error
 
 
 def sources() -> list[Path]:

@@ -27,7 +27,9 @@ from python_tests.law.test_generate_law import (
 )
 from python_tests.law.test_generate_law import VOCAB as SMALL_VOCAB
 from specdec_kernels import laws
-from specdec_kernels.decoding import Provenance, cascade, two_models
+from specdec_kernels.comparison import seq_cascade as whole_answers
+from specdec_kernels.comparison import two_models
+from specdec_kernels.decoding import Provenance
 from specdec_kernels.testing import float64_law
 
 END = 3  # the id that leaves most answers some length
@@ -106,7 +108,7 @@ def test_law_of_whole_answers(confidence: str, alpha: float) -> None:
 
 def test_the_target_drawing_with_the_drafts_coins_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        cascade, "uniform_samples", lambda seeds, step, num, purpose: sk.uniform_samples(seeds, step, num)
+        whole_answers, "uniform_samples", lambda seeds, step, num, purpose: sk.uniform_samples(seeds, step, num)
     )
     assert g_test(*answers("mean", 0.4)) < 1e-8
 

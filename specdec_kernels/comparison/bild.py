@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..decoding.output import GenerationOutput, Recorder
+from ..decoding.request import MAX_SPECULATIVE_TOKENS, Request, check_int, check_number
 from ..ops.row_stats import row_stats
 from ..sampling import GREEDY
 from ..types import PLACEHOLDER_TOKEN_ID
-from .arguments import MAX_SPECULATIVE_TOKENS, check_int, check_number
-from .output import GenerationOutput
 from .two_models import TwoModels, append, last_row, max_prob, raw_log_probs
 
 
@@ -69,17 +69,19 @@ def bild(
     check_number(caller, "fallback", fallback, 0.0, math.inf)
     check_number(caller, "rollback", rollback, 0.0, math.inf)
     check_int(caller, "max_draft_tokens", max_draft_tokens, 1, MAX_SPECULATIVE_TOKENS)
-    models = TwoModels(
-        caller, model, draft_model, input_ids, attention_mask, GREEDY, None, None, max_new_tokens,
-        max_draft_tokens, eos_token_id,
-    )  # fmt: skip
-    unseen = 1
-    with models.at_work():
-        while models.state.host_active.any():
+    request = Request(input_ids, attention_mask, GREEDY, None, max_new_tokens, eos_token_id)
+    models = TwoModels.begin(caller, model, draft_model, request, None, max_draft_tokens)
+    state, unseen = models.state, 1
+    recorder = Recorder(state.batch_size, max_new_tokens, max_draft_tokens)
+    with models.at_work() as seconds:
+        while state.host_active.any():
             tokens, status = _draft(models, fallback, max_draft_tokens, unseen)
-            models.record(_verify(models, tokens, status, rollback))
+            recorder.draft_steps += tokens.shape[1] > 0
+            recorder.target_forwards += 1
+            outcome = _verify(models, tokens, status, rollback)
+            recorder.add(state.take_in(outcome.cpu().numpy()))
             unseen = 2  # where a draft was kept, its last token too
-        return models.output()
+        return recorder.output(models.target, input_ids, seconds())
 
 
 def _draft(models: TwoModels, fallback: float, max_draft_tokens: int, unseen: int) -> tuple[Tensor, Tensor]:
@@ -90,7 +92,6 @@ def _draft(models: TwoModels, fallback: float, max_draft_tokens: int, unseen: in
     state = models.state
     limits = torch.where(state.active, state.remaining - 1, 0)  # one of the target's follows
     writing = limits > 0
-    models.draft_steps += bool(writing.any())
     tokens, status = state.tokens[:, :0], torch.zeros_like(limits)
     for i in range(max_draft_tokens):
         if not bool(writing.any()):
@@ -115,9 +116,8 @@ def _verify(models: TwoModels, tokens: Tensor, status: Tensor, rollback: float) 
     for `take_in`. `status` ``[batch]`` holds the draft's flags.
     """
     state = models.state
-    models.target_forwards += 1
-    block = torch.cat([state.last_tokens(), tokens.clamp(min=0)], dim=1)
-    logits = models.target.forward(block, state.lengths - 1, state.longest + tokens.shape[1])
+    fed = torch.cat([state.last_tokens(), tokens.clamp(min=0)], dim=1)
+    logits = models.target.forward(fed, state.lengths - 1, state.longest + tokens.shape[1])
     assert logits is not None
     stats = row_stats(logits)
 

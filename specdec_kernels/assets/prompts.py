@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from specdec_kernels.demo import assets
+from .fetch import AssetError
+from .texts import gsm8k, human_eval, mt_bench
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -64,11 +65,11 @@ def _summarise() -> list[str]:
 
 
 def _humaneval() -> list[str]:
-    return [problem["prompt"] for problem in assets.human_eval()]
+    return [problem["prompt"] for problem in human_eval()]
 
 
 def _chat() -> list[str]:
-    questions = assets.mt_bench()
+    questions = mt_bench()
     # One question of every category in turn, so that the first few already cover them all.
     categories = list(dict.fromkeys(question["category"] for question in questions))
     by_category = [[q["turns"][0] for q in questions if q["category"] == category] for category in categories]
@@ -76,7 +77,7 @@ def _chat() -> list[str]:
 
 
 def _gsm8k() -> list[str]:
-    return [problem["prompt"] for problem in assets.gsm8k()]
+    return [problem["prompt"] for problem in gsm8k()]
 
 
 # name -> (texts, whether they are a user's turn in a chat)
@@ -108,9 +109,7 @@ def load_prompts(name: str, tokenizer: PreTrainedTokenizerBase, count: int | Non
     try:
         texts = build()
     except (ImportError, OSError, KeyError) as error:  # a Python that came without its sources or its pydoc topics
-        raise assets.AssetError(
-            f"prompt set {name!r} cannot be made from this Python's standard library: {error}"
-        ) from error
+        raise AssetError(f"prompt set {name!r} cannot be made from this Python's standard library: {error}") from error
     if count is not None:
         if not 1 <= count <= len(texts):
             raise ValueError(f"load_prompts: count must be in 1 .. {len(texts)} for {name!r}, got {count}")

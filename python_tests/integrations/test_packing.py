@@ -8,7 +8,7 @@ from torch import nn
 
 import specdec_kernels as sk
 from python_tests.decoding.models import prompts, tiny
-from specdec_kernels.decoding import packing
+from specdec_kernels.integrations.transformers import packing
 
 
 class Net(nn.Module):

@@ -1,0 +1,281 @@
+"""Every figure in a table of docs/benchmarks.md and README.md is that of bench/results.
+
+A table is announced by a comment, ``<!-- figures: NAME -->``; `NAMES` says what its cells must hold, from the words of
+its first column and of its heading. A table without such a comment fails, but for README's in `WORDS_ONLY`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench/results/amd-epyc-2-cores-avx512"
+if not RESULTS.exists():
+    pytest.skip("a source distribution holds no results", allow_module_level=True)
+PAGES = ("docs/benchmarks.md", "README.md")
+WORDS_ONLY = {"backend", "missing"}  # README's tables without figures, by the first word of their heading
+CASES = {  # as a heading has them: as the results do
+    "T = 1": "T=1", "truncated": "truncated", "greedy": "greedy", "one-hot draft": "one-hot", "block": "block",
+    "`Opt`": "Opt", "`TokenV3`": "TokenV3", "recursive": "T=1", "recursive, truncated": "truncated",
+    "sample": "sample", "typical": "typical", "traversal": "traversal",
+}  # fmt: skip
+PEERS = {"eager PyTorch": "eager", "torch.compile": "compile", "transformers": "transformers"}
+LOOKUP, NGRAMS = "greedy, lookup, K = 7", "T = 1, n-gram model, K = 3"  # columns
+SIZES = [(vocab, batch) for vocab in (49152, 128256) for batch in (1, 8)]
+
+Expected = list[float]
+
+
+@cache
+def results(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return found
+
+
+def row(name: str, **wanted: Any) -> dict[str, Any]:
+    """The one row of a result file with these values."""
+    (found,) = (r for r in results(name)["rows"] if all(r[key] == value for key, value in wanted.items()))
+    return found
+
+
+def micros(op: str, case: str, size: tuple[int, int], provider: str = "cpu", **more: Any) -> float:
+    wanted = {"case": case, "vocab": size[0], "batch": size[1], "provider": provider, "cache": "cold"}
+    found: float = row(op, **{"dtype": "float32", **wanted, **more})["median_us"]
+    return found
+
+
+def size_of(label: str) -> tuple[int, int]:
+    vocab, batch = label.split(", ")
+    return int(vocab), int(batch)
+
+
+def against(op: str, case: str, size: tuple[int, int], peers: Iterable[str], **more: Any) -> Expected:
+    """How many times as long each peer takes; then our own microseconds."""
+    own = micros(op, case, size, **more)
+    return [*(micros(op, case, size, peer, **more) / own for peer in peers), own]
+
+
+def chain(label: str, column: str) -> Expected:
+    return against("verify_chain", CASES[column], size_of(label), ("eager", "compile", "transformers"))
+
+
+def chain_in_bfloat16(label: str, column: str) -> Expected:
+    peers = ("eager", "compile", "transformers")
+    return against("verify_chain", CASES[column], size_of(label), peers, dtype="bfloat16")
+
+
+def chain_more(label: str, column: str) -> Expected:
+    return against("verify_chain", CASES[column], size_of(label), ("eager", "compile"))
+
+
+def chain_variants(label: str, column: str) -> Expected:
+    case, _, variant = column.partition(": ")
+    name = {"no stats": "cpu, no draft_stats", "kept probs": "eager, kept draft_probs"}.get(
+        variant, f"eager, {variant}"
+    )
+    return against("verify_chain", CASES[case], size_of(label), [name])[:1]
+
+
+def tree(label: str, column: str) -> Expected:
+    case = CASES[column]
+    return against("verify_tree", case, size_of(label), [] if case == "traversal" else ["eager"])
+
+
+def gather(label: str, column: str) -> Expected:
+    case, vocab, batch = {
+        "one layer, one sequence": ("overhead", 64, 1), "32 layers, one sequence": ("32 layers", 64, 1),
+        "32 layers, eight sequences": ("32 layers", 64, 8),
+    }[label]  # fmt: skip
+    provider = "cpu" if column.startswith("ours") else "eager"
+    at = {"case": case, "vocab": vocab, "batch": batch}
+    time = row("gather_kv_", provider=provider, **at)["median_us"]
+    return [time] if "µs" in column else [time / row("gather_kv_", provider="cpu", **at)["median_us"]]
+
+
+def overhead(label: str, column: str) -> Expected:
+    goals = results(label.strip("`"))["targets"]
+    (found,) = (t for t in goals if "overhead" in t["what"])
+    return {"goal, µs": [found["target"]], "measured, µs": [found["measured"]]}.get(column, [])
+
+
+def rates(label: str, column: str) -> Expected:
+    wanted = {"case": CASES[column], "dtype": "float32", "cache": "cold", "provider": "cpu"}
+    vocab, batch = size_of(label)
+    return [row("verify_chain", vocab=vocab, batch=batch, **wanted)["gb_per_s"]]
+
+
+def best_peer(label: str, column: str) -> Expected:
+    vocab, batch = size_of(label)
+    what = f"{CASES[column]} V={vocab} B={batch}: cpu × best peer"
+    (found,) = (t for t in results("verify_chain")["targets"] if t["what"].startswith(what))
+    return [found["measured"]]
+
+
+def decoded(name: str, prompts: str, temperature: float, drafter: str, number: int | str) -> Expected:
+    """Tokens a second over plain decoding's, and tokens a step."""
+    found = row(name, prompts=prompts, temperature=temperature, drafter=drafter, num_speculative_tokens=number)
+    return [found["ratio"], found["mean_acceptance_length"]]
+
+
+def end_to_end(label: str, column: str) -> Expected:
+    name, prompts = ("end_to_end_quote", "quote") if label == "quote, eight texts" else ("end_to_end", label)
+    if column.startswith('"auto"'):
+        auto = [r["ratio"] for r in results(name)["rows"]
+                if r["prompts"] == prompts and r["num_speculative_tokens"] == "auto"]  # fmt: skip
+        return [min(auto), max(auto)]
+    temperature, drafter, number = {
+        LOOKUP: (0.0, "lookup", 7), NGRAMS: (1.0, "ngram-lm", 3),
+    }[column]  # fmt: skip
+    if name == "end_to_end_quote" and temperature:
+        return []
+    return decoded(name, prompts, temperature, drafter, number)
+
+
+def medusa(label: str, column: str) -> Expected:
+    way, drafter, nodes = re.fullmatch(r"(greedy|T = 1|typical): (.*), (\d+) nodes", label).groups()  # type: ignore[union-attr]
+    name = {"Medusa": "medusa", "lookup tree": "lookup-tree"}[drafter] + (", typical" if way == "typical" else "")
+    return decoded("end_to_end_medusa", column, float(way != "greedy"), name, int(nodes))
+
+
+def medusa_trees(label: str, column: str) -> Expected:
+    nodes, kind = label.split(" nodes, ")
+    drafter = {"calibrated": "medusa", "random": "medusa, random tree"}[kind]
+    return decoded("medusa_trees", column, 0.0, drafter, int(nodes))
+
+
+def span_of(label: str, column: str) -> Expected:
+    """Smallest and largest ratio over the four sizes; README's one table."""
+    op, case = {
+        "chain, T = 1": ("verify_chain", "T=1"), "chain, greedy": ("verify_chain", "greedy"),
+        "chain, T = 0.8, top-k 50, top-p 0.9": ("verify_chain", "truncated"),
+        "tree of 11 nodes, T = 1": ("verify_tree", "T=1"),
+        "tree of 11 nodes, T = 0.8, top-k 50, top-p 0.9": ("verify_tree", "truncated"),
+    }[label]  # fmt: skip
+    if op == "verify_tree" and column != "eager PyTorch":
+        return []
+    ratios = [against(op, case, size, [PEERS[column]])[0] for size in SIZES]
+    return [min(ratios), max(ratios)]
+
+
+def over_sizes(
+    function: Callable[[str, str], Expected], column: str, vocabs: tuple[int, ...] = (49152, 128256)
+) -> Expected:
+    values = [function(f"{vocab}, {batch}", column)[0] for vocab in vocabs for batch in (1, 8)]
+    return [min(values), max(values)]
+
+
+def overheads() -> Expected:
+    measured = sorted(path.stem for path in RESULTS.glob("*.json") if "overhead" in path.read_text())
+    values = [overhead(op, "measured, µs")[0] for op in measured]
+    return [min(values), max(values)]
+
+
+GOALS: dict[str, Callable[[], Expected]] = {
+    "verify step at T = 1, times the best peer": lambda: over_sizes(best_peer, "T = 1"),
+    "the same, truncated": lambda: over_sizes(best_peer, "truncated"),
+    "the same, greedy": lambda: over_sizes(best_peer, "greedy"),
+    "logits read at T = 1, GB/s": lambda: over_sizes(rates, "T = 1"),
+    "the same, greedily": lambda: over_sizes(rates, "greedy"),
+    "the same, truncated, vocabulary 49152": lambda: over_sizes(rates, "truncated", (49152,)),
+    "the same, truncated, vocabulary 128256": lambda: over_sizes(rates, "truncated", (128256,)),
+    "overhead of a call, µs, by op": overheads,
+    "code-edit, greedy, lookup: times plain decoding": lambda: end_to_end("code-edit", LOOKUP)[:1],
+    "quote, the same": lambda: end_to_end("quote", LOOKUP)[:1],
+    "HumanEval, T = 1, n-gram model: times plain decoding": lambda: end_to_end(
+        "humaneval", "T = 1, n-gram model, K = 3"
+    )[:1],
+    '"auto", at its worst: times plain decoding': lambda: [
+        min(end_to_end(name, '"auto"')[0] for name in ("code-edit", "quote", "humaneval", "chat"))
+    ],
+}
+
+
+def goals(label: str, column: str) -> Expected:
+    return GOALS[label]() if column == "measured" else []
+
+
+NAMES: dict[str, Callable[[str, str], Expected]] = {
+    "chain": chain, "chain in bfloat16": chain_in_bfloat16, "other chains": chain_more, "variants": chain_variants,
+    "tree": tree, "gather": gather, "overhead": overhead, "rates": rates, "best peer": best_peer,
+    "goals": goals, "end to end": end_to_end, "medusa": medusa, "medusa trees": medusa_trees, "ratios": span_of,
+}  # fmt: skip
+
+
+def tables(page: str) -> list[tuple[str | None, list[list[str]]]]:
+    """The tables of a page: the name in the comment above, if there is one, and the cells without the ruler."""
+    found: list[tuple[str | None, list[list[str]]]] = []
+    name, inside = None, False
+    for line in (ROOT / page).read_text().splitlines():
+        if line.startswith("|"):
+            if not inside:
+                found.append((name, []))
+            inside = True
+            if not re.fullmatch(r"[|:\- ]+", line):
+                found[-1][1].append([cell.strip() for cell in line.strip("|").split("|")])
+            continue
+        announced = re.fullmatch(r"<!-- figures: (.*) -->", line)
+        name = announced[1] if announced else name if not line and not inside else None
+        inside = False
+    return found
+
+
+def agrees(text: str, value: float) -> bool:
+    """Whether `text` is `value`, rounded to the decimals that it shows."""
+    decimals = len(text.partition(".")[2])
+    return abs(float(text) - value) <= 0.5 * 10.0**-decimals + 1e-9
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_figure_of_a_table_is_that_of_the_results(page: str) -> None:
+    wrong, seen = [], 0
+    for name, (head, *body) in tables(page):
+        if name is None:
+            assert page == "README.md" and head[0] in WORDS_ONLY, f"{page}: no comment above {head}"
+            continue
+        for label, *cells in body:
+            for column, cell in zip(head[1:], cells, strict=True):
+                if name == "goals" and column != "measured":
+                    continue  # `test_goals_are_called_missed_where_they_are`
+                figures, expected = re.findall(r"\d+(?:\.\d+)?", cell), NAMES[name](label, column)
+                seen += len(figures)
+                if len(figures) != len(expected) or not all(map(agrees, figures, expected)):
+                    wrong.append(f"{page}, {name}: {label} | {column}: {cell}, but the results say {expected}")
+    assert not wrong, "\n".join(wrong)
+    assert seen > 5
+
+
+def test_goals_are_called_missed_where_they_are() -> None:
+    ((_, *body),) = (cells for name, cells in tables("docs/benchmarks.md") if name == "goals")
+    assert [label for label, *_ in body] == list(GOALS)
+    for label, wanted, _, verdict in body:
+        worst = max(GOALS[label]()) if "µs" in label else -min(GOALS[label]())
+        reached = worst <= (float(wanted) if "µs" in label else -float(wanted))
+        assert verdict.startswith("reached" if reached else "**missed**"), label
+
+
+def test_a_wrong_figure_is_seen() -> None:
+    assert agrees("9.5", 9.479) and agrees("11", 11.4) and not agrees("9.5", 9.3) and not agrees("12", 11.4)
+
+
+def test_the_commands_are_those_of_the_results() -> None:
+    """Each result that docs/benchmarks.md quotes stands there with the command that it was taken with."""
+    text = " ".join((ROOT / "docs/benchmarks.md").read_text().replace("\\\n", "").split())
+    for name in ("verify_chain", "end_to_end", "end_to_end_quote", "end_to_end_medusa", "medusa_trees"):
+        assert results(name)["command"] in text, name
+    assert "python -m bench.run --op verify_tree gather_kv_ --json --threads 2" in text  # one run each in the results
+    for name in ("verify_tree", "gather_kv_"):
+        assert results(name)["command"] == f"python -m bench.run --op {name} --json --threads 2"
+
+
+def test_readme_s_sentence_on_decoding_is_that_of_the_results() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    said = re.search(r"at ([\d.]+) to ([\d.]+) times the speed of plain decoding", text)
+    ratios = [end_to_end(prompts, LOOKUP)[0] for prompts in ("code-edit", "quote", "humaneval", "chat")]
+    assert said and agrees(said[1], min(ratios)) and agrees(said[2], max(ratios))

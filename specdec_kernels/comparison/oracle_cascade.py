@@ -1,0 +1,67 @@
+"""A cascade that asks both models at every token.
+
+Source: Narasimhan et al., "Faster Cascades via Speculative Decoding" (arXiv 2405.19261), algorithm 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from ..decoding.generate import generate
+from ..decoding.output import GenerationOutput
+from ..drafters import ModelDrafter
+from ..laws import Lossy, TargetLaw
+from ..sampling import SamplingParams
+
+
+def oracle_cascade(
+    model: Any,
+    input_ids: Tensor,
+    *,
+    draft_model: Any,
+    law: TargetLaw,
+    attention_mask: Tensor | None = None,
+    sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
+    draft_sampling: SamplingParams | None = None,
+    seeds: Tensor | None = None,
+    max_new_tokens: int = 128,
+    eos_token_id: int | Iterable[int] | None = None,
+) -> GenerationOutput:
+    """Every token drawn from the distribution π that `law` makes of both models' at it (algorithm 3): for analysis,
+    since it saves nothing.
+
+    This is `generate` without draft tokens and with a cascaded bonus: each token is a bonus one, none is drafted.
+
+    Parameters
+    ----------
+    model : PreTrainedModel or Runner
+        The target; see `generate`.
+    input_ids, attention_mask, seeds, max_new_tokens, eos_token_id
+        See `generate`.
+    draft_model : PreTrainedModel or Runner
+        With the target's vocabulary.
+    law : one of `sk.laws`
+        Any but `Lossy`; its `bonus` counts for nothing here.
+    sampling, draft_sampling : SamplingParams
+        Of target and draft; None: the draft's as the target's.
+
+    Returns
+    -------
+    GenerationOutput
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `generate` with a `ModelDrafter`, or a law that is not a cascade's.
+    """
+    if not isinstance(law, TargetLaw) or isinstance(law, Lossy):
+        raise TypeError(f"oracle_cascade: law must be one of sk.laws but Lossy, got {type(law).__name__}")
+    return generate(
+        model, input_ids, drafter=ModelDrafter(draft_model, draft_sampling), attention_mask=attention_mask,
+        sampling=sampling, seeds=seeds, max_new_tokens=max_new_tokens, num_speculative_tokens=0,
+        target_law=replace(law, bonus="cascade"), eos_token_id=eos_token_id,  # type: ignore[call-arg]
+    )  # fmt: skip

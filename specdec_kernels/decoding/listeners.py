@@ -1,0 +1,35 @@
+"""Who is told of every step: a streamer, and a progress bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+
+from .state import StepResult
+
+
+def emitter(streamer: Any, prompts: list[np.ndarray], cleanup: ExitStack) -> Callable[[StepResult], None]:
+    """What hands each step's tokens to the streamer."""
+    if streamer is None:
+        return lambda result: None
+    if not hasattr(streamer, "put"):
+        return lambda result: streamer([row[:n] for row, n in zip(result.tokens, result.num_tokens, strict=True)])
+    cleanup.callback(streamer.end)
+    streamer.put(torch.from_numpy(prompts[0]))
+    return lambda result: streamer.put(torch.from_numpy(result.tokens[0, : result.num_tokens[0]]))
+
+
+def progress_bar(progress: bool, total: int, cleanup: ExitStack) -> Callable[[StepResult], None]:
+    """What moves a bar on by each step's tokens; ModuleNotFoundError where there is no tqdm to show one."""
+    if not progress:
+        return lambda result: None
+    try:
+        from tqdm.auto import tqdm
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("generate: progress=True needs tqdm, which is not installed") from None
+    bar = cleanup.enter_context(tqdm(total=total, unit="token", desc="generate"))
+    return lambda result: bar.update(int(result.num_tokens.sum()))

@@ -1,0 +1,171 @@
+"""What every loop is given: checked before any work, and brought into the loop's form."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..ops._common import flat_params
+from ..sampling import SamplingParams
+from .runner import Prompt, Runner
+from .state import DecodingState
+
+MAX_SPECULATIVE_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Request:
+    """What every loop is asked for; the attributes are parameters of `generate`."""
+
+    input_ids: Tensor
+    attention_mask: Tensor | None
+    sampling: SamplingParams
+    seeds: Tensor | None
+    max_new_tokens: int
+    eos_token_id: int | Iterable[int] | None
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences."""
+        return self.input_ids.shape[0]
+
+    def check(self, caller: str, runner: Runner) -> None:
+        """Raise for the first of them that is wrong, but for the ends."""
+        _check_ids(caller, runner, self.input_ids)
+        batch, length = self.input_ids.shape
+        if self.attention_mask is not None:
+            _check_mask(caller, runner, self.attention_mask, batch, length)
+        if not isinstance(self.sampling, SamplingParams):
+            raise TypeError(f"{caller}: sampling must be a SamplingParams, got {type(self.sampling).__name__}")
+        flat_params(caller, "sampling", self.sampling, batch, runner.device)
+        if self.seeds is not None:
+            _check_seeds(caller, self.seeds, batch)
+        check_int(caller, "max_new_tokens", self.max_new_tokens, 1, 2**31 - 1)
+        reached = (1 if runner.decoder_start is not None else length) + self.max_new_tokens
+        if runner.max_length is not None and reached > runner.max_length:
+            raise ValueError(
+                f"{caller}: {runner.name} holds {runner.max_length} positions, but prompt and max_new_tokens need "
+                f"{reached}"
+            )
+
+    def ends(self, caller: str, runner: Runner) -> Tensor | None:
+        """``[num_eos]`` int64 ids that end a sequence, or None; raises for those that are none."""
+        wanted: Any = runner.end_ids if self.eos_token_id is None else self.eos_token_id
+        try:
+            ids = [operator.index(i) for i in (wanted if isinstance(wanted, Iterable) else [wanted])]
+        except TypeError:
+            got = type(wanted).__name__
+            raise TypeError(f"{caller}: eos_token_id must be an integer or several, got {got}") from None
+        bad = [i for i in ids if not 0 <= i < runner.vocab_size]
+        if bad and self.eos_token_id is not None:
+            raise ValueError(f"{caller}: eos_token_id must be in [0, vocab={runner.vocab_size}), got {bad[0]}")
+        ids = [i for i in ids if i not in bad]  # a config's −1 means "none", and would match the loop's placeholders
+        return torch.tensor(ids, dtype=torch.int64, device=runner.device) if ids else None
+
+    def prompt(self, runner: Runner) -> Prompt:
+        """The prompts without their padding: left-aligned on the device, and on the host."""
+        ids = self.input_ids.to(torch.int64)
+        mask = torch.ones_like(ids) if self.attention_mask is None else (self.attention_mask != 0).to(ids)
+        batch = ids.shape[0]
+        # Bool indexing and copies to the host are fine here: this is once a call, before the first step.
+        host = [row[keep] for row, keep in zip(ids.cpu().numpy(), mask.cpu().numpy().astype(bool), strict=True)]
+        if runner.decoder_start is not None:
+            start = np.array([runner.decoder_start], dtype=np.int64)
+            tokens = ids.new_full((batch, 1), runner.decoder_start)
+            return Prompt(tokens, ids.new_ones(batch), [start] * batch, ids, mask, host)
+        longest = max(map(len, host))
+        aligned = np.zeros((batch, longest), dtype=np.int64)
+        for row, text in zip(aligned, host, strict=True):
+            row[: len(text)] = text
+        return Prompt(torch.from_numpy(aligned).to(runner.device), mask.sum(1), host)
+
+    def make_seeds(self, runner: Runner) -> Tensor:
+        """``[batch]`` int64 on the device; drawn from torch's default generator if not given."""
+        seeds = self.seeds
+        if seeds is None:
+            seeds = torch.randint(0, 2**63 - 1, (self.batch_size,), dtype=torch.int64)
+        return seeds.to(runner.device)
+
+
+def check_draft(
+    caller: str, draft: Runner, state: DecodingState, params_name: str, params: SamplingParams | None
+) -> None:
+    """Raise unless the model `draft` can draft for the target of `state`, with its sampling parameters `params`."""
+    if draft.vocab_size != state.vocab_size:
+        raise ValueError(
+            f"{caller}: target and draft must share one tokenizer, but the target's vocabulary has "
+            f"{state.vocab_size} ids and the draft's ({draft.name}) {draft.vocab_size}"
+        )
+    if draft.device != state.device:
+        raise ValueError(f"{caller}: the draft ({draft.name}) must be on {state.device}, got {draft.device}")
+    if (draft.decoder_start is None) != (state.prompt.source_tokens is None):
+        raise ValueError(f"{caller}: target and draft ({draft.name}) must both be decoders, or both encoder-decoders")
+    if draft.max_length is not None and state.max_length > draft.max_length:
+        held, needed = draft.max_length, state.max_length
+        raise ValueError(f"{caller}: the draft ({draft.name}) holds {held} positions, {needed} are needed")
+    flat_params(caller, params_name, params, state.batch_size, state.device)
+
+
+def _check_ids(caller: str, runner: Runner, input_ids: Tensor) -> None:
+    if not isinstance(input_ids, Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
+        got = getattr(input_ids, "dtype", type(input_ids).__name__)
+        raise TypeError(f"{caller}: input_ids must be an int64 or int32 tensor, got {got}")
+    if input_ids.dim() != 2 or input_ids.numel() == 0:
+        raise ValueError(f"{caller}: input_ids must be [batch >= 1, prompt >= 1], got {list(input_ids.shape)}")
+    if input_ids.device != runner.device:
+        raise ValueError(f"{caller}: input_ids must be on {runner.device}, got {input_ids.device}")
+    lowest, highest = int(input_ids.min()), int(input_ids.max())
+    if lowest < 0 or highest >= runner.vocab_size:
+        raise ValueError(f"{caller}: input_ids must be in [0, vocab={runner.vocab_size}), got {lowest} … {highest}")
+
+
+def _check_mask(caller: str, runner: Runner, attention_mask: Tensor, batch: int, length: int) -> None:
+    if not isinstance(attention_mask, Tensor):
+        raise TypeError(f"{caller}: attention_mask must be a tensor, got {type(attention_mask).__name__}")
+    if tuple(attention_mask.shape) != (batch, length):
+        raise ValueError(
+            f"{caller}: attention_mask must be [batch={batch}, prompt={length}], got {list(attention_mask.shape)}"
+        )
+    if attention_mask.device != runner.device:
+        raise ValueError(f"{caller}: attention_mask must be on {runner.device}, got {attention_mask.device}")
+    kept = attention_mask != 0
+    empty = ~kept.any(1)
+    if bool(empty.any()):
+        raise ValueError(
+            f"{caller}: attention_mask must keep a token in every row, row {int(empty.int().argmax())} is empty"
+        )
+    if runner.decoder_start is None:
+        holes = (kept[:, :-1] & ~kept[:, 1:]).any(1)
+        if bool(holes.any()):
+            row = int(holes.int().argmax())
+            raise ValueError(f"{caller}: attention_mask must pad on the left (zeros, then ones), row {row} does not")
+
+
+def _check_seeds(caller: str, seeds: Tensor, batch: int) -> None:
+    if not isinstance(seeds, Tensor) or seeds.dtype != torch.int64:
+        got = getattr(seeds, "dtype", type(seeds).__name__)
+        raise TypeError(f"{caller}: seeds must be an int64 tensor, got {got}")
+    if tuple(seeds.shape) != (batch,):
+        raise ValueError(f"{caller}: seeds must be [batch={batch}], got {list(seeds.shape)}")
+
+
+def check_int(caller: str, name: str, value: object, lowest: int, highest: int) -> None:
+    """Raise unless `value` is an integer in ``[lowest, highest]``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{caller}: {name} must be an integer, got {type(value).__name__}")
+    if not lowest <= value <= highest:
+        raise ValueError(f"{caller}: {name} must be in [{lowest}, {highest}], got {value}")
+
+
+def check_number(caller: str, name: str, value: object, lowest: float, highest: float) -> None:
+    """Raise unless `value` is a number in ``[lowest, highest]``."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{caller}: {name} must be a number, got {type(value).__name__}")
+    if not lowest <= value <= highest:
+        raise ValueError(f"{caller}: {name} must be in [{lowest}, {highest}], got {value}")

@@ -1,0 +1,106 @@
+"""Launching steps, and bringing their results to the host."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..drafters.base import Draft, Drafter
+from .runner import Runner
+from .schedule import Schedule
+from .state import DecodingState, StepResult
+from .step import verify_step
+
+
+class Steps:
+    """Launches steps and brings their results to the host: op by op, each one over before the next begins.
+
+    Parameters
+    ----------
+    state : DecodingState
+    runner : Runner
+        The target.
+    drafter : Drafter
+    ends : Tensor, optional
+        ``[num_eos]`` int64 ids that end a sequence.
+    """
+
+    rehearsals = 0
+    """Times that a draft length must have been rehearsed before it runs at its own speed."""
+
+    def __init__(self, state: DecodingState, runner: Runner, drafter: Drafter, ends: Tensor | None) -> None:
+        self.state, self.runner, self.drafter, self.ends = state, runner, drafter, ends
+        self._under_way: deque[tuple[int | np.ndarray, Any]] = deque()
+
+    def __enter__(self) -> Steps:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave nothing under way."""
+
+    def next_result(self, schedule: Schedule) -> tuple[StepResult, bool]:
+        """Launch steps as far ahead as is allowed; the oldest one's result, and whether it asked the drafter."""
+        while len(self._under_way) <= self._lag(schedule) and self._something_left():
+            wanted = schedule.next()
+            self._under_way.append((wanted, self._launch(wanted, schedule)))
+        wanted, outcome = self._under_way.popleft()
+        asked = bool(self.state.draft_limits(wanted).any())
+        return self.state.take_in(self._fetch(outcome)), asked
+
+    def rehearse(self, num_tokens: int) -> None:
+        """Launch drafting and verifying `num_tokens` tokens, without a result and without an effect."""
+        state = self.state
+        if state.asks_drafter(num_tokens):
+            self.drafter.propose(state, num_tokens)
+        tokens = state.last_tokens().expand(-1, num_tokens + 1)
+        self.runner.forward(tokens, state.lengths - 1, state.longest + num_tokens)
+
+    def _something_left(self) -> bool:
+        """Whether, for all the host knows, a sequence may go on after the steps under way: each gives it a token."""
+        left = self.state.host_remaining > len(self._under_way)
+        return bool((left & self.state.host_active).any())
+
+    def _lag(self, schedule: Schedule) -> int:
+        """Steps that are launched before the host has looked at the one before them."""
+        return 0
+
+    def _launch(self, wanted: int | np.ndarray, schedule: Schedule) -> Any:
+        """Enqueue a step; what `_fetch` needs to get at its outcome."""
+        state = self.state
+        at_step = state.at_step(state.draft_limits(wanted), state.longest)
+        num_tokens = int(at_step.host_limits.max())
+        if state.asks_drafter(num_tokens):
+            self.drafter.prepare(at_step)
+        limits = None
+        if num_tokens and isinstance(wanted, np.ndarray):
+            limits = torch.from_numpy(wanted).to(state.device, non_blocking=True)
+        draft = self._propose(at_step, num_tokens, schedule.round_up)
+        return verify_step(state, self.runner, draft, state.longest, limits, self.ends)
+
+    def _fetch(self, launched: Any) -> np.ndarray:
+        """The stop check: the one transfer of a step, and the only point that waits for the device."""
+        outcome: np.ndarray = launched.cpu().numpy()
+        return outcome
+
+    def _propose(self, at_step: DecodingState, num_tokens: int, round_up: Callable[[int], int]) -> Draft:
+        """A draft of at most `num_tokens` tokens, padded to the width that `round_up` makes of its own."""
+        if not at_step.asks_drafter(num_tokens):
+            return Draft(at_step.tokens[:, :0])
+        draft = self.drafter.propose(at_step, num_tokens)
+        if draft.tree is not None:
+            return draft
+        batch, width = draft.tokens.shape
+        if batch != at_step.batch_size or width > num_tokens:
+            raise ValueError(
+                f"generate: {type(self.drafter).__name__}.propose must give [batch={at_step.batch_size}, at most "
+                f"{num_tokens}] tokens, got {list(draft.tokens.shape)}"
+            )
+        return draft.widened(round_up(width))

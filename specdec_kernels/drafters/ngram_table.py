@@ -1,0 +1,160 @@
+"""Counts of the n-grams of a text."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Array = NDArray[np.int64]
+_KEPT = 64  # continuations kept of a context: rarer ones are hardly ever accepted
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: spreads the hash over all bits
+
+
+@dataclass(frozen=True)
+class Order:
+    """The contexts of one length: context `i` owns the entries from ``starts[i]`` to ``starts[i + 1]``."""
+
+    keys: NDArray[np.uint64]
+    """``[num_contexts]`` hashes, ascending."""
+    totals: NDArray[np.int32]
+    """``[num_contexts]``, times that the context occurred."""
+    kinds: NDArray[np.int32]
+    """``[num_contexts]``, different tokens that followed it."""
+    starts: _Array
+    ids: NDArray[np.int32]
+    """``[num_entries]``, the tokens that followed most often."""
+    counts: NDArray[np.int32]
+
+
+class NgramTable:
+    """Which tokens followed which contexts of 1 to `order` tokens in a text, and how often.
+
+    Parameters
+    ----------
+    orders : list of Order
+        Made by `from_tokens` or `load`.
+    """
+
+    def __init__(self, orders: list[Order]) -> None:
+        self.orders = orders
+
+    @staticmethod
+    def from_tokens(tokens: _Array, order: int = 4, min_count: int = 2) -> NgramTable:
+        """Count a text.
+
+        Parameters
+        ----------
+        tokens : ndarray
+            ``[n]`` int64 ids, 0 … 2**31 − 1; documents are best parted by an id that ends a text.
+        order : int
+            Longest context, in tokens, >= 1.
+        min_count : int
+            Contexts of two and more tokens that occurred less often are left out.
+
+        Raises
+        ------
+        ValueError
+            Not ``[n > order]``, an id or a parameter out of its range.
+        TypeError
+            Not an int64 array.
+        """
+        if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int64:
+            got = getattr(tokens, "dtype", type(tokens).__name__)
+            raise TypeError(f"NgramTable: tokens must be an int64 array, got {got}")
+        if order < 1 or min_count < 1:
+            raise ValueError(f"NgramTable: order and min_count must be >= 1, got {order} and {min_count}")
+        if tokens.ndim != 1 or len(tokens) <= order:
+            raise ValueError(f"NgramTable: tokens must be [n > order={order}], got {list(tokens.shape)}")
+        if tokens.min() < 0 or tokens.max() >= 1 << 31:
+            raise ValueError("NgramTable: tokens must be ids in 0 .. 2**31 - 1")
+        return NgramTable([_count(tokens, length, min_count if length > 1 else 1) for length in range(1, order + 1)])
+
+    def save(self, path: Path) -> None:
+        """Write the table to a ``.npz`` file."""
+        names = Order.__dataclass_fields__
+        arrays = {f"{name}{i}": getattr(order, name) for i, order in enumerate(self.orders) for name in names}
+        with path.open("wb") as file:
+            np.savez(file, **arrays)
+
+    @staticmethod
+    def load(path: Path) -> NgramTable:
+        """Read what `save` wrote.
+
+        Raises
+        ------
+        ValueError
+            Not such a file.
+        """
+        names = Order.__dataclass_fields__
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                count = len(file.files) // len(names)
+                return NgramTable([Order(*(file[f"{name}{i}"] for name in names)) for i in range(count)])
+        except (KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(f"NgramTable: {path} is not a table: {error}") from error
+
+    def find(self, tails: _Array) -> list[_Array]:
+        """Where the ends of some texts stand in the table.
+
+        Parameters
+        ----------
+        tails : ndarray
+            ``[batch, order]`` int64, the last tokens of each text.
+
+        Returns
+        -------
+        list of ndarray
+            For each context length from 1: ``[batch]`` int64 indices of contexts, −1 where there is none.
+        """
+        found = []
+        for length, order in enumerate(self.orders, start=1):
+            keys = _hash([tails[:, -length + i] for i in range(length)])
+            at = np.searchsorted(order.keys, keys)
+            if not len(order.keys):
+                found.append(np.full_like(at, -1))
+                continue
+            found.append(np.where(order.keys.take(at, mode="clip") == keys, at, -1))
+        return found
+
+
+def _hash(columns: list[_Array]) -> NDArray[np.uint64]:
+    """One number for the tokens in each row of `columns`; it takes 2**32 contexts to make a clash likely."""
+    key = np.zeros(columns[0].shape, dtype=np.uint64)
+    for column in columns:
+        key = (key ^ column.astype(np.uint64)) * _MULTIPLIER  # wraps around
+        key ^= key >> np.uint64(29)
+    return key
+
+
+def _count(tokens: _Array, length: int, min_count: int) -> Order:
+    size = len(tokens) - length
+    keys, following = _hash([tokens[i : i + size] for i in range(length)]), tokens[length:].astype(np.int32)
+    order = np.lexsort((following, keys))
+    keys, following = keys[order], following[order]
+    new_context = np.r_[True, keys[1:] != keys[:-1]]
+    new_pair = new_context | np.r_[True, following[1:] != following[:-1]]
+    pairs = np.flatnonzero(new_pair)
+    counts = np.diff(np.r_[pairs, size])
+    context = np.cumsum(new_context)[pairs] - 1  # of each pair
+    keys, following = keys[new_context], following[pairs]
+    totals = np.bincount(context, weights=counts).astype(np.int64)
+    kinds = np.bincount(context)
+
+    best_first = np.lexsort((following, -counts, context))
+    following, counts, context = following[best_first], counts[best_first], context[best_first]
+    rank = np.arange(len(context)) - np.searchsorted(context, context)  # within its context
+    kept = (rank < _KEPT) & (totals[context] >= min_count)
+    often = totals >= min_count
+    entries = np.minimum(kinds, _KEPT)[often]
+    return Order(
+        keys[often],
+        totals[often].astype(np.int32),
+        kinds[often].astype(np.int32),
+        np.r_[0, np.cumsum(entries)],
+        following[kept],
+        counts[kept].astype(np.int32),
+    )

@@ -1,0 +1,115 @@
+"""Decoder-only transformers models as runners."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from torch import Tensor
+
+from ...decoding.runner import Prompt, Runner
+from ...tree import DraftTree
+from .cache import VIEW_STEP, RaggedCache, causal_mask, tree_mask
+from .models import attention_windows, check_served, end_ids, max_length, padding_id, positions_end
+from .packing import is_packed
+
+
+class TransformersRunner(Runner):
+    """What every transformers model has in common.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    caller : str
+        Begins error messages.
+
+    Raises
+    ------
+    ValueError
+        A model that cannot be served, by name, with the reason.
+    """
+
+    def __init__(self, model: Any, caller: str = "generate") -> None:
+        check_served(model, caller)
+        self.model = model
+        self.name = type(model).__name__
+        self.vocab_size, self.hidden_size = model.get_output_embeddings().weight.shape
+        self.device, self.dtype = model.device, model.dtype
+        self.max_length = max_length(model.config)
+        self.capturable = len({parameter.device for parameter in model.parameters()}) == 1
+        self.end_ids, self.padding_id = end_ids(model), padding_id(model)
+
+    def costs_as(self) -> tuple[object, Hashable]:
+        return self.model, is_packed(self.model)
+
+
+def rounded(capacity: int) -> int:
+    """A capacity that attention kernels like: their masks should have aligned rows."""
+    return -(-capacity // VIEW_STEP) * VIEW_STEP
+
+
+class DecoderRunner(TransformersRunner):
+    """A decoder-only model on a `RaggedCache`; parameters as of `TransformersRunner`.
+
+    Position ids and an additive 4-D mask are explicit, so neither the model nor its cache needs to know the lengths.
+    """
+
+    takes_trees = True
+
+    def __init__(self, model: Any, caller: str = "generate") -> None:
+        super().__init__(model, caller)
+        # Rows past a sequence's limit are never used, but their positions must still be in a table that ends.
+        self._last_position = model.config.max_position_embeddings - 1 if positions_end(model.config) else None
+        self._windows = attention_windows(model.config)
+        self.cache: RaggedCache | None = None
+        """Between `start` and `finish`."""
+
+    def start(self, prompt: Prompt, capacity: int) -> None:
+        self.cache = RaggedCache(self.model.config.num_hidden_layers, prompt.lengths.numel(), rounded(capacity))
+
+    def finish(self) -> None:
+        if self.cache is not None:
+            self.cache.release()
+        self.cache = None
+
+    def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
+        assert self.cache is not None
+        place = self.cache.place(starts, tokens.shape[1], bound)
+        masks = {
+            kind: causal_mask(place.positions, place.visible, self.dtype, window)
+            for kind, window in self._windows.items()
+        }
+        output = self._run(self.model if need_logits else self.model.base_model, tokens, place.positions, masks)
+        return output.logits if need_logits else None
+
+    def forward_tree(self, tokens: Tensor, starts: Tensor, tree: DraftTree, bound: int) -> tuple[Tensor, Tensor]:
+        assert self.cache is not None
+        place = self.cache.place(starts, tree.num_nodes, bound)
+        masks = {
+            kind: tree_mask(tree, starts, place.visible, self.dtype, window) for kind, window in self._windows.items()
+        }
+        # What enters the LM head: models differ in what they do to it before, and to the logits after.
+        hidden: list[Tensor] = []
+        head = self.model.get_output_embeddings()
+        watch = head.register_forward_pre_hook(lambda head, inputs: hidden.append(inputs[0]))
+        try:
+            output = self._run(self.model, tokens, starts[:, None] + tree.position_ids, masks)
+        finally:
+            watch.remove()
+        return output.logits, hidden[-1]
+
+    def keep_path(self, accepted_nodes: Tensor, starts: Tensor) -> None:
+        assert self.cache is not None
+        self.cache.keep_path(accepted_nodes, starts)
+
+    def _run(self, run: Any, tokens: Tensor, positions: Tensor, masks: dict[str, Tensor]) -> Any:
+        """What the model, or its backbone, makes of rows whose places in the cache have been said."""
+        if self._last_position is not None:
+            positions = positions.clamp(max=self._last_position)
+        return run(
+            input_ids=tokens,
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+        )

@@ -1,0 +1,111 @@
+"""What has to be known of a transformers model before it can be run: whether it is served, and what its config says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ...ops._common import LOGIT_DTYPES
+
+DECODERS = frozenset(
+    "cohere cohere2 ernie4_5 exaone4 gemma gemma2 gemma3_text glm glm4 gpt2 gpt_neox gpt_oss granite helium llama "
+    "ministral mistral mixtral olmo olmo2 olmo3 phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 stablelm "
+    "starcoder2".split()
+)
+"""``config.model_type`` of the decoder-only models served: those whose ragged forward is tested against a full one."""
+ENCODER_DECODERS = frozenset({"t5", "mt5"})
+"""``config.model_type`` of the encoder-decoders served."""
+
+_LEARNED_POSITIONS = frozenset({"gpt2"})
+_ONE_WINDOW = frozenset({"mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2"})  # one window rules every layer
+
+
+def check_served(model: Any, caller: str) -> None:
+    """Raise unless `model` can be served.
+
+    Raises
+    ------
+    ValueError
+        A model that cannot be served, by name, with the reason; begins with `caller`.
+    """
+    reason = _why_not(model)
+    if reason is not None:
+        raise ValueError(f"{caller}: {type(model).__name__} cannot be served: {reason}")
+
+
+def _why_not(model: Any) -> str | None:
+    """Why `model` cannot be served, or None if it can."""
+    config = getattr(model, "config", None)
+    model_type = getattr(config, "model_type", None)
+    if model_type is None or not callable(model):
+        return "it is neither a transformers model nor a specdec_kernels.decoding.Runner"
+    if model_type not in DECODERS | ENCODER_DECODERS:
+        known = ", ".join(sorted(DECODERS | ENCODER_DECODERS))
+        return f"model type {model_type!r} is not among those whose cache and positions are understood ({known})"
+    if not callable(getattr(model, "get_output_embeddings", None)) or model.get_output_embeddings() is None:
+        return "it has no language-model head"
+    if model_type not in ENCODER_DECODERS and getattr(config, "add_cross_attention", False):
+        return "a decoder with cross attention needs an encoder's states"
+    if getattr(config, "use_bidirectional_attention", False) or not getattr(config, "is_causal", True):
+        return "its attention is bidirectional"
+    if unknown := set(attention_windows(config)) - {"all", "full_attention", "sliding_attention"}:
+        return f"it has layers of kind {', '.join(sorted(unknown))}"
+    implementation = getattr(config, "_attn_implementation", "eager")
+    if implementation not in ("eager", "sdpa"):
+        return f"attention implementation {implementation!r} takes no additive mask; load it with 'sdpa' or 'eager'"
+    if moving := _rope_types(config) & {"dynamic", "longrope"}:
+        # Its frequencies depend on the longest sequence of the batch, so a sequence would depend on its neighbours.
+        return f"rotary embedding of type {', '.join(sorted(moving))} changes with the length of the batch"
+    if model.dtype not in LOGIT_DTYPES:
+        return f"its dtype is {model.dtype}; float32, bfloat16 and float16 are verified"
+    if model.training:
+        return "it is in training mode; call model.eval()"
+    return None
+
+
+def attention_windows(config: Any) -> dict[str, int | None]:
+    """Sliding window of each kind of attention layer, by its name in ``config.layer_types``; None: sees everything."""
+    window = getattr(config, "sliding_window", None)
+    kinds = list(dict.fromkeys(getattr(config, "layer_types", None) or ()))
+    if not kinds:
+        return {"all": window if config.model_type in _ONE_WINDOW else None}
+    return {kind: window if kind == "sliding_attention" else None for kind in kinds}
+
+
+def positions_end(config: Any) -> bool:
+    """Whether positions are looked up in a table, which ends."""
+    return config.model_type in _LEARNED_POSITIONS
+
+
+def max_length(config: Any) -> int | None:
+    """Longest sequence that the model can hold; None where positions are scaled to reach further, or know no end."""
+    if positions_end(config) or _rope_types(config) == {"default"}:
+        return int(config.max_position_embeddings)
+    return None
+
+
+def end_ids(model: Any) -> tuple[int, ...]:
+    """The ids that its generation config, or else its config, names as ends."""
+    config = getattr(model, "generation_config", None) or getattr(model, "config", None)
+    named = getattr(config, "eos_token_id", None)
+    if named is None:
+        return ()
+    return tuple(named) if isinstance(named, Iterable) else (named,)
+
+
+def padding_id(model: Any) -> int:
+    """Its padding id, or an end id, or 0."""
+    for config in (getattr(model, "generation_config", None), getattr(model, "config", None)):
+        for name in ("pad_token_id", "eos_token_id"):
+            value = getattr(config, name, None)
+            if isinstance(value, (list, tuple)):
+                value = value[0] if value else None
+            if value is not None:
+                return int(value)
+    return 0
+
+
+def _rope_types(config: Any) -> set[str]:
+    rope = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in rope.values() if isinstance(value, dict)]
+    return {str(r.get("rope_type")) for r in [rope, *nested] if r.get("rope_type")}
