@@ -16,16 +16,7 @@ void parallel_for(int64_t n, const std::function<void(int64_t, int64_t)>& f) {
 
 namespace {
 
-struct Device {
-  static constexpr auto kRowStats = row_stats;
-  static constexpr auto kWarpProbs = warp_probs;
-  static constexpr auto kUniformSamples = uniform_samples;
-  static constexpr auto kNoiseKeys = noise_keys;
-  static constexpr auto kSample = sample;
-  static constexpr auto kVerify = verify;
-  static constexpr auto kVerifyTree = verify_tree;
-  static constexpr auto kGatherKV = gather_kv;
-
+struct Device : OpKernels {
   Device(const char*, const bind::Tensor&) {}
   static int32_t type() { return aoti_torch_device_type_cpu(); }
   static int32_t index() { return 0; }

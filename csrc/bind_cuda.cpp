@@ -13,7 +13,7 @@ extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stre
 namespace specdec::cuda {
 namespace {
 
-class Device : public Kernels {
+class Device : public OpKernels {
  public:
   Device(const char* op, const bind::Tensor& like) : op_(op), index_(like.get_device_index()) {
     STD_TORCH_CHECK(like.is_cuda(), op_, ": the tensors must be on a CUDA device");

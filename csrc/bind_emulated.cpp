@@ -12,7 +12,7 @@
 namespace specdec::cuda {
 namespace {
 
-class Device : public Kernels {
+class Device : public OpKernels {
  public:
   Device(const char* op, const bind::Tensor&) : op_(op) {}
 

@@ -1,37 +1,27 @@
-// What the bindings of every device share: from the ops' arguments to the structs that kernels take. Arguments are validated
-// in specdec_kernels/ops, with better words than C++ has; here, only what memory safety needs when the dispatcher is called
-// directly: the layout of the rows, that target_logits and draft_tokens agree, that a law has the rows that it looks at, and
-// that all tensors are on one device.
+// What the bindings of every device share: from the ops' arguments (bind_arguments.h) to the structs that kernels take.
+// Arguments are validated in specdec_kernels/ops, with better words than C++ has; here, what memory safety needs when the
+// dispatcher is called directly: every size, dtype and device that a kernel relies on. What only values can show, kernels
+// check themselves.
 //
 // A `Device` is made for each call and says where outputs go and how kernels run:
 //   Device(op, like)          for op `op`, on the device of tensor `like`
 //   type(), index()           of that device
 //   check(tensor)             throws if the tensor is elsewhere
-//   run(kernel, args)         runs one of its kernels: kRowStats, kWarpProbs, kUniformSamples, kNoiseKeys, kSample, kVerify,
-//                             kVerifyTree, kGatherKV
+//   run(kernel, args)         runs one of its kernels, which are its members by the ops' names
 #pragma once
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-#include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
 #include <initializer_list>
 #include <limits>
-#include <optional>
 #include <tuple>
-#include <vector>
 
+#include "bind_arguments.h"
 #include "bind_cache.h"
 #include "common/law.h"
+#include "common/ops.h"
 
 namespace specdec::bind {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using MaybeTensor = std::optional<Tensor>;
 
 inline Tensor empty(int32_t device_type, int32_t device_index, std::initializer_list<int64_t> sizes, int32_t dtype) {
   // The C call itself: going through the dispatcher as torch::stable::empty does costs twice as much.
@@ -47,21 +37,6 @@ inline Tensor empty(int32_t device_type, int32_t device_index, std::initializer_
   return Tensor(handle);
 }
 
-template <class T>
-struct TorchDType;
-template <>
-struct TorchDType<float> {
-  static int32_t code() { return aoti_torch_dtype_float32(); }
-};
-template <>
-struct TorchDType<int32_t> {
-  static int32_t code() { return aoti_torch_dtype_int32(); }
-};
-template <>
-struct TorchDType<int64_t> {
-  static int32_t code() { return aoti_torch_dtype_int64(); }
-};
-
 // An output on the call's device, and where its elements start.
 template <class T>
 struct Output {
@@ -73,124 +48,37 @@ struct Output {
         data(tensor.mutable_data_ptr<T>()) {}
 };
 
-inline DType dtype_of(const Tensor& x) {
-  switch (x.scalar_type()) {
-    case ScalarType::Float:
-      return DType::kFloat32;
-    case ScalarType::BFloat16:
-      return DType::kBFloat16;
-    case ScalarType::Half:
-      return DType::kFloat16;
-    default:
-      STD_TORCH_CHECK(false, "specdec: logits must be float32, bfloat16 or float16");
-      __builtin_unreachable();
+// The leading sizes of rows [batch, n, vocab], or [batch, vocab] with one row a sequence; outputs are shaped alike.
+struct Leading {
+  int64_t batch, n;
+  bool flat;
+
+  Leading(const Tensor& rows, bool may_be_flat) : batch(0), n(1), flat(may_be_flat && rows.dim() == 2) {
+    STD_TORCH_CHECK(flat || rows.dim() == 3, "specdec: logits must have 3 dimensions");
+    batch = rows.size(0);
+    if (!flat) n = rows.size(1);
   }
-}
-
-// [batch, n, vocab], or [n, vocab] as one batch.
-template <class Device>
-Rows rows_of(const Device& device, const Tensor& x) {
-  const int64_t dim = x.dim();
-  STD_TORCH_CHECK((dim == 2 || dim == 3) && x.stride(dim - 1) == 1,
-                  "specdec: rows must be contiguous in the last dimension");
-  device.check(x);
-  return {x.const_data_ptr(), dtype_of(x), int32_t(x.size(dim - 1)), dim == 3 ? x.stride(0) : 0, x.stride(dim - 2)};
-}
-
-template <class Device>
-Rows rows_of(const Device& device, const MaybeTensor& x) {
-  return x ? rows_of(device, *x) : Rows{};
-}
-
-// Keeps a contiguous copy alive where the tensor given was not contiguous: these are all small.
-class Flat {
- public:
-  template <class Device>
-  Flat(const Device& device, const MaybeTensor& x) {
-    if (!x) return;
-    device.check(*x);
-    kept_ = x->is_contiguous() ? *x : torch::stable::contiguous(*x);
+  template <class T, class Device>
+  Output<T> output(const Device& device) const {
+    return flat ? Output<T>(device, {batch}) : Output<T>(device, {batch, n});
   }
-  template <class T>
-  const T* data() const {
-    return kept_ ? static_cast<const T*>(kept_->const_data_ptr()) : nullptr;
-  }
-  Ids ids() const { return {data<void>(), kept_ && kept_->scalar_type() == ScalarType::Long}; }
-  Ids checked_ids() const {
-    STD_TORCH_CHECK(!kept_ || kept_->scalar_type() == ScalarType::Long || kept_->scalar_type() == ScalarType::Int,
-                    "specdec: indices must be int32 or int64");
-    return ids();
-  }
-  int64_t size() const { return kept_ ? kept_->numel() : 0; }
-
- private:
-  MaybeTensor kept_;
-};
-
-// One set of sampling parameters as the ops take them: PARAMS_SCHEMA in specdec_kernels/ops/_common.py.
-struct Params {
-  double temperature;
-  int64_t top_k;
-  double top_p, min_p;
-  bool min_p_first;
-  Flat temperatures, top_ks, top_ps, min_ps;
-  SamplingArgs args() const {
-    return {float(temperature),
-            top_k,
-            float(top_p),
-            float(min_p),
-            min_p_first,
-            temperatures.data<float>(),
-            top_ks.data<int64_t>(),
-            top_ps.data<float>(),
-            min_ps.data<float>()};
+  template <class T, class Device>
+  Output<T> output(const Device& device, int64_t width) const {
+    return flat ? Output<T>(device, {batch, width}) : Output<T>(device, {batch, n, width});
   }
 };
-
-#define SPECDEC_PARAMS(p)                                                                         \
-  double p##temperature, int64_t p##top_k, double p##top_p, double p##min_p, bool p##min_p_first, \
-      MaybeTensor p##temperatures, MaybeTensor p##top_ks, MaybeTensor p##top_ps, MaybeTensor p##min_ps
-#define SPECDEC_MAKE_PARAMS(p)                                                                   \
-  Params {                                                                                       \
-    p##temperature, p##top_k, p##top_p, p##min_p, p##min_p_first, Flat(device, p##temperatures), \
-        Flat(device, p##top_ks), Flat(device, p##top_ps), Flat(device, p##min_ps)                \
-  }
 
 struct Stats {
   Output<float> values;
   Output<int64_t> argmax;
   Output<int32_t> status;
   template <class Device>
-  Stats(const Device& device, int64_t batch, int64_t n)
-      : values(device, {batch, n, kNumValues}), argmax(device, {batch, n}), status(device, {batch, n}) {}
+  Stats(const Device& device, const Leading& leading)
+      : values(leading.output<float>(device, kNumValues)),
+        argmax(leading.output<int64_t>(device)),
+        status(leading.output<int32_t>(device)) {}
   StatsOut out() const { return {values.data, argmax.data, status.data}; }
 };
-
-// What verify_chain and verify_packed share: SHARED_SCHEMA in specdec_kernels/ops/verify_chain.py.
-struct Shared {
-  MaybeTensor draft_logits, draft_probs;
-  Flat draft_values, draft_argmax, draft_status, uniform_samples, noise_keys, target_to_draft, num_draft_tokens,
-      eos_token_ids;
-  int64_t acceptance;
-  bool return_acceptance;
-  TargetLaw law;
-  Params params, draft_params;
-};
-
-#define SPECDEC_SHARED_ARGUMENTS                                                                                  \
-  MaybeTensor draft_logits, MaybeTensor draft_probs, MaybeTensor draft_values, MaybeTensor draft_argmax,          \
-      MaybeTensor draft_status, MaybeTensor uniform_samples, MaybeTensor noise_keys, MaybeTensor target_to_draft, \
-      MaybeTensor num_draft_tokens, MaybeTensor eos_token_ids, int64_t acceptance, bool return_acceptance,        \
-      int64_t law, bool law_variant, double law_alpha, double law_beta, bool cascade_bonus, SPECDEC_PARAMS(),     \
-      SPECDEC_PARAMS(draft_)
-#define SPECDEC_MAKE_SHARED                                                                                            \
-  Shared {                                                                                                             \
-    draft_logits, draft_probs, Flat(device, draft_values), Flat(device, draft_argmax), Flat(device, draft_status),     \
-        Flat(device, uniform_samples), Flat(device, noise_keys), Flat(device, target_to_draft),                        \
-        Flat(device, num_draft_tokens), Flat(device, eos_token_ids), acceptance, return_acceptance,                    \
-        TargetLaw{LawKind(law), law_variant, float(law_alpha), float(law_beta), cascade_bonus}, SPECDEC_MAKE_PARAMS(), \
-        SPECDEC_MAKE_PARAMS(draft_)                                                                                    \
-  }
 
 using TwoTensors = std::tuple<Tensor, Tensor>;
 using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
@@ -198,137 +86,178 @@ using FiveTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 template <class Device>
 struct Ops {
-  static ThreeTensors row_stats(const Tensor& logits, bool raw, SPECDEC_PARAMS()) {
+  static ThreeTensors row_stats(const Tensor& logits, const PerSequence& per_sequence, const Numbers& settings) {
     Device device("row_stats", logits);
-    const Params params = SPECDEC_MAKE_PARAMS();
-    const int64_t batch = logits.size(0), n = logits.size(1);
-    const Stats stats(device, batch, n);
-    device.run(Device::kRowStats, {rows_of(device, logits), batch, n, params.args(), raw, stats.out()});
+    Given given(device);
+    const auto asked = settings_of<RowStatsSettings>(settings);
+    check_per_sequence(per_sequence, 1);
+    const Leading leading(logits, false);
+    const Stats stats(device, leading);
+    device.run(Device::row_stats,
+               {given.rows(logits), leading.batch, leading.n,
+                given.params(asked.params, per_sequence, 0, leading.batch), asked.raw != 0, stats.out()});
     return {stats.values.tensor, stats.argmax.tensor, stats.status.tensor};
   }
 
-  static Tensor warp_probs(const Tensor& logits, SPECDEC_PARAMS()) {
+  static Tensor warp_probs(const Tensor& logits, const PerSequence& per_sequence, const Numbers& settings) {
     Device device("warp_probs", logits);
-    const Params params = SPECDEC_MAKE_PARAMS();
-    const int64_t batch = logits.size(0), n = logits.size(1);
-    const Output<float> out(device, {batch, n, logits.size(2)});
-    device.run(Device::kWarpProbs, {rows_of(device, logits), batch, n, params.args(), out.data});
+    Given given(device);
+    const auto asked = settings_of<WarpProbsSettings>(settings);
+    check_per_sequence(per_sequence, 1);
+    const Leading leading(logits, false);
+    const Rows rows = given.rows(logits);
+    const Output<float> out = leading.output<float>(device, rows.vocab);
+    device.run(Device::warp_probs,
+               {rows, leading.batch, leading.n, given.params(asked.params, per_sequence, 0, leading.batch), out.data});
     return out.tensor;
   }
 
-  static Tensor uniform_samples(const Tensor& seeds, MaybeTensor steps, int64_t step, int64_t num, int64_t purpose) {
+  static Tensor uniform_samples(const Tensor& seeds, const MaybeTensor& steps, int64_t step, int64_t num,
+                                int64_t purpose) {
     Device device("uniform_samples", seeds);
-    const Output<float> out(device, {seeds.size(0), num});
-    const Flat flat_seeds(device, seeds), flat_steps(device, steps);
-    device.run(Device::kUniformSamples, {flat_seeds.data<int64_t>(), flat_steps.data<int64_t>(), step, seeds.size(0),
-                                         num, uint32_t(purpose), out.data});
+    Given given(device);
+    STD_TORCH_CHECK(0 <= num && num <= kMostNumbers, "specdec: num must be in [0, 2**31)");
+    const int64_t batch = seeds.numel();
+    const Output<float> out(device, {batch, num});
+    device.run(Device::uniform_samples,
+               {given.template flat<int64_t>(seeds, batch, "seeds"),
+                given.template flat<int64_t>(steps, batch, "steps"), step, batch, num, uint32_t(purpose), out.data});
     return out.tensor;
   }
 
-  static Tensor noise_keys(const Tensor& seeds, const Tensor& positions, MaybeTensor steps, int64_t step,
+  static Tensor noise_keys(const Tensor& seeds, const Tensor& positions, const MaybeTensor& steps, int64_t step,
                            int64_t purpose) {
     Device device("noise_keys", seeds);
-    const int64_t batch = positions.size(0), n = positions.size(1);
+    Given given(device);
+    const int64_t batch = seeds.numel();
+    STD_TORCH_CHECK(positions.dim() == 2 && positions.size(0) == batch,
+                    "specdec: seeds and positions disagree in shape");
+    const int64_t n = positions.size(1);
     const Output<int64_t> out(device, {batch, n});
-    const Flat flat_seeds(device, seeds), flat_positions(device, positions), flat_steps(device, steps);
-    device.run(Device::kNoiseKeys, {flat_seeds.data<int64_t>(), flat_positions.ids(), flat_steps.data<int64_t>(), step,
-                                    batch, n, uint32_t(purpose), out.data});
+    device.run(Device::noise_keys,
+               {given.template flat<int64_t>(seeds, batch, "seeds"), given.ids(positions, batch * n, "positions"),
+                given.template flat<int64_t>(steps, batch, "steps"), step, batch, n, uint32_t(purpose), out.data});
     return out.tensor;
   }
 
-  static FiveTensors sample(const Tensor& logits, MaybeTensor uniforms, MaybeTensor keys, int64_t num_samples,
-                            MaybeTensor draft_to_target, SPECDEC_PARAMS()) {
+  static FiveTensors sample(const Tensor& logits, const MaybeTensor& uniform_samples, const MaybeTensor& noise_keys,
+                            const MaybeTensor& draft_to_target, int64_t num_samples, const PerSequence& per_sequence,
+                            const Numbers& settings) {
     Device device("sample", logits);
-    const Params params = SPECDEC_MAKE_PARAMS();
-    const int64_t batch = logits.size(0), n = logits.size(1);
-    const Output<int64_t> token(device, {batch, n, num_samples});
-    const Output<float> log_prob(device, {batch, n, num_samples});
-    const Stats stats(device, batch, n);
-    const Flat flat_uniforms(device, uniforms), flat_keys(device, keys), map(device, draft_to_target);
-    device.run(Device::kSample, {rows_of(device, logits), batch, n, params.args(), flat_uniforms.data<float>(),
-                                 flat_keys.data<int64_t>(), map.data<int64_t>(), int32_t(num_samples), token.data,
-                                 log_prob.data, stats.out()});
+    Given given(device);
+    const auto asked = settings_of<SampleSettings>(settings);
+    check_per_sequence(per_sequence, 1);
+    STD_TORCH_CHECK(1 <= num_samples && num_samples <= kMostSamples, "specdec: num_samples must be in [1, 1024]");
+    STD_TORCH_CHECK(num_samples == 1 || noise_keys, "specdec: several samples need noise_keys");
+    const Leading leading(logits, true);
+    Rows rows = given.rows(logits);
+    if (leading.flat) rows.stride_batch = rows.stride_row;
+    const int64_t count = leading.batch * leading.n;
+    const auto token =
+        num_samples == 1 ? leading.output<int64_t>(device) : leading.output<int64_t>(device, num_samples);
+    const auto log_prob = num_samples == 1 ? leading.output<float>(device) : leading.output<float>(device, num_samples);
+    const Stats stats(device, leading);
+    device.run(Device::sample,
+               {rows, leading.batch, leading.n, given.params(asked.params, per_sequence, 0, leading.batch),
+                given.template flat<float>(uniform_samples, count, "uniform_samples"),
+                given.template flat<int64_t>(noise_keys, count, "noise_keys"),
+                given.template flat<int64_t>(draft_to_target, rows.vocab, "draft_to_target"), int32_t(num_samples),
+                token.data, log_prob.data, stats.out()});
     return {token.tensor, log_prob.tensor, stats.values.tensor, stats.argmax.tensor, stats.status.tensor};
   }
 
-  static FiveTensors verify_chain(const Tensor& target_logits, const Tensor& draft_tokens, SPECDEC_SHARED_ARGUMENTS) {
+  static FiveTensors verify_chain(const Tensor& target_logits, const MaybeTensor& draft_logits,
+                                  const MaybeTensor& draft_probs, const MaybeTensor& draft_values,
+                                  const MaybeTensor& draft_argmax, const MaybeTensor& draft_status,
+                                  const MaybeTensor& target_to_draft, const MaybeTensor& uniform_samples,
+                                  const MaybeTensor& noise_keys, const MaybeTensor& eos_token_ids,
+                                  const Tensor& draft_tokens, const MaybeTensor& num_draft_tokens,
+                                  const MaybeTensor& cu_num_draft_tokens, int64_t num_draft,
+                                  const PerSequence& per_sequence, const Numbers& settings) {
     Device device("verify_chain", target_logits);
-    const int64_t batch = draft_tokens.size(0), num_draft = draft_tokens.size(1);
-    STD_TORCH_CHECK(
-        target_logits.dim() == 3 && target_logits.size(0) == batch && target_logits.size(1) == num_draft + 1,
-        "specdec: target_logits and draft_tokens disagree in shape");
-    return verify(device, target_logits, draft_tokens, nullptr, batch, num_draft, SPECDEC_MAKE_SHARED);
-  }
-
-  static FiveTensors verify_packed(const Tensor& target_logits, const Tensor& draft_tokens,
-                                   const Tensor& cu_num_draft_tokens, int64_t max_num_draft_tokens,
-                                   SPECDEC_SHARED_ARGUMENTS) {
-    Device device("verify_packed", target_logits);
-    const int64_t batch = cu_num_draft_tokens.size(0) - 1;
-    STD_TORCH_CHECK(target_logits.dim() == 2 && target_logits.size(0) == draft_tokens.size(0) + batch,
+    Given given(device);
+    const auto asked = settings_of<VerifyChainSettings>(settings);
+    const bool packed = cu_num_draft_tokens.has_value();
+    const int64_t dim = packed ? 1 : 2, total = draft_tokens.numel();
+    STD_TORCH_CHECK(draft_tokens.dim() == dim && target_logits.dim() == dim + 1 && 0 <= num_draft &&
+                        num_draft < kMostNumbers && (!packed || cu_num_draft_tokens->numel() >= 1) &&
+                        (packed || draft_tokens.size(1) == num_draft),
                     "specdec: target_logits and draft_tokens disagree in shape");
-    const Flat cu(device, cu_num_draft_tokens);
-    return verify(device, target_logits, draft_tokens, cu.data<int32_t>(), batch, max_num_draft_tokens,
-                  SPECDEC_MAKE_SHARED);
+    const int64_t batch = packed ? cu_num_draft_tokens->numel() - 1 : draft_tokens.size(0);
+    STD_TORCH_CHECK(packed ? target_logits.size(0) == total + batch
+                           : target_logits.size(0) == batch && target_logits.size(1) == num_draft + 1,
+                    "specdec: target_logits and draft_tokens disagree in shape");
+    VerifyChainArgs args{};
+    args.batch = batch;
+    args.num_draft = num_draft;
+    args.total = total;
+    args.draft_tokens = given.ids(draft_tokens, total, "draft_tokens");
+    args.num_draft_tokens = given.ids(num_draft_tokens, batch, "num_draft_tokens");
+    args.cu = given.template flat<int32_t>(cu_num_draft_tokens, batch + 1, "cu_num_draft_tokens");
+    args.acceptance = Acceptance(integer(asked.acceptance, 0, double(Acceptance::kGreedy), "acceptance"));
+    const int64_t target_rows = packed ? total + batch : batch * (num_draft + 1);
+    set_shared(args, given, asked.shared, per_sequence, target_logits, draft_logits, draft_probs,
+               {draft_values, draft_argmax, draft_status}, target_to_draft, uniform_samples, noise_keys, eos_token_ids,
+               {target_rows, asked.shared.law.cascade_bonus != 0 ? target_rows : total});
+    const Results results(device, batch, num_draft + 1, args);
+    const Output<float> overlap =
+        asked.return_acceptance != 0 ? Output<float>(device, {batch, num_draft}) : Output<float>(device, {0});
+    args.overlap = asked.return_acceptance != 0 ? overlap.data : nullptr;
+    device.run(Device::verify_chain, args);
+    return results.with(overlap.tensor);
   }
 
-  static FiveTensors verify_tree(const Tensor& target_logits, const Tensor& node_tokens, const Tensor& parents,
-                                 const Tensor& first_child, const Tensor& next_sibling, const Tensor& tree_status,
-                                 int64_t max_depth, MaybeTensor draft_logits, MaybeTensor draft_probs,
-                                 MaybeTensor draft_values, MaybeTensor draft_argmax, MaybeTensor draft_status,
-                                 MaybeTensor uniform_samples, MaybeTensor noise_keys, MaybeTensor target_to_draft,
-                                 MaybeTensor eos_token_ids, int64_t acceptance, double epsilon, double delta,
-                                 int64_t law, bool law_variant, double law_alpha, double law_beta, bool cascade_bonus,
-                                 SPECDEC_PARAMS(), SPECDEC_PARAMS(draft_)) {
+  static FiveTensors verify_tree(const Tensor& target_logits, const MaybeTensor& draft_logits,
+                                 const MaybeTensor& draft_probs, const MaybeTensor& draft_values,
+                                 const MaybeTensor& draft_argmax, const MaybeTensor& draft_status,
+                                 const MaybeTensor& target_to_draft, const MaybeTensor& uniform_samples,
+                                 const MaybeTensor& noise_keys, const MaybeTensor& eos_token_ids,
+                                 const Tensor& node_tokens, const Tensor& parents, const Tensor& first_child,
+                                 const Tensor& next_sibling, const Tensor& tree_status, int64_t max_depth,
+                                 const PerSequence& per_sequence, const Numbers& settings) {
     Device device("verify_tree", target_logits);
-    const MaybeTensor num_draft_tokens;
-    const bool return_acceptance = false;
-    const Shared in = SPECDEC_MAKE_SHARED;
-    const int64_t batch = node_tokens.size(0), num_nodes = node_tokens.size(1);
-    STD_TORCH_CHECK(target_logits.dim() == 3 && target_logits.size(0) == batch && target_logits.size(1) == num_nodes,
+    Given given(device);
+    const auto asked = settings_of<VerifyTreeSettings>(settings);
+    STD_TORCH_CHECK(target_logits.dim() == 3 && node_tokens.dim() == 2 &&
+                        target_logits.size(0) == node_tokens.size(0) && target_logits.size(1) == node_tokens.size(1),
                     "specdec: target_logits and node_tokens disagree in shape");
+    const int64_t batch = node_tokens.size(0), num_nodes = node_tokens.size(1);
     STD_TORCH_CHECK(1 <= num_nodes && num_nodes <= kMostNodes && 0 <= max_depth && max_depth <= kMostDepth,
                     "specdec: a tree has 1 to 1024 nodes and is at most 64 deep");
-    const Flat tokens_in(device, node_tokens), parent_links(device, parents), child_links(device, first_child),
-        sibling_links(device, next_sibling), flags(device, tree_status);
-    const bool per_sequence = parents.dim() == 2;
-    for (const Flat* links : {&parent_links, &child_links, &sibling_links})
-      STD_TORCH_CHECK(
-          links->size() == (per_sequence ? batch : 1) * num_nodes && flags.size() == (per_sequence ? batch : 1),
-          "specdec: the tree and node_tokens disagree in shape");
-    const Output<int64_t> tokens(device, {batch, max_depth + 1}), nodes(device, {batch, max_depth});
-    const Output<int32_t> accepted(device, {batch}), emitted(device, {batch}), status(device, {batch});
+    const bool per_tree = parents.dim() == 2;
+    const int64_t trees = per_tree ? batch : 1, links = trees * num_nodes;
     VerifyTreeArgs args{};
-    args.step = inputs(device, target_logits, in, batch, num_nodes - 1);
-    args.step.tokens = tokens.data;
-    args.step.num_accepted = accepted.data;
-    args.step.num_tokens = emitted.data;
-    args.step.status = status.data;
-    args.node_tokens = tokens_in.ids();
-    args.parents = parent_links.template data<int64_t>();
-    args.first_child = child_links.template data<int64_t>();
-    args.next_sibling = sibling_links.template data<int64_t>();
-    args.tree_status = flags.template data<int32_t>();
-    args.tree_per_sequence = per_sequence;
+    args.batch = batch;
     args.num_nodes = num_nodes;
     args.max_depth = max_depth;
-    args.acceptance = TreeAcceptance(acceptance);
-    args.epsilon = float(epsilon);
-    args.delta = float(delta);
+    args.node_tokens = given.ids(node_tokens, batch * num_nodes, "node_tokens");
+    args.parents = given.template flat<int64_t>(parents, links, "parents");
+    args.first_child = given.template flat<int64_t>(first_child, links, "first_child");
+    args.next_sibling = given.template flat<int64_t>(next_sibling, links, "next_sibling");
+    args.tree_status = given.template flat<int32_t>(tree_status, trees, "tree_status");
+    args.tree_per_sequence = per_tree;
+    args.acceptance = TreeAcceptance(integer(asked.acceptance, 0, double(TreeAcceptance::kTraversal), "acceptance"));
+    args.epsilon = float(asked.epsilon);
+    args.delta = float(asked.delta);
+    set_shared(args, given, asked.shared, per_sequence, target_logits, draft_logits, draft_probs,
+               {draft_values, draft_argmax, draft_status}, target_to_draft, uniform_samples, noise_keys, eos_token_ids,
+               {batch * num_nodes, batch * num_nodes});
+    const Results results(device, batch, max_depth + 1, args);
+    const Output<int64_t> nodes(device, {batch, max_depth});
     args.accepted_nodes = nodes.data;
-    device.run(Device::kVerifyTree, args);
-    return {tokens.tensor, accepted.tensor, emitted.tensor, status.tensor, nodes.tensor};
+    device.run(Device::verify_tree, args);
+    return results.with(nodes.tensor);
   }
 
-  static TwoTensors gather_kv_(std::vector<Tensor> cache, std::vector<int64_t> key_layout,
-                               std::vector<int64_t> value_layout, const Tensor& accepted_nodes,
-                               const Tensor& context_lengths, MaybeTensor block_table) {
+  static TwoTensors gather_kv_(const std::vector<Tensor>& cache, const std::vector<int64_t>& key_layout,
+                               const std::vector<int64_t>& value_layout, const Tensor& accepted_nodes,
+                               const Tensor& context_lengths, const MaybeTensor& block_table) {
     Device device("gather_kv_", context_lengths);
     const int64_t batch = context_lengths.numel();
     STD_TORCH_CHECK(accepted_nodes.dim() == 2 && accepted_nodes.size(0) == batch &&
                         (!block_table || (block_table->dim() == 2 && block_table->size(0) == batch)),
                     "specdec: accepted_nodes, context_lengths and block_table disagree in shape");
-    const Flat nodes(device, accepted_nodes), contexts(device, context_lengths), table(device, block_table);
+    Given given(device);
     std::vector<CacheTensor> tensors;
     tensors.reserve(cache.size());
     constexpr int64_t kAny = std::numeric_limits<int32_t>::max();
@@ -346,9 +275,9 @@ struct Ops {
         empty(device.type(), device.index(), {batch}, wide ? TorchDType<int64_t>::code() : TorchDType<int32_t>::code());
     const Output<int32_t> status(device, {batch});
     GatherKVArgs args{};
-    args.accepted_nodes = nodes.checked_ids();
-    args.context_lengths = contexts.checked_ids();
-    args.block_table = table.checked_ids();
+    args.accepted_nodes = given.ids(accepted_nodes, accepted_nodes.numel(), "accepted_nodes");
+    args.context_lengths = given.ids(context_lengths, batch, "context_lengths");
+    args.block_table = given.ids(block_table, block_table ? block_table->numel() : 0, "block_table");
     args.batch = batch;
     args.max_depth = accepted_nodes.size(1);
     args.max_blocks = block_table ? block_table->size(1) : 1;
@@ -356,70 +285,87 @@ struct Ops {
     args.num_blocks = num_blocks;
     args.lengths = lengths.mutable_data_ptr();
     args.status = status.data;
-    run_on_planes(tensors, args, [&](const GatherKVArgs& some) { device.run(Device::kGatherKV, some); });
+    run_on_planes(tensors, args, [&](const GatherKVArgs& some) { device.run(Device::gather_kv_, some); });
     return {lengths, status.tensor};
   }
 
  private:
-  // What a step takes in beside its draft tokens.
-  static VerifyArgs inputs(const Device& device, const Tensor& target_logits, const Shared& in, int64_t batch,
-                           int64_t num_draft) {
-    STD_TORCH_CHECK(!is_cascade(in.law.kind) || in.draft_logits, "specdec: this law needs draft_logits");
-    VerifyArgs args{};
-    args.target = rows_of(device, target_logits);
-    args.draft = rows_of(device, in.draft_logits);
-    args.draft_probs = rows_of(device, in.draft_probs);
-    args.batch = batch;
-    args.num_draft = num_draft;
-    args.draft_values = in.draft_values.data<float>();
-    args.draft_argmax = in.draft_argmax.data<int64_t>();
-    args.draft_status = in.draft_status.data<int32_t>();
-    args.uniform_samples = in.uniform_samples.data<float>();
-    args.noise_keys = in.noise_keys.data<int64_t>();
-    args.target_to_draft = in.target_to_draft.data<int64_t>();
-    args.map_size = in.target_to_draft.size();
-    args.num_draft_tokens = in.num_draft_tokens.ids();
-    args.eos_token_ids = in.eos_token_ids.data<int64_t>();
-    args.num_eos = in.eos_token_ids.size();
-    args.law = in.law;
-    args.params = in.params.args();
-    args.draft_params = in.draft_params.args();
-    return args;
+  using Given = bind::Given<Device>;
+
+  static constexpr int64_t kMostNumbers = std::numeric_limits<int32_t>::max(), kMostSamples = 1024;
+
+  struct KeptStats {
+    const MaybeTensor &values, &argmax, &status;
+  };
+  struct RowCounts {
+    int64_t target, draft;
+  };
+
+  // What every verify step gives, and the kernels' way to it.
+  struct Results {
+    Output<int64_t> tokens;
+    Output<int32_t> accepted, emitted, status;
+    Results(const Device& device, int64_t batch, int64_t width, VerifyArgs& args)
+        : tokens(device, {batch, width}), accepted(device, {batch}), emitted(device, {batch}), status(device, {batch}) {
+      args.tokens = tokens.data;
+      args.num_accepted = accepted.data;
+      args.num_tokens = emitted.data;
+      args.status = status.data;
+    }
+    FiveTensors with(const Tensor& further) const {
+      return {tokens.tensor, accepted.tensor, emitted.tensor, status.tensor, further};
+    }
+  };
+
+  // What chains and trees have in common; args.batch is set.
+  static void set_shared(VerifyArgs& args, Given& given, const VerifySettings& asked, const PerSequence& per_sequence,
+                         const Tensor& target_logits, const MaybeTensor& draft_logits, const MaybeTensor& draft_probs,
+                         const KeptStats& kept, const MaybeTensor& target_to_draft, const MaybeTensor& uniform_samples,
+                         const MaybeTensor& noise_keys, const MaybeTensor& eos_token_ids, const RowCounts& count) {
+    args.law = {LawKind(integer(asked.law.number, 0, kNumLaws - 1, "law")), asked.law.variant != 0,
+                float(asked.law.alpha), float(asked.law.beta), asked.law.cascade_bonus != 0};
+    STD_TORCH_CHECK(!is_cascade(args.law.kind) || draft_logits, "specdec: this law needs draft_logits");
+    STD_TORCH_CHECK(!draft_logits || !draft_probs, "specdec: give draft_logits or draft_probs");
+    args.target = given.rows(target_logits);
+    args.map_size = target_to_draft ? target_to_draft->numel() : 0;
+    args.target_to_draft = given.template flat<int64_t>(target_to_draft, args.map_size, "target_to_draft");
+    args.draft = draft_rows(given, draft_logits, target_logits, count.draft, args);
+    args.draft_probs = draft_rows(given, draft_probs, target_logits, count.draft, args);
+    STD_TORCH_CHECK(!draft_probs || args.draft_probs.dtype == DType::kFloat32, "specdec: draft_probs must be float32");
+    STD_TORCH_CHECK(bool(kept.values) == bool(kept.argmax) && bool(kept.values) == bool(kept.status) &&
+                        (!kept.values || draft_logits),
+                    "specdec: kept stats are three tensors, and those of draft_logits");
+    args.draft_values = given.template flat<float>(kept.values, count.draft * kNumValues, "draft_values");
+    args.draft_argmax = given.template flat<int64_t>(kept.argmax, count.draft, "draft_argmax");
+    args.draft_status = given.template flat<int32_t>(kept.status, count.draft, "draft_status");
+    args.uniform_samples = given.template flat<float>(uniform_samples, count.target, "uniform_samples");
+    args.noise_keys = given.template flat<int64_t>(noise_keys, count.target, "noise_keys");
+    args.num_eos = eos_token_ids ? eos_token_ids->numel() : 0;
+    args.eos_token_ids = given.template flat<int64_t>(eos_token_ids, args.num_eos, "eos_token_ids");
+    check_per_sequence(per_sequence, 2);
+    args.params = given.params(asked.params, per_sequence, 0, args.batch);
+    args.draft_params = given.params(asked.draft_params, per_sequence, kNumPerSequence, args.batch);
   }
 
-  static FiveTensors verify(Device& device, const Tensor& target_logits, const Tensor& draft_tokens, const int32_t* cu,
-                            int64_t batch, int64_t num_draft, const Shared& in) {
-    const Flat drafted(device, draft_tokens);
-    const Output<int64_t> tokens(device, {batch, num_draft + 1});
-    const Output<int32_t> accepted(device, {batch}), emitted(device, {batch}), status(device, {batch});
-    const Output<float> overlap =
-        in.return_acceptance ? Output<float>(device, {batch, num_draft}) : Output<float>(device, {0});
-    VerifyArgs args = inputs(device, target_logits, in, batch, num_draft);
-    args.draft_tokens = drafted.ids();
-    args.cu = cu;
-    args.total = drafted.size();
-    args.acceptance = Acceptance(in.acceptance);
-    args.tokens = tokens.data;
-    args.num_accepted = accepted.data;
-    args.num_tokens = emitted.data;
-    args.status = status.data;
-    args.overlap = in.return_acceptance ? overlap.data : nullptr;
-    device.run(Device::kVerify, args);
-    return {tokens.tensor, accepted.tensor, emitted.tensor, status.tensor, overlap.tensor};
+  // As many rows as there must be, batched as the target's are; as wide as the target's unless a map leads to them.
+  static Rows draft_rows(const Given& given, const MaybeTensor& x, const Tensor& target_logits, int64_t count,
+                         const VerifyArgs& args) {
+    if (!x) return {};
+    const Rows rows = given.rows(*x);
+    const int64_t dim = target_logits.dim();
+    STD_TORCH_CHECK(x->dim() == dim && (dim == 2 || x->size(0) == args.batch) &&
+                        (dim == 2 ? x->size(0) : x->size(0) * x->size(1)) == count &&
+                        (args.target_to_draft || rows.vocab == args.target.vocab),
+                    "specdec: target_logits and the draft's rows disagree in shape");
+    return rows;
   }
 };
 
 template <class Device, class Library>
 void register_ops(Library& library) {
-  library.impl("row_stats", TORCH_BOX(&Ops<Device>::row_stats));
-  library.impl("warp_probs", TORCH_BOX(&Ops<Device>::warp_probs));
-  library.impl("uniform_samples", TORCH_BOX(&Ops<Device>::uniform_samples));
-  library.impl("noise_keys", TORCH_BOX(&Ops<Device>::noise_keys));
-  library.impl("sample", TORCH_BOX(&Ops<Device>::sample));
-  library.impl("verify_chain", TORCH_BOX(&Ops<Device>::verify_chain));
-  library.impl("verify_packed", TORCH_BOX(&Ops<Device>::verify_packed));
-  library.impl("verify_tree", TORCH_BOX(&Ops<Device>::verify_tree));
-  library.impl("gather_kv_", TORCH_BOX(&Ops<Device>::gather_kv_));
+#define OP(Name, op) library.impl(#op, TORCH_BOX(&Ops<Device>::op));
+  SPECDEC_OPS(OP)
+#undef OP
 }
 
 }  // namespace specdec::bind

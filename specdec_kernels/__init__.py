@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from . import laws
-from .backends import backends, native, register_triton
+from .backends import OPS, backends, native, register_triton
 from .comparison.bild import bild
 from .comparison.oracle_cascade import oracle_cascade
 from .comparison.seq_cascade import seq_cascade
@@ -43,7 +43,7 @@ from .types import PLACEHOLDER_TOKEN_ID, Draw, GatherOutput, RowStats, Status, T
 
 __version__ = "0.1.0"
 
-native.load()
+native.load(OPS)
 register_triton(LIBRARY)
 
 __all__ = [

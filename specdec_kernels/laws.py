@@ -25,12 +25,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-FlatLaw = tuple[int, bool, float, float, bool]
-"""What the ops take: number, variant, alpha, beta, cascade_bonus, as csrc/common/params.h has them."""
 
-LOSSLESS: FlatLaw = (0, False, 0.0, 1.0, False)
+class FlatLaw(NamedTuple):
+    """A law as the ops take it, and csrc/common/params.h has it."""
+
+    number: int
+    variant: bool
+    alpha: float
+    beta: float
+    cascade_bonus: bool
+
+
+LOSSLESS = FlatLaw(0, False, 0.0, 1.0, False)
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class TargetLaw:
 
     def flat(self) -> FlatLaw:
         """As the ops take it."""
-        return (self.number, self._variant(), float(self.alpha), 1.0, self.cascade_bonus)
+        return FlatLaw(self.number, self._variant(), float(self.alpha), 1.0, self.cascade_bonus)
 
     def _variant(self) -> bool:
         return False
@@ -109,7 +117,7 @@ class Lossy(TargetLaw):
 
     def flat(self) -> FlatLaw:
         """As the ops take it."""
-        return (self.number, self.is_exact, float(self.alpha), 1.0 if self.is_exact else float(self.beta), False)
+        return FlatLaw(self.number, self.is_exact, float(self.alpha), 1.0 if self.is_exact else float(self.beta), False)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-FlatParams = tuple[float, int, float, float, bool, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""What the ops take: the scalars (temperature, top_k, top_p, min_p, min_p_first), then their [batch] tensors or None.
-"""
+
+class FlatParams(NamedTuple):
+    """One set of sampling parameters as the ops take them: where there is no tensor, the number counts."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    min_p_first: bool
+    temperatures: Tensor | None  # [batch] float32
+    top_ks: Tensor | None  # [batch] int64
+    top_ps: Tensor | None  # [batch] float32
+    min_ps: Tensor | None  # [batch] float32
 
 
 @dataclass(frozen=True)
@@ -47,8 +58,10 @@ class SamplingParams:
     top_p: float | Tensor = 1.0
     min_p: float | Tensor = 0.0
     min_p_first: bool = False
+    # Made once: building them at every op call would cost more than some ops do.
     _flat: FlatParams = field(init=False, repr=False, compare=False)
-    _has_tensors: bool = field(init=False, repr=False, compare=False)
+    _scalars: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    _tensors: tuple[Tensor | None, ...] | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         temperature, temperatures = _split("temperature", self.temperature, 1.0)
@@ -63,12 +76,16 @@ class SamplingParams:
             raise ValueError(f"SamplingParams: min_p must be in [0, 1], got {min_p}")
         if not isinstance(self.min_p_first, bool):
             raise TypeError(f"SamplingParams: min_p_first must be a bool, got {type(self.min_p_first).__name__}")
-        # One flat tuple, made once: building it at every op call would cost more than some ops do. Off stays off
-        # whatever the number, although the ops take 64-bit integers and float32.
-        scalars = (temperature, min(max(int(top_k), 0), 2**63 - 1), min(top_p, 1.0), min_p, self.min_p_first)
-        flat = (*scalars, temperatures, top_ks, top_ps, min_ps)
-        object.__setattr__(self, "_flat", flat)
-        object.__setattr__(self, "_has_tensors", any(isinstance(value, Tensor) for value in flat))
+        # Off stays off whatever the number, although kernels take 32-bit ids and float32.
+        scalars = (temperature, min(max(int(top_k), 0), 2**31 - 1), min(top_p, 1.0), min_p, self.min_p_first)
+        tensors = (temperatures, top_ks, top_ps, min_ps)
+        object.__setattr__(self, "_flat", FlatParams(*scalars, *tensors))
+        object.__setattr__(self, "_scalars", tuple(map(float, scalars)))
+        object.__setattr__(self, "_tensors", None if all(tensor is None for tensor in tensors) else tensors)
+
+    @property
+    def _tensors_or_none(self) -> tuple[Tensor | None, ...]:
+        return self._tensors or (None,) * 4
 
     @property
     def is_greedy(self) -> bool:

@@ -6,3 +6,17 @@
 #else
 #define SPECDEC_HD [[maybe_unused]] static inline
 #endif
+
+// A template over what its caller can do: where there is a device, over what only that can do.
+#ifdef __CUDACC__
+#define SPECDEC_RULE __device__ __forceinline__
+#else
+#define SPECDEC_RULE [[maybe_unused]] static inline
+#endif
+
+// The same for a member function, which is inline by itself.
+#ifdef __CUDACC__
+#define SPECDEC_MEMBER __device__
+#else
+#define SPECDEC_MEMBER
+#endif

@@ -186,6 +186,11 @@ SPECDEC_HD Mixture begin_mixture(const TargetLaw& law, const RawRow& p, const Ra
   return mixture;
 }
 
+// Whether a measure decides which ids are kept, and not only how much of P there is.
+SPECDEC_HD bool decides_kept(Measure measure) {
+  return measure == Measure::kTotalVariation || measure == Measure::kCrossEntropy;
+}
+
 // What a measure decides.
 SPECDEC_HD void end_mixture(const TargetLaw& law, const RawRow& p, const RawRow& q, Measure measure, float sum,
                             Mixture& mixture) {
@@ -227,6 +232,27 @@ SPECDEC_HD float exact_scale(float accept, Left left) {
 SPECDEC_HD float law_at(const TargetLaw& law, const Mixture& mixture, float p, float q, bool kept) {
   if (is_cascade(law.kind)) return (kept ? q : 0.0f) + mixture.scale * p;
   return fmaxf(fminf(q, mixture.accept * p), mixture.scale * p);
+}
+
+// What a final token is drawn from: weights (scale P - taken Q)+, with taken_kept for taken at the ids that are kept. By
+// itself all of P.
+struct Remainder {
+  float scale = 1.0f, taken = 0.0f, taken_kept = 0.0f;
+  bool mixed = false;  // of a cascade: it matters what is kept
+};
+
+// What is left of w times a position's law after Q.
+SPECDEC_HD Remainder residual_of(const TargetLaw& law, const Mixture& mixture, float w) {
+  const bool mixed = is_cascade(law.kind);
+  return {w * mixture.scale, 1.0f, mixed ? 1.0f - w : 1.0f, mixed};
+}
+
+// A cascade's law itself.
+SPECDEC_HD Remainder cascade_of(const Mixture& mixture) { return {mixture.scale, 0.0f, -1.0f, true}; }
+
+// Where a remainder has nothing left: a cascade's law, else P.
+SPECDEC_HD Remainder all_of(const Remainder& empty, const Mixture& mixture) {
+  return empty.mixed ? cascade_of(mixture) : Remainder{};
 }
 
 // ---- Token trees: siblings drawn without replacement ----

@@ -111,34 +111,40 @@ struct SampleArgs {
   StatsOut out;
 };
 
-// One verify step of a padded ("chain") or ragged ("packed") batch. With cu null, sequence b's draft rows are (b, i) and its
-// target rows (b, i); else its draft rows are (0, cu[b] + i) and its target rows, uniforms and keys (0, cu[b] + b + i).
-// With law.cascade_bonus its draft rows (and their stats) stand where its target rows stand.
+// What a verify step of chains and one of trees have in common.
 struct VerifyArgs {
-  Rows target;                      // [batch, num_draft + 1, vocab] or [1, total + batch, vocab]
-  Rows draft;                       // logits of the draft, or null
-  Rows draft_probs;                 // or its probabilities, or null; neither: point masses on the draft tokens
-  Ids draft_tokens;                 // [batch, num_draft] or [total]
-  const int32_t* cu;                // [batch + 1] or null
-  int64_t batch, num_draft, total;  // num_draft: width of the result less one
-  const float* draft_values;        // draft rows x 6, or null: computed when a row is needed
-  const int64_t* draft_argmax;      // draft rows
-  const int32_t* draft_status;      // draft rows
-  const float* uniform_samples;     // rows of target, or null
-  const int64_t* noise_keys;        // rows of target, or null
-  const int64_t* target_to_draft;   // [map_size], -1 where unmapped, or null
+  Rows target;       // logits
+  Rows draft;        // logits of the draft, or null
+  Rows draft_probs;  // or its probabilities, or null; neither: point masses on the draft tokens
+  int64_t batch;
+  const float* draft_values;       // draft rows x 6, or null: computed when a row is needed
+  const int64_t* draft_argmax;     // draft rows
+  const int32_t* draft_status;     // draft rows
+  const float* uniform_samples;    // rows of target, or null
+  const int64_t* noise_keys;       // rows of target, or null
+  const int64_t* target_to_draft;  // [map_size], -1 where unmapped, or null
   int64_t map_size;
-  Ids num_draft_tokens;          // [batch]
   const int64_t* eos_token_ids;  // [num_eos] or null
   int64_t num_eos;
-  Acceptance acceptance;
   TargetLaw law;
   SamplingArgs params, draft_params;
-  int64_t* tokens;        // [batch, num_draft + 1]
+  int64_t* tokens;        // [batch, width of the result]
   int32_t* num_accepted;  // [batch]
   int32_t* num_tokens;    // [batch]
   int32_t* status;        // [batch]
-  float* overlap;         // [batch, num_draft] or null
+};
+
+// One verify step of a padded ("chain") or ragged ("packed") batch: target is [batch, num_draft + 1, vocab] or
+// [1, total + batch, vocab]. With cu null, sequence b's draft rows are (b, i) and its target rows (b, i); else its draft rows
+// are (0, cu[b] + i) and its target rows, uniforms and keys (0, cu[b] + b + i). With law.cascade_bonus its draft rows (and
+// their stats) stand where its target rows stand.
+struct VerifyChainArgs : VerifyArgs {
+  Ids draft_tokens;          // [batch, num_draft] or [total]
+  const int32_t* cu;         // [batch + 1] or null
+  int64_t num_draft, total;  // num_draft: width of the result less one
+  Ids num_draft_tokens;      // [batch]
+  Acceptance acceptance;
+  float* overlap;  // [batch, num_draft] or null
 };
 
 enum class TreeAcceptance : int32_t {
@@ -153,9 +159,9 @@ enum class TreeAcceptance : int32_t {
 constexpr int kMostNodes = 1024, kMostDepth = 64;  // of a tree, as in specdec_kernels/tree.py
 
 // One verify step of token trees: node i's rows, uniform and key are number i of its sequence. Links are node ids, -1 where
-// there is none; a parent stands before its children, and siblings are linked in their order.
-struct VerifyTreeArgs {
-  VerifyArgs step;                                      // num_draft: nodes less one; tokens: [batch, max_depth + 1]
+// there is none; a parent stands before its children, and siblings are linked in their order. The result is max_depth + 1
+// tokens wide.
+struct VerifyTreeArgs : VerifyArgs {
   Ids node_tokens;                                      // [batch, num_nodes]; -1: no such node, or an idle sequence
   const int64_t *parents, *first_child, *next_sibling;  // [num_nodes], or [batch, num_nodes] where tree_per_sequence
   const int32_t* tree_status;                           // [1] or [batch]

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "common/philox.h"
 
@@ -27,10 +28,8 @@ int walk(const float* weight, int n, float rest) {
 }
 
 // Walks tile masses alike; `rest` becomes what is left for the walk inside the tile (infinite on an overrun).
-int walk_tiles(const std::vector<float>& mass, float uniform, float* rest) {
-  float total = 0, before = 0;
-  for (float m : mass) total += m;
-  const float goal = uniform * total;
+int walk_tiles(const std::vector<float>& mass, float goal, float* rest) {
+  float before = 0;
   int last = 0;
   for (int tile = 0; tile < int(mass.size()); ++tile) {
     if (!(mass[tile] > 0)) continue;
@@ -45,49 +44,44 @@ int walk_tiles(const std::vector<float>& mass, float uniform, float* rest) {
   return last;
 }
 
-// The listed ids' weights, and their masses by tile (as many entries as the row has tiles).
-struct Listed {
-  std::vector<float> weight, mass;
-};
+float sum_of(const std::vector<float>& shares) {
+  float sum = 0;
+  for (float share : shares) sum += share;
+  return sum;
+}
 
-Listed listed_weights(const RowView& row, const RowLaw& law, const RowScratch& scratch, const DraftRow* draft,
-                      float scale) {
-  Listed out{{}, std::vector<float>(row.tiles())};
-  list_weights(scratch.kept_logit, law.max, law.inverse_temperature, law.inverse_normalizer * scale, out.weight);
-  std::vector<double> mass(out.mass.size());
-  for (size_t i = 0; i < out.weight.size(); ++i) {
-    if (draft) out.weight[i] = residual_weight(out.weight[i], draft->prob(scratch.kept_id[i]));
-    mass[scratch.kept_id[i] / kTile] += out.weight[i];
+// (scale P - Q)+, or P without `q`, over the listed ids alone.
+Weights listed_weights(const Reading& p, const DraftLaw* q, float scale) {
+  const RowScratch& kept = p.scratch;
+  std::vector<float> weight;
+  list_weights(kept.kept_logit, p.law.max, p.law.inverse_temperature, p.law.inverse_normalizer * scale, weight);
+  std::vector<double> mass(p.row.tiles());
+  for (size_t i = 0; i < weight.size(); ++i) {
+    if (q) weight[i] = residual_weight(weight[i], q->prob(kept.kept_id[i]));
+    mass[kept.kept_id[i] / kTile] += weight[i];
   }
-  out.mass.assign(mass.begin(), mass.end());
+  return {{mass.begin(), mass.end()}, [&p, weight = std::move(weight)](int tile, float* out) {
+            const std::vector<int32_t>& ids = p.scratch.kept_id;
+            std::fill(out, out + p.row.tile_size(tile), 0.0f);
+            for (auto id = std::lower_bound(ids.begin(), ids.end(), tile * kTile); id != ids.end(); ++id) {
+              if (*id / kTile != tile) break;
+              out[*id % kTile] = weight[size_t(id - ids.begin())];
+            }
+          }};
+}
+
+// P without `point` (-1: P itself): the tiles' masses are those found when the row was read, but for the point's tile.
+Weights weights_without(const Reading& p, int32_t point) {
+  Weights out{p.scratch.tile_mass, [&p, point](int tile, float* weight) {
+                tile_probs(p.row, p.law, tile, p.law.normalizer, weight);
+                if (point >= 0 && point / kTile == tile) weight[point % kTile] = 0.0f;
+              }};
+  if (point < 0) return out;
+  float weight[kTile];
+  const int tile = point / kTile;
+  out.tile(tile, weight);
+  out.mass[tile] = kernels().sum(weight, p.row.tile_size(tile));
   return out;
-}
-
-// (scale * P - Q)+ over one tile.
-void residual_tile(const RowView& row, const RowLaw& law, const DraftRow& draft, float scale, int tile, float* p,
-                   float* q) {
-  tile_probs(row, law, tile, scale, p);
-  draft.tile(tile, row.tile_size(tile), q);
-}
-
-std::vector<float> residual_masses(const RowView& row, const RowLaw& law, const DraftRow& draft, float scale,
-                                   bool split) {
-  std::vector<float> mass(row.tiles());
-  for_each_tile(row, split, [&](int tile) {
-    float p[kTile], q[kTile];
-    residual_tile(row, law, draft, scale, tile, p, q);
-    mass[tile] = kernels().residual_sum(p, q, row.tile_size(tile));
-  });
-  return mass;
-}
-
-int32_t draw_from_list(const RowView& row, const RowScratch& scratch, const Listed& list, float uniform) {
-  float rest;
-  const int tile = walk_tiles(list.mass, uniform, &rest);
-  const auto first = std::lower_bound(scratch.kept_id.begin(), scratch.kept_id.end(), tile * kTile);
-  const auto end = std::lower_bound(first, scratch.kept_id.end(), tile * kTile + row.tile_size(tile));
-  const size_t offset = size_t(first - scratch.kept_id.begin());
-  return first[walk(&list.weight[offset], int(end - first), rest)];
 }
 
 }  // namespace
@@ -105,18 +99,18 @@ void MappedRow::load(int tile, int n, float* out) const {
   for (int i = 0; i < n; ++i) out[i] = logit(begin + i);
 }
 
-float DraftRow::own_prob(int32_t id) const {
+float DraftLaw::own_prob(int32_t id) const {
   return kind_ == Kind::kLogits ? prob_at(mapped_.row, law_, id)
                                 : clean(*static_cast<const float*>(mapped_.row.at(id)));
 }
 
-float DraftRow::prob(int32_t id) const {
+float DraftLaw::prob(int32_t id) const {
   if (is_point()) return id == token_ ? 1.0f : 0.0f;
   const int32_t own = mapped_.own_id(id);
   return own < 0 ? 0.0f : own_prob(own);
 }
 
-void DraftRow::tile(int tile, int n, float* out) const {
+void DraftLaw::tile(int tile, int n, float* out) const {
   const int32_t begin = tile * kTile;
   if (is_point()) {
     std::fill(out, out + n, 0.0f);
@@ -131,86 +125,75 @@ void DraftRow::tile(int tile, int n, float* out) const {
   }
 }
 
-bool DraftRow::has_nan() const {
+bool DraftLaw::has_nan() const {
   if (kind_ != Kind::kProbs) return false;
   const float* probs = static_cast<const float*>(mapped_.row.at(0));
   return std::any_of(probs, probs + mapped_.row.vocab, [](float p) { return p != p; });
 }
 
-int32_t draw_from_tiles(const std::vector<float>& mass, float uniform, const std::function<int(int, float*)>& weights) {
-  float weight[kTile], rest;
-  const int tile = walk_tiles(mass, uniform, &rest);
-  const int n = weights(tile, weight);
-  return tile * kTile + walk(weight, n, rest);
+std::vector<float> by_tile(const Reading& p, const std::function<float(int)>& f) {
+  std::vector<float> out(p.row.tiles());
+  for_each_tile(p.row, p.split, [&](int tile) { out[tile] = f(tile); });
+  return out;
 }
 
-bool any(const std::vector<float>& mass) {
+float sum_by_tile(const Reading& p, const std::function<float(int)>& f) { return sum_of(by_tile(p, f)); }
+
+bool Weights::any() const {
   return std::any_of(mass.begin(), mass.end(), [](float m) { return m > 0; });
 }
 
-int32_t draw_token(const RowView& row, const RowLaw& law, const RowScratch& scratch, const DraftRow* draft, float scale,
-                   float uniform, bool split) {
-  if (law.one_hot) return law.argmax;
-  if (scratch.listed) {
-    Listed list = listed_weights(row, law, scratch, draft, scale);
-    if (draft && !any(list.mass)) list = listed_weights(row, law, scratch, nullptr, 1.0f);
-    return draw_from_list(row, scratch, list, uniform);
-  }
-  if (draft && !draft->is_point()) {
-    const std::vector<float> mass = residual_masses(row, law, *draft, scale, split);
-    if (any(mass))
-      return draw_from_tiles(mass, uniform, [&](int tile, float* p) {
-        float q[kTile];
-        const int n = row.tile_size(tile);
-        residual_tile(row, law, *draft, scale, tile, p, q);
-        for (int i = 0; i < n; ++i) p[i] = residual_weight(p[i], q[i]);
-        return n;
-      });
-    draft = nullptr;
-  }
-  // P itself, or P without the point: its tiles' masses are those found when the row was read, but for the point's tile.
-  std::vector<float> mass = scratch.tile_mass;
-  const auto tile_weights = [&](int tile, float* p) {
-    const int n = row.tile_size(tile);
-    tile_probs(row, law, tile, law.normalizer, p);
-    if (draft && draft->token() / kTile == tile) p[draft->token() % kTile] = 0.0f;
-    return n;
-  };
-  if (draft) {
-    float p[kTile];
-    const int tile = draft->token() / kTile;
-    const int n = tile_weights(tile, p);
-    mass[tile] = kernels().sum(p, n);
-    if (!any(mass)) mass = scratch.tile_mass, draft = nullptr;
-  }
-  return draw_from_tiles(mass, uniform, tile_weights);
+float Weights::total() const { return sum_of(mass); }
+
+int32_t Weights::draw(float uniform) const {
+  float weight[kTile] = {}, rest;
+  const int chosen = walk_tiles(mass, uniform * total(), &rest);
+  tile(chosen, weight);
+  return chosen * kTile + walk(weight, kTile, rest);
 }
 
-float residual_mass(const RowView& row, const RowLaw& law, const RowScratch& scratch, const DraftRow& draft,
-                    float scale, bool split) {
-  float total = 0;
-  if (law.one_hot) return residual_weight(scale, draft.prob(law.argmax));
-  for (float m : scratch.listed ? listed_weights(row, law, scratch, &draft, scale).mass
-                                : residual_masses(row, law, draft, scale, split))
-    total += m;
-  return total;
+Weights weights_of(const Reading& p) {
+  return p.scratch.listed ? listed_weights(p, nullptr, 1.0f) : weights_without(p, -1);
 }
 
-float overlap(const RowView& row, const RowLaw& law, const DraftRow& draft, bool split) {
-  if (draft.is_point()) return prob_at(row, law, draft.token());
-  std::vector<float> mass(row.tiles());
-  for_each_tile(row, split, [&](int tile) {
-    float p[kTile], q[kTile];
-    residual_tile(row, law, draft, 1.0f, tile, p, q);
-    mass[tile] = kernels().overlap_sum(p, q, row.tile_size(tile));
+Weights weights_left(const Reading& p, std::function<void(int tile, float* scaled_p, float* taken_q)> fill) {
+  std::vector<float> mass = by_tile(p, [&](int tile) {
+    float scaled_p[kTile], taken_q[kTile];
+    fill(tile, scaled_p, taken_q);
+    return kernels().residual_sum(scaled_p, taken_q, p.row.tile_size(tile));
   });
-  float total = 0;
-  for (float m : mass) total += m;
-  return total;
+  return {std::move(mass), [&p, fill = std::move(fill)](int tile, float* out) {
+            float taken_q[kTile];
+            fill(tile, out, taken_q);
+            for (int i = 0; i < p.row.tile_size(tile); ++i) out[i] = residual_weight(out[i], taken_q[i]);
+          }};
 }
 
-std::vector<NoisyToken> noisy_top(const RowView& row, const RowLaw& law, const RowScratch& scratch, int64_t key,
-                                  const int64_t* ids, int count) {
+Weights residual_weights(const Reading& p, const DraftLaw& q, float scale) {
+  if (p.scratch.listed) return listed_weights(p, &q, scale);
+  if (q.is_point()) return weights_without(p, q.token());
+  return weights_left(p, [&p, &q, scale](int tile, float* scaled_p, float* taken_q) {
+    tile_probs(p.row, p.law, tile, scale, scaled_p);
+    q.tile(tile, p.row.tile_size(tile), taken_q);
+  });
+}
+
+int32_t draw_token(const Reading& p, float uniform) {
+  return p.law.one_hot ? p.law.argmax : weights_of(p).draw(uniform);
+}
+
+float overlap(const Reading& p, const DraftLaw& q) {
+  if (q.is_point()) return prob_at(p.row, p.law, q.token());
+  return sum_by_tile(p, [&](int tile) {
+    float ps[kTile], qs[kTile];
+    tile_probs(p.row, p.law, tile, 1.0f, ps);
+    q.tile(tile, p.row.tile_size(tile), qs);
+    return kernels().overlap_sum(ps, qs, p.row.tile_size(tile));
+  });
+}
+
+std::vector<NoisyToken> noisy_top(const Reading& p, int64_t key, const int64_t* ids, int count) {
+  const auto& [row, law, scratch, split] = p;
   if (law.one_hot) return {{0.0f, law.argmax}};
   std::vector<NoisyToken> best;  // a heap whose front is the worst of the best
   const auto better = [](const NoisyToken& a, const NoisyToken& b) {

@@ -1,4 +1,4 @@
-// Draws from a row's law, or from what is left of it after a draft law is taken away.
+// What a token is drawn from: a row's law, what is left of it after a draft law is taken away, or its law under noise.
 #pragma once
 #include "cpu/row.h"
 
@@ -21,13 +21,13 @@ struct MappedRow {
 };
 
 // The draft's law at one position, over target ids.
-class DraftRow {
+class DraftLaw {
  public:
   // A point mass on `token`.
-  explicit DraftRow(int32_t token) : kind_(Kind::kPoint), token_(token) {}
+  explicit DraftLaw(int32_t token = -1) : kind_(Kind::kPoint), token_(token) {}
   // A row of logits with its law, or of probabilities.
-  DraftRow(const MappedRow& logits, const RowLaw& law) : kind_(Kind::kLogits), mapped_(logits), law_(law) {}
-  explicit DraftRow(const MappedRow& probs) : kind_(Kind::kProbs), mapped_(probs) {}
+  DraftLaw(const MappedRow& logits, const RowLaw& law) : kind_(Kind::kLogits), mapped_(logits), law_(law) {}
+  explicit DraftLaw(const MappedRow& probs) : kind_(Kind::kProbs), mapped_(probs) {}
 
   bool is_point() const { return kind_ == Kind::kPoint; }
   int32_t token() const { return token_; }
@@ -48,23 +48,35 @@ class DraftRow {
   RowLaw law_{};
 };
 
-// The id at which the running sum of weights first exceeds uniform * total. `mass` holds the tiles' sums;
-// weights(tile, out) writes the weights of one tile and returns how many.
-int32_t draw_from_tiles(const std::vector<float>& mass, float uniform, const std::function<int(int, float*)>& weights);
+// f(tile) of every tile of a row, each on any thread, and their sum in index order.
+std::vector<float> by_tile(const Reading& p, const std::function<float(int)>& f);
+float sum_by_tile(const Reading& p, const std::function<float(int)>& f);
 
-// Whether any tile has mass.
-bool any(const std::vector<float>& mass);
+// Weights over target ids, in proportion to which a token is drawn. What they are made from must outlive them.
+struct Weights {
+  std::vector<float> mass;                         // of each tile
+  std::function<void(int tile, float* out)> tile;  // the weights of one tile
 
-// A token from norm((scale * P - Q)+), or from P if `draft` is null or nothing is left.
-int32_t draw_token(const RowView& row, const RowLaw& law, const RowScratch& scratch, const DraftRow* draft, float scale,
-                   float uniform, bool split);
+  bool any() const;     // whether there is any mass
+  float total() const;  // of the masses in index order
+  // The id at which the running sum of weights first exceeds uniform * total.
+  int32_t draw(float uniform) const;
+};
 
-// Sum over ids of (scale * P - Q)+.
-float residual_mass(const RowView& row, const RowLaw& law, const RowScratch& scratch, const DraftRow& draft,
-                    float scale, bool split);
+// P, times anything.
+Weights weights_of(const Reading& p);
+
+// (scale P - Q)+; where Q is a point only P without the point, times anything.
+Weights residual_weights(const Reading& p, const DraftLaw& q, float scale);
+
+// (scaled_p - taken_q)+ of what fill(tile, scaled_p, taken_q) gives.
+Weights weights_left(const Reading& p, std::function<void(int tile, float* scaled_p, float* taken_q)> fill);
+
+// A token from P.
+int32_t draw_token(const Reading& p, float uniform);
 
 // Sum over ids of min(P, Q).
-float overlap(const RowView& row, const RowLaw& law, const DraftRow& draft, bool split);
+float overlap(const Reading& p, const DraftLaw& q);
 
 struct NoisyToken {
   float score;  // (logit - max) / T + G
@@ -73,7 +85,6 @@ struct NoisyToken {
 
 // The `count` largest of log P(v) + G(key, id of v), best first, ties by lowest id; fewer if fewer ids are possible.
 // `ids` (or null) gives the target id, whose noise counts, of each id of the row.
-std::vector<NoisyToken> noisy_top(const RowView& row, const RowLaw& law, const RowScratch& scratch, int64_t key,
-                                  const int64_t* ids, int count);
+std::vector<NoisyToken> noisy_top(const Reading& p, int64_t key, const int64_t* ids, int count);
 
 }  // namespace specdec::cpu

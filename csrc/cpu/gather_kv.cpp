@@ -52,7 +52,7 @@ void move_rows(unsigned char* plane, const CacheShape& shape, const RowMove* mov
 
 }  // namespace
 
-void gather_kv(const GatherKVArgs& args) {
+void gather_kv_(const GatherKVArgs& args) {
   std::vector<RowMove> moves;
   std::vector<Path> paths;
   for (int64_t b = 0; b < args.batch; ++b) {

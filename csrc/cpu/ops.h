@@ -1,16 +1,19 @@
 // The CPU kernels: one function an op, each in the file of its name.
 #pragma once
+#include "common/ops.h"
 #include "common/params.h"
 
 namespace specdec::cpu {
 
-void row_stats(const RowStatsArgs& args);
-void warp_probs(const WarpProbsArgs& args);
-void uniform_samples(const UniformSamplesArgs& args);
-void noise_keys(const NoiseKeysArgs& args);
-void sample(const SampleArgs& args);
-void verify(const VerifyArgs& args);  // verify_chain and verify_packed
-void verify_tree(const VerifyTreeArgs& args);
-void gather_kv(const GatherKVArgs& args);
+#define OP(Name, op) void op(const Name##Args& args);
+SPECDEC_OPS(OP)
+#undef OP
+
+// The same for csrc/bind_ops.h, which does not know of which device they are.
+struct OpKernels {
+#define OP(Name, op) static constexpr auto op = cpu::op;
+  SPECDEC_OPS(OP)
+#undef OP
+};
 
 }  // namespace specdec::cpu

@@ -187,25 +187,6 @@ class Truncation {
   RowScratch& scratch_;
 };
 
-}  // namespace
-
-RowView row_view(const Rows& rows, int64_t b, int64_t i) {
-  const int64_t size = rows.dtype == DType::kFloat32 ? 4 : 2;
-  return {static_cast<const char*>(rows.data) + (b * rows.stride_batch + i * rows.stride_row) * size, rows.dtype,
-          rows.vocab};
-}
-
-void for_each_tile(const RowView& row, bool split, const std::function<void(int)>& f) {
-  const int tiles = row.tiles();
-  if (split && tiles >= kTilesToSplit && tiles * (num_threads() - 1) >= kTilesPerHelper) {
-    parallel_for(tiles, [&](int64_t begin, int64_t end) {
-      for (int64_t tile = begin; tile < end; ++tile) f(int(tile));
-    });
-  } else {
-    for (int tile = 0; tile < tiles; ++tile) f(tile);
-  }
-}
-
 RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, RowScratch& scratch) {
   const LogitKernels& kernels = row.kernels();
   const int tiles = row.tiles(), blocks = (row.vocab + kBlock - 1) / kBlock;
@@ -288,6 +269,31 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, Row
   return law;
 }
 
+}  // namespace
+
+RowView row_view(const Rows& rows, int64_t b, int64_t i) {
+  const int64_t size = rows.dtype == DType::kFloat32 ? 4 : 2;
+  return {static_cast<const char*>(rows.data) + (b * rows.stride_batch + i * rows.stride_row) * size, rows.dtype,
+          rows.vocab};
+}
+
+void for_each_tile(const RowView& row, bool split, const std::function<void(int)>& f) {
+  const int tiles = row.tiles();
+  if (split && tiles >= kTilesToSplit && tiles * (num_threads() - 1) >= kTilesPerHelper) {
+    parallel_for(tiles, [&](int64_t begin, int64_t end) {
+      for (int64_t tile = begin; tile < end; ++tile) f(int(tile));
+    });
+  } else {
+    for (int tile = 0; tile < tiles; ++tile) f(tile);
+  }
+}
+
+void read_row(const RowView& row, const Sampling& sampling, bool split, Reading& out) {
+  out.row = row;
+  out.split = split;
+  out.law = analyse_row(row, sampling, split, out.scratch);
+}
+
 void raw_moments(const RowView& row, float max, bool split, float* log_normalizer, float* entropy) {
   *log_normalizer = max;
   *entropy = 0.0f;
@@ -327,18 +333,6 @@ void list_weights(const std::vector<float>& x, float max, float inverse_temperat
   for (size_t i = 0; i < x.size(); i += kTile)
     kernels().logits[int(DType::kFloat32)].weights(&x[i], int(std::min<size_t>(kTile, x.size() - i)), max,
                                                    inverse_temperature, -kInfinity, scale, &out[i]);
-}
-
-void write_stats(const RowLaw& law, const StatsOut& out, int64_t index, float raw_log_normalizer, float raw_entropy) {
-  float* values = out.values + index * kNumValues;
-  values[0] = law.max;
-  values[1] = law.cutoff;
-  values[2] = law.max * law.inverse_temperature + std::log(law.normalizer);
-  values[3] = law.normalizer;
-  values[4] = raw_log_normalizer;
-  values[5] = raw_entropy;
-  out.argmax[index] = law.argmax;
-  out.status[index] = law.status;
 }
 
 }  // namespace specdec::cpu

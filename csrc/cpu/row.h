@@ -35,9 +35,17 @@ struct RowScratch {
   std::vector<float> sorted, sorted_mass;
 };
 
-// Finds a row's law. Reads the row once; where truncation leaves more than kMaxKept ids to choose from, several times.
+// A row that was read.
+struct Reading {
+  RowView row{};
+  RowLaw law{};
+  RowScratch scratch;
+  bool split = false;  // draws from it may use all threads
+};
+
+// Reads a row and finds its law. Reads it once; where truncation leaves more than kMaxKept ids to choose from, several times.
 // `split`: over all threads.
-RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, RowScratch& scratch);
+void read_row(const RowView& row, const Sampling& sampling, bool split, Reading& out);
 
 // log sum exp and entropy of the raw row (temperature 1, nothing cut), given its maximum.
 void raw_moments(const RowView& row, float max, bool split, float* log_normalizer, float* entropy);
@@ -54,8 +62,5 @@ void list_weights(const std::vector<float>& x, float max, float inverse_temperat
 
 // f(tile) for every tile of a row, over all threads if `split` and the row is long enough to pay for it.
 void for_each_tile(const RowView& row, bool split, const std::function<void(int)>& f);
-
-// Writes RowStats of row `index`.
-void write_stats(const RowLaw& law, const StatsOut& out, int64_t index, float raw_log_normalizer, float raw_entropy);
 
 }  // namespace specdec::cpu

@@ -1,5 +1,6 @@
 #include <limits>
 
+#include "common/row_stats.h"
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
 #include "cpu/row.h"
@@ -8,13 +9,13 @@ namespace specdec::cpu {
 
 void row_stats(const RowStatsArgs& args) {
   for_each_row(args.batch * args.n, [&](int64_t index, bool split) {
-    thread_local RowScratch scratch;
+    thread_local Reading read;
     const int64_t b = index / args.n;
     const RowView row = row_view(args.logits, b, index % args.n);
-    const RowLaw law = analyse_row(row, sampling_of(args.params, b), split, scratch);
+    read_row(row, sampling_of(args.params, b), split, read);
     float log_normalizer = -std::numeric_limits<float>::infinity(), entropy = log_normalizer;
-    if (args.raw) raw_moments(row, law.max, split, &log_normalizer, &entropy);
-    write_stats(law, args.out, index, log_normalizer, entropy);
+    if (args.raw) raw_moments(row, read.law.max, split, &log_normalizer, &entropy);
+    write_stats(read.law, args.out, index, log_normalizer, entropy);
   });
 }
 

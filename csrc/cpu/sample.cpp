@@ -1,6 +1,7 @@
 #include <cmath>
 #include <limits>
 
+#include "common/row_stats.h"
 #include "common/status.h"
 #include "cpu/draw.h"
 #include "cpu/ops.h"
@@ -11,29 +12,27 @@ namespace {
 
 constexpr float kNotAsked = -std::numeric_limits<float>::infinity();
 
-std::vector<NoisyToken> draw_row(const SampleArgs& args, const RowView& row, RowLaw& law, const RowScratch& scratch,
-                                 int64_t index, bool split) {
-  if (args.noise_keys)
-    return noisy_top(row, law, scratch, args.noise_keys[index], args.draft_to_target, args.num_samples);
-  if (law.one_hot || !args.uniform_samples) return {{0.0f, law.argmax}};
+std::vector<NoisyToken> draw_row(const SampleArgs& args, Reading& read, int64_t index) {
+  if (args.noise_keys) return noisy_top(read, args.noise_keys[index], args.draft_to_target, args.num_samples);
+  if (read.law.one_hot || !args.uniform_samples) return {{0.0f, read.law.argmax}};
   float uniform = args.uniform_samples[index];
   if (!is_uniform(uniform)) {
-    law.status |= kBadParam;
+    read.law.status |= kBadParam;
     uniform = 0.0f;
   }
-  const int32_t id = draw_token(row, law, scratch, nullptr, 1.0f, uniform, split);
-  return {{0.0f, id}};
+  return {{0.0f, draw_token(read, uniform)}};
 }
 
 }  // namespace
 
 void sample(const SampleArgs& args) {
   for_each_row(args.batch * args.n, [&](int64_t index, bool split) {
-    thread_local RowScratch scratch;
+    thread_local Reading read;
     const int64_t b = index / args.n;
     const RowView row = row_view(args.logits, b, index % args.n);
-    RowLaw law = analyse_row(row, sampling_of(args.params, b), split, scratch);
-    const std::vector<NoisyToken> drawn = draw_row(args, row, law, scratch, index, split);
+    read_row(row, sampling_of(args.params, b), split, read);
+    const std::vector<NoisyToken> drawn = draw_row(args, read, index);
+    const RowLaw& law = read.law;
     for (int32_t i = 0; i < args.num_samples; ++i) {
       int64_t token = -1;
       float log_prob = -std::numeric_limits<float>::infinity();

@@ -8,49 +8,43 @@ namespace {
 
 constexpr Sampling kRaw{1.0f, 1.0f, 0, 1.0f, 0.0f, false, false, 0};  // temperature 1, nothing cut
 
-float total(const std::vector<float>& mass) {
-  float sum = 0;
-  for (float m : mass) sum += m;
-  return sum;
-}
-
 }  // namespace
 
-void Position::mix(const TargetLaw& law, const DraftRow& draft, bool split) {
+void Position::mix(const TargetLaw& law, const DraftLaw& draft) {
   law_ = law;
   draft_ = draft;
-  split_ = split;
   float surprise_q = 0;
   if (is_cascade(law.kind)) {
     RowLaw raw_p;
-    raw_target_ = read_raw(row, &raw_p);
+    raw_target_ = read_raw(target.row, &raw_p);
     raw_draft_ = read_raw(draft.mapped().row, &raw_q_);
     if (law.kind == LawKind::kBiLD && law.variant)
-      surprise_q = surprise(raw_target_, MappedRow{row}.logit(raw_draft_.argmax), raw_draft_.argmax);
+      surprise_q = surprise(raw_target_, MappedRow{target.row}.logit(raw_draft_.argmax), raw_draft_.argmax);
   }
-  mixture_ = begin_mixture(law, raw_target_, raw_draft_, surprise_q, &measure_);
-  if (measure_ == Measure::kTotalVariation || measure_ == Measure::kCrossEntropy) finish();  // says what is kept
+  mixture = begin_mixture(law, raw_target_, raw_draft_, surprise_q, &measure_);
+  if (decides_kept(measure_)) finish();
 }
 
 // Entropies are for the laws with log loss only.
 RawRow Position::read_raw(const RowView& row, RowLaw* law) const {
-  thread_local RowScratch scratch;
-  *law = analyse_row(row, kRaw, split_, scratch);
+  thread_local Reading raw;
+  read_row(row, kRaw, target.split, raw);
+  *law = raw.law;
   float log_normalizer, entropy = 0;
-  if (law_.variant) raw_moments(row, law->max, split_, &log_normalizer, &entropy);
+  if (law_.variant) raw_moments(row, law->max, target.split, &log_normalizer, &entropy);
   return {law->max, law->inverse_normalizer, entropy, law->argmax};
 }
 
 void Position::finish() {
-  if (measure_ != Measure::kNothing) end_mixture(law_, raw_target_, raw_draft_, measure_, measure(), mixture_);
+  if (measure_ != Measure::kNothing) end_mixture(law_, raw_target_, raw_draft_, measure_, measure(), mixture);
   measure_ = Measure::kNothing;
 }
 
 float Position::measure() const {
   if (measure_ == Measure::kLossyScale) return lossy_scale();
-  if (measure_ == Measure::kTotalVariation) return cpu::residual_mass(row, p, scratch, draft_, 1.0f, split_);
-  std::vector<float> mass(row.tiles());
-  for_each_tile(row, split_, [&](int tile) {
+  if (measure_ == Measure::kTotalVariation) return mass_of({1.0f, 1.0f, 1.0f, false});
+  const RowView& row = target.row;
+  return sum_by_tile(target, [&](int tile) {
     float share[kTile];
     const int n = row.tile_size(tile);
     if (measure_ == Measure::kDeferredMass) {
@@ -59,15 +53,15 @@ float Position::measure() const {
     } else {
       cross_entropy(tile, share);
     }
-    mass[tile] = kernels().sum(share, n);
+    return kernels().sum(share, n);
   });
-  return total(mass);
 }
 
 void Position::cross_entropy(int tile, float* share) const {
   float logit[kTile];
+  const RowView& row = target.row;
   const int n = row.tile_size(tile);
-  DraftRow(draft_.mapped(), raw_q_).tile(tile, n, share);
+  DraftLaw(draft_.mapped(), raw_q_).tile(tile, n, share);
   row.kernels().load(row.at(tile * kTile), n, logit);
   // One logarithm a row, not one an id: where max is finite, surprise falls by as much as the logit rises.
   const float max = raw_target_.max, least = surprise(raw_target_, max, raw_target_.argmax);
@@ -81,19 +75,20 @@ void Position::cross_entropy(int tile, float* share) const {
 // Lists P and Q where anything may be left of any scale, so that both are found once.
 float Position::lossy_scale() const {
   if (draft_.is_point()) return 1.0f;  // only the direction of the residual counts
+  const RowView& row = target.row;
   std::vector<float> p_list, q_list;
   float ps[kTile], qs[kTile];
   for (int tile = 0; tile < row.tiles(); ++tile) {
     const int n = row.tile_size(tile);
-    tile_probs(row, p, tile, 1.0f, ps);
+    tile_probs(row, target.law, tile, 1.0f, ps);
     draft_.tile(tile, n, qs);
     for (int i = 0; i < n; ++i) {
-      if (!(mixture_.accept * ps[i] > qs[i])) continue;
+      if (!(mixture.accept * ps[i] > qs[i])) continue;
       p_list.push_back(ps[i]);
       q_list.push_back(qs[i]);
     }
   }
-  return exact_scale(mixture_.accept, [&](float scale) {
+  return exact_scale(mixture.accept, [&](float scale) {
     float sum = 0;
     for (size_t first = 0; first < p_list.size(); first += kTile) {
       const int n = int(std::min<size_t>(kTile, p_list.size() - first));
@@ -104,72 +99,50 @@ float Position::lossy_scale() const {
   });
 }
 
-bool Position::accepts(int32_t id, float coin) {
+void Position::set_residual(float weight) {
+  finish();
+  left = residual_of(law_, mixture, weight);
+}
+
+void Position::set_cascade() {
+  finish();
+  left = cascade_of(mixture);
+}
+
+float Position::accept() {
   if (is_cascade(law_.kind)) finish();  // a lossy law's scale is for what is recovered
-  return accept_token(coin, mixture_.accept * prob_at(row, p, id), draft_.prob(id));
+  return mixture.accept;
 }
 
-float Position::next_weight(float weight, int32_t id) {
-  finish();
-  const float q = draft_.prob(id);
-  return next_block_weight(weight, law_at(law_, mixture_, prob_at(row, p, id), q, keeps(id)), q);
+Weights Position::weights(const Remainder& remainder) const {
+  if (!remainder.mixed)
+    return remainder.taken > 0 ? residual_weights(target, draft_, remainder.scale) : weights_of(target);
+  return weights_left(target, [this, remainder](int tile, float* scaled_p, float* taken_q) {
+    tile_probs(target.row, target.law, tile, remainder.scale, scaled_p);
+    draft_.tile(tile, target.row.tile_size(tile), taken_q);
+    scale_kept(tile, remainder.taken_kept, remainder.taken, taken_q);
+  });
 }
 
-float Position::residual_mass(float weight) {
-  finish();
-  if (is_cascade(law_.kind)) return total(masses(residual_weights(weight)));
-  return cpu::residual_mass(row, p, scratch, draft_, weight * mixture_.scale, split_);
+float Position::mass_of(const Remainder& remainder) const {
+  if (target.law.one_hot && !remainder.mixed) return residual_weight(remainder.scale, q(target.law.argmax));
+  return weights(remainder).total();
 }
 
-int32_t Position::recover(float weight, float uniform) {
-  finish();
-  if (!is_cascade(law_.kind)) return draw_token(row, p, scratch, &draft_, weight * mixture_.scale, uniform, split_);
-  const Weights weights = residual_weights(weight);
-  const std::vector<float> mass = masses(weights);
-  return any(mass) ? draw_from(weights, mass, uniform) : draw(uniform);
-}
-
-int32_t Position::draw(float uniform) {
-  finish();
-  const Weights weights{mixture_.scale, 0.0f, -1.0f};
-  return draw_from(weights, masses(weights), uniform);
+int32_t Position::draw(float uniform) const {
+  const Weights rest = weights(left);
+  return rest.any() ? rest.draw(uniform) : weights(all_of(left, mixture)).draw(uniform);
 }
 
 void Position::scale_kept(int tile, float kept, float other, float* q) const {
   const MappedRow decides = deciding();
-  const int n = row.tile_size(tile);
-  if (mixture_.kept_id < 0) {
+  const int n = target.row.tile_size(tile);
+  if (mixture.kept_id < 0) {
     float logit[kTile];
     decides.load(tile, n, logit);
-    return kernels().scale_kept(logit, n, mixture_.bound, kept, other, q);
+    return kernels().scale_kept(logit, n, mixture.bound, kept, other, q);
   }
-  for (int i = 0; i < n; ++i) q[i] *= decides.own_id(tile * kTile + i) == mixture_.kept_id ? kept : other;
-}
-
-void Position::fill(const Weights& weights, int tile, float* scaled_p, float* taken_q) const {
-  tile_probs(row, p, tile, weights.scale, scaled_p);
-  draft_.tile(tile, row.tile_size(tile), taken_q);
-  scale_kept(tile, weights.kept, weights.other, taken_q);
-}
-
-std::vector<float> Position::masses(const Weights& weights) const {
-  std::vector<float> mass(row.tiles());
-  for_each_tile(row, split_, [&](int tile) {
-    float p[kTile], q[kTile];
-    fill(weights, tile, p, q);
-    mass[tile] = kernels().residual_sum(p, q, row.tile_size(tile));
-  });
-  return mass;
-}
-
-int32_t Position::draw_from(const Weights& weights, const std::vector<float>& mass, float uniform) const {
-  return draw_from_tiles(mass, uniform, [&](int tile, float* p) {
-    float q[kTile];
-    const int n = row.tile_size(tile);
-    fill(weights, tile, p, q);
-    for (int i = 0; i < n; ++i) p[i] = residual_weight(p[i], q[i]);
-    return n;
-  });
+  for (int i = 0; i < n; ++i) q[i] *= decides.own_id(tile * kTile + i) == mixture.kept_id ? kept : other;
 }
 
 }  // namespace specdec::cpu

@@ -1,5 +1,5 @@
-// One position of a block: the target's law P, the draft's law Q, and the law that verification is to produce, "mixed"
-// from the two.
+// One position of a span: the target's law P, the draft's law Q, the law that verification is to produce, "mixed" from the
+// two, and what is left there to draw a token from.
 #pragma once
 #include "cpu/draw.h"
 
@@ -7,42 +7,40 @@ namespace specdec::cpu {
 
 class Position {
  public:
-  // The target's row, its law P and what reading it left: to be set before anything is asked.
-  RowView row{};
-  RowLaw p{};
-  RowScratch scratch;
+  // The target's row: to be read before anything is asked, then to begin or to mix.
+  Reading target;
+  Mixture mixture{};
+  Remainder left{};
 
+  // P alone.
+  void begin() { left = {}; }
   // Mixes P and `draft`. What accepting a token does not need is found when it is first asked for.
-  void mix(const TargetLaw& law, const DraftRow& draft, bool split);
+  void mix(const TargetLaw& law, const DraftLaw& draft);
+  // Makes the remainder what is left of weight times the mixed law after Q, or a cascade's law itself.
+  void set_residual(float weight);
+  void set_cascade();
 
-  // The token rule, without a coin and with one.
-  bool accepts(int32_t id) const { return is_cascade(law_.kind) && keeps(id) && draft_.prob(id) > 0; }
-  bool accepts(int32_t id, float coin);
-  // The block rule: the weight after token `id`, and the sum of what is recovered, (weight mixed - Q)+.
-  float next_weight(float weight, int32_t id);
-  float residual_mass(float weight);
+  float p(int32_t id) const { return prob_at(target.row, target.law, id); }
+  float q(int32_t id) const { return draft_.prob(id); }
+  bool keeps(int32_t id) const { return is_kept(mixture, deciding().logit(id), deciding().own_id(id)); }
+  // The factor of P in the token rule.
+  float accept();
 
-  // A token from norm((weight mixed - Q)+); if that is empty, from a cascade's mixed law, else from P.
-  int32_t recover(float weight, float uniform);
-  // A token from a cascade's mixed law.
-  int32_t draw(float uniform);
+  // Whether no more than P's one id can be left.
+  bool certain() const { return target.law.one_hot && !left.mixed; }
+  // The sum of the remainder.
+  float mass() const { return mass_of(left); }
+  // A token from the remainder; if that is empty, from all of a cascade's law or of P.
+  int32_t draw(float uniform) const;
 
  private:
-  // Weights (scale P - c Q)+, where c is `kept` at the ids that are kept and `other` elsewhere.
-  struct Weights {
-    float scale, other, kept;
-  };
-  Weights residual_weights(float weight) const { return {weight * mixture_.scale, 1.0f, 1.0f - weight}; }
-  // Over one tile, scale P and c Q.
-  void fill(const Weights& weights, int tile, float* scaled_p, float* taken_q) const;
-  // Multiplies one tile of q by `kept` or `other`.
+  Weights weights(const Remainder& remainder) const;
+  float mass_of(const Remainder& remainder) const;
+  // Multiplies one tile of q by `kept` at the ids that are kept and by `other` elsewhere.
   void scale_kept(int tile, float kept, float other, float* q) const;
-  std::vector<float> masses(const Weights& weights) const;
-  int32_t draw_from(const Weights& weights, const std::vector<float>& mass, float uniform) const;
 
   // The row whose logits say what is kept.
-  MappedRow deciding() const { return draft_decides(law_.kind) ? draft_.mapped() : MappedRow{row}; }
-  bool keeps(int32_t id) const { return is_kept(mixture_, deciding().logit(id), deciding().own_id(id)); }
+  MappedRow deciding() const { return draft_decides(law_.kind) ? draft_.mapped() : MappedRow{target.row}; }
   RawRow read_raw(const RowView& row, RowLaw* law) const;
   void finish();
   float measure() const;
@@ -50,9 +48,7 @@ class Position {
   float lossy_scale() const;
 
   TargetLaw law_{};
-  DraftRow draft_{-1};
-  bool split_ = false;
-  Mixture mixture_{};
+  DraftLaw draft_{-1};
   Measure measure_ = Measure::kNothing;  // what `finish` has to sum
   RawRow raw_target_{}, raw_draft_{};    // of a cascade
   RowLaw raw_q_{};

@@ -58,9 +58,9 @@ struct DraftLaw {
 };
 
 // Whether a target id is kept by the mixture of a position with these rows.
-__device__ __forceinline__ bool keeps(const TargetLaw& law, const Mixture& mixture, const RowView& row,
+__device__ __forceinline__ bool keeps(bool draft_decides, const Mixture& mixture, const RowView& row,
                                       const DraftLaw& draft, int32_t id) {
-  if (!draft_decides(law.kind)) return is_kept(mixture, logit_at(row, id), id);
+  if (!draft_decides) return is_kept(mixture, logit_at(row, id), id);
   const int32_t draft_id = draft.draft_id(id);
   return is_kept(mixture, draft.logit(draft_id), draft_id);
 }
@@ -80,44 +80,29 @@ __device__ float weighed_mass(const From& from, int tile) {
   return warp_reduce(sum, Sum{});
 }
 
-// What a final token is drawn from: weights (scale * P - Q)+, or P (times anything) without a draft or without its point.
-// Of a cascade ("mixed"): weights (scale * P - lost * Q)+, with lost_kept for lost where an id is kept.
-struct Remainder {
+// One position of a span: P, Q (if there is a draft), the law mixed from the two, and what is left there to draw a token
+// from. Without a draft that is P; of a draft that is a point, P without the point, times anything.
+struct Position {
   RowView row;
   RowLaw law;
-  bool cut;  // the table's masses are not P's
-  float scale;
-  DraftLaw draft;
+  bool cut;                    // the table's masses are not P's
+  bool draft_decides = false;  // what is kept
+  DraftLaw draft{};
   Mixture mixture{};
-  bool mixed = false, draft_decides = false;
-  float lost = 1.0f, lost_kept = 1.0f;
+  Remainder left{};
 
-  // What is left of w times the position's law after Q.
-  __device__ void set_residual(const TargetLaw& target_law, float w) {
-    mixed = is_cascade(target_law.kind);
-    scale = w * mixture.scale;
-    lost = 1.0f;
-    lost_kept = 1.0f - w;
-  }
-
-  // A cascade's law itself.
-  __device__ void set_cascade() {
-    mixed = true;
-    scale = mixture.scale;
-    lost = 0.0f;
-    lost_kept = -1.0f;
-  }
+  __device__ float p(int32_t id) const { return prob_at(row, law, id); }
+  __device__ float q(int32_t id) const { return draft.prob(id); }
+  __device__ bool keeps(int32_t id) const { return cuda::keeps(draft_decides, mixture, row, draft, id); }
 
   // Where nothing was left: all of a cascade's law, or of P.
   __device__ void take_all() {
-    if (mixed)
-      set_cascade();
-    else
-      draft = DraftLaw{};
+    if (!left.mixed) draft = DraftLaw{};
+    left = all_of(left, mixture);
   }
 
   // Whether no more than P's one id can be left.
-  __device__ bool certain() const { return law.one_hot && !mixed; }
+  __device__ bool certain() const { return law.one_hot && !left.mixed; }
 
   // A cascade's view of run j of the lane's ids of a tile, x their target logits: f(k, P, Q, kept, draft's logit and id).
   template <class F>
@@ -143,13 +128,13 @@ struct Remainder {
   __device__ bool subtracts() const { return draft.kind >= DraftLaw::Kind::kLogits; }
 
   // What exp((logit - max) / T) is multiplied by.
-  __device__ float times() const { return subtracts() ? law.inverse_normalizer * scale : 1.0f; }
+  __device__ float times() const { return subtracts() ? law.inverse_normalizer * left.scale : 1.0f; }
 
   // Weights of run j of the lane's ids of a tile, in the place of their logits.
   __device__ void weigh(int tile, int j, float* x) const {
-    if (mixed) {
+    if (left.mixed) {
       for_each_mixed(tile, j, x, [&](int k, float p, float q, bool kept, float, int32_t) {
-        x[k] = residual_weight(scale * p, (kept ? lost_kept : lost) * q);
+        x[k] = residual_weight(left.scale * p, (kept ? left.taken_kept : left.taken) * q);
       });
       return;
     }
@@ -169,7 +154,7 @@ struct Remainder {
 
   // The sum of a tile's weights, by a warp; the tile is read only if the row's table does not tell.
   __device__ float mass(int tile, const TileTable& table) const {
-    if (mixed) return weighed_mass(*this, tile);  // also where P is 0: Q counts if what is lost of it is negative
+    if (left.mixed) return weighed_mass(*this, tile);  // also where P is 0: Q counts if what is lost of it is negative
     if (table.max[tile] == -INFINITY || table.max[tile] < law.cutoff) return 0.0f;
     if (!cut && !subtracts() && (draft.kind == DraftLaw::Kind::kNone || draft.token / kTile != tile))
       return table.mass[tile];

@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, 3)
 
 }  // namespace
 
-cudaError_t gather_kv(const GatherKVArgs& args, const Launch& launch) {
+cudaError_t gather_kv_(const GatherKVArgs& args, const Launch& launch) {
   if (args.batch == 0) return cudaSuccess;
   int64_t pieces = 1;
   for (int i = 0; i < args.num_planes; ++i) {

@@ -412,18 +412,4 @@ __device__ __forceinline__ RawMoments raw_moments(const Reading& reading) {
   return {sum, logf(sum) - weighted / sum};
 }
 
-// Row `index` of RowStats, by one thread.
-__device__ __forceinline__ void write_stats(const RowLaw& law, const StatsOut& out, int64_t index,
-                                            float raw_log_normalizer, float raw_entropy) {
-  float* values = out.values + index * kNumValues;
-  values[0] = law.max;
-  values[1] = law.cutoff;
-  values[2] = law.max * law.inverse_temperature + logf(law.normalizer);
-  values[3] = law.normalizer;
-  values[4] = raw_log_normalizer;
-  values[5] = raw_entropy;
-  out.argmax[index] = law.argmax;
-  out.status[index] = law.status;
-}
-
 }  // namespace specdec::cuda

@@ -17,8 +17,8 @@ struct Mixing {
   Measure measure;  // what is still to be summed
 };
 
-// Begins the mixture of the position that has the remainder's P and Q; by one thread, and out of line for the registers.
-inline __device__ __noinline__ void begin(const TargetLaw& law, Mixing& mixing, Remainder& at) {
+// Begins the mixture of the position whose P and Q are known; by one thread, and out of line for the registers.
+inline __device__ __noinline__ void begin(const TargetLaw& law, Mixing& mixing, Position& at) {
   float surprise_q = 0.0f;
   if (law.kind == LawKind::kBiLD && law.variant)
     surprise_q = surprise(mixing.target, logit_at(at.row, mixing.draft.argmax), mixing.draft.argmax);
@@ -35,7 +35,7 @@ __device__ __forceinline__ float raw_prob(const RawRow& row, float x, int32_t id
 }
 
 // A measure of the lane's ids of run j of a tile; of a lossy law the sum of (scale P - Q)+.
-__device__ __forceinline__ float measure_run(const Remainder& at, const Mixing& mixing, int tile, int j) {
+__device__ __forceinline__ float measure_run(const Position& at, const Mixing& mixing, int tile, int j) {
   float x[kRun], sum = 0.0f;
   load_run(at.row, tile, j, x);
   if (mixing.measure == Measure::kLossyScale) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ float measure_run(const Remainder& at, const Mixing& 
     at.draft.of_run(tile, j, q);
 #pragma unroll
     for (int k = 0; k < kRun; ++k)
-      sum += residual_weight(at.scale * prob_of(x[k], at.law, held_id(tile, j * kRun + k)), q[k]);
+      sum += residual_weight(at.left.scale * prob_of(x[k], at.law, held_id(tile, j * kRun + k)), q[k]);
     return sum;
   }
   at.for_each_mixed(tile, j, x, [&](int k, float p, float q, bool kept, float y, int32_t draft_id) {
@@ -59,7 +59,7 @@ __device__ __forceinline__ float measure_run(const Remainder& at, const Mixing& 
 
 // The measures of a position's tiles, this block's share of them, as masses_of.
 template <bool kClustered = false>
-__device__ __noinline__ void measures_of(const Remainder& at, const Mixing& mixing, float* sums, int rank, int size) {
+__device__ __noinline__ void measures_of(const Position& at, const Mixing& mixing, float* sums, int rank, int size) {
   for (int tile = rank * num_warps() + warp_id(); tile < at.row.tiles(); tile += size * num_warps()) {
     float sum = 0.0f;
 #pragma unroll 1
@@ -70,7 +70,7 @@ __device__ __noinline__ void measures_of(const Remainder& at, const Mixing& mixi
 }
 
 // Ends the mixture with the measure's sum, by a block.
-__device__ __forceinline__ void end(const TargetLaw& law, Mixing& mixing, float sum, Remainder& at) {
+__device__ __forceinline__ void end(const TargetLaw& law, Mixing& mixing, float sum, Position& at) {
   by_one([&] {
     end_mixture(law, mixing.target, mixing.draft, mixing.measure, sum, at.mixture);
     mixing.measure = Measure::kNothing;
@@ -79,10 +79,10 @@ __device__ __forceinline__ void end(const TargetLaw& law, Mixing& mixing, float 
 
 // Takes the measure that the mixture still needs, by a team.
 template <bool kClustered>
-__device__ __noinline__ void end_mixing(const TargetLaw& law, Mixing& mixing, Remainder& at, float* sums) {
+__device__ __noinline__ void end_mixing(const TargetLaw& law, Mixing& mixing, Position& at, float* sums) {
   const bool solves = mixing.measure == Measure::kLossyScale;
   const auto left = [&](float scale) {
-    if (solves) by_one([&] { at.scale = scale; });
+    if (solves) by_one([&] { at.left.scale = scale; });
     Team<kClustered>::sync();
     measures_of<kClustered>(at, mixing, sums, int(Team<kClustered>::rank()), int(Team<kClustered>::size()));
     Team<kClustered>::sync();

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "common/ops.h"
 #include "common/params.h"
 #include "cuda/portable.h"
 
@@ -14,25 +15,15 @@ struct Launch {
   std::function<void*(int64_t bytes)> scratch;
 };
 
-cudaError_t row_stats(const RowStatsArgs& args, const Launch& launch);
-cudaError_t warp_probs(const WarpProbsArgs& args, const Launch& launch);
-cudaError_t uniform_samples(const UniformSamplesArgs& args, const Launch& launch);
-cudaError_t noise_keys(const NoiseKeysArgs& args, const Launch& launch);
-cudaError_t sample(const SampleArgs& args, const Launch& launch);
-cudaError_t verify(const VerifyArgs& args, const Launch& launch);  // verify_chain and verify_packed
-cudaError_t verify_tree(const VerifyTreeArgs& args, const Launch& launch);
-cudaError_t gather_kv(const GatherKVArgs& args, const Launch& launch);
+#define OP(Name, op) cudaError_t op(const Name##Args& args, const Launch& launch);
+SPECDEC_OPS(OP)
+#undef OP
 
-// Under the names that csrc/bind_ops.h knows them by.
-struct Kernels {
-  static constexpr auto kRowStats = row_stats;
-  static constexpr auto kWarpProbs = warp_probs;
-  static constexpr auto kUniformSamples = uniform_samples;
-  static constexpr auto kNoiseKeys = noise_keys;
-  static constexpr auto kSample = sample;
-  static constexpr auto kVerify = verify;
-  static constexpr auto kVerifyTree = verify_tree;
-  static constexpr auto kGatherKV = gather_kv;
+// The same for csrc/bind_ops.h, which does not know of which device they are.
+struct OpKernels {
+#define OP(Name, op) static constexpr auto op = cuda::op;
+  SPECDEC_OPS(OP)
+#undef OP
 };
 
 }  // namespace specdec::cuda

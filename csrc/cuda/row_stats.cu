@@ -1,3 +1,4 @@
+#include "common/row_stats.h"
 #include "cuda/rows.cuh"
 
 namespace specdec::cuda {

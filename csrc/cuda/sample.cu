@@ -1,3 +1,4 @@
+#include "common/row_stats.h"
 #include "cuda/rows.cuh"
 
 namespace specdec::cuda {
@@ -23,8 +24,8 @@ __device__ void write_drawn(const SampleArgs& args, const RowView& row, const Ro
 
 // One id by a uniform; in every lane of warp 0.
 __device__ int32_t draw_by_uniform(const Reading& read, float uniform) {
-  SPECDEC_SHARED(Remainder, from, 1);
-  by_one([&] { from[0] = {read.row, read.law, cut_of(read.sampling, read.row.vocab).any, 1.0f, {}}; });
+  SPECDEC_SHARED(Position, from, 1);
+  by_one([&] { from[0] = {read.row, read.law, cut_of(read.sampling, read.row.vocab).any}; });
   if (from[0].cut) {  // then the table has no masses yet
     masses_of(from[0], read.table, read.table.mass, 0, 1);
     __syncthreads();

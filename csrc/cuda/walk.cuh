@@ -1,7 +1,7 @@
 // What kernels share that have a block, or a cluster of blocks, a sequence and read rows only as far as a rule gets.
 #pragma once
 #include "cuda/rows.cuh"
-#include "cuda/verify.cuh"
+#include "cuda/verify_rows.cuh"
 
 namespace specdec::cuda {
 
@@ -19,7 +19,7 @@ __device__ __noinline__ void read_row(Reading& reading, RawRow* raw) {
 }
 
 template <bool kClustered>
-__device__ __noinline__ Fixed best_noisy(const Remainder& from, const TileTable& table, int64_t key) {
+__device__ __noinline__ Fixed best_noisy(const Position& from, const TileTable& table, int64_t key) {
   BestNoisy best;
   Team<kClustered>::for_each_tile(from.row.tiles(), [&](int tile) {
     if (table.max[tile] >= from.law.cutoff) best.see(from.row, from.law, tile, key, nullptr);
@@ -29,7 +29,7 @@ __device__ __noinline__ Fixed best_noisy(const Remainder& from, const TileTable&
 
 // The id of the best noisy score of a row that was read, by a team.
 template <bool kClustered>
-__device__ __forceinline__ int32_t noisy_token(const Remainder& from, const TileTable& table, int64_t key) {
+__device__ __forceinline__ int32_t noisy_token(const Position& from, const TileTable& table, int64_t key) {
   SPECDEC_SHARED(Fixed, box, kMaxCluster);
   using Group = Team<kClustered>;
   Fixed found = best_noisy<kClustered>(from, table, key);

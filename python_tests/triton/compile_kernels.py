@@ -19,6 +19,7 @@ from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
@@ -26,142 +27,93 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 import specdec_kernels as sk
+from python_tests.ops import chains, trees
 from specdec_kernels import laws
-from specdec_kernels.backends.triton import (
-    gather_kv_,
-    noise_keys,
-    row_stats,
-    sample,
-    uniform_samples,
-    verify_chain,
-    verify_packed,
-    verify_tree,
-    warp_probs,
-)  # fmt: skip
-from specdec_kernels.ops.verify_chain import shared_arguments
-from specdec_kernels.ops.verify_tree import ACCEPTANCES
 
 torch.set_num_threads(1)
-PLAIN = sk.SamplingParams()
 CUT = sk.SamplingParams(0.8, top_k=50, top_p=0.9, min_p=0.01)
 MIN_P_FIRST = sk.SamplingParams(0.8, top_k=50, top_p=0.9, min_p=0.01, min_p_first=True)
-GREEDY = sk.SamplingParams(0.0)
-
-
-def each(batch: int) -> sk.SamplingParams:
-    """A value of every parameter for each sequence."""
-    ones = torch.ones(batch)
-    return sk.SamplingParams(ones, torch.ones(batch, dtype=torch.int64), ones, ones)
+BATCH, ROWS = 3, 4
+EACH = sk.SamplingParams(torch.ones(BATCH), torch.ones(BATCH, dtype=torch.int64), torch.ones(BATCH), torch.ones(BATCH))
+EOS = torch.zeros(2, dtype=torch.int64)
 
 
 def calls(vocab: int, everything: bool) -> None:
     """Calls that between them launch every kernel; `everything`: in every form that differs in more than a size."""
-    batch, n = 3, 4
-    seeds, keys = torch.zeros(batch, dtype=torch.int64), torch.zeros(batch, n, dtype=torch.int64)
-    for steps in (None, seeds) if everything else (seeds,):
-        uniform_samples.uniform_samples(seeds, steps, 0, n, 1)
-        noise_keys.noise_keys(seeds, keys, steps, 0, 1)
-    gather(torch.bfloat16, ("bhsd", "bhsd"), 64, False)
+    seeds, keys = torch.zeros(BATCH, dtype=torch.int64), torch.zeros(BATCH, ROWS, dtype=torch.int64)
+    for step in (0, seeds) if everything else (seeds,):
+        sk.uniform_samples(seeds, step, ROWS, backend="triton")
+        sk.noise_keys(seeds, keys, step, backend="triton")
+    gather(torch.bfloat16, "bhsd", 64)
     if everything:
         for dtype in (torch.float8_e4m3fn, torch.float32):
-            gather(dtype, ("bhds", "bhsd"), 4, False)
-            gather(dtype, ("nshd", "nshd"), 4, True)
-    x, ids = torch.zeros(batch, n, vocab, dtype=torch.bfloat16), torch.arange(vocab)
-    sample.sample(x, None, keys, 4, None, *each(batch)._flat)
+            gather(dtype, ("bhds", "bhsd"), 4)
+            gather(dtype, "nshd", 4, block_table=torch.tensor([[2, 4, 5], [1, 3, -1]], dtype=torch.int32))
+    x = torch.zeros(BATCH, ROWS, vocab, dtype=torch.bfloat16)
+    sk.sample(x, EACH, noise_keys=keys, num_samples=4, backend="triton")
     for law in (None, laws.TokenV1(0.1)):
-        verify(x, "block", "logits", True, law)
-        walk_tree(x, "sample", "logits", law)
+        verify(vocab, "block", "full", packed=True, law=law)
+        walk_tree(vocab, "sample", "full", law=law)
     for acceptance in ("typical", "recursive"):
-        walk_tree(x, acceptance, "logits")
+        walk_tree(vocab, acceptance, "full")
     if not everything:
         return
-    for params in (PLAIN, CUT, GREEDY):
-        row_stats.row_stats(x, True, *params._flat)
-    warp_probs.warp_probs(x, *MIN_P_FIRST._flat)
-    for mapping in (None, ids):
-        sample.sample(x, keys.float(), None, 1, mapping, *PLAIN._flat)
-        sample.sample(x, None, keys, 4, mapping, *PLAIN._flat)
-    sample.sample(x, None, keys, 1, None, *PLAIN._flat)
-    for acceptance, kind in product(("token", "block"), ("logits", "probs", "stats", "mapped")):
-        verify(x, acceptance, kind, kind != "stats")
+    for params in (None, CUT, sk.SamplingParams(0.0)):
+        sk.row_stats(x, params, raw=True, backend="triton")
+    sk.warp_probs(x, MIN_P_FIRST, backend="triton")
+    for token_map in (None, sk.TokenMap(torch.arange(vocab))):
+        sk.sample(x, uniform_samples=keys.float(), draft_token_map=token_map, backend="triton")
+        sk.sample(x, noise_keys=keys, num_samples=4, draft_token_map=token_map, backend="triton")
+    sk.sample(x, noise_keys=keys, backend="triton")
+    for acceptance, kind in product(("token", "block"), ("full", "probs", "stats", "reduced")):
+        verify(vocab, acceptance, kind, packed=kind != "stats")
     for acceptance in ("token", "match", "greedy"):
-        verify(x, acceptance, "one_hot", False)
-    for acceptance in ("sample", "greedy", "match", "traversal"):
-        walk_tree(x, acceptance, "logits")
-    for acceptance, kind in product(("recursive", "traversal"), ("probs", "stats", "mapped")):
-        walk_tree(x, acceptance, kind)
+        verify(vocab, acceptance, "one_hot")
+    for acceptance in ("sample", "greedy", "match"):
+        walk_tree(vocab, acceptance, "none")
+    for acceptance, kind in product(("recursive", "traversal"), ("full", "probs", "stats", "reduced")):
+        walk_tree(vocab, acceptance, kind)
     for law in (laws.Opt(0.3, bonus="cascade"), laws.TokenV1(0.1)):
-        walk_tree(x, "sample", "mapped", law)
-        verify(x, "token", "stats", True, law)
-        verify(x, "block", "mapped", False, law)
+        walk_tree(vocab, "sample", "reduced", law=law)
+        verify(vocab, "token", "stats", packed=True, law=law)
+        verify(vocab, "block", "reduced", law=law)
     for law in (laws.TokenV3(0.7), laws.BiLD(1.0), laws.Lossy(0.3, beta="exact")):
-        verify(x, "block", "logits", False, law)
-    verify(x, "token", "one_hot", False, laws.Lossy(0.3))
+        verify(vocab, "block", "full", law=law)
+    verify(vocab, "token", "one_hot", law=laws.Lossy(0.3))
     for dtype in (torch.float32, torch.float16):
-        x = x.to(dtype)
-        row_stats.row_stats(x, False, *CUT._flat)
-        verify(x, "token", "logits", False)
+        sk.row_stats(x.to(dtype), CUT, backend="triton")
+        verify(vocab, "token", "full", dtype=dtype)
         for acceptance in ("sample", "typical", "recursive", "traversal"):
-            walk_tree(x, acceptance, "logits")
-    verify(x.float(), "block", "mapped", False)
+            walk_tree(vocab, acceptance, "full", dtype=dtype)
+    verify(vocab, "block", "reduced", dtype=torch.float32)
 
 
-def gather(dtype: torch.dtype, layouts: tuple[str, str], layers: int, paged: bool) -> None:
+def gather(dtype: torch.dtype, layout: str | tuple[str, str], layers: int, **table: torch.Tensor) -> None:
     """Move the paths of two sequences in a cache of 2 heads, 64 rows and 128 elements."""
     sizes = {"b": 2, "n": 9, "h": 2, "s": 64, "d": 128}
-    tensors = [torch.zeros([sizes[k] for k in layout], dtype=dtype) for _ in range(layers) for layout in layouts]
-    kinds = [[max(0, " hsd".find(k)) for k in layout] for layout in layouts]
+    pair = (layout, layout) if isinstance(layout, str) else layout
+    cache = [tuple(torch.zeros([sizes[k] for k in one], dtype=dtype) for one in pair) for _ in range(layers)]
     nodes = torch.tensor([[2, 4, 5], [1, 3, -1]])
-    gather_kv_.gather_kv_(tensors, *kinds, nodes, nodes[:, 0].int(), nodes.int() if paged else None)
+    sk.gather_kv_(cache, nodes, nodes[:, 0].int(), layout=layout, **table, backend="triton")
 
 
-def verify(x: torch.Tensor, acceptance: str, kind: str, packed: bool, law: laws.TargetLaw | None = None) -> None:
-    """A verify step on target logits `x` ``[batch, num_draft + 1, vocab]``."""
-    batch, rows, vocab = x.shape
-    shape: tuple[int, ...] = (batch, rows - 1)
-    given: dict[str, Any] = {"return_acceptance": True, "draft_token_map": None, "draft_stats": None}
+def verify(
+    vocab: int, acceptance: str, kind: str, *, packed: bool = False, dtype: torch.dtype = torch.bfloat16, **law: Any
+) -> None:
+    """A verify step of chains."""
+    rng, counts = torch.Generator(), torch.full((BATCH,), ROWS - 1, dtype=torch.int32)
+    made = chains.make(rng, BATCH, ROWS - 1, vocab, acceptance=acceptance, kind=kind, dtype=dtype, **law)
+    more: dict[str, Any] = {"num_draft_tokens": counts, "eos_token_ids": EOS, "return_acceptance": True}
     if packed:
-        shape = (batch * (rows - 1),)
-    uniforms = torch.zeros((batch * rows,) if packed else (batch, rows))
-    draft_shape = shape if law is None or not law.cascade_bonus else uniforms.shape
-    draft = x.new_zeros(*draft_shape, vocab)
-    if kind == "mapped":
-        given["draft_token_map"] = sk.TokenMap(torch.arange(vocab))
-    if kind == "stats":
-        flags = torch.zeros(draft_shape, dtype=torch.int32)
-        given["draft_stats"] = sk.RowStats(torch.zeros(*draft_shape, 6), flags.long(), flags)
-    target = x.flatten(0, 1) if packed else x
-    names = ("rows",) * len(shape)
-    shared = shared_arguments(
-        "compile", target, batch, vocab, shape, names, tuple(uniforms.shape), names,
-        draft_logits=None if kind in ("probs", "one_hot") else draft,
-        draft_probs=draft.float() if kind == "probs" else None,
-        uniform_samples=uniforms if acceptance in ("token", "block") else None,
-        noise_keys=uniforms.long() if acceptance == "match" else None, params=PLAIN, draft_params=PLAIN,
-        acceptance=acceptance, target_law=law, num_draft_tokens=torch.zeros(batch, dtype=torch.int32),
-        eos_token_ids=torch.zeros(2, dtype=torch.int64), **given,
-    )  # fmt: skip
-    tokens = torch.zeros(shape, dtype=torch.int64)
-    if packed:
-        cu = torch.arange(batch + 1, dtype=torch.int32) * (rows - 1)
-        verify_packed.verify_packed(target, tokens, cu, rows - 1, *shared)
+        sk.verify_packed(**chains.packed(made, counts), **more, backend="triton")
     else:
-        verify_chain.verify_chain(target, tokens, *shared)
+        sk.verify_chain(**made, **more, backend="triton")
 
 
-def walk_tree(x: torch.Tensor, acceptance: str, kind: str, law: laws.TargetLaw | None = None) -> None:
-    """A verify step of trees on target logits `x` ``[batch, num_nodes, vocab]``."""
-    batch, num_nodes, vocab = x.shape
-    tree = sk.DraftTree.from_parents([[-1, *(node // 2 for node in range(num_nodes - 1))]] * batch)
-    coins, flags = torch.zeros(batch, num_nodes), torch.zeros(batch, num_nodes, dtype=torch.int32)
-    stats = (torch.zeros(batch, num_nodes, 6), flags.long(), flags) if kind == "stats" else (None,) * 3
-    verify_tree.verify_tree(
-        x, flags.long(), tree.parents, tree.first_child, tree.next_sibling, tree.status, tree.max_depth,
-        None if kind == "probs" else x, x.float() if kind == "probs" else None, *stats,
-        None if acceptance in ("greedy", "match") else coins, coins.long() if acceptance == "match" else None,
-        torch.arange(vocab) if kind == "mapped" else None, torch.zeros(2, dtype=torch.int64), ACCEPTANCES[acceptance],
-        0.09, 0.3, *(laws.LOSSLESS if law is None else law.flat()), *PLAIN._flat, *PLAIN._flat,
-    )  # fmt: skip
+def walk_tree(vocab: int, acceptance: str, kind: str, *, dtype: torch.dtype = torch.bfloat16, **law: Any) -> None:
+    """A verify step of trees."""
+    made = trees.make(1, BATCH, ROWS, vocab, acceptance=acceptance, kind=kind, dtype=dtype, **law)
+    sk.verify_tree(**made, eos_token_ids=EOS, backend="triton")
 
 
 class Compiled:
@@ -225,7 +177,8 @@ def resources(metadata: Any, report: str) -> dict[str, int]:
 if __name__ == "__main__":
     assert not triton.knobs.runtime.interpret, "TRITON_INTERPRET is set"
     for everything, capability in enumerate(reversed(sys.argv[1:])):
-        with Compiled(int(capability)) as compiled:
+        served = mock.patch("specdec_kernels.backends.triton.why_not", return_value=None)
+        with served, Compiled(int(capability)) as compiled:
             calls(128256, everything == len(sys.argv) - 2)
         for row in compiled.found.values():
             print(json.dumps(row))

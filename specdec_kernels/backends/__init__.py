@@ -8,34 +8,35 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 
-from . import native
+from . import flat, native
 from . import triton as triton_backend
 
 logger = logging.getLogger("specdec_kernels")
 
-OPS = (
-    "row_stats",
-    "warp_probs",
-    "uniform_samples",
-    "noise_keys",
-    "sample",
-    "verify_chain",
-    "verify_packed",
-    "verify_tree",
-    "gather_kv_",
-)
+OPS: dict[str, Any] = {}  # each op's `ops.arguments.Definition`, by the op's name; filled as the ops are defined
+
+
+@cache
+def in_python(backend: str, op: str) -> Callable[..., Any]:
+    """The op as the dispatcher calls it, run by a backend in Python."""
+
+    def run(*given: Any) -> Any:
+        return flat.call(backend, op, OPS[op].unpack(*given))
+
+    return run
 
 
 def _reference(op: str, overload: Any) -> Callable[..., Any]:
-    return getattr(importlib.import_module(f"{__name__}.reference.{op}"), op)
+    return in_python("reference", op)
 
 
 def _triton(op: str, overload: Any) -> Callable[..., Any]:
-    return getattr(importlib.import_module(f"{__name__}.triton.{op}"), op)
+    return in_python("triton", op)
 
 
 def _registered(op: str, overload: Any) -> Callable[..., Any]:
@@ -55,7 +56,7 @@ def _reason_cpu(op: str, device: torch.device) -> str | None:
 def _reason_cuda(op: str, device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"tensors are on {device}"
-    return native.why_missing(op, "CUDA") or _triton_serves.get(op) or native.why_no_code(device)
+    return native.why_missing(op, "CUDA") or native.why_no_code(device)
 
 
 def _reason_triton(op: str, device: torch.device) -> str | None:
@@ -71,7 +72,6 @@ _BACKENDS: dict[str, tuple[Callable[[str, torch.device], str | None], Callable[[
     "cpu": (_reason_cpu, _registered),
     "reference": (_reason_reference, _reference),
 }
-_triton_serves: dict[str, str] = {}  # ops that CUDA tensors reach Triton by, and why no CUDA kernel does
 
 
 def register_triton(library: torch.library.Library) -> None:
@@ -79,14 +79,14 @@ def register_triton(library: torch.library.Library) -> None:
     if triton_backend.why_not(torch.device("cuda")) is not None:
         return
     for op in OPS:
-        reason = native.why_missing(op, "CUDA")
-        if reason is not None:
-            _triton_serves[op] = reason
-            library.impl(op, lambda *args, op=op: _triton(op, None)(*args), "CUDA")
+        if native.why_missing(op, "CUDA") is not None:
+            library.impl(op, in_python("triton", op), "CUDA")
 
 
-def implementation(op: str, overload: Any, backend: str, device: torch.device) -> Callable[..., Any]:
-    """The callable of `op` on a backend asked for by name; it never falls back.
+def implementation(
+    op: str, overload: Any, backend: str, device: torch.device, caller: str | None = None
+) -> Callable[..., Any]:
+    """The callable of `op` on a backend asked for by name; it never falls back. `caller` is who asks, in messages.
 
     Raises
     ------
@@ -94,11 +94,11 @@ def implementation(op: str, overload: Any, backend: str, device: torch.device) -
         An unknown backend, or one that cannot run this op on this device, with the reason.
     """
     if backend not in _BACKENDS:
-        raise ValueError(f"{op}: backend must be one of {', '.join(_BACKENDS)} or None, got {backend!r}")
+        raise ValueError(f"{caller or op}: backend must be one of {', '.join(_BACKENDS)} or None, got {backend!r}")
     why_not, reach = _BACKENDS[backend]
     reason = why_not(op, device)
     if reason is not None:
-        raise ValueError(f"{op}: backend={backend!r} cannot run here: {reason}")
+        raise ValueError(f"{caller or op}: backend={backend!r} cannot run here: {reason}")
     return reach(op, overload)
 
 
@@ -144,18 +144,41 @@ def backends(device: torch.device | str = "cpu") -> BackendTable:
     return BackendTable({op: {n: why(op, device) or "yes" for n, (why, _) in _BACKENDS.items()} for op in OPS})
 
 
-redirected: dict[torch.device, str] = {}  # GPUs that the compiled library has no code for, and what serves them
+def route(op: str, device: torch.device) -> str | None:
+    """The backend that `op` must be asked for by name on `device`; None where torch's dispatcher takes the right one.
+
+    The dispatcher knows only which kernels are registered: on a GPU that the compiled library has no code for it would
+    still take that library.
+    """
+    if device.type != "cuda" or native.why_missing(op, "CUDA") is not None or not torch.cuda.is_available():
+        return None
+    chosen = automatic(op, device)
+    return None if chosen == "cuda" else chosen
+
+
+_routes: dict[tuple[str, torch.device], str | None] = {}
 _announced: set[torch.device] = set()
 
 
+def routed(op: str, device: torch.device) -> str | None:
+    """`route`, found out once an op and device; the first op on a device is logged."""
+    key = (op, device)
+    if key not in _routes:
+        _routes[key] = route(op, device)
+        if device not in _announced:
+            _announced.add(device)
+            announce(op, device)
+    return _routes[key]
+
+
+# What `torch.compiler.assume_constant_result` sets, which would import the compiler for it: a compiled call is routed
+# while it is compiled.
+routed._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def announce(op: str, device: torch.device) -> None:
-    """Log, at the first call on a device, what ``backend=None`` takes there and why nothing faster."""
-    if device in _announced or torch.compiler.is_compiling():
-        return
-    _announced.add(device)
+    """Log what ``backend=None`` takes for `op` on `device` and why nothing faster."""
     chosen = automatic(op, device)
-    if device.type == "cuda" and not native.why_missing(op, "CUDA") and chosen != "cuda" and torch.cuda.is_available():
-        redirected[device] = chosen
     candidates = _candidates(device)
     better = candidates[: candidates.index(chosen)]
     passed_over = "".join(f", not {name} ({_BACKENDS[name][0](op, device)})" for name in better)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -15,10 +16,13 @@ _LIBRARIES = {"CPU": "_C_cpu.so", "CUDA": "_C_cuda.so"}
 _CAPABILITIES = ("default", "avx2", "avx512")  # as csrc/cpu/isa/kernels.h numbers them
 _problems: dict[str, str] = {}
 _symbols: dict[str, ctypes.CDLL] = {}
+_registered: dict[str, set[str]] = {}  # ops, by dispatch key
 
 
-def load() -> None:
-    """Load what was built; a missing or unloadable library is remembered with its reason, never fatal."""
+def load(ops: Iterable[str]) -> None:
+    """Load what was built, and see which of `ops` it registered; a missing or unloadable library is remembered with
+    its reason, never fatal.
+    """
     for key, name in _LIBRARIES.items():
         path = _FOLDER / name
         if not path.exists():
@@ -30,6 +34,7 @@ def load() -> None:
             _problems[key] = f"{name} does not load: {error}"
             continue
         _symbols[key] = ctypes.CDLL(str(path))
+        _registered[key] = {op for op in ops if torch._C._dispatch_has_kernel_for_dispatch_key(f"specdec::{op}", key)}
         if key == "CPU":
             wanted = settings().cpu_capability
             _symbols[key].specdec_limit_cpu_capability(_CAPABILITIES.index(wanted or _CAPABILITIES[-1]))
@@ -39,7 +44,7 @@ def why_missing(op: str, key: str) -> str | None:
     """None if the library for dispatch key `key` (CPU or CUDA) registered `op`, else the reason."""
     if key in _problems:
         return _problems[key]
-    if torch._C._dispatch_has_kernel_for_dispatch_key(f"specdec::{op}", key):
+    if op in _registered[key]:
         return None
     return f"{_LIBRARIES[key]} has no kernel for {op}"
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..ops._common import flat_params
+from ..ops._common import check_params
 from ..sampling import SamplingParams
 from .runner import Prompt, Runner
 from .state import DecodingState
@@ -43,7 +43,7 @@ class Request:
             _check_mask(caller, runner, self.attention_mask, batch, length)
         if not isinstance(self.sampling, SamplingParams):
             raise TypeError(f"{caller}: sampling must be a SamplingParams, got {type(self.sampling).__name__}")
-        flat_params(caller, "sampling", self.sampling, batch, runner.device)
+        check_params(caller, "sampling", self.sampling, batch, runner.device)
         if self.seeds is not None:
             _check_seeds(caller, self.seeds, batch)
         check_int(caller, "max_new_tokens", self.max_new_tokens, 1, 2**31 - 1)
@@ -109,7 +109,7 @@ def check_draft(
     if draft.max_length is not None and state.max_length > draft.max_length:
         held, needed = draft.max_length, state.max_length
         raise ValueError(f"{caller}: the draft ({draft.name}) holds {held} positions, {needed} are needed")
-    flat_params(caller, params_name, params, state.batch_size, state.device)
+    check_params(caller, params_name, params, state.batch_size, state.device)
 
 
 def _check_ids(caller: str, runner: Runner, input_ids: Tensor) -> None:

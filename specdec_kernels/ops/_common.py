@@ -8,40 +8,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backends import announce, implementation, redirected
+from ..backends import OPS, implementation, in_python, routed
 from ..config import settings
-from ..sampling import DEFAULT_PARAMS, FlatParams, SamplingParams
+from ..sampling import DEFAULT_PARAMS, SamplingParams
 from ..types import Status
+from .arguments import A, Definition
 
 LIBRARY = torch.library.Library("specdec", "DEF")
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ID_DTYPES = (torch.int64, torch.int32)
 MAX_VOCAB = 1 << 30  # ids are int32 inside kernels
 
-PARAMS_SCHEMA = (
-    "float {0}temperature, int {0}top_k, float {0}top_p, float {0}min_p, bool {0}min_p_first, "
-    "Tensor? {0}temperatures, Tensor? {0}top_ks, Tensor? {0}top_ps, Tensor? {0}min_ps"
-)
+
+def define(name: str, arguments: type[A], returns: str, fake: Callable[[A], Any]) -> tuple[Any, Callable[..., Any]]:
+    """Define ``specdec::name``: the op, and what makes its arguments, `Definition.pack`.
+
+    The reference is its implementation wherever no library registers a faster one.
+    """
+    definition = OPS[name] = Definition(arguments)
+    LIBRARY.define(f"{name}({definition.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(name, in_python("reference", name), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"specdec::{name}", lambda *given: fake(definition.unpack(*given)), lib=LIBRARY)
+    return getattr(torch.ops.specdec, name).default, definition.pack
 
 
-def define(name: str, arguments: str, returns: str, fake: Callable[..., Any], reference: Callable[..., Any]) -> Any:
-    """Define ``specdec::name``; the reference is its implementation wherever no library registers a faster one."""
-    LIBRARY.define(f"{name}({arguments}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
-    LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"specdec::{name}", fake, lib=LIBRARY)
-    return getattr(torch.ops.specdec, name).default
-
-
-def dispatch(name: str, overload: Any, backend: str | None, device: torch.device) -> Any:
+def dispatch(name: str, overload: Any, backend: str | None, device: torch.device, caller: str | None = None) -> Any:
     """The callable that runs op `name` on `device`: torch's dispatcher unless a backend is asked for by name."""
     if backend is None:
         backend = settings().backend
         if backend is None:
-            announce(name, device)
-            if device not in redirected:
+            backend = routed(name, device)
+            if backend is None:
                 return overload
-            backend = redirected[device]
-    return implementation(name, overload, backend, device)
+    return implementation(name, overload, backend, device, caller or name)
 
 
 def describe(value: object) -> str:
@@ -67,6 +66,18 @@ def check_tensor(
         raise ValueError(f"{op}: {argument} must be on {device}, got {value.device}")
 
 
+def check_given(
+    op: str, argument: str, value: object, dtype: torch.dtype, device: torch.device,
+    names: tuple[str, ...], shape: tuple[int, ...],
+) -> None:  # fmt: skip
+    """TypeError or ValueError unless a tensor of exactly this dtype, device and shape, whose dimensions have `names`."""
+    if type(value) is Tensor and value.dtype is dtype and value.device == device and value.shape == shape:
+        return
+    check_tensor(op, argument, value, (dtype,), device)
+    assert isinstance(value, Tensor)
+    check_shape(op, argument, value, names, shape)
+
+
 def check_logits(op: str, argument: str, value: object, device: torch.device | None = None) -> None:
     """Dtype, device, a vocabulary of at least 2 ids and a contiguous last dimension."""
     check_tensor(op, argument, value, LOGIT_DTYPES, device)
@@ -84,21 +95,21 @@ def check_shape(op: str, argument: str, value: Tensor, names: tuple[str, ...], s
         raise shape_error(op, argument, f"[{expected}]", value)
 
 
-def flat_params(op: str, argument: str, params: SamplingParams | None, batch: int, device: torch.device) -> FlatParams:
-    """The op's view of sampling parameters; per-sequence tensors are checked against the batch."""
+def check_params(
+    op: str, argument: str, params: SamplingParams | None, batch: int, device: torch.device
+) -> SamplingParams:
+    """The sampling parameters, or those that None stands for; per-sequence tensors are checked against the batch."""
     if params is None:
-        return DEFAULT_PARAMS._flat
+        return DEFAULT_PARAMS
     if not isinstance(params, SamplingParams):
         raise TypeError(f"{op}: {argument} must be a SamplingParams or None, got {type(params).__name__}")
-    flat = params._flat
-    if not params._has_tensors:
-        return flat
-    for name, tensor in zip(("temperature", "top_k", "top_p", "min_p"), flat[5:], strict=True):
-        if tensor is not None:
-            check_shape(op, f"{argument}.{name}", tensor, ("batch",), (batch,))
-            if tensor.device != device:
-                raise ValueError(f"{op}: {argument}.{name} must be on {device}, got {tensor.device}")
-    return flat
+    if params._tensors is not None:
+        for name, tensor in zip(("temperature", "top_k", "top_p", "min_p"), params._tensors, strict=True):
+            if tensor is not None:
+                check_shape(op, f"{argument}.{name}", tensor, ("batch",), (batch,))
+                if tensor.device != device:
+                    raise ValueError(f"{op}: {argument}.{name} must be on {device}, got {tensor.device}")
+    return params
 
 
 def as_rows(logits: Tensor) -> Tensor:

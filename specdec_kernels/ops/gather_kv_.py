@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..backends.reference.gather_kv_ import BATCH_AND_HEAD, BLOCK, ELEMENT, FURTHER, HEAD, ROW
-from ..backends.reference.gather_kv_ import gather_kv_ as _reference
 from ..types import GatherOutput
 from ._common import ID_DTYPES, check_tensor, define, dispatch, raise_for_status, shape_error
+from .arguments import GatherKVArguments
 
 _NAMES = {
     "b": "batch", "n": "num_blocks", "h": "heads", "s": "rows", "d": "dim", "(bh)": "batch={batch} * heads",
@@ -23,25 +23,11 @@ _DENSE = "of b or (bh), s, h, d, l and 2, each at most once, with a batch, s, an
 _PAGED = "of n, s, h, d, l and 2, each at most once, with n and s where a block_table is given"
 
 
-def _fake(
-    cache: list[Tensor],
-    key_layout: list[int],
-    value_layout: list[int],
-    accepted_nodes: Tensor,
-    context_lengths: Tensor,
-    block_table: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(context_lengths), torch.empty_like(context_lengths, dtype=torch.int32)
+def _fake(args: GatherKVArguments) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(args.context_lengths), torch.empty_like(args.context_lengths, dtype=torch.int32)
 
 
-_op = define(
-    "gather_kv_",
-    "Tensor(a!)[] cache, int[] key_layout, int[] value_layout, Tensor accepted_nodes, Tensor context_lengths, "
-    "Tensor? block_table",
-    "(Tensor, Tensor)",
-    _fake,
-    _reference,
-)
+_op, _pack = define("gather_kv_", GatherKVArguments, "(Tensor, Tensor)", _fake)
 
 
 def gather_kv_(
@@ -121,8 +107,11 @@ def gather_kv_(
     _check_cache(op, tensors, layouts, batch, device)
     key_layout, value_layout = ([_KINDS[letter] for letter in letters] for letters in (layouts[0], layouts[-1]))
     out = dispatch(op, _op, backend, device)(
-        tensors, key_layout, value_layout, accepted_nodes, context_lengths, block_table
-    )
+        *_pack(
+            cache=tensors, key_layout=key_layout, value_layout=value_layout, accepted_nodes=accepted_nodes,
+            context_lengths=context_lengths, block_table=block_table,
+        )
+    )  # fmt: skip
     raise_for_status(op, out[1])
     return GatherOutput(*out)
 

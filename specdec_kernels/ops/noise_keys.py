@@ -5,18 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backends.reference.noise_keys import noise_keys as _reference
 from ._common import ID_DTYPES, check_tensor, define, dispatch, shape_error
+from .arguments import NoiseKeysArguments
 from .uniform_samples import purpose_code, split_step
 
 
-def _fake(seeds: Tensor, positions: Tensor, steps: Tensor | None, step: int, purpose: int) -> Tensor:
-    return seeds.new_empty(positions.shape)
+def _fake(args: NoiseKeysArguments) -> Tensor:
+    return args.seeds.new_empty(args.positions.shape)
 
 
-_op = define(
-    "noise_keys", "Tensor seeds, Tensor positions, Tensor? steps, int step, int purpose", "Tensor", _fake, _reference
-)
+_op, _pack = define("noise_keys", NoiseKeysArguments, "Tensor", _fake)
 
 
 def noise_keys(
@@ -67,5 +65,6 @@ def noise_keys(
         raise shape_error("noise_keys", "positions", f"[batch={seeds.shape[0]}, n]", positions)
     steps, scalar = (None, -1) if step is None else split_step("noise_keys", step, seeds)
     run = dispatch("noise_keys", _op, backend, seeds.device)
-    out: Tensor = run(seeds, positions, steps, scalar, purpose_code("noise_keys", purpose))
+    code = purpose_code("noise_keys", purpose)
+    out: Tensor = run(*_pack(seeds=seeds, positions=positions, steps=steps, step=scalar, purpose=code))
     return out

@@ -5,28 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backends.reference.row_stats import row_stats as _reference
 from ..sampling import SamplingParams
 from ..types import RowStats
-from ._common import PARAMS_SCHEMA, as_rows, check_logits, define, dispatch, flat_params, raise_for_status
+from ._common import as_rows, check_logits, check_params, define, dispatch, raise_for_status
+from .arguments import RowStatsArguments
 
 
-def _fake(logits: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    batch, n = logits.shape[:2]
+def _fake(args: RowStatsArguments) -> tuple[Tensor, Tensor, Tensor]:
+    batch, n = args.logits.shape[:2]
     return (
-        logits.new_empty((batch, n, 6), dtype=torch.float32),
-        logits.new_empty((batch, n), dtype=torch.int64),
-        logits.new_empty((batch, n), dtype=torch.int32),
+        args.logits.new_empty((batch, n, 6), dtype=torch.float32),
+        args.logits.new_empty((batch, n), dtype=torch.int64),
+        args.logits.new_empty((batch, n), dtype=torch.int32),
     )
 
 
-_op = define(
-    "row_stats",
-    "Tensor logits, bool raw, " + PARAMS_SCHEMA.format(""),
-    "(Tensor values, Tensor argmax, Tensor status)",
-    _fake,
-    _reference,
-)
+_op, _pack = define("row_stats", RowStatsArguments, "(Tensor values, Tensor argmax, Tensor status)", _fake)
 
 
 def row_stats(logits: Tensor, params: SamplingParams | None = None, *, backend: str | None = None) -> RowStats:
@@ -54,11 +48,11 @@ def row_stats(logits: Tensor, params: SamplingParams | None = None, *, backend: 
         A wrong dtype, shape, stride or device, or a backend that cannot run here; before any work.
     """
     check_logits("row_stats", "logits", logits)
-    rows = as_rows(logits)
-    flat = flat_params("row_stats", "params", params, rows.shape[0], logits.device)
-    values, argmax, status = dispatch("row_stats", _op, backend, logits.device)(rows, True, *flat)
+    rows, device = as_rows(logits), logits.device
+    params = check_params("row_stats", "params", params, rows.shape[0], device)
+    values, argmax, status = dispatch("row_stats", _op, backend, device)(*_pack(logits=rows, raw=True, params=params))
     raise_for_status("row_stats", status)
-    if logits.dim() == 3:
+    if rows is logits:
         return RowStats(values, argmax, status)
     shape = logits.shape[:-1]
     return RowStats(values.reshape(*shape, 6), argmax.reshape(shape), status.reshape(shape))

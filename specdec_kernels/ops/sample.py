@@ -5,43 +5,36 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backends.reference.sample import sample as _reference
 from ..sampling import SamplingParams
 from ..types import Draw, RowStats, TokenMap
 from ._common import (
-    PARAMS_SCHEMA,
-    as_rows,
+    check_given,
     check_logits,
+    check_params,
     check_shape,
     check_tensor,
     define,
     dispatch,
-    flat_params,
     raise_for_status,
     shape_error,
 )  # fmt: skip
+from .arguments import SampleArguments
 
 
-def _fake(
-    logits: Tensor, uniform_samples: Tensor | None, noise_keys: Tensor | None, num_samples: int, *_: object
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    batch, n = logits.shape[:2]
+def _fake(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    logits, rows = args.logits, args.logits.shape[:-1]
+    drawn = rows if args.num_samples == 1 else (*rows, args.num_samples)
     return (
-        logits.new_empty((batch, n, num_samples), dtype=torch.int64),
-        logits.new_empty((batch, n, num_samples), dtype=torch.float32),
-        logits.new_empty((batch, n, 6), dtype=torch.float32),
-        logits.new_empty((batch, n), dtype=torch.int64),
-        logits.new_empty((batch, n), dtype=torch.int32),
+        logits.new_empty(drawn, dtype=torch.int64),
+        logits.new_empty(drawn, dtype=torch.float32),
+        logits.new_empty((*rows, 6), dtype=torch.float32),
+        logits.new_empty(rows, dtype=torch.int64),
+        logits.new_empty(rows, dtype=torch.int32),
     )
 
 
-_op = define(
-    "sample",
-    "Tensor logits, Tensor? uniform_samples, Tensor? noise_keys, int num_samples, Tensor? draft_to_target, "
-    + PARAMS_SCHEMA.format(""),
-    "(Tensor token, Tensor log_prob, Tensor values, Tensor argmax, Tensor status)",
-    _fake,
-    _reference,
+_op, _pack = define(
+    "sample", SampleArguments, "(Tensor token, Tensor log_prob, Tensor values, Tensor argmax, Tensor status)", _fake
 )
 
 
@@ -95,20 +88,16 @@ def sample(
     check_logits(op, "logits", logits)
     if logits.dim() not in (2, 3):
         raise shape_error(op, "logits", "[batch, vocab] or [batch, n, vocab]", logits)
-    rows = as_rows(logits)
-    batch, n, vocab = rows.shape
-    shape = tuple(logits.shape[:-1])
-    flat = flat_params(op, "params", params, batch, logits.device)
-    names = ("batch", "n")[: len(shape)]
+    *shape, vocab = logits.shape
+    shape, names, device = tuple(shape), ("batch", "n")[: len(shape)], logits.device
+    params = check_params(op, "params", params, shape[0], device)
     if uniform_samples is not None:
-        check_tensor(op, "uniform_samples", uniform_samples, (torch.float32,), logits.device)
-        check_shape(op, "uniform_samples", uniform_samples, names, shape)
+        check_given(op, "uniform_samples", uniform_samples, torch.float32, device, names, shape)
     if noise_keys is not None:
-        check_tensor(op, "noise_keys", noise_keys, (torch.int64,), logits.device)
-        check_shape(op, "noise_keys", noise_keys, names, shape)
+        check_given(op, "noise_keys", noise_keys, torch.int64, device, names, shape)
         if uniform_samples is not None:
             raise ValueError(f"{op}: give uniform_samples or noise_keys, got both")
-    elif uniform_samples is None and (params is None or not params.is_greedy):
+    elif uniform_samples is None and not params.is_greedy:
         raise ValueError(
             f"{op}: uniform_samples or noise_keys must be given unless params.temperature is 0, got neither"
         )
@@ -123,14 +112,13 @@ def sample(
         if not isinstance(draft_token_map, TokenMap):
             raise TypeError(f"{op}: draft_token_map must be a TokenMap, got {type(draft_token_map).__name__}")
         mapping = draft_token_map.draft_to_target
-        check_tensor(op, "draft_token_map", mapping, (torch.int64,), logits.device)
+        check_tensor(op, "draft_token_map", mapping, (torch.int64,), device)
         check_shape(op, "draft_token_map", mapping, ("vocab",), (vocab,))
-    if len(shape) == 1:
-        uniform_samples = None if uniform_samples is None else uniform_samples[:, None]
-        noise_keys = None if noise_keys is None else noise_keys[:, None]
-    run = dispatch(op, _op, backend, logits.device)
-    token, log_prob, values, argmax, status = run(rows, uniform_samples, noise_keys, num_samples, mapping, *flat)
+    token, log_prob, values, argmax, status = dispatch(op, _op, backend, device)(
+        *_pack(
+            logits=logits, uniform_samples=uniform_samples, noise_keys=noise_keys, draft_to_target=mapping,
+            num_samples=num_samples, params=params,
+        )
+    )  # fmt: skip
     raise_for_status(op, status)
-    drawn = shape if num_samples == 1 else (*shape, num_samples)
-    stats = RowStats(values.view(*shape, 6), argmax.view(shape), status.view(shape))
-    return Draw(token.view(drawn), log_prob.view(drawn), stats)
+    return Draw(token, log_prob, RowStats(values, argmax, status))

@@ -6,17 +6,15 @@ import torch
 from torch import Tensor
 
 from ..backends.reference.random import PURPOSES
-from ..backends.reference.uniform_samples import uniform_samples as _reference
 from ._common import check_shape, check_tensor, define, dispatch, shape_error
+from .arguments import UniformSamplesArguments
 
 
-def _fake(seeds: Tensor, steps: Tensor | None, step: int, num: int, purpose: int) -> Tensor:
-    return seeds.new_empty((seeds.shape[0], num), dtype=torch.float32)
+def _fake(args: UniformSamplesArguments) -> Tensor:
+    return args.seeds.new_empty((args.seeds.shape[0], args.num), dtype=torch.float32)
 
 
-_op = define(
-    "uniform_samples", "Tensor seeds, Tensor? steps, int step, int num, int purpose", "Tensor", _fake, _reference
-)
+_op, _pack = define("uniform_samples", UniformSamplesArguments, "Tensor", _fake)
 
 
 def uniform_samples(
@@ -60,7 +58,8 @@ def uniform_samples(
     if not 0 <= num < 2**31:
         raise ValueError(f"uniform_samples: num must be in [0, 2**31), got {num}")
     run = dispatch("uniform_samples", _op, backend, seeds.device)
-    out: Tensor = run(seeds, steps, step, num, purpose_code("uniform_samples", purpose))
+    code = purpose_code("uniform_samples", purpose)
+    out: Tensor = run(*_pack(seeds=seeds, steps=steps, step=step, num=num, purpose=code))
     return out
 
 

@@ -2,57 +2,48 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from ..backends.reference.verify_chain import verify_chain as _reference
 from ..laws import LOSSLESS, BiLD, Lossy, TargetLaw, check_law
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap, VerifyOutput
 from ._common import (
     ID_DTYPES,
-    PARAMS_SCHEMA,
+    check_given,
     check_logits,
+    check_params,
     check_shape,
     check_tensor,
     define,
     dispatch,
-    flat_params,
     raise_for_status,
     shape_error,
 )  # fmt: skip
+from .arguments import VerifyChainArguments
 
 ACCEPTANCES = {"token": 0, "block": 1, "match": 2, "greedy": 3}
-
-# What `verify_chain` and `verify_packed` take after the tensors that only one of them has.
-SHARED_SCHEMA = (
-    "Tensor? draft_logits, Tensor? draft_probs, Tensor? draft_values, Tensor? draft_argmax, Tensor? draft_status, "
-    "Tensor? uniform_samples, Tensor? noise_keys, Tensor? target_to_draft, Tensor? num_draft_tokens, "
-    "Tensor? eos_token_ids, int acceptance, bool return_acceptance, "
-    "int law, bool law_variant, float law_alpha, float law_beta, bool cascade_bonus, "
-    + PARAMS_SCHEMA.format("")
-    + ", "
-    + PARAMS_SCHEMA.format("draft_")
-)
-RETURNS = "(Tensor tokens, Tensor num_accepted, Tensor num_tokens, Tensor status, Tensor acceptance)"
-RETURN_ACCEPTANCE = 11  # index of return_acceptance in SHARED_SCHEMA
+MATCH = ACCEPTANCES["match"]
 
 
-def fake_outputs(like: Tensor, batch: int, num_draft: int, return_acceptance: bool) -> tuple[Tensor, ...]:
-    """The five outputs, without values."""
+def _fake(args: VerifyChainArguments) -> tuple[Tensor, ...]:
+    cu, num_draft, like = args.cu_num_draft_tokens, args.num_draft, args.draft_tokens
+    batch = like.shape[0] if cu is None else cu.shape[0] - 1
     return (
         like.new_empty((batch, num_draft + 1), dtype=torch.int64),
         *(like.new_empty((batch,), dtype=torch.int32) for _ in range(3)),
-        like.new_empty((batch, num_draft) if return_acceptance else (0,), dtype=torch.float32),
+        like.new_empty((batch, num_draft) if args.return_acceptance else (0,), dtype=torch.float32),
     )
 
 
-def _fake(target_logits: Tensor, draft_tokens: Tensor, *shared: object) -> tuple[Tensor, ...]:
-    batch, num_draft = draft_tokens.shape
-    return fake_outputs(target_logits, batch, num_draft, bool(shared[RETURN_ACCEPTANCE]))
-
-
-_op = define("verify_chain", "Tensor target_logits, Tensor draft_tokens, " + SHARED_SCHEMA, RETURNS, _fake, _reference)
+_op, _pack = define(
+    "verify_chain",
+    VerifyChainArguments,
+    "(Tensor tokens, Tensor num_accepted, Tensor num_tokens, Tensor status, Tensor acceptance)",
+    _fake,
+)
 
 
 def verify_chain(
@@ -145,95 +136,125 @@ def verify_chain(
     check_logits(op, "target_logits", target_logits)
     if target_logits.dim() != 3 or target_logits.shape[1] < 1:
         raise shape_error(op, "target_logits", "[batch, num_draft + 1, vocab]", target_logits)
-    batch, rows, vocab = target_logits.shape
+    batch, rows, _ = target_logits.shape
     check_tensor(op, "draft_tokens", draft_tokens, ID_DTYPES, target_logits.device)
     if draft_tokens.shape != (batch, rows - 1):
         check_shape(op, "draft_tokens", draft_tokens, ("batch", "num_draft"), (batch, rows - 1))
-    shared = shared_arguments(
-        op, target_logits, batch, vocab,
-        (batch, rows - 1), ("batch", "num_draft"), (batch, rows), ("batch", "num_draft + 1"),
-        draft_logits, uniform_samples, noise_keys, params, draft_params, acceptance, target_law, draft_probs,
-        draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
+    asked = Asked(
+        target_logits, draft_tokens, draft_logits, uniform_samples, noise_keys, params, draft_params, acceptance,
+        target_law, draft_probs, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
     )  # fmt: skip
-    out = dispatch(op, _op, backend, target_logits.device)(target_logits, draft_tokens, *shared)
-    return as_output(op, out, return_acceptance)
+    spans = Spans(batch, rows - 1, None, (batch, rows - 1), ("batch", "num_draft"), (batch, rows), ROWS)
+    return verify_spans(op, asked, spans, backend)
 
 
-def as_output(op: str, out: tuple[Tensor, ...], return_acceptance: bool) -> VerifyOutput:
-    """The op's outputs as the public named tuple; raises for flags where SPECDEC_CHECK asks for it."""
-    raise_for_status(op, out[3])
-    return VerifyOutput(out[0], out[1], out[2], out[3], out[4] if return_acceptance else None)
+ROWS = ("batch", "num_draft + 1")
 
 
-def shared_arguments(
-    op: str, target_logits: Tensor, batch: int, vocab: int,
-    draft_shape: tuple[int, ...], draft_names: tuple[str, ...], row_shape: tuple[int, ...], row_names: tuple[str, ...],
-    draft_logits: Tensor | None, uniform_samples: Tensor | None, noise_keys: Tensor | None,
-    params: SamplingParams | None, draft_params: SamplingParams | None, acceptance: str, target_law: TargetLaw | None,
-    draft_probs: Tensor | None, draft_stats: RowStats | None, draft_token_map: TokenMap | None,
-    num_draft_tokens: Tensor | None, eos_token_ids: Tensor | None, return_acceptance: bool,
-) -> tuple[object, ...]:  # fmt: skip
-    """Validate what `verify_chain` and `verify_packed` share, and flatten it as `SHARED_SCHEMA` says."""
+class Asked(NamedTuple):
+    """What `verify_chain` and `verify_packed` are both called with."""
+
+    target_logits: Tensor
+    draft_tokens: Tensor
+    draft_logits: Tensor | None
+    uniform_samples: Tensor | None
+    noise_keys: Tensor | None
+    params: SamplingParams | None
+    draft_params: SamplingParams | None
+    acceptance: str
+    target_law: TargetLaw | None
+    draft_probs: Tensor | None
+    draft_stats: RowStats | None
+    draft_token_map: TokenMap | None
+    num_draft_tokens: Tensor | None
+    eos_token_ids: Tensor | None
+    return_acceptance: bool
+
+
+class Spans(NamedTuple):
+    """How the drafts lie: sizes, and the shapes of draft rows and target rows with the names of their dimensions."""
+
+    batch: int
+    num_draft: int
+    cu: Tensor | None
+    draft_shape: tuple[int, ...]
+    draft_names: tuple[str, ...]
+    row_shape: tuple[int, ...]
+    row_names: tuple[str, ...]
+
+
+def verify_spans(op: str, asked: Asked, spans: Spans, backend: str | None) -> VerifyOutput:
+    """Validate what `verify_chain` and `verify_packed` share, and run the op."""
+    (
+        target_logits, draft_tokens, draft_logits, uniform_samples, noise_keys, params, draft_params, acceptance,
+        target_law, draft_probs, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
+    ) = asked  # fmt: skip
+    batch, num_draft, cu, draft_shape, draft_names, row_shape, row_names = spans
     device = target_logits.device
     rule = ACCEPTANCES.get(acceptance)
     if rule is None:
         raise ValueError(f"{op}: acceptance must be one of {', '.join(ACCEPTANCES)}, got {acceptance!r}")
-    flat_law = LOSSLESS
+    law = LOSSLESS
     if target_law is not None:
         check_draft_for_law(op, acceptance, target_law, draft_logits, draft_token_map)
-        flat_law = target_law.flat()
-        if target_law.cascade_bonus:
+        law = target_law.flat()
+        if law.cascade_bonus:
             draft_shape, draft_names = row_shape, row_names
-    flat = flat_params(op, "params", params, batch, device)
-    draft_flat = flat_params(op, "draft_params", draft_params, batch, device)
-
-    draft = draft_arguments(
-        op, device, vocab, draft_shape, draft_names, draft_logits, draft_probs, draft_stats, draft_token_map
+    params = check_params(op, "params", params, batch, device)
+    draft_params = check_params(op, "draft_params", draft_params, batch, device)
+    values, argmax, status, target_to_draft = check_draft(
+        op, target_logits, draft_shape, draft_names, draft_logits, draft_probs, draft_stats, draft_token_map
     )
-    if rule == ACCEPTANCES["match"]:
-        if uniform_samples is not None:
-            raise ValueError(f"{op}: acceptance='match' takes noise_keys, got uniform_samples")
-        if noise_keys is not None:
-            check_tensor(op, "noise_keys", noise_keys, (torch.int64,), device)
-            if noise_keys.shape != row_shape:
-                check_shape(op, "noise_keys", noise_keys, row_names, row_shape)
-        elif params is None or not params.is_greedy:
-            raise ValueError(f"{op}: acceptance='match' needs noise_keys unless params.temperature is 0, got None")
-    else:
-        if noise_keys is not None:
-            raise ValueError(f"{op}: acceptance={acceptance!r} takes uniform_samples, got noise_keys")
-        if uniform_samples is not None:
-            check_tensor(op, "uniform_samples", uniform_samples, (torch.float32,), device)
-            if uniform_samples.shape != row_shape:
-                check_shape(op, "uniform_samples", uniform_samples, row_names, row_shape)
-        elif acceptance != "greedy" and (params is None or not params.is_greedy):
-            raise ValueError(
-                f"{op}: acceptance={acceptance!r} needs uniform_samples unless params.temperature is 0, got None"
-            )
-        elif flat_law[0] > Lossy.number and (draft_params is None or not draft_params.is_greedy):
-            raise ValueError(
-                f"{op}: this target_law needs uniform_samples unless params.temperature and draft_params.temperature "
-                "are 0, got None"
-            )
+    given, other = ("noise_keys", "uniform_samples") if rule == MATCH else ("uniform_samples", "noise_keys")
+    noise, unused = (noise_keys, uniform_samples) if rule == MATCH else (uniform_samples, noise_keys)
+    if unused is not None:
+        raise ValueError(f"{op}: acceptance={acceptance!r} takes {given}, got {other}")
+    if noise is not None:
+        check_given(op, given, noise, torch.int64 if rule == MATCH else torch.float32, device, row_names, row_shape)
+    elif acceptance != "greedy" and not params.is_greedy:
+        raise ValueError(f"{op}: acceptance={acceptance!r} needs {given} unless params.temperature is 0, got None")
+    elif law.number > Lossy.number and not draft_params.is_greedy:
+        raise ValueError(
+            f"{op}: this target_law needs uniform_samples unless params.temperature and draft_params.temperature "
+            "are 0, got None"
+        )
     if num_draft_tokens is not None:
         check_tensor(op, "num_draft_tokens", num_draft_tokens, ID_DTYPES, device)
         check_shape(op, "num_draft_tokens", num_draft_tokens, ("batch",), (batch,))
     if eos_token_ids is not None:
-        check_tensor(op, "eos_token_ids", eos_token_ids, (torch.int64,), device)
-        if eos_token_ids.dim() != 1:
-            raise shape_error(op, "eos_token_ids", "[num_eos]", eos_token_ids)
-    return (
-        *draft[:5], uniform_samples, noise_keys, draft[5], num_draft_tokens, eos_token_ids, rule, return_acceptance,
-        *flat_law, *flat, *draft_flat,
+        check_eos(op, eos_token_ids, device)
+    out = dispatch("verify_chain", _op, backend, device, op)(
+        *_pack(
+            target_logits=target_logits, draft_logits=draft_logits, draft_probs=draft_probs, draft_values=values,
+            draft_argmax=argmax, draft_status=status, target_to_draft=target_to_draft, uniform_samples=uniform_samples,
+            noise_keys=noise_keys, eos_token_ids=eos_token_ids, law=law, params=params, draft_params=draft_params,
+            draft_tokens=draft_tokens, num_draft_tokens=num_draft_tokens, cu_num_draft_tokens=cu, num_draft=num_draft,
+            acceptance=rule, return_acceptance=return_acceptance,
+        )
     )  # fmt: skip
+    raise_for_status(op, out[3])
+    return VerifyOutput(*out[:4], out[4] if return_acceptance else None)
 
 
-def draft_arguments(
-    op: str, device: torch.device, vocab: int, draft_shape: tuple[int, ...], draft_names: tuple[str, ...],
-    draft_logits: Tensor | None, draft_probs: Tensor | None, draft_stats: RowStats | None,
+def check_eos(op: str, eos_token_ids: Tensor, device: torch.device) -> None:
+    """TypeError or ValueError unless ``[num_eos]`` int64."""
+    check_tensor(op, "eos_token_ids", eos_token_ids, (torch.int64,), device)
+    if eos_token_ids.dim() != 1:
+        raise shape_error(op, "eos_token_ids", "[num_eos]", eos_token_ids)
+
+
+def check_draft(
+    op: str,
+    target_logits: Tensor,
+    shape: tuple[int, ...],
+    names: tuple[str, ...],
+    draft_logits: Tensor | None,
+    draft_probs: Tensor | None,
+    draft_stats: RowStats | None,
     draft_token_map: TokenMap | None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Validate a draft: its logits, probabilities, values, argmax, status and target_to_draft, as the ops take them."""
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Validate a draft whose rows have `shape`: its values, argmax, status and target_to_draft, as the op takes them."""
+    device, vocab = target_logits.device, target_logits.shape[-1]
     vocab_draft, target_to_draft = vocab, None
     if draft_token_map is not None:
         if not isinstance(draft_token_map, TokenMap):
@@ -246,31 +267,26 @@ def draft_arguments(
             raise ValueError(f"{op}: draft_token_map needs draft_logits or draft_probs, got neither")
     if draft_logits is not None:
         check_logits(op, "draft_logits", draft_logits, device)
-        if tuple(draft_logits.shape) != (*draft_shape, vocab_draft):
-            check_shape(op, "draft_logits", draft_logits, (*draft_names, "vocab"), (*draft_shape, vocab_draft))
+        if draft_logits.shape != (*shape, vocab_draft):
+            check_shape(op, "draft_logits", draft_logits, (*names, "vocab"), (*shape, vocab_draft))
         if draft_probs is not None:
             raise ValueError(f"{op}: give draft_logits or draft_probs, got both")
     elif draft_probs is not None:
-        check_tensor(op, "draft_probs", draft_probs, (torch.float32,), device)
-        check_shape(op, "draft_probs", draft_probs, (*draft_names, "vocab"), (*draft_shape, vocab_draft))
+        check_given(op, "draft_probs", draft_probs, torch.float32, device, (*names, "vocab"), (*shape, vocab_draft))
         if draft_probs.stride(-1) != 1:
             got = draft_probs.stride()
             raise ValueError(f"{op}: draft_probs must be contiguous in its last dimension, got strides {got}")
-    values = argmax = status = None
-    if draft_stats is not None:
-        if not isinstance(draft_stats, RowStats):
-            raise TypeError(f"{op}: draft_stats must be a RowStats, got {type(draft_stats).__name__}")
-        if draft_logits is None:
-            raise ValueError(f"{op}: draft_stats needs the draft_logits that they describe, got none")
-        values, argmax, status = draft_stats.values, draft_stats.argmax, draft_stats.status
-        check_tensor(op, "draft_stats.values", values, (torch.float32,), device)
-        check_tensor(op, "draft_stats.argmax", argmax, (torch.int64,), device)
-        check_tensor(op, "draft_stats.status", status, (torch.int32,), device)
-        if tuple(values.shape) != (*draft_shape, 6) or argmax.shape != draft_shape or status.shape != draft_shape:
-            check_shape(op, "draft_stats.values", values, (*draft_names, "6"), (*draft_shape, 6))
-            check_shape(op, "draft_stats.argmax", argmax, draft_names, draft_shape)
-            check_shape(op, "draft_stats.status", status, draft_names, draft_shape)
-    return draft_logits, draft_probs, values, argmax, status, target_to_draft
+    if draft_stats is None:
+        return None, None, None, target_to_draft
+    if not isinstance(draft_stats, RowStats):
+        raise TypeError(f"{op}: draft_stats must be a RowStats, got {type(draft_stats).__name__}")
+    if draft_logits is None:
+        raise ValueError(f"{op}: draft_stats needs the draft_logits that they describe, got none")
+    values, argmax, status = draft_stats
+    check_given(op, "draft_stats.values", values, torch.float32, device, (*names, "6"), (*shape, 6))
+    check_given(op, "draft_stats.argmax", argmax, torch.int64, device, names, shape)
+    check_given(op, "draft_stats.status", status, torch.int32, device, names, shape)
+    return values, argmax, status, target_to_draft
 
 
 def check_draft_for_law(

@@ -5,25 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backends.reference.verify_packed import verify_packed as _reference
 from ..laws import TargetLaw
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap, VerifyOutput
-from ._common import ID_DTYPES, check_logits, check_shape, check_tensor, define, dispatch, shape_error
-from .verify_chain import RETURN_ACCEPTANCE, RETURNS, SHARED_SCHEMA, as_output, fake_outputs, shared_arguments
-
-
-def _fake(target_logits: Tensor, draft_tokens: Tensor, cu: Tensor, width: int, *shared: object) -> tuple[Tensor, ...]:
-    return fake_outputs(target_logits, cu.shape[0] - 1, width, bool(shared[RETURN_ACCEPTANCE]))
-
-
-_op = define(
-    "verify_packed",
-    "Tensor target_logits, Tensor draft_tokens, Tensor cu_num_draft_tokens, int max_num_draft_tokens, " + SHARED_SCHEMA,
-    RETURNS,
-    _fake,
-    _reference,
-)
+from ._common import ID_DTYPES, check_logits, check_shape, check_tensor, shape_error
+from .verify_chain import Asked, Spans, verify_spans
 
 
 def verify_packed(
@@ -108,11 +94,11 @@ def verify_packed(
     if target_logits.dim() != 2 or target_logits.shape[0] != total + batch:
         vocab = target_logits.shape[-1]
         check_shape(op, "target_logits", target_logits, ("total + batch", "vocab"), (total + batch, vocab))
-    shared = shared_arguments(
-        op, target_logits, batch, target_logits.shape[-1], (total,), ("total",), (total + batch,), ("total + batch",),
-        draft_logits, uniform_samples, noise_keys, params, draft_params, acceptance, target_law, draft_probs,
-        draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
+    asked = Asked(
+        target_logits, draft_tokens, draft_logits, uniform_samples, noise_keys, params, draft_params, acceptance,
+        target_law, draft_probs, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
     )  # fmt: skip
-    run = dispatch(op, _op, backend, device)
-    out = run(target_logits, draft_tokens, cu_num_draft_tokens, max_num_draft_tokens, *shared)
-    return as_output(op, out, return_acceptance)
+    spans = Spans(
+        batch, max_num_draft_tokens, cu_num_draft_tokens, (total,), ("total",), (total + batch,), ("total + batch",)
+    )
+    return verify_spans(op, asked, spans, backend)

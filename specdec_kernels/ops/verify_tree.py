@@ -5,54 +5,44 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backends.reference.verify_tree import verify_tree as _reference
 from ..laws import LOSSLESS, Lossy, TargetLaw
 from ..sampling import SamplingParams
 from ..tree import DraftTree
 from ..types import RowStats, TokenMap, VerifyOutput
 from ._common import (
     ID_DTYPES,
-    PARAMS_SCHEMA,
+    check_given,
     check_logits,
+    check_params,
     check_shape,
     check_tensor,
     define,
     dispatch,
-    flat_params,
     raise_for_status,
     shape_error,
 )  # fmt: skip
-from .verify_chain import check_draft_for_law, draft_arguments
+from .arguments import VerifyTreeArguments
+from .verify_chain import check_draft, check_draft_for_law, check_eos
 
 ACCEPTANCES = {"sample": 0, "greedy": 1, "match": 2, "typical": 3, "recursive": 4, "traversal": 5}
 NEED_DRAFT = ("recursive", "traversal")
 
-_SCHEMA = (
-    "Tensor target_logits, Tensor node_tokens, Tensor parents, Tensor first_child, Tensor next_sibling, "
-    "Tensor tree_status, int max_depth, Tensor? draft_logits, Tensor? draft_probs, Tensor? draft_values, "
-    "Tensor? draft_argmax, Tensor? draft_status, Tensor? uniform_samples, Tensor? noise_keys, "
-    "Tensor? target_to_draft, Tensor? eos_token_ids, int acceptance, float epsilon, float delta, "
-    "int law, bool law_variant, float law_alpha, float law_beta, bool cascade_bonus, "
-    + PARAMS_SCHEMA.format("")
-    + ", "
-    + PARAMS_SCHEMA.format("draft_")
-)
-_RETURNS = "(Tensor tokens, Tensor num_accepted, Tensor num_tokens, Tensor status, Tensor accepted_nodes)"
 
-
-def _fake(
-    target_logits: Tensor, node_tokens: Tensor, parents: Tensor, first_child: Tensor, next_sibling: Tensor,
-    tree_status: Tensor, max_depth: int, *rest: object,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    batch = node_tokens.shape[0]
+def _fake(args: VerifyTreeArguments) -> tuple[Tensor, ...]:
+    like, batch, max_depth = args.node_tokens, args.node_tokens.shape[0], args.max_depth
     return (
-        target_logits.new_empty((batch, max_depth + 1), dtype=torch.int64),
-        *(target_logits.new_empty((batch,), dtype=torch.int32) for _ in range(3)),
-        target_logits.new_empty((batch, max_depth), dtype=torch.int64),
+        like.new_empty((batch, max_depth + 1), dtype=torch.int64),
+        *(like.new_empty((batch,), dtype=torch.int32) for _ in range(3)),
+        like.new_empty((batch, max_depth), dtype=torch.int64),
     )
 
 
-_op = define("verify_tree", _SCHEMA, _RETURNS, _fake, _reference)
+_op, _pack = define(
+    "verify_tree",
+    VerifyTreeArguments,
+    "(Tensor tokens, Tensor num_accepted, Tensor num_tokens, Tensor status, Tensor accepted_nodes)",
+    _fake,
+)
 
 
 def verify_tree(
@@ -162,14 +152,15 @@ def verify_tree(
     if tree.parents.device != device:
         raise ValueError(f"{op}: tree must be on {device}, got {tree.parents.device}")
     check_tensor(op, "node_tokens", node_tokens, ID_DTYPES, device)
-    check_shape(op, "node_tokens", node_tokens, names, shape)
+    if node_tokens.shape != shape:
+        check_shape(op, "node_tokens", node_tokens, names, shape)
     rule = ACCEPTANCES.get(acceptance)
     if rule is None:
         raise ValueError(f"{op}: acceptance must be one of {', '.join(ACCEPTANCES)}, got {acceptance!r}")
     for name, value in (("epsilon", epsilon), ("delta", delta)):
         if not value >= 0:
             raise ValueError(f"{op}: {name} must be a number >= 0, got {value!r}")
-    flat_law = LOSSLESS
+    law = LOSSLESS
     if target_law is not None:
         if acceptance != "sample" or isinstance(target_law, Lossy):
             raise ValueError(
@@ -177,30 +168,33 @@ def verify_tree(
                 f"acceptance={acceptance!r}"
             )
         check_draft_for_law(op, "token", target_law, draft_logits, draft_token_map)
-        flat_law = target_law.flat()
+        law = target_law.flat()
     if acceptance in NEED_DRAFT and draft_logits is None and draft_probs is None:
         raise ValueError(f"{op}: acceptance={acceptance!r} needs draft_logits or draft_probs, got neither")
-    flat, draft_flat = (
-        flat_params(op, "params", params, batch, device), flat_params(op, "draft_params", draft_params, batch, device),
-    )  # fmt: skip
-    draft = draft_arguments(op, device, vocab, shape, names, draft_logits, draft_probs, draft_stats, draft_token_map)
+    params = check_params(op, "params", params, batch, device)
+    draft_params = check_params(op, "draft_params", draft_params, batch, device)
+    values, argmax, status, target_to_draft = check_draft(
+        op, target_logits, shape, names, draft_logits, draft_probs, draft_stats, draft_token_map
+    )
     given, other = ("noise_keys", "uniform_samples") if acceptance == "match" else ("uniform_samples", "noise_keys")
     noise, unused = (noise_keys, uniform_samples) if acceptance == "match" else (uniform_samples, noise_keys)
     if unused is not None:
         raise ValueError(f"{op}: acceptance={acceptance!r} takes {given}, got {other}")
     if noise is not None:
-        check_tensor(op, given, noise, (torch.int64 if acceptance == "match" else torch.float32,), device)
-        check_shape(op, given, noise, names, shape)
-    elif acceptance != "greedy" and (params is None or not params.is_greedy or target_law is not None):
+        check_given(op, given, noise, torch.int64 if acceptance == "match" else torch.float32, device, names, shape)
+    elif acceptance != "greedy" and (not params.is_greedy or target_law is not None):
         raise ValueError(f"{op}: acceptance={acceptance!r} needs {given} unless params.temperature is 0, got None")
     if eos_token_ids is not None:
-        check_tensor(op, "eos_token_ids", eos_token_ids, (torch.int64,), device)
-        if eos_token_ids.dim() != 1:
-            raise shape_error(op, "eos_token_ids", "[num_eos]", eos_token_ids)
+        check_eos(op, eos_token_ids, device)
     out = dispatch(op, _op, backend, device)(
-        target_logits, node_tokens, tree.parents, tree.first_child, tree.next_sibling, tree.status, tree.max_depth,
-        *draft[:5], uniform_samples, noise_keys, draft[5], eos_token_ids, rule, float(epsilon), float(delta),
-        *flat_law, *flat, *draft_flat,
+        *_pack(
+            target_logits=target_logits, draft_logits=draft_logits, draft_probs=draft_probs, draft_values=values,
+            draft_argmax=argmax, draft_status=status, target_to_draft=target_to_draft, uniform_samples=uniform_samples,
+            noise_keys=noise_keys, eos_token_ids=eos_token_ids, law=law, params=params, draft_params=draft_params,
+            node_tokens=node_tokens, parents=tree.parents, first_child=tree.first_child,
+            next_sibling=tree.next_sibling, tree_status=tree.status, max_depth=tree.max_depth, acceptance=rule,
+            epsilon=float(epsilon), delta=float(delta),
+        )
     )  # fmt: skip
     raise_for_status(op, out[3])
-    return VerifyOutput(out[0], out[1], out[2], out[3], None, out[4])
+    return VerifyOutput(*out[:4], None, out[4])

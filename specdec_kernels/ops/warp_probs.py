@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backends.reference.warp_probs import warp_probs as _reference
 from ..sampling import SamplingParams
-from ._common import PARAMS_SCHEMA, as_rows, check_logits, define, dispatch, flat_params
+from ._common import as_rows, check_logits, check_params, define, dispatch
+from .arguments import WarpProbsArguments
 
 
-def _fake(logits: Tensor, *_: object) -> Tensor:
-    return logits.new_empty(logits.shape, dtype=torch.float32)
+def _fake(args: WarpProbsArguments) -> Tensor:
+    return args.logits.new_empty(args.logits.shape, dtype=torch.float32)
 
 
-_op = define("warp_probs", "Tensor logits, " + PARAMS_SCHEMA.format(""), "Tensor", _fake, _reference)
+_op, _pack = define("warp_probs", WarpProbsArguments, "Tensor", _fake)
 
 
 def warp_probs(logits: Tensor, params: SamplingParams | None = None, *, backend: str | None = None) -> Tensor:
@@ -43,7 +43,7 @@ def warp_probs(logits: Tensor, params: SamplingParams | None = None, *, backend:
         A wrong dtype, shape, stride or device, or a backend that cannot run here; before any work.
     """
     check_logits("warp_probs", "logits", logits)
-    rows = as_rows(logits)
-    flat = flat_params("warp_probs", "params", params, rows.shape[0], logits.device)
-    probs: Tensor = dispatch("warp_probs", _op, backend, logits.device)(rows, *flat)
-    return probs.reshape(logits.shape)
+    rows, device = as_rows(logits), logits.device
+    params = check_params("warp_probs", "params", params, rows.shape[0], device)
+    probs: Tensor = dispatch("warp_probs", _op, backend, device)(*_pack(logits=rows, params=params))
+    return probs if rows is logits else probs.reshape(logits.shape)

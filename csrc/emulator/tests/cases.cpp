@@ -125,7 +125,7 @@ struct Step {
   std::vector<int32_t> draft_status;
   std::shared_ptr<RowBuffer> target, draft;
   std::shared_ptr<ParamsBuffer> params, draft_params;
-  VerifyArgs args{};
+  VerifyChainArgs args{};  // of a tree: what it shares with chains
   bool with_stats = false, with_overlap = false;
 };
 
@@ -185,7 +185,7 @@ Case verify_case(Random& random, bool large) {
   const int64_t batch = 1 + random.below(3), num_draft = random.below(4);
   const int32_t vocab = make_vocab(random, large);
   const bool packed = random.chance(0.4);
-  VerifyArgs& args = step->args;
+  VerifyChainArgs& args = step->args;
 
   const int kind = int(random.below(3));  // none, logits, probabilities
   args.acceptance = random.pick({Acceptance::kToken, Acceptance::kToken, Acceptance::kBlock, Acceptance::kBlock,
@@ -251,7 +251,7 @@ Case verify_case(Random& random, bool large) {
                            " law=" + std::to_string(int(args.law.kind)) + (packed ? " packed" : "") +
                            (step->target_to_draft.empty() ? "" : " mapped") + (step->with_stats ? " stats" : "");
   return {label("verify", batch, num_draft, vocab, more), [=](const Backend& backend) -> Outputs {
-            VerifyArgs a = step->args;
+            VerifyChainArgs a = step->args;
             StatsResult stats(draft_rows);
             if (step->with_stats && draft_rows > 0) {
               // Parameters are per sequence: in the packed layout only scalars fit all rows as one batch.
@@ -360,7 +360,6 @@ Case tree_case(Random& random, bool large) {
   step->with_stats = kind == 1 && random.chance(0.4);
 
   args.batch = batch;
-  args.num_draft = num_nodes - 1;
   args.uniform_samples = step->uniforms.empty() ? nullptr : step->uniforms.data();
   args.noise_keys = step->keys.empty() ? nullptr : step->keys.data();
   args.target_to_draft = step->target_to_draft.empty() ? nullptr : step->target_to_draft.data();
@@ -379,17 +378,17 @@ Case tree_case(Random& random, bool large) {
             Result<int32_t> accepted(batch), emitted(batch), status(batch);
             const std::vector<int32_t> tree_status(batch, 0);
             VerifyTreeArgs a{};
-            a.step = step->args;
+            static_cast<VerifyArgs&>(a) = step->args;
             if (step->with_stats) {
-              backend.row_stats({a.step.draft, batch, num_nodes, a.step.draft_params, false, stats.out()});
-              a.step.draft_values = stats.values.data();
-              a.step.draft_argmax = stats.argmax.data();
-              a.step.draft_status = stats.status.data();
+              backend.row_stats({a.draft, batch, num_nodes, a.draft_params, false, stats.out()});
+              a.draft_values = stats.values.data();
+              a.draft_argmax = stats.argmax.data();
+              a.draft_status = stats.status.data();
             }
-            a.step.tokens = out.data();
-            a.step.num_accepted = accepted.data();
-            a.step.num_tokens = emitted.data();
-            a.step.status = status.data();
+            a.tokens = out.data();
+            a.num_accepted = accepted.data();
+            a.num_tokens = emitted.data();
+            a.status = status.data();
             a.node_tokens = {tokens->data(), false};
             a.parents = links->parents.data();
             a.first_child = links->first_child.data();

@@ -19,7 +19,7 @@ struct Backend {
   std::function<void(const UniformSamplesArgs&)> uniform_samples;
   std::function<void(const NoiseKeysArgs&)> noise_keys;
   std::function<void(const SampleArgs&)> sample;
-  std::function<void(const VerifyArgs&)> verify;
+  std::function<void(const VerifyChainArgs&)> verify;
   std::function<void(const VerifyTreeArgs&)> verify_tree;
   std::function<void(const GatherKVArgs&)> gather_kv;
 };

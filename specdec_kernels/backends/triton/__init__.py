@@ -3,7 +3,8 @@
 Rows are read in tiles of 1024 ids, several to a program; between the kernels of an op stand a few numbers a tile, and
 the next kernel combines them in index order. So a result does not depend on how many rows there are, and any
 vocabulary goes through the same loops. Kernels are compiled without fused multiply-add (``launch.run``): a probability
-is the same bits in each of them, and the residual of equal laws is exactly 0.
+is the same bits in each of them, and the remainder of equal laws is exactly 0. What kernels and device functions are
+given stands in ``bundles.py``.
 
 ``row_stats`` takes two launches: ``scan`` (all tiles at once) and ``law`` (a program a row: combines its tiles, finds
 the cut-off). ``sample`` adds one that draws, ``verify_chain`` and ``verify_packed`` those in ``verify.py``, and

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -11,134 +11,144 @@ import triton.language as tl
 from torch import Tensor
 
 from .arithmetic import INFINITY, NAN
-from .launch import run, tiles_a_program, tiles_of
-from .law import Rows, find_laws, needed, temperature_of
-from .row import load_logits, tile_ids, weigh
+from .bundles import DraftLaws, DraftRow, RowLaws, Wanted
+from .launch import run, tiles_a_program
+from .law import find_laws, load_span, make_temperature, needed, temperature_of
+from .row import load_law, load_logits, num_tiles, start_of, tile_ids, weigh
 
 if TYPE_CHECKING:
     from .verify import Layout
 
 
-@triton.jit(do_not_specialize=["n", "flat_stride", "temperature"])
+@triton.jit(do_not_specialize=["n"])
 def laws_from_stats(
-    values, given_argmax, given_status, flat_stride, n, vocab, blocks, temperature, temperatures, laws, argmax, status,
-    SKIP_LAST: tl.constexpr,
-):  # fmt: skip
+    values,
+    given_argmax,
+    given_status,
+    n,
+    vocab,
+    wanted,
+    temperature,
+    laws,
+):
     """A program a row: the law that a row's stats describe. A foreign argmax (no id of the row) becomes -1."""
     row = tl.program_id(0).to(tl.int64)
     b = row // n
-    wanted, first = needed(b, row % n, blocks, SKIP_LAST)
-    if wanted:
-        at = b * flat_stride + first + row % n
+    i = row % n
+    if needed(wanted.spans, b, i, wanted.draft_only)[0]:
+        at = load_span(wanted.spans, b).token_index + i
+        if not wanted.draft_only:
+            at += b
         maximum = tl.load(values + at * 6)
-        _, inverse_temperature, greedy, _ = temperature_of(b, temperature, temperatures, False)
+        _, inverse_temperature, greedy, _ = temperature_of(temperature, b)
         one_hot = greedy | (tl.abs(maximum) == INFINITY)
         id = tl.load(given_argmax + at)
-        tl.store(laws + row * 4, maximum)
-        tl.store(laws + row * 4 + 1, tl.load(values + at * 6 + 1))
-        tl.store(laws + row * 4 + 2, tl.where(one_hot, -1.0, inverse_temperature))
-        tl.store(laws + row * 4 + 3, tl.div_rn(tl.full((), 1.0, tl.float32), tl.load(values + at * 6 + 3)))
-        tl.store(argmax + row, tl.where((id >= 0) & (id < vocab), id, -1))
-        tl.store(status + row, tl.load(given_status + at))
+        numbers = laws.numbers + row * 4
+        tl.store(numbers, maximum)
+        tl.store(numbers + 1, tl.load(values + at * 6 + 1))
+        tl.store(numbers + 2, tl.where(one_hot, -1.0, inverse_temperature))
+        tl.store(numbers + 3, tl.div_rn(tl.full((), 1.0, tl.float32), tl.load(values + at * 6 + 3)))
+        tl.store(laws.argmax + row, tl.where((id >= 0) & (id < vocab), id, -1))
+        tl.store(laws.status + row, tl.load(given_status + at))
 
 
-@triton.jit(do_not_specialize=["n", "tiles"])
+@triton.jit(do_not_specialize=["n"])
 def nan_flags(
-    probs, stride_batch, stride_row, vocab, n, tiles, blocks, status, SKIP_LAST: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
+    probs,
+    n,
+    wanted,
+    status,
+    TILES: tl.constexpr,
+):
     """A program a row of probabilities: flags a NaN."""
     row = tl.program_id(0).to(tl.int64)
     b = row // n
-    wanted, first_row = needed(b, row % n, blocks, SKIP_LAST)
-    if wanted:
-        start = probs + b * stride_batch + (first_row + row % n) * stride_row
+    is_wanted, first_row = needed(wanted.spans, b, row % n, wanted.draft_only)
+    if is_wanted:
+        start = start_of(probs, b, first_row + row % n)
         found = tl.zeros((), tl.int32)
-        for first in range(0, tiles, TILES):
+        for first in range(0, num_tiles(probs.vocab), TILES):
             ids = tile_ids(first, TILES)
-            p = tl.load(start + ids, mask=ids < vocab, other=0.0)
+            p = tl.load(start + ids, mask=ids < probs.vocab, other=0.0)
             found |= tl.max(tl.max((p != p).to(tl.int32), 1), 0)
         tl.store(status + row, tl.where(found > 0, NAN, 0))
 
 
 @triton.jit
-def draft_ids_of(ids, map_to, map_size):
+def load_draft_row(draft, b, i, row, mask=None):
+    """Row i of sequence b, whose law is number `row`; or vectors of them; nothing where tokens are point masses."""
+    if draft.rows is None:
+        found = DraftRow(None, None, None, None, None)
+    elif draft.laws.numbers is None:
+        found = DraftRow(start_of(draft.rows, b, i), draft.rows.vocab, None, draft.to_draft, draft.map_size)
+    else:
+        law = load_law(draft.laws, row, mask)
+        found = DraftRow(start_of(draft.rows, b, i), draft.rows.vocab, law, draft.to_draft, draft.map_size)
+    return found
+
+
+@triton.jit
+def draft_ids_of(row, ids):
     """The draft's ids of target ids; -1 for those that its vocabulary lacks."""
-    if map_to is not None:
-        ids = tl.load(map_to + ids, mask=(ids >= 0) & (ids < map_size), other=-1).to(tl.int32)
+    if row.to_draft is not None:
+        ids = tl.load(row.to_draft + ids, mask=(ids >= 0) & (ids < row.map_size), other=-1).to(tl.int32)
     return ids
 
 
 @triton.jit
-def draft_probabilities(
-    draft, start, draft_vocab, map_to, map_size, ids, maximum, cutoff, inverse_temperature, inverse_normalizer, argmax,
-    PROBS: tl.constexpr,
-):  # fmt: skip
-    """Q of target ids from the draft's row at `start`; 0 for ids that its vocabulary lacks."""
-    draft_ids = draft_ids_of(ids, map_to, map_size)
-    inside = (draft_ids >= 0) & (draft_ids < draft_vocab)
-    if PROBS:
-        q = tl.load(draft + start + draft_ids, mask=inside, other=0.0)
+def q_of(row, ids, law):
+    """Q of target ids by `law`, or by a raw one; 0 for ids that the draft's vocabulary lacks."""
+    draft_ids = draft_ids_of(row, ids)
+    inside = (draft_ids >= 0) & (draft_ids < row.vocab)
+    if law is None:
+        q = tl.load(row.start + draft_ids, mask=inside, other=0.0)
         q = tl.where(q >= 0.0, q, 0.0)  # NaN and negative ones count as 0
     else:
-        x = load_logits(draft + start, draft_ids, draft_vocab)
-        weight = weigh(x, maximum, cutoff, inverse_temperature) * inverse_normalizer
-        one_hot = (draft_ids == argmax).to(tl.float32)
-        q = tl.where(inside, tl.where(inverse_temperature < 0, one_hot, weight), 0.0)
+        x = load_logits(row.start, draft_ids, row.vocab)
+        weight = weigh(x, law, law.cutoff) * law.inverse_normalizer
+        one_hot = (draft_ids == law.argmax).to(tl.float32)
+        q = tl.where(inside, tl.where(law.inverse_temperature < 0, one_hot, weight), 0.0)
     return q
 
 
 @dataclass
-class DraftLaws:
-    """The draft's rows, and the law of each."""
+class Draft:
+    """What `draft_laws` leaves behind."""
 
-    rows: Rows
-    laws: Tensor  # [batch, n, 4] float32; unused if rows are probabilities
-    argmax: Tensor  # [batch, n] int64
-    status: Tensor  # [batch, n] int32
-    target_to_draft: Tensor | None
-    probs: bool
-    bonus: int  # 1 where there are as many rows as of the target, because the bonus is a cascade's; else 0
+    laws: DraftLaws
     values: Tensor | None = None  # [batch, n, 6] float32, with the raw fields; only if asked for and rows were read
-
-    NONE: ClassVar[tuple[object, ...]] = (None, 0, 0, 0, None, None, None, None, 0, False, 0)
-
-    @property
-    def arguments(self) -> tuple[object, ...]:
-        """What kernels take of the draft."""
-        size = 0 if self.target_to_draft is None else self.target_to_draft.numel()
-        rows = (*self.rows.address, self.rows.vocab)
-        return (*rows, self.laws, self.argmax, self.status, self.target_to_draft, size, self.probs, self.bonus)
 
 
 def draft_laws(
-    layout: Layout, blocks: Tensor, logits: Tensor | None, probs: Tensor | None,
+    layout: Layout, wanted: Wanted, logits: Tensor | None, probs: Tensor | None,
     given: tuple[Tensor | None, Tensor | None, Tensor | None], target_to_draft: Tensor | None,
     params: tuple[object, ...], *, bonus: int, raw: bool,
-) -> DraftLaws:  # fmt: skip
-    """The laws of the draft's rows that the sequences' blocks need; `raw`: also `DraftLaws.values`."""
+) -> Draft:  # fmt: skip
+    """The laws of the draft's rows that are wanted; `raw`: also `Draft.values`."""
     data = probs if logits is None else logits
     assert data is not None
-    rows = layout.rows(data, bonus)
+    rows, batch, n = layout.rows(data, bonus), layout.batch, layout.width + bonus
     values, argmax, status = given
+    map_size = None if target_to_draft is None else target_to_draft.numel()
+
+    def of(laws: RowLaws) -> DraftLaws:
+        return DraftLaws(rows, laws, target_to_draft, map_size, tl.constexpr(bonus))
+
     if logits is not None and values is None:
-        found = find_laws(rows, params, values=raw, raw=raw, blocks=blocks, draft=not bonus)
-        made = (found.laws, found.argmax, found.status)
-        return DraftLaws(rows, *made, target_to_draft, False, bonus, found.values)
-    laws = torch.empty(rows.batch, rows.n, 4, dtype=torch.float32, device=data.device)
-    out_argmax = torch.empty(rows.batch, rows.n, dtype=torch.int64, device=data.device)
-    out_status = torch.empty(rows.batch, rows.n, dtype=torch.int32, device=data.device)
-    grid = (rows.batch * rows.n,)
+        found = find_laws(rows, batch, n, params, values=raw, raw=raw, wanted=wanted)
+        return Draft(of(found.target.laws), found.values)
+
+    def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(batch, n, *shape, dtype=dtype, device=data.device)
+
+    out_status = empty(dtype=torch.int32)
     if probs is not None:
-        tiles = tiles_of(rows.vocab)
-        run(
-            nan_flags, grid, *rows.address, rows.vocab, rows.n, tiles, blocks, out_status,
-            SKIP_LAST=not bonus, TILES=tiles_a_program(rows.vocab, 4),
-        )  # fmt: skip
-    else:
-        assert values is not None and argmax is not None and status is not None
-        run(
-            laws_from_stats, grid, values.contiguous(), argmax.contiguous(), status.contiguous(), layout.stride(bonus),
-            rows.n, rows.vocab, blocks, params[0], params[5], laws, out_argmax, out_status, SKIP_LAST=not bonus,
-            warps=1,
-        )  # fmt: skip
-    return DraftLaws(rows, laws, out_argmax, out_status, target_to_draft, probs is not None, bonus)
+        run(nan_flags, (batch * n,), rows, n, wanted, out_status, TILES=tiles_a_program(rows.vocab, 4))
+        return Draft(of(RowLaws(None, None, out_status)))
+    assert values is not None and argmax is not None and status is not None
+    laws = RowLaws(empty(4, dtype=torch.float32), empty(dtype=torch.int64), out_status)
+    run(
+        laws_from_stats, (batch * n,), values.contiguous(), argmax.contiguous(), status.contiguous(), n, rows.vocab,
+        wanted, make_temperature(params), laws, warps=1,
+    )  # fmt: skip
+    return Draft(of(laws))

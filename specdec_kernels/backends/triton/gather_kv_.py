@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -20,6 +20,29 @@ WINDOW = 8  # rows that it holds at once
 _PIECES = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 
 
+class Paths(NamedTuple):
+    """What moves, and where to."""
+
+    accepted: Tensor  # [batch, max_depth]
+    contexts: Tensor  # [batch]
+    table: Tensor | None  # [batch, max_blocks]
+
+
+class Planes(NamedTuple):
+    """Where the rows lie."""
+
+    pointers: tuple[Any, ...]  # to pieces
+    firsts: tuple[int, ...]
+    shapes: tuple[int, ...]  # ``shapes[7 * i :]`` is the `shape_of` those planes from number ``firsts[i]`` on
+
+
+class Moved(NamedTuple):
+    """What is returned, ``[batch]``."""
+
+    lengths: Tensor
+    status: Tensor
+
+
 @triton.jit
 def find(table, b, position, found, max_blocks, block_size, num_blocks):
     """The block and the row in it of positions, and whether there is such a block; where `found`."""
@@ -33,31 +56,37 @@ def find(table, b, position, found, max_blocks, block_size, num_blocks):
 
 @triton.jit(do_not_specialize=["max_depth", "max_blocks", "num_blocks", "capacity"])
 def kernel(
-    accepted, contexts, table, max_depth, max_blocks, block_size, num_blocks, capacity, planes, firsts, shapes,
-    lengths, status, PLANES: tl.constexpr, SHAPES: tl.constexpr, DEPTH: tl.constexpr, PIECES: tl.constexpr,
+    paths,
+    max_depth,
+    max_blocks,
+    block_size,
+    num_blocks,
+    capacity,
+    planes,
+    moved,
+    DEPTH: tl.constexpr,
+    PIECES: tl.constexpr,
     WINDOW: tl.constexpr,
-):  # fmt: skip
-    """A program for PIECES pieces of the rows of one sequence in one plane.
-
-    `planes` are pointers to pieces; ``shapes[7 * i :]`` is the `shape_of` those from number ``firsts[i]`` on.
-    """
+):
+    """A program for PIECES pieces of the rows of one sequence in one plane."""
+    shapes = planes.shapes
     b, plane = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    context = tl.load(contexts + b).to(tl.int64)
+    context = tl.load(paths.contexts + b).to(tl.int64)
     room = tl.where(context >= 0, capacity - context, 0)  # rows from the root's on
     j = tl.arange(0, DEPTH)
     inside = j < max_depth
-    node = tl.load(accepted + b * max_depth + j, mask=inside, other=-1).to(tl.int64)
-    before = tl.load(accepted + b * max_depth + j - 1, mask=inside & (j > 0), other=0).to(tl.int64)
+    node = tl.load(paths.accepted + b * max_depth + j, mask=inside, other=-1).to(tl.int64)
+    before = tl.load(paths.accepted + b * max_depth + j - 1, mask=inside & (j > 0), other=0).to(tl.int64)
     goes = (node > before) & (node > j) & (node < room)
-    _, _, goes = find(table, b, context + node, goes, max_blocks, block_size, num_blocks)
-    _, _, goes = find(table, b, context + 1 + j, goes, max_blocks, block_size, num_blocks)
+    _, _, goes = find(paths.table, b, context + node, goes, max_blocks, block_size, num_blocks)
+    _, _, goes = find(paths.table, b, context + 1 + j, goes, max_blocks, block_size, num_blocks)
     count = tl.min(tl.where(goes, DEPTH, j), 0)
     bad = tl.max(tl.where((j == count) & (node != -1), BAD_TREE, 0), 0)
     if (plane == 0) & (tl.program_id(2) == 0):
-        tl.store(lengths + b, tl.where(room > 0, context + 1 + count, context))
-        tl.store(status + b, tl.where(context >= capacity, BAD_PARAM, tl.where(room > 0, bad, 0)))
-    if PLANES > 0:
-        base = planes[0]
+        tl.store(moved.lengths + b, tl.where(room > 0, context + 1 + count, context))
+        tl.store(moved.status + b, tl.where(context >= capacity, BAD_PARAM, tl.where(room > 0, bad, 0)))
+    if len(planes.pointers) > 0:
+        base = planes.pointers[0]
         block_stride = tl.full((), shapes[0], tl.int64)
         row_stride = tl.full((), shapes[1], tl.int64)
         head_stride = tl.full((), shapes[2], tl.int64)
@@ -65,10 +94,10 @@ def kernel(
         a_head = tl.full((), shapes[4], tl.int32)
         an_element = tl.full((), shapes[5], tl.int32)
         pieces = tl.full((), shapes[6], tl.int32)
-        for i in tl.static_range(1, PLANES):
-            base = tl.where(plane == i, planes[i], base)
-        for i in tl.static_range(1, SHAPES):
-            later = plane >= firsts[i]
+        for i in tl.static_range(1, len(planes.pointers)):
+            base = tl.where(plane == i, planes.pointers[i], base)
+        for i in tl.static_range(1, len(planes.firsts)):
+            later = plane >= planes.firsts[i]
             block_stride = tl.where(later, shapes[7 * i], block_stride)
             row_stride = tl.where(later, shapes[7 * i + 1], row_stride)
             head_stride = tl.where(later, shapes[7 * i + 2], head_stride)
@@ -82,11 +111,11 @@ def kernel(
         for first in range(0, count, WINDOW):
             step = first + tl.arange(0, WINDOW)
             moving = step < count
-            down = tl.load(accepted + b * max_depth + step, mask=moving, other=0).to(tl.int64)
+            down = tl.load(paths.accepted + b * max_depth + step, mask=moving, other=0).to(tl.int64)
             moving = moving & (down != step + 1)  # else it is in its place
-            block, row, moving = find(table, b, context + down, moving, max_blocks, block_size, num_blocks)
+            block, row, moving = find(paths.table, b, context + down, moving, max_blocks, block_size, num_blocks)
             source = block * block_stride + row * row_stride
-            block, row, moving = find(table, b, context + 1 + step, moving, max_blocks, block_size, num_blocks)
+            block, row, moving = find(paths.table, b, context + 1 + step, moving, max_blocks, block_size, num_blocks)
             target = block * block_stride + row * row_stride
             mask = moving[:, None] & (piece < pieces)[None, :]
             held = tl.load(base[None, :] + source[:, None], mask=mask, other=0)
@@ -144,13 +173,12 @@ def gather_kv_(
     for plane in planes:
         by_shape.setdefault(shape_of(plane, piece), []).append(plane)
     ordered = [(shape, plane) for shape, alike in by_shape.items() for plane in alike]
-    lengths = torch.empty(batch, dtype=context_lengths.dtype, device=context_lengths.device)
-    status = torch.empty(batch, dtype=torch.int32, device=context_lengths.device)
+    moved = Moved(
+        torch.empty(batch, dtype=context_lengths.dtype, device=context_lengths.device),
+        torch.empty(batch, dtype=torch.int32, device=context_lengths.device),
+    )
     table = None if block_table is None else block_table.contiguous()
-    path: tuple[Any, ...] = (
-        accepted_nodes.contiguous(), context_lengths.contiguous(), table, max_depth, max_blocks, block_size, num_blocks,
-        max_blocks * block_size,
-    )  # fmt: skip
+    paths = Paths(accepted_nodes.contiguous(), context_lengths.contiguous(), table)
     for start in range(0, max(1, len(ordered)), MOST_PLANES):
         some = ordered[start : start + MOST_PLANES]
         shapes = list(dict.fromkeys(shape for shape, _ in some))
@@ -159,8 +187,8 @@ def gather_kv_(
         most = max((shape[-1] for shape in shapes), default=1)
         width = power_of_2(most) if triton.knobs.runtime.interpret else min(power_of_2(most), PIECES)
         run(
-            kernel, (batch, max(1, len(some)), triton.cdiv(most, width)), *path, pointers, firsts,
-            tuple(number for shape in shapes for number in shape), lengths, status, PLANES=len(some),
-            SHAPES=len(shapes), DEPTH=power_of_2(max_depth), PIECES=width, WINDOW=WINDOW,
+            kernel, (batch, max(1, len(some)), triton.cdiv(most, width)), paths, max_depth, max_blocks, block_size,
+            num_blocks, max_blocks * block_size, Planes(pointers, firsts, sum(shapes, ())), moved,
+            DEPTH=power_of_2(max_depth), PIECES=width, WINDOW=WINDOW,
         )  # fmt: skip
-    return lengths, status
+    return moved.lengths, moved.status

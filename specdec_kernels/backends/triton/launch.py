@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -24,9 +25,18 @@ def run(
         return
     # Triton for AMD GPUs does not know the option
     options = {"maxnreg": registers} if registers is not None and torch.version.hip is None else {}
-    device = next(a.device for a in args if isinstance(a, torch.Tensor))
+    device = next(_tensors(args)).device
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         kernel[grid](*args, **constants, num_warps=warps, enable_fp_fusion=False, **options)
+
+
+def _tensors(args: Iterable[object]) -> Iterator[torch.Tensor]:
+    """Those among arguments, and in bundles of them."""
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            yield arg
+        elif isinstance(arg, tuple):
+            yield from _tensors(arg)
 
 
 def power_of_2(n: int) -> int:

@@ -20,88 +20,93 @@ from .arithmetic import (
     SMALLEST_TEMPERATURE,
     exp_nonpositive,
     ordered,
-)  # fmt: skip
+)
+from .bundles import EVERY_ROW, Cut, Noise, Row, RowLaw, RowLaws, Rows, Span, Target, Temperature, TileStats, Wanted
 from .launch import run, tiles_a_program, tiles_at_once, tiles_of
-from .row import CANDIDATES, load_logits, measure, select, tile_ids, weigh
+from .row import CANDIDATES, load_logits, measure, num_tiles, select, start_of, tile_ids, weigh
 
 LARGEST_INT32 = 2**31 - 1
 
 
 @triton.jit
-def needed(b, i, blocks, SKIP_LAST: tl.constexpr):
-    """Whether row i of sequence b is read, and its first row; without `blocks` every row is."""
-    if blocks is None:
+def load_span(spans, b):
+    at = spans + b * 4
+    return Span(tl.load(at), tl.load(at + 1).to(tl.int32), tl.load(at + 2) > 0, tl.load(at + 3))
+
+
+@triton.jit
+def needed(spans, b, i, DRAFT_ONLY: tl.constexpr):
+    """Whether row i of sequence b is read, and the sequence's first row; without `spans` every row is."""
+    if spans is None:
         first = tl.zeros((), tl.int64)
         wanted = i >= 0
     else:
-        first = tl.load(blocks + b * 3)
-        length = tl.load(blocks + b * 3 + 1)
+        first = tl.load(spans + b * 4)
+        length = tl.load(spans + b * 4 + 1)
         # target rows 0 … length (none of an idle row, whose length is -1), draft rows 0 … length - 1
-        wanted = i < length if SKIP_LAST else i <= length
+        wanted = i < length if DRAFT_ONLY else i <= length
     return wanted, first
 
 
 @triton.jit
-def temperature_of(b, temperature, temperatures, GREEDY: tl.constexpr):
-    """(T, 1 / T, greedy, flags)."""
-    given = tl.full((), temperature, tl.float32) if temperatures is None else tl.load(temperatures + b)
+def temperature_of(temperature, b):
+    """(T, 1 / T, greedy, flags) of a sequence."""
+    given = tl.full((), temperature.number, tl.float32) if temperature.each is None else tl.load(temperature.each + b)
     good = (given >= 0.0) & (given < INFINITY)
     t = tl.where(good, given, 1.0)
-    greedy = t < (INFINITY if GREEDY else SMALLEST_TEMPERATURE)
+    greedy = t < (INFINITY if temperature.greedy else SMALLEST_TEMPERATURE)
     t = tl.where(greedy, 1.0, t)
     return t, tl.div_rn(tl.full((), 1.0, tl.float32), t), greedy, tl.where(good, 0, BAD_PARAM)
 
 
-@triton.jit(do_not_specialize=["n", "tiles", "temperature"])
+@triton.jit(do_not_specialize=["n"])
 def scan(
-    logits, stride_batch, stride_row, vocab, n, tiles, blocks, temperature, temperatures,
-    tile_max, tile_argmax, tile_mass, tile_nan, tile_raw_mass, tile_raw_moment,
-    SKIP_LAST: tl.constexpr, GREEDY: tl.constexpr, TEMPERED: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
-    """A program for TILES tiles of one row: of each its maximum, the lowest id there, whether it holds a NaN and
-    ``sum exp((x - tile maximum) / T)``; if asked for, the same at temperature 1 (if TEMPERED at T) and its first
-    moment.
-    """
+    rows,
+    n,
+    wanted,
+    temperature,
+    stats,
+    TILES: tl.constexpr,
+):
+    """A program for TILES tiles of one row: their `TileStats`."""
+    tiles = num_tiles(rows.vocab)
     programs = (tiles + TILES - 1) // TILES
     row = (tl.program_id(0) // programs).to(tl.int64)
     first_tile = tl.program_id(0) % programs * TILES
     b = row // n
-    wanted, first = needed(b, row % n, blocks, SKIP_LAST)
-    if wanted:
-        start = logits + b * stride_batch + (first + row % n) * stride_row
+    is_wanted, first = needed(wanted.spans, b, row % n, wanted.draft_only)
+    if is_wanted:
+        start = start_of(rows, b, first + row % n)
         ids = tile_ids(first_tile, TILES)
-        x = tl.load(start + ids, mask=ids < vocab, other=-INFINITY).to(tl.float32)
+        x = tl.load(start + ids, mask=ids < rows.vocab, other=-INFINITY).to(tl.float32)
         is_nan = x != x
         x = tl.where(is_nan, -INFINITY, x)
         maximum = tl.max(x, 1)
         argmax = tl.min(tl.where(x == maximum[:, None], ids, LAST_ID), 1)
         finite = tl.abs(maximum) < INFINITY
-        _, inverse_temperature, _, _ = temperature_of(b, temperature, temperatures, GREEDY)
+        _, inverse_temperature, _, _ = temperature_of(temperature, b)
         shifted = x - tl.where(finite, maximum, 0.0)[:, None]
         tile = first_tile + tl.arange(0, TILES)
         out = row * tiles + tile
         inside = tile < tiles
-        tl.store(tile_max + out, maximum, mask=inside)
-        tl.store(tile_argmax + out, argmax, mask=inside)
-        tl.store(tile_nan + out, tl.max(is_nan.to(tl.int32), 1), mask=inside)
-        if tile_mass is not None:
+        tl.store(stats.maximum + out, maximum, mask=inside)
+        tl.store(stats.argmax + out, argmax, mask=inside)
+        tl.store(stats.nan + out, tl.max(is_nan.to(tl.int32), 1), mask=inside)
+        if stats.mass is not None:
             mass = tl.sum(exp_nonpositive(shifted * inverse_temperature), 1)
-            tl.store(tile_mass + out, tl.where(finite, mass, 0.0), mask=inside)
-        if tile_raw_mass is not None:
-            if TEMPERED:
+            tl.store(stats.mass + out, tl.where(finite, mass, 0.0), mask=inside)
+        if stats.raw_mass is not None:
+            if stats.tempered:
                 shifted *= inverse_temperature
             raw = exp_nonpositive(shifted)
             moment = tl.sum(raw * tl.where(raw > 0.0, shifted, 0.0), 1)  # 0 log 0 = 0
-            tl.store(tile_raw_mass + out, tl.where(finite, tl.sum(raw, 1), 0.0), mask=inside)
-            tl.store(tile_raw_moment + out, tl.where(finite, moment, 0.0), mask=inside)
+            tl.store(stats.raw_mass + out, tl.where(finite, tl.sum(raw, 1), 0.0), mask=inside)
+            tl.store(stats.raw_moment + out, tl.where(finite, moment, 0.0), mask=inside)
 
 
 @triton.jit
-def store_raw(
-    tile_max, tile_raw_mass, tile_raw_moment, tiles, maximum, inverse_temperature, values, TEMPERED: tl.constexpr,
-    TILES: tl.constexpr,
-):  # fmt: skip
-    """Raw log-normaliser and entropy of a row from its tiles'; if TEMPERED normaliser and entropy at T."""
+def raw_of_tiles(stats, row, tiles, maximum, inverse_temperature, TILES: tl.constexpr):
+    """Raw log-normaliser and entropy of a row from its tiles'; if `tempered` normaliser and entropy at T."""
     mass = tl.full((), 1.0, tl.float32)
     entropy = tl.zeros((), tl.float32)
     if tl.abs(maximum) < INFINITY:
@@ -109,25 +114,36 @@ def store_raw(
         moment = tl.zeros((), tl.float32)
         for first in range(0, tiles, TILES):
             t = first + tl.arange(0, TILES)
-            shift = tl.load(tile_max + t, mask=t < tiles, other=-INFINITY) - maximum
-            if TEMPERED:
+            at = row * tiles + t
+            shift = tl.load(stats.maximum + at, mask=t < tiles, other=-INFINITY) - maximum
+            if stats.tempered:
                 shift *= inverse_temperature
             share = exp_nonpositive(shift)
-            tile_sum = tl.load(tile_raw_mass + t, mask=t < tiles, other=0.0) * share
-            tile_first = tl.load(tile_raw_moment + t, mask=t < tiles, other=0.0) * share
+            tile_sum = tl.load(stats.raw_mass + at, mask=t < tiles, other=0.0) * share
+            tile_first = tl.load(stats.raw_moment + at, mask=t < tiles, other=0.0) * share
             mass += tl.sum(tile_sum, 0)
             moment += tl.sum(tile_first + tl.where(share > 0.0, shift, 0.0) * tile_sum, 0)
         entropy = tl.log(mass) - tl.div_rn(moment, mass)
-    tl.store(values + 4, mass if TEMPERED else maximum + tl.log(mass))
-    tl.store(values + 5, entropy)
+    return mass if stats.tempered else maximum + tl.log(mass), entropy
 
 
 @triton.jit
 def find_cutoff(
-    start, vocab, tiles, tile_max, tile_mass, listed, maximum, temperature, inverse_temperature, top_k, top_p, min_p,
-    normalizer, MIN_P_FIRST: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
+    row,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    normalizer,
+    tile_max,
+    tile_mass,
+    listed,
+    MIN_P_FIRST: tl.constexpr,
+    TILES: tl.constexpr,
+):
     """The smallest logit that top-k, top-p and min-p keep, and the mass of what is kept; stores the tiles' masses."""
+    tiles = num_tiles(row.vocab)
+    maximum, silent = row.law.max, Noise(None, None, None)
     likely = tl.full((), -INFINITY, tl.float32)
     if min_p > 0.0:
         likely = maximum + tl.log(min_p) * temperature
@@ -138,14 +154,8 @@ def find_cutoff(
         if active > 0:
             total = normalizer
             if by_mass & (floor > -INFINITY):
-                _, total, _, _ = measure(
-                    ordered(floor), start, vocab, tiles, tile_max, maximum, 0.0, inverse_temperature, 0, 0, None,
-                    False, TILES,
-                )  # fmt: skip
-            floor = select(
-                floor, top_k, top_p * total, by_mass, start, vocab, tiles, tile_max, maximum, maximum, 0.0,
-                inverse_temperature, 0, 0, None, listed, False, TILES,
-            )  # fmt: skip
+                _, total, _, _ = measure(ordered(floor), row, tile_max, silent, TILES)
+            floor = select(floor, top_k, top_p * total, by_mass, row, tile_max, maximum, silent, listed, TILES)
     floor = tl.maximum(floor, likely)
     kept_mass = tl.zeros((), tl.float32)
     cutoff = tl.full((), INFINITY, tl.float32)
@@ -153,8 +163,8 @@ def find_cutoff(
         t = first + tl.arange(0, TILES)
         mass = tl.zeros((TILES,), tl.float32)
         if tl.max(tl.load(tile_max + t, mask=t < tiles, other=-INFINITY), 0) >= floor:
-            x = load_logits(start, tile_ids(first, TILES), vocab)
-            mass = tl.sum(weigh(x, maximum, floor, inverse_temperature), 1)
+            x = load_logits(row.start, tile_ids(first, TILES), row.vocab)
+            mass = tl.sum(weigh(x, row.law, floor), 1)
             kept = (x >= floor) & (x > -INFINITY)
             cutoff = tl.minimum(cutoff, tl.min(tl.min(tl.where(kept, x, INFINITY), 1), 0))
         tl.store(tile_mass + t, mass, mask=t < tiles)
@@ -162,56 +172,61 @@ def find_cutoff(
     return cutoff, kept_mass
 
 
-@triton.jit(do_not_specialize=["n", "tiles", "temperature", "top_k", "top_p", "min_p"])
+@triton.jit(do_not_specialize=["n", "top_k"])
 def law(
-    logits, stride_batch, stride_row, vocab, n, tiles, blocks,
-    temperature, top_k, top_p, min_p, temperatures, top_ks, top_ps, min_ps,
-    tile_max, tile_argmax, tile_mass, tile_nan, tile_raw_mass, tile_raw_moment, listed,
-    laws, values, argmax, status,
-    MIN_P_FIRST: tl.constexpr, CUT: tl.constexpr, SKIP_LAST: tl.constexpr, GREEDY: tl.constexpr,
-    TEMPERED: tl.constexpr, TILES: tl.constexpr, ROW_TILES: tl.constexpr,
-):  # fmt: skip
-    """A program a row: its maximum, argmax, flags and normaliser from its tiles; where truncation asks for it the
-    cut-off, by further passes over the row. `tile_mass` becomes the mass of what is kept of each tile, relative to the
-    maximum.
+    target,
+    n,
+    wanted,
+    temperature,
+    top_k,
+    cut,
+    stats,
+    listed,
+    values,
+    TILES: tl.constexpr,
+    ROW_TILES: tl.constexpr,
+):
+    """A program a row: its maximum, argmax, flags and normaliser from its tiles; where truncation asks for it (there is
+    a place to list ids) the cut-off, by further passes over the row. The tiles' mass becomes that of what is kept of
+    each, relative to the maximum.
     """
     row = tl.program_id(0).to(tl.int64)
     b = row // n
-    wanted, first_row = needed(b, row % n, blocks, SKIP_LAST)
-    if wanted:
-        tile_max += row * tiles
-        tile_nan += row * tiles
-        tile_argmax += row * tiles
+    vocab = target.rows.vocab
+    is_wanted, first_row = needed(wanted.spans, b, row % n, wanted.draft_only)
+    if is_wanted:
+        tiles = num_tiles(vocab)
+        tile_max = stats.maximum + row * tiles
         maximum = tl.full((), -INFINITY, tl.float32)
         arg = tl.zeros((), tl.int32)
         nan = tl.zeros((), tl.int32)
         for first in range(0, tiles, ROW_TILES):
             t = first + tl.arange(0, ROW_TILES)
             of_tile = tl.load(tile_max + t, mask=t < tiles, other=-INFINITY)
-            nan |= tl.max(tl.load(tile_nan + t, mask=t < tiles, other=0), 0)
+            nan |= tl.max(tl.load(stats.nan + row * tiles + t, mask=t < tiles, other=0), 0)
             top = tl.max(of_tile, 0)
             if top > maximum:
                 maximum = top
-                arg = tl.load(tile_argmax + tl.min(tl.where(of_tile == top, t, LAST_ID), 0))
-        t_value, inverse_temperature, greedy, flags = temperature_of(b, temperature, temperatures, GREEDY)
-        p = tl.full((), top_p, tl.float32) if top_ps is None else tl.load(top_ps + b)
-        m = tl.full((), min_p, tl.float32) if min_ps is None else tl.load(min_ps + b)
+                arg = tl.load(stats.argmax + row * tiles + tl.min(tl.where(of_tile == top, t, LAST_ID), 0))
+        t_value, inverse_temperature, greedy, flags = temperature_of(temperature, b)
+        p = tl.full((), cut.top_p, tl.float32) if cut.top_ps is None else tl.load(cut.top_ps + b)
+        m = tl.full((), cut.min_p, tl.float32) if cut.min_ps is None else tl.load(cut.min_ps + b)
         good_p, good_m = p >= 0.0, (m >= 0.0) & (m <= 1.0)
         flags |= tl.where(good_p & good_m, 0, BAD_PARAM) | tl.where(nan > 0, NAN, 0)
         flags |= tl.where(maximum == INFINITY, INF, 0) | tl.where(maximum == -INFINITY, EMPTY_ROW, 0)
         one_hot = greedy | (tl.abs(maximum) == INFINITY)
         cutoff = tl.full((), -INFINITY, tl.float32)
         normalizer = tl.full((), 1.0, tl.float32)
-        if tile_mass is not None:
+        if stats.mass is not None:
             if one_hot == 0:
-                tile_mass += row * tiles
-                k = top_k.to(tl.int64) if top_ks is None else tl.load(top_ks + b)
+                tile_mass = stats.mass + row * tiles
+                k = top_k.to(tl.int64) if cut.top_ks is None else tl.load(cut.top_ks + b)
                 k = tl.where((k > 0) & (k < vocab), k, 0)
                 p = tl.where(good_p & (p > 0.0) & (p < 1.0), p, 1.0)
                 m = tl.where(good_m, m, 0.0)
-                cut = (k > 0) | (p < 1.0) | (m > 0.0)
+                is_cut = (k > 0) | (p < 1.0) | (m > 0.0)
                 normalizer = tl.zeros((), tl.float32)
-                final = tl.where(cut, 0, tiles)  # else find_cutoff stores the masses
+                final = tl.where(is_cut, 0, tiles)  # else find_cutoff stores the masses
                 for first in range(0, tiles, ROW_TILES):
                     t = first + tl.arange(0, ROW_TILES)
                     of_tile = tl.load(tile_max + t, mask=t < tiles, other=-INFINITY)
@@ -220,125 +235,95 @@ def law(
                     tl.debug_barrier()  # several threads hold the same tile: none may load what another has stored
                     tl.store(tile_mass + t, mass, mask=t < final)
                     normalizer += tl.sum(mass, 0)
-                if CUT:
-                    if cut:
+                if listed is not None:
+                    if is_cut:
+                        uncut = RowLaw(maximum, -INFINITY, inverse_temperature, 1.0, arg)
+                        at = Row(start_of(target.rows, b, first_row + row % n), vocab, uncut)
                         cutoff, normalizer = find_cutoff(
-                            logits + b * stride_batch + (first_row + row % n) * stride_row, vocab, tiles, tile_max,
-                            tile_mass, listed + row * CANDIDATES, maximum, t_value, inverse_temperature, k, p, m,
-                            normalizer, MIN_P_FIRST, TILES,
+                            at, t_value, k, p, m, normalizer, tile_max, tile_mass, listed + row * CANDIDATES,
+                            cut.min_p_first, TILES,
                         )  # fmt: skip
-        tl.store(laws + row * 4, maximum)
-        tl.store(laws + row * 4 + 1, cutoff)
-        tl.store(laws + row * 4 + 2, tl.where(one_hot, -1.0, inverse_temperature))
-        tl.store(laws + row * 4 + 3, tl.div_rn(tl.full((), 1.0, tl.float32), normalizer))
-        tl.store(argmax + row, arg.to(tl.int64))
-        tl.store(status + row, flags)
+        numbers = target.laws.numbers + row * 4
+        tl.store(numbers, maximum)
+        tl.store(numbers + 1, cutoff)
+        tl.store(numbers + 2, tl.where(one_hot, -1.0, inverse_temperature))
+        tl.store(numbers + 3, tl.div_rn(tl.full((), 1.0, tl.float32), normalizer))
+        tl.store(target.laws.argmax + row, arg.to(tl.int64))
+        tl.store(target.laws.status + row, flags)
         if values is not None:
             values += row * 6
             tl.store(values, maximum)
             tl.store(values + 1, cutoff)
             tl.store(values + 2, maximum * inverse_temperature + tl.log(normalizer))
             tl.store(values + 3, normalizer)
-            if tile_raw_mass is None:
+            if stats.raw_mass is None:
                 tl.store(values + 4, -INFINITY)
                 tl.store(values + 5, -INFINITY)
             else:
-                at = row * tiles
-                store_raw(
-                    tile_max, tile_raw_mass + at, tile_raw_moment + at, tiles, maximum, inverse_temperature, values,
-                    TEMPERED, ROW_TILES,
-                )  # fmt: skip
+                raw, entropy = raw_of_tiles(stats, row, tiles, maximum, inverse_temperature, ROW_TILES)
+                tl.store(values + 4, raw)
+                tl.store(values + 5, entropy)
 
 
 @dataclass
-class Rows:
-    """Rows of logits or probabilities: row (b, i) starts at ``b * stride_batch + (first of b + i) * stride_row``."""
-
-    data: Tensor
-    batch: int
-    n: int  # rows a sequence
-    stride_batch: int
-    stride_row: int
-
-    @property
-    def vocab(self) -> int:
-        """Ids a row."""
-        return int(self.data.shape[-1])
-
-    @property
-    def address(self) -> tuple[Tensor, int, int]:
-        """What kernels take to find a row."""
-        return self.data, self.stride_batch, self.stride_row
-
-
-@dataclass
-class Laws:
+class Found:
     """What `find_laws` leaves behind for rows ``[batch, n]``; entries of rows that nobody needs are not written."""
 
-    laws: Tensor  # [batch, n, 4] float32, see row.load_law
-    argmax: Tensor  # [batch, n] int64
-    status: Tensor  # [batch, n] int32
+    target: Target  # the rows, and their laws
     values: Tensor | None  # [batch, n, 6] float32, as RowStats has them; the last two see `tempered`
     tile_max: Tensor  # [batch, n, tiles] float32
     tile_mass: Tensor | None  # [batch, n, tiles] float32: mass of the kept ids; not written where argmax has all
 
 
+def make_temperature(params: tuple[Any, ...], greedy: bool = False) -> Temperature:
+    """Of flat sampling parameters; `greedy`: whatever they say."""
+    return Temperature(float(params[0]), params[5], tl.constexpr(greedy))
+
+
 def find_laws(
-    rows: Rows, params: tuple[Any, ...], *, values: bool = False, raw: bool = False, tempered: bool = False,
-    greedy: bool = False, blocks: Tensor | None = None, draft: bool = False,
-) -> Laws:  # fmt: skip
-    """The law of every row, or with `blocks` (see verify.py) of those rows of a sequence that its block needs.
+    rows: Rows, batch: int, n: int, params: tuple[Any, ...], *, values: bool = False, raw: bool = False,
+    tempered: bool = False, greedy: bool = False, wanted: Wanted = EVERY_ROW,
+) -> Found:  # fmt: skip
+    """The law of every row ``[batch, n]`` of logits that is wanted.
 
     Parameters
     ----------
-    rows : Rows
-        Logits.
     params : tuple
         Flat sampling parameters.
     values, raw : bool
-        Also return `Laws.values`, and with the raw fields.
+        Also return `Found.values`, and with the raw fields.
     tempered : bool
         In the place of the raw fields: the normaliser, and the entropy in nats, at the temperature with nothing cut.
     greedy : bool
         Whatever the temperature.
-    blocks, draft
-        The sequences' blocks, and whether rows are the draft's.
     """
     temperature, top_k, top_p, min_p, min_p_first, temperatures, top_ks, top_ps, min_ps = params
-    device, batch, n, tiles = rows.data.device, rows.batch, rows.n, tiles_of(rows.vocab)
+    device, tiles = rows.data.device, tiles_of(rows.vocab)
     certain = greedy or (temperatures is None and temperature == 0)  # then no mass is needed
 
-    def per_tile(wanted: bool = True, dtype: torch.dtype = torch.float32) -> Tensor | None:
-        return torch.empty(batch, n, tiles, dtype=dtype, device=device) if wanted else None
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(batch, n, *shape, dtype=dtype, device=device)
 
-    tile_max, tile_argmax, tile_nan = per_tile(), per_tile(dtype=torch.int32), per_tile(dtype=torch.int32)
-    tile_mass, tile_raw_mass, tile_raw_moment = per_tile(not certain), per_tile(raw), per_tile(raw)
-    assert tile_max is not None
+    stats = TileStats(
+        empty(tiles), empty(tiles, dtype=torch.int32), empty(tiles, dtype=torch.int32),
+        None if certain else empty(tiles), empty(tiles) if raw else None, empty(tiles) if raw else None,
+        tl.constexpr(tempered),
+    )  # fmt: skip
     cut = not certain and (
         top_ks is not None or top_ps is not None or min_ps is not None
         or 0 < top_k < rows.vocab or 0 < top_p < 1 or min_p > 0
     )  # fmt: skip
-    out = Laws(
-        torch.empty(batch, n, 4, dtype=torch.float32, device=device),
-        torch.empty(batch, n, dtype=torch.int64, device=device),
-        torch.empty(batch, n, dtype=torch.int32, device=device),
-        torch.empty(batch, n, 6, dtype=torch.float32, device=device) if values else None,
-        tile_max,
-        tile_mass,
-    )
-    listed = torch.empty(batch, n, CANDIDATES.value, dtype=torch.int32, device=device) if cut else None
-    shape = (*rows.address, rows.vocab, n, tiles, blocks)
-    partial = (tile_max, tile_argmax, tile_mass, tile_nan, tile_raw_mass, tile_raw_moment)
-    constants = {"SKIP_LAST": draft, "GREEDY": greedy, "TEMPERED": tempered}
+    listed = empty(CANDIDATES.value, dtype=torch.int32) if cut else None
+    target = Target(rows, RowLaws(empty(4), empty(dtype=torch.int64), empty(dtype=torch.int32)))
+    out = Found(target, empty(6) if values else None, stats.maximum, stats.mass)
+    by_temperature = make_temperature(params, greedy)
     a_program = tiles_a_program(rows.vocab, 4)
     run(
-        scan, (batch * n * triton.cdiv(tiles, a_program),), *shape, temperature, temperatures, *partial,
-        TILES=a_program, **constants,
+        scan, (batch * n * triton.cdiv(tiles, a_program),), rows, n, wanted, by_temperature, stats, TILES=a_program,
     )  # fmt: skip
     run(
-        law, (batch * n,), *shape, temperature, min(top_k, LARGEST_INT32), top_p, min_p,
-        temperatures, top_ks, top_ps, min_ps, *partial, listed, out.laws, out.values, out.argmax, out.status,
-        MIN_P_FIRST=min_p_first, CUT=cut, TILES=tiles_a_program(rows.vocab, 8), ROW_TILES=tiles_at_once(rows.vocab),
-        warps=8 if cut else 4, **constants,
+        law, (batch * n,), target, n, wanted, by_temperature, min(top_k, LARGEST_INT32),
+        Cut(float(top_p), float(min_p), top_ks, top_ps, min_ps, tl.constexpr(min_p_first)), stats, listed, out.values,
+        TILES=tiles_a_program(rows.vocab, 8), ROW_TILES=tiles_at_once(rows.vocab), warps=8 if cut else 4,
     )  # fmt: skip
     return out

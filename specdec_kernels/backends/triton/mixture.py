@@ -6,19 +6,17 @@ Source: Narasimhan et al., "Faster Cascades via Speculative Decoding" (arXiv 240
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from .arithmetic import INFINITY, LAST_ID, exp_nonpositive
-from .draft import DraftLaws, draft_ids_of, draft_probabilities
-from .launch import run, tiles_a_program, tiles_of
-from .law import Laws, Rows, needed
-from .row import load_law, load_logits, probabilities, tile_ids
+from .bundles import Mixture, Mixtures, RawRow, RowLaw, TargetLaw
+from .draft import Draft, draft_ids_of, q_of
+from .launch import run, tiles_a_program
+from .law import Found, load_span
+from .remainder import load_position, pair, remainder
+from .row import load_logits, num_tiles, tile_ids
 
 # laws, as specdec_kernels/laws.py numbers them
 LOSSY = tl.constexpr(1)
@@ -38,92 +36,61 @@ DRAFT_ROW = tl.constexpr(2)
 
 
 @triton.jit
-def load_mixtures(mixture, rows, mask):
-    """(accept, scale, bound, kept_id) of a row or a vector of rows.
-
-    An id is kept iff, in the row that decides, it is `kept_id` (`LAST_ID` is none), or, where that is negative, its
-    logit is >= `bound`.
-    """
-    at = mixture + rows * 4
+def load_mixture(mixtures, rows, mask):
+    """That of a row or a vector of rows."""
+    at = mixtures.numbers + rows * 4
     accept, scale = tl.load(at, mask=mask, other=0.0), tl.load(at + 1, mask=mask, other=0.0)
     kept_id = tl.load(at + 3, mask=mask, other=0.0).to(tl.int32, bitcast=True)
-    return accept, scale, tl.load(at + 2, mask=mask, other=0.0), kept_id
+    return Mixture(accept, scale, tl.load(at + 2, mask=mask, other=0.0), kept_id)
 
 
 @triton.jit
-def is_kept(
-    target, draft, draft_vocab, map_to, map_size, ids, vocab, bound, kept_id, KEPT_BY: tl.constexpr,
-):  # fmt: skip
-    """Whether the row at `target` or `draft` that decides keeps target ids; where Q is 0 it does not matter."""
+def is_kept(at, mixture, ids, KEPT_BY: tl.constexpr):
+    """Whether the row of a position that decides keeps target ids; where Q is 0 it does not matter."""
     if KEPT_BY == DRAFT_ROW:
-        ids = draft_ids_of(ids, map_to, map_size)
-        x = load_logits(draft, ids, draft_vocab)
+        ids = draft_ids_of(at.draft, ids)
+        x = load_logits(at.draft.start, ids, at.draft.vocab)
     else:
-        x = load_logits(target, ids, vocab)
-    return tl.where(kept_id >= 0, ids == kept_id, x >= bound)
+        x = load_logits(at.target.start, ids, at.target.vocab)
+    return tl.where(mixture.kept_id >= 0, ids == mixture.kept_id, x >= mixture.bound)
 
 
 @triton.jit
-def pair(
-    target, row, laws, argmax, scale, draft, draft_start, draft_row, draft_vocab, draft_laws, draft_argmax, map_to,
-    map_size, ids, vocab, PROBS: tl.constexpr,
-):  # fmt: skip
-    """``scale * P`` and Q of target ids at one position; 0 past the end."""
-    maximum, cutoff, inverse_temperature, inverse_normalizer = load_law(laws, row)
-    x = load_logits(target, ids, vocab)
-    best = tl.load(argmax + row).to(tl.int32)
-    p = probabilities(x, ids, maximum, cutoff, inverse_temperature, inverse_normalizer * scale, best)
-    q_maximum, q_cutoff, q_inverse_temperature, q_inverse_normalizer = load_law(draft_laws, draft_row)
-    q = draft_probabilities(
-        draft, draft_start, draft_vocab, map_to, map_size, ids, q_maximum, q_cutoff, q_inverse_temperature,
-        q_inverse_normalizer, tl.load(draft_argmax + draft_row).to(tl.int32), PROBS,
-    )  # fmt: skip
-    return p, q
-
-
-@triton.jit
-def weights(
-    target, row, laws, argmax, weight, whole, draft, draft_start, draft_row, draft_vocab, draft_laws, draft_argmax,
-    map_to, map_size, ids, vocab, PROBS: tl.constexpr, mixture, KEPT_BY: tl.constexpr,
-):  # fmt: skip
-    """What the last token of a position is drawn from, of target ids: ``(weight * law - Q)+``, or, of a cascade if
-    `whole`, the law itself.
+def law_remainder(at, mixtures, draft_row, weight, whole, ids):
+    """What the final token of a position is drawn from, of target ids: ``(weight * law - Q)+``, or, of a cascade if
+    `whole`, the law itself. The law is P, or what a target law makes of P and Q: then it is a `remainder` of those two.
     """
-    scale = weight
-    if mixture is not None:
-        _, of_law, bound, kept_id = load_mixtures(mixture, draft_row, draft_row >= 0)
-        if KEPT_BY != NO_ROW:
+    scale, taken = weight, 1.0
+    if mixtures.numbers is not None:
+        mixture = load_mixture(mixtures, draft_row, draft_row >= 0)
+        if mixtures.kept_by != NO_ROW:
+            kept = is_kept(at, mixture, ids, mixtures.kept_by)
             scale = tl.where(whole, 1.0, weight)
-        scale *= of_law
-    p, q = pair(
-        target, row, laws, argmax, scale, draft, draft_start, draft_row, draft_vocab, draft_laws, draft_argmax, map_to,
-        map_size, ids, vocab, PROBS,
-    )  # fmt: skip
-    if KEPT_BY != NO_ROW:
-        kept = is_kept(
-            target, draft + draft_start, draft_vocab, map_to, map_size, ids, vocab, bound, kept_id, KEPT_BY
-        )  # fmt: skip
-        # where an id is kept, weight (Q + scale P) - Q without the cancellation
-        q *= tl.where(whole, tl.where(kept, -1.0, 0.0), tl.where(kept, 1.0 - weight, 1.0))
-    return tl.maximum(p - q, 0.0)
+            # where an id is kept, weight (Q + scale P) - Q without the cancellation
+            taken = tl.where(whole, tl.where(kept, -1.0, 0.0), tl.where(kept, 1.0 - weight, 1.0))
+        scale *= mixture.scale
+    left, _ = remainder(at, scale, taken, ids)
+    return left
 
 
 @triton.jit
-def load_raw(values, row):
-    """(max, probability of the argmax, entropy) of a row at temperature 1 with nothing cut."""
+def load_raw(values, row, argmax):
+    """The `RawRow` of a row that `scan` has read."""
     maximum = tl.load(values + row * 6)
     probability = tl.exp(maximum - tl.load(values + row * 6 + 4))
-    return maximum, tl.where(tl.abs(maximum) < INFINITY, probability, 1.0), tl.load(values + row * 6 + 5)
+    probability = tl.where(tl.abs(maximum) < INFINITY, probability, 1.0)
+    return RawRow(maximum, probability, tl.load(values + row * 6 + 5), tl.load(argmax + row).to(tl.int32))
 
 
 @triton.jit
-def raw_of_row(row, vocab, tiles, TILES: tl.constexpr):
-    """What `load_raw` gives, and the argmax, of a row of logits that `scan` has not read."""
+def raw_of_row(start, vocab, TILES: tl.constexpr):
+    """The `RawRow` of a row of logits that `scan` has not read."""
+    tiles = num_tiles(vocab)
     maximum = tl.full((), -INFINITY, tl.float32)
     argmax = tl.zeros((), tl.int32)
     for first_tile in range(0, tiles, TILES):
         ids = tile_ids(first_tile, TILES)
-        x = load_logits(row, ids, vocab)
+        x = load_logits(start, ids, vocab)
         top = tl.max(tl.max(x, 1), 0)
         if top > maximum:
             maximum = top
@@ -134,53 +101,41 @@ def raw_of_row(row, vocab, tiles, TILES: tl.constexpr):
         mass = tl.zeros((), tl.float32)
         moment = tl.zeros((), tl.float32)
         for first_tile in range(0, tiles, TILES):
-            shifted = load_logits(row, tile_ids(first_tile, TILES), vocab) - maximum
+            shifted = load_logits(start, tile_ids(first_tile, TILES), vocab) - maximum
             raw = exp_nonpositive(shifted)
             mass += tl.sum(tl.sum(raw, 1), 0)
             moment += tl.sum(tl.sum(raw * tl.where(raw > 0.0, shifted, 0.0), 1), 0)  # 0 log 0 = 0
         probability = tl.div_rn(probability, mass)
         entropy = tl.log(mass) - tl.div_rn(moment, mass)
-    return maximum, probability, entropy, argmax
+    return RawRow(maximum, probability, entropy, argmax)
 
 
 @triton.jit
-def surprise(x, ids, maximum, probability, argmax):
+def surprise(x, ids, p):
     """-log of the raw probability of ids, whose logits are x."""
-    certain = tl.where(ids == argmax, 0.0, INFINITY)
-    return tl.where(tl.abs(maximum) < INFINITY, (maximum - x) - tl.log(probability), certain)
+    certain = tl.where(ids == p.argmax, 0.0, INFINITY)
+    return tl.where(tl.abs(p.max) < INFINITY, (p.max - x) - tl.log(p.max_prob), certain)
 
 
 @triton.jit
-def left_over(
-    scale, target, row, laws, argmax, tiles, draft, draft_start, draft_row, draft_vocab, draft_laws, draft_argmax,
-    map_to, map_size, vocab, PROBS: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
+def remainder_mass(at, scale, TILES: tl.constexpr):
     """``sum (scale * P - Q)+`` of one position."""
     total = tl.zeros((), tl.float32)
-    for first_tile in range(0, tiles, TILES):
-        p, q = pair(
-            target, row, laws, argmax, scale, draft, draft_start, draft_row, draft_vocab, draft_laws, draft_argmax,
-            map_to, map_size, tile_ids(first_tile, TILES), vocab, PROBS,
-        )  # fmt: skip
-        total += tl.sum(tl.sum(tl.maximum(p - q, 0.0), 1), 0)
+    for first_tile in range(0, num_tiles(at.target.vocab), TILES):
+        left, _ = remainder(at, scale, 1.0, tile_ids(first_tile, TILES))
+        total += tl.sum(tl.sum(left, 1), 0)
     return total
 
 
 @triton.jit
-def exact_scale(
-    accept, target, row, laws, argmax, tiles, draft, draft_start, draft_row, draft_vocab, draft_laws, draft_argmax,
-    map_to, map_size, vocab, PROBS: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
+def exact_scale(at, accept, TILES: tl.constexpr):
     """A lossy law's scale in [0, 1] at which as much is recovered as is rejected, ``1 - sum min(Q, accept * P)``."""
     rejected = tl.zeros((), tl.float32)
     low = tl.zeros((), tl.float32)
     high = tl.full((), 1.0, tl.float32)
     for step in range(BISECTIONS + 1):
         scale = tl.where(step == 0, accept, 0.5 * (low + high))
-        left = left_over(
-            scale, target, row, laws, argmax, tiles, draft, draft_start, draft_row, draft_vocab, draft_laws,
-            draft_argmax, map_to, map_size, vocab, PROBS, TILES,
-        )  # fmt: skip
+        left = remainder_mass(at, scale, TILES)
         if step == 0:  # sum (accept P - Q)+ = accept - sum min(Q, accept P)
             rejected = tl.maximum(left + (1.0 - accept), 0.0)
         elif left > rejected:
@@ -190,139 +145,134 @@ def exact_scale(
     return high
 
 
-@triton.jit(do_not_specialize=["tiles", "width", "draft_tiles"])
+@triton.jit
+def deferred_mass(at, mixture, KEPT_BY: tl.constexpr, TILES: tl.constexpr):
+    """The mass of Q that is not kept."""
+    mass = tl.zeros((), tl.float32)
+    for first_tile in range(0, num_tiles(at.target.vocab), TILES):
+        ids = tile_ids(first_tile, TILES)
+        _, q = pair(at, 1.0, ids)
+        kept = is_kept(at, mixture, ids, KEPT_BY)
+        mass += tl.sum(tl.sum(tl.where(kept, 0.0, q), 1), 0)
+    return mass
+
+
+@triton.jit
+def cross_entropy(at, p, q, TILES: tl.constexpr):
+    """``- sum q log p`` of the raw rows of a position."""
+    certain = tl.where(tl.abs(q.max) < INFINITY, 1.0, -1.0)
+    law = RowLaw(q.max, -INFINITY, certain, q.max_prob, q.argmax)
+    total = tl.zeros((), tl.float32)
+    for first_tile in range(0, num_tiles(at.target.vocab), TILES):
+        ids = tile_ids(first_tile, TILES)
+        raw_q = q_of(at.draft, ids, law)
+        cost = surprise(load_logits(at.target.start, ids, at.target.vocab), ids, p)
+        total += tl.sum(tl.sum(tl.where(raw_q > 0.0, raw_q * cost, 0.0), 1), 0)
+    return total
+
+
+@triton.jit
+def keep_from(least, row):
+    """(bound, kept_id) of the ids whose raw probability in `row` is at least `least`."""
+    reachable = (least > 0.0) & (least <= 1.0)
+    lowest = row.max + tl.log(tl.div_rn(tl.where(reachable, least, 1.0), row.max_prob))
+    kept_id = tl.where(tl.abs(row.max) < INFINITY, -1, row.argmax)
+    kept_id = tl.where(reachable, kept_id, tl.where(least > 0.0, LAST_ID, -1))
+    return tl.where(reachable, lowest, -INFINITY), kept_id
+
+
+@triton.jit
+def defers(at, law, p, q, TILES: tl.constexpr):
+    """Whether a cascade that decides by row takes the target's law at a position, not the draft's."""
+    if law.number == CHOW:
+        defer = q.entropy > law.alpha if law.variant else q.max_prob < 1.0 - law.alpha
+    elif law.number == BILD:
+        if law.variant:
+            distance = surprise(load_logits(at.target.start, q.argmax, at.target.vocab), q.argmax, p)
+        else:
+            distance = cross_entropy(at, p, q, TILES)
+        defer = distance > law.alpha
+    else:
+        gain = q.entropy - p.entropy if law.variant else p.max_prob - q.max_prob
+        price = tl.full((), law.alpha, tl.float32)
+        if law.number == OPT:
+            # a total variation is in [0, 1]: between 0 and alpha it decides
+            if (gain > tl.minimum(price, 0.0)) & (gain <= tl.maximum(price, 0.0)):
+                price *= remainder_mass(at, 1.0, TILES)
+        defer = gain > price
+    return defer
+
+
+@triton.jit(do_not_specialize=["width"])
 def mixtures(
-    target, target_stride_batch, target_stride_row, tiles, blocks, width, laws, argmax, status, values,
-    draft, draft_stride_batch, draft_stride_row, draft_vocab, draft_laws, draft_argmax, draft_status, map_to, map_size,
-    PROBS: tl.constexpr, BONUS: tl.constexpr, draft_values, draft_tiles, vocab, alpha, beta, mixture,
-    LAW: tl.constexpr, VARIANT: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
-    """A program a position that has a draft row: its ``mixture``, see `load_mixtures`. Some sum over all ids first."""
+    target,
+    width,
+    spans,
+    values,
+    draft,
+    draft_values,
+    law,
+    numbers,
+    TILES: tl.constexpr,
+):
+    """A program a position that has a draft row: its `Mixture`. Some sum over all ids first."""
     draft_row = tl.program_id(0).to(tl.int64)
-    b = draft_row // (width + BONUS)
-    i = draft_row % (width + BONUS)
-    wanted, first = needed(b, i, blocks, BONUS == 0)
-    if wanted:
+    b = draft_row // (width + draft.bonus)
+    i = draft_row % (width + draft.bonus)
+    span = load_span(spans, b)
+    if i < span.length + draft.bonus:
         row = b * (width + 1) + i
-        start = target + b * target_stride_batch + (first + i) * target_stride_row
-        draft_start = b * draft_stride_batch + (first + i) * draft_stride_row
+        at = load_position(target, draft, b, span.first + i, row, draft_row)
         bound = tl.full((), -INFINITY, tl.float32)
         kept_id = tl.full((), -1, tl.int32)
-        if LAW == LOSSY:
-            accept = tl.div_rn(tl.full((), 1.0, tl.float32), 1.0 - alpha)
-            scale = tl.div_rn(tl.full((), 1.0, tl.float32), tl.full((), beta, tl.float32))
-            if VARIANT:
-                scale = exact_scale(
-                    accept, start, row, laws, argmax, tiles, draft, draft_start, draft_row, draft_vocab, draft_laws,
-                    draft_argmax, map_to, map_size, vocab, PROBS, TILES,
-                )  # fmt: skip
+        if law.number == LOSSY:
+            accept = tl.div_rn(tl.full((), 1.0, tl.float32), 1.0 - law.alpha)
+            scale = tl.div_rn(tl.full((), 1.0, tl.float32), tl.full((), law.beta, tl.float32))
+            if law.variant:
+                scale = exact_scale(at, accept, TILES)
         else:
-            p_max, p_top, p_entropy = load_raw(values, row)
-            p_best = tl.load(argmax + row).to(tl.int32)
+            p = load_raw(values, row, target.laws.argmax)
             if draft_values is None:
-                q_max, q_top, q_entropy, q_best = raw_of_row(draft + draft_start, draft_vocab, draft_tiles, TILES)
+                q = raw_of_row(at.draft.start, at.draft.vocab, TILES)
             else:
-                q_max, q_top, q_entropy = load_raw(draft_values, draft_row)
-                q_best = tl.load(draft_argmax + draft_row).to(tl.int32)
-            if (LAW == TOKEN_V1) | (LAW == TOKEN_V2) | (LAW == TOKEN_V3):
-                # keeps the ids whose raw probability in the row that decides is at least `least`
-                least = (1.0 - alpha) * p_top if LAW == TOKEN_V3 else p_top - alpha
-                best = q_best if LAW == TOKEN_V1 else p_best
-                maximum = q_max if LAW == TOKEN_V1 else p_max
-                top = q_top if LAW == TOKEN_V1 else p_top
-                reachable = (least > 0.0) & (least <= 1.0)
-                lowest = maximum + tl.log(tl.div_rn(tl.where(reachable, least, 1.0), top))
-                bound = tl.where(reachable, lowest, -INFINITY)
-                kept_id = tl.where(tl.abs(maximum) < INFINITY, -1, best)
-                kept_id = tl.where(reachable, kept_id, tl.where(least > 0.0, LAST_ID, -1))
-                scale = tl.zeros((), tl.float32)  # becomes the mass of Q that is not kept
-                for first_tile in range(0, tiles, TILES):
-                    ids = tile_ids(first_tile, TILES)
-                    _, q = pair(
-                        start, row, laws, argmax, 1.0, draft, draft_start, draft_row, draft_vocab, draft_laws,
-                        draft_argmax, map_to, map_size, ids, vocab, PROBS,
-                    )  # fmt: skip
-                    kept = is_kept(
-                        start, draft + draft_start, draft_vocab, map_to, map_size, ids, vocab, bound, kept_id,
-                        DRAFT_ROW if LAW == TOKEN_V1 else TARGET_ROW,
-                    )  # fmt: skip
-                    scale += tl.sum(tl.sum(tl.where(kept, 0.0, q), 1), 0)
+                q = load_raw(draft_values, draft_row, draft.laws.argmax)
+            if (law.number == TOKEN_V1) | (law.number == TOKEN_V2) | (law.number == TOKEN_V3):
+                least = (1.0 - law.alpha) * p.max_prob if law.number == TOKEN_V3 else p.max_prob - law.alpha
+                bound, kept_id = keep_from(least, q if law.number == TOKEN_V1 else p)
+                mixture = Mixture(1.0, 0.0, bound, kept_id)
+                scale = deferred_mass(at, mixture, DRAFT_ROW if law.number == TOKEN_V1 else TARGET_ROW, TILES)
             else:
-                if LAW == CHOW:
-                    defer = q_entropy > alpha if VARIANT else q_top < 1.0 - alpha
-                elif LAW == BILD:
-                    if VARIANT:
-                        x = load_logits(start, q_best, vocab)
-                        distance = surprise(x, q_best, p_max, p_top, p_best)
-                    else:
-                        distance = tl.zeros((), tl.float32)  # - sum q log p
-                        certain = tl.where(tl.abs(q_max) < INFINITY, 1.0, -1.0)
-                        for first_tile in range(0, tiles, TILES):
-                            ids = tile_ids(first_tile, TILES)
-                            raw_q = draft_probabilities(
-                                draft, draft_start, draft_vocab, map_to, map_size, ids, q_max, -INFINITY, certain,
-                                q_top, q_best, PROBS,
-                            )  # fmt: skip
-                            cost = surprise(load_logits(start, ids, vocab), ids, p_max, p_top, p_best)
-                            distance += tl.sum(tl.sum(tl.where(raw_q > 0.0, raw_q * cost, 0.0), 1), 0)
-                    defer = distance > alpha
-                else:
-                    gain = q_entropy - p_entropy if VARIANT else p_top - q_top
-                    price = tl.full((), alpha, tl.float32)
-                    if LAW == OPT:
-                        # a total variation is in [0, 1]: between 0 and alpha it decides
-                        if (gain > tl.minimum(price, 0.0)) & (gain <= tl.maximum(price, 0.0)):
-                            price *= left_over(
-                                1.0, start, row, laws, argmax, tiles, draft, draft_start, draft_row, draft_vocab,
-                                draft_laws, draft_argmax, map_to, map_size, vocab, PROBS, TILES,
-                            )  # fmt: skip
-                    defer = gain > price
+                defer = defers(at, law, p, q, TILES)
                 scale = defer.to(tl.float32)
                 kept_id = tl.where(defer, LAST_ID, -1)
             accept = scale
-        mixture += draft_row * 4
-        tl.store(mixture, accept)
-        tl.store(mixture + 1, scale)
-        tl.store(mixture + 2, bound)
-        tl.store(mixture + 3, kept_id.to(tl.float32, bitcast=True))
+        numbers += draft_row * 4
+        tl.store(numbers, accept)
+        tl.store(numbers + 1, scale)
+        tl.store(numbers + 2, bound)
+        tl.store(numbers + 3, kept_id.to(tl.float32, bitcast=True))
 
 
-@dataclass
-class TargetLaw:
-    """A law that is not lossless, as the ops take it."""
+NO_MIXTURE = Mixtures(None, NO_ROW)  # the law is P
 
-    number: int
-    variant: bool
-    alpha: float
-    beta: float
 
-    NONE: ClassVar[tuple[object, ...]] = (None, NO_ROW.value)
+def is_cascade(law: int) -> bool:
+    """Whether a law, by its number, looks at the raw rows."""
+    return law not in (0, LOSSY.value)
 
-    @property
-    def is_cascade(self) -> bool:
-        """Whether it looks at the raw rows."""
-        return self.number != LOSSY.value
 
-    @property
-    def kept_by(self) -> int:
-        """Whose row decides which ids are kept."""
-        if not self.is_cascade:
-            return int(NO_ROW.value)
-        return int(DRAFT_ROW.value if self.number == TOKEN_V1.value else TARGET_ROW.value)
-
-    def arguments(
-        self, target: Rows, found: Laws, draft: DraftLaws | None, width: int, blocks: Tensor
-    ) -> tuple[object, ...]:
-        """What kernels take of the law: the mixtures of all rows that have a draft row, and `kept_by`."""
-        n = width if draft is None else draft.rows.n
-        mixture = torch.empty(target.batch, n, 4, dtype=torch.float32, device=target.data.device)
-        draft_args = DraftLaws.NONE if draft is None else draft.arguments
-        draft_raw = (None, 0) if draft is None else (draft.values, tiles_of(draft.rows.vocab))
-        run(
-            mixtures, (target.batch * n,), *target.address, tiles_of(target.vocab), blocks, width, found.laws,
-            found.argmax, found.status, found.values, *draft_args, *draft_raw, target.vocab, self.alpha, self.beta,
-            mixture, LAW=self.number, TILES=tiles_a_program(target.vocab, 2), warps=8, registers=128,
-            # all of a one-hot draft's mass is on the token that was rejected: the residual's scale does not matter
-            VARIANT=self.variant and (self.is_cascade or draft is not None),
-        )  # fmt: skip
-        return mixture, self.kept_by
+def find_mixtures(law: TargetLaw, found: Found, draft: Draft, n: int, spans: torch.Tensor) -> Mixtures:
+    """The mixtures of the `n` rows of each sequence that have a draft row."""
+    target = found.target
+    batch, rows, _ = found.tile_max.shape
+    numbers = torch.empty(batch, n, 4, dtype=torch.float32, device=target.rows.data.device)
+    cascade = is_cascade(law.number)
+    # all of a one-hot draft's mass is on the token that was rejected: the remainder's scale does not matter
+    variant = law.variant and (cascade or draft.laws.rows is not None)
+    run(
+        mixtures, (batch * n,), target, rows - 1, spans, found.values, draft.laws, draft.values,
+        law._replace(number=tl.constexpr(law.number), variant=tl.constexpr(variant)), numbers,
+        TILES=tiles_a_program(target.rows.vocab, 2), warps=8, registers=128,
+    )  # fmt: skip
+    kept_by = DRAFT_ROW if law.number == TOKEN_V1.value else TARGET_ROW
+    return Mixtures(numbers, kept_by if cascade else NO_ROW)

@@ -12,9 +12,19 @@ from .launch import numbers_a_program, run
 
 
 @triton.jit(do_not_specialize=["step", "purpose", "count", "n"])
-def kernel(seeds, positions, steps, step, count, n, purpose, out, BLOCK: tl.constexpr):
-    """A program for BLOCK positions of any sequences."""
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+def kernel(
+    seeds,
+    positions,
+    steps,
+    step,
+    count,
+    n,
+    purpose,
+    out,
+    NUMBERS: tl.constexpr,
+):
+    """A program for NUMBERS positions of any sequences."""
+    index = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
     inside = index < count
     b = index // n
     seed = tl.load(seeds + b, mask=inside, other=0)
@@ -33,8 +43,11 @@ def noise_keys(seeds: Tensor, positions: Tensor, steps: Tensor | None, step: int
     """``[batch, n]`` int64: two words of philox keyed by a philox of (seed, step, purpose) at the position."""
     out = torch.empty(positions.shape, dtype=torch.int64, device=seeds.device)
     count, n = out.numel(), positions.shape[1]
-    block = numbers_a_program(count)
+    a_program = numbers_a_program(count)
     steps = None if steps is None else steps.contiguous()
-    grid = (triton.cdiv(count, block),)
-    run(kernel, grid, seeds.contiguous(), positions.contiguous(), steps, step, count, n, purpose, out, BLOCK=block)
+    grid = (triton.cdiv(count, a_program),)
+    run(
+        kernel, grid, seeds.contiguous(), positions.contiguous(), steps, step, count, n, purpose, out,
+        NUMBERS=a_program,
+    )  # fmt: skip
     return out

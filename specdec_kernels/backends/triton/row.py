@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from .arithmetic import INFINITY, LAST_ID, TILE, exp_nonpositive, from_ordered, noise_at, noise_of_tiles, ordered
+from .bundles import Row, RowLaw
 
 CANDIDATES = tl.constexpr(2048)  # so many values are listed and selected from in registers
 LOWEST_KEY = tl.constexpr(-0x7F7FFFFF)  # key of the lowest finite float32 (as an integer of the same order), less 1
@@ -20,71 +21,83 @@ def tile_ids(first_tile, TILES: tl.constexpr):
 
 
 @triton.jit
-def load_logits(row, ids, vocab):
+def num_tiles(vocab):
+    """Tiles in a row."""
+    return (vocab + TILE - 1) // TILE
+
+
+@triton.jit
+def start_of(rows, b, i):
+    """Where row i of sequence b starts."""
+    return rows.data + b * rows.stride_batch + i * rows.stride_row
+
+
+@triton.jit
+def load_logits(start, ids, vocab):
     """float32; -inf past the end and for NaN."""
-    x = tl.load(row + ids, mask=(ids >= 0) & (ids < vocab), other=-INFINITY).to(tl.float32)
+    x = tl.load(start + ids, mask=(ids >= 0) & (ids < vocab), other=-INFINITY).to(tl.float32)
     return tl.where(x == x, x, -INFINITY)
 
 
 @triton.jit
-def weigh(x, maximum, cutoff, inverse_temperature):
+def weigh(x, law, cutoff):
     """exp((x - max) / T) where x >= cutoff, else 0."""
-    return tl.where(x >= cutoff, exp_nonpositive((x - maximum) * inverse_temperature), 0.0)
+    return tl.where(x >= cutoff, exp_nonpositive((x - law.max) * law.inverse_temperature), 0.0)
 
 
 @triton.jit
-def load_law(laws, row):
-    """(max, cutoff, 1 / T, 1 / normalizer); 1 / T is negative where argmax has all the mass."""
-    return (
-        tl.load(laws + row * 4),
-        tl.load(laws + row * 4 + 1),
-        tl.load(laws + row * 4 + 2),
-        tl.load(laws + row * 4 + 3),
-    )
-
-
-@triton.jit
-def load_laws(laws, rows, mask):
-    """`load_law` of a vector of rows."""
-    at = laws + rows * 4
-    maximum, cutoff = tl.load(at, mask=mask, other=0.0), tl.load(at + 1, mask=mask, other=0.0)
-    return maximum, cutoff, tl.load(at + 2, mask=mask, other=-1.0), tl.load(at + 3, mask=mask, other=0.0)
-
-
-@triton.jit
-def probabilities(x, ids, maximum, cutoff, inverse_temperature, scale, argmax):
-    """P of `ids`, whose logits are x; `scale` is 1 / normalizer or a multiple of it."""
-    if inverse_temperature < 0:
-        p = tl.where(ids == argmax, scale, 0.0)
+def load_law(laws, row, mask=None):
+    """Of a row, or of a vector of rows."""
+    at = laws.numbers + row * 4
+    if mask is None:
+        argmax = tl.load(laws.argmax + row).to(tl.int32)
+        law = RowLaw(tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), argmax)
     else:
-        p = weigh(x, maximum, cutoff, inverse_temperature) * scale
+        maximum, cutoff = tl.load(at, mask=mask, other=0.0), tl.load(at + 1, mask=mask, other=0.0)
+        inverse_temperature = tl.load(at + 2, mask=mask, other=-1.0)
+        inverse_normalizer = tl.load(at + 3, mask=mask, other=0.0)
+        argmax = tl.load(laws.argmax + row, mask=mask, other=-1).to(tl.int32)
+        law = RowLaw(maximum, cutoff, inverse_temperature, inverse_normalizer, argmax)
+    return law
+
+
+@triton.jit
+def load_row(target, b, i, row, mask=None):
+    """Row i of sequence b, whose law is number `row`; or vectors of them."""
+    return Row(start_of(target.rows, b, i), target.rows.vocab, load_law(target.laws, row, mask))
+
+
+@triton.jit
+def probabilities(row, ids, scale):
+    """``scale * P`` of ids."""
+    law = row.law
+    x = load_logits(row.start, ids, row.vocab)
+    scale = law.inverse_normalizer * scale
+    if law.inverse_temperature < 0:
+        p = tl.where(ids == law.argmax, scale, 0.0)
+    else:
+        p = weigh(x, law, law.cutoff) * scale
     return p
 
 
 @triton.jit
-def load_values(
-    row, first_tile, vocab, maximum, cutoff, inverse_temperature, key0, key1, ids_of, NOISY: tl.constexpr,
-    TILES: tl.constexpr,
-):  # fmt: skip
+def load_values(row, first_tile, noise, TILES: tl.constexpr):
     """What is selected from: the logits of some tiles, or the scores (logit - max) / T + G of what the law keeps."""
     ids = tile_ids(first_tile, TILES)
-    x = load_logits(row, ids, vocab)
-    if NOISY:
-        score = (x - maximum) * inverse_temperature
-        if ids_of is None:
-            noise = noise_of_tiles(key0, key1, first_tile * TILE, TILES)
+    x = load_logits(row.start, ids, row.vocab)
+    if noise.key0 is not None:
+        score = (x - row.law.max) * row.law.inverse_temperature
+        if noise.to_target is None:
+            drawn = noise_of_tiles(noise.key0, noise.key1, first_tile * TILE, TILES)
         else:
-            noise = noise_at(key0, key1, tl.load(ids_of + ids, mask=ids < vocab, other=0))
-        x = tl.where((x >= cutoff) & (score >= -87.0), score + noise, -INFINITY)
+            drawn = noise_at(noise.key0, noise.key1, tl.load(noise.to_target + ids, mask=ids < row.vocab, other=0))
+        x = tl.where((x >= row.law.cutoff) & (score >= -87.0), score + drawn, -INFINITY)
     return x
 
 
 @triton.jit
-def measure(
-    bound, row, vocab, tiles, tile_max, maximum, cutoff, inverse_temperature, key0, key1, ids_of,
-    NOISY: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
-    """How many values have a key >= bound, their mass, the lowest such key and the highest key below.
+def measure(bound, row, tile_max, noise, TILES: tl.constexpr):
+    """How many values have a key >= bound, their mass (of logits), the lowest such key and the highest key below.
 
     Tiles whose maximum lies below the bound are not read.
     """
@@ -92,18 +105,19 @@ def measure(
     mass = tl.zeros((), tl.float32)
     lowest = tl.full((), LAST_ID, tl.int32)
     highest = tl.full((), LOWEST_KEY, tl.int32)
+    tiles = num_tiles(row.vocab)
     for first in range(0, tiles, TILES):
         t = first + tl.arange(0, TILES)
         top = tl.max(ordered(tl.load(tile_max + t, mask=t < tiles, other=-INFINITY)), 0)
         if top < bound:
             highest = tl.maximum(highest, top)
         else:
-            x = load_values(row, first, vocab, maximum, cutoff, inverse_temperature, key0, key1, ids_of, NOISY, TILES)
+            x = load_values(row, first, noise, TILES)
             key = ordered(x)
             reached = key >= bound
             count += tl.sum(tl.sum(reached.to(tl.int32), 1), 0)
-            if not NOISY:
-                weight = tl.where(reached, weigh(x, maximum, -INFINITY, inverse_temperature), 0.0)
+            if noise.key0 is None:
+                weight = tl.where(reached, weigh(x, row.law, -INFINITY), 0.0)
                 mass += tl.sum(tl.sum(weight, 1), 0)
             lowest = tl.minimum(lowest, tl.min(tl.min(tl.where(reached, key, LAST_ID), 1), 0))
             highest = tl.maximum(highest, tl.max(tl.max(tl.where(reached, LOWEST_KEY, key), 1), 0))
@@ -120,18 +134,27 @@ def places(inside, TILES: tl.constexpr):
 
 @triton.jit
 def select(
-    floor, wanted, wanted_mass, by_mass, row, vocab, tiles, tile_max, top, maximum, cutoff, inverse_temperature,
-    key0, key1, ids_of, listed, NOISY: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
+    floor,
+    wanted,
+    wanted_mass,
+    by_mass,
+    row,
+    tile_max,
+    top,
+    noise,
+    listed,
+    TILES: tl.constexpr,
+):
     """The largest c >= floor such that the number of values >= c reaches `wanted` (or, if `by_mass`, their mass reaches
     `wanted_mass`); floor if none does.
 
     Bisection, each bound moved on to a value of the row: over the row until few values lie between the bounds, then
     over the list of those in registers. `top` is the largest value; `listed` is scratch for `CANDIDATES` int32.
     """
+    tiles = num_tiles(row.vocab)
     low = tl.maximum(ordered(floor), LOWEST_KEY).to(tl.int64)  # reaches the goal, or is the floor
     high = ordered(top).to(tl.int64) + 1  # does not
-    count_low = vocab + tl.zeros((), tl.int32)
+    count_low = row.vocab + tl.zeros((), tl.int32)
     count_high = tl.zeros((), tl.int32)
     mass_high = tl.zeros((), tl.float32)
     by_value = tl.zeros((), tl.int32)
@@ -142,10 +165,7 @@ def select(
             between = 0.5 * from_ordered(low.to(tl.int32)) + 0.5 * from_ordered((high - 1).to(tl.int32))
             middle = tl.minimum(tl.maximum(ordered(between).to(tl.int64), low + 1), high - 1)
         by_value = 1 - by_value
-        count, mass, lowest, highest = measure(
-            middle.to(tl.int32), row, vocab, tiles, tile_max, maximum, cutoff, inverse_temperature, key0, key1,
-            ids_of, NOISY, TILES,
-        )  # fmt: skip
+        count, mass, lowest, highest = measure(middle.to(tl.int32), row, tile_max, noise, TILES)
         enough = tl.where(by_mass, (mass >= wanted_mass).to(tl.int32), (count >= wanted).to(tl.int32)) > 0
         if enough:
             low = tl.minimum(lowest.to(tl.int64), high - 1)
@@ -159,10 +179,7 @@ def select(
         for first in range(0, tiles, TILES):
             t = first + tl.arange(0, TILES)
             if tl.max(ordered(tl.load(tile_max + t, mask=t < tiles, other=-INFINITY)), 0) >= low:
-                x = load_values(
-                    row, first, vocab, maximum, cutoff, inverse_temperature, key0, key1, ids_of, NOISY, TILES
-                )
-                key = ordered(x)
+                key = ordered(load_values(row, first, noise, TILES))
                 inside = (key >= low.to(tl.int32)) & (key < high)
                 place, count = places(inside, TILES)
                 place += listed_count
@@ -174,8 +191,8 @@ def select(
         keys = tl.load(listed + slot, mask=valid, other=LOWEST_KEY)
         # each counts as one, or as its weight
         amount = tl.full((CANDIDATES,), 1.0, tl.float32)
-        if not NOISY:
-            weight = weigh(from_ordered(keys), maximum, -INFINITY, inverse_temperature)
+        if noise.key0 is None:
+            weight = weigh(from_ordered(keys), row.law, -INFINITY)
             amount = tl.where(by_mass, weight, amount)
         left = tl.where(by_mass, wanted_mass - mass_high, (wanted - count_high).to(tl.float32))
         while high - low > 1:
@@ -237,3 +254,28 @@ def walk_ids(weight, ids, rest):
     possible = weight > 0.0
     hit = tl.min(tl.where(possible & (tl.cumsum(weight, 0) > rest), ids, LAST_ID), 0)
     return tl.where(hit < LAST_ID, hit, tl.max(tl.where(possible, ids, 0), 0))
+
+
+@triton.jit
+def draw_from_law(row, masses, uniform, without, TILES: tl.constexpr):
+    """An id from P by inverse CDF, `masses` being those of its tiles; or from P without the id `without`, if that is
+    given (-1: none) and anything else is possible.
+    """
+    tiles = num_tiles(row.vocab)
+    lane = tl.arange(0, TILE)
+    if without is None:
+        tile, rest = walk_tiles(masses, tiles, uniform, -1, 0.0, TILES)
+    else:
+        hole = without // TILE
+        ids = tl.maximum(hole, 0) * TILE + lane
+        weight = weigh(load_logits(row.start, ids, row.vocab), row.law, row.law.cutoff)
+        mass = tl.sum(tl.where(ids == without, 0.0, weight), 0)
+        tile, rest = walk_tiles(masses, tiles, uniform, tl.where(without < 0, -1, hole), mass, TILES)
+        if tile < 0:  # all mass is on it
+            without = tl.full((), -1, tl.int32)
+            tile, rest = walk_tiles(masses, tiles, uniform, -1, 0.0, TILES)
+    ids = tl.maximum(tile, 0) * TILE + lane
+    weight = weigh(load_logits(row.start, ids, row.vocab), row.law, row.law.cutoff)
+    if without is not None:
+        weight = tl.where(ids == without, 0.0, weight)
+    return walk_ids(weight, ids, rest)

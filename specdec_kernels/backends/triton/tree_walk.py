@@ -9,100 +9,115 @@ import triton.language as tl
 
 from .arithmetic import INFINITY, LAST_ID, TILE, any_flags
 from .law import needed
-from .mixture import NO_ROW, weights
+from .mixture import NO_ROW, law_remainder
 from .noise import best_of_row
-from .row import load_laws, tile_ids, walk_ids, walk_tiles, weigh
+from .remainder import load_position
+from .row import load_law, load_logits, num_tiles, start_of, tile_ids, walk_ids, walk_tiles, weigh
 from .tree import coin_at, store_path, token_of
 
 
 @triton.jit
-def is_mixed(row, inner, EVERYWHERE: tl.constexpr):
+def is_mixed(row, trees, EVERYWHERE: tl.constexpr):
     """Whether a cascade's law takes the place of P after a node."""
-    return row >= 0 if EVERYWHERE else tl.load(inner + row) > 0
+    return row >= 0 if EVERYWHERE else tl.load(trees.inner + row) > 0
 
 
-@triton.jit(do_not_specialize=["num_nodes", "tiles"])
+@triton.jit
+def cascade_law(target, draft, mixtures, b, node, row, ids):
+    """A cascade's law after a node, of target ids."""
+    at = load_position(target, draft, b, node, row, row)
+    return law_remainder(at, mixtures, row, 1.0, row >= 0, ids)
+
+
+@triton.jit(do_not_specialize=["num_nodes"])
 def law_masses(
-    target, stride_batch, stride_row, num_nodes, tiles, blocks, laws, argmax,
-    draft, draft_stride_batch, draft_stride_row, draft_vocab, draft_laws, draft_argmax, draft_status, map_to, map_size,
-    PROBS: tl.constexpr, BONUS: tl.constexpr, mixture, KEPT_BY: tl.constexpr, vocab, inner, EVERYWHERE: tl.constexpr,
-    masses, TILES: tl.constexpr,
-):  # fmt: skip
+    target,
+    num_nodes,
+    trees,
+    draft,
+    mixtures,
+    masses,
+    EVERYWHERE: tl.constexpr,
+    TILES: tl.constexpr,
+):
     """A program for TILES tiles of a row where a cascade's law is drawn from: the mass of that in each."""
+    tiles = num_tiles(target.rows.vocab)
     programs = (tiles + TILES - 1) // TILES
     row = (tl.program_id(0) // programs).to(tl.int64)
     first_tile = tl.program_id(0) % programs * TILES
     b = row // num_nodes
     node = row % num_nodes
-    wanted, _ = needed(b, node, blocks, False)
+    wanted, _ = needed(trees.spans, b, node, False)
     if wanted:
-        if is_mixed(row, inner, EVERYWHERE):
-            law = weights(
-                target + b * stride_batch + node * stride_row, row, laws, argmax, 1.0, row >= 0, draft,
-                b * draft_stride_batch + node * draft_stride_row, row, draft_vocab, draft_laws, draft_argmax, map_to,
-                map_size, tile_ids(first_tile, TILES), vocab, PROBS, mixture, KEPT_BY,
-            )  # fmt: skip
+        if is_mixed(row, trees, EVERYWHERE):
+            law = cascade_law(target, draft, mixtures, b, node, row, tile_ids(first_tile, TILES))
             tile = first_tile + tl.arange(0, TILES)
             tl.store(masses + row * tiles + tile, tl.sum(law, 1), mask=tile < tiles)
 
 
-@triton.jit(do_not_specialize=["num_nodes", "tiles"])
+@triton.jit(do_not_specialize=["num_nodes"])
 def choose(
-    target, stride_batch, stride_row, num_nodes, tiles, blocks, laws, argmax,
-    draft, draft_stride_batch, draft_stride_row, draft_vocab, draft_laws, draft_argmax, draft_status, map_to, map_size,
-    PROBS: tl.constexpr, BONUS: tl.constexpr, mixture, KEPT_BY: tl.constexpr, vocab, inner, EVERYWHERE: tl.constexpr,
-    masses, tile_mass, uniforms, best, best_id, status, chosen, TILES: tl.constexpr,
-):  # fmt: skip
+    target,
+    num_nodes,
+    trees,
+    draft,
+    mixtures,
+    masses,
+    tile_mass,
+    uniforms,
+    best,
+    chosen,
+    EVERYWHERE: tl.constexpr,
+    TILES: tl.constexpr,
+):
     """A program a node: the token after it, by its uniform or its tiles' best scores; flags go to the row's status."""
     row = tl.program_id(0).to(tl.int64)
     b = row // num_nodes
     node = row % num_nodes
-    wanted, _ = needed(b, node, blocks, False)
+    tiles = num_tiles(target.rows.vocab)
+    status = target.laws.status + row
+    wanted, _ = needed(trees.spans, b, node, False)
     if wanted:
-        id = tl.load(argmax + row).to(tl.int32)
+        id = tl.load(target.laws.argmax + row).to(tl.int32)
         mixed = row < 0
-        if KEPT_BY != NO_ROW:
-            mixed = is_mixed(row, inner, EVERYWHERE)
-        if best is not None:
-            if tl.load(laws + row * 4 + 2) > 0:
-                id = best_of_row(best + row * tiles, best_id + row * tiles, tiles, TILES)
+        if mixtures.kept_by != NO_ROW:
+            mixed = is_mixed(row, trees, EVERYWHERE)
+        if best.id is not None:
+            if tl.load(target.laws.numbers + row * 4 + 2) > 0:
+                id = best_of_row(best, row, tiles, TILES)
         elif mixed:
-            if KEPT_BY != NO_ROW:
+            if mixtures.kept_by != NO_ROW:
                 uniform, flags = coin_at(uniforms, row)
                 tile, rest = walk_tiles(masses + row * tiles, tiles, uniform, -1, 0.0, TILES)
                 ids = tl.maximum(tile, 0) * TILE + tl.arange(0, TILE)
-                law = weights(
-                    target + b * stride_batch + node * stride_row, row, laws, argmax, 1.0, row >= 0, draft,
-                    b * draft_stride_batch + node * draft_stride_row, row, draft_vocab, draft_laws, draft_argmax,
-                    map_to, map_size, ids, vocab, PROBS, mixture, KEPT_BY,
-                )  # fmt: skip
-                id = walk_ids(law, ids, rest)
-                tl.store(status + row, tl.load(status + row) | tl.load(draft_status + row) | flags)
+                id = walk_ids(cascade_law(target, draft, mixtures, b, node, row, ids), ids, rest)
+                tl.store(status, tl.load(status) | tl.load(draft.laws.status + row) | flags)
         else:
-            id, flags = token_of(
-                row, target, stride_batch, stride_row, num_nodes, vocab, tiles, laws, argmax, tile_mass, uniforms, row,
-                TILES,
-            )  # fmt: skip
-            tl.store(status + row, tl.load(status + row) | flags)
+            id, flags = token_of(target, b, node, num_nodes, tile_mass, uniforms, row, TILES)
+            tl.store(status, tl.load(status) | flags)
         tl.store(chosen + row, id.to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["num_nodes", "max_depth"])
 def walk_tree(
-    tokens, above, ends, blocks, state, num_nodes, chosen, row_status,
-    out_tokens, num_accepted, num_tokens, status, out_nodes, max_depth, SLOTS: tl.constexpr, DEPTHS: tl.constexpr,
-):  # fmt: skip
+    trees,
+    num_nodes,
+    chosen,
+    row_status,
+    out,
+    max_depth,
+):
     """A program a sequence: from the root down while the token chosen at a node is a child's."""
     b = tl.program_id(0).to(tl.int64)
     at = b * num_nodes
-    slot = tl.arange(0, SLOTS)
-    parent = tl.load(above + at + slot, mask=slot < num_nodes, other=-1)
-    token = tl.load(tokens + at + slot, mask=slot < num_nodes, other=-1)
-    flags = tl.load(state + b)
+    slot = tl.arange(0, trees.slots)
+    parent = tl.load(trees.above + at + slot, mask=slot < num_nodes, other=-1)
+    token = tl.load(trees.tokens + at + slot, mask=slot < num_nodes, other=-1)
+    flags = tl.load(trees.state + b)
     node = tl.zeros((), tl.int32)
     accepted = tl.zeros((), tl.int32)
     final = tl.full((), -1, tl.int64)
-    walking = tl.load(blocks + b * 3 + 1) >= 0
+    walking = tl.load(trees.spans + b * 4 + 1) >= 0
     while walking:
         flags |= tl.load(row_status + at + node)
         wanted = tl.load(chosen + at + node)
@@ -110,53 +125,56 @@ def walk_tree(
         if (child < LAST_ID) & (accepted < max_depth):
             node = child
             accepted += 1
-            walking = tl.load(ends + at + node) == 0
+            walking = tl.load(trees.ends + at + node) == 0
         else:
             final = wanted
             walking = child < 0
-    store_path(
-        b, tokens, above, num_nodes, node, accepted, final, flags, out_tokens, num_accepted, num_tokens, status,
-        out_nodes, max_depth, DEPTHS,
-    )  # fmt: skip
+    store_path(b, trees, num_nodes, node, accepted, final, flags, out, max_depth)
 
 
-@triton.jit(do_not_specialize=["num_nodes", "max_depth", "tiles", "epsilon", "delta"])
+@triton.jit(do_not_specialize=["num_nodes", "max_depth"])
 def typical(
-    target, stride_batch, stride_row, tiles, vocab, laws, argmax, row_status, tile_mass, values, uniforms,
-    tokens, above, ends, blocks, state, num_nodes, epsilon, delta, reached,
-    out_tokens, num_accepted, num_tokens, status, out_nodes, max_depth,
-    SLOTS: tl.constexpr, DEPTHS: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
+    target,
+    tile_mass,
+    values,
+    trees,
+    num_nodes,
+    uniforms,
+    epsilon,
+    delta,
+    reached,
+    out,
+    max_depth,
+    TILES: tl.constexpr,
+):
     """A program a sequence: which nodes pass, then level by level which are reached, and a token after the best of the
     deepest. `reached` ``[batch, 2, num_nodes]`` float32: depth (-1: not reached) and log-likelihood.
     """
     b = tl.program_id(0).to(tl.int64)
-    flags = tl.load(state + b)
+    flags = tl.load(trees.state + b)
     node = tl.zeros((), tl.int32)
     accepted = tl.zeros((), tl.int32)
     final = tl.full((), -1, tl.int64)
-    if tl.load(blocks + b * 3 + 1) >= 0:
+    if tl.load(trees.spans + b * 4 + 1) >= 0:
         at = b * num_nodes
-        slot = tl.arange(0, SLOTS)
+        slot = tl.arange(0, trees.slots)
         inside = slot < num_nodes
-        parent = tl.load(above + at + slot, mask=inside, other=-1)
-        token = tl.load(tokens + at + slot, mask=inside, other=-1)
+        parent = tl.load(trees.above + at + slot, mask=inside, other=-1)
+        token = tl.load(trees.tokens + at + slot, mask=inside, other=-1)
         hangs = parent >= 0
-        maximum, _, inverse_temperature, _ = load_laws(laws, at + parent, hangs)
+        law = load_law(target.laws, at + parent, hangs)
         normalizer = tl.load(values + (at + parent) * 6 + 4, mask=hangs, other=1.0)
         entropy = tl.load(values + (at + parent) * 6 + 5, mask=hangs, other=0.0)
-        x = tl.load(target + b * stride_batch + parent * stride_row + token, mask=hangs, other=-INFINITY).to(tl.float32)
-        x = tl.where(x == x, x, -INFINITY)
-        one_hot = inverse_temperature < 0
-        best = tl.load(argmax + at + parent, mask=hangs, other=-1)
-        p = tl.div_rn(weigh(x, maximum, -INFINITY, inverse_temperature), normalizer)
-        p = tl.where(one_hot, (token == best).to(tl.float32), p)
+        x = load_logits(start_of(target.rows, b, parent), tl.where(hangs, token, -1), target.rows.vocab)
+        one_hot = law.inverse_temperature < 0
+        p = tl.div_rn(weigh(x, law, -INFINITY), normalizer)
+        p = tl.where(one_hot, (token == law.argmax).to(tl.float32), p)
         least = tl.minimum(delta * tl.exp(tl.where(one_hot, 0.0, -entropy)), epsilon)
         passes = hangs & (p > least)
         log_p = tl.log(tl.where(p > 0.0, p, 1.0))
         depth = tl.where(slot == 0, 0.0, -1.0)
-        depth_above = tl.full((SLOTS,), -1.0, tl.float32)
-        likelihood = tl.zeros((SLOTS,), tl.float32)
+        depth_above = tl.full((trees.slots,), -1.0, tl.float32)
+        likelihood = tl.zeros((trees.slots,), tl.float32)
         reached += at * 2
         growing = flags == flags
         while growing:
@@ -174,16 +192,10 @@ def typical(
         score = tl.where(depth == deepest, likelihood, -INFINITY)
         node = tl.min(tl.where((depth == deepest) & (score == tl.max(score, 0)), slot, LAST_ID), 0)
         accepted = deepest.to(tl.int32)
-        row_flags = tl.load(row_status + at + parent, mask=hangs & (depth_above >= 0.0), other=0)
+        row_flags = tl.load(target.laws.status + at + parent, mask=hangs & (depth_above >= 0.0), other=0)
         flags |= any_flags(row_flags)
-        if tl.load(ends + at + node) == 0:
-            id, coin_flags = token_of(
-                at + node, target, stride_batch, stride_row, num_nodes, vocab, tiles, laws, argmax, tile_mass, uniforms,
-                at, TILES,
-            )  # fmt: skip
+        if tl.load(trees.ends + at + node) == 0:
+            id, coin_flags = token_of(target, b, node, num_nodes, tile_mass, uniforms, at, TILES)
             final = id.to(tl.int64)
-            flags |= coin_flags | tl.load(row_status + at + node)
-    store_path(
-        b, tokens, above, num_nodes, node, accepted, final, flags, out_tokens, num_accepted, num_tokens, status,
-        out_nodes, max_depth, DEPTHS,
-    )  # fmt: skip
+            flags |= coin_flags | tl.load(target.laws.status + at + node)
+    store_path(b, trees, num_nodes, node, accepted, final, flags, out, max_depth)

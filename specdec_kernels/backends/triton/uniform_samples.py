@@ -12,9 +12,19 @@ from .launch import numbers_a_program, run
 
 
 @triton.jit(do_not_specialize=["step", "num", "groups", "count", "purpose"])
-def kernel(seeds, steps, step, num, groups, count, purpose, out, BLOCK: tl.constexpr):
-    """A program for BLOCK counters of any sequences: four uniforms each."""
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+def kernel(
+    seeds,
+    steps,
+    step,
+    num,
+    groups,
+    count,
+    purpose,
+    out,
+    NUMBERS: tl.constexpr,
+):
+    """A program for NUMBERS counters of any sequences: four uniforms each."""
+    index = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
     inside = index < count
     b = index // groups
     group = index % groups
@@ -33,8 +43,8 @@ def uniform_samples(seeds: Tensor, steps: Tensor | None, step: int, num: int, pu
     out = torch.empty(seeds.shape[0], num, dtype=torch.float32, device=seeds.device)
     groups = triton.cdiv(num, 4)
     count = seeds.shape[0] * groups
-    block = numbers_a_program(count)
+    a_program = numbers_a_program(count)
     steps = None if steps is None else steps.contiguous()
-    grid = (triton.cdiv(count, block),)
-    run(kernel, grid, seeds.contiguous(), steps, step, num, groups, count, purpose, out, BLOCK=block)
+    grid = (triton.cdiv(count, a_program),)
+    run(kernel, grid, seeds.contiguous(), steps, step, num, groups, count, purpose, out, NUMBERS=a_program)
     return out

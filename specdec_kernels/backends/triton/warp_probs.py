@@ -7,31 +7,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .bundles import rows_of
 from .launch import run, tiles_a_program, tiles_of
-from .law import Rows, find_laws
-from .row import load_law, load_logits, probabilities, tile_ids
+from .law import find_laws
+from .row import load_row, num_tiles, probabilities, tile_ids
 
 
-@triton.jit(do_not_specialize=["n", "tiles"])
-def kernel(logits, stride_batch, stride_row, vocab, n, tiles, laws, argmax, out, TILES: tl.constexpr):
+@triton.jit(do_not_specialize=["n"])
+def kernel(
+    target,
+    n,
+    out,
+    TILES: tl.constexpr,
+):
     """A program for TILES tiles of one row."""
-    programs = (tiles + TILES - 1) // TILES
+    programs = (num_tiles(target.rows.vocab) + TILES - 1) // TILES
     row = (tl.program_id(0) // programs).to(tl.int64)
     ids = tile_ids(tl.program_id(0) % programs * TILES, TILES)
-    maximum, cutoff, inverse_temperature, inverse_normalizer = load_law(laws, row)
-    x = load_logits(logits + row // n * stride_batch + row % n * stride_row, ids, vocab)
-    best = tl.load(argmax + row).to(tl.int32)
-    p = probabilities(x, ids, maximum, cutoff, inverse_temperature, inverse_normalizer, best)
-    tl.store(out + row * vocab + ids, p, mask=ids < vocab)
+    p = probabilities(load_row(target, row // n, row % n, row), ids, 1.0)
+    tl.store(out + row * target.rows.vocab + ids, p, mask=ids < target.rows.vocab)
 
 
 def warp_probs(logits: Tensor, *params: object) -> Tensor:
     """``[batch, n, vocab]`` to probabilities of the same shape."""
     batch, n, vocab = logits.shape
-    rows = Rows(logits, batch, n, *logits.stride()[:2])
-    found = find_laws(rows, params)
+    found = find_laws(rows_of(logits), batch, n, params)
     out = torch.empty(batch, n, vocab, dtype=torch.float32, device=logits.device)
-    tiles, a_program = tiles_of(vocab), tiles_a_program(vocab, 4)
-    grid = (batch * n * triton.cdiv(tiles, a_program),)
-    run(kernel, grid, *rows.address, vocab, n, tiles, found.laws, found.argmax, out, TILES=a_program)
+    a_program = tiles_a_program(vocab, 4)
+    run(kernel, (batch * n * triton.cdiv(tiles_of(vocab), a_program),), found.target, n, out, TILES=a_program)
     return out

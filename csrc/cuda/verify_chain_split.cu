@@ -2,7 +2,7 @@
 // for its law; then what is left (residual masses, noise), where the last block to arrive at a sequence decides it. Where
 // a target law looks at both rows of a position as a whole, one more before the last finds the mixtures.
 #include "cuda/rows.cuh"
-#include "cuda/verify.cuh"
+#include "cuda/verify_chain.cuh"
 
 namespace specdec::cuda {
 namespace {
@@ -26,13 +26,18 @@ __device__ __forceinline__ TileTable table_of(float* tables, int64_t index, int 
 }
 
 // Whether the positions' mixtures differ.
-SPECDEC_HD bool finds_mixtures(const VerifyArgs& args) {
+SPECDEC_HD bool finds_mixtures(const VerifyChainArgs& args) {
   return is_cascade(args.law.kind) ||
          (args.law.kind == LawKind::kLossy && args.law.variant && (args.draft.data || args.draft_probs.data));
 }
 
+// Positions of a sequence that may have a draft law.
+SPECDEC_HD int64_t draft_positions(const VerifyChainArgs& args) {
+  return args.num_draft + (args.law.cascade_bonus ? 1 : 0);
+}
+
 // Rows of a sequence that may be read: its target rows, then its draft rows if those are read.
-SPECDEC_HD int64_t tasks_of_sequence(const VerifyArgs& args) {
+SPECDEC_HD int64_t tasks_of_sequence(const VerifyChainArgs& args) {
   return args.num_draft + 1 + (reads_draft(args) ? draft_positions(args) : 0);
 }
 
@@ -44,15 +49,15 @@ struct Task {
   RowView row;
   Sampling sampling;
 
-  __device__ Task(const VerifyArgs& args, int64_t task) {
+  __device__ Task(const VerifyChainArgs& args, int64_t task) {
     const int64_t rows = tasks_of_sequence(args);
     b = task / rows;
     i = task % rows;
     is_draft = i > args.num_draft;
     if (is_draft) i -= args.num_draft + 1;
     span = find_span(args, b);
-    needed = !span.idle && (is_draft ? i < drafts(args, span) : i <= span.length - (span.ends_in_eos ? 1 : 0));
-    index = (is_draft ? span.draft_row_index : span.target_index) + i;
+    needed = !span.idle && i < (is_draft ? draft_rows(args, span) : target_rows(span));
+    index = (is_draft ? span.draft_index : span.target_index) + i;
     row = is_draft ? draft_row(args, span, i) : target_row(args, span, i);
     sampling = is_draft ? draft_sampling(args, b) : target_sampling(args, b);
   }
@@ -70,7 +75,7 @@ __device__ __forceinline__ bool arrives_last(unsigned* arrived, int64_t blocks) 
 }
 
 __global__ void __launch_bounds__(kRowThreads, 2)
-    verify_scan_kernel(const __grid_constant__ VerifyArgs args, const __grid_constant__ Workspace work) {
+    verify_scan_kernel(const __grid_constant__ VerifyChainArgs args, const __grid_constant__ Workspace work) {
   allow_next();
   const Task task(args, blockIdx.x / work.chunks);
   if (!task.needed) return;
@@ -83,7 +88,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
 }
 
 __global__ void __launch_bounds__(kRowThreads, 2)
-    verify_laws_kernel(const __grid_constant__ VerifyArgs args, const __grid_constant__ Workspace work) {
+    verify_laws_kernel(const __grid_constant__ VerifyChainArgs args, const __grid_constant__ Workspace work) {
   SPECDEC_DYNAMIC_SHARED(shared);
   SPECDEC_SHARED(Reading, read, 1);
   allow_next();
@@ -110,39 +115,39 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   if (!task.is_draft && work.measured) work.measured[task.index] = 0;
 }
 
-__device__ __forceinline__ DraftLaw draft_law_at(const VerifyArgs& args, const Workspace& work, const Span& span,
+__device__ __forceinline__ DraftLaw draft_law_at(const VerifyChainArgs& args, const Workspace& work, const Span& span,
                                                  int64_t b, int64_t i) {
   const bool known = reads_draft(args) && !has_stats(args);
-  return draft_law(args, span, b, i, known ? work.draft_laws[span.draft_row_index + i] : RowLaw{});
+  return draft_law(args, span, b, i, known ? work.draft_laws[span.draft_index + i] : RowLaw{});
 }
 
 // P of position i, and Q where there is one. By one thread, and out of line for the registers.
-__device__ __noinline__ void set_rows(const VerifyArgs& args, const Workspace& work, const Span& span, int64_t b,
-                                      int64_t i, Remainder& at) {
+__device__ __noinline__ void set_rows(const VerifyChainArgs& args, const Workspace& work, const Span& span, int64_t b,
+                                      int64_t i, Position& at) {
   const bool cut = cut_of(target_sampling(args, b), args.target.vocab).any;
-  at = {target_row(args, span, i), work.target_laws[span.target_index + i], cut, 1.0f, DraftLaw{}};
-  if (i < drafts(args, span)) at.draft = draft_law_at(args, work, span, b, i);
+  at = {target_row(args, span, i), work.target_laws[span.target_index + i], cut};
+  if (i < draft_rows(args, span)) at.draft = draft_law_at(args, work, span, b, i);
 }
 
 // Finds the mixture of each position. A measure is summed by all its blocks; solving for a scale takes one block, as the
 // sum is wanted again and again.
 __global__ void __launch_bounds__(kRowThreads, 2)
-    verify_mixtures_kernel(const __grid_constant__ VerifyArgs args, const __grid_constant__ Workspace work) {
+    verify_mixtures_kernel(const __grid_constant__ VerifyChainArgs args, const __grid_constant__ Workspace work) {
   SPECDEC_SHARED(Span, span, 1);
   SPECDEC_SHARED(Mixing, mixing, 1);
-  SPECDEC_SHARED(Remainder, at, 1);
+  SPECDEC_SHARED(Position, at, 1);
   allow_next();
   const int64_t position = blockIdx.x / work.chunks, positions = draft_positions(args);
   const int64_t b = position / positions, i = position % positions;
   const int chunk = int(blockIdx.x % work.chunks);
   const Span found = find_span(args, b);
   wait_for_previous();
-  if (found.idle || i >= drafts(args, found)) return;
+  if (found.idle || i >= draft_rows(args, found)) return;
   const int64_t index = found.target_index + i;
   by_one([&] {
     span[0] = found;
     set_rows(args, work, span[0], b, i, at[0]);
-    if (work.target_raws) mixing[0] = {work.target_raws[index], work.draft_raws[found.draft_row_index + i], {}};
+    if (work.target_raws) mixing[0] = {work.target_raws[index], work.draft_raws[found.draft_index + i], {}};
     begin(args.law, mixing[0], at[0]);
   });
   const int tiles = at[0].row.tiles();
@@ -163,209 +168,223 @@ __device__ __forceinline__ const Mixture& mixture_at(const Workspace& work, int6
   return work.mixtures ? work.mixtures[index] : work.mixture;
 }
 
+// A position that one lane looks at, for the rules that can look at many at once: what common/chain_rules.h asks of a chain.
+class Lane {
+ public:
+  __device__ Lane(const VerifyChainArgs& args, const Workspace& work, const Span& span, int64_t b)
+      : args_(args), work_(work), span_(span), b_(b) {}
+
+  int32_t status = 0;
+
+  __device__ int64_t token(int64_t i) const { return token_at(args_, span_, i); }
+  __device__ float coin(int64_t i) { return uniform_at(args_, span_, i + 1, &status); }
+
+  __device__ void read_target(int64_t i) {
+    i_ = i;
+    status |= law().status;
+  }
+  __device__ void read_draft(int64_t i) {
+    draft_ = draft_law_at(args_, work_, span_, b_, i);
+    status |= draft_.law.status;
+  }
+
+  __device__ bool cascade() const { return is_cascade(args_.law.kind); }
+  __device__ bool certain() const { return law().one_hot && !cascade(); }
+  __device__ int64_t argmax() const { return law().argmax; }
+  __device__ float p(int32_t x) const { return prob_at(row(), law(), x); }
+  __device__ float q(int32_t x) const { return draft_.prob(x); }
+  __device__ bool keeps(int32_t x) const {
+    return cuda::keeps(draft_decides(args_.law.kind), mixture(), row(), draft_, x);
+  }
+  __device__ float accept() const { return mixture().accept; }
+
+  __device__ int64_t wanted(int64_t i) const {
+    if (!work_.best || law().one_hot) return argmax();
+    return noisy_id(atomicMax(&work_.best[span_.target_index + i], Fixed(0)));
+  }
+
+ private:
+  __device__ const RowLaw& law() const { return work_.target_laws[span_.target_index + i_]; }
+  __device__ const Mixture& mixture() const { return mixture_at(work_, span_.target_index + i_); }
+  __device__ RowView row() const { return target_row(args_, span_, i_); }
+
+  const VerifyChainArgs& args_;
+  const Workspace& work_;
+  const Span& span_;
+  const int64_t b_;
+  int64_t i_ = 0;
+  DraftLaw draft_;
+};
+
 // One sequence in the last kernel. Every thread of a block goes the same way; so does every block of the sequence until
 // they hand over.
-class Decision {
+class Chain {
  public:
-  // `span` and `from` are in shared memory: what all threads know alike.
-  __device__ Decision(const VerifyArgs& args, const Workspace& work, int64_t b, Span& span, Remainder& from)
-      : args_(args), work_(work), b_(b), span_(span), from_(from) {
+  // `span` and `now` are in shared memory: what all threads know alike.
+  __device__ Chain(const VerifyChainArgs& args, const Workspace& work, int64_t b, Span& span, Position& now)
+      : args_(args), work_(work), b_(b), span_(span), now_(now) {
     const Span found = find_span(args, b);
     by_one([&] { span = found; });
-    out_.status = span_.status;
+    status_ = span_.status;
     tiles_ = (args.target.vocab + kTile - 1) / kTile;
     writes_ = chunk() == 0;
   }
 
   __device__ void run() {
-    if (!span_.idle) {
-      if (args_.acceptance == Acceptance::kMatch || args_.acceptance == Acceptance::kGreedy)
-        match_rule();
-      else if (by_block(args_, b_))
-        block_rule();
-      else
-        token_rule();
-    }
-    if (writes_) write_outcome(args_, span_, b_, out_);
+    Outcome outcome;
+    if (!span_.idle) outcome = by_match(args_) ? by_noise() : by_coins(by_block(args_, b_));
+    if (writes_) write_outcome(args_, span_, b_, outcome, status_, threadIdx.x, blockDim.x);
   }
+
+  // ---- What common/chain_rules.h asks of a chain, for the block rule ----
+
+  __device__ int64_t token(int64_t i) const { return token_at(args_, span_, i); }
+  __device__ float coin(int64_t i) { return uniform(i + 1); }
+  __device__ void enter(int64_t i, float w) {
+    set_position(i, w);
+    status_ |= now_.law.status | now_.draft.law.status;
+  }
+  __device__ float residual(int64_t i) const { return residual_mass(now_, mass_of(i)); }
+  __device__ float next_weight(int64_t i, float w) const {
+    return cuda::next_weight(args_.law, now_, int32_t(token(i)), w);
+  }
+  __device__ void remember(int64_t, float w) { remembered_w_ = w; }
 
  private:
-  __device__ int64_t token(int64_t i) const { return token_at(args_, span_, i); }
-  __device__ RowView row(int64_t i) const { return target_row(args_, span_, i); }
   __device__ const RowLaw& target(int64_t i) const { return work_.target_laws[span_.target_index + i]; }
-  __device__ DraftLaw draft(int64_t i) const { return draft_law_at(args_, work_, span_, b_, i); }
-  __device__ bool cascade() const { return is_cascade(args_.law.kind); }
-  __device__ const Mixture& mixture(int64_t i) const { return mixture_at(work_, span_.target_index + i); }
   __device__ TileTable table(int64_t i) const { return table_of(work_.target_tables, span_.target_index + i, tiles_); }
-  __device__ int64_t rows() const { return span_.length + (span_.ends_in_eos ? 0 : 1); }  // whose laws are known
+  __device__ float* mass_of(int64_t i) const { return work_.mass + (span_.target_index + i) * tiles_; }
   __device__ int chunk() const { return int(blockIdx.x % work_.chunks); }
-
-  template <class F>
-  __device__ void for_each_tile(F f) const {
-    for (int tile = chunk() * num_warps() + warp_id(); tile < tiles_; tile += int(work_.chunks) * num_warps()) f(tile);
-  }
+  __device__ float uniform(int64_t i) { return uniform_at(args_, span_, i, &status_); }
 
   __device__ bool last_to_arrive() { return writes_ = arrives_last(&work_.arrived[b_], work_.chunks); }
 
-  // What is left at position i: of w times its law after Q, or of a bonus all of P or of a cascade's law.
-  __device__ void set_remainder(int64_t i, float w) {
+  // Goes to position i, where w times its law is left after Q, or of a bonus all of P or of a cascade's law.
+  __device__ void set_position(int64_t i, float w) {
     by_one([&] {
-      set_rows(args_, work_, span_, b_, i, from_);
-      if (i >= drafts(args_, span_)) return;
-      from_.mixture = mixture(i);
-      from_.draft_decides = draft_decides(args_.law.kind);
-      if (i == span_.length)
-        from_.set_cascade();
-      else
-        from_.set_residual(args_.law, w);
+      set_rows(args_, work_, span_, b_, i, now_);
+      if (i >= draft_rows(args_, span_)) return;
+      now_.mixture = mixture_at(work_, span_.target_index + i);
+      now_.draft_decides = draft_decides(args_.law.kind);
+      now_.left = i == span_.length ? cascade_of(now_.mixture) : residual_of(args_.law, now_.mixture, w);
     });
   }
 
-  // Its masses, this block's share of the tiles.
+  // The masses of what is left there, this block's share of the tiles.
   __device__ void find_masses(const TileTable& table, float* mass) {
-    if (!from_.certain()) masses_of(from_, table, mass, chunk(), int(work_.chunks));
+    if (!now_.certain()) masses_of(now_, table, mass, chunk(), int(work_.chunks));
   }
 
   // By the last block: an id from the masses that all have left; from P or a cascade's law where nothing is left.
-  __device__ void draw(const TileTable& table, float* mass, float uniform) {
+  __device__ int64_t draw(const TileTable& table, float* mass, float uniform) {
     SPECDEC_SHARED(int32_t, box, 1);
-    if (from_.certain()) {
-      out_.final = from_.law.argmax;
-      return;
-    }
-    for (int attempt = 0; attempt < 2; ++attempt) {
+    for (int attempt = 0;; ++attempt) {
       if (warp_id() == 0) {
-        const int32_t id = draw_id(from_, mass, uniform);
+        const int32_t id = draw_id(now_, mass, uniform);
         if (lane_id() == 0) box[0] = id;
       }
       __syncthreads();
-      out_.final = attempt == 0 ? box[0] : max(box[0], 0);
-      if (out_.final >= 0) return;
-      by_one([&] { from_.take_all(); });
-      masses_of(from_, table, mass, 0, 1);
+      if (attempt > 0) return max(box[0], 0);
+      if (box[0] >= 0) return box[0];
+      by_one([&] { now_.take_all(); });
+      masses_of(now_, table, mass, 0, 1);
       __syncthreads();
     }
   }
 
-  // A position a lane, so that their loads are in flight together; then the first at which the rule stops counts.
-  template <class F>
-  __device__ void stop_at_first(F stops) {
+  // A position a lane, so that their loads are in flight together; those before the first that is not accepted count.
+  template <class Accepts>
+  __device__ int64_t count_accepted(Accepts accepts) {
     for (int64_t begin = 0;; begin += 32) {
       const int64_t i = begin + lane_id();
-      int32_t status = 0;
-      const bool stop = i >= span_.length || stops(i, &status);
-      if (i < rows()) status |= target(i).status;
-      const unsigned stopping = __ballot_sync(kAllLanes, stop);
+      Lane at(args_, work_, span_, b_);
+      bool stops = true;
+      if (i < span_.length)
+        stops = !accepts(at, i);
+      else if (i < target_rows(span_))
+        at.read_target(i);
+      const unsigned stopping = __ballot_sync(kAllLanes, stops);
       const int first = stopping ? __ffs(int(stopping)) - 1 : 31;
-      out_.status |= warp_reduce(lane_id() <= first ? status : 0, Or{});
-      out_.accepted = begin + first;
-      if (stopping) return;
+      status_ |= warp_reduce(lane_id() <= first ? at.status : 0, Or{});
+      if (stopping) return begin + first;
     }
   }
 
-  __device__ void token_rule() {
-    stop_at_first([&](int64_t i, int32_t* status) {
-      const RowLaw& law = target(i);
-      const int32_t x = int32_t(token(i));
-      if (law.one_hot && !cascade()) return x != law.argmax;
-      const DraftLaw q = draft(i);
-      *status |= q.law.status;
-      const Mixture& m = mixture(i);
-      if (needs_no_coin(args_.law, m, row(i), q, x)) return false;
-      const float p = m.accept * prob_at(row(i), law, x);
-      return !accept_token(uniform_at(args_, span_, i + 1, status), p, q.prob(x));
-    });
-    const int64_t i = out_.accepted;
-    if (i >= rows()) return;
-    set_remainder(i, 1.0f);
-    if (from_.certain()) {
-      out_.final = from_.law.argmax;
-      return;
+  // The token rule, or the block rule where `weighs`.
+  __device__ Outcome by_coins(bool weighs) {
+    if (weighs) {
+      find_all_masses();
+      if (!last_to_arrive()) return {};
     }
-    if (i == span_.length && from_.mixed) out_.status |= from_.draft.law.status;
-    const float uniform = coin(0);
+    const int64_t i = weighs ? block_rule(*this, span_.length)
+                             : count_accepted([](Lane& at, int64_t j) { return accepts_by_token(at, j); });
+    if (next_after(span_, i) == Next::kNothing) return {i, Outcome::kNothing};
+    // Goes to where the token after the accepted ones comes from. What was not read before counts now.
+    set_position(i, remembered_w_);
+    status_ |= now_.law.status;
+    if (now_.certain()) return {i, now_.law.argmax};
+    status_ |= now_.draft.law.status;
+    const float u = uniform(0);
     // Beside sequences under the block rule, which have room at every position, only the same layout is safe.
-    float* mass = args_.acceptance == Acceptance::kBlock ? block_mass(i) : work_.mass + b_ * tiles_;
-    find_masses(table(i), mass);
-    if (last_to_arrive()) draw(table(i), mass, uniform);
+    float* mass = args_.acceptance == Acceptance::kBlock ? mass_of(i) : work_.mass + b_ * tiles_;
+    if (!weighs) {
+      find_masses(table(i), mass);
+      if (!last_to_arrive()) return {};
+    }
+    return {i, draw(table(i), mass, u)};
   }
 
-  __device__ float* block_mass(int64_t i) const { return work_.mass + (span_.target_index + i) * tiles_; }
-
-  __device__ void block_rule() {
-    // All that could be needed: what is left of P at each position given w, which its own past decides.
-    float w = 1.0f;
-    for (int64_t i = 0; i < rows() && w > 0; ++i) {
-      set_remainder(i, w);
-      find_masses(table(i), block_mass(i));
-      if (i < span_.length) w = next_weight(args_.law, from_, int32_t(token(i)), w);
-    }
-    if (!last_to_arrive()) return;
-    // The last i with u_i < h_i counts, so the walk goes on after a failure; it ends where w has become 0.
-    float best_w = 1.0f;
-    w = 1.0f;
-    for (int64_t i = 0; i < span_.length; ++i) {
-      set_remainder(i, w);
-      out_.status |= from_.law.status | from_.draft.law.status;
-      if (i > 0 && coin(i) < block_threshold(w, residual_mass(from_, block_mass(i)))) {
-        out_.accepted = i;
-        best_w = w;
-      }
-      w = next_weight(args_.law, from_, int32_t(token(i)), w);
-      if (w > 0 && i + 1 < span_.length) continue;
-      if (coin(i + 1) < w) out_.accepted = span_.length;
-      break;
-    }
-    if (out_.accepted >= rows()) return;
-    set_remainder(out_.accepted, best_w);
-    out_.status |= from_.law.status;
-    if (from_.mixed) out_.status |= from_.draft.law.status;
-    draw(table(out_.accepted), block_mass(out_.accepted), from_.certain() ? 0.0f : coin(0));
+  // All that the block rule could need: what is left at each position given w, which its own past decides.
+  __device__ void find_all_masses() {
+    const Walked end = walk_weights(*this, span_.length, [&](int64_t i, float) { find_masses(table(i), mass_of(i)); });
+    if (!(end.w > 0) || span_.ends_in_eos) return;
+    set_position(span_.length, end.w);
+    find_masses(table(span_.length), mass_of(span_.length));
   }
 
-  __device__ float coin(int64_t i) { return uniform_at(args_, span_, i, &out_.status); }
-
-  __device__ void match_rule() {
-    const bool noisy = args_.acceptance == Acceptance::kMatch && args_.noise_keys != nullptr;
-    if (noisy) {
-      for (int64_t i = 0; i < rows(); ++i) {
+  // Match and greedy.
+  __device__ Outcome by_noise() {
+    if (work_.best) {
+      for (int64_t i = 0; i < target_rows(span_); ++i) {
         const RowLaw law = target(i);
         if (law.one_hot) continue;
         const TileTable tiles = table(i);
         BestNoisy best;
-        for_each_tile([&](int tile) {
+        for (int tile = chunk() * num_warps() + warp_id(); tile < tiles_; tile += int(work_.chunks) * num_warps())
           if (tiles.max[tile] >= law.cutoff)
-            best.see(row(i), law, tile, args_.noise_keys[span_.target_index + i], nullptr);
-        });
+            best.see(target_row(args_, span_, i), law, tile, args_.noise_keys[span_.target_index + i], nullptr);
         const Fixed key = warp_reduce(best.key, Max{});
         if (lane_id() == 0 && key) atomicMax(&work_.best[span_.target_index + i], key);
       }
-      if (!last_to_arrive()) return;
+      if (!last_to_arrive()) return {};
     }
-    const auto wanted = [&](int64_t i) -> int64_t {
-      if (!noisy || target(i).one_hot) return target(i).argmax;
-      return noisy_id(atomicMax(&work_.best[span_.target_index + i], Fixed(0)));
-    };
-    stop_at_first([&](int64_t i, int32_t*) { return token(i) != wanted(i); });
-    if (out_.accepted < rows()) out_.final = wanted(out_.accepted);
+    const int64_t i = count_accepted([](Lane& at, int64_t j) {
+      at.read_target(j);
+      return accepts_by_match(at, j, at.wanted(j));
+    });
+    if (next_after(span_, i) == Next::kNothing) return {i, Outcome::kNothing};
+    Lane last(args_, work_, span_, b_);
+    last.read_target(i);
+    return {i, last.wanted(i)};
   }
 
-  const VerifyArgs& args_;
+  const VerifyChainArgs& args_;
   const Workspace& work_;
   const int64_t b_;
   const Span& span_;
-  Remainder& from_;
-  Outcome out_;
+  Position& now_;
+  float remembered_w_ = 1.0f;
+  int32_t status_;
   int tiles_;
   bool writes_;  // the outputs: this block does
 };
 
 __global__ void __launch_bounds__(kRowThreads, 2)
-    verify_decide_kernel(const __grid_constant__ VerifyArgs args, const __grid_constant__ Workspace work) {
+    verify_decide_kernel(const __grid_constant__ VerifyChainArgs args, const __grid_constant__ Workspace work) {
   SPECDEC_SHARED(Span, span, 1);
-  SPECDEC_SHARED(Remainder, from, 1);
+  SPECDEC_SHARED(Position, now, 1);
   wait_for_previous();
-  Decision(args, work, blockIdx.x / work.chunks, span[0], from[0]).run();
+  Chain(args, work, blockIdx.x / work.chunks, span[0], now[0]).run();
 }
 
 template <class T>
@@ -375,7 +394,7 @@ T* scratch(const Launch& launch, int64_t count) {
 
 }  // namespace
 
-cudaError_t verify_split(const VerifyArgs& args, const Launch& launch) {
+cudaError_t verify_split(const VerifyChainArgs& args, const Launch& launch) {
   const int64_t target_rows = args.cu ? args.total + args.batch : args.batch * (args.num_draft + 1);
   const int64_t draft_rows = args.law.cascade_bonus ? target_rows : args.total;
   const int64_t tiles = (args.target.vocab + kTile - 1) / kTile;

@@ -1,6 +1,6 @@
-// Sum over ids of min(P, Q) at every position of the blocks: a measurement of the draft, a block of threads a position.
+// Sum over ids of min(P, Q) at every position of the spans: a measurement of the draft, a block of threads a position.
 #include "cuda/rows.cuh"
-#include "cuda/verify.cuh"
+#include "cuda/verify_chain.cuh"
 
 namespace specdec::cuda {
 namespace {
@@ -23,7 +23,7 @@ __device__ float overlap_of_tile(const RowView& row, const RowLaw& law, const Dr
 
 // `tables`: of each position [tiles + draft tiles, TileTable::kNumbers].
 __global__ void __launch_bounds__(kRowThreads, 2)
-    overlap_kernel(const __grid_constant__ VerifyArgs args, float* tables, int tiles, int draft_tiles) {
+    overlap_kernel(const __grid_constant__ VerifyChainArgs args, float* tables, int tiles, int draft_tiles) {
   SPECDEC_DYNAMIC_SHARED(shared);
   SPECDEC_SHARED(Reading, read, 1);
   SPECDEC_SHARED(DraftLaw, q, 1);
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
 
 }  // namespace
 
-cudaError_t verify_overlap(const VerifyArgs& args, const Launch& launch) {
+cudaError_t verify_overlap(const VerifyChainArgs& args, const Launch& launch) {
   const int64_t positions = args.batch * args.num_draft;
   if (positions == 0) return cudaSuccess;
   const int tiles = (args.target.vocab + kTile - 1) / kTile;

@@ -1,10 +1,10 @@
 // verify_chain and verify_packed: which layout takes a call.
 #include "cuda/rows.cuh"
-#include "cuda/verify.cuh"
+#include "cuda/verify_chain.cuh"
 
 namespace specdec::cuda {
 
-cudaError_t verify(const VerifyArgs& args, const Launch& launch) {
+cudaError_t verify_chain(const VerifyChainArgs& args, const Launch& launch) {
   if (args.batch == 0) return cudaSuccess;
   const int64_t processors = multiprocessors();
   const int tiles = (args.target.vocab + kTile - 1) / kTile;

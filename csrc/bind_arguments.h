@@ -1,0 +1,190 @@
+// How an op's arguments cross torch's dispatcher, as specdec_kernels/ops/arguments.py defines it: tensors and sizes alone, the
+// tensors of sampling parameters in one list, all other numbers in one list of doubles. These structs are that list's order,
+// and nothing else is; python_tests/ops/test_arguments.py compares them with the definition.
+#pragma once
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "common/params.h"
+
+namespace specdec::bind {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using MaybeTensor = std::optional<Tensor>;
+using PerSequence = std::optional<std::vector<MaybeTensor>>;
+using Numbers = std::vector<double>;
+
+struct FlatLaw {
+  double number, variant, alpha, beta, cascade_bonus;
+};
+
+struct FlatParams {
+  double temperature, top_k, top_p, min_p, min_p_first;
+};
+
+// The tensors of one FlatParams in `per_sequence`, in this order.
+enum PerSequenceTensor { kTemperatures, kTopKs, kTopPs, kMinPs, kNumPerSequence };
+
+struct RowStatsSettings {
+  double raw;
+  FlatParams params;
+};
+
+struct WarpProbsSettings {
+  FlatParams params;
+};
+
+struct SampleSettings {
+  FlatParams params;
+};
+
+struct VerifySettings {
+  FlatLaw law;
+  FlatParams params, draft_params;
+};
+
+struct VerifyChainSettings {
+  VerifySettings shared;
+  double acceptance, return_acceptance;
+};
+
+struct VerifyTreeSettings {
+  VerifySettings shared;
+  double acceptance, epsilon, delta;
+};
+
+template <class Settings>
+Settings settings_of(const Numbers& given) {
+  STD_TORCH_CHECK(given.size() * sizeof(double) == sizeof(Settings), "specdec: settings must hold ",
+                  sizeof(Settings) / sizeof(double), " numbers, got ", given.size());
+  Settings settings;
+  std::memcpy(&settings, given.data(), sizeof(Settings));
+  return settings;
+}
+
+inline int64_t integer(double x, double least, double most, const char* what) {
+  STD_TORCH_CHECK(x >= least && x <= most && x == std::trunc(x), "specdec: ", what, " must be a whole number from ",
+                  least, " to ", most);
+  return int64_t(x);
+}
+
+template <class T>
+struct TorchDType;
+template <>
+struct TorchDType<float> {
+  static constexpr ScalarType kType = ScalarType::Float;
+  static int32_t code() { return aoti_torch_dtype_float32(); }
+};
+template <>
+struct TorchDType<int32_t> {
+  static constexpr ScalarType kType = ScalarType::Int;
+  static int32_t code() { return aoti_torch_dtype_int32(); }
+};
+template <>
+struct TorchDType<int64_t> {
+  static constexpr ScalarType kType = ScalarType::Long;
+  static int32_t code() { return aoti_torch_dtype_int64(); }
+};
+
+inline DType dtype_of(const Tensor& x) {
+  switch (x.scalar_type()) {
+    case ScalarType::Float:
+      return DType::kFloat32;
+    case ScalarType::BFloat16:
+      return DType::kBFloat16;
+    case ScalarType::Half:
+      return DType::kFloat16;
+    default:
+      STD_TORCH_CHECK(false, "specdec: logits must be float32, bfloat16 or float16");
+      __builtin_unreachable();
+  }
+}
+
+// From the tensors that an op was given to what kernels take, with the checks that memory safety needs: validation, with
+// better words, is in specdec_kernels/ops. Keeps a contiguous copy alive of what was not contiguous: those are all small.
+template <class Device>
+class Given {
+ public:
+  explicit Given(const Device& device) : device_(device) {}
+
+  // Exactly `count` elements of type T.
+  template <class T>
+  const T* flat(const Tensor& x, int64_t count, const char* what) {
+    STD_TORCH_CHECK(x.scalar_type() == TorchDType<T>::kType && x.numel() == count, "specdec: ", what,
+                    " has another dtype or shape than it must have");
+    return static_cast<const T*>(contiguous(x));
+  }
+  template <class T>
+  const T* flat(const MaybeTensor& x, int64_t count, const char* what) {
+    return x ? flat<T>(*x, count, what) : nullptr;
+  }
+
+  // Exactly `count` indices of either width.
+  Ids ids(const Tensor& x, int64_t count, const char* what) {
+    const ScalarType type = x.scalar_type();
+    STD_TORCH_CHECK((type == ScalarType::Long || type == ScalarType::Int) && x.numel() == count, "specdec: ", what,
+                    " has another dtype or shape than it must have");
+    return {contiguous(x), type == ScalarType::Long};
+  }
+  Ids ids(const MaybeTensor& x, int64_t count, const char* what) { return x ? ids(*x, count, what) : Ids{}; }
+
+  // [batch, n, vocab]; [n, vocab] as one batch.
+  Rows rows(const Tensor& x) const {
+    const int64_t dim = x.dim();
+    STD_TORCH_CHECK((dim == 2 || dim == 3) && x.stride(dim - 1) == 1,
+                    "specdec: rows must be contiguous in the last dimension");
+    device_.check(x);
+    const int64_t vocab = x.size(dim - 1);
+    STD_TORCH_CHECK(1 <= vocab && vocab <= kMostIds, "specdec: a row has 1 to 2**30 elements");
+    return {x.const_data_ptr(), dtype_of(x), int32_t(vocab), dim == 3 ? x.stride(0) : 0, x.stride(dim - 2)};
+  }
+
+  // One set of sampling parameters; its tensors are those from `first` on.
+  SamplingArgs params(const FlatParams& given, const PerSequence& tensors, size_t first, int64_t batch) {
+    SamplingArgs args{float(given.temperature),
+                      integer(given.top_k, 0, 0x1p31, "top_k"),
+                      float(given.top_p),
+                      float(given.min_p),
+                      given.min_p_first != 0,
+                      nullptr,
+                      nullptr,
+                      nullptr,
+                      nullptr};
+    if (!tensors) return args;
+    const MaybeTensor* const own = tensors->data() + first;
+    args.temperatures = flat<float>(own[kTemperatures], batch, "temperature");
+    args.top_ks = flat<int64_t>(own[kTopKs], batch, "top_k");
+    args.top_ps = flat<float>(own[kTopPs], batch, "top_p");
+    args.min_ps = flat<float>(own[kMinPs], batch, "min_p");
+    return args;
+  }
+
+ private:
+  static constexpr int64_t kMostIds = int64_t(1) << 30;
+
+  const void* contiguous(const Tensor& x) {
+    device_.check(x);
+    if (x.is_contiguous()) return x.const_data_ptr();
+    return copies_.emplace_back(torch::stable::contiguous(x)).const_data_ptr();
+  }
+
+  const Device& device_;
+  std::vector<Tensor> copies_;
+};
+
+// Sampling parameters of so many sets, or none, have tensors.
+inline void check_per_sequence(const PerSequence& tensors, size_t sets) {
+  STD_TORCH_CHECK(!tensors || tensors->size() == sets * kNumPerSequence, "specdec: per_sequence must hold ",
+                  sets * kNumPerSequence, " tensors or None");
+}
+
+}  // namespace specdec::bind

@@ -1,0 +1,120 @@
+// The rules by which a chain of draft tokens is accepted, each written once, over what a position of the chain can answer.
+//
+// A `Chain` is one sequence of one backend, standing at one position:
+//
+//   token(i)              the draft token of position i, x
+//   read_target(i)        go to position i and read P; its flags count from here on
+//   read_draft(i)         read Q too, and begin the law that the target law makes of both; the flags of Q count
+//   certain(), argmax()   whether that law is P and all on one id, so that neither Q nor a coin is needed; that id
+//   p(x), q(x), keeps(x)  P and Q of an id, and whether a cascade's law keeps it
+//   accept()              the factor of P in the token rule (1 unless the target law says otherwise)
+//   coin(i)               the coin of draft token x_i
+//   enter(i, w)           read_target, read_draft, and know what is left there of w times the law after Q
+//   residual(i)           the mass of that: the sum of (w law - Q)+
+//   next_weight(i, w)     w after x: see weight_after
+//   remember(i, w)        note the position as the one where a token may have to be recovered
+//   wanted(i)             what the target itself draws there, for match and greedy
+#pragma once
+#include "common/span.h"
+
+namespace specdec {
+
+// Token rule (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318): whether x_i is accepted. A cascade takes
+// what it keeps without a coin.
+template <class Chain>
+SPECDEC_RULE bool accepts_by_token(Chain& at, int64_t i) {
+  at.read_target(i);
+  const int32_t x = int32_t(at.token(i));
+  if (at.certain()) return x == at.argmax();
+  at.read_draft(i);
+  if (at.cascade() && at.q(x) > 0 && at.keeps(x)) return true;
+  const float p = at.accept() * at.p(x);
+  return accept_token(at.coin(i), p, at.q(x));
+}
+
+// How many draft tokens are accepted: those before the first that is not.
+template <class Chain>
+SPECDEC_RULE int64_t token_rule(Chain& chain, int64_t length) {
+  int64_t i = 0;
+  while (i < length && accepts_by_token(chain, i)) ++i;
+  return i;
+}
+
+// Block rule (Sun et al. 2024, arXiv 2403.10444, algorithm 2): the weight w after x, where it was w before.
+template <class Position>
+SPECDEC_RULE float weight_after(const TargetLaw& law, const Position& at, int32_t x, float w) {
+  const float p = at.p(x), q = at.q(x);
+  const bool kept = is_cascade(law.kind) && at.keeps(x);
+  return next_block_weight(w, law_at(law, at.mixture, p, q, kept), q);
+}
+
+// The walk of the block rule, which depends on no coin: visit(i, w) at each position until w has become 0.
+struct Walked {
+  int64_t positions;
+  float w;  // after the last of them
+};
+
+template <class Chain, class Visit>
+SPECDEC_RULE Walked walk_weights(Chain& chain, int64_t length, Visit visit) {
+  float w = 1.0f;
+  int64_t i = 0;
+  for (; i < length && w > 0; ++i) {
+    chain.enter(i, w);
+    visit(i, w);
+    w = chain.next_weight(i, w);
+  }
+  return {i, w};
+}
+
+// How many draft tokens are accepted. The last coin that succeeds counts, so the walk goes on after a failure.
+template <class Chain>
+SPECDEC_RULE int64_t block_rule(Chain& chain, int64_t length) {
+  int64_t accepted = 0;
+  const Walked end = walk_weights(chain, length, [&](int64_t i, float w) {
+    if (i > 0 && !(chain.coin(i - 1) < block_threshold(w, chain.residual(i)))) return;
+    accepted = i;
+    chain.remember(i, w);
+  });
+  if (end.positions > 0 && chain.coin(end.positions - 1) < end.w) accepted = length;
+  return accepted;
+}
+
+// What follows the accepted tokens.
+enum class Next : int32_t { kNothing, kBonus, kRecovered };
+
+SPECDEC_HD Next next_after(const Span& span, int64_t accepted) {
+  if (accepted < span.length) return Next::kRecovered;
+  return span.ends_in_eos ? Next::kNothing : Next::kBonus;
+}
+
+// Match and greedy: whether x_i is accepted, being what the target itself draws.
+template <class Chain>
+SPECDEC_RULE bool accepts_by_match(const Chain& at, int64_t i, int64_t wanted) {
+  return at.token(i) == wanted;
+}
+
+// How many draft tokens are accepted, and what the target draws after them.
+template <class Chain>
+SPECDEC_RULE Outcome match_rule(Chain& chain, const Span& span) {
+  for (int64_t i = 0; i < target_rows(span); ++i) {
+    chain.read_target(i);
+    const int64_t wanted = chain.wanted(i);
+    if (i == span.length || !accepts_by_match(chain, i, wanted)) return {i, wanted};
+  }
+  return {span.length, Outcome::kNothing};
+}
+
+SPECDEC_HD bool by_match(const VerifyChainArgs& args) {
+  return args.acceptance == Acceptance::kMatch || args.acceptance == Acceptance::kGreedy;
+}
+
+// What becomes of a sequence whose positions are visited one after the other. final_token(next, accepted) draws.
+template <class Chain>
+SPECDEC_RULE Outcome chain_rule(const VerifyChainArgs& args, const Span& span, int64_t b, Chain& chain) {
+  if (span.idle) return {};
+  if (by_match(args)) return match_rule(chain, span);
+  const int64_t accepted = by_block(args, b) ? block_rule(chain, span.length) : token_rule(chain, span.length);
+  return {accepted, chain.final_token(next_after(span, accepted), accepted)};
+}
+
+}  // namespace specdec

@@ -1,0 +1,13 @@
+// The list of ops. From it come the declarations of the kernels on each device (cpu/ops.h, cuda/ops.h), what csrc/bind_ops.h
+// knows them by, and their registrations: OP(Name, op) stands for op `op`, whose kernels take Name##Args (common/params.h).
+#pragma once
+
+#define SPECDEC_OPS(OP)               \
+  OP(RowStats, row_stats)             \
+  OP(WarpProbs, warp_probs)           \
+  OP(UniformSamples, uniform_samples) \
+  OP(NoiseKeys, noise_keys)           \
+  OP(Sample, sample)                  \
+  OP(VerifyChain, verify_chain)       \
+  OP(VerifyTree, verify_tree)         \
+  OP(GatherKV, gather_kv_)

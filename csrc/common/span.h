@@ -1,0 +1,136 @@
+// The span of a sequence: the drafted extent that the rules look at. Where its rows are, how long it is, what is given for
+// it beside logits, and where the outcome goes.
+#pragma once
+#include "common/ids.h"
+#include "common/row_stats.h"
+
+namespace specdec {
+
+struct Span {
+  int64_t batch = 0, first_target = 0, first_draft = 0;  // indices of its first rows in `Rows`
+  int64_t target_index = 0, draft_index = 0;             // the same in the flat arrays
+  int64_t token_index = 0;                               // of its first draft token
+  int64_t length = 0;                                    // draft tokens that the rules look at
+  int32_t status = 0;
+  bool idle = false, ends_in_eos = false;
+};
+
+SPECDEC_HD bool has_draft(const VerifyArgs& args) { return args.draft.data || args.draft_probs.data; }
+
+// Whether the laws of the draft's logits are the caller's to tell.
+SPECDEC_HD bool has_stats(const VerifyArgs& args) { return args.draft.data && args.draft_values; }
+
+SPECDEC_HD bool is_eos(const VerifyArgs& args, int64_t id) {
+  for (int64_t e = 0; e < args.num_eos; ++e)
+    if (args.eos_token_ids[e] == id) return true;
+  return false;
+}
+
+// Uniform number i of the sequence (of a chain 0: the final draw, i >= 1: the coin of draft token i); calls without any
+// are greedy.
+SPECDEC_HD float uniform_at(const VerifyArgs& args, const Span& span, int64_t i, int32_t* status) {
+  const float u = args.uniform_samples ? args.uniform_samples[span.target_index + i] : 0.0f;
+  if (is_uniform(u)) return u;
+  *status |= kBadParam;
+  return 0.0f;
+}
+
+// The law of draft row i of sequence b where has_stats.
+SPECDEC_HD RowLaw kept_draft_law(const VerifyArgs& args, const Span& span, int64_t b, int64_t i) {
+  const int64_t index = span.draft_index + i;
+  return kept_law(args.draft_values + index * kNumValues, args.draft_argmax[index], args.draft_status[index],
+                  sampling_of(args.draft_params, b), args.draft.vocab);
+}
+
+// ---- Of chains ----
+
+SPECDEC_HD int64_t token_at(const VerifyChainArgs& args, const Span& span, int64_t i) {
+  return id_at(args.draft_tokens, span.token_index + i);
+}
+
+SPECDEC_HD Sampling target_sampling(const VerifyChainArgs& args, int64_t b) {
+  const Sampling s = sampling_of(args.params, b);
+  return args.acceptance == Acceptance::kGreedy ? made_greedy(s) : s;
+}
+
+// The end that a draft token makes of the span: before a placeholder (-1) or an id that is none, and after an EOS, cut there
+// before any rule looks at it.
+enum class End : int32_t { kNone, kEos, kPlaceholder, kBadToken };
+
+SPECDEC_HD End end_at(const VerifyChainArgs& args, const Span& span, int64_t i) {
+  const int64_t id = token_at(args, span, i);
+  if (id < 0 || id >= args.target.vocab) return id == -1 ? End::kPlaceholder : End::kBadToken;
+  return is_eos(args, id) ? End::kEos : End::kNone;
+}
+
+struct FoundEnd {
+  int64_t position;
+  End end;
+};
+
+// The span of sequence b. search(limit, end_at) gives the first position below `limit` with an end, or {limit, kNone}.
+template <class Search>
+SPECDEC_RULE Span find_span(const VerifyChainArgs& args, int64_t b, Search search) {
+  Span span;
+  int64_t room = args.num_draft;
+  if (args.cu) {
+    const int64_t start = args.cu[b], stop = args.cu[b + 1];
+    if (start < 0 || stop < start || stop > args.total) {
+      span.idle = true;
+      span.status = kBadParam;
+      return span;
+    }
+    span.token_index = start;
+    span.first_target = span.target_index = start + b;
+    span.first_draft = args.law.cascade_bonus ? span.first_target : start;
+    if (stop - start > room) span.status |= kBadParam;
+    room = stop - start < room ? stop - start : room;
+  } else {
+    span.batch = b;
+    span.token_index = b * args.num_draft;
+    span.target_index = b * (args.num_draft + 1);
+  }
+  span.draft_index = args.law.cascade_bonus ? span.target_index : span.token_index;
+  const int64_t given = args.num_draft_tokens.data ? id_at(args.num_draft_tokens, b) : room;
+  if (given > room || given < -1) span.status |= kBadParam;
+  span.idle = given < 0;
+  if (span.idle) return span;
+  const FoundEnd found = search(given < room ? given : room, [&](int64_t i) { return end_at(args, span, i); });
+  span.ends_in_eos = found.end == End::kEos;
+  span.length = found.position + (span.ends_in_eos ? 1 : 0);
+  if (found.end == End::kBadToken) span.status |= kBadToken;
+  return span;
+}
+
+// Whether sequence b goes by the block rule. The token rule serves a draft that is one-hot in law: in law the block rule is
+// the same there, and it needs no draft.
+SPECDEC_HD bool by_block(const VerifyChainArgs& args, int64_t b) {
+  return args.acceptance == Acceptance::kBlock && has_draft(args) &&
+         (args.draft_probs.data || !sampling_of(args.draft_params, b).greedy);
+}
+
+// Rows of a sequence whose target law may be wanted, and those whose draft law may be: with the bonus', where there is one.
+SPECDEC_HD int64_t target_rows(const Span& span) { return span.length + (span.ends_in_eos ? 0 : 1); }
+SPECDEC_HD int64_t draft_rows(const VerifyChainArgs& args, const Span& span) {
+  return args.law.cascade_bonus ? target_rows(span) : span.length;
+}
+
+// What a rule decided: how many draft tokens are accepted, and the token after them (or kNothing).
+struct Outcome {
+  static constexpr int64_t kNothing = -1;
+  int64_t accepted = 0, final = kNothing;
+};
+
+// The outputs of sequence b, by `workers` of whom this is number `worker`.
+SPECDEC_HD void write_outcome(const VerifyChainArgs& args, const Span& span, int64_t b, const Outcome& outcome,
+                              int32_t status, int64_t worker, int64_t workers) {
+  int64_t* tokens = args.tokens + b * (args.num_draft + 1);
+  for (int64_t i = worker; i <= args.num_draft; i += workers)
+    tokens[i] = i < outcome.accepted ? token_at(args, span, i) : i == outcome.accepted ? outcome.final : -1;
+  if (worker != 0) return;
+  args.num_accepted[b] = int32_t(outcome.accepted);
+  args.num_tokens[b] = int32_t(outcome.accepted + (outcome.final >= 0));
+  args.status[b] = status;
+}
+
+}  // namespace specdec

@@ -1,0 +1,266 @@
+// The rules by which nodes of a token tree are accepted, each written once, over what the rows of a sequence can answer.
+//
+// `Rows` are one sequence's rows as a backend reads them, by a team of threads (the CPU's has one). All of them go the same
+// way, with the same numbers; what they share is written by one.
+//
+//   by_one(f)                   f(), by one of the team; what it writes is there for all
+//   for_each(n, f)              f(i) of each i < n, by any of the team; what is written is there for all
+//   flags_of(n, f)              all flags that f(i) gives of i < n
+//   flag(flags), status()       what was found wrong, in what was read or elsewhere
+//   coin(node)                  a node's uniform; the root's is the final draw's
+//
+// A target row at a time, for rules that ask for no more:
+//
+//   read(node, whole)           reads a node's row: P is its law, or that with nothing cut from it if `whole`
+//   law(), p(id), entropy()     of P
+//   mix(node)                   makes P the cascade's law, which reads the draft's row
+//   draw(uniform)               a token from P
+//   noisy(node)                 the token that a node's noise picks from P
+//
+// `Laws`, a SiblingLaws, for those that reject children one by one:
+//
+//   read(laws, node, drafted)   reads a node's target row, and its draft row if children are to be tried
+//   sums(laws, scale, taken)    RejectionSums
+//   draw(laws, uniform)         a token from P as it is now
+#pragma once
+#include "common/siblings.h"
+#include "common/tree.h"
+
+namespace specdec {
+
+// What a rule decides: the last accepted node, and the token after it (or kNothing).
+struct TreeOutcome {
+  int32_t node;
+  int64_t final;
+};
+
+template <class Rows>
+class TreeRules {
+ public:
+  using Laws = typename Rows::Laws;
+
+  // A node on the path in hand, and the weight that is left to it.
+  struct Level {
+    Laws laws;
+    int32_t node;
+    float w;
+    bool read;  // its rows were
+  };
+
+  // What the team shares.
+  struct Memory {
+    Level levels[kMostDepth + 1];
+    int32_t removed[kMostNodes];   // the children rejected on the path in hand, each node's behind its parent's
+    float likelihood[kMostNodes];  // typical acceptance: of an accepted node, log
+    int8_t depth[kMostNodes];      // and its depth; -1: not accepted
+  };
+
+  SPECDEC_MEMBER TreeRules(const VerifyTreeArgs& args, int64_t b, Rows& rows, Memory& memory)
+      : args_(args), tree_(args, b), b_(b), rows_(rows), memory_(memory) {}
+
+  SPECDEC_MEMBER TreeOutcome decide() {
+    if (tree_.token(kRoot) == -1) return {kRoot, Outcome::kNothing};  // the sequence idles
+    rows_.flag(rows_.flags_of(tree_.size(), [&](int32_t node) { return tree_.is_bad(node) ? kBadToken : 0; }));
+    switch (args_.acceptance) {
+      case TreeAcceptance::kTypical:
+        return typical();
+      case TreeAcceptance::kRecursive:
+        return recursive();
+      case TreeAcceptance::kTraversal:
+        return traversal();
+      default:
+        return walk();
+    }
+  }
+
+  // The sequence's outputs.
+  SPECDEC_MEMBER void write(const TreeOutcome& outcome) {
+    int64_t* tokens = args_.tokens + b_ * (args_.max_depth + 1);
+    int64_t* nodes = args_.accepted_nodes + b_ * args_.max_depth;
+    rows_.for_each(args_.max_depth + 1, [&](int64_t i) {
+      tokens[i] = -1;
+      if (i < args_.max_depth) nodes[i] = -1;
+    });
+    rows_.by_one([&] {
+      int64_t accepted = 0;
+      for (int32_t node = outcome.node; node > kRoot && accepted < args_.max_depth; node = tree_.parent(node))
+        ++accepted;
+      int32_t node = outcome.node;
+      for (int64_t d = accepted - 1; d >= 0; --d, node = tree_.parent(node)) {
+        nodes[d] = node;
+        tokens[d] = tree_.token(node);
+      }
+      if (outcome.final >= 0) tokens[accepted] = outcome.final;
+      args_.num_accepted[b_] = int32_t(accepted);
+      args_.num_tokens[b_] = int32_t(accepted + (outcome.final >= 0));
+      args_.status[b_] = rows_.status();
+    });
+  }
+
+ private:
+  // Sample, greedy, match: from a node to its child that is what the target itself draws there, if it has that child.
+  SPECDEC_MEMBER TreeOutcome walk() {
+    int32_t node = kRoot;
+    while (!tree_.is_eos(node)) {
+      const int64_t wanted = wanted_at(node);
+      const int32_t child = tree_.child_with(node, wanted);
+      if (child < 0) return {node, wanted};
+      node = child;
+    }
+    return {node, Outcome::kNothing};
+  }
+
+  SPECDEC_MEMBER int64_t wanted_at(int32_t node) {
+    rows_.read(node, false);
+    if (args_.acceptance == TreeAcceptance::kSample) {
+      if (!is_cascade(args_.law.kind) || !(args_.law.cascade_bonus || tree_.has_usable_child(node))) return drawn(node);
+      rows_.mix(node);
+      return rows_.draw(rows_.coin(node));
+    }
+    return args_.noise_keys && !rows_.law().one_hot ? rows_.noisy(node) : rows_.law().argmax;
+  }
+
+  // A token from the law of the row that was read, by the coin of a node.
+  SPECDEC_MEMBER int64_t drawn(int32_t node) {
+    return rows_.law().one_hot ? rows_.law().argmax : rows_.draw(rows_.coin(node));
+  }
+
+  // Typical acceptance (Cai et al., arXiv 2401.10774): children likely enough for how uncertain the target is. Of the
+  // deepest that are accepted the likeliest counts.
+  SPECDEC_MEMBER TreeOutcome typical() {
+    const auto& depth = memory_.depth;
+    const auto& likelihood = memory_.likelihood;
+    rows_.for_each(tree_.size(), [&](int32_t node) {
+      memory_.depth[node] = node == kRoot ? 0 : -1;
+      memory_.likelihood[node] = 0.0f;
+    });
+    int32_t best = kRoot;
+    for (int32_t node = kRoot; node < tree_.size(); ++node) {
+      if (depth[node] < 0) continue;
+      if (depth[node] > depth[best] || (depth[node] == depth[best] && likelihood[node] > likelihood[best])) best = node;
+      if (!tree_.has_usable_child(node)) continue;
+      rows_.read(node, true);
+      const float least = typical_threshold(args_.epsilon, args_.delta, rows_.entropy());
+      rows_.by_one([&] {
+        for (int32_t child = tree_.first_child(node); child >= 0; child = tree_.next_sibling(child)) {
+          if (!tree_.usable(child)) continue;
+          const float p = rows_.p(int32_t(tree_.token(child)));
+          if (!(p > least)) continue;
+          memory_.depth[child] = int8_t(depth[node] + 1);
+          memory_.likelihood[child] = likelihood[node] + logf(p);
+        }
+      });
+    }
+    if (tree_.is_eos(best)) return {best, Outcome::kNothing};
+    rows_.read(best, false);
+    return {best, drawn(kRoot)};
+  }
+
+  // Recursive rejection (Miao et al., arXiv 2305.09781; Chen et al., arXiv 2402.12374): children are tried in their order by
+  // the token rule, against what P and Q have become by the rejections before.
+  SPECDEC_MEMBER TreeOutcome recursive() {
+    enter(0, kRoot, 1.0f);
+    int32_t child = tree_.first_child(kRoot);
+    while (child >= 0) {
+      if (tree_.usable(child)) {
+        const Laws& laws = read(0, true);
+        const int32_t x = int32_t(tree_.token(child));
+        const float p = laws.p(x), q = laws.q(x);
+        if (!(q > 0)) {
+          rows_.flag(kBadToken);
+        } else if (accept_token(rows_.coin(child), p, q)) {
+          enter(0, child, 1.0f);
+          child = tree_.first_child(child);
+          continue;
+        } else {
+          reject(0, x);
+        }
+      }
+      child = tree_.next_sibling(child);
+    }
+    return stop_at(0);
+  }
+
+  // Traversal (Weng et al., arXiv 2505.12398): from the leaves up, by the block rule. A node whose children are all rejected
+  // is accepted with the weight that is left to it.
+  SPECDEC_MEMBER TreeOutcome traversal() {
+    int level = 0;
+    enter(0, kRoot, 1.0f);
+    int32_t child = tree_.first_child(kRoot);
+    for (;;) {
+      const Level& at = memory_.levels[level];
+      if (child < 0) {
+        if (at.node == kRoot || rows_.coin(at.node) < at.w) return stop_at(level);
+        child = at.node;
+        Level& above = memory_.levels[--level];
+        const float left = reject(level, int32_t(tree_.token(child)));
+        rows_.by_one([&] { above.w = block_threshold(above.w, left); });
+      } else if (tree_.usable(child)) {
+        const Laws& laws = read(level, true);
+        const int32_t x = int32_t(tree_.token(child));
+        const float p = laws.p(x), q = laws.q(x);
+        if (q > 0 && level < kMostDepth) {
+          enter(++level, child, next_block_weight(at.w, p, q));
+          child = tree_.first_child(child);
+          continue;
+        }
+        rows_.flag(kBadToken);
+      }
+      child = tree_.next_sibling(child);
+    }
+  }
+
+  // Puts a node at a level, its rows not yet read.
+  SPECDEC_MEMBER void enter(int level, int32_t node, float w) {
+    rows_.by_one([&] {
+      Level& at = memory_.levels[level];
+      const Laws* above = level > 0 ? &memory_.levels[level - 1].laws : nullptr;
+      at.node = node;
+      at.w = w;
+      at.read = false;
+      at.laws.left = Siblings{};
+      at.laws.changed = false;
+      at.laws.removed = above ? above->removed + above->num_removed : memory_.removed;
+      at.laws.num_removed = 0;
+    });
+  }
+
+  // The laws of the node at a level; of Q only if children are to be tried.
+  SPECDEC_MEMBER const Laws& read(int level, bool drafted) {
+    Level& at = memory_.levels[level];
+    if (at.read) return at.laws;
+    rows_.read(at.laws, at.node, drafted);
+    rows_.by_one([&] { at.read = true; });
+    return at.laws;
+  }
+
+  // Child x of the node at a level is rejected: P becomes norm((w P - Q)+), unless that is empty, and x leaves Q (and P, as
+  // a child is rejected only where w P < Q). The sum of (w P - Q)+.
+  SPECDEC_MEMBER float reject(int level, int32_t x) {
+    Laws& laws = memory_.levels[level].laws;
+    const float w = memory_.levels[level].w;
+    rows_.by_one([&] { laws.removed[laws.num_removed++] = x; });
+    const RejectionSums sums = rows_.sums(laws, rejected_scale(laws.left, w), rejected_taken(laws.left, w));
+    rows_.by_one([&] {
+      laws.left = after_rejection(laws.left, w, sums.residual, sums.mass);
+      laws.changed = laws.changed || sums.residual > 0;
+    });
+    return sums.residual;
+  }
+
+  // The node at a level is the last that is accepted.
+  SPECDEC_MEMBER TreeOutcome stop_at(int level) {
+    const int32_t node = memory_.levels[level].node;
+    if (tree_.is_eos(node)) return {node, Outcome::kNothing};
+    const Laws& laws = read(level, false);
+    return {node, laws.certain() ? laws.law.argmax : rows_.draw(laws, rows_.coin(kRoot))};
+  }
+
+  const VerifyTreeArgs& args_;
+  const Tree tree_;
+  const int64_t b_;
+  Rows& rows_;
+  Memory& memory_;
+};
+
+}  // namespace specdec

@@ -1,0 +1,18 @@
+// P and Q at a node of a tree, summed and drawn from as its children leave them.
+#pragma once
+#include "common/siblings.h"
+#include "cpu/draw.h"
+
+namespace specdec::cpu {
+
+struct NodeLaws : SiblingLaws<Reading, DraftLaw> {
+  RejectionSums sums(float scale, float taken) const;
+  // A token from P as it is now.
+  int32_t draw(float uniform) const;
+
+ private:
+  // scale P and Q over one tile, both 0 at the children that were removed, and taken Q.
+  void fill(int tile, float scale, float taken, float* scaled_p, float* q, float* taken_q) const;
+};
+
+}  // namespace specdec::cpu

@@ -1,0 +1,78 @@
+// The rows of one sequence of a verify step: where its span ends, its target rows, its draft laws.
+#pragma once
+#include "common/chain_rules.h"
+#include "cuda/mixture.cuh"
+#include "cuda/ops.h"
+
+namespace specdec::cuda {
+
+// By a whole warp, a draft token a lane; the same in every lane.
+struct WarpSearch {
+  template <class EndAt>
+  __device__ __forceinline__ FoundEnd operator()(int64_t limit, EndAt end_at) const {
+    for (int64_t begin = 0; begin < limit; begin += 32) {
+      const int64_t i = begin + lane_id();
+      const End end = i < limit ? end_at(i) : End::kNone;
+      const unsigned ends = __ballot_sync(kAllLanes, end != End::kNone);
+      if (!ends) continue;
+      const int lane = __ffs(int(ends)) - 1;
+      return {begin + lane, End(__shfl_sync(kAllLanes, int32_t(end), lane))};
+    }
+    return {limit, End::kNone};
+  }
+};
+
+__device__ __forceinline__ Span find_span(const VerifyChainArgs& args, int64_t b) {
+  return find_span(args, b, WarpSearch{});
+}
+
+__device__ __forceinline__ RowView target_row(const VerifyArgs& args, const Span& span, int64_t i) {
+  return row_view(args.target, span.batch, span.first_target + i);
+}
+
+__device__ __forceinline__ RowView draft_row(const VerifyArgs& args, const Span& span, int64_t i) {
+  return row_view(args.draft.data ? args.draft : args.draft_probs, span.batch, span.first_draft + i);
+}
+
+// Whether draft rows must be read: to know their laws or raw rows (or, of probabilities, whether one is NaN).
+SPECDEC_HD bool reads_draft(const VerifyArgs& args) {
+  return args.draft_probs.data || (args.draft.data && (!args.draft_values || is_cascade(args.law.kind)));
+}
+
+// How draft rows are read; greedily where not their laws are wanted.
+__device__ __forceinline__ Sampling draft_sampling(const VerifyArgs& args, int64_t b) {
+  const Sampling s = sampling_of(args.draft_params, b);
+  return args.draft_probs.data || has_stats(args) ? made_greedy(s) : s;
+}
+
+// Of a row of probabilities read as logits: the one flag that they can set.
+__device__ __forceinline__ RowLaw flags_alone(RowLaw law) {
+  law.status &= kNaN;
+  law.one_hot = false;
+  return law;
+}
+
+// The draft's law at position i. `read`: the row's law, unless that is the caller's; probabilities have only its status.
+// `point`: the id that has all mass where there is no draft.
+__device__ __forceinline__ DraftLaw draft_law(const VerifyArgs& args, const Span& span, int64_t b, int64_t i,
+                                              const RowLaw& read, int32_t point) {
+  DraftLaw draft;
+  if (!has_draft(args)) {
+    draft.kind = DraftLaw::Kind::kPoint;
+    draft.token = point;
+    return draft;
+  }
+  draft.kind = args.draft_probs.data ? DraftLaw::Kind::kProbs : DraftLaw::Kind::kLogits;
+  draft.row = draft_row(args, span, i);
+  draft.map = args.target_to_draft;
+  draft.map_size = args.map_size;
+  draft.law = has_stats(args) ? kept_draft_law(args, span, b, i) : read;
+  return draft;
+}
+
+__device__ __forceinline__ DraftLaw draft_law(const VerifyChainArgs& args, const Span& span, int64_t b, int64_t i,
+                                              const RowLaw& read) {
+  return draft_law(args, span, b, i, read, has_draft(args) ? -1 : int32_t(token_at(args, span, i)));
+}
+
+}  // namespace specdec::cuda

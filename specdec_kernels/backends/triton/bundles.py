@@ -1,0 +1,273 @@
+"""Bundles: what kernels and device functions are given together, as NamedTuples of tensors, numbers and flags.
+
+To the host a member is a tensor, a float, an int, a flag as ``tl.constexpr``, or None; to a kernel a pointer, a number
+or a constant. What Triton has to be spared:
+
+- an int in a bundle is always specialised: a value of 1 or a multiple of 16 compiles a variant of its own. Strides and
+  vocabularies are worth that; every other size is a parameter of its own, named in ``do_not_specialize``;
+- Triton 3.6 cannot compare a bundle with None where one of its members is None. A bundle that may be absent has members
+  that are all None, and a kernel asks for one of them;
+- `values`, `type` and `index` name something else of a tuple in a kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton.language as tl
+from torch import Tensor
+
+# ---- What kernels are launched with ----
+
+
+class Rows(NamedTuple):
+    """Rows of logits or probabilities: row i of sequence b starts at ``b * stride_batch + (first of b + i) *
+    stride_row``.
+    """
+
+    data: Tensor
+    stride_batch: int
+    stride_row: int
+    vocab: int  # ids a row
+
+
+def rows_of(logits: Tensor) -> Rows:
+    """``[batch, n, vocab]``."""
+    return Rows(logits, logits.stride(0), logits.stride(1), logits.shape[-1])
+
+
+class RowLaws(NamedTuple):
+    """The law of each row ``[batch, n]``; entries of rows that nobody needs are not written."""
+
+    numbers: Tensor | None  # [batch, n, 4] float32, as `row.load_law` reads them; None where rows are probabilities
+    argmax: Tensor | None  # [batch, n] int64; likewise
+    status: Tensor  # [batch, n] int32
+
+
+class Target(NamedTuple):
+    """The target's rows, and the law of each."""
+
+    rows: Rows
+    laws: RowLaws
+
+
+class DraftLaws(NamedTuple):
+    """The draft's rows, and the law of each."""
+
+    rows: Rows | None
+    laws: RowLaws | None
+    to_draft: Tensor | None  # [map_size] int64: the draft's ids of target ids, -1 for those that its vocabulary lacks
+    map_size: int | None
+    bonus: Any  # constexpr: 1 where there are as many rows as of the target, because the bonus is a cascade's; else 0
+
+
+NO_DRAFT = DraftLaws(None, None, None, None, tl.constexpr(0))  # tokens are point masses
+
+
+class TileStats(NamedTuple):
+    """What `law.scan` finds of every tile ``[batch, n, tiles]``."""
+
+    maximum: Tensor  # float32
+    argmax: Tensor  # int32, the lowest
+    nan: Tensor  # int32: whether it holds one
+    mass: Tensor | None  # float32: sum exp((x - maximum) / T); what `law.law` makes of it is in `law.Found`
+    raw_mass: Tensor | None  # the same at temperature 1, if `tempered` at T
+    raw_moment: Tensor | None  # and its first moment
+    tempered: Any  # constexpr
+
+
+class Temperature(NamedTuple):
+    """Of sequences."""
+
+    number: float
+    each: Tensor | None  # [batch] float32, in the place of the number
+    greedy: Any  # constexpr: whatever the temperature
+
+
+class Cut(NamedTuple):
+    """The sampling parameters that cut rows: numbers, or one a sequence ``[batch]`` in their place."""
+
+    top_p: float
+    min_p: float
+    top_ks: Tensor | None
+    top_ps: Tensor | None
+    min_ps: Tensor | None
+    min_p_first: Any  # constexpr
+
+
+class Wanted(NamedTuple):
+    """Which rows are read: those that the spans need; all if there are none."""
+
+    spans: Tensor | None  # [batch, 4] int64, see `Span`
+    draft_only: Any  # constexpr: not the row after the span's last token
+
+
+EVERY_ROW = Wanted(None, tl.constexpr(False))
+
+
+class Chains(NamedTuple):
+    """The drafted tokens, and how far the rules look at them."""
+
+    tokens: Tensor  # [batch, width], or laid end to end
+    spans: Tensor  # [batch, 4] int64, see `Span`
+    state: Tensor  # [batch, 3] int32: status so far, accepted, whether the block rule decides
+
+
+class Mixtures(NamedTuple):
+    """What a target law makes of each position that has a draft row ``[batch, n]``."""
+
+    numbers: Tensor | None  # [batch, n, 4] float32, as `mixture.load_mixture` reads them
+    kept_by: Any  # constexpr: whose row decides which ids are kept, see mixture.py
+
+
+class TargetLaw(NamedTuple):
+    """A law that is not lossless, as the ops take it."""
+
+    number: Any  # constexpr
+    variant: Any  # constexpr
+    alpha: float
+    beta: float
+
+
+class Walked(NamedTuple):
+    """What the walk of a ratio rule leaves to the draw."""
+
+    scales: Tensor  # [batch, width + 1] float32: factor on the law in a position's remainder, 0 where none is needed
+    masses: Tensor | None  # [batch, rows, tiles] float32 of the remainder: at every draft row, or where the walk ended
+    by_block: Any  # constexpr: whether the block rule was asked for
+
+
+class Best(NamedTuple):
+    """Of every tile ``[batch, n, tiles]`` the best score ``(logit - max) / T + G`` and the lowest id that has it."""
+
+    score: Tensor | None  # float32; -inf where nothing is kept
+    id: Tensor | None  # int32
+
+
+NO_NOISE = Best(None, None)
+
+
+class Trees(NamedTuple):
+    """The nodes ``[batch, num_nodes]`` int32 of each sequence as the rules see them, and which of its rows are read."""
+
+    tokens: Tensor
+    above: Tensor  # parents; -1 for the root and what can never be accepted
+    ends: Tensor  # whether it is an EOS
+    inner: Tensor  # whether something can be accepted after it
+    spans: Tensor  # [batch, 4] int64, see `Span`: up to the last node that can be accepted
+    draft_spans: Tensor  # the same of the draft's rows
+    state: Tensor  # [batch] int32: status so far
+    slots: Any  # constexpr: the power of 2 that num_nodes fit in
+
+
+class Siblings(NamedTuple):
+    """Scratch of the walk over children that were drawn without replacement."""
+
+    masses: Tensor  # [batch, tiles] float32: of what P has become
+    removed: Tensor  # [batch, num_nodes] int32: tokens rejected along the path, each node's behind its parent's
+    levels: Tensor  # [batch, max_depth + 1, 5] float32: what the nodes above are left with
+
+
+class Output(NamedTuple):
+    """What a verify step returns."""
+
+    tokens: Tensor  # [batch, most + 1] int64
+    num_accepted: Tensor  # [batch] int32, as the two below
+    num_tokens: Tensor
+    status: Tensor
+    nodes: Tensor | None  # [batch, most] int64, of trees
+    slots: Any  # constexpr: so many tokens are stored in one go
+
+
+class Listed(NamedTuple):
+    """Scratch for the scores of a row that may be among the best ``[batch, n, CANDIDATES]`` int32."""
+
+    key: Tensor  # `arithmetic.ordered`
+    id: Tensor
+
+
+class Drawn(NamedTuple):
+    """What `sample` returns."""
+
+    token: Tensor  # [batch, n, num_samples] int64
+    log_prob: Tensor  # the same, float32
+    to_target: Tensor | None  # [vocab] int64: the ids to return
+
+
+# ---- What device functions pass on ----
+
+
+class RowLaw(NamedTuple):
+    """P(v) = exp((logit_v - max) * inverse_temperature) * inverse_normalizer where logit_v >= cutoff, else 0; where
+    inverse_temperature is negative, all mass on argmax.
+    """
+
+    max: Any
+    cutoff: Any
+    inverse_temperature: Any
+    inverse_normalizer: Any
+    argmax: Any
+
+
+class Row(NamedTuple):
+    """A row of logits, where it starts, and its law."""
+
+    start: Any
+    vocab: Any
+    law: RowLaw
+
+
+class DraftRow(NamedTuple):
+    """The draft's row at a position; the law is None where the row is probabilities."""
+
+    start: Any
+    vocab: Any
+    law: Any
+    to_draft: Any
+    map_size: Any
+
+
+class Position(NamedTuple):
+    """What is known at a position: P, and Q."""
+
+    target: Row
+    draft: DraftRow
+
+
+class RawRow(NamedTuple):
+    """What a cascade looks at in a row at temperature 1 with nothing cut: p(v) = exp(logit - max) * max_prob, or all on
+    argmax where max is infinite.
+    """
+
+    max: Any
+    max_prob: Any
+    entropy: Any
+    argmax: Any
+
+
+class Mixture(NamedTuple):
+    """What a target law makes of a position: an id is kept iff, in the row that decides, it is `kept_id` (`LAST_ID` is
+    none), or, where that is negative, its logit is >= `bound`.
+    """
+
+    accept: Any
+    scale: Any
+    bound: Any
+    kept_id: Any
+
+
+class Span(NamedTuple):
+    """The drafted extent of a sequence that the rules look at."""
+
+    first: Any  # row of its first token, beside the sequence's stride
+    length: Any  # tokens; -1: the sequence is idle
+    ends_in_eos: Any
+    token_index: Any  # of its first token among all; the number for target row i stands at token_index + b + i
+
+
+class Noise(NamedTuple):
+    """Gumbel noise on a row's values; nothing where the keys are None."""
+
+    key0: Any
+    key1: Any
+    to_target: Any  # the ids that the noise belongs to

@@ -1,0 +1,233 @@
+"""What each op takes: one typed definition, from which come the schema, the order and the way back to names.
+
+Few arguments cross torch's dispatcher, because each costs a tenth of a microsecond or more. In the order of a
+definition's fields, groups taken apart: every tensor alone, and whatever is annotated with a schema type of its own
+(numbers that give a size, or need all 64 bits); then, where there are `FlatParams`, ``per_sequence``, their tensors in
+one list (None: no group has any); then ``settings``, all other numbers in one list of floats, which hold them exactly.
+``csrc/bind_arguments.h`` has the same order for C++, and python_tests/ops/test_arguments.py compares the two.
+
+A backend in Python takes an op's definition itself. This file imports no backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from torch import Tensor
+
+from ..laws import FlatLaw
+from ..sampling import FlatParams
+
+Int = Annotated[int, "int"]
+Ints = Annotated[list[int], "int[]"]
+Written = Annotated[list[Tensor], "Tensor(a!)[]"]
+TENSORS = {Tensor: "Tensor", Tensor | None: "Tensor?"}
+
+
+class RowStatsArguments(NamedTuple):
+    """Of `row_stats`."""
+
+    logits: Tensor
+    raw: bool
+    params: FlatParams
+
+
+class WarpProbsArguments(NamedTuple):
+    """Of `warp_probs`."""
+
+    logits: Tensor
+    params: FlatParams
+
+
+class UniformSamplesArguments(NamedTuple):
+    """Of `uniform_samples`; `step` counts where there are no `steps`."""
+
+    seeds: Tensor
+    steps: Tensor | None
+    step: Int
+    num: Int
+    purpose: Int
+
+
+class NoiseKeysArguments(NamedTuple):
+    """Of `noise_keys`; `step` counts where there are no `steps`."""
+
+    seeds: Tensor
+    positions: Tensor
+    steps: Tensor | None
+    step: Int
+    purpose: Int
+
+
+class SampleArguments(NamedTuple):
+    """Of `sample`: rows ``[batch, vocab]`` or ``[batch, n, vocab]``; what comes out is shaped as the rows are.
+
+    (The op takes both because each view made in Python costs half a microsecond.)
+    """
+
+    logits: Tensor
+    uniform_samples: Tensor | None
+    noise_keys: Tensor | None
+    draft_to_target: Tensor | None
+    num_samples: Int
+    params: FlatParams
+
+    def rowwise(self, run: Callable[[SampleArguments], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """What `run`, which takes and gives ``[batch, n, vocab]`` and ``[batch, n, num_samples]`` alone, comes to."""
+        given: Any = self
+        if self.logits.dim() == 2:
+            rows = ("logits", "uniform_samples", "noise_keys")
+            given = self._replace(**{k: t.unsqueeze(1) for k in rows if (t := getattr(self, k)) is not None})
+        token, log_prob, *stats = run(given)
+        if self.num_samples == 1:
+            token, log_prob = token[..., 0], log_prob[..., 0]
+        out = (token, log_prob, *stats)
+        return out if given is self else tuple(t.squeeze(1) for t in out)
+
+
+class VerifyArguments(NamedTuple):
+    """What chains and trees share. Kept stats have all three tensors or none."""
+
+    target_logits: Tensor
+    draft_logits: Tensor | None
+    draft_probs: Tensor | None
+    draft_values: Tensor | None
+    draft_argmax: Tensor | None
+    draft_status: Tensor | None
+    target_to_draft: Tensor | None
+    uniform_samples: Tensor | None
+    noise_keys: Tensor | None
+    eos_token_ids: Tensor | None
+    law: FlatLaw
+    params: FlatParams
+    draft_params: FlatParams
+
+
+GROUPS = (FlatLaw, FlatParams, VerifyArguments)
+
+
+class VerifyChainArguments(NamedTuple):
+    """Of `verify_chain`: padded drafts, or with `cu_num_draft_tokens` ragged ones laid end to end.
+
+    `num_draft` is the width of the result less one.
+    """
+
+    shared: VerifyArguments
+    draft_tokens: Tensor
+    num_draft_tokens: Tensor | None
+    cu_num_draft_tokens: Tensor | None
+    num_draft: Int
+    acceptance: int
+    return_acceptance: bool
+
+
+class VerifyTreeArguments(NamedTuple):
+    """Of `verify_tree`."""
+
+    shared: VerifyArguments
+    node_tokens: Tensor
+    parents: Tensor
+    first_child: Tensor
+    next_sibling: Tensor
+    tree_status: Tensor
+    max_depth: Int
+    acceptance: int
+    epsilon: float
+    delta: float
+
+
+class GatherKVArguments(NamedTuple):
+    """Of `gather_kv_`; layouts are numbers of `CACHE_DIMS`."""
+
+    cache: Written
+    key_layout: Ints
+    value_layout: Ints
+    accepted_nodes: Tensor
+    context_lengths: Tensor
+    block_table: Tensor | None
+
+
+A = TypeVar("A")
+
+
+class Definition(Generic[A]):
+    """The forms of one op's arguments.
+
+    Attributes
+    ----------
+    alone : dict
+        Schema types of the arguments that cross alone, by name, in their order.
+    per_sequence, settings : list of str
+        What the two lists hold, in their order.
+    schema : str
+        Of torch.
+    pack : callable
+        ``pack(**leaves)`` makes the op's arguments. A leaf is a field of the definition, those of `VerifyArguments`
+        among them; in the place of `FlatParams` stands the `SamplingParams`.
+    unpack : callable
+        Makes the definition of the op's arguments.
+    """
+
+    pack: Callable[..., tuple[Any, ...]]
+    unpack: Callable[..., A]
+
+    def __init__(self, arguments: type[A]) -> None:
+        self.alone: dict[str, str] = {}
+        self.per_sequence: list[str] = []
+        self.settings: list[str] = []
+        leaves: dict[str, Any] = {}
+        made = self._add(arguments, "", leaves)
+        lists = {"per_sequence": "Tensor?[]?"} if self.per_sequence else {}
+        lists |= {"settings": "float[]"} if self.settings else {}
+        self.schema = ", ".join(f"{kind} {name}" for name, kind in (self.alone | lists).items())
+        # Written for the definition, as `namedtuple` writes its methods: they are on the path of every call.
+        given = {
+            "per_sequence": _tensors_of([name for name, kind in leaves.items() if kind is FlatParams]),
+            "settings": _settings_of({name: kind for name, kind in leaves.items() if name not in self.alone}),
+        }
+        packed = ", ".join([*self.alone, *(given[name] for name in lists)])
+        self.pack = _function(f"pack(*, {', '.join(leaves)})", f"return {packed},")
+        self.unpack = _function(f"unpack({', '.join([*self.alone, *lists])})", *map(self._check, lists), f"return {made}")
+
+    def _add(self, group: Any, prefix: str, leaves: dict[str, Any]) -> str:
+        """Take in the fields of `group`; the text that makes it of the op's arguments."""
+        parts = []
+        for name, kind in get_type_hints(group, include_extras=True).items():
+            alone = str(get_args(kind)[1]) if get_origin(kind) is Annotated else TENSORS.get(kind)
+            if not prefix and kind is not VerifyArguments:
+                leaves[name] = kind
+            if alone is not None and group is FlatParams:
+                parts.append(f"per_sequence and per_sequence[{len(self.per_sequence)}]")
+                self.per_sequence.append(prefix + name)
+            elif alone is not None:
+                parts.append(name)
+                self.alone[name] = alone
+            elif kind in GROUPS:
+                parts.append(self._add(kind, "" if kind is VerifyArguments else f"{name}.", leaves))
+            else:
+                parts.append(f"{kind.__name__}(settings[{len(self.settings)}])")
+                self.settings.append(prefix + name)
+        return f"{group.__name__}({', '.join(parts)})"
+
+    def _check(self, name: str) -> str:
+        wanted, empty = len(getattr(self, name)), " and per_sequence is not None" if name == "per_sequence" else ""
+        message = f"specdec: {name} must hold {wanted} of them"
+        return f"if len({name} or ()) != {wanted}{empty}: raise RuntimeError({message!r})"
+
+
+def _tensors_of(params: list[str]) -> str:
+    none = " is ".join(f"{name}._tensors" for name in params)
+    return f"None if {none} is None else [{', '.join(f'*{name}._tensors_or_none' for name in params)}]"
+
+
+def _settings_of(leaves: dict[str, Any]) -> str:
+    forms = {FlatParams: "*{}._scalars", FlatLaw: "*{}"}
+    return f"[{', '.join(forms.get(kind, '{}').format(name) for name, kind in leaves.items())}]"
+
+
+def _function(head: str, *lines: str) -> Callable[..., Any]:
+    made: dict[str, Any] = {}
+    exec("\n    ".join([f"def {head}:", *lines]), globals(), made)
+    function: Callable[..., Any] = made[head.partition("(")[0]]
+    return function
