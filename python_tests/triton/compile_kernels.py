@@ -38,8 +38,8 @@ BATCH, ROWS = 3, 4
 EACH = sk.SamplingParams(torch.ones(BATCH), torch.ones(BATCH, dtype=torch.int64), torch.ones(BATCH), torch.ones(BATCH))
 EOS = torch.zeros(2, dtype=torch.int64)
 CALLED = {
-    "row_stats", "warp_probs", "uniform_samples", "noise_keys", "sample", "verify_chain", "verify_packed", "verify_tree",
-    "gather_kv_",
+    "row_stats", "warp_probs", "uniform_samples", "noise_keys", "sample", "verify_chain", "verify_packed",
+    "verify_tree", "gather_kv_",
 }  # fmt: skip
 """Ops with calls of their own below, in every form of their kernels; of others those for test_compile.py are made."""
 
