@@ -17,10 +17,14 @@ from ..inputs import Case, ChainInputs, PackedInputs, RowInputs, TreeInputs
 from ..registry import REGISTRY
 from ..timing import Call
 
+UNDERNEATH = {"verify_packed": "verify_chain"}  # ops of torch, where they are not named as the function is
+
 
 def asked_for(case: Case, backend: str) -> str | None:
     """`backend`, or None where that takes the same one: what users call, without the look-up of a name."""
-    same = settings().backend is None and automatic(case.op, torch.device(case.device)) == backend
+    same = (
+        settings().backend is None and automatic(UNDERNEATH.get(case.op, case.op), torch.device(case.device)) == backend
+    )
     return None if same else backend
 
 

@@ -21,7 +21,7 @@ from python_tests.law.steps import CASES, check_steps
 from specdec_kernels.testing import Verify
 
 reference = importlib.import_module("specdec_kernels.backends.reference.verify_chain")
-original_token_rule = reference.token_rule
+token_rule, block_rule, true_remainder = reference.token_rule, reference.block_rule, reference.remainder_after
 Check = Callable[[Verify], None]
 TRUE: Verify = partial(sk.verify_chain, backend="reference")
 
@@ -131,61 +131,56 @@ def test_planted_input_defect_is_caught(mutant: Verify, check: Check) -> None:
 # --- mutants of the rule itself: the reference with one function replaced ---------------------------------------------
 
 
-def not_strict(target: Any, draft: Any, mixture: Any, tokens: Any, length: Any, uniforms: Any) -> Any:
+def not_strict(chain: Any) -> Any:
     """`u · Q <= P`."""
-    accepted = torch.zeros_like(length)
-    for i in range(tokens.shape[1]):
-        x = tokens[:, i : i + 1]
-        p, q = reference.probs_of(target, draft, i, x)
-        accepted += (accepted == i) & (i < length) & (uniforms[:, i + 1] * q <= p)
-    return reference.Walk(
-        accepted, accepted + 1, (accepted + 1).minimum(length), torch.ones_like(target.probs[:, 0, 0])
-    )
+    return reference.accept_while(chain.uniforms[:, 1:] * chain.q <= chain.p, chain)
 
 
-def mass_not_compared(target: Any, draft: Any, mixture: Any, tokens: Any, length: Any, uniforms: Any) -> Any:
+def mass_not_compared(chain: Any) -> Any:
     """Accept with probability P, as if Q were 1."""
-    return original_token_rule(target, reference.DraftLaw(None, draft.status), mixture, tokens, length, uniforms)
+    return token_rule(replace(chain, q=torch.ones_like(chain.q)))
 
 
-def final_with(residual: Callable[[Any, Any, Any, Any], torch.Tensor]) -> Callable[..., Any]:
-    def final_token(
-        target: Any, draft: Any, mixture: Any, tokens: Any, length: Any, walk: Any, uniform: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        p = reference.at(target.probs, walk.accepted)
-        position = walk.accepted.clamp_max(tokens.shape[1] - 1)
-        q = reference.draft_row(draft, tokens, position, p.shape[-1]).to(p.dtype)
-        rest = residual(p, q, reference.at(target.values, walk.accepted), walk.weight[:, None])
-        use = (walk.accepted < length) & (rest.sum(-1) > 0)
-        return reference.draw(torch.where(use[:, None], rest, p), uniform), torch.ones_like(use)
+def final_with(left: Callable[[Any, Any, Any, Any], torch.Tensor]) -> Callable[..., Any]:
+    """The final token drawn from ``left(P, Q, normalizer, w)`` after a rejection."""
 
-    return final_token
+    def remainder_after(chain: Any, walk: Any) -> Any:
+        rest = true_remainder(chain, walk)
+        q, normalizer = reference.at(chain.Q, walk.accepted), reference.at(chain.target.normalizer, walk.accepted)
+        weights = left(chain.target.at(walk.accepted).weights, q, normalizer[:, None], walk.weight[:, None])
+        use = (walk.accepted < chain.span.length) & (weights.sum(-1) > 0)
+        return rest._replace(
+            weights=torch.where(use[:, None], weights, chain.target.at(walk.accepted).weights),
+            certain=torch.zeros_like(use),
+        )
+
+    return remainder_after
 
 
-def unnormalised(p: torch.Tensor, q: torch.Tensor, values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def unnormalised(p: torch.Tensor, q: torch.Tensor, normalizer: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """Weights exp(logit − max) instead of probabilities: P times its normaliser, against Q."""
-    return (p * values[:, 3:4] - q).clamp_min(0)
+    return (p * normalizer - q).clamp_min(0)
 
 
 RULE_MUTANTS: list[tuple[str, str, Any, Check]] = [
     ("<= instead of <", "token_rule", not_strict, check_zero_probability),
-    ("residual without normalising weights", "final_token", final_with(unnormalised), law("full")),
+    ("residual without normalising weights", "remainder_after", final_with(unnormalised), law("full")),
     (
         "residual without normalising weights, block",
-        "final_token",
+        "remainder_after",
         final_with(unnormalised),
         law("full", "block", vocab=5),
     ),
-    ("recovered from P", "final_token", final_with(lambda p, q, v, w: p), law("full")),
-    ("residual of Q − P", "final_token", final_with(lambda p, q, v, w: (q - p).clamp_min(0)), law("full")),
-    ("residual |P − Q|", "final_token", final_with(lambda p, q, v, w: (q - p).abs()), law("full")),
+    ("recovered from P", "remainder_after", final_with(lambda p, q, v, w: p), law("full")),
+    ("residual of Q − P", "remainder_after", final_with(lambda p, q, v, w: (q - p).clamp_min(0)), law("full")),
+    ("residual |P − Q|", "remainder_after", final_with(lambda p, q, v, w: (q - p).abs()), law("full")),
     (
         "block residual without its weight",
-        "final_token",
+        "remainder_after",
         final_with(lambda p, q, v, w: (p - q).clamp_min(0)),
         law("full", "block", vocab=5),
     ),
-    ("one-hot residual keeps the rejected token", "final_token", final_with(lambda p, q, v, w: p), law("one_hot")),
+    ("one-hot residual keeps the rejected token", "remainder_after", final_with(lambda p, q, v, w: p), law("one_hot")),
     ("a one-hot rule for a drawn draft", "token_rule", mass_not_compared, law("full")),
 ]
 
@@ -200,16 +195,14 @@ def test_planted_rule_defect_is_caught(name: str, mutant: Any, check: Check, mon
 
 def test_first_success_instead_of_last_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The block rule stopped at its first failure is not lossless."""
-    original = reference.block_rule
 
-    def stops(target: Any, draft: Any, mixture: Any, tokens: Any, length: Any, uniforms: Any) -> Any:
-        whole = original(target, draft, mixture, tokens, length, uniforms)
-        for i in range(1, tokens.shape[1] + 1):  # a prefix that fails is final
-            prefix = uniforms.clone()
+    def stops(chain: Any) -> Any:
+        whole = block_rule(chain)
+        for i in range(1, chain.tokens.shape[1] + 1):  # a prefix that fails is final
+            prefix = chain.uniforms.clone()
             prefix[:, i + 1 :] = 1 - 2.0**-24
-            shorter = original(target, draft, mixture, tokens, length, prefix)
-            stop = (shorter.accepted < i) & (whole.accepted > shorter.accepted)
-            whole = reference.Walk(*(torch.where(stop, getattr(shorter, f), getattr(whole, f)) for f in vars(whole)))
+            shorter = block_rule(replace(chain, uniforms=prefix))
+            whole = shorter.where((shorter.accepted < i) & (whole.accepted > shorter.accepted), whole)
         return whole
 
     law("full", "block", vocab=5)(TRUE)

@@ -142,8 +142,8 @@ RULE_MUTANTS: list[tuple[str, Any, Check]] = [
     ("remove", child_stays_in_the_draft, law("traversal", "siblings")),
     ("remove", child_stays_in_the_draft, trees.check_flags),  # a duplicate is not skipped
     ("remove", draft_not_renormalised, law("recursive", "siblings")),
-    ("child_weight", weight_of_the_path_forgotten, law("traversal", "chain")),
-    ("child_weight", weight_not_clamped, law("traversal", "chain")),
+    ("next_weight", weight_of_the_path_forgotten, law("traversal", "chain")),
+    ("next_weight", weight_not_clamped, law("traversal", "chain")),
     ("weight_left", weight_not_updated, law("traversal", "fork")),
     ("weight_left", weight_is_the_residual, law("traversal", "fork")),
     ("child_with", last_child_with_the_token, given_children("fork")),

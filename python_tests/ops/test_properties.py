@@ -28,6 +28,7 @@ from python_tests.support import Backend, present
 from specdec_kernels.backends.reference.law import make_law, make_params
 from specdec_kernels.backends.reference.sample import perturbed
 from specdec_kernels.laws import LOSSLESS
+from specdec_kernels.sampling import FlatParams
 
 OP = "verify_chain"
 ERROR = 1e-6  # float32 error of a running mass, a threshold or a probability, as a share of the whole
@@ -165,7 +166,7 @@ def close_scores(arguments: chains.Arguments) -> Tensor:
     """``[batch]``: some row's two best perturbed scores (match rule) lie within float32 error."""
     values = moved(arguments["params"], 0.0)
     x = arguments["target_logits"].double()
-    law = make_law(x, make_params(len(x), x, *values))
+    law = make_law(x, make_params(len(x), x, FlatParams(*values)))
     best = perturbed(law, arguments["noise_keys"], None).topk(2, -1).values
     return ((best[..., 0] - best[..., 1]) < PERTURBED * best[..., 0].abs().clamp_min(1.0)).any(-1)
 

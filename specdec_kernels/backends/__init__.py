@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import flat, native
+from . import native
 from . import triton as triton_backend
 
 logger = logging.getLogger("specdec_kernels")
@@ -26,7 +26,8 @@ def in_python(backend: str, op: str) -> Callable[..., Any]:
     """The op as the dispatcher calls it, run by a backend in Python."""
 
     def run(*given: Any) -> Any:
-        return flat.call(backend, op, OPS[op].unpack(*given))
+        module = importlib.import_module(f"{__name__}.{backend}.{op}")
+        return getattr(module, op)(OPS[op].unpack(*given))
 
     return run
 
@@ -162,13 +163,13 @@ _announced: set[torch.device] = set()
 
 def routed(op: str, device: torch.device) -> str | None:
     """`route`, found out once an op and device; the first op on a device is logged."""
-    key = (op, device)
-    if key not in _routes:
-        _routes[key] = route(op, device)
+    try:
+        return _routes[op, device]
+    except KeyError:
         if device not in _announced:
             _announced.add(device)
             announce(op, device)
-    return _routes[key]
+        return _routes.setdefault((op, device), route(op, device))
 
 
 # What `torch.compiler.assume_constant_result` sets, which would import the compiler for it: a compiled call is routed

@@ -15,6 +15,7 @@ from ..types import Status
 from .arguments import A, Definition
 
 LIBRARY = torch.library.Library("specdec", "DEF")
+FLOAT32, INT32, INT64 = (torch.float32,), (torch.int32,), (torch.int64,)
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ID_DTYPES = (torch.int64, torch.int32)
 MAX_VOCAB = 1 << 30  # ids are int32 inside kernels
@@ -67,25 +68,35 @@ def check_tensor(
 
 
 def check_given(
-    op: str, argument: str, value: object, dtype: torch.dtype, device: torch.device,
+    op: str, argument: str, value: object, dtypes: tuple[torch.dtype, ...], device: torch.device,
     names: tuple[str, ...], shape: tuple[int, ...],
 ) -> None:  # fmt: skip
-    """TypeError or ValueError unless a tensor of exactly this dtype, device and shape, whose dimensions have `names`."""
-    if type(value) is Tensor and value.dtype is dtype and value.device == device and value.shape == shape:
+    """TypeError or ValueError unless of one of `dtypes`, on `device` and of exactly `shape`, whose dimensions have
+    `names`.
+    """
+    if is_given(value, dtypes, device, shape):
         return
-    check_tensor(op, argument, value, (dtype,), device)
+    check_tensor(op, argument, value, dtypes, device)
     assert isinstance(value, Tensor)
     check_shape(op, argument, value, names, shape)
 
 
-def check_logits(op: str, argument: str, value: object, device: torch.device | None = None) -> None:
-    """Dtype, device, a vocabulary of at least 2 ids and a contiguous last dimension."""
-    check_tensor(op, argument, value, LOGIT_DTYPES, device)
+def is_given(value: Any, dtypes: tuple[torch.dtype, ...], device: torch.device, shape: tuple[int, ...]) -> bool:
+    """Whether `check_given` surely has nothing to say."""
+    return type(value) is Tensor and value.dtype in dtypes and value.device == device and value.shape == shape
+
+
+def check_logits(op: str, argument: str, value: object, device: torch.device | None = None) -> torch.Size:
+    """Dtype, device, a vocabulary of at least 2 ids and a contiguous last dimension; the shape."""
+    if type(value) is not Tensor or value.dtype not in LOGIT_DTYPES or (device is not None and value.device != device):
+        check_tensor(op, argument, value, LOGIT_DTYPES, device)
     assert isinstance(value, Tensor)
-    if value.dim() == 0 or not 2 <= value.shape[-1] <= MAX_VOCAB:
+    shape = value.shape
+    if not shape or not 2 <= shape[-1] <= MAX_VOCAB:
         raise shape_error(op, argument, f"[..., vocab] with 2 <= vocab <= {MAX_VOCAB}", value)
-    if value.stride(-1) != 1:
+    if not value.is_contiguous() and value.stride(-1) != 1:
         raise ValueError(f"{op}: {argument} must be contiguous in its last dimension, got strides {value.stride()}")
+    return shape
 
 
 def check_shape(op: str, argument: str, value: Tensor, names: tuple[str, ...], shape: tuple[int, ...]) -> None:

@@ -188,7 +188,8 @@ class Definition(Generic[A]):
         }
         packed = ", ".join([*self.alone, *(given[name] for name in lists)])
         self.pack = _function(f"pack(*, {', '.join(leaves)})", f"return {packed},")
-        self.unpack = _function(f"unpack({', '.join([*self.alone, *lists])})", *map(self._check, lists), f"return {made}")
+        taken = ", ".join([*self.alone, *lists])
+        self.unpack = _function(f"unpack({taken})", *map(self._check, lists), f"return {made}")
 
     def _add(self, group: Any, prefix: str, leaves: dict[str, Any]) -> str:
         """Take in the fields of `group`; the text that makes it of the op's arguments."""

@@ -8,6 +8,8 @@ from torch import Tensor
 from ..sampling import SamplingParams
 from ..types import Draw, RowStats, TokenMap
 from ._common import (
+    FLOAT32,
+    INT64,
     check_given,
     check_logits,
     check_params,
@@ -85,16 +87,15 @@ def sample(
         A wrong dtype, shape, stride, device or range, or a source of randomness missing; before any work.
     """
     op = "sample"
-    check_logits(op, "logits", logits)
-    if logits.dim() not in (2, 3):
+    *leading, vocab = check_logits(op, "logits", logits)
+    if len(leading) not in (1, 2):
         raise shape_error(op, "logits", "[batch, vocab] or [batch, n, vocab]", logits)
-    *shape, vocab = logits.shape
-    shape, names, device = tuple(shape), ("batch", "n")[: len(shape)], logits.device
+    shape, names, device = tuple(leading), ("batch", "n")[: len(leading)], logits.device
     params = check_params(op, "params", params, shape[0], device)
     if uniform_samples is not None:
-        check_given(op, "uniform_samples", uniform_samples, torch.float32, device, names, shape)
+        check_given(op, "uniform_samples", uniform_samples, FLOAT32, device, names, shape)
     if noise_keys is not None:
-        check_given(op, "noise_keys", noise_keys, torch.int64, device, names, shape)
+        check_given(op, "noise_keys", noise_keys, INT64, device, names, shape)
         if uniform_samples is not None:
             raise ValueError(f"{op}: give uniform_samples or noise_keys, got both")
     elif uniform_samples is None and not params.is_greedy:
@@ -112,7 +113,7 @@ def sample(
         if not isinstance(draft_token_map, TokenMap):
             raise TypeError(f"{op}: draft_token_map must be a TokenMap, got {type(draft_token_map).__name__}")
         mapping = draft_token_map.draft_to_target
-        check_tensor(op, "draft_token_map", mapping, (torch.int64,), device)
+        check_tensor(op, "draft_token_map", mapping, INT64, device)
         check_shape(op, "draft_token_map", mapping, ("vocab",), (vocab,))
     token, log_prob, values, argmax, status = dispatch(op, _op, backend, device)(
         *_pack(

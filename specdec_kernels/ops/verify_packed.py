@@ -9,7 +9,7 @@ from ..laws import TargetLaw
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap, VerifyOutput
 from ._common import ID_DTYPES, check_logits, check_shape, check_tensor, shape_error
-from .verify_chain import Asked, Spans, verify_spans
+from .verify_chain import verify_spans
 
 
 def verify_packed(
@@ -78,7 +78,7 @@ def verify_packed(
         A wrong dtype, shape, stride, device or combination; before any work. What only values can show sets ``status``.
     """
     op = "verify_packed"
-    check_logits(op, "target_logits", target_logits)
+    shape = check_logits(op, "target_logits", target_logits)
     device = target_logits.device
     check_tensor(op, "cu_num_draft_tokens", cu_num_draft_tokens, (torch.int32,), device)
     if cu_num_draft_tokens.dim() != 1 or cu_num_draft_tokens.numel() < 1:
@@ -91,14 +91,11 @@ def verify_packed(
     if draft_tokens.dim() != 1:
         raise shape_error(op, "draft_tokens", "[total]", draft_tokens)
     batch, total = cu_num_draft_tokens.shape[0] - 1, draft_tokens.shape[0]
-    if target_logits.dim() != 2 or target_logits.shape[0] != total + batch:
-        vocab = target_logits.shape[-1]
-        check_shape(op, "target_logits", target_logits, ("total + batch", "vocab"), (total + batch, vocab))
-    asked = Asked(
+    if len(shape) != 2 or shape[0] != total + batch:
+        check_shape(op, "target_logits", target_logits, ("total + batch", "vocab"), (total + batch, shape[-1]))
+    asked = (
         target_logits, draft_tokens, draft_logits, uniform_samples, noise_keys, params, draft_params, acceptance,
         target_law, draft_probs, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
     )  # fmt: skip
-    spans = Spans(
-        batch, max_num_draft_tokens, cu_num_draft_tokens, (total,), ("total",), (total + batch,), ("total + batch",)
-    )
-    return verify_spans(op, asked, spans, backend)
+    drafted, rows = ((total,), ("total",)), ((total + batch,), ("total + batch",))
+    return verify_spans(op, backend, asked, batch, max_num_draft_tokens, cu_num_draft_tokens, drafted, rows)

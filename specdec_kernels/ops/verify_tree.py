@@ -10,12 +10,12 @@ from ..sampling import SamplingParams
 from ..tree import DraftTree
 from ..types import RowStats, TokenMap, VerifyOutput
 from ._common import (
+    FLOAT32,
     ID_DTYPES,
+    INT64,
     check_given,
     check_logits,
     check_params,
-    check_shape,
-    check_tensor,
     define,
     dispatch,
     raise_for_status,
@@ -140,26 +140,25 @@ def verify_tree(
         a child that its draft cannot have drawn (Q = 0, a duplicate) is skipped and sets `Status.BAD_TOKEN`.
     """
     op = "verify_tree"
-    check_logits(op, "target_logits", target_logits)
-    if target_logits.dim() != 3:
+    rows = check_logits(op, "target_logits", target_logits)
+    if len(rows) != 3:
         raise shape_error(op, "target_logits", "[batch, num_nodes, vocab]", target_logits)
-    batch, num_nodes, vocab = target_logits.shape
+    batch, num_nodes, _ = rows
     device, shape, names = target_logits.device, (batch, num_nodes), ("batch", "num_nodes")
     if not isinstance(tree, DraftTree):
         raise TypeError(f"{op}: tree must be a DraftTree, got {type(tree).__name__}")
-    if tree.num_nodes != num_nodes or (tree.is_batched and tree.parents.shape[0] != batch):
+    links = tree.parents.shape
+    if links[-1] != num_nodes or (len(links) == 2 and links[0] != batch):
         raise shape_error(op, "tree", f"of num_nodes={num_nodes}, one or batch={batch} of them", tree.parents)
     if tree.parents.device != device:
         raise ValueError(f"{op}: tree must be on {device}, got {tree.parents.device}")
-    check_tensor(op, "node_tokens", node_tokens, ID_DTYPES, device)
-    if node_tokens.shape != shape:
-        check_shape(op, "node_tokens", node_tokens, names, shape)
+    check_given(op, "node_tokens", node_tokens, ID_DTYPES, device, names, shape)
     rule = ACCEPTANCES.get(acceptance)
     if rule is None:
         raise ValueError(f"{op}: acceptance must be one of {', '.join(ACCEPTANCES)}, got {acceptance!r}")
-    for name, value in (("epsilon", epsilon), ("delta", delta)):
-        if not value >= 0:
-            raise ValueError(f"{op}: {name} must be a number >= 0, got {value!r}")
+    if not (epsilon >= 0 and delta >= 0):
+        name, value = ("delta", delta) if epsilon >= 0 else ("epsilon", epsilon)
+        raise ValueError(f"{op}: {name} must be a number >= 0, got {value!r}")
     law = LOSSLESS
     if target_law is not None:
         if acceptance != "sample" or isinstance(target_law, Lossy):
@@ -181,7 +180,7 @@ def verify_tree(
     if unused is not None:
         raise ValueError(f"{op}: acceptance={acceptance!r} takes {given}, got {other}")
     if noise is not None:
-        check_given(op, given, noise, torch.int64 if acceptance == "match" else torch.float32, device, names, shape)
+        check_given(op, given, noise, INT64 if acceptance == "match" else FLOAT32, device, names, shape)
     elif acceptance != "greedy" and (not params.is_greedy or target_law is not None):
         raise ValueError(f"{op}: acceptance={acceptance!r} needs {given} unless params.temperature is 0, got None")
     if eos_token_ids is not None:
@@ -196,5 +195,6 @@ def verify_tree(
             epsilon=float(epsilon), delta=float(delta),
         )
     )  # fmt: skip
-    raise_for_status(op, out[3])
-    return VerifyOutput(*out[:4], None, out[4])
+    tokens, num_accepted, num_tokens, status, nodes = out
+    raise_for_status(op, status)
+    return VerifyOutput(tokens, num_accepted, num_tokens, status, None, nodes)

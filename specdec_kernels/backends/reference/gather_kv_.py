@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...ops.arguments import GatherKVArguments
 from ...types import Status
 
 BLOCK, HEAD, ROW, ELEMENT, BATCH_AND_HEAD, FURTHER = range(6)
@@ -71,15 +72,9 @@ def follow(
     return followed, source, target, lengths[:, 0].to(context_lengths.dtype), status[:, 0].to(torch.int32)
 
 
-def gather_kv_(
-    cache: Sequence[Tensor],
-    key_layout: Sequence[int],
-    value_layout: Sequence[int],
-    accepted_nodes: Tensor,
-    context_lengths: Tensor,
-    block_table: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def gather_kv_(args: GatherKVArguments) -> tuple[Tensor, Tensor]:
     """Copy the rows of each path, then write the copies; lengths and status ``[batch]``."""
+    cache, key_layout, value_layout, accepted_nodes, context_lengths, block_table = args
     views = rows_of(cache, key_layout, value_layout, context_lengths.shape[0])
     any_number = torch.iinfo(torch.int32).max
     num_blocks = min((view.shape[0] for view in views), default=any_number)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...sampling import FlatParams
 from ...types import Status
+from .rows import at, slots_upto
 
 TILE = 1024
 SMALLEST_EXPONENT = -87.0  # exp below this is 0 in every backend: float32 would leave the normal numbers
 SMALLEST_TEMPERATURE = 2.0**-126  # below it 1 / temperature overflows; read as greedy
+
+
+# --- sampling parameters ----------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -22,8 +28,8 @@ class Params:
     """
 
     temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
+    top_k: Tensor | None  # None: off in every sequence
+    top_p: Tensor | None  # None: off in every sequence
     min_p: Tensor
     min_p_first: bool
     status: Tensor  # [batch] int32
@@ -44,11 +50,8 @@ def compute_dtype(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-def make_params(
-    batch: int, like: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, min_p_first: bool,
-    temperatures: Tensor | None, top_ks: Tensor | None, top_ps: Tensor | None, min_ps: Tensor | None,
-) -> Params:  # fmt: skip
-    """Scalars or per-sequence tensors as ``[batch, 1]``; what is out of range is read as 1 (temperature) or off."""
+def make_params(batch: int, like: Tensor, given: FlatParams) -> Params:
+    """An op's sampling parameters for laws of `like`; what is out of range is read as 1 (temperature) or off."""
     dtype = compute_dtype(like)
 
     def column(scalar: float, tensor: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -56,40 +59,53 @@ def make_params(
             return torch.full((batch, 1), scalar, dtype=dtype, device=like.device)
         return tensor[:, None].to(dtype)
 
-    t, p, m = column(temperature, temperatures, dtype), column(top_p, top_ps, dtype), column(min_p, min_ps, dtype)
+    t, p, m = (
+        column(given.temperature, given.temperatures, dtype), column(given.top_p, given.top_ps, dtype),
+        column(given.min_p, given.min_ps, dtype),
+    )  # fmt: skip
     bad_t, bad_p, bad_m = ~((t >= 0) & (t < math.inf)), ~(p >= 0), ~((m >= 0) & (m <= 1))
     status = torch.where((bad_t | bad_p | bad_m)[:, 0], int(Status.BAD_PARAM), 0).to(torch.int32)
     t, p, m = t.masked_fill(bad_t, 1.0), p.masked_fill(bad_p, 1.0), m.masked_fill(bad_m, 0.0)
-    return Params(t, column(top_k, top_ks, torch.int64), p, m, min_p_first, status)
+    no_top_k = given.top_ks is None and not given.top_k > 0
+    no_top_p = given.top_ps is None and not 0 < given.top_p < 1
+    top_k = None if no_top_k else column(given.top_k, given.top_ks, torch.int64)
+    return Params(t, top_k, None if no_top_p else p, m, given.min_p_first, status)
+
+
+def untruncated(params: Params) -> Params:
+    """The same temperatures with nothing cut."""
+    return Params(params.temperature, None, None, torch.zeros_like(params.min_p), False, params.status)
+
+
+# --- row laws ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Law:
-    """The laws of rows of logits ``[batch, n, vocab]``: their probabilities and what `row_stats` reports of them."""
+class RowLaws:
+    """The laws P of rows of logits ``[batch, n, vocab]``: ``P(v) = exp(scores_v) / normalizer``."""
 
     probs: Tensor  # [batch, n, vocab]
-    values: Tensor  # [batch, n, 6]
-    argmax: Tensor  # [batch, n] int64
-    status: Tensor  # [batch, n] int32
-    one_hot: Tensor  # [batch, n] bool: all mass on argmax (greedy, +inf, nothing possible)
     scores: Tensor  # [batch, n, vocab]: (logit − max) / temperature where kept, −inf elsewhere; 0 / −inf where one_hot
+    maximum: Tensor  # [batch, n], and so on: what `RowStats` says of a row
+    cutoff: Tensor
+    normalizer: Tensor
+    log_normalizer: Tensor
+    argmax: Tensor  # [batch, n] int64
+    one_hot: Tensor  # [batch, n] bool: all mass on argmax (greedy, +inf, nothing possible)
+
+    def at(self, row: Tensor) -> Remainder:
+        """What a token of one row of each sequence ``[batch]`` is drawn from."""
+        return Remainder(at(self.probs, row), at(self.one_hot, row), at(self.argmax, row))
 
 
-def make_law(logits: Tensor, params: Params) -> Law:
+def make_law(logits: Tensor, params: Params) -> RowLaws:
     """The sampling transform S of every row (temperature → top-k → top-p → min-p, or min-p first)."""
-    dtype = compute_dtype(logits)
-    x = logits.to(dtype)
-    status = torch.where(x.isnan().any(-1), int(Status.NAN), 0) | torch.where(
-        (x == math.inf).any(-1), int(Status.INF), 0
-    )
-    x = x.masked_fill(x.isnan(), -math.inf)
+    x = clean(logits)
     maximum = x.amax(-1)
-    empty = maximum == -math.inf
-    status = (status | torch.where(empty, int(Status.EMPTY_ROW), 0)).to(torch.int32) | params.status[:, None]
     vocab = x.shape[-1]
     ids = torch.arange(vocab, device=x.device)
     argmax = torch.where(x == maximum[..., None], ids, vocab).amin(-1).clamp_max(vocab - 1)
-    argmax = torch.where(empty, 0, argmax)
+    argmax = torch.where(maximum == -math.inf, 0, argmax)
     one_hot = params.greedy | maximum.isinf()
     inverse_t = params.inverse_temperature[..., None]
     finite_max = torch.where(maximum.isinf(), 0.0, maximum)[..., None]
@@ -102,17 +118,36 @@ def make_law(logits: Tensor, params: Params) -> Law:
     scores = torch.where(weights > 0, scores, -math.inf)
     normalizer = torch.where(one_hot, 1.0, tile_sum(weights))
     hot = ids == argmax[..., None]
-    probs = torch.where(one_hot[..., None], hot.to(dtype), weights / normalizer[..., None])
-    scores = torch.where(one_hot[..., None], torch.where(hot, 0.0, -math.inf).to(dtype), scores)
-
+    probs = torch.where(one_hot[..., None], hot.to(x.dtype), weights / normalizer[..., None])
+    scores = torch.where(one_hot[..., None], torch.where(hot, 0.0, -math.inf).to(x.dtype), scores)
     log_normalizer = maximum * inverse_t[..., 0] + normalizer.log()
-    raw = exp(x - finite_max)
-    raw_normalizer = tile_sum(raw)
-    raw_log_normalizer = maximum + torch.where(maximum.isinf(), 0.0, raw_normalizer.log())
-    shifted = torch.where(raw > 0, x - finite_max, 0.0)
-    raw_entropy = torch.where(maximum.isinf(), 0.0, raw_normalizer.log() - tile_sum(raw * shifted) / raw_normalizer)
-    values = torch.stack([maximum, cutoff, log_normalizer, normalizer, raw_log_normalizer, raw_entropy], -1)
-    return Law(probs, values, argmax, status, one_hot, scores)
+    return RowLaws(probs, scores, maximum, cutoff, normalizer, log_normalizer, argmax, one_hot)
+
+
+def clean(logits: Tensor) -> Tensor:
+    """In the compute dtype, NaN read as −inf."""
+    x = logits.to(compute_dtype(logits))
+    return x.masked_fill(x.isnan(), -math.inf)
+
+
+def row_status(logits: Tensor, params: Params) -> Tensor:
+    """The flags of each row ``[batch, n]``: NaN, +inf, nothing possible, bad parameters."""
+    status = torch.where(logits.isnan().any(-1), int(Status.NAN), 0)
+    status = status | torch.where((logits == math.inf).any(-1), int(Status.INF), 0)
+    status = status | torch.where((clean(logits) == -math.inf).all(-1), int(Status.EMPTY_ROW), 0)
+    return status.to(torch.int32) | params.status[:, None]
+
+
+def raw_entropies(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-normaliser and entropy in nats ``[batch, n]`` of the raw laws (temperature 1, nothing cut)."""
+    x = clean(logits)
+    maximum = x.amax(-1)
+    shifted = x - torch.where(maximum.isinf(), 0.0, maximum)[..., None]
+    raw = exp(shifted)
+    normalizer = tile_sum(raw)
+    log_normalizer = maximum + torch.where(maximum.isinf(), 0.0, normalizer.log())
+    spread = tile_sum(raw * torch.where(raw > 0, shifted, 0.0)) / normalizer
+    return log_normalizer, torch.where(maximum.isinf(), 0.0, normalizer.log() - spread)
 
 
 def exp(x: Tensor) -> Tensor:
@@ -125,22 +160,68 @@ def truncate(x: Tensor, weights: Tensor, maximum: Tensor, params: Params) -> tup
     n]``.
     """
     vocab = x.shape[-1]
-    k, p, m = params.top_k[..., None], params.top_p[..., None], params.min_p[..., None]
-    k_on, p_on, m_on = (k > 0) & (k < vocab), (p > 0) & (p < 1), m > 0
+    m = params.min_p[..., None]
+    cut = m > 0
     # min-p as a bound on logits, not on probabilities: that needs no normaliser and no pass of its own
-    likely = ~m_on | (x >= maximum + m.log() / params.inverse_temperature[..., None])
+    likely = ~cut | (x >= maximum + m.log() / params.inverse_temperature[..., None])
     kept = likely if params.min_p_first else torch.ones_like(likely)
-    kth = x.sort(-1, descending=True).values.gather(-1, (k.clamp(1, vocab) - 1).expand(*x.shape[:-1], 1))
-    kept = kept & (~k_on | (x >= kth))
-    order = torch.where(kept, x, -math.inf).sort(-1, descending=True)
-    mass = torch.where(kept, weights, 0.0).gather(-1, order.indices)
-    above = mass.cumsum(-1) - mass
-    # an id stays iff what lies strictly above its value is still short of top_p: so ties live and die together
-    first_equal = torch.searchsorted(-order.values.contiguous(), -order.values.contiguous()).clamp_max(vocab - 1)
-    short = above.gather(-1, first_equal) < p * mass.sum(-1, keepdim=True)
-    kept = kept & (~p_on | torch.zeros_like(kept).scatter(-1, order.indices, short))
-    kept = kept & likely
-    return kept & (x > -math.inf), (k_on | p_on | m_on)[..., 0].expand(x.shape[:-1])
+    if params.top_k is not None or params.top_p is not None:
+        order = x.sort(-1, descending=True)
+    if params.top_k is not None:
+        k = params.top_k[..., None]
+        on = (k > 0) & (k < vocab)
+        cut = cut | on
+        kth = order.values.gather(-1, (k.clamp(1, vocab) - 1).expand(*x.shape[:-1], 1))
+        kept = kept & (~on | (x >= kth))
+    if params.top_p is not None:
+        p = params.top_p[..., None]
+        on = (p > 0) & (p < 1)
+        cut = cut | on
+        mass = torch.where(kept, weights, 0.0).gather(-1, order.indices)
+        above = mass.cumsum(-1) - mass
+        # an id stays iff what lies strictly above its value is still short of top_p: so ties live and die together
+        short = above.gather(-1, first_equals(order.values)) < p * mass.sum(-1, keepdim=True)
+        kept = kept & (~on | torch.zeros_like(kept).scatter(-1, order.indices, short))
+    return kept & likely & (x > -math.inf), cut[..., 0].expand(x.shape[:-1])
+
+
+def first_equals(values: Tensor) -> Tensor:
+    """Of rows in order, where the first value stands that is equal to each."""
+    differs = torch.ones_like(values, dtype=torch.bool)
+    differs[..., 1:] = values[..., 1:] != values[..., :-1]
+    return torch.where(differs, slots_upto(values.shape[-1], values), 0).cummax(-1).values
+
+
+# --- from a law to a token --------------------------------------------------------------------------------------------
+
+
+class Remainder(NamedTuple):
+    """What one token of each sequence is drawn from: weights that need not be normalised, or one id alone."""
+
+    weights: Tensor  # [batch, vocab], >= 0
+    certain: Tensor  # [batch] bool: all of it is on `argmax`, and no uniform is looked at
+    argmax: Tensor  # [batch] int64
+
+    def draw(self, uniform: Tensor) -> Tensor:
+        """``[batch]`` int64, by uniforms ``[batch]``."""
+        return torch.where(self.certain, self.argmax, draw(self.weights, uniform))
+
+
+def remainder(P: Tensor, Q: Tensor, w: Tensor) -> Tensor:
+    """``(w P − Q)+``: what is left of P where a token from Q was rejected; ``[..., vocab]``, w ``[...]``."""
+    return (w[..., None] * P - Q).clamp_min(0.0)
+
+
+def next_weight(w: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """The weight with which a token x of a path of weight w goes on: ``min(1, w P(x) / Q(x))``."""
+    ratio = torch.where(q <= 0, math.inf, w * p / q)
+    return torch.where(p <= 0, 0.0, ratio).clamp_max(1.0)
+
+
+def weight_left(w: Tensor, rest: Tensor) -> Tensor:
+    """What of a path's weight is left without its next token, R the sum of its remainder: ``R / (R + 1 − w)``."""
+    below = rest + 1 - w
+    return torch.where(below > 0, rest / below, 1.0)
 
 
 def tile_sum(weights: Tensor) -> Tensor:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...ops.arguments import NoiseKeysArguments
 from .random import philox, words
 
 
-def noise_keys(seeds: Tensor, positions: Tensor, steps: Tensor | None, step: int, purpose: int) -> Tensor:
+def noise_keys(args: NoiseKeysArguments) -> Tensor:
     """``[batch, n]`` int64: two words of philox keyed by a philox of (seed, step, purpose) at the position."""
+    seeds, positions, steps, step, purpose = args
     column = seeds[:, None]
     step_low, step_high = words(torch.full_like(column, step) if steps is None else steps[:, None].to(torch.int64))
     zero = torch.zeros_like(column)

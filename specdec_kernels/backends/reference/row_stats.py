@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
-from .law import make_law, make_params
+from ...ops.arguments import RowStatsArguments
+from .law import RowLaws, make_law, make_params, raw_entropies, row_status
 
 
-def row_stats(logits: Tensor, raw: bool, *params: object) -> tuple[Tensor, Tensor, Tensor]:
+def row_stats(args: RowStatsArguments) -> tuple[Tensor, Tensor, Tensor]:
     """``[batch, n, vocab]`` to values ``[batch, n, 6]``, argmax and status ``[batch, n]``."""
-    law = make_law(logits, make_params(logits.shape[0], logits, *params))  # type: ignore[arg-type]
-    if not raw:
-        law.values[..., 4:] = -math.inf
-    return law.values, law.argmax, law.status
+    logits = args.logits
+    valid = make_params(logits.shape[0], logits, args.params)
+    law = make_law(logits, valid)
+    return stat_values(law, raw_entropies(logits) if args.raw else None), law.argmax, row_status(logits, valid)
+
+
+def stat_values(law: RowLaws, raw: tuple[Tensor, Tensor] | None) -> Tensor:
+    """``[batch, n, 6]``, as `RowStats` has them; −inf where the raw laws' are not asked for."""
+    missing = torch.full_like(law.maximum, -math.inf)
+    return torch.stack([
+        law.maximum, law.cutoff, law.log_normalizer, law.normalizer, *(raw or (missing, missing)),
+    ], -1)  # fmt: skip

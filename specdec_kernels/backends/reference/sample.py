@@ -7,41 +7,44 @@ import math
 import torch
 from torch import Tensor
 
-from ...types import PLACEHOLDER_TOKEN_ID, Status
-from .law import Law, draw, make_law, make_params
+from ...ops.arguments import SampleArguments
+from ...types import PLACEHOLDER_TOKEN_ID
+from .law import Remainder, RowLaws, make_law, make_params, row_status
 from .random import gumbel
+from .reads import bad_uniforms, clean_uniforms
+from .row_stats import stat_values
 
 
-def sample(
-    logits: Tensor, uniform_samples: Tensor | None, noise_keys: Tensor | None, num_samples: int,
-    draft_to_target: Tensor | None, *params: object,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def sample(args: SampleArguments) -> tuple[Tensor, ...]:
+    """Tokens, log_probs and the rows' stats."""
+    return args.rowwise(draw_rows)
+
+
+def draw_rows(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``[batch, n, vocab]`` to tokens and log_probs ``[batch, n, num_samples]``, and the rows' stats."""
-    law = make_law(logits, make_params(logits.shape[0], logits, *params))  # type: ignore[arg-type]
-    law.values[..., 4:] = -math.inf
-    status = law.status
+    logits, uniform_samples, noise_keys, draft_to_target, num_samples, params = args
+    valid = make_params(logits.shape[0], logits, params)
+    law = make_law(logits, valid)
+    status = row_status(logits, valid)
     if noise_keys is not None:
         scores, order = perturbed(law, noise_keys, draft_to_target).sort(dim=-1, descending=True, stable=True)
         index = torch.where(scores > -math.inf, order, -1)[..., :num_samples]
     elif uniform_samples is not None:
-        bad = ~((uniform_samples >= 0) & (uniform_samples < 1))
-        clean = uniform_samples.masked_fill(bad, 0.0)
-        index = draw(law.probs.flatten(0, 1), clean.flatten()).view(*law.argmax.shape, 1)
-        index = torch.where(law.one_hot[..., None], law.argmax[..., None], index)
-        bad &= ~law.one_hot
-        status = status | torch.where(bad, int(Status.BAD_PARAM), 0).to(torch.int32)
+        rows = Remainder(*(t.flatten(0, 1) for t in (law.probs, law.one_hot, law.argmax)))
+        index = rows.draw(clean_uniforms(uniform_samples).flatten()).view(*law.argmax.shape, 1)
+        status = status | torch.where(law.one_hot, 0, bad_uniforms(uniform_samples))
     else:
         index = law.argmax[..., None]
     missing = num_samples - index.shape[-1]  # more samples than the vocabulary has ids
     index = torch.nn.functional.pad(index, (0, missing), value=-1)
     found = index.clamp_min(0)
-    log_probs = law.scores.gather(-1, found) - law.values[..., 3:4].log()
+    log_probs = law.scores.gather(-1, found) - law.normalizer[..., None].log()
     log_probs = torch.where(index < 0, -math.inf, log_probs).to(torch.float32)
     tokens = found if draft_to_target is None else draft_to_target[found]
-    return torch.where(index < 0, PLACEHOLDER_TOKEN_ID, tokens), log_probs, law.values, law.argmax, status
+    return torch.where(index < 0, PLACEHOLDER_TOKEN_ID, tokens), log_probs, stat_values(law, None), law.argmax, status
 
 
-def perturbed(law: Law, noise_keys: Tensor, draft_to_target: Tensor | None) -> Tensor:
+def perturbed(law: RowLaws, noise_keys: Tensor, draft_to_target: Tensor | None) -> Tensor:
     """Scores plus Gumbel noise, ``[batch, n, vocab]``: their argmax is a draw from the law; noise is indexed by target
     id.
     """

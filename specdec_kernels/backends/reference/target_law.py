@@ -1,129 +1,92 @@
-"""Target laws: what each makes of the draft's law and the target's at every position of a block.
+"""Target laws: what each makes of the draft's law and the target's at a position.
 
 Source: Narasimhan et al., "Faster Cascades via Speculative Decoding" (arXiv 2405.19261), equations 6 and 13–15, lemmas
-2 and 4, appendix C. In these functions P and Q are the laws after the sampling transform, p and q the raw ones.
+2 and 4, appendix C. Here P and Q are the laws after the sampling transform, p and q the raw ones.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from .law import Law, make_law, make_params, tile_sum
+from ... import laws
+from ...ops.arguments import VerifyArguments
+from ...sampling import DEFAULT_PARAMS
+from .draft import onto_target
+from .law import clean, make_law, make_params, raw_entropies, remainder, tile_sum
+from .rows import at
 
-LOSSLESS, LOSSY, CHOW, DIFF, OPT, TOKEN_V1, TOKEN_V2, TOKEN_V3, BILD = range(9)
 BISECTIONS = 24  # of [0, 1]: down to float32's precision
 
 
 @dataclass
-class Mixture:
-    """The law π of each row that has a draft law, as the kernels have it: a few numbers a row and which ids are kept.
+class Mixtures:
+    """What a target law π is at each row: a few numbers and which ids are kept, as the kernels have it.
 
-    A cascade's π is ``kept Q + scale P``; of a lossy law (and the lossless one, a = scale = 1) it is ``max(min(Q, a P),
-    scale P)``, where that sums to 1. Either way the residual is ``(scale P − Q)+``, without Q where an id is kept.
+    A cascade's π is ``kept Q + scale P``; of a lossy law (and the lossless one, accept = scale = 1) it is ``max(min(Q,
+    accept P), scale P)``, where that sums to 1. A token from Q is accepted with probability ``min(1, accept P / Q)``,
+    and always where it is kept.
     """
 
+    accept: Tensor  # [batch, n]
     scale: Tensor  # [batch, n]
-    accept: Tensor  # [batch, n]: a
-    kept: Tensor | None  # [batch, n, vocab] bool; None: not a cascade
+    kept: Tensor  # [batch, n, vocab] bool
+    is_cascade: bool
+    at_bonus: bool  # a cascade's bonus is drawn from π, too
 
-    def accepts(self, i: int, x: Tensor, coin: Tensor, p: Tensor, q: Tensor) -> Tensor:
-        """Whether token `x` ``[batch, 1]`` of position i is accepted by a coin: ``u Q < π``."""
-        by_coin = coin * q < self.accept[:, i] * p
-        if self.kept is None:
-            return by_coin
-        return by_coin | self.needs_no_coin(i, x, q)
+    def at(self, row: Tensor) -> Mixtures:
+        """One row of each sequence ``[batch]``, without its dimension."""
+        return replace(self, accept=at(self.accept, row), scale=at(self.scale, row), kept=at(self.kept, row))
 
-    def needs_no_coin(self, i: int, x: Tensor, q: Tensor) -> Tensor:
-        """Whether `x` is kept, so that π(x) >= Q(x)."""
-        assert self.kept is not None
-        return self.kept[:, i].gather(-1, x)[:, 0] & (q > 0)
+    def of(self, tokens: Tensor) -> Mixtures:
+        """The first rows, seen by their tokens ``[batch, n]`` alone."""
+        n = tokens.shape[1]
+        kept = self.kept[:, :n].gather(-1, tokens[..., None])
+        return replace(self, accept=self.accept[:, :n], scale=self.scale[:, :n], kept=kept)
 
-    def prob(self, i: int, x: Tensor, p: Tensor, q: Tensor) -> Tensor:
-        """π of token `x` ``[batch, 1]`` of position i."""
-        if self.kept is None:
-            return torch.minimum(q, self.accept[:, i] * p).maximum(self.scale[:, i] * p)
-        return torch.where(self.kept[:, i].gather(-1, x)[:, 0], q, 0.0) + self.scale[:, i] * p
+    def probs(self, P: Tensor, Q: Tensor) -> Tensor:
+        """π, from P and Q ``[..., vocab]``."""
+        if self.is_cascade:
+            return torch.where(self.kept, Q, 0.0) + self.scale[..., None] * P
+        return torch.minimum(Q, self.accept[..., None] * P).maximum(self.scale[..., None] * P)
 
-    def residual(self, scale: Tensor, kept: Tensor | None, weight: Tensor, p: Tensor, q: Tensor) -> Tensor:
-        """``(weight π − Q)+`` of rows ``[batch, vocab]`` with these `scale` ``[batch]`` and `kept`; 0 < weight <= 1."""
-        # where an id is kept, weight (Q + scale P) − Q without the cancellation
-        lost = q if kept is None else torch.where(kept, (1 - weight)[:, None] * q, q)
-        return ((weight * scale)[:, None] * p - lost).clamp_min(0.0)
+    def remainder(self, P: Tensor, Q: Tensor, w: Tensor) -> Tensor:
+        """``(w π − Q)+`` for 0 < w <= 1; of a lossy law ``(w scale P − Q)+``, which is the same in the end."""
+        # where an id is kept, w (Q + scale P) − Q without the cancellation
+        return remainder(P, torch.where(self.kept, (1 - w)[..., None] * Q, Q), w * self.scale)
 
 
-def make_mixture(
-    number: int, variant: bool, alpha: float, beta: float, target_logits: Tensor, draft_logits: Tensor | None,
-    target: Law, Q: Tensor | None, target_to_draft: Tensor | None,
-) -> Mixture:  # fmt: skip
-    """The mixtures of the first rows of `target`, as many as `Q` ``[batch, n, vocab]`` has (None: one-hot drafts, for
-    which only the residual's direction counts).
-    """
-    n = target.probs.shape[1] - 1 if Q is None else Q.shape[1]
-    P = target.probs[:, :n]
-    one = P.new_ones(P.shape[:2])
-    if number == LOSSLESS:
-        return Mixture(one, one, None)
-    if number == LOSSY:
-        a = 1 / (1 - alpha)
-        scale = one / beta
-        if variant:
-            scale = one if Q is None else exact_scale(P, Q, a)
-        return Mixture(scale, one * a, None)
-    assert draft_logits is not None and Q is not None
-    raw = make_params(P.shape[0], target_logits, 1.0, 0, 1.0, 0.0, False, None, None, None, None)
-    raw_target, raw_draft = make_law(target_logits[:, :n], raw), make_law(draft_logits, raw)
-    p, q = raw_target.probs, raw_draft.probs
-    max_p, max_q = p.amax(-1), q.amax(-1)
-    entropy_p, entropy_q = raw_target.values[..., 5], raw_draft.values[..., 5]
-    q = onto_target(q, target_to_draft, p.shape[-1])
-
-    if number in (TOKEN_V1, TOKEN_V2, TOKEN_V3):
-        if number == TOKEN_V1:
-            deferred = q < (max_p - alpha)[..., None]
-        elif number == TOKEN_V2:
-            deferred = p < (max_p - alpha)[..., None]
-        else:
-            deferred = p < ((1 - alpha) * max_p)[..., None]
-        eta = tile_sum(torch.where(deferred, Q, 0.0))
-        return Mixture(eta, eta, ~deferred)
-
-    if number == CHOW:
-        defer = entropy_q > alpha if variant else max_q < 1 - alpha
-    elif number == BILD:
-        cost = surprise(target_logits[:, :n], raw_target)
-        if variant:
-            distance = cost.gather(-1, raw_draft.argmax[..., None])[..., 0]
-        else:
-            distance = tile_sum(torch.where(q > 0, q * cost, 0.0))
-        defer = distance > alpha
-    else:
-        gain = entropy_q - entropy_p if variant else max_p - max_q
-        if number == OPT:
-            distance = tile_sum((P - Q).clamp_min(0.0))  # total variation
-            defer = gain > alpha * distance
-        else:
-            defer = gain > alpha
-    delta = defer.to(P.dtype)
-    return Mixture(delta, delta, ~defer[..., None].expand_as(P))
-
-
-def surprise(logits: Tensor, raw: Law) -> Tensor:
-    """−log p of rows ``[batch, n, vocab]`` whose law p is `raw`; from the logits, as p itself may have underflowed."""
-    maximum, normalizer = raw.values[..., :1], raw.values[..., 3:4]
-    x = logits.to(maximum.dtype)
-    x = x.masked_fill(x.isnan(), -torch.inf)
-    certain = torch.where(raw.probs > 0, 0.0, torch.inf)
-    return torch.where(maximum.isinf(), certain, maximum - x + normalizer.log())
+def make_mixtures(args: VerifyArguments, P: Tensor, Q: Tensor) -> Mixtures:
+    """Of the rows of Q ``[batch, n, vocab]``; those of P that are left are all the target's."""
+    law, (batch, rows, vocab) = args.law, Q.shape
+    more, P = P.shape[1] - rows, P[:, :rows]
+    one = P.new_ones(batch, rows)
+    accept, scale, kept = one, one, torch.zeros_like(P[..., :1], dtype=torch.bool)
+    if law.number == laws.Lossy.number:
+        accept = one * (1 / (1 - law.alpha))
+        scale = one / law.beta
+        one_hot = args.draft_logits is None and args.draft_probs is None
+        if law.variant and not one_hot:  # of a one-hot draft's remainder only the direction counts
+            scale = exact_scale(P, Q, 1 / (1 - law.alpha))
+    elif law.number:
+        defer = CASCADES[law.number](Position(args, P, Q))
+        kept = ~defer
+        by_row = defer.shape[-1] == 1
+        scale = accept = defer[..., 0].to(P.dtype) if by_row else tile_sum(torch.where(defer, Q, 0.0))
+    scale, accept = (torch.nn.functional.pad(t, (0, more), value=1.0) for t in (scale, accept))
+    kept = torch.nn.functional.pad(kept, (0, 0, 0, more)).expand(-1, -1, vocab)
+    return Mixtures(accept, scale, kept, law.number in CASCADES, law.cascade_bonus)
 
 
 def exact_scale(P: Tensor, Q: Tensor, a: float) -> Tensor:
     """1/β in [0, 1] such that ``Σ (P/β − Q)+ = 1 − Σ min(Q, a P)``, by bisection."""
 
     def left(scale: Tensor) -> Tensor:
-        return tile_sum((scale[..., None] * P - Q).clamp_min(0.0))
+        return tile_sum(remainder(P, Q, scale))
 
     one = P.new_ones(P.shape[:2])
     rejected = (left(one * a) + (1 - a)).clamp_min(0.0)  # Σ (a P − Q)+ = a − Σ min(Q, a P)
@@ -135,9 +98,106 @@ def exact_scale(P: Tensor, Q: Tensor, a: float) -> Tensor:
     return high
 
 
-def onto_target(probs: Tensor, target_to_draft: Tensor | None, vocab: int) -> Tensor:
-    """Draft probabilities over target ids: 0 where an id is not in the draft's vocabulary."""
-    if target_to_draft is None:
-        return probs
-    index = torch.nn.functional.pad(target_to_draft, (0, vocab - target_to_draft.numel()), value=-1)
-    return torch.where(index >= 0, probs[..., index.clamp_min(0)], 0.0)
+# --- cascades: where each defers to the target ------------------------------------------------------------------------
+
+
+class Position:
+    """What a cascade may look at: laws over target ids ``[batch, n, vocab]`` and numbers of a row ``[batch, n, 1]``."""
+
+    def __init__(self, args: VerifyArguments, P: Tensor, Q: Tensor) -> None:
+        assert args.draft_logits is not None
+        self.P, self.Q = P, Q
+        self.alpha, self.variant = args.law.alpha, args.law.variant
+        self._logits, self._draft_logits = args.target_logits[:, : Q.shape[1]], args.draft_logits
+        raw = make_params(P.shape[0], P, DEFAULT_PARAMS._flat)
+        self._target, self._draft = make_law(self._logits, raw), make_law(self._draft_logits, raw)
+        self.p, self.max_p = self._target.probs, self._target.probs.amax(-1, keepdim=True)
+        self.q = onto_target(self._draft.probs, args.target_to_draft, P.shape[-1])
+        self.max_q = self._draft.probs.amax(-1, keepdim=True)
+        self.draft_argmax = self._draft.argmax[..., None]
+
+    @cached_property
+    def entropy_p(self) -> Tensor:
+        """H(p) in nats."""
+        return raw_entropies(self._logits)[1][..., None]
+
+    @cached_property
+    def entropy_q(self) -> Tensor:
+        """H(q) in nats."""
+        return raw_entropies(self._draft_logits)[1][..., None]
+
+    @cached_property
+    def distance(self) -> Tensor:
+        """The total variation of P and Q."""
+        return tile_sum(remainder(self.P, self.Q, torch.ones_like(self.P[..., 0])))[..., None]
+
+    @cached_property
+    def surprise(self) -> Tensor:
+        """−log p ``[batch, n, vocab]``; from the logits, as p itself may have underflowed."""
+        maximum, normalizer = self._target.maximum[..., None], self._target.normalizer[..., None]
+        certain = torch.where(self.p > 0, 0.0, torch.inf)
+        return torch.where(maximum.isinf(), certain, maximum - clean(self._logits) + normalizer.log())
+
+
+Defers = Callable[[Position], Tensor]
+"""Where π takes the target's law: rows ``[batch, n, 1]``, or ids ``[batch, n, vocab]``."""
+CASCADES: dict[int, Defers] = {}
+
+
+def cascade(law: type[laws.TargetLaw]) -> Callable[[Defers], Defers]:
+    """Registers what one of `sk.laws` does."""
+
+    def register(defers: Defers) -> Defers:
+        CASCADES[law.number] = defers
+        return defers
+
+    return register
+
+
+@cascade(laws.Chow)
+def chow(x: Position) -> Tensor:
+    """``max q < 1 − α``, or ``H(q) > α``."""
+    return x.entropy_q > x.alpha if x.variant else x.max_q < 1 - x.alpha
+
+
+def gain(x: Position) -> Tensor:
+    """How much surer the target is than the draft: ``max p − max q``, or ``H(q) − H(p)``."""
+    return x.entropy_q - x.entropy_p if x.variant else x.max_p - x.max_q
+
+
+@cascade(laws.Diff)
+def diff(x: Position) -> Tensor:
+    """``max q < max p − α``, or ``H(q) > H(p) + α``."""
+    return gain(x) > x.alpha
+
+
+@cascade(laws.Opt)
+def opt(x: Position) -> Tensor:
+    """``max q < max p − α TV(P, Q)``, or ``H(q) > H(p) + α TV(P, Q)`` (lemma 4, equation 6)."""
+    return gain(x) > x.alpha * x.distance
+
+
+@cascade(laws.BiLD)
+def bild(x: Position) -> Tensor:
+    """``−Σ q log p > α``, or ``−log p > α`` of the draft's argmax."""
+    if x.variant:
+        return x.surprise.gather(-1, x.draft_argmax) > x.alpha
+    return tile_sum(torch.where(x.q > 0, x.q * x.surprise, 0.0))[..., None] > x.alpha
+
+
+@cascade(laws.TokenV1)
+def token_v1(x: Position) -> Tensor:
+    """``q(v) < max p − α`` (equation 13)."""
+    return x.q < x.max_p - x.alpha
+
+
+@cascade(laws.TokenV2)
+def token_v2(x: Position) -> Tensor:
+    """``p(v) < max p − α`` (equation 14)."""
+    return x.p < x.max_p - x.alpha
+
+
+@cascade(laws.TokenV3)
+def token_v3(x: Position) -> Tensor:
+    """``p(v) < (1 − α) max p`` (equation 15)."""
+    return x.p < (1 - x.alpha) * x.max_p

@@ -1,4 +1,4 @@
-"""Reference of `verify_chain`: every rule as one loop over positions, all sequences of the batch at once.
+"""Reference of `verify_chain`: every rule for all sequences of the batch at once.
 
 Sources: Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318) for the token rule, Sun et al.
 2024 (arXiv 2403.10444) for the block rule.
@@ -6,141 +6,85 @@ Sources: Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 23
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...ops.arguments import VerifyChainArguments
 from ...types import PLACEHOLDER_TOKEN_ID, Status
-from .law import Law, Params, draw, exp, make_law, make_params, tile_sum
+from .draft import draft_probs
+from .law import (
+    Params,
+    Remainder,
+    RowLaws,
+    make_law,
+    make_params,
+    next_weight,
+    tile_sum,
+    weight_left,
+)  # fmt: skip
+from .packed import padded
+from .reads import Reads, clean_uniforms, flags_of
+from .rows import at, slots_upto
 from .sample import perturbed
-from .target_law import LOSSY, Mixture, make_mixture, onto_target
+from .target_law import Mixtures, make_mixtures
 
 TOKEN, BLOCK, MATCH, GREEDY = range(4)
 
 
-@dataclass
-class DraftLaw:
-    """The draft's laws over target ids; ``probs is None``: all mass on the draft token."""
-
-    probs: Tensor | None  # [batch, n, vocab], n = num_draft, or one more where the bonus is a cascade's
-    status: Tensor  # [batch, n] int32
-
-
-@dataclass
-class Walk:
-    """Where a rule stopped, ``[batch]`` each."""
-
-    accepted: Tensor
-    target_rows: Tensor  # how many leading target rows the rule had to read
-    draft_rows: Tensor  # how many leading draft rows
-    weight: Tensor  # what is recovered is drawn from (weight · π − Q)+
-
-
-def verify_chain(
-    target_logits: Tensor, draft_tokens: Tensor, draft_logits: Tensor | None, draft_probs: Tensor | None,
-    draft_values: Tensor | None, draft_argmax: Tensor | None, draft_status: Tensor | None,
-    uniform_samples: Tensor | None, noise_keys: Tensor | None, target_to_draft: Tensor | None,
-    num_draft_tokens: Tensor | None, eos_token_ids: Tensor | None, acceptance: int, return_acceptance: bool,
-    law: int, law_variant: bool, law_alpha: float, law_beta: float, cascade_bonus: bool, *params: object,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """tokens ``[batch, num_draft + 1]``, num_accepted, num_tokens, status ``[batch]``, acceptance ``[batch,
     num_draft]``.
     """
-    batch, num_draft = draft_tokens.shape
-    vocab = target_logits.shape[-1]
-    target_params = make_params(batch, target_logits, *params[:9])  # type: ignore[arg-type]
-    draft_params = make_params(batch, target_logits, *params[9:])  # type: ignore[arg-type]
-    if acceptance == GREEDY:
-        target_params.temperature = torch.zeros_like(target_params.temperature)
-    length, idle, ends_in_eos, status = block_lengths(draft_tokens, num_draft_tokens, eos_token_ids, vocab)
-    tokens = draft_tokens.to(torch.int64).clamp(0, vocab - 1)
-    target = make_law(target_logits, target_params)
-    draft = make_draft(
-        draft_logits, draft_probs, draft_values, draft_argmax, draft_status, draft_params, target_to_draft, vocab
-    )
-    rows, slots = slots_upto(num_draft, tokens), slots_upto(num_draft + 1, tokens)
+    if args.cu_num_draft_tokens is not None:
+        args, bad_segment = padded(args)
+        tokens, num_accepted, num_tokens, status, overlap = verify_chain(args)
+        return tokens, num_accepted, num_tokens, status | bad_segment, overlap
 
-    if acceptance in (MATCH, GREEDY):
-        # without noise the scores of a greedy row are 0 at the argmax and −inf elsewhere: its "draw" is the argmax
-        wanted = target.argmax if noise_keys is None else perturbed(target, noise_keys, None).argmax(-1)
-        agree = (tokens == wanted[:, :-1]) & (rows < length[:, None])
-        accepted = agree.int().cumprod(-1).sum(-1)
-        walk = Walk(accepted, accepted + 1, torch.zeros_like(accepted), torch.ones_like(accepted))
-        final = at(wanted, accepted)
+    chain = make_chain(args)
+    if args.acceptance in (MATCH, GREEDY):
+        walk, rest = match_rule(chain, args.shared.noise_keys)
     else:
-        if uniform_samples is None:  # every sequence is greedy: nothing is drawn
-            uniform_samples = torch.zeros(batch, num_draft + 1, device=tokens.device)
-        bad_uniform = ~((uniform_samples >= 0) & (uniform_samples < 1))
-        uniform_samples = uniform_samples.masked_fill(bad_uniform, 0.0)
-        mixture = make_mixture(
-            law, law_variant, law_alpha, law_beta, target_logits, draft_logits, target, draft.probs, target_to_draft
-        )
-        walk = token_rule(target, draft, mixture, tokens, length, uniform_samples)
-        coins_drawn = draws_coin(target, draft, mixture, tokens)
-        draft_read = torch.ones_like(coins_drawn) if law > LOSSY else ~target.one_hot[:, :-1]
-        if acceptance == BLOCK and draft.probs is not None:
-            block = block_rule(target, draft, mixture, tokens, length, uniform_samples)
-            by_block = torch.ones_like(idle) if draft_probs is not None else ~draft_params.greedy[:, 0]
-            walk = Walk(*(torch.where(by_block, getattr(block, f), getattr(walk, f)) for f in vars(walk)))
-            coins_drawn, draft_read = coins_drawn | by_block[:, None], draft_read | by_block[:, None]
-        final, drawn = final_token(target, draft, mixture, tokens, length, walk, uniform_samples[:, 0])
-        ended = ends_in_eos & (walk.accepted == length)
-        walked = rows < walk.draft_rows[:, None]
-        status = status | any_flag(draft.status[:, :num_draft], walked & draft_read)
-        if cascade_bonus:
-            bonus = (walk.accepted == length) & ~idle & ~ended
-            status = status | torch.where(bonus, at(draft.status, length), 0)
-        read = torch.cat([(drawn & ~idle & ~ended)[:, None], walked & coins_drawn], 1)
-        status = status | any_flag(bad_uniform * int(Status.BAD_PARAM), read)
+        walk = token_rule(chain)
+        if args.acceptance == BLOCK:
+            walk = walk.where(~chain.sampled, block_rule(chain))
+        rest = remainder_after(chain, walk)
+    final = rest.draw(chain.uniforms[:, 0])
 
-    ended = ends_in_eos & (walk.accepted == length)
-    target_rows = torch.where(ends_in_eos, walk.target_rows.minimum(length), walk.target_rows)
-    status = torch.where(idle, status, status | any_flag(target.status, slots < target_rows[:, None]))
-    num_tokens = torch.where(idle, 0, walk.accepted + (~ended).int())
-    out = torch.nn.functional.pad(tokens, (0, 1))
-    out = torch.where(slots == walk.accepted[:, None], final[:, None], out)
-    out = torch.where(slots < num_tokens[:, None], out, PLACEHOLDER_TOKEN_ID)
-    overlap = torch.empty(0, dtype=torch.float32, device=tokens.device)
-    if return_acceptance:
-        q = torch.nn.functional.one_hot(tokens, vocab) if draft.probs is None else draft.probs[:, :num_draft]
-        overlap = tile_sum(torch.minimum(target.probs[:, :-1], q.to(target.probs.dtype))).to(torch.float32)
-        overlap = torch.where(rows < length[:, None], overlap, -1.0)
+    span, slots = chain.span, slots_upto(args.num_draft + 1, walk.accepted)
+    num_tokens = walk.accepted + draws_final(chain, walk).int()
+    tokens = torch.where(slots == walk.accepted[:, None], final[:, None], torch.nn.functional.pad(chain.tokens, (0, 1)))
+    tokens = torch.where(slots < num_tokens[:, None], tokens, PLACEHOLDER_TOKEN_ID)
+    overlap = torch.empty(0, dtype=torch.float32, device=slots.device)
+    if args.return_acceptance:
+        overlap = tile_sum(torch.minimum(chain.target.probs, chain.Q))[:, :-1].to(torch.float32)
+        overlap = torch.where(slots[:-1] < span.length[:, None], overlap, -1.0)
+    reads = what_was_read(args, chain, walk, rest)
+    status = span.status | flags_of(reads, args.shared, chain.params, chain.draft_params)
     int32 = torch.int32
-    return out, walk.accepted.to(int32), num_tokens.to(int32), status.to(int32), overlap
+    return tokens, walk.accepted.to(int32), num_tokens.to(int32), status.to(int32), overlap
 
 
-def slots_upto(n: int, like: Tensor) -> Tensor:
-    """0 … n − 1."""
-    return torch.arange(n, device=like.device)
+@dataclass
+class Span:
+    """The drafted extent of each sequence that the rules look at, ``[batch]``."""
+
+    length: Tensor  # int64, draft tokens; 0 where idle
+    idle: Tensor  # bool
+    ends_in_eos: Tensor  # bool: the last of them is an EOS
+    status: Tensor
 
 
-def at(rows: Tensor, index: Tensor) -> Tensor:
-    """``rows[b, index[b]]`` for each sequence b; `rows` is ``[batch, n]`` or ``[batch, n, vocab]``."""
-    index = index[:, None] if rows.dim() == 2 else index[:, None, None].expand(-1, 1, rows.shape[-1])
-    return rows.gather(1, index)[:, 0]
-
-
-def any_flag(flags: Tensor, where: Tensor) -> Tensor:
-    """The OR over the last dimension of `flags` where `where`."""
-    flags = torch.where(where, flags, 0)
-    bits = [((flags & int(s)) != 0).any(-1) * int(s) for s in Status if s]
-    return torch.stack(bits, -1).sum(-1)
-
-
-def block_lengths(
-    draft_tokens: Tensor, num_draft_tokens: Tensor | None, eos_token_ids: Tensor | None, vocab: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """How many draft tokens each sequence's block holds, whether it idles, whether its last draft token is an EOS;
-    flags.
-
-    A block ends before the first placeholder or invalid id, and after the first EOS: cut there before any rule looks at
-    it, because a stopping rule that looked at a token and then dropped it would bias the output.
+def make_span(args: VerifyChainArguments, vocab: int) -> Span:
+    """A span ends before the first placeholder or invalid id, and after the first EOS: cut there before any rule looks
+    at it, because a stopping rule that looked at a token and then dropped it would bias the output.
     """
+    draft_tokens, eos_token_ids = args.draft_tokens, args.shared.eos_token_ids
     batch, num_draft = draft_tokens.shape
     full = torch.full((batch,), num_draft, device=draft_tokens.device)
-    given = full if num_draft_tokens is None else num_draft_tokens.to(torch.int64)
+    given = full if args.num_draft_tokens is None else args.num_draft_tokens.to(torch.int64)
     status = torch.where((given > num_draft) | (given < -1), int(Status.BAD_PARAM), 0)
     idle, limit = given < 0, given.clamp(0, num_draft)
     slots = slots_upto(num_draft, draft_tokens)
@@ -156,134 +100,161 @@ def block_lengths(
         stop = at(torch.nn.functional.pad(draft_tokens, (0, 1)), length)
         stopped = (length < limit) & (stop != PLACEHOLDER_TOKEN_ID) & ~ends_in_eos & ~idle
         status = status | torch.where(stopped, int(Status.BAD_TOKEN), 0)
-    return torch.where(idle, 0, length), idle, ends_in_eos & ~idle, status
+    return Span(torch.where(idle, 0, length), idle, ends_in_eos & ~idle, status)
 
 
-def make_draft(
-    logits: Tensor | None, probs: Tensor | None, values: Tensor | None, argmax: Tensor | None, status: Tensor | None,
-    params: Params, target_to_draft: Tensor | None, vocab: int,
-) -> DraftLaw:  # fmt: skip
-    """The draft's laws, from its logits (with the stats kept from drafting, or anew) or its probabilities."""
-    if probs is not None:
-        bad = ~(probs >= 0)
-        flags = torch.where(probs.isnan().any(-1), int(Status.NAN), 0)
-        law = DraftLaw(probs.masked_fill(bad, 0.0), flags)
-    elif logits is None:
-        return DraftLaw(None, torch.zeros(1, 1, dtype=torch.int32, device=params.status.device))
-    elif values is None or argmax is None or status is None:
-        made = make_law(logits, params)
-        law = DraftLaw(made.probs, made.status)
+@dataclass
+class Chain:
+    """What the rules look at: the draft tokens x, and at every position P, Q and what the target law makes of them."""
+
+    span: Span
+    params: Params
+    draft_params: Params
+    target: RowLaws  # P: [batch, num_draft + 1, vocab]
+    Q: Tensor  # [batch, num_draft + 1, vocab]; 0 at the bonus, unless a cascade's
+    mixtures: Mixtures  # [batch, num_draft + 1]; lossless at the bonus, unless a cascade's
+    sampled: Tensor  # [batch] bool: the draft tokens were drawn from laws, not from point masses
+    uniforms: Tensor  # [batch, num_draft + 1]: the final token's, then the coins u
+    tokens: Tensor  # [batch, num_draft] int64: x, clamped into the vocabulary
+    p: Tensor  # [batch, num_draft]: P(x), Q(x), π(x)
+    q: Tensor
+    pi: Tensor
+    needs_coin: Tensor  # [batch, num_draft] bool: not where x is kept, nor where P is a point mass and π = P
+
+    def remainder(self, row: Tensor, w: Tensor) -> Tensor:
+        """``(w π − Q)+`` ``[batch, vocab]`` at one row of each sequence."""
+        return self.mixtures.at(row).remainder(at(self.target.probs, row), at(self.Q, row), w)
+
+
+def make_chain(args: VerifyChainArguments) -> Chain:
+    shared = args.shared
+    batch, rows, vocab = shared.target_logits.shape
+    params = make_params(batch, shared.target_logits, shared.params)
+    draft_params = make_params(batch, shared.target_logits, shared.draft_params)
+    if args.acceptance == GREEDY:
+        params.temperature = torch.zeros_like(params.temperature)
+    tokens = args.draft_tokens.to(torch.int64).clamp(0, vocab - 1)
+    target = make_law(shared.target_logits, params)
+    P = target.probs
+    sampled = torch.ones_like(params.greedy[:, 0])
+    if shared.draft_probs is None and shared.draft_logits is None:
+        Q, sampled = (slots_upto(vocab, tokens) == tokens[..., None]).to(P.dtype), ~sampled
     else:
-        law = DraftLaw(probs_from_stats(logits, values, argmax, params), status)
-    assert law.probs is not None
-    law.probs = onto_target(law.probs, target_to_draft, vocab)
-    return law
+        Q = draft_probs(shared, draft_params)
+        sampled = sampled if shared.draft_logits is None else ~draft_params.greedy[:, 0]
+    mixtures = make_mixtures(shared, P, Q)
+    Q = torch.nn.functional.pad(Q, (0, 0, 0, rows - Q.shape[1]))
+    x, of_x = tokens[..., None], mixtures.of(tokens)
+    p, q = P[:, :-1].gather(-1, x), Q[:, :-1].gather(-1, x)
+    no_coin = (of_x.kept & (q > 0))[..., 0] if mixtures.is_cascade else target.one_hot[:, :-1]
+    uniforms = torch.zeros(batch, rows, device=tokens.device)  # where every sequence is greedy nothing is drawn
+    if shared.uniform_samples is not None:
+        uniforms = clean_uniforms(shared.uniform_samples)
+    span = make_span(args, vocab)
+    return Chain(
+        span, params, draft_params, target, Q, mixtures, sampled, uniforms, tokens,
+        p[..., 0], q[..., 0], of_x.probs(p, q)[..., 0], ~no_coin,
+    )  # fmt: skip
 
 
-def probs_from_stats(logits: Tensor, values: Tensor, argmax: Tensor, params: Params) -> Tensor:
-    """The law that `values` and `argmax` describe, by the formula in `RowStats`."""
-    maximum, cutoff, normalizer = values[..., 0:1], values[..., 1:2], values[..., 3:4]
-    x = logits.to(values.dtype)
-    weights = exp((x - maximum) * params.inverse_temperature[..., None])
-    kept = (x >= cutoff) & (x > -math.inf)
-    hot = slots_upto(x.shape[-1], x) == argmax[..., None]
-    one_hot = params.greedy[..., None] | maximum.isinf()
-    return torch.where(one_hot, hot.to(x.dtype), torch.where(kept, weights / normalizer, 0.0))
+# --- the rules --------------------------------------------------------------------------------------------------------
 
 
-def draft_row(draft: DraftLaw, tokens: Tensor, position: Tensor, vocab: int) -> Tensor:
-    """The draft's law ``[batch, vocab]`` at one position of each sequence."""
-    if draft.probs is None:
-        return torch.nn.functional.one_hot(at(tokens, position), vocab)
-    return at(draft.probs, position)
+class Walk(NamedTuple):
+    """Where a rule stopped, ``[batch]`` each."""
+
+    accepted: Tensor  # draft tokens
+    reached: Tensor  # how many leading positions of the span the rule had to look at
+    weight: Tensor  # w: a rejected token's place is filled from (w π − Q)+
+
+    def where(self, here: Tensor, other: Walk) -> Walk:
+        """The sequences that are `here`, the rest from `other`."""
+        return Walk(*(torch.where(here, *both) for both in zip(self, other, strict=True)))
 
 
-def token_rule(
-    target: Law, draft: DraftLaw, mixture: Mixture, tokens: Tensor, length: Tensor, uniforms: Tensor
-) -> Walk:
-    """Accept x iff ``u · Q(x) < π(x)``, strictly, until the first rejection; a point mass P = π accepts only its id."""
-    accepted = torch.zeros_like(length)
-    for i in range(tokens.shape[1]):
-        x = tokens[:, i : i + 1]
-        p, q = probs_of(target, draft, i, x)
-        accept = mixture.accepts(i, x, uniforms[:, i + 1], p, q)
-        if mixture.kept is None:
-            accept = torch.where(target.one_hot[:, i], x[:, 0] == target.argmax[:, i], accept)
-        accepted += (accepted == i) & (i < length) & accept
-    return Walk(accepted, accepted + 1, (accepted + 1).minimum(length), torch.ones_like(target.probs[:, 0, 0]))
+def accept_while(agrees: Tensor, chain: Chain) -> Walk:
+    """Accepts the longest prefix of the span that `agrees` ``[batch, num_draft]``."""
+    length = chain.span.length
+    inside = slots_upto(agrees.shape[1], agrees) < length[:, None]
+    accepted = (agrees & inside).int().cumprod(-1).sum(-1)
+    return Walk(accepted, (accepted + 1).minimum(length), torch.ones_like(chain.target.maximum[:, 0]))
 
 
-def draws_coin(target: Law, draft: DraftLaw, mixture: Mixture, tokens: Tensor) -> Tensor:
-    """Whether the token rule would look at a position's coin ``[batch, num_draft]``."""
-    if mixture.kept is None:
-        return ~target.one_hot[:, :-1]
-    needed = torch.zeros_like(tokens, dtype=torch.bool)
-    for i in range(tokens.shape[1]):
-        x = tokens[:, i : i + 1]
-        needed[:, i] = ~mixture.needs_no_coin(i, x, probs_of(target, draft, i, x)[1])
-    return needed
-
-
-def probs_of(target: Law, draft: DraftLaw, i: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    """P and Q ``[batch]`` of tokens `x` ``[batch, 1]`` at position i."""
-    p = target.probs[:, i].gather(-1, x)[:, 0]
-    return p, torch.ones_like(p) if draft.probs is None else draft.probs[:, i].gather(-1, x)[:, 0]
-
-
-def block_rule(
-    target: Law, draft: DraftLaw, mixture: Mixture, tokens: Tensor, length: Tensor, uniforms: Tensor
-) -> Walk:
-    """Block verification: the last i with ``u_i < h_i`` counts (w, R and h of Sun et al., algorithm 2, π for P)."""
-    assert draft.probs is not None
-    w = torch.ones_like(target.probs[:, 0, 0])
-    accepted, weight, needed = torch.zeros_like(length), w.clone(), torch.zeros_like(length)
-    for i in range(1, tokens.shape[1] + 1):
-        x = tokens[:, i - 1 : i]
-        p, q = probs_of(target, draft, i - 1, x)
-        pi = mixture.prob(i - 1, x, p, q)
-        in_block = (i <= length) & (w > 0)
-        needed += in_block  # draft rows; once w is 0 no later token can be accepted
-        ratio = torch.where(pi <= 0, 0.0, torch.where(q <= 0, math.inf, w * pi / q))
-        w = torch.where(in_block, ratio.clamp_max(1.0), w)
-        inner = i < length
-        following = torch.full_like(length, min(i, tokens.shape[1] - 1))
-        residual = tile_sum(residual_at(target, draft, mixture, tokens, following, w))
-        below = residual + 1 - w
-        h = torch.where(inner, torch.where(below > 0, residual / below, 1.0), w)
-        success = in_block & (w > 0) & (uniforms[:, i] < h)
-        accepted = torch.where(success, i, accepted)
-        weight = torch.where(success, w, weight)
-    return Walk(accepted, torch.where(accepted == length, length + 1, needed), needed, weight)
-
-
-def residual_at(
-    target: Law, draft: DraftLaw, mixture: Mixture, tokens: Tensor, position: Tensor, weight: Tensor
-) -> Tensor:
-    """``(weight π − Q)+`` ``[batch, vocab]`` at one position of each sequence."""
-    p = at(target.probs, position)
-    kept = None if mixture.kept is None else at(mixture.kept, position)
-    q = draft_row(draft, tokens, position, p.shape[-1])
-    return mixture.residual(at(mixture.scale, position), kept, weight, p, q)
-
-
-def final_token(
-    target: Law, draft: DraftLaw, mixture: Mixture, tokens: Tensor, length: Tensor, walk: Walk, uniform: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Recovered from ``norm((weight · π − Q)+)`` (from π, or P if not a cascade, if that is empty), or bonus after a
-    fully accepted block: from P, or π if the bonus is a cascade's. And whether it took a uniform.
+def match_rule(chain: Chain, noise_keys: Tensor | None) -> tuple[Walk, Remainder]:
+    """Accept x iff it is what plain sampling with this noise draws, ``argmax (log P + G)``, or plain greedy decoding,
+    ``argmax P``; the final token is what that draws next.
     """
-    p = at(target.probs, walk.accepted)
-    weights, drawn = p, ~at(target.one_hot, walk.accepted)
-    rows = mixture.scale.shape[1]  # those that have a π
-    if rows:
-        position = walk.accepted.clamp_max(rows - 1)
-        if mixture.kept is not None:
-            mixed = (walk.accepted < length) | (rows > tokens.shape[1])  # the bonus is a cascade's
-            pi = at(mixture.scale, position)[:, None] * p
-            pi = pi + torch.where(at(mixture.kept, position), draft_row(draft, tokens, position, p.shape[-1]), 0.0)
-            weights, drawn = torch.where(mixed[:, None], pi, p), drawn | mixed
-        residual = residual_at(target, draft, mixture, tokens, position, walk.weight)
-        use = (walk.accepted < length) & (tile_sum(residual) > 0)
-        weights = torch.where(use[:, None], residual, weights)
-    by_uniform = draw(weights, uniform)
-    return torch.where(drawn, by_uniform, at(target.argmax, walk.accepted)), drawn
+    # without noise the scores of a greedy row are 0 at the argmax and −inf elsewhere: its "draw" is the argmax
+    wanted = chain.target.argmax
+    if noise_keys is not None:
+        wanted = perturbed(chain.target, noise_keys, None).argmax(-1)
+    walk = accept_while(chain.tokens == wanted[:, :-1], chain)
+    P = chain.target.at(walk.accepted)
+    return walk, Remainder(P.weights, torch.ones_like(P.certain), at(wanted, walk.accepted))
+
+
+def token_rule(chain: Chain) -> Walk:
+    """Accept x iff ``u Q(x) < π(x)``, strictly; without a coin iff ``π(x) > 0``."""
+    by_coin = chain.uniforms[:, 1:] * chain.q < chain.mixtures.accept[:, :-1] * chain.p
+    return accept_while(torch.where(chain.needs_coin, by_coin, chain.pi > 0), chain)
+
+
+def block_rule(chain: Chain) -> Walk:
+    """Accept up to the last i with ``u_i < h_i`` (Sun et al., algorithm 2, π for P): ``w_i = min(1, w_{i−1} π(x_i) /
+    Q(x_i))``, ``h_i = R_i / (R_i + 1 − w_i)`` with ``R_i = Σ (w_i π − Q)+`` at the next position, at the end ``h_i =
+    w_i``.
+    """
+    length = chain.span.length
+    w = torch.ones_like(chain.target.maximum[:, 0])
+    walk = Walk(torch.zeros_like(length), torch.zeros_like(length), w)
+    for i in range(1, chain.tokens.shape[1] + 1):
+        inside = (i <= length) & (w > 0)  # once w is 0 no later token can be accepted
+        w = torch.where(inside, next_weight(w, chain.pi[:, i - 1], chain.q[:, i - 1]), w)
+        rest = tile_sum(chain.remainder(torch.full_like(length, i), w))
+        h = torch.where(i < length, weight_left(w, rest), w)
+        success = inside & (w > 0) & (chain.uniforms[:, i] < h)
+        reached = walk.reached + inside
+        walk = Walk(torch.full_like(length, i), reached, w).where(success, walk._replace(reached=reached))
+    return walk
+
+
+def remainder_after(chain: Chain, walk: Walk) -> Remainder:
+    """What the final token is drawn from.
+
+    After a rejection that is ``(w π − Q)+``. Where that is empty, and after a span accepted whole, it is the law there:
+    π of a cascade (of the bonus only if that is the cascade's), else P.
+    """
+    row = walk.accepted
+    P, rejected = chain.target.at(row), row < chain.span.length
+    mixtures = chain.mixtures.at(row)
+    mixed = rejected & mixtures.is_cascade | mixtures.at_bonus
+    left = chain.remainder(row, walk.weight)
+    weights = torch.where(mixed[:, None], mixtures.probs(P.weights, at(chain.Q, row)), P.weights)
+    weights = torch.where((rejected & (tile_sum(left) > 0))[:, None], left, weights)
+    return Remainder(weights, P.certain & ~mixed, P.argmax)
+
+
+# --- what was read ----------------------------------------------------------------------------------------------------
+
+
+def draws_final(chain: Chain, walk: Walk) -> Tensor:
+    """Whether a token follows the accepted ones ``[batch]``: not in an idle sequence, nor after an accepted EOS."""
+    span = chain.span
+    return ~span.idle & ~(span.ends_in_eos & (walk.accepted == span.length))
+
+
+def what_was_read(args: VerifyChainArguments, chain: Chain, walk: Walk, rest: Remainder) -> Reads:
+    """A rule reads P where it came to a position and where the final token is drawn, and Q and the coin of a position
+    where they can matter; column 0 of the coins draws the final token.
+    """
+    slots = slots_upto(args.num_draft + 1, walk.accepted)
+    reached, final = slots < walk.reached[:, None], draws_final(chain, walk)
+    drawn = (slots == walk.accepted[:, None]) & final[:, None]
+    draft, coins = torch.zeros_like(drawn), torch.zeros_like(drawn)
+    if args.acceptance in (TOKEN, BLOCK):
+        by_block = (chain.sampled if args.acceptance == BLOCK else torch.zeros_like(final))[:, None]
+        mixtures, whole = chain.mixtures, walk.accepted == chain.span.length
+        draft = reached & (by_block | mixtures.is_cascade | ~chain.target.one_hot)
+        draft = draft | drawn & (whole & mixtures.at_bonus)[:, None]
+        coins = torch.cat([(final & ~rest.certain)[:, None], reached[:, :-1] & (by_block | chain.needs_coin)], 1)
+    return Reads(reached | drawn, draft, coins)

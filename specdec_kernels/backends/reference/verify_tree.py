@@ -6,18 +6,59 @@ Sources: Miao et al. 2024 (arXiv 2305.09781) and Chen et al. 2024 (arXiv 2402.12
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...ops.arguments import VerifyArguments, VerifyTreeArguments
 from ...types import PLACEHOLDER_TOKEN_ID, Status
-from .law import Law, Params, draw, make_law, make_params, tile_sum
+from .draft import draft_probs
+from .law import (
+    Params,
+    Remainder,
+    make_law,
+    make_params,
+    next_weight,
+    remainder,
+    tile_sum,
+    untruncated,
+    weight_left,
+)  # fmt: skip
+from .reads import Reads, clean_uniforms, flags_of
+from .rows import at, slots_upto, with_rows
 from .sample import perturbed
-from .target_law import make_mixture
-from .verify_chain import any_flag, at, make_draft, slots_upto
+from .target_law import make_mixtures
 
 SAMPLE, GREEDY, MATCH, TYPICAL, RECURSIVE, TRAVERSAL = range(6)
+
+
+def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """tokens ``[batch, max_depth + 1]``, num_accepted, num_tokens, status ``[batch]``, accepted_nodes ``[batch,
+    max_depth]``.
+    """
+    step = make_step(args)
+    rules = {TYPICAL: typical, RECURSIVE: recursive, TRAVERSAL: traversal}
+    walk = rules.get(args.acceptance, walk_down)(step)
+
+    tree = step.tree
+    nodes, accepted = tree.path(walk.node)
+    accepted, nodes = torch.where(step.idle, 0, accepted), torch.where(step.idle[:, None], -1, nodes)
+    num_tokens = accepted + (~step.idle & ~tree.ends(walk.node)).int()
+    tokens = torch.nn.functional.pad(tree.tokens.gather(1, nodes.clamp_min(0)), (0, 1))
+    slots = slots_upto(args.max_depth + 1, tokens)
+    tokens = torch.where(slots == accepted[:, None], walk.final[:, None], tokens)
+    tokens = torch.where(slots < num_tokens[:, None], tokens, PLACEHOLDER_TOKEN_ID)
+    flags = flags_of(what_was_read(step, walk), args.shared, step.params, step.draft_params)
+    bad_token = tree.bad | (walk.skipped & ~step.idle[:, None]).any(-1)
+    flags = flags | torch.where(bad_token, int(Status.BAD_TOKEN), 0)
+    status = args.tree_status | torch.where(step.idle, 0, flags)
+    int32 = torch.int32
+    return tokens, accepted.to(int32), num_tokens.to(int32), status.to(int32), nodes
+
+
+# --- the tree ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -30,6 +71,7 @@ class Tree:
     first_child: Tensor
     next_sibling: Tensor
     is_eos: Tensor
+    bad: Tensor  # [batch] bool: some token is none
     max_depth: int
 
     def child_with(self, node: Tensor, token: Tensor) -> Tensor:
@@ -38,6 +80,12 @@ class Tree:
         is_it = (self.parents == node[:, None]) & self.usable & (self.tokens == token[:, None])
         found = torch.where(is_it, nodes, nodes.numel()).amin(-1)
         return torch.where(found < nodes.numel(), found, -1)
+
+    def parents_of(self, some: Tensor) -> Tensor:
+        """Which nodes have one of `some` ``[batch, num_nodes]`` as a child."""
+        num_nodes = self.tokens.shape[1]
+        above = torch.where(some & (self.parents >= 0), self.parents, num_nodes)
+        return torch.nn.functional.pad(torch.zeros_like(some), (0, 1)).scatter(1, above, True)[:, :-1]
 
     def path(self, node: Tensor) -> tuple[Tensor, Tensor]:
         """Nodes ``[batch, max_depth]`` from below the root down to `node`, then −1; and how many."""
@@ -48,105 +96,19 @@ class Tree:
             node = torch.where(node > 0, at(self.parents, node), node)
         return out, (out >= 0).sum(-1)
 
-
-@dataclass
-class Outcome:
-    """Where each sequence's walk ended ``[batch]``."""
-
-    node: Tensor  # the last accepted node
-    weights: Tensor  # [batch, vocab]: what the final token is drawn from
-    certain: Tensor  # bool: all of it is on `argmax`
-    argmax: Tensor
-    read: Tensor  # [batch, num_nodes] bool: target rows whose flags count
-    status: Tensor  # flags of the draft's rows and of skipped children
-    coins: Tensor  # [batch, num_nodes] bool: uniforms that were looked at
+    def ends(self, node: Tensor) -> Tensor:
+        """Whether nothing is drawn after `node`: an EOS."""
+        return at(self.is_eos, node) & (node > 0)
 
 
-def verify_tree(
-    target_logits: Tensor, node_tokens: Tensor, parents: Tensor, first_child: Tensor, next_sibling: Tensor,
-    tree_status: Tensor, max_depth: int, draft_logits: Tensor | None, draft_probs: Tensor | None,
-    draft_values: Tensor | None, draft_argmax: Tensor | None, draft_status: Tensor | None,
-    uniform_samples: Tensor | None, noise_keys: Tensor | None, target_to_draft: Tensor | None,
-    eos_token_ids: Tensor | None, acceptance: int, epsilon: float, delta: float,
-    law: int, law_variant: bool, law_alpha: float, law_beta: float, cascade_bonus: bool, *params: object,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """tokens ``[batch, max_depth + 1]``, num_accepted, num_tokens, status ``[batch]``, accepted_nodes ``[batch,
-    max_depth]``.
-    """
-    batch, num_nodes, vocab = target_logits.shape
-    target_params = make_params(batch, target_logits, *params[:9])  # type: ignore[arg-type]
-    draft_params = make_params(batch, target_logits, *params[9:])  # type: ignore[arg-type]
-    if acceptance == GREEDY:
-        target_params.temperature = torch.zeros_like(target_params.temperature)
-    shape = (batch, num_nodes)
-    tree, status = make_tree(
-        node_tokens, parents.expand(shape), first_child.expand(shape), next_sibling.expand(shape), eos_token_ids,
-        max_depth, vocab,
-    )  # fmt: skip
-    idle = node_tokens[:, 0] == PLACEHOLDER_TOKEN_ID
-    target = make_law(target_logits, target_params)
-    draft = make_draft(
-        draft_logits, draft_probs, draft_values, draft_argmax, draft_status, draft_params, target_to_draft, vocab
-    )
-    uniforms, bad_uniform = torch.zeros(shape, device=target_logits.device), torch.zeros_like(tree.usable)
-    if uniform_samples is not None:
-        bad_uniform = ~((uniform_samples >= 0) & (uniform_samples < 1))
-        uniforms = uniform_samples.masked_fill(bad_uniform, 0.0)
-
-    if acceptance in (SAMPLE, GREEDY, MATCH):
-        if acceptance == SAMPLE:
-            weights, certain = target.probs, target.one_hot
-            if law:
-                assert draft.probs is not None
-                mixture = make_mixture(
-                    law, law_variant, law_alpha, law_beta, target_logits, draft_logits, target, draft.probs,
-                    target_to_draft,
-                )  # fmt: skip
-                assert mixture.kept is not None
-                pi = mixture.scale[..., None] * target.probs + torch.where(mixture.kept, draft.probs, 0.0)
-                mixed = torch.ones_like(certain) if cascade_bonus else has_children(tree)
-                weights, certain = torch.where(mixed[..., None], pi, weights), certain & ~mixed
-                draft.status = torch.where(mixed, draft.status, 0)
-            wanted = draw(weights.flatten(0, 1), uniforms.flatten()).view(shape)
-            wanted = torch.where(certain, target.argmax, wanted)
-        else:
-            wanted = target.argmax if noise_keys is None else perturbed(target, noise_keys, None).argmax(-1)
-            certain = torch.ones_like(target.one_hot)
-        out = walk_to(tree, wanted, target)
-        out.coins = out.read & ~certain
-        out.status = any_flag(draft.status.expand(shape), out.read) if law else torch.zeros_like(status)
-    elif acceptance == TYPICAL:
-        out = typical(tree, target, target_logits, target_params, epsilon, delta)
-    else:
-        assert draft.probs is not None
-        rule = recursive if acceptance == RECURSIVE else traversal
-        out = rule(tree, target, draft.probs, draft.status, uniforms)
-
-    ended = at(tree.is_eos, out.node) & (out.node > 0)
-    if acceptance in (TYPICAL, RECURSIVE, TRAVERSAL):
-        drawn = draw(out.weights, uniforms[:, 0])
-        out.argmax = torch.where(out.certain, out.argmax, drawn)
-        out.coins[:, 0] |= ~out.certain & ~ended
-    nodes, accepted = tree.path(out.node)
-    accepted, nodes = torch.where(idle, 0, accepted), torch.where(idle[:, None], -1, nodes)
-    num_tokens = torch.where(idle, 0, accepted + (~ended).int())
-    tokens = torch.nn.functional.pad(tree.tokens.gather(1, nodes.clamp_min(0)), (0, 1))
-    slots = slots_upto(max_depth + 1, tokens)
-    tokens = torch.where(slots == accepted[:, None], out.argmax[:, None], tokens)
-    tokens = torch.where(slots < num_tokens[:, None], tokens, PLACEHOLDER_TOKEN_ID)
-    flags = any_flag(target.status, out.read) | any_flag(bad_uniform * int(Status.BAD_PARAM), out.coins) | out.status
-    status = tree_status | torch.where(idle, 0, status | flags | target_params.status)
-    int32 = torch.int32
-    return tokens, accepted.to(int32), num_tokens.to(int32), status.to(int32), nodes
-
-
-def make_tree(
-    tokens: Tensor, parents: Tensor, first_child: Tensor, next_sibling: Tensor, eos_token_ids: Tensor | None,
-    max_depth: int, vocab: int,
-) -> tuple[Tree, Tensor]:  # fmt: skip
-    """The trees, and flags of tokens that are none. A link that is none of the tree counts as −1."""
-    tokens, num_nodes = tokens.to(torch.int64), tokens.shape[1]
+def make_tree(args: VerifyTreeArguments) -> Tree:
+    """A link that is none of the tree counts as −1."""
+    vocab, tokens = args.shared.target_logits.shape[-1], args.node_tokens.to(torch.int64)
+    num_nodes = tokens.shape[1]
     nodes = slots_upto(num_nodes, tokens)
+    parents, first_child, next_sibling = (
+        links.expand(tokens.shape) for links in (args.parents, args.first_child, args.next_sibling)
+    )
     parents = torch.where((parents >= 0) & (parents < nodes), parents, -1)
 
     def to_child_of(above: Tensor, links: Tensor) -> Tensor:
@@ -157,49 +119,112 @@ def make_tree(
     usable = (tokens >= 0) & (tokens < vocab) & (parents >= 0)
     bad = (parents >= 0) & ~usable & (tokens != PLACEHOLDER_TOKEN_ID)
     is_eos = torch.zeros_like(usable)
-    if eos_token_ids is not None:
-        is_eos = (tokens[..., None] == eos_token_ids).any(-1) & usable
+    if args.shared.eos_token_ids is not None:
+        is_eos = (tokens[..., None] == args.shared.eos_token_ids).any(-1) & usable
     under_eos = is_eos.gather(1, parents.clamp_min(0)) & (parents >= 0)
-    tree = Tree(
+    return Tree(
         tokens.clamp(0, vocab - 1), usable & ~under_eos, torch.where(under_eos, -1, parents),
-        torch.where(is_eos, -1, first_child), next_sibling, is_eos, max_depth,
+        torch.where(is_eos, -1, first_child), next_sibling, is_eos, bad.any(-1), args.max_depth,
     )  # fmt: skip
-    return tree, torch.where(bad.any(-1), int(Status.BAD_TOKEN), 0)
 
 
-def has_children(tree: Tree) -> Tensor:
-    """Whether a node has a child that can be accepted ``[batch, num_nodes]``."""
-    num_nodes = tree.tokens.shape[1]
-    above = torch.where(tree.usable, tree.parents, num_nodes)
-    seen = torch.zeros(tree.tokens.shape[0], num_nodes + 1, dtype=torch.bool, device=above.device)
-    return seen.scatter(1, above, True)[:, :-1]
+@dataclass
+class Step:
+    """What the rules look at."""
+
+    args: VerifyTreeArguments
+    tree: Tree
+    idle: Tensor  # [batch] bool
+    params: Params
+    draft_params: Params
+    uniforms: Tensor  # [batch, num_nodes]
+    mixed: Tensor  # [batch, num_nodes] bool: where a cascade's π has the place of P
 
 
-def walk_to(tree: Tree, wanted: Tensor, target: Law) -> Outcome:
-    """From the root down while the token `wanted` at a node is a child's (the deterministic-children rule)."""
-    node = torch.zeros_like(wanted[:, 0])
-    read = torch.zeros_like(tree.usable)
-    read[:, 0] = True
-    for _ in range(tree.max_depth):
-        child = tree.child_with(node, at(wanted, node))
-        node = torch.where(child >= 0, child, node)
-        read = read.scatter(1, node[:, None], True)
-    read &= ~(tree.is_eos & tree.usable)  # nothing is asked of an accepted EOS
-    final = at(wanted, node)
-    return Outcome(node, final, torch.ones_like(read[:, 0]), final, read, torch.zeros_like(node), read)
+def make_step(args: VerifyTreeArguments) -> Step:
+    shared = args.shared
+    batch = shared.target_logits.shape[0]
+    params = make_params(batch, shared.target_logits, shared.params)
+    if args.acceptance == GREEDY:
+        params.temperature = torch.zeros_like(params.temperature)
+    draft_params = make_params(batch, shared.target_logits, shared.draft_params)
+    uniforms = torch.zeros(args.node_tokens.shape, device=args.node_tokens.device)
+    if shared.uniform_samples is not None:
+        uniforms = clean_uniforms(shared.uniform_samples)
+    idle = args.node_tokens[:, 0] == PLACEHOLDER_TOKEN_ID
+    tree = make_tree(args)
+    mixed = (tree.parents_of(tree.usable) | shared.law.cascade_bonus) & (shared.law.number != 0)
+    return Step(args, tree, idle, params, draft_params, uniforms, mixed)
 
 
-def typical(tree: Tree, target: Law, logits: Tensor, params: Params, epsilon: float, delta: float) -> Outcome:
+def rows_at(step: Step, node: Tensor) -> VerifyArguments:
+    """What is given of one node of each sequence ``[batch]``: rows ``[batch, 1, …]``."""
+
+    def only(rows: Tensor) -> Tensor:
+        return at(rows, node)[:, None]
+
+    return with_rows(step.args.shared, only, only)
+
+
+# --- the rules --------------------------------------------------------------------------------------------------------
+
+
+class Walk(NamedTuple):
+    """Where a rule ended, and what it tried on the way."""
+
+    node: Tensor  # [batch]: the last accepted node
+    final: Tensor  # [batch]: the token after it
+    tried: Tensor  # [batch, num_nodes] bool: children that their parent's law was asked about
+    skipped: Tensor  # [batch, num_nodes] bool: of these, those that the draft cannot have drawn
+    certain: Tensor  # [batch, num_nodes] bool: where a token was drawn, whether without a uniform
+
+
+def walk_down(step: Step) -> Walk:
+    """From the root down while the token that plain decoding takes after a node is a child's: that of P's argmax, drawn
+    with the node's noise, or drawn with its uniform (from π where that has P's place).
+    """
+    tree = step.tree
+    tried, certain = torch.zeros_like(tree.usable), torch.zeros_like(tree.usable)
+    node = torch.zeros_like(tree.tokens[:, 0])
+    for depth in range(tree.max_depth + 1):
+        rest = remainder_at(step, node)
+        final, certain = rest.draw(at(step.uniforms, node)), certain | mark(node, rest.certain, certain)
+        child = tree.child_with(node, final)
+        found = (child >= 0) & (depth < tree.max_depth)
+        node = torch.where(found, child, node)
+        tried = tried | mark(node, found, tried)
+    return Walk(node, final, tried, torch.zeros_like(tried), certain)
+
+
+def remainder_at(step: Step, node: Tensor) -> Remainder:
+    """What plain decoding draws the token after a node of each sequence ``[batch]`` from."""
+    args, here = step.args, rows_at(step, node)
+    law = make_law(here.target_logits, step.params)
+    P = law.at(torch.zeros_like(node))
+    if args.acceptance in (GREEDY, MATCH):
+        wanted = P.argmax
+        if here.noise_keys is not None:
+            wanted = perturbed(law, here.noise_keys, None)[:, 0].argmax(-1)
+        return Remainder(P.weights, torch.ones_like(P.certain), wanted)
+    if not here.law.number:
+        return P
+    Q, mixed = draft_probs(here, step.draft_params), at(step.mixed, node)
+    pi = make_mixtures(here, law.probs, Q).probs(law.probs, Q)[:, 0]
+    return Remainder(torch.where(mixed[:, None], pi, P.weights), P.certain & ~mixed, P.argmax)
+
+
+def typical(step: Step) -> Walk:
     """x is accepted iff ``p(x) > min(ε, δ exp(−H(p)))``, p at the sampling temperature with nothing cut; the longest
     accepted path wins, of equal ones the likelier.
     """
-    tempered = make_law(logits, untruncated(params))
+    tree, args = step.tree, step.args
+    tempered = make_law(args.shared.target_logits, untruncated(step.params))
     spread = torch.where(tempered.probs > 0, tempered.probs * tempered.scores, 0.0)
-    entropy = torch.where(tempered.one_hot, 0.0, tempered.values[..., 3].log() - tile_sum(spread))
-    threshold = (delta * (-entropy).exp()).clamp_max(epsilon)
+    entropy = torch.where(tempered.one_hot, 0.0, tempered.normalizer.log() - tile_sum(spread))
+    threshold = (args.delta * (-entropy).exp()).clamp_max(args.epsilon)
     above = tree.parents.clamp_min(0)
-    rows = tempered.probs.gather(1, above[..., None].expand(-1, -1, logits.shape[-1]))
-    p = rows.gather(-1, tree.tokens[..., None])[..., 0]
+    batch = slots_upto(above.shape[0], above)[:, None]
+    p = tempered.probs[batch, above, tree.tokens]
     passes = tree.usable & (p > threshold.gather(1, above))
     depth = torch.where(slots_upto(p.shape[1], p) == 0, 0, -1).expand(p.shape)
     likelihood = torch.zeros_like(p)
@@ -210,25 +235,114 @@ def typical(tree: Tree, target: Law, logits: Tensor, params: Params, epsilon: fl
     longest = depth == depth.amax(-1, keepdim=True)
     score = torch.where(longest, likelihood, -torch.inf)
     node = (score == score.amax(-1, keepdim=True)).int().argmax(-1)
-    read = (depth >= 0) & has_children(tree)
-    ended = at(tree.is_eos, node) & (node > 0)
-    read = torch.where(ended[:, None], read, read.scatter(1, node[:, None], True))
-    none = torch.zeros_like(node)
-    return Outcome(
-        node,
-        at(target.probs, node),
-        at(target.one_hot, node),
-        at(target.argmax, node),
-        read,
-        none,
-        torch.zeros_like(read),
-    )
+    tried = tree.usable & (depth.gather(1, above) >= 0)
+    here = make_law(rows_at(step, node).target_logits, step.params)
+    return ended(step, node, here.at(torch.zeros_like(node)), tried, torch.zeros_like(tried))
 
 
-def untruncated(params: Params) -> Params:
-    """The same temperatures with nothing cut."""
-    zero = torch.zeros_like
-    return replace(params, top_k=zero(params.top_k), top_p=torch.ones_like(params.top_p), min_p=zero(params.min_p))
+def ended(step: Step, node: Tensor, rest: Remainder, tried: Tensor, skipped: Tensor) -> Walk:
+    """At a node after which the final token is drawn with the uniform of column 0."""
+    certain = mark(torch.zeros_like(node), rest.certain, tried)
+    return Walk(node, rest.draw(step.uniforms[:, 0]), tried, skipped, certain)
+
+
+def recursive(step: Step) -> Walk:
+    """Children drawn without replacement are tried in order: accept x iff ``u Q(x) < P(x)``, else P becomes ``norm((P −
+    Q)+)`` and x leaves Q.
+    """
+    tree, left = step.tree, make_siblings(step)
+    node, child = torch.zeros_like(tree.tokens[:, 0]), tree.first_child[:, 0]
+    tried, skipped = torch.zeros_like(tree.usable), torch.zeros_like(tree.usable)
+    for _ in range(tree.tokens.shape[1] - 1):
+        here = child.clamp_min(0)
+        token = at(tree.tokens, here)
+        p, q = left.probs(node, token)
+        asked = (child >= 0) & at(tree.usable, here)
+        tried, skipped = tried | mark(here, asked, tried), skipped | mark(here, asked & (q <= 0), skipped)
+        accept = asked & (q > 0) & (at(step.uniforms, here) * q < p)
+        left.reject(node, token, asked & (q > 0) & ~accept)
+        node = torch.where(accept, here, node)
+        child = torch.where(accept, at(tree.first_child, here), at(tree.next_sibling, here))
+    return ended(step, node, left.at(node), tried, skipped)
+
+
+def traversal(step: Step) -> Walk:
+    """Block verification on a tree, from the leaves up. A child is entered with weight ``min(1, w P(x) / Q(x))``; once
+    its own children are rejected it is accepted iff ``u < w``, with what its weight has become. A rejected child turns
+    its parent's P into ``norm((w P − Q)+)`` and w into ``R / (R + 1 − w)``, R the sum of those, and leaves Q.
+    """
+    tree, left = step.tree, make_siblings(step)
+    node, child = torch.zeros_like(tree.tokens[:, 0]), tree.first_child[:, 0]
+    walking = torch.ones_like(node, dtype=torch.bool)
+    tried, skipped = torch.zeros_like(tree.usable), torch.zeros_like(tree.usable)
+    for _ in range(2 * tree.tokens.shape[1]):  # each node is entered once and left once
+        here = child.clamp_min(0)
+        p, q = left.probs(node, at(tree.tokens, here))
+        there = walking & (child >= 0)
+        asked = there & at(tree.usable, here)
+        tried, skipped = tried | mark(here, asked, tried), skipped | mark(here, asked & (q <= 0), skipped)
+        enter = asked & (q > 0)
+        w = at(left.weight, node)
+        left.weight = torch.where(mark(here, enter, tried), next_weight(w, p, q)[:, None], left.weight)
+
+        # no child is left: the node in hand is accepted, or its parent takes its loss
+        leave = walking & (child < 0)
+        accept = leave & ((node == 0) | (at(step.uniforms, node) < w))
+        up = leave & ~accept
+        above = torch.where(up, at(tree.parents, node), node)
+        rest = left.reject(above, at(tree.tokens, node), up)
+        w = weight_left(at(left.weight, above), rest)
+        left.weight = torch.where(mark(above, up, tried), w[:, None], left.weight)
+        following = torch.where(up, at(tree.next_sibling, node), at(tree.next_sibling, here))
+        child = torch.where(enter, at(tree.first_child, here), torch.where(up | there, following, child))
+        node = torch.where(enter, here, above)
+        walking = walking & ~accept
+    return ended(step, node, left.at(node), tried, skipped)
+
+
+@dataclass
+class Siblings:
+    """P, Q and the weight w of every node as its rejected children have left them."""
+
+    P: Tensor  # [batch, num_nodes, vocab]
+    Q: Tensor  # [batch, num_nodes, vocab]
+    weight: Tensor  # [batch, num_nodes]
+    certain: Tensor  # [batch, num_nodes] bool: P is all on `argmax`
+    argmax: Tensor
+
+    def probs(self, node: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+        """P and Q ``[batch]`` of a child's token."""
+        sequence = slots_upto(node.shape[0], node)
+        return self.P[sequence, node, token], self.Q[sequence, node, token]
+
+    def reject(self, node: Tensor, token: Tensor, where: Tensor) -> Tensor:
+        """Takes a child's token from P and Q of its parent `node` in the sequences `where`; R ``[batch]``."""
+        sequence = slots_upto(node.shape[0], node)
+        P, Q = at(self.P, node), at(self.Q, node)
+        left, rest = rejected(P, Q, at(self.weight, node))
+        self.P[sequence, node] = torch.where(where[:, None], left, P)
+        self.Q[sequence, node] = torch.where(where[:, None], remove(Q, token), Q)
+        self.certain = self.certain & ~mark(node, where & (rest > 0), self.certain)
+        return rest
+
+    def at(self, node: Tensor) -> Remainder:
+        """What the token after a node is drawn from, once all its children are rejected."""
+        return Remainder(at(self.P, node), at(self.certain, node), at(self.argmax, node))
+
+
+def make_siblings(step: Step) -> Siblings:
+    shared = step.args.shared
+    target, Q = make_law(shared.target_logits, step.params), draft_probs(shared, step.draft_params)
+    return Siblings(target.probs, Q.clone(), torch.ones_like(target.maximum), target.one_hot, target.argmax)
+
+
+def rejected(P: Tensor, Q: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """What a rejected child leaves of P ``[batch, vocab]``: norm((w P − Q)+), or P if that is empty; and R ``[batch]``,
+    the sum of it before.
+    """
+    left = remainder(P, Q, w)
+    rest = tile_sum(left)
+    return torch.where(rest[:, None] > 0, left / rest[:, None].clamp_min(torch.finfo(P.dtype).tiny), P), rest
 
 
 def remove(Q: Tensor, token: Tensor) -> Tensor:
@@ -238,115 +352,31 @@ def remove(Q: Tensor, token: Tensor) -> Tensor:
     return torch.where(total > 0, Q / total, Q)
 
 
-def rejected(P: Tensor, Q: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """What a rejected child leaves of P ``[batch, vocab]``: norm((w P − Q)+), or P if that is empty; and the sum of it
-    before, ``[batch]``.
+def mark(node: Tensor, where: Tensor, like: Tensor) -> Tensor:
+    """One node of each sequence `where` ``[batch]``, as ``[batch, num_nodes]`` bool."""
+    return torch.zeros_like(like, dtype=torch.bool).scatter(1, node[:, None], where[:, None])
+
+
+# --- what was read ----------------------------------------------------------------------------------------------------
+
+
+def what_was_read(step: Step, walk: Walk) -> Reads:
+    """A rule reads P at nodes whose children it asked about and where the final token is drawn; Q where its law is made
+    of it or children were drawn from it; and the uniforms of whatever it drew or decided by a coin.
     """
-    left = (w[:, None] * P - Q).clamp_min(0.0)
-    rest = tile_sum(left)
-    return torch.where(rest[:, None] > 0, left / rest[:, None].clamp_min(torch.finfo(P.dtype).tiny), P), rest
-
-
-def child_weight(w: Tensor, p: Tensor, q: Tensor) -> Tensor:
-    """What a child of a node of weight w is entered with: min(1, w p / q)."""
-    return torch.where(p > 0, w * p / q.clamp_min(torch.finfo(q.dtype).tiny), 0.0).clamp_max(1.0)
-
-
-def weight_left(w: Tensor, rest: Tensor) -> Tensor:
-    """What a node's weight becomes when a child is rejected: R / (R + 1 − w)."""
-    smaller = rest + 1 - w
-    return torch.where(smaller > 0, rest / smaller, 1.0)
-
-
-def recursive(tree: Tree, target: Law, draft: Tensor, draft_status: Tensor, uniforms: Tensor) -> Outcome:
-    """Children drawn without replacement are tried in order: accept with min(1, P/Q), else P becomes norm((P − Q)+) and
-    the child leaves Q.
-    """
-    batch, num_nodes = tree.tokens.shape
-    node, child = torch.zeros_like(tree.tokens[:, 0]), tree.first_child[:, 0]
-    P, Q = target.probs[:, 0], draft[:, 0]
-    certain, skipped = target.one_hot[:, 0], torch.zeros_like(node)
-    read, coins = torch.zeros_like(tree.usable), torch.zeros_like(tree.usable)
-    read[:, 0] = True
-    read_draft = torch.zeros_like(read)
-    for _ in range(num_nodes - 1):
-        here = child.clamp_min(0)
-        tried = (child >= 0) & at(tree.usable, here)
-        token = at(tree.tokens, here)
-        p, q = (rows.gather(1, token[:, None])[:, 0] for rows in (P, Q))
-        read_draft = read_draft | torch.zeros_like(read).scatter(1, node[:, None], tried[:, None])
-        skipped = skipped | torch.where(tried & (q <= 0), int(Status.BAD_TOKEN), 0)
-        tried &= q > 0
-        coins = coins | torch.zeros_like(coins).scatter(1, here[:, None], tried[:, None])
-        accept = tried & (at(uniforms, here) * q < p)
-        reject = tried & ~accept
-        new_P, rest = rejected(P, Q, torch.ones_like(p))
-        P = torch.where(reject[:, None], new_P, P)
-        certain = certain & ~(reject & (rest > 0))
-        Q = torch.where(reject[:, None], remove(Q, token), Q)
-        node = torch.where(accept, here, node)
-        P = torch.where(accept[:, None], at(target.probs, here), P)
-        Q = torch.where(accept[:, None], at(draft, here), Q)
-        certain = torch.where(accept, at(target.one_hot, here), certain)
-        ended = accept & at(tree.is_eos, here)
-        read = read | torch.zeros_like(read).scatter(1, here[:, None], (accept & ~ended)[:, None])
-        child = torch.where(accept, at(tree.first_child, here), at(tree.next_sibling, here))
-    status = skipped | any_flag(draft_status, read_draft)
-    return Outcome(node, P, certain, at(target.argmax, node), read, status, coins)
-
-
-def traversal(tree: Tree, target: Law, draft: Tensor, draft_status: Tensor, uniforms: Tensor) -> Outcome:
-    """Block verification on a tree, from the leaves up: a child's weight is min(1, w P / Q); a node whose children are
-    all rejected is accepted with what its weight has become; a rejected child c turns P into norm((w P − Q)+), w into
-    R / (R + 1 − w) with R the sum of those, and leaves Q.
-    """
-    batch, num_nodes = tree.tokens.shape
-    levels = tree.max_depth + 1
-    sequence = torch.arange(batch, device=tree.tokens.device)
-    depth = torch.zeros_like(sequence)  # of the node in hand
-    node = depth.new_zeros(batch, levels)  # on the path to it
-    P, Q = target.probs[:, :1].repeat(1, levels, 1), draft[:, :1].repeat(1, levels, 1)  # as they have become there
-    w = torch.ones_like(P[..., 0])
-    certain = target.one_hot[:, :1].repeat(1, levels)
-    child, walking, skipped = tree.first_child[:, 0], torch.ones_like(depth, dtype=torch.bool), torch.zeros_like(depth)
-    coins, read_draft = torch.zeros_like(tree.usable), torch.zeros_like(tree.usable)
-    for _ in range(2 * num_nodes):  # each node is entered once and left once
-        here = child.clamp_min(0)
-        token = at(tree.tokens, here)
-        p, q = (rows[sequence, depth].gather(1, token[:, None])[:, 0] for rows in (P, Q))
-        tried = walking & (child >= 0) & at(tree.usable, here)
-        read_draft = read_draft | torch.zeros_like(coins).scatter(1, at(node, depth)[:, None], tried[:, None])
-        skipped = skipped | torch.where(tried & (q <= 0), int(Status.BAD_TOKEN), 0)
-        enter = tried & (q > 0)
-        skip = walking & (child >= 0) & ~enter
-        weight = child_weight(at(w, depth), p, q)
-        below = (depth + 1).clamp_max(levels - 1)
-
-        # no child is left: the node in hand is accepted, or its parent takes its loss
-        leave = walking & (child < 0)
-        current = at(node, depth)
-        accept = leave & ((current == 0) | (at(uniforms, current) < at(w, depth)))
-        coins = coins | torch.zeros_like(coins).scatter(1, current[:, None], (leave & (current > 0))[:, None])
-        up = leave & ~accept
-        above = (depth - 1).clamp_min(0)
-        upper_P, upper_Q, upper_w = P[sequence, above], Q[sequence, above], at(w, above)
-        new_P, rest = rejected(upper_P, upper_Q, upper_w)
-        P[sequence, above] = torch.where(up[:, None], new_P, upper_P)
-        Q[sequence, above] = torch.where(up[:, None], remove(upper_Q, at(tree.tokens, current)), upper_Q)
-        w[sequence, above] = torch.where(up, weight_left(upper_w, rest), upper_w)
-        certain[sequence, above] &= ~(up & (rest > 0))
-
-        P[sequence, below] = torch.where(enter[:, None], at(target.probs, here), P[sequence, below])
-        Q[sequence, below] = torch.where(enter[:, None], at(draft, here), Q[sequence, below])
-        w[sequence, below] = torch.where(enter, weight, at(w, below))
-        certain[sequence, below] = torch.where(enter, at(target.one_hot, here), at(certain, below))
-        node[sequence, below] = torch.where(enter, here, at(node, below))
-        walking = walking & ~accept
-        following = torch.where(up, at(tree.next_sibling, current), at(tree.next_sibling, here))
-        child = torch.where(enter, at(tree.first_child, here), torch.where(up | skip, following, child))
-        depth = torch.where(enter, below, torch.where(up, above, depth))
-    last = at(node, depth)
-    drawn = ~(at(tree.is_eos, last) & (last > 0))
-    read = read_draft | torch.zeros_like(read_draft).scatter(1, last[:, None], drawn[:, None])
-    status = skipped | any_flag(draft_status, read_draft)
-    return Outcome(last, P[sequence, depth], at(certain, depth), at(target.argmax, last), read, status, coins)
+    tree, acceptance = step.tree, step.args.acceptance
+    asked = tree.parents_of(walk.tried)
+    last = mark(walk.node, ~tree.ends(walk.node), asked)
+    target, nothing = asked | last, torch.zeros_like(asked)
+    if acceptance in (GREEDY, MATCH):
+        return Reads(target, nothing, nothing)
+    if acceptance == SAMPLE:
+        return Reads(target, target & step.mixed, target & ~walk.certain)
+    final = mark(torch.zeros_like(walk.node), last.any(-1), asked) & ~walk.certain
+    if acceptance == TYPICAL:
+        return Reads(target, nothing, final)
+    coins = walk.tried & ~walk.skipped
+    if acceptance == TRAVERSAL:  # a node decides when it is left: those above the accepted one never were
+        above = tree.path(at(tree.parents, walk.node).clamp_min(0))[0]
+        coins = coins & ~nothing.scatter(1, above.clamp_min(0), True)
+    return Reads(target, asked, coins | final)

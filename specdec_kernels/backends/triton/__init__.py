@@ -7,7 +7,7 @@ is the same bits in each of them, and the remainder of equal laws is exactly 0. 
 given stands in ``bundles.py``.
 
 ``row_stats`` takes two launches: ``scan`` (all tiles at once) and ``law`` (a program a row: combines its tiles, finds
-the cut-off). ``sample`` adds one that draws, ``verify_chain`` and ``verify_packed`` those in ``verify.py``, and
+the cut-off). ``sample`` adds one that draws, ``verify_chain`` those in its file, and
 ``verify_tree`` those in ``tree.py`` and ``tree_walk.py`` or ``siblings.py``.
 
 This module imports no triton: it is optional.

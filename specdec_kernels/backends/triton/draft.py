@@ -17,7 +17,7 @@ from .law import find_laws, load_span, make_temperature, needed, temperature_of
 from .row import load_law, load_logits, num_tiles, start_of, tile_ids, weigh
 
 if TYPE_CHECKING:
-    from .verify import Layout
+    from .verify_chain import Layout
 
 
 @triton.jit(do_not_specialize=["n"])

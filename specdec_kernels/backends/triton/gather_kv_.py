@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...ops.arguments import GatherKVArguments
 from ..reference.gather_kv_ import rows_of
 from .launch import power_of_2, run
 
@@ -150,15 +150,9 @@ def shape_of(plane: Tensor, piece: int) -> tuple[int, ...]:
     return block, row, head, element, a_head, an_element, plane.shape[2] * a_head
 
 
-def gather_kv_(
-    cache: Sequence[Tensor],
-    key_layout: Sequence[int],
-    value_layout: Sequence[int],
-    accepted_nodes: Tensor,
-    context_lengths: Tensor,
-    block_table: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def gather_kv_(args: GatherKVArguments) -> tuple[Tensor, Tensor]:
     """Move the rows of each path; lengths and status ``[batch]``."""
+    cache, key_layout, value_layout, accepted_nodes, context_lengths, block_table = args
     batch, max_depth = accepted_nodes.shape
     planes = rows_of(cache, key_layout, value_layout, batch)
     any_number = torch.iinfo(torch.int32).max

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...ops.arguments import NoiseKeysArguments
 from .arithmetic import high_word, low_word, philox
 from .launch import numbers_a_program, run
 
@@ -39,8 +40,9 @@ def kernel(
     tl.store(out + index, w0.to(tl.int64) | (w1.to(tl.int64) << 32), mask=inside)
 
 
-def noise_keys(seeds: Tensor, positions: Tensor, steps: Tensor | None, step: int, purpose: int) -> Tensor:
+def noise_keys(args: NoiseKeysArguments) -> Tensor:
     """``[batch, n]`` int64: two words of philox keyed by a philox of (seed, step, purpose) at the position."""
+    seeds, positions, steps, step, purpose = args
     out = torch.empty(positions.shape, dtype=torch.int64, device=seeds.device)
     count, n = out.numel(), positions.shape[1]
     a_program = numbers_a_program(count)

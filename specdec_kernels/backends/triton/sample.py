@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...ops.arguments import SampleArguments
 from .arithmetic import BAD_PARAM, INFINITY, LAST_ID, high_word, low_word, ordered
 from .bundles import NO_NOISE, Drawn, Listed, Noise, rows_of
 from .launch import power_of_2, run, tiles_a_program, tiles_at_once
@@ -124,11 +125,14 @@ def draw_many(
                 store_token(drawn, row * count + rank, at, id, normalizer)
 
 
-def sample(
-    logits: Tensor, uniform_samples: Tensor | None, noise_keys: Tensor | None, num_samples: int,
-    draft_to_target: Tensor | None, *params: object,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def sample(args: SampleArguments) -> tuple[Tensor, ...]:
+    """Tokens, log_probs and the rows' stats."""
+    return args.rowwise(draw_rows)
+
+
+def draw_rows(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``[batch, n, vocab]`` to tokens and log_probs ``[batch, n, num_samples]``, and the rows' stats."""
+    logits, uniform_samples, noise_keys, draft_to_target, num_samples, params = args
     batch, n, vocab = logits.shape
 
     def empty(most: int, dtype: torch.dtype) -> Tensor:

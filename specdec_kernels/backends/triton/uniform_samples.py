@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...ops.arguments import UniformSamplesArguments
 from .arithmetic import high_word, low_word, philox
 from .launch import numbers_a_program, run
 
@@ -38,8 +39,9 @@ def kernel(
         tl.store(out + b * num + slot, (words[i] >> 8).to(tl.float32) * 2.0**-24, mask=inside & (slot < num))
 
 
-def uniform_samples(seeds: Tensor, steps: Tensor | None, step: int, num: int, purpose: int) -> Tensor:
+def uniform_samples(args: UniformSamplesArguments) -> Tensor:
     """``[batch, num]`` float32: word ``i mod 4`` of philox(seed; i div 4, purpose, step), its top 24 bits."""
+    seeds, steps, step, num, purpose = args
     out = torch.empty(seeds.shape[0], num, dtype=torch.float32, device=seeds.device)
     groups = triton.cdiv(num, 4)
     count = seeds.shape[0] * groups

@@ -1,18 +1,148 @@
-"""`verify_chain` as Triton kernels."""
+"""`verify_chain`, padded or ragged: all rows at once, then all sequences.
+
+Launches: ``find_spans`` (where each sequence's rows stand and how far the rules look), ``scan`` and ``law`` of the
+target's rows and of the draft's, ``walk`` (the token rule, or the weights of the block rule), ``remainder_masses`` (of
+what P has and Q has not, by tiles) and ``finish``, which draws the last token. Point masses need no remainder; "match"
+and "greedy" no walk. A target law takes one more before the walk, ``mixtures``, which where `draft_stats` are given
+reads the raw draft rows.
+
+Sources: Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318) for the token rule, Sun et al.
+2024 (arXiv 2403.10444) for the block rule.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from .verify import Call, Layout, verify
+from ...ops.arguments import VerifyArguments, VerifyChainArguments
+from .bundles import NO_DRAFT, NO_NOISE, Chains, Output, Rows, TargetLaw, Temperature, Walked, Wanted
+from .draft import Draft, draft_laws
+from .finish import finish, match
+from .launch import power_of_2, run, tiles_a_program, tiles_at_once, tiles_of
+from .law import find_laws, make_temperature
+from .mixture import NO_MIXTURE, find_mixtures, is_cascade
+from .noise import best_scores
+from .rules import find_spans, overlap, remainder_masses, walk
+
+TOKEN, BLOCK, MATCH, GREEDY = range(4)
+MOST_SLOTS_AT_ONCE = 64  # draft positions that a program looks at in one go
 
 
-def verify_chain(target_logits: Tensor, draft_tokens: Tensor, *flat: Any) -> tuple[Tensor, ...]:
+@dataclass
+class Layout:
+    """Where sequences lie: padded, or laid end to end if `cu` is given."""
+
+    batch: int
+    width: int  # most draft tokens that a sequence can have
+    cu: Tensor | None
+    total: int
+
+    def rows(self, data: Tensor, extra: int) -> Rows:
+        """Rows of a sequence's draft tokens and `extra` more, ``[batch, n, vocab]`` or ``[rows, vocab]``."""
+        # laid end to end, the rows of sequence b start `extra * b` rows further than its draft tokens
+        batch, row = data.stride()[:2] if self.cu is None else (extra * data.stride(0), data.stride(0))
+        return Rows(data, batch, row, data.shape[-1])
+
+
+def contiguous(args: Any, *names: str) -> Any:
+    """The same arguments, those of `names` contiguous."""
+    return args._replace(**{n: tensor.contiguous() for n in names if (tensor := getattr(args, n)) is not None})
+
+
+def in_order(shared: VerifyArguments) -> VerifyArguments:
+    """The same arguments, with whatever kernels index by a number alone contiguous."""
+    made: VerifyArguments = contiguous(shared, "uniform_samples", "noise_keys", "target_to_draft", "eos_token_ids")
+    return made
+
+
+def layout_of(args: VerifyChainArguments) -> Layout:
+    """Where the sequences lie."""
+    total = args.draft_tokens.numel()
+    if args.cu_num_draft_tokens is None:
+        return Layout(args.draft_tokens.shape[0], args.num_draft, None, total)
+    cu = args.cu_num_args.draft_tokens.contiguous()
+    # no segment is longer than all of them: what is kept for each row is as wide as that, whatever the bound says
+    return Layout(cu.numel() - 1, min(args.num_draft, total), cu, total)
+
+
+def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """tokens ``[batch, num_draft + 1]``, num_accepted, num_tokens, status ``[batch]``, acceptance ``[batch,
     num_draft]``.
     """
-    batch, num_draft = draft_tokens.shape
-    layout = Layout(batch, num_draft, None, draft_tokens.numel())
-    return verify(layout, num_draft, target_logits, draft_tokens, Call.of(flat))
+    layout, num_draft, shared = layout_of(args), args.num_draft, in_order(args.shared)
+    kept = (shared.draft_values, shared.draft_argmax, shared.draft_status)
+    target_logits, law, cascade_bonus = shared.target_logits, TargetLaw(*shared.law[:4]), shared.law.cascade_bonus
+    args = contiguous(args, "num_draft_tokens")
+    device, batch, width = target_logits.device, layout.batch, layout.width
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    rows = layout.rows(target_logits, 1)
+    tiles, row_tiles = tiles_of(rows.vocab), tiles_at_once(rows.vocab)
+    slots = min(power_of_2(width), MOST_SLOTS_AT_ONCE)
+    chains = Chains(args.draft_tokens.contiguous(), empty(batch, 4, dtype=torch.int64), empty(batch, 3))
+    run(
+        find_spans, (batch,), chains, width if layout.cu is None else 0, layout.cu, args.num_draft_tokens,
+        shared.eos_token_ids, 0 if shared.eos_token_ids is None else shared.eos_token_ids.numel(), layout.total,
+        num_draft, rows.vocab, SLOTS=slots, warps=1,
+    )  # fmt: skip
+
+    raw, bonus = is_cascade(law.number), int(cascade_bonus)
+    greedy, ratio_rule = args.acceptance == GREEDY, args.acceptance in (TOKEN, BLOCK)
+    wanted = Wanted(chains.spans, tl.constexpr(False))
+    found = find_laws(rows, batch, width + 1, shared.params, values=raw, raw=raw, greedy=greedy, wanted=wanted)
+    target = found.target
+    draft = Draft(NO_DRAFT)
+    has_draft = shared.draft_logits is not None or shared.draft_probs is not None
+    if width + bonus and has_draft and (ratio_rule or args.return_acceptance):
+        draft = draft_laws(
+            layout, wanted._replace(draft_only=tl.constexpr(not bonus)), shared.draft_logits, shared.draft_probs,
+            kept, shared.target_to_draft, shared.draft_params, bonus=bonus, raw=raw,
+        )  # fmt: skip
+    has_draft = draft.laws.rows is not None
+
+    tokens = empty(batch, num_draft + 1, dtype=torch.int64)
+    out = Output(tokens, empty(batch), empty(batch), empty(batch), None, tl.constexpr(slots))
+    if ratio_rule:
+        by_block = args.acceptance == BLOCK and has_draft
+        masses = empty(batch, width + bonus if by_block else 1, tiles, dtype=torch.float32) if has_draft else None
+        walked = Walked(empty(batch, width + 1, dtype=torch.float32), masses, tl.constexpr(by_block))
+        mixtures = NO_MIXTURE
+        if law.number and width + bonus:
+            mixtures = find_mixtures(law, found, draft, width + bonus, chains.spans)
+        temperature = make_temperature(shared.draft_params)
+        if shared.draft_probs is not None:
+            temperature = Temperature(1.0, None, tl.constexpr(False))
+        run(
+            walk, (batch,), target, chains, width, draft.laws, mixtures, shared.uniform_samples, temperature, walked,
+            SLOTS=slots, warps=1,
+        )  # fmt: skip
+        if masses is not None:
+            a_program = tiles_a_program(rows.vocab, 2)
+            run(
+                remainder_masses, (masses.shape[0] * masses.shape[1] * triton.cdiv(tiles, a_program),), target, chains,
+                width, draft.laws, mixtures, walked, TILES=a_program,
+            )  # fmt: skip
+        run(
+            finish, (batch,), target, chains, width, found.tile_mass, draft.laws, mixtures, shared.uniform_samples,
+            walked, out, num_draft, TILES=row_tiles, registers=128,
+        )  # fmt: skip
+    else:
+        best = NO_NOISE
+        if shared.noise_keys is not None:
+            best = best_scores(found, shared.noise_keys, spans=chains.spans)
+        run(match, (batch,), target.laws, chains, width, best, tiles, out, num_draft, TILES=row_tiles)
+    acceptances = empty(*((batch, num_draft) if args.return_acceptance else (0,)), dtype=torch.float32)
+    if args.return_acceptance:
+        run(
+            overlap, (acceptances.numel(),), target, chains, width, draft.laws, num_draft, acceptances,
+            TILES=tiles_a_program(rows.vocab, 2),
+        )  # fmt: skip
+    return tokens, out.num_accepted, out.num_tokens, out.status, acceptances

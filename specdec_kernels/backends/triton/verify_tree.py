@@ -11,13 +11,12 @@ Sources: Miao et al. 2024 (arXiv 2305.09781) and Chen et al. 2024 (arXiv 2402.12
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...ops.arguments import VerifyArguments, VerifyTreeArguments
 from ...tree import MAX_DEPTH, MAX_NODES
 from .bundles import NO_DRAFT, NO_NOISE, Output, Siblings, TargetLaw, Trees, Wanted
 from .draft import Draft, draft_laws
@@ -28,51 +27,19 @@ from .noise import best_scores
 from .siblings import try_siblings
 from .tree import make_trees
 from .tree_walk import choose, law_masses, typical, walk_tree
-from .verify import Layout, contiguous
+from .verify_chain import Layout, in_order
 
 SAMPLE, GREEDY, MATCH, TYPICAL, RECURSIVE, TRAVERSAL = range(6)
 
 
-class Call(NamedTuple):
-    """What `verify_tree` is called with beside the trees and the target's logits."""
-
-    draft_logits: Tensor | None
-    draft_probs: Tensor | None
-    draft_stats: tuple[Tensor | None, Tensor | None, Tensor | None]
-    uniform_samples: Tensor | None
-    noise_keys: Tensor | None
-    target_to_draft: Tensor | None
-    eos_token_ids: Tensor | None
-    acceptance: int
-    epsilon: float
-    delta: float
-    law: TargetLaw
-    cascade_bonus: bool
-    params: tuple[Any, ...]  # flat sampling parameters
-    draft_params: tuple[Any, ...]
-
-    @staticmethod
-    def of(flat: tuple[Any, ...]) -> Call:
-        """From the op's arguments."""
-        tensors = [contiguous(tensor) for tensor in flat[5:9]]
-        law = TargetLaw(*flat[12:16])
-        return Call._make((*flat[:2], flat[2:5], *tensors, *flat[9:12], law, flat[16], flat[17:26], flat[26:]))
-
-
-def verify_tree(
-    target_logits: Tensor, node_tokens: Tensor, parents: Tensor, first_child: Tensor, next_sibling: Tensor,
-    tree_status: Tensor, max_depth: int, *flat: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
+def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """tokens ``[batch, max_depth + 1]``, num_accepted, num_tokens, status ``[batch]``, accepted_nodes ``[batch,
     max_depth]``.
     """
-    return verify(target_logits, node_tokens, parents, tree_status, max_depth, Call.of(flat))
-
-
-def verify(
-    target_logits: Tensor, node_tokens: Tensor, parents: Tensor, tree_status: Tensor, max_depth: int, call: Call
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `verify_tree`."""
+    args = args._replace(shared=in_order(args.shared))
+    shared, node_tokens, max_depth = args.shared, args.node_tokens, args.max_depth
+    target_logits, cascade_bonus = shared.target_logits, shared.law.cascade_bonus
+    kept = (shared.draft_values, shared.draft_argmax, shared.draft_status)
     batch, num_nodes, vocab = target_logits.shape
     if not (1 <= num_nodes <= MAX_NODES and 0 <= max_depth <= MAX_DEPTH):  # what a program holds in registers
         raise RuntimeError(f"specdec: a tree has 1 to {MAX_NODES} nodes and is at most {MAX_DEPTH} deep")
@@ -83,19 +50,21 @@ def verify(
 
     # a sequence's nodes lie as the rows of num_nodes - 1 draft tokens and the bonus do
     layout = Layout(batch, num_nodes - 1, None, node_tokens.numel())
-    trees = make_trees(node_tokens, parents, tree_status, call.eos_token_ids, vocab, draft_at_leaves=call.cascade_bonus)
-    is_typical, sampled = call.acceptance == TYPICAL, call.acceptance in (RECURSIVE, TRAVERSAL)
-    has_law = call.law.number > 0
+    trees = make_trees(
+        node_tokens, args.parents, args.tree_status, shared.eos_token_ids, vocab, draft_at_leaves=cascade_bonus
+    )
+    is_typical, sampled = args.acceptance == TYPICAL, args.acceptance in (RECURSIVE, TRAVERSAL)
+    has_law = shared.law.number > 0
     raw = has_law or is_typical
     found = find_laws(
-        layout.rows(target_logits, 1), batch, num_nodes, call.params, values=raw, raw=raw, tempered=is_typical,
-        greedy=call.acceptance == GREEDY, wanted=Wanted(trees.spans, tl.constexpr(False)),
+        layout.rows(target_logits, 1), batch, num_nodes, shared.params, values=raw, raw=raw, tempered=is_typical,
+        greedy=args.acceptance == GREEDY, wanted=Wanted(trees.spans, tl.constexpr(False)),
     )  # fmt: skip
     draft = Draft(NO_DRAFT)
     if has_law or sampled:
         draft = draft_laws(
-            layout, Wanted(trees.draft_spans, tl.constexpr(False)), call.draft_logits, call.draft_probs,
-            call.draft_stats, call.target_to_draft, call.draft_params, bonus=1, raw=has_law,
+            layout, Wanted(trees.draft_spans, tl.constexpr(False)), shared.draft_logits, shared.draft_probs,
+            kept, shared.target_to_draft, shared.draft_params, bonus=1, raw=has_law,
         )  # fmt: skip
     tokens, nodes = empty(batch, max_depth + 1, dtype=torch.int64), empty(batch, max_depth, dtype=torch.int64)
     slots = tl.constexpr(power_of_2(max_depth + 1))
@@ -107,45 +76,45 @@ def verify(
             empty(batch, max_depth + 1, 5, dtype=torch.float32),
         )  # fmt: skip
         run(
-            try_siblings, (batch,), found.target, found.tile_mass, draft.laws, trees, num_nodes, call.uniform_samples,
-            scratch, out, max_depth, TRAVERSAL=call.acceptance == TRAVERSAL, TILES=tiles_a_program(vocab, 2),
+            try_siblings, (batch,), found.target, found.tile_mass, draft.laws, trees, num_nodes, shared.uniform_samples,
+            scratch, out, max_depth, TRAVERSAL=args.acceptance == TRAVERSAL, TILES=tiles_a_program(vocab, 2),
             ROW_TILES=row_tiles, warps=16, registers=128,
         )  # fmt: skip
     elif is_typical:
         reached = empty(batch, 2, num_nodes, dtype=torch.float32)
         run(
-            typical, (batch,), found.target, found.tile_mass, found.values, trees, num_nodes, call.uniform_samples,
-            call.epsilon, call.delta, reached, out, max_depth, TILES=row_tiles,
+            typical, (batch,), found.target, found.tile_mass, found.values, trees, num_nodes, shared.uniform_samples,
+            args.epsilon, args.delta, reached, out, max_depth, TILES=row_tiles,
         )  # fmt: skip
     else:
-        chosen = _choose(found, trees, draft, call)
+        chosen = _choose(found, trees, draft, shared)
         run(walk_tree, (batch,), trees, num_nodes, chosen, found.target.laws.status, out, max_depth, warps=1)
     return tokens, out.num_accepted, out.num_tokens, out.status, nodes
 
 
-def _choose(found: Found, trees: Trees, draft: Draft, call: Call) -> Tensor:
+def _choose(found: Found, trees: Trees, draft: Draft, shared: VerifyArguments) -> Tensor:
     """The token ``[batch, num_nodes]`` that the walk looks for after each node."""
-    argmax, has_law = found.target.laws.argmax, call.law.number > 0
+    argmax, has_law = found.target.laws.argmax, shared.law.number > 0
     assert argmax is not None
     if found.tile_mass is None and not has_law:
         return argmax
     batch, num_nodes, tiles = found.tile_max.shape
     vocab = found.target.rows.vocab
     best, mixtures, masses = NO_NOISE, NO_MIXTURE, None
-    if call.noise_keys is not None:
-        best = best_scores(found, call.noise_keys, spans=trees.spans)
+    if shared.noise_keys is not None:
+        best = best_scores(found, shared.noise_keys, spans=trees.spans)
     if has_law:
-        mixtures = find_mixtures(call.law, found, draft, num_nodes, trees.draft_spans)
+        mixtures = find_mixtures(TargetLaw(*shared.law[:4]), found, draft, num_nodes, trees.draft_spans)
         masses = torch.empty_like(found.tile_max)
         a_program = tiles_a_program(vocab, 2)
         run(
             law_masses, (batch * num_nodes * triton.cdiv(tiles, a_program),), found.target, num_nodes, trees,
-            draft.laws, mixtures, masses, EVERYWHERE=call.cascade_bonus, TILES=a_program,
+            draft.laws, mixtures, masses, EVERYWHERE=shared.law.cascade_bonus, TILES=a_program,
         )  # fmt: skip
     chosen = torch.empty_like(argmax)
     run(
         choose, (batch * num_nodes,), found.target, num_nodes, trees, draft.laws, mixtures, masses, found.tile_mass,
-        call.uniform_samples, best, chosen, EVERYWHERE=call.cascade_bonus, TILES=tiles_at_once(vocab),
+        shared.uniform_samples, best, chosen, EVERYWHERE=shared.law.cascade_bonus, TILES=tiles_at_once(vocab),
         registers=128 if has_law else None,
     )  # fmt: skip
     return chosen

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...ops.arguments import WarpProbsArguments
 from .bundles import rows_of
 from .launch import run, tiles_a_program, tiles_of
 from .law import find_laws
@@ -28,8 +29,9 @@ def kernel(
     tl.store(out + row * target.rows.vocab + ids, p, mask=ids < target.rows.vocab)
 
 
-def warp_probs(logits: Tensor, *params: object) -> Tensor:
+def warp_probs(args: WarpProbsArguments) -> Tensor:
     """``[batch, n, vocab]`` to probabilities of the same shape."""
+    logits, params = args
     batch, n, vocab = logits.shape
     found = find_laws(rows_of(logits), batch, n, params)
     out = torch.empty(batch, n, vocab, dtype=torch.float32, device=logits.device)

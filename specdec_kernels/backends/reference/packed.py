@@ -1,0 +1,46 @@
+"""Ragged drafts laid end to end, laid out as a padded batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...ops.arguments import VerifyChainArguments
+from ...types import PLACEHOLDER_TOKEN_ID, Status
+from .rows import slots_upto, with_rows
+
+
+def padded(args: VerifyChainArguments) -> tuple[VerifyChainArguments, Tensor]:
+    """The same step with every segment a row as wide as the result, and the flags of segments that are none.
+
+    Segment b's draft rows start at ``cu[b]`` and its target rows at ``cu[b] + b``, where its draft rows start too if
+    there is one for the bonus.
+    """
+    cu, width = args.cu_num_draft_tokens, args.num_draft
+    assert cu is not None
+    start, stop = cu[:-1].to(torch.int64), cu[1:].to(torch.int64)
+    broken = (start < 0) | (stop < start) | (stop > args.draft_tokens.shape[0])  # no memory is read for such a segment
+    start, counts = torch.where(broken, 0, start), torch.where(broken, -1, stop - start)
+    too_long = counts > width
+    counts = counts.clamp_max(width)
+    given = counts if args.num_draft_tokens is None else args.num_draft_tokens.to(torch.int64)
+    bad = broken | too_long | (given < -1) | (given > counts)
+    counts = torch.where(given < 0, -1, given.minimum(counts))
+    order = slots_upto(counts.numel(), counts)
+
+    def rows(packed: Tensor, first: Tensor, width: int) -> Tensor:
+        if packed.shape[0] == 0:
+            return packed.new_zeros(counts.numel(), width, *packed.shape[1:])
+        return packed[(first[:, None] + slots_upto(width, first)).clamp(0, packed.shape[0] - 1)]
+
+    extra = int(args.shared.law.cascade_bonus)
+    shared = with_rows(
+        args.shared,
+        of_target=lambda packed: rows(packed, start + order, width + 1),
+        of_draft=lambda packed: rows(packed, start + extra * order, width + extra),
+    )
+    tokens = torch.where(
+        slots_upto(width, start) < counts[:, None], rows(args.draft_tokens, start, width), PLACEHOLDER_TOKEN_ID
+    )
+    laid_out = args._replace(shared=shared, draft_tokens=tokens, num_draft_tokens=counts, cu_num_draft_tokens=None)
+    return laid_out, torch.where(bad, int(Status.BAD_PARAM), 0).to(torch.int32)

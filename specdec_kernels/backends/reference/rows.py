@@ -1,0 +1,42 @@
+"""Rows of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ...ops.arguments import VerifyArguments
+
+
+def slots_upto(n: int, like: Tensor) -> Tensor:
+    """0 … n − 1."""
+    return torch.arange(n, device=like.device)
+
+
+def at(rows: Tensor, index: Tensor) -> Tensor:
+    """``rows[b, index[b]]`` for each sequence b; `rows` is ``[batch, n]`` or ``[batch, n, vocab]``."""
+    index = index[:, None] if rows.dim() == 2 else index[:, None, None].expand(-1, 1, rows.shape[-1])
+    return rows.gather(1, index)[:, 0]
+
+
+def with_rows(
+    args: VerifyArguments, of_target: Callable[[Tensor], Tensor], of_draft: Callable[[Tensor], Tensor]
+) -> VerifyArguments:
+    """The same arguments with other rows: `of_target` makes them of tensors that have the target's rows, `of_draft` of
+    those that have the draft's.
+    """
+
+    def target(rows: Tensor | None) -> Tensor | None:
+        return None if rows is None else of_target(rows)
+
+    def draft(rows: Tensor | None) -> Tensor | None:
+        return None if rows is None else of_draft(rows)
+
+    return args._replace(
+        target_logits=of_target(args.target_logits), uniform_samples=target(args.uniform_samples),
+        noise_keys=target(args.noise_keys), draft_logits=draft(args.draft_logits), draft_probs=draft(args.draft_probs),
+        draft_values=draft(args.draft_values), draft_argmax=draft(args.draft_argmax),
+        draft_status=draft(args.draft_status),
+    )  # fmt: skip
