@@ -5,7 +5,7 @@
 //   token(i)              the draft token of position i, x
 //   read_target(i)        go to position i and read P; its flags count from here on
 //   read_draft(i)         read Q too, and begin the law that the target law makes of both; the flags of Q count
-//   certain(), argmax()   whether that law is P and all on one id, so that neither Q nor a coin is needed; that id
+//   one_hot(), argmax()   whether P is all on one id, and that id
 //   p(x), q(x), keeps(x)  P and Q of an id, and whether a cascade's law keeps it
 //   accept()              the factor of P in the token rule (1 unless the target law says otherwise)
 //   coin(i)               the coin of draft token x_i
@@ -19,28 +19,46 @@
 
 namespace specdec {
 
-// Token rule (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318): whether x_i is accepted. A cascade takes
-// what it keeps without a coin.
+// ---- Token rule (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318) ----
+
+// u * Q(x) < P(x), strictly, so that P = 0 is never accepted.
+SPECDEC_HD bool accept_token(float coin, float p, float q) { return coin * q < p; }
+
+// Whether x_i is accepted. A point mass needs no coin, nor does what a cascade keeps.
 template <class Chain>
-SPECDEC_RULE bool accepts_by_token(Chain& at, int64_t i) {
+SPECDEC_RULE bool accepts_by_token(const TargetLaw& law, Chain& at, int64_t i) {
   at.read_target(i);
   const int32_t x = int32_t(at.token(i));
-  if (at.certain()) return x == at.argmax();
+  if (at.one_hot() && !is_cascade(law.kind)) return x == at.argmax();
   at.read_draft(i);
-  if (at.cascade() && at.q(x) > 0 && at.keeps(x)) return true;
+  if (is_cascade(law.kind) && at.q(x) > 0 && at.keeps(x)) return true;
   const float p = at.accept() * at.p(x);
   return accept_token(at.coin(i), p, at.q(x));
 }
 
 // How many draft tokens are accepted: those before the first that is not.
 template <class Chain>
-SPECDEC_RULE int64_t token_rule(Chain& chain, int64_t length) {
+SPECDEC_RULE int64_t token_rule(const TargetLaw& law, Chain& chain, const Span& span) {
   int64_t i = 0;
-  while (i < length && accepts_by_token(chain, i)) ++i;
+  while (i < span.length && accepts_by_token(law, chain, i)) ++i;
   return i;
 }
 
-// Block rule (Sun et al. 2024, arXiv 2403.10444, algorithm 2): the weight w after x, where it was w before.
+// ---- Block rule (Sun et al., arXiv 2403.10444, algorithm 2) ----
+
+// w_i from w_{i-1}.
+SPECDEC_HD float next_block_weight(float w, float p, float q) {
+  if (!(p > 0.0f) || !(w > 0.0f)) return 0.0f;
+  return q > 0.0f ? fminf(1.0f, w * p / q) : 1.0f;
+}
+
+// The acceptance threshold h_i given w_i and R_i = sum of the residual weights at the next position.
+SPECDEC_HD float block_threshold(float w, float residual) {
+  const float below = residual + 1.0f - w;
+  return below > 0.0f ? residual / below : 1.0f;
+}
+
+// w after x at a position, where it was w before.
 template <class Position>
 SPECDEC_RULE float weight_after(const TargetLaw& law, const Position& at, int32_t x, float w) {
   const float p = at.p(x), q = at.q(x);
@@ -48,17 +66,17 @@ SPECDEC_RULE float weight_after(const TargetLaw& law, const Position& at, int32_
   return next_block_weight(w, law_at(law, at.mixture, p, q, kept), q);
 }
 
-// The walk of the block rule, which depends on no coin: visit(i, w) at each position until w has become 0.
+// The weights depend on no coin: visit(i, w) at each position until w has become 0.
 struct Walked {
   int64_t positions;
   float w;  // after the last of them
 };
 
 template <class Chain, class Visit>
-SPECDEC_RULE Walked walk_weights(Chain& chain, int64_t length, Visit visit) {
+SPECDEC_RULE Walked walk_weights(Chain& chain, const Span& span, Visit visit) {
   float w = 1.0f;
   int64_t i = 0;
-  for (; i < length && w > 0; ++i) {
+  for (; i < span.length && w > 0; ++i) {
     chain.enter(i, w);
     visit(i, w);
     w = chain.next_weight(i, w);
@@ -68,26 +86,20 @@ SPECDEC_RULE Walked walk_weights(Chain& chain, int64_t length, Visit visit) {
 
 // How many draft tokens are accepted. The last coin that succeeds counts, so the walk goes on after a failure.
 template <class Chain>
-SPECDEC_RULE int64_t block_rule(Chain& chain, int64_t length) {
+SPECDEC_RULE int64_t block_rule(Chain& chain, const Span& span) {
   int64_t accepted = 0;
-  const Walked end = walk_weights(chain, length, [&](int64_t i, float w) {
+  const Walked end = walk_weights(chain, span, [&](int64_t i, float w) {
     if (i > 0 && !(chain.coin(i - 1) < block_threshold(w, chain.residual(i)))) return;
     accepted = i;
     chain.remember(i, w);
   });
-  if (end.positions > 0 && chain.coin(end.positions - 1) < end.w) accepted = length;
+  if (end.positions > 0 && chain.coin(end.positions - 1) < end.w) accepted = span.length;
   return accepted;
 }
 
-// What follows the accepted tokens.
-enum class Next : int32_t { kNothing, kBonus, kRecovered };
+// ---- Match and greedy ----
 
-SPECDEC_HD Next next_after(const Span& span, int64_t accepted) {
-  if (accepted < span.length) return Next::kRecovered;
-  return span.ends_in_eos ? Next::kNothing : Next::kBonus;
-}
-
-// Match and greedy: whether x_i is accepted, being what the target itself draws.
+// Whether x_i is accepted: it is what the target itself draws.
 template <class Chain>
 SPECDEC_RULE bool accepts_by_match(const Chain& at, int64_t i, int64_t wanted) {
   return at.token(i) == wanted;
@@ -104,8 +116,24 @@ SPECDEC_RULE Outcome match_rule(Chain& chain, const Span& span) {
   return {span.length, Outcome::kNothing};
 }
 
+// ---- Which rule, and what follows the accepted tokens ----
+
 SPECDEC_HD bool by_match(const VerifyChainArgs& args) {
   return args.acceptance == Acceptance::kMatch || args.acceptance == Acceptance::kGreedy;
+}
+
+// Whether sequence b goes by the block rule. The token rule serves a draft that is one-hot in law: in law the block rule is
+// the same there, and it needs no draft.
+SPECDEC_HD bool by_block(const VerifyChainArgs& args, int64_t b) {
+  return args.acceptance == Acceptance::kBlock && has_draft(args) &&
+         (args.draft_probs.data || !sampling_of(args.draft_params, b).greedy);
+}
+
+enum class Next : int32_t { kNothing, kBonus, kRecovered };
+
+SPECDEC_HD Next next_after(const Span& span, int64_t accepted) {
+  if (accepted < span.length) return Next::kRecovered;
+  return span.ends_in_eos ? Next::kNothing : Next::kBonus;
 }
 
 // What becomes of a sequence whose positions are visited one after the other. final_token(next, accepted) draws.
@@ -113,7 +141,7 @@ template <class Chain>
 SPECDEC_RULE Outcome chain_rule(const VerifyChainArgs& args, const Span& span, int64_t b, Chain& chain) {
   if (span.idle) return {};
   if (by_match(args)) return match_rule(chain, span);
-  const int64_t accepted = by_block(args, b) ? block_rule(chain, span.length) : token_rule(chain, span.length);
+  const int64_t accepted = by_block(args, b) ? block_rule(chain, span) : token_rule(args.law, chain, span);
   return {accepted, chain.final_token(next_after(span, accepted), accepted)};
 }
 

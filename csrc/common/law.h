@@ -1,4 +1,5 @@
-// What "accept" and "residual weight" mean: the one definition that every backend's kernels share.
+// Laws of rows and positions: the one definition that every backend's kernels share. What is accepted: chain_rules.h and
+// tree_rules.h.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -54,23 +55,8 @@ struct RowLaw {
   bool one_hot;
 };
 
-// Token rule: u * Q(x) < P(x), strictly, so that P = 0 is never accepted; a point mass needs no coin.
-SPECDEC_HD bool accept_token(float coin, float p, float q) { return coin * q < p; }
-
 // Residual weights (scale * P - Q)+; scale is 1 for the token rule and w for the block rule.
 SPECDEC_HD float residual_weight(float scaled_p, float q) { return fmaxf(scaled_p - q, 0.0f); }
-
-// Block rule (Sun et al. 2024, arXiv 2403.10444, algorithm 2): w_i from w_{i-1}.
-SPECDEC_HD float next_block_weight(float w, float p, float q) {
-  if (!(p > 0.0f) || !(w > 0.0f)) return 0.0f;
-  return q > 0.0f ? fminf(1.0f, w * p / q) : 1.0f;
-}
-
-// Block rule: the acceptance threshold h_i given w_i and R_i = sum of the residual weights at the next position.
-SPECDEC_HD float block_threshold(float w, float residual) {
-  const float below = residual + 1.0f - w;
-  return below > 0.0f ? residual / below : 1.0f;
-}
 
 // ---- Target laws (Narasimhan et al., arXiv 2405.19261): the one place where a law is told from another ----
 //

@@ -102,13 +102,6 @@ SPECDEC_RULE Span find_span(const VerifyChainArgs& args, int64_t b, Search searc
   return span;
 }
 
-// Whether sequence b goes by the block rule. The token rule serves a draft that is one-hot in law: in law the block rule is
-// the same there, and it needs no draft.
-SPECDEC_HD bool by_block(const VerifyChainArgs& args, int64_t b) {
-  return args.acceptance == Acceptance::kBlock && has_draft(args) &&
-         (args.draft_probs.data || !sampling_of(args.draft_params, b).greedy);
-}
-
 // Rows of a sequence whose target law may be wanted, and those whose draft law may be: with the bonus', where there is one.
 SPECDEC_HD int64_t target_rows(const Span& span) { return span.length + (span.ends_in_eos ? 0 : 1); }
 SPECDEC_HD int64_t draft_rows(const VerifyChainArgs& args, const Span& span) {

@@ -23,6 +23,7 @@
 //   sums(laws, scale, taken)    RejectionSums
 //   draw(laws, uniform)         a token from P as it is now
 #pragma once
+#include "common/chain_rules.h"
 #include "common/siblings.h"
 #include "common/tree.h"
 

@@ -13,7 +13,7 @@ namespace specdec::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr int kTopBlocks = 512;  // top-p alone first lists what reaches the so-many-th largest block maximum
+constexpr int kTopGroups = 512;  // top-p alone first lists what reaches the so-many-th largest group maximum
 // A row is split over the threads only if it is long, and the longer the fewer they are: waking one takes tens of
 // microseconds, as much as reading a row of 100,000 ids.
 constexpr int kTilesToSplit = 64, kTilesPerHelper = 256;
@@ -32,7 +32,7 @@ float from_ordered(uint32_t key) {
   return x;
 }
 
-// Finds cut-offs in a row whose block maxima are known.
+// Finds cut-offs in a row whose group maxima are known.
 class Truncation {
  public:
   Truncation(const RowView& row, const Sampling& sampling, float max, RowScratch& scratch)
@@ -53,11 +53,11 @@ class Truncation {
   bool list(float bound) {
     scratch_.kept_id.clear();
     scratch_.kept_logit.clear();
-    float values[kBlock];
-    const int blocks = int(scratch_.block_max.size());
-    for (int block = 0; block < blocks; ++block) {
-      if (!(scratch_.block_max[block] >= bound) || scratch_.block_max[block] == -kInfinity) continue;
-      const int begin = block * kBlock, n = std::min(kBlock, row_.vocab - begin);
+    float values[kGroup];
+    const int groups = int(scratch_.group_max.size());
+    for (int group = 0; group < groups; ++group) {
+      if (!(scratch_.group_max[group] >= bound) || scratch_.group_max[group] == -kInfinity) continue;
+      const int begin = group * kGroup, n = std::min(kGroup, row_.vocab - begin);
       row_.kernels().load(row_.at(begin), n, values);
       for (int i = 0; i < n; ++i) {
         if (!(values[i] >= bound) || values[i] == -kInfinity) continue;
@@ -69,10 +69,10 @@ class Truncation {
     return true;
   }
 
-  // The n-th largest block maximum: at least n ids are as large. -inf if there are fewer blocks.
-  float nth_block_maximum(int64_t n) {
-    if (n > int64_t(scratch_.block_max.size())) return -kInfinity;
-    scratch_.sorted = scratch_.block_max;
+  // The n-th largest group maximum: at least n ids are as large. -inf if there are fewer groups.
+  float nth_group_maximum(int64_t n) {
+    if (n > int64_t(scratch_.group_max.size())) return -kInfinity;
+    scratch_.sorted = scratch_.group_max;
     std::nth_element(scratch_.sorted.begin(), scratch_.sorted.begin() + (n - 1), scratch_.sorted.end(),
                      std::greater<>());
     return scratch_.sorted[n - 1];
@@ -80,7 +80,7 @@ class Truncation {
 
   float top_k(float floor) {
     const int64_t k = sampling_.top_k;
-    if (list(std::max(floor, nth_block_maximum(k)))) {
+    if (list(std::max(floor, nth_group_maximum(k)))) {
       if (int64_t(scratch_.kept_logit.size()) < k) return floor;  // fewer than k possible ids
       scratch_.sorted = scratch_.kept_logit;
       std::nth_element(scratch_.sorted.begin(), scratch_.sorted.begin() + (k - 1), scratch_.sorted.end(),
@@ -92,9 +92,9 @@ class Truncation {
 
   float top_p(float floor) {
     const bool whole = scratch_.summed;  // then nothing has been cut yet, and the whole row's mass is known
-    const int64_t blocks = int64_t(scratch_.block_max.size());
+    const int64_t groups = int64_t(scratch_.group_max.size());
     const bool few = row_.vocab <= RowScratch::kMaxKept;
-    if (!list(whole && !few ? nth_block_maximum(std::min<int64_t>(kTopBlocks, blocks / 4)) : floor)) {
+    if (!list(whole && !few ? nth_group_maximum(std::min<int64_t>(kTopGroups, groups / 4)) : floor)) {
       return select(floor, double(sampling_.top_p) * total_above(floor), true);
     }
     scratch_.sorted = scratch_.kept_logit;
@@ -189,13 +189,13 @@ class Truncation {
 
 RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, RowScratch& scratch) {
   const LogitKernels& kernels = row.kernels();
-  const int tiles = row.tiles(), blocks = (row.vocab + kBlock - 1) / kBlock;
+  const int tiles = row.tiles(), groups = (row.vocab + kGroup - 1) / kGroup;
   const int64_t top_k = sampling.top_k < row.vocab ? sampling.top_k : 0;
   const bool cut = top_k > 0 || sampling.top_p < 1 || sampling.min_p > 0;
   // Where truncation leaves few ids their own weights are all that is needed; top-p alone needs the whole row's mass.
   const bool sum =
       !sampling.greedy && (!cut || (sampling.top_p < 1 && top_k == 0 && !(sampling.min_p_first && sampling.min_p > 0)));
-  scratch.block_max.resize(blocks);
+  scratch.group_max.resize(groups);
   scratch.tile_max.resize(tiles);
   scratch.tile_mass.resize(tiles);
   scratch.summed = sum;
@@ -203,12 +203,12 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, Row
 
   int32_t flags = 0;
   for_each_tile(row, split, [&](int tile) {
-    const int n = row.tile_size(tile), first = tile * (kTile / kBlock);
+    const int n = row.tile_size(tile), first = tile * (kTile / kGroup);
     const void* x = row.at(tile * kTile);
-    const int32_t seen = kernels.block_maxima(x, n, &scratch.block_max[first]);
+    const int32_t seen = kernels.group_maxima(x, n, &scratch.group_max[first]);
     if (seen) __atomic_fetch_or(&flags, seen, __ATOMIC_RELAXED);
-    const float* maxima = &scratch.block_max[first];
-    const float max = *std::max_element(maxima, maxima + (n + kBlock - 1) / kBlock);
+    const float* maxima = &scratch.group_max[first];
+    const float max = *std::max_element(maxima, maxima + (n + kGroup - 1) / kGroup);
     scratch.tile_max[tile] = max;
     if (sum)
       scratch.tile_mass[tile] = std::isfinite(max) ? kernels.exp_sum(x, n, max, sampling.inverse_temperature) : 0.0f;
@@ -222,10 +222,10 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, Row
   law.status = flags | sampling.status | (law.max == kInfinity ? kInf : 0) | (law.max == -kInfinity ? kEmptyRow : 0);
   law.one_hot = sampling.greedy || std::isinf(law.max);
   if (law.max > -kInfinity) {
-    const int block =
-        int(std::find(scratch.block_max.begin(), scratch.block_max.end(), law.max) - scratch.block_max.begin());
-    float values[kBlock];
-    const int begin = block * kBlock, n = std::min(kBlock, row.vocab - begin);
+    const int group =
+        int(std::find(scratch.group_max.begin(), scratch.group_max.end(), law.max) - scratch.group_max.begin());
+    float values[kGroup];
+    const int begin = group * kGroup, n = std::min(kGroup, row.vocab - begin);
     kernels.load(row.at(begin), n, values);
     law.argmax = begin + int(std::find(values, values + n, law.max) - values);
   }

@@ -27,7 +27,7 @@ RowView row_view(const Rows& rows, int64_t b, int64_t i);
 // kMaxKept ids that truncation kept.
 struct RowScratch {
   static constexpr int kMaxKept = 4096;
-  std::vector<float> block_max, tile_max;
+  std::vector<float> group_max, tile_max;
   bool summed = false, listed = false;
   std::vector<float> tile_mass;   // sum of exp((x - max) / T) over each tile's kept ids, if summed
   std::vector<int32_t> kept_id;   // the kept ids in index order, if listed

@@ -40,8 +40,7 @@ class Chain : SequenceRows {
   }
   void read_draft(int64_t i) { now_->mix(args_.law, draft_law(i, point(i))); }
 
-  bool cascade() const { return is_cascade(args_.law.kind); }
-  bool certain() const { return now_->target.law.one_hot && !cascade(); }
+  bool one_hot() const { return now_->target.law.one_hot; }
   int64_t argmax() const { return now_->target.law.argmax; }
   float p(int32_t x) const { return now_->p(x); }
   float q(int32_t x) const { return now_->q(x); }
@@ -58,7 +57,7 @@ class Chain : SequenceRows {
   void remember(int64_t, float) { remembered_ = now_; }
 
   int64_t wanted(int64_t i) {
-    if (!args_.noise_keys || now_->target.law.one_hot) return argmax();
+    if (!args_.noise_keys || one_hot()) return argmax();
     return noisy_top(now_->target, args_.noise_keys[span_.target_index + i], nullptr, 1)[0].id;
   }
 
@@ -72,7 +71,7 @@ class Chain : SequenceRows {
       }
     } else if (remembered_) {
       now_ = remembered_;
-    } else if (!certain()) {
+    } else if (!one_hot() || is_cascade(args_.law.kind)) {  // else Q was not read
       now_->set_residual(1.0f);
     }
     return now_->certain() ? argmax() : now_->draw(uniform(0));

@@ -188,8 +188,7 @@ class Lane {
     status |= draft_.law.status;
   }
 
-  __device__ bool cascade() const { return is_cascade(args_.law.kind); }
-  __device__ bool certain() const { return law().one_hot && !cascade(); }
+  __device__ bool one_hot() const { return law().one_hot; }
   __device__ int64_t argmax() const { return law().argmax; }
   __device__ float p(int32_t x) const { return prob_at(row(), law(), x); }
   __device__ float q(int32_t x) const { return draft_.prob(x); }
@@ -199,7 +198,7 @@ class Lane {
   __device__ float accept() const { return mixture().accept; }
 
   __device__ int64_t wanted(int64_t i) const {
-    if (!work_.best || law().one_hot) return argmax();
+    if (!work_.best || one_hot()) return argmax();
     return noisy_id(atomicMax(&work_.best[span_.target_index + i], Fixed(0)));
   }
 
@@ -316,8 +315,8 @@ class Chain {
       find_all_masses();
       if (!last_to_arrive()) return {};
     }
-    const int64_t i = weighs ? block_rule(*this, span_.length)
-                             : count_accepted([](Lane& at, int64_t j) { return accepts_by_token(at, j); });
+    const int64_t i = weighs ? block_rule(*this, span_)
+                             : count_accepted([&](Lane& at, int64_t j) { return accepts_by_token(args_.law, at, j); });
     if (next_after(span_, i) == Next::kNothing) return {i, Outcome::kNothing};
     // Goes to where the token after the accepted ones comes from. What was not read before counts now.
     set_position(i, remembered_w_);
@@ -336,7 +335,7 @@ class Chain {
 
   // All that the block rule could need: what is left at each position given w, which its own past decides.
   __device__ void find_all_masses() {
-    const Walked end = walk_weights(*this, span_.length, [&](int64_t i, float) { find_masses(table(i), mass_of(i)); });
+    const Walked end = walk_weights(*this, span_, [&](int64_t i, float) { find_masses(table(i), mass_of(i)); });
     if (!(end.w > 0) || span_.ends_in_eos) return;
     set_position(span_.length, end.w);
     find_masses(table(span_.length), mass_of(span_.length));

@@ -55,4 +55,105 @@ __device__ __forceinline__ int32_t draw(const From& from, const float* mass, flo
   return box[0];
 }
 
+// Numbers that a sequence's rows leave behind: two tables and two rows of masses.
+inline int64_t numbers_of(const VerifyArgs& args) {
+  const int64_t tiles = (args.target.vocab + kTile - 1) / kTile;
+  const int32_t draft_vocab = args.draft.data ? args.draft.vocab : args.draft_probs.data ? args.draft_probs.vocab : 0;
+  const int64_t draft_tiles = (draft_vocab + kTile - 1) / kTile;
+  return (tiles + draft_tiles) * TileTable::kNumbers + 2 * tiles;
+}
+
+// What all threads of a block know alike is kept in shared memory, not in everybody's registers.
+struct WalkState {
+  Span span;
+  Reading target, draft;
+  Position now;  // the present position
+  Mixing mixing;
+  float *mass, *other_mass;  // of its tiles, and room for as many
+};
+
+// The rows of one sequence, one position after the other. Every thread of every block of the team goes the same way, with
+// the same numbers.
+template <bool kClustered>
+class WalkRows {
+ public:
+  using Group = Team<kClustered>;
+
+  // `list`: of kMaxListed floats, if rows may be cut; `numbers`: see numbers_of.
+  __device__ WalkRows(const VerifyArgs& args, int64_t b, const Span& span, const Sampling& target_sampling,
+                      WalkState& state, float* list, float* numbers)
+      : args_(args), b_(b), state_(state), status_(span.status) {
+    by_one([&] {
+      state.span = span;
+      state.mass = numbers + tiles() * TileTable::kNumbers;
+      state.other_mass = state.mass + tiles();
+      state.target.list = state.draft.list = list;
+      state.target.sampling = target_sampling;
+      state.target.table = TileTable(numbers, tiles());
+      state.draft.sampling = draft_sampling(args, b);
+      if (reads_draft(args))
+        state.draft.table = TileTable(state.other_mass + tiles(), draft_row(args, span, 0).tiles());
+      state.now.cut = cut_of(target_sampling, args.target.vocab).any;
+    });
+  }
+
+  // Reads target row i, without a draft; its flags count from here on.
+  __device__ void read_target(int64_t i) {
+    by_one([&] { state_.target.row = target_row(args_, state_.span, i); });
+    read_row<kClustered>(state_.target, cascade() ? &state_.mixing.target : nullptr);
+    by_one([&] {
+      state_.mixing.measure = Measure::kNothing;
+      state_.now = {state_.target.row, state_.target.law, state_.now.cut};
+    });
+    status_ |= state_.now.law.status;
+  }
+
+  // And the draft's row i, whose flags count too; begins the position's mixture. `point`: as for draft_law.
+  __device__ void read_draft(int64_t i, int32_t point) {
+    if (reads_draft(args_)) {
+      by_one([&] { state_.draft.row = draft_row(args_, state_.span, i); });
+      read_row<kClustered>(state_.draft, cascade() ? &state_.mixing.draft : nullptr);
+    }
+    by_one([&] {
+      if (args_.draft_probs.data) state_.draft.law = flags_alone(state_.draft.law);
+      state_.now.draft = draft_law(args_, state_.span, b_, i, state_.draft.law, point);
+      if (args_.law.kind != LawKind::kLossless) begin(args_.law, state_.mixing, state_.now);
+    });
+    status_ |= state_.now.draft.law.status;
+  }
+
+ protected:
+  __device__ bool cascade() const { return is_cascade(args_.law.kind); }
+  __device__ int tiles() const { return (args_.target.vocab + kTile - 1) / kTile; }
+  __device__ float uniform(int64_t i) { return uniform_at(args_, state_.span, i, &status_); }
+
+  __device__ void end_mixture() {
+    if (state_.mixing.measure != Measure::kNothing)
+      end_mixing<kClustered>(args_.law, state_.mixing, state_.now, state_.mass);
+  }
+
+  // Leaves a cascade's law itself at the present position.
+  __device__ void set_cascade() {
+    end_mixture();
+    by_one([&] { state_.now.left = cascade_of(state_.now.mixture); });
+  }
+
+  template <class From>
+  __device__ void find_masses(const From& from) {
+    Group::sync();  // the masses may still be in use
+    masses_of<kClustered>(from, state_.target.table, state_.mass, int(Group::rank()), int(Group::size()));
+    Group::sync();
+  }
+
+  // The id that position i's noise picks from the row in hand.
+  __device__ int32_t noisy(int64_t i) {
+    return noisy_token<kClustered>(state_.now, state_.target.table, args_.noise_keys[state_.span.target_index + i]);
+  }
+
+  const VerifyArgs& args_;
+  const int64_t b_;
+  WalkState& state_;
+  int32_t status_;
+};
+
 }  // namespace specdec::cuda

@@ -8,12 +8,12 @@
 
 namespace specdec::cpu {
 
-constexpr int kBlock = 64;  // ids whose maximum is kept, so that thresholds are found without reading the row again
+constexpr int kGroup = 64;  // ids whose maximum is kept, so that thresholds are found without reading the row again
 
 // What depends on the dtype of the logits. x points at the first of n <= kTile ids.
 struct LogitKernels {
-  // The maximum of each block of kBlock ids (NaN read as -inf) into out[ceil(n / kBlock)]; returns kNaN if one was seen.
-  int32_t (*block_maxima)(const void* x, int n, float* out);
+  // The maximum of each group of kGroup ids (NaN read as -inf) into out[ceil(n / kGroup)]; returns kNaN if one was seen.
+  int32_t (*group_maxima)(const void* x, int n, float* out);
   // sum of exp((x - max) * inverse_temperature)
   float (*exp_sum)(const void* x, int n, float max, float inverse_temperature);
   // sums of e and e * (x - max), where e = exp(x - max)

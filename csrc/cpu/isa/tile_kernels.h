@@ -78,13 +78,13 @@ inline void store_some(float* out, F x, int count) {
 }
 
 template <class T>
-int32_t block_maxima(const void* data, int n, float* out) {
+int32_t group_maxima(const void* data, int n, float* out) {
   const T* x = static_cast<const T*>(data);
   typename S::Unordered nan = S::no_nan();
   int i = 0;
-  for (; i + kBlock <= n; i += kBlock) {
+  for (; i + kGroup <= n; i += kGroup) {
     F m = S::set1(-INFINITY);
-    for (int k = 0; k < kBlock; k += N) {
+    for (int k = 0; k < kGroup; k += N) {
       const F v = S::load(x + i + k);
       nan = S::note_nan(nan, v);
       m = S::max(v, m);  // the second one where v is NaN
@@ -230,7 +230,7 @@ int noise_candidates(int64_t key, int32_t first, int n, const float* weight, flo
 
 template <class T>
 constexpr LogitKernels logit_kernels() {
-  return {block_maxima<T>, exp_sum<T>, moments<T>, weights<T>, load<T>};
+  return {group_maxima<T>, exp_sum<T>, moments<T>, weights<T>, load<T>};
 }
 
 constexpr Kernels make_kernels(int level) {

@@ -1,0 +1,62 @@
+"""Which runner serves a model, and what it takes from the model's config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from python_tests.decoding.models import TableRunner, prompts, tiny
+from python_tests.support import in_fresh_process
+from specdec_kernels.integrations.runners import as_runner
+
+
+IMPORTED = """
+import sys
+import specdec_kernels
+from specdec_kernels.integrations.runners import as_runner
+from specdec_kernels.integrations.transformers import models, packing
+
+try:
+    as_runner("a model", "here")
+except ValueError as error:
+    assert str(error).startswith("here: str cannot be served: it is neither"), error
+assert "transformers" not in sys.modules
+"""
+
+
+def test_transformers_is_not_imported_before_a_model_of_it_is_served() -> None:
+    in_fresh_process(IMPORTED)
+
+
+def test_a_runner_is_served_as_it_is() -> None:
+    runner = TableRunner.random()
+    assert as_runner(runner, "here") is runner
+    for family in ("llama", "t5"):
+        model = tiny(family)
+        assert as_runner(model, "here").costs_as() == (model, False)
+
+
+@pytest.mark.parametrize(
+    ("ends", "padding", "expected"),
+    [(None, None, ((), 0)), (5, None, ((5,), 5)), ([5, 7], None, ((5, 7), 5)), ([5, 7], 9, ((5, 7), 9))],
+)
+def test_ends_and_padding_are_the_model_s(ends: Any, padding: int | None, expected: tuple[Any, int]) -> None:
+    model = tiny("llama", eos_token_id=ends, pad_token_id=padding)
+    runner = as_runner(model, "here")
+    assert (runner.end_ids, runner.padding_id) == expected
+
+
+def test_a_runner_of_one_s_own_names_its_ends_and_padding() -> None:
+    class Ending(TableRunner):
+        end_ids, padding_id = (4, -1), 9  # −1: none, as some configs say
+
+    table = TableRunner.random().table
+    ids, mask = prompts(3, 5, 2, 4, vocab=23)
+    kw: dict[str, Any] = {"attention_mask": mask, "drafter": sk.NoDrafter(), "seeds": torch.arange(4)}
+    out = sk.generate(Ending(table), ids, **kw)
+    named = sk.generate(TableRunner(table), ids, eos_token_id=4, **kw)
+    assert torch.equal(out.tokens, named.tokens) and out.num_tokens.unique().numel() > 1
+    assert (out.sequences[:, ids.shape[1] :][out.tokens < 0] == 9).all()
