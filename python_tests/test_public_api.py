@@ -124,7 +124,7 @@ def test_an_unloadable_library_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_
     (tmp_path / "_C_cpu.so").write_text("not a library")
     monkeypatch.setattr(native, "_FOLDER", tmp_path)
     monkeypatch.setattr(native, "_problems", {})
-    native.load()
+    native.load(OPS)
     assert (native.why_missing("sample", "CPU") or "").startswith("_C_cpu.so does not load: ")
     assert (native.why_missing("sample", "CUDA") or "").startswith("_C_cuda.so was not built")
 
