@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,14 +34,19 @@ def on(backend: Backend, arguments: dict[str, Any]) -> dict[str, Any]:
     return {**chains.on(backend, arguments), "backend": backend.name or None}
 
 
-CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
-    f"{op}-{name}" if name else op: (getattr(sk, op), make) for op in OPS for name, make in op_tests(op).CALLS.items()
+def made(op: str, make: Callable[[], dict[str, Any]]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """A function of the package, and arguments for it."""
+    return getattr(sk, op), make()
+
+
+CALLS = {
+    f"{op}-{name}" if name else op: partial(made, op, make) for op in OPS for name, make in op_tests(op).CALLS.items()
 }
 
 
 def reaching(name: str, route: Backend, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, tuple[Any, ...]]:
     """The op that a call comes to and the arguments that reach it, caught on their way."""
-    call, make = CALLS[name]
+    call, arguments = CALLS[name]()
     caught: list[tuple[Any, ...]] = []
     op = name.split("-")[0]
     module = importlib.import_module(f"specdec_kernels.ops.{op}")
@@ -51,7 +57,7 @@ def reaching(name: str, route: Backend, monkeypatch: pytest.MonkeyPatch) -> tupl
         return lambda *args: (caught.append(args), run(*args))[1]  # type: ignore[func-returns-value]
 
     monkeypatch.setattr(module, "dispatch", dispatch)
-    call(**on(route, make()))
+    call(**on(route, arguments))
     assert len(caught) == 1
     return emulated.overload(op) if route.name else getattr(torch.ops.specdec, op).default, caught[0]
 
@@ -80,8 +86,8 @@ def test_direct_calls_never_read_rows_that_are_not_there(
 def test_compiles_whole(name: str, route: Backend) -> None:
     """fullgraph=True; the same bits as eager; with scalars changed in between."""
     torch._dynamo.reset()
-    call, make = CALLS[name]
-    arguments = on(route, make())
+    call, arguments = CALLS[name]()
+    arguments = on(route, arguments)
 
     def function(**given: Any) -> list[torch.Tensor]:
         return tensors_of(call(**given))
