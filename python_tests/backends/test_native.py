@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -10,11 +11,11 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from specdec_kernels.backends import _announced as announced
-from specdec_kernels.backends import _triton_serves as triton_serves
-from specdec_kernels.backends import announce, native, redirected
+from specdec_kernels.backends import _routes as routes
+from specdec_kernels.backends import native, route
 from specdec_kernels.ops import _common
 
+backends = importlib.import_module("specdec_kernels.backends")  # sk.backends is the function
 GPU = torch.device("cuda", 0)
 
 
@@ -32,17 +33,14 @@ def volta(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(native._symbols, "CUDA", library)  # type: ignore[misc]
     real = native.why_missing
     monkeypatch.setattr(native, "why_missing", lambda op, key: None if key == "CUDA" else real(op, key))
-    for op in list(triton_serves):  # filled where there is no library
-        monkeypatch.delitem(triton_serves, op)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 0))
     native._binary_version.cache_clear()
-    announced.discard(GPU)
+    routes.clear()
     yield
     native._binary_version.cache_clear()
-    announced.discard(GPU)
-    redirected.clear()
+    routes.clear()
 
 
 def test_a_gpu_without_code_is_named_with_what_there_is(volta: None) -> None:
@@ -57,13 +55,36 @@ def test_a_gpu_without_code_is_served_by_another_backend(volta: None, monkeypatc
     def overload() -> None: ...
 
     assert _common.dispatch("sample", overload, None, GPU) is not overload
-    assert redirected == {GPU: "triton" if sk.backends(GPU)["sample"]["triton"] == "yes" else "reference"}
-    announced.discard(GPU)
-    redirected.clear()
+    assert route("sample", GPU) == ("triton" if sk.backends(GPU)["sample"]["triton"] == "yes" else "reference")
+    assert route("sample", torch.device("cpu")) is None
+    routes.clear()
     native._binary_version.cache_clear()
     monkeypatch.setattr(native._symbols["CUDA"], "specdec_cuda_binary_version", lambda index: 70)
-    announce("sample", GPU)
-    assert not redirected and _common.dispatch("sample", overload, None, GPU) is overload
+    assert route("sample", GPU) is None and _common.dispatch("sample", overload, None, GPU) is overload
+
+
+def test_the_first_call_is_routed_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first call that is compiled must not have a library without code for the device compiled into it."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(backends, "_routes", {})
+    monkeypatch.setattr(backends, "route", lambda op, device: "reference")
+    called = []
+    real = backends.in_python("reference", "noise_keys")
+    reference = (lambda op, device: None, lambda op, overload: lambda *given: (called.append(op), real(*given))[1])
+    monkeypatch.setitem(backends._BACKENDS, "reference", reference)
+    seeds, positions = torch.arange(2), torch.arange(4).view(2, 2)
+    compiled = torch.compile(lambda: sk.noise_keys(seeds, positions), fullgraph=False, backend="eager")
+    assert torch.equal(compiled(), real(seeds, positions, None, -1, 3)) and called == ["noise_keys"]
+
+
+def test_the_first_op_on_a_device_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "_announced", set())
+    monkeypatch.setattr(backends, "_routes", {})
+    logged: list[str] = []
+    monkeypatch.setattr(backends.logger, "info", lambda text, *of: logged.append(text % of))
+    for op in ("sample", "sample", "row_stats"):
+        assert backends.routed(op, torch.device("cpu")) is None
+    assert len(logged) == 1 and logged[0].startswith("sample takes ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -34,6 +34,7 @@ from python_tests.ops.test_properties import (
 )  # fmt: skip
 from python_tests.ops.test_properties import compare as compare_chains
 from python_tests.support import Backend
+from specdec_kernels.ops.arguments import RowStatsArguments, SampleArguments
 
 OP = "verify_chain"
 CELLS = 250_000  # logits of an example
@@ -149,7 +150,8 @@ def sample_in_float64(x: Tensor, params: sk.SamplingParams, given: dict[str, Ten
     u = given.get("uniform_samples")
     if u is not None:
         u = (u.double() * (1 + 2 * by) + by).clamp(0, 1 - 1e-15)
-    out: tuple[Tensor, ...] = reference_sample(x.double(), u, given.get("noise_keys"), 1, None, *moved(params, by))
+    keys = given.get("noise_keys")
+    out: tuple[Tensor, ...] = reference_sample(SampleArguments(x.double(), u, keys, None, 1, moved(params, by)))
     return out
 
 
@@ -161,7 +163,8 @@ def few_rows(arguments: chains.Arguments) -> tuple[Tensor, sk.SamplingParams]:
 def expected_rows(e: dict[str, Any], arguments: chains.Arguments) -> tuple[sk.RowStats, Tensor, Tensor]:
     """Of a few rows `row_stats`, whether a cut-off lies near a border, and `warp_probs`."""
     x, params = few_rows(arguments)
-    low, high = (reference_stats(x.double(), False, *moved(params, by))[0][..., 1] for by in (-ERROR, ERROR))
+    stats = (reference_stats(RowStatsArguments(x.double(), False, moved(params, by))) for by in (-ERROR, ERROR))
+    low, high = (values[..., 1] for values, *_ in stats)
     probs = sk.warp_probs(x, params, backend="reference")
     return sk.row_stats(x, params, backend="reference"), low != high, probs
 

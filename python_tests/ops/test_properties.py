@@ -28,7 +28,8 @@ from python_tests.support import Backend, present
 from specdec_kernels.backends.reference.law import make_law, make_params
 from specdec_kernels.backends.reference.sample import perturbed
 from specdec_kernels.laws import LOSSLESS
-from specdec_kernels.sampling import FlatParams
+from specdec_kernels.ops.arguments import RowStatsArguments, VerifyArguments, VerifyChainArguments
+from specdec_kernels.sampling import DEFAULT_PARAMS, FlatParams
 
 OP = "verify_chain"
 ERROR = 1e-6  # float32 error of a running mass, a threshold or a probability, as a share of the whole
@@ -109,7 +110,7 @@ def build(e: dict[str, Any], batch: int | None = None) -> chains.Arguments:
     return made
 
 
-def moved(params: sk.SamplingParams, by: float) -> list[Any]:
+def moved(params: sk.SamplingParams, by: float) -> FlatParams:
     """The flat parameters of an op in float64, bounds moved by the relative error `by`: upwards keeps more ids."""
     temperature, top_k, top_p, min_p = (
         v if isinstance(v, Tensor) else None for v in (params.temperature, params.top_k, params.top_p, params.min_p)
@@ -117,7 +118,7 @@ def moved(params: sk.SamplingParams, by: float) -> list[Any]:
     assert isinstance(top_p, Tensor) and isinstance(min_p, Tensor) and isinstance(temperature, Tensor)
     inside = (top_p > 0) & (top_p < 1)
     wide = torch.where(inside, (top_p.double() * (1 + by)).clamp(1e-12, 1 - 1e-12), top_p.double())
-    return [
+    return FlatParams(
         1.0,
         0,
         1.0,
@@ -127,7 +128,7 @@ def moved(params: sk.SamplingParams, by: float) -> list[Any]:
         top_k,
         wide,
         (min_p.double() * (1 - by)).clamp(0, 1),
-    ]
+    )
 
 
 def in_float64(arguments: chains.Arguments, by: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,9 +138,7 @@ def in_float64(arguments: chains.Arguments, by: float) -> tuple[Tensor, Tensor, 
         torch.ones(len(arguments["draft_tokens"])), torch.zeros(1).long(), torch.ones(1), torch.zeros(1)
     )
     draft_params = (
-        moved(arguments.get("draft_params", plain), by)
-        if "draft_params" in arguments
-        else [1.0, 0, 1.0, 0.0, False] + [None] * 4
+        moved(arguments.get("draft_params", plain), by) if "draft_params" in arguments else DEFAULT_PARAMS._flat
     )
     target = arguments["target_logits"].double()
     draft = arguments["draft_logits"].double() if "draft_logits" in arguments else None
@@ -149,24 +148,29 @@ def in_float64(arguments: chains.Arguments, by: float) -> tuple[Tensor, Tensor, 
     probs = arguments.get("draft_probs")
     token_map = arguments.get("draft_token_map")
     rule = {"token": 0, "block": 1, "match": 2, "greedy": 3}[arguments["acceptance"]]
-    law = list(arguments["target_law"].flat() if "target_law" in arguments else LOSSLESS)
-    law[2] += by / ERROR * LAW_ERROR if law[0] else 0.0  # α
-    out = reference["verify_chain"](
-        target, arguments["draft_tokens"], draft, None if probs is None else probs.double(), None, None, None, uniforms,
-        arguments.get("noise_keys"), None if token_map is None else token_map.target_to_draft,
-        arguments.get("num_draft_tokens"), arguments.get("eos_token_ids"), rule, False, *law,
-        *params, *draft_params,
+    law = arguments["target_law"].flat() if "target_law" in arguments else LOSSLESS
+    if law.number:
+        law = law._replace(alpha=law.alpha + by / ERROR * LAW_ERROR)
+    shared = VerifyArguments(
+        target, draft, None if probs is None else probs.double(), None, None, None,
+        None if token_map is None else token_map.target_to_draft, uniforms, arguments.get("noise_keys"),
+        arguments.get("eos_token_ids"), law, params, draft_params,
     )  # fmt: skip
-    cut = reference["row_stats"](target, False, *params)[0][..., 1]
-    draft_cut = cut[:, :0] if draft is None else reference["row_stats"](draft, False, *draft_params)[0][..., 1]
-    return out[0], cut, draft_cut
+    tokens = arguments["draft_tokens"]
+    counts = arguments.get("num_draft_tokens")
+    out = reference["verify_chain"](VerifyChainArguments(shared, tokens, counts, None, tokens.shape[1], rule, False))
+    cuts = [
+        reference["row_stats"](RowStatsArguments(rows, False, given))[0][..., 1]
+        for rows, given in ((target, params), (draft, draft_params)) if rows is not None
+    ]  # fmt: skip
+    return out[0], cuts[0], cuts[1] if draft is not None else cuts[0][:, :0]
 
 
 def close_scores(arguments: chains.Arguments) -> Tensor:
     """``[batch]``: some row's two best perturbed scores (match rule) lie within float32 error."""
     values = moved(arguments["params"], 0.0)
     x = arguments["target_logits"].double()
-    law = make_law(x, make_params(len(x), x, FlatParams(*values)))
+    law = make_law(x, make_params(len(x), x, values))
     best = perturbed(law, arguments["noise_keys"], None).topk(2, -1).values
     return ((best[..., 0] - best[..., 1]) < PERTURBED * best[..., 0].abs().clamp_min(1.0)).any(-1)
 

@@ -23,7 +23,9 @@ from python_tests.ops.test_backends_agree import spoil
 from python_tests.ops.test_properties import close_scores, mixed, moved
 from python_tests.support import Backend
 from specdec_kernels.laws import LOSSLESS
+from specdec_kernels.ops.arguments import VerifyArguments, VerifyTreeArguments
 from specdec_kernels.ops.verify_tree import ACCEPTANCES
+from specdec_kernels.sampling import DEFAULT_PARAMS
 
 OP = "verify_tree"
 ERROR = 1e-5  # as a share of the whole: what is left after several rejections has lost digits
@@ -85,16 +87,22 @@ def in_float64(arguments: trees.Arguments, by: float) -> tuple[Tensor, ...]:
         uniforms = torch.where(
             (uniforms >= 0) & (uniforms < 1), (uniforms.double() * (1 + 2 * by) + by).clamp(0, 1 - 1e-15), uniforms
         )
-    law = list(arguments["target_law"].flat() if "target_law" in arguments else LOSSLESS)
-    law[2] += by if law[0] else 0.0  # α
-    draft_params = moved(arguments["draft_params"], by) if "draft_params" in arguments else [1.0, 0, 1.0, 0.0, False]
-    return reference(
-        target, arguments["node_tokens"], tree.parents, tree.first_child, tree.next_sibling, tree.status,
-        tree.max_depth, draft, probs, None, None, None, uniforms, given("noise_keys"),
-        None if token_map is None else token_map.target_to_draft, given("eos_token_ids"),
-        ACCEPTANCES[arguments["acceptance"]], given("epsilon", 0.09) * (1 + 10 * by),
-        given("delta", 0.3) * (1 + 10 * by), *law, *moved(arguments["params"], by), *(draft_params + [None] * 4)[:9],
+    law = arguments["target_law"].flat() if "target_law" in arguments else LOSSLESS
+    if law.number:
+        law = law._replace(alpha=law.alpha + by)
+    draft_params = moved(arguments["draft_params"], by) if "draft_params" in arguments else DEFAULT_PARAMS._flat
+    shared = VerifyArguments(
+        target, draft, probs, None, None, None, None if token_map is None else token_map.target_to_draft, uniforms,
+        given("noise_keys"), given("eos_token_ids"), law, moved(arguments["params"], by), draft_params,
     )  # fmt: skip
+    out: tuple[Tensor, ...] = reference(
+        VerifyTreeArguments(
+            shared, arguments["node_tokens"], tree.parents, tree.first_child, tree.next_sibling, tree.status,
+            tree.max_depth, ACCEPTANCES[arguments["acceptance"]], given("epsilon", 0.09) * (1 + 10 * by),
+            given("delta", 0.3) * (1 + 10 * by),
+        )
+    )  # fmt: skip
+    return out
 
 
 def borderline(arguments: trees.Arguments) -> Tensor:

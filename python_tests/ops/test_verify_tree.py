@@ -15,8 +15,10 @@ from python_tests.ops.inputs import DTYPES, SCALARS, per_row, refuses, same_bits
 from python_tests.ops.trees import run
 from python_tests.support import Backend
 from specdec_kernels import laws
-from specdec_kernels.backends import implementation
+from specdec_kernels.backends import OPS, implementation
+from specdec_kernels.laws import LOSSLESS
 from specdec_kernels.ops.verify_tree import ACCEPTANCES
+from specdec_kernels.sampling import DEFAULT_PARAMS
 
 OP = "verify_tree"
 SIGNATURE = (
@@ -215,14 +217,18 @@ def direct(backend: Backend, acceptance: str, links: list[torch.Tensor], tokens:
     coins = None if acceptance in ("greedy", "match") else torch.rand(batch, num_nodes, generator=rng)
     target[..., 20] += towards_20
     keys = torch.arange(batch * num_nodes).view(batch, num_nodes) if acceptance == "match" else None
-    params = [1.0, 0, 1.0, 0.0, False, None, None, None, None]
     op = implementation(OP, torch.ops.specdec.verify_tree.default, backend.name, torch.device(backend.device))
-    return op(
-        *backend(target, tokens, *links, torch.zeros(links[0].shape[:-1], dtype=torch.int32)), max_depth,
-        backend(draft), None, None, None, None, None if coins is None else backend(coins),
-        None if keys is None else backend(keys), None, None, ACCEPTANCES[acceptance], 0.09, 0.3,
-        0, False, 0.0, 1.0, False, *params, *params,
+    given = backend(target, draft, coins, keys, tokens, *links, torch.zeros(links[0].shape[:-1], dtype=torch.int32))
+    target, draft, coins, keys, tokens, *tree, status = given
+    names = ("parents", "first_child", "next_sibling")
+    leaves = dict.fromkeys(("draft_probs", "draft_values", "draft_argmax", "draft_status", "target_to_draft"))
+    packed = OPS[OP].pack(
+        **leaves, target_logits=target, draft_logits=draft, uniform_samples=coins, noise_keys=keys, eos_token_ids=None,
+        law=LOSSLESS, params=DEFAULT_PARAMS, draft_params=DEFAULT_PARAMS, node_tokens=tokens,
+        **dict(zip(names, tree, strict=True)), tree_status=status, max_depth=max_depth,
+        acceptance=ACCEPTANCES[acceptance], epsilon=0.09, delta=0.3,
     )  # fmt: skip
+    return op(*packed)
 
 
 def check_whole(out: tuple[torch.Tensor, ...], num_nodes: int, max_depth: int) -> None:
@@ -281,7 +287,7 @@ def test_the_reference_asks_the_device_for_nothing(acceptance: str, monkeypatch:
 
     module = importlib.import_module("specdec_kernels.ops.verify_tree")
     reference = importlib.import_module("specdec_kernels.backends.reference.verify_tree").verify_tree
-    monkeypatch.setattr(module, "dispatch", lambda *of: reference)
+    monkeypatch.setattr(module, "dispatch", lambda *of: lambda *given: reference(OPS[OP].unpack(*given)))
     monkeypatch.setattr(module, "raise_for_status", lambda *of: None)
     made = trees.make(61, 3, 6, 40, acceptance=acceptance, kind="stats")
     expected = sk.verify_tree(**made)

@@ -105,10 +105,10 @@ int main(int argc, char** argv) {
   Scratch scratch;
   const Backend device{on_device(cuda::row_stats, scratch),       on_device(cuda::warp_probs, scratch),
                        on_device(cuda::uniform_samples, scratch), on_device(cuda::noise_keys, scratch),
-                       on_device(cuda::sample, scratch),          on_device(cuda::verify, scratch),
-                       on_device(cuda::verify_tree, scratch),     on_device(cuda::gather_kv, scratch)};
-  const Backend host{cpu::row_stats, cpu::warp_probs, cpu::uniform_samples, cpu::noise_keys,
-                     cpu::sample,    cpu::verify,     cpu::verify_tree,     cpu::gather_kv};
+                       on_device(cuda::sample, scratch),          on_device(cuda::verify_chain, scratch),
+                       on_device(cuda::verify_tree, scratch),     on_device(cuda::gather_kv_, scratch)};
+  const Backend host{cpu::row_stats, cpu::warp_probs,   cpu::uniform_samples, cpu::noise_keys,
+                     cpu::sample,    cpu::verify_chain, cpu::verify_tree,     cpu::gather_kv_};
 
   int64_t failed = 0, differ = 0;
   for (int64_t i = 0; i < cases; ++i) {

@@ -66,7 +66,7 @@ def layout_of(args: VerifyChainArguments) -> Layout:
     total = args.draft_tokens.numel()
     if args.cu_num_draft_tokens is None:
         return Layout(args.draft_tokens.shape[0], args.num_draft, None, total)
-    cu = args.cu_num_args.draft_tokens.contiguous()
+    cu = args.cu_num_draft_tokens.contiguous()
     # no segment is longer than all of them: what is kept for each row is as wide as that, whatever the bound says
     return Layout(cu.numel() - 1, min(args.num_draft, total), cu, total)
 

@@ -1,0 +1,167 @@
+"""What crosses the dispatcher: one definition, the same order in C++, and no call that reads past a tensor."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from python_tests import emulated
+from python_tests.ops.inputs import same_bits
+from python_tests.support import Backend
+from specdec_kernels.backends import OPS
+from specdec_kernels.laws import LOSSLESS
+from specdec_kernels.ops import arguments
+from specdec_kernels.sampling import DEFAULT_PARAMS
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+GROUPS = {"FlatLaw": "law", "FlatParams": "params"}
+
+
+def structs() -> dict[str, list[tuple[str, str]]]:
+    """(type, name) of the members of each struct of csrc/bind_arguments.h."""
+    text = (CSRC / "bind_arguments.h").read_text()
+    found = {}
+    for name, body in re.findall(r"^struct (\w+) \{\n(.*?)^\};", text, re.M | re.S):
+        members = re.findall(r"(\w+) ([\w, ]+);", body)
+        found[name] = [(kind, each.strip()) for kind, names in members for each in names.split(",")]
+    return found
+
+
+def flattened(name: str, prefix: str = "") -> list[str]:
+    """The settings of a struct of C++, named as a definition names them."""
+    out = []
+    for kind, member in structs()[name]:
+        inner = f"{member}." if kind in GROUPS else ""
+        out += [prefix + member] if kind == "double" else flattened(kind, inner)
+    return out
+
+
+def struct_of(op: str) -> str:
+    return op.title().replace("_", "") + "Settings"
+
+
+@pytest.mark.skipif(not CSRC.exists(), reason="an installed package has no kernel sources")
+@pytest.mark.parametrize("op", OPS)
+def test_cpp_has_the_same_order(op: str) -> None:
+    definition = OPS[op]
+    assert definition.settings == (flattened(struct_of(op)) if definition.settings else [])
+    head = re.search(rf" {op}\(([^)]*)\) {{", (CSRC / "bind_ops.h").read_text())
+    assert head is not None
+    names = [parameter.split()[-1].strip("&") for parameter in head[1].split(",")]
+    lists = [name for name in ("per_sequence", "settings") if getattr(definition, name)]
+    assert names == [*definition.alone, *lists]
+    assert names == [argument.name for argument in getattr(torch.ops.specdec, op).default._schema.arguments]
+
+
+@pytest.mark.skipif(not CSRC.exists(), reason="an installed package has no kernel sources")
+def test_cpp_has_the_same_order_of_tensors_in_sampling_parameters() -> None:
+    text = (CSRC / "bind_arguments.h").read_text()
+    enum = re.search(r"enum PerSequenceTensor { ([^}]*), kNumPerSequence }", text)
+    assert enum is not None
+    names = ["_".join(re.findall("[A-Z][a-z]+", one)).lower() for one in enum[1].split(", ")]
+    assert OPS["row_stats"].per_sequence == [f"params.{name}" for name in names]
+
+
+@pytest.mark.skipif(not CSRC.exists(), reason="an installed package has no kernel sources")
+def test_the_list_of_ops_is_the_same() -> None:
+    listed = re.findall(r"OP\(\w+, (\w+)\)", (CSRC / "common/ops.h").read_text().split("#define")[1])
+    assert set(listed) == set(OPS)
+
+
+def test_what_is_packed_is_unpacked() -> None:
+    tensors = (torch.rand(5), torch.rand(5))
+    params = sk.SamplingParams(tensors[0], 7, tensors[1], 0.25, min_p_first=True)
+    law = sk.laws.Chow(0.3, loss="log", bonus="cascade").flat()
+    leaves: dict[str, Any] = {name: torch.zeros(i + 1) for i, name in enumerate(OPS["verify_chain"].alone)}
+    leaves |= {"num_draft": 9, "acceptance": 2, "return_acceptance": True}
+    definition = OPS["verify_chain"]
+    made = definition.unpack(*definition.pack(**leaves, law=law, params=params, draft_params=DEFAULT_PARAMS))
+    assert isinstance(made, arguments.VerifyChainArguments) and isinstance(made.shared, arguments.VerifyArguments)
+    assert (made.num_draft, made.acceptance, made.return_acceptance) == (9, 2, True)
+    assert made.shared.law == law and made.shared.draft_params == DEFAULT_PARAMS._flat
+    for given, kept in zip(params._flat, made.shared.params, strict=True):
+        assert given is kept or given == kept
+    fields = made.shared._asdict() | made._asdict()
+    assert all(fields[name] is leaves[name] for name in definition.alone if name != "num_draft")
+
+
+def packed_call(op: str) -> tuple[Any, dict[str, Any]]:
+    """The op, and what a good call gives it by name."""
+    batch, n, vocab = 3, 2, 20
+    rows = torch.randn(batch, n + 1, vocab, generator=torch.Generator().manual_seed(1))
+    common = {"logits": rows, "params": DEFAULT_PARAMS}
+    shared = dict.fromkeys(arguments.VerifyArguments._fields) | {
+        "target_logits": rows, "draft_logits": rows[:, :n].contiguous(), "uniform_samples": torch.rand(batch, n + 1),
+        "draft_values": torch.zeros(batch, n, 6), "draft_argmax": torch.zeros(batch, n).long(),
+        "draft_status": torch.zeros(batch, n).int(), "eos_token_ids": torch.tensor([3]), "law": LOSSLESS,
+        "params": DEFAULT_PARAMS, "draft_params": DEFAULT_PARAMS,
+    }  # fmt: skip
+    seeds, positions = torch.arange(batch), torch.arange(batch * n).view(batch, n)
+    links = torch.tensor([[-1, 0, 1], [1, 2, -1], [-1, -1, -1]])
+    leaves: dict[str, dict[str, Any]] = {
+        "row_stats": common | {"raw": True},
+        "warp_probs": common,
+        "uniform_samples": {"seeds": seeds, "steps": seeds, "step": 0, "num": 4, "purpose": 0},
+        "noise_keys": {"seeds": seeds, "positions": positions, "steps": seeds, "step": 0, "purpose": 0},
+        "sample": common | {"uniform_samples": torch.rand(batch, n + 1), "noise_keys": None, "num_samples": 1,
+                            "draft_to_target": torch.arange(vocab)},
+        "verify_chain": shared | {"draft_tokens": positions, "num_draft_tokens": torch.full((batch,), n),
+                                  "cu_num_draft_tokens": None, "num_draft": n, "acceptance": 0,
+                                  "return_acceptance": True},
+        "verify_tree": shared | dict.fromkeys(("draft_values", "draft_argmax", "draft_status")) | {
+            "draft_logits": rows, "node_tokens": torch.arange(9).view(3, 3), "parents": links[0],
+            "first_child": links[1], "next_sibling": links[2], "tree_status": torch.zeros((), dtype=torch.int32),
+            "max_depth": 2, "acceptance": 0, "epsilon": 0.1, "delta": 0.3},
+    }  # fmt: skip
+    names = [argument.name for argument in getattr(torch.ops.specdec, op).default._schema.arguments]
+    return names, dict(zip(names, OPS[op].pack(**leaves[op]), strict=True))
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op != "gather_kv_"])
+def test_direct_calls_are_safe(op: str, backend: Backend) -> None:
+    """Past all validation: a tensor with a row fewer or of another dtype, or too short a list, is refused."""
+    if backend.name not in ("cpu", "cuda", emulated.NAME):
+        pytest.skip("only libraries can touch memory that is not theirs")
+    run = emulated.overload(op) if backend.name == emulated.NAME else getattr(torch.ops.specdec, op).default
+    names, good = packed_call(op)
+    good = {name: backend(value) for name, value in good.items()}
+    run(*good.values())
+    for name in names:
+        value = good[name]
+        bad: list[Any] = []
+        if isinstance(value, torch.Tensor):
+            if name not in ("eos_token_ids", "logits"):  # of any length
+                bad = [value.new_zeros(0) if value.dim() == 0 else value[:-1]]
+            if "logits" not in name and name not in ("positions", "draft_tokens", "node_tokens", "num_draft_tokens"):
+                bad.append(value.to(torch.int16))
+            if value.is_floating_point():
+                bad.append(value.double())
+        elif name == "settings":
+            bad = [value[:-1], [*value, 0.0], []]
+        elif name == "per_sequence":
+            bad = [[], [None], [backend(torch.zeros(2))] + [None] * (len(OPS[op].per_sequence) - 1)]
+        elif name in ("num", "num_samples", "num_draft", "max_depth"):
+            bad = [-1, 2**40]
+        for worse in bad:
+            with pytest.raises(RuntimeError, match=r"specdec|must be on"):
+                run(*{**good, name: worse}.values())
+
+
+def test_a_definition_gives_the_same_whatever_the_form() -> None:
+    """Rows without a dimension of their own, which the op shapes itself, as with one."""
+    x, u = (
+        torch.randn(4, 30, generator=torch.Generator().manual_seed(2)),
+        torch.rand(4, generator=torch.Generator().manual_seed(3)),
+    )
+    for backend in ("reference", None):
+        flat, wide = (
+            sk.sample(x, uniform_samples=u, backend=backend),
+            sk.sample(x[:, None], uniform_samples=u[:, None], backend=backend),
+        )
+        assert flat.token.shape == (4,) and flat.stats.values.shape == (4, 6)
+        same_bits([flat.token, flat.stats.values], [wide.token[:, 0], wide.stats.values[:, 0]])
