@@ -28,6 +28,7 @@ from triton.runtime.jit import JITFunction
 
 import specdec_kernels as sk
 from python_tests.ops import chains, trees
+from python_tests.ops.inputs import OPS, op_tests
 from specdec_kernels import laws
 
 torch.set_num_threads(1)
@@ -36,10 +37,18 @@ MIN_P_FIRST = sk.SamplingParams(0.8, top_k=50, top_p=0.9, min_p=0.01, min_p_firs
 BATCH, ROWS = 3, 4
 EACH = sk.SamplingParams(torch.ones(BATCH), torch.ones(BATCH, dtype=torch.int64), torch.ones(BATCH), torch.ones(BATCH))
 EOS = torch.zeros(2, dtype=torch.int64)
+CALLED = {
+    "row_stats", "warp_probs", "uniform_samples", "noise_keys", "sample", "verify_chain", "verify_packed",
+    "verify_tree", "gather_kv_",
+}  # fmt: skip
+"""Ops with calls of their own below, in every form of their kernels; of others those for test_compile.py are made."""
 
 
 def calls(vocab: int, everything: bool) -> None:
     """Calls that between them launch every kernel; `everything`: in every form that differs in more than a size."""
+    for op in set(OPS) - CALLED:
+        for make in op_tests(op).CALLS.values():
+            getattr(sk, op)(**make(), backend="triton")
     seeds, keys = torch.zeros(BATCH, dtype=torch.int64), torch.zeros(BATCH, ROWS, dtype=torch.int64)
     for step in (0, seeds) if everything else (seeds,):
         sk.uniform_samples(seeds, step, ROWS, backend="triton")
