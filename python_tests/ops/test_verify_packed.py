@@ -14,7 +14,7 @@ from python_tests.ops.inputs import DTYPES, refuses, same_bits, strided, tensors
 from python_tests.support import Backend
 from specdec_kernels import laws
 
-OP = "verify_chain"  # the op underneath
+OP = "verify_packed"
 SIGNATURE = (
     ["target_logits", "draft_tokens", "draft_logits"],
     ["cu_num_draft_tokens", "max_num_draft_tokens", "uniform_samples", "noise_keys", "params", "draft_params",
