@@ -164,7 +164,7 @@ def test_token_map_holds_its_inverse() -> None:
 
 def test_backends_table() -> None:
     table = sk.backends()
-    assert set(table) == set(OPS)
+    assert set(table) == set(inputs.OPS)
     for op, row in table.items():
         assert row["reference"] == "yes", op
         assert all(isinstance(reason, str) and reason for reason in row.values())

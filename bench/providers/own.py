@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 import specdec_kernels as sk
-from specdec_kernels.backends import automatic
+from specdec_kernels.backends import FUNCTIONS, automatic
 from specdec_kernels.config import settings
 
 from ..gpu import strategy
@@ -17,14 +17,10 @@ from ..inputs import Case, ChainInputs, PackedInputs, RowInputs, TreeInputs
 from ..registry import REGISTRY
 from ..timing import Call
 
-UNDERNEATH = {"verify_packed": "verify_chain"}  # ops of torch, where they are not named as the function is
-
 
 def asked_for(case: Case, backend: str) -> str | None:
     """`backend`, or None where that takes the same one: what users call, without the look-up of a name."""
-    same = (
-        settings().backend is None and automatic(UNDERNEATH.get(case.op, case.op), torch.device(case.device)) == backend
-    )
+    same = settings().backend is None and automatic(FUNCTIONS[case.op], torch.device(case.device)) == backend
     return None if same else backend
 
 

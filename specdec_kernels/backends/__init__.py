@@ -19,6 +19,7 @@ from . import triton as triton_backend
 logger = logging.getLogger("specdec_kernels")
 
 OPS: dict[str, Any] = {}  # each op's `ops.arguments.Definition`, by the op's name; filled as the ops are defined
+FUNCTIONS: dict[str, str] = {}  # public functions, and the ops that they call
 
 
 @cache
@@ -142,7 +143,9 @@ def backends(device: torch.device | str = "cpu") -> BackendTable:
         A dict ``{op: {backend: "yes" or reason}}`` that prints as a table.
     """
     device = torch.device(device)
-    return BackendTable({op: {n: why(op, device) or "yes" for n, (why, _) in _BACKENDS.items()} for op in OPS})
+    return BackendTable(
+        {name: {n: why(op, device) or "yes" for n, (why, _) in _BACKENDS.items()} for name, op in FUNCTIONS.items()}
+    )
 
 
 def route(op: str, device: torch.device) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backends import OPS, implementation, in_python, routed
+from ..backends import FUNCTIONS, OPS, implementation, in_python, routed
 from ..config import settings
 from ..sampling import DEFAULT_PARAMS, SamplingParams
 from ..types import Status
@@ -27,6 +27,7 @@ def define(name: str, arguments: type[A], returns: str, fake: Callable[[A], Any]
     The reference is its implementation wherever no library registers a faster one.
     """
     definition = OPS[name] = Definition(arguments)
+    FUNCTIONS[name] = name
     LIBRARY.define(f"{name}({definition.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, in_python("reference", name), "CompositeExplicitAutograd")
     torch.library.register_fake(f"specdec::{name}", lambda *given: fake(definition.unpack(*given)), lib=LIBRARY)
