@@ -271,7 +271,7 @@ Case verify_case(Random& random, bool large) {
             a.num_tokens = emitted.data();
             a.status = status.data();
             a.overlap = step->with_overlap ? overlap.data() : nullptr;
-            backend.verify(a);
+            backend.verify_chain(a);
             return {tokens.bytes() + accepted.bytes() + emitted.bytes() + status.bytes(), overlap.bytes()};
           }};
 }
@@ -477,7 +477,7 @@ Case gather_case(Random& random) {
             Result<int32_t> status(args.batch);
             args.lengths = lengths.data();
             args.status = status.data();
-            backend.gather_kv(args);
+            backend.gather_kv_(args);
             std::string moved = lengths.bytes() + status.bytes();
             for (const auto& plane : planes) moved.append(plane.begin(), plane.end());
             moved.resize((moved.size() + 3) / 4 * 4);  // outputs are compared by words

@@ -9,20 +9,16 @@
 #include <string>
 #include <vector>
 
+#include "common/ops.h"
 #include "common/params.h"
 
 namespace specdec::tests {
 
+#define SPECDEC_CALL(Name, op) std::function<void(const Name##Args&)> op;
 struct Backend {
-  std::function<void(const RowStatsArgs&)> row_stats;
-  std::function<void(const WarpProbsArgs&)> warp_probs;
-  std::function<void(const UniformSamplesArgs&)> uniform_samples;
-  std::function<void(const NoiseKeysArgs&)> noise_keys;
-  std::function<void(const SampleArgs&)> sample;
-  std::function<void(const VerifyChainArgs&)> verify;
-  std::function<void(const VerifyTreeArgs&)> verify_tree;
-  std::function<void(const GatherKVArgs&)> gather_kv;
+  SPECDEC_OPS(SPECDEC_CALL)
 };
+#undef SPECDEC_CALL
 
 // The op's outputs, one string of bytes each; the first is what must agree between backends: tokens and counts.
 using Outputs = std::vector<std::string>;

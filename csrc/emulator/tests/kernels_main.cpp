@@ -103,12 +103,11 @@ int main(int argc, char** argv) {
   const int64_t cases = std::atoll(argv[1]), first = argc > 2 ? std::atoll(argv[2]) : 0;
   const int64_t large = argc > 3 ? std::atoll(argv[3]) : 0;
   Scratch scratch;
-  const Backend device{on_device(cuda::row_stats, scratch),       on_device(cuda::warp_probs, scratch),
-                       on_device(cuda::uniform_samples, scratch), on_device(cuda::noise_keys, scratch),
-                       on_device(cuda::sample, scratch),          on_device(cuda::verify_chain, scratch),
-                       on_device(cuda::verify_tree, scratch),     on_device(cuda::gather_kv_, scratch)};
-  const Backend host{cpu::row_stats, cpu::warp_probs,   cpu::uniform_samples, cpu::noise_keys,
-                     cpu::sample,    cpu::verify_chain, cpu::verify_tree,     cpu::gather_kv_};
+#define SPECDEC_ON_DEVICE(Name, op) on_device(cuda::op, scratch),
+#define SPECDEC_ON_HOST(Name, op) cpu::op,
+  const Backend device{SPECDEC_OPS(SPECDEC_ON_DEVICE)}, host{SPECDEC_OPS(SPECDEC_ON_HOST)};
+#undef SPECDEC_ON_DEVICE
+#undef SPECDEC_ON_HOST
 
   int64_t failed = 0, differ = 0;
   for (int64_t i = 0; i < cases; ++i) {
