@@ -14,9 +14,10 @@ PACKAGE = "specdec_kernels"
 LAYERS: tuple[tuple[str, ...], ...] = (
     # values: what ops take and give
     ("config", "types", "sampling", "laws", "tree", "host", "_host", "_host_py"),
-    # kernels, then the ops that reach them
+    # what ops are given; kernels; then every other file of ops/, which reaches them
+    ("ops", "ops.arguments"),
     ("backends",),
-    ("ops",),
+    ("ops.*",),
     # what drafters and runners are written against
     ("decoding", "decoding.output", "decoding.request", "decoding.runner", "decoding.state"),
     ("integrations",),
@@ -31,8 +32,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("medusa", "demo"),
     ("cli", "collect_env", "__main__"),
 )
-"""From below: a file imports from its own layer and those before it. A name stands for a module and all in it, but
-"decoding" for the package's own file alone."""
+"""From below: a file imports from its own layer and those before it. A name stands for a module and all in it, but that of a
+package whose files stand in another layer ("ops.*") for the package's own file alone."""
 
 INDEPENDENT = {"testing": ("laws", "sampling", "tree", "types")}
 """A room that imports these alone, and that nothing imports: what judges the package is not made of it."""
@@ -123,7 +124,7 @@ def layer(module: str) -> int | None:
     fits = []
     for place, rooms in enumerate(LAYERS):
         for room in rooms:
-            alone = room in ("", "decoding")
+            alone = room == "" or any(f"{room}.*" in others for others in LAYERS)
             if module == room or (not alone and inside(module, room.removesuffix(".*"))):
                 fits.append((room != module and room.endswith(".*"), -len(room), place))
     return min(fits)[2] if fits else None
