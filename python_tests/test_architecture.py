@@ -32,8 +32,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("medusa", "demo"),
     ("cli", "collect_env", "__main__"),
 )
-"""From below: a file imports from its own layer and those before it. A name stands for a module and all in it, but that of a
-package whose files stand in another layer ("ops.*") for the package's own file alone."""
+"""From below: a file imports from its own layer and those before it. A name stands for a module and all in it, but
+that of a package whose files stand in another layer ("ops.*") for the package's own file alone."""
 
 INDEPENDENT = {"testing": ("laws", "sampling", "tree", "types")}
 """A room that imports these alone, and that nothing imports: what judges the package is not made of it."""
