@@ -12,7 +12,6 @@ from python_tests.decoding.models import TableRunner, prompts, tiny
 from python_tests.support import in_fresh_process
 from specdec_kernels.integrations.runners import as_runner
 
-
 IMPORTED = """
 import sys
 import specdec_kernels
