@@ -68,7 +68,7 @@ def calls(vocab: int, everything: bool) -> None:
     if not everything:
         return
     for params in (None, CUT, sk.SamplingParams(0.0)):
-        sk.row_stats(x, params, raw=True, backend="triton")
+        sk.row_stats(x, params, backend="triton")
     sk.warp_probs(x, MIN_P_FIRST, backend="triton")
     for token_map in (None, sk.TokenMap(torch.arange(vocab))):
         sk.sample(x, uniform_samples=keys.float(), draft_token_map=token_map, backend="triton")
