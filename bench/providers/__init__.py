@@ -43,7 +43,7 @@ def _always(op: str, device: str) -> None:
 
 def _backend(name: str) -> Callable[[str, str], str | None]:
     def why_missing(op: str, device: str) -> str | None:
-        reason = sk.backends(device)[own.UNDERNEATH.get(op, op)].get(name, f"there is no backend {name}")
+        reason = sk.backends(device)[op].get(name, f"there is no backend {name}")
         return None if reason == "yes" else reason
 
     return why_missing
