@@ -212,9 +212,8 @@ struct Ops {
                                  const MaybeTensor& draft_argmax, const MaybeTensor& draft_status,
                                  const MaybeTensor& target_to_draft, const MaybeTensor& uniform_samples,
                                  const MaybeTensor& noise_keys, const MaybeTensor& eos_token_ids,
-                                 const Tensor& node_tokens, const Tensor& parents, const Tensor& first_child,
-                                 const Tensor& next_sibling, const Tensor& tree_status, int64_t max_depth,
-                                 const PerSequence& per_sequence, const Numbers& settings) {
+                                 const Tensor& node_tokens, const Tensor& links, const Tensor& tree_status,
+                                 int64_t max_depth, const PerSequence& per_sequence, const Numbers& settings) {
     Device device("verify_tree", target_logits);
     Given given(device);
     const auto asked = settings_of<VerifyTreeSettings>(settings);
@@ -224,16 +223,16 @@ struct Ops {
     const int64_t batch = node_tokens.size(0), num_nodes = node_tokens.size(1);
     STD_TORCH_CHECK(1 <= num_nodes && num_nodes <= kMostNodes && 0 <= max_depth && max_depth <= kMostDepth,
                     "specdec: a tree has 1 to 1024 nodes and is at most 64 deep");
-    const bool per_tree = parents.dim() == 2;
-    const int64_t trees = per_tree ? batch : 1, links = trees * num_nodes;
+    const bool per_tree = links.dim() == 3;
+    const int64_t trees = per_tree ? batch : 1, nodes_of_trees = trees * num_nodes;
     VerifyTreeArgs args{};
     args.batch = batch;
     args.num_nodes = num_nodes;
     args.max_depth = max_depth;
     args.node_tokens = given.ids(node_tokens, batch * num_nodes, "node_tokens");
-    args.parents = given.template flat<int64_t>(parents, links, "parents");
-    args.first_child = given.template flat<int64_t>(first_child, links, "first_child");
-    args.next_sibling = given.template flat<int64_t>(next_sibling, links, "next_sibling");
+    args.parents = given.template flat<int64_t>(links, 3 * nodes_of_trees, "links");
+    args.first_child = args.parents + nodes_of_trees;
+    args.next_sibling = args.first_child + nodes_of_trees;
     args.tree_status = given.template flat<int32_t>(tree_status, trees, "tree_status");
     args.tree_per_sequence = per_tree;
     args.acceptance = TreeAcceptance(integer(asked.acceptance, 0, double(TreeAcceptance::kTraversal), "acceptance"));

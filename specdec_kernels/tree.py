@@ -34,6 +34,8 @@ class DraftTree:
         No node lies deeper; at most 64. No tree has more leaves.
     first_child, next_sibling : Tensor
         ``[num_nodes]`` int64, −1 for no such node (the layout of SGLang's kernels).
+    links : Tensor
+        ``[3, num_nodes]`` int64: parents, first_child and next_sibling.
     ranks : Tensor or None
         ``[num_nodes]`` int64: which of its head's best tokens a node is, from 0; −1 for the root. None where only the
         parents were given.
@@ -55,18 +57,20 @@ class DraftTree:
         for d in range(1, max_depth + 1):
             depth = torch.where(follows & (depth.gather(-1, above) == d - 1), d, depth)
         self.depth = depth
-        self.parents = torch.where(depth > 0, parents, -1)
+        kept = torch.where(depth > 0, parents, -1)
         bad = (depth < 0).any(-1) | (parents[..., 0] != -1)
         self.status = torch.where(bad, int(Status.BAD_TREE), 0).to(torch.int32)
         # In the order of parents, siblings stand side by side; what has no parent comes last.
-        group = torch.where(self.parents >= 0, self.parents, parents.shape[-1])
+        group = torch.where(kept >= 0, kept, parents.shape[-1])
         in_order, order = group.sort(dim=-1, stable=True)
         same = (in_order[..., 1:] == in_order[..., :-1]) & (in_order[..., 1:] < parents.shape[-1])
         following = torch.where(same, order[..., 1:], -1)
-        self.next_sibling = torch.full_like(parents, -1).scatter(-1, order[..., :-1], following)
+        next_sibling = torch.full_like(parents, -1).scatter(-1, order[..., :-1], following)
         slots = torch.full((*parents.shape[:-1], parents.shape[-1] + 1), MAX_NODES, device=parents.device)
         first = slots.scatter_reduce(-1, group, nodes.expand(parents.shape), "amin")[..., :-1]
-        self.first_child = torch.where(first < MAX_NODES, first, -1)
+        first_child = torch.where(first < MAX_NODES, first, -1)
+        self.links = torch.stack([kept, first_child, next_sibling])
+        self.parents, self.first_child, self.next_sibling = self.links
 
     # --- how trees are made -------------------------------------------------------------------------------------------
 
@@ -294,6 +298,7 @@ class DraftTree:
         """The same tree on another device."""
         moved = object.__new__(DraftTree)
         moved.__dict__ = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(self).items()}
+        moved.parents, moved.first_child, moved.next_sibling = moved.links
         return moved
 
     def _check_context(self, context_lengths: Tensor) -> None:

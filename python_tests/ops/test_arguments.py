@@ -114,9 +114,9 @@ def packed_call(op: str) -> tuple[Any, dict[str, Any]]:
                                   "cu_num_draft_tokens": None, "num_draft": n, "acceptance": 0,
                                   "return_acceptance": True},
         "verify_tree": shared | dict.fromkeys(("draft_values", "draft_argmax", "draft_status")) | {
-            "draft_logits": rows, "node_tokens": torch.arange(9).view(3, 3), "parents": links[0],
-            "first_child": links[1], "next_sibling": links[2], "tree_status": torch.zeros((), dtype=torch.int32),
-            "max_depth": 2, "acceptance": 0, "epsilon": 0.1, "delta": 0.3},
+            "draft_logits": rows, "node_tokens": torch.arange(9).view(3, 3), "links": links,
+            "tree_status": torch.zeros((), dtype=torch.int32), "max_depth": 2, "acceptance": 0, "epsilon": 0.1,
+            "delta": 0.3},
     }  # fmt: skip
     names = [argument.name for argument in getattr(torch.ops.specdec, op).default._schema.arguments]
     return names, dict(zip(names, OPS[op].pack(**leaves[op]), strict=True))

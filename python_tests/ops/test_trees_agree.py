@@ -97,8 +97,8 @@ def in_float64(arguments: trees.Arguments, by: float) -> tuple[Tensor, ...]:
     )  # fmt: skip
     out: tuple[Tensor, ...] = reference(
         VerifyTreeArguments(
-            shared, arguments["node_tokens"], tree.parents, tree.first_child, tree.next_sibling, tree.status,
-            tree.max_depth, ACCEPTANCES[arguments["acceptance"]], given("epsilon", 0.09) * (1 + 10 * by),
+            shared, arguments["node_tokens"], tree.links, tree.status, tree.max_depth,
+            ACCEPTANCES[arguments["acceptance"]], given("epsilon", 0.09) * (1 + 10 * by),
             given("delta", 0.3) * (1 + 10 * by),
         )
     )  # fmt: skip

@@ -153,7 +153,7 @@ def test_strides_do_not_matter(backend: Backend, dtype: torch.dtype, acceptance:
 def test_inputs_are_untouched(backend: Backend, acceptance: str) -> None:
     arguments = chains.on(backend, trees.make(37, 4, 7, 60, acceptance=acceptance, spoil_tokens=0.2))
     arguments["target_logits"][1, 0, 2] = math.nan
-    links = [arguments["tree"].parents, arguments["tree"].first_child, arguments["tree"].next_sibling]
+    links = [arguments["tree"].links]
     before = [t.clone() for t in tensors(arguments) + links]
     backend.verify_tree(**arguments)
     same_bits(before, tensors(arguments) + links)
@@ -208,7 +208,7 @@ def test_bad_parameters_are_flagged(backend: Backend) -> None:
 # --- calls of the dispatcher, which nothing has validated -------------------------------------------------------------
 
 
-def direct(backend: Backend, acceptance: str, links: list[torch.Tensor], tokens: torch.Tensor, max_depth: int,
+def direct(backend: Backend, acceptance: str, links: torch.Tensor, tokens: torch.Tensor, max_depth: int,
            towards_20: float = 0.0) -> Any:  # fmt: skip
     """`verify_tree` as the dispatcher has it, on a tree of any links; the target's logit of id 20 is raised."""
     batch, num_nodes = tokens.shape
@@ -218,15 +218,13 @@ def direct(backend: Backend, acceptance: str, links: list[torch.Tensor], tokens:
     target[..., 20] += towards_20
     keys = torch.arange(batch * num_nodes).view(batch, num_nodes) if acceptance == "match" else None
     op = implementation(OP, torch.ops.specdec.verify_tree.default, backend.name, torch.device(backend.device))
-    given = backend(target, draft, coins, keys, tokens, *links, torch.zeros(links[0].shape[:-1], dtype=torch.int32))
-    target, draft, coins, keys, tokens, *tree, status = given
-    names = ("parents", "first_child", "next_sibling")
+    given = backend(target, draft, coins, keys, tokens, links, torch.zeros(links.shape[1:-1], dtype=torch.int32))
+    target, draft, coins, keys, tokens, links, status = given
     leaves = dict.fromkeys(("draft_probs", "draft_values", "draft_argmax", "draft_status", "target_to_draft"))
     packed = OPS[OP].pack(
         **leaves, target_logits=target, draft_logits=draft, uniform_samples=coins, noise_keys=keys, eos_token_ids=None,
-        law=LOSSLESS, params=DEFAULT_PARAMS, draft_params=DEFAULT_PARAMS, node_tokens=tokens,
-        **dict(zip(names, tree, strict=True)), tree_status=status, max_depth=max_depth,
-        acceptance=ACCEPTANCES[acceptance], epsilon=0.09, delta=0.3,
+        law=LOSSLESS, params=DEFAULT_PARAMS, draft_params=DEFAULT_PARAMS, node_tokens=tokens, links=links,
+        tree_status=status, max_depth=max_depth, acceptance=ACCEPTANCES[acceptance], epsilon=0.09, delta=0.3,
     )  # fmt: skip
     return op(*packed)
 
@@ -253,21 +251,20 @@ def test_any_links_and_tokens_do_no_harm(backend: Backend, acceptance: str) -> N
     *links, tokens = links
     tokens[:, 0] = 0
     rows = backend.batch(40)
-    check_whole(direct(backend, acceptance, [link[-rows:] for link in links], tokens[-rows:], 7), 8, 7)
+    check_whole(direct(backend, acceptance, torch.stack(links)[:, -rows:], tokens[-rows:], 7), 8, 7)
 
 
 @pytest.mark.parametrize("acceptance", trees.ACCEPTANCES)
 def test_a_tree_deeper_than_it_says_is_cut(backend: Backend, acceptance: str) -> None:
     chain = sk.DraftTree.from_parents([-1, *range(11)])
-    links = [chain.parents, chain.first_child, chain.next_sibling]
-    check_whole(direct(backend, acceptance, links, torch.zeros(3, 12, dtype=torch.int64), 2), 12, 2)
+    check_whole(direct(backend, acceptance, chain.links, torch.zeros(3, 12, dtype=torch.int64), 2), 12, 2)
 
 
 @pytest.mark.parametrize("acceptance", trees.ACCEPTANCES)
 def test_links_to_the_same_nodes_from_everywhere_take_no_time(backend: Backend, acceptance: str) -> None:
     """Every link is to the next node: followed blindly, 2^64 ways down, none of which is accepted."""
     following = torch.arange(1, 65)
-    links = [torch.arange(-1, 63), following, following]
+    links = torch.stack([torch.arange(-1, 63), following, following])
     check_whole(direct(backend, acceptance, links, torch.arange(64).expand(1, 64) % 20, 63, 40.0), 64, 63)
 
 
@@ -275,7 +272,8 @@ def test_a_tree_too_large_for_the_kernels_is_refused(backend: Backend) -> None:
     if backend.name == "reference":
         pytest.skip("it has no limit")
     for nodes, depth in ((1025, 1), (3, 65), (3, -1)):
-        links = [torch.tensor([-1] + [0] * (nodes - 1)), *torch.full((2, nodes), -1)]
+        links = torch.full((3, nodes), -1)
+        links[0, 1:] = 0
         with pytest.raises(RuntimeError, match="1 to 1024 nodes and is at most 64 deep"):
             direct(backend, "greedy", links, torch.zeros(1, nodes, dtype=torch.int64), depth)
 

@@ -75,7 +75,7 @@ def check_given(
     """TypeError or ValueError unless of one of `dtypes`, on `device` and of exactly `shape`, whose dimensions have
     `names`.
     """
-    if is_given(value, dtypes, device, shape):
+    if type(value) is Tensor and value.shape == shape and value.dtype in dtypes and value.device == device:
         return
     check_tensor(op, argument, value, dtypes, device)
     assert isinstance(value, Tensor)

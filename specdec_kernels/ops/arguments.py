@@ -127,9 +127,7 @@ class VerifyTreeArguments(NamedTuple):
 
     shared: VerifyArguments
     node_tokens: Tensor
-    parents: Tensor
-    first_child: Tensor
-    next_sibling: Tensor
+    links: Tensor
     tree_status: Tensor
     max_depth: Int
     acceptance: int

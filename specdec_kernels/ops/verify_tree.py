@@ -147,11 +147,11 @@ def verify_tree(
     device, shape, names = target_logits.device, (batch, num_nodes), ("batch", "num_nodes")
     if not isinstance(tree, DraftTree):
         raise TypeError(f"{op}: tree must be a DraftTree, got {type(tree).__name__}")
-    links = tree.parents.shape
-    if links[-1] != num_nodes or (len(links) == 2 and links[0] != batch):
+    links = tree.links
+    if links.shape not in ((3, num_nodes), (3, batch, num_nodes)):
         raise shape_error(op, "tree", f"of num_nodes={num_nodes}, one or batch={batch} of them", tree.parents)
-    if tree.parents.device != device:
-        raise ValueError(f"{op}: tree must be on {device}, got {tree.parents.device}")
+    if links.device != device:
+        raise ValueError(f"{op}: tree must be on {device}, got {links.device}")
     check_given(op, "node_tokens", node_tokens, ID_DTYPES, device, names, shape)
     rule = ACCEPTANCES.get(acceptance)
     if rule is None:
@@ -190,9 +190,8 @@ def verify_tree(
             target_logits=target_logits, draft_logits=draft_logits, draft_probs=draft_probs, draft_values=values,
             draft_argmax=argmax, draft_status=status, target_to_draft=target_to_draft, uniform_samples=uniform_samples,
             noise_keys=noise_keys, eos_token_ids=eos_token_ids, law=law, params=params, draft_params=draft_params,
-            node_tokens=node_tokens, parents=tree.parents, first_child=tree.first_child,
-            next_sibling=tree.next_sibling, tree_status=tree.status, max_depth=tree.max_depth, acceptance=rule,
-            epsilon=float(epsilon), delta=float(delta),
+            node_tokens=node_tokens, links=tree.links, tree_status=tree.status, max_depth=tree.max_depth,
+            acceptance=rule, epsilon=float(epsilon), delta=float(delta),
         )
     )  # fmt: skip
     tokens, num_accepted, num_tokens, status, nodes = out

@@ -106,9 +106,7 @@ def make_tree(args: VerifyTreeArguments) -> Tree:
     vocab, tokens = args.shared.target_logits.shape[-1], args.node_tokens.to(torch.int64)
     num_nodes = tokens.shape[1]
     nodes = slots_upto(num_nodes, tokens)
-    parents, first_child, next_sibling = (
-        links.expand(tokens.shape) for links in (args.parents, args.first_child, args.next_sibling)
-    )
+    parents, first_child, next_sibling = (links.expand(tokens.shape) for links in args.links)
     parents = torch.where((parents >= 0) & (parents < nodes), parents, -1)
 
     def to_child_of(above: Tensor, links: Tensor) -> Tensor:

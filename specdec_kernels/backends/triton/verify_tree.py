@@ -51,7 +51,7 @@ def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     # a sequence's nodes lie as the rows of num_nodes - 1 draft tokens and the bonus do
     layout = Layout(batch, num_nodes - 1, None, node_tokens.numel())
     trees = make_trees(
-        node_tokens, args.parents, args.tree_status, shared.eos_token_ids, vocab, draft_at_leaves=cascade_bonus
+        node_tokens, args.links[0], args.tree_status, shared.eos_token_ids, vocab, draft_at_leaves=cascade_bonus
     )
     is_typical, sampled = args.acceptance == TYPICAL, args.acceptance in (RECURSIVE, TRAVERSAL)
     has_law = shared.law.number > 0
