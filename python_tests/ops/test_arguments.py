@@ -165,3 +165,26 @@ def test_a_definition_gives_the_same_whatever_the_form() -> None:
         )
         assert flat.token.shape == (4,) and flat.stats.values.shape == (4, 6)
         same_bits([flat.token, flat.stats.values], [wide.token[:, 0], wide.stats.values[:, 0]])
+
+
+def test_a_map_that_leads_out_of_the_draft_is_safe(backend: Backend) -> None:
+    """Past all validation: an id that the draft's rows do not have counts as unmapped, wider rows are refused."""
+    if backend.name not in ("cpu", "cuda", emulated.NAME):
+        pytest.skip("only libraries can touch memory that is not theirs")
+    run = emulated.overload("verify_chain") if backend.name == emulated.NAME else torch.ops.specdec.verify_chain.default
+    batch, n, vocab, narrow = 3, 2, 20, 4
+    rows = torch.randn(batch, n + 1, vocab, generator=torch.Generator().manual_seed(1))
+    leaves = dict.fromkeys(OPS["verify_chain"].alone) | {
+        "target_logits": rows, "draft_tokens": torch.zeros(batch, n, dtype=torch.int64), "num_draft": n,
+        "uniform_samples": torch.full((batch, n + 1), 0.5), "law": LOSSLESS, "params": DEFAULT_PARAMS,
+        "draft_params": DEFAULT_PARAMS, "acceptance": 0, "return_acceptance": True,
+    }  # fmt: skip
+
+    def verified(to_draft: list[int], width: int) -> list[torch.Tensor]:
+        given = {"target_to_draft": torch.tensor(to_draft), "draft_logits": rows.new_zeros(batch, n, width)}
+        return list(run(*(backend(value) for value in OPS["verify_chain"].pack(**{**leaves, **given}))))
+
+    mapped, beyond = list(range(narrow)), [4, 5, 19, 2**31, 2**32, 2**32 + 1, 2**62, -2, -(2**31), -(2**32), -(2**63)]
+    same_bits(verified([*mapped, *beyond], narrow), verified([*mapped, *[-1] * len(beyond)], narrow))
+    with pytest.raises(RuntimeError, match="disagree in shape"):
+        verified(mapped, vocab + 1)
