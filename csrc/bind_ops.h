@@ -93,9 +93,8 @@ struct Ops {
     check_per_sequence(per_sequence, 1);
     const Leading leading(logits, false);
     const Stats stats(device, leading);
-    device.run(Device::row_stats,
-               {given.rows(logits), leading.batch, leading.n,
-                given.params(asked.params, per_sequence, 0, leading.batch), asked.raw != 0, stats.out()});
+    device.run(Device::row_stats, {given.rows(logits), leading.batch, leading.n,
+                                   given.params(asked.params, per_sequence, 0, leading.batch), stats.out()});
     return {stats.values.tensor, stats.argmax.tensor, stats.status.tensor};
   }
 

@@ -51,7 +51,6 @@ struct RowStatsArgs {
   Rows logits;  // [batch, n, vocab]
   int64_t batch, n;
   SamplingArgs params;
-  bool raw;  // also the raw log-normaliser and entropy
   StatsOut out;
 };
 

@@ -104,7 +104,7 @@ def packed_call(op: str) -> tuple[Any, dict[str, Any]]:
     seeds, positions = torch.arange(batch), torch.arange(batch * n).view(batch, n)
     links = torch.tensor([[-1, 0, 1], [1, 2, -1], [-1, -1, -1]])
     leaves: dict[str, dict[str, Any]] = {
-        "row_stats": common | {"raw": True},
+        "row_stats": common,
         "warp_probs": common,
         "uniform_samples": {"seeds": seeds, "steps": seeds, "step": 0, "num": 4, "purpose": 0},
         "noise_keys": {"seeds": seeds, "positions": positions, "steps": seeds, "step": 0, "purpose": 0},

@@ -29,7 +29,6 @@ class RowStatsArguments(NamedTuple):
     """Of `row_stats`."""
 
     logits: Tensor
-    raw: bool
     params: FlatParams
 
 
