@@ -211,9 +211,10 @@ class Definition(Generic[A]):
         return f"{group.__name__}({', '.join(parts)})"
 
     def _check(self, name: str) -> str:
-        wanted, empty = len(getattr(self, name)), " and per_sequence is not None" if name == "per_sequence" else ""
-        message = f"specdec: {name} must hold {wanted} of them"
-        return f"if len({name} or ()) != {wanted}{empty}: raise RuntimeError({message!r})"
+        wanted = len(getattr(self, name))
+        kind, given = ("tensors or None", f"{name} is not None and ") if name == "per_sequence" else ("numbers", "")
+        message = f"specdec: {name} must hold {wanted} {kind}"
+        return f"if {given}len({name}) != {wanted}: raise RuntimeError({message!r})"
 
 
 def _tensors_of(params: list[str]) -> str:
