@@ -73,6 +73,27 @@ def test_the_list_of_ops_is_the_same() -> None:
     assert set(listed) == set(OPS)
 
 
+def numbered(header: str, enum: str) -> list[str]:
+    """The names of an enum of C++, in the order of their numbers and spelt as Python spells them."""
+    body = re.search(rf"enum (?:class )?{enum} : \w+ {{([^}}]*)}}", (CSRC / header).read_text())
+    assert body is not None
+    members = [member.strip().partition(" = ") for member in body[1].split(",")]
+    assert all(not number or int(number) == at for at, (_, _, number) in enumerate(members))
+    return [re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name[1:]).lower() for name, _, _ in members]
+
+
+@pytest.mark.skipif(not CSRC.exists(), reason="an installed package has no kernel sources")
+@pytest.mark.parametrize(
+    ("header", "enum", "python"),
+    [
+        ("common/params.h", "TreeAcceptance", arguments.TREE_ACCEPTANCES),
+        ("bind_cache.h", "CacheDim", arguments.CACHE_DIMS),
+    ],
+)
+def test_cpp_has_the_same_numbers(header: str, enum: str, python: dict[str, int]) -> None:
+    assert numbered(header, enum) == list(python) and list(python.values()) == list(range(len(python)))
+
+
 def test_what_is_packed_is_unpacked() -> None:
     tensors = (torch.rand(5), torch.rand(5))
     params = sk.SamplingParams(tensors[0], 7, tensors[1], 0.25, min_p_first=True)

@@ -24,6 +24,11 @@ Ints = Annotated[list[int], "int[]"]
 Written = Annotated[list[Tensor], "Tensor(a!)[]"]
 TENSORS = {Tensor: "Tensor", Tensor | None: "Tensor?"}
 
+# Numbers that cross in the place of names, and that C++ has too: in csrc/common/params.h and csrc/bind_cache.h.
+TREE_ACCEPTANCES = {"sample": 0, "greedy": 1, "match": 2, "typical": 3, "recursive": 4, "traversal": 5}
+CACHE_DIMS = {"block": 0, "head": 1, "row": 2, "element": 3, "batch_and_head": 4, "further": 5}
+"""What a dimension of a cache tensor is; a block is a page, or without a block table a sequence."""
+
 
 class RowStatsArguments(NamedTuple):
     """Of `row_stats`."""
@@ -137,7 +142,7 @@ class VerifyTreeArguments(NamedTuple):
 
 
 class GatherKVArguments(NamedTuple):
-    """Of `gather_kv_`; layouts are numbers of `CACHE_DIMS`."""
+    """Of `gather_kv_`; layouts hold numbers of `CACHE_DIMS`."""
 
     cache: Written
     key_layout: Ints
