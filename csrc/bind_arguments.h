@@ -35,7 +35,6 @@ struct FlatParams {
 enum PerSequenceTensor { kTemperatures, kTopKs, kTopPs, kMinPs, kNumPerSequence };
 
 struct RowStatsSettings {
-  double raw;
   FlatParams params;
 };
 

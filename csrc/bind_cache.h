@@ -11,7 +11,7 @@
 
 namespace specdec::bind {
 
-// What the dimensions of a cache tensor are, as specdec_kernels/ops/gather_kv_.py numbers them.
+// What the dimensions of a cache tensor are, as CACHE_DIMS of specdec_kernels/ops/arguments.py numbers them.
 enum CacheDim : int64_t { kBlock, kHead, kRow, kElement, kBatchAndHead, kFurther };
 constexpr int64_t kNumCacheDims = 6;
 

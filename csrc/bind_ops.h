@@ -93,9 +93,8 @@ struct Ops {
     check_per_sequence(per_sequence, 1);
     const Leading leading(logits, false);
     const Stats stats(device, leading);
-    device.run(Device::row_stats,
-               {given.rows(logits), leading.batch, leading.n,
-                given.params(asked.params, per_sequence, 0, leading.batch), asked.raw != 0, stats.out()});
+    device.run(Device::row_stats, {given.rows(logits), leading.batch, leading.n,
+                                   given.params(asked.params, per_sequence, 0, leading.batch), stats.out()});
     return {stats.values.tensor, stats.argmax.tensor, stats.status.tensor};
   }
 
@@ -346,7 +345,7 @@ struct Ops {
     args.draft_params = given.params(asked.draft_params, per_sequence, kNumPerSequence, args.batch);
   }
 
-  // As many rows as there must be, batched as the target's are; as wide as the target's unless a map leads to them.
+  // As many rows as there must be, batched as the target's are; as wide as those, or with a map no wider.
   static Rows draft_rows(const Given& given, const MaybeTensor& x, const Tensor& target_logits, int64_t count,
                          const VerifyArgs& args) {
     if (!x) return {};
@@ -354,7 +353,7 @@ struct Ops {
     const int64_t dim = target_logits.dim();
     STD_TORCH_CHECK(x->dim() == dim && (dim == 2 || x->size(0) == args.batch) &&
                         (dim == 2 ? x->size(0) : x->size(0) * x->size(1)) == count &&
-                        (args.target_to_draft || rows.vocab == args.target.vocab),
+                        (args.target_to_draft ? rows.vocab <= args.target.vocab : rows.vocab == args.target.vocab),
                     "specdec: target_logits and the draft's rows disagree in shape");
     return rows;
   }

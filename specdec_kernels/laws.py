@@ -29,7 +29,7 @@ from typing import ClassVar, NamedTuple
 
 
 class FlatLaw(NamedTuple):
-    """A law as the ops take it, and csrc/common/params.h has it."""
+    """A law as the ops take it: `TargetLaw` of csrc/common/target_law.h."""
 
     number: int
     variant: bool

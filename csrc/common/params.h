@@ -7,6 +7,7 @@
 namespace specdec {
 
 constexpr int kTile = 1024;  // ids a tile: partial sums are per tile and combined in index order, in every backend
+SPECDEC_HD int tiles_of(int32_t vocab) { return (vocab + kTile - 1) / kTile; }
 // RowStats.values: max, cutoff, log_normalizer, normalizer, raw_log_normalizer, raw_entropy
 constexpr int kNumValues = 6;
 
@@ -51,7 +52,6 @@ struct RowStatsArgs {
   Rows logits;  // [batch, n, vocab]
   int64_t batch, n;
   SamplingArgs params;
-  bool raw;  // also the raw log-normaliser and entropy
   StatsOut out;
 };
 

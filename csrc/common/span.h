@@ -17,6 +17,9 @@ struct Span {
 
 SPECDEC_HD bool has_draft(const VerifyArgs& args) { return args.draft.data || args.draft_probs.data; }
 
+// The draft's rows, whichever they are; data is null without any.
+SPECDEC_HD const Rows& rows_of_draft(const VerifyArgs& args) { return args.draft.data ? args.draft : args.draft_probs; }
+
 // Whether the laws of the draft's logits are the caller's to tell.
 SPECDEC_HD bool has_stats(const VerifyArgs& args) { return args.draft.data && args.draft_values; }
 
@@ -46,6 +49,11 @@ SPECDEC_HD RowLaw kept_draft_law(const VerifyArgs& args, const Span& span, int64
 
 SPECDEC_HD int64_t token_at(const VerifyChainArgs& args, const Span& span, int64_t i) {
   return id_at(args.draft_tokens, span.token_index + i);
+}
+
+// The token that has all of Q where there is no draft; -1 where there is one.
+SPECDEC_HD int32_t point_at(const VerifyChainArgs& args, const Span& span, int64_t i) {
+  return has_draft(args) ? -1 : int32_t(token_at(args, span, i));
 }
 
 SPECDEC_HD Sampling target_sampling(const VerifyChainArgs& args, int64_t b) {

@@ -45,7 +45,7 @@ class Tree {
   }
 
  private:
-  // Of a link that is none of this tree: kNone, so that whatever is given nothing is read out of bounds, and no node is
+  // A link that leads out of the tree counts as kNone: whatever is given, nothing is read out of bounds and no node is
   // reached twice.
   SPECDEC_MEMBER int32_t link(const int64_t* links, int32_t node) const {
     const int64_t to = links[link_ + node];

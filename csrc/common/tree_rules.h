@@ -1,7 +1,7 @@
 // The rules by which nodes of a token tree are accepted, each written once, over what the rows of a sequence can answer.
 //
-// `Rows` are one sequence's rows as a backend reads them, by a team of threads (the CPU's has one). All of them go the same
-// way, with the same numbers; what they share is written by one.
+// `TreeRows` are one sequence's rows as a backend reads them, by a team of threads (the CPU's has one). All of them go the
+// same way, with the same numbers; what they share is written by one.
 //
 //   by_one(f)                   f(), by one of the team; what it writes is there for all
 //   for_each(n, f)              f(i) of each i < n, by any of the team; what is written is there for all
@@ -40,10 +40,10 @@ struct TreeOutcome {
   int64_t final;
 };
 
-template <class Rows>
+template <class TreeRows>
 class TreeRules {
  public:
-  using Laws = typename Rows::Laws;
+  using Laws = typename TreeRows::Laws;
 
   // A node on the path in hand, and the weight that is left to it.
   struct Level {
@@ -61,7 +61,7 @@ class TreeRules {
     int8_t depth[kMostNodes];      // and its depth; -1: not accepted
   };
 
-  SPECDEC_MEMBER TreeRules(const VerifyTreeArgs& args, int64_t b, Rows& rows, Memory& memory)
+  SPECDEC_MEMBER TreeRules(const VerifyTreeArgs& args, int64_t b, TreeRows& rows, Memory& memory)
       : args_(args), tree_(args, b), b_(b), rows_(rows), memory_(memory) {}
 
   SPECDEC_MEMBER TreeOutcome decide() {
@@ -265,7 +265,7 @@ class TreeRules {
   const VerifyTreeArgs& args_;
   const Tree tree_;
   const int64_t b_;
-  Rows& rows_;
+  TreeRows& rows_;
   Memory& memory_;
 };
 

@@ -13,7 +13,8 @@ struct MappedRow {
 
   int32_t own_id(int32_t id) const {  // -1 where the row does not have the target id
     if (map == nullptr) return id;
-    return id < map_size ? int32_t(map[id]) : -1;
+    const int64_t own = id < map_size ? map[id] : -1;
+    return own >= 0 && own < row.vocab ? int32_t(own) : -1;
   }
   // Logits of one tile of n target ids, -inf where the row has none or NaN.
   void load(int tile, int n, float* out) const;

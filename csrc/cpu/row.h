@@ -16,7 +16,7 @@ struct RowView {
   DType dtype;
   int32_t vocab;
   const void* at(int32_t id) const { return data + int64_t(id) * (dtype == DType::kFloat32 ? 4 : 2); }
-  int tiles() const { return (vocab + kTile - 1) / kTile; }
+  int tiles() const { return tiles_of(vocab); }
   int tile_size(int tile) const { return vocab - tile * kTile < kTile ? vocab - tile * kTile : kTile; }
   const LogitKernels& kernels() const { return cpu::kernels().logits[int(dtype)]; }
 };

@@ -1,5 +1,3 @@
-#include <limits>
-
 #include "common/row_stats.h"
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
@@ -13,8 +11,8 @@ void row_stats(const RowStatsArgs& args) {
     const int64_t b = index / args.n;
     const RowView row = row_view(args.logits, b, index % args.n);
     read_row(row, sampling_of(args.params, b), split, read);
-    float log_normalizer = -std::numeric_limits<float>::infinity(), entropy = log_normalizer;
-    if (args.raw) raw_moments(row, read.law.max, split, &log_normalizer, &entropy);
+    float log_normalizer, entropy;
+    raw_moments(row, read.law.max, split, &log_normalizer, &entropy);
     write_stats(read.law, args.out, index, log_normalizer, entropy);
   });
 }

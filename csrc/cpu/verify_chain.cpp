@@ -38,7 +38,7 @@ class Chain : SequenceRows {
     read_target_row(i, now_->target);
     now_->begin();
   }
-  void read_draft(int64_t i) { now_->mix(args_.law, draft_law(i, point(i))); }
+  void read_draft(int64_t i) { now_->mix(args_.law, draft_law(i, point_at(chain_, span_, i))); }
 
   bool one_hot() const { return now_->target.law.one_hot; }
   int64_t argmax() const { return now_->target.law.argmax; }
@@ -82,7 +82,6 @@ class Chain : SequenceRows {
     thread_local Position positions[2];
     return positions;
   }
-  int32_t point(int64_t i) const { return has_draft(args_) ? -1 : int32_t(token(i)); }
 
   void write_overlap() {
     thread_local Reading read;
@@ -91,7 +90,7 @@ class Chain : SequenceRows {
       out[i] = -1.0f;
       if (i >= span_.length) continue;
       read_row(row_view(args_.target, span_.batch, span_.first_target + i), target_sampling_, split_, read);
-      out[i] = overlap(read, draft_law(i, point(i), false));
+      out[i] = overlap(read, draft_law(i, point_at(chain_, span_, i), false));
     }
   }
 

@@ -19,8 +19,8 @@ void SequenceRows::read_target_row(int64_t i, Reading& out) {
 
 DraftLaw SequenceRows::draft_law(int64_t i, int32_t point, bool flag) {
   if (!has_draft(args_)) return DraftLaw(point);
-  const Rows& rows = args_.draft.data ? args_.draft : args_.draft_probs;
-  const MappedRow mapped{row_view(rows, span_.batch, span_.first_draft + i), args_.target_to_draft, args_.map_size};
+  const MappedRow mapped{row_view(rows_of_draft(args_), span_.batch, span_.first_draft + i), args_.target_to_draft,
+                         args_.map_size};
   if (args_.draft_probs.data) {
     const DraftLaw law(mapped);
     if (flag && law.has_nan()) status_ |= kNaN;

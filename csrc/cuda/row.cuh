@@ -15,7 +15,7 @@ struct RowView {
   const char* data;
   DType dtype;
   int32_t vocab;
-  __host__ __device__ int tiles() const { return (vocab + kTile - 1) / kTile; }
+  __host__ __device__ int tiles() const { return tiles_of(vocab); }
 };
 
 SPECDEC_HD int size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }

@@ -10,20 +10,15 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   SPECDEC_SHARED(Reading, read, 1);
   read_row(set, shared, read[0]);
   if (warp_id() != 0) return;
-  float log_normalizer = -INFINITY, entropy = -INFINITY;
-  if (set.raw) {
-    const RawMoments raw = raw_moments(read[0]);
-    log_normalizer = read[0].law.max + logf(raw.normalizer);
-    entropy = raw.entropy;
-  }
-  if (lane_id() == 0) write_stats(read[0].law, out, blockIdx.x, log_normalizer, entropy);
+  const RawMoments raw = raw_moments(read[0]);
+  if (lane_id() == 0) write_stats(read[0].law, out, blockIdx.x, read[0].law.max + logf(raw.normalizer), raw.entropy);
 }
 
 }  // namespace
 
 cudaError_t row_stats(const RowStatsArgs& args, const Launch& launch) {
   if (args.batch * args.n == 0) return cudaSuccess;
-  const RowSet set{args.logits, args.n, args.params, args.raw, may_cut(args.params)};
+  const RowSet set{args.logits, args.n, args.params, true, may_cut(args.params)};
   RowPlan plan;
   const cudaError_t error = plan_rows(set, args.batch, launch, &plan);
   return error ? error : launch_kernel(row_stats_kernel, plan.shape, launch.stream, plan.set, args.out);

@@ -26,7 +26,7 @@ struct RowSet {
   __device__ RowView row(int64_t index) const { return row_view(rows, index / n, index % n); }
   __device__ Sampling sampling(int64_t index) const { return sampling_of(params, index / n); }
   __device__ TileTable table(int64_t index, float* shared) const {
-    const int tiles = (rows.vocab + kTile - 1) / kTile;
+    const int tiles = tiles_of(rows.vocab);
     return TileTable(tables ? tables + index * tiles * TileTable::kNumbers : shared, tiles);
   }
 };
@@ -35,6 +35,7 @@ struct RowSet {
 inline bool may_cut(const SamplingArgs& p) {
   return p.top_ks || p.top_ps || p.min_ps || p.top_k > 0 || p.top_p < 1 || p.min_p > 0;
 }
+inline bool may_cut(const VerifyArgs& args) { return may_cut(args.params) || may_cut(args.draft_params); }
 
 // How many blocks share a row's tiles when `rows` rows are read at once: each at least one tile a warp.
 inline int64_t chunks_of(int tiles, int64_t rows, int warps) {
@@ -53,7 +54,7 @@ struct RowPlan {
 // Reads the rows if they are to be split; the kernel that follows (of `shape`) calls read_row first.
 inline cudaError_t plan_rows(const RowSet& set, int64_t batch, const Launch& launch, RowPlan* plan) {
   const int64_t count = batch * set.n;
-  const int tiles = (set.rows.vocab + kTile - 1) / kTile;
+  const int tiles = tiles_of(set.rows.vocab);
   const Strategy forced = forced_strategy();
   const bool few = tiles > kRowThreads / 32 && count < 4 * multiprocessors();
   const bool split = tiles > kMostSharedTiles || (forced == Strategy::kAuto ? few : forced == Strategy::kSplit);

@@ -155,7 +155,7 @@ cudaError_t sample(const SampleArgs& args, const Launch& launch) {
   }
   error = launch_kernel(sample_kernel, plan.shape, launch.stream, plan.set, args, noise);
   if (error || !noise.laws) return error;
-  const int64_t chunks = chunks_of((args.logits.vocab + kTile - 1) / kTile, count, kRowThreads / 32);
+  const int64_t chunks = chunks_of(tiles_of(args.logits.vocab), count, kRowThreads / 32);
   const Shape shape{dim3(unsigned(count * chunks)), dim3(kRowThreads), 0, 1, true};
   return launch_kernel(noise_kernel, shape, launch.stream, plan.set, args, chunks, noise);
 }

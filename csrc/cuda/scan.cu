@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kRowThreads, 2) scan_rows_kernel(RowSet set, i
 }  // namespace
 
 cudaError_t launch_scan(const RowSet& set, int64_t count, cudaStream_t stream) {
-  const int64_t chunks = chunks_of((set.rows.vocab + kTile - 1) / kTile, count, kRowThreads / 32);
+  const int64_t chunks = chunks_of(tiles_of(set.rows.vocab), count, kRowThreads / 32);
   return launch_kernel(scan_rows_kernel, {dim3(unsigned(count * chunks)), dim3(kRowThreads)}, stream, set, chunks);
 }
 

@@ -70,14 +70,13 @@ __global__ void __launch_bounds__(kRowThreads, 2)
 cudaError_t verify_overlap(const VerifyChainArgs& args, const Launch& launch) {
   const int64_t positions = args.batch * args.num_draft;
   if (positions == 0) return cudaSuccess;
-  const int tiles = (args.target.vocab + kTile - 1) / kTile;
-  const int32_t draft_vocab = args.draft.data ? args.draft.vocab : args.draft_probs.data ? args.draft_probs.vocab : 0;
-  const int draft_tiles = (draft_vocab + kTile - 1) / kTile;
+  const int tiles = tiles_of(args.target.vocab);
+  const int of_draft = draft_tiles(args);
   float* tables = static_cast<float*>(
-      launch.scratch(positions * (tiles + draft_tiles) * int64_t(TileTable::kNumbers * sizeof(float))));
-  const bool listed = may_cut(args.params) || may_cut(args.draft_params);
+      launch.scratch(positions * (tiles + of_draft) * int64_t(TileTable::kNumbers * sizeof(float))));
+  const bool listed = may_cut(args);
   const Shape shape{dim3(unsigned(positions)), dim3(kRowThreads), listed ? kMaxListed * sizeof(float) : 0};
-  return launch_kernel(overlap_kernel, shape, launch.stream, args, tables, tiles, draft_tiles);
+  return launch_kernel(overlap_kernel, shape, launch.stream, args, tables, tiles, of_draft);
 }
 
 }  // namespace specdec::cuda

@@ -226,7 +226,7 @@ class Chain {
     const Span found = find_span(args, b);
     by_one([&] { span = found; });
     status_ = span_.status;
-    tiles_ = (args.target.vocab + kTile - 1) / kTile;
+    tiles_ = tiles_of(args.target.vocab);
     writes_ = chunk() == 0;
   }
 
@@ -397,14 +397,13 @@ T* scratch(const Launch& launch, int64_t count) {
 cudaError_t verify_split(const VerifyChainArgs& args, const Launch& launch) {
   const int64_t target_rows = args.cu ? args.total + args.batch : args.batch * (args.num_draft + 1);
   const int64_t draft_rows = args.law.cascade_bonus ? target_rows : args.total;
-  const int64_t tiles = (args.target.vocab + kTile - 1) / kTile;
+  const int64_t tiles = tiles_of(args.target.vocab);
   const bool noisy = args.acceptance == Acceptance::kMatch && args.noise_keys, mixtures = finds_mixtures(args);
   Workspace work{};
   work.target_tables = scratch<float>(launch, target_rows * tiles * TileTable::kNumbers);
   work.target_laws = scratch<RowLaw>(launch, target_rows);
   if (reads_draft(args)) {
-    const int64_t draft_tiles = ((args.draft.data ? args.draft.vocab : args.draft_probs.vocab) + kTile - 1) / kTile;
-    work.draft_tables = scratch<float>(launch, draft_rows * draft_tiles * TileTable::kNumbers);
+    work.draft_tables = scratch<float>(launch, draft_rows * draft_tiles(args) * TileTable::kNumbers);
     work.draft_laws = scratch<RowLaw>(launch, draft_rows);
   }
   if (args.acceptance == Acceptance::kToken || args.acceptance == Acceptance::kBlock)
@@ -429,7 +428,7 @@ cudaError_t verify_split(const VerifyChainArgs& args, const Launch& launch) {
   cudaError_t error = launch_kernel(verify_scan_kernel, shape, launch.stream, args, work);
   if (error) return error;
   shape.grid = dim3(unsigned(rows));
-  shape.shared = may_cut(args.params) || may_cut(args.draft_params) ? kMaxListed * sizeof(float) : 0;
+  shape.shared = may_cut(args) ? kMaxListed * sizeof(float) : 0;
   shape.overlapping = true;
   error = launch_kernel(verify_laws_kernel, shape, launch.stream, args, work);
   if (error) return error;

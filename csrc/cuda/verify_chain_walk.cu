@@ -34,7 +34,7 @@ class Chain : public WalkRows<kClustered> {
   __device__ int64_t token(int64_t i) const { return token_at(args_, state_.span, i); }
   __device__ float coin(int64_t i) { return uniform(i + 1); }
 
-  __device__ void read_draft(int64_t i) { Base::read_draft(i, has_draft(args_) ? -1 : int32_t(token(i))); }
+  __device__ void read_draft(int64_t i) { Base::read_draft(i, point_at(args_, state_.span, i)); }
 
   __device__ bool one_hot() const { return state_.now.law.one_hot; }
   __device__ int64_t argmax() const { return state_.now.law.argmax; }
@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(kWalkThreads, 2)
 }  // namespace
 
 cudaError_t verify_walk(const VerifyChainArgs& args, unsigned cluster, const Launch& launch) {
-  const bool listed = may_cut(args.params) || may_cut(args.draft_params);
-  const unsigned threads = threads_for((args.target.vocab + kTile - 1) / kTile, kWalkThreads);
+  const bool listed = may_cut(args);
+  const unsigned threads = threads_for(tiles_of(args.target.vocab), kWalkThreads);
   const size_t shared = sizeof(float) * size_t((listed ? kMaxListed : 0) + numbers_of(args));
   const Shape shape{dim3(unsigned(args.batch) * cluster), dim3(threads), shared, cluster};
   return launch_kernel(cluster > 1 ? verify_walk_kernel<true> : verify_walk_kernel<false>, shape, launch.stream, args,

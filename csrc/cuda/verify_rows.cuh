@@ -31,8 +31,11 @@ __device__ __forceinline__ RowView target_row(const VerifyArgs& args, const Span
 }
 
 __device__ __forceinline__ RowView draft_row(const VerifyArgs& args, const Span& span, int64_t i) {
-  return row_view(args.draft.data ? args.draft : args.draft_probs, span.batch, span.first_draft + i);
+  return row_view(rows_of_draft(args), span.batch, span.first_draft + i);
 }
+
+// Tiles of a row of the draft; 0 without one.
+inline int draft_tiles(const VerifyArgs& args) { return has_draft(args) ? tiles_of(rows_of_draft(args).vocab) : 0; }
 
 // Whether draft rows must be read: to know their laws or raw rows (or, of probabilities, whether one is NaN).
 SPECDEC_HD bool reads_draft(const VerifyArgs& args) {
@@ -72,7 +75,7 @@ __device__ __forceinline__ DraftLaw draft_law(const VerifyArgs& args, const Span
 
 __device__ __forceinline__ DraftLaw draft_law(const VerifyChainArgs& args, const Span& span, int64_t b, int64_t i,
                                               const RowLaw& read) {
-  return draft_law(args, span, b, i, read, has_draft(args) ? -1 : int32_t(token_at(args, span, i)));
+  return draft_law(args, span, b, i, read, point_at(args, span, i));
 }
 
 }  // namespace specdec::cuda

@@ -143,8 +143,8 @@ __global__ void __launch_bounds__(kWalkThreads, 2)
 
 cudaError_t verify_tree(const VerifyTreeArgs& args, const Launch& launch) {
   if (args.batch == 0) return cudaSuccess;
-  const int tiles = (args.target.vocab + kTile - 1) / kTile;
-  Place place{may_cut(args.params) || may_cut(args.draft_params), nullptr, numbers_of(args)};
+  const int tiles = tiles_of(args.target.vocab);
+  Place place{may_cut(args), nullptr, numbers_of(args)};
   size_t shared = place.listed ? kMaxListed * sizeof(float) : 0;
   const bool fits = place.size <= int64_t(kMostSharedTiles) * 2 * (TileTable::kNumbers + 1);
   if (fits)

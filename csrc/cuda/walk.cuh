@@ -57,10 +57,8 @@ __device__ __forceinline__ int32_t draw(const From& from, const float* mass, flo
 
 // Numbers that a sequence's rows leave behind: two tables and two rows of masses.
 inline int64_t numbers_of(const VerifyArgs& args) {
-  const int64_t tiles = (args.target.vocab + kTile - 1) / kTile;
-  const int32_t draft_vocab = args.draft.data ? args.draft.vocab : args.draft_probs.data ? args.draft_probs.vocab : 0;
-  const int64_t draft_tiles = (draft_vocab + kTile - 1) / kTile;
-  return (tiles + draft_tiles) * TileTable::kNumbers + 2 * tiles;
+  const int64_t tiles = tiles_of(args.target.vocab);
+  return (tiles + draft_tiles(args)) * TileTable::kNumbers + 2 * tiles;
 }
 
 // What all threads of a block know alike is kept in shared memory, not in everybody's registers.
@@ -124,7 +122,7 @@ class WalkRows {
 
  protected:
   __device__ bool cascade() const { return is_cascade(args_.law.kind); }
-  __device__ int tiles() const { return (args_.target.vocab + kTile - 1) / kTile; }
+  __device__ int tiles() const { return tiles_of(args_.target.vocab); }
   __device__ float uniform(int64_t i) { return uniform_at(args_, state_.span, i, &status_); }
 
   __device__ void end_mixture() {

@@ -42,7 +42,7 @@ cudaError_t warp_probs(const WarpProbsArgs& args, const Launch& launch) {
   RowLaw* laws = static_cast<RowLaw*>(launch.scratch(count * int64_t(sizeof(RowLaw))));
   error = launch_kernel(laws_kernel, plan.shape, launch.stream, plan.set, laws);
   if (error) return error;
-  const int64_t chunks = chunks_of((args.logits.vocab + kTile - 1) / kTile, count, kRowThreads / 32);
+  const int64_t chunks = chunks_of(tiles_of(args.logits.vocab), count, kRowThreads / 32);
   const Shape shape{dim3(unsigned(count * chunks)), dim3(kRowThreads), 0, 1, true};
   return launch_kernel(write_probs_kernel, shape, launch.stream, plan.set, chunks, static_cast<const RowLaw*>(laws),
                        args.out);

@@ -73,6 +73,27 @@ def test_the_list_of_ops_is_the_same() -> None:
     assert set(listed) == set(OPS)
 
 
+def numbered(header: str, enum: str) -> list[str]:
+    """The names of an enum of C++, in the order of their numbers and spelt as Python spells them."""
+    body = re.search(rf"enum (?:class )?{enum} : \w+ {{([^}}]*)}}", (CSRC / header).read_text())
+    assert body is not None
+    members = [member.strip().partition(" = ") for member in body[1].split(",")]
+    assert all(not number or int(number) == at for at, (_, _, number) in enumerate(members))
+    return [re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name[1:]).lower() for name, _, _ in members]
+
+
+@pytest.mark.skipif(not CSRC.exists(), reason="an installed package has no kernel sources")
+@pytest.mark.parametrize(
+    ("header", "enum", "python"),
+    [
+        ("common/params.h", "TreeAcceptance", arguments.TREE_ACCEPTANCES),
+        ("bind_cache.h", "CacheDim", arguments.CACHE_DIMS),
+    ],
+)
+def test_cpp_has_the_same_numbers(header: str, enum: str, python: dict[str, int]) -> None:
+    assert numbered(header, enum) == list(python) and list(python.values()) == list(range(len(python)))
+
+
 def test_what_is_packed_is_unpacked() -> None:
     tensors = (torch.rand(5), torch.rand(5))
     params = sk.SamplingParams(tensors[0], 7, tensors[1], 0.25, min_p_first=True)
@@ -104,7 +125,7 @@ def packed_call(op: str) -> tuple[Any, dict[str, Any]]:
     seeds, positions = torch.arange(batch), torch.arange(batch * n).view(batch, n)
     links = torch.tensor([[-1, 0, 1], [1, 2, -1], [-1, -1, -1]])
     leaves: dict[str, dict[str, Any]] = {
-        "row_stats": common | {"raw": True},
+        "row_stats": common,
         "warp_probs": common,
         "uniform_samples": {"seeds": seeds, "steps": seeds, "step": 0, "num": 4, "purpose": 0},
         "noise_keys": {"seeds": seeds, "positions": positions, "steps": seeds, "step": 0, "purpose": 0},
@@ -165,3 +186,26 @@ def test_a_definition_gives_the_same_whatever_the_form() -> None:
         )
         assert flat.token.shape == (4,) and flat.stats.values.shape == (4, 6)
         same_bits([flat.token, flat.stats.values], [wide.token[:, 0], wide.stats.values[:, 0]])
+
+
+def test_a_map_that_leads_out_of_the_draft_is_safe(backend: Backend) -> None:
+    """Past all validation: an id that the draft's rows do not have counts as unmapped, wider rows are refused."""
+    if backend.name not in ("cpu", "cuda", emulated.NAME):
+        pytest.skip("only libraries can touch memory that is not theirs")
+    run = emulated.overload("verify_chain") if backend.name == emulated.NAME else torch.ops.specdec.verify_chain.default
+    batch, n, vocab, narrow = 3, 2, 20, 4
+    rows = torch.randn(batch, n + 1, vocab, generator=torch.Generator().manual_seed(1))
+    leaves = dict.fromkeys(OPS["verify_chain"].alone) | {
+        "target_logits": rows, "draft_tokens": torch.zeros(batch, n, dtype=torch.int64), "num_draft": n,
+        "uniform_samples": torch.full((batch, n + 1), 0.5), "law": LOSSLESS, "params": DEFAULT_PARAMS,
+        "draft_params": DEFAULT_PARAMS, "acceptance": 0, "return_acceptance": True,
+    }  # fmt: skip
+
+    def verified(to_draft: list[int], width: int) -> list[torch.Tensor]:
+        given = {"target_to_draft": torch.tensor(to_draft), "draft_logits": rows.new_zeros(batch, n, width)}
+        return list(run(*(backend(value) for value in OPS["verify_chain"].pack(**{**leaves, **given}))))
+
+    mapped, beyond = list(range(narrow)), [4, 5, 19, 2**31, 2**32, 2**32 + 1, 2**62, -2, -(2**31), -(2**32), -(2**63)]
+    same_bits(verified([*mapped, *beyond], narrow), verified([*mapped, *[-1] * len(beyond)], narrow))
+    with pytest.raises(RuntimeError, match="disagree in shape"):
+        verified(mapped, vocab + 1)

@@ -163,7 +163,7 @@ def few_rows(arguments: chains.Arguments) -> tuple[Tensor, sk.SamplingParams]:
 def expected_rows(e: dict[str, Any], arguments: chains.Arguments) -> tuple[sk.RowStats, Tensor, Tensor]:
     """Of a few rows `row_stats`, whether a cut-off lies near a border, and `warp_probs`."""
     x, params = few_rows(arguments)
-    stats = (reference_stats(RowStatsArguments(x.double(), False, moved(params, by))) for by in (-ERROR, ERROR))
+    stats = (reference_stats(RowStatsArguments(x.double(), moved(params, by))) for by in (-ERROR, ERROR))
     low, high = (values[..., 1] for values, *_ in stats)
     probs = sk.warp_probs(x, params, backend="reference")
     return sk.row_stats(x, params, backend="reference"), low != high, probs

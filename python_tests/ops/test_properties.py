@@ -160,7 +160,7 @@ def in_float64(arguments: chains.Arguments, by: float) -> tuple[Tensor, Tensor, 
     counts = arguments.get("num_draft_tokens")
     out = reference["verify_chain"](VerifyChainArguments(shared, tokens, counts, None, tokens.shape[1], rule, False))
     cuts = [
-        reference["row_stats"](RowStatsArguments(rows, False, given))[0][..., 1]
+        reference["row_stats"](RowStatsArguments(rows, given))[0][..., 1]
         for rows, given in ((target, params), (draft, draft_params)) if rows is not None
     ]  # fmt: skip
     return out[0], cuts[0], cuts[1] if draft is not None else cuts[0][:, :0]

@@ -23,8 +23,7 @@ from python_tests.ops.test_backends_agree import spoil
 from python_tests.ops.test_properties import close_scores, mixed, moved
 from python_tests.support import Backend
 from specdec_kernels.laws import LOSSLESS
-from specdec_kernels.ops.arguments import VerifyArguments, VerifyTreeArguments
-from specdec_kernels.ops.verify_tree import ACCEPTANCES
+from specdec_kernels.ops.arguments import TREE_ACCEPTANCES, VerifyArguments, VerifyTreeArguments
 from specdec_kernels.sampling import DEFAULT_PARAMS
 
 OP = "verify_tree"
@@ -98,7 +97,7 @@ def in_float64(arguments: trees.Arguments, by: float) -> tuple[Tensor, ...]:
     out: tuple[Tensor, ...] = reference(
         VerifyTreeArguments(
             shared, arguments["node_tokens"], tree.links, tree.status, tree.max_depth,
-            ACCEPTANCES[arguments["acceptance"]], given("epsilon", 0.09) * (1 + 10 * by),
+            TREE_ACCEPTANCES[arguments["acceptance"]], given("epsilon", 0.09) * (1 + 10 * by),
             given("delta", 0.3) * (1 + 10 * by),
         )
     )  # fmt: skip

@@ -17,7 +17,7 @@ from python_tests.support import Backend
 from specdec_kernels import laws
 from specdec_kernels.backends import OPS, implementation
 from specdec_kernels.laws import LOSSLESS
-from specdec_kernels.ops.verify_tree import ACCEPTANCES
+from specdec_kernels.ops.arguments import TREE_ACCEPTANCES
 from specdec_kernels.sampling import DEFAULT_PARAMS
 
 OP = "verify_tree"
@@ -224,7 +224,7 @@ def direct(backend: Backend, acceptance: str, links: torch.Tensor, tokens: torch
     packed = OPS[OP].pack(
         **leaves, target_logits=target, draft_logits=draft, uniform_samples=coins, noise_keys=keys, eos_token_ids=None,
         law=LOSSLESS, params=DEFAULT_PARAMS, draft_params=DEFAULT_PARAMS, node_tokens=tokens, links=links,
-        tree_status=status, max_depth=max_depth, acceptance=ACCEPTANCES[acceptance], epsilon=0.09, delta=0.3,
+        tree_status=status, max_depth=max_depth, acceptance=TREE_ACCEPTANCES[acceptance], epsilon=0.09, delta=0.3,
     )  # fmt: skip
     return op(*packed)
 

@@ -24,12 +24,16 @@ Ints = Annotated[list[int], "int[]"]
 Written = Annotated[list[Tensor], "Tensor(a!)[]"]
 TENSORS = {Tensor: "Tensor", Tensor | None: "Tensor?"}
 
+# Numbers that cross in the place of names, and that C++ has too: in csrc/common/params.h and csrc/bind_cache.h.
+TREE_ACCEPTANCES = {"sample": 0, "greedy": 1, "match": 2, "typical": 3, "recursive": 4, "traversal": 5}
+CACHE_DIMS = {"block": 0, "head": 1, "row": 2, "element": 3, "batch_and_head": 4, "further": 5}
+"""What a dimension of a cache tensor is; a block is a page, or without a block table a sequence."""
+
 
 class RowStatsArguments(NamedTuple):
     """Of `row_stats`."""
 
     logits: Tensor
-    raw: bool
     params: FlatParams
 
 
@@ -136,7 +140,7 @@ class VerifyTreeArguments(NamedTuple):
 
 
 class GatherKVArguments(NamedTuple):
-    """Of `gather_kv_`; layouts are numbers of `CACHE_DIMS`."""
+    """Of `gather_kv_`; layouts hold numbers of `CACHE_DIMS`."""
 
     cache: Written
     key_layout: Ints
@@ -210,9 +214,10 @@ class Definition(Generic[A]):
         return f"{group.__name__}({', '.join(parts)})"
 
     def _check(self, name: str) -> str:
-        wanted, empty = len(getattr(self, name)), " and per_sequence is not None" if name == "per_sequence" else ""
-        message = f"specdec: {name} must hold {wanted} of them"
-        return f"if len({name} or ()) != {wanted}{empty}: raise RuntimeError({message!r})"
+        wanted = len(getattr(self, name))
+        kind, given = ("tensors or None", f"{name} is not None and ") if name == "per_sequence" else ("numbers", "")
+        message = f"specdec: {name} must hold {wanted} {kind}"
+        return f"if {given}len({name}) != {wanted}: raise RuntimeError({message!r})"
 
 
 def _tensors_of(params: list[str]) -> str:

@@ -9,16 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backends.reference.gather_kv_ import BATCH_AND_HEAD, BLOCK, ELEMENT, FURTHER, HEAD, ROW
 from ..types import GatherOutput
 from ._common import ID_DTYPES, check_tensor, define, dispatch, raise_for_status, shape_error
-from .arguments import GatherKVArguments
+from .arguments import CACHE_DIMS, GatherKVArguments
 
 _NAMES = {
     "b": "batch", "n": "num_blocks", "h": "heads", "s": "rows", "d": "dim", "(bh)": "batch={batch} * heads",
     "l": "layers", "2": "keys and values",
 }  # fmt: skip
-_KINDS = {"b": BLOCK, "n": BLOCK, "h": HEAD, "s": ROW, "d": ELEMENT, "(bh)": BATCH_AND_HEAD, "l": FURTHER, "2": FURTHER}
+_KINDS = {
+    "b": "block", "n": "block", "h": "head", "s": "row", "d": "element", "(bh)": "batch_and_head", "l": "further",
+    "2": "further",
+}  # fmt: skip
+_NUMBERS = {letter: CACHE_DIMS[kind] for letter, kind in _KINDS.items()}
 _DENSE = "of b or (bh), s, h, d, l and 2, each at most once, with a batch, s, and no h beside (bh)"
 _PAGED = "of n, s, h, d, l and 2, each at most once, with n and s where a block_table is given"
 
@@ -105,7 +108,7 @@ def gather_kv_(
     tensors = _tensors(op, cache)
     layouts = _layouts(op, layout, block_table is not None)
     _check_cache(op, tensors, layouts, batch, device)
-    key_layout, value_layout = ([_KINDS[letter] for letter in letters] for letters in (layouts[0], layouts[-1]))
+    key_layout, value_layout = ([_NUMBERS[letter] for letter in letters] for letters in (layouts[0], layouts[-1]))
     out = dispatch(op, _op, backend, device)(
         *_pack(
             cache=tensors, key_layout=key_layout, value_layout=value_layout, accepted_nodes=accepted_nodes,

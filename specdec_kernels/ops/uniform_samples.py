@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backends.reference.random import PURPOSES
 from ._common import check_shape, check_tensor, define, dispatch, shape_error
 from .arguments import UniformSamplesArguments
+
+PURPOSES = {"draft": 0, "accept": 1, "final": 2, "sample": 3}
+"""Streams, by the number that stands in their counters."""
 
 
 def _fake(args: UniformSamplesArguments) -> Tensor:

@@ -21,10 +21,9 @@ from ._common import (
     raise_for_status,
     shape_error,
 )  # fmt: skip
-from .arguments import VerifyTreeArguments
+from .arguments import TREE_ACCEPTANCES, VerifyTreeArguments
 from .verify_chain import check_draft, check_draft_for_law, check_eos
 
-ACCEPTANCES = {"sample": 0, "greedy": 1, "match": 2, "typical": 3, "recursive": 4, "traversal": 5}
 NEED_DRAFT = ("recursive", "traversal")
 
 
@@ -153,9 +152,9 @@ def verify_tree(
     if links.device != device:
         raise ValueError(f"{op}: tree must be on {device}, got {links.device}")
     check_given(op, "node_tokens", node_tokens, ID_DTYPES, device, names, shape)
-    rule = ACCEPTANCES.get(acceptance)
+    rule = TREE_ACCEPTANCES.get(acceptance)
     if rule is None:
-        raise ValueError(f"{op}: acceptance must be one of {', '.join(ACCEPTANCES)}, got {acceptance!r}")
+        raise ValueError(f"{op}: acceptance must be one of {', '.join(TREE_ACCEPTANCES)}, got {acceptance!r}")
     if not (epsilon >= 0 and delta >= 0):
         name, value = ("delta", delta) if epsilon >= 0 else ("epsilon", epsilon)
         raise ValueError(f"{op}: {name} must be a number >= 0, got {value!r}")

@@ -44,10 +44,9 @@ Case row_case(Random& random, bool large) {
   const auto rows = make_rows(random, make_values(random, batch * n, vocab), batch, n, vocab, make_dtype(random));
   const auto params = make_params(random, batch, vocab);
   if (random.chance(0.5)) {
-    const bool raw = random.chance(0.5);
-    return {label("row_stats", batch, n, vocab, raw ? " raw" : ""), [=](const Backend& backend) -> Outputs {
+    return {label("row_stats", batch, n, vocab, ""), [=](const Backend& backend) -> Outputs {
               StatsResult stats(batch * n);
-              backend.row_stats({rows->rows, batch, n, params->args, raw, stats.out()});
+              backend.row_stats({rows->rows, batch, n, params->args, stats.out()});
               return {stats.argmax.bytes() + stats.status.bytes(), stats.values.bytes()};
             }};
   }

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...ops.arguments import GatherKVArguments
+from ...ops.arguments import CACHE_DIMS, GatherKVArguments
 from ...types import Status
 
-BLOCK, HEAD, ROW, ELEMENT, BATCH_AND_HEAD, FURTHER = range(6)
-"""What a dimension of a cache tensor is; csrc/bind_cache.h has the same numbers."""
+BLOCK, HEAD, ROW, ELEMENT, BATCH_AND_HEAD, FURTHER = CACHE_DIMS.values()
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -72,13 +71,18 @@ def follow(
     return followed, source, target, lengths[:, 0].to(context_lengths.dtype), status[:, 0].to(torch.int32)
 
 
+def extent_of(views: Sequence[Tensor]) -> tuple[int, int]:
+    """How many blocks the smallest of the tensors has, and of how many rows; without a tensor, any number."""
+    any_number = torch.iinfo(torch.int32).max
+    num_blocks = min((view.shape[0] for view in views), default=any_number)
+    return num_blocks, min((view.shape[1] for view in views), default=any_number)
+
+
 def gather_kv_(args: GatherKVArguments) -> tuple[Tensor, Tensor]:
     """Copy the rows of each path, then write the copies; lengths and status ``[batch]``."""
     cache, key_layout, value_layout, accepted_nodes, context_lengths, block_table = args
     views = rows_of(cache, key_layout, value_layout, context_lengths.shape[0])
-    any_number = torch.iinfo(torch.int32).max
-    num_blocks = min((view.shape[0] for view in views), default=any_number)
-    block_size = min((view.shape[1] for view in views), default=any_number)
+    num_blocks, block_size = extent_of(views)
     followed, source, target, lengths, status = follow(
         accepted_nodes, context_lengths, block_table, num_blocks, block_size
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-PURPOSES = {"draft": 0, "accept": 1, "final": 2, "sample": 3}
 NOISE_STREAM = 0x47554D42  # counter word of the Gumbel stream, which no purpose uses
 _LOW = 0xFFFFFFFF
 

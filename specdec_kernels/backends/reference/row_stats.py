@@ -16,7 +16,7 @@ def row_stats(args: RowStatsArguments) -> tuple[Tensor, Tensor, Tensor]:
     logits = args.logits
     valid = make_params(logits.shape[0], logits, args.params)
     law = make_law(logits, valid)
-    return stat_values(law, raw_entropies(logits) if args.raw else None), law.argmax, row_status(logits, valid)
+    return stat_values(law, raw_entropies(logits)), law.argmax, row_status(logits, valid)
 
 
 def stat_values(law: RowLaws, raw: tuple[Tensor, Tensor] | None) -> Tensor:

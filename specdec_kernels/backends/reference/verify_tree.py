@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...ops.arguments import VerifyArguments, VerifyTreeArguments
+from ...ops.arguments import TREE_ACCEPTANCES, VerifyArguments, VerifyTreeArguments
 from ...types import PLACEHOLDER_TOKEN_ID, Status
 from .draft import draft_probs
 from .law import (
@@ -31,7 +31,7 @@ from .rows import at, slots_upto, with_rows
 from .sample import perturbed
 from .target_law import make_mixtures
 
-SAMPLE, GREEDY, MATCH, TYPICAL, RECURSIVE, TRAVERSAL = range(6)
+SAMPLE, GREEDY, MATCH, TYPICAL, RECURSIVE, TRAVERSAL = TREE_ACCEPTANCES.values()
 
 
 def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -9,18 +9,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ...types import Status
+
 TILE = tl.constexpr(1024)
 INFINITY = tl.constexpr(float("inf"))
 SMALLEST_EXPONENT = tl.constexpr(-87.0)  # exp below this is 0: float32 would leave the normal numbers
 SMALLEST_TEMPERATURE = tl.constexpr(2.0**-126)  # below it 1 / temperature overflows; read as greedy
 LAST_ID = tl.constexpr(0x7FFFFFFF)  # past every id
 
-# flags of a row or a sequence, as specdec_kernels.Status numbers them
-NAN = tl.constexpr(1)
-INF = tl.constexpr(2)
-EMPTY_ROW = tl.constexpr(4)
-BAD_TOKEN = tl.constexpr(8)
-BAD_PARAM = tl.constexpr(16)
+# flags of a row or a sequence
+NAN = tl.constexpr(int(Status.NAN))
+INF = tl.constexpr(int(Status.INF))
+EMPTY_ROW = tl.constexpr(int(Status.EMPTY_ROW))
+BAD_TOKEN = tl.constexpr(int(Status.BAD_TOKEN))
+BAD_PARAM = tl.constexpr(int(Status.BAD_PARAM))
+BAD_TREE = tl.constexpr(int(Status.BAD_TREE))
 
 PHILOX_M0 = tl.constexpr(0xD2511F53)  # multipliers
 PHILOX_M1 = tl.constexpr(0xCD9E8D57)

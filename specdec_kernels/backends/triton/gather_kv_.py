@@ -10,10 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.arguments import GatherKVArguments
-from ..reference.gather_kv_ import rows_of
+from ..reference.gather_kv_ import extent_of, rows_of
+from .arithmetic import BAD_PARAM, BAD_TREE
 from .launch import power_of_2, run
 
-BAD_PARAM, BAD_TREE = tl.constexpr(16), tl.constexpr(32)  # as in types.py
 MOST_PLANES = 256  # pointers that a launch takes
 PIECES = 256  # of a row that a program moves on a GPU
 WINDOW = 8  # rows that it holds at once
@@ -155,9 +155,7 @@ def gather_kv_(args: GatherKVArguments) -> tuple[Tensor, Tensor]:
     cache, key_layout, value_layout, accepted_nodes, context_lengths, block_table = args
     batch, max_depth = accepted_nodes.shape
     planes = rows_of(cache, key_layout, value_layout, batch)
-    any_number = torch.iinfo(torch.int32).max
-    num_blocks = min((plane.shape[0] for plane in planes), default=any_number)
-    block_size = min((plane.shape[1] for plane in planes), default=any_number)
+    num_blocks, block_size = extent_of(planes)
     max_blocks = 1 if block_table is None else block_table.shape[1]
     planes = [plane for plane in planes if plane.numel()]
     while any(plane.dim() > 4 for plane in planes):

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import triton
 
-TILE = 1024
+from .arithmetic import TILE
+
 MOST_TILES_AT_ONCE = 1024  # partial sums of so many tiles are combined in one go
 
 
@@ -46,7 +47,7 @@ def power_of_2(n: int) -> int:
 
 def tiles_of(vocab: int) -> int:
     """Tiles in a row."""
-    return -(-vocab // TILE)
+    return -(-vocab // TILE.value)
 
 
 def tiles_a_program(vocab: int, on_gpu: int) -> int:

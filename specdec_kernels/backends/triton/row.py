@@ -7,7 +7,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .arithmetic import INFINITY, LAST_ID, TILE, exp_nonpositive, from_ordered, noise_at, noise_of_tiles, ordered
+from .arithmetic import (
+    INFINITY,
+    LAST_ID,
+    SMALLEST_EXPONENT,
+    TILE,
+    exp_nonpositive,
+    from_ordered,
+    noise_at,
+    noise_of_tiles,
+    ordered,
+)
 from .bundles import Row, RowLaw
 
 CANDIDATES = tl.constexpr(2048)  # so many values are listed and selected from in registers
@@ -72,7 +82,7 @@ def load_values(row, first_tile, noise, TILES: tl.constexpr):
             drawn = noise_of_tiles(noise.key0, noise.key1, first_tile * TILE, TILES)
         else:
             drawn = noise_at(noise.key0, noise.key1, tl.load(noise.to_target + ids, mask=ids < row.vocab, other=0))
-        x = tl.where((x >= row.law.cutoff) & (score >= -87.0), score + drawn, -INFINITY)
+        x = tl.where((x >= row.law.cutoff) & (score >= SMALLEST_EXPONENT), score + drawn, -INFINITY)
     return x
 
 

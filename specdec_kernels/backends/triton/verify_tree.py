@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.arguments import VerifyArguments, VerifyTreeArguments
+from ...ops.arguments import TREE_ACCEPTANCES, VerifyArguments, VerifyTreeArguments
 from ...tree import MAX_DEPTH, MAX_NODES
 from .bundles import NO_DRAFT, NO_NOISE, Layout, Output, Siblings, TargetLaw, Trees, Typical, Wanted
 from .draft import Draft, draft_laws
@@ -29,7 +29,7 @@ from .tree import make_trees
 from .tree_walk import choose, law_masses, typical, walk_tree
 from .verify_chain import in_order
 
-SAMPLE, GREEDY, MATCH, TYPICAL, RECURSIVE, TRAVERSAL = range(6)
+SAMPLE, GREEDY, MATCH, TYPICAL, RECURSIVE, TRAVERSAL = TREE_ACCEPTANCES.values()
 
 
 def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
