@@ -12,7 +12,7 @@ Row = dict[str, Any]
 RATIO_TARGETS = {"T=1": 8.0, "truncated": 50.0}  # times the best peer, cold, float32
 GREEDY_TARGET = 8.0
 RATE_TARGET = 9.0  # 1e9 bytes of target logits a second
-OVERHEAD_TARGET = 15.0  # microseconds a call
+OVERHEAD_TARGET = 12.0  # microseconds a call
 
 
 def subject(rows: Sequence[Row]) -> Row | None:

@@ -385,7 +385,7 @@ def test_a_draft_model_that_does_not_say_so(cuda: FakeCuda, log: pytest.LogCaptu
         max_new_tokens=30, seeds=torch.tensor([1, 2]), num_speculative_tokens=3, eos_token_id=[],
     )  # fmt: skip
     same(captured, ordinary)
-    assert "ModelDrafter gives a law with its draft and does not say that it can be captured" in logged(log)
+    assert "ModelDrafter gives a distribution with its draft and does not say that it can be captured" in logged(log)
     assert cuda.captures() == 0
 
 
