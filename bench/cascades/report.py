@@ -86,8 +86,8 @@ def _rewriting(result: dict[str, Any]) -> str:
         "## Rewriting\n",
         f"Telegraphic text back to prose, {settings['pairs']} held-out texts, two T5 trained here, drafts of "
         f"{settings['draft_length']} tokens. Quality is word accuracy in % (1 − word error rate); equal quality means "
-        f"no more than {100 * _NOISE:g} points below the target's, and best qualities are better by luck by about as much. Seconds "
-        "are of decoding a token, as a multiple of the target alone in the same run, one text at a time, "
+        f"no more than {100 * _NOISE:g} points below the target's, and best qualities are better by luck by about as "
+        "much. Seconds are of decoding a token, as a multiple of the target alone in the same run, one text at a time, "
         f"{settings['timed']} texts. (`relative_seconds` in the JSON is of {settings['batch']} texts together, which "
         "wait for the slowest.)\n",
         _provenance(result) + "\n",
