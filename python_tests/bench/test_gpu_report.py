@@ -196,8 +196,15 @@ def test_graph_on_cuda():
 """
 
 
+OPTIONS = """
+def pytest_addoption(parser):
+    parser.addoption("--tier")
+"""
+
+
 def suite_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str = "") -> tuple[int, list[str]]:
     told = tmp_path / "told"
+    (tmp_path / "conftest.py").write_text(OPTIONS)
     (tmp_path / "test_chosen.py").write_text(f"TOLD, FAILING = {str(told)!r}, {failing!r}\n{CHOSEN}")
     monkeypatch.setattr(suite, "FOLDERS", (str(tmp_path / "test_chosen.py"),))
     monkeypatch.setattr(suite, "CAPTURED", (str(tmp_path / "test_chosen.py"), "-k", "graph"))
@@ -225,6 +232,7 @@ def test_a_suite_without_time_or_tests_has_failed(
 ) -> None:
     assert suite.main(["--budget", "0", "--logs", str(tmp_path)]) == 1
     assert capsys.readouterr().out.count("no time was left") == 4
+    (tmp_path / "conftest.py").write_text(OPTIONS)
     monkeypatch.setattr(suite, "steps", lambda rehearse: {"all": [str(tmp_path)]})
     assert suite.main(["--rehearse", "--budget", "60", "--logs", str(tmp_path)]) == 1
     assert "none chosen" in capsys.readouterr().out
