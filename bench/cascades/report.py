@@ -162,9 +162,9 @@ def _next_token(result: dict[str, Any]) -> str:
     parts = [
         "## Next token\n",
         f"{result['settings']['target']} with a draft of {result['settings']['draft']}, the next token at "
-        f"{result['settings']['positions']} places of HumanEval's solutions, laws in closed form: no sampling noise. "
-        "Accuracy is the mean π(x) of the true token in %, log-loss the mean −log π(x) in nats, and the rejection rate "
-        "the mean TV(π, Q).\n",
+        f"{result['settings']['positions']} places of HumanEval's solutions, distributions in closed form: no sampling "
+        "noise. Accuracy is the mean π(x) of the true token in %, log-loss the mean −log π(x) in nats, and the "
+        "rejection rate the mean TV(π, Q).\n",
         _provenance(result) + "\n",
     ]
     for setting in _settings_of(result):
