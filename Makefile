@@ -24,11 +24,11 @@ help:  ## list what can be made
 	@echo 'ARGS="..." goes on to the command: make test ARGS="-k verify_chain", make demo ARGS="--help"'
 
 test: $(INSTALLED)  ## every op, rule and loop on every backend, a choice of the cases (8 minutes on two cores)
-	@echo "==> running the tests in $(WORKERS) processes (up to 8 minutes on two cores)"
+	@echo "==> running the tests in $(WORKERS) processes$(if $(ARGS),, (up to 8 minutes on two cores))"
 	@$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
 
 test-all: $(INSTALLED)  ## the whole test-suite, all cases (up to 20 minutes on two cores)
-	@echo "==> running all tests in $(WORKERS) processes (up to 20 minutes on two cores)"
+	@echo "==> running the tests in $(WORKERS) processes$(if $(ARGS),, (up to 20 minutes on two cores))"
 	@$(PYTEST) -n $(WORKERS) --dist loadgroup --tier=all $(ARGS)
 
 demo: $(INSTALLED)  ## watch a real language model decode with and without speculation (about 2 minutes)

@@ -10,9 +10,9 @@
 - a module's language functions are exchanged once, not at each call of a device function;
 - a language function decides once what to do with operands of some types, not at each call (`Plans`).
 
-The last two make it eight times as fast: an operation on a block takes about 10 µs, and a verify step of four sequences
-an eighth of a second. Still, the op tests take smaller batches and vocabularies here (`support.Backend`), and of a test
-with many cases some run (`some_cases`).
+The last two make it eight times as fast: an operation on a tensor takes about 10 µs, and a verify step of four
+sequences an eighth of a second. Still, the op tests take smaller batches and vocabularies here (`support.Backend`), and
+of a test with many cases some run (`some_cases`).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import warnings
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -308,7 +309,8 @@ def parses(words: Command, monkeypatch: pytest.MonkeyPatch, mentioned: bool) -> 
         assert mentioned and "arguments are required" in message, f"{shlex.join(words)}: {message}"
         raise Parsed
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of a module that another test has imported
         patch.setattr(ArgumentParser, "parse_args", stop)
         patch.setattr(ArgumentParser, "error", refuse)
         patch.setattr(sys, "argv", [module, *arguments])

@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 timed=arguments.timed, shares=shares["rewriting"],
                 save=lambda rows: save(
                     "rewriting", rows, pairs=arguments.pairs, batch=arguments.batch, timed=arguments.timed,
-                    block=generation.BLOCK, target=str(recipes[0]), draft=str(recipes[1]),
+                    draft_length=generation.DRAFT_LENGTH, target=str(recipes[0]), draft=str(recipes[1]),
                 ),
             )  # fmt: skip
         if "next-token" in parts:

@@ -24,7 +24,7 @@ from bench.cascades.rules import DETAILED, RULES, SETTINGS, Laws, spread_alphas,
 from specdec_kernels import GenerationOutput, GenerationStats, ModelDrafter, NoDrafter, SamplingParams, laws
 from specdec_kernels.testing import float64_law
 
-BLOCK = 5
+DRAFT_LENGTH = 5
 SHARES = (0.9, 0.7, 0.5, 0.3, 0.1)  # of what lossless verification rejects: α is chosen for these
 MAX_NEW_TOKENS = 48
 _CALIBRATION = 48  # pairs that α is chosen on
@@ -90,7 +90,7 @@ def configurations(
     def speculative(law: laws.TargetLaw | None, acceptance: str = "token") -> Decode:
         return lambda ids, mask, seeds: sk.generate(
             target, ids, attention_mask=mask, seeds=seeds, drafter=ModelDrafter(draft), target_law=law,
-            num_speculative_tokens=BLOCK, acceptance=acceptance, **common,
+            num_speculative_tokens=DRAFT_LENGTH, acceptance=acceptance, **common,
         )  # fmt: skip
 
     def sequential(function: Any, **options: Any) -> Decode:

@@ -84,10 +84,10 @@ def _rewriting(result: dict[str, Any]) -> str:
     settings = result["settings"]
     parts = [
         "## Rewriting\n",
-        f"Telegraphic text back to prose, {settings['pairs']} held-out texts, two T5 trained here, block size "
-        f"{settings['block']}. Quality is word accuracy in % (1 − word error rate); equal quality means no more than "
-        f"{100 * _NOISE:g} points below the target's, and best qualities are better by luck by about as much. Seconds "
-        "are of decoding a token, as a multiple of the target alone in the same run, one text at a time, "
+        f"Telegraphic text back to prose, {settings['pairs']} held-out texts, two T5 trained here, drafts of "
+        f"{settings['draft_length']} tokens. Quality is word accuracy in % (1 − word error rate); equal quality means "
+        f"no more than {100 * _NOISE:g} points below the target's, and best qualities are better by luck by about as "
+        "much. Seconds are of decoding a token, as a multiple of the target alone in the same run, one text at a time, "
         f"{settings['timed']} texts. (`relative_seconds` in the JSON is of {settings['batch']} texts together, which "
         "wait for the slowest.)\n",
         _provenance(result) + "\n",
@@ -162,9 +162,9 @@ def _next_token(result: dict[str, Any]) -> str:
     parts = [
         "## Next token\n",
         f"{result['settings']['target']} with a draft of {result['settings']['draft']}, the next token at "
-        f"{result['settings']['positions']} places of HumanEval's solutions, laws in closed form: no sampling noise. "
-        "Accuracy is the mean π(x) of the true token in %, log-loss the mean −log π(x) in nats, and the rejection rate "
-        "the mean TV(π, Q).\n",
+        f"{result['settings']['positions']} places of HumanEval's solutions, distributions in closed form: no sampling "
+        "noise. Accuracy is the mean π(x) of the true token in %, log-loss the mean −log π(x) in nats, and the "
+        "rejection rate the mean TV(π, Q).\n",
         _provenance(result) + "\n",
     ]
     for setting in _settings_of(result):

@@ -130,7 +130,7 @@ LOG_RULES = (
 
 
 def with_cascade_bonus(rule: Rule) -> Rule:
-    """`rule` with its law for the token after a fully accepted block too."""
+    """`rule` with its law for the token after a fully accepted draft too."""
     make = rule.make
     return dataclasses.replace(
         rule,

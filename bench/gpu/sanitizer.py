@@ -20,7 +20,7 @@ REFUSED = "Device not supported"
 """What the tool says on some virtual machines."""
 EXERCISE = ("-m", "bench.gpu.exercise")
 TESTS = ("-m", "pytest", "python_tests/ops", "-q", "-x", "-k", "cuda-cuda", "-p", "no:cacheprovider")
-# Else a write behind a tensor lands in the cached block it was cut from, and nobody sees it.
+# Else a write behind a tensor lands in the cached memory it was cut from, and nobody sees it.
 ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
 

@@ -75,7 +75,7 @@ def one_of(weights: Tensor) -> Tensor:
 
 
 def recover(p: Tensor, q: Tensor, all_accepted: Tensor) -> Tensor:
-    """A draw from ``norm((p − q)+)``, or from p after a whole block or where nothing is left, ``[batch]``."""
+    """A draw from ``norm((p − q)+)``, or from p after a whole draft or where nothing is left, ``[batch]``."""
     residual = (p - q).clamp_min(0)
     use_p = all_accepted | (residual.sum(-1) <= 0)
     return one_of(torch.where(use_p[:, None], p, residual))

@@ -114,7 +114,7 @@ def test_the_rewriting_task_from_end_to_end(
         assert row["rejection_rate"] is None or 0 <= row["rejection_rate"] <= 1
     if setting == "T = 0":  # what is lossless is the target's text
         assert by_rule["lossless"][0]["word_accuracy"] == by_rule["target alone"][0]["word_accuracy"]
-    settings = {"pairs": 2, "batch": 2, "timed": 1, "block": 5, "threads": 1}
+    settings = {"pairs": 2, "batch": 2, "timed": 1, "draft_length": 5, "threads": 1}
     machine.save(tmp_path, "rewriting", rows, settings)
     written = report.write(tmp_path)
     assert all(path.stat().st_size > 1000 for path in written)

@@ -99,7 +99,7 @@ def test_a_draft_equal_to_the_target_is_always_accepted(acceptance: str) -> None
         target, ids, attention_mask=mask, drafter=sk.ModelDrafter(target), acceptance=acceptance, max_new_tokens=33,
         num_speculative_tokens=7, eos_token_id=[], seeds=torch.tensor([1, 2]),
     )  # fmt: skip
-    # A coin within rounding of 1 may still reject; a hole in the draft's cache after a full block would reject often.
+    # A coin within rounding of 1 may still reject; a hole in the draft's cache after a whole draft would reject often.
     assert out.stats.num_rejected <= 1
     assert out.stats.mean_acceptance_length > 6.5
 

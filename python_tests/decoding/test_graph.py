@@ -23,7 +23,7 @@ from python_tests.decoding.test_generate import FAMILIES, HostSyncs, RepeatLast
 from specdec_kernels import config, laws
 from specdec_kernels.decoding import DecodingState, GenerationOutput, Prompt, costs, graph, schedule
 from specdec_kernels.decoding.graph import CapturedSteps
-from specdec_kernels.decoding.state import OUTCOME_COLUMNS
+from specdec_kernels.decoding.state import OUTCOME_COLUMNS, Speculation
 from specdec_kernels.decoding.step import verify_step
 from specdec_kernels.drafters import Draft, Drafter
 from specdec_kernels.integrations.runners import as_runner
@@ -173,7 +173,8 @@ def test_a_step_is_made_of_tensors_on_the_device_alone(family: str, acceptance: 
     runner, drafter = as_runner(target, "test"), sk.ModelDrafter(draft)
     zeros = partial(torch.zeros, dtype=torch.int64, device="meta")
     prompt = Prompt(zeros(2, 5), zeros(2), [np.zeros(5, dtype=np.int64)] * 2)
-    state = DecodingState.begin(prompt, runner, acceptance, sk.SamplingParams(0.8, top_k=5), zeros(2), 20, 3)
+    how = Speculation(acceptance, 3)
+    state = DecodingState.begin(prompt, runner, sk.SamplingParams(0.8, top_k=5), zeros(2), 20, how)
     runner.start(prompt, state.capacity)
     drafter.start(state)
     runner.prefill(prompt)
@@ -385,7 +386,7 @@ def test_a_draft_model_that_does_not_say_so(cuda: FakeCuda, log: pytest.LogCaptu
         max_new_tokens=30, seeds=torch.tensor([1, 2]), num_speculative_tokens=3, eos_token_id=[],
     )  # fmt: skip
     same(captured, ordinary)
-    assert "ModelDrafter gives a law with its draft and does not say that it can be captured" in logged(log)
+    assert "ModelDrafter gives a distribution with its draft and does not say that it can be captured" in logged(log)
     assert cuda.captures() == 0
 
 

@@ -69,16 +69,16 @@ def next_laws(family: str, row: int, text: tuple[int, ...]) -> tuple[Tensor, Ten
 def slow_loop(
     family: str, row: int, defers: Deferral, alpha: float, cascade_bonus: bool, ends: list[int]
 ) -> tuple[list[int], list[int]]:
-    """Tokens and where they come from: greedy models, blocks of K draft tokens."""
+    """Tokens and where they come from: greedy models, drafts of K tokens."""
     text: list[int] = []
     origin: list[int] = []
     while len(text) < LONGEST and not set(text) & set(ends):
-        block = min(K, LONGEST - len(text) - 1)
-        for i in range(block + 1):
+        length = min(K, LONGEST - len(text) - 1)
+        for i in range(length + 1):
             p, q = next_laws(family, row, tuple(text))
             drafted = int(q.argmax())
             wanted = int(p.argmax()) if defers(p, q, drafted, alpha) else drafted
-            if i == block:
+            if i == length:
                 text.append(wanted if cascade_bonus else int(p.argmax()))
                 origin.append(int(Provenance.BONUS))
                 break

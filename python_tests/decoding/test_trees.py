@@ -14,6 +14,7 @@ from python_tests.decoding.models import VOCAB, TableRunner, prompts, tiny
 from python_tests.decoding.test_graph import both, cuda, same  # noqa: F401 - a fixture
 from specdec_kernels.decoding import DecodingState
 from specdec_kernels.decoding.request import Request
+from specdec_kernels.decoding.state import Speculation
 from specdec_kernels.decoding.step import verify_step
 from specdec_kernels.drafters import Draft, TreeDrafter
 from specdec_kernels.integrations.runners import as_runner
@@ -118,9 +119,8 @@ def test_a_step_leaves_the_rows_and_the_state_that_feeding_the_text_leaves() -> 
     prompt = Request(ids, mask, sk.SamplingParams(0.0), None, 12, []).prompt(runner)
     drafter = Oracle(answers, [7, 4])
     with torch.inference_mode():
-        state = DecodingState.begin(
-            prompt, runner, "greedy", sk.SamplingParams(0.0), torch.arange(2), 12, 13, hidden_size=32
-        )
+        how = Speculation("greedy", 13, hidden_size=32)
+        state = DecodingState.begin(prompt, runner, sk.SamplingParams(0.0), torch.arange(2), 12, how)
         runner.start(prompt, state.capacity)
         runner.prefill(prompt)
         drafter.start(state)

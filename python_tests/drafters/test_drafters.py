@@ -8,6 +8,7 @@ from torch import Tensor
 import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner
 from specdec_kernels.decoding import DecodingState, Prompt
+from specdec_kernels.decoding.state import Speculation
 from specdec_kernels.drafters import Draft
 
 
@@ -19,7 +20,8 @@ def state(*texts: list[int], acceptance: str = "token", sampling: sk.SamplingPar
     lengths = torch.tensor([len(text) for text in texts])
     prompt = Prompt(tokens, lengths, [row[:n].numpy() for row, n in zip(tokens, lengths, strict=True)])
     seeds = torch.arange(len(texts)) + 5
-    return DecodingState.begin(prompt, target, acceptance, sampling or sk.SamplingParams(), seeds, 20, 8)
+    how = Speculation(acceptance, 8)
+    return DecodingState.begin(prompt, target, sampling or sk.SamplingParams(), seeds, 20, how)
 
 
 def test_ngram_proposes_what_followed_before() -> None:

@@ -16,31 +16,31 @@ LENGTHS = (13, 22)
 TOLERANCE = 2e-5  # logits are of order 1 to 100 here; measured differences are below 1e-6 of them
 
 
-def ragged_blocks(model: object, texts: Tensor, prompt: Prompt) -> list[tuple[Tensor, Tensor]]:
-    """Prefill, a block, a block of garbage that is rolled back, another block: (start, logits) of the real ones."""
+def ragged_pieces(model: object, texts: Tensor, prompt: Prompt) -> list[tuple[Tensor, Tensor]]:
+    """Prefill, then pieces of text and garbage that is rolled back in turn: (start, logits) of the pieces of text."""
     runner = as_runner(model, "test")
     runner.start(prompt, texts.shape[1] + 20)
     runner.prefill(prompt)
-    blocks = []
+    pieces = []
     start = prompt.lengths - 1
     for rows, kept in ((6, torch.tensor([2, 5])), (4, torch.tensor([4, 1])), (1, torch.tensor([1, 1])), (8, None)):
-        span = start[:, None] + torch.arange(rows)
-        block = texts.gather(1, span)
-        logits = runner.forward(block, start, int(start.max()) + rows)
+        places = start[:, None] + torch.arange(rows)
+        piece = texts.gather(1, places)
+        logits = runner.forward(piece, start, int(start.max()) + rows)
         assert logits is not None
-        blocks.append((start, logits))
+        pieces.append((start, logits))
         if kept is not None:
             start = start + kept
             garbage = torch.randint(3, VOCAB, (2, 5))
             runner.forward(garbage, start, int(start.max()) + 5, need_logits=False)
-    return blocks
+    return pieces
 
 
-def worst(full: Tensor, blocks: list[tuple[Tensor, Tensor]]) -> float:
+def worst(full: Tensor, pieces: list[tuple[Tensor, Tensor]]) -> float:
     error = 0.0
-    for start, logits in blocks:
-        span = start[:, None] + torch.arange(logits.shape[1])
-        expected = full.gather(1, span[:, :, None].expand(-1, -1, full.shape[2]))
+    for start, logits in pieces:
+        places = start[:, None] + torch.arange(logits.shape[1])
+        expected = full.gather(1, places[:, :, None].expand(-1, -1, full.shape[2]))
         error = max(error, float((logits - expected).abs().max() / full.abs().max().clamp(min=1)))
     return error
 
@@ -57,7 +57,7 @@ def test_decoder_logits_are_those_of_a_full_forward(model_type: str, window: int
     aligned = texts[:, : max(LENGTHS)].clone()
     aligned[0, LENGTHS[0] :] = 0
     prompt = Prompt(aligned, torch.tensor(LENGTHS), [])
-    assert worst(model(texts).logits, ragged_blocks(model, texts, prompt)) < TOLERANCE
+    assert worst(model(texts).logits, ragged_pieces(model, texts, prompt)) < TOLERANCE
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -67,7 +67,7 @@ def test_attention_implementations(model_type: str, attention: str) -> None:
     model = tiny(model_type, attention=attention)
     texts = torch.randint(3, VOCAB, (2, 60))
     prompt = Prompt(texts[:, :9], torch.tensor([9, 9]), [])
-    assert worst(model(texts).logits, ragged_blocks(model, texts, prompt)) < TOLERANCE
+    assert worst(model(texts).logits, ragged_pieces(model, texts, prompt)) < TOLERANCE
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -82,11 +82,11 @@ def test_t5_has_each_sequences_own_relative_positions(model_type: str, attention
     texts[:, 0] = 0
     prompt = Prompt(texts[:, :1], torch.ones(2, dtype=torch.int64), [], source, mask)
     full = model(input_ids=source, attention_mask=mask, decoder_input_ids=texts).logits
-    blocks = ragged_blocks(model, texts, prompt)
-    assert worst(full, blocks) < TOLERANCE
+    pieces = ragged_pieces(model, texts, prompt)
+    assert worst(full, pieces) < TOLERANCE
     bias = model.decoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
     bias.zero_()  # the comparison is worth nothing if the bias hardly matters
-    assert worst(model(input_ids=source, attention_mask=mask, decoder_input_ids=texts).logits, blocks) > 100 * TOLERANCE
+    assert worst(model(input_ids=source, attention_mask=mask, decoder_input_ids=texts).logits, pieces) > 100 * TOLERANCE
 
 
 @torch.inference_mode()
@@ -95,7 +95,7 @@ def test_long_prompts_are_fed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None
     model = tiny("gemma2")
     texts = torch.randint(3, VOCAB, (2, 60))
     prompt = Prompt(texts[:, :22], torch.tensor(LENGTHS), [])
-    assert worst(model(texts).logits, ragged_blocks(model, texts, prompt)) < TOLERANCE
+    assert worst(model(texts).logits, ragged_pieces(model, texts, prompt)) < TOLERANCE
 
 
 @pytest.mark.parametrize("window", [None, 1, 3])

@@ -15,7 +15,7 @@ from specdec_kernels.testing import ChainProblem, Verify, exact_law, target_join
 
 TOLERANCE = 2e-6  # total variation; the contract asks for 1e-4 in the largest entry
 SIZES = ((3, 3), (5, 2), (8, 1), (2, 3))  # (vocab, num_draft)
-# In their place where kernels are interpreted: a fourteenth of the calls, and still blocks of two draft tokens.
+# In their place where kernels are interpreted: a fourteenth of the calls, and still drafts of two tokens.
 SMALLER = {(3, 3): (2, 2), (5, 2): (3, 1), (8, 1): (4, 1), (2, 3): (2, 1)}
 Builder = Callable[[int, int, torch.Generator], ChainProblem]
 KINDS: dict[str, Builder] = {}

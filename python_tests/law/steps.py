@@ -1,6 +1,6 @@
 """Several verify steps with production randomness, on laws that depend on the last two tokens: samples to be tested.
 
-The loop is the plainest one that is right: fresh uniforms keyed by a step counter, the block cut at min(num_draft, what
+The loop is the plainest one that is right: fresh uniforms keyed by a step counter, the draft cut at min(num_draft, what
 is left − 1), finished sequences idle.
 """
 

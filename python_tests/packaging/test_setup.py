@@ -202,7 +202,8 @@ def test_wheel_holds_what_this_build_made_and_nothing_else(project: Path) -> Non
 
 
 def test_sdist_holds_the_sources(project: Path) -> None:
-    for name in ("csrc/cuda/op.cu", "csrc/cuda/block.cuh", "specdec_kernels/_host.pyi"):
+    more = {"csrc/cuda/op.cu", "csrc/cuda/tile.cuh", "csrc/emulator/tests/Makefile", "specdec_kernels/_host.pyi"}
+    for name in more:
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text("\n")
     result = build(project, "-q", "sdist", hide=("torch",))
@@ -210,4 +211,4 @@ def test_sdist_holds_the_sources(project: Path) -> None:
     (archive,) = (project / "dist").glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
-    assert names >= {*SOURCES, "setup.py", "csrc/cuda/op.cu", "csrc/cuda/block.cuh", "specdec_kernels/_host.pyi"}
+    assert names >= {*SOURCES, "setup.py", *more}

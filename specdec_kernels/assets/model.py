@@ -45,14 +45,18 @@ def model_dir(say: Say = print_to_stderr) -> Path:
     return cached(MODEL_NAME.lower(), build, needed_bytes=_MODEL_BYTES, say=say)
 
 
+def _without_transformers(error: ImportError) -> AssetError:
+    return AssetError(
+        f"{MODEL_NAME} needs the 'transformers' extra (pip install 'specdec_kernels[transformers]'): {error}"
+    )
+
+
 def _convert_gguf(gguf: Path, folder: Path) -> None:
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
     except ImportError as error:
-        raise AssetError(
-            f"the demo needs the 'transformers' extra (pip install 'specdec_kernels[transformers]'): {error}"
-        ) from error
+        raise _without_transformers(error) from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
@@ -93,9 +97,7 @@ def load_model(say: Say = print_to_stderr) -> tuple[LlamaForCausalLM, PreTrained
         model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except ImportError as error:
-        raise AssetError(
-            f"the demo needs the 'transformers' extra (pip install 'specdec_kernels[transformers]'): {error}"
-        ) from error
+        raise _without_transformers(error) from error
     except Exception as error:  # damaged JSON, safetensors and tokenizer files each raise a type of their own
         raise AssetError(f"the cached model cannot be read ({error}); delete {folder} and try again") from error
     if len(tokenizer) != model.config.vocab_size:

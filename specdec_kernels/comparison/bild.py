@@ -37,7 +37,7 @@ def bild(
     The draft falls back to the target before a token that it gives less than `fallback`, and after an end or
     `max_draft_tokens`. The target then keeps its tokens up to the first that it gives less than ``exp(−rollback)``, and
     writes its likeliest token there, or after them (not after an end). Probabilities are the models' own (temperature
-    1, nothing cut). As a law that can be sampled from, this is `sk.laws.BiLD`.
+    1, nothing cut). As a target law, at any temperature, there is `sk.laws.BiLD`.
 
     Sequences that fall back wait for those that do not, which changes no token. Runs op by op, also on a GPU.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..decoding.output import GenerationOutput, Recorder
 from ..decoding.request import Request, check_number
-from ..decoding.state import DecodingState, StepResult
+from ..decoding.state import DecodingState, Speculation, StepResult
 from ..decoding.step import verify_step
 from ..drafters import Draft
 from ..ops.row_stats import row_stats
@@ -103,7 +103,7 @@ def _drafted_answers(models: TwoModels, max_new_tokens: int) -> tuple[np.ndarray
     raw log-probabilities ``[batch]`` float64, in nats; flags ``[batch]`` int64.
     """
     prompt, seeds = models.state.prompt, models.state.seeds
-    state = DecodingState.begin(prompt, models.draft, "token", models.draft_sampling, seeds, max_new_tokens, 0)
+    state = DecodingState.begin(prompt, models.draft, models.draft_sampling, seeds, max_new_tokens, Speculation())
     log_probs = torch.zeros_like(seeds, dtype=torch.float64)
     one = torch.ones_like(seeds)
     results: list[StepResult] = []

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..decoding.costs import synchronize
 from ..decoding.request import Request, check_draft
 from ..decoding.runner import Runner
-from ..decoding.state import DecodingState
+from ..decoding.state import DecodingState, Speculation
 from ..integrations.runners import as_runner
 from ..sampling import SamplingParams
 from ..types import PLACEHOLDER_TOKEN_ID, RowStats
@@ -62,8 +62,8 @@ class TwoModels:
         if ends is None:
             ends = request.input_ids.new_empty(0, dtype=torch.int64)
         state = DecodingState.begin(
-            request.prompt(target), target, "token", request.sampling, request.make_seeds(target),
-            request.max_new_tokens, max_draft_tokens,
+            request.prompt(target), target, request.sampling, request.make_seeds(target), request.max_new_tokens,
+            Speculation(max_draft_tokens=max_draft_tokens),
         )  # fmt: skip
         check_draft(caller, draft, state, "draft_sampling", draft_sampling)
         return TwoModels(target, draft, request.sampling if draft_sampling is None else draft_sampling, ends, state)

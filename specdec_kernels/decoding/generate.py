@@ -22,7 +22,7 @@ from .output import GenerationOutput, Recorder
 from .request import Request
 from .runner import Runner
 from .schedule import AutoSchedule, FixedSchedule, Schedule
-from .state import DecodingState
+from .state import DecodingState, Speculation
 
 
 def generate(
@@ -116,10 +116,9 @@ def generate(
     with torch.inference_mode(), ExitStack() as cleanup:
         prompt = request.prompt(runner)
         deepest, longest_draft, hidden_size = _extent(drafter, runner, num_speculative_tokens)
-        state = DecodingState.begin(
-            prompt, runner, acceptance, sampling, request.make_seeds(runner), max_new_tokens, longest_draft, target_law,
-            hidden_size,
-        )  # fmt: skip
+        speculation = Speculation(acceptance, longest_draft, target_law, hidden_size)
+        seeds = request.make_seeds(runner)
+        state = DecodingState.begin(prompt, runner, sampling, seeds, max_new_tokens, speculation)
         recorder = Recorder(state.batch_size, max_new_tokens, longest_draft)
         emit = emitter(streamer, prompt.host_tokens, cleanup)
         advance = progress_bar(progress, state.batch_size * max_new_tokens, cleanup)

@@ -183,7 +183,7 @@ class CapturedSteps(Steps):
 
         draft = self._propose(at_step, num_tokens, round_up)
         if any(part is not None for part in (draft.logits, draft.probs, draft.token_map, draft.tree)):
-            what = "a tree" if draft.tree is not None else "a law with its draft"
+            what = "a tree" if draft.tree is not None else "a distribution with its draft"
             _explain(f"{type(drafter).__name__} gives {what} and does not say that it can be captured")
             return self._verify(draft, at_step.longest)
         if draft.num_draft_tokens is not None:

@@ -18,6 +18,28 @@ OUTCOME_COLUMNS = 5
 """Columns of a step's outcome beside the tokens."""
 
 
+@dataclass(frozen=True)
+class Speculation:
+    """How a loop speculates.
+
+    Attributes
+    ----------
+    acceptance : str
+        See `generate`.
+    max_draft_tokens : int
+        A step puts no more of a sequence's tokens to the test.
+    target_law : TargetLaw or None
+        What verification is to produce; None: the target's distribution.
+    hidden_size : int or None
+        Width of the target's hidden states that drafting reads; None: it reads none.
+    """
+
+    acceptance: str = "token"
+    max_draft_tokens: int = 0
+    target_law: TargetLaw | None = None
+    hidden_size: int | None = None
+
+
 @dataclass
 class DecodingState:
     """The state of one `generate` call. Drafters read it; only the loop writes it.
@@ -92,32 +114,29 @@ class DecodingState:
     def begin(
         prompt: Prompt,
         runner: Runner,
-        acceptance: str,
         sampling: SamplingParams,
         seeds: Tensor,
         max_new_tokens: int,
-        max_draft_tokens: int,
-        target_law: TargetLaw | None = None,
-        hidden_size: int | None = None,
+        how: Speculation,
     ) -> DecodingState:
         """The state before the first step."""
         batch, device = prompt.lengths.numel(), runner.device
         max_length = prompt.longest + max_new_tokens
-        capacity = max_length + max_draft_tokens + 1
+        capacity = max_length + how.max_draft_tokens + 1
         tokens = torch.zeros(batch, capacity, dtype=torch.int64, device=device)
         tokens[:, : prompt.longest] = prompt.tokens
         return DecodingState(
-            prompt, acceptance, sampling, target_law, seeds, runner.vocab_size, max_length, capacity, tokens,
+            prompt, how.acceptance, sampling, how.target_law, seeds, runner.vocab_size, max_length, capacity, tokens,
             lengths=prompt.lengths.clone(),
             remaining=torch.full_like(prompt.lengths, max_new_tokens),
             active=torch.ones(batch, dtype=torch.bool, device=device),
             step=torch.zeros_like(prompt.lengths),
             longest=prompt.longest,
-            hidden=None if hidden_size is None else torch.zeros(batch, hidden_size, device=device),
+            hidden=None if how.hidden_size is None else torch.zeros(batch, how.hidden_size, device=device),
             host_lengths=np.array([len(p) for p in prompt.host_tokens], dtype=np.int64),
             host_remaining=np.full(batch, max_new_tokens, dtype=np.int64),
             host_active=np.ones(batch, dtype=bool),
-            host_limits=np.full(batch, max_draft_tokens, dtype=np.int64),
+            host_limits=np.full(batch, how.max_draft_tokens, dtype=np.int64),
         )  # fmt: skip
 
     @property

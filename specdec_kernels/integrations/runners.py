@@ -23,7 +23,7 @@ def as_runner(model: Any, caller: str) -> Runner:
     if model.config.model_type in ENCODER_DECODERS:
         from .transformers.encoder_decoder import EncoderDecoderRunner
 
-        return EncoderDecoderRunner(model, caller)
+        return EncoderDecoderRunner(model)
     from .transformers.decoder import DecoderRunner
 
-    return DecoderRunner(model, caller)
+    return DecoderRunner(model)

@@ -1,9 +1,10 @@
-"""Tools that prove a backend right: float64 laws, independent random numbers, and the exact law a verifier produces.
+"""Tools that prove a backend right: float64 distributions, independent random numbers, and the exact one that a
+verifier produces.
 
 The uniforms of the ratio rules are inputs, so a verifier is a piecewise constant function of them. `exact_law` finds
-its pieces on the lattice of multiples of 2**-24 (where production uniforms lie), and so computes the law of the emitted
-tokens without sampling. Nothing here calls the code it judges: the laws are numpy in float64, and Philox is written
-anew.
+its pieces on the lattice of multiples of 2**-24 (where production uniforms lie), and so computes the distribution of
+the emitted tokens without sampling. Nothing here calls the code it judges: the distributions are numpy in float64, and
+Philox is written anew.
 """
 
 from .exact import exact_law, target_joint, total_variation

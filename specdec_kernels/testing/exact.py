@@ -1,4 +1,4 @@
-"""The exact law of a verifier, found through its uniforms."""
+"""The exact distribution that a verifier produces, found through its uniforms."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ Cut = tuple[int, int, int]  # path, axis, first lattice point of the next piece
 def exact_law(
     verify: Verify, problem: ChainProblem | TreeProblem, acceptance: str, device: torch.device | str = "cpu"
 ) -> Float64:
-    """The joint law of as many tokens as a step can emit that `verify` really produces, drafting from the draft's law.
+    """The joint distribution of as many tokens as a step can emit that `verify` really produces, with drafts drawn from
+    the draft's own distribution.
 
-    What a step emits is continued with the law that it should have, so a right verifier yields exactly `target_joint`.
-    The uniforms are taken to be independent and uniform on the lattice; no structure of the rule is assumed, beyond
-    that each uniform's breakpoints show when the others are at the ends of their range (of a tree: or anywhere between
-    breakpoints that showed so).
+    What a step emits is continued with the distribution that it should have, so a right verifier yields exactly
+    `target_joint`. The uniforms are taken to be independent and uniform on the lattice; no structure of the rule is
+    assumed, beyond that each uniform's breakpoints show when the others are at the ends of their range (of a tree: or
+    anywhere between breakpoints that showed so).
 
     Returns
     -------
     ndarray
-        ``[n] + [vocab] * num_tokens`` float64: n = 1, or for drafts without a law one a path, each of them right.
+        ``[n] + [vocab] * num_tokens`` float64: n = 1; where drafts have no distribution, one a path, each right.
     """
     paths, weights = problem.paths()
     vocab, width = problem.vocab, problem.num_tokens
@@ -60,17 +61,17 @@ def exact_law(
 
 
 def target_joint(problem: ChainProblem | TreeProblem) -> Float64:
-    """``[vocab] * num_tokens``: the joint law of plain sampling from the target (its `law`), by enumeration."""
+    """``[vocab] * num_tokens``: the joint distribution of plain sampling from the target (its `law`), enumerated."""
     return _continuation(problem.target_laws(), ())
 
 
 def total_variation(laws: Float64, expected: Float64) -> float:
-    """The largest ``Σ |law − expected| / 2`` over the laws stacked along the first dimension."""
+    """The largest ``Σ |law − expected| / 2`` over the distributions stacked along the first dimension."""
     return float(np.abs(laws - expected).reshape(len(laws), -1).sum(-1).max() / 2)
 
 
 def _continuation(laws: Sequence[Float64], prefix: tuple[int, ...]) -> Float64:
-    """The joint law of the tokens after `prefix`, up to the depth of `laws`."""
+    """The joint distribution of the tokens after `prefix`, up to the depth of `laws`."""
     if len(prefix) == len(laws):
         return np.ones(())
     joint = laws[len(prefix)][prefix]

@@ -18,7 +18,7 @@ Bool = NDArray[np.bool_]
 
 
 def float64_law(logits: Tensor, params: SamplingParams | None = None) -> Float64:
-    """The law of each row after temperature → top-k → top-p → min-p → renormalise (or min-p first), in float64.
+    """Each row's distribution after temperature → top-k → top-p → min-p → renormalise (or min-p first), in float64.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def float64_gumbel(keys: Tensor, vocab: int) -> Float64:
 class Position(NamedTuple):
     """What a cascade may look at, row by row: ``[..., vocab]`` each."""
 
-    P: Float64  # laws of target and draft after the sampling transform
+    P: Float64  # distributions of target and draft after the sampling transform
     Q: Float64
     p: Float64  # the raw ones
     q: Float64
@@ -210,7 +210,7 @@ def float64_target_law(law: laws.TargetLaw, P: Float64, Q: Float64, p: Float64, 
         For a `Lossy` whose β is a number, what comes out is ``min(Q, P / (1 − α)) + (1 − A) norm((P / β − Q)+)`` with
         ``A = Σ min(Q, P / (1 − α))``; for the others it is π.
     P, Q : ndarray
-        ``[..., vocab]`` laws of target and draft after the sampling transform.
+        ``[..., vocab]`` distributions of target and draft after the sampling transform.
     p, q : ndarray
         The raw ones.
 

@@ -1,4 +1,4 @@
-"""Verify steps of small vocabularies, whose whole joint laws can be compared."""
+"""Verify steps of small vocabularies, whose whole joint distributions can be compared."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LATTICE = 1 << 24
 
 @dataclass
 class ChainProblem:
-    """One verify step of a small vocabulary whose laws depend on the context, so that whole joint laws can be compared.
+    """One verify step of a small vocabulary whose distributions depend on the context; its joint ones can be compared.
 
     Attributes
     ----------

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...decoding.runner import Prompt, Runner
 from ...tree import DraftTree
 from .cache import VIEW_STEP, RaggedCache, causal_mask, tree_mask
-from .models import attention_windows, check_served, end_ids, max_length, padding_id, positions_end
+from .models import attention_windows, end_ids, max_length, padding_id, positions_end
 from .packing import is_packed
 
 
@@ -20,17 +20,10 @@ class TransformersRunner(Runner):
     Parameters
     ----------
     model : PreTrainedModel
-    caller : str
-        Begins error messages.
-
-    Raises
-    ------
-    ValueError
-        A model that cannot be served, by name, with the reason.
+        One that `check_served` has let through, as `as_runner` sees to.
     """
 
-    def __init__(self, model: Any, caller: str = "generate") -> None:
-        check_served(model, caller)
+    def __init__(self, model: Any) -> None:
         self.model = model
         self.name = type(model).__name__
         self.vocab_size, self.hidden_size = model.get_output_embeddings().weight.shape
@@ -56,8 +49,8 @@ class DecoderRunner(TransformersRunner):
 
     takes_trees = True
 
-    def __init__(self, model: Any, caller: str = "generate") -> None:
-        super().__init__(model, caller)
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
         # Rows past a sequence's limit are never used, but their positions must still be in a table that ends.
         self._last_position = model.config.max_position_embeddings - 1 if positions_end(model.config) else None
         self._windows = attention_windows(model.config)

@@ -50,8 +50,8 @@ class EncoderDecoderRunner(TransformersRunner):
     number.
     """
 
-    def __init__(self, model: Any, caller: str = "generate") -> None:
-        super().__init__(model, caller)
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
         start = model.generation_config.decoder_start_token_id
         self.decoder_start = model.config.pad_token_id if start is None else start
         self._source: _Source | None = None  # between `start` and `finish`
