@@ -193,7 +193,7 @@ struct Ops {
     args.draft_tokens = given.ids(draft_tokens, total, "draft_tokens");
     args.num_draft_tokens = given.ids(num_draft_tokens, batch, "num_draft_tokens");
     args.cu = given.template flat<int32_t>(cu_num_draft_tokens, batch + 1, "cu_num_draft_tokens");
-    args.acceptance = Acceptance(integer(asked.acceptance, 0, double(Acceptance::kGreedy), "acceptance"));
+    args.acceptance = Acceptance(integer(asked.acceptance, 0, kNumAcceptances - 1, "acceptance"));
     const int64_t target_rows = packed ? total + batch : batch * (num_draft + 1);
     set_shared(args, given, asked.shared, per_sequence, target_logits, draft_logits, draft_probs,
                {draft_values, draft_argmax, draft_status}, target_to_draft, uniform_samples, noise_keys, eos_token_ids,
@@ -234,7 +234,7 @@ struct Ops {
     args.next_sibling = args.first_child + nodes_of_trees;
     args.tree_status = given.template flat<int32_t>(tree_status, trees, "tree_status");
     args.tree_per_sequence = per_tree;
-    args.acceptance = TreeAcceptance(integer(asked.acceptance, 0, double(TreeAcceptance::kTraversal), "acceptance"));
+    args.acceptance = TreeAcceptance(integer(asked.acceptance, 0, kNumTreeAcceptances - 1, "acceptance"));
     args.epsilon = float(asked.epsilon);
     args.delta = float(asked.delta);
     set_shared(args, given, asked.shared, per_sequence, target_logits, draft_logits, draft_probs,

@@ -27,6 +27,7 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.decoding.models import near, prompts, tiny
+from python_tests.support import present, present_emulated
 from specdec_kernels import config
 from specdec_kernels.testing import float64_law
 
@@ -36,7 +37,7 @@ if not (ROOT / "docs").exists():
 PAGES = ["README.md", "CONTRIBUTING.md", "bench/README.md", *sorted(
     str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")
 )]  # fmt: skip
-CHECKED_ELSEWHERE = {"diff": "test_the_example_law_is_all_that_a_law_takes"}
+CHECKED_ELSEWHERE = {"diff": "test_an_examples_patch_is_all_that_it_takes"}
 README_LINES = 110
 COLUMNS = {"text": 140, "table": 180}
 
@@ -418,22 +419,71 @@ def test_the_tables_of_drafters_laws_and_flags_have_them_all() -> None:
     assert first_cells("docs/errors.md", "environment variable") == variables
 
 
+# --- places to touch --------------------------------------------------------------------------------------------------
+
+EXAMPLES = {  # what an example's patch gives: the tests that show it
+    "docs/adding-a-law.md": ("python_tests/law/test_target_laws.py", "Sure and is_the_cascades"),
+    "docs/adding-a-rule.md": ("python_tests/law/test_exact_law.py", "antithetic"),
+}
+MOST_PLACES = {
+    "op": 14, "acceptance rule of chains": 6, "acceptance rule of trees": 6, "target law": 5,
+}  # fmt: skip
+
+
+def patch_of(page: str) -> str:
+    (patch,) = (block.text for block in blocks(page) if block.language == "diff")
+    return patch
+
+
+def places(what: str) -> list[str]:
+    """The files that CONTRIBUTING names for adding this, of an op those of `sample`."""
+    (listed,) = re.findall(
+        rf"^- An? \*\*{what}\*\*.*\n(?:  .*\n)+", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.MULTILINE
+    )
+    files = re.findall(r"`([\w/.]+/[\w.]+\.\w+)`", listed)
+    return [re.sub(r"\bx\.|test_x\.", lambda x: x[0].replace("x", "sample"), file) for file in files]
+
+
+@pytest.mark.parametrize("what", MOST_PLACES)
+def test_a_thing_is_added_in_few_places(what: str) -> None:
+    files = places(what)
+    assert 0 < len(files) <= MOST_PLACES[what] and len(files) == len(set(files))
+    assert all((ROOT / file).is_file() for file in files)
+
+
+@pytest.mark.parametrize(
+    ("page", "what"),
+    [("docs/adding-a-law.md", "target law"), ("docs/adding-a-rule.md", "acceptance rule of chains")],
+)
+def test_an_example_touches_the_places_named(page: str, what: str) -> None:
+    assert sorted(places(what)) == sorted(re.findall(r"^\+\+\+ b/(.*)", patch_of(page), re.MULTILINE))
+
+
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patch")
-def test_the_example_law_is_all_that_a_law_takes(tmp_path: Path) -> None:
-    """The patch of docs/adding-a-law.md on a copy of the sources: the new law is exact on every backend that the copy
-    has: the reference, the emulated CUDA kernels (built there) and interpreted Triton.
+@pytest.mark.parametrize("page", EXAMPLES)
+def test_an_examples_patch_is_all_that_it_takes(page: str, tmp_path: Path) -> None:
+    """The patch of the page on a copy of the sources: what it adds works on every backend. The CPU kernels and the
+    emulated CUDA kernels are built there, from objects of this tree where they are still good.
     """
-    for folder in ("csrc", "specdec_kernels", "python_tests"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for folder in ("csrc", "specdec_kernels", "python_tests", "build/obj/_C_cpu", "build/obj/_C_emulated"):
+        if (ROOT / folder).exists():
+            shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     for file in ("setup.py", "pyproject.toml"):
         shutil.copy(ROOT / file, tmp_path)
-    (patch,) = (block.text for block in blocks("docs/adding-a-law.md") if block.language == "diff")
-    subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch, text=True, check=True)
-    tests = ["python_tests/law/test_target_laws.py", "-k", "Sure and is_the_cascades and not cpu"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tier=all", *tests],
-        cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
-    assert done.returncode == 0 and re.search(r"\d\d passed", done.stdout), done.stdout + done.stderr
+    subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch_of(page), text=True, check=True)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "SPECDEC_CUDA": "0"}
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, env=environment
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run("setup.py", "-q", "build_ext", "--inplace")
+    file, chosen = EXAMPLES[page]
+    report = run("-m", "pytest", "-v", "-p", "no:cacheprovider", "--tier=all", file, "-k", chosen)
+    for backend in (*present("verify_chain"), *present_emulated("verify_chain", 0)):
+        assert re.search(rf"\[{backend}(-.*)?\] PASSED", report), f"no test ran on {backend}\n{report}"

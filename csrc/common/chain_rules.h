@@ -26,21 +26,22 @@ SPECDEC_HD bool accept_token(float coin, float p, float q) { return coin * q < p
 
 // Whether x_i is accepted. A point mass needs no coin, nor does what a cascade keeps.
 template <class Chain>
-SPECDEC_RULE bool accepts_by_token(const TargetLaw& law, Chain& at, int64_t i) {
+SPECDEC_RULE bool accepts_by_token(const VerifyChainArgs& args, Chain& at, int64_t i) {
+  const bool cascade = is_cascade(args.law.kind);
   at.read_target(i);
   const int32_t x = int32_t(at.token(i));
-  if (at.one_hot() && !is_cascade(law.kind)) return x == at.argmax();
+  if (at.one_hot() && !cascade) return x == at.argmax();
   at.read_draft(i);
-  if (is_cascade(law.kind) && at.q(x) > 0 && at.keeps(x)) return true;
+  if (cascade && at.q(x) > 0 && at.keeps(x)) return true;
   const float p = at.accept() * at.p(x);
   return accept_token(at.coin(i), p, at.q(x));
 }
 
 // How many draft tokens are accepted: those before the first that is not.
 template <class Chain>
-SPECDEC_RULE int64_t token_rule(const TargetLaw& law, Chain& chain, const Span& span) {
+SPECDEC_RULE int64_t token_rule(const VerifyChainArgs& args, Chain& chain, const Span& span) {
   int64_t i = 0;
-  while (i < span.length && accepts_by_token(law, chain, i)) ++i;
+  while (i < span.length && accepts_by_token(args, chain, i)) ++i;
   return i;
 }
 
@@ -141,7 +142,7 @@ template <class Chain>
 SPECDEC_RULE Outcome chain_rule(const VerifyChainArgs& args, const Span& span, int64_t b, Chain& chain) {
   if (span.idle) return {};
   if (by_match(args)) return match_rule(chain, span);
-  const int64_t accepted = by_block(args, b) ? block_rule(chain, span) : token_rule(args.law, chain, span);
+  const int64_t accepted = by_block(args, b) ? block_rule(chain, span) : token_rule(args, chain, span);
   return {accepted, chain.final_token(next_after(span, accepted), accepted)};
 }
 

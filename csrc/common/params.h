@@ -14,6 +14,7 @@ constexpr int kNumValues = 6;
 enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
 enum class Acceptance : int32_t { kToken = 0, kBlock = 1, kMatch = 2, kGreedy = 3 };
+constexpr int kNumAcceptances = 4;
 
 // Rows of logits or probabilities: row (b, i) starts at data + b * stride_batch + i * stride_row.
 struct Rows {
@@ -136,6 +137,7 @@ enum class TreeAcceptance : int32_t {
   kRecursive = 4,
   kTraversal = 5
 };
+constexpr int kNumTreeAcceptances = 6;
 
 constexpr int kMostNodes = 1024, kMostDepth = 64;  // of a tree, as in specdec_kernels/tree.py
 

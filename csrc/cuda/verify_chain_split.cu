@@ -317,7 +317,7 @@ class Chain {
       if (!last_to_arrive()) return {};
     }
     const int64_t i = weighs ? block_rule(*this, span_)
-                             : count_accepted([&](Lane& at, int64_t j) { return accepts_by_token(args_.law, at, j); });
+                             : count_accepted([&](Lane& at, int64_t j) { return accepts_by_token(args_, at, j); });
     if (next_after(span_, i) == Next::kNothing) return {i, Outcome::kNothing};
     // Goes to where the token after the accepted ones comes from. What was not read before counts now.
     set_position(i, remembered_w_);
@@ -406,7 +406,7 @@ cudaError_t verify_split(const VerifyChainArgs& args, const Launch& launch) {
     work.draft_tables = scratch<float>(launch, draft_rows * draft_tiles(args) * TileTable::kNumbers);
     work.draft_laws = scratch<RowLaw>(launch, draft_rows);
   }
-  if (args.acceptance == Acceptance::kToken || args.acceptance == Acceptance::kBlock)
+  if (!by_match(args))
     work.mass =
         scratch<float>(launch, tiles * (mixtures || args.acceptance == Acceptance::kBlock ? target_rows : args.batch));
   if (noisy) work.best = scratch<Fixed>(launch, target_rows);

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import specdec_kernels as sk
 from python_tests import emulated
-from python_tests.ops.inputs import same_bits
+from python_tests.ops.inputs import op_tests, same_bits
 from python_tests.support import Backend
 from specdec_kernels.backends import OPS
 from specdec_kernels.laws import LOSSLESS
@@ -111,27 +113,46 @@ def test_what_is_packed_is_unpacked() -> None:
     assert all(fields[name] is leaves[name] for name in definition.alone if name != "num_draft")
 
 
-def packed_call(op: str) -> tuple[Any, dict[str, Any]]:
-    """The op, and what a good call gives it by name."""
+class Recorded(TorchDispatchMode):
+    """What the last call of an op in our namespace was given."""
+
+    given: tuple[Any, ...] = ()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "specdec":
+            self.given = args
+        return func(*args, **(kwargs or {}))
+
+
+def packed_calls(op: str) -> Iterator[dict[str, Any]]:
+    """What good calls give the op, by name."""
+    names = [argument.name for argument in getattr(torch.ops.specdec, op).default._schema.arguments]
+    every = every_tensor().get(op)
+    if every is not None:
+        yield dict(zip(names, OPS[op].pack(**every), strict=True))
+        return
+    for make in op_tests(op).CALLS.values():
+        with Recorded() as call:
+            getattr(sk, op)(**make())
+        yield dict(zip(names, call.given, strict=True))
+
+
+def every_tensor() -> dict[str, dict[str, Any]]:
+    """Of the ops with many optional tensors, a call with as many as go together."""
     batch, n, vocab = 3, 2, 20
     rows = torch.randn(batch, n + 1, vocab, generator=torch.Generator().manual_seed(1))
-    common = {"logits": rows, "params": DEFAULT_PARAMS}
     shared = dict.fromkeys(arguments.VerifyArguments._fields) | {
         "target_logits": rows, "draft_logits": rows[:, :n].contiguous(), "uniform_samples": torch.rand(batch, n + 1),
         "draft_values": torch.zeros(batch, n, 6), "draft_argmax": torch.zeros(batch, n).long(),
         "draft_status": torch.zeros(batch, n).int(), "eos_token_ids": torch.tensor([3]), "law": LOSSLESS,
         "params": DEFAULT_PARAMS, "draft_params": DEFAULT_PARAMS,
     }  # fmt: skip
-    seeds, positions = torch.arange(batch), torch.arange(batch * n).view(batch, n)
     links = torch.tensor([[-1, 0, 1], [1, 2, -1], [-1, -1, -1]])
-    leaves: dict[str, dict[str, Any]] = {
-        "row_stats": common,
-        "warp_probs": common,
-        "uniform_samples": {"seeds": seeds, "steps": seeds, "step": 0, "num": 4, "purpose": 0},
-        "noise_keys": {"seeds": seeds, "positions": positions, "steps": seeds, "step": 0, "purpose": 0},
-        "sample": common | {"uniform_samples": torch.rand(batch, n + 1), "noise_keys": None, "num_samples": 1,
-                            "draft_to_target": torch.arange(vocab)},
-        "verify_chain": shared | {"draft_tokens": positions, "num_draft_tokens": torch.full((batch,), n),
+    return {
+        "sample": {"logits": rows, "params": DEFAULT_PARAMS, "uniform_samples": torch.rand(batch, n + 1),
+                   "noise_keys": None, "num_samples": 1, "draft_to_target": torch.arange(vocab)},
+        "verify_chain": shared | {"draft_tokens": torch.arange(batch * n).view(batch, n),
+                                  "num_draft_tokens": torch.full((batch,), n),
                                   "cu_num_draft_tokens": None, "num_draft": n, "acceptance": 0,
                                   "return_acceptance": True},
         "verify_tree": shared | dict.fromkeys(("draft_values", "draft_argmax", "draft_status")) | {
@@ -139,8 +160,6 @@ def packed_call(op: str) -> tuple[Any, dict[str, Any]]:
             "tree_status": torch.zeros((), dtype=torch.int32), "max_depth": 2, "acceptance": 0, "epsilon": 0.1,
             "delta": 0.3},
     }  # fmt: skip
-    names = [argument.name for argument in getattr(torch.ops.specdec, op).default._schema.arguments]
-    return names, dict(zip(names, OPS[op].pack(**leaves[op]), strict=True))
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if op != "gather_kv_"])
@@ -149,14 +168,17 @@ def test_direct_calls_are_safe(op: str, backend: Backend) -> None:
     if backend.name not in ("cpu", "cuda", emulated.NAME):
         pytest.skip("only libraries can touch memory that is not theirs")
     run = emulated.overload(op) if backend.name == emulated.NAME else getattr(torch.ops.specdec, op).default
-    names, good = packed_call(op)
-    good = {name: backend(value) for name, value in good.items()}
+    for call in packed_calls(op):
+        refuses_worse(op, run, {name: backend(value) for name, value in call.items()}, backend)
+
+
+def refuses_worse(op: str, run: Callable[..., Any], good: dict[str, Any], backend: Backend) -> None:
     run(*good.values())
-    for name in names:
-        value = good[name]
+    tensors = sum(isinstance(value, torch.Tensor) for value in good.values())
+    for name, value in good.items():
         bad: list[Any] = []
         if isinstance(value, torch.Tensor):
-            if name not in ("eos_token_ids", "logits"):  # of any length
+            if tensors > 1 and name not in ("eos_token_ids", "logits"):  # these are of any length
                 bad = [value.new_zeros(0) if value.dim() == 0 else value[:-1]]
             if "logits" not in name and name not in ("positions", "draft_tokens", "node_tokens", "num_draft_tokens"):
                 bad.append(value.to(torch.int16))

@@ -6,11 +6,10 @@ from typing import Any
 
 from ..drafters.base import Drafter, TreeDrafter
 from ..laws import Lossy, TargetLaw, check_law
+from ..ops.verify_chain import ACCEPTANCES
 from .request import MAX_SPECULATIVE_TOKENS, check_int
 from .runner import Runner
-
-ACCEPTANCES = ("token", "block", "match", "greedy")
-TREE_ACCEPTANCES = (*ACCEPTANCES, "typical")
+from .step import TREE_RULES
 
 
 def check_speculation(
@@ -31,7 +30,7 @@ def check_speculation(
                 f"generate: num_speculative_tokens must be an integer or 'auto', got {num_speculative_tokens!r}"
             )
         check_int("generate", "num_speculative_tokens", num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
-    acceptances = TREE_ACCEPTANCES if isinstance(drafter, TreeDrafter) else ACCEPTANCES
+    acceptances = TREE_RULES if isinstance(drafter, TreeDrafter) else ACCEPTANCES
     if acceptance not in acceptances:
         raise ValueError(f"generate: acceptance must be one of {', '.join(acceptances)}, got {acceptance!r}")
     if isinstance(drafter, TreeDrafter):

@@ -312,7 +312,7 @@ Case tree_case(Random& random, bool large) {
   auto step = std::make_shared<Step>();
   const int64_t batch = 1 + random.below(3), num_nodes = random.pick({1, 2, 4, 7, 12}), rows = batch * num_nodes;
   const int32_t vocab = make_vocab(random, large);
-  const auto acceptance = TreeAcceptance(random.below(6));
+  const auto acceptance = TreeAcceptance(random.below(kNumTreeAcceptances));
   const bool needs_draft = acceptance == TreeAcceptance::kRecursive || acceptance == TreeAcceptance::kTraversal;
   const int kind = needs_draft ? 1 + int(random.below(2)) : int(random.below(3));  // none, logits, probabilities
   const bool spoiled = random.chance(0.2), per_sequence = random.chance(0.7);

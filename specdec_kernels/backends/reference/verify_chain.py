@@ -251,7 +251,7 @@ def what_was_read(args: VerifyChainArguments, chain: Chain, walk: Walk, rest: Re
     reached, final = slots < walk.reached[:, None], draws_final(chain, walk)
     drawn = (slots == walk.accepted[:, None]) & final[:, None]
     draft, coins = torch.zeros_like(drawn), torch.zeros_like(drawn)
-    if args.acceptance in (TOKEN, BLOCK):
+    if args.acceptance not in (MATCH, GREEDY):
         by_block = (chain.sampled if args.acceptance == BLOCK else torch.zeros_like(final))[:, None]
         mixtures, whole = chain.mixtures, walk.accepted == chain.span.length
         draft = reached & (by_block | mixtures.is_cascade | ~chain.target.one_hot)

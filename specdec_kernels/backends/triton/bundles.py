@@ -157,7 +157,7 @@ class Walked(NamedTuple):
 
     scales: Tensor  # [batch, width + 1] float32: factor on the law in a position's remainder, 0 where none is needed
     masses: Tensor | None  # [batch, rows, tiles] float32 of the remainder: at every draft row, or where the walk ended
-    by_block: Any  # constexpr: whether the block rule was asked for
+    rule: Any  # constexpr: the acceptance rule's number; for point masses the token rule's in place of the block rule's
 
 
 class Best(NamedTuple):

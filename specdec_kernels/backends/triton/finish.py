@@ -11,6 +11,7 @@ from .law import load_span
 from .mixture import NO_ROW, law_remainder
 from .noise import best_of_row
 from .row import draw_from_law, load_row, total_mass, walk_ids, walk_tiles
+from .rules import BLOCK
 
 
 @triton.jit
@@ -99,7 +100,7 @@ def finish(
     flags = tl.load(chains.state + b * 3)
     accepted = tl.load(chains.state + b * 3 + 1)
     scale = tl.full((), 1.0, tl.float32)
-    if walked.by_block:
+    if walked.rule == BLOCK:
         if tl.load(chains.state + b * 3 + 2) > 0:
             accepted, scale = accepted_by_block(b, span, width, draft, uniforms, walked, tiles, TILES)
     final = tl.full((), -1, tl.int64)
@@ -133,7 +134,7 @@ def finish(
                     recovered = tl.full((), -1, tl.int64)
                     if accepted < length + draft.bonus:
                         at = Position(b, span.first + accepted, row, draft_row)
-                        masses = walked.masses + (draft_row if walked.by_block else b) * tiles
+                        masses = walked.masses + (draft_row if walked.rule == BLOCK else b) * tiles
                         recovered = draw_remainder(
                             target, draft, mixtures, at, scale, accepted == length, masses, uniform, tiles, TILES
                         )

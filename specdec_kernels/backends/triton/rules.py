@@ -13,6 +13,12 @@ from .mixture import NO_ROW, is_kept, law_remainder, load_mixture
 from .remainder import pair, probabilities
 from .row import load_law, load_logits, start_of, tile_ids, weigh
 
+# As in ops/verify_chain.py.
+TOKEN = tl.constexpr(0)
+BLOCK = tl.constexpr(1)
+MATCH = tl.constexpr(2)
+GREEDY = tl.constexpr(3)
+
 
 @triton.jit(do_not_specialize=["token_stride", "num_eos", "total", "num_draft"])
 def find_spans(
@@ -99,7 +105,7 @@ def walk(
     length = span.length
     flags = tl.load(chains.state + b * 3)
     by_block = length < -1
-    if walked.by_block:  # a greedy draft is a point mass, where both rules have one law: the token rule is taken
+    if walked.rule == BLOCK:  # a greedy draft is a point mass, where both rules have one law: the token rule is taken
         _, _, greedy, _ = temperature_of(temperature, b)
         by_block = greedy == 0
     accepted = tl.maximum(length, 0)
@@ -176,7 +182,7 @@ def walk(
             tl.store(walked.scales + b * (width + 1) + i, 0.0)
             i += 1
         tl.store(walked.scales + b * (width + 1) + tl.maximum(length, 0), tl.where(read == length, weight, 0.0))
-    elif walked.by_block:
+    elif walked.rule == BLOCK:
         i = tl.zeros((), tl.int32)
         while i < length + draft.bonus:
             tl.store(walked.scales + b * (width + 1) + i, tl.where(i == accepted, 1.0, 0.0))
@@ -203,7 +209,7 @@ def remainder_masses(
     programs = (tiles + TILES - 1) // TILES
     out_row = (tl.program_id(0) // programs).to(tl.int64)
     first_tile = tl.program_id(0) % programs * TILES
-    if walked.by_block:
+    if walked.rule == BLOCK:
         b = out_row // (width + draft.bonus)
         i = (out_row % (width + draft.bonus)).to(tl.int32)
     else:
@@ -212,7 +218,7 @@ def remainder_masses(
     span = load_span(chains.spans, b)
     wanted = i < span.length + draft.bonus
     scale = tl.full((), 1.0, tl.float32)
-    if walked.by_block:
+    if walked.rule == BLOCK:
         scale = tl.load(walked.scales + b * (width + 1) + i, mask=wanted, other=0.0)
     if wanted & (scale > 0.0):
         draft_row = b * (width + draft.bonus) + i

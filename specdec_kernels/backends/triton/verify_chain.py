@@ -27,9 +27,8 @@ from .launch import power_of_2, run, tiles_a_program, tiles_at_once, tiles_of
 from .law import find_laws, make_temperature
 from .mixture import NO_MIXTURE, find_mixtures, is_cascade
 from .noise import best_scores
-from .rules import find_spans, overlap, remainder_masses, walk
+from .rules import BLOCK, GREEDY, MATCH, TOKEN, find_spans, overlap, remainder_masses, walk
 
-TOKEN, BLOCK, MATCH, GREEDY = range(4)
 MOST_SLOTS_AT_ONCE = 64  # draft positions that a program looks at in one go
 
 
@@ -78,7 +77,7 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     )  # fmt: skip
 
     raw, bonus = is_cascade(law.number), int(cascade_bonus)
-    greedy, ratio_rule = args.acceptance == GREEDY, args.acceptance in (TOKEN, BLOCK)
+    greedy, ratio_rule = args.acceptance == GREEDY.value, args.acceptance not in (MATCH.value, GREEDY.value)
     wanted = Wanted(chains.spans, tl.constexpr(False))
     found = find_laws(rows, batch, width + 1, shared.params, values=raw, raw=raw, greedy=greedy, wanted=wanted)
     target = found.target
@@ -94,9 +93,10 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     tokens = empty(batch, num_draft + 1, dtype=torch.int64)
     out = Output(tokens, empty(batch), empty(batch), empty(batch), None, tl.constexpr(slots))
     if ratio_rule:
-        by_block = args.acceptance == BLOCK and has_draft
+        by_block = args.acceptance == BLOCK.value and has_draft
+        rule = args.acceptance if has_draft or args.acceptance != BLOCK.value else TOKEN.value
         masses = empty(batch, width + bonus if by_block else 1, tiles, dtype=torch.float32) if has_draft else None
-        walked = Walked(empty(batch, width + 1, dtype=torch.float32), masses, tl.constexpr(by_block))
+        walked = Walked(empty(batch, width + 1, dtype=torch.float32), masses, tl.constexpr(rule))
         mixtures = NO_MIXTURE
         if law.number and width + bonus:
             mixtures = find_mixtures(law, found, draft, width + bonus, chains.spans)
