@@ -256,8 +256,8 @@ Case verify_case(Random& random, bool large) {
               // Parameters are per sequence: in the packed layout only scalars fit all rows as one batch.
               const SamplingArgs& p = a.draft_params;
               if (a.cu) a.draft_params = {p.temperature, p.top_k, p.top_p, p.min_p, p.min_p_first, {}, {}, {}, {}};
-              backend.row_stats({a.draft, a.cu ? 1 : batch, a.cu ? draft_rows : num_draft + bonus_rows, a.draft_params,
-                                 false, stats.out()});
+              backend.row_stats(
+                  {a.draft, a.cu ? 1 : batch, a.cu ? draft_rows : num_draft + bonus_rows, a.draft_params, stats.out()});
               a.draft_values = stats.values.data();
               a.draft_argmax = stats.argmax.data();
               a.draft_status = stats.status.data();
@@ -379,7 +379,7 @@ Case tree_case(Random& random, bool large) {
             VerifyTreeArgs a{};
             static_cast<VerifyArgs&>(a) = step->args;
             if (step->with_stats) {
-              backend.row_stats({a.draft, batch, num_nodes, a.draft_params, false, stats.out()});
+              backend.row_stats({a.draft, batch, num_nodes, a.draft_params, stats.out()});
               a.draft_values = stats.values.data();
               a.draft_argmax = stats.argmax.data();
               a.draft_status = stats.status.data();
