@@ -17,7 +17,7 @@ HAS_TORCH := import importlib.metadata as m, re, sys; \
 
 PYTEST := $(PY) -m pytest -q --no-header
 
-.PHONY: help test test-all demo build bench gpu-report sanitize resources lint format clean FORCE
+.PHONY: help test test-all demo build bench gpu-report gpu-peers gpu-model sanitize resources lint format clean FORCE
 
 help:  ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -40,8 +40,14 @@ bench: $(INSTALLED)  ## measure the ops against their peers, on this machine
 	$(PY) -m bench.run $(ARGS)
 
 # With the torch that is there, in or outside .venv: a machine with a GPU may have no network.
-gpu-report:  ## where there is a GPU: build, tests, sanitizer and benchmarks (9 minutes; installs nothing)
+gpu-report:  ## where there is a GPU: build, benchmarks, decoding, tests, sanitizer (ARGS="build bench": parts of under 9 minutes)
 	@$(or $(wildcard $(PY)),$(PYTHON)) -m bench.gpu_report $(ARGS)
+
+gpu-peers:  ## fetch what of FlashInfer and vLLM gpu-report measures into the folder peers (needs a package registry; 20 MB)
+	@$(or $(wildcard $(PY)),$(PYTHON)) -m bench.peers $(ARGS)
+
+gpu-model: $(INSTALLED)  ## a model, no measurement: what a GPU should take, from counts of the emulator and data sheets (minutes)
+	$(PY) -m bench.gpu.model $(ARGS)
 
 sanitize: $(INSTALLED)  ## the CUDA kernels on the CPU under ASan, UBSan and TSan, and planted defects (up to 10 minutes)
 	@$(MAKE) -s -j$(WORKERS) -C csrc/emulator/tests sanitize

@@ -3,7 +3,7 @@
 ======================  =============================  ============================================================
 ``_C_cpu.so``           csrc/bind_cpu.cpp, csrc/cpu/   CPU kernels on torch's stable ABI; needs torch's headers
 ``_C_cuda.so``          csrc/bind_cuda.cpp, csrc/cuda  the same for CUDA, where nvcc is found; torch may be CPU-only
-``_host.cpython-*.so``  csrc/host/                     pybind11 module; without it a pure-Python fallback serves
+``_host.cpython-*.so``  csrc/host/                     pybind11 module; without it slower ways in Python serve
 ======================  =============================  ============================================================
 
 ``setup.py build_emulated`` makes a fourth for the tests alone, build/emulated/_C_emulated.so: the CUDA kernels compiled
@@ -265,6 +265,7 @@ def plan(editable: bool) -> list[Part]:
         import pybind11
 
         include = ["-I", "csrc", "-isystem", pybind11.get_include(), "-isystem", python_include]
+        include += ["-isystem", str(find_torch() / "include")]  # for one header in C, DLPack's
         filename = "_host" + sysconfig.get_config_var("EXT_SUFFIX")
         parts.append(Part("_host", filename, SOURCES["_host"], [*cxx, *CXX_FLAGS, *include], [], cxx))
     return [part for part in parts if part.sources]

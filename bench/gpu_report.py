@@ -1,16 +1,20 @@
-"""All that needs a GPU, in one command and nine minutes: ``python -m bench.gpu_report`` (``make gpu-report``).
+"""All that needs a GPU, in parts of under nine minutes: ``python -m bench.gpu_report bench`` (``make gpu-report``).
 
-=========  ==========================================================================================================
-build      compiles the libraries in place, for the GPU that is here
-tests      the tests of ops, laws and loops on the device
-sanitizer  compute-sanitizer: memcheck and racecheck on every op, memcheck on the tests of the ops
-bench      `bench.gpu.bench`: ``verify_chain`` and its peers; JSON, a roofline and ratio plots
-profile    `bench.gpu.profile`: Nsight Compute on a few cases; only where asked for by name
-=========  ==========================================================================================================
+==========  =========================================================================================================
+build       compiles the libraries in place, for the GPU that is here; runs every kernel once: a table, the clocks
+bench       ``verify_chain`` and its peers, the cells that goals are stated for first; JSON, a roofline and ratio plots
+crossovers  every layout of ``verify_chain`` at many batches, and the thresholds in csrc/cuda/strategy.cu that follow
+ops         ``verify_tree``, ``sample``, ``gather_kv_`` and the match rule
+decode      a decoding loop of models of 1 and 8 billion random weights: time of a step, share of the verify step
+tests       the tests of ops, laws and loops on the device
+sanitizer   compute-sanitizer: memcheck and racecheck on every op, memcheck on the tests of the ops
+profile     Nsight Compute on a few cases; only where asked for by name
+==========  =========================================================================================================
 
-Each part is a process with a time of its own; one that fails stops no other. Nothing is installed. The results go to
-``bench/results/<the GPU>``, with ``report.json`` saying how every part ended; logs to ``build/gpu-report``. The exit
-code is 0 if no part failed; a part whose tool is missing has not failed.
+Parts are chosen by name and run in this order, each a process with a time of its own; without names all but the last,
+in half an hour. One that fails stops no other; one whose time is over is "not finished", which is no failure, and what
+it had is written. Nothing is installed. The results go to ``bench/results/<the GPU>``, with ``report.json`` saying how
+every part ended; logs to ``build/gpu-report``. The exit code is 0 if no part failed.
 """
 
 from __future__ import annotations
@@ -24,16 +28,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .gpu import process
 
-BUDGET_S = 525.0
+LONGEST_S = 520.0
+"""Of any part: where a command may take ten minutes, a part fits into one."""
 END_S = 5.0
 """What is kept for the report itself."""
-"""Exit code of a part whose tool is not there."""
+UNFINISHED = "not finished"
 PYTHON = sys.executable
 
 
@@ -59,15 +64,8 @@ class Part:
     command: Callable[[Machine, float], list[str]]
     limit: float
     least: float
-    environment: Callable[[Machine], Mapping[str, str]] = field(default=lambda machine: {})
     shown: int = 3  # lines of its output that are repeated here
     said: int = 0  # lines of its output that ``report.json`` keeps
-
-
-def architecture(capability: str) -> str:
-    """``9.0`` as the build wants it, ``90a``: what only this kind of GPU has is compiled in from Hopper on."""
-    major, minor = capability.split(".")
-    return f"{major}{minor}" + ("a" if int(major) >= 9 else "")
 
 
 def shown(path: Path) -> str:
@@ -76,35 +74,42 @@ def shown(path: Path) -> str:
     return str(path.relative_to(process.ROOT) if path.is_relative_to(process.ROOT) else path)
 
 
-def build_environment(machine: Machine) -> Mapping[str, str]:
-    """For the build of this GPU alone; a missing nvcc is an error."""
-    if machine.rehearsing:
-        return {"SPECDEC_CUDA": "0"}
-    return {"SPECDEC_CUDA": "1", "SPECDEC_CUDA_ARCHS": architecture(machine.capability)}
+def program(name: str, machine: Machine, seconds: float, *options: str) -> list[str]:
+    """A module of `bench.gpu` that knows its time and whether it rehearses."""
+    command = [PYTHON, "-m", f"bench.gpu.{name}", "--budget", f"{max(3.0, seconds):.0f}", *options]
+    return [*command, "--rehearse"] if machine.rehearsing else command
 
 
 def build(machine: Machine, seconds: float) -> list[str]:
-    """`setup.py` in place; the rehearsal only asks it for its help, since others may be using what is built."""
-    return [PYTHON, "setup.py", "build_ext", *(["--help"] if machine.rehearsing else ["--inplace"])]
+    """`bench.gpu.build`."""
+    command = [PYTHON, "-m", "bench.gpu.build", "--budget", f"{seconds - 5:.0f}", "--folder", shown(machine.folder)]
+    command += ["--logs", shown(machine.logs)]
+    return command if machine.rehearsing else [*command, "--capability", machine.capability]
 
 
 def tests(machine: Machine, seconds: float) -> list[str]:
     """`bench.gpu.suite`."""
-    command = [PYTHON, "-m", "bench.gpu.suite", "--budget", f"{seconds - 5:.0f}", "--logs", shown(machine.logs)]
-    return [*command, "--rehearse"] if machine.rehearsing else command
+    return program("suite", machine, seconds - 15, "--logs", shown(machine.logs))
 
 
 def sanitizer(machine: Machine, seconds: float) -> list[str]:
     """`bench.gpu.sanitizer`."""
-    command = [PYTHON, "-m", "bench.gpu.sanitizer", "--budget", f"{seconds - 5:.0f}", "--logs", shown(machine.logs)]
-    return [*command, "--rehearse"] if machine.rehearsing else command
+    return program("sanitizer", machine, seconds - 15, "--logs", shown(machine.logs))
 
 
-def bench(machine: Machine, seconds: float) -> list[str]:
+def measuring(plan: str) -> Callable[[Machine, float], list[str]]:
     """`bench.gpu.bench`, done somewhat before its time is over: it still has to write and draw."""
-    budget = max(3.0, seconds - (10 if machine.rehearsing else 30))
-    command = [PYTHON, "-m", "bench.gpu.bench", "--budget", f"{budget:.0f}", "--folder", shown(machine.folder)]
-    return [*command, "--rehearse"] if machine.rehearsing else command
+
+    def command(machine: Machine, seconds: float) -> list[str]:
+        left = seconds - (10 if machine.rehearsing else 30)
+        return program("bench", machine, left, "--plan", plan, "--folder", shown(machine.folder))
+
+    return command
+
+
+def decode(machine: Machine, seconds: float) -> list[str]:
+    """`bench.gpu.decode`."""
+    return program("decode", machine, seconds - 15, "--folder", shown(machine.folder))
 
 
 def profile(machine: Machine, seconds: float) -> list[str]:
@@ -116,13 +121,16 @@ def profile(machine: Machine, seconds: float) -> list[str]:
 
 
 PARTS: dict[str, Part] = {
-    "build": Part(build, 150, 30, build_environment),
-    "tests": Part(tests, 170, 60, shown=8, said=3),
-    "sanitizer": Part(sanitizer, 100, 40, shown=8, said=3),
-    "bench": Part(bench, 600, 150, shown=110),
+    "build": Part(build, 200, 30, shown=110),
+    "bench": Part(measuring("verify_chain"), 500, 90, shown=110),
+    "crossovers": Part(measuring("crossovers"), 200, 60, shown=110),
+    "ops": Part(measuring("ops"), 150, 60, shown=80),
+    "decode": Part(decode, 300, 60, shown=40),
+    "tests": Part(tests, 240, 60, shown=8, said=4),
+    "sanitizer": Part(sanitizer, 180, 40, shown=8, said=3),
     "profile": Part(profile, 120, 40, shown=40),
 }
-DEFAULT = ("build", "tests", "sanitizer", "bench")
+DEFAULT = tuple(name for name in PARTS if name != "profile")
 
 
 def find_machine(folder: Path | None, logs: Path) -> Machine | None:
@@ -151,9 +159,11 @@ def run_part(name: str, machine: Machine, seconds: float) -> dict[str, Any]:
     """One part, and how it ended."""
     part = PARTS[name]
     command = part.command(machine, seconds)
-    outcome = process.run(command, seconds, machine.logs / f"{name}.log", part.environment(machine))
-    status = {0: "passed", process.ABSENT: "absent", None: "out of time"}.get(outcome.code, "failed")
-    summary = outcome.tail(part.shown) if status in ("passed", "absent") else outcome.tail(max(part.shown, 30))
+    outcome = process.run(command, seconds, machine.logs / f"{name}.log")
+    status = {0: "passed", process.ABSENT: "absent", process.UNFINISHED: UNFINISHED, None: UNFINISHED}.get(
+        outcome.code, "failed"
+    )
+    summary = outcome.tail(part.shown if status in ("passed", "absent") else max(part.shown, 30))
     print(summary, flush=True)
     return {"part": name, "status": status, "exit_code": outcome.code, "seconds": round(outcome.seconds, 1),
             "said": outcome.tail(part.said).splitlines()}  # fmt: skip
@@ -169,38 +179,42 @@ def save(machine: Machine, results: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
-def run(names: Sequence[str], machine: Machine, budget: float) -> int:
-    """The parts in turn, each within what it may take and what the later ones leave it; 0 if none failed."""
-    deadline = time.monotonic() + budget - END_S
+def run(names: Sequence[str], machine: Machine, budget: float | None = None) -> int:
+    """The parts in turn, each within what it may take and, of a `budget`, what the later ones leave it; 0 if none
+    failed.
+    """
+    deadline = time.monotonic() + (budget or sum(PARTS[name].limit for name in names) + END_S) - END_S
     results: list[dict[str, Any]] = []
     for number, name in enumerate(names):
         kept = sum(PARTS[later].least for later in names[number + 1 :])
         left = deadline - time.monotonic()
         seconds = min(PARTS[name].limit, max(left - kept, min(left, PARTS[name].least)))
         if seconds < 1:
-            results.append({"part": name, "status": "out of time", "exit_code": None, "seconds": 0.0})
+            results.append({"part": name, "status": UNFINISHED, "exit_code": None, "seconds": 0.0})
             continue
         print(f"\n=== {name} (at most {seconds:.0f} s)", flush=True)
         results.append(run_part(name, machine, seconds))
         save(machine, results)
     print(f"\n{machine.name}: results in {machine.folder}, logs in {machine.logs}")
     for result in results:
-        print(f"  {result['part']:10}{result['status']:12}{result['seconds']:6.0f} s")
+        print(f"  {result['part']:12}{result['status']:14}{result['seconds']:6.0f} s")
     save(machine, results)
-    return int(any(result["status"] in ("failed", "out of time") for result in results))
+    return int(any(result["status"] == "failed" for result in results))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parse = argparse.ArgumentParser(
         prog="python -m bench.gpu_report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parse.add_argument("--parts", nargs="+", choices=PARTS, default=list(DEFAULT))
-    parse.add_argument("--budget", type=float, default=BUDGET_S, help=f"seconds in all; default: {BUDGET_S:.0f}")
+    parse.add_argument("parts", nargs="*", metavar="PART", help=f"any of: {', '.join(PARTS)}")
+    parse.add_argument("--budget", type=float, help="seconds in all; default: what the parts may take")
     parse.add_argument("--folder", type=Path, help="for the results; default: bench/results/<the GPU>")
     parse.add_argument("--logs", type=Path, default=process.ROOT / "build/gpu-report")
     parse.add_argument("--rehearse", action="store_true", help="no GPU: what of it runs without, to a temporary folder")
     options = parse.parse_args(arguments)
-    names = [name for name in PARTS if name in options.parts]
+    if unknown := set(options.parts) - set(PARTS):
+        parse.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    names = [name for name in PARTS if name in (options.parts or DEFAULT)]
     if not options.rehearse:
         machine = find_machine(options.folder, options.logs)
         if machine is None:

@@ -89,7 +89,6 @@ class PackedInputs:
     draft_stats: sk.RowStats
     cu_num_draft_tokens: Tensor  # [batch + 1]
     seeds: Tensor  # [batch]
-    used: Tensor  # [batch, num_draft + 1] bool: which uniforms of a padded step the packed one uses
     uniform_samples: Tensor  # [total + batch]
 
 
@@ -236,7 +235,7 @@ def packed(case: Case, generator: torch.Generator) -> PackedInputs:
     return PackedInputs(
         step.target_logits[targets], step.draft_tokens[used], step.draft_logits[used],
         sk.RowStats(stats.values[used], stats.argmax[used], stats.status[used]), cu,
-        step.seeds, targets, step.uniform_samples[targets],
+        step.seeds, step.uniform_samples[targets],
     )  # fmt: skip
 
 

@@ -76,6 +76,11 @@ def label(gpu: bool = False) -> str:
         name = torch.cuda.get_device_name()
     else:
         name = f"{cpu_model()} {os.cpu_count()} cores {torch.backends.cpu.get_cpu_capability()}"
+    return slug(name)
+
+
+def slug(name: str) -> str:
+    """A name as a folder or file has it."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 

@@ -18,10 +18,11 @@
 namespace specdec::bind {
 
 using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using MaybeTensor = std::optional<Tensor>;
-using PerSequence = std::optional<std::vector<MaybeTensor>>;
 using Numbers = std::vector<double>;
+// In the place of these tensors stands, where an op is called past the dispatcher, bind_direct.h's TensorView.
+using StableTensor = torch::stable::Tensor;
+template <class Tensor>
+using PerSequenceOf = std::optional<std::vector<std::optional<Tensor>>>;
 
 struct FlatLaw {
   double number, variant, alpha, beta, cascade_bonus;
@@ -94,7 +95,8 @@ struct TorchDType<int64_t> {
   static int32_t code() { return aoti_torch_dtype_int64(); }
 };
 
-inline DType dtype_of(const Tensor& x) {
+template <class Tensor>
+DType dtype_of(const Tensor& x) {
   switch (x.scalar_type()) {
     case ScalarType::Float:
       return DType::kFloat32;
@@ -108,11 +110,16 @@ inline DType dtype_of(const Tensor& x) {
   }
 }
 
+inline StableTensor contiguous_copy(const StableTensor& x) { return torch::stable::contiguous(x); }
+
 // From the tensors that an op was given to what kernels take, with the checks that memory safety needs: validation, with
 // better words, is in specdec_kernels/ops. Keeps a contiguous copy alive of what was not contiguous: those are all small.
-template <class Device>
+template <class Device, class Tensor>
 class Given {
  public:
+  using MaybeTensor = std::optional<Tensor>;
+  using PerSequence = PerSequenceOf<Tensor>;
+
   explicit Given(const Device& device) : device_(device) {}
 
   // Exactly `count` elements of type T.
@@ -173,15 +180,16 @@ class Given {
   const void* contiguous(const Tensor& x) {
     device_.check(x);
     if (x.is_contiguous()) return x.const_data_ptr();
-    return copies_.emplace_back(torch::stable::contiguous(x)).const_data_ptr();
+    return copies_.emplace_back(contiguous_copy(x)).const_data_ptr();
   }
 
   const Device& device_;
-  std::vector<Tensor> copies_;
+  std::vector<StableTensor> copies_;
 };
 
 // Sampling parameters of so many sets, or none, have tensors.
-inline void check_per_sequence(const PerSequence& tensors, size_t sets) {
+template <class PerSequence>
+void check_per_sequence(const PerSequence& tensors, size_t sets) {
   STD_TORCH_CHECK(!tensors || tensors->size() == sets * kNumPerSequence, "specdec: per_sequence must hold ",
                   sets * kNumPerSequence, " tensors or None");
 }

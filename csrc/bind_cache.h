@@ -26,7 +26,8 @@ struct CacheTensor {
   unsigned char* data;
   int64_t element_size;
 
-  CacheTensor(const torch::stable::Tensor& x, const std::vector<int64_t>& layout, int64_t batch)
+  template <class Tensor>
+  CacheTensor(const Tensor& x, const std::vector<int64_t>& layout, int64_t batch)
       : data(static_cast<unsigned char*>(x.mutable_data_ptr())), element_size(int64_t(x.element_size())) {
     STD_TORCH_CHECK(int64_t(layout.size()) == x.dim(), "specdec: a cache's tensors and layout disagree");
     for (size_t i = 0; i < layout.size(); ++i) {

@@ -2,6 +2,7 @@
 #include <functional>
 #include <type_traits>
 
+#include "bind_direct.h"
 #include "bind_ops.h"
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
@@ -17,11 +18,13 @@ void parallel_for(int64_t n, const std::function<void(int64_t, int64_t)>& f) {
 namespace {
 
 struct Device : OpKernels {
-  Device(const char*, const bind::Tensor&) {}
+  template <class Tensor>
+  Device(const char*, const Tensor&) {}
   static int32_t type() { return aoti_torch_device_type_cpu(); }
   static int32_t index() { return 0; }
-  // The dispatcher takes this library only if no tensor is on an accelerator.
-  static void check(const bind::Tensor&) {}
+  // The dispatcher, or who calls past it, takes this library only if no tensor is on an accelerator.
+  template <class Tensor>
+  static void check(const Tensor&) {}
 
   template <class Args>
   static void run(void (*kernel)(const Args&), const std::type_identity_t<Args>& args) {
@@ -31,5 +34,9 @@ struct Device : OpKernels {
 
 }  // namespace
 }  // namespace specdec::cpu
+
+const specdec::DirectOp* specdec_direct_op(const char* name) {
+  return specdec::bind::direct_op<specdec::cpu::Device>(name);
+}
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) { specdec::bind::register_ops<specdec::cpu::Device>(m); }

@@ -4,6 +4,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "bind_direct.h"
 #include "bind_ops.h"
 #include "cuda/ops.h"
 
@@ -15,7 +16,8 @@ namespace {
 
 class Device : public OpKernels {
  public:
-  Device(const char* op, const bind::Tensor& like) : op_(op), index_(like.get_device_index()) {
+  template <class Tensor>
+  Device(const char* op, const Tensor& like) : op_(op), index_(like.get_device_index()) {
     STD_TORCH_CHECK(like.is_cuda(), op_, ": the tensors must be on a CUDA device");
     // A guard costs an allocation: only where the tensors are not on the current device.
     if (torch::stable::accelerator::getCurrentDeviceIndex() != index_) guard_.emplace(index_);
@@ -23,7 +25,8 @@ class Device : public OpKernels {
 
   static int32_t type() { return aoti_torch_device_type_cuda(); }
   int32_t index() const { return index_; }
-  void check(const bind::Tensor& x) const {
+  template <class Tensor>
+  void check(const Tensor& x) const {
     STD_TORCH_CHECK(x.is_cuda() && x.get_device_index() == index_, op_, ": all tensors must be on cuda:", index_);
   }
 
@@ -52,10 +55,14 @@ class Device : public OpKernels {
   const char* op_;
   int32_t index_;
   std::optional<torch::stable::accelerator::DeviceGuard> guard_;
-  std::vector<bind::Tensor> scratch_;
+  std::vector<bind::StableTensor> scratch_;
 };
 
 }  // namespace
 }  // namespace specdec::cuda
+
+const specdec::DirectOp* specdec_direct_op(const char* name) {
+  return specdec::bind::direct_op<specdec::cuda::Device>(name);
+}
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CUDA, m) { specdec::bind::register_ops<specdec::cuda::Device>(m); }

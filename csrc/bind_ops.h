@@ -23,7 +23,8 @@
 
 namespace specdec::bind {
 
-inline Tensor empty(int32_t device_type, int32_t device_index, std::initializer_list<int64_t> sizes, int32_t dtype) {
+inline StableTensor empty(int32_t device_type, int32_t device_index, std::initializer_list<int64_t> sizes,
+                          int32_t dtype) {
   // The C call itself: going through the dispatcher as torch::stable::empty does costs twice as much.
   int64_t strides[4] = {}, running = 1;
   const int64_t dim = int64_t(sizes.size());
@@ -34,13 +35,13 @@ inline Tensor empty(int32_t device_type, int32_t device_index, std::initializer_
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(
       aoti_torch_empty_strided(dim, sizes.begin(), strides, dtype, device_type, device_index, &handle));
-  return Tensor(handle);
+  return StableTensor(handle);
 }
 
 // An output on the call's device, and where its elements start.
 template <class T>
 struct Output {
-  Tensor tensor;
+  StableTensor tensor;
   T* data;
   template <class Device>
   Output(const Device& device, std::initializer_list<int64_t> sizes)
@@ -53,6 +54,7 @@ struct Leading {
   int64_t batch, n;
   bool flat;
 
+  template <class Tensor>
   Leading(const Tensor& rows, bool may_be_flat) : batch(0), n(1), flat(may_be_flat && rows.dim() == 2) {
     STD_TORCH_CHECK(flat || rows.dim() == 3, "specdec: logits must have 3 dimensions");
     batch = rows.size(0);
@@ -80,12 +82,15 @@ struct Stats {
   StatsOut out() const { return {values.data, argmax.data, status.data}; }
 };
 
-using TwoTensors = std::tuple<Tensor, Tensor>;
-using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
-using FiveTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+using TwoTensors = std::tuple<StableTensor, StableTensor>;
+using ThreeTensors = std::tuple<StableTensor, StableTensor, StableTensor>;
+using FiveTensors = std::tuple<StableTensor, StableTensor, StableTensor, StableTensor, StableTensor>;
 
-template <class Device>
+template <class Device, class Tensor>
 struct Ops {
+  using MaybeTensor = std::optional<Tensor>;
+  using PerSequence = PerSequenceOf<Tensor>;
+
   static ThreeTensors row_stats(const Tensor& logits, const PerSequence& per_sequence, const Numbers& settings) {
     Device device("row_stats", logits);
     Given given(device);
@@ -98,7 +103,7 @@ struct Ops {
     return {stats.values.tensor, stats.argmax.tensor, stats.status.tensor};
   }
 
-  static Tensor warp_probs(const Tensor& logits, const PerSequence& per_sequence, const Numbers& settings) {
+  static StableTensor warp_probs(const Tensor& logits, const PerSequence& per_sequence, const Numbers& settings) {
     Device device("warp_probs", logits);
     Given given(device);
     const auto asked = settings_of<WarpProbsSettings>(settings);
@@ -111,8 +116,8 @@ struct Ops {
     return out.tensor;
   }
 
-  static Tensor uniform_samples(const Tensor& seeds, const MaybeTensor& steps, int64_t step, int64_t num,
-                                int64_t purpose) {
+  static StableTensor uniform_samples(const Tensor& seeds, const MaybeTensor& steps, int64_t step, int64_t num,
+                                      int64_t purpose) {
     Device device("uniform_samples", seeds);
     Given given(device);
     STD_TORCH_CHECK(0 <= num && num <= kMostNumbers, "specdec: num must be in [0, 2**31)");
@@ -124,8 +129,8 @@ struct Ops {
     return out.tensor;
   }
 
-  static Tensor noise_keys(const Tensor& seeds, const Tensor& positions, const MaybeTensor& steps, int64_t step,
-                           int64_t purpose) {
+  static StableTensor noise_keys(const Tensor& seeds, const Tensor& positions, const MaybeTensor& steps, int64_t step,
+                                 int64_t purpose) {
     Device device("noise_keys", seeds);
     Given given(device);
     const int64_t batch = seeds.numel();
@@ -169,7 +174,8 @@ struct Ops {
                                   const MaybeTensor& draft_probs, const MaybeTensor& draft_values,
                                   const MaybeTensor& draft_argmax, const MaybeTensor& draft_status,
                                   const MaybeTensor& target_to_draft, const MaybeTensor& uniform_samples,
-                                  const MaybeTensor& noise_keys, const MaybeTensor& eos_token_ids,
+                                  const MaybeTensor& noise_keys, const MaybeTensor& seeds, const MaybeTensor& steps,
+                                  const MaybeTensor& positions, int64_t step, const MaybeTensor& eos_token_ids,
                                   const Tensor& draft_tokens, const MaybeTensor& num_draft_tokens,
                                   const MaybeTensor& cu_num_draft_tokens, int64_t num_draft,
                                   const PerSequence& per_sequence, const Numbers& settings) {
@@ -196,7 +202,8 @@ struct Ops {
     args.acceptance = Acceptance(integer(asked.acceptance, 0, kNumAcceptances - 1, "acceptance"));
     const int64_t target_rows = packed ? total + batch : batch * (num_draft + 1);
     set_shared(args, given, asked.shared, per_sequence, target_logits, draft_logits, draft_probs,
-               {draft_values, draft_argmax, draft_status}, target_to_draft, uniform_samples, noise_keys, eos_token_ids,
+               {draft_values, draft_argmax, draft_status}, target_to_draft,
+               {uniform_samples, noise_keys, seeds, steps, positions, step}, eos_token_ids,
                {target_rows, asked.shared.law.cascade_bonus != 0 ? target_rows : total});
     const Results results(device, batch, num_draft + 1, args);
     const Output<float> overlap =
@@ -210,7 +217,8 @@ struct Ops {
                                  const MaybeTensor& draft_probs, const MaybeTensor& draft_values,
                                  const MaybeTensor& draft_argmax, const MaybeTensor& draft_status,
                                  const MaybeTensor& target_to_draft, const MaybeTensor& uniform_samples,
-                                 const MaybeTensor& noise_keys, const MaybeTensor& eos_token_ids,
+                                 const MaybeTensor& noise_keys, const MaybeTensor& seeds, const MaybeTensor& steps,
+                                 const MaybeTensor& positions, int64_t step, const MaybeTensor& eos_token_ids,
                                  const Tensor& node_tokens, const Tensor& links, const Tensor& tree_status,
                                  int64_t max_depth, const PerSequence& per_sequence, const Numbers& settings) {
     Device device("verify_tree", target_logits);
@@ -238,7 +246,8 @@ struct Ops {
     args.epsilon = float(asked.epsilon);
     args.delta = float(asked.delta);
     set_shared(args, given, asked.shared, per_sequence, target_logits, draft_logits, draft_probs,
-               {draft_values, draft_argmax, draft_status}, target_to_draft, uniform_samples, noise_keys, eos_token_ids,
+               {draft_values, draft_argmax, draft_status}, target_to_draft,
+               {uniform_samples, noise_keys, seeds, steps, positions, step}, eos_token_ids,
                {batch * num_nodes, batch * num_nodes});
     const Results results(device, batch, max_depth + 1, args);
     const Output<int64_t> nodes(device, {batch, max_depth});
@@ -269,7 +278,7 @@ struct Ops {
       block_size = std::min(block_size, added.row.size);
     }
     const bool wide = context_lengths.scalar_type() == ScalarType::Long;
-    const Tensor lengths =
+    const StableTensor lengths =
         empty(device.type(), device.index(), {batch}, wide ? TorchDType<int64_t>::code() : TorchDType<int32_t>::code());
     const Output<int32_t> status(device, {batch});
     GatherKVArgs args{};
@@ -288,12 +297,16 @@ struct Ops {
   }
 
  private:
-  using Given = bind::Given<Device>;
+  using Given = bind::Given<Device, Tensor>;
 
   static constexpr int64_t kMostNumbers = std::numeric_limits<int32_t>::max(), kMostSamples = 1024;
 
   struct KeptStats {
     const MaybeTensor &values, &argmax, &status;
+  };
+  struct RandomNumbers {
+    const MaybeTensor &uniform_samples, &noise_keys, &seeds, &steps, &positions;
+    int64_t step;
   };
   struct RowCounts {
     int64_t target, draft;
@@ -310,7 +323,7 @@ struct Ops {
       args.num_tokens = emitted.data;
       args.status = status.data;
     }
-    FiveTensors with(const Tensor& further) const {
+    FiveTensors with(const StableTensor& further) const {
       return {tokens.tensor, accepted.tensor, emitted.tensor, status.tensor, further};
     }
   };
@@ -318,8 +331,8 @@ struct Ops {
   // What chains and trees have in common; args.batch is set.
   static void set_shared(VerifyArgs& args, Given& given, const VerifySettings& asked, const PerSequence& per_sequence,
                          const Tensor& target_logits, const MaybeTensor& draft_logits, const MaybeTensor& draft_probs,
-                         const KeptStats& kept, const MaybeTensor& target_to_draft, const MaybeTensor& uniform_samples,
-                         const MaybeTensor& noise_keys, const MaybeTensor& eos_token_ids, const RowCounts& count) {
+                         const KeptStats& kept, const MaybeTensor& target_to_draft, const RandomNumbers& numbers,
+                         const MaybeTensor& eos_token_ids, const RowCounts& count) {
     args.law = {LawKind(integer(asked.law.number, 0, kNumLaws - 1, "law")), asked.law.variant != 0,
                 float(asked.law.alpha), float(asked.law.beta), asked.law.cascade_bonus != 0};
     STD_TORCH_CHECK(!is_cascade(args.law.kind) || draft_logits, "specdec: this law needs draft_logits");
@@ -336,8 +349,14 @@ struct Ops {
     args.draft_values = given.template flat<float>(kept.values, count.draft * kNumValues, "draft_values");
     args.draft_argmax = given.template flat<int64_t>(kept.argmax, count.draft, "draft_argmax");
     args.draft_status = given.template flat<int32_t>(kept.status, count.draft, "draft_status");
-    args.uniform_samples = given.template flat<float>(uniform_samples, count.target, "uniform_samples");
-    args.noise_keys = given.template flat<int64_t>(noise_keys, count.target, "noise_keys");
+    args.uniform_samples = given.template flat<float>(numbers.uniform_samples, count.target, "uniform_samples");
+    args.noise_keys = given.template flat<int64_t>(numbers.noise_keys, count.target, "noise_keys");
+    STD_TORCH_CHECK(
+        numbers.seeds ? !numbers.uniform_samples && !numbers.noise_keys : !numbers.steps && !numbers.positions,
+        "specdec: seeds stand in the place of uniform_samples or noise_keys");
+    args.coins = {given.template flat<int64_t>(numbers.seeds, args.batch, "seeds"),
+                  given.template flat<int64_t>(numbers.steps, args.batch, "steps"), numbers.step,
+                  given.ids(numbers.positions, count.target, "positions")};
     args.num_eos = eos_token_ids ? eos_token_ids->numel() : 0;
     args.eos_token_ids = given.template flat<int64_t>(eos_token_ids, args.num_eos, "eos_token_ids");
     check_per_sequence(per_sequence, 2);
@@ -361,7 +380,7 @@ struct Ops {
 
 template <class Device, class Library>
 void register_ops(Library& library) {
-#define OP(Name, op) library.impl(#op, TORCH_BOX(&Ops<Device>::op));
+#define OP(Name, op) library.impl(#op, TORCH_BOX((&Ops<Device, StableTensor>::op)));
   SPECDEC_OPS(OP)
 #undef OP
 }

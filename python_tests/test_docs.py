@@ -271,6 +271,7 @@ def exists(command: Command, config: pytest.Config, monkeypatch: pytest.MonkeyPa
             are_of_pytest(shlex.split(arguments[1].removeprefix("ARGS=")), config)
         elif len(arguments) > 1:
             module = {"demo": "specdec_kernels demo", "bench": "bench.run", "gpu-report": "bench.gpu_report"}
+            module |= {"gpu-peers": "bench.peers", "gpu-model": "bench.gpu.model"}
             parses(
                 [*module[arguments[0]].split(), *shlex.split(arguments[1].removeprefix("ARGS="))],
                 monkeypatch,

@@ -1,9 +1,26 @@
-"""Types of the compiled host module; what the methods do is said in `specdec_kernels/_host_py.py`."""
+"""Types of the compiled module; what is in it is said in `specdec_kernels/_host_py.py` and, of the functions, in
+`specdec_kernels/backends/direct.py`.
+"""
 
+from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+def set_torch(
+    tensor: type[torch.Tensor],
+    exchange: object,
+    *,
+    wrap: int,
+    free: int,
+    busy: Sequence[Callable[[], object]],
+    grad_enabled: Callable[[], bool],
+    dtypes: Sequence[torch.dtype],
+) -> bool: ...
+def direct(op: Callable[..., Any], name: str, *, cpu: int, cuda: int) -> Callable[..., Any]: ...
+def all_fit(like: torch.Tensor, *expected: tuple[Any, ...]) -> bool: ...
 
 class NgramIndex:
     def __init__(

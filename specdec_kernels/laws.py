@@ -37,6 +37,11 @@ class FlatLaw(NamedTuple):
     beta: float
     cascade_bonus: bool
 
+    @property
+    def is_cascade(self) -> bool:
+        """Whether it is a cascade's, which looks at the draft's raw rows: not the lossless and the lossy."""
+        return self.number > Lossy.number
+
 
 LOSSLESS = FlatLaw(0, False, 0.0, 1.0, False)
 
@@ -52,6 +57,7 @@ class TargetLaw:
     """
 
     number: ClassVar[int]
+    is_cascade: ClassVar[bool] = False
     alpha: float
 
     def __post_init__(self) -> None:
@@ -122,6 +128,8 @@ class Lossy(TargetLaw):
 
 @dataclass(frozen=True)
 class _Cascade(TargetLaw):
+    is_cascade: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._one_of("bonus", ("target", "cascade"))

@@ -1,7 +1,8 @@
-"""Measure on a GPU within a time: ``python -m bench.gpu.bench --budget 300``.
+"""Measure on a GPU within a time: ``python -m bench.gpu.bench --budget 300``; what, says ``--plan`` (`bench.gpu.grid`).
 
 Measuring processes (`bench.gpu.worker`) are started one after the other: one that crashes or hangs costs the step it
-was in, and the next goes on behind it. What was measured is written whatever happens.
+was in, and the next goes on behind it. The result file is written anew every `SAVE_S` seconds: whatever ends this
+process, what was measured is there.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import machine
-from . import plot, process, summary, worker
+from ..providers import beside
+from . import crossovers, grid, hardware, model, plot, process, rehearsal, summary, worker
 from .journal import Journal, unfinished
 
 MOST_PROCESSES = 12
@@ -26,6 +28,7 @@ START_S = 120.0
 """How long a process may take until its first step: importing torch, and waking the device."""
 GRACE_S = 15.0
 """How long it may go on after the deadline: the case it is in."""
+SAVE_S = 20.0
 
 
 def limit_reached(journal: Journal, started: float, deadline: float) -> str | None:
@@ -41,14 +44,19 @@ def limit_reached(journal: Journal, started: float, deadline: float) -> str | No
     return f"no step for {START_S:.0f} s" if now - last > START_S else None
 
 
-def run_worker(journal: Journal, command: Sequence[str], deadline: float) -> tuple[int, str | None]:
-    """One measuring process: its exit code, and why it was stopped, if it was."""
-    started = time.time()
+def run_worker(
+    journal: Journal, command: Sequence[str], deadline: float, save: Callable[[], object] = lambda: None
+) -> tuple[int, str | None]:
+    """One measuring process: its exit code, and why it was stopped, if it was; `save` is called now and then."""
+    started = saved = time.time()
     child = subprocess.Popen(command, cwd=process.ROOT, start_new_session=True)
     try:
         while (code := child.poll()) is None:
             if why := limit_reached(journal, started, deadline):
                 return -signal.SIGKILL, why
+            if time.time() > saved + SAVE_S:
+                save()
+                saved = time.time()
             time.sleep(0.5)
         return code, None
     finally:
@@ -57,12 +65,14 @@ def run_worker(journal: Journal, command: Sequence[str], deadline: float) -> tup
             child.wait()
 
 
-def measure(journal: Journal, command: Sequence[str], deadline: float) -> list[str]:
+def measure(
+    journal: Journal, command: Sequence[str], deadline: float, save: Callable[[], object] = lambda: None
+) -> list[str]:
     """Measuring processes until one ends well, the time is over, or they get nowhere; what went wrong."""
     problems: list[str] = []
     for _ in range(MOST_PROCESSES):
         before = len(journal.entries())
-        code, why = run_worker(journal, command, deadline)
+        code, why = run_worker(journal, command, deadline, save)
         if code == 0:
             return problems
         if why == OVER:  # no fault of the step that it was in
@@ -86,14 +96,14 @@ def newest(journal: Journal) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def left_out(journal: Journal, num_cases: int) -> list[str]:
+def left_out(journal: Journal, cases_of_phases: Sequence[int]) -> list[str]:
     """What the time did not suffice for."""
     finished = journal.all("finished")
     found = []
-    for phase, what in ((1, "this package's backends"), (2, "all peers")):
-        missing = num_cases - sum(number == phase for number, _ in finished)
+    for phase, cases in enumerate(cases_of_phases, start=1):
+        missing = cases - sum(number == phase for number, _ in finished)
         if missing:
-            found.append(f"{missing} of {num_cases} cases with {what}")
+            found.append(f"{missing} of {cases} cases of phase {phase}")
     return found
 
 
@@ -101,56 +111,88 @@ def parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(prog="python -m bench.gpu.bench", description=__doc__)
     parse.add_argument("--budget", type=float, default=300.0, help="seconds; default: 300")
     parse.add_argument("--folder", type=Path, help="default: bench/results/<the GPU>")
-    parse.add_argument("--rehearse", action="store_true", help="no GPU: small cases on the CPU, figures mean nothing")
+    parse.add_argument("--plan", choices=grid.PLANS, default="verify_chain", help="what is measured")
+    parse.add_argument("--rehearse", action="store_true", help="no GPU: small cases on the CPU, nothing is timed")
     return parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Options that this does not know go to the measuring processes (``--case``, ``--batch``, ``--providers`` …)."""
     options, rest = parser().parse_known_args(arguments)
-    if options.rehearse and options.folder is None:
-        raise SystemExit("bench.gpu.bench: a rehearsal needs --folder: its figures are no results")
-    folder = options.folder or machine.RESULTS / machine.label(gpu=True)
+    folder = rehearsal.folder(options.folder) if options.rehearse else options.folder
+    folder = folder or machine.RESULTS / machine.label(gpu=True)
     folder.mkdir(parents=True, exist_ok=True)
-    journal = Journal(folder / "journal.jsonl")
+    journal = Journal(folder / f"{options.plan}.journal")
     journal.path.unlink(missing_ok=True)
     start = time.time()
     deadline = start + options.budget
-    passed = ["--journal", str(journal.path), "--start", str(start), "--deadline", str(deadline), *rest]
+    passed = ["--journal", str(journal.path), "--start", str(start), "--deadline", str(deadline)]
+    passed += ["--plan", options.plan, *rest]
     if options.rehearse:
         passed.append("--rehearse")
     worker.parser().parse_args(passed)  # a wrong option stops here, not in every process
-    problems = measure(journal, [sys.executable, "-m", "bench.gpu.worker", *passed], deadline)
-    return write(folder, journal, problems, options.budget)
+    beside.mount()  # for their versions
+    states: list[dict[str, str]] = []
 
+    def save(problems: Sequence[str] = ("it was stopped",)) -> dict[str, Any] | None:
+        if not options.rehearse and (state := hardware.state()) is not None:
+            states.append(state)
+        return write(folder, options.plan, journal, problems, {"budget_s": options.budget, "states": states})
 
-def write(folder: Path, journal: Journal, problems: Sequence[str], budget: float) -> int:
-    """The result file, the plots and the tables; 0 if there are rows and nothing died."""
-    rows, facts = newest(journal), next(iter(journal.all("facts")), None)
-    if facts is None or not rows:
+    problems = measure(journal, [sys.executable, "-m", "bench.gpu.worker", *passed], deadline, save)
+    result = save(problems)
+    if result is None:
         print("nothing was measured:", *(problems or ["no case was reached"]), sep="\n  ")
         return 1
-    failed = journal.all("failed")
-    settings = {**facts, "budget_s": budget, "failed": failed, "problems": list(problems),
-                "left_out": left_out(journal, facts["num_cases"])}  # fmt: skip
-    found = summary.targets(rows)
-    path = machine.save(folder, "verify_chain", rows, settings, found)
-    result = {"benchmark": "verify_chain", "rows": rows, "settings": settings}
-    print("wrote", path)
-    try:
-        print("drew", *plot.draw(result, folder))
-    except ModuleNotFoundError as error:
-        print("no plots:", error)
     journal.path.unlink()
-    for name, why in facts["missing"].items():
+    tell(result, folder)
+    return 1 if problems else 0
+
+
+def write(
+    folder: Path, plan: str, journal: Journal, problems: Sequence[str], settings: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """The result file, from what the journal has; None where that is nothing."""
+    rows, facts = newest(journal), next(iter(journal.all("facts")), None)
+    if facts is None or not rows:
+        return None
+    settings = {**facts, **settings, "failed": journal.all("failed"), "problems": list(problems),
+                "left_out": left_out(journal, facts["cases_of_phases"])}  # fmt: skip
+    found = summary.targets(rows) if plan == "verify_chain" else []
+    machine.save(folder, plan, rows, settings, found)
+    return {"benchmark": plan, "rows": rows, "settings": settings, "targets": found}
+
+
+def tell(result: Mapping[str, Any], folder: Path) -> None:
+    """What a run says at its end; its tables last."""
+    plan, rows, settings = result["benchmark"], result["rows"], result["settings"]
+    print("wrote", folder / f"{plan}.json")
+    if settings["gpu"]["name"] == rehearsal.NAME:
+        print(rehearsal.NOTICE)
+    if plan == "verify_chain":
+        try:
+            print("drew", *plot.draw(dict(result), folder))
+        except ModuleNotFoundError as error:
+            print("no plots:", error)
+    for name, why in settings["missing"].items():
         print(f"without {name}: {why}")
+    failed = settings["failed"]
     for text in dict.fromkeys(f"failed: {f['provider'] or f['case']} ({f['what']}): {f['error']}" for f in failed):
         print(text)
     for text in settings["left_out"]:
         print("left out:", text)
-    print(f"\nTargets (each of them stands in {path.name}):\n{summary.counts(found)}\n")
-    print(f"{facts['gpu']['name']}: a copy moves {facts['copy_gb_per_s']:.0f} GB/s\n{summary.table(rows)}")
-    return 1 if problems else 0
+    held = {state["held_down_by"] for state in settings["states"]}
+    print("clocks were held down by:", ", ".join(sorted(held)) or "nobody knows")
+    if plan == "verify_chain":
+        print(f"\nTargets (each of them stands in {plan}.json):\n{summary.counts(result['targets'])}\n")
+    print(
+        f"{settings['gpu']['name']}: {settings['copy_gb_per_s']:.0f} GB/s copied, {settings['read_gb_per_s']:.0f} read"
+    )
+    if plan == "crossovers":
+        print(crossovers.table(rows))
+        print(crossovers.told(rows, settings["gpu"]["multiprocessors"]))
+    else:
+        print(summary.table(rows, None if plan == "ops" else 5, model.of_gpu(machine.slug(settings["gpu"]["name"]))))
 
 
 if __name__ == "__main__":

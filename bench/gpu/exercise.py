@@ -53,6 +53,7 @@ def calls(shape: tuple[int, int, int], dtype: torch.dtype, device: str, backend:
         tokens = draft.float().argmax(-1).where(coins[:, :k] < 0.7, (coins[:, :k] * vocab).long())
         chain: dict[str, Any] = {"params": params, "draft_params": params, "backend": backend}
         yield f"token {name}", sk.verify_chain(target, tokens, draft, uniform_samples=coins, **chain).tokens
+        yield f"token {name} by seeds", sk.verify_chain(target, tokens, draft, seeds=seeds, step=3, **chain).tokens
         kept = sk.verify_chain(target, tokens, draft, uniform_samples=coins, draft_stats=drawn.stats, **chain)
         yield f"token {name} draft_stats", kept.tokens
         ragged = lengths.to(device)
@@ -168,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number, shape in enumerate(SHAPES[: options.most_shapes]):
         dtype = DTYPES[number % len(DTYPES)]
         expected = dict(calls(shape, dtype, "cpu", "reference"))
-        for way in strategy.STRATEGIES if options.backend == "cuda" else (0,):
+        for way in strategy.STRATEGIES if options.backend == "cuda" else (strategy.AUTO,):
             with strategy.forced(way) if options.backend == "cuda" else contextlib.nullcontext():
                 for name, got in calls(shape, dtype, options.device, options.backend):
                     unequal = int((got.cpu() != expected[name]).reshape(got.shape[0], -1).any(-1).sum())

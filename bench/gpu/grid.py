@@ -2,64 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from ..inputs import Case
-from ..registry import VERIFY_CASES
+from ..inputs import OVERHEAD, Case
+from ..registry import REGISTRY, VERIFY_CASES
+from . import strategy
 
 BATCHES = (1, 8, 32, 128, 256)
 DRAFTS = (3, 5, 7)
 VOCABS = (32000, 128256, 151936)
+HEADLINE = ("T=1", "truncated", "greedy")
+VOCAB = 128256
+CROSSOVER_BATCHES = (1, 4, 8, 16, 32, 48, 64, 66, 96, 128, 192, 198, 256)
+"""Around half a sequence and one and a half a multiprocessor of 132, where the layouts hand over."""
+MATCH: Mapping[str, Any] = {"one_hot": True, "acceptance": "match"}
 LAUNCH_US = 2.5
 """What a launch costs at least, in microseconds: the constant part of a floor."""
 
+OWN = ("cuda", "triton")
+PEERS = (
+    *("cuda, uniforms given", "cuda, no draft_stats"),
+    *("eager", "flashinfer", "vllm V1", "vllm V2", "sglang"),
+)
+LAYOUTS = ("cuda", *(f"cuda, {name}{how}" for name in strategy.LAYOUTS for how in ("", ", no overlap")))
+
 
 @dataclass(frozen=True)
-class Roster:
-    """Who takes part: in every case, beside its peers, and where a provider is slow to prepare."""
+class Phase:
+    """Cases with those who take part in them, until `share` of the time has passed."""
 
-    own: tuple[str, ...]
-    peers: tuple[str, ...]
-    slow: tuple[str, ...]
-
-
-GPU = Roster(
-    own=("cuda", "triton"),
-    peers=(
-        *("cuda, uniforms given", "cuda, no draft_stats", "cuda, split", "cuda, walk", "cuda, cluster"),
-        *("eager", "flashinfer", "vllm V1", "vllm V2", "sglang"),
-    ),
-    slow=("compile",),
-)
-REHEARSAL = Roster(own=("cpu",), peers=("cpu, no draft_stats", "eager", "flashinfer"), slow=())
+    cases: Sequence[Case]
+    providers: tuple[str, ...]
+    share: float
+    launches: bool = False
+    """Whether the launches of a call are counted."""
 
 
-def cases(
-    device: str,
-    vocabs: Sequence[int] = VOCABS,
-    batches: Sequence[int] = BATCHES,
-    drafts: Sequence[int] = DRAFTS,
-    names: Sequence[str] = tuple(VERIFY_CASES),
-) -> list[Case]:
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured; fewer in a rehearsal, or where a person asks for some."""
+
+    vocabs: Sequence[int] = VOCABS
+    batches: Sequence[int] = BATCHES
+    drafts: Sequence[int] = DRAFTS
+    names: Sequence[str] = tuple(VERIFY_CASES)
+
+
+def cases(device: str, sizes: Sizes = Sizes()) -> list[Case]:
     """`verify_chain` on bfloat16 logits, the middle of the grid first; target laws at the middle draft length alone."""
     grid = [
         Case("verify_chain", name, v, b, torch.bfloat16, num_draft=k, device=device, **VERIFY_CASES[name])
-        for k in sorted(drafts, key=lambda k: (k != 5, k))
-        for v in sorted(vocabs, key=lambda v: (v != 128256, v))
-        for name in names
-        for b in batches
+        for k in sorted(sizes.drafts, key=lambda k: (k != 5, k))
+        for v in sorted(sizes.vocabs, key=lambda v: (v != VOCAB, v))
+        for name in sizes.names
+        for b in sizes.batches
     ]
     return [case for case in grid if case.target_law is None or case.num_draft == 5]
 
 
-def is_central(case: Case) -> bool:
-    """The few cases that a provider slow to prepare takes part in."""
-    if case.acceptance == "block" or case.target_law is not None:
-        return False
-    return case.num_draft == 5 and case.vocab == 128256 and case.batch in (8, 128)
+def middle(vocabs: Sequence[int]) -> int:
+    """The vocabulary that comes first."""
+    return VOCAB if VOCAB in vocabs else vocabs[0]
+
+
+def bench_phases(device: str, sizes: Sizes) -> list[Phase]:
+    """The cells that the goals are stated for, with everybody; the rest of the grid with this package's backends, its
+    middle with all peers; then what compiles for each case.
+    """
+    grid = cases(device, sizes)
+    best = [c for c in grid if c.name in HEADLINE and c.vocab == middle(sizes.vocabs) and c.num_draft == 5]
+    rest = [case for case in grid if case not in best]
+    return [
+        Phase(best, OWN + PEERS, 0.3, launches=True),
+        Phase(rest, OWN, 0.6),
+        Phase([case for case in rest if case.num_draft == 5], OWN + PEERS, 0.9),
+        Phase([case for case in best if case.batch in (8, 128)], (*OWN, "compile"), 1.0),
+    ]
+
+
+def crossover_phases(device: str, sizes: Sizes) -> list[Phase]:
+    """Every layout at every batch, kernels overlapping and not; first at the vocabulary of the headline."""
+    batches = sizes.batches if sizes.batches != BATCHES else CROSSOVER_BATCHES
+    some = replace(sizes, batches=batches, drafts=[k for k in sizes.drafts if k == 5], names=("T=1", "truncated"))
+    return [Phase(cases(device, some), LAYOUTS, 1.0)]
+
+
+def op_phases(device: str, sizes: Sizes) -> list[Phase]:
+    """The other ops of a step, and the match rule."""
+    vocab = middle(sizes.vocabs)
+    few, some = [b for b in sizes.batches if b <= 32], [b for b in sizes.batches if b <= 128]
+    shared: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
+    match: list[Case] = [Case("verify_chain", "match", vocab, b, **shared, **MATCH) for b in some]
+    others = [
+        replace(case, **shared)
+        for op, batches in (("sample", some), ("verify_tree", few), ("gather_kv_", some))
+        for case in REGISTRY[op].cases([vocab], batches)
+        if case.name != OVERHEAD
+    ]
+    with_peers = (*OWN, "eager", "flashinfer", "sglang")
+    return [Phase(match, OWN, 0.2, launches=True), Phase(others, with_peers, 1.0, launches=True)]
+
+
+PLANS: Mapping[str, Callable[[str, Sizes], list[Phase]]] = {
+    "verify_chain": bench_phases,
+    "crossovers": crossover_phases,
+    "ops": op_phases,
+}
+"""What one run of `bench.gpu.bench` measures; its results have this name."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +122,9 @@ class Traffic:
     full: float
     exit: float
 
-    def floor_us(self, copy_gb_per_s: float) -> tuple[float, float]:
-        """Both as microseconds: the launch, then the bytes at the rate of a large copy."""
-        return LAUNCH_US + self.full / copy_gb_per_s / 1e3, LAUNCH_US + self.exit / copy_gb_per_s / 1e3
+    def floor_us(self, gb_per_s: float) -> tuple[float, float]:
+        """Both as microseconds: the launch, then the bytes at the best rate that the memory was seen at."""
+        return LAUNCH_US + self.full / gb_per_s / 1e3, LAUNCH_US + self.exit / gb_per_s / 1e3
 
 
 def traffic(case: Case, accepted: float, rejecting: float) -> Traffic:

@@ -46,3 +46,35 @@ def copy_gb_per_s(device: str, clock: Clock, num_bytes: int = COPY_BYTES) -> flo
     copy = torch.empty_like(source)
     seconds = [clock.seconds(lambda: copy.copy_(source), 1, "warm", "graph") for _ in range(9)]
     return 2 * num_bytes / statistics.median(seconds) / 1e9
+
+
+def read_gb_per_s(device: str, clock: Clock, num_bytes: int = COPY_BYTES) -> float:
+    """Bytes read a second, in 1e9, by the fastest of torch's reductions over random numbers; the median of nine."""
+    source = torch.rand(num_bytes // 4, device=device)
+    found = []
+    for reduce in (torch.sum, torch.amax):
+        seconds = [clock.seconds(lambda: reduce(source), 1, "warm", "graph") for _ in range(9)]  # noqa: B023
+        found.append(num_bytes / statistics.median(seconds) / 1e9)
+    return max(found)
+
+
+STATE = (
+    "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.draw", "power.limit", "temperature.gpu",
+    "pstate",
+)  # fmt: skip
+REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+"""Newer and older name of why the clocks are below their maximum."""
+
+
+def state() -> dict[str, str] | None:
+    """Clocks, power, temperature and what holds the clocks down, as nvidia-smi says; nothing is changed."""
+    for reasons in REASONS:
+        fields = (*STATE, reasons)
+        command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+        try:
+            said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        except (OSError, subprocess.SubprocessError):
+            continue
+        values = [value.strip() for value in said.splitlines()[0].split(",")]
+        return dict(zip((*STATE, "held_down_by"), values, strict=False))
+    return None

@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import inputs
 from ..inputs import Case
 from ..providers import PROVIDERS
+from ..registry import REGISTRY
 from ..timing import Call, summarize
 from . import clock, drafts
 from .clock import Clock, Run
@@ -40,7 +41,8 @@ class Setup:
     device: str
     clock: Clock
     cache_bytes: int
-    copy_gb_per_s: float
+    gb_per_s: float
+    """The best rate that the memory was seen at."""
     journal: Journal
 
 
@@ -48,7 +50,8 @@ class Setup:
 class Prepared:
     """A provider that gave lawful output: its runs by (cache, launch), with the number of calls in each."""
 
-    accepted: Tensor  # [sets, batch]
+    accepted: Tensor  # [sets, batch]; of ops that do not verify: zeros
+    output: Any
     runs: dict[tuple[str, str], tuple[Run, int]]
     facts: dict[str, int | None]
     seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
@@ -56,25 +59,49 @@ class Prepared:
 
 def name_of(case: Case) -> str:
     """A case without cache and launch: what a journal calls it."""
-    return f"{case.name} V={case.vocab} B={case.batch} K={case.num_draft}"
+    op = "" if case.op == "verify_chain" else f"{case.op} "
+    return f"{op}{case.name} V={case.vocab} B={case.batch} K={case.num_draft}"
+
+
+def make(case: Case, generator: torch.Generator) -> Any:
+    """One input set."""
+    if case.op == "verify_chain":
+        return inputs.chain(case, generator, drafts.drafted)
+    return REGISTRY[case.op].make(case, generator)
+
+
+def num_bytes(step: Any) -> int:
+    """Of logits, or of a cache: what a call reads."""
+    if isinstance(step, inputs.CacheInputs):
+        return sum(t.nbytes for layer in step.cache for t in layer)
+    logits: Tensor = step.logits if isinstance(step, inputs.RowInputs) else step.target_logits
+    return logits.nbytes
 
 
 def input_sets(case: Case, cache_bytes: int) -> list[Any]:
     """Enough sets for a run of calls each of which finds its own set out of the cache: no set comes twice in a run."""
     generator = torch.Generator(case.device).manual_seed(0)
-    set_bytes = case.batch * (case.num_draft + 1) * case.vocab * case.dtype.itemsize
-    count = min(MOST_SETS, max(3, math.ceil(2 * cache_bytes / set_bytes)))
-    return [inputs.chain(case, generator, drafts.drafted) for _ in range(count)]
+    first = make(case, generator)
+    count = min(MOST_SETS, max(3, math.ceil(2 * cache_bytes / num_bytes(first))))
+    return [first, *(make(case, generator) for _ in range(count - 1))]
 
 
-def check(case: Case, step: Any, output: tuple[Tensor, Tensor]) -> Tensor:
-    """The number accepted, ``[batch]``, of a verify call's output.
+def check(case: Case, step: Any, output: Any) -> Tensor:
+    """The number accepted, ``[batch]``, of a verify call's output; zeros for another op.
 
     Raises
     ------
     ValueError
-        The output is no accepted prefix of the draft followed by a token of the vocabulary.
+        The output of a chain is no accepted prefix of the draft followed by a token of the vocabulary; of a tree, no
+        path of its tokens and such a one; what was sampled is outside the vocabulary.
     """
+    if case.op == "verify_tree":
+        return check_tree(case, step, output)
+    if case.op != "verify_chain":
+        drawn = getattr(output, "token", None)
+        if drawn is not None and not bool(((drawn >= 0) & (drawn < case.vocab)).all()):
+            raise ValueError("a sampled token is outside the vocabulary")
+        return torch.zeros(case.batch, device=case.device)
     tokens, accepted = output
     shape = (case.batch, case.num_draft + 1)
     if tuple(tokens.shape) != shape or tuple(accepted.shape) != shape[:1]:
@@ -90,15 +117,28 @@ def check(case: Case, step: Any, output: tuple[Tensor, Tensor]) -> Tensor:
     return accepted.float()
 
 
+def check_tree(case: Case, step: inputs.TreeInputs, output: tuple[Tensor, Tensor]) -> Tensor:
+    """`check` of a tree."""
+    tokens, accepted = output
+    depth = step.tree.max_depth
+    if tuple(tokens.shape) != (case.batch, depth + 1) or not bool(((accepted >= 0) & (accepted <= depth)).all()):
+        raise ValueError(f"tokens are {list(tokens.shape)}, accepted {accepted.tolist()} of a tree of depth {depth}")
+    emitted = tokens[torch.arange(depth + 1, device=tokens.device) <= accepted[:, None]]
+    if not bool(((emitted >= 0) & (emitted < case.vocab)).all()):
+        raise ValueError("an emitted token is outside the vocabulary")
+    return accepted.float()
+
+
 def prepare(case: Case, name: str, sets: Sequence[Any], setup: Setup) -> Prepared | None:
     """Warm a provider up, check what it gives and capture it; None where it does not offer this case."""
     builder = PROVIDERS[name].builders.get(case.op)
     call = builder(case) if builder is not None else None
     if call is None:
         return None
-    accepted = torch.stack([check(case, step, call(step)) for step in sets])
+    outputs = [call(step) for step in sets]
+    accepted = torch.stack([check(case, step, output) for step, output in zip(sets, outputs, strict=True)])
     hot = [sets[0]] * len(sets)
-    warm = sets[0].target_logits.nbytes <= setup.cache_bytes
+    warm = num_bytes(sets[0]) <= setup.cache_bytes
     orders = {"cold": list(sets), **({"warm": hot} if warm else {})}
     runs: dict[tuple[str, str], tuple[Run, int]] = {}
     for cache, order in orders.items():
@@ -109,7 +149,7 @@ def prepare(case: Case, name: str, sets: Sequence[Any], setup: Setup) -> Prepare
             setup.journal.failed(name_of(case), name, "graph", describe(error))
             break
     facts = {"torch_peak_bytes": clock.peak_bytes(call, sets[0]), "rss_peak_bytes": None}
-    return Prepared(accepted, runs, facts)
+    return Prepared(accepted, outputs[0], runs, facts)
 
 
 def describe(error: BaseException) -> str:
@@ -136,16 +176,16 @@ def time_in_turns(prepared: Mapping[str, Prepared], setup: Setup, repeats: int, 
 
 
 def rows_of(
-    case: Case, name: str, prepared: Prepared, needed: Traffic, tokens: float, setup: Setup
+    case: Case, name: str, prepared: Prepared, needed: Traffic, tokens: float | None, setup: Setup
 ) -> list[dict[str, Any]]:
     """A row of results for each way."""
-    full, exit_ = needed.floor_us(setup.copy_gb_per_s)
+    full, exit_ = needed.floor_us(setup.gb_per_s)
     rows = []
     for (cache, launch), seconds in prepared.seconds.items():
         calls = prepared.runs[cache, launch][1]
         dtype = str(case.dtype).removeprefix("torch.")
         rows.append({
-            "id": f"{name_of(case)} {dtype} {cache} {launch}", "case": case.name, "vocab": case.vocab,
+            "id": f"{name_of(case)} {dtype} {cache} {launch}", "op": case.op, "case": case.name, "vocab": case.vocab,
             "batch": case.batch, "num_draft": case.num_draft, "dtype": dtype, "cache": cache, "launch": launch,
             "input_sets": calls, "tokens_per_step": tokens, "provider": name, **summarize(seconds, calls),
             "gb_per_s": needed.exit / statistics.median(seconds) / 1e9, "needed_bytes": needed.exit,
@@ -193,14 +233,24 @@ def measure(
         time_in_turns(prepared, setup, repeats, seconds_each)
     if not prepared:
         return []
-    first = next(iter(prepared.values())).accepted
-    rejecting = (first < case.num_draft).float().mean().item()
-    needed = traffic(case, first.mean().item(), rejecting)
+    first = next(iter(prepared.values()))
+    needed = traffic_of(case, sets[0], first)
     if count_launches:
         for name, ready in prepared.items():
             ready.facts["launches"] = counted(case, name, sets[0], setup)
-    tokens = first.mean().item() + 1
+    tokens = first.accepted.mean().item() + 1 if case.op.startswith("verify") else None
     return [row for n, p in prepared.items() for row in rows_of(case, n, p, needed, tokens, setup)]
+
+
+def traffic_of(case: Case, step: Any, prepared: Prepared) -> Traffic:
+    """Fewest bytes: of a chain by its rule, else what the registry says; of a tree in full, every node's target row."""
+    if case.op == "verify_chain":
+        rejecting = (prepared.accepted < case.num_draft).float().mean().item()
+        return traffic(case, prepared.accepted.mean().item(), rejecting)
+    useful = REGISTRY[case.op].bytes_read(case, step, prepared.output)
+    if case.op == "gather_kv_":
+        return Traffic(2 * useful, 2 * useful)  # read and written
+    return Traffic(num_bytes(step), useful)
 
 
 def counted(case: Case, name: str, step: Any, setup: Setup) -> int | None:

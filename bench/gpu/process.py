@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import shutil
@@ -15,6 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 ABSENT = 77
 """Exit code of a part whose tool is not here, or refuses this machine."""
+UNFINISHED = 75
+"""Exit code of a part whose time was over before its work: nothing is known to be wrong."""
+INTERRUPT_S = 10.0
+"""How long a program may take to say what it has when it is interrupted."""
 TOOLS = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute/*")
 
 
@@ -57,6 +62,15 @@ def run(command: Sequence[str], seconds: float, log: Path, environment: Mapping[
             pass
         finally:
             if code is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                end(process)
     return Outcome(code, time.monotonic() - start, log)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Interrupt a program and its children, so that they say what they have; kill what is left of them."""
+    os.killpg(process.pid, signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=INTERRUPT_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

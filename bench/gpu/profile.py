@@ -39,7 +39,7 @@ METRICS = {
 
 def cases(device: str, vocab: int = 128256, batches: Sequence[int] = (32, 1, 256)) -> list[Case]:
     """Plain and truncated, few to many sequences."""
-    return grid.cases(device, [vocab], batches, [5], ["T=1", "truncated"])
+    return grid.cases(device, grid.Sizes([vocab], batches, [5], ["T=1", "truncated"]))
 
 
 def once(number: int, provider: str, device: str, vocab: int) -> None:

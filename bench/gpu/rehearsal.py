@@ -1,23 +1,33 @@
 """Stand-ins for what only a GPU has: everything else of the report then runs without one, on tensors of the CPU.
 
-Events read the host's clock; a captured graph is run once while it is captured, and a replay waits as long as that
-took. The figures that come out mean nothing.
+Nothing is timed: between any two events lies `MILLISECONDS`, so that no figure of a rehearsal can be taken for a
+measurement. A captured graph is run once while it is captured, and not at all when it is replayed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 
+from .. import machine
+from ..providers import PROVIDERS, Provider, own
+
 SIZES: Mapping[str, Sequence[int]] = {"vocabs": (300,), "batches": (1, 8), "drafts": (5,)}
 COPY_BYTES = 2**22
 NAME = "rehearsal"
+MILLISECONDS = 1.0
+TRACE = [
+    {"cat": "kernel", "name": "void specdec::cuda::rehearsed_kernel<1>(int)", "ts": 1, "dur": 1.0,
+     "args": {"grid": [1, 1, 1], "block": [32, 1, 1], "registers per thread": 1, "shared memory": 0}},
+]  # fmt: skip
+"""What torch's profiler would write of a call."""
+NOTICE = "REHEARSAL: nothing was timed, every figure stands for a measurement that was not made"
 
 
 class Event:
@@ -25,20 +35,20 @@ class Event:
 
     def __init__(self, enable_timing: bool = False) -> None:
         assert enable_timing
-        self.time: float | None = None
+        self.recorded = False
 
     def record(self) -> None:
         """Now."""
-        self.time = time.perf_counter()
+        self.recorded = True
 
     def synchronize(self) -> None:
         """Nothing is under way."""
-        assert self.time is not None
+        assert self.recorded
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds."""
-        assert self.time is not None and end.time is not None
-        return (end.time - self.time) * 1e3
+        """The same whatever happened."""
+        assert self.recorded and end.recorded
+        return MILLISECONDS
 
 
 class Stream:
@@ -52,19 +62,15 @@ class Stream:
 class Graph:
     """``torch.cuda.CUDAGraph``."""
 
-    seconds = 0.0
-
     def replay(self) -> None:
-        """Wait as long as the capture took."""
-        time.sleep(self.seconds)
+        """Nothing."""
 
 
 @contextlib.contextmanager
 def capturing(graph: Graph) -> Iterator[None]:
     """``torch.cuda.graph``."""
-    start = time.perf_counter()
+    assert isinstance(graph, Graph)
     yield
-    graph.seconds = time.perf_counter() - start
 
 
 def set_sync_debug_mode(mode: str) -> None:
@@ -90,3 +96,24 @@ def pretended() -> Iterator[None]:
         max_memory_allocated=lambda: 4096, get_device_properties=lambda device: properties,
     ), mock.patch.multiple(torch.cuda.profiler, start=nothing, stop=nothing):  # fmt: skip
         yield
+
+
+def stand_ins() -> contextlib.AbstractContextManager[Any]:
+    """Within: the CPU's kernels under the names of all that runs on a GPU through the CUDA library."""
+    cpu = Provider(own.builders("cpu"), lambda op, device: None)
+    return mock.patch.dict(PROVIDERS, {name: cpu for name in PROVIDERS if name.split(",")[0] == "cuda"})
+
+
+def folder(asked: Path | None) -> Path:
+    """Where a rehearsal may write: not among results."""
+    if asked is None or asked.resolve().is_relative_to(machine.RESULTS):
+        raise SystemExit("a rehearsal needs --folder, outside bench/results: its figures are no results")
+    return asked
+
+
+def untimed(module: Any) -> contextlib.AbstractContextManager[Any]:
+    """Within: every run that `module` (`bench.gpu.decode`) looks at took a millisecond a step."""
+    ran = module.Ran
+    return mock.patch.object(
+        module, "Ran", lambda seconds, steps, tokens: ran(MILLISECONDS / 1e3 * steps, steps, tokens)
+    )

@@ -1,6 +1,7 @@
 """The test-suite on a GPU: ``python -m bench.gpu.suite --budget 170``.
 
-First the CUDA kernels, then the steps captured in graphs, Triton's kernels, and whatever else names the device: so the
+What the time does not suffice for is not finished: that is no failure, a test that failed before is. First the CUDA
+kernels, then the steps captured in graphs, Triton's kernels, and whatever else names the device: so the
 time is up where it matters least.
 """
 
@@ -19,6 +20,8 @@ from . import process
 
 FOLDERS = ("python_tests/ops", "python_tests/law", "python_tests/decoding")
 CAPTURED = ("python_tests/decoding/test_graph_gpu.py",)
+COUNTS = re.compile(r"\d+ (?:passed|failed|skipped|xfailed|errors?)")
+BAD = re.compile(r"\d+ (?:failed|error)")
 NOTHING_CHOSEN = 5
 """pytest's exit code where no test was selected."""
 
@@ -58,23 +61,25 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     deadline = time.monotonic() + options.budget
-    bad = 0
+    failed = unfinished = False
     for number, (what, selection) in enumerate(steps(options.rehearse).items(), start=1):
         left = deadline - time.monotonic()
         if left < 1:
             print(f"{what}: no time was left")
-            bad += 1
+            unfinished = True
             continue
         command = [*pytest(options.rehearse), *selection]
         outcome = process.run(command, left, options.logs / f"tests-{number}.log")
-        counts = ", ".join(re.findall(r"\d+ (?:passed|failed|skipped|xfailed|errors?)", outcome.tail(3)))
-        reason = {None: "out of time", 0: "passed", NOTHING_CHOSEN: "none chosen"}.get(outcome.code, "FAILED")
+        counts = ", ".join(COUNTS.findall(outcome.tail(3)))
+        reason = {None: "not finished", 0: "passed", NOTHING_CHOSEN: "none chosen"}.get(outcome.code, "FAILED")
         print(f"{what}: {reason}{': ' if counts else ''}{counts} ({outcome.seconds:.0f} s)", flush=True)
-        if outcome.code not in (0, NOTHING_CHOSEN):
+        wrong = bool(BAD.search(counts)) or outcome.code not in (None, 0, NOTHING_CHOSEN)
+        wrong |= number == 1 and outcome.code is not None and "passed" not in counts  # nothing ran, or all was skipped
+        if wrong:
             print(outcome.tail(60))
-            bad += 1
-        bad += number == 1 and "passed" not in counts  # nothing ran, or everything was skipped
-    return int(bad > 0)
+        failed |= wrong
+        unfinished |= outcome.code is None
+    return 1 if failed else process.UNFINISHED if unfinished else 0
 
 
 if __name__ == "__main__":

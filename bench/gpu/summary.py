@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..providers import OWN
@@ -26,7 +26,8 @@ def groups(rows: Sequence[Row], cache: str, launch: str) -> list[list[Row]]:
 
 def where(row: Row) -> str:
     """A case in words."""
-    return f"{row['case']} V={row['vocab']} B={row['batch']} K={row['num_draft']}"
+    op = "" if row["op"] == "verify_chain" else f"{row['op']} "
+    return f"{op}{row['case']} V={row['vocab']} B={row['batch']} K={row['num_draft']}"
 
 
 def targets(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -77,27 +78,46 @@ def _memory(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [at_most(what, 0, growth[worst])]
 
 
-def table(rows: Sequence[Row], num_draft: int = 5) -> str:
-    """A line a case of `num_draft`: our time cold, by graph and by launches, floors, the best peer."""
-    eager = {tuple(r[k] for k in ("case", "vocab", "batch", "num_draft", "provider")): r["median_us"]
-             for r in rows if r["cache"] == "cold" and r["launch"] == "eager"}  # fmt: skip
-    warm = {tuple(r[k] for k in ("case", "vocab", "batch", "num_draft", "provider")): r["median_us"]
-            for r in rows if r["cache"] == "warm" and r["launch"] == "graph"}  # fmt: skip
-    lines = [f"{'µs a call, cold L2, graph replay':38}{'ours':>9}{'floor':>8}{'exit':>8}{'× floor':>9}{'GB/s':>7}"
-             f"{'launched':>10}{'warm':>9}  best peer"]  # fmt: skip
+KEY = ("op", "case", "vocab", "batch", "num_draft", "provider")
+
+
+def table(
+    rows: Sequence[Row], num_draft: int | None = 5, model: Mapping[tuple[str, int, int, int], float] | None = None
+) -> str:
+    """A line a case of `num_draft` (None: any): our time cold, by graph and by launches, what `model` says, by case,
+    vocabulary, batch and draft length (`bench.gpu.model`: no measurement), floors, the best peer.
+    """
+    eager = {tuple(r[k] for k in KEY): r["median_us"] for r in rows if (r["cache"], r["launch"]) == ("cold", "eager")}
+    warm = {tuple(r[k] for k in KEY): r["median_us"] for r in rows if (r["cache"], r["launch"]) == ("warm", "graph")}
+    names = (
+        ("ours", 9),
+        ("(model)", 9),
+        ("floor", 8),
+        ("exit", 8),
+        ("× floor", 9),
+        ("GB/s", 7),
+        ("launched", 10),
+        ("warm", 9),
+    )
+    lines = [f"{'µs a call, cold L2, graph replay':48}" + "".join(f"{n:>{w}}" for n, w in names) + "  best peer"]
     for group in groups(rows, "cold", "graph"):
         own = subject(group)
-        if own is None or own["num_draft"] != num_draft:
+        if own is None or num_draft not in (None, own["num_draft"]):
             continue
-        key = tuple(own[k] for k in ("case", "vocab", "batch", "num_draft", "provider"))
+        key = tuple(own[k] for k in KEY)
         peer = best_peer(group)
         beside = f"{peer['median_us']:.1f} {peer['provider']}" if peer else "-"
+        said = (model or {}).get((own["case"], own["vocab"], own["batch"], own["num_draft"]))
         lines.append(
-            f"{where(own):30}{own['provider']:8}{own['median_us']:9.1f}{own['floor_us']:8.1f}"
+            f"{where(own):40}{own['provider']:8}{own['median_us']:9.1f}{_bracketed(said):>9}{own['floor_us']:8.1f}"
             f"{own['floor_exit_us']:8.1f}{own['median_us'] / own['floor_us']:9.2f}{own['gb_per_s']:7.0f}"
             f"{_number(eager.get(key)):>10}{_number(warm.get(key)):>9}  {beside}"
         )
     return "\n".join(lines)
+
+
+def _bracketed(value: float | None) -> str:
+    return "" if value is None else f"({value:.1f})"
 
 
 def _number(value: float | None) -> str:

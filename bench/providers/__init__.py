@@ -18,9 +18,10 @@ import torch
 
 import specdec_kernels as sk
 
+from ..gpu import strategy
 from ..inputs import Case
 from ..timing import Call
-from . import compiled, eager, eager_tree, flashinfer, hf, own, sglang, vllm
+from . import beside, compiled, eager, eager_tree, flashinfer, hf, own, sglang, vllm
 
 Builder = Callable[[Case], Call | None]
 
@@ -66,14 +67,16 @@ def _gpu_peer(*modules: str) -> Callable[[str, str], str | None]:
 
     @functools.cache
     def why_missing() -> str | None:
+        beside.mount()
         package = modules[0].split(".")[0]
         if importlib.util.find_spec(package) is None:
             return f"{package} is not installed"
         reasons = []
         for module in modules:
             try:
-                importlib.import_module(module)
-                return None
+                if not isinstance(importlib.import_module(module), beside.MadeUp):
+                    return None
+                reasons.append(f"{module} is not in {beside.FOLDER.name}")
             except Exception as error:  # whatever its import runs into
                 reasons.append(f"{module} cannot be imported: {type(error).__name__}: {error}")
         return "; ".join(reasons)
@@ -82,10 +85,10 @@ def _gpu_peer(*modules: str) -> Callable[[str, str], str | None]:
 
 
 def _lossless(builders: Mapping[str, Builder]) -> Mapping[str, Builder]:
-    """Builders that refuse to verify against any law but the target's: no peer's kernels know one."""
+    """Builders that refuse to verify against any law but the target's, and by the match rule: no peer's kernels do."""
 
     def refusing(builder: Builder) -> Builder:
-        return lambda case: None if case.target_law is not None else builder(case)
+        return lambda case: None if case.target_law is not None or case.acceptance == "match" else builder(case)
 
     return {op: refusing(builder) for op, builder in builders.items()}
 
@@ -94,9 +97,11 @@ PROVIDERS: dict[str, Provider] = {
     "cuda": Provider(own.builders("cuda"), _backend("cuda"), gpu=True),
     "cuda, uniforms given": Provider(own.builders("cuda", uniforms=False), _backend("cuda"), gpu=True),
     "cuda, no draft_stats": Provider(own.builders("cuda", draft_stats=False), _backend("cuda"), gpu=True),
-    "cuda, split": Provider(own.with_strategy(1), _backend("cuda"), gpu=True),
-    "cuda, walk": Provider(own.with_strategy(2), _backend("cuda"), gpu=True),
-    "cuda, cluster": Provider(own.with_strategy(3), _backend("cuda"), gpu=True),
+    **{f"cuda, {name}": Provider(own.with_strategy(name), _backend("cuda"), gpu=True) for name in strategy.LAYOUTS},
+    **{
+        f"cuda, {name}, no overlap": Provider(own.with_strategy(name, overlap=False), _backend("cuda"), gpu=True)
+        for name in strategy.LAYOUTS
+    },
     "triton": Provider(own.builders("triton"), _triton, gpu=True),
     "cpu": Provider(own.builders("cpu"), _backend("cpu")),
     "cpu, no draft_stats": Provider(own.builders("cpu", draft_stats=False), _backend("cpu")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -17,6 +18,9 @@ from ..inputs import Case, ChainInputs, PackedInputs, RowInputs, TreeInputs
 from ..registry import REGISTRY
 from ..timing import Call
 
+Coins = dict[str, Any]
+"""What a verify step's random numbers are named, and where they come from."""
+
 
 def asked_for(case: Case, backend: str) -> str | None:
     """`backend`, or None where that takes the same one: what users call, without the look-up of a name."""
@@ -24,15 +28,15 @@ def asked_for(case: Case, backend: str) -> str | None:
     return None if same else backend
 
 
-def with_strategy(number: int) -> Mapping[str, Callable[[Case], Call | None]]:
-    """`verify_chain` of the CUDA kernels, their work laid out as csrc/cuda/strategy.h numbers it."""
+def with_strategy(name: str, overlap: bool = True) -> Mapping[str, Callable[[Case], Call | None]]:
+    """`verify_chain` of the CUDA kernels, their work laid out in a way of csrc/cuda/strategy.h."""
 
     def verify_chain(case: Case) -> Call | None:
         automatic_call = builders("cuda")["verify_chain"](case)
         assert automatic_call is not None
 
         def call(step: ChainInputs) -> object:
-            with strategy.forced(number):
+            with strategy.forced(name, overlap):
                 return automatic_call(step)
 
         return call
@@ -68,14 +72,21 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
         steps = itertools.count()
 
         def call(step: ChainInputs) -> tuple[object, ...]:
-            coins = step.uniform_samples
+            coins: Coins = {"uniform_samples": step.uniform_samples}
             if uniforms and not case.drawn_before:
-                number = next(steps) if step.steps is None else step.steps
-                coins = sk.uniform_samples(step.seeds, number, case.num_draft + 1, backend=backend)
+                coins = {"seeds": step.seeds, "step": next(steps) if step.steps is None else step.steps}
             out = sk.verify_chain(
-                step.target_logits, step.draft_tokens, step.draft_logits, uniform_samples=coins, params=case.params,
-                draft_params=draft_params, acceptance=case.acceptance, target_law=case.target_law, backend=backend,
-                draft_stats=step.draft_stats if draft_stats else None,
+                step.target_logits, step.draft_tokens, step.draft_logits, params=case.params, draft_params=draft_params,
+                acceptance=case.acceptance, target_law=case.target_law, backend=backend,
+                draft_stats=step.draft_stats if draft_stats else None, **coins,
+            )  # fmt: skip
+            return out.tokens, out.num_accepted
+
+        def match(step: ChainInputs) -> tuple[object, ...]:
+            keys = sk.noise_keys(step.seeds, positions, backend=backend)
+            out = sk.verify_chain(
+                step.target_logits, step.draft_tokens, params=case.params, acceptance="match", noise_keys=keys,
+                backend=backend,
             )  # fmt: skip
             return out.tokens, out.num_accepted
 
@@ -85,6 +96,9 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
 
         if (not draft_stats and case.one_hot) or (case.greedy and not (draft_stats and uniforms)):
             return None
+        if case.acceptance == "match":
+            positions = torch.arange(case.num_draft + 1, device=case.device).expand(case.batch, -1)
+            return match
         return greedy if case.greedy else call
 
     def verify_packed(case: Case) -> Call | None:
@@ -92,13 +106,13 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
         steps = itertools.count()
 
         def call(step: PackedInputs) -> tuple[object, ...]:
-            coins = step.uniform_samples
+            coins: Coins = {"uniform_samples": step.uniform_samples}
             if uniforms and not case.drawn_before:
-                coins = sk.uniform_samples(step.seeds, next(steps), case.num_draft + 1, backend=backend)[step.used]
+                coins = {"seeds": step.seeds, "step": next(steps)}
             out = sk.verify_packed(
                 step.target_logits, step.draft_tokens, step.draft_logits, cu_num_draft_tokens=step.cu_num_draft_tokens,
-                max_num_draft_tokens=case.num_draft, uniform_samples=coins, params=case.params,
-                draft_params=case.params, draft_stats=step.draft_stats if draft_stats else None, backend=backend,
+                max_num_draft_tokens=case.num_draft, params=case.params, draft_params=case.params,
+                draft_stats=step.draft_stats if draft_stats else None, backend=backend, **coins,
             )  # fmt: skip
             return out.tokens, out.num_accepted
 
@@ -110,14 +124,13 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
         steps = itertools.count()
 
         def call(step: TreeInputs) -> tuple[object, ...]:
-            coins = step.uniform_samples if drawn else None
+            coins: Coins = {"uniform_samples": step.uniform_samples} if drawn else {}
             if uniforms and drawn and not case.drawn_before:
-                coins = sk.uniform_samples(step.seeds, next(steps), case.num_draft + 1, backend=backend)
+                coins = {"seeds": step.seeds, "step": next(steps)}
             out = sk.verify_tree(
                 step.target_logits, step.tree, step.node_tokens, step.draft_logits if drafted else None,
                 acceptance=case.acceptance, params=case.params, draft_params=case.params if drafted else None,
-                draft_stats=step.draft_stats if drafted and draft_stats else None, uniform_samples=coins,
-                backend=backend,
+                draft_stats=step.draft_stats if drafted and draft_stats else None, backend=backend, **coins,
             )  # fmt: skip
             return out.tokens, out.num_accepted
 

@@ -7,6 +7,13 @@
 #define SPECDEC_HD [[maybe_unused]] static inline
 #endif
 
+// What is long and called from several places: once in a kernel's code.
+#ifdef __CUDACC__
+#define SPECDEC_HD_OUT_OF_LINE inline __host__ __device__ __noinline__
+#else
+#define SPECDEC_HD_OUT_OF_LINE [[maybe_unused]] static inline
+#endif
+
 // A template over what its caller can do: where there is a device, over what only that can do.
 #ifdef __CUDACC__
 #define SPECDEC_RULE __device__ __forceinline__

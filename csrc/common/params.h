@@ -6,7 +6,7 @@
 
 namespace specdec {
 
-constexpr int kTile = 1024;  // ids a tile: partial sums are per tile and combined in index order, in every backend
+constexpr int kTile = 1024;  // ids a tile: partial sums are per tile; how they are added: tile_sums.h
 SPECDEC_HD int tiles_of(int32_t vocab) { return (vocab + kTile - 1) / kTile; }
 // RowStats.values: max, cutoff, log_normalizer, normalizer, raw_log_normalizer, raw_entropy
 constexpr int kNumValues = 6;
@@ -93,6 +93,15 @@ struct SampleArgs {
   StatsOut out;
 };
 
+// What a verify step makes its own random numbers of, where they are not given: those of uniform_samples, or where there
+// are positions those of noise_keys.
+struct Coins {
+  const int64_t* seeds;  // [batch] or null
+  const int64_t* steps;  // [batch] or null: step
+  int64_t step;
+  Ids positions;  // rows of target, or null
+};
+
 // What a verify step of chains and one of trees have in common.
 struct VerifyArgs {
   Rows target;       // logits
@@ -104,6 +113,7 @@ struct VerifyArgs {
   const int32_t* draft_status;     // draft rows
   const float* uniform_samples;    // rows of target, or null
   const int64_t* noise_keys;       // rows of target, or null
+  Coins coins;                     // in their place
   const int64_t* target_to_draft;  // [map_size], -1 where unmapped, or null
   int64_t map_size;
   const int64_t* eos_token_ids;  // [num_eos] or null

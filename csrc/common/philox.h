@@ -19,7 +19,8 @@ SPECDEC_HD uint32_t word_of(const Words4& w, uint32_t i) {
 constexpr uint32_t kPhiloxM0 = 0xD2511F53u, kPhiloxM1 = 0xCD9E8D57u;  // multipliers
 constexpr uint32_t kPhiloxW0 = 0x9E3779B9u, kPhiloxW1 = 0xBB67AE85u;  // key increments
 constexpr int kPhiloxRounds = 10;
-constexpr uint32_t kNoiseStream = 0x47554D42u;  // counter word of the Gumbel stream, which no purpose uses
+constexpr uint32_t kAcceptPurpose = 1, kSamplePurpose = 3;  // as in specdec_kernels/ops/arguments.py
+constexpr uint32_t kNoiseStream = 0x47554D42u;              // counter word of the Gumbel stream, which no purpose uses
 
 SPECDEC_HD Words4 philox(uint32_t key0, uint32_t key1, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
   for (int round = 0; round < kPhiloxRounds; ++round) {

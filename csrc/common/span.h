@@ -2,6 +2,7 @@
 // for it beside logits, and where the outcome goes.
 #pragma once
 #include "common/ids.h"
+#include "common/philox.h"
 #include "common/row_stats.h"
 
 namespace specdec {
@@ -29,13 +30,30 @@ SPECDEC_HD bool is_eos(const VerifyArgs& args, int64_t id) {
   return false;
 }
 
-// Uniform number i of the sequence (of a chain 0: the final draw, i >= 1: the coin of draft token i); calls without any
+SPECDEC_HD int64_t step_of(const Coins& coins, int64_t b) { return coins.steps ? coins.steps[b] : coins.step; }
+
+SPECDEC_HD_OUT_OF_LINE float coin_of(const Coins& coins, int64_t b, int64_t i) {
+  return uniform_sample(coins.seeds[b], step_of(coins, b), kAcceptPurpose, uint32_t(i));
+}
+
+// Uniform number i of sequence b (of a chain 0: the final draw, i >= 1: the coin of draft token i); calls without any
 // are greedy.
-SPECDEC_HD float uniform_at(const VerifyArgs& args, const Span& span, int64_t i, int32_t* status) {
+SPECDEC_HD float uniform_at(const VerifyArgs& args, const Span& span, int64_t b, int64_t i, int32_t* status) {
+  if (args.coins.seeds) return coin_of(args.coins, b, i);
   const float u = args.uniform_samples ? args.uniform_samples[span.target_index + i] : 0.0f;
   if (is_uniform(u)) return u;
   *status |= kBadParam;
   return 0.0f;
+}
+
+// Whether there is noise, and the key of that of row i of sequence b.
+SPECDEC_HD bool has_noise(const VerifyArgs& args) { return args.noise_keys || args.coins.positions.data; }
+
+SPECDEC_HD int64_t key_at(const VerifyArgs& args, const Span& span, int64_t b, int64_t i) {
+  const int64_t index = span.target_index + i;
+  if (args.noise_keys) return args.noise_keys[index];
+  const Coins& coins = args.coins;
+  return noise_key(coins.seeds[b], id_at(coins.positions, index), step_of(coins, b), kSamplePurpose);
 }
 
 // The law of draft row i of sequence b where has_stats.
@@ -76,11 +94,11 @@ struct FoundEnd {
   End end;
 };
 
-// The span of sequence b. search(limit, end_at) gives the first position below `limit` with an end, or {limit, kNone}.
-template <class Search>
-SPECDEC_RULE Span find_span(const VerifyChainArgs& args, int64_t b, Search search) {
+// The span of sequence b before its end is known: `room` is how many draft tokens there are at most. Idle where the
+// arguments tell of no place for it.
+SPECDEC_HD Span begin_span(const VerifyChainArgs& args, int64_t b, int64_t* room) {
   Span span;
-  int64_t room = args.num_draft;
+  *room = args.num_draft;
   if (args.cu) {
     const int64_t start = args.cu[b], stop = args.cu[b + 1];
     if (start < 0 || stop < start || stop > args.total) {
@@ -91,22 +109,35 @@ SPECDEC_RULE Span find_span(const VerifyChainArgs& args, int64_t b, Search searc
     span.token_index = start;
     span.first_target = span.target_index = start + b;
     span.first_draft = args.law.cascade_bonus ? span.first_target : start;
-    if (stop - start > room) span.status |= kBadParam;
-    room = stop - start < room ? stop - start : room;
+    if (stop - start > *room) span.status |= kBadParam;
+    *room = stop - start < *room ? stop - start : *room;
   } else {
     span.batch = b;
     span.token_index = b * args.num_draft;
     span.target_index = b * (args.num_draft + 1);
   }
   span.draft_index = args.law.cascade_bonus ? span.target_index : span.token_index;
+  return span;
+}
+
+// Finds its end. search(limit, end_at) gives the first position below `limit` with an end, or {limit, kNone}.
+template <class Search>
+SPECDEC_RULE void end_span(const VerifyChainArgs& args, int64_t b, int64_t room, Search search, Span& span) {
   const int64_t given = args.num_draft_tokens.data ? id_at(args.num_draft_tokens, b) : room;
   if (given > room || given < -1) span.status |= kBadParam;
   span.idle = given < 0;
-  if (span.idle) return span;
+  if (span.idle) return;
   const FoundEnd found = search(given < room ? given : room, [&](int64_t i) { return end_at(args, span, i); });
   span.ends_in_eos = found.end == End::kEos;
   span.length = found.position + (span.ends_in_eos ? 1 : 0);
   if (found.end == End::kBadToken) span.status |= kBadToken;
+}
+
+template <class Search>
+SPECDEC_RULE Span find_span(const VerifyChainArgs& args, int64_t b, Search search) {
+  int64_t room;
+  Span span = begin_span(args, b, &room);
+  if (!span.idle) end_span(args, b, room, search, span);
   return span;
 }
 

@@ -123,7 +123,7 @@ class TreeRules {
       rows_.mix(node);
       return rows_.draw(rows_.coin(node));
     }
-    return args_.noise_keys && !rows_.law().one_hot ? rows_.noisy(node) : rows_.law().argmax;
+    return has_noise(args_) && !rows_.law().one_hot ? rows_.noisy(node) : rows_.law().argmax;
   }
 
   // A token from the law of the row that was read, by the coin of a node.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/philox.h"
+#include "cpu/tile_sums.h"
 
 namespace specdec::cpu {
 namespace {
@@ -25,29 +26,6 @@ int walk(const float* weight, int n, float rest) {
     if (sum > rest) return i;
   }
   return last;
-}
-
-// Walks tile masses alike; `rest` becomes what is left for the walk inside the tile (infinite on an overrun).
-int walk_tiles(const std::vector<float>& mass, float goal, float* rest) {
-  float before = 0;
-  int last = 0;
-  for (int tile = 0; tile < int(mass.size()); ++tile) {
-    if (!(mass[tile] > 0)) continue;
-    last = tile;
-    if (before + mass[tile] > goal) {
-      *rest = goal - before;
-      return tile;
-    }
-    before += mass[tile];
-  }
-  *rest = kInfinity;
-  return last;
-}
-
-float sum_of(const std::vector<float>& shares) {
-  float sum = 0;
-  for (float share : shares) sum += share;
-  return sum;
 }
 
 // (scale P - Q)+, or P without `q`, over the listed ids alone.
@@ -146,10 +124,10 @@ bool Weights::any() const {
 float Weights::total() const { return sum_of(mass); }
 
 int32_t Weights::draw(float uniform) const {
-  float weight[kTile] = {}, rest;
-  const int chosen = walk_tiles(mass, uniform * total(), &rest);
-  tile(chosen, weight);
-  return chosen * kTile + walk(weight, kTile, rest);
+  float weight[kTile] = {};
+  const FoundTile chosen = find_tile(mass, uniform);
+  tile(chosen.tile, weight);
+  return chosen.tile * kTile + walk(weight, kTile, chosen.rest);
 }
 
 Weights weights_of(const Reading& p) {

@@ -49,7 +49,7 @@ class DraftLaw {
   RowLaw law_{};
 };
 
-// f(tile) of every tile of a row, each on any thread, and their sum in index order.
+// f(tile) of every tile of a row, each on any thread, and their sum.
 std::vector<float> by_tile(const Reading& p, const std::function<float(int)>& f);
 float sum_by_tile(const Reading& p, const std::function<float(int)>& f);
 
@@ -59,8 +59,8 @@ struct Weights {
   std::function<void(int tile, float* out)> tile;  // the weights of one tile
 
   bool any() const;     // whether there is any mass
-  float total() const;  // of the masses in index order
-  // The id at which the running sum of weights first exceeds uniform * total.
+  float total() const;  // of the masses
+  // The id at which the running sum of weights first exceeds uniform * total, tile by tile and then id by id.
   int32_t draw(float uniform) const;
 };
 

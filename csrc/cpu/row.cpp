@@ -8,6 +8,7 @@
 
 #include "common/status.h"
 #include "cpu/parallel.h"
+#include "cpu/tile_sums.h"
 
 namespace specdec::cpu {
 namespace {
@@ -231,15 +232,10 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, Row
   }
   if (law.one_hot) return law;
 
-  const auto total = [&] {
-    float z = 0;
-    for (float mass : scratch.tile_mass) z += mass;
-    return z;
-  };
   if (sum) {
     for (int tile = 0; tile < tiles; ++tile)
       scratch.tile_mass[tile] *= std::exp((scratch.tile_max[tile] - law.max) * sampling.inverse_temperature);
-    law.normalizer = total();
+    law.normalizer = sum_of(scratch.tile_mass);
   }
   if (cut) {
     Sampling effective = sampling;
@@ -262,7 +258,7 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, Row
         kernels.weights(row.at(tile * kTile), n, law.max, law.inverse_temperature, law.cutoff, 1.0f, mass);
         scratch.tile_mass[tile] = cpu::kernels().sum(mass, n);
       });
-      law.normalizer = total();
+      law.normalizer = sum_of(scratch.tile_mass);
     }
   }
   law.inverse_normalizer = 1.0f / law.normalizer;
@@ -302,8 +298,7 @@ void raw_moments(const RowView& row, float max, bool split, float* log_normalize
   for_each_tile(row, split, [&](int tile) {
     row.kernels().moments(row.at(tile * kTile), row.tile_size(tile), max, &sum[tile], &weighted[tile]);
   });
-  float z = 0, w = 0;
-  for (int tile = 0; tile < row.tiles(); ++tile) z += sum[tile], w += weighted[tile];
+  const float z = sum_of(sum), w = sum_of(weighted);
   *log_normalizer = max + std::log(z);
   *entropy = std::log(z) - w / z;
 }

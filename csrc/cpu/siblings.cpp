@@ -1,5 +1,7 @@
 #include "cpu/siblings.h"
 
+#include "cpu/tile_sums.h"
+
 namespace specdec::cpu {
 
 void NodeLaws::fill(int tile, float scale, float taken, float* scaled_p, float* q, float* taken_q) const {
@@ -19,9 +21,7 @@ RejectionSums NodeLaws::sums(float scale, float taken) const {
     masses[tile] = kernels().sum(q, row.tile_size(tile));
     return kernels().residual_sum(scaled_p, taken_q, row.tile_size(tile));
   });
-  float mass = 0;
-  for (float m : masses) mass += m;
-  return {residual, mass};
+  return {residual, sum_of(masses)};
 }
 
 int32_t NodeLaws::draw(float uniform) const {

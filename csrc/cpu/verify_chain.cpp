@@ -57,8 +57,8 @@ class Chain : SequenceRows {
   void remember(int64_t, float) { remembered_ = now_; }
 
   int64_t wanted(int64_t i) {
-    if (!args_.noise_keys || one_hot()) return argmax();
-    return noisy_top(now_->target, args_.noise_keys[span_.target_index + i], nullptr, 1)[0].id;
+    if (!has_noise(args_) || one_hot()) return argmax();
+    return noisy_top(now_->target, key_at(args_, span_, b_, i), nullptr, 1)[0].id;
   }
 
   int64_t final_token(Next next, int64_t accepted) {

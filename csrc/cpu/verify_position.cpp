@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cpu/tile_sums.h"
+
 namespace specdec::cpu {
 namespace {
 
@@ -88,14 +90,15 @@ float Position::lossy_scale() const {
       q_list.push_back(qs[i]);
     }
   }
+  std::vector<float> shares((p_list.size() + kTile - 1) / kTile);
   return exact_scale(mixture.accept, [&](float scale) {
-    float sum = 0;
-    for (size_t first = 0; first < p_list.size(); first += kTile) {
+    for (size_t share = 0; share < shares.size(); ++share) {
+      const size_t first = share * kTile;
       const int n = int(std::min<size_t>(kTile, p_list.size() - first));
       for (int i = 0; i < n; ++i) ps[i] = scale * p_list[first + i];
-      sum += kernels().residual_sum(ps, &q_list[first], n);
+      shares[share] = kernels().residual_sum(ps, &q_list[first], n);
     }
-    return sum;
+    return sum_of(shares);
   });
 }
 

@@ -50,9 +50,7 @@ class TreeRows : SequenceRows {
     at_.set_cascade();
   }
   int64_t draw(float uniform) const { return at_.draw(uniform); }
-  int64_t noisy(int32_t node) const {
-    return noisy_top(at_.target, args_.noise_keys[span_.target_index + node], nullptr, 1)[0].id;
-  }
+  int64_t noisy(int32_t node) const { return noisy_top(at_.target, key_at(args_, span_, b_, node), nullptr, 1)[0].id; }
 
   void read(NodeLaws& laws, int32_t node, bool drafted) {
     read_target_row(node, laws);

@@ -41,16 +41,37 @@ struct DraftLaw {
     return kind == Kind::kLogits ? weight_of(x, law) * law.inverse_normalizer : clean(x);
   }
 
-  // Q of run j of the lane's ids of a tile.
-  __device__ void of_run(int tile, int j, float* q) const {
-    if (!in_order()) {
+  // The draft ids of run j of the lane's target ids of a tile, and their logits. Out of line, like all that goes by runs: it
+  // is called from several places.
+  struct Drafted {
+    Run x;
+    int32_t ids[kRun];
+  };
+  __device__ __noinline__ Drafted run(int tile, int j) const {
+    Drafted out;
 #pragma unroll
-      for (int k = 0; k < kRun; ++k) q[k] = prob(held_id(tile, j * kRun + k));
-      return;
+    for (int k = 0; k < kRun; ++k) out.ids[k] = draft_id(held_id(tile, j * kRun + k));
+    if (map == nullptr) {
+      out.x = load_run(row, tile, j);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) out.x.x[k] = logit(out.ids[k]);
     }
-    load_run(row, tile, j, q);
+    return out;
+  }
+
+  // Q of the same, of kLogits and kProbs.
+  __device__ __noinline__ Run of_run(int tile, int j) const {
+    const Drafted drafted = run(tile, j);
+    Run q;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) q[k] = of_value(q[k]);
+    for (int k = 0; k < kRun; ++k) {
+      q.x[k] = of_value(drafted.x.x[k]);
+      if (in_order()) continue;
+      if (kind == Kind::kLogits && law.one_hot) q.x[k] = drafted.ids[k] == law.argmax ? 1.0f : 0.0f;
+      if (drafted.ids[k] < 0) q.x[k] = 0.0f;
+    }
+    return q;
   }
 
  private:
@@ -71,11 +92,9 @@ __device__ float weighed_mass(const From& from, int tile) {
   float sum = 0.0f;
 #pragma unroll 1
   for (int j = 0; j < kRuns; ++j) {
-    float x[kRun];
-    load_run(from.row, tile, j, x);
-    from.weigh(tile, j, x);
+    const Run weights = from.weigh(tile, j, load_run(from.row, tile, j));
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) sum += x[k];
+    for (int k = 0; k < kRun; ++k) sum += weights.x[k];
   }
   return warp_reduce(sum, Sum{});
 }
@@ -106,22 +125,14 @@ struct Position {
 
   // A cascade's view of run j of the lane's ids of a tile, x their target logits: f(k, P, Q, kept, draft's logit and id).
   template <class F>
-  __device__ __forceinline__ void for_each_mixed(int tile, int j, const float* x, F f) const {
-    float y[kRun];
-    int32_t ids[kRun];
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) ids[k] = draft.draft_id(held_id(tile, j * kRun + k));
-    if (draft.map == nullptr) {
-      load_run(draft.row, tile, j, y);
-    } else {
-#pragma unroll
-      for (int k = 0; k < kRun; ++k) y[k] = draft.logit(ids[k]);
-    }
+  __device__ __forceinline__ void for_each_mixed(int tile, int j, const Run& x, F f) const {
+    const DraftLaw::Drafted drafted = draft.run(tile, j);
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-      const int32_t id = held_id(tile, j * kRun + k);
-      const bool kept = draft_decides ? is_kept(mixture, y[k], ids[k]) : is_kept(mixture, x[k], id);
-      f(k, prob_of(x[k], law, id), prob_of(y[k], draft.law, ids[k]), kept, y[k], ids[k]);
+      const int32_t id = held_id(tile, j * kRun + k), draft_id = drafted.ids[k];
+      const float y = drafted.x.x[k];
+      const bool kept = draft_decides ? is_kept(mixture, y, draft_id) : is_kept(mixture, x.x[k], id);
+      f(k, prob_of(x.x[k], law, id), prob_of(y, draft.law, draft_id), kept, y, draft_id);
     }
   }
 
@@ -130,125 +141,129 @@ struct Position {
   // What exp((logit - max) / T) is multiplied by.
   __device__ float times() const { return subtracts() ? law.inverse_normalizer * left.scale : 1.0f; }
 
-  // Weights of run j of the lane's ids of a tile, in the place of their logits.
-  __device__ void weigh(int tile, int j, float* x) const {
+  // Weights of run j of the lane's ids of a tile, x their target logits.
+  __device__ __noinline__ Run weigh(int tile, int j, Run x) const {
+    Run weights;
     if (left.mixed) {
       for_each_mixed(tile, j, x, [&](int k, float p, float q, bool kept, float, int32_t) {
-        x[k] = residual_weight(left.scale * p, (kept ? left.taken_kept : left.taken) * q);
+        weights.x[k] = residual_weight(left.scale * p, (kept ? left.taken_kept : left.taken) * q);
       });
-      return;
+      return weights;
     }
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) x[k] = weight_of(x[k], law) * times();
+    for (int k = 0; k < kRun; ++k) weights.x[k] = weight_of(x.x[k], law) * times();
     if (subtracts()) {
-      float q[kRun];
-      draft.of_run(tile, j, q);
+      const Run q = draft.of_run(tile, j);
 #pragma unroll
-      for (int k = 0; k < kRun; ++k) x[k] = residual_weight(x[k], q[k]);
+      for (int k = 0; k < kRun; ++k) weights.x[k] = residual_weight(weights.x[k], q.x[k]);
     } else if (draft.kind == DraftLaw::Kind::kPoint && draft.token / kTile == tile) {
 #pragma unroll
       for (int k = 0; k < kRun; ++k)
-        if (held_id(tile, j * kRun + k) == draft.token) x[k] = 0.0f;
+        if (held_id(tile, j * kRun + k) == draft.token) weights.x[k] = 0.0f;
     }
+    return weights;
   }
 
   // The sum of a tile's weights, by a warp; the tile is read only if the row's table does not tell.
+  // Both rows' loads of kStep runs are in flight at once, as the registers allow.
+  template <int kStep>
   __device__ float mass(int tile, const TileTable& table) const {
     if (left.mixed) return weighed_mass(*this, tile);  // also where P is 0: Q counts if what is lost of it is negative
     if (table.max[tile] == -INFINITY || table.max[tile] < law.cutoff) return 0.0f;
     if (!cut && !subtracts() && (draft.kind == DraftLaw::Kind::kNone || draft.token / kTile != tile))
       return table.mass[tile];
-    float x[kHeld], even = 0.0f, odd = 0.0f;
-    load_tile(row, tile, x);
-    if (subtracts() && draft.in_order()) {  // the same numbers as by runs, with all loads of both rows in flight
-      float q[kHeld];
-      load_tile(draft.row, tile, q);
+    float even = 0.0f, odd = 0.0f;
+    if (subtracts() && draft.in_order() && is_whole(row, tile) && is_whole(draft.row, tile)) {
+      // The same numbers as by runs.
+      constexpr int kValues = kStep * kRun;
+#pragma unroll 1
+      for (int j = 0; j < kRuns; j += kStep) {
+        uint32_t words[2][kValues];
+        float p[kValues], q[kValues];
+        load_whole<kStep>(lane_pieces(row, tile, j), row.dtype, words[0]);
+        load_whole<kStep>(lane_pieces(draft.row, tile, j), draft.row.dtype, words[1]);
+        unpack<kValues>(words[0], row.dtype, p);
+        unpack<kValues>(words[1], draft.row.dtype, q);
 #pragma unroll
-      for (int k = 0; k < kHeld; ++k) x[k] = residual_weight(weight_of(x[k], law) * times(), draft.of_value(q[k]));
+        for (int k = 0; k < kValues; ++k) {
+          const float weight = residual_weight(weight_of(p[k], law) * times(), draft.of_value(q[k]));
+          (k % 2 ? odd : even) += weight;
+        }
+      }
     } else {
+#pragma unroll 1
+      for (int j = 0; j < kRuns; ++j) {
+        const Run weights = weigh(tile, j, load_run(row, tile, j));
 #pragma unroll
-      for (int j = 0; j < kRuns; ++j) weigh(tile, j, x + j * kRun);
+        for (int k = 0; k < kRun; k += 2) even += weights.x[k], odd += weights.x[k + 1];
+      }
     }
-#pragma unroll
-    for (int k = 0; k < kHeld; k += 2) even += x[k], odd += x[k + 1];
     return warp_reduce(even + odd, Sum{});
   }
 };
 
 // The masses of a row's tiles, this block's share of them: it is number `rank` of `size`. Out of line, as draw_id.
-template <bool kClustered = false, class From>
+template <bool kClustered = false, int kStep = 2, class From>
 __device__ __noinline__ void masses_of(const From& from, TileTable table, float* mass, int rank, int size) {
   for (int tile = rank * num_warps() + warp_id(); tile < from.row.tiles(); tile += size * num_warps()) {
-    const float m = from.mass(tile, table);
+    const float m = from.template mass<kStep>(tile, table);
     if (lane_id() == 0) Team<kClustered>::store(mass + tile, m);
   }
 }
 
+// A warp's way through one run of each lane: `before` is the sum of all weights until then. The first place where the
+// running sum exceeds `rest`, and the last one of positive weight; -1 where there is none.
+struct RunWalk {
+  float before;
+  int hit, last;
+};
+inline __device__ __noinline__ RunWalk walk_run(Run run, float before, float rest) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int k = 0; k < kRun; ++k) sum += run.x[k];
+  float until = sum;  // of this lane and all below
+  for (int step = 1; step < 32; step *= 2) {
+    const float other = __shfl_up_sync(kAllLanes, until, step);
+    if (lane_id() >= step) until += other;
+  }
+  const float below = __shfl_up_sync(kAllLanes, until, 1);
+  const float start = before + (lane_id() == 0 ? 0.0f : below);
+  int hit = -1, positive = -1;
+  float partial = 0.0f;
+#pragma unroll
+  for (int k = 0; k < kRun; ++k) {
+    partial += run.x[k];
+    if (run.x[k] > 0) positive = k;
+    if (hit < 0 && run.x[k] > 0 && start + partial > rest) hit = k;
+  }
+  const unsigned hits = __ballot_sync(kAllLanes, hit >= 0), some = __ballot_sync(kAllLanes, positive >= 0);
+  const int first = hits ? __ffs(int(hits)) - 1 : 0, last = some ? 31 - __clz(int(some)) : 0;
+  hit = __shfl_sync(kAllLanes, hit, first);
+  positive = __shfl_sync(kAllLanes, positive, last);
+  return {before + __shfl_sync(kAllLanes, until, 31), hit < 0 ? -1 : first * kRun + hit,
+          positive < 0 ? -1 : last * kRun + positive};
+}
+
 // In one tile, the first id at which the running sum of weights exceeds `rest`, else the last of positive weight.
 template <class From>
-__device__ __forceinline__ int32_t walk_tile(const From& from, int tile, float rest) {
-  float x[kHeld], before = 0.0f;
-  int last_run = 0, last_held = 0;
-  load_tile(from.row, tile, x);
-#pragma unroll
+__device__ __forceinline__ int32_t find_id(const From& from, int tile, float rest) {
+  RunWalk walk{0.0f, -1, -1};
+  int last = 0;
+#pragma unroll 1
   for (int j = 0; j < kRuns; ++j) {
-    float* const run = x + j * kRun;
-    float sum = 0.0f;
-    from.weigh(tile, j, run);
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) sum += run[k];
-    float until = sum;  // of this lane and all below
-    for (int step = 1; step < 32; step *= 2) {
-      const float other = __shfl_up_sync(kAllLanes, until, step);
-      if (lane_id() >= step) until += other;
-    }
-    const float below = __shfl_up_sync(kAllLanes, until, 1);
-    const float start = before + (lane_id() == 0 ? 0.0f : below);
-    int hit = -1, positive = -1;
-    float partial = 0.0f;
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-      partial += run[k];
-      if (run[k] > 0) positive = k;
-      if (hit < 0 && run[k] > 0 && start + partial > rest) hit = k;
-    }
-    const unsigned hits = __ballot_sync(kAllLanes, hit >= 0), some = __ballot_sync(kAllLanes, positive >= 0);
-    if (hits) {
-      const int lane = __ffs(int(hits)) - 1;
-      return tile * kTile + (j * 32 + lane) * kRun + __shfl_sync(kAllLanes, hit, lane);
-    }
-    if (some) {
-      const int lane = 31 - __clz(int(some));
-      last_run = j * 32 + lane;
-      last_held = __shfl_sync(kAllLanes, positive, lane);
-    }
-    before += __shfl_sync(kAllLanes, until, 31);
+    walk = walk_run(from.weigh(tile, j, load_run(from.row, tile, j)), walk.before, rest);
+    if (walk.hit >= 0) return tile * kTile + j * 32 * kRun + walk.hit;
+    if (walk.last >= 0) last = j * 32 * kRun + walk.last;
   }
-  return tile * kTile + last_run * kRun + last_held;
+  return tile * kTile + last;
 }
 
 // An id drawn by one warp given its tiles' masses, in every lane; -1 if nothing is left to draw from. Out of line, as it
 // is called from several places.
 template <class From>
 __device__ __noinline__ int32_t draw_id(const From& from, const float* mass, float uniform) {
-  const int tiles = from.row.tiles();
-  const float goal = uniform * ordered_sum(mass, tiles);
-  float before = 0.0f, rest = INFINITY;  // infinite on an overrun
-  int chosen = -1;
-  for (int begin = 0; begin < tiles && rest == INFINITY; begin += 32) {
-    const float mine = begin + lane_id() < tiles ? mass[begin + lane_id()] : 0.0f;
-#pragma unroll 8
-    for (int i = 0; i < 32; ++i) {
-      const float m = __shfl_sync(kAllLanes, mine, i);
-      if (rest < INFINITY || !(m > 0)) continue;
-      chosen = begin + i;
-      if (before + m > goal)
-        rest = goal - before;
-      else
-        before += m;
-    }
-  }
-  return chosen < 0 ? -1 : walk_tile(from, chosen, rest);
+  const FoundTile found = find_tile(mass, from.row.tiles(), uniform);
+  return found.tile < 0 ? -1 : find_id(from, found.tile, found.rest);
 }
 
 // (logit - max) / T + G as a number that is larger for a larger score and, of equal ones, for the lower id.
@@ -257,6 +272,9 @@ __device__ __forceinline__ Fixed noisy_key(float score, int32_t id) {
 }
 __device__ __forceinline__ int32_t noisy_id(Fixed key) { return int32_t(0xFFFFFFFFu - uint32_t(key)); }
 
+// Out of line: few ids of a tile get so far.
+inline __device__ __noinline__ float noisy_score(float exponent, uint32_t bits) { return exponent + gumbel(bits); }
+
 // offer(score, id) for this lane's possible ids of a tile, but for those that `limit` rules out: see limit_of. `ids` (or
 // null) gives the target id, whose noise counts, of each id of the row.
 template <class Offer>
@@ -264,8 +282,7 @@ __device__ __forceinline__ void noisy_tile(const RowView& row, const RowLaw& law
                                            const int64_t* ids, const float& limit, Offer offer) {
 #pragma unroll 1
   for (int j = 0; j < kRuns; ++j) {
-    float x[kRun];
-    load_run(row, tile, j, x);
+    const Run run = load_run(row, tile, j);
 #pragma unroll
     for (int k = 0; k < kRun; k += 4) {
       const int32_t first = held_id(tile, j * kRun + k);
@@ -273,11 +290,11 @@ __device__ __forceinline__ void noisy_tile(const RowView& row, const RowLaw& law
       if (ids == nullptr) noise = philox(low_word(key), high_word(key), uint32_t(first) / 4, 0, 0, kNoiseStream);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float weight = weight_of(x[k + i], law);
+        const float weight = weight_of(run.x[k + i], law);
         if (!(weight > 0)) continue;
         const uint32_t bits = ids == nullptr ? noise.word[i] : noise_bits(key, uint32_t(ids[first + i]));
         if (float(bits) * 0x1p-32f > weight * limit) continue;
-        offer((x[k + i] - law.max) * law.inverse_temperature + gumbel(bits), first + i);
+        offer(noisy_score((run.x[k + i] - law.max) * law.inverse_temperature, bits), first + i);
       }
     }
   }
@@ -293,13 +310,21 @@ __device__ __forceinline__ float limit_of(float score) { return fminf(kNoLimit, 
 struct BestNoisy {
   Fixed key = 0;
   float limit = kNoLimit;
-  __device__ void see(const RowView& row, const RowLaw& law, int tile, int64_t noise_key, const int64_t* ids) {
-    noisy_tile(row, law, tile, noise_key, ids, limit, [&](float score, int32_t id) {
+  __device__ __forceinline__ void see(const RowView& row, const RowLaw& law, int tile, int64_t noise_key,
+                                      const int64_t* ids) {
+    *this = better(*this, row, law, tile, noise_key, ids);
+  }
+
+ private:
+  __device__ __noinline__ static BestNoisy better(BestNoisy best, RowView row, RowLaw law, int tile, int64_t noise_key,
+                                                  const int64_t* ids) {
+    noisy_tile(row, law, tile, noise_key, ids, best.limit, [&](float score, int32_t id) {
       const Fixed offered = noisy_key(score, id);
-      if (offered <= key) return;
-      key = offered;
-      limit = limit_of(score);
+      if (offered <= best.key) return;
+      best.key = offered;
+      best.limit = limit_of(score);
     });
+    return best;
   }
 };
 

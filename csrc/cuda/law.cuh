@@ -3,6 +3,7 @@
 // times a cut-off. Masses are counted in fixed point, so that no order of adding matters.
 #pragma once
 #include "cuda/scan.cuh"
+#include "cuda/tile_sums.cuh"
 
 namespace specdec::cuda {
 
@@ -86,6 +87,7 @@ __device__ float radix_select(Each each, Measure measure, Fixed goal, int bits) 
   Bins& bins = selection_bins();
   uint32_t prefix = 0;
   Fixed above = 0;
+#pragma unroll 1
   for (int shift = 24; shift >= 32 - bits; shift -= 8) {
     for (int i = int(threadIdx.x); i < kDigits; i += int(blockDim.x)) bins.low[i] = bins.high[i] = 0;
     __syncthreads();
@@ -113,190 +115,191 @@ struct Reading {
   RowLaw law;
 };
 
-// Finds a row's cut-off by one block; every member is called by all its threads and returns the same to all. The law has
-// the row's max and temperature and, where cut.whole, its normaliser.
-class Truncation {
- public:
-  __device__ explicit Truncation(const Reading& r)
-      : row_(r.row),
-        sampling_(r.sampling),
-        law_(r.law),
-        table_(r.table),
-        list_(r.list),
-        cut_(cut_of(r.sampling, r.row.vocab)),
-        fixed_(r.row.vocab) {}
+// ---- A row's cut-off, found by one block: what follows is called by all its threads and returns the same to all. The law has
+// the row's max and temperature and, where cut.whole, its normaliser. Out of line, as each is called from several places.
 
-  // The smallest logit kept, and the normaliser of what is kept.
-  struct Found {
-    float cutoff, normalizer;
-  };
-  __device__ Found find() {
-    const float likely = sampling_.min_p > 0 ? law_.max + logf(sampling_.min_p) * sampling_.temperature : -INFINITY;
-    float floor = sampling_.min_p_first ? likely : -INFINITY;
-    float listed_from = floor;
-    if (cut_.top_k > 0)
-      listed_from = fmaxf(floor, nth_group_maximum(cut_.top_k));
-    else if (sampling_.top_p < 1 && cut_.whole && row_.vocab > kMaxListed)
-      listed_from = nth_group_maximum(min(kTopGroups, row_.tiles() * kGroups / 4));
-    else if (!(sampling_.top_p < 1))
-      listed_from = likely;
-    make_list(listed_from);
-    if (cut_.top_k > 0) {
-      floor = fmaxf(floor, top_k(floor));
-      if (count_ > kMaxListed) make_list(listed_from = floor);
-    }
-    if (sampling_.top_p < 1) floor = fmaxf(floor, top_p(floor, listed_from));
-    floor = fmaxf(floor, likely);
-    if (count_ > kMaxListed || floor < listed_from) make_list(floor);
+// What is looked through: group maxima, the list, or the row itself.
+enum class Values : int32_t { kGroups, kListed, kRow };
 
-    float lowest = INFINITY;
-    Fixed mass = 0;
-    for_each(floor, [&](float x) {
-      lowest = fminf(lowest, x);
-      mass += fixed_(weight_of(x, law_));
-    });
-    lowest = block_reduce(lowest, INFINITY, Min{});
-    return {lowest, fixed_.back(block_reduce(mass, Fixed(0), Sum{}))};
+// The values that may be kept, of which so many were found: they are listed if there is room for them.
+__device__ __forceinline__ Values found_in(int count) { return count <= kMaxListed ? Values::kListed : Values::kRow; }
+
+// f(x) for each value >= bound that falls to this thread; `count`: of group maxima, or on the list.
+template <class F>
+__device__ __forceinline__ void for_each(const Reading& r, Values values, int count, float bound, F f) {
+  if (values != Values::kRow) {
+    const float* const x = values == Values::kListed ? r.list : r.table.group_max;
+#pragma unroll 1
+    for (int i = int(threadIdx.x); i < count; i += int(blockDim.x))
+      if (x[i] >= bound) f(x[i]);
+    return;
   }
+#pragma unroll 1
+  for (int tile = warp_id(); tile < r.row.tiles(); tile += num_warps()) {
+    if (!(r.table.max[tile] >= bound)) continue;
+#pragma unroll 1
+    for (int j = 0; j < kRuns; ++j) {
+      const Run run = load_run(r.row, tile, j);
+#pragma unroll
+      for (int k = 0; k < kRun; ++k)
+        if (run.x[k] >= bound && run.x[k] > -INFINITY) f(run.x[k]);
+    }
+  }
+}
+
+// By a warp: appends one group to the list. Lane l takes ids 4 (l % 8) … of its run l / 8.
+__device__ __forceinline__ void list_group(const Reading& r, int group, float bound, int* count) {
+  const int32_t first = group / kGroups * kTile + (lane_id() / 8 * 32 + group % kGroups * 4) * kRun + lane_id() % 8 * 4;
+  float x[4];
+  unsigned kept[4];
+  int total = 0;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    x[k] = first + k < r.row.vocab ? logit_at(r.row, first + k) : -INFINITY;
+    kept[k] = __ballot_sync(kAllLanes, x[k] >= bound && x[k] > -INFINITY);
+    total += __popc(kept[k]);
+  }
+  int place = 0;
+  if (lane_id() == 0) place = atomicAdd(count, total);
+  place = __shfl_sync(kAllLanes, place, 0);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const int mine = place + __popc(kept[k] & ((1u << lane_id()) - 1));
+    if ((kept[k] >> lane_id() & 1) && mine < kMaxListed) r.list[mine] = x[k];
+    place += __popc(kept[k]);
+  }
+}
+
+// Lists the possible values >= bound, in no order; how many there are, listed or not.
+inline __device__ __noinline__ int make_list(const Reading& r, float bound) {
+  SPECDEC_SHARED(int, count, 1);
+  __syncthreads();
+  if (threadIdx.x == 0) count[0] = 0;
+  __syncthreads();
+  const int groups = r.row.tiles() * kGroups;
+#pragma unroll 1
+  for (int first = warp_id() * 32; first < groups; first += num_warps() * 32) {
+    const int mine = first + lane_id();
+    const float max = mine < groups ? r.table.group_max[mine] : -INFINITY;
+    for (unsigned hot = __ballot_sync(kAllLanes, max >= bound && max > -INFINITY); hot != 0; hot &= hot - 1)
+      list_group(r, first + __ffs(int(hot)) - 1, bound, count);
+  }
+  __syncthreads();
+  return count[0];
+}
+
+// How a selection counts a value: as one, or by its weight in fixed point.
+class Measured {
+ public:
+  __device__ Measured(const Reading& r, bool by_weight)
+      : law_(r.law), up_(FixedScale(r.row.vocab).up), by_weight_(by_weight) {}
+  __device__ Fixed operator()(float x) const { return by_weight_ ? __float2ull_rn(weight_of(x, law_) * up_) : 1; }
 
  private:
-  // f(x) for each possible value >= bound that falls to this thread: of the list if it is complete, else of the row.
-  template <class F>
-  __device__ void for_each(float bound, F f) const {
-    if (count_ <= kMaxListed) {
-      for (int i = int(threadIdx.x); i < count_; i += int(blockDim.x))
-        if (list_[i] >= bound) f(list_[i]);
-    } else {
-      for_each_in_row(bound, f);
-    }
-  }
-
-  template <class F>
-  __device__ void for_each_in_row(float bound, F f) const {
-    for (int tile = warp_id(); tile < row_.tiles(); tile += num_warps()) {
-      if (!(table_.max[tile] >= bound)) continue;
-#pragma unroll 1
-      for (int j = 0; j < kRuns; ++j) {
-        float x[kRun];
-        load_run(row_, tile, j, x);
-#pragma unroll
-        for (int k = 0; k < kRun; ++k)
-          if (x[k] >= bound && x[k] > -INFINITY) f(x[k]);
-      }
-    }
-  }
-
-  // Lists the possible values >= bound, in no order; count_ tells how many there are, listed or not.
-  __device__ void make_list(float bound) {
-    SPECDEC_SHARED(int, count, 1);
-    __syncthreads();
-    if (threadIdx.x == 0) count[0] = 0;
-    __syncthreads();
-    const int groups = row_.tiles() * kGroups;
-    for (int first = warp_id() * 32; first < groups; first += num_warps() * 32) {
-      const int mine = first + lane_id();
-      const float max = mine < groups ? table_.group_max[mine] : -INFINITY;
-      for (unsigned hot = __ballot_sync(kAllLanes, max >= bound && max > -INFINITY); hot != 0; hot &= hot - 1)
-        list_group(first + __ffs(int(hot)) - 1, bound, count);
-    }
-    __syncthreads();
-    count_ = count[0];
-  }
-
-  // The warp appends one group: lane l takes ids 4 (l % 8) … of its run l / 8.
-  __device__ void list_group(int group, float bound, int* count) {
-    const int32_t first =
-        group / kGroups * kTile + (lane_id() / 8 * 32 + group % kGroups * 4) * kRun + lane_id() % 8 * 4;
-    float x[4];
-    unsigned kept[4];
-    int total = 0;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      x[k] = first + k < row_.vocab ? logit_at(row_, first + k) : -INFINITY;
-      kept[k] = __ballot_sync(kAllLanes, x[k] >= bound && x[k] > -INFINITY);
-      total += __popc(kept[k]);
-    }
-    int place = 0;
-    if (lane_id() == 0) place = atomicAdd(count, total);
-    place = __shfl_sync(kAllLanes, place, 0);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int mine = place + __popc(kept[k] & ((1u << lane_id()) - 1));
-      if ((kept[k] >> lane_id() & 1) && mine < kMaxListed) list_[mine] = x[k];
-      place += __popc(kept[k]);
-    }
-  }
-
-  // The same over the listed values >= bound: comparing all with all where they are few.
-  template <class Measure>
-  __device__ float select_listed(float bound, Measure measure, Fixed goal) {
-    if (count_ > kCounted) return radix_select([&](auto f) { for_each(bound, f); }, measure, goal, 32);
-    float lowest = INFINITY, chosen = -INFINITY;
-    for_each(bound, [&](float x) {
-      lowest = fminf(lowest, x);
-      Fixed above = 0, until = 0;
-      for (int i = 0; i < count_; ++i) {
-        const float other = list_[i];
-        const Fixed m = other >= bound ? measure(other) : 0;
-        above += other > x ? m : 0;
-        until += other >= x ? m : 0;
-      }
-      if (above < goal && goal <= until) chosen = x;
-    });
-    chosen = block_reduce(chosen, -INFINITY, Max{});
-    lowest = block_reduce(lowest, INFINITY, Min{});
-    return chosen > -INFINITY ? chosen : lowest;
-  }
-
-  // A lower bound of the n-th largest group maximum, to 16 bits: at least n ids are as large. -inf if groups are fewer.
-  __device__ float nth_group_maximum(int64_t n) {
-    const int groups = row_.tiles() * kGroups;
-    if (n > groups) return -INFINITY;
-    return radix_select(
-        [&](auto f) {
-          for (int i = int(threadIdx.x); i < groups; i += int(blockDim.x)) f(table_.group_max[i]);
-        },
-        [](float) { return Fixed(1); }, Fixed(n), 16);
-  }
-
-  __device__ float top_k(float floor) {
-    const auto one = [](float) { return Fixed(1); };
-    if (count_ > kMaxListed) return radix_select([&](auto f) { for_each(floor, f); }, one, Fixed(cut_.top_k), 32);
-    if (count_ < cut_.top_k) return floor;  // fewer than k possible ids
-    return select_listed(floor, one, Fixed(cut_.top_k));
-  }
-
-  __device__ Fixed mass_above(float floor) {
-    Fixed mass = 0;
-    for_each(floor, [&](float x) { mass += fixed_(weight_of(x, law_)); });
-    return block_reduce(mass, Fixed(0), Sum{});
-  }
-
-  // top-p of the ids >= floor, or of the whole row, whose mass is then law_.normalizer.
-  __device__ float top_p(float floor, float listed_from) {
-    const auto measure = [&](float x) { return fixed_(weight_of(x, law_)); };
-    const Fixed seen = mass_above(cut_.whole ? -INFINITY : floor);
-    const double total = cut_.whole ? double(law_.normalizer) / fixed_.down : double(seen);
-    const Fixed goal = Fixed(ceil(double(sampling_.top_p) * total));
-    if (cut_.whole) floor = -INFINITY;
-    if (count_ > kMaxListed) return radix_select([&](auto f) { for_each(floor, f); }, measure, goal, 32);
-    if (seen >= goal || listed_from == -INFINITY || !cut_.whole) return select_listed(floor, measure, goal);
-    // The mass lies deeper than what was listed.
-    return radix_select([&](auto f) { for_each_in_row(floor, f); }, measure, goal, 32);
-  }
-
-  const RowView& row_;
-  const Sampling& sampling_;
   const RowLaw& law_;
-  const TileTable& table_;
-  float* const list_;
-  const Cut cut_;
-  const FixedScale fixed_;
-  int count_ = 0;
+  const float up_;
+  const bool by_weight_;
 };
 
-// Out of line: it is long, and most rows are not cut.
-inline __device__ __noinline__ Truncation::Found find_cut(const Reading& reading) { return Truncation(reading).find(); }
+inline __device__ __noinline__ float select_by_digits(const Reading& r, Values values, int count, float bound,
+                                                      bool by_weight, Fixed goal, int bits) {
+  return radix_select([&](auto f) { for_each(r, values, count, bound, f); }, Measured(r, by_weight), goal, bits);
+}
+
+// The same over the `count` listed values >= bound where they are few: by comparing all with all.
+inline __device__ __noinline__ float select_among_few(const Reading& r, int count, float bound, bool by_weight,
+                                                      Fixed goal) {
+  const Measured measure(r, by_weight);
+  float lowest = INFINITY, chosen = -INFINITY;
+  for_each(r, Values::kListed, count, bound, [&](float x) {
+    lowest = fminf(lowest, x);
+    Fixed above = 0, until = 0;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const float other = r.list[i];
+      const Fixed m = other >= bound ? measure(other) : 0;
+      above += other > x ? m : 0;
+      until += other >= x ? m : 0;
+    }
+    if (above < goal && goal <= until) chosen = x;
+  });
+  chosen = block_reduce(chosen, -INFINITY, Max{});
+  lowest = block_reduce(lowest, INFINITY, Min{});
+  return chosen > -INFINITY ? chosen : lowest;
+}
+
+// A lower bound of the n-th largest group maximum, to 16 bits: at least n ids are as large. -inf if groups are fewer.
+__device__ __forceinline__ float nth_group_maximum(const Reading& r, int64_t n) {
+  const int groups = r.row.tiles() * kGroups;
+  return n > groups ? -INFINITY : select_by_digits(r, Values::kGroups, groups, -INFINITY, false, Fixed(n), 16);
+}
+
+// The smallest of the possible values >= bound, and their mass.
+struct Kept {
+  float lowest;
+  Fixed mass;
+};
+inline __device__ __noinline__ Kept kept_from(const Reading& r, int count, float bound) {
+  const Measured measure(r, true);
+  float lowest = INFINITY;
+  Fixed mass = 0;
+  for_each(r, found_in(count), count, bound, [&](float x) {
+    lowest = fminf(lowest, x);
+    mass += measure(x);
+  });
+  lowest = block_reduce(lowest, INFINITY, Min{});
+  return {lowest, block_reduce(mass, Fixed(0), Sum{})};
+}
+
+__device__ __forceinline__ float select(const Reading& r, Values values, int count, float bound, bool by_weight,
+                                        Fixed goal) {
+  return values == Values::kListed && count <= kCounted
+             ? select_among_few(r, count, bound, by_weight, goal)
+             : select_by_digits(r, values, count, bound, by_weight, goal, 32);
+}
+
+// top-k of the values >= floor.
+__device__ __forceinline__ float top_k(const Reading& r, int64_t k, int count, float floor) {
+  if (count < k) return floor;  // fewer than k possible ids
+  return select(r, found_in(count), count, floor, false, Fixed(k));
+}
+
+// top-p of the values >= floor, or of the `whole` row, whose mass is then law.normalizer.
+__device__ __forceinline__ float top_p(const Reading& r, bool whole, int count, float floor, float listed_from) {
+  if (whole) floor = -INFINITY;
+  const Fixed seen = kept_from(r, count, floor).mass;
+  const double total = whole ? double(r.law.normalizer) / FixedScale(r.row.vocab).down : double(seen);
+  const Fixed goal = Fixed(ceil(double(r.sampling.top_p) * total));
+  const bool deeper = whole && seen < goal && listed_from > -INFINITY;  // the mass lies deeper than what was listed
+  return select(r, deeper ? Values::kRow : found_in(count), count, floor, true, goal);
+}
+
+// The smallest logit kept, and the normaliser of what is kept.
+struct FoundCut {
+  float cutoff, normalizer;
+};
+__device__ __forceinline__ FoundCut find_cut(const Reading& r) {
+  const Sampling& s = r.sampling;
+  const Cut cut = cut_of(s, r.row.vocab);
+  const float likely = s.min_p > 0 ? r.law.max + logf(s.min_p) * s.temperature : -INFINITY;
+  float floor = s.min_p_first ? likely : -INFINITY, listed_from = floor;
+  if (cut.top_k > 0)
+    listed_from = fmaxf(floor, nth_group_maximum(r, cut.top_k));
+  else if (s.top_p < 1 && cut.whole && r.row.vocab > kMaxListed)
+    listed_from = nth_group_maximum(r, min(kTopGroups, r.row.tiles() * kGroups / 4));
+  else if (!(s.top_p < 1))
+    listed_from = likely;
+  int count = make_list(r, listed_from);
+  if (cut.top_k > 0) {
+    floor = fmaxf(floor, top_k(r, cut.top_k, count, floor));
+    if (count > kMaxListed) count = make_list(r, listed_from = floor);
+  }
+  if (s.top_p < 1) floor = fmaxf(floor, top_p(r, cut.whole, count, floor, listed_from));
+  floor = fmaxf(floor, likely);
+  if (count > kMaxListed || floor < listed_from) count = make_list(r, floor);
+  const Kept kept = kept_from(r, count, floor);
+  return {kept.lowest, FixedScale(r.row.vocab).back(kept.mass)};
+}
 
 // The lowest id of the largest logit, by one block.
 __device__ __forceinline__ int32_t find_argmax(const RowView& row, const TileTable& table, float max) {
@@ -309,11 +312,10 @@ __device__ __forceinline__ int32_t find_argmax(const RowView& row, const TileTab
     int32_t id = row.vocab;
 #pragma unroll 1
     for (int j = kRuns - 1; j >= 0; --j) {
-      float x[kRun];
-      load_run(row, first, j, x);
+      const Run run = load_run(row, first, j);
 #pragma unroll
       for (int k = kRun - 1; k >= 0; --k)
-        if (x[k] == max) id = held_id(first, j * kRun + k);
+        if (run.x[k] == max) id = held_id(first, j * kRun + k);
     }
     id = warp_reduce(id, Min{});
     if (lane_id() == 0) argmax[0] = id;
@@ -341,7 +343,7 @@ __device__ __forceinline__ void find_law(Reading& reading, bool need_argmax) {
   int32_t flags = 0;
   for (int tile = int(threadIdx.x); tile < tiles; tile += int(blockDim.x)) {
     max = fmaxf(max, table.max[tile]);
-    flags |= table.flags[tile];
+    if (table.nan[tile] > 0) flags = kNaN;
   }
   max = block_reduce(max, -INFINITY, Max{});
   flags = block_reduce(flags, 0, Or{}) | (max == INFINITY ? kInf : 0) | (max == -INFINITY ? kEmptyRow : 0);
@@ -368,12 +370,12 @@ __device__ __forceinline__ void find_law(Reading& reading, bool need_argmax) {
       table.mass[tile] *= fast_exp2((table.max[tile] - max) * scale);
     __syncthreads();
     if (warp_id() == 0) {
-      const float total = ordered_sum(table.mass, tiles);
+      const float total = sum_of_tiles(table.mass, tiles);
       if (lane_id() == 0) reading.law.normalizer = total;
     }
     __syncthreads();
   }
-  Truncation::Found found{-INFINITY, 0.0f};
+  FoundCut found{-INFINITY, 0.0f};
   if (cut.any) found = find_cut(reading);
   by_one([&] {
     if (cut.any) {
@@ -393,22 +395,18 @@ struct RawMoments {
 __device__ __forceinline__ RawMoments raw_moments(const Reading& reading) {
   const float max = reading.law.max;
   if (isinf(max)) return {1.0f, 0.0f};
-  float sum = 0.0f, weighted = 0.0f;
+  const TileTable& table = reading.table;
   const int tiles = reading.row.tiles();
-  for (int begin = 0; begin < tiles; begin += 32) {
-    const int tile = begin + lane_id(), count = tiles - begin < 32 ? tiles - begin : 32;
-    float mine = 0.0f, mine_weighted = 0.0f;
-    if (tile < tiles && reading.table.max[tile] > -INFINITY) {
-      const float shift = reading.table.max[tile] - max;
-      const float scale = shift >= kSmallestExponent ? fast_exp2(shift * kLog2E) : 0.0f;
-      mine = reading.table.raw_sum[tile] * scale;
-      mine_weighted = scale > 0 ? reading.table.raw_weighted[tile] * scale + mine * shift : 0.0f;
-    }
-    for (int i = 0; i < count; ++i) {
-      sum += __shfl_sync(kAllLanes, mine, i);
-      weighted += __shfl_sync(kAllLanes, mine_weighted, i);
-    }
-  }
+  const auto scale_of = [&](int tile) {  // what a tile's sums are multiplied by; -inf - max is far below the bound
+    const float shift = table.max[tile] - max;
+    return shift >= kSmallestExponent ? fast_exp2(shift * kLog2E) : 0.0f;
+  };
+  const float sum = sum_of_tiles(tiles, [&](int tile) { return table.raw_sum[tile] * scale_of(tile); });
+  const float weighted = sum_of_tiles(tiles, [&](int tile) {
+    const float scale = scale_of(tile);
+    if (!(scale > 0)) return 0.0f;
+    return table.raw_weighted[tile] * scale + table.raw_sum[tile] * scale * (table.max[tile] - max);
+  });
   return {sum, logf(sum) - weighted / sum};
 }
 

@@ -36,21 +36,20 @@ __device__ __forceinline__ float raw_prob(const RawRow& row, float x, int32_t id
 
 // A measure of the lane's ids of run j of a tile; of a lossy law the sum of (scale P - Q)+.
 __device__ __forceinline__ float measure_run(const Position& at, const Mixing& mixing, int tile, int j) {
-  float x[kRun], sum = 0.0f;
-  load_run(at.row, tile, j, x);
+  const Run x = load_run(at.row, tile, j);
+  float sum = 0.0f;
   if (mixing.measure == Measure::kLossyScale) {
-    float q[kRun];
-    at.draft.of_run(tile, j, q);
+    const Run q = at.draft.of_run(tile, j);
 #pragma unroll
     for (int k = 0; k < kRun; ++k)
-      sum += residual_weight(at.left.scale * prob_of(x[k], at.law, held_id(tile, j * kRun + k)), q[k]);
+      sum += residual_weight(at.left.scale * prob_of(x.x[k], at.law, held_id(tile, j * kRun + k)), q.x[k]);
     return sum;
   }
   at.for_each_mixed(tile, j, x, [&](int k, float p, float q, bool kept, float y, int32_t draft_id) {
     float raw_q = 0.0f, surprise_p = 0.0f;
     if (mixing.measure == Measure::kCrossEntropy) {
       raw_q = raw_prob(mixing.draft, y, draft_id);
-      surprise_p = surprise(mixing.target, x[k], held_id(tile, j * kRun + k));
+      surprise_p = surprise(mixing.target, x.x[k], held_id(tile, j * kRun + k));
     }
     sum += measured(mixing.measure, p, q, kept, raw_q, surprise_p);
   });
@@ -86,7 +85,7 @@ __device__ __noinline__ void end_mixing(const TargetLaw& law, Mixing& mixing, Po
     Team<kClustered>::sync();
     measures_of<kClustered>(at, mixing, sums, int(Team<kClustered>::rank()), int(Team<kClustered>::size()));
     Team<kClustered>::sync();
-    return ordered_sum(sums, at.row.tiles());
+    return sum_of_tiles(sums, at.row.tiles());
   };
   end(law, mixing, solves ? exact_scale(at.mixture.accept, left) : left(1.0f), at);
 }

@@ -22,16 +22,21 @@ struct Shape {
   size_t shared = 0;         // bytes of dynamic shared memory
   unsigned cluster = 1;      // blocks of a cluster, along x
   bool overlapping = false;  // may start before the previous kernel of the stream has ended: see wait_for_previous
+  bool overlapped = false;   // or the next one before this one has
 };
+
+// Prepares the current device for a kernel's launches, once: what several threads ask of it at a time must not differ from
+// call to call. See strategy.cu.
+cudaError_t prepare_kernel(const void* kernel, bool overlaps);
 
 // Kernel launch; returns the launch's error. More than 48 KB of shared memory a block, static and dynamic together, must be
 // asked for; no kernel has as much as 32 KB of static.
 template <class... Parameters, class... Arguments>
 cudaError_t launch_kernel(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t stream,
                           Arguments&&... arguments) {
-  if (shape.shared > 16 * 1024) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shape.shared));
+  const bool overlaps = shape.overlapping || shape.overlapped;
+  if (shape.shared > 16 * 1024 || overlaps) {
+    const cudaError_t error = prepare_kernel(reinterpret_cast<const void*>(kernel), overlaps);
     if (error != cudaSuccess) return error;
   }
   cudaLaunchConfig_t config{};
@@ -71,6 +76,28 @@ __device__ __forceinline__ void allow_next() {
 __device__ __forceinline__ float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Asks for the line of device memory at an address of it, and waits for nothing.
+__device__ __forceinline__ void prefetch(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(address)));
+}
+
+// The larger one, or NaN if one is NaN; +0 is larger than -0. Of two floats, and of both halves of two words.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+__device__ __forceinline__ unsigned max_or_nan_bf16x2(unsigned a, unsigned b) {
+  unsigned y;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+__device__ __forceinline__ unsigned max_or_nan_f16x2(unsigned a, unsigned b) {
+  unsigned y;
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
   return y;
 }
 

@@ -20,7 +20,7 @@ cudaError_t row_stats(const RowStatsArgs& args, const Launch& launch) {
   if (args.batch * args.n == 0) return cudaSuccess;
   const RowSet set{args.logits, args.n, args.params, true, may_cut(args.params)};
   RowPlan plan;
-  const cudaError_t error = plan_rows(set, args.batch, launch, &plan);
+  const cudaError_t error = plan_rows(set, args.batch, launch, &plan, [](Arena&, bool) {});
   return error ? error : launch_kernel(row_stats_kernel, plan.shape, launch.stream, plan.set, args.out);
 }
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "cuda/draw.cuh"
-#include "cuda/ops.h"
+#include "cuda/scratch.h"
 #include "cuda/strategy.h"
 
 namespace specdec::cuda {
@@ -43,16 +43,18 @@ inline int64_t chunks_of(int tiles, int64_t rows, int warps) {
   return most < enough ? most : enough > 1 ? enough : 1;
 }
 
-// The reading of split rows: see scan_rows_kernel. Shared by all ops.
-cudaError_t launch_scan(const RowSet& set, int64_t count, cudaStream_t stream);
+// The reading of split rows into set.tables. Shared by the ops.
+cudaError_t launch_scan(const RowSet& set, int64_t batch, cudaStream_t stream);
 
 struct RowPlan {
   RowSet set;
   Shape shape;  // of a kernel with a block a row
 };
 
-// Reads the rows if they are to be split; the kernel that follows (of `shape`) calls read_row first.
-inline cudaError_t plan_rows(const RowSet& set, int64_t batch, const Launch& launch, RowPlan* plan) {
+// Reads the rows if they are to be split; the kernel that follows (of `shape`) calls read_row first. more(arena, split)
+// takes what else the op wants of the call's memory.
+template <class More>
+cudaError_t plan_rows(const RowSet& set, int64_t batch, const Launch& launch, RowPlan* plan, More more) {
   const int64_t count = batch * set.n;
   const int tiles = tiles_of(set.rows.vocab);
   const Strategy forced = forced_strategy();
@@ -62,10 +64,13 @@ inline cudaError_t plan_rows(const RowSet& set, int64_t batch, const Launch& lau
   plan->set = set;
   plan->shape = {dim3(unsigned(count)), dim3(threads_for(tiles, kRowThreads))};
   plan->shape.shared = (split ? 0 : table) + (set.listed ? kMaxListed * sizeof(float) : 0);
+  plan->shape.overlapping = split && may_overlap();
+  allocate(launch, [&](Arena& arena) {
+    if (split) plan->set.tables = arena.take<float>(count * tiles * TileTable::kNumbers);
+    more(arena, split);
+  });
   if (!split) return cudaSuccess;
-  plan->shape.overlapping = true;
-  plan->set.tables = static_cast<float*>(launch.scratch(count * int64_t(table)));
-  return launch_scan(plan->set, count, launch.stream);
+  return launch_scan(plan->set, batch, launch.stream);
 }
 
 // The first thing that a block of such a kernel does; `shared`: its dynamic shared memory.

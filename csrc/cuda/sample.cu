@@ -145,14 +145,14 @@ cudaError_t sample(const SampleArgs& args, const Launch& launch) {
   if (count == 0) return cudaSuccess;
   const RowSet set{args.logits, args.n, args.params, false, may_cut(args.params) || args.num_samples > 1};
   RowPlan plan;
-  cudaError_t error = plan_rows(set, args.batch, launch, &plan);
-  if (error) return error;
   NoiseState noise{};
-  if (args.noise_keys && args.num_samples == 1 && plan.set.tables) {
-    noise.laws = static_cast<RowLaw*>(launch.scratch(count * int64_t(sizeof(RowLaw))));
-    noise.best = static_cast<Fixed*>(launch.scratch(count * int64_t(sizeof(Fixed))));
-    noise.arrived = static_cast<unsigned*>(launch.scratch(count * int64_t(sizeof(unsigned))));
-  }
+  cudaError_t error = plan_rows(set, args.batch, launch, &plan, [&](Arena& arena, bool split) {
+    if (!split || !args.noise_keys || args.num_samples > 1) return;
+    noise.laws = arena.take<RowLaw>(count);
+    noise.best = arena.take<Fixed>(count);
+    noise.arrived = arena.take<unsigned>(count);
+  });
+  if (error) return error;
   error = launch_kernel(sample_kernel, plan.shape, launch.stream, plan.set, args, noise);
   if (error || !noise.laws) return error;
   const int64_t chunks = chunks_of(tiles_of(args.logits.vocab), count, kRowThreads / 32);

@@ -24,19 +24,24 @@ struct TileTable {
   static constexpr int kNumbers = 5 + kGroups;
   float* max;
   float* mass;          // sum of exp((x - max of the tile) / T); find_law makes it relative to the row's max
-  float* raw_sum;       // the same at temperature 1, and
+  float* nan;           // 1 where the tile has a NaN, else 0
+  float* raw_sum;       // as mass, at temperature 1, and
   float* raw_weighted;  // the sum of exp(x - max) * (x - max)
-  int32_t* flags;
-  float* group_max;  // [tiles, kGroups]
+  float* group_max;     // [tiles, kGroups]
   TileTable() = default;
   __host__ __device__ TileTable(float* base, int tiles)
       : max(base),
         mass(base + tiles),
-        raw_sum(base + 2 * tiles),
-        raw_weighted(base + 3 * tiles),
-        flags(reinterpret_cast<int32_t*>(base + 4 * tiles)),
+        nan(base + 2 * tiles),
+        raw_sum(base + 3 * tiles),
+        raw_weighted(base + 4 * tiles),
         group_max(base + 5 * tiles) {}
 };
+
+// That of row `index` of many, one after the other.
+__device__ __forceinline__ TileTable table_of(float* tables, int64_t index, int tiles) {
+  return TileTable(tables + index * tiles * TileTable::kNumbers, tiles);
+}
 
 // Where a tile's results go: one table, or (a cluster) the same place in the shared memory of each of its blocks, so that
 // all of them can go on alike.
@@ -75,70 +80,144 @@ SPECDEC_HD ScanPlan scan_plan(const Sampling& s, int32_t vocab, bool raw) {
   return {cut.whole, cut.any, raw, s.inverse_temperature};
 }
 
-// Sum over the tile of exp((x - max) * scale / log2(e)); `max` is finite. NaN where an x is NaN.
-__device__ __forceinline__ float tile_exp_sum(const float (&x)[kHeld], float max, float scale) {
-  float even = 0.0f, odd = 0.0f;
+// The largest of a lane's values, NaN if one is NaN.
+__device__ __forceinline__ float max_of(const uint32_t (&words)[kHeld], DType dtype) {
+  if (dtype == DType::kFloat32) {
+    float max = __uint_as_float(words[0]);
 #pragma unroll
-  for (int k = 0; k < kHeld; k += 2) {
-    even += fast_exp2((x[k] - max) * scale);
-    odd += fast_exp2((x[k + 1] - max) * scale);
+    for (int k = 1; k < kHeld; ++k) max = max_or_nan(max, __uint_as_float(words[k]));
+    return max;
   }
-  return warp_reduce(even + odd, Sum{});
+  uint32_t pair = words[0];
+#pragma unroll
+  for (int k = 1; k < kHeld / 2; ++k)
+    pair = dtype == DType::kBFloat16 ? max_or_nan_bf16x2(pair, words[k]) : max_or_nan_f16x2(pair, words[k]);
+  float x[2];
+  unpack<2>(&pair, dtype, x);
+  return max_or_nan(x[0], x[1]);
 }
 
-// One warp reads one tile.
-template <class Put>
-__device__ __forceinline__ void scan_tile(const RowView& row, int tile, const ScanPlan& plan, const TileTable& table,
-                                          Put put) {
-  float x[kHeld];
-  load_tile(row, tile, x);
-  float held_max = -INFINITY;
-  bool nan = false;
+// -inf in the place of each NaN.
+__device__ __forceinline__ void remove_nan(uint32_t (&words)[kHeld], DType dtype) {
+  const uint32_t infinity = negative_infinity(dtype), largest = infinity & 0x7FFFFFFFu;
 #pragma unroll
   for (int k = 0; k < kHeld; ++k) {
-    nan |= x[k] != x[k];
-    held_max = fmaxf(held_max, x[k]);  // passes over NaN
+    if (dtype == DType::kFloat32) {
+      if ((words[k] & 0x7FFFFFFFu) > largest) words[k] = infinity;
+    } else if (k < kHeld / 2) {
+      if ((words[k] & 0x7FFFu) > (largest & 0x7FFFu)) words[k] = (words[k] & 0xFFFF0000u) | (infinity & 0xFFFFu);
+      if ((words[k] & 0x7FFFFFFFu) > (largest | 0xFFFFu)) words[k] = (words[k] & 0xFFFFu) | (infinity & 0xFFFF0000u);
+    }
   }
-  if (__any_sync(kAllLanes, nan)) {
-    nan = true;
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k) x[k] = fmaxf(x[k], -INFINITY);
+}
+
+// The largest value of a warp's lanes; NaN if one is max_or_nan's NaN.
+__device__ __forceinline__ float warp_max(float x) {
+  // As signed integers of the same order, which has that NaN at its upper end.
+  const auto flip = [](int bits) { return bits ^ (bits >> 31 & 0x7FFFFFFF); };
+  return __int_as_float(flip(__reduce_max_sync(kAllLanes, flip(__float_as_int(x)))));
+}
+
+// The largest value of the lane's group of lanes.
+__device__ __forceinline__ float group_max(float x) {
+  x = max_or_nan(x, __shfl_xor_sync(kAllLanes, x, 1));
+  return max_or_nan(x, __shfl_xor_sync(kAllLanes, x, 2));
+}
+
+// What a warp finds in the tiles of a row. Of each tile a lane writes one number at most: lanes 1, 2, 3, 5 and 6 the first
+// five of the table, in its order, and the first lane of each group the group's maximum.
+class TileScan {
+ public:
+  __device__ __forceinline__ TileScan(const RowView& row, const ScanPlan& plan, const TileTable& table)
+      : dtype_(row.dtype), lane_(lane_id()), scale_(plan.inverse_temperature * kLog2E) {
+    const bool first = lane_ % 4 == 0;
+    place_ = table.max + (first ? (TileTable::kNumbers - kGroups) * row.tiles() + lane_ / 4
+                                : (lane_ - 1 - lane_ / 4) * row.tiles());
+    stride_ = first ? kGroups : 1;
+    writers_ = kAlways | (plan.mass ? kMass : 0) | (plan.raw ? kRaw : 0) | (plan.groups ? kFirsts : 0);
   }
-  // Pairs, then fours of lanes: a group's maximum on the way to the tile's.
-  float max = fmaxf(held_max, __shfl_xor_sync(kAllLanes, held_max, 1));
-  const float group_max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 2));
-  max = group_max;
+
+  // Where the lane's number of a tile belongs; `stride` numbers from the next tile's.
+  __device__ __forceinline__ float* place(int tile) const { return place_ + tile * stride_; }
+  __device__ __forceinline__ int stride() const { return stride_; }
+
+  // Of a tile that was loaded; put(address, number).
+  template <class Put>
+  __device__ __forceinline__ void operator()(uint32_t (&words)[kHeld], float* place, Put put) const {
+    float held = max_of(words, dtype_), max = warp_max(held), nan = 0.0f;
+    if (max != max) {
+      nan = 1.0f;
+      remove_nan(words, dtype_);
+      held = max_of(words, dtype_);
+      max = warp_max(held);
+    }
+    const bool finite = fabsf(max) < INFINITY;
+    float number = lane_ == 3 ? nan : max;
+    if (writers_ & kFirsts) {
+      const float of_group = group_max(held);
+      if (lane_ % 4 == 0) number = of_group;
+    }
+    if (writers_ & (kMass | kRaw)) {
+      float x[kHeld];
+      unpack<kHeld>(words, dtype_, x);
+      if (writers_ & kMass) {
+        const float sum = exp_sum(x, max);
+        if (lane_ == 2) number = finite ? sum : 0.0f;
+      }
+      if (writers_ & kRaw) {
+        float sum = 0.0f, weighted = 0.0f;
+        if (finite) raw_moments(x, max, &sum, &weighted);
+        if (lane_ == 5) number = sum;
+        if (lane_ == 6) number = weighted;
+      }
+    }
+    if (writers_ >> lane_ & 1) put(place, number);
+  }
+
+ private:
+  // The lanes that write what is wanted.
+  static constexpr unsigned kAlways = 0xA, kMass = 0x4, kRaw = 0x60, kFirsts = 0x11111111;
+
+  // Sum over the tile of exp((x - max) / T); NaN unless `max` is finite.
+  __device__ __forceinline__ float exp_sum(const float (&x)[kHeld], float max) const {
+    float even = 0.0f, odd = 0.0f;
 #pragma unroll
-  for (int step = 4; step < 32; step *= 2) max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, step));
-  const bool finite = max > -INFINITY && max < INFINITY;
-  float mass = 0.0f, raw_sum = 0.0f, raw_weighted = 0.0f;
-  if (plan.mass && finite) mass = tile_exp_sum(x, max, plan.inverse_temperature * kLog2E);
-  if (plan.raw && finite) {
+    for (int k = 0; k < kHeld; k += 2) {
+      even += fast_exp2((x[k] - max) * scale_);
+      odd += fast_exp2((x[k + 1] - max) * scale_);
+    }
+    return warp_reduce(even + odd, Sum{});
+  }
+
+  __device__ __forceinline__ static void raw_moments(const float (&x)[kHeld], float max, float* sum, float* weighted) {
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
       const float shifted = x[k] - max;
       const float weight = shifted >= kSmallestExponent ? fast_exp2(shifted * kLog2E) : 0.0f;
-      raw_sum += weight;
-      raw_weighted += weight > 0.0f ? weight * shifted : 0.0f;  // 0 * log 0 = 0
+      *sum += weight;
+      *weighted += weight > 0.0f ? weight * shifted : 0.0f;  // 0 * log 0 = 0
     }
-    raw_sum = warp_reduce(raw_sum, Sum{});
-    raw_weighted = warp_reduce(raw_weighted, Sum{});
+    *sum = warp_reduce(*sum, Sum{});
+    *weighted = warp_reduce(*weighted, Sum{});
   }
-  if (plan.groups && lane_id() % 4 == 0) put(table.group_max + tile * kGroups + lane_id() / 4, group_max);
-  if (lane_id() == 0) {
-    put(table.max + tile, max);
-    put(table.flags + tile, nan ? int32_t(kNaN) : 0);
-    if (plan.mass) put(table.mass + tile, mass);
-    if (plan.raw) put(table.raw_sum + tile, raw_sum), put(table.raw_weighted + tile, raw_weighted);
-  }
-}
+
+  const DType dtype_;
+  const int lane_;
+  const float scale_;
+  float* place_;
+  int stride_;
+  unsigned writers_;
+};
 
 // A block (or each block of a cluster) reads a whole row into its table.
 template <bool kClustered>
 __device__ __forceinline__ void scan_row(const RowView& row, const ScanPlan& plan, const TileTable& table) {
   Team<kClustered>::sync();  // the table may still be in use
+  const TileScan scan(row, plan, table);
   Team<kClustered>::for_each_tile(row.tiles(), [&](int tile) {
-    scan_tile(row, tile, plan, table, [](auto* address, auto value) { Team<kClustered>::store(address, value); });
+    uint32_t words[kHeld];
+    load_words(row, tile, words);
+    scan(words, scan.place(tile), [](auto* address, auto value) { Team<kClustered>::store(address, value); });
   });
   Team<kClustered>::sync();
 }

@@ -12,31 +12,35 @@ struct ReadRow {
 
 struct NodeLaws : SiblingLaws<ReadRow, DraftLaw> {
   // P and Q of run j of the lane's ids of a tile, x their target logits; both 0 at the children that were removed.
-  __device__ __forceinline__ void of_run(int tile, int j, const float* x, float* p, float* q) const {
-    if (draft.kind == DraftLaw::Kind::kPoint || draft.kind == DraftLaw::Kind::kNone) {
+  struct Both {
+    Run p, q;
+  };
+  __device__ __noinline__ Both of_run(int tile, int j, Run x) const {
+    Both both{};
+    if (draft.kind != DraftLaw::Kind::kPoint && draft.kind != DraftLaw::Kind::kNone) both.q = draft.of_run(tile, j);
 #pragma unroll
-      for (int k = 0; k < kRun; ++k) q[k] = 0.0f;
-    } else {
-      draft.of_run(tile, j, q);
-    }
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) p[k] = prob_of(x[k], law, held_id(tile, j * kRun + k));
+    for (int k = 0; k < kRun; ++k) both.p.x[k] = prob_of(x.x[k], law, held_id(tile, j * kRun + k));
     for (int i = 0; i < num_removed; ++i) {
 #pragma unroll
       for (int k = 0; k < kRun; ++k)
-        if (held_id(tile, j * kRun + k) == removed[i]) p[k] = q[k] = 0.0f;
+        if (held_id(tile, j * kRun + k) == removed[i]) both.p.x[k] = both.q.x[k] = 0.0f;
     }
+    return both;
   }
 
-  // Weights of a draw from P as it is now, in the place of the target logits: what `masses_of` and `draw_id` ask for.
-  __device__ void weigh(int tile, int j, float* x) const {
-    float p[kRun], q[kRun];
-    of_run(tile, j, x, p, q);
+  // Weights of a draw from P as it is now: what `masses_of` and `draw_id` ask for.
+  __device__ __forceinline__ Run weigh(int tile, int j, const Run& x) const {
+    const Both both = of_run(tile, j, x);
+    Run weights;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) x[k] = residual_weight(left.a * p[k], left.b * q[k]);
+    for (int k = 0; k < kRun; ++k) weights.x[k] = residual_weight(left.a * both.p.x[k], left.b * both.q.x[k]);
+    return weights;
   }
 
-  __device__ float mass(int tile, const TileTable&) const { return weighed_mass(*this, tile); }
+  template <int kStep>
+  __device__ float mass(int tile, const TileTable&) const {
+    return weighed_mass(*this, tile);
+  }
 };
 
 // The RejectionSums of a row's tiles, by a team.
@@ -48,11 +52,10 @@ __device__ __noinline__ void rejection_sums(const NodeLaws& at, float scale, flo
     float residual = 0.0f, mass = 0.0f;
 #pragma unroll 1
     for (int j = 0; j < kRuns; ++j) {
-      float x[kRun], p[kRun], q[kRun];
-      load_run(at.row, tile, j, x);
-      at.of_run(tile, j, x, p, q);
+      const NodeLaws::Both both = at.of_run(tile, j, load_run(at.row, tile, j));
 #pragma unroll
-      for (int k = 0; k < kRun; ++k) residual += residual_weight(scale * p[k], taken * q[k]), mass += q[k];
+      for (int k = 0; k < kRun; ++k)
+        residual += residual_weight(scale * both.p.x[k], taken * both.q.x[k]), mass += both.q.x[k];
     }
     residual = warp_reduce(residual, Sum{});
     mass = warp_reduce(mass, Sum{});

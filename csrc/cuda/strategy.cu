@@ -1,15 +1,32 @@
 #include "cuda/strategy.h"
 
 #include <atomic>
+#include <cmath>
 #ifndef SPECDEC_EMULATOR
+#include <mutex>
+#include <set>
+#include <tuple>
+
 #include "cuda/device_info.h"
 #endif
 
 namespace specdec::cuda {
 namespace {
 
+// The layout of verify_chain, by sequences a multiprocessor: the first that they are fewer than. With a block each, few
+// sequences cannot keep the device busy. Many are better off reading only what the rule needs, by two blocks each until
+// there is a block for every place that the device has. `python -m bench.gpu.crossovers --write` sets this from measurements.
+constexpr struct {
+  double below;
+  Strategy strategy;
+} kLayouts[] = {
+    {0.5, Strategy::kSplit},
+    {1.5, Strategy::kCluster},
+    {INFINITY, Strategy::kWalk},
+};
+
 constexpr int kDevices = 64;
-std::atomic<int> forced{int(Strategy::kAuto)};
+std::atomic<int> forced{int(Strategy::kAuto)}, overlap{1};
 
 // ask(device, &value) once for each device; `otherwise` where it fails.
 template <class Ask>
@@ -25,6 +42,15 @@ int asked_once(std::atomic<int> (&known)[kDevices], int otherwise, Ask ask) {
 }  // namespace
 
 Strategy forced_strategy() { return Strategy(forced.load(std::memory_order_relaxed)); }
+bool may_overlap() { return overlap.load(std::memory_order_relaxed) != 0; }
+
+Strategy strategy_for_chains(int64_t batch) {
+  const double each = double(batch) / multiprocessors();
+  for (const auto& layout : kLayouts) {
+    if (each < layout.below) return layout.strategy;
+  }
+  return Strategy::kWalk;
+}
 
 int multiprocessors() {
 #ifdef SPECDEC_EMULATOR
@@ -49,6 +75,33 @@ bool hopper_code() {
 #endif
 }
 
+#ifndef SPECDEC_EMULATOR
+cudaError_t prepare_kernel(const void* kernel, bool overlaps) {
+  // Kernels run beside each other on a multiprocessor only where it is divided alike for them: room for three blocks with
+  // a list of kMaxListed floats.
+  constexpr int kCarveout = 28;  // percent: 64 KB of 228
+  static std::mutex mutex;
+  static std::set<std::tuple<const void*, int, bool>> prepared;
+  int device = 0, most = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (prepared.count({kernel, device, overlaps})) return cudaSuccess;
+  cudaFuncAttributes attributes{};
+  if ((error = cudaFuncGetAttributes(&attributes, kernel)) != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (error != cudaSuccess) return error;
+  // The limit alone takes nothing: what a launch asks for counts.
+  error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most - int(attributes.sharedSizeBytes));
+  if (error != cudaSuccess) return error;
+  if (overlaps) error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, kCarveout);
+  if (error == cudaSuccess) prepared.insert({kernel, device, overlaps});
+  return error;
+}
+#endif
+
 }  // namespace specdec::cuda
 
 void specdec_cuda_force_strategy(int strategy) { specdec::cuda::forced.store(strategy, std::memory_order_relaxed); }
+void specdec_cuda_allow_overlap(int allow) { specdec::cuda::overlap.store(allow, std::memory_order_relaxed); }

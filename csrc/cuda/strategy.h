@@ -12,10 +12,15 @@ enum class Strategy : int {
 };
 
 Strategy forced_strategy();  // kAuto unless specdec_cuda_force_strategy asked for another
+bool may_overlap();          // whether kernels of an op may overlap: unless specdec_cuda_allow_overlap(0) said no
 int multiprocessors();       // of the current device
 bool hopper_code();          // the current device runs code compiled for compute capability 9.0 or later
 
+Strategy strategy_for_chains(int64_t batch);  // how verify_chain lays out long rows of so many sequences
+
 }  // namespace specdec::cuda
 
-// For tests and benchmarks: every later launch of this process takes this strategy (where the op has it).
+// For tests and benchmarks: every later launch of this process takes this strategy (where the op has it); no launch overlaps
+// the one before it.
 extern "C" __attribute__((visibility("default"))) void specdec_cuda_force_strategy(int strategy);
+extern "C" __attribute__((visibility("default"))) void specdec_cuda_allow_overlap(int allow);

@@ -6,17 +6,10 @@ namespace specdec::cuda {
 
 cudaError_t verify_chain(const VerifyChainArgs& args, const Launch& launch) {
   if (args.batch == 0) return cudaSuccess;
-  const int64_t processors = multiprocessors();
   const int tiles = tiles_of(args.target.vocab);
   Strategy strategy = forced_strategy();
-  if (strategy == Strategy::kAuto) {
-    // With a block each, few sequences cannot keep the device busy. Many are better off reading only what the rule needs,
-    // by two blocks each until there is a block for every place that the device has.
-    const bool wide = tiles > kRowThreads / 32;
-    strategy = wide && args.batch < processors / 2       ? Strategy::kSplit
-               : wide && args.batch < processors * 3 / 2 ? Strategy::kCluster
-                                                         : Strategy::kWalk;
-  }
+  if (strategy == Strategy::kAuto)
+    strategy = tiles > kRowThreads / 32 ? strategy_for_chains(args.batch) : Strategy::kWalk;
   if (tiles > kMostSharedTiles || draft_tiles(args) > kMostSharedTiles) strategy = Strategy::kSplit;
   const cudaError_t error = strategy == Strategy::kSplit
                                 ? verify_split(args, launch)

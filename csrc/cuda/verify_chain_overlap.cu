@@ -9,13 +9,11 @@ __device__ float overlap_of_tile(const RowView& row, const RowLaw& law, const Dr
   float sum = 0.0f;
 #pragma unroll 1
   for (int j = 0; j < kRuns; ++j) {
-    float p[kRun], q[kRun];
-    load_run(row, tile, j, p);
-    draft.of_run(tile, j, q);
+    const Run x = load_run(row, tile, j), q = draft.of_run(tile, j);
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
       const bool is_argmax = held_id(tile, j * kRun + k) == law.argmax;
-      sum += fminf(law.one_hot ? float(is_argmax) : weight_of(p[k], law) * law.inverse_normalizer, q[k]);
+      sum += fminf(law.one_hot ? float(is_argmax) : weight_of(x.x[k], law) * law.inverse_normalizer, q.x[k]);
     }
   }
   return warp_reduce(sum, Sum{});
@@ -61,7 +59,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   }
   __syncthreads();
   if (warp_id() != 0) return;
-  const float total = ordered_sum(table.mass, tiles);
+  const float total = sum_of_tiles(table.mass, tiles);
   if (lane_id() == 0) args.overlap[position] = total;
 }
 

@@ -2,6 +2,7 @@
 // a row for its law; then what is left (residual masses, noise), where the last block to arrive at a sequence decides it.
 // Where a target law looks at both rows of a position as a whole, one more before the last finds the mixtures.
 #include "cuda/rows.cuh"
+#include "cuda/scratch.h"
 #include "cuda/verify_chain.cuh"
 
 namespace specdec::cuda {
@@ -21,19 +22,10 @@ struct Workspace {
   int64_t chunks;                       // blocks that share a row
 };
 
-__device__ __forceinline__ TileTable table_of(float* tables, int64_t index, int tiles) {
-  return TileTable(tables + index * tiles * TileTable::kNumbers, tiles);
-}
-
 // Whether the positions' mixtures differ.
 SPECDEC_HD bool finds_mixtures(const VerifyChainArgs& args) {
   return is_cascade(args.law.kind) ||
          (args.law.kind == LawKind::kLossy && args.law.variant && (args.draft.data || args.draft_probs.data));
-}
-
-// Positions of a sequence that may have a draft law.
-SPECDEC_HD int64_t draft_positions(const VerifyChainArgs& args) {
-  return args.num_draft + (args.law.cascade_bonus ? 1 : 0);
 }
 
 // Rows of a sequence that may be read: its target rows, then its draft rows if those are read.
@@ -72,19 +64,6 @@ __device__ __forceinline__ bool arrives_last(unsigned* arrived, int64_t blocks) 
   __syncthreads();
   __threadfence();
   return last[0];
-}
-
-__global__ void __launch_bounds__(kRowThreads, 2)
-    verify_scan_kernel(const __grid_constant__ VerifyChainArgs args, const __grid_constant__ Workspace work) {
-  allow_next();
-  const Task task(args, blockIdx.x / work.chunks);
-  if (!task.needed) return;
-  const ScanPlan plan = scan_plan(task.sampling, task.row.vocab, is_cascade(args.law.kind));
-  const TileTable table =
-      table_of(task.is_draft ? work.draft_tables : work.target_tables, task.index, task.row.tiles());
-  for (int tile = int(blockIdx.x % work.chunks) * num_warps() + warp_id(); tile < task.row.tiles();
-       tile += int(work.chunks) * num_warps())
-    scan_tile(task.row, tile, plan, table, [](auto* address, auto value) { *address = value; });
 }
 
 __global__ void __launch_bounds__(kRowThreads, 2)
@@ -157,7 +136,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   } else if (mixing[0].measure != Measure::kNothing) {
     measures_of(at[0], mixing[0], sums, chunk, int(work.chunks));
     if (!arrives_last(work.measured + index, work.chunks)) return;
-    end(args.law, mixing[0], ordered_sum(sums, tiles), at[0]);
+    end(args.law, mixing[0], sum_of_tiles(sums, tiles), at[0]);
   } else if (chunk > 0) {
     return;
   }
@@ -178,7 +157,7 @@ class Lane {
   int32_t status = 0;
 
   __device__ int64_t token(int64_t i) const { return token_at(args_, span_, i); }
-  __device__ float coin(int64_t i) { return uniform_at(args_, span_, i + 1, &status); }
+  __device__ float coin(int64_t i) { return uniform_at(args_, span_, b_, i + 1, &status); }
 
   __device__ void read_target(int64_t i) {
     i_ = i;
@@ -255,7 +234,7 @@ class Chain {
   __device__ TileTable table(int64_t i) const { return table_of(work_.target_tables, span_.target_index + i, tiles_); }
   __device__ float* mass_of(int64_t i) const { return work_.mass + (span_.target_index + i) * tiles_; }
   __device__ int chunk() const { return int(blockIdx.x % work_.chunks); }
-  __device__ float uniform(int64_t i) { return uniform_at(args_, span_, i, &status_); }
+  __device__ float uniform(int64_t i) { return uniform_at(args_, span_, b_, i, &status_); }
 
   __device__ bool last_to_arrive() { return writes_ = arrives_last(&work_.arrived[b_], work_.chunks); }
 
@@ -268,6 +247,14 @@ class Chain {
       now_.draft_decides = draft_decides(args_.law.kind);
       now_.left = i == span_.length ? cascade_of(now_.mixture) : residual_of(args_.law, now_.mixture, w);
     });
+  }
+
+  // Asks for this block's share of draft row i, which nothing may have read yet, before the laws there are looked up.
+  __device__ void prefetch_draft(int64_t i) const {
+    if (!has_draft(args_) || args_.target_to_draft || i >= draft_rows(args_, span_)) return;
+    const RowView row = draft_row(args_, span_, i);
+    for (int tile = chunk() * num_warps() + warp_id(); tile < tiles_; tile += int(work_.chunks) * num_warps())
+      prefetch_tile(row, tile);
   }
 
   // The masses of what is left there, this block's share of the tiles.
@@ -319,6 +306,7 @@ class Chain {
     const int64_t i = weighs ? block_rule(*this, span_)
                              : count_accepted([&](Lane& at, int64_t j) { return accepts_by_token(args_, at, j); });
     if (next_after(span_, i) == Next::kNothing) return {i, Outcome::kNothing};
+    if (!weighs) prefetch_draft(i);
     // Goes to where the token after the accepted ones comes from. What was not read before counts now.
     set_position(i, remembered_w_);
     status_ |= now_.law.status;
@@ -349,10 +337,10 @@ class Chain {
         const RowLaw law = target(i);
         if (law.one_hot) continue;
         const TileTable tiles = table(i);
+        const int64_t noise = key_at(args_, span_, b_, i);
         BestNoisy best;
         for (int tile = chunk() * num_warps() + warp_id(); tile < tiles_; tile += int(work_.chunks) * num_warps())
-          if (tiles.max[tile] >= law.cutoff)
-            best.see(target_row(args_, span_, i), law, tile, args_.noise_keys[span_.target_index + i], nullptr);
+          if (tiles.max[tile] >= law.cutoff) best.see(target_row(args_, span_, i), law, tile, noise, nullptr);
         const Fixed key = warp_reduce(best.key, Max{});
         if (lane_id() == 0 && key) atomicMax(&work_.best[span_.target_index + i], key);
       }
@@ -383,53 +371,53 @@ __global__ void __launch_bounds__(kRowThreads, 2)
     verify_decide_kernel(const __grid_constant__ VerifyChainArgs args, const __grid_constant__ Workspace work) {
   SPECDEC_SHARED(Span, span, 1);
   SPECDEC_SHARED(Position, now, 1);
+  Chain chain(args, work, blockIdx.x / work.chunks, span[0], now[0]);
   wait_for_previous();
-  Chain(args, work, blockIdx.x / work.chunks, span[0], now[0]).run();
+  chain.run();
 }
 
-template <class T>
-T* scratch(const Launch& launch, int64_t count) {
-  return static_cast<T*>(launch.scratch(count * int64_t(sizeof(T))));
+// The parts of a workspace that the call needs.
+void lay_out(const VerifyChainArgs& args, Arena& arena, Workspace& work) {
+  const int64_t target_rows = args.cu ? args.total + args.batch : args.batch * (args.num_draft + 1);
+  const int64_t draft_rows = args.law.cascade_bonus ? target_rows : args.total;
+  const int64_t tiles = tiles_of(args.target.vocab);
+  const bool mixtures = finds_mixtures(args);
+  work.target_tables = arena.take<float>(target_rows * tiles * TileTable::kNumbers);
+  work.target_laws = arena.take<RowLaw>(target_rows);
+  if (reads_draft(args)) {
+    work.draft_tables = arena.take<float>(draft_rows * draft_tiles(args) * TileTable::kNumbers);
+    work.draft_laws = arena.take<RowLaw>(draft_rows);
+  }
+  if (!by_match(args))
+    work.mass =
+        arena.take<float>(tiles * (mixtures || args.acceptance == Acceptance::kBlock ? target_rows : args.batch));
+  if (args.acceptance == Acceptance::kMatch && has_noise(args)) work.best = arena.take<Fixed>(target_rows);
+  work.arrived = arena.take<unsigned>(args.batch);
+  if (mixtures) {
+    work.mixtures = arena.take<Mixture>(target_rows);
+    work.measured = arena.take<unsigned>(target_rows);
+  }
+  if (is_cascade(args.law.kind)) {
+    work.target_raws = arena.take<RawRow>(target_rows);
+    work.draft_raws = arena.take<RawRow>(draft_rows);
+  }
 }
 
 }  // namespace
 
 cudaError_t verify_split(const VerifyChainArgs& args, const Launch& launch) {
-  const int64_t target_rows = args.cu ? args.total + args.batch : args.batch * (args.num_draft + 1);
-  const int64_t draft_rows = args.law.cascade_bonus ? target_rows : args.total;
-  const int64_t tiles = tiles_of(args.target.vocab);
-  const bool noisy = args.acceptance == Acceptance::kMatch && args.noise_keys, mixtures = finds_mixtures(args);
   Workspace work{};
-  work.target_tables = scratch<float>(launch, target_rows * tiles * TileTable::kNumbers);
-  work.target_laws = scratch<RowLaw>(launch, target_rows);
-  if (reads_draft(args)) {
-    work.draft_tables = scratch<float>(launch, draft_rows * draft_tiles(args) * TileTable::kNumbers);
-    work.draft_laws = scratch<RowLaw>(launch, draft_rows);
-  }
-  if (!by_match(args))
-    work.mass =
-        scratch<float>(launch, tiles * (mixtures || args.acceptance == Acceptance::kBlock ? target_rows : args.batch));
-  if (noisy) work.best = scratch<Fixed>(launch, target_rows);
-  work.arrived = scratch<unsigned>(launch, args.batch);
+  allocate(launch, [&](Arena& arena) { lay_out(args, arena, work); });
   Measure unused;
   work.mixture = begin_mixture(args.law, RawRow{}, RawRow{}, 0.0f, &unused);
-  if (mixtures) {
-    work.mixtures = scratch<Mixture>(launch, target_rows);
-    work.measured = scratch<unsigned>(launch, target_rows);
-  }
-  if (is_cascade(args.law.kind)) {
-    work.target_raws = scratch<RawRow>(launch, target_rows);
-    work.draft_raws = scratch<RawRow>(launch, draft_rows);
-  }
 
-  const int64_t rows = args.batch * tasks_of_sequence(args);
-  work.chunks = chunks_of(int(tiles), rows, kRowThreads / 32);
-  Shape shape{dim3(unsigned(rows * work.chunks)), dim3(kRowThreads)};
-  cudaError_t error = launch_kernel(verify_scan_kernel, shape, launch.stream, args, work);
+  const int64_t tiles = tiles_of(args.target.vocab);
+  const bool mixtures = finds_mixtures(args);
+  cudaError_t error = launch_scan(args, work.target_tables, work.draft_tables, launch.stream);
   if (error) return error;
-  shape.grid = dim3(unsigned(rows));
+  Shape shape{dim3(unsigned(args.batch * tasks_of_sequence(args))), dim3(kRowThreads)};
   shape.shared = may_cut(args) ? kMaxListed * sizeof(float) : 0;
-  shape.overlapping = true;
+  shape.overlapping = may_overlap();
   error = launch_kernel(verify_laws_kernel, shape, launch.stream, args, work);
   if (error) return error;
   if (const int64_t positions = args.batch * draft_positions(args); mixtures && positions > 0) {

@@ -68,7 +68,7 @@ class Chain : public WalkRows<kClustered> {
       state_.other_mass[tile] = state_.mass[tile];
   }
 
-  __device__ int64_t wanted(int64_t i) { return args_.noise_keys && !one_hot() ? this->noisy(i) : argmax(); }
+  __device__ int64_t wanted(int64_t i) { return has_noise(args_) && !one_hot() ? this->noisy(i) : argmax(); }
 
   __device__ int64_t final_token(Next next, int64_t accepted) {
     if (next == Next::kNothing) return Outcome::kNothing;

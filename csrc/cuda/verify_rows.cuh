@@ -42,10 +42,12 @@ SPECDEC_HD bool reads_draft(const VerifyArgs& args) {
   return args.draft_probs.data || (args.draft.data && (!args.draft_values || is_cascade(args.law.kind)));
 }
 
-// How draft rows are read; greedily where not their laws are wanted.
+// How draft rows are read: greedily where not their laws are wanted.
+SPECDEC_HD bool reads_greedily(const VerifyArgs& args) { return args.draft_probs.data || has_stats(args); }
+
 __device__ __forceinline__ Sampling draft_sampling(const VerifyArgs& args, int64_t b) {
   const Sampling s = sampling_of(args.draft_params, b);
-  return args.draft_probs.data || has_stats(args) ? made_greedy(s) : s;
+  return reads_greedily(args) ? made_greedy(s) : s;
 }
 
 // Of a row of probabilities read as logits: the one flag that they can set.

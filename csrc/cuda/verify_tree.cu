@@ -73,7 +73,7 @@ class TreeRows : public WalkRows<kClustered> {
     Group::sync();  // the sums may still be in use
     rejection_sums<kClustered>(laws, scale, taken, state_.mass, state_.other_mass);
     Group::sync();
-    return {ordered_sum(state_.mass, tiles()), ordered_sum(state_.other_mass, tiles())};
+    return {sum_of_tiles(state_.mass, tiles()), sum_of_tiles(state_.other_mass, tiles())};
   }
   __device__ int64_t draw(const NodeLaws& laws, float uniform) { return draw_from(laws, uniform); }
 
@@ -97,19 +97,18 @@ __device__ float TreeRows<kClustered>::entropy() {
     float sum = 0.0f;
 #pragma unroll 1
     for (int j = 0; j < kRuns; ++j) {
-      float x[kRun];
-      load_run(now.row, tile, j, x);
+      const Run x = load_run(now.row, tile, j);
 #pragma unroll
       for (int k = 0; k < kRun; ++k) {
-        const float p = prob_of(x[k], now.law, held_id(tile, j * kRun + k));
-        sum += p > 0 ? p * ((now.law.max - x[k]) * now.law.inverse_temperature) : 0.0f;
+        const float p = prob_of(x.x[k], now.law, held_id(tile, j * kRun + k));
+        sum += p > 0 ? p * ((now.law.max - x.x[k]) * now.law.inverse_temperature) : 0.0f;
       }
     }
     sum = warp_reduce(sum, Sum{});
     if (lane_id() == 0) Group::store(state_.mass + tile, sum);
   });
   Group::sync();
-  return logf(now.law.normalizer) + ordered_sum(state_.mass, tiles());
+  return logf(now.law.normalizer) + sum_of_tiles(state_.mass, tiles());
 }
 
 template <bool kClustered>

@@ -70,6 +70,33 @@ struct WalkState {
   float *mass, *other_mass;  // of its tiles, and room for as many
 };
 
+// What is read of a row of the present position; the row's flags.
+template <bool kClustered>
+__device__ __forceinline__ int32_t read_target(const VerifyArgs& args, WalkState& state, int64_t i) {
+  by_one([&] { state.target.row = target_row(args, state.span, i); });
+  read_row<kClustered>(state.target, is_cascade(args.law.kind) ? &state.mixing.target : nullptr);
+  by_one([&] {
+    state.mixing.measure = Measure::kNothing;
+    state.now = {state.target.row, state.target.law, state.now.cut};
+  });
+  return state.now.law.status;
+}
+
+template <bool kClustered>
+__device__ __forceinline__ int32_t read_draft(const VerifyArgs& args, WalkState& state, int64_t b, int64_t i,
+                                              int32_t point) {
+  if (reads_draft(args)) {
+    by_one([&] { state.draft.row = draft_row(args, state.span, i); });
+    read_row<kClustered>(state.draft, is_cascade(args.law.kind) ? &state.mixing.draft : nullptr);
+  }
+  by_one([&] {
+    if (args.draft_probs.data) state.draft.law = flags_alone(state.draft.law);
+    state.now.draft = draft_law(args, state.span, b, i, state.draft.law, point);
+    if (args.law.kind != LawKind::kLossless) begin(args.law, state.mixing, state.now);
+  });
+  return state.now.draft.law.status;
+}
+
 // The rows of one sequence, one position after the other. Every thread of every block of the team goes the same way, with
 // the same numbers.
 template <bool kClustered>
@@ -96,34 +123,17 @@ class WalkRows {
   }
 
   // Reads target row i, without a draft; its flags count from here on.
-  __device__ void read_target(int64_t i) {
-    by_one([&] { state_.target.row = target_row(args_, state_.span, i); });
-    read_row<kClustered>(state_.target, cascade() ? &state_.mixing.target : nullptr);
-    by_one([&] {
-      state_.mixing.measure = Measure::kNothing;
-      state_.now = {state_.target.row, state_.target.law, state_.now.cut};
-    });
-    status_ |= state_.now.law.status;
-  }
+  __device__ void read_target(int64_t i) { status_ |= cuda::read_target<kClustered>(args_, state_, i); }
 
   // And the draft's row i, whose flags count too; begins the position's mixture. `point`: as for draft_law.
   __device__ void read_draft(int64_t i, int32_t point) {
-    if (reads_draft(args_)) {
-      by_one([&] { state_.draft.row = draft_row(args_, state_.span, i); });
-      read_row<kClustered>(state_.draft, cascade() ? &state_.mixing.draft : nullptr);
-    }
-    by_one([&] {
-      if (args_.draft_probs.data) state_.draft.law = flags_alone(state_.draft.law);
-      state_.now.draft = draft_law(args_, state_.span, b_, i, state_.draft.law, point);
-      if (args_.law.kind != LawKind::kLossless) begin(args_.law, state_.mixing, state_.now);
-    });
-    status_ |= state_.now.draft.law.status;
+    status_ |= cuda::read_draft<kClustered>(args_, state_, b_, i, point);
   }
 
  protected:
   __device__ bool cascade() const { return is_cascade(args_.law.kind); }
   __device__ int tiles() const { return tiles_of(args_.target.vocab); }
-  __device__ float uniform(int64_t i) { return uniform_at(args_, state_.span, i, &status_); }
+  __device__ float uniform(int64_t i) { return uniform_at(args_, state_.span, b_, i, &status_); }
 
   __device__ void end_mixture() {
     if (state_.mixing.measure != Measure::kNothing)
@@ -139,13 +149,13 @@ class WalkRows {
   template <class From>
   __device__ void find_masses(const From& from) {
     Group::sync();  // the masses may still be in use
-    masses_of<kClustered>(from, state_.target.table, state_.mass, int(Group::rank()), int(Group::size()));
+    masses_of<kClustered, 1>(from, state_.target.table, state_.mass, int(Group::rank()), int(Group::size()));
     Group::sync();
   }
 
   // The id that position i's noise picks from the row in hand.
   __device__ int32_t noisy(int64_t i) {
-    return noisy_token<kClustered>(state_.now, state_.target.table, args_.noise_keys[state_.span.target_index + i]);
+    return noisy_token<kClustered>(state_.now, state_.target.table, key_at(args_, state_.span, b_, i));
   }
 
   const VerifyArgs& args_;

@@ -1,4 +1,4 @@
-// Warps and blocks: lane numbers, reductions, sums in index order. Every result is the same whatever the block's size.
+// Warps and blocks: lane numbers and reductions. Every result is the same whatever the block's size.
 #pragma once
 #include <cstdint>
 
@@ -56,18 +56,6 @@ __device__ __forceinline__ T block_reduce(T value, T identity, Op op) {
   value = warp_reduce(lane_id() < num_warps() ? part[lane_id()] : identity, op);
   __syncthreads();
   return value;
-}
-
-// Sum of x[0 … n) in index order, in every lane of the calling warp. Filled up with zeros, which change no bit, the
-// shuffles are unrolled by eights and wait for nothing.
-__device__ __forceinline__ float ordered_sum(const float* x, int n) {
-  float total = 0.0f;
-  for (int begin = 0; begin < n; begin += 32) {
-    const float mine = begin + lane_id() < n ? x[begin + lane_id()] : 0.0f;
-#pragma unroll 8
-    for (int i = 0; i < 32; ++i) total += __shfl_sync(kAllLanes, mine, i);
-  }
-  return total;
 }
 
 // Floats as unsigned integers of the same order. NaN has none: it is taken out before.

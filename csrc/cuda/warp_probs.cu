@@ -19,8 +19,10 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   const RowLaw law = laws[index];
   for (int tile = int(blockIdx.x % chunks) * num_warps() + warp_id(); tile < row.tiles();
        tile += int(chunks) * num_warps()) {
+    uint32_t words[kHeld];
     float x[kHeld];
-    load_tile(row, tile, x);
+    load_words(row, tile, words);
+    unpack<kHeld>(words, row.dtype, x);
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
       const int32_t id = held_id(tile, k);
@@ -37,9 +39,10 @@ cudaError_t warp_probs(const WarpProbsArgs& args, const Launch& launch) {
   if (count == 0) return cudaSuccess;
   const RowSet set{args.logits, args.n, args.params, false, may_cut(args.params)};
   RowPlan plan;
-  cudaError_t error = plan_rows(set, args.batch, launch, &plan);
+  RowLaw* laws = nullptr;
+  cudaError_t error =
+      plan_rows(set, args.batch, launch, &plan, [&](Arena& arena, bool) { laws = arena.take<RowLaw>(count); });
   if (error) return error;
-  RowLaw* laws = static_cast<RowLaw*>(launch.scratch(count * int64_t(sizeof(RowLaw))));
   error = launch_kernel(laws_kernel, plan.shape, launch.stream, plan.set, laws);
   if (error) return error;
   const int64_t chunks = chunks_of(tiles_of(args.logits.vocab), count, kRowThreads / 32);

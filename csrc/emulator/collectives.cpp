@@ -34,6 +34,7 @@ uint64_t meet(unsigned mask, Collective kind, Resolve resolve, uint64_t value, i
   meeting->arrived |= bit;
   if (meeting->arrived == mask) {
     *meeting = warp.meetings[--warp.num_meetings];
+    count(warp.collectives, 1);
     resolve(warp, mask, site);
     // The last to come goes on, except where chance decides.
     const bool stay = machine.order != Order::kRandom;
@@ -95,6 +96,8 @@ Votes block_barrier(const char* what, bool vote, Site site) {
   block.filling.count += vote;
   block.filling.all &= vote;
   if (++block.waiting == block.threads) {
+    count(block.work.barriers, 1);
+    if (counting) __atomic_store_n(&block.work.loads, false, __ATOMIC_RELAXED);
     block.votes = block.filling;
     block.filling = {0, true};
     block.waiting = 0;
@@ -115,6 +118,13 @@ Votes block_barrier(const char* what, bool vote, Site site) {
   return block.votes;
 }
 
+void count_load(size_t bytes) {
+  if (!counting) return;
+  Work& work = current->block->work;
+  count(work.bytes, int64_t(bytes));
+  if (!__atomic_exchange_n(&work.loads, true, __ATOMIC_RELAXED)) count(work.loading, 1);
+}
+
 void cluster_barrier(Site site) {
   Fiber& self = *current;
   Cluster& cluster = *self.block->cluster;
@@ -130,6 +140,7 @@ void cluster_barrier(Site site) {
   if (++cluster.waiting == cluster.threads) {
     cluster.waiting = 0;
     for (Block* block : cluster.blocks) {
+      count(block->work.cluster_barriers, 1);
       for (size_t w = 0; w < size_t(block->threads + 31) / 32; ++w)
         make_ready(block->warps[w], ~block->warps[w].returned);
     }
@@ -145,6 +156,7 @@ void cluster_barrier(Site site) {
 // fence after it sees what was so published. TSan is told just that.
 void atomic_point(void* address) {
   Machine& m = machine;
+  count(current->block->work.atomics, 1);
   if (m.order == Order::kRandom && m.next_random() % 4 == 0) {
     make_ready(*current->warp, 1u << current->lane);
     give_way();

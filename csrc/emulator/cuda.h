@@ -26,11 +26,12 @@ struct Shape {
   dim3 grid, block;
   size_t shared = 0;
   unsigned cluster = 1;
-  bool overlapping = false;
+  bool overlapping = false, overlapped = false;
 };
 
 template <class... Parameters, class... Arguments>
-cudaError_t launch_kernel(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t, Arguments&&... arguments) {
+cudaError_t launch_named(const char* name, void (*kernel)(Parameters...), const Shape& shape, cudaStream_t,
+                         Arguments&&... arguments) {
   static_assert((sizeof(Parameters) + ... + 0) <= 4096, "a kernel's parameters are at most 4096 bytes");
   struct Call {
     void (*kernel)(Parameters...);
@@ -45,12 +46,15 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const Shape& shape, cud
     }();
     std::apply(mine.kernel, mine.arguments);
   };
-  const emulator::Grid grid{shape.grid, shape.block, shape.shared, shape.cluster, shape.overlapping};
+  const emulator::Grid grid{shape.grid, shape.block, shape.shared, shape.cluster, shape.overlapping, name};
   return emulator::run_grid(grid, body, &call) ? cudaSuccess : cudaErrorInvalidConfiguration;
 }
 
+#define launch_kernel(...) launch_named(#__VA_ARGS__, __VA_ARGS__)
+
 inline void wait_for_previous() { emulator::wait_for_previous_kernel(); }
 inline void allow_next() {}
+inline void prefetch(const void* address) { (void)*static_cast<const volatile char*>(address); }  // for the sanitizers
 
 inline float fast_exp2(float x) {
   const float y = exp2f(x);
@@ -64,6 +68,22 @@ inline float half_bits_to_float(uint16_t bits) {
   if (magnitude < 0x400) return __uint_as_float(sign | 0x3F800000u) * (float(magnitude) * 0x1p-24f);  // subnormal
   return __uint_as_float(sign | ((magnitude << 13) + 0x38000000u));
 }
+
+inline float max_or_nan(float a, float b) { return a != a || b != b ? __uint_as_float(0x7FFFFFFFu) : fmaxf(a, b); }
+
+// Both halves of two words, where to_float gives the float of 16 bits.
+template <class ToFloat>
+unsigned max_or_nan_x2(unsigned a, unsigned b, ToFloat to_float) {
+  const auto larger = [&](uint16_t a, uint16_t b) -> unsigned {
+    const float x = to_float(a), y = to_float(b), max = max_or_nan(x, y);
+    return max != max ? 0x7FFF : x == max && signbit(x) == signbit(max) ? a : b;
+  };
+  return larger(uint16_t(a), uint16_t(b)) | larger(uint16_t(a >> 16), uint16_t(b >> 16)) << 16;
+}
+inline unsigned max_or_nan_bf16x2(unsigned a, unsigned b) {
+  return max_or_nan_x2(a, b, [](uint16_t bits) { return __uint_as_float(unsigned(bits) << 16); });
+}
+inline unsigned max_or_nan_f16x2(unsigned a, unsigned b) { return max_or_nan_x2(a, b, half_bits_to_float); }
 
 inline unsigned cluster_rank() { return emulator::current->block->rank; }
 inline unsigned cluster_size() { return emulator::blocks_of_cluster(); }

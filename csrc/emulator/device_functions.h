@@ -19,6 +19,9 @@ inline unsigned __brev(unsigned x) {
   for (int i = 0; i < 32; ++i) reversed |= (x >> i & 1u) << (31 - i);
   return reversed;
 }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return unsigned((uint64_t(high) << 32 | low) >> (shift & 31));
+}
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
   __extension__ typedef unsigned __int128 Wide;
@@ -125,6 +128,7 @@ inline void check_aligned(const void* address, size_t alignment, const char* wha
   template <class T>                                                                         \
   T name(const T* address, specdec::emulator::Site site = specdec::emulator::Site::here()) { \
     specdec::emulator::check_aligned(address, alignof(T), #name, site);                      \
+    specdec::emulator::count_load(sizeof(T));                                                \
     return *address;                                                                         \
   }
 #define SPECDEC_STORE(name)                                                   \

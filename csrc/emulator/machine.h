@@ -23,6 +23,14 @@ struct Placed {
   size_t offset, bytes;
 };
 
+// What a launch did: of all blocks together, or of the one with most.
+struct Counted {
+  Grid grid;
+  int64_t bytes = 0, atomics = 0;
+  int64_t most_bytes = 0, loading = 0, barriers = 0, cluster_barriers = 0, most_collectives = 0;
+  void add(const Block& block);
+};
+
 // What one launch needs, and what outlives it.
 struct Machine {
   std::mutex mutex;  // one launch at a time
@@ -46,6 +54,7 @@ struct Machine {
   std::vector<std::unique_ptr<Block>> blocks, ended, idle[2];  // running; of this launch; to be used again
   Placed arrays[kMostPlaced];  // no vector: fibers fill it, and TSan would watch what they allocate
   size_t num_arrays = 0;
+  std::vector<Counted> counts;  // of launches, while they are counted
   size_t arrays_begin = 0, arrays_end = 0, arrays_bytes = 0;
 
   // TSan remembers which fiber touched what: blocks of one launch, and of a launch that may overlap it, share nothing.

@@ -195,6 +195,7 @@ void start_block(Block& block, uint3 index, Cluster& cluster) {
   block.cluster = &cluster;
   block.rank = unsigned(cluster.blocks.size());
   block.threads = int(block.dim.x * block.dim.y * block.dim.z);
+  block.work = {};
   block.returned = block.waiting = 0;
   block.ready = 0;
   block.filling = {0, true};
@@ -209,6 +210,7 @@ void start_block(Block& block, uint3 index, Cluster& cluster) {
     warp.index = w;
     warp.block = &block;
     warp.num_meetings = 0;
+    warp.collectives = 0;
     warp.priority = unsigned(machine.next_random());
     warp.ready = 0;
     warp.returned = lanes == 32 ? 0 : ~0u << lanes;
@@ -268,6 +270,7 @@ void start_cluster(uint3 first) {
 
 void end_block(Block& block) {
   Machine& m = machine;
+  if (counting) m.counts.back().add(block);
   for (int i = 0; i < block.threads; ++i) {
     Fiber& fiber = block.fibers[i];
     // What a fiber leaves poisoned: all its frames if it was given up, else those that end it.
@@ -370,12 +373,27 @@ void wait_for_previous_kernel() {
   if (m.has_previous) m.end_tokens[(m.launches + 1) % 2].acquire();
 }
 
+void Counted::add(const Block& block) {
+  const Work& work = block.work;
+  int64_t collectives = 0;
+  for (size_t w = 0; w < size_t(block.threads + 31) / 32; ++w)
+    collectives = std::max(collectives, block.warps[w].collectives);
+  bytes += work.bytes;
+  atomics += work.atomics;
+  most_bytes = std::max(most_bytes, work.bytes);
+  loading = std::max(loading, work.loading);
+  barriers = std::max(barriers, work.barriers);
+  cluster_barriers = std::max(cluster_barriers, work.cluster_barriers);
+  most_collectives = std::max(most_collectives, collectives);
+}
+
 bool run_grid(const Grid& grid, void (*body)(const void*), const void* arguments) {
   if (!accepted(grid)) return false;
   Machine& m = machine;
   const std::lock_guard<std::mutex> lock(m.mutex);
   ++m.launches;
   ++current_launch;
+  if (counting) m.counts.push_back({grid});
   m.grid = grid;
   m.body = body;
   m.arguments = arguments;
@@ -458,3 +476,24 @@ SPECDEC_EXPORT void specdec_emulator_multiprocessors(int count) { specdec::emula
 
 // Kernels launched since the schedule was set.
 SPECDEC_EXPORT int64_t specdec_emulator_launches() { return specdec::emulator::machine.launches; }
+
+// Whether what launches do is counted from here on; what was counted before is forgotten.
+SPECDEC_EXPORT void specdec_emulator_count(int on) {
+  auto& m = specdec::emulator::machine;
+  const std::lock_guard<std::mutex> lock(m.mutex);
+  m.counts.clear();
+  specdec::emulator::counting = on != 0;
+}
+
+// Counted launch `index` as it is written, and its numbers (see Counted); null behind the last.
+SPECDEC_EXPORT const char* specdec_emulator_counted(int64_t index, int64_t* numbers) {
+  const auto& counts = specdec::emulator::machine.counts;
+  if (index < 0 || size_t(index) >= counts.size()) return nullptr;
+  const auto& c = counts[size_t(index)];
+  const auto volume = [](dim3 d) { return int64_t(d.x) * d.y * d.z; };
+  const int64_t all[] = {
+      volume(c.grid.grid), volume(c.grid.block), c.grid.cluster, c.grid.overlapping, c.bytes, c.most_bytes, c.loading,
+      c.barriers,          c.cluster_barriers,   c.atomics,      c.most_collectives};
+  std::copy(std::begin(all), std::end(all), numbers);
+  return c.grid.name;
+}

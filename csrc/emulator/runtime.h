@@ -25,6 +25,19 @@ struct Block;
 struct Cluster;
 struct Warp;
 
+// What a block has done, while specdec_emulator_count is on. Threads add up relaxed: TSan is to see no order in it.
+struct Work {
+  int64_t bytes = 0;    // read by the loads that have names: __ldg and the like
+  int64_t loading = 0;  // stretches between barriers in which something was loaded: none can overlap another
+  int64_t barriers = 0, cluster_barriers = 0, atomics = 0;
+  int64_t collectives = 0;  // of the warp with most
+  bool loads = false;       // in the present stretch
+};
+__attribute__((visibility("hidden"))) inline bool counting = false;
+inline void count(int64_t& number, int64_t more) {
+  if (counting) __atomic_fetch_add(&number, more, __ATOMIC_RELAXED);
+}
+
 enum class Waits : uint8_t { kNot, kWarp, kBlock, kCluster, kReturned };
 
 struct Fiber {
@@ -62,6 +75,7 @@ struct Warp {
   unsigned priority = 0;
   unsigned next_token = 0;
   Block* block = nullptr;
+  int64_t collectives = 0;
   uint64_t value[32], result[32];  // what a lane brings to the collective it is in, and takes away
   int argument[32];
   Meeting meetings[32];
@@ -88,6 +102,7 @@ struct Block {
   Site site{"", 0};
   Votes filling{0, true}, votes{0, true};
   Token start, end, barrier_tokens[2];
+  Work work;
   // Shared memory: first the dynamic, then the arrays.
   unsigned char* memory = nullptr;
   size_t memory_bytes = 0;
@@ -113,6 +128,7 @@ __attribute__((visibility("hidden"))) inline Fiber* current = nullptr;
 using Resolve = void (*)(Warp& warp, unsigned mask, Site site);
 uint64_t meet(unsigned mask, Collective kind, Resolve resolve, uint64_t value, int argument, Site site);
 
+void count_load(size_t bytes);  // by the current thread
 Votes block_barrier(const char* what, bool vote, Site site);
 void cluster_barrier(Site site);
 void atomic_point(void* address);  // an atomic is about to happen: others may come first
@@ -144,6 +160,7 @@ struct Grid {
   size_t shared;
   unsigned cluster;
   bool overlapping;
+  const char* name;  // the launch as it is written
 };
 
 // Runs body(arguments) in every thread of the grid. False where the device would refuse the launch; throws what a kernel

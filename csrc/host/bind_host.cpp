@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "host/direct.h"
 #include "host/text_index.h"
 
 namespace py = pybind11;
@@ -321,7 +322,8 @@ class NgramIndex {
 }  // namespace
 
 PYBIND11_MODULE(_host, m) {
-  m.doc() = "Compiled work on host data. See specdec_kernels/_host_py.py for the documentation.";
+  m.doc() =
+      "Compiled work on host data (documented in specdec_kernels/_host_py.py), and calls past torch's dispatcher.";
   py::class_<NgramIndex>(m, "NgramIndex", "An incremental n-gram index over many sequences.")
       .def(py::init<const py::object&, const py::object&, const py::object&>(), py::arg("num_sequences"),
            py::arg("max_ngram") = 4, py::arg("min_ngram") = 1)
@@ -339,6 +341,7 @@ PYBIND11_MODULE(_host, m) {
       .def("length", &NgramIndex::length, py::arg("sequence"), "Return the number of tokens in a sequence.")
       .def("propose", &NgramIndex::propose, py::arg("num_tokens"), py::kw_only(), py::arg("limits") = py::none(),
            py::arg("out") = py::none(), "Propose the continuation of every sequence: (tokens, counts).");
+  bind_direct(m);
 }
 
 }  // namespace specdec::host

@@ -12,7 +12,7 @@ import torch
 
 import specdec_kernels as sk
 from specdec_kernels.backends import _routes as routes
-from specdec_kernels.backends import native, route
+from specdec_kernels.backends import direct, native, route
 from specdec_kernels.ops import _common
 
 backends = importlib.import_module("specdec_kernels.backends")  # sk.backends is the function
@@ -54,13 +54,14 @@ def test_a_gpu_without_code_is_named_with_what_there_is(volta: None) -> None:
 def test_a_gpu_without_code_is_served_by_another_backend(volta: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def overload() -> None: ...
 
-    assert _common.dispatch("sample", overload, None, GPU) is not overload
+    assert _common.dispatch("sample", overload, None, GPU) is not direct.call("sample", overload)
     assert route("sample", GPU) == ("triton" if sk.backends(GPU)["sample"]["triton"] == "yes" else "reference")
     assert route("sample", torch.device("cpu")) is None
     routes.clear()
     native._binary_version.cache_clear()
     monkeypatch.setattr(native._symbols["CUDA"], "specdec_cuda_binary_version", lambda index: 70)
-    assert route("sample", GPU) is None and _common.dispatch("sample", overload, None, GPU) is overload
+    assert route("sample", GPU) is None
+    assert _common.dispatch("sample", overload, None, GPU) is direct.call("sample", overload)
 
 
 def test_the_first_call_is_routed_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

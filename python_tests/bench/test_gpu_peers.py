@@ -50,7 +50,7 @@ def peers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def cases(vocab: int, batch: int) -> list[Case]:
-    return grid.cases("cpu", [vocab], [batch], [3])
+    return grid.cases("cpu", grid.Sizes([vocab], [batch], [3]))
 
 
 def offered(case: Case) -> dict[str, Callable[[Any], Any]]:
@@ -93,9 +93,12 @@ def test_sglang_walks_trees(name: str) -> None:
         assert (off.abs() <= 5 * (P * (1 - P)).sum(0).sqrt()).all()
 
 
-def test_peers_refuse_target_laws() -> None:
-    (case,) = grid.cases("cpu", [96], [5], [5], ["Opt"])
-    assert offered(case) == {}
+def test_peers_refuse_target_laws_and_the_match_rule() -> None:
+    for case in (
+        grid.cases("cpu", grid.Sizes([96], [5], [5], ["Opt"]))[0],
+        Case("verify_chain", "match", 96, 5, **grid.MATCH),
+    ):
+        assert offered(case) == {}
 
 
 @pytest.mark.parametrize("case", [c for c in cases(7, 8000) if not c.greedy], ids=lambda case: case.name)
@@ -187,17 +190,32 @@ def test_many_rows_are_drawn_from_a_pool() -> None:
     assert many.shape == (4 * inputs.POOL, 16) and many.unique(dim=0).shape[0] <= inputs.POOL
 
 
-@pytest.mark.parametrize(("number", "name"), [(1, "split"), (2, "walk"), (3, "cluster")])
-def test_strategies_are_set_for_the_call_alone(number: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    library = SimpleNamespace(specdec_cuda_force_strategy=asked.append)
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [("split", [("strategy", 1), ("overlap", 1)]), ("cluster, no overlap", [("strategy", 3), ("overlap", 0)])],
+)  # fmt: skip
+def test_strategies_are_set_for_the_call_alone(
+    name: str, asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    library = SimpleNamespace(
+        specdec_cuda_force_strategy=lambda number: seen.append(("strategy", number)),
+        specdec_cuda_allow_overlap=lambda allow: seen.append(("overlap", allow)),
+    )
     monkeypatch.setattr(strategy, "_library", lambda: library)
-    backends = {"verify_chain": lambda case: lambda step: asked.append("cuda")}
+    backends = {"verify_chain": lambda case: lambda step: seen.append("cuda")}
     monkeypatch.setattr(own, "builders", lambda backend: backends)
     call = PROVIDERS[f"cuda, {name}"].builders["verify_chain"](cases(96, 5)[0])
     assert call is not None
     call(None)
-    assert asked == [number, "cuda", 0]
+    assert seen == [*asked, "cuda", ("strategy", 0), ("overlap", 1)]
+
+
+def test_strategies_are_those_of_the_header() -> None:
+    assert strategy.STRATEGIES == {"auto": 0, "split": 1, "walk": 2, "cluster": 3}
+    resident = strategy.HEADER.read_text().replace("  kCluster = 3,", "  kCluster = 3,\n  kResident = 4,")
+    assert strategy.numbered(resident)["resident"] == 4
+    assert {f"cuda, {name}" for name in strategy.LAYOUTS} <= set(PROVIDERS)
 
 
 def test_a_missing_peer_says_why() -> None:

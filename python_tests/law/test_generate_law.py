@@ -192,16 +192,22 @@ drafting = importlib.import_module("specdec_kernels.drafters.model")
 uniforms, keys = sk.uniform_samples, sk.noise_keys
 
 
+def randomness(patch: pytest.MonkeyPatch, change: Callable[[dict[str, Any], int], dict[str, Any]]) -> None:
+    """Let verify steps have what `change` makes of their random numbers' arguments, for so many rows."""
+    made = step._randomness
+    patch.setattr(step, "_randomness", lambda *given: change(made(*given), given[2]))
+
+
 def one_step_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(step, "uniform_samples", lambda seeds, step, num: uniforms(seeds, 0, num))
+    randomness(patch, lambda given, num: given | {"step": 0})
     patch.setattr(drafting, "uniform_samples", lambda seeds, step, num, purpose: uniforms(seeds, 0, num, purpose))
 
 
 def constant_uniform(patch: pytest.MonkeyPatch) -> None:
-    def same(seeds: Tensor, step: Tensor, num: int) -> Tensor:
-        return uniforms(seeds, step, 1).expand(-1, num).contiguous()
+    def same(given: dict[str, Any], num: int) -> dict[str, Any]:
+        return {"uniform_samples": uniforms(given["seeds"], given["step"], 1).expand(-1, num).contiguous()}
 
-    patch.setattr(step, "uniform_samples", same)
+    randomness(patch, same)
 
 
 def shared_stream(patch: pytest.MonkeyPatch) -> None:
@@ -230,8 +236,11 @@ def discards_after_looking(patch: pytest.MonkeyPatch) -> None:
 
 
 def noise_without_position(patch: pytest.MonkeyPatch) -> None:
-    for module in (step, drafting):
-        patch.setattr(module, "noise_keys", lambda seeds, positions: keys(seeds, positions - positions[:, :1]))
+    def from_first(positions: Tensor) -> Tensor:
+        return positions - positions[:, :1]
+
+    randomness(patch, lambda given, num: given | {"positions": from_first(given["positions"])})
+    patch.setattr(drafting, "noise_keys", lambda seeds, positions: keys(seeds, from_first(positions)))
 
 
 def stale_rows(patch: pytest.MonkeyPatch) -> None:

@@ -142,6 +142,11 @@ def pad(arguments: Arguments, extra: int, garbage_token: int = -1) -> Arguments:
     return out
 
 
+def without_numbers(arguments: Arguments) -> Arguments:
+    """The same step without its random numbers."""
+    return {k: v for k, v in arguments.items() if k not in ("uniform_samples", "noise_keys")}
+
+
 def packed(arguments: Arguments, counts: Tensor) -> Arguments:
     """Arguments of verify_packed for the first ``counts[b]`` draft tokens of each sequence."""
     out = {}

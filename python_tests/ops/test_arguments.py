@@ -15,7 +15,7 @@ import specdec_kernels as sk
 from python_tests import emulated
 from python_tests.ops.inputs import op_tests, same_bits
 from python_tests.support import Backend
-from specdec_kernels.backends import OPS
+from specdec_kernels.backends import OPS, direct
 from specdec_kernels.laws import LOSSLESS
 from specdec_kernels.ops import arguments
 from specdec_kernels.sampling import DEFAULT_PARAMS
@@ -129,7 +129,13 @@ def packed_calls(op: str) -> Iterator[dict[str, Any]]:
     names = [argument.name for argument in getattr(torch.ops.specdec, op).default._schema.arguments]
     every = every_tensor().get(op)
     if every is not None:
-        yield dict(zip(names, OPS[op].pack(**every), strict=True))
+        forms = [every]
+        if "seeds" in every:
+            three = torch.arange(3)
+            seeds = {"seeds": three, "steps": three, "positions": three[:, None] + three, "uniform_samples": None}
+            forms.append(every | seeds)
+        for form in forms:
+            yield dict(zip(names, OPS[op].pack(**form), strict=True))
         return
     for make in op_tests(op).CALLS.values():
         with Recorded() as call:
@@ -145,7 +151,7 @@ def every_tensor() -> dict[str, dict[str, Any]]:
         "target_logits": rows, "draft_logits": rows[:, :n].contiguous(), "uniform_samples": torch.rand(batch, n + 1),
         "draft_values": torch.zeros(batch, n, 6), "draft_argmax": torch.zeros(batch, n).long(),
         "draft_status": torch.zeros(batch, n).int(), "eos_token_ids": torch.tensor([3]), "law": LOSSLESS,
-        "params": DEFAULT_PARAMS, "draft_params": DEFAULT_PARAMS,
+        "params": DEFAULT_PARAMS, "draft_params": DEFAULT_PARAMS, "step": 0,
     }  # fmt: skip
     links = torch.tensor([[-1, 0, 1], [1, 2, -1], [-1, -1, -1]])
     return {
@@ -167,9 +173,11 @@ def test_direct_calls_are_safe(op: str, backend: Backend) -> None:
     """Past all validation: a tensor with a row fewer or of another dtype, or too short a list, is refused."""
     if backend.name not in ("cpu", "cuda", emulated.NAME):
         pytest.skip("only libraries can touch memory that is not theirs")
-    run = emulated.overload(op) if backend.name == emulated.NAME else getattr(torch.ops.specdec, op).default
+    overload = emulated.overload(op) if backend.name == emulated.NAME else getattr(torch.ops.specdec, op).default
+    runs = [overload] if backend.name == emulated.NAME else [overload, direct.call(op, overload)]
     for call in packed_calls(op):
-        refuses_worse(op, run, {name: backend(value) for name, value in call.items()}, backend)
+        for run in runs:
+            refuses_worse(op, run, {name: backend(value) for name, value in call.items()}, backend)
 
 
 def refuses_worse(op: str, run: Callable[..., Any], good: dict[str, Any], backend: Backend) -> None:
@@ -220,7 +228,7 @@ def test_a_map_that_leads_out_of_the_draft_is_safe(backend: Backend) -> None:
     leaves = dict.fromkeys(OPS["verify_chain"].alone) | {
         "target_logits": rows, "draft_tokens": torch.zeros(batch, n, dtype=torch.int64), "num_draft": n,
         "uniform_samples": torch.full((batch, n + 1), 0.5), "law": LOSSLESS, "params": DEFAULT_PARAMS,
-        "draft_params": DEFAULT_PARAMS, "acceptance": 0, "return_acceptance": True,
+        "draft_params": DEFAULT_PARAMS, "acceptance": 0, "return_acceptance": True, "step": 0,
     }  # fmt: skip
 
     def verified(to_draft: list[int], width: int) -> list[torch.Tensor]:

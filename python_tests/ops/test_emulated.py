@@ -109,11 +109,17 @@ def test_the_same_bits_on_every_device(name: str, multiprocessors: int) -> None:
 
 @pytest.mark.parametrize("name", [*CALLS, *WIDE])
 @pytest.mark.parametrize("strategy", emulated.STRATEGIES)
-def test_at_most_three_launches(name: str, strategy: str) -> None:
-    """A fourth is there for `return_acceptance`, and for a target law; a tree takes one."""
+def test_at_most_three_launches_and_one_allocation(name: str, strategy: str) -> None:
+    """A fourth is there for `return_acceptance`, and for a target law; a tree takes one. And all scratch memory is one
+    allocation, but for what `return_acceptance` measures beside.
+    """
     call, arguments = (CALLS | WIDE)[name]()
+    measured = bool(arguments.get("return_acceptance"))
     with emulated.running(strategy):
+        before = emulated.library().specdec_emulated_allocations()
         call(**arguments, backend=emulated.NAME)
         launches = emulated.library().specdec_emulator_launches()
-    most = 3 + bool(arguments.get("return_acceptance")) + bool(arguments.get("target_law"))
+        allocations = emulated.library().specdec_emulated_allocations() - before
+    most = 3 + measured + bool(arguments.get("target_law"))
     assert 1 <= launches <= (1 if name.startswith("verify_tree") else most)
+    assert allocations <= 1 + measured

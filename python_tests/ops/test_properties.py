@@ -152,9 +152,11 @@ def in_float64(arguments: chains.Arguments, by: float) -> tuple[Tensor, Tensor, 
     if law.number:
         law = law._replace(alpha=law.alpha + by / ERROR * LAW_ERROR)
     shared = VerifyArguments(
-        target, draft, None if probs is None else probs.double(), None, None, None,
-        None if token_map is None else token_map.target_to_draft, uniforms, arguments.get("noise_keys"),
-        arguments.get("eos_token_ids"), law, params, draft_params,
+        target_logits=target, draft_logits=draft, draft_probs=None if probs is None else probs.double(),
+        draft_values=None, draft_argmax=None, draft_status=None,
+        target_to_draft=None if token_map is None else token_map.target_to_draft, uniform_samples=uniforms,
+        noise_keys=arguments.get("noise_keys"), seeds=None, steps=None, positions=None, step=0,
+        eos_token_ids=arguments.get("eos_token_ids"), law=law, params=params, draft_params=draft_params,
     )  # fmt: skip
     tokens = arguments["draft_tokens"]
     counts = arguments.get("num_draft_tokens")

@@ -91,8 +91,10 @@ def in_float64(arguments: trees.Arguments, by: float) -> tuple[Tensor, ...]:
         law = law._replace(alpha=law.alpha + by)
     draft_params = moved(arguments["draft_params"], by) if "draft_params" in arguments else DEFAULT_PARAMS._flat
     shared = VerifyArguments(
-        target, draft, probs, None, None, None, None if token_map is None else token_map.target_to_draft, uniforms,
-        given("noise_keys"), given("eos_token_ids"), law, moved(arguments["params"], by), draft_params,
+        target_logits=target, draft_logits=draft, draft_probs=probs, draft_values=None, draft_argmax=None,
+        draft_status=None, target_to_draft=None if token_map is None else token_map.target_to_draft,
+        uniform_samples=uniforms, noise_keys=given("noise_keys"), seeds=None, steps=None, positions=None, step=0,
+        eos_token_ids=given("eos_token_ids"), law=law, params=moved(arguments["params"], by), draft_params=draft_params,
     )  # fmt: skip
     out: tuple[Tensor, ...] = reference(
         VerifyTreeArguments(

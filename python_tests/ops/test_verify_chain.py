@@ -19,13 +19,21 @@ from specdec_kernels import laws
 OP = "verify_chain"
 SIGNATURE = (
     ["target_logits", "draft_tokens", "draft_logits"],
-    ["uniform_samples", "noise_keys", "params", "draft_params", "acceptance", "target_law", "draft_probs",
-     "draft_stats", "draft_token_map", "num_draft_tokens", "eos_token_ids", "return_acceptance", "backend"],
+    ["uniform_samples", "noise_keys", "seeds", "step", "positions", "params", "draft_params", "acceptance",
+     "target_law", "draft_probs", "draft_stats", "draft_token_map", "num_draft_tokens", "eos_token_ids",
+     "return_acceptance", "backend"],
 )  # fmt: skip
+SEEDS = {"seeds": torch.arange(5), "step": torch.arange(5)}
+POSITIONS = torch.arange(20).view(5, 4)
 CALLS = {
     "token": lambda: chains.small("token", "full"),
     "block": lambda: chains.small("block", "reduced", return_acceptance=True),
     "match": lambda: chains.small("match", "one_hot"),
+    "seeds": lambda: {**chains.small("token", "full", **SEEDS), "uniform_samples": None},
+    "seeds-match": lambda: {
+        **chains.small("match", "one_hot", seeds=torch.arange(5), positions=POSITIONS),
+        "noise_keys": None,
+    },
     "greedy": lambda: chains.small("greedy", "one_hot", num_draft_tokens=torch.arange(5) - 1),
     "lossy": lambda: chains.small("block", "probs", laws.Lossy(0.3, beta="exact")),
     "opt": lambda: chains.small("token", "reduced", laws.Opt(0.4, bonus="cascade")),

@@ -17,12 +17,13 @@ from specdec_kernels import laws
 OP = "verify_chain"  # of which it is a form
 SIGNATURE = (
     ["target_logits", "draft_tokens", "draft_logits"],
-    ["cu_num_draft_tokens", "max_num_draft_tokens", "uniform_samples", "noise_keys", "params", "draft_params",
-     "acceptance", "target_law", "draft_probs", "draft_stats", "draft_token_map", "num_draft_tokens",
-     "eos_token_ids", "return_acceptance", "backend"],
+    ["cu_num_draft_tokens", "max_num_draft_tokens", "uniform_samples", "noise_keys", "seeds", "step", "positions",
+     "params", "draft_params", "acceptance", "target_law", "draft_probs", "draft_stats", "draft_token_map",
+     "num_draft_tokens", "eos_token_ids", "return_acceptance", "backend"],
 )  # fmt: skip
 CALLS = {
     "token": lambda: small("token", "probs"),
+    "seeds": lambda: {**small("token", "full", seeds=torch.arange(5), step=7), "uniform_samples": None},
     "block": lambda: small("block", "stats", return_acceptance=True),
     "cascade": lambda: small("block", "stats", laws.TokenV1(0.3, bonus="cascade")),
 }

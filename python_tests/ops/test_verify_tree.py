@@ -24,13 +24,20 @@ OP = "verify_tree"
 SIGNATURE = (
     ["target_logits", "tree", "node_tokens", "draft_logits"],
     ["draft_probs", "acceptance", "target_law", "epsilon", "delta", "params", "draft_params", "draft_stats",
-     "draft_token_map", "eos_token_ids", "uniform_samples", "noise_keys", "backend"],
+     "draft_token_map", "eos_token_ids", "uniform_samples", "noise_keys", "seeds", "step", "positions",
+     "backend"],
 )  # fmt: skip
 CALLS = {
     "sample": lambda: small("sample", "none", per_sequence=False),
     "greedy": lambda: small("greedy", "none"),
     "match": lambda: small("match", "none"),
     "typical": lambda: small("typical", "none"),
+    "seeds": lambda: {
+        **small("sample", "none"),
+        "uniform_samples": None,
+        "seeds": torch.arange(5),
+        "step": torch.arange(5),
+    },
     "recursive": lambda: small("recursive", "reduced"),
     "traversal": lambda: small("traversal", "stats", per_sequence=False),
     "traversal-probs": lambda: small("traversal", "probs"),
@@ -220,11 +227,12 @@ def direct(backend: Backend, acceptance: str, links: torch.Tensor, tokens: torch
     op = implementation(OP, torch.ops.specdec.verify_tree.default, backend.name, torch.device(backend.device))
     given = backend(target, draft, coins, keys, tokens, links, torch.zeros(links.shape[1:-1], dtype=torch.int32))
     target, draft, coins, keys, tokens, links, status = given
-    leaves = dict.fromkeys(("draft_probs", "draft_values", "draft_argmax", "draft_status", "target_to_draft"))
+    none = dict.fromkeys(OPS[OP].alone)
+    leaves = none | {"target_logits": target, "draft_logits": draft, "uniform_samples": coins, "noise_keys": keys}
+    leaves |= {"node_tokens": tokens, "links": links, "tree_status": status, "max_depth": max_depth, "step": 0}
     packed = OPS[OP].pack(
-        **leaves, target_logits=target, draft_logits=draft, uniform_samples=coins, noise_keys=keys, eos_token_ids=None,
-        law=LOSSLESS, params=DEFAULT_PARAMS, draft_params=DEFAULT_PARAMS, node_tokens=tokens, links=links,
-        tree_status=status, max_depth=max_depth, acceptance=TREE_ACCEPTANCES[acceptance], epsilon=0.09, delta=0.3,
+        **leaves, law=LOSSLESS, params=DEFAULT_PARAMS, draft_params=DEFAULT_PARAMS,
+        acceptance=TREE_ACCEPTANCES[acceptance], epsilon=0.09, delta=0.3,
     )  # fmt: skip
     return op(*packed)
 

@@ -65,6 +65,7 @@ def calls(vocab: int, everything: bool) -> None:
         walk_tree(vocab, "sample", "full", law=law)
     for acceptance in ("typical", "recursive"):
         walk_tree(vocab, acceptance, "full")
+    verify(vocab, "token", "one_hot", packed=True, seeds={"seeds": seeds, "step": seeds})
     if not everything:
         return
     for params in (None, CUT, sk.SamplingParams(0.0)):
@@ -78,6 +79,8 @@ def calls(vocab: int, everything: bool) -> None:
         verify(vocab, acceptance, kind, packed=kind != "stats")
     for acceptance in ("token", "match", "greedy"):
         verify(vocab, acceptance, "one_hot")
+    verify(vocab, "token", "one_hot", seeds={"seeds": seeds, "step": 3})
+    verify(vocab, "match", "one_hot", seeds={"seeds": seeds, "step": 3, "positions": keys})
     for acceptance in ("sample", "greedy", "match"):
         walk_tree(vocab, acceptance, "none")
     for acceptance, kind in product(("recursive", "traversal"), ("full", "probs", "stats", "reduced")):
@@ -107,11 +110,20 @@ def gather(dtype: torch.dtype, layout: str | tuple[str, str], layers: int, **tab
 
 
 def verify(
-    vocab: int, acceptance: str, kind: str, *, packed: bool = False, dtype: torch.dtype = torch.bfloat16, **law: Any
+    vocab: int,
+    acceptance: str,
+    kind: str,
+    *,
+    packed: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+    seeds: dict[str, Any] | None = None,
+    **law: Any,
 ) -> None:
-    """A verify step of chains."""
+    """A verify step of chains; with `seeds` it makes its own random numbers."""
     rng, counts = torch.Generator(), torch.full((BATCH,), ROWS - 1, dtype=torch.int32)
     made = chains.make(rng, BATCH, ROWS - 1, vocab, acceptance=acceptance, kind=kind, dtype=dtype, **law)
+    if seeds is not None:
+        made = {**chains.without_numbers(made), **seeds}
     more: dict[str, Any] = {"num_draft_tokens": counts, "eos_token_ids": EOS, "return_acceptance": True}
     if packed:
         sk.verify_packed(**chains.packed(made, counts), **more, backend="triton")

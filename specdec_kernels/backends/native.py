@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from ..config import settings
+from . import direct
 
 _FOLDER = Path(__file__).resolve().parent.parent
 _LIBRARIES = {"CPU": "_C_cpu.so", "CUDA": "_C_cuda.so"}
@@ -38,6 +39,7 @@ def load(ops: Iterable[str]) -> None:
         if key == "CPU":
             wanted = settings().cpu_capability
             _symbols[key].specdec_limit_cpu_capability(_CAPABILITIES.index(wanted or _CAPABILITIES[-1]))
+    direct.load(ops, _symbols)
 
 
 def why_missing(op: str, key: str) -> str | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..decoding.generate import generate
 from ..decoding.output import GenerationOutput
 from ..drafters import ModelDrafter
-from ..laws import Lossy, TargetLaw
+from ..laws import TargetLaw
 from ..sampling import SamplingParams
 
 
@@ -58,7 +58,7 @@ def oracle_cascade(
     TypeError, ValueError
         As `generate` with a `ModelDrafter`, or a law that is not a cascade's.
     """
-    if not isinstance(law, TargetLaw) or isinstance(law, Lossy):
+    if not isinstance(law, TargetLaw) or not law.is_cascade:
         raise TypeError(f"oracle_cascade: law must be one of sk.laws but Lossy, got {type(law).__name__}")
     return generate(
         model, input_ids, drafter=ModelDrafter(draft_model, draft_sampling), attention_mask=attention_mask,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..drafters.base import Drafter, TreeDrafter
-from ..laws import Lossy, TargetLaw, check_law
+from ..laws import TargetLaw, check_law
 from ..ops.verify_chain import ACCEPTANCES
 from .request import MAX_SPECULATIVE_TOKENS, check_int
 from .runner import Runner
@@ -36,7 +36,7 @@ def check_speculation(
     if isinstance(drafter, TreeDrafter):
         _check_tree_drafter(runner, drafter, num_speculative_tokens, target_law)
     law = check_law("generate", acceptance, target_law)
-    if law is not None and not isinstance(law, Lossy) and not drafter.gives_logits:
+    if law is not None and law.is_cascade and not drafter.gives_logits:
         raise ValueError(
             f"generate: this target_law needs a drafter that gives logits, as ModelDrafter, got "
             f"{type(drafter).__name__}: {law!r}"

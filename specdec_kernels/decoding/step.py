@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..drafters.base import Draft
-from ..ops.noise_keys import noise_keys
-from ..ops.uniform_samples import uniform_samples
 from ..ops.verify_chain import verify_chain
 from ..ops.verify_tree import verify_tree
 from ..tree import DraftTree
@@ -68,13 +68,11 @@ def _verify_chain(
     assert logits is not None
     # a step without a draft draws a token, also where trees are verified by another rule
     rule = "token" if state.acceptance == "typical" else state.acceptance
-    noise, keys = _randomness(state, rule, width + 1)
     out = verify_chain(
         logits,
         draft.tokens,
         draft.logits,
-        uniform_samples=noise,
-        noise_keys=keys,
+        **_randomness(state, rule, width + 1),
         params=state.sampling,
         draft_params=draft.params,
         acceptance=rule,
@@ -101,7 +99,6 @@ def _verify_tree(
     logits, hidden = runner.forward_tree(tokens.clamp(min=0), starts, tree, longest + tree.num_nodes - 1)
 
     rule = TREE_RULES[state.acceptance]
-    noise, keys = _randomness(state, rule, tree.num_nodes, tree)
     out = verify_tree(
         logits,
         tree,
@@ -109,8 +106,7 @@ def _verify_tree(
         acceptance=rule,
         params=state.sampling,
         eos_token_ids=ends,
-        uniform_samples=noise,
-        noise_keys=keys,
+        **_randomness(state, rule, tree.num_nodes, tree),
     )
     accepted = out.accepted_nodes
     assert accepted is not None
@@ -122,13 +118,11 @@ def _verify_tree(
     return out, num_drafted
 
 
-def _randomness(
-    state: DecodingState, rule: str, num_rows: int, tree: DraftTree | None = None
-) -> tuple[Tensor | None, Tensor | None]:
-    """What `rule` draws with: uniforms, or noise keys, or neither."""
+def _randomness(state: DecodingState, rule: str, num_rows: int, tree: DraftTree | None = None) -> dict[str, Any]:
+    """What `rule` makes its random numbers of."""
     if rule == "greedy":
-        return None, None
+        return {}
     if rule == "match":
         positions = state.next_positions(num_rows) if tree is None else state.lengths[:, None] + tree.position_ids
-        return None, noise_keys(state.seeds, positions)
-    return uniform_samples(state.seeds, state.step, num_rows), None
+        return {"seeds": state.seeds, "positions": positions}
+    return {"seeds": state.seeds, "step": state.step}

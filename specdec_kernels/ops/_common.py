@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backends import FUNCTIONS, OPS, implementation, in_python, routed
+from ..backends import FUNCTIONS, OPS, direct, implementation, in_python, routed
 from ..config import settings
 from ..sampling import DEFAULT_PARAMS, SamplingParams
 from ..types import Status
@@ -19,6 +19,12 @@ FLOAT32, INT32, INT64 = (torch.float32,), (torch.int32,), (torch.int64,)
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ID_DTYPES = (torch.int64, torch.int32)
 MAX_VOCAB = 1 << 30  # ids are int32 inside kernels
+
+Shape = tuple[tuple[str, ...], tuple[int, ...]]
+"""The names of the dimensions, and their sizes."""
+
+# What a tensor must be: the argument's name, its value, dtypes, the names of its dimensions and its shape.
+Expected = tuple[str, Tensor | None, tuple[torch.dtype, ...], tuple[str, ...], tuple[int, ...]]
 
 
 def define(name: str, arguments: type[A], returns: str, fake: Callable[[A], Any]) -> tuple[Any, Callable[..., Any]]:
@@ -35,7 +41,10 @@ def define(name: str, arguments: type[A], returns: str, fake: Callable[[A], Any]
 
 
 def dispatch(name: str, overload: Any, backend: str | None, device: torch.device, caller: str | None = None) -> Any:
-    """The callable that runs op `name` on `device`: torch's dispatcher unless a backend is asked for by name."""
+    """The callable that runs op `name` on `device`: torch's dispatcher, or the way past it (`backends.direct`), unless
+    a backend in Python is asked for by name or is the one that can run.
+    """
+    overload = direct.call(name, overload)
     if backend is None:
         backend = settings().backend
         if backend is None:
@@ -82,9 +91,24 @@ def check_given(
     check_shape(op, argument, value, names, shape)
 
 
-def is_given(value: Any, dtypes: tuple[torch.dtype, ...], device: torch.device, shape: tuple[int, ...]) -> bool:
-    """Whether `check_given` surely has nothing to say."""
-    return type(value) is Tensor and value.dtype in dtypes and value.device == device and value.shape == shape
+def check_tensors(op: str, like: Tensor, required: Expected, *optional: Expected) -> None:
+    """`check_given` of those that are not None, on `like`'s device; a dimension "vocab" must also be contiguous.
+
+    Where nothing is wrong, which is nearly always, one look in C++ sees it.
+    """
+    if direct.all_fit(like, required, *optional):
+        return
+    for index, (argument, value, dtypes, names, shape) in enumerate((required, *optional)):
+        if value is not None or index == 0:
+            check_given(op, argument, value, dtypes, like.device, names, shape)
+            if value is not None and names[-1] == "vocab":
+                check_contiguous_rows(op, argument, value)
+
+
+def check_contiguous_rows(op: str, argument: str, value: Tensor) -> None:
+    """ValueError unless contiguous in the last dimension."""
+    if not value.is_contiguous() and value.stride(-1) != 1:
+        raise ValueError(f"{op}: {argument} must be contiguous in its last dimension, got strides {value.stride()}")
 
 
 def check_logits(op: str, argument: str, value: object, device: torch.device | None = None) -> torch.Size:
@@ -95,8 +119,7 @@ def check_logits(op: str, argument: str, value: object, device: torch.device | N
     shape = value.shape
     if not shape or not 2 <= shape[-1] <= MAX_VOCAB:
         raise shape_error(op, argument, f"[..., vocab] with 2 <= vocab <= {MAX_VOCAB}", value)
-    if not value.is_contiguous() and value.stride(-1) != 1:
-        raise ValueError(f"{op}: {argument} must be contiguous in its last dimension, got strides {value.stride()}")
+    check_contiguous_rows(op, argument, value)
     return shape
 
 

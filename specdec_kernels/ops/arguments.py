@@ -26,6 +26,8 @@ TENSORS = {Tensor: "Tensor", Tensor | None: "Tensor?"}
 
 # Numbers that cross in the place of names, and that C++ has too: in csrc/common/params.h and csrc/bind_cache.h.
 TREE_ACCEPTANCES = {"sample": 0, "greedy": 1, "match": 2, "typical": 3, "recursive": 4, "traversal": 5}
+PURPOSES = {"draft": 0, "accept": 1, "final": 2, "sample": 3}
+"""Streams of random numbers, by the number that stands in their counters; C++ has some in csrc/common/philox.h."""
 CACHE_DIMS = {"block": 0, "head": 1, "row": 2, "element": 3, "batch_and_head": 4, "further": 5}
 """What a dimension of a cache tensor is; a block is a page, or without a block table a sequence."""
 
@@ -91,7 +93,10 @@ class SampleArguments(NamedTuple):
 
 
 class VerifyArguments(NamedTuple):
-    """What chains and trees share. Kept stats have all three tensors or none."""
+    """What chains and trees share. Kept stats have all three tensors or none.
+
+    `seeds` stand in the place of `uniform_samples`, or where there are `positions` of `noise_keys`: the step's own.
+    """
 
     target_logits: Tensor
     draft_logits: Tensor | None
@@ -102,6 +107,10 @@ class VerifyArguments(NamedTuple):
     target_to_draft: Tensor | None
     uniform_samples: Tensor | None
     noise_keys: Tensor | None
+    seeds: Tensor | None
+    steps: Tensor | None
+    positions: Tensor | None
+    step: Int
     eos_token_ids: Tensor | None
     law: FlatLaw
     params: FlatParams

@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 
 from ._common import check_shape, check_tensor, define, dispatch, shape_error
-from .arguments import UniformSamplesArguments
-
-PURPOSES = {"draft": 0, "accept": 1, "final": 2, "sample": 3}
-"""Streams, by the number that stands in their counters."""
+from .arguments import PURPOSES, UniformSamplesArguments
 
 
 def _fake(args: UniformSamplesArguments) -> Tensor:

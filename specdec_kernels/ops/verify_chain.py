@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..laws import LOSSLESS, BiLD, Lossy, TargetLaw, check_law
+from ..laws import LOSSLESS, BiLD, TargetLaw, check_law
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap, VerifyOutput
 from ._common import (
@@ -13,27 +13,28 @@ from ._common import (
     ID_DTYPES,
     INT32,
     INT64,
-    check_given,
+    LOGIT_DTYPES,
+    Expected,
+    Shape,
     check_logits,
     check_params,
-    check_shape,
     check_tensor,
+    check_tensors,
     define,
     dispatch,
-    is_given,
     raise_for_status,
     shape_error,
 )  # fmt: skip
+from ._random import RandomNumbers, missing_noise, noise_of
 from .arguments import VerifyChainArguments
 
 ACCEPTANCES = {"token": 0, "block": 1, "match": 2, "greedy": 3}
-MATCH = ACCEPTANCES["match"]
 DRAFTED, ROWS = ("batch", "num_draft"), ("batch", "num_draft + 1")
 
 # What `verify_chain` and `verify_packed` are both called with. (A plain tuple: a named one costs 0.2 microseconds.)
 Asked = tuple[
-    Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, SamplingParams | None, SamplingParams | None, str,
-    TargetLaw | None, Tensor | None, RowStats | None, TokenMap | None, Tensor | None, Tensor | None, bool,
+    Tensor, Tensor, Tensor | None, RandomNumbers, SamplingParams | None, SamplingParams | None, str, TargetLaw | None,
+    Tensor | None, RowStats | None, TokenMap | None, Tensor | None, Tensor | None, bool,
 ]  # fmt: skip
 
 
@@ -62,6 +63,9 @@ def verify_chain(
     *,
     uniform_samples: Tensor | None = None,
     noise_keys: Tensor | None = None,
+    seeds: Tensor | None = None,
+    step: int | Tensor | None = None,
+    positions: Tensor | None = None,
     params: SamplingParams | None = None,
     draft_params: SamplingParams | None = None,
     acceptance: str = "token",
@@ -106,6 +110,13 @@ def verify_chain(
         needs fresh ones (and fresh draft noise) at every verify step.
     noise_keys : Tensor, optional
         ``[batch, num_draft + 1]`` int64, from `noise_keys` at the rows' positions; "match" only.
+    seeds : Tensor, optional
+        ``[batch]`` int64, in the place of both: the numbers are made where they are needed, those of
+        ``uniform_samples(seeds, step, num_draft + 1)``, or for "match" of ``noise_keys(seeds, positions, step=step)``.
+    step : int or Tensor, optional
+        With `seeds`: the verify step, >= 0, or ``[batch]`` int64 on the device. "match" may do without.
+    positions : Tensor, optional
+        With `seeds`, "match" only: ``[batch, num_draft + 1]`` int32 or int64, the rows' absolute positions.
     params, draft_params : SamplingParams, optional
         Of target and draft. `draft_params` must be what the draft tokens were really drawn with; `draft_probs` have
         them in already. None: temperature 1, nothing cut.
@@ -146,13 +157,13 @@ def verify_chain(
     if len(shape) != 3 or shape[1] < 1:
         raise shape_error(op, "target_logits", "[batch, num_draft + 1, vocab]", target_logits)
     batch, rows, _ = shape
-    drafted = (batch, rows - 1)
-    check_given(op, "draft_tokens", draft_tokens, ID_DTYPES, target_logits.device, DRAFTED, drafted)
     asked = (
-        target_logits, draft_tokens, draft_logits, uniform_samples, noise_keys, params, draft_params, acceptance,
-        target_law, draft_probs, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
+        target_logits, draft_tokens, draft_logits, (uniform_samples, noise_keys, seeds, step, positions), params,
+        draft_params, acceptance, target_law, draft_probs, draft_stats, draft_token_map, num_draft_tokens,
+        eos_token_ids, return_acceptance,
     )  # fmt: skip
-    return verify_spans(op, backend, asked, batch, rows - 1, None, (drafted, DRAFTED), ((batch, rows), ROWS))
+    drafted = (DRAFTED, (batch, rows - 1))
+    return verify_spans(op, backend, asked, batch, rows - 1, None, drafted, (ROWS, (batch, rows)))
 
 
 def verify_spans(
@@ -162,54 +173,53 @@ def verify_spans(
     batch: int,
     num_draft: int,
     cu: Tensor | None,
-    drafted: tuple[tuple[int, ...], tuple[str, ...]],
-    rows: tuple[tuple[int, ...], tuple[str, ...]],
+    drafted: Shape,
+    rows: Shape,
 ) -> VerifyOutput:
     """Validate what `verify_chain` and `verify_packed` share, and run the op.
 
-    `drafted` and `rows` are the shapes of the draft's rows and of the target's, with the names of their dimensions.
+    `drafted` and `rows` are the shapes of the draft's rows and of the target's.
     """
     (
-        target_logits, draft_tokens, draft_logits, uniform_samples, noise_keys, params, draft_params, acceptance,
-        target_law, draft_probs, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
+        target_logits, draft_tokens, draft_logits, numbers, params, draft_params, acceptance, target_law, draft_probs,
+        draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
     ) = asked  # fmt: skip
     device = target_logits.device
     rule = ACCEPTANCES.get(acceptance)
     if rule is None:
         raise ValueError(f"{op}: acceptance must be one of {', '.join(ACCEPTANCES)}, got {acceptance!r}")
-    law = LOSSLESS
+    law, draft_rows = LOSSLESS, drafted
     if target_law is not None:
         check_draft_for_law(op, acceptance, target_law, draft_logits, draft_token_map)
         law = target_law.flat()
         if law.cascade_bonus:
-            drafted = rows
+            draft_rows = rows
     params = check_params(op, "params", params, batch, device)
     draft_params = check_params(op, "draft_params", draft_params, batch, device)
+    noise, steps, step = noise_of(op, acceptance, numbers, target_logits, batch, *rows)
     values, argmax, status, target_to_draft = check_draft(
-        op, target_logits, *drafted, draft_logits, draft_probs, draft_stats, draft_token_map
-    )
-    given, other = ("noise_keys", "uniform_samples") if rule == MATCH else ("uniform_samples", "noise_keys")
-    noise, unused = (noise_keys, uniform_samples) if rule == MATCH else (uniform_samples, noise_keys)
-    if unused is not None:
-        raise ValueError(f"{op}: acceptance={acceptance!r} takes {given}, got {other}")
-    if noise is not None:
-        check_given(op, given, noise, INT64 if rule == MATCH else FLOAT32, device, rows[1], rows[0])
-    elif acceptance != "greedy" and not params.is_greedy:
-        raise ValueError(f"{op}: acceptance={acceptance!r} needs {given} unless params.temperature is 0, got None")
-    elif law.number > Lossy.number and not draft_params.is_greedy:
-        raise ValueError(
-            f"{op}: this target_law needs uniform_samples unless params.temperature and draft_params.temperature "
-            "are 0, got None"
-        )
-    if num_draft_tokens is not None:
-        check_given(op, "num_draft_tokens", num_draft_tokens, ID_DTYPES, device, ("batch",), (batch,))
+        op, target_logits, draft_rows, draft_logits, draft_probs, draft_stats, draft_token_map,
+        ("draft_tokens", draft_tokens, ID_DTYPES, *drafted),
+        noise,
+        ("num_draft_tokens", num_draft_tokens, ID_DTYPES, ("batch",), (batch,)),
+    )  # fmt: skip
+    if noise[1] is None and acceptance != "greedy":
+        if not params.is_greedy:
+            raise missing_noise(op, acceptance, noise)
+        if law.is_cascade and not draft_params.is_greedy:
+            raise ValueError(
+                f"{op}: this target_law needs uniform_samples unless params.temperature and draft_params.temperature "
+                "are 0, got None"
+            )
     if eos_token_ids is not None:
         check_eos(op, eos_token_ids, device)
+    uniform_samples, noise_keys, seeds, _, positions = numbers
     out = dispatch("verify_chain", _op, backend, device, op)(
         *_pack(
             target_logits=target_logits, draft_logits=draft_logits, draft_probs=draft_probs, draft_values=values,
             draft_argmax=argmax, draft_status=status, target_to_draft=target_to_draft, uniform_samples=uniform_samples,
-            noise_keys=noise_keys, eos_token_ids=eos_token_ids, law=law, params=params, draft_params=draft_params,
+            noise_keys=noise_keys, seeds=seeds, steps=steps, positions=positions, step=step,
+            eos_token_ids=eos_token_ids, law=law, params=params, draft_params=draft_params,
             draft_tokens=draft_tokens, num_draft_tokens=num_draft_tokens, cu_num_draft_tokens=cu, num_draft=num_draft,
             acceptance=rule, return_acceptance=return_acceptance,
         )
@@ -229,50 +239,45 @@ def check_eos(op: str, eos_token_ids: Tensor, device: torch.device) -> None:
 def check_draft(
     op: str,
     target_logits: Tensor,
-    shape: tuple[int, ...],
-    names: tuple[str, ...],
+    rows: Shape,
     draft_logits: Tensor | None,
     draft_probs: Tensor | None,
     draft_stats: RowStats | None,
     draft_token_map: TokenMap | None,
+    required: Expected,
+    *optional: Expected,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Validate a draft whose rows have `shape`: values, argmax, status and target_to_draft, as the op takes them."""
-    device, vocab = target_logits.device, target_logits.shape[-1]
-    vocab_draft, target_to_draft = vocab, None
+    """Validate a draft with these `rows`, and further tensors: values, argmax, status and target_to_draft, as the op
+    takes them.
+    """
+    names, shape = rows
+    vocab = vocab_draft = target_logits.shape[-1]
+    values = argmax = status = target_to_draft = None
     if draft_token_map is not None:
         if not isinstance(draft_token_map, TokenMap):
             raise TypeError(f"{op}: draft_token_map must be a TokenMap, got {type(draft_token_map).__name__}")
         vocab_draft, target_to_draft = len(draft_token_map), draft_token_map.target_to_draft
-        check_tensor(op, "draft_token_map", target_to_draft, (torch.int64,), device)
+        check_tensor(op, "draft_token_map", target_to_draft, INT64, target_logits.device)
         if draft_token_map.max_id >= vocab:
             raise ValueError(f"{op}: draft_token_map must map to ids < vocab={vocab}, got {draft_token_map.max_id}")
         if draft_logits is None and draft_probs is None:
             raise ValueError(f"{op}: draft_token_map needs draft_logits or draft_probs, got neither")
-    if draft_logits is not None:
-        if check_logits(op, "draft_logits", draft_logits, device) != (*shape, vocab_draft):
-            check_shape(op, "draft_logits", draft_logits, (*names, "vocab"), (*shape, vocab_draft))
-        if draft_probs is not None:
-            raise ValueError(f"{op}: give draft_logits or draft_probs, got both")
-    elif draft_probs is not None:
-        check_given(op, "draft_probs", draft_probs, FLOAT32, device, (*names, "vocab"), (*shape, vocab_draft))
-        if draft_probs.stride(-1) != 1:
-            got = draft_probs.stride()
-            raise ValueError(f"{op}: draft_probs must be contiguous in its last dimension, got strides {got}")
-    if draft_stats is None:
-        return None, None, None, target_to_draft
-    if not isinstance(draft_stats, RowStats):
-        raise TypeError(f"{op}: draft_stats must be a RowStats, got {type(draft_stats).__name__}")
-    if draft_logits is None:
-        raise ValueError(f"{op}: draft_stats needs the draft_logits that they describe, got none")
-    values, argmax, status = draft_stats
-    if not (
-        is_given(argmax, INT64, device, shape)
-        and is_given(status, INT32, device, shape)
-        and is_given(values, FLOAT32, device, (*shape, 6))
-    ):
-        check_given(op, "draft_stats.values", values, FLOAT32, device, (*names, "6"), (*shape, 6))
-        check_given(op, "draft_stats.argmax", argmax, INT64, device, names, shape)
-        check_given(op, "draft_stats.status", status, INT32, device, names, shape)
+    if draft_logits is not None and draft_probs is not None:
+        raise ValueError(f"{op}: give draft_logits or draft_probs, got both")
+    if draft_stats is not None:
+        if not isinstance(draft_stats, RowStats):
+            raise TypeError(f"{op}: draft_stats must be a RowStats, got {type(draft_stats).__name__}")
+        if draft_logits is None:
+            raise ValueError(f"{op}: draft_stats needs the draft_logits that they describe, got none")
+        values, argmax, status = draft_stats
+    check_tensors(
+        op, target_logits, required, *optional,
+        ("draft_logits", draft_logits, LOGIT_DTYPES, (*names, "vocab"), (*shape, vocab_draft)),
+        ("draft_probs", draft_probs, FLOAT32, (*names, "vocab"), (*shape, vocab_draft)),
+        ("draft_stats.values", values, FLOAT32, (*names, "6"), (*shape, 6)),
+        ("draft_stats.argmax", argmax, INT64, names, shape),
+        ("draft_stats.status", status, INT32, names, shape),
+    )  # fmt: skip
     return values, argmax, status, target_to_draft
 
 
@@ -281,7 +286,7 @@ def check_draft_for_law(
 ) -> None:
     """Refuse a law that the acceptance does not take, or that needs more of the draft than is given."""
     checked = check_law(op, acceptance, law)
-    if isinstance(checked, Lossy):
+    if checked is None or not checked.is_cascade:
         return
     if draft_logits is None:
         raise ValueError(f"{op}: this target_law needs draft_logits, got none: {law!r}")

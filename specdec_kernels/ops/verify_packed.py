@@ -24,6 +24,9 @@ def verify_packed(
     max_num_draft_tokens: int,
     uniform_samples: Tensor | None = None,
     noise_keys: Tensor | None = None,
+    seeds: Tensor | None = None,
+    step: int | Tensor | None = None,
+    positions: Tensor | None = None,
     params: SamplingParams | None = None,
     draft_params: SamplingParams | None = None,
     acceptance: str = "token",
@@ -58,6 +61,10 @@ def verify_packed(
         Width of the result less one, in [0, 2**20); a longer segment is cut to it and flagged ``Status.BAD_PARAM``.
     uniform_samples, noise_keys : Tensor, optional
         ``[total + batch]`` float32 in [0, 1) and int64.
+    seeds, step : optional
+        As in `verify_chain`: ``[batch]`` int64, in the place of both; the numbers are those of `verify_chain`.
+    positions : Tensor, optional
+        With `seeds`, "match" only: ``[total + batch]`` int32 or int64.
     params, draft_params : SamplingParams, optional
         Tensors in them hold one value per sequence.
     draft_probs : Tensor, optional
@@ -97,8 +104,9 @@ def verify_packed(
     if len(shape) != 2 or shape[0] != total + batch:
         check_shape(op, "target_logits", target_logits, ("total + batch", "vocab"), (total + batch, shape[-1]))
     asked = (
-        target_logits, draft_tokens, draft_logits, uniform_samples, noise_keys, params, draft_params, acceptance,
-        target_law, draft_probs, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
+        target_logits, draft_tokens, draft_logits, (uniform_samples, noise_keys, seeds, step, positions), params,
+        draft_params, acceptance, target_law, draft_probs, draft_stats, draft_token_map, num_draft_tokens,
+        eos_token_ids, return_acceptance,
     )  # fmt: skip
-    drafted, rows = ((total,), ("total",)), ((total + batch,), ("total + batch",))
+    drafted, rows = (("total",), (total,)), (("total + batch",), (total + batch,))
     return verify_spans(op, backend, asked, batch, max_num_draft_tokens, cu_num_draft_tokens, drafted, rows)

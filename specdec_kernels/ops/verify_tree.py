@@ -5,15 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..laws import LOSSLESS, Lossy, TargetLaw
+from ..laws import LOSSLESS, TargetLaw
 from ..sampling import SamplingParams
 from ..tree import DraftTree
 from ..types import RowStats, TokenMap, VerifyOutput
 from ._common import (
-    FLOAT32,
     ID_DTYPES,
-    INT64,
-    check_given,
     check_logits,
     check_params,
     define,
@@ -21,6 +18,7 @@ from ._common import (
     raise_for_status,
     shape_error,
 )  # fmt: skip
+from ._random import missing_noise, noise_of
 from .arguments import TREE_ACCEPTANCES, VerifyTreeArguments
 from .verify_chain import check_draft, check_draft_for_law, check_eos
 
@@ -62,6 +60,9 @@ def verify_tree(
     eos_token_ids: Tensor | None = None,
     uniform_samples: Tensor | None = None,
     noise_keys: Tensor | None = None,
+    seeds: Tensor | None = None,
+    step: int | Tensor | None = None,
+    positions: Tensor | None = None,
     backend: str | None = None,
 ) -> VerifyOutput:
     """Accept a path of each drafted tree, from the root down, and draw the one token after it.
@@ -122,6 +123,13 @@ def verify_tree(
         ``params.temperature`` is the number 0.
     noise_keys : Tensor, optional
         ``[batch, num_nodes]`` int64, from `noise_keys` at the nodes' positions; "match" only.
+    seeds : Tensor, optional
+        ``[batch]`` int64, in the place of both: the numbers are made where they are needed, those of
+        ``uniform_samples(seeds, step, num_nodes)``, or for "match" of ``noise_keys(seeds, positions, step=step)``.
+    step : int or Tensor, optional
+        With `seeds`: the verify step, >= 0, or ``[batch]`` int64 on the device. "match" may do without.
+    positions : Tensor, optional
+        With `seeds`, "match" only: ``[batch, num_nodes]`` int32 or int64, the nodes' absolute positions.
     backend : str, optional
         "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
 
@@ -143,7 +151,7 @@ def verify_tree(
     if len(rows) != 3:
         raise shape_error(op, "target_logits", "[batch, num_nodes, vocab]", target_logits)
     batch, num_nodes, _ = rows
-    device, shape, names = target_logits.device, (batch, num_nodes), ("batch", "num_nodes")
+    device, nodes = target_logits.device, (("batch", "num_nodes"), (batch, num_nodes))
     if not isinstance(tree, DraftTree):
         raise TypeError(f"{op}: tree must be a DraftTree, got {type(tree).__name__}")
     links = tree.links
@@ -151,7 +159,6 @@ def verify_tree(
         raise shape_error(op, "tree", f"of num_nodes={num_nodes}, one or batch={batch} of them", tree.parents)
     if links.device != device:
         raise ValueError(f"{op}: tree must be on {device}, got {links.device}")
-    check_given(op, "node_tokens", node_tokens, ID_DTYPES, device, names, shape)
     rule = TREE_ACCEPTANCES.get(acceptance)
     if rule is None:
         raise ValueError(f"{op}: acceptance must be one of {', '.join(TREE_ACCEPTANCES)}, got {acceptance!r}")
@@ -160,39 +167,38 @@ def verify_tree(
         raise ValueError(f"{op}: {name} must be a number >= 0, got {value!r}")
     law = LOSSLESS
     if target_law is not None:
-        if acceptance != "sample" or isinstance(target_law, Lossy):
+        check_draft_for_law(op, "token", target_law, draft_logits, draft_token_map)
+        if acceptance != "sample" or not target_law.is_cascade:
             raise ValueError(
                 f"{op}: target_law must be None or a cascade with acceptance='sample', got {target_law!r} with "
                 f"acceptance={acceptance!r}"
             )
-        check_draft_for_law(op, "token", target_law, draft_logits, draft_token_map)
         law = target_law.flat()
     if acceptance in NEED_DRAFT and draft_logits is None and draft_probs is None:
         raise ValueError(f"{op}: acceptance={acceptance!r} needs draft_logits or draft_probs, got neither")
     params = check_params(op, "params", params, batch, device)
     draft_params = check_params(op, "draft_params", draft_params, batch, device)
+    numbers = (uniform_samples, noise_keys, seeds, step, positions)
+    noise, steps, step = noise_of(op, acceptance, numbers, target_logits, batch, *nodes)
     values, argmax, status, target_to_draft = check_draft(
-        op, target_logits, shape, names, draft_logits, draft_probs, draft_stats, draft_token_map
-    )
-    given, other = ("noise_keys", "uniform_samples") if acceptance == "match" else ("uniform_samples", "noise_keys")
-    noise, unused = (noise_keys, uniform_samples) if acceptance == "match" else (uniform_samples, noise_keys)
-    if unused is not None:
-        raise ValueError(f"{op}: acceptance={acceptance!r} takes {given}, got {other}")
-    if noise is not None:
-        check_given(op, given, noise, INT64 if acceptance == "match" else FLOAT32, device, names, shape)
-    elif acceptance != "greedy" and (not params.is_greedy or target_law is not None):
-        raise ValueError(f"{op}: acceptance={acceptance!r} needs {given} unless params.temperature is 0, got None")
+        op, target_logits, nodes, draft_logits, draft_probs, draft_stats, draft_token_map,
+        ("node_tokens", node_tokens, ID_DTYPES, *nodes),
+        noise,
+    )  # fmt: skip
+    if noise[1] is None and acceptance != "greedy" and (not params.is_greedy or target_law is not None):
+        raise missing_noise(op, acceptance, noise)
     if eos_token_ids is not None:
         check_eos(op, eos_token_ids, device)
     out = dispatch(op, _op, backend, device)(
         *_pack(
             target_logits=target_logits, draft_logits=draft_logits, draft_probs=draft_probs, draft_values=values,
             draft_argmax=argmax, draft_status=status, target_to_draft=target_to_draft, uniform_samples=uniform_samples,
-            noise_keys=noise_keys, eos_token_ids=eos_token_ids, law=law, params=params, draft_params=draft_params,
+            noise_keys=noise_keys, seeds=seeds, steps=steps, positions=positions, step=step,
+            eos_token_ids=eos_token_ids, law=law, params=params, draft_params=draft_params,
             node_tokens=node_tokens, links=tree.links, tree_status=tree.status, max_depth=tree.max_depth,
             acceptance=rule, epsilon=float(epsilon), delta=float(delta),
         )
     )  # fmt: skip
-    tokens, num_accepted, num_tokens, status, nodes = out
+    tokens, num_accepted, num_tokens, status, accepted_nodes = out
     raise_for_status(op, status)
-    return VerifyOutput(tokens, num_accepted, num_tokens, status, None, nodes)
+    return VerifyOutput(tokens, num_accepted, num_tokens, status, None, accepted_nodes)

@@ -120,13 +120,33 @@ Case sample_case(Random& random, bool large) {
 struct Step {
   std::vector<int32_t> draft_tokens, num_draft_tokens, cu;
   std::vector<float> uniforms, draft_values;
-  std::vector<int64_t> keys, eos, target_to_draft, draft_argmax;
+  std::vector<int64_t> keys, seeds, steps, positions, eos, target_to_draft, draft_argmax;
   std::vector<int32_t> draft_status;
   std::shared_ptr<RowBuffer> target, draft;
   std::shared_ptr<ParamsBuffer> params, draft_params;
   VerifyChainArgs args{};  // of a tree: what it shares with chains
   bool with_stats = false, with_overlap = false;
 };
+
+// The step's random numbers, or what it makes them of.
+void make_numbers(Random& random, Step& step, int64_t batch, int64_t rows, bool match) {
+  VerifyChainArgs& args = step.args;
+  if (random.chance(0.3)) {
+    step.seeds = make_keys(random, batch);
+    if (random.chance(0.5)) step.steps = make_keys(random, batch);
+    if (match) step.positions = make_keys(random, rows);
+    args.coins = {step.seeds.data(),
+                  step.steps.empty() ? nullptr : step.steps.data(),
+                  random.below(1000),
+                  {match ? step.positions.data() : nullptr, true}};
+  } else if (match) {
+    step.keys = make_keys(random, rows);
+    args.noise_keys = step.keys.data();
+  } else {
+    step.uniforms = make_uniforms(random, rows);
+    args.uniform_samples = step.uniforms.data();
+  }
+}
 
 // The draft: the target's rows with noise, over the draft's ids; tokens are likely ones, so that many are accepted.
 void make_draft(Random& random, Step& step, const std::vector<float>& target, int64_t rows, int32_t vocab,
@@ -216,10 +236,8 @@ Case verify_case(Random& random, bool large) {
   }
   step->params = make_params(random, batch, vocab);
   step->draft_params = make_params(random, batch, vocab);
-  if (args.acceptance == Acceptance::kMatch) step->keys = make_keys(random, targets);
-  if (args.acceptance == Acceptance::kToken || args.acceptance == Acceptance::kBlock) {
-    step->uniforms = make_uniforms(random, targets);
-  }
+  if (args.acceptance != Acceptance::kGreedy)
+    make_numbers(random, *step, batch, targets, args.acceptance == Acceptance::kMatch);
   if (args.acceptance == Acceptance::kGreedy) {
     step->params->args.temperature = 0.0f;
     step->params->args.temperatures = nullptr;
@@ -236,8 +254,6 @@ Case verify_case(Random& random, bool large) {
   args.batch = batch;
   args.num_draft = num_draft;
   args.total = drafts;
-  args.uniform_samples = step->uniforms.empty() ? nullptr : step->uniforms.data();
-  args.noise_keys = step->keys.empty() ? nullptr : step->keys.data();
   args.target_to_draft = step->target_to_draft.empty() ? nullptr : step->target_to_draft.data();
   args.map_size = int64_t(step->target_to_draft.size());
   args.num_draft_tokens = {step->num_draft_tokens.empty() ? nullptr : step->num_draft_tokens.data(), false};
@@ -351,16 +367,12 @@ Case tree_case(Random& random, bool large) {
   }
   step->params = make_params(random, batch, vocab);
   step->draft_params = make_params(random, batch, vocab);
-  if (acceptance == TreeAcceptance::kMatch)
-    step->keys = make_keys(random, rows);
-  else if (acceptance != TreeAcceptance::kGreedy)
-    step->uniforms = make_uniforms(random, rows);
+  if (acceptance != TreeAcceptance::kGreedy)
+    make_numbers(random, *step, batch, rows, acceptance == TreeAcceptance::kMatch);
   if (random.chance(0.3)) step->eos = {random.below(vocab), vocab - 1};
   step->with_stats = kind == 1 && random.chance(0.4);
 
   args.batch = batch;
-  args.uniform_samples = step->uniforms.empty() ? nullptr : step->uniforms.data();
-  args.noise_keys = step->keys.empty() ? nullptr : step->keys.data();
   args.target_to_draft = step->target_to_draft.empty() ? nullptr : step->target_to_draft.data();
   args.map_size = int64_t(step->target_to_draft.size());
   args.eos_token_ids = step->eos.empty() ? nullptr : step->eos.data();

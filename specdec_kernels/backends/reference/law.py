@@ -14,6 +14,7 @@ from ...types import Status
 from .rows import at, slots_upto
 
 TILE = 1024
+TREE = 256  # neighbouring tiles that are added as a balanced tree; see csrc/common/tile_sums.h
 SMALLEST_EXPONENT = -87.0  # exp below this is 0 in every backend: float32 would leave the normal numbers
 SMALLEST_TEMPERATURE = 2.0**-126  # below it 1 / temperature overflows; read as greedy
 
@@ -225,8 +226,8 @@ def weight_left(w: Tensor, rest: Tensor) -> Tensor:
 
 
 def tile_sum(weights: Tensor) -> Tensor:
-    """Sum over the last dimension: tiles of 1024 ids, their sums added in index order."""
-    return tile_masses(weights).cumsum(-1)[..., -1]
+    """Sum over the last dimension: tiles of 1024 ids, their sums added in trees of `TREE`, those in index order."""
+    return tree_levels(tile_masses(weights))[-1].cumsum(-1)[..., -1]
 
 
 def tile_masses(weights: Tensor) -> Tensor:
@@ -238,9 +239,40 @@ def tile_masses(weights: Tensor) -> Tensor:
     return padded.unflatten(-1, (-1, TILE)).sum(-1)
 
 
+def tree_levels(masses: Tensor) -> list[Tensor]:
+    """Sums of neighbours: ``[..., tiles]`` filled up with zeros, each next half as wide, at last those of the trees."""
+    tiles = masses.shape[-1]
+    leaves = min(TREE, 1 << (tiles - 1).bit_length())
+    levels = [torch.nn.functional.pad(masses, (0, -tiles % leaves))]
+    for _ in range(leaves.bit_length() - 1):
+        levels.append(levels[-1][..., 0::2] + levels[-1][..., 1::2])
+    return levels
+
+
+def find_tile(masses: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """The tile of each row of ``[rows, tiles]`` where a draw with `uniform` ``[rows]`` ends, and what is left of its
+    goal there: infinite on an overrun, which ends at the last tile of positive mass.
+    """
+    *below, trees = tree_levels(masses)
+    ends = trees.cumsum(-1)
+    goal = uniform.to(masses.dtype) * ends[:, -1]
+    past = ends > goal[:, None]
+    found = past.any(-1)
+    last = torch.where(trees > 0, slots_upto(trees.shape[-1], trees), 0).amax(-1)
+    node = torch.where(found, past.int().argmax(-1), last)
+    before = torch.nn.functional.pad(ends, (1, 0)).gather(-1, node[:, None])[:, 0]
+    rest = torch.where(found, goal - before, math.inf)
+    for sums in reversed(below):  # to the right of two neighbours where the left has no more than what is left
+        left, right = (sums.gather(-1, 2 * node[:, None] + side)[:, 0] for side in (0, 1))
+        goes_right = (rest >= left) & (right > 0)
+        rest = torch.where(goes_right, rest - left, rest)
+        node = 2 * node + goes_right
+    return node, rest
+
+
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """The id at which the running mass of `weights` first exceeds ``uniform · total``; an overrun takes the last
-    possible id.
+    """The id at which the running mass of `weights` first exceeds ``uniform · total``, by tiles and then by ids; an
+    overrun takes the last possible id.
 
     Parameters
     ----------
@@ -254,16 +286,9 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     Tensor
         ``[rows]`` int64; 0 in a row without any weight.
     """
-    rows, vocab = weights.shape
-    ids = torch.arange(vocab, device=weights.device)
-    last = torch.where(weights > 0, ids, 0).amax(-1)
-    masses = tile_masses(weights)
-    tile_ends = masses.cumsum(-1)
-    goal = uniform.to(weights.dtype) * tile_ends[:, -1]
-    past = tile_ends > goal[:, None]
-    tile = torch.where(past.any(-1), past.int().argmax(-1), last // TILE)
-    rest = goal - (tile_ends - masses).gather(-1, tile[:, None])[:, 0]
-    columns = tile[:, None] * TILE + torch.arange(min(TILE, vocab), device=weights.device)
+    vocab = weights.shape[-1]
+    tile, rest = find_tile(tile_masses(weights), uniform)
+    columns = tile[:, None] * TILE + slots_upto(min(TILE, vocab), weights)
     inside = torch.where(columns < vocab, weights.gather(-1, columns.clamp_max(vocab - 1)), 0.0)
     past = inside.cumsum(-1) > rest[:, None]
     last_inside = torch.where((inside > 0), columns, -1).amax(-1)

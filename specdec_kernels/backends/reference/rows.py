@@ -36,7 +36,8 @@ def with_rows(
 
     return args._replace(
         target_logits=of_target(args.target_logits), uniform_samples=target(args.uniform_samples),
-        noise_keys=target(args.noise_keys), draft_logits=draft(args.draft_logits), draft_probs=draft(args.draft_probs),
+        noise_keys=target(args.noise_keys), positions=target(args.positions),
+        draft_logits=draft(args.draft_logits), draft_probs=draft(args.draft_probs),
         draft_values=draft(args.draft_values), draft_argmax=draft(args.draft_argmax),
         draft_status=draft(args.draft_status),
     )  # fmt: skip

@@ -72,14 +72,14 @@ def make_mixtures(args: VerifyArguments, P: Tensor, Q: Tensor) -> Mixtures:
         one_hot = args.draft_logits is None and args.draft_probs is None
         if law.variant and not one_hot:  # of a one-hot draft's remainder only the direction counts
             scale = exact_scale(P, Q, 1 / (1 - law.alpha))
-    elif law.number:
+    elif law.is_cascade:
         defer = CASCADES[law.number](Position(args, P, Q))
         kept = ~defer
         by_row = defer.shape[-1] == 1
         scale = accept = defer[..., 0].to(P.dtype) if by_row else tile_sum(torch.where(defer, Q, 0.0))
     scale, accept = (torch.nn.functional.pad(t, (0, more), value=1.0) for t in (scale, accept))
     kept = torch.nn.functional.pad(kept, (0, 0, 0, more)).expand(-1, -1, vocab)
-    return Mixtures(accept, scale, kept, law.number in CASCADES, law.cascade_bonus)
+    return Mixtures(accept, scale, kept, law.is_cascade, law.cascade_bonus)
 
 
 def exact_scale(P: Tensor, Q: Tensor, a: float) -> Tensor:

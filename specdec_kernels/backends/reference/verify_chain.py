@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...ops.arguments import VerifyChainArguments
 from ...types import PLACEHOLDER_TOKEN_ID, Status
+from .coins import with_numbers
 from .draft import draft_probs
 from .law import (
     Params,
@@ -43,6 +44,7 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
         tokens, num_accepted, num_tokens, status, overlap = verify_chain(args)
         return tokens, num_accepted, num_tokens, status | bad_segment, overlap
 
+    args = args._replace(shared=with_numbers(args.shared))
     chain = make_chain(args)
     if args.acceptance in (MATCH, GREEDY):
         walk, rest = match_rule(chain, args.shared.noise_keys)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...ops.arguments import TREE_ACCEPTANCES, VerifyArguments, VerifyTreeArguments
 from ...types import PLACEHOLDER_TOKEN_ID, Status
+from .coins import with_numbers
 from .draft import draft_probs
 from .law import (
     Params,
@@ -38,6 +39,7 @@ def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     """tokens ``[batch, max_depth + 1]``, num_accepted, num_tokens, status ``[batch]``, accepted_nodes ``[batch,
     max_depth]``.
     """
+    args = args._replace(shared=with_numbers(args.shared))
     step = make_step(args)
     rules = {TYPICAL: typical, RECURSIVE: recursive, TRAVERSAL: traversal}
     walk = rules.get(args.acceptance, walk_down)(step)

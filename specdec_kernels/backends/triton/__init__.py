@@ -1,7 +1,7 @@
 """Triton kernels: every op on any GPU that torch serves, without a compiler, and on the CPU under Triton's interpreter.
 
 Rows are read in tiles of 1024 ids, several to a program; between the kernels of an op stand a few numbers a tile, and
-the next kernel combines them in index order. So a result does not depend on how many rows there are, and any
+the next kernel combines them. So a result does not depend on how many rows there are, and any
 vocabulary goes through the same loops. Kernels are compiled without fused multiply-add (``launch.run``): a probability
 is the same bits in each of them, and the remainder of equal laws is exactly 0. What kernels and device functions are
 given stands in ``bundles.py``.

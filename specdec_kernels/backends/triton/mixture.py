@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ...laws import FlatLaw
 from .arithmetic import INFINITY, LAST_ID, exp_nonpositive
 from .bundles import Mixture, Mixtures, Position, RawRow, RowLaw, TargetLaw
 from .draft import Draft, draft_ids_of, q_at, q_by
@@ -260,24 +261,18 @@ def mixtures(
 NO_MIXTURE = Mixtures(None, NO_ROW)  # the law is P
 
 
-def is_cascade(law: int) -> bool:
-    """Whether a law, by its number, looks at the raw rows."""
-    return law not in (0, LOSSY.value)
-
-
-def find_mixtures(law: TargetLaw, found: Found, draft: Draft, n: int, spans: torch.Tensor) -> Mixtures:
+def find_mixtures(law: FlatLaw, found: Found, draft: Draft, n: int, spans: torch.Tensor) -> Mixtures:
     """The mixtures of the `n` rows of each sequence that have a draft row."""
     target = found.target
     batch, rows, tiles = found.tile_max.shape
     numbers = torch.empty(batch, n, 4, dtype=torch.float32, device=target.rows.data.device)
-    cascade = is_cascade(law.number)
     # all of a one-hot draft's mass is on the token that was rejected: the remainder's scale does not matter
-    variant = law.variant and (cascade or draft.laws.rows is not None)
+    variant = law.variant and (law.is_cascade or draft.laws.rows is not None)
     run(
         mixtures, (batch * n,), target, rows - 1, tiles, spans, found.values, draft.laws, draft.values,
         0 if draft.laws.rows is None else tiles_of(draft.laws.rows.vocab),
-        law._replace(number=tl.constexpr(law.number), variant=tl.constexpr(variant)), numbers,
+        TargetLaw(tl.constexpr(law.number), tl.constexpr(variant), law.alpha, law.beta), numbers,
         TILES=tiles_a_program(target.rows.vocab, 2), warps=8, registers=128,
     )  # fmt: skip
     kept_by = DRAFT_ROW if law.number == TOKEN_V1.value else TARGET_ROW
-    return Mixtures(numbers, kept_by if cascade else NO_ROW)
+    return Mixtures(numbers, kept_by if law.is_cascade else NO_ROW)

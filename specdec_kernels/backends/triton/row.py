@@ -200,7 +200,7 @@ def select(
 
 @triton.jit
 def total_mass(masses, tiles, TILES: tl.constexpr):
-    """Sum of the masses of a row's tiles, in index order."""
+    """Sum of the masses of a row's tiles."""
     total = tl.zeros((), tl.float32)
     for first in range(0, tiles, TILES):
         t = first + tl.arange(0, TILES)

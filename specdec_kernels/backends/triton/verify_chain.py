@@ -3,8 +3,8 @@
 Launches: ``find_spans`` (where each sequence's rows stand and how far the rules look), ``scan`` and ``law`` of the
 target's rows and of the draft's, ``walk`` (the token rule, or the weights of the block rule), ``remainder_masses`` (of
 what P has and Q has not, by tiles) and ``finish``, which draws the last token. Point masses need no remainder; "match"
-and "greedy" no walk. A target law takes one more before the walk, ``mixtures``, which where `draft_stats` are given
-reads the raw draft rows.
+and "greedy" no walk. Seeds take one more before them, for the random numbers; a target law one before the walk,
+``mixtures``, which where `draft_stats` are given reads the raw draft rows.
 
 Sources: Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318) for the token rule, Sun et al.
 2024 (arXiv 2403.10444) for the block rule.
@@ -20,12 +20,13 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.arguments import VerifyArguments, VerifyChainArguments
-from .bundles import NO_DRAFT, NO_NOISE, Chains, Layout, Output, TargetLaw, Temperature, Walked, Wanted
+from .bundles import NO_DRAFT, NO_NOISE, Chains, Layout, Output, Temperature, Walked, Wanted
+from .coins import with_numbers
 from .draft import Draft, draft_laws
 from .finish import finish, match
 from .launch import power_of_2, run, tiles_a_program, tiles_at_once, tiles_of
 from .law import find_laws, make_temperature
-from .mixture import NO_MIXTURE, find_mixtures, is_cascade
+from .mixture import NO_MIXTURE, find_mixtures
 from .noise import best_scores
 from .rules import BLOCK, GREEDY, MATCH, TOKEN, find_spans, overlap, remainder_masses, walk
 
@@ -58,8 +59,9 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     num_draft]``.
     """
     layout, num_draft, shared = layout_of(args), args.num_draft, in_order(args.shared)
+    shared = with_numbers(shared, layout.width + 1, layout.cu, layout.total)
     kept = (shared.draft_values, shared.draft_argmax, shared.draft_status)
-    target_logits, law, cascade_bonus = shared.target_logits, TargetLaw(*shared.law[:4]), shared.law.cascade_bonus
+    target_logits, law = shared.target_logits, shared.law
     args = contiguous(args, "num_draft_tokens")
     device, batch, width = target_logits.device, layout.batch, layout.width
 
@@ -76,7 +78,7 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
         num_draft, rows.vocab, SLOTS=slots, warps=1,
     )  # fmt: skip
 
-    raw, bonus = is_cascade(law.number), int(cascade_bonus)
+    raw, bonus = law.is_cascade, int(law.cascade_bonus)
     greedy, ratio_rule = args.acceptance == GREEDY.value, args.acceptance not in (MATCH.value, GREEDY.value)
     wanted = Wanted(chains.spans, tl.constexpr(False))
     found = find_laws(rows, batch, width + 1, shared.params, values=raw, raw=raw, greedy=greedy, wanted=wanted)

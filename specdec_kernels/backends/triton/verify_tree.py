@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ...ops.arguments import TREE_ACCEPTANCES, VerifyArguments, VerifyTreeArguments
 from ...tree import MAX_DEPTH, MAX_NODES
-from .bundles import NO_DRAFT, NO_NOISE, Layout, Output, Siblings, TargetLaw, Trees, Typical, Wanted
+from .bundles import NO_DRAFT, NO_NOISE, Layout, Output, Siblings, Trees, Typical, Wanted
+from .coins import with_numbers
 from .draft import Draft, draft_laws
 from .launch import power_of_2, run, tiles_a_program, tiles_at_once, tiles_of
 from .law import Found, find_laws
@@ -36,7 +37,7 @@ def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     """tokens ``[batch, max_depth + 1]``, num_accepted, num_tokens, status ``[batch]``, accepted_nodes ``[batch,
     max_depth]``.
     """
-    args = args._replace(shared=in_order(args.shared))
+    args = args._replace(shared=with_numbers(in_order(args.shared), args.node_tokens.shape[1]))
     shared, node_tokens, max_depth = args.shared, args.node_tokens, args.max_depth
     target_logits, cascade_bonus = shared.target_logits, shared.law.cascade_bonus
     kept = (shared.draft_values, shared.draft_argmax, shared.draft_status)
@@ -104,7 +105,7 @@ def _choose(found: Found, trees: Trees, draft: Draft, shared: VerifyArguments) -
     if shared.noise_keys is not None:
         best = best_scores(found, shared.noise_keys, spans=trees.spans)
     if has_law:
-        mixtures = find_mixtures(TargetLaw(*shared.law[:4]), found, draft, num_nodes, trees.draft_spans)
+        mixtures = find_mixtures(shared.law, found, draft, num_nodes, trees.draft_spans)
         masses = torch.empty_like(found.tile_max)
         a_program = tiles_a_program(vocab, 2)
         run(

@@ -1,0 +1,165 @@
+"""What the machine code of CUDA kernels tells without a GPU: ``python .ci/sass.py OBJECT...``.
+
+Prints, of every kernel in object files or cubins, the bytes of its code and its registers, and of a scan
+(csrc/cuda/scan.cu) the warp instructions before the first load of a row and those that a whole tile takes. Needs
+cuobjdump: CUDA's, or the one that Triton brings.
+"""
+
+from __future__ import annotations
+
+import heapq
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", re.MULTILINE)
+BRANCH = re.compile(r"(?:^|\s)(BRA|BRA\.\S+|BRX\S*|JMP\S*)\s(?:.*\b0x([0-9a-f]+))?")
+END = re.compile(r"^(EXIT|RET|BRA(?!\.DIV)|JMP|BRX)\b")
+ROW_LOAD, EXPONENTIAL = "LDG.E.128", "MUFU.EX2"
+TILE = 1024
+
+
+class Block(NamedTuple):
+    """Instructions that run one after the other, and where they may go on."""
+
+    length: int
+    loads: int
+    exponentials: int
+    before_load: int
+    next: tuple[int, ...]
+
+
+class Kernel(NamedTuple):
+    """One kernel's code on one architecture."""
+
+    name: str
+    registers: int
+    size: int
+    blocks: dict[int, Block]
+
+    def before_first_load(self) -> int | None:
+        """Instructions of the shortest way to a load of 16 bytes; None where the kernel has none."""
+        for length, at, _, _ in self.walk(0, 1, 0):
+            if self.blocks[at].loads:
+                return length + self.blocks[at].before_load
+        return None
+
+    def of_a_tile(self, loads: int, exponentials: int) -> int | None:
+        """Instructions of the shortest cycle with so many loads of 16 bytes and so many exponentials."""
+        found = []
+        for start, block in self.blocks.items():
+            if not block.loads:
+                continue
+            for length, at, seen, exps in self.walk(start, loads, exponentials):
+                if length and at == start and (seen, exps) == (loads, exponentials):
+                    found.append(length)
+                    break
+        return min(found, default=None)
+
+    def walk(self, start: int, loads: int, exponentials: int) -> Iterator[tuple[int, int, int, int]]:
+        """Shortest ways from `start`: instructions, the block come to, and what was passed, at most so much of it."""
+        queue, done = [(0, start, 0, 0)], set[tuple[int, int, int]]()
+        while queue:
+            length, at, seen, exps = heapq.heappop(queue)
+            if (at, seen, exps) in done:
+                continue
+            if length:  # the start itself is come to again
+                done.add((at, seen, exps))
+            yield length, at, seen, exps
+            block = self.blocks[at]
+            seen, exps = seen + block.loads, exps + block.exponentials
+            if seen <= loads and exps <= exponentials:
+                for following in block.next:
+                    heapq.heappush(queue, (length + block.length, following, seen, exps))
+
+
+def find_cuobjdump() -> str | None:
+    """CUDA's, else Triton's; None without either."""
+    triton = importlib.util.find_spec("triton")
+    folders = [os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin")]
+    if triton and triton.origin:
+        folders.append(str(Path(triton.origin).parent / "backends/nvidia/bin"))
+    return shutil.which("cuobjdump") or shutil.which("cuobjdump", path=os.pathsep.join(folders))
+
+
+def blocks_of(code: list[tuple[int, str]]) -> dict[int, Block]:
+    """Cuts a kernel's instructions, (address, text) each, at branches and at where they lead."""
+    starts, targets = {code[0][0]}, dict[int, int | None]()
+    for (address, text), (following, _) in zip(code, [*code[1:], (-1, "")], strict=True):
+        if "BRA.DIV" in text:  # taken by a warp whose lanes have gone apart: there is none
+            continue
+        if branch := BRANCH.search(text):
+            targets[address] = int(branch[2], 16) if branch[2] else None
+        if branch or END.search(bare(text)):
+            starts |= {following, *([targets[address]] if targets.get(address) is not None else [])}
+    out, at = {}, 0
+    while at < len(code):
+        end = at + 1
+        while end < len(code) and code[end][0] not in starts:
+            end += 1
+        texts = [text for _, text in code[at:end]]
+        (last, text), following = code[end - 1], code[end][0] if end < len(code) else None
+        going_on = [] if END.search(bare(text)) and bare(text) == text else [following]
+        going_on.append(targets.get(last))
+        loads = [i for i, t in enumerate(texts) if ROW_LOAD in t]
+        exponentials = sum(EXPONENTIAL in t for t in texts)
+        first = loads[0] if loads else 0
+        out[code[at][0]] = Block(
+            len(texts), len(loads), exponentials, first, tuple(a for a in going_on if a is not None)
+        )
+        at = end
+    return out
+
+
+def bare(text: str) -> str:
+    """An instruction without its predicate."""
+    return re.sub(r"^@!?U?P\w+\s+", "", text)
+
+
+def kernels_of(path: Path, arch: str | None = None) -> list[Kernel]:
+    """The kernels of an object file or cubin, of one architecture if it holds several."""
+    tool = find_cuobjdump()
+    assert tool, "cuobjdump was not found"
+    said = {}
+    for what in ("-sass", "-res-usage"):
+        command = [tool, what, *(["-arch", arch] if arch else []), str(path)]
+        said[what] = subprocess.run(command, capture_output=True, text=True, check=True)
+    usage = said["-res-usage"].stdout + said["-res-usage"].stderr
+    registers = dict(re.findall(r"Function (\S+?):\s+REG:(\d+)", usage))
+    out = []
+    for part in said["-sass"].stdout.split("Function : ")[1:]:
+        name = part.split(maxsplit=1)[0]
+        code = [(int(address, 16), text) for address, text in INSTRUCTION.findall(part)]
+        while code and code[-1][1] == "NOP":
+            code.pop()
+        out.append(Kernel(name, int(registers[name]), code[-1][0] + 16, blocks_of(code)))
+    return out
+
+
+def tile_of(kernel: Kernel) -> dict[str, int]:
+    """Instructions a tile of 1024 ids, where the code has a loop over tiles: {"maxima": ..., "mass": ...}."""
+    found = {
+        (what, loads): kernel.of_a_tile(loads, exponentials)
+        for what, exponentials in (("maxima", 0), ("mass", TILE // 32))
+        for loads in (TILE * 2 // 512, TILE * 4 // 512)  # a warp reads 512 bytes at once: half precision, float32
+    }
+    return {f"{what}, {loads} loads": n for (what, loads), n in found.items() if n is not None}
+
+
+def main(paths: Iterable[str]) -> int:
+    for path in paths:
+        for kernel in kernels_of(Path(path)):
+            print(f"{kernel.size:8} bytes {kernel.registers:4} registers  {kernel.name}")
+            if "scan" in kernel.name:
+                print(f"{'':10}first load after {kernel.before_first_load()}; a tile: {tile_of(kernel)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,47 @@
+// Sums over a row's tiles, and how a draw finds its tile by them: the one order, whoever adds.
+//
+// Up to kTree neighbouring tiles (all of a vocabulary of 262144) are added as a balanced binary tree, neighbours first; the
+// trees' sums, where a row has several, in index order. Tiles that the last tree lacks count as 0, which changes no bit. A
+// warp's lane has kLeaves of the tiles and its 32 lanes add the rest in five steps; an error is that of 8 roundings.
+//
+// A draw goes down the same sums, from a tree's to a tile's, with what is left of its goal: to the left of two neighbours
+// where the left has more, else to the right with so much less. So it only ever meets sums that were added, a larger
+// uniform never leads further left, and it never ends at a tile without mass. On an overrun, with an infinite goal, it ends
+// at the last tile of positive mass.
+#pragma once
+#include <math.h>
+
+#include <cstdint>
+
+#include "common/host_device.h"
+
+namespace specdec {
+
+constexpr int kLeaves = 8, kTree = 32 * kLeaves;
+
+// Which of two neighbours a draw goes on to; `left` and `right`: their sums, not both 0.
+SPECDEC_HD bool goes_right(float rest, float left, float right) { return !(rest < left) && right > 0; }
+
+// What is left of the goal there.
+SPECDEC_HD float rest_after(bool right, float rest, float left) { return right ? rest - left : rest; }
+
+// Where a draw goes on among trees that are met in index order.
+struct TreeSearch {
+  float goal, before = 0.0f;  // the sum of the trees that were passed by
+  float rest = INFINITY;      // of the goal, in the tree that was chosen
+  int32_t first = -1;         // the first tile of that, or of the last with any mass; -1 as long as there was none
+
+  // Whether the draw ends in the tree of these tiles.
+  SPECDEC_MEMBER bool ends_in(int32_t first_tile, float sum) {
+    if (!(sum > 0)) return false;
+    first = first_tile;
+    if (before + sum > goal) {
+      rest = goal - before;
+      return true;
+    }
+    before += sum;
+    return false;
+  }
+};
+
+}  // namespace specdec

@@ -1,0 +1,16 @@
+// Sums over a row's tiles in the order of common/tile_sums.h.
+#pragma once
+#include <vector>
+
+namespace specdec::cpu {
+
+float sum_of(const std::vector<float>& shares);
+
+// The tile where a draw with `uniform` ends, and what is left of its goal there: infinite on an overrun.
+struct FoundTile {
+  int tile;
+  float rest;
+};
+FoundTile find_tile(const std::vector<float>& mass, float uniform);
+
+}  // namespace specdec::cpu

@@ -1,0 +1,270 @@
+// Rows of logits in tiles of 1024 ids. A warp works on a tile: each lane holds 32 ids of it, the same ones for every dtype
+// and alignment, so that sums over a tile always add in the same order.
+//
+// Wherever a row starts it is read by aligned pieces of 16 bytes, which are shifted where they do not start with one of a
+// lane's values. Before the row's start no more is read than the rest of its first piece; nothing is read beyond its end.
+#pragma once
+#include "common/law.h"
+#include "cuda/warp.cuh"
+
+namespace specdec::cuda {
+
+constexpr int kRuns = 4, kRun = 8, kHeld = kRuns * kRun;  // a lane's ids: run j is 8 ids from (j * 32 + lane) * 8
+constexpr int kGroups = 8;                                // of a tile: four neighbouring lanes' ids, 128 each
+static_assert(kHeld * 32 == kTile);
+
+struct RowView {
+  const char* data;
+  DType dtype;
+  int32_t vocab;
+  __host__ __device__ int tiles() const { return tiles_of(vocab); }
+};
+
+SPECDEC_HD int size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
+SPECDEC_HD RowView row_view(const Rows& rows, int64_t b, int64_t i) {
+  return {static_cast<const char*>(rows.data) + (b * rows.stride_batch + i * rows.stride_row) * size_of(rows.dtype),
+          rows.dtype, rows.vocab};
+}
+
+// The id that the k-th of a lane's held values belongs to.
+__device__ __forceinline__ int32_t held_id(int tile, int k) {
+  return tile * kTile + (k / kRun * 32 + lane_id()) * kRun + k % kRun;
+}
+
+__device__ __forceinline__ float logit_at(const RowView& row, int32_t id) {
+  if (row.dtype == DType::kFloat32) return __ldg(reinterpret_cast<const float*>(row.data) + id);
+  const uint16_t bits = __ldg(reinterpret_cast<const uint16_t*>(row.data) + id);
+  return row.dtype == DType::kBFloat16 ? __uint_as_float(uint32_t(bits) << 16) : half_bits_to_float(bits);
+}
+
+// Values from words as they are in memory: in half precision two a word.
+template <int kValues>
+__device__ __forceinline__ void unpack(const uint32_t* words, DType dtype, float* x) {
+  if (dtype == DType::kFloat32) {
+#pragma unroll
+    for (int k = 0; k < kValues; ++k) x[k] = __uint_as_float(words[k]);
+  } else if (dtype == DType::kBFloat16) {
+#pragma unroll
+    for (int k = 0; k < kValues; ++k) x[k] = __uint_as_float(k % 2 ? words[k / 2] & 0xFFFF0000u : words[k / 2] << 16);
+  } else {
+#pragma unroll
+    for (int k = 0; k < kValues; ++k) x[k] = half_bits_to_float(uint16_t(words[k / 2] >> (k % 2 * 16)));
+  }
+}
+
+// A row of values of kSize bytes, in pieces. It starts with one of them unless kShifted.
+template <int kSize, bool kShifted = true>
+class Pieces {
+  static constexpr int kEach = 16 / kSize;         // values of a piece
+  static constexpr int kOfRun = kRun / kEach;      // pieces as long as a run
+  static constexpr int kWords = kRun * kSize / 4;  // of a run
+
+ public:
+  __device__ explicit Pieces(const RowView& row) {
+    const unsigned skipped = kShifted ? unsigned(reinterpret_cast<uintptr_t>(row.data)) % 16 : 0;
+    pieces_ = reinterpret_cast<const uint4*>(row.data - skipped);
+    offset_ = skipped / kSize;
+    end_ = offset_ + unsigned(row.vocab);
+  }
+
+  // Loads runs of a whole tile of an aligned row, given the lane's first piece.
+  template <int kCount>
+  __device__ __forceinline__ static void load_whole(const uint4* first, uint32_t* words) {
+#pragma unroll
+    for (int p = 0; p < kCount * kOfRun; ++p) load_piece(first + p / kOfRun * 32 * kOfRun + p % kOfRun, words + p * 4);
+  }
+
+  // Loads kCount runs of the lane's from run j of a tile, wherever they are; `infinity` is put beyond the row.
+  template <int kCount>
+  __device__ __forceinline__ void load(int tile, int j, uint32_t infinity, uint32_t* words) const {
+    constexpr int kPieces = kOfRun + (kShifted ? 1 : 0);    // that a run may have a part in
+    const int first = (tile * kRuns + j) * 32 + lane_id();  // run of the row
+    const uint4* const mine = pieces_ + int64_t(first) * kOfRun;
+    const int full = int(end_ / kEach) - first * kOfRun;  // pieces from the lane's first on
+    uint32_t raw[kCount * kPieces * 4] = {};
+#pragma unroll
+    for (int p = 0; p < kCount * kPieces; ++p) {
+      const int piece = p / kPieces * 32 * kOfRun + p % kPieces;
+      if (piece < full) load_piece(mine + piece, raw + p * 4);
+    }
+    const int until = first / 32 * 32 * kRun + (kCount * 32 + 1) * kRun;  // with a run that the shift may reach into
+    const bool whole = until <= int(end_ - offset_);
+    if (!whole) {
+      uint32_t last[4];
+      load_last(last);
+#pragma unroll
+      for (int p = 0; p < kCount * kPieces; ++p)
+        if (p / kPieces * 32 * kOfRun + p % kPieces == full) copy(last, raw + p * 4);
+    }
+    if constexpr (!kShifted) {
+#pragma unroll
+      for (int w = 0; w < kCount * kWords; ++w) words[w] = raw[w];
+    } else {
+      switch (offset_ * kSize / 4) {
+        case 0:
+          shift<kCount, 0>(raw, words);
+          break;
+        case 1:
+          shift<kCount, 1>(raw, words);
+          break;
+        case 2:
+          shift<kCount, 2>(raw, words);
+          break;
+        default:
+          shift<kCount, 3>(raw, words);
+      }
+    }
+    if (whole) return;
+    const int values = int(end_ - offset_) - first * kRun;
+#pragma unroll
+    for (int w = 0; w < kCount * kWords; ++w) {
+      const int left = values - w / kWords * 32 * kRun - w % kWords * (4 / kSize);
+      if (kSize == 2 && left == 1)
+        words[w] = (words[w] & 0xFFFFu) | (infinity & 0xFFFF0000u);
+      else if (left <= 0)
+        words[w] = infinity;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static void copy(const uint32_t (&from)[4], uint32_t* words) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = from[i];
+  }
+
+  __device__ __forceinline__ static void load_piece(const uint4* piece, uint32_t* words) {
+    const uint4 x = __ldg(piece);
+    words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
+  }
+
+  // What the row has of its last piece, where that is not all.
+  __device__ __forceinline__ void load_last(uint32_t (&words)[4]) const {
+    const uint4* const at = pieces_ + end_ / kEach;
+    const int left = int(end_ % kEach);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      words[i] = 0;
+      if (kSize == 4) {
+        if (i < left) words[i] = __ldg(reinterpret_cast<const uint32_t*>(at) + i);
+      } else {
+        if (i * 2 < left) words[i] = __ldg(reinterpret_cast<const uint16_t*>(at) + i * 2);
+        if (i * 2 + 1 < left) words[i] |= uint32_t(__ldg(reinterpret_cast<const uint16_t*>(at) + i * 2 + 1)) << 16;
+      }
+    }
+  }
+
+  // Takes each run from where it begins in its pieces: kFirst words after their start, and half a word where offset_ is odd.
+  template <int kCount, int kFirst>
+  __device__ __forceinline__ void shift(const uint32_t* raw, uint32_t* words) const {
+#pragma unroll
+    for (int w = 0; w < kCount * kWords; ++w) {
+      const uint32_t* const from = raw + w / kWords * (kOfRun + 1) * 4 + w % kWords + kFirst;
+      words[w] = kSize == 2 ? __funnelshift_r(from[0], from[1], offset_ % 2 * 16) : from[0];
+    }
+  }
+
+  const uint4* pieces_;
+  unsigned offset_, end_;  // in values from the start of the first piece: of the row's first, and beyond its last
+};
+
+__device__ __forceinline__ uint32_t negative_infinity(DType dtype) {
+  return dtype == DType::kFloat32 ? 0xFF800000u : dtype == DType::kBFloat16 ? 0xFF80FF80u : 0xFC00FC00u;
+}
+
+__device__ __forceinline__ bool aligned(const RowView& row) { return reinterpret_cast<uintptr_t>(row.data) % 16 == 0; }
+
+// A lane's first piece of a tile of an aligned row, from run j on; the next tile's is tile_pieces further.
+SPECDEC_HD int tile_pieces(DType dtype) { return kTile * size_of(dtype) / 16; }
+__device__ __forceinline__ const uint4* lane_pieces(const RowView& row, int tile, int j = 0) {
+  return reinterpret_cast<const uint4*>(row.data) + tile * tile_pieces(row.dtype) +
+         (j * 32 + lane_id()) * (kRun * size_of(row.dtype) / 16);
+}
+
+// Loads kCount of a lane's runs of a whole tile of an aligned row, given the first piece.
+template <int kCount>
+__device__ __forceinline__ void load_whole(const uint4* first, DType dtype, uint32_t* words) {
+  if (dtype == DType::kFloat32)
+    Pieces<4>::load_whole<kCount>(first, words);
+  else
+    Pieces<2>::load_whole<kCount>(first, words);
+}
+
+// The same of any tile, of any row if kShifted; -inf beyond the row. NaN stays NaN. kSteps: the more, the fewer loads are
+// in flight at once and the fewer registers it takes.
+template <bool kShifted = true, int kSteps = 1>
+__device__ __forceinline__ void load_any(const RowView& row, int tile, uint32_t (&words)[kHeld]) {
+  const uint32_t infinity = negative_infinity(row.dtype);
+  if (row.dtype == DType::kFloat32 && !kShifted) {  // this takes the fewest registers
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      words[k] = infinity;
+      if (held_id(tile, k) < row.vocab)
+        words[k] = __ldg(reinterpret_cast<const uint32_t*>(row.data) + held_id(tile, k));
+    }
+  } else if (row.dtype == DType::kFloat32) {
+    const Pieces<4> pieces(row);
+    constexpr int kAtOnce = kRuns / 2 / kSteps;
+#pragma unroll
+    for (int j = 0; j < kRuns; j += kAtOnce) pieces.load<kAtOnce>(tile, j, infinity, words + j * kRun);
+  } else {
+    const Pieces<2, kShifted> pieces(row);
+    constexpr int kAtOnce = kSteps == 1 ? kRuns : 1;
+#pragma unroll
+    for (int j = 0; j < kRuns; j += kAtOnce) pieces.template load<kAtOnce>(tile, j, infinity, words + j * kRun / 2);
+  }
+}
+
+// Out of line, with the result in registers.
+template <DType kType>
+struct TileWords {
+  uint32_t words[kType == DType::kFloat32 ? kHeld : kHeld / 2];
+};
+template <DType kType>
+__device__ __noinline__ TileWords<kType> load_shifted(RowView row, int tile) {
+  uint32_t words[kHeld];
+  TileWords<kType> out;
+  row.dtype = kType;
+  load_any(row, tile, words);
+#pragma unroll
+  for (int w = 0; w < int(sizeof out / 4); ++w) out.words[w] = words[w];
+  return out;
+}
+
+__device__ __forceinline__ bool is_whole(const RowView& row, int tile) {
+  return aligned(row) && unsigned(tile) < unsigned(row.vocab) / kTile;
+}
+
+__device__ __forceinline__ void load_words(const RowView& row, int tile, uint32_t (&words)[kHeld]) {
+  if (is_whole(row, tile))
+    load_whole<kRuns>(lane_pieces(row, tile), row.dtype, words);
+  else
+    load_any<true, 2>(row, tile, words);
+}
+
+// Asks for a lane's runs of a tile from run j.
+__device__ __forceinline__ void prefetch_tile(const RowView& row, int tile, int j = 0) {
+#pragma unroll
+  for (; j < kRuns; ++j) {
+    const int32_t id = held_id(tile, j * kRun);
+    if (id < row.vocab) prefetch(row.data + int64_t(id) * size_of(row.dtype));
+  }
+}
+
+struct Run {
+  float x[kRun];
+};
+
+// One run as values. Out of line, with the result in registers: for each dtype and alignment there is much to do.
+inline __device__ __noinline__ Run load_run(RowView row, int tile, int j) {
+  uint32_t words[kRun];
+  Run run;
+  if (row.dtype == DType::kFloat32)
+    Pieces<4>(row).load<1>(tile, j, negative_infinity(row.dtype), words);
+  else
+    Pieces<2>(row).load<1>(tile, j, negative_infinity(row.dtype), words);
+  unpack<kRun>(words, row.dtype, run.x);
+  return run;
+}
+
+}  // namespace specdec::cuda

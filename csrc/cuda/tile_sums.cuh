@@ -1,0 +1,100 @@
+// Sums over a row's tiles, and the tile that a draw finds, by one warp in the order of common/tile_sums.h.
+#pragma once
+#include "common/tile_sums.h"
+#include "cuda/warp.cuh"
+
+namespace specdec::cuda {
+
+// One tree: a lane's tiles and what is summed of them on the way to the root.
+class WarpTree {
+ public:
+  // Of tiles first … n - 1, kTree of them at most; share(tile) gives what is added.
+  template <class Share>
+  __device__ __forceinline__ WarpTree(int first, int n, Share share) {
+    first += lane_id() * kLeaves;
+#pragma unroll
+    for (int i = 0; i < kLeaves; ++i) leaf_[i] = first + i < n ? share(first + i) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pair_[i] = leaf_[2 * i] + leaf_[2 * i + 1];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) four_[i] = pair_[2 * i] + pair_[2 * i + 1];
+    sum_ = four_[0] + four_[1];
+#pragma unroll
+    for (int level = 0; level < kLevels; ++level) {
+      mine_[level] = sum_;
+      other_[level] = __shfl_xor_sync(kAllLanes, sum_, 1 << level);
+      sum_ += other_[level];
+    }
+  }
+
+  __device__ float sum() const { return sum_; }  // of all, in every lane
+
+  // The tile, counted from the tree's first, where a draw ends that has `rest` left of its goal, which becomes what is left
+  // of it there; in every lane. The sum is positive.
+  __device__ __forceinline__ int find(float& rest) const {
+    bool here = true;  // the draw ends in this lane
+#pragma unroll
+    for (int level = kLevels - 1; level >= 0; --level) {
+      const bool is_right = lane_id() >> level & 1;
+      const float left = is_right ? other_[level] : mine_[level];
+      const bool right = goes_right(rest, left, is_right ? mine_[level] : other_[level]);
+      here = here && right == is_right;
+      rest = rest_after(right, rest, left);
+    }
+    const bool far = goes_right(rest, four_[0], four_[1]);
+    rest = rest_after(far, rest, four_[0]);
+    const float near_pair = far ? pair_[2] : pair_[0];
+    const bool second = goes_right(rest, near_pair, far ? pair_[3] : pair_[1]);
+    rest = rest_after(second, rest, near_pair);
+    const float even = second ? (far ? leaf_[6] : leaf_[2]) : (far ? leaf_[4] : leaf_[0]);
+    const float odd = second ? (far ? leaf_[7] : leaf_[3]) : (far ? leaf_[5] : leaf_[1]);
+    const bool last = goes_right(rest, even, odd);
+    rest = rest_after(last, rest, even);
+    const int lane = __ffs(int(__ballot_sync(kAllLanes, here))) - 1;
+    rest = __shfl_sync(kAllLanes, rest, lane);
+    return lane * kLeaves + __shfl_sync(kAllLanes, 4 * far + 2 * second + last, lane);
+  }
+
+ private:
+  static constexpr int kLevels = 5;
+  static_assert(kTree == kLeaves << kLevels);
+  float leaf_[kLeaves], pair_[4], four_[2];  // the lane's
+  float mine_[kLevels], other_[kLevels];     // of each level of lanes: the sums of two neighbours
+  float sum_;
+};
+
+// The sum over a row's n tiles of share(tile), in every lane of the calling warp.
+template <class Share>
+__device__ __forceinline__ float sum_of_tiles(int n, Share share) {
+  float sum = 0.0f;
+  for (int first = 0; first < n; first += kTree) sum += WarpTree(first, n, share).sum();
+  return sum;
+}
+
+// Out of line, as it is called from many places.
+inline __device__ __noinline__ float sum_of_tiles(const float* shares, int n) {
+  return sum_of_tiles(n, [shares](int tile) { return shares[tile]; });
+}
+
+// The tile where a draw ends, and what is left of its goal there: infinite on an overrun. -1 where nothing has mass.
+struct FoundTile {
+  int tile;
+  float rest;
+};
+
+__device__ __forceinline__ FoundTile find_tile(const float* mass, int n, float uniform) {
+  const auto share = [mass](int tile) { return mass[tile]; };
+  WarpTree tree(0, n, share);  // where that is all, the loads are done
+  float total = tree.sum();
+  for (int first = kTree; first < n; first += kTree) total += WarpTree(first, n, share).sum();
+  TreeSearch search{uniform * total};
+  bool found = search.ends_in(0, tree.sum());
+  for (int first = kTree; first < n && !found; first += kTree)
+    found = search.ends_in(first, WarpTree(first, n, share).sum());
+  if (search.first < 0) return {-1, 0.0f};
+  if (search.first > 0) tree = WarpTree(search.first, n, share);
+  const int tile = search.first + tree.find(search.rest);
+  return {tile, search.rest};
+}
+
+}  // namespace specdec::cuda

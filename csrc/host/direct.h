@@ -1,0 +1,9 @@
+// What the module binds of direct.cpp.
+#pragma once
+#include <pybind11/pybind11.h>
+
+namespace specdec::host {
+
+void bind_direct(pybind11::module_& module);
+
+}  // namespace specdec::host

@@ -1,0 +1,66 @@
+"""Eager calls of the compiled ops past torch's dispatcher, which costs more than a small op does.
+
+All that such a call needs of torch is its exchange of tensors (DLPack's C exchange API), an allocation (its stable ABI)
+and the one function that makes a tensor of Python. The dispatcher is called after all where a mode, a transform, the
+profiler or the tracer is active, where an argument is no plain tensor, is differentiated or is a view that negates,
+where something is wrong with the arguments, and always where torch lacks one of the three.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_calls: dict[str, Callable[..., Any]] = {}
+_all_fit: Callable[..., bool] | None = None
+
+
+def load(ops: Iterable[str], libraries: Mapping[str, ctypes.CDLL]) -> None:
+    """Let eager calls of `ops` take this way, to `libraries` by their dispatch keys."""
+    global _all_fit
+    try:
+        from .. import _host
+
+        python = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_python.so"))
+        known = _host.set_torch(
+            torch.Tensor,
+            torch.Tensor.__dlpack_c_exchange_api__,
+            wrap=_address(python["_Z16THPVariable_WrapRKN2at10TensorBaseE"]),
+            free=_address(next(iter(libraries.values())).aoti_torch_delete_tensor_object),
+            busy=[
+                torch._C._len_torch_dispatch_stack,
+                torch._C._len_torch_function_stack,
+                torch._C._functorch.peek_interpreter_stack,
+                torch._C._get_tracing_state,
+                torch._C._autograd._profiler_enabled,
+            ],
+            grad_enabled=torch.is_grad_enabled,
+            dtypes=[torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32],  # as DirectTensor::DType
+        )
+    except (ImportError, OSError, AttributeError, StopIteration):
+        return
+    if known:
+        _all_fit = _host.all_fit
+        tables = {key: _address(library.specdec_direct_op) for key, library in libraries.items()}
+        for op in ops:
+            overload = getattr(torch.ops.specdec, op).default
+            _calls[op] = _host.direct(overload, op, cpu=tables.get("CPU", 0), cuda=tables.get("CUDA", 0))
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def call(op: str, overload: Any) -> Any:
+    """What to call for `overload`, the default one of `op`."""
+    return overload if torch.compiler.is_compiling() else _calls.get(op, overload)
+
+
+def all_fit(like: Tensor, *expected: Any) -> bool:
+    """Whether all tensors surely pass `ops._common.check_tensors`; False where that is not seen at one look."""
+    return _all_fit is not None and not torch.compiler.is_compiling() and _all_fit(like, *expected)

@@ -1,0 +1,75 @@
+"""The random numbers of a verify step that has seeds: a launch before the others."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...ops.arguments import PURPOSES, VerifyArguments
+from .arithmetic import high_word, low_word, philox
+from .launch import numbers_a_program, run
+
+ACCEPT = tl.constexpr(PURPOSES["accept"])
+SAMPLE = tl.constexpr(PURPOSES["sample"])
+
+
+@triton.jit(do_not_specialize=["step", "rows", "total"])
+def kernel(
+    seeds,
+    steps,
+    step,
+    positions,
+    cu,
+    total,
+    rows,
+    out,
+    NUMBERS: tl.constexpr,
+):
+    """A program a sequence: the uniforms of its target rows, or where there are positions their noise keys."""
+    b = tl.program_id(0).to(tl.int64)
+    first = b * rows
+    count = rows.to(tl.int64)
+    if cu is not None:
+        start, stop = tl.load(cu + b).to(tl.int64), tl.load(cu + b + 1).to(tl.int64)
+        first = start + b
+        count = tl.where((start < 0) | (stop < start) | (stop > total), 0, stop - start + 1)
+    seed = tl.load(seeds + b)
+    at_step = tl.zeros((), tl.int64) + step if steps is None else tl.load(steps + b)
+    begin = tl.zeros((), tl.int64)
+    while begin < count:
+        index = begin + tl.arange(0, NUMBERS)
+        inside = index < count
+        zero = (index * 0).to(tl.uint32)
+        key0, key1 = low_word(seed) + zero, high_word(seed) + zero
+        step0, step1 = low_word(at_step) + zero, high_word(at_step) + zero
+        if positions is None:
+            w0, w1, w2, w3 = philox(key0, key1, (index // 4).to(tl.uint32), zero + ACCEPT, step0, step1)
+            lane = index % 4
+            word = tl.where(lane < 2, tl.where(lane == 0, w0, w1), tl.where(lane == 2, w2, w3))
+            tl.store(out + first + index, (word >> 8).to(tl.float32) * 2.0**-24, mask=inside)
+        else:
+            at = tl.load(positions + first + index, mask=inside, other=0).to(tl.int64)
+            key0, key1, _, _ = philox(key0, key1, zero, zero + SAMPLE, step0, step1)
+            w0, w1, _, _ = philox(key0, key1, low_word(at), high_word(at), zero + 1, zero + 1)
+            tl.store(out + first + index, w0.to(tl.int64) | (w1.to(tl.int64) << 32), mask=inside)
+        begin += NUMBERS
+
+
+def with_numbers(args: VerifyArguments, rows: int, cu: Tensor | None = None, total: int = 0) -> VerifyArguments:
+    """The same arguments with the numbers: of so many target rows a sequence, or of `total` tokens cut at `cu`."""
+    seeds, steps, positions = args.seeds, args.steps, args.positions
+    if seeds is None:
+        return args
+    batch = seeds.shape[0]
+    count = batch * rows if cu is None else total + batch
+    dtype = torch.float32 if positions is None else torch.int64
+    out = torch.empty(count, dtype=dtype, device=seeds.device)
+    run(
+        kernel, (batch,), seeds.contiguous(), None if steps is None else steps.contiguous(), args.step,
+        None if positions is None else positions.contiguous(), cu, total, rows, out,
+        NUMBERS=numbers_a_program(rows), warps=1,
+    )  # fmt: skip
+    args = args._replace(seeds=None, steps=None, positions=None)
+    return args._replace(uniform_samples=out) if positions is None else args._replace(noise_keys=out)

@@ -1,0 +1,50 @@
+"""The random numbers that a verify step is given: as numbers, or as seeds that it makes them of."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ._common import FLOAT32, ID_DTYPES, INT64, Expected, check_given
+from .uniform_samples import split_step
+
+RandomNumbers = tuple[Tensor | None, Tensor | None, Tensor | None, int | Tensor | None, Tensor | None]
+"""uniform_samples, noise_keys, seeds, step, positions."""
+
+
+def noise_of(
+    op: str, acceptance: str, numbers: RandomNumbers, like: Tensor, batch: int, names: tuple[str, ...],
+    shape: tuple[int, ...],
+) -> tuple[Expected, Tensor | None, int]:  # fmt: skip
+    """What an acceptance draws with, and the step as `split_step` has it; TypeError or ValueError where that is given
+    another way. Rows have `shape`, with `names`, and are on the device of `like`.
+    """
+    uniform_samples, noise_keys, seeds, step, positions = numbers
+    keys = ("noise_keys", noise_keys, INT64, names, shape)
+    coins = ("uniform_samples", uniform_samples, FLOAT32, names, shape)
+    noise, other = (keys, coins) if acceptance == "match" else (coins, keys)
+    if seeds is None:
+        if step is not None or positions is not None:
+            raise ValueError(f"{op}: {'positions' if step is None else 'step'} needs seeds, got none")
+        if other[1] is not None:
+            raise ValueError(f"{op}: acceptance={acceptance!r} takes {noise[0]}, got {other[0]}")
+        return noise, None, 0
+    for given in (coins, keys):
+        if given[1] is not None:
+            raise ValueError(f"{op}: give {given[0]} or seeds, got both")
+    check_given(op, "seeds", seeds, INT64, like.device, ("batch",), (batch,))
+    noise = ("seeds", seeds, INT64, ("batch",), (batch,))
+    if acceptance == "match":
+        if positions is None:
+            raise ValueError(f"{op}: acceptance='match' needs the positions beside seeds, got None")
+        check_given(op, "positions", positions, ID_DTYPES, like.device, names, shape)
+        if step is None:
+            return noise, None, -1
+    elif positions is not None:
+        raise ValueError(f"{op}: acceptance={acceptance!r} takes seeds and a step, got positions")
+    elif step is None:
+        raise ValueError(f"{op}: seeds need a step, got None")
+    return noise, *split_step(op, step, seeds)
+
+
+def missing_noise(op: str, acceptance: str, noise: Expected) -> ValueError:
+    return ValueError(f"{op}: acceptance={acceptance!r} needs {noise[0]} unless params.temperature is 0, got None")
