@@ -194,6 +194,10 @@ def test_keywords_and_wrong_counts_reach_the_op() -> None:
             overload("row_stats")(*wrong)
         with pytest.raises(type(theirs.value)):
             run(*wrong)
+    seeds = torch.arange(2)
+    with pytest.raises((RuntimeError, TypeError, OverflowError)):  # which of them is torch's affair
+        direct.call("uniform_samples", overload("uniform_samples"))(seeds, None, 2**70, 3, 0)
+    same_bits([sk.uniform_samples(seeds, 2**63 - 1, 3)], [sk.uniform_samples(seeds, 2**63 - 1, 3, backend="reference")])
 
 
 def test_calls_leave_nothing_behind() -> None:
@@ -209,12 +213,12 @@ def test_calls_leave_nothing_behind() -> None:
 
 def test_other_threads_run_meanwhile() -> None:
     """A long op does not hold the interpreter's lock: another thread gets on while it runs."""
-    x = torch.randn(64, 50257)
-    done, ticks = threading.Event(), 0
+    seeds = torch.arange(64)  # integers alone: what torch is asked of other tensors lets go of the lock too
+    done, kept, ticks = threading.Event(), [], 0
 
     def work() -> None:
         for _ in range(3):
-            sk.warp_probs(x, PARAMS)
+            kept.append(sk.uniform_samples(seeds, 0, 1 << 16))
         done.set()
 
     switch = sys.getswitchinterval()
