@@ -1,0 +1,180 @@
+"""FlashInfer's functions by its names: distributions, outputs in place, and what differs on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import specdec_kernels as sk
+from python_tests.law.cases import check_law, problem
+from specdec_kernels.integrations import flashinfer
+from specdec_kernels.testing import float64_law
+
+VOCAB = 11
+GRID = 20_000
+
+
+@pytest.fixture
+def uniforms(monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor], None]:
+    """What is drawn with from now on."""
+
+    def use(numbers: Tensor) -> None:
+        monkeypatch.setattr(flashinfer, "_uniforms", lambda op, rows, num, *_: numbers.reshape(rows, num))
+
+    return use
+
+
+@pytest.mark.parametrize("kind", ["full", "given_probabilities"])
+def test_chains_have_the_targets_distribution(uniforms: Callable[[Tensor], None], kind: str) -> None:
+    def verify(target: Tensor, tokens: Tensor, **given: Any) -> sk.VerifyOutput:
+        uniforms(given["uniform_samples"])
+        draft = given["draft_logits"].softmax(-1) if kind == "full" else given["draft_probs"]
+        out, _, emitted = flashinfer.chain_speculative_sampling(draft, tokens.int(), target.softmax(-1))
+        return sk.VerifyOutput(out.long(), emitted, emitted + 1, torch.zeros_like(emitted))
+
+    check_law(verify, problem(kind, 3, 2), "token")
+
+
+def test_chains_count_in_place(uniforms: Callable[[Tensor], None]) -> None:
+    """The first draft token is refused; of the two after it the last would have been accepted."""
+    target = torch.tensor([[0.0, 0.5, 0.5], [0.2, 0.7, 0.1], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])[None]
+    draft = torch.full((1, 3, 3), 1 / 3)
+    accepted, emitted = torch.tensor([10], dtype=torch.int32), torch.tensor([20], dtype=torch.int32)
+    uniforms(torch.tensor([[0.9, 0.5, 0.5, 0.5]]))
+    tokens, *counts = flashinfer.chain_speculative_sampling(
+        draft, torch.tensor([[0, 2, 1]], dtype=torch.int32), target, accepted, emitted
+    )
+    assert tokens.tolist() == [[2, -1, -1, -1]] and tokens.dtype == torch.int32
+    assert counts[0] is accepted and counts[1] is emitted
+    assert (accepted.item(), emitted.item()) == (11, 20)
+
+
+def rows(num: int = 3) -> Tensor:
+    return torch.randn(num, VOCAB, generator=torch.Generator().manual_seed(num)) * 2
+
+
+def frequencies(draw: Callable[..., Any], given: Tensor, *parameters: Any, **more: Any) -> Tensor:
+    """Of the ids that each row gives over a grid of uniforms, through `indices`."""
+    num = len(given)
+    index = torch.arange(num).repeat_interleave(GRID)
+    spread = [p.repeat_interleave(GRID) if isinstance(p, Tensor) else p for p in parameters]
+    tokens = draw(given, *spread, indices=index, **more)
+    return torch.stack([torch.bincount(t, minlength=VOCAB) / GRID for t in tokens.view(num, GRID)])
+
+
+TOP_K, TOP_P, MIN_P = torch.tensor([3, 5, 8]), torch.tensor([0.5, 0.8, 0.95]), torch.tensor([0.3, 0.1, 0.02])
+DRAWN: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "sampling_from_logits": ((), {}),
+    "sampling_from_probs": ((), {}),
+    "top_k_sampling_from_probs": ((TOP_K,), {"top_k": TOP_K}),
+    "top_p_sampling_from_probs": ((TOP_P,), {"top_p": TOP_P}),
+    "min_p_sampling_from_probs": ((MIN_P,), {"min_p": MIN_P}),
+    "top_k_top_p_sampling_from_logits": ((TOP_K, TOP_P), {"top_k": TOP_K, "top_p": TOP_P}),
+    "top_k_top_p_sampling_from_probs": ((4, 0.7), {"top_k": 4, "top_p": 0.7}),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_draws_have_the_distribution_asked_for(uniforms: Callable[[Tensor], None], name: str) -> None:
+    parameters, params = DRAWN[name]
+    given = rows() if name.endswith("logits") else rows().softmax(-1)
+    uniforms(((torch.arange(GRID) + 0.5) / GRID).repeat(3))
+    expected = float64_law(rows(), sk.SamplingParams(**params))
+    found = frequencies(getattr(flashinfer, name), given, *parameters)
+    torch.testing.assert_close(found.double(), torch.as_tensor(expected), atol=VOCAB / GRID, rtol=0)
+
+
+@pytest.mark.parametrize("form", ["logits", "probs"])
+def test_joint_top_k_and_top_p_look_at_the_whole_row(uniforms: Callable[[Tensor], None], form: str) -> None:
+    """Of 0.4, 0.3, 0.2, 0.1 top-k 2 leaves two; top-p 0.55 the first alone of these, but both of all."""
+    probs = torch.tensor([[0.4, 0.3, 0.2, 0.1] + [0.0] * (VOCAB - 4)])
+    given, draw = probs, flashinfer.top_k_top_p_sampling_from_probs
+    if form == "logits":
+        given, draw = probs.log(), flashinfer.top_k_top_p_sampling_from_logits  # type: ignore[assignment]
+    uniforms((torch.arange(GRID) + 0.5) / GRID)
+    joint = frequencies(draw, given, 2, 0.55, filter_apply_order="joint")[0]
+    torch.testing.assert_close(joint[:3], torch.tensor([4 / 7, 3 / 7, 0.0]), atol=2 / GRID, rtol=0)
+    assert torch.equal(frequencies(draw, given, 3, 0.65, filter_apply_order="joint")[0], joint)
+    first = frequencies(draw, given, 2, 0.55, filter_apply_order="top_k_first")[0]
+    assert first[0] == 1
+    with pytest.raises(ValueError, match="filter_apply_order must be 'top_k_first' or 'joint', got 'top_p'"):
+        draw(given, 2, 0.55, filter_apply_order="top_p")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_renormalised_and_masked_rows(dtype: torch.dtype) -> None:
+    logits = rows().to(dtype)
+    probs = logits.float().softmax(-1)
+    kept = flashinfer.top_k_mask_logits(logits, TOP_K)
+    assert kept.dtype == dtype and (kept.isfinite().sum(-1) >= TOP_K).all()
+    assert torch.equal(kept[kept.isfinite()], logits[kept.isfinite()])
+    cut = flashinfer.top_k_renorm_probs(probs.to(dtype), TOP_K.int())
+    expected = float64_law(probs.to(dtype).float().log(), sk.SamplingParams(top_k=TOP_K))
+    assert cut.dtype == dtype
+    torch.testing.assert_close(cut.double(), torch.as_tensor(expected), atol=float(torch.finfo(dtype).eps), rtol=0)
+    expected = float64_law(probs.log(), sk.SamplingParams(top_p=TOP_P))
+    found = flashinfer.top_p_renorm_probs(probs, TOP_P)
+    torch.testing.assert_close(found.double(), torch.as_tensor(expected), atol=1e-6, rtol=0)
+    for temperature in (None, 0.7, torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)):
+        scale = temperature[:, None] if isinstance(temperature, Tensor) else temperature or 1.0
+        expected = (logits.double() / scale).softmax(-1)
+        found = flashinfer.softmax(logits, temperature)
+        torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
+
+
+def test_seeds_name_the_numbers() -> None:
+    """Wherever a row stands; every offset, seed and row of one stream has its own."""
+    probs = rows(1).softmax(-1).expand(64, -1).contiguous()
+    seeds, offsets = torch.arange(64) % 4, torch.arange(64) // 4
+    draw = flashinfer.sampling_from_probs
+    first = draw(probs, seed=seeds, offset=offsets)
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(draw(probs, seed=seeds[order].view(torch.uint64), offset=offsets[order]), first[order])  # type: ignore[index]
+    assert len(first.unique()) > 3  # type: ignore[union-attr]
+    one = draw(probs, seed=7, offset=3)
+    assert torch.equal(one, draw(probs, seed=torch.tensor([7]), offset=torch.tensor([3])))  # type: ignore[arg-type]
+    assert not torch.equal(one, draw(probs, seed=7, offset=4)) and len(one.unique()) > 3  # type: ignore[arg-type, union-attr]
+    again = [draw(probs, generator=torch.Generator().manual_seed(5)) for _ in range(2)]
+    assert torch.equal(*again)  # type: ignore[arg-type]
+    assert torch.equal(draw(probs[:2], seed=2**64 - 1, offset=0), draw(probs[:2], seed=-1, offset=0))  # type: ignore[arg-type]
+
+
+def test_rows_without_a_distribution_are_said() -> None:
+    probs = torch.stack([torch.zeros(VOCAB), torch.full((VOCAB,), torch.nan), rows(1)[0].softmax(-1)])
+    tokens, valid = flashinfer.sampling_from_probs(probs, return_valid=True)
+    assert valid.tolist() == [False, False, True]
+    assert ((tokens >= 0) & (tokens < VOCAB)).all()
+    with pytest.raises(ValueError, match="sampling_from_probs: probs must hold no NaN, got 11"):
+        flashinfer.sampling_from_probs(probs, check_nan=True)
+
+
+def test_dtypes_of_ids() -> None:
+    probs = rows().softmax(-1)
+    assert flashinfer.sampling_from_probs(probs).dtype == torch.int32  # type: ignore[union-attr]
+    drawn = flashinfer.sampling_from_probs(probs, torch.tensor([2, 2, 0, 1]))
+    assert drawn.dtype == torch.int64 and drawn.shape == (4,)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: flashinfer.softmax([1.0]), "softmax: logits must be a tensor, got list"),
+        (lambda: flashinfer.softmax(torch.zeros(3)), r"softmax: logits must be \[batch, vocab\], got \[3\]"),
+        (lambda: flashinfer.sampling_from_probs(rows().half()), "probs must be float32, got float16"),
+        (lambda: flashinfer.sampling_from_probs(rows(), seed=3), "seed and offset must be given together, got one of"),
+        (lambda: flashinfer.sampling_from_probs(rows(), seed=3, offset=torch.tensor([1])), "must both be tensors"),
+        (lambda: flashinfer.sampling_from_probs(rows(), seed=torch.arange(2), offset=torch.arange(2)),
+         r"sampling_from_probs: seed must be \[1\] or \[batch=3\], got \[2\]"),
+        (lambda: flashinfer.sampling_from_probs(rows(), torch.zeros(1, 1, dtype=torch.int64)), "indices must be"),
+        (lambda: flashinfer.chain_speculative_sampling(torch.zeros(1, 2, 5), torch.zeros(1, 2).int(),
+                                                       torch.zeros(1, 4, 5)),
+         r"chain_speculative_sampling: draft_probs must be \[batch=1, num_draft=3, vocab=5\], got \[1, 2, 5\]"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()

@@ -1,0 +1,380 @@
+"""FlashInfer's sampling functions by their own names and arguments, on this package's ops: change the import.
+
+    from specdec_kernels.integrations import flashinfer   # was: from flashinfer import sampling
+
+Signatures are those of FlashInfer 0.7.2, and so are in-place outputs, dtypes, padding and `indices`. They run on any
+device. Different on purpose, in every function:
+
+- ``deterministic`` and ``enable_pdl`` are accepted and change nothing: results never depend on scheduling.
+- The same `seed` and `offset` give the same token in any batch slot where they are tensors with a value for each row.
+- `seed` and `offset` are given together or not at all: one alone would be ignored there.
+- Ties at the border of top-k or top-p are all kept, as in `SamplingParams`.
+- A row without a usable distribution (no mass, NaN) gives a defined id, and ``return_valid`` says so.
+
+Functions that take probabilities make their logarithm, a float32 tensor of the same size; those that take logits read
+them as they are. `indices` copies the rows that it names.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..ops._common import FLOAT32, LOGIT_DTYPES, check_tensor, shape_error
+from ..ops.row_stats import row_stats
+from ..ops.sample import sample
+from ..ops.uniform_samples import uniform_samples
+from ..ops.verify_chain import verify_chain
+from ..ops.warp_probs import warp_probs
+from ..sampling import SamplingParams
+
+Seed = int | Tensor | None
+
+
+def softmax(logits: Tensor, temperature: Tensor | float | None = None, enable_pdl: bool | None = None) -> Tensor:
+    """``softmax(logits / temperature)``.
+
+    Parameters
+    ----------
+    logits : Tensor
+        ``[batch, vocab]`` float32, bfloat16 or float16.
+    temperature : Tensor or float, optional
+        A number or ``[batch]`` of any floating dtype; None: 1. At 0 a row is one-hot at its argmax.
+
+    Returns
+    -------
+    Tensor
+        ``[batch, vocab]`` float32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape or temperature.
+    """
+    _check_rows("softmax", "logits", logits, LOGIT_DTYPES)
+    return warp_probs(logits, SamplingParams(temperature=1.0 if temperature is None else temperature))
+
+
+def sampling_from_logits(
+    logits: Tensor,
+    indices: Tensor | None = None,
+    deterministic: bool = True,
+    generator: torch.Generator | None = None,
+    check_nan: bool = False,
+    seed: Seed = None,
+    offset: Seed = None,
+) -> Tensor:
+    """A token from ``softmax(logits)`` of each row.
+
+    Parameters
+    ----------
+    logits : Tensor
+        ``[rows, vocab]`` float32, bfloat16 or float16.
+    indices : Tensor, optional
+        ``[batch]`` int32 or int64: output i is drawn from row ``indices[i]``, and has this dtype (else int32).
+    generator : torch.Generator, optional
+        What the uniforms are drawn with where there is no `seed`; None: torch's own of the device.
+    check_nan : bool
+        ValueError where there is a NaN (a host synchronisation).
+    seed, offset : int or Tensor, optional
+        Both numbers, or both ``[1]`` or ``[batch]`` int64 or uint64 on the device. Change one at every call.
+
+    Returns
+    -------
+    Tensor
+        ``[batch]`` ids.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape, device or range, or NaN under `check_nan`.
+    """
+    return _draw("sampling_from_logits", "logits", logits, None, indices, generator, check_nan, seed, offset)[0]
+
+
+def sampling_from_probs(
+    probs: Tensor,
+    indices: Tensor | None = None,
+    deterministic: bool = True,
+    generator: torch.Generator | None = None,
+    check_nan: bool = False,
+    seed: Seed = None,
+    offset: Seed = None,
+    return_valid: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """A token from each row of `probs`, ``[rows, vocab]`` float32 of any positive sum.
+
+    With `return_valid` also ``[batch]`` bool: whether the row had a usable distribution. The rest as in
+    `sampling_from_logits`.
+    """
+    drawn = _draw("sampling_from_probs", "probs", probs, None, indices, generator, check_nan, seed, offset)
+    return drawn if return_valid else drawn[0]
+
+
+def top_p_sampling_from_probs(
+    probs: Tensor,
+    top_p: Tensor | float,
+    indices: Tensor | None = None,
+    deterministic: bool = True,
+    generator: torch.Generator | None = None,
+    check_nan: bool = False,
+    seed: Seed = None,
+    offset: Seed = None,
+    return_valid: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`sampling_from_probs` after `top_p`, a number or ``[batch]`` float32 (with `indices`: one an output)."""
+    op, params = "top_p_sampling_from_probs", SamplingParams(top_p=top_p)
+    drawn = _draw(op, "probs", probs, params, indices, generator, check_nan, seed, offset)
+    return drawn if return_valid else drawn[0]
+
+
+def top_k_sampling_from_probs(
+    probs: Tensor,
+    top_k: Tensor | int,
+    indices: Tensor | None = None,
+    deterministic: bool = True,
+    generator: torch.Generator | None = None,
+    check_nan: bool = False,
+    seed: Seed = None,
+    offset: Seed = None,
+    return_valid: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`sampling_from_probs` after `top_k`, a number or ``[batch]`` int32 or int64 (with `indices`: one an output)."""
+    op, params = "top_k_sampling_from_probs", SamplingParams(top_k=top_k)
+    drawn = _draw(op, "probs", probs, params, indices, generator, check_nan, seed, offset)
+    return drawn if return_valid else drawn[0]
+
+
+def min_p_sampling_from_probs(
+    probs: Tensor,
+    min_p: Tensor | float,
+    indices: Tensor | None = None,
+    deterministic: bool = True,
+    generator: torch.Generator | None = None,
+    check_nan: bool = False,
+    seed: Seed = None,
+    offset: Seed = None,
+    return_valid: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`sampling_from_probs` after `min_p`, a number or ``[batch]`` float32 (with `indices`: one an output)."""
+    op, params = "min_p_sampling_from_probs", SamplingParams(min_p=min_p)
+    drawn = _draw(op, "probs", probs, params, indices, generator, check_nan, seed, offset)
+    return drawn if return_valid else drawn[0]
+
+
+def top_k_top_p_sampling_from_logits(
+    logits: Tensor,
+    top_k: Tensor | int,
+    top_p: Tensor | float,
+    indices: Tensor | None = None,
+    filter_apply_order: str = "top_k_first",
+    deterministic: bool = True,
+    generator: torch.Generator | None = None,
+    check_nan: bool = False,
+    seed: Seed = None,
+    offset: Seed = None,
+) -> Tensor:
+    """`sampling_from_logits` after top-k and top-p, each a number or one an output.
+
+    `filter_apply_order` is "top_k_first" (top-p of what top-k leaves, renormalised: `SamplingParams`' order) or "joint"
+    (the ids that both keep of the whole row, which makes one copy of the logits).
+    """
+    op = "top_k_top_p_sampling_from_logits"
+    cut = _both(op, filter_apply_order, top_k, top_p)
+    return _draw(op, "logits", logits, cut, indices, generator, check_nan, seed, offset)[0]
+
+
+def top_k_top_p_sampling_from_probs(
+    probs: Tensor,
+    top_k: Tensor | int,
+    top_p: Tensor | float,
+    indices: Tensor | None = None,
+    filter_apply_order: str = "top_k_first",
+    deterministic: bool = True,
+    generator: torch.Generator | None = None,
+    check_nan: bool = False,
+    seed: Seed = None,
+    offset: Seed = None,
+    return_valid: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`sampling_from_probs` after top-k and top-p, as in `top_k_top_p_sampling_from_logits`."""
+    op = "top_k_top_p_sampling_from_probs"
+    cut = _both(op, filter_apply_order, top_k, top_p)
+    drawn = _draw(op, "probs", probs, cut, indices, generator, check_nan, seed, offset)
+    return drawn if return_valid else drawn[0]
+
+
+def top_p_renorm_probs(probs: Tensor, top_p: Tensor | float, is_deterministic: bool = False) -> Tensor:
+    """The rows of `probs`, ``[batch, vocab]`` float32, cut by `top_p` and renormalised."""
+    return warp_probs(_as_logits("top_p_renorm_probs", "probs", probs), SamplingParams(top_p=top_p))
+
+
+def top_k_renorm_probs(probs: Tensor, top_k: Tensor | int, is_deterministic: bool = False) -> Tensor:
+    """The rows of `probs`, ``[batch, vocab]`` float32, bfloat16 or float16, cut by `top_k`, renormalised, in their
+    dtype.
+    """
+    logits = _as_logits("top_k_renorm_probs", "probs", probs, LOGIT_DTYPES)
+    return warp_probs(logits, SamplingParams(top_k=top_k)).to(probs.dtype)
+
+
+def top_k_mask_logits(logits: Tensor, top_k: Tensor | int) -> Tensor:
+    """The logits, ``[batch, vocab]`` float32, bfloat16 or float16, with −inf in the place of all but the `top_k`
+    largest.
+    """
+    _check_rows("top_k_mask_logits", "logits", logits, LOGIT_DTYPES)
+    return _mask(logits, SamplingParams(top_k=top_k))
+
+
+top_p_renorm_prob = top_p_renorm_probs
+top_k_renorm_prob = top_k_renorm_probs
+
+
+def chain_speculative_sampling(
+    draft_probs: Tensor,
+    draft_token_ids: Tensor,
+    target_probs: Tensor,
+    maybe_output_accepted_token_num: Tensor | None = None,
+    maybe_output_emitted_draft_token_num: Tensor | None = None,
+    deterministic: bool = True,
+    generator: torch.Generator | None = None,
+    seed: Seed = None,
+    offset: Seed = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Speculative sampling of chains (Chen et al., arXiv 2302.01318): `verify_chain` with acceptance "token".
+
+    Parameters
+    ----------
+    draft_probs : Tensor
+        ``[batch, num_draft, vocab]`` float32, what the draft tokens were drawn from.
+    draft_token_ids : Tensor
+        ``[batch, num_draft]`` int32 or int64.
+    target_probs : Tensor
+        ``[batch, num_draft + 1, vocab]`` float32, sampling parameters already in them.
+    maybe_output_accepted_token_num, maybe_output_emitted_draft_token_num : Tensor, optional
+        ``[batch]`` int32, to which the counts are added in place; None: zeros.
+    generator, seed, offset : optional
+        As in `sampling_from_logits`; change `seed` or `offset` at every verify step.
+
+    Returns
+    -------
+    tuple of Tensor
+        ``[batch, num_draft + 1]`` int32 tokens, padded with −1; how many draft tokens would be accepted each on its own
+        (those after a rejection too); how many were emitted, the token after them not counted. A sequence whose rows
+        are unusable emits only what comes before.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape, device or range.
+    """
+    op = "chain_speculative_sampling"
+    check_tensor(op, "target_probs", target_probs, FLOAT32, None)
+    check_tensor(op, "draft_probs", draft_probs, FLOAT32, target_probs.device)
+    check_tensor(op, "draft_token_ids", draft_token_ids, (torch.int32, torch.int64), target_probs.device)
+    if target_probs.dim() != 3 or target_probs.shape[1] < 1:
+        raise shape_error(op, "target_probs", "[batch, num_draft + 1, vocab]", target_probs)
+    batch, rows, vocab = target_probs.shape
+    if draft_probs.shape != (batch, rows - 1, vocab):
+        raise shape_error(op, "draft_probs", f"[batch={batch}, num_draft={rows - 1}, vocab={vocab}]", draft_probs)
+    if draft_token_ids.shape != (batch, rows - 1):
+        raise shape_error(op, "draft_token_ids", f"[batch={batch}, num_draft={rows - 1}]", draft_token_ids)
+    coins = _uniforms(op, batch, rows, generator, seed, offset, target_probs.device)
+    out = verify_chain(target_probs.log(), draft_token_ids, draft_probs=draft_probs, uniform_samples=coins)
+    ids = draft_token_ids.long().clamp(0, vocab - 1)[..., None]
+    p, q = (t[:, : rows - 1].gather(-1, ids)[..., 0] for t in (target_probs, draft_probs))
+    counts = []
+    for given, count in (
+        (maybe_output_accepted_token_num, (coins[:, 1:] * q < p).sum(1, dtype=torch.int32)),
+        (maybe_output_emitted_draft_token_num, out.num_accepted),
+    ):
+        counts.append(count if given is None else given.add_(count))
+    return out.tokens.int(), counts[0], counts[1]
+
+
+class _Joint:
+    """Top-k and top-p, each of the whole row."""
+
+    def __init__(self, *each: SamplingParams) -> None:
+        self.each = each
+
+
+def _both(op: str, order: str, top_k: Tensor | int, top_p: Tensor | float) -> SamplingParams | _Joint:
+    if order == "top_k_first":
+        return SamplingParams(top_k=top_k, top_p=top_p)
+    if order == "joint":
+        return _Joint(SamplingParams(top_k=top_k), SamplingParams(top_p=top_p))
+    raise ValueError(f"{op}: filter_apply_order must be 'top_k_first' or 'joint', got {order!r}")
+
+
+def _draw(
+    op: str,
+    name: str,
+    given: Tensor,
+    cut: SamplingParams | _Joint | None,
+    indices: Tensor | None,
+    generator: torch.Generator | None,
+    check_nan: bool,
+    seed: Seed,
+    offset: Seed,
+) -> tuple[Tensor, Tensor]:
+    """Tokens, and whether their rows were usable; `given` are logits, or by the name "probs" probabilities."""
+    _check_rows(op, name, given, FLOAT32 if name == "probs" else LOGIT_DTYPES)
+    if check_nan and bool(given.isnan().any()):
+        raise ValueError(f"{op}: {name} must hold no NaN, got {int(given.isnan().sum())}")
+    dtype = torch.int32
+    if indices is not None:
+        check_tensor(op, "indices", indices, (torch.int32, torch.int64), given.device)
+        if indices.dim() != 1:
+            raise shape_error(op, "indices", "[batch]", indices)
+        given, dtype = given[indices.long()], indices.dtype
+    logits = given.log() if name == "probs" else given
+    if isinstance(cut, _Joint):
+        logits, cut = _mask(logits, *cut.each), None
+    uniforms = _uniforms(op, logits.shape[0], 1, generator, seed, offset, logits.device)[:, 0]
+    drawn = sample(logits, cut, uniform_samples=uniforms)
+    return drawn.token.to(dtype), drawn.stats.status == 0
+
+
+def _mask(logits: Tensor, *each: SamplingParams) -> Tensor:
+    """The logits, with −inf where one of these cuts."""
+    cutoff = torch.stack([row_stats(logits, params).cutoff for params in each]).amax(0)
+    return logits.masked_fill(logits < cutoff[:, None], -torch.inf)
+
+
+def _as_logits(op: str, name: str, probs: Tensor, dtypes: tuple[torch.dtype, ...] = FLOAT32) -> Tensor:
+    _check_rows(op, name, probs, dtypes)
+    return probs.float().log()
+
+
+def _check_rows(op: str, name: str, rows: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    check_tensor(op, name, rows, dtypes, None)
+    if rows.dim() != 2:
+        raise shape_error(op, name, "[batch, vocab]", rows)
+
+
+def _uniforms(
+    op: str, rows: int, num: int, generator: torch.Generator | None, seed: Seed, offset: Seed, device: torch.device
+) -> Tensor:
+    """``[rows, num]``: of each row's own seed, else of one stream for all."""
+    if (seed is None) != (offset is None):
+        raise ValueError(f"{op}: seed and offset must be given together, got one of them")
+    if seed is None or offset is None:
+        return torch.rand(rows, num, generator=generator, device=device)
+    seeds, steps = _numbers(op, "seed", seed, rows, device), _numbers(op, "offset", offset, rows, device)
+    if isinstance(seed, Tensor) != isinstance(offset, Tensor):
+        raise ValueError(f"{op}: seed and offset must both be tensors or both be numbers, got one of each")
+    if len(seeds) == len(steps) == 1:
+        return uniform_samples(seeds, steps, rows * num, "sample").view(rows, num)
+    return uniform_samples(seeds.expand(rows).contiguous(), steps.expand(rows).contiguous(), num, "sample")
+
+
+def _numbers(op: str, name: str, value: int | Tensor, rows: int, device: torch.device) -> Tensor:
+    """``[1]`` or ``[rows]`` int64: 64 bits, whatever sign they were given with."""
+    if isinstance(value, Tensor):
+        check_tensor(op, name, value, (torch.int64, torch.uint64), device)
+        if value.dim() != 1 or len(value) not in (1, rows):
+            raise shape_error(op, name, f"[1] or [batch={rows}]", value)
+        return value.view(torch.int64)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{op}: {name} must be an int or a tensor, got {type(value).__name__}")
+    return torch.full((1,), (value + 2**63) % 2**64 - 2**63, dtype=torch.int64, device=device)

@@ -1,0 +1,389 @@
+"""SGLang's verify kernels by their own names and arguments, on this package's ops: change the import.
+
+    from specdec_kernels.integrations import sglang
+
+Signatures are those of SGLang 0.5.23 (``sglang.kernels.ops.speculative``: ``sampling``, ``tree`` and
+``reject_sampling``), in-place outputs and "retrive" included. They run on any device. In a batch of trees, node 0 is
+the last token of each sequence; ``retrive_index`` says where a node stands in the flat outputs,
+``retrive_next_token`` which is its first child and ``retrive_next_sibling`` its next sibling (-1: none), and a child
+stands after its parent (at most 1024 nodes, 64 deep). All write, of `batch` sequences with `num_nodes` nodes:
+
+- ``predicts``: ``[batch * num_nodes]`` int32, at the index of each accepted node (the root among them) the token after
+  it; the rest is left as it was;
+- ``accept_index``: ``[batch, max_accepted + 1]`` int32, the indices of the accepted nodes from the root on; the rest is
+  left as it was. Its width bounds how many are accepted;
+- ``accept_token_num``: ``[batch]`` int32, accepted nodes without the root.
+
+Different on purpose: `deterministic` is accepted and changes nothing, as results never depend on scheduling; a token
+that two siblings share counts once; ``draft_probs`` is not written to; where nothing is left to draw from, the last
+token is drawn from the target's distribution instead of being the highest id.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..ops._common import FLOAT32, INT32, INT64, check_given, check_tensor, shape_error
+from ..ops.sample import sample
+from ..ops.verify_chain import verify_chain
+from ..ops.verify_tree import verify_tree
+from ..tree import MAX_DEPTH, MAX_NODES, DraftTree
+
+FULL_MASK, QLEN_ONLY, QLEN_ONLY_BITPACKING = range(3)
+"""Values of `tree_mask_mode`."""
+
+
+def tree_speculative_sampling_target_only(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_samples_for_final_sampling: Tensor,
+    target_probs: Tensor,
+    draft_probs: Tensor,
+    threshold_single: float = 1.0,
+    threshold_acc: float = 1.0,
+    deterministic: bool = True,
+) -> None:
+    """Accept a path of each tree by the target's probabilities alone: a child is taken with its own.
+
+    From the root on, the children of a node are tried in their order with the node's one coin: a child is accepted
+    where the coin lies below the summed probability of the children so far, over `threshold_acc`, or where its own is
+    >= `threshold_single`. After the last accepted node a token is drawn that is none of its children, or at the depth
+    limit any token. With both thresholds at 1 the emitted tokens have the target's distribution; below 1 more is
+    accepted and they do not (typical acceptance).
+
+    Parameters
+    ----------
+    predicts, accept_index, accept_token_num : Tensor
+        Outputs, written in place: see above.
+    candidates, retrive_index, retrive_next_token, retrive_next_sibling : Tensor
+        ``[batch, num_nodes]`` int64.
+    uniform_samples : Tensor
+        ``[batch, num_nodes]`` float32 in [0, 1): each node's coin, for its children.
+    uniform_samples_for_final_sampling : Tensor
+        ``[batch]`` float32 in [0, 1), for the last token.
+    target_probs : Tensor
+        ``[batch, num_nodes, vocab]`` float32: of the token after each node, with the sampling parameters in it.
+    draft_probs : Tensor
+        ``[batch, num_nodes, vocab]`` float32, what is taken off the target's before the last draw: zeros in SGLang.
+    threshold_single, threshold_acc : float
+        In [0, 1].
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape, device or threshold.
+    """
+    op = "tree_speculative_sampling_target_only"
+    for name, value in (("threshold_single", threshold_single), ("threshold_acc", threshold_acc)):
+        if not 0 <= value <= 1:
+            raise ValueError(f"{op}: {name} must be in [0, 1], got {value}")
+    nodes = _check_outputs(op, predicts, accept_index, accept_token_num, candidates, retrive_index)
+    _check_rows(op, "target_probs", target_probs, candidates)
+    batch, num_nodes, vocab = target_probs.shape
+    check_given(
+        op, "draft_probs", draft_probs, FLOAT32, candidates.device, ("batch", "num_nodes", "vocab"),
+        (batch, num_nodes, vocab),
+    )  # fmt: skip
+    check_given(op, "uniform_samples", uniform_samples, FLOAT32, candidates.device, *nodes)
+    check_given(
+        op, "uniform_samples_for_final_sampling", uniform_samples_for_final_sampling, FLOAT32, candidates.device,
+        ("batch",), (batch,),
+    )  # fmt: skip
+    tree, order = _tree(op, retrive_next_token, retrive_next_sibling, nodes, accept_index.shape[1] - 1)
+    tokens = candidates.gather(1, order)
+    ids = tokens.clamp(0, vocab - 1)
+    children = _distinct_children(tree, order, tokens) & (ids == tokens)[:, None]
+    own = target_probs.gather(-1, ids[:, None].expand(-1, num_nodes, -1)).masked_fill(~children, 0.0)
+    sure = (own > 0) & (own >= threshold_single)
+    reached = (own.cumsum(-1) / max(threshold_acc, 1e-9)).clamp_max(1.0)
+    reached = torch.where(sure.cumsum(-1) > 0, 1.0, reached)
+    taken = reached.diff(dim=-1, prepend=torch.zeros_like(reached[..., :1])).clamp_min(0.0)
+    path = _walk(tree, order, taken, "sample", uniform_samples)
+    last, full = _last(path)
+    rows = torch.arange(batch, device=candidates.device)
+    weights = target_probs[rows, last]
+    less = (weights - draft_probs[rows, last]).clamp_min(0.0)
+    less = less.scatter_reduce(1, ids, (~children[rows, last]).float(), "prod")
+    weights = torch.where((~full & (less > 0).any(-1))[:, None], less, weights)
+    final = sample(weights.log(), uniform_samples=uniform_samples_for_final_sampling).token
+    _write(predicts, accept_index, accept_token_num, candidates, retrive_index, path, final)
+
+
+def verify_tree_greedy(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    target_predict: Tensor,
+) -> None:
+    """Accept the path of each tree that the target's own greedy choices follow.
+
+    Parameters
+    ----------
+    predicts, accept_index, accept_token_num : Tensor
+        Outputs, written in place: see above.
+    candidates, retrive_index, retrive_next_token, retrive_next_sibling : Tensor
+        ``[batch, num_nodes]`` int64.
+    target_predict : Tensor
+        ``[batch, num_nodes]`` int64, the target's argmax after each node, at the node's ``retrive_index``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape or device.
+    """
+    op = "verify_tree_greedy"
+    nodes = _check_outputs(op, predicts, accept_index, accept_token_num, candidates, retrive_index)
+    check_given(op, "target_predict", target_predict, (torch.int64, torch.int32), candidates.device, *nodes)
+    chosen = target_predict.long().flatten()[retrive_index]
+    tree, order = _tree(op, retrive_next_token, retrive_next_sibling, nodes, accept_index.shape[1] - 1)
+    tokens = candidates.gather(1, order)
+    follows = _distinct_children(tree, order, tokens) & (chosen[..., None] == tokens[:, None])
+    path = _walk(tree, order, follows.float(), "greedy", None)
+    last, _ = _last(path)
+    final = chosen.gather(1, last[:, None])[:, 0]
+    _write(predicts, accept_index, accept_token_num, candidates, retrive_index, path, final)
+
+
+def chain_speculative_sampling_triton(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_samples_for_final_sampling: Tensor,
+    target_probs: Tensor,
+    draft_probs: Tensor,
+    threshold_single: float = 1.0,
+    threshold_acc: float = 1.0,
+    deterministic: bool = True,
+    *,
+    block_verification: bool = False,
+) -> None:
+    """Speculative sampling of chains: `verify_chain` with acceptance "token", or with `block_verification` "block".
+
+    Parameters
+    ----------
+    predicts, accept_index, accept_token_num : Tensor
+        Outputs, written in place: see above.
+    candidates, retrive_index : Tensor
+        ``[batch, num_nodes]`` int64: the last token of each sequence, then its draft.
+    retrive_next_token, retrive_next_sibling, threshold_single, threshold_acc, deterministic
+        Not read: a chain has no links, and its rule no thresholds.
+    uniform_samples : Tensor
+        ``[batch, num_nodes]`` float32 in [0, 1): column i is the coin of ``candidates[:, i + 1]``. "block" needs fresh
+        ones, and fresh draft noise, at every step.
+    uniform_samples_for_final_sampling : Tensor
+        ``[batch]`` float32 in [0, 1), for the last token.
+    target_probs : Tensor
+        ``[batch, num_nodes, vocab]`` float32.
+    draft_probs : Tensor
+        ``[batch, num_nodes - 1, vocab]`` float32, or more rows, which are not read.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape or device.
+    """
+    op = "chain_speculative_sampling_triton"
+    _check_outputs(op, predicts, accept_index, accept_token_num, candidates, retrive_index)
+    _check_rows(op, "target_probs", target_probs, candidates)
+    drafted = min(candidates.shape[1], accept_index.shape[1]) - 1
+    final = uniform_samples_for_final_sampling
+    out = verify_chain(
+        target_probs[:, : drafted + 1].log(), candidates[:, 1 : drafted + 1], draft_probs=draft_probs[:, :drafted],
+        uniform_samples=torch.cat([final[:, None], uniform_samples[:, :drafted]], 1),
+        acceptance="block" if block_verification else "token",
+    )  # fmt: skip
+    nodes = torch.arange(drafted + 1, device=candidates.device)
+    path = torch.where(nodes <= out.num_accepted[:, None], nodes, -1)
+    token = out.tokens.gather(1, out.num_accepted.long()[:, None])[:, 0]
+    _write(predicts, accept_index, accept_token_num, candidates, retrive_index, path, token)
+
+
+def build_tree_kernel_efficient(
+    parent_list: Tensor,
+    selected_index: Tensor,
+    verified_seq_len: Tensor,
+    tree_mask: Tensor,
+    positions: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    topk: int,
+    depth: int,
+    draft_token_num: int,
+    tree_mask_mode: int,
+) -> None:
+    """Make the trees of EAGLE's selected candidates: their links, positions and attention mask.
+
+    Parameters
+    ----------
+    parent_list : Tensor
+        ``[batch, >= topk * (depth - 1) + 1]`` int64: the candidate that each expanded node was.
+    selected_index : Tensor
+        ``[batch, draft_token_num - 1]`` int64, ascending: the candidates that became nodes 1, 2, …
+    verified_seq_len : Tensor
+        ``[batch]`` int64, tokens before the tree.
+    tree_mask : Tensor
+        Output. FULL_MASK: bool, a row of ``verified_seq_len + draft_token_num`` for each node of each sequence, laid
+        end to end; only the tree's columns are written. QLEN_ONLY: bool, ``[batch * draft_token_num ** 2]``.
+        QLEN_ONLY_BITPACKING: ``[batch * draft_token_num]`` uint8, uint16 or uint32, bit i for node i.
+    positions, retrive_index, retrive_next_token, retrive_next_sibling : Tensor
+        Outputs: ``[batch * draft_token_num]``, and three of ``[batch, draft_token_num]``; int64.
+    topk, depth, draft_token_num : int
+        Children of an expanded node, depth of the tree (at most 64), nodes with the root.
+    tree_mask_mode : int
+        0 FULL_MASK, 1 QLEN_ONLY, 2 QLEN_ONLY_BITPACKING.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape or device, or an unknown mode. A node whose parent was not selected is left out, with all
+        that hangs from it: it has no links, sees itself alone and stands at the root's position.
+    """
+    op, nodes, batch = "build_tree_kernel_efficient", draft_token_num, verified_seq_len.shape[0]
+    device = verified_seq_len.device
+    check_given(
+        op, "selected_index", selected_index, INT64, device, ("batch", "draft_token_num - 1"), (batch, nodes - 1)
+    )
+    above = selected_index // topk
+    candidate = parent_list.gather(1, above) if nodes > 1 and parent_list.shape[1] else above
+    same = selected_index[:, None] == candidate[..., None]
+    place = (same * torch.arange(1, nodes, device=device)).sum(-1)  # 0: nowhere
+    parents = torch.where(place > 0, place, -1).masked_fill(above == 0, 0)
+    tree = DraftTree(torch.nn.functional.pad(parents, (1, 0), value=-1), depth)
+    index = torch.arange(batch * nodes, device=device).view(batch, nodes)
+    positions.copy_((verified_seq_len[:, None] + tree.depth.clamp_min(0)).flatten())
+    retrive_index.copy_(index)
+    retrive_next_token.copy_(tree.first_child)
+    retrive_next_sibling.copy_(tree.next_sibling)
+    sees = tree.ancestors()
+    if tree_mask_mode == FULL_MASK:
+        before = (verified_seq_len.cumsum(0) - verified_seq_len) * nodes + torch.arange(batch, device=device) * nodes**2
+        lanes = torch.arange(nodes, device=device)
+        row = before[:, None] + (verified_seq_len[:, None] + nodes) * lanes + verified_seq_len[:, None]
+        tree_mask.scatter_(0, (row[..., None] + lanes).flatten(), sees.flatten())
+    elif tree_mask_mode == QLEN_ONLY:
+        tree_mask.copy_(sees.flatten())
+    elif tree_mask_mode == QLEN_ONLY_BITPACKING:
+        if tree_mask.element_size() * 8 < nodes:
+            raise ValueError(f"{op}: tree_mask must have a bit for each of {nodes} nodes, got {tree_mask.dtype}")
+        bits = sees.long() << torch.arange(nodes, device=device)
+        tree_mask.copy_(bits.sum(-1).flatten().to(tree_mask.dtype))
+    else:
+        raise ValueError(f"{op}: tree_mask_mode must be 0, 1 or 2, got {tree_mask_mode}")
+
+
+def _check_outputs(
+    op: str, predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor, candidates: Tensor, retrive_index: Tensor
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The names and sizes of what has a value a node."""
+    check_tensor(op, "candidates", candidates, INT64, None)
+    if candidates.dim() != 2 or not 1 <= candidates.shape[1] <= MAX_NODES:
+        raise shape_error(op, "candidates", f"[batch, num_nodes] with 1 <= num_nodes <= {MAX_NODES}", candidates)
+    batch, num_nodes = candidates.shape
+    device, names = candidates.device, ("batch", "num_nodes")
+    check_given(op, "retrive_index", retrive_index, INT64, device, names, (batch, num_nodes))
+    check_given(op, "predicts", predicts, INT32, device, ("batch * num_nodes",), (batch * num_nodes,))
+    check_given(op, "accept_token_num", accept_token_num, INT32, device, ("batch",), (batch,))
+    check_tensor(op, "accept_index", accept_index, INT32, device)
+    if accept_index.dim() != 2 or accept_index.shape[0] != batch or accept_index.shape[1] < 1:
+        raise shape_error(op, "accept_index", f"[batch={batch}, max_accepted + 1]", accept_index)
+    return names, (batch, num_nodes)
+
+
+def _check_rows(op: str, name: str, probs: Tensor, candidates: Tensor) -> None:
+    check_tensor(op, name, probs, FLOAT32, candidates.device)
+    if probs.dim() != 3 or probs.shape[:2] != candidates.shape:
+        raise shape_error(op, name, "[batch={}, num_nodes={}, vocab]".format(*candidates.shape), probs)
+
+
+def _tree(
+    op: str, first_child: Tensor, next_sibling: Tensor, nodes: tuple[tuple[str, ...], tuple[int, ...]], max_depth: int
+) -> tuple[DraftTree, Tensor]:
+    """The trees with these links, no deeper than `max_depth`; their nodes in an order that siblings are tried in."""
+    for name, links in (("retrive_next_token", first_child), ("retrive_next_sibling", next_sibling)):
+        check_given(op, name, links, INT64, first_child.device, *nodes)
+    batch, num_nodes = first_child.shape
+    lanes = torch.arange(num_nodes, device=first_child.device).expand(batch, -1)
+
+    def inverse(links: Tensor) -> Tensor:
+        """Which node links here; -1: none."""
+        room = torch.full((batch, num_nodes + 1), -1, device=links.device)
+        return room.scatter(1, torch.where(links < 0, num_nodes, links), lanes)[:, :-1]
+
+    parents, before = inverse(first_child), inverse(next_sibling)
+    rank = (before >= 0).long()
+    for _ in range(num_nodes.bit_length()):  # each round looks twice as far back along the siblings
+        has, at = before >= 0, before.clamp_min(0)
+        parents = torch.where(has & (parents < 0), parents.gather(1, at), parents)
+        rank = rank + torch.where(has, rank.gather(1, at), 0)
+        before = torch.where(has, before.gather(1, at), -1)
+    return DraftTree(parents, min(max_depth, MAX_DEPTH)), rank.sort(dim=1, stable=True).indices
+
+
+def _distinct_children(tree: DraftTree, order: Tensor, tokens: Tensor) -> Tensor:
+    """``[batch, num_nodes, num_nodes]`` bool: is a column's node a row's child, and the first one with its token?
+
+    Columns stand in this order, and have these tokens.
+    """
+    lanes = torch.arange(tree.num_nodes, device=tokens.device)
+    above = tree.parents.gather(1, order)
+    same = (above[:, None] == above[..., None]) & (tokens[:, None] == tokens[..., None])
+    repeated = (same & (lanes < lanes[:, None])).any(-1)
+    return (above[:, None] == lanes[:, None]) & ~repeated[:, None]
+
+
+def _walk(tree: DraftTree, order: Tensor, taken: Tensor, acceptance: str, uniform_samples: Tensor | None) -> Tensor:
+    """``[batch, max_depth + 1]``: the accepted nodes from the root on, then -1.
+
+    `verify_tree` on a vocabulary of its own: a node's token is its place in `order`, and one token more stands for all
+    others, with the probability that the children's, `taken`, leave.
+    """
+    rest = 1 - taken.sum(-1, keepdim=True)
+    rest = torch.where(rest < 2**-20, 0.0, rest)  # children with all the mass leave but what sums round to
+    logits = torch.cat([taken, rest], -1).log()
+    out = verify_tree(logits, tree, order.argsort(1), acceptance=acceptance, uniform_samples=uniform_samples)
+    assert out.accepted_nodes is not None
+    return torch.nn.functional.pad(out.accepted_nodes, (1, 0))
+
+
+def _last(path: Tensor) -> tuple[Tensor, Tensor]:
+    """The last accepted node of each sequence, and whether there was no room for another."""
+    return path.amax(1), path[:, -1] >= 0
+
+
+def _write(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    path: Tensor,
+    final: Tensor,
+) -> None:
+    """The outputs, in place: of accepted nodes and of the token after the last."""
+    on, room = path >= 0, accept_index.shape[1]
+    index = retrive_index.gather(1, path.clamp_min(0))
+    after = torch.nn.functional.pad(path[:, 1:], (0, 1), value=-1)
+    tokens = torch.where(after >= 0, candidates.gather(1, after.clamp_min(0)), final[:, None]).int()
+    spare = torch.nn.functional.pad(predicts, (0, 1))  # where that goes which is not on the path
+    spare.scatter_(0, torch.where(on, index, len(predicts)).flatten(), tokens.flatten())
+    predicts.copy_(spare[:-1])
+    width = min(room, path.shape[1])
+    accept_index[:, :width] = torch.where(on, index, -1)[:, :width].int().where(on[:, :width], accept_index[:, :width])
+    accept_token_num.copy_(on.sum(1, dtype=torch.int32) - 1)
