@@ -134,6 +134,11 @@ def medusa() -> dict[str, Any]:
     return {"model": tiny("llama", **wide), "input_ids": prompts(6)[0]}  # type: ignore[arg-type]
 
 
+def after_porting(names: dict[str, Any]) -> None:
+    assert names["token"].shape == (4,)
+    assert (names["predicts"] >= 0).sum() == names["accept_token_num"].sum() + 2
+
+
 def after_readme(names: dict[str, Any]) -> None:
     assert names["out"].sequences.shape[0] == 1 and names["out"].stats.mean_acceptance_length >= 1
 
@@ -160,6 +165,7 @@ def nothing_more(names: dict[str, Any]) -> None:
 SETUPS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], None]]] = {
     "README.md": (lambda: a_step() | models() | {"input_ids": prompts(6)[0]}, after_readme),
     "docs/using.md": (using, after_using),
+    "docs/porting.md": (dict, after_porting),
     "docs/rules.md": (a_step, nothing_more),
     "docs/trees.md": (a_tree_step, after_trees),
     "docs/laws.md": (laws, after_laws),
