@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 
 import numpy as np
 import pytest
@@ -135,6 +137,32 @@ def test_ties_survive_together(backend: Backend) -> None:
     ]:
         stats = backend.row_stats(backend(x), params)
         assert stats.cutoff.item() == smallest and stats.argmax.item() == 1
+
+
+def decimal_borders() -> tuple[torch.Tensor, torch.Tensor, list[list[int]]]:
+    """Distributions of tenths and of hundredths in a random order, as logits ``[rows, 10]``; of each every top-p that
+    some of its largest reach exactly; and the shares, out of all, that are kept.
+    """
+    choose, logits, top_p, kept = random.Random(1), [], [], []
+    for whole in [10] * 40 + [100] * 40:
+        ends = [0, *sorted(choose.sample(range(1, whole), choose.randint(2, 9))), whole]
+        shares = [b - a for a, b in itertools.pairwise(ends)]
+        row = torch.tensor(shares + [0] * (10 - len(shares))).double() / whole
+        for share in set(shares) - {min(shares)}:
+            logits.append(row.float().log())
+            kept.append([s for s in shares if s >= share])
+            top_p.append(sum(kept[-1]) / whole)
+    return torch.stack(logits), torch.tensor(top_p), kept
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_decimal_borders_are_reached(backend: Backend, temperature: float) -> None:
+    x, top_p, kept = decimal_borders()
+    params = sk.SamplingParams(torch.full((len(x),), temperature), top_p=top_p)
+    stats = backend.row_stats(*backend(x * temperature, params))
+    smallest = torch.tensor([min(k) / max(k) for k in kept]).log()
+    torch.testing.assert_close((stats.cutoff - stats.max).cpu() / temperature, smallest)
+    np.testing.assert_array_equal((float64_law(x * temperature, params) > 0).sum(-1), [len(k) for k in kept])
 
 
 def test_bad_rows_are_flagged_and_alone(backend: Backend, rng: torch.Generator) -> None:
