@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -137,6 +139,56 @@ def test_ties_survive_together(backend: Backend) -> None:
     ]:
         stats = backend.row_stats(backend(x), params)
         assert stats.cutoff.item() == smallest and stats.argmax.item() == 1
+
+
+def normal(rng: torch.Generator, vocab: int) -> torch.Tensor:
+    return torch.randn(2, vocab, generator=rng)
+
+
+WIDE: dict[str, Callable[[torch.Generator, int], torch.Tensor]] = {
+    "flat": normal,
+    "halves": lambda rng, vocab: normal(rng, vocab).bfloat16(),
+    "heavy": lambda rng, vocab: normal(rng, vocab) * 3,
+    "bands": lambda rng, vocab: normal(rng, vocab) + 8 * (torch.arange(vocab) % 2048 < 256),  # a sample is misled
+    "equal": lambda rng, vocab: torch.ones(2, vocab),
+    "ties": lambda rng, vocab: normal(rng, vocab).round(),
+    "near": lambda rng, vocab: 1000 + normal(rng, vocab) * 1e-3,
+    "holes": lambda rng, vocab: normal(rng, vocab).masked_fill(torch.rand(vocab, generator=rng) < 0.6, -math.inf),
+    "cliff": lambda rng, vocab: normal(rng, vocab) - 300 * (torch.arange(vocab) > 2),  # what is below weighs nothing
+    "zeros": lambda rng, vocab: (
+        torch.where(normal(rng, vocab) < 0.5, -0.0, 0.0) - (torch.arange(vocab) % 5 == 0) * 1e-30
+    ),
+}
+CUTS = {
+    "p": {"top_p": 0.9},
+    "most": {"top_p": 0.999},
+    "k": {"top_k": 9000},
+    "k-p": {"top_k": 20000, "top_p": 0.7},
+    "p-m": {"top_p": 0.95, "min_p": 0.02},
+    "m-p": {"min_p": 1e-3, "top_p": 0.8, "min_p_first": True},
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("kind", WIDE)
+def test_wide_cuts(backend: Backend, kind: str, cut: str, rng: torch.Generator) -> None:
+    """Where what is kept is too much to list: what is kept, its normaliser, and draws by the tiles' masses."""
+    vocab, u = backend.vocab(70_000), torch.tensor([[0.03], [0.71]])
+    x, params = WIDE[kind](rng, vocab)[:, None], sk.SamplingParams(**CUTS[cut])  # type: ignore[arg-type]
+    draw = backend.sample(*backend(x, params), uniform_samples=backend(u))
+    x64, cutoff = x.double().numpy(), draw.stats.cutoff.double().cpu().numpy()[..., None]
+    got = (x64 >= cutoff) & (x64 > -math.inf)
+    assert (np.where(got, x64, math.inf).min(-1, keepdims=True) == cutoff).all()
+    fewer, more = (
+        float64_law(x, replace(params, top_p=params.top_p * (1 + by), min_p=params.min_p * (1 - by))) > 0
+        for by in (-1e-6, 1e-6)
+    )
+    assert (fewer <= got).all() and (got <= more).all()
+    weights = np.where(got, np.exp(x64 - x64.max(-1, keepdims=True)), 0.0)
+    np.testing.assert_allclose(draw.stats.normalizer.cpu(), weights.sum(-1), rtol=2e-6)
+    share, token = weights / weights.sum(-1, keepdims=True), draw.token.cpu().numpy()[..., None]
+    until, own = (np.take_along_axis(v, token, -1)[..., 0] for v in (share.cumsum(-1), share))
+    assert (until > u.numpy() - 1e-5).all() and (until - own < u.numpy() + 1e-5).all()
 
 
 def decimal_borders() -> tuple[torch.Tensor, torch.Tensor, list[list[int]]]:
