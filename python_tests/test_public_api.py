@@ -92,17 +92,10 @@ def test_results_are_frozen() -> None:
         ({"temperature": "hot"}, TypeError, "temperature must be a number or a \\[batch\\] tensor, got str"),
         ({"temperature": True}, TypeError, "temperature must be a number"),
         ({"temperature": None}, TypeError, "temperature must be a number"),
-        ({"temperature": torch.ones(2, 2)}, TypeError, "temperature must be a number or a \\[batch\\] floating tensor"),
-        (
-            {"temperature": torch.tensor(1.0)},
-            TypeError,
-            "temperature must be a number or a \\[batch\\] floating tensor",
-        ),
-        (
-            {"temperature": torch.ones(2).long()},
-            TypeError,
-            "temperature must be a number or a \\[batch\\] floating tensor",
-        ),
+        ({"temperature": torch.ones(2, 2)}, TypeError, "temperature must be a number or a \\[batch\\] real tensor"),
+        ({"temperature": torch.tensor(1.0)}, TypeError, "temperature must be a number or a \\[batch\\] real tensor"),
+        ({"min_p": torch.ones(2).bool()}, TypeError, "min_p must be a number or a \\[batch\\] real tensor"),
+        ({"top_p": torch.ones(2).cfloat()}, TypeError, "top_p must be a number or a \\[batch\\] real tensor"),
         ({"top_k": 2.0}, TypeError, "top_k must be a number or a \\[batch\\] tensor, got float"),
         ({"top_k": torch.ones(2)}, TypeError, "top_k must be a number or a \\[batch\\] integer tensor"),
         ({"top_k": torch.ones(2).bool()}, TypeError, "top_k must be a number or a \\[batch\\] integer tensor"),
@@ -118,6 +111,13 @@ def test_results_are_frozen() -> None:
 def test_sampling_params_refuse(fields: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"^SamplingParams: {message}"):
         sk.SamplingParams(**fields)
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p"])
+def test_integer_tensors_are_numbers(field: str) -> None:
+    x = torch.randn(2, 9)
+    whole, real = (sk.SamplingParams(**{field: torch.tensor([0, 1], dtype=t)}) for t in (torch.int64, torch.float32))
+    assert torch.equal(sk.warp_probs(x, whole), sk.warp_probs(x, real))
 
 
 def test_an_unloadable_library_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -37,8 +37,9 @@ class SamplingParams:
     top_k : int or Tensor
         Keep every logit >= the k-th largest (ties survive); <= 0, or >= vocab: off.
     top_p : float or Tensor
-        Keep the smallest set, of what top-k left, whose renormalised mass reaches `top_p`, with every tie of the last
-        one kept; 0, or >= 1: off. >= 0.
+        Keep the smallest set, of what top-k left, whose renormalised mass reaches ``top_p * (1 - 2**-18)``, with every
+        tie of the last one kept; 0, or >= 1: off. >= 0. Four millionths less, so that 0.5 and 0.3 reach 0.8 on every
+        backend, although no float32 holds these numbers and each adds them in its own way.
     min_p : float or Tensor
         Keep ids with probability >= ``min_p`` times the largest; 0: off. In [0, 1].
     min_p_first : bool
@@ -50,7 +51,7 @@ class SamplingParams:
         A number out of its range. Values inside tensors are not looked at: they set ``Status.BAD_PARAM`` where they are
         used, and are then read as 1 (temperature) or as off.
     TypeError
-        A field of another type; a tensor that is not 1-d of a floating (`top_k`: integer) dtype.
+        A field of another type; a tensor that is not 1-d of a real (`top_k`: integer) dtype.
     """
 
     temperature: float | Tensor = 1.0
@@ -100,9 +101,9 @@ def _split(name: str, value: object, default: float) -> tuple[float, Tensor | No
             value.dim() != 1
             or value.dtype == torch.bool
             or value.dtype.is_complex
-            or value.is_floating_point() == integer
+            or (integer and value.is_floating_point())
         ):
-            kind = "integer" if integer else "floating"
+            kind = "integer" if integer else "real"
             raise TypeError(
                 f"SamplingParams: {name} must be a number or a [batch] {kind} tensor, "
                 f"got {value.dtype} {list(value.shape)}"

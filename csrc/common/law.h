@@ -12,12 +12,14 @@ namespace specdec {
 
 constexpr float kSmallestExponent = -87.0f;        // exp below this is 0: float32 would leave the normal numbers
 constexpr float kSmallestTemperature = 0x1p-126f;  // below it 1 / temperature overflows; read as greedy
+// What of top_p a mass has to reach: with 0.8, 0.5 + 0.3 does, however weights and their sums were rounded.
+constexpr float kTopPReached = 1 - 0x1p-18f;
 
 // Sampling parameters of one sequence, made valid.
 struct Sampling {
   float temperature, inverse_temperature;  // 1 where greedy
   int64_t top_k;                           // 0: off
-  float top_p, min_p;                      // 1 and 0: off
+  float top_p, min_p;                      // 1 and 0: off; of top_p what has to be reached
   bool min_p_first, greedy;
   int32_t status;
 };
@@ -34,7 +36,7 @@ SPECDEC_HD Sampling sampling_of(const SamplingArgs& args, int64_t b) {
   s.greedy = s.temperature < kSmallestTemperature;
   s.inverse_temperature = s.greedy ? 1.0f : 1.0f / s.temperature;
   s.top_k = k > 0 ? k : 0;
-  s.top_p = good_p && p > 0 && p < 1 ? p : 1.0f;
+  s.top_p = good_p && p > 0 && p < 1 ? p * kTopPReached : 1.0f;
   s.min_p = good_m ? m : 0.0f;
   s.min_p_first = args.min_p_first;
   return s;

@@ -32,7 +32,7 @@ struct RowScratch {
   std::vector<float> tile_mass;   // sum of exp((x - max) / T) over each tile's kept ids, if summed
   std::vector<int32_t> kept_id;   // the kept ids in index order, if listed
   std::vector<float> kept_logit;  // and their logits
-  std::vector<float> sorted, sorted_mass;
+  std::vector<float> kept_mass, sorted;
 };
 
 // A row that was read.

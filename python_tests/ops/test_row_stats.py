@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -135,6 +139,82 @@ def test_ties_survive_together(backend: Backend) -> None:
     ]:
         stats = backend.row_stats(backend(x), params)
         assert stats.cutoff.item() == smallest and stats.argmax.item() == 1
+
+
+def normal(rng: torch.Generator, vocab: int) -> torch.Tensor:
+    return torch.randn(2, vocab, generator=rng)
+
+
+WIDE: dict[str, Callable[[torch.Generator, int], torch.Tensor]] = {
+    "flat": normal,
+    "halves": lambda rng, vocab: normal(rng, vocab).bfloat16(),
+    "heavy": lambda rng, vocab: normal(rng, vocab) * 3,
+    "bands": lambda rng, vocab: normal(rng, vocab) + 8 * (torch.arange(vocab) % 2048 < 256),  # a sample is misled
+    "equal": lambda rng, vocab: torch.ones(2, vocab),
+    "ties": lambda rng, vocab: normal(rng, vocab).round(),
+    "near": lambda rng, vocab: 1000 + normal(rng, vocab) * 1e-3,
+    "holes": lambda rng, vocab: normal(rng, vocab).masked_fill(torch.rand(vocab, generator=rng) < 0.6, -math.inf),
+    "cliff": lambda rng, vocab: normal(rng, vocab) - 300 * (torch.arange(vocab) > 2),  # what is below weighs nothing
+    "zeros": lambda rng, vocab: (
+        torch.where(normal(rng, vocab) < 0.5, -0.0, 0.0) - (torch.arange(vocab) % 5 == 0) * 1e-30
+    ),
+}
+CUTS = {
+    "p": {"top_p": 0.9},
+    "most": {"top_p": 0.999},
+    "k": {"top_k": 9000},
+    "k-p": {"top_k": 20000, "top_p": 0.7},
+    "p-m": {"top_p": 0.95, "min_p": 0.02},
+    "m-p": {"min_p": 1e-3, "top_p": 0.8, "min_p_first": True},
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("kind", WIDE)
+def test_wide_cuts(backend: Backend, kind: str, cut: str, rng: torch.Generator) -> None:
+    """Where what is kept is too much to list: what is kept, its normaliser, and draws by the tiles' masses."""
+    vocab, u = backend.vocab(70_000), torch.tensor([[0.03], [0.71]])
+    x, params = WIDE[kind](rng, vocab)[:, None], sk.SamplingParams(**CUTS[cut])  # type: ignore[arg-type]
+    draw = backend.sample(*backend(x, params), uniform_samples=backend(u))
+    x64, cutoff = x.double().numpy(), draw.stats.cutoff.double().cpu().numpy()[..., None]
+    got = (x64 >= cutoff) & (x64 > -math.inf)
+    assert (np.where(got, x64, math.inf).min(-1, keepdims=True) == cutoff).all()
+    fewer, more = (
+        float64_law(x, replace(params, top_p=params.top_p * (1 + by), min_p=params.min_p * (1 - by))) > 0
+        for by in (-1e-6, 1e-6)
+    )
+    assert (fewer <= got).all() and (got <= more).all()
+    weights = np.where(got, np.exp(x64 - x64.max(-1, keepdims=True)), 0.0)
+    np.testing.assert_allclose(draw.stats.normalizer.cpu(), weights.sum(-1), rtol=2e-6)
+    share, token = weights / weights.sum(-1, keepdims=True), draw.token.cpu().numpy()[..., None]
+    until, own = (np.take_along_axis(v, token, -1)[..., 0] for v in (share.cumsum(-1), share))
+    assert (until > u.numpy() - 1e-5).all() and (until - own < u.numpy() + 1e-5).all()
+
+
+def decimal_borders() -> tuple[torch.Tensor, torch.Tensor, list[list[int]]]:
+    """Distributions of tenths and of hundredths in a random order, as logits ``[rows, 10]``; of each every top-p that
+    some of its largest reach exactly; and the shares, out of all, that are kept.
+    """
+    choose, logits, top_p, kept = random.Random(1), [], [], []
+    for whole in [10] * 40 + [100] * 40:
+        ends = [0, *sorted(choose.sample(range(1, whole), choose.randint(2, 9))), whole]
+        shares = [b - a for a, b in itertools.pairwise(ends)]
+        row = torch.tensor(shares + [0] * (10 - len(shares))).double() / whole
+        for share in set(shares) - {min(shares)}:
+            logits.append(row.float().log())
+            kept.append([s for s in shares if s >= share])
+            top_p.append(sum(kept[-1]) / whole)
+    return torch.stack(logits), torch.tensor(top_p), kept
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_decimal_borders_are_reached(backend: Backend, temperature: float) -> None:
+    x, top_p, kept = decimal_borders()
+    params = sk.SamplingParams(torch.full((len(x),), temperature), top_p=top_p)
+    stats = backend.row_stats(*backend(x * temperature, params))
+    smallest = torch.tensor([min(k) / max(k) for k in kept]).log()
+    torch.testing.assert_close((stats.cutoff - stats.max).cpu() / temperature, smallest)
+    np.testing.assert_array_equal((float64_law(x * temperature, params) > 0).sum(-1), [len(k) for k in kept])
 
 
 def test_bad_rows_are_flagged_and_alone(backend: Backend, rng: torch.Generator) -> None:

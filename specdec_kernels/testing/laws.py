@@ -61,7 +61,7 @@ def _row_law(x: Float64, temperature: float, top_k: int, top_p: float, min_p: fl
         values, which = np.unique(x[kept], return_inverse=True)  # ties live and die together
         mass = np.bincount(which, weights[kept])[::-1]
         above = np.cumsum(mass) - mass  # strictly above each value, from the largest down
-        kept &= x >= values[::-1][above < top_p * mass.sum()][-1]
+        kept &= x >= values[::-1][above < top_p * (1 - 2.0**-18) * mass.sum()][-1]
     if not min_p_first:
         kept &= weights >= min_p
     weights = np.where(kept, weights, 0.0)

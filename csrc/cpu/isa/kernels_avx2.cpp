@@ -27,6 +27,20 @@ struct S {
   static F max(F a, F b) { return _mm256_max_ps(a, b); }  // b where either is NaN
   static F min(F a, F b) { return _mm256_min_ps(a, b); }
   static F where_ge(F a, F b, F yes, F no) { return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_GE_OQ)); }
+  // Writes the lanes with low <= x < high and their places first, first + 1, … unless null; returns how many.
+  static int append(F x, F low, F high, int32_t first, int32_t* place, float* value) {
+    float lane[N];
+    store(lane, x);
+    int count = 0;
+    for (int inside =
+             _mm256_movemask_ps(_mm256_and_ps(_mm256_cmp_ps(x, low, _CMP_GE_OQ), _mm256_cmp_ps(x, high, _CMP_LT_OQ)));
+         inside != 0; inside &= inside - 1) {
+      const int i = __builtin_ctz(inside);
+      if (place) place[count] = first + i;
+      value[count++] = lane[i];
+    }
+    return count;
+  }
   // e * 2^n, where shifted = 1.5 * 2^23 + n holds n in its low bits
   static F scale2(F e, F shifted) {
     const __m256i power = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);

@@ -32,6 +32,16 @@ struct S {
   static F where_ge(F a, F b, F yes, F no) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), no, yes);
   }
+  // Writes the lanes with low <= x < high and their places first, first + 1, … unless null; returns how many.
+  static int append(F x, F low, F high, int32_t first, int32_t* place, float* value) {
+    const __mmask16 inside = _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(x, low, _CMP_GE_OQ), x, high, _CMP_LT_OQ);
+    _mm512_storeu_ps(value, _mm512_maskz_compress_ps(inside, x));
+    if (place) {
+      const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+      _mm512_storeu_si512(place, _mm512_maskz_compress_epi32(inside, _mm512_add_epi32(lane, _mm512_set1_epi32(first))));
+    }
+    return __builtin_popcount(inside);
+  }
   // e * 2^n, where shifted = 1.5 * 2^23 + n holds n in its low bits
   static F scale2(F e, F shifted) {
     const __m512i power = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);

@@ -63,6 +63,16 @@ struct S {
     for (int i = 0; i < N; ++i) out.lane[i] = a.lane[i] >= b.lane[i] ? yes.lane[i] : no.lane[i];
     return out;
   }
+  // Writes the lanes with low <= x < high and their places first, first + 1, … unless null; returns how many.
+  static int append(F x, F low, F high, int32_t first, int32_t* place, float* value) {
+    int count = 0;
+    for (int i = 0; i < N; ++i) {
+      if (place) place[count] = first + i;
+      value[count] = x.lane[i];
+      count += x.lane[i] >= low.lane[i] && x.lane[i] < high.lane[i];
+    }
+    return count;
+  }
   // e * 2^n, where shifted = 1.5 * 2^23 + n holds n in its low bits
   static F scale2(F e, F shifted) {
     F out;

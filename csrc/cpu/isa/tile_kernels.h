@@ -1,5 +1,5 @@
 // The tile kernels, written once over `struct S`, which each file of this folder defines first in an anonymous namespace:
-// S::N lanes of float in S::F, with load (of each dtype), store, set1, fma, max, min, where_ge, scale2; no_nan, note_nan and
+// S::N lanes of float in S::F, with load (of each dtype), store, set1, fma, max, min, where_ge, append, scale2; no_nan, note_nan and
 // any_nan on S::Unordered.
 // Everything has internal linkage: see common/host_device.h.
 #include <math.h>
@@ -138,6 +138,31 @@ void weights(const void* data, int n, float max, float inverse_temperature, floa
 }
 
 template <class T>
+float kept_sum(const void* data, int n, float max, float inverse_temperature, float cutoff) {
+  const T* x = static_cast<const T*>(data);
+  const F m = S::set1(max), t = S::set1(inverse_temperature), c = S::set1(cutoff), zero = S::set1(0.0f);
+  const auto weight = [&](F v) { return S::where_ge(v, c, exp_nonpositive((v - m) * t), zero); };
+  F s0 = zero, s1 = zero;
+  int i = 0;
+  for (; i + 2 * N <= n; i += 2 * N) {
+    s0 = s0 + weight(S::load(x + i));
+    s1 = s1 + weight(S::load(x + i + N));
+  }
+  for_each(x + i, n - i, minus_infinity<T>(), [&](F v, int) { s0 = s0 + weight(v); });
+  return horizontal_sum(s0 + s1);
+}
+
+template <class T>
+int between(const void* data, int n, float low, float high, int32_t first, int32_t* place, float* value) {
+  const F from = S::set1(low), to = S::set1(high);
+  int count = 0;
+  for_each(static_cast<const T*>(data), n, minus_infinity<T>(), [&](F v, int i) {
+    count += S::append(v, from, to, first + i, place ? place + count : nullptr, value + count);
+  });
+  return count;
+}
+
+template <class T>
 void load(const void* data, int n, float* out) {
   const F low = S::set1(-INFINITY);
   for_each(static_cast<const T*>(data), n, minus_infinity<T>(),
@@ -230,7 +255,7 @@ int noise_candidates(int64_t key, int32_t first, int n, const float* weight, flo
 
 template <class T>
 constexpr LogitKernels logit_kernels() {
-  return {group_maxima<T>, exp_sum<T>, moments<T>, weights<T>, load<T>};
+  return {group_maxima<T>, exp_sum<T>, moments<T>, weights<T>, kept_sum<T>, between<T>, load<T>};
 }
 
 constexpr Kernels make_kernels(int level) {

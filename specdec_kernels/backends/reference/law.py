@@ -17,6 +17,7 @@ TILE = 1024
 TREE = 256  # neighbouring tiles that are added as a balanced tree; see csrc/common/tile_sums.h
 SMALLEST_EXPONENT = -87.0  # exp below this is 0 in every backend: float32 would leave the normal numbers
 SMALLEST_TEMPERATURE = 2.0**-126  # below it 1 / temperature overflows; read as greedy
+TOP_P_REACHED = 1 - 2.0**-18  # what of top_p a mass has to reach: with 0.8, 0.5 + 0.3 does, however it was rounded
 
 
 # --- sampling parameters ----------------------------------------------------------------------------------------------
@@ -181,7 +182,8 @@ def truncate(x: Tensor, weights: Tensor, maximum: Tensor, params: Params) -> tup
         mass = torch.where(kept, weights, 0.0).gather(-1, order.indices)
         above = mass.cumsum(-1) - mass
         # an id stays iff what lies strictly above its value is still short of top_p: so ties live and die together
-        short = above.gather(-1, first_equals(order.values)) < p * mass.sum(-1, keepdim=True)
+        goal = p * TOP_P_REACHED * mass.sum(-1, keepdim=True)
+        short = above.gather(-1, first_equals(order.values)) < goal
         kept = kept & (~on | torch.zeros_like(kept).scatter(-1, order.indices, short))
     return kept & likely & (x > -math.inf), cut[..., 0].expand(x.shape[:-1])
 

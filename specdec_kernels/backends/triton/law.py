@@ -18,6 +18,7 @@ from .arithmetic import (
     LAST_ID,
     NAN,
     SMALLEST_TEMPERATURE,
+    TOP_P_REACHED,
     exp_nonpositive,
     ordered,
 )
@@ -222,7 +223,7 @@ def law(
                 tile_mass = stats.mass + row * tiles
                 k = top_k.to(tl.int64) if cut.top_ks is None else tl.load(cut.top_ks + b)
                 k = tl.where((k > 0) & (k < vocab), k, 0)
-                p = tl.where(good_p & (p > 0.0) & (p < 1.0), p, 1.0)
+                p = tl.where(good_p & (p > 0.0) & (p < 1.0), p * TOP_P_REACHED, 1.0)
                 m = tl.where(good_m, m, 0.0)
                 is_cut = (k > 0) | (p < 1.0) | (m > 0.0)
                 normalizer = tl.zeros((), tl.float32)
