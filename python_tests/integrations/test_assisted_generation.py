@@ -35,6 +35,7 @@ from specdec_kernels.integrations.transformers import (
     processors,
     versions,
 )
+from specdec_kernels.integrations.transformers.models import DECODERS, ENCODER_DECODERS
 from specdec_kernels.testing import float64_law
 
 ENDS = [2, 7, 13, 21, 30, 44]
@@ -109,6 +110,16 @@ def test_greedy_output_is_plain_generation_s(name: str, drafted: str) -> None:
 def test_of_every_kind_of_model(family: str, drafted: str, name: str, batch: int) -> None:
     model, assistant = PAIRS[family]()
     same(model, DRAFTED[drafted](assistant), *prompts(*(4, 9, 6)[:batch]), **OPTIONS[name])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("drafted", DRAFTED)
+@pytest.mark.parametrize("model_type", sorted(DECODERS | ENCODER_DECODERS))
+def test_of_every_family(model_type: str, drafted: str) -> None:
+    model = tiny(model_type, 1)
+    assistant = near(model_type, 1, 0.15)
+    same(model, DRAFTED[drafted](assistant), *prompts(4, 9))
+    same(model, DRAFTED[drafted](assistant), *prompts(7), eos_token_id=ENDS, repetition_penalty=1.5)
 
 
 def test_no_mask_and_one_sequence() -> None:
