@@ -17,7 +17,7 @@ HAS_TORCH := import importlib.metadata as m, re, sys; \
 
 PYTEST := $(PY) -m pytest -q --no-header
 
-.PHONY: help test test-all demo build bench gpu-report gpu-peers gpu-model sanitize resources lint format clean FORCE
+.PHONY: help test test-all test-transformers demo build bench gpu-report gpu-peers gpu-model sanitize resources lint format clean FORCE
 
 help:  ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -30,6 +30,21 @@ test: $(INSTALLED)  ## every op, rule and loop on every backend, a choice of the
 test-all: $(INSTALLED)  ## the whole test-suite, all cases (up to 20 minutes on two cores)
 	@echo "==> running the tests in $(WORKERS) processes$(if $(ARGS),, (up to 20 minutes on two cores))"
 	@$(PYTEST) -n $(WORKERS) --dist loadgroup --tier=all $(ARGS)
+
+# Environments on top of this one, which differ from it in transformers and what that pins.
+HF_VERSIONS := 5.17.0 5.23.0
+HF_TESTS := python_tests/integrations python_tests/decoding/test_stop.py
+test-transformers: $(HF_VERSIONS:%=build/transformers-%/.installed)  ## the plug-in in the oldest and the newest transformers (3 minutes)
+	@set -e; for version in $(HF_VERSIONS); do echo "==> transformers $$version"; \
+	  build/transformers-$$version/bin/python -m pytest -q --no-header -n $(WORKERS) --tier=all $(HF_TESTS) $(ARGS); done
+
+build/transformers-%/.installed: $(INSTALLED)
+	@echo "==> installing transformers $* into $(@D)"
+	@rm -rf $(@D) && $(PY) -m venv $(@D)
+	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  echo "import site; site.addsitedir('$$($(PY) -c "$$site")')" > "$$($(@D)/bin/python -c "$$site")/outer.pth"
+	@$(@D)/bin/python -m pip --disable-pip-version-check install -q transformers==$*
+	@touch $@
 
 demo: $(INSTALLED)  ## watch a real language model decode with and without speculation (about 2 minutes)
 	@OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0 $(PY) -m specdec_kernels demo $(ARGS)

@@ -24,6 +24,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("drafters",),
     # the loop; every other file of decoding/
     ("decoding.*",),
+    # what brings the loop to other libraries' users
+    tuple(
+        f"integrations.transformers.{file}"
+        for file in ("assisted", "following", "patch", "processors", "verification", "versions")
+    ),
     ("comparison",),
     # the package itself: `import specdec_kernels`
     ("",),

@@ -146,6 +146,7 @@ def after_readme(names: dict[str, Any]) -> None:
 def after_using(names: dict[str, Any]) -> None:
     assert names["draw"].token.shape == (BATCH, NUM_DRAFT) and names["total"] == 9
     assert names["cu"].tolist() == [0, 3, 3, 8, 9] and names["out"].stats.num_tokens > 0
+    assert names["sequences"].shape[0] == BATCH and names["tokens"].shape == (1, int(names["num_matches"]) + 1)
 
 
 def after_trees(names: dict[str, Any]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from .request import Request
 from .runner import Runner
 from .schedule import AutoSchedule, FixedSchedule, Schedule
 from .state import DecodingState, Speculation
+from .stopping import Stopper
 
 
 def generate(
@@ -38,6 +40,7 @@ def generate(
     acceptance: str = "token",
     target_law: TargetLaw | None = None,
     eos_token_id: int | Iterable[int] | None = None,
+    stop: Callable[[list[np.ndarray]], Sequence[int | None]] | None = None,
     streamer: Any = None,
     progress: bool = False,
 ) -> GenerationOutput:
@@ -88,6 +91,9 @@ def generate(
         accepted draft, or none, has the target's distribution unless ``bonus="cascade"``.
     eos_token_id : int or iterable of int, optional
         End a sequence after any of these. None: the model's generation config; an empty list: never.
+    stop : callable, optional
+        Given, after every step, a list of ``[n]`` int64 arrays, the new tokens of each sequence (none of one that has
+        ended); says for each how many of them are kept where it ends there, and None where it goes on.
     streamer : optional
         A transformers streamer (``put`` / ``end``; batch 1 only), or a callable that is given, after every step, a list
         of ``[n]`` int64 arrays: the new tokens of each sequence.
@@ -120,6 +126,7 @@ def generate(
         seeds = request.make_seeds(runner)
         state = DecodingState.begin(prompt, runner, sampling, seeds, max_new_tokens, speculation)
         recorder = Recorder(state.batch_size, max_new_tokens, longest_draft)
+        stopper = Stopper(stop, state.batch_size)
         emit = emitter(streamer, prompt.host_tokens, cleanup)
         advance = progress_bar(progress, state.batch_size * max_new_tokens, cleanup)
 
@@ -140,6 +147,7 @@ def generate(
 
         while state.host_active.any():
             result, asked = steps.next_result(schedule)
+            result = stopper.cut(state, result)
             drafter.commit(state, result)
             schedule.note(result)
             recorder.add(result)

@@ -1,0 +1,166 @@
+"""``python -m bench.in_transformers``: ``model.generate`` of transformers, plain, its own assisted, and through this
+package.
+
+SmolLM2-135M-Instruct on the CPU with packed weights. All ways are calls of ``model.generate`` with the same arguments,
+but for ``prompt_lookup_num_tokens`` and the block of `assisted_generation` around the call; they take turns on every
+batch of prompts, in an order shuffled each time. A round gives each way's tokens a second (of wall clock, prefill
+included), and the ratio to plain generation in the same round; results are medians over the rounds. transformers' own
+assisted generation takes one sequence only.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Set before torch loads: two threads that spin while they wait for each other collapse when another process runs.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+import specdec_kernels as sk
+from bench import machine
+from specdec_kernels import assets
+from specdec_kernels.assets import prompts
+from specdec_kernels.integrations.transformers import assisted_generation
+
+PLAIN, STOCK, OURS = "plain", "transformers", "specdec_kernels"
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "T = 1": {"do_sample": True, "temperature": 1.0, "top_k": 0},
+    "T = 0.8, top-k 50, top-p 0.9": {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.9},
+}
+
+
+def block(way: str) -> AbstractContextManager[None]:
+    """What surrounds a call of this way."""
+    return assisted_generation() if way == OURS else nullcontext()
+
+
+def measure(
+    model: Any,
+    batches: Sequence[Any],
+    sampling: dict[str, Any],
+    *,
+    rounds: int,
+    max_new_tokens: int,
+    num_speculative_tokens: int,
+    advance: Any,
+) -> dict[str, dict[str, Any]]:
+    """For each way its tokens and seconds, a number a round, and how many greedy answers were unlike plain ones."""
+    ways = [PLAIN, OURS] + [STOCK] * all(len(ids) == 1 for ids, _ in batches)
+    results = {way: {"tokens": [0] * rounds, "seconds": [0.0] * rounds, "differing": 0} for way in ways}
+    drafted = {"prompt_lookup_num_tokens": num_speculative_tokens, "max_matching_ngram_size": 3}
+    order = random.Random(0)
+    for turn in range(rounds):
+        for ids, mask in batches:
+            order.shuffle(ways)
+            answers = {}
+            for way in ways:
+                torch.manual_seed(turn)
+                began = time.perf_counter()
+                with block(way):
+                    answers[way] = model.generate(
+                        ids, attention_mask=mask, max_new_tokens=max_new_tokens, eos_token_id=None, pad_token_id=0,
+                        **sampling, **(drafted if way != PLAIN else {}),
+                    )  # fmt: skip
+                results[way]["seconds"][turn] += time.perf_counter() - began
+                results[way]["tokens"][turn] += answers[way][:, ids.shape[1] :].numel()
+                advance()
+            for way in ways:
+                differs = not torch.equal(answers[way], answers[PLAIN])
+                results[way]["differing"] += differs and not sampling["do_sample"]
+    return results
+
+
+def rows_of(name: str, batch: int, sampling: str, results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for every way but plain generation."""
+
+    def rates(way: str) -> list[float]:
+        return [n / s for n, s in zip(results[way]["tokens"], results[way]["seconds"], strict=True)]
+
+    rows = []
+    for way in results.keys() - {PLAIN}:
+        ratios = [rate / plain for rate, plain in zip(rates(way), rates(PLAIN), strict=True)]
+        rows.append(
+            {
+                "prompts": name,
+                "batch": batch,
+                "sampling": sampling,
+                "way": way,
+                "ratio": statistics.median(ratios),
+                "ratio_min": min(ratios),
+                "ratio_max": max(ratios),
+                "batches_differing": results[way]["differing"],
+            }
+        )
+    return sorted(rows, key=lambda row: row["way"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark and write ``in_transformers.json`` into the machine's results folder."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.in_transformers", description="model.generate of transformers, with and without."
+    )
+    parser.add_argument("--sets", nargs="+", choices=prompts.PROMPT_SETS, default=["code-edit", "humaneval"])
+    parser.add_argument("--sampling", nargs="+", choices=SAMPLING, default=list(SAMPLING))
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8], help="prompts decoded together")
+    parser.add_argument("--prompts", type=int, default=2, help="batches of each set, from its end (default 2)")
+    parser.add_argument("--num-speculative-tokens", type=int, default=7)
+    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--output", type=Path, help="folder of the results (default: bench/results/<machine>)")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(arguments.threads)
+    try:
+        model, tokenizer = assets.load_model()
+        texts = {name: prompts.load_prompts(name, tokenizer) for name in arguments.sets}
+    except (assets.AssetError, ValueError, OSError) as error:
+        print(f"in_transformers: {error}", file=sys.stderr)
+        return 1
+    rows: list[dict[str, Any]] = []
+    with sk.pack_linear_weights(model), tqdm(unit="answer", mininterval=1.0, disable=None) as bar:
+        model.generate(*prompts.encode(tokenizer, texts[arguments.sets[0]][:1])[:1], max_new_tokens=4)
+        for name, found in texts.items():
+            for batch in arguments.batches:
+                chosen = (found * (arguments.prompts * batch))[-arguments.prompts * batch :]
+                batches = [prompts.encode(tokenizer, chosen[i : i + batch]) for i in range(0, len(chosen), batch)]
+                for sampling in arguments.sampling:
+                    bar.set_description(f"{name}, batch {batch}, {sampling}")
+                    results = measure(
+                        model, batches, SAMPLING[sampling], rounds=arguments.rounds, advance=bar.update,
+                        max_new_tokens=arguments.max_new_tokens,
+                        num_speculative_tokens=arguments.num_speculative_tokens,
+                    )  # fmt: skip
+                    fresh = rows_of(name, batch, sampling, results)
+                    rows += fresh
+                    with tqdm.external_write_mode():
+                        for row in fresh:
+                            print(
+                                f"{name:10} batch {batch} {sampling:30}{row['way']:16}{row['ratio']:.2f}x "
+                                f"({row['ratio_min']:.2f} to {row['ratio_max']:.2f})"
+                                + (f", {row['batches_differing']} batches differ" if row["batches_differing"] else ""),
+                                flush=True,
+                            )
+    settings = {k: v for k, v in vars(arguments).items() if k != "output"}
+    path = machine.save(
+        arguments.output, "in_transformers", rows, settings | {"model": assets.MODEL_NAME, "weights": "packed"}
+    )
+    print(f"written: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

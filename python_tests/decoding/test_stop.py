@@ -1,0 +1,103 @@
+"""Sequences that end because the caller says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import specdec_kernels as sk
+from python_tests.decoding.fake_cuda import FakeCuda
+from python_tests.decoding.models import prompts
+from python_tests.decoding.test_graph import NEAR, TARGET, CapturableTable, same
+from specdec_kernels import Provenance
+from specdec_kernels.decoding import DecodingState, StepResult, graph
+
+LIMITS = (7, 1, 100, 12)  # tokens after which each sequence is ended; the third goes on to its end
+
+
+class Limits:
+    """Ends each sequence after so many tokens, and keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = [[] for _ in LIMITS]
+
+    def __call__(self, tokens: list[np.ndarray]) -> list[int | None]:
+        answers: list[int | None] = []
+        for text, new, limit in zip(self.seen, tokens, LIMITS, strict=True):
+            assert len(text) < limit or not len(new), "tokens of a sequence that has ended"
+            kept = limit - len(text)
+            text += new.tolist()
+            answers.append(kept if 0 < kept <= len(new) else None)
+        return answers
+
+
+def run(**changes: Any) -> sk.GenerationOutput:
+    ids, mask = prompts(4, 2, 6, 3, vocab=23)
+    kw: dict[str, Any] = {
+        "attention_mask": mask, "drafter": sk.ModelDrafter(CapturableTable(NEAR)), "max_new_tokens": 30,
+        "num_speculative_tokens": 4, "seeds": torch.arange(4) * 9, "eos_token_id": [],
+    }  # fmt: skip
+    return sk.generate(CapturableTable(TARGET), ids, **kw | changes)
+
+
+@pytest.mark.parametrize("num_speculative_tokens", [0, 4, "auto"])
+def test_each_sequence_ends_where_it_is_told(num_speculative_tokens: int | str) -> None:
+    stop = Limits()
+    out = run(stop=stop, num_speculative_tokens=num_speculative_tokens, acceptance="match")
+    whole = run(acceptance="match")
+    assert out.num_tokens.tolist() == [7, 1, 30, 12]
+    for b, n in enumerate(out.num_tokens):
+        assert out.tokens[b, :n].tolist() == whole.tokens[b, :n].tolist() == stop.seen[b][:n]
+    assert (out.tokens >= 0).sum() == out.stats.num_tokens == 50
+    emitted = out.provenance != Provenance.PADDING
+    assert torch.equal(emitted, out.tokens >= 0)
+    assert int((out.provenance == Provenance.ACCEPTED).sum()) == out.stats.num_accepted
+
+
+def test_the_end_of_all_is_the_end() -> None:
+    forwards = []
+    for stop in (None, lambda tokens: [len(new) for new in tokens]):
+        out = run(stop=stop, drafter=sk.NoDrafter())
+        forwards.append(out.stats.target_forwards)
+    assert forwards == [30, 1]
+
+
+@pytest.mark.parametrize("drafter", [sk.NoDrafter, lambda: sk.ModelDrafter(CapturableTable(NEAR))])
+def test_a_step_launched_ahead_leaves_no_trace(drafter: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the host learns of an end when the next step is under way."""
+    fake = FakeCuda()
+    fake.install(monkeypatch)
+    captured = run(drafter=drafter(), stop=Limits())
+    assert "replay" in fake.log and captured.num_tokens.tolist() == [7, 1, 30, 12]
+    monkeypatch.setattr(graph, "_is_cuda", lambda device: False)
+    same(captured, run(drafter=drafter(), stop=Limits()))
+
+
+def test_drafters_get_what_was_kept() -> None:
+    committed: list[list[int]] = [[] for _ in LIMITS]
+
+    class Watched(sk.NgramDrafter):
+        def commit(self, state: DecodingState, result: StepResult) -> None:
+            super().commit(state, result)
+            for text, row, n in zip(committed, result.tokens, result.num_tokens, strict=True):
+                text += row[:n].tolist()
+
+    out = run(drafter=Watched(2), stop=Limits())
+    assert committed == [row[row >= 0].tolist() for row in out.tokens]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda tokens: [None], "stop must answer for 4 sequences, got 1 answers"),
+        (lambda tokens: [len(tokens[0]) + 1, *[None] * 3], r"stop must keep 0 … \d tokens of sequence 0, got \d"),
+        (lambda tokens: [None, -1, None, None], r"stop must keep 0 … \d tokens of sequence 1, got -1"),
+    ],
+)
+def test_answers_that_make_no_sense(answer: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"generate: {message}"):
+        run(stop=answer)

@@ -1,0 +1,546 @@
+"""transformers' assisted generation by this package: against plain generation of transformers itself."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    TopKLogitsWarper,
+)
+from transformers.generation import logits_process as hf
+from transformers.generation.utils import GenerationMixin
+
+import specdec_kernels as sk
+from python_tests.decoding.models import VOCAB, near, prompts, tiny
+from python_tests.law.steps import g_test
+from specdec_kernels.integrations.transformers import (
+    assisted,
+    assisted_generation,
+    generate,
+    patch,
+    processors,
+    versions,
+)
+from specdec_kernels.integrations.transformers.models import DECODERS, ENCODER_DECODERS
+from specdec_kernels.testing import float64_law
+
+ENDS = [2, 7, 13, 21, 30, 44]
+PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {
+    family: functools.cache(lambda family=family: (tiny(family, 1), near(family, 1, 0.15)))  # type: ignore[misc]
+    for family in ("llama", "gpt2", "gemma2", "t5")
+}
+DRAFTED = {
+    "assistant": lambda assistant: {"assistant_model": assistant},
+    "lookup": lambda _: {"prompt_lookup_num_tokens": 4},
+}
+
+
+class NoEvenAfterOdd(LogitsProcessor):  # type: ignore[misc]
+    """Looks at the text: an even id may not follow an odd one."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        even = torch.arange(scores.shape[1]) % 2 == 0
+        return scores.masked_fill((input_ids[:, -1:] % 2 == 1) & even, -torch.inf)
+
+
+class Stop(StoppingCriteria):  # type: ignore[misc]
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        return torch.isin(input_ids[:, -1], torch.tensor(ENDS))
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "ends": {"eos_token_id": ENDS},
+    "ends and padding": {"eos_token_id": ENDS, "pad_token_id": 5},
+    "never ends": {"eos_token_id": None},
+    "max_length": {"max_new_tokens": None, "max_length": 17},
+    "repetition_penalty": {"repetition_penalty": 1.8},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "encoder penalties": {"encoder_repetition_penalty": 1.5, "encoder_no_repeat_ngram_size": 2},
+    "bad_words_ids": {"bad_words_ids": [[9], [11, 12]], "suppress_tokens": [8], "begin_suppress_tokens": [10, 4]},
+    "sequence_bias": {"sequence_bias": {(9,): 2.0, (11, 12): 5.0}},
+    "min_new_tokens": {"min_new_tokens": 9, "eos_token_id": list(range(2, 40))},
+    "forced_eos_token_id": {"forced_eos_token_id": 2, "max_new_tokens": 11},
+    "decay": {"exponential_decay_length_penalty": (3, 1.6), "eos_token_id": ENDS},
+    "remove_invalid_values": {"remove_invalid_values": True, "renormalize_logits": True},
+    "one's own": {"logits_processor": [NoEvenAfterOdd()], "repetition_penalty": 1.3},
+    "warpers by hand": {"logits_processor": [hf.TemperatureLogitsWarper(0.5), TopKLogitsWarper(3)]},
+    "allowed": {"prefix_allowed_tokens_fn": lambda row, text: list(range(3 + row, VOCAB, 1 + int(text[-1]) % 3))},
+    "stopping_criteria": {"stopping_criteria": [Stop()], "eos_token_id": 96 % VOCAB},
+    "stopping_criteria, no end": {"stopping_criteria": [Stop()], "eos_token_id": None},
+    "a shorter length of one's own": {"stopping_criteria": [MaxLengthCriteria(15)]},
+}
+
+
+def same(model: Any, drafting: dict[str, Any], ids: Tensor, mask: Tensor | None, **options: Any) -> None:
+    options = {"max_new_tokens": 20, "do_sample": False, "attention_mask": mask} | options
+    expected = model.generate(ids, **options)
+    with assisted_generation(num_speculative_tokens=4):
+        found = model.generate(ids, **options, **drafting)
+    assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.short(cases=24)
+@pytest.mark.parametrize("drafted", DRAFTED)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_greedy_output_is_plain_generation_s(name: str, drafted: str) -> None:
+    model, assistant = PAIRS["llama"]()
+    same(model, DRAFTED[drafted](assistant), *prompts(4, 9, 6, 7), **OPTIONS[name])
+
+
+@pytest.mark.short(cases=8)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", ["nothing", "ends and padding", "repetition_penalty", "encoder penalties", "allowed"])
+@pytest.mark.parametrize("drafted", DRAFTED)
+@pytest.mark.parametrize("family", PAIRS)
+def test_of_every_kind_of_model(family: str, drafted: str, name: str, batch: int) -> None:
+    model, assistant = PAIRS[family]()
+    same(model, DRAFTED[drafted](assistant), *prompts(*(4, 9, 6)[:batch]), **OPTIONS[name])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("drafted", DRAFTED)
+@pytest.mark.parametrize("model_type", sorted(DECODERS | ENCODER_DECODERS))
+def test_of_every_family(model_type: str, drafted: str) -> None:
+    model = tiny(model_type, 1)
+    assistant = near(model_type, 1, 0.15)
+    same(model, DRAFTED[drafted](assistant), *prompts(4, 9))
+    same(model, DRAFTED[drafted](assistant), *prompts(7), eos_token_id=ENDS, repetition_penalty=1.5)
+
+
+def test_no_mask_and_one_sequence() -> None:
+    model, assistant = PAIRS["llama"]()
+    same(model, {"assistant_model": assistant}, prompts(7)[0], None)
+    same(model, {"prompt_lookup_num_tokens": 3}, prompts(7, 7)[0], None, repetition_penalty=1.4)
+
+
+def test_drafts_are_accepted_and_more_with_the_target_s_processors() -> None:
+    model, _ = PAIRS["llama"]()
+    forwards = []
+    count = model.register_forward_pre_hook(lambda *_: forwards.append(1))
+    for options in ({}, {"repetition_penalty": 1.8}, {"logits_processor": [NoEvenAfterOdd()]}):
+        forwards.clear()
+        with assisted_generation(num_speculative_tokens=4):  # drafts for itself: target and draft are called alike
+            model.generate(prompts(6)[0], assistant_model=model, max_new_tokens=20, do_sample=False, **options)
+        assert len(forwards) <= 2 * 2 + 4 * 6, options  # prefills; four steps of five forwards and one
+    count.remove()
+
+
+def test_padding_anywhere() -> None:
+    """A prompt padded on the right continues after its last real token, as it would alone."""
+    model, _ = PAIRS["llama"]()
+    ids, mask = prompts(4, 9, 6, 7)
+    alone = [model.generate(row[keep == 1][None], max_new_tokens=12) for row, keep in zip(ids, mask, strict=True)]
+    for moved in (ids.flip(1), ids.roll(-2, 1)):
+        where = mask.flip(1) if moved is not ids and torch.equal(moved, ids.flip(1)) else mask.roll(-2, 1)
+        texts = [row[keep == 1] for row, keep in zip(moved, where, strict=True)]
+        alone = [model.generate(text[None], max_new_tokens=12, do_sample=False)[0, len(text) :] for text in texts]
+        with assisted_generation():
+            got = model.generate(
+                moved, attention_mask=where, max_new_tokens=12, do_sample=False, prompt_lookup_num_tokens=4
+            )
+        assert torch.equal(got[:, : ids.shape[1]], moved)
+        for row, text in zip(got[:, ids.shape[1] :], alone, strict=True):
+            assert row[: len(text)].tolist() == text.tolist() and (row[len(text) :] == 0).all()
+
+
+# --- what else is returned --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.6}, {"do_sample": True, "top_k": 7}], ids=str)
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_scores_and_logits(family: str, options: dict[str, Any]) -> None:
+    model, assistant = PAIRS[family]()
+    ids, mask = prompts(4, 9, 6)
+    wanted = {
+        "attention_mask": mask, "max_new_tokens": 12, "eos_token_id": ENDS, "return_dict_in_generate": True,
+        "output_scores": True, "output_logits": True, "temperature": 0.7, "do_sample": False,
+    } | options  # fmt: skip
+    torch.manual_seed(3)
+    with assisted_generation(num_speculative_tokens=3):
+        out = model.generate(ids, assistant_model=assistant, **wanted)
+    along = Along(out.sequences)
+    expected = model.generate(ids, **wanted, logits_processor=[along])
+    kind = "GenerateEncoderDecoderOutput" if family == "t5" else "GenerateDecoderOnlyOutput"
+    assert type(out).__name__ == kind and out.sequences.tolist() == expected.sequences.tolist()
+    assert len(out.scores) == len(out.logits) == len(expected.logits)
+    new, done = out.sequences[:, -len(out.logits) :], torch.zeros(3, dtype=torch.bool)
+    for t, (scores, logits) in enumerate(zip(out.scores, out.logits, strict=True)):
+        penalised = along.seen[t]
+        made = TopKLogitsWarper(7)(ids, penalised / 0.7) if options.get("do_sample") else penalised
+        assert torch.allclose(logits[~done], expected.logits[t][~done], atol=1e-3)
+        assert torch.allclose(scores[~done], made[~done], atol=1e-3)
+        assert not scores[done].any() and not logits[done].any()
+        done |= torch.isin(new[:, t], torch.tensor(ENDS))
+    assert done.any()
+
+
+class Along(LogitsProcessor):  # type: ignore[misc]
+    """Leads plain generation along a given text, and keeps the scores that it would have gone by."""
+
+    def __init__(self, sequences: Tensor) -> None:
+        self.sequences, self.seen = sequences, list[Tensor]()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.seen.append(scores)
+        wanted = self.sequences[:, input_ids.shape[1], None]
+        return torch.full_like(scores, -torch.inf).scatter_(1, wanted, 0.0)
+
+
+class Streamer:
+    def __init__(self) -> None:
+        self.got: list[list[int]] = []
+        self.ended = 0
+
+    def put(self, value: Tensor) -> None:
+        self.got.append(value.flatten().tolist())
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+@pytest.mark.parametrize("lengths", [(6,), (4, 9, 6)], ids=str)
+@pytest.mark.parametrize("name", ["ends", "stopping_criteria, no end"])
+def test_a_streamer_gets_what_plain_generation_gives_it(lengths: tuple[int, ...], name: str) -> None:
+    model, _ = PAIRS["llama"]()
+    ids, mask = prompts(*lengths)
+    plain, ours = Streamer(), Streamer()
+    wanted = {"attention_mask": mask, "max_new_tokens": 20, "do_sample": False} | OPTIONS[name]
+    model.generate(ids, streamer=plain, **wanted)
+    with assisted_generation(num_speculative_tokens=4):
+        model.generate(ids, streamer=ours, prompt_lookup_num_tokens=4, **wanted)
+    assert ours.got == plain.got and ours.ended == plain.ended == 1
+
+
+def test_criteria_are_asked_token_by_token() -> None:
+    """Within an accepted block too, each with the scores up to there."""
+    model, _ = PAIRS["llama"]()
+    seen: list[tuple[list[int], int]] = []
+
+    class Watch(StoppingCriteria):  # type: ignore[misc]
+        def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> bool:
+            assert scores[-1].shape == (1, VOCAB) and int(scores[-1].argmax()) == int(input_ids[0, -1])
+            seen.append((input_ids[0, 6:].tolist(), len(scores)))
+            return len(scores) == 7
+
+    with assisted_generation(num_speculative_tokens=4):  # all drafts are accepted, the seventh token is in a block
+        out = model.generate(
+            prompts(6)[0], assistant_model=model, do_sample=False, max_new_tokens=20, stopping_criteria=[Watch()],
+            return_dict_in_generate=True, output_scores=True, eos_token_id=None,
+        )  # fmt: skip
+    text = out.sequences[0, 6:].tolist()
+    assert seen == [(text[:n], n) for n in range(1, 8)] and len(text) == len(out.scores) == 7
+
+
+# --- sampling ---------------------------------------------------------------------------------------------------------
+
+TAIL = [
+    hf.TemperatureLogitsWarper(0.7), hf.TopKLogitsWarper(9), hf.TopPLogitsWarper(0.8), hf.MinPLogitsWarper(0.1),
+    hf.LogitNormalization(),
+]  # fmt: skip
+PENALTY = hf.RepetitionPenaltyLogitsProcessor(1.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "num_kept", "sampling"),
+    [
+        (TAIL, 0, sk.SamplingParams(0.7, 9, 0.8, 0.1)),
+        ([PENALTY, *TAIL], 1, sk.SamplingParams(0.7, 9, 0.8, 0.1)),
+        ([TAIL[0], PENALTY, *TAIL[2:]], 2, sk.SamplingParams(top_p=0.8, min_p=0.1)),
+        ([TAIL[1], TAIL[0]], 1, sk.SamplingParams(0.7)),
+        ([TAIL[1], TAIL[1]], 1, sk.SamplingParams(top_k=9)),
+        ([TAIL[0], hf.TypicalLogitsWarper(0.9)], 2, sk.SamplingParams()),
+        ([TAIL[0], hf.TopPLogitsWarper(0.8, min_tokens_to_keep=2)], 2, sk.SamplingParams()),
+        ([TAIL[0], hf.TopKLogitsWarper(9, filter_value=-5.0)], 2, sk.SamplingParams()),
+        ([TAIL[4], PENALTY], 2, sk.SamplingParams()),
+    ],
+)
+def test_the_longest_tail_folds(given: list[Any], num_kept: int, sampling: sk.SamplingParams) -> None:
+    kept, folded, found = processors.split_processors(given, True)
+    assert [*kept, *folded] == given and len(kept) == num_kept and found == sampling
+    kept, folded, found = processors.split_processors(given, False)
+    assert found.is_greedy and not any(type(p) in processors._WARPERS for p in folded)
+
+
+def test_top_p_of_0_is_the_likeliest_only() -> None:
+    """There; in `SamplingParams` it is "off"."""
+    _, _, sampling = processors.split_processors([hf.TopPLogitsWarper(0.0)], True)
+    rows = torch.randn(50, VOCAB, generator=torch.Generator().manual_seed(0))
+    draw = sk.sample(rows[:, None], sampling, uniform_samples=torch.rand(50, 1))
+    assert torch.equal(draw.token[:, 0], rows.argmax(1))
+    model, assistant = PAIRS["llama"]()
+    ids, mask = prompts(4, 9)
+    kw: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 15}
+    with assisted_generation():
+        found = model.generate(ids, assistant_model=assistant, do_sample=True, top_p=0.0, **kw)
+    assert torch.equal(found, model.generate(ids, do_sample=False, **kw))
+
+
+SAMPLED: dict[str, dict[str, Any]] = {
+    "T = 0.9": {"temperature": 0.9, "top_k": 0},
+    "cut": {"temperature": 1.2, "top_k": 3, "top_p": 0.9},
+    "penalty, own, cut": {
+        "temperature": 1.3, "top_k": 2, "min_p": 0.05, "repetition_penalty": 1.6,
+        "logits_processor": [NoEvenAfterOdd()],
+    },
+    "typical": {"temperature": 1.1, "top_k": 0, "typical_p": 0.9},
+}  # fmt: skip
+SMALL = {"vocab_size": 4, "num_hidden_layers": 1, "pad_token_id": None, "eos_token_id": None, "bos_token_id": None}
+LENGTH, BATCH, FAMILY_WISE = 4, 12288, 1e-6
+
+
+@functools.cache
+def small_pair() -> tuple[Any, Any]:
+    target, draft = (tiny("llama", seed, **SMALL, initializer_range=0.6) for seed in (1, 2))
+    return target, draft
+
+
+def joint(model: Any, prompt: Tensor, options: dict[str, Any]) -> np.ndarray:
+    """``[vocab] * LENGTH`` float64: the law of plain sampling, from transformers' own scores along every text."""
+    law = np.ones((4,) * LENGTH)
+    every = torch.tensor(list(itertools.product(range(4), repeat=LENGTH)))
+    prepared = model._get_logits_processor(
+        GenerationConfig(do_sample=True, **{k: v for k, v in options.items() if k != "logits_processor"}),
+        input_ids_seq_length=3, logits_processor=options.get("logits_processor"), device="cpu",
+    )  # fmt: skip
+    texts = torch.cat([prompt.expand(len(every), -1), every], 1)
+    with torch.inference_mode():
+        logits = model(texts).logits.float()
+    for t in range(LENGTH):
+        scores = prepared(texts[:, : 3 + t], logits[:, 2 + t].clone())
+        probs = float64_law(scores)
+        law *= np.take_along_axis(probs, every[:, t : t + 1].numpy(), 1).reshape(law.shape)
+    return law
+
+
+@pytest.mark.short(cases=5)
+@pytest.mark.parametrize("drafted", DRAFTED)
+@pytest.mark.parametrize("acceptance", ["token", "block"])
+@pytest.mark.parametrize("name", SAMPLED)
+def test_joint_law_is_plain_sampling_s(name: str, acceptance: str, drafted: str) -> None:
+    """A G-test of the joint of all tokens; one family-wise level over all cases."""
+    model, assistant = small_pair()
+    prompt = torch.tensor([[1, 0, 2]])
+    rows = 2048 if "penalty" in name or "typical" in name else BATCH  # processors run row by row
+    options = SAMPLED[name] | {"do_sample": True, "max_new_tokens": LENGTH}
+    torch.manual_seed(11)
+    with assisted_generation(num_speculative_tokens=2, acceptance=acceptance):
+        out = model.generate(prompt.expand(rows, -1), **options, **DRAFTED[drafted](assistant))
+    check_law(out[:, 3:], joint(model, prompt, SAMPLED[name]))
+
+
+def check_law(tokens: Tensor, law: np.ndarray) -> None:
+    assert abs(law.sum() - 1) < 1e-6
+    counts = np.zeros_like(law)
+    np.add.at(counts, tuple(tokens.numpy().T), 1)
+    p_value = g_test(counts, law)
+    distance = np.abs(counts / counts.sum() - law).sum() / 2
+    assert p_value > FAMILY_WISE / 32, f"p = {p_value:.1e}, TV about {distance:.3f}"
+
+
+def warpers_first(patch: pytest.MonkeyPatch) -> None:
+    split = processors.split_processors
+
+    def unordered(given: Any, do_sample: bool) -> Any:
+        return split(sorted(given, key=lambda p: type(p) not in processors._WARPERS), do_sample)
+
+    patch.setattr(assisted, "split_processors", unordered)
+
+
+def text_without_the_draft(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(processors.ProcessedRunner, "_note", lambda *_: None)
+
+
+def no_top_k(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(processors, "SamplingParams", lambda top_k=0, **others: sk.SamplingParams(**others))
+
+
+@pytest.mark.parametrize("defect", [warpers_first, text_without_the_draft, no_top_k])
+def test_a_planted_defect_is_found(
+    defect: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defect(monkeypatch)
+    with pytest.raises((AssertionError, RuntimeError), match="TV about|EMPTY_ROW"):
+        test_joint_law_is_plain_sampling_s("penalty, own, cut", "token", "lookup")
+
+
+def test_seeds() -> None:
+    model, assistant = PAIRS["llama"]()
+    ids, mask = prompts(4, 9, 6)
+    kw: dict[str, Any] = {"attention_mask": mask, "do_sample": True, "max_new_tokens": 15, "eos_token_id": None}
+
+    def run(seed: int) -> list[list[int]]:
+        torch.manual_seed(seed)
+        with assisted_generation():
+            found: list[list[int]] = model.generate(ids, assistant_model=assistant, **kw).tolist()
+        return found
+
+    assert run(5) == run(5) != run(6)
+    given = {"custom_generate": generate, "drafter": sk.NgramDrafter(), "acceptance": "match", **kw}
+    seeds = torch.tensor([3, 1, 4])
+    out = model.generate(ids, seeds=seeds, **given)
+    assert torch.equal(out, model.generate(ids, seeds=seeds, num_speculative_tokens=1, **given))
+    turned = model.generate(ids.flip(0), seeds=seeds.flip(0), **{**given, "attention_mask": mask.flip(0)})
+    assert torch.equal(out, turned.flip(0))  # in any slot
+
+
+def test_logits_that_cannot_be_sampled_from() -> None:
+    model, _ = PAIRS["llama"]()
+    broken = [lambda ids, row: torch.full_like(row, torch.nan)]
+    with assisted_generation(), pytest.raises(RuntimeError, match="logits of sequence 0 cannot be sampled from: NAN"):
+        model.generate(prompts(4)[0], prompt_lookup_num_tokens=2, do_sample=True, logits_processor=broken, top_k=0)
+
+
+# --- how it is called -------------------------------------------------------------------------------------------------
+
+
+def test_a_custom_generate() -> None:
+    model, assistant = PAIRS["llama"]()
+    ids, mask = prompts(4, 9, 6)
+    kw: dict[str, Any] = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 15}
+    expected, streamer = model.generate(ids, **kw), Streamer()
+    for drafter in (sk.ModelDrafter(assistant), sk.NgramDrafter(), sk.NgramTreeDrafter()):
+        assert torch.equal(expected, model.generate(ids, custom_generate=generate, drafter=drafter, **kw))
+    assert torch.equal(expected, model.generate(ids, custom_generate=generate, prompt_lookup_num_tokens=3, **kw))
+    bound = functools.partial(generate, assistant_model=assistant, streamer=streamer)
+    assert torch.equal(expected, model.generate(ids, custom_generate=bound, streamer=streamer, **kw))
+    assert streamer.got[1:] == expected[:, ids.shape[1] :].T.tolist()
+    several = model.generate(
+        ids, custom_generate=generate, drafter=sk.NgramDrafter(), num_return_sequences=2,
+        **kw | {"do_sample": True, "encoder_repetition_penalty": 1.2},
+    )  # fmt: skip
+    assert several.shape[0] == 6
+    with pytest.raises(ValueError, match="nothing to draft with: transformers hands no assistant_model"):
+        model.generate(ids, custom_generate=generate, assistant_model=assistant, **kw)
+    with pytest.raises(ValueError, match="drafter and assistant_model exclude each other"):
+        model.generate(ids, custom_generate=bound, drafter=sk.NgramDrafter(), **kw)
+
+
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The options of every call that comes in, which goes no further."""
+    calls: list[Any] = []
+    monkeypatch.setattr(patch, "generate", lambda *_, **given: calls.append(given["num_speculative_tokens"]))
+    return calls
+
+
+def test_blocks_nest_and_put_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = PAIRS["llama"]()
+    stock, calls = GenerationMixin._assisted_decoding, chosen(monkeypatch)
+    run = functools.partial(model.generate, prompts(4)[0], prompt_lookup_num_tokens=2, max_new_tokens=2)
+    with assisted_generation(num_speculative_tokens=1):
+        run()
+        with contextlib.suppress(KeyError), assisted_generation(num_speculative_tokens=2):
+            run()
+            raise KeyError
+        run()
+        plain = model.generate(prompts(4, 5)[0], max_new_tokens=2)  # not assisted: transformers' own
+    assert calls == [1, 2, 1] and plain.shape == (2, 7)
+    assert GenerationMixin._assisted_decoding is stock and not patch._entered and not patch._stock
+
+
+def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has the options of the block it is in; one that is in none has those entered last."""
+    model, _ = PAIRS["llama"]()
+    stock, calls = GenerationMixin._assisted_decoding, chosen(monkeypatch)
+    run = functools.partial(model.generate, prompts(4)[0], prompt_lookup_num_tokens=2, max_new_tokens=2)
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with assisted_generation(num_speculative_tokens=7):
+            inside.set()
+            leave.wait(60)
+            run()
+
+    thread = threading.Thread(target=other)
+    with assisted_generation(num_speculative_tokens=1):
+        thread.start()
+        assert inside.wait(60)
+        run()
+        for in_none in [threading.Thread(target=run)]:
+            in_none.start()
+            in_none.join()
+    leave.set()  # the other is still within: transformers' method must not be back yet
+    thread.join()
+    assert calls == [1, 7, 7] and GenerationMixin._assisted_decoding is stock
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "output_attentions": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
+    "output_hidden_states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
+    "static cache": ({"cache_implementation": "static"}, "cache_implementation='static'"),
+    "no cache": ({"use_cache": False}, "use_cache=False"),
+    "a cache": ({"past_key_values": DynamicCache()}, "past_key_values"),
+    "token healing": ({"token_healing": True}, "token_healing"),
+    "mtp": ({"use_mtp": True}, "use_mtp"),
+    "early exit": ({"assistant_early_exit": 1}, "assistant_early_exit"),
+    "ensemble": ({"assistant_ensemble_weight": 0.5}, "assistant_ensemble_weight"),
+    "dflash": ({"speculation_type": "dflash"}, "speculation_type"),
+    "synced_gpus": ({"synced_gpus": True}, "synced_gpus"),
+    "beams": ({"num_beams": 3}, "num_beams"),
+    "guidance": ({"guidance_scale": 1.5}, "guidance_scale"),
+    "embeddings": ({"inputs_embeds": torch.zeros(1, 4, 32)}, "inputs_embeds"),
+    "positions": ({"position_ids": torch.tensor([[0, 2, 4, 6]])}, "position_ids other than those of attention_mask"),
+    "long drafts": ({"prompt_lookup_num_tokens": 65}, "prompt_lookup_num_tokens > 64"),
+}
+
+
+@pytest.fixture
+def heals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Token healing would need a tokenizer; what counts is what comes after it."""
+    monkeypatch.setattr(GenerationMixin, "heal_tokens", lambda self, ids, tokenizer=None: ids)
+    yield
+
+
+@pytest.mark.usefixtures("heals")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_served_is_refused_by_name(name: str) -> None:
+    model, _ = PAIRS["llama"]()
+    options, message = REFUSED[name]
+    options = {"prompt_lookup_num_tokens": 2, "max_new_tokens": 3, "do_sample": False} | options
+    if name == "beams":  # transformers' own mode for them is another; a custom_generate has all modes
+        options["custom_generate"] = generate
+    with assisted_generation(), pytest.raises(ValueError, match=f"^generate: .*{message}"):
+        model.generate(prompts(4)[0], **options)
+
+
+def test_models_that_do_not_fit() -> None:
+    model, _ = PAIRS["llama"]()
+    t5, ids = PAIRS["t5"]()[0], prompts(4)[0]
+    with assisted_generation():
+        with pytest.raises(ValueError, match="generate: not served by specdec_kernels: assistant_tokenizer"):
+            model.generate(ids, assistant_model=tiny("llama", vocab_size=50), tokenizer=0, assistant_tokenizer=0)
+        with pytest.raises(ValueError, match="must both be decoders, or both encoder-decoders"):
+            t5.generate(ids, assistant_model=model, max_new_tokens=3)
+        with pytest.raises(ValueError, match="decoder_input_ids other than the start id 0"):
+            t5.generate(ids, decoder_input_ids=torch.tensor([[0, 5]]), prompt_lookup_num_tokens=2, max_new_tokens=3)
+        with pytest.raises(ValueError, match="MambaForCausalLM cannot be served"):
+            mamba = tiny("mamba")
+            mamba._is_stateful = False  # or transformers refuses it first
+            mamba.generate(ids, prompt_lookup_num_tokens=2, max_new_tokens=3)
+
+
+def test_transformers_that_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("5.16.4", "5.24.0", "4.57.1"):
+        monkeypatch.setattr(versions.transformers, "__version__", version)
+        with (
+            pytest.raises(ImportError, match=f"must be 5.17 … 5.23, got {version}"),
+            assisted_generation(),
+        ):
+            pass
+    for version in ("5.17.0", "5.23.1.dev0"):
+        monkeypatch.setattr(versions.transformers, "__version__", version)
+        versions.check_version("here")

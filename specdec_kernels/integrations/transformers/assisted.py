@@ -1,0 +1,246 @@
+"""`generate` as a decoding method of transformers: what ``model.generate`` has prepared, in this package's terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import stopping_criteria as hf
+from transformers.generation import utils
+from transformers.generation.configuration_utils import GenerationMode
+
+from ...decoding.generate import generate as decode
+from ...decoding.request import MAX_SPECULATIVE_TOKENS
+from ...decoding.runner import Runner
+from ...drafters import Drafter, ModelDrafter, NgramDrafter
+from ...types import Status
+from ..runners import as_runner
+from .following import Follower
+from .processors import ProcessedRunner, Processor, split_processors
+from .versions import check_version
+
+_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION)
+_REFUSED = (
+    "assistant_early_exit", "assistant_ensemble_weight", "dola_layers", "output_attentions", "output_hidden_states",
+    "speculation_type", "token_healing", "use_mtp",
+)  # fmt: skip
+"""Fields of a GenerationConfig that must not be set."""
+_UNDERSTOOD = frozenset(
+    "attention_mask cache_position encoder_outputs logits_to_keep past_key_values position_ids use_cache".split()
+)
+"""What may come among the model's arguments: made by transformers, or checked."""
+_DRAFT_LENGTH = 5
+
+
+def generate(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    synced_gpus: bool = False,
+    streamer: Any = None,
+    inputs_tensor: Tensor | None = None,
+    assistant_model: Any = None,
+    assistant_tokenizer: Any = None,
+    tokenizer: Any = None,
+    drafter: Drafter | None = None,
+    num_speculative_tokens: int | str | None = None,
+    acceptance: str = "token",
+    seeds: Tensor | None = None,
+    **model_kwargs: Any,
+) -> Any:
+    """Speculative decoding for ``model.generate(..., custom_generate=generate)``, at any batch size.
+
+    transformers calls it with what it has made of the arguments of ``model.generate``; `drafter`,
+    `num_speculative_tokens`, `acceptance` and `seeds` are given to ``model.generate`` too, and are handed on::
+
+        model.generate(**inputs, custom_generate=generate, drafter=sk.ModelDrafter(assistant), do_sample=True)
+
+    transformers keeps its own ``assistant_model``, ``streamer`` and ``tokenizer`` from a ``custom_generate``: within
+    `assisted_generation` they work as always; here a streamer is bound beforehand, ``functools.partial(generate,
+    streamer=streamer)``. Greedy output is that of plain greedy generation; sampled output has the distribution of plain
+    sampling with the same GenerationConfig: temperature, top-k, top-p and min-p are applied by the ops, all other
+    logits processors to each row with the text before it, in their order. They and stopping criteria see one sequence,
+    ``[1, length]``, at a time, and must depend on their arguments alone.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        One that `specdec_kernels.generate` serves: decoder-only, or T5.
+    input_ids : Tensor
+        ``[batch, prompt]`` int64; padding anywhere that ``attention_mask`` says. The new tokens stand behind it.
+    logits_processor, stopping_criteria, generation_config, synced_gpus, inputs_tensor, model_kwargs
+        As transformers prepares them.
+    streamer : BaseStreamer, optional
+        Given a column ``[batch]`` at a time, as in plain generation.
+    assistant_model, assistant_tokenizer, tokenizer
+        As ``model.generate`` takes them. How many tokens are drafted is the assistant's ``num_assistant_tokens`` if its
+        generation config has that, else 5; its schedule and confidence threshold are not looked at.
+    drafter : Drafter, optional
+        Any of this package's, in the place of ``assistant_model`` and ``prompt_lookup_num_tokens``.
+    num_speculative_tokens : int or "auto", optional
+        Draft tokens a step, see `specdec_kernels.generate`.
+    acceptance : {"token", "block", "match", "greedy"}
+        See `specdec_kernels.verify_chain`; greedy decoding is "greedy" whatever this says.
+    seeds : Tensor, optional
+        ``[batch]`` int64. None: drawn from torch's default generator: ``torch.manual_seed`` reproduces a result.
+
+    Returns
+    -------
+    Tensor, GenerateDecoderOnlyOutput or GenerateEncoderDecoderOutput
+        As transformers returns them; without ``past_key_values``.
+
+    Raises
+    ------
+    ValueError
+        An option that is not served, by name; a model that cannot be; nothing to draft with.
+    ImportError
+        A transformers that is not known, with the range of those that are.
+    RuntimeError
+        Sampling from logits that are NaN, infinite or all −inf.
+    """
+    check_version("generate")
+    config, is_seq2seq = generation_config, model.config.is_encoder_decoder
+    runner = as_runner(model, "generate")
+    _check_options(config, model_kwargs, synced_gpus, assistant_tokenizer)
+    kept, folded, sampling = split_processors(logits_processor, config.do_sample)
+    most, ends, criteria = _stops(stopping_criteria)
+    most -= input_ids.shape[1]
+    pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
+    wants = config.return_dict_in_generate
+    wants_scores, wants_logits = bool(wants and config.output_scores), bool(wants and config.output_logits)
+
+    texts = input_ids.to(runner.device)
+    if is_seq2seq:
+        source, mask = _encoders_input(inputs_tensor, input_ids, runner), model_kwargs.get("attention_mask")
+    else:
+        source, mask = _padded_on_the_left(texts, model_kwargs)
+    processed = None
+    if kept or wants_scores or wants_logits:
+        runner = processed = ProcessedRunner(runner, kept, texts)
+    if drafter is None:
+        drafter, drafted = _drafter(config, assistant_model, kept, processed, texts)
+    elif assistant_model is None:
+        drafted = _DRAFT_LENGTH
+    else:
+        raise ValueError("generate: drafter and assistant_model exclude each other")
+    follower = None
+    if criteria or streamer is not None or processed is not None:
+        follower = Follower(
+            texts, most, criteria, ends, pad, bool(ends), streamer, processed, folded, wants_scores, wants_logits
+        )
+    out = decode(
+        runner,
+        source.to(runner.device),
+        drafter=drafter,
+        attention_mask=None if mask is None else mask.to(runner.device),
+        sampling=sampling,
+        seeds=seeds,
+        max_new_tokens=most,
+        num_speculative_tokens=drafted if num_speculative_tokens is None else num_speculative_tokens,
+        acceptance=acceptance if config.do_sample else "greedy",
+        eos_token_id=ends,
+        stop=follower,
+    )
+    if config.do_sample:
+        _check_status(out.status)
+    if streamer is not None:
+        streamer.end()
+    tokens = out.tokens if follower is None else out.tokens[:, : follower.width]
+    sequences = torch.cat([input_ids, tokens.masked_fill(tokens < 0, pad).to(input_ids.device)], dim=1)
+    if not wants:
+        return sequences
+    kind = utils.GenerateEncoderDecoderOutput if is_seq2seq else utils.GenerateDecoderOnlyOutput
+    return kind(
+        sequences=sequences,
+        scores=None if follower is None else follower.scores(),
+        logits=None if follower is None else follower.logits(),
+    )
+
+
+def _check_options(config: Any, model_kwargs: Mapping[str, Any], synced_gpus: bool, assistant_tokenizer: Any) -> None:
+    """Raise for what is not served, all of it by name."""
+    bad = [name for name in _REFUSED if getattr(config, name, None)]
+    mode = config.get_generation_mode(None)
+    if mode not in _MODES:
+        bad.append("num_beams" if (config.num_beams or 1) > 1 else f"generation mode {mode.value}")
+    if config.cache_implementation not in (None, "dynamic"):
+        bad.append(f"cache_implementation={config.cache_implementation!r}")
+    if not config.use_cache:
+        bad.append("use_cache=False")
+    cache = model_kwargs.get("past_key_values")
+    if getattr(cache, "_is_user_defined", False):
+        bad.append("past_key_values")
+    if synced_gpus:
+        bad.append("synced_gpus")
+    if assistant_tokenizer is not None:
+        bad.append("assistant_tokenizer")
+    if (config.prompt_lookup_num_tokens or 0) > MAX_SPECULATIVE_TOKENS:
+        bad.append(f"prompt_lookup_num_tokens > {MAX_SPECULATIVE_TOKENS}")
+    bad += [name for name, value in model_kwargs.items() if name not in _UNDERSTOOD and value is not None]
+    if bad:
+        raise ValueError(f"generate: not served by specdec_kernels: {', '.join(dict.fromkeys(bad))}")
+
+
+def _stops(criteria: Any) -> tuple[int, list[int], list[Any]]:
+    """Length that ends a text, ids that do, and the criteria that have to be asked."""
+    lengths = [c.max_length for c in criteria if type(c) is hf.MaxLengthCriteria]
+    ends = [id for c in criteria if type(c) is hf.EosTokenCriteria for id in c.eos_token_id.tolist()]
+    others = [c for c in criteria if type(c) not in (hf.MaxLengthCriteria, hf.EosTokenCriteria)]
+    return min(lengths), list(dict.fromkeys(ends)), others
+
+
+def _padded_on_the_left(ids: Tensor, model_kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
+    """The prompts with all their padding moved to the left, and their mask."""
+    mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
+    kept = torch.ones_like(ids) if mask is None else (mask != 0).to(ids)
+    if positions is not None and bool(((kept.cumsum(1) - 1 - positions.to(ids)) * kept).any()):
+        raise ValueError("generate: not served by specdec_kernels: position_ids other than those of attention_mask")
+    if mask is None:
+        return ids, None
+    kept, order = kept.sort(dim=1, stable=True)
+    return ids.gather(1, order), kept
+
+
+def _encoders_input(source: Tensor | None, decoder_ids: Tensor, runner: Runner) -> Tensor:
+    assert source is not None
+    bad = ""
+    if source.is_floating_point():
+        bad = "inputs_embeds"
+    elif int(source.min()) < 0:  # transformers' stand-in where it was not given ids
+        bad = "encoder_outputs without the encoder's input_ids"
+    elif decoder_ids.tolist() != [[runner.decoder_start]] * len(decoder_ids):
+        bad = f"decoder_input_ids other than the start id {runner.decoder_start}"
+    if bad:
+        raise ValueError(f"generate: not served by specdec_kernels: {bad}")
+    return source
+
+
+def _drafter(
+    config: Any, assistant: Any, kept: list[Processor], processed: ProcessedRunner | None, texts: Tensor
+) -> tuple[Drafter, int]:
+    """The drafter that the arguments of ``model.generate`` ask for, and how many tokens it drafts."""
+    if config.prompt_lookup_num_tokens is not None:
+        return NgramDrafter(config.max_matching_ngram_size or 2), config.prompt_lookup_num_tokens
+    if assistant is None:
+        raise ValueError(
+            "generate: there is nothing to draft with: transformers hands no assistant_model to a custom_generate; "
+            "pass drafter, or call model.generate within assisted_generation()"
+        )
+    runner = as_runner(assistant, "generate: assistant_model")
+    if kept:  # drafts what the target may accept
+        assert processed is not None
+        runner = ProcessedRunner(runner, kept, texts)
+        runner.ended = processed.ended
+    return ModelDrafter(runner), assistant.generation_config.num_assistant_tokens or _DRAFT_LENGTH
+
+
+def _check_status(status: Tensor) -> None:
+    bad = status & (Status.NAN | Status.INF | Status.EMPTY_ROW)
+    if bool(bad.any()):
+        row = int(bad.bool().int().argmax())
+        flags = Status(int(bad[row])).name
+        raise RuntimeError(f"generate: the logits of sequence {row} cannot be sampled from: {flags}")

@@ -1,0 +1,123 @@
+"""What transformers' users see of every token: stopping criteria, streamers, scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.generation.stopping_criteria import StoppingCriteriaList
+
+from .processors import ProcessedRunner, Processor
+
+
+class Follower:
+    """Looks at each token as plain generation would: `generate` calls it after every step.
+
+    Parameters
+    ----------
+    prompts : Tensor
+        ``[batch, prompt]`` int64, as given, padding included.
+    max_new_tokens : int
+    criteria : sequence of StoppingCriteria
+        Those that the loop does not know itself; each is called with one sequence, ``[1, length]``, for every token.
+    ends : list of int
+        Ids that end a sequence.
+    pad : int
+        Follows a sequence's end.
+    alone : bool
+        Sequences end one by one. False: all go on until each has met a criterion, as transformers' do that have no
+        end-of-sequence id.
+    streamer : BaseStreamer or None
+        Given a column ``[batch]`` at a time, as soon as every sequence has its token of it.
+    runner : ProcessedRunner or None
+        The target, if its rows are wanted.
+    folded : sequence of LogitsProcessor
+        What makes scores of the runner's rows.
+    output_scores, output_logits : bool
+        Keep the rows of every token.
+    """
+
+    def __init__(
+        self, prompts: Tensor, max_new_tokens: int, criteria: Sequence[Any], ends: list[int], pad: int, alone: bool,
+        streamer: Any, runner: ProcessedRunner | None, folded: Sequence[Processor], output_scores: bool,
+        output_logits: bool,
+    ) -> None:  # fmt: skip
+        batch, self._prompt = prompts.shape
+        self._text = torch.nn.functional.pad(prompts, (0, max_new_tokens), value=pad)
+        self._most, self._ends, self._alone = max_new_tokens, frozenset(ends), alone
+        self._criteria = StoppingCriteriaList(criteria)
+        self._streamer, self._streamed = streamer, 0
+        self._runner, self._warp = runner, folded
+        self._scores: list[list[Tensor]] | None = [[] for _ in range(batch)] if output_scores else None
+        self._logits: list[list[Tensor]] | None = [[] for _ in range(batch)] if output_logits else None
+        self._counts = [0] * batch
+        self._done: list[int | None] = [None] * batch  # how many new tokens it had when it met an end
+
+    def __call__(self, tokens: list[np.ndarray]) -> list[int | None]:
+        """Take in a step's new tokens; for each sequence how many of them it keeps, where it ends, or None."""
+        kept: list[int | None] = [None] * len(tokens)
+        for b, new in enumerate(tokens):
+            for i, token in enumerate(new.tolist()):
+                self._take(b, i, token)
+                if self._alone and self._done[b] is not None:
+                    kept[b] = i + 1
+                    break
+        if not self._alone and None not in self._done:
+            kept = [len(new) if n >= self.width else None for new, n in zip(tokens, self._counts, strict=True)]
+        if self._alone and self._runner is not None:
+            self._runner.ended[:] = [done is not None for done in self._done]
+        if self._streamer is not None:
+            self._stream()
+        return kept
+
+    @property
+    def width(self) -> int:
+        """New tokens of the longest sequence; what goes past that counts for nothing."""
+        return max(n if done is None else done for n, done in zip(self._counts, self._done, strict=True))
+
+    def scores(self) -> tuple[Tensor, ...] | None:
+        """One ``[batch, vocab]`` float32 tensor a column: the processed logits; zeros after a sequence's end."""
+        return None if self._scores is None else self._columns(self._scores)
+
+    def logits(self) -> tuple[Tensor, ...] | None:
+        """The same of the logits as the model gave them."""
+        return None if self._logits is None else self._columns(self._logits)
+
+    def _columns(self, rows: list[list[Tensor]]) -> tuple[Tensor, ...]:
+        blank = torch.zeros_like(next(row for of_one in rows for row in of_one))
+        return tuple(
+            torch.stack([of_one[t] if t < len(of_one) else blank for of_one in rows]) for t in range(self.width)
+        )
+
+    def _take(self, b: int, i: int, token: int) -> None:
+        """The next token of sequence `b`, drawn from row `i` of the last forward."""
+        length = self._prompt + self._counts[b] + 1
+        self._text[b, length - 1] = token
+        self._counts[b] += 1
+        if self._logits is not None:
+            assert self._runner is not None
+            self._logits[b].append(self._runner.raw[b, i].to(torch.float32, copy=True))
+        if self._scores is not None:
+            assert self._runner is not None
+            row = self._runner.rows[b, i : i + 1].to(torch.float32, copy=True)
+            for processor in self._warp:
+                row = processor(self._text[b : b + 1, : length - 1], row)
+            self._scores[b].append(row[0])
+        if self._done[b] is None:
+            seen = None if self._scores is None else tuple(row[None] for row in self._scores[b])
+            if (
+                token in self._ends
+                or self._counts[b] == self._most
+                or bool(self._criteria(self._text[b : b + 1, :length], seen)[0])
+            ):
+                self._done[b] = self._counts[b]
+
+    def _stream(self) -> None:
+        waiting = [n for n, done in zip(self._counts, self._done, strict=True) if done is None or not self._alone]
+        ready = min([*waiting, self._most if None in self._done else self.width])
+        for t in range(self._streamed, ready):
+            self._streamer.put(self._text[:, self._prompt + t].cpu())
+        self._streamed = max(self._streamed, ready)

@@ -1,0 +1,78 @@
+"""transformers' assisted generation by this package, for as long as a ``with`` lasts."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from transformers.generation.utils import GenerationMixin
+
+from .assisted import generate
+from .versions import check_version
+
+Options = dict[str, Any]
+
+_mine: ContextVar[Options | None] = ContextVar("assisted_generation", default=None)
+_lock = threading.Lock()
+_entered: list[Options] = []  # by all threads, the last one last
+_stock: list[Callable[..., Any]] = []  # what stands there otherwise; empty while it stands there
+
+
+@contextmanager
+def assisted_generation(
+    *, num_speculative_tokens: int | str | None = None, acceptance: str = "token"
+) -> Iterator[None]:
+    """Within: ``model.generate(assistant_model=… | prompt_lookup_num_tokens=…)`` runs here, at any batch size.
+
+    Calls stay as they are; what they get is described at `generate` of this module. Every other call of
+    ``model.generate`` is transformers' own.
+
+    ``with`` blocks may be nested, the innermost one's options count. It may be entered from any number of threads: a
+    thread or asyncio task has the options of the block that it is in. transformers' class is changed while any thread
+    is within, so threads that have entered nothing, such as one that generates for a streamer, have those of the block
+    entered last.
+
+    Parameters
+    ----------
+    num_speculative_tokens : int or "auto", optional
+        Draft tokens a step, in the place of what the call says.
+    acceptance : {"token", "block", "match", "greedy"}
+        The rule, see `specdec_kernels.verify_chain`.
+
+    Raises
+    ------
+    ImportError
+        A transformers that is not known, with the range of those that are.
+    """
+    check_version("assisted_generation")
+    options: Options = {"num_speculative_tokens": num_speculative_tokens, "acceptance": acceptance}
+    with _lock:
+        if not _entered:
+            _stock.append(GenerationMixin._assisted_decoding)
+            GenerationMixin._assisted_decoding = _in_its_place(_stock[0])
+        _entered.append(options)
+    token = _mine.set(options)
+    try:
+        yield
+    finally:
+        _mine.reset(token)
+        with _lock:
+            _entered[:] = [other for other in _entered if other is not options]
+            if not _entered:
+                GenerationMixin._assisted_decoding = _stock.pop()
+
+
+def _in_its_place(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)  # transformers looks at its parameters
+    def _assisted_decoding(model: Any, *args: Any, **kwargs: Any) -> Any:
+        with _lock:
+            options = _mine.get() or (_entered[-1] if _entered else None)
+        if options is None:  # the last block was left after this method had been taken
+            return stock(model, *args, **kwargs)
+        return generate(model, *args, **{**kwargs, **options})
+
+    return _assisted_decoding

@@ -1,0 +1,177 @@
+"""transformers' logits processors: which of them the ops apply themselves, and the others, row by row."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import logits_process as hf
+
+from ...decoding.runner import Prompt, Runner
+from ...sampling import GREEDY, SamplingParams
+
+_WARPERS = {
+    hf.TemperatureLogitsWarper: "temperature",
+    hf.TopKLogitsWarper: "top_k",
+    hf.TopPLogitsWarper: "top_p",
+    hf.MinPLogitsWarper: "min_p",
+}
+"""What `SamplingParams` does too, in its order."""
+_WITH_A_PAST = {
+    hf.UnbatchedClassifierFreeGuidanceLogitsProcessor: "guidance_scale",
+    hf.SynthIDTextWatermarkLogitsProcessor: "watermarking_config of SynthID",
+}
+"""Processors that remember what they were called with, which may have been rejected; and the option that makes them."""
+_TINY = 2.0**-126  # of a top_p: reached by the likeliest id alone
+_IMPOSSIBLE = torch.finfo(torch.float32).min  # what `remove_invalid_values` makes of −inf
+
+Processor = Callable[[Tensor, Tensor], Tensor]
+
+
+def split_processors(
+    processors: Sequence[Processor], do_sample: bool
+) -> tuple[list[Processor], list[Processor], SamplingParams]:
+    """Fold the longest tail that is temperature, top-k, top-p and min-p, in this order, into sampling parameters.
+
+    Parameters
+    ----------
+    processors : sequence of LogitsProcessor
+        As `GenerationMixin.generate` has prepared them.
+    do_sample : bool
+        False: greedy.
+
+    Returns
+    -------
+    kept, folded : list of LogitsProcessor
+        What must still be applied; and the tail, which is needed for scores alone.
+    sampling : SamplingParams
+        What the tail does.
+
+    Raises
+    ------
+    ValueError
+        A processor that cannot be taken back, by the name of its option.
+    """
+    for processor in processors:
+        for kind, option in _WITH_A_PAST.items():
+            if isinstance(processor, kind):
+                raise ValueError(f"generate: {option} is not served: {kind.__name__} remembers rejected drafts")
+    kept, order, fields = list(processors), list(_WARPERS), {}
+    while kept:
+        last = type(kept[-1])
+        if do_sample and last in order and _is_plain(kept[-1]):
+            name = _WARPERS[last]
+            fields[name] = getattr(kept[-1], name)
+            order = order[: order.index(last)]
+        elif last is not hf.LogitNormalization:  # which shifts a row, and so changes no distribution
+            break
+        kept.pop()
+    if fields.get("top_p") == 0:  # there the likeliest alone, here "off"
+        fields["top_p"] = _TINY
+    return kept, list(processors[len(kept) :]), SamplingParams(**fields) if do_sample else GREEDY
+
+
+def _is_plain(warper: Any) -> bool:
+    return getattr(warper, "min_tokens_to_keep", 1) == 1 and getattr(warper, "filter_value", -math.inf) == -math.inf
+
+
+def of_row(processor: Processor, row: int, batch: int) -> Processor:
+    """`processor` for one sequence of `batch` alone: some hold something of each sequence."""
+    one: Any = copy.copy(processor)
+
+    def cut(held: Any) -> Any:
+        index = row * len(held) // batch  # one for each prompt where several sequences continue it
+        return held[index : index + 1]
+
+    if isinstance(one, hf.RepetitionPenaltyLogitsProcessor) and isinstance(one.prompt_ignore_length, Tensor):
+        one.prompt_ignore_length = cut(one.prompt_ignore_length)
+    elif isinstance(one, hf.EncoderRepetitionPenaltyLogitsProcessor):
+        one.encoder_input_ids = cut(one.encoder_input_ids)
+    elif isinstance(one, hf.EncoderNoRepeatNGramLogitsProcessor):
+        one.generated_ngrams, one.batch_size = cut(one.generated_ngrams), 1
+    elif isinstance(one, hf.PrefixConstrainedLogitsProcessor):
+        allowed = one._prefix_allowed_tokens_fn
+        one._prefix_allowed_tokens_fn, one._num_beams = lambda _, text: allowed(row, text), 1
+    else:
+        return processor
+    return one
+
+
+class ProcessedRunner(Runner):
+    """A runner whose logits have been through processors, each row with the text before it, draft tokens included.
+
+    A row that stands behind an impossible draft token is left as it is: no rule looks at it, and a processor never sees
+    a text that it has excluded.
+
+    Parameters
+    ----------
+    inner : Runner
+        What gives the logits.
+    processors : sequence of LogitsProcessor
+        Functions of a text ``[1, length]`` and a row ``[1, vocab]``.
+    prompts : Tensor
+        ``[batch, prompt]`` int64 on the device, as ``model.generate`` was given them, padding included: processors see
+        them so.
+
+    Attributes
+    ----------
+    ended : list of bool
+        Sequences whose rows need no processing any more; the caller sets it.
+    raw, rows : Tensor
+        ``[batch, n, vocab]``, the last forward's logits before and after processing.
+    """
+
+    def __init__(self, inner: Runner, processors: Sequence[Processor], prompts: Tensor) -> None:
+        self._inner, self._prompts = inner, prompts
+        self.name, self.vocab_size, self.device, self.max_length = (
+            inner.name, inner.vocab_size, inner.device, inner.max_length,
+        )  # fmt: skip
+        self.decoder_start, self.end_ids, self.padding_id = inner.decoder_start, inner.end_ids, inner.padding_id
+        batch = prompts.shape[0]
+        self._processors = [hf.LogitsProcessorList(of_row(p, b, batch) for p in processors) for b in range(batch)]
+        self._names = tuple(type(p).__name__ for p in processors)
+        self.ended = [False] * batch
+
+    def start(self, prompt: Prompt, capacity: int) -> None:
+        self._inner.start(prompt, capacity)
+        self._text = torch.nn.functional.pad(self._prompts, (0, capacity))
+        self._pads = self._prompts.shape[1] - prompt.lengths
+
+    def finish(self) -> None:
+        self._inner.finish()
+
+    def costs_as(self) -> tuple[object, Hashable]:
+        model, condition = self._inner.costs_as()
+        return model, (condition, self._names)
+
+    def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
+        raw = self._inner.forward(tokens, starts, bound, need_logits)
+        first = starts + self._pads  # of the new tokens, in the text as the processors see it
+        self._note(tokens, first)
+        if raw is None:
+            return None
+        self.raw = self.rows = raw
+        if need_logits and self._names:
+            self.rows = raw.to(torch.float32, copy=True)
+            for b, at in enumerate(first.tolist()):
+                if not self.ended[b]:
+                    self._process(b, at, tokens.shape[1])
+        return self.rows
+
+    def _note(self, tokens: Tensor, first: Tensor) -> None:
+        """Write down the tokens, but not those of the prompts, whose padding may stand anywhere."""
+        places = first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        new = torch.where(places < self._prompts.shape[1], self._text.gather(1, places), tokens)
+        self._text.scatter_(1, places, new)
+
+    def _process(self, b: int, first: int, num_rows: int) -> None:
+        for i in range(num_rows):
+            length = first + i + 1
+            row = self._processors[b](self._text[b : b + 1, :length], self.rows[b : b + 1, i])
+            self.rows[b, i] = row[0]
+            if i + 1 < num_rows and float(row[0, self._text[b, length]]) <= _IMPOSSIBLE:
+                break

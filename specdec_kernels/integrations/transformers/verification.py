@@ -1,0 +1,83 @@
+"""transformers' own verification of a draft, by `verify_chain`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ...ops.verify_chain import verify_chain
+from .versions import check_version
+
+
+def speculative_sampling(
+    candidate_input_ids: Tensor,
+    candidate_logits: Tensor,
+    candidate_length: int,
+    new_logits: Tensor,
+    is_done_candidate: bool | Tensor = False,
+    *,
+    assistant_ensemble_weight: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """A drop-in for ``transformers.generation.utils._speculative_sampling``: the same arguments and results.
+
+    Differences, on purpose: a token of probability 0 is never accepted, and where the target's and the draft's
+    distributions are equal up to rounding, nothing raises. The uniforms are ``torch.rand`` on the logits' device.
+
+    Parameters
+    ----------
+    candidate_input_ids : Tensor
+        ``[1, length + candidate_length]`` int64: the text and the draft.
+    candidate_logits : Tensor
+        ``[1, candidate_length, vocab]``: what the draft's tokens were drawn from, processed.
+    candidate_length : int
+        Draft tokens.
+    new_logits : Tensor
+        ``[1, candidate_length + 1, vocab]``: the target's, processed.
+    is_done_candidate : bool or Tensor
+        Of transformers up to 5.19: the draft ends the text, nothing is drawn after it if all is accepted.
+    assistant_ensemble_weight : float, optional
+        w in (0, 1): verify against ``w · p + (1 − w) · q`` instead of the target's p, as transformers does.
+
+    Returns
+    -------
+    valid_tokens : Tensor
+        ``[1, n_matches + 1]`` int64: accepted tokens and the one drawn after them.
+    n_matches : Tensor
+        ``[]`` int64.
+
+    Raises
+    ------
+    ImportError
+        A transformers that is not known, with the range of those that are.
+    ValueError, TypeError
+        As of `verify_chain`; a batch other than 1; a weight outside (0, 1).
+    """
+    check_version("speculative_sampling")
+    if candidate_input_ids.shape[0] != 1:
+        raise ValueError(
+            f"speculative_sampling: candidate_input_ids must be [1, length], got {list(candidate_input_ids.shape)}"
+        )
+    draft = candidate_input_ids[:, candidate_input_ids.shape[1] - candidate_length :]
+    if assistant_ensemble_weight is not None:
+        new_logits = _ensemble(candidate_logits, new_logits, assistant_ensemble_weight)
+    out = verify_chain(
+        new_logits,
+        draft.contiguous(),
+        candidate_logits,
+        uniform_samples=torch.rand(1, candidate_length + 1, device=new_logits.device),
+    )
+    num_accepted = out.num_accepted[0].long()
+    if bool(is_done_candidate) and int(num_accepted) == candidate_length:
+        return draft, num_accepted - 1
+    return out.tokens[:, : int(num_accepted) + 1], num_accepted
+
+
+def _ensemble(candidate_logits: Tensor, new_logits: Tensor, weight: float) -> Tensor:
+    """`new_logits`, with those that judge a draft token replaced by the mixture's."""
+    if not 0 < weight < 1:
+        raise ValueError(f"speculative_sampling: assistant_ensemble_weight must be in (0, 1), got {weight}")
+    p, q = new_logits.float().log_softmax(-1), candidate_logits.float().log_softmax(-1)
+    mixed = torch.logaddexp(p[:, :-1] + math.log(weight), q + math.log1p(-weight))
+    return torch.cat([mixed, p[:, -1:]], dim=1)
