@@ -32,7 +32,7 @@ test-all: $(INSTALLED)  ## the whole test-suite, all cases (up to 20 minutes on 
 	@echo "==> running the tests in $(WORKERS) processes$(if $(ARGS),, (up to 20 minutes on two cores))"
 	@$(PYTEST) -n $(WORKERS) --dist loadgroup --tier=all $(ARGS)
 
-test-vllm: $(VLLM)/.specdec-installed  ## the plug-in inside vLLM, in an environment of its own (1.5 GB, once; 20 minutes on two cores)
+test-vllm: $(VLLM)/.specdec-installed  ## the plug-in inside vLLM, in an environment of its own (4 GB, once; 15 minutes)
 	@$(VLLM)/venv/bin/python -m pytest -q --no-header -c integration_tests/pytest.ini integration_tests/vllm $(ARGS)
 
 bench-vllm: $(VLLM)/.specdec-installed  ## vLLM with and without the plug-in: tokens a second, and the sampler's time a step
