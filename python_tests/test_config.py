@@ -10,7 +10,7 @@ from specdec_kernels import config
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    ours = ("SPECDEC_CHECK", "SPECDEC_BACKEND", "SPECDEC_CPU_CAPABILITY", "SPECDEC_CACHE")
+    ours = ("SPECDEC_CHECK", "SPECDEC_BACKEND", "SPECDEC_CPU_CAPABILITY", "SPECDEC_CACHE", "SPECDEC_VLLM")
     for name in (*ours, "XDG_CACHE_HOME", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     yield
@@ -20,7 +20,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_defaults() -> None:
     cache = Path.home() / ".cache" / "specdec_kernels"
-    expected = config.Settings(check=False, cpu_capability=None, backend=None, cache=cache, no_color=False)
+    expected = config.Settings(check=False, cpu_capability=None, backend=None, cache=cache, vllm=False, no_color=False)
     assert config.reload() == expected
 
 
@@ -32,10 +32,11 @@ def test_read_once_until_reload(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.settings() is config.settings() and config.settings().backend == "reference"
 
 
-@pytest.mark.parametrize("value, check", [("1", True), ("TRUE", True), ("on", True), ("0", False), ("", False)])
-def test_check(monkeypatch: pytest.MonkeyPatch, value: str, check: bool) -> None:
-    monkeypatch.setenv("SPECDEC_CHECK", value)
-    assert config.reload().check is check
+@pytest.mark.parametrize("name", ["check", "vllm"])
+@pytest.mark.parametrize("value, on", [("1", True), ("TRUE", True), ("on", True), ("0", False), ("", False)])
+def test_switches(monkeypatch: pytest.MonkeyPatch, name: str, value: str, on: bool) -> None:
+    monkeypatch.setenv(f"SPECDEC_{name.upper()}", value)
+    assert getattr(config.reload(), name) is on
 
 
 @pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
@@ -48,6 +49,7 @@ def test_cpu_capability(monkeypatch: pytest.MonkeyPatch, capability: str) -> Non
     "name, value, message",
     [
         ("SPECDEC_CHECK", "maybe", "SPECDEC_CHECK must be 0 or 1, got 'maybe'"),
+        ("SPECDEC_VLLM", "forward", "SPECDEC_VLLM must be 0 or 1, got 'forward'"),
         ("SPECDEC_BACKEND", "cpp", "SPECDEC_BACKEND must be empty or one of reference, cpu, triton, cuda, got 'cpp'"),
         (
             "SPECDEC_CPU_CAPABILITY",

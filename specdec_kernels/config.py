@@ -8,6 +8,7 @@
                             machine has. Default: empty, no limit
 ``SPECDEC_CACHE``           folder of fetched models, texts and tables. Default: ``specdec_kernels`` in
                             ``$XDG_CACHE_HOME`` (``~/.cache``)
+``SPECDEC_VLLM``            1: vLLM samples through these ops (`integrations.vllm`). Default 0
 ``NO_COLOR``                not empty: the demo marks tokens without colours (https://no-color.org)
 ==========================  =========================================================================================
 
@@ -41,6 +42,8 @@ class Settings:
         The backend every op takes; None: the best one for the device.
     cache : Path
         Folder of fetched models, texts and tables; it need not exist yet.
+    vllm : bool
+        Patch vLLM where it loads its plug-ins.
     no_color : bool
         Print without colours.
     """
@@ -49,6 +52,7 @@ class Settings:
     cpu_capability: str | None
     backend: str | None
     cache: Path
+    vllm: bool
     no_color: bool
 
 
@@ -77,14 +81,12 @@ def reload() -> Settings:
         A variable has a value outside the table.
     """
     global _settings
-    check = _read("SPECDEC_CHECK").lower()
-    if check not in _SWITCH:
-        raise ValueError(f"SPECDEC_CHECK must be 0 or 1, got {check!r}")
     _settings = Settings(
-        check=_SWITCH[check],
+        check=_switch("SPECDEC_CHECK"),
         cpu_capability=_choice("SPECDEC_CPU_CAPABILITY", _CPU_CAPABILITIES),
         backend=_choice("SPECDEC_BACKEND", _BACKENDS),
         cache=_cache_folder(),
+        vllm=_switch("SPECDEC_VLLM"),
         no_color=bool(_read("NO_COLOR")),
     )
     return _settings
@@ -92,6 +94,13 @@ def reload() -> Settings:
 
 def _read(name: str) -> str:
     return os.environ.get(name, "").strip()
+
+
+def _switch(name: str) -> bool:
+    value = _read(name).lower()
+    if value not in _SWITCH:
+        raise ValueError(f"{name} must be 0 or 1, got {value!r}")
+    return _SWITCH[value]
 
 
 def _choice(name: str, values: tuple[str, ...]) -> str | None:

@@ -1,0 +1,170 @@
+"""vLLM with and without the plug-in, in one run: tokens a second, and what a step spends in the sampler.
+
+``make bench-vllm``. Four engines, one after the other, each in a process of its own: without speculation, with n-gram
+drafts as vLLM is, the same with `expand_batch_to_tokens` mended (vLLM 0.32 leaves its result unwritten on a CPU), and
+with the plug-in. The sampler's time is the median over the steps; tokens a second count the whole engine, on the same
+prompts, the median of the rounds. A case in which an engine fails says how.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from integration_tests.vllm.engine import ENVIRONMENT, speculation
+
+from . import machine
+
+ENGINES = ("none", "stock", "mended", "plug-in")
+CASES = {
+    "greedy": {"temperature": 0.0},
+    "T=1": {"temperature": 1.0},
+    "truncated": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
+}
+PROMPTS = "code-edit"
+Row = dict[str, Any]
+
+
+def time_samplers(seconds: list[float]) -> None:
+    """Append what each step spends in vLLM's samplers: in the outermost of their calls."""
+    from vllm.v1.sample.rejection_sampler import RejectionSampler
+    from vllm.v1.sample.sampler import Sampler
+
+    depth = 0
+    for owner in (RejectionSampler, Sampler):
+        inner = owner.forward
+
+        @functools.wraps(inner)
+        def forward(*args: Any, inner: Any = inner, **options: Any) -> Any:
+            nonlocal depth
+            depth += 1
+            began = time.perf_counter()
+            try:
+                return inner(*args, **options)
+            finally:
+                depth -= 1
+                if depth == 0:
+                    seconds.append(time.perf_counter() - began)
+
+        owner.forward = forward
+
+
+def measure(engine: str, batches: Sequence[int], tokens: int, rounds: int) -> list[Row]:
+    """In this process: a row a case and batch size."""
+    from transformers import AutoTokenizer
+    from vllm import LLM, SamplingParams
+
+    from specdec_kernels.assets import model_dir
+    from specdec_kernels.assets.prompts import load_prompts
+    from specdec_kernels.integrations.vllm import v1
+
+    llm = LLM(
+        model=str(model_dir()), dtype="float32", enforce_eager=True, max_model_len=1024, max_num_seqs=max(batches),
+        speculative_config=speculation("none" if engine == "none" else "ngram"), enable_prefix_caching=False, seed=0,
+    )  # fmt: skip
+    if engine == "mended":
+        import vllm.v1.sample.rejection_sampler as stock
+
+        stock.expand_batch_to_tokens = v1.expand_batch_to_tokens
+    in_sampler: list[float] = []
+    time_samplers(in_sampler)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir(), local_files_only=True)
+    texts = [tokenizer.encode(t, add_special_tokens=False) for t in load_prompts(PROMPTS, tokenizer, max(batches))]
+    rows: list[Row] = []
+    for case, params in CASES.items():
+        for batch in batches:
+            row: Row = {"case": case, "batch": batch, "engine": engine}
+            rows.append(row)
+            given = [{"prompt_token_ids": text} for text in texts[:batch]]
+            rates = []
+            try:
+                for index in range(rounds + 1):  # the first warms up
+                    if index == 1:
+                        in_sampler.clear()
+                    began = time.perf_counter()
+                    asked = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=index, **params)
+                    out = llm.generate(given, asked, use_tqdm=False)
+                    seconds = time.perf_counter() - began
+                    rates.append(sum(len(request.outputs[0].token_ids) for request in out) / seconds)
+            except Exception as error:  # whatever kernels and engine raise: it is what is reported
+                row["failed"] = f"{type(error).__name__}: {error}"[:200]
+                return rows
+            row["tokens_per_s"] = statistics.median(rates[1:])
+            row["sampler_us"] = statistics.median(in_sampler) * 1e6
+            row["steps"] = len(in_sampler)
+    return rows
+
+
+def add_ratios(rows: Sequence[Row]) -> None:
+    """How many times the plug-in's time in the sampler, and its tokens a second in units of each engine's."""
+    ours = {(row["case"], row["batch"]): row for row in rows if row["engine"] == "plug-in"}
+    for row in rows:
+        best = ours.get((row["case"], row["batch"]), {})
+        if "failed" not in row and "sampler_us" in best:
+            row["sampler_ratio"] = row["sampler_us"] / best["sampler_us"]
+            row["speedup"] = best["tokens_per_s"] / row["tokens_per_s"]
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    print("case       batch engine    sampler, ms a step   × plug-in's   tokens/s   plug-in: × its tokens/s")
+    for row in sorted(rows, key=lambda r: (list(CASES).index(r["case"]), r["batch"])):
+        head = f"{row['case']:10} {row['batch']:5} {row['engine']:9}"
+        if "failed" in row:
+            print(head, "fails:", row["failed"])
+        elif "speedup" in row:
+            print(
+                f"{head} {row['sampler_us'] / 1e3:18.2f} {row['sampler_ratio']:13.1f} {row['tokens_per_s']:10.1f} "
+                f"{row['speedup']:25.2f}"
+            )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.vllm_engine", description=__doc__)
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--tokens", type=int, default=48, help="tokens of each answer (default 48)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--save", action="store_true", help="write bench/results/<machine>/vllm_engine.json")
+    parser.add_argument("--measure", metavar="FILE", help=argparse.SUPPRESS)  # what each engine's process is given
+    arguments = parser.parse_args(argv)
+    if arguments.measure:
+        rows = measure(arguments.engines[0], arguments.batch, arguments.tokens, arguments.rounds)
+        Path(arguments.measure).write_text(json.dumps(rows))
+        return 0
+    rows = []
+    for engine in arguments.engines:
+        given = ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "SPECDEC_VLLM": str(int(engine == "plug-in"))}
+        with tempfile.NamedTemporaryFile(suffix=".json") as out:
+            command = [sys.executable, "-m", "bench.vllm_engine", "--measure", out.name, "--engines", engine, "--batch"]
+            command += [
+                *map(str, arguments.batch),
+                "--tokens",
+                str(arguments.tokens),
+                "--rounds",
+                str(arguments.rounds),
+            ]
+            done = subprocess.run(command, env=os.environ | given, capture_output=True, text=True)
+            if done.returncode:
+                print(f"{engine}: {done.stderr[-2000:]}", file=sys.stderr)
+                return 1
+            rows += json.loads(Path(out.name).read_text())
+    add_ratios(rows)
+    print_table(rows)
+    if arguments.save:
+        settings = {k: v for k, v in vars(arguments).items() if k not in ("save", "measure")} | {"prompts": PROMPTS}
+        print("written:", machine.save(None, "vllm_engine", rows, settings, []))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""A plug-in for vLLM: its rejection samplers, and its sampler on a CPU, through these ops.
+
+vLLM calls `register` in each of its processes, by the entry point ``vllm.general_plugins``; nothing is patched unless
+``SPECDEC_VLLM=1``. `v1` serves the V1 model runner and `v2` the V2 model runner. Importing this imports no vLLM.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ...config import settings
+
+__all__ = ["register"]
+
+OLDEST, NEWEST = (0, 32), (0, 33)
+
+
+def register() -> None:
+    """Patch vLLM, if ``SPECDEC_VLLM`` says so; calling it again changes nothing.
+
+    Raises
+    ------
+    RuntimeError
+        A version of vLLM that this plug-in does not know.
+    ValueError
+        ``SPECDEC_VLLM`` is neither 0 nor 1.
+    """
+    if not settings().vllm:
+        return
+    import vllm
+
+    check_version(vllm.__version__)
+    from . import v1, v2
+
+    v1.patch()
+    v2.patch()
+
+
+def check_version(version: str) -> None:
+    """RuntimeError unless `version` is one whose samplers this plug-in was written against."""
+    if not OLDEST <= tuple(int(part) for part in re.findall(r"\d+", version)[:2]) <= NEWEST:
+        first, last = (".".join(map(str, known)) for known in (OLDEST, NEWEST))
+        raise RuntimeError(
+            f"specdec_kernels: SPECDEC_VLLM=1 serves vLLM {first} to {last}, got {version}; unset it for vLLM as it is"
+        )
