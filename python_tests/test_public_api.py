@@ -65,7 +65,8 @@ def test_ops_are_registered_with_the_dispatcher(name: str) -> None:
 
 def test_status_flags() -> None:
     values = {s.name: s.value for s in sk.Status}
-    assert values == {"NAN": 1, "INF": 2, "EMPTY_ROW": 4, "BAD_TOKEN": 8, "BAD_PARAM": 16, "BAD_TREE": 32}
+    names = ("NAN", "INF", "EMPTY_ROW", "BAD_TOKEN", "BAD_PARAM", "BAD_TREE", "BAD_DRAFT")
+    assert values == {name: 1 << bit for bit, name in enumerate(names)}
 
 
 def test_row_stats_fields_are_views_and_stack() -> None:

@@ -21,7 +21,7 @@ class Status(IntFlag):
 
     OK = 0
     NAN = 1
-    """A NaN logit (read as −inf) or draft probability (read as 0)."""
+    """A NaN logit (read as −inf) or draft probability."""
     INF = 2
     """A +inf logit: the lowest such id takes all the mass."""
     EMPTY_ROW = 4
@@ -34,6 +34,10 @@ class Status(IntFlag):
     BAD_TREE = 32
     """A tree on the device that is not one: what does not hang from its root within the depth given was pruned. Or a
     path that does not fit the cache: it ends before the first node that does not."""
+    BAD_DRAFT = 64
+    """A draft token that its own distribution cannot have given, or a draft distribution that is none (it counts as 0
+    everywhere): the sequence's draft ends before it, and the next token has the target's distribution; on a tree: a
+    child that is skipped. `verify_chain` says what is looked at."""
 
 
 class RowStats(NamedTuple):

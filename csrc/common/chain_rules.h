@@ -5,13 +5,14 @@
 //   token(i)              the draft token of position i, x
 //   read_target(i)        go to position i and read P; its flags count from here on
 //   read_draft(i)         read Q too, and begin the law that the target law makes of both; the flags of Q count
+//   end_before(i)         the span ends before x_i, which Q cannot have given, and is flagged
 //   one_hot(), argmax()   whether P is all on one id, and that id
 //   p(x), q(x), keeps(x)  P and Q of an id, and whether a cascade's law keeps it
 //   accept()              the factor of P in the token rule (1 unless the target law says otherwise)
 //   coin(i)               the coin of draft token x_i
 //   enter(i, w)           read_target, read_draft, and know what is left there of w times the law after Q
 //   residual(i)           the mass of that: the sum of (w law - Q)+
-//   next_weight(i, w)     w after x: see weight_after
+//   next_weight(i, w)     w after x, or kImpossible: see weight_after
 //   remember(i, w)        note the position as the one where a token may have to be recovered
 //   wanted(i)             what the target itself draws there, for match and greedy
 #pragma once
@@ -24,33 +25,42 @@ namespace specdec {
 // u * Q(x) < P(x), strictly, so that P = 0 is never accepted.
 SPECDEC_HD bool accept_token(float coin, float p, float q) { return coin * q < p; }
 
-// Whether x_i is accepted. A point mass needs no coin, nor does what a cascade keeps.
+// What becomes of a draft token.
+enum class Verdict : int32_t { kAccepted, kRejected, kImpossible };
+
+// Of x_i. A point mass needs no coin, nor does what a cascade keeps.
 template <class Chain>
-SPECDEC_RULE bool accepts_by_token(const VerifyChainArgs& args, Chain& at, int64_t i) {
+SPECDEC_RULE Verdict judge_by_token(const VerifyChainArgs& args, Chain& at, int64_t i) {
+  const auto verdict = [](bool accepted) { return accepted ? Verdict::kAccepted : Verdict::kRejected; };
   const bool cascade = is_cascade(args.law.kind);
   at.read_target(i);
   const int32_t x = int32_t(at.token(i));
-  if (at.one_hot() && !cascade) return x == at.argmax();
+  if (at.one_hot() && !cascade) return verdict(x == at.argmax());
   at.read_draft(i);
-  if (cascade && at.q(x) > 0 && at.keeps(x)) return true;
+  const float q = at.q(x);
+  if (!can_give(q)) return Verdict::kImpossible;
+  if (cascade && at.keeps(x)) return Verdict::kAccepted;
   const float p = at.accept() * at.p(x);
-  return accept_token(at.coin(i), p, at.q(x));
+  return verdict(accept_token(at.coin(i), p, q));
 }
 
-// How many draft tokens are accepted: those before the first that is not.
+// How many draft tokens are accepted: those before the first that is not. Where that is impossible the span ends before
+// it: what follows is drawn from the law there, as after a span accepted whole.
 template <class Chain>
 SPECDEC_RULE int64_t token_rule(const VerifyChainArgs& args, Chain& chain, const Span& span) {
-  int64_t i = 0;
-  while (i < span.length && accepts_by_token(args, chain, i)) ++i;
-  return i;
+  for (int64_t i = 0; i < span.length; ++i) {
+    const Verdict verdict = judge_by_token(args, chain, i);
+    if (verdict == Verdict::kImpossible) chain.end_before(i);
+    if (verdict != Verdict::kAccepted) return i;
+  }
+  return span.length;
 }
 
 // ---- Block rule (Sun et al., arXiv 2403.10444, algorithm 2) ----
 
-// w_i from w_{i-1}.
+// w_i from w_{i-1}, of a token that Q can have given.
 SPECDEC_HD float next_block_weight(float w, float p, float q) {
-  if (!(p > 0.0f) || !(w > 0.0f)) return 0.0f;
-  return q > 0.0f ? fminf(1.0f, w * p / q) : 1.0f;
+  return p > 0.0f && w > 0.0f ? fminf(1.0f, w * p / q) : 0.0f;
 }
 
 // The acceptance threshold h_i given w_i and R_i = sum of the residual weights at the next position.
@@ -59,15 +69,19 @@ SPECDEC_HD float block_threshold(float w, float residual) {
   return below > 0.0f ? residual / below : 1.0f;
 }
 
-// w after x at a position, where it was w before.
+constexpr float kImpossible = -1.0f;
+
+// w after x at a position, where it was w before; kImpossible if Q cannot have given x.
 template <class Position>
 SPECDEC_RULE float weight_after(const TargetLaw& law, const Position& at, int32_t x, float w) {
   const float p = at.p(x), q = at.q(x);
+  if (!can_give(q)) return kImpossible;
   const bool kept = is_cascade(law.kind) && at.keeps(x);
   return next_block_weight(w, law_at(law, at.mixture, p, q, kept), q);
 }
 
-// The weights depend on no coin: visit(i, w) at each position until w has become 0.
+// The weights depend on no coin: visit(i, w) at each position until w has become 0. The span ends before the first token
+// that is impossible.
 struct Walked {
   int64_t positions;
   float w;  // after the last of them
@@ -79,8 +93,13 @@ SPECDEC_RULE Walked walk_weights(Chain& chain, const Span& span, Visit visit) {
   int64_t i = 0;
   for (; i < span.length && w > 0; ++i) {
     chain.enter(i, w);
+    const float next = chain.next_weight(i, w);
+    if (next == kImpossible) {
+      chain.end_before(i);
+      break;
+    }
     visit(i, w);
-    w = chain.next_weight(i, w);
+    w = next;
   }
   return {i, w};
 }

@@ -14,6 +14,7 @@ constexpr float kSmallestExponent = -87.0f;        // exp below this is 0: float
 constexpr float kSmallestTemperature = 0x1p-126f;  // below it 1 / temperature overflows; read as greedy
 // What of top_p a mass has to reach: with 0.8, 0.5 + 0.3 does, however weights and their sums were rounded.
 constexpr float kTopPReached = 1 - 0x1p-18f;
+constexpr float kSlack = 0.01f;  // a draft's probabilities sum to 1 within it, and none exceeds 1 by more
 
 // Sampling parameters of one sequence, made valid.
 struct Sampling {
@@ -57,6 +58,21 @@ struct RowLaw {
   bool one_hot;
 };
 
+// That of a draft's row that is no distribution: 0 everywhere.
+SPECDEC_HD RowLaw no_law(int32_t status) {
+  RowLaw law{};
+  law.argmax = -1;
+  law.status = status | kBadDraft;
+  law.one_hot = true;
+  return law;
+}
+
+// Whether a row of probabilities is a distribution. `total`: the sum of the positive ones, infinite where one is negative.
+SPECDEC_HD bool is_distribution(float total) { return fabsf(total - 1.0f) <= kSlack; }
+
+// Whether a token of probability q can have been drawn.
+SPECDEC_HD bool can_give(float q) { return q > 0.0f && q <= 1.0f + kSlack; }
+
 // Residual weights (scale * P - Q)+; scale is 1 for the token rule and w for the block rule.
 SPECDEC_HD float residual_weight(float scaled_p, float q) { return fmaxf(scaled_p - q, 0.0f); }
 
@@ -76,10 +92,11 @@ SPECDEC_HD Remainder residual_of(const TargetLaw& law, const Mixture& mixture, f
 // A cascade's law itself.
 SPECDEC_HD Remainder cascade_of(const Mixture& mixture) { return {mixture.scale, 0.0f, -1.0f, true}; }
 
-// Where a remainder has nothing left: a cascade's law, else P.
+// Where a remainder has nothing left: a cascade's law, and where that is empty, as Q is, or without a cascade P.
 SPECDEC_HD Remainder all_of(const Remainder& empty, const Mixture& mixture) {
-  return empty.mixed ? cascade_of(mixture) : Remainder{};
+  return empty.mixed && empty.taken_kept >= 0.0f ? cascade_of(mixture) : Remainder{};
 }
+constexpr int kMostRemainders = 3;  // that are tried one after the other: the last is P
 
 SPECDEC_HD bool is_uniform(float u) { return u >= 0.0f && u < 1.0f; }
 

@@ -18,7 +18,7 @@ SPECDEC_HD void write_stats(const RowLaw& law, const StatsOut& out, int64_t inde
   out.status[index] = law.status;
 }
 
-// The law of a row of `vocab` ids whose stats the caller has kept.
+// The law of a row of `vocab` ids whose stats the caller has kept; no_law if no row has such stats.
 SPECDEC_HD RowLaw kept_law(const float* values, int64_t argmax, int32_t status, const Sampling& sampling,
                            int32_t vocab) {
   RowLaw law{};
@@ -30,7 +30,10 @@ SPECDEC_HD RowLaw kept_law(const float* values, int64_t argmax, int32_t status, 
   law.argmax = argmax >= 0 && argmax < vocab ? int32_t(argmax) : -1;  // the caller's: it may be no id of the row
   law.status = status;
   law.one_hot = sampling.greedy || isinf(law.max);
-  return law;
+  const bool certain = law.max == law.max && law.argmax >= 0;
+  const bool spread =
+      law.cutoff <= law.max && law.normalizer >= 1.0f - kSlack && law.normalizer <= (1.0f + kSlack) * float(vocab);
+  return (law.one_hot ? certain : spread) ? law : no_law(status);
 }
 
 }  // namespace specdec

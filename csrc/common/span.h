@@ -133,6 +133,12 @@ SPECDEC_RULE void end_span(const VerifyChainArgs& args, int64_t b, int64_t room,
   if (found.end == End::kBadToken) span.status |= kBadToken;
 }
 
+// Ends it before token i, which Q cannot have given: kBadDraft.
+SPECDEC_HD void end_before(Span& span, int64_t i) {
+  span.length = i;
+  span.ends_in_eos = false;
+}
+
 template <class Search>
 SPECDEC_RULE Span find_span(const VerifyChainArgs& args, int64_t b, Search search) {
   int64_t room;

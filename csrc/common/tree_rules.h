@@ -172,8 +172,8 @@ class TreeRules {
         const Laws& laws = read(0, true);
         const int32_t x = int32_t(tree_.token(child));
         const float p = laws.p(x), q = laws.q(x);
-        if (!(q > 0)) {
-          rows_.flag(kBadToken);
+        if (!can_give(q)) {
+          rows_.flag(kBadDraft);
         } else if (accept_token(rows_.coin(child), p, q)) {
           enter(0, child, 1.0f);
           child = tree_.first_child(child);
@@ -205,12 +205,12 @@ class TreeRules {
         const Laws& laws = read(level, true);
         const int32_t x = int32_t(tree_.token(child));
         const float p = laws.p(x), q = laws.q(x);
-        if (q > 0 && level < kMostDepth) {
+        if (can_give(q) && level < kMostDepth) {
           enter(++level, child, next_block_weight(at.w, p, q));
           child = tree_.first_child(child);
           continue;
         }
-        rows_.flag(kBadToken);
+        rows_.flag(kBadDraft);
       }
       child = tree_.next_sibling(child);
     }

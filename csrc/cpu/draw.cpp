@@ -103,10 +103,20 @@ void DraftLaw::tile(int tile, int n, float* out) const {
   }
 }
 
-bool DraftLaw::has_nan() const {
-  if (kind_ != Kind::kProbs) return false;
-  const float* probs = static_cast<const float*>(mapped_.row.at(0));
-  return std::any_of(probs, probs + mapped_.row.vocab, [](float p) { return p != p; });
+int32_t status_of_probs(const RowView& probs) {
+  constexpr float kNothing[kTile] = {};
+  float unused[kTile / kGroup], total = 0.0f;
+  int32_t status = 0;
+  for (int tile = 0; tile < probs.tiles(); ++tile) {
+    const float* const p = static_cast<const float*>(probs.at(tile * kTile));
+    const int n = probs.tile_size(tile);
+    status |= probs.kernels().group_maxima(p, n, unused);
+    total += kernels().residual_sum(p, kNothing, n);
+    const float below = kernels().residual_sum(kNothing, p, n);  // infinite: there is a -inf, which counts as 0
+    if (below > 0 && (below < kInfinity || std::any_of(p, p + n, [](float x) { return x < 0 && x > -kInfinity; })))
+      total = kInfinity;
+  }
+  return status | (status & kNaN || !is_distribution(total) ? kBadDraft : 0);
 }
 
 std::vector<float> by_tile(const Reading& p, const std::function<float(int)>& f) {

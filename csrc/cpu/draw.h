@@ -36,8 +36,6 @@ class DraftLaw {
   float prob(int32_t id) const;
   // Q over one tile of n target ids.
   void tile(int tile, int n, float* out) const;
-  // A NaN among the probabilities given (draft_probs only).
-  bool has_nan() const;
 
  private:
   enum class Kind { kPoint, kLogits, kProbs };
@@ -48,6 +46,9 @@ class DraftLaw {
   MappedRow mapped_{};
   RowLaw law_{};
 };
+
+// The flags of a row of draft probabilities: whether it is a distribution.
+int32_t status_of_probs(const RowView& probs);
 
 // f(tile) of every tile of a row, each on any thread, and their sum.
 std::vector<float> by_tile(const Reading& p, const std::function<float(int)>& f);

@@ -23,9 +23,9 @@ class Chain : SequenceRows {
         chain_(args) {}
 
   void run() {
+    if (chain_.overlap) write_overlap();
     const Outcome outcome = chain_rule(chain_, span_, b_, *this);
     write_outcome(chain_, span_, b_, outcome, status_, 0, 1);
-    if (chain_.overlap) write_overlap();
   }
 
   // ---- What common/chain_rules.h asks of a chain ----
@@ -39,6 +39,10 @@ class Chain : SequenceRows {
     now_->begin();
   }
   void read_draft(int64_t i) { now_->mix(args_.law, draft_law(i, point_at(chain_, span_, i))); }
+  void end_before(int64_t i) {
+    specdec::end_before(span_, i);
+    status_ |= kBadDraft;
+  }
 
   bool one_hot() const { return now_->target.law.one_hot; }
   int64_t argmax() const { return now_->target.law.argmax; }

@@ -133,8 +133,10 @@ float Position::mass_of(const Remainder& remainder) const {
 }
 
 int32_t Position::draw(float uniform) const {
-  const Weights rest = weights(left);
-  return rest.any() ? rest.draw(uniform) : weights(all_of(left, mixture)).draw(uniform);
+  Remainder from = left;
+  Weights rest = weights(from);
+  for (int tried = 1; tried < kMostRemainders && !rest.any(); ++tried) rest = weights(from = all_of(from, mixture));
+  return rest.draw(uniform);
 }
 
 void Position::scale_kept(int tile, float kept, float other, float* q) const {

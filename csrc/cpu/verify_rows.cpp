@@ -22,9 +22,9 @@ DraftLaw SequenceRows::draft_law(int64_t i, int32_t point, bool flag) {
   const MappedRow mapped{row_view(rows_of_draft(args_), span_.batch, span_.first_draft + i), args_.target_to_draft,
                          args_.map_size};
   if (args_.draft_probs.data) {
-    const DraftLaw law(mapped);
-    if (flag && law.has_nan()) status_ |= kNaN;
-    return law;
+    const int32_t status = status_of_probs(mapped.row);
+    if (flag) status_ |= status;
+    return status & kBadDraft ? DraftLaw(mapped, no_law(0)) : DraftLaw(mapped);
   }
   thread_local Reading read;
   if (has_stats(args_))

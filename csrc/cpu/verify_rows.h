@@ -20,7 +20,7 @@ class SequenceRows {
 
   const VerifyArgs& args_;
   const int64_t b_;
-  const Span span_;
+  Span span_;
   const Sampling target_sampling_, draft_sampling_;
   const bool split_;
   int32_t status_;

@@ -116,8 +116,8 @@ struct Position {
 
   // Where nothing was left: all of a cascade's law, or of P.
   __device__ void take_all() {
-    if (!left.mixed) draft = DraftLaw{};
     left = all_of(left, mixture);
+    if (!left.mixed) draft = DraftLaw{};
   }
 
   // Whether no more than P's one id can be left.

@@ -12,17 +12,19 @@ enum class Wanted { kMaxima, kMass, kRaw };
 // How rows are to be scanned: all alike, or each sequence's as its parameters say.
 struct Plans {
   SamplingArgs params;
-  bool greedy, raw, alike;
+  bool greedy, raw, probs, alike;
   ScanPlan plan;  // where they are alike
 
-  Plans(const SamplingArgs& params, int32_t vocab, bool greedy, bool raw)
+  Plans(const SamplingArgs& params, int32_t vocab, bool greedy, bool raw, bool probs = false)
       : params(params),
         greedy(greedy),
         raw(raw),
+        probs(probs),
         alike(!params.temperatures && !params.top_ks && !params.top_ps && !params.min_ps) {
     plan = alike ? at(0, vocab) : ScanPlan{true, true, raw, 1.0f};
   }
   __host__ __device__ ScanPlan at(int64_t b, int32_t vocab) const {
+    if (probs) return plan_of_probs();
     const Sampling s = sampling_of(params, b);
     return scan_plan(greedy ? made_greedy(s) : s, vocab, raw);
   }
@@ -280,7 +282,8 @@ cudaError_t launch_scan(const VerifyChainArgs& args, float* target_tables, float
   const int64_t chunks = chunks_of(tiles_of(args.target.vocab), args.batch * all, kWarps);
   const Place target(args.target, target_tables,
                      Plans(args.params, args.target.vocab, args.acceptance == Acceptance::kGreedy, cascade));
-  const Place drafted(draft, draft_tables, Plans(args.draft_params, draft.vocab, reads_greedily(args), cascade));
+  const Place drafted(draft, draft_tables,
+                      Plans(args.draft_params, draft.vocab, reads_greedily(args), cascade, args.draft_probs.data));
   const auto run = [&](DType dtype, Wanted wanted, int64_t begin, int64_t end, bool aligned) {
     const ChainScan rows{args, uint32_t(targets), args.cu != nullptr, aligned, {target, drafted}};
     return launch(dtype, rows, wanted, args.batch, begin, end, chunks, stream);

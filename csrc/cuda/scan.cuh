@@ -73,7 +73,10 @@ struct Team {
 struct ScanPlan {
   bool mass, groups, raw;
   float inverse_temperature;
+  bool probs = false;  // the row holds probabilities (float32): the mass is what sum_of_probs gives
 };
+
+SPECDEC_HD ScanPlan plan_of_probs() { return {true, false, false, 1.0f, true}; }
 
 SPECDEC_HD ScanPlan scan_plan(const Sampling& s, int32_t vocab, bool raw) {
   const Cut cut = cut_of(s, vocab);
@@ -129,7 +132,10 @@ __device__ __forceinline__ float group_max(float x) {
 class TileScan {
  public:
   __device__ __forceinline__ TileScan(const RowView& row, const ScanPlan& plan, const TileTable& table)
-      : dtype_(row.dtype), lane_(lane_id()), scale_(plan.inverse_temperature * kLog2E) {
+      : dtype_(row.dtype),
+        probs_(plan.probs && row.dtype == DType::kFloat32),
+        lane_(lane_id()),
+        scale_(plan.inverse_temperature * kLog2E) {
     const bool first = lane_ % 4 == 0;
     place_ = table.max + (first ? (TileTable::kNumbers - kGroups) * row.tiles() + lane_ / 4
                                 : (lane_ - 1 - lane_ / 4) * row.tiles());
@@ -161,8 +167,8 @@ class TileScan {
       float x[kHeld];
       unpack<kHeld>(words, dtype_, x);
       if (writers_ & kMass) {
-        const float sum = exp_sum(x, max);
-        if (lane_ == 2) number = finite ? sum : 0.0f;
+        const float sum = probs_ ? sum_of_probs(x) : exp_sum(x, max);
+        if (lane_ == 2) number = finite || probs_ ? sum : 0.0f;
       }
       if (writers_ & kRaw) {
         float sum = 0.0f, weighted = 0.0f;
@@ -189,6 +195,14 @@ class TileScan {
     return warp_reduce(even + odd, Sum{});
   }
 
+  // Sum over the tile of the positive x; infinite if one is negative, and finite: beyond the row all are -inf.
+  __device__ __forceinline__ static float sum_of_probs(const float (&x)[kHeld]) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) sum += x[k] < 0.0f ? (x[k] > -INFINITY ? INFINITY : 0.0f) : x[k];
+    return warp_reduce(sum, Sum{});
+  }
+
   __device__ __forceinline__ static void raw_moments(const float (&x)[kHeld], float max, float* sum, float* weighted) {
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
@@ -202,6 +216,7 @@ class TileScan {
   }
 
   const DType dtype_;
+  const bool probs_;
   const int lane_;
   const float scale_;
   float* place_;

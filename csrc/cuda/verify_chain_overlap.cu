@@ -1,6 +1,6 @@
 // Sum over ids of min(P, Q) at every position of the spans: a measurement of the draft, a block of threads a position.
-#include "cuda/rows.cuh"
 #include "cuda/verify_chain.cuh"
+#include "cuda/walk.cuh"
 
 namespace specdec::cuda {
 namespace {
@@ -35,17 +35,15 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   const RowView row = target_row(args, span, i);
   const TileTable table(base, tiles);
   // The draft's row first, if it must be read, then the target's: one place where a row is read.
-  const bool reads = args.draft.data && !args.draft_values;
+  const bool probs = args.draft_probs.data, reads = probs || (args.draft.data && !args.draft_values);
   for (int part = reads ? 0 : 1; part < 2; ++part) {
     by_one([&] {
       if (part == 1) q[0] = draft_law(args, span, b, i, reads ? read[0].law : RowLaw{});
-      read[0] = {part ? row : draft_row(args, span, i),
-                 part ? target_sampling(args, b) : sampling_of(args.draft_params, b),
+      read[0] = {part ? row : draft_row(args, span, i), part ? target_sampling(args, b) : draft_sampling(args, b),
                  part ? table : TileTable(base + tiles * TileTable::kNumbers, draft_tiles),
                  reinterpret_cast<float*>(shared), RowLaw{}};
     });
-    scan_row<false>(read[0].row, scan_plan(read[0].sampling, read[0].row.vocab, false), read[0].table);
-    find_law(read[0], false);
+    read_row<false>(read[0], nullptr, probs && part == 0);
   }
   const RowLaw& law = read[0].law;
   const DraftLaw& draft = q[0];

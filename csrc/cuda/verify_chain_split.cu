@@ -85,10 +85,9 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   if (warp_id() != 0) return;
   RawRow found{};
   if (raw) found = raw_row(read[0]);
+  const RowLaw law = task.is_draft && args.draft_probs.data ? law_of_probs(read[0]) : read[0].law;
   if (lane_id() != 0) return;
   if (raw) (task.is_draft ? work.draft_raws : work.target_raws)[task.index] = found;
-  RowLaw law = read[0].law;
-  if (task.is_draft && args.draft_probs.data) law = flags_alone(law);
   (task.is_draft ? work.draft_laws : work.target_laws)[task.index] = law;
   if (!task.is_draft && work.best) work.best[task.index] = 0;
   if (!task.is_draft && work.measured) work.measured[task.index] = 0;
@@ -228,6 +227,10 @@ class Chain {
     return cuda::next_weight(args_.law, now_, int32_t(token(i)), w);
   }
   __device__ void remember(int64_t, float w) { remembered_w_ = w; }
+  __device__ void end_before(int64_t i) {
+    by_one([&] { specdec::end_before(span_, i); });
+    status_ |= kBadDraft;
+  }
 
  private:
   __device__ const RowLaw& target(int64_t i) const { return work_.target_laws[span_.target_index + i]; }
@@ -271,8 +274,7 @@ class Chain {
         if (lane_id() == 0) box[0] = id;
       }
       __syncthreads();
-      if (attempt > 0) return max(box[0], 0);
-      if (box[0] >= 0) return box[0];
+      if (box[0] >= 0 || attempt + 1 == kMostRemainders) return max(box[0], 0);
       by_one([&] { now_.take_all(); });
       masses_of(now_, table, mass, 0, 1);
       __syncthreads();
@@ -280,20 +282,23 @@ class Chain {
   }
 
   // A position a lane, so that their loads are in flight together; those before the first that is not accepted count.
-  template <class Accepts>
-  __device__ int64_t count_accepted(Accepts accepts) {
+  template <class Judge>
+  __device__ int64_t count_accepted(Judge judge) {
     for (int64_t begin = 0;; begin += 32) {
       const int64_t i = begin + lane_id();
       Lane at(args_, work_, span_, b_);
-      bool stops = true;
+      Verdict verdict = Verdict::kRejected;
       if (i < span_.length)
-        stops = !accepts(at, i);
+        verdict = judge(at, i);
       else if (i < target_rows(span_))
         at.read_target(i);
-      const unsigned stopping = __ballot_sync(kAllLanes, stops);
+      const unsigned stopping = __ballot_sync(kAllLanes, verdict != Verdict::kAccepted);
+      const unsigned impossible = __ballot_sync(kAllLanes, verdict == Verdict::kImpossible);
       const int first = stopping ? __ffs(int(stopping)) - 1 : 31;
       status_ |= warp_reduce(lane_id() <= first ? at.status : 0, Or{});
-      if (stopping) return begin + first;
+      if (!stopping) continue;
+      if (impossible >> first & 1) end_before(begin + first);
+      return begin + first;
     }
   }
 
@@ -304,7 +309,7 @@ class Chain {
       if (!last_to_arrive()) return {};
     }
     const int64_t i = weighs ? block_rule(*this, span_)
-                             : count_accepted([&](Lane& at, int64_t j) { return accepts_by_token(args_, at, j); });
+                             : count_accepted([&](Lane& at, int64_t j) { return judge_by_token(args_, at, j); });
     if (next_after(span_, i) == Next::kNothing) return {i, Outcome::kNothing};
     if (!weighs) prefetch_draft(i);
     // Goes to where the token after the accepted ones comes from. What was not read before counts now.
@@ -348,7 +353,7 @@ class Chain {
     }
     const int64_t i = count_accepted([](Lane& at, int64_t j) {
       at.read_target(j);
-      return accepts_by_match(at, j, at.wanted(j));
+      return accepts_by_match(at, j, at.wanted(j)) ? Verdict::kAccepted : Verdict::kRejected;
     });
     if (next_after(span_, i) == Next::kNothing) return {i, Outcome::kNothing};
     Lane last(args_, work_, span_, b_);
@@ -359,7 +364,7 @@ class Chain {
   const VerifyChainArgs& args_;
   const Workspace& work_;
   const int64_t b_;
-  const Span& span_;
+  Span& span_;
   Position& now_;
   float remembered_w_ = 1.0f;
   int32_t status_;

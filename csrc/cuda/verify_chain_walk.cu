@@ -36,6 +36,11 @@ class Chain : public WalkRows<kClustered> {
 
   __device__ void read_draft(int64_t i) { Base::read_draft(i, point_at(args_, state_.span, i)); }
 
+  __device__ void end_before(int64_t i) {
+    by_one([&] { specdec::end_before(state_.span, i); });
+    status_ |= kBadDraft;
+  }
+
   __device__ bool one_hot() const { return state_.now.law.one_hot; }
   __device__ int64_t argmax() const { return state_.now.law.argmax; }
   __device__ float p(int32_t x) const { return state_.now.p(x); }
@@ -86,12 +91,9 @@ class Chain : public WalkRows<kClustered> {
     if (from.certain()) return from.law.argmax;
     const float u = uniform(0);
     if (!remembered) find_masses(from);
-    const int32_t id = draw(from, remembered ? state_.other_mass : state_.mass, u);
-    if (id >= 0) return id;
-    if (remembered && !from.left.mixed) this->read_target(accepted);  // the table is another row's by now
-    by_one([&] { from.take_all(); });
-    find_masses(from);
-    return max(draw(from, state_.mass, u), 0);
+    return this->draw_left(from, remembered ? state_.other_mass : state_.mass, u, [&] {
+      if (remembered) this->read_target(accepted);
+    });
   }
 
  private:

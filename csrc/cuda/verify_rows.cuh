@@ -37,7 +37,7 @@ __device__ __forceinline__ RowView draft_row(const VerifyArgs& args, const Span&
 // Tiles of a row of the draft; 0 without one.
 inline int draft_tiles(const VerifyArgs& args) { return has_draft(args) ? tiles_of(rows_of_draft(args).vocab) : 0; }
 
-// Whether draft rows must be read: to know their laws or raw rows (or, of probabilities, whether one is NaN).
+// Whether draft rows must be read: to know their laws or raw rows (or, of probabilities, whether they are a law).
 SPECDEC_HD bool reads_draft(const VerifyArgs& args) {
   return args.draft_probs.data || (args.draft.data && (!args.draft_values || is_cascade(args.law.kind)));
 }
@@ -50,14 +50,18 @@ __device__ __forceinline__ Sampling draft_sampling(const VerifyArgs& args, int64
   return reads_greedily(args) ? made_greedy(s) : s;
 }
 
-// Of a row of probabilities read as logits: the one flag that they can set.
-__device__ __forceinline__ RowLaw flags_alone(RowLaw law) {
-  law.status &= kNaN;
+// That of a row of probabilities, by a warp, given what find_law has made of it: its flags alone, or no_law.
+__device__ __forceinline__ RowLaw law_of_probs(const Reading& reading) {
+  const float total = sum_of_tiles(reading.table.mass, reading.row.tiles());
+  const int32_t status = reading.law.status & kNaN;
+  if (status || !is_distribution(total)) return no_law(status);
+  RowLaw law = reading.law;
+  law.status = 0;
   law.one_hot = false;
   return law;
 }
 
-// The draft's law at position i. `read`: the row's law, unless that is the caller's; probabilities have only its status.
+// The draft's law at position i. `read`: the row's law, unless that is the caller's; see law_of_probs.
 // `point`: the id that has all mass where there is no draft.
 __device__ __forceinline__ DraftLaw draft_law(const VerifyArgs& args, const Span& span, int64_t b, int64_t i,
                                               const RowLaw& read, int32_t point) {
@@ -67,7 +71,8 @@ __device__ __forceinline__ DraftLaw draft_law(const VerifyArgs& args, const Span
     draft.token = point;
     return draft;
   }
-  draft.kind = args.draft_probs.data ? DraftLaw::Kind::kProbs : DraftLaw::Kind::kLogits;
+  const bool probs = args.draft_probs.data && !(read.status & kBadDraft);  // else no_law tells
+  draft.kind = probs ? DraftLaw::Kind::kProbs : DraftLaw::Kind::kLogits;
   draft.row = draft_row(args, span, i);
   draft.map = args.target_to_draft;
   draft.map_size = args.map_size;

@@ -57,7 +57,10 @@ class TreeRows : public WalkRows<kClustered> {
     this->read_draft(node, kNone);
     this->set_cascade();
   }
-  __device__ int64_t draw(float uniform) { return draw_from(state_.now, uniform); }
+  __device__ int64_t draw(float uniform) {
+    this->find_masses(state_.now);
+    return this->draw_left(state_.now, state_.mass, uniform, [] {});
+  }
   using Base::noisy;
 
   __device__ void read(NodeLaws& laws, int32_t node, bool drafted) {
@@ -75,15 +78,12 @@ class TreeRows : public WalkRows<kClustered> {
     Group::sync();
     return {sum_of_tiles(state_.mass, tiles()), sum_of_tiles(state_.other_mass, tiles())};
   }
-  __device__ int64_t draw(const NodeLaws& laws, float uniform) { return draw_from(laws, uniform); }
-
- private:
-  template <class From>
-  __device__ int64_t draw_from(const From& from, float uniform) {
-    this->find_masses(from);
-    return max(cuda::draw(from, state_.mass, uniform), 0);
+  __device__ int64_t draw(const NodeLaws& laws, float uniform) {
+    this->find_masses(laws);
+    return max(cuda::draw(laws, state_.mass, uniform), 0);
   }
 
+ private:
   const VerifyTreeArgs& tree_;
 };
 

@@ -8,11 +8,17 @@ namespace specdec::cuda {
 constexpr int kWalkThreads = 256;  // two blocks fit a multiprocessor: one reads while the other looks for a law
 constexpr unsigned kMaxCluster = 8;
 
-// Long and called from several places: out of line, each is there once. `raw`: null where the raw row is not wanted.
+// Long and called from several places: out of line, each is there once. `raw`: null where the raw row is not wanted;
+// `probs`: the row holds probabilities.
 template <bool kClustered>
-__device__ __noinline__ void read_row(Reading& reading, RawRow* raw) {
-  scan_row<kClustered>(reading.row, scan_plan(reading.sampling, reading.row.vocab, raw != nullptr), reading.table);
+__device__ __noinline__ void read_row(Reading& reading, RawRow* raw, bool probs = false) {
+  const ScanPlan plan = probs ? plan_of_probs() : scan_plan(reading.sampling, reading.row.vocab, raw != nullptr);
+  scan_row<kClustered>(reading.row, plan, reading.table);
   find_law(reading, raw != nullptr);
+  if (probs && warp_id() == 0) {
+    const RowLaw law = law_of_probs(reading);
+    if (lane_id() == 0) reading.law = law;
+  }
   if (raw == nullptr || warp_id() != 0) return;
   const RawRow found = raw_row(reading);
   if (lane_id() == 0) *raw = found;
@@ -87,10 +93,10 @@ __device__ __forceinline__ int32_t read_draft(const VerifyArgs& args, WalkState&
                                               int32_t point) {
   if (reads_draft(args)) {
     by_one([&] { state.draft.row = draft_row(args, state.span, i); });
-    read_row<kClustered>(state.draft, is_cascade(args.law.kind) ? &state.mixing.draft : nullptr);
+    read_row<kClustered>(state.draft, is_cascade(args.law.kind) ? &state.mixing.draft : nullptr,
+                         args.draft_probs.data != nullptr);
   }
   by_one([&] {
-    if (args.draft_probs.data) state.draft.law = flags_alone(state.draft.law);
     state.now.draft = draft_law(args, state.span, b, i, state.draft.law, point);
     if (args.law.kind != LawKind::kLossless) begin(args.law, state.mixing, state.now);
   });
@@ -151,6 +157,20 @@ class WalkRows {
     Group::sync();  // the masses may still be in use
     masses_of<kClustered, 1>(from, state_.target.table, state_.mass, int(Group::rank()), int(Group::size()));
     Group::sync();
+  }
+
+  // A token from what is left at a position, given its tiles' masses, or from what takes its place where that is nothing.
+  // reread() reads the position's row again if the table is another's.
+  template <class Reread>
+  __device__ int32_t draw_left(Position& from, const float* mass, float uniform, Reread reread) {
+    for (int tried = 1;; ++tried) {
+      const int32_t id = draw(from, mass, uniform);
+      if (id >= 0 || tried == kMostRemainders) return max(id, 0);
+      by_one([&] { from.take_all(); });
+      if (!from.left.mixed) reread();
+      find_masses(from);
+      mass = state_.mass;
+    }
   }
 
   // The id that position i's noise picks from the row in hand.

@@ -304,6 +304,34 @@ def test_status_tells_of_bad_logits() -> None:
     assert out.status.tolist() == [sk.Status.NAN] and 5 not in out.tokens
 
 
+class Lying(Drafter):
+    """Always proposes one id, from probabilities that do not have it or are all 0."""
+
+    def __init__(self, id: int, probs: float) -> None:
+        self.id, self.probs = id, probs
+
+    def start(self, state: DecodingState) -> None: ...
+
+    def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+        probs = torch.full((state.batch_size, num_tokens, state.vocab_size), self.probs)
+        probs[..., self.id] = 0.0
+        return Draft(torch.full((state.batch_size, num_tokens), self.id), probs=probs)
+
+    def commit(self, state: DecodingState, result: StepResult) -> None: ...
+
+
+@pytest.mark.parametrize("probs", [0.0, 1 / 22])
+@pytest.mark.parametrize("acceptance", ["token", "block"])
+def test_what_the_draft_cannot_have_drawn_is_not_emitted(acceptance: str, probs: float) -> None:
+    """Flagged, and the tokens are those of a drafter that proposes nothing."""
+    target, (ids, mask) = TableRunner.random(), prompts(4, 2, vocab=23)
+    given = {"attention_mask": mask, "seeds": torch.tensor([3, 4]), "acceptance": acceptance, "max_new_tokens": 12}
+    out = sk.generate(target, ids, drafter=Lying(5, probs), num_speculative_tokens=4, **given)
+    plain = sk.generate(target, ids, drafter=sk.NoDrafter(), **given)
+    assert torch.equal(out.tokens, plain.tokens) and out.stats.num_accepted == 0
+    assert out.status.tolist() == [sk.Status.BAD_DRAFT] * 2 and plain.status.tolist() == [0, 0]
+
+
 def test_streamer_of_transformers() -> None:
     class Streamer:
         def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -259,6 +260,59 @@ def given_probabilities_reduced(vocab: int, num_draft: int, rng: torch.Generator
     assert case.draft is not None
     case.draft, case.as_probs = [q.softmax(-1) for q in case.draft], True
     return case
+
+
+@dataclass
+class Undrawable(ChainProblem):
+    """Where the first token is 0, or of a draft of one token always, the last id is drafted next, although the draft's
+    distribution there excludes it.
+    """
+
+    def draft_laws(self) -> list[np.ndarray]:
+        """What tokens are really drawn from."""
+        out = super().draft_laws()
+        at = min(1, self.num_draft - 1)
+        out[at][(0,) * at] = np.eye(self.vocab)[-1]
+        return out
+
+
+def _undrawable(vocab: int, num_draft: int, rng: torch.Generator, **fields: object) -> ChainProblem:
+    case = Undrawable(_rows(vocab, num_draft + 1, rng), _rows(vocab, num_draft, rng), **fields)  # type: ignore[arg-type]
+    assert case.draft is not None
+    at = min(1, num_draft - 1)
+    case.draft[at][(0,) * at][-1] = -torch.inf
+    if case.as_probs:
+        case.draft = [q.softmax(-1) for q in case.draft]
+    return case
+
+
+@kind
+def undrawable(vocab: int, num_draft: int, rng: torch.Generator) -> ChainProblem:
+    return _undrawable(vocab, num_draft, rng)
+
+
+@kind
+def undrawable_probabilities(vocab: int, num_draft: int, rng: torch.Generator) -> ChainProblem:
+    return _undrawable(vocab, num_draft, rng, as_probs=True)
+
+
+@kind
+def no_distribution(vocab: int, num_draft: int, rng: torch.Generator) -> ChainProblem:
+    """Probabilities of the last token sum to 1/2 where the first token is 0."""
+    case = given_probabilities(vocab, num_draft, rng)
+    assert case.draft is not None
+    case.draft[-1][(0,) * min(1, num_draft - 1)] *= 0.5
+    return case
+
+
+@kind
+def impossible_stats(vocab: int, num_draft: int, rng: torch.Generator) -> ChainProblem:
+    def spoiled(rows: Tensor, params: sk.SamplingParams) -> sk.RowStats:
+        stats = sk.row_stats(rows, params)
+        stats.values[:, -1, 3] = torch.nan
+        return stats
+
+    return _full(vocab, num_draft, rng, draft_stats=spoiled)
 
 
 @kind

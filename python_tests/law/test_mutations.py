@@ -136,6 +136,11 @@ def not_strict(chain: Any) -> Any:
     return reference.accept_while(chain.uniforms[:, 1:] * chain.q <= chain.p, chain)
 
 
+def rejects_undrawable(chain: Any) -> Any:
+    """In the place of a token that Q cannot have given one from (P − Q)+."""
+    return token_rule(chain)._replace(length=chain.span.length)
+
+
 def mass_not_compared(chain: Any) -> Any:
     """Accept with probability P, as if Q were 1."""
     return token_rule(replace(chain, q=torch.ones_like(chain.q)))
@@ -181,6 +186,11 @@ RULE_MUTANTS: list[tuple[str, str, Any, Check]] = [
         law("full", "block", vocab=5),
     ),
     ("one-hot residual keeps the rejected token", "remainder_after", final_with(lambda p, q, v, w: p), law("one_hot")),
+    *(
+        (f"what Q cannot give is accepted, {rule}", "can_give", lambda q: q >= 0, law("undrawable", rule))
+        for rule in ("token", "block")
+    ),
+    ("what Q cannot give is rejected", "token_rule", rejects_undrawable, law("undrawable")),
     ("a one-hot rule for a drawn draft", "token_rule", mass_not_compared, law("full")),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from python_tests.ops import trees
 from python_tests.support import Backend
 from specdec_kernels import laws
 from specdec_kernels.testing import (
+    Float64,
+    Int64,
     TreeProblem,
     Verify,
     exact_law,
@@ -117,6 +120,30 @@ def test_law_of_the_smallest_trees(backend: Backend, acceptance: str) -> None:
 @pytest.mark.parametrize("acceptance", trees.NEED_DRAFT)
 def test_law_of_sampled_children(backend: Backend, acceptance: str, shape: str, kind: str) -> None:
     check(backend.verify_tree, problem(kind, shape, affordable(backend, shape)), acceptance, backend.device)
+
+
+@dataclass
+class Undrawable(TreeProblem):
+    """Of two siblings the first is the last id, which the draft's distribution excludes."""
+
+    def paths(self) -> tuple[Int64, Float64]:
+        assert self.draft is not None
+        law = float64_law(self.draft[0], self.draft_params)
+        second = np.flatnonzero(law)
+        return np.stack([np.full_like(second, self.vocab - 1), second], 1), law[second]
+
+
+def check_undrawable(acceptance: str, verify: Verify, device: str = "cpu", vocab: int = 3) -> None:
+    case = plain(SHAPES["siblings"], vocab, torch.Generator().manual_seed(3))
+    assert case.draft is not None
+    case.draft[0][-1] = -torch.inf
+    check(verify, Undrawable(case.parents, case.target, case.draft, sampled=True), acceptance, device)
+
+
+@pytest.mark.short(triton=1)
+@pytest.mark.parametrize("acceptance", trees.NEED_DRAFT)
+def test_law_where_a_child_cannot_have_been_drawn(backend: Backend, acceptance: str) -> None:
+    check_undrawable(acceptance, backend.verify_tree, backend.device, 2 if backend.interpreted else 3)
 
 
 @pytest.mark.parametrize("kind", ["full", "truncated", "eos"])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
-from python_tests.law.test_tree_law import SHAPES, check, given, plain, problem
+from python_tests.law.test_tree_law import SHAPES, check, check_undrawable, given, plain, problem
 from python_tests.ops import trees
 from specdec_kernels.testing import Verify
 
@@ -107,6 +107,10 @@ def child_stays_in_the_draft(Q: Tensor, token: Tensor) -> Tensor:
     return Q
 
 
+def anything_is_given(q: Tensor) -> Tensor:
+    return q >= 0
+
+
 def draft_not_renormalised(Q: Tensor, token: Tensor) -> Tensor:
     return Q.scatter(1, token[:, None], 0.0)
 
@@ -142,6 +146,7 @@ RULE_MUTANTS: list[tuple[str, Any, Check]] = [
     ("remove", child_stays_in_the_draft, law("traversal", "siblings")),
     ("remove", child_stays_in_the_draft, trees.check_flags),  # a duplicate is not skipped
     ("remove", draft_not_renormalised, law("recursive", "siblings")),
+    *(("can_give", anything_is_given, partial(check_undrawable, rule)) for rule in trees.NEED_DRAFT),
     ("next_weight", weight_of_the_path_forgotten, law("traversal", "chain")),
     ("next_weight", weight_not_clamped, law("traversal", "chain")),
     ("weight_left", weight_not_updated, law("traversal", "fork")),

@@ -34,13 +34,17 @@ def chain(
 ) -> tuple[list[int], int, bool]:
     """One sequence: laws ``P [n + 1, vocab]``, ``Q [n, vocab]`` or None (one-hot), tokens ``x [n]``, ``u [n + 1]``.
 
-    Returns the emitted tokens, how many are accepted, and whether this is borderline.
+    The draft ends before an x that Q cannot have given, if the rule asks Q. Returns the emitted tokens, how many are
+    accepted, and whether this is borderline.
     """
     x = x[: next((i for i, t in enumerate(x) if t in eos), len(x)) + 1]
     n, vocab = len(x), P.shape[-1]
     if Q is None:
         Q = np.eye(vocab)[x]
         acceptance = "token"
+    asks_draft = P[:n].max(-1) < 1 if acceptance == "token" else np.ones(n, bool)
+    n = int(next(iter(np.flatnonzero(asks_draft & (Q[np.arange(n), x] == 0))), n))
+    ended, x = n < len(x), x[:n]
     borderline = False
     accepted, scale = 0, 1.0
     if acceptance == "token":
@@ -54,7 +58,7 @@ def chain(
         w = 1.0
         for i in range(1, n + 1):
             p, q = P[i - 1, x[i - 1]], Q[i - 1, x[i - 1]]
-            w = 0.0 if p == 0 or w == 0 else 1.0 if q == 0 else min(1.0, w * p / q)
+            w = 0.0 if p == 0 or w == 0 else min(1.0, w * p / q)
             if i < n:
                 rest = np.maximum(w * P[i] - Q[i], 0).sum()
                 h = rest / (rest + 1 - w) if rest + 1 - w > 0 else 1.0
@@ -65,7 +69,7 @@ def chain(
             if u[i] < h:
                 accepted, scale = i, w
     out = [int(t) for t in x[:accepted]]
-    if accepted == n and n and x[-1] in eos:
+    if accepted == n and n and x[-1] in eos and not ended:
         return out, accepted, borderline
     weights = P[accepted]
     if accepted < n:

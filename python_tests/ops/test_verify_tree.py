@@ -131,6 +131,35 @@ def test_flags(backend: Backend) -> None:
     trees.check_flags(lambda **given: run(backend, given))
 
 
+@pytest.mark.parametrize("kind", ["probs", "stats"])
+@pytest.mark.parametrize("acceptance", trees.NEED_DRAFT)
+def test_children_of_what_is_no_distribution_are_skipped(backend: Backend, acceptance: str, kind: str) -> None:
+    """Of the root in sequences of even number: the next token is the target's own."""
+    arguments = trees.make(61, 8, 6, 40, acceptance=acceptance, kind=kind)
+    clean = run(backend, arguments)
+    if kind == "probs":
+        arguments["draft_probs"][::2, 0] *= 1.02
+    else:
+        arguments["draft_stats"].values[::2, 0, 3] = 0.0
+    out = run(backend, arguments)
+    assert out.status.tolist() == [int(sk.Status.BAD_DRAFT), 0] * 4 and (out.num_accepted[::2] == 0).all()
+    same_bits([t[1::2] for t in out[:4]], [t[1::2] for t in clean[:4]])
+    alone = backend.verify_chain(
+        *backend(arguments["target_logits"][:, :1], arguments["node_tokens"][:, :0]),
+        uniform_samples=backend(arguments["uniform_samples"][:, :1].contiguous()),
+    )
+    same_bits(out.tokens[::2, 0], alone.tokens[::2, 0])
+
+
+def test_a_cascade_without_a_draft_distribution_is_the_target(backend: Backend) -> None:
+    arguments = trees.make(62, 8, 4, 40, acceptance="sample", kind="stats", law=laws.Chow(-1.0, bonus="cascade"))
+    arguments["draft_stats"].values[..., 3] = math.nan
+    out = run(backend, arguments)
+    plain = {k: v for k, v in arguments.items() if k != "target_law" and not k.startswith("draft_")}
+    same_bits(out.tokens, run(backend, plain).tokens)
+    assert (out.status == sk.Status.BAD_DRAFT).all()
+
+
 def test_pruned_trees_and_status(backend: Backend) -> None:
     bad = torch.tensor([[-1, 0, 5, 1], [-1, 0, 1, 2]])
     arguments = trees.make(19, 2, 4, 9, acceptance="greedy", kind="none")
@@ -174,7 +203,7 @@ def test_draft_stats_are_used_as_given(backend: Backend, acceptance: str) -> Non
     kept = run(backend, arguments)
     same_bits(kept, run(backend, {k: v for k, v in arguments.items() if k != "draft_stats"}))
     values = arguments["draft_stats"].values.clone()
-    values[..., 3] *= 1e6  # as if Q were tiny: whatever is tried is accepted
+    values[..., 0] += 20  # as if Q were tiny: whatever is tried is accepted
     doctored = sk.RowStats(values, arguments["draft_stats"].argmax, arguments["draft_stats"].status)
     out = run(backend, {**arguments, "draft_stats": doctored})
     first = backend(arguments["tree"]).first_child[:, 0]

@@ -128,4 +128,4 @@ def check_flags(verify: Verify) -> None:
     }  # fmt: skip
     target[:, 0, 2] = -torch.inf
     flags = verify(**arguments).status.tolist()
-    assert flags == [int(sk.Status.BAD_TOKEN), int(sk.Status.BAD_TOKEN), 0, 0]
+    assert flags == [int(sk.Status.BAD_DRAFT), int(sk.Status.BAD_TOKEN), 0, 0]

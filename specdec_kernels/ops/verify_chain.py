@@ -94,6 +94,19 @@ def verify_chain(
     P unless the law says otherwise. A sequence's result does not depend on its neighbours, on padding or on num_draft.
     Without draft logits or probabilities Q is all on the draft token.
 
+    A draft token that Q cannot have given ends the sequence's draft before it, with `Status.BAD_DRAFT`: as if there
+    were no more draft tokens, so that what is emitted still has the target's distribution. That is seen where "token"
+    and "block" look at Q (not after a rejection; in "token" not where P is all on one id, as nothing can go wrong
+    there): where ``Q(x)`` is 0 (by the `draft_params` or `draft_stats` given x is cut off, or it has a logit of −inf or
+    a probability of 0, or is not in the reduced vocabulary) or above 1.01, and where Q is no distribution:
+
+    - `draft_probs`: one is NaN, +inf or negative, or their sum is not within 0.01 of 1 (a −inf counts as 0);
+    - `draft_stats`: the max or the cutoff is NaN, the cutoff exceeds the max, or the normalizer is not in [0.99, 1.01
+      vocab_draft]; where all mass is on `argmax`, the max is NaN or `argmax` no id of the row.
+
+    For a cascade's bonus such a Q counts as 0, and P takes the law's place. A Q that is wrong but possible cannot be
+    told from a right one.
+
     Parameters
     ----------
     target_logits : Tensor
@@ -127,7 +140,7 @@ def verify_chain(
         None: lossless. "token" takes any law, "block" any but `Lossy` with a number as β, "match" and "greedy" take
         none. All but `Lossy` need `draft_logits`.
     draft_probs : Tensor, optional
-        Instead of `draft_logits`: ``[batch, num_draft, vocab_draft]`` float32, normalised.
+        Instead of `draft_logits`: ``[batch, num_draft, vocab_draft]`` float32, normalised: they must sum to 1.
     draft_stats : RowStats, optional
         Of the draft rows, kept from drafting, of the shape of `draft_logits` without its last dimension: saves reading
         those rows again (not with a `target_law` that looks at the raw q) and gives Q bit for bit.

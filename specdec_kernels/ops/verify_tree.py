@@ -144,7 +144,8 @@ def verify_tree(
     ------
     TypeError, ValueError
         A wrong dtype, shape, stride, device or combination; before any work. What only values can show sets ``status``:
-        a child that its draft cannot have drawn (Q = 0, a duplicate) is skipped and sets `Status.BAD_TOKEN`.
+        a child that its draft cannot have drawn is skipped and sets `Status.BAD_DRAFT`: a duplicate, one where Q is 0
+        or no distribution (see `verify_chain`).
     """
     op = "verify_tree"
     rows = check_logits(op, "target_logits", target_logits)

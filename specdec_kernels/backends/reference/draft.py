@@ -9,29 +9,63 @@ from torch import Tensor
 
 from ...ops.arguments import VerifyArguments
 from ...types import Status
-from .law import Params, exp, make_law, row_status
+from .law import Params, exp, make_law, row_status, tile_sum
 from .rows import slots_upto
+
+SLACK = 0.01  # probabilities sum to 1 within it, and none exceeds 1 by more
 
 
 def draft_probs(args: VerifyArguments, params: Params) -> Tensor:
-    """Q ``[batch, n, vocab]``: the given probabilities, or from logits with the stats kept from drafting, or anew."""
-    vocab = args.target_logits.shape[-1]
+    """Q ``[batch, n, vocab]``: the given probabilities, or from logits with the stats kept from drafting, or anew; 0 in
+    rows that are no distribution.
+    """
     if args.draft_probs is not None:
-        return onto_target(args.draft_probs.masked_fill(~(args.draft_probs >= 0), 0.0), args.target_to_draft, vocab)
+        probs = args.draft_probs
+    elif args.draft_values is not None and args.draft_argmax is not None:
+        assert args.draft_logits is not None
+        probs = probs_from_stats(args.draft_logits, args.draft_values, args.draft_argmax, params)
+    else:
+        assert args.draft_logits is not None
+        probs = make_law(args.draft_logits, params).probs
+    bad = bad_rows(args, params)
+    if bad is not None:
+        probs = probs.masked_fill(bad[..., None], 0.0).clamp_min(0.0)
+    return onto_target(probs, args.target_to_draft, args.target_logits.shape[-1])
+
+
+def can_give(q: Tensor) -> Tensor:
+    """Whether a token of probability `q` can have been drawn."""
+    return (q > 0) & (q <= 1 + SLACK)
+
+
+def bad_rows(args: VerifyArguments, params: Params) -> Tensor | None:
+    """Rows of probabilities, or of stats, that are no distribution ``[batch, n]`` bool; None: they are made here."""
+    if args.draft_probs is not None:
+        probs = args.draft_probs
+        negative = ((probs < 0) & (probs > -math.inf)).any(-1)  # −inf counts as 0, which the kernels cannot tell apart
+        total = tile_sum(probs.clamp_min(0.0))
+        return negative | ~((total - 1).abs() <= SLACK)
+    values, argmax = args.draft_values, args.draft_argmax
+    if values is None or argmax is None:
+        return None
     assert args.draft_logits is not None
-    if args.draft_values is None or args.draft_argmax is None:
-        return onto_target(make_law(args.draft_logits, params).probs, args.target_to_draft, vocab)
-    probs = probs_from_stats(args.draft_logits, args.draft_values, args.draft_argmax, params)
-    return onto_target(probs, args.target_to_draft, vocab)
+    vocab = args.draft_logits.shape[-1]
+    maximum, cutoff, normalizer = values[..., 0], values[..., 1], values[..., 3]
+    certain = ~maximum.isnan() & (argmax >= 0) & (argmax < vocab)
+    spread = (cutoff <= maximum) & (normalizer >= 1 - SLACK) & (normalizer <= (1 + SLACK) * vocab)
+    return ~torch.where(params.greedy | maximum.isinf(), certain, spread)
 
 
 def draft_status(args: VerifyArguments, params: Params) -> Tensor | None:
     """The flags of the draft's rows ``[batch, n]``; None: it has none."""
+    bad = bad_rows(args, params)
+    if bad is None:
+        return None if args.draft_logits is None else row_status(args.draft_logits, params)
+    of_rows = args.draft_status
     if args.draft_probs is not None:
-        return torch.where(args.draft_probs.isnan().any(-1), int(Status.NAN), 0)
-    if args.draft_logits is None or args.draft_status is not None:
-        return args.draft_status
-    return row_status(args.draft_logits, params)
+        of_rows = torch.where(args.draft_probs.isnan().any(-1), int(Status.NAN), 0)
+    assert of_rows is not None
+    return of_rows | torch.where(bad, int(Status.BAD_DRAFT), 0)
 
 
 def probs_from_stats(logits: Tensor, values: Tensor, argmax: Tensor, params: Params) -> Tensor:

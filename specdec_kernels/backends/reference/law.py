@@ -216,9 +216,8 @@ def remainder(P: Tensor, Q: Tensor, w: Tensor) -> Tensor:
 
 
 def next_weight(w: Tensor, p: Tensor, q: Tensor) -> Tensor:
-    """The weight with which a token x of a path of weight w goes on: ``min(1, w P(x) / Q(x))``."""
-    ratio = torch.where(q <= 0, math.inf, w * p / q)
-    return torch.where(p <= 0, 0.0, ratio).clamp_max(1.0)
+    """The weight with which a token x that Q can have given goes on: ``min(1, w P(x) / Q(x))``, w the path's so far."""
+    return torch.where(p <= 0, 0.0, w * p / q).clamp_max(1.0)
 
 
 def weight_left(w: Tensor, rest: Tensor) -> Tensor:

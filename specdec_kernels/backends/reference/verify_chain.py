@@ -6,7 +6,7 @@ Sources: Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 23
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from ...ops.arguments import VerifyChainArguments
 from ...types import PLACEHOLDER_TOKEN_ID, Status
 from .coins import with_numbers
-from .draft import draft_probs
+from .draft import can_give, draft_probs
 from .law import (
     Params,
     Remainder,
@@ -46,25 +46,27 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
 
     args = args._replace(shared=with_numbers(args.shared))
     chain = make_chain(args)
+    drafted = chain.span.length
     if args.acceptance in (MATCH, GREEDY):
         walk, rest = match_rule(chain, args.shared.noise_keys)
     else:
         walk = token_rule(chain)
         if args.acceptance == BLOCK:
             walk = walk.where(~chain.sampled, block_rule(chain))
+        chain = replace(chain, span=chain.span.before(walk.length))
         rest = remainder_after(chain, walk)
     final = rest.draw(chain.uniforms[:, 0])
 
-    span, slots = chain.span, slots_upto(args.num_draft + 1, walk.accepted)
+    slots = slots_upto(args.num_draft + 1, walk.accepted)
     num_tokens = walk.accepted + draws_final(chain, walk).int()
     tokens = torch.where(slots == walk.accepted[:, None], final[:, None], torch.nn.functional.pad(chain.tokens, (0, 1)))
     tokens = torch.where(slots < num_tokens[:, None], tokens, PLACEHOLDER_TOKEN_ID)
     overlap = torch.empty(0, dtype=torch.float32, device=slots.device)
     if args.return_acceptance:
         overlap = tile_sum(torch.minimum(chain.target.probs, chain.Q))[:, :-1].to(torch.float32)
-        overlap = torch.where(slots[:-1] < span.length[:, None], overlap, -1.0)
+        overlap = torch.where(slots[:-1] < drafted[:, None], overlap, -1.0)
     reads = what_was_read(args, chain, walk, rest)
-    status = span.status | flags_of(reads, args.shared, chain.params, chain.draft_params)
+    status = chain.span.status | flags_of(reads, args.shared, chain.params, chain.draft_params)
     int32 = torch.int32
     return tokens, walk.accepted.to(int32), num_tokens.to(int32), status.to(int32), overlap
 
@@ -77,6 +79,12 @@ class Span:
     idle: Tensor  # bool
     ends_in_eos: Tensor  # bool: the last of them is an EOS
     status: Tensor
+
+    def before(self, length: Tensor) -> Span:
+        """Ended before a token that its own distribution cannot have given, where `length` ``[batch]`` is shorter."""
+        ended = length < self.length
+        status = self.status | torch.where(ended, int(Status.BAD_DRAFT), 0)
+        return Span(length, self.idle, self.ends_in_eos & ~ended, status)
 
 
 def make_span(args: VerifyChainArguments, vocab: int) -> Span:
@@ -122,6 +130,7 @@ class Chain:
     q: Tensor
     pi: Tensor
     needs_coin: Tensor  # [batch, num_draft] bool: not where x is kept, nor where P is a point mass and π = P
+    reads_draft: Tensor  # [batch, num_draft] bool, for the token rule: not where P is a point mass and π = P
 
     def remainder(self, row: Tensor, w: Tensor) -> Tensor:
         """``(w π − Q)+`` ``[batch, vocab]`` at one row of each sequence."""
@@ -148,14 +157,15 @@ def make_chain(args: VerifyChainArguments) -> Chain:
     Q = torch.nn.functional.pad(Q, (0, 0, 0, rows - Q.shape[1]))
     x, of_x = tokens[..., None], mixtures.of(tokens)
     p, q = P[:, :-1].gather(-1, x), Q[:, :-1].gather(-1, x)
-    no_coin = (of_x.kept & (q > 0))[..., 0] if mixtures.is_cascade else target.one_hot[:, :-1]
+    certain = target.one_hot[:, :-1]
+    needs_coin = ~of_x.kept[..., 0] if mixtures.is_cascade else ~certain
     uniforms = torch.zeros(batch, rows, device=tokens.device)  # where every sequence is greedy nothing is drawn
     if shared.uniform_samples is not None:
         uniforms = clean_uniforms(shared.uniform_samples)
     span = make_span(args, vocab)
     return Chain(
         span, params, draft_params, target, Q, mixtures, sampled, uniforms, tokens,
-        p[..., 0], q[..., 0], of_x.probs(p, q)[..., 0], ~no_coin,
+        p[..., 0], q[..., 0], of_x.probs(p, q)[..., 0], needs_coin, ~certain | mixtures.is_cascade,
     )  # fmt: skip
 
 
@@ -168,6 +178,7 @@ class Walk(NamedTuple):
     accepted: Tensor  # draft tokens
     reached: Tensor  # how many leading positions of the span the rule had to look at
     weight: Tensor  # w: a rejected token's place is filled from (w π − Q)+
+    length: Tensor  # draft tokens: all of the span, or those before one that Q cannot have given
 
     def where(self, here: Tensor, other: Walk) -> Walk:
         """The sequences that are `here`, the rest from `other`."""
@@ -179,7 +190,7 @@ def accept_while(agrees: Tensor, chain: Chain) -> Walk:
     length = chain.span.length
     inside = slots_upto(agrees.shape[1], agrees) < length[:, None]
     accepted = (agrees & inside).int().cumprod(-1).sum(-1)
-    return Walk(accepted, (accepted + 1).minimum(length), torch.ones_like(chain.target.maximum[:, 0]))
+    return Walk(accepted, (accepted + 1).minimum(length), torch.ones_like(chain.target.maximum[:, 0]), length)
 
 
 def match_rule(chain: Chain, noise_keys: Tensor | None) -> tuple[Walk, Remainder]:
@@ -196,19 +207,27 @@ def match_rule(chain: Chain, noise_keys: Tensor | None) -> tuple[Walk, Remainder
 
 
 def token_rule(chain: Chain) -> Walk:
-    """Accept x iff ``u Q(x) < π(x)``, strictly; without a coin iff ``π(x) > 0``."""
+    """Accept x iff ``u Q(x) < π(x)``, strictly; without a coin iff ``π(x) > 0``. The span ends before an x that Q
+    cannot have given, once the rule has come there.
+    """
     by_coin = chain.uniforms[:, 1:] * chain.q < chain.mixtures.accept[:, :-1] * chain.p
-    return accept_while(torch.where(chain.needs_coin, by_coin, chain.pi > 0), chain)
+    agrees = torch.where(chain.needs_coin, by_coin, chain.pi > 0)
+    impossible = chain.reads_draft & ~can_give(chain.q)
+    walk = accept_while(agrees & ~impossible, chain)
+    stopped = (walk.accepted < walk.length) & at(torch.nn.functional.pad(impossible, (0, 1)), walk.accepted)
+    return walk._replace(length=torch.where(stopped, walk.accepted, walk.length))
 
 
 def block_rule(chain: Chain) -> Walk:
     """Accept up to the last i with ``u_i < h_i`` (Sun et al., algorithm 2, π for P): ``w_i = min(1, w_{i−1} π(x_i) /
     Q(x_i))``, ``h_i = R_i / (R_i + 1 − w_i)`` with ``R_i = Σ (w_i π − Q)+`` at the next position, at the end ``h_i =
-    w_i``.
+    w_i``. The span ends before an x that Q cannot have given, if its weight is not 0 by then.
     """
-    length = chain.span.length
+    slots = slots_upto(chain.tokens.shape[1], chain.tokens)
+    impossible = torch.where(can_give(chain.q), slots.numel(), slots)
+    length = torch.nn.functional.pad(impossible, (0, 1), value=slots.numel()).amin(-1).minimum(chain.span.length)
     w = torch.ones_like(chain.target.maximum[:, 0])
-    walk = Walk(torch.zeros_like(length), torch.zeros_like(length), w)
+    walk = Walk(torch.zeros_like(length), torch.zeros_like(length), w, length)
     for i in range(1, chain.tokens.shape[1] + 1):
         inside = (i <= length) & (w > 0)  # once w is 0 no later token can be accepted
         w = torch.where(inside, next_weight(w, chain.pi[:, i - 1], chain.q[:, i - 1]), w)
@@ -216,22 +235,24 @@ def block_rule(chain: Chain) -> Walk:
         h = torch.where(i < length, weight_left(w, rest), w)
         success = inside & (w > 0) & (chain.uniforms[:, i] < h)
         reached = walk.reached + inside
-        walk = Walk(torch.full_like(length, i), reached, w).where(success, walk._replace(reached=reached))
-    return walk
+        walk = Walk(torch.full_like(length, i), reached, w, length).where(success, walk._replace(reached=reached))
+    ended = (length < chain.span.length) & (w > 0)
+    return walk._replace(reached=walk.reached + ended, length=torch.where(ended, length, chain.span.length))
 
 
 def remainder_after(chain: Chain, walk: Walk) -> Remainder:
     """What the final token is drawn from.
 
     After a rejection that is ``(w π − Q)+``. Where that is empty, and after a span accepted whole, it is the law there:
-    π of a cascade (of the bonus only if that is the cascade's), else P.
+    π of a cascade (of the bonus only if that is the cascade's), unless that is 0 as Q is, else P.
     """
     row = walk.accepted
     P, rejected = chain.target.at(row), row < chain.span.length
     mixtures = chain.mixtures.at(row)
     mixed = rejected & mixtures.is_cascade | mixtures.at_bonus
     left = chain.remainder(row, walk.weight)
-    weights = torch.where(mixed[:, None], mixtures.probs(P.weights, at(chain.Q, row)), P.weights)
+    pi = mixtures.probs(P.weights, at(chain.Q, row))
+    weights = torch.where((mixed & (tile_sum(pi) > 0))[:, None], pi, P.weights)
     weights = torch.where((rejected & (tile_sum(left) > 0))[:, None], left, weights)
     return Remainder(weights, P.certain & ~mixed, P.argmax)
 
@@ -258,5 +279,6 @@ def what_was_read(args: VerifyChainArguments, chain: Chain, walk: Walk, rest: Re
         mixtures, whole = chain.mixtures, walk.accepted == chain.span.length
         draft = reached & (by_block | mixtures.is_cascade | ~chain.target.one_hot)
         draft = draft | drawn & (whole & mixtures.at_bonus)[:, None]
-        coins = torch.cat([(final & ~rest.certain)[:, None], reached[:, :-1] & (by_block | chain.needs_coin)], 1)
+        judged = reached[:, :-1] & (slots[:-1] < walk.length[:, None])
+        coins = torch.cat([(final & ~rest.certain)[:, None], judged & (by_block | chain.needs_coin)], 1)
     return Reads(reached | drawn, draft, coins)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...ops.arguments import TREE_ACCEPTANCES, VerifyArguments, VerifyTreeArguments
 from ...types import PLACEHOLDER_TOKEN_ID, Status
 from .coins import with_numbers
-from .draft import draft_probs
+from .draft import can_give, draft_probs
 from .law import (
     Params,
     Remainder,
@@ -53,8 +53,8 @@ def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     tokens = torch.where(slots == accepted[:, None], walk.final[:, None], tokens)
     tokens = torch.where(slots < num_tokens[:, None], tokens, PLACEHOLDER_TOKEN_ID)
     flags = flags_of(what_was_read(step, walk), args.shared, step.params, step.draft_params)
-    bad_token = tree.bad | (walk.skipped & ~step.idle[:, None]).any(-1)
-    flags = flags | torch.where(bad_token, int(Status.BAD_TOKEN), 0)
+    flags = flags | torch.where(tree.bad, int(Status.BAD_TOKEN), 0)
+    flags = flags | torch.where(walk.skipped.any(-1), int(Status.BAD_DRAFT), 0)
     status = args.tree_status | torch.where(step.idle, 0, flags)
     int32 = torch.int32
     return tokens, accepted.to(int32), num_tokens.to(int32), status.to(int32), nodes
@@ -210,7 +210,8 @@ def remainder_at(step: Step, node: Tensor) -> Remainder:
         return P
     Q, mixed = draft_probs(here, step.draft_params), at(step.mixed, node)
     pi = make_mixtures(here, law.probs, Q).probs(law.probs, Q)[:, 0]
-    return Remainder(torch.where(mixed[:, None], pi, P.weights), P.certain & ~mixed, P.argmax)
+    weights = torch.where((mixed & (tile_sum(pi) > 0))[:, None], pi, P.weights)  # 0 where Q is
+    return Remainder(weights, P.certain & ~mixed, P.argmax)
 
 
 def typical(step: Step) -> Walk:
@@ -258,9 +259,10 @@ def recursive(step: Step) -> Walk:
         token = at(tree.tokens, here)
         p, q = left.probs(node, token)
         asked = (child >= 0) & at(tree.usable, here)
-        tried, skipped = tried | mark(here, asked, tried), skipped | mark(here, asked & (q <= 0), skipped)
-        accept = asked & (q > 0) & (at(step.uniforms, here) * q < p)
-        left.reject(node, token, asked & (q > 0) & ~accept)
+        given = asked & can_give(q)
+        tried, skipped = tried | mark(here, asked, tried), skipped | mark(here, asked & ~given, skipped)
+        accept = given & (at(step.uniforms, here) * q < p)
+        left.reject(node, token, given & ~accept)
         node = torch.where(accept, here, node)
         child = torch.where(accept, at(tree.first_child, here), at(tree.next_sibling, here))
     return ended(step, node, left.at(node), tried, skipped)
@@ -280,8 +282,8 @@ def traversal(step: Step) -> Walk:
         p, q = left.probs(node, at(tree.tokens, here))
         there = walking & (child >= 0)
         asked = there & at(tree.usable, here)
-        tried, skipped = tried | mark(here, asked, tried), skipped | mark(here, asked & (q <= 0), skipped)
-        enter = asked & (q > 0)
+        enter = asked & can_give(q)
+        tried, skipped = tried | mark(here, asked, tried), skipped | mark(here, asked & ~enter, skipped)
         w = at(left.weight, node)
         left.weight = torch.where(mark(here, enter, tried), next_weight(w, p, q)[:, None], left.weight)
 

@@ -25,6 +25,7 @@ EMPTY_ROW = tl.constexpr(int(Status.EMPTY_ROW))
 BAD_TOKEN = tl.constexpr(int(Status.BAD_TOKEN))
 BAD_PARAM = tl.constexpr(int(Status.BAD_PARAM))
 BAD_TREE = tl.constexpr(int(Status.BAD_TREE))
+BAD_DRAFT = tl.constexpr(int(Status.BAD_DRAFT))
 
 PHILOX_M0 = tl.constexpr(0xD2511F53)  # multipliers
 PHILOX_M1 = tl.constexpr(0xCD9E8D57)
@@ -63,7 +64,8 @@ def from_ordered(key):
 def any_flags(status):
     """The OR of a vector of flags."""
     found = tl.max(status & NAN, 0) | tl.max(status & INF, 0) | tl.max(status & EMPTY_ROW, 0)
-    return found | tl.max(status & BAD_TOKEN, 0) | tl.max(status & BAD_PARAM, 0)
+    found |= tl.max(status & BAD_TOKEN, 0) | tl.max(status & BAD_PARAM, 0)
+    return found | tl.max(status & BAD_DRAFT, 0)
 
 
 @triton.jit

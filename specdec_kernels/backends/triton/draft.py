@@ -9,11 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .arithmetic import INFINITY, NAN
+from .arithmetic import BAD_DRAFT, INFINITY, NAN
 from .bundles import DraftLaws, Layout, RowLaws, Wanted
 from .launch import run, tiles_a_program, tiles_of
 from .law import find_laws, load_span, make_temperature, needed, temperature_of
 from .row import load_law, load_logits, start_of, tile_ids, weigh
+
+SLACK = tl.constexpr(0.01)  # probabilities sum to 1 within it, and none exceeds 1 by more
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -27,7 +29,7 @@ def laws_from_stats(
     temperature,
     laws,
 ):
-    """A program a row: the law that a row's stats describe. A foreign argmax (no id of the row) becomes -1."""
+    """A program a row: the law that a row's stats describe; 0 everywhere if no row has such stats."""
     row = tl.program_id(0).to(tl.int64)
     b = row // n
     i = row % n
@@ -39,17 +41,21 @@ def laws_from_stats(
         _, inverse_temperature, greedy, _ = temperature_of(temperature, b)
         one_hot = greedy | (tl.abs(maximum) == INFINITY)
         id = tl.load(given_argmax + at)
+        cutoff, normalizer = tl.load(values + at * 6 + 1), tl.load(values + at * 6 + 3)
+        certain = (maximum == maximum) & (id >= 0) & (id < vocab)
+        spread = (cutoff <= maximum) & (normalizer >= 1.0 - SLACK) & (normalizer <= (1.0 + SLACK) * vocab)
+        good = tl.where(one_hot, certain, spread)
         numbers = laws.numbers + row * 4
         tl.store(numbers, maximum)
-        tl.store(numbers + 1, tl.load(values + at * 6 + 1))
-        tl.store(numbers + 2, tl.where(one_hot, -1.0, inverse_temperature))
-        tl.store(numbers + 3, tl.div_rn(tl.full((), 1.0, tl.float32), tl.load(values + at * 6 + 3)))
-        tl.store(laws.argmax + row, tl.where((id >= 0) & (id < vocab), id, -1))
-        tl.store(laws.status + row, tl.load(given_status + at))
+        tl.store(numbers + 1, cutoff)
+        tl.store(numbers + 2, tl.where(one_hot | (good == 0), -1.0, inverse_temperature))
+        tl.store(numbers + 3, tl.div_rn(tl.full((), 1.0, tl.float32), normalizer))
+        tl.store(laws.argmax + row, tl.where(good & (id >= 0) & (id < vocab), id, -1))
+        tl.store(laws.status + row, tl.load(given_status + at) | tl.where(good, 0, BAD_DRAFT))
 
 
 @triton.jit(do_not_specialize=["n", "tiles"])
-def nan_flags(
+def probs_status(
     probs,
     n,
     tiles,
@@ -57,18 +63,28 @@ def nan_flags(
     status,
     TILES: tl.constexpr,
 ):
-    """A program a row of probabilities: flags a NaN."""
+    """A program a row of probabilities: whether it is a distribution."""
     row = tl.program_id(0).to(tl.int64)
     b = row // n
     is_wanted, first_row = needed(wanted.spans, b, row % n, wanted.draft_only)
     if is_wanted:
         start = start_of(probs, b, first_row + row % n)
-        found = tl.zeros((), tl.int32)
+        nan = tl.zeros((), tl.int32)
+        total = tl.zeros((), tl.float32)
         for first in range(0, tiles, TILES):
             ids = tile_ids(first, TILES)
             p = tl.load(start + ids, mask=ids < probs.vocab, other=0.0)
-            found |= tl.max(tl.max((p != p).to(tl.int32), 1), 0)
-        tl.store(status + row, tl.where(found > 0, NAN, 0))
+            nan |= tl.max(tl.max((p != p).to(tl.int32), 1), 0)
+            bad = (p != p) | ((p < 0.0) & (p > -INFINITY))  # a -inf counts as 0
+            total += tl.sum(tl.sum(tl.where(bad, INFINITY, tl.maximum(p, 0.0)), 1), 0)
+        good = tl.abs(total - 1.0) <= SLACK
+        tl.store(status + row, tl.where(nan > 0, NAN, 0) | tl.where(good, 0, BAD_DRAFT))
+
+
+@triton.jit
+def can_give(q):
+    """Whether a token of probability q can have been drawn."""
+    return (q > 0.0) & (q <= 1.0 + SLACK)
 
 
 @triton.jit
@@ -96,7 +112,8 @@ def q_at(draft, at, ids, mask=None):
     if draft.laws.numbers is None:
         draft_ids = draft_ids_of(draft, ids)
         q = tl.load(start + draft_ids, mask=(draft_ids >= 0) & (draft_ids < draft.rows.vocab), other=0.0)
-        q = tl.where(q >= 0.0, q, 0.0)  # NaN and negative ones count as 0
+        bad = tl.load(draft.laws.status + at.draft_row, mask=mask) & BAD_DRAFT
+        q = tl.where((bad == 0) & (q >= 0.0), q, 0.0)
     else:
         q = q_by(load_law(draft.laws, at.draft_row, mask), draft, start, ids)
     return q
@@ -135,7 +152,7 @@ def draft_laws(
     out_status = empty(dtype=torch.int32)
     if probs is not None:
         tiles = tiles_of(rows.vocab)
-        run(nan_flags, (batch * n,), rows, n, tiles, wanted, out_status, TILES=tiles_a_program(rows.vocab, 4))
+        run(probs_status, (batch * n,), rows, n, tiles, wanted, out_status, TILES=tiles_a_program(rows.vocab, 4))
         return Draft(of(RowLaws(None, None, out_status)))
     assert values is not None and argmax is not None and status is not None
     laws = RowLaws(empty(4, dtype=torch.float32), empty(dtype=torch.int64), out_status)

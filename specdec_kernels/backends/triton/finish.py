@@ -55,7 +55,7 @@ def accepted_by_block(b, span, width, draft, uniforms, walked, tiles, TILES: tl.
 @triton.jit
 def draw_remainder(target, draft, mixtures, at, scale, whole, masses, uniform, tiles, TILES: tl.constexpr):
     """An id from the `law_remainder` of a position, whose tiles have `masses`. Where that is nothing, from the law of a
-    cascade, whose masses then take their place; else -1.
+    cascade, whose masses then take their place; -1 where that is nothing, as Q is, and without a cascade.
     """
     tile, rest = walk_tiles(masses, tiles, uniform, -1, 0.0, TILES)
     if mixtures.kept_by != NO_ROW:
@@ -67,7 +67,6 @@ def draw_remainder(target, draft, mixtures, at, scale, whole, masses, uniform, t
                 tl.store(masses + other, tl.sum(law, 0))
             tl.debug_barrier()
             tile, rest = walk_tiles(masses, tiles, uniform, -1, 0.0, TILES)
-            tile = tl.maximum(tile, 0)
     id = tl.full((), -1, tl.int32)
     if tile >= 0:
         ids = tile * TILE + tl.arange(0, TILE)
@@ -141,7 +140,8 @@ def finish(
                     if recovered >= 0:
                         final = recovered
                     elif tile_mass is not None:
-                        final = draw_from_law(at_row, tile_mass + row * tiles, uniform, None, TILES).to(tl.int64)
+                        if at_row.law.inverse_temperature > 0:
+                            final = draw_from_law(at_row, tile_mass + row * tiles, uniform, None, TILES).to(tl.int64)
     store_outcome(b, chains, span.token_index, accepted, final, flags, out, num_draft)
 
 

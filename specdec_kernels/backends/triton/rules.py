@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .arithmetic import BAD_PARAM, BAD_TOKEN, LAST_ID, any_flags
+from .arithmetic import BAD_DRAFT, BAD_PARAM, BAD_TOKEN, LAST_ID, any_flags
 from .bundles import Position
-from .draft import q_at
+from .draft import can_give, q_at
 from .law import load_span, temperature_of
 from .mixture import NO_ROW, is_kept, law_remainder, load_mixture
 from .remainder import pair, probabilities
@@ -98,7 +98,7 @@ def walk(
 ):
     """A program a sequence. Token rule: accept x iff ``u * Q(x) < law(x)`` until the first rejection. Block rule: the
     weights ``w_i = min(1, w_{i-1} law(x_i) / Q(x_i))``; what they accept, `finish` decides. The law is P, or what a
-    target law makes of it.
+    target law makes of it. The span ends before an x that Q cannot have given, if the rule comes there.
     """
     b = tl.program_id(0).to(tl.int64)
     span = load_span(chains.spans, b)
@@ -134,7 +134,8 @@ def walk(
         coin = tl.zeros((SLOTS,), tl.float32)
         if uniforms is not None:
             coin = tl.load(uniforms + span.token_index + b + slot + 1, mask=inside, other=0.0)
-        bad_coin = ((coin >= 0.0) & (coin < 1.0)) == 0
+        given = can_give(q)
+        bad_coin = (((coin >= 0.0) & (coin < 1.0)) == 0) & given
         pi, bar = p, p  # the law at x, and what u * Q(x) must stay below
         if mixtures.numbers is not None:
             mixture = load_mixture(mixtures, draft_row, inside)
@@ -143,7 +144,7 @@ def walk(
         if mixtures.kept_by != NO_ROW:
             kept = is_kept(target, draft, at, mixture, id, mixtures.kept_by)
             pi = tl.where(kept, q, 0.0) + mixture.scale * p
-            certain = kept & (q > 0.0) & (by_block == 0)  # then nobody looks at the coin
+            certain = kept & (by_block == 0)  # then nobody looks at the coin
             bad_coin = bad_coin & (certain == 0)
         coin = tl.where(bad_coin, 0.0, coin)
         draft_flags |= tl.where(bad_coin, BAD_PARAM, 0)
@@ -154,10 +155,12 @@ def walk(
                     here = slot == start + i
                     p_here = tl.sum(tl.where(here, pi, 0.0), 0)
                     q_here = tl.sum(tl.where(here, q, 0.0), 0)
-                    tl.store(walked.scales + b * (width + 1) + start + i, weight)
-                    ratio = tl.div_rn(weight * p_here, tl.where(q_here > 0.0, q_here, 1.0))
-                    weight = tl.where(q_here > 0.0, tl.minimum(ratio, 1.0), 1.0)
-                    weight = tl.where(p_here > 0.0, weight, 0.0)
+                    if can_give(q_here):
+                        tl.store(walked.scales + b * (width + 1) + start + i, weight)
+                        ratio = tl.minimum(tl.div_rn(weight * p_here, q_here), 1.0)
+                        weight = tl.where(p_here > 0.0, ratio, 0.0)
+                    else:
+                        length = start + i
                     stop = start + i + 1
             read = stop
             seen = slot < read
@@ -165,23 +168,30 @@ def walk(
             walking = (read == start + SLOTS) & (read < length) & (weight > 0.0)
         else:
             if mixtures.kept_by == NO_ROW:  # a point mass needs neither coin nor draft
-                accept = tl.where(one_hot, id == law.argmax, coin * q < bar)
+                given = given | one_hot
+                accept = tl.where(one_hot, id == law.argmax, given & (coin * q < bar))
                 draft_flags = tl.where(one_hot, 0, draft_flags)
             else:
-                accept = certain | (coin * q < bar)
+                accept = given & (certain | (coin * q < bar))
             rejected = tl.min(tl.where(inside & (accept == 0), slot, LAST_ID), 0)
             seen = slot <= rejected
             flags |= any_flags(tl.where(seen, row_flags | draft_flags, 0))
             walking = (rejected == LAST_ID) & (start + SLOTS < length)
             if rejected < LAST_ID:
                 accepted = rejected
+                if tl.max(((slot == rejected) & (given == 0)).to(tl.int32), 0) > 0:
+                    length = rejected
         start += SLOTS
+    if length < span.length:
+        flags |= BAD_DRAFT
+        tl.store(chains.spans + b * 4 + 1, length.to(tl.int64))
+        tl.store(chains.spans + b * 4 + 2, tl.zeros((), tl.int64))
     if by_block:
         i = read
         while i < length:  # the rows that no longer matter
             tl.store(walked.scales + b * (width + 1) + i, 0.0)
             i += 1
-        tl.store(walked.scales + b * (width + 1) + tl.maximum(length, 0), tl.where(read == length, weight, 0.0))
+        tl.store(walked.scales + b * (width + 1) + tl.maximum(length, 0), tl.where(read >= length, weight, 0.0))
     elif walked.rule == BLOCK:
         i = tl.zeros((), tl.int32)
         while i < length + draft.bonus:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .arithmetic import BAD_TOKEN, LAST_ID, TILE
+from .arithmetic import BAD_DRAFT, LAST_ID, TILE
 from .bundles import Position
+from .draft import can_give
 from .remainder import pair, remainder
 from .row import tile_ids, total_mass, walk_ids, walk_tiles
 from .tree import coin_at, next_child, store_path, token_of
@@ -92,7 +93,7 @@ def try_siblings(
             gone = tl.load(removed + slot, mask=(slot >= begin) & (slot < end), other=-1) == x
             p = tl.maximum(p - taken * q, 0.0)
             q = tl.where(tl.max(gone.to(tl.int32), 0) > 0, 0.0, q * rest)
-            if q > 0.0:
+            if can_give(q):
                 if scratch.traversal:
                     enters = q > 0.0
                     weight = tl.minimum(tl.div_rn(w * p, q), 1.0)
@@ -119,7 +120,7 @@ def try_siblings(
                 else:
                     rejected = child
             else:
-                flags |= BAD_TOKEN
+                flags |= BAD_DRAFT
         else:
             if scratch.traversal:
                 if node > 0:

@@ -80,8 +80,11 @@ def choose(
             if mixtures.kept_by != NO_ROW:
                 uniform, flags = coin_at(uniforms, row)
                 tile, rest = walk_tiles(masses + row * tiles, tiles, uniform, -1, 0.0, TILES)
-                ids = tl.maximum(tile, 0) * TILE + tl.arange(0, TILE)
-                id = walk_ids(cascade_law(target, draft, mixtures, b, node, row, ids), ids, rest)
+                if tile >= 0:
+                    ids = tile * TILE + tl.arange(0, TILE)
+                    id = walk_ids(cascade_law(target, draft, mixtures, b, node, row, ids), ids, rest)
+                else:  # the law is 0, as Q is
+                    id, _ = token_of(target, tiles, b, node, num_nodes, tile_mass, uniforms, row, TILES)
                 tl.store(status, tl.load(status) | tl.load(draft.laws.status + row) | flags)
         else:
             id, flags = token_of(target, tiles, b, node, num_nodes, tile_mass, uniforms, row, TILES)

@@ -92,6 +92,13 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
         )  # fmt: skip
     has_draft = draft.laws.rows is not None
 
+    acceptances = empty(*((batch, num_draft) if args.return_acceptance else (0,)), dtype=torch.float32)
+    if args.return_acceptance:  # before the walk, which may end a span
+        run(
+            overlap, (acceptances.numel(),), target, chains, width, tiles, draft.laws, num_draft, acceptances,
+            TILES=tiles_a_program(rows.vocab, 2),
+        )  # fmt: skip
+
     tokens = empty(batch, num_draft + 1, dtype=torch.int64)
     out = Output(tokens, empty(batch), empty(batch), empty(batch), None, tl.constexpr(slots))
     if ratio_rule:
@@ -124,10 +131,4 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
         if shared.noise_keys is not None:
             best = best_scores(found, shared.noise_keys, spans=chains.spans)
         run(match, (batch,), target.laws, chains, width, best, tiles, out, num_draft, TILES=row_tiles)
-    acceptances = empty(*((batch, num_draft) if args.return_acceptance else (0,)), dtype=torch.float32)
-    if args.return_acceptance:
-        run(
-            overlap, (acceptances.numel(),), target, chains, width, tiles, draft.laws, num_draft, acceptances,
-            TILES=tiles_a_program(rows.vocab, 2),
-        )  # fmt: skip
     return tokens, out.num_accepted, out.num_tokens, out.status, acceptances
