@@ -22,7 +22,7 @@ RESULTS = ROOT / "bench/results/amd-epyc-2-cores-avx512"
 if not RESULTS.exists():
     pytest.skip("a source distribution holds no results", allow_module_level=True)
 PAGES = ("docs/benchmarks.md", "README.md")
-WORDS_ONLY = {"backend", "missing"}  # README's tables without figures, by the first word of their heading
+WORDS_ONLY = {"in", "backend", "missing"}  # README's tables without figures, by the first word of their heading
 CASES = {  # as a heading has them: as the results do
     "T = 1": "T=1", "truncated": "truncated", "greedy": "greedy", "one-hot draft": "one-hot", "block": "block",
     "`Opt`": "Opt", "`TokenV3`": "TokenV3", "recursive": "T=1", "recursive, truncated": "truncated",
