@@ -403,12 +403,11 @@ def test_a_step_of_a_decoding_loop_is_the_difference_of_two_lengths() -> None:
 
 def test_an_interrupted_program_says_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import time\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('3 passed', flush=True)"
-    outcome = process.run([sys.executable, "-c", code], 1, tmp_path / "log")
+    outcome = process.run([sys.executable, "-c", code], 5, tmp_path / "log")
     assert outcome.code is None and "3 passed" in outcome.text()
     stubborn = (
         "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('begun', flush=True)\ntime.sleep(60)"
     )
-    start = time.monotonic()
     monkeypatch.setattr(process, "INTERRUPT_S", 0.5)
     outcome = process.run([sys.executable, "-c", stubborn], 1, tmp_path / "log")
-    assert outcome.code is None and time.monotonic() - start < 20
+    assert outcome.code is None  # it would be 0 had it been waited for
