@@ -82,7 +82,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "allowed": {"prefix_allowed_tokens_fn": lambda row, text: list(range(3 + row, VOCAB, 1 + int(text[-1]) % 3))},
     "stopping_criteria": {"stopping_criteria": [Stop()], "eos_token_id": 96 % VOCAB},
     "stopping_criteria, no end": {"stopping_criteria": [Stop()], "eos_token_id": None},
-    "a shorter length of one's own": {"stopping_criteria": [MaxLengthCriteria(15)]},
+    "a shorter length of one's own": {"stopping_criteria": [MaxLengthCriteria(15), MaxLengthCriteria(13)]},
 }
 
 
@@ -138,6 +138,36 @@ def test_drafts_are_accepted_and_more_with_the_target_s_processors() -> None:
             model.generate(prompts(6)[0], assistant_model=model, max_new_tokens=20, do_sample=False, **options)
         assert len(forwards) <= 2 * 2 + 4 * 6, options  # prefills; four steps of five forwards and one
     count.remove()
+
+
+@pytest.mark.parametrize("name", ["ends and padding", "stopping_criteria", "stopping_criteria, no end"])
+def test_ends_within_an_accepted_block(name: str) -> None:
+    model, _ = PAIRS["llama"]()
+    same(model, {"assistant_model": model}, *prompts(4, 9, 6, 7), **OPTIONS[name])
+
+
+@pytest.mark.parametrize("drafted", DRAFTED)
+def test_a_processor_never_sees_a_text_that_it_has_excluded(drafted: str) -> None:
+    """As a grammar would not know what may follow."""
+    model, assistant = PAIRS["llama"]()
+    ids, mask = prompts(4, 9)
+    seen = []
+
+    def allowed(row: int, text: Tensor) -> list[int]:
+        def after(last: Tensor) -> list[int]:
+            return list(range(3 + row, VOCAB, 2 + int(last) % 3))
+
+        new = text[9:]
+        assert all(int(token) in after(last) for last, token in zip(new, new[1:], strict=False))
+        seen.append(row)
+        return after(text[-1])
+
+    with assisted_generation(num_speculative_tokens=4):
+        model.generate(
+            ids, attention_mask=mask, max_new_tokens=20, do_sample=False, eos_token_id=None,
+            prefix_allowed_tokens_fn=allowed, **DRAFTED[drafted](assistant),
+        )  # fmt: skip
+    assert set(seen) == {0, 1}
 
 
 def test_padding_anywhere() -> None:
