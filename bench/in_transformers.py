@@ -1,5 +1,5 @@
 """``python -m bench.in_transformers``: ``model.generate`` of transformers, plain, its own assisted, and through this
-package.
+package, with a fixed draft length or one that each sequence chooses at each step ("auto").
 
 SmolLM2-135M-Instruct on the CPU with packed weights. All ways are calls of ``model.generate`` with the same arguments,
 but for ``prompt_lookup_num_tokens`` and the block of `assisted_generation` around the call; they take turns on every
@@ -35,7 +35,7 @@ from specdec_kernels import assets
 from specdec_kernels.assets import prompts
 from specdec_kernels.integrations.transformers import assisted_generation
 
-PLAIN, STOCK, OURS = "plain", "transformers", "specdec_kernels"
+PLAIN, STOCK, OURS, AUTO = "plain", "transformers", "specdec_kernels", "specdec_kernels, auto"
 CLOCKS: dict[str, Callable[[], float]] = {"ratio": time.perf_counter, "ratio_cpu": time.process_time}
 """By what a row calls the ratio of rates that each gives."""
 SAMPLING: dict[str, dict[str, Any]] = {
@@ -47,7 +47,9 @@ SAMPLING: dict[str, dict[str, Any]] = {
 
 def block(way: str) -> AbstractContextManager[None]:
     """What surrounds a call of this way."""
-    return assisted_generation() if way == OURS else nullcontext()
+    if way in (PLAIN, STOCK):
+        return nullcontext()
+    return assisted_generation(num_speculative_tokens="auto" if way == AUTO else None)
 
 
 def measure(
@@ -63,7 +65,7 @@ def measure(
     """For each way its tokens and seconds, by both clocks, a number a round, and how many batches of greedy answers
     were unlike plain ones.
     """
-    ways = [PLAIN, OURS] + [STOCK] * all(len(ids) == 1 for ids, _ in batches)
+    ways = [PLAIN, OURS, AUTO] + [STOCK] * all(len(ids) == 1 for ids, _ in batches)
     results: dict[str, dict[str, Any]] = {
         way: {"tokens": [0] * rounds, "differing": 0, **{clock: [0.0] * rounds for clock in CLOCKS}} for way in ways
     }
@@ -149,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     with tqdm.external_write_mode():
                         for row in fresh:
                             print(
-                                f"{name:10} batch {batch} {sampling:30}{row['way']:16}"
+                                f"{name:10} batch {batch} {sampling:30}{row['way']:22}"
                                 + ", ".join(
                                     f"{row[clock]:.2f}x ({row[f'{clock}_min']:.2f} to {row[f'{clock}_max']:.2f})"
                                     for clock in CLOCKS

@@ -8,7 +8,7 @@ from python_tests.decoding.models import prompts, tiny
 
 def test_every_way_is_measured_and_gives_plain_answers() -> None:
     model, turns = tiny("llama", 1), []
-    for batch, ways in ((1, [bench.OURS, bench.STOCK]), (3, [bench.OURS])):
+    for batch, ways in ((1, [bench.OURS, bench.AUTO, bench.STOCK]), (3, [bench.OURS, bench.AUTO])):
         batches = [prompts(*(4, 6, 9)[:batch])]
         for name, sampling in bench.SAMPLING.items():
             turns.clear()
