@@ -107,7 +107,7 @@ class Follower:
             if (
                 token in self._ends
                 or self._counts[b] == self._most
-                or bool(self._criteria(self._text[b : b + 1, :length], seen)[0])
+                or (self._criteria and bool(self._criteria(self._text[b : b + 1, :length], seen)[0]))
             ):
                 self._done[b] = self._counts[b]
 
