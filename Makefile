@@ -17,7 +17,8 @@ HAS_TORCH := import importlib.metadata as m, re, sys; \
 
 PYTEST := $(PY) -m pytest -q --no-header
 
-.PHONY: help test test-all test-transformers demo build bench gpu-report gpu-peers gpu-model sanitize resources lint format clean FORCE
+.PHONY: help test test-all test-transformers demo build bench gpu-report gpu-peers gpu-model sanitize resources lint \
+  format clean FORCE
 
 help:  ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -34,7 +35,8 @@ test-all: $(INSTALLED)  ## the whole test-suite, all cases (up to 20 minutes on 
 # Environments on top of this one, which differ from it in transformers and what that pins.
 HF_VERSIONS := 5.17.0 5.23.0
 HF_TESTS := python_tests/integrations python_tests/decoding/test_stop.py
-test-transformers: $(HF_VERSIONS:%=build/transformers-%/.installed)  ## the plug-in in the oldest and the newest transformers (3 minutes)
+HF_READY := $(HF_VERSIONS:%=build/transformers-%/.installed)
+test-transformers: $(HF_READY)  ## the plug-in in the oldest and the newest transformers that it knows (5 minutes)
 	@set -e; for version in $(HF_VERSIONS); do echo "==> transformers $$version"; \
 	  build/transformers-$$version/bin/python -m pytest -q --no-header -n $(WORKERS) --tier=all $(HF_TESTS) $(ARGS); done
 
