@@ -21,7 +21,7 @@ PYTEST := $(PY) -m pytest -q --no-header
   format clean FORCE
 
 help:  ## list what can be made
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 26
 	@echo 'ARGS="..." goes on to the command: make test ARGS="-k verify_chain", make demo ARGS="--help"'
 
 test: $(INSTALLED)  ## every op, rule and loop on every backend, a choice of the cases (8 minutes on two cores)
