@@ -22,7 +22,7 @@ PYTEST := $(PY) -m pytest -q --no-header
 	resources lint format clean FORCE
 
 help:  ## list what can be made
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 26
 	@echo 'ARGS="..." goes on to the command: make test ARGS="-k verify_chain", make demo ARGS="--help"'
 
 test: $(INSTALLED)  ## every op, rule and loop on every backend, a choice of the cases (8 minutes on two cores)
@@ -36,7 +36,8 @@ test-all: $(INSTALLED)  ## the whole test-suite, all cases (up to 20 minutes on 
 # Environments on top of this one, which differ from it in transformers and what that pins.
 HF_VERSIONS := 5.17.0 5.23.0
 HF_TESTS := python_tests/integrations python_tests/decoding/test_stop.py
-test-transformers: $(HF_VERSIONS:%=build/transformers-%/.installed)  ## the plug-in in the oldest and the newest transformers (3 minutes)
+HF_READY := $(HF_VERSIONS:%=build/transformers-%/.installed)
+test-transformers: $(HF_READY)  ## the plug-in in the oldest and the newest transformers that it knows (5 minutes)
 	@set -e; for version in $(HF_VERSIONS); do echo "==> transformers $$version"; \
 	  build/transformers-$$version/bin/python -m pytest -q --no-header -n $(WORKERS) --tier=all $(HF_TESTS) $(ARGS); done
 

@@ -1,11 +1,11 @@
 """``python -m bench.in_transformers``: ``model.generate`` of transformers, plain, its own assisted, and through this
-package.
+package, with a fixed draft length or one that each sequence chooses at each step ("auto").
 
 SmolLM2-135M-Instruct on the CPU with packed weights. All ways are calls of ``model.generate`` with the same arguments,
 but for ``prompt_lookup_num_tokens`` and the block of `assisted_generation` around the call; they take turns on every
-batch of prompts, in an order shuffled each time. A round gives each way's tokens a second (of wall clock, prefill
-included), and the ratio to plain generation in the same round; results are medians over the rounds. transformers' own
-assisted generation takes one sequence only.
+batch of prompts, in an order shuffled each time. A round gives each way's tokens a second, prefill included, and their
+ratio to plain generation's in the same round, by the wall clock and by the process's own CPU time, which on a busy
+machine says more; results are medians over the rounds. transformers' own assisted generation takes one sequence only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,9 @@ from specdec_kernels import assets
 from specdec_kernels.assets import prompts
 from specdec_kernels.integrations.transformers import assisted_generation
 
-PLAIN, STOCK, OURS = "plain", "transformers", "specdec_kernels"
+PLAIN, STOCK, OURS, AUTO = "plain", "transformers", "specdec_kernels", "specdec_kernels, auto"
+CLOCKS: dict[str, Callable[[], float]] = {"ratio": time.perf_counter, "ratio_cpu": time.process_time}
+"""By what a row calls the ratio of rates that each gives."""
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "T = 1": {"do_sample": True, "temperature": 1.0, "top_k": 0},
@@ -45,7 +47,9 @@ SAMPLING: dict[str, dict[str, Any]] = {
 
 def block(way: str) -> AbstractContextManager[None]:
     """What surrounds a call of this way."""
-    return assisted_generation() if way == OURS else nullcontext()
+    if way in (PLAIN, STOCK):
+        return nullcontext()
+    return assisted_generation(num_speculative_tokens="auto" if way == AUTO else None)
 
 
 def measure(
@@ -58,9 +62,13 @@ def measure(
     num_speculative_tokens: int,
     advance: Any,
 ) -> dict[str, dict[str, Any]]:
-    """For each way its tokens and seconds, a number a round, and how many greedy answers were unlike plain ones."""
-    ways = [PLAIN, OURS] + [STOCK] * all(len(ids) == 1 for ids, _ in batches)
-    results = {way: {"tokens": [0] * rounds, "seconds": [0.0] * rounds, "differing": 0} for way in ways}
+    """For each way its tokens and seconds, by both clocks, a number a round, and how many batches of greedy answers
+    were unlike plain ones.
+    """
+    ways = [PLAIN, OURS, AUTO] + [STOCK] * all(len(ids) == 1 for ids, _ in batches)
+    results: dict[str, dict[str, Any]] = {
+        way: {"tokens": [0] * rounds, "differing": 0, **{clock: [0.0] * rounds for clock in CLOCKS}} for way in ways
+    }
     drafted = {"prompt_lookup_num_tokens": num_speculative_tokens, "max_matching_ngram_size": 3}
     order = random.Random(0)
     for turn in range(rounds):
@@ -69,13 +77,14 @@ def measure(
             answers = {}
             for way in ways:
                 torch.manual_seed(turn)
-                began = time.perf_counter()
+                began = {clock: now() for clock, now in CLOCKS.items()}
                 with block(way):
                     answers[way] = model.generate(
                         ids, attention_mask=mask, max_new_tokens=max_new_tokens, eos_token_id=None, pad_token_id=0,
                         **sampling, **(drafted if way != PLAIN else {}),
                     )  # fmt: skip
-                results[way]["seconds"][turn] += time.perf_counter() - began
+                for clock, now in CLOCKS.items():
+                    results[way][clock][turn] += now() - began[clock]
                 results[way]["tokens"][turn] += answers[way][:, ids.shape[1] :].numel()
                 advance()
             for way in ways:
@@ -87,25 +96,18 @@ def measure(
 def rows_of(name: str, batch: int, sampling: str, results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """One row for every way but plain generation."""
 
-    def rates(way: str) -> list[float]:
-        return [n / s for n, s in zip(results[way]["tokens"], results[way]["seconds"], strict=True)]
+    def ratios(way: str, clock: str) -> list[float]:
+        rates = [[n / s for n, s in zip(results[w]["tokens"], results[w][clock], strict=True)] for w in (way, PLAIN)]
+        return [rate / plain for rate, plain in zip(*rates, strict=True)]
 
     rows = []
-    for way in results.keys() - {PLAIN}:
-        ratios = [rate / plain for rate, plain in zip(rates(way), rates(PLAIN), strict=True)]
-        rows.append(
-            {
-                "prompts": name,
-                "batch": batch,
-                "sampling": sampling,
-                "way": way,
-                "ratio": statistics.median(ratios),
-                "ratio_min": min(ratios),
-                "ratio_max": max(ratios),
-                "batches_differing": results[way]["differing"],
-            }
-        )
-    return sorted(rows, key=lambda row: row["way"])
+    for way in sorted(results.keys() - {PLAIN}):
+        row = {"prompts": name, "batch": batch, "sampling": sampling, "way": way}
+        for clock in CLOCKS:
+            found = ratios(way, clock)
+            row |= {clock: statistics.median(found), f"{clock}_min": min(found), f"{clock}_max": max(found)}
+        rows.append(row | {"batches_differing": results[way]["differing"]})
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -149,8 +151,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                     with tqdm.external_write_mode():
                         for row in fresh:
                             print(
-                                f"{name:10} batch {batch} {sampling:30}{row['way']:16}{row['ratio']:.2f}x "
-                                f"({row['ratio_min']:.2f} to {row['ratio_max']:.2f})"
+                                f"{name:10} batch {batch} {sampling:30}{row['way']:22}"
+                                + ", ".join(
+                                    f"{row[clock]:.2f}x ({row[f'{clock}_min']:.2f} to {row[f'{clock}_max']:.2f})"
+                                    for clock in CLOCKS
+                                )
                                 + (f", {row['batches_differing']} batches differ" if row["batches_differing"] else ""),
                                 flush=True,
                             )

@@ -140,6 +140,14 @@ def end_to_end(label: str, column: str) -> Expected:
     return decoded(name, prompts, temperature, drafter, number)
 
 
+def in_transformers(label: str, column: str) -> Expected:
+    prompts, batch, sampling = re.fullmatch(r"([\w-]+), batch (\d+), (.*)", label).groups()  # type: ignore[union-attr]
+    way = {"its own": "transformers", "ours": "specdec_kernels", 'ours, "auto"': "specdec_kernels, auto"}[column]
+    if way == "transformers" and batch != "1":
+        return []
+    return [row("in_transformers", prompts=prompts, batch=int(batch), sampling=sampling, way=way)["ratio_cpu"]]
+
+
 def medusa(label: str, column: str) -> Expected:
     way, drafter, nodes = re.fullmatch(r"(greedy|T = 1|typical): (.*), (\d+) nodes", label).groups()  # type: ignore[union-attr]
     name = {"Medusa": "medusa", "lookup tree": "lookup-tree"}[drafter] + (", typical" if way == "typical" else "")
@@ -230,6 +238,7 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "chain": chain, "chain in bfloat16": chain_in_bfloat16, "other chains": chain_more, "variants": chain_variants,
     "tree": tree, "gather": gather, "overhead": overhead, "rates": rates, "best peer": best_peer,
     "goals": goals, "end to end": end_to_end, "medusa": medusa, "medusa trees": medusa_trees, "ratios": span_of,
+    "in transformers": in_transformers,
 }  # fmt: skip
 
 
@@ -293,7 +302,14 @@ def test_a_wrong_figure_is_seen() -> None:
 def test_the_commands_are_those_of_the_results() -> None:
     """Each result that docs/benchmarks.md quotes stands there with the command that it was taken with."""
     text = " ".join((ROOT / "docs/benchmarks.md").read_text().replace("\\\n", "").split())
-    for name in ("verify_chain", "end_to_end", "end_to_end_quote", "end_to_end_medusa", "medusa_trees"):
+    for name in (
+        "verify_chain",
+        "end_to_end",
+        "end_to_end_quote",
+        "end_to_end_medusa",
+        "medusa_trees",
+        "in_transformers",
+    ):
         assert results(name)["command"] in text, name
     assert "python -m bench.run --op verify_tree gather_kv_ --json --threads 2" in text  # one run each in the results
     for name in ("verify_tree", "gather_kv_"):

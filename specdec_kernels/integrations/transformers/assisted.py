@@ -27,9 +27,7 @@ _REFUSED = (
     "speculation_type", "token_healing", "use_mtp",
 )  # fmt: skip
 """Fields of a GenerationConfig that must not be set."""
-_UNDERSTOOD = frozenset(
-    "attention_mask cache_position encoder_outputs logits_to_keep past_key_values position_ids use_cache".split()
-)
+_UNDERSTOOD = frozenset("attention_mask encoder_outputs logits_to_keep past_key_values position_ids use_cache".split())
 """What may come among the model's arguments: made by transformers, or checked."""
 _DRAFT_LENGTH = 5
 
@@ -129,9 +127,7 @@ def generate(
         raise ValueError("generate: drafter and assistant_model exclude each other")
     follower = None
     if criteria or streamer is not None or processed is not None:
-        follower = Follower(
-            texts, most, criteria, ends, pad, bool(ends), streamer, processed, folded, wants_scores, wants_logits
-        )
+        follower = Follower(texts, most, criteria, ends, pad, streamer, processed, folded, wants_scores, wants_logits)
     out = decode(
         runner,
         source.to(runner.device),

@@ -24,12 +24,9 @@ class Follower:
     criteria : sequence of StoppingCriteria
         Those that the loop does not know itself; each is called with one sequence, ``[1, length]``, for every token.
     ends : list of int
-        Ids that end a sequence.
+        Ids that end a sequence. Without any, all sequences go on until each has met a criterion, as transformers' do.
     pad : int
         Follows a sequence's end.
-    alone : bool
-        Sequences end one by one. False: all go on until each has met a criterion, as transformers' do that have no
-        end-of-sequence id.
     streamer : BaseStreamer or None
         Given a column ``[batch]`` at a time, as soon as every sequence has its token of it.
     runner : ProcessedRunner or None
@@ -41,13 +38,12 @@ class Follower:
     """
 
     def __init__(
-        self, prompts: Tensor, max_new_tokens: int, criteria: Sequence[Any], ends: list[int], pad: int, alone: bool,
-        streamer: Any, runner: ProcessedRunner | None, folded: Sequence[Processor], output_scores: bool,
-        output_logits: bool,
+        self, prompts: Tensor, max_new_tokens: int, criteria: Sequence[Any], ends: list[int], pad: int, streamer: Any,
+        runner: ProcessedRunner | None, folded: Sequence[Processor], output_scores: bool, output_logits: bool,
     ) -> None:  # fmt: skip
         batch, self._prompt = prompts.shape
         self._text = torch.nn.functional.pad(prompts, (0, max_new_tokens), value=pad)
-        self._most, self._ends, self._alone = max_new_tokens, frozenset(ends), alone
+        self._most, self._ends, self._alone = max_new_tokens, frozenset(ends), bool(ends)
         self._criteria = StoppingCriteriaList(criteria)
         self._streamer, self._streamed = streamer, 0
         self._runner, self._warp = runner, folded
@@ -111,7 +107,7 @@ class Follower:
             if (
                 token in self._ends
                 or self._counts[b] == self._most
-                or bool(self._criteria(self._text[b : b + 1, :length], seen)[0])
+                or (self._criteria and bool(self._criteria(self._text[b : b + 1, :length], seen)[0]))
             ):
                 self._done[b] = self._counts[b]
 

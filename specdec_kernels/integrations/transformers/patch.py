@@ -59,11 +59,11 @@ def assisted_generation(
     try:
         yield
     finally:
-        _mine.reset(token)
         with _lock:
             _entered[:] = [other for other in _entered if other is not options]
             if not _entered:
                 GenerationMixin._assisted_decoding = _stock.pop()
+        _mine.reset(token)
 
 
 def _in_its_place(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,7 +26,6 @@ _WITH_A_PAST = {
     hf.SynthIDTextWatermarkLogitsProcessor: "watermarking_config of SynthID",
 }
 """Processors that remember what they were called with, which may have been rejected; and the option that makes them."""
-_TINY = 2.0**-126  # of a top_p: reached by the likeliest id alone
 _IMPOSSIBLE = torch.finfo(torch.float32).min  # what `remove_invalid_values` makes of −inf
 
 Processor = Callable[[Tensor, Tensor], Tensor]
@@ -70,9 +69,8 @@ def split_processors(
         elif last is not hf.LogitNormalization:  # which shifts a row, and so changes no distribution
             break
         kept.pop()
-    if fields.get("top_p") == 0:  # there the likeliest alone, here "off"
-        fields["top_p"] = _TINY
-    return kept, list(processors[len(kept) :]), SamplingParams(**fields) if do_sample else GREEDY
+    likeliest_only = not do_sample or fields.get("top_p") == 0  # which is "off" in SamplingParams
+    return kept, list(processors[len(kept) :]), GREEDY if likeliest_only else SamplingParams(**fields)
 
 
 def _is_plain(warper: Any) -> bool:
