@@ -54,7 +54,8 @@ struct Band {
 
   RowView view() const { return view_of(value.data(), size_t(first.back())); }
 
-  // False, and nothing of use, if there are too many. The row may be what the band holds itself. each(tile) is called where a tile is in the cache.
+  // False, and nothing of use, if there are too many. The row may be what the band itself holds. each(tile) is called where
+  // a tile is in the cache.
   template <class Each>
   bool fill(const RowView& row, float low, float high, Each each) {
     first.assign(1, 0);
@@ -236,7 +237,7 @@ class Truncation {
     return total;
   }
 
-  // What a cut-off is searched by: the mass above where the search begins, that which is to be reached, and all that there is.
+  // What a cut-off is searched by: the mass above where the search begins, that which is to be reached, and all there is.
   struct Masses {
     double above, goal, total;
   };
