@@ -12,6 +12,7 @@ Row = dict[str, Any]
 RATIO_TARGETS = {"T=1": 8.0, "truncated": 50.0}  # times the best peer, cold, float32
 GREEDY_TARGET = 8.0
 RATE_TARGET = 9.0  # 1e9 bytes of target logits a second
+SHARE_TARGETS = {1: 0.4, 8: 0.6}  # of memory's bandwidth, as torch.sum reads in the same run, by batch
 RATE_TARGETS = {("truncated", 128256): 13.0}  # where another rate is asked for
 OVERHEAD_TARGET = 12.0  # microseconds a call
 
@@ -44,15 +45,15 @@ def table(rows: Sequence[Row]) -> str:
         head += f"   (tokens a step {own['tokens_per_step']:.2f})"
     ratio_name = "time / " + own["provider"] if own else "ratio"
     lines = [head]
-    titles = f"  {'provider':26}{'median':>12}{'quartiles':>22}{ratio_name:>18}{'GB/s':>8}{'extra memory':>22}{'n':>6}"
-    lines.append(titles)
+    titles = f"  {'provider':26}{'median':>12}{'quartiles':>22}{ratio_name:>18}{'GB/s':>8}{'of memory':>11}"
+    lines.append(titles + f"{'extra memory':>22}{'n':>6}")
     for row in rows:
         ratio = f"{row['median_us'] / own['median_us']:.2f}" if own else "-"
         quartiles = f"{_time(row['q25_us'])} - {_time(row['q75_us'])}"
         memory = f"{_size(row['torch_peak_bytes'])}, {_size(row['rss_peak_bytes'])}"
         lines.append(
             f"  {row['provider']:26}{_time(row['median_us']):>12}{quartiles:>22}{ratio:>18}{row['gb_per_s']:>8.2f}"
-            f"{memory:>22}{row['repeats']:>6}"
+            f"{row['share_of_bandwidth']:>11.0%}{memory:>22}{row['repeats']:>6}"
         )
     return "\n".join(lines)
 
@@ -94,6 +95,9 @@ def _speed(own: Row, group: Sequence[Row]) -> list[dict[str, Any]]:
     if own["case"] in ("T=1", "truncated", "greedy"):
         goal = RATE_TARGETS.get((own["case"], own["vocab"]), RATE_TARGET)
         found.append(at_least(f"{where}: GB/s of target logits read", goal, own["gb_per_s"]))
+        if own["batch"] in SHARE_TARGETS:
+            what = f"{where}: share of the read bandwidth"
+            found.append(at_least(what, SHARE_TARGETS[own["batch"]], own["share_of_bandwidth"]))
     return found
 
 

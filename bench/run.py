@@ -54,17 +54,19 @@ def memory(case: Case, name: str, call: Call, one: Any) -> dict[str, int | None]
 
 
 def measure(case: Case, names: Sequence[str], repeats: int, seconds_each: float) -> list[dict[str, Any]]:
-    """One row of results a provider."""
+    """One row of results a provider. Memory's bandwidth is taken before and after, as other programs may use it too."""
     entry = REGISTRY[case.op]
     calls = build(case, names)
     sets = input_sets(case)
     peaks = {name: memory(case, name, call, sets[0]) for name, call in calls.items()}
+    bandwidth = machine.read_gb_per_s()
     samples = interleave(
         calls, sets, lambda step, output: entry.bytes_read(case, step, output),
         hot=case.cache == "hot", repeats=repeats, seconds_each=seconds_each,
     )  # fmt: skip
     if not samples:
         return []
+    bandwidth = max(bandwidth, machine.read_gb_per_s())
     fastest = min(samples, key=lambda name: statistics.median(samples[name].seconds))
     described = {
         "id": str(case), "case": case.name, "vocab": case.vocab, "batch": case.batch, "num_draft": case.num_draft,
@@ -73,7 +75,9 @@ def measure(case: Case, names: Sequence[str], repeats: int, seconds_each: float)
     }  # fmt: skip
     rows = []
     for name, sample in samples.items():
-        rows.append({**described, "provider": name, **sample.summary(), **peaks[name]})
+        found = sample.summary()
+        share = found["gb_per_s"] / bandwidth
+        rows.append({**described, "provider": name, **found, "share_of_bandwidth": share, **peaks[name]})
     return rows
 
 

@@ -42,22 +42,28 @@ struct Measure {
   float of(float x) const { return std::exp((x - max) * inverse_temperature); }
 };
 
+RowView view_of(const float* values, size_t count) {
+  return {reinterpret_cast<const char*>(values), DType::kFloat32, int32_t(count)};
+}
+RowView view_of(const std::vector<float>& values) { return view_of(values.data(), values.size()); }
+
 // The values of a row with low <= x < high, tile after tile.
 struct Band {
-  std::vector<float> value;
+  std::vector<float> value = std::vector<float>(kMaxBand + kTile + kSlack);
   std::vector<int> first;  // of each tile, and how many there are
 
-  // False, and nothing of use, if there are too many. each(tile) is called where a tile is in the cache.
+  RowView view() const { return view_of(value.data(), size_t(first.back())); }
+
+  // False, and nothing of use, if there are too many. The row may be what the band itself holds. each(tile) is called where
+  // a tile is in the cache.
   template <class Each>
   bool fill(const RowView& row, float low, float high, Each each) {
-    value.resize(std::min(kMaxBand, row.vocab) + kTile + kSlack);
     first.assign(1, 0);
     for (int tile = 0; tile < row.tiles() && first.back() <= kMaxBand; ++tile) {
       each(tile);
       first.push_back(first.back() + row.kernels().between(row.at(tile * kTile), row.tile_size(tile), low, high, 0,
                                                            nullptr, &value[first.back()]));
     }
-    value.resize(first.back());
     return first.back() <= kMaxBand;
   }
 
@@ -169,19 +175,18 @@ class Truncation {
   // Lists every id with logit >= bound (and > -inf) in index order; false if there are too many.
   bool list(float bound) {
     constexpr int kMost = RowScratch::kMaxKept, kRoom = kMost + kGroup + kSlack;
+    int32_t id[kRoom];
+    float logit[kRoom];
     bound = std::max(bound, kLowest);
-    scratch_.kept_id.resize(kRoom);
-    scratch_.kept_logit.resize(kRoom);
     int count = 0;
     const int groups = int(scratch_.group_max.size());
     for (int group = 0; group < groups && count <= kMost; ++group) {
       if (!(scratch_.group_max[group] >= bound)) continue;
       const int begin = group * kGroup, n = std::min(kGroup, row_.vocab - begin);
-      count += row_.kernels().between(row_.at(begin), n, bound, kInfinity, begin, &scratch_.kept_id[count],
-                                      &scratch_.kept_logit[count]);
+      count += row_.kernels().between(row_.at(begin), n, bound, kInfinity, begin, id + count, logit + count);
     }
-    scratch_.kept_id.resize(count);
-    scratch_.kept_logit.resize(count);
+    scratch_.kept_id.assign(id, id + count);
+    scratch_.kept_logit.assign(logit, logit + count);
     return count <= kMost;
   }
 
@@ -224,10 +229,6 @@ class Truncation {
     return select(view_of(scratch_.kept_logit), weight_, floor, kInfinity, {0.0, goal, total});
   }
 
-  static RowView view_of(const std::vector<float>& values) {
-    return {reinterpret_cast<const char*>(values.data()), DType::kFloat32, int32_t(values.size())};
-  }
-
   double total_above(const Measure& measure, float floor) const {
     double total = 0;
     for (int tile = 0; tile < row_.tiles(); ++tile)
@@ -236,7 +237,7 @@ class Truncation {
     return total;
   }
 
-  // What a cut-off is searched by: the mass above where the search begins, that which is to be reached, and all that there is.
+  // What a cut-off is searched by: the mass above where the search begins, that which is to be reached, and all there is.
   struct Masses {
     double above, goal, total;
   };
@@ -300,7 +301,7 @@ class Truncation {
       for (int tile = 0; tile < row.tiles(); ++tile) until += band.mass(tile, measure, low);
       if (!(masses.above < masses.goal && masses.goal <= until)) return {};
     }
-    const float cut = select(view_of(band.value), measure, low, high, masses);
+    const float cut = select(band.view(), measure, low, high, masses);
     if (!copy) {
       for (int tile = 0; tile < row.tiles(); ++tile) scratch_.tile_mass[tile] += band.mass(tile, measure, cut);
       summed_from_ = measure.inverse_temperature > 0 ? cut : NAN;

@@ -94,21 +94,24 @@ def test_peak_memory_sees_what_a_call_holds() -> None:
 def row(provider: str, median: float, **other: Any) -> dict[str, Any]:
     base = {
         "id": "x", "case": "T=1", "vocab": 1000, "batch": 1, "dtype": "float32", "cache": "cold", "provider": provider,
-        "median_us": median, "q25_us": median, "q75_us": median, "gb_per_s": 10.0, "repeats": 5, "torch_peak_bytes": 9,
-        "rss_peak_bytes": 0, "tokens_per_step": 3.0,
+        "median_us": median, "q25_us": median, "q75_us": median, "gb_per_s": 10.0, "share_of_bandwidth": 0.5,
+        "repeats": 5, "torch_peak_bytes": 9, "rss_peak_bytes": 0, "tokens_per_step": 3.0,
     }  # fmt: skip
     return {**base, **other}
 
 
 def test_targets_are_judged_against_the_best_peer() -> None:
     rows = [row("cpu", 10.0), row("eager", 90.0), row("transformers", 70.0), row("reference", 1.0)]
-    (speed, rate, *_) = report.targets("verify_chain", rows)
+    (speed, rate, share, *_) = report.targets("verify_chain", rows)
     assert "transformers" in speed["what"] and speed["measured"] == 7.0 and speed["reached"] is False
     assert rate["reached"] is True
     assert "NO" in report.targets_table([speed]) and "NO" not in report.targets_table([rate])
     rows[2] = row("transformers", 81.0)
     assert report.targets("verify_chain", rows)[0]["reached"] is True
-    assert "time / cpu" in report.table(rows)
+    assert "time / cpu" in report.table(rows) and "50%" in report.table(rows)
+    assert share["what"].endswith("share of the read bandwidth") and share["reached"] is True
+    eight = report.targets("verify_chain", [row("cpu", 1.0, batch=8)])
+    assert [t["reached"] for t in eight if "share" in t["what"]] == [False]
 
 
 def test_memory_target_is_that_nothing_grows_with_the_vocabulary() -> None:

@@ -159,13 +159,13 @@ WIDE: dict[str, Callable[[torch.Generator, int], torch.Tensor]] = {
         torch.where(normal(rng, vocab) < 0.5, -0.0, 0.0) - (torch.arange(vocab) % 5 == 0) * 1e-30
     ),
 }
-CUTS = {
-    "p": {"top_p": 0.9},
-    "most": {"top_p": 0.999},
-    "k": {"top_k": 9000},
-    "k-p": {"top_k": 20000, "top_p": 0.7},
-    "p-m": {"top_p": 0.95, "min_p": 0.02},
-    "m-p": {"min_p": 1e-3, "top_p": 0.8, "min_p_first": True},
+CUTS: dict[str, Callable[[int], sk.SamplingParams]] = {
+    "p": lambda vocab: sk.SamplingParams(top_p=0.9),
+    "most": lambda vocab: sk.SamplingParams(top_p=0.999),
+    "k": lambda vocab: sk.SamplingParams(top_k=vocab // 8),
+    "k-p": lambda vocab: sk.SamplingParams(top_k=vocab // 4, top_p=0.7),
+    "p-m": lambda vocab: sk.SamplingParams(top_p=0.95, min_p=0.02),
+    "m-p": lambda vocab: sk.SamplingParams(min_p=1e-3, top_p=0.8, min_p_first=True),
 }
 
 
@@ -174,7 +174,7 @@ CUTS = {
 def test_wide_cuts(backend: Backend, kind: str, cut: str, rng: torch.Generator) -> None:
     """Where what is kept is too much to list: what is kept, its normaliser, and draws by the tiles' masses."""
     vocab, u = backend.vocab(70_000), torch.tensor([[0.03], [0.71]])
-    x, params = WIDE[kind](rng, vocab)[:, None], sk.SamplingParams(**CUTS[cut])  # type: ignore[arg-type]
+    x, params = WIDE[kind](rng, vocab)[:, None], CUTS[cut](vocab)
     draw = backend.sample(*backend(x, params), uniform_samples=backend(u))
     x64, cutoff = x.double().numpy(), draw.stats.cutoff.double().cpu().numpy()[..., None]
     got = (x64 >= cutoff) & (x64 > -math.inf)

@@ -26,6 +26,11 @@ struct S {
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static F max(F a, F b) { return _mm256_max_ps(a, b); }  // b where either is NaN
   static F min(F a, F b) { return _mm256_min_ps(a, b); }
+  static float largest(F a) {  // of lanes without NaN
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+  }
   static F where_ge(F a, F b, F yes, F no) { return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_GE_OQ)); }
   // Writes the lanes with low <= x < high and their places first, first + 1, … unless null; returns how many.
   static int append(F x, F low, F high, int32_t first, int32_t* place, float* value) {

@@ -29,6 +29,7 @@ struct S {
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static F max(F a, F b) { return _mm512_max_ps(a, b); }  // b where either is NaN
   static F min(F a, F b) { return _mm512_min_ps(a, b); }
+  static float largest(F a) { return _mm512_reduce_max_ps(a); }  // of lanes without NaN
   static F where_ge(F a, F b, F yes, F no) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), no, yes);
   }

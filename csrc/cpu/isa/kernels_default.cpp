@@ -58,6 +58,11 @@ struct S {
   static F min(F a, F b) {
     return apply(a, b, [](float x, float y) { return x < y ? x : y; });
   }
+  static float largest(F a) {  // of lanes without NaN
+    for (int step = N / 2; step > 0; step /= 2)
+      for (int i = 0; i < step; ++i) a.lane[i] = a.lane[i] > a.lane[i + step] ? a.lane[i] : a.lane[i + step];
+    return a.lane[0];
+  }
   static F where_ge(F a, F b, F yes, F no) {
     F out;
     for (int i = 0; i < N; ++i) out.lane[i] = a.lane[i] >= b.lane[i] ? yes.lane[i] : no.lane[i];

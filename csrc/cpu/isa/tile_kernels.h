@@ -1,5 +1,5 @@
 // The tile kernels, written once over `struct S`, which each file of this folder defines first in an anonymous namespace:
-// S::N lanes of float in S::F, with load (of each dtype), store, set1, fma, max, min, where_ge, append, scale2; no_nan, note_nan and
+// S::N lanes of float in S::F, with load (of each dtype), store, set1, fma, max, min, largest, where_ge, append, scale2; no_nan, note_nan and
 // any_nan on S::Unordered.
 // Everything has internal linkage: see common/host_device.h.
 #include <math.h>
@@ -38,13 +38,6 @@ inline float horizontal_sum(F x) {  // pairwise, so that lanes combine alike for
   for (int step = N / 2; step > 0; step /= 2)
     for (int i = 0; i < step; ++i) lane[i] += lane[i + step];
   return lane[0];
-}
-
-inline float horizontal_max(F x) {
-  float lane[N], m = -INFINITY;
-  S::store(lane, x);
-  for (int i = 0; i < N; ++i) m = lane[i] > m ? lane[i] : m;
-  return m;
 }
 
 // Calls f(vector, offset) over n values; the last, partial vector is filled up with `fill`.
@@ -89,7 +82,7 @@ int32_t group_maxima(const void* data, int n, float* out) {
       nan = S::note_nan(nan, v);
       m = S::max(v, m);  // the second one where v is NaN
     }
-    *out++ = horizontal_max(m);
+    *out++ = S::largest(m);
   }
   if (i < n) {
     F m = S::set1(-INFINITY);
@@ -97,7 +90,7 @@ int32_t group_maxima(const void* data, int n, float* out) {
       nan = S::note_nan(nan, v);
       m = S::max(v, m);
     });
-    *out = horizontal_max(m);
+    *out = S::largest(m);
   }
   return S::any_nan(nan) ? kNaN : 0;
 }
