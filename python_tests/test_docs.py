@@ -223,7 +223,9 @@ def chi_square(acceptance: str, by_position: bool) -> float:
     (example,) = (b.text for b in blocks("docs/trees.md") if "sk.verify_tree(" in b.text)
     example = example.replace('"recursive"', f'"{acceptance}"')
     if by_position:
-        example = example.replace("torch.arange(tree.num_nodes)", "tree.position_ids")
+        by_node, positions = "noise_keys(seeds, tree, step=step)", "length[:, None] + tree.position_ids"
+        assert by_node in example
+        example = example.replace(by_node, f"noise_keys(seeds, {positions}, 'draft', step)")
     exec(example, names)
     probs, tokens = float64_law(names["table"]), names["out"].tokens[:, :2].clone()
     second = torch.from_numpy(probs)[tokens[:, 0]].multinomial(1, generator=torch.Generator().manual_seed(0))[:, 0]

@@ -204,8 +204,8 @@ class DraftTree:
     def position_ids(self) -> Tensor:
         """``[num_nodes]`` int64: each node's depth, to add to the number of tokens before the root.
 
-        Positions for the model alone: nodes of one depth share them, so the noise of a tree's draft has to be keyed by
-        node instead (see `noise_keys`).
+        For the model, and for the noise of the rule "match". Nodes of one depth share them: the noise that a tree is
+        drafted with is ``noise_keys(seeds, tree, step=step)``.
         """
         return self.depth.clamp_min(0)
 

@@ -85,10 +85,12 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   if (warp_id() != 0) return;
   RawRow found{};
   if (raw) found = raw_row(read[0]);
-  const RowLaw law = task.is_draft && args.draft_probs.data ? law_of_probs(read[0]) : read[0].law;
+  const bool probs = task.is_draft && args.draft_probs.data;
+  const float total = probs ? sum_of_tiles(read[0].table.mass, task.row.tiles()) : 0.0f;
   if (lane_id() != 0) return;
   if (raw) (task.is_draft ? work.draft_raws : work.target_raws)[task.index] = found;
-  (task.is_draft ? work.draft_laws : work.target_laws)[task.index] = law;
+  const RowLaw& law = read[0].law;
+  (task.is_draft ? work.draft_laws : work.target_laws)[task.index] = probs ? law_of_probs(law, total) : law;
   if (!task.is_draft && work.best) work.best[task.index] = 0;
   if (!task.is_draft && work.measured) work.measured[task.index] = 0;
 }

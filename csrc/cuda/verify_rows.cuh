@@ -50,15 +50,13 @@ __device__ __forceinline__ Sampling draft_sampling(const VerifyArgs& args, int64
   return reads_greedily(args) ? made_greedy(s) : s;
 }
 
-// That of a row of probabilities, by a warp, given what find_law has made of it: its flags alone, or no_law.
-__device__ __forceinline__ RowLaw law_of_probs(const Reading& reading) {
-  const float total = sum_of_tiles(reading.table.mass, reading.row.tiles());
-  const int32_t status = reading.law.status & kNaN;
+// That of a row of probabilities, given the sum of its masses and what find_law has made of it: no flag, or no_law.
+__device__ __forceinline__ RowLaw law_of_probs(RowLaw read, float total) {
+  const int32_t status = read.status & kNaN;
   if (status || !is_distribution(total)) return no_law(status);
-  RowLaw law = reading.law;
-  law.status = 0;
-  law.one_hot = false;
-  return law;
+  read.status = 0;
+  read.one_hot = false;
+  return read;
 }
 
 // The draft's law at position i. `read`: the row's law, unless that is the caller's; see law_of_probs.

@@ -16,8 +16,8 @@ __device__ __noinline__ void read_row(Reading& reading, RawRow* raw, bool probs 
   scan_row<kClustered>(reading.row, plan, reading.table);
   find_law(reading, raw != nullptr);
   if (probs && warp_id() == 0) {
-    const RowLaw law = law_of_probs(reading);
-    if (lane_id() == 0) reading.law = law;
+    const float total = sum_of_tiles(reading.table.mass, reading.row.tiles());
+    if (lane_id() == 0) reading.law = law_of_probs(reading.law, total);
   }
   if (raw == nullptr || warp_id() != 0) return;
   const RawRow found = raw_row(reading);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -70,6 +71,76 @@ def test_bad_arguments(changes: dict[str, Any], kind: type[Exception], message: 
     assert target.forwards == []
     if before is not None and "input_ids" not in changes:
         assert torch.equal(before, IDS)
+
+
+@pytest.mark.parametrize(
+    ("family", "rows", "message"),
+    [
+        ("llama", [[5, 6, 7], [0, 6, 7]], r"rows begin with the padding id 0 \(.*got None, and row 1 does"),
+        ("t5", [[5, 6, 0], [4, 6, 7]], r"rows begin or end with the padding id 0 \(.*got None, and row 0 does"),
+    ],
+)
+def test_padded_ids_need_their_mask(family: str, rows: list[list[int]], message: str) -> None:
+    """Without it the padding would be decoded as text."""
+    target, ids = tiny(family), torch.tensor(rows)
+    given: dict[str, Any] = {"drafter": sk.NoDrafter(), "max_new_tokens": 4, "sampling": sk.SamplingParams(0.0)}
+    with pytest.raises(ValueError, match=f"generate: attention_mask must be given where {message}"):
+        sk.generate(target, ids, **given)
+    masked = sk.generate(target, ids, attention_mask=(ids != 0).long(), **given)
+    short = next(b for b, row in enumerate(rows) if 0 in row)
+    alone = sk.generate(target, ids[short : short + 1, ids[short] != 0], **given)
+    assert torch.equal(masked.tokens[short, : alone.tokens.shape[1]], alone.tokens[0])
+    sk.generate(target, ids, attention_mask=torch.ones_like(ids), **given)  # it counts as a token
+    if family == "llama":
+        ids[1] = torch.tensor([6, 0, 7])
+        sk.generate(target, ids, **given)  # inside it is one
+
+
+def test_a_drafter_serves_one_call_at_a_time() -> None:
+    """In another thread, and from within its own call; when that is left, by an error or not, the next may have it."""
+    drafter, target, other = sk.NgramDrafter(), TableRunner.random(), TableRunner.random()
+    given: dict[str, Any] = {"max_new_tokens": 6, "seeds": torch.tensor([1, 2])}
+    expected = sk.generate(target, IDS, drafter=drafter, **given).tokens
+    refused: list[str] = []
+
+    def attempt(runner: TableRunner, drafter: sk.Drafter) -> None:
+        try:
+            sk.generate(runner, IDS, drafter=drafter, **given)
+        except ValueError as error:
+            refused.append(str(error))
+
+    def during(_: object) -> None:
+        attempt(other, drafter)
+        for shared in ((other, drafter), (target, sk.NgramDrafter()), (other, sk.NgramDrafter())):
+            thread = threading.Thread(target=attempt, args=shared)
+            thread.start()
+            thread.join()
+        raise KeyError("of a streamer")
+
+    with pytest.raises(KeyError):
+        sk.generate(target, IDS, drafter=drafter, streamer=during, **given)
+    message = "generate: {} that another call is using: give each call one of its own".format
+    in_use = message("drafter serves one call at a time, got a NgramDrafter")
+    assert refused == [in_use, in_use, message("model serves one call at a time, got a TableRunner")]
+    assert torch.equal(sk.generate(target, IDS, drafter=drafter, **given).tokens, expected)
+
+
+@pytest.mark.parametrize("where", ["start", "propose"])
+def test_a_drafter_that_failed_may_be_used_again(where: str) -> None:
+    class Failing(sk.NgramDrafter):
+        fails = True
+
+    def fail(self: Failing, *given: Any) -> Any:
+        if self.fails:
+            raise KeyError(where)
+        return getattr(sk.NgramDrafter, where)(self, *given)
+
+    setattr(Failing, where, fail)
+    drafter, target = Failing(), TableRunner.random()
+    with pytest.raises(KeyError):
+        sk.generate(target, IDS, drafter=drafter)
+    drafter.fails = False
+    assert sk.generate(target, IDS, drafter=drafter, max_new_tokens=3).num_tokens.tolist() == [3, 3]
 
 
 def test_a_streamer_takes_one_sequence() -> None:

@@ -120,6 +120,18 @@ def test_the_draft_ends_before_what_it_cannot_have_given(backend: Backend, accep
     same_bits(backend.verify_packed(**chains.on(backend, packed))[:4], out[:4])
 
 
+@pytest.mark.parametrize("acceptance", RATIO)
+def test_an_eos_that_cannot_have_been_drawn_ends_nothing(backend: Backend, acceptance: str) -> None:
+    """A token follows what was accepted."""
+    arguments, _ = impossible("no probability", acceptance)
+    arguments = chains.select(arguments, torch.tensor([0, 2, 4, 6]))
+    arguments["eos_token_ids"] = arguments["draft_tokens"][:, 1].clone()
+    out = run(backend, arguments)
+    shorter = run(backend, arguments, num_draft_tokens=torch.ones(4).int())
+    same_bits(out[:3], shorter[:3])
+    assert (out.status == sk.Status.BAD_DRAFT).any()
+
+
 def test_a_greedy_target_asks_no_draft(backend: Backend) -> None:
     """In the token rule: all of P is on one id, so that whatever the draft is the tokens are the target's."""
     arguments, _ = impossible("no probability", "token")

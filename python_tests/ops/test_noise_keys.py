@@ -16,6 +16,7 @@ from python_tests.support import Backend
 from specdec_kernels.testing import float64_gumbel, philox4x32, words32
 
 OP = "noise_keys"
+TREE = sk.DraftTree.from_parents([-1, 0, 0, 1])
 SIGNATURE = (["seeds", "positions", "purpose", "step"], ["backend"])
 CALLS = {
     "": lambda: {"seeds": torch.arange(5), "positions": torch.arange(15).view(5, 3)},
@@ -53,6 +54,15 @@ def test_is_philox(backend: Backend, purpose: str) -> None:
         np.testing.assert_array_equal(keys.cpu(), expected(SEEDS, positions, purpose, steps))
     narrow = backend.noise_keys(*backend(SEEDS, positions.int()), purpose)
     np.testing.assert_array_equal(narrow.cpu(), backend.noise_keys(*backend(SEEDS, positions), purpose).cpu())
+
+
+@pytest.mark.parametrize("parents", [[-1, 0, 0, 1], [[-1, 0, 0, 1]] * len(SEEDS)], ids=["one tree", "each its own"])
+def test_a_tree_has_a_key_for_each_node(backend: Backend, parents: list[Any]) -> None:
+    tree, step = backend(sk.DraftTree.from_parents(parents), torch.arange(len(SEEDS)))
+    keys = backend.noise_keys(backend(SEEDS), tree, step=step)
+    nodes = torch.arange(4).expand(len(SEEDS), 4)
+    np.testing.assert_array_equal(keys.cpu(), expected(SEEDS, nodes, "draft", torch.arange(len(SEEDS))))
+    assert torch.equal(keys, backend.noise_keys(backend(SEEDS), tree, "draft", step))
 
 
 def test_depends_on_nothing_but_seed_and_position(backend: Backend) -> None:
@@ -114,6 +124,17 @@ def test_float32_noise_is_the_float64_noise() -> None:
         ({"step": "first"}, TypeError, "noise_keys: step must be an int or a [batch] int64 tensor, got str"),
         ({"step": torch.zeros(5, dtype=torch.int64)}, ValueError, "noise_keys: step must be [batch=4], got [5]"),
         ({"backend": "gpu"}, ValueError, "noise_keys: backend must be one of"),
+        ({"positions": TREE}, ValueError, "noise_keys: step must be given for a tree"),
+        (
+            {"positions": TREE, "purpose": "sample", "step": 1},
+            ValueError,
+            "noise_keys: purpose must be 'draft' for a tree (\"match\" verifies by position), got 'sample'",
+        ),
+        (
+            {"positions": sk.DraftTree.from_parents([[-1, 0]] * 3), "step": 1},
+            ValueError,
+            "noise_keys: seeds must be [batch=3], got [4]",
+        ),
     ],
 )
 def test_refuses(change: dict[str, object], error: type[Exception], message: str) -> None:

@@ -16,6 +16,7 @@ from ..integrations.runners import as_runner
 from ..laws import TargetLaw
 from ..sampling import SamplingParams
 from .arguments import check_speculation, check_streamer
+from .claims import claimed
 from .costs import measure_costs, synchronize
 from .graph import begin_steps
 from .listeners import emitter, progress_bar
@@ -68,9 +69,10 @@ def generate(
         ``[batch, prompt]`` int32 or int64; the encoder's input for an encoder-decoder.
     drafter : Drafter
         `ModelDrafter`, `NgramDrafter`, `NgramLMDrafter`, `NoDrafter` (plain decoding) or your own; of trees,
-        `MedusaDrafter` and `NgramTreeDrafter`.
+        `MedusaDrafter` and `NgramTreeDrafter`. It serves one call at a time, as does a `Runner` of your own.
     attention_mask : Tensor, optional
-        ``[batch, prompt]`` of 0 and 1, zeros on the left (an encoder-decoder: anywhere). None: no padding.
+        ``[batch, prompt]`` of 0 and 1, zeros on the left (an encoder-decoder: anywhere). None: no padding, so that no
+        row may begin (of an encoder-decoder, begin or end) with the model's padding id.
     sampling : SamplingParams
         Of the target; tensor fields ``[batch]`` on the model's device.
     seeds : Tensor, optional
@@ -108,8 +110,8 @@ def generate(
     Raises
     ------
     ValueError, TypeError
-        A model that cannot be served (by name, with the reason), a draft with another vocabulary, bad shapes, dtypes or
-        ranges; before any work.
+        A model that cannot be served (by name, with the reason), a draft with another vocabulary, a drafter that
+        another call is using, bad shapes, dtypes or ranges; before any work.
     ModuleNotFoundError
         ``progress=True`` without tqdm.
     """
@@ -119,7 +121,9 @@ def generate(
     check_speculation(runner, drafter, num_speculative_tokens, acceptance, target_law)
     check_streamer(streamer, request.batch_size)
     ends = request.ends("generate", runner)
+    own = {"drafter": drafter, "model": runner} | ({"drafter.runner": drafter.runner} if drafter.runner else {})
     with torch.inference_mode(), ExitStack() as cleanup:
+        cleanup.enter_context(claimed("generate", **own))
         prompt = request.prompt(runner)
         deepest, longest_draft, hidden_size = _extent(drafter, runner, num_speculative_tokens)
         speculation = Speculation(acceptance, longest_draft, target_law, hidden_size)

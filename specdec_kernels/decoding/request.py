@@ -41,6 +41,8 @@ class Request:
         batch, length = self.input_ids.shape
         if self.attention_mask is not None:
             _check_mask(caller, runner, self.attention_mask, batch, length)
+        else:
+            _check_unpadded(caller, runner, self.input_ids)
         if not isinstance(self.sampling, SamplingParams):
             raise TypeError(f"{caller}: sampling must be a SamplingParams, got {type(self.sampling).__name__}")
         check_params(caller, "sampling", self.sampling, batch, runner.device)
@@ -145,6 +147,18 @@ def _check_mask(caller: str, runner: Runner, attention_mask: Tensor, batch: int,
         if bool(holes.any()):
             row = int(holes.int().argmax())
             raise ValueError(f"{caller}: attention_mask must pad on the left (zeros, then ones), row {row} does not")
+
+
+def _check_unpadded(caller: str, runner: Runner, input_ids: Tensor) -> None:
+    """Ids that look padded would be decoded with their padding."""
+    ends = [0] if runner.decoder_start is None else [0, -1]
+    padded = (input_ids[:, ends] == runner.prompt_padding).any(1) if runner.prompt_padding is not None else None
+    if padded is not None and bool(padded.any()):
+        where = "begin" if runner.decoder_start is None else "begin or end"
+        raise ValueError(
+            f"{caller}: attention_mask must be given where rows {where} with the padding id {runner.prompt_padding} "
+            f"(ones where it counts as a token), got None, and row {int(padded.int().argmax())} does"
+        )
 
 
 def _check_seeds(caller: str, seeds: Tensor, batch: int) -> None:

@@ -75,6 +75,8 @@ class Runner(ABC):
         Ids that end a sequence where the caller names none.
     padding_id : int
         Fills `GenerationOutput.sequences` after a sequence's end.
+    prompt_padding : int or None
+        Id that prompts are padded with: those that begin with it need an attention mask. None: none is known.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Runner(ABC):
     hidden_size: int | None = None
     end_ids: tuple[int, ...] = ()
     padding_id: int = 0
+    prompt_padding: int | None = None
 
     @abstractmethod
     def start(self, prompt: Prompt, capacity: int) -> None:

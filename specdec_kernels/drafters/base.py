@@ -79,8 +79,8 @@ class Drafter(ABC):
     """Proposes tokens that the target then verifies.
 
     One `generate` call goes ``start``, then ``propose`` and ``commit`` once a step, then ``finish``. A drafter object
-    may be used again for the next call, but serves one call at a time. This one always proposes each sequence's last
-    token again::
+    may be used again for the next call, but serves one call at a time: another is refused. This one always
+    proposes each sequence's last token again::
 
         class RepeatLast(Drafter):
             def start(self, state): ...

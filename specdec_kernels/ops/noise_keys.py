@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..tree import DraftTree
 from ._common import ID_DTYPES, check_tensor, define, dispatch, shape_error
 from .arguments import NoiseKeysArguments
 from .uniform_samples import purpose_code, split_step
@@ -19,8 +20,8 @@ _op, _pack = define("noise_keys", NoiseKeysArguments, "Tensor", _fake)
 
 def noise_keys(
     seeds: Tensor,
-    positions: Tensor,
-    purpose: str = "sample",
+    positions: Tensor | DraftTree,
+    purpose: str | None = None,
     step: int | Tensor | None = None,
     *,
     backend: str | None = None,
@@ -30,27 +31,28 @@ def noise_keys(
     From a key, `sample` and ``verify_chain(acceptance="match")`` compute ``G(key, v) = −log(−log1p(−t))`` for every
     target id v, ``t = (philox(key, v div 4)[v mod 4] + 0.5) · 2**-32``. The match rule and its drafter use the absolute
     position (counted without padding) and no step, so that what they emit is what plain sampling with the seed emits.
-    Drafts for the rules "block", "recursive" and "traversal" need a step, and those of a tree one number per node in
-    the place of a position.
+    Drafts for the rules "block", "recursive" and "traversal" need a step. A tree in the place of positions makes the
+    keys that its nodes' children are drawn with: one for each node, fresh at every step. (By their positions, which
+    nodes of one depth share, the children of siblings would be drawn with the same noise.)
 
     Parameters
     ----------
     seeds : Tensor
         ``[batch]`` int64, one per sequence.
-    positions : Tensor
-        ``[batch, n]`` int32 or int64: the absolute position of the token that is drawn; for the draft of a tree, a
-        number for each node.
-    purpose : {"sample", "draft", "accept", "final"}
-        Disjoint streams.
+    positions : Tensor or DraftTree
+        ``[batch, n]`` int32 or int64: the absolute position of the token that is drawn; or the tree that is drafted.
+    purpose : {"sample", "draft", "accept", "final"}, optional
+        Disjoint streams. None: "sample", of a tree "draft", which takes no other.
     step : int or Tensor, optional
-        The verify step, where noise must be fresh at each step; >= 0, or ``[batch]`` int64. None: a stream of its own.
+        The verify step, where noise must be fresh at each step; >= 0, or ``[batch]`` int64. None: a stream of its own;
+        not for a tree.
     backend : str, optional
         "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
 
     Returns
     -------
     Tensor
-        ``[batch, n]`` int64.
+        ``[batch, n]`` int64; of a tree ``[batch, num_nodes]``.
 
     Raises
     ------
@@ -60,11 +62,26 @@ def noise_keys(
     check_tensor("noise_keys", "seeds", seeds, (torch.int64,), None)
     if seeds.dim() != 1:
         raise shape_error("noise_keys", "seeds", "[batch]", seeds)
+    if isinstance(positions, DraftTree):
+        positions, purpose = _nodes(positions, seeds, purpose, step), "draft"
     check_tensor("noise_keys", "positions", positions, ID_DTYPES, seeds.device)
     if positions.dim() != 2 or positions.shape[0] != seeds.shape[0]:
         raise shape_error("noise_keys", "positions", f"[batch={seeds.shape[0]}, n]", positions)
     steps, scalar = (None, -1) if step is None else split_step("noise_keys", step, seeds)
     run = dispatch("noise_keys", _op, backend, seeds.device)
-    code = purpose_code("noise_keys", purpose)
+    code = purpose_code("noise_keys", "sample" if purpose is None else purpose)
     out: Tensor = run(*_pack(seeds=seeds, positions=positions, steps=steps, step=scalar, purpose=code))
     return out
+
+
+def _nodes(tree: DraftTree, seeds: Tensor, purpose: str | None, step: object) -> Tensor:
+    """A number for each node ``[batch, num_nodes]``."""
+    if purpose not in (None, "draft"):
+        raise ValueError(
+            f"noise_keys: purpose must be 'draft' for a tree (\"match\" verifies by position), got {purpose!r}"
+        )
+    if step is None:
+        raise ValueError("noise_keys: step must be given for a tree, whose noise is fresh at every step, got None")
+    if tree.is_batched and tree.parents.shape[0] != seeds.shape[0]:
+        raise shape_error("noise_keys", "seeds", f"[batch={tree.parents.shape[0]}]", seeds)
+    return torch.arange(tree.num_nodes, device=seeds.device).expand(seeds.shape[0], -1)

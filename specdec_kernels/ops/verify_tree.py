@@ -84,8 +84,9 @@ def verify_tree(
 
     The final token is drawn from what P has become, after truncation, at the last accepted node.
 
-    "recursive" and "traversal" need draft noise that is fresh at every step, and different for each node: keys by
-    position would give the children of siblings the same noise, and "traversal" would no longer be lossless.
+    "recursive" and "traversal" need draft noise that is fresh at every step, and different for each node:
+    ``noise_keys(seeds, tree, step=step)``. Keys by position would give the children of siblings the same noise, and
+    "traversal", which looks at both before it decides, would no longer be lossless.
 
     Parameters
     ----------

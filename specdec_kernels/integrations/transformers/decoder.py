@@ -10,7 +10,7 @@ from torch import Tensor
 from ...decoding.runner import Prompt, Runner
 from ...tree import DraftTree
 from .cache import VIEW_STEP, RaggedCache, causal_mask, tree_mask
-from .models import attention_windows, end_ids, max_length, padding_id, positions_end
+from .models import attention_windows, end_ids, max_length, padding_id, positions_end, prompt_padding
 from .packing import is_packed
 
 
@@ -31,6 +31,7 @@ class TransformersRunner(Runner):
         self.max_length = max_length(model.config)
         self.capturable = len({parameter.device for parameter in model.parameters()}) == 1
         self.end_ids, self.padding_id = end_ids(model), padding_id(model)
+        self.prompt_padding = prompt_padding(model)
 
     def costs_as(self) -> tuple[object, Hashable]:
         return self.model, is_packed(self.model)

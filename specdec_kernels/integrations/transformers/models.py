@@ -93,6 +93,15 @@ def end_ids(model: Any) -> tuple[int, ...]:
     return tuple(named) if isinstance(named, Iterable) else (named,)
 
 
+def prompt_padding(model: Any) -> int | None:
+    """The padding id that its config, or its generation config, names."""
+    for config in (getattr(model, "config", None), getattr(model, "generation_config", None)):
+        value = getattr(config, "pad_token_id", None)
+        if value is not None and value >= 0:  # some configs say −1 for none
+            return int(value)
+    return None
+
+
 def padding_id(model: Any) -> int:
     """Its padding id, or an end id, or 0."""
     for config in (getattr(model, "generation_config", None), getattr(model, "config", None)):

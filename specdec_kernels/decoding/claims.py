@@ -1,0 +1,34 @@
+"""Whose state is whose: a drafter, and a `Runner` of the caller's own, hold that of one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+_lock = Lock()
+_claimed: set[int] = set()  # ids of what a call holds on to, so that none is another's
+
+
+@contextmanager
+def claimed(caller: str, **held: object) -> Iterator[None]:
+    """Keep what is `held`, by the names of the arguments, from every other call, in any thread, until the exit.
+
+    Raises
+    ------
+    ValueError
+        Another call has one of them.
+    """
+    with _lock:
+        for name, value in held.items():
+            if id(value) in _claimed:
+                raise ValueError(
+                    f"{caller}: {name} serves one call at a time, got a {type(value).__name__} that another call is "
+                    f"using: give each call one of its own"
+                )
+        _claimed.update(map(id, held.values()))
+    try:
+        yield
+    finally:
+        with _lock:
+            _claimed.difference_update(map(id, held.values()))
