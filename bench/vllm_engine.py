@@ -121,11 +121,9 @@ def print_table(rows: Sequence[Row]) -> None:
         head = f"{row['case']:10} {row['batch']:5} {row['engine']:9}"
         if "failed" in row:
             print(head, "fails:", row["failed"])
-        elif "speedup" in row:
-            print(
-                f"{head} {row['sampler_us'] / 1e3:18.2f} {row['sampler_ratio']:13.1f} {row['tokens_per_s']:10.1f} "
-                f"{row['speedup']:25.2f}"
-            )
+        else:
+            ratio, speedup = (row.get(name, float("nan")) for name in ("sampler_ratio", "speedup"))
+            print(f"{head} {row['sampler_us'] / 1e3:18.2f} {ratio:13.1f} {row['tokens_per_s']:10.1f} {speedup:25.2f}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
