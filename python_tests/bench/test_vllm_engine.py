@@ -6,16 +6,15 @@ from bench import vllm_engine
 
 
 def test_ratios_are_against_the_plug_in_of_the_same_case(capsys: pytest.CaptureFixture[str]) -> None:
-    def row(engine: str, batch: int, sampler_us: float, tokens_per_s: float) -> vllm_engine.Row:
-        return {
-            "case": "T=1", "batch": batch, "engine": engine, "sampler_us": sampler_us, "tokens_per_s": tokens_per_s,
-        }  # fmt: skip
+    def row(engine: str, batch: int, sampler: float, rate: float) -> vllm_engine.Row:
+        times = {"sampler_cpu_us": sampler, "tokens_per_cpu_s": rate}
+        return {"case": "T=1", "batch": batch, "engine": engine, **times}
 
     rows = [
         row("stock", 8, 6000.0, 20.0), row("plug-in", 8, 500.0, 50.0),
         row("stock", 1, 900.0, 10.0), row("plug-in", 1, 300.0, 11.0),
         {"case": "truncated", "batch": 8, "engine": "stock", "failed": "RuntimeError: index out of bounds"},
-        {"case": "truncated", "batch": 8, "engine": "none", "sampler_us": 1.0, "tokens_per_s": 1.0},
+        {"case": "truncated", "batch": 8, "engine": "none", "sampler_cpu_us": 1.0, "tokens_per_cpu_s": 1.0},
     ]  # fmt: skip
     vllm_engine.add_ratios(rows)
     assert [(r.get("sampler_ratio"), r.get("speedup")) for r in rows] == [
