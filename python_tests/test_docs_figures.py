@@ -160,6 +160,17 @@ def medusa_trees(label: str, column: str) -> Expected:
     return decoded("medusa_trees", column, 0.0, drafter, int(nodes))
 
 
+def in_vllm(label: str, column: str) -> Expected:
+    """CPU milliseconds in the sampler a step, and tokens a CPU second; nothing from where the engine failed on."""
+    case, batch = label.rsplit(", ", 1)
+    engine = {"no speculation": "none", "vLLM": "stock", "mended": "mended", "plug-in": "plug-in"}[column]
+    rows = [r for r in results("vllm_engine")["rows"] if (r["case"], r["engine"]) == (CASES[case], engine)]
+    if any("failed" in r for r in rows):
+        return []
+    (found,) = (r for r in rows if r["batch"] == int(batch))
+    return [found["sampler_cpu_us"] / 1e3, found["tokens_per_cpu_s"]]
+
+
 def span_of(label: str, column: str) -> Expected:
     """Smallest and largest ratio over the four sizes; README's one table."""
     op, case = {
@@ -238,7 +249,7 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "chain": chain, "chain in bfloat16": chain_in_bfloat16, "other chains": chain_more, "variants": chain_variants,
     "tree": tree, "gather": gather, "overhead": overhead, "rates": rates, "best peer": best_peer,
     "goals": goals, "end to end": end_to_end, "medusa": medusa, "medusa trees": medusa_trees, "ratios": span_of,
-    "in transformers": in_transformers,
+    "in transformers": in_transformers, "vllm": in_vllm,
 }  # fmt: skip
 
 
@@ -303,13 +314,9 @@ def test_the_commands_are_those_of_the_results() -> None:
     """Each result that docs/benchmarks.md quotes stands there with the command that it was taken with."""
     text = " ".join((ROOT / "docs/benchmarks.md").read_text().replace("\\\n", "").split())
     for name in (
-        "verify_chain",
-        "end_to_end",
-        "end_to_end_quote",
-        "end_to_end_medusa",
-        "medusa_trees",
-        "in_transformers",
-    ):
+        "verify_chain", "end_to_end", "end_to_end_quote", "end_to_end_medusa", "medusa_trees", "in_transformers",
+        "vllm_engine",
+    ):  # fmt: skip
         assert results(name)["command"] in text, name
     assert "python -m bench.run --op verify_tree gather_kv_ --json --threads 2" in text  # one run each in the results
     for name in ("verify_tree", "gather_kv_"):

@@ -276,6 +276,29 @@ def test_sampler_of_steps_without_drafts_is_exact() -> None:
     assert total_variation(exact_law(verify, case, "token"), target_joint(case)) < TOLERANCE
 
 
+@pytest.mark.parametrize("rows_each", [1, 3])
+def test_drafts_are_drawn_from_the_distribution_given_and_by_seeds(rows_each: int) -> None:
+    draw = v1.make_sample_from_logits(refuse)
+    own, temperature = SimpleNamespace(_enable_probabilistic_draft_probs=True), torch.tensor([0.0, 0.5, 1.5])
+    logits = torch.randn(3 * rows_each, 40)
+    many = [draw(own, logits, sampling_metadata(temperature)) for _ in range(400)]
+    expected = (logits.double() / temperature.clamp_min(1e-4).repeat_interleave(rows_each)[:, None]).softmax(-1)
+    probs = many[0][1]
+    assert torch.allclose(probs.double(), expected, atol=1e-6)
+    drawn = torch.stack([tokens for tokens, _ in many])
+    seen = torch.nn.functional.one_hot(drawn, 40).double().mean(0)
+    assert (seen - expected).abs().max() < 6 * (0.25 / 400) ** 0.5  # six standard deviations at the most
+    assert torch.equal(drawn[0, :rows_each], logits[:rows_each].argmax(-1))
+
+    def of_request(request: int, slot: int) -> list[int]:
+        order = [request if place == slot else place for place in range(3)]
+        rows = logits.unflatten(0, (3, -1))[order].flatten(0, 1)
+        seeded = sampling_metadata(temperature[order], generators={slot: torch.Generator().manual_seed(8)})
+        return draw(own, rows, seeded)[0].unflatten(0, (3, -1))[slot].tolist()
+
+    assert of_request(2, 2) == of_request(2, 0) == of_request(2, 1)
+
+
 # ---------------------------------------------------------------- V2: noise over several steps
 
 
@@ -469,6 +492,10 @@ def test_what_is_not_served_goes_to_vllm() -> None:
     second = functools.partial(v2.make_rejection_sample(lambda *_, **__: "stock"), *[None] * 10, 3)
     for option in ("synthetic_conditional_rates", "contexts", "fly_window_size"):
         assert second(**{option: 1}) == "stock"
+    drafts = v1.make_sample_from_logits(lambda *_: "stock")
+    for probabilistic, all_greedy in ((False, False), (True, True)):
+        own = SimpleNamespace(_enable_probabilistic_draft_probs=probabilistic)
+        assert drafts(own, rows, sampling_metadata(torch.ones(3), all_greedy=all_greedy)) == "stock"
     processed_mode = SimpleNamespace(logprobs_mode="processed_logits")
     assert v1.make_forward_cpu(lambda *_: "stock")(processed_mode, rows, {}, None, None) == "stock"
 

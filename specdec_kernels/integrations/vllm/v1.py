@@ -1,4 +1,4 @@
-"""vLLM's V1 model runner: `RejectionSampler`, the functions below it, and the sampler on a CPU.
+"""vLLM's V1 model runner: `RejectionSampler`, the functions below it, the drafts' draw, and the sampler on a CPU.
 
 ``make_x(stock)`` makes what takes the place of vLLM's function ``x``; each one hands what it does not serve to `stock`.
 The stand-ins have vLLM's signatures. ``SamplingMetadata`` is `sampling` here: temperature, top_k and top_p are
@@ -18,6 +18,7 @@ from ...ops._common import LOGIT_DTYPES
 from ...ops.row_stats import row_stats
 from ...ops.sample import sample
 from ...ops.verify_packed import verify_packed
+from ...ops.warp_probs import warp_probs
 from ...sampling import GREEDY, SamplingParams
 from .replacing import replace
 
@@ -31,6 +32,7 @@ def patch() -> None:
     from vllm import SamplingParams as Asked
     from vllm.v1.outputs import SamplerOutput
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
     replace(rejection_sampler.RejectionSampler, "forward", lambda stock: make_forward(stock, SamplerOutput))
     replace(rejection_sampler, "rejection_sample", make_rejection_sample)
@@ -38,6 +40,7 @@ def patch() -> None:
     replace(rejection_sampler, "expand_batch_to_tokens", lambda stock: expand_batch_to_tokens)
     replace(rejection_sampler, "apply_top_k_top_p", lambda stock: apply_top_k_top_p)
     replace(TopKTopPSampler, "forward_cpu", make_forward_cpu)
+    replace(SpecDecodeBaseProposer, "_sample_from_logits", make_sample_from_logits)
     replace(Asked, "_validate_spec_decode", make_validate_spec_decode)
     replace(logits_processor, "build_logitsprocs", make_build_logitsprocs)
     runner = sys.modules.get("vllm.v1.worker.gpu_model_runner")  # imported before: it has a name of its own for it
@@ -221,7 +224,27 @@ def cut(logits: Tensor, params: SamplingParams) -> Tensor:
     return logits.masked_fill_(logits < row_stats(logits, params).cutoff[:, None], float("-inf"))
 
 
-# ---------------------------------------------------------------- steps without drafts, and what requests may ask
+# ---------------------------------------------------------------- drafts, steps without drafts, what requests may ask
+
+
+def make_sample_from_logits(stock: Function) -> Function:
+    """``SpecDecodeBaseProposer._sample_from_logits``, of draft models: (tokens, probabilities or None).
+
+    vLLM's own draws a seeded request's drafts without its generator, so that its tokens do not reproduce. `logits` have
+    as many rows for each request, request after request.
+    """
+
+    def sample_from_logits(self: Any, logits: Tensor, sampling_metadata: Any) -> tuple[Tensor, Tensor | None]:
+        if not self._enable_probabilistic_draft_probs or sampling_metadata.all_greedy:
+            return stock(self, logits, sampling_metadata)
+        params = SamplingParams(temperature=sampling_metadata.temperature)
+        rows = logits.unflatten(0, (len(sampling_metadata.temperature), -1))
+        uniforms = torch.rand(rows.shape[:2], device=logits.device)
+        draw_seeded(uniforms.unbind(), sampling_metadata.generators)
+        tokens = sample(rows, params, uniform_samples=uniforms).token
+        return tokens.flatten(), warp_probs(rows, params).flatten(0, 1)
+
+    return sample_from_logits
 
 
 def make_forward_cpu(stock: Function) -> Function:
