@@ -17,16 +17,18 @@ them as they are. `indices` copies the rows that it names.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from ..ops._common import FLOAT32, LOGIT_DTYPES, check_tensor, shape_error
-from ..ops.row_stats import row_stats
 from ..ops.sample import sample
 from ..ops.uniform_samples import uniform_samples
 from ..ops.verify_chain import verify_chain
 from ..ops.warp_probs import warp_probs
 from ..sampling import SamplingParams
+from .cutting import is_cut
 
 Seed = int | Tensor | None
 
@@ -222,7 +224,7 @@ def top_k_mask_logits(logits: Tensor, top_k: Tensor | int) -> Tensor:
     largest.
     """
     _check_rows("top_k_mask_logits", "logits", logits, LOGIT_DTYPES)
-    return _mask(logits, SamplingParams(top_k=top_k))
+    return logits.masked_fill(is_cut(logits, SamplingParams(top_k=top_k)), -torch.inf)
 
 
 top_p_renorm_prob = top_p_renorm_probs
@@ -291,11 +293,11 @@ def chain_speculative_sampling(
     return out.tokens.int(), counts[0], counts[1]
 
 
-class _Joint:
+class _Joint(NamedTuple):
     """Top-k and top-p, each of the whole row."""
 
-    def __init__(self, *each: SamplingParams) -> None:
-        self.each = each
+    top_k: SamplingParams
+    top_p: SamplingParams
 
 
 def _both(op: str, order: str, top_k: Tensor | int, top_p: Tensor | float) -> SamplingParams | _Joint:
@@ -329,16 +331,10 @@ def _draw(
         given, dtype = given[indices.long()], indices.dtype
     logits = given.log() if name == "probs" else given
     if isinstance(cut, _Joint):
-        logits, cut = _mask(logits, *cut.each), None
+        logits, cut = logits.masked_fill(is_cut(logits, cut.top_k) | is_cut(logits, cut.top_p), -torch.inf), None
     uniforms = _uniforms(op, logits.shape[0], 1, generator, seed, offset, logits.device)[:, 0]
     drawn = sample(logits, cut, uniform_samples=uniforms)
     return drawn.token.to(dtype), drawn.stats.status == 0
-
-
-def _mask(logits: Tensor, *each: SamplingParams) -> Tensor:
-    """The logits, with −inf where one of these cuts."""
-    cutoff = torch.stack([row_stats(logits, params).cutoff for params in each]).amax(0)
-    return logits.masked_fill(logits < cutoff[:, None], -torch.inf)
 
 
 def _as_logits(op: str, name: str, probs: Tensor, dtypes: tuple[torch.dtype, ...] = FLOAT32) -> Tensor:

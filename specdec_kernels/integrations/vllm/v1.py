@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ...ops._common import LOGIT_DTYPES
-from ...ops.row_stats import row_stats
 from ...ops.sample import sample
 from ...ops.verify_packed import verify_packed
 from ...ops.warp_probs import warp_probs
 from ...sampling import GREEDY, SamplingParams
+from ..cutting import is_cut
 from .replacing import replace
 
 Function = Callable[..., Any]
@@ -221,7 +221,7 @@ def apply_top_k_top_p(logits: Tensor, k: Tensor | None, p: Tensor | None) -> Ten
 
 def cut(logits: Tensor, params: SamplingParams) -> Tensor:
     """−inf, in place, where `params` cut."""
-    return logits.masked_fill_(logits < row_stats(logits, params).cutoff[:, None], float("-inf"))
+    return logits.masked_fill_(is_cut(logits, params), float("-inf"))
 
 
 # ---------------------------------------------------------------- drafts, steps without drafts, what requests may ask
