@@ -53,7 +53,7 @@ def run(command: Sequence[str], seconds: float, log: Path, environment: Mapping[
     with log.open("w") as file:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}, preexec_fn=_heed_interrupts,
         )  # fmt: skip
         code: int | None = None
         try:
@@ -64,6 +64,11 @@ def run(command: Sequence[str], seconds: float, log: Path, environment: Mapping[
             if code is None:
                 end(process)
     return Outcome(code, time.monotonic() - start, log)
+
+
+def _heed_interrupts() -> None:
+    """What a shell runs in the background ignores interrupts, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
