@@ -83,8 +83,8 @@ def choose(
                 if tile >= 0:
                     ids = tile * TILE + tl.arange(0, TILE)
                     id = walk_ids(cascade_law(target, draft, mixtures, b, node, row, ids), ids, rest)
-                else:  # the law is 0, as Q is
-                    id, _ = token_of(target, tiles, b, node, num_nodes, tile_mass, uniforms, row, TILES)
+                else:  # the law is 0, as Q is; the flags of the uniform are known
+                    id, known_flags = token_of(target, tiles, b, node, num_nodes, tile_mass, uniforms, row, TILES)
                 tl.store(status, tl.load(status) | tl.load(draft.laws.status + row) | flags)
         else:
             id, flags = token_of(target, tiles, b, node, num_nodes, tile_mass, uniforms, row, TILES)
