@@ -19,8 +19,9 @@ __device__ float overlap_of_tile(const RowView& row, const RowLaw& law, const Dr
   return warp_reduce(sum, Sum{});
 }
 
-// `tables`: of each position [tiles + draft tiles, TileTable::kNumbers].
-__global__ void __launch_bounds__(kRowThreads, 2)
+// `tables`: of each position [tiles + draft tiles, TileTable::kNumbers]. (Two blocks a multiprocessor would leave too few
+// registers for the two ways to read a row.)
+__global__ void __launch_bounds__(kRowThreads, 1)
     overlap_kernel(const __grid_constant__ VerifyChainArgs args, float* tables, int tiles, int draft_tiles) {
   SPECDEC_DYNAMIC_SHARED(shared);
   SPECDEC_SHARED(Reading, read, 1);
