@@ -166,12 +166,15 @@ __device__ __noinline__ void scan_end(const Rows& rows, uint32_t first, int tile
   scan(words, scan.place(tile), kStore);
 }
 
-// Blocks a multiprocessor: 5 leave 48 registers to a thread, too few for float32 but with compute capability 9.0.
-constexpr int blocks_of_scan([[maybe_unused]] DType type, Wanted wanted) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
-  if (type == DType::kFloat32) return 4;
+// Blocks a multiprocessor: 5 leave 48 registers to a thread, too few for float32 but for its mass with compute capability
+// 9.0.
+constexpr int blocks_of_scan(DType type, Wanted wanted) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+  const bool few = type == DType::kFloat32 && wanted == Wanted::kMaxima;
+#else
+  const bool few = type == DType::kFloat32;
 #endif
-  return wanted == Wanted::kRaw ? 4 : 5;
+  return few || wanted == Wanted::kRaw ? 4 : 5;
 }
 
 // A block for chunk y of a row, of rows that are all aligned. A warp's first tile is on its way before anything else is

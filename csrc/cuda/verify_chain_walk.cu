@@ -107,8 +107,15 @@ class Chain : public WalkRows<kClustered> {
   ChainState& state_;
 };
 
+// Blocks a multiprocessor, which bound a thread's registers: from sm_100 on ptxas does not get by on 128.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kWalkBlocks = 1;
+#else
+constexpr int kWalkBlocks = 2;
+#endif
+
 template <bool kClustered>
-__global__ void __launch_bounds__(kWalkThreads, 2)
+__global__ void __launch_bounds__(kWalkThreads, kWalkBlocks)
     verify_walk_kernel(const __grid_constant__ VerifyChainArgs args, bool listed) {
   SPECDEC_DYNAMIC_SHARED(shared);
   SPECDEC_SHARED(ChainState, state, 1);
