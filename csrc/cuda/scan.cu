@@ -63,6 +63,7 @@ struct Task {
 
 // Rows of an op that takes them one by one.
 struct SetScan {
+  static constexpr bool kMayBeProbs = false;
   Place places[1];
   int64_t n;
   bool aligned;
@@ -81,6 +82,7 @@ struct SetScan {
 
 // Rows of chains: of each sequence its target rows and then its draft rows.
 struct ChainScan {
+  static constexpr bool kMayBeProbs = true;
   VerifyChainArgs args;
   uint32_t targets;
   bool packed, aligned;
@@ -130,6 +132,7 @@ __device__ __forceinline__ Found plan_scan(const Rows& rows, Task task) {
   found.plan = place.plans.of_sequence(task.b, place.vocab);
   found.plan.mass = found.plan.mass && kWanted != Wanted::kMaxima;
   found.plan.raw = found.plan.raw && kWanted == Wanted::kRaw;
+  found.plan.probs = found.plan.probs && found.plan.mass && Rows::kMayBeProbs;
   return found;
 }
 
@@ -166,15 +169,12 @@ __device__ __noinline__ void scan_end(const Rows& rows, uint32_t first, int tile
   scan(words, scan.place(tile), kStore);
 }
 
-// Blocks a multiprocessor: 5 leave 48 registers to a thread, too few for float32 but for its mass with compute capability
-// 9.0.
-constexpr int blocks_of_scan(DType type, Wanted wanted) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-  const bool few = type == DType::kFloat32 && wanted == Wanted::kMaxima;
-#else
-  const bool few = type == DType::kFloat32;
+// Blocks a multiprocessor: 5 leave 48 registers to a thread, too few for float32 but with compute capability 9.0.
+constexpr int blocks_of_scan([[maybe_unused]] DType type, Wanted wanted) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+  if (type == DType::kFloat32) return 4;
 #endif
-  return few || wanted == Wanted::kRaw ? 4 : 5;
+  return wanted == Wanted::kRaw ? 4 : 5;
 }
 
 // A block for chunk y of a row, of rows that are all aligned. A warp's first tile is on its way before anything else is

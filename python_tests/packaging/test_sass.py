@@ -60,6 +60,6 @@ def test_a_scan_keeps_to_its_instructions(scans: Any, dtype: int, wanted: int) -
     for kernel in kernels:
         tile = kernel.of_a_tile(4 if dtype else 8, 32 if wanted else 0)
         assert tile is not None and tile <= (220 if wanted else 70), (kernel.name, tile)
-        assert kernel.registers <= (48 if dtype or wanted else 64), kernel  # maxima of float32 spilled at 48
+        assert kernel.registers <= 48, kernel
         assert kernel.before_first_load() <= 40 + (dtype == 0), kernel.name  # float32: 41 are reached
         assert kernel.size < 100_000
