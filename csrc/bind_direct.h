@@ -2,6 +2,7 @@
 #pragma once
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -45,6 +46,31 @@ class TensorView {
 
  private:
   DirectTensor x_;
+};
+
+// A new tensor, as the C calls give one.
+class MadeTensor {
+ public:
+  MadeTensor() = default;
+  explicit MadeTensor(AtenTensorHandle handle) : handle_(handle) {}
+
+  void* mutable_data_ptr() const {
+    void* data = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(handle_.get(), &data));
+    return data;
+  }
+  AtenTensorHandle release() { return handle_.release(); }
+
+ private:
+  struct Delete {
+    void operator()(AtenTensorHandle handle) const { aoti_torch_delete_tensor_object(handle); }
+  };
+  std::unique_ptr<AtenTensorOpaque, Delete> handle_;
+};
+
+template <>
+struct MadeOf<TensorView> {
+  using Type = MadeTensor;
 };
 
 inline StableTensor contiguous_copy(const TensorView&) {
@@ -112,12 +138,6 @@ struct Direct<std::optional<std::vector<Item>>> {
   }
 };
 
-inline void release_into(void** results, StableTensor& x) {
-  AtenTensorHandle own = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(x.get(), &own));
-  *results = own;
-}
-
 template <auto kFunction>
 struct DirectCall;
 
@@ -137,10 +157,10 @@ struct DirectCall<kFunction> {
   static void call(const DirectArgument* arguments, void** results, std::index_sequence<kIndex...>) {
     give(kFunction(Direct<std::remove_cvref_t<Parameters>>::from(arguments[kIndex])...), results);
   }
-  static void give(StableTensor made, void** results) { release_into(results, made); }
+  static void give(MadeTensor made, void** results) { *results = made.release(); }
   template <class... Made>
   static void give(std::tuple<Made...> made, void** results) {
-    std::apply([&](auto&... each) { (release_into(results++, each), ...); }, made);
+    std::apply([&](auto&... each) { ((*results++ = each.release()), ...); }, made);
   }
 };
 

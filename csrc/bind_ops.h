@@ -15,6 +15,8 @@
 #include <initializer_list>
 #include <limits>
 #include <tuple>
+#include <type_traits>
+#include <utility>
 
 #include "bind_arguments.h"
 #include "bind_cache.h"
@@ -23,8 +25,14 @@
 
 namespace specdec::bind {
 
-inline StableTensor empty(int32_t device_type, int32_t device_index, std::initializer_list<int64_t> sizes,
-                          int32_t dtype) {
+// What an output is handed back as: behind the dispatcher a tensor, past it (bind_direct.h) the handle alone.
+template <class Tensor>
+struct MadeOf {
+  using Type = StableTensor;
+};
+
+template <class Made>
+Made empty(int32_t device_type, int32_t device_index, std::initializer_list<int64_t> sizes, int32_t dtype) {
   // The C call itself: going through the dispatcher as torch::stable::empty does costs twice as much.
   int64_t strides[4] = {}, running = 1;
   const int64_t dim = int64_t(sizes.size());
@@ -35,18 +43,18 @@ inline StableTensor empty(int32_t device_type, int32_t device_index, std::initia
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(
       aoti_torch_empty_strided(dim, sizes.begin(), strides, dtype, device_type, device_index, &handle));
-  return StableTensor(handle);
+  return Made(handle);
 }
 
 // An output on the call's device, and where its elements start.
-template <class T>
+template <class Made, class T>
 struct Output {
-  StableTensor tensor;
+  Made tensor;
   T* data;
   template <class Device>
   Output(const Device& device, std::initializer_list<int64_t> sizes)
-      : tensor(empty(device.type(), device.index(), sizes, TorchDType<T>::code())),
-        data(tensor.mutable_data_ptr<T>()) {}
+      : tensor(empty<Made>(device.type(), device.index(), sizes, TorchDType<T>::code())),
+        data(static_cast<T*>(tensor.mutable_data_ptr())) {}
 };
 
 // The leading sizes of rows [batch, n, vocab], or [batch, vocab] with one row a sequence; outputs are shaped alike.
@@ -60,34 +68,24 @@ struct Leading {
     batch = rows.size(0);
     if (!flat) n = rows.size(1);
   }
-  template <class T, class Device>
-  Output<T> output(const Device& device) const {
-    return flat ? Output<T>(device, {batch}) : Output<T>(device, {batch, n});
+  template <class Out, class Device>
+  Out output(const Device& device) const {
+    return flat ? Out(device, {batch}) : Out(device, {batch, n});
   }
-  template <class T, class Device>
-  Output<T> output(const Device& device, int64_t width) const {
-    return flat ? Output<T>(device, {batch, width}) : Output<T>(device, {batch, n, width});
+  template <class Out, class Device>
+  Out output(const Device& device, int64_t width) const {
+    return flat ? Out(device, {batch, width}) : Out(device, {batch, n, width});
   }
 };
-
-struct Stats {
-  Output<float> values;
-  Output<int64_t> argmax;
-  Output<int32_t> status;
-  template <class Device>
-  Stats(const Device& device, const Leading& leading)
-      : values(leading.output<float>(device, kNumValues)),
-        argmax(leading.output<int64_t>(device)),
-        status(leading.output<int32_t>(device)) {}
-  StatsOut out() const { return {values.data, argmax.data, status.data}; }
-};
-
-using TwoTensors = std::tuple<StableTensor, StableTensor>;
-using ThreeTensors = std::tuple<StableTensor, StableTensor, StableTensor>;
-using FiveTensors = std::tuple<StableTensor, StableTensor, StableTensor, StableTensor, StableTensor>;
 
 template <class Device, class Tensor>
 struct Ops {
+  using Made = typename MadeOf<Tensor>::Type;
+  template <class T>
+  using Output = bind::Output<Made, T>;
+  using TwoTensors = std::tuple<Made, Made>;
+  using ThreeTensors = std::tuple<Made, Made, Made>;
+  using FiveTensors = std::tuple<Made, Made, Made, Made, Made>;
   using MaybeTensor = std::optional<Tensor>;
   using PerSequence = PerSequenceOf<Tensor>;
 
@@ -97,51 +95,51 @@ struct Ops {
     const auto asked = settings_of<RowStatsSettings>(settings);
     check_per_sequence(per_sequence, 1);
     const Leading leading(logits, false);
-    const Stats stats(device, leading);
+    Stats stats(device, leading);
     device.run(Device::row_stats, {given.rows(logits), leading.batch, leading.n,
                                    given.params(asked.params, per_sequence, 0, leading.batch), stats.out()});
-    return {stats.values.tensor, stats.argmax.tensor, stats.status.tensor};
+    return {std::move(stats.values.tensor), std::move(stats.argmax.tensor), std::move(stats.status.tensor)};
   }
 
-  static StableTensor warp_probs(const Tensor& logits, const PerSequence& per_sequence, const Numbers& settings) {
+  static Made warp_probs(const Tensor& logits, const PerSequence& per_sequence, const Numbers& settings) {
     Device device("warp_probs", logits);
     Given given(device);
     const auto asked = settings_of<WarpProbsSettings>(settings);
     check_per_sequence(per_sequence, 1);
     const Leading leading(logits, false);
     const Rows rows = given.rows(logits);
-    const Output<float> out = leading.output<float>(device, rows.vocab);
+    Output<float> out = leading.output<Output<float>>(device, rows.vocab);
     device.run(Device::warp_probs,
                {rows, leading.batch, leading.n, given.params(asked.params, per_sequence, 0, leading.batch), out.data});
-    return out.tensor;
+    return std::move(out.tensor);
   }
 
-  static StableTensor uniform_samples(const Tensor& seeds, const MaybeTensor& steps, int64_t step, int64_t num,
-                                      int64_t purpose) {
+  static Made uniform_samples(const Tensor& seeds, const MaybeTensor& steps, int64_t step, int64_t num,
+                              int64_t purpose) {
     Device device("uniform_samples", seeds);
     Given given(device);
     STD_TORCH_CHECK(0 <= num && num <= kMostNumbers, "specdec: num must be in [0, 2**31)");
     const int64_t batch = seeds.numel();
-    const Output<float> out(device, {batch, num});
+    Output<float> out(device, {batch, num});
     device.run(Device::uniform_samples,
                {given.template flat<int64_t>(seeds, batch, "seeds"),
                 given.template flat<int64_t>(steps, batch, "steps"), step, batch, num, uint32_t(purpose), out.data});
-    return out.tensor;
+    return std::move(out.tensor);
   }
 
-  static StableTensor noise_keys(const Tensor& seeds, const Tensor& positions, const MaybeTensor& steps, int64_t step,
-                                 int64_t purpose) {
+  static Made noise_keys(const Tensor& seeds, const Tensor& positions, const MaybeTensor& steps, int64_t step,
+                         int64_t purpose) {
     Device device("noise_keys", seeds);
     Given given(device);
     const int64_t batch = seeds.numel();
     STD_TORCH_CHECK(positions.dim() == 2 && positions.size(0) == batch,
                     "specdec: seeds and positions disagree in shape");
     const int64_t n = positions.size(1);
-    const Output<int64_t> out(device, {batch, n});
+    Output<int64_t> out(device, {batch, n});
     device.run(Device::noise_keys,
                {given.template flat<int64_t>(seeds, batch, "seeds"), given.ids(positions, batch * n, "positions"),
                 given.template flat<int64_t>(steps, batch, "steps"), step, batch, n, uint32_t(purpose), out.data});
-    return out.tensor;
+    return std::move(out.tensor);
   }
 
   static FiveTensors sample(const Tensor& logits, const MaybeTensor& uniform_samples, const MaybeTensor& noise_keys,
@@ -157,17 +155,19 @@ struct Ops {
     Rows rows = given.rows(logits);
     if (leading.flat) rows.stride_batch = rows.stride_row;
     const int64_t count = leading.batch * leading.n;
-    const auto token =
-        num_samples == 1 ? leading.output<int64_t>(device) : leading.output<int64_t>(device, num_samples);
-    const auto log_prob = num_samples == 1 ? leading.output<float>(device) : leading.output<float>(device, num_samples);
-    const Stats stats(device, leading);
+    auto token = num_samples == 1 ? leading.output<Output<int64_t>>(device)
+                                  : leading.output<Output<int64_t>>(device, num_samples);
+    auto log_prob =
+        num_samples == 1 ? leading.output<Output<float>>(device) : leading.output<Output<float>>(device, num_samples);
+    Stats stats(device, leading);
     device.run(Device::sample,
                {rows, leading.batch, leading.n, given.params(asked.params, per_sequence, 0, leading.batch),
                 given.template flat<float>(uniform_samples, count, "uniform_samples"),
                 given.template flat<int64_t>(noise_keys, count, "noise_keys"),
                 given.template flat<int64_t>(draft_to_target, rows.vocab, "draft_to_target"), int32_t(num_samples),
                 token.data, log_prob.data, stats.out()});
-    return {token.tensor, log_prob.tensor, stats.values.tensor, stats.argmax.tensor, stats.status.tensor};
+    return {std::move(token.tensor), std::move(log_prob.tensor), std::move(stats.values.tensor),
+            std::move(stats.argmax.tensor), std::move(stats.status.tensor)};
   }
 
   static FiveTensors verify_chain(const Tensor& target_logits, const MaybeTensor& draft_logits,
@@ -205,12 +205,17 @@ struct Ops {
                {draft_values, draft_argmax, draft_status}, target_to_draft,
                {uniform_samples, noise_keys, seeds, steps, positions, step}, eos_token_ids,
                {target_rows, asked.shared.law.cascade_bonus != 0 ? target_rows : total});
-    const Results results(device, batch, num_draft + 1, args);
-    const Output<float> overlap =
-        asked.return_acceptance != 0 ? Output<float>(device, {batch, num_draft}) : Output<float>(device, {0});
-    args.overlap = asked.return_acceptance != 0 ? overlap.data : nullptr;
+    Results results(device, batch, num_draft + 1, args);
+    Made overlap;
+    if (asked.return_acceptance != 0) {
+      Output<float> made(device, {batch, num_draft});
+      args.overlap = made.data;
+      overlap = std::move(made.tensor);
+    } else if constexpr (std::is_same_v<Made, StableTensor>) {
+      overlap = Output<float>(device, {0}).tensor;  // the schema promises a tensor
+    }
     device.run(Device::verify_chain, args);
-    return results.with(overlap.tensor);
+    return results.with(overlap);
   }
 
   static FiveTensors verify_tree(const Tensor& target_logits, const MaybeTensor& draft_logits,
@@ -249,8 +254,8 @@ struct Ops {
                {draft_values, draft_argmax, draft_status}, target_to_draft,
                {uniform_samples, noise_keys, seeds, steps, positions, step}, eos_token_ids,
                {batch * num_nodes, batch * num_nodes});
-    const Results results(device, batch, max_depth + 1, args);
-    const Output<int64_t> nodes(device, {batch, max_depth});
+    Results results(device, batch, max_depth + 1, args);
+    Output<int64_t> nodes(device, {batch, max_depth});
     args.accepted_nodes = nodes.data;
     device.run(Device::verify_tree, args);
     return results.with(nodes.tensor);
@@ -278,9 +283,9 @@ struct Ops {
       block_size = std::min(block_size, added.row.size);
     }
     const bool wide = context_lengths.scalar_type() == ScalarType::Long;
-    const StableTensor lengths =
-        empty(device.type(), device.index(), {batch}, wide ? TorchDType<int64_t>::code() : TorchDType<int32_t>::code());
-    const Output<int32_t> status(device, {batch});
+    Made lengths = empty<Made>(device.type(), device.index(), {batch},
+                               wide ? TorchDType<int64_t>::code() : TorchDType<int32_t>::code());
+    Output<int32_t> status(device, {batch});
     GatherKVArgs args{};
     args.accepted_nodes = given.ids(accepted_nodes, accepted_nodes.numel(), "accepted_nodes");
     args.context_lengths = given.ids(context_lengths, batch, "context_lengths");
@@ -293,13 +298,24 @@ struct Ops {
     args.lengths = lengths.mutable_data_ptr();
     args.status = status.data;
     run_on_planes(tensors, args, [&](const GatherKVArgs& some) { device.run(Device::gather_kv_, some); });
-    return {lengths, status.tensor};
+    return {std::move(lengths), std::move(status.tensor)};
   }
 
  private:
   using Given = bind::Given<Device, Tensor>;
 
   static constexpr int64_t kMostNumbers = std::numeric_limits<int32_t>::max(), kMostSamples = 1024;
+
+  struct Stats {
+    Output<float> values;
+    Output<int64_t> argmax;
+    Output<int32_t> status;
+    Stats(const Device& device, const Leading& leading)
+        : values(leading.output<Output<float>>(device, kNumValues)),
+          argmax(leading.output<Output<int64_t>>(device)),
+          status(leading.output<Output<int32_t>>(device)) {}
+    StatsOut out() const { return {values.data, argmax.data, status.data}; }
+  };
 
   struct KeptStats {
     const MaybeTensor &values, &argmax, &status;
@@ -323,8 +339,9 @@ struct Ops {
       args.num_tokens = emitted.data;
       args.status = status.data;
     }
-    FiveTensors with(const StableTensor& further) const {
-      return {tokens.tensor, accepted.tensor, emitted.tensor, status.tensor, further};
+    FiveTensors with(Made& further) {
+      return {std::move(tokens.tensor), std::move(accepted.tensor), std::move(emitted.tensor), std::move(status.tensor),
+              std::move(further)};
     }
   };
 

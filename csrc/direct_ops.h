@@ -28,7 +28,7 @@ struct DirectArgument {
 struct DirectOp {
   int32_t num_arguments, num_results;
   const DirectArgument::Kind* kinds;  // of the arguments; one that is missing is kNone
-  // Gives owned AtenTensorHandles. False, and nothing was done, where only the dispatcher can say what is wrong or missing.
+  // Gives owned AtenTensorHandles, null for what was not asked for. False, and nothing was done, where only the dispatcher can say what is wrong or missing.
   bool (*run)(const DirectArgument* arguments, void** results) noexcept;
 };
 

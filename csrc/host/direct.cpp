@@ -9,6 +9,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <memory_resource>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,8 +32,9 @@ struct Torch {
   int32_t (*free)(void* handle) = nullptr;
   std::vector<PyObject*> busy;  // functions of no argument: true where something watches, records or changes calls
   PyObject* grad_enabled = nullptr;
-  PyObject *requires_grad = nullptr, *is_neg = nullptr;  // the names
-  std::vector<PyObject*> dtypes;                         // as DirectTensor::DType numbers them
+  PyObject* requires_grad = nullptr;  // the name
+  PyObject* is_neg = nullptr;
+  std::vector<PyObject*> dtypes;  // as DirectTensor::DType numbers them
 } torch;
 
 struct Direct {
@@ -85,39 +88,30 @@ bool see(PyObject* given, DirectTensor& out) {
   return on_cuda || view.device.device_type == kDLCPU;
 }
 
-// One call's arguments, in a form that outlives no call. `take` says whether an argument can be had without the dispatcher.
+// One call's arguments, in a form that outlives no call and that mostly needs no memory but its own.
 class Arguments {
  public:
-  Arguments(PyObject* const* given, const DirectOp& op) : taken_(size_t(op.num_arguments)) {
-    size_t tensors = 0, lists = 0;
-    for (int32_t i = 0; i < op.num_arguments; ++i) {
-      const Kind kind = op.kinds[i];
-      if (kind >= DirectArgument::kNumbers && given[i] != Py_None) ++lists;
-      tensors +=
-          kind == DirectArgument::kTensors && PyList_CheckExact(given[i]) ? size_t(PyList_GET_SIZE(given[i])) : 1;
-    }
-    tensors_.reserve(tensors);  // arguments point into these
-    lists_.reserve(lists);
-  }
-
+  // Whether all can be had without the dispatcher.
   bool take_all(PyObject* const* given, const DirectOp& op) {
     const int grad = is_true(torch.grad_enabled);
     if (grad < 0) return false;
     grad_ = grad != 0;
+    taken_ = array<DirectArgument>(op.num_arguments);
     for (int32_t i = 0; i < op.num_arguments; ++i)
-      if (!take(given[i], op.kinds[i], taken_[size_t(i)])) return false;
-    return !tensors_.empty();
+      if (!take(given[i], op.kinds[i], taken_[i])) return false;
+    return first_ != nullptr;
   }
 
-  const DirectArgument* data() const { return taken_.data(); }
-  bool on_cuda() const { return tensors_.front().cuda_device >= 0; }
+  const DirectArgument* data() const { return taken_; }
+  bool on_cuda() const { return first_->cuda_device >= 0; }
 
  private:
-  struct List {
-    std::vector<double> numbers;
-    std::vector<int64_t> integers;
-    std::vector<DirectArgument> arguments;
-  };
+  template <class T>
+  T* array(Py_ssize_t size) {
+    T* const made = static_cast<T*>(memory_.allocate(size_t(size) * sizeof(T), alignof(T)));
+    std::uninitialized_value_construct_n(made, size);
+    return made;
+  }
 
   bool take(PyObject* given, Kind kind, DirectArgument& out) {
     if (given == Py_None) return kind == DirectArgument::kTensor || kind == DirectArgument::kTensors;
@@ -132,11 +126,12 @@ class Arguments {
   }
 
   bool take_tensor(PyObject* given, DirectArgument& out) {
-    DirectTensor& view = tensors_.emplace_back();
-    if (!see(given, view) || view.cuda_device != tensors_.front().cuda_device) return false;
+    DirectTensor& view = *array<DirectTensor>(1);
+    if (first_ == nullptr) first_ = &view;
+    if (!see(given, view) || view.cuda_device != first_->cuda_device) return false;
     if (view.dtype != DirectTensor::kInt64 && view.dtype != DirectTensor::kInt32) {
       if (grad_ && !is_false(PyObject_GetAttr(given, torch.requires_grad))) return false;
-      if (!is_false(PyObject_CallMethodNoArgs(given, torch.is_neg))) return false;  // memory has the negated values
+      if (!is_false(PyObject_CallOneArg(torch.is_neg, given))) return false;  // memory has the negated values
     }
     out.kind = DirectArgument::kTensor;
     out.items = &view;
@@ -149,41 +144,38 @@ class Arguments {
     return out != -1 || PyErr_Occurred() == nullptr;
   }
 
-  bool take_list(PyObject* given, Kind kind, DirectArgument& out) {
-    const Py_ssize_t size = PyList_GET_SIZE(given);
-    List& list = lists_.emplace_back();
-    out.kind = kind;
-    out.number = size;
-    if (kind == DirectArgument::kNumbers) {
-      list.numbers.resize(size_t(size));
-      for (Py_ssize_t i = 0; i < size; ++i) {
-        PyObject* item = PyList_GET_ITEM(given, i);
-        if (PyFloat_CheckExact(item)) {
-          list.numbers[size_t(i)] = PyFloat_AS_DOUBLE(item);
-        } else {
-          if (!PyLong_Check(item)) return false;  // a bool is one
-          list.numbers[size_t(i)] = PyLong_AsDouble(item);
-          if (list.numbers[size_t(i)] == -1 && PyErr_Occurred() != nullptr) return false;
-        }
-      }
-      out.items = list.numbers.data();
-    } else if (kind == DirectArgument::kIntegers) {
-      list.integers.resize(size_t(size));
-      for (Py_ssize_t i = 0; i < size; ++i)
-        if (!take_integer(PyList_GET_ITEM(given, i), list.integers[size_t(i)])) return false;
-      out.items = list.integers.data();
-    } else {
-      list.arguments.resize(size_t(size));
-      for (Py_ssize_t i = 0; i < size; ++i)
-        if (!take(PyList_GET_ITEM(given, i), DirectArgument::kTensor, list.arguments[size_t(i)])) return false;
-      out.items = list.arguments.data();
+  static bool take_number(PyObject* given, double& out) {
+    if (PyFloat_CheckExact(given)) {
+      out = PyFloat_AS_DOUBLE(given);
+      return true;
     }
+    if (!PyLong_Check(given)) return false;  // a bool is one
+    out = PyLong_AsDouble(given);
+    return out != -1 || PyErr_Occurred() == nullptr;
+  }
+
+  template <class T, class Take>
+  bool take_items(PyObject* given, DirectArgument& out, const Take& take) {
+    T* const items = array<T>(out.number);
+    out.items = items;
+    for (Py_ssize_t i = 0; i < out.number; ++i)
+      if (!take(PyList_GET_ITEM(given, i), items[i])) return false;
     return true;
   }
 
-  std::vector<DirectArgument> taken_;
-  std::vector<DirectTensor> tensors_;
-  std::vector<List> lists_;
+  bool take_list(PyObject* given, Kind kind, DirectArgument& out) {
+    out.kind = kind;
+    out.number = PyList_GET_SIZE(given);
+    if (kind == DirectArgument::kNumbers) return take_items<double>(given, out, take_number);
+    if (kind == DirectArgument::kIntegers) return take_items<int64_t>(given, out, take_integer);
+    return take_items<DirectArgument>(
+        given, out, [this](PyObject* item, DirectArgument& into) { return take(item, DirectArgument::kTensor, into); });
+  }
+
+  std::byte own_[3072];
+  std::pmr::monotonic_buffer_resource memory_{own_, sizeof(own_)};
+  DirectArgument* taken_ = nullptr;
+  const DirectTensor* first_ = nullptr;  // of the tensors
   bool grad_ = false;
 };
 
@@ -195,7 +187,7 @@ int32_t attempt(const Direct& self, PyObject* const* given, Py_ssize_t num_given
     if (is_true(function) != 0) return 0;
   const DirectOp& shape = self.cpu != nullptr ? *self.cpu : *self.cuda;
   if (num_given != shape.num_arguments || shape.num_results > kMostResults) return 0;
-  Arguments arguments(given, shape);
+  Arguments arguments;
   if (!arguments.take_all(given, shape)) return 0;
   const DirectOp* op = arguments.on_cuda() ? self.cuda : self.cpu;
   if (op == nullptr) return 0;
@@ -207,6 +199,7 @@ int32_t attempt(const Direct& self, PyObject* const* given, Py_ssize_t num_given
 }
 
 PyObject* wrap_and_free(void* handle) {
+  if (handle == nullptr) return Py_NewRef(Py_None);
   PyObject* tensor = torch.wrap(handle);
   torch.free(handle);
   return tensor;
@@ -278,8 +271,8 @@ bool fits(const DirectTensor& like, PyObject* expected) {
 
 PyObject* all_fit(PyObject*, PyObject* const* given, Py_ssize_t count) {
   DirectTensor like;
-  bool all = count > 1 && see(given[0], like) && PyTuple_GET_ITEM(given[1], 1) != Py_None;
-  for (Py_ssize_t i = 1; all && i < count; ++i) all = PyTuple_GET_ITEM(given[i], 1) == Py_None || fits(like, given[i]);
+  bool all = count == 2 && see(given[0], like) && PyList_CheckExact(given[1]);
+  for (Py_ssize_t i = 0; all && i < PyList_GET_SIZE(given[1]); ++i) all = fits(like, PyList_GET_ITEM(given[1], i));
   PyErr_Clear();
   return PyBool_FromLong(all);
 }
@@ -316,7 +309,7 @@ bool set_torch(const py::type& tensor, const py::capsule& exchange, std::uintptr
   for (const py::object& dtype : dtypes) torch.dtypes.push_back(py::object(dtype).release().ptr());
   torch.grad_enabled = py::object(grad_enabled).release().ptr();
   torch.requires_grad = py::str("requires_grad").release().ptr();
-  torch.is_neg = py::str("is_neg").release().ptr();
+  torch.is_neg = tensor.attr("is_neg").cast<py::object>().release().ptr();
   return true;
 }
 

@@ -255,11 +255,11 @@ def test_what_fits_at_one_look_passes_the_checks() -> None:
             try:
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(direct, "_all_fit", None)
-                    _common.check_tensors("op", like, *given)
+                    _common.check_tensors("op", like, list(given))
                 passes = True
             except (TypeError, ValueError):
                 passes = False
-            fits = direct.all_fit(like, *given)
+            fits = direct.all_fit(like, list(given))
             assert passes or not fits, (value, shape, kinds, names)
             yes += fits
     assert yes > 20

@@ -57,10 +57,10 @@ def _address(function: Any) -> int:
 
 
 def call(op: str, overload: Any) -> Any:
-    """What to call for `overload`, the default one of `op`."""
-    return overload if torch.compiler.is_compiling() else _calls.get(op, overload)
+    """What to call for `overload`, the default one of `op`. An output that was not asked for may come as None."""
+    return overload if torch.compiler.is_dynamo_compiling() else _calls.get(op, overload)
 
 
-def all_fit(like: Tensor, *expected: Any) -> bool:
+def all_fit(like: Tensor, expected: list[Any]) -> bool:
     """Whether all tensors surely pass `ops._common.check_tensors`; False where that is not seen at one look."""
-    return _all_fit is not None and not torch.compiler.is_compiling() and _all_fit(like, *expected)
+    return _all_fit is not None and not torch.compiler.is_dynamo_compiling() and _all_fit(like, expected)

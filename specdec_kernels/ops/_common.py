@@ -28,7 +28,7 @@ Expected = tuple[str, Tensor | None, tuple[torch.dtype, ...], tuple[str, ...], t
 
 
 def define(name: str, arguments: type[A], returns: str, fake: Callable[[A], Any]) -> tuple[Any, Callable[..., Any]]:
-    """Define ``specdec::name``: the op, and what makes its arguments, `Definition.pack`.
+    """Define ``specdec::name``: the op, and what calls it by names, `Definition.call`.
 
     The reference is its implementation wherever no library registers a faster one.
     """
@@ -37,7 +37,7 @@ def define(name: str, arguments: type[A], returns: str, fake: Callable[[A], Any]
     LIBRARY.define(f"{name}({definition.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, in_python("reference", name), "CompositeExplicitAutograd")
     torch.library.register_fake(f"specdec::{name}", lambda *given: fake(definition.unpack(*given)), lib=LIBRARY)
-    return getattr(torch.ops.specdec, name).default, definition.pack
+    return getattr(torch.ops.specdec, name).default, definition.call
 
 
 def dispatch(name: str, overload: Any, backend: str | None, device: torch.device, caller: str | None = None) -> Any:
@@ -91,18 +91,18 @@ def check_given(
     check_shape(op, argument, value, names, shape)
 
 
-def check_tensors(op: str, like: Tensor, required: Expected, *optional: Expected) -> None:
-    """`check_given` of those that are not None, on `like`'s device; a dimension "vocab" must also be contiguous.
+def check_tensors(op: str, like: Tensor, expected: list[Expected]) -> None:
+    """`check_given` of all, on `like`'s device; a dimension "vocab" must also be contiguous.
 
     Where nothing is wrong, which is nearly always, one look in C++ sees it.
     """
-    if direct.all_fit(like, required, *optional):
+    if direct.all_fit(like, expected):
         return
-    for index, (argument, value, dtypes, names, shape) in enumerate((required, *optional)):
-        if value is not None or index == 0:
-            check_given(op, argument, value, dtypes, like.device, names, shape)
-            if value is not None and names[-1] == "vocab":
-                check_contiguous_rows(op, argument, value)
+    for argument, value, dtypes, names, shape in expected:
+        check_given(op, argument, value, dtypes, like.device, names, shape)
+        if names[-1] == "vocab":
+            assert isinstance(value, Tensor)
+            check_contiguous_rows(op, argument, value)
 
 
 def check_contiguous_rows(op: str, argument: str, value: Tensor) -> None:

@@ -11,6 +11,7 @@ A backend in Python takes an op's definition itself. This file imports no backen
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -173,13 +174,16 @@ class Definition(Generic[A]):
         What the two lists hold, in their order.
     schema : str
         Of torch.
+    call : callable
+        ``call(op, **leaves)`` calls `op` with its arguments. A leaf is a field of the definition, those of
+        `VerifyArguments` among them; in the place of `FlatParams` stands the `SamplingParams`.
     pack : callable
-        ``pack(**leaves)`` makes the op's arguments. A leaf is a field of the definition, those of `VerifyArguments`
-        among them; in the place of `FlatParams` stands the `SamplingParams`.
+        ``pack(**leaves)`` gives those arguments.
     unpack : callable
         Makes the definition of the op's arguments.
     """
 
+    call: Callable[..., Any]
     pack: Callable[..., tuple[Any, ...]]
     unpack: Callable[..., A]
 
@@ -198,7 +202,8 @@ class Definition(Generic[A]):
             "settings": _settings_of({name: kind for name, kind in leaves.items() if name not in self.alone}),
         }
         packed = ", ".join([*self.alone, *(given[name] for name in lists)])
-        self.pack = _function(f"pack(*, {', '.join(leaves)})", f"return {packed},")
+        self.call = _function(f"call(op, *, {', '.join(leaves)})", f"return op({packed})")
+        self.pack = functools.partial(self.call, lambda *given: given)
         taken = ", ".join([*self.alone, *lists])
         self.unpack = _function(f"unpack({taken})", *map(self._check, lists), f"return {made}")
 

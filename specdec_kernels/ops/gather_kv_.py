@@ -30,7 +30,7 @@ def _fake(args: GatherKVArguments) -> tuple[Tensor, Tensor]:
     return torch.empty_like(args.context_lengths), torch.empty_like(args.context_lengths, dtype=torch.int32)
 
 
-_op, _pack = define("gather_kv_", GatherKVArguments, "(Tensor, Tensor)", _fake)
+_op, _call = define("gather_kv_", GatherKVArguments, "(Tensor, Tensor)", _fake)
 
 
 def gather_kv_(
@@ -109,11 +109,10 @@ def gather_kv_(
     layouts = _layouts(op, layout, block_table is not None)
     _check_cache(op, tensors, layouts, batch, device)
     key_layout, value_layout = ([_NUMBERS[letter] for letter in letters] for letters in (layouts[0], layouts[-1]))
-    out = dispatch(op, _op, backend, device)(
-        *_pack(
-            cache=tensors, key_layout=key_layout, value_layout=value_layout, accepted_nodes=accepted_nodes,
-            context_lengths=context_lengths, block_table=block_table,
-        )
+    out = _call(
+        dispatch(op, _op, backend, device),
+        cache=tensors, key_layout=key_layout, value_layout=value_layout, accepted_nodes=accepted_nodes,
+        context_lengths=context_lengths, block_table=block_table,
     )  # fmt: skip
     raise_for_status(op, out[1])
     return GatherOutput(*out)

@@ -15,7 +15,7 @@ def _fake(args: NoiseKeysArguments) -> Tensor:
     return args.seeds.new_empty(args.positions.shape)
 
 
-_op, _pack = define("noise_keys", NoiseKeysArguments, "Tensor", _fake)
+_op, _call = define("noise_keys", NoiseKeysArguments, "Tensor", _fake)
 
 
 def noise_keys(
@@ -70,7 +70,7 @@ def noise_keys(
     steps, scalar = (None, -1) if step is None else split_step("noise_keys", step, seeds)
     run = dispatch("noise_keys", _op, backend, seeds.device)
     code = purpose_code("noise_keys", "sample" if purpose is None else purpose)
-    out: Tensor = run(*_pack(seeds=seeds, positions=positions, steps=steps, step=scalar, purpose=code))
+    out: Tensor = _call(run, seeds=seeds, positions=positions, steps=steps, step=scalar, purpose=code)
     return out
 
 

@@ -20,7 +20,7 @@ def _fake(args: RowStatsArguments) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-_op, _pack = define("row_stats", RowStatsArguments, "(Tensor values, Tensor argmax, Tensor status)", _fake)
+_op, _call = define("row_stats", RowStatsArguments, "(Tensor values, Tensor argmax, Tensor status)", _fake)
 
 
 def row_stats(logits: Tensor, params: SamplingParams | None = None, *, backend: str | None = None) -> RowStats:
@@ -50,7 +50,7 @@ def row_stats(logits: Tensor, params: SamplingParams | None = None, *, backend: 
     check_logits("row_stats", "logits", logits)
     rows, device = as_rows(logits), logits.device
     params = check_params("row_stats", "params", params, rows.shape[0], device)
-    values, argmax, status = dispatch("row_stats", _op, backend, device)(*_pack(logits=rows, params=params))
+    values, argmax, status = _call(dispatch("row_stats", _op, backend, device), logits=rows, params=params)
     raise_for_status("row_stats", status)
     if rows is logits:
         return RowStats(values, argmax, status)

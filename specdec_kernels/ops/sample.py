@@ -35,7 +35,7 @@ def _fake(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor
     )
 
 
-_op, _pack = define(
+_op, _call = define(
     "sample", SampleArguments, "(Tensor token, Tensor log_prob, Tensor values, Tensor argmax, Tensor status)", _fake
 )
 
@@ -115,11 +115,10 @@ def sample(
         mapping = draft_token_map.draft_to_target
         check_tensor(op, "draft_token_map", mapping, INT64, device)
         check_shape(op, "draft_token_map", mapping, ("vocab",), (vocab,))
-    token, log_prob, values, argmax, status = dispatch(op, _op, backend, device)(
-        *_pack(
-            logits=logits, uniform_samples=uniform_samples, noise_keys=noise_keys, draft_to_target=mapping,
-            num_samples=num_samples, params=params,
-        )
+    token, log_prob, values, argmax, status = _call(
+        dispatch(op, _op, backend, device),
+        logits=logits, uniform_samples=uniform_samples, noise_keys=noise_keys, draft_to_target=mapping,
+        num_samples=num_samples, params=params,
     )  # fmt: skip
     raise_for_status(op, status)
     return Draw(token, log_prob, RowStats(values, argmax, status))

@@ -13,7 +13,7 @@ def _fake(args: UniformSamplesArguments) -> Tensor:
     return args.seeds.new_empty((args.seeds.shape[0], args.num), dtype=torch.float32)
 
 
-_op, _pack = define("uniform_samples", UniformSamplesArguments, "Tensor", _fake)
+_op, _call = define("uniform_samples", UniformSamplesArguments, "Tensor", _fake)
 
 
 def uniform_samples(
@@ -58,7 +58,7 @@ def uniform_samples(
         raise ValueError(f"uniform_samples: num must be in [0, 2**31), got {num}")
     run = dispatch("uniform_samples", _op, backend, seeds.device)
     code = purpose_code("uniform_samples", purpose)
-    out: Tensor = run(*_pack(seeds=seeds, steps=steps, step=step, num=num, purpose=code))
+    out: Tensor = _call(run, seeds=seeds, steps=steps, step=step, num=num, purpose=code)
     return out
 
 

@@ -30,6 +30,7 @@ from .arguments import VerifyChainArguments
 
 ACCEPTANCES = {"token": 0, "block": 1, "match": 2, "greedy": 3}
 DRAFTED, ROWS = ("batch", "num_draft"), ("batch", "num_draft + 1")
+VOCAB, SIX = ("vocab",), ("6",)  # further dimensions; sums of tuples cost half of what unpacking them does
 
 # What `verify_chain` and `verify_packed` are both called with. (A plain tuple: a named one costs 0.2 microseconds.)
 Asked = tuple[
@@ -48,7 +49,7 @@ def _fake(args: VerifyChainArguments) -> tuple[Tensor, ...]:
     )
 
 
-_op, _pack = define(
+_op, _call = define(
     "verify_chain",
     VerifyChainArguments,
     "(Tensor tokens, Tensor num_accepted, Tensor num_tokens, Tensor status, Tensor acceptance)",
@@ -210,12 +211,14 @@ def verify_spans(
     params = check_params(op, "params", params, batch, device)
     draft_params = check_params(op, "draft_params", draft_params, batch, device)
     noise, steps, step = noise_of(op, acceptance, numbers, target_logits, batch, *rows)
+    expected: list[Expected] = [("draft_tokens", draft_tokens, ID_DTYPES, *drafted)]
+    if noise[1] is not None:
+        expected.append(noise)
+    if num_draft_tokens is not None:
+        expected.append(("num_draft_tokens", num_draft_tokens, ID_DTYPES, ("batch",), (batch,)))
     values, argmax, status, target_to_draft = check_draft(
-        op, target_logits, draft_rows, draft_logits, draft_probs, draft_stats, draft_token_map,
-        ("draft_tokens", draft_tokens, ID_DTYPES, *drafted),
-        noise,
-        ("num_draft_tokens", num_draft_tokens, ID_DTYPES, ("batch",), (batch,)),
-    )  # fmt: skip
+        op, target_logits, draft_rows, draft_logits, draft_probs, draft_stats, draft_token_map, expected
+    )
     if noise[1] is None and acceptance != "greedy":
         if not params.is_greedy:
             raise missing_noise(op, acceptance, noise)
@@ -227,15 +230,14 @@ def verify_spans(
     if eos_token_ids is not None:
         check_eos(op, eos_token_ids, device)
     uniform_samples, noise_keys, seeds, _, positions = numbers
-    out = dispatch("verify_chain", _op, backend, device, op)(
-        *_pack(
-            target_logits=target_logits, draft_logits=draft_logits, draft_probs=draft_probs, draft_values=values,
-            draft_argmax=argmax, draft_status=status, target_to_draft=target_to_draft, uniform_samples=uniform_samples,
-            noise_keys=noise_keys, seeds=seeds, steps=steps, positions=positions, step=step,
-            eos_token_ids=eos_token_ids, law=law, params=params, draft_params=draft_params,
-            draft_tokens=draft_tokens, num_draft_tokens=num_draft_tokens, cu_num_draft_tokens=cu, num_draft=num_draft,
-            acceptance=rule, return_acceptance=return_acceptance,
-        )
+    out = _call(
+        dispatch("verify_chain", _op, backend, device, op),
+        target_logits=target_logits, draft_logits=draft_logits, draft_probs=draft_probs, draft_values=values,
+        draft_argmax=argmax, draft_status=status, target_to_draft=target_to_draft, uniform_samples=uniform_samples,
+        noise_keys=noise_keys, seeds=seeds, steps=steps, positions=positions, step=step,
+        eos_token_ids=eos_token_ids, law=law, params=params, draft_params=draft_params,
+        draft_tokens=draft_tokens, num_draft_tokens=num_draft_tokens, cu_num_draft_tokens=cu, num_draft=num_draft,
+        acceptance=rule, return_acceptance=return_acceptance,
     )  # fmt: skip
     tokens, num_accepted, num_tokens, status, overlap = out
     raise_for_status(op, status)
@@ -257,11 +259,10 @@ def check_draft(
     draft_probs: Tensor | None,
     draft_stats: RowStats | None,
     draft_token_map: TokenMap | None,
-    required: Expected,
-    *optional: Expected,
+    expected: list[Expected],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Validate a draft with these `rows`, and further tensors: values, argmax, status and target_to_draft, as the op
-    takes them.
+    """Validate a draft with these `rows`, and further tensors, to which its own are added: values, argmax, status and
+    target_to_draft, as the op takes them.
     """
     names, shape = rows
     vocab = vocab_draft = target_logits.shape[-1]
@@ -283,14 +284,16 @@ def check_draft(
         if draft_logits is None:
             raise ValueError(f"{op}: draft_stats needs the draft_logits that they describe, got none")
         values, argmax, status = draft_stats
-    check_tensors(
-        op, target_logits, required, *optional,
-        ("draft_logits", draft_logits, LOGIT_DTYPES, (*names, "vocab"), (*shape, vocab_draft)),
-        ("draft_probs", draft_probs, FLOAT32, (*names, "vocab"), (*shape, vocab_draft)),
-        ("draft_stats.values", values, FLOAT32, (*names, "6"), (*shape, 6)),
-        ("draft_stats.argmax", argmax, INT64, names, shape),
-        ("draft_stats.status", status, INT32, names, shape),
-    )  # fmt: skip
+        expected += (
+            ("draft_stats.values", values, FLOAT32, names + SIX, shape + (6,)),
+            ("draft_stats.argmax", argmax, INT64, names, shape),
+            ("draft_stats.status", status, INT32, names, shape),
+        )
+    if draft_logits is not None:
+        expected.append(("draft_logits", draft_logits, LOGIT_DTYPES, names + VOCAB, shape + (vocab_draft,)))
+    elif draft_probs is not None:
+        expected.append(("draft_probs", draft_probs, FLOAT32, names + VOCAB, shape + (vocab_draft,)))
+    check_tensors(op, target_logits, expected)
     return values, argmax, status, target_to_draft
 
 

@@ -11,6 +11,7 @@ from ..tree import DraftTree
 from ..types import RowStats, TokenMap, VerifyOutput
 from ._common import (
     ID_DTYPES,
+    Expected,
     check_logits,
     check_params,
     define,
@@ -34,7 +35,7 @@ def _fake(args: VerifyTreeArguments) -> tuple[Tensor, ...]:
     )
 
 
-_op, _pack = define(
+_op, _call = define(
     "verify_tree",
     VerifyTreeArguments,
     "(Tensor tokens, Tensor num_accepted, Tensor num_tokens, Tensor status, Tensor accepted_nodes)",
@@ -182,24 +183,24 @@ def verify_tree(
     draft_params = check_params(op, "draft_params", draft_params, batch, device)
     numbers = (uniform_samples, noise_keys, seeds, step, positions)
     noise, steps, step = noise_of(op, acceptance, numbers, target_logits, batch, *nodes)
+    expected: list[Expected] = [("node_tokens", node_tokens, ID_DTYPES, *nodes)]
+    if noise[1] is not None:
+        expected.append(noise)
     values, argmax, status, target_to_draft = check_draft(
-        op, target_logits, nodes, draft_logits, draft_probs, draft_stats, draft_token_map,
-        ("node_tokens", node_tokens, ID_DTYPES, *nodes),
-        noise,
-    )  # fmt: skip
+        op, target_logits, nodes, draft_logits, draft_probs, draft_stats, draft_token_map, expected
+    )
     if noise[1] is None and acceptance != "greedy" and (not params.is_greedy or target_law is not None):
         raise missing_noise(op, acceptance, noise)
     if eos_token_ids is not None:
         check_eos(op, eos_token_ids, device)
-    out = dispatch(op, _op, backend, device)(
-        *_pack(
-            target_logits=target_logits, draft_logits=draft_logits, draft_probs=draft_probs, draft_values=values,
-            draft_argmax=argmax, draft_status=status, target_to_draft=target_to_draft, uniform_samples=uniform_samples,
-            noise_keys=noise_keys, seeds=seeds, steps=steps, positions=positions, step=step,
-            eos_token_ids=eos_token_ids, law=law, params=params, draft_params=draft_params,
-            node_tokens=node_tokens, links=tree.links, tree_status=tree.status, max_depth=tree.max_depth,
-            acceptance=rule, epsilon=float(epsilon), delta=float(delta),
-        )
+    out = _call(
+        dispatch(op, _op, backend, device),
+        target_logits=target_logits, draft_logits=draft_logits, draft_probs=draft_probs, draft_values=values,
+        draft_argmax=argmax, draft_status=status, target_to_draft=target_to_draft, uniform_samples=uniform_samples,
+        noise_keys=noise_keys, seeds=seeds, steps=steps, positions=positions, step=step,
+        eos_token_ids=eos_token_ids, law=law, params=params, draft_params=draft_params,
+        node_tokens=node_tokens, links=tree.links, tree_status=tree.status, max_depth=tree.max_depth,
+        acceptance=rule, epsilon=float(epsilon), delta=float(delta),
     )  # fmt: skip
     tokens, num_accepted, num_tokens, status, accepted_nodes = out
     raise_for_status(op, status)

@@ -14,7 +14,7 @@ def _fake(args: WarpProbsArguments) -> Tensor:
     return args.logits.new_empty(args.logits.shape, dtype=torch.float32)
 
 
-_op, _pack = define("warp_probs", WarpProbsArguments, "Tensor", _fake)
+_op, _call = define("warp_probs", WarpProbsArguments, "Tensor", _fake)
 
 
 def warp_probs(logits: Tensor, params: SamplingParams | None = None, *, backend: str | None = None) -> Tensor:
@@ -45,5 +45,5 @@ def warp_probs(logits: Tensor, params: SamplingParams | None = None, *, backend:
     check_logits("warp_probs", "logits", logits)
     rows, device = as_rows(logits), logits.device
     params = check_params("warp_probs", "params", params, rows.shape[0], device)
-    probs: Tensor = dispatch("warp_probs", _op, backend, device)(*_pack(logits=rows, params=params))
+    probs: Tensor = _call(dispatch("warp_probs", _op, backend, device), logits=rows, params=params)
     return probs if rows is logits else probs.reshape(logits.shape)
