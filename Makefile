@@ -18,7 +18,7 @@ HAS_TORCH := import importlib.metadata as m, re, sys; \
 
 PYTEST := $(PY) -m pytest -q --no-header
 
-.PHONY: help test test-all test-transformers test-vllm demo build bench bench-vllm gpu-report gpu-peers gpu-model sanitize \
+.PHONY: help test test-all test-transformers test-vllm test-llama-cpp demo build bench bench-vllm gpu-report gpu-peers gpu-model sanitize \
 	resources lint format clean FORCE
 
 help:  ## list what can be made
@@ -33,7 +33,15 @@ test-all: $(INSTALLED)  ## the whole test-suite, all cases (up to 20 minutes on 
 	@echo "==> running the tests in $(WORKERS) processes$(if $(ARGS),, (up to 20 minutes on two cores))"
 	@$(PYTEST) -n $(WORKERS) --dist loadgroup --tier=all $(ARGS)
 
-# Environments on top of this one, which differ from it in transformers and what that pins.
+# An environment on top of this one, which differs from it in some packages and what they pin.
+define environment
+@echo "==> installing $(2) into $(1)"
+@rm -rf $(1) && $(PY) -m venv $(1)
+@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+  echo "import site; site.addsitedir('$$($(PY) -c "$$site")')" > "$$($(1)/bin/python -c "$$site")/outer.pth"
+@$(1)/bin/python -m pip --disable-pip-version-check install -q $(2)
+endef
+
 HF_VERSIONS := 5.17.0 5.23.0
 HF_TESTS := python_tests/integrations python_tests/decoding/test_stop.py
 HF_READY := $(HF_VERSIONS:%=build/transformers-%/.installed)
@@ -42,15 +50,19 @@ test-transformers: $(HF_READY)  ## the plug-in in the oldest and the newest tran
 	  build/transformers-$$version/bin/python -m pytest -q --no-header -n $(WORKERS) --tier=all $(HF_TESTS) $(ARGS); done
 
 build/transformers-%/.installed: $(INSTALLED)
-	@echo "==> installing transformers $* into $(@D)"
-	@rm -rf $(@D) && $(PY) -m venv $(@D)
-	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
-	  echo "import site; site.addsitedir('$$($(PY) -c "$$site")')" > "$$($(@D)/bin/python -c "$$site")/outer.pth"
-	@$(@D)/bin/python -m pip --disable-pip-version-check install -q transformers==$*
+	$(call environment,$(@D),transformers==$*)
 	@touch $@
 
 test-vllm: $(VLLM)/.specdec-installed  ## the plug-in inside vLLM, in an environment of its own (4 GB, once; 15 minutes)
 	@$(VLLM)/venv/bin/python -m pytest -q --no-header -c integration_tests/pytest.ini integration_tests/vllm $(ARGS)
+
+# llama-cpp-python is compiled here: its wheels are not on the package index.
+test-llama-cpp: build/llama-cpp/.installed  ## the example around llama.cpp in llama.cpp itself (compiles that once: 15 minutes)
+	@$(<D)/venv/bin/python -m pytest -q --no-header -c integration_tests/pytest.ini integration_tests/llama_cpp $(ARGS)
+
+build/llama-cpp/.installed: $(INSTALLED)
+	$(call environment,$(@D)/venv,llama-cpp-python==0.3.36)
+	@touch $@
 
 bench-vllm: $(VLLM)/.specdec-installed  ## vLLM with and without the plug-in: tokens a second, and the sampler's time a step
 	@$(VLLM)/venv/bin/python -m bench.vllm_engine $(ARGS)

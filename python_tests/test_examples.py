@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import itertools
+import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +30,7 @@ def example(name: str) -> ModuleType:
 
 
 def test_every_example_is_tested() -> None:
-    assert {"plain_loop", "compiled_step"} == set(PROGRAMS)
+    assert {"plain_loop", "compiled_step", "llama_cpp_loop"} == set(PROGRAMS)
 
 
 def test_the_plain_loop_is_greedy_decoding_at_temperature_0() -> None:
@@ -63,6 +66,91 @@ def test_the_plain_loop_has_the_targets_distribution() -> None:
     often = int((expected[order] * runs >= 5).sum())  # the others count as one
     found, theirs = ([*x[order[:often]].tolist(), float(x[order[often:]].sum())] for x in (counts, expected * runs))
     assert often >= 8 and stats.power_divergence(found, theirs, lambda_="log-likelihood").pvalue > 1e-6
+
+
+class Markov(ModuleType):
+    """Stands in for the module `llama_cpp`: a model whose next token depends on the last one alone, and a cache that
+    must be fed in order. `make test-llama-cpp` runs the same program in llama.cpp itself.
+    """
+
+    n_batch = 8
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__("llama_cpp")
+        self.table, self.cache, self.ctx, self.calls = table, list[int](), self, 0
+
+    def n_vocab(self) -> int:
+        return self.table.shape[1]
+
+    def token_eos(self) -> int:
+        return self.n_vocab() - 1
+
+    def llama_batch_init(self, size: int, *_: int) -> SimpleNamespace:
+        lists = {name: [0] * size for name in ("token", "pos", "n_seq_id", "logits")}
+        return SimpleNamespace(n_tokens=0, seq_id=[[9] for _ in range(size)], **lists)
+
+    def llama_batch_free(self, batch: SimpleNamespace) -> None:
+        batch.n_tokens = -1
+
+    def llama_decode(self, ctx: object, batch: SimpleNamespace) -> int:
+        taken = range(batch.n_tokens)
+        assert [batch.pos[i] for i in taken] == [len(self.cache) + i for i in taken]
+        assert all(batch.n_seq_id[i] == 1 and batch.seq_id[i] == [0] for i in taken)
+        self.cache += batch.token[: batch.n_tokens]
+        rows = self.table[[batch.token[i] for i in taken if batch.logits[i]]].contiguous()
+        self.rows = (ctypes.c_float * rows.numel())(*rows.flatten().tolist())
+        self.calls += 1
+        return 0
+
+    def llama_get_logits(self, ctx: object) -> Any:
+        return self.rows
+
+    def llama_get_memory(self, ctx: object) -> list[int]:
+        return self.cache
+
+    def llama_memory_clear(self, memory: list[int], data: bool) -> None:
+        memory.clear()
+
+    def llama_memory_seq_rm(self, memory: list[int], sequence: int, first: int, end: int) -> None:
+        assert sequence == 0 and end == -1
+        del memory[first:]
+
+
+@pytest.fixture
+def markov(monkeypatch: pytest.MonkeyPatch) -> Markov:
+    rng = torch.Generator().manual_seed(1)
+    module = Markov(torch.randn(5, 5, generator=rng) + torch.tensor([0.0, 0, 0, 0, -1]))
+    monkeypatch.setitem(sys.modules, "llama_cpp", module)
+    return module
+
+
+def test_the_loop_around_llama_cpp_is_greedy_decoding_at_temperature_0(markov: Markov) -> None:
+    """Four tokens that follow one another in a circle: what lookup drafts is accepted."""
+    markov.table = 9 * torch.eye(5)[[1, 2, 3, 0, 0]]
+    prompt = [0, 1, 2, 3] * 3 + [0]
+    text, steps = example("llama_cpp_loop").speculate(markov, prompt, sk.SamplingParams(0.0), max_new_tokens=12)
+    assert text == [0, 1, 2, 3] * 6 + [0] and steps == 2
+    assert markov.calls == steps + 2  # the prompt took two
+    markov.table[0, 4] = 10  # now the end comes after the 0
+    text, _ = example("llama_cpp_loop").speculate(markov, prompt, sk.SamplingParams(0.0), max_new_tokens=12)
+    assert text == [*prompt, 4]
+
+
+@pytest.mark.slow
+def test_the_loop_around_llama_cpp_has_the_models_distribution(markov: Markov) -> None:
+    loop, params = example("llama_cpp_loop").speculate, sk.SamplingParams(0.9)
+    law, runs = (markov.table.double() / 0.9).softmax(-1), 3000
+    counts, drafted = torch.zeros(5, 5), 0
+    for seed in range(runs):
+        text, steps = loop(markov, [1, 2, 0, 1], params, seed=seed, max_new_tokens=2)
+        first, second = (*text[4:], 4)[:2]
+        counts[first, second] += 1
+        drafted += steps == 1
+    expected = law[1][:, None] * law
+    expected[4] = torch.tensor([0, 0, 0, 0, law[1, 4]])  # the end ends it
+    kept = expected.flatten() > 0
+    found = stats.power_divergence(counts.flatten()[kept], runs * expected.flatten()[kept], lambda_="log-likelihood")
+    assert found.pvalue > 1e-6 and drafted > 100
 
 
 def test_the_compiled_step_is_the_ops_one_by_one() -> None:

