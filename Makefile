@@ -19,7 +19,7 @@ HAS_TORCH := import importlib.metadata as m, re, sys; \
 PYTEST := $(PY) -m pytest -q --no-header
 
 .PHONY: help test test-all test-transformers test-vllm test-llama-cpp demo build bench bench-vllm gpu-report gpu-peers gpu-model sanitize \
-	resources lint format clean FORCE
+	resources soak lint format clean FORCE
 
 help:  ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 26
@@ -56,7 +56,9 @@ build/transformers-%/.installed: $(INSTALLED)
 test-vllm: $(VLLM)/.specdec-installed  ## the plug-in inside vLLM, in an environment of its own (4 GB, once; 15 minutes)
 	@$(VLLM)/venv/bin/python -m pytest -q --no-header -c integration_tests/pytest.ini integration_tests/vllm $(ARGS)
 
-# llama-cpp-python is compiled here: its wheels are not on the package index.
+# llama-cpp-python is compiled here, as its wheels are not on the package index; for AVX2, as what a virtual machine's processor
+# says of tiles (AMX) may not be true of the machine.
+build/llama-cpp/.installed: export CMAKE_ARGS := -DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF
 test-llama-cpp: build/llama-cpp/.installed  ## the example around llama.cpp in llama.cpp itself (compiles that once: 15 minutes)
 	@$(<D)/venv/bin/python -m pytest -q --no-header -c integration_tests/pytest.ini integration_tests/llama_cpp $(ARGS)
 
@@ -92,6 +94,9 @@ sanitize: $(INSTALLED)  ## the CUDA kernels on the CPU under ASan, UBSan and TSa
 resources: $(INSTALLED)  ## registers, shared memory and spills of the CUDA kernels on every architecture (needs nvcc; minutes)
 	SPECDEC_WERROR=1 $(PY) setup.py -q build_kernels
 	$(PY) .ci/resources.py build/obj/kernels
+
+soak: $(INSTALLED)  ## random requests in threads and processes, cancelled and interrupted, every token tested (20 minutes)
+	$(PY) -m python_tests.soak $(ARGS)
 
 lint: $(INSTALLED)  ## ruff, mypy and clang-format; changes nothing
 	$(PY) -m ruff check .

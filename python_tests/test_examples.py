@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import itertools
 import sys
 from pathlib import Path
@@ -16,17 +15,10 @@ from scipy import stats
 
 import specdec_kernels as sk
 from python_tests.decoding.models import near, prompts, tiny
+from python_tests.support import example
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
-
-
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_every_example_is_tested() -> None:

@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 import specdec_kernels as sk
-from python_tests.test_examples import example
+from python_tests.support import example
 from specdec_kernels.assets.model import fetch_gguf
 
 BUILD = Path(__file__).resolve().parents[2] / "build/llama-cpp"

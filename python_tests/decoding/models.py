@@ -75,9 +75,9 @@ class TableRunner(Runner):
         return self.table[self.text.gather(1, positions), tokens]
 
 
-def near(model_type: str, seed: int, distance: float) -> Any:
-    """A model like ``tiny(model_type, seed)``, with noise on its weights."""
-    model = tiny(model_type, seed)
+def near(model_type: str, seed: int, distance: float, **changes: Any) -> Any:
+    """A model like ``tiny(model_type, seed, **changes)``, with noise on its weights."""
+    model = tiny(model_type, seed, **changes)
     generator = torch.Generator().manual_seed(3)
     for weight in model.parameters():
         weight.data += torch.randn(weight.shape, generator=generator) * weight.data.std() * distance

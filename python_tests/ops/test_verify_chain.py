@@ -543,3 +543,14 @@ def test_the_good_arguments_of_the_refusals_are_good(backend: Backend) -> None:
 def test_uniforms_helper_is_on_the_lattice(rng: torch.Generator) -> None:
     u = uniforms(rng, 1000)
     assert (u * 2**24 == (u * 2**24).round()).all() and 0 <= u.min() and u.max() < 1
+
+
+def test_a_draft_of_no_tokens_may_have_any_strides(backend: Backend) -> None:
+    """NumPy's arrays without elements have strides of 0, which no row of numbers may have."""
+    rng, probs = torch.Generator().manual_seed(0), torch.from_numpy(np.zeros((2, 0, 30), np.float32))
+    assert probs.stride() == (0, 0, 0)
+    given = {
+        "target_logits": logits(rng, 2, 1, 30), "draft_tokens": torch.zeros(2, 0, dtype=torch.int64),
+        "uniform_samples": uniforms(rng, 2, 1),
+    }  # fmt: skip
+    same_bits(tensors(run(backend, {**given, "draft_probs": probs})), tensors(run(backend, given)))
