@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from . import laws
+from . import analysis, laws
 from .backends import OPS, backends, native, register_triton
 from .comparison.bild import bild
 from .comparison.oracle_cascade import oracle_cascade
@@ -69,6 +69,7 @@ __all__ = [
     "TokenMap",
     "TreeDrafter",
     "VerifyOutput",
+    "analysis",
     "backends",
     "bild",
     "gather_kv_",
