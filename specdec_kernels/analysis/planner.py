@@ -152,6 +152,7 @@ def plan(
     max_new_tokens: int = 64,
     rounds: int = 3,
     acceptance: str = "token",
+    costs: Mapping[int, StepCosts] | None = None,
     clock: Clock = time.perf_counter,
     advance: Callable[[], Any] = lambda: None,
 ) -> Plan:
@@ -173,6 +174,9 @@ def plan(
         Times that each way is timed at each batch size.
     acceptance : str
         Rule of `generate`, "token" or "greedy".
+    costs : mapping, optional
+        Batch size to what `measure_costs` found for these drafters and lengths before: `batch_sizes` and `rounds` are
+        not looked at, and nothing is timed.
     clock : callable
         See `watch`.
     advance : callable
@@ -193,8 +197,8 @@ def plan(
         raise ValueError("plan: batches must be one or more, got none")
     if acceptance not in ("token", "greedy"):
         raise ValueError(f"plan: acceptance must be token or greedy, got {acceptance!r}")
-    found = Plan()
-    for batch_size in batch_sizes:
+    found = Plan(costs=dict(costs or {}))
+    for batch_size in () if costs else batch_sizes:
         found.costs[batch_size] = measure_costs(
             model, *batches[0], drafters, lengths=lengths, batch_size=batch_size, rounds=rounds, clock=clock,
             advance=advance,
@@ -206,9 +210,9 @@ def plan(
                     model, batches, drafter, sampling=SamplingParams(temperature), num_speculative_tokens=length,
                     max_new_tokens=max_new_tokens, acceptance=acceptance, advance=advance,
                 )  # fmt: skip
-                for batch_size, costs in found.costs.items():
+                for batch_size, known in found.costs.items():
                     how = (temperature, batch_size, name, length, rows)
-                    found.choices.append(_choice(how, seen, costs, key, max_new_tokens))
+                    found.choices.append(_choice(how, seen, known, key, max_new_tokens))
     return found
 
 

@@ -40,8 +40,8 @@ class Watched:
     acceptance : ndarray
         ``[num_steps, longest draft]`` float64, a row for each step of each sequence that had room for a draft: the
         probability that the draft token at the position is accepted, ``Σ_v min(P(v), Q(v))`` (corollary 3.6 of arXiv
-        2211.17192), of a tree that one of the node's children is. −1 where the drafter had nothing to propose; NaN where the step did not get to,
-        because a token before was rejected or the answer's end left no room.
+        2211.17192), of a tree that one of the node's children is. −1 where the drafter had nothing to propose; NaN
+        where the step did not get to, because a token before was rejected or the answer's end left no room.
     sequence : ndarray
         ``[num_steps]`` int64: whose step it was, of the batch.
     rows : ndarray
