@@ -61,7 +61,7 @@ def make(
                 pack_linear_weights(loaded)
             made[name] = drafter
         else:
-            raise ValueError(f"plan: drafters must be of {', '.join(NAMES)}, got {name!r}")
+            raise ValueError(f"make: names must be of {', '.join(NAMES)}, got {name!r}")
     if draft_model is not None:
         made["model"] = ModelDrafter(draft_model)
     return made

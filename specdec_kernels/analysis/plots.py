@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from . import theory
 
@@ -81,7 +82,7 @@ def best_gamma(costs: Sequence[float] = _COSTS, max_gamma: int = 30) -> Figure:
     alphas = np.linspace(0, 0.99, 199)
     for i, c in enumerate(costs):
         best = theory.best_gamma(alphas, c, max_gamma)
-        style = {"color": f"C{i}", "linewidth": 1.8, "label": f"c = {c:g}"}
+        style: dict[str, Any] = {"color": f"C{i}", "linewidth": 1.8, "label": f"c = {c:g}"}
         axes[0].step(alphas, best, where="mid", **style)
         axes[1].plot(alphas, theory.walltime_improvement(alphas, best, c), **style)
     _label(axes[0], f"The best γ, up to {max_gamma}", "α, acceptance of a draft token", "γ, draft tokens a step")
@@ -120,7 +121,7 @@ def acceptance_by_position(rows: Sequence[Row]) -> Figure:
                 panel.errorbar(x, mean, bars, fmt=f"-{_MARKERS[i]}", capsize=3, linewidth=1.5, label=drafter)
         _label(panel, _title(name, temperature), "position in the draft", "accepted, of steps that got there")
         panel.set_ylim(-0.03, 1.03)
-        panel.xaxis.get_major_locator().set_params(integer=True)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         panel.legend(fontsize=10)
     return figure
 
@@ -145,7 +146,7 @@ def gain_by_batch(choices: Sequence[Row]) -> Figure:
                 for row in choices
                 if (row["temperature"], row["drafter"], row["num_speculative_tokens"]) == (temperature, *way)
             }
-            style = {"color": f"C{drafters.index(way[0])}", "marker": _MARKERS[i % len(_MARKERS)]}
+            style: dict[str, Any] = {"color": f"C{drafters.index(way[0])}", "marker": _MARKERS[i % len(_MARKERS)]}
             panel.plot([batches.index(b) for b in chosen], list(chosen.values()), label=f"{way[0]}, {way[1]}", **style)
         panel.axhline(1.0, color="black", linewidth=1)
         panel.set_xticks(range(len(batches)), [str(batch) for batch in batches])

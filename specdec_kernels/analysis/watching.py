@@ -218,7 +218,7 @@ class _WatchedRunner(Runner):
             draft_token_map=draft.token_map, num_draft_tokens=draft.num_draft_tokens, return_acceptance=True,
         )  # fmt: skip
         assert out.acceptance is not None
-        log.overlap = out.acceptance.double().clamp(min=0).cpu().numpy()
+        log.overlap = out.acceptance.double().clamp(0, 1).cpu().numpy()  # a float32 sum may exceed 1
 
     def _overlap_of_tree(self, accepted_nodes: Tensor) -> None:
         """P of all children together, at the root and at each accepted node."""
