@@ -79,7 +79,7 @@ def slow(*drafters: str, alpha: str = "low") -> tuple[Any, dict[str, Any], Ticki
 def test_costs_are_the_clocks() -> None:
     target, drafters, clock = slow("odd")
     found = measured.measure_costs(
-        target, prompts(4, 6, vocab=23)[0], None, drafters, lengths=[1, 3], batch_size=2, rounds=2, steps=4, clock=clock
+        target, prompts(4, 6, vocab=23)[0], None, drafters, lengths=[1, 3], batch_size=2, rounds=2, steps=1, clock=clock
     )
     assert found.steps == {1: 11.0, 2: 12.0, 4: 14.0}
     assert found.verification(4) == pytest.approx(14 / 11)

@@ -259,7 +259,7 @@ def measure_costs(
         for way, drafter, length, rows in ways:
             seen = watch(
                 model, ids, drafter=drafter, clock=clock, acceptances=False, attention_mask=mask, eos_token_id=[],
-                sampling=SamplingParams(0.0), num_speculative_tokens=length, max_new_tokens=steps + 1,
+                sampling=SamplingParams(0.0), num_speculative_tokens=length, max_new_tokens=steps + 2,
             )  # fmt: skip
             counted = seen.seconds[1:]  # the first step may prepare something
             if way is None or isinstance(drafter, TreeDrafter):

@@ -122,7 +122,7 @@ def acceptance_by_position(rows: Sequence[Row]) -> Figure:
         _label(panel, _title(name, temperature), "position in the draft", "accepted, of steps that got there")
         panel.set_ylim(-0.03, 1.03)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        panel.legend(fontsize=10)
+    _legend(figure, axes)
     return figure
 
 
@@ -151,7 +151,7 @@ def gain_by_batch(choices: Sequence[Row]) -> Figure:
         panel.axhline(1.0, color="black", linewidth=1)
         panel.set_xticks(range(len(batches)), [str(batch) for batch in batches])
         _label(panel, _title("", temperature), "sequences decoded together", "tokens a second over plain decoding")
-    axes[0].legend(title="drafter, draft tokens", fontsize=9)
+    _legend(figure, axes, title="drafter, draft tokens")
     return figure
 
 
@@ -184,7 +184,7 @@ def predicted_and_measured(rows: Sequence[Row]) -> Figure:
         names = [f"{row['drafter']}\n{row['num_speculative_tokens']}" for row in chosen]
         panel.set_xticks(range(len(chosen)), names, fontsize=10)
         _label(panel, _title(*case), "", "tokens a second over plain decoding")
-    axes[0].legend(fontsize=9)
+    _legend(figure, axes)
     return figure
 
 
@@ -215,10 +215,7 @@ def techniques(rows: Sequence[Row]) -> Figure:
         ticks = sorted({row["num_speculative_tokens"] for row in rows if row["drafter"] != "none"})
         panel.set_xticks(ticks, [str(tick) for tick in ticks])
         _label(panel, _title(*case), "nodes of the tree, root included", "tokens a second over plain")
-    handles = {
-        label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
-    }
-    axes[0].legend(handles.values(), handles.keys(), fontsize=9)
+    _legend(figure, axes)
     return figure
 
 
@@ -231,6 +228,12 @@ def _panels(count: int, columns: int, size: tuple[float, float], height: float =
     for spare in axes[max(count, columns * (lines - 1) + 1 if height else columns * lines) :]:
         spare.set_axis_off()
     return figure, axes
+
+
+def _legend(figure: Figure, axes: Sequence[Axes], title: str | None = None) -> None:
+    """One legend of all panels, above them."""
+    found = {label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    figure.legend(found.values(), found.keys(), title=title, loc="outside upper center", ncols=4, fontsize=11)
 
 
 def _cases(rows: Sequence[Row]) -> list[tuple[str, float]]:
