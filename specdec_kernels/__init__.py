@@ -14,6 +14,7 @@ from .comparison.seq_cascade import seq_cascade
 from .comparison.token_cascade import token_cascade
 from .decoding.generate import generate
 from .decoding.output import GenerationOutput, GenerationStats, Provenance
+from .decoding.plan_verify import plan_verify
 from .drafters import (
     Draft,
     Drafter,
@@ -78,6 +79,7 @@ __all__ = [
     "noise_keys",
     "oracle_cascade",
     "pack_linear_weights",
+    "plan_verify",
     "row_stats",
     "sample",
     "seq_cascade",
