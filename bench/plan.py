@@ -86,13 +86,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         model, tokenizer = assets.load_model()
         texts = {name: prompts.load_prompts(name, tokenizer)[-arguments.prompts :] for name in arguments.sets}
+        pack_linear_weights(model)
         drafters = choices.make(arguments.drafters, model, tokenizer, corpus=True)
     except (assets.AssetError, ValueError, OSError) as error:
         print(f"plan: {error}", file=sys.stderr)
         return 1
     singles = {name: [prompts.encode(tokenizer, [text]) for text in chosen] for name, chosen in texts.items()}
     together = {name: [prompts.encode(tokenizer, chosen)] for name, chosen in texts.items()}
-    with pack_linear_weights(model), tqdm(unit="run", mininterval=1.0, disable=None) as bar:
+    with tqdm(unit="run", mininterval=1.0, disable=None) as bar:
         costs = {
             batch_size: measured.measure_costs(
                 model, *together[arguments.sets[0]][0], drafters, lengths=arguments.lengths, batch_size=batch_size,
@@ -130,11 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "model": assets.MODEL_NAME,
         "weights": "packed",
         "clock": "processor time",
-        "costs": [
-            {"batch_size": batch, "rows": str(key), "seconds": seconds}
-            for batch, found in costs.items()
-            for key, seconds in found.steps.items()
-        ],
+        "costs": planner.Plan(costs=costs).to_dict()["costs"],
     }
     good = sum(row["within_tolerance"] for row in rows) / len(rows)
     what = f"share of the simulated gains within {TOLERANCE:.0%} of the measured"

@@ -13,6 +13,7 @@ from specdec_kernels import assets, cli
 from specdec_kernels.analysis import drafters
 from specdec_kernels.assets import corpus, prompts
 from specdec_kernels.drafters import MedusaDrafter, ModelDrafter, NgramDrafter
+from specdec_kernels.integrations.transformers.packing import is_packed, pack_linear_weights
 
 
 class Letters:
@@ -145,6 +146,10 @@ def test_drafters_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = tiny("llama", **wide)  # type: ignore[arg-type]
     made = drafters.make(["medusa", "lookup"], model, Letters(), corpus=False, draft_model=tiny("llama"))
     assert [type(drafter) for drafter in made.values()] == [MedusaDrafter, NgramDrafter, ModelDrafter]
-    assert list(made) == ["medusa", "lookup", "model"]
+    assert list(made) == ["medusa", "lookup", "model"] and not is_packed(made["medusa"].heads)  # type: ignore[attr-defined]
+    draft = tiny("llama")
+    with pack_linear_weights(model):
+        packed = drafters.make(["medusa"], model, Letters(), corpus=False, draft_model=draft)
+    assert is_packed(packed["medusa"].heads) and is_packed(draft)  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="^make: names must be of lookup, ngram-lm, medusa, got 'magic'"):
         drafters.make(["magic"], model, Letters(), corpus=False)

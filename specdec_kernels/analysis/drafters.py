@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..assets import corpus as stdlib
 from ..drafters import Drafter, MedusaDrafter, ModelDrafter, NgramDrafter, NgramLMDrafter
 from ..drafters.medusa_heads import MedusaHeads
@@ -37,9 +39,9 @@ def make(
         "ngram-lm" begins with the counts of the standard library, which are in the tokens of the demo's model; else it
         knows the text alone.
     heads : Path, optional
-        Medusa's; None: those shipped for the demo's model. Their layers are packed where the model's are.
+        Medusa's; None: those shipped for the demo's model.
     draft_model : optional
-        Of `ModelDrafter`.
+        Of `ModelDrafter`. Where the target's weights are packed, its float32 weights and those of heads are packed too.
 
     Raises
     ------
@@ -63,5 +65,7 @@ def make(
         else:
             raise ValueError(f"make: names must be of {', '.join(NAMES)}, got {name!r}")
     if draft_model is not None:
+        if is_packed(model) and draft_model.dtype == torch.float32:
+            pack_linear_weights(draft_model)
         made["model"] = ModelDrafter(draft_model)
     return made
