@@ -1,9 +1,9 @@
 """``python -m bench.plan``: the planner's predictions held against decoding.
 
 For SmolLM2-135M-Instruct, each drafter and each prompt set: what `specdec_kernels.analysis.planner` predicts and
-simulates from measured acceptances and costs, and the speed-up really measured on the same prompts, with other seeds,
-by `bench.end_to_end`'s alternating rounds. All times are processor time of one thread, which other programs on the
-machine disturb least.
+simulates from measured acceptances and costs, and the speed-up really measured on the same prompts by
+`bench.end_to_end`'s alternating rounds. All times are processor time, by default of one thread, which other programs
+on the machine disturb least.
 """
 
 from __future__ import annotations

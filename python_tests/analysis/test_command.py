@@ -110,6 +110,13 @@ def test_a_file_of_something_else(text: str, tmp_path: Path, capsys: pytest.Capt
     assert "does not hold what batch is drawn from" in capsys.readouterr().err
 
 
+def test_a_damaged_folder_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"')
+    assert cli.main(["plan", "--model", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"plan: the model in {tmp_path} cannot be read: ") and said.count("\n") == 1
+
+
 @pytest.mark.parametrize("text", ["", "\n\n", '"unclosed\n'])
 def test_a_bad_file_of_prompts(small: None, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.txt").write_text(text)

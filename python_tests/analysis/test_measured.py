@@ -39,6 +39,22 @@ def test_positions_that_nothing_reached_are_no_gain() -> None:
     assert none.drafted_share == 0 and np.isnan(none.alpha.mean) and none.expected_tokens().mean == 1.0
 
 
+def test_batches_join_with_answers_of_their_own() -> None:
+    """However long the drafts of each got; and a batch in which nothing could be drafted."""
+
+    def seen(*rows: list[float], sequence: list[int]) -> Any:
+        nothing = np.zeros(0)
+        acceptance = np.array(rows).reshape(len(rows), -1) if rows else np.zeros((0, 0))
+        return measured.Watched(None, acceptance, np.array(sequence, dtype=np.int64), nothing, nothing)  # type: ignore
+
+    joined = Acceptance.of([
+        seen([0.5, 0.1], [0.7, NAN], sequence=[0, 2]), seen(sequence=[]), seen([0.2], [0.3], sequence=[1, 0]),
+    ])  # fmt: skip
+    assert joined.steps.shape == (4, 2) and joined.sequence.tolist() == [0, 2, 4, 3]
+    assert joined.by_position()[0].mean == pytest.approx(1.7 / 4) and joined.by_position()[1].mean == 0.1
+    assert Acceptance.of([]).longest == 0
+
+
 @pytest.mark.parametrize(("successes", "count"), [(0, 5), (3, 5), (5, 5), (40, 90)])
 def test_the_interval_of_coins_is_clopper_and_pearsons(successes: int, count: int) -> None:
     coins = [[1.0]] * successes + [[0.0]] * (count - successes)

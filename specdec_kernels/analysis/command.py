@@ -21,8 +21,7 @@ from . import planner, plots
 
 __all__ = ["main"]
 
-Figures = dict[str, tuple[Callable[[Any], Any], str]]
-FIGURES: Figures = {
+FIGURES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "expected-tokens": (lambda _: plots.expected_tokens(), "tokens a step against acceptance"),
     "surfaces": (lambda _: plots.improvement_surfaces(), "speed and operations over acceptance and draft tokens"),
     "best-gamma": (lambda _: plots.best_gamma(), "the best number of draft tokens, and what it gains"),
@@ -35,8 +34,8 @@ FIGURES: Figures = {
 _OF_FILES = tuple(FIGURES)[3:]
 
 
-def main(command: str, argv: Sequence[str] | None = None) -> int:
-    """Run ``plan`` or ``plot``.
+def main(command: str, argv: Sequence[str]) -> int:
+    """Run ``plan`` or ``plot`` with these arguments.
 
     Returns
     -------
@@ -45,7 +44,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
     """
     parser = _plan_parser() if command == "plan" else _plot_parser()
     arguments = parser.parse_args(argv)
-    line = shlex.join(["specdec", command, *(sys.argv[2:] if argv is None else argv)])
+    line = shlex.join(["specdec", command, *argv])
     try:
         (_plan if command == "plan" else _plot)(arguments, line)
     except (assets.AssetError, ValueError, OSError, MemoryError) as error:

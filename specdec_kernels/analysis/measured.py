@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import stats
 from torch import Tensor
 
 from ..decoding.request import MAX_SPECULATIVE_TOKENS, check_int
@@ -98,8 +99,6 @@ class Acceptance:
 
     def expected_tokens(self) -> Estimate:
         """Tokens a step by `expected_tokens_by_position`; the interval is a bootstrap's over whole answers."""
-        from scipy import stats
-
         mean = float(expected_tokens_by_position(self.means()))
         owners = np.unique(self.sequence)
         known = ~np.isnan(self.steps)
@@ -122,8 +121,6 @@ class Acceptance:
 
 def _of_shares(total: float, count: int) -> Estimate:
     """The mean of `count` numbers in [0, 1] that sum to `total`."""
-    from scipy import stats
-
     if not count:
         return Estimate(float("nan"), float("nan"), float("nan"))
     tail = (1 - CONFIDENCE) / 2

@@ -229,7 +229,9 @@ class _WatchedRunner(Runner):
         parents = draft.tree.parents.expand(batch, nodes)
         tokens = torch.cat([torch.full_like(draft.tokens[:, :1], -1), draft.tokens], dim=1)
         probs = warp_probs(logits, state.sampling)
-        from_parent = probs[torch.arange(batch)[:, None], parents.clamp(min=0), tokens.clamp(min=0)].double()
+        from_parent = probs[
+            torch.arange(batch, device=probs.device)[:, None], parents.clamp(min=0), tokens.clamp(min=0)
+        ].double()
         from_parent = from_parent.masked_fill((tokens < 0) | (parents < 0), 0.0)
         of_children = torch.zeros(batch, nodes, dtype=torch.float64, device=logits.device)
         of_children.scatter_add_(1, parents.clamp(min=0), from_parent)
