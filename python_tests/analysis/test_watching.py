@@ -98,9 +98,9 @@ def watched_model(model: Any, drafter: Drafter, temperature: float, **options: A
     ids[:, -12:] = ids[:, -24:-12]  # something to look up
     options |= {"attention_mask": mask, "sampling": sk.SamplingParams(temperature, top_k=3)}
     options["seeds"] = torch.arange(4)
-    seen = watch(model, ids, drafter=drafter, max_new_tokens=100, eos_token_id=[], **options)
-    plain = sk.generate(model, ids, drafter=drafter, max_new_tokens=100, eos_token_id=[], **options)
-    assert torch.equal(seen.output.tokens, plain.tokens) and plain.stats.num_accepted > 5
+    seen = watch(model, ids, drafter=drafter, max_new_tokens=60, eos_token_id=[], **options)
+    plain = sk.generate(model, ids, drafter=drafter, max_new_tokens=60, eos_token_id=[], **options)
+    assert torch.equal(seen.output.tokens, plain.tokens) and plain.stats.num_accepted > 3
     return seen
 
 
