@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +60,25 @@ def test_what_is_predicted_is_what_comes(clock: Ticking, tmp_path: Path, capsys:
     good = [abs(r["simulated"]["mean"] / r["measured"]["mean"] - 1) <= 0.1 for r in rows]
     assert [r["within_tolerance"] for r in rows] == good
     assert result["targets"][0]["measured"] == sum(good) / 4
+
+
+def test_what_is_measured_is_the_rule_that_is_predicted(
+    clock: Ticking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[float, str]] = []
+    real = bench_plan.by_process_time
+
+    def noted(*of: Any, **how: Any) -> Any:
+        asked.append((how["sampling"].temperature, how["acceptance"]))
+        return real(*of, **how)
+
+    monkeypatch.setattr(bench_plan, "by_process_time", noted)
+    threads = torch.get_num_threads()
+    try:
+        bench_plan.main([*ARGUMENTS, "--output", str(tmp_path)])
+    finally:
+        torch.set_num_threads(threads)
+    assert set(asked) == {(0.0, "greedy"), (1.0, "token")} and len(asked) == 2 * 2 * 3
 
 
 def test_batch_1_is_needed(clock: Ticking) -> None:

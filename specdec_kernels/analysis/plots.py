@@ -41,7 +41,7 @@ def save(figure: Figure, path: Path, command: str) -> None:
 
 def expected_tokens(gammas: Sequence[int] = tuple(range(1, 16))) -> Figure:
     """Tokens a step against α, a line for each γ (figure 2 of arXiv 2211.17192)."""
-    figure, axes = _panels(1, 1, (8.5, 5.5))
+    figure, axes = _panels(1, 8.5, 5.1)
     alphas = np.linspace(0, 1, 401)
     for i, gamma in enumerate(gammas):
         color = colormaps["viridis"](i / max(len(gammas) - 1, 1))
@@ -56,7 +56,7 @@ def expected_tokens(gammas: Sequence[int] = tuple(range(1, 16))) -> Figure:
 def improvement_surfaces(c: float = 0.05, operations_ratio: float | None = None) -> Figure:
     """Speed and arithmetic operations over α and γ (theorems 3.8 and 3.11), for a draft of cost `c`; ĉ is c if None."""
     ratio = c if operations_ratio is None else operations_ratio
-    figure, axes = _panels(1, 2, (12, 5.2))
+    figure, axes = _panels(2, 12, 4.8)
     alphas, gammas = np.linspace(0.01, 0.99, 99), np.arange(1, 16)
     grid = alphas[None], gammas[:, None]
     panels = (
@@ -78,7 +78,7 @@ def improvement_surfaces(c: float = 0.05, operations_ratio: float | None = None)
 
 def best_gamma(costs: Sequence[float] = _COSTS, max_gamma: int = 30) -> Figure:
     """The best γ against α, and what it gains, a line for each cost c (section 3.5, figure 3)."""
-    figure, axes = _panels(1, 2, (12, 5.2))
+    figure, axes = _panels(2, 12, 4.8)
     alphas = np.linspace(0, 0.99, 199)
     for i, c in enumerate(costs):
         best = theory.best_gamma(alphas, c, max_gamma)
@@ -103,7 +103,7 @@ def acceptance_by_position(rows: Sequence[Row]) -> Figure:
         "prompts" where there are several sets. Of each drafter the longest draft is drawn.
     """
     cases = _cases(rows)
-    figure, axes = _panels(len(cases), 1 if len(cases) == 1 else 2, (6.2 * min(len(cases), 2), 0), height=3.9)
+    figure, axes = _panels(len(cases), 6.2 * min(len(cases), 2), 3.9)
     for panel, (name, temperature) in zip(axes, cases, strict=False):
         chosen = [row for row in rows if (row.get("prompts", ""), row["temperature"]) == (name, temperature)]
         drafters = list(dict.fromkeys(row["drafter"] for row in chosen))
@@ -137,7 +137,7 @@ def gain_by_batch(choices: Sequence[Row]) -> Figure:
     temperatures = list(dict.fromkeys(row["temperature"] for row in choices))
     ways = list(dict.fromkeys((row["drafter"], row["num_speculative_tokens"]) for row in choices))
     batches = sorted({row["batch_size"] for row in choices})
-    figure, axes = _panels(len(temperatures), 2, (6.4 * min(2, len(temperatures)), 0), height=4.6)
+    figure, axes = _panels(len(temperatures), 6.4 * min(2, len(temperatures)), 4.6)
     drafters = list(dict.fromkeys(drafter for drafter, _ in ways))
     for panel, temperature in zip(axes, temperatures, strict=False):
         for i, way in enumerate(ways):
@@ -164,7 +164,7 @@ def predicted_and_measured(rows: Sequence[Row]) -> Figure:
         Of ``bench/results/…/plan.json``.
     """
     cases = _cases(rows)
-    figure, axes = _panels(len(cases), 2, (12.5, 0), height=4.2)
+    figure, axes = _panels(len(cases), 12.5, 4.2)
     kinds = (("gain", "predicted, 95 %", "o", -0.22), ("simulated", "simulated, 95 % of answers", "s", 0.0),
              ("measured", "measured, all rounds", "D", 0.22))  # fmt: skip
     for panel, case in zip(axes, cases, strict=False):
@@ -198,7 +198,7 @@ def techniques(rows: Sequence[Row]) -> Figure:
     """
     cases = _cases(rows)
     drafters = [name for name in dict.fromkeys(row["drafter"] for row in rows) if name != "none"]
-    figure, axes = _panels(len(cases), 2, (12, 0), height=3.7)
+    figure, axes = _panels(len(cases), 12, 3.7)
     for panel, case in zip(axes, cases, strict=False):
         for i, drafter in enumerate(drafters):
             chosen = [
@@ -219,13 +219,13 @@ def techniques(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _panels(count: int, columns: int, size: tuple[float, float], height: float = 0.0) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` panels; `height` is that of a line of panels, where the size does not say it."""
-    columns = min(columns, count) if height else columns
+def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` panels, two a line, of so many inches in all and for each line."""
+    columns = min(2, count)
     lines = -(-count // columns)
-    figure = Figure(figsize=(size[0], size[1] or lines * height + 0.4), layout="constrained")
+    figure = Figure(figsize=(width, lines * height + 0.4), layout="constrained")
     axes: list[Axes] = list(figure.subplots(lines, columns, squeeze=False).flat)
-    for spare in axes[max(count, columns * (lines - 1) + 1 if height else columns * lines) :]:
+    for spare in axes[count:]:
         spare.set_axis_off()
     return figure, axes
 
