@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from python_tests.decoding.models import TableRunner, prompts, tiny
+from python_tests.decoding.models import TableRunner, prompts, tiny, unlike_pair
 from specdec_kernels.analysis.watching import Unlikely, Watched, watch
 from specdec_kernels.decoding import DecodingState, Provenance, StepResult
 from specdec_kernels.drafters import Draft, Drafter
@@ -125,6 +125,20 @@ def test_nothing_to_propose_is_told_from_a_rejection() -> None:
     assert np.isnan(seen.acceptance[seen.acceptance[:, 0] == -1, 1:]).all()
 
 
+def test_a_cascade_and_an_encoder_decoder_are_watched() -> None:
+    """The first has a row of the draft more than tokens; both may end with an accepted token."""
+    ids, mask = prompts(6, 4, 9, 5)
+    for kind, law in (("llama", sk.laws.Diff(0.1, bonus="cascade")), ("t5", None)):
+        target, draft = unlike_pair(kind)
+        options = {"attention_mask": mask, "seeds": torch.arange(4), "num_speculative_tokens": 3, "target_law": law}
+        options |= {"max_new_tokens": 40, "eos_token_id": [5, 9, 14]}
+        seen = watch(target, ids, drafter=sk.ModelDrafter(draft), **options)
+        plain = sk.generate(target, ids, drafter=sk.ModelDrafter(draft), **options)
+        assert torch.equal(seen.output.tokens, plain.tokens) and (seen.output.num_tokens < 40).any()
+        judged = seen.acceptance[seen.acceptance >= 0]
+        assert len(judged) >= plain.stats.num_accepted > 5 and (seen.acceptance != -1).all()
+
+
 class Ticking:
     """A clock that goes only when it is told to."""
 
@@ -196,6 +210,8 @@ def test_watching_costs_no_time_of_the_steps(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_is_refused() -> None:
     with pytest.raises(TypeError, match=r"^watch: drafter must be a Drafter \(NoDrafter\(\) for none\), got str"):
         watch(TableRunner.random(), prompts(4, vocab=23)[0], drafter="lookup")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="^watch: num_speculative_tokens must be an integer, got 'auto'"):
+        watch(TableRunner.random(), prompts(4, vocab=23)[0], drafter=sk.NgramDrafter(), num_speculative_tokens="auto")
     with pytest.raises(ValueError, match="^generate: max_new_tokens must be in"):
         watch(TableRunner.random(), prompts(4, vocab=23)[0], drafter=sk.NoDrafter(), max_new_tokens=0)
 

@@ -23,6 +23,7 @@ from ..integrations.runners import as_runner
 from ..ops.verify_chain import verify_chain
 from ..ops.warp_probs import warp_probs
 from ..tree import DraftTree
+from ..types import RowStats
 
 Clock = Callable[[], float]
 """Seconds from anywhere: `time.perf_counter`, or `time.process_time` for the processor time of all threads, which a
@@ -75,13 +76,15 @@ def watch(
         False: time alone, and `Watched.acceptance` has no rows.
     **options
         More arguments of `generate`. With `acceptance` "token" (the default) and "greedy", what is measured is what
-        counts; other rules accept with other probabilities.
+        counts; other rules, and a `target_law`, accept with other probabilities.
 
     Raises
     ------
     ValueError, TypeError
-        As `generate`.
+        As `generate`; ``num_speculative_tokens="auto"``, whose own measurements watching would disturb.
     """
+    if options.get("num_speculative_tokens") == "auto":
+        raise ValueError("watch: num_speculative_tokens must be an integer, got 'auto'")
     if not isinstance(drafter, Drafter):
         raise TypeError(f"watch: drafter must be a Drafter (NoDrafter() for none), got {type(drafter).__name__}")
     runner = as_runner(model, "watch")
@@ -211,10 +214,15 @@ class _WatchedRunner(Runner):
         log = self._log
         state, draft = log.state, log.draft
         assert state is not None and draft is not None and logits is not None
-        rows = logits[:, : draft.tokens.shape[1] + 1]  # a draft is padded to few widths
+        width = draft.tokens.shape[1]  # the target's rows are padded to few widths, a cascade's draft has one more
+
+        def cut(rows: Tensor | None) -> Any:
+            return None if rows is None else rows[:, :width].contiguous()
+
+        stats = draft.stats and RowStats(*(cut(part) for part in draft.stats))
         out = verify_chain(
-            rows, draft.tokens, draft.logits, seeds=state.seeds, step=0, params=state.sampling,
-            draft_params=draft.params, draft_probs=draft.probs, draft_stats=draft.stats,
+            logits[:, : width + 1], draft.tokens, cut(draft.logits), seeds=state.seeds, step=0, params=state.sampling,
+            draft_params=draft.params, draft_probs=cut(draft.probs), draft_stats=stats,
             draft_token_map=draft.token_map, num_draft_tokens=draft.num_draft_tokens, return_acceptance=True,
         )  # fmt: skip
         assert out.acceptance is not None
