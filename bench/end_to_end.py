@@ -25,7 +25,7 @@ import argparse
 import random
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,11 @@ from tqdm import tqdm
 import specdec_kernels as sk
 from bench import machine
 from specdec_kernels import GenerationOutput, assets, generate, pack_linear_weights
-from specdec_kernels.assets import corpus, prompts
+from specdec_kernels.analysis.drafters import make as make_drafters
+from specdec_kernels.assets import prompts
 from specdec_kernels.drafters import (
     Drafter,
     MedusaDrafter,
-    NgramDrafter,
-    NgramLMDrafter,
     NgramTreeDrafter,
     NoDrafter,
 )
@@ -96,7 +95,7 @@ def ways_of(
         elif name == "lookup-tree":
             ways |= {(name, nodes): Way(NgramTreeDrafter(num_nodes=nodes)) for nodes in TREE_NODES[:2]}
         else:
-            drafter = NgramDrafter() if name == "lookup" else NgramLMDrafter(corpus.ngram_table(tokenizer))
+            (drafter,) = make_drafters([name], model, tokenizer, corpus=True).values()
             ways |= {(name, length): Way(drafter, length) for length in DRAFT_LENGTHS}
     return ways
 
@@ -150,8 +149,14 @@ def measure(
     rounds: int,
     max_new_tokens: int,
     advance: Any,
+    sampled: str = "match",
+    decode: Callable[..., GenerationOutput] = generate,
 ) -> dict[Key, Result]:
-    """Run all ways of decoding, `PLAIN` among them, on all batches, `rounds` times."""
+    """Run all ways of decoding, `PLAIN` among them, on all batches, `rounds` times.
+
+    `sampled` is the acceptance rule at temperatures above 0; only with "match" are its outputs plain decoding's.
+    `decode` is called as `generate`.
+    """
     configurations = [key for key, way in ways.items() if not (way.typical and sampling.is_greedy)]
     results = {key: Result() for key in configurations}
     order = random.Random(0)
@@ -163,8 +168,8 @@ def measure(
             outputs = {}
             for key in configurations:
                 way = ways[key]
-                lossless = "greedy" if sampling.is_greedy else "match"
-                outputs[key] = generate(
+                lossless = "greedy" if sampling.is_greedy else sampled
+                outputs[key] = decode(
                     model,
                     ids,
                     attention_mask=mask,
@@ -177,7 +182,8 @@ def measure(
                 )
                 advance()
             for key, output in outputs.items():
-                results[key].add(output, None if ways[key].typical else outputs[PLAIN])
+                identical = not ways[key].typical and (sampling.is_greedy or sampled == "match")
+                results[key].add(output, outputs[PLAIN] if identical else None)
     return results
 
 

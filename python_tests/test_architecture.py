@@ -14,6 +14,8 @@ PACKAGE = "specdec_kernels"
 LAYERS: tuple[tuple[str, ...], ...] = (
     # values: what ops take and give
     ("config", "types", "sampling", "laws", "tree", "host", "_host", "_host_py"),
+    # theory, which the loop chooses by; every other file of analysis/ is built with the package
+    ("analysis", "analysis.theory"),
     # what ops are given; kernels; then every other file of ops/, which reaches them
     ("ops", "ops.arguments"),
     ("backends",),
@@ -34,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("",),
     # what is built with it
     ("assets",),
-    ("medusa", "demo"),
+    ("medusa", "demo", "analysis.*"),
     ("cli", "collect_env", "__main__"),
 )
 """From below: a file imports from its own layer and those before it. A name stands for a module and all in it, but

@@ -159,6 +159,11 @@ def after_laws(names: dict[str, Any]) -> None:
     assert names["out"].stats.num_drafted > 0
 
 
+def after_planning(names: dict[str, Any]) -> None:
+    assert len(names["plan"].choices) == 16 and names["best"] in [None, *names["plan"].choices]
+    assert names["seen"].acceptance.shape[1] == 5 and names["forward"] > 0
+
+
 def nothing_more(names: dict[str, Any]) -> None:
     """The page asserts by itself."""
 
@@ -172,6 +177,7 @@ SETUPS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]],
     "docs/laws.md": (laws, after_laws),
     "docs/medusa.md": (medusa, nothing_more),
     "docs/errors.md": (dict, nothing_more),
+    "docs/what-it-gains.md": (models, after_planning),
 }
 
 

@@ -1,7 +1,7 @@
-"""Every figure in a table of docs/benchmarks.md and README.md is that of bench/results.
+"""Every figure in a table of docs/benchmarks.md, docs/what-it-gains.md and README.md is that of bench/results.
 
 A table is announced by a comment, ``<!-- figures: NAME -->``; `NAMES` says what its cells must hold, from the words of
-its first column and of its heading. A table without such a comment fails, but for README's in `WORDS_ONLY`.
+its first column and of its heading. A table without such a comment fails, but for those in `WORDS_ONLY`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ from typing import Any
 import pytest
 
 from bench import report
+from specdec_kernels import analysis
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results/amd-epyc-2-cores-avx512"
 if not RESULTS.exists():
     pytest.skip("a source distribution holds no results", allow_module_level=True)
-PAGES = ("docs/benchmarks.md", "README.md")
-WORDS_ONLY = {"in", "backend", "missing"}  # README's tables without figures, by the first word of their heading
+PLAN = ROOT / "bench/results/intel-r-xeon-r-processor-2-cores-avx512/plan.json"
+PAGES = ("docs/benchmarks.md", "docs/what-it-gains.md", "README.md")
+WORDS_ONLY = {  # tables without figures, by the first cell of their heading
+    "README.md": {"in", "backend", "missing"}, "docs/what-it-gains.md": {"question", "`sk.analysis.`"},
+}  # fmt: skip
 CASES = {  # as a heading has them: as the results do
     "T = 1": "T=1", "truncated": "truncated", "greedy": "greedy", "one-hot draft": "one-hot", "block": "block",
     "`Opt`": "Opt", "`TokenV3`": "TokenV3", "recursive": "T=1", "recursive, truncated": "truncated",
@@ -185,6 +189,46 @@ def span_of(label: str, column: str) -> Expected:
     return [min(ratios), max(ratios)]
 
 
+@cache
+def planned() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(PLAN.read_text())
+    return found
+
+
+def best_gamma(label: str, column: str) -> Expected:
+    alpha, c = float(label), float(column.removeprefix("c = "))
+    gamma = analysis.best_gamma(alpha, c)
+    return [float(gamma), float(analysis.walltime_improvement(alpha, gamma, c))]
+
+
+def plan(label: str, column: str) -> Expected:
+    """What was predicted and measured of one drafter and draft length."""
+    prompts, kind, drafter, length = label.split(", ")
+    (found,) = (
+        r for r in planned()["rows"]
+        if (r["prompts"], r["drafter"], r["num_speculative_tokens"]) == (prompts, drafter, int(length))
+        and r["temperature"] == (0 if kind == "greedy" else float(kind.removeprefix("T = ")))
+    )  # fmt: skip
+    if column.startswith("theorem"):
+        return [found["gain_by_alpha"]]
+    key = {"α": "alpha", "tokens a step": "tokens_per_step", "predicted": "gain"}.get(column, column)
+    return [found[key]["mean"]]
+
+
+def milliseconds(batch: int, rows: str) -> float:
+    """Of a step of the plan."""
+    (found,) = (
+        1e3 * c["seconds"] for c in planned()["settings"]["costs"] if (c["batch_size"], c["rows"]) == (batch, rows)
+    )
+    return found
+
+
+def step_costs(label: str, column: str) -> Expected:
+    rows = {"plain, ms": "1", "tree of 16 nodes, ms": "medusa"}.get(column, column.split()[0])
+    plain, time = milliseconds(int(label), "1"), milliseconds(int(label), rows)
+    return [time] if rows == "1" else [time, time / plain]
+
+
 def over_sizes(
     function: Callable[[str, str], Expected], column: str, vocabs: tuple[int, ...] = (49152, 128256)
 ) -> Expected:
@@ -249,7 +293,8 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "chain": chain, "chain in bfloat16": chain_in_bfloat16, "other chains": chain_more, "variants": chain_variants,
     "tree": tree, "gather": gather, "overhead": overhead, "rates": rates, "best peer": best_peer,
     "goals": goals, "end to end": end_to_end, "medusa": medusa, "medusa trees": medusa_trees, "ratios": span_of,
-    "in transformers": in_transformers, "vllm": in_vllm,
+    "in transformers": in_transformers, "vllm": in_vllm, "best gamma": best_gamma, "plan": plan,
+    "step costs": step_costs,
 }  # fmt: skip
 
 
@@ -282,7 +327,7 @@ def test_every_figure_of_a_table_is_that_of_the_results(page: str) -> None:
     wrong, seen = [], 0
     for name, (head, *body) in tables(page):
         if name is None:
-            assert page == "README.md" and head[0] in WORDS_ONLY, f"{page}: no comment above {head}"
+            assert head[0] in WORDS_ONLY.get(page, ()), f"{page}: no comment above {head}"
             continue
         for label, *cells in body:
             for column, cell in zip(head[1:], cells, strict=True):
@@ -328,3 +373,23 @@ def test_readme_s_sentence_on_decoding_is_that_of_the_results() -> None:
     said = re.search(r"at ([\d.]+) to ([\d.]+) times the speed of plain decoding", text)
     ratios = [end_to_end(prompts, LOOKUP)[0] for prompts in ("code-edit", "quote", "humaneval", "chat")]
     assert said and agrees(said[1], min(ratios)) and agrees(said[2], max(ratios))
+
+
+def test_what_is_said_of_the_plan_is_that_of_its_results() -> None:
+    text = " ".join((ROOT / "docs/what-it-gains.md").read_text().split())
+    assert planned()["command"] in text
+    rows = planned()["rows"]
+    assert f"at a load of {planned()['machine']['load_average']:.0f}," in text
+    for kind in ("gain", "simulated"):
+        assert all(abs(row[kind]["mean"] / row["measured"]["mean"] - 1) < 0.1 for row in rows)
+    assert "within 10 % of the measured ones, in every row" in text
+    most = max(row["gain_by_alpha"] / row["measured"]["mean"] - 1 for row in rows)
+    assert f"promises up to {most:.0%}".replace("%", " %") in text
+    silent = [1 - row["drafted_share"] for row in rows if row["drafter"] == "lookup"]
+    assert f"in {100 * min(silent):.0f} to {max(silent):.0%} of its steps".replace("%", " %") in text
+    even = [
+        float(analysis.break_even_acceptance(7, 0.0, milliseconds(batch, "8") / milliseconds(batch, "1")))
+        for batch in (1, 8)
+    ]
+    assert f"an α of {even[0]:.2f} at batch 1, and of {even[1]:.2f} at batch 8" in text
+    assert milliseconds(8, "medusa") > 4 * milliseconds(8, "1") > 3 * milliseconds(8, "1")

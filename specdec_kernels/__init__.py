@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from . import laws
+from . import analysis, laws
 from .backends import OPS, backends, native, register_triton
 from .comparison.bild import bild
 from .comparison.oracle_cascade import oracle_cascade
@@ -14,6 +14,7 @@ from .comparison.seq_cascade import seq_cascade
 from .comparison.token_cascade import token_cascade
 from .decoding.generate import generate
 from .decoding.output import GenerationOutput, GenerationStats, Provenance
+from .decoding.plan_verify import plan_verify
 from .drafters import (
     Draft,
     Drafter,
@@ -69,6 +70,7 @@ __all__ = [
     "TokenMap",
     "TreeDrafter",
     "VerifyOutput",
+    "analysis",
     "backends",
     "bild",
     "gather_kv_",
@@ -77,6 +79,7 @@ __all__ = [
     "noise_keys",
     "oracle_cascade",
     "pack_linear_weights",
+    "plan_verify",
     "row_stats",
     "sample",
     "seq_cascade",

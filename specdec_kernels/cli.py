@@ -45,10 +45,29 @@ def _medusa(arguments: list[str]) -> int:
     return command.main(arguments)
 
 
+def _plan(arguments: list[str]) -> int:
+    return _analyse("plan", arguments)
+
+
+def _plot(arguments: list[str]) -> int:
+    return _analyse("plot", arguments)
+
+
+def _analyse(command: str, arguments: list[str]) -> int:
+    try:
+        from .analysis import command as analysis
+    except ImportError as error:
+        print(f"{command} needs the 'analysis' extra of the package: {error}", file=sys.stderr)
+        return 1
+    return analysis.main(command, arguments)
+
+
 _COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "env": (_env, "a report on this machine and installation, to paste into a bug report"),
     "backends": (_backends, "which backend runs which op, and why the others do not"),
     "demo": (_demo, "a real language model with and without speculation, side by side"),
+    "plan": (_plan, "what speculation gains on a model and prompts, with which drafter and how many tokens"),
+    "plot": (_plot, "figures of theory, of a plan and of results"),
     "medusa": (_medusa, "train and calibrate heads that draft"),
 }
 

@@ -45,6 +45,12 @@ def test_near_the_best_fixed_length_and_never_much_below_plain(seconds: np.ndarr
     assert got > 0.9 * max(fixed)
 
 
+def test_a_gain_too_small_to_be_sure_of_is_left() -> None:
+    """At first an acceptance of a half is assumed: 1.5 tokens a step of one draft token."""
+    assert AutoSchedule(1, CostTable(np.array([1.0, 1.49, 9.0, 9.0]))).next() == 0
+    assert AutoSchedule(1, CostTable(np.array([1.0, 1.45, 9.0, 9.0]))).next() == 1
+
+
 def test_it_comes_back_when_the_text_changes() -> None:
     auto = AutoSchedule(1, CostTable(DEAR))
     rate(auto, DEAR, 0.0, steps=500)

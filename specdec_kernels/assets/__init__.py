@@ -6,7 +6,7 @@ Prompt sets are in `prompts`, the n-gram counts of a body of text in `corpus`.
 from __future__ import annotations
 
 from .fetch import AssetError, Say, print_to_stderr
-from .model import MODEL_NAME, load_model, model_dir
+from .model import MODEL_NAME, load_folder, load_model, model_dir
 from .texts import gsm8k, human_eval, mt_bench
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Say",
     "gsm8k",
     "human_eval",
+    "load_folder",
     "load_model",
     "model_dir",
     "mt_bench",

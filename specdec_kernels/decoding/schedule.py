@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..analysis.theory import best_draft_length
 from .state import StepResult
 
 AUTO_DRAFT_LENGTHS = (0, 1, 3, 7)
@@ -63,9 +64,9 @@ class CostTable:
 class AutoSchedule(Schedule):
     """Each sequence drafts as many tokens as maximise its expected tokens a second, none where that does not pay.
 
-    With an acceptance probability a, a draft of K tokens yields ``(1 − a^(K+1)) / (1 − a)`` tokens in the mean. a is
-    estimated from the sequence's own steps, the older ones counting less. A sequence that does not draft tries one
-    token again now and then, less and less often while that fails.
+    Its acceptance probability is estimated from the sequence's own steps, the older ones counting less, and
+    `best_draft_length` chooses by it. A sequence that does not draft tries one token again now and then, less and less
+    often while that fails.
 
     Parameters
     ----------
@@ -113,7 +114,4 @@ class AutoSchedule(Schedule):
 
     def _best(self) -> np.ndarray:
         """``[batch]`` int64, the length of the best expected rate under the present estimate."""
-        a = np.clip(self._accepted / self._judged, 0.0, 0.999)[:, None]
-        rates = (1 - a ** (self._lengths + 1)) / (1 - a) / self._seconds
-        rates[:, 0] *= self._MARGIN
-        return self._lengths[rates.argmax(1)]
+        return best_draft_length(self._accepted / self._judged, self._lengths, self._seconds, self._MARGIN)

@@ -80,10 +80,7 @@ def _load(arguments: argparse.Namespace) -> tuple[Any, Any, Path]:
     folder = arguments.folder or config.settings().cache / "medusa" / f"{name.lower()}-seed{arguments.seed}"
     if arguments.model is None:
         return *assets.load_model(), folder
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, local_files_only=True)
-    return model.eval().requires_grad_(False), AutoTokenizer.from_pretrained(arguments.model), folder
+    return *assets.load_folder(arguments.model), folder
 
 
 def _features(arguments: argparse.Namespace, model: Any, tokenizer: Any, folder: Path) -> tuple[Features, Features]:

@@ -1,0 +1,147 @@
+"""``python -m bench.plan``: the planner's predictions held against decoding.
+
+For SmolLM2-135M-Instruct, each drafter and each prompt set: what `specdec_kernels.analysis.planner` predicts and
+simulates from measured acceptances and costs, and the speed-up really measured on the same prompts by
+`bench.end_to_end`'s alternating rounds. All times are processor time, by default of one thread, which other programs
+on the machine disturb least.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+import specdec_kernels as sk
+from bench import end_to_end, machine
+from bench.end_to_end import PLAIN, Way
+from specdec_kernels import GenerationOutput, assets, pack_linear_weights
+from specdec_kernels.analysis import drafters as choices
+from specdec_kernels.analysis import measured, planner, plots
+from specdec_kernels.assets import prompts
+
+TOLERANCE = 0.1
+"""A prediction is good within this share of what is measured."""
+
+
+def by_process_time(model: Any, input_ids: torch.Tensor, **options: Any) -> GenerationOutput:
+    """`generate`, with the processor time of its steps in the place of the time that passed."""
+    seen = measured.watch(model, input_ids, clock=time.process_time, acceptances=False, **options)
+    return replace(seen.output, stats=replace(seen.output.stats, seconds_decode=float(seen.seconds.sum())))
+
+
+def compare(name: str, plan: planner.Plan, results: dict[float, dict[end_to_end.Key, end_to_end.Result]]) -> list[Any]:
+    """One row for each choice of the plan: what was predicted, and what was measured."""
+    rows = []
+    for choice in plan.choices:
+        if choice.batch_size != 1:
+            continue
+        key = choice.drafter, choice.num_speculative_tokens
+        found = end_to_end.rows_of(name, choice.temperature, results[choice.temperature])
+        (seen,) = (row for row in found if (row["drafter"], row["num_speculative_tokens"]) == key)
+        acceptance = plan.acceptances[choice.temperature, *key]
+        rows.append(
+            {
+                "prompts": name,
+                **asdict(choice),
+                "by_position": [asdict(estimate) for estimate in acceptance.by_position()],
+                "measured": {"mean": seen["ratio"], "low": seen["ratio_min"], "high": seen["ratio_max"]},
+                "measured_tokens_per_step": seen["mean_acceptance_length"],
+                "within_tolerance": abs(choice.simulated.mean / seen["ratio"] - 1) <= TOLERANCE,
+            }
+        )
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it and write ``plan.json`` and ``plan.png`` into the machine's results folder."""
+    parser = argparse.ArgumentParser(prog="python -m bench.plan", description="Predicted speed-up, and measured.")
+    parser.add_argument("--sets", nargs="+", choices=prompts.PROMPT_SETS, default=["humaneval", "code-edit"])
+    parser.add_argument("--drafters", nargs="+", choices=choices.NAMES, default=list(choices.NAMES))
+    parser.add_argument("--prompts", type=int, default=4, help="so many, the last of each set (default 4)")
+    parser.add_argument("--lengths", nargs="+", type=int, default=[3, 7])
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 2, 4, 8], help="that steps are timed at")
+    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", type=Path, help="folder of the results (default: bench/results/<machine>)")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(arguments.threads)
+    if 1 not in arguments.batch_sizes:
+        parser.error("--batch-sizes must have 1, at which is decoded")
+    rows: list[dict[str, Any]] = []
+    try:
+        model, tokenizer = assets.load_model()
+        texts = {name: prompts.load_prompts(name, tokenizer)[-arguments.prompts :] for name in arguments.sets}
+        pack_linear_weights(model)
+        drafters = choices.make(arguments.drafters, model, tokenizer, corpus=True)
+    except (assets.AssetError, ValueError, OSError) as error:
+        print(f"plan: {error}", file=sys.stderr)
+        return 1
+    singles = {name: [prompts.encode(tokenizer, [text]) for text in chosen] for name, chosen in texts.items()}
+    together = {name: [prompts.encode(tokenizer, chosen)] for name, chosen in texts.items()}
+    with tqdm(unit="run", mininterval=1.0, disable=None) as bar:
+        costs = {
+            batch_size: measured.measure_costs(
+                model, *together[arguments.sets[0]][0], drafters, lengths=arguments.lengths, batch_size=batch_size,
+                rounds=arguments.rounds, clock=time.process_time, advance=bar.update,
+            )
+            for batch_size in arguments.batch_sizes
+        }  # fmt: skip
+        for name in arguments.sets:
+            bar.set_description(name)
+            plan = planner.plan(
+                model, together[name], drafters, temperatures=arguments.temperatures, lengths=arguments.lengths,
+                max_new_tokens=arguments.max_new_tokens, costs=costs, advance=bar.update,
+            )  # fmt: skip
+            ways = {PLAIN: Way(sk.NoDrafter())}
+            ways |= {
+                (c.drafter, c.num_speculative_tokens): Way(drafters[c.drafter], c.num_speculative_tokens)
+                for c in plan.choices
+            }
+            results = {
+                temperature: end_to_end.measure(
+                    model, singles[name], ways, sk.SamplingParams(temperature=temperature), sampled="token",
+                    rounds=arguments.rounds, max_new_tokens=arguments.max_new_tokens, decode=by_process_time,
+                    advance=bar.update,
+                )
+                for temperature in arguments.temperatures
+            }  # fmt: skip
+            rows += compare(name, plan, results)
+    for row in rows:
+        print(
+            f"{row['prompts']:10} T={row['temperature']:g} {row['drafter']:9} K={row['num_speculative_tokens']} "
+            f"predicted {row['gain']['mean']:.2f} simulated {row['simulated']['mean']:.2f} "
+            f"measured {row['measured']['mean']:.2f} ({row['measured']['low']:.2f} to {row['measured']['high']:.2f})"
+        )
+    settings = {key: value for key, value in vars(arguments).items() if key != "output"} | {
+        "model": assets.MODEL_NAME,
+        "weights": "packed",
+        "clock": "processor time",
+        "costs": planner.Plan(costs=costs).to_dict()["costs"],
+    }
+    good = sum(row["within_tolerance"] for row in rows) / len(rows)
+    what = f"share of the simulated gains within {TOLERANCE:.0%} of the measured"
+    targets = [{"what": what, "target": 1.0, "measured": good, "reached": good == 1.0}]
+    path = machine.save(arguments.output, "plan", rows, settings, targets)
+    figure = plots.predicted_and_measured(rows)
+    plots.save(figure, path.with_suffix(".png"), machine.command())
+    print(f"{what}: {good:.0%}\nwritten: {path} and {path.with_suffix('.png').name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

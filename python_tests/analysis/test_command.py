@@ -1,0 +1,162 @@
+"""What a person sees of ``specdec plan`` and ``specdec plot``: a table, JSON, figures, one sentence for an error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from python_tests.decoding.models import tiny
+from specdec_kernels import assets, cli
+from specdec_kernels.analysis import drafters
+from specdec_kernels.assets import corpus, prompts
+from specdec_kernels.drafters import MedusaDrafter, ModelDrafter, NgramDrafter
+from specdec_kernels.integrations.transformers.packing import is_packed, pack_linear_weights
+
+
+class Letters:
+    """A tokenizer with one token a character."""
+
+    pad_token_id = eos_token_id = 0
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return [3 + ord(letter) % 50 for letter in text]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A random model in the place of the demo's, and of every folder."""
+    monkeypatch.setattr(assets, "load_model", lambda: (tiny("llama", 1), Letters()))
+    monkeypatch.setattr(corpus, "ngram_table", lambda tokenizer: None)
+    monkeypatch.setattr(prompts, "load_prompts", lambda name, tokenizer: ["to be or not to be", "that is it"] * 8)
+
+
+FAST = ["--count", "2", "--max-new-tokens", "10", "--lengths", "2", "--batch-sizes", "1", "2", "--rounds", "1",
+        "--drafters", "lookup", "ngram-lm"]  # fmt: skip
+
+
+def plan(*more: str) -> int:
+    return cli.main(["plan", *FAST, *more])
+
+
+def test_a_plan_is_printed(small: None, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    figure = tmp_path / "plan.png"
+    assert plan("--figure", str(figure)) == 0
+    printed = capsys.readouterr().out
+    assert "SmolLM2-135M-Instruct on cpu" in printed and "2 prompts of humaneval" in printed
+    for temperature in (0, 1):
+        for batch in (1, 2):
+            assert f"temperature {temperature}, batch {batch}: " in printed
+    assert printed.count("ngram-lm  ") >= 4 and f"written: {figure}" in printed and figure.stat().st_size > 10_000
+
+
+def test_a_plan_as_json_can_be_drawn(small: None, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert plan("--json", "--unpacked", "--temperature", "0.5") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["packed"] is False and report["num_prompts"] == 2
+    assert {(r["temperature"], r["batch_size"]) for r in report["best"]} == {(0.5, 1), (0.5, 2)}
+    assert [r["drafter"] for r in report["choices"]] == ["lookup", "lookup", "ngram-lm", "ngram-lm"]
+    saved = tmp_path / "plan.json"
+    saved.write_text(json.dumps(report))
+    for name in ("acceptance", "batch"):
+        drawn = tmp_path / f"{name}.png"
+        assert cli.main(["plot", name, str(saved), "--output", str(drawn)]) == 0
+        assert drawn.stat().st_size > 10_000
+
+
+def test_a_models_folder_drafts_or_is_drafted_for(
+    small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(assets, "load_folder", lambda folder: (tiny("llama", 1), Letters()))
+    texts = tmp_path / "prompts.txt"
+    texts.write_text('to be\n\n"or\\nnot"\n')
+    arguments = ["--model", "a/target", "--draft-model", "a/draft", "--prompt-file", str(texts), "--json"]
+    assert plan(*arguments, "--temperature", "0") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["model"] == "target" and report["num_prompts"] == 2 and report["prompts"] == "prompts.txt"
+    of_model = [r for r in report["choices"] if r["drafter"] == "model"]
+    assert [r["tokens_per_step"]["mean"] for r in of_model] == [3.0, 3.0]  # the same model: all is accepted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["plan", "--model", "no/such"], "plan: no/such must be a folder of a transformers model, and has no config"),
+        (["plan", *FAST, "--device", "abacus"], "plan: Expected one of cpu, cuda"),
+        (["plan", *FAST, "--prompt-file", "no/such"], "plan: [Errno 2] No such file or directory: 'no/such'"),
+        (["plan", *FAST, "--lengths", "99"], "plan: measure_costs: lengths must be in [1, 64], got 99"),
+        (["plan", *FAST, "--heads", "no/such", "--drafters", "medusa"], "plan: "),
+        (["plan", "--drafters"], "plan: --drafters or --draft-model must name one or more, got none"),
+        (["plot", "acceptance"], "plot: figure acceptance takes a JSON file, got None"),
+        (["plot", "best-gamma", "x.json"], "plot: figure best-gamma takes no file, got x.json"),
+        (["plot", "measured", "no/such"], "plot: [Errno 2]"),
+        (["plot", "expected-tokens", "--output", "no/such/folder.png"], "plot: [Errno 2]"),
+    ],
+)
+def test_one_sentence_for_an_error(
+    small: None, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(sentence) and said.count("\n") == 1, said
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"rows": []}', '{"choices": [{"drafter": "x"}]}'])
+def test_a_file_of_something_else(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.json").write_text(text)
+    assert cli.main(["plot", "batch", str(tmp_path / "x.json")]) == 1
+    assert "does not hold what batch is drawn from" in capsys.readouterr().err
+
+
+def test_a_damaged_folder_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"')
+    assert cli.main(["plan", "--model", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"plan: the model in {tmp_path} cannot be read: ") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", '"unclosed\n'])
+def test_a_bad_file_of_prompts(small: None, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.txt").write_text(text)
+    assert plan("--prompt-file", str(tmp_path / "x.txt")) == 1
+    assert capsys.readouterr().err.startswith(f"plan: {tmp_path / 'x.txt'}")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["plan", "--count", "0"], ["plot"], ["plot", "poem"], ["plan", "--drafters", "x"]]
+)
+def test_bad_options_are_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(arguments)
+    assert f"usage: specdec {arguments[0]}" in capsys.readouterr().err
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import builtins
+
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any, **named: Any) -> Any:
+        if rest and rest[2] and "command" in rest[2]:
+            raise ImportError("No module named 'matplotlib'")
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert cli.main(["plan"]) == 1
+    assert capsys.readouterr().err == "plan needs the 'analysis' extra of the package: No module named 'matplotlib'\n"
+
+
+def test_drafters_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = {"hidden_size": 576, "vocab_size": 49152, "num_hidden_layers": 1, "tie_word_embeddings": True}
+    model: Any = tiny("llama", **wide)  # type: ignore[arg-type]
+    made = drafters.make(["medusa", "lookup"], model, Letters(), corpus=False, draft_model=tiny("llama"))
+    assert [type(drafter) for drafter in made.values()] == [MedusaDrafter, NgramDrafter, ModelDrafter]
+    assert list(made) == ["medusa", "lookup", "model"] and not is_packed(made["medusa"].heads)  # type: ignore[attr-defined]
+    draft = tiny("llama")
+    with pack_linear_weights(model):
+        packed = drafters.make(["medusa"], model, Letters(), corpus=False, draft_model=draft)
+    assert is_packed(packed["medusa"].heads) and is_packed(draft)  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="^make: names must be of lookup, ngram-lm, medusa, got 'magic'"):
+        drafters.make(["magic"], model, Letters(), corpus=False)

@@ -1,0 +1,212 @@
+"""Estimates and their intervals, the costs of steps, and what a plan makes of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import specdec_kernels as sk
+from python_tests.analysis.test_watching import SlowDrafter, SlowRunner, Ticking
+from python_tests.decoding.models import TableRunner, prompts
+from specdec_kernels import analysis
+from specdec_kernels.analysis import measured, planner
+from specdec_kernels.analysis.measured import Acceptance, StepCosts
+
+NAN = float("nan")
+
+
+def acceptance(*steps: list[float], sequence: list[int] | None = None) -> Acceptance:
+    return Acceptance(np.array(steps), np.array(sequence or [0] * len(steps)))
+
+
+def test_acceptance_by_position() -> None:
+    seen = acceptance([0.5, 1.0, 0.2], [1.0, 0.6, NAN], [-1.0, NAN, NAN], [0.1, NAN, NAN])
+    assert [e.mean for e in seen.by_position()] == pytest.approx([0.4, 0.8, 0.2])
+    assert seen.drafted_share == 0.75 and seen.alpha.mean == pytest.approx(3.4 / 6)
+    tokens = 1 + 0.4 + 0.4 * 0.8 + 0.4 * 0.8 * 0.2
+    assert seen.expected_tokens().mean == pytest.approx(tokens)
+
+
+def test_positions_that_nothing_reached_are_no_gain() -> None:
+    seen = acceptance([0.0, NAN], [0.0, NAN])
+    assert np.isnan(seen.by_position()[1].mean) and seen.expected_tokens().mean == 1.0
+    none = acceptance([], [])
+    assert none.drafted_share == 0 and np.isnan(none.alpha.mean) and none.expected_tokens().mean == 1.0
+
+
+def test_batches_join_with_answers_of_their_own() -> None:
+    """However long the drafts of each got; and a batch in which nothing could be drafted."""
+
+    def seen(*rows: list[float], sequence: list[int]) -> Any:
+        nothing = np.zeros(0)
+        acceptance = np.array(rows).reshape(len(rows), -1) if rows else np.zeros((0, 0))
+        return measured.Watched(None, acceptance, np.array(sequence, dtype=np.int64), nothing, nothing)  # type: ignore
+
+    joined = Acceptance.of([
+        seen([0.5, 0.1], [0.7, NAN], sequence=[0, 2]), seen(sequence=[]), seen([0.2], [0.3], sequence=[1, 0]),
+    ])  # fmt: skip
+    assert joined.steps.shape == (4, 2) and joined.sequence.tolist() == [0, 2, 4, 3]
+    assert joined.by_position()[0].mean == pytest.approx(1.7 / 4) and joined.by_position()[1].mean == 0.1
+    assert Acceptance.of([]).longest == 0
+
+
+@pytest.mark.parametrize(("successes", "count"), [(0, 5), (3, 5), (5, 5), (40, 90)])
+def test_the_interval_of_coins_is_clopper_and_pearsons(successes: int, count: int) -> None:
+    coins = [[1.0]] * successes + [[0.0]] * (count - successes)
+    (estimate,) = acceptance(*coins).by_position()
+    exact = stats.binomtest(successes, count).proportion_ci(0.95, method="exact")
+    assert (estimate.low, estimate.high) == pytest.approx((exact.low, exact.high), abs=1e-12)
+
+
+def test_the_interval_of_tokens_holds_the_truth() -> None:
+    """Of answers that differ: 200 experiments of 30 answers with an acceptance each of its own."""
+    random, held = np.random.default_rng(0), 0
+    truth = 1 + 0.5 + 0.5 * 0.5  # in the mean over all steps; beta(2, 2) for the answer, and the second position fair
+    for _ in range(200):
+        rates = np.repeat(random.beta(2, 2, 30), 8)
+        first = (random.random(240) < rates).astype(float)
+        second = np.where(first > 0, random.random(240) < 0.5, NAN)
+        found = Acceptance(np.stack([first, second], 1), np.repeat(np.arange(30), 8)).expected_tokens()
+        assert found.low < found.mean < found.high
+        held += found.low <= truth <= found.high
+    assert 178 <= held <= 198
+
+
+def test_one_answer_has_no_interval() -> None:
+    found = acceptance([0.5], [0.7]).expected_tokens()
+    assert found.mean == pytest.approx(1.6) and np.isnan(found.low) and np.isnan(found.high)
+
+
+def slow(*drafters: str, alpha: str = "low") -> tuple[Any, dict[str, Any], Ticking]:
+    """A target of 10 + rows seconds a forward, and drafters of 3 + 1 seconds a step."""
+    clock, target = Ticking(), SlowRunner(TableRunner.random(spread=6.0).table)
+    made = {name: SlowDrafter() for name in drafters}
+    target.clock = clock
+    for drafter in made.values():
+        drafter.clock = clock
+    return target, made, clock
+
+
+def test_costs_are_the_clocks() -> None:
+    target, drafters, clock = slow("odd")
+    found = measured.measure_costs(
+        target, prompts(4, 6, vocab=23)[0], None, drafters, lengths=[1, 3], batch_size=2, rounds=2, steps=1, clock=clock
+    )
+    assert found.steps == {1: 11.0, 2: 12.0, 4: 14.0}
+    assert found.verification(4) == pytest.approx(14 / 11)
+    for length in (1, 3):  # a last step without room drafts nothing, but takes note
+        assert 1.0 < found.drafting["odd", length] <= 4.0
+        assert found.c("odd", length) == pytest.approx(found.drafting["odd", length] / (11 * length))
+
+
+def test_costs_are_of_the_batch_asked_for() -> None:
+    seen: list[int] = []
+
+    class Counting(TableRunner):
+        def forward(self, tokens: torch.Tensor, *rest: Any, **named: Any) -> Any:
+            seen.append(tokens.shape[0])
+            return super().forward(tokens, *rest, **named)
+
+    measured.measure_costs(
+        Counting(TableRunner.random().table), prompts(4, 6, vocab=23)[0], None, {}, lengths=[1], batch_size=5, rounds=1
+    )
+    assert set(seen) == {5}
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [({"batch_size": 0}, "batch_size must be in"), ({"lengths": [1, 0]}, "lengths must be in \\[1, 64\\], got 0"),
+     ({"rounds": 1.5}, "rounds must be an integer, got float")],
+)  # fmt: skip
+def test_costs_refuse(named: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^measure_costs: {message}"):
+        measured.measure_costs(
+            TableRunner.random(), prompts(4, vocab=23)[0], None, {}, **{"lengths": [1], "batch_size": 1} | named
+        )
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_perfect_draft_and_a_useless_one() -> None:
+    """A draft of the target's own distribution is always accepted; the plan then knows the gain to the second."""
+    target, useless, clock = slow("useless")
+    drafters = {"perfect": sk.ModelDrafter(TableRunner(target.table)), **useless}
+    batches = [(prompts(5, 5, vocab=23)[0], None)]
+    total = planner.count_runs(drafters, 1, 1, 2, 2, 1)
+    advanced: list[int] = []
+    found = planner.plan(
+        target, batches, drafters, temperatures=[1.0], lengths=[1, 3], batch_sizes=[1, 2], max_new_tokens=24, rounds=1,
+        clock=clock, advance=lambda: advanced.append(1),
+    )  # fmt: skip
+    assert len(advanced) == total
+    for choice in found.choices:
+        if choice.drafter == "perfect":
+            k = choice.num_speculative_tokens
+            assert choice.alpha.mean == pytest.approx(1.0, abs=1e-5) and choice.drafted_share == 1.0 and choice.c == 0.0
+            assert choice.tokens_per_step.mean == pytest.approx(k + 1, abs=1e-4)
+            assert choice.gain.mean == pytest.approx((k + 1) * 11 / (11 + k), rel=1e-4)
+            assert choice.gain_by_alpha == pytest.approx(choice.gain.mean, rel=1e-4)
+            assert choice.simulated.mean == pytest.approx(choice.gain.mean, rel=0.05)
+        else:
+            assert choice.gain.mean < 1 and choice.c > 0
+    best = found.best(1.0, 2)
+    assert best is not None and (best.drafter, best.num_speculative_tokens) == ("perfect", 3)
+    report = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert [row["drafter"] for row in report["best"]] == ["perfect", "perfect"]
+    assert len(report["acceptances"]) == 4 and len(report["choices"]) == 8 and len(report["costs"]) == 6
+
+    alone = planner.plan(target, batches, useless, temperatures=[1.0], lengths=[1, 3], costs=found.costs, clock=clock)
+    assert alone.best(1.0, 1) is None and alone.costs == found.costs
+    assert {row["drafter"] for row in alone.to_dict()["best"]} == {"none"}
+
+
+def gain(a: list[float], share: float, drafting: float, verification: float, batch: int = 1, **named: Any) -> float:
+    found = planner.simulate(
+        np.array(a), share, drafting, verification, batch, **{"num_tokens": 3000, "answers": 60} | named
+    )
+    assert found.low <= found.mean + 1e-9 and found.mean <= found.high + 1e-9
+    return found.mean
+
+
+def test_long_simulated_answers_are_the_prediction() -> None:
+    assert gain([0.7] * 5, 1.0, 0.25, 1.3) == pytest.approx(
+        float(analysis.walltime_improvement(0.7, 5, 0.05, 1.3)), rel=0.01
+    )
+    # half of the steps draft: their share of the acceptance is in the first position
+    tokens = float(analysis.expected_tokens_by_position([0.4, 0.9]))
+    assert gain([0.4, 0.9], 0.5, 0.1, 1.4) == pytest.approx(tokens / (0.1 + 0.5 * 1.4 + 0.5), rel=0.01)
+    assert gain([0.4, 0.9], 0.5, 0.1, 1.4, always=True) == pytest.approx(tokens / 1.5, rel=0.01)
+
+
+def test_simulated_answers_end_and_batches_wait() -> None:
+    assert gain([1.0] * 3, 1.0, 0.0, 1.2, num_tokens=4) == pytest.approx(4 / 1.2)
+    assert gain([1.0] * 3, 1.0, 0.0, 1.2, num_tokens=5) == pytest.approx(5 / 2.2)  # the last token needs no draft
+    assert gain([0.5] * 3, 1.0, 0.0, 1.2, batch=8, num_tokens=40) < gain([0.5] * 3, 1.0, 0.0, 1.2, num_tokens=40) - 0.1
+    assert gain([], 0.0, 0.0, 1.0) == 1.0
+
+
+def test_a_batch_verifies_when_any_of_it_drafts() -> None:
+    costs = StepCosts(8, {1: 1.0, 4: 2.0}, {("d", 3): 0.0})
+    seen = acceptance(*[[1.0, 1.0, 1.0]] * 5, *[[-1.0, NAN, NAN]] * 5, sequence=[0, 1] * 5)
+    choice = planner._choice((0.0, 8, "d", 3, 4), seen, costs, 4, 64)
+    rare = 0.5**8
+    assert choice.gain.mean == pytest.approx(2.5 / (2.0 * (1 - rare) + rare))
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [({"drafters": {}}, "drafters must be one or more"),
+     ({"drafters": {"none": sk.NgramDrafter()}}, "drafters must be one or more, none of them called 'none'"),
+     ({"batches": []}, "batches must be one or more, got none"),
+     ({"acceptance": "block"}, "acceptance must be token or greedy, got 'block'")],
+)  # fmt: skip
+def test_a_plan_refuses(named: dict[str, Any], message: str) -> None:
+    given = {"batches": [(prompts(4, vocab=23)[0], None)], "drafters": {"lookup": sk.NgramDrafter()}} | named
+    with pytest.raises(ValueError, match=f"^plan: {message}"):
+        planner.plan(TableRunner.random(), **given)

@@ -1,0 +1,100 @@
+"""Figures show what they say: their lines are the theory's, their points the rows', and everything is labelled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from specdec_kernels import analysis
+from specdec_kernels.analysis import plots
+
+
+def estimate(mean: float) -> dict[str, float]:
+    return {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}
+
+
+def row(drafter: str, length: int, temperature: float, batch: int = 1, gain: float = 1.5) -> dict[str, Any]:
+    return {
+        "prompts": "texts", "drafter": drafter, "num_speculative_tokens": length, "temperature": temperature,
+        "batch_size": batch, "gain": estimate(gain), "simulated": estimate(gain - 0.1),
+        "measured": estimate(gain - 0.2),
+        "gain_by_alpha": gain + 0.3, "by_position": [estimate(0.7 - 0.1 * i) for i in range(length)],
+        "ratio": gain, "ratio_min": gain - 0.1, "ratio_max": gain + 0.1,
+    }  # fmt: skip
+
+
+ROWS = [
+    row(d, k, t, b, 1 + 0.1 * k / b) for d in ("lookup", "medusa") for k in (1, 3) for t in (0.0, 1.0) for b in (1, 8)
+]
+FIGURES = {
+    "expected_tokens": plots.expected_tokens,
+    "improvement_surfaces": plots.improvement_surfaces,
+    "best_gamma": plots.best_gamma,
+    "acceptance_by_position": lambda: plots.acceptance_by_position(ROWS),
+    "gain_by_batch": lambda: plots.gain_by_batch(ROWS),
+    "predicted_and_measured": lambda: plots.predicted_and_measured(ROWS),
+    "techniques": lambda: plots.techniques(ROWS),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_panel_is_labelled_and_the_command_stands_below(name: str, tmp_path: Path) -> None:
+    figure = FIGURES[name]()
+    panels = [axes for axes in figure.axes if axes.axison]
+    assert panels and all(axes.get_title() and axes.get_ylabel() for axes in panels)
+    plots.save(figure, tmp_path / "figure.png", "specdec plot something")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert figure.get_supxlabel() == "specdec plot something"
+
+
+def test_every_figure_is_tested() -> None:
+    assert set(FIGURES) == set(plots.__all__) - {"save"}
+
+
+def test_expected_tokens_has_a_line_for_each_gamma() -> None:
+    lines = plots.expected_tokens().axes[0].lines
+    assert len(lines) == 15
+    for gamma, line in enumerate(lines, 1):
+        np.testing.assert_allclose(line.get_ydata(), analysis.expected_tokens(line.get_xdata(), gamma))
+
+
+def test_best_gamma_has_the_best_and_its_gain() -> None:
+    best, speed = plots.best_gamma([0.05, 0.3], max_gamma=12).axes
+    for c, one, other in zip((0.05, 0.3), best.lines, speed.lines, strict=True):
+        gammas = analysis.best_gamma(one.get_xdata(), c, 12)
+        np.testing.assert_array_equal(one.get_ydata(), gammas)
+        np.testing.assert_allclose(other.get_ydata(), analysis.walltime_improvement(other.get_xdata(), gammas, c))
+
+
+def points(figure: Figure, panel: int, label: str) -> list[float]:
+    """The heights of a line with error bars."""
+    (found,) = (c for c in figure.axes[panel].containers if c.get_label() == label)
+    return list(found.lines[0].get_ydata())
+
+
+def test_points_are_those_of_the_rows() -> None:
+    alone = [r for r in ROWS if r["batch_size"] == 1]
+    figure = plots.predicted_and_measured(alone)
+    assert [axes.get_title() for axes in figure.axes] == ["texts, greedy", "texts, T = 1"]
+    greedy = [r for r in alone if r["temperature"] == 0]
+    for key, label in (("gain", "predicted, 95 %"), ("measured", "measured, all rounds")):
+        assert points(figure, 0, label) == [r[key]["mean"] for r in greedy]
+    figure = plots.acceptance_by_position(alone)
+    assert points(figure, 1, "medusa") == pytest.approx([0.7, 0.6, 0.5])  # of the longest draft
+    figure = plots.gain_by_batch(ROWS)
+    (line,) = (line for line in figure.axes[0].lines if line.get_label() == "lookup, 3")
+    assert list(line.get_ydata()) == pytest.approx([1.3, 1.0375])
+    assert points(plots.techniques(alone), 0, "medusa") == pytest.approx([1.1, 1.3])
+
+
+def test_what_is_unknown_is_left_out() -> None:
+    """A position that no step reached has no mean; a gain from one answer has no interval."""
+    unknown = row("lookup", 2, 0.0)
+    unknown["by_position"][1] = {"mean": None, "low": None, "high": None}
+    unknown["gain"] = {"mean": 1.2, "low": None, "high": None}
+    assert points(plots.acceptance_by_position([unknown]), 0, "lookup") == [0.7]
+    assert points(plots.predicted_and_measured([unknown]), 0, "predicted, 95 %") == [1.2]

@@ -1,0 +1,231 @@
+"""``specdec plan`` and ``specdec plot``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from .. import assets
+from ..assets import prompts
+from ..integrations.transformers.packing import pack_linear_weights
+from . import drafters as choices
+from . import planner, plots
+
+__all__ = ["main"]
+
+FIGURES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "expected-tokens": (lambda _: plots.expected_tokens(), "tokens a step against acceptance"),
+    "surfaces": (lambda _: plots.improvement_surfaces(), "speed and operations over acceptance and draft tokens"),
+    "best-gamma": (lambda _: plots.best_gamma(), "the best number of draft tokens, and what it gains"),
+    "acceptance": (lambda found: plots.acceptance_by_position(_rows(found, "acceptances")), "acceptance by position"),
+    "batch": (lambda found: plots.gain_by_batch(_rows(found, "choices")), "predicted gain by batch size"),
+    "measured": (lambda found: plots.predicted_and_measured(_rows(found)), "predicted, simulated and measured gain"),
+    "techniques": (lambda found: plots.techniques(_rows(found)), "Medusa losslessly, typically, and lookups, by tree"),
+}
+"""What `specdec plot` draws; those from "acceptance" on of a JSON file."""
+_OF_FILES = tuple(FIGURES)[3:]
+
+
+def main(command: str, argv: Sequence[str]) -> int:
+    """Run ``plan`` or ``plot`` with these arguments.
+
+    Returns
+    -------
+    int
+        The exit status: 0, or 1 with one sentence on stderr. Bad options end the process with status 2.
+    """
+    parser = _plan_parser() if command == "plan" else _plot_parser()
+    arguments = parser.parse_args(argv)
+    line = shlex.join(["specdec", command, *argv])
+    try:
+        (_plan if command == "plan" else _plot)(arguments, line)
+    except (assets.AssetError, ValueError, OSError, MemoryError) as error:
+        print(f"{command}: {str(error) or 'out of memory'}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _plan_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="specdec plan",
+        description="Measure how often each drafter's tokens are accepted and what each step costs, and say which "
+        "drafter and how many draft tokens gain most, at each temperature and batch size. Takes minutes on a CPU.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--model", type=Path, help="a transformers folder (default: the demo's SmolLM2-135M)")
+    parser.add_argument("--draft-model", type=Path, help="a transformers folder: a smaller model that drafts as well")
+    parser.add_argument("--heads", type=Path, help="Medusa's (default, of the demo's model: those shipped)")
+    parser.add_argument(
+        "--drafters", nargs="*", choices=choices.NAMES, help="(default: all, medusa where it has heads)"
+    )
+    parser.add_argument("--prompts", default="humaneval", choices=prompts.PROMPT_SETS, help="the demo's prompt set")
+    parser.add_argument("--prompt-file", type=Path, help="instead: a text of one prompt a line, or of JSON strings")
+    parser.add_argument("--count", type=_positive, default=8, help="prompts at most, decoded together")
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="0 is greedy")
+    parser.add_argument(
+        "--lengths", type=_positive, nargs="+", default=list(planner.LENGTHS), help="draft tokens a step"
+    )
+    parser.add_argument("--batch-sizes", type=_positive, nargs="+", default=[1, 8], help="sequences decoded together")
+    parser.add_argument("--max-new-tokens", type=_positive, default=48, help="tokens of each answer")
+    parser.add_argument("--rounds", type=_positive, default=2, help="times that each step is timed")
+    parser.add_argument("--device", default="cpu", help="where the model runs, as cpu or cuda:0")
+    parser.add_argument(
+        "--unpacked", action="store_true", help="leave the weights as they are (see pack_linear_weights)"
+    )
+    parser.add_argument("--threads", type=_positive, help="torch's threads (default: as torch has them)")
+    parser.add_argument("--figure", type=Path, help="also draw the gains by batch size into this PNG")
+    parser.add_argument("--json", action="store_true", help="print all figures as one JSON document instead")
+    return parser
+
+
+def _plan(arguments: argparse.Namespace, line: str) -> None:
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    own = arguments.model is None
+    model, tokenizer = assets.load_model() if own else assets.load_folder(arguments.model)
+    if arguments.prompt_file is not None:
+        texts = _read_prompts(arguments.prompt_file)[: arguments.count]
+    else:
+        texts = prompts.load_prompts(arguments.prompts, tokenizer)[: arguments.count]
+    try:
+        model.to(arguments.device)
+    except RuntimeError as error:  # torch's own word on a device that is not there
+        raise ValueError(str(error).splitlines()[0]) from error
+    ids, mask = (tensor.to(arguments.device) for tensor in prompts.encode(tokenizer, texts))
+    packs = not arguments.unpacked and ids.device.type == "cpu" and model.dtype == torch.float32
+    if packs:
+        pack_linear_weights(model)
+    names = arguments.drafters
+    if names is None:
+        names = [name for name in choices.NAMES if name != "medusa" or own or arguments.heads]
+    draft_model = None if arguments.draft_model is None else assets.load_folder(arguments.draft_model)[0]
+    drafters = choices.make(
+        names, model, tokenizer, corpus=own, heads=arguments.heads,
+        draft_model=None if draft_model is None else draft_model.to(arguments.device),
+    )  # fmt: skip
+    if not drafters:
+        raise ValueError("--drafters or --draft-model must name one or more, got none")
+    total = planner.count_runs(
+        drafters, 1, len(arguments.temperature), len(arguments.lengths), len(arguments.batch_sizes), arguments.rounds
+    )
+    with tqdm(total=total, unit="run", mininterval=0.5, leave=False, disable=None) as bar:
+        found = planner.plan(
+            model, [(ids, mask)], drafters, temperatures=arguments.temperature, lengths=arguments.lengths,
+            batch_sizes=arguments.batch_sizes, max_new_tokens=arguments.max_new_tokens, rounds=arguments.rounds,
+            advance=bar.update,
+        )  # fmt: skip
+    report: dict[str, Any] = {
+        "model": assets.MODEL_NAME if own else arguments.model.name,
+        "prompts": arguments.prompts if arguments.prompt_file is None else arguments.prompt_file.name,
+        "num_prompts": len(texts),
+        "device": str(ids.device),
+        "threads": torch.get_num_threads(),
+        "packed": packs,
+        "command": line,
+    } | found.to_dict()
+    if arguments.figure is not None:
+        plots.save(plots.gain_by_batch(report["choices"]), arguments.figure, line)
+    if arguments.json:
+        print(json.dumps(report, indent=1))
+    else:
+        _print(report)
+        if arguments.figure is not None:
+            print(f"written: {arguments.figure}")
+
+
+def _print(report: dict[str, Any]) -> None:
+    where = f"{report['device']}, {report['threads']} threads" if report["device"] == "cpu" else report["device"]
+    print(f"{report['model']} on {where}, {report['num_prompts']} prompts of {report['prompts']}")
+    for best in report["best"]:
+        case = f"temperature {best['temperature']:g}, batch {best['batch_size']}"
+        if best["drafter"] == planner.PLAIN:
+            print(f"  {case}: plain decoding; no drafter gains anything")
+        else:
+            how = f"{best['drafter']} with {best['num_speculative_tokens']} draft tokens"
+            print(f"  {case}: {how}, {best['gain']:.2f} times plain decoding")
+    print(
+        f"\n{'temperature':>11} {'batch':>5}  {'drafter':10}{'tokens':>7}{'alpha':>7}{'c':>7}{'verify':>8}"
+        f"{'a step':>8}{'gain':>7}  95 %"
+    )
+    for row in report["choices"]:
+        numbers = (row["alpha"]["mean"], row["gain"]["low"], row["gain"]["high"])
+        alpha, low, high = ("–" if number is None else f"{number:.2f}" for number in numbers)
+        print(
+            f"{row['temperature']:11g} {row['batch_size']:5}  {row['drafter']:10}{row['num_speculative_tokens']:7}"
+            f"{alpha:>7}{row['c']:7.3f}{row['verification']:8.2f}{row['tokens_per_step']['mean']:8.2f}"
+            f"{row['gain']['mean']:7.2f}  {low} to {high}"
+        )
+    print(
+        "\nalpha: acceptance of a draft token; c: drafting a token over a plain step; verify: a verified step over a "
+        "plain one;\na step: tokens a step; gain: tokens a second over plain decoding"
+    )
+
+
+def _read_prompts(path: Path) -> list[str]:
+    """One prompt a line; a line that begins with a quotation mark is a JSON string, which may have several lines."""
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.startswith('"'):
+            try:
+                line = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
+        if line.strip():
+            found.append(line)
+    if not found:
+        raise ValueError(f"{path} must hold a prompt, and has none")
+    return found
+
+
+def _plot_parser() -> argparse.ArgumentParser:
+    listing = "\n".join(f"  {name:16}{text}" for name, (_, text) in FIGURES.items())
+    parser = argparse.ArgumentParser(
+        prog="specdec plot",
+        description="Draw a figure into a PNG.",
+        epilog=f"figures:\n{listing}\n{', '.join(_OF_FILES[:2])}: of what `specdec plan --json` printed or python -m "
+        "bench.plan wrote;\nmeasured: of the latter; techniques: of bench/results/MACHINE/end_to_end_medusa.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("figure", choices=FIGURES, metavar="figure", help=", ".join(FIGURES))
+    parser.add_argument("results", type=Path, nargs="?", help=f"a JSON file, for {', '.join(_OF_FILES)}")
+    parser.add_argument("--output", type=Path, help="the PNG (default: FIGURE.png)")
+    return parser
+
+
+def _plot(arguments: argparse.Namespace, line: str) -> None:
+    draw, _ = FIGURES[arguments.figure]
+    if (arguments.figure in _OF_FILES) != (arguments.results is not None):
+        wanted = "a JSON file" if arguments.figure in _OF_FILES else "no file"
+        raise ValueError(f"figure {arguments.figure} takes {wanted}, got {arguments.results}")
+    output = arguments.output or Path(f"{arguments.figure}.png")
+    try:
+        figure = draw(None if arguments.results is None else json.loads(arguments.results.read_text(encoding="utf-8")))
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{arguments.results} does not hold what {arguments.figure} is drawn from: {error!r}"
+        ) from error
+    plots.save(figure, output, line)
+    print(f"written: {output}")
+
+
+def _rows(found: dict[str, Any], key: str = "rows") -> list[dict[str, Any]]:
+    """The rows of a plan's own report, or of a result file."""
+    rows: list[dict[str, Any]] = found[key] if key in found else found["rows"]
+    if not rows:
+        raise KeyError(key)
+    return rows
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value

@@ -1,0 +1,271 @@
+"""What is measured: acceptance by position with its confidence, and what a step costs by rows and batch size."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor
+
+from ..decoding.request import MAX_SPECULATIVE_TOKENS, check_int
+from ..drafters.base import Drafter, TreeDrafter
+from ..drafters.none import NoDrafter
+from ..sampling import SamplingParams
+from .theory import expected_tokens_by_position
+from .watching import Clock, Unlikely, Watched, watch
+
+__all__ = ["Acceptance", "Estimate", "StepCosts", "Watched", "measure_acceptance", "measure_costs", "watch"]
+
+Advance = Callable[[], Any]
+CONFIDENCE = 0.95
+_CONTEXT = 64  # tokens of each prompt that costs are measured after: prefill is not what is measured
+_RESAMPLES = 999
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and the interval that holds it with 95 % confidence; all NaN without observations."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """How often a drafter's tokens are accepted, as `watch` saw it.
+
+    Attributes
+    ----------
+    steps : ndarray
+        ``[num_steps, longest draft]`` float64, `Watched.acceptance`.
+    sequence : ndarray
+        ``[num_steps]`` int64: whose answer each step is of.
+    """
+
+    steps: NDArray[np.float64]
+    sequence: NDArray[np.int64]
+
+    @staticmethod
+    def of(watched: Sequence[Watched]) -> Acceptance:
+        """All steps of several generations."""
+        widest = max((w.acceptance.shape[1] for w in watched), default=0)
+        steps = [
+            np.pad(w.acceptance, ((0, 0), (0, widest - w.acceptance.shape[1])), constant_values=np.nan) for w in watched
+        ]
+        firsts = np.cumsum([0, *(w.sequence.max(initial=-1) + 1 for w in watched)])
+        sequence = [w.sequence + first for w, first in zip(watched, firsts, strict=False)]
+        return Acceptance(np.concatenate(steps or [np.zeros((0, 0))]), np.concatenate(sequence or [np.zeros(0, int)]))
+
+    @property
+    def longest(self) -> int:
+        """Draft tokens of the longest draft."""
+        return self.steps.shape[1]
+
+    @property
+    def drafted_share(self) -> float:
+        """Share of the steps in which the drafter had something to propose."""
+        return float((self.steps[:, 0] >= 0).mean()) if self.steps.size else 0.0
+
+    @property
+    def alpha(self) -> Estimate:
+        """α: the mean over all draft tokens that were judged."""
+        judged = self.steps[self.steps >= 0]
+        return _of_shares(float(judged.sum()), judged.size)
+
+    def by_position(self) -> list[Estimate]:
+        """Of each position, how often a step that got there has a draft token accepted: 0 counts where there was none.
+
+        Steps are taken as independent; the interval is Clopper and Pearson's, which for shares between 0 and 1 is
+        wider than need be.
+        """
+        found = []
+        for column in self.steps.T:
+            reached = column[~np.isnan(column)]
+            found.append(_of_shares(float(reached.clip(min=0).sum()), reached.size))
+        return found
+
+    def means(self) -> NDArray[np.float64]:
+        """``[longest draft]`` float64, the means of `by_position`; 0 at positions that no step reached."""
+        return np.nan_to_num([estimate.mean for estimate in self.by_position()])
+
+    def expected_tokens(self) -> Estimate:
+        """Tokens a step by `expected_tokens_by_position`; the interval is a bootstrap's over whole answers."""
+        mean = float(expected_tokens_by_position(self.means()))
+        owners = np.unique(self.sequence)
+        known = ~np.isnan(self.steps)
+        accepted = np.where(known, self.steps.clip(min=0), 0.0)
+        per_answer = np.array([(accepted[self.sequence == s].sum(0), known[self.sequence == s].sum(0)) for s in owners])
+        if len(owners) < 2 or not self.longest:
+            return Estimate(mean, float("nan"), float("nan"))
+
+        def statistic(chosen: NDArray[np.int64], axis: int) -> NDArray[np.float64]:
+            sums = per_answer[chosen].sum(axis if axis >= 0 else chosen.ndim + axis)
+            means = sums[..., 0, :] / np.maximum(sums[..., 1, :], 1)
+            return expected_tokens_by_position(means)
+
+        resampled = stats.bootstrap(
+            (np.arange(len(owners)),), statistic, n_resamples=_RESAMPLES, confidence_level=CONFIDENCE,
+            method="percentile", vectorized=True, rng=np.random.default_rng(0),
+        ).confidence_interval  # fmt: skip
+        return Estimate(mean, float(resampled.low), float(resampled.high))
+
+
+def _of_shares(total: float, count: int) -> Estimate:
+    """The mean of `count` numbers in [0, 1] that sum to `total`."""
+    if not count:
+        return Estimate(float("nan"), float("nan"), float("nan"))
+    tail = (1 - CONFIDENCE) / 2
+    low = stats.beta.ppf(tail, total, count - total + 1) if total > 0 else 0.0
+    high = stats.beta.ppf(1 - tail, total + 1, count - total) if total < count else 1.0
+    return Estimate(total / count, float(low), float(high))
+
+
+def measure_acceptance(
+    model: Any,
+    batches: Sequence[tuple[Tensor, Tensor | None]],
+    drafter: Drafter,
+    *,
+    sampling: SamplingParams,
+    num_speculative_tokens: int,
+    max_new_tokens: int,
+    acceptance: str = "token",
+    advance: Advance = lambda: None,
+) -> Acceptance:
+    """Decode prompts with a drafter, and note how likely each of its tokens was to be accepted.
+
+    Parameters
+    ----------
+    model, drafter, sampling, num_speculative_tokens, max_new_tokens, acceptance
+        As of `generate`.
+    batches : sequence of (Tensor, Tensor or None)
+        Input ids and attention mask of each, ``[batch, prompt]``.
+    advance : callable
+        Called after each batch.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `generate`.
+    """
+    seen = []
+    for i, (ids, mask) in enumerate(batches):
+        seeds = torch.arange(len(ids)) + 1000 * i
+        seen.append(
+            watch(
+                model, ids, drafter=drafter, attention_mask=mask, sampling=sampling, seeds=seeds,
+                num_speculative_tokens=num_speculative_tokens, max_new_tokens=max_new_tokens, acceptance=acceptance,
+            )
+        )  # fmt: skip
+        advance()
+    return Acceptance.of(seen)
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """What a step of a batch costs, in seconds of the clock.
+
+    Attributes
+    ----------
+    batch_size : int
+    steps : dict
+        Rows a sequence, or a tree drafter's name, to the seconds of a step without drafting: the target's forward on so
+        many rows, verification, the loop. Key 1 is plain decoding. Medians.
+    drafting : dict
+        (A drafter's name, draft tokens) to the seconds of drafting a step; of a tree its depth. Means.
+    """
+
+    batch_size: int
+    steps: dict[int | str, float]
+    drafting: dict[tuple[str, int], float]
+
+    def verification(self, rows: int | str) -> float:
+        """Time of such a step, drafting not counted, over plain decoding's."""
+        return self.steps[rows] / self.steps[1]
+
+    def c(self, name: str, length: int) -> float:
+        """c of this drafter: seconds a draft token over those of a plain step (definition 3.7)."""
+        return self.drafting[name, length] / (max(length, 1) * self.steps[1])
+
+
+def measure_costs(
+    model: Any,
+    ids: Tensor,
+    mask: Tensor | None,
+    drafters: Mapping[str, Drafter],
+    *,
+    lengths: Sequence[int],
+    batch_size: int,
+    rounds: int = 3,
+    steps: int = 8,
+    clock: Clock = time.perf_counter,
+    advance: Advance = lambda: None,
+) -> StepCosts:
+    """Time steps of `batch_size` sequences, plain and with drafts of each length, all in turn in every round.
+
+    The costs of verifying do not depend on what drafts, but for trees: chains are timed with a draft that costs
+    nothing.
+
+    Parameters
+    ----------
+    model
+        As of `generate`.
+    ids, mask : Tensor
+        ``[num_prompts, prompt]``: decoding begins after the last tokens of these, taken in turn.
+    drafters : mapping
+        Names to drafters.
+    lengths : sequence of int
+        Draft tokens a step, >= 1.
+    batch_size, rounds, steps : int
+        >= 1; `steps` of each way a round.
+    clock : callable
+    advance : callable
+        Called after each way in each round.
+    """
+    for name, value in (
+        ("batch_size", batch_size),
+        ("rounds", rounds),
+        ("steps", steps),
+        *(("lengths", k) for k in lengths),
+    ):
+        check_int("measure_costs", name, value, 1, MAX_SPECULATIVE_TOKENS if name == "lengths" else 2**31 - 1)
+    chosen = torch.arange(batch_size) % len(ids)
+    ids = ids[chosen, -_CONTEXT:]
+    mask = None if mask is None else mask[chosen, -_CONTEXT:]
+    # A drafter's name, the drafter, its draft tokens, and the rows of a step that drafts.
+    ways: list[tuple[str | None, Drafter, int, int]] = [(None, NoDrafter(), 0, 1)]
+    ways += [(None, Unlikely(), k, k + 1) for k in lengths]
+    for name, drafter in drafters.items():
+        if isinstance(drafter, TreeDrafter):
+            ways.append((name, drafter, drafter.max_depth, drafter.num_nodes))
+        else:
+            ways += [(name, drafter, k, k + 1) for k in lengths]
+    seconds: defaultdict[int | str, list[float]] = defaultdict(list)
+    drafting: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+    order = random.Random(0)
+    for _ in range(rounds):
+        order.shuffle(ways)
+        for way, drafter, length, rows in ways:
+            seen = watch(
+                model, ids, drafter=drafter, clock=clock, acceptances=False, attention_mask=mask, eos_token_id=[],
+                sampling=SamplingParams(0.0), num_speculative_tokens=length, max_new_tokens=steps + 2,
+            )  # fmt: skip
+            counted = seen.seconds[1:]  # the first step may prepare something
+            if way is None or isinstance(drafter, TreeDrafter):
+                seconds[way or rows] += counted[seen.rows[1:] == rows, 1:].sum(1).tolist()
+            if way is not None:
+                drafting[way, length] += counted[:, 0].tolist()
+            advance()
+    return StepCosts(
+        batch_size,
+        {key: float(np.median(values)) for key, values in seconds.items()},
+        {key: float(np.mean(values)) for key, values in drafting.items()},
+    )

@@ -1,0 +1,298 @@
+"""Which drafter, and how many draft tokens: predicted from measured acceptances and costs, and simulated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..drafters.base import Drafter, TreeDrafter
+from ..sampling import SamplingParams
+from .measured import Acceptance, Estimate, StepCosts, measure_acceptance, measure_costs
+from .theory import walltime_improvement
+from .watching import Clock
+
+__all__ = ["LENGTHS", "PLAIN", "Choice", "Plan", "count_runs", "plan", "simulate"]
+
+LENGTHS = (1, 3, 7)
+"""Draft tokens a step that are compared: 2, 4 and 8 rows."""
+PLAIN = "none"
+"""What plain decoding is called where a drafter's name stands."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way of decoding, and what it should gain.
+
+    Attributes
+    ----------
+    temperature : float
+    batch_size : int
+    drafter : str
+    num_speculative_tokens : int
+        K of a chain, the depth of a tree.
+    rows : int
+        Rows a sequence that a drafting step verifies.
+    alpha : Estimate
+        Mean acceptance of a judged draft token, over all positions.
+    c : float
+        Time of drafting one token over a plain step's.
+    verification : float
+        Time of verifying over a plain step's.
+    drafted_share : float
+        Share of the steps in which the drafter has something to propose; the others are plain steps.
+    tokens_per_step : Estimate
+    gain : Estimate
+        Tokens a second over plain decoding's: ``tokens_per_step`` over the mean time of a step, in plain steps.
+    gain_by_alpha : float
+        The same by theorem 3.8 alone, from `alpha`, `c` and `verification`, as if all positions were alike and each
+        step drafted.
+    simulated : Estimate
+        The mean gain of simulated answers, and the range that holds 95 % of them.
+    """
+
+    temperature: float
+    batch_size: int
+    drafter: str
+    num_speculative_tokens: int
+    rows: int
+    alpha: Estimate
+    c: float
+    verification: float
+    drafted_share: float
+    tokens_per_step: Estimate
+    gain: Estimate
+    gain_by_alpha: float
+    simulated: Estimate
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `plan` found.
+
+    Attributes
+    ----------
+    choices : list of Choice
+        Every drafter and number of draft tokens, by temperature and batch size.
+    acceptances : dict
+        (Temperature, drafter, draft tokens) to its `Acceptance`. Each length is measured by itself: where acceptance
+        comes in runs, steps of short drafts begin within a run more often than those of long ones.
+    costs : dict
+        Batch size to its `StepCosts`.
+    """
+
+    choices: list[Choice] = field(default_factory=list)
+    acceptances: dict[tuple[float, str, int], Acceptance] = field(default_factory=dict)
+    costs: dict[int, StepCosts] = field(default_factory=dict)
+
+    def best(self, temperature: float, batch_size: int) -> Choice | None:
+        """The choice of the largest gain; None where plain decoding is best."""
+        found = [c for c in self.choices if (c.temperature, c.batch_size) == (temperature, batch_size)]
+        return max((c for c in found if c.gain.mean > 1.0), key=lambda c: c.gain.mean, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON: "choices", "acceptances" by position, "costs" and "best"; None stands for NaN."""
+        acceptances = [
+            {
+                "temperature": temperature,
+                "drafter": name,
+                "num_speculative_tokens": length,
+                "drafted_share": found.drafted_share,
+                "alpha": asdict(found.alpha),
+                "by_position": [asdict(estimate) for estimate in found.by_position()],
+            }
+            for (temperature, name, length), found in self.acceptances.items()
+        ]
+        costs = [
+            {"batch_size": batch, "rows": str(rows), "seconds": seconds}
+            for batch, found in self.costs.items()
+            for rows, seconds in found.steps.items()
+        ]
+        cases = dict.fromkeys((c.temperature, c.batch_size) for c in self.choices)
+        best = []
+        for temperature, batch in cases:
+            choice = self.best(temperature, batch)
+            best.append(
+                {
+                    "temperature": temperature,
+                    "batch_size": batch,
+                    "drafter": choice.drafter if choice else PLAIN,
+                    "num_speculative_tokens": choice.num_speculative_tokens if choice else 0,
+                    "gain": choice.gain.mean if choice else 1.0,
+                }
+            )
+        found: dict[str, Any] = _without_nan(
+            {"best": best, "choices": list(map(asdict, self.choices)), "acceptances": acceptances, "costs": costs}
+        )
+        return found
+
+
+def count_runs(
+    drafters: Mapping[str, Drafter], num_batches: int, temperatures: int, lengths: int, batch_sizes: int, rounds: int
+) -> int:
+    """Generations that a `plan` makes: as often it calls `advance`."""
+    trees = sum(isinstance(drafter, TreeDrafter) for drafter in drafters.values())
+    ways = trees + (len(drafters) - trees) * lengths
+    return temperatures * ways * num_batches + batch_sizes * rounds * (1 + lengths + ways)
+
+
+def plan(
+    model: Any,
+    batches: Sequence[tuple[Tensor, Tensor | None]],
+    drafters: Mapping[str, Drafter],
+    *,
+    temperatures: Sequence[float] = (0.0, 1.0),
+    lengths: Sequence[int] = LENGTHS,
+    batch_sizes: Sequence[int] = (1, 8),
+    max_new_tokens: int = 64,
+    rounds: int = 3,
+    acceptance: str = "token",
+    costs: Mapping[int, StepCosts] | None = None,
+    clock: Clock = time.perf_counter,
+    advance: Callable[[], Any] = lambda: None,
+) -> Plan:
+    """Measure acceptances and costs, and predict the gain of every drafter, draft length and batch size.
+
+    Parameters
+    ----------
+    model
+        As of `generate`.
+    batches : sequence of (Tensor, Tensor or None)
+        The prompts: input ids and attention mask of each batch, ``[batch, prompt]``.
+    drafters : mapping
+        Names to drafters, at least one.
+    temperatures, lengths, batch_sizes : sequence
+        What is compared; of a tree drafter `lengths` are not looked at.
+    max_new_tokens : int
+        Of each answer; the simulated ones have as many.
+    rounds : int
+        Times that each way is timed at each batch size.
+    acceptance : str
+        Rule of `generate`, "token" or "greedy".
+    costs : mapping, optional
+        Batch size to what `measure_costs` found for these drafters and lengths before: `batch_sizes` and `rounds` are
+        not looked at, and nothing is timed.
+    clock : callable
+        See `watch`.
+    advance : callable
+        Called after each generation, `count_runs` times.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `generate`; no drafter, no prompt, or a drafter that is called "none".
+    """
+    if not drafters or PLAIN in drafters:
+        raise ValueError(f"plan: drafters must be one or more, none of them called {PLAIN!r}, got {list(drafters)}")
+    if not batches:
+        raise ValueError("plan: batches must be one or more, got none")
+    if acceptance not in ("token", "greedy"):
+        raise ValueError(f"plan: acceptance must be token or greedy, got {acceptance!r}")
+    found = Plan(costs=dict(costs or {}))
+    for batch_size in () if costs else batch_sizes:
+        found.costs[batch_size] = measure_costs(
+            model, *batches[0], drafters, lengths=lengths, batch_size=batch_size, rounds=rounds, clock=clock,
+            advance=advance,
+        )  # fmt: skip
+    for temperature in temperatures:
+        for name, drafter in drafters.items():
+            for length, rows, key in _ways(name, drafter, lengths):
+                seen = found.acceptances[temperature, name, length] = measure_acceptance(
+                    model, batches, drafter, sampling=SamplingParams(temperature), num_speculative_tokens=length,
+                    max_new_tokens=max_new_tokens, acceptance=acceptance, advance=advance,
+                )  # fmt: skip
+                for batch_size, known in found.costs.items():
+                    how = (temperature, batch_size, name, length, rows)
+                    found.choices.append(_choice(how, seen, known, key, max_new_tokens))
+    return found
+
+
+def _ways(name: str, drafter: Drafter, lengths: Sequence[int]) -> Iterator[tuple[int, int, int | str]]:
+    """Draft tokens, rows, and what `StepCosts.steps` has their time under."""
+    if isinstance(drafter, TreeDrafter):
+        yield drafter.max_depth, drafter.num_nodes, name
+    else:
+        yield from ((length, length + 1, length + 1) for length in lengths)
+
+
+def _choice(
+    how: tuple[float, int, str, int, int], seen: Acceptance, costs: StepCosts, key: int | str, max_new_tokens: int
+) -> Choice:
+    _, batch_size, name, length, _ = how
+    drafting = costs.drafting[name, length] / costs.steps[1]
+    verification, share = costs.verification(key), seen.drafted_share
+    plain_share = 0.0 if isinstance(key, str) else (1.0 - share) ** batch_size  # a tree is verified at every step
+    step = drafting + plain_share + (1.0 - plain_share) * verification
+    tokens = seen.expected_tokens()
+    alpha, c = seen.alpha, costs.c(name, length)
+    return Choice(
+        *how, alpha, c, verification, share, tokens,
+        Estimate(tokens.mean / step, tokens.low / step, tokens.high / step),
+        float(walltime_improvement(np.nan_to_num(alpha.mean), length, c, verification)),
+        simulate(
+            seen.means(), share, drafting, verification, batch_size, max_new_tokens, always=isinstance(key, str)
+        ),
+    )  # fmt: skip
+
+
+def simulate(
+    acceptances: NDArray[np.float64], drafted_share: float, drafting: float, verification: float, batch_size: int,
+    num_tokens: int, *, always: bool = False, answers: int = 400, seed: int = 0,
+) -> Estimate:  # fmt: skip
+    """The gain of simulated answers, token by token: with their ends, and a batch that waits for its slowest.
+
+    Parameters
+    ----------
+    acceptances : ndarray
+        ``[length]``: `Acceptance.means`.
+    drafted_share : float
+        How often there is a draft, independently of what went before.
+    drafting, verification : float
+        Times of drafting and of verifying a draft, in plain steps.
+    batch_size, num_tokens : int
+        Sequences decoded together; tokens of each.
+    always : bool
+        A step without a draft costs as much as one with it.
+    answers : int
+        Batches simulated.
+    seed : int
+
+    Returns
+    -------
+    Estimate
+        The mean gain over plain decoding, and the range of 95 % of the batches.
+    """
+    random = np.random.default_rng(seed)
+    accepting = acceptances.copy()
+    if drafted_share > 0 and len(accepting):
+        accepting[0] = min(1.0, accepting[0] / drafted_share)  # where there is a draft
+    left = np.full((answers, batch_size), num_tokens)
+    spent = np.zeros(answers)
+    while (left > 0).any():
+        drafts = (random.random(left.shape) < drafted_share) & (left > 1)
+        passed = random.random((*left.shape, len(accepting))) < accepting
+        accepted = np.where(drafts, passed.cumprod(-1).sum(-1), 0)
+        running, asked = (left > 0).any(1), (left > 1).any(1)
+        verified = asked if always else drafts.any(1)
+        spent += running * (asked * drafting + np.where(verified, verification, 1.0))
+        left -= np.minimum(accepted + 1, left)
+    gains = num_tokens / spent
+    low, high = np.quantile(gains, [0.025, 0.975])
+    return Estimate(float(num_tokens / spent.mean()), float(low), float(high))
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and np.isnan(value) else value

@@ -1,0 +1,254 @@
+"""Figures of theory, of what was measured and of results: each function returns a matplotlib figure, `save` writes it.
+
+matplotlib is needed here alone; no backend is chosen and no window opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from . import theory
+
+__all__ = [
+    "acceptance_by_position",
+    "best_gamma",
+    "expected_tokens",
+    "gain_by_batch",
+    "improvement_surfaces",
+    "predicted_and_measured",
+    "save",
+    "techniques",
+]
+
+Row = Mapping[str, Any]
+_COSTS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+_MARKERS = "os^vDP*X"
+
+
+def save(figure: Figure, path: Path, command: str) -> None:
+    """Write a figure as PNG (or what the path's suffix says), with the command that made it in its last line."""
+    figure.supxlabel(command, fontsize=7, family="monospace", color="dimgray", wrap=True)
+    figure.savefig(path, dpi=110)
+
+
+def expected_tokens(gammas: Sequence[int] = tuple(range(1, 16))) -> Figure:
+    """Tokens a step against α, a line for each γ (figure 2 of arXiv 2211.17192)."""
+    figure, axes = _panels(1, 8.5, 5.1)
+    alphas = np.linspace(0, 1, 401)
+    for i, gamma in enumerate(gammas):
+        color = colormaps["viridis"](i / max(len(gammas) - 1, 1))
+        tokens = theory.expected_tokens(alphas, gamma)
+        axes[0].plot(alphas, tokens, color=color, linewidth=1.8)
+        axes[0].annotate(f"γ = {gamma}", (1.0, tokens[-1]), (4, -3), textcoords="offset points", fontsize=9)
+    _label(axes[0], "Tokens a step, equation 1", "α, acceptance of a draft token", "expected tokens a step")
+    axes[0].set_xlim(0, 1.09)
+    return figure
+
+
+def improvement_surfaces(c: float = 0.05, operations_ratio: float | None = None) -> Figure:
+    """Speed and arithmetic operations over α and γ (theorems 3.8 and 3.11), for a draft of cost `c`; ĉ is c if None."""
+    ratio = c if operations_ratio is None else operations_ratio
+    figure, axes = _panels(2, 12, 4.8)
+    alphas, gammas = np.linspace(0.01, 0.99, 99), np.arange(1, 16)
+    grid = alphas[None], gammas[:, None]
+    panels = (
+        (f"Speed over plain decoding, c = {c:g}", theory.walltime_improvement(*grid, c), [0.75, 1, 1.5, 2, 3, 4, 6, 8]),
+        (
+            f"Operations over plain decoding, ĉ = {ratio:g}",
+            theory.operations_factor(*grid, ratio),
+            [1.1, 1.25, 1.5, 2, 3, 4, 6, 8, 12],
+        ),
+    )
+    for panel, (title, values, levels) in zip(axes, panels, strict=True):
+        panel.contourf(alphas, gammas, np.log(values), levels=30, cmap="viridis")
+        lines = panel.contour(alphas, gammas, values, levels=levels, colors="white", linewidths=1.2)
+        panel.clabel(lines, fmt=lambda level: f"{level:g} ×", fontsize=10)
+        _label(panel, title, "α, acceptance of a draft token", "γ, draft tokens a step")
+        panel.grid(False)
+    return figure
+
+
+def best_gamma(costs: Sequence[float] = _COSTS, max_gamma: int = 30) -> Figure:
+    """The best γ against α, and what it gains, a line for each cost c (section 3.5, figure 3)."""
+    figure, axes = _panels(2, 12, 4.8)
+    alphas = np.linspace(0, 0.99, 199)
+    for i, c in enumerate(costs):
+        best = theory.best_gamma(alphas, c, max_gamma)
+        style: dict[str, Any] = {"color": f"C{i}", "linewidth": 1.8, "label": f"c = {c:g}"}
+        axes[0].step(alphas, best, where="mid", **style)
+        axes[1].plot(alphas, theory.walltime_improvement(alphas, best, c), **style)
+    _label(axes[0], f"The best γ, up to {max_gamma}", "α, acceptance of a draft token", "γ, draft tokens a step")
+    _label(axes[1], "Speed at the best γ", "α, acceptance of a draft token", "tokens a second over plain decoding")
+    axes[1].set_yscale("log", base=2)
+    axes[1].set_yticks([1, 2, 4, 8, 16], ["1 ×", "2 ×", "4 ×", "8 ×", "16 ×"])
+    axes[1].legend(fontsize=10)
+    return figure
+
+
+def acceptance_by_position(rows: Sequence[Row]) -> Figure:
+    """Acceptance of each draft position with its 95 % interval, a panel for each prompt set and temperature.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        With "drafter", "num_speculative_tokens", "temperature" and "by_position", as "acceptances" of `Plan.to_dict`;
+        "prompts" where there are several sets. Of each drafter the longest draft is drawn.
+    """
+    cases = _cases(rows)
+    figure, axes = _panels(len(cases), 6.2 * min(len(cases), 2), 3.9)
+    for panel, (name, temperature) in zip(axes, cases, strict=False):
+        chosen = [row for row in rows if (row.get("prompts", ""), row["temperature"]) == (name, temperature)]
+        drafters = list(dict.fromkeys(row["drafter"] for row in chosen))
+        for i, drafter in enumerate(drafters):
+            of_drafter = [row for row in chosen if row["drafter"] == drafter]
+            longest = max(of_drafter, key=lambda row: row["num_speculative_tokens"])["by_position"]
+            points = [
+                (k + 1 + 0.08 * (i - len(drafters) / 2), e["mean"], e["mean"] - e["low"], e["high"] - e["mean"])
+                for k, e in enumerate(longest)
+                if e["mean"] is not None and not np.isnan(e["mean"])
+            ]
+            if points:
+                x, mean, below, above = np.array(points).T
+                bars = np.maximum([below, above], 0)
+                panel.errorbar(x, mean, bars, fmt=f"-{_MARKERS[i]}", capsize=3, linewidth=1.5, label=drafter)
+        _label(panel, _title(name, temperature), "position in the draft", "accepted, of steps that got there")
+        panel.set_ylim(-0.03, 1.03)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _legend(figure, axes)
+    return figure
+
+
+def gain_by_batch(choices: Sequence[Row]) -> Figure:
+    """Predicted gain against batch size, a line for each drafter and draft length, a panel for each temperature.
+
+    Parameters
+    ----------
+    choices : sequence of mapping
+        "choices" of `Plan.to_dict`.
+    """
+    temperatures = list(dict.fromkeys(row["temperature"] for row in choices))
+    ways = list(dict.fromkeys((row["drafter"], row["num_speculative_tokens"]) for row in choices))
+    batches = sorted({row["batch_size"] for row in choices})
+    figure, axes = _panels(len(temperatures), 6.4 * min(2, len(temperatures)), 4.6)
+    drafters = list(dict.fromkeys(drafter for drafter, _ in ways))
+    for panel, temperature in zip(axes, temperatures, strict=False):
+        for i, way in enumerate(ways):
+            chosen = {
+                row["batch_size"]: row["gain"]["mean"]
+                for row in choices
+                if (row["temperature"], row["drafter"], row["num_speculative_tokens"]) == (temperature, *way)
+            }
+            style: dict[str, Any] = {"color": f"C{drafters.index(way[0])}", "marker": _MARKERS[i % len(_MARKERS)]}
+            panel.plot([batches.index(b) for b in chosen], list(chosen.values()), label=f"{way[0]}, {way[1]}", **style)
+        panel.axhline(1.0, color="black", linewidth=1)
+        panel.set_xticks(range(len(batches)), [str(batch) for batch in batches])
+        _label(panel, _title("", temperature), "sequences decoded together", "tokens a second over plain decoding")
+    _legend(figure, axes, title="drafter, draft tokens")
+    return figure
+
+
+def predicted_and_measured(rows: Sequence[Row]) -> Figure:
+    """Speed-up as predicted, simulated and measured, by drafter and draft length; a panel a prompt set and temperature.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        Of ``bench/results/…/plan.json``.
+    """
+    cases = _cases(rows)
+    figure, axes = _panels(len(cases), 12.5, 4.2)
+    kinds = (("gain", "predicted, 95 %", "o", -0.22), ("simulated", "simulated, 95 % of answers", "s", 0.0),
+             ("measured", "measured, all rounds", "D", 0.22))  # fmt: skip
+    for panel, case in zip(axes, cases, strict=False):
+        chosen = [row for row in rows if (row.get("prompts", ""), row["temperature"]) == case]
+        for i, (key, label, marker, offset) in enumerate(kinds):
+            mean, low, high = (
+                np.array([row[key][part] for row in chosen], dtype=float) for part in ("mean", "low", "high")
+            )
+            bars = np.nan_to_num(np.maximum([mean - low, high - mean], 0))
+            panel.errorbar(
+                np.arange(len(chosen)) + offset, mean, bars, fmt=marker, color=f"C{i}", capsize=3, markersize=7,
+                elinewidth=1.4, label=label,
+            )  # fmt: skip
+        one = [row["gain_by_alpha"] for row in chosen]
+        panel.plot(range(len(chosen)), one, "_", color="gray", markersize=16, label="theorem 3.8, from one α")
+        panel.axhline(1.0, color="black", linewidth=1)
+        names = [f"{row['drafter']}\n{row['num_speculative_tokens']}" for row in chosen]
+        panel.set_xticks(range(len(chosen)), names, fontsize=10)
+        _label(panel, _title(*case), "", "tokens a second over plain decoding")
+    _legend(figure, axes)
+    return figure
+
+
+def techniques(rows: Sequence[Row]) -> Figure:
+    """Medusa's speed-up by technique: losslessly and with typical acceptance, by tree, beside a tree of lookups.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        Of ``bench/results/…/end_to_end_medusa.json``.
+    """
+    cases = _cases(rows)
+    drafters = [name for name in dict.fromkeys(row["drafter"] for row in rows) if name != "none"]
+    figure, axes = _panels(len(cases), 12, 3.7)
+    for panel, case in zip(axes, cases, strict=False):
+        for i, drafter in enumerate(drafters):
+            chosen = [
+                row for row in rows if (row.get("prompts", ""), row["temperature"], row["drafter"]) == (*case, drafter)
+            ]
+            if not chosen:  # typical acceptance, greedily
+                continue
+            gains = np.array([[row["ratio"], row["ratio_min"], row["ratio_max"]] for row in chosen])
+            bars = [gains[:, 0] - gains[:, 1], gains[:, 2] - gains[:, 0]]
+            nodes = [row["num_speculative_tokens"] for row in chosen]
+            panel.errorbar(nodes, gains[:, 0], bars, fmt=f"-{_MARKERS[i]}", color=f"C{i}", capsize=3, label=drafter)
+        panel.axhline(1.0, color="black", linewidth=1)
+        panel.set_xscale("log", base=2)
+        ticks = sorted({row["num_speculative_tokens"] for row in rows if row["drafter"] != "none"})
+        panel.set_xticks(ticks, [str(tick) for tick in ticks])
+        _label(panel, _title(*case), "nodes of the tree, root included", "tokens a second over plain")
+    _legend(figure, axes)
+    return figure
+
+
+def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` panels, two a line, of so many inches in all and for each line."""
+    columns = min(2, count)
+    lines = -(-count // columns)
+    figure = Figure(figsize=(width, lines * height + 0.4), layout="constrained")
+    axes: list[Axes] = list(figure.subplots(lines, columns, squeeze=False).flat)
+    for spare in axes[count:]:
+        spare.set_axis_off()
+    return figure, axes
+
+
+def _legend(figure: Figure, axes: Sequence[Axes], title: str | None = None) -> None:
+    """One legend of all panels, above them."""
+    found = {label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    figure.legend(found.values(), found.keys(), title=title, loc="outside upper center", ncols=4, fontsize=11)
+
+
+def _cases(rows: Sequence[Row]) -> list[tuple[str, float]]:
+    """Prompt sets and temperatures, in order."""
+    return list(dict.fromkeys((row.get("prompts", ""), row["temperature"]) for row in rows))
+
+
+def _title(name: str, temperature: float) -> str:
+    kind = "greedy" if temperature == 0 else f"T = {temperature:g}"
+    return f"{name}, {kind}" if name else kind
+
+
+def _label(axes: Axes, title: str, x: str, y: str) -> None:
+    axes.set_title(title, fontsize=13)
+    axes.set_xlabel(x, fontsize=12)
+    axes.set_ylabel(y, fontsize=12)
+    axes.tick_params(labelsize=11)
+    axes.grid(alpha=0.3)

@@ -1,0 +1,55 @@
+"""How many draft tokens of each sequence a step should verify, decided for the whole batch on the device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..ops._common import FLOAT32, check_given, check_tensor, shape_error
+
+
+def plan_verify(acceptance: Tensor, step_seconds: Tensor) -> Tensor:
+    """The draft tokens of each sequence that maximise the expected tokens a second of the whole batch.
+
+    A sequence's first k draft tokens yield ``1 + Σ_{i ≤ k} Π_{j ≤ i} a_j`` tokens (`expected_tokens_by_position` of
+    `analysis`), each further one no more than the one before. So the best n of the batch are the n likeliest, whosever
+    they are, and what is left is to choose n by what it costs. Nothing waits for the device.
+
+    Lossless only for estimates that were known before the tokens to be tested were drawn: of a sequence's earlier
+    steps, of the position, of other texts. From these tokens' own probabilities the choice would drop the ones
+    that look bad, and those kept would no longer have the distribution that verification takes them to have.
+
+    Parameters
+    ----------
+    acceptance : Tensor
+        ``[batch, num_draft]`` float32 in [0, 1]: the estimated probability that a draft token is accepted where all
+        before it were. 0 where a sequence has no draft; NaN counts as 0.
+    step_seconds : Tensor
+        ``[batch * num_draft + 1]`` float32, > 0: time of a step that verifies n draft tokens in the whole batch, n = 0
+        … batch * num_draft, in any unit. Drafting is in it as far as it depends on n.
+
+    Returns
+    -------
+    Tensor
+        ``[batch]`` int64, for ``num_draft_tokens`` of `verify_chain` and `verify_packed`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape or device; before any work.
+    """
+    check_tensor("plan_verify", "acceptance", acceptance, FLOAT32, None)
+    if acceptance.dim() != 2:
+        raise shape_error("plan_verify", "acceptance", "[batch, num_draft]", acceptance)
+    batch, num_draft = acceptance.shape
+    check_given(
+        "plan_verify", "step_seconds", step_seconds, FLOAT32, acceptance.device, ("batch * num_draft + 1",),
+        (batch * num_draft + 1,),
+    )  # fmt: skip
+    gains = acceptance.nan_to_num(0.0).clamp(0, 1).double().cumprod(1).flatten()
+    gains, order = gains.sort(descending=True, stable=True)  # stable: a sequence's tokens stay in their order
+    expected = batch + torch.cat([gains.new_zeros(1), gains.cumsum(0)])
+    best = (expected / step_seconds).argmax()
+    counts = torch.zeros(batch, dtype=torch.int64, device=acceptance.device)
+    chosen = torch.arange(batch * num_draft, device=acceptance.device) < best
+    return counts.scatter_add_(0, order // max(num_draft, 1), chosen.long())
