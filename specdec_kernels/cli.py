@@ -45,10 +45,20 @@ def _medusa(arguments: list[str]) -> int:
     return command.main(arguments)
 
 
+def _audit(arguments: list[str]) -> int:
+    try:
+        from .audit import command
+    except ImportError as error:
+        print(f"audit needs the 'audit' extra of the package: {error}", file=sys.stderr)
+        return 1
+    return command.main(arguments)
+
+
 _COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "env": (_env, "a report on this machine and installation, to paste into a bug report"),
     "backends": (_backends, "which backend runs which op, and why the others do not"),
     "demo": (_demo, "a real language model with and without speculation, side by side"),
+    "audit": (_audit, "whether a verifier of yours is lossless, and if not, why"),
     "medusa": (_medusa, "train and calibrate heads that draft"),
 }
 
