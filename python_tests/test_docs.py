@@ -172,6 +172,7 @@ SETUPS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]],
     "docs/laws.md": (laws, after_laws),
     "docs/medusa.md": (medusa, nothing_more),
     "docs/errors.md": (dict, nothing_more),
+    "docs/audit.md": (lambda: {"torch": torch}, nothing_more),
 }
 
 
