@@ -178,6 +178,7 @@ SETUPS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]],
     "docs/medusa.md": (medusa, nothing_more),
     "docs/errors.md": (dict, nothing_more),
     "docs/what-it-gains.md": (models, after_planning),
+    "docs/audit.md": (lambda: {"torch": torch}, nothing_more),
 }
 
 

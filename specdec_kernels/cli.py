@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 
@@ -36,39 +37,33 @@ def _demo(arguments: list[str]) -> int:
     return demo.main(arguments)
 
 
-def _medusa(arguments: list[str]) -> int:
-    try:
-        from .medusa import command
-    except ImportError as error:
-        print(f"medusa needs the 'transformers' extra of the package: {error}", file=sys.stderr)
-        return 1
-    return command.main(arguments)
+def _of_extra(extra: str, *command: str) -> Callable[[list[str]], int]:
+    """A command of a folder whose needs only an extra installs: the folder, and what its own `main` is told first."""
 
+    def run(arguments: list[str]) -> int:
+        folder, *first = command
+        try:
+            module = importlib.import_module(f".{folder}.command", __package__)
+        except ImportError as error:
+            name = first[0] if first else folder
+            print(f"{name} needs the '{extra}' extra of the package: {error}", file=sys.stderr)
+            return 1
+        return int(module.main([*first, *arguments]))
 
-def _plan(arguments: list[str]) -> int:
-    return _analyse("plan", arguments)
-
-
-def _plot(arguments: list[str]) -> int:
-    return _analyse("plot", arguments)
-
-
-def _analyse(command: str, arguments: list[str]) -> int:
-    try:
-        from .analysis import command as analysis
-    except ImportError as error:
-        print(f"{command} needs the 'analysis' extra of the package: {error}", file=sys.stderr)
-        return 1
-    return analysis.main(command, arguments)
+    return run
 
 
 _COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "env": (_env, "a report on this machine and installation, to paste into a bug report"),
     "backends": (_backends, "which backend runs which op, and why the others do not"),
     "demo": (_demo, "a real language model with and without speculation, side by side"),
-    "plan": (_plan, "what speculation gains on a model and prompts, with which drafter and how many tokens"),
-    "plot": (_plot, "figures of theory, of a plan and of results"),
-    "medusa": (_medusa, "train and calibrate heads that draft"),
+    "plan": (
+        _of_extra("analysis", "analysis", "plan"),
+        "what speculation gains on a model and prompts, with which drafter and how many tokens",
+    ),
+    "plot": (_of_extra("analysis", "analysis", "plot"), "figures of theory, of a plan and of results"),
+    "audit": (_of_extra("audit", "audit"), "whether a verifier of yours is lossless, and if not, why"),
+    "medusa": (_of_extra("transformers", "medusa"), "train and calibrate heads that draft"),
 }
 
 

@@ -34,17 +34,18 @@ FIGURES: dict[str, tuple[Callable[[Any], Any], str]] = {
 _OF_FILES = tuple(FIGURES)[3:]
 
 
-def main(command: str, argv: Sequence[str]) -> int:
-    """Run ``plan`` or ``plot`` with these arguments.
+def main(argv: Sequence[str]) -> int:
+    """Run ``plan`` or ``plot``, the first of the arguments, with the others.
 
     Returns
     -------
     int
         The exit status: 0, or 1 with one sentence on stderr. Bad options end the process with status 2.
     """
+    command, *given = argv
     parser = _plan_parser() if command == "plan" else _plot_parser()
-    arguments = parser.parse_args(argv)
-    line = shlex.join(["specdec", command, *argv])
+    arguments = parser.parse_args(given)
+    line = shlex.join(["specdec", *argv])
     try:
         (_plan if command == "plan" else _plot)(arguments, line)
     except (assets.AssetError, ValueError, OSError, MemoryError) as error:

@@ -7,7 +7,7 @@ the emitted tokens without sampling. Nothing here calls the code it judges: the 
 Philox is written anew.
 """
 
-from .exact import exact_law, target_joint, total_variation
+from .exact import Pieces, exact_law, joint_of, pieces, target_joint, total_variation
 from .laws import LAW_EXAMPLES, Float64, Int64, float64_gumbel, float64_law, float64_target_law, philox4x32, words32
 from .problems import LATTICE, ChainProblem, TreeProblem, Verify
 
@@ -17,13 +17,16 @@ __all__ = [
     "ChainProblem",
     "Float64",
     "Int64",
+    "Pieces",
     "TreeProblem",
     "Verify",
     "exact_law",
     "float64_gumbel",
     "float64_law",
     "float64_target_law",
+    "joint_of",
     "philox4x32",
+    "pieces",
     "target_joint",
     "total_variation",
     "words32",

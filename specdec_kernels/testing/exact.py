@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,18 @@ from .problems import LATTICE, ChainProblem, TreeProblem, Verify
 _CALL_ROWS = 1 << 15  # rows handed to the verifier at once
 GRID = np.linspace(0, LATTICE - 1, 9).astype(np.int64)
 Cut = tuple[int, int, int]  # path, axis, first lattice point of the next piece
+Run = Callable[[Int64, Int64], Int64]
+"""Outcomes ``[n]`` of drafted paths ``[n]`` with uniforms ``[n, width]`` in units of 2**-24."""
+
+
+class Pieces(NamedTuple):
+    """The boxes of constant outcome that the cube of uniforms of every path falls into, path after path."""
+
+    outcome: Int64
+    volume: Float64
+    path: Int64
+    sides: list[list[Int64]]
+    """``sides[path][axis]``: the borders, 0 and `LATTICE` included; boxes of a path are in the order of its axes."""
 
 
 def exact_law(
@@ -32,7 +45,7 @@ def exact_law(
     ndarray
         ``[n] + [vocab] * num_tokens`` float64: n = 1; where drafts have no distribution, one a path, each right.
     """
-    paths, weights = problem.paths()
+    paths, _ = problem.paths()
     vocab, width = problem.vocab, problem.num_tokens
 
     def run(path: Int64, uniforms: Int64) -> Int64:
@@ -47,16 +60,24 @@ def exact_law(
             codes[part] = (emitted + 1) @ (vocab + 1) ** np.arange(width)
         return codes
 
-    codes, volumes, owner = _pieces(run, len(paths), problem.num_uniforms, isinstance(problem, TreeProblem))
+    found = pieces(run, len(paths), problem.num_uniforms, isinstance(problem, TreeProblem))
+    emitted = [
+        tuple(t for i in range(width) if (t := int(code // (vocab + 1) ** i % (vocab + 1)) - 1) >= 0)
+        for code in found.outcome
+    ]
+    return joint_of(problem, emitted, found.volume, found.path)
+
+
+def joint_of(
+    problem: ChainProblem | TreeProblem, emitted: Sequence[tuple[int, ...]], volume: Float64, path: Int64
+) -> Float64:
+    """The joint distribution that `exact_law` returns, of what a step emits from each path with which probability."""
+    _, weights = problem.paths()
     laws, one_hot = problem.target_laws(), problem.each_is_right
-    joint = np.zeros((len(paths) if one_hot else 1, *[vocab] * width))
-    rest: dict[tuple[int, ...], Float64] = {}
-    for code, volume, path in zip(codes, volumes, owner, strict=True):
-        emitted = tuple(int(code // (vocab + 1) ** i % (vocab + 1)) - 1 for i in range(width))
-        emitted = tuple(t for t in emitted if t >= 0)
-        if emitted not in rest:
-            rest[emitted] = _continuation(laws, emitted)
-        joint[(path if one_hot else 0, *emitted)] += volume * (1.0 if one_hot else weights[path]) * rest[emitted]
+    joint = np.zeros((len(weights) if one_hot else 1, *[problem.vocab] * problem.num_tokens))
+    rest = {tokens: _continuation(laws, tokens) for tokens in set(emitted)}
+    for tokens, share, p in zip(emitted, volume, path, strict=True):
+        joint[(p if one_hot else 0, *tokens)] += share * (1.0 if one_hot else weights[p]) * rest[tokens]
     return joint
 
 
@@ -80,10 +101,8 @@ def _continuation(laws: Sequence[Float64], prefix: tuple[int, ...]) -> Float64:
     return joint
 
 
-def _pieces(
-    run: Callable[[Int64, Int64], Int64], num_paths: int, width: int, hidden: bool
-) -> tuple[Int64, Float64, Int64]:
-    """Cut the cube of uniforms of every path into boxes of constant outcome: outcome, volume and path of each box.
+def pieces(run: Run, num_paths: int, width: int, hidden: bool = False) -> Pieces:
+    """Cut the cube of uniforms of every path into boxes of constant outcome.
 
     `hidden`: also look for breakpoints that show only while the other uniforms are inside their range.
     """
@@ -110,7 +129,7 @@ def _pieces(
         volumes.append(np.prod([s.ravel() for s in sizes], 0))
         owner.append(np.full(len(volumes[-1]), p))
     boxes, owners = np.concatenate(corners), np.concatenate(owner)
-    return run(owners, boxes), np.concatenate(volumes), owners
+    return Pieces(run(owners, boxes), np.concatenate(volumes), owners, sides)
 
 
 def _edges(cuts: set[Cut]) -> dict[tuple[int, int], list[int]]:
@@ -121,9 +140,7 @@ def _edges(cuts: set[Cut]) -> dict[tuple[int, int], list[int]]:
     return edges
 
 
-def _breakpoints(
-    run: Callable[[Int64, Int64], Int64], probes: dict[int, list[Int64]], known: set[Cut], grid: Int64
-) -> set[Cut]:
+def _breakpoints(run: Run, probes: dict[int, list[Int64]], known: set[Cut], grid: Int64) -> set[Cut]:
     """Where the outcome changes along lines of one uniform, the others at all combinations of ``probes[path][axis]``:
     between any two neighbours on `grid` or beside the cuts that are known, where most lines change again.
     """

@@ -1,0 +1,321 @@
+"""The audit finds each planted defect and its cause, and has nothing to say of right verifiers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import specdec_kernels as sk
+from python_tests.audit import planted
+from python_tests.support import in_fresh_process
+from specdec_kernels import cli
+from specdec_kernels.audit import Report, audit
+from specdec_kernels.integrations import flashinfer, sglang
+from specdec_kernels.integrations.transformers import speculative_sampling
+from specdec_kernels.integrations.vllm import v1, v2
+
+FEW = ["cannot be", "two ids, the likelier", "zeros in", "draft hotter", "three ids"]
+"""Cases for verifiers that take one sequence a call, which take their time."""
+ONE_BY_ONE = {"cases": FEW, "steps": False}
+TREES = {"cases": ["two siblings", "two depths"]}
+
+
+def with_drafter(pair: tuple[Callable[..., Any], Callable[..., Any]]) -> tuple[Callable[..., Any], str, dict[str, Any]]:
+    return pair[0], "plain", {"draft": pair[1]}
+
+
+def of_v2(made: Any) -> tuple[Callable[..., Any], str, dict[str, Any]]:
+    return made.rejection_sample, "vllm-v2", {"draft": made.gumbel_sample}
+
+
+# --- right ones -------------------------------------------------------------------------------------------------------
+
+
+def own_chain(acceptance: str) -> Callable[..., Tensor]:
+    def verify(
+        target_logits: Tensor, draft_tokens: Tensor, draft_logits: Tensor | None = None, *, uniform_samples: Tensor,
+        temperature: Tensor, top_k: Tensor, top_p: Tensor, draft_temperature: Tensor, draft_top_k: Tensor,
+        draft_top_p: Tensor, num_draft_tokens: Tensor,
+    ) -> Tensor:  # fmt: skip
+        return sk.verify_chain(
+            target_logits, draft_tokens, draft_logits, uniform_samples=uniform_samples, acceptance=acceptance,
+            params=sk.SamplingParams(temperature, top_k, top_p), num_draft_tokens=num_draft_tokens,
+            draft_params=sk.SamplingParams(draft_temperature, draft_top_k, draft_top_p),
+        ).tokens  # fmt: skip
+
+    return verify
+
+
+def own_tree(acceptance: str) -> Callable[..., Tensor]:
+    def verify(
+        target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor, parents: list[int], uniform_samples: Tensor
+    ) -> Tensor:
+        tree = sk.DraftTree.from_parents(parents)
+        return sk.verify_tree(
+            target_probs.log(), tree, draft_tokens, draft_probs.log(), uniform_samples=uniform_samples,
+            acceptance=acceptance,
+        ).tokens  # fmt: skip
+
+    return verify
+
+
+def exactly_k(
+    target_logits: Tensor, draft_tokens: Tensor, draft_probs: Tensor, uniform_samples: Tensor, temperature: Tensor,
+    top_k: Tensor, top_p: Tensor,
+) -> Tensor:  # fmt: skip
+    """Ties at the border of top-k are cut by id, the highest last, as peers do that sort."""
+    order = target_logits.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    cut = (order >= top_k[:, None, None]) & (top_k > 0)[:, None, None]
+    p = planted.law(target_logits.masked_fill(cut, -torch.inf), temperature, top_k * 0, top_p)
+    u = uniform_samples.double()
+    return planted.chain(p, draft_probs.double(), draft_tokens, u[:, 1:], lambda w: planted.inverse(w, u[:, 0]))
+
+
+RIGHT: dict[str, tuple[Callable[..., Any], str, dict[str, Any]]] = {
+    "verify_chain, token": (own_chain("token"), "plain", {}),
+    "verify_chain, block": (own_chain("block"), "plain", {}),
+    "verify_tree, recursive": (own_tree("recursive"), "plain", {}),
+    "verify_tree, traversal": (own_tree("traversal"), "plain", {}),
+    "integrations.flashinfer": (flashinfer.chain_speculative_sampling, "flashinfer", {}),
+    "integrations.sglang, trees": (sglang.tree_speculative_sampling_target_only, "sglang", {}),
+    "integrations.sglang, chains": (sglang.chain_speculative_sampling_triton, "sglang-chain", {}),
+    "integrations.transformers": (speculative_sampling, "transformers", ONE_BY_ONE),
+    "integrations.vllm, V1": (v1.make_rejection_sample(lambda: None), "vllm-v1", {}),
+    "integrations.vllm, V2": (v2.make_rejection_sample(lambda: None), "vllm-v2", {}),
+    "plain": (planted.plain_of(), "plain", {}),
+    "exactly k of ties": (exactly_k, "plain", {}),
+    "plain, block": (planted.blocks(stale=False), "plain", {}),
+    "plain, siblings": (planted.siblings(), "plain", TREES),
+    "keyed": with_drafter(planted.keyed("draft")),
+    "keyed, block, fresh at each step": with_drafter(planted.keyed("draft", per_step=True, block=True)),
+    "transformers": (planted.transformers_of(), "transformers", ONE_BY_ONE),
+    "flashinfer": (planted.flashinfer_of(), "flashinfer", {}),
+    "vllm-v1": (planted.vllm_v1_of(), "vllm-v1", {"draft": planted.vllm_v1_draft(apart=True)}),
+    "vllm-v2": of_v2(planted.vllm_v2_of("draft")),
+    "vllm-v2, block": of_v2(planted.vllm_v2_of("draft", block=True)),
+    "sglang": (planted.sglang_tree(updated=True), "sglang", {}),
+    "sglang-chain": (planted.sglang_chain(), "sglang-chain", {}),
+    "sglang-chain, block": (planted.sglang_chain(block=True), "sglang-chain", {}),
+}
+
+
+def short_or_long(names: Iterable[str]) -> list[Any]:
+    """Verifiers of one sequence a call and loops keyed by seeds take seconds: `make test` has one of each kind."""
+    slow = [name for name in names if "transformers" in name or "V2" in name or "vllm-v2" in name]
+    return [pytest.param(name, marks=pytest.mark.long if name in slow[1:] else ()) for name in names]
+
+
+@pytest.mark.parametrize("name", short_or_long(RIGHT))
+def test_a_right_verifier_is_found_lossless(name: str) -> None:
+    verify, signature, options = RIGHT[name]
+    report = audit(verify, signature, **options)
+    assert report.lossless and not report.findings and report.counterexample is None, report
+    assert str(report).endswith("Lossless: yes.")
+    ran = [row for row in report.rows if row.joint is not None]
+    assert len(ran) >= 0.8 * len(report.rows)
+    # only what is made of seeds cannot be known exactly
+    assert all((row.how == "exact") == ("seeds" not in name and "keyed" not in name and signature != "vllm-v2")
+               for row in ran)  # fmt: skip
+
+
+# --- defects ----------------------------------------------------------------------------------------------------------
+
+
+def at_the_targets_temperature(target: dict[str, Tensor], draft: dict[str, Tensor]) -> dict[str, Tensor]:
+    return draft | {"temperature": target["temperature"]}
+
+
+def cut_by_the_targets_top_p(target: dict[str, Tensor], draft: dict[str, Tensor]) -> dict[str, Tensor]:
+    return draft | {"top_p": target["top_p"]}
+
+
+def the_target(p: Tensor, q: Tensor) -> Tensor:
+    return p
+
+
+WRONG: dict[str, tuple[Callable[..., Any], str, dict[str, Any], str]] = {
+    "q at another temperature, plain": (planted.plain_of(at_the_targets_temperature), "plain", {}, "draft-temperature"),
+    "q at another temperature, transformers":
+        (planted.transformers_of(warm=0.7), "transformers", ONE_BY_ONE, "draft-temperature"),
+    "top-p after the draft was drawn without it":
+        (planted.plain_of(cut_by_the_targets_top_p), "plain", {}, "draft-truncation"),
+    "<=, plain": (planted.plain_of(test=planted.or_equal), "plain", {}, "zero-accepted"),
+    "<=, flashinfer": (planted.flashinfer_of(test=planted.or_equal), "flashinfer", {}, "zero-accepted"),
+    "<=, vllm-v1": (planted.vllm_v1_of(test=planted.or_equal), "vllm-v1", {}, "zero-accepted"),
+    "<=, transformers": (planted.transformers_of(test=planted.or_equal), "transformers", ONE_BY_ONE, "zero-accepted"),
+    "a stale block weight, plain": (planted.blocks(stale=True), "plain", {}, "block-weight"),
+    "a stale block weight, sglang-chain":
+        (planted.sglang_chain(block=True, stale=True), "sglang-chain", {}, "block-weight"),
+    "everything accepted, plain": (planted.plain_of(test=planted.always), "plain", {}, "everything-accepted"),
+    "everything accepted, transformers":
+        (planted.transformers_of(test=planted.always), "transformers", ONE_BY_ONE, "everything-accepted"),
+    "everything accepted, vllm-v1": (planted.vllm_v1_of(test=planted.always), "vllm-v1", {}, "everything-accepted"),
+    "everything accepted, vllm-v2":
+        (planted.vllm_v2_of("draft", test=planted.always).rejection_sample, "vllm-v2", {}, "everything-accepted"),
+    "everything accepted, flashinfer":
+        (planted.flashinfer_of(test=planted.always), "flashinfer", {}, "everything-accepted"),
+    "recovered tokens from the target": (planted.flashinfer_of(residual=the_target), "flashinfer", {}, "residual"),
+    "recovered tokens from the target, by races":
+        (planted.vllm_v1_of(residual=the_target), "vllm-v1", {}, "residual"),
+    "draft and verify share noise, plain": (*with_drafter(planted.keyed("accept")), "shared-noise"),
+    "draft and verify share noise, vllm-v1":
+        (planted.vllm_v1_of(), "vllm-v1", {"draft": planted.vllm_v1_draft(apart=False)}, "shared-noise"),
+    "draft and verify share noise, vllm-v2": (*of_v2(planted.vllm_v2_of("accept")), "shared-noise"),
+    "block verification takes noise again, plain":
+        (*with_drafter(planted.keyed("draft", block=True)), "noise-again"),
+    "block verification takes noise again, vllm-v2":
+        (*of_v2(planted.vllm_v2_of("draft", per_step=False, block=True)), "noise-again"),
+    "siblings without updating, sglang": (planted.sglang_tree(updated=False), "sglang", {}, "siblings"),
+    "siblings without updating, plain": (planted.siblings("both"), "plain", TREES, "siblings"),
+    "siblings without updating the draft": (planted.siblings("draft"), "plain", TREES, "siblings"),
+    "the parameters of the batch's first": (planted.first_ones_parameters, "plain", {}, "neighbours"),
+    "one seed for every call": (planted.one_seed, "plain", {}, "constant-noise"),
+    "one seed for every coin": (planted.seed_in_the_loop, "plain", {}, "shared-coin"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", short_or_long(WRONG))
+def test_a_defect_is_found_and_named(name: str) -> None:
+    verify, signature, options, cause = WRONG[name]
+    report = audit(verify, signature, **options)
+    assert not report.lossless
+    assert [finding.name for finding in report.findings] == [cause], report
+    assert report.findings[0].words in str(report)
+
+
+def test_the_distance_and_the_counterexample_are_exact() -> None:
+    """Everything accepted: of target (0.3, 0.7) and draft (0.6, 0.4) the first token is 0.3 off, as the joint is."""
+    report = audit(planted.flashinfer_of(test=planted.always), "flashinfer", cases=["two ids"], steps=False)
+    row = report.smallest
+    assert row is not None and (row.case, row.vocab, row.drafted) == ("two ids", 2, 1)
+    assert abs(row.distance - 0.3) < 1e-6
+    told = report.counterexample
+    assert told is not None and "target of the first token  (0.3, 0.7)" in told
+    assert "tokens beginning with [0] come with probability 0.600000, not 0.300000" in told
+
+
+@pytest.mark.long
+def test_a_fitted_cause_says_its_number() -> None:
+    report = audit(planted.transformers_of(warm=0.7), "transformers", **ONE_BY_ONE)  # type: ignore[arg-type]
+    assert "q at 0.70 times the temperature" in report.findings[0].words
+
+
+def test_a_defect_that_is_in_no_list_is_not_given_a_name() -> None:
+    def sometimes_0(target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor, uniform_samples: Tensor) -> Tensor:
+        u = uniform_samples.double()
+        out = planted.chain(
+            target_probs.double(), draft_probs.double(), draft_tokens, u[:, 1:], lambda w: planted.inverse(w, u[:, 0])
+        )
+        return torch.where((u[:, :1] > 0.9) & (out == 1), 0, out)
+
+    report = audit(sometimes_0)
+    assert not report.lossless and [finding.name for finding in report.findings] == ["unknown"]
+    assert "No known cause explains every case" in str(report)
+
+
+def test_a_drafter_that_draws_from_another_distribution_is_named() -> None:
+    def draft(draft_probs: Tensor) -> Tensor:
+        return (draft_probs**2).multinomial(1)[:, 0]
+
+    def verify(target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor) -> Tensor:
+        coins = torch.rand(draft_tokens.shape).double()
+        rows = target_probs.double(), draft_probs.double()
+        return planted.chain(*rows, draft_tokens, coins, lambda w: w.multinomial(1)[:, 0])
+
+    assert audit(verify).lossless
+    assert [finding.name for finding in audit(verify, draft=draft).findings] == ["other-draft"]
+
+
+def test_what_goes_wrong_is_told_and_not_raised() -> None:
+    def no_residual(p: Tensor, q: Tensor) -> Tensor:
+        return (p - q).clamp_min(0) * (0 if p.shape[-1] == 8 else 1)
+
+    def verify(target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor) -> Tensor:
+        coins = torch.rand(draft_tokens.shape).double()
+        rows = target_probs.double(), draft_probs.double()
+        return planted.chain(*rows, draft_tokens, coins, lambda w: w.multinomial(1)[:, 0], residual=no_residual)
+
+    report = audit(verify, cases=["two ids", "eight ids"], steps=False)
+    assert not report.lossless and [finding.name for finding in report.findings] == ["failure"]
+    assert "it raises RuntimeError: probability tensor" in str(report)
+
+    def outside(target_probs: Tensor, draft_tokens: Tensor) -> Tensor:
+        return torch.full_like(draft_tokens, target_probs.shape[-1])
+
+    assert "an id outside the vocabulary" in str(audit(outside, cases=["two ids"], steps=False))
+
+
+def test_random_numbers_of_a_kernel_are_sampled() -> None:
+    """Numbers that torch does not make: the distribution is tested, not extracted."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+
+    def of(test: planted.Test) -> Callable[..., Tensor]:
+        def verify(target_probs: Tensor, draft_tokens: Tensor, draft_probs: Tensor) -> Tensor:
+            u = torch.from_numpy(rng.random((len(draft_tokens), draft_tokens.shape[1] + 1)))
+            rows = target_probs.double(), draft_probs.double()
+            return planted.chain(*rows, draft_tokens, u[:, 1:], lambda w: planted.inverse(w, u[:, 0]), test=test)
+
+        return verify
+
+    report = audit(of(planted.strictly), cases=FEW)
+    assert report.lossless and {row.how for row in report.rows} == {"60000 samples"}
+    report = audit(of(planted.always), cases=FEW)
+    assert [finding.name for finding in report.findings] == ["everything-accepted"]
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong, right = "python_tests.audit.planted:first_ones_parameters", "python_tests.audit.planted:one_seed"
+    assert cli.main(["audit", wrong, "--cases", "beside", "--no-steps", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["lossless"] is False and [cause["name"] for cause in told["causes"]] == ["neighbours"]
+    assert told["verifier"] == wrong and [case["how"] for case in told["cases"]] == ["exact", "exact"]
+    assert cli.main(["audit", right, "--cases", "two ids", "--no-steps"]) == 0
+    assert capsys.readouterr().out.endswith("Lossless: yes.\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere:verify"], "No module named 'nowhere'"),
+        (["python_tests.audit.planted"], "a verifier is named module:function, got python_tests.audit.planted"),
+        (["python_tests.audit.planted:law"], "a plain verifier must name arguments among"),
+        (["python_tests.audit.planted:one_seed", "--cases", "of the moon"], "cases must be parts of names as"),
+    ],
+)
+def test_a_wrong_command_is_a_usage_error(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["audit", *arguments])
+    assert message in capsys.readouterr().err
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ValueError, match="audit: signature must be one of plain, transformers, .*, got 'vllm'"):
+        audit(planted.one_seed, "vllm")
+    with pytest.raises(TypeError, match="audit: verifier must be callable, got int"):
+        audit(3)  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_asked_is_said() -> None:
+    def verify(target_logits: Tensor, draft_tokens: Tensor, draft_probs: Tensor, uniform_samples: Tensor) -> Tensor:
+        u = uniform_samples.double()
+        p = target_logits.double().softmax(-1)
+        return planted.chain(p, draft_probs.double(), draft_tokens, u[:, 1:], lambda w: planted.inverse(w, u[:, 0]))
+
+    report: Report = audit(verify, steps=False)
+    notes = {row.case: row.result for row in report.rows if row.joint is None}
+    assert report.lossless and notes["top-k 2"] == "it takes target_logits and no top_k"
+    assert notes["beside a shorter draft"] == "drafts have one length"
+
+
+def test_the_package_does_not_import_the_audit() -> None:
+    code = "import sys, specdec_kernels; print(any('audit' in name or 'scipy' in name for name in sys.modules))"
+    assert in_fresh_process(code).strip() == "False"

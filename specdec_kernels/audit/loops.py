@@ -1,0 +1,219 @@
+"""Drafting and verifying over several steps, with the engine's own random numbers: what a single step cannot show.
+
+Numbers that a drafter and a verifier share, or that a later step takes again, leave each step right by itself. The
+joint distribution of the first tokens is tested; where it is off, the loop is run again with one thing changed, and
+what heals it is the cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..sampling import SamplingParams
+from ..testing import Float64, Int64
+from .cases import context_tables
+from .extract import LEVEL, g_test
+from .signatures import Signature
+from .step import Step, draw, laws, per_row
+
+TOKENS = 4
+"""Whose joint distribution is tested; with drafts of three at least two steps."""
+_NUM_DRAFT = 3
+_MOST_STEPS = 3 * TOKENS
+_MOST_GENERATORS = 8000
+
+
+class Finding(NamedTuple):
+    """Something wrong: the cause by a short name, and in words."""
+
+    name: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What a loop emitted.
+
+    Attributes
+    ----------
+    name : str
+    samples : int
+    distance : float
+        Total variation of the frequencies of the first `TOKENS` tokens.
+    p_value : float
+        Of a G-test.
+    cause : Finding or None
+        What is wrong.
+    failure : str or None
+        What went wrong in place of an answer.
+    """
+
+    name: str
+    samples: int
+    distance: float
+    p_value: float
+    cause: Finding | None = None
+    failure: str | None = None
+
+    @property
+    def lossless(self) -> bool:
+        return self.failure is None and self.p_value > LEVEL
+
+
+class Runner:
+    """A loop of steps around a verifier and its drafter."""
+
+    def __init__(self, signature: Signature, samples: int, seed: int) -> None:
+        self.signature = signature
+        self.seeded = signature.name == "vllm-v1" and signature.draft is not None
+        most = samples if signature.batched else 2000
+        self.samples = min(samples, _MOST_GENERATORS if self.seeded else most)
+        self.rng = np.random.default_rng(seed)
+        params = SamplingParams()
+        self.logits = context_tables()
+        self.target, self.draft = (laws(table, params) for table in self.logits)
+        self.vocab = len(self.target)
+
+    def run(self, apart: bool = False, fresh: bool = False) -> tuple[Int64, Int64]:
+        """``[samples, TOKENS]`` tokens of every sequence, and the first drafted.
+
+        `apart`: drafts are drawn by the audit, with numbers of its own. `fresh`: seeds are new at every step.
+        """
+        rng, batch, k = self.rng, self.samples, _NUM_DRAFT
+        out = np.zeros((batch, TOKENS + k + 2), np.int64)
+        length, first = np.zeros(batch, np.int64), np.zeros(batch, np.int64)
+        seeds = self._seeds()
+        generators = self._generators(seeds) if self.seeded else None
+        for step_number in range(_MOST_STEPS):
+            active = length < TOKENS
+            if not active.any():
+                return out[:, 1 : TOKENS + 1], first
+            if fresh:
+                seeds = self._seeds()
+                generators = None if generators is None else self._generators(seeds)
+            last = out[np.arange(batch), length]
+            drafted = self._drafts(last, length, seeds, generators, apart)
+            if step_number == 0:
+                first = drafted[:, 0]
+            before = np.concatenate([last[:, None], drafted], 1)
+            step = self._step(before, length, seeds, generators)
+            step.uniforms = torch.from_numpy(rng.integers(0, 1 << 24, (batch, self.signature.uniforms(k + 1))) / 2**24)
+            step.uniforms = step.uniforms.float()
+            tokens = self.signature.emit(step).numpy()
+            count = (tokens >= 0).sum(1)
+            for i in range(tokens.shape[1]):
+                here = np.flatnonzero(active & (i < count) & (length + i < TOKENS))
+                out[here, length[here] + i + 1] = tokens[here, i]
+            length = np.where(active, np.minimum(length + count, TOKENS), length)
+        raise RuntimeError("it emits no token")
+
+    def _drafts(
+        self, last: Int64, length: Int64, seeds: torch.Tensor, generators: dict[int, torch.Generator] | None,
+        apart: bool,
+    ) -> Int64:  # fmt: skip
+        drafted: list[Int64] = []
+        for i in range(_NUM_DRAFT):
+            before = drafted[-1] if drafted else last
+            if apart or self.signature.draft is None:
+                drafted.append(draw(self.draft[before].numpy(), self.rng))
+                continue
+            step = self._step(before[:, None].repeat(2, 1), length + i, seeds, generators)
+            drafted.append(self.signature.draw(step).numpy())
+        return np.stack(drafted, 1)
+
+    def _step(
+        self, before: Int64, length: Int64, seeds: torch.Tensor, generators: dict[int, torch.Generator] | None
+    ) -> Step:
+        """The rows behind each of the tokens `before`, the last of which has no draft row."""
+        batch, params = len(before), per_row(SamplingParams(), len(before))
+        return Step(
+            self.logits[0][before], self.target[before], torch.from_numpy(before[:, 1:]),
+            np.full(batch, before.shape[1] - 1), params, self.logits[1][before[:, :-1]], self.draft[before[:, :-1]],
+            params, seeds=seeds, positions=torch.from_numpy(10 + length), generators=generators,
+        )  # fmt: skip
+
+    def _seeds(self) -> torch.Tensor:
+        return torch.from_numpy(self.rng.integers(0, 2**62, self.samples))
+
+    def _generators(self, seeds: torch.Tensor) -> dict[int, torch.Generator]:
+        return {i: torch.Generator().manual_seed(seed) for i, seed in enumerate(seeds.tolist())}
+
+    def judged(self, tokens: Int64) -> tuple[float, float]:
+        """Total variation and p-value of the tokens ``[samples, TOKENS]`` under the target."""
+        target = self.target.numpy()
+        wanted = target[0]
+        for _ in range(1, TOKENS):
+            wanted = wanted[..., None] * target
+        counts = np.zeros(wanted.shape)
+        np.add.at(counts, tuple(tokens.T), 1)
+        return float(np.abs(counts / len(tokens) - wanted).sum() / 2), g_test(counts, wanted)
+
+
+_SHARED = Finding(
+    "shared-noise",
+    "The drafter and the verifier draw with the same random numbers: with drafts drawn independently of the verifier's "
+    "numbers the same loop is right.",
+)
+_AGAIN = Finding(
+    "noise-again",
+    "Random numbers are used again at a later step, for tokens that are drafted anew after a rejection: with fresh "
+    "seeds at every step the same loop is right. (Block verification needs fresh noise at every step: how much it "
+    "accepts depends on tokens that are drawn again.)",
+)
+_CONSTANT = Finding(
+    "constant-noise", "Every call draws the same random numbers: it sets its generator back to one seed."
+)
+_OTHER = "Drafts are not drawn from the distribution that the verifier is told (p = {p:.1e} of a G-test of the first)."
+
+
+def loop(signature: Signature, samples: int, seed: int) -> Loop:
+    """Run the loop, and where it is off find out why."""
+    runner = Runner(signature, samples, seed)
+    name = f"{TOKENS} tokens, drafts of {_NUM_DRAFT}" + (", its own drafter" if signature.draft else "")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            tokens, first = runner.run()
+            distance, p_value = runner.judged(tokens)
+            cause = None if p_value > LEVEL else _cause(runner, first)
+    except Exception as error:
+        failure = f"it raises {type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]}"
+        return Loop(name, runner.samples, 1.0, 0.0, failure=failure)
+    return Loop(name, runner.samples, distance, p_value, cause)
+
+
+def _cause(runner: Runner, first: Int64) -> Finding | None:
+    def right(run: Callable[[], tuple[Int64, Int64]]) -> bool:
+        return runner.judged(run()[0])[1] > LEVEL
+
+    if runner.signature.draft is not None:
+        drafted = np.bincount(first, minlength=runner.vocab).astype(float)
+        told: Float64 = runner.draft[0].numpy()
+        p_value = g_test(drafted, told)
+        if p_value <= LEVEL:
+            return Finding("other-draft", _OTHER.format(p=p_value))
+    if (runner.signature.keyed or runner.signature.draft is not None) and right(lambda: runner.run(fresh=True)):
+        return _AGAIN
+    if runner.signature.draft is not None and right(lambda: runner.run(apart=True)):
+        return _SHARED
+    return _CONSTANT if _constant(runner) else None
+
+
+def _constant(runner: Runner) -> bool:
+    """Whether a call on the same step emits the same, whatever the state of torch's generator."""
+    if runner.signature.keyed or runner.signature.uniforms(_NUM_DRAFT + 1) > 1:
+        return False
+    batch = runner.samples
+    before = runner.rng.integers(0, runner.vocab, (batch, _NUM_DRAFT + 1))
+    step = runner._step(before, np.zeros(batch, np.int64), runner._seeds(), None)
+    step.uniforms = torch.full((batch, runner.signature.uniforms(_NUM_DRAFT + 1)), 0.5)
+    emitted = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        emitted.append(runner.signature.emit(step))
+    return torch.equal(*emitted)

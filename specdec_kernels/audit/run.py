@@ -1,0 +1,136 @@
+"""The audit itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..testing import target_joint
+from .cases import Case, chains, trees
+from .causes import best
+from .extract import Extractor
+from .loops import loop
+from .report import Report, Row
+from .signatures import SIGNATURES, Signature
+
+SAMPLES = 60_000
+
+
+def audit(
+    verifier: Callable[..., Any],
+    signature: str = "plain",
+    *,
+    draft: Callable[..., Any] | None = None,
+    cases: Sequence[str] | None = None,
+    steps: bool = True,
+    samples: int = SAMPLES,
+    tolerance: float = 1e-5,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> Report:
+    """Extract the joint distribution that a verifier emits in a table of hard cases, and compare it with the target's.
+
+    The verifier's random numbers are given to it: the uniforms that its signature takes, and what torch's ``rand``,
+    ``uniform_``, ``exponential_``, ``multinomial`` and ``bernoulli`` answer, whatever generator they name. Every
+    threshold of them is found by bisection, so that the distribution is known without sampling. Where that is
+    impossible (numbers made of seeds, or inside a kernel) it is sampled and a G-test decides. A loop of drafting and
+    verifying over several steps is always sampled.
+
+    Parameters
+    ----------
+    verifier : callable
+        With the arguments of its signature.
+    signature : str
+        One of `SIGNATURES`; each one's docstring says what it is called with.
+    draft : callable, optional
+        The drafter that goes with it, for the loop; None: the audit draws the drafts.
+    cases : sequence of str, optional
+        Which cases to run: those whose name contains one of these. None: all.
+    steps : bool
+        Whether to run the loop (of chains only).
+    samples : int
+        Where something is sampled; of a verifier that takes one sequence a call at most 5000 a case.
+    tolerance : float
+        Total variation up to which an exact distribution counts as right: the rounding of float32 probabilities.
+    seed : int
+        Of the audit's own random numbers.
+    progress : callable, optional
+        Called with each case's name.
+
+    Returns
+    -------
+    Report
+        Printed, a table with the smallest counterexample and the likely cause.
+
+    Raises
+    ------
+    ValueError
+        An unknown signature, or cases that no name contains.
+    TypeError
+        A verifier that cannot be called as its signature says.
+    """
+    if signature not in SIGNATURES:
+        raise ValueError(f"audit: signature must be one of {', '.join(SIGNATURES)}, got {signature!r}")
+    if not callable(verifier):
+        raise TypeError(f"audit: verifier must be callable, got {type(verifier).__name__}")
+    kind = SIGNATURES[signature](verifier, draft)
+    table = _cases(kind)
+    if cases is not None:
+        table = [case for case in table if any(part in case.name for part in cases)]
+        if not table:
+            raise ValueError(f"audit: cases must be parts of names as {', '.join(c.name for c in _cases(kind)[:3])}")
+    rng = np.random.default_rng(seed)
+    rows = []
+    with torch.compiler.set_stance("force_eager"):
+        for case in table:
+            if progress is not None:
+                progress(case.name)
+            rows.append(_row(kind, case, rng, samples, tolerance))
+        over_steps = None
+        if steps and not kind.trees:
+            if progress is not None:
+                progress("several steps")
+            over_steps = loop(kind, samples, seed)
+    found = [(row.problem, row.joint) for row in rows if row.joint is not None]
+    off = [r for r in rows if r.lossless is False and r.joint and not r.joint.at_ends and not r.joint.failures]
+    fits = best(sorted(found, key=lambda f: -f[1].distance(target_joint(f[0]))), tolerance) if off else []
+    return Report(_name(verifier), signature, rows, over_steps, fits, tolerance)
+
+
+def _cases(kind: Signature) -> list[Case]:
+    if kind.trees:
+        return [*trees(kind.name == "plain")]
+    return [*chains()]
+
+
+def _row(kind: Signature, case: Case, rng: np.random.Generator, samples: int, tolerance: float) -> Row:
+    problem, vocab = case.problem, case.problem.vocab
+    note = kind.refuses(problem)
+    if case.beside is not None and not note:
+        ragged = case.beside.num_tokens != problem.num_tokens
+        if not kind.batched:
+            note = "one sequence a call"
+        elif ragged and not kind.ragged:
+            note = "drafts have one length"
+        else:
+            note = kind.refuses(case.beside)
+    if note:
+        return Row(case.name, vocab, case.drafted, problem, note=note)
+    joint = Extractor(kind, case, rng).joint(samples)
+    choices = [problem, *case.also]
+    distances = [joint.distance(expected) for expected in case.expected]
+    nearest = int(np.argmin(distances))
+    problem, distance = choices[nearest], distances[nearest]
+    expected = target_joint(problem)
+    good = bool(joint.agrees(expected, tolerance) and not joint.impossible and not joint.failures)
+    return Row(case.name, vocab, case.drafted, problem, joint, distance, joint.p_value(expected), good)
+
+
+def _name(verifier: Callable[..., Any]) -> str:
+    module = inspect.getmodule(verifier)
+    name = getattr(verifier, "__qualname__", None) or type(verifier).__name__
+    return f"{module.__name__}:{name}" if module else name
