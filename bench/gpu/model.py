@@ -43,8 +43,8 @@ NUMBERS = (
     "blocks", "threads", "cluster", "overlapping", "bytes", "most_bytes", "loading", "barriers", "cluster_barriers",
     "atomics", "most_collectives", "shared_atomics", "rounds",
 )  # fmt: skip
-"""What specdec_emulator_counted gives of a launch, in its order. "atomics" are those on device memory, "rounds" those of
-loads that come one after the other, on the longest way through a block."""
+"""What specdec_emulator_counted gives of a launch, in its order. "atomics" are those on device memory, "rounds" those
+of loads that come one after the other, on the longest way through a block."""
 
 
 @dataclass(frozen=True)
