@@ -6,7 +6,7 @@
 
 namespace specdec::cuda {
 
-constexpr int kParts = 8;      // that a search divides its range into
+constexpr int kParts = 4;      // that a search divides its range into
 constexpr int kMostWarps = 8;  // of a block that searches
 
 using Fixed = unsigned long long;
