@@ -41,9 +41,10 @@ SAMPLE = 4
 NOTICE = "MODEL, not measured"
 NUMBERS = (
     "blocks", "threads", "cluster", "overlapping", "bytes", "most_bytes", "loading", "barriers", "cluster_barriers",
-    "atomics", "most_collectives",
+    "atomics", "most_collectives", "shared_atomics", "rounds",
 )  # fmt: skip
-"""What specdec_emulator_counted gives of a launch, in its order."""
+"""What specdec_emulator_counted gives of a launch, in its order. "atomics" are those on device memory, "rounds" those
+of loads that come one after the other, on the longest way through a block."""
 
 
 @dataclass(frozen=True)
@@ -211,10 +212,8 @@ def launches_of(case: Case, multiprocessors: int) -> tuple[list[Launch], torch.T
 
     with emulated.running(multiprocessors=max(1, round(multiprocessors / scale))):
         found = counted(call)
-    scaled = [
-        replace(x, counts={**x.counts, **{k: scale * x.counts[k] for k in ("blocks", "bytes", "atomics")}})
-        for x in found
-    ]
+    totals = ("blocks", "bytes", "atomics", "shared_atomics")
+    scaled = [replace(x, counts={**x.counts, **{k: scale * x.counts[k] for k in totals}}) for x in found]
     return scaled, accepted[0].float()
 
 

@@ -1,18 +1,19 @@
-// From a row's tile table to its law. Cut-offs are found without sorting: a group of 128 ids is read again only if its
-// maximum can matter, and what may be kept is listed in shared memory; rows with too much to list are read again, four
-// times a cut-off. Masses are counted in fixed point, so that no order of adding matters.
+// From a row's tile table to its law. Cut-offs are found without sorting a row: a group of 128 ids is read again only if its
+// maximum can matter, and what may be kept is listed in shared memory. A list of few values is sorted, which leaves only
+// sums to be compared; one of more is narrowed first, as is a row of which too much may be kept to list it. Masses are
+// counted in fixed point, so that no order of adding matters, and by no atomics.
 #pragma once
 #include "cuda/scan.cuh"
+#include "cuda/search.cuh"
 #include "cuda/tile_sums.cuh"
 
 namespace specdec::cuda {
 
 constexpr int kMaxListed = 4096;  // values listed at most
-constexpr int kCounted = 128;     // up to so many, a cut-off is found by comparing all with all
+constexpr int kFew = 128;         // so many are sorted
 constexpr int kTopGroups = 512;   // top-p alone first lists what reaches the so-many-th largest group maximum
-constexpr int kDigits = 256;      // a digit of a radix selection has 8 bits
-
-using Fixed = unsigned long long;
+constexpr int kWindow = 1024;     // groups of which those to be read again are found at a time
+constexpr int kAtOnce = 4;        // groups that a warp loads together; the others are asked for meanwhile
 
 // Weights (at most 1 each) as fixed-point numbers whose sum over a row fits 62 bits.
 struct FixedScale {
@@ -26,85 +27,6 @@ struct FixedScale {
   __device__ Fixed operator()(float weight) const { return __float2ull_rn(weight * up); }
   __device__ float back(Fixed sum) const { return float(double(sum) * down); }
 };
-
-// How much of each digit a radix selection has seen: 64-bit sums in two halves, as shared memory adds 32 bits at once and
-// 64 bits only by trying again.
-struct Bins {
-  uint32_t low[kDigits], high[kDigits];
-  uint32_t digit;  // the digit chosen, and
-  Fixed above;     // the sum of all higher values
-
-  __device__ Fixed sum(int digit) const { return Fixed(high[digit]) << 32 | low[digit]; }
-
-  __device__ void add(uint32_t digit, Fixed measure) {
-    const uint32_t mine = uint32_t(measure);
-    const uint32_t carry = atomicAdd(&low[digit], mine) > 0xFFFFFFFFu - mine ? 1 : 0;
-    const uint32_t rest = uint32_t(measure >> 32) + carry;
-    if (rest) atomicAdd(&high[digit], rest);
-  }
-};
-
-// The block's one set of bins, whatever is selected by them.
-__device__ __forceinline__ Bins& selection_bins() {
-  SPECDEC_SHARED(Bins, bins, 1);
-  return bins[0];
-}
-
-// One warp, from the highest digit down: lane l holds digits 255 - 8 l … 248 - 8 l.
-__device__ __forceinline__ void choose_digit(Bins& bins, Fixed above, Fixed goal) {
-  constexpr int kEach = kDigits / 32;
-  const int top = kDigits - 1 - lane_id() * kEach;
-  Fixed mine = 0;
-  for (int i = 0; i < kEach; ++i) mine += bins.sum(top - i);
-  Fixed until = mine;  // this lane's digits and all higher ones
-  for (int step = 1; step < 32; step *= 2) {
-    const Fixed other = __shfl_up_sync(kAllLanes, until, step);
-    if (lane_id() >= step) until += other;
-  }
-  const unsigned reached = __ballot_sync(kAllLanes, mine > 0 && above + until >= goal);
-  const unsigned filled = __ballot_sync(kAllLanes, mine > 0);
-  const int chosen = reached ? __ffs(int(reached)) - 1 : filled ? 31 - __clz(int(filled)) : 0;
-  if (lane_id() != chosen) return;
-  Fixed sum = above + until - mine, before_last = sum;
-  int last = top;
-  for (int digit = top; digit > top - kEach; --digit) {
-    const Fixed here = bins.sum(digit);
-    if (here == 0) continue;
-    last = digit;
-    before_last = sum;
-    sum += here;
-    if (sum >= goal) break;
-  }
-  bins.digit = uint32_t(last);
-  bins.above = before_last;
-}
-
-// The largest value c such that `goal` is reached by the sum of measure(x) over {x >= c}; the lowest value if it never
-// is. each(f) calls f(x) for this thread's values; called by the whole block. By so many leading bits of the value: the
-// lowest value with those.
-template <class Each, class Measure>
-__device__ float radix_select(Each each, Measure measure, Fixed goal, int bits) {
-  Bins& bins = selection_bins();
-  uint32_t prefix = 0;
-  Fixed above = 0;
-#pragma unroll 1
-  for (int shift = 24; shift >= 32 - bits; shift -= 8) {
-    for (int i = int(threadIdx.x); i < kDigits; i += int(blockDim.x)) bins.low[i] = bins.high[i] = 0;
-    __syncthreads();
-    each([&](float x) {
-      const uint32_t key = ordered(x);
-      if (shift == 24 || key >> (shift + 8) == prefix) bins.add(key >> shift & 255, measure(x));
-    });
-    __syncthreads();
-    if (warp_id() == 0) choose_digit(bins, above, goal);
-    __syncthreads();
-    prefix = prefix << 8 | bins.digit;
-    above = bins.above;
-    __syncthreads();
-  }
-  const uint32_t key = prefix << (32 - bits);  // cut short, it may lie below -inf, among the NaNs
-  return key <= ordered(-INFINITY) ? -INFINITY : from_ordered(key);
-}
 
 // A row that a block reads, in shared memory: what all its threads know alike.
 struct Reading {
@@ -124,181 +46,346 @@ enum class Values : int32_t { kGroups, kListed, kRow };
 // The values that may be kept, of which so many were found: they are listed if there is room for them.
 __device__ __forceinline__ Values found_in(int count) { return count <= kMaxListed ? Values::kListed : Values::kRow; }
 
-// f(x) for each value >= bound that falls to this thread; `count`: of group maxima, or on the list.
-template <class F>
-__device__ __forceinline__ void for_each(const Reading& r, Values values, int count, float bound, F f) {
+// f(x) for each value that falls to this thread: of the group maxima, of the list, or of a row's tiles with wanted(max).
+template <class Wanted, class F>
+__device__ __forceinline__ void for_each(const Reading& r, Values values, Wanted wanted, F f) {
   if (values != Values::kRow) {
     const float* const x = values == Values::kListed ? r.list : r.table.group_max;
+    const int count = values == Values::kListed ? search().count : r.row.tiles() * kGroups;
 #pragma unroll 1
-    for (int i = int(threadIdx.x); i < count; i += int(blockDim.x))
-      if (x[i] >= bound) f(x[i]);
+    for (int i = int(threadIdx.x); i < count; i += int(blockDim.x)) f(x[i]);
     return;
   }
 #pragma unroll 1
   for (int tile = warp_id(); tile < r.row.tiles(); tile += num_warps()) {
-    if (!(r.table.max[tile] >= bound)) continue;
+    if (!wanted(r.table.max[tile])) continue;
 #pragma unroll 1
     for (int j = 0; j < kRuns; ++j) {
       const Run run = load_run(r.row, tile, j);
 #pragma unroll
-      for (int k = 0; k < kRun; ++k)
-        if (run.x[k] >= bound && run.x[k] > -INFINITY) f(run.x[k]);
+      for (int k = 0; k < kRun; ++k) f(run.x[k]);
     }
   }
-}
-
-// By a warp: appends one group to the list. Lane l takes ids 4 (l % 8) … of its run l / 8.
-__device__ __forceinline__ void list_group(const Reading& r, int group, float bound, int* count) {
-  const int32_t first = group / kGroups * kTile + (lane_id() / 8 * 32 + group % kGroups * 4) * kRun + lane_id() % 8 * 4;
-  float x[4];
-  unsigned kept[4];
-  int total = 0;
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    x[k] = first + k < r.row.vocab ? logit_at(r.row, first + k) : -INFINITY;
-    kept[k] = __ballot_sync(kAllLanes, x[k] >= bound && x[k] > -INFINITY);
-    total += __popc(kept[k]);
-  }
-  int place = 0;
-  if (lane_id() == 0) place = atomicAdd(count, total);
-  place = __shfl_sync(kAllLanes, place, 0);
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    const int mine = place + __popc(kept[k] & ((1u << lane_id()) - 1));
-    if ((kept[k] >> lane_id() & 1) && mine < kMaxListed) r.list[mine] = x[k];
-    place += __popc(kept[k]);
-  }
-}
-
-// Lists the possible values >= bound, in no order; how many there are, listed or not.
-inline __device__ __noinline__ int make_list(const Reading& r, float bound) {
-  SPECDEC_SHARED(int, count, 1);
-  __syncthreads();
-  if (threadIdx.x == 0) count[0] = 0;
-  __syncthreads();
-  const int groups = r.row.tiles() * kGroups;
-#pragma unroll 1
-  for (int first = warp_id() * 32; first < groups; first += num_warps() * 32) {
-    const int mine = first + lane_id();
-    const float max = mine < groups ? r.table.group_max[mine] : -INFINITY;
-    for (unsigned hot = __ballot_sync(kAllLanes, max >= bound && max > -INFINITY); hot != 0; hot &= hot - 1)
-      list_group(r, first + __ffs(int(hot)) - 1, bound, count);
-  }
-  __syncthreads();
-  return count[0];
 }
 
 // How a selection counts a value: as one, or by its weight in fixed point.
 class Measured {
  public:
   __device__ Measured(const Reading& r, bool by_weight)
-      : law_(r.law), up_(FixedScale(r.row.vocab).up), by_weight_(by_weight) {}
-  __device__ Fixed operator()(float x) const { return by_weight_ ? __float2ull_rn(weight_of(x, law_) * up_) : 1; }
+      : law_(r.law), up_(by_weight ? FixedScale(r.row.vocab).up : 0.0f) {}
+  __device__ Fixed operator()(float x) const { return up_ > 0 ? __float2ull_rn(weight_of(x, law_) * up_) : 1; }
 
  private:
   const RowLaw& law_;
   const float up_;
-  const bool by_weight_;
 };
 
-inline __device__ __noinline__ float select_by_digits(const Reading& r, Values values, int count, float bound,
-                                                      bool by_weight, Fixed goal, int bits) {
-  return radix_select([&](auto f) { for_each(r, values, count, bound, f); }, Measured(r, by_weight), goal, bits);
+// Narrows a search in group maxima until not many more than the goal are found, in a row until what is left can be listed,
+// and in the list until it can be sorted.
+inline __device__ __noinline__ void narrow_in(Reading& r, Values values, bool by_weight) {
+  const auto wanted = [&](float max) { return key_of(max) >= search().range.low; };
+  narrow([&](auto f) { for_each(r, values, wanted, f); }, Measured(r, by_weight),
+         [&] {
+           return values == Values::kGroups ? int(search().goal) / 4 + 8 : values == Values::kRow ? kMaxListed : kFew;
+         });
 }
 
-// The same over the `count` listed values >= bound where they are few: by comparing all with all.
-inline __device__ __noinline__ float select_among_few(const Reading& r, int count, float bound, bool by_weight,
-                                                      Fixed goal) {
-  const Measured measure(r, by_weight);
-  float lowest = INFINITY, chosen = -INFINITY;
-  for_each(r, Values::kListed, count, bound, [&](float x) {
-    lowest = fminf(lowest, x);
-    Fixed above = 0, until = 0;
-#pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-      const float other = r.list[i];
-      const Fixed m = other >= bound ? measure(other) : 0;
-      above += other > x ? m : 0;
-      until += other >= x ? m : 0;
-    }
-    if (above < goal && goal <= until) chosen = x;
+// A lower bound of the n-th largest group maximum, which not many more reach: at least n ids are as large. -inf if groups
+// are fewer.
+inline __device__ __noinline__ float nth_group_maximum(Reading& r, int64_t n) {
+  const int groups = r.row.tiles() * kGroups, threads = int(blockDim.x);
+  float most = -INFINITY, least = INFINITY;
+  const auto all = [](float) { return true; };
+  for_each(r, Values::kGroups, all, [&](float x) {
+    most = fmaxf(most, x);
+    least = fminf(least, x);
   });
-  chosen = block_reduce(chosen, -INFINITY, Max{});
-  lowest = block_reduce(lowest, INFINITY, Min{});
-  return chosen > -INFINITY ? chosen : lowest;
+  float bound = -INFINITY;
+  if (n <= threads)
+    bound = bound_of_nth(most, min(groups, threads), n);
+  else if (n <= groups)
+    bound = block_reduce(least, INFINITY, Min{});
+  if (bound == -INFINITY) return bound;
+  search().start(range_of(bound, r.law.max, DType::kBFloat16), Fixed(n));  // that is near enough
+  narrow_in(r, Values::kGroups, false);
+  return search().range.lowest();
 }
 
-// A lower bound of the n-th largest group maximum, to 16 bits: at least n ids are as large. -inf if groups are fewer.
-__device__ __forceinline__ float nth_group_maximum(const Reading& r, int64_t n) {
+// The first of the four ids of a group that are the lane's: 4 (l % 8) … of run l / 8.
+__device__ __forceinline__ int32_t id_in_group(int group) {
+  return group / kGroups * kTile + (lane_id() / 8 * 32 + group % kGroups * 4) * kRun + lane_id() % 8 * 4;
+}
+
+// By a warp: lists what the search's range holds of every step-th of n groups, kAtOnce at most.
+__device__ __forceinline__ void list_groups(Reading& r, const int* groups, int step, int n) {
+  const RowView row = r.row;
+  uint32_t words[kAtOnce * 4];
+  const auto load = [&](auto* ids) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int32_t first = i * step < n ? id_in_group(groups[i * step]) : row.vocab;
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        words[i * 4 + k] = first + k < row.vocab ? __ldg(ids + first + k) : negative_infinity(row.dtype);
+    }
+  };
+  if (row.dtype == DType::kFloat32)
+    load(reinterpret_cast<const uint32_t*>(row.data));
+  else
+    load(reinterpret_cast<const uint16_t*>(row.data));
+  unsigned held = 0;
+  float x;
+#pragma unroll
+  for (int i = 0; i < kAtOnce * 4; ++i) {
+    unpack<1>(words + i, row.dtype, &x);
+    if (search().range.holds(x)) held |= 1u << i;
+  }
+  int place = take_places(__popc(held), &search().count);
+#pragma unroll
+  for (int i = 0; i < kAtOnce * 4; ++i) {
+    if (!(held >> i & 1)) continue;
+    unpack<1>(words + i, row.dtype, &x);
+    if (place < kMaxListed) r.list[place] = x;
+    ++place;
+  }
+}
+
+// Lists what the search's range holds, in no order; how many that are, listed or not.
+inline __device__ __noinline__ int make_list(Reading& r) {
+  SPECDEC_SHARED(int, hot, kWindow);  // groups that are to be read
+  SPECDEC_SHARED(int, num_hot, 1);
+  constexpr int kEach = 4;
   const int groups = r.row.tiles() * kGroups;
-  return n > groups ? -INFINITY : select_by_digits(r, Values::kGroups, groups, -INFINITY, false, Fixed(n), 16);
+  by_one([&] { search().count = num_hot[0] = 0; });
+#pragma unroll 1
+  for (int window = 0; window < groups; window += kWindow) {
+    const int end = min(window + kWindow, groups);
+#pragma unroll 1
+    for (int first = window + warp_id() * 32 * kEach; first < end; first += num_warps() * 32 * kEach) {
+      unsigned is_hot = 0;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int group = first + i * 32 + lane_id();
+        if (group < end && key_of(r.table.group_max[group]) >= search().range.low) is_hot |= 1u << i;
+      }
+      int place = take_places(__popc(is_hot), num_hot);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i)
+        if (is_hot >> i & 1) hot[place++] = first + i * 32 + lane_id();
+    }
+    __syncthreads();
+    const int n = num_hot[0];
+    for (int i = warp_id() + num_warps() * kAtOnce; i < n; i += num_warps()) {
+      const int32_t id = id_in_group(hot[i]);
+      if (id < r.row.vocab) prefetch(r.row.data + int64_t(id) * size_of(r.row.dtype));
+    }
+#pragma unroll 1
+    for (int first = warp_id(); first < n; first += num_warps() * kAtOnce)
+      list_groups(r, hot + first, num_warps(), n - first);
+    by_one([&] { num_hot[0] = 0; });
+  }
+  return search().count;
 }
 
-// The smallest of the possible values >= bound, and their mass.
+__device__ __forceinline__ int list_from(Reading& r, float bound) {
+  search().start(range_of(bound, r.law.max, r.row.dtype), 0);
+  return make_list(r);
+}
+
+// Values in descending order, with the measure of each and all before it: lane l of every warp has those from kOfLane l on.
+class Sorted {
+ public:
+  // Of up to kFew values in shared memory, by the block.
+  __device__ __forceinline__ Sorted(const float* values, int count, Measured measure) : count_(count), x_(sorted()) {
+    for (int i = int(threadIdx.x); i < count; i += int(blockDim.x)) {
+      const uint32_t mine = ordered(values[i]);
+      int before = 0;
+#pragma unroll 4
+      for (int j = 0; j < count; ++j) {
+        const uint32_t other = ordered(values[j]);
+        before += other > mine || (other == mine && j < i);
+      }
+      sorted()[before] = values[i];
+    }
+    __syncthreads();
+    Fixed sum = 0;
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      if (index(i) < count) sum += measure(x_[index(i)]);
+      until_[i] = sum;
+    }
+    const Fixed before = sum_until(sum) - sum;
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) until_[i] += before;
+  }
+
+  __device__ float operator[](int i) const { return x_[i]; }
+
+  // How many values are >= bound, and the first with which a goal is reached; the last if it never is.
+  __device__ int reaching(float bound) const {
+    return number([&](int i) { return index(i) < count_ && x_[index(i)] >= bound; });
+  }
+  __device__ int first_with(Fixed goal) const {
+    return min(number([&](int i) { return until_[i] < goal; }), count_ - 1);
+  }
+
+  // The measure of the first n.
+  __device__ Fixed measure_of(int n) const {
+    Fixed mine = 0;
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i)
+      if (index(i) == n - 1) mine = until_[i];
+    return n > 0 ? __shfl_sync(kAllLanes, mine, (n - 1) / kOfLane) : 0;
+  }
+
+ private:
+  static constexpr int kOfLane = kFew / 32;
+  __device__ static float* sorted() {
+    SPECDEC_SHARED(float, values, kFew);
+    return values;
+  }
+  __device__ static int index(int i) { return lane_id() * kOfLane + i; }
+  template <class Is>
+  __device__ static int number(Is is) {
+    int mine = 0;
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) mine += is(i);
+    return __reduce_add_sync(kAllLanes, mine);
+  }
+
+  const int count_;
+  const float* const x_;
+  Fixed until_[kOfLane];
+};
+
+// Ends a search in the list.
+inline __device__ __noinline__ float select_listed(Reading& r, bool by_weight) {
+  SPECDEC_SHARED(float, few, kFew);
+  SPECDEC_SHARED(int, num_few, 1);
+  const Range& range = search().range;
+  narrow_in(r, Values::kListed, by_weight);
+  if (range.is_one() || range.inside == 0) return range.lowest();
+  by_one([&] { num_few[0] = 0; });
+  const int count = search().count;
+#pragma unroll 1
+  for (int first = warp_id() * 32; first < count; first += num_warps() * 32) {
+    const float x = first + lane_id() < count ? r.list[first + lane_id()] : -INFINITY;
+    const bool held = range.holds(x);
+    const int place = take_places(held, num_few);
+    if (held) few[place] = x;
+  }
+  __syncthreads();
+  const Sorted sorted(few, num_few[0], Measured(r, by_weight));
+  return sorted[sorted.first_with(search().goal - range.above)];
+}
+
+// Of the list, or of the row from `bound` on: the largest value c such that `goal` is reached by the measure of {x >= c};
+// the lowest of any measure if it never is. A row's values take the list's place.
+__device__ __forceinline__ float select(Reading& r, Values values, float bound, bool by_weight, Fixed goal) {
+  search().start(range_of(bound, r.law.max, r.row.dtype), goal);
+  if (values == Values::kRow) {
+    narrow_in(r, values, by_weight);
+    if (search().range.is_one() || search().range.inside == 0) return search().range.lowest();
+    make_list(r);
+  }
+  return select_listed(r, by_weight);
+}
+
+// The smallest of the values that may be kept and are >= bound, and their mass.
 struct Kept {
   float lowest;
   Fixed mass;
 };
-inline __device__ __noinline__ Kept kept_from(const Reading& r, int count, float bound) {
+inline __device__ __noinline__ Kept kept_from(const Reading& r, Values values, float bound) {
   const Measured measure(r, true);
-  float lowest = INFINITY;
+  uint32_t lowest = ~0u;
   Fixed mass = 0;
-  for_each(r, found_in(count), count, bound, [&](float x) {
-    lowest = fminf(lowest, x);
+  const auto wanted = [bound](float x) { return x >= bound && x > -INFINITY; };
+  for_each(r, values, wanted, [&](float x) {
+    if (!wanted(x)) return;
+    lowest = min(lowest, ordered(x));
     mass += measure(x);
   });
-  lowest = block_reduce(lowest, INFINITY, Min{});
-  return {lowest, block_reduce(mass, Fixed(0), Sum{})};
+  lowest = block_reduce(lowest, ~0u, Min{});
+  return {from_ordered(lowest), block_reduce(mass, Fixed(0), Sum{})};
 }
 
-__device__ __forceinline__ float select(const Reading& r, Values values, int count, float bound, bool by_weight,
-                                        Fixed goal) {
-  return values == Values::kListed && count <= kCounted
-             ? select_among_few(r, count, bound, by_weight, goal)
-             : select_by_digits(r, values, count, bound, by_weight, goal, 32);
-}
-
-// top-k of the values >= floor.
-__device__ __forceinline__ float top_k(const Reading& r, int64_t k, int count, float floor) {
-  if (count < k) return floor;  // fewer than k possible ids
-  return select(r, found_in(count), count, floor, false, Fixed(k));
-}
-
-// top-p of the values >= floor, or of the `whole` row, whose mass is then law.normalizer.
-__device__ __forceinline__ float top_p(const Reading& r, bool whole, int count, float floor, float listed_from) {
-  if (whole) floor = -INFINITY;
-  const Fixed seen = kept_from(r, count, floor).mass;
+// What top-p has to reach of the mass that was `seen`, or of the `whole` row's, which is law.normalizer.
+__device__ __forceinline__ Fixed goal_of(const Reading& r, bool whole, Fixed seen) {
   const double total = whole ? double(r.law.normalizer) / FixedScale(r.row.vocab).down : double(seen);
-  const Fixed goal = Fixed(ceil(double(r.sampling.top_p) * total));
-  const bool deeper = whole && seen < goal && listed_from > -INFINITY;  // the mass lies deeper than what was listed
-  return select(r, deeper ? Values::kRow : found_in(count), count, floor, true, goal);
+  return Fixed(ceil(double(r.sampling.top_p) * total));
 }
 
-// The smallest logit kept, and the normaliser of what is kept.
+// The smallest logit kept, and the normaliser of what is kept, which is positive.
 struct FoundCut {
   float cutoff, normalizer;
 };
-__device__ __forceinline__ FoundCut find_cut(const Reading& r) {
+
+__device__ __forceinline__ float likely_of(const Reading& r) {
+  return r.sampling.min_p > 0 ? r.law.max + logf(r.sampling.min_p) * r.sampling.temperature : -INFINITY;
+}
+__device__ __forceinline__ float floor_of(const Reading& r) {
+  return r.sampling.min_p_first ? likely_of(r) : -INFINITY;
+}
+
+// The cut among the values from listed_from on, of which kFew at most are listed: sorted, they tell all at once. No
+// normaliser if top-p's mass lies deeper.
+inline __device__ __noinline__ FoundCut cut_few(const Reading& r, float listed_from) {
+  const Cut cut = cut_of(r.sampling, r.row.vocab);
+  const Sorted sorted(r.list, search().count, Measured(r, true));
+  float floor = floor_of(r);
+  if (cut.top_k > 0 && search().count >= cut.top_k) floor = fmaxf(floor, sorted[int(cut.top_k) - 1]);
+  if (r.sampling.top_p < 1) {
+    const Fixed seen = sorted.measure_of(cut.whole ? search().count : sorted.reaching(floor));
+    const Fixed goal = goal_of(r, cut.whole, seen);
+    if (cut.whole && seen < goal && listed_from > -INFINITY) return {-INFINITY, 0.0f};
+    floor = fmaxf(floor, sorted[sorted.first_with(goal)]);
+  }
+  const int kept = sorted.reaching(fmaxf(floor, likely_of(r)));
+  return {sorted[kept - 1], FixedScale(r.row.vocab).back(sorted.measure_of(kept))};
+}
+
+// The same of any number, listed if there is room for them.
+inline __device__ __noinline__ FoundCut cut_many(Reading& r, float listed_from) {
+  const Cut cut = cut_of(r.sampling, r.row.vocab);
+  Values found = found_in(search().count);
+  float floor = floor_of(r);
+  if (cut.top_k > 0) {
+    if (search().count >= cut.top_k)  // else fewer are possible
+      floor = fmaxf(floor, select(r, found, listed_from, false, Fixed(cut.top_k)));
+    if (found == Values::kRow) found = found_in(list_from(r, floor));
+  }
+  if (r.sampling.top_p < 1) {
+    const Kept seen = kept_from(r, found, cut.whole ? -INFINITY : floor);
+    const Fixed goal = goal_of(r, cut.whole, seen.mass);
+    float bound = seen.lowest;
+    if (cut.whole && seen.mass < goal && listed_from > -INFINITY) {  // the mass lies deeper than what was listed
+      found = Values::kRow;
+      // All that is below weighs an eighth of what may be cut at most.
+      const float rest = (1 - r.sampling.top_p) * r.law.normalizer / (8.0f * float(r.row.vocab));
+      bound = r.law.max + logf(rest) * r.sampling.temperature;
+    }
+    floor = fmaxf(floor, select(r, found, bound, true, goal));
+  }
+  const Kept kept = kept_from(r, found, fmaxf(floor, likely_of(r)));
+  return {kept.lowest, FixedScale(r.row.vocab).back(kept.mass)};
+}
+
+__device__ __forceinline__ FoundCut find_cut(Reading& r) {
   const Sampling& s = r.sampling;
   const Cut cut = cut_of(s, r.row.vocab);
-  const float likely = s.min_p > 0 ? r.law.max + logf(s.min_p) * s.temperature : -INFINITY;
-  float floor = s.min_p_first ? likely : -INFINITY, listed_from = floor;
+  float listed_from = floor_of(r);
   if (cut.top_k > 0)
-    listed_from = fmaxf(floor, nth_group_maximum(r, cut.top_k));
+    listed_from = fmaxf(listed_from, nth_group_maximum(r, cut.top_k));
   else if (s.top_p < 1 && cut.whole && r.row.vocab > kMaxListed)
     listed_from = nth_group_maximum(r, min(kTopGroups, r.row.tiles() * kGroups / 4));
   else if (!(s.top_p < 1))
-    listed_from = likely;
-  int count = make_list(r, listed_from);
-  if (cut.top_k > 0) {
-    floor = fmaxf(floor, top_k(r, cut.top_k, count, floor));
-    if (count > kMaxListed) count = make_list(r, listed_from = floor);
+    listed_from = likely_of(r);
+  if (list_from(r, listed_from) <= kFew) {
+    const FoundCut found = cut_few(r, listed_from);
+    if (found.normalizer > 0) return found;
   }
-  if (s.top_p < 1) floor = fmaxf(floor, top_p(r, cut.whole, count, floor, listed_from));
-  floor = fmaxf(floor, likely);
-  if (count > kMaxListed || floor < listed_from) count = make_list(r, floor);
-  const Kept kept = kept_from(r, count, floor);
-  return {kept.lowest, FixedScale(r.row.vocab).back(kept.mass)};
+  return cut_many(r, listed_from);
 }
 
 // The lowest id of the largest logit, by one block.
@@ -324,14 +411,6 @@ __device__ __forceinline__ int32_t find_argmax(const RowView& row, const TileTab
   const int32_t id = argmax[0];
   __syncthreads();
   return id;
-}
-
-// f() by one thread; what it writes to shared memory is there for the whole block.
-template <class F>
-__device__ __forceinline__ void by_one(F f) {
-  __syncthreads();
-  if (threadIdx.x == 0) f();
-  __syncthreads();
 }
 
 // Finds the law of a row that has been scanned, by one block. Makes table.mass relative to the row's maximum where the

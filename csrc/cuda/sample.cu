@@ -51,22 +51,32 @@ __device__ void sort_descending(Fixed* keys, int size) {
 // The num_samples best noisy ids, best first, by the block (Gumbel top-k: draws without replacement).
 __device__ void draw_many(const SampleArgs& args, const Reading& read, int64_t noise_key, Fixed* keys) {
   SPECDEC_SHARED(int, count, 1);
-  const float limit = kNoLimit;
-  const auto each = [&](auto f) {
+  const int64_t n = args.num_samples;
+  const auto each = [&](float from, auto f) {
+    const float limit = limit_of(from);
     for (int tile = warp_id(); tile < read.row.tiles(); tile += num_warps())
       if (read.table.max[tile] >= read.law.cutoff)
         noisy_tile(read.row, read.law, tile, noise_key, args.draft_to_target, limit, f);
   };
-  const float last = radix_select([&](auto f) { each([&](float score, int32_t) { f(score); }); },
-                                  [](float) { return Fixed(1); }, Fixed(args.num_samples), 32);
-  if (threadIdx.x == 0) count[0] = 0;
-  __syncthreads();
-  each([&](float score, int32_t id) {
-    if (score < last) return;
-    const int place = atomicAdd(count, 1);
-    if (place < kMaxDrawn) keys[place] = noisy_key(score, id);
-  });
-  __syncthreads();
+  float most = -INFINITY;
+  each(-INFINITY, [&](float score, int32_t) { most = fmaxf(most, score); });
+  float last = bound_of_nth(most, int(blockDim.x), n);
+  for (bool exact = false;; exact = true) {
+    __syncthreads();
+    if (threadIdx.x == 0) count[0] = 0;
+    __syncthreads();
+    each(last, [&](float score, int32_t id) {
+      if (score < last) return;
+      const int place = atomicAdd(count, 1);
+      if (place < kMaxDrawn) keys[place] = noisy_key(score, id);
+    });
+    __syncthreads();
+    if (count[0] <= kMaxDrawn || exact) break;
+    search().start(range_of(last, block_reduce(most, -INFINITY, Max{}), DType::kFloat32), Fixed(n));
+    const auto scores = [&](auto f) { each(last, [&](float score, int32_t) { f(score); }); };
+    narrow(scores, [](float) { return Fixed(1); }, [] { return 0; });
+    last = search().range.lowest();
+  }
   const int drawn = count[0] < kMaxDrawn ? count[0] : kMaxDrawn;
   int size = 2;
   while (size < drawn) size *= 2;

@@ -9,6 +9,27 @@
 
 namespace specdec::emulator {
 
+namespace {
+
+// Threads that have met: each has waited for what the others loaded.
+template <class ForEach>
+void wait_for_loads(ForEach for_each) {
+  if (!counting) return;
+  int64_t most = 0;
+  for_each([&](Fiber& fiber) { most = std::max(most, fiber.rounds); });
+  for_each([&](Fiber& fiber) {
+    fiber.rounds = most;
+    fiber.loads = false;
+  });
+}
+
+template <class F>
+void for_each_fiber(Block& block, F f) {
+  for (int i = 0; i < block.threads; ++i) f(block.fibers[i]);
+}
+
+}  // namespace
+
 // ---- collectives
 
 uint64_t meet(unsigned mask, Collective kind, Resolve resolve, uint64_t value, int argument, Site site) {
@@ -35,6 +56,9 @@ uint64_t meet(unsigned mask, Collective kind, Resolve resolve, uint64_t value, i
   if (meeting->arrived == mask) {
     *meeting = warp.meetings[--warp.num_meetings];
     count(warp.collectives, 1);
+    wait_for_loads([&](auto f) {
+      for (unsigned rest = mask; rest; rest &= rest - 1) f(warp.block->fibers[warp.index * 32 + __builtin_ctz(rest)]);
+    });
     resolve(warp, mask, site);
     // The last to come goes on, except where chance decides.
     const bool stay = machine.order != Order::kRandom;
@@ -98,6 +122,7 @@ Votes block_barrier(const char* what, bool vote, Site site) {
   if (++block.waiting == block.threads) {
     count(block.work.barriers, 1);
     if (counting) __atomic_store_n(&block.work.loads, false, __ATOMIC_RELAXED);
+    wait_for_loads([&](auto f) { for_each_fiber(block, f); });
     block.votes = block.filling;
     block.filling = {0, true};
     block.waiting = 0;
@@ -123,6 +148,10 @@ void count_load(size_t bytes) {
   Work& work = current->block->work;
   count(work.bytes, int64_t(bytes));
   if (!__atomic_exchange_n(&work.loads, true, __ATOMIC_RELAXED)) count(work.loading, 1);
+  Fiber& self = *current;
+  if (self.loads) return;
+  self.loads = true;
+  work.rounds = std::max(work.rounds, ++self.rounds);
 }
 
 void cluster_barrier(Site site) {
@@ -139,6 +168,9 @@ void cluster_barrier(Site site) {
   self.site = site;
   if (++cluster.waiting == cluster.threads) {
     cluster.waiting = 0;
+    wait_for_loads([&](auto f) {
+      for (Block* block : cluster.blocks) for_each_fiber(*block, f);
+    });
     for (Block* block : cluster.blocks) {
       count(block->work.cluster_barriers, 1);
       for (size_t w = 0; w < size_t(block->threads + 31) / 32; ++w)
@@ -156,7 +188,10 @@ void cluster_barrier(Site site) {
 // fence after it sees what was so published. TSan is told just that.
 void atomic_point(void* address) {
   Machine& m = machine;
-  count(current->block->work.atomics, 1);
+  Block& block = *current->block;
+  const auto* const p = static_cast<unsigned char*>(address);
+  const bool shared = p >= block.memory && p < block.memory + block.memory_bytes;
+  count(shared ? block.work.shared_atomics : block.work.atomics, 1);
   if (m.order == Order::kRandom && m.next_random() % 4 == 0) {
     make_ready(*current->warp, 1u << current->lane);
     give_way();

@@ -26,8 +26,8 @@ struct Placed {
 // What a launch did: of all blocks together, or of the one with most.
 struct Counted {
   Grid grid;
-  int64_t bytes = 0, atomics = 0;
-  int64_t most_bytes = 0, loading = 0, barriers = 0, cluster_barriers = 0, most_collectives = 0;
+  int64_t bytes = 0, atomics = 0, shared_atomics = 0;
+  int64_t most_bytes = 0, loading = 0, rounds = 0, barriers = 0, cluster_barriers = 0, most_collectives = 0;
   void add(const Block& block);
 };
 

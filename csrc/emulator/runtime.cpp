@@ -225,6 +225,8 @@ void start_block(Block& block, uint3 index, Cluster& cluster) {
     fiber.block = &block;
     fiber.waits = Waits::kNot;
     fiber.barriers = fiber.cluster_barriers = 0;
+    fiber.rounds = 0;
+    fiber.loads = false;
     fiber.fenced = false;
     fiber.num_published = 0;
 #ifdef SPECDEC_EMULATOR_TSAN
@@ -380,8 +382,10 @@ void Counted::add(const Block& block) {
     collectives = std::max(collectives, block.warps[w].collectives);
   bytes += work.bytes;
   atomics += work.atomics;
+  shared_atomics += work.shared_atomics;
   most_bytes = std::max(most_bytes, work.bytes);
   loading = std::max(loading, work.loading);
+  rounds = std::max(rounds, work.rounds);
   barriers = std::max(barriers, work.barriers);
   cluster_barriers = std::max(cluster_barriers, work.cluster_barriers);
   most_collectives = std::max(most_collectives, collectives);
@@ -491,9 +495,19 @@ SPECDEC_EXPORT const char* specdec_emulator_counted(int64_t index, int64_t* numb
   if (index < 0 || size_t(index) >= counts.size()) return nullptr;
   const auto& c = counts[size_t(index)];
   const auto volume = [](dim3 d) { return int64_t(d.x) * d.y * d.z; };
-  const int64_t all[] = {
-      volume(c.grid.grid), volume(c.grid.block), c.grid.cluster, c.grid.overlapping, c.bytes, c.most_bytes, c.loading,
-      c.barriers,          c.cluster_barriers,   c.atomics,      c.most_collectives};
+  const int64_t all[] = {volume(c.grid.grid),
+                         volume(c.grid.block),
+                         c.grid.cluster,
+                         c.grid.overlapping,
+                         c.bytes,
+                         c.most_bytes,
+                         c.loading,
+                         c.barriers,
+                         c.cluster_barriers,
+                         c.atomics,
+                         c.most_collectives,
+                         c.shared_atomics,
+                         c.rounds};
   std::copy(std::begin(all), std::end(all), numbers);
   return c.grid.name;
 }

@@ -29,9 +29,11 @@ struct Warp;
 struct Work {
   int64_t bytes = 0;    // read by the loads that have names: __ldg and the like
   int64_t loading = 0;  // stretches between barriers in which something was loaded: none can overlap another
-  int64_t barriers = 0, cluster_barriers = 0, atomics = 0;
-  int64_t collectives = 0;  // of the warp with most
-  bool loads = false;       // in the present stretch
+  int64_t rounds = 0;   // of loads, one after the other, on the longest way through the block: see Fiber
+  int64_t barriers = 0, cluster_barriers = 0;
+  int64_t atomics = 0, shared_atomics = 0;  // on device memory, on shared memory
+  int64_t collectives = 0;                  // of the warp with most
+  bool loads = false;                       // in the present stretch
 };
 __attribute__((visibility("hidden"))) inline bool counting = false;
 inline void count(int64_t& number, int64_t more) {
@@ -53,6 +55,10 @@ struct Fiber {
   size_t stack_bytes = 0;
   void *fake_stack = nullptr, *tsan = nullptr;
   unsigned barriers = 0, cluster_barriers = 0;
+  // Rounds of loads: what a thread loads between two collectives or barriers is under way together, and all that
+  // meet in one have waited as long as the last of them.
+  int64_t rounds = 0;
+  bool loads = false;   // since it last met others
   bool fenced = false;  // a fence since the last atomic: the next one publishes what came before
   void* published[64];  // the last atomics since the last fence: a fence takes over what they published
   size_t num_published = 0;

@@ -134,16 +134,10 @@ def test_bad_options_are_usage_errors(arguments: list[str], capsys: pytest.Captu
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    import builtins
+    def without(name: str, package: str) -> None:
+        raise ImportError("No module named 'matplotlib'")
 
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any, **named: Any) -> Any:
-        if rest and rest[2] and "command" in rest[2]:
-            raise ImportError("No module named 'matplotlib'")
-        return real(name, *rest, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(cli.importlib, "import_module", without)
     assert cli.main(["plan"]) == 1
     assert capsys.readouterr().err == "plan needs the 'analysis' extra of the package: No module named 'matplotlib'\n"
 
