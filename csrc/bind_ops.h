@@ -30,7 +30,8 @@ inline StableTensor empty(int32_t device_type, int32_t device_index, std::initia
   const int64_t dim = int64_t(sizes.size());
   for (int64_t d = dim - 1; d >= 0; --d) {
     strides[d] = running;
-    running *= std::max<int64_t>(1, sizes.begin()[d]);
+    STD_TORCH_CHECK(!__builtin_mul_overflow(running, std::max<int64_t>(1, sizes.begin()[d]), &running),
+                    "specdec: an output would have more elements than there can be");
   }
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(

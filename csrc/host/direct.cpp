@@ -73,7 +73,8 @@ bool see(PyObject* given, DirectTensor& out) {
   DLTensor view;
   if (Py_TYPE(given) != torch.tensor || torch.exchange->dltensor_from_py_object_no_sync(given, &view) != 0)
     return false;
-  if (view.strides == nullptr || view.dtype.code == kDLComplex) return false;
+  if (view.strides == nullptr || view.dtype.code == kDLComplex || view.dtype.bits * view.dtype.lanes % 8 != 0)
+    return false;
   const bool on_cuda = view.device.device_type == kDLCUDA;
   out = {static_cast<char*>(view.data) + view.byte_offset,
          view.shape,

@@ -27,6 +27,8 @@ def in_python(backend: str, op: str) -> Callable[..., Any]:
     """The op as the dispatcher calls it, run by a backend in Python."""
 
     def run(*given: Any) -> Any:
+        if any(isinstance(x, torch.Tensor) and x.layout != torch.strided for x in given):
+            raise RuntimeError(f"specdec: {op} takes strided tensors")
         module = importlib.import_module(f"{__name__}.{backend}.{op}")
         return getattr(module, op)(OPS[op].unpack(*given))
 

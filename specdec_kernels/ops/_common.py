@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ..backends import FUNCTIONS, OPS, direct, implementation, in_python, routed
 from ..config import settings
@@ -36,7 +37,16 @@ def define(name: str, arguments: type[A], returns: str, fake: Callable[[A], Any]
     FUNCTIONS[name] = name
     LIBRARY.define(f"{name}({definition.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, in_python("reference", name), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"specdec::{name}", lambda *given: fake(definition.unpack(*given)), lib=LIBRARY)
+
+    def run_fake(*given: Any) -> Any:
+        # Of a tensor without data beside others the dispatcher asks the fake, whose results would be anything.
+        devices = {tensor.device for tensor in pytree.tree_leaves(given) if isinstance(tensor, Tensor)}
+        if len(devices) > 1:
+            names = ", ".join(sorted(map(str, devices)))
+            raise RuntimeError(f"specdec: {name} takes tensors of one device, got {names}")
+        return fake(definition.unpack(*given))
+
+    torch.library.register_fake(f"specdec::{name}", run_fake, lib=LIBRARY)
     return getattr(torch.ops.specdec, name).default, definition.pack
 
 
