@@ -34,8 +34,9 @@ inline StableTensor empty(int32_t device_type, int32_t device_index, std::initia
                     "specdec: an output would have more elements than there can be");
   }
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(dim, sizes.begin(), strides, dtype, device_type, device_index, &handle));
+  STD_TORCH_CHECK(aoti_torch_empty_strided(dim, sizes.begin(), strides, dtype, device_type, device_index, &handle) ==
+                      AOTI_TORCH_SUCCESS,
+                  "specdec: out of memory for an output of ", running, " elements");
   return StableTensor(handle);
 }
 

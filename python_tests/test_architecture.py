@@ -13,7 +13,7 @@ PACKAGE = "specdec_kernels"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     # values: what ops take and give
-    ("config", "types", "sampling", "laws", "tree", "host", "_host", "_host_py"),
+    ("checks", "config", "options", "types", "sampling", "laws", "tree", "host", "_host", "_host_py"),
     # what ops are given; kernels; then every other file of ops/, which reaches them
     ("ops", "ops.arguments"),
     ("backends",),

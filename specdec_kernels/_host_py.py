@@ -274,8 +274,10 @@ def check_integer(
 ) -> int:
     """`value` as an int in [low, high]; else a TypeError or ValueError that names the function and the argument."""
     try:
-        number = operator.index(value)
+        number = operator.index(value) if not isinstance(value, bool) else None
     except TypeError:
+        number = None
+    if number is None:
         raise TypeError(f"{function}: {name} must be an integer, got {type(value).__name__}") from None
     if low is not None and number < low or high is not None and number > high:
         raise ValueError(f"{function}: {name} must be in [{low}, {high}], got {value}")

@@ -6,6 +6,8 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
+from .config import settings
+
 __all__ = ["main"]
 
 
@@ -24,7 +26,7 @@ def _backends(arguments: list[str]) -> int:
     device = parser.parse_args(arguments).device
     try:
         table = backends(device)
-    except RuntimeError as error:  # torch's own word on a device it does not know
+    except ValueError as error:
         parser.error(str(error).splitlines()[0])
     print(table)
     return 0
@@ -64,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit status: 0 on success, 130 on Ctrl-C.
+        The exit status: 0 on success, 2 for a bad environment variable, 130 on Ctrl-C.
     """
     listing = "\n".join(f"  {name:10}{text}" for name, (_, text) in _COMMANDS.items())
     parser = argparse.ArgumentParser(
@@ -77,6 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="that command's own arguments")
     chosen = parser.parse_args(argv)
     run, _ = _COMMANDS[chosen.command]
+    try:
+        settings()
+    except ValueError as error:
+        print(f"specdec: {error}", file=sys.stderr)
+        return 2
     try:
         return run(chosen.arguments)
     except KeyboardInterrupt:

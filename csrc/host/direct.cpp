@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +31,7 @@ struct Torch {
   int32_t (*free)(void* handle) = nullptr;
   std::vector<PyObject*> busy;  // functions of no argument: true where something watches, records or changes calls
   PyObject* grad_enabled = nullptr;
+  PyObject* out_of_memory = nullptr;                     // the exception
   PyObject *requires_grad = nullptr, *is_neg = nullptr;  // the names
   std::vector<PyObject*> dtypes;                         // as DirectTensor::DType numbers them
 } torch;
@@ -213,13 +215,38 @@ PyObject* wrap_and_free(void* handle) {
   return tensor;
 }
 
+// What C++ says where there is no memory reaches Python as a RuntimeError: it becomes torch's own exception.
+void name_out_of_memory() {
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  if (type == PyExc_RuntimeError) {
+    PyErr_NormalizeException(&type, &value, &trace);
+    PyObject* text = PyObject_Str(value);
+    const char* said = text == nullptr ? nullptr : PyUnicode_AsUTF8(text);
+    for (const char* words : {"out of memory", "can't allocate memory", "not enough memory", "std::bad_alloc"}) {
+      if (said == nullptr || std::strstr(said, words) == nullptr) continue;
+      PyErr_SetObject(torch.out_of_memory, text);
+      Py_XDECREF(text);
+      Py_XDECREF(type);
+      Py_XDECREF(value);
+      Py_XDECREF(trace);
+      return;
+    }
+    Py_XDECREF(text);
+    PyErr_Clear();
+  }
+  PyErr_Restore(type, value, trace);
+}
+
 PyObject* call(PyObject* object, PyObject* const* given, size_t count, PyObject* names) {
   const auto& self = *reinterpret_cast<Direct*>(object);
   void* handles[kMostResults];
   const int32_t num_results = names == nullptr ? attempt(self, given, PyVectorcall_NARGS(count), handles) : 0;
   if (num_results == 0) {
     PyErr_Clear();
-    return PyObject_Vectorcall(self.op, given, count, names);
+    PyObject* results = PyObject_Vectorcall(self.op, given, count, names);
+    if (results == nullptr) name_out_of_memory();
+    return results;
   }
   if (num_results == 1) return wrap_and_free(handles[0]);
   PyObject* results = PyTuple_New(num_results);
@@ -304,7 +331,7 @@ py::object make(const py::object& op, const std::string& name, std::uintptr_t cp
 }
 
 bool set_torch(const py::type& tensor, const py::capsule& exchange, std::uintptr_t wrap, std::uintptr_t free,
-               const std::vector<py::object>& busy, const py::object& grad_enabled,
+               const std::vector<py::object>& busy, const py::object& grad_enabled, const py::object& out_of_memory,
                const std::vector<py::object>& dtypes) {
   const auto* api = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(exchange.ptr(), "dlpack_exchange_api"));
   if (api == nullptr) throw py::error_already_set();
@@ -315,6 +342,7 @@ bool set_torch(const py::type& tensor, const py::capsule& exchange, std::uintptr
   torch.free = reinterpret_cast<int32_t (*)(void*)>(free);
   for (const py::object& function : busy) torch.busy.push_back(py::object(function).release().ptr());
   for (const py::object& dtype : dtypes) torch.dtypes.push_back(py::object(dtype).release().ptr());
+  torch.out_of_memory = py::object(out_of_memory).release().ptr();
   torch.grad_enabled = py::object(grad_enabled).release().ptr();
   torch.requires_grad = py::str("requires_grad").release().ptr();
   torch.is_neg = py::str("is_neg").release().ptr();
@@ -325,7 +353,7 @@ bool set_torch(const py::type& tensor, const py::capsule& exchange, std::uintptr
 
 void bind_direct(py::module_& module) {
   module.def("set_torch", &set_torch, py::arg("tensor"), py::arg("exchange"), py::kw_only(), py::arg("wrap"),
-             py::arg("free"), py::arg("busy"), py::arg("grad_enabled"), py::arg("dtypes"),
+             py::arg("free"), py::arg("busy"), py::arg("grad_enabled"), py::arg("out_of_memory"), py::arg("dtypes"),
              "Hand over what calls need of torch; whether this version of its exchange is known.");
   module.def("direct", &make, py::arg("op"), py::arg("name"), py::kw_only(), py::arg("cpu"), py::arg("cuda"),
              "A callable that runs an op of these libraries and calls `op` where it cannot.");

@@ -371,7 +371,8 @@ def _worse(case: Case, value: Any, others: list[Any]) -> Any:
     if case.chance(0.05):
         return case.random.choice([*others, None, "x", 1.5, [None]])
     if isinstance(value, Tensor):
-        return case.random.choice(WORSE_TENSORS)(case, value)
+        # Of what is huge already, nothing is made element by element.
+        return value if value.numel() > 1 << 20 else case.random.choice(WORSE_TENSORS)(case, value)
     if isinstance(value, list):
         return _worse_list(case, value)
     if isinstance(value, float):

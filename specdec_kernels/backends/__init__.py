@@ -97,7 +97,7 @@ def implementation(
     ValueError
         An unknown backend, or one that cannot run this op on this device, with the reason.
     """
-    if backend not in _BACKENDS:
+    if not isinstance(backend, str) or backend not in _BACKENDS:
         raise ValueError(f"{caller or op}: backend must be one of {', '.join(_BACKENDS)} or None, got {backend!r}")
     why_not, reach = _BACKENDS[backend]
     reason = why_not(op, device)
@@ -143,8 +143,16 @@ def backends(device: torch.device | str = "cpu") -> BackendTable:
     -------
     BackendTable
         A dict ``{op: {backend: "yes" or reason}}`` that prints as a table.
+
+    Raises
+    ------
+    ValueError
+        A device that torch does not know.
     """
-    device = torch.device(device)
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"backends: device must be a torch.device or its name, got {device!r}") from None
     return BackendTable(
         {name: {n: why(op, device) or "yes" for n, (why, _) in _BACKENDS.items()} for name, op in FUNCTIONS.items()}
     )

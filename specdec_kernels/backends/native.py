@@ -37,7 +37,10 @@ def load(ops: Iterable[str]) -> None:
         _symbols[key] = ctypes.CDLL(str(path))
         _registered[key] = {op for op in ops if torch._C._dispatch_has_kernel_for_dispatch_key(f"specdec::{op}", key)}
         if key == "CPU":
-            wanted = settings().cpu_capability
+            try:
+                wanted = settings().cpu_capability
+            except ValueError:  # an op says so when it is called, the command before
+                wanted = None
             _symbols[key].specdec_limit_cpu_capability(_CAPABILITIES.index(wanted or _CAPABILITIES[-1]))
     direct.load(ops, _symbols)
 

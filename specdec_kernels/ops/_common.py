@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..backends import FUNCTIONS, OPS, direct, implementation, in_python, routed
+from ..checks import check_tensor
 from ..config import settings
 from ..sampling import DEFAULT_PARAMS, SamplingParams
 from ..types import Status
@@ -74,19 +75,6 @@ def shape_error(op: str, argument: str, expected: str, got: object) -> ValueErro
     return ValueError(f"{op}: {argument} must be {expected}, got {describe(got)}")
 
 
-def check_tensor(
-    op: str, argument: str, value: object, dtypes: tuple[torch.dtype, ...], device: torch.device | None
-) -> None:
-    """TypeError unless a tensor of one of `dtypes`; ValueError unless on `device`."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{op}: {argument} must be a tensor, got {type(value).__name__}")
-    if value.dtype not in dtypes:
-        names = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
-        raise TypeError(f"{op}: {argument} must be {names}, got {str(value.dtype).removeprefix('torch.')}")
-    if device is not None and value.device != device:
-        raise ValueError(f"{op}: {argument} must be on {device}, got {value.device}")
-
-
 def check_given(
     op: str, argument: str, value: object, dtypes: tuple[torch.dtype, ...], device: torch.device,
     names: tuple[str, ...], shape: tuple[int, ...],
@@ -94,7 +82,13 @@ def check_given(
     """TypeError or ValueError unless of one of `dtypes`, on `device` and of exactly `shape`, whose dimensions have
     `names`.
     """
-    if type(value) is Tensor and value.shape == shape and value.dtype in dtypes and value.device == device:
+    if (
+        type(value) is Tensor
+        and value.shape == shape
+        and value.dtype in dtypes
+        and value.device == device
+        and value.layout is torch.strided
+    ):
         return
     check_tensor(op, argument, value, dtypes, device)
     assert isinstance(value, Tensor)
@@ -123,7 +117,12 @@ def check_contiguous_rows(op: str, argument: str, value: Tensor) -> None:
 
 def check_logits(op: str, argument: str, value: object, device: torch.device | None = None) -> torch.Size:
     """Dtype, device, a vocabulary of at least 2 ids and a contiguous last dimension; the shape."""
-    if type(value) is not Tensor or value.dtype not in LOGIT_DTYPES or (device is not None and value.device != device):
+    if (
+        type(value) is not Tensor
+        or value.dtype not in LOGIT_DTYPES
+        or value.layout is not torch.strided
+        or (device is not None and value.device != device)
+    ):
         check_tensor(op, argument, value, LOGIT_DTYPES, device)
     assert isinstance(value, Tensor)
     shape = value.shape

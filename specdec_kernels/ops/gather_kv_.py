@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..checks import check_tensor
 from ..types import GatherOutput
-from ._common import ID_DTYPES, check_tensor, define, dispatch, raise_for_status, shape_error
+from ._common import ID_DTYPES, define, dispatch, raise_for_status, shape_error
 from .arguments import CACHE_DIMS, GatherKVArguments
 
 _NAMES = {

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from ..backends import FUNCTIONS
+from ..checks import check_tensor
 from ..laws import TargetLaw
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap, VerifyOutput
-from ._common import ID_DTYPES, check_logits, check_shape, check_tensor, shape_error
+from ._common import ID_DTYPES, check_logits, check_shape, shape_error
 from .verify_chain import verify_spans
 
 FUNCTIONS["verify_packed"] = "verify_chain"
