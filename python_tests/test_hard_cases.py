@@ -203,3 +203,37 @@ def test_the_demo_without_tqdm_is_one_sentence(
     assert demo.main([]) == 1
     error = capsys.readouterr().err
     assert error.startswith("demo: the demo needs the 'transformers' extra") and error.count("\n") == 1
+
+
+INTERRUPTED = """
+import sys, torch
+
+for name in ("define", "impl"):
+    def run(library, *given, real=getattr(torch.library.Library, name), name=name, **named):
+        real(library, *given, **named)
+        if sys.argv[1] == name and "verify_chain" in str(given[0]) and not done:
+            done.append(name)
+            raise KeyboardInterrupt
+    setattr(torch.library.Library, name, run)
+done = []
+try:
+    import specdec_kernels
+except KeyboardInterrupt:
+    print("interrupted")
+import specdec_kernels as sk
+draft = torch.zeros(2, 1, dtype=torch.int64)
+print(sk.verify_chain(torch.zeros(2, 2, 5), draft, acceptance="greedy").num_tokens.tolist())
+print(sk.row_stats(torch.empty(2, 3, device="meta")).argmax.shape)
+"""
+
+
+@pytest.mark.parametrize("after", ["define", "impl"])
+def test_an_import_that_was_interrupted_can_be_made_again(after: str) -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, after], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["interrupted", "[2, 2]", "torch.Size([2])"], done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_but_the_reference_serves_one() -> None:
+    for row in sk.backends("cuda").values():
+        assert [name for name, answer in row.items() if answer == "yes"] == ["reference"]

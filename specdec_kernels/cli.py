@@ -42,7 +42,8 @@ def _medusa(arguments: list[str]) -> int:
     try:
         from .medusa import command
     except ImportError as error:
-        print(f"medusa needs the 'transformers' extra of the package: {error}", file=sys.stderr)
+        extra = "the 'transformers' extra (pip install 'specdec_kernels[transformers]')"
+        print(f"medusa needs {extra}: {error}", file=sys.stderr)
         return 1
     return command.main(arguments)
 

@@ -336,6 +336,8 @@ bool set_torch(const py::type& tensor, const py::capsule& exchange, std::uintptr
   const auto* api = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(exchange.ptr(), "dlpack_exchange_api"));
   if (api == nullptr) throw py::error_already_set();
   if (api->header.version.major != DLPACK_MAJOR_VERSION) return false;
+  torch.busy.clear();  // an import that was interrupted may have come this far
+  torch.dtypes.clear();
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
   torch.exchange = api;
   torch.wrap = reinterpret_cast<PyObject* (*)(const void*)>(wrap);

@@ -35,6 +35,11 @@ def in_python(backend: str, op: str) -> Callable[..., Any]:
     return run
 
 
+def has_kernel(op: str, key: str) -> bool:
+    """Whether the dispatcher has a kernel of `op` for dispatch key `key`."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"specdec::{op}", key))
+
+
 def _reference(op: str, overload: Any) -> Callable[..., Any]:
     return in_python("reference", op)
 
@@ -66,6 +71,8 @@ def _reason_cuda(op: str, device: torch.device) -> str | None:
 def _reason_triton(op: str, device: torch.device) -> str | None:
     if importlib.util.find_spec(f"{__name__}.triton.{op}") is None:
         return f"there is no Triton kernel for {op}"
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return "torch finds no GPU"
     return triton_backend.why_not(device)
 
 
@@ -83,7 +90,7 @@ def register_triton(library: torch.library.Library) -> None:
     if triton_backend.why_not(torch.device("cuda")) is not None:
         return
     for op in OPS:
-        if native.why_missing(op, "CUDA") is not None:
+        if native.why_missing(op, "CUDA") is not None and not has_kernel(op, "CUDA"):
             library.impl(op, in_python("triton", op), "CUDA")
 
 

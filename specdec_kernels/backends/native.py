@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,8 @@ import torch
 
 from ..config import settings
 from . import direct
+
+logger = logging.getLogger("specdec_kernels")
 
 _FOLDER = Path(__file__).resolve().parent.parent
 _LIBRARIES = {"CPU": "_C_cpu.so", "CUDA": "_C_cuda.so"}
@@ -43,6 +46,11 @@ def load(ops: Iterable[str]) -> None:
                 wanted = None
             _symbols[key].specdec_limit_cpu_capability(_CAPABILITIES.index(wanted or _CAPABILITIES[-1]))
     direct.load(ops, _symbols)
+    if "CPU" in _problems:
+        logger.warning(
+            "specdec_kernels runs without its compiled CPU kernels, 100 to 1000 times slower on a CPU: %s",
+            _problems["CPU"],
+        )
 
 
 def why_missing(op: str, key: str) -> str | None:

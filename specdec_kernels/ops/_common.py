@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..backends import FUNCTIONS, OPS, direct, implementation, in_python, routed
+from ..backends import FUNCTIONS, OPS, direct, has_kernel, implementation, in_python, routed
 from ..checks import check_tensor
 from ..config import settings
 from ..sampling import DEFAULT_PARAMS, SamplingParams
@@ -32,12 +32,15 @@ Expected = tuple[str, Tensor | None, tuple[torch.dtype, ...], tuple[str, ...], t
 def define(name: str, arguments: type[A], returns: str, fake: Callable[[A], Any]) -> tuple[Any, Callable[..., Any]]:
     """Define ``specdec::name``: the op, and what makes its arguments, `Definition.pack`.
 
-    The reference is its implementation wherever no library registers a faster one.
+    The reference is its implementation wherever no library registers a faster one. What an import that was interrupted
+    has done of it is not done again.
     """
     definition = OPS[name] = Definition(arguments)
     FUNCTIONS[name] = name
-    LIBRARY.define(f"{name}({definition.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
-    LIBRARY.impl(name, in_python("reference", name), "CompositeExplicitAutograd")
+    if not hasattr(torch.ops.specdec, name):
+        LIBRARY.define(f"{name}({definition.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
+    if not has_kernel(name, "CompositeExplicitAutograd"):
+        LIBRARY.impl(name, in_python("reference", name), "CompositeExplicitAutograd")
 
     def run_fake(*given: Any) -> Any:
         # Of a tensor without data beside others the dispatcher asks the fake, whose results would be anything.
@@ -47,7 +50,8 @@ def define(name: str, arguments: type[A], returns: str, fake: Callable[[A], Any]
             raise RuntimeError(f"specdec: {name} takes tensors of one device, got {names}")
         return fake(definition.unpack(*given))
 
-    torch.library.register_fake(f"specdec::{name}", run_fake, lib=LIBRARY)
+    if not has_kernel(name, "Meta"):
+        torch.library.register_fake(f"specdec::{name}", run_fake, lib=LIBRARY)
     return getattr(torch.ops.specdec, name).default, definition.pack
 
 
