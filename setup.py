@@ -161,14 +161,10 @@ def wanted_archs(editable: bool) -> str:
             answer = subprocess.run(query, capture_output=True, text=True, timeout=60).stdout
         except (OSError, subprocess.TimeoutExpired):
             answer = ""
-        found = {
-            line.strip().replace(".", "") for line in answer.splitlines() if re.fullmatch(r"\d+\.\d", line.strip())
-        }
+        found = {"".join(number) for number in re.findall(r"^(\d+)\.(\d)\s*$", answer, re.MULTILINE)}
         if found and all(int(arch) >= 80 for arch in found):
             default = ";".join("90a" if arch == "90" else arch for arch in sorted(found, key=int))
-    say(
-        f"compiling CUDA kernels for {default}; SPECDEC_CUDA_ARCHS chooses others, or all (minutes each; -v shows files)"
-    )
+    say(f"compiling CUDA kernels for {default}: minutes each (SPECDEC_CUDA_ARCHS chooses others, or all)")
     return default
 
 

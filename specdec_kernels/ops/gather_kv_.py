@@ -188,7 +188,7 @@ def _check_cache(
             raise TypeError(f"{op}: cache[{number}] must be a tensor, got {type(tensor).__name__}")
         letters = layouts[number % len(layouts)]
         shape, strides, place = tensor.shape, tensor.stride(), tensor.device
-        kind = (number % len(layouts), shape, strides, place)
+        kind = (number % len(layouts), shape, strides, place, tensor.dtype)
         if kind in spans:
             continue
         if place != device:
