@@ -435,7 +435,8 @@ def test_compiles_whole(kind: torch.dtype) -> None:
 CACHE = [torch.zeros(2, 3, 10, 4), torch.zeros(2, 3, 10, 4)]
 GOOD = {"cache": CACHE, "accepted_nodes": path(2, [2, 3]), "context_lengths": torch.tensor([1, 2])}
 PAGES = torch.zeros(6, 4, 3, 2)
-WIDE = torch.zeros(240, dtype=torch.int64)
+WIDE = torch.zeros(300, dtype=torch.int64)
+NARROW = WIDE.view(torch.int16)
 
 
 @pytest.mark.parametrize(
@@ -452,8 +453,8 @@ WIDE = torch.zeros(240, dtype=torch.int64)
         ({"cache": [CACHE[0][:, :1].expand(2, 3, 10, 4)]}, ValueError, "cache[0] must have a place for each element"),
         ({"cache": [CACHE[0], CACHE[0][..., :2]]}, ValueError, "cache must hold each tensor once"),
         ({"cache": [CACHE[0][:, :, :8], CACHE[0][:, :, 2:]]}, ValueError, "cache must hold each tensor once"),
-        ({"cache": [WIDE.view(torch.int16)[:240].view(2, 3, 10, 4), WIDE[:240].view(2, 3, 10, 4),
-                    WIDE.view(torch.int16)[240:480].view(2, 3, 10, 4)]}, ValueError, "cache must hold each tensor once"),
+        ({"cache": [NARROW[:240].view(2, 3, 10, 4), WIDE[60:].view(2, 3, 10, 4), NARROW[480:720].view(2, 3, 10, 4)]},
+         ValueError, "cache must hold each tensor once"),
         ({"cache": [torch.zeros(99).as_strided((2, 3, 10, 4), (30, 10, 1, 2))]}, ValueError,
          "cache[0] must have a place for each element, got strides (30, 10, 1, 2)"),
         ({"accepted_nodes": torch.zeros(2, 2)}, TypeError, "accepted_nodes must be int64 or int32, got float32"),
