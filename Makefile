@@ -18,8 +18,8 @@ HAS_TORCH := import importlib.metadata as m, re, sys; \
 
 PYTEST := $(PY) -m pytest -q --no-header
 
-.PHONY: help test test-all test-transformers test-vllm test-llama-cpp demo build bench bench-vllm gpu-report gpu-peers gpu-model sanitize \
-	resources soak lint format clean FORCE
+.PHONY: help test test-all test-transformers test-vllm test-llama-cpp demo build bench bench-vllm gpu-report gpu-peers \
+	gpu-model sanitize fuzz resources soak lint format clean FORCE
 
 help:  ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 26
@@ -90,6 +90,9 @@ gpu-model: $(INSTALLED)  ## a model, no measurement: what a GPU should take, fro
 sanitize: $(INSTALLED)  ## the CUDA kernels on the CPU under ASan, UBSan and TSan, and planted defects (up to 10 minutes)
 	@$(MAKE) -s -j$(WORKERS) -C csrc/emulator/tests sanitize
 	@$(PYTEST) python_tests/emulator --sanitizers $(ARGS)
+
+fuzz: $(INSTALLED)  ## random calls of the ops below the public API under ASan and UBSan (2 minutes; ARGS="--seconds 600")
+	@$(PY) -m python_tests.fuzz $(ARGS)
 
 resources: $(INSTALLED)  ## registers, shared memory and spills of the CUDA kernels on every architecture (needs nvcc; minutes)
 	SPECDEC_WERROR=1 $(PY) setup.py -q build_kernels

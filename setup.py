@@ -9,12 +9,15 @@
 ``setup.py build_emulated`` makes a fourth for the tests alone, build/emulated/_C_emulated.so: the CUDA kernels compiled
 for the CPU (csrc/emulator). No package holds it. ``setup.py build_kernels`` only compiles the CUDA kernels, for every
 architecture that we support, and leaves what the compiler said beside the objects, for .ci/resources.py.
+``setup.py build_sanitized`` makes a copy of the package in build/sanitized whose CPU library and host module run under
+ASan and UBSan, for python_tests/fuzz.
 
 Environment variables read here, and nowhere at run time:
 
 ``SPECDEC_CUDA``        ``auto`` (default: build where nvcc is found), ``0`` (never), ``1`` (stop if nvcc is missing)
-``SPECDEC_CUDA_ARCHS``  ``;``-separated, e.g. ``80;90a;120+PTX``. A wheel's default is every architecture we support;
-                        that of an editable install is ``80+PTX``, quick to compile and run by every GPU since Ampere
+``SPECDEC_CUDA_ARCHS``  ``;``-separated, e.g. ``80;90a;120+PTX``; or ``all``, every architecture we support: for a wheel
+                        that is handed on. Default: the GPU at hand's (nvidia-smi); without one ``80+PTX;90a``, which
+                        every GPU since Ampere runs (an editable install: ``80+PTX``, the quickest to compile)
 ``CXX``                 the C++ compiler (default: the first of c++, g++, clang++)
 ``SPECDEC_WERROR``      ``1``: compiler warnings, and register spills of CUDA kernels, stop the build (as in CI)
 ``MAX_JOBS``            compilers run at once (default: the cores this process may use)
@@ -39,7 +42,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -53,6 +56,7 @@ OBJECTS = Path("build/obj")
 OLDEST_TORCH = (2, 11)
 TORCH_TARGET_VERSION = "0x020B000000000000"  # the same, for torch's headers: anything newer or unstable is an #error
 RELEASE_ARCHS = "80;90a;100;120+PTX"
+COMMON_ARCHS = "80+PTX;90a"
 EDITABLE_ARCHS = "80+PTX"
 
 # No -ffast-math and no contraction: the order and rounding of every sum are part of the contract. No -march=native: the
@@ -82,6 +86,10 @@ def say(message: str) -> None:
 
 def stop(message: str) -> NoReturn:
     raise SystemExit(f"{PACKAGE}: {message}")
+
+
+# Only the fuzzer loads what is built with these.
+SANITIZERS = ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
 # ---------------------------------------------------------------- what this machine has
@@ -139,6 +147,25 @@ def cuda_library_folder(nvcc: str) -> Path:
     if top is None:
         stop(f"{nvcc} does not work: {report.strip() or 'it printed nothing'}")
     return Path(top[1].strip()) / "lib64"
+
+
+def wanted_archs(editable: bool) -> str:
+    """What to compile for: as asked, else for the GPUs at hand, else what most GPUs run."""
+    wanted = os.environ.get("SPECDEC_CUDA_ARCHS", "").strip()
+    if wanted:
+        return RELEASE_ARCHS if wanted == "all" else wanted
+    default = EDITABLE_ARCHS if editable else COMMON_ARCHS
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+        try:
+            answer = subprocess.run(query, capture_output=True, text=True, timeout=60).stdout
+        except (OSError, subprocess.TimeoutExpired):
+            answer = ""
+        found = {"".join(number) for number in re.findall(r"^(\d+)\.(\d)\s*$", answer, re.MULTILINE)}
+        if found and all(int(arch) >= 80 for arch in found):
+            default = ";".join("90a" if arch == "90" else arch for arch in sorted(found, key=int))
+    say(f"compiling CUDA kernels for {default}: minutes each (SPECDEC_CUDA_ARCHS chooses others, or all)")
+    return default
 
 
 def arch_flags(archs: str) -> list[str]:
@@ -230,20 +257,51 @@ def plan_emulated() -> Part:
     return Part("_C_emulated", "_C_emulated.so", EMULATED, compile_cpu, link_torch, cxx, compile_kernels)
 
 
+def plan_cpu(cxx: list[str]) -> Part:
+    """The CPU kernels."""
+    return Part("_C_cpu", "_C_cpu.so", SOURCES["_C_cpu"], *torch_flags(cxx), cxx)
+
+
+def plan_host(cxx: list[str]) -> Part | None:
+    """The pybind11 module; one line where this machine cannot build it."""
+    python_include = sysconfig.get_path("include")
+    if importlib.util.find_spec("pybind11") is None:
+        say("pybind11 is not installed: building without the C++ n-gram index (a Python one serves instead)")
+        return None
+    if not Path(python_include, "Python.h").exists():
+        say(
+            "Python.h was not found (Debian: python3-dev): building without the C++ n-gram index "
+            "(a Python one serves instead)"
+        )
+        return None
+    import pybind11
+
+    include = ["-I", "csrc", "-isystem", pybind11.get_include(), "-isystem", python_include]
+    include += ["-isystem", str(find_torch() / "include")]  # for one header in C, DLPack's
+    filename = "_host" + sysconfig.get_config_var("EXT_SUFFIX")
+    return Part("_host", filename, SOURCES["_host"], [*cxx, *CXX_FLAGS, *include], [], cxx)
+
+
+def sanitized(part: Part) -> Part:
+    """The same under ASan and UBSan."""
+    compile_it, link = [*part.compile, *SANITIZERS], [*part.link, *SANITIZERS]
+    return replace(part, compile=compile_it, link=link, variant="-sanitized")
+
+
 def plan(editable: bool) -> list[Part]:
     """The parts this machine can build; one line for each that it cannot."""
     cxx = find_cxx()
     if cxx is None:
         say(
             "no C++ compiler was found (c++, g++, clang++ or CXX): installing without compiled kernels; "
-            "the reference backend and the Python n-gram index serve instead"
+            "the reference backend and the Python n-gram index serve instead, 100 to 1000 times slower on a CPU"
         )
         return []
     compile_cpu, link_torch = torch_flags(cxx)
-    parts = [Part("_C_cpu", "_C_cpu.so", SOURCES["_C_cpu"], compile_cpu, link_torch, cxx)]
+    parts = [plan_cpu(cxx)]
 
     if nvcc := find_nvcc():
-        archs = os.environ.get("SPECDEC_CUDA_ARCHS", EDITABLE_ARCHS if editable else RELEASE_ARCHS)
+        archs = wanted_archs(editable)
         compile_cuda = nvcc_command(nvcc, cxx, archs)
         folder = cuda_library_folder(nvcc)
         compile_bind = [*compile_cpu, "-DUSE_CUDA", "-isystem", str(folder.parent / "include")]
@@ -253,21 +311,8 @@ def plan(editable: bool) -> list[Part]:
             Part("_C_cuda", "_C_cuda.so", SOURCES["_C_cuda"], compile_bind, link_cuda, cxx, compile_cuda, variant)
         )
 
-    python_include = sysconfig.get_path("include")
-    if importlib.util.find_spec("pybind11") is None:
-        say("pybind11 is not installed: building without the C++ n-gram index (a Python one serves instead)")
-    elif not Path(python_include, "Python.h").exists():
-        say(
-            "Python.h was not found (Debian: python3-dev): building without the C++ n-gram index "
-            "(a Python one serves instead)"
-        )
-    else:
-        import pybind11
-
-        include = ["-I", "csrc", "-isystem", pybind11.get_include(), "-isystem", python_include]
-        include += ["-isystem", str(find_torch() / "include")]  # for one header in C, DLPack's
-        filename = "_host" + sysconfig.get_config_var("EXT_SUFFIX")
-        parts.append(Part("_host", filename, SOURCES["_host"], [*cxx, *CXX_FLAGS, *include], [], cxx))
+    if host := plan_host(cxx):
+        parts.append(host)
     return [part for part in parts if part.sources]
 
 
@@ -403,6 +448,27 @@ class BuildKernels(Command):
             compile_all([part])
 
 
+class BuildSanitized(Command):
+    description = "copy the package to build/sanitized, with its CPU library and host module under ASan and UBSan"
+    user_options: list[tuple[str, str | None, str]] = []
+
+    def initialize_options(self) -> None: ...
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        os.chdir(ROOT)
+        cxx = find_cxx()
+        host = plan_host(cxx) if cxx else None
+        if cxx is None or host is None:
+            stop("build_sanitized needs a C++ compiler, pybind11 and Python.h")
+        destination = Path("build/sanitized", PACKAGE)
+        with exclusive(OBJECTS):
+            shutil.rmtree(destination, ignore_errors=True)
+            shutil.copytree(PACKAGE, destination, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+            compile_and_link([sanitized(plan_cpu(cxx)), sanitized(host)], destination)
+
+
 class Build(build):
     def run(self) -> None:
         # Else a wheel would also hold whatever an earlier build left here: a deleted module, a CUDA library.
@@ -412,5 +478,11 @@ class Build(build):
 
 setup(
     ext_modules=[Extension(f"{PACKAGE}.{name}", files) for name, files in SOURCES.items()],
-    cmdclass={"build": Build, "build_ext": BuildExt, "build_emulated": BuildEmulated, "build_kernels": BuildKernels},
+    cmdclass={
+        "build": Build,
+        "build_ext": BuildExt,
+        "build_emulated": BuildEmulated,
+        "build_kernels": BuildKernels,
+        "build_sanitized": BuildSanitized,
+    },
 )

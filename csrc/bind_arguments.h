@@ -112,6 +112,15 @@ DType dtype_of(const Tensor& x) {
 
 inline StableTensor contiguous_copy(const StableTensor& x) { return torch::stable::contiguous(x); }
 
+// Where the elements start. Throws where the tensor's memory was given back, or a dtype's elements cannot lie there.
+template <class Tensor>
+const void* elements_of(const Tensor& x) {
+  const void* data = x.const_data_ptr();
+  STD_TORCH_CHECK(x.numel() == 0 || (data && reinterpret_cast<uintptr_t>(data) % x.element_size() == 0),
+                  "specdec: a tensor has no memory, or is not aligned to its elements");
+  return data;
+}
+
 // From the tensors that an op was given to what kernels take, with the checks that memory safety needs: validation, with
 // better words, is in specdec_kernels/ops. Keeps a contiguous copy alive of what was not contiguous: those are all small.
 template <class Device, class Tensor>
@@ -151,7 +160,7 @@ class Given {
     device_.check(x);
     const int64_t vocab = x.size(dim - 1);
     STD_TORCH_CHECK(1 <= vocab && vocab <= kMostIds, "specdec: a row has 1 to 2**30 elements");
-    return {x.const_data_ptr(), dtype_of(x), int32_t(vocab), dim == 3 ? x.stride(0) : 0, x.stride(dim - 2)};
+    return {elements_of(x), dtype_of(x), int32_t(vocab), dim == 3 ? x.stride(0) : 0, x.stride(dim - 2)};
   }
 
   // One set of sampling parameters; its tensors are those from `first` on.
@@ -179,7 +188,8 @@ class Given {
 
   const void* contiguous(const Tensor& x) {
     device_.check(x);
-    if (x.is_contiguous()) return x.const_data_ptr();
+    const void* data = elements_of(x);
+    if (x.is_contiguous()) return data;
     return copies_.emplace_back(contiguous_copy(x)).const_data_ptr();
   }
 

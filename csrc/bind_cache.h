@@ -4,9 +4,11 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
+#include <bitset>
 #include <cstdint>
 #include <vector>
 
+#include "bind_arguments.h"
 #include "common/params.h"
 
 namespace specdec::bind {
@@ -25,13 +27,22 @@ struct CacheTensor {
   std::vector<Dim> further;  // a plane for each of their indices
   unsigned char* data;
   int64_t element_size;
+  bool empty;
 
   template <class Tensor>
   CacheTensor(const Tensor& x, const std::vector<int64_t>& layout, int64_t batch)
       : data(static_cast<unsigned char*>(x.mutable_data_ptr())), element_size(int64_t(x.element_size())) {
+    elements_of(x);
     STD_TORCH_CHECK(int64_t(layout.size()) == x.dim(), "specdec: a cache's tensors and layout disagree");
+    empty = x.numel() == 0;
+    std::bitset<kNumCacheDims> given;
     for (size_t i = 0; i < layout.size(); ++i) {
-      const Dim dim{x.size(int64_t(i)), x.stride(int64_t(i)) * element_size};
+      STD_TORCH_CHECK(0 <= layout[i] && layout[i] < kNumCacheDims, "specdec: a cache's layout has numbers below ",
+                      kNumCacheDims);
+      STD_TORCH_CHECK(layout[i] == kFurther || !given[size_t(layout[i])], "specdec: a cache's layout repeats a number");
+      given.set(size_t(layout[i]));
+      const Dim dim{x.size(int64_t(i)), empty ? 0 : x.stride(int64_t(i)) * element_size};
+      STD_TORCH_CHECK(empty || dim.size <= 1 || dim.stride > 0, "specdec: elements of a cache share memory");
       switch (layout[i]) {
         case kBlock:
           block = dim;
@@ -52,14 +63,16 @@ struct CacheTensor {
           block = {batch, head.size * dim.stride};
           break;
         default:
-          STD_TORCH_CHECK(layout[i] == kFurther, "specdec: a cache's layout has numbers below ", kNumCacheDims);
           further.push_back(dim);
       }
     }
+    STD_TORCH_CHECK(!given[kBatchAndHead] || !(given[kBlock] || given[kHead]),
+                    "specdec: a cache's layout repeats a number");
   }
 
   int64_t planes() const {
-    int64_t count = block.size > 0 && head.size > 0 && row.size > 0 && element.size > 0;
+    if (empty) return 0;
+    int64_t count = 1;
     for (const Dim& dim : further) count *= dim.size;
     return count;
   }

@@ -47,8 +47,9 @@ class Device : public OpKernels {
   void* scratch(int64_t bytes) {
     const int64_t size = bytes, stride = 1;
     AtenTensorHandle handle = nullptr;
-    TORCH_ERROR_CODE_CHECK(
-        aoti_torch_empty_strided(1, &size, &stride, aoti_torch_dtype_uint8(), type(), index_, &handle));
+    STD_TORCH_CHECK(aoti_torch_empty_strided(1, &size, &stride, aoti_torch_dtype_uint8(), type(), index_, &handle) ==
+                        AOTI_TORCH_SUCCESS,
+                    op_, ": out of memory for ", bytes, " bytes of scratch memory");
     return scratch_.emplace_back(handle).mutable_data_ptr();
   }
 

@@ -21,14 +21,17 @@ class TensorView {
   int64_t size(int64_t i) const { return x_.sizes[i]; }
   int64_t stride(int64_t i) const { return x_.strides[i]; }
   int64_t numel() const {
+    for (int32_t i = 0; i < x_.dim; ++i)
+      if (x_.sizes[i] == 0) return 0;  // the product of the others may be no number
     int64_t count = 1;
     for (int32_t i = 0; i < x_.dim; ++i) count *= x_.sizes[i];
     return count;
   }
   bool is_contiguous() const {
+    if (numel() == 0) return true;
     int64_t running = 1;
     for (int32_t i = x_.dim - 1; i >= 0; --i) {
-      if (x_.sizes[i] != 1 && x_.strides[i] != running) return numel() == 0;
+      if (x_.sizes[i] != 1 && x_.strides[i] != running) return false;
       running *= x_.sizes[i];
     }
     return true;

@@ -38,11 +38,13 @@ Made empty(int32_t device_type, int32_t device_index, std::initializer_list<int6
   const int64_t dim = int64_t(sizes.size());
   for (int64_t d = dim - 1; d >= 0; --d) {
     strides[d] = running;
-    running *= std::max<int64_t>(1, sizes.begin()[d]);
+    STD_TORCH_CHECK(!__builtin_mul_overflow(running, std::max<int64_t>(1, sizes.begin()[d]), &running),
+                    "specdec: an output would have more elements than there can be");
   }
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(dim, sizes.begin(), strides, dtype, device_type, device_index, &handle));
+  STD_TORCH_CHECK(aoti_torch_empty_strided(dim, sizes.begin(), strides, dtype, device_type, device_index, &handle) ==
+                      AOTI_TORCH_SUCCESS,
+                  "specdec: out of memory for an output of ", running, " elements");
   return Made(handle);
 }
 

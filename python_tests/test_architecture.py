@@ -13,7 +13,7 @@ PACKAGE = "specdec_kernels"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     # values: what ops take and give
-    ("config", "types", "sampling", "laws", "tree", "host", "_host", "_host_py"),
+    ("checks", "config", "options", "types", "sampling", "laws", "tree", "host", "_host", "_host_py"),
     # theory, which the loop chooses by; every other file of analysis/ is built with the package
     ("analysis", "analysis.theory"),
     # what ops are given; kernels; then every other file of ops/, which reaches them

@@ -17,6 +17,7 @@ def set_torch(
     free: int,
     busy: Sequence[Callable[[], object]],
     grad_enabled: Callable[[], bool],
+    out_of_memory: type[Exception],
     dtypes: Sequence[torch.dtype],
 ) -> bool: ...
 def direct(op: Callable[..., Any], name: str, *, cpu: int, cuda: int) -> Callable[..., Any]: ...

@@ -128,7 +128,7 @@ class NgramIndex:
         with self._lock:
             text = self._texts[b]
             if not 0 <= keep <= len(text.tokens):
-                raise ValueError(f"truncate: length must be in [0, {len(text.tokens)}], got {keep}")
+                raise ValueError(f"truncate: length must be in [0, {len(text.tokens)}], got {length}")
             text.truncate(keep)
 
     def reset(self, sequence: SupportsIndex) -> None:
@@ -274,11 +274,13 @@ def check_integer(
 ) -> int:
     """`value` as an int in [low, high]; else a TypeError or ValueError that names the function and the argument."""
     try:
-        number = operator.index(value)
+        number = operator.index(value) if not isinstance(value, bool) else None
     except TypeError:
+        number = None
+    if number is None:
         raise TypeError(f"{function}: {name} must be an integer, got {type(value).__name__}") from None
     if low is not None and number < low or high is not None and number > high:
-        raise ValueError(f"{function}: {name} must be in [{low}, {high}], got {number}")
+        raise ValueError(f"{function}: {name} must be in [{low}, {high}], got {value}")
     return number
 
 

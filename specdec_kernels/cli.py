@@ -7,6 +7,8 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
+from .config import settings
+
 __all__ = ["main"]
 
 
@@ -25,7 +27,7 @@ def _backends(arguments: list[str]) -> int:
     device = parser.parse_args(arguments).device
     try:
         table = backends(device)
-    except RuntimeError as error:  # torch's own word on a device it does not know
+    except ValueError as error:
         parser.error(str(error).splitlines()[0])
     print(table)
     return 0
@@ -46,7 +48,8 @@ def _of_extra(extra: str, *command: str) -> Callable[[list[str]], int]:
             module = importlib.import_module(f".{folder}.command", __package__)
         except ImportError as error:
             name = first[0] if first else folder
-            print(f"{name} needs the '{extra}' extra of the package: {error}", file=sys.stderr)
+            install = f"the '{extra}' extra (pip install 'specdec_kernels[{extra}]')"
+            print(f"{name} needs {install}: {error}", file=sys.stderr)
             return 1
         return int(module.main([*first, *arguments]))
 
@@ -78,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit status: 0 on success, 130 on Ctrl-C.
+        The exit status: 0 on success, 2 for a bad environment variable, 130 on Ctrl-C.
     """
     listing = "\n".join(f"  {name:10}{text}" for name, (_, text) in _COMMANDS.items())
     parser = argparse.ArgumentParser(
@@ -91,6 +94,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="that command's own arguments")
     chosen = parser.parse_args(argv)
     run, _ = _COMMANDS[chosen.command]
+    try:
+        settings()
+    except ValueError as error:
+        print(f"specdec: {error}", file=sys.stderr)
+        return 2
     try:
         return run(chosen.arguments)
     except KeyboardInterrupt:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .checks import check_int, check_tensor
 from .types import Status
 
 MAX_DEPTH = 64
@@ -97,17 +99,18 @@ class DraftTree:
             (which includes every cycle), a tree that is too deep.
         """
         if isinstance(parents, Tensor):
-            if parents.dtype not in (torch.int32, torch.int64):
-                raise TypeError(f"DraftTree: parents must be int32 or int64, got {parents.dtype}")
+            check_tensor("DraftTree", "parents", parents, (torch.int32, torch.int64), None)
             _check_size(parents)
             if max_depth is None:
                 raise ValueError("DraftTree: parents as a tensor need max_depth, got None")
             return cls(parents.to(torch.int64), _checked_depth(max_depth))
+        if max_depth is not None:
+            _checked_depth(max_depth)
         given = torch.tensor(_rectangular(parents))
         _check_size(given)
         rows = (given if given.dim() == 2 else given[None]).tolist()
         deepest = max(_host_depth(row) for row in rows)
-        if max_depth is not None and deepest > _checked_depth(max_depth):
+        if max_depth is not None and deepest > max_depth:
             raise ValueError(f"DraftTree: parents must be at most max_depth={max_depth} deep, got {deepest}")
         leaves = max(len(set(range(len(row))) - set(row)) for row in rows)
         return cls(given, deepest if max_depth is None else max_depth, leaves)
@@ -118,10 +121,11 @@ class DraftTree:
 
         Raises
         ------
-        ValueError
-            Negative or repeated choices, or one whose beginning is not among them.
+        TypeError, ValueError
+            Not lists of integers, none of them, negative or repeated choices, or one whose beginning is not among them.
         """
-        choices = sorted((tuple(c) for c in medusa_choices), key=lambda c: (len(c), c))
+        rows = _lists_of_integers("medusa_choices", medusa_choices, nested=True)
+        choices = sorted((tuple(c) for c in rows), key=lambda c: (len(c), c))
         index: dict[tuple[int, ...], int] = {(): 0}
         for choice in choices:
             if not choice or min(choice) < 0 or choice in index:
@@ -138,8 +142,15 @@ class DraftTree:
 
     @classmethod
     def cartesian(cls, widths: Sequence[int]) -> DraftTree:
-        """Every combination of the best ``widths[k]`` tokens of head k (Cai et al., arXiv 2401.10774)."""
-        if not widths or min(widths) < 1:
+        """Every combination of the best ``widths[k]`` tokens of head k (Cai et al., arXiv 2401.10774).
+
+        Raises
+        ------
+        TypeError, ValueError
+            Not a list of integers, none of them, one below 1, or a tree of more than 1024 nodes.
+        """
+        _lists_of_integers("widths", widths, nested=False)
+        if min(widths) < 1:
             raise ValueError(f"DraftTree: widths must be positive, at least one, got {list(widths)}")
         sizes = itertools.accumulate(widths, lambda a, b: a * b)
         if 1 + sum(sizes) > MAX_NODES:
@@ -161,14 +172,24 @@ class DraftTree:
             ``[heads, ranks]`` in [0, 1]: how often head k's token of rank i is right; not rising with i.
         max_nodes : int
             2 to 1024.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Another type or shape, a number outside its range, or accuracies that rise with the rank.
         """
-        table = torch.as_tensor(accuracy, dtype=torch.float64)
+        if isinstance(accuracy, Tensor) and (accuracy.layout != torch.strided or accuracy.device.type == "meta"):
+            kind = accuracy.layout if accuracy.layout != torch.strided else accuracy.device
+            raise ValueError(f"DraftTree: accuracy must be a strided tensor of numbers, got one of {kind}")
+        try:
+            table = torch.as_tensor(accuracy, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"DraftTree: accuracy must be [heads, ranks] of numbers, got {error}") from None
         if table.dim() != 2 or 0 in table.shape or not bool(((table >= 0) & (table <= 1)).all()):
             raise ValueError(f"DraftTree: accuracy must be [heads, ranks] in [0, 1], got {list(table.shape)}")
         if bool((table.diff(dim=-1) > 0).any()):
             raise ValueError("DraftTree: accuracy must fall, or stay, from rank to rank, got one that rises")
-        if not 2 <= max_nodes <= MAX_NODES:
-            raise ValueError(f"DraftTree: max_nodes must be in [2, {MAX_NODES}], got {max_nodes}")
+        check_int("DraftTree", "max_nodes", max_nodes, 2, MAX_NODES)
         values = table[:MAX_DEPTH].tolist()
         count = itertools.count()  # of equals the one found first comes first
         parents, ranks, expected = [-1], [-1], 0.0
@@ -261,10 +282,18 @@ class DraftTree:
             uint8, eight entries per byte from the lowest bit up, as in FlashInfer's ``packed_custom_mask``.
         dtype : torch.dtype
             Of the additive form.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A wrong type, dtype, shape or device, a `kv_length` below num_nodes. No length's value is looked at.
         """
         if form not in MASK_FORMS:
             raise ValueError(f"DraftTree: form must be one of {', '.join(MASK_FORMS)}, got {form!r}")
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise TypeError(f"DraftTree: dtype must be a torch.dtype of floats, got {dtype!r}")
         self._check_context(context_lengths)
+        check_int("DraftTree", "kv_length", kv_length, 0, 2**31 - 1)
         if kv_length < self.num_nodes:
             raise ValueError(f"DraftTree: kv_length must be >= num_nodes={self.num_nodes}, got {kv_length}")
         batch = context_lengths.shape[0]
@@ -302,16 +331,18 @@ class DraftTree:
         return moved
 
     def _check_context(self, context_lengths: Tensor) -> None:
-        if not isinstance(context_lengths, Tensor) or context_lengths.dim() != 1:
-            got = list(context_lengths.shape) if isinstance(context_lengths, Tensor) else type(context_lengths).__name__
-            raise ValueError(f"DraftTree: context_lengths must be a [batch] tensor, got {got}")
+        check_tensor(
+            "DraftTree", "context_lengths", context_lengths, (torch.int64, torch.int32), self.parents.device
+        )  # fmt: skip
+        if context_lengths.dim() != 1:
+            raise ValueError(f"DraftTree: context_lengths must be a [batch] tensor, got {list(context_lengths.shape)}")
         if self.is_batched and context_lengths.shape != self.parents.shape[:1]:
             batch = self.parents.shape[0]
             raise ValueError(f"DraftTree: context_lengths must be [batch={batch}], got {list(context_lengths.shape)}")
 
 
 def _rectangular(parents: object) -> Sequence[int] | Sequence[Sequence[int]]:
-    if not isinstance(parents, Sequence) or not parents:
+    if not isinstance(parents, Sequence) or isinstance(parents, (str, bytes)) or not parents:
         raise TypeError(f"DraftTree: parents must be a list, a list of lists or a tensor, got {type(parents).__name__}")
     rows = parents if isinstance(parents[0], Sequence) else [parents]
     lengths = {len(row) for row in rows}
@@ -331,9 +362,20 @@ def _check_size(parents: Tensor) -> None:
 
 
 def _checked_depth(max_depth: int) -> int:
-    if not 0 <= max_depth <= MAX_DEPTH:
-        raise ValueError(f"DraftTree: max_depth must be in [0, {MAX_DEPTH}], got {max_depth}")
-    return max_depth
+    return check_int("DraftTree", "max_depth", max_depth, 0, MAX_DEPTH)
+
+
+def _lists_of_integers(name: str, given: Any, nested: bool) -> Any:
+    """`given`; TypeError or ValueError unless a list of integers that holds some, or `nested` a list of such lists."""
+    what = "a list of lists of integers" if nested else "a list of integers"
+    rows = given if nested else [given]
+    if not isinstance(given, (list, tuple)) or not all(isinstance(row, (list, tuple)) for row in rows):
+        raise TypeError(f"DraftTree: {name} must be {what}, got {given!r}")
+    if not given:
+        raise ValueError(f"DraftTree: {name} must be {what}, at least one, got none")
+    if any(isinstance(i, bool) or not isinstance(i, int) for row in rows for i in row):
+        raise TypeError(f"DraftTree: {name} must be {what}, got {given!r}")
+    return given
 
 
 def _host_depth(parents: Sequence[int]) -> int:

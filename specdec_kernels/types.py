@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .checks import check_integers
+
 PLACEHOLDER_TOKEN_ID = -1
 """Fills the slots of an output that hold no token."""
 
@@ -186,21 +188,23 @@ class TokenMap:
     Raises
     ------
     ValueError
-        Negative or repeated ids, an empty or non-1-d tensor.
+        Ids that are negative, repeated or 2**30 and more, an empty or non-1-d tensor, one without values.
     TypeError
         Not an int32 or int64 tensor.
     """
 
     def __init__(self, draft_to_target: Tensor) -> None:
-        if not isinstance(draft_to_target, Tensor) or draft_to_target.dtype not in (torch.int32, torch.int64):
-            got = getattr(draft_to_target, "dtype", type(draft_to_target).__name__)
-            raise TypeError(f"TokenMap: draft_to_target must be an int32 or int64 tensor, got {got}")
+        check_integers("TokenMap", "draft_to_target", draft_to_target, (torch.int32, torch.int64))
+        if draft_to_target.device.type == "meta":
+            raise ValueError("TokenMap: draft_to_target must hold ids, got a tensor on meta")
         if draft_to_target.dim() != 1 or draft_to_target.numel() == 0:
             raise ValueError(f"TokenMap: draft_to_target must be [vocab_draft >= 1], got {list(draft_to_target.shape)}")
         ids = draft_to_target.to(torch.int64).contiguous()
         lowest, self.max_id = int(ids.min()), int(ids.max())
         if lowest < 0:
             raise ValueError(f"TokenMap: draft_to_target must hold ids >= 0, got {lowest}")
+        if self.max_id >= 1 << 30:
+            raise ValueError(f"TokenMap: draft_to_target must hold ids < 2**30, got {self.max_id}")
         if ids.unique().numel() != ids.numel():
             raise ValueError("TokenMap: draft_to_target must hold distinct ids, got repeated ones")
         self.draft_to_target = ids

@@ -109,7 +109,9 @@ SPECDEC_HD Span begin_span(const VerifyChainArgs& args, int64_t b, int64_t* room
     span.token_index = start;
     span.first_target = span.target_index = start + b;
     span.first_draft = args.law.cascade_bonus ? span.first_target : start;
-    if (stop - start > *room) span.status |= kBadParam;
+    const bool loose =
+        (b == 0 && start != 0) || (b + 1 == args.batch && stop != args.total);  // tokens without a sequence
+    if (loose || stop - start > *room) span.status |= kBadParam;
     *room = stop - start < *room ? stop - start : *room;
   } else {
     span.batch = b;

@@ -32,7 +32,7 @@ std::string type_name(const py::object& value) { return py::str(py::type::of(val
 
 // An integer argument; one beyond 64 bits becomes the nearest that fits, which no range contains.
 std::int64_t to_integer(const std::string& what, const py::object& value) {
-  if (!PyIndex_Check(value.ptr())) {
+  if (!PyIndex_Check(value.ptr()) || PyBool_Check(value.ptr())) {
     throw py::type_error(what + " must be an integer, got " + type_name(value));
   }
   const auto number = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));

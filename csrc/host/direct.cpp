@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <memory_resource>
 #include <string>
@@ -32,6 +33,7 @@ struct Torch {
   int32_t (*free)(void* handle) = nullptr;
   std::vector<PyObject*> busy;  // functions of no argument: true where something watches, records or changes calls
   PyObject* grad_enabled = nullptr;
+  PyObject* out_of_memory = nullptr;  // the exception
   PyObject* requires_grad = nullptr;  // the name
   PyObject* is_neg = nullptr;
   std::vector<PyObject*> dtypes;  // as DirectTensor::DType numbers them
@@ -76,7 +78,8 @@ bool see(PyObject* given, DirectTensor& out) {
   DLTensor view;
   if (Py_TYPE(given) != torch.tensor || torch.exchange->dltensor_from_py_object_no_sync(given, &view) != 0)
     return false;
-  if (view.strides == nullptr || view.dtype.code == kDLComplex) return false;
+  if (view.strides == nullptr || view.dtype.code == kDLComplex || view.dtype.bits * view.dtype.lanes % 8 != 0)
+    return false;
   const bool on_cuda = view.device.device_type == kDLCUDA;
   out = {static_cast<char*>(view.data) + view.byte_offset,
          view.shape,
@@ -205,13 +208,38 @@ PyObject* wrap_and_free(void* handle) {
   return tensor;
 }
 
+// What C++ says where there is no memory reaches Python as a RuntimeError: it becomes torch's own exception.
+void name_out_of_memory() {
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  if (type == PyExc_RuntimeError) {
+    PyErr_NormalizeException(&type, &value, &trace);
+    PyObject* text = PyObject_Str(value);
+    const char* said = text == nullptr ? nullptr : PyUnicode_AsUTF8(text);
+    for (const char* words : {"out of memory", "can't allocate memory", "not enough memory", "std::bad_alloc"}) {
+      if (said == nullptr || std::strstr(said, words) == nullptr) continue;
+      PyErr_SetObject(torch.out_of_memory, text);
+      Py_XDECREF(text);
+      Py_XDECREF(type);
+      Py_XDECREF(value);
+      Py_XDECREF(trace);
+      return;
+    }
+    Py_XDECREF(text);
+    PyErr_Clear();
+  }
+  PyErr_Restore(type, value, trace);
+}
+
 PyObject* call(PyObject* object, PyObject* const* given, size_t count, PyObject* names) {
   const auto& self = *reinterpret_cast<Direct*>(object);
   void* handles[kMostResults];
   const int32_t num_results = names == nullptr ? attempt(self, given, PyVectorcall_NARGS(count), handles) : 0;
   if (num_results == 0) {
     PyErr_Clear();
-    return PyObject_Vectorcall(self.op, given, count, names);
+    PyObject* results = PyObject_Vectorcall(self.op, given, count, names);
+    if (results == nullptr) name_out_of_memory();
+    return results;
   }
   if (num_results == 1) return wrap_and_free(handles[0]);
   PyObject* results = PyTuple_New(num_results);
@@ -296,17 +324,20 @@ py::object make(const py::object& op, const std::string& name, std::uintptr_t cp
 }
 
 bool set_torch(const py::type& tensor, const py::capsule& exchange, std::uintptr_t wrap, std::uintptr_t free,
-               const std::vector<py::object>& busy, const py::object& grad_enabled,
+               const std::vector<py::object>& busy, const py::object& grad_enabled, const py::object& out_of_memory,
                const std::vector<py::object>& dtypes) {
   const auto* api = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(exchange.ptr(), "dlpack_exchange_api"));
   if (api == nullptr) throw py::error_already_set();
   if (api->header.version.major != DLPACK_MAJOR_VERSION) return false;
+  torch.busy.clear();  // an import that was interrupted may have come this far
+  torch.dtypes.clear();
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
   torch.exchange = api;
   torch.wrap = reinterpret_cast<PyObject* (*)(const void*)>(wrap);
   torch.free = reinterpret_cast<int32_t (*)(void*)>(free);
   for (const py::object& function : busy) torch.busy.push_back(py::object(function).release().ptr());
   for (const py::object& dtype : dtypes) torch.dtypes.push_back(py::object(dtype).release().ptr());
+  torch.out_of_memory = py::object(out_of_memory).release().ptr();
   torch.grad_enabled = py::object(grad_enabled).release().ptr();
   torch.requires_grad = py::str("requires_grad").release().ptr();
   torch.is_neg = tensor.attr("is_neg").cast<py::object>().release().ptr();
@@ -317,7 +348,7 @@ bool set_torch(const py::type& tensor, const py::capsule& exchange, std::uintptr
 
 void bind_direct(py::module_& module) {
   module.def("set_torch", &set_torch, py::arg("tensor"), py::arg("exchange"), py::kw_only(), py::arg("wrap"),
-             py::arg("free"), py::arg("busy"), py::arg("grad_enabled"), py::arg("dtypes"),
+             py::arg("free"), py::arg("busy"), py::arg("grad_enabled"), py::arg("out_of_memory"), py::arg("dtypes"),
              "Hand over what calls need of torch; whether this version of its exchange is known.");
   module.def("direct", &make, py::arg("op"), py::arg("name"), py::kw_only(), py::arg("cpu"), py::arg("cuda"),
              "A callable that runs an op of these libraries and calls `op` where it cannot.");

@@ -139,7 +139,10 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
     monkeypatch.setattr(cli.importlib, "import_module", without)
     assert cli.main(["plan"]) == 1
-    assert capsys.readouterr().err == "plan needs the 'analysis' extra of the package: No module named 'matplotlib'\n"
+    assert (
+        capsys.readouterr().err
+        == "plan needs the 'analysis' extra (pip install 'specdec_kernels[analysis]'): No module named 'matplotlib'\n"
+    )
 
 
 def test_drafters_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

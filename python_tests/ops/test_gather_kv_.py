@@ -435,6 +435,8 @@ def test_compiles_whole(kind: torch.dtype) -> None:
 CACHE = [torch.zeros(2, 3, 10, 4), torch.zeros(2, 3, 10, 4)]
 GOOD = {"cache": CACHE, "accepted_nodes": path(2, [2, 3]), "context_lengths": torch.tensor([1, 2])}
 PAGES = torch.zeros(6, 4, 3, 2)
+WIDE = torch.zeros(300, dtype=torch.int64)
+NARROW = WIDE.view(torch.int16)
 
 
 @pytest.mark.parametrize(
@@ -450,6 +452,11 @@ PAGES = torch.zeros(6, 4, 3, 2)
         ({"cache": [CACHE[0].to("meta")]}, ValueError, "cache[0] must be on cpu, got meta"),
         ({"cache": [CACHE[0][:, :1].expand(2, 3, 10, 4)]}, ValueError, "cache[0] must have a place for each element"),
         ({"cache": [CACHE[0], CACHE[0][..., :2]]}, ValueError, "cache must hold each tensor once"),
+        ({"cache": [CACHE[0][:, :, :8], CACHE[0][:, :, 2:]]}, ValueError, "cache must hold each tensor once"),
+        ({"cache": [NARROW[:240].view(2, 3, 10, 4), WIDE[60:].view(2, 3, 10, 4), NARROW[480:720].view(2, 3, 10, 4)]},
+         ValueError, "cache must hold each tensor once"),
+        ({"cache": [torch.zeros(99).as_strided((2, 3, 10, 4), (30, 10, 1, 2))]}, ValueError,
+         "cache[0] must have a place for each element, got strides (30, 10, 1, 2)"),
         ({"accepted_nodes": torch.zeros(2, 2)}, TypeError, "accepted_nodes must be int64 or int32, got float32"),
         ({"accepted_nodes": path(1, [2])}, ValueError, "accepted_nodes must be [batch=2, max_depth], got [1, 1]"),
         ({"accepted_nodes": torch.zeros(2).long()}, ValueError, "accepted_nodes must be [batch=2, max_depth], got [2]"),
@@ -479,6 +486,20 @@ PAGES = torch.zeros(6, 4, 3, 2)
 )  # fmt: skip
 def test_refusals(change: dict[str, Any], error: type[Exception], message: str) -> None:
     refuses(sk.gather_kv_, GOOD, change, error, f"gather_kv_: {message}")
+
+
+@pytest.mark.parametrize("layout", ["rows", "heads", "elements"])
+def test_views_of_one_buffer_that_share_no_byte_are_taken(layout: str) -> None:
+    room = torch.arange(2 * 2 * 3 * 10 * 4.0)
+    interleaved = {
+        "rows": room.view(2, 3, 10, 2, 4).unbind(3),
+        "heads": room.view(2, 2, 3, 10, 4).unbind(1),
+        "elements": room.view(2, 3, 10, 4, 2).unbind(4),
+    }[layout]
+    apart = [view.clone() for view in interleaved]
+    sk.gather_kv_(interleaved, GOOD["accepted_nodes"], GOOD["context_lengths"])
+    sk.gather_kv_(apart, GOOD["accepted_nodes"], GOOD["context_lengths"])
+    same_bits(list(interleaved), apart)
 
 
 def test_sliding_windows_are_refused() -> None:

@@ -139,6 +139,17 @@ def test_broken_segments_idle_and_are_flagged(
             assert out.status[b] == 0
 
 
+@pytest.mark.parametrize(
+    ("cu", "flagged"),
+    [([1, 3, 5, 8], [0]), ([0, 3, 5, 7], [2]), ([2, 3, 5, 5], [0, 2]), ([0, 3, 5, 8], []), ([0, 0, 0, 0], [2])],
+)
+def test_draft_tokens_of_no_sequence_are_flagged(backend: Backend, cu: list[int], flagged: list[int]) -> None:
+    rng = torch.Generator().manual_seed(14)
+    arguments = chains.packed(chains.make(rng, 3, 3, 40), torch.tensor([3, 2, 3]))
+    out = run(backend, {**arguments, "cu_num_draft_tokens": torch.tensor(cu, dtype=torch.int32)})
+    assert [b for b in range(3) if out.status[b] & sk.Status.BAD_PARAM] == flagged
+
+
 def test_bad_rows_are_flagged_and_neighbours_unaffected(backend: Backend) -> None:
     rng = torch.Generator().manual_seed(17)
     arguments = chains.packed(chains.make(rng, 4, 3, 1100), torch.tensor([3, 2, 1, 2]))

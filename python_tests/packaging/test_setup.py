@@ -212,3 +212,29 @@ def test_sdist_holds_the_sources(project: Path) -> None:
     with tarfile.open(archive) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
     assert names >= {*SOURCES, "setup.py", *more}
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "editable", "expected"),
+    [
+        ("", None, True, "80+PTX"),
+        ("", None, False, "80+PTX;90a"),
+        ("", "9.0\n8.6\n9.0\n", False, "86;90a"),
+        ("", "12.0\n", True, "120"),
+        ("", "7.5\n", False, "80+PTX;90a"),
+        ("", "[N/A]\n", False, "80+PTX;90a"),
+        ("all", "9.0\n", False, "80;90a;100;120+PTX"),
+        ("100", "9.0\n", True, "100"),
+    ],
+)
+def test_architectures_are_those_of_the_gpu_at_hand(
+    asked: str, gpus: str | None, editable: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if gpus is not None:
+        smi = tmp_path / "nvidia-smi"
+        smi.write_text(f"#!/bin/sh\nprintf '{gpus}'\n")
+        smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin" if gpus is not None else str(tmp_path))
+    monkeypatch.setenv("SPECDEC_CUDA_ARCHS", asked)
+    monkeypatch.setattr("setuptools.setup", lambda **given: None)
+    assert runpy.run_path(str(ROOT / "setup.py"))["wanted_archs"](editable) == expected

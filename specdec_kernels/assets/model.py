@@ -57,10 +57,8 @@ def fetch_gguf(folder: Path, say: Say = print_to_stderr) -> Path:
     return gguf
 
 
-def _without_transformers(error: ImportError) -> AssetError:
-    return AssetError(
-        f"{MODEL_NAME} needs the 'transformers' extra (pip install 'specdec_kernels[transformers]'): {error}"
-    )
+def _without_transformers(error: ImportError, what: object = MODEL_NAME) -> AssetError:
+    return AssetError(f"{what} needs the 'transformers' extra (pip install 'specdec_kernels[transformers]'): {error}")
 
 
 def _convert_gguf(gguf: Path, folder: Path) -> None:
@@ -138,6 +136,6 @@ def load_folder(folder: Path) -> tuple[Any, PreTrainedTokenizerBase]:
         model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
         return model.eval().requires_grad_(False), AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except ImportError as error:
-        raise AssetError(f"the model in {folder} needs the 'transformers' extra of the package: {error}") from error
+        raise _without_transformers(error, f"the model in {folder}") from error
     except Exception as error:  # each kind of damaged file raises a type of its own
         raise AssetError(f"the model in {folder} cannot be read: {str(error).strip().splitlines()[0]}") from error

@@ -27,10 +27,17 @@ def in_python(backend: str, op: str) -> Callable[..., Any]:
     """The op as the dispatcher calls it, run by a backend in Python."""
 
     def run(*given: Any) -> Any:
+        if any(isinstance(x, torch.Tensor) and x.layout != torch.strided for x in given):
+            raise RuntimeError(f"specdec: {op} takes strided tensors")
         module = importlib.import_module(f"{__name__}.{backend}.{op}")
         return getattr(module, op)(OPS[op].unpack(*given))
 
     return run
+
+
+def has_kernel(op: str, key: str) -> bool:
+    """Whether the dispatcher has a kernel of `op` for dispatch key `key`."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"specdec::{op}", key))
 
 
 def _reference(op: str, overload: Any) -> Callable[..., Any]:
@@ -64,6 +71,8 @@ def _reason_cuda(op: str, device: torch.device) -> str | None:
 def _reason_triton(op: str, device: torch.device) -> str | None:
     if importlib.util.find_spec(f"{__name__}.triton.{op}") is None:
         return f"there is no Triton kernel for {op}"
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return "torch finds no GPU"
     return triton_backend.why_not(device)
 
 
@@ -81,7 +90,7 @@ def register_triton(library: torch.library.Library) -> None:
     if triton_backend.why_not(torch.device("cuda")) is not None:
         return
     for op in OPS:
-        if native.why_missing(op, "CUDA") is not None:
+        if native.why_missing(op, "CUDA") is not None and not has_kernel(op, "CUDA"):
             library.impl(op, in_python("triton", op), "CUDA")
 
 
@@ -95,7 +104,7 @@ def implementation(
     ValueError
         An unknown backend, or one that cannot run this op on this device, with the reason.
     """
-    if backend not in _BACKENDS:
+    if not isinstance(backend, str) or backend not in _BACKENDS:
         raise ValueError(f"{caller or op}: backend must be one of {', '.join(_BACKENDS)} or None, got {backend!r}")
     why_not, reach = _BACKENDS[backend]
     reason = why_not(op, device)
@@ -141,8 +150,16 @@ def backends(device: torch.device | str = "cpu") -> BackendTable:
     -------
     BackendTable
         A dict ``{op: {backend: "yes" or reason}}`` that prints as a table.
+
+    Raises
+    ------
+    ValueError
+        A device that torch does not know.
     """
-    device = torch.device(device)
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"backends: device must be a torch.device or its name, got {device!r}") from None
     return BackendTable(
         {name: {n: why(op, device) or "yes" for n, (why, _) in _BACKENDS.items()} for name, op in FUNCTIONS.items()}
     )

@@ -40,6 +40,7 @@ def load(ops: Iterable[str], libraries: Mapping[str, ctypes.CDLL]) -> None:
                 torch._C._autograd._profiler_enabled,
             ],
             grad_enabled=torch.is_grad_enabled,
+            out_of_memory=torch.OutOfMemoryError,
             dtypes=[torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32],  # as DirectTensor::DType
         )
     except (ImportError, OSError, AttributeError, StopIteration):

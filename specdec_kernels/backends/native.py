@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,8 @@ import torch
 
 from ..config import settings
 from . import direct
+
+logger = logging.getLogger("specdec_kernels")
 
 _FOLDER = Path(__file__).resolve().parent.parent
 _LIBRARIES = {"CPU": "_C_cpu.so", "CUDA": "_C_cuda.so"}
@@ -37,9 +40,17 @@ def load(ops: Iterable[str]) -> None:
         _symbols[key] = ctypes.CDLL(str(path))
         _registered[key] = {op for op in ops if torch._C._dispatch_has_kernel_for_dispatch_key(f"specdec::{op}", key)}
         if key == "CPU":
-            wanted = settings().cpu_capability
+            try:
+                wanted = settings().cpu_capability
+            except ValueError:  # an op says so when it is called, the command before
+                wanted = None
             _symbols[key].specdec_limit_cpu_capability(_CAPABILITIES.index(wanted or _CAPABILITIES[-1]))
     direct.load(ops, _symbols)
+    if "CPU" in _problems:
+        logger.warning(
+            "specdec_kernels runs without its compiled CPU kernels, 100 to 1000 times slower on a CPU: %s",
+            _problems["CPU"],
+        )
 
 
 def why_missing(op: str, key: str) -> str | None:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checks import check_int, check_number
 from ..decoding.output import GenerationOutput, Recorder
-from ..decoding.request import MAX_SPECULATIVE_TOKENS, Request, check_int, check_number
+from ..decoding.request import MAX_SPECULATIVE_TOKENS, Request
 from ..ops.row_stats import row_stats
 from ..sampling import GREEDY
 from ..types import PLACEHOLDER_TOKEN_ID
@@ -73,7 +74,7 @@ def bild(
     models = TwoModels.begin(caller, model, draft_model, request, None, max_draft_tokens)
     state, unseen = models.state, 1
     recorder = Recorder(state.batch_size, max_new_tokens, max_draft_tokens)
-    with models.at_work() as seconds:
+    with models.at_work(caller) as seconds:
         while state.host_active.any():
             tokens, status = _draft(models, fallback, max_draft_tokens, unseen)
             recorder.draft_steps += tokens.shape[1] > 0

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from ..decoding.generate import generate
 from ..decoding.output import GenerationOutput
+from ..decoding.request import Request
 from ..drafters import ModelDrafter
 from ..laws import TargetLaw
 from ..sampling import SamplingParams
+from .two_models import TwoModels
 
 
 def oracle_cascade(
@@ -60,8 +62,11 @@ def oracle_cascade(
     """
     if not isinstance(law, TargetLaw) or not law.is_cascade:
         raise TypeError(f"oracle_cascade: law must be one of sk.laws but Lossy, got {type(law).__name__}")
+    # So that what is wrong is said of this function, not of those that it calls.
+    request = Request(input_ids, attention_mask, sampling, seeds, max_new_tokens, eos_token_id)
+    models = TwoModels.begin("oracle_cascade", model, draft_model, request, draft_sampling, 0)
     return generate(
-        model, input_ids, drafter=ModelDrafter(draft_model, draft_sampling), attention_mask=attention_mask,
+        models.target, input_ids, drafter=ModelDrafter(models.draft, draft_sampling), attention_mask=attention_mask,
         sampling=sampling, seeds=seeds, max_new_tokens=max_new_tokens, num_speculative_tokens=0,
         target_law=replace(law, bonus="cascade"), eos_token_id=eos_token_id,  # type: ignore[call-arg]
     )  # fmt: skip

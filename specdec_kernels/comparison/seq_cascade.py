@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..checks import check_number
 from ..decoding.output import GenerationOutput, Recorder
-from ..decoding.request import Request, check_number
+from ..decoding.request import Request
 from ..decoding.state import DecodingState, Speculation, StepResult
 from ..decoding.step import verify_step
 from ..drafters import Draft
@@ -79,7 +80,7 @@ def seq_cascade(
     models = TwoModels.begin(caller, model, draft_model, request, draft_sampling, 0)
     state = models.state
     recorder = Recorder(state.batch_size, max_new_tokens, max_new_tokens)  # for drafts that are whole answers
-    with models.at_work() as seconds:
+    with models.at_work(caller) as seconds:
         tokens, log_probs, status = _drafted_answers(models, max_new_tokens)
         recorder.draft_steps = tokens.shape[1] - 1
         num_drafted = (tokens != PLACEHOLDER_TOKEN_ID).sum(1)

@@ -71,7 +71,7 @@ def token_cascade(
     state, unseen = models.state, 1  # tokens of every active sequence that the target has not seen
     recorder = Recorder(state.batch_size, max_new_tokens, 1)
     one = torch.ones_like(state.lengths)
-    with models.at_work() as seconds:
+    with models.at_work(caller) as seconds:
         while state.host_active.any():
             recorder.draft_steps += 1
             row = last_row(models.draft, state, 1)

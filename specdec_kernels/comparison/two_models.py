@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..decoding.claims import claimed
 from ..decoding.costs import synchronize
 from ..decoding.request import Request, check_draft
 from ..decoding.runner import Runner
@@ -54,7 +55,7 @@ class TwoModels:
         max_draft_tokens: int,
     ) -> TwoModels:
         """Check what `caller` was given; a step of it puts at most `max_draft_tokens` to the test."""
-        target, draft = as_runner(model, caller), as_runner(draft_model, caller)
+        target, draft = as_runner(model, caller), as_runner(draft_model, caller, "draft_model")
         request.check(caller, target)
         if draft is target:
             raise ValueError(f"{caller}: draft_model must be a Runner of its own, got the target's")
@@ -69,9 +70,12 @@ class TwoModels:
         return TwoModels(target, draft, request.sampling if draft_sampling is None else draft_sampling, ends, state)
 
     @contextmanager
-    def at_work(self) -> Iterator[Callable[[], tuple[float, float]]]:
-        """Within, both have read the prompts; called, what it gives says the seconds that took, and those since."""
+    def at_work(self, caller: str) -> Iterator[Callable[[], tuple[float, float]]]:
+        """Within, both have read the prompts and serve no other call; called, what it gives says the seconds that took,
+        and those since.
+        """
         with torch.inference_mode(), ExitStack() as cleanup:
+            cleanup.enter_context(claimed(caller, model=self.target, draft_model=self.draft))
             began = time.perf_counter()
             for runner in (self.target, self.draft):
                 cleanup.callback(runner.finish)

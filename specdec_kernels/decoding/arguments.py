@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..checks import check_flag, check_int
 from ..drafters.base import Drafter, TreeDrafter
 from ..laws import TargetLaw, check_law
 from ..ops.verify_chain import ACCEPTANCES
-from .request import MAX_SPECULATIVE_TOKENS, check_int
+from .request import MAX_SPECULATIVE_TOKENS
 from .runner import Runner
 from .step import TREE_RULES
 
@@ -31,7 +32,7 @@ def check_speculation(
             )
         check_int("generate", "num_speculative_tokens", num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
     acceptances = TREE_RULES if isinstance(drafter, TreeDrafter) else ACCEPTANCES
-    if acceptance not in acceptances:
+    if not isinstance(acceptance, str) or acceptance not in acceptances:
         raise ValueError(f"generate: acceptance must be one of {', '.join(acceptances)}, got {acceptance!r}")
     if isinstance(drafter, TreeDrafter):
         _check_tree_drafter(runner, drafter, num_speculative_tokens, target_law)
@@ -64,5 +65,13 @@ def check_streamer(streamer: Any, batch: int) -> None:
             f"generate: a streamer with put and end takes a batch of 1, got {batch} sequences; pass a callable, "
             "which is given the new tokens of every sequence"
         )
-    if streamer is not None and not hasattr(streamer, "put") and not callable(streamer):
+    takes_batches = callable(streamer) and not hasattr(streamer, "put")
+    if streamer is not None and not takes_batches and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
         raise TypeError(f"generate: streamer must have put and end, or be callable, got {type(streamer).__name__}")
+
+
+def check_listeners(stop: object, progress: object) -> None:
+    """Raise unless `stop` can be asked and `progress` is a flag."""
+    if stop is not None and not callable(stop):
+        raise TypeError(f"generate: stop must be callable or None, got {type(stop).__name__}")
+    check_flag("generate", "progress", progress)

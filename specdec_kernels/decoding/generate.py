@@ -15,7 +15,7 @@ from ..drafters.base import Drafter, TreeDrafter
 from ..integrations.runners import as_runner
 from ..laws import TargetLaw
 from ..sampling import SamplingParams
-from .arguments import check_speculation, check_streamer
+from .arguments import check_listeners, check_speculation, check_streamer
 from .claims import claimed
 from .costs import measure_costs, synchronize
 from .graph import begin_steps
@@ -120,6 +120,7 @@ def generate(
     request.check("generate", runner)
     check_speculation(runner, drafter, num_speculative_tokens, acceptance, target_law)
     check_streamer(streamer, request.batch_size)
+    check_listeners(stop, progress)
     ends = request.ends("generate", runner)
     own = {"drafter": drafter, "model": runner} | ({"drafter.runner": drafter.runner} if drafter.runner else {})
     with torch.inference_mode(), ExitStack() as cleanup:

@@ -11,12 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..ops._common import check_params
+from ..checks import check_int, check_integers, check_tensor
+from ..ops._common import ID_DTYPES, check_params
 from ..sampling import SamplingParams
 from .runner import Prompt, Runner
 from .state import DecodingState
 
 MAX_SPECULATIVE_TOKENS = 64
+MASK_DTYPES = (
+    torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.float64, torch.float32,
+    torch.bfloat16, torch.float16,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,8 @@ class Request:
     def ends(self, caller: str, runner: Runner) -> Tensor | None:
         """``[num_eos]`` int64 ids that end a sequence, or None; raises for those that are none."""
         wanted: Any = runner.end_ids if self.eos_token_id is None else self.eos_token_id
+        if isinstance(wanted, (bool, str, bytes)):
+            raise TypeError(f"{caller}: eos_token_id must be an integer or several, got {type(wanted).__name__}")
         try:
             ids = [operator.index(i) for i in (wanted if isinstance(wanted, Iterable) else [wanted])]
         except TypeError:
@@ -115,9 +122,7 @@ def check_draft(
 
 
 def _check_ids(caller: str, runner: Runner, input_ids: Tensor) -> None:
-    if not isinstance(input_ids, Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
-        got = getattr(input_ids, "dtype", type(input_ids).__name__)
-        raise TypeError(f"{caller}: input_ids must be an int64 or int32 tensor, got {got}")
+    check_integers(caller, "input_ids", input_ids, ID_DTYPES)
     if input_ids.dim() != 2 or input_ids.numel() == 0:
         raise ValueError(f"{caller}: input_ids must be [batch >= 1, prompt >= 1], got {list(input_ids.shape)}")
     if input_ids.device != runner.device:
@@ -128,14 +133,11 @@ def _check_ids(caller: str, runner: Runner, input_ids: Tensor) -> None:
 
 
 def _check_mask(caller: str, runner: Runner, attention_mask: Tensor, batch: int, length: int) -> None:
-    if not isinstance(attention_mask, Tensor):
-        raise TypeError(f"{caller}: attention_mask must be a tensor, got {type(attention_mask).__name__}")
+    check_tensor(caller, "attention_mask", attention_mask, MASK_DTYPES, runner.device)
     if tuple(attention_mask.shape) != (batch, length):
         raise ValueError(
             f"{caller}: attention_mask must be [batch={batch}, prompt={length}], got {list(attention_mask.shape)}"
         )
-    if attention_mask.device != runner.device:
-        raise ValueError(f"{caller}: attention_mask must be on {runner.device}, got {attention_mask.device}")
     kept = attention_mask != 0
     empty = ~kept.any(1)
     if bool(empty.any()):
@@ -162,24 +164,8 @@ def _check_unpadded(caller: str, runner: Runner, input_ids: Tensor) -> None:
 
 
 def _check_seeds(caller: str, seeds: Tensor, batch: int) -> None:
-    if not isinstance(seeds, Tensor) or seeds.dtype != torch.int64:
-        got = getattr(seeds, "dtype", type(seeds).__name__)
-        raise TypeError(f"{caller}: seeds must be an int64 tensor, got {got}")
+    check_integers(caller, "seeds", seeds, (torch.int64,))
+    if seeds.device.type == "meta":
+        raise ValueError(f"{caller}: seeds must hold numbers, got a tensor on meta")
     if tuple(seeds.shape) != (batch,):
         raise ValueError(f"{caller}: seeds must be [batch={batch}], got {list(seeds.shape)}")
-
-
-def check_int(caller: str, name: str, value: object, lowest: int, highest: int) -> None:
-    """Raise unless `value` is an integer in ``[lowest, highest]``."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{caller}: {name} must be an integer, got {type(value).__name__}")
-    if not lowest <= value <= highest:
-        raise ValueError(f"{caller}: {name} must be in [{lowest}, {highest}], got {value}")
-
-
-def check_number(caller: str, name: str, value: object, lowest: float, highest: float) -> None:
-    """Raise unless `value` is a number in ``[lowest, highest]``."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{caller}: {name} must be a number, got {type(value).__name__}")
-    if not lowest <= value <= highest:
-        raise ValueError(f"{caller}: {name} must be in [{lowest}, {highest}], got {value}")

@@ -63,8 +63,8 @@ def _verify_chain(
             num_drafted = torch.minimum(num_drafted, bound)
     num_drafted = num_drafted.masked_fill(~state.active, -1)
 
-    # the model is fed no id that is none: the verification, which sees it, ends that sequence's draft there
-    tokens = torch.cat([state.last_tokens(), draft.tokens.clamp(0, runner.vocab_size - 1)], dim=1)
+    # Ids that are none the op finds and flags; the model is not asked about them.
+    tokens = torch.cat([state.last_tokens(), draft.tokens.clamp(0, state.vocab_size - 1)], dim=1)
     logits = runner.forward(tokens, state.lengths - 1, longest + width)
     assert logits is not None
     # a step without a draft draws a token, also where trees are verified by another rule
@@ -98,7 +98,7 @@ def _verify_tree(
     tokens = torch.cat([root, draft.tokens], dim=1).masked_fill(tree.depth > most[:, None], PLACEHOLDER_TOKEN_ID)
     num_drafted = torch.where(tokens >= 0, tree.depth, 0).amax(1).masked_fill(~state.active, -1)
     logits, hidden = runner.forward_tree(
-        tokens.clamp(0, runner.vocab_size - 1), starts, tree, longest + tree.num_nodes - 1
+        tokens.clamp(0, state.vocab_size - 1), starts, tree, longest + tree.num_nodes - 1
     )
 
     rule = TREE_RULES[state.acceptance]

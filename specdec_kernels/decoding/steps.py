@@ -95,12 +95,16 @@ class Steps:
         if not at_step.asks_drafter(num_tokens):
             return Draft(at_step.tokens[:, :0])
         draft = self.drafter.propose(at_step, num_tokens)
+        asked = f"generate: {type(self.drafter).__name__}.propose must give"
+        if not isinstance(draft, Draft):
+            raise TypeError(f"{asked} a Draft, got {type(draft).__name__}")
+        tokens = draft.tokens
+        if not isinstance(tokens, Tensor) or tokens.dtype != torch.int64:
+            raise TypeError(f"{asked} int64 tokens, got {getattr(tokens, 'dtype', type(tokens).__name__)}")
         if draft.tree is not None:
             return draft
-        batch, width = draft.tokens.shape
-        if batch != at_step.batch_size or width > num_tokens:
+        if tokens.dim() != 2 or tokens.shape[0] != at_step.batch_size or tokens.shape[1] > num_tokens:
             raise ValueError(
-                f"generate: {type(self.drafter).__name__}.propose must give [batch={at_step.batch_size}, at most "
-                f"{num_tokens}] tokens, got {list(draft.tokens.shape)}"
+                f"{asked} [batch={at_step.batch_size}, at most {num_tokens}] tokens, got {list(tokens.shape)}"
             )
-        return draft.widened(round_up(width))
+        return draft.widened(round_up(tokens.shape[1]))

@@ -8,7 +8,11 @@ import json
 import sys
 from collections.abc import Sequence
 
+from ..options import LARGEST_SEED, MOST_THREADS, integer
+
 __all__ = ["main"]
+
+_MISSING = "the demo needs the 'transformers' extra of the package (pip install 'specdec_kernels[transformers]'): {}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ..assets import AssetError
         from . import compare
     except ImportError as error:
-        return _fail(f"the demo needs the 'transformers' extra of the package: {error}")
+        return _fail(_MISSING.format(error))
     try:
         report = compare.run(
             arguments.prompts,
@@ -56,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return _fail("the disk is full" if full else str(error))
+    except ImportError as error:
+        return _fail(_MISSING.format(error))
     except (AssetError, ValueError, MemoryError) as error:
         return _fail(str(error) or "out of memory")
     return 0
@@ -80,8 +86,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="SET",
         help="prompt sets: code-edit, quote, humaneval, summarise, chat, gsm8k",
     )
-    parser.add_argument("--batch", type=_positive, default=2, help="prompts decoded together")
-    parser.add_argument("--max-new-tokens", type=_positive, default=96, help="tokens of each prompt's answer")
+    parser.add_argument("--batch", type=integer(1, 4096), default=2, help="prompts decoded together")
+    parser.add_argument(
+        "--max-new-tokens", type=integer(1, 2**31 - 1), default=96, help="tokens of each prompt's answer"
+    )
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="0 is greedy")
     parser.add_argument(
         "--num-speculative-tokens",
@@ -90,18 +98,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="K",
         help="draft tokens a step, or auto: each sequence chooses for itself",
     )
-    parser.add_argument("--threads", type=_positive, help="CPU threads (default: the cores, at most 8)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sampled answers")
+    parser.add_argument("--threads", type=integer(1, MOST_THREADS), help="CPU threads (default: the cores, at most 8)")
+    parser.add_argument("--seed", type=integer(0, LARGEST_SEED), default=0, help="of the sampled answers")
     parser.add_argument("--json", action="store_true", help="print figures and texts as one JSON document instead")
     return parser.parse_args(argv)
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
-
-
 def _draft_length(text: str) -> int | str:
-    return text if text == "auto" else _positive(text)
+    return text if text == "auto" else integer(1, 64)(text)

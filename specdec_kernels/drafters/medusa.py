@@ -35,6 +35,8 @@ class MedusaDrafter(TreeDrafter):
     reads_hidden = True
 
     def __init__(self, heads: MedusaHeads, tree: DraftTree | None = None) -> None:
+        if not isinstance(heads, MedusaHeads):
+            raise TypeError(f"MedusaDrafter: heads must be MedusaHeads, got {type(heads).__name__}")
         if tree is None:
             if heads.accuracy is None:
                 raise ValueError("MedusaDrafter: tree must be given for heads that were not calibrated, got None")

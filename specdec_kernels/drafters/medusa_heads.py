@@ -21,15 +21,38 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from ..checks import check_flag, check_int
 from ..types import TokenMap
 
 _FORMAT = "specdec_kernels medusa heads, 1"
+
+
+def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` make a file, which takes the place of `path` once it is whole.
+
+    Raises
+    ------
+    OSError
+        It could not be written: a full disk, no such folder. What was at `path` is as it was.
+    """
+    from safetensors import SafetensorError
+
+    unfinished = path.with_name(path.name + ".unfinished")
+    try:
+        write(unfinished)
+        os.replace(unfinished, path)
+    except BaseException as error:
+        unfinished.unlink(missing_ok=True)
+        if isinstance(error, (RuntimeError, SafetensorError)):  # their way of saying that the system refused to write
+            raise OSError(f"{path} could not be written: {str(error).partition(chr(10))[0]}") from error
+        raise
 
 
 class MedusaHeads(nn.Module):
@@ -60,6 +83,11 @@ class MedusaHeads(nn.Module):
 
     def __init__(self, hidden_size: int, num_heads: int, token_map: TokenMap, shared: bool = True) -> None:
         super().__init__()
+        check_int("MedusaHeads", "hidden_size", hidden_size, 1, 2**31 - 1)
+        check_int("MedusaHeads", "num_heads", num_heads, 1, None)
+        check_flag("MedusaHeads", "shared", shared)
+        if not isinstance(token_map, TokenMap):
+            raise TypeError(f"MedusaHeads: token_map must be a TokenMap, got {type(token_map).__name__}")
         self.hidden_size, self.num_heads, self.token_map = hidden_size, num_heads, token_map
         self.w1 = nn.Linear(hidden_size, num_heads * hidden_size, bias=False)
         self.w2 = nn.ModuleList(
@@ -79,8 +107,6 @@ class MedusaHeads(nn.Module):
             The token map has ids that the model has not, or `num_heads` is not positive.
         """
         weight = model.get_output_embeddings().weight
-        if num_heads < 1:
-            raise ValueError(f"MedusaHeads: num_heads must be >= 1, got {num_heads}")
         if token_map.max_id >= weight.shape[0]:
             raise ValueError(f"MedusaHeads: token_map must hold ids < vocab={weight.shape[0]}, got {token_map.max_id}")
         heads = cls(weight.shape[1], num_heads, token_map.to(weight.device), shared).to(weight.device)
@@ -130,9 +156,8 @@ class MedusaHeads(nn.Module):
         }
         if self.accuracy is not None:
             tensors["accuracy"] = self.accuracy.to("cpu", torch.float64).contiguous()
-        unfinished = path.with_name(path.name + ".unfinished")
-        save_file(tensors, unfinished, metadata={"format": _FORMAT, "card": json.dumps(self.card)})
-        os.replace(unfinished, path)
+        metadata = {"format": _FORMAT, "card": json.dumps(self.card)}
+        write_whole(path, lambda unfinished: save_file(tensors, unfinished, metadata=metadata))
 
     @staticmethod
     def load(path: Path | str, model: Any = None) -> MedusaHeads:

@@ -62,7 +62,9 @@ class ModelDrafter(Drafter):
 
     def start(self, state: DecodingState) -> None:
         """Check that target and draft fit, and feed the prompts."""
-        runner = self.runner = as_runner(self.draft_model, "ModelDrafter")  # it may have moved, or be training, by now
+        runner = self.runner = as_runner(
+            self.draft_model, "ModelDrafter", "draft_model"
+        )  # it may have moved, or be training, by now
         check_draft("generate", runner, state, "drafter.sampling", self.sampling)
         self._behind = 0
         runner.start(state.prompt, state.capacity)

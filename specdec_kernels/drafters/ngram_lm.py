@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..checks import check_int, check_number
 from ..decoding.state import DecodingState, StepResult
 from ..ops.noise_keys import noise_keys
 from ..ops.sample import sample
@@ -44,14 +46,15 @@ class NgramLMDrafter(Drafter):
 
     Raises
     ------
-    ValueError
-        A parameter out of its range; in `generate`, a table with ids that the target does not have.
+    ValueError, TypeError
+        A parameter out of its range, or of another type; in `generate`, a table with ids that the target does not have.
     """
 
     def __init__(self, table: NgramTable | None = None, order: int = 4, sharpness: float = 2.0) -> None:
-        if order < 1:
-            raise ValueError(f"NgramLMDrafter: order must be >= 1, got {order}")
-        if not sharpness > 0:
+        if table is not None and not isinstance(table, NgramTable):
+            raise TypeError(f"NgramLMDrafter: table must be an NgramTable or None, got {type(table).__name__}")
+        check_int("NgramLMDrafter", "order", order, 1, None)
+        if not check_number("NgramLMDrafter", "sharpness", sharpness, -math.inf, math.inf) > 0:
             raise ValueError(f"NgramLMDrafter: sharpness must be > 0, got {sharpness}")
         self.table, self.order, self.sharpness = table, order, sharpness
         self._texts = np.empty((0, 0), dtype=np.int64)

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_int
+
 _Array = NDArray[np.int64]
 _KEPT = 64  # continuations kept of a context: rarer ones are hardly ever accepted
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: spreads the hash over all bits
@@ -60,13 +62,13 @@ class NgramTable:
         ValueError
             Not ``[n > order]``, an id or a parameter out of its range.
         TypeError
-            Not an int64 array.
+            Not an int64 array, or a number that is no integer.
         """
         if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int64:
             got = getattr(tokens, "dtype", type(tokens).__name__)
             raise TypeError(f"NgramTable: tokens must be an int64 array, got {got}")
-        if order < 1 or min_count < 1:
-            raise ValueError(f"NgramTable: order and min_count must be >= 1, got {order} and {min_count}")
+        check_int("NgramTable", "order", order, 1, None)
+        check_int("NgramTable", "min_count", min_count, 1, None)
         if tokens.ndim != 1 or len(tokens) <= order:
             raise ValueError(f"NgramTable: tokens must be [n > order={order}], got {list(tokens.shape)}")
         if tokens.min() < 0 or tokens.max() >= 1 << 31:
@@ -91,10 +93,13 @@ class NgramTable:
         """
         names = Order.__dataclass_fields__
         try:
-            with np.load(path, allow_pickle=False) as file:
+            read = np.load(path, allow_pickle=False)
+            if isinstance(read, np.ndarray):
+                raise ValueError("it holds one array")
+            with read as file:
                 count = len(file.files) // len(names)
                 return NgramTable([Order(*(file[f"{name}{i}"] for name in names)) for i in range(count)])
-        except (KeyError, EOFError, zipfile.BadZipFile) as error:
+        except (KeyError, EOFError, ValueError, zipfile.BadZipFile) as error:
             raise ValueError(f"NgramTable: {path} is not a table: {error}") from error
 
     def find(self, tails: _Array) -> list[_Array]:

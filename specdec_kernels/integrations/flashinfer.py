@@ -22,7 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops._common import FLOAT32, LOGIT_DTYPES, check_tensor, shape_error
+from ..checks import check_tensor
+from ..ops._common import FLOAT32, LOGIT_DTYPES, shape_error
 from ..ops.sample import sample
 from ..ops.uniform_samples import uniform_samples
 from ..ops.verify_chain import verify_chain

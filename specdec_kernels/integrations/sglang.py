@@ -24,7 +24,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops._common import FLOAT32, INT32, INT64, check_given, check_tensor, shape_error
+from ..checks import check_tensor
+from ..ops._common import FLOAT32, INT32, INT64, check_given, shape_error
 from ..ops.sample import sample
 from ..ops.verify_chain import verify_chain
 from ..ops.verify_tree import verify_tree

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .. import assets, config
 from ..drafters.medusa_heads import MedusaHeads
+from ..options import MOST_THREADS, integer
 from ..tree import DraftTree
 from .calibrate import count_accuracy, falling
 from .data import Features, prepare
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    size = integer(1, 2**40)
     parser = argparse.ArgumentParser(prog="specdec medusa", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="train | calibrate")
     train = commands.add_parser(
@@ -57,20 +59,22 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("heads", type=Path, help="the heads' safetensors file")
         command.add_argument("--model", type=Path, help="a transformers folder (default: the demo's SmolLM2-135M)")
         command.add_argument("--folder", type=Path, help="of text and checkpoints (default: medusa in the cache)")
-        command.add_argument("--tokens", type=int, default=400_000, help="of text (default 400000)")
-        command.add_argument("--seed", type=int, default=0)
-        command.add_argument("--threads", type=int, help="torch's threads")
-    train.add_argument("--num-heads", type=int, default=4)
-    train.add_argument("--vocab", type=int, default=8192, help="size of the heads' vocabulary (default 8192)")
+        command.add_argument("--tokens", type=size, default=400_000, help="of text (default 400000)")
+        command.add_argument("--seed", type=integer(0, 2**40), default=0)
+        command.add_argument("--threads", type=integer(1, MOST_THREADS), help="torch's threads")
+    train.add_argument("--num-heads", type=integer(1, 64), default=4)
+    train.add_argument("--vocab", type=size, default=8192, help="size of the heads' vocabulary (default 8192)")
     train.add_argument("--separate", action="store_true", help="a W2 for each head, not one for all")
-    train.add_argument("--steps", type=int, default=Recipe.steps, help=f"of Medusa-1 (default {Recipe.steps})")
-    train.add_argument("--batch", type=int, default=Recipe.batch_size, help=f"tokens (default {Recipe.batch_size})")
+    train.add_argument("--steps", type=size, default=Recipe.steps, help=f"of Medusa-1 (default {Recipe.steps})")
+    train.add_argument("--batch", type=size, default=Recipe.batch_size, help=f"tokens (default {Recipe.batch_size})")
     train.add_argument("--learning-rate", type=float, default=Recipe.learning_rate)
-    train.add_argument("--joint-steps", type=int, default=0, help="of Medusa-2, after those (default 0: none)")
-    train.add_argument("--joint-batch", type=int, default=8, help="documents of such a step (default 8)")
+    train.add_argument(
+        "--joint-steps", type=integer(0, 2**40), default=0, help="of Medusa-2, after those (default 0: none)"
+    )
+    train.add_argument("--joint-batch", type=size, default=8, help="documents of such a step (default 8)")
     train.add_argument("--backbone", type=Path, help="folder that Medusa-2 writes the trained backbone to")
-    calibrate.add_argument("--ranks", type=int, default=10, help="best tokens of a head (default 10)")
-    calibrate.add_argument("--nodes", type=int, default=16, help="of the tree shown (default 16)")
+    calibrate.add_argument("--ranks", type=integer(1, 2**30), default=10, help="best tokens of a head (default 10)")
+    calibrate.add_argument("--nodes", type=integer(2, 1024), default=16, help="of the tree shown (default 16)")
     return parser
 
 

@@ -12,7 +12,6 @@ goes on with the next one.
 from __future__ import annotations
 
 import ast
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from ..assets.corpus import sources
 from ..assets.prompts import encode
 from ..decoding.generate import generate
 from ..drafters import NoDrafter
+from ..drafters.medusa_heads import write_whole
 from ..sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -154,16 +154,19 @@ class Features:
         """Write a safetensors file, whole or not at all."""
         from safetensors.torch import save_file
 
-        unfinished = path.with_suffix(".unfinished")
-        save_file({name: getattr(self, name) for name in self.__dataclass_fields__}, unfinished)
-        os.replace(unfinished, path)
+        tensors = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        write_whole(path, lambda unfinished: save_file(tensors, unfinished))
 
     @staticmethod
     def load(path: Path) -> Features:
-        """Read what `save` wrote."""
+        """Read what `save` wrote; ValueError where the file is another, or not whole."""
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        return Features(**load_file(path))
+        try:
+            return Features(**load_file(path))
+        except (SafetensorError, TypeError) as error:
+            raise ValueError(f"medusa: {path} must be a whole file of features (remove it), got {error}") from error
 
 
 @torch.inference_mode()

@@ -8,7 +8,7 @@ the losses that it would have had.
 from __future__ import annotations
 
 import math
-import os
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from ..drafters.medusa_heads import MedusaHeads
+from ..drafters.medusa_heads import MedusaHeads, write_whole
 from ..types import TokenMap
 from .data import Features
 from .losses import distillation_loss, heads_weight, lm_loss, medusa1_loss
@@ -210,7 +210,7 @@ def _fit(
     optimizer = torch.optim.AdamW([{"params": p, "lr": rate} for p, rate in groups], weight_decay=0.0)
     losses: list[float] = []
     if checkpoint is not None and checkpoint.exists():
-        kept = torch.load(checkpoint, weights_only=True)
+        kept = _kept(checkpoint)
         if kept["about"] != about:
             raise ValueError(f"medusa: {checkpoint} must be of {about}, got one of {kept['about']}")
         for name, module in modules.items():
@@ -248,8 +248,19 @@ def _fit(
     return losses
 
 
+def _kept(path: Path) -> dict[str, Any]:
+    """What `_keep` wrote; ValueError where the file is another, or not whole."""
+    try:
+        kept = torch.load(path, weights_only=True)
+        if not {"about", "modules", "optimizer", "losses"} <= set(kept):
+            raise ValueError("it holds something else")
+    except (RuntimeError, EOFError, OSError, ValueError, TypeError, pickle.UnpicklingError) as error:
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise ValueError(f"medusa: {path} must be a whole checkpoint (remove it to begin anew), got {why}") from error
+    assert isinstance(kept, dict)
+    return kept
+
+
 def _keep(path: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint, whole or not at all."""
-    unfinished = path.with_name(path.name + ".unfinished")
-    torch.save(state, unfinished)
-    os.replace(unfinished, path)
+    write_whole(path, lambda unfinished: torch.save(state, unfinished))

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from ..backends import FUNCTIONS, OPS, direct, implementation, in_python, routed
+from ..backends import FUNCTIONS, OPS, direct, has_kernel, implementation, in_python, routed
+from ..checks import check_tensor
 from ..config import settings
 from ..sampling import DEFAULT_PARAMS, SamplingParams
 from ..types import Status
@@ -30,13 +32,26 @@ Expected = tuple[str, Tensor | None, tuple[torch.dtype, ...], tuple[str, ...], t
 def define(name: str, arguments: type[A], returns: str, fake: Callable[[A], Any]) -> tuple[Any, Callable[..., Any]]:
     """Define ``specdec::name``: the op, and what calls it by names, `Definition.call`.
 
-    The reference is its implementation wherever no library registers a faster one.
+    The reference is its implementation wherever no library registers a faster one. What an import that was interrupted
+    has done of it is not done again.
     """
     definition = OPS[name] = Definition(arguments)
     FUNCTIONS[name] = name
-    LIBRARY.define(f"{name}({definition.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
-    LIBRARY.impl(name, in_python("reference", name), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"specdec::{name}", lambda *given: fake(definition.unpack(*given)), lib=LIBRARY)
+    if not hasattr(torch.ops.specdec, name):
+        LIBRARY.define(f"{name}({definition.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
+    if not has_kernel(name, "CompositeExplicitAutograd"):
+        LIBRARY.impl(name, in_python("reference", name), "CompositeExplicitAutograd")
+
+    def run_fake(*given: Any) -> Any:
+        # Of a tensor without data beside others the dispatcher asks the fake, whose results would be anything.
+        devices = {tensor.device for tensor in pytree.tree_leaves(given) if isinstance(tensor, Tensor)}
+        if len(devices) > 1:
+            names = ", ".join(sorted(map(str, devices)))
+            raise RuntimeError(f"specdec: {name} takes tensors of one device, got {names}")
+        return fake(definition.unpack(*given))
+
+    if not has_kernel(name, "Meta"):
+        torch.library.register_fake(f"specdec::{name}", run_fake, lib=LIBRARY)
     return getattr(torch.ops.specdec, name).default, definition.call
 
 
@@ -64,19 +79,6 @@ def shape_error(op: str, argument: str, expected: str, got: object) -> ValueErro
     return ValueError(f"{op}: {argument} must be {expected}, got {describe(got)}")
 
 
-def check_tensor(
-    op: str, argument: str, value: object, dtypes: tuple[torch.dtype, ...], device: torch.device | None
-) -> None:
-    """TypeError unless a tensor of one of `dtypes`; ValueError unless on `device`."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{op}: {argument} must be a tensor, got {type(value).__name__}")
-    if value.dtype not in dtypes:
-        names = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
-        raise TypeError(f"{op}: {argument} must be {names}, got {str(value.dtype).removeprefix('torch.')}")
-    if device is not None and value.device != device:
-        raise ValueError(f"{op}: {argument} must be on {device}, got {value.device}")
-
-
 def check_given(
     op: str, argument: str, value: object, dtypes: tuple[torch.dtype, ...], device: torch.device,
     names: tuple[str, ...], shape: tuple[int, ...],
@@ -84,7 +86,13 @@ def check_given(
     """TypeError or ValueError unless of one of `dtypes`, on `device` and of exactly `shape`, whose dimensions have
     `names`.
     """
-    if type(value) is Tensor and value.shape == shape and value.dtype in dtypes and value.device == device:
+    if (
+        type(value) is Tensor
+        and value.shape == shape
+        and value.dtype in dtypes
+        and value.device == device
+        and value.layout is torch.strided
+    ):
         return
     check_tensor(op, argument, value, dtypes, device)
     assert isinstance(value, Tensor)
@@ -113,7 +121,12 @@ def check_contiguous_rows(op: str, argument: str, value: Tensor) -> None:
 
 def check_logits(op: str, argument: str, value: object, device: torch.device | None = None) -> torch.Size:
     """Dtype, device, a vocabulary of at least 2 ids and a contiguous last dimension; the shape."""
-    if type(value) is not Tensor or value.dtype not in LOGIT_DTYPES or (device is not None and value.device != device):
+    if (
+        type(value) is not Tensor
+        or value.dtype not in LOGIT_DTYPES
+        or value.layout is not torch.strided
+        or (device is not None and value.device != device)
+    ):
         check_tensor(op, argument, value, LOGIT_DTYPES, device)
     assert isinstance(value, Tensor)
     shape = value.shape

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import functools
+import math
+import operator
 from collections.abc import Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..checks import check_tensor
 from ..types import GatherOutput
-from ._common import ID_DTYPES, check_tensor, define, dispatch, raise_for_status, shape_error
+from ._common import ID_DTYPES, define, dispatch, raise_for_status, shape_error
 from .arguments import CACHE_DIMS, GatherKVArguments
 
 _NAMES = {
@@ -54,7 +59,8 @@ def gather_kv_(
     cache : sequence of Tensor, Tensor or transformers.Cache
         Keys and values of all layers: ``(key, value)`` pairs; or a flat sequence of tensors, keys and values in turn
         where `layout` is a pair; or one stacked tensor; or a cache of transformers whose layers keep all rows. Any
-        dtype (bytes are moved) and any strides, but no two elements at one address, in one tensor or in two.
+        dtype (bytes are moved) and any strides, but no byte may be in two elements, of one tensor or of two: a stride
+        is no smaller than what the dimensions of smaller strides span.
     accepted_nodes : Tensor
         ``[batch, max_depth]`` int64 (or int32), −1 padded: `VerifyOutput.accepted_nodes`. Ascending, as parents stand
         before children.
@@ -175,33 +181,68 @@ def _check_cache(
             f"{op}: cache must be keys and values in turn where layout is a pair, got {len(tensors)} tensors"
         )
     known = {"b": batch, "2": 2}  # sizes
-    seen = set()
+    spans: dict[Any, int] = {}  # of tensors that are alike, in bytes
     for number, tensor in enumerate(tensors):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{op}: cache[{number}] must be a tensor, got {type(tensor).__name__}")
         letters = layouts[number % len(layouts)]
         shape, strides, place = tensor.shape, tensor.stride(), tensor.device
-        kind = (number % len(layouts), shape, strides, place)
-        if kind in seen:
+        kind = (number % len(layouts), shape, strides, place, tensor.dtype)
+        if kind in spans:
             continue
-        seen.add(kind)
         if place != device:
             raise ValueError(f"{op}: cache[{number}] must be on {device}, got {place}")
-        right, shared = len(shape) == len(letters), False
-        for letter, size, stride in zip(letters, shape, strides, strict=False):
+        right, span = len(shape) == len(letters), 1
+        for letter, size in zip(letters, shape, strict=False):
             if letter == "(bh)":
                 right &= size % batch == 0 if batch else size == 0
             else:
                 right &= known.get(letter, size) == size
-            shared |= stride == 0 and size > 1
         if not right:
             names = (f"{_NAMES[k]}={known[k]}" if k in known else _NAMES[k].format(batch=batch) for k in letters)
             raise shape_error(op, f"cache[{number}]", f"[{', '.join(names)}]", tensor)
-        if shared:
+        nested = True
+        for stride, size in sorted(zip(strides, shape, strict=True)):
+            nested &= stride >= span or size <= 1
+            span += stride * (size - 1)
+        spans[kind] = span * tensor.element_size()
+        if not nested and tensor.numel():
             raise ValueError(f"{op}: cache[{number}] must have a place for each element, got strides {strides}")
         if "n" in letters:
             known["s"] = shape[letters.index("s")]  # blocks are of one size
-    if not torch.compiler.is_compiling():
-        addresses = [address for tensor in tensors if (address := tensor.data_ptr())]  # 0: an empty one
-        if len(set(addresses)) < len(addresses):
-            raise ValueError(f"{op}: cache must hold each tensor once, got two at one address")
+    if not torch.compiler.is_compiling() and spans:
+        addresses = sorted([address for tensor in tensors if (address := tensor.data_ptr())])  # 0: an empty one
+        if min(map(operator.sub, addresses[1:], addresses), default=0) < max(spans.values()) and len(addresses) > 1:
+            _check_apart(op, tuple(_Place(t.data_ptr(), t.shape, t.stride(), t.element_size()) for t in tensors))
+
+
+class _Place(NamedTuple):
+    """Where the elements of a tensor lie."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+    def end(self) -> int:
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return self.address + (last + 1) * self.itemsize if math.prod(self.shape) else self.address
+
+    def for_numpy(self) -> Any:
+        """An array of these places, for numpy to compare; their memory, which may be a GPU's, is never looked at."""
+        steps = tuple(stride * self.itemsize for stride in self.strides)
+        interface = {"version": 3, "data": (self.address, True), "typestr": f"|V{self.itemsize}", "strides": steps}
+        return np.asarray(SimpleNamespace(__array_interface__={**interface, "shape": tuple(self.shape)}))
+
+
+@functools.lru_cache(maxsize=8)  # a cache keeps its place from step to step
+def _check_apart(op: str, places: tuple[_Place, ...]) -> None:
+    """ValueError unless no two of the tensors share a byte."""
+    in_order = sorted(place for place in places if place.end() > place.address)
+    for index, place in enumerate(in_order):
+        end = place.end()
+        for other in in_order[index + 1 :]:
+            if other.address >= end:
+                break
+            if np.shares_memory(place.for_numpy(), other.for_numpy()):
+                raise ValueError(f"{op}: cache must hold each tensor once, got two that share memory")

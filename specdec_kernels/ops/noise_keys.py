@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..checks import check_tensor
 from ..tree import DraftTree
-from ._common import ID_DTYPES, check_tensor, define, dispatch, shape_error
+from ._common import ID_DTYPES, define, dispatch, shape_error
 from .arguments import NoiseKeysArguments
 from .uniform_samples import purpose_code, split_step
 

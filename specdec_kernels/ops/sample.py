@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..checks import check_tensor
 from ..sampling import SamplingParams
 from ..types import Draw, RowStats, TokenMap
 from ._common import (
@@ -14,7 +15,6 @@ from ._common import (
     check_logits,
     check_params,
     check_shape,
-    check_tensor,
     define,
     dispatch,
     raise_for_status,

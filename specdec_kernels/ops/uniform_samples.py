@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._common import check_shape, check_tensor, define, dispatch, shape_error
+from ..checks import check_tensor
+from ._common import check_shape, define, dispatch, shape_error
 from .arguments import PURPOSES, UniformSamplesArguments
 
 
@@ -64,7 +65,7 @@ def uniform_samples(
 
 def purpose_code(op: str, purpose: str) -> int:
     """The number of a stream; ValueError for an unknown name."""
-    code = PURPOSES.get(purpose)
+    code = PURPOSES.get(purpose) if isinstance(purpose, str) else None
     if code is None:
         raise ValueError(f"{op}: purpose must be one of {', '.join(PURPOSES)}, got {purpose!r}")
     return code

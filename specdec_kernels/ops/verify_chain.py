@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..checks import check_flag, check_tensor
 from ..laws import LOSSLESS, BiLD, TargetLaw, check_law
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap, VerifyOutput
@@ -18,7 +19,6 @@ from ._common import (
     Shape,
     check_logits,
     check_params,
-    check_tensor,
     check_tensors,
     define,
     dispatch,
@@ -199,9 +199,11 @@ def verify_spans(
         draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
     ) = asked  # fmt: skip
     device = target_logits.device
-    rule = ACCEPTANCES.get(acceptance)
+    rule = ACCEPTANCES.get(acceptance) if isinstance(acceptance, str) else None
     if rule is None:
         raise ValueError(f"{op}: acceptance must be one of {', '.join(ACCEPTANCES)}, got {acceptance!r}")
+    if return_acceptance is not False:
+        check_flag(op, "return_acceptance", return_acceptance)
     law, draft_rows = LOSSLESS, drafted
     if target_law is not None:
         check_draft_for_law(op, acceptance, target_law, draft_logits, draft_token_map)

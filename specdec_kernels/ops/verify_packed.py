@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from ..backends import FUNCTIONS
+from ..checks import check_tensor
 from ..laws import TargetLaw
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap, VerifyOutput
-from ._common import ID_DTYPES, check_logits, check_shape, check_tensor, shape_error
+from ._common import ID_DTYPES, check_logits, check_shape, shape_error
 from .verify_chain import verify_spans
 
 FUNCTIONS["verify_packed"] = "verify_chain"
@@ -55,8 +56,9 @@ def verify_packed(
         ``[total, vocab_draft]``; where `target_law` has ``bonus="cascade"`` ``[total + batch, vocab_draft]``, segment b
         starting at ``cu[b] + b``.
     cu_num_draft_tokens : Tensor
-        ``[batch + 1]`` int32, cumulative, starting at 0. A segment that ends before it starts or leaves ``[0, total]``
-        is an idle row with ``Status.BAD_PARAM``; nothing of it is read.
+        ``[batch + 1]`` int32, cumulative, from 0 to total. A segment that ends before it starts or leaves
+        ``[0, total]`` is an idle row with ``Status.BAD_PARAM``; nothing of it is read. The first segment has that flag
+        where it does not start at 0, the last where it does not end at total: draft tokens belong to no sequence.
     max_num_draft_tokens : int
         Width of the result less one, in [0, 2**20); a longer segment is cut to it and flagged ``Status.BAD_PARAM``.
     uniform_samples, noise_keys : Tensor, optional

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from ..checks import check_number
 from ..laws import LOSSLESS, TargetLaw
 from ..sampling import SamplingParams
 from ..tree import DraftTree
@@ -162,12 +165,12 @@ def verify_tree(
         raise shape_error(op, "tree", f"of num_nodes={num_nodes}, one or batch={batch} of them", tree.parents)
     if links.device != device:
         raise ValueError(f"{op}: tree must be on {device}, got {links.device}")
-    rule = TREE_ACCEPTANCES.get(acceptance)
+    rule = TREE_ACCEPTANCES.get(acceptance) if isinstance(acceptance, str) else None
     if rule is None:
         raise ValueError(f"{op}: acceptance must be one of {', '.join(TREE_ACCEPTANCES)}, got {acceptance!r}")
-    if not (epsilon >= 0 and delta >= 0):
-        name, value = ("delta", delta) if epsilon >= 0 else ("epsilon", epsilon)
-        raise ValueError(f"{op}: {name} must be a number >= 0, got {value!r}")
+    if type(epsilon) is not float or type(delta) is not float or not (epsilon >= 0 and delta >= 0):
+        for name, value in (("epsilon", epsilon), ("delta", delta)):
+            check_number(op, name, value, 0.0, math.inf)
     law = LOSSLESS
     if target_law is not None:
         check_draft_for_law(op, "token", target_law, draft_logits, draft_token_map)

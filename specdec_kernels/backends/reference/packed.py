@@ -20,11 +20,14 @@ def padded(args: VerifyChainArguments) -> tuple[VerifyChainArguments, Tensor]:
     assert cu is not None
     start, stop = cu[:-1].to(torch.int64), cu[1:].to(torch.int64)
     broken = (start < 0) | (stop < start) | (stop > args.draft_tokens.shape[0])  # no memory is read for such a segment
+    loose = torch.zeros_like(broken)  # beside it are tokens of no sequence
+    loose[:1] |= start[:1] != 0
+    loose[-1:] |= stop[-1:] != args.draft_tokens.shape[0]
     start, counts = torch.where(broken, 0, start), torch.where(broken, -1, stop - start)
     too_long = counts > width
     counts = counts.clamp_max(width)
     given = counts if args.num_draft_tokens is None else args.num_draft_tokens.to(torch.int64)
-    bad = broken | too_long | (given < -1) | (given > counts)
+    bad = broken | loose | too_long | (given < -1) | (given > counts)
     counts = torch.where(given < 0, -1, given.minimum(counts))
     order = slots_upto(counts.numel(), counts)
 

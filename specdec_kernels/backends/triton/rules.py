@@ -45,8 +45,9 @@ def find_spans(
         first = tl.load(cu + b).to(tl.int64)
         stop = tl.load(cu + b + 1).to(tl.int64)
         broken = (first < 0) | (stop < first) | (stop > total)
+        loose = ((b == 0) & (first != 0)) | ((b + 1 == tl.num_programs(0)) & (stop != total))  # tokens of no sequence
         first = tl.where(broken, 0, first)
-        flags |= tl.where(broken | (stop - first > room), BAD_PARAM, 0)
+        flags |= tl.where(broken | loose | (stop - first > room), BAD_PARAM, 0)
         room = tl.minimum(room, tl.where(broken, 0, stop - first))
     given = room
     if num_draft_tokens is not None:

@@ -20,17 +20,19 @@ _LEARNED_POSITIONS = frozenset({"gpt2"})
 _ONE_WINDOW = frozenset({"mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2"})  # one window rules every layer
 
 
-def check_served(model: Any, caller: str) -> None:
+def check_served(model: Any, caller: str, name: str = "") -> None:
     """Raise unless `model` can be served.
 
     Raises
     ------
     ValueError
-        A model that cannot be served, by name, with the reason; begins with `caller`.
+        A model that cannot be served, by name, with the reason; begins with `caller`, and with the argument's `name`
+        where there are several models.
     """
     reason = _why_not(model)
     if reason is not None:
-        raise ValueError(f"{caller}: {type(model).__name__} cannot be served: {reason}")
+        role = f" as {name}" if name else ""
+        raise ValueError(f"{caller}: {type(model).__name__} cannot be served{role}: {reason}")
 
 
 def _why_not(model: Any) -> str | None:

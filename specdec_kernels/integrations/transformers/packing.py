@@ -73,9 +73,13 @@ def pack_linear_weights(model: nn.Module) -> PackedWeights:
 
     Raises
     ------
+    TypeError
+        No model.
     ValueError
         A model elsewhere than on the CPU or not float32, one that is packed already, or a torch without oneDNN.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"pack_linear_weights: model must be an nn.Module, got {type(model).__name__}")
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         raise ValueError("pack_linear_weights: this build of torch has no oneDNN, which does the packing")
     if model in _packed:
