@@ -123,14 +123,19 @@ GOOD: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "NgramLMDrafter": (sk.NgramLMDrafter, dict),
     "NgramTreeDrafter": (sk.NgramTreeDrafter, dict),
     "NgramTable.from_tokens": (sk.NgramTable.from_tokens, lambda: {"tokens": np.arange(9)}),
+    "plan_verify": (
+        sk.plan_verify, lambda: {"acceptance": torch.full((2, 3), 0.5), "step_seconds": torch.arange(1.0, 8)},
+    ),
     "backends": (sk.backends, lambda: {"device": "cpu"}),
     "pack_linear_weights": (sk.pack_linear_weights, lambda: {"model": torch.nn.ReLU()}),
     "MedusaHeads": (MedusaHeads, lambda: {"hidden_size": 4, "num_heads": 2, "token_map": sk.TokenMap(torch.arange(3))}),
 }  # fmt: skip
-# Which have no parameters that a caller gives wrongly: abstract, outputs, or made by the package.
+# Which have no parameters that a caller gives wrongly: abstract, outputs, or made by the package. (`analysis` takes
+# whatever is an array: python_tests/analysis has its refusals.)
 PASSED_OVER = {
     "Draft", "DraftTree", "Drafter", "Draw", "GatherOutput", "GenerationOutput", "GenerationStats", "NgramTable",
-    "NoDrafter", "PLACEHOLDER_TOKEN_ID", "Provenance", "RowStats", "Status", "TreeDrafter", "VerifyOutput", "laws",
+    "NoDrafter", "PLACEHOLDER_TOKEN_ID", "Provenance", "RowStats", "Status", "TreeDrafter", "VerifyOutput",
+    "analysis", "laws",
 }  # fmt: skip
 TAKEN = "taken"
 ALLOWED: dict[str, Callable[[Any], bool]] = {  # although the annotation does not tell
