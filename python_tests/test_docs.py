@@ -255,7 +255,6 @@ def test_keys_by_position_would_not_be() -> None:
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 Command = list[str]
-MADE_BY = {"demo": ["specdec_kernels", "demo"], "bench": ["bench.run"], "gpu-report": ["bench.gpu_report"]}
 
 
 class Parsed(Exception):
@@ -288,6 +287,7 @@ def exists(command: Command, config: pytest.Config, monkeypatch: pytest.MonkeyPa
         elif len(arguments) > 1:
             module = {"demo": "specdec_kernels demo", "bench": "bench.run", "gpu-report": "bench.gpu_report"}
             module |= {"gpu-peers": "bench.peers", "gpu-model": "bench.gpu.model"}
+            module |= {"soak": "python_tests.soak", "fuzz": "python_tests.fuzz"}
             parses(
                 [*module[arguments[0]].split(), *shlex.split(arguments[1].removeprefix("ARGS="))],
                 monkeypatch,
