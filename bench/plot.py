@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 from . import report
 from .gpu import plot as gpu_plot
 
+SHOWN = ("median_us", "q25_us", "q75_us")
 
-def ratio_bars(result: dict[str, Any], path: Path) -> bool:
-    """Each provider's time as a multiple of this package's, a group of bars a case; False if there is none."""
+
+def ratios(result: dict[str, Any], path: Path) -> bool:
+    """Each provider's time as a multiple of this package's, a line a case; False if there is none."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -27,35 +30,42 @@ def ratio_bars(result: dict[str, Any], path: Path) -> bool:
     panels = {title: [(own, group) for own, group in groups if kind(own) == title] for title in kinds}
     names = list(dict.fromkeys(row["provider"] for own, g in groups for row in g if row is not own))
     names = [name for name in names if name != "reference"]  # a specification, hundreds of times slower: no peer
-    width = 0.8 / max(len(names), 1)
-    widest = max(map(len, panels.values()))
-    size = (max(7.0, 0.8 * widest), 3.6 * len(panels))
-    figure, all_axes = pyplot.subplots(len(panels), figsize=size, layout="constrained", squeeze=False, sharey=True)
+    figure, all_axes = pyplot.subplots(
+        len(panels), figsize=(9, 0.27 * sum(map(len, panels.values())) + 0.4 * len(panels) + 1.2), layout="constrained",
+        squeeze=False, sharex=True, height_ratios=[len(panel) + 0.5 for panel in panels.values()],
+    )  # fmt: skip
     for axes, (title, panel) in zip(all_axes[:, 0], panels.items(), strict=True):
         for i, name in enumerate(names):
-            offset = (i - (len(names) - 1) / 2) * width
-            bars = {
-                x + offset: row["median_us"] / own["median_us"]
-                for x, (own, group) in enumerate(panel) for row in group if row["provider"] == name
-            }  # fmt: skip
-            axes.bar(list(bars), list(bars.values()), width, label=name)
-        axes.set_yscale("log")
-        axes.axhline(1, color="black", linewidth=1)
-        if result["benchmark"] == "verify_chain":
-            for case, target in report.RATIO_TARGETS.items():
-                axes.axhline(target, color="grey", linewidth=1, linestyle="--")
-                axes.text(1, target, f"target, {case}", transform=axes.get_yaxis_transform(), ha="right", va="bottom")
-        labels = ["{case}\nV={vocab}\nB={batch}".format_map(own) for own, _ in panel]
-        axes.set_xticks(range(len(panel)), labels, fontsize=7)
-        axes.set_xlim(-0.6, widest - 0.4)
-        axes.set_ylabel(f"time / time of {groups[0][0]['provider']}")
+            found = [
+                (y + (i + 0.5) / len(names) * 0.7 - 0.35, *(row[key] / own["median_us"] for key in SHOWN))
+                for y, (own, group) in enumerate(panel) for row in group if row["provider"] == name
+            ]  # fmt: skip
+            for y, median, low, high in found:
+                axes.plot([low, high], [y, y], color=f"C{i % 10}", linewidth=1.2)
+                axes.plot(median, y, "o", color=f"C{i % 10}", markersize=4.5)
+            axes.plot([], [], "o-", color=f"C{i % 10}", label=name)
+        for y, (own, _) in enumerate(panel):
+            axes.axhspan(y - 0.5, y + 0.5, color="0.95" if y % 2 else "white", zorder=0)
+            if result["benchmark"] == "verify_chain" and own["case"] in report.RATIO_TARGETS:
+                axes.plot([report.RATIO_TARGETS[own["case"]]] * 2, [y - 0.5, y + 0.5], "k:", linewidth=1.5)
+        axes.set_xscale("log")
+        axes.axvline(1, color="black", linewidth=1)
+        axes.set_yticks(range(len(panel)), ["{case}, V={vocab}, B={batch}".format_map(own) for own, _ in panel])
+        axes.set_ylim(len(panel) - 0.5, -0.5)
         axes.set_title(title, fontsize="medium")
+    goal = ", dotted: the goal" if result["benchmark"] == "verify_chain" else ""
+    all_axes[-1, 0].set_xlabel(f"time / time of {groups[0][0]['provider']}: median and quartiles{goal}")
     device = result["machine"]["gpu"] or result["machine"]["cpu"]
     figure.suptitle(f"{result['benchmark']}: {device}, {result['settings']['threads']} threads")
-    all_axes[0, 0].legend(fontsize=8, ncols=2)
-    figure.savefig(path, dpi=100)
+    figure.legend(*all_axes[0, 0].get_legend_handles_labels(), loc="outside lower center", fontsize=9, ncols=3)
+    figure.savefig(path, dpi=100, metadata={"Description": revision(result)})
     pyplot.close(figure)
     return True
+
+
+def revision(result: dict[str, Any]) -> str:
+    """Of the rows of a result, which a figure that was drawn of them carries as its description."""
+    return hashlib.sha256(json.dumps(result["rows"], sort_keys=True).encode()).hexdigest()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -72,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if "gpu" in result["settings"]:
             print("wrote", *gpu_plot.draw(result, folder))
             continue
-        if ratio_bars(result, file.with_suffix(".png")):
+        if ratios(result, file.with_suffix(".png")):
             print("wrote", file.with_suffix(".png"))
 
 

@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
-from bench import report
+from bench import plot, report
 from specdec_kernels import analysis
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results/amd-epyc-2-cores-avx512"
 if not RESULTS.exists():
     pytest.skip("a source distribution holds no results", allow_module_level=True)
-PLAN = ROOT / "bench/results/intel-r-xeon-r-processor-2-cores-avx512/plan.json"
+NEWER = ROOT / "bench/results/intel-r-xeon-r-processor-2-cores-avx512"  # another machine
+PLAN, OVERHEADS = NEWER / "plan.json", NEWER / "overhead"
 PAGES = ("docs/benchmarks.md", "docs/what-it-gains.md", "README.md")
 WORDS_ONLY = {  # tables without figures, by the first cell of their heading
     "README.md": {"in", "backend", "missing"}, "docs/what-it-gains.md": {"question", "`sk.analysis.`"},
@@ -40,8 +42,8 @@ Expected = list[float]
 
 
 @cache
-def results(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+def results(name: str, folder: Path = RESULTS) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
     return found
 
 
@@ -106,7 +108,7 @@ def gather(label: str, column: str) -> Expected:
 
 
 def overhead(label: str, column: str) -> Expected:
-    goals = results(label.strip("`"))["targets"]
+    goals = results(label.strip("`"), OVERHEADS)["targets"]
     (found,) = (t for t in goals if "overhead" in t["what"])
     return {"goal, µs": [found["target"]], "measured, µs": [found["measured"]]}.get(column, [])
 
@@ -237,8 +239,7 @@ def over_sizes(
 
 
 def overheads() -> Expected:
-    measured = sorted(path.stem for path in RESULTS.glob("*.json") if "overhead" in path.read_text())
-    values = [overhead(op, "measured, µs")[0] for op in measured]
+    values = [overhead(path.stem, "measured, µs")[0] for path in OVERHEADS.glob("*.json")]
     return [min(values), max(values)]
 
 
@@ -282,7 +283,8 @@ def goal(label: str) -> set[float]:
     if label not in STATED:
         return set(report.RATE_TARGETS.values())
     name, what = STATED[label]
-    return {target["target"] for target in results(name)["targets"] if re.match(what, target["what"])}
+    folder = OVERHEADS if "overhead" in what else RESULTS
+    return {target["target"] for target in results(name, folder)["targets"] if re.match(what, target["what"])}
 
 
 def goals(label: str, column: str) -> Expected:
@@ -393,3 +395,12 @@ def test_what_is_said_of_the_plan_is_that_of_its_results() -> None:
     ]
     assert f"an α of {even[0]:.2f} at batch 1, and of {even[1]:.2f} at batch 8" in text
     assert milliseconds(8, "medusa") > 4 * milliseconds(8, "1") > 3 * milliseconds(8, "1")
+
+
+def test_the_ops_figures_are_of_their_results() -> None:
+    """A figure carries a revision of the rows that it was drawn of: ``python -m bench.plot FOLDER`` draws all anew."""
+    drawn = [file for file in RESULTS.glob("*.json") if "provider" in results(file.stem)["rows"][0]]
+    assert len(drawn) >= 9
+    for file in drawn:
+        with Image.open(file.with_suffix(".png")) as figure:
+            assert figure.info["Description"] == plot.revision(results(file.stem)), file.stem

@@ -51,8 +51,8 @@ def rows_after(loop: ModuleType, llama: Any, tokens: list[int]) -> np.ndarray[An
 
 
 def test_greedy_is_that_of_plain_decoding(loop: ModuleType, llama: Any) -> None:
-    """llama.cpp rounds otherwise for another number of rows, and its weights here have four bits: a token may differ where
-    its rival stands that near.
+    """llama.cpp rounds otherwise for another number of rows, and its weights here have four bits: a token may differ
+    where its rival stands that near.
     """
     saved = 0
     for prompt in PROMPTS:
