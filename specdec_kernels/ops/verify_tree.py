@@ -161,7 +161,8 @@ def verify_tree(
     if not isinstance(tree, DraftTree):
         raise TypeError(f"{op}: tree must be a DraftTree, got {type(tree).__name__}")
     links = tree.links
-    if links.shape not in ((3, num_nodes), (3, batch, num_nodes)):
+    trees = links.shape  # [3, num_nodes] or [3, batch, num_nodes]
+    if trees[-1] != num_nodes or (len(trees) == 3 and trees[1] != batch):
         raise shape_error(op, "tree", f"of num_nodes={num_nodes}, one or batch={batch} of them", tree.parents)
     if links.device != device:
         raise ValueError(f"{op}: tree must be on {device}, got {links.device}")
@@ -203,7 +204,7 @@ def verify_tree(
         noise_keys=noise_keys, seeds=seeds, steps=steps, positions=positions, step=step,
         eos_token_ids=eos_token_ids, law=law, params=params, draft_params=draft_params,
         node_tokens=node_tokens, links=tree.links, tree_status=tree.status, max_depth=tree.max_depth,
-        acceptance=rule, epsilon=float(epsilon), delta=float(delta),
+        acceptance=rule, epsilon=epsilon, delta=delta,
     )  # fmt: skip
     tokens, num_accepted, num_tokens, status, accepted_nodes = out
     raise_for_status(op, status)
