@@ -216,6 +216,8 @@ def verify_spans(
     expected: list[Expected] = [("draft_tokens", draft_tokens, ID_DTYPES, *drafted)]
     if noise[1] is not None:
         expected.append(noise)
+    if cu is not None:
+        expected.append(("cu_num_draft_tokens", cu, INT32, ("batch + 1",), (batch + 1,)))
     if num_draft_tokens is not None:
         expected.append(("num_draft_tokens", num_draft_tokens, ID_DTYPES, ("batch",), (batch,)))
     values, argmax, status, target_to_draft = check_draft(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..backends import FUNCTIONS
-from ..checks import check_tensor
 from ..laws import TargetLaw
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap, VerifyOutput
-from ._common import ID_DTYPES, check_logits, check_shape, shape_error
+from ._common import check_logits, check_shape, shape_error
 from .verify_chain import verify_spans
 
 FUNCTIONS["verify_packed"] = "verify_chain"
@@ -91,18 +89,14 @@ def verify_packed(
     """
     op = "verify_packed"
     shape = check_logits(op, "target_logits", target_logits)
-    device = target_logits.device
-    check_tensor(op, "cu_num_draft_tokens", cu_num_draft_tokens, (torch.int32,), device)
-    if cu_num_draft_tokens.dim() != 1 or cu_num_draft_tokens.numel() < 1:
+    ends = _length(op, "cu_num_draft_tokens", cu_num_draft_tokens, "[batch + 1]")
+    if ends < 1:
         raise shape_error(op, "cu_num_draft_tokens", "[batch + 1]", cu_num_draft_tokens)
     if isinstance(max_num_draft_tokens, bool) or not isinstance(max_num_draft_tokens, int):
         raise TypeError(f"{op}: max_num_draft_tokens must be an int, got {type(max_num_draft_tokens).__name__}")
     if not 0 <= max_num_draft_tokens < 2**20:
         raise ValueError(f"{op}: max_num_draft_tokens must be in [0, 2**20), got {max_num_draft_tokens}")
-    check_tensor(op, "draft_tokens", draft_tokens, ID_DTYPES, device)
-    if draft_tokens.dim() != 1:
-        raise shape_error(op, "draft_tokens", "[total]", draft_tokens)
-    batch, total = cu_num_draft_tokens.shape[0] - 1, draft_tokens.shape[0]
+    batch, total = ends - 1, _length(op, "draft_tokens", draft_tokens, "[total]")
     if len(shape) != 2 or shape[0] != total + batch:
         check_shape(op, "target_logits", target_logits, ("total + batch", "vocab"), (total + batch, shape[-1]))
     asked = (
@@ -112,3 +106,13 @@ def verify_packed(
     )  # fmt: skip
     drafted, rows = (("total",), (total,)), (("total + batch",), (total + batch,))
     return verify_spans(op, backend, asked, batch, max_num_draft_tokens, cu_num_draft_tokens, drafted, rows)
+
+
+def _length(op: str, argument: str, value: Tensor, expected: str) -> int:
+    """Of a tensor of one dimension, whose dtype and device `verify_spans` looks at."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{op}: {argument} must be a tensor, got {type(value).__name__}")
+    shape = value.shape
+    if len(shape) != 1:
+        raise shape_error(op, argument, expected, value)
+    return shape[0]
