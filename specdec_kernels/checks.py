@@ -48,8 +48,7 @@ def check_number(caller: str, name: str, value: object, lowest: float, highest: 
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{caller}: {name} must be a number, got {type(value).__name__}")
     if not lowest <= value <= highest:
-        wanted = f"a number >= {lowest:g}" if highest == float("inf") else f"in [{lowest}, {highest}]"
-        raise ValueError(f"{caller}: {name} must be {wanted}, got {value}")
+        raise ValueError(f"{caller}: {name} must be in [{lowest}, {highest}], got {value}")
     return value
 
 

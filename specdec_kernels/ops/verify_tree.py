@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from ..checks import check_number
 from ..laws import LOSSLESS, TargetLaw
 from ..sampling import SamplingParams
 from ..tree import DraftTree
@@ -171,7 +168,10 @@ def verify_tree(
         raise ValueError(f"{op}: acceptance must be one of {', '.join(TREE_ACCEPTANCES)}, got {acceptance!r}")
     if type(epsilon) is not float or type(delta) is not float or not (epsilon >= 0 and delta >= 0):
         for name, value in (("epsilon", epsilon), ("delta", delta)):
-            check_number(op, name, value, 0.0, math.inf)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"{op}: {name} must be a number, got {type(value).__name__}")
+            if not value >= 0:
+                raise ValueError(f"{op}: {name} must be a number >= 0, got {value}")
     law = LOSSLESS
     if target_law is not None:
         check_draft_for_law(op, "token", target_law, draft_logits, draft_token_map)
