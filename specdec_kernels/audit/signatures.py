@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ _OF_VERIFIERS = (
 )  # fmt: skip
 
 
-class Signature:
+class Signature(ABC):
     """What is common to all; a signature says what differs.
 
     Attributes
@@ -51,13 +52,13 @@ class Signature:
         """How many uniforms a sequence is given, where its rows are `width`."""
         return 0
 
+    @abstractmethod
     def refuses(self, problem: Problem) -> str | None:
         """Why this verifier cannot be asked a problem."""
-        raise NotImplementedError
 
+    @abstractmethod
     def emit(self, step: Step) -> Tensor:
         """``[batch, width]`` the tokens that it emits, −1 behind the last."""
-        raise NotImplementedError
 
     def draw(self, step: Step) -> Tensor:
         """``[batch]`` tokens that `draft` draws of ``draft_probs[:, 0]``, at ``positions``."""
