@@ -18,7 +18,7 @@ HAS_TORCH := import importlib.metadata as m, re, sys; \
 
 PYTEST := $(PY) -m pytest -q --no-header
 
-.PHONY: help test test-all test-transformers test-vllm test-llama-cpp demo build bench bench-vllm gpu-report gpu-peers \
+.PHONY: docs help test test-all test-python test-transformers test-vllm test-llama-cpp demo build bench bench-vllm gpu-report gpu-peers \
 	gpu-model sanitize fuzz resources soak lint format clean FORCE
 
 help:  ## list what can be made
@@ -53,6 +53,10 @@ build/transformers-%/.installed: $(INSTALLED)
 	$(call environment,$(@D),transformers==$*)
 	@touch $@
 
+TORCH ?= 2.13.0
+test-python:  ## ops and distributions with another Python and torch (PYTHON=python3.13 TORCH=2.14.1; fetches that torch)
+	@.ci/other_python $(PYTHON) $(TORCH) $(ARGS)
+
 test-vllm: $(VLLM)/.specdec-installed  ## the plug-in inside vLLM, in an environment of its own (4 GB, once; 15 minutes)
 	@$(VLLM)/venv/bin/python -m pytest -q --no-header -c integration_tests/pytest.ini integration_tests/vllm $(ARGS)
 
@@ -66,11 +70,19 @@ build/llama-cpp/.installed: $(INSTALLED)
 	$(call environment,$(@D)/venv,llama-cpp-python==0.3.36)
 	@touch $@
 
+docs: build/docs/.installed  ## the pages and the reference as HTML in build/docs/html; the notebook is run (1 minute)
+	@$(<D)/venv/bin/python -m sphinx -q -E -W --keep-going -c docs $(ARGS) . build/docs/html
+	@echo "==> build/docs/html/docs/index.html"
+
+build/docs/.installed: $(INSTALLED)
+	$(call environment,$(@D)/venv,sphinx==9.0.4 myst-nb==1.4.0 myst-parser==5.2.0 furo==2025.12.19)
+	@touch $@
+
 bench-vllm: $(VLLM)/.specdec-installed  ## vLLM with and without the plug-in: tokens a second, and the sampler's time a step
 	@$(VLLM)/venv/bin/python -m bench.vllm_engine $(ARGS)
 
 demo: $(INSTALLED)  ## watch a real language model decode with and without speculation (about 2 minutes)
-	@OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0 $(PY) -m specdec_kernels demo $(ARGS)
+	@OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=3000 $(PY) -m specdec_kernels demo $(ARGS)
 
 build: $(INSTALLED)  ## compile and install into the environment, in place
 
@@ -154,7 +166,7 @@ $(INSTALLED): FORCE
 endif
 $(INSTALLED): $(REQUIREMENTS) setup.py pyproject.toml $(NATIVE)
 	@echo "==> compiling and installing specdec_kernels (minutes the first time, then only what changed)"
-	@mkdir -p build && $(PIP) install -v --no-build-isolation --no-deps -e . > build/install.log 2>&1 \
-	  || { cat build/install.log >&2; exit 1; }
-	@sed -n 's/^ *\(specdec_kernels: \)/    \1/p' build/install.log
+	@mkdir -p build && { $(PIP) install -v --no-build-isolation --no-deps -e . 2>&1; echo $$? > build/install.status; } \
+	  | tee build/install.log | sed -un 's/^ *\(specdec_kernels: \)/    \1/p'
+	@test "$$(cat build/install.status)" = 0 || { cat build/install.log >&2; exit 1; }
 	@echo "$(CURDIR)" > $@

@@ -21,6 +21,7 @@ Environment variables read here, and nowhere at run time:
 ``CXX``                 the C++ compiler (default: the first of c++, g++, clang++)
 ``SPECDEC_WERROR``      ``1``: compiler warnings, and register spills of CUDA kernels, stop the build (as in CI)
 ``MAX_JOBS``            compilers run at once (default: the cores this process may use)
+``USE_NINJA``           ``0``: not by ninja although it is there; as of torch's own extensions
 
 Objects are kept in build/obj with dependency files, so only what changed is compiled again.
 """
@@ -40,7 +41,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -333,10 +334,72 @@ def up_to_date(out: Path, command: list[str], inputs: list[Path] | None = None) 
     return all(path.exists() and path.stat().st_mtime_ns <= built for path in inputs)
 
 
+@dataclass(frozen=True)
+class Job:
+    """One run of a compiler or linker."""
+
+    out: Path
+    command: list[str]
+    inputs: list[Path] | None = None  # of a linker; those of a compiler are in its dependency file
+    source: str = ""
+
+
+def run_jobs(jobs: list[Job], folder: Path) -> None:
+    """Run what is not up to date: by ninja, whose log is in `folder`, where it is there, else in threads."""
+    for out in {job.out.parent for job in jobs}:
+        out.mkdir(parents=True, exist_ok=True)
+    ninja = find_ninja()
+    if not jobs:
+        return
+    if ninja is None:
+        with_threads([job for job in jobs if job.inputs is None])
+        with_threads([job for job in jobs if job.inputs is not None])
+        return
+    manifest = folder / "build.ninja"
+    manifest.write_text(NINJA_RULES.format(folder=folder) + "".join(map(ninja_edge, jobs)))
+    status = {"NINJA_STATUS": f"{PACKAGE}: [%f of %t, %e s] "}
+    command = [*ninja, "-f", str(manifest), "-j", str(max_jobs())]
+    if subprocess.run(command, stdout=sys.stderr, env=os.environ | status).returncode:
+        stop("the build failed, as said above")
+
+
+def find_ninja() -> list[str] | None:
+    if os.environ.get("USE_NINJA", "1") == "0":
+        return None
+    if importlib.util.find_spec("ninja") is not None:
+        return [sys.executable, "-m", "ninja"]
+    return ["ninja"] if shutil.which("ninja") else None
+
+
+# What a compiler says is kept beside the object (.ci/resources.py reads it of nvcc), and shown where it fails.
+NINJA_RULES = """\
+builddir = {folder}
+rule compile
+  command = $run > $log 2>&1 || {{ cat $log; exit 1; }}
+  depfile = $dependencies
+  description = $name
+rule link
+  command = $run > $log 2>&1 || {{ cat $log; exit 1; }}
+  description = $name
+"""
+
+
+def ninja_edge(job: Job) -> str:
+    def path(name: Path | str) -> str:
+        return re.sub(r"([$ :])", r"$\1", str(name))
+
+    rule, inputs = ("compile", [job.source]) if job.inputs is None else ("link", list(map(str, job.inputs)))
+    variables = {
+        "run": shlex.join(job.command).replace("$", "$$"), "log": shlex.quote(str(job.out.with_suffix(".log"))),
+        "dependencies": path(job.out.with_suffix(".d")), "name": str(job.out.relative_to(OBJECTS)),
+    }  # fmt: skip
+    lines = [f"build {path(job.out)}: {rule} {' '.join(map(path, inputs))}"]
+    return "\n".join([*lines, *(f"  {name} = {value}" for name, value in variables.items()), ""])
+
+
 def execute(out: Path, command: list[str]) -> None:
     record = out.with_suffix(".cmd")
     record.unlink(missing_ok=True)
-    out.parent.mkdir(parents=True, exist_ok=True)
     started = time.time_ns()
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
@@ -344,7 +407,6 @@ def execute(out: Path, command: list[str]) -> None:
     out.with_suffix(".log").write_text(result.stdout + result.stderr)  # .ci/resources.py reads those of nvcc
     os.utime(out, ns=(started, started))  # a source that is edited while it is compiled is newer
     record.write_text(shlex.join(command))
-    say(f"{out.relative_to(OBJECTS)} ({(time.time_ns() - started) / 1e9:.1f} s)")
 
 
 def max_jobs() -> int:
@@ -363,29 +425,35 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
 
 
-def compile_all(parts: list[Part]) -> None:
-    jobs = [(part.object(source), part.command(source)) for part in parts for source in part.sources]
-    jobs = [job for job in jobs if not up_to_date(*job)]
-    jobs.sort(key=lambda job: job[1][-3].endswith(".cu"), reverse=True)  # the slow ones first
+def with_threads(jobs: list[Job]) -> None:
+    wanted = [job for job in jobs if not up_to_date(job.out, job.command, job.inputs)]
+    began = time.monotonic()
     with ThreadPoolExecutor(max_jobs()) as pool:
-        futures = [pool.submit(execute, *job) for job in jobs]
+        futures = {pool.submit(execute, job.out, job.command): job for job in wanted}
         try:
-            for future in futures:
+            for done, future in enumerate(as_completed(futures), 1):
                 future.result()
+                name = futures[future].out.relative_to(OBJECTS)
+                say(f"[{done} of {len(wanted)}, {time.monotonic() - began:.1f} s] {name}")
         finally:
             for future in futures:
                 future.cancel()
 
 
-def compile_and_link(parts: list[Part], destination: Path) -> None:
-    compile_all(parts)
+def compilations(parts: list[Part]) -> list[Job]:
+    jobs = [Job(part.object(source), part.command(source), None, source) for part in parts for source in part.sources]
+    return sorted(jobs, key=lambda job: not job.source.endswith(".cu"))  # the slow ones first
+
+
+def compile_and_link(parts: list[Part], destination: Path, folder: Path) -> None:
+    jobs = compilations(parts)
+    for part in parts:
+        objects, out = [part.object(source) for source in part.sources], part.folder / part.filename
+        jobs.append(Job(out, [*part.linker, "-shared", "-o", str(out), *map(str, objects), *part.link], objects))
+    run_jobs(jobs, folder)
     destination.mkdir(parents=True, exist_ok=True)
     for part in parts:
-        objects = [part.object(source) for source in part.sources]
         out = part.folder / part.filename
-        link = [*part.linker, "-shared", "-o", str(out), *map(str, objects), *part.link]
-        if not up_to_date(out, link, objects):
-            execute(out, link)
         # Replaced in one step: a process that has the old library mapped keeps it.
         temporary = destination / (part.filename + ".new")
         shutil.copy2(out, temporary)
@@ -411,7 +479,7 @@ class BuildExt(build_ext):
                 (destination / stale).unlink(missing_ok=True)
         self.extensions = [extension for extension in self.extensions if extension.name in names]
         with exclusive(OBJECTS):
-            compile_and_link(parts, destination / PACKAGE)
+            compile_and_link(parts, destination / PACKAGE, OBJECTS)
 
 
 class BuildEmulated(Command):
@@ -426,7 +494,7 @@ class BuildEmulated(Command):
         os.chdir(ROOT)
         part = plan_emulated()
         with exclusive(part.folder):
-            compile_and_link([part], Path("build/emulated"))
+            compile_and_link([part], Path("build/emulated"), part.folder)
 
 
 class BuildKernels(Command):
@@ -445,7 +513,7 @@ class BuildKernels(Command):
         kernels = [source for source in SOURCES["_C_cuda"] if source.endswith(".cu")]
         part = Part("kernels", "", kernels, [], [], cxx, nvcc_command(nvcc, cxx, RELEASE_ARCHS))
         with exclusive(part.folder):
-            compile_all([part])
+            run_jobs(compilations([part]), part.folder)
 
 
 class BuildSanitized(Command):
@@ -466,7 +534,7 @@ class BuildSanitized(Command):
         with exclusive(OBJECTS):
             shutil.rmtree(destination, ignore_errors=True)
             shutil.copytree(PACKAGE, destination, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-            compile_and_link([sanitized(plan_cpu(cxx)), sanitized(host)], destination)
+            compile_and_link([sanitized(plan_cpu(cxx)), sanitized(host)], destination, OBJECTS)
 
 
 class Build(build):

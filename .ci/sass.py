@@ -21,7 +21,7 @@ from typing import NamedTuple
 INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", re.MULTILINE)
 BRANCH = re.compile(r"(?:^|\s)(BRA|BRA\.\S+|BRX\S*|JMP\S*)\s(?:.*\b0x([0-9a-f]+))?")
 END = re.compile(r"^(EXIT|RET|BRA(?!\.DIV)|JMP|BRX)\b")
-ROW_LOAD, EXPONENTIAL = "LDG.E.128", "MUFU.EX2"
+ROW_LOADS, EXPONENTIAL = ("LDG.E.128", "LD.E.128"), "MUFU.EX2"
 TILE = 1024
 
 
@@ -107,7 +107,7 @@ def blocks_of(code: list[tuple[int, str]]) -> dict[int, Block]:
         (last, text), following = code[end - 1], code[end][0] if end < len(code) else None
         going_on = [] if END.search(bare(text)) and bare(text) == text else [following]
         going_on.append(targets.get(last))
-        loads = [i for i, t in enumerate(texts) if ROW_LOAD in t]
+        loads = [i for i, t in enumerate(texts) if any(load in t for load in ROW_LOADS)]
         exponentials = sum(EXPONENTIAL in t for t in texts)
         first = loads[0] if loads else 0
         out[code[at][0]] = Block(

@@ -15,6 +15,7 @@ Everything is made on the case's device. On a GPU plain PyTorch makes it, not th
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -31,6 +32,8 @@ from . import machine
 ACCEPTANCE = 0.7
 TREE_WIDTHS = (2, 2, 1)
 """Children of a node at each depth of the tree that is measured: 11 nodes, the root included."""
+NUM_TOP = 5
+"""Likeliest ids that are listed beside each token."""
 _CPU = torch.device("cpu")
 OVERHEAD = "overhead"
 """Name of the case that is too small for anything but the cost of a call: vocab 64, one sequence."""
@@ -112,6 +115,29 @@ class RowInputs:
     logits: Tensor  # [batch, n, vocab]
     seeds: Tensor  # [batch]
     uniform_samples: Tensor  # [batch, n]
+
+
+@dataclass
+class ShardInputs:
+    """The first half of a vocabulary that two ranks share, and what both know of the rows."""
+
+    logits: Tensor  # [batch, n, width]
+    draft_logits: Tensor  # [batch, n, width]
+    stats: sk.RowStats  # of the whole rows
+    draft_stats: sk.RowStats
+    weights: Tensor  # [batch, n]
+    tile_max: Tensor  # [batch, n, tiles of the whole rows]
+    tile_mass: Tensor
+    logits_at: Tensor  # [batch, n]
+    uniform_samples: Tensor  # [batch, n]
+
+
+@dataclass(frozen=True)
+class TokenInputs:
+    """Rows of logits, and a token drawn from each."""
+
+    logits: Tensor  # [batch, n, vocab]
+    tokens: Tensor  # [batch, n]
 
 
 @dataclass
@@ -269,11 +295,46 @@ def next_rows(case: Case, generator: torch.Generator) -> RowInputs:
     return _rows(case, 1, generator)
 
 
+def emitted_tokens(case: Case, generator: torch.Generator) -> TokenInputs:
+    """What one verify step emitted where all was accepted, ``[batch, num_draft + 1]``."""
+    rows = verified_rows(case, generator)
+    drawn = sk.sample(rows.logits, case.params, uniform_samples=rows.uniform_samples, backend=backend(generator.device))
+    return TokenInputs(rows.logits, drawn.token)
+
+
 def _rows(case: Case, n: int, generator: torch.Generator) -> RowInputs:
     device = generator.device
     logits = some_rows(case.batch * n, case.vocab, generator).view(case.batch, n, case.vocab).to(case.dtype)
     seeds = torch.randint(0, 2**62, (case.batch,), generator=generator, device=device)
     return RowInputs(logits, seeds, torch.rand(case.batch, n, generator=generator, device=device))
+
+
+def shard_rows(case: Case, generator: torch.Generator) -> RowInputs:
+    """The first half of the ids of `verified_rows`."""
+    whole = verified_rows(case, generator)
+    return dataclasses.replace(whole, logits=whole.logits[..., : half(case.vocab)])
+
+
+def shard(case: Case, generator: torch.Generator) -> ShardInputs:
+    """What one of two ranks has of a row a sequence, where a token is to be drawn."""
+    device = generator.device
+    logits = some_rows(case.batch, case.vocab, generator).view(case.batch, 1, case.vocab)
+    noise = torch.randn(logits.shape, generator=generator, device=device)
+    draft = (logits + draft_noise(case.vocab, case.params, device) * noise).to(case.dtype)
+    logits = logits.to(case.dtype)
+    stats, draft_stats = (sk.row_stats(x, case.params, backend=backend(device)) for x in (logits, draft))
+    tiles = sk.shard_stats(logits, case.params, backend=backend(device))
+    ones = torch.ones(case.batch, 1, device=device)
+    first = half(case.vocab)
+    return ShardInputs(
+        logits[..., :first], draft[..., :first], stats, draft_stats, ones, tiles.tile_max, tiles.tile_mass,
+        logits[..., 0].float(), torch.rand(case.batch, 1, generator=generator, device=device),
+    )  # fmt: skip
+
+
+def half(vocab: int) -> int:
+    """Ids of the first of two shards: whole tiles, or all of a vocabulary of one."""
+    return max(vocab // 2048 * 1024, 1024) if vocab > 1024 else vocab
 
 
 def seeds_and_positions(case: Case, generator: torch.Generator) -> SeedInputs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def ratios(result: dict[str, Any], path: Path) -> bool:
     return True
 
 
-def revision(result: dict[str, Any]) -> str:
+def revision(result: Mapping[str, Any]) -> str:
     """Of the rows of a result, which a figure that was drawn of them carries as its description."""
     return hashlib.sha256(json.dumps(result["rows"], sort_keys=True).encode()).hexdigest()
 

@@ -86,6 +86,10 @@ def _law_cases(op: str) -> Callable[[Sequence[int], Sequence[int]], list[Case]]:
     return lambda vocabs, batches: _grid(op, {"T=1": {}, "truncated": {"params": _TRUNCATED}}, vocabs, batches)
 
 
+def _uncut_cases(op: str) -> Callable[[Sequence[int], Sequence[int]], list[Case]]:
+    return lambda vocabs, batches: _grid(op, {"T=1": {}}, vocabs, batches)
+
+
 def _seed_cases(op: str) -> Callable[[Sequence[int], Sequence[int]], list[Case]]:
     """Nothing V-wide: only the batch counts."""
 
@@ -117,6 +121,15 @@ def _row_bytes(case: Case, rows: Any, output: Any) -> int:
     return int(rows.logits.nbytes)
 
 
+def _shard_bytes(case: Case, shard: Any, output: Any) -> int:
+    """The shard's part of both rows, for the masses; the tile where the draw ends is read again."""
+    return int(shard.logits.nbytes + shard.draft_logits.nbytes)
+
+
+def _tile_bytes(case: Case, shard: Any, output: Any) -> int:
+    return int(shard.tile_max.nbytes + shard.tile_mass.nbytes)
+
+
 def _seed_bytes(case: Case, step: Any, output: Any) -> int:
     return int(step.seeds.nbytes)
 
@@ -134,7 +147,11 @@ REGISTRY: dict[str, Entry] = {
     "verify_tree": Entry(_verify_tree, inputs.tree, _target_bytes, least_read=0.2),
     "row_stats": Entry(_law_cases("row_stats"), inputs.verified_rows, _row_bytes),
     "warp_probs": Entry(_law_cases("warp_probs"), inputs.verified_rows, _row_bytes),
+    "shard_stats": Entry(_uncut_cases("shard_stats"), inputs.shard_rows, _row_bytes),
+    "merge_shards": Entry(_uncut_cases("merge_shards"), inputs.shard, _tile_bytes),
+    "shard_draw": Entry(_uncut_cases("shard_draw"), inputs.shard, _shard_bytes),
     "sample": Entry(_law_cases("sample"), inputs.next_rows, _row_bytes),
+    "token_logprobs": Entry(_law_cases("token_logprobs"), inputs.emitted_tokens, _row_bytes),
     "uniform_samples": Entry(_seed_cases("uniform_samples"), inputs.seeds_and_positions, _seed_bytes),
     "noise_keys": Entry(_seed_cases("noise_keys"), inputs.seeds_and_positions, _seed_bytes),
     "gather_kv_": Entry(_cache_cases, inputs.tree_cache, _moved_bytes),

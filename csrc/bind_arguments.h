@@ -35,6 +35,20 @@ struct FlatParams {
 // The tensors of one FlatParams in `per_sequence`, in this order.
 enum PerSequenceTensor { kTemperatures, kTopKs, kTopPs, kMinPs, kNumPerSequence };
 
+// The tensors of `processors`, as specdec_kernels/processors.py's FlatProcessors has them.
+enum ProcessorTensor {
+  kTokenBitmask,
+  kAllowed,
+  kBiasIds,
+  kBiasValues,
+  kBiasUntil,
+  kPenalties,
+  kCountIds,
+  kCounts,
+  kNumOutput,
+  kNumProcessors
+};
+
 struct RowStatsSettings {
   FlatParams params;
 };
@@ -44,6 +58,24 @@ struct WarpProbsSettings {
 };
 
 struct SampleSettings {
+  FlatParams params;
+};
+
+struct ShardStatsSettings {
+  FlatParams params;
+  double probs;
+};
+
+struct MergeShardsSettings {
+  FlatParams params;
+  double probs;
+};
+
+struct ShardDrawSettings {
+  FlatParams params, draft_params;
+};
+
+struct TokenLogprobsSettings {
   FlatParams params;
 };
 
@@ -183,8 +215,49 @@ class Given {
     return args;
   }
 
+  // Processors of `batch` sequences with `count` rows of logits.
+  ProcessorArgs processors(const PerSequence& tensors, const Rows& rows, int64_t batch, int64_t count) {
+    ProcessorArgs args{};
+    if (!tensors) return args;
+    STD_TORCH_CHECK(Device::kTakesProcessors, "specdec: the kernels of this device take no processors");
+    STD_TORCH_CHECK(tensors->size() == kNumProcessors, "specdec: processors must hold ", int(kNumProcessors),
+                    " tensors or None");
+    const MaybeTensor* const own = tensors->data();
+    args.on = true;
+    args.words = (rows.vocab + 31) / 32;
+    args.bitmask = flat<int32_t>(own[kTokenBitmask], count * args.words, "token_bitmask");
+    args.allowed = lists<int32_t>(own[kAllowed], args.words, batch, "allowed");
+    const int64_t bias = width_of(own[kBiasIds]), capacity = width_of(own[kCountIds]);
+    args.bias_ids = lists<int32_t>(own[kBiasIds], bias, batch, "bias_ids");
+    args.bias_values = lists<float>(own[kBiasValues], bias, batch, "bias_values");
+    args.bias_until = lists<int32_t>(own[kBiasUntil], bias, batch, "bias_until");
+    args.penalties = lists<float>(own[kPenalties], 3, batch, "penalties");
+    args.count_ids = lists<int32_t>(own[kCountIds], capacity, batch, "count_ids");
+    args.counts = lists<int32_t>(own[kCounts], capacity, batch, "counts");
+    args.num_output = lists<int32_t>(own[kNumOutput], 1, batch, "num_output");
+    STD_TORCH_CHECK(bool(own[kBiasIds]) == bool(own[kBiasValues]) && (!own[kBiasUntil] || own[kBiasIds]) &&
+                        (!own[kBiasUntil] || own[kNumOutput]) && bool(own[kPenalties]) == bool(own[kCountIds]) &&
+                        bool(own[kPenalties]) == bool(own[kCounts]),
+                    "specdec: a tensor of processors is missing beside others");
+    return args;
+  }
+
  private:
   static constexpr int64_t kMostIds = int64_t(1) << 30;
+
+  static int64_t width_of(const MaybeTensor& x) {
+    if (!x) return 0;
+    STD_TORCH_CHECK(x->dim() == 2 && x->size(1) <= kMostIds, "specdec: a list of processors has another shape");
+    return x->size(1);
+  }
+
+  // One list of `width` elements for all sequences, or one for each.
+  template <class T>
+  Lists<T> lists(const MaybeTensor& x, int64_t width, int64_t batch, const char* what) {
+    if (!x) return {};
+    const bool one = x->numel() == width;
+    return {flat<T>(*x, one ? width : batch * width, what), width, one ? 0 : width};
+  }
 
   const void* contiguous(const Tensor& x) {
     device_.check(x);

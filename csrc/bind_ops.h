@@ -87,23 +87,29 @@ struct Ops {
   using Output = bind::Output<Made, T>;
   using TwoTensors = std::tuple<Made, Made>;
   using ThreeTensors = std::tuple<Made, Made, Made>;
+  using FourTensors = std::tuple<Made, Made, Made, Made>;
   using FiveTensors = std::tuple<Made, Made, Made, Made, Made>;
+  using SevenTensors = std::tuple<Made, Made, Made, Made, Made, Made, Made>;
   using MaybeTensor = std::optional<Tensor>;
   using PerSequence = PerSequenceOf<Tensor>;
 
-  static ThreeTensors row_stats(const Tensor& logits, const PerSequence& per_sequence, const Numbers& settings) {
+  static ThreeTensors row_stats(const Tensor& logits, const PerSequence& processors, const PerSequence& per_sequence,
+                                const Numbers& settings) {
     Device device("row_stats", logits);
     Given given(device);
     const auto asked = settings_of<RowStatsSettings>(settings);
     check_per_sequence(per_sequence, 1);
     const Leading leading(logits, false);
     Stats stats(device, leading);
-    device.run(Device::row_stats, {given.rows(logits), leading.batch, leading.n,
-                                   given.params(asked.params, per_sequence, 0, leading.batch), stats.out()});
+    const Rows rows = given.rows(logits);
+    device.run(Device::row_stats,
+               {rows, leading.batch, leading.n, given.params(asked.params, per_sequence, 0, leading.batch), stats.out(),
+                given.processors(processors, rows, leading.batch, leading.batch * leading.n)});
     return {std::move(stats.values.tensor), std::move(stats.argmax.tensor), std::move(stats.status.tensor)};
   }
 
-  static Made warp_probs(const Tensor& logits, const PerSequence& per_sequence, const Numbers& settings) {
+  static Made warp_probs(const Tensor& logits, const PerSequence& processors, const PerSequence& per_sequence,
+                         const Numbers& settings) {
     Device device("warp_probs", logits);
     Given given(device);
     const auto asked = settings_of<WarpProbsSettings>(settings);
@@ -112,7 +118,8 @@ struct Ops {
     const Rows rows = given.rows(logits);
     Output<float> out = leading.output<Output<float>>(device, rows.vocab);
     device.run(Device::warp_probs,
-               {rows, leading.batch, leading.n, given.params(asked.params, per_sequence, 0, leading.batch), out.data});
+               {rows, leading.batch, leading.n, given.params(asked.params, per_sequence, 0, leading.batch), out.data,
+                given.processors(processors, rows, leading.batch, leading.batch * leading.n)});
     return std::move(out.tensor);
   }
 
@@ -145,8 +152,8 @@ struct Ops {
   }
 
   static FiveTensors sample(const Tensor& logits, const MaybeTensor& uniform_samples, const MaybeTensor& noise_keys,
-                            const MaybeTensor& draft_to_target, int64_t num_samples, const PerSequence& per_sequence,
-                            const Numbers& settings) {
+                            const MaybeTensor& draft_to_target, int64_t num_samples, const PerSequence& processors,
+                            const PerSequence& per_sequence, const Numbers& settings) {
     Device device("sample", logits);
     Given given(device);
     const auto asked = settings_of<SampleSettings>(settings);
@@ -167,9 +174,138 @@ struct Ops {
                 given.template flat<float>(uniform_samples, count, "uniform_samples"),
                 given.template flat<int64_t>(noise_keys, count, "noise_keys"),
                 given.template flat<int64_t>(draft_to_target, rows.vocab, "draft_to_target"), int32_t(num_samples),
-                token.data, log_prob.data, stats.out()});
+                token.data, log_prob.data, stats.out(), given.processors(processors, rows, leading.batch, count)});
     return {std::move(token.tensor), std::move(log_prob.tensor), std::move(stats.values.tensor),
             std::move(stats.argmax.tensor), std::move(stats.status.tensor)};
+  }
+
+  static FourTensors shard_stats(const Tensor& logits, const PerSequence& per_sequence, const Numbers& settings) {
+    Device device("shard_stats", logits);
+    Given given(device);
+    const auto asked = settings_of<ShardStatsSettings>(settings);
+    check_per_sequence(per_sequence, 1);
+    const Leading leading(logits, false);
+    const Rows rows = given.rows(logits);
+    STD_TORCH_CHECK(asked.probs == 0 || rows.dtype == DType::kFloat32, "specdec: probabilities must be float32");
+    const int64_t tiles = tiles_of(rows.vocab);
+    Output<float> tile_max(device, {leading.batch, leading.n, tiles}),
+        tile_mass(device, {leading.batch, leading.n, tiles});
+    Output<int64_t> argmax(device, {leading.batch, leading.n});
+    Output<int32_t> status(device, {leading.batch, leading.n});
+    device.run(Device::shard_stats,
+               {rows, leading.batch, leading.n, given.params(asked.params, per_sequence, 0, leading.batch),
+                asked.probs != 0, tile_max.data, tile_mass.data, argmax.data, status.data});
+    return {std::move(tile_max.tensor), std::move(tile_mass.tensor), std::move(argmax.tensor),
+            std::move(status.tensor)};
+  }
+
+  static TwoTensors merge_shards(const Tensor& tile_max, const Tensor& tile_mass, const Tensor& logits_at,
+                                 const PerSequence& per_sequence, const Numbers& settings) {
+    Device device("merge_shards", tile_max);
+    Given given(device);
+    const auto asked = settings_of<MergeShardsSettings>(settings);
+    check_per_sequence(per_sequence, 1);
+    STD_TORCH_CHECK(tile_max.dim() == 3 && 1 <= tile_max.size(2) && tile_max.size(2) <= kMostNumbers,
+                    "specdec: tile_max must be [batch, n, tiles]");
+    const int64_t batch = tile_max.size(0), n = tile_max.size(1), tiles = tile_max.size(2);
+    Output<float> values(device, {batch, n, kNumValues}), prob(device, {batch, n});
+    device.run(Device::merge_shards,
+               {given.template flat<float>(tile_max, batch * n * tiles, "tile_max"),
+                given.template flat<float>(tile_mass, batch * n * tiles, "tile_mass"),
+                given.template flat<float>(logits_at, batch * n, "logits_at"), batch, n, int32_t(tiles),
+                given.params(asked.params, per_sequence, 0, batch), asked.probs != 0, values.data, prob.data});
+    return {std::move(values.tensor), std::move(prob.tensor)};
+  }
+
+  static ThreeTensors shard_draw(const Tensor& logits, const Tensor& values, const Tensor& argmax,
+                                 const MaybeTensor& draft_logits, const MaybeTensor& draft_probs,
+                                 const MaybeTensor& draft_values, const MaybeTensor& draft_argmax,
+                                 const MaybeTensor& draft_status, const MaybeTensor& point_tokens,
+                                 const Tensor& weights, const MaybeTensor& masses, const MaybeTensor& uniform_samples,
+                                 const MaybeTensor& noise_keys, int64_t first, const PerSequence& per_sequence,
+                                 const Numbers& settings) {
+    Device device("shard_draw", logits);
+    Given given(device);
+    const auto asked = settings_of<ShardDrawSettings>(settings);
+    check_per_sequence(per_sequence, 2);
+    const Leading leading(logits, false);
+    const int64_t batch = leading.batch, n = leading.n, count = batch * n;
+    ShardDrawArgs args{};
+    args.logits = given.rows(logits);
+    STD_TORCH_CHECK(0 <= first && first % kTile == 0 && first <= kMostNumbers - args.logits.vocab - kTile,
+                    "specdec: first must be a multiple of 1024");
+    STD_TORCH_CHECK(bool(draft_logits) + bool(draft_probs) + bool(point_tokens) <= 1 &&
+                        bool(draft_values) == bool(draft_logits) && bool(draft_argmax) == bool(draft_logits) &&
+                        bool(draft_status) == (draft_logits || draft_probs),
+                    "specdec: a draft has logits and stats, probabilities and a status, or points");
+    STD_TORCH_CHECK(bool(masses) == bool(uniform_samples) && !(masses && noise_keys),
+                    "specdec: give masses and uniform_samples, or noise_keys");
+    for (const auto& [draft, rows] :
+         {std::pair(&draft_logits, &args.draft), std::pair(&draft_probs, &args.draft_probs)}) {
+      if (!*draft) continue;
+      *rows = given.rows(**draft);
+      STD_TORCH_CHECK((*draft)->dim() == 3 && (*draft)->size(0) == batch && (*draft)->size(1) == n &&
+                          rows->vocab == args.logits.vocab,
+                      "specdec: the draft's rows have another shape than logits");
+    }
+    STD_TORCH_CHECK(!draft_probs || args.draft_probs.dtype == DType::kFloat32, "specdec: draft_probs must be float32");
+    args.first = int32_t(first);
+    args.batch = batch;
+    args.n = n;
+    args.values = given.template flat<float>(values, count * kNumValues, "values");
+    args.argmax = given.template flat<int64_t>(argmax, count, "argmax");
+    args.draft_values = given.template flat<float>(draft_values, count * kNumValues, "draft_values");
+    args.draft_argmax = given.template flat<int64_t>(draft_argmax, count, "draft_argmax");
+    args.draft_status = given.template flat<int32_t>(draft_status, count, "draft_status");
+    args.point_tokens = given.template flat<int64_t>(point_tokens, count, "point_tokens");
+    args.weights = given.template flat<float>(weights, count, "weights");
+    const int64_t tiles = tiles_of(args.logits.vocab);
+    if (masses) {
+      const int64_t all = masses->dim() == 3 ? masses->size(2) : 0;
+      STD_TORCH_CHECK(first / kTile + tiles <= all && all <= kMostNumbers, "specdec: masses must be [batch, n, tiles]");
+      args.all_tiles = int32_t(all);
+      args.masses = given.template flat<float>(masses, count * all, "masses");
+    }
+    args.uniform_samples = given.template flat<float>(uniform_samples, count, "uniform_samples");
+    args.noise_keys = given.template flat<int64_t>(noise_keys, count, "noise_keys");
+    args.params = given.params(asked.params, per_sequence, 0, batch);
+    args.draft_params = given.params(asked.draft_params, per_sequence, kNumPerSequence, batch);
+    const bool drawn = masses || noise_keys;
+    Output<float> out = drawn ? Output<float>(device, {0}) : Output<float>(device, {batch, n, tiles});
+    Output<int64_t> token = drawn ? Output<int64_t>(device, {batch, n}) : Output<int64_t>(device, {0});
+    Output<float> score = noise_keys ? Output<float>(device, {batch, n}) : Output<float>(device, {0});
+    args.out = out.data;
+    args.token = token.data;
+    args.score = score.data;
+    device.run(Device::shard_draw, args);
+    return {std::move(out.tensor), std::move(token.tensor), std::move(score.tensor)};
+  }
+
+  static SevenTensors token_logprobs(const Tensor& logits, const Tensor& tokens, const MaybeTensor& rows,
+                                     const MaybeTensor& num_tokens, int64_t num_top, const PerSequence& per_sequence,
+                                     const Numbers& settings) {
+    Device device("token_logprobs", logits);
+    Given given(device);
+    const auto asked = settings_of<TokenLogprobsSettings>(settings);
+    check_per_sequence(per_sequence, 1);
+    const Leading leading(logits, false);
+    const int64_t batch = leading.batch;
+    STD_TORCH_CHECK(tokens.dim() == 2 && tokens.size(0) == batch, "specdec: logits and tokens disagree in shape");
+    STD_TORCH_CHECK(0 <= num_top && num_top <= kMostTop, "specdec: num_top must be in [0, 20]");
+    const int64_t width = tokens.size(1), count = batch * width;
+    Output<float> raw_log_prob(device, {batch, width}), log_prob(device, {batch, width});
+    Output<int32_t> rank(device, {batch, width}), status(device, {batch, width});
+    Output<int64_t> top_ids(device, {batch, width, num_top});
+    Output<float> top_log_prob(device, {batch, width, num_top}), top_processed(device, {batch, width, num_top});
+    device.run(
+        Device::token_logprobs,
+        {given.rows(logits), batch, leading.n, width, given.params(asked.params, per_sequence, 0, batch),
+         given.template flat<int64_t>(tokens, count, "tokens"), given.template flat<int64_t>(rows, count, "rows"),
+         given.ids(num_tokens, batch, "num_tokens"), int32_t(num_top), raw_log_prob.data, log_prob.data, rank.data,
+         status.data, top_ids.data, top_log_prob.data, top_processed.data});
+    return {std::move(raw_log_prob.tensor), std::move(log_prob.tensor), std::move(rank.tensor),
+            std::move(status.tensor),       std::move(top_ids.tensor),  std::move(top_log_prob.tensor),
+            std::move(top_processed.tensor)};
   }
 
   static FiveTensors verify_chain(const Tensor& target_logits, const MaybeTensor& draft_logits,
@@ -178,9 +314,9 @@ struct Ops {
                                   const MaybeTensor& target_to_draft, const MaybeTensor& uniform_samples,
                                   const MaybeTensor& noise_keys, const MaybeTensor& seeds, const MaybeTensor& steps,
                                   const MaybeTensor& positions, int64_t step, const MaybeTensor& eos_token_ids,
-                                  const Tensor& draft_tokens, const MaybeTensor& num_draft_tokens,
-                                  const MaybeTensor& cu_num_draft_tokens, int64_t num_draft,
-                                  const PerSequence& per_sequence, const Numbers& settings) {
+                                  const PerSequence& processors, const Tensor& draft_tokens,
+                                  const MaybeTensor& num_draft_tokens, const MaybeTensor& cu_num_draft_tokens,
+                                  int64_t num_draft, const PerSequence& per_sequence, const Numbers& settings) {
     Device device("verify_chain", target_logits);
     Given given(device);
     const auto asked = settings_of<VerifyChainSettings>(settings);
@@ -205,7 +341,7 @@ struct Ops {
     const int64_t target_rows = packed ? total + batch : batch * (num_draft + 1);
     set_shared(args, given, asked.shared, per_sequence, target_logits, draft_logits, draft_probs,
                {draft_values, draft_argmax, draft_status}, target_to_draft,
-               {uniform_samples, noise_keys, seeds, steps, positions, step}, eos_token_ids,
+               {uniform_samples, noise_keys, seeds, steps, positions, step}, eos_token_ids, processors,
                {target_rows, asked.shared.law.cascade_bonus != 0 ? target_rows : total});
     Results results(device, batch, num_draft + 1, args);
     Made overlap;
@@ -226,8 +362,9 @@ struct Ops {
                                  const MaybeTensor& target_to_draft, const MaybeTensor& uniform_samples,
                                  const MaybeTensor& noise_keys, const MaybeTensor& seeds, const MaybeTensor& steps,
                                  const MaybeTensor& positions, int64_t step, const MaybeTensor& eos_token_ids,
-                                 const Tensor& node_tokens, const Tensor& links, const Tensor& tree_status,
-                                 int64_t max_depth, const PerSequence& per_sequence, const Numbers& settings) {
+                                 const PerSequence& processors, const Tensor& node_tokens, const Tensor& links,
+                                 const Tensor& tree_status, int64_t max_depth, const PerSequence& per_sequence,
+                                 const Numbers& settings) {
     Device device("verify_tree", target_logits);
     Given given(device);
     const auto asked = settings_of<VerifyTreeSettings>(settings);
@@ -254,7 +391,7 @@ struct Ops {
     args.delta = float(asked.delta);
     set_shared(args, given, asked.shared, per_sequence, target_logits, draft_logits, draft_probs,
                {draft_values, draft_argmax, draft_status}, target_to_draft,
-               {uniform_samples, noise_keys, seeds, steps, positions, step}, eos_token_ids,
+               {uniform_samples, noise_keys, seeds, steps, positions, step}, eos_token_ids, processors,
                {batch * num_nodes, batch * num_nodes});
     Results results(device, batch, max_depth + 1, args);
     Output<int64_t> nodes(device, {batch, max_depth});
@@ -351,7 +488,7 @@ struct Ops {
   static void set_shared(VerifyArgs& args, Given& given, const VerifySettings& asked, const PerSequence& per_sequence,
                          const Tensor& target_logits, const MaybeTensor& draft_logits, const MaybeTensor& draft_probs,
                          const KeptStats& kept, const MaybeTensor& target_to_draft, const RandomNumbers& numbers,
-                         const MaybeTensor& eos_token_ids, const RowCounts& count) {
+                         const MaybeTensor& eos_token_ids, const PerSequence& processors, const RowCounts& count) {
     args.law = {LawKind(integer(asked.law.number, 0, kNumLaws - 1, "law")), asked.law.variant != 0,
                 float(asked.law.alpha), float(asked.law.beta), asked.law.cascade_bonus != 0};
     STD_TORCH_CHECK(!is_cascade(args.law.kind) || draft_logits, "specdec: this law needs draft_logits");
@@ -380,6 +517,7 @@ struct Ops {
     args.eos_token_ids = given.template flat<int64_t>(eos_token_ids, args.num_eos, "eos_token_ids");
     check_per_sequence(per_sequence, 2);
     args.params = given.params(asked.params, per_sequence, 0, args.batch);
+    args.processors = given.processors(processors, args.target, args.batch, count.target);
     args.draft_params = given.params(asked.draft_params, per_sequence, kNumPerSequence, args.batch);
   }
 

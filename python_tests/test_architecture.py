@@ -13,15 +13,15 @@ PACKAGE = "specdec_kernels"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     # values: what ops take and give
-    ("checks", "config", "options", "types", "sampling", "laws", "tree", "host", "_host", "_host_py"),
-    # theory, which the loop chooses by; every other file of analysis/ is built with the package
+    ("checks", "config", "options", "types", "sampling", "processors", "laws", "tree", "host", "_host", "_host_py"),
+    # theory; every other file of analysis/ is built with the package
     ("analysis", "analysis.theory"),
     # what ops are given; kernels; then every other file of ops/, which reaches them
     ("ops", "ops.arguments"),
     ("backends",),
     ("ops.*",),
     # what drafters and runners are written against
-    ("decoding", "decoding.output", "decoding.request", "decoding.runner", "decoding.state"),
+    ("decoding", "decoding.costs", "decoding.output", "decoding.request", "decoding.runner", "decoding.state"),
     ("integrations",),
     ("drafters",),
     # the loop; every other file of decoding/
@@ -32,10 +32,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         for file in ("assisted", "following", "patch", "processors", "verification", "versions")
     ),
     ("comparison",),
+    # ops of several ranks
+    ("distributed",),
     # the package itself: `import specdec_kernels`
     ("",),
     # what is built with it
     ("assets",),
+    ("commands",),
     ("medusa", "demo", "analysis.*", "audit"),
     ("cli", "collect_env", "__main__"),
 )
@@ -43,8 +46,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 that of a package whose files stand in another layer ("ops.*") for the package's own file alone."""
 
 INDEPENDENT = {
-    "testing": ("laws", "sampling", "tree", "types"),
-    "audit": ("testing", "sampling", "tree"),
+    "testing": ("checks", "laws", "sampling", "tree", "types"),
+    "audit": ("checks", "testing", "sampling", "tree"),
 }
 """Rooms that import these alone, and that nothing but each other and the command imports: what judges the package is
 not made of it."""
@@ -54,6 +57,7 @@ LIBRARIES = {
     "vllm": ("integrations.vllm",),
     "safetensors": ("drafters.medusa_heads", "medusa"),
     "triton": ("backends.triton",),
+    "rich": ("demo",),
 }
 """Who may know these libraries."""
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import specdec_kernels as sk
-from specdec_kernels import cli, collect_env, demo
+from specdec_kernels import assets, cli, collect_env, demo
 
 FOLDER = Path(collect_env.__file__).parent
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def report(python: Path, script: Path) -> str:
@@ -26,6 +30,17 @@ def report(python: Path, script: Path) -> str:
 def test_backends_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["backends"]) == 0
     assert capsys.readouterr().out == f"{sk.backends()}\n"
+
+
+def test_backends_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["backends", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == sk.backends()
+
+
+def test_env_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(collect_env, "collect", lambda: [("memory", "1 GiB"), ("torch", "two\nlines")])
+    assert cli.main(["env", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"memory": "1 GiB", "torch": "two\nlines"}
 
 
 def test_backends_of_an_unknown_device_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,13 +68,81 @@ def test_demo_gets_its_arguments_and_its_exit_status_comes_back(monkeypatch: pyt
     assert seen == [["--batch", "2", "--help"]]
 
 
-def test_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(arguments: list[str]) -> int:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("name", cli._COMMANDS)
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (KeyboardInterrupt(), 130, "\n{}: stopped\n"),
+        (BrokenPipeError(), 1, ""),
+        (OSError(28, "No space left on device"), 1, "{}: the disk is full\n"),
+        (FileNotFoundError(2, "No such file", "x"), 1, "{}: [Errno 2] No such file: 'x'\n"),
+        (assets.AssetError("could not download x"), 1, "{}: could not download x\n"),
+        (ValueError("generate: bad"), 1, "{}: generate: bad\n"),
+        (MemoryError(), 1, "{}: out of memory\n"),
+        (ModuleNotFoundError("No module named 'x'"), 1, "{}: {}No module named 'x'\n"),
+    ],
+)
+def test_every_command_ends_in_one_sentence(
+    name: str,
+    error: BaseException,
+    status: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(arguments: list[str]) -> int:
+        raise error
 
-    monkeypatch.setattr(demo, "main", interrupted)
-    assert cli.main(["demo"]) == 130
-    assert capsys.readouterr().err == "specdec: stopped\n"
+    command = cli._COMMANDS[name]
+    monkeypatch.setitem(cli._COMMANDS, name, command._replace(run=fail))
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # which a broken pipe takes away
+    assert cli.main([name]) == status
+    extra = f"needs the '{command.extra}' extra (pip install 'specdec_kernels[{command.extra}]'): "
+    sentence = said.format(name, extra if command.extra else "")
+    assert capsys.readouterr().err == sentence.replace(f"{name}: {name}: ", f"{name}: ")
+
+
+def test_the_extras_that_commands_name_exist() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {command.extra for command in cli._COMMANDS.values()} - {None} <= set(project["optional-dependencies"])
+
+
+def test_the_benchmarks_get_their_arguments(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from bench import run
+
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(run, "main", seen.append)
+    assert cli.main(["bench", "--op", "sample"]) == 0 and seen == [["--op", "sample"]]
+    monkeypatch.setattr(cli, "__file__", str(tmp_path / "site-packages/specdec_kernels/cli.py"))
+    assert cli.main(["bench"]) == 1
+    assert capsys.readouterr().err == (
+        "bench: the benchmarks are in the package's sources and are not installed; run it in a checkout\n"
+    )
+
+
+IMPORTED = """
+import sys, tomllib
+
+class Interrupting:
+    def find_spec(self, name, *rest):
+        if name == sys.argv[1]:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting())
+module, _, name = tomllib.load(open("pyproject.toml", "rb"))["project"]["scripts"]["specdec"].partition(":")
+sys.exit(getattr(__import__(module), name)())
+"""
+
+
+@pytest.mark.parametrize("module", ["torch", "specdec_kernels", "specdec_kernels.backends"])
+def test_an_interrupt_while_the_command_is_imported_is_one_line(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED, module], capture_output=True, text=True, timeout=300, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (130, "specdec: stopped\n")
 
 
 def test_the_module_runs_as_the_command_does() -> None:

@@ -103,7 +103,8 @@ def models() -> dict[str, Any]:
 def using() -> dict[str, Any]:
     return a_step() | models() | {
         "packed_target_logits": logits(9 + BATCH, VOCAB), "packed_draft_tokens": torch.arange(9),
-        "small_logits": logits(BATCH, NUM_DRAFT, 4),
+        "small_logits": logits(BATCH, NUM_DRAFT, 4), "tree": sk.DraftTree.cartesian([2, 1]),
+        "tree_logits": logits(BATCH, 5, VOCAB), "node_tokens": torch.arange(5).expand(BATCH, 5),
     }  # fmt: skip
 
 
@@ -145,6 +146,8 @@ def after_readme(names: dict[str, Any]) -> None:
 
 def after_using(names: dict[str, Any]) -> None:
     assert names["draw"].token.shape == (BATCH, NUM_DRAFT) and names["total"] == 9
+    likely, tree = names["likely"], names["tree"]
+    assert likely.top_ids.shape == (BATCH, tree.max_depth + 1, 5) and (likely.rank[:, 0] > 0).all()
     assert names["cu"].tolist() == [0, 3, 3, 8, 9] and names["out"].stats.num_tokens > 0
     assert names["sequences"].shape[0] == BATCH and names["tokens"].shape == (1, int(names["num_matches"]) + 1)
 
@@ -213,7 +216,12 @@ def test_the_example_of_a_drafter_in_its_docstring_works() -> None:
     names: dict[str, Any] = {"Drafter": sk.Drafter, "Draft": sk.Draft}
     exec(textwrap.dedent(example), names)
     given = models()
-    arguments = {"attention_mask": given["mask"], "sampling": sk.SamplingParams(0.0), "max_new_tokens": 12}
+    arguments = {
+        "attention_mask": given["mask"],
+        "sampling": sk.SamplingParams(0.0),
+        "max_new_tokens": 12,
+        "num_speculative_tokens": 3,
+    }
     plain, drafted = (
         sk.generate(given["model"], given["input_ids"], drafter=drafter, **arguments)
         for drafter in (sk.NoDrafter(), names["RepeatLast"]())
@@ -384,6 +392,15 @@ def test_the_index_lists_every_page() -> None:
     index = (ROOT / "docs/README.md").read_text()
     for page in (ROOT / "docs").glob("*.md"):
         assert page.name == "README.md" or f"({page.name})" in index, page.name
+
+
+def test_the_index_answers_the_four_questions_first() -> None:
+    listed = re.findall(r"^(\d)\. \*\*(.+?)\*\*((?:.*\n   )*.*)$", (ROOT / "docs/README.md").read_text(), re.MULTILINE)
+    asked = ["would it gain on my model and my prompts", "With which drafter", "ever make me slower", "How do I see it"]
+    assert len(listed) == len(asked)
+    for (number, question, answer), wanted in zip(listed, asked, strict=True):
+        assert wanted in question and "](" in answer, f"{number}. {question}"
+        assert re.search(r"`specdec |`--", answer), f"{number}. {question} names no command"
 
 
 def test_the_readme_is_one_screen_and_lines_are_readable() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from bench import plot, report
+from bench import machine, plot, report
 from specdec_kernels import analysis
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -395,6 +395,18 @@ def test_what_is_said_of_the_plan_is_that_of_its_results() -> None:
     ]
     assert f"an α of {even[0]:.2f} at batch 1, and of {even[1]:.2f} at batch 8" in text
     assert milliseconds(8, "medusa") > 4 * milliseconds(8, "1") > 3 * milliseconds(8, "1")
+
+
+def test_the_cascades_figures_are_of_their_results() -> None:
+    """``python -m bench.cascades report`` draws all anew."""
+    folder = machine.RESULTS / "cascades"
+    for task, names in {
+        "rewriting": ("rejections", "target-calls", "seconds", "variants"), "next-token": ("accuracy", "log-loss"),
+    }.items():  # fmt: skip
+        revision = plot.revision(json.loads((folder / f"{task}.json").read_text()))
+        for name in names:
+            with Image.open(folder / f"{task}-{name}.png") as figure:
+                assert figure.info.get("Description") == revision, name
 
 
 def test_the_ops_figures_are_of_their_results() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,13 +17,14 @@ from scipy import stats
 import specdec_kernels as sk
 from python_tests.decoding.models import near, prompts, tiny
 from python_tests.support import example
+from specdec_kernels.decoding import Prompt
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 
 
 def test_every_example_is_tested() -> None:
-    assert {"plain_loop", "compiled_step", "llama_cpp_loop"} == set(PROGRAMS)
+    assert {"plain_loop", "compiled_step", "llama_cpp_loop", "own_loop", "sharded_vocabulary"} == set(PROGRAMS)
 
 
 def test_the_plain_loop_is_greedy_decoding_at_temperature_0() -> None:
@@ -58,6 +60,34 @@ def test_the_plain_loop_has_the_targets_distribution() -> None:
     often = int((expected[order] * runs >= 5).sum())  # the others count as one
     found, theirs = ([*x[order[:often]].tolist(), float(x[order[often:]].sum())] for x in (counts, expected * runs))
     assert often >= 8 and stats.power_divergence(found, theirs, lambda_="log-likelihood").pvalue > 1e-6
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_the_own_loop_is_the_model_s(compiled: bool) -> None:
+    """Prompts of different lengths, plainly and with drafts, against the same model in transformers."""
+    target = tiny("llama", 1)
+    ids, mask = prompts(3, 9, 6)
+    lean = example("own_loop").LeanLlama(target, compile=compiled)
+    expected = sk.generate(target, ids, attention_mask=mask, drafter=sk.NoDrafter(), acceptance="greedy")
+    for drafter in (sk.NoDrafter(), sk.NgramDrafter(), sk.ModelDrafter(near("llama", 1, 0.15))):
+        out = sk.generate(
+            lean, ids, attention_mask=mask, drafter=drafter, acceptance="greedy", num_speculative_tokens=4,
+            eos_token_id=lean.end_ids,
+        )  # fmt: skip
+        assert torch.equal(out.tokens, expected.tokens)
+
+
+def test_the_own_loop_s_logits_are_the_model_s_in_half_precision() -> None:
+    target = tiny("llama", 1).bfloat16()
+    lean = example("own_loop").LeanLlama(target)
+    ids = prompts(40)[0]
+    lean.start(Prompt(ids, torch.tensor([40]), [ids[0].numpy()]), 64)
+    with torch.inference_mode():
+        found = torch.cat([lean.forward(ids[:, :32], torch.tensor([0]), 32)] + [
+            lean.forward(ids[:, i : i + 1], torch.tensor([i]), i + 1) for i in range(32, 40)
+        ], 1)  # fmt: skip
+        expected = target(ids).logits
+    assert found.dtype == torch.bfloat16 and (found - expected).abs().max() < 0.03 * expected.abs().max()
 
 
 class Markov(ModuleType):
@@ -164,3 +194,21 @@ def test_the_compiled_step_is_the_ops_one_by_one() -> None:
     for b, (begin, end) in enumerate(zip(lengths.tolist(), grown.tolist(), strict=True)):
         assert written[b, begin:end].tolist() == out.tokens[b, : end - begin].tolist()
     assert len(set(itertools.chain(*out.tokens.tolist()))) > 3
+
+
+def test_the_sharded_vocabulary_emits_what_whole_rows_give() -> None:
+    program = ROOT / "examples/sharded_vocabulary.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    example_ = example("sharded_vocabulary")
+    ranks, seeds = [example_.Rank(rank, 2) for rank in range(2)], torch.arange(example_.BATCH)
+    expected = []
+    for step in range(3):
+        target, draft = (torch.cat(columns, -1) for columns in zip(*(rank.logits() for rank in ranks), strict=True))
+        tokens = example_.draft_tokens(draft, seeds, step)
+        out = sk.verify_chain(
+            target, tokens, draft, seeds=seeds, step=step, params=example_.SAMPLING, draft_params=example_.SAMPLING
+        )
+        expected.append(str(out.tokens.tolist()))
+    assert done.stdout.split("\n")[:-1] == expected

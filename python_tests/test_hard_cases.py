@@ -189,20 +189,21 @@ def test_a_bad_environment_variable_is_one_sentence() -> None:
     assert "ValueError: SPECDEC_BACKEND must be" in done.stderr
 
 
-def test_the_demo_without_tqdm_is_one_sentence(
+def test_the_demo_without_rich_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real = builtins.__import__
 
     def without(name: str, *given: Any, **named: Any) -> Any:
-        if name == "tqdm":
-            raise ModuleNotFoundError("No module named 'tqdm'")
+        if name.startswith("rich"):
+            raise ModuleNotFoundError("No module named 'rich'")
         return real(name, *given, **named)
 
+    monkeypatch.delitem(sys.modules, "specdec_kernels.demo.columns", raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
     assert demo.main([]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("demo: the demo needs the 'transformers' extra") and error.count("\n") == 1
+    assert error.startswith("demo: needs the 'transformers' extra") and error.count("\n") == 1
 
 
 INTERRUPTED = """

@@ -1,15 +1,8 @@
-"""Every public function and class refuses wrong arguments by TypeError or ValueError, in words of its own.
-
-Their signatures are walked: each parameter is given, in an otherwise good call, values that its annotation excludes,
-and the message must begin with the function's name and hold the parameter's.
-"""
+"""Every public function and class of `specdec_kernels` itself refuses wrong arguments: see wrong_values.py."""
 
 from __future__ import annotations
 
-import inspect
-import re
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,58 +13,9 @@ from torch import Tensor
 import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner
 from python_tests.ops.inputs import op_tests
+from python_tests.wrong_values import Calls, complaints, parameters
 from specdec_kernels import laws
 from specdec_kernels.medusa import MedusaHeads
-
-PLAIN = {
-    "str": ["no such name", b"token"],
-    "int": [3, -(2**70), 2**70],
-    "float": [2.5, float("nan"), float("inf")],
-    "bool": [True],
-    "None": [None],
-    "list": [["token"], [[]], (0.5,), {}],
-    "other": [object(), torch.float32, print],
-}
-HUGE = {-(2**70), 2**70}
-SEQUENCES = ("Sequence", "Iterable", "list", "tuple", "NDArray")
-
-
-def excluded(annotation: str) -> list[Any]:
-    """Values of no type that `annotation` names; numbers that no range has, strings that are no name."""
-    kinds = set(re.findall(r"\w+", annotation))
-    out = list(PLAIN["other"])
-    if "Callable" in kinds:
-        out.pop()
-    out += PLAIN["str"]
-    if not kinds & {"int", "float"}:
-        out += PLAIN["int"][:1]
-    if "int" in kinds:
-        out += PLAIN["int"][1:]
-    out += PLAIN["float"][1:2] if "float" in kinds else PLAIN["float"]
-    for kind in ("bool", "None"):
-        if kind not in kinds:
-            out += PLAIN[kind]
-    if not kinds & set(SEQUENCES):
-        out += PLAIN["list"]
-    return out
-
-
-def spoilt(x: Tensor) -> Iterator[Tensor]:
-    """Tensors of another dtype or layout than `x`; none of them is an argument of any function."""
-    yield x.to(torch.complex64)
-    yield x.to(torch.complex64).conj()
-    yield x.to(torch.int16)
-    yield x.to_sparse()
-    if x.dim() == 2:
-        yield x.to_sparse_csr()
-    yield torch.quantize_per_tensor(torch.zeros(x.shape), 0.1, 0, torch.qint8)
-
-
-def elsewhere(x: Tensor) -> Iterator[Tensor]:
-    """Of another shape or device than `x`: wrong, or another argument is, unless the function takes any."""
-    yield x.to("meta")
-    yield x[None, None, None]
-    yield x.reshape(-1)[:0].reshape(0, 0, 0, 0)
 
 
 def runner() -> TableRunner:
@@ -87,11 +31,12 @@ def tree() -> sk.DraftTree:
 
 
 LOOP = loop(draft_model=runner(), attention_mask=torch.ones(2, 3).long(), seeds=torch.tensor([1, 2]))
-GOOD: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
+GOOD: Calls = {
     **{
         f"{op}-{name}": (getattr(sk, op), make)
         for op in ("row_stats", "warp_probs", "uniform_samples", "noise_keys", "sample", "verify_chain",
-                   "verify_packed", "verify_tree", "gather_kv_")
+                   "verify_packed", "verify_tree", "gather_kv_", "shard_stats", "merge_shards", "shard_draw",
+                   "token_logprobs")
         for name, make in op_tests(op).CALLS.items()
     },
     "generate": (sk.generate, loop(drafter=sk.NgramDrafter(), attention_mask=torch.ones(2, 3).long(),
@@ -100,7 +45,12 @@ GOOD: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "oracle_cascade": (sk.oracle_cascade, lambda: LOOP() | {"law": laws.Opt(0.5)}),
     "seq_cascade": (sk.seq_cascade, lambda: LOOP() | {"alpha": 0.5}),
     "bild": (sk.bild, lambda: {k: v for k, v in LOOP().items() if k != "seeds"}),
+    "CostTable": (sk.CostTable, lambda: {"steps": np.zeros(1, np.int64), "seconds": np.ones((1, 4))}),
     "SamplingParams": (sk.SamplingParams, dict),
+    "Processors": (
+        sk.Processors, lambda: {"token_counts": sk.TokenCounts(torch.tensor([[1]]), 2), "stop_token_ids": [1]},
+    ),
+    "TokenCounts": (sk.TokenCounts, lambda: {"prompt_ids": torch.tensor([[3, 1]]), "max_new_tokens": 2}),
     "TokenMap": (sk.TokenMap, lambda: {"draft_to_target": torch.tensor([3, 1])}),
     **{
         name: (getattr(laws, name), lambda: {"alpha": 0.5})
@@ -134,13 +84,15 @@ GOOD: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
 # whatever is an array: python_tests/analysis has its refusals.)
 PASSED_OVER = {
     "Draft", "DraftTree", "Drafter", "Draw", "GatherOutput", "GenerationOutput", "GenerationStats", "NgramTable",
-    "NoDrafter", "PLACEHOLDER_TOKEN_ID", "Provenance", "RowStats", "Status", "TreeDrafter", "VerifyOutput",
-    "analysis", "laws",
+    "NoDrafter", "PLACEHOLDER_TOKEN_ID", "Provenance", "RowStats", "ShardDraw", "ShardStats", "Status", "TokenLogprobs",
+    "TreeDrafter", "VerifyOutput",
+    "analysis", "distributed", "laws",
 }  # fmt: skip
-TAKEN = "taken"
 ALLOWED: dict[str, Callable[[Any], bool]] = {  # although the annotation does not tell
     "streamer": lambda value: value is None or callable(value),
     "dtype": lambda value: value is torch.float32,
+    "logit_bias": lambda value: isinstance(value, dict),
+    **dict.fromkeys(("banned_ids", "allowed_ids", "stop_token_ids"), lambda value: value == [[]]),
     "cache": lambda value: isinstance(value, list) and value == [[]],
     "top_k": lambda value: isinstance(value, int),  # any number: too large is off
     "attention_mask": lambda value: isinstance(value, Tensor) and value.dtype == torch.int16,
@@ -156,64 +108,7 @@ def test_every_public_function_is_walked() -> None:
     assert {key.partition("-")[0].partition(".")[0] for key in GOOD} >= set(sk.__all__) - PASSED_OVER
 
 
-def name_in_messages(call: Callable[..., Any]) -> str:
-    owner = getattr(call, "__self__", None)
-    if owner is not None:
-        return (owner if inspect.isclass(owner) else type(owner)).__name__
-    return call.__qualname__.partition(".")[0]
-
-
-def parameters() -> list[Any]:
-    """Each parameter once, in its first good call that gives it or else in the first."""
-    found: dict[tuple[str, str], str] = {}
-    for key, (call, make) in GOOD.items():
-        given = make()
-        for parameter in inspect.signature(call).parameters:
-            known = found.get((key.partition("-")[0], parameter))
-            if known is None or (parameter in given and parameter not in GOOD[known][1]()):
-                found[key.partition("-")[0], parameter] = key
-    return [pytest.param(key, parameter, id=f"{name}-{parameter}") for (name, parameter), key in found.items()]
-
-
-@pytest.mark.parametrize(("key", "parameter"), parameters())
+@pytest.mark.parametrize(("key", "parameter"), parameters(GOOD))
 def test_wrong_values_are_refused(key: str, parameter: str) -> None:
-    call, make = GOOD[key]
-    signature = inspect.signature(call).parameters[parameter]
-    good = make().get(parameter, signature.default)
-    wrong, other = excluded(str(signature.annotation)), []
-    if isinstance(good, Tensor):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            wrong += spoilt(good)
-            other = list(elsewhere(good))
-    allowed = ALLOWED.get(parameter, lambda value: False)
-    complaints = [
-        (value, complaint_of(call, make() | {parameter: value}, parameter)) for value in wrong if not allowed(value)
-    ]
-    for value in other:
-        complaint = complaint_of(call, make() | {parameter: value}, r"\w+")
-        complaints.append((value, None if complaint == TAKEN else complaint))
-    said = [f"{_shown(value)}: {complaint}" for value, complaint in complaints if complaint]
-    assert not said, "\n".join(said)
-
-
-def _shown(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return repr(value)
-    return f"{value.layout} {value.dtype} {list(value.shape)} {value.device}"
-
-
-def complaint_of(call: Callable[..., Any], given: dict[str, Any], parameter: str) -> str | None:
-    """What is wrong with how a bad `parameter` is refused; None: nothing is."""
-    try:
-        call(**given)
-    except (TypeError, ValueError) as error:
-        text = str(error)
-        named = re.search(rf"\b{parameter}\b", text) or (
-            parameter in ("model", "draft_model") and "cannot be served" in text
-        )
-        good = text.startswith(f"{name_in_messages(call)}: ") and named
-        return None if good else f"{type(error).__name__}: {text}"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return TAKEN
+    said = complaints(*GOOD[key], parameter, ALLOWED.get(parameter, lambda value: False))
+    assert not said, said

@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
-from . import analysis, laws
+from . import analysis, distributed, laws
 from .backends import OPS, backends, native, register_triton
 from .comparison.bild import bild
 from .comparison.oracle_cascade import oracle_cascade
 from .comparison.seq_cascade import seq_cascade
 from .comparison.token_cascade import token_cascade
+from .decoding.costs import CostTable
 from .decoding.generate import generate
 from .decoding.output import GenerationOutput, GenerationStats, Provenance
 from .decoding.plan_verify import plan_verify
@@ -30,17 +31,34 @@ from .drafters import (
 from .integrations.transformers.packing import pack_linear_weights
 from .ops._common import LIBRARY
 from .ops.gather_kv_ import gather_kv_
+from .ops.merge_shards import merge_shards
 from .ops.noise_keys import noise_keys
 from .ops.row_stats import row_stats
 from .ops.sample import sample
+from .ops.shard_draw import shard_draw
+from .ops.shard_stats import shard_stats
+from .ops.token_logprobs import token_logprobs
 from .ops.uniform_samples import uniform_samples
 from .ops.verify_chain import verify_chain
 from .ops.verify_packed import verify_packed
 from .ops.verify_tree import verify_tree
 from .ops.warp_probs import warp_probs
+from .processors import Processors
 from .sampling import SamplingParams
 from .tree import DraftTree
-from .types import PLACEHOLDER_TOKEN_ID, Draw, GatherOutput, RowStats, Status, TokenMap, VerifyOutput
+from .types import (
+    PLACEHOLDER_TOKEN_ID,
+    Draw,
+    GatherOutput,
+    RowStats,
+    ShardDraw,
+    ShardStats,
+    Status,
+    TokenCounts,
+    TokenLogprobs,
+    TokenMap,
+    VerifyOutput,
+)
 
 __version__ = "0.1.0"
 
@@ -49,6 +67,7 @@ register_triton(LIBRARY)
 
 __all__ = [
     "PLACEHOLDER_TOKEN_ID",
+    "CostTable",
     "Draft",
     "DraftTree",
     "Drafter",
@@ -63,19 +82,26 @@ __all__ = [
     "NgramTable",
     "NgramTreeDrafter",
     "NoDrafter",
+    "Processors",
     "Provenance",
     "RowStats",
     "SamplingParams",
+    "ShardDraw",
+    "ShardStats",
     "Status",
+    "TokenCounts",
+    "TokenLogprobs",
     "TokenMap",
     "TreeDrafter",
     "VerifyOutput",
     "analysis",
     "backends",
     "bild",
+    "distributed",
     "gather_kv_",
     "generate",
     "laws",
+    "merge_shards",
     "noise_keys",
     "oracle_cascade",
     "pack_linear_weights",
@@ -83,7 +109,10 @@ __all__ = [
     "row_stats",
     "sample",
     "seq_cascade",
+    "shard_draw",
+    "shard_stats",
     "token_cascade",
+    "token_logprobs",
     "uniform_samples",
     "verify_chain",
     "verify_packed",

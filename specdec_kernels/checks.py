@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 def check_tensor(
     op: str, argument: str, value: object, dtypes: tuple[torch.dtype, ...], device: torch.device | None
@@ -56,3 +58,15 @@ def check_flag(caller: str, name: str, value: object) -> None:
     """TypeError unless `value` is True or False."""
     if value is not True and value is not False:
         raise TypeError(f"{caller}: {name} must be a bool, got {type(value).__name__}")
+
+
+def check_choice(caller: str, name: str, value: object, choices: tuple[str, ...]) -> None:
+    """ValueError unless `value` is one of a few names."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{caller}: {name} must be {' or '.join(map(repr, choices))}, got {value!r}")
+
+
+def check_instance(caller: str, name: str, value: object, kind: type | tuple[type, ...], words: str) -> None:
+    """TypeError unless `value` is of `kind`, in words for it."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{caller}: {name} must be {words}, got {type(value).__name__}")

@@ -4,69 +4,123 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from .commands import ended
 from .config import settings
 
 __all__ = ["main"]
 
 
+class _Command(NamedTuple):
+    run: Callable[[list[str]], int | None]
+    help: str
+    extra: str | None = None  # installs what it imports
+
+
 def _env(arguments: list[str]) -> int:
     from . import collect_env
 
-    argparse.ArgumentParser(prog="specdec env", description=_COMMANDS["env"][1]).parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="specdec env", description=_COMMANDS["env"].help)
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON document instead")
+    if parser.parse_args(arguments).json:
+        print(json.dumps(dict(collect_env.collect()), indent=1))
+        return 0
     return collect_env.main()
 
 
-def _backends(arguments: list[str]) -> int:
+def _backends(arguments: list[str]) -> None:
     from .backends import backends
 
-    parser = argparse.ArgumentParser(prog="specdec backends", description=_COMMANDS["backends"][1])
+    parser = argparse.ArgumentParser(prog="specdec backends", description=_COMMANDS["backends"].help)
     parser.add_argument("--device", default="cpu", help="where the tensors would be, as cpu or cuda:0 (default: cpu)")
-    device = parser.parse_args(arguments).device
+    parser.add_argument(
+        "--json", action="store_true", help='print {op: {backend: "yes" or the reason why not}} instead'
+    )
+    given = parser.parse_args(arguments)
     try:
-        table = backends(device)
+        table = backends(given.device)
     except ValueError as error:
         parser.error(str(error).splitlines()[0])
-    print(table)
-    return 0
+    print(json.dumps(table, indent=1) if given.json else table)
 
 
-def _demo(arguments: list[str]) -> int:
-    from . import demo
+def _check(arguments: list[str]) -> int:
+    from .audit import own
+    from .backends import backends
+    from .ops.verify_chain import verify_chain
+    from .ops.verify_tree import verify_tree
 
-    return demo.main(arguments)
+    parser = argparse.ArgumentParser(prog="specdec check", description=_COMMANDS["check"].help)
+    parser.add_argument("--device", default="cpu", help="where the tensors are, as cpu or cuda:0 (default: cpu)")
+    parser.add_argument("--json", action="store_true", help="the distances as JSON")
+    given = parser.parse_args(arguments)
+    try:
+        table = backends(given.device)
+    except ValueError as error:
+        parser.error(str(error).splitlines()[0])
+    verifiers: dict[str, Callable[..., Any]] = {"verify_chain": verify_chain, "verify_tree": verify_tree}
+    found = []
+    slow = "triton" if given.device == "cpu" else ""  # its interpreter: hours
+    able = {op: [name for name, answer in table[op].items() if answer == "yes" and name != slow] for op in verifiers}
+    for row in own.check(verifiers, able, given.device):
+        found.append(row)
+        if not given.json:
+            verdict = "exact" if row.exact else f"WRONG in {row.case!r}"
+            where = f"{row.backend:10}{row.op:14}{row.rule:11}"
+            print(f"{where}{row.cases:3} cases, off by {row.distance:.1e}: {verdict}", flush=True)
+    if given.json:
+        print(json.dumps([asdict(row) | {"exact": row.exact} for row in found], indent=1))
+    wrong = sum(not row.exact for row in found)
+    if not given.json:
+        print("every distribution is the target's" if not wrong else f"{wrong} of {len(found)} are not the target's")
+    return int(wrong > 0)
 
 
-def _of_extra(extra: str, *command: str) -> Callable[[list[str]], int]:
-    """A command of a folder whose needs only an extra installs: the folder, and what its own `main` is told first."""
+def _bench(arguments: list[str]) -> None:
+    checkout = Path(__file__).resolve().parents[1]
+    if not (checkout / "bench/run.py").is_file():
+        raise ValueError("the benchmarks are in the package's sources and are not installed; run it in a checkout")
+    import torch
 
-    def run(arguments: list[str]) -> int:
-        folder, *first = command
-        try:
-            module = importlib.import_module(f".{folder}.command", __package__)
-        except ImportError as error:
-            name = first[0] if first else folder
-            install = f"the '{extra}' extra (pip install 'specdec_kernels[{extra}]')"
-            print(f"{name} needs {install}: {error}", file=sys.stderr)
-            return 1
-        return int(module.main([*first, *arguments]))
+    sys.path.insert(0, str(checkout))
+    with torch.inference_mode():
+        importlib.import_module("bench.run").main(arguments)
+
+
+def _of(module: str, *first: str) -> Callable[[list[str]], int | None]:
+    """A command in a module that is imported when it is run; `first` is what its own `main` is told first."""
+
+    def run(arguments: list[str]) -> int | None:
+        status: int | None = importlib.import_module(f".{module}", __package__).main([*first, *arguments])
+        return status
 
     return run
 
 
-_COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
-    "env": (_env, "a report on this machine and installation, to paste into a bug report"),
-    "backends": (_backends, "which backend runs which op, and why the others do not"),
-    "demo": (_demo, "a real language model with and without speculation, side by side"),
-    "plan": (
-        _of_extra("analysis", "analysis", "plan"),
-        "what speculation gains on a model and prompts, with which drafter and how many tokens",
+_COMMANDS: dict[str, _Command] = {
+    "env": _Command(_env, "a report on this machine and installation, to paste into a bug report"),
+    "backends": _Command(_backends, "which backend runs which op, and why the others do not"),
+    "check": _Command(_check, "whether every backend here gives the target's distribution, exactly; a minute"),
+    "demo": _Command(_of("demo"), "a real language model with and without speculation, side by side", "transformers"),
+    "generate": _Command(
+        _of("demo.answer"), "a model answers a prompt, its tokens coloured by who wrote them", "transformers"
     ),
-    "plot": (_of_extra("analysis", "analysis", "plot"), "figures of theory, of a plan and of results"),
-    "audit": (_of_extra("audit", "audit"), "whether a verifier of yours is lossless, and if not, why"),
-    "medusa": (_of_extra("transformers", "medusa"), "train and calibrate heads that draft"),
+    "plan": _Command(
+        _of("analysis.command", "plan"),
+        "what speculation gains on a model and prompts, with which drafter and how many tokens",
+        "analysis",
+    ),
+    "plot": _Command(_of("analysis.command", "plot"), "figures of theory, of a plan and of results", "analysis"),
+    "audit": _Command(_of("audit.command"), "whether a verifier of yours is lossless, and if not, why", "audit"),
+    "medusa": _Command(_of("medusa.command"), "train and calibrate heads that draft", "transformers"),
+    "bench": _Command(_bench, "the ops against their peers on this machine (in a checkout)", "bench"),
 }
 
 
@@ -81,9 +135,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit status: 0 on success, 2 for a bad environment variable, 130 on Ctrl-C.
+        The exit status: 0 on success, 1 after an error, which is one sentence on stderr (`audit`: where the verifier
+        is not lossless), 2 for a bad environment variable, 130 on Ctrl-C. Bad options end the process with status 2.
     """
-    listing = "\n".join(f"  {name:10}{text}" for name, (_, text) in _COMMANDS.items())
+    listing = "\n".join(f"  {name:10}{command.help}" for name, command in _COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="specdec",
         description="Speculative decoding for PyTorch.",
@@ -93,14 +148,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=_COMMANDS, metavar="command", help=", ".join(_COMMANDS))
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="that command's own arguments")
     chosen = parser.parse_args(argv)
-    run, _ = _COMMANDS[chosen.command]
+    command = _COMMANDS[chosen.command]
     try:
         settings()
     except ValueError as error:
         print(f"specdec: {error}", file=sys.stderr)
         return 2
-    try:
-        return run(chosen.arguments)
-    except KeyboardInterrupt:
-        print("specdec: stopped", file=sys.stderr)
-        return 130
+    return ended(chosen.command, partial(command.run, chosen.arguments), command.extra)

@@ -9,7 +9,7 @@
 ``SPECDEC_CACHE``           folder of fetched models, texts and tables. Default: ``specdec_kernels`` in
                             ``$XDG_CACHE_HOME`` (``~/.cache``)
 ``SPECDEC_VLLM``            1: vLLM samples through these ops (`integrations.vllm`). Default 0
-``NO_COLOR``                not empty: the demo marks tokens without colours (https://no-color.org)
+``NO_COLOR``                not empty: commands mark tokens without colours (https://no-color.org)
 ==========================  =========================================================================================
 
 They are read once, at first use; a test that changes one calls `reload`. The variables of the build are in setup.py.

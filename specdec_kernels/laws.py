@@ -27,6 +27,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+__all__ = ["BiLD", "Chow", "Diff", "Lossy", "Opt", "TargetLaw", "TokenV1", "TokenV2", "TokenV3"]
+
 
 class FlatLaw(NamedTuple):
     """A law as the ops take it: `TargetLaw` of csrc/common/target_law.h."""

@@ -22,3 +22,8 @@ def integer(lowest: int, highest: int) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def draft_length(text: str) -> int | str:
+    """What argparse makes draft tokens a step with: an integer in [1, 64], or "auto"."""
+    return text if text == "auto" else integer(1, 64)(text)

@@ -12,10 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import check_integers
+from .checks import check_int, check_integers, check_tensor
 
 PLACEHOLDER_TOKEN_ID = -1
 """Fills the slots of an output that hold no token."""
+
+
+NO_ID = 2**31 - 1
+"""Stands in lists of ids, which ascend, after the last."""
 
 
 class Status(IntFlag):
@@ -103,6 +107,45 @@ class RowStats(NamedTuple):
         )
 
 
+class ShardStats(NamedTuple):
+    """What one pass over a shard of rows leaves behind: `shard_stats`.
+
+    Attributes
+    ----------
+    tile_max : Tensor
+        ``[batch, n, tiles]`` float32: the largest logit of each tile of 1024 ids.
+    tile_mass : Tensor
+        The same: ``Σ exp((logit − tile_max) / temperature)``; 0 where the maximum is infinite, and in greedy rows.
+    argmax : Tensor
+        ``[batch, n]`` int64: the lowest id of the shard's largest logit, counted from its first id.
+    status : Tensor
+        ``[batch, n]`` int32: `Status.NAN` where the shard has one.
+    """
+
+    tile_max: Tensor
+    tile_mass: Tensor
+    argmax: Tensor
+    status: Tensor
+
+
+class ShardDraw(NamedTuple):
+    """A shard's part in drawing a token of each row, as far as it was asked for: `shard_draw`.
+
+    Attributes
+    ----------
+    masses : Tensor or None
+        ``[batch, n, tiles]`` float32: of what the token is drawn from.
+    token : Tensor or None
+        ``[batch, n]`` int64 ids of the whole vocabulary; −1: none of this shard's.
+    score : Tensor or None
+        ``[batch, n]`` float32: ``(logit − max) / temperature + G`` of a noisy token.
+    """
+
+    masses: Tensor | None
+    token: Tensor | None
+    score: Tensor | None
+
+
 class Draw(NamedTuple):
     """Tokens drawn by `sample`.
 
@@ -122,6 +165,38 @@ class Draw(NamedTuple):
     token: Tensor
     log_prob: Tensor
     stats: RowStats
+
+
+class TokenLogprobs(NamedTuple):
+    """How likely tokens were, in nats, and the likeliest ids of the rows that they were drawn from.
+
+    Raw: at temperature 1 with nothing cut; else after temperature and truncation, −inf where cut. Ids are ordered from
+    the largest raw logit down, equal ones from the lowest id up; NaN is read as −inf. Where all mass is on one id
+    (`RowStats`) its log-probability is 0.
+
+    Attributes
+    ----------
+    raw_log_prob, log_prob : Tensor
+        ``[batch, width]`` float32; −inf where there is no token.
+    rank : Tensor
+        ``[batch, width]`` int32: the token's place in that order, from 1 on; 0 where there is no token.
+    status : Tensor
+        ``[batch, width]`` int32, flags of `Status` of the token's row. A token outside [−1, vocab) (BAD_TOKEN), or from
+        a row that there is not (BAD_PARAM), is none.
+    top_ids : Tensor
+        ``[batch, width, num_top]`` int64, the first ids in that order; −1 past the vocabulary and where there is no
+        token.
+    top_log_prob, top_processed_log_prob : Tensor
+        The same, float32: raw, and after temperature and truncation; −inf beside −1.
+    """
+
+    raw_log_prob: Tensor
+    log_prob: Tensor
+    rank: Tensor
+    status: Tensor
+    top_ids: Tensor
+    top_log_prob: Tensor
+    top_processed_log_prob: Tensor
 
 
 class VerifyOutput(NamedTuple):
@@ -166,6 +241,96 @@ class GatherOutput(NamedTuple):
 
     lengths: Tensor
     status: Tensor
+
+
+class TokenCounts:
+    """What prompts and outputs hold: the distinct ids of each sequence, and how often each was emitted.
+
+    Lists of what occurs, not an array as wide as the vocabulary. They stay on their device, and `add_` counts what a
+    step emits in place.
+
+    Parameters
+    ----------
+    prompt_ids : Tensor
+        ``[batch, n]`` int32 or int64; negative ids count as none.
+    max_new_tokens : int
+        How many tokens the output has at most.
+    attention_mask : Tensor, optional
+        ``[batch, n]`` of an integer dtype or bool: 0 where there is no prompt token.
+
+    Attributes
+    ----------
+    ids : Tensor
+        ``[batch, capacity]`` int32 with ``capacity = n + max_new_tokens``: distinct ids in ascending order, then
+        2**31 − 1.
+    counts : Tensor
+        ``[batch, capacity]`` int32: twice how often the output holds the id, plus 1 if the prompt does.
+    num_output : Tensor
+        ``[batch]`` int32: tokens of the output.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Another dtype or shape, or a `max_new_tokens` that is no integer >= 0.
+    """
+
+    def __init__(self, prompt_ids: Tensor, max_new_tokens: int, attention_mask: Tensor | None = None) -> None:
+        caller = "TokenCounts"
+        check_integers(caller, "prompt_ids", prompt_ids, (torch.int32, torch.int64))
+        if prompt_ids.dim() != 2:
+            raise ValueError(f"{caller}: prompt_ids must be [batch, n], got {list(prompt_ids.shape)}")
+        check_int(caller, "max_new_tokens", max_new_tokens, 0, 2**30)
+        ids = prompt_ids
+        if attention_mask is not None:
+            integers = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+            check_integers(caller, "attention_mask", attention_mask, integers)
+            if attention_mask.shape != ids.shape:
+                shapes = f"{list(ids.shape)}, got {list(attention_mask.shape)}"
+                raise ValueError(f"{caller}: attention_mask must be {shapes}")
+            ids = torch.where(attention_mask.to(ids.device) != 0, ids, -1)
+        ids = torch.where((ids < 0) | (ids > NO_ID), NO_ID, ids).to(torch.int32).sort(-1).values
+        again = torch.zeros_like(ids, dtype=torch.bool)
+        again[:, 1:] = ids[:, 1:] == ids[:, :-1]
+        ids = ids.masked_fill(again, NO_ID).sort(-1).values
+        self.ids = torch.nn.functional.pad(ids, (0, max_new_tokens), value=NO_ID)
+        self.counts = (self.ids != NO_ID).to(torch.int32)
+        self.num_output = torch.zeros(len(ids), dtype=torch.int32, device=ids.device)
+        self.max_new_tokens = max_new_tokens
+
+    def add_(self, tokens: Tensor) -> TokenCounts:
+        """Count tokens of the output, as a verify step gives them; waits for nothing.
+
+        Parameters
+        ----------
+        tokens : Tensor
+            ``[batch, n]`` int32 or int64; −1 where there is none. Distinct ids that there is no room for are dropped.
+
+        Returns
+        -------
+        TokenCounts
+            Itself.
+
+        Raises
+        ------
+        ValueError, TypeError
+            Another dtype, shape or device; before anything is counted.
+        """
+        check_tensor("add_", "tokens", tokens, (torch.int64, torch.int32), self.ids.device)
+        batch, capacity = self.ids.shape
+        if tokens.dim() != 2 or len(tokens) != batch:
+            raise ValueError(f"add_: tokens must be [batch={batch}, n], got {list(tokens.shape)}")
+        new = (tokens >= 0) & (tokens < NO_ID)
+        ids = torch.cat([self.ids, torch.where(new, tokens, NO_ID).to(torch.int32)], 1)
+        ids, order = ids.sort(stable=True)
+        counts = torch.cat([self.counts, 2 * new.to(torch.int32)], 1).gather(1, order)
+        slot = torch.nn.functional.pad(ids[:, 1:] != ids[:, :-1], (1, 0)).cumsum(1)
+        self.ids.copy_(torch.full_like(ids, NO_ID).scatter(1, slot, ids)[:, :capacity])
+        self.counts.copy_(torch.zeros_like(counts).scatter_add(1, slot, counts)[:, :capacity])
+        self.num_output += new.sum(1).to(torch.int32)
+        return self
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 class TokenMap:

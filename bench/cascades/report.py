@@ -18,6 +18,7 @@ Written by `python -m bench.cascades report` from the JSON files beside it; what
 A curve is a rule swept over α, straight between neighbouring points; those of speculative rules begin at lossless
 verification, which is what they all come to at one end. "At equal quality" is the least cost on it with the target's
 quality, "–" where it nowhere has it. The other columns are the best quality on it at a cost of no more than is said.
+In the figures a bar is one standard error up and down.
 """
 _NOISE = 0.005  # two runs of the same law differ by as much in word accuracy
 
@@ -131,7 +132,7 @@ def _timed(result: dict[str, Any]) -> list[str]:
 
 
 def _draw_rewriting(result: dict[str, Any], folder: Path) -> list[Path]:
-    rows, settings = result["rows"], _settings_of(result)
+    settings = _settings_of(result)
     accuracy = "word accuracy"
     drawn = []
     for cost, name, label in (
@@ -139,18 +140,18 @@ def _draw_rewriting(result: dict[str, Any], folder: Path) -> list[Path]:
         (_CALLS, "target-calls", "target calls a token"),
     ):
         path = folder / f"rewriting-{name}.png"
-        figures.draw(rows, [(s, cost) for s in settings], figures.MAIN, "word_accuracy", (label, accuracy), path)
+        figures.draw(result, [(s, cost) for s in settings], figures.MAIN, "word_accuracy", (label, accuracy), path)
         drawn.append(path)
     if timed := _timed(result):
         path = folder / "rewriting-seconds.png"
         panels = [(s, _SECONDS) for s in timed]
         label = "time a token, of the target's alone"
-        figures.draw(rows, panels, figures.MAIN, "word_accuracy", (label, accuracy), path)
+        figures.draw(result, panels, figures.MAIN, "word_accuracy", (label, accuracy), path)
         drawn.append(path)
     if detailed := [s for s in settings if s in DETAILED]:
         path = folder / "rewriting-variants.png"
         panels = [(s, _CALLS) for s in detailed]
-        figures.draw(rows, panels, figures.VARIANTS, "word_accuracy", ("target calls a token", accuracy), path)
+        figures.draw(result, panels, figures.VARIANTS, "word_accuracy", ("target calls a token", accuracy), path)
         drawn.append(path)
     return drawn
 
@@ -199,12 +200,12 @@ def _draw_next_token(result: dict[str, Any], folder: Path) -> list[Path]:
     rows, settings = result["rows"], _settings_of(result)
     rules: tuple[str, ...] = (*figures.MAIN[:6], "TokenV1", "TokenV2")
     path = folder / "next-token-accuracy.png"
-    figures.draw(rows, [(s, _REJECTED) for s in settings], rules, "accuracy", ("rejection rate", "accuracy"), path)
+    figures.draw(result, [(s, _REJECTED) for s in settings], rules, "accuracy", ("rejection rate", "accuracy"), path)
     drawn = [path]
     if with_loss := [s for s in settings if _only(curves(rows, s).get(TARGET))["log_loss"] is not None]:
         path = folder / "next-token-log-loss.png"
         rules = (*rules, "Chow, log", "Diff, log", "Opt, log")
         panels = [(s, _REJECTED) for s in with_loss]
-        figures.draw(rows, panels, rules, "log_loss", ("rejection rate", "log-loss in nats"), path)
+        figures.draw(result, panels, rules, "log_loss", ("rejection rate", "log-loss in nats"), path)
         drawn.append(path)
     return drawn

@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log = options.logs / f"build-{number}.log"
         outcome = process.run([sys.executable, *command], left, log, environment(options.capability))
         reason = {0: "done", None: "not finished"}.get(outcome.code, "FAILED")
-        print(f"{what}: {reason} ({outcome.seconds:.0f} s)\n{outcome.tail(60 if what == 'kernels' else 3)}", flush=True)
+        print(f"{what}: {reason} ({outcome.seconds:.0f} s)\n{outcome.tail(90 if what == 'kernels' else 3)}", flush=True)
         if outcome.code is None:
             code = code or process.UNFINISHED
         elif outcome.code:

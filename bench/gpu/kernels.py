@@ -95,7 +95,7 @@ def under_load(device: str, cache_bytes: int) -> dict[str, str] | None:
 def line(row: dict[str, Any]) -> str:
     """One kernel of the table."""
     facts = (f"{row[name]}" if name in row else "-" for name in ARGS.values())
-    return f"{row['case']:38}{row['kernel']:44}{row['us']:9.1f}  " + "  ".join(facts)
+    return f"{row['case']:40}{row['kernel']:44}{row['us']:9.1f}  " + "  ".join(facts)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -137,7 +137,7 @@ def run(some: Sequence[tuple[Case, str]], folder: Path, device: str, see: Any, r
         machine.save(folder, "kernels", rows, settings)
     states["under load"] = under_load(device, hardware.cache_bytes())
     machine.save(folder, "kernels", rows, settings)
-    print(f"{'':38}{'kernel':44}{'µs':>9}  {'  '.join(ARGS.values())}")
+    print(f"{'':40}{'kernel':44}{'µs':>9}  {'  '.join(ARGS.values())}")
     print(*map(line, rows), *(f"FAILED: {text}" for text in failed), sep="\n")
     for when, state in states.items():
         print(f"{when}: {state or 'nvidia-smi says nothing'}")

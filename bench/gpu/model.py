@@ -41,10 +41,11 @@ SAMPLE = 4
 NOTICE = "MODEL, not measured"
 NUMBERS = (
     "blocks", "threads", "cluster", "overlapping", "bytes", "most_bytes", "loading", "barriers", "cluster_barriers",
-    "atomics", "most_collectives", "shared_atomics", "rounds",
+    "atomics", "most_collectives", "shared_atomics", "rounds", "most_copied",
 )  # fmt: skip
 """What specdec_emulator_counted gives of a launch, in its order. "atomics" are those on device memory, "rounds" those
-of loads that come one after the other, on the longest way through a block."""
+of loads that come one after the other, on the longest way through a block, "most_copied" a block's bytes that bulk
+copies bring."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,8 @@ class Launch:
 
 def terms(launch: Launch, card: Card, first: bool) -> dict[str, float]:
     """Microseconds by term. Work that can overlap is one term, the largest of its ways to be slow: bytes at the card's
-    bandwidth, those of the busiest block at what it can have under way, instructions; the rest adds up.
+    bandwidth, those of the busiest block at what it can have under way (all of them, where bulk copies bring them),
+    instructions; the rest adds up.
     """
     c = launch.counts
     cycle = 1e-3 / card.ghz  # µs
@@ -119,7 +121,9 @@ def terms(launch: Launch, card: Card, first: bool) -> dict[str, float]:
     )
     reading = {
         "bandwidth": c["bytes"] / (card.gb_per_s * cost("share of the bandwidth")) / 1e3,
-        "busiest block": waves * c["most_bytes"] / min(flight, port) * cycle,
+        "busiest block": waves
+        * ((c["most_bytes"] - c["most_copied"]) / min(flight, port) + c["most_copied"] / port)
+        * cycle,
     }
     if launch.instructions is not None:
         busy = min(card.multiprocessors, c["blocks"])
@@ -202,9 +206,8 @@ def launches_of(case: Case, multiprocessors: int) -> tuple[list[Launch], torch.T
         if case.greedy:
             out = sk.verify_chain(step.target_logits, step.draft_tokens, acceptance="greedy", backend=emulated.NAME)
         else:
-            sk.uniform_samples(step.seeds, 0, case.num_draft + 1, backend=emulated.NAME)
             out = sk.verify_chain(
-                step.target_logits, step.draft_tokens, step.draft_logits, uniform_samples=step.uniform_samples,
+                step.target_logits, step.draft_tokens, step.draft_logits, seeds=step.seeds, step=0,
                 params=case.params, draft_params=None if case.one_hot else case.params, acceptance=case.acceptance,
                 target_law=case.target_law, draft_stats=step.draft_stats, backend=emulated.NAME,
             )  # fmt: skip

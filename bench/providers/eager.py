@@ -12,7 +12,17 @@ from torch import Tensor
 import specdec_kernels as sk
 from specdec_kernels.laws import TargetLaw
 
-from ..inputs import CacheInputs, Case, ChainInputs, PackedInputs, RowInputs, SeedInputs
+from ..inputs import (
+    NUM_TOP,
+    CacheInputs,
+    Case,
+    ChainInputs,
+    PackedInputs,
+    RowInputs,
+    SeedInputs,
+    ShardInputs,
+    TokenInputs,
+)
 from ..timing import Call
 
 Warp = Callable[[Tensor, sk.SamplingParams], Tensor]
@@ -192,11 +202,54 @@ def statistics(logits: Tensor, params: sk.SamplingParams) -> tuple[Tensor, ...]:
     return maximum, argmax, cutoff, scores.logsumexp(-1), raw_log_normalizer, raw_entropy
 
 
+def in_tiles(rows: Tensor, beyond: float) -> Tensor:
+    """``[..., tiles, 1024]``."""
+    return torch.nn.functional.pad(rows, (0, -rows.shape[-1] % 1024), value=beyond).unflatten(-1, (-1, 1024))
+
+
+def tile_statistics(logits: Tensor, params: sk.SamplingParams) -> tuple[Tensor, ...]:
+    """What `shard_stats` gives: maximum and mass of each tile, and the argmax."""
+    tiles = in_tiles(logits.float() / params.temperature, -math.inf)
+    maximum = tiles.amax(-1)
+    return maximum * params.temperature, (tiles - maximum[..., None]).exp().sum(-1), logits.argmax(-1)
+
+
+def merged(shard: ShardInputs, params: sk.SamplingParams) -> tuple[Tensor, ...]:
+    """What `merge_shards` gives: maximum, normaliser, and the probability of an id."""
+    maximum = shard.tile_max.amax(-1, keepdim=True)
+    total = (shard.tile_mass * ((shard.tile_max - maximum) / params.temperature).exp()).sum(-1)
+    at = ((shard.logits_at - maximum[..., 0]) / params.temperature).exp() / total
+    return maximum[..., 0], total, at
+
+
+def drawn_by_tiles(shard: ShardInputs, params: sk.SamplingParams) -> tuple[Tensor, Tensor]:
+    """What `shard_draw` gives: masses of what P has and Q has not, and the id where a draw among them ends."""
+    p, q = (
+        ((x.float() - stats.max[..., None]) / params.temperature).exp() / stats.normalizer[..., None]
+        for x, stats in ((shard.logits, shard.stats), (shard.draft_logits, shard.draft_stats))
+    )
+    left = (p - q).clamp_min(0)
+    masses = in_tiles(left, 0.0).sum(-1)
+    ends = left.cumsum(-1)
+    return masses, (ends > shard.uniform_samples[..., None] * ends[..., -1:]).int().argmax(-1)
+
+
 def draw(logits: Tensor, params: sk.SamplingParams) -> tuple[Tensor, Tensor]:
     """A token a row and its log-probability."""
     log_law = warp(logits, params).log_softmax(-1)
     token = one_of(log_law.exp().flatten(0, -2)).view(*logits.shape[:-1], 1)
     return token[..., 0], log_law.gather(-1, token)[..., 0]
+
+
+def likelihoods(logits: Tensor, tokens: Tensor, params: sk.SamplingParams) -> tuple[Tensor, ...]:
+    """What `token_logprobs` gives: raw and processed log-probability, rank; the likeliest ids and both of theirs."""
+    raw = logits.float().log_softmax(-1)
+    law = raw if params == sk.SamplingParams() else warp(logits, params).log_softmax(-1)
+    own = raw.gather(-1, tokens[..., None])
+    top = raw.topk(NUM_TOP)
+    rank = (raw > own).sum(-1) + 1
+    processed = law.gather(-1, tokens[..., None])[..., 0]
+    return own[..., 0], processed, rank, top.indices, top.values, law.gather(-1, top.indices)
 
 
 def usable(case: Case, warp_function: Warp, kept: bool) -> bool:
@@ -232,6 +285,20 @@ def packed_builder(case: Case, function: Callable[..., object] = verify_packed_r
 def rows_builder(case: Case, function: Callable[..., object]) -> Call | None:
     def call(rows: RowInputs) -> object:
         return function(rows.logits, case.params)
+
+    return call
+
+
+def shard_builder(case: Case, function: Callable[..., object]) -> Call | None:
+    def call(shard: ShardInputs) -> object:
+        return function(shard, case.params)
+
+    return call
+
+
+def tokens_builder(case: Case, function: Callable[..., object]) -> Call | None:
+    def call(step: TokenInputs) -> object:
+        return function(step.logits, step.tokens, case.params)
 
     return call
 
@@ -274,6 +341,10 @@ FUNCTIONS: Mapping[str, tuple[Callable[..., Call | None], Callable[..., object]]
     "row_stats": (rows_builder, statistics),
     "warp_probs": (rows_builder, law),
     "sample": (rows_builder, draw),
+    "shard_stats": (rows_builder, tile_statistics),
+    "merge_shards": (shard_builder, merged),
+    "shard_draw": (shard_builder, drawn_by_tiles),
+    "token_logprobs": (tokens_builder, likelihoods),
 }
 """By op, how a call is built around a function, and the function: itself, or what `torch.compile` makes of it."""
 BUILDERS: Mapping[str, Callable[[Case], Call | None]] = {

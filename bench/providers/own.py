@@ -14,7 +14,7 @@ from specdec_kernels.backends import FUNCTIONS, automatic
 from specdec_kernels.config import settings
 
 from ..gpu import strategy
-from ..inputs import Case, ChainInputs, PackedInputs, RowInputs, TreeInputs
+from ..inputs import NUM_TOP, Case, ChainInputs, PackedInputs, RowInputs, ShardInputs, TreeInputs
 from ..registry import REGISTRY
 from ..timing import Call
 
@@ -148,6 +148,22 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
 
         return call
 
+    def shard_draw(case: Case) -> Call | None:
+        backend = asked_for(case, name)
+
+        def call(shard: ShardInputs) -> tuple[object, ...]:
+            given: Coins = {"draft_logits": shard.draft_logits, "draft_stats": shard.draft_stats, "backend": backend}
+            rows = (shard.logits, shard.stats, shard.weights, case.params)
+            masses = sk.shard_draw(*rows, **given).masses
+            drawn = sk.shard_draw(*rows, masses=masses, uniform_samples=shard.uniform_samples, **given)
+            return masses, drawn.token
+
+        return call
+
+    def token_logprobs(case: Case) -> Call | None:
+        backend = asked_for(case, name)
+        return lambda step: sk.token_logprobs(step.logits, step.tokens, case.params, num_top=NUM_TOP, backend=backend)
+
     def uniform_samples(case: Case) -> Call | None:
         backend = asked_for(case, name)
         steps = itertools.count()
@@ -155,5 +171,10 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
         return lambda step: sk.uniform_samples(step.seeds, next(steps), num, backend=backend)
 
     verify = {"verify_chain": verify_chain, "verify_packed": verify_packed, "verify_tree": verify_tree}
-    rest = {"sample": sample, "uniform_samples": uniform_samples}
+    rest = {
+        "sample": sample,
+        "shard_draw": shard_draw,
+        "token_logprobs": token_logprobs,
+        "uniform_samples": uniform_samples,
+    }
     return {**{op: direct(op, name) for op in REGISTRY}, **verify, **rest} if draft_stats and uniforms else verify

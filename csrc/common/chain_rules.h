@@ -71,13 +71,27 @@ SPECDEC_HD float block_threshold(float w, float residual) {
 
 constexpr float kImpossible = -1.0f;
 
+// What x makes of w at a position: the law's number and Q's. Q's is kImpossible if it cannot have given x.
+struct Step {
+  float p, q;
+};
+
+template <class Position>
+SPECDEC_RULE Step step_at(const TargetLaw& law, const Position& at, int32_t x) {
+  const float p = at.p(x), q = at.q(x);
+  if (!can_give(q)) return {0.0f, kImpossible};
+  const bool kept = is_cascade(law.kind) && at.keeps(x);
+  return {law_at(law, at.mixture, p, q, kept), q};
+}
+
+SPECDEC_HD float weight_after(Step step, float w) {
+  return step.q == kImpossible ? kImpossible : next_block_weight(w, step.p, step.q);
+}
+
 // w after x at a position, where it was w before; kImpossible if Q cannot have given x.
 template <class Position>
 SPECDEC_RULE float weight_after(const TargetLaw& law, const Position& at, int32_t x, float w) {
-  const float p = at.p(x), q = at.q(x);
-  if (!can_give(q)) return kImpossible;
-  const bool kept = is_cascade(law.kind) && at.keeps(x);
-  return next_block_weight(w, law_at(law, at.mixture, p, q, kept), q);
+  return weight_after(step_at(law, at, x), w);
 }
 
 // The weights depend on no coin: visit(i, w) at each position until w has become 0. The span ends before the first token

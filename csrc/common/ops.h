@@ -8,6 +8,10 @@
   OP(UniformSamples, uniform_samples) \
   OP(NoiseKeys, noise_keys)           \
   OP(Sample, sample)                  \
+  OP(ShardStats, shard_stats)         \
+  OP(MergeShards, merge_shards)       \
+  OP(ShardDraw, shard_draw)           \
+  OP(TokenLogprobs, token_logprobs)   \
   OP(VerifyChain, verify_chain)       \
   OP(VerifyTree, verify_tree)         \
   OP(GatherKV, gather_kv_)

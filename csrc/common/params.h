@@ -42,6 +42,27 @@ struct SamplingArgs {
   const float* min_ps;
 };
 
+// Lists of one call, of each sequence or, with stride 0, of all.
+template <class T>
+struct Lists {
+  const T* data;  // null: not given
+  int64_t width, stride;
+  SPECDEC_MEMBER const T* of(int64_t b) const { return data ? data + b * stride : nullptr; }
+};
+
+// Logits processors (specdec_kernels/processors.py): ids ascend, and those that are none come last.
+struct ProcessorArgs {
+  bool on;
+  const int32_t* bitmask;  // rows of target x words, or null
+  int64_t words;
+  Lists<int32_t> allowed;  // words
+  Lists<int32_t> bias_ids, bias_until;
+  Lists<float> bias_values;
+  Lists<float> penalties;  // repetition, frequency, presence
+  Lists<int32_t> count_ids, counts;
+  Lists<int32_t> num_output;  // 1
+};
+
 // Row stats of [batch, n] rows, contiguous.
 struct StatsOut {
   float* values;    // [batch, n, 6]
@@ -54,6 +75,7 @@ struct RowStatsArgs {
   int64_t batch, n;
   SamplingArgs params;
   StatsOut out;
+  ProcessorArgs processors{};
 };
 
 struct WarpProbsArgs {
@@ -61,6 +83,7 @@ struct WarpProbsArgs {
   int64_t batch, n;
   SamplingArgs params;
   float* out;  // [batch, n, vocab]
+  ProcessorArgs processors{};
 };
 
 struct UniformSamplesArgs {
@@ -91,6 +114,72 @@ struct SampleArgs {
   int64_t* token;   // [batch, n, num_samples]
   float* log_prob;  // [batch, n, num_samples]
   StatsOut out;
+  ProcessorArgs processors{};
+};
+
+// ---- Rows of which each rank has the ids from a multiple of kTile on ----
+
+struct ShardStatsArgs {
+  Rows logits;  // [batch, n, width]
+  int64_t batch, n;
+  SamplingArgs params;
+  bool probs;       // the rows are probabilities (float32)
+  float* tile_max;  // [batch, n, tiles]
+  float*
+      tile_mass;    // the same: relative to the tile's maximum; of probabilities their sum, infinite if one is negative
+  int64_t* argmax;  // [batch, n]
+  int32_t* status;  // [batch, n]
+};
+
+struct MergeShardsArgs {
+  const float* tile_max;   // [batch, n, tiles]
+  const float* tile_mass;  // the same
+  const float* logits_at;  // [batch, n]
+  int64_t batch, n;
+  int32_t tiles;
+  SamplingArgs params;
+  bool probs;
+  float* values;  // [batch, n, 6]
+  float* prob;    // [batch, n]
+};
+
+// The draft's rows are logits with stats of the whole rows, probabilities with a status, or points; or there is none.
+struct ShardDrawArgs {
+  Rows logits, draft, draft_probs;  // [batch, n, width], the ids from `first` on
+  int32_t first;
+  int64_t batch, n;
+  const float* values;  // [batch, n, 6], and the rest [batch, n]
+  const int64_t* argmax;
+  const float* draft_values;
+  const int64_t* draft_argmax;
+  const int32_t* draft_status;
+  const int64_t* point_tokens;
+  const float* weights;          // w, negative: all of P
+  const float* masses;           // [batch, n, all_tiles] of all ranks, or null
+  const float* uniform_samples;  // with masses
+  const int64_t* noise_keys;     // or null; neither: the tiles' masses are asked for
+  int32_t all_tiles;
+  SamplingArgs params, draft_params;
+  float* out;      // [batch, n, tiles]
+  int64_t* token;  // [batch, n]
+  float* score;    // [batch, n], of noisy tokens
+};
+
+constexpr int kMostTop = 20;  // ids listed of a row by token_logprobs
+
+// Log-probabilities of tokens [batch, width], of which each was drawn from a row of its sequence.
+struct TokenLogprobsArgs {
+  Rows logits;  // [batch, n, vocab]
+  int64_t batch, n, width;
+  SamplingArgs params;
+  const int64_t* tokens;                         // [batch, width]; -1: no token
+  const int64_t* rows;                           // [batch, width] or null: token j is of row j
+  Ids num_tokens;                                // [batch] or null: width
+  int32_t num_top;                               // at most kMostTop
+  float *raw_log_prob, *log_prob;                // [batch, width]
+  int32_t *rank, *status;                        // [batch, width]
+  int64_t* top_ids;                              // [batch, width, num_top]
+  float *top_log_prob, *top_processed_log_prob;  // [batch, width, num_top]
 };
 
 // What a verify step makes its own random numbers of, where they are not given: those of uniform_samples, or where there
@@ -120,10 +209,11 @@ struct VerifyArgs {
   int64_t num_eos;
   TargetLaw law;
   SamplingArgs params, draft_params;
-  int64_t* tokens;        // [batch, width of the result]
-  int32_t* num_accepted;  // [batch]
-  int32_t* num_tokens;    // [batch]
-  int32_t* status;        // [batch]
+  ProcessorArgs processors;  // of the target's rows
+  int64_t* tokens;           // [batch, width of the result]
+  int32_t* num_accepted;     // [batch]
+  int32_t* num_tokens;       // [batch]
+  int32_t* status;           // [batch]
 };
 
 // One verify step of a padded ("chain") or ragged ("packed") batch: target is [batch, num_draft + 1, vocab] or

@@ -3,6 +3,7 @@
 #pragma once
 #include "common/ids.h"
 #include "common/philox.h"
+#include "common/processors.h"
 #include "common/row_stats.h"
 
 namespace specdec {
@@ -72,6 +73,13 @@ SPECDEC_HD int64_t token_at(const VerifyChainArgs& args, const Span& span, int64
 // The token that has all of Q where there is no draft; -1 where there is one.
 SPECDEC_HD int32_t point_at(const VerifyChainArgs& args, const Span& span, int64_t i) {
   return has_draft(args) ? -1 : int32_t(token_at(args, span, i));
+}
+
+SPECDEC_HD Drafted drafted_of(const VerifyChainArgs& args, const Span& span) {
+  Drafted out{};
+  out.tokens = args.draft_tokens;
+  out.first = span.token_index;
+  return out;
 }
 
 SPECDEC_HD Sampling target_sampling(const VerifyChainArgs& args, int64_t b) {

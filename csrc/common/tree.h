@@ -65,6 +65,14 @@ SPECDEC_HD Span tree_span(const VerifyTreeArgs& args, int64_t b) {
   return span;
 }
 
+SPECDEC_HD Drafted drafted_of(const VerifyTreeArgs& args, int64_t b) {
+  Drafted out{};
+  out.tokens = args.node_tokens;
+  out.first = b * args.num_nodes;
+  out.parents = args.parents + (args.tree_per_sequence ? out.first : 0);
+  return out;
+}
+
 SPECDEC_HD Sampling target_sampling(const VerifyTreeArgs& args, int64_t b) {
   const Sampling s = sampling_of(args.params, b);
   return args.acceptance == TreeAcceptance::kGreedy ? made_greedy(s) : s;

@@ -67,19 +67,19 @@ Weights weights_without(const Reading& p, int32_t point) {
 float MappedRow::logit(int32_t id) const {
   const int32_t own = own_id(id);
   float out = -kInfinity;
-  if (own >= 0) row.kernels().load(row.at(own), 1, &out);
+  if (own >= 0) row.kernels().load(row.at(own, 1), 1, &out);
   return out;
 }
 
 void MappedRow::load(int tile, int n, float* out) const {
   const int32_t begin = tile * kTile;
-  if (map == nullptr) return row.kernels().load(row.at(begin), n, out);
+  if (map == nullptr) return row.kernels().load(row.at(begin, n), n, out);
   for (int i = 0; i < n; ++i) out[i] = logit(begin + i);
 }
 
 float DraftLaw::own_prob(int32_t id) const {
   return kind_ == Kind::kLogits ? prob_at(mapped_.row, law_, id)
-                                : clean(*static_cast<const float*>(mapped_.row.at(id)));
+                                : clean(*static_cast<const float*>(mapped_.row.in_memory(id)));
 }
 
 float DraftLaw::prob(int32_t id) const {
@@ -98,23 +98,27 @@ void DraftLaw::tile(int tile, int n, float* out) const {
   } else if (kind_ == Kind::kLogits) {
     tile_probs(mapped_.row, law_, tile, 1.0f, out);
   } else {
-    const float* probs = static_cast<const float*>(mapped_.row.at(begin));
+    const float* probs = static_cast<const float*>(mapped_.row.in_memory(begin));
     for (int i = 0; i < n; ++i) out[i] = clean(probs[i]);
   }
 }
 
-int32_t status_of_probs(const RowView& probs) {
+float sum_of_probs(const RowView& probs, int tile) {
   constexpr float kNothing[kTile] = {};
+  const float* const p = static_cast<const float*>(probs.in_memory(tile * kTile));
+  const int n = probs.tile_size(tile);
+  const float below = kernels().residual_sum(kNothing, p, n);  // infinite: there is a -inf, which counts as 0
+  if (below > 0 && (below < kInfinity || std::any_of(p, p + n, [](float x) { return x < 0 && x > -kInfinity; })))
+    return kInfinity;
+  return kernels().residual_sum(p, kNothing, n);
+}
+
+int32_t status_of_probs(const RowView& probs) {
   float unused[kTile / kGroup], total = 0.0f;
   int32_t status = 0;
   for (int tile = 0; tile < probs.tiles(); ++tile) {
-    const float* const p = static_cast<const float*>(probs.at(tile * kTile));
-    const int n = probs.tile_size(tile);
-    status |= probs.kernels().group_maxima(p, n, unused);
-    total += kernels().residual_sum(p, kNothing, n);
-    const float below = kernels().residual_sum(kNothing, p, n);  // infinite: there is a -inf, which counts as 0
-    if (below > 0 && (below < kInfinity || std::any_of(p, p + n, [](float x) { return x < 0 && x > -kInfinity; })))
-      total = kInfinity;
+    status |= probs.kernels().group_maxima(probs.in_memory(tile * kTile), probs.tile_size(tile), unused);
+    total += sum_of_probs(probs, tile);
   }
   return status | (status & kNaN || !is_distribution(total) ? kBadDraft : 0);
 }
@@ -134,10 +138,14 @@ bool Weights::any() const {
 float Weights::total() const { return sum_of(mass); }
 
 int32_t Weights::draw(float uniform) const {
-  float weight[kTile] = {};
   const FoundTile chosen = find_tile(mass, uniform);
-  tile(chosen.tile, weight);
-  return chosen.tile * kTile + walk(weight, kTile, chosen.rest);
+  return chosen.tile * kTile + draw_in(chosen.tile, chosen.rest);
+}
+
+int32_t Weights::draw_in(int chosen, float rest) const {
+  float weight[kTile] = {};
+  tile(chosen, weight);
+  return walk(weight, kTile, rest);
 }
 
 Weights weights_of(const Reading& p) {
@@ -180,7 +188,7 @@ float overlap(const Reading& p, const DraftLaw& q) {
   });
 }
 
-std::vector<NoisyToken> noisy_top(const Reading& p, int64_t key, const int64_t* ids, int count) {
+std::vector<NoisyToken> noisy_top(const Reading& p, int64_t key, const int64_t* ids, int count, int32_t first_id) {
   const auto& [row, law, scratch, split] = p;
   if (law.one_hot) return {{0.0f, law.argmax}};
   std::vector<NoisyToken> best;  // a heap whose front is the worst of the best
@@ -201,7 +209,7 @@ std::vector<NoisyToken> noisy_top(const Reading& p, int64_t key, const int64_t* 
     if (int(best.size()) == count)
       limit = std::min(std::numeric_limits<float>::max(), 1.001f * std::exp(-best.front().score));
   };
-  const auto bits_of = [&](int32_t id) { return noise_bits(key, ids ? uint32_t(ids[id]) : uint32_t(id)); };
+  const auto bits_of = [&](int32_t id) { return noise_bits(key, uint32_t(ids ? ids[id] : first_id + id)); };
   if (scratch.listed) {
     for (size_t i = 0; i < scratch.kept_id.size(); ++i)
       if ((scratch.kept_logit[i] - law.max) * law.inverse_temperature >= kSmallestExponent)
@@ -214,10 +222,10 @@ std::vector<NoisyToken> noisy_top(const Reading& p, int64_t key, const int64_t* 
       const int n = row.tile_size(tile), first = tile * kTile;
       if (!(scratch.tile_max[tile] >= law.cutoff)) continue;
       tile_probs(row, law, tile, law.normalizer, weight);
-      row.kernels().load(row.at(first), n, logit);
+      row.kernels().load(row.at(first, n), n, logit);
       int found = 0;
       if (ids == nullptr) {
-        found = kernels().noise_candidates(key, first, n, weight, limit, offset, bits);
+        found = kernels().noise_candidates(key, first_id + first, n, weight, limit, offset, bits);
       } else {
         for (int i = 0; i < n; ++i)
           if (weight[i] > 0) offset[found] = i, bits[found++] = bits_of(first + i);

@@ -50,6 +50,9 @@ class DraftLaw {
 // The flags of a row of draft probabilities: whether it is a distribution.
 int32_t status_of_probs(const RowView& probs);
 
+// The sum of the positive ones of a tile of those; infinite if one is negative.
+float sum_of_probs(const RowView& probs, int tile);
+
 // f(tile) of every tile of a row, each on any thread, and their sum.
 std::vector<float> by_tile(const Reading& p, const std::function<float(int)>& f);
 float sum_by_tile(const Reading& p, const std::function<float(int)>& f);
@@ -63,6 +66,8 @@ struct Weights {
   float total() const;  // of the masses
   // The id at which the running sum of weights first exceeds uniform * total, tile by tile and then id by id.
   int32_t draw(float uniform) const;
+  // The id within one tile at which its running sum first exceeds `rest`, the last possible one if it never does.
+  int32_t draw_in(int tile, float rest) const;
 };
 
 // P, times anything.
@@ -86,7 +91,7 @@ struct NoisyToken {
 };
 
 // The `count` largest of log P(v) + G(key, id of v), best first, ties by lowest id; fewer if fewer ids are possible.
-// `ids` (or null) gives the target id, whose noise counts, of each id of the row.
-std::vector<NoisyToken> noisy_top(const Reading& p, int64_t key, const int64_t* ids, int count);
+// `ids` (or null: those from `first` on) gives the target id, whose noise counts, of each id of the row.
+std::vector<NoisyToken> noisy_top(const Reading& p, int64_t key, const int64_t* ids, int count, int32_t first = 0);
 
 }  // namespace specdec::cpu

@@ -19,51 +19,26 @@ constexpr int kTilesToSplit = 64, kTilesPerHelper = 256;
 
 RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, RowScratch& scratch) {
   const LogitKernels& kernels = row.kernels();
-  const int tiles = row.tiles(), groups = (row.vocab + kGroup - 1) / kGroup;
   const int64_t top_k = sampling.top_k < row.vocab ? sampling.top_k : 0;
   const bool cut = top_k > 0 || sampling.top_p < 1 || sampling.min_p > 0;
   // Where truncation leaves few ids their own weights are all that is needed; top-p alone needs the whole row's mass.
   const bool sum =
       !sampling.greedy && (!cut || (sampling.top_p < 1 && top_k == 0 && !(sampling.min_p_first && sampling.min_p > 0)));
-  scratch.group_max.resize(groups);
-  scratch.tile_max.resize(tiles);
-  scratch.tile_mass.resize(tiles);
-  scratch.summed = sum;
-  scratch.listed = false;
-
-  int32_t flags = 0;
-  for_each_tile(row, split, [&](int tile) {
-    const int n = row.tile_size(tile), first = tile * (kTile / kGroup);
-    const void* x = row.at(tile * kTile);
-    const int32_t seen = kernels.group_maxima(x, n, &scratch.group_max[first]);
-    if (seen) __atomic_fetch_or(&flags, seen, __ATOMIC_RELAXED);
-    const float* maxima = &scratch.group_max[first];
-    const float max = *std::max_element(maxima, maxima + (n + kGroup - 1) / kGroup);
-    scratch.tile_max[tile] = max;
-    if (sum)
-      scratch.tile_mass[tile] = std::isfinite(max) ? kernels.exp_sum(x, n, max, sampling.inverse_temperature) : 0.0f;
-  });
+  const int32_t flags = scan_tiles(row, sampling.inverse_temperature, sum, split, scratch);
 
   RowLaw law{};
   law.max = *std::max_element(scratch.tile_max.begin(), scratch.tile_max.end());
   law.inverse_temperature = sampling.inverse_temperature;
   law.cutoff = -kInfinity;
   law.normalizer = law.inverse_normalizer = 1.0f;
-  law.status = flags | sampling.status | (law.max == kInfinity ? kInf : 0) | (law.max == -kInfinity ? kEmptyRow : 0);
+  law.status = flags | sampling.status | row.overlay.status | (law.max == kInfinity ? kInf : 0) |
+               (law.max == -kInfinity ? kEmptyRow : 0);
   law.one_hot = sampling.greedy || std::isinf(law.max);
-  if (law.max > -kInfinity) {
-    const int group =
-        int(std::find(scratch.group_max.begin(), scratch.group_max.end(), law.max) - scratch.group_max.begin());
-    float values[kGroup];
-    const int begin = group * kGroup, n = std::min(kGroup, row.vocab - begin);
-    kernels.load(row.at(begin), n, values);
-    law.argmax = begin + int(std::find(values, values + n, law.max) - values);
-  }
+  law.argmax = find_argmax(row, scratch);
   if (law.one_hot) return law;
 
   if (sum) {
-    for (int tile = 0; tile < tiles; ++tile)
-      scratch.tile_mass[tile] *= std::exp((scratch.tile_max[tile] - law.max) * sampling.inverse_temperature);
+    scale_masses(scratch.tile_max.data(), law.max, sampling.inverse_temperature, scratch.tile_mass);
     law.normalizer = sum_of(scratch.tile_mass);
   }
   if (cut) {
@@ -83,7 +58,7 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, Row
       if (!scratch.summed) {
         for_each_tile(row, split, [&](int tile) {
           scratch.tile_mass[tile] =
-              kernels.kept_sum(row.at(tile * kTile), row.tile_size(tile), law.max, law.inverse_temperature, law.cutoff);
+              kernels.kept_sum(row.tile(tile), row.tile_size(tile), law.max, law.inverse_temperature, law.cutoff);
         });
       }
       scratch.summed = true;
@@ -96,10 +71,80 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, Row
 
 }  // namespace
 
+int32_t scan_tiles(const RowView& row, float inverse_temperature, bool sum, bool split, RowScratch& scratch) {
+  const LogitKernels& kernels = row.kernels();
+  const int tiles = row.tiles(), groups = (row.vocab + kGroup - 1) / kGroup;
+  scratch.group_max.resize(groups);
+  scratch.tile_max.resize(tiles);
+  scratch.tile_mass.resize(tiles);
+  scratch.summed = sum;
+  scratch.listed = false;
+  int32_t flags = 0;
+  for_each_tile(row, split, [&](int tile) {
+    const int n = row.tile_size(tile), first = tile * (kTile / kGroup);
+    const Logits x = row.tile(tile);
+    const int32_t seen = kernels.group_maxima(x, n, &scratch.group_max[first]);
+    if (seen) __atomic_fetch_or(&flags, seen, __ATOMIC_RELAXED);
+    const float* maxima = &scratch.group_max[first];
+    const float max = *std::max_element(maxima, maxima + (n + kGroup - 1) / kGroup);
+    scratch.tile_max[tile] = max;
+    if (sum) scratch.tile_mass[tile] = std::isfinite(max) ? kernels.exp_sum(x, n, max, inverse_temperature) : 0.0f;
+  });
+  return flags;
+}
+
+int32_t find_argmax(const RowView& row, const RowScratch& scratch) {
+  const auto group = std::max_element(scratch.group_max.begin(), scratch.group_max.end());
+  if (*group == -kInfinity) return 0;
+  float values[kGroup];
+  const int begin = int(group - scratch.group_max.begin()) * kGroup, n = std::min(kGroup, row.vocab - begin);
+  row.kernels().load(row.at(begin, n), n, values);
+  return begin + int(std::find(values, values + n, *group) - values);
+}
+
+void scale_masses(const float* tile_max, float max, float inverse_temperature, std::vector<float>& mass) {
+  for (size_t tile = 0; tile < mass.size(); ++tile)
+    mass[tile] *= std::exp((tile_max[tile] - max) * inverse_temperature);
+}
+
 RowView row_view(const Rows& rows, int64_t b, int64_t i) {
   const int64_t size = rows.dtype == DType::kFloat32 ? 4 : 2;
   return {static_cast<const char*>(rows.data) + (b * rows.stride_batch + i * rows.stride_row) * size, rows.dtype,
           rows.vocab};
+}
+
+RowView row_view(const Rows& rows, int64_t b, int64_t i, const ProcessorArgs& processors, int64_t sequence,
+                 int64_t index, const Drafted& drafted) {
+  RowView row = row_view(rows, b, i);
+  if (processors.on) row.overlay = overlay_of(processors, sequence, index, drafted);
+  return row;
+}
+
+void Logits::process(const RowView& row, int32_t begin, int n) {
+  const Overlay& overlay = row.overlay;
+  const LogitKernels& kernels = cpu::kernels().logits[int(row.dtype)];
+  const auto made = [&](int32_t id) {
+    float x;
+    kernels.widen(row.in_memory(id), nullptr, 1, &x);
+    return processed(overlay, id, x);
+  };
+  data_ = made_;
+  if (n == 1) {
+    made_[0] = made(begin);
+    return;
+  }
+  const auto from = [begin](const int32_t* words) { return words ? words + begin / 32 : nullptr; };
+  kernels.widen(row.in_memory(begin), from(overlay.bitmask), n, made_);
+  if (overlay.allowed) row.kernels().widen(made_, from(overlay.allowed), n, made_);
+  for_each_listed(overlay.bias_ids, overlay.num_bias, begin, n,
+                  [&](int32_t i, int32_t at) { made_[at] = overlay.biased(made_[at], i); });
+  if (!overlay.counts) return;
+  for_each_listed(overlay.count_ids, overlay.num_counts, begin, n, [&](int32_t i, int32_t at) {
+    made_[at] = overlay.penalised(made_[at], overlay.counts[i] > 0, overlay.counts[i] / 2);
+  });
+  overlay.drafted.for_each([&](int64_t id) {  // counted once more: anew from the model's logit
+    if (id >= begin && id < begin + n) made_[id - begin] = made(int32_t(id));
+  });
 }
 
 void for_each_tile(const RowView& row, bool split, const std::function<void(int)>& f) {
@@ -125,7 +170,7 @@ void raw_moments(const RowView& row, float max, bool split, float* log_normalize
   if (std::isinf(max)) return;
   std::vector<float> sum(row.tiles()), weighted(row.tiles());
   for_each_tile(row, split, [&](int tile) {
-    row.kernels().moments(row.at(tile * kTile), row.tile_size(tile), max, &sum[tile], &weighted[tile]);
+    row.kernels().moments(row.tile(tile), row.tile_size(tile), max, &sum[tile], &weighted[tile]);
   });
   const float z = sum_of(sum), w = sum_of(weighted);
   *log_normalizer = max + std::log(z);
@@ -140,14 +185,14 @@ void tile_probs(const RowView& row, const RowLaw& law, int tile, float scale, fl
     if (offset >= 0 && offset < n) out[offset] = scale;
     return;
   }
-  row.kernels().weights(row.at(tile * kTile), n, law.max, law.inverse_temperature, law.cutoff,
-                        law.inverse_normalizer * scale, out);
+  row.kernels().weights(row.tile(tile), n, law.max, law.inverse_temperature, law.cutoff, law.inverse_normalizer * scale,
+                        out);
 }
 
 float prob_at(const RowView& row, const RowLaw& law, int32_t id) {
   if (law.one_hot) return id == law.argmax ? 1.0f : 0.0f;
   float out;
-  row.kernels().weights(row.at(id), 1, law.max, law.inverse_temperature, law.cutoff, law.inverse_normalizer, &out);
+  row.kernels().weights(row.at(id, 1), 1, law.max, law.inverse_temperature, law.cutoff, law.inverse_normalizer, &out);
   return out;
 }
 

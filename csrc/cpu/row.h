@@ -6,22 +6,49 @@
 
 #include "common/law.h"
 #include "common/params.h"
+#include "common/processors.h"
 #include "cpu/isa/kernels.h"
 
 namespace specdec::cpu {
+
+struct RowView;
+
+// Some logits of a row, as its kernels take them.
+class Logits {
+ public:
+  Logits(const RowView& row, int32_t begin, int n);
+  Logits(const Logits&) = delete;
+  operator const void*() const { return data_; }
+
+ private:
+  void process(const RowView& row, int32_t begin, int n);
+  const void* data_;
+  float made_[kTile];
+};
 
 // A view of one row.
 struct RowView {
   const char* data;
   DType dtype;
   int32_t vocab;
-  const void* at(int32_t id) const { return data + int64_t(id) * (dtype == DType::kFloat32 ? 4 : 2); }
+  Overlay overlay{};  // what processors make of it
+  const void* in_memory(int32_t id) const { return data + int64_t(id) * (dtype == DType::kFloat32 ? 4 : 2); }
+  // Of n <= kTile ids from `begin` on: one, or from a multiple of 32 on.
+  Logits at(int32_t begin, int n) const { return {*this, begin, n}; }
+  Logits tile(int tile) const { return at(tile * kTile, tile_size(tile)); }
   int tiles() const { return tiles_of(vocab); }
   int tile_size(int tile) const { return vocab - tile * kTile < kTile ? vocab - tile * kTile : kTile; }
-  const LogitKernels& kernels() const { return cpu::kernels().logits[int(dtype)]; }
+  const LogitKernels& kernels() const { return cpu::kernels().logits[int(overlay.on ? DType::kFloat32 : dtype)]; }
 };
 
+inline Logits::Logits(const RowView& row, int32_t begin, int n) : data_(row.in_memory(begin)) {
+  if (row.overlay.on) process(row, begin, n);
+}
+
 RowView row_view(const Rows& rows, int64_t b, int64_t i);
+// With what processors make of it; `index` counts all rows of the call, whatever the batches that they lie in.
+RowView row_view(const Rows& rows, int64_t b, int64_t i, const ProcessorArgs& processors, int64_t sequence,
+                 int64_t index, const Drafted& drafted = {});
 
 // What reading a row leaves behind. Nothing here is as wide as the vocabulary: V / 64 maxima, V / 1024 masses and at most
 // kMaxKept ids that truncation kept.
@@ -46,6 +73,15 @@ struct Reading {
 // Reads a row and finds its law: once; where truncation leaves more than kMaxKept ids to choose from, several times.
 // `split`: over all threads.
 void read_row(const RowView& row, const Sampling& sampling, bool split, Reading& out);
+
+// One pass over a row: the maxima of groups and tiles and, if `sum`, each tile's sum of exp((x - its max) / T); kNaN or 0.
+int32_t scan_tiles(const RowView& row, float inverse_temperature, bool sum, bool split, RowScratch& scratch);
+
+// The lowest id of the largest logit of such a row; 0 where nothing is possible.
+int32_t find_argmax(const RowView& row, const RowScratch& scratch);
+
+// Makes masses that are relative to each tile's maximum relative to the row's.
+void scale_masses(const float* tile_max, float max, float inverse_temperature, std::vector<float>& mass);
 
 // log sum exp and entropy of the raw row (temperature 1, nothing cut), given its maximum.
 void raw_moments(const RowView& row, float max, bool split, float* log_normalizer, float* entropy);

@@ -9,7 +9,7 @@ void row_stats(const RowStatsArgs& args) {
   for_each_row(args.batch * args.n, [&](int64_t index, bool split) {
     thread_local Reading read;
     const int64_t b = index / args.n;
-    const RowView row = row_view(args.logits, b, index % args.n);
+    const RowView row = row_view(args.logits, b, index % args.n, args.processors, b, index);
     read_row(row, sampling_of(args.params, b), split, read);
     float log_normalizer, entropy;
     raw_moments(row, read.law.max, split, &log_normalizer, &entropy);

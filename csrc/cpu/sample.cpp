@@ -29,7 +29,7 @@ void sample(const SampleArgs& args) {
   for_each_row(args.batch * args.n, [&](int64_t index, bool split) {
     thread_local Reading read;
     const int64_t b = index / args.n;
-    const RowView row = row_view(args.logits, b, index % args.n);
+    const RowView row = row_view(args.logits, b, index % args.n, args.processors, b, index);
     read_row(row, sampling_of(args.params, b), split, read);
     const std::vector<NoisyToken> drawn = draw_row(args, read, index);
     const RowLaw& law = read.law;
@@ -39,7 +39,7 @@ void sample(const SampleArgs& args) {
       if (i < int32_t(drawn.size())) {
         const int32_t id = drawn[i].id;
         float logit;
-        row.kernels().load(row.at(id), 1, &logit);
+        row.kernels().load(row.at(id, 1), 1, &logit);
         token = args.draft_to_target ? args.draft_to_target[id] : id;
         log_prob = law.one_hot ? 0.0f : (logit - law.max) * law.inverse_temperature - std::log(law.normalizer);
       }

@@ -61,8 +61,8 @@ struct Band {
     first.assign(1, 0);
     for (int tile = 0; tile < row.tiles() && first.back() <= kMaxBand; ++tile) {
       each(tile);
-      first.push_back(first.back() + row.kernels().between(row.at(tile * kTile), row.tile_size(tile), low, high, 0,
-                                                           nullptr, &value[first.back()]));
+      first.push_back(first.back() + row.kernels().between(row.tile(tile), row.tile_size(tile), low, high, 0, nullptr,
+                                                           &value[first.back()]));
     }
     return first.back() <= kMaxBand;
   }
@@ -101,8 +101,9 @@ class Bins {
     const int each = sampled ? kChunk : kTile;
     for (int begin = 0; begin < row.vocab; begin += sampled ? kSampled * kChunk : kTile) {
       const int n = std::min(each, row.vocab - begin);
-      row.kernels().load(row.at(begin), n, value);
-      row.kernels().weights(row.at(begin), n, measure.max, measure.inverse_temperature, kLowest, 1.0f, weight);
+      const Logits x = row.at(begin, n);
+      row.kernels().load(x, n, value);
+      row.kernels().weights(x, n, measure.max, measure.inverse_temperature, kLowest, 1.0f, weight);
       for (int i = 0; i < n; ++i) {
         const uint32_t above = ordered(value[i]) - low;
         bin[i] = above < high - low ? above >> shift_ : bins_;
@@ -111,7 +112,7 @@ class Bins {
       if (!sampled) continue;
       total_ += kernels().sum(weight, n);
       const auto squares_from = [&](float bound) {
-        return row.kernels().kept_sum(row.at(begin), n, measure.max, 2 * measure.inverse_temperature, bound);
+        return row.kernels().kept_sum(x, n, measure.max, 2 * measure.inverse_temperature, bound);
       };
       squares_ += squares_from(kLowest) - squares_from(from_ordered(high));
     }
@@ -183,7 +184,7 @@ class Truncation {
     for (int group = 0; group < groups && count <= kMost; ++group) {
       if (!(scratch_.group_max[group] >= bound)) continue;
       const int begin = group * kGroup, n = std::min(kGroup, row_.vocab - begin);
-      count += row_.kernels().between(row_.at(begin), n, bound, kInfinity, begin, id + count, logit + count);
+      count += row_.kernels().between(row_.at(begin, n), n, bound, kInfinity, begin, id + count, logit + count);
     }
     scratch_.kept_id.assign(id, id + count);
     scratch_.kept_logit.assign(logit, logit + count);
@@ -232,8 +233,8 @@ class Truncation {
   double total_above(const Measure& measure, float floor) const {
     double total = 0;
     for (int tile = 0; tile < row_.tiles(); ++tile)
-      total += row_.kernels().kept_sum(row_.at(tile * kTile), row_.tile_size(tile), measure.max,
-                                       measure.inverse_temperature, std::max(floor, kLowest));
+      total += row_.kernels().kept_sum(row_.tile(tile), row_.tile_size(tile), measure.max, measure.inverse_temperature,
+                                       std::max(floor, kLowest));
     return total;
   }
 
@@ -248,7 +249,7 @@ class Truncation {
   float select(const RowView& row, const Measure& measure, float low, float high, Masses masses) {
     if (row.vocab <= kFew) {
       std::vector<float> value(row.vocab);
-      row.kernels().load(row.at(0), row.vocab, value.data());
+      row.kernels().load(row.at(0, row.vocab), row.vocab, value.data());
       std::erase_if(value, [&](float x) { return !(x >= low && x < high); });
       return among(value, measure, masses.above, masses.goal);
     }
@@ -292,8 +293,8 @@ class Truncation {
     if (!copy) masses.above = 0;
     const bool few = band.fill(row, low, high, [&](int tile) {
       if (!copy)
-        masses.above += scratch_.tile_mass[tile] = row.kernels().kept_sum(
-            row.at(tile * kTile), row.tile_size(tile), measure.max, measure.inverse_temperature, high);
+        masses.above += scratch_.tile_mass[tile] =
+            row.kernels().kept_sum(row.tile(tile), row.tile_size(tile), measure.max, measure.inverse_temperature, high);
     });
     if (!few) return {};
     if (sampled) {
@@ -318,7 +319,7 @@ class Truncation {
     float values[kTile], lowest = kInfinity;
     for (int tile = 0; tile < row_.tiles(); ++tile) {
       const int n = row_.tile_size(tile);
-      row_.kernels().load(row_.at(tile * kTile), n, values);
+      row_.kernels().load(row_.tile(tile), n, values);
       for (int i = 0; i < n; ++i)
         lowest = values[i] >= bound && values[i] > -kInfinity ? std::min(lowest, values[i]) : lowest;
     }

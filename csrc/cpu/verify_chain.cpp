@@ -20,7 +20,9 @@ class Chain : SequenceRows {
   Chain(const VerifyChainArgs& args, int64_t b, bool split)
       : SequenceRows(args, b, find_span(args, b, [](auto... of) { return search(of...); }), target_sampling(args, b),
                      split),
-        chain_(args) {}
+        chain_(args) {
+    drafted_ = drafted_of(args, span_);
+  }
 
   void run() {
     if (chain_.overlap) write_overlap();
@@ -93,7 +95,7 @@ class Chain : SequenceRows {
     for (int64_t i = 0; i < chain_.num_draft; ++i) {
       out[i] = -1.0f;
       if (i >= span_.length) continue;
-      read_row(row_view(args_.target, span_.batch, span_.first_target + i), target_sampling_, split_, read);
+      read_row(target_row(i), target_sampling_, split_, read);
       out[i] = overlap(read, draft_law(i, point_at(chain_, span_, i), false));
     }
   }

@@ -64,7 +64,7 @@ void Position::cross_entropy(int tile, float* share) const {
   const RowView& row = target.row;
   const int n = row.tile_size(tile);
   DraftLaw(draft_.mapped(), raw_q_).tile(tile, n, share);
-  row.kernels().load(row.at(tile * kTile), n, logit);
+  row.kernels().load(row.tile(tile), n, logit);
   // One logarithm a row, not one an id: where max is finite, surprise falls by as much as the logit rises.
   const float max = raw_target_.max, least = surprise(raw_target_, max, raw_target_.argmax);
   for (int i = 0; i < n; ++i) {

@@ -12,8 +12,13 @@ SequenceRows::SequenceRows(const VerifyArgs& args, int64_t b, const Span& span, 
       split_(split),
       status_(span.status) {}
 
+RowView SequenceRows::target_row(int64_t i) const {
+  return row_view(args_.target, span_.batch, span_.first_target + i, args_.processors, b_, span_.target_index + i,
+                  drafted_.before(i));
+}
+
 void SequenceRows::read_target_row(int64_t i, Reading& out) {
-  read_row(row_view(args_.target, span_.batch, span_.first_target + i), target_sampling_, split_, out);
+  read_row(target_row(i), target_sampling_, split_, out);
   status_ |= out.law.status;
 }
 

@@ -11,7 +11,9 @@ class SequenceRows {
   SequenceRows(const VerifyArgs& args, int64_t b, const Span& span, const Sampling& target_sampling, bool split);
 
  protected:
-  // Reads target row i; its flags count from here on.
+  // Target row i, as processors make it.
+  RowView target_row(int64_t i) const;
+  // Reads it; its flags count from here on.
   void read_target_row(int64_t i, Reading& out);
   // The draft's law at position i, from the stats kept from drafting if there are any, or all mass on `point` without a
   // draft; its flags count if `flag`.
@@ -24,6 +26,7 @@ class SequenceRows {
   const Sampling target_sampling_, draft_sampling_;
   const bool split_;
   int32_t status_;
+  Drafted drafted_{};  // of the sequence
 };
 
 }  // namespace specdec::cpu

@@ -17,7 +17,9 @@ class TreeRows : SequenceRows {
   using Laws = NodeLaws;
 
   TreeRows(const VerifyTreeArgs& args, int64_t b, Position& at, bool split)
-      : SequenceRows(args, b, tree_span(args, b), target_sampling(args, b), split), at_(at) {}
+      : SequenceRows(args, b, tree_span(args, b), target_sampling(args, b), split), at_(at) {
+    drafted_ = drafted_of(args, b);
+  }
 
   static void by_one(auto f) { f(); }
   static void for_each(int64_t n, auto f) {
@@ -35,7 +37,7 @@ class TreeRows : SequenceRows {
 
   void read(int32_t node, bool whole) {
     if (whole) {
-      read_row(row_view(args_.target, b_, node), untruncated(target_sampling_), split_, at_.target);
+      read_row(target_row(node), untruncated(target_sampling_), split_, at_.target);
       flag(at_.target.law.status);
     } else {
       read_target_row(node, at_.target);
@@ -71,7 +73,7 @@ float TreeRows::entropy() const {
     float p[kTile], logit[kTile];
     const int n = row.tile_size(tile);
     tile_probs(row, law, tile, 1.0f, p);
-    row.kernels().load(row.at(tile * kTile), n, logit);
+    row.kernels().load(row.tile(tile), n, logit);
     for (int i = 0; i < n; ++i) p[i] = p[i] > 0 ? p[i] * ((law.max - logit[i]) * law.inverse_temperature) : 0.0f;
     return kernels().sum(p, n);
   });

@@ -8,7 +8,7 @@ void warp_probs(const WarpProbsArgs& args) {
   for_each_row(args.batch * args.n, [&](int64_t index, bool split) {
     thread_local Reading read;
     const int64_t b = index / args.n;
-    const RowView row = row_view(args.logits, b, index % args.n);
+    const RowView row = row_view(args.logits, b, index % args.n, args.processors, b, index);
     read_row(row, sampling_of(args.params, b), split, read);
     float* out = args.out + index * row.vocab;
     for_each_tile(row, split, [&](int tile) { tile_probs(row, read.law, tile, 1.0f, out + tile * kTile); });

@@ -166,7 +166,7 @@ struct Position {
 
   // The sum of a tile's weights, by a warp; the tile is read only if the row's table does not tell.
   // Both rows' loads of kStep runs are in flight at once, as the registers allow.
-  template <int kStep>
+  template <bool kAnywhere, int kStep>
   __device__ float mass(int tile, const TileTable& table) const {
     if (left.mixed) return weighed_mass(*this, tile);  // also where P is 0: Q counts if what is lost of it is negative
     if (table.max[tile] == -INFINITY || table.max[tile] < law.cutoff) return 0.0f;
@@ -175,13 +175,15 @@ struct Position {
     float even = 0.0f, odd = 0.0f;
     if (subtracts() && draft.in_order() && is_whole(row, tile) && is_whole(draft.row, tile)) {
       // The same numbers as by runs.
+      const char* const start = kAnywhere ? start_of(row, tile) : row.data;
+      const char* const of_draft = kAnywhere ? start_of(draft.row, tile) : draft.row.data;
       constexpr int kValues = kStep * kRun;
 #pragma unroll 1
       for (int j = 0; j < kRuns; j += kStep) {
         uint32_t words[2][kValues];
         float p[kValues], q[kValues];
-        load_whole<kStep>(lane_pieces(row, tile, j), row.dtype, words[0]);
-        load_whole<kStep>(lane_pieces(draft.row, tile, j), draft.row.dtype, words[1]);
+        load_whole<kStep, kAnywhere>(lane_pieces(start, row.dtype, tile, j), row.dtype, words[0]);
+        load_whole<kStep, kAnywhere>(lane_pieces(of_draft, draft.row.dtype, tile, j), draft.row.dtype, words[1]);
         unpack<kValues>(words[0], row.dtype, p);
         unpack<kValues>(words[1], draft.row.dtype, q);
 #pragma unroll
@@ -205,10 +207,10 @@ struct Position {
 // The masses of a row's tiles, this block's share of them: it is number `rank` of `size`. Out of line, as draw_id.
 template <bool kClustered = false, int kStep = 2, class From>
 __device__ __noinline__ void masses_of(const From& from, TileTable table, float* mass, int rank, int size) {
-  for (int tile = rank * num_warps() + warp_id(); tile < from.row.tiles(); tile += size * num_warps()) {
-    const float m = from.template mass<kStep>(tile, table);
+  for_each_tile(rank, size, from.row.tiles(), [&](int tile) {
+    const float m = from.template mass<kClustered, kStep>(tile, table);
     if (lane_id() == 0) Team<kClustered>::store(mass + tile, m);
-  }
+  });
 }
 
 // A warp's way through one run of each lane: `before` is the sum of all weights until then. The first place where the

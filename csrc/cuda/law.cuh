@@ -120,19 +120,21 @@ __device__ __forceinline__ int32_t id_in_group(int group) {
 __device__ __forceinline__ void list_groups(Reading& r, const int* groups, int step, int n) {
   const RowView row = r.row;
   uint32_t words[kAtOnce * 4];
-  const auto load = [&](auto* ids) {
+  const auto load = [&](auto of_type) {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int32_t first = i * step < n ? id_in_group(groups[i * step]) : row.vocab;
+      const auto* const ids =
+          reinterpret_cast<const decltype(of_type)*>(start_of(row, min(first, row.vocab - 1) / kTile)) + first;
 #pragma unroll
       for (int k = 0; k < 4; ++k)
-        words[i * 4 + k] = first + k < row.vocab ? __ldg(ids + first + k) : negative_infinity(row.dtype);
+        words[i * 4 + k] = first + k < row.vocab ? load_anywhere(ids + k) : negative_infinity(row.dtype);
     }
   };
   if (row.dtype == DType::kFloat32)
-    load(reinterpret_cast<const uint32_t*>(row.data));
+    load(uint32_t{});
   else
-    load(reinterpret_cast<const uint16_t*>(row.data));
+    load(uint16_t{});
   unsigned held = 0;
   float x;
 #pragma unroll
@@ -175,7 +177,7 @@ inline __device__ __noinline__ int make_list(Reading& r) {
     }
     __syncthreads();
     const int n = num_hot[0];
-    for (int i = warp_id() + num_warps() * kAtOnce; i < n; i += num_warps()) {
+    for (int i = warp_id() + num_warps() * kAtOnce; i < n && r.row.held < 0; i += num_warps()) {
       const int32_t id = id_in_group(hot[i]);
       if (id < r.row.vocab) prefetch(r.row.data + int64_t(id) * size_of(r.row.dtype));
     }

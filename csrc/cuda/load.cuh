@@ -14,9 +14,12 @@ constexpr int kGroups = 8;                                // of a tile: four nei
 static_assert(kHeld * 32 == kTile);
 
 struct RowView {
-  const char* data;
-  DType dtype;
-  int32_t vocab;
+  const char* data = nullptr;
+  DType dtype = DType::kFloat32;
+  int32_t vocab = 0;
+  // Where a cluster has the row in its shared memory: block r the tiles from r * part on, at this many bytes of its dynamic
+  // shared memory. -1: nowhere.
+  int32_t held = -1, part = 0;
   __host__ __device__ int tiles() const { return tiles_of(vocab); }
 };
 
@@ -32,9 +35,27 @@ __device__ __forceinline__ int32_t held_id(int tile, int k) {
   return tile * kTile + (k / kRun * 32 + lane_id()) * kRun + k % kRun;
 }
 
+// Where the row would start if all of it lay where the tile does.
+__device__ __forceinline__ const char* start_of(const RowView& row, int tile) {
+  if (row.held < 0) return row.data;
+  SPECDEC_DYNAMIC_SHARED(shared);
+  const int block = tile / row.part;
+  return reinterpret_cast<const char*>(in_cluster_block(shared + row.held, unsigned(block))) -
+         int64_t(block) * row.part * kTile * size_of(row.dtype);
+}
+
+template <bool kAnywhere, class T>
+__device__ __forceinline__ T load_from(const T* address) {
+  if constexpr (kAnywhere)
+    return load_anywhere(address);
+  else
+    return __ldg(address);
+}
+
 __device__ __forceinline__ float logit_at(const RowView& row, int32_t id) {
-  if (row.dtype == DType::kFloat32) return __ldg(reinterpret_cast<const float*>(row.data) + id);
-  const uint16_t bits = __ldg(reinterpret_cast<const uint16_t*>(row.data) + id);
+  const char* const start = start_of(row, id / kTile);
+  if (row.dtype == DType::kFloat32) return load_anywhere(reinterpret_cast<const float*>(start) + id);
+  const uint16_t bits = load_anywhere(reinterpret_cast<const uint16_t*>(start) + id);
   return row.dtype == DType::kBFloat16 ? __uint_as_float(uint32_t(bits) << 16) : half_bits_to_float(bits);
 }
 
@@ -53,19 +74,21 @@ __device__ __forceinline__ void unpack(const uint32_t* words, DType dtype, float
   }
 }
 
-// A row of values of kSize bytes, in pieces. It starts with one of them unless kShifted.
-template <int kSize, bool kShifted = true>
+// A row of values of kSize bytes, in pieces. It starts with one of them unless kShifted; it is in device memory unless
+// kAnywhere.
+template <int kSize, bool kShifted = true, bool kAnywhere = false>
 class Pieces {
   static constexpr int kEach = 16 / kSize;         // values of a piece
   static constexpr int kOfRun = kRun / kEach;      // pieces as long as a run
   static constexpr int kWords = kRun * kSize / 4;  // of a run
 
  public:
-  __device__ explicit Pieces(const RowView& row) {
-    const unsigned skipped = kShifted ? unsigned(reinterpret_cast<uintptr_t>(row.data)) % 16 : 0;
-    pieces_ = reinterpret_cast<const uint4*>(row.data - skipped);
+  // `start`: see start_of.
+  __device__ Pieces(const char* start, int32_t vocab) {
+    const unsigned skipped = kShifted ? unsigned(reinterpret_cast<uintptr_t>(start)) % 16 : 0;
+    pieces_ = reinterpret_cast<const uint4*>(start - skipped);
     offset_ = skipped / kSize;
-    end_ = offset_ + unsigned(row.vocab);
+    end_ = offset_ + unsigned(vocab);
   }
 
   // Loads runs of a whole tile of an aligned row, given the lane's first piece.
@@ -134,7 +157,7 @@ class Pieces {
   }
 
   __device__ __forceinline__ static void load_piece(const uint4* piece, uint32_t* words) {
-    const uint4 x = __ldg(piece);
+    const uint4 x = load_from<kAnywhere>(piece);
     words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
   }
 
@@ -146,10 +169,11 @@ class Pieces {
     for (int i = 0; i < 4; ++i) {
       words[i] = 0;
       if (kSize == 4) {
-        if (i < left) words[i] = __ldg(reinterpret_cast<const uint32_t*>(at) + i);
+        if (i < left) words[i] = load_from<kAnywhere>(reinterpret_cast<const uint32_t*>(at) + i);
       } else {
-        if (i * 2 < left) words[i] = __ldg(reinterpret_cast<const uint16_t*>(at) + i * 2);
-        if (i * 2 + 1 < left) words[i] |= uint32_t(__ldg(reinterpret_cast<const uint16_t*>(at) + i * 2 + 1)) << 16;
+        if (i * 2 < left) words[i] = load_from<kAnywhere>(reinterpret_cast<const uint16_t*>(at) + i * 2);
+        if (i * 2 + 1 < left)
+          words[i] |= uint32_t(load_from<kAnywhere>(reinterpret_cast<const uint16_t*>(at) + i * 2 + 1)) << 16;
       }
     }
   }
@@ -176,25 +200,29 @@ __device__ __forceinline__ bool aligned(const RowView& row) { return reinterpret
 
 // A lane's first piece of a tile of an aligned row, from run j on; the next tile's is tile_pieces further.
 SPECDEC_HD int tile_pieces(DType dtype) { return kTile * size_of(dtype) / 16; }
+__device__ __forceinline__ const uint4* lane_pieces(const char* start, DType dtype, int tile, int j = 0) {
+  return reinterpret_cast<const uint4*>(start) + tile * tile_pieces(dtype) +
+         (j * 32 + lane_id()) * (kRun * size_of(dtype) / 16);
+}
 __device__ __forceinline__ const uint4* lane_pieces(const RowView& row, int tile, int j = 0) {
-  return reinterpret_cast<const uint4*>(row.data) + tile * tile_pieces(row.dtype) +
-         (j * 32 + lane_id()) * (kRun * size_of(row.dtype) / 16);
+  return lane_pieces(row.data, row.dtype, tile, j);
 }
 
 // Loads kCount of a lane's runs of a whole tile of an aligned row, given the first piece.
-template <int kCount>
+template <int kCount, bool kAnywhere = false>
 __device__ __forceinline__ void load_whole(const uint4* first, DType dtype, uint32_t* words) {
   if (dtype == DType::kFloat32)
-    Pieces<4>::load_whole<kCount>(first, words);
+    Pieces<4, true, kAnywhere>::template load_whole<kCount>(first, words);
   else
-    Pieces<2>::load_whole<kCount>(first, words);
+    Pieces<2, true, kAnywhere>::template load_whole<kCount>(first, words);
 }
 
 // The same of any tile, of any row if kShifted; -inf beyond the row. NaN stays NaN. kSteps: the more, the fewer loads are
 // in flight at once and the fewer registers it takes.
-template <bool kShifted = true, int kSteps = 1>
+template <bool kShifted = true, int kSteps = 1, bool kAnywhere = false>
 __device__ __forceinline__ void load_any(const RowView& row, int tile, uint32_t (&words)[kHeld]) {
   const uint32_t infinity = negative_infinity(row.dtype);
+  const char* const start = kAnywhere ? start_of(row, tile) : row.data;
   if (row.dtype == DType::kFloat32 && !kShifted) {  // this takes the fewest registers
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
@@ -203,12 +231,12 @@ __device__ __forceinline__ void load_any(const RowView& row, int tile, uint32_t 
         words[k] = __ldg(reinterpret_cast<const uint32_t*>(row.data) + held_id(tile, k));
     }
   } else if (row.dtype == DType::kFloat32) {
-    const Pieces<4> pieces(row);
+    const Pieces<4, true, kAnywhere> pieces(start, row.vocab);
     constexpr int kAtOnce = kRuns / 2 / kSteps;
 #pragma unroll
-    for (int j = 0; j < kRuns; j += kAtOnce) pieces.load<kAtOnce>(tile, j, infinity, words + j * kRun);
+    for (int j = 0; j < kRuns; j += kAtOnce) pieces.template load<kAtOnce>(tile, j, infinity, words + j * kRun);
   } else {
-    const Pieces<2, kShifted> pieces(row);
+    const Pieces<2, kShifted, kAnywhere> pieces(start, row.vocab);
     constexpr int kAtOnce = kSteps == 1 ? kRuns : 1;
 #pragma unroll
     for (int j = 0; j < kRuns; j += kAtOnce) pieces.template load<kAtOnce>(tile, j, infinity, words + j * kRun / 2);
@@ -235,11 +263,14 @@ __device__ __forceinline__ bool is_whole(const RowView& row, int tile) {
   return aligned(row) && unsigned(tile) < unsigned(row.vocab) / kTile;
 }
 
+template <bool kAnywhere = false>
 __device__ __forceinline__ void load_words(const RowView& row, int tile, uint32_t (&words)[kHeld]) {
-  if (is_whole(row, tile))
-    load_whole<kRuns>(lane_pieces(row, tile), row.dtype, words);
-  else
-    load_any<true, 2>(row, tile, words);
+  if (is_whole(row, tile)) {
+    const char* const start = kAnywhere ? start_of(row, tile) : row.data;
+    load_whole<kRuns, kAnywhere>(lane_pieces(start, row.dtype, tile), row.dtype, words);
+  } else {
+    load_any<true, 2, kAnywhere>(row, tile, words);
+  }
 }
 
 // Asks for a lane's runs of a tile from run j.
@@ -257,12 +288,13 @@ struct Run {
 
 // One run as values. Out of line, with the result in registers: for each dtype and alignment there is much to do.
 inline __device__ __noinline__ Run load_run(RowView row, int tile, int j) {
+  const char* const start = start_of(row, tile);
   uint32_t words[kRun];
   Run run;
   if (row.dtype == DType::kFloat32)
-    Pieces<4>(row).load<1>(tile, j, negative_infinity(row.dtype), words);
+    Pieces<4, true, true>(start, row.vocab).load<1>(tile, j, negative_infinity(row.dtype), words);
   else
-    Pieces<2>(row).load<1>(tile, j, negative_infinity(row.dtype), words);
+    Pieces<2, true, true>(start, row.vocab).load<1>(tile, j, negative_infinity(row.dtype), words);
   unpack<kRun>(words, row.dtype, run.x);
   return run;
 }

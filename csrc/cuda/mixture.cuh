@@ -59,13 +59,13 @@ __device__ __forceinline__ float measure_run(const Position& at, const Mixing& m
 // The measures of a position's tiles, this block's share of them, as masses_of.
 template <bool kClustered = false>
 __device__ __noinline__ void measures_of(const Position& at, const Mixing& mixing, float* sums, int rank, int size) {
-  for (int tile = rank * num_warps() + warp_id(); tile < at.row.tiles(); tile += size * num_warps()) {
+  for_each_tile(rank, size, at.row.tiles(), [&](int tile) {
     float sum = 0.0f;
 #pragma unroll 1
     for (int j = 0; j < kRuns; ++j) sum += measure_run(at, mixing, tile, j);
     sum = warp_reduce(sum, Sum{});
     if (lane_id() == 0) Team<kClustered>::store(sums + tile, sum);
-  }
+  });
 }
 
 // Ends the mixture with the measure's sum, by a block.

@@ -5,6 +5,7 @@
 #else
 #include <cuda_runtime.h>
 
+#include <cstdint>
 #include <utility>
 
 // A static array in shared memory, of a trivially copyable type and not initialised; the launch's dynamic shared memory.
@@ -148,6 +149,71 @@ __device__ __forceinline__ T* in_cluster_block(T* address, unsigned rank) {
   (void)rank;
   return address;
 #endif
+}
+
+// ---- Bulk copies and the barriers in shared memory that tell of their end: compute capability 9.0 and later.
+
+// A barrier whose phases end when `arrivals` threads have come and all bytes that they announced have landed.
+__device__ __forceinline__ void init_mbarrier(uint64_t* barrier, unsigned arrivals) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(unsigned(__cvta_generic_to_shared(barrier))),
+               "r"(arrivals)
+               : "memory");
+#endif
+}
+
+// After init_mbarrier, by the same thread: copies may use them.
+__device__ __forceinline__ void publish_mbarriers() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+// Arrives and announces bytes.
+__device__ __forceinline__ void expect_bytes(uint64_t* barrier, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(unsigned(__cvta_generic_to_shared(barrier))),
+      "r"(bytes)
+      : "memory");
+#endif
+}
+
+// Starts a copy from device memory into the block's shared memory; addresses and bytes are multiples of 16.
+__device__ __forceinline__ void bulk_copy(void* to, const void* from, unsigned bytes, uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   unsigned(__cvta_generic_to_shared(to))),
+               "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(unsigned(__cvta_generic_to_shared(barrier)))
+               : "memory");
+#endif
+}
+
+// Blocks until the barrier's phase of this parity (0 for the first) has ended; what has landed can be read then.
+__device__ __forceinline__ void wait_for_phase(uint64_t* barrier, unsigned parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(
+          unsigned(__cvta_generic_to_shared(barrier))),
+      "r"(parity)
+      : "memory");
+#endif
+}
+
+// Blocks until all these bits of a word in device memory are set. What their setters wrote before a fence can be read
+// after one. Setters must be sure to run: they have started already, or wait for nothing.
+__device__ __forceinline__ void wait_for_bits(unsigned* flags, unsigned bits) {
+  unsigned found;
+  do {
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(__cvta_generic_to_global(flags)) : "memory");
+  } while ((found & bits) != bits);
+}
+
+// Of memory of any kind, where __ldg is for what no kernel writes in device memory.
+template <class T>
+__device__ __forceinline__ T load_anywhere(const T* address) {
+  return *address;
 }
 #endif
 

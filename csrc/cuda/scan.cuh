@@ -1,6 +1,7 @@
 // The one pass over a row: what each tile of it leaves behind.
 #pragma once
 #include "common/status.h"
+#include "cuda/held_rows.cuh"
 #include "cuda/row.cuh"
 
 namespace specdec::cuda {
@@ -66,7 +67,11 @@ struct Team {
   // f(tile) by one warp for each tile of the row.
   template <class F>
   __device__ static void for_each_tile(int tiles, F f) {
-    for (int tile = int(rank()) * num_warps() + warp_id(); tile < tiles; tile += int(size()) * num_warps()) f(tile);
+    if constexpr (kClustered) {
+      cuda::for_each_tile(int(rank()), int(size()), tiles, f);
+    } else {
+      for (int tile = warp_id(); tile < tiles; tile += num_warps()) f(tile);
+    }
   }
 };
 
@@ -231,7 +236,8 @@ __device__ __forceinline__ void scan_row(const RowView& row, const ScanPlan& pla
   const TileScan scan(row, plan, table);
   Team<kClustered>::for_each_tile(row.tiles(), [&](int tile) {
     uint32_t words[kHeld];
-    load_words(row, tile, words);
+    if constexpr (kClustered) wait_until_held(row, tile);
+    load_words<kClustered>(row, tile, words);
     scan(words, scan.place(tile), [](auto* address, auto value) { Team<kClustered>::store(address, value); });
   });
   Team<kClustered>::sync();

@@ -37,7 +37,7 @@ struct NodeLaws : SiblingLaws<ReadRow, DraftLaw> {
     return weights;
   }
 
-  template <int kStep>
+  template <bool kAnywhere, int kStep>
   __device__ float mass(int tile, const TileTable&) const {
     return weighed_mass(*this, tile);
   }

@@ -1,8 +1,10 @@
 #include "cuda/strategy.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #ifndef SPECDEC_EMULATOR
+#include <map>
 #include <mutex>
 #include <set>
 #include <tuple>
@@ -13,13 +15,16 @@
 namespace specdec::cuda {
 namespace {
 
-// The layout of verify_chain, by sequences a multiprocessor: the first that they are fewer than. With a block each, few
-// sequences cannot keep the device busy. Many are better off reading only what the rule needs, by two blocks each until
-// there is a block for every place that the device has. `python -m bench.gpu.crossovers --write` sets this from measurements.
+// The layout of verify_chain, by sequences a multiprocessor: the first that they are fewer than. One launch is best
+// for very few, whose rows fit the shared memory of all (where they do not, they are split). With a block each, few
+// sequences cannot keep the device busy. Many are better off reading only what the rule needs, by two blocks each
+// until there is a block for every place that the device has. `python -m bench.gpu.crossovers --write` sets this from
+// measurements.
 constexpr struct {
   double below;
   Strategy strategy;
 } kLayouts[] = {
+    {0.05, Strategy::kResident},
     {0.5, Strategy::kSplit},
     {1.5, Strategy::kCluster},
     {INFINITY, Strategy::kWalk},
@@ -75,7 +80,40 @@ bool hopper_code() {
 #endif
 }
 
-#ifndef SPECDEC_EMULATOR
+#ifdef SPECDEC_EMULATOR
+int clusters_at_once(const void*, const Shape& shape) {
+  constexpr int64_t kBlocks = 2, kAll = 228 << 10, kArrays = 12 << 10,
+                    kSystem = 1 << 10;  // of an H100's multiprocessor
+  const int64_t bytes = int64_t(shape.shared) + kArrays;
+  if (bytes > emulator::kMostShared) return 0;
+  return int(multiprocessors() * std::min(kBlocks, kAll / (bytes + kSystem)) / shape.cluster);
+}
+#else
+int clusters_at_once(const void* kernel, const Shape& shape) {
+  static std::mutex mutex;
+  static std::map<std::tuple<const void*, int, unsigned, size_t>, int> known;
+  int device = 0, count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto [found, is_new] = known.try_emplace({kernel, device, shape.cluster, shape.shared}, 0);
+  if (!is_new) return found->second;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {shape.cluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(shape.cluster);
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  if (prepare_kernel(kernel, false) == cudaSuccess &&
+      cudaOccupancyMaxActiveClusters(&count, kernel, &config) == cudaSuccess)
+    found->second = count;
+  else
+    cudaGetLastError();  // it asks for more than there is
+  return found->second;
+}
+
 cudaError_t prepare_kernel(const void* kernel, bool overlaps) {
   // Kernels run beside each other on a multiprocessor only where it is divided alike for them: room for three blocks with
   // a list of kMaxListed floats.

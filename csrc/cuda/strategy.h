@@ -5,16 +5,18 @@
 namespace specdec::cuda {
 
 enum class Strategy : int {
-  kAuto = 0,     // by shape
-  kSplit = 1,    // every row is split over many blocks, all rows at once: few sequences
-  kWalk = 2,     // a block a row or sequence, rows read only as far as the rule gets: many sequences
-  kCluster = 3,  // the same by a cluster of blocks
+  kAuto = 0,      // by shape
+  kSplit = 1,     // every row is split over many blocks, all rows at once: few sequences
+  kWalk = 2,      // a block a row or sequence, rows read only as far as the rule gets: many sequences
+  kCluster = 3,   // the same by a cluster of blocks
+  kResident = 4,  // of chains: a cluster a position, which keeps its rows in shared memory, where all of them fit
 };
 
 Strategy forced_strategy();  // kAuto unless specdec_cuda_force_strategy asked for another
 bool may_overlap();          // whether kernels of an op may overlap: unless specdec_cuda_allow_overlap(0) said no
 int multiprocessors();       // of the current device
-bool hopper_code();          // the current device runs code compiled for compute capability 9.0 or later
+int clusters_at_once(const void* kernel, const Shape& shape);  // of such a launch the current device can run
+bool hopper_code();  // the current device runs code compiled for compute capability 9.0 or later
 
 Strategy strategy_for_chains(int64_t batch);  // how verify_chain lays out long rows of so many sequences
 

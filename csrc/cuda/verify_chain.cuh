@@ -6,7 +6,12 @@ namespace specdec::cuda {
 
 cudaError_t verify_split(const VerifyChainArgs& args, const Launch& launch);
 cudaError_t verify_walk(const VerifyChainArgs& args, unsigned cluster, const Launch& launch);
-cudaError_t verify_overlap(const VerifyChainArgs& args, const Launch& launch);
+// A cluster of so many blocks a position, which keeps its rows in shared memory; resident_cluster gives how many, 0 where
+// rows do not fit into it, or (at_once) not all of them into the device. Nothing is launched, and *done is false, where no counters are to be had.
+unsigned resident_cluster(const VerifyChainArgs& args, bool at_once);
+cudaError_t verify_resident(const VerifyChainArgs& args, unsigned cluster, const Launch& launch, bool* done);
+int64_t bytes_of_overlap(const VerifyChainArgs& args);
+cudaError_t verify_overlap(const VerifyChainArgs& args, void* scratch, const Launch& launch);
 
 // Positions of a sequence that may have a draft law.
 SPECDEC_HD int64_t draft_positions(const VerifyChainArgs& args) {

@@ -64,13 +64,18 @@ __global__ void __launch_bounds__(kRowThreads, 1)
 
 }  // namespace
 
-cudaError_t verify_overlap(const VerifyChainArgs& args, const Launch& launch) {
+// Of scratch memory, for verify_overlap.
+int64_t bytes_of_overlap(const VerifyChainArgs& args) {
+  const int64_t tiles = tiles_of(args.target.vocab) + draft_tiles(args);
+  return args.batch * args.num_draft * tiles * int64_t(TileTable::kNumbers * sizeof(float));
+}
+
+cudaError_t verify_overlap(const VerifyChainArgs& args, void* scratch, const Launch& launch) {
   const int64_t positions = args.batch * args.num_draft;
   if (positions == 0) return cudaSuccess;
   const int tiles = tiles_of(args.target.vocab);
   const int of_draft = draft_tiles(args);
-  float* tables = static_cast<float*>(
-      launch.scratch(positions * (tiles + of_draft) * int64_t(TileTable::kNumbers * sizeof(float))));
+  float* const tables = static_cast<float*>(scratch);
   const bool listed = may_cut(args);
   const Shape shape{dim3(unsigned(positions)), dim3(kRowThreads), listed ? kMaxListed * sizeof(float) : 0};
   return launch_kernel(overlap_kernel, shape, launch.stream, args, tables, tiles, of_draft);

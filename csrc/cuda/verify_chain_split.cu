@@ -258,8 +258,7 @@ class Chain {
   __device__ void prefetch_draft(int64_t i) const {
     if (!has_draft(args_) || args_.target_to_draft || i >= draft_rows(args_, span_)) return;
     const RowView row = draft_row(args_, span_, i);
-    for (int tile = chunk() * num_warps() + warp_id(); tile < tiles_; tile += int(work_.chunks) * num_warps())
-      prefetch_tile(row, tile);
+    for_each_tile(chunk(), int(work_.chunks), tiles_, [&](int tile) { prefetch_tile(row, tile); });
   }
 
   // The masses of what is left there, this block's share of the tiles.
@@ -346,8 +345,9 @@ class Chain {
         const TileTable tiles = table(i);
         const int64_t noise = key_at(args_, span_, b_, i);
         BestNoisy best;
-        for (int tile = chunk() * num_warps() + warp_id(); tile < tiles_; tile += int(work_.chunks) * num_warps())
+        for_each_tile(chunk(), int(work_.chunks), tiles_, [&](int tile) {
           if (tiles.max[tile] >= law.cutoff) best.see(target_row(args_, span_, i), law, tile, noise, nullptr);
+        });
         const Fixed key = warp_reduce(best.key, Max{});
         if (lane_id() == 0 && key) atomicMax(&work_.best[span_.target_index + i], key);
       }

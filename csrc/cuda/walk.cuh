@@ -79,7 +79,7 @@ struct WalkState {
 // What is read of a row of the present position; the row's flags.
 template <bool kClustered>
 __device__ __forceinline__ int32_t read_target(const VerifyArgs& args, WalkState& state, int64_t i) {
-  by_one([&] { state.target.row = target_row(args, state.span, i); });
+  by_one([&] { state.target.row.data = target_row(args, state.span, i).data; });
   read_row<kClustered>(state.target, is_cascade(args.law.kind) ? &state.mixing.target : nullptr);
   by_one([&] {
     state.mixing.measure = Measure::kNothing;
@@ -92,12 +92,13 @@ template <bool kClustered>
 __device__ __forceinline__ int32_t read_draft(const VerifyArgs& args, WalkState& state, int64_t b, int64_t i,
                                               int32_t point) {
   if (reads_draft(args)) {
-    by_one([&] { state.draft.row = draft_row(args, state.span, i); });
+    by_one([&] { state.draft.row.data = draft_row(args, state.span, i).data; });
     read_row<kClustered>(state.draft, is_cascade(args.law.kind) ? &state.mixing.draft : nullptr,
                          args.draft_probs.data != nullptr);
   }
   by_one([&] {
     state.now.draft = draft_law(args, state.span, b, i, state.draft.law, point);
+    if (reads_draft(args)) state.now.draft.row = state.draft.row;
     if (args.law.kind != LawKind::kLossless) begin(args.law, state.mixing, state.now);
   });
   return state.now.draft.law.status;
@@ -119,11 +120,14 @@ class WalkRows {
       state.mass = numbers + tiles() * TileTable::kNumbers;
       state.other_mass = state.mass + tiles();
       state.target.list = state.draft.list = list;
+      state.target.row = target_row(args, span, 0);
       state.target.sampling = target_sampling;
       state.target.table = TileTable(numbers, tiles());
       state.draft.sampling = draft_sampling(args, b);
-      if (reads_draft(args))
-        state.draft.table = TileTable(state.other_mass + tiles(), draft_row(args, span, 0).tiles());
+      state.draft.row = reads_draft(args) ? draft_row(args, span, 0) : RowView{};
+      if (reads_draft(args)) {
+        state.draft.table = TileTable(state.other_mass + tiles(), state.draft.row.tiles());
+      }
       state.now.cut = cut_of(target_sampling, args.target.vocab).any;
     });
   }

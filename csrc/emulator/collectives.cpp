@@ -206,7 +206,11 @@ void atomic_point(void* address) {
 void atomic_done(void* address) {
   if (!kTsan) return;
   current->fenced = false;
-  current->published[current->num_published++ % std::size(current->published)] = address;
+  saw_published(address);
+}
+
+void saw_published(void* address) {
+  if (kTsan) current->published[current->num_published++ % std::size(current->published)] = address;
 }
 
 void fence() {
@@ -236,6 +240,13 @@ void place_shared_array(SharedArray& array, size_t bytes, Site site) {
     permit(block->memory + array.offset, bytes);
     if (!kTsan) std::memset(block->memory + array.offset, 0xFF, bytes);  // else done: TSan would see a thread write
   }
+}
+
+bool is_shared(const void* address) {
+  const auto* const p = static_cast<const unsigned char*>(address);
+  for (const Block* block : current->block->cluster->blocks)
+    if (p >= block->memory && p < block->memory + block->memory_bytes) return true;
+  return false;
 }
 
 unsigned blocks_of_cluster() { return unsigned(current->block->cluster->blocks.size()); }

@@ -13,6 +13,7 @@
 #include "emulator/device_functions.h"
 #include "emulator/host.h"
 #include "emulator/runtime.h"
+#include "emulator/transfers.h"
 
 // `count` may hold commas of template arguments, hence the variadic last parameter.
 #define SPECDEC_SHARED(type, name, ...)                    \
@@ -92,6 +93,32 @@ inline void cluster_sync(emulator::Site site = emulator::Site::here()) { emulato
 template <class T>
 T* in_cluster_block(T* address, unsigned rank) {
   return static_cast<T*>(emulator::address_in_cluster_block(address, rank));
+}
+
+inline void init_mbarrier(uint64_t* barrier, unsigned arrivals, emulator::Site site = emulator::Site::here()) {
+  emulator::init_barrier(barrier, arrivals, site);
+}
+inline void publish_mbarriers() {}
+inline void expect_bytes(uint64_t* barrier, unsigned bytes, emulator::Site site = emulator::Site::here()) {
+  emulator::expect_bytes(barrier, bytes, site);
+}
+inline void bulk_copy(void* to, const void* from, unsigned bytes, uint64_t* barrier,
+                      emulator::Site site = emulator::Site::here()) {
+  emulator::start_copy(to, from, bytes, barrier, site);
+}
+inline void wait_for_phase(uint64_t* barrier, unsigned parity, emulator::Site site = emulator::Site::here()) {
+  emulator::wait_for_barrier(barrier, parity, site);
+}
+inline void wait_for_bits(unsigned* flags, unsigned bits, emulator::Site site = emulator::Site::here()) {
+  emulator::wait_for_bits(flags, bits, site);
+}
+
+// Of memory of any kind; what is not the cluster's own is counted.
+template <class T>
+T load_anywhere(const T* address, emulator::Site site = emulator::Site::here()) {
+  if (!emulator::is_shared(address)) return __ldg(address, site);
+  emulator::check_aligned(address, alignof(T), "load_anywhere", site);
+  return *address;
 }
 
 }  // namespace specdec::cuda

@@ -23,11 +23,23 @@ struct Placed {
   size_t offset, bytes;
 };
 
+// A bulk copy on its way.
+struct Copy {
+  Block* block;
+  void* to;
+  const void* from;
+  unsigned bytes;
+  uint64_t* barrier;
+  int64_t rounds, number;  // of loads until it has landed; in the order of their starts
+  Site site;
+};
+
 // What a launch did: of all blocks together, or of the one with most.
 struct Counted {
   Grid grid;
   int64_t bytes = 0, atomics = 0, shared_atomics = 0;
-  int64_t most_bytes = 0, loading = 0, rounds = 0, barriers = 0, cluster_barriers = 0, most_collectives = 0;
+  int64_t most_bytes = 0, most_copied = 0, loading = 0, rounds = 0, barriers = 0, cluster_barriers = 0,
+          most_collectives = 0;
   void add(const Block& block);
 };
 
@@ -38,6 +50,7 @@ struct Machine {
   uint64_t seed = 0, random = 0, launch_random = 0;
   int64_t launches = 0;
   int multiprocessors = 8;
+  int resident = 0;           // clusters that run at a time; 0: as the order has it
   bool has_previous = false;  // a kernel that the next launch may overlap
   Token host_tokens[2], end_tokens[2], front_token;
   void* root = nullptr;   // TSan: creates who starts blocks, see run_grid
@@ -52,8 +65,12 @@ struct Machine {
   std::vector<Block*> live;
   std::vector<std::unique_ptr<Cluster>> clusters;
   std::vector<std::unique_ptr<Block>> blocks, ended, idle[2];  // running; of this launch; to be used again
-  Placed arrays[kMostPlaced];  // no vector: fibers fill it, and TSan would watch what they allocate
-  size_t num_arrays = 0;
+  // No vectors: fibers fill them, and TSan would watch what they allocate.
+  Placed arrays[kMostPlaced];
+  Copy copies[4096];
+  Fiber* waiting[8192];  // for memory to change
+  size_t num_arrays = 0, num_copies = 0, num_waiting = 0;
+  int64_t started = 0;          // copies
   std::vector<Counted> counts;  // of launches, while they are counted
   size_t arrays_begin = 0, arrays_end = 0, arrays_bytes = 0;
 

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "emulator/machine.h"
+#include "emulator/transfers.h"
 
 #define SPECDEC_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -72,8 +73,13 @@ Warp* next_at_random() {
 Fiber* take_next() {
   Machine& m = machine;
   const bool random = m.order == Order::kRandom;
+  const bool beside = m.num_copies + m.num_waiting > 0;
+  // In every second launch what goes on beside the threads waits until none of them can go on.
+  if (beside && random && m.launch_random / 2 % 2 == 0 && m.next_random() % 16 == 0) go_on_beside();
   if (!m.last || !m.last->ready || (random && m.next_random() % 16 == 0)) {
-    m.last = random ? next_at_random() : next_in_order();
+    do {
+      m.last = random ? next_at_random() : next_in_order();
+    } while (!m.last && beside && go_on_beside());
     if (!m.last) return nullptr;
   }
   Warp& warp = *m.last;
@@ -115,6 +121,7 @@ void return_of(Fiber& fiber) {
   if (block.waiting > 0) fail(block.waiting_in, block.site, "a thread of the block has returned without it");
   if (block.cluster->waiting > 0) fail("cluster_sync", block.cluster->site, "a thread has returned without it");
   if (block.returned == block.threads) {  // its shared memory ends with it, also for the rest of the cluster
+    check_ended(block);
     permit(block.memory, block.memory_bytes);
     if (!kTsan) std::memset(block.memory, 0xFF, machine.arrays_end);
     forbid(block.memory, block.memory_bytes);
@@ -196,6 +203,7 @@ void start_block(Block& block, uint3 index, Cluster& cluster) {
   block.rank = unsigned(cluster.blocks.size());
   block.threads = int(block.dim.x * block.dim.y * block.dim.z);
   block.work = {};
+  std::fill(std::begin(block.landings), std::end(block.landings), Landing{});
   block.returned = block.waiting = 0;
   block.ready = 0;
   block.filling = {0, true};
@@ -293,9 +301,11 @@ void end_cluster(Cluster& cluster) {
 }
 
 [[noreturn]] void fail_deadlock() {
-  const char* names[] = {"", "in a warp collective", "at a barrier", "in cluster_sync", "returned"};
-  int count[5] = {};
-  Site site[5];
+  const char* names[] = {"",        "in a warp collective", "at a barrier", "in cluster_sync", "in a wait for memory",
+                         "returned"};
+  constexpr int kReturned = int(Waits::kReturned);
+  int count[kReturned + 1] = {};
+  Site site[kReturned + 1];
   for (const Block* block : machine.live) {
     for (int i = 0; i < block->threads; ++i) {
       ++count[int(block->fibers[i].waits)];
@@ -303,10 +313,10 @@ void end_cluster(Cluster& cluster) {
     }
   }
   std::string message = "deadlock:";
-  for (int i = 1; i < 5; ++i) {
+  for (int i = 1; i <= kReturned; ++i) {
     if (count[i] == 0) continue;
     message += (message.back() == ':' ? " " : ", ") + std::to_string(count[i]) + " threads " + names[i];
-    if (i < 4) message += " (" + text(site[i]) + ")";
+    if (i < kReturned) message += " (" + text(site[i]) + ")";
   }
   fail(message);
 }
@@ -316,8 +326,9 @@ void run_all(std::vector<uint3>& firsts) {
   const int threads = int(m.grid.block.x * m.grid.block.y * m.grid.block.z * m.grid.cluster);
   size_t next = 0;
   while (next < firsts.size() || !m.clusters.empty()) {
-    // In random schedules up to three clusters run at a time, else one.
-    const size_t at_once = m.order == Order::kRandom && 3 * threads <= kMostOverlapping ? 1 + m.next_random() % 3 : 1;
+    // Unless told otherwise up to three clusters run at a time in random schedules, else one.
+    const size_t by_order = m.order == Order::kRandom && 3 * threads <= kMostOverlapping ? 1 + m.next_random() % 3 : 1;
+    const size_t at_once = m.resident > 0 ? size_t(m.resident) : by_order;
     while (next < firsts.size() && m.clusters.size() < at_once) start_cluster(firsts[next++]);
     Fiber* fiber = take_next();
     if (!fiber) fail_deadlock();
@@ -384,6 +395,7 @@ void Counted::add(const Block& block) {
   atomics += work.atomics;
   shared_atomics += work.shared_atomics;
   most_bytes = std::max(most_bytes, work.bytes);
+  most_copied = std::max(most_copied, work.copied);
   loading = std::max(loading, work.loading);
   rounds = std::max(rounds, work.rounds);
   barriers = std::max(barriers, work.barriers);
@@ -405,7 +417,7 @@ bool run_grid(const Grid& grid, void (*body)(const void*), const void* arguments
   m.last = nullptr;
   m.random = (m.seed + 1) * 0x9E3779B97F4A7C15ull ^ uint64_t(m.launches) << 32 ^ uint64_t(m.launches);
   m.launch_random = m.next_random();
-  m.num_arrays = 0;
+  m.num_arrays = m.num_copies = m.num_waiting = 0;
   m.arrays_begin = m.arrays_end = round_up(grid.shared, kRedzone) + kRedzone;
   m.arrays_bytes = 0;
   m.host.stack = nullptr;
@@ -478,6 +490,9 @@ SPECDEC_EXPORT void specdec_emulator_schedule(int order, uint64_t seed) {
 // Multiprocessors that the device claims to have; 8 unless set.
 SPECDEC_EXPORT void specdec_emulator_multiprocessors(int count) { specdec::emulator::machine.multiprocessors = count; }
 
+// Clusters (or blocks) that the device runs at a time; 0: one, and in random schedules up to three.
+SPECDEC_EXPORT void specdec_emulator_resident(int count) { specdec::emulator::machine.resident = count; }
+
 // Kernels launched since the schedule was set.
 SPECDEC_EXPORT int64_t specdec_emulator_launches() { return specdec::emulator::machine.launches; }
 
@@ -507,7 +522,8 @@ SPECDEC_EXPORT const char* specdec_emulator_counted(int64_t index, int64_t* numb
                          c.atomics,
                          c.most_collectives,
                          c.shared_atomics,
-                         c.rounds};
+                         c.rounds,
+                         c.most_copied};
   std::copy(std::begin(all), std::end(all), numbers);
   return c.grid.name;
 }

@@ -27,7 +27,8 @@ struct Warp;
 
 // What a block has done, while specdec_emulator_count is on. Threads add up relaxed: TSan is to see no order in it.
 struct Work {
-  int64_t bytes = 0;    // read by the loads that have names: __ldg and the like
+  int64_t bytes = 0;    // read by the loads that have names, __ldg and the like, and by bulk copies
+  int64_t copied = 0;   // by bulk copies alone
   int64_t loading = 0;  // stretches between barriers in which something was loaded: none can overlap another
   int64_t rounds = 0;   // of loads, one after the other, on the longest way through the block: see Fiber
   int64_t barriers = 0, cluster_barriers = 0;
@@ -40,7 +41,15 @@ inline void count(int64_t& number, int64_t more) {
   if (counting) __atomic_fetch_add(&number, more, __ATOMIC_RELAXED);
 }
 
-enum class Waits : uint8_t { kNot, kWarp, kBlock, kCluster, kReturned };
+enum class Waits : uint8_t { kNot, kWarp, kBlock, kCluster, kMemory, kReturned };
+
+// What a thread waits for: the end of a barrier's phase, or bits of a word.
+struct Awaited {
+  const uint64_t* barrier;
+  unsigned parity;
+  const unsigned* flags;
+  unsigned bits;
+};
 
 struct Fiber {
   uint3 thread{};
@@ -50,6 +59,7 @@ struct Fiber {
   Context context;
   Waits waits = Waits::kNot;
   Site site{"", 0};
+  Awaited awaited{};
   // For the sanitizers.
   char* stack = nullptr;
   size_t stack_bytes = 0;
@@ -88,6 +98,14 @@ struct Warp {
   Token tokens[64];
 };
 
+// What a barrier tells of.
+struct Landing {
+  const uint64_t* barrier = nullptr;
+  int64_t rounds = 0;   // of loads until it has landed
+  bool unseen = false;  // nobody has waited for the last of it
+  Site site{"", 0};
+};
+
 struct Votes {
   int count;
   bool all;
@@ -109,6 +127,7 @@ struct Block {
   Votes filling{0, true}, votes{0, true};
   Token start, end, barrier_tokens[2];
   Work work;
+  Landing landings[64];
   // Shared memory: first the dynamic, then the arrays.
   unsigned char* memory = nullptr;
   size_t memory_bytes = 0;
@@ -139,6 +158,7 @@ Votes block_barrier(const char* what, bool vote, Site site);
 void cluster_barrier(Site site);
 void atomic_point(void* address);  // an atomic is about to happen: others may come first
 void atomic_done(void* address);
+void saw_published(void* address);  // the current thread, to be taken over by its next fence
 void fence();
 void wait_for_previous_kernel();
 
@@ -158,6 +178,7 @@ Array& shared_array(SharedArray& array, Site site) {
 
 unsigned blocks_of_cluster();
 void* address_in_cluster_block(void* address, unsigned rank);
+bool is_shared(const void* address);  // of a block of the cluster
 
 constexpr int kMostShared = 227 << 10;  // bytes of shared memory a block
 

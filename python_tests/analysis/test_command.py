@@ -141,7 +141,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert cli.main(["plan"]) == 1
     assert (
         capsys.readouterr().err
-        == "plan needs the 'analysis' extra (pip install 'specdec_kernels[analysis]'): No module named 'matplotlib'\n"
+        == "plan: needs the 'analysis' extra (pip install 'specdec_kernels[analysis]'): No module named 'matplotlib'\n"
     )
 
 
@@ -155,5 +155,7 @@ def test_drafters_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pack_linear_weights(model):
         packed = drafters.make(["medusa"], model, Letters(), corpus=False, draft_model=draft)
     assert is_packed(packed["medusa"].heads) and is_packed(draft)  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="^make: names must be of lookup, ngram-lm, medusa, got 'magic'"):
+    with pytest.raises(
+        ValueError, match="^make: names must be of lookup, ngram-lm, medusa, lookup-tree, none, got 'magic'"
+    ):
         drafters.make(["magic"], model, Letters(), corpus=False)

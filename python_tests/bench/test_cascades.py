@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.axes import Axes
 
 import specdec_kernels as sk
 from bench import machine
@@ -146,6 +148,27 @@ def test_an_ngram_law_is_the_drafter_s_and_normalised() -> None:
     assert laws.sum(1) == pytest.approx(1)
     assert laws[1].argmax() == 2  # after 3 1 came 2
     assert (laws > 0).all()
+
+
+def test_every_figure_of_rewriting_has_the_recommended_rule_and_its_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = json.loads((machine.RESULTS / "cascades/rewriting.json").read_text())
+    drawn: dict[Axes, set[tuple[float, ...]]] = {}
+    real = Axes.errorbar
+
+    def errorbar(axes: Axes, x: Any, y: Any, errors: Any, **style: Any) -> Any:
+        drawn.setdefault(axes, set()).add(tuple(errors))
+        return real(axes, x, y, errors, **style)
+
+    monkeypatch.setattr(Axes, "errorbar", errorbar)
+    figures = report._draw_rewriting(result, tmp_path)
+    assert {path.stem for path in figures} >= {"rewriting-rejections", "rewriting-target-calls", "rewriting-seconds"}
+    recommended = {
+        tuple(point["standard_error"] for point in curves(result["rows"], setting)["TokenV2"])
+        for setting in report._settings_of(result)
+    }
+    assert len(drawn) > 8 and all(recommended & errors for errors in drawn.values())
 
 
 def test_a_report_of_nothing_is_refused(tmp_path: Path) -> None:

@@ -87,6 +87,8 @@ def test_terms_add_up_as_they_are_described() -> None:
     assert found["reading (bandwidth)"] == pytest.approx(10.0)  # 36 MB at nine tenths of 4 TB/s
     few = replace(launch, counts={**counts, "bytes": 180e3, "blocks": 1.0})
     assert model.terms(few, CARD, True)["reading (busiest block)"] == pytest.approx(180e3 / 20.48 / 2000)
+    brought = replace(launch, counts={**few.counts, "most_copied": 180e3})  # at the port's 64 bytes a cycle
+    assert model.terms(brought, CARD, True)["reading (busiest block)"] == pytest.approx(180e3 / 64 / 2000)
     slow = replace(launch, instructions=1000.0)
     assert model.terms(slow, CARD, True)["reading (instructions)"] == pytest.approx(36e6 / 1.024 / 100 / 4 / 2000)
     later = {**counts, "overlapping": 1.0}
@@ -105,14 +107,20 @@ def test_cards_are_those_of_their_data_sheets() -> None:
 
 @pytest.mark.parametrize(
     ("batch", "kernel"),
-    [(1, "scan_kernel"), (128, "verify_walk_kernel<true>"), (256, "verify_walk_kernel<false>")],
+    [
+        (1, "verify_resident_kernel"),
+        (16, "scan_kernel"),
+        (128, "verify_walk_kernel<true>"),
+        (256, "verify_walk_kernel<false>"),
+    ],
 )
 def test_a_sample_has_the_layout_of_the_whole_batch(batch: int, kernel: str) -> None:
     case = Case("verify_chain", "T=1", VOCAB, batch, torch.bfloat16, num_draft=K)
     found, accepted = model.launches_of(case, 132)
-    assert found[1].kernel == kernel and len(accepted) == min(batch, model.SAMPLE)  # after the uniforms
-    if kernel.startswith("verify_walk"):
-        assert found[1].counts["blocks"] == batch * found[1].counts["cluster"]
+    assert found[0].kernel == kernel and len(accepted) == min(batch, model.SAMPLE)
+    if kernel != "scan_kernel":
+        positions = K + 1 if kernel == "verify_resident_kernel" else 1
+        assert found[0].counts["blocks"] == batch * positions * found[0].counts["cluster"]
 
 
 def test_instructions_come_from_machine_code_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,6 +174,27 @@ def test_eager_statistics_are_row_stats(params: sk.SamplingParams) -> None:
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("op", ["shard_stats", "merge_shards", "shard_draw"])
+def test_eager_shards_are_the_ops(op: str) -> None:
+    case = next(c for c in cases(op) if c.name == "T=1")
+    step = a_set(replace(case, vocab=5000))
+    calls = build(replace(case, vocab=5000), ["eager", "reference"])
+    ours, eager = calls["reference"](step), calls["eager"](step)
+    if op == "merge_shards":
+        ours = (ours[0][..., 0], ours[0][..., 3], ours[1])
+    for got, expected in zip(eager, ours, strict=False):
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_eager_likelihoods_are_token_logprobs() -> None:
+    for case in cases("token_logprobs"):
+        step = a_set(case)
+        calls = build(case, ["eager", "reference"])
+        raw, law, rank, _, *top = calls["reference"](step)
+        for got, expected in zip(calls["eager"](step), (raw, law, rank, *top), strict=True):
+            torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5, check_dtype=False)
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 def test_every_provider_moves_the_same_rows(batch: int) -> None:
     case = next(c for c in REGISTRY["gather_kv_"].cases([VOCAB], [batch]) if c.batch == batch)

@@ -14,6 +14,15 @@ from python_tests.decoding.models import VOCAB, TableRunner, prompts, tiny
 IDS = torch.tensor([[3, 4, 5], [3, 6, 7]])
 
 
+class Half:
+    """A streamer that cannot be told of the end."""
+
+    step = 3
+
+    def put(self, value: object) -> None: ...
+    def __call__(self, rows: object) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("changes", "kind", "message"),
     [
@@ -45,7 +54,7 @@ IDS = torch.tensor([[3, 4, 5], [3, 6, 7]])
         (
             {"num_speculative_tokens": "many"},
             ValueError,
-            "num_speculative_tokens must be an integer or 'auto', got 'many'",
+            "num_speculative_tokens must be an integer, 'auto' or a CostTable, got 'many'",
         ),
         ({"acceptance": "typical"}, ValueError, "acceptance must be one of token, block, match, greedy, got 'typical'"),
         ({"target_law": object()}, TypeError, "generate: target_law must be None or one of sk.laws, got object"),
@@ -59,7 +68,12 @@ IDS = torch.tensor([[3, 4, 5], [3, 6, 7]])
         ({"eos_token_id": [1, -1]}, ValueError, r"eos_token_id must be in \[0, vocab=23\), got -1"),
         ({"eos_token_id": "</s>"}, TypeError, "eos_token_id must be an integer or several, got str"),
         ({"eos_token_id": 2.0}, TypeError, "eos_token_id must be an integer or several, got float"),
-        ({"streamer": 3}, TypeError, "streamer must have put and end, or be callable, got int"),
+        (
+            {"streamer": Half(), "input_ids": IDS[:1]},
+            TypeError,
+            "streamer must have put and end, or step, or be callable, got Half",
+        ),
+        ({"streamer": 3}, TypeError, "streamer must have put and end, or step, or be callable, got int"),
     ],
 )
 def test_bad_arguments(changes: dict[str, Any], kind: type[Exception], message: str) -> None:

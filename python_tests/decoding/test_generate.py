@@ -218,7 +218,9 @@ def test_length_limits() -> None:
 def test_seeds_default_to_torchs_generator() -> None:
     target = TableRunner.random()
     ids, _ = prompts(4, vocab=23)
-    run = lambda: sk.generate(target, ids, drafter=sk.NgramDrafter(2), max_new_tokens=30).tokens.tolist()  # noqa: E731
+    run = lambda: sk.generate(  # noqa: E731
+        target, ids, drafter=sk.NgramDrafter(2), max_new_tokens=30, num_speculative_tokens=5
+    ).tokens.tolist()
     torch.manual_seed(3)
     first, second = run(), run()
     torch.manual_seed(3)
@@ -286,7 +288,7 @@ def test_a_draft_of_the_wrong_shape_is_refused() -> None:
 
     ids, _ = prompts(4, vocab=23)
     with pytest.raises(ValueError, match=r"TooMany.propose must give \[batch=1, at most 5\] tokens, got \[1, 6\]"):
-        sk.generate(TableRunner.random(), ids, drafter=TooMany())
+        sk.generate(TableRunner.random(), ids, drafter=TooMany(), num_speculative_tokens=5)
 
 
 def test_a_config_s_end_id_of_minus_one_ends_nothing() -> None:
@@ -349,6 +351,27 @@ def test_streamer_of_transformers() -> None:
     ids, mask = prompts(4, vocab=23)
     out = sk.generate(target, ids, drafter=sk.NgramDrafter(), max_new_tokens=20, streamer=streamer)
     assert streamer.got == out.sequences[0].tolist() and streamer.ended == 1
+
+
+def test_a_streamer_is_told_where_each_token_came_from() -> None:
+    class Streamer:
+        def __init__(self) -> None:
+            self.tokens, self.origins = ([], []), ([], [])
+
+        def step(self, tokens: list[np.ndarray], origins: list[np.ndarray]) -> None:
+            for kept, given in ((self.tokens, tokens), (self.origins, origins)):
+                for row, of_a_step in zip(kept, given, strict=True):
+                    row.extend(of_a_step.tolist())
+
+    target, streamer, (ids, mask) = TableRunner.random(spread=4.0), Streamer(), prompts(4, 3, vocab=23)
+    out = sk.generate(
+        target, ids, attention_mask=mask, drafter=sk.NgramDrafter(), max_new_tokens=20, streamer=streamer,
+        seeds=torch.tensor([5, 6]), num_speculative_tokens=2,
+    )  # fmt: skip
+    for row, count in enumerate(out.num_tokens.tolist()):
+        assert streamer.tokens[row] == out.tokens[row, :count].tolist()
+        assert streamer.origins[row] == out.provenance[row, :count].tolist()
+    assert len(set(streamer.origins[0] + streamer.origins[1])) == 3
 
 
 def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from python_tests.decoding.fake_cuda import FakeCuda
 from python_tests.decoding.models import TableRunner, prompts, tiny
 from python_tests.decoding.test_generate import FAMILIES, HostSyncs, RepeatLast
 from specdec_kernels import config, laws
-from specdec_kernels.decoding import DecodingState, GenerationOutput, Prompt, costs, graph, schedule
+from specdec_kernels.decoding import DecodingState, GenerationOutput, Prompt, graph, rehearsal, schedule
 from specdec_kernels.decoding.graph import CapturedSteps
 from specdec_kernels.decoding.state import OUTCOME_COLUMNS, Speculation
 from specdec_kernels.decoding.step import verify_step
@@ -70,7 +70,7 @@ def same(one: GenerationOutput, other: GenerationOutput) -> None:
     for name in ("sequences", "tokens", "num_tokens", "provenance", "status"):
         assert torch.equal(getattr(one, name), getattr(other, name)), name
     for field in fields(one.stats):
-        if not field.name.startswith("seconds"):
+        if not field.name.startswith(("seconds", "costs")):
             assert np.array_equal(getattr(one.stats, field.name), getattr(other.stats, field.name)), field.name
 
 
@@ -85,14 +85,15 @@ def both(target: Any, *args: Any, **kw: Any) -> tuple[GenerationOutput, Generati
 # --- the same tokens --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_speculative_tokens", [0, 1, 4, "auto"])
+AUTO = pytest.param(sk.CostTable(np.zeros(1, np.int64), np.array([[1.0, 1.1, 1.2, 1.3]])), id="auto")
+
+
+@pytest.mark.parametrize("num_speculative_tokens", [0, 1, 4, AUTO])
 @pytest.mark.parametrize("acceptance", ACCEPTANCES)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_captured_step_does_what_an_ordinary_one_does(
-    cuda: FakeCuda, name: str, acceptance: str, num_speculative_tokens: int | str, monkeypatch: pytest.MonkeyPatch
+    cuda: FakeCuda, name: str, acceptance: str, num_speculative_tokens: int | sk.CostTable
 ) -> None:
-    costs = schedule.CostTable(np.array([1.0, 1.1, 1.2, 1.3]))
-    monkeypatch.setattr(LOOP, "measure_costs", lambda steps: costs)
     ids, mask = prompts(1, 5, 3, 8, 2, vocab=23)
     captured, ordinary = both(
         CapturableTable(TARGET), ids, attention_mask=mask, drafter=DRAFTERS[name](), acceptance=acceptance,
@@ -104,7 +105,7 @@ def test_a_captured_step_does_what_an_ordinary_one_does(
     assert cuda.captures() > 0 and cuda.log.count("replay") > 2 * cuda.captures()
 
 
-@pytest.mark.parametrize("num_speculative_tokens", [0, 4, "auto"])
+@pytest.mark.parametrize("num_speculative_tokens", [0, 4, AUTO])
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 @pytest.mark.parametrize(
     "law",
@@ -112,11 +113,8 @@ def test_a_captured_step_does_what_an_ordinary_one_does(
     ids=repr,
 )
 def test_target_laws(
-    cuda: FakeCuda, law: laws.TargetLaw, acceptance: str, num_speculative_tokens: int | str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    costs = schedule.CostTable(np.array([1.0, 1.1, 1.2, 1.3]))
-    monkeypatch.setattr(LOOP, "measure_costs", lambda steps: costs)
+    cuda: FakeCuda, law: laws.TargetLaw, acceptance: str, num_speculative_tokens: int | sk.CostTable
+) -> None:
     ids, mask = prompts(1, 5, 3, 8, 2, vocab=23)
     captured, ordinary = both(
         CapturableTable(TARGET), ids, attention_mask=mask, drafter=DRAFTERS["model, own sampling"](), target_law=law,
@@ -224,7 +222,7 @@ def test_drafts_that_are_limited_by_their_drafter(cuda: FakeCuda) -> None:
 
     captured, ordinary = both(
         CapturableTable(TARGET), prompts(4, 4, 4, vocab=23)[0], drafter=Some(), max_new_tokens=40, acceptance="match",
-        seeds=torch.tensor([1, 2, 3]), eos_token_id=[],
+        seeds=torch.tensor([1, 2, 3]), eos_token_id=[], num_speculative_tokens=5,
     )  # fmt: skip
     same(captured, ordinary)
     assert captured.stats.num_accepted > 0 and cuda.captures() == 1
@@ -282,9 +280,9 @@ def test_one_graph_a_draft_length_and_one_pool_for_all(cuda: FakeCuda, monkeypat
         def __init__(self, *_: Any) -> None:
             self.calls = 0
 
-        def next(self) -> np.ndarray:
+        def next(self) -> int:
             self.calls += 1
-            return np.array([1, (0, 1, 3, 7)[self.calls // 4 % 4]])
+            return (1, 3, 7, 0)[self.calls // 4 % 4]
 
         def round_up(self, width: int) -> int:
             return width
@@ -295,7 +293,7 @@ def test_one_graph_a_draft_length_and_one_pool_for_all(cuda: FakeCuda, monkeypat
         acceptance="match", seeds=torch.tensor([1, 2]), num_speculative_tokens="auto", eos_token_id=[],
     )  # fmt: skip
     same(captured, ordinary)
-    assert cuda.captures() == 4  # 1, 3, 7, and 0 when the first sequence is done
+    assert cuda.captures() == 4
     for name in ("pool", "stream"):
         assert len({id(arguments[name]) for arguments in cuda.capture_arguments}) == 1
     assert {arguments["capture_error_mode"] for arguments in cuda.capture_arguments} == {"thread_local"}
@@ -329,10 +327,10 @@ def test_measuring_costs_changes_nothing_and_leaves_its_graphs(cuda: FakeCuda) -
         plain = run(target, sk.NoDrafter())
         cuda.log.clear()
         assert torch.equal(run(target, DRAFTERS[name](), num_speculative_tokens="auto").tokens, plain.tokens)
-        assert cuda.captures() >= len(schedule.AUTO_DRAFT_LENGTHS)
+        assert cuda.captures() >= (1 if name == "none" else len(schedule.AUTO_DRAFT_LENGTHS))
         assert cuda.log.count("capture") <= len(schedule.AUTO_DRAFT_LENGTHS) + 1
-    kinds = [key[-1] for key in costs._measured[target]]
-    assert kinds == 3 * [CapturedSteps]
+    kinds = [key[-1] for key in rehearsal._known[target]]
+    assert kinds == 2 * [CapturedSteps], "plain decoding needs none"
 
 
 # --- what cannot be captured ------------------------------------------------------------------------------------------

@@ -1,6 +1,10 @@
-"""Adaptive draft lengths: a sequence's own history and frozen costs decide; drafting that does not pay stops."""
+"""Adaptive draft lengths: what drafts yielded and what steps cost decide; drafting that does not pay stops."""
 
 from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,79 +12,208 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner, prompts
-from specdec_kernels.decoding import StepResult, costs
-from specdec_kernels.decoding.schedule import AUTO_DRAFT_LENGTHS, AutoSchedule, CostTable
+from specdec_kernels.decoding import StepResult, rehearsal
+from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS, CostTable, LearnedCosts
+from specdec_kernels.decoding.schedule import AutoSchedule, Yield
 
 PACKED = np.array([1.0, 1.1, 1.2, 1.3])  # a step that verifies 2, 4, 8 rows, by a step of one row
 DEAR = np.array([1.0, 1.6, 2.4, 4.0])
 
 
-def result(drafted: np.ndarray, accepted: np.ndarray) -> StepResult:
-    batch = len(drafted)
-    tokens = np.zeros((batch, int(drafted.max()) + 1), dtype=np.int64)
+def table(seconds: np.ndarray) -> CostTable:
+    return CostTable(np.zeros(1, np.int64), seconds[None])
+
+
+def result(width: int, accepted: np.ndarray) -> StepResult:
+    batch = len(accepted)
+    tokens = np.zeros((batch, width + 1), dtype=np.int64)
+    drafted = np.full(batch, width)
     return StepResult(
         tokens, accepted + 1, drafted, accepted, np.ones(batch, dtype=bool), np.zeros(batch, dtype=np.int64)
     )
 
 
-def rate(auto: AutoSchedule, seconds: np.ndarray, alpha: float, steps: int = 4000, seed: int = 0) -> float:
-    """Tokens a second of one sequence whose draft tokens are accepted with probability `alpha` each."""
+def rate(
+    auto: AutoSchedule, seconds: np.ndarray, alphas: list[float], steps: int = 1000, noise: float = 0.0, seed: int = 0
+) -> float:
+    """Tokens a second of sequences whose draft tokens are accepted with these probabilities each."""
     rng, emitted, spent = np.random.default_rng(seed), 0, 0.0
     for _ in range(steps):
-        drafted = np.asarray(auto.next())
-        coins = rng.random(int(drafted[0])) < alpha
-        accepted = np.array([int(coins.cumprod().sum())])
-        emitted += int(accepted[0]) + 1
-        spent += seconds[AUTO_DRAFT_LENGTHS.index(int(drafted[0]))]
-        auto.note(result(drafted, accepted))
+        width = auto.next()
+        coins = rng.random((len(alphas), width)) < np.array(alphas)[:, None]
+        accepted = coins.cumprod(1).sum(1)
+        time = float(seconds[AUTO_DRAFT_LENGTHS.index(width)] * np.exp(noise * rng.standard_normal()))
+        emitted, spent = emitted + int(accepted.sum()) + len(alphas), spent + time
+        auto.note(result(width, accepted), time)
     return emitted / spent
 
 
+def best_fixed(seconds: np.ndarray, alphas: list[float]) -> tuple[float, float]:
+    """Tokens a second of plain decoding, and of the best length."""
+    rates = [
+        sum(sum(alpha**i for i in range(k + 1)) for alpha in alphas) / s
+        for k, s in zip(AUTO_DRAFT_LENGTHS, seconds, strict=True)
+    ]
+    return rates[0], max(rates)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
 @pytest.mark.parametrize("seconds", [PACKED, DEAR], ids=["packed", "dear"])
-@pytest.mark.parametrize("alpha", [0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 0.95])
-def test_near_the_best_fixed_length_and_never_much_below_plain(seconds: np.ndarray, alpha: float) -> None:
-    fixed = [(1 - alpha ** (k + 1)) / (1 - alpha) / s for k, s in zip(AUTO_DRAFT_LENGTHS, seconds, strict=True)]
-    got = rate(AutoSchedule(1, CostTable(seconds)), seconds, alpha)
-    assert got > 0.97 * fixed[0]
-    assert got > 0.9 * max(fixed)
+@pytest.mark.parametrize(
+    "alphas", [[0.0], [0.05], [0.2], [0.4], [0.6], [0.8], [0.95], [0.0, 0.1, 0.2, 0.9], [0.5] * 8], ids=str
+)
+def test_near_the_best_fixed_length_and_never_much_below_plain(
+    seconds: np.ndarray, alphas: list[float], noise: float
+) -> None:
+    plain, best = best_fixed(seconds, alphas)
+    got = rate(AutoSchedule(len(alphas), LearnedCosts(seconds, 0.5)), seconds, alphas, noise=noise)
+    assert got > 0.97 * plain
+    assert got > 0.9 * best
 
 
 def test_a_gain_too_small_to_be_sure_of_is_left() -> None:
     """At first an acceptance of a half is assumed: 1.5 tokens a step of one draft token."""
-    assert AutoSchedule(1, CostTable(np.array([1.0, 1.49, 9.0, 9.0]))).next() == 0
-    assert AutoSchedule(1, CostTable(np.array([1.0, 1.45, 9.0, 9.0]))).next() == 1
+    assert AutoSchedule(1, table(np.array([1.0, 1.49, 9.0, 9.0]))).next() == 0
+    assert AutoSchedule(1, table(np.array([1.0, 1.43, 9.0, 9.0]))).next() == 1
 
 
 def test_it_comes_back_when_the_text_changes() -> None:
-    auto = AutoSchedule(1, CostTable(DEAR))
-    rate(auto, DEAR, 0.0, steps=500)
-    assert rate(auto, DEAR, 0.95, steps=500) > 0.8 * (1 - 0.95**8) / 0.05 / 4.0
+    auto = AutoSchedule(1, table(DEAR))
+    rate(auto, DEAR, [0.0], steps=500)
+    assert rate(auto, DEAR, [0.95], steps=500) > 0.8 * (1 - 0.95**8) / 0.05 / 4.0
 
 
-def test_sequences_decide_by_themselves() -> None:
-    """In a batch each sequence gets the lengths that it would get alone."""
-    rng = np.random.default_rng(1)
-    together, alone = AutoSchedule(3, CostTable(DEAR)), [AutoSchedule(1, CostTable(DEAR)) for _ in range(3)]
-    for _ in range(300):
-        drafted = np.asarray(together.next())
-        assert drafted.tolist() == [int(np.asarray(one.next())[0]) for one in alone]
-        accepted = np.array(
-            [int((rng.random(k) < a).cumprod().sum()) for k, a in zip(drafted, (0.1, 0.6, 0.9), strict=True)]
-        )
-        together.note(result(drafted, accepted))
-        for i, one in enumerate(alone):
-            one.note(result(drafted[i : i + 1], accepted[i : i + 1]))
-    assert set(drafted) > {0}
+def test_one_sequence_that_gains_pays_for_the_rows_of_the_others_or_does_not() -> None:
+    """Of four, one accepts all and the others nothing: 8 rows each yield 11 tokens in the place of 4."""
+    for seconds, wanted in ((PACKED, 7), (DEAR, 0)):
+        auto = AutoSchedule(4, table(seconds))
+        rate(auto, seconds, [1.0, 0.0, 0.0, 0.0], steps=40)
+        assert auto._lengths[auto._best] == wanted
 
 
-def test_costs_are_measured_once_for_a_model_and_batch() -> None:
+def test_wrong_costs_are_found_out() -> None:
+    """Rehearsed as if rows were free, although they are dear, and the other way round."""
+    for start, truth, alpha in ((PACKED, DEAR, 0.4), (DEAR, PACKED, 0.6)):
+        plain, best = best_fixed(truth, [alpha])
+        got = rate(AutoSchedule(1, LearnedCosts(start, 0.5)), truth, [alpha], steps=2000, noise=0.1)
+        assert got > 0.9 * max(plain, best)
+
+
+def test_a_busy_machine_does_not_mislead() -> None:
+    """For a while all is slow, when drafts are verified more often: ratios of neighbouring steps do not show it."""
+    rng, costs = np.random.default_rng(0), LearnedCosts(PACKED, 0.5)
+    times: dict[int, list[float]] = {0: [], 7: []}
+    for step in range(400):
+        busy = step >= 200
+        width = 7 if rng.random() < (0.8 if busy else 0.2) else 0
+        times[width].append((3.0 if busy else 1.0) * PACKED[AUTO_DRAFT_LENGTHS.index(width)])
+        costs.learn(step, width, times[width][-1])
+    learned = costs.at(400)
+    assert learned[3] / learned[0] == pytest.approx(1.3, rel=0.03)
+    assert np.mean(times[7]) / np.mean(times[0]) > 2
+
+
+def test_a_position_that_is_never_reached_counts_as_the_average() -> None:
+    drafts = Yield(1, 7)
+    for _ in range(50):
+        drafts.add(np.array([1]), np.array([True]))
+    assert drafts.expected()[0, 1] > 1.9 and drafts.expected()[0, 2] < 2.2
+    fresh = Yield(2, 7)
+    for _ in range(50):
+        fresh.add(np.array([7, 0]), np.array([False, False]))
+    assert fresh.expected()[1, 7] > 4, "a sequence without a history is taken for one like the others"
+
+
+def test_what_cannot_go_on_has_not_failed() -> None:
+    """The last draft tokens of a text: accepted, and there was no room for more."""
+    auto = AutoSchedule(1, table(PACKED))
+    before = auto._yield.expected()[0, 1]
+    ended = StepResult(
+        np.zeros((1, 8), np.int64), np.array([4]), np.array([3]), np.array([3]), np.array([False]), np.array([0])
+    )
+    auto.note(ended, None)
+    assert auto._yield._judged[0].tolist() == [1, 1, 1, 0, 0, 0, 0] and auto._yield.expected()[0, 1] > before
+
+
+def test_costs_are_rehearsed_once_for_a_model_and_batch_and_learned_on() -> None:
     target, ids = TableRunner.random(), prompts(4, 4, vocab=23)[0]
-    for _ in range(2):
-        sk.generate(target, ids, drafter=sk.NgramDrafter(2), num_speculative_tokens="auto", max_new_tokens=3)
-    assert list(map(len, (costs._measured[target],))) == [1]
-    sk.generate(target, ids[:1], drafter=sk.NgramDrafter(2), num_speculative_tokens="auto", max_new_tokens=3)
-    (table, other) = costs._measured[target].values()
-    assert table.seconds.shape == (4,) and (np.diff(table.seconds) >= 0).all() and table is not other
+    seen = []
+    for batch in (2, 2, 1):
+        target.forwards.clear()
+        out = sk.generate(target, ids[:batch], drafter=sk.NgramDrafter(2), max_new_tokens=20)
+        rehearsed = len(target.forwards) - out.stats.target_forwards - 1  # that of the prompt
+        seen.append((out.stats, rehearsed, len(rehearsal._known[target])))
+    first, second, alone = (stats for stats, *_ in seen)
+    assert [(rehearsed, kept) for _, rehearsed, kept in seen] == [(8, 1), (0, 1), (8, 2)]
+    assert min(first.seconds_rehearsal, alone.seconds_rehearsal) > 0
+    assert first.costs is not None and second.costs is not None
+    assert np.allclose(second.costs.seconds[0], first.costs.seconds[-1])
+    target.forwards.clear()
+    plain = sk.generate(target, ids, drafter=sk.NoDrafter(), max_new_tokens=3, eos_token_id=[])
+    assert plain.stats.costs is None and len(target.forwards) == 1 + 3
+
+
+@pytest.mark.parametrize("acceptance", ["token", "block"])
+def test_a_seed_reproduces(acceptance: str) -> None:
+    """By nominal costs, and with the table that a call chose by."""
+    target, ids = TableRunner.random(), torch.cat([prompts(9, 9, vocab=23)[0]] * 2, 1)
+    how = {"drafter": sk.NgramDrafter(2), "acceptance": acceptance, "max_new_tokens": 60, "eos_token_id": []}
+    seeds = torch.tensor([5, 6])
+    first, second = (sk.generate(target, ids, seeds=seeds, **how) for _ in range(2))
+    assert torch.equal(first.tokens, second.tokens)
+    assert first.stats.costs is not None and len(first.stats.costs.steps) == 1
+
+    torch.manual_seed(0)
+    measured = sk.generate(target, ids, **how)
+    torch.manual_seed(0)
+    drawn = torch.randint(2**63 - 1, (2,))
+    costs = measured.stats.costs
+    assert costs is not None and len(costs.steps) > 1, "costs were learned"
+    again = sk.generate(target, ids, seeds=drawn, num_speculative_tokens=costs, **how)
+    assert again.stats.num_steps == measured.stats.num_steps
+    assert again.stats.num_drafted == measured.stats.num_drafted
+
+
+def test_a_lookup_is_judged_without_being_verified() -> None:
+    """Rows are so dear that no step drafts; that the text repeats itself is seen all the same, and used when they are
+    not.
+    """
+    cycle = torch.arange(23).roll(-1)
+    logits = torch.full((23, 23, 23), -30.0)
+    logits[:, torch.arange(23), cycle] = 30.0
+    target = TableRunner(logits)
+    ids = torch.arange(23).repeat(2)[None, :30]
+    dear = CostTable(np.array([0, 20]), np.array([[1.0, 50, 50, 50], [1.0, 2, 4, 4.2]]))
+    seen: list[int] = []
+    sk.generate(
+        target, ids, drafter=sk.NgramDrafter(2), num_speculative_tokens=dear, max_new_tokens=60, acceptance="greedy",
+        eos_token_id=[], streamer=lambda rows: seen.append(len(rows[0])),
+    )  # fmt: skip
+    assert seen[:20] == [1] * 20, "nothing was verified while it was dear"
+    assert seen[20] == 8, "with an acceptance of a half, which is assumed at first, 7 tokens would not pay"
+
+
+def test_a_rehearsal_is_neither_prefill_nor_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that stands still but while prompts are read and costs are rehearsed."""
+    module, clock = sys.modules["specdec_kernels.decoding.generate"], SimpleNamespace(now=0.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    target, ids = TableRunner.random(), prompts(4, vocab=23)[0]
+
+    def takes(seconds: float, call: Any) -> Any:
+        def timed(*given: Any) -> Any:
+            clock.now += seconds
+            return call(*given)
+
+        return timed
+
+    monkeypatch.setattr(target, "prefill", takes(10, target.prefill))
+    monkeypatch.setattr(module, "begin_costs", takes(1000, lambda steps: LearnedCosts(PACKED, 0.5)))
+    for num_speculative_tokens, rehearsing in (("auto", 1000), (2, 0)):
+        out = sk.generate(
+            target, ids, drafter=sk.NgramDrafter(2), num_speculative_tokens=num_speculative_tokens, max_new_tokens=3
+        )
+        stats = out.stats
+        assert (stats.seconds_prefill, stats.seconds_rehearsal, stats.seconds_decode) == (10, rehearsing, 0)
 
 
 def test_few_row_counts_are_verified() -> None:
@@ -92,5 +225,20 @@ def test_few_row_counts_are_verified() -> None:
     )
     assert set(target.forwards[1:]) <= {1, 6}
     target.forwards.clear()
-    sk.generate(target, ids, drafter=sk.NgramDrafter(3), num_speculative_tokens="auto", max_new_tokens=60)
+    sk.generate(target, ids, drafter=sk.NgramDrafter(3), max_new_tokens=60)
     assert set(target.forwards[1:]) <= {1, 2, 4, 8}
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "message"),
+    [
+        ([1], [[1.0, 1, 1, 1]], "steps must be"),
+        ([0, 0], [[1.0, 1, 1, 1]] * 2, "steps must be"),
+        ([0], [[1.0, 1, 1]], "seconds must be"),
+        ([0], [[1.0, 1, 0.5, 1]], "seconds must be finite, > 0 and never fall"),
+        ([0], [[0.0, 1, 1, 1]], "seconds must be finite, > 0 and never fall"),
+    ],
+)
+def test_a_table_that_is_none_is_refused(steps: list[int], seconds: list[list[float]], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^CostTable: {message}"):
+        CostTable(np.array(steps), np.array(seconds))

@@ -283,8 +283,6 @@ def test_an_ngram_tree_accepts_what_one_continuation_misses() -> None:
 def test_what_cannot_be_served_is_refused() -> None:
     model, ids = tiny("llama"), torch.tensor([[4, 9]])
     drafter = medusa(model)
-    with pytest.raises(ValueError, match="MedusaDrafter has its tree, got 'auto'"):
-        sk.generate(model, ids, drafter=drafter, num_speculative_tokens="auto")
     with pytest.raises(ValueError, match="target_law must be None"):
         sk.generate(model, ids, drafter=drafter, target_law=sk.laws.Lossy(0.1))
     with pytest.raises(ValueError, match="one of token, block, match, greedy, got 'typical'"):

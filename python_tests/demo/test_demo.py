@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specdec_kernels import assets, config, demo
 from specdec_kernels.assets import corpus, prompts
 from specdec_kernels.decoding import Provenance
-from specdec_kernels.demo import compare, render
+from specdec_kernels.demo import columns, compare, render
 
 ACCEPTED, RECOVERED, BONUS = Provenance.ACCEPTED, Provenance.RECOVERED, Provenance.BONUS
 
@@ -87,6 +88,16 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "load_prompts", lambda name, tokenizer, count: ["to be or not to be"] * count)
 
 
+def test_pieces_of_a_text_keep_their_spaces() -> None:
+    class Words:
+        """Like sentencepiece: a word's space is lost where decoding begins with it."""
+
+        def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
+            return " ".join(f"w{token}" for token in tokens)
+
+    assert render.pieces(Words(), [1, 2, 3]) == ["w1", " w2", " w3"]  # type: ignore[arg-type]
+
+
 ARGUMENTS = ["--prompts", "chat", "--batch", "2", "--max-new-tokens", "12", "--threads", "1"]
 
 
@@ -105,6 +116,37 @@ def test_the_report_as_json(tiny: None, capsys: pytest.CaptureFixture[str]) -> N
     for row in report["comparisons"]:
         assert row["speed_up"] == pytest.approx(row["speculative_tokens_per_second"] / row["plain_tokens_per_second"])
         assert all(len(a["texts"]) == len(a["origins"]) <= 12 for a in row["answers"])
+
+
+def test_in_a_log_the_demo_is_silent_between_results(tiny: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main(ARGUMENTS) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("wanted", [None, "1"])
+def test_in_a_terminal_the_runs_are_side_by_side(
+    wanted: str | None, tiny: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every picture has both runs; the last one the figures of both, and then the screen is cleared."""
+    monkeypatch.setattr(columns, "_SECONDS", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", wanted or "")
+    try:
+        config.reload()
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        assert demo.main([*ARGUMENTS, "--temperature", "0"]) == 0
+    finally:
+        monkeypatch.undo()
+        config.reload()
+    shown = terminal.getvalue()
+    pictures = shown.split("chat, temperature 0 (1 of 1)")[1:]
+    assert len(pictures) > 12
+    assert "plain decoding, " in pictures[-1] and "with speculation, " in pictures[-1]
+    assert pictures[-1].count("tokens/s") == 2 and "with speculation" not in pictures[2]
+    assert ("\x1b[36m" in shown) == (wanted is None) and pictures[-1].rstrip("\n").endswith("\x1b[2K")
+    assert "identical to plain" in capsys.readouterr().out
 
 
 def test_a_divergence_is_not_called_identical(tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 from .calls import GOOD, Case, fuzz_cu, fuzz_op, fuzz_overlap
 from .index import fuzz_index
@@ -10,9 +12,9 @@ from .index import fuzz_index
 KINDS = (*GOOD, *GOOD, "verify_chain", "verify_tree", "cu", "overlap", "index")
 
 
-def run_case(number: int, aloud: bool = False) -> str | None:
-    """Run case `number`; what went wrong, with the call in words. `aloud`: it is printed before it is made."""
-    case = Case(number, aloud)
+def run_case(number: int, tell: Callable[[str], Any] = lambda call: None) -> str | None:
+    """Run case `number`, which tells of each call before it is made; what went wrong."""
+    case = Case(number, tell)
     kind = case.random.choice(KINDS)
     own = {"cu": fuzz_cu, "overlap": fuzz_overlap, "index": fuzz_index}
     try:
@@ -21,5 +23,5 @@ def run_case(number: int, aloud: bool = False) -> str | None:
         else:
             fuzz_op(case, kind)
     except Exception:
-        return f"{case.described()}\n{traceback.format_exc()}"
+        return traceback.format_exc()
     return None

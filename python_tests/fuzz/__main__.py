@@ -1,7 +1,8 @@
 """``python -m python_tests.fuzz``: random calls below the public API, under ASan and UBSan unless ``--plain``.
 
-Each case has a number, from which all of it comes: ``--replay NUMBER`` runs it again. A worker process writes the
-number of the case it begins, so that a crash has one too; after a failure another worker goes on behind it.
+Each case has a number, from which all of it comes: ``--replay NUMBER`` runs it again. A worker process writes down the
+number of the case it begins and each call before it makes it, so that a crash and a hang have them too. What is known
+of a failure is printed and kept in build/fuzz; another worker goes on behind it.
 """
 
 from __future__ import annotations
@@ -10,15 +11,22 @@ import argparse
 import mmap
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_FAILURES = 10
 HANGS = 60  # seconds on one case
+STARTS = 240  # and until the first one: torch under ASan, on a busy machine
+PROGRESS_BYTES = 1 << 18
+PRINTED_BYTES = 1 << 16  # of what a worker prints, the end is kept
+FAILURES = ROOT / "build/fuzz"
 
 
 def sanitized_environment() -> dict[str, str]:
@@ -36,20 +44,48 @@ def sanitized_environment() -> dict[str, str]:
     }  # fmt: skip
 
 
-def work(first: int, limit: int, progress: str) -> None:
-    """Run cases from number `first` on, at most `limit`; their numbers stand in the file `progress`."""
+class Progress:
+    """Where a worker is, in a file that its supervisor reads, whatever becomes of the worker.
+
+    The number of its case, how many it has ended, and the calls of this case in words.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        file.truncate(PROGRESS_BYTES)
+        self.shared = mmap.mmap(file.fileno(), PROGRESS_BYTES)
+        self.end = 16
+
+    def begin(self, number: int, ended: int) -> None:
+        self.shared[:17] = number.to_bytes(8, "little") + ended.to_bytes(8, "little") + b"\0"
+        self.end = 16
+
+    def tell(self, call: str) -> None:
+        text = call.encode()[: PROGRESS_BYTES - 1 - self.end]
+        self.shared[self.end : self.end + len(text) + 1] = text + b"\0"
+        self.end += len(text)
+
+    def read(self) -> tuple[int, int, str]:
+        number, ended = (int.from_bytes(self.shared[at : at + 8], "little") for at in (0, 8))
+        return number, ended, self.shared[16:].partition(b"\0")[0].decode(errors="replace")
+
+
+def work(first: int, limit: int, file: str) -> None:
+    """Run cases from number `first` on, at most `limit`."""
     import faulthandler
 
     from python_tests.fuzz import run_case
 
     faulthandler.enable()
-    with open(progress, "r+b") as file, mmap.mmap(file.fileno(), 16) as shared:
+    faulthandler.register(signal.SIGUSR1)  # a supervisor that has waited long enough asks where this hangs
+    with open(file, "r+b") as opened:
+        progress, supervisor = Progress(opened), os.getppid()
         for number in range(first, first + limit):
-            shared[:16] = number.to_bytes(8, "little") + (number - first).to_bytes(8, "little")
-            if problem := run_case(number, aloud=limit == 1):
-                print(problem, file=sys.stderr)
-                sys.exit(1)
-        shared[8:16] = limit.to_bytes(8, "little")
+            if os.getppid() != supervisor:  # it was killed
+                return
+            progress.begin(number, number - first)
+            if problem := run_case(number, progress.tell):
+                sys.exit(problem)
+        progress.begin(first + limit - 1, limit)
 
 
 def main() -> int:
@@ -76,48 +112,65 @@ def supervise(first: int, calls: int | None, seconds: float, environment: dict[s
     """Keep a worker at work until `calls` or, without, `seconds` are over; 1 if a case failed."""
     began, done, failures = time.monotonic(), 0, 0
     deadline = None if calls else began + seconds
-    with tempfile.NamedTemporaryFile() as progress:
-        while (done < calls if calls else time.monotonic() < began + seconds) and failures < MOST_FAILURES:
-            progress.seek(0)
-            progress.write(bytes(16))
-            progress.flush()
-            limit = calls - done if calls else 10**9
-            failed, ran, number = _one_worker(first + done, limit, environment, progress.name, deadline)
-            done += ran + failed
-            if failed:
-                failures += 1
-                if limit > 1:  # alone it says what it does before it does it
-                    _one_worker(number, 1, environment, progress.name, None)
-                print(f"fuzz: case {number} failed; again: python -m python_tests.fuzz --replay {number}", flush=True)
+    kept = FAILURES / f"{first}.txt"
+    while (done < calls if calls else time.monotonic() < began + seconds) and failures < MOST_FAILURES:
+        limit = calls - done if calls else 10**9
+        end = run_worker(first + done, limit, environment, deadline)
+        done += end.ended + bool(end.problem)
+        if end.problem:
+            failures += 1
+            report = f"case {end.number} failed: {end.problem}\n{end.call}\n{end.printed}\n"
+            if limit > 1:
+                alone = run_worker(end.number, 1, environment, None)
+                report += f"by itself: {alone.problem or 'it does not fail'}\n{alone.printed}\n"
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with open(kept, "a") as file:
+                file.write(report)
+            print(f"fuzz: {report}fuzz: kept in {kept}")
+            print(f"fuzz: again: python -m python_tests.fuzz --replay {end.number}", flush=True)
+        elif limit == 1:
+            print(f"{end.call}\n{end.printed}")
     print(f"fuzz: {done} cases in {time.monotonic() - began:.0f} s, {failures} failed", flush=True)
     return int(failures > 0)
 
 
-def _one_worker(
-    first: int, limit: int, environment: dict[str, str], progress: str, deadline: float | None
-) -> tuple[bool, int, int]:
-    """Whether it failed, how many cases it ended, and the number of its last one."""
-    command = [sys.executable, "-P", "-m", "python_tests.fuzz", "--worker", str(first), str(limit), progress]
-    worker = subprocess.Popen(command, env=environment, cwd=ROOT)
-    seen, since, failed = -1, time.monotonic(), False
-    while True:
+@dataclass(frozen=True)
+class End:
+    """Of a worker: its last case, how many it ended, and, if that one failed, how, its calls, and what was printed."""
+
+    number: int
+    ended: int
+    problem: str
+    call: str
+    printed: str
+
+
+def run_worker(first: int, limit: int, environment: dict[str, str], deadline: float | None) -> End:
+    """Let a process run cases until one fails, `limit` are done or the `deadline` is reached."""
+    with tempfile.NamedTemporaryFile() as file, tempfile.TemporaryFile() as log:
+        progress = Progress(file)
+        progress.begin(first, 0)
+        progress.tell("the worker starts")
+        command = [sys.executable, "-P", "-m", "python_tests.fuzz", "--worker", str(first), str(limit), file.name]
+        worker = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
+        seen, since, problem = progress.read(), time.monotonic() + STARTS, ""
         try:
-            failed = worker.wait(0.5) != 0
-            break
-        except subprocess.TimeoutExpired:
-            pass
-        ran = int.from_bytes(Path(progress).read_bytes()[8:16], "little")
-        if ran != seen:
-            seen, since = ran, time.monotonic()
-        if time.monotonic() > since + HANGS:
-            print(f"fuzz: a case takes more than {HANGS} seconds", flush=True)
-            failed = True
-        if failed or (deadline and time.monotonic() > deadline):
+            while worker.poll() is None and not problem and not (deadline and time.monotonic() > deadline):
+                time.sleep(0.1)
+                if (now := progress.read()) != seen:
+                    seen, since = now, time.monotonic()
+                if time.monotonic() > since + HANGS:
+                    problem = f"it takes more than {HANGS} seconds"
+                    worker.send_signal(signal.SIGUSR1)
+                    time.sleep(1)
+            if worker.returncode:
+                problem = f"exit status {worker.returncode}"
+        finally:
             worker.kill()
             worker.wait()
-            break
-    state = Path(progress).read_bytes()
-    return failed, int.from_bytes(state[8:16], "little"), int.from_bytes(state[:8], "little")
+        number, ended, call = progress.read()
+        log.seek(max(0, log.seek(0, os.SEEK_END) - PRINTED_BYTES))
+        return End(number, ended, problem, call, log.read().decode(errors="replace"))
 
 
 if __name__ == "__main__":

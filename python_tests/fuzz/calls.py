@@ -1,7 +1,7 @@
 """Random calls of the ops below the public API: good ones, changed in ways that no validation has seen.
 
 A call either raises an exception of Python or gives results in their ranges; that it touches no memory but its own,
-the sanitizers see. `CASES` has a function for each kind of case: of a generator, what it runs.
+the sanitizers see. `GOOD` has a function for each op: of a case, right arguments.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from specdec_kernels.testing import LAW_EXAMPLES
 INTEGERS = (-(2**63), -(2**31) - 1, -2, -1, 0, 1, 2, 3, 7, 1024, 1025, 2**31, 2**32 + 1, 2**40, 2**62, 2**63 - 1)
 FLOATS = (float("nan"), float("inf"), float("-inf"), -1.0, -0.0, 0.0, 0.5, 1e-45, 1e-30, 1.5, 3.0, 1e30, 1e300, 2.0**53)
 DTYPES = (
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.uint8,
-    torch.bool, torch.complex64,
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64,
+    torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool,
+    torch.complex64, torch.complex128,
 )  # fmt: skip
 
 
@@ -37,15 +38,14 @@ class Case:
     ----------
     random : random.Random
     torch : torch.Generator
-    calls : list of (str, dict)
-        What it does, and with what; printed at once where it is `aloud`.
+    tell : callable
+        Is told each call in words, before it is made: what crashes or hangs leaves no other trace.
     """
 
-    def __init__(self, seed: int, aloud: bool = False) -> None:
-        self.aloud = aloud
+    def __init__(self, seed: int, tell: Callable[[str], Any]) -> None:
+        self.tell = tell
         self.random = random.Random(seed)
         self.torch = torch.Generator().manual_seed(seed & 0xFFFFFFFF)
-        self.calls: list[tuple[str, dict[str, Any]]] = []
 
     def chance(self, probability: float) -> bool:
         return self.random.random() < probability
@@ -74,18 +74,20 @@ class Case:
         return flat.view(x.shape)
 
     def say(self, what: str, **arguments: Any) -> None:
-        """Keep a call that comes now."""
-        self.calls.append((what, arguments))
-        if self.aloud:
-            print(_described(what, arguments), flush=True)
+        """Tell of a call that comes now, a line for each argument."""
+        self.tell("\n".join([what, *(f"    {name} = {describe(value)}" for name, value in arguments.items()), ""]))
 
-    def described(self) -> str:
-        """The calls, a line for each argument."""
-        return "\n".join(_described(*call) for call in self.calls)
-
-
-def _described(what: str, arguments: dict[str, Any]) -> str:
-    return "\n".join([what, *(f"    {name} = {describe(value)}" for name, value in arguments.items())])
+    def laid_out(self, x: Tensor) -> Tensor:
+        """The same values at other strides: dimensions in any order, with gaps, somewhere within their storage."""
+        if x.numel() > 1 << 22:
+            return x
+        order = self.random.sample(range(x.dim()), x.dim())
+        steps, starts = [self.random.choice((1, 1, 2)) for _ in order], [self.random.choice((0, 0, 1)) for _ in order]
+        sizes = [start + size * step for start, size, step in zip(starts, x.shape, steps, strict=True)]
+        room = x.new_zeros([sizes[at] for at in order]).permute([order.index(at) for at in range(x.dim())])
+        for at, (start, size, step) in enumerate(zip(starts, x.shape, steps, strict=True)):
+            room = room.narrow(at, start, size * step).unflatten(at, (size, step)).select(at + 1, 0)
+        return room.copy_(x)
 
 
 def _fits(value: Any, dtype: torch.dtype) -> Any:
@@ -113,18 +115,18 @@ def describe(value: Any) -> str:
 def _sizes(case: Case) -> tuple[int, int, int]:
     """batch, n, vocab."""
     pick = case.random.choice
+    if case.chance(0.001):  # more tiles than one node of the tree of their sums has
+        return pick((1, 2)), pick((0, 1)), 270_000
     return pick((0, 1, 1, 2, 3, 5)), pick((0, 1, 2, 3, 4)), pick((1, 2, 3, 7, 17, 40, 40, 1023, 1025, 2500))
 
 
 def _logits(case: Case, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Rows, their strides those of a contiguous tensor, larger, or 0."""
+    """Rows, their strides those of a contiguous tensor, any, or 0."""
     rows = case.floats(*shape).to(dtype)
     form = case.random.randrange(4)
     if form == 0 and shape[0] > 1:
         return rows[:1].expand(shape)
-    if form == 1:
-        return torch.cat([rows, rows], -1)[..., : shape[-1]]
-    return rows
+    return case.laid_out(rows) if form == 1 else rows
 
 
 def _probs(case: Case, *shape: int) -> Tensor:
@@ -144,13 +146,43 @@ def _params(case: Case, batch: int) -> sk.SamplingParams:
     return sk.SamplingParams(**numbers, min_p_first=case.chance(0.3))
 
 
+def _processors(case: Case, batch: int, rows: tuple[int, ...], vocab: int) -> list[Tensor | None] | None:
+    """As ops take them, in order or not."""
+    if case.chance(0.6):
+        return None
+    lists, words = case.random.choice((1, batch)), (vocab + 31) // 32
+    biased, counted = case.random.randrange(9), case.random.randrange(9)
+    barred, masked, allowed = (case.chance(0.5) for _ in range(3))
+
+    def ids(width: int) -> Tensor:
+        made = case.integers(lists, width, low=-1, high=vocab + 1).int()
+        return made.sort(-1).values if case.chance(0.8) else made
+
+    given: list[Tensor | None] = [None] * 9
+    given[0] = case.integers(*rows, words, low=-(2**31), high=2**31 - 1).int() if masked else None
+    given[1] = case.integers(lists, words, low=-(2**31), high=2**31 - 1).int() if allowed else None
+    if biased:
+        given[2:4] = ids(biased), case.floats(lists, biased)
+        if barred:
+            given[4], given[8] = (
+                case.integers(lists, biased, low=0, high=9).int(),
+                case.integers(lists, low=0, high=9).int(),
+            )
+    if counted:
+        given[5:8] = case.floats(lists, 3), ids(counted), case.integers(lists, counted, low=0, high=9).int()
+    return given
+
+
 def _dtype(case: Case) -> torch.dtype:
     return case.random.choice((torch.float32, torch.float32, torch.bfloat16, torch.float16))
 
 
 def _row_stats(case: Case) -> dict[str, Any]:
     batch, n, vocab = _sizes(case)
-    return {"logits": _logits(case, batch, n, vocab, dtype=_dtype(case)), "params": _params(case, batch)}
+    return {
+        "logits": _logits(case, batch, n, vocab, dtype=_dtype(case)), "params": _params(case, batch),
+        "processors": _processors(case, batch, (batch, n), vocab),
+    }  # fmt: skip
 
 
 def _uniform_samples(case: Case) -> dict[str, Any]:
@@ -178,6 +210,64 @@ def _sample(case: Case) -> dict[str, Any]:
         "uniform_samples": None, "noise_keys": None, noise: values,
         "draft_to_target": case.integers(vocab, low=0, high=vocab) if case.chance(0.3) else None,
         "num_samples": case.random.choice((2, 5, 70, 1024)) if several else 1,
+        "processors": _processors(case, batch, lead, vocab),
+    }  # fmt: skip
+
+
+def _shard_stats(case: Case) -> dict[str, Any]:
+    probs = case.chance(0.3)
+    given = _row_stats(case)
+    del given["processors"]
+    if probs:
+        given["logits"] = _probs(case, *given["logits"].shape)
+    return given | {"probs": probs}
+
+
+def _merge_shards(case: Case) -> dict[str, Any]:
+    batch, n, _ = _sizes(case)
+    tiles = case.random.choice((1, 2, 3, 255, 256, 257, 600))
+    return {
+        "tile_max": case.floats(batch, n, tiles), "tile_mass": case.floats(batch, n, tiles),
+        "logits_at": case.floats(batch, n), "params": _params(case, batch), "probs": case.chance(0.3),
+    }  # fmt: skip
+
+
+def _shard_draw(case: Case) -> dict[str, Any]:
+    batch, n, width = _sizes(case)
+    first, rows = 1024 * case.random.choice((0, 0, 1, 3)), (batch, n)
+    given: dict[str, Any] = dict.fromkeys(
+        ("draft_logits", "draft_probs", "draft_values", "draft_argmax", "draft_status", "point_tokens", "masses",
+         "uniform_samples", "noise_keys")
+    )  # fmt: skip
+    kind, mode = case.random.choice(("none", "logits", "probs", "points")), case.random.randrange(3)
+    if kind in ("logits", "probs"):
+        given["draft_status"] = case.integers(*rows, low=0, high=127).int()
+        make = _logits if kind == "logits" else _probs
+        given[f"draft_{kind}"] = make(case, *rows, width)
+    if kind == "logits":
+        given["draft_values"], given["draft_argmax"] = case.floats(*rows, 6), case.integers(*rows, low=-1, high=6000)
+    if kind == "points":
+        given["point_tokens"] = case.integers(*rows, low=-1, high=6000)
+    if mode == 1:
+        tiles = (first + width + 1023) // 1024 + case.random.choice((0, 1, 300))
+        given["masses"], given["uniform_samples"] = case.floats(*rows, tiles), case.uniforms(*rows)
+    if mode == 2:
+        given["noise_keys"] = case.integers(*rows, low=-99, high=99)
+    return given | {
+        "logits": _logits(case, *rows, width, dtype=_dtype(case)), "values": case.floats(*rows, 6),
+        "argmax": case.integers(*rows, low=-1, high=6000), "weights": case.floats(*rows), "first": first,
+        "params": _params(case, batch), "draft_params": _params(case, batch),
+    }  # fmt: skip
+
+
+def _token_logprobs(case: Case) -> dict[str, Any]:
+    given = _row_stats(case)
+    del given["processors"]
+    (batch, n, vocab), width = given["logits"].shape, case.random.randrange(4)
+    return given | {
+        "tokens": case.integers(batch, width, low=-1, high=vocab - 1), "num_top": case.random.choice((0, 1, 5, 20)),
+        "rows": case.integers(batch, width, low=0, high=n - 1) if case.chance(0.7) else None,
+        "num_tokens": case.integers(batch, low=-1, high=width) if case.chance(0.4) else None,
     }  # fmt: skip
 
 
@@ -216,6 +306,7 @@ def _verify(case: Case, batch: int, drafted: tuple[int, ...], scored: tuple[int,
     return given | {
         "target_logits": _logits(case, *scored, vocab, dtype=dtype), "law": law, "step": case.random.choice(INTEGERS),
         "params": _params(case, batch), "draft_params": _params(case, batch),
+        "processors": _processors(case, batch, scored, vocab),
     }  # fmt: skip
 
 
@@ -280,7 +371,9 @@ def _gather_kv_(case: Case) -> dict[str, Any]:
 
 GOOD: dict[str, Callable[[Case], dict[str, Any]]] = {
     "row_stats": _row_stats, "warp_probs": _row_stats, "uniform_samples": _uniform_samples, "noise_keys": _noise_keys,
-    "sample": _sample, "verify_chain": _verify_chain, "verify_tree": _verify_tree, "gather_kv_": _gather_kv_,
+    "sample": _sample, "token_logprobs": _token_logprobs,
+    "shard_stats": _shard_stats, "merge_shards": _merge_shards, "shard_draw": _shard_draw,
+    "verify_chain": _verify_chain, "verify_tree": _verify_tree, "gather_kv_": _gather_kv_,
 }  # fmt: skip
 
 # ---------------------------------------------------------------- worse ones
@@ -290,6 +383,8 @@ def _misaligned(x: Tensor) -> Tensor:
     """The same values one byte further in memory than their dtype allows."""
     if x.numel() > 1 << 20:
         raise ValueError("too many to copy")
+    if x.dtype is torch.complex128:
+        raise ValueError("torch's own copies of it crash")
     room = np.zeros(x.numel() * x.element_size() + 1, np.uint8)
     if x.numel() == 0:
         return x
@@ -335,8 +430,8 @@ WORSE_TENSORS: tuple[Callable[[Case, Tensor], Any], ...] = (
     lambda case, x: x.unsqueeze(case.random.randint(-1, x.dim())),
     lambda case, x: x.flatten(),
     lambda case, x: x.transpose(0, -1),
-    lambda case, x: x.mT.contiguous().mT if x.dim() > 1 else None,
-    lambda case, x: torch.stack([x, x], -1)[..., 0],
+    lambda case, x: case.laid_out(x),
+    lambda case, x: case.laid_out(x),
     _overlapping,
     lambda case, x: _misaligned(x),
     lambda case, x: case.spoilt(x.clone(), INTEGERS if not x.is_floating_point() else FLOATS),
@@ -411,7 +506,7 @@ def fuzz_op(case: Case, op: str) -> None:
             given[name] = _worse(case, given[name], good)
         except (RuntimeError, IndexError, TypeError, ValueError):  # no such change of this tensor
             continue
-    for name in ("per_sequence", "settings", "cache"):  # torch makes a list of a tensor there
+    for name in ("per_sequence", "processors", "settings", "cache"):  # torch makes a list of a tensor there
         if isinstance(given.get(name), Tensor) and (not given[name].dim() or given[name].shape[0] > 1 << 20):
             given[name] = []
     overload = getattr(torch.ops.specdec, op).default

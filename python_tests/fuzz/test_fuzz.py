@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from python_tests import fuzz
+from python_tests.fuzz import __main__ as runner
 from python_tests.fuzz import calls, index
 from python_tests.fuzz.__main__ import ROOT, supervise
 
@@ -22,24 +23,41 @@ def test_random_calls_crash_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert not failed, capfd.readouterr()
 
 
-def test_a_worker_that_dies_is_reported_with_its_case(
-    capfd: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+ENDS = {
+    "crash": ("os.abort()", ["exit status -6", "Fatal Python error: Aborted"]),
+    "kill": ("os.kill(os.getpid(), 9)", ["exit status -9"]),
+    "hang": ("time.sleep(100)", ["it takes more than 1 seconds", "in run_case"]),
+    "failure": ("return 'not in range'", ["exit status 1", "not in range"]),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_is_known_of_a_failure_is_kept(
+    end: str, capfd: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the place of the fuzzer a program that crashes on its third case."""
+    """In the place of the cases, some of which the third fails or never ends."""
+    monkeypatch.setattr(runner, "HANGS", 1)
+    monkeypatch.setattr(runner, "STARTS", 60)
+    monkeypatch.setattr(runner, "FAILURES", tmp_path / "failures")
+    ending, said = ENDS[end]
     folder = tmp_path / "python_tests" / "fuzz"
     folder.mkdir(parents=True)
-    (folder / "__main__.py").write_text(
-        "import os, sys\n"
-        "first, progress = int(sys.argv[2]), sys.argv[4]\n"
-        "open(progress, 'r+b').write((first + 2).to_bytes(8, 'little') + (2).to_bytes(8, 'little'))\n"
-        "print('the call of', first, flush=True)\n"
-        "os.abort()\n"
+    (folder / "__init__.py").write_text(
+        "import os, time\n"
+        "def run_case(number, tell):\n"
+        "    tell(f'the call of {number}')\n"
+        "    if number == 102:\n"
+        f"        {ending}\n"
     )
+    (folder / "__main__.py").write_text(f"import runpy\nrunpy.run_path({runner.__file__!r}, run_name='__main__')\n")
     assert supervise(100, 5, 0, os.environ | {"PYTHONPATH": str(tmp_path)})
-    printed = capfd.readouterr().out
-    assert (
-        "case 102 failed; again: python -m python_tests.fuzz --replay 102" in printed and "the call of 102" in printed
-    )
+    (kept,) = (tmp_path / "failures").iterdir()
+    printed, text = capfd.readouterr().out, kept.read_text()
+    assert text in printed and str(kept) in printed and "again: python -m python_tests.fuzz --replay 102" in printed
+    assert "5 cases" in printed and "1 failed" in printed
+    for words in ("case 102 failed", "the call of 102", *said):
+        assert words in text
+    assert "by itself: it does not fail" not in text and "the call of 101" not in text
 
 
 def failing(kind: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:

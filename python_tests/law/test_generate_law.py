@@ -22,7 +22,6 @@ import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner, tiny
 from python_tests.law.steps import g_test
 from specdec_kernels import laws
-from specdec_kernels.decoding.schedule import CostTable
 from specdec_kernels.drafters import Draft, Drafter
 from specdec_kernels.laws import TargetLaw
 from specdec_kernels.testing import Float64, float64_law, float64_target_law
@@ -37,6 +36,11 @@ END = 2
 target_table = TableRunner.random(VOCAB, seed=7, spread=1.2).table
 draft_table = TableRunner.random(VOCAB, seed=8, spread=1.2).table
 SHARPER = sk.SamplingParams(0.6)
+# Costs by which several lengths are chosen, one after the other.
+AUTO = sk.CostTable(
+    np.arange(5),
+    np.array([[1, 1.2, 9, 9], [1, 1.3, 1.6, 2.5], [1, 9, 9, 9], [1, 1.01, 1.02, 1.03], [1, 1.3, 1.6, 2.5]]),
+)
 CUT = sk.SamplingParams(0.8, top_k=3, top_p=0.95)
 FLATTER_CUT = sk.SamplingParams(1.4, top_k=3)
 
@@ -46,14 +50,14 @@ class Case:
     acceptance: str
     drafter: Callable[[], Drafter]
     sampling: sk.SamplingParams = field(default_factory=sk.SamplingParams)
-    num_speculative_tokens: int | str = 3
+    num_speculative_tokens: int | sk.CostTable = 3
     ends: tuple[int, ...] = ()
     target_law: TargetLaw | None = None
     draft_sampling: sk.SamplingParams | None = None  # of the draft, where `target_law` looks at it
 
 
-def model_drafter(sampling: sk.SamplingParams | None = None) -> Callable[[], Drafter]:
-    return lambda: sk.ModelDrafter(TableRunner(draft_table), sampling)
+def model_drafter(sampling: sk.SamplingParams | None = None, min_confidence: float = 0.0) -> Callable[[], Drafter]:
+    return lambda: sk.ModelDrafter(TableRunner(draft_table), sampling, min_confidence)
 
 
 CASES = {
@@ -67,6 +71,7 @@ CASES = {
             ("model", model_drafter(), sk.SamplingParams()),
             ("model-sharper", model_drafter(SHARPER), sk.SamplingParams()),
             ("model-cut", model_drafter(FLATTER_CUT), CUT),
+            ("model-confident", model_drafter(None, 0.4), sk.SamplingParams()),
             ("model-greedy", model_drafter(sk.SamplingParams(0.0)), sk.SamplingParams()),
             ("ngram", lambda: sk.NgramDrafter(2), sk.SamplingParams()),
         )
@@ -76,7 +81,7 @@ CASES = {
         for acceptance in ("token", "block", "match")
         for name, changes in (
             ("ends", {"ends": (END,)}),
-            ("auto", {"num_speculative_tokens": "auto"}),
+            ("auto", {"num_speculative_tokens": AUTO}),
         )
     },
     **{
@@ -93,24 +98,31 @@ CASES = {
     "cascade-token-cut-draft": Case(
         "token", model_drafter(FLATTER_CUT), target_law=laws.TokenV3(0.6, bonus="cascade"), draft_sampling=FLATTER_CUT
     ),
-    "ngram-token-auto-ends": Case("token", lambda: sk.NgramDrafter(2), num_speculative_tokens="auto", ends=(END,)),
+    "ngram-token-auto-ends": Case("token", lambda: sk.NgramDrafter(2), num_speculative_tokens=AUTO, ends=(END,)),
 }
 TRANSFORMER = ("token", "block", "match")
-NUM_TESTS = len(CASES) * (LENGTH - WINDOW + 1) + len(TRANSFORMER) * 6
+NUM_TESTS = (len(CASES) + 3) * (LENGTH - WINDOW + 1) + len(TRANSFORMER) * 6
 
 
 def emitted(case: Case) -> np.ndarray:
     """``[BATCH, LENGTH]``: what `generate` emits after the context 0, 0; VOCAB stands after an end."""
-    ids = torch.zeros(BATCH, 2, dtype=torch.int64)
+    return decoded(case, BATCH)[0]
+
+
+def decoded(case: Case, batch: int, first_seed: int = 0) -> tuple[np.ndarray, set[int]]:
+    """The same of another batch, and the draft lengths that were verified."""
+    ids = torch.zeros(batch, 2, dtype=torch.int64)
+    target = TableRunner(target_table)
     mask = torch.ones_like(ids)
     mask[1::2, 0] = 0  # what is before the first token counts as 0, so a prompt of one token has the same context
     out = sk.generate(
-        TableRunner(target_table), ids, attention_mask=mask, drafter=case.drafter(), sampling=case.sampling,
-        seeds=torch.arange(BATCH) * 7919 + 13, max_new_tokens=LENGTH, acceptance=case.acceptance,
+        target, ids, attention_mask=mask, drafter=case.drafter(), sampling=case.sampling,
+        seeds=torch.arange(first_seed, first_seed + batch) * 7919 + 13, max_new_tokens=LENGTH,
+        acceptance=case.acceptance,
         num_speculative_tokens=case.num_speculative_tokens, eos_token_id=case.ends, target_law=case.target_law,
     )  # fmt: skip
     tokens = out.tokens.numpy()
-    return np.where(tokens < 0, VOCAB, tokens)
+    return np.where(tokens < 0, VOCAB, tokens), {rows - 1 for rows in target.forwards[1:]}
 
 
 def expected_windows(case: Case) -> list[Float64]:
@@ -147,16 +159,24 @@ def check_windows(tokens: np.ndarray, windows: list[Float64]) -> None:
         )
 
 
-@pytest.fixture(autouse=True)
-def costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same costs at every run, such that "auto" chooses all lengths: measured ones would make the draws vary."""
-    module = importlib.import_module("specdec_kernels.decoding.generate")
-    monkeypatch.setattr(module, "measure_costs", lambda *_: CostTable(np.array([1.0, 1.3, 1.6, 2.5])))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_joint_law(name: str) -> None:
     check_windows(emitted(CASES[name]), expected_windows(CASES[name]))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["model-token", "model-block", "ngram-token"])
+def test_joint_law_where_lengths_follow_from_one_text(name: str) -> None:
+    """A batch of thousands drafts what suits its average; here each call's two texts alone decide, at once."""
+    case = replace(CASES[name], num_speculative_tokens=sk.CostTable(np.zeros(1, int), np.array([[1, 1.5, 1.7, 1.9]])))
+    chosen = set()
+    texts = []
+    for call in range(3000):
+        tokens, lengths = decoded(case, 2, 2 * call)
+        texts.append(tokens)
+        chosen |= lengths
+    assert chosen == {0, 1, 3, 7}
+    check_windows(np.concatenate(texts), expected_windows(case))
 
 
 @pytest.mark.short(cases=1)
@@ -235,6 +255,19 @@ def discards_after_looking(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sk.ModelDrafter, "propose", choosy)
 
 
+def doubts_the_token_itself(patch: pytest.MonkeyPatch) -> None:
+    """A draft that stops early leaves out the token that it doubts, too."""
+    propose = sk.ModelDrafter.propose
+
+    def doubtful(self: sk.ModelDrafter, state: Any, num_tokens: int) -> Draft:
+        draft = propose(self, state, num_tokens)
+        assert draft.stats is not None and draft.logits is not None
+        law = draft.logits.softmax(-1).gather(2, draft.tokens[..., None])[..., 0]
+        return replace(draft, num_draft_tokens=(law >= 0.4).long().cumprod(1).sum(1))
+
+    patch.setattr(sk.ModelDrafter, "propose", doubtful)
+
+
 def noise_without_position(patch: pytest.MonkeyPatch) -> None:
     def from_first(positions: Tensor) -> Tensor:
         return positions - positions[:, :1]
@@ -262,6 +295,8 @@ def stale_rows(patch: pytest.MonkeyPatch) -> None:
     [
         (one_step_for_ever, "model-token"),
         (one_step_for_ever, "model-block"),
+        (doubts_the_token_itself, "model-confident-token"),
+        (doubts_the_token_itself, "model-confident-block"),
         (one_step_for_ever, "ngram-token"),
         (constant_uniform, "model-token"),
         (constant_uniform, "model-block"),

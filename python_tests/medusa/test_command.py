@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +21,29 @@ class Tokenizer:
         (Path(folder) / "tokenizer").touch()
 
 
+asked: list[tuple[int, int]] = []
+"""Tokens and seed of the text that was last wanted."""
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def prepare(model: Any, tokenizer: Any, folder: Path, num_tokens: int, seed: int, advance: Any) -> list[Path]:
         assert model.dtype == torch.bfloat16
         texts = [Document(text.tokens, first=5 * (i % 2 == 0)) for i, text in enumerate(patterned(40))]
         features = extract(tiny("llama"), texts)
+        asked.append((num_tokens, seed))
         features.save(folder / "shard.safetensors")
         advance(features.tokens.numel())
         return [folder / "shard.safetensors"]
 
-    monkeypatch.setattr(command, "_load", lambda arguments: (tiny("llama"), Tokenizer(), tmp_path))
+    monkeypatch.setattr(command, "_load", lambda arguments: (tiny("llama"), Tokenizer()))
     monkeypatch.setattr(command, "prepare", prepare)
     return tmp_path
 
 
 def train(folder: Path, *more: str) -> int:
     options = ["--steps", "60", "--batch", "64", "--learning-rate", "2e-2", "--num-heads", "2", "--vocab", "12"]
+    options += ["--folder", str(folder)]
     return cli.main(["medusa", "train", str(folder / "heads.safetensors"), *options, *more])
 
 
@@ -55,12 +62,26 @@ def test_heads_are_trained_calibrated_and_described(folder: Path, capsys: pytest
     assert out.stats.num_tokens > 0
 
     capsys.readouterr()
-    assert cli.main(["medusa", "calibrate", str(folder / "heads.safetensors"), "--ranks", "4", "--nodes", "5"]) == 0
+    options = ["--folder", str(folder), "--ranks", "4", "--nodes", "5"]
+    assert cli.main(["medusa", "calibrate", str(folder / "heads.safetensors"), *options]) == 0
     assert "calibrated tree of 5 nodes" in capsys.readouterr().out
+    assert cli.main(["medusa", "calibrate", str(folder / "heads.safetensors"), *options, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["tree"]) == 4 and len(report["accuracy"]) == 2 and report["card"]["heads"] == 2
     again = MedusaHeads.load(folder / "heads.safetensors")
     assert again.accuracy is not None and again.card == heads.card
     # float16 in the file: what was counted on float32 weights may differ by a token
     torch.testing.assert_close(again.accuracy, heads.accuracy[:, :4], atol=0.06, rtol=0)
+
+
+def test_calibrating_makes_no_text_that_training_had_not(folder: Path) -> None:
+    assert train(folder, "--tokens", "700", "--seed", "3") == 0
+    heads = MedusaHeads.load(folder / "heads.safetensors")
+    had = heads.card["tokens"] + heads.card["tokens held out"]
+    calibrate = ["medusa", "calibrate", str(folder / "heads.safetensors"), "--folder", str(folder), "--ranks", "4"]
+    assert cli.main(calibrate) == 0
+    assert cli.main([*calibrate, "--tokens", "900", "--seed", "5"]) == 0
+    assert asked[-3:] == [(700, 3), (had, 3), (900, 5)]
 
 
 def test_training_again_goes_on_from_the_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from python_tests.support import Backend
 from specdec_kernels.backends import OPS, direct
 from specdec_kernels.laws import LOSSLESS
 from specdec_kernels.ops import arguments
+from specdec_kernels.processors import FlatProcessors
 from specdec_kernels.sampling import DEFAULT_PARAMS
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
@@ -154,9 +155,11 @@ def every_tensor() -> dict[str, dict[str, Any]]:
         "params": DEFAULT_PARAMS, "draft_params": DEFAULT_PARAMS, "step": 0,
     }  # fmt: skip
     links = torch.tensor([[-1, 0, 1], [1, 2, -1], [-1, -1, -1]])
+    shared["processors"] = processors = flat_processors(batch, n + 1, vocab)
     return {
-        "sample": {"logits": rows, "params": DEFAULT_PARAMS, "uniform_samples": torch.rand(batch, n + 1),
-                   "noise_keys": None, "num_samples": 1, "draft_to_target": torch.arange(vocab)},
+        "sample": {"logits": rows, "processors": processors, "params": DEFAULT_PARAMS, "noise_keys": None,
+                   "uniform_samples": torch.rand(batch, n + 1), "num_samples": 1,
+                   "draft_to_target": torch.arange(vocab)},
         "verify_chain": shared | {"draft_tokens": torch.arange(batch * n).view(batch, n),
                                   "num_draft_tokens": torch.full((batch,), n),
                                   "cu_num_draft_tokens": None, "num_draft": n, "acceptance": 0,
@@ -168,6 +171,25 @@ def every_tensor() -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
+def flat_processors(batch: int, n: int, vocab: int) -> list[torch.Tensor | None]:
+    """All at once, as an op takes them."""
+    ones = torch.ones(batch)
+    every = sk.Processors(
+        logit_bias={3: 0.5}, banned_ids=[[1, 2]] * batch, allowed_ids=[list(range(vocab))] * batch, stop_token_ids=[4],
+        min_tokens=5, token_bitmask=torch.full((batch, n, (vocab + 31) // 32), -1, dtype=torch.int32),
+        repetition_penalty=ones * 1.5, token_counts=sk.TokenCounts(torch.arange(2 * batch).view(batch, 2), 3),
+    )  # fmt: skip
+    return [every.token_bitmask, *every._lists(ones.device, vocab).flat]
+
+
+@pytest.mark.skipif(not CSRC.exists(), reason="an installed package has no kernel sources")
+def test_cpp_has_the_same_order_of_processors() -> None:
+    enum = re.search(r"enum ProcessorTensor {([^}]*),\s*kNumProcessors\s*}", (CSRC / "bind_arguments.h").read_text())
+    assert enum is not None
+    names = ["_".join(re.findall("[A-Z][a-z]+", one)).lower() for one in enum[1].split(",")]
+    assert names == list(FlatProcessors._fields)
+
+
 @pytest.mark.parametrize("op", [op for op in OPS if op != "gather_kv_"])
 def test_direct_calls_are_safe(op: str, backend: Backend) -> None:
     """Past all validation: a tensor with a row fewer or of another dtype, or too short a list, is refused."""
@@ -176,6 +198,10 @@ def test_direct_calls_are_safe(op: str, backend: Backend) -> None:
     overload = emulated.overload(op) if backend.name == emulated.NAME else getattr(torch.ops.specdec, op).default
     runs = [overload] if backend.name == emulated.NAME else [overload, direct.call(op, overload)]
     for call in packed_calls(op):
+        if backend.name != "cpu" and call.get("processors") is not None:
+            with pytest.raises(RuntimeError, match="take no processors"):
+                runs[0](*(backend(value) for value in call.values()))
+            call["processors"] = None
         for run in runs:
             refuses_worse(op, run, {name: backend(value) for name, value in call.items()}, backend)
 
@@ -196,7 +222,14 @@ def refuses_worse(op: str, run: Callable[..., Any], good: dict[str, Any], backen
             bad = [value[:-1], [*value, 0.0], []]
         elif name == "per_sequence":
             bad = [[], [None], [backend(torch.zeros(2))] + [None] * (len(OPS[op].per_sequence) - 1)]
-        elif name in ("num", "num_samples", "num_draft", "max_depth"):
+        elif name == "processors" and value is not None:
+            bad = [[], value[:-1], [*value, None]]
+            for i, tensor in enumerate(value):
+                others = [tensor[..., :-1], tensor[:-1], tensor.to(torch.int16)]
+                if FlatProcessors._fields[i] in ("bias_ids", "bias_values", "penalties", "counts", "num_output"):
+                    others.append(None)
+                bad += [[*value[:i], other, *value[i + 1 :]] for other in others]
+        elif name in ("num", "num_samples", "num_top", "num_draft", "max_depth"):
             bad = [-1, 2**40]
         for worse in bad:
             with pytest.raises(RuntimeError, match=r"specdec|must be on"):

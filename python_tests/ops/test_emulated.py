@@ -110,8 +110,8 @@ def test_the_same_bits_on_every_device(name: str, multiprocessors: int) -> None:
 @pytest.mark.parametrize("name", [*CALLS, *WIDE])
 @pytest.mark.parametrize("strategy", emulated.STRATEGIES)
 def test_at_most_three_launches_and_one_allocation(name: str, strategy: str) -> None:
-    """A fourth is there for `return_acceptance`, and for a target law; a tree takes one. And all scratch memory is one
-    allocation, but for what `return_acceptance` measures beside.
+    """A fourth is there for `return_acceptance`, and for a target law; a tree takes one, and so do chains whose rows
+    stay in shared memory, but for `return_acceptance`. And all scratch memory is one allocation.
     """
     call, arguments = (CALLS | WIDE)[name]()
     measured = bool(arguments.get("return_acceptance"))
@@ -121,5 +121,9 @@ def test_at_most_three_launches_and_one_allocation(name: str, strategy: str) -> 
         launches = emulated.library().specdec_emulator_launches()
         allocations = emulated.library().specdec_emulated_allocations() - before
     most = 3 + measured + bool(arguments.get("target_law"))
-    assert 1 <= launches <= (1 if name.startswith("verify_tree") else most)
-    assert allocations <= 1 + measured
+    if name.startswith("verify_tree"):
+        most = 1
+    elif strategy == "resident" and name.startswith(("verify_chain", "verify_packed")):
+        most = 1 + measured
+    assert 1 <= launches <= most
+    assert allocations <= 1

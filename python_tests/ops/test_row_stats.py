@@ -18,7 +18,7 @@ from python_tests.support import Backend
 from specdec_kernels.testing import float64_law
 
 OP = "row_stats"
-SIGNATURE = (["logits", "params"], ["backend"])
+SIGNATURE = (["logits", "params"], ["processors", "backend"])
 CALLS = {
     "": lambda: {"logits": logits(seeded(), 4, 3, 50), "params": per_row(4)},
     "1d": lambda: {"logits": logits(seeded(), 50, dtype=torch.bfloat16)},

@@ -17,7 +17,8 @@ from specdec_kernels.testing import float64_gumbel, float64_law
 
 OP = "sample"
 SIGNATURE = (
-    ["logits", "params"], ["uniform_samples", "noise_keys", "num_samples", "draft_token_map", "backend"],
+    ["logits", "params"],
+    ["processors", "uniform_samples", "noise_keys", "num_samples", "draft_token_map", "backend"],
 )  # fmt: skip
 CALLS = {
     "": lambda: {

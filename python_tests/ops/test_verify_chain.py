@@ -19,8 +19,8 @@ from specdec_kernels import laws
 OP = "verify_chain"
 SIGNATURE = (
     ["target_logits", "draft_tokens", "draft_logits"],
-    ["uniform_samples", "noise_keys", "seeds", "step", "positions", "params", "draft_params", "acceptance",
-     "target_law", "draft_probs", "draft_stats", "draft_token_map", "num_draft_tokens", "eos_token_ids",
+    ["uniform_samples", "noise_keys", "seeds", "step", "positions", "params", "draft_params", "processors",
+     "acceptance", "target_law", "draft_probs", "draft_stats", "draft_token_map", "num_draft_tokens", "eos_token_ids",
      "return_acceptance", "backend"],
 )  # fmt: skip
 SEEDS = {"seeds": torch.arange(5), "step": torch.arange(5)}

@@ -18,8 +18,8 @@ OP = "verify_chain"  # of which it is a form
 SIGNATURE = (
     ["target_logits", "draft_tokens", "draft_logits"],
     ["cu_num_draft_tokens", "max_num_draft_tokens", "uniform_samples", "noise_keys", "seeds", "step", "positions",
-     "params", "draft_params", "acceptance", "target_law", "draft_probs", "draft_stats", "draft_token_map",
-     "num_draft_tokens", "eos_token_ids", "return_acceptance", "backend"],
+     "params", "draft_params", "processors", "acceptance", "target_law", "draft_probs", "draft_stats",
+     "draft_token_map", "num_draft_tokens", "eos_token_ids", "return_acceptance", "backend"],
 )  # fmt: skip
 CALLS = {
     "token": lambda: small("token", "probs"),

@@ -23,8 +23,8 @@ from specdec_kernels.sampling import DEFAULT_PARAMS
 OP = "verify_tree"
 SIGNATURE = (
     ["target_logits", "tree", "node_tokens", "draft_logits"],
-    ["draft_probs", "acceptance", "target_law", "epsilon", "delta", "params", "draft_params", "draft_stats",
-     "draft_token_map", "eos_token_ids", "uniform_samples", "noise_keys", "seeds", "step", "positions",
+    ["draft_probs", "acceptance", "target_law", "epsilon", "delta", "params", "draft_params", "processors",
+     "draft_stats", "draft_token_map", "eos_token_ids", "uniform_samples", "noise_keys", "seeds", "step", "positions",
      "backend"],
 )  # fmt: skip
 CALLS = {

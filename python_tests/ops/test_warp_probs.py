@@ -15,7 +15,7 @@ from python_tests.support import Backend
 from specdec_kernels.testing import float64_law
 
 OP = "warp_probs"
-SIGNATURE = (["logits", "params"], ["backend"])
+SIGNATURE = (["logits", "params"], ["processors", "backend"])
 CALLS = {
     "": lambda: {"logits": logits(seeded(), 4, 50), "params": SCALARS},
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
+import re
 import runpy
 import shutil
 import subprocess
@@ -73,18 +75,45 @@ def parts(project: Path) -> set[str]:
 def compiled(result: subprocess.CompletedProcess[str]) -> set[str]:
     """The objects and libraries that this build made."""
     assert result.returncode == 0, result.stderr
-    lines = [line.split() for line in result.stderr.splitlines() if line.endswith(" s)")]
-    return {line[1].split("/")[-1].split(".cpython")[0] for line in lines}
+    lines = re.findall(r"^specdec_kernels: \[\d+ of \d+, [0-9.]+ s\] (\S+)$", result.stderr, re.MULTILINE)
+    return {line.split("/")[-1].split(".cpython")[0] for line in lines}
+
+
+@pytest.fixture(params=["1", "0"], ids=["ninja", "threads"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What runs the compilers."""
+    if request.param == "1" and not (shutil.which("ninja") or importlib.util.find_spec("ninja")):
+        pytest.skip("no ninja")
+    monkeypatch.setenv("USE_NINJA", request.param)
+    return request.param
 
 
 @needs_compiler
-def test_builds_every_part_then_only_what_changed(project: Path) -> None:
+def test_builds_every_part_then_only_what_changed(project: Path, by: str) -> None:
     first = compiled(in_place(project))
+    assert (project / "build/obj/build.ninja").exists() == (by == "1")
     assert {"bind_cpu.cpp.o", "cpu_op.cpp.o", "cpu_isa_op_avx2.cpp.o", "host_host.cpp.o", "_C_cpu.so"} <= first
     assert parts(project) == {"_C_cpu", "_host"}
     assert compiled(in_place(project)) == set()
     (project / "csrc/common/answer.h").write_text("inline int answer() { return 43; }\n")
     assert compiled(in_place(project)) == {"bind_cpu.cpp.o", "_C_cpu.so"}
+    flags = compiled(in_place(project, SPECDEC_WERROR="1"))  # another command is another object
+    assert {"bind_cpu.cpp.o", "cpu_op.cpp.o", "host_host.cpp.o"} <= flags
+
+
+@needs_compiler
+def test_as_many_compilers_run_at_once_as_asked(project: Path, by: str) -> None:
+    wrapper = project / "counting"
+    wrapper.write_text(
+        f"#!/bin/sh\nmkdir -p {project}/running && touch {project}/running/$$\n"
+        f'ls {project}/running | wc -l >> {project}/most\n{COMPILER} "$@"; status=$?\n'
+        f"sleep 0.2; rm {project}/running/$$; exit $status\n"
+    )
+    wrapper.chmod(0o755)
+    for jobs in (1, 3):
+        (project / "most").write_text("")
+        assert in_place(project, CXX=str(wrapper), MAX_JOBS=str(jobs), SPECDEC_WERROR=str(jobs // 3)).returncode == 0
+        assert max(map(int, (project / "most").read_text().split())) == jobs
 
 
 def test_a_line_is_one_write_so_that_threads_do_not_mix_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +126,7 @@ def test_a_line_is_one_write_so_that_threads_do_not_mix_theirs(monkeypatch: pyte
 
 
 @needs_compiler
-def test_a_deleted_source_leaves_the_library(project: Path) -> None:
+def test_a_deleted_source_leaves_the_library(project: Path, by: str) -> None:
     compiled(in_place(project))
     (project / "csrc/cpu/op.cpp").unlink()
     assert compiled(in_place(project)) == {"_C_cpu.so"}
@@ -121,7 +150,7 @@ def test_the_emulated_kernels_are_built_apart_and_again_when_a_source_changed(pr
 
 
 @needs_compiler
-def test_warnings_can_be_errors_and_the_compiler_is_heard(project: Path) -> None:
+def test_warnings_can_be_errors_and_the_compiler_is_heard(project: Path, by: str) -> None:
     (project / "csrc/cpu/op.cpp").write_text("int op() { int unused_thing = 1; return 1; }\n")
     assert in_place(project, SPECDEC_WERROR="0").returncode == 0
     for library in (project / "specdec_kernels").glob("*.so"):

@@ -29,6 +29,7 @@ from triton.runtime.jit import JITFunction
 import specdec_kernels as sk
 from python_tests.ops import chains, trees
 from python_tests.ops.inputs import OPS, op_tests
+from python_tests.ops.processing import of_any_kind
 from specdec_kernels import laws
 
 torch.set_num_threads(1)
@@ -39,7 +40,7 @@ EACH = sk.SamplingParams(torch.ones(BATCH), torch.ones(BATCH, dtype=torch.int64)
 EOS = torch.zeros(2, dtype=torch.int64)
 CALLED = {
     "row_stats", "warp_probs", "uniform_samples", "noise_keys", "sample", "verify_chain", "verify_packed",
-    "verify_tree", "gather_kv_",
+    "verify_tree", "gather_kv_", "token_logprobs",
 }  # fmt: skip
 """Ops with calls of their own below, in every form of their kernels; of others those for test_compile.py are made."""
 
@@ -60,6 +61,10 @@ def calls(vocab: int, everything: bool) -> None:
             gather(dtype, "nshd", 4, block_table=torch.tensor([[2, 4, 5], [1, 3, -1]], dtype=torch.int32))
     x = torch.zeros(BATCH, ROWS, vocab, dtype=torch.bfloat16)
     sk.sample(x, EACH, noise_keys=keys, num_samples=4, backend="triton")
+    given = of_any_kind(torch.Generator(), BATCH, (BATCH, ROWS), vocab)
+    sk.sample(x, EACH, processors=given, noise_keys=keys, num_samples=4, backend="triton")
+    walk_tree(vocab, "recursive", "full", processors=given)
+    sk.token_logprobs(x, keys, EACH, rows=keys, num_tokens=seeds, num_top=5, backend="triton")
     for law in (None, laws.TokenV1(0.1)):
         verify(vocab, "block", "full", packed=True, law=law)
         walk_tree(vocab, "sample", "full", law=law)
@@ -75,6 +80,15 @@ def calls(vocab: int, everything: bool) -> None:
         sk.sample(x, uniform_samples=keys.float(), draft_token_map=token_map, backend="triton")
         sk.sample(x, noise_keys=keys, num_samples=4, draft_token_map=token_map, backend="triton")
     sk.sample(x, noise_keys=keys, backend="triton")
+    for params in (None, sk.SamplingParams(0.0)):
+        sk.row_stats(x, params, processors=given, backend="triton")
+    sk.warp_probs(x, CUT, processors=given, backend="triton")
+    sk.sample(x, CUT, processors=given, uniform_samples=keys.float(), backend="triton")
+    for acceptance, kind in product(("token", "block", "match"), ("full", "one_hot")):
+        verify(vocab, acceptance, kind, processors=given)
+    verify(vocab, "block", "full", law=laws.Opt(0.3), processors=given)
+    for acceptance in ("sample", "typical"):
+        walk_tree(vocab, acceptance, "full" if acceptance == "typical" else "none", processors=given)
     for acceptance, kind in product(("token", "block"), ("full", "probs", "stats", "reduced")):
         verify(vocab, acceptance, kind, packed=kind != "stats")
     for acceptance in ("token", "match", "greedy"):
@@ -94,6 +108,7 @@ def calls(vocab: int, everything: bool) -> None:
     verify(vocab, "token", "one_hot", law=laws.Lossy(0.3))
     for dtype in (torch.float32, torch.float16):
         sk.row_stats(x.to(dtype), CUT, backend="triton")
+        sk.token_logprobs(x.to(dtype), keys, CUT, backend="triton")
         verify(vocab, "token", "full", dtype=dtype)
         for acceptance in ("sample", "typical", "recursive", "traversal"):
             walk_tree(vocab, acceptance, "full", dtype=dtype)
@@ -117,6 +132,7 @@ def verify(
     packed: bool = False,
     dtype: torch.dtype = torch.bfloat16,
     seeds: dict[str, Any] | None = None,
+    processors: sk.Processors | None = None,
     **law: Any,
 ) -> None:
     """A verify step of chains; with `seeds` it makes its own random numbers."""
@@ -124,17 +140,30 @@ def verify(
     made = chains.make(rng, BATCH, ROWS - 1, vocab, acceptance=acceptance, kind=kind, dtype=dtype, **law)
     if seeds is not None:
         made = {**chains.without_numbers(made), **seeds}
-    more: dict[str, Any] = {"num_draft_tokens": counts, "eos_token_ids": EOS, "return_acceptance": True}
+    more: dict[str, Any] = {
+        "num_draft_tokens": counts,
+        "eos_token_ids": EOS,
+        "return_acceptance": True,
+        "processors": processors,
+    }
     if packed:
         sk.verify_packed(**chains.packed(made, counts), **more, backend="triton")
     else:
         sk.verify_chain(**made, **more, backend="triton")
 
 
-def walk_tree(vocab: int, acceptance: str, kind: str, *, dtype: torch.dtype = torch.bfloat16, **law: Any) -> None:
+def walk_tree(
+    vocab: int,
+    acceptance: str,
+    kind: str,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    processors: sk.Processors | None = None,
+    **law: Any,
+) -> None:
     """A verify step of trees."""
     made = trees.make(1, BATCH, ROWS, vocab, acceptance=acceptance, kind=kind, dtype=dtype, **law)
-    sk.verify_tree(**made, eos_token_ids=EOS, backend="triton")
+    sk.verify_tree(**made, eos_token_ids=EOS, processors=processors, backend="triton")
 
 
 class Compiled:

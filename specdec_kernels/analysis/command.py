@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from tqdm import tqdm
 
 from .. import assets
 from ..assets import prompts
-from ..integrations.transformers.packing import pack_linear_weights
+from ..commands import add_model_options, load, load_draft
 from . import drafters as choices
 from . import planner, plots
 
@@ -34,24 +33,11 @@ FIGURES: dict[str, tuple[Callable[[Any], Any], str]] = {
 _OF_FILES = tuple(FIGURES)[3:]
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run ``plan`` or ``plot``, the first of the arguments, with the others.
-
-    Returns
-    -------
-    int
-        The exit status: 0, or 1 with one sentence on stderr. Bad options end the process with status 2.
-    """
+def main(argv: Sequence[str]) -> None:
+    """Run ``plan`` or ``plot``, the first of the arguments, with the others."""
     command, *given = argv
     parser = _plan_parser() if command == "plan" else _plot_parser()
-    arguments = parser.parse_args(given)
-    line = shlex.join(["specdec", *argv])
-    try:
-        (_plan if command == "plan" else _plot)(arguments, line)
-    except (assets.AssetError, ValueError, OSError, MemoryError) as error:
-        print(f"{command}: {str(error) or 'out of memory'}", file=sys.stderr)
-        return 1
-    return 0
+    (_plan if command == "plan" else _plot)(parser.parse_args(given), shlex.join(["specdec", *argv]))
 
 
 def _plan_parser() -> argparse.ArgumentParser:
@@ -61,11 +47,9 @@ def _plan_parser() -> argparse.ArgumentParser:
         "drafter and how many draft tokens gain most, at each temperature and batch size. Takes minutes on a CPU.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--model", type=Path, help="a transformers folder (default: the demo's SmolLM2-135M)")
-    parser.add_argument("--draft-model", type=Path, help="a transformers folder: a smaller model that drafts as well")
-    parser.add_argument("--heads", type=Path, help="Medusa's (default, of the demo's model: those shipped)")
+    add_model_options(parser)
     parser.add_argument(
-        "--drafters", nargs="*", choices=choices.NAMES, help="(default: all, medusa where it has heads)"
+        "--drafters", nargs="*", choices=choices.COMPARED, help="(default: all, medusa where it has heads)"
     )
     parser.add_argument("--prompts", default="humaneval", choices=prompts.PROMPT_SETS, help="the demo's prompt set")
     parser.add_argument("--prompt-file", type=Path, help="instead: a text of one prompt a line, or of JSON strings")
@@ -77,41 +61,25 @@ def _plan_parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch-sizes", type=_positive, nargs="+", default=[1, 8], help="sequences decoded together")
     parser.add_argument("--max-new-tokens", type=_positive, default=48, help="tokens of each answer")
     parser.add_argument("--rounds", type=_positive, default=2, help="times that each step is timed")
-    parser.add_argument("--device", default="cpu", help="where the model runs, as cpu or cuda:0")
-    parser.add_argument(
-        "--unpacked", action="store_true", help="leave the weights as they are (see pack_linear_weights)"
-    )
-    parser.add_argument("--threads", type=_positive, help="torch's threads (default: as torch has them)")
     parser.add_argument("--figure", type=Path, help="also draw the gains by batch size into this PNG")
     parser.add_argument("--json", action="store_true", help="print all figures as one JSON document instead")
     return parser
 
 
 def _plan(arguments: argparse.Namespace, line: str) -> None:
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
     own = arguments.model is None
-    model, tokenizer = assets.load_model() if own else assets.load_folder(arguments.model)
+    model, tokenizer, packs = load(arguments)
     if arguments.prompt_file is not None:
         texts = _read_prompts(arguments.prompt_file)[: arguments.count]
     else:
         texts = prompts.load_prompts(arguments.prompts, tokenizer)[: arguments.count]
-    try:
-        model.to(arguments.device)
-    except RuntimeError as error:  # torch's own word on a device that is not there
-        raise ValueError(str(error).splitlines()[0]) from error
-    ids, mask = (tensor.to(arguments.device) for tensor in prompts.encode(tokenizer, texts))
-    packs = not arguments.unpacked and ids.device.type == "cpu" and model.dtype == torch.float32
-    if packs:
-        pack_linear_weights(model)
+    ids, mask = (tensor.to(model.device) for tensor in prompts.encode(tokenizer, texts))
     names = arguments.drafters
     if names is None:
-        names = [name for name in choices.NAMES if name != "medusa" or own or arguments.heads]
-    draft_model = None if arguments.draft_model is None else assets.load_folder(arguments.draft_model)[0]
+        names = [name for name in choices.COMPARED if name != "medusa" or own or arguments.heads]
     drafters = choices.make(
-        names, model, tokenizer, corpus=own, heads=arguments.heads,
-        draft_model=None if draft_model is None else draft_model.to(arguments.device),
-    )  # fmt: skip
+        names, model, tokenizer, corpus=own, heads=arguments.heads, draft_model=load_draft(arguments)
+    )
     if not drafters:
         raise ValueError("--drafters or --draft-model must name one or more, got none")
     total = planner.count_runs(

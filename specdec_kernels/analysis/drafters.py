@@ -1,4 +1,4 @@
-"""The drafters that a plan compares, by name."""
+"""Drafters by name."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ from typing import Any
 import torch
 
 from ..assets import corpus as stdlib
-from ..drafters import Drafter, MedusaDrafter, ModelDrafter, NgramDrafter, NgramLMDrafter
+from ..drafters import (
+    Drafter,
+    MedusaDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    NgramLMDrafter,
+    NgramTreeDrafter,
+    NoDrafter,
+)
 from ..drafters.medusa_heads import MedusaHeads
 from ..integrations.transformers.packing import is_packed, pack_linear_weights
 
-__all__ = ["NAMES", "make"]
+__all__ = ["COMPARED", "NAMES", "make"]
 
-NAMES = ("lookup", "ngram-lm", "medusa")
+COMPARED = ("lookup", "ngram-lm", "medusa")
+"""What a plan compares."""
+NAMES = (*COMPARED, "lookup-tree", "none")
 
 
 def make(
@@ -62,6 +72,10 @@ def make(
             if is_packed(model):
                 pack_linear_weights(loaded)
             made[name] = drafter
+        elif name == "lookup-tree":
+            made[name] = NgramTreeDrafter()
+        elif name == "none":
+            made[name] = NoDrafter()
         else:
             raise ValueError(f"make: names must be of {', '.join(NAMES)}, got {name!r}")
     if draft_model is not None:

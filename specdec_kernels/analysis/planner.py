@@ -20,7 +20,7 @@ from .watching import Clock
 __all__ = ["LENGTHS", "PLAIN", "Choice", "Plan", "count_runs", "plan", "simulate"]
 
 LENGTHS = (1, 3, 7)
-"""Draft tokens a step that are compared: 2, 4 and 8 rows."""
+"""Draft tokens a step that are compared, which makes 2, 4 and 8 rows."""
 PLAIN = "none"
 """What plain decoding is called where a drafter's name stands."""
 

@@ -12,8 +12,12 @@ broadcast shape.
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from ..checks import check_number
 
 __all__ = [
     "best_draft_length",
@@ -29,7 +33,8 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 MAX_GAMMA = 64
-"""What `best_gamma` looks through; `generate` drafts no more."""
+"""What `best_gamma` looks through by itself; `generate` drafts no more."""
+_LARGEST_GAMMA = 1 << 20
 
 
 def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> Floats:
@@ -129,7 +134,10 @@ def best_gamma(alpha: ArrayLike, c: ArrayLike, max_gamma: int = MAX_GAMMA) -> ND
         As `expected_tokens`; ``max_gamma`` that is negative or no integer.
     """
     name = "best_gamma"
-    lengths = np.arange(int(_count(name, max_gamma, "max_gamma")) + 1)
+    most = _count(name, max_gamma, "max_gamma")
+    if most.ndim or most > _LARGEST_GAMMA:
+        raise ValueError(f"{name}: max_gamma must be a number <= {_LARGEST_GAMMA}, got {max_gamma!r}")
+    lengths = np.arange(int(most) + 1)
     costs = _cost(name, "c", c)
     return _best_draft_length(_share(name, "alpha", alpha), lengths, 1.0 + lengths * costs[..., None])
 
@@ -156,6 +164,7 @@ def best_draft_length(
         ``[...]`` int64, of `lengths`.
     """
     name = "best_draft_length"
+    check_number(name, "margin", margin, sys.float_info.min, sys.float_info.max)
     counts = _count(name, lengths, "lengths")
     times = _cost(name, "seconds", seconds, positive=True)
     if counts.ndim != 1 or times.ndim == 0 or times.shape[-1] != counts.size or counts.size == 0:
@@ -225,14 +234,17 @@ def _cost(caller: str, name: str, value: ArrayLike, positive: bool = False) -> F
 def _count(caller: str, value: ArrayLike, name: str = "gamma") -> NDArray[np.int64]:
     numbers = _numbers(caller, name, value)
     good = (numbers >= 0) & (numbers == np.floor(numbers)) & np.isfinite(numbers)
-    return _checked(caller, name, "an integer >= 0", numbers, good).astype(np.int64)
+    return _checked(caller, name, "an integer >= 0", numbers, good & (numbers < 2.0**63)).astype(np.int64)
 
 
 def _numbers(caller: str, name: str, value: ArrayLike) -> Floats:
     try:
-        return np.asarray(value, dtype=np.float64)
+        given = np.asarray(value)
+        if given.dtype.kind in "iuf" or given.size == 0:
+            return given.astype(np.float64)
     except (TypeError, ValueError):
-        raise TypeError(f"{caller}: {name} must be a number or an array of numbers, got {value!r}") from None
+        pass
+    raise TypeError(f"{caller}: {name} must be a number or an array of numbers, got {value!r}")
 
 
 def _checked(caller: str, name: str, wanted: str, numbers: Floats, good: NDArray[np.bool_]) -> Floats:

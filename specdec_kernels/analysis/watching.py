@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..decoding.claims import claimed
-from ..decoding.costs import synchronize
+from ..decoding.costs import CostTable
 from ..decoding.generate import generate
 from ..decoding.output import GenerationOutput
+from ..decoding.rehearsal import synchronize
 from ..decoding.runner import Prompt, Runner
 from ..decoding.state import DecodingState, StepResult
 from ..drafters.base import Draft, Drafter, TreeDrafter
@@ -75,16 +76,18 @@ def watch(
     acceptances : bool
         False: time alone, and `Watched.acceptance` has no rows.
     **options
-        More arguments of `generate`. With `acceptance` "token" (the default) and "greedy", what is measured is what
-        counts; other rules, and a `target_law`, accept with other probabilities.
+        More arguments of `generate`; `num_speculative_tokens` is 5 by default. With `acceptance` "token" (the
+        default) and "greedy", what is measured is what counts; other rules, and a `target_law`, accept with other
+        probabilities.
 
     Raises
     ------
     ValueError, TypeError
         As `generate`; ``num_speculative_tokens="auto"``, whose own measurements watching would disturb.
     """
-    if options.get("num_speculative_tokens") == "auto":
-        raise ValueError("watch: num_speculative_tokens must be an integer, got 'auto'")
+    wanted = options.setdefault("num_speculative_tokens", 5)
+    if wanted == "auto" or isinstance(wanted, CostTable):
+        raise ValueError(f"watch: num_speculative_tokens must be an integer, got {wanted!r}")
     if not isinstance(drafter, Drafter):
         raise TypeError(f"watch: drafter must be a Drafter (NoDrafter() for none), got {type(drafter).__name__}")
     runner = as_runner(model, "watch")

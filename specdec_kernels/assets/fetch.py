@@ -28,6 +28,7 @@ from .. import config
 __all__ = ["AssetError", "Say", "Wheel", "cached", "download", "json_lines", "print_to_stderr"]
 
 Say = Callable[[str], None]
+"""Receives progress messages."""
 
 
 class AssetError(RuntimeError):

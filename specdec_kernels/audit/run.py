@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..checks import check_flag, check_int, check_number
 from ..testing import target_joint
 from .cases import Case, chains, trees
 from .causes import best
@@ -73,10 +74,19 @@ def audit(
     TypeError
         A verifier that cannot be called as its signature says.
     """
-    if signature not in SIGNATURES:
+    if not isinstance(signature, str) or signature not in SIGNATURES:
         raise ValueError(f"audit: signature must be one of {', '.join(SIGNATURES)}, got {signature!r}")
-    if not callable(verifier):
-        raise TypeError(f"audit: verifier must be callable, got {type(verifier).__name__}")
+    for name, value, needed in (("verifier", verifier, True), ("draft", draft, False), ("progress", progress, False)):
+        if not callable(value) and (needed or value is not None):
+            raise TypeError(f"audit: {name} must be callable, got {type(value).__name__}")
+    if cases is not None and (
+        isinstance(cases, str) or not isinstance(cases, Sequence) or not all(isinstance(part, str) for part in cases)
+    ):
+        raise TypeError(f"audit: cases must be a sequence of strings, got {cases!r}")
+    check_flag("audit", "steps", steps)
+    check_int("audit", "samples", samples, 1, 2**31 - 1)
+    check_number("audit", "tolerance", tolerance, 0, 1)
+    check_int("audit", "seed", seed, 0, None)
     kind = SIGNATURES[signature](verifier, draft)
     table = _cases(kind)
     if cases is not None:

@@ -365,3 +365,4 @@ class SglangChain(SglangTree):
 SIGNATURES: dict[str, type[Signature]] = {
     kind.name: kind for kind in (Plain, Transformers, VllmV1, VllmV2, SglangTree, SglangChain, FlashInfer)
 }
+"""How a verifier may be called, by the names that `audit` takes; ``specdec audit --help`` explains them."""

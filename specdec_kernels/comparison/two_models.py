@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ..decoding.claims import claimed
-from ..decoding.costs import synchronize
+from ..decoding.output import Seconds
+from ..decoding.rehearsal import synchronize
 from ..decoding.request import Request, check_draft
 from ..decoding.runner import Runner
 from ..decoding.state import DecodingState, Speculation
@@ -70,7 +71,7 @@ class TwoModels:
         return TwoModels(target, draft, request.sampling if draft_sampling is None else draft_sampling, ends, state)
 
     @contextmanager
-    def at_work(self, caller: str) -> Iterator[Callable[[], tuple[float, float]]]:
+    def at_work(self, caller: str) -> Iterator[Callable[[], Seconds]]:
         """Within, both have read the prompts and serve no other call; called, what it gives says the seconds that took,
         and those since.
         """
@@ -83,7 +84,7 @@ class TwoModels:
                 runner.prefill(self.state.prompt)
             synchronize(self.state.device)
             started = time.perf_counter()
-            yield lambda: (started - began, time.perf_counter() - started)
+            yield lambda: Seconds(started - began, time.perf_counter() - started)
 
 
 def last_row(runner: Runner, state: DecodingState, unseen: int) -> Tensor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from .costs import CostTable
 from .output import GenerationOutput, GenerationStats, Provenance
 from .runner import Prompt, Runner
 from .state import DecodingState, StepResult
 
 __all__ = [
+    "CostTable",
     "DecodingState",
     "GenerationOutput",
     "GenerationStats",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from ..checks import check_flag, check_int
 from ..drafters.base import Drafter, TreeDrafter
 from ..laws import TargetLaw, check_law
 from ..ops.verify_chain import ACCEPTANCES
+from ..processors import Processors
+from .costs import CostTable
 from .request import MAX_SPECULATIVE_TOKENS
 from .runner import Runner
 from .step import TREE_RULES
@@ -16,7 +19,7 @@ from .step import TREE_RULES
 def check_speculation(
     runner: Runner,
     drafter: Drafter,
-    num_speculative_tokens: int | str,
+    num_speculative_tokens: int | str | CostTable,
     acceptance: str,
     target_law: TargetLaw | None,
 ) -> None:
@@ -25,17 +28,10 @@ def check_speculation(
         raise TypeError(f"generate: drafter must be a Drafter (NoDrafter() for none), got {type(drafter).__name__}")
     if drafter.runner is runner:
         raise ValueError("generate: drafter must have a Runner of its own, got the target's")
-    if num_speculative_tokens != "auto":
-        if isinstance(num_speculative_tokens, str):
-            raise ValueError(
-                f"generate: num_speculative_tokens must be an integer or 'auto', got {num_speculative_tokens!r}"
-            )
-        check_int("generate", "num_speculative_tokens", num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
-    acceptances = TREE_RULES if isinstance(drafter, TreeDrafter) else ACCEPTANCES
-    if not isinstance(acceptance, str) or acceptance not in acceptances:
-        raise ValueError(f"generate: acceptance must be one of {', '.join(acceptances)}, got {acceptance!r}")
+    check_draft_length("generate", num_speculative_tokens)
+    check_acceptance("generate", acceptance, TREE_RULES if isinstance(drafter, TreeDrafter) else ACCEPTANCES)
     if isinstance(drafter, TreeDrafter):
-        _check_tree_drafter(runner, drafter, num_speculative_tokens, target_law)
+        _check_tree_drafter(runner, drafter, target_law)
     law = check_law("generate", acceptance, target_law)
     if law is not None and law.is_cascade and not drafter.gives_logits:
         raise ValueError(
@@ -44,30 +40,73 @@ def check_speculation(
         )
 
 
-def _check_tree_drafter(
-    runner: Runner, drafter: TreeDrafter, num_speculative_tokens: int | str, target_law: TargetLaw | None
-) -> None:
+def check_draft_length(caller: str, num_speculative_tokens: object) -> None:
+    """Raise unless a number of draft tokens, "auto" or a `CostTable`."""
+    if isinstance(num_speculative_tokens, str) and num_speculative_tokens != "auto":
+        raise ValueError(
+            f"{caller}: num_speculative_tokens must be an integer, 'auto' or a CostTable, got "
+            f"{num_speculative_tokens!r}"
+        )
+    if num_speculative_tokens != "auto" and not isinstance(num_speculative_tokens, CostTable):
+        check_int(caller, "num_speculative_tokens", num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
+
+
+def check_acceptance(caller: str, acceptance: object, acceptances: Collection[str]) -> None:
+    """ValueError unless one of the rules."""
+    if not isinstance(acceptance, str) or acceptance not in acceptances:
+        raise ValueError(f"{caller}: acceptance must be one of {', '.join(acceptances)}, got {acceptance!r}")
+
+
+def _check_tree_drafter(runner: Runner, drafter: TreeDrafter, target_law: TargetLaw | None) -> None:
     name = type(drafter).__name__
     if not runner.takes_trees:
         raise ValueError(f"generate: {name} needs a decoder-only target that takes trees, got {runner.name}")
     if drafter.reads_hidden and runner.hidden_size is None:
         raise ValueError(f"generate: {name} needs the target's hidden states, which {runner.name} does not give")
-    if num_speculative_tokens == "auto":
-        raise ValueError(f"generate: num_speculative_tokens must be an integer: {name} has its tree, got 'auto'")
     if target_law is not None:
         raise ValueError(f"generate: target_law must be None for the one-hot trees of {name}, got {target_law!r}")
 
 
+def check_processors(runner: Runner, processors: object, batch: int, max_new_tokens: int) -> None:
+    """Raise unless the loop can serve the target's `processors`, whose counts it keeps."""
+    if processors is None:
+        return
+    if not isinstance(processors, Processors):
+        raise TypeError(f"generate: processors must be a Processors or None, got {type(processors).__name__}")
+    if processors.token_bitmask is not None:
+        raise ValueError("generate: processors must have no token_bitmask, which is a step's own, got one")
+    num = processors._lists(runner.device, runner.vocab_size).num
+    if num not in (1, batch):
+        raise ValueError(f"generate: processors must be of 1 or batch={batch} sequences, got {num}")
+    counts = processors.token_counts
+    if counts is None:
+        return
+    if len(counts) != batch or counts.ids.device != runner.device:
+        raise ValueError(
+            f"generate: processors.token_counts must be of batch={batch} sequences on {runner.device}, got "
+            f"{len(counts)} on {counts.ids.device}"
+        )
+    if counts.max_new_tokens < max_new_tokens:
+        raise ValueError(
+            f"generate: processors.token_counts must have room for max_new_tokens={max_new_tokens}, got "
+            f"{counts.max_new_tokens}"
+        )
+
+
 def check_streamer(streamer: Any, batch: int) -> None:
     """Raise unless `streamer` can be given the new tokens of `batch` sequences."""
+    if streamer is None or callable(getattr(streamer, "step", None)):
+        return
     if hasattr(streamer, "put") and batch != 1:
         raise ValueError(
             f"generate: a streamer with put and end takes a batch of 1, got {batch} sequences; pass a callable, "
             "which is given the new tokens of every sequence"
         )
     takes_batches = callable(streamer) and not hasattr(streamer, "put")
-    if streamer is not None and not takes_batches and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
-        raise TypeError(f"generate: streamer must have put and end, or be callable, got {type(streamer).__name__}")
+    if not takes_batches and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
+        raise TypeError(
+            f"generate: streamer must have put and end, or step, or be callable, got {type(streamer).__name__}"
+        )
 
 
 def check_listeners(stop: object, progress: object) -> None:

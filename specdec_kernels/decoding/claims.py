@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
+from weakref import WeakValueDictionary
+
+
+class _Call:
+    """Stands for a call for as long as its frames do."""
+
 
 _lock = Lock()
-_claimed: set[int] = set()  # ids of what a call holds on to, so that none is another's
+# By the ids of what a call holds on to, so that none is another's. Weakly: Ctrl-C may come between any two lines below.
+_claimed: WeakValueDictionary[int, _Call] = WeakValueDictionary()
 
 
 @contextmanager
@@ -19,6 +26,7 @@ def claimed(caller: str, **held: object) -> Iterator[None]:
     ValueError
         Another call has one of them.
     """
+    call = _Call()
     with _lock:
         for name, value in held.items():
             if id(value) in _claimed:
@@ -26,9 +34,8 @@ def claimed(caller: str, **held: object) -> Iterator[None]:
                     f"{caller}: {name} serves one call at a time, got a {type(value).__name__} that another call is "
                     f"using: give each call one of its own"
                 )
-        _claimed.update(map(id, held.values()))
+        _claimed.update(dict.fromkeys(map(id, held.values()), call))
     try:
         yield
     finally:
-        with _lock:
-            _claimed.difference_update(map(id, held.values()))
+        del call  # at once, although an exception may hold on to this frame

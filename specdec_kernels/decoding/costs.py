@@ -1,53 +1,133 @@
-"""What drafting and verifying cost here, measured."""
+"""What a step costs by its number of draft tokens: as rehearsed, as learned from the steps, or as handed in."""
 
 from __future__ import annotations
 
-import time
-import weakref
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
-from .schedule import AUTO_DRAFT_LENGTHS, CostTable
-from .steps import Steps
+AUTO_DRAFT_LENGTHS = (0, 1, 3, 7)
+"""What "auto" chooses from: 1, 2, 4 or 8 verified rows a sequence."""
 
-_measured: weakref.WeakKeyDictionary[Any, dict[Any, CostTable]] = weakref.WeakKeyDictionary()
+_NOMINAL_ROWS = (1.0, 1.1, 1.2, 1.4)
+_NOMINAL_DRAFT = 0.1
 
 
-def measure_costs(steps: Steps, repeats: int = 2) -> CostTable:
-    """Time drafting and verifying each of `AUTO_DRAFT_LENGTHS`, on the real models, at the batch and context at hand.
+@dataclass(frozen=True, eq=False)
+class CostTable:
+    """What ``num_speculative_tokens="auto"`` took a step of the batch to cost; handed in again, it decides the same.
 
-    Writes only rows that the first step writes again. Measured once for target, drafter, batch size, number of threads
-    and way of launching steps (models in their present condition: `Runner.costs_as`), and kept with the target.
+    A table is revised while a call goes on, so it has a row for each revision.
+
+    Attributes
+    ----------
+    steps : ndarray
+        ``[revisions]`` int64, increasing, the first 0: the step of the call from which a revision counts.
+    seconds : ndarray
+        ``[revisions, 4]`` float64, > 0 and never falling along a row: of a step with 0, 1, 3 and 7 draft tokens a
+        sequence, drafting and verifying, in any unit.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Other shapes, steps or times; no numpy arrays of numbers.
     """
-    state, drafter = steps.state, steps.drafter
-    model, condition = steps.runner.costs_as()
-    draft_key = None
-    if drafter.runner is not None:
-        draft, draft_condition = drafter.runner.costs_as()
-        draft_key = weakref.ref(draft), draft_condition  # equal for the same model, without keeping it alive
-    key = (type(drafter), draft_key, state.batch_size, torch.get_num_threads(), condition, type(steps))
-    tables = _measured.setdefault(model, {})
-    if key in tables:
-        return tables[key]
-    for length in AUTO_DRAFT_LENGTHS:
-        for _ in range(steps.rehearsals):
-            steps.rehearse(length)
-    seconds = np.full((repeats, len(AUTO_DRAFT_LENGTHS)), np.inf)
-    for repeat in range(repeats):  # interleaved, so that a passing disturbance does not hit one length alone
-        for i, length in enumerate(AUTO_DRAFT_LENGTHS):
-            synchronize(state.device)
-            began = time.perf_counter()
-            steps.rehearse(length)
-            synchronize(state.device)
-            seconds[repeat, i] = time.perf_counter() - began
-    # A longer draft never costs less: where it seems to, that is noise.
-    tables[key] = CostTable(np.maximum.accumulate(seconds.min(0)))
-    return tables[key]
+
+    steps: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        for name, value, kinds, kind in (
+            ("steps", self.steps, "iu", "integer"),
+            ("seconds", self.seconds, "iuf", "real"),
+        ):
+            if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds:
+                got = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
+                raise TypeError(f"CostTable: {name} must be a numpy array of {kind} numbers, got {got}")
+        steps, seconds = self.steps.astype(np.int64), self.seconds.astype(np.float64)
+        if steps.ndim != 1 or len(steps) == 0 or steps[0] != 0 or (np.diff(steps) <= 0).any():
+            raise ValueError(f"CostTable: steps must be [revisions >= 1], increasing from 0, got {steps}")
+        if seconds.shape != (len(steps), len(AUTO_DRAFT_LENGTHS)):
+            raise ValueError(
+                f"CostTable: seconds must be [revisions={len(steps)}, {len(AUTO_DRAFT_LENGTHS)}], "
+                f"got {list(seconds.shape)}"
+            )
+        if not (np.isfinite(seconds) & (seconds > 0)).all() or (np.diff(seconds, axis=1) < 0).any():
+            raise ValueError("CostTable: seconds must be finite, > 0 and never fall along a row, got others")
+        object.__setattr__(self, "steps", steps)
+        object.__setattr__(self, "seconds", seconds)
+
+    @staticmethod
+    def nominal(draft_model: bool) -> CostTable:
+        """The same on every machine: rows cost little beside the weights, and a draft model a tenth of the target."""
+        drafting = _NOMINAL_DRAFT * draft_model * np.array(AUTO_DRAFT_LENGTHS)
+        return CostTable(np.zeros(1, np.int64), (np.array(_NOMINAL_ROWS) + drafting)[None])
+
+    def at(self, step: int) -> NDArray[np.float64]:
+        """``[4]``: what counts in this step of the call."""
+        return self.seconds[np.searchsorted(self.steps, step, side="right") - 1]
+
+    def learn(self, step: int, width: int, seconds: float) -> None:
+        """Stay as it is."""
+
+    @property
+    def table(self) -> CostTable:
+        """Itself."""
+        return self
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait for an accelerator to finish; nothing to wait for on a CPU."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
+class LearnedCosts:
+    """Learns from ratios of the times of two steps, one right after the other, of different numbers of draft tokens.
+
+    A machine that slows down for a while slows both of them, so that it does not look as if one of them had become
+    dearer; and what was learned long ago stays comparable. A Kalman filter on the logarithms.
+
+    Parameters
+    ----------
+    seconds : ndarray
+        ``[4]`` float64 to start from.
+    variance : float
+        Of their logarithms, in units of that of a step's time.
+    """
+
+    _LEAST_VARIANCE = 0.04  # so that what changes is noticed: about the last 25 ratios count
+    _LARGEST_SURPRISE = 0.7  # in natural logarithm: a step that was interrupted says no more than that
+
+    def __init__(self, seconds: NDArray[np.float64], variance: float | NDArray[np.float64]) -> None:
+        self._log = np.log(seconds)
+        self._variance = variance + np.zeros(len(seconds))
+        self._last: tuple[int, float] | None = None
+        self._revisions: list[tuple[int, NDArray[np.float64]]] = [(0, self._now())]
+
+    def _now(self) -> NDArray[np.float64]:
+        # A longer draft never costs less: where it seems to, that is noise.
+        return np.asarray(np.maximum.accumulate(np.exp(self._log)))
+
+    def at(self, step: int) -> NDArray[np.float64]:
+        """``[4]``: what is known before this step, the next one."""
+        return self._revisions[-1][1]
+
+    def learn(self, step: int, width: int, seconds: float) -> None:
+        """Take in the time of this step, whose draft was padded to `width` tokens."""
+        index, time = AUTO_DRAFT_LENGTHS.index(width), float(np.log(seconds))
+        if self._last is not None and self._last[0] != index:
+            other, before = self._last
+            surprise = (time - before) - (self._log[index] - self._log[other])
+            surprise = min(max(surprise, -self._LARGEST_SURPRISE), self._LARGEST_SURPRISE)
+            pair = [index, other]
+            gain = self._variance[pair] / (self._variance[pair].sum() + 2)
+            self._log[pair] += gain * (surprise, -surprise)
+            self._variance[pair] = np.maximum(self._variance[pair] * (1 - gain), self._LEAST_VARIANCE)
+            self._revisions.append((step + 1, self._now()))
+        self._last = index, time
+
+    @property
+    def table(self) -> CostTable:
+        """All that was known, step by step."""
+        steps, seconds = zip(*self._revisions, strict=True)
+        return CostTable(np.array(steps), np.array(seconds))
+
+    def continued(self) -> LearnedCosts:
+        """For the next call: what is known now."""
+        return LearnedCosts(np.exp(self._log), self._variance)

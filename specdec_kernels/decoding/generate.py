@@ -12,19 +12,24 @@ import torch
 from torch import Tensor
 
 from ..drafters.base import Drafter, TreeDrafter
+from ..drafters.none import NoDrafter
 from ..integrations.runners import as_runner
 from ..laws import TargetLaw
+from ..processors import Processors
 from ..sampling import SamplingParams
-from .arguments import check_listeners, check_speculation, check_streamer
+from .arguments import check_listeners, check_processors, check_speculation, check_streamer
 from .claims import claimed
-from .costs import measure_costs, synchronize
+from .costs import CostTable, LearnedCosts
 from .graph import begin_steps
+from .hindsight import Hindsight
 from .listeners import emitter, progress_bar
-from .output import GenerationOutput, Recorder
+from .output import GenerationOutput, Recorder, Seconds
+from .rehearsal import begin_costs, synchronize
 from .request import Request
 from .runner import Runner
 from .schedule import AutoSchedule, FixedSchedule, Schedule
 from .state import DecodingState, Speculation
+from .steps import Steps
 from .stopping import Stopper
 
 
@@ -35,9 +40,10 @@ def generate(
     drafter: Drafter,
     attention_mask: Tensor | None = None,
     sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
+    processors: Processors | None = None,
     seeds: Tensor | None = None,
     max_new_tokens: int = 128,
-    num_speculative_tokens: int | str = 5,
+    num_speculative_tokens: int | str | CostTable = "auto",
     acceptance: str = "token",
     target_law: TargetLaw | None = None,
     eos_token_id: int | Iterable[int] | None = None,
@@ -75,16 +81,23 @@ def generate(
         row may begin (of an encoder-decoder, begin or end) with the model's padding id.
     sampling : SamplingParams
         Of the target; tensor fields ``[batch]`` on the model's device.
+    processors : Processors, optional
+        Penalties, biases, allowed and banned ids of the target's logits, before `sampling`; no `token_bitmask`. What is
+        emitted is added to its `token_counts`, which begin with the prompt: ``TokenCounts(input_ids, max_new_tokens,
+        attention_mask)``, made anew for each call. Drafts are drawn without.
     seeds : Tensor, optional
         ``[batch]`` int64. None: drawn from torch's default generator.
     max_new_tokens : int
         Tokens of each sequence at most, >= 1.
-    num_speculative_tokens : int or "auto"
-        Draft tokens a step, 0 … 64. "auto": each sequence chooses 0, 1, 3 or 7 at each step from what it has emitted so
-        far and from costs measured at the first such call with this model, kind of drafter and batch size, so that
-        drafting switches itself off where it does not pay. The choice depends on those times, so with "token" and
-        "block" the draws of a seed are not reproducible (their distribution is the same, but for a `target_law` that
-        leaves the bonus to the target). A drafter of trees has their size itself: an integer is not looked at.
+    num_speculative_tokens : int, "auto" or CostTable
+        Draft tokens a step, 0 … 64. "auto": 0, 1, 3 or 7, chosen for the batch at each step by what its drafts have
+        yielded so far and by what steps have cost (at the first call with this model, kind of drafter and batch size, a
+        rehearsal of eight), so that drafting switches itself off where it does not pay. Where `acceptance` is "token"
+        or "block", sampling is not greedy and `seeds` are given, the draws depend on that choice: then costs are
+        nominal ones, the same everywhere, so that the seeds reproduce. A `CostTable`: as "auto", by these costs;
+        ``stats.costs`` of a call are those that it chose by, and reproduce its tokens with its seeds. A drafter of
+        trees has their size itself: this is not looked at. With a `target_law` the distribution depends on how much is
+        drafted, and "auto" is 5.
     acceptance : {"token", "block", "match", "greedy", "typical"}
         See `verify_chain`, and for trees `verify_tree`, where "token" and "block" are its "sample". "greedy" decodes
         greedily whatever `sampling` says. "typical" is for trees and not lossless.
@@ -98,7 +111,8 @@ def generate(
         ended); says for each how many of them are kept where it ends there, and None where it goes on.
     streamer : optional
         A transformers streamer (``put`` / ``end``; batch 1 only), or a callable that is given, after every step, a list
-        of ``[n]`` int64 arrays: the new tokens of each sequence.
+        of ``[n]`` int64 arrays: the new tokens of each sequence. An object with a method ``step`` has that called with
+        a second list, of ``[n]`` int64 arrays: where each of those tokens came from, as `Provenance`.
     progress : bool
         Show a progress bar (needs tqdm).
 
@@ -119,6 +133,7 @@ def generate(
     request = Request(input_ids, attention_mask, sampling, seeds, max_new_tokens, eos_token_id)
     request.check("generate", runner)
     check_speculation(runner, drafter, num_speculative_tokens, acceptance, target_law)
+    check_processors(runner, processors, request.batch_size, max_new_tokens)
     check_streamer(streamer, request.batch_size)
     check_listeners(stop, progress)
     ends = request.ends("generate", runner)
@@ -126,10 +141,10 @@ def generate(
     with torch.inference_mode(), ExitStack() as cleanup:
         cleanup.enter_context(claimed("generate", **own))
         prompt = request.prompt(runner)
-        deepest, longest_draft, hidden_size = _extent(drafter, runner, num_speculative_tokens)
+        longest_draft, hidden_size = _extent(drafter, runner, num_speculative_tokens)
         speculation = Speculation(acceptance, longest_draft, target_law, hidden_size)
         seeds = request.make_seeds(runner)
-        state = DecodingState.begin(prompt, runner, sampling, seeds, max_new_tokens, speculation)
+        state = DecodingState.begin(prompt, runner, sampling, seeds, max_new_tokens, speculation, processors)
         recorder = Recorder(state.batch_size, max_new_tokens, longest_draft)
         stopper = Stopper(stop, state.batch_size)
         emit = emitter(streamer, prompt.host_tokens, cleanup)
@@ -142,32 +157,70 @@ def generate(
         runner.start(prompt, state.capacity)
         runner.prefill(prompt)
         steps = cleanup.enter_context(begin_steps(state, runner, drafter, ends))
-        schedule: Schedule
-        if num_speculative_tokens == "auto":
-            schedule = AutoSchedule(state.batch_size, measure_costs(steps))
-        else:
-            schedule = FixedSchedule(deepest)
         synchronize(state.device)
+        prefilled = time.perf_counter()
+        costs = _costs(steps, num_speculative_tokens, reproducible=request.seeds is not None)
+        schedule = _schedule(drafter, state.batch_size, num_speculative_tokens, costs)
+        hindsight = Hindsight(drafter, schedule) if isinstance(schedule, AutoSchedule) else None
         started = time.perf_counter()
 
         while state.host_active.any():
+            if hindsight:
+                hindsight.look(state)
+            launched = time.perf_counter()
             result, asked = steps.next_result(schedule)
+            seconds = time.perf_counter() - launched
             result = stopper.cut(state, result)
             drafter.commit(state, result)
-            schedule.note(result)
+            schedule.note(result, seconds if steps.steady else None)
+            if hindsight:
+                hindsight.judge(result)
             recorder.add(result)
             recorder.target_forwards += 1
             recorder.draft_steps += asked
             emit(result)
             advance(result)
-        seconds = (started - began, time.perf_counter() - started)
-    return recorder.output(runner, input_ids, seconds)
+        ended = time.perf_counter()
+    times = Seconds(prefilled - began, ended - started, started - prefilled)
+    return recorder.output(runner, input_ids, times, None if costs is None else costs.table)
 
 
-def _extent(drafter: Drafter, runner: Runner, num_speculative_tokens: int | str) -> tuple[int, int, int | None]:
-    """Of a draft, how deep it is and how many tokens it has at most; and the width of hidden states that are kept."""
+FIXED_DRAFT_LENGTH = 5
+"""What "auto" is where it must not choose."""
+
+
+def _extent(drafter: Drafter, runner: Runner, num_speculative_tokens: int | str | CostTable) -> tuple[int, int | None]:
+    """How many tokens a draft has at most, and the width of hidden states that are kept."""
     if isinstance(drafter, TreeDrafter):
-        hidden_size = runner.hidden_size if drafter.reads_hidden else None
-        return drafter.max_depth, max(drafter.num_nodes - 1, drafter.max_depth), hidden_size
-    tokens = AutoSchedule.max_draft_tokens if num_speculative_tokens == "auto" else int(num_speculative_tokens)
-    return tokens, tokens, None
+        return max(drafter.num_nodes - 1, drafter.max_depth), runner.hidden_size if drafter.reads_hidden else None
+    return num_speculative_tokens if isinstance(num_speculative_tokens, int) else AutoSchedule.max_draft_tokens, None
+
+
+def _costs(
+    steps: Steps, num_speculative_tokens: int | str | CostTable, *, reproducible: bool
+) -> CostTable | LearnedCosts | None:
+    """What draft lengths are chosen by; None where they are fixed."""
+    state, drafter = steps.state, steps.drafter
+    if isinstance(drafter, (TreeDrafter, NoDrafter)) or isinstance(num_speculative_tokens, int):
+        return None
+    if isinstance(num_speculative_tokens, CostTable):
+        return num_speculative_tokens
+    if state.target_law is not None:
+        return None
+    draws = state.acceptance in ("token", "block") and not state.sampling.is_greedy
+    if reproducible and draws:
+        return CostTable.nominal(draft_model=drafter.runner is not None)
+    return begin_costs(steps)
+
+
+def _schedule(
+    drafter: Drafter,
+    batch_size: int,
+    num_speculative_tokens: int | str | CostTable,
+    costs: CostTable | LearnedCosts | None,
+) -> Schedule:
+    if costs is not None:
+        return AutoSchedule(batch_size, costs)
+    if isinstance(drafter, TreeDrafter):
+        return FixedSchedule(drafter.max_depth)
+    return FixedSchedule(num_speculative_tokens if isinstance(num_speculative_tokens, int) else FIXED_DRAFT_LENGTH)

@@ -118,7 +118,6 @@ class CapturedSteps(Steps):
         self._runs: Counter[tuple[Any, ...]] = Counter()
         self._captures = True
         self._limits = torch.empty_like(state.lengths)
-        self._host_limits = _pinned(batch, state.device)
         self._drafts: dict[int, Draft] = {}  # by width: where drafts made on the host stand for the graphs
         room = batch * (longest_draft + 1 + OUTCOME_COLUMNS)
         self._landings = cycle([_Landing(_pinned(room, state.device), torch.cuda.Event()) for _ in range(2)])
@@ -145,17 +144,12 @@ class CapturedSteps(Steps):
     def _lag(self, schedule: Schedule) -> int:
         return int(self.drafter.capturable and not schedule.learns)
 
-    def _launch(self, wanted: int | np.ndarray, schedule: Schedule) -> Any:
-        state = self.state
-        if isinstance(wanted, np.ndarray):
-            self._host_limits.numpy()[:] = wanted  # free again: such a schedule waits for every step
-            self._limits.copy_(self._host_limits, non_blocking=True)
-        else:
-            self._limits.fill_(wanted)
+    def _launch(self, wanted: int, schedule: Schedule) -> Any:
+        self.steady = True
+        self._limits.fill_(wanted)
         # A graph of the full width serves the last steps too, in which fewer tokens are left than are drafted.
-        longest_draft = int(np.where(state.host_active, wanted, 0).max())
-        limits = state.draft_limits(wanted)
-        outcome = self._run(limits, schedule.round_up(longest_draft), int(limits.max()), schedule.round_up)
+        limits = self.state.draft_limits(wanted)
+        outcome = self._run(limits, schedule.round_up(wanted), int(limits.max()), schedule.round_up)
 
         landing = next(self._landings)
         landing.buffer[: outcome.numel()].copy_(outcome.view(-1), non_blocking=True)
@@ -212,6 +206,7 @@ class CapturedSteps(Steps):
     def _replay(self, shape: tuple[Any, ...], step: Callable[[], Tensor]) -> Tensor:
         """Replay `step`; in the first runs of its shape run it, then capture it."""
         found = self._graphs.get(shape)
+        self.steady = found is not None or not self._captures
         if found is None and self._captures:
             self._runs[shape] += 1
             if self._runs[shape] == WARM_UP_STEPS:

@@ -9,15 +9,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from .output import origins
 from .state import StepResult
 
 
 def emitter(streamer: Any, prompts: list[np.ndarray], cleanup: ExitStack) -> Callable[[StepResult], None]:
     """What hands each step's tokens to the streamer."""
+
+    def of_each(rows: np.ndarray, result: StepResult) -> list[np.ndarray]:
+        return [row[:n] for row, n in zip(rows, result.num_tokens, strict=True)]
+
     if streamer is None:
         return lambda result: None
+    if callable(getattr(streamer, "step", None)):
+        return lambda result: streamer.step(of_each(result.tokens, result), of_each(origins(result), result))
     if not hasattr(streamer, "put"):
-        return lambda result: streamer([row[:n] for row, n in zip(result.tokens, result.num_tokens, strict=True)])
+        return lambda result: streamer(of_each(result.tokens, result))
     cleanup.callback(streamer.end)
     streamer.put(torch.from_numpy(prompts[0]))
     return lambda result: streamer.put(torch.from_numpy(result.tokens[0, : result.num_tokens[0]]))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .costs import CostTable
 from .runner import Runner
 from .state import StepResult
 
@@ -42,7 +44,11 @@ class GenerationStats:
     target_forwards, draft_steps : int
         Forwards of the target over the batch, prefill not counted; steps in which the drafter was asked.
     seconds_prefill, seconds_decode : float
-        Wall clock, in seconds; the first includes starting the drafter and, for "auto", measuring costs.
+        Wall clock, in seconds; the first includes starting the drafter.
+    seconds_rehearsal : float
+        Between them: measuring what drafts cost, which "auto" does at its first call.
+    costs : CostTable or None
+        What "auto" chose draft lengths by; None where it did not.
     """
 
     num_tokens: int
@@ -56,6 +62,8 @@ class GenerationStats:
     draft_steps: int
     seconds_prefill: float
     seconds_decode: float
+    seconds_rehearsal: float = 0.0
+    costs: CostTable | None = None
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -115,6 +123,24 @@ class GenerationOutput:
     stats: GenerationStats
 
 
+class Seconds(NamedTuple):
+    """Wall clock of a call's parts; see `GenerationStats`."""
+
+    prefill: float
+    decode: float
+    rehearsal: float = 0.0
+
+
+def origins(result: StepResult) -> np.ndarray:
+    """``[batch, width + 1]`` int64: a `Provenance` for each of a step's tokens."""
+    columns = np.arange(result.tokens.shape[1])
+    num_accepted, num_drafted = result.num_accepted[:, None], result.num_drafted[:, None]
+    drawn = np.where(num_accepted == num_drafted, Provenance.BONUS, Provenance.RECOVERED)
+    found = np.where(columns < num_accepted, Provenance.ACCEPTED, drawn)
+    found[columns >= result.num_tokens[:, None]] = Provenance.PADDING
+    return found
+
+
 class Recorder:
     """Collects the steps' results on the host.
 
@@ -146,9 +172,7 @@ class Recorder:
         width = result.tokens.shape[1] - 1
         columns = np.arange(width + 1)
         num_accepted, num_drafted = result.num_accepted[:, None], result.num_drafted[:, None]
-        drawn = np.where(num_accepted == num_drafted, Provenance.BONUS, Provenance.RECOVERED)
-        origin = np.where(columns < num_accepted, Provenance.ACCEPTED, drawn)
-        origin[columns >= result.num_tokens[:, None]] = Provenance.PADDING
+        origin = origins(result)
         slots = self.num_tokens[:, None] + columns
         self.tokens[self._rows, slots] = result.tokens
         self.provenance[self._rows, slots] = origin
@@ -164,16 +188,18 @@ class Recorder:
             self.drafted_per_position[:width] += (columns[:width] < num_drafted).sum(0)
             self.accepted_per_position[:width] += (columns[:width] < num_accepted).sum(0)
 
-    def stats(self, seconds: tuple[float, float]) -> GenerationStats:
-        """The counts so far, and the seconds of prefill and of decoding."""
+    def stats(self, seconds: Seconds, costs: CostTable | None = None) -> GenerationStats:
+        """The counts so far, and the times."""
         reached = int((self.drafted_per_position > 0).sum())
         return GenerationStats(
             int(self.num_tokens.sum()), self.steps, self.drafted, self.accepted, self.rejected,
             self.drafted_per_position[:reached], self.accepted_per_position[:reached],
-            self.target_forwards, self.draft_steps, *seconds,
+            self.target_forwards, self.draft_steps, *seconds, costs,
         )  # fmt: skip
 
-    def output(self, runner: Runner, input_ids: Tensor, seconds: tuple[float, float]) -> GenerationOutput:
+    def output(
+        self, runner: Runner, input_ids: Tensor, seconds: Seconds, costs: CostTable | None = None
+    ) -> GenerationOutput:
         """What a loop returns, from what was recorded."""
         longest = int(self.num_tokens.max())
         tokens = torch.from_numpy(self.tokens[:, :longest].copy())
@@ -188,5 +214,5 @@ class Recorder:
             num_tokens=torch.from_numpy(self.num_tokens),
             provenance=torch.from_numpy(self.provenance[:, :longest].copy()),
             status=torch.from_numpy(self.status),
-            stats=self.stats(seconds),
+            stats=self.stats(seconds, costs),
         )

@@ -1,36 +1,36 @@
-"""How many tokens each sequence drafts in its next step."""
+"""How many tokens are drafted in the next step."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..analysis.theory import best_draft_length
+from .costs import AUTO_DRAFT_LENGTHS, CostTable, LearnedCosts
 from .state import StepResult
 
-AUTO_DRAFT_LENGTHS = (0, 1, 3, 7)
-"""What "auto" chooses from: 1, 2, 4 or 8 verified rows a sequence."""
+_Ints = NDArray[np.int64]
+_Flags = NDArray[np.bool_]
 
 
 class Schedule(ABC):
-    """Chooses the number of draft tokens from what a sequence has already emitted, and from nothing else."""
+    """Chooses the number of draft tokens from what was emitted already and from what steps cost, nothing else."""
 
     max_draft_tokens: int
     learns: bool
     """Whether `next` depends on the steps noted so far."""
 
     @abstractmethod
-    def next(self) -> int | np.ndarray:
-        """Draft tokens of the next step: one number, or ``[batch]`` int64."""
+    def next(self) -> int:
+        """Draft tokens of each sequence in the next step."""
 
     @abstractmethod
     def round_up(self, width: int) -> int:
         """Width that a draft of `width` tokens is padded to, so that few different row counts are ever verified."""
 
-    def note(self, result: StepResult) -> None:  # noqa: B027 - a fixed schedule learns nothing
-        """Learn from a step."""
+    def note(self, result: StepResult, seconds: float | None) -> None:  # noqa: B027 - a fixed schedule learns nothing
+        """Learn from a step and its time; None: that says nothing."""
 
 
 class FixedSchedule(Schedule):
@@ -41,77 +41,140 @@ class FixedSchedule(Schedule):
     def __init__(self, num_tokens: int) -> None:
         self.max_draft_tokens = num_tokens
 
-    def next(self) -> int | np.ndarray:
+    def next(self) -> int:
         return self.max_draft_tokens
 
     def round_up(self, width: int) -> int:
         return self.max_draft_tokens if width else 0
 
 
-@dataclass(frozen=True)
-class CostTable:
-    """Measured times of one step of the whole batch, frozen when a generation starts.
-
-    Attributes
-    ----------
-    seconds : ndarray
-        ``[len(AUTO_DRAFT_LENGTHS)]`` float64: drafting and verifying so many tokens.
-    """
-
-    seconds: np.ndarray
-
-
 class AutoSchedule(Schedule):
-    """Each sequence drafts as many tokens as maximise its expected tokens a second, none where that does not pay.
+    """The batch drafts as many tokens a sequence as maximise its expected tokens a second, or none.
 
-    Its acceptance probability is estimated from the sequence's own steps, the older ones counting less, and
-    `best_draft_length` chooses by it. A sequence that does not draft tries one token again now and then, less and less
-    often while that fails.
+    A forward has the same number of rows for each sequence, so the number is the batch's: rows that gain nothing for
+    one sequence are weighed against what they gain for the others. Where no draft pays, the least bad one is tried
+    again now and then, less and less often while that fails; a drafter that can say what it would have proposed
+    (`Drafter.foresee`) is judged by that, which costs nothing. Where drafts pay, a step of another length is now and
+    then made for comparison, as its costs may have changed.
 
     Parameters
     ----------
     batch_size : int
-    costs : CostTable
+    costs : CostTable or LearnedCosts
     """
 
     max_draft_tokens = AUTO_DRAFT_LENGTHS[-1]
     learns = True
-    _MEMORY = 0.97  # weight left to a judged token by the next one: about the last 33 count
-    _PRIOR = (1.0, 2.0)  # accepted and judged tokens assumed before the first step
     _MARGIN = 1.02  # a gain below this does not pay for the risk of a wrong estimate
-    _FIRST_PROBE, _LAST_PROBE = 8, 64  # steps without drafting before another try
+    _FIRST_PROBE, _LAST_PROBE = 16, 64  # steps without drafts before another try
+    _FIRST_COMPARISON, _LAST_COMPARISON = 32, 256  # steps with drafts before one of another length
 
-    def __init__(self, batch_size: int, costs: CostTable) -> None:
+    def __init__(self, batch_size: int, costs: CostTable | LearnedCosts) -> None:
         self._lengths = np.array(AUTO_DRAFT_LENGTHS, dtype=np.int64)
-        self._seconds = costs.seconds
-        self._accepted = np.full(batch_size, self._PRIOR[0])
-        self._judged = np.full(batch_size, self._PRIOR[1])
-        self._idle_steps = np.zeros(batch_size, dtype=np.int64)
-        self._probe_after = np.full(batch_size, self._FIRST_PROBE, dtype=np.int64)
+        self._costs = costs
+        self._yield = Yield(batch_size, self.max_draft_tokens)
+        self._active = np.ones(batch_size, dtype=bool)
+        self._step = 0
+        self._plain_steps = 0  # since the last draft
+        self._probe_after = self._FIRST_PROBE
+        self._same_steps = 0  # with drafts, since the last comparison
+        self._compare_after, self._comparisons = self._FIRST_COMPARISON, 0
+        self._choose()
 
-    def next(self) -> int | np.ndarray:
-        lengths = self._best()
-        lengths[(lengths == 0) & (self._idle_steps >= self._probe_after)] = 1
-        return lengths
+    def next(self) -> int:
+        choice = self._best
+        if choice == 0 and self._plain_steps >= self._probe_after:
+            choice = 1 + int(self._rates[1:].argmax())
+        elif choice > 0 and self._same_steps >= self._compare_after:
+            others = [0] + [other for other in (choice + 1, choice - 1) if 0 < other < len(self._rates)]
+            choice = others[self._comparisons % len(others)]
+        return int(self._lengths[choice])
 
     def round_up(self, width: int) -> int:
         return int(self._lengths[np.searchsorted(self._lengths, width)])
 
-    def note(self, result: StepResult) -> None:
-        drafted = result.num_drafted > 0
-        rejected = drafted & (result.num_accepted < result.num_drafted) & (result.num_tokens > result.num_accepted)
-        judged = np.where(drafted, result.num_accepted, 0) + rejected
-        kept = self._MEMORY**judged
-        self._accepted = self._accepted * kept + np.where(drafted, result.num_accepted, 0)
+    def note(self, result: StepResult, seconds: float | None) -> None:
+        width = result.tokens.shape[1] - 1
+        if seconds is not None:
+            self._costs.learn(self._step, width, seconds)
+        self._step += 1
+        self._active = result.active
+        best = self._best
+        if best > 0 and self._same_steps >= self._compare_after:
+            self._same_steps, self._comparisons = 0, self._comparisons + 1
+            self._compare_after = min(2 * self._compare_after, self._LAST_COMPARISON)
+        if not width:
+            self._plain_steps += 1
+            self._yield.fade()
+            self._choose()
+            return
+        worked = result.num_drafted >= 0
+        short = result.num_accepted < width
+        # What ended with its last draft token, or was left no room for more, failed at nothing.
+        ended = ~result.active & (result.num_accepted == result.num_drafted)
+        failed = worked & short & ~ended & (result.num_tokens > result.num_accepted)
+        self._yield.add(np.where(worked, result.num_accepted, 0), failed)
+        self._same_steps += 1
+        self._choose()
+        if self._best > 0:
+            self._probe_after = self._FIRST_PROBE
+        elif best == 0 and failed.any():
+            self._probe_after = min(2 * self._probe_after, self._LAST_PROBE)
+        if best > 0 or failed.any():  # a try that succeeds is repeated
+            self._plain_steps = 0
+
+    def judge(self, accepted: _Ints, failed: _Flags) -> None:
+        """Learn from drafts that were not verified: as much of them was emitted anyway, and the next was another."""
+        self._yield.add(accepted, failed)
+        self._probe_after = self._LAST_PROBE  # all that a try can tell is what it costs
+        self._choose()
+
+    def _choose(self) -> None:
+        """Find the length of the best expected rate under the present estimates."""
+        expected = self._yield.expected()[self._active].sum(0)[self._lengths]
+        self._rates = expected / self._costs.at(self._step)  # [lengths], of the whole batch
+        best = int(self._rates.argmax())
+        self._best = best if self._rates[best] > self._MARGIN * self._rates[0] else 0
+
+
+class Yield:
+    """Estimates of what drafts yield in each sequence of a batch, from the outcomes of its own and the others' drafts.
+
+    Acceptance is estimated by position, as a lookup that found the right place goes on being right. Where a position
+    was seldom reached, the sequence's average counts, and where the sequence has drafted little, the batch's.
+
+    Parameters
+    ----------
+    batch_size, longest : int
+    """
+
+    _MEMORY = 0.985  # weight left to a token by the next one: about the last 70 count
+    _PRIOR = (1.0, 2.0)  # accepted and judged tokens assumed of the batch before the first step
+    _SEQUENCE, _POSITION = 2.0, 6.0  # judged tokens that a batch's and a sequence's averages count as
+
+    def __init__(self, batch_size: int, longest: int) -> None:
+        self._accepted = np.zeros((batch_size, longest))
+        self._judged = np.zeros((batch_size, longest))
+        self._positions = np.arange(longest)
+
+    def add(self, accepted: _Ints, failed: _Flags) -> None:
+        """Take in a draft of each sequence: so many tokens were accepted, and the next one was not, or was missing."""
+        good = self._positions < accepted[:, None]
+        judged = self._positions < (accepted + failed)[:, None]
+        kept = self._MEMORY ** judged.sum(1, keepdims=True)
+        self._accepted = self._accepted * kept + good
         self._judged = self._judged * kept + judged
 
-        pays = self._best() > 0
-        probed = drafted & ~pays & (self._idle_steps >= self._probe_after)
-        hopeful = probed & ~rejected  # goes on trying: its idle steps still count
-        longer = np.minimum(2 * self._probe_after, self._LAST_PROBE)
-        self._probe_after = np.where(pays, self._FIRST_PROBE, np.where(probed & rejected, longer, self._probe_after))
-        self._idle_steps = np.where(drafted & ~hopeful, 0, self._idle_steps + ~drafted)
+    def fade(self) -> None:
+        """A step without drafts: what is known is a token older."""
+        self._accepted *= self._MEMORY
+        self._judged *= self._MEMORY
 
-    def _best(self) -> np.ndarray:
-        """``[batch]`` int64, the length of the best expected rate under the present estimate."""
-        return best_draft_length(self._accepted / self._judged, self._lengths, self._seconds, self._MARGIN)
+    def expected(self) -> NDArray[np.float64]:
+        """``[batch, longest + 1]``: tokens that a step yields in the mean, by the number of draft tokens."""
+        accepted, judged = self._accepted.sum(1, keepdims=True), self._judged.sum(1, keepdims=True)
+        batch = (accepted.sum() + self._PRIOR[0]) / (judged.sum() + self._PRIOR[1])
+        sequence = (accepted + self._SEQUENCE * batch) / (judged + self._SEQUENCE)
+        share = (self._accepted + self._POSITION * sequence) / (self._judged + self._POSITION)
+        reached = np.pad(share.cumprod(1), ((0, 0), (1, 0)), constant_values=1.0)
+        return np.asarray(reached.cumsum(1))

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from ..laws import TargetLaw
+from ..processors import Processors
 from ..sampling import SamplingParams
+from ..types import TokenCounts
 from .runner import Prompt, Runner
 
 OUTCOME_COLUMNS = 5
@@ -86,6 +88,8 @@ class DecodingState:
         ``[batch]`` bool, `active` as of the last stop check.
     host_limits : ndarray
         ``[batch]`` int64, how many draft tokens of each sequence the coming step puts to the test at most.
+    processors : Processors or None
+        Of the target's logits; what is emitted is added to their `token_counts`.
 
     What a step begins with is `at_step`: a drafter is given that, with its own `longest` and `host_limits`.
     """
@@ -109,6 +113,7 @@ class DecodingState:
     host_remaining: np.ndarray
     host_active: np.ndarray
     host_limits: np.ndarray
+    processors: Processors | None = None
 
     @staticmethod
     def begin(
@@ -118,6 +123,7 @@ class DecodingState:
         seeds: Tensor,
         max_new_tokens: int,
         how: Speculation,
+        processors: Processors | None = None,
     ) -> DecodingState:
         """The state before the first step."""
         batch, device = prompt.lengths.numel(), runner.device
@@ -137,6 +143,7 @@ class DecodingState:
             host_remaining=np.full(batch, max_new_tokens, dtype=np.int64),
             host_active=np.ones(batch, dtype=bool),
             host_limits=np.full(batch, how.max_draft_tokens, dtype=np.int64),
+            processors=processors,
         )  # fmt: skip
 
     @property
@@ -148,6 +155,11 @@ class DecodingState:
     def device(self) -> torch.device:
         """Where the tensors live."""
         return self.tokens.device
+
+    @property
+    def token_counts(self) -> TokenCounts | None:
+        """What the processors count."""
+        return None if self.processors is None else self.processors.token_counts
 
     @property
     def cascade_bonus(self) -> bool:
@@ -166,7 +178,7 @@ class DecodingState:
         """``[batch, num]`` int64, where the next `num` tokens of each text will stand."""
         return self.lengths[:, None] + torch.arange(num, device=self.device)
 
-    def draft_limits(self, wanted: int | np.ndarray) -> np.ndarray:
+    def draft_limits(self, wanted: int) -> np.ndarray:
         """``[batch]`` int64: what is left of `wanted` draft tokens in each sequence, as far as the host knows."""
         return np.where(self.host_active, np.minimum(wanted, self.host_remaining - 1), 0)
 
@@ -177,7 +189,9 @@ class DecodingState:
     @contextmanager
     def rewound(self) -> Iterator[None]:
         """Steps made within have not happened afterwards: what they wrote past the lengths is written again."""
-        changing = (self.lengths, self.remaining, self.active, self.step)
+        counts = self.token_counts
+        counted = () if counts is None else (counts.ids, counts.counts, counts.num_output)
+        changing = (self.lengths, self.remaining, self.active, self.step, *counted)
         before = [tensor.clone() for tensor in changing]
         yield
         for tensor, value in zip(changing, before, strict=True):
@@ -194,6 +208,8 @@ class DecodingState:
         `take_in`.
         """
         self.tokens.scatter_(1, self.next_positions(tokens.shape[1]), tokens.clamp(min=0))
+        if self.token_counts is not None:
+            self.token_counts.add_(tokens)
         self.lengths += num_tokens
         self.remaining -= num_tokens
         self.step += 1

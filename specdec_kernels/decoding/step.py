@@ -76,6 +76,7 @@ def _verify_chain(
         **_randomness(state, rule, width + 1),
         params=state.sampling,
         draft_params=draft.params,
+        processors=state.processors,
         acceptance=rule,
         # without a draft there is nothing to mix the target's distribution with
         target_law=state.target_law if state.asks_drafter(width) else None,
@@ -108,6 +109,7 @@ def _verify_tree(
         tokens.masked_fill(~state.active[:, None], PLACEHOLDER_TOKEN_ID),
         acceptance=rule,
         params=state.sampling,
+        processors=state.processors,
         eos_token_ids=ends,
         **_randomness(state, rule, tree.num_nodes, tree),
     )

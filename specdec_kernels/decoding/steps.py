@@ -33,10 +33,12 @@ class Steps:
 
     rehearsals = 0
     """Times that a draft length must have been rehearsed before it runs at its own speed."""
+    steady = True
+    """Whether the last step ran at its own speed."""
 
     def __init__(self, state: DecodingState, runner: Runner, drafter: Drafter, ends: Tensor | None) -> None:
         self.state, self.runner, self.drafter, self.ends = state, runner, drafter, ends
-        self._under_way: deque[tuple[int | np.ndarray, Any]] = deque()
+        self._under_way: deque[tuple[int, Any]] = deque()
 
     def __enter__(self) -> Steps:
         return self
@@ -72,18 +74,15 @@ class Steps:
         """Steps that are launched before the host has looked at the one before them."""
         return 0
 
-    def _launch(self, wanted: int | np.ndarray, schedule: Schedule) -> Any:
+    def _launch(self, wanted: int, schedule: Schedule) -> Any:
         """Enqueue a step; what `_fetch` needs to get at its outcome."""
         state = self.state
         at_step = state.at_step(state.draft_limits(wanted), state.longest)
         num_tokens = int(at_step.host_limits.max())
         if state.asks_drafter(num_tokens):
             self.drafter.prepare(at_step)
-        limits = None
-        if num_tokens and isinstance(wanted, np.ndarray):
-            limits = torch.from_numpy(wanted).to(state.device, non_blocking=True)
         draft = self._propose(at_step, num_tokens, schedule.round_up)
-        return verify_step(state, self.runner, draft, state.longest, limits, self.ends)
+        return verify_step(state, self.runner, draft, state.longest, None, self.ends)
 
     def _fetch(self, launched: Any) -> np.ndarray:
         """The stop check: the one transfer of a step, and the only point that waits for the device."""

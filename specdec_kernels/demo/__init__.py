@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import json
-import sys
 from collections.abc import Sequence
 
-from ..options import LARGEST_SEED, MOST_THREADS, integer
+from ..commands import ended
+from ..options import LARGEST_SEED, MOST_THREADS, draft_length, integer
 
 __all__ = ["main"]
-
-_MISSING = "the demo needs the 'transformers' extra of the package (pip install 'specdec_kernels[transformers]'): {}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,46 +27,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         Bad options end the process with status 2, as argparse does.
     """
     arguments = _parse(argv)
-    try:
-        from ..assets import AssetError
-        from . import compare
-    except ImportError as error:
-        return _fail(_MISSING.format(error))
-    try:
-        report = compare.run(
-            arguments.prompts,
-            batch=arguments.batch,
-            max_new_tokens=arguments.max_new_tokens,
-            temperatures=arguments.temperature,
-            threads=arguments.threads,
-            num_speculative_tokens=arguments.num_speculative_tokens,
-            seed=arguments.seed,
-            show=None if arguments.json else compare.print_comparison,
-        )
-        if arguments.json:
-            print(json.dumps(report, indent=1))
-        else:
-            compare.print_summary(report)
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        print("\ndemo: stopped", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of our output has gone, as in `... | head`
-        sys.stdout = None  # else the interpreter complains once more at exit
-        return 1
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return _fail("the disk is full" if full else str(error))
-    except ImportError as error:
-        return _fail(_MISSING.format(error))
-    except (AssetError, ValueError, MemoryError) as error:
-        return _fail(str(error) or "out of memory")
-    return 0
+    return ended("demo", lambda: _run(arguments), extra="transformers")
 
 
-def _fail(reason: str) -> int:
-    print(f"demo: {reason}", file=sys.stderr)
-    return 1
+def _run(arguments: argparse.Namespace) -> None:
+    from . import compare
+
+    report = compare.run(
+        arguments.prompts,
+        batch=arguments.batch,
+        max_new_tokens=arguments.max_new_tokens,
+        temperatures=arguments.temperature,
+        threads=arguments.threads,
+        num_speculative_tokens=arguments.num_speculative_tokens,
+        seed=arguments.seed,
+        show=None if arguments.json else compare.print_comparison,
+    )
+    if arguments.json:
+        print(json.dumps(report, indent=1))
+    else:
+        compare.print_summary(report)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -93,16 +70,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="0 is greedy")
     parser.add_argument(
         "--num-speculative-tokens",
-        type=_draft_length,
-        default=3,
+        type=draft_length,
+        default="auto",
         metavar="K",
-        help="draft tokens a step, or auto: each sequence chooses for itself",
+        help="draft tokens a step, or auto: as many as pay",
     )
     parser.add_argument("--threads", type=integer(1, MOST_THREADS), help="CPU threads (default: the cores, at most 8)")
     parser.add_argument("--seed", type=integer(0, LARGEST_SEED), default=0, help="of the sampled answers")
     parser.add_argument("--json", action="store_true", help="print figures and texts as one JSON document instead")
     return parser.parse_args(argv)
-
-
-def _draft_length(text: str) -> int | str:
-    return text if text == "auto" else integer(1, 64)(text)

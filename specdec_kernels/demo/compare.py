@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from itertools import product
 from typing import Any
 
 import torch
@@ -45,7 +47,8 @@ def run(
     -------
     dict
         Of plain values: "threads", "batch", "max_new_tokens" and "comparisons", a list with one dict for each set and
-        temperature; `show` has been called with each of those when it was ready.
+        temperature; `show` has been called with each of those when it was ready. Where stderr is a terminal, it shows
+        the two runs side by side as they happen.
 
     Raises
     ------
@@ -54,7 +57,7 @@ def run(
     ValueError
         No such prompt set, too few prompts in it, a bad temperature.
     """
-    from tqdm import tqdm
+    from .columns import Columns
 
     torch.set_num_threads(threads or min(_MAX_THREADS, len(os.sched_getaffinity(0))))
     settings = [SamplingParams(temperature=temperature) for temperature in temperatures]
@@ -64,12 +67,12 @@ def run(
     seeds = torch.arange(seed, seed + batch)
     report: Report = {"threads": torch.get_num_threads(), "batch": batch, "max_new_tokens": max_new_tokens}
     report["comparisons"] = []
-    total = 2 * len(names) * len(settings) * batch * max_new_tokens
-    with pack_linear_weights(model), tqdm(total=total, unit="token", leave=False, mininterval=0.2, disable=None) as bar:
+    with pack_linear_weights(model):
 
-        def decode(inputs: tuple[Tensor, Tensor], drafter: Drafter, sampling: SamplingParams) -> GenerationOutput:
-            done = bar.n
-            output = generate(
+        def decode(
+            inputs: tuple[Tensor, Tensor], drafter: Drafter, sampling: SamplingParams, streamer: object
+        ) -> GenerationOutput:
+            return generate(
                 model,
                 inputs[0],
                 attention_mask=inputs[1],
@@ -79,22 +82,21 @@ def run(
                 max_new_tokens=max_new_tokens,
                 num_speculative_tokens=num_speculative_tokens,
                 acceptance="greedy" if sampling.is_greedy else "match",
-                streamer=lambda rows: bar.update(sum(map(len, rows))),
+                streamer=streamer,
             )
-            bar.update(done + batch * max_new_tokens - bar.n)  # answers that ended early
-            return output
 
-        for name, inputs in batches.items():
-            for sampling in settings:
-                bar.set_description(f"{name}, temperature {sampling.temperature:g}")
-                plain = decode(inputs, NoDrafter(), sampling)
-                speculative = decode(inputs, drafter, sampling)
-                comparison = {"prompts": name, "temperature": sampling.temperature}
-                comparison |= _compare(plain, speculative, tokenizer)
-                report["comparisons"].append(comparison)
-                if show is not None:
-                    with tqdm.external_write_mode(sys.stdout):
-                        show(comparison)
+        for number, (name, sampling) in enumerate(product(names, settings), 1):
+            title = f"{name}, temperature {sampling.temperature:g} ({number} of {len(names) * len(settings)})"
+            runs = {"plain decoding": NoDrafter(), "with speculation": drafter}
+            with Columns(title, tokenizer, sys.stderr) if sys.stderr.isatty() else nullcontext() as columns:
+                plain, speculative = (
+                    decode(batches[name], by, sampling, columns and columns.begin(run)) for run, by in runs.items()
+                )
+            comparison = {"prompts": name, "temperature": sampling.temperature}
+            comparison |= _compare(plain, speculative, tokenizer)
+            report["comparisons"].append(comparison)
+            if show is not None:
+                show(comparison)
     return report
 
 

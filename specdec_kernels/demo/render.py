@@ -12,7 +12,7 @@ from ..decoding import Provenance
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["legend", "pieces", "render", "use_color"]
+__all__ = ["Detokenizer", "legend", "pieces", "render", "use_color"]
 
 _COLORS = {Provenance.ACCEPTED: "\x1b[32m", Provenance.RECOVERED: "\x1b[31m", Provenance.BONUS: "\x1b[36m"}
 _MARKS = {Provenance.ACCEPTED: ("⟦", "⟧"), Provenance.RECOVERED: ("‹", "›"), Provenance.BONUS: ("", "")}
@@ -29,15 +29,43 @@ def use_color(stream: TextIO) -> bool:
     return stream.isatty() and not config.settings().no_color
 
 
-def pieces(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> list[str]:
+class Detokenizer:
     """The text that each token adds; a character spread over several tokens belongs to the one that completes it."""
-    texts, shown = [], ""
-    for end in range(1, len(tokens) + 1):
-        text = tokenizer.decode(tokens[:end], skip_special_tokens=True)
-        if end < len(tokens):
-            text = text.rstrip("\ufffd")  # the start of a character whose other bytes are still to come
-        texts.append(text[len(shown) :])
-        shown = max(shown, text, key=len)
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        self._before = self._shown = 0  # text up to `_shown` is out; from `_before` it is decoded again, for its spaces
+
+    def _texts(self) -> tuple[str, str]:
+        """What is out of the tokens from `_before` on, and all of their text."""
+        known, all_of_it = (
+            self._tokenizer.decode(tokens, skip_special_tokens=True)
+            for tokens in (self._tokens[self._before : self._shown], self._tokens[self._before :])
+        )
+        return known, all_of_it
+
+    def add(self, token: int) -> str:
+        """What `token` adds."""
+        self._tokens.append(token)
+        known, text = self._texts()
+        if text.endswith("\ufffd"):  # the start of a character whose other bytes are still to come
+            return ""
+        self._before, self._shown = self._shown, len(self._tokens)
+        return text[len(known) :]
+
+    def rest(self) -> str:
+        """What is left of a character that no token completed."""
+        known, text = self._texts()
+        return text[len(known) :]
+
+
+def pieces(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> list[str]:
+    """The text that each token adds, as `Detokenizer` has it; the last one has the rest."""
+    text = Detokenizer(tokenizer)
+    texts = [text.add(token) for token in tokens]
+    if texts:
+        texts[-1] += text.rest()
     return texts
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..decoding.runner import Runner
@@ -126,6 +128,14 @@ class Drafter(ABC):
         Randomness comes from ``uniform_samples(state.seeds, state.step, n, purpose="draft")``, or, for acceptance
         "match", from the verifier's own noise at the tokens' positions.
         """
+
+    def foresee(self, state: DecodingState, num_tokens: int) -> NDArray[np.int64] | None:
+        """What `propose` would propose, ``[batch, at most num_tokens]`` int64 and −1 after it, where drafts are one-hot
+        and finding them is next to no work; else None.
+
+        Asked before a step without drafting: from what is emitted the loop learns whether drafting would pay.
+        """
+        return None
 
     @abstractmethod
     def commit(self, state: DecodingState, result: StepResult) -> None:

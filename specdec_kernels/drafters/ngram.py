@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from .._host_py import MAX_NGRAM, check_integer
 from ..decoding.state import DecodingState, StepResult
@@ -47,10 +48,13 @@ class NgramDrafter(Drafter):
 
     def propose(self, state: DecodingState, num_tokens: int) -> Draft:
         """One-hot drafts, as wide as the longest found."""
+        return Draft(torch.from_numpy(self.foresee(state, num_tokens)).to(state.device, non_blocking=True))
+
+    def foresee(self, state: DecodingState, num_tokens: int) -> NDArray[np.int64]:
+        """The same, on the host."""
         assert self._index is not None
         tokens, counts = self._index.propose(num_tokens, limits=state.host_limits)
-        found = np.ascontiguousarray(tokens[:, : int(counts.max())])
-        return Draft(torch.from_numpy(found).to(state.device, non_blocking=True))
+        return np.ascontiguousarray(tokens[:, : int(counts.max())])
 
     def commit(self, state: DecodingState, result: StepResult) -> None:
         """Index what was emitted."""

@@ -17,19 +17,32 @@ them as they are. `indices` copies the rows that it names.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from ..checks import check_tensor
-from ..ops._common import FLOAT32, LOGIT_DTYPES, shape_error
+from ..checks import check_choice, check_flag, check_tensor
+from ..ops._common import FLOAT32, INT32, LOGIT_DTYPES, check_given, check_shape, shape_error
 from ..ops.sample import sample
 from ..ops.uniform_samples import uniform_samples
 from ..ops.verify_chain import verify_chain
 from ..ops.warp_probs import warp_probs
 from ..sampling import SamplingParams
 from .cutting import is_cut
+
+__all__ = [
+    "chain_speculative_sampling",
+    "min_p_sampling_from_probs",
+    "sampling_from_logits",
+    "sampling_from_probs",
+    "softmax",
+    "top_k_mask_logits",
+    "top_k_renorm_probs",
+    "top_k_sampling_from_probs",
+    "top_k_top_p_sampling_from_logits",
+    "top_k_top_p_sampling_from_probs",
+    "top_p_renorm_probs",
+    "top_p_sampling_from_probs",
+]
 
 Seed = int | Tensor | None
 
@@ -55,7 +68,7 @@ def softmax(logits: Tensor, temperature: Tensor | float | None = None, enable_pd
         A wrong dtype, shape or temperature.
     """
     _check_rows("softmax", "logits", logits, LOGIT_DTYPES)
-    return warp_probs(logits, SamplingParams(temperature=1.0 if temperature is None else temperature))
+    return warp_probs(logits, _params("softmax", logits, temperature=1.0 if temperature is None else temperature))
 
 
 def sampling_from_logits(
@@ -92,7 +105,7 @@ def sampling_from_logits(
     TypeError, ValueError
         A wrong dtype, shape, device or range, or NaN under `check_nan`.
     """
-    return _draw("sampling_from_logits", "logits", logits, None, indices, generator, check_nan, seed, offset)[0]
+    return _draw("sampling_from_logits", "logits", logits, {}, indices, generator, check_nan, seed, offset)[0]
 
 
 def sampling_from_probs(
@@ -110,7 +123,9 @@ def sampling_from_probs(
     With `return_valid` also ``[batch]`` bool: whether the row had a usable distribution. The rest as in
     `sampling_from_logits`.
     """
-    drawn = _draw("sampling_from_probs", "probs", probs, None, indices, generator, check_nan, seed, offset)
+    op = "sampling_from_probs"
+    check_flag(op, "return_valid", return_valid)
+    drawn = _draw(op, "probs", probs, {}, indices, generator, check_nan, seed, offset)
     return drawn if return_valid else drawn[0]
 
 
@@ -126,8 +141,9 @@ def top_p_sampling_from_probs(
     return_valid: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`sampling_from_probs` after `top_p`, a number or ``[batch]`` float32 (with `indices`: one an output)."""
-    op, params = "top_p_sampling_from_probs", SamplingParams(top_p=top_p)
-    drawn = _draw(op, "probs", probs, params, indices, generator, check_nan, seed, offset)
+    op = "top_p_sampling_from_probs"
+    check_flag(op, "return_valid", return_valid)
+    drawn = _draw(op, "probs", probs, {"top_p": top_p}, indices, generator, check_nan, seed, offset)
     return drawn if return_valid else drawn[0]
 
 
@@ -143,8 +159,9 @@ def top_k_sampling_from_probs(
     return_valid: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`sampling_from_probs` after `top_k`, a number or ``[batch]`` int32 or int64 (with `indices`: one an output)."""
-    op, params = "top_k_sampling_from_probs", SamplingParams(top_k=top_k)
-    drawn = _draw(op, "probs", probs, params, indices, generator, check_nan, seed, offset)
+    op = "top_k_sampling_from_probs"
+    check_flag(op, "return_valid", return_valid)
+    drawn = _draw(op, "probs", probs, {"top_k": top_k}, indices, generator, check_nan, seed, offset)
     return drawn if return_valid else drawn[0]
 
 
@@ -160,8 +177,9 @@ def min_p_sampling_from_probs(
     return_valid: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`sampling_from_probs` after `min_p`, a number or ``[batch]`` float32 (with `indices`: one an output)."""
-    op, params = "min_p_sampling_from_probs", SamplingParams(min_p=min_p)
-    drawn = _draw(op, "probs", probs, params, indices, generator, check_nan, seed, offset)
+    op = "min_p_sampling_from_probs"
+    check_flag(op, "return_valid", return_valid)
+    drawn = _draw(op, "probs", probs, {"min_p": min_p}, indices, generator, check_nan, seed, offset)
     return drawn if return_valid else drawn[0]
 
 
@@ -183,8 +201,8 @@ def top_k_top_p_sampling_from_logits(
     (the ids that both keep of the whole row, which makes one copy of the logits).
     """
     op = "top_k_top_p_sampling_from_logits"
-    cut = _both(op, filter_apply_order, top_k, top_p)
-    return _draw(op, "logits", logits, cut, indices, generator, check_nan, seed, offset)[0]
+    cuts, joint = {"top_k": top_k, "top_p": top_p}, _is_joint(op, filter_apply_order)
+    return _draw(op, "logits", logits, cuts, indices, generator, check_nan, seed, offset, joint)[0]
 
 
 def top_k_top_p_sampling_from_probs(
@@ -202,14 +220,16 @@ def top_k_top_p_sampling_from_probs(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`sampling_from_probs` after top-k and top-p, as in `top_k_top_p_sampling_from_logits`."""
     op = "top_k_top_p_sampling_from_probs"
-    cut = _both(op, filter_apply_order, top_k, top_p)
-    drawn = _draw(op, "probs", probs, cut, indices, generator, check_nan, seed, offset)
+    check_flag(op, "return_valid", return_valid)
+    cuts, joint = {"top_k": top_k, "top_p": top_p}, _is_joint(op, filter_apply_order)
+    drawn = _draw(op, "probs", probs, cuts, indices, generator, check_nan, seed, offset, joint)
     return drawn if return_valid else drawn[0]
 
 
 def top_p_renorm_probs(probs: Tensor, top_p: Tensor | float, is_deterministic: bool = False) -> Tensor:
     """The rows of `probs`, ``[batch, vocab]`` float32, cut by `top_p` and renormalised."""
-    return warp_probs(_as_logits("top_p_renorm_probs", "probs", probs), SamplingParams(top_p=top_p))
+    logits = _as_logits("top_p_renorm_probs", "probs", probs)
+    return warp_probs(logits, _params("top_p_renorm_probs", logits, top_p=top_p))
 
 
 def top_k_renorm_probs(probs: Tensor, top_k: Tensor | int, is_deterministic: bool = False) -> Tensor:
@@ -217,7 +237,7 @@ def top_k_renorm_probs(probs: Tensor, top_k: Tensor | int, is_deterministic: boo
     dtype.
     """
     logits = _as_logits("top_k_renorm_probs", "probs", probs, LOGIT_DTYPES)
-    return warp_probs(logits, SamplingParams(top_k=top_k)).to(probs.dtype)
+    return warp_probs(logits, _params("top_k_renorm_probs", logits, top_k=top_k)).to(probs.dtype)
 
 
 def top_k_mask_logits(logits: Tensor, top_k: Tensor | int) -> Tensor:
@@ -225,7 +245,7 @@ def top_k_mask_logits(logits: Tensor, top_k: Tensor | int) -> Tensor:
     largest.
     """
     _check_rows("top_k_mask_logits", "logits", logits, LOGIT_DTYPES)
-    return logits.masked_fill(is_cut(logits, SamplingParams(top_k=top_k)), -torch.inf)
+    return logits.masked_fill(is_cut(logits, _params("top_k_mask_logits", logits, top_k=top_k)), -torch.inf)
 
 
 top_p_renorm_prob = top_p_renorm_probs
@@ -281,6 +301,12 @@ def chain_speculative_sampling(
         raise shape_error(op, "draft_probs", f"[batch={batch}, num_draft={rows - 1}, vocab={vocab}]", draft_probs)
     if draft_token_ids.shape != (batch, rows - 1):
         raise shape_error(op, "draft_token_ids", f"[batch={batch}, num_draft={rows - 1}]", draft_token_ids)
+    for name, counts_so_far in (
+        ("maybe_output_accepted_token_num", maybe_output_accepted_token_num),
+        ("maybe_output_emitted_draft_token_num", maybe_output_emitted_draft_token_num),
+    ):
+        if counts_so_far is not None:
+            check_given(op, name, counts_so_far, INT32, target_probs.device, ("batch",), (batch,))
     coins = _uniforms(op, batch, rows, generator, seed, offset, target_probs.device)
     out = verify_chain(target_probs.log(), draft_token_ids, draft_probs=draft_probs, uniform_samples=coins)
     ids = draft_token_ids.long().clamp(0, vocab - 1)[..., None]
@@ -294,34 +320,42 @@ def chain_speculative_sampling(
     return out.tokens.int(), counts[0], counts[1]
 
 
-class _Joint(NamedTuple):
-    """Top-k and top-p, each of the whole row."""
+def _is_joint(op: str, order: str) -> bool:
+    """Whether top-k and top-p each look at the whole row."""
+    check_choice(op, "filter_apply_order", order, ("top_k_first", "joint"))
+    return order == "joint"
 
-    top_k: SamplingParams
-    top_p: SamplingParams
 
-
-def _both(op: str, order: str, top_k: Tensor | int, top_p: Tensor | float) -> SamplingParams | _Joint:
-    if order == "top_k_first":
-        return SamplingParams(top_k=top_k, top_p=top_p)
-    if order == "joint":
-        return _Joint(SamplingParams(top_k=top_k), SamplingParams(top_p=top_p))
-    raise ValueError(f"{op}: filter_apply_order must be 'top_k_first' or 'joint', got {order!r}")
+def _params(op: str, logits: Tensor, **values: Tensor | float) -> SamplingParams:
+    """The parameters for the rows of `logits`; what is wrong with them is said of `op`'s own arguments."""
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            check_shape(op, name, value, ("batch",), (logits.shape[0],))
+            if value.device != logits.device:
+                raise ValueError(f"{op}: {name} must be on {logits.device}, got {value.device}")
+            if value.layout is not torch.strided or value.is_quantized:
+                raise TypeError(f"{op}: {name} must be a strided tensor of numbers, got {value.layout} {value.dtype}")
+    try:
+        return SamplingParams(**values)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{op}: {str(error).removeprefix('SamplingParams: ')}") from None
 
 
 def _draw(
     op: str,
     name: str,
     given: Tensor,
-    cut: SamplingParams | _Joint | None,
+    cuts: dict[str, Tensor | float],
     indices: Tensor | None,
     generator: torch.Generator | None,
     check_nan: bool,
     seed: Seed,
     offset: Seed,
+    joint: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Tokens, and whether their rows were usable; `given` are logits, or by the name "probs" probabilities."""
     _check_rows(op, name, given, FLOAT32 if name == "probs" else LOGIT_DTYPES)
+    check_flag(op, "check_nan", check_nan)
     if check_nan and bool(given.isnan().any()):
         raise ValueError(f"{op}: {name} must hold no NaN, got {int(given.isnan().sum())}")
     dtype = torch.int32
@@ -331,10 +365,12 @@ def _draw(
             raise shape_error(op, "indices", "[batch]", indices)
         given, dtype = given[indices.long()], indices.dtype
     logits = given.log() if name == "probs" else given
-    if isinstance(cut, _Joint):
-        logits, cut = logits.masked_fill(is_cut(logits, cut.top_k) | is_cut(logits, cut.top_p), -torch.inf), None
+    params = None if joint else _params(op, logits, **cuts)
+    if joint:
+        cut = [is_cut(logits, _params(op, logits, **{by: value})) for by, value in cuts.items()]
+        logits = logits.masked_fill(torch.stack(cut).any(0), -torch.inf)
     uniforms = _uniforms(op, logits.shape[0], 1, generator, seed, offset, logits.device)[:, 0]
-    drawn = sample(logits, cut, uniform_samples=uniforms)
+    drawn = sample(logits, params, uniform_samples=uniforms)
     return drawn.token.to(dtype), drawn.stats.status == 0
 
 
@@ -353,6 +389,10 @@ def _uniforms(
     op: str, rows: int, num: int, generator: torch.Generator | None, seed: Seed, offset: Seed, device: torch.device
 ) -> Tensor:
     """``[rows, num]``: of each row's own seed, else of one stream for all."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"{op}: generator must be a torch.Generator or None, got {type(generator).__name__}")
+    if generator is not None and generator.device.type != device.type:
+        raise ValueError(f"{op}: generator must be of {device.type}, got one of {generator.device.type}")
     if (seed is None) != (offset is None):
         raise ValueError(f"{op}: seed and offset must be given together, got one of them")
     if seed is None or offset is None:

@@ -24,12 +24,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import check_tensor
+from ..checks import check_flag, check_int, check_number, check_tensor
 from ..ops._common import FLOAT32, INT32, INT64, check_given, shape_error
 from ..ops.sample import sample
 from ..ops.verify_chain import verify_chain
 from ..ops.verify_tree import verify_tree
 from ..tree import MAX_DEPTH, MAX_NODES, DraftTree
+
+__all__ = [
+    "FULL_MASK",
+    "QLEN_ONLY",
+    "QLEN_ONLY_BITPACKING",
+    "build_tree_kernel_efficient",
+    "chain_speculative_sampling_triton",
+    "tree_speculative_sampling_target_only",
+    "verify_tree_greedy",
+]
 
 FULL_MASK, QLEN_ONLY, QLEN_ONLY_BITPACKING = range(3)
 """Values of `tree_mask_mode`."""
@@ -82,9 +92,8 @@ def tree_speculative_sampling_target_only(
         A wrong dtype, shape, device or threshold.
     """
     op = "tree_speculative_sampling_target_only"
-    for name, value in (("threshold_single", threshold_single), ("threshold_acc", threshold_acc)):
-        if not 0 <= value <= 1:
-            raise ValueError(f"{op}: {name} must be in [0, 1], got {value}")
+    check_number(op, "threshold_single", threshold_single, 0, 1)
+    check_number(op, "threshold_acc", threshold_acc, 0, 1)
     nodes = _check_outputs(op, predicts, accept_index, accept_token_num, candidates, retrive_index)
     _check_rows(op, "target_probs", target_probs, candidates)
     batch, num_nodes, vocab = target_probs.shape
@@ -97,7 +106,9 @@ def tree_speculative_sampling_target_only(
         op, "uniform_samples_for_final_sampling", uniform_samples_for_final_sampling, FLOAT32, candidates.device,
         ("batch",), (batch,),
     )  # fmt: skip
-    tree, order = _tree(op, retrive_next_token, retrive_next_sibling, nodes, accept_index.shape[1] - 1)
+    tree, order = _tree(
+        op, retrive_next_token, retrive_next_sibling, nodes, accept_index.shape[1] - 1, candidates.device
+    )
     tokens = candidates.gather(1, order)
     ids = tokens.clamp(0, vocab - 1)
     children = _distinct_children(tree, order, tokens) & (ids == tokens)[:, None]
@@ -147,7 +158,9 @@ def verify_tree_greedy(
     nodes = _check_outputs(op, predicts, accept_index, accept_token_num, candidates, retrive_index)
     check_given(op, "target_predict", target_predict, (torch.int64, torch.int32), candidates.device, *nodes)
     chosen = target_predict.long().flatten()[retrive_index]
-    tree, order = _tree(op, retrive_next_token, retrive_next_sibling, nodes, accept_index.shape[1] - 1)
+    tree, order = _tree(
+        op, retrive_next_token, retrive_next_sibling, nodes, accept_index.shape[1] - 1, candidates.device
+    )
     tokens = candidates.gather(1, order)
     follows = _distinct_children(tree, order, tokens) & (chosen[..., None] == tokens[:, None])
     path = _walk(tree, order, follows.float(), "greedy", None)
@@ -204,13 +217,21 @@ def chain_speculative_sampling_triton(
     _check_rows(op, "target_probs", target_probs, candidates)
     drafted = min(candidates.shape[1], accept_index.shape[1]) - 1
     final = uniform_samples_for_final_sampling
+    device = candidates.device
+    check_flag(op, "block_verification", block_verification)
+    check_given(op, "uniform_samples", uniform_samples, FLOAT32, device, ("batch", "num_nodes"), candidates.shape)
+    check_given(op, "uniform_samples_for_final_sampling", final, FLOAT32, device, ("batch",), candidates.shape[:1])
+    check_tensor(op, "draft_probs", draft_probs, FLOAT32, device)
+    batch, _, vocab = target_probs.shape
+    if draft_probs.dim() != 3 or draft_probs.shape[::2] != (batch, vocab) or draft_probs.shape[1] < drafted:
+        raise shape_error(op, "draft_probs", f"[batch={batch}, >= {drafted}, vocab={vocab}]", draft_probs)
     out = verify_chain(
         target_probs[:, : drafted + 1].log(), candidates[:, 1 : drafted + 1], draft_probs=draft_probs[:, :drafted],
         uniform_samples=torch.cat([final[:, None], uniform_samples[:, :drafted]], 1),
         acceptance="block" if block_verification else "token",
     )  # fmt: skip
-    nodes = torch.arange(drafted + 1, device=candidates.device)
-    path = torch.where(nodes <= out.num_accepted[:, None], nodes, -1)
+    places = torch.arange(drafted + 1, device=device)
+    path = torch.where(places <= out.num_accepted[:, None], places, -1)
     token = out.tokens.gather(1, out.num_accepted.long()[:, None])[:, 0]
     _write(predicts, accept_index, accept_token_num, candidates, retrive_index, path, token)
 
@@ -256,11 +277,35 @@ def build_tree_kernel_efficient(
         A wrong dtype, shape or device, or an unknown mode. A node whose parent was not selected is left out, with all
         that hangs from it: it has no links, sees itself alone and stands at the root's position.
     """
-    op, nodes, batch = "build_tree_kernel_efficient", draft_token_num, verified_seq_len.shape[0]
-    device = verified_seq_len.device
+    op = "build_tree_kernel_efficient"
+    nodes = check_int(op, "draft_token_num", draft_token_num, 1, MAX_NODES)
+    check_int(op, "topk", topk, 1, MAX_NODES)
+    check_int(op, "depth", depth, 0, MAX_DEPTH)
+    if isinstance(tree_mask_mode, bool) or tree_mask_mode not in (FULL_MASK, QLEN_ONLY, QLEN_ONLY_BITPACKING):
+        raise ValueError(f"{op}: tree_mask_mode must be 0, 1 or 2, got {tree_mask_mode}")
+    check_tensor(op, "verified_seq_len", verified_seq_len, INT64, None)
+    if verified_seq_len.dim() != 1:
+        raise shape_error(op, "verified_seq_len", "[batch]", verified_seq_len)
+    batch, device = verified_seq_len.shape[0], verified_seq_len.device
     check_given(
         op, "selected_index", selected_index, INT64, device, ("batch", "draft_token_num - 1"), (batch, nodes - 1)
     )
+    check_tensor(op, "parent_list", parent_list, INT64, device)
+    if parent_list.dim() != 2 or parent_list.shape[0] != batch:
+        raise shape_error(op, "parent_list", f"[batch={batch}, >= topk * (depth - 1) + 1]", parent_list)
+    check_given(op, "positions", positions, INT64, device, ("batch * draft_token_num",), (batch * nodes,))
+    for name, links in (
+        ("retrive_index", retrive_index), ("retrive_next_token", retrive_next_token),
+        ("retrive_next_sibling", retrive_next_sibling),
+    ):  # fmt: skip
+        check_given(op, name, links, INT64, device, ("batch", "draft_token_num"), (batch, nodes))
+    packed = tree_mask_mode == QLEN_ONLY_BITPACKING
+    check_tensor(
+        op, "tree_mask", tree_mask, (torch.uint8, torch.uint16, torch.uint32) if packed else (torch.bool,), device
+    )
+    size = {QLEN_ONLY: batch * nodes**2, QLEN_ONLY_BITPACKING: batch * nodes}.get(tree_mask_mode)
+    if tree_mask.dim() != 1 or (size is not None and len(tree_mask) != size):
+        raise shape_error(op, "tree_mask", "1-d" if size is None else f"[{size}]", tree_mask)
     above = selected_index // topk
     candidate = parent_list.gather(1, above) if nodes > 1 and parent_list.shape[1] else above
     same = selected_index[:, None] == candidate[..., None]
@@ -280,13 +325,11 @@ def build_tree_kernel_efficient(
         tree_mask.scatter_(0, (row[..., None] + lanes).flatten(), sees.flatten())
     elif tree_mask_mode == QLEN_ONLY:
         tree_mask.copy_(sees.flatten())
-    elif tree_mask_mode == QLEN_ONLY_BITPACKING:
+    else:
         if tree_mask.element_size() * 8 < nodes:
             raise ValueError(f"{op}: tree_mask must have a bit for each of {nodes} nodes, got {tree_mask.dtype}")
         bits = sees.long() << torch.arange(nodes, device=device)
         tree_mask.copy_(bits.sum(-1).flatten().to(tree_mask.dtype))
-    else:
-        raise ValueError(f"{op}: tree_mask_mode must be 0, 1 or 2, got {tree_mask_mode}")
 
 
 def _check_outputs(
@@ -314,11 +357,12 @@ def _check_rows(op: str, name: str, probs: Tensor, candidates: Tensor) -> None:
 
 
 def _tree(
-    op: str, first_child: Tensor, next_sibling: Tensor, nodes: tuple[tuple[str, ...], tuple[int, ...]], max_depth: int
-) -> tuple[DraftTree, Tensor]:
+    op: str, first_child: Tensor, next_sibling: Tensor, nodes: tuple[tuple[str, ...], tuple[int, ...]], max_depth: int,
+    device: torch.device,
+) -> tuple[DraftTree, Tensor]:  # fmt: skip
     """The trees with these links, no deeper than `max_depth`; their nodes in an order that siblings are tried in."""
     for name, links in (("retrive_next_token", first_child), ("retrive_next_sibling", next_sibling)):
-        check_given(op, name, links, INT64, first_child.device, *nodes)
+        check_given(op, name, links, INT64, device, *nodes)
     batch, num_nodes = first_child.shape
     lanes = torch.arange(num_nodes, device=first_child.device).expand(batch, -1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..checks import FLOAT_DTYPES, check_instance, check_int, check_tensor
 from ..drafters.medusa_heads import MedusaHeads
 from .data import Features
 
@@ -31,8 +32,12 @@ def count_accuracy(heads: MedusaHeads, features: Features, ranks: int = 10, batc
     ValueError
         Text too short to have a token for the last head, or `ranks` out of range.
     """
-    if not 1 <= ranks <= len(heads.token_map):
+    check_instance("count_accuracy", "heads", heads, MedusaHeads, "MedusaHeads")
+    check_instance("count_accuracy", "features", features, Features, "Features")
+    check_int("count_accuracy", "ranks", ranks, 1, None)
+    if ranks > len(heads.token_map):
         raise ValueError(f"count_accuracy: ranks must be in [1, vocab_draft={len(heads.token_map)}], got {ranks}")
+    check_int("count_accuracy", "batch_size", batch_size, 1, None)
     labels = features.labels(heads.num_heads)
     counted = (labels >= 0).sum(0)
     if not bool((counted > 0).all()):
@@ -49,4 +54,5 @@ def falling(accuracy: Tensor) -> Tensor:
     """`accuracy`, with no rank better than one before it, as `DraftTree.calibrated` needs it: where few tokens were
     counted, a late rank may by chance have had a few hits more.
     """
+    check_tensor("falling", "accuracy", accuracy, FLOAT_DTYPES, None)
     return accuracy.cummin(dim=-1).values

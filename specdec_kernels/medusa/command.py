@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import copy
-import sys
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from .. import assets, config
 from ..drafters.medusa_heads import MedusaHeads
@@ -21,27 +20,18 @@ from .calibrate import count_accuracy, falling
 from .data import Features, prepare
 from .train import Recipe, choose_vocabulary, train_heads, train_jointly
 
+TOKENS = 400_000
 HELD_OUT_EVERY = 20
 """Every such document is not trained on; accuracies are counted there."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``train`` or ``calibrate``.
-
-    Returns
-    -------
-    int
-        The exit status: 0, or 1 with one sentence on stderr. Bad options end the process with status 2.
-    """
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run ``train`` or ``calibrate``."""
     arguments = _parser().parse_args(argv)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    try:
-        arguments.run(arguments)
-    except (assets.AssetError, ValueError, OSError) as error:
-        print(f"medusa: {error}", file=sys.stderr)
-        return 1
-    return 0
+    report = arguments.run(arguments)
+    print(json.dumps(report, indent=1) if arguments.json else _text(report))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,9 +49,11 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("heads", type=Path, help="the heads' safetensors file")
         command.add_argument("--model", type=Path, help="a transformers folder (default: the demo's SmolLM2-135M)")
         command.add_argument("--folder", type=Path, help="of text and checkpoints (default: medusa in the cache)")
-        command.add_argument("--tokens", type=size, default=400_000, help="of text (default 400000)")
-        command.add_argument("--seed", type=integer(0, 2**40), default=0)
+        had = " (default: as the heads were trained)" if command is calibrate else ""
+        command.add_argument("--tokens", type=size, help=f"of text{had or f' (default {TOKENS})'}")
+        command.add_argument("--seed", type=integer(0, 2**40), help=f"of the text{had or ' (default 0)'}")
         command.add_argument("--threads", type=integer(1, MOST_THREADS), help="torch's threads")
+        command.add_argument("--json", action="store_true", help="print what was found as one JSON document instead")
     train.add_argument("--num-heads", type=integer(1, 64), default=4)
     train.add_argument("--vocab", type=size, default=8192, help="size of the heads' vocabulary (default 8192)")
     train.add_argument("--separate", action="store_true", help="a W2 for each head, not one for all")
@@ -78,13 +70,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _load(arguments: argparse.Namespace) -> tuple[Any, Any, Path]:
-    """The model, its tokenizer, and the folder of its text."""
+def _load(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """The model and its tokenizer."""
+    return assets.load_model() if arguments.model is None else assets.load_folder(arguments.model)
+
+
+def _text_folder(arguments: argparse.Namespace, card: Mapping[str, Any]) -> Path:
+    """The folder of the text; how much and of which seed is what heads with this card were trained on, if not said."""
+    if arguments.seed is None:
+        arguments.seed = int(card.get("seed", 0))
+    if arguments.tokens is None:
+        arguments.tokens = int(card.get("tokens", 0)) + int(card.get("tokens held out", 0)) or TOKENS
     name = assets.MODEL_NAME if arguments.model is None else arguments.model.resolve().name
-    folder = arguments.folder or config.settings().cache / "medusa" / f"{name.lower()}-seed{arguments.seed}"
-    if arguments.model is None:
-        return *assets.load_model(), folder
-    return *assets.load_folder(arguments.model), folder
+    return arguments.folder or config.settings().cache / "medusa" / f"{name.lower()}-seed{arguments.seed}"
 
 
 def _features(arguments: argparse.Namespace, model: Any, tokenizer: Any, folder: Path) -> tuple[Features, Features]:
@@ -101,10 +99,10 @@ def _features(arguments: argparse.Namespace, model: Any, tokenizer: Any, folder:
     return Features.join([Features.load(path) for path in paths]).split(HELD_OUT_EVERY)
 
 
-def _train(arguments: argparse.Namespace) -> None:
+def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.joint_steps and arguments.backbone is None:
         raise ValueError("--joint-steps changes the backbone, which needs --backbone, a folder to write it to")
-    model, tokenizer, folder = _load(arguments)
+    (model, tokenizer), folder = _load(arguments), _text_folder(arguments, {})
     train, held_out = _features(arguments, model, tokenizer, folder)
     heads = MedusaHeads.of_model(
         model, arguments.num_heads, choose_vocabulary(train, arguments.vocab), not arguments.separate
@@ -124,8 +122,7 @@ def _train(arguments: argparse.Namespace) -> None:
         # The held-out hidden states are the old backbone's: calibrate on the new one's (--model, another --folder).
     else:
         heads.accuracy = falling(count_accuracy(heads, held_out))
-        print(_table(heads.accuracy))
-    _save(heads, arguments.heads)
+    return _save(heads, arguments.heads)
 
 
 def _card(
@@ -157,23 +154,20 @@ def _card(
     }
 
 
-def _calibrate(arguments: argparse.Namespace) -> None:
-    model, tokenizer, folder = _load(arguments)
+def _calibrate(arguments: argparse.Namespace) -> dict[str, Any]:
+    model, tokenizer = _load(arguments)
     heads = MedusaHeads.load(arguments.heads, model)
+    folder = _text_folder(arguments, heads.card)
     _, held_out = _features(arguments, model, tokenizer, folder)
     heads.accuracy = falling(count_accuracy(heads, held_out, arguments.ranks))
-    _save(heads, arguments.heads)
     tree = DraftTree.calibrated(heads.accuracy, arguments.nodes)
-    print(_table(heads.accuracy))
-    print(f"calibrated tree of {tree.num_nodes} nodes: {tree.expected_accepted_length:.3f} accepted tokens expected")
     assert tree.ranks is not None
-    for node in range(1, tree.num_nodes):
-        path = tree.paths[node, 1:]
-        print(f"  {tree.ranks[path[path >= 0]].tolist()}")
+    paths = [tree.ranks[path[path >= 0]].tolist() for path in tree.paths[1:, 1:]]
+    return _save(heads, arguments.heads) | {"tree": paths, "expected_accepted_length": tree.expected_accepted_length}
 
 
-def _save(heads: MedusaHeads, path: Path) -> None:
-    """Write the heads, and beside them their card for people."""
+def _save(heads: MedusaHeads, path: Path) -> dict[str, Any]:
+    """Write the heads, and beside them their card for people; what is to be told of them."""
     heads.save(path)
     lines = [f"# Medusa heads of {heads.card.get('model', 'a model')}", ""]
     lines += [f"- {name}: {value}" for name, value in heads.card.items()]
@@ -185,13 +179,23 @@ def _save(heads: MedusaHeads, path: Path) -> None:
             f"| {k} | " + " | ".join(f"{value:.4f}" for value in row) + " |"
             for k, row in enumerate(heads.accuracy.tolist())
         ]
-    path.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(f"written: {path} and {path.with_suffix('.md').name}")
+    card = path.with_suffix(".md")
+    card.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    accuracy = None if heads.accuracy is None else heads.accuracy.tolist()
+    return {"written": [str(path), str(card)], "card": heads.card, "accuracy": accuracy}
 
 
-def _table(accuracy: Tensor) -> str:
-    """The accuracies, a line a head."""
-    ranks = range(1, min(accuracy.shape[1], 5) + 1)
-    lines = ["head  " + "  ".join(f"rank {i}" for i in ranks)]
-    lines += [f"{k:4}  " + "  ".join(f"{row[i - 1]:6.3f}" for i in ranks) for k, row in enumerate(accuracy.tolist())]
-    return "\n".join(lines)
+def _text(report: dict[str, Any]) -> str:
+    """The report for people: the accuracies, a line a head, and the tree."""
+    lines = []
+    if report["accuracy"] is not None:
+        ranks = range(1, min(len(report["accuracy"][0]), 5) + 1)
+        lines.append("head  " + "  ".join(f"rank {i}" for i in ranks))
+        for k, row in enumerate(report["accuracy"]):
+            lines.append(f"{k:4}  " + "  ".join(f"{row[i - 1]:6.3f}" for i in ranks))
+    if "tree" in report:
+        expected = report["expected_accepted_length"]
+        lines.append(f"calibrated tree of {len(report['tree']) + 1} nodes: {expected:.3f} accepted tokens expected")
+        lines += [f"  {path}" for path in report["tree"]]
+    heads, card = report["written"]
+    return "\n".join([*lines, f"written: {heads} and {Path(card).name}"])

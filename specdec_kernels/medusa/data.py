@@ -24,9 +24,11 @@ from torch import Tensor
 
 from ..assets.corpus import sources
 from ..assets.prompts import encode
+from ..checks import FLOAT_DTYPES, check_instance, check_int, check_tensor
 from ..decoding.generate import generate
 from ..drafters import NoDrafter
 from ..drafters.medusa_heads import write_whole
+from ..ops._common import INT64, check_given, shape_error
 from ..sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -71,6 +73,12 @@ class Document:
     tokens: NDArray[np.int64]
     first: int = 0
 
+    def __post_init__(self) -> None:
+        check_instance("Document", "tokens", self.tokens, np.ndarray, "an array")
+        if self.tokens.ndim != 1 or self.tokens.dtype != np.int64:
+            raise ValueError(f"Document: tokens must be [n] int64, got {list(self.tokens.shape)} {self.tokens.dtype}")
+        check_int("Document", "first", self.first, 0, len(self.tokens))
+
 
 @dataclass(frozen=True)
 class Features:
@@ -90,6 +98,17 @@ class Features:
     tokens: Tensor
     starts: Tensor
     firsts: Tensor
+
+    def __post_init__(self) -> None:
+        check_tensor("Features", "hidden", self.hidden, FLOAT_DTYPES, None)
+        if self.hidden.dim() != 2:
+            raise shape_error("Features", "hidden", "[n, hidden]", self.hidden)
+        device = self.hidden.device
+        check_given("Features", "tokens", self.tokens, INT64, device, ("n",), (len(self.hidden),))
+        check_tensor("Features", "starts", self.starts, INT64, device)
+        if self.starts.dim() != 1:
+            raise shape_error("Features", "starts", "[documents]", self.starts)
+        check_given("Features", "firsts", self.firsts, INT64, device, ("documents",), (len(self.starts),))
 
     def labels(self, num_heads: int) -> Tensor:
         """``[n, num_heads]`` int64: at row t and head k the token t + k + 2; `IGNORED` past the document's end and
@@ -181,6 +200,10 @@ def extract(model: Any, documents: Sequence[Document], batch_size: int = 8) -> F
     batch_size : int
         Documents run together.
     """
+    _check_model("extract", model)
+    if not isinstance(documents, Sequence) or not all(isinstance(one, Document) for one in documents):
+        raise TypeError(f"extract: documents must be a sequence of Document, got {type(documents).__name__}")
+    check_int("extract", "batch_size", batch_size, 1, None)
     backbone, device = model.base_model, model.device
     rows: list[Tensor] = []
     for i in range(0, len(documents), batch_size):
@@ -198,6 +221,11 @@ def extract(model: Any, documents: Sequence[Document], batch_size: int = 8) -> F
         torch.tensor(np.cumsum([0, *lengths[:-1]])),
         torch.tensor([d.first for d in documents]),
     )
+
+
+def _check_model(caller: str, model: Any) -> None:
+    if not hasattr(model, "base_model"):
+        raise TypeError(f"{caller}: model must be a transformers model, got {type(model).__name__}")
 
 
 def distill(model: Any, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], seed: int) -> list[Document]:
@@ -232,6 +260,8 @@ class Seeds:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> None:
+        if not hasattr(tokenizer, "apply_chat_template"):
+            raise TypeError(f"prepare: tokenizer must be one of transformers, got {type(tokenizer).__name__}")
         self.tokenizer = tokenizer
         self.seed = seed
         files = [path.read_text(encoding="utf-8", errors="ignore") for path in sources()]
@@ -335,6 +365,12 @@ def prepare(
     list of Path
         Of `Features`, in order.
     """
+    _check_model("prepare", model)
+    check_instance("prepare", "folder", folder, Path, "a Path")
+    check_int("prepare", "num_tokens", num_tokens, 0, 2**40)
+    check_int("prepare", "seed", seed, 0, 2**40)
+    if not callable(advance):
+        raise TypeError(f"prepare: advance must be callable, got {type(advance).__name__}")
     folder.mkdir(parents=True, exist_ok=True)
     seeds: Seeds | None = None
     paths: list[Path] = []

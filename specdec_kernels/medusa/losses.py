@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..checks import FLOAT_DTYPES, check_instance, check_int, check_number, check_tensor
 from ..drafters.medusa_heads import MedusaHeads
+from ..ops._common import INT64, check_given, shape_error
 from .data import IGNORED
 
 HEAD_DECAY = 0.8
@@ -30,6 +32,14 @@ def linear_cross_entropy(inputs: Tensor, weight: Tensor, labels: Tensor) -> Tens
     labels : Tensor
         ``[n]`` int64, −100 for rows that do not count.
     """
+    name = "linear_cross_entropy"
+    check_tensor(name, "inputs", inputs, FLOAT_DTYPES, None)
+    check_tensor(name, "weight", weight, FLOAT_DTYPES, inputs.device)
+    if inputs.dim() != 2:
+        raise shape_error(name, "inputs", "[n, hidden]", inputs)
+    if weight.dim() != 2 or weight.shape[1] != inputs.shape[1]:
+        raise shape_error(name, "weight", f"[vocab, hidden={inputs.shape[1]}]", weight)
+    _check_labels(name, labels, inputs)
     fused = _liger() if inputs.is_cuda else None
     if fused is not None:
         total: Tensor = fused(weight, inputs, labels)
@@ -37,6 +47,16 @@ def linear_cross_entropy(inputs: Tensor, weight: Tensor, labels: Tensor) -> Tens
         logits = functional.linear(inputs, weight).float()
         total = functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
     return total / (labels != IGNORED).sum().clamp(min=1)
+
+
+def _check_labels(caller: str, labels: Tensor, rows: Tensor) -> None:
+    check_given(caller, "labels", labels, INT64, rows.device, ("n",), (len(rows),))
+
+
+def _check_logits(caller: str, name: str, logits: Tensor, like: Tensor | None = None) -> None:
+    check_tensor(caller, name, logits, FLOAT_DTYPES, None if like is None else like.device)
+    if logits.dim() != 2 or (like is not None and logits.shape != like.shape):
+        raise shape_error(caller, name, "[n, vocab]" if like is None else str(list(like.shape)), logits)
 
 
 @functools.cache
@@ -66,6 +86,12 @@ def medusa1_loss(heads: MedusaHeads, hidden: Tensor, labels: Tensor) -> tuple[Te
     each : Tensor
         ``[heads]``, the CEₖ in nats, without gradient.
     """
+    name = "medusa1_loss"
+    check_instance(name, "heads", heads, MedusaHeads, "MedusaHeads")
+    check_tensor(name, "hidden", hidden, FLOAT_DTYPES, None)
+    if hidden.dim() != 2 or hidden.shape[1] != heads.hidden_size:
+        raise shape_error(name, "hidden", f"[n, hidden={heads.hidden_size}]", hidden)
+    check_given(name, "labels", labels, INT64, hidden.device, ("n", "heads"), (len(hidden), heads.num_heads))
     known = heads.draft_labels(labels)
     outputs = heads.outputs(hidden)
     layers = heads.layers * (heads.num_heads // len(heads.w2))
@@ -86,6 +112,8 @@ def lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
     labels : Tensor
         ``[n]`` int64, −100 where there is none.
     """
+    _check_logits("lm_loss", "logits", logits)
+    _check_labels("lm_loss", labels, logits)
     total = functional.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
     return total / (labels != IGNORED).sum().clamp(min=1)
 
@@ -95,6 +123,10 @@ def distillation_loss(original_logits: Tensor, logits: Tensor, labels: Tensor) -
 
     A text drawn from the model is one sample of its distribution; trained on that alone the backbone would drift.
     """
+    name = "distillation_loss"
+    _check_logits(name, "original_logits", original_logits)
+    _check_logits(name, "logits", logits, original_logits)
+    _check_labels(name, labels, logits)
     target = original_logits.float().log_softmax(-1)
     divergence = (target.exp() * (target - logits.float().log_softmax(-1))).sum(-1)
     counted = labels != IGNORED
@@ -105,4 +137,7 @@ def heads_weight(step: int, ramp_steps: int, final: float) -> float:
     """λ0 of ``L_LM + λ0 · L_Medusa-1``: it grows linearly from 0 to `final` over `ramp_steps`, so that the heads,
     wrong at first, do not spoil the backbone. 0.2 where the text is given, 0.01 where it is self-distilled.
     """
+    check_int("heads_weight", "step", step, 0, None)
+    check_int("heads_weight", "ramp_steps", ramp_steps, 0, None)
+    check_number("heads_weight", "final", final, 0, 1e3)
     return final * min(1.0, step / ramp_steps) if ramp_steps else final

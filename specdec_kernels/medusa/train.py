@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from ..checks import check_flag, check_instance, check_int, check_number
 from ..drafters.medusa_heads import MedusaHeads, write_whole
 from ..types import TokenMap
 from .data import Features
@@ -60,6 +61,15 @@ class Recipe:
     checkpoint_every: int = 50
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "checkpoint_every"):
+            check_int("Recipe", name, getattr(self, name), 1, None)
+        for name in ("warm_up_steps", "ramp_steps", "seed"):
+            check_int("Recipe", name, getattr(self, name), 0, None)
+        for name in ("learning_rate", "backbone_learning_rate", "final_heads_weight"):
+            check_number("Recipe", name, getattr(self, name), 0, 1e3)
+        check_flag("Recipe", "distilled", self.distilled)
+
     def rate(self, step: int) -> float:
         """What step `step` multiplies the learning rates by."""
         warm = min(1.0, (step + 1) / max(self.warm_up_steps, 1))
@@ -68,6 +78,8 @@ class Recipe:
 
 def choose_vocabulary(features: Features, size: int) -> TokenMap:
     """The `size` most frequent tokens that heads are to predict, by ascending id; fewer where there are no more."""
+    check_instance("choose_vocabulary", "features", features, Features, "Features")
+    check_int("choose_vocabulary", "size", size, 1, None)
     labels = features.next_tokens()
     counts = torch.bincount(labels[labels >= 0])
     order = counts.argsort(descending=True, stable=True)[:size]
@@ -104,6 +116,7 @@ def train_heads(
     ValueError
         A checkpoint of another recipe or other data, or nothing to learn in `features`.
     """
+    _check_training("train_heads", heads, features, recipe, checkpoint, progress)
     labels = features.labels(heads.num_heads)
     rows = (heads.draft_labels(labels) >= 0).any(1).nonzero()[:, 0]
     order = _Order(len(rows), recipe)
@@ -148,6 +161,9 @@ def train_jointly(
     ValueError
         As `train_heads`.
     """
+    if not hasattr(model, "get_output_embeddings"):
+        raise TypeError(f"train_jointly: model must be a transformers model, got {type(model).__name__}")
+    _check_training("train_jointly", heads, features, recipe, checkpoint, progress)
     medusa_labels, labels = features.labels(heads.num_heads), features.next_tokens()
     order = _Order(len(features.starts), recipe)
     head = model.get_output_embeddings()
@@ -174,6 +190,16 @@ def train_jointly(
         (list(model.parameters()), recipe.backbone_learning_rate),
     ]
     return _fit(loss_at, groups, {"heads": heads, "model": model}, order, checkpoint, progress)
+
+
+def _check_training(
+    caller: str, heads: object, features: object, recipe: object, checkpoint: object, progress: object
+) -> None:
+    check_instance(caller, "heads", heads, MedusaHeads, "MedusaHeads")
+    check_instance(caller, "features", features, Features, "Features")
+    check_instance(caller, "recipe", recipe, Recipe, "a Recipe")
+    check_instance(caller, "checkpoint", checkpoint, (Path, type(None)), "a Path or None")
+    check_flag(caller, "progress", progress)
 
 
 class _Order:

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..backends import FUNCTIONS, OPS, direct, has_kernel, implementation, in_python, routed
+from ..backends import FUNCTIONS, OPS, direct, has_kernel, implementation, in_python, processing, routed
 from ..checks import check_tensor
 from ..config import settings
+from ..processors import Processors
 from ..sampling import DEFAULT_PARAMS, SamplingParams
 from ..types import Status
-from .arguments import A, Definition
+from .arguments import A, Definition, Processing
 
 LIBRARY = torch.library.Library("specdec", "DEF")
 FLOAT32, INT32, INT64 = (torch.float32,), (torch.int32,), (torch.int64,)
@@ -55,11 +56,16 @@ def define(name: str, arguments: type[A], returns: str, fake: Callable[[A], Any]
     return getattr(torch.ops.specdec, name).default, definition.call
 
 
-def dispatch(name: str, overload: Any, backend: str | None, device: torch.device, caller: str | None = None) -> Any:
+def dispatch(
+    name: str, overload: Any, backend: str | None, device: torch.device, caller: str | None = None,
+    processors: Processing = None,
+) -> Any:  # fmt: skip
     """The callable that runs op `name` on `device`: torch's dispatcher, or the way past it (`backends.direct`), unless
-    a backend in Python is asked for by name or is the one that can run.
+    a backend in Python is asked for by name or is the one that can run. Not every backend takes `processors`.
     """
     overload = direct.call(name, overload)
+    if processors is not None:
+        return processing(name, overload, backend or settings().backend, device, caller or name)
     if backend is None:
         backend = settings().backend
         if backend is None:
@@ -119,8 +125,10 @@ def check_contiguous_rows(op: str, argument: str, value: Tensor) -> None:
         raise ValueError(f"{op}: {argument} must be contiguous in its last dimension, got strides {value.stride()}")
 
 
-def check_logits(op: str, argument: str, value: object, device: torch.device | None = None) -> torch.Size:
-    """Dtype, device, a vocabulary of at least 2 ids and a contiguous last dimension; the shape."""
+def check_logits(
+    op: str, argument: str, value: object, device: torch.device | None = None, least: int = 2
+) -> torch.Size:
+    """Dtype, device, a vocabulary of at least so many ids and a contiguous last dimension; the shape."""
     if (
         type(value) is not Tensor
         or value.dtype not in LOGIT_DTYPES
@@ -130,8 +138,8 @@ def check_logits(op: str, argument: str, value: object, device: torch.device | N
         check_tensor(op, argument, value, LOGIT_DTYPES, device)
     assert isinstance(value, Tensor)
     shape = value.shape
-    if not shape or not 2 <= shape[-1] <= MAX_VOCAB:
-        raise shape_error(op, argument, f"[..., vocab] with 2 <= vocab <= {MAX_VOCAB}", value)
+    if not shape or not least <= shape[-1] <= MAX_VOCAB:
+        raise shape_error(op, argument, f"[..., vocab] with {least} <= vocab <= {MAX_VOCAB}", value)
     check_contiguous_rows(op, argument, value)
     return shape
 
@@ -158,6 +166,25 @@ def check_params(
                 if tensor.device != device:
                     raise ValueError(f"{op}: {argument}.{name} must be on {device}, got {tensor.device}")
     return params
+
+
+def check_processors(
+    op: str, processors: object, logits: Tensor, names: tuple[str, ...] | None, batch: int
+) -> Processing:
+    """What the op takes of processors for `logits`, whose rows have `names` (None: numbers); None where none is on."""
+    if not isinstance(processors, Processors):
+        raise TypeError(f"{op}: processors must be a Processors or None, got {type(processors).__name__}")
+    *rows, vocab = logits.shape
+    bitmask, lists = processors.token_bitmask, processors._lists(logits.device, vocab)
+    if bitmask is not None:
+        names = names or tuple(map(str, range(len(rows))))
+        shape = (*rows, (vocab + 31) // 32)
+        check_given(op, "processors.token_bitmask", bitmask, INT32, logits.device, (*names, "words"), shape)
+    if lists.num not in (1, batch):
+        raise ValueError(f"{op}: processors must be of 1 or batch={batch} sequences, got {lists.num}")
+    if lists.elsewhere is not None:
+        raise ValueError(f"{op}: processors.token_counts must be on {logits.device}, got {lists.elsewhere}")
+    return [bitmask, *lists.flat] if bitmask is not None or lists.any else None
 
 
 def as_rows(logits: Tensor) -> Tensor:

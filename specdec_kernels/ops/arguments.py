@@ -23,6 +23,8 @@ from ..sampling import FlatParams
 Int = Annotated[int, "int"]
 Ints = Annotated[list[int], "int[]"]
 Written = Annotated[list[Tensor], "Tensor(a!)[]"]
+Processing = Annotated[list[Tensor | None] | None, "Tensor?[]?"]
+"""`processors.FlatProcessors`; None: nothing is processed."""
 TENSORS = {Tensor: "Tensor", Tensor | None: "Tensor?"}
 
 # Numbers that cross in the place of names, and that C++ has too: in csrc/common/params.h and csrc/bind_cache.h.
@@ -38,6 +40,7 @@ class RowStatsArguments(NamedTuple):
 
     logits: Tensor
     params: FlatParams
+    processors: Processing = None
 
 
 class WarpProbsArguments(NamedTuple):
@@ -45,6 +48,7 @@ class WarpProbsArguments(NamedTuple):
 
     logits: Tensor
     params: FlatParams
+    processors: Processing = None
 
 
 class UniformSamplesArguments(NamedTuple):
@@ -79,6 +83,7 @@ class SampleArguments(NamedTuple):
     draft_to_target: Tensor | None
     num_samples: Int
     params: FlatParams
+    processors: Processing = None
 
     def rowwise(self, run: Callable[[SampleArguments], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """What `run`, which takes and gives ``[batch, n, vocab]`` and ``[batch, n, num_samples]`` alone, comes to."""
@@ -91,6 +96,17 @@ class SampleArguments(NamedTuple):
             token, log_prob = token[..., 0], log_prob[..., 0]
         out = (token, log_prob, *stats)
         return out if given is self else tuple(t.squeeze(1) for t in out)
+
+
+class TokenLogprobsArguments(NamedTuple):
+    """Of `token_logprobs`."""
+
+    logits: Tensor
+    tokens: Tensor
+    rows: Tensor | None
+    num_tokens: Tensor | None
+    num_top: Int
+    params: FlatParams
 
 
 class VerifyArguments(NamedTuple):
@@ -116,6 +132,7 @@ class VerifyArguments(NamedTuple):
     law: FlatLaw
     params: FlatParams
     draft_params: FlatParams
+    processors: Processing = None
 
 
 GROUPS = (FlatLaw, FlatParams, VerifyArguments)
@@ -158,6 +175,48 @@ class GatherKVArguments(NamedTuple):
     accepted_nodes: Tensor
     context_lengths: Tensor
     block_table: Tensor | None
+
+
+class ShardStatsArguments(NamedTuple):
+    """Of `shard_stats`; `probs`: the rows are probabilities."""
+
+    logits: Tensor
+    params: FlatParams
+    probs: bool
+
+
+class MergeShardsArguments(NamedTuple):
+    """Of `merge_shards`; `probs`: as in `ShardStatsArguments`."""
+
+    tile_max: Tensor
+    tile_mass: Tensor
+    logits_at: Tensor
+    params: FlatParams
+    probs: bool
+
+
+class ShardDrawArguments(NamedTuple):
+    """Of `shard_draw`. The draft has logits with all three of its stats, probabilities with a status, or point tokens.
+
+    With `noise_keys` noisy tokens are asked for; with `masses` and `uniform_samples` drawn ones; else tiles' masses.
+    """
+
+    logits: Tensor
+    values: Tensor
+    argmax: Tensor
+    draft_logits: Tensor | None
+    draft_probs: Tensor | None
+    draft_values: Tensor | None
+    draft_argmax: Tensor | None
+    draft_status: Tensor | None
+    point_tokens: Tensor | None
+    weights: Tensor
+    masses: Tensor | None
+    uniform_samples: Tensor | None
+    noise_keys: Tensor | None
+    first: Int
+    params: FlatParams
+    draft_params: FlatParams
 
 
 A = TypeVar("A")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..processors import Processors
 from ..sampling import SamplingParams
 from ..types import RowStats
-from ._common import as_rows, check_logits, check_params, define, dispatch, raise_for_status
+from ._common import as_rows, check_logits, check_params, check_processors, define, dispatch, raise_for_status
 from .arguments import RowStatsArguments
 
 
@@ -23,7 +24,13 @@ def _fake(args: RowStatsArguments) -> tuple[Tensor, Tensor, Tensor]:
 _op, _call = define("row_stats", RowStatsArguments, "(Tensor values, Tensor argmax, Tensor status)", _fake)
 
 
-def row_stats(logits: Tensor, params: SamplingParams | None = None, *, backend: str | None = None) -> RowStats:
+def row_stats(
+    logits: Tensor,
+    params: SamplingParams | None = None,
+    *,
+    processors: Processors | None = None,
+    backend: str | None = None,
+) -> RowStats:
     """The distribution of each row of logits after the sampling transform, as a few numbers.
 
     Nothing as wide as the vocabulary is written.
@@ -34,6 +41,8 @@ def row_stats(logits: Tensor, params: SamplingParams | None = None, *, backend: 
         ``[..., vocab]`` float32, bfloat16 or float16, any leading strides, contiguous in the last dimension.
     params : SamplingParams, optional
         Tensors in it hold one value for each index of the first dimension. None: temperature 1, nothing cut.
+    processors : Processors, optional
+        Masks, biases and penalties, which act on the logits before `params`.
     backend : str, optional
         "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
 
@@ -50,7 +59,10 @@ def row_stats(logits: Tensor, params: SamplingParams | None = None, *, backend: 
     check_logits("row_stats", "logits", logits)
     rows, device = as_rows(logits), logits.device
     params = check_params("row_stats", "params", params, rows.shape[0], device)
-    values, argmax, status = _call(dispatch("row_stats", _op, backend, device), logits=rows, params=params)
+    given = None if processors is None else check_processors("row_stats", processors, logits, None, rows.shape[0])
+    values, argmax, status = _call(
+        dispatch("row_stats", _op, backend, device, None, given), logits=rows, params=params, processors=given
+    )
     raise_for_status("row_stats", status)
     if rows is logits:
         return RowStats(values, argmax, status)

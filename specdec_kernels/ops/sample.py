@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_tensor
+from ..processors import Processors
 from ..sampling import SamplingParams
 from ..types import Draw, RowStats, TokenMap
 from ._common import (
@@ -14,6 +15,7 @@ from ._common import (
     check_given,
     check_logits,
     check_params,
+    check_processors,
     check_shape,
     define,
     dispatch,
@@ -44,6 +46,7 @@ def sample(
     logits: Tensor,
     params: SamplingParams | None = None,
     *,
+    processors: Processors | None = None,
     uniform_samples: Tensor | None = None,
     noise_keys: Tensor | None = None,
     num_samples: int = 1,
@@ -63,6 +66,9 @@ def sample(
         ``[batch, vocab]`` or ``[batch, n, vocab]`` float32, bfloat16 or float16, contiguous in the last dimension.
     params : SamplingParams, optional
         None: temperature 1, nothing cut.
+    processors : Processors, optional
+        Masks, biases and penalties, which act on the logits before `params`.
+        Not with a `draft_token_map`.
     uniform_samples : Tensor, optional
         ``[batch]`` or ``[batch, n]`` float32 in [0, 1).
     noise_keys : Tensor, optional
@@ -115,10 +121,13 @@ def sample(
         mapping = draft_token_map.draft_to_target
         check_tensor(op, "draft_token_map", mapping, INT64, device)
         check_shape(op, "draft_token_map", mapping, ("vocab",), (vocab,))
+        if processors is not None:
+            raise ValueError(f"{op}: processors must be None where there is a draft_token_map, got both")
+    given = None if processors is None else check_processors(op, processors, logits, names, shape[0])
     token, log_prob, values, argmax, status = _call(
-        dispatch(op, _op, backend, device),
+        dispatch(op, _op, backend, device, None, given),
         logits=logits, uniform_samples=uniform_samples, noise_keys=noise_keys, draft_to_target=mapping,
-        num_samples=num_samples, params=params,
+        num_samples=num_samples, params=params, processors=given,
     )  # fmt: skip
     raise_for_status(op, status)
     return Draw(token, log_prob, RowStats(values, argmax, status))

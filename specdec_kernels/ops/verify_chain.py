@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..checks import check_flag, check_tensor
 from ..laws import LOSSLESS, BiLD, TargetLaw, check_law
+from ..processors import Processors
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap, VerifyOutput
 from ._common import (
@@ -19,6 +20,7 @@ from ._common import (
     Shape,
     check_logits,
     check_params,
+    check_processors,
     check_tensors,
     define,
     dispatch,
@@ -34,7 +36,8 @@ VOCAB, SIX = ("vocab",), ("6",)  # further dimensions; sums of tuples cost half 
 
 # What `verify_chain` and `verify_packed` are both called with. (A plain tuple: a named one costs 0.2 microseconds.)
 Asked = tuple[
-    Tensor, Tensor, Tensor | None, RandomNumbers, SamplingParams | None, SamplingParams | None, str, TargetLaw | None,
+    Tensor, Tensor, Tensor | None, RandomNumbers, SamplingParams | None, SamplingParams | None,
+    Processors | None, str, TargetLaw | None,
     Tensor | None, RowStats | None, TokenMap | None, Tensor | None, Tensor | None, bool,
 ]  # fmt: skip
 
@@ -69,6 +72,7 @@ def verify_chain(
     positions: Tensor | None = None,
     params: SamplingParams | None = None,
     draft_params: SamplingParams | None = None,
+    processors: Processors | None = None,
     acceptance: str = "token",
     target_law: TargetLaw | None = None,
     draft_probs: Tensor | None = None,
@@ -134,6 +138,9 @@ def verify_chain(
     params, draft_params : SamplingParams, optional
         Of target and draft. `draft_params` must be what the draft tokens were really drawn with; `draft_probs` have
         them in already. None: temperature 1, nothing cut.
+    processors : Processors, optional
+        Masks, biases and penalties, which act on the target's logits before `params`: at each row with the draft tokens
+        before it. The draft's logits are left as they are.
     acceptance : {"token", "block", "match", "greedy"}
         The rule. "block" is the same as "token" for a sequence without draft logits or probabilities, or whose draft
         logits have temperature 0.
@@ -173,7 +180,7 @@ def verify_chain(
     batch, rows, _ = shape
     asked = (
         target_logits, draft_tokens, draft_logits, (uniform_samples, noise_keys, seeds, step, positions), params,
-        draft_params, acceptance, target_law, draft_probs, draft_stats, draft_token_map, num_draft_tokens,
+        draft_params, processors, acceptance, target_law, draft_probs, draft_stats, draft_token_map, num_draft_tokens,
         eos_token_ids, return_acceptance,
     )  # fmt: skip
     drafted = (DRAFTED, (batch, rows - 1))
@@ -195,8 +202,8 @@ def verify_spans(
     `drafted` and `rows` are the shapes of the draft's rows and of the target's.
     """
     (
-        target_logits, draft_tokens, draft_logits, numbers, params, draft_params, acceptance, target_law, draft_probs,
-        draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
+        target_logits, draft_tokens, draft_logits, numbers, params, draft_params, processors, acceptance, target_law,
+        draft_probs, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
     ) = asked  # fmt: skip
     device = target_logits.device
     rule = ACCEPTANCES.get(acceptance) if isinstance(acceptance, str) else None
@@ -212,6 +219,7 @@ def verify_spans(
             draft_rows = rows
     params = check_params(op, "params", params, batch, device)
     draft_params = check_params(op, "draft_params", draft_params, batch, device)
+    given = None if processors is None else check_processors(op, processors, target_logits, rows[0], batch)
     noise, steps, step = noise_of(op, acceptance, numbers, target_logits, batch, *rows)
     expected: list[Expected] = [("draft_tokens", draft_tokens, ID_DTYPES, *drafted)]
     if noise[1] is not None:
@@ -235,11 +243,11 @@ def verify_spans(
         check_eos(op, eos_token_ids, device)
     uniform_samples, noise_keys, seeds, _, positions = numbers
     out = _call(
-        dispatch("verify_chain", _op, backend, device, op),
+        dispatch("verify_chain", _op, backend, device, op, given),
         target_logits=target_logits, draft_logits=draft_logits, draft_probs=draft_probs, draft_values=values,
         draft_argmax=argmax, draft_status=status, target_to_draft=target_to_draft, uniform_samples=uniform_samples,
         noise_keys=noise_keys, seeds=seeds, steps=steps, positions=positions, step=step,
-        eos_token_ids=eos_token_ids, law=law, params=params, draft_params=draft_params,
+        eos_token_ids=eos_token_ids, processors=given, law=law, params=params, draft_params=draft_params,
         draft_tokens=draft_tokens, num_draft_tokens=num_draft_tokens, cu_num_draft_tokens=cu, num_draft=num_draft,
         acceptance=rule, return_acceptance=return_acceptance,
     )  # fmt: skip

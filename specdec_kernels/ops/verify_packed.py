@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..backends import FUNCTIONS
 from ..laws import TargetLaw
+from ..processors import Processors
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap, VerifyOutput
 from ._common import check_logits, check_shape, shape_error
@@ -28,6 +29,7 @@ def verify_packed(
     positions: Tensor | None = None,
     params: SamplingParams | None = None,
     draft_params: SamplingParams | None = None,
+    processors: Processors | None = None,
     acceptance: str = "token",
     target_law: TargetLaw | None = None,
     draft_probs: Tensor | None = None,
@@ -67,6 +69,8 @@ def verify_packed(
         With `seeds`, "match" only: ``[total + batch]`` int32 or int64.
     params, draft_params : SamplingParams, optional
         Tensors in them hold one value per sequence.
+    processors : Processors, optional
+        As in `verify_chain`; its `token_bitmask` has a row for each of the ``total + batch`` target rows.
     draft_probs : Tensor, optional
         ``[total, vocab_draft]`` float32.
     draft_stats : RowStats, optional
@@ -101,7 +105,7 @@ def verify_packed(
         check_shape(op, "target_logits", target_logits, ("total + batch", "vocab"), (total + batch, shape[-1]))
     asked = (
         target_logits, draft_tokens, draft_logits, (uniform_samples, noise_keys, seeds, step, positions), params,
-        draft_params, acceptance, target_law, draft_probs, draft_stats, draft_token_map, num_draft_tokens,
+        draft_params, processors, acceptance, target_law, draft_probs, draft_stats, draft_token_map, num_draft_tokens,
         eos_token_ids, return_acceptance,
     )  # fmt: skip
     drafted, rows = (("total",), (total,)), (("total + batch",), (total + batch,))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..laws import LOSSLESS, TargetLaw
+from ..processors import Processors
 from ..sampling import SamplingParams
 from ..tree import DraftTree
 from ..types import RowStats, TokenMap, VerifyOutput
@@ -14,6 +15,7 @@ from ._common import (
     Expected,
     check_logits,
     check_params,
+    check_processors,
     define,
     dispatch,
     raise_for_status,
@@ -56,6 +58,7 @@ def verify_tree(
     delta: float = 0.3,
     params: SamplingParams | None = None,
     draft_params: SamplingParams | None = None,
+    processors: Processors | None = None,
     draft_stats: RowStats | None = None,
     draft_token_map: TokenMap | None = None,
     eos_token_ids: Tensor | None = None,
@@ -113,6 +116,9 @@ def verify_tree(
         Of "typical".
     params, draft_params : SamplingParams
         Of target and draft. `draft_params` must be what the children were really drawn with.
+    processors : Processors, optional
+        Masks, biases and penalties, which act on the target's logits before `params`: at each node's row with the
+        tokens of the node and its ancestors. The draft's logits are left as they are.
     draft_stats : RowStats, optional
         Of the draft rows, kept from drafting.
     draft_token_map : TokenMap, optional
@@ -187,6 +193,7 @@ def verify_tree(
     draft_params = check_params(op, "draft_params", draft_params, batch, device)
     numbers = (uniform_samples, noise_keys, seeds, step, positions)
     noise, steps, step = noise_of(op, acceptance, numbers, target_logits, batch, *nodes)
+    given = None if processors is None else check_processors(op, processors, target_logits, nodes[0], batch)
     expected: list[Expected] = [("node_tokens", node_tokens, ID_DTYPES, *nodes)]
     if noise[1] is not None:
         expected.append(noise)
@@ -198,11 +205,11 @@ def verify_tree(
     if eos_token_ids is not None:
         check_eos(op, eos_token_ids, device)
     out = _call(
-        dispatch(op, _op, backend, device),
+        dispatch(op, _op, backend, device, None, given),
         target_logits=target_logits, draft_logits=draft_logits, draft_probs=draft_probs, draft_values=values,
         draft_argmax=argmax, draft_status=status, target_to_draft=target_to_draft, uniform_samples=uniform_samples,
         noise_keys=noise_keys, seeds=seeds, steps=steps, positions=positions, step=step,
-        eos_token_ids=eos_token_ids, law=law, params=params, draft_params=draft_params,
+        eos_token_ids=eos_token_ids, processors=given, law=law, params=params, draft_params=draft_params,
         node_tokens=node_tokens, links=tree.links, tree_status=tree.status, max_depth=tree.max_depth,
         acceptance=rule, epsilon=epsilon, delta=delta,
     )  # fmt: skip

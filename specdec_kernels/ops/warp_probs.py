@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..processors import Processors
 from ..sampling import SamplingParams
-from ._common import as_rows, check_logits, check_params, define, dispatch
+from ._common import as_rows, check_logits, check_params, check_processors, define, dispatch
 from .arguments import WarpProbsArguments
 
 
@@ -17,7 +18,13 @@ def _fake(args: WarpProbsArguments) -> Tensor:
 _op, _call = define("warp_probs", WarpProbsArguments, "Tensor", _fake)
 
 
-def warp_probs(logits: Tensor, params: SamplingParams | None = None, *, backend: str | None = None) -> Tensor:
+def warp_probs(
+    logits: Tensor,
+    params: SamplingParams | None = None,
+    *,
+    processors: Processors | None = None,
+    backend: str | None = None,
+) -> Tensor:
     """The probabilities of each row after the sampling transform: temperature → top-k → top-p → min-p → renormalise.
 
     Verification never needs this array; it is for callers that do, and for tests.
@@ -28,6 +35,8 @@ def warp_probs(logits: Tensor, params: SamplingParams | None = None, *, backend:
         ``[..., vocab]`` float32, bfloat16 or float16, any leading strides, contiguous in the last dimension.
     params : SamplingParams, optional
         Tensors in it hold one value for each index of the first dimension. None: temperature 1, nothing cut.
+    processors : Processors, optional
+        Masks, biases and penalties, which act on the logits before `params`.
     backend : str, optional
         "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
 
@@ -45,5 +54,8 @@ def warp_probs(logits: Tensor, params: SamplingParams | None = None, *, backend:
     check_logits("warp_probs", "logits", logits)
     rows, device = as_rows(logits), logits.device
     params = check_params("warp_probs", "params", params, rows.shape[0], device)
-    probs: Tensor = _call(dispatch("warp_probs", _op, backend, device), logits=rows, params=params)
+    given = None if processors is None else check_processors("warp_probs", processors, logits, None, rows.shape[0])
+    probs: Tensor = _call(
+        dispatch("warp_probs", _op, backend, device, None, given), logits=rows, params=params, processors=given
+    )
     return probs if rows is logits else probs.reshape(logits.shape)

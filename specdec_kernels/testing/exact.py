@@ -9,10 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .laws import Float64, Int64
+from ..checks import check_flag, check_instance, check_int
+from .laws import Float64, Int64, check_array
 from .problems import LATTICE, ChainProblem, TreeProblem, Verify
 
 _CALL_ROWS = 1 << 15  # rows handed to the verifier at once
+MAX_WIDTH = 64
 GRID = np.linspace(0, LATTICE - 1, 9).astype(np.int64)
 Cut = tuple[int, int, int]  # path, axis, first lattice point of the next piece
 Run = Callable[[Int64, Int64], Int64]
@@ -45,6 +47,14 @@ def exact_law(
     ndarray
         ``[n] + [vocab] * num_tokens`` float64: n = 1; where drafts have no distribution, one a path, each right.
     """
+    _check_problem("exact_law", problem)
+    if not callable(verify):
+        raise TypeError(f"exact_law: verify must be callable, got {type(verify).__name__}")
+    check_instance("exact_law", "acceptance", acceptance, str, "a string")
+    try:
+        device = torch.device(device)
+    except (TypeError, RuntimeError):
+        raise ValueError(f"exact_law: device must be a device as 'cpu' or 'cuda', got {device!r}") from None
     paths, _ = problem.paths()
     vocab, width = problem.vocab, problem.num_tokens
 
@@ -72,6 +82,15 @@ def joint_of(
     problem: ChainProblem | TreeProblem, emitted: Sequence[tuple[int, ...]], volume: Float64, path: Int64
 ) -> Float64:
     """The joint distribution that `exact_law` returns, of what a step emits from each path with which probability."""
+    _check_problem("joint_of", problem)
+    check_array("joint_of", "volume", volume, "f", "[boxes] float64")
+    check_array("joint_of", "path", path, "i", "[boxes] int64")
+    if not isinstance(emitted, Sequence) or not all(isinstance(tokens, tuple) for tokens in emitted):
+        raise TypeError(f"joint_of: emitted must be a sequence of tuples, got {type(emitted).__name__}")
+    if not len(emitted) == len(volume) == len(path):
+        raise ValueError(
+            f"joint_of: emitted, volume and path must have one length, got {len(emitted)}, {len(volume)}, {len(path)}"
+        )
     _, weights = problem.paths()
     laws, one_hot = problem.target_laws(), problem.each_is_right
     joint = np.zeros((len(weights) if one_hot else 1, *[problem.vocab] * problem.num_tokens))
@@ -83,12 +102,21 @@ def joint_of(
 
 def target_joint(problem: ChainProblem | TreeProblem) -> Float64:
     """``[vocab] * num_tokens``: the joint distribution of plain sampling from the target (its `law`), enumerated."""
+    _check_problem("target_joint", problem)
     return _continuation(problem.target_laws(), ())
 
 
 def total_variation(laws: Float64, expected: Float64) -> float:
     """The largest ``Σ |law − expected| / 2`` over the distributions stacked along the first dimension."""
+    check_array("total_variation", "laws", laws, "f", "[n, ...] float64")
+    check_array("total_variation", "expected", expected, "f", "[...] float64")
+    if laws.ndim < 1 or laws.shape[1:] != expected.shape:
+        raise ValueError(f"total_variation: expected must be {list(laws.shape[1:])}, got {list(expected.shape)}")
     return float(np.abs(laws - expected).reshape(len(laws), -1).sum(-1).max() / 2)
+
+
+def _check_problem(caller: str, problem: object) -> None:
+    check_instance(caller, "problem", problem, (ChainProblem, TreeProblem), "a ChainProblem or a TreeProblem")
 
 
 def _continuation(laws: Sequence[Float64], prefix: tuple[int, ...]) -> Float64:
@@ -106,6 +134,11 @@ def pieces(run: Run, num_paths: int, width: int, hidden: bool = False) -> Pieces
 
     `hidden`: also look for breakpoints that show only while the other uniforms are inside their range.
     """
+    if not callable(run):
+        raise TypeError(f"pieces: run must be callable, got {type(run).__name__}")
+    check_int("pieces", "num_paths", num_paths, 1, 2**31 - 1)
+    check_int("pieces", "width", width, 1, MAX_WIDTH)
+    check_flag("pieces", "hidden", hidden)
     ends = [np.array([0, LATTICE - 1])] * width
     cuts = _breakpoints(
         run, {p: [e[:1] for e in ends] for p in range(num_paths)}, set(), GRID

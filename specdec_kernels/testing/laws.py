@@ -6,15 +6,34 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import laws
+from ..checks import FLOAT_DTYPES, check_instance, check_int, check_tensor
 from ..sampling import SamplingParams
 
 Float64 = NDArray[np.float64]
+"""An array of distributions."""
 Int64 = NDArray[np.int64]
+"""An array of tokens or counts."""
 Bool = NDArray[np.bool_]
+
+
+def check_array(caller: str, name: str, value: object, kind: str, words: str, width: int | None = None) -> None:
+    """Raise unless a numpy array of 8-byte numbers of `kind` ("f", "i", "u") and a last dimension of `width`."""
+    check_instance(caller, name, value, np.ndarray, f"an array, {words}")
+    assert isinstance(value, np.ndarray)
+    shaped = width is None or (value.ndim > 0 and value.shape[-1] == width)
+    if value.dtype != np.dtype(f"{kind}8") or not shaped:
+        raise ValueError(f"{caller}: {name} must be {words}, got {list(value.shape)} {value.dtype}")
+
+
+def _check_values(caller: str, name: str, value: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    check_tensor(caller, name, value, dtypes, None)
+    if value.is_meta:
+        raise ValueError(f"{caller}: {name} must have values, got a tensor on meta")
 
 
 def float64_law(logits: Tensor, params: SamplingParams | None = None) -> Float64:
@@ -32,6 +51,15 @@ def float64_law(logits: Tensor, params: SamplingParams | None = None) -> Float64
     ndarray
         ``[..., vocab]`` float64.
     """
+    _check_values("float64_law", "logits", logits, FLOAT_DTYPES)
+    if logits.dim() < 1 or logits.shape[-1] < 1:
+        raise ValueError(f"float64_law: logits must be [..., vocab], got {list(logits.shape)}")
+    check_instance("float64_law", "params", params, (SamplingParams, type(None)), "a SamplingParams or None")
+    batch = logits.shape[0] if logits.dim() > 1 else 1
+    for name in ("temperature", "top_k", "top_p", "min_p"):
+        value = getattr(params, name, None)
+        if isinstance(value, Tensor) and len(value) != batch:
+            raise ValueError(f"float64_law: params.{name} must be [batch={batch}], got {list(value.shape)}")
     x = logits.detach().double().cpu().numpy()
     params = params or SamplingParams()
     out = np.empty_like(x)
@@ -84,6 +112,8 @@ def philox4x32(key: NDArray[np.uint64], counter: NDArray[np.uint64]) -> NDArray[
     ndarray
         ``[..., 4]`` uint64 holding 32-bit words.
     """
+    check_array("philox4x32", "key", key, "u", "[..., 2] uint64", 2)
+    check_array("philox4x32", "counter", counter, "u", "[..., 4] uint64", 4)
     low32, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
     k0, k1 = key[..., 0], key[..., 1]
     c0, c1, c2, c3 = (counter[..., i] for i in range(4))
@@ -101,16 +131,19 @@ def philox4x32(key: NDArray[np.uint64], counter: NDArray[np.uint64]) -> NDArray[
 
 def words32(values: Int64) -> NDArray[np.uint64]:
     """``[...]`` int64 to ``[..., 2]``: the low and the high 32-bit word."""
+    check_array("words32", "values", values, "i", "int64")
     bits = np.asarray(values, np.int64).view(np.uint64)
     return np.stack([bits & np.uint64(0xFFFFFFFF), bits >> np.uint64(32)], -1)
 
 
 def float64_gumbel(keys: Tensor, vocab: int) -> Float64:
     """The Gumbel noise ``[..., vocab]`` of each key ``[...]`` and target id, in float64 on the contract's bits."""
+    _check_values("float64_gumbel", "keys", keys, (torch.int64,))
+    check_int("float64_gumbel", "vocab", vocab, 1, 2**30)
     key = words32(keys.cpu().numpy())[..., None, :]
     counter = np.zeros(((vocab + 3) // 4, 4), np.uint64)
     counter[:, 0], counter[:, 3] = np.arange(counter.shape[0]), 0x47554D42
-    bits = philox4x32(key, counter).reshape(*keys.shape, -1)[..., :vocab]
+    bits = philox4x32(key, counter).reshape(*keys.shape, 4 * len(counter))[..., :vocab]
     noise: Float64 = -np.log(-np.log1p(-(bits.astype(np.float64) + 0.5) * 2.0**-32))
     return noise
 
@@ -219,6 +252,12 @@ def float64_target_law(law: laws.TargetLaw, P: Float64, Q: Float64, p: Float64, 
     ndarray
         ``[..., vocab]`` float64.
     """
+    name = "float64_target_law"
+    check_instance(name, "law", law, (laws.Lossy, *_defers), "one of sk.laws")
+    for argument, rows in (("P", P), ("Q", Q), ("p", p), ("q", q)):
+        check_array(name, argument, rows, "f", "[..., vocab] float64")
+        if rows.shape != P.shape:
+            raise ValueError(f"{name}: {argument} must be {list(P.shape)}, got {list(rows.shape)}")
     if isinstance(law, laws.Lossy):
         return _lossy(law, P, Q)
     defers = _defers[type(law)](law, Position(P, Q, p, q))

@@ -27,6 +27,8 @@ struct LogitKernels {
   int (*between)(const void* x, int n, float low, float high, int32_t first, int32_t* place, float* value);
   // x as float32, NaN read as -inf
   void (*load)(const void* x, int n, float* out);
+  // x as float32; with words -inf where bit i % 32 of word i / 32 is 0. In place where x is float32.
+  void (*widen)(const void* x, const int32_t* words, int n, float* out);
 };
 
 struct Kernels {

@@ -32,6 +32,11 @@ struct S {
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
   }
   static F where_ge(F a, F b, F yes, F no) { return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_GE_OQ)); }
+  static F where_bit(uint32_t bits, F yes, F no) {
+    const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i set = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(int(bits)), lane), lane);
+    return _mm256_blendv_ps(no, yes, _mm256_castsi256_ps(set));
+  }
   // Writes the lanes with low <= x < high and their places first, first + 1, … unless null; returns how many.
   static int append(F x, F low, F high, int32_t first, int32_t* place, float* value) {
     float lane[N];

@@ -33,6 +33,7 @@ struct S {
   static F where_ge(F a, F b, F yes, F no) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), no, yes);
   }
+  static F where_bit(uint32_t bits, F yes, F no) { return _mm512_mask_blend_ps(__mmask16(bits), no, yes); }
   // Writes the lanes with low <= x < high and their places first, first + 1, … unless null; returns how many.
   static int append(F x, F low, F high, int32_t first, int32_t* place, float* value) {
     const __mmask16 inside = _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(x, low, _CMP_GE_OQ), x, high, _CMP_LT_OQ);

@@ -68,6 +68,11 @@ struct S {
     for (int i = 0; i < N; ++i) out.lane[i] = a.lane[i] >= b.lane[i] ? yes.lane[i] : no.lane[i];
     return out;
   }
+  static F where_bit(uint32_t bits, F yes, F no) {
+    F out;
+    for (int i = 0; i < N; ++i) out.lane[i] = (bits >> i) & 1 ? yes.lane[i] : no.lane[i];
+    return out;
+  }
   // Writes the lanes with low <= x < high and their places first, first + 1, … unless null; returns how many.
   static int append(F x, F low, F high, int32_t first, int32_t* place, float* value) {
     int count = 0;

@@ -1,5 +1,5 @@
 // The tile kernels, written once over `struct S`, which each file of this folder defines first in an anonymous namespace:
-// S::N lanes of float in S::F, with load (of each dtype), store, set1, fma, max, min, largest, where_ge, append, scale2; no_nan, note_nan and
+// S::N lanes of float in S::F, with load (of each dtype), store, set1, fma, max, min, largest, where_ge, where_bit, append, scale2; no_nan, note_nan and
 // any_nan on S::Unordered.
 // Everything has internal linkage: see common/host_device.h.
 #include <math.h>
@@ -162,6 +162,15 @@ void load(const void* data, int n, float* out) {
            [&](F v, int i) { store_some(out + i, S::max(v, low), n - i); });
 }
 
+template <class T>
+void widen(const void* data, const int32_t* words, int n, float* out) {
+  const T* x = static_cast<const T*>(data);
+  if (words == nullptr) return for_each(x, n, minus_infinity<T>(), [&](F v, int i) { store_some(out + i, v, n - i); });
+  for_each(x, n, minus_infinity<T>(), [&](F v, int i) {
+    store_some(out + i, S::where_bit(uint32_t(words[i / 32]) >> (i % 32), v, S::set1(-INFINITY)), n - i);
+  });
+}
+
 inline float sum(const float* x, int n) {
   F s = S::set1(0.0f);
   for_each(x, n, 0.0f, [&](F v, int) { s = s + v; });
@@ -248,7 +257,7 @@ int noise_candidates(int64_t key, int32_t first, int n, const float* weight, flo
 
 template <class T>
 constexpr LogitKernels logit_kernels() {
-  return {group_maxima<T>, exp_sum<T>, moments<T>, weights<T>, kept_sum<T>, between<T>, load<T>};
+  return {group_maxima<T>, exp_sum<T>, moments<T>, weights<T>, kept_sum<T>, between<T>, load<T>, widen<T>};
 }
 
 constexpr Kernels make_kernels(int level) {

@@ -38,6 +38,31 @@ std::vector<int64_t> make_keys(Random& random, int64_t count) {
   return keys;
 }
 
+// Tokens, of which some are none, from rows of which a few are not there.
+Case logprobs_case(Random& random, bool large) {
+  const int64_t batch = 1 + random.below(3), n = 1 + random.below(2), width = 1 + random.below(3);
+  const int32_t vocab = make_vocab(random, large), num_top = random.pick({0, 1, 5, kMostTop});
+  const auto rows = make_rows(random, make_values(random, batch * n, vocab), batch, n, vocab, make_dtype(random));
+  const auto params = make_params(random, batch, vocab);
+  std::vector<int64_t> tokens(batch * width), row_of(batch * width), num(batch);
+  for (int64_t& token : tokens) token = random.below(vocab + 2) - 1;
+  for (int64_t& row : row_of) row = random.below(n + 1);
+  for (int64_t& count : num) count = random.below(width + 2);
+  const bool of_rows = random.chance(0.7), some = random.chance(0.5);
+  return {label("token_logprobs", batch, n, vocab, ""), [=](const Backend& backend) -> Outputs {
+            const int64_t count = batch * width;
+            Result<float> raw(count), processed(count), top_raw(count * num_top), top_processed(count * num_top);
+            Result<int32_t> rank(count), status(count);
+            Result<int64_t> top(count * num_top);
+            backend.token_logprobs({rows->rows, batch, n, width, params->args, tokens.data(),
+                                    of_rows ? row_of.data() : nullptr, Ids{some ? num.data() : nullptr, true}, num_top,
+                                    raw.data(), processed.data(), rank.data(), status.data(), top.data(),
+                                    top_raw.data(), top_processed.data()});
+            return {rank.bytes() + status.bytes() + top.bytes(), raw.bytes() + top_raw.bytes(),
+                    processed.bytes() + top_processed.bytes()};
+          }};
+}
+
 Case row_case(Random& random, bool large) {
   const int64_t batch = 1 + random.below(3), n = 1 + random.below(2);
   const int32_t vocab = make_vocab(random, large);
@@ -501,7 +526,8 @@ Case gather_case(Random& random) {
 Case make_case(uint64_t seed, bool large) {
   Random random(seed);
   const double kind = random.uniform();
-  if (kind < 0.15) return row_case(random, large);
+  if (kind < 0.1) return row_case(random, large);
+  if (kind < 0.15) return logprobs_case(random, large);
   if (kind < 0.25) return number_case(random);
   if (kind < 0.4) return sample_case(random, large);
   if (kind < 0.5) return gather_case(random);

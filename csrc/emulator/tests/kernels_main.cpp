@@ -13,6 +13,7 @@
 #include "cuda/strategy.h"
 
 extern "C" void specdec_emulator_schedule(int order, uint64_t seed);
+extern "C" void specdec_emulator_resident(int count);
 
 namespace specdec::cpu {
 int num_threads() { return 1; }
@@ -83,14 +84,17 @@ struct Way {
   cuda::Strategy strategy;
   int order;
   uint64_t seed;
+  int resident = 0;  // clusters that run at a time; 0: as the order has it
 };
 
 constexpr Way kWays[] = {
-    {cuda::Strategy::kSplit, 0, 0},   {cuda::Strategy::kWalk, 0, 0},  {cuda::Strategy::kCluster, 0, 0},
-    {cuda::Strategy::kSplit, 2, 1},   {cuda::Strategy::kWalk, 2, 2},  {cuda::Strategy::kCluster, 2, 3},
-    {cuda::Strategy::kAuto, 1, 0},    {cuda::Strategy::kSplit, 2, 4}, {cuda::Strategy::kWalk, 2, 5},
-    {cuda::Strategy::kCluster, 2, 6},
+    {cuda::Strategy::kSplit, 0, 0},       {cuda::Strategy::kWalk, 0, 0},        {cuda::Strategy::kCluster, 0, 0},
+    {cuda::Strategy::kResident, 0, 0, 1}, {cuda::Strategy::kSplit, 2, 1},       {cuda::Strategy::kWalk, 2, 2},
+    {cuda::Strategy::kCluster, 2, 3},     {cuda::Strategy::kResident, 2, 4, 3}, {cuda::Strategy::kAuto, 1, 0},
+    {cuda::Strategy::kSplit, 2, 5},       {cuda::Strategy::kWalk, 2, 6},        {cuda::Strategy::kCluster, 2, 7},
+    {cuda::Strategy::kResident, 2, 8, 1}, {cuda::Strategy::kResident, 1, 0, 2}, {cuda::Strategy::kResident, 2, 9, 2},
 };
+constexpr size_t kAlways = 4;                      // that each case goes
 constexpr int kFurther = emulator::kTsan ? 7 : 3;  // TSan is slow, and finds most races in any schedule
 
 }  // namespace
@@ -115,10 +119,11 @@ int main(int argc, char** argv) {
     // Each strategy in every case, and a part of the further schedules.
     Outputs expected;
     for (size_t w = 0; w < std::size(kWays); ++w) {
-      if (w >= 3 && (int64_t(w) + i) % kFurther != 0) continue;
+      if (w >= kAlways && (int64_t(w) + i) % kFurther != 0) continue;
       const Way& way = kWays[w];
       specdec_cuda_force_strategy(int(way.strategy));
       specdec_emulator_schedule(way.order, way.seed + uint64_t(i));
+      specdec_emulator_resident(way.resident);
       std::string problem;
       try {
         const Outputs outputs = c.run(device);
@@ -129,9 +134,9 @@ int main(int argc, char** argv) {
       }
       if (problem.empty()) continue;
       ++failed;
-      std::printf("case %lld (%s), strategy %d, order %d, seed %llu: %s\n", static_cast<long long>(first + i),
-                  c.name.c_str(), int(way.strategy), way.order, static_cast<unsigned long long>(way.seed + uint64_t(i)),
-                  problem.c_str());
+      std::printf("case %lld (%s), strategy %d, order %d, seed %llu, %d at a time: %s\n",
+                  static_cast<long long>(first + i), c.name.c_str(), int(way.strategy), way.order,
+                  static_cast<unsigned long long>(way.seed + uint64_t(i)), way.resident, problem.c_str());
     }
     if (expected.empty()) continue;
     const std::string other = difference({expected[0]}, {c.run(host)[0]});

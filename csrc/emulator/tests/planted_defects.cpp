@@ -5,7 +5,8 @@
 //   planted_defects all                          each in ten schedules (bad ones only where the emulator alone sees them)
 //   planted_defects NAME good|bad ORDER SEED     one of them
 //
-// Nothing sees a thread that waits for another one in a loop: no schedule goes back to the other, and it hangs.
+// Nothing sees a thread that waits for another one in a loop of its own (not wait_for_bits): no schedule goes back to the
+// other, and it hangs.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +17,7 @@
 #include "cuda/portable.h"
 
 extern "C" void specdec_emulator_schedule(int order, uint64_t seed);
+extern "C" void specdec_emulator_resident(int count);
 
 namespace {
 
@@ -464,6 +466,8 @@ bool cluster_sync_of_one() {
   return all_equal(out, 1.0f);
 }
 
+#include "planted_transfers.h"
+
 // ---- the table
 
 struct Defect {
@@ -508,6 +512,18 @@ const Defect kDefects[] = {
     {"cluster_without_first_sync", "plain,tsan", "wrong result", RUN(cluster_without_first_sync)},
     {"cluster_without_last_sync", "plain,asan", "wrong result", RUN(cluster_without_last_sync)},
     {"cluster_sync_of_one", "plain", "returned without it", RUN(cluster_sync_of_one)},
+    {"copy_without_wait", "plain,tsan", "wrong result", RUN(copy_without_wait)},
+    {"copy_into_buffer_in_use", "plain,tsan", "wrong result", RUN(copy_into_buffer_in_use)},
+    {"expected_bytes_too_few", "plain,tsan", "wrong result", RUN(expected_bytes_too_few)},
+    {"expected_bytes_too_many", "plain", "in a wait for memory", RUN(expected_bytes_too_many)},
+    {"wait_for_wrong_phase", "plain,tsan", "wrong result", RUN(wait_for_wrong_phase)},
+    {"copy_not_waited_for", "plain", "without having waited", RUN(copy_not_waited_for)},
+    {"barrier_not_initialised", "plain", "not initialised", RUN(barrier_not_initialised)},
+    {"copy_misaligned", "plain", "multiples of 16", RUN(copy_misaligned)},
+    {"wait_for_later_block", "plain", "in a wait for memory", RUN(wait_for_later_block)},
+    {"told_without_fence", "tsan", "", RUN(told_without_fence)},
+    {"seen_without_fence", "tsan", "", RUN(seen_without_fence)},
+    {"flags_cleared_in_use", "plain", "wrong result", RUN(flags_cleared_in_use)},
 };
 
 std::string outcome(bool (*run)(), int order, uint64_t seed) {

@@ -52,8 +52,10 @@ def compute_dtype(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-def make_params(batch: int, like: Tensor, given: FlatParams) -> Params:
-    """An op's sampling parameters for laws of `like`; what is out of range is read as 1 (temperature) or off."""
+def make_params(batch: int, like: Tensor, given: FlatParams, flags: Tensor | int = 0) -> Params:
+    """An op's sampling parameters for laws of `like`; what is out of range is read as 1 (temperature) or off. `flags`
+    ``[batch]``: what is known of the sequences besides.
+    """
     dtype = compute_dtype(like)
 
     def column(scalar: float, tensor: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -66,7 +68,7 @@ def make_params(batch: int, like: Tensor, given: FlatParams) -> Params:
         column(given.min_p, given.min_ps, dtype),
     )  # fmt: skip
     bad_t, bad_p, bad_m = ~((t >= 0) & (t < math.inf)), ~(p >= 0), ~((m >= 0) & (m <= 1))
-    status = torch.where((bad_t | bad_p | bad_m)[:, 0], int(Status.BAD_PARAM), 0).to(torch.int32)
+    status = torch.where((bad_t | bad_p | bad_m)[:, 0], int(Status.BAD_PARAM), 0).to(torch.int32) | flags
     t, p, m = t.masked_fill(bad_t, 1.0), p.masked_fill(bad_p, 1.0), m.masked_fill(bad_m, 0.0)
     no_top_k = given.top_ks is None and not given.top_k > 0
     no_top_p = given.top_ps is None and not 0 < given.top_p < 1
@@ -118,7 +120,11 @@ def make_law(logits: Tensor, params: Params) -> RowLaws:
     cutoff = torch.where(cut & ~one_hot, torch.where(kept, x, math.inf).amin(-1), -math.inf)
     weights = torch.where(kept, weights, 0.0)
     scores = torch.where(weights > 0, scores, -math.inf)
-    normalizer = torch.where(one_hot, 1.0, tile_sum(weights))
+    normalizer = tile_sum(weights)
+    if vocab > TILE:  # with one tile its maximum is the row's
+        whole = merge_tiles(*tile_stats(x, inverse_t), maximum, inverse_t[..., 0])
+        normalizer = torch.where(cut, normalizer, sum_of(whole))
+    normalizer = torch.where(one_hot, 1.0, normalizer)
     hot = ids == argmax[..., None]
     probs = torch.where(one_hot[..., None], hot.to(x.dtype), weights / normalizer[..., None])
     scores = torch.where(one_hot[..., None], torch.where(hot, 0.0, -math.inf).to(x.dtype), scores)
@@ -228,16 +234,39 @@ def weight_left(w: Tensor, rest: Tensor) -> Tensor:
 
 def tile_sum(weights: Tensor) -> Tensor:
     """Sum over the last dimension: tiles of 1024 ids, their sums added in trees of `TREE`, those in index order."""
-    return tree_levels(tile_masses(weights))[-1].cumsum(-1)[..., -1]
+    return sum_of(tile_masses(weights))
+
+
+def sum_of(masses: Tensor) -> Tensor:
+    """The sum of tiles' masses ``[..., tiles]``."""
+    return tree_levels(masses)[-1].cumsum(-1)[..., -1]
 
 
 def tile_masses(weights: Tensor) -> Tensor:
     """``[..., vocab]`` to ``[..., tiles]``."""
-    vocab = weights.shape[-1]
-    if vocab <= TILE:
+    if weights.shape[-1] <= TILE:
         return weights.sum(-1, keepdim=True)
-    padded = torch.nn.functional.pad(weights, (0, -vocab % TILE))
-    return padded.unflatten(-1, (-1, TILE)).sum(-1)
+    return in_tiles(weights, 0.0).sum(-1)
+
+
+def in_tiles(rows: Tensor, beyond: float) -> Tensor:
+    """``[..., vocab]`` to ``[..., tiles, TILE]``, the last one filled up."""
+    return torch.nn.functional.pad(rows, (0, -rows.shape[-1] % TILE), value=beyond).unflatten(-1, (-1, TILE))
+
+
+def tile_stats(x: Tensor, inverse_temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """Of rows ``[..., vocab]`` the tiles' maxima and their masses relative to those, ``[..., tiles]``."""
+    tiles = in_tiles(x, -math.inf)
+    maximum = tiles.amax(-1)
+    finite = torch.where(maximum.isinf(), 0.0, maximum)
+    mass = exp((tiles - finite[..., None]) * inverse_temperature[..., None]).sum(-1)
+    return maximum, torch.where(maximum.isinf(), 0.0, mass)
+
+
+def merge_tiles(tile_max: Tensor, tile_mass: Tensor, maximum: Tensor, inverse_temperature: Tensor) -> Tensor:
+    """The same masses relative to the rows' maxima ``[...]``."""
+    shift = (tile_max - torch.where(maximum.isinf(), 0.0, maximum)[..., None]) * inverse_temperature[..., None]
+    return tile_mass * exp(shift.clamp_max(0.0))
 
 
 def tree_levels(masses: Tensor) -> list[Tensor]:

@@ -23,12 +23,17 @@ class Reads(NamedTuple):
 
 def flags_of(reads: Reads, args: VerifyArguments, params: Params, draft_params: Params) -> Tensor:
     """The flags ``[batch]`` of what was read, and of nothing else."""
-    flags = any_flag(row_status(args.target_logits, params), reads.target)
-    of_draft = draft_status(args, draft_params)
+    of_target, of_draft = row_status(args.target_logits, params), draft_status(args, draft_params)
+    return flags_read(reads, of_target, of_draft, args.uniform_samples)
+
+
+def flags_read(reads: Reads, of_target: Tensor, of_draft: Tensor | None, uniform_samples: Tensor | None) -> Tensor:
+    """The same, given the flags ``[batch, n]`` of the rows."""
+    flags = any_flag(of_target, reads.target)
     if of_draft is not None:
         flags = flags | any_flag(of_draft, reads.draft[:, : of_draft.shape[1]])
-    if args.uniform_samples is not None:
-        flags = flags | any_flag(bad_uniforms(args.uniform_samples), reads.coins)
+    if uniform_samples is not None:
+        flags = flags | any_flag(bad_uniforms(uniform_samples), reads.coins)
     return flags
 
 

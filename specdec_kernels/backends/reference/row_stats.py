@@ -9,12 +9,13 @@ from torch import Tensor
 
 from ...ops.arguments import RowStatsArguments
 from .law import RowLaws, make_law, make_params, raw_entropies, row_status
+from .processors import processed
 
 
 def row_stats(args: RowStatsArguments) -> tuple[Tensor, Tensor, Tensor]:
     """``[batch, n, vocab]`` to values ``[batch, n, 6]``, argmax and status ``[batch, n]``."""
-    logits = args.logits
-    valid = make_params(logits.shape[0], logits, args.params)
+    logits, flags = processed(args.logits, args.processors)
+    valid = make_params(logits.shape[0], logits, args.params, flags)
     law = make_law(logits, valid)
     return stat_values(law, raw_entropies(logits)), law.argmax, row_status(logits, valid)
 

@@ -34,7 +34,9 @@ def with_rows(
     def draft(rows: Tensor | None) -> Tensor | None:
         return None if rows is None else of_draft(rows)
 
+    processors = args.processors
     return args._replace(
+        processors=None if processors is None else [target(processors[0]), *processors[1:]],
         target_logits=of_target(args.target_logits), uniform_samples=target(args.uniform_samples),
         noise_keys=target(args.noise_keys), positions=target(args.positions),
         draft_logits=draft(args.draft_logits), draft_probs=draft(args.draft_probs),

@@ -27,6 +27,7 @@ from .law import (
     weight_left,
 )  # fmt: skip
 from .packed import padded
+from .processors import processed
 from .reads import Reads, clean_uniforms, flags_of
 from .rows import at, slots_upto
 from .sample import perturbed
@@ -45,7 +46,10 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
         return tokens, num_accepted, num_tokens, status | bad_segment, overlap
 
     args = args._replace(shared=with_numbers(args.shared))
-    chain = make_chain(args)
+    before = draft_before(args.draft_tokens)
+    logits, flags = processed(args.shared.target_logits, args.shared.processors, before)
+    args = args._replace(shared=args.shared._replace(target_logits=logits, processors=None))
+    chain = make_chain(args, flags)
     drafted = chain.span.length
     if args.acceptance in (MATCH, GREEDY):
         walk, rest = match_rule(chain, args.shared.noise_keys)
@@ -136,11 +140,21 @@ class Chain:
         """``(w π − Q)+`` ``[batch, vocab]`` at one row of each sequence."""
         return self.mixtures.at(row).remainder(at(self.target.probs, row), at(self.Q, row), w)
 
+    def left(self, i: int, w: Tensor) -> Tensor:
+        """The sum of ``(w π − Q)+`` at row i, ``[batch]``."""
+        return tile_sum(self.remainder(torch.full_like(self.span.length, i), w))
 
-def make_chain(args: VerifyChainArguments) -> Chain:
+
+def draft_before(tokens: Tensor) -> Tensor:
+    """The draft tokens before each row ``[batch, num_draft + 1, num_draft]``, −1 elsewhere."""
+    slots = slots_upto(tokens.shape[1] + 1, tokens)
+    return torch.where(slots[:-1] < slots[:, None], tokens[:, None].to(torch.int64), PLACEHOLDER_TOKEN_ID)
+
+
+def make_chain(args: VerifyChainArguments, flags: Tensor | int) -> Chain:
     shared = args.shared
     batch, rows, vocab = shared.target_logits.shape
-    params = make_params(batch, shared.target_logits, shared.params)
+    params = make_params(batch, shared.target_logits, shared.params, flags)
     draft_params = make_params(batch, shared.target_logits, shared.draft_params)
     if args.acceptance == GREEDY:
         params.temperature = torch.zeros_like(params.temperature)
@@ -231,8 +245,7 @@ def block_rule(chain: Chain) -> Walk:
     for i in range(1, chain.tokens.shape[1] + 1):
         inside = (i <= length) & (w > 0)  # once w is 0 no later token can be accepted
         w = torch.where(inside, next_weight(w, chain.pi[:, i - 1], chain.q[:, i - 1]), w)
-        rest = tile_sum(chain.remainder(torch.full_like(length, i), w))
-        h = torch.where(i < length, weight_left(w, rest), w)
+        h = torch.where(i < length, weight_left(w, chain.left(i, w)), w)
         success = inside & (w > 0) & (chain.uniforms[:, i] < h)
         reached = walk.reached + inside
         walk = Walk(torch.full_like(length, i), reached, w, length).where(success, walk._replace(reached=reached))

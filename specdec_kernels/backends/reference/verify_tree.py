@@ -27,6 +27,7 @@ from .law import (
     untruncated,
     weight_left,
 )  # fmt: skip
+from .processors import processed
 from .reads import Reads, clean_uniforms, flags_of
 from .rows import at, slots_upto, with_rows
 from .sample import perturbed
@@ -40,11 +41,13 @@ def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     max_depth]``.
     """
     args = args._replace(shared=with_numbers(args.shared))
-    step = make_step(args)
+    tree = make_tree(args)
+    logits, flags = processed(args.shared.target_logits, args.shared.processors, tree.draft_before())
+    args = args._replace(shared=args.shared._replace(target_logits=logits, processors=None))
+    step = make_step(args, tree, flags)
     rules = {TYPICAL: typical, RECURSIVE: recursive, TRAVERSAL: traversal}
     walk = rules.get(args.acceptance, walk_down)(step)
 
-    tree = step.tree
     nodes, accepted = tree.path(walk.node)
     accepted, nodes = torch.where(step.idle, 0, accepted), torch.where(step.idle[:, None], -1, nodes)
     num_tokens = accepted + (~step.idle & ~tree.ends(walk.node)).int()
@@ -98,6 +101,16 @@ class Tree:
             node = torch.where(node > 0, at(self.parents, node), node)
         return out, (out >= 0).sum(-1)
 
+    def draft_before(self) -> Tensor:
+        """The draft tokens before the row of each node ``[batch, num_nodes, max_depth]``, its own the first, then −1:
+        not the root's.
+        """
+        node, out = slots_upto(self.tokens.shape[1], self.tokens).expand(self.tokens.shape), []
+        for _ in range(self.max_depth):
+            out.append(torch.where(node > 0, self.tokens.gather(1, node), PLACEHOLDER_TOKEN_ID))
+            node = torch.where(node > 0, self.parents.gather(1, node), node).clamp_min(0)
+        return torch.stack(out, -1) if out else self.tokens.new_empty(*self.tokens.shape, 0)
+
     def ends(self, node: Tensor) -> Tensor:
         """Whether nothing is drawn after `node`: an EOS."""
         return at(self.is_eos, node) & (node > 0)
@@ -141,10 +154,10 @@ class Step:
     mixed: Tensor  # [batch, num_nodes] bool: where a cascade's π has the place of P
 
 
-def make_step(args: VerifyTreeArguments) -> Step:
+def make_step(args: VerifyTreeArguments, tree: Tree, flags: Tensor | int) -> Step:
     shared = args.shared
     batch = shared.target_logits.shape[0]
-    params = make_params(batch, shared.target_logits, shared.params)
+    params = make_params(batch, shared.target_logits, shared.params, flags)
     if args.acceptance == GREEDY:
         params.temperature = torch.zeros_like(params.temperature)
     draft_params = make_params(batch, shared.target_logits, shared.draft_params)
@@ -152,7 +165,6 @@ def make_step(args: VerifyTreeArguments) -> Step:
     if shared.uniform_samples is not None:
         uniforms = clean_uniforms(shared.uniform_samples)
     idle = args.node_tokens[:, 0] == PLACEHOLDER_TOKEN_ID
-    tree = make_tree(args)
     mixed = (tree.parents_of(tree.usable) | shared.law.cascade_bonus) & (shared.law.number != 0)
     return Step(args, tree, idle, params, draft_params, uniforms, mixed)
 

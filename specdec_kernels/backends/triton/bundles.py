@@ -21,6 +21,33 @@ from torch import Tensor
 # ---- What kernels are launched with ----
 
 
+class Overlay(NamedTuple):
+    """What processors make of the target's rows. `lists` are one a sequence, ids in them distinct and ascending."""
+
+    stride: int | None  # rows that a sequence's row i lies behind that of the one before, in what is kept for each row
+    last_row: int | None  # of all
+    flags: Tensor | None  # [batch] int32; None: there are no processors
+    words: int | None  # of a bitmask
+    bitmask: Tensor | None  # [rows, words] int32
+    allowed: Tensor | None  # [batch, words] int32
+    bias_ids: Tensor | None  # [batch, num_bias] int32
+    bias_values: Tensor | None  # the same, float32
+    bias_until: Tensor | None  # the same, int32
+    generated: Tensor | None  # [rows] int64: tokens of the output before each
+    num_bias: int | None
+    bias_steps: int | None  # of a binary search
+    penalties: Tensor | None  # [batch, 3] float32: repetition, frequency, presence
+    count_ids: Tensor | None  # [batch, capacity] int32
+    counts: Tensor | None  # the same
+    capacity: int | None
+    count_steps: int | None
+    drafted: Tensor | None  # [rows, depth] int32: the draft tokens before each, -1 where there is none
+    depth: int | None
+
+
+NO_OVERLAY = Overlay(*[None] * 19)
+
+
 class Rows(NamedTuple):
     """Rows of logits or probabilities: row i of sequence b starts at ``b * stride_batch + (first of b + i) *
     stride_row``.
@@ -30,6 +57,7 @@ class Rows(NamedTuple):
     stride_batch: int
     stride_row: int
     vocab: int  # ids a row
+    overlay: Overlay = NO_OVERLAY
 
 
 def rows_of(logits: Tensor) -> Rows:
@@ -234,10 +262,11 @@ class RowLaw(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of logits, where it starts, and its law."""
+    """Row i of sequence b, and its law."""
 
-    start: Any
-    vocab: Any
+    rows: Rows
+    b: Any
+    i: Any
     tiles: Any
     law: RowLaw
 

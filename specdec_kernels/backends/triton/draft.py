@@ -96,11 +96,11 @@ def draft_ids_of(draft, ids):
 
 
 @triton.jit
-def q_by(law, draft, start, ids):
-    """Q of target ids by a law of the draft's row at `start`; 0 for ids that its vocabulary lacks."""
+def q_by(law, draft, at, ids):
+    """Q of target ids by a law of the draft's row at a position; 0 for ids that its vocabulary lacks."""
     draft_ids = draft_ids_of(draft, ids)
     inside = (draft_ids >= 0) & (draft_ids < draft.rows.vocab)
-    weight = weigh(load_logits(start, draft_ids, draft.rows.vocab), law, law.cutoff) * law.inverse_normalizer
+    weight = weigh(load_logits(draft.rows, at.b, at.i, draft_ids), law, law.cutoff) * law.inverse_normalizer
     one_hot = (draft_ids == law.argmax).to(tl.float32)
     return tl.where(inside, tl.where(law.inverse_temperature < 0, one_hot, weight), 0.0)
 
@@ -108,14 +108,14 @@ def q_by(law, draft, start, ids):
 @triton.jit
 def q_at(draft, at, ids, mask=None):
     """Q of target ids at a position, or at a vector of positions."""
-    start = start_of(draft.rows, at.b, at.i)
     if draft.laws.numbers is None:
         draft_ids = draft_ids_of(draft, ids)
+        start = start_of(draft.rows, at.b, at.i)
         q = tl.load(start + draft_ids, mask=(draft_ids >= 0) & (draft_ids < draft.rows.vocab), other=0.0)
         bad = tl.load(draft.laws.status + at.draft_row, mask=mask) & BAD_DRAFT
         q = tl.where((bad == 0) & (q >= 0.0), q, 0.0)
     else:
-        q = q_by(load_law(draft.laws, at.draft_row, mask), draft, start, ids)
+        q = q_by(load_law(draft.laws, at.draft_row, mask), draft, at, ids)
     return q
 
 

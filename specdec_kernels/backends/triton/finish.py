@@ -6,11 +6,11 @@ import triton
 import triton.language as tl
 
 from .arithmetic import BAD_PARAM, TILE
-from .bundles import Position
+from .bundles import Position, Row
 from .law import load_span
 from .mixture import NO_ROW, law_remainder
 from .noise import best_of_row
-from .row import draw_from_law, load_row, total_mass, walk_ids, walk_tiles
+from .row import draw_from_law, load_law, total_mass, walk_ids, walk_tiles
 from .rules import BLOCK
 
 
@@ -111,7 +111,7 @@ def finish(
             flags |= tl.load(target.laws.status + row)
             if draft.bonus:
                 flags |= tl.load(draft.laws.status + draft_row)
-        at_row = load_row(target, tiles, b, span.first + accepted, row)
+        at_row = Row(target.rows, b, span.first + accepted, tiles, load_law(target.laws, row))
         final = tl.load(target.laws.argmax + row)
         drawn = at_row.law.inverse_temperature > 0
         if mixtures.kept_by != NO_ROW:  # a cascade's law is no point mass where P is

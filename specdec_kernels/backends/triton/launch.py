@@ -58,6 +58,11 @@ def tiles_a_program(vocab: int, on_gpu: int) -> int:
     return min(whole, 256 if triton.knobs.runtime.interpret else on_gpu)
 
 
+def tiles_of_rows(rows: Any, on_gpu: int) -> int:
+    """The same for the target's `bundles.Rows`: a quarter where processors need registers too."""
+    return tiles_a_program(rows.vocab, on_gpu if rows.overlay.flags is None else max(1, on_gpu // 4))
+
+
 def tiles_at_once(vocab: int) -> int:
     """Tiles whose partial results are combined in one go."""
     return min(power_of_2(tiles_of(vocab)), MOST_TILES_AT_ONCE)

@@ -23,8 +23,8 @@ from .arithmetic import (
     ordered,
 )
 from .bundles import EVERY_ROW, Cut, Noise, Row, RowLaw, RowLaws, Rows, Span, Target, Temperature, TileStats, Wanted
-from .launch import run, tiles_a_program, tiles_at_once, tiles_of
-from .row import CANDIDATES, load_logits, measure, select, start_of, tile_ids, weigh
+from .launch import run, tiles_at_once, tiles_of, tiles_of_rows
+from .row import CANDIDATES, load_as_given, load_logits, measure, select, tile_ids, weigh
 
 LARGEST_INT32 = 2**31 - 1
 
@@ -77,9 +77,8 @@ def scan(
     b = row // n
     is_wanted, first = needed(wanted.spans, b, row % n, wanted.draft_only)
     if is_wanted:
-        start = start_of(rows, b, first + row % n)
         ids = tile_ids(first_tile, TILES)
-        x = tl.load(start + ids, mask=ids < rows.vocab, other=-INFINITY).to(tl.float32)
+        x = load_as_given(rows, b, first + row % n, ids)
         is_nan = x != x
         x = tl.where(is_nan, -INFINITY, x)
         maximum = tl.max(x, 1)
@@ -164,7 +163,7 @@ def find_cutoff(
         t = first + tl.arange(0, TILES)
         mass = tl.zeros((TILES,), tl.float32)
         if tl.max(tl.load(tile_max + t, mask=t < tiles, other=-INFINITY), 0) >= floor:
-            x = load_logits(row.start, tile_ids(first, TILES), row.vocab)
+            x = load_logits(row.rows, row.b, row.i, tile_ids(first, TILES))
             mass = tl.sum(weigh(x, row.law, floor), 1)
             kept = (x >= floor) & (x > -INFINITY)
             cutoff = tl.minimum(cutoff, tl.min(tl.min(tl.where(kept, x, INFINITY), 1), 0))
@@ -215,6 +214,8 @@ def law(
         good_p, good_m = p >= 0.0, (m >= 0.0) & (m <= 1.0)
         flags |= tl.where(good_p & good_m, 0, BAD_PARAM) | tl.where(nan > 0, NAN, 0)
         flags |= tl.where(maximum == INFINITY, INF, 0) | tl.where(maximum == -INFINITY, EMPTY_ROW, 0)
+        if target.rows.overlay.flags is not None:
+            flags |= tl.load(target.rows.overlay.flags + b)
         one_hot = greedy | (tl.abs(maximum) == INFINITY)
         cutoff = tl.full((), -INFINITY, tl.float32)
         normalizer = tl.full((), 1.0, tl.float32)
@@ -239,7 +240,7 @@ def law(
                 if listed is not None:
                     if is_cut:
                         uncut = RowLaw(maximum, -INFINITY, inverse_temperature, 1.0, arg)
-                        at = Row(start_of(target.rows, b, first_row + row % n), vocab, tiles, uncut)
+                        at = Row(target.rows, b, first_row + row % n, tiles, uncut)
                         cutoff, normalizer = find_cutoff(
                             at, t_value, k, p, m, normalizer, tile_max, tile_mass, listed + row * CANDIDATES,
                             cut.min_p_first, TILES,
@@ -318,7 +319,7 @@ def find_laws(
     target = Target(rows, RowLaws(empty(4), empty(dtype=torch.int64), empty(dtype=torch.int32)))
     out = Found(target, empty(6) if values else None, stats.maximum, stats.mass)
     by_temperature = make_temperature(params, greedy)
-    a_program = tiles_a_program(rows.vocab, 4)
+    a_program = tiles_of_rows(rows, 4)
     run(
         scan, (batch * n * triton.cdiv(tiles, a_program),), rows, n, tiles, wanted, by_temperature, stats,
         TILES=a_program,
@@ -326,6 +327,7 @@ def find_laws(
     run(
         law, (batch * n,), target, n, tiles, wanted, by_temperature, min(top_k, LARGEST_INT32),
         Cut(float(top_p), float(min_p), top_ks, top_ps, min_ps, tl.constexpr(min_p_first)), stats, listed, out.values,
-        TILES=tiles_a_program(rows.vocab, 8), ROW_TILES=tiles_at_once(rows.vocab), warps=8 if cut else 4,
+        TILES=tiles_of_rows(rows, 8), ROW_TILES=tiles_at_once(rows.vocab), warps=8 if cut else 4,
+        registers=None if rows.overlay.flags is None or not cut else 240,
     )  # fmt: skip
     return out

@@ -14,10 +14,10 @@ from ...laws import FlatLaw
 from .arithmetic import INFINITY, LAST_ID, exp_nonpositive
 from .bundles import Mixture, Mixtures, Position, RawRow, RowLaw, TargetLaw
 from .draft import Draft, draft_ids_of, q_at, q_by
-from .launch import run, tiles_a_program, tiles_of
+from .launch import run, tiles_of, tiles_of_rows
 from .law import Found, load_span
 from .remainder import remainder
-from .row import load_logits, start_of, tile_ids
+from .row import load_logits, tile_ids
 
 # laws, as specdec_kernels/laws.py numbers them
 LOSSY = tl.constexpr(1)
@@ -50,9 +50,9 @@ def is_kept(target, draft, at, mixture, ids, KEPT_BY: tl.constexpr):
     """Whether the row of a position that decides keeps target ids; where Q is 0 it does not matter."""
     if KEPT_BY == DRAFT_ROW:
         ids = draft_ids_of(draft, ids)
-        x = load_logits(start_of(draft.rows, at.b, at.i), ids, draft.rows.vocab)
+        x = load_logits(draft.rows, at.b, at.i, ids)
     else:
-        x = load_logits(start_of(target.rows, at.b, at.i), ids, target.rows.vocab)
+        x = load_logits(target.rows, at.b, at.i, ids)
     return tl.where(mixture.kept_id >= 0, ids == mixture.kept_id, x >= mixture.bound)
 
 
@@ -84,13 +84,13 @@ def load_raw(values, row, argmax):
 
 
 @triton.jit
-def raw_of_row(start, vocab, tiles, TILES: tl.constexpr):
+def raw_of_row(rows, b, i, tiles, TILES: tl.constexpr):
     """The `RawRow` of a row of logits that `scan` has not read."""
     maximum = tl.full((), -INFINITY, tl.float32)
     argmax = tl.zeros((), tl.int32)
     for first_tile in range(0, tiles, TILES):
         ids = tile_ids(first_tile, TILES)
-        x = load_logits(start, ids, vocab)
+        x = load_logits(rows, b, i, ids)
         top = tl.max(tl.max(x, 1), 0)
         if top > maximum:
             maximum = top
@@ -101,7 +101,7 @@ def raw_of_row(start, vocab, tiles, TILES: tl.constexpr):
         mass = tl.zeros((), tl.float32)
         moment = tl.zeros((), tl.float32)
         for first_tile in range(0, tiles, TILES):
-            shifted = load_logits(start, tile_ids(first_tile, TILES), vocab) - maximum
+            shifted = load_logits(rows, b, i, tile_ids(first_tile, TILES)) - maximum
             raw = exp_nonpositive(shifted)
             mass += tl.sum(tl.sum(raw, 1), 0)
             moment += tl.sum(tl.sum(raw * tl.where(raw > 0.0, shifted, 0.0), 1), 0)  # 0 log 0 = 0
@@ -165,8 +165,8 @@ def cross_entropy(target, draft, at, p, q, tiles, TILES: tl.constexpr):
     total = tl.zeros((), tl.float32)
     for first_tile in range(0, tiles, TILES):
         ids = tile_ids(first_tile, TILES)
-        raw_q = q_by(law, draft, start_of(draft.rows, at.b, at.i), ids)
-        cost = surprise(load_logits(start_of(target.rows, at.b, at.i), ids, target.rows.vocab), ids, p)
+        raw_q = q_by(law, draft, at, ids)
+        cost = surprise(load_logits(target.rows, at.b, at.i, ids), ids, p)
         total += tl.sum(tl.sum(tl.where(raw_q > 0.0, raw_q * cost, 0.0), 1), 0)
     return total
 
@@ -188,7 +188,7 @@ def defers(target, draft, at, law, p, q, tiles, TILES: tl.constexpr):
         defer = q.entropy > law.alpha if law.variant else q.max_prob < 1.0 - law.alpha
     elif law.number == BILD:
         if law.variant:
-            x = load_logits(start_of(target.rows, at.b, at.i), q.argmax, target.rows.vocab)
+            x = load_logits(target.rows, at.b, at.i, q.argmax)
             distance = surprise(x, q.argmax, p)
         else:
             distance = cross_entropy(target, draft, at, p, q, tiles, TILES)
@@ -236,7 +236,7 @@ def mixtures(
         else:
             p = load_raw(values, row, target.laws.argmax)
             if draft_values is None:
-                q = raw_of_row(start_of(draft.rows, b, at.i), draft.rows.vocab, draft_tiles, TILES)
+                q = raw_of_row(draft.rows, b, at.i, draft_tiles, TILES)
             else:
                 q = load_raw(draft_values, draft_row, draft.laws.argmax)
             if (law.number == TOKEN_V1) | (law.number == TOKEN_V2) | (law.number == TOKEN_V3):
@@ -272,7 +272,7 @@ def find_mixtures(law: FlatLaw, found: Found, draft: Draft, n: int, spans: torch
         mixtures, (batch * n,), target, rows - 1, tiles, spans, found.values, draft.laws, draft.values,
         0 if draft.laws.rows is None else tiles_of(draft.laws.rows.vocab),
         TargetLaw(tl.constexpr(law.number), tl.constexpr(variant), law.alpha, law.beta), numbers,
-        TILES=tiles_a_program(target.rows.vocab, 2), warps=8, registers=128,
+        TILES=tiles_of_rows(target.rows, 2), warps=8, registers=128,
     )  # fmt: skip
     kept_by = DRAFT_ROW if law.number == TOKEN_V1.value else TARGET_ROW
     return Mixtures(numbers, kept_by if law.is_cascade else NO_ROW)

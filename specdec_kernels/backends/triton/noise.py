@@ -8,10 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from .arithmetic import INFINITY, LAST_ID, high_word, low_word
-from .bundles import Best, Noise
-from .launch import run, tiles_a_program
+from .bundles import Best, Noise, Row
+from .launch import run, tiles_of_rows
 from .law import Found, load_span, needed
-from .row import load_row, load_values, tile_ids
+from .row import load_law, load_values, tile_ids
 
 
 @triton.jit(do_not_specialize=["n", "tiles"])
@@ -33,7 +33,7 @@ def kernel(
     b = row // n
     wanted, first = needed(spans, b, row % n, False)
     if wanted:
-        at = load_row(target, tiles, b, first + row % n, row)
+        at = Row(target.rows, b, first + row % n, tiles, load_law(target.laws, row))
         tile = first_tile + tl.arange(0, TILES)
         inside = tile < tiles
         out = row * tiles + tile
@@ -72,7 +72,7 @@ def best_of_row(best, row, tiles, TILES: tl.constexpr):
 def best_scores(found: Found, keys: Tensor, *, to_target: Tensor | None = None, spans: Tensor | None = None) -> Best:
     """The best scores of rows; not written where an argmax has all. Without `spans` there is a key a row."""
     batch, n, tiles = found.tile_max.shape
-    a_program = tiles_a_program(found.target.rows.vocab, 2)
+    a_program = tiles_of_rows(found.target.rows, 2)
     best = Best(torch.empty_like(found.tile_max), torch.empty_like(found.tile_max, dtype=torch.int32))
     run(
         kernel, (batch * n * triton.cdiv(tiles, a_program),), found.target, n, tiles, spans, found.tile_max,

@@ -8,14 +8,14 @@ import triton
 import triton.language as tl
 
 from .draft import q_at
-from .row import load_law, load_logits, start_of, weigh
+from .row import load_law, load_logits, weigh
 
 
 @triton.jit
 def probabilities(target, at, scale, ids):
     """``scale * P`` of ids at a position."""
     law = load_law(target.laws, at.row)
-    x = load_logits(start_of(target.rows, at.b, at.i), ids, target.rows.vocab)
+    x = load_logits(target.rows, at.b, at.i, ids)
     scale = law.inverse_normalizer * scale
     if law.inverse_temperature < 0:
         p = tl.where(ids == law.argmax, scale, 0.0)

@@ -18,7 +18,8 @@ from .arithmetic import (
     noise_of_tiles,
     ordered,
 )
-from .bundles import Row, RowLaw
+from .bundles import RowLaw
+from .processors import process
 
 CANDIDATES = tl.constexpr(2048)  # so many values are listed and selected from in registers
 LOWEST_KEY = tl.constexpr(-0x7F7FFFFF)  # key of the lowest finite float32 (as an integer of the same order), less 1
@@ -37,9 +38,19 @@ def start_of(rows, b, i):
 
 
 @triton.jit
-def load_logits(start, ids, vocab):
-    """float32; -inf past the end and for NaN."""
-    x = tl.load(start + ids, mask=(ids >= 0) & (ids < vocab), other=-INFINITY).to(tl.float32)
+def load_as_given(rows, b, i, ids):
+    """Logits of row i of sequence b, or of a vector of rows, as processors make them: float32, -inf past the end."""
+    inside = (ids >= 0) & (ids < rows.vocab)
+    x = tl.load(start_of(rows, b, i) + ids, mask=inside, other=-INFINITY).to(tl.float32)
+    if rows.overlay.flags is not None:
+        x = process(rows.overlay, b, i, ids, inside, x)
+    return x
+
+
+@triton.jit
+def load_logits(rows, b, i, ids):
+    """The same, with -inf for NaN."""
+    x = load_as_given(rows, b, i, ids)
     return tl.where(x == x, x, -INFINITY)
 
 
@@ -66,22 +77,16 @@ def load_law(laws, row, mask=None):
 
 
 @triton.jit
-def load_row(target, tiles, b, i, row):
-    """Row i of sequence b, whose law is number `row`."""
-    return Row(start_of(target.rows, b, i), target.rows.vocab, tiles, load_law(target.laws, row))
-
-
-@triton.jit
 def load_values(row, first_tile, noise, TILES: tl.constexpr):
     """What is selected from: the logits of some tiles, or the scores (logit - max) / T + G of what the law keeps."""
     ids = tile_ids(first_tile, TILES)
-    x = load_logits(row.start, ids, row.vocab)
+    x = load_logits(row.rows, row.b, row.i, ids)
     if noise.key0 is not None:
         score = (x - row.law.max) * row.law.inverse_temperature
         if noise.to_target is None:
             drawn = noise_of_tiles(noise.key0, noise.key1, first_tile * TILE, TILES)
         else:
-            drawn = noise_at(noise.key0, noise.key1, tl.load(noise.to_target + ids, mask=ids < row.vocab, other=0))
+            drawn = noise_at(noise.key0, noise.key1, tl.load(noise.to_target + ids, mask=ids < row.rows.vocab, other=0))
         x = tl.where((x >= row.law.cutoff) & (score >= SMALLEST_EXPONENT), score + drawn, -INFINITY)
     return x
 
@@ -145,7 +150,7 @@ def select(
     tiles = row.tiles
     low = tl.maximum(ordered(floor), LOWEST_KEY).to(tl.int64)  # reaches the goal, or is the floor
     high = ordered(top).to(tl.int64) + 1  # does not
-    count_low = row.vocab + tl.zeros((), tl.int32)
+    count_low = row.rows.vocab + tl.zeros((), tl.int32)
     count_high = tl.zeros((), tl.int32)
     mass_high = tl.zeros((), tl.float32)
     by_value = tl.zeros((), tl.int32)
@@ -259,14 +264,14 @@ def draw_from_law(row, masses, uniform, without, TILES: tl.constexpr):
     else:
         hole = without // TILE
         ids = tl.maximum(hole, 0) * TILE + lane
-        weight = weigh(load_logits(row.start, ids, row.vocab), row.law, row.law.cutoff)
+        weight = weigh(load_logits(row.rows, row.b, row.i, ids), row.law, row.law.cutoff)
         mass = tl.sum(tl.where(ids == without, 0.0, weight), 0)
         tile, rest = walk_tiles(masses, tiles, uniform, tl.where(without < 0, -1, hole), mass, TILES)
         if tile < 0:  # all mass is on it
             without = tl.full((), -1, tl.int32)
             tile, rest = walk_tiles(masses, tiles, uniform, -1, 0.0, TILES)
     ids = tl.maximum(tile, 0) * TILE + lane
-    weight = weigh(load_logits(row.start, ids, row.vocab), row.law, row.law.cutoff)
+    weight = weigh(load_logits(row.rows, row.b, row.i, ids), row.law, row.law.cutoff)
     if without is not None:
         weight = tl.where(ids == without, 0.0, weight)
     return walk_ids(weight, ids, rest)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...ops.arguments import RowStatsArguments
-from .bundles import rows_of
+from .bundles import Layout, rows_of
 from .law import find_laws
+from .processors import with_processors
 
 
 def row_stats(args: RowStatsArguments) -> tuple[Tensor, Tensor, Tensor]:
     """``[batch, n, vocab]`` to values ``[batch, n, 6]``, argmax and status ``[batch, n]``."""
-    logits, params = args
+    logits, params, processors = args
     batch, n, _ = logits.shape
-    found = find_laws(rows_of(logits), batch, n, params, values=True, raw=True)
+    rows = with_processors(rows_of(logits), Layout(batch, 0, None, 0), n, processors)
+    found = find_laws(rows, batch, n, params, values=True, raw=True)
     assert found.values is not None and found.target.laws.argmax is not None
     return found.values, found.target.laws.argmax, found.target.laws.status

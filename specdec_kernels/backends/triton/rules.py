@@ -11,7 +11,7 @@ from .draft import can_give, q_at
 from .law import load_span, temperature_of
 from .mixture import NO_ROW, is_kept, law_remainder, load_mixture
 from .remainder import pair, probabilities
-from .row import load_law, load_logits, start_of, tile_ids, weigh
+from .row import load_law, load_logits, tile_ids, weigh
 
 # As in ops/verify_chain.py.
 TOKEN = tl.constexpr(0)
@@ -123,7 +123,7 @@ def walk(
         at = Position(b, span.first + slot, row, draft_row)
         law = load_law(target.laws, row, inside)
         one_hot = law.inverse_temperature < 0
-        x = load_logits(start_of(target.rows, b, at.i), id, target.rows.vocab)
+        x = load_logits(target.rows, b, at.i, id)
         p = weigh(x, law, law.cutoff) * law.inverse_normalizer
         p = tl.where(one_hot, (id == law.argmax).to(tl.float32), p)
         q = tl.full((SLOTS,), 1.0, tl.float32)

@@ -9,18 +9,19 @@ from torch import Tensor
 
 from ...ops.arguments import SampleArguments
 from .arithmetic import BAD_PARAM, INFINITY, LAST_ID, high_word, low_word, ordered
-from .bundles import NO_NOISE, Drawn, Listed, Noise, rows_of
-from .launch import power_of_2, run, tiles_a_program, tiles_at_once, tiles_of
+from .bundles import NO_NOISE, Drawn, Layout, Listed, Noise, Row, rows_of
+from .launch import power_of_2, run, tiles_at_once, tiles_of, tiles_of_rows
 from .law import find_laws
 from .noise import best_of_row, best_scores
-from .row import CANDIDATES, draw_from_law, load_row, load_values, places, select, tile_ids
+from .processors import with_processors
+from .row import CANDIDATES, draw_from_law, load_law, load_logits, load_values, places, select, tile_ids
 
 
 @triton.jit
 def store_token(drawn, at, row, id, normalizer):
     """A drawn id and its log-probability."""
     if row.law.inverse_temperature > 0:
-        logit = tl.load(row.start + id).to(tl.float32)
+        logit = load_logits(row.rows, row.b, row.i, id)
         probability = (logit - row.law.max) * row.law.inverse_temperature - tl.log(normalizer)
     else:
         probability = tl.zeros((), tl.float32)
@@ -42,7 +43,7 @@ def draw_one(
 ):
     """A program a row: one token, by its uniform, by its tiles' best scores, or the argmax."""
     row = tl.program_id(0).to(tl.int64)
-    at = load_row(target, tiles, row // n, row % n, row)
+    at = Row(target.rows, row // n, row % n, tiles, load_law(target.laws, row))
     id = at.law.argmax
     if uniforms is not None:
         if at.law.inverse_temperature > 0:
@@ -77,7 +78,7 @@ def draw_many(
     Finds the count-th best, lists what reaches it in index order, and puts each where its rank says.
     """
     row = tl.program_id(0).to(tl.int64)
-    at = load_row(target, tiles, row // n, row % n, row)
+    at = Row(target.rows, row // n, row % n, tiles, load_law(target.laws, row))
     slot = tl.arange(0, SLOTS)
     # what is not drawn stays -1; the barrier orders these stores before those of the tokens
     tl.store(drawn.token + row * count + slot, tl.full((SLOTS,), -1, tl.int64), mask=slot < count)
@@ -132,14 +133,15 @@ def sample(args: SampleArguments) -> tuple[Tensor, ...]:
 
 def draw_rows(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``[batch, n, vocab]`` to tokens and log_probs ``[batch, n, num_samples]``, and the rows' stats."""
-    logits, uniform_samples, noise_keys, draft_to_target, num_samples, params = args
+    logits, uniform_samples, noise_keys, draft_to_target, num_samples, params, processors = args
     batch, n, vocab = logits.shape
 
     def empty(most: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(batch, n, most, dtype=dtype, device=logits.device)
 
     tiles = tiles_of(vocab)
-    found = find_laws(rows_of(logits), batch, n, params, values=True)
+    rows = with_processors(rows_of(logits), Layout(batch, 0, None, 0), n, processors)
+    found = find_laws(rows, batch, n, params, values=True)
     draft_to_target = None if draft_to_target is None else draft_to_target.contiguous()
     drawn = Drawn(empty(num_samples, torch.int64), empty(num_samples, torch.float32), draft_to_target)
     best = NO_NOISE
@@ -156,7 +158,7 @@ def draw_rows(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Te
         listed = Listed(empty(CANDIDATES.value, torch.int32), empty(CANDIDATES.value, torch.int32))
         run(
             draw_many, (batch * n,), found.target, n, tiles, found.values, noise_keys, best, listed, drawn, num_samples,
-            SLOTS=power_of_2(num_samples), TILES=tiles_a_program(vocab, 2), ROW_TILES=tiles_at_once(vocab),
+            SLOTS=power_of_2(num_samples), TILES=tiles_of_rows(rows, 2), ROW_TILES=tiles_at_once(vocab),
             registers=168,
         )  # fmt: skip
     assert found.values is not None and found.target.laws.argmax is not None

@@ -8,9 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .arithmetic import BAD_PARAM, BAD_TOKEN, LAST_ID
-from .bundles import Trees
+from .bundles import Row, Trees
 from .launch import power_of_2, run
-from .row import draw_from_law, load_row
+from .row import draw_from_law, load_law
 
 
 @triton.jit
@@ -89,7 +89,7 @@ def token_of(target, tiles, b, node, num_nodes, tile_mass, uniforms, uniform_at,
     id = tl.load(target.laws.argmax + row).to(tl.int32)
     flags = tl.zeros((), tl.int32)
     if tile_mass is not None:
-        at = load_row(target, tiles, b, node, row)
+        at = Row(target.rows, b, node, tiles, load_law(target.laws, row))
         if at.law.inverse_temperature > 0:
             uniform, flags = coin_at(uniforms, uniform_at)
             id = draw_from_law(at, tile_mass + row * tiles, uniform, None, TILES)

@@ -12,7 +12,7 @@ from .bundles import Position
 from .law import needed
 from .mixture import NO_ROW, law_remainder
 from .noise import best_of_row
-from .row import load_law, load_logits, start_of, tile_ids, walk_ids, walk_tiles, weigh
+from .row import load_law, load_logits, tile_ids, walk_ids, walk_tiles, weigh
 from .tree import coin_at, store_path, token_of
 
 
@@ -159,7 +159,7 @@ def typical(
         law = load_law(target.laws, at + parent, hangs)
         normalizer = tl.load(values + (at + parent) * 6 + 4, mask=hangs, other=1.0)
         entropy = tl.load(values + (at + parent) * 6 + 5, mask=hangs, other=0.0)
-        x = load_logits(start_of(target.rows, b, parent), tl.where(hangs, token, -1), target.rows.vocab)
+        x = load_logits(target.rows, b, parent, tl.where(hangs, token, -1))
         one_hot = law.inverse_temperature < 0
         p = tl.div_rn(weigh(x, law, -INFINITY), normalizer)
         p = tl.where(one_hot, (token == law.argmax).to(tl.float32), p)

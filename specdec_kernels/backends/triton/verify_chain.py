@@ -24,10 +24,11 @@ from .bundles import NO_DRAFT, NO_NOISE, Chains, Layout, Output, Temperature, Wa
 from .coins import with_numbers
 from .draft import Draft, draft_laws
 from .finish import finish, match
-from .launch import power_of_2, run, tiles_a_program, tiles_at_once, tiles_of
+from .launch import power_of_2, run, tiles_at_once, tiles_of, tiles_of_rows
 from .law import find_laws, make_temperature
 from .mixture import NO_MIXTURE, find_mixtures
 from .noise import best_scores
+from .processors import drafted_before, with_processors
 from .rules import BLOCK, GREEDY, MATCH, TOKEN, find_spans, overlap, remainder_masses, walk
 
 MOST_SLOTS_AT_ONCE = 64  # draft positions that a program looks at in one go
@@ -69,6 +70,8 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
         return torch.empty(shape, dtype=dtype, device=device)
 
     rows = layout.rows(target_logits, 1)
+    if shared.processors is not None:
+        rows = with_processors(rows, layout, width + 1, shared.processors, drafted_before(layout, args.draft_tokens))
     tiles, row_tiles = tiles_of(rows.vocab), tiles_at_once(rows.vocab)
     slots = min(power_of_2(width), MOST_SLOTS_AT_ONCE)
     chains = Chains(args.draft_tokens.contiguous(), empty(batch, 4, dtype=torch.int64), empty(batch, 3))
@@ -96,7 +99,7 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     if args.return_acceptance:  # before the walk, which may end a span
         run(
             overlap, (acceptances.numel(),), target, chains, width, tiles, draft.laws, num_draft, acceptances,
-            TILES=tiles_a_program(rows.vocab, 2),
+            TILES=tiles_of_rows(rows, 2), registers=None if shared.processors is None else 128,
         )  # fmt: skip
 
     tokens = empty(batch, num_draft + 1, dtype=torch.int64)
@@ -117,7 +120,7 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
             SLOTS=slots, warps=1,
         )  # fmt: skip
         if masses is not None:
-            a_program = tiles_a_program(rows.vocab, 2)
+            a_program = tiles_of_rows(rows, 2)
             run(
                 remainder_masses, (masses.shape[0] * masses.shape[1] * triton.cdiv(tiles, a_program),), target, chains,
                 width, tiles, draft.laws, mixtures, walked, TILES=a_program,

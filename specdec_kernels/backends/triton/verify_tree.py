@@ -18,13 +18,15 @@ from torch import Tensor
 
 from ...ops.arguments import TREE_ACCEPTANCES, VerifyArguments, VerifyTreeArguments
 from ...tree import MAX_DEPTH, MAX_NODES
+from ..reference.verify_tree import make_tree
 from .bundles import NO_DRAFT, NO_NOISE, Layout, Output, Siblings, Trees, Typical, Wanted
 from .coins import with_numbers
 from .draft import Draft, draft_laws
-from .launch import power_of_2, run, tiles_a_program, tiles_at_once, tiles_of
+from .launch import power_of_2, run, tiles_at_once, tiles_of, tiles_of_rows
 from .law import Found, find_laws
 from .mixture import NO_MIXTURE, find_mixtures
 from .noise import best_scores
+from .processors import with_processors
 from .siblings import try_siblings
 from .tree import make_trees
 from .tree_walk import choose, law_masses, typical, walk_tree
@@ -57,8 +59,12 @@ def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     is_typical, sampled = args.acceptance == TYPICAL, args.acceptance in (RECURSIVE, TRAVERSAL)
     has_law = shared.law.number > 0
     raw = has_law or is_typical
+    rows = layout.rows(target_logits, 1)
+    if shared.processors is not None:
+        before = make_tree(args).draft_before().flatten(0, 1)
+        rows = with_processors(rows, layout, num_nodes, shared.processors, before)
     found = find_laws(
-        layout.rows(target_logits, 1), batch, num_nodes, shared.params, values=raw, raw=raw, tempered=is_typical,
+        rows, batch, num_nodes, shared.params, values=raw, raw=raw, tempered=is_typical,
         greedy=args.acceptance == GREEDY, wanted=Wanted(trees.spans, tl.constexpr(False)),
     )  # fmt: skip
     draft = Draft(NO_DRAFT)
@@ -78,7 +84,7 @@ def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tens
         )  # fmt: skip
         run(
             try_siblings, (batch,), found.target, tiles, found.tile_mass, draft.laws, trees, num_nodes,
-            shared.uniform_samples, scratch, out, max_depth, TILES=tiles_a_program(vocab, 2), ROW_TILES=row_tiles,
+            shared.uniform_samples, scratch, out, max_depth, TILES=tiles_of_rows(rows, 2), ROW_TILES=row_tiles,
             warps=16, registers=128,
         )  # fmt: skip
     elif is_typical:
@@ -86,6 +92,7 @@ def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tens
         run(
             typical, (batch,), found.target, tiles, found.tile_mass, found.values, trees, num_nodes,
             shared.uniform_samples, Typical(args.epsilon, args.delta), reached, out, max_depth, TILES=row_tiles,
+            registers=None if shared.processors is None else 128,
         )  # fmt: skip
     else:
         chosen = _choose(found, trees, draft, shared)
@@ -107,7 +114,7 @@ def _choose(found: Found, trees: Trees, draft: Draft, shared: VerifyArguments) -
     if has_law:
         mixtures = find_mixtures(shared.law, found, draft, num_nodes, trees.draft_spans)
         masses = torch.empty_like(found.tile_max)
-        a_program = tiles_a_program(vocab, 2)
+        a_program = tiles_of_rows(found.target.rows, 2)
         run(
             law_masses, (batch * num_nodes * triton.cdiv(tiles, a_program),), found.target, num_nodes, tiles,
             trees, draft.laws, mixtures, masses, TILES=a_program,

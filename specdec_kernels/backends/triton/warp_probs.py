@@ -8,9 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.arguments import WarpProbsArguments
-from .bundles import Position, rows_of
-from .launch import run, tiles_a_program, tiles_of
+from .bundles import Layout, Position, rows_of
+from .launch import run, tiles_of, tiles_of_rows
 from .law import find_laws
+from .processors import with_processors
 from .remainder import probabilities
 from .row import tile_ids
 
@@ -33,10 +34,11 @@ def kernel(
 
 def warp_probs(args: WarpProbsArguments) -> Tensor:
     """``[batch, n, vocab]`` to probabilities of the same shape."""
-    logits, params = args
+    logits, params, processors = args
     batch, n, vocab = logits.shape
-    found = find_laws(rows_of(logits), batch, n, params)
+    rows = with_processors(rows_of(logits), Layout(batch, 0, None, 0), n, processors)
+    found = find_laws(rows, batch, n, params)
     out = torch.empty(batch, n, vocab, dtype=torch.float32, device=logits.device)
-    tiles, a_program = tiles_of(vocab), tiles_a_program(vocab, 4)
+    tiles, a_program = tiles_of(vocab), tiles_of_rows(rows, 4)
     run(kernel, (batch * n * triton.cdiv(tiles, a_program),), found.target, n, tiles, out, TILES=a_program)
     return out

@@ -11,6 +11,8 @@ from typing import Any
 
 from transformers.generation.utils import GenerationMixin
 
+from ...decoding.arguments import check_acceptance, check_draft_length
+from ...ops.verify_chain import ACCEPTANCES
 from .assisted import generate
 from .versions import check_version
 
@@ -49,6 +51,9 @@ def assisted_generation(
         A transformers that is not known, with the range of those that are.
     """
     check_version("assisted_generation")
+    if num_speculative_tokens is not None:
+        check_draft_length("assisted_generation", num_speculative_tokens)
+    check_acceptance("assisted_generation", acceptance, ACCEPTANCES)
     options: Options = {"num_speculative_tokens": num_speculative_tokens, "acceptance": acceptance}
     with _lock:
         if not _entered:

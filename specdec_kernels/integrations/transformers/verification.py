@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from ...checks import check_flag, check_instance, check_int, check_tensor
+from ...ops._common import ID_DTYPES, check_logits, check_shape, shape_error
 from ...ops.verify_chain import verify_chain
 from .versions import check_version
 
@@ -55,10 +57,22 @@ def speculative_sampling(
         As of `verify_chain`; a batch other than 1; a weight outside (0, 1).
     """
     check_version("speculative_sampling")
-    if candidate_input_ids.shape[0] != 1:
-        raise ValueError(
-            f"speculative_sampling: candidate_input_ids must be [1, length], got {list(candidate_input_ids.shape)}"
-        )
+    op = "speculative_sampling"
+    check_tensor(op, "candidate_input_ids", candidate_input_ids, ID_DTYPES, None)
+    if candidate_input_ids.dim() != 2 or candidate_input_ids.shape[0] != 1:
+        raise shape_error(op, "candidate_input_ids", "[1, length]", candidate_input_ids)
+    check_int(op, "candidate_length", candidate_length, 0, candidate_input_ids.shape[1])
+    vocab = check_logits(op, "new_logits", new_logits, candidate_input_ids.device)[-1]
+    check_logits(op, "candidate_logits", candidate_logits, candidate_input_ids.device)
+    names = ("batch", "candidate_length", "vocab")
+    check_shape(op, "candidate_logits", candidate_logits, names, (1, candidate_length, vocab))
+    check_shape(op, "new_logits", new_logits, names, (1, candidate_length + 1, vocab))
+    if isinstance(is_done_candidate, Tensor):
+        check_tensor(op, "is_done_candidate", is_done_candidate, (torch.bool,), new_logits.device)
+        if is_done_candidate.numel() != 1:
+            raise shape_error(op, "is_done_candidate", "one value", is_done_candidate)
+    else:
+        check_flag(op, "is_done_candidate", is_done_candidate)
     draft = candidate_input_ids[:, candidate_input_ids.shape[1] - candidate_length :]
     if assistant_ensemble_weight is not None:
         new_logits = _ensemble(candidate_logits, new_logits, assistant_ensemble_weight)
@@ -76,6 +90,7 @@ def speculative_sampling(
 
 def _ensemble(candidate_logits: Tensor, new_logits: Tensor, weight: float) -> Tensor:
     """`new_logits`, with those that judge a draft token replaced by the mixture's."""
+    check_instance("speculative_sampling", "assistant_ensemble_weight", weight, (int, float), "a number")
     if not 0 < weight < 1:
         raise ValueError(f"speculative_sampling: assistant_ensemble_weight must be in (0, 1), got {weight}")
     p, q = new_logits.float().log_softmax(-1), candidate_logits.float().log_softmax(-1)

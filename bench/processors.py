@@ -1,0 +1,165 @@
+"""A verify step with every processor on: against the same step without them, and against what engines do.
+
+    python -m bench.processors
+
+Prints one line a case: medians of calls that alternate, so that a busy machine slows all of them alike. The peers write
+out float32 logits and change them in passes as wide as the vocabulary, by the formulae of vLLM (dense counts, a mask
+unpacked) and of transformers (a row at a time), and then verify in eager PyTorch (`bench.providers.eager`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import specdec_kernels as sk
+
+from . import inputs
+from .inputs import Case
+from .providers import eager
+
+REPETITION, FREQUENCY, PRESENCE, BIAS = 1.1, 0.2, 0.1, 0.5
+PROMPT, OUTPUT, BIASES = 1000, 200, 300  # tokens of the history, and entries of a bias list
+CASES: dict[str, dict[str, Any]] = {
+    "T=1": {},
+    "truncated": {"params": sk.SamplingParams(temperature=0.8, top_k=50, top_p=0.9)},
+    "greedy": {"params": sk.SamplingParams(temperature=0.0), "acceptance": "greedy"},
+}
+
+
+class Request(NamedTuple):
+    """What the processors of a step are made of."""
+
+    prompt: Tensor  # [batch, PROMPT]
+    output: Tensor  # [batch, OUTPUT]
+    biased: Tensor  # [batch, BIASES]
+    allowed: Tensor  # [batch, num_draft + 1, vocab] bool
+
+    @staticmethod
+    def random(case: Case, rng: torch.Generator) -> Request:
+        """Three of four ids are allowed; the id of a draft token always."""
+        shape = (case.batch, case.num_draft + 1, case.vocab)
+        ids = [torch.randint(0, case.vocab, (case.batch, n), generator=rng) for n in (PROMPT, OUTPUT)]
+        biased = torch.stack([torch.randperm(case.vocab, generator=rng)[:BIASES] for _ in range(case.batch)])
+        return Request(*ids, biased, torch.rand(shape, generator=rng) < 0.75)
+
+    def processors(self) -> sk.Processors:
+        """The same as the package takes it."""
+        batch, rows, vocab = self.allowed.shape
+        bits = torch.nn.functional.pad(self.allowed, (0, -vocab % 32)).view(batch, rows, -1, 32).long()
+        words = (bits << torch.arange(32)).sum(-1)
+        return sk.Processors(
+            logit_bias=(self.biased, torch.full(self.biased.shape, BIAS)), stop_token_ids=[2], min_tokens=OUTPUT + 3,
+            token_bitmask=torch.where(words >= 2**31, words - 2**32, words).int(), repetition_penalty=REPETITION,
+            frequency_penalty=FREQUENCY, presence_penalty=PRESENCE,
+            token_counts=sk.TokenCounts(self.prompt, OUTPUT).add_(self.output),
+        )  # fmt: skip
+
+
+def as_vllm(request: Request, words: Tensor, logits: Tensor, drafted: Tensor) -> Tensor:
+    """Whole batch at once, with dense counts that are kept from step to step but for the draft's."""
+    x, (batch, rows, vocab) = logits.float().clone(), logits.shape
+    bits = (words[..., None] >> torch.arange(32, dtype=torch.int32)) & 1
+    x.masked_fill_(bits.flatten(-2)[..., :vocab] == 0, -math.inf)
+    x.scatter_add_(-1, request.biased[:, None].expand(-1, rows, -1), x.new_full((batch, rows, BIASES), BIAS))
+    x[:, :3, 2] = -math.inf
+    counts = torch.zeros(batch, vocab, dtype=torch.int32).scatter_add_(
+        1, request.output, torch.ones_like(request.output, dtype=torch.int32)
+    )
+    prompt = torch.zeros(batch, vocab, dtype=torch.bool).scatter_(1, request.prompt, True)
+    one_hot = torch.zeros(batch, rows, vocab, dtype=torch.int32)
+    one_hot[:, 1:].scatter_(-1, drafted[..., None], 1)
+    times = one_hot.cumsum_(1).add_(counts[:, None])
+    penalties = torch.where(prompt[:, None] | (times > 0), REPETITION, 1.0)
+    x *= torch.where(x > 0, 1.0 / penalties, penalties)
+    x -= FREQUENCY * times
+    x -= PRESENCE * (times > 0)
+    return x
+
+
+def as_transformers(request: Request, words: Tensor, logits: Tensor, drafted: Tensor) -> Tensor:
+    """A row at a time, by transformers' own processors; what it lacks (frequency and presence) by indexing."""
+    from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
+
+    x = logits.float().clone()
+    repeat = RepetitionPenaltyLogitsProcessor(REPETITION)
+    for b in range(len(x)):
+        bias = SequenceBiasLogitsProcessor({(v,): BIAS for v in request.biased[b].tolist()})
+        for i in range(x.shape[1]):
+            text = torch.cat([request.prompt[b], request.output[b], drafted[b, :i]])[None]
+            row = x[b, i][None].masked_fill(~request.allowed[b, i], -math.inf)
+            row = repeat(text, bias(text, row))
+            ids, times = text[0, PROMPT:].unique(return_counts=True)
+            row[0, ids] -= FREQUENCY * times + PRESENCE
+            x[b, i] = row[0]
+            x[b, i, 2] = -math.inf if i < 3 else x[b, i, 2]
+    return x
+
+
+def measured(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Median seconds of each, one after the other in every round."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats + 1):
+        for name, call in calls.items():
+            began = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - began)
+    return {name: statistics.median(each[1:]) for name, each in seconds.items()}
+
+
+def calls_of(case: Case, rng: torch.Generator) -> dict[str, Callable[[], object]]:
+    """The step without processors and with all of them, and the peers'."""
+    step, request = inputs.chain(case, rng), Request.random(case, rng)
+    given = request.processors()
+    words = given.token_bitmask
+    assert words is not None
+
+    def ours(processors: sk.Processors | None) -> Callable[[], object]:
+        noise = {} if case.greedy else {"uniform_samples": step.uniform_samples}
+        drafted = (step.draft_logits,) if not case.greedy else ()
+        return lambda: sk.verify_chain(
+            step.target_logits, step.draft_tokens, *drafted, params=case.params, draft_params=case.params,
+            acceptance=case.acceptance, processors=processors, **noise,
+        )  # fmt: skip
+
+    def peer(process: Callable[..., Tensor]) -> Callable[[], object]:
+        return lambda: eager.verify(
+            process(request, words, step.target_logits, step.draft_tokens), step.draft_tokens, step.draft_logits, None,
+            case, eager.warp,
+        )  # fmt: skip
+
+    return {"without": ours(None), "all on": ours(given), "vLLM": peer(as_vllm), "transformers": peer(as_transformers)}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vocab", type=int, default=128256)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=30)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    for batch in given.batches:
+        for name, extra in CASES.items():
+            case = Case("verify_chain", name, given.vocab, batch, **extra)
+            with torch.inference_mode():
+                calls = calls_of(case, torch.Generator().manual_seed(0))
+                own = measured({k: calls[k] for k in ("without", "all on")}, given.repeats)
+                peers = measured({k: calls[k] for k in ("vLLM", "transformers")}, max(given.repeats // 10, 3))
+            ratios = ", ".join(f"{k} {seconds / own['all on']:.1f}" for k, seconds in peers.items())
+            print(
+                f"B={batch} {name}: without {own['without'] * 1e6:.0f} us, all on {own['all on'] * 1e6:.0f} us "
+                f"({own['all on'] / own['without']:.2f}); peers by ours: {ratios}", flush=True,
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

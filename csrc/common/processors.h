@@ -1,0 +1,143 @@
+// Logits processors: what a row of the target's logits is made into before sampling parameters act on it. The order and the
+// formula of one id, for every kernel; specdec_kernels/processors.py describes them.
+#pragma once
+#include <math.h>
+
+#include "common/ids.h"
+#include "common/status.h"
+
+namespace specdec {
+
+// The draft tokens before a row: of a chain the `length` ones from `first` on; of a tree those of `node` and its ancestors
+// but for the root's.
+struct Drafted {
+  Ids tokens{};
+  int64_t first = 0, length = 0;
+  const int64_t* parents = nullptr;  // of the tree's nodes
+  int32_t node = 0;
+
+  template <class Fn>
+  SPECDEC_MEMBER void for_each(Fn f) const {
+    for (int64_t i = 0; i < length; ++i) f(id_at(tokens, first + i));
+    for (int64_t at = node; at > 0;) {
+      f(id_at(tokens, first + at));
+      const int64_t above = parents[at];
+      at = above < at ? above : 0;  // whatever is given, it ends
+    }
+  }
+  // Those before row i of a sequence.
+  SPECDEC_MEMBER Drafted before(int64_t i) const {
+    Drafted out = *this;
+    if (parents)
+      out.node = int32_t(i);
+    else
+      out.length = i;
+    return out;
+  }
+};
+
+// What is made of one row. Nulls: that part is off.
+struct Overlay {
+  bool on = false;
+  const int32_t *bitmask = nullptr, *allowed = nullptr;  // bit v % 32 of word v / 32: whether v may be drawn
+  const int32_t* bias_ids = nullptr;
+  const float* bias_values = nullptr;
+  const int32_t* bias_until = nullptr;  // barred while `generated` is less
+  int32_t num_bias = 0;
+  const int32_t *count_ids = nullptr,
+                *counts = nullptr;  // twice how often the output has an id, + 1: the prompt has it
+  int32_t num_counts = 0;
+  float repetition = 1.0f, frequency = 0.0f, presence = 0.0f;
+  int64_t generated = 0;  // tokens of the output, with those drafted
+  Drafted drafted{};
+  int32_t status = 0;
+
+  SPECDEC_MEMBER bool masked(int32_t id) const {
+    const auto bit = [id](const int32_t* words) { return (uint32_t(words[id / 32]) >> (id % 32)) & 1; };
+    return (bitmask && !bit(bitmask)) || (allowed && !bit(allowed));
+  }
+  // By entry `i` of the bias list.
+  SPECDEC_MEMBER float biased(float x, int32_t i) const {
+    return x + (bias_until && generated < bias_until[i] ? -INFINITY : bias_values[i]);
+  }
+  // Of an id that the prompt has, or not, and the output `times` times.
+  SPECDEC_MEMBER float penalised(float x, bool in_prompt, int32_t times) const {
+    if (in_prompt || times > 0) x = x > 0 ? x / repetition : x * repetition;
+    return times > 0 ? x - frequency * float(times) - presence : x;
+  }
+};
+
+// The first of `n` ascending ids that is `least` or more.
+SPECDEC_HD int32_t first_at_least(const int32_t* ids, int32_t n, int32_t least) {
+  int32_t begin = 0;
+  while (n > 0) {
+    const int32_t half = n / 2;
+    const bool right = ids[begin + half] < least;
+    begin = right ? begin + half + 1 : begin;
+    n = right ? n - half - 1 : half;
+  }
+  return begin;
+}
+
+// f(entry, id - begin) of the entries of a list whose ids are among the `n` from `begin` on.
+template <class Fn>
+SPECDEC_RULE void for_each_listed(const int32_t* ids, int32_t num_ids, int32_t begin, int32_t n, Fn f) {
+  for (int32_t i = first_at_least(ids, num_ids, begin); i < num_ids && ids[i] - begin < n; ++i) f(i, ids[i] - begin);
+}
+
+// Whether a list is one: an id that stood in another place, or twice, would not be the same to all who look for it.
+SPECDEC_HD bool ascends(const int32_t* ids, int32_t num_ids) {
+  bool good = true;
+  for (int32_t i = 1; i < num_ids; ++i) good &= ids[i] > ids[i - 1] || ids[i] == INT32_MAX;
+  return good;
+}
+
+// The logit of an id from the one that the model gave.
+SPECDEC_RULE float processed(const Overlay& overlay, int32_t id, float x) {
+  if (overlay.masked(id)) x = -INFINITY;
+  for_each_listed(overlay.bias_ids, overlay.num_bias, id, 1, [&](int32_t i, int32_t) { x = overlay.biased(x, i); });
+  if (!overlay.counts) return x;
+  int32_t known = 0;
+  for_each_listed(overlay.count_ids, overlay.num_counts, id, 1, [&](int32_t i, int32_t) { known = overlay.counts[i]; });
+  int32_t times = known / 2;
+  overlay.drafted.for_each([&](int64_t token) { times += token == id; });
+  return overlay.penalised(x, known > 0, times);
+}
+
+// What they make of sequence b's row number `row` of all, with these draft tokens before it.
+SPECDEC_RULE Overlay overlay_of(const ProcessorArgs& all, int64_t b, int64_t row, const Drafted& drafted) {
+  Overlay out{};
+  out.on = all.on;
+  if (!all.on) return out;
+  out.bitmask = all.bitmask ? all.bitmask + row * all.words : nullptr;
+  out.allowed = all.allowed.of(b);
+  out.bias_ids = all.bias_ids.of(b);
+  out.bias_values = all.bias_values.of(b);
+  out.bias_until = all.bias_until.of(b);
+  out.num_bias = int32_t(all.bias_ids.width);
+  if (!ascends(out.bias_ids, out.num_bias)) {
+    out.status |= kBadParam;
+    out.num_bias = 0;
+  }
+  if (out.bias_until) {
+    out.generated = *all.num_output.of(b);
+    drafted.for_each([&](int64_t) { ++out.generated; });
+  }
+  if (!all.penalties.data) return out;
+  const float* penalties = all.penalties.of(b);
+  const bool good_r = penalties[0] > 0 && penalties[0] < INFINITY, good_f = fabsf(penalties[1]) < INFINITY,
+             good_p = fabsf(penalties[2]) < INFINITY;
+  out.repetition = good_r ? penalties[0] : 1.0f;
+  out.frequency = good_f ? penalties[1] : 0.0f;
+  out.presence = good_p ? penalties[2] : 0.0f;
+  out.count_ids = all.count_ids.of(b);
+  out.counts = all.counts.of(b);
+  out.num_counts = int32_t(all.count_ids.width);
+  const bool good = ascends(out.count_ids, out.num_counts);
+  if (!good) out.num_counts = 0;
+  if (!good || !good_r || !good_f || !good_p) out.status |= kBadParam;
+  out.drafted = drafted;
+  return out;
+}
+
+}  // namespace specdec

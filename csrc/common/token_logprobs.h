@@ -1,0 +1,73 @@
+// What token_logprobs says of a slot, and of an id.
+#pragma once
+#include "common/ids.h"
+#include "common/law.h"
+
+namespace specdec {
+
+// A slot's token and its row; the token is -1 where there is none to look at.
+struct TokenSlot {
+  int64_t b, row;
+  int32_t token, status;
+};
+
+SPECDEC_HD TokenSlot token_slot(const TokenLogprobsArgs& args, int64_t index) {
+  const int64_t b = index / args.width, j = index % args.width;
+  const int64_t token = args.num_tokens.data && j >= id_at(args.num_tokens, b) ? -1 : args.tokens[index];
+  const int64_t row = args.rows ? args.rows[index] : j;
+  if (token == -1) return {b, 0, -1, 0};
+  const int32_t status =
+      (token < 0 || token >= args.logits.vocab ? kBadToken : 0) | (row < 0 || row >= args.n ? kBadParam : 0);
+  return {b, row, status ? -1 : int32_t(token), status};
+}
+
+// A row's distribution after temperature and truncation, and the raw one.
+struct LogLaws {
+  RowLaw law;
+  float log_normalizer, raw_log_normalizer;  // of exp((logit - max) / T) over what is kept; of exp(logit) over the row
+};
+
+// log P of an id whose logit is x: also where P itself would be too small for float32.
+SPECDEC_HD float log_prob_of(const LogLaws& laws, float x, int32_t id) {
+  const RowLaw& law = laws.law;
+  if (law.one_hot) return id == law.argmax ? 0.0f : -INFINITY;
+  return x >= law.cutoff ? (x - law.max) * law.inverse_temperature - laws.log_normalizer : -INFINITY;
+}
+SPECDEC_HD float raw_log_prob_of(const LogLaws& laws, float x, int32_t id) {
+  if (isinf(laws.law.max)) return id == laws.law.argmax ? 0.0f : -INFINITY;
+  return x - laws.raw_log_normalizer;
+}
+
+SPECDEC_HD void write_token(const TokenLogprobsArgs& args, int64_t index, const LogLaws& laws, float x, int32_t token,
+                            int32_t rank) {
+  args.raw_log_prob[index] = raw_log_prob_of(laws, x, token);
+  args.log_prob[index] = log_prob_of(laws, x, token);
+  args.rank[index] = rank;
+  args.status[index] = laws.law.status;
+}
+
+// The place-th likeliest id.
+SPECDEC_HD void write_top(const TokenLogprobsArgs& args, int64_t index, int place, const LogLaws& laws, float x,
+                          int32_t id) {
+  const int64_t at = index * args.num_top + place;
+  args.top_ids[at] = id;
+  args.top_log_prob[at] = raw_log_prob_of(laws, x, id);
+  args.top_processed_log_prob[at] = log_prob_of(laws, x, id);
+}
+
+// From that place on there is none.
+SPECDEC_HD void write_no_top(const TokenLogprobsArgs& args, int64_t index, int place) {
+  for (int64_t at = index * args.num_top + place; at < (index + 1) * args.num_top; ++at) {
+    args.top_ids[at] = -1;
+    args.top_log_prob[at] = args.top_processed_log_prob[at] = -INFINITY;
+  }
+}
+
+SPECDEC_HD void write_no_token(const TokenLogprobsArgs& args, int64_t index, int32_t status) {
+  args.raw_log_prob[index] = args.log_prob[index] = -INFINITY;
+  args.rank[index] = 0;
+  args.status[index] = status;
+  write_no_top(args, index, 0);
+}
+
+}  // namespace specdec

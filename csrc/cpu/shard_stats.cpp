@@ -1,0 +1,26 @@
+#include <algorithm>
+
+#include "cpu/draw.h"
+#include "cpu/ops.h"
+#include "cpu/parallel.h"
+
+namespace specdec::cpu {
+
+void shard_stats(const ShardStatsArgs& args) {
+  for_each_row(args.batch * args.n, [&](int64_t index, bool split) {
+    thread_local RowScratch scratch;
+    const int64_t b = index / args.n;
+    const RowView row = row_view(args.logits, b, index % args.n);
+    const Sampling sampling = sampling_of(args.params, b);
+    const bool sum = !args.probs && !sampling.greedy;
+    args.status[index] = scan_tiles(row, sampling.inverse_temperature, sum, split, scratch);
+    args.argmax[index] = find_argmax(row, scratch);
+    const int tiles = row.tiles();
+    if (!sum)
+      for (int tile = 0; tile < tiles; ++tile) scratch.tile_mass[tile] = args.probs ? sum_of_probs(row, tile) : 0.0f;
+    std::copy_n(scratch.tile_max.begin(), tiles, args.tile_max + index * tiles);
+    std::copy_n(scratch.tile_mass.begin(), tiles, args.tile_mass + index * tiles);
+  });
+}
+
+}  // namespace specdec::cpu

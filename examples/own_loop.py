@@ -1,0 +1,169 @@
+"""A model of your own under `sk.generate`: Llama in plain torch, with a key-value cache of its own and packed weights.
+
+``python examples/own_loop.py`` (or with ``bfloat16``, or ``compile``) decodes with the demo's model, plainly and with
+lookup, and says what a step costs. `sk.generate` needs a `Runner`: `start`, `forward`, `finish`.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Worker threads that wait for microseconds, not for ever: one that sleeps at once is woken 121 times a step.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+
+import functools
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, scaled_dot_product_attention, silu
+
+import specdec_kernels as sk
+from specdec_kernels.decoding import Prompt, Runner
+
+
+class Linear:
+    """``x @ weight.T``; on a CPU by weights that are laid out in advance, which serve eight rows as fast as four."""
+
+    def __init__(self, *weights: Tensor) -> None:
+        self.weight = torch.cat(weights)
+        on_cpu = self.weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, None) if on_cpu else None
+        # One row of float32 is fastest as it is; anything else never needs the plain weights.
+        self.always_packed = on_cpu and self.weight.dtype != torch.float32
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.packed is None or (len(x) == 1 and not self.always_packed):
+            return linear(x, self.weight)
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+def gate(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return silu(first) * second
+
+
+BETWEEN = {"norm": norm, "rotate": rotate, "gate": gate}
+"""What lies between matrix products and attention."""
+
+
+class Layer:
+    """One transformer block: fused projections, and its keys and values, ``[batch * capacity, heads, head_dim]``."""
+
+    def __init__(self, block: Any, config: Any) -> None:
+        attention, mlp = block.self_attn, block.mlp
+        self.qkv = Linear(*(proj.weight for proj in (attention.q_proj, attention.k_proj, attention.v_proj)))
+        self.out, self.down = Linear(attention.o_proj.weight), Linear(mlp.down_proj.weight)
+        self.gate_up = Linear(mlp.gate_proj.weight, mlp.up_proj.weight)
+        self.norms = block.input_layernorm.weight, block.post_attention_layernorm.weight
+        self.heads, self.kv_heads, self.dim = config.num_attention_heads, config.num_key_value_heads, attention.head_dim
+        self.keys = self.values = torch.empty(0)
+
+    def __call__(self, do: Any, x: Tensor, rotation: tuple[Tensor, Tensor], rows: Tensor, mask: Tensor) -> Tensor:
+        """``[batch * n, hidden]`` to the same, for n new tokens of each sequence, whose cache rows are `rows`."""
+        batch, _, n, visible = mask.shape
+        qkv = self.qkv(do.norm(x, self.norms[0])).view(len(x), -1, self.dim)
+        q_and_k, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), 1)
+        q, k = do.rotate(q_and_k, *rotation).split((self.heads, self.kv_heads), 1)
+        self.keys.index_copy_(0, rows, k)
+        self.values.index_copy_(0, rows, v)
+        seen = (buffer.unflatten(0, (batch, -1))[:, :visible].transpose(1, 2) for buffer in (self.keys, self.values))
+        q = q.view(batch, n, self.heads, self.dim).transpose(1, 2)
+        mixed = scaled_dot_product_attention(q, *seen, attn_mask=mask, enable_gqa=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(len(x), -1))
+        return x + self.down(do.gate(self.gate_up(do.norm(x, self.norms[1]))))
+
+
+class LeanLlama(Runner):
+    """Any number of sequences, each with its own length.
+
+    Parameters
+    ----------
+    model : LlamaForCausalLM
+        Whose weights are taken, in its dtype.
+    compile : bool
+        Let torch.compile fuse what lies between the matrix products.
+    """
+
+    name = "LeanLlama"
+
+    def __init__(self, model: Any, compile: bool = False) -> None:
+        config, backbone = model.config, model.model
+        self.device, self.dtype, self.vocab_size = model.device, model.dtype, config.vocab_size
+        self.max_length, self.end_ids = config.max_position_embeddings, (config.eos_token_id,)
+        self.embedding, self.norm = backbone.embed_tokens.weight, backbone.norm.weight
+        with torch.inference_mode():
+            self.layers = [Layer(block, config) for block in backbone.layers]
+            self.head = Linear(model.lm_head.weight)
+            positions = torch.arange(self.max_length, device=self.device)[None]
+            cos, sin = backbone.rotary_emb(self.embedding, positions)  # [1, positions, head_dim]
+        self.rotation = cos[0], sin[0]
+        do = {name: torch.compile(f, dynamic=True) if compile else f for name, f in BETWEEN.items()}
+        self.do = SimpleNamespace(**do | {"norm": functools.partial(do["norm"], eps=config.rms_norm_eps)})
+
+    def start(self, prompt: Prompt, capacity: int) -> None:
+        self.batch, self.capacity = len(prompt.lengths), capacity
+        for layer in self.layers:
+            shape = self.batch * capacity, layer.kv_heads, layer.dim
+            layer.keys, layer.values = (torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2))
+
+    def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
+        # Rejected tokens need no rollback: their rows are written again before any token can see them.
+        n, visible = tokens.shape[1], min(-(-bound // 64) * 64, self.capacity)
+        positions = starts[:, None] + torch.arange(n, device=self.device)
+        rows = (positions + self.capacity * torch.arange(self.batch, device=self.device)[:, None]).flatten()
+        mask = torch.arange(visible, device=self.device) <= positions[:, None, :, None]
+        cos, sin = (table[positions.flatten().clamp(max=len(table) - 1), None] for table in self.rotation)
+        x = self.embedding[tokens.flatten()]
+        for layer in self.layers:
+            x = layer(self.do, x, (cos, sin), rows, mask)
+        if not need_logits:
+            return None
+        return self.head(self.do.norm(x, self.norm)).view(self.batch, n, -1)
+
+    def finish(self) -> None:
+        for layer in self.layers:
+            layer.keys = layer.values = torch.empty(0)
+
+
+def main(arguments: list[str]) -> None:
+    from specdec_kernels import assets
+    from specdec_kernels.assets import prompts
+
+    model, tokenizer = assets.load_model()
+    if "bfloat16" in arguments:
+        model = model.bfloat16()
+    runner = LeanLlama(model, compile="compile" in arguments)
+    texts = prompts.load_prompts("code-edit", tokenizer, 2)
+    for drafter in (sk.NoDrafter(), sk.NgramDrafter()):
+        for text in texts:
+            ids, _ = prompts.encode(tokenizer, [text])
+            out = sk.generate(runner, ids, drafter=drafter, sampling=sk.SamplingParams(0.0), max_new_tokens=64)
+            milliseconds = 1e3 * out.stats.seconds_decode / out.stats.target_forwards
+            print(f"{type(drafter).__name__}: {milliseconds:.1f} ms a step, {out.stats.tokens_per_second:.1f} tokens/s")
+    with torch.inference_mode():
+        runner.start(Prompt(ids, torch.tensor([ids.shape[1]]), [ids[0].numpy()]), 256)
+        for n in (1, 2, 4, 8):
+            times = []
+            for _ in range(20):
+                began = time.perf_counter()
+                runner.forward(ids[:, :n], torch.tensor([100]), 100 + n)
+                times.append(time.perf_counter() - began)
+            print(f"{n} rows: {1e3 * sorted(times)[10]:.1f} ms")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

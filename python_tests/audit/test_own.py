@@ -1,0 +1,59 @@
+"""``specdec check``: the package's own verifiers, each backend's exact distribution."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import specdec_kernels as sk
+from specdec_kernels import cli
+from specdec_kernels.audit import own
+
+
+@pytest.fixture(autouse=True)
+def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = own.rules()
+    assert len(every) == 5 and all(len(cases) >= 3 for cases in every.values())
+    few = {
+        key: tuple(case for case in cases if case.name in ("two ids", "two siblings")) for key, cases in every.items()
+    }
+    monkeypatch.setattr(own, "rules", lambda: few)
+
+
+def test_every_backend_here_is_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    able = {name for name, answer in sk.backends()["verify_chain"].items() if answer == "yes"} - {"triton"}
+    assert {row["backend"] for row in rows} == able and len(rows) == 5 * len(able)
+    assert all(row["exact"] and row["distance"] < 1e-6 for row in rows)
+
+
+@pytest.mark.parametrize("wrong", ["temperature", "tokens"])
+def test_a_backend_that_is_not_is_named(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its target a little warmer; or what it emits, but not how much of it, left out."""
+    real = sk.verify_chain
+
+    def verify_chain(*rows: Any, backend: str, **given: Any) -> Any:
+        if backend == "reference":
+            given["params"] = sk.SamplingParams(0.9) if wrong == "temperature" else given["params"]
+        out = real(*rows, backend=backend, **given)
+        if backend == "reference" and wrong == "tokens":
+            out.tokens.fill_(-1)
+        return out
+
+    monkeypatch.setattr("specdec_kernels.ops.verify_chain.verify_chain", verify_chain)
+    assert cli.main(["check"]) == 1
+    printed = capsys.readouterr().out
+    bad = [line for line in printed.splitlines() if "WRONG in 'two ids" in line]
+    assert len(bad) == 2 and all(line.startswith("reference") and "verify_chain" in line for line in bad)
+    assert printed.splitlines()[-1].startswith("2 of ") and ("disagree" in printed) == (wrong == "tokens")
+
+
+def test_a_device_that_is_none_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["check", "--device", "abacus"])
+    assert "device must be" in capsys.readouterr().err

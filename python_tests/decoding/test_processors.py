@@ -1,0 +1,115 @@
+"""Decoding with processors: the tokens are those of plain decoding, whatever is drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import specdec_kernels as sk
+from python_tests.decoding.models import prompts, tiny
+from specdec_kernels.drafters import Drafter
+
+GREEDY = sk.SamplingParams(temperature=0.0)
+DRAFTERS: dict[str, Callable[[Any, Any], Drafter]] = {
+    "none": lambda target, draft: sk.NoDrafter(),
+    "ngram": lambda target, draft: sk.NgramDrafter(3),
+    "trees": lambda target, draft: sk.NgramTreeDrafter(),
+    "model": lambda target, draft: sk.ModelDrafter(draft),
+    "itself": lambda target, draft: sk.ModelDrafter(target),
+}
+NEW = 24
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_greedy_equals_transformers_with_its_processors(family: str) -> None:
+    target, draft = tiny(family, 1), tiny(family, 2)
+    ids, mask = prompts(7, 7, 7)  # transformers counts padding as if it were a prompt's
+    free = target.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=NEW)
+    common = free[:, -NEW:].flatten().mode().values.item()
+    banned = [v for v in (int(free[0, -NEW]), int(free[1, -NEW])) if v != common]
+    assert banned
+    bias = {int(free[2, -NEW]): -3.0, common: 0.7}
+    own = target.generate(
+        ids, attention_mask=mask, do_sample=False, max_new_tokens=NEW, repetition_penalty=1.3,
+        bad_words_ids=[[v] for v in banned], sequence_bias={(v,): b for v, b in bias.items()}, min_new_tokens=9,
+        eos_token_id=common, pad_token_id=0,
+    )  # fmt: skip
+    assert not torch.equal(own[:, : free.shape[1]], free[:, : own.shape[1]]), "the processors change nothing"
+    for name, make in DRAFTERS.items():
+        out = sk.generate(
+            target, ids, attention_mask=mask, drafter=make(target, draft), sampling=GREEDY, max_new_tokens=NEW,
+            eos_token_id=common, processors=sk.Processors(
+                logit_bias=bias, banned_ids=banned, stop_token_ids=[common], min_tokens=9, repetition_penalty=1.3,
+                token_counts=counts(ids, mask),
+            ),
+        )  # fmt: skip
+        for b, n in enumerate(out.num_tokens.tolist()):
+            assert out.tokens[b, :n].tolist() == own[b, ids.shape[1] :][:n].tolist(), (name, b)
+            assert n == NEW or int(own[b, ids.shape[1] + n - 1]) == common, (name, b)
+
+
+def counts(ids: Tensor, mask: Tensor) -> sk.TokenCounts:
+    return sk.TokenCounts(ids, NEW, mask)
+
+
+def all_on(ids: Tensor, mask: Tensor) -> sk.Processors:
+    return sk.Processors(
+        logit_bias=[{5: 1.0}, None, {6: -1.0, 2: 0.5}], banned_ids=[3, 4], stop_token_ids=[1], min_tokens=6,
+        repetition_penalty=torch.tensor([1.0, 1.2, 0.9]), frequency_penalty=0.4, presence_penalty=-0.2,
+        token_counts=counts(ids, mask),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("acceptance", ["match", "greedy"])
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "none"])
+def test_drafts_change_nothing(name: str, acceptance: str) -> None:
+    target, draft = tiny("llama", 1), tiny("llama", 2)
+    ids, mask = prompts(3, 9, 6)
+    seeds = torch.tensor([5, -1, 2**62])
+
+    def text(make: Callable[[Any, Any], Drafter]) -> tuple[Tensor, sk.TokenCounts]:
+        given = all_on(ids, mask)
+        out = sk.generate(
+            target, ids, attention_mask=mask, drafter=make(target, draft), max_new_tokens=NEW, acceptance=acceptance,
+            sampling=sk.SamplingParams(1.3, top_p=0.95), seeds=seeds, eos_token_id=[1], processors=given,
+        )  # fmt: skip
+        assert given.token_counts is not None
+        return out.tokens, given.token_counts
+
+    (plain, counted), (tokens, other) = text(DRAFTERS["none"]), text(DRAFTERS[name])
+    assert torch.equal(plain, tokens)
+    for b, row in enumerate(plain.tolist()):  # and what was emitted is what was counted
+        emitted = [token for token in row if token >= 0]
+        for each in (counted, other):
+            known = dict(zip(each.ids[b].tolist(), each.counts[b].tolist(), strict=True))
+            assert {i: n // 2 for i, n in known.items() if n > 1} == {i: emitted.count(i) for i in emitted}
+            assert each.num_output[b] == len(emitted)
+
+
+@pytest.mark.parametrize(
+    ("processors", "error", "message"),
+    [
+        (3, TypeError, "processors must be a Processors or None, got int"),
+        (sk.Processors(token_bitmask=torch.zeros(1, 1, 1).int()), ValueError, "processors must have no token_bitmask"),
+        (sk.Processors(banned_ids=[[1], [2]]), ValueError, "processors must be of 1 or batch=3 sequences, got 2"),
+        (
+            sk.Processors(presence_penalty=1.0, token_counts=sk.TokenCounts(torch.zeros(1, 2).long(), 99)),
+            ValueError, "processors.token_counts must be of batch=3 sequences on cpu, got 1 on cpu",
+        ),
+        (
+            sk.Processors(presence_penalty=1.0, token_counts=sk.TokenCounts(torch.zeros(3, 2).long(), 9)),
+            ValueError, "processors.token_counts must have room for max_new_tokens=24, got 9",
+        ),
+    ],
+)  # fmt: skip
+def test_refuses(processors: Any, error: type[Exception], message: str) -> None:
+    ids, mask = prompts(3, 9, 6)
+    with pytest.raises(error, match=f"^generate: {message}"):
+        sk.generate(
+            tiny("llama", 1), ids, attention_mask=mask, drafter=sk.NoDrafter(), max_new_tokens=NEW,
+            processors=processors,
+        )  # fmt: skip

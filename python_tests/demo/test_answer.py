@@ -1,0 +1,184 @@
+"""What a person sees of ``specdec generate``: the answer, its tokens by origin, figures, one sentence for an error."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from python_tests.decoding.models import near, tiny
+from specdec_kernels import assets, cli, config
+from specdec_kernels.analysis import drafters
+from specdec_kernels.assets import corpus
+from specdec_kernels.decoding import Provenance
+from specdec_kernels.demo import render
+
+
+class Letters:
+    """A tokenizer with one token a character, and an end."""
+
+    chat_template: str | None = None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [1] * add_special_tokens + [3 + ord(letter) % 50 for letter in text]
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
+        return "".join(chr(64 + token) for token in tokens if token > 2)
+
+    def apply_chat_template(self, turns: list[dict[str, str]], **_: Any) -> str:
+        return f"<{turns[0]['content']}>"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random models in the place of the demo's and of every folder, and no table."""
+    endless: dict[str, Any] = {"eos_token_id": None}
+    monkeypatch.setattr(assets, "load_model", lambda: (tiny("llama", 1, **endless), Letters()))
+    monkeypatch.setattr(assets, "load_folder", lambda folder: (near("llama", 1, 0.2, **endless), Letters()))
+    monkeypatch.setattr(corpus, "ngram_table", lambda tokenizer: None)
+
+
+def generate(*arguments: str) -> int:
+    return cli.main(["generate", "--max-new-tokens", "24", *arguments])
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert generate(*arguments, "--json") == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    found: dict[str, Any] = json.loads(printed.out)
+    return found
+
+
+def test_a_pipe_gets_the_answer_alone(small: None, capsys: pytest.CaptureFixture[str]) -> None:
+    report = answer(capsys, "to be or not to be")
+    assert generate("to be or not to be") == 0
+    printed = capsys.readouterr()
+    assert printed.out == report["text"] + "\n" == "".join(report["texts"]) + "\n"
+    assert len(report["tokens"]) == len(report["origins"]) == len(report["texts"]) == report["stats"]["num_tokens"]
+    assert printed.err.startswith(f"{len(report['tokens'])} tokens in ") and printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_a_terminal_gets_tokens_by_origin(
+    no_color: str, small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["to be or not to be", "--draft-model", "a/folder"]
+    report = answer(capsys, *arguments)
+    assert set(report["origins"]) == {Provenance.ACCEPTED, Provenance.RECOVERED, Provenance.BONUS}
+    terminal = Terminal()
+    monkeypatch.setenv("NO_COLOR", no_color)
+    config.reload()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", terminal)
+            assert generate(*arguments) == 0
+    finally:
+        monkeypatch.undo()
+        config.reload()
+    color = not no_color
+    shown, _, legend = terminal.getvalue().partition("\n\n")
+    assert legend == render.legend(color=color) + "\n"
+    expected, texts, origins = "", report["texts"], report["origins"]
+    while texts:  # a step ends with what the target drew
+        length = next((i + 1 for i, origin in enumerate(origins) if origin != Provenance.ACCEPTED), len(texts))
+        expected += render.render(texts[:length], origins[:length], color=color)
+        texts, origins = texts[length:], origins[length:]
+    assert shown == expected
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name == "medusa")) for name in [*drafters.NAMES, "model"]]
+)
+def test_every_drafter_answers_greedily_alike(
+    name: str, small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = {"hidden_size": 576, "vocab_size": 49152, "num_hidden_layers": 1, "tie_word_embeddings": True}
+    if name == "medusa":
+        monkeypatch.setattr(assets, "load_model", lambda: (tiny("llama", 1, **wide), Letters()))  # type: ignore[arg-type]
+    more = ["--draft-model", "a/folder"] if name == "model" else []
+    given = ["to be or not to be", "--temperature", "0", "--max-new-tokens", "8"]
+    report = answer(capsys, *given, "--drafter", name, *more)
+    assert report["drafter"] == name and report["tokens"] == answer(capsys, *given, "--drafter", "none")["tokens"]
+
+
+def test_prompts_from_everywhere(
+    small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "prompt.txt").write_text("to be")
+    expected = answer(capsys, "to be")
+    assert answer(capsys, "--prompt-file", str(tmp_path / "prompt.txt")) == expected | {"stats": mock.ANY}
+    monkeypatch.setattr(sys, "stdin", io.StringIO("to be"))
+    assert answer(capsys) == expected | {"stats": mock.ANY}
+    other = answer(capsys, "to be", "--seed", "1")
+    assert other["tokens"] != expected["tokens"]
+    monkeypatch.setattr(Letters, "chat_template", "of a chat")
+    assert answer(capsys, "to be")["tokens"] != expected["tokens"]
+    assert answer(capsys, "to be", "--raw")["tokens"] == expected["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["x", "--drafter", "model"], "--draft-model must be given with --drafter model and without others, got "),
+        (["x", "--drafter", "medusa", "--model", "a"], "--drafter medusa needs --heads, the Medusa heads of --model"),
+        (["x", "--prompt-file", "y"], "a prompt must be given once, got an argument and --prompt-file"),
+        (["--prompt-file", "no/such"], "[Errno 2] No such file or directory: 'no/such'"),
+        ([" "], "the prompt must hold some text, got none"),
+        (["x", "--device", "abacus"], "Expected one of cpu, cuda"),
+        (["x", "--acceptance", "magic"], "acceptance must be one of token, block, match, greedy, got 'magic'"),
+        (["x", "--temperature", "-1"], "SamplingParams: temperature must be finite and >= 0, got -1.0"),
+        (["x" * 300], "LlamaForCausalLM holds 256 positions, but prompt and max_new_tokens need 325"),
+    ],
+)
+def test_one_sentence_for_an_error(
+    small: None, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generate(*arguments) == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"generate: {sentence}") and printed.err.count("\n") == 1, printed.err
+    assert printed.out == ""
+
+
+def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate("x", "--model", str(tmp_path)) == 1
+    assert capsys.readouterr().err.startswith(f"generate: {tmp_path} must be a folder of a transformers model, and has")
+
+
+def test_without_a_prompt_in_a_terminal_it_asks_for_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    with pytest.raises(SystemExit, match="2"):
+        generate()
+    assert "a prompt is needed" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_what_was_written(
+    small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = answer(capsys, "to be or not to be")["text"]
+    steps: list[int] = []
+    real = render.Detokenizer.add
+
+    def interrupted(self: render.Detokenizer, token: int) -> str:
+        steps.append(token)
+        if len(steps) == 6:
+            raise KeyboardInterrupt
+        return real(self, token)
+
+    monkeypatch.setattr(render.Detokenizer, "add", interrupted)
+    assert generate("to be or not to be") == 130
+    printed = capsys.readouterr()
+    assert printed.err == "\ngenerate: stopped\n"
+    assert printed.out.endswith("\n") and whole.startswith(printed.out[:-1]) and len(printed.out) > 1

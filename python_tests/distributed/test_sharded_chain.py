@@ -1,0 +1,233 @@
+"""verify_chain over a sharded vocabulary, on every backend: every rank has the op's own output on the whole rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from python_tests.distributed.ranks import columns, on_every_rank, same, sharded
+from python_tests.ops import chains
+from python_tests.ops.inputs import refuses, seeded
+from python_tests.support import Backend
+
+OP = "verify_chain"
+EMULATED_CASES = 12
+TILE = 1024
+S = sk.SamplingParams
+WIDTHS = {  # borders at tiles, inside tiles, several in one tile, at a tile's last id, a rank without a tile
+    "whole tiles": (2048, 1024),
+    "inside": (1300, 1500),
+    "tiny": (1100, 7, 3, 1900),
+    "one off": (1023, 1, 1025, 1),
+    "last alone": (1024, 1025, 1),
+}
+PER_ROW = S(  # the first and the last are cut
+    torch.tensor([0.8, 0.0, 1.0, 1.2]), top_k=torch.tensor([9, 0, 0, 40]), top_p=torch.tensor([0.9, 1.0, 1.0, 1.0])
+)
+RULES: dict[str, dict[str, Any]] = {
+    "token": {},
+    "block": {"acceptance": "block"},
+    "token one-hot": {"kind": "one_hot"},
+    "token probs": {"kind": "probs"},
+    "block probs": {"acceptance": "block", "kind": "probs"},
+    "temperatures": {"params": S(0.8), "draft_params": S(1.3), "acceptance": "block"},
+    "match": {"acceptance": "match", "params": S(0.9)},
+    "greedy": {"acceptance": "greedy", "params": S(0.7, top_p=0.5)},
+    "flat": {"spread": 0.05, "acceptance": "block"},
+    "top-k": {"params": S(0.8, top_k=20), "draft_params": S(0.8, top_k=20)},
+    "top-k, top-p, block": {"params": S(0.8, top_k=50, top_p=0.9, min_p=0.01), "acceptance": "block"},
+    "top-k one-hot": {"params": S(top_k=20, top_p=0.8), "kind": "one_hot"},
+    "top-k probs": {"params": S(top_k=20), "kind": "probs", "acceptance": "block"},
+    "min-p": {"params": S(1.1, min_p=0.01), "draft_params": S(1.1, min_p=0.02)},
+    "min-p first": {"params": S(min_p=0.02, top_p=0.8, min_p_first=True)},
+    "match top-k": {"acceptance": "match", "params": S(0.9, top_k=7)},
+    "draft cut": {"draft_params": S(0.9, top_k=30, top_p=0.9)},
+    "draft cut, block": {"draft_params": S(min_p=0.01), "acceptance": "block"},
+    "each its own": {
+        "params": PER_ROW,
+        "draft_params": S(torch.tensor([1.0, 1.0, 0.0, 0.9]), top_k=torch.tensor([0, 5, 0, 50])),
+    },
+}
+
+
+def make(name: str, vocab: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> chains.Arguments:
+    rng = torch.Generator().manual_seed(seed)
+    return chains.make(rng, 4, 3, vocab, dtype=dtype, **{"spread": 5.0, **RULES[name]})
+
+
+def check(backend: Backend, arguments: chains.Arguments, widths: tuple[int, ...]) -> sk.VerifyOutput:
+    arguments = chains.on(backend, arguments)
+    whole: sk.VerifyOutput = backend.verify_chain(**arguments)
+    same(whole, sharded(arguments, widths, backend.name)[0])
+    return whole
+
+
+@pytest.mark.short(cases=12, emulated=5, triton=2)
+@pytest.mark.parametrize("layout", WIDTHS)
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_ranks_have_the_ops_output(backend: Backend, name: str, layout: str, dtype: torch.dtype) -> None:
+    widths = WIDTHS[layout]
+    for seed in range(1 if backend.interpreted else 4):
+        check(backend, make(name, sum(widths), dtype, seed), widths)
+
+
+def test_the_cases_accept_and_reject() -> None:
+    """In each of them: else nothing of the masses would be seen."""
+    for name in RULES:
+        counts = [sk.verify_chain(**make(name, 3072, seed=seed)).num_accepted for seed in range(6)]
+        assert 0 < torch.stack(counts).float().mean() < 3, name
+
+
+@pytest.mark.short(cases=4, emulated=2, triton=1)
+@pytest.mark.parametrize("name", ["token", "block", "token one-hot", "token probs", "match", "top-k", "draft cut"])
+def test_bad_values_have_the_same_flags(backend: Backend, name: str) -> None:
+    """NaN, infinities and empty rows at either side of a border, tokens that are none, coins out of range."""
+    widths = (1300, 1500)
+    arguments = make(name, sum(widths))
+    for which in ("target_logits", "draft_logits"):
+        if which in arguments:
+            rows = arguments[which]
+            rows[0, 0, 1299], rows[0, 1, 1300], rows[1, 0, 2700], rows[1, 1, 5] = (
+                torch.nan,
+                torch.nan,
+                torch.inf,
+                torch.inf,
+            )
+            rows[2, 0] = -torch.inf
+            rows[2, 2, 7] = torch.nan  # a row that no rule comes to
+            rows[3, 1, 1:] = -torch.inf
+    if "draft_probs" in arguments:
+        arguments["draft_probs"][0, 0, 1400], arguments["draft_probs"][1, 0, 3] = torch.nan, -1.0
+        arguments["draft_probs"][2, 0] = 0.5
+    arguments["draft_tokens"][3, 2] = 5000
+    if "uniform_samples" in arguments:
+        arguments["uniform_samples"][0, 1], arguments["uniform_samples"][3, 0] = 1.0, torch.nan
+    bad = check(backend, arguments, widths)
+    assert bad.status.ne(0).sum() >= 2
+
+
+@pytest.mark.short(cases=2, emulated=1, triton=1)
+@pytest.mark.parametrize("name", ["token", "block", "greedy", "top-k"])
+def test_lengths_ends_and_seeds(backend: Backend, name: str) -> None:
+    arguments, widths = make(name, 2800), (1300, 1500)
+    arguments["num_draft_tokens"] = torch.tensor([3, 0, -1, 7])
+    arguments["eos_token_ids"] = arguments["draft_tokens"][0, 1:2].clone()
+    check(backend, arguments, widths)
+    if arguments.pop("uniform_samples", None) is not None:
+        check(backend, {**arguments, "seeds": torch.arange(4), "step": torch.arange(4)}, widths)
+
+
+def test_a_draft_token_that_its_distribution_cannot_give(backend: Backend) -> None:
+    arguments = make("token", 2800)
+    token = arguments["draft_tokens"][:, 0]
+    arguments["draft_logits"][torch.arange(4), 0, token] = -torch.inf
+    assert (check(backend, arguments, (1300, 1500)).status & sk.Status.BAD_DRAFT).ne(0).any()
+
+
+def test_bad_parameters_are_read_as_off(backend: Backend) -> None:
+    bad = S(
+        torch.tensor([torch.nan, -1.0, 1.0, 0.8]), top_k=torch.tensor([0, 9, -3, 5000]),
+        top_p=torch.tensor([1.0, torch.nan, 1.0, 2.0]), min_p=torch.tensor([0.1, 0.1, 2.0, torch.nan]),
+    )  # fmt: skip
+    arguments = make("token", 2800)
+    out = check(backend, {**arguments, "params": bad, "draft_params": bad}, (1300, 1500))
+    assert (out.status & sk.Status.BAD_PARAM != 0).all()
+
+
+def test_nothing_left_after_a_rejection(backend: Backend) -> None:
+    """Q above P everywhere, as far as a draft may be off: the token is drawn from P."""
+    arguments = make("token probs", 2800)
+    arguments["draft_probs"] = arguments["target_logits"][:, :3].softmax(-1) * 1.008
+    arguments["uniform_samples"][:, 1:] = 1 - 2.0**-24
+    out = check(backend, arguments, (1300, 1500))
+    assert (out.num_accepted == 0).all() and (out.num_tokens == 1).all()
+
+
+@pytest.mark.parametrize(("batch", "num_draft"), [(3, 0), (0, 2)])
+def test_no_draft_tokens_and_no_sequences(backend: Backend, batch: int, num_draft: int) -> None:
+    for params in (S(), S(top_k=5)):
+        arguments = chains.make(seeded(), batch, num_draft, 2800, kind="one_hot", params=params)
+        check(backend, arguments, (1300, 1500))
+
+
+@pytest.mark.parametrize("layout", WIDTHS)
+def test_bytes_are_as_many_as_the_formula_says(layout: str) -> None:
+    """None of them grows with the vocabulary but by its tiles."""
+    widths = WIDTHS[layout]
+    arguments, world = make("block", sum(widths)), len(widths)
+    batch, num_draft, starts = 4, 3, [sum(widths[:r]) for r in range(world + 1)]
+    first = [-(-s // TILE) for s in starts]
+    tiles = max(b - a for a, b in zip(first, first[1:], strict=False))
+    strays = max(min(starts[r + 1], first[r] * TILE) - starts[r] for r in range(world))
+    rows = 2 * num_draft + 1
+    expected = {
+        "widths": 8,
+        "ids of tiles that shards share": batch * rows * strays * 4,
+        "maxima and masses of tiles": batch * rows * (2 * 4 * tiles + 8 + 4 + 4),
+        "masses of what the block rule leaves": batch * (num_draft - 1) * tiles * 4,
+        "masses of what a token is drawn from": batch * 2 * tiles * 4,
+        "drawn tokens": batch * 8,
+    }
+    for sent in sharded(arguments, widths, None)[1].sent:
+        assert sent == {name: size for name, size in expected.items() if size}
+    assert tiles * TILE > max(widths) - TILE
+
+
+@pytest.mark.parametrize("kind", ["one_hot", "full"])
+def test_bytes_of_a_cut_row_are_those_of_the_ids_that_may_be_kept(kind: str) -> None:
+    widths, k, batch, rows, tiles = (2048, 1024), 20, 4, 4, 2
+    arguments = chains.make(seeded(), batch, rows - 1, 3072, kind=kind, params=S(top_k=k))
+    for sent in sharded(arguments, widths, None)[1].sent:
+        of_draft = batch * (rows - 1)
+        assert 0 < sent.pop("candidates") <= batch * rows * k * (4 + 4) + (of_draft * k * 4 if kind == "full" else 0)
+        if kind == "full":
+            assert sent.pop("maxima and masses of tiles") == of_draft * (2 * 4 * tiles + 8 + 4 + 4)
+        assert sent == {"widths": 8, "largest logits": batch * rows * k * 4, "numbers of candidates": batch * rows * 16}
+
+
+def test_given_widths_save_a_round() -> None:
+    arguments, widths = make("token", 2800), (1300, 1500)
+
+    def run(group: Any, rank: int) -> sk.VerifyOutput:
+        return sk.distributed.verify_chain(**columns(arguments, widths, rank), group=group, widths=widths)
+
+    outs, ranks = on_every_rank(2, run)
+    same(sk.verify_chain(**arguments), outs)
+    assert "widths" not in ranks.sent[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"target_law": sk.laws.Opt(0.3)}, ValueError, "distributed.verify_chain: target_law must be None"),
+        ({"return_acceptance": True}, ValueError, "distributed.verify_chain: return_acceptance must be None"),
+        ({"draft_stats": 3}, ValueError, "distributed.verify_chain: draft_stats must be None"),
+        ({"draft_token_map": 3}, ValueError, "distributed.verify_chain: draft_token_map must be None"),
+        ({"tree": 3}, TypeError, "distributed.verify_chain: got an unexpected argument 'tree'"),
+        ({"acceptance": "typical"}, ValueError, "distributed.verify_chain: acceptance must be one of"),
+        ({"params": S(top_p=0.9)}, ValueError, "distributed.verify_chain: params.top_p needs a top_k"),
+        ({"params": S(top_k=1500)}, ValueError, "distributed.verify_chain: params.top_k must be at most 1024"),
+        ({"draft_params": S(top_p=0.9)}, ValueError, "distributed.verify_chain: draft_params.top_p needs a top_k"),
+        ({"uniform_samples": None}, ValueError, "distributed.verify_chain: acceptance='token' needs uniform_samples"),
+        ({"widths": (2800, 1)}, ValueError, "distributed.verify_chain: widths must be those of 1 shards"),
+        ({"draft_tokens": torch.zeros(4, 2)}, TypeError, "distributed.verify_chain: draft_tokens must be int64"),
+        (
+            {"target_logits": torch.zeros(4, 4, 900), "draft_logits": torch.zeros(4, 3, 900)}, ValueError,
+            "distributed.verify_chain: the vocabulary must have more than 1024 ids, got 900",
+        ),
+    ],
+)  # fmt: skip
+def test_refuses(change: dict[str, object], error: type[Exception], message: str) -> None:
+    def call(**arguments: Any) -> None:
+        on_every_rank(1, lambda group, rank: sk.distributed.verify_chain(**arguments, group=group))
+
+    refuses(call, make("token", 2800), change, error, message)
+
+
+def test_torch_distributed_must_be_initialised() -> None:
+    with pytest.raises(RuntimeError, match=r"distributed\.verify_chain: torch\.distributed must be initialised"):
+        sk.distributed.verify_chain(**make("token", 2800))

@@ -1,0 +1,130 @@
+"""`Processors` and `TokenCounts` by themselves."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from specdec_kernels.types import NO_ID
+
+COUNTS = sk.TokenCounts(torch.tensor([[3, 5], [4, 4]]), 4)
+
+
+def lists(counts: sk.TokenCounts, b: int) -> dict[int, int]:
+    ids, numbers = counts.ids[b].tolist(), counts.counts[b].tolist()
+    known = [i for i in ids if i != NO_ID]
+    assert known == sorted(set(known)) and ids[: len(known)] == known
+    assert all(n == 0 for i, n in zip(ids, numbers, strict=True) if i == NO_ID)
+    return {i: n for i, n in zip(ids, numbers, strict=True) if i != NO_ID}
+
+
+def test_counts_are_those_of_python() -> None:
+    rng = torch.Generator().manual_seed(1)
+    prompt = torch.randint(-1, 9, (3, 7), generator=rng)
+    mask = torch.randint(0, 2, (3, 7), generator=rng)
+    counts = sk.TokenCounts(prompt, 40, mask)
+    output: list[list[int]] = [[], [], []]
+    for step in range(9):
+        tokens = torch.randint(-1, 12, (3, step % 5), generator=rng)
+        assert counts.add_(tokens.int() if step % 2 else tokens) is counts
+        for row, new in zip(output, tokens.tolist(), strict=True):
+            row += [t for t in new if t >= 0]
+        for b in range(3):
+            inside = {t for t, kept in zip(prompt[b].tolist(), mask[b].tolist(), strict=True) if kept and t >= 0}
+            times = Counter(output[b])
+            assert lists(counts, b) == {t: 2 * times[t] + (t in inside) for t in inside | set(output[b])}
+            assert counts.num_output[b] == len(output[b])
+
+
+def test_counting_keeps_its_tensors_and_its_bounds() -> None:
+    counts = sk.TokenCounts(torch.tensor([[3]]), 2)
+    before = [x.data_ptr() for x in (counts.ids, counts.counts, counts.num_output)]
+    counts.add_(torch.tensor([[9, 8, 7, 6, 5]]))
+    assert lists(counts, 0) == {3: 1, 5: 2, 6: 2} and counts.num_output.tolist() == [5]
+    assert before == [x.data_ptr() for x in (counts.ids, counts.counts, counts.num_output)]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: sk.TokenCounts(torch.zeros(3).long(), 2), ValueError, r"TokenCounts: prompt_ids must be \[batch, n\]"),
+        (lambda: sk.TokenCounts(torch.zeros(3, 1), 2), TypeError, "TokenCounts: prompt_ids must be an int32 or int64"),
+        (lambda: sk.TokenCounts(torch.zeros(3, 1).long(), -1), ValueError, "TokenCounts: max_new_tokens must be in"),
+        (
+            lambda: sk.TokenCounts(torch.zeros(3, 1).long(), 1, torch.ones(3).long()),
+            ValueError, r"TokenCounts: attention_mask must be \[3, 1\], got \[3\]",
+        ),
+        (lambda: COUNTS.add_(torch.zeros(2).long()), ValueError, r"add_: tokens must be \[batch=2, n\], got \[2\]"),
+        (lambda: COUNTS.add_(torch.zeros(2, 1)), TypeError, "add_: tokens must be int64 or int32, got float32"),
+    ],
+)  # fmt: skip
+def test_counts_refuse(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^{message}"):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"repetition_penalty": 0.0}, ValueError, "repetition_penalty must be finite and > 0, got 0.0"),
+        ({"repetition_penalty": math.nan}, ValueError, "repetition_penalty must be finite and > 0"),
+        ({"frequency_penalty": math.inf}, ValueError, "frequency_penalty must be finite, got inf"),
+        ({"presence_penalty": "much"}, TypeError, r"presence_penalty must be a number or a \[batch\] tensor, got str"),
+        ({"presence_penalty": True}, TypeError, "presence_penalty must be a number"),
+        ({"presence_penalty": torch.ones(2, 2)}, TypeError, "presence_penalty must be a number or a .* real tensor"),
+        ({"presence_penalty": 0.5}, ValueError, "token_counts must be given where there is a penalty, got None"),
+        ({"min_tokens": 2, "stop_token_ids": [1]}, ValueError, "token_counts must be given where there is a min_tok"),
+        ({"min_tokens": 2, "token_counts": COUNTS}, ValueError, "stop_token_ids must be given where there are min_tok"),
+        ({"min_tokens": -1}, ValueError, "min_tokens must be in"),
+        ({"min_tokens": 1.5}, TypeError, "min_tokens must be an integer, got float"),
+        ({"min_tokens": torch.ones(2)}, TypeError, "min_tokens must be an int32 or int64 tensor"),
+        ({"logit_bias": 3}, TypeError, "logit_bias must be a mapping, mappings or tensors, got int"),
+        ({"logit_bias": [3]}, TypeError, "logit_bias must hold mappings or None, got int"),
+        ({"logit_bias": {3: "a"}}, TypeError, "logit_bias must map ids to numbers, got str"),
+        ({"logit_bias": {3: math.inf}}, ValueError, "logit_bias must map ids to numbers or -inf, got inf"),
+        ({"logit_bias": {-3: 1.0}}, ValueError, "logit_bias must be in"),
+        ({"logit_bias": (torch.ones(2).long(), torch.ones(3))}, TypeError, "logit_bias must hold as many real values"),
+        ({"banned_ids": 3}, TypeError, "banned_ids must be ids, lists of ids or a tensor, got int"),
+        ({"banned_ids": ["ab"]}, TypeError, "banned_ids must be ids or lists of ids, got str among lists"),
+        ({"banned_ids": [-1]}, ValueError, "banned_ids must be in"),
+        ({"banned_ids": torch.ones(2)}, TypeError, "banned_ids must be an int32 or int64 tensor"),
+        ({"allowed_ids": torch.ones(1, 1, 1).long()}, TypeError, "allowed_ids must be a tensor"),
+        ({"token_bitmask": torch.ones(2).long()}, TypeError, "token_bitmask must be an int32 tensor"),
+        ({"token_counts": 3}, TypeError, "token_counts must be a TokenCounts, got int"),
+        ({"banned_ids": [[1], [2]], "allowed_ids": [[1]] * 3}, ValueError, "all fields must be of as many sequences"),
+        (
+            {"banned_ids": [[1], [2]], "logit_bias": [{1: 2.0}] * 3},
+            ValueError, "logit_bias, banned_ids and stop_token_ids must be of as many sequences, got",
+        ),
+        (
+            {"frequency_penalty": torch.ones(2), "presence_penalty": torch.ones(3), "token_counts": COUNTS},
+            ValueError, "the penalties must be of as many sequences, got",
+        ),
+    ],
+)  # fmt: skip
+def test_processors_refuse(fields: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^Processors: {message}"):
+        sk.Processors(**fields)
+
+
+@pytest.mark.parametrize(
+    ("processors", "error", "message"),
+    [
+        ("mask", TypeError, "processors must be a Processors or None, got str"),
+        (
+            sk.Processors(token_bitmask=torch.zeros(2, 3, 1).int()),
+            ValueError, r"processors.token_bitmask must be \[batch=2, num_draft \+ 1=3, words=2\], got \[2, 3, 1\]",
+        ),
+        (sk.Processors(banned_ids=[[1]] * 3), ValueError, "processors must be of 1 or batch=2 sequences, got 3"),
+    ],
+)  # fmt: skip
+def test_ops_refuse(processors: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^verify_chain: {message}"):
+        sk.verify_chain(
+            torch.zeros(2, 3, 40), torch.zeros(2, 2).long(), uniform_samples=torch.zeros(2, 3), processors=processors
+        )

@@ -1,0 +1,226 @@
+"""The public functions of the package's modules refuse wrong arguments as its own do: see wrong_values.py."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import specdec_kernels as sk
+from python_tests.audit.planted import one_seed
+from python_tests.decoding.models import tiny
+from python_tests.integrations.test_sglang import outputs
+from python_tests.law.cases import problem
+from python_tests.medusa.test_heads import HIDDEN, random_heads
+from python_tests.wrong_values import Calls, complaints, parameters
+from specdec_kernels import laws
+from specdec_kernels.medusa import Document, Features, MedusaHeads, Recipe, prepare
+
+
+def logits(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def probs(*shape: int) -> Tensor:
+    return logits(*shape).softmax(-1)
+
+
+def seeded(**more: Any) -> dict[str, Any]:
+    return {"indices": torch.tensor([1, 0]), "seed": torch.tensor([1, 2]), "offset": torch.tensor([3, 4])} | more
+
+
+def flashinfer(name: str) -> dict[str, Any]:
+    rows = {"logits": logits(2, 5)} if "logits" in name or name == "softmax" else {"probs": probs(2, 5)}
+    cuts = {cut: torch.tensor(value) for cut, value in (("top_k", [3, 2]), ("top_p", [0.5, 0.9]), ("min_p", [0.1, 0.2]))
+            if cut in name}  # fmt: skip
+    if name == "softmax":
+        return rows | {"temperature": torch.tensor([0.5, 1.0])}
+    if name == "chain_speculative_sampling":
+        return {
+            "draft_probs": probs(2, 2, 5), "draft_token_ids": torch.tensor([[1, 2], [3, 4]]),
+            "target_probs": probs(2, 3, 5), "maybe_output_accepted_token_num": torch.zeros(2, dtype=torch.int32),
+            "maybe_output_emitted_draft_token_num": torch.zeros(2, dtype=torch.int32),
+            "seed": torch.tensor([1, 2]), "offset": torch.tensor([3, 4]),
+        }  # fmt: skip
+    return rows | cuts | ({} if "renorm" in name or "mask" in name else seeded())
+
+
+def sglang(name: str) -> dict[str, Any]:
+    index = torch.arange(4).view(2, 2)
+    if name == "build_tree_kernel_efficient":
+        lengths, links = (
+            torch.tensor([3, 1]),
+            {
+                f"retrive_{which}": torch.zeros(2, 2, dtype=torch.int64)
+                for which in ("index", "next_token", "next_sibling")
+            },
+        )
+        return links | {
+            "parent_list": torch.tensor([[-1, 0], [-1, 0]]), "selected_index": torch.tensor([[0], [1]]),
+            "verified_seq_len": lengths, "tree_mask": torch.ones(8, dtype=torch.bool),
+            "positions": torch.zeros(4, dtype=torch.int64), "topk": 2, "depth": 1, "draft_token_num": 2,
+            "tree_mask_mode": 1,
+        }  # fmt: skip
+    given = dict(zip(("predicts", "accept_index", "accept_token_num"), outputs(2, 2, 2), strict=True)) | {
+        "candidates": index, "retrive_index": index, "retrive_next_token": torch.tensor([[1, -1], [1, -1]]),
+        "retrive_next_sibling": torch.full((2, 2), -1),
+    }  # fmt: skip
+    if name == "verify_tree_greedy":
+        return given | {"target_predict": index}
+    return given | {
+        "uniform_samples": torch.rand(2, 2), "uniform_samples_for_final_sampling": torch.rand(2),
+        "target_probs": probs(2, 2, 5), "draft_probs": probs(2, 2, 5),
+    }  # fmt: skip
+
+
+def assisted_generation(*, num_speculative_tokens: int | str | None = None, acceptance: str = "token") -> None:
+    """The block entered: that of a context manager is all that runs."""
+    from specdec_kernels.integrations.transformers import assisted_generation as block
+
+    with block(num_speculative_tokens=num_speculative_tokens, acceptance=acceptance):
+        pass
+
+
+def features() -> Features:
+    return Features(logits(16, HIDDEN).half(), torch.arange(16) % 5 + 3, torch.tensor([0, 8]), torch.tensor([1, 0]))
+
+
+@functools.cache
+def heads() -> MedusaHeads:
+    return random_heads()
+
+
+@functools.cache
+def model() -> Any:
+    return tiny("llama")
+
+
+def medusa(name: str) -> dict[str, Any]:
+    labels = torch.tensor([3, 4, -100])
+    pathless = {"heads": heads(), "features": features(), "recipe": Recipe(steps=1, batch_size=2)}
+    return {
+        "Document": {"tokens": np.arange(3), "first": 1},
+        "Features": {name: getattr(features(), name) for name in Features.__dataclass_fields__},
+        "Recipe": {},
+        "choose_vocabulary": {"features": features(), "size": 3},
+        "count_accuracy": {"heads": heads(), "features": features(), "ranks": 2},
+        "distillation_loss": {"original_logits": logits(3, 9), "logits": logits(3, 9), "labels": labels},
+        "extract": {"model": model(), "documents": [Document(np.arange(3, 7))]},
+        "falling": {"accuracy": torch.rand(2, 3)},
+        "heads_weight": {"step": 1, "ramp_steps": 2, "final": 0.5},
+        "linear_cross_entropy": {"inputs": logits(3, 4), "weight": logits(9, 4), "labels": labels},
+        "lm_loss": {"logits": logits(3, 9), "labels": labels},
+        "medusa1_loss": {"heads": heads(), "hidden": logits(2, HIDDEN), "labels": torch.zeros(2, 3).long()},
+        "prepare": {"model": model(), "tokenizer": None, "folder": Path("nowhere"), "num_tokens": 0},
+        "train_heads": pathless,
+        "train_jointly": pathless | {"model": model()},
+    }[name]
+
+
+def theory(name: str) -> dict[str, Any]:
+    every = {
+        "alpha": 0.5, "gamma": 3, "c": 0.1, "verification": 1.5, "operations_ratio": 0.1, "memory_ratio": 0.1,
+        "acceptances": [0.5, 0.2], "lengths": [0, 1], "seconds": [1.0, 1.2], "margin": 1.1, "max_gamma": 8,
+    }  # fmt: skip
+    return {parameter: every[parameter] for parameter in parameters_of(sk.analysis, name)}
+
+
+def judged(name: str) -> dict[str, Any]:
+    chain = problem("full", 3, 1)
+    P = np.array([[0.5, 0.3, 0.2]])
+    return {
+        "exact_law": {"verify": sk.verify_chain, "problem": chain, "acceptance": "token"},
+        "float64_gumbel": {"keys": torch.tensor([1, 2]), "vocab": 5},
+        "float64_law": {"logits": logits(2, 5)},
+        "float64_target_law": {"law": laws.Chow(0.5), "P": P, "Q": P[:, ::-1], "p": P, "q": P},
+        "joint_of": {"problem": chain, "emitted": [(0,)], "volume": np.ones(1), "path": np.zeros(1, np.int64)},
+        "philox4x32": {"key": np.zeros((1, 2), np.uint64), "counter": np.zeros((1, 4), np.uint64)},
+        "pieces": {"run": lambda path, uniforms: uniforms[:, 0] // (1 << 23), "num_paths": 1, "width": 1},
+        "target_joint": {"problem": chain},
+        "total_variation": {"laws": P, "expected": P[0]},
+        "words32": {"values": np.arange(3)},
+    }[name]
+
+
+def parameters_of(module: Any, name: str) -> list[str]:
+    return list(inspect.signature(getattr(module, name)).parameters)
+
+
+def public(module: str) -> list[str]:
+    """Functions and classes of a module that are its own, or in its list."""
+    loaded = importlib.import_module(f"specdec_kernels.{module}")
+    names = getattr(loaded, "__all__", None) or [
+        name for name, value in vars(loaded).items() if getattr(value, "__module__", None) == loaded.__name__
+    ]
+    return [name for name in names if callable(getattr(loaded, name)) and not name.startswith("_")]
+
+
+# Of each module: what makes arguments for a function of it, and which take none, or give out what they are made of.
+MODULES: dict[str, tuple[Callable[[str], dict[str, Any]], set[str]]] = {
+    "integrations.flashinfer": (flashinfer, set()),
+    "integrations.sglang": (sglang, set()),
+    "medusa": (medusa, {"MedusaHeads"}),  # walked with `specdec_kernels` itself
+    "analysis": (theory, set()),
+    "testing": (judged, {"Float64", "Int64", "Verify", "Pieces", "ChainProblem", "TreeProblem"}),
+    "audit": (lambda name: {"verifier": one_seed, "steps": False, "samples": 9, "cases": ["two ids, two"]},
+              {"Finding", "Loop", "Report", "Row"}),
+}  # fmt: skip
+GOOD: Calls = {
+    f"{module.rpartition('.')[2]}.{name}": (
+        getattr(importlib.import_module(f"specdec_kernels.{module}"), name),
+        lambda make=make, name=name: make(name),  # type: ignore[misc]
+    )
+    for module, (make, others) in MODULES.items()
+    for name in public(module)
+    if name not in others
+}
+GOOD["transformers.assisted_generation"] = (assisted_generation, dict)
+GOOD["transformers.speculative_sampling"] = (
+    sk.integrations.transformers.speculative_sampling,
+    lambda: {
+        "candidate_input_ids": torch.tensor([[1, 2, 3]]), "candidate_logits": logits(1, 2, 5), "candidate_length": 2,
+        "new_logits": logits(1, 3, 5), "assistant_ensemble_weight": 0.5,
+    },
+)  # fmt: skip
+
+
+def is_int16(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.int16
+
+
+UNREAD = {  # by the functions that take them, as other projects call those
+    "deterministic", "is_deterministic", "enable_pdl", "chain_speculative_sampling_triton-retrive_next_token",
+    "chain_speculative_sampling_triton-retrive_next_sibling", "chain_speculative_sampling_triton-threshold_single",
+    "chain_speculative_sampling_triton-threshold_acc",
+}  # fmt: skip
+ALLOWED: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(UNREAD, lambda value: True),
+    **dict.fromkeys(("temperature", "top_k", "top_p", "min_p"), is_int16),
+    "top_k": lambda value: isinstance(value, int) or is_int16(value),  # any number: too large is off
+    "exact_law-acceptance": lambda value: isinstance(value, str),  # the verifier's own
+    "exact_law-verify": callable,
+    "pieces-run": callable,
+    "prepare-tokenizer": lambda value: True,  # looked at when there is text to make: below
+    **dict.fromkeys(("seed", "offset"), lambda value: isinstance(value, int)),  # any, by its last 64 bits
+}
+
+
+@pytest.mark.parametrize(("key", "parameter"), parameters(GOOD))
+def test_wrong_values_are_refused(key: str, parameter: str) -> None:
+    allowed = ALLOWED.get(parameter) or ALLOWED.get(f"{key.partition('.')[2]}-{parameter}")
+    said = complaints(*GOOD[key], parameter, allowed or (lambda value: False))
+    assert not said, said
+
+
+def test_a_tokenizer_is_looked_at_before_text_is_made(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="prepare: tokenizer must be one of transformers, got int"):
+        prepare(tiny("llama"), 3, tmp_path, 1)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,80 @@
+"""What processors make of the target's logits: `sk.Processors` says in which order."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ...processors import FlatProcessors
+from ...types import Status
+from .law import compute_dtype
+from .rows import slots_upto
+
+Given = list[Tensor | None] | None
+"""`FlatProcessors`, as an op takes them."""
+
+
+def processed(logits: Tensor, given: Given, drafted: Tensor | None = None) -> tuple[Tensor, Tensor | int]:
+    """The logits that sampling parameters act on ``[batch, n, vocab]``, and the flags of each sequence's processors.
+
+    `drafted` ``[batch, n, k]`` int64: the draft tokens before each row, −1 where there is none. NaN stays NaN unless it
+    is masked.
+    """
+    if given is None:
+        return logits, 0
+    flat, x = FlatProcessors(*given), logits.to(compute_dtype(logits))
+    batch, n, vocab = x.shape
+    if drafted is None:
+        drafted = torch.full((batch, n, 1), -1, device=x.device)
+    if flat.token_bitmask is not None:
+        x = x.masked_fill(~unpacked(flat.token_bitmask.view(batch, n, -1), vocab), -math.inf)
+    if flat.allowed is not None:
+        x = x.masked_fill(~unpacked(flat.allowed[:, None], vocab), -math.inf)
+    if flat.bias_ids is not None:
+        x = biased(x, flat, (drafted >= 0).sum(-1))
+    if flat.penalties is None:
+        return x, 0
+    assert flat.count_ids is not None and flat.counts is not None
+    penalties, status = valid_penalties(flat.penalties)
+    r, frequency, presence = (p[:, None, None].to(x.dtype) for p in penalties.unbind(1))
+    known = onto_vocab(flat.count_ids, flat.counts, vocab)[:, None]
+    times = known // 2 + onto_vocab(drafted, torch.ones_like(drafted), vocab)
+    x = torch.where((known > 0) | (times > 0), torch.where(x > 0, x / r, x * r), x)
+    x = torch.where(times > 0, x - frequency * times - presence, x)
+    return x, status.expand(batch)
+
+
+def unpacked(words: Tensor, vocab: int) -> Tensor:
+    """Bits ``[..., ceil(vocab / 32)]`` int32 as bools ``[..., vocab]``."""
+    bits = (words[..., None] >> slots_upto(32, words).to(torch.int32)) & 1
+    return bits.flatten(-2)[..., :vocab] != 0
+
+
+def biased(x: Tensor, flat: FlatProcessors, drafted: Tensor) -> Tensor:
+    """One entry of the lists after the other; `drafted` ``[batch, n]`` counts the tokens after the output's."""
+    assert flat.bias_ids is not None and flat.bias_values is not None
+    generated = drafted if flat.num_output is None else flat.num_output[:, None] + drafted
+    for entry in range(flat.bias_ids.shape[1]):
+        ids = flat.bias_ids[:, entry]
+        inside = ((ids >= 0) & (ids < x.shape[-1]))[:, None].expand(generated.shape)
+        values = torch.where(inside, flat.bias_values[:, entry, None].to(x.dtype), 0.0)
+        if flat.bias_until is not None:
+            values = values.masked_fill(inside & (generated < flat.bias_until[:, entry, None]), -math.inf)
+        x = x.scatter_add(-1, torch.where(inside, ids[:, None], 0)[..., None].long(), values[..., None])
+    return x
+
+
+def onto_vocab(ids: Tensor, values: Tensor, vocab: int) -> Tensor:
+    """The sum of the values of each id, ``[..., n]`` to ``[..., vocab]``."""
+    inside = (ids >= 0) & (ids < vocab)
+    index = torch.where(inside, ids, vocab).long()
+    return values.new_zeros(*ids.shape[:-1], vocab + 1).scatter_add(-1, index, values)[..., :vocab]
+
+
+def valid_penalties(penalties: Tensor) -> tuple[Tensor, Tensor]:
+    """Repetition, frequency and presence ``[lists, 3]``, off where out of range, and the flags ``[lists]``."""
+    off = penalties.new_tensor([1.0, 0.0, 0.0])
+    bad = ~penalties.isfinite() | (penalties <= penalties.new_tensor([0.0, -math.inf, -math.inf]))
+    return torch.where(bad, off, penalties), torch.where(bad.any(-1), int(Status.BAD_PARAM), 0).to(torch.int32)

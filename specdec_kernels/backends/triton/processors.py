@@ -1,0 +1,122 @@
+"""Logits processors: what the target's logits are made into as they are loaded. `sk.Processors` gives the order."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...ops.arguments import Processing
+from ...processors import FlatProcessors
+from ..reference.processors import valid_penalties
+from ..reference.rows import slots_upto
+from .arithmetic import INFINITY, LAST_ID
+from .bundles import Layout, Overlay, Rows
+
+
+@triton.jit
+def entry_of(ids, list_ids, num, steps):
+    """How many entries of an ascending list are less than each id, and whether the next is the id."""
+    before = ids * 0
+    for step in range(steps):
+        probe = before + (tl.full((), 1, tl.int32) << (steps - 1 - step))
+        less = tl.load(list_ids + probe - 1, mask=probe <= num, other=LAST_ID) < ids
+        before = tl.where(less & (probe <= num), probe, before)
+    return before, tl.load(list_ids + before, mask=before < num, other=-1) == ids
+
+
+@triton.jit
+def allows(words, ids, inside):
+    """The bit of each id."""
+    word = tl.load(words + ids // 32, mask=inside, other=0)
+    return ((word >> (ids % 32)) & 1) == 1
+
+
+@triton.jit
+def process(overlay, b, i, ids, inside, x):
+    """The logits x of row i of sequence b, or of a vector of rows, as processors make them; of ids `inside` alone."""
+    row = tl.minimum(tl.maximum(b * overlay.stride + i, 0), overlay.last_row)
+    if overlay.bitmask is not None:
+        x = tl.where(allows(overlay.bitmask + row * overlay.words, ids, inside), x, -INFINITY)
+    if overlay.allowed is not None:
+        x = tl.where(allows(overlay.allowed + b * overlay.words, ids, inside), x, -INFINITY)
+    if overlay.bias_ids is not None:
+        at = b * overlay.num_bias
+        entry, found = entry_of(ids, overlay.bias_ids + at, overlay.num_bias, overlay.bias_steps)
+        added = tl.load(overlay.bias_values + at + entry, mask=found, other=0.0)
+        if overlay.bias_until is not None:
+            until = tl.load(overlay.bias_until + at + entry, mask=found, other=0)
+            added = tl.where(tl.load(overlay.generated + row) < until, -INFINITY, added)
+        x = tl.where(found, x + added, x)
+    if overlay.penalties is not None:
+        at = b * overlay.capacity
+        entry, found = entry_of(ids, overlay.count_ids + at, overlay.capacity, overlay.count_steps)
+        known = tl.load(overlay.counts + at + entry, mask=found, other=0)
+        times = known >> 1
+        for k in range(overlay.depth):
+            times += (tl.load(overlay.drafted + row * overlay.depth + k) == ids).to(tl.int32)
+        repetition = tl.load(overlay.penalties + b * 3)
+        frequency, presence = tl.load(overlay.penalties + b * 3 + 1), tl.load(overlay.penalties + b * 3 + 2)
+        repeated = tl.where(x > 0.0, tl.div_rn(x, tl.zeros_like(x) + repetition), x * repetition)
+        x = tl.where((known > 0) | (times > 0), repeated, x)
+        x = tl.where(times > 0, x - frequency * times.to(tl.float32) - presence, x)
+    return x
+
+
+def sequences_of(layout: Layout, rows: int, device: torch.device) -> Tensor:
+    """Which sequence each target row belongs to; of a padded batch each has so many `rows`."""
+    batch, _, cu, total = layout
+    if cu is None:
+        return torch.arange(batch, device=device).repeat_interleave(rows)
+    ends = cu[1:] + slots_upto(batch, cu) + 1
+    return (slots_upto(total + batch, cu)[:, None] >= ends).sum(1).clamp_max(batch - 1)
+
+
+def drafted_before(layout: Layout, tokens: Tensor) -> Tensor:
+    """The draft tokens before each target row ``[rows, width]``, −1 elsewhere."""
+    batch, width, cu, total = layout
+    slots = slots_upto(width, tokens)
+    if cu is None:
+        return torch.where(slots < slots_upto(width + 1, tokens)[:, None], tokens[:, None], -1).flatten(0, 1)
+    sequence = sequences_of(layout, 0, tokens.device)
+    first = cu[:-1].to(torch.int64)[sequence]
+    place = slots_upto(total + batch, tokens) - sequence - first
+    index = (first[:, None] + slots).clamp(0, max(total - 1, 0))  # no slots where there are no tokens
+    return torch.where(slots < place[:, None], tokens[index], -1)
+
+
+def with_processors(rows: Rows, layout: Layout, n: int, given: Processing, drafted: Tensor | None = None) -> Rows:
+    """Target rows, `n` a sequence of a padded batch, as processors make them; `drafted` as `drafted_before` has it."""
+    if given is None:
+        return rows
+    flat, device, batch = FlatProcessors(*given), rows.data.device, layout.batch
+
+    def of_each(lists: Tensor | None) -> Tensor | None:
+        return None if lists is None else lists.expand(batch, *lists.shape[1:]).contiguous()
+
+    sequence = sequences_of(layout, n, device)
+    if drafted is None:
+        drafted = torch.empty(len(sequence), 0, dtype=torch.int32, device=device)
+    generated = None
+    if flat.bias_until is not None:
+        num_output = of_each(flat.num_output)
+        assert num_output is not None
+        generated = num_output[sequence] + (drafted >= 0).sum(1)
+    penalties, flags = flat.penalties, torch.zeros(1, dtype=torch.int32, device=device)
+    if penalties is not None:
+        penalties, flags = valid_penalties(penalties)
+    num_bias, capacity = (0 if ids is None else ids.shape[1] for ids in (flat.bias_ids, flat.count_ids))
+    flags_of_each = of_each(flags)
+    assert flags_of_each is not None
+    return rows._replace(
+        overlay=Overlay(
+            n if layout.cu is None else 1, len(sequence) - 1, flags_of_each,
+            (rows.vocab + 31) // 32, None if flat.token_bitmask is None else flat.token_bitmask.contiguous(),
+            of_each(flat.allowed),
+            of_each(flat.bias_ids), of_each(flat.bias_values), of_each(flat.bias_until), generated, num_bias,
+            num_bias.bit_length(),
+            of_each(penalties), of_each(flat.count_ids), of_each(flat.counts), capacity,
+            capacity.bit_length(), drafted.to(torch.int32).contiguous(), drafted.shape[1],
+        )
+    )  # fmt: skip

@@ -1,0 +1,103 @@
+"""What the commands share: how they end, and the model that they are given."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import assets
+from .integrations.transformers.packing import pack_linear_weights
+from .options import MOST_THREADS, integer
+
+__all__ = ["add_model_options", "ended", "load", "load_draft"]
+
+
+def ended(name: str, run: Callable[[], int | None], extra: str | None = None) -> int:
+    """Run a command to its end; what goes wrong is one sentence on stderr.
+
+    Parameters
+    ----------
+    name : str
+        The command's, which the sentence begins with.
+    run : callable
+        Returns the exit status, or None for 0.
+    extra : str, optional
+        Of the package, which installs what the command imports.
+
+    Returns
+    -------
+    int
+        What `run` returned; 1 after an error, or where the reader of our output has gone; 130 on Ctrl-C.
+    """
+    try:
+        status = run()
+        sys.stdout.flush()
+        return status or 0
+    except KeyboardInterrupt:
+        print(f"\n{name}: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # as in `... | head`
+        sys.stdout = None  # else the interpreter complains once more at exit
+        return 1
+    except ImportError as error:
+        needs = f"needs the '{extra}' extra (pip install 'specdec_kernels[{extra}]'): "
+        reason = f"{needs if extra else ''}{error}"
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        reason = "the disk is full" if full else str(error)
+    except (assets.AssetError, ValueError, MemoryError, torch.OutOfMemoryError) as error:
+        reason = str(error) or "out of memory"
+    print(f"{name}: {reason.removeprefix(f'{name}: ')}", file=sys.stderr)
+    return 1
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """The options that `load` and `load_draft` read, and those of drafters."""
+    parser.add_argument("--model", type=Path, help="a transformers folder (default: the demo's SmolLM2-135M)")
+    parser.add_argument("--draft-model", type=Path, help="a transformers folder: a smaller model that drafts")
+    parser.add_argument("--heads", type=Path, help="Medusa's (default, of the demo's model: those shipped)")
+    parser.add_argument("--device", default="cpu", help="where the model runs, as cpu or cuda:0")
+    parser.add_argument(
+        "--unpacked", action="store_true", help="leave the weights as they are (see pack_linear_weights)"
+    )
+    parser.add_argument("--threads", type=integer(1, MOST_THREADS), help="torch's threads (default: as torch has them)")
+
+
+def load(arguments: argparse.Namespace) -> tuple[Any, Any, bool]:
+    """The model on its device, its tokenizer, and whether its weights are packed, as the options say.
+
+    Raises
+    ------
+    AssetError, ValueError
+        A model that is not there or cannot be read; a device that is not there.
+    """
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    own = arguments.model is None
+    model, tokenizer = assets.load_model() if own else assets.load_folder(arguments.model)
+    _move(model, arguments.device)
+    packs = not arguments.unpacked and model.device.type == "cpu" and model.dtype == torch.float32
+    if packs:
+        pack_linear_weights(model)
+    return model, tokenizer, packs
+
+
+def load_draft(arguments: argparse.Namespace) -> Any:
+    """The model of ``--draft-model`` on its device; None without one. Raises as `load` does."""
+    if arguments.draft_model is None:
+        return None
+    model, _ = assets.load_folder(arguments.draft_model)
+    return _move(model, arguments.device)
+
+
+def _move(model: Any, device: str) -> Any:
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:  # torch's own words on a device that is not there
+        raise ValueError(str(error).splitlines()[0]) from error

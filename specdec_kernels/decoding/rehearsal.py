@@ -1,0 +1,59 @@
+"""What drafting and verifying cost here, before the first step says so."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+
+from .costs import AUTO_DRAFT_LENGTHS, LearnedCosts
+from .steps import Steps
+
+_known: weakref.WeakKeyDictionary[Any, dict[Any, LearnedCosts]] = weakref.WeakKeyDictionary()
+_REPEATS = 2
+
+
+def begin_costs(steps: Steps) -> LearnedCosts:
+    """The costs that a call begins with: as the last call of its kind left them, or as rehearsed.
+
+    Kept with the target, for each drafter, batch size, number of threads and way of launching steps (models in their
+    present condition: `Runner.costs_as`).
+    """
+    state, drafter = steps.state, steps.drafter
+    model, condition = steps.runner.costs_as()
+    draft_key = None
+    if drafter.runner is not None:
+        draft, draft_condition = drafter.runner.costs_as()
+        draft_key = weakref.ref(draft), draft_condition  # equal for the same model, without keeping it alive
+    key = (type(drafter), draft_key, state.batch_size, torch.get_num_threads(), condition, type(steps))
+    known = _known.setdefault(model, {})
+    known[key] = known[key].continued() if key in known else LearnedCosts(_rehearse(steps), 1 / _REPEATS)
+    return known[key]
+
+
+def _rehearse(steps: Steps) -> np.ndarray:
+    """Time drafting and verifying each of `AUTO_DRAFT_LENGTHS`, on the real models, at the batch and context at hand.
+
+    Writes only rows that the first step writes again.
+    """
+    for length in AUTO_DRAFT_LENGTHS:
+        for _ in range(steps.rehearsals):
+            steps.rehearse(length)
+    seconds = np.full((_REPEATS, len(AUTO_DRAFT_LENGTHS)), np.inf)
+    for repeat in range(_REPEATS):  # interleaved, so that a passing disturbance does not hit one length alone
+        for i, length in enumerate(AUTO_DRAFT_LENGTHS):
+            synchronize(steps.state.device)
+            began = time.perf_counter()
+            steps.rehearse(length)
+            synchronize(steps.state.device)
+            seconds[repeat, i] = time.perf_counter() - began
+    return np.asarray(seconds.min(0))
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for an accelerator to finish; nothing to wait for on a CPU."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

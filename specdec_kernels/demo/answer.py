@@ -1,0 +1,187 @@
+"""``specdec generate``: a model answers a prompt; its tokens appear as they come, coloured by who wrote them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import assets
+from ..analysis import drafters as choices
+from ..commands import add_model_options, load, load_draft
+from ..decoding import CostTable, GenerationOutput, GenerationStats
+from ..decoding.generate import generate
+from ..options import LARGEST_SEED, draft_length, integer
+from ..sampling import SamplingParams
+from ..types import Status
+from . import render
+
+__all__ = ["main"]
+
+
+class _Printer:
+    """A streamer of `generate` that prints tokens by origin where a person looks, and the bare text elsewhere."""
+
+    def __init__(self, tokenizer: Any, marked: bool, color: bool) -> None:
+        self._text = render.Detokenizer(tokenizer)
+        self._marked, self._color = marked, color
+        self._begun = False
+
+    def step(self, tokens: list[np.ndarray], origins: list[np.ndarray]) -> None:
+        self._begun = True
+        texts = [self._text.add(token) for token in tokens[0].tolist()]
+        marked = render.render(texts, origins[0].tolist(), color=self._color)
+        print(marked if self._marked else "".join(texts), end="", flush=True)
+
+    def end(self) -> None:
+        if self._begun:
+            print(self._text.rest())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Answer the prompt that the arguments, a file or stdin hold."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.prompt is None and arguments.prompt_file is None and sys.stdin.isatty():
+        parser.error("a prompt is needed: as an argument, as --prompt-file, or on stdin")
+    _run(arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="specdec generate",
+        description="Let a model answer a prompt, with a drafter. In a terminal the tokens are coloured by who wrote "
+        "them; what is piped on is the answer alone. A line of figures goes to stderr.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("prompt", nargs="?", help="(default: what --prompt-file or stdin holds)")
+    parser.add_argument("--prompt-file", type=Path, help="a text file with the prompt")
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the text as it is, without the tokenizer's chat template"
+    )
+    add_model_options(parser)
+    parser.add_argument(
+        "--drafter", choices=[*choices.NAMES, "model"], help='(default: "model" with --draft-model, else "lookup")'
+    )
+    parser.add_argument(
+        "--num-speculative-tokens", type=draft_length, default="auto", metavar="K",
+        help="draft tokens a step, or auto: as many as pay (a tree has its own size)",
+    )  # fmt: skip
+    parser.add_argument("--acceptance", default="token", help='"token", "block", "match", "greedy"; see docs/rules.md')
+    parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
+    parser.add_argument("--top-k", type=integer(0, 2**31 - 1), default=0, help="0 is off")
+    parser.add_argument("--top-p", type=float, default=1.0, help="1 is off")
+    parser.add_argument("--min-p", type=float, default=0.0, help="0 is off")
+    parser.add_argument("--seed", type=integer(0, LARGEST_SEED), default=0)
+    parser.add_argument("--max-new-tokens", type=integer(1, 2**31 - 1), default=256, help="of the answer")
+    parser.add_argument("--json", action="store_true", help="print answer and figures as one JSON document instead")
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    prompt = _prompt(arguments)
+    sampling = SamplingParams(arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p)
+    name = arguments.drafter or ("model" if arguments.draft_model else "lookup")
+    if (name == "model") != (arguments.draft_model is not None):
+        raise ValueError(f"--draft-model must be given with --drafter model and without others, got --drafter {name}")
+    model, tokenizer, _ = load(arguments)
+    own = arguments.model is None
+    if name == "medusa" and not own and arguments.heads is None:
+        raise ValueError("--drafter medusa needs --heads, the Medusa heads of --model")
+    made = choices.make(
+        [name] if name != "model" else [], model, tokenizer, corpus=own, heads=arguments.heads,
+        draft_model=load_draft(arguments),
+    )  # fmt: skip
+    ids = torch.tensor([_encode(tokenizer, prompt, arguments.raw)], device=model.device)
+    seen = sys.stdout.isatty()
+    printer = _Printer(tokenizer, marked=seen, color=render.use_color(sys.stdout))
+    try:
+        output = generate(
+            model,
+            ids,
+            attention_mask=torch.ones_like(ids),
+            drafter=made[name],
+            sampling=sampling,
+            seeds=torch.tensor([arguments.seed]),
+            max_new_tokens=arguments.max_new_tokens,
+            num_speculative_tokens=arguments.num_speculative_tokens,
+            acceptance=arguments.acceptance,
+            streamer=None if arguments.json else printer,
+        )
+    finally:
+        if not arguments.json:
+            printer.end()
+    if arguments.json:
+        named = {"model": assets.MODEL_NAME if own else arguments.model.name, "drafter": name, "prompt": prompt}
+        print(json.dumps(named | _report(output, tokenizer), indent=1))
+        return
+    if seen:
+        print(f"\n{render.legend(color=render.use_color(sys.stdout))}")
+    print(_figures(output), file=sys.stderr)
+
+
+def _prompt(arguments: argparse.Namespace) -> str:
+    if arguments.prompt is not None and arguments.prompt_file is not None:
+        raise ValueError("a prompt must be given once, got an argument and --prompt-file")
+    if arguments.prompt is not None:
+        prompt: str = arguments.prompt
+    else:
+        prompt = sys.stdin.read() if arguments.prompt_file is None else arguments.prompt_file.read_text("utf-8")
+    if not prompt.strip():
+        raise ValueError("the prompt must hold some text, got none")
+    return prompt
+
+
+def _encode(tokenizer: Any, prompt: str, raw: bool) -> list[int]:
+    """A user's turn where the tokenizer knows chats (its template has the special tokens), else the text as it is."""
+    if raw or not getattr(tokenizer, "chat_template", None):
+        ids: list[int] = tokenizer.encode(prompt)
+        return ids
+    turn = [{"role": "user", "content": prompt}]
+    text = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _report(output: GenerationOutput, tokenizer: Any) -> dict[str, Any]:
+    tokens = output.tokens[0].tolist()
+    texts = render.pieces(tokenizer, tokens)
+    stats = {field.name: getattr(output.stats, field.name) for field in fields(GenerationStats)}
+    for name in ("mean_acceptance_length", "acceptance_rate", "alpha", "tokens_per_second"):
+        stats[name] = getattr(output.stats, name)
+    return {
+        "text": "".join(texts),
+        "tokens": tokens,
+        "texts": texts,
+        "origins": output.provenance[0].tolist(),
+        "status": int(output.status[0]),
+        "stats": {name: _plain(value) for name, value in stats.items()},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A number, list or dict that JSON has; None for what is no number."""
+    if isinstance(value, CostTable):
+        return {"steps": value.steps.tolist(), "seconds": value.seconds.tolist()}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _figures(output: GenerationOutput) -> str:
+    stats = output.stats
+    accepted = (
+        f"; {stats.acceptance_rate:.0%} of {stats.num_drafted} draft tokens accepted" if stats.num_drafted else ""
+    )
+    flags = f"; status: {Status(int(output.status[0]))!r}" if output.status[0] else ""
+    return (
+        f"{stats.num_tokens} tokens in {stats.seconds_decode:.2f} s after {stats.seconds_prefill:.2f} s of prefill: "
+        f"{stats.tokens_per_second:.1f} tokens/s, {stats.mean_acceptance_length:.2f} a step{accepted}{flags}"
+    )

@@ -1,0 +1,155 @@
+"""`verify_chain` over a sharded vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..ops._common import (
+    FLOAT32,
+    ID_DTYPES,
+    LOGIT_DTYPES,
+    Expected,
+    check_logits,
+    check_params,
+    check_tensors,
+    raise_for_status,
+    shape_error,
+)  # fmt: skip
+from ..ops._random import missing_noise, noise_of
+from ..ops.noise_keys import noise_keys as make_noise_keys
+from ..ops.uniform_samples import uniform_samples as make_uniform_samples
+from ..ops.verify_chain import ACCEPTANCES, DRAFTED, ROWS, VOCAB, check_eos
+from ..sampling import SamplingParams
+from ..types import VerifyOutput
+from .cut import cuts_of, verify_step
+from .exchange import OP, Exchange
+from .layout import layout_of, own_tiles
+from .rows import Shard
+from .rules import Step
+
+
+def verify_chain(
+    target_logits: Tensor,
+    draft_tokens: Tensor,
+    draft_logits: Tensor | None = None,
+    *,
+    group: Any = None,
+    widths: Sequence[int] | None = None,
+    uniform_samples: Tensor | None = None,
+    noise_keys: Tensor | None = None,
+    seeds: Tensor | None = None,
+    step: int | Tensor | None = None,
+    positions: Tensor | None = None,
+    params: SamplingParams | None = None,
+    draft_params: SamplingParams | None = None,
+    acceptance: str = "token",
+    draft_probs: Tensor | None = None,
+    num_draft_tokens: Tensor | None = None,
+    eos_token_ids: Tensor | None = None,
+    backend: str | None = None,
+    **refused: object,
+) -> VerifyOutput:
+    """`specdec_kernels.verify_chain` where each rank of a group has some of the vocabulary's columns.
+
+    Every rank calls it with its columns of the logits and with the same of everything else, and every rank gets what
+    the op gives on the whole logits, bit for bit. Rank r has the ids that follow those of rank r − 1; shards may be of
+    any width. The ranks exchange of each row the maximum and the mass of each tile of 1024 ids, the logit of the
+    draft token, and the masses of the tiles of the row that the token after the accepted ones is drawn from: numbers
+    in proportion to ``batch · num_draft · vocab / 1024``. Where a shard does not start at a multiple of 1024, the ids
+    between its start and the next multiple go to the rank that has the tile's first id, at most 1023 a row. Where
+    sampling truncates, the logits that may be kept are exchanged: with top-k at most k a rank and row, and their ties.
+
+    Parameters
+    ----------
+    target_logits, draft_logits, draft_probs : Tensor
+        As in `specdec_kernels.verify_chain`, this rank's columns of them: ``[batch, num_draft + 1, width]`` and
+        ``[batch, num_draft, width]``.
+    group : torch.distributed.ProcessGroup, optional
+        None: the default one. Its timeout is this call's: where a rank is silent for so long, or has ended, the others
+        raise.
+    widths : sequence of int, optional
+        The width of each rank's shard, which saves the round that tells them.
+    draft_tokens, num_draft_tokens, eos_token_ids, uniform_samples, noise_keys, seeds, step, positions
+        As in `specdec_kernels.verify_chain`, the same on all ranks.
+    params, draft_params : SamplingParams, optional
+        As in `specdec_kernels.verify_chain`, but for `top_p`, which needs beside it what bounds the number of ids that
+        can be kept: a `top_k` of at most 1024, or a `min_p` with `min_p_first`. A `top_k` is 1024 at most.
+    acceptance : {"token", "block", "match", "greedy"}
+        The rule.
+    backend : str, optional
+        Of the ops that read the rows.
+
+    Returns
+    -------
+    VerifyOutput
+        The same on every rank.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `specdec_kernels.verify_chain`; what is refused here: `target_law`, `draft_stats`, `draft_token_map`,
+        `return_acceptance`, a vocabulary of one tile, and truncation that has no bound.
+    RuntimeError
+        torch.distributed is not initialised, or a rank has ended or did not answer in time.
+    """
+    for name, value in refused.items():
+        if name not in ("target_law", "draft_stats", "draft_token_map", "return_acceptance"):
+            raise TypeError(f"{OP}: got an unexpected argument {name!r}")
+        if value is not None and value is not False:
+            raise ValueError(f"{OP}: {name} must be None where the vocabulary is sharded, got {value!r:.40}")
+    shape = check_logits(OP, "target_logits", target_logits, least=1)
+    if len(shape) != 3 or shape[1] < 1:
+        raise shape_error(OP, "target_logits", "[batch, num_draft + 1, width]", target_logits)
+    batch, rows, width = shape
+    if acceptance not in ACCEPTANCES:
+        raise ValueError(f"{OP}: acceptance must be one of {', '.join(ACCEPTANCES)}, got {acceptance!r}")
+    device, drafted = target_logits.device, (batch, rows - 1)
+    params = check_params(OP, "params", params, batch, device)
+    draft_params = check_params(OP, "draft_params", draft_params, batch, device)
+    numbers = (uniform_samples, noise_keys, seeds, step, positions)
+    noise, steps, one_step = noise_of(OP, acceptance, numbers, target_logits, batch, ROWS, (batch, rows))
+    if noise[1] is None and acceptance != "greedy" and not params.is_greedy:
+        raise missing_noise(OP, acceptance, noise)
+    expected: list[Expected] = [("draft_tokens", draft_tokens, ID_DTYPES, DRAFTED, drafted)]
+    if noise[1] is not None:
+        expected.append(noise)
+    if draft_logits is not None and draft_probs is not None:
+        raise ValueError(f"{OP}: give draft_logits or draft_probs, got both")
+    for name, tensor, dtypes in (("draft_logits", draft_logits, LOGIT_DTYPES), ("draft_probs", draft_probs, FLOAT32)):
+        if tensor is not None:
+            expected.append((name, tensor, dtypes, DRAFTED + VOCAB, (*drafted, width)))
+    if num_draft_tokens is not None:
+        expected.append(("num_draft_tokens", num_draft_tokens, ID_DTYPES, ("batch",), (batch,)))
+    check_tensors(OP, target_logits, expected)
+    if eos_token_ids is not None:
+        check_eos(OP, eos_token_ids, device)
+    exchange = Exchange(group)
+    layout = layout_of(exchange, width, widths, device)
+    if acceptance in ("match", "greedy"):
+        draft_logits = draft_probs = None
+    cuts = cuts_of("params", SamplingParams(0.0) if acceptance == "greedy" else params, batch, layout.vocab)
+    draft_cuts = cuts_of(
+        "draft_params", SamplingParams() if draft_logits is None else draft_params, batch, layout.vocab
+    )
+    if seeds is not None:
+        given = step if steps is None else steps
+        if acceptance == "match":
+            assert positions is not None
+            noise_keys = make_noise_keys(seeds, positions, step=given)
+        else:
+            assert given is not None
+            uniform_samples = make_uniform_samples(seeds, given, rows)
+    dense = [x for x in (target_logits, draft_logits, draft_probs) if x is not None]
+    shard = Shard(exchange, layout, backend)
+    own = iter(own_tiles(exchange, layout, dense))
+    asked = Step(
+        shard, next(own), draft_tokens, None if draft_logits is None else next(own),
+        None if draft_probs is None else next(own), uniform_samples, noise_keys, params, draft_params, acceptance,
+        num_draft_tokens, eos_token_ids,
+    )  # fmt: skip
+    out = verify_step(asked, cuts, draft_cuts)
+    raise_for_status(OP, out.status)
+    return out

@@ -1,0 +1,146 @@
+"""The rows of a sharded vocabulary: what each rank finds in its tiles, and what all make of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..backends.reference.draft import SLACK
+from ..backends.reference.law import make_params
+from ..backends.reference.reads import any_flag
+from ..ops.merge_shards import merge_shards
+from ..ops.shard_draw import shard_draw
+from ..ops.shard_stats import TILE, shard_stats
+from ..sampling import SamplingParams
+from ..types import RowStats, ShardStats, Status
+from .exchange import Exchange
+from .layout import Layout
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank's part, and its way to the others'."""
+
+    exchange: Exchange
+    layout: Layout
+    backend: str | None
+
+    @property
+    def first(self) -> int:
+        """First id of this rank's tiles."""
+        return self.layout.first_tiles[self.exchange.rank] * TILE
+
+    @property
+    def tiles(self) -> int:
+        """How many there are of them."""
+        return self.layout.tiles(self.exchange.rank)
+
+    def pick(self, rows: Tensor, ids: Tensor) -> Tensor:
+        """``rows[..., ids]`` as float32 where this rank has the id, 0 elsewhere, ``[batch, n]`` as `ids`."""
+        local = ids - self.first
+        here = (local >= 0) & (local < rows.shape[-1])
+        if not rows.shape[-1]:
+            return torch.zeros(ids.shape, device=ids.device)
+        found = rows.gather(-1, local.clamp(0, rows.shape[-1] - 1)[..., None])[..., 0].float()
+        return torch.where(here, found, 0.0)
+
+    def of_owner(self, told: list[Tensor], ids: Tensor) -> Tensor:
+        """Of what every rank said of `ids`, what the one said that has them."""
+        return torch.stack(told).gather(0, self.layout.owner(ids)[None])[0]
+
+    def padded(self, of_tiles: Tensor, value: float = 0.0) -> Tensor:
+        """``[..., tiles of this rank]``, as wide as the widest rank's."""
+        return torch.nn.functional.pad(of_tiles, (0, self.layout.most_tiles - of_tiles.shape[-1]), value=value)
+
+    def in_order(self, told: list[Tensor]) -> Tensor:
+        """``[..., tiles]`` of all ranks' tiles, from what they said."""
+        return torch.cat([of[..., : self.layout.tiles(rank)] for rank, of in enumerate(told)], -1)
+
+    def masses(self, name: str, rows: Tensor, *args: object, **of_draft: object) -> Tensor:
+        """`shard_draw`'s masses of all tiles ``[batch, n, tiles]``."""
+        mine = torch.zeros(*rows.shape[:2], 0, device=rows.device)
+        if self.tiles:
+            made = shard_draw(rows, *args, first=self.first, backend=self.backend, **of_draft).masses  # type: ignore[arg-type]
+            assert made is not None
+            mine = made
+        return self.in_order([told[0] for told in self.exchange.gather(name, self.padded(mine))])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """This rank's tiles of some rows, and the whole rows' distributions.
+
+    Attributes
+    ----------
+    own : Tensor
+        ``[batch, n, ids]``.
+    stats : RowStats
+        ``[batch, n]``.
+    one_hot : Tensor
+        ``[batch, n]`` bool: all mass is on the argmax.
+    at, prob : Tensor
+        ``[batch, n]``: of one id a row what the row has there, as float32, and its probability.
+    """
+
+    own: Tensor
+    stats: RowStats
+    one_hot: Tensor
+    at: Tensor
+    prob: Tensor
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Rows that are to be read: ``own [batch, n, ids]``, of each the probability of ``ids [batch, n]``."""
+
+    own: Tensor
+    ids: Tensor
+    params: SamplingParams
+    probs: bool = False
+
+
+def read_rows(shard: Shard, asked: list[Asked]) -> list[Rows]:
+    """All of them in one round: each tile's maximum and mass, of each row the argmax, the flags and one logit."""
+    given = []
+    for rows in asked:
+        batch, n = rows.own.shape[:2]
+        found = ShardStats(
+            torch.empty(batch, n, 0, device=rows.own.device), torch.empty(batch, n, 0, device=rows.own.device),
+            torch.zeros(batch, n, dtype=torch.int64, device=rows.own.device),
+            torch.zeros(batch, n, dtype=torch.int32, device=rows.own.device),
+        )  # fmt: skip
+        if shard.tiles:
+            found = shard_stats(rows.own, rows.params, probs=rows.probs, backend=shard.backend)
+        given += [
+            shard.padded(found.tile_max, -math.inf), shard.padded(found.tile_mass), found.argmax + shard.first,
+            found.status, shard.pick(rows.own, rows.ids),
+        ]  # fmt: skip
+    told = shard.exchange.gather("maxima and masses of tiles", *given)
+    return [merge_rows(shard, rows, [of[5 * i : 5 * i + 5] for of in told]) for i, rows in enumerate(asked)]
+
+
+def merge_rows(shard: Shard, rows: Asked, told: list[tuple[Tensor, ...]]) -> Rows:
+    """What the whole rows are."""
+    tile_max, tile_mass = (shard.in_order([of[i] for of in told]) for i in (0, 1))
+    at = shard.of_owner([of[4] for of in told], rows.ids)
+    values, prob = merge_shards(tile_max, tile_mass, at, rows.params, probs=rows.probs, backend=shard.backend)
+    maximum, valid = values[..., 0], make_params(values.shape[0], values, rows.params._flat)
+    maxima = torch.stack([of[0].amax(-1) for of in told])
+    owner = (maxima == maximum).int().argmax(0)
+    argmax = torch.stack([of[2] for of in told]).gather(0, owner[None])[0]
+    argmax = torch.where(maximum == -math.inf, 0, argmax)
+    flags = torch.stack([of[3] for of in told], -1)
+    status = any_flag(flags, torch.ones_like(flags, dtype=torch.bool)).to(torch.int32)
+    if rows.probs:
+        bad = (status != 0) | ~((values[..., 3] - 1).abs() <= SLACK)
+        status = status | torch.where(bad, int(Status.BAD_DRAFT), 0).to(torch.int32)
+        prob = torch.where((at >= 0) & ~bad, at, 0.0)
+        return Rows(rows.own, RowStats(values, argmax, status), torch.zeros_like(bad), at, prob)
+    status = status | torch.where(maximum == math.inf, int(Status.INF), 0).to(torch.int32)
+    status = status | torch.where(maximum == -math.inf, int(Status.EMPTY_ROW), 0).to(torch.int32)
+    one_hot = valid.greedy | maximum.isinf()
+    prob = torch.where(one_hot, (rows.ids == argmax).to(prob.dtype), prob)
+    return Rows(rows.own, RowStats(values, argmax, status | valid.status[:, None]), one_hot, at, prob)

@@ -1,0 +1,75 @@
+"""`shard_stats`: what a rank's columns of the logits leave behind, tile by tile."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..checks import check_flag
+from ..sampling import SamplingParams
+from ..types import ShardStats
+from ._common import check_logits, check_params, define, dispatch, shape_error
+from .arguments import ShardStatsArguments
+
+TILE = 1024
+"""Ids whose weights are added before anything else is; csrc/common/params.h has the same number."""
+
+
+def tiles_of(width: int) -> int:
+    """Tiles that so many ids lie in."""
+    return -(-width // TILE)
+
+
+def _fake(args: ShardStatsArguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, n, width = args.logits.shape
+    return (
+        args.logits.new_empty((batch, n, tiles_of(width)), dtype=torch.float32),
+        args.logits.new_empty((batch, n, tiles_of(width)), dtype=torch.float32),
+        args.logits.new_empty((batch, n), dtype=torch.int64),
+        args.logits.new_empty((batch, n), dtype=torch.int32),
+    )
+
+
+_op, _call = define(
+    "shard_stats", ShardStatsArguments, "(Tensor tile_max, Tensor tile_mass, Tensor argmax, Tensor status)", _fake
+)
+
+
+def shard_stats(
+    logits: Tensor, params: SamplingParams | None = None, *, probs: bool = False, backend: str | None = None
+) -> ShardStats:
+    """One pass over a shard of every row: its tiles' maxima and masses, from which `merge_shards` makes the whole row's
+    distribution, bit for bit as if it had been read in one piece.
+
+    Parameters
+    ----------
+    logits : Tensor
+        ``[batch, n, width]`` float32, bfloat16 or float16, contiguous in the last dimension: of each row the ids from a
+        multiple of 1024 on.
+    params : SamplingParams, optional
+        The temperature counts. What truncates does not: nothing is cut.
+    probs : bool
+        The rows are probabilities (float32): a tile's mass is then their sum, infinite where one is negative.
+    backend : str, optional
+        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
+
+    Returns
+    -------
+    ShardStats
+        ``tile_max`` and ``tile_mass [batch, n, tiles]`` float32, ``argmax [batch, n]`` int64 (counted from the shard's
+        first id), ``status [batch, n]`` int32 (`Status.NAN` alone).
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape, stride or device, or a backend that cannot run here; before any work.
+    """
+    op = "shard_stats"
+    shape = check_logits(op, "logits", logits, least=1)
+    if len(shape) != 3:
+        raise shape_error(op, "logits", "[batch, n, width]", logits)
+    check_flag(op, "probs", probs)
+    if probs and logits.dtype != torch.float32:
+        raise TypeError(f"{op}: logits must be float32 where they are probabilities, got {logits.dtype}")
+    params = check_params(op, "params", params, shape[0], logits.device)
+    return ShardStats(*_call(dispatch(op, _op, backend, logits.device), logits=logits, params=params, probs=probs))

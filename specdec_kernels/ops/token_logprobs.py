@@ -1,0 +1,115 @@
+"""`token_logprobs`: how likely tokens were, and what else was likely."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..sampling import SamplingParams
+from ..types import TokenLogprobs
+from ._common import (
+    ID_DTYPES,
+    INT64,
+    check_given,
+    check_logits,
+    check_params,
+    define,
+    dispatch,
+    raise_for_status,
+    shape_error,
+)  # fmt: skip
+from .arguments import TokenLogprobsArguments
+
+MAX_TOP = 20
+
+
+def _fake(args: TokenLogprobsArguments) -> tuple[Tensor, ...]:
+    shape, like = args.tokens.shape, args.logits
+    top = (*shape, args.num_top)
+    return (
+        like.new_empty(shape, dtype=torch.float32), like.new_empty(shape, dtype=torch.float32),
+        like.new_empty(shape, dtype=torch.int32), like.new_empty(shape, dtype=torch.int32),
+        like.new_empty(top, dtype=torch.int64), like.new_empty(top, dtype=torch.float32),
+        like.new_empty(top, dtype=torch.float32),
+    )  # fmt: skip
+
+
+_op, _call = define(
+    "token_logprobs",
+    TokenLogprobsArguments,
+    "(Tensor raw_log_prob, Tensor log_prob, Tensor rank, Tensor status, Tensor top_ids, Tensor top_log_prob,"
+    " Tensor top_processed_log_prob)",
+    _fake,
+)
+
+
+def token_logprobs(
+    logits: Tensor,
+    tokens: Tensor,
+    params: SamplingParams | None = None,
+    *,
+    rows: Tensor | None = None,
+    num_tokens: Tensor | None = None,
+    num_top: int = 0,
+    backend: str | None = None,
+) -> TokenLogprobs:
+    """Log-probabilities and ranks of tokens, and the likeliest ids of the rows that they were drawn from.
+
+    Only the rows of tokens are read, and nothing as wide as the vocabulary is written.
+
+    Parameters
+    ----------
+    logits : Tensor
+        ``[batch, n, vocab]`` float32, bfloat16 or float16, n >= 1, any leading strides, contiguous in the last
+        dimension.
+    tokens : Tensor
+        ``[batch, width]`` int64, −1: no token; as `verify_chain` and `verify_tree` give them.
+    params : SamplingParams, optional
+        What the tokens were drawn with. None: temperature 1, nothing cut.
+    rows : Tensor, optional
+        ``[batch, width]`` int64: the row of `logits` that each token was drawn from; of a tree 0, then the accepted
+        nodes. None: token j from row j, and ``width <= n``.
+    num_tokens : Tensor, optional
+        ``[batch]`` int32 or int64: so many of a sequence's tokens are looked at, the others are none.
+    num_top : int
+        0 … 20 likeliest ids are listed beside each token.
+    backend : str, optional
+        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
+
+    Returns
+    -------
+    TokenLogprobs
+        ``[batch, width]`` each, ``[batch, width, num_top]`` of the likeliest ids.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape, stride, device or range, or a backend that cannot run here; before any work. What only a
+        value can show sets `TokenLogprobs.status`.
+    """
+    op = "token_logprobs"
+    shape = check_logits(op, "logits", logits)
+    if len(shape) != 3 or shape[1] < 1:
+        raise shape_error(op, "logits", "[batch, n >= 1, vocab]", logits)
+    (batch, n, _), device = shape, logits.device
+    params = check_params(op, "params", params, batch, device)
+    width = tokens.shape[1] if isinstance(tokens, Tensor) and tokens.dim() == 2 else n
+    check_given(op, "tokens", tokens, INT64, device, ("batch", "width"), (batch, width))
+    if rows is not None:
+        check_given(op, "rows", rows, INT64, device, ("batch", "width"), (batch, width))
+    elif width > n:
+        raise shape_error(op, "tokens", f"[batch={batch}, width <= n={n}] where no rows are given", tokens)
+    if num_tokens is not None:
+        check_given(op, "num_tokens", num_tokens, ID_DTYPES, device, ("batch",), (batch,))
+    if isinstance(num_top, bool) or not isinstance(num_top, int):
+        raise TypeError(f"{op}: num_top must be an int, got {type(num_top).__name__}")
+    if not 0 <= num_top <= MAX_TOP:
+        raise ValueError(f"{op}: num_top must be in [0, {MAX_TOP}], got {num_top}")
+    out = TokenLogprobs(
+        *_call(
+            dispatch(op, _op, backend, device),
+            logits=logits, tokens=tokens, rows=rows, num_tokens=num_tokens, num_top=num_top, params=params,
+        )
+    )  # fmt: skip
+    raise_for_status(op, out.status)
+    return out

@@ -1,0 +1,305 @@
+"""Logits processors: what turns the target's logits into those that sampling parameters act on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .checks import check_int, check_integers
+from .types import NO_ID, TokenCounts
+
+TokenIds = Sequence[int] | Sequence[Sequence[int] | None] | Tensor
+Bias = Mapping[int, float] | Sequence[Mapping[int, float] | None] | tuple[Tensor, Tensor]
+
+INTEGERS = (torch.int32, torch.int64)
+MOST_ID = 2**30 - 1
+
+
+class FlatProcessors(NamedTuple):
+    """What the ops take, for one device and vocabulary: ``Tensor?[]`` in this order, None where a part is off.
+
+    `lists` is batch, or 1 for all sequences. Ids are distinct and in ascending order, with `NO_ID` after the last.
+    """
+
+    token_bitmask: Tensor | None  # [..., words] int32: as many rows as there are of target logits
+    allowed: Tensor | None  # [lists, words] int32
+    bias_ids: Tensor | None  # [lists, num_bias] int32
+    bias_values: Tensor | None  # [lists, num_bias] float32
+    bias_until: Tensor | None  # [lists, num_bias] int32: barred while the output has fewer tokens
+    penalties: Tensor | None  # [lists, 3] float32: repetition, frequency, presence
+    count_ids: Tensor | None  # [lists, capacity] int32, and so on: see `TokenCounts`
+    counts: Tensor | None
+    num_output: Tensor | None  # [lists] int32
+
+
+class Lists(NamedTuple):
+    """All of `FlatProcessors` but the bitmask, which is a step's own."""
+
+    flat: tuple[Tensor | None, ...]
+    any: bool  # whether there is one
+    num: int  # of sequences, or 1
+    elsewhere: torch.device | None  # where the counts are, which are never moved, if that is not the device
+
+
+@dataclass(frozen=True, eq=False)
+class Processors:
+    """Grammar masks, allowed and banned ids, biases and penalties, with vLLM's and transformers' meanings and order.
+
+    A logit x of an id becomes, one after the other,
+
+    1. −inf where `token_bitmask` or `allowed_ids` exclude the id;
+    2. x + bias of `logit_bias`; −inf for `banned_ids`, and for `stop_token_ids` while the output has fewer than
+       `min_tokens` tokens;
+    3. x / r where x > 0, else x · r, of an id in the prompt or the output, with r = `repetition_penalty` (Keskar et
+       al., arXiv 1909.05858, section 4.1);
+    4. x − `frequency_penalty` · (how often the id is in the output);
+    5. x − `presence_penalty` of an id in the output;
+
+    in float32, and only then come `SamplingParams`. The output, at a row of a verify step, are the tokens of
+    `token_counts` and the draft tokens before that position: on a tree those of the row's node and of its ancestors,
+    but for the root's, which was emitted before.
+
+    A number or a list is for all sequences; a ``[batch]`` tensor, or a sequence of lists, has one for each. Ids beyond
+    the vocabulary do nothing.
+
+    Parameters
+    ----------
+    logit_bias : mapping, sequence of mappings, or (ids, values), optional
+        ``{id: bias}``, one for each sequence (or None), or integer ids and real values ``[n]`` or ``[batch, n]``, −1
+        where there is no entry. A bias is a number or −inf.
+    banned_ids, allowed_ids : sequence of int, sequence of sequences, or Tensor, optional
+        What cannot be drawn, and all that can: ids, a list for each sequence (None: nothing is excluded), or an int32
+        or int64 tensor ``[n]`` or ``[batch, n]``, −1 where there is no entry.
+    stop_token_ids : as banned_ids, optional
+        Ids that cannot be drawn before there are `min_tokens`: of the end of a sequence, mostly.
+    min_tokens : int or Tensor
+        Tokens that the output has before one of `stop_token_ids`; 0: off.
+    token_bitmask : Tensor, optional
+        int32, one row for each row of target logits: of their shape, but ``ceil(vocab / 32)`` wide. Bit ``v % 32`` of
+        word ``v // 32`` is 1 where id v is allowed, as grammar engines (XGrammar, llguidance) have it.
+    repetition_penalty : float or Tensor
+        > 0 and finite; 1: off.
+    frequency_penalty, presence_penalty : float or Tensor
+        Finite; 0: off.
+    token_counts : TokenCounts, optional
+        What prompt and output hold. Needed by `min_tokens` and the penalties.
+
+    Raises
+    ------
+    ValueError
+        A number or id out of its range, fields that disagree in how many sequences there are, or no `token_counts`
+        where they are needed. Values inside tensors are not looked at: a penalty out of its range is off, and sets
+        ``Status.BAD_PARAM``.
+    TypeError
+        A field of another type; a tensor of another dtype or number of dimensions.
+    """
+
+    logit_bias: Bias | None = None
+    banned_ids: TokenIds | None = None
+    allowed_ids: TokenIds | None = None
+    stop_token_ids: TokenIds | None = None
+    min_tokens: int | Tensor = 0
+    token_bitmask: Tensor | None = None
+    repetition_penalty: float | Tensor = 1.0
+    frequency_penalty: float | Tensor = 0.0
+    presence_penalty: float | Tensor = 0.0
+    token_counts: TokenCounts | None = None
+    # Made once, and for each device and vocabulary once: making them costs more than an op does.
+    _lists: Callable[[torch.device, int], Lists] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        counts, bitmask = self.token_counts, self.token_bitmask
+        if counts is not None and not isinstance(counts, TokenCounts):
+            raise TypeError(f"Processors: token_counts must be a TokenCounts, got {type(counts).__name__}")
+        if bitmask is not None:
+            check_integers("Processors", "token_bitmask", bitmask, (torch.int32,))
+        allowed = None if self.allowed_ids is None else _ids("allowed_ids", self.allowed_ids)
+        bias = self._bias()
+        penalties = self._penalties()
+        needs = "min_tokens" if bias is not None and bias[2] is not None else "penalty" if penalties is not None else ""
+        if needs and counts is None:
+            raise ValueError(f"Processors: token_counts must be given where there is a {needs}, got None")
+        lists = {len(x) for x in (*(allowed or ()), *(bias or ()), penalties) if x is not None}
+        lists = (lists | ({len(counts.ids)} if counts is not None else set())) - {1}
+        if len(lists) > 1:
+            raise ValueError(f"Processors: all fields must be of as many sequences, got {sorted(lists)}")
+        made: dict[tuple[torch.device, int], Lists] = {}
+
+        def of(device: torch.device, vocab: int) -> Lists:
+            if (device, vocab) not in made:
+                ids, values, until = (None if x is None else x.to(device) for x in bias or (None,) * 3)
+                words = None if allowed is None else _bitmask(*allowed, vocab).to(device)
+                penalty = None if penalties is None else penalties.to(device)
+                count_ids = known = num_output = None
+                if counts is not None:
+                    count_ids, known = (None, None) if penalty is None else (counts.ids, counts.counts)
+                    num_output = None if until is None else counts.num_output
+                flat = FlatProcessors(None, words, ids, values, until, penalty, count_ids, known, num_output)[1:]
+                elsewhere = None if counts is None or counts.ids.device == device else counts.ids.device
+                made[device, vocab] = Lists(flat, any(x is not None for x in flat), max(lists, default=1), elsewhere)
+            return made[device, vocab]
+
+        object.__setattr__(self, "_lists", of)
+
+    def with_bitmask(self, token_bitmask: Tensor | None) -> Processors:
+        """The same with another `token_bitmask`: a step's own. Nothing else is made again.
+
+        Raises
+        ------
+        TypeError
+            Not an int32 tensor.
+        """
+        if token_bitmask is not None:
+            check_integers("with_bitmask", "token_bitmask", token_bitmask, (torch.int32,))
+        other = object.__new__(Processors)
+        other.__dict__.update(self.__dict__)
+        object.__setattr__(other, "token_bitmask", token_bitmask)
+        return other
+
+    def _bias(self) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        """What is added to logits: distinct ids in order, values, and until when an id is barred."""
+        parts: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        if self.logit_bias is not None:
+            parts.append((*_bias(self.logit_bias), None))
+        if self.banned_ids is not None:
+            ids, _ = _ids("banned_ids", self.banned_ids)
+            parts.append((ids, torch.where(ids == NO_ID, 0.0, -math.inf), None))
+        minimum = self.min_tokens
+        if isinstance(minimum, Tensor):
+            check_integers("Processors", "min_tokens", minimum, INTEGERS)
+            if minimum.dim() != 1:
+                raise TypeError(f"Processors: min_tokens must be an integer or a [batch] tensor, got {_form(minimum)}")
+        else:
+            check_int("Processors", "min_tokens", minimum, 0, NO_ID)
+        barring = isinstance(minimum, Tensor) or minimum > 0
+        if barring and self.stop_token_ids is None:
+            raise ValueError("Processors: stop_token_ids must be given where there are min_tokens, got None")
+        if self.stop_token_ids is not None:
+            ids, _ = _ids("stop_token_ids", self.stop_token_ids)
+            until = minimum[:, None] if isinstance(minimum, Tensor) else torch.tensor([[minimum]])
+            ids = ids.to(until.device).expand(max(len(ids), len(until)), -1)
+            if barring:
+                parts.append((ids, torch.zeros(ids.shape, device=ids.device), until.to(torch.int32).expand(ids.shape)))
+        parts = [part for part in parts if part[0].shape[1] > 0]
+        if not parts:
+            return None
+        rows, device = max(len(ids) for ids, _, _ in parts), parts[0][0].device
+        if any(len(ids) not in (1, rows) for ids, _, _ in parts):
+            got = [len(ids) for ids, _, _ in parts]
+            raise ValueError(
+                f"Processors: logit_bias, banned_ids and stop_token_ids must be of as many sequences, got {got}"
+            )
+        ids, values, until = (
+            torch.cat([part.to(device).expand(rows, -1) for part in each], 1)
+            for each in (
+                [ids for ids, _, _ in parts], [values for _, values, _ in parts],
+                [torch.zeros_like(ids) if until is None else until for ids, _, until in parts],
+            )
+        )  # fmt: skip
+        ids, order = ids.sort(stable=True)
+        slot = torch.nn.functional.pad(ids[:, 1:] != ids[:, :-1], (1, 0)).cumsum(1)
+        merged = torch.zeros_like(values).scatter_add(1, slot, values.gather(1, order))
+        barred = torch.zeros_like(until).scatter_reduce(1, slot, until.gather(1, order), "amax")
+        distinct = torch.full_like(ids, NO_ID).scatter(1, slot, ids)
+        return distinct, merged, barred if barring else None
+
+    def _penalties(self) -> Tensor | None:
+        """``[lists, 3]`` float32."""
+        columns = []
+        for name, lowest in (("repetition_penalty", 0.0), ("frequency_penalty", None), ("presence_penalty", None)):
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                if value.dim() != 1 or value.dtype == torch.bool or value.dtype.is_complex:
+                    raise TypeError(f"Processors: {name} must be a number or a [batch] real tensor, got {_form(value)}")
+                columns.append(value.to(torch.float32))
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"Processors: {name} must be a number or a [batch] tensor, got {type(value).__name__}")
+            if not abs(value) <= torch.finfo(torch.float32).max or (lowest is not None and not value > lowest):
+                wanted = "finite" if lowest is None else "finite and > 0"
+                raise ValueError(f"Processors: {name} must be {wanted}, got {value}")
+            columns.append(torch.tensor([value], dtype=torch.float32))
+        given = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
+        if not any(isinstance(x, Tensor) for x in given) and given == (1, 0, 0):
+            return None
+        device = next((x.device for x in given if isinstance(x, Tensor)), torch.device("cpu"))
+        rows = max(map(len, columns))
+        if any(len(c) not in (1, rows) for c in columns):
+            raise ValueError(f"Processors: the penalties must be of as many sequences, got {[len(c) for c in columns]}")
+        return torch.stack([c.to(device).expand(rows) for c in columns], 1).contiguous()
+
+
+def _form(x: Tensor) -> str:
+    return f"{x.dtype} {list(x.shape)}"
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    width = max(map(len, rows), default=0)
+    filled = [[*row, *[NO_ID] * (width - len(row))] for row in rows]
+    return torch.tensor(filled, dtype=torch.int32).view(len(rows), width)
+
+
+def _ids(name: str, value: object) -> tuple[Tensor, Tensor]:
+    """``[lists, n]`` int32, and which lists there are ``[lists]`` bool."""
+    if isinstance(value, Tensor):
+        check_integers("Processors", name, value, INTEGERS)
+        if value.dim() not in (1, 2):
+            raise TypeError(f"Processors: {name} must be a tensor [n] or [batch, n], got {_form(value)}")
+        ids = value if value.dim() == 2 else value[None]
+        ids = torch.where((ids < 0) | (ids > MOST_ID), NO_ID, ids).to(torch.int32)
+        return ids, torch.ones(len(ids), dtype=torch.bool, device=ids.device)
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise TypeError(f"Processors: {name} must be ids, lists of ids or a tensor, got {type(value).__name__}")
+    nested = any(row is None or isinstance(row, Sequence) for row in value)
+    rows = list(value) if nested else [value]
+    for row in rows:
+        if row is not None and (not isinstance(row, Sequence) or isinstance(row, (str, bytes))):
+            raise TypeError(f"Processors: {name} must be ids or lists of ids, got {type(row).__name__} among lists")
+        for one in row or ():
+            check_int("Processors", name, one, 0, MOST_ID)
+    return _padded([row or () for row in rows]), torch.tensor([row is not None for row in rows])
+
+
+def _bias(value: object) -> tuple[Tensor, Tensor]:
+    """Ids ``[lists, n]`` int32 and what is added ``[lists, n]`` float32."""
+    if isinstance(value, tuple) and len(value) == 2 and all(isinstance(x, Tensor) for x in value):
+        (ids, _), values = _ids("logit_bias", value[0]), value[1]
+        if values.shape != value[0].shape or values.dtype == torch.bool or values.dtype.is_complex:
+            raise TypeError(
+                f"Processors: logit_bias must hold as many real values as ids, got {_form(values)} beside "
+                f"{_form(value[0])}"
+            )
+        return ids, torch.where(ids == NO_ID, 0.0, values.to(ids.device, torch.float32).view(ids.shape))
+    rows = [value] if isinstance(value, Mapping) else value
+    if not isinstance(rows, Sequence) or isinstance(rows, (str, bytes)):
+        raise TypeError(f"Processors: logit_bias must be a mapping, mappings or tensors, got {type(value).__name__}")
+    for row in rows:
+        if row is not None and not isinstance(row, Mapping):
+            raise TypeError(f"Processors: logit_bias must hold mappings or None, got {type(row).__name__}")
+        for one, added in (row or {}).items():
+            check_int("Processors", "logit_bias", one, 0, MOST_ID)
+            if isinstance(added, bool) or not isinstance(added, (int, float)):
+                raise TypeError(f"Processors: logit_bias must map ids to numbers, got {type(added).__name__}")
+            if math.isnan(added) or added == math.inf:
+                raise ValueError(f"Processors: logit_bias must map ids to numbers or -inf, got {added}")
+    ids = _padded([list(row or ()) for row in rows])
+    values = torch.zeros(ids.shape)
+    for i, row in enumerate(rows):
+        values[i, : len(row or ())] = torch.tensor(list((row or {}).values()), dtype=torch.float32)
+    return ids, values
+
+
+def _bitmask(ids: Tensor, given: Tensor, vocab: int) -> Tensor:
+    """The ids of each list as bits ``[lists, ceil(vocab / 32)]`` int32; all of them where no list is given."""
+    words = (vocab + 31) // 32
+    bits = torch.zeros(len(ids), 32 * words + 1, dtype=torch.bool, device=ids.device)
+    bits.scatter_(1, ids.clamp_max(32 * words).long(), True)
+    bits |= ~given[:, None]
+    values = bits[:, :-1].view(len(ids), words, 32).long() << torch.arange(32, device=ids.device)
+    total = values.sum(-1)
+    return torch.where(total >= 2**31, total - 2**32, total).to(torch.int32)
