@@ -127,7 +127,8 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
             )  # fmt: skip
         run(
             finish, (batch,), target, chains, width, tiles, found.tile_mass, draft.laws, mixtures,
-            shared.uniform_samples, walked, out, num_draft, TILES=row_tiles, registers=128,
+            shared.uniform_samples, walked, out, num_draft, TILES=row_tiles,
+            registers=128 if shared.processors is None else 240,
         )  # fmt: skip
     else:
         best = NO_NOISE
