@@ -116,7 +116,12 @@ RowView row_view(const Rows& rows, int64_t b, int64_t i) {
 RowView row_view(const Rows& rows, int64_t b, int64_t i, const ProcessorArgs& processors, int64_t sequence,
                  int64_t index, const Drafted& drafted) {
   RowView row = row_view(rows, b, i);
-  if (processors.on) row.overlay = overlay_of(processors, sequence, index, drafted);
+  const auto ascends = [](const int32_t* ids, int32_t n) {
+    bool good = true;
+    for (int32_t i = 1; i < n; ++i) good &= may_follow(ids[i], ids[i - 1]);
+    return good;
+  };
+  if (processors.on) row.overlay = overlay_of(processors, sequence, index, drafted, ascends);
   return row;
 }
 

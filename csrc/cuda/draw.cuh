@@ -3,7 +3,7 @@
 #include "common/philox.h"
 #include "cuda/law.cuh"
 
-namespace specdec::cuda {
+namespace specdec::SPECDEC_CUDA_ROWS {
 
 // The draft's law at one position, over target ids.
 struct DraftLaw {
@@ -330,4 +330,4 @@ struct BestNoisy {
   }
 };
 
-}  // namespace specdec::cuda
+}  // namespace specdec::SPECDEC_CUDA_ROWS

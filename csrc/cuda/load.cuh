@@ -5,9 +5,10 @@
 // lane's values. Before the row's start no more is read than the rest of its first piece; nothing is read beyond its end.
 #pragma once
 #include "common/law.h"
+#include "cuda/overlay.cuh"
 #include "cuda/warp.cuh"
 
-namespace specdec::cuda {
+namespace specdec::SPECDEC_CUDA_ROWS {
 
 constexpr int kRuns = 4, kRun = 8, kHeld = kRuns * kRun;  // a lane's ids: run j is 8 ids from (j * 32 + lane) * 8
 constexpr int kGroups = 8;                                // of a tile: four neighbouring lanes' ids, 128 each
@@ -20,7 +21,10 @@ struct RowView {
   // Where a cluster has the row in its shared memory: block r the tiles from r * part on, at this many bytes of its dynamic
   // shared memory. -1: nowhere.
   int32_t held = -1, part = 0;
+  [[no_unique_address]] Overlaid overlay{};  // what processors make of it
   __host__ __device__ int tiles() const { return tiles_of(vocab); }
+  // Of its values as they are loaded: what processors make is float32.
+  __device__ DType loaded() const { return overlay ? DType::kFloat32 : dtype; }
 };
 
 SPECDEC_HD int size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
@@ -52,11 +56,20 @@ __device__ __forceinline__ T load_from(const T* address) {
     return __ldg(address);
 }
 
-__device__ __forceinline__ float logit_at(const RowView& row, int32_t id) {
+// As the model gave it.
+__device__ __forceinline__ float model_logit_at(const RowView& row, int32_t id) {
   const char* const start = start_of(row, id / kTile);
   if (row.dtype == DType::kFloat32) return load_anywhere(reinterpret_cast<const float*>(start) + id);
   const uint16_t bits = load_anywhere(reinterpret_cast<const uint16_t*>(start) + id);
   return row.dtype == DType::kBFloat16 ? __uint_as_float(uint32_t(bits) << 16) : half_bits_to_float(bits);
+}
+
+inline __device__ __noinline__ float processed_logit_at(const RowView& row, int32_t id) {
+  return processed(*row.overlay, id, model_logit_at(row, id));
+}
+
+__device__ __forceinline__ float logit_at(const RowView& row, int32_t id) {
+  return row.overlay ? processed_logit_at(row, id) : model_logit_at(row, id);
 }
 
 // Values from words as they are in memory: in half precision two a word.
@@ -259,18 +272,9 @@ __device__ __noinline__ TileWords<kType> load_shifted(RowView row, int tile) {
   return out;
 }
 
+// Whether a tile can be loaded in whole pieces, as it is.
 __device__ __forceinline__ bool is_whole(const RowView& row, int tile) {
-  return aligned(row) && unsigned(tile) < unsigned(row.vocab) / kTile;
-}
-
-template <bool kAnywhere = false>
-__device__ __forceinline__ void load_words(const RowView& row, int tile, uint32_t (&words)[kHeld]) {
-  if (is_whole(row, tile)) {
-    const char* const start = kAnywhere ? start_of(row, tile) : row.data;
-    load_whole<kRuns, kAnywhere>(lane_pieces(start, row.dtype, tile), row.dtype, words);
-  } else {
-    load_any<true, 2, kAnywhere>(row, tile, words);
-  }
+  return !row.overlay && aligned(row) && unsigned(tile) < unsigned(row.vocab) / kTile;
 }
 
 // Asks for a lane's runs of a tile from run j.
@@ -286,7 +290,7 @@ struct Run {
   float x[kRun];
 };
 
-// One run as values. Out of line, with the result in registers: for each dtype and alignment there is much to do.
+// One run as values, by a whole warp. Out of line, with the result in registers: for each dtype and alignment there is much to do.
 inline __device__ __noinline__ Run load_run(RowView row, int tile, int j) {
   const char* const start = start_of(row, tile);
   uint32_t words[kRun];
@@ -296,7 +300,30 @@ inline __device__ __noinline__ Run load_run(RowView row, int tile, int j) {
   else
     Pieces<2, true, true>(start, row.vocab).load<1>(tile, j, negative_infinity(row.dtype), words);
   unpack<kRun>(words, row.dtype, run.x);
+  if (row.overlay) {
+    process<kRun, true>(*row.overlay, row.vocab, held_id(tile, j * kRun), run.x,
+                        [&](int32_t id) { return model_logit_at(row, id); });
+  }
   return run;
 }
 
-}  // namespace specdec::cuda
+// A lane's values of a tile, as words of row.loaded().
+template <bool kAnywhere = false>
+__device__ __forceinline__ void load_words(const RowView& row, int tile, uint32_t (&words)[kHeld]) {
+  if (row.overlay) {
+    prefetch_tile(row, tile);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) {
+      const Run run = load_run(row, tile, j);
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) words[j * kRun + k] = __float_as_uint(run.x[k]);
+    }
+  } else if (is_whole(row, tile)) {
+    const char* const start = kAnywhere ? start_of(row, tile) : row.data;
+    load_whole<kRuns, kAnywhere>(lane_pieces(start, row.dtype, tile), row.dtype, words);
+  } else {
+    load_any<true, 2, kAnywhere>(row, tile, words);
+  }
+}
+
+}  // namespace specdec::SPECDEC_CUDA_ROWS
