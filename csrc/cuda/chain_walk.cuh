@@ -9,7 +9,7 @@ namespace specdec::SPECDEC_CUDA_ROWS {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int kWalkBlocks = 1;
 #else
-constexpr int kWalkBlocks = 2;
+constexpr int kWalkBlocks = kRowBlocks;
 #endif
 
 struct ChainState : WalkState {

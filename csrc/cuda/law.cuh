@@ -120,8 +120,8 @@ __device__ __forceinline__ int32_t id_in_group(int group) {
 struct Four {
   float x[4];
 };
-inline __device__ __noinline__ Four processed_four(const RowView& row, int32_t first, Four four) {
-  process<4, false>(*row.overlay, row.vocab, first, four.x, [&](int32_t id) { return model_logit_at(row, id); });
+inline __device__ __noinline__ Four processed_four(Overlaid overlay, int32_t vocab, int32_t first, Four four) {
+  process<4>(overlay, vocab, first, four.x, nullptr);
   return four;
 }
 
@@ -151,7 +151,7 @@ __device__ __forceinline__ void list_groups(Reading& r, const int* groups, int s
       Four four;
 #pragma unroll
       for (int k = 0; k < 4; ++k) unpack<1>(words + i * 4 + k, row.dtype, four.x + k);
-      if (i * step < n) four = processed_four(row, id_in_group(groups[i * step]), four);
+      if (i * step < n) four = processed_four(row.overlay, row.vocab, id_in_group(groups[i * step]), four);
 #pragma unroll
       for (int k = 0; k < 4; ++k) words[i * 4 + k] = __float_as_uint(four.x[k]);
     }

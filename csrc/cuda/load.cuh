@@ -64,12 +64,13 @@ __device__ __forceinline__ float model_logit_at(const RowView& row, int32_t id) 
   return row.dtype == DType::kBFloat16 ? __uint_as_float(uint32_t(bits) << 16) : half_bits_to_float(bits);
 }
 
-inline __device__ __noinline__ float processed_logit_at(const RowView& row, int32_t id) {
-  return processed(*row.overlay, id, model_logit_at(row, id));
+inline __device__ __noinline__ float processed_logit(Overlaid overlay, int32_t id, float x) {
+  return processed(overlay, id, x);
 }
 
 __device__ __forceinline__ float logit_at(const RowView& row, int32_t id) {
-  return row.overlay ? processed_logit_at(row, id) : model_logit_at(row, id);
+  const float x = model_logit_at(row, id);
+  return row.overlay ? processed_logit(row.overlay, id, x) : x;
 }
 
 // Values from words as they are in memory: in half precision two a word.
@@ -272,9 +273,8 @@ __device__ __noinline__ TileWords<kType> load_shifted(RowView row, int tile) {
   return out;
 }
 
-// Whether a tile can be loaded in whole pieces, as it is.
 __device__ __forceinline__ bool is_whole(const RowView& row, int tile) {
-  return !row.overlay && aligned(row) && unsigned(tile) < unsigned(row.vocab) / kTile;
+  return aligned(row) && unsigned(tile) < unsigned(row.vocab) / kTile;
 }
 
 // Asks for a lane's runs of a tile from run j.
@@ -290,8 +290,9 @@ struct Run {
   float x[kRun];
 };
 
-// One run as values, by a whole warp. Out of line, with the result in registers: for each dtype and alignment there is much to do.
-inline __device__ __noinline__ Run load_run(RowView row, int tile, int j) {
+// One run as values, as the model gave it. Out of line, with the result in registers: for each dtype and alignment there is
+// much to do.
+inline __device__ __noinline__ Run load_run_of_model(RowView row, int tile, int j) {
   const char* const start = start_of(row, tile);
   uint32_t words[kRun];
   Run run;
@@ -300,29 +301,49 @@ inline __device__ __noinline__ Run load_run(RowView row, int tile, int j) {
   else
     Pieces<2, true, true>(start, row.vocab).load<1>(tile, j, negative_infinity(row.dtype), words);
   unpack<kRun>(words, row.dtype, run.x);
-  if (row.overlay) {
-    process<kRun, true>(*row.overlay, row.vocab, held_id(tile, j * kRun), run.x,
-                        [&](int32_t id) { return model_logit_at(row, id); });
-  }
   return run;
+}
+
+// One as processors make it, and how far they have come.
+struct ProcessedRun {
+  Run run;
+  Cursors cursors;
+};
+inline __device__ __noinline__ ProcessedRun processed_run(Overlaid overlay, int32_t vocab, int32_t first,
+                                                          ProcessedRun of) {
+  process<kRun>(overlay, vocab, first, of.run.x, &of.cursors);
+  return of;
+}
+
+// One run as values, by a whole warp.
+__device__ __forceinline__ Run load_run(const RowView& row, int tile, int j) {
+  const Run run = load_run_of_model(row, tile, j);
+  return row.overlay ? processed_run(row.overlay, row.vocab, held_id(tile, j * kRun), {run, {}}).run : run;
 }
 
 // A lane's values of a tile, as words of row.loaded().
 template <bool kAnywhere = false>
 __device__ __forceinline__ void load_words(const RowView& row, int tile, uint32_t (&words)[kHeld]) {
-  if (row.overlay) {
-    prefetch_tile(row, tile);
-#pragma unroll
-    for (int j = 0; j < kRuns; ++j) {
-      const Run run = load_run(row, tile, j);
-#pragma unroll
-      for (int k = 0; k < kRun; ++k) words[j * kRun + k] = __float_as_uint(run.x[k]);
-    }
-  } else if (is_whole(row, tile)) {
+  if (is_whole(row, tile)) {
     const char* const start = kAnywhere ? start_of(row, tile) : row.data;
     load_whole<kRuns, kAnywhere>(lane_pieces(start, row.dtype, tile), row.dtype, words);
   } else {
     load_any<true, 2, kAnywhere>(row, tile, words);
+  }
+  if (!row.overlay) return;
+  uint32_t of_model[kHeld];
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) of_model[k] = words[k];
+  ProcessedRun at{};
+#pragma unroll
+  for (int j = 0; j < kRuns; ++j) {
+    if (row.dtype == DType::kFloat32)
+      unpack<kRun>(of_model + j * kRun, DType::kFloat32, at.run.x);
+    else
+      unpack<kRun>(of_model + j * kRun / 2, row.dtype, at.run.x);
+    at = processed_run(row.overlay, row.vocab, held_id(tile, j * kRun), at);
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) words[j * kRun + k] = __float_as_uint(at.run.x[k]);
   }
 }
 

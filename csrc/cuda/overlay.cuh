@@ -28,15 +28,7 @@ namespace specdec::SPECDEC_CUDA_ROWS {
 #ifdef SPECDEC_PROCESSED
 constexpr bool kProcessed = true;
 
-// What a row of a sequence is made into; of a row without one, nothing.
-struct Overlaid {
-  const Overlay* sequence = nullptr;  // of its first row
-  int32_t row = 0;
-  __device__ explicit operator bool() const { return sequence != nullptr; }
-  __device__ Overlay operator*() const { return sequence->of_row(row); }
-  __device__ int32_t status() const { return sequence ? sequence->status : 0; }
-};
-
+using Overlaid = OverlaidRow;
 using GivenProcessors = ProcessorArgs;
 
 // That of the one sequence whose rows a block reads.
@@ -46,8 +38,7 @@ __device__ __forceinline__ Overlay& overlay_of_block() {
 }
 
 // Finds it, by the block; `first`: the sequence's first row among all.
-inline __device__ __noinline__ void find_overlay(const ProcessorArgs& all, int64_t b, int64_t first,
-                                                 const Drafted& drafted) {
+inline __device__ __noinline__ void find_overlay(const ProcessorArgs& all, int64_t b, int64_t first, Drafted drafted) {
   const Overlay found = overlay_of(all, b, first, drafted, [](const int32_t* ids, int32_t n) {
     int32_t bad = 0;
     for (int32_t i = 1 + int32_t(threadIdx.x); i < n; i += int32_t(blockDim.x))
@@ -64,8 +55,8 @@ constexpr bool kProcessed = false;
 
 struct Overlaid {
   __device__ constexpr explicit operator bool() const { return false; }
-  __device__ Overlay operator*() const { return {}; }
   __device__ constexpr int32_t status() const { return 0; }
+  __device__ operator OverlaidRow() const { return {}; }
 };
 
 struct GivenProcessors {};
@@ -75,47 +66,66 @@ __device__ __forceinline__ void find_overlay(const Given&...) {}
 __device__ __forceinline__ Overlaid overlaid(int64_t) { return {}; }
 #endif
 
-// The first of `n` ascending ids that is `least` or more, by a whole warp.
-__device__ __forceinline__ int32_t first_at_least_by_warp(const int32_t* ids, int32_t n, int32_t least) {
-  int32_t begin = 0;
-  while (n > 0) {
-    const int32_t step = n / 32 + 1, mine = (lane_id() + 1) * step - 1;  // of each lane's part the last
-    const bool less = mine < n && __ldg(ids + begin + mine) < least;
-    const int32_t passed = __popc(__ballot_sync(kAllLanes, less)) * step;
-    begin += passed;
-    n = min(n - passed, step - 1);
-  }
-  return begin;
-}
+// How a warp goes through a list in the order of ids: 32 entries at a time, one a lane.
+struct Cursor {
+  int32_t first = -1;  // of them; -1: not begun
+  int32_t id = 0;      // this lane's
 
-// f(entry, id) of the entries of a list whose ids are from `begin` on, below `end`; by a whole warp, all lanes alike.
-template <class F>
-__device__ __forceinline__ void for_each_listed_by_warp(const int32_t* ids, int32_t num_ids, int32_t begin, int32_t end,
-                                                        F f) {
-  if (num_ids == 0) return;
-  int32_t first = first_at_least_by_warp(ids, num_ids, begin);
-  for (int32_t there = 32; there == 32; first += there) {
-    const int32_t entry = first + lane_id(), id = entry < num_ids ? __ldg(ids + entry) : INT32_MAX;
-    there = __popc(__ballot_sync(kAllLanes, id < end));
-    for (int32_t i = 0; i < there; ++i) f(first + i, __shfl_sync(kAllLanes, id, i));
+  // f(entry, id) of the entries whose ids are from `begin` on, below `end`, all lanes alike; no less than those before.
+  template <class F>
+  __device__ __forceinline__ void for_each(const int32_t* ids, int32_t num_ids, int32_t begin, int32_t end, F f) {
+    if (num_ids == 0) return;
+    if (first < 0) seek(ids, num_ids, begin);
+    for (;;) {
+      int32_t entry = __popc(__ballot_sync(kAllLanes, id < begin));
+      const int32_t until = __popc(__ballot_sync(kAllLanes, id < end));
+      for (; entry < until; ++entry) f(first + entry, __shfl_sync(kAllLanes, id, entry));
+      if (until < 32) return;
+      look(ids, num_ids, first + 32);
+    }
   }
-}
 
-// The kNum ids of this thread from `first` on, which are of one word of a mask and have the model's logits x, as processors
-// make them; given the model's logit of any id. kByWarp: those of all lanes are neighbours, and all lanes come.
-template <int kNum, bool kByWarp, class FromModel>
-__device__ __forceinline__ void process(const Overlay& overlay, int32_t vocab, int32_t first, float (&x)[kNum],
-                                        FromModel from_model) {
-  const int32_t begin = kByWarp ? first - lane_id() * kNum : first;
-  const int32_t end = min(vocab, begin + (kByWarp ? 32 * kNum : kNum));
+ private:
+  __device__ __forceinline__ void look(const int32_t* ids, int32_t num_ids, int32_t from) {
+    first = from;
+    id = from + lane_id() < num_ids ? __ldg(ids + from + lane_id()) : INT32_MAX;
+  }
+  // To where the first id that is `least` or more is among the 32, or is the next.
+  __device__ __forceinline__ void seek(const int32_t* ids, int32_t num_ids, int32_t least) {
+    int32_t from = 0;
+    for (int32_t n = num_ids; n > 32;) {
+      const int32_t step = n / 32 + 1, last = (lane_id() + 1) * step - 1;  // of each lane's part
+      const bool less = last < n && __ldg(ids + from + last) < least;
+      const int32_t passed = __popc(__ballot_sync(kAllLanes, less)) * step;
+      from += passed;
+      n = min(n - passed, step - 1);
+    }
+    look(ids, num_ids, from);
+  }
+};
+
+struct Cursors {
+  Cursor bias, counts;
+};
+
+// The kNum ids of this thread from `first` on, which are of one byte of a mask and have the model's logits x, as processors
+// make them. With cursors: those of all lanes are neighbours, and all lanes come.
+template <int kNum>
+__device__ __forceinline__ void process(const OverlaidRow& row, int32_t vocab, int32_t first, float (&x)[kNum],
+                                        Cursors* cursors) {
+  const bool by_warp = cursors != nullptr;
+  const int32_t begin = by_warp ? first - lane_id() * kNum : first;
+  const int32_t end = min(vocab, begin + (by_warp ? 32 * kNum : kNum));
   if (begin >= end) return;
+  const Overlay& all = *row.of;
   if (first < end) {
-    uint32_t allowed = ~0u;
-    if (overlay.bitmask) allowed &= uint32_t(__ldg(overlay.bitmask + first / 32));
-    if (overlay.allowed) allowed &= uint32_t(__ldg(overlay.allowed + first / 32));
+    const auto bits = [first](const int32_t* words) {
+      return words ? unsigned(__ldg(reinterpret_cast<const uint8_t*>(words) + first / 8)) : 0xFFu;
+    };
+    const unsigned may = (bits(row.bitmask()) & bits(all.allowed)) >> first % 8;
 #pragma unroll
     for (int k = 0; k < kNum; ++k)
-      if (!(allowed >> (first % 32 + k) & 1)) x[k] = -INFINITY;
+      if (!(may >> k & 1)) x[k] = -INFINITY;
   }
   const auto change = [&](int32_t id, auto made_of) {
     if (id < first || id >= first + kNum) return;
@@ -128,22 +138,34 @@ __device__ __forceinline__ void process(const Overlay& overlay, int32_t vocab, i
     for (int k = 0; k < kNum; ++k)
       if (first + k == id) x[k] = one;
   };
-  const auto each = [&](const int32_t* ids, int32_t num_ids, auto f) {
-    if constexpr (kByWarp)
-      for_each_listed_by_warp(ids, num_ids, begin, end, f);
+  const auto each = [&](const int32_t* ids, int32_t num_ids, Cursor Cursors::* cursor, auto f) {
+    if (by_warp)
+      (cursors->*cursor).for_each(ids, num_ids, begin, end, f);
     else
       for_each_listed(ids, num_ids, begin, end - begin, [&](int32_t i, int32_t at) { f(i, begin + at); });
   };
-  each(overlay.bias_ids, overlay.num_bias,
-       [&](int32_t i, int32_t id) { change(id, [&](float one) { return overlay.biased(one, i); }); });
-  if (!overlay.counts) return;
-  each(overlay.count_ids, overlay.num_counts, [&](int32_t i, int32_t id) {
-    const int32_t known = __ldg(overlay.counts + i);
-    change(id, [&](float one) { return overlay.penalised(one, known > 0, known / 2); });
+  each(all.bias_ids, all.num_bias, &Cursors::bias,
+       [&](int32_t i, int32_t id) { change(id, [&](float one) { return row.biased(one, i); }); });
+  if (!all.counts) return;
+  const Drafted drafted = row.drafted();
+  each(all.count_ids, all.num_counts, &Cursors::counts, [&](int32_t i, int32_t id) {
+    const int32_t known = __ldg(all.counts + i);
+    change(id, [&](float one) { return all.penalised(one, known > 0, known / 2 + drafted.count(id)); });
   });
-  overlay.drafted.for_each([&](int64_t id) {  // counted once more: anew from the model's logit
-    if (id < begin || id >= end) return;
-    change(int32_t(id), [&](float) { return processed(overlay, int32_t(id), from_model(int32_t(id))); });
+  // Those that are drafted alone, each once.
+  int32_t seen = 0;
+  drafted.for_each([&](int64_t token) {
+    const int32_t id = int32_t(token), at = seen++;
+    if (token < begin || token >= end) return;
+    int32_t times = 0, before = 0, place = 0;
+    drafted.for_each([&](int64_t other) {
+      before += other == token && place < at;
+      times += other == token;
+      ++place;
+    });
+    const int32_t entry = first_at_least(all.count_ids, all.num_counts, id);
+    if (before > 0 || (entry < all.num_counts && all.count_ids[entry] == id)) return;
+    change(id, [&](float one) { return all.penalised(one, false, times); });
   });
 }
 

@@ -4,7 +4,7 @@
 namespace specdec::SPECDEC_CUDA_ROWS {
 namespace {
 
-__global__ void __launch_bounds__(kRowThreads, 2)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     row_stats_kernel(const __grid_constant__ RowSet set, const __grid_constant__ StatsOut out) {
   SPECDEC_DYNAMIC_SHARED(shared);
   SPECDEC_SHARED(Reading, read, 1);

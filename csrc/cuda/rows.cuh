@@ -10,7 +10,8 @@
 namespace specdec::SPECDEC_CUDA_ROWS {
 
 constexpr int kRowThreads = 256;
-constexpr int kMostSharedTiles = 512;  // a longer row's table stays in device memory
+constexpr int kRowBlocks = kProcessed ? 1 : 2;  // a multiprocessor: with processors 128 registers are too few
+constexpr int kMostSharedTiles = 512;           // a longer row's table stays in device memory
 
 // Threads of a block that reads whole rows: a warp a tile, of 4 warps at least.
 inline unsigned threads_for(int tiles, int most) { return 32u * unsigned(std::clamp(tiles, 4, most / 32)); }

@@ -86,7 +86,7 @@ __device__ void draw_many(const SampleArgs& args, const Reading& read, int64_t n
     write_drawn(args, read.row, read.law, int64_t(blockIdx.x), i, i < drawn ? noisy_id(keys[i]) : -1);
 }
 
-__global__ void __launch_bounds__(kRowThreads, 2)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     sample_kernel(const __grid_constant__ RowSet set, const __grid_constant__ SampleArgs args,
                   const __grid_constant__ NoiseState noise) {
   SPECDEC_DYNAMIC_SHARED(shared);
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
 }
 
 // Noise on split rows; the last block to arrive at a row writes its draw.
-__global__ void __launch_bounds__(kRowThreads, 2)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     noise_kernel(const __grid_constant__ RowSet set, const __grid_constant__ SampleArgs args, int64_t chunks,
                  const __grid_constant__ NoiseState noise) {
   wait_for_previous();

@@ -3,7 +3,8 @@
 namespace specdec::SPECDEC_CUDA_ROWS {
 namespace {
 
-__global__ void __launch_bounds__(kRowThreads, 2) laws_kernel(const __grid_constant__ RowSet set, RowLaw* laws) {
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
+    laws_kernel(const __grid_constant__ RowSet set, RowLaw* laws) {
   SPECDEC_DYNAMIC_SHARED(shared);
   SPECDEC_SHARED(Reading, read, 1);
   allow_next();
@@ -11,7 +12,7 @@ __global__ void __launch_bounds__(kRowThreads, 2) laws_kernel(const __grid_const
   if (threadIdx.x == 0) laws[blockIdx.x] = read[0].law;
 }
 
-__global__ void __launch_bounds__(kRowThreads, 2)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     write_probs_kernel(const __grid_constant__ RowSet set, int64_t chunks, const RowLaw* laws, float* out) {
   wait_for_previous();
   const int64_t index = blockIdx.x / chunks;
