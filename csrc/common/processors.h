@@ -84,10 +84,10 @@ struct OverlaidRow {
     const int32_t* const words = bitmask();
     return (words && !bit(words)) || (of->allowed && !bit(of->allowed));
   }
-  // By entry `i` of the bias list.
-  SPECDEC_MEMBER float biased(float x, int32_t i) const {
+  // By entry `i` of the bias list, whose value is `added`.
+  SPECDEC_MEMBER float biased(float x, int32_t i, float added) const {
     const bool barred = of->bias_until && of->num_output + drafted().count() < of->bias_until[i];
-    return x + (barred ? -INFINITY : of->bias_values[i]);
+    return x + (barred ? -INFINITY : added);
   }
 };
 
@@ -117,7 +117,8 @@ SPECDEC_HD bool may_follow(int32_t id, int32_t before) { return id > before || i
 SPECDEC_RULE float processed(const OverlaidRow& row, int32_t id, float x) {
   const Overlay& all = *row.of;
   if (row.masked(id)) x = -INFINITY;
-  for_each_listed(all.bias_ids, all.num_bias, id, 1, [&](int32_t i, int32_t) { x = row.biased(x, i); });
+  for_each_listed(all.bias_ids, all.num_bias, id, 1,
+                  [&](int32_t i, int32_t) { x = row.biased(x, i, all.bias_values[i]); });
   if (!all.counts) return x;
   int32_t known = 0;
   for_each_listed(all.count_ids, all.num_counts, id, 1, [&](int32_t i, int32_t) { known = all.counts[i]; });

@@ -145,7 +145,7 @@ void Logits::process(const RowView& row, int32_t begin, int n) {
   kernels.widen(row.in_memory(begin), from(overlaid.bitmask()), n, made_);
   if (overlay.allowed) row.kernels().widen(made_, from(overlay.allowed), n, made_);
   for_each_listed(overlay.bias_ids, overlay.num_bias, begin, n,
-                  [&](int32_t i, int32_t at) { made_[at] = overlaid.biased(made_[at], i); });
+                  [&](int32_t i, int32_t at) { made_[at] = overlaid.biased(made_[at], i, overlay.bias_values[i]); });
   if (!overlay.counts) return;
   for_each_listed(overlay.count_ids, overlay.num_counts, begin, n, [&](int32_t i, int32_t at) {
     made_[at] = overlay.penalised(made_[at], overlay.counts[i] > 0, overlay.counts[i] / 2);

@@ -67,31 +67,39 @@ __device__ __forceinline__ Overlaid overlaid(int64_t) { return {}; }
 #endif
 
 // How a warp goes through a list in the order of ids: 32 entries at a time, one a lane.
+template <class Value>
 struct Cursor {
   int32_t first = -1;  // of them; -1: not begun
-  int32_t id = 0;      // this lane's
+  int32_t id = 0;      // this lane's, and what the list has of it
+  Value value{};
 
-  // f(entry, id) of the entries whose ids are from `begin` on, below `end`, all lanes alike; no less than those before.
+  // f(entry, id, value) of the entries whose ids are from `begin` on, below `end`, all lanes alike; no less than those
+  // before.
   template <class F>
-  __device__ __forceinline__ void for_each(const int32_t* ids, int32_t num_ids, int32_t begin, int32_t end, F f) {
+  __device__ __forceinline__ void for_each(const int32_t* ids, const Value* values, int32_t num_ids, int32_t begin,
+                                           int32_t end, F f) {
     if (num_ids == 0) return;
-    if (first < 0) seek(ids, num_ids, begin);
+    if (first < 0) look(ids, values, num_ids, seek(ids, num_ids, begin));
     for (;;) {
       int32_t entry = __popc(__ballot_sync(kAllLanes, id < begin));
       const int32_t until = __popc(__ballot_sync(kAllLanes, id < end));
-      for (; entry < until; ++entry) f(first + entry, __shfl_sync(kAllLanes, id, entry));
+      for (; entry < until; ++entry)
+        f(first + entry, __shfl_sync(kAllLanes, id, entry), __shfl_sync(kAllLanes, value, entry));
       if (until < 32) return;
-      look(ids, num_ids, first + 32);
+      look(ids, values, num_ids, first + 32);
     }
   }
 
  private:
-  __device__ __forceinline__ void look(const int32_t* ids, int32_t num_ids, int32_t from) {
+  __device__ __forceinline__ void look(const int32_t* ids, const Value* values, int32_t num_ids, int32_t from) {
+    const int32_t mine = from + lane_id();
+    const bool there = mine < num_ids;
     first = from;
-    id = from + lane_id() < num_ids ? __ldg(ids + from + lane_id()) : INT32_MAX;
+    id = there ? __ldg(ids + mine) : INT32_MAX;
+    value = there ? __ldg(values + mine) : Value{};
   }
-  // To where the first id that is `least` or more is among the 32, or is the next.
-  __device__ __forceinline__ void seek(const int32_t* ids, int32_t num_ids, int32_t least) {
+  // An entry from which on the first id that is `least` or more is among 32, or is the next.
+  __device__ __forceinline__ static int32_t seek(const int32_t* ids, int32_t num_ids, int32_t least) {
     int32_t from = 0;
     for (int32_t n = num_ids; n > 32;) {
       const int32_t step = n / 32 + 1, last = (lane_id() + 1) * step - 1;  // of each lane's part
@@ -100,12 +108,13 @@ struct Cursor {
       from += passed;
       n = min(n - passed, step - 1);
     }
-    look(ids, num_ids, from);
+    return from;
   }
 };
 
 struct Cursors {
-  Cursor bias, counts;
+  Cursor<float> bias;
+  Cursor<int32_t> counts;
 };
 
 // The kNum ids of this thread from `first` on, which are of one byte of a mask and have the model's logits x, as processors
@@ -113,9 +122,8 @@ struct Cursors {
 template <int kNum>
 __device__ __forceinline__ void process(const OverlaidRow& row, int32_t vocab, int32_t first, float (&x)[kNum],
                                         Cursors* cursors) {
-  const bool by_warp = cursors != nullptr;
-  const int32_t begin = by_warp ? first - lane_id() * kNum : first;
-  const int32_t end = min(vocab, begin + (by_warp ? 32 * kNum : kNum));
+  const int32_t begin = cursors ? first - lane_id() * kNum : first;
+  const int32_t end = min(vocab, begin + (cursors ? 32 * kNum : kNum));
   if (begin >= end) return;
   const Overlay& all = *row.of;
   if (first < end) {
@@ -138,18 +146,17 @@ __device__ __forceinline__ void process(const OverlaidRow& row, int32_t vocab, i
     for (int k = 0; k < kNum; ++k)
       if (first + k == id) x[k] = one;
   };
-  const auto each = [&](const int32_t* ids, int32_t num_ids, Cursor Cursors::* cursor, auto f) {
-    if (by_warp)
-      (cursors->*cursor).for_each(ids, num_ids, begin, end, f);
+  const auto each = [&](const int32_t* ids, const auto* values, int32_t num_ids, auto Cursors::* cursor, auto f) {
+    if (cursors)
+      (cursors->*cursor).for_each(ids, values, num_ids, begin, end, f);
     else
-      for_each_listed(ids, num_ids, begin, end - begin, [&](int32_t i, int32_t at) { f(i, begin + at); });
+      for_each_listed(ids, num_ids, begin, end - begin, [&](int32_t i, int32_t at) { f(i, begin + at, values[i]); });
   };
-  each(all.bias_ids, all.num_bias, &Cursors::bias,
-       [&](int32_t i, int32_t id) { change(id, [&](float one) { return row.biased(one, i); }); });
+  each(all.bias_ids, all.bias_values, all.num_bias, &Cursors::bias,
+       [&](int32_t i, int32_t id, float added) { change(id, [&](float one) { return row.biased(one, i, added); }); });
   if (!all.counts) return;
   const Drafted drafted = row.drafted();
-  each(all.count_ids, all.num_counts, &Cursors::counts, [&](int32_t i, int32_t id) {
-    const int32_t known = __ldg(all.counts + i);
+  each(all.count_ids, all.counts, all.num_counts, &Cursors::counts, [&](int32_t, int32_t id, int32_t known) {
     change(id, [&](float one) { return all.penalised(one, known > 0, known / 2 + drafted.count(id)); });
   });
   // Those that are drafted alone, each once.
