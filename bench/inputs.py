@@ -20,6 +20,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +38,9 @@ NUM_TOP = 5
 _CPU = torch.device("cpu")
 OVERHEAD = "overhead"
 """Name of the case that is too small for anything but the cost of a call: vocab 64, one sequence."""
+REPETITION, FREQUENCY, PRESENCE, BIAS = 1.1, 0.2, 0.1, 0.5
+PROMPT, OUTPUT, BIASES = 1000, 200, 300
+"""Tokens of a request's history, and entries of its bias list."""
 POOL = 256
 """So many different target rows at most: more are drawn from these."""
 
@@ -56,6 +60,7 @@ class Case:
     acceptance: str = "token"
     one_hot: bool = False
     target_law: TargetLaw | None = None
+    processed: bool = False  # every processor is on: those of a `Request`
     drawn_before: bool = False  # uniforms come from outside the timed call: for the overhead of one public call
     device: str = "cpu"
 
@@ -80,6 +85,36 @@ class ChainInputs:
     seeds: Tensor  # [batch]
     uniform_samples: Tensor  # [batch, num_draft + 1]
     steps: Tensor | None = None  # [batch], on a GPU: a captured graph reads the step there
+    processors: sk.Processors | None = None
+
+
+class Request(NamedTuple):
+    """What the processors of a step are made of."""
+
+    prompt: Tensor  # [batch, PROMPT]
+    output: Tensor  # [batch, OUTPUT]
+    biased: Tensor  # [batch, BIASES]
+    allowed: Tensor  # [batch, num_draft + 1, vocab] bool
+
+    @staticmethod
+    def random(case: Case, rng: torch.Generator) -> Request:
+        """Three of four ids are allowed, on the generator's device."""
+        shape, device = (case.batch, case.num_draft + 1, case.vocab), rng.device
+        ids = [torch.randint(0, case.vocab, (case.batch, n), generator=rng, device=device) for n in (PROMPT, OUTPUT)]
+        biased = [torch.randperm(case.vocab, generator=rng, device=device)[:BIASES] for _ in range(case.batch)]
+        return Request(*ids, torch.stack(biased), torch.rand(shape, generator=rng, device=device) < 0.75)
+
+    def processors(self) -> sk.Processors:
+        """The same as the package takes it."""
+        batch, rows, vocab = self.allowed.shape
+        bits = torch.nn.functional.pad(self.allowed, (0, -vocab % 32)).view(batch, rows, -1, 32).long()
+        words = (bits << torch.arange(32, device=bits.device)).sum(-1)
+        return sk.Processors(
+            logit_bias=(self.biased, torch.full(self.biased.shape, BIAS, device=bits.device)), stop_token_ids=[2],
+            min_tokens=OUTPUT + 3, token_bitmask=torch.where(words >= 2**31, words - 2**32, words).int(),
+            repetition_penalty=REPETITION, frequency_penalty=FREQUENCY, presence_penalty=PRESENCE,
+            token_counts=sk.TokenCounts(self.prompt, OUTPUT).add_(self.output),
+        )  # fmt: skip
 
 
 @dataclass
@@ -245,7 +280,8 @@ def chain(case: Case, generator: torch.Generator, drafting: Drafting = drafted) 
     seeds = torch.randint(0, 2**62, (batch,), generator=generator, device=device)
     uniforms = torch.rand(batch, k + 1, generator=generator, device=device)
     steps = None if device.type == "cpu" else torch.randint(0, 999, (batch,), generator=generator, device=device)
-    return ChainInputs(target.to(case.dtype), tokens, draft, stats, probs, seeds, uniforms, steps)
+    processors = Request.random(case, generator).processors() if case.processed else None
+    return ChainInputs(target.to(case.dtype), tokens, draft, stats, probs, seeds, uniforms, steps, processors)
 
 
 def packed(case: Case, generator: torch.Generator) -> PackedInputs:

@@ -14,7 +14,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,45 +22,14 @@ from torch import Tensor
 import specdec_kernels as sk
 
 from . import inputs
-from .inputs import Case
+from .inputs import BIAS, BIASES, FREQUENCY, PRESENCE, PROMPT, REPETITION, Case, Request
 from .providers import eager
 
-REPETITION, FREQUENCY, PRESENCE, BIAS = 1.1, 0.2, 0.1, 0.5
-PROMPT, OUTPUT, BIASES = 1000, 200, 300  # tokens of the history, and entries of a bias list
 CASES: dict[str, dict[str, Any]] = {
     "T=1": {},
     "truncated": {"params": sk.SamplingParams(temperature=0.8, top_k=50, top_p=0.9)},
     "greedy": {"params": sk.SamplingParams(temperature=0.0), "acceptance": "greedy"},
 }
-
-
-class Request(NamedTuple):
-    """What the processors of a step are made of."""
-
-    prompt: Tensor  # [batch, PROMPT]
-    output: Tensor  # [batch, OUTPUT]
-    biased: Tensor  # [batch, BIASES]
-    allowed: Tensor  # [batch, num_draft + 1, vocab] bool
-
-    @staticmethod
-    def random(case: Case, rng: torch.Generator) -> Request:
-        """Three of four ids are allowed; the id of a draft token always."""
-        shape = (case.batch, case.num_draft + 1, case.vocab)
-        ids = [torch.randint(0, case.vocab, (case.batch, n), generator=rng) for n in (PROMPT, OUTPUT)]
-        biased = torch.stack([torch.randperm(case.vocab, generator=rng)[:BIASES] for _ in range(case.batch)])
-        return Request(*ids, biased, torch.rand(shape, generator=rng) < 0.75)
-
-    def processors(self) -> sk.Processors:
-        """The same as the package takes it."""
-        batch, rows, vocab = self.allowed.shape
-        bits = torch.nn.functional.pad(self.allowed, (0, -vocab % 32)).view(batch, rows, -1, 32).long()
-        words = (bits << torch.arange(32)).sum(-1)
-        return sk.Processors(
-            logit_bias=(self.biased, torch.full(self.biased.shape, BIAS)), stop_token_ids=[2], min_tokens=OUTPUT + 3,
-            token_bitmask=torch.where(words >= 2**31, words - 2**32, words).int(), repetition_penalty=REPETITION,
-            frequency_penalty=FREQUENCY, presence_penalty=PRESENCE,
-            token_counts=sk.TokenCounts(self.prompt, OUTPUT).add_(self.output),
-        )  # fmt: skip
 
 
 def as_vllm(request: Request, words: Tensor, logits: Tensor, drafted: Tensor) -> Tensor:

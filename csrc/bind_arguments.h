@@ -219,7 +219,6 @@ class Given {
   ProcessorArgs processors(const PerSequence& tensors, const Rows& rows, int64_t batch, int64_t count) {
     ProcessorArgs args{};
     if (!tensors) return args;
-    STD_TORCH_CHECK(Device::kTakesProcessors, "specdec: the kernels of this device take no processors");
     STD_TORCH_CHECK(tensors->size() == kNumProcessors, "specdec: processors must hold ", int(kNumProcessors),
                     " tensors or None");
     const MaybeTensor* const own = tensors->data();

@@ -20,7 +20,6 @@ namespace {
 struct Device : OpKernels {
   template <class Tensor>
   Device(const char*, const Tensor&) {}
-  static constexpr bool kTakesProcessors = true;
   static int32_t type() { return aoti_torch_device_type_cpu(); }
   static int32_t index() { return 0; }
   // The dispatcher, or who calls past it, takes this library only if no tensor is on an accelerator.

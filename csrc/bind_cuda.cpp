@@ -23,7 +23,6 @@ class Device : public OpKernels {
     if (torch::stable::accelerator::getCurrentDeviceIndex() != index_) guard_.emplace(index_);
   }
 
-  static constexpr bool kTakesProcessors = false;
   static int32_t type() { return aoti_torch_device_type_cuda(); }
   int32_t index() const { return index_; }
   template <class Tensor>

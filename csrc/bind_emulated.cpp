@@ -19,7 +19,6 @@ class Device : public OpKernels {
  public:
   Device(const char* op, const bind::StableTensor&) : op_(op) {}
 
-  static constexpr bool kTakesProcessors = false;
   static int32_t type() { return aoti_torch_device_type_cpu(); }
   static int32_t index() { return 0; }
   static void check(const bind::StableTensor&) {}

@@ -69,6 +69,13 @@ def middle(vocabs: Sequence[int]) -> int:
     return VOCAB if VOCAB in vocabs else vocabs[0]
 
 
+def processed(device: str, sizes: Sizes = Sizes()) -> Case:
+    """A step with every processor."""
+    return Case(
+        "verify_chain", "processors", middle(sizes.vocabs), 8, torch.bfloat16, device=device, processed=True
+    )  # fmt: skip
+
+
 def bench_phases(device: str, sizes: Sizes) -> list[Phase]:
     """The cells that the goals are stated for, with everybody; the rest of the grid with this package's backends, its
     middle with all peers; then what compiles for each case.
@@ -92,11 +99,12 @@ def crossover_phases(device: str, sizes: Sizes) -> list[Phase]:
 
 
 def op_phases(device: str, sizes: Sizes) -> list[Phase]:
-    """The other ops of a step, and the match rule."""
+    """The other ops of a step, the match rule, and steps with every processor."""
     vocab = middle(sizes.vocabs)
     few, some = [b for b in sizes.batches if b <= 32], [b for b in sizes.batches if b <= 128]
     shared: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
-    match: list[Case] = [Case("verify_chain", "match", vocab, b, **shared, **MATCH) for b in some]
+    own: list[Case] = [Case("verify_chain", "match", vocab, b, **shared, **MATCH) for b in some]
+    own += [replace(processed(device, sizes), batch=b) for b in some]
     others = [
         replace(case, **shared)
         for op, batches in (("sample", some), ("verify_tree", few), ("gather_kv_", some))
@@ -104,7 +112,7 @@ def op_phases(device: str, sizes: Sizes) -> list[Phase]:
         if case.name != OVERHEAD
     ]
     with_peers = (*OWN, "eager", "flashinfer", "sglang")
-    return [Phase(match, OWN, 0.2, launches=True), Phase(others, with_peers, 1.0, launches=True)]
+    return [Phase(own, OWN, 0.2, launches=True), Phase(others, with_peers, 1.0, launches=True)]
 
 
 PLANS: Mapping[str, Callable[[str, Sizes], list[Phase]]] = {

@@ -209,7 +209,8 @@ def launches_of(case: Case, multiprocessors: int) -> tuple[list[Launch], torch.T
             out = sk.verify_chain(
                 step.target_logits, step.draft_tokens, step.draft_logits, seeds=step.seeds, step=0,
                 params=case.params, draft_params=None if case.one_hot else case.params, acceptance=case.acceptance,
-                target_law=case.target_law, draft_stats=step.draft_stats, backend=emulated.NAME,
+                target_law=case.target_law, draft_stats=step.draft_stats, processors=step.processors,
+                backend=emulated.NAME,
             )  # fmt: skip
         accepted.append(out.num_accepted)
 
@@ -316,7 +317,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parse.add_argument("--case", nargs="+", default=list(grid.Sizes().names))
     parse.add_argument("--folder", type=Path, default=FOLDER)
     options = parse.parse_args(arguments)
-    cases = grid.cases("cpu", grid.Sizes(options.vocab, options.batch, options.draft, options.case))
+    sizes = grid.Sizes(options.vocab, options.batch, options.draft, options.case)
+    cases = [*grid.cases("cpu", sizes), *([grid.processed("cpu", sizes)] if 8 in options.batch else [])]
     known = instructions()
     if not known:
         print("no machine code was read: run `make resources` (needs nvcc); the term for instructions is left out")

@@ -78,7 +78,7 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
             out = sk.verify_chain(
                 step.target_logits, step.draft_tokens, step.draft_logits, params=case.params, draft_params=draft_params,
                 acceptance=case.acceptance, target_law=case.target_law, backend=backend,
-                draft_stats=step.draft_stats if draft_stats else None, **coins,
+                draft_stats=step.draft_stats if draft_stats else None, processors=step.processors, **coins,
             )  # fmt: skip
             return out.tokens, out.num_accepted
 

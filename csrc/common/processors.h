@@ -25,6 +25,16 @@ struct Drafted {
       at = above < at ? above : 0;  // whatever is given, it ends
     }
   }
+  SPECDEC_MEMBER int32_t count() const {
+    int32_t n = 0;
+    for_each([&](int64_t) { ++n; });
+    return n;
+  }
+  SPECDEC_MEMBER int32_t count(int64_t token) const {
+    int32_t n = 0;
+    for_each([&](int64_t one) { n += one == token; });
+    return n;
+  }
   // Those before row i of a sequence.
   SPECDEC_MEMBER Drafted before(int64_t i) const {
     Drafted out = *this;
@@ -36,34 +46,48 @@ struct Drafted {
   }
 };
 
-// What is made of one row. Nulls: that part is off.
+// What is made of the rows of one sequence. Nulls: that part is off.
 struct Overlay {
-  bool on = false;
   const int32_t *bitmask = nullptr, *allowed = nullptr;  // bit v % 32 of word v / 32: whether v may be drawn
+  int64_t words = 0;                                     // from a row's bitmask to the next one's
   const int32_t* bias_ids = nullptr;
   const float* bias_values = nullptr;
-  const int32_t* bias_until = nullptr;  // barred while `generated` is less
+  const int32_t* bias_until = nullptr;  // barred while the output has fewer tokens, with those drafted
   int32_t num_bias = 0;
   const int32_t *count_ids = nullptr,
                 *counts = nullptr;  // twice how often the output has an id, + 1: the prompt has it
   int32_t num_counts = 0;
   float repetition = 1.0f, frequency = 0.0f, presence = 0.0f;
-  int64_t generated = 0;  // tokens of the output, with those drafted
-  Drafted drafted{};
+  int64_t num_output = 0;  // without those drafted
+  Drafted drafted{};       // of the sequence
   int32_t status = 0;
 
-  SPECDEC_MEMBER bool masked(int32_t id) const {
-    const auto bit = [id](const int32_t* words) { return (uint32_t(words[id / 32]) >> (id % 32)) & 1; };
-    return (bitmask && !bit(bitmask)) || (allowed && !bit(allowed));
-  }
-  // By entry `i` of the bias list.
-  SPECDEC_MEMBER float biased(float x, int32_t i) const {
-    return x + (bias_until && generated < bias_until[i] ? -INFINITY : bias_values[i]);
-  }
   // Of an id that the prompt has, or not, and the output `times` times.
   SPECDEC_MEMBER float penalised(float x, bool in_prompt, int32_t times) const {
     if (in_prompt || times > 0) x = x > 0 ? x / repetition : x * repetition;
     return times > 0 ? x - frequency * float(times) - presence : x;
+  }
+};
+
+// Of one of its rows; nothing where `of` is null.
+struct OverlaidRow {
+  const Overlay* of = nullptr;
+  int32_t row = 0;
+
+  SPECDEC_MEMBER explicit operator bool() const { return of != nullptr; }
+  SPECDEC_MEMBER int32_t status() const { return of ? of->status : 0; }
+  SPECDEC_MEMBER const int32_t* bitmask() const { return of->bitmask ? of->bitmask + row * of->words : nullptr; }
+  SPECDEC_MEMBER Drafted drafted() const { return of->drafted.before(row); }
+
+  SPECDEC_MEMBER bool masked(int32_t id) const {
+    const auto bit = [id](const int32_t* words) { return (uint32_t(words[id / 32]) >> (id % 32)) & 1; };
+    const int32_t* const words = bitmask();
+    return (words && !bit(words)) || (of->allowed && !bit(of->allowed));
+  }
+  // By entry `i` of the bias list, whose value is `added`.
+  SPECDEC_MEMBER float biased(float x, int32_t i, float added) const {
+    const bool barred = of->bias_until && of->num_output + drafted().count() < of->bias_until[i];
+    return x + (barred ? -INFINITY : added);
   }
 };
 
@@ -85,31 +109,30 @@ SPECDEC_RULE void for_each_listed(const int32_t* ids, int32_t num_ids, int32_t b
   for (int32_t i = first_at_least(ids, num_ids, begin); i < num_ids && ids[i] - begin < n; ++i) f(i, ids[i] - begin);
 }
 
-// Whether a list is one: an id that stood in another place, or twice, would not be the same to all who look for it.
-SPECDEC_HD bool ascends(const int32_t* ids, int32_t num_ids) {
-  bool good = true;
-  for (int32_t i = 1; i < num_ids; ++i) good &= ids[i] > ids[i - 1] || ids[i] == INT32_MAX;
-  return good;
-}
+// Whether a list's entry may follow the one before it: an id that stood in another place, or twice, would not be the same to
+// all who look for it.
+SPECDEC_HD bool may_follow(int32_t id, int32_t before) { return id > before || id == INT32_MAX; }
 
 // The logit of an id from the one that the model gave.
-SPECDEC_RULE float processed(const Overlay& overlay, int32_t id, float x) {
-  if (overlay.masked(id)) x = -INFINITY;
-  for_each_listed(overlay.bias_ids, overlay.num_bias, id, 1, [&](int32_t i, int32_t) { x = overlay.biased(x, i); });
-  if (!overlay.counts) return x;
+SPECDEC_RULE float processed(const OverlaidRow& row, int32_t id, float x) {
+  const Overlay& all = *row.of;
+  if (row.masked(id)) x = -INFINITY;
+  for_each_listed(all.bias_ids, all.num_bias, id, 1,
+                  [&](int32_t i, int32_t) { x = row.biased(x, i, all.bias_values[i]); });
+  if (!all.counts) return x;
   int32_t known = 0;
-  for_each_listed(overlay.count_ids, overlay.num_counts, id, 1, [&](int32_t i, int32_t) { known = overlay.counts[i]; });
-  int32_t times = known / 2;
-  overlay.drafted.for_each([&](int64_t token) { times += token == id; });
-  return overlay.penalised(x, known > 0, times);
+  for_each_listed(all.count_ids, all.num_counts, id, 1, [&](int32_t i, int32_t) { known = all.counts[i]; });
+  return all.penalised(x, known > 0, known / 2 + row.drafted().count(id));
 }
 
-// What they make of sequence b's row number `row` of all, with these draft tokens before it.
-SPECDEC_RULE Overlay overlay_of(const ProcessorArgs& all, int64_t b, int64_t row, const Drafted& drafted) {
+// What they make of the rows of sequence b, whose first is number `first` of all; ascends(ids, num_ids) tells whether a list
+// is one.
+template <class Ascends>
+SPECDEC_RULE Overlay overlay_of(const ProcessorArgs& all, int64_t b, int64_t first, const Drafted& drafted,
+                                Ascends ascends) {
   Overlay out{};
-  out.on = all.on;
-  if (!all.on) return out;
-  out.bitmask = all.bitmask ? all.bitmask + row * all.words : nullptr;
+  out.words = all.words;
+  out.bitmask = all.bitmask ? all.bitmask + first * all.words : nullptr;
   out.allowed = all.allowed.of(b);
   out.bias_ids = all.bias_ids.of(b);
   out.bias_values = all.bias_values.of(b);
@@ -119,10 +142,8 @@ SPECDEC_RULE Overlay overlay_of(const ProcessorArgs& all, int64_t b, int64_t row
     out.status |= kBadParam;
     out.num_bias = 0;
   }
-  if (out.bias_until) {
-    out.generated = *all.num_output.of(b);
-    drafted.for_each([&](int64_t) { ++out.generated; });
-  }
+  if (out.bias_until) out.num_output = *all.num_output.of(b);
+  out.drafted = drafted;
   if (!all.penalties.data) return out;
   const float* penalties = all.penalties.of(b);
   const bool good_r = penalties[0] > 0 && penalties[0] < INFINITY, good_f = fabsf(penalties[1]) < INFINITY,
@@ -136,7 +157,6 @@ SPECDEC_RULE Overlay overlay_of(const ProcessorArgs& all, int64_t b, int64_t row
   const bool good = ascends(out.count_ids, out.num_counts);
   if (!good) out.num_counts = 0;
   if (!good || !good_r || !good_f || !good_p) out.status |= kBadParam;
-  out.drafted = drafted;
   return out;
 }
 

@@ -114,19 +114,27 @@ RowView row_view(const Rows& rows, int64_t b, int64_t i) {
 }
 
 RowView row_view(const Rows& rows, int64_t b, int64_t i, const ProcessorArgs& processors, int64_t sequence,
-                 int64_t index, const Drafted& drafted) {
+                 int64_t first, int64_t place, const Drafted& drafted) {
   RowView row = row_view(rows, b, i);
-  if (processors.on) row.overlay = overlay_of(processors, sequence, index, drafted);
+  const auto ascends = [](const int32_t* ids, int32_t n) {
+    bool good = true;
+    for (int32_t i = 1; i < n; ++i) good &= may_follow(ids[i], ids[i - 1]);
+    return good;
+  };
+  row.processed = processors.on;
+  row.place = int32_t(place);
+  if (processors.on) row.overlay = overlay_of(processors, sequence, first, drafted, ascends);
   return row;
 }
 
 void Logits::process(const RowView& row, int32_t begin, int n) {
   const Overlay& overlay = row.overlay;
+  const OverlaidRow overlaid{&overlay, row.place};
   const LogitKernels& kernels = cpu::kernels().logits[int(row.dtype)];
   const auto made = [&](int32_t id) {
     float x;
     kernels.widen(row.in_memory(id), nullptr, 1, &x);
-    return processed(overlay, id, x);
+    return processed(overlaid, id, x);
   };
   data_ = made_;
   if (n == 1) {
@@ -134,15 +142,15 @@ void Logits::process(const RowView& row, int32_t begin, int n) {
     return;
   }
   const auto from = [begin](const int32_t* words) { return words ? words + begin / 32 : nullptr; };
-  kernels.widen(row.in_memory(begin), from(overlay.bitmask), n, made_);
+  kernels.widen(row.in_memory(begin), from(overlaid.bitmask()), n, made_);
   if (overlay.allowed) row.kernels().widen(made_, from(overlay.allowed), n, made_);
   for_each_listed(overlay.bias_ids, overlay.num_bias, begin, n,
-                  [&](int32_t i, int32_t at) { made_[at] = overlay.biased(made_[at], i); });
+                  [&](int32_t i, int32_t at) { made_[at] = overlaid.biased(made_[at], i, overlay.bias_values[i]); });
   if (!overlay.counts) return;
   for_each_listed(overlay.count_ids, overlay.num_counts, begin, n, [&](int32_t i, int32_t at) {
     made_[at] = overlay.penalised(made_[at], overlay.counts[i] > 0, overlay.counts[i] / 2);
   });
-  overlay.drafted.for_each([&](int64_t id) {  // counted once more: anew from the model's logit
+  overlaid.drafted().for_each([&](int64_t id) {  // counted once more: anew from the model's logit
     if (id >= begin && id < begin + n) made_[id - begin] = made(int32_t(id));
   });
 }

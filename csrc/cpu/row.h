@@ -31,24 +31,27 @@ struct RowView {
   const char* data;
   DType dtype;
   int32_t vocab;
-  Overlay overlay{};  // what processors make of it
+  bool processed = false;
+  Overlay overlay{};  // where it is: its sequence's,
+  int32_t place = 0;  // and which of its rows this is
   const void* in_memory(int32_t id) const { return data + int64_t(id) * (dtype == DType::kFloat32 ? 4 : 2); }
   // Of n <= kTile ids from `begin` on: one, or from a multiple of 32 on.
   Logits at(int32_t begin, int n) const { return {*this, begin, n}; }
   Logits tile(int tile) const { return at(tile * kTile, tile_size(tile)); }
   int tiles() const { return tiles_of(vocab); }
   int tile_size(int tile) const { return vocab - tile * kTile < kTile ? vocab - tile * kTile : kTile; }
-  const LogitKernels& kernels() const { return cpu::kernels().logits[int(overlay.on ? DType::kFloat32 : dtype)]; }
+  const LogitKernels& kernels() const { return cpu::kernels().logits[int(processed ? DType::kFloat32 : dtype)]; }
 };
 
 inline Logits::Logits(const RowView& row, int32_t begin, int n) : data_(row.in_memory(begin)) {
-  if (row.overlay.on) process(row, begin, n);
+  if (row.processed) process(row, begin, n);
 }
 
 RowView row_view(const Rows& rows, int64_t b, int64_t i);
-// With what processors make of it; `index` counts all rows of the call, whatever the batches that they lie in.
+// With what processors make of it: it is row `place` of a sequence whose first is number `first` of all rows of the call,
+// whatever the batches that they lie in.
 RowView row_view(const Rows& rows, int64_t b, int64_t i, const ProcessorArgs& processors, int64_t sequence,
-                 int64_t index, const Drafted& drafted = {});
+                 int64_t first, int64_t place = 0, const Drafted& drafted = {});
 
 // What reading a row leaves behind. Nothing here is as wide as the vocabulary: V / 64 maxima, V / 1024 masses and at most
 // kMaxKept ids that truncation kept.

@@ -13,8 +13,8 @@ SequenceRows::SequenceRows(const VerifyArgs& args, int64_t b, const Span& span, 
       status_(span.status) {}
 
 RowView SequenceRows::target_row(int64_t i) const {
-  return row_view(args_.target, span_.batch, span_.first_target + i, args_.processors, b_, span_.target_index + i,
-                  drafted_.before(i));
+  return row_view(args_.target, span_.batch, span_.first_target + i, args_.processors, b_, span_.target_index, i,
+                  drafted_);
 }
 
 void SequenceRows::read_target_row(int64_t i, Reading& out) {

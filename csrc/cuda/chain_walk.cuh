@@ -3,13 +3,13 @@
 #include "cuda/verify_chain.cuh"
 #include "cuda/walk.cuh"
 
-namespace specdec::cuda {
+namespace specdec::SPECDEC_CUDA_ROWS {
 
 // Blocks a multiprocessor of a kernel with a Chain, which bound a thread's registers: from sm_100 on ptxas does not get by on 128.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int kWalkBlocks = 1;
 #else
-constexpr int kWalkBlocks = 2;
+constexpr int kWalkBlocks = kRowBlocks;
 #endif
 
 struct ChainState : WalkState {
@@ -26,6 +26,7 @@ class Chain : public WalkRows<kClustered> {
 
   __device__ Chain(const VerifyChainArgs& args, int64_t b, ChainState& state, float* list, float* numbers)
       : Base(args, b, find_span(args, b), target_sampling(args, b), state, list, numbers), args_(args), state_(state) {
+    find_overlay(args.processors, b, state.span.target_index, drafted_of(args, state.span));
     by_one([&] { state.remembers = false; });
   }
 
@@ -115,4 +116,4 @@ class Chain : public WalkRows<kClustered> {
   ChainState& state_;
 };
 
-}  // namespace specdec::cuda
+}  // namespace specdec::SPECDEC_CUDA_ROWS

@@ -3,7 +3,7 @@
 #include "common/philox.h"
 #include "cuda/law.cuh"
 
-namespace specdec::cuda {
+namespace specdec::SPECDEC_CUDA_ROWS {
 
 // The draft's law at one position, over target ids.
 struct DraftLaw {
@@ -173,7 +173,7 @@ struct Position {
     if (!cut && !subtracts() && (draft.kind == DraftLaw::Kind::kNone || draft.token / kTile != tile))
       return table.mass[tile];
     float even = 0.0f, odd = 0.0f;
-    if (subtracts() && draft.in_order() && is_whole(row, tile) && is_whole(draft.row, tile)) {
+    if (subtracts() && draft.in_order() && !kProcessed && is_whole(row, tile) && is_whole(draft.row, tile)) {
       // The same numbers as by runs.
       const char* const start = kAnywhere ? start_of(row, tile) : row.data;
       const char* const of_draft = kAnywhere ? start_of(draft.row, tile) : draft.row.data;
@@ -330,4 +330,4 @@ struct BestNoisy {
   }
 };
 
-}  // namespace specdec::cuda
+}  // namespace specdec::SPECDEC_CUDA_ROWS

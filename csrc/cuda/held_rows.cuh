@@ -3,7 +3,7 @@
 #pragma once
 #include "cuda/load.cuh"
 
-namespace specdec::cuda {
+namespace specdec::SPECDEC_CUDA_ROWS {
 
 // Tiles of the part of a row that falls to each of `size` blocks: the same number for each of their warps.
 SPECDEC_HD int part_of(int tiles, int size, int warps) {
@@ -69,4 +69,4 @@ __device__ __forceinline__ void wait_until_held(const RowView& row) {
     wait_for_phase(barrier_of(row, round), 0);
 }
 
-}  // namespace specdec::cuda
+}  // namespace specdec::SPECDEC_CUDA_ROWS

@@ -7,7 +7,7 @@
 #include "cuda/search.cuh"
 #include "cuda/tile_sums.cuh"
 
-namespace specdec::cuda {
+namespace specdec::SPECDEC_CUDA_ROWS {
 
 constexpr int kMaxListed = 4096;  // values listed at most
 constexpr int kFew = 128;         // so many are sorted
@@ -116,9 +116,19 @@ __device__ __forceinline__ int32_t id_in_group(int group) {
   return group / kGroups * kTile + (lane_id() / 8 * 32 + group % kGroups * 4) * kRun + lane_id() % 8 * 4;
 }
 
+// Four neighbouring logits, as processors make them. Out of line, with the result in registers.
+struct Four {
+  float x[4];
+};
+inline __device__ __noinline__ Four processed_four(Overlaid overlay, int32_t vocab, int32_t first, Four four) {
+  process<4>(overlay, vocab, first, four.x, nullptr);
+  return four;
+}
+
 // By a warp: lists what the search's range holds of every step-th of n groups, kAtOnce at most.
 __device__ __forceinline__ void list_groups(Reading& r, const int* groups, int step, int n) {
   const RowView row = r.row;
+  const DType loaded = row.loaded();
   uint32_t words[kAtOnce * 4];
   const auto load = [&](auto of_type) {
 #pragma unroll
@@ -135,18 +145,29 @@ __device__ __forceinline__ void list_groups(Reading& r, const int* groups, int s
     load(uint32_t{});
   else
     load(uint16_t{});
+  if (row.overlay) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      Four four;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) unpack<1>(words + i * 4 + k, row.dtype, four.x + k);
+      if (i * step < n) four = processed_four(row.overlay, row.vocab, id_in_group(groups[i * step]), four);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) words[i * 4 + k] = __float_as_uint(four.x[k]);
+    }
+  }
   unsigned held = 0;
   float x;
 #pragma unroll
   for (int i = 0; i < kAtOnce * 4; ++i) {
-    unpack<1>(words + i, row.dtype, &x);
+    unpack<1>(words + i, loaded, &x);
     if (search().range.holds(x)) held |= 1u << i;
   }
   int place = take_places(__popc(held), &search().count);
 #pragma unroll
   for (int i = 0; i < kAtOnce * 4; ++i) {
     if (!(held >> i & 1)) continue;
-    unpack<1>(words + i, row.dtype, &x);
+    unpack<1>(words + i, loaded, &x);
     if (place < kMaxListed) r.list[place] = x;
     ++place;
   }
@@ -190,7 +211,7 @@ inline __device__ __noinline__ int make_list(Reading& r) {
 }
 
 __device__ __forceinline__ int list_from(Reading& r, float bound) {
-  search().start(range_of(bound, r.law.max, r.row.dtype), 0);
+  search().start(range_of(bound, r.law.max, r.row.loaded()), 0);
   return make_list(r);
 }
 
@@ -284,7 +305,7 @@ inline __device__ __noinline__ float select_listed(Reading& r, bool by_weight) {
 // Of the list, or of the row from `bound` on: the largest value c such that `goal` is reached by the measure of {x >= c};
 // the lowest of any measure if it never is. A row's values take the list's place.
 __device__ __forceinline__ float select(Reading& r, Values values, float bound, bool by_weight, Fixed goal) {
-  search().start(range_of(bound, r.law.max, r.row.dtype), goal);
+  search().start(range_of(bound, r.law.max, r.row.loaded()), goal);
   if (values == Values::kRow) {
     narrow_in(r, values, by_weight);
     if (search().range.is_one() || search().range.inside == 0) return search().range.lowest();
@@ -438,7 +459,7 @@ __device__ __forceinline__ void find_law(Reading& reading, bool need_argmax) {
     law.inverse_temperature = reading.sampling.inverse_temperature;
     law.normalizer = law.inverse_normalizer = 1.0f;
     law.argmax = argmax;
-    law.status = flags | reading.sampling.status;
+    law.status = flags | reading.sampling.status | reading.row.overlay.status();
     law.one_hot = one_hot;
     reading.law = law;
   });
@@ -491,4 +512,4 @@ __device__ __forceinline__ RawMoments raw_moments(const Reading& reading) {
   return {sum, logf(sum) - weighted / sum};
 }
 
-}  // namespace specdec::cuda
+}  // namespace specdec::SPECDEC_CUDA_ROWS

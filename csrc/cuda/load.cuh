@@ -5,9 +5,10 @@
 // lane's values. Before the row's start no more is read than the rest of its first piece; nothing is read beyond its end.
 #pragma once
 #include "common/law.h"
+#include "cuda/overlay.cuh"
 #include "cuda/warp.cuh"
 
-namespace specdec::cuda {
+namespace specdec::SPECDEC_CUDA_ROWS {
 
 constexpr int kRuns = 4, kRun = 8, kHeld = kRuns * kRun;  // a lane's ids: run j is 8 ids from (j * 32 + lane) * 8
 constexpr int kGroups = 8;                                // of a tile: four neighbouring lanes' ids, 128 each
@@ -20,7 +21,10 @@ struct RowView {
   // Where a cluster has the row in its shared memory: block r the tiles from r * part on, at this many bytes of its dynamic
   // shared memory. -1: nowhere.
   int32_t held = -1, part = 0;
+  [[no_unique_address]] Overlaid overlay{};  // what processors make of it
   __host__ __device__ int tiles() const { return tiles_of(vocab); }
+  // Of its values as they are loaded: what processors make is float32.
+  __device__ DType loaded() const { return overlay ? DType::kFloat32 : dtype; }
 };
 
 SPECDEC_HD int size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
@@ -52,11 +56,21 @@ __device__ __forceinline__ T load_from(const T* address) {
     return __ldg(address);
 }
 
-__device__ __forceinline__ float logit_at(const RowView& row, int32_t id) {
+// As the model gave it.
+__device__ __forceinline__ float model_logit_at(const RowView& row, int32_t id) {
   const char* const start = start_of(row, id / kTile);
   if (row.dtype == DType::kFloat32) return load_anywhere(reinterpret_cast<const float*>(start) + id);
   const uint16_t bits = load_anywhere(reinterpret_cast<const uint16_t*>(start) + id);
   return row.dtype == DType::kBFloat16 ? __uint_as_float(uint32_t(bits) << 16) : half_bits_to_float(bits);
+}
+
+inline __device__ __noinline__ float processed_logit(Overlaid overlay, int32_t id, float x) {
+  return processed(overlay, id, x);
+}
+
+__device__ __forceinline__ float logit_at(const RowView& row, int32_t id) {
+  const float x = model_logit_at(row, id);
+  return row.overlay ? processed_logit(row.overlay, id, x) : x;
 }
 
 // Values from words as they are in memory: in half precision two a word.
@@ -263,16 +277,6 @@ __device__ __forceinline__ bool is_whole(const RowView& row, int tile) {
   return aligned(row) && unsigned(tile) < unsigned(row.vocab) / kTile;
 }
 
-template <bool kAnywhere = false>
-__device__ __forceinline__ void load_words(const RowView& row, int tile, uint32_t (&words)[kHeld]) {
-  if (is_whole(row, tile)) {
-    const char* const start = kAnywhere ? start_of(row, tile) : row.data;
-    load_whole<kRuns, kAnywhere>(lane_pieces(start, row.dtype, tile), row.dtype, words);
-  } else {
-    load_any<true, 2, kAnywhere>(row, tile, words);
-  }
-}
-
 // Asks for a lane's runs of a tile from run j.
 __device__ __forceinline__ void prefetch_tile(const RowView& row, int tile, int j = 0) {
 #pragma unroll
@@ -286,8 +290,9 @@ struct Run {
   float x[kRun];
 };
 
-// One run as values. Out of line, with the result in registers: for each dtype and alignment there is much to do.
-inline __device__ __noinline__ Run load_run(RowView row, int tile, int j) {
+// One run as values, as the model gave it. Out of line, with the result in registers: for each dtype and alignment there is
+// much to do.
+inline __device__ __noinline__ Run load_run_of_model(RowView row, int tile, int j) {
   const char* const start = start_of(row, tile);
   uint32_t words[kRun];
   Run run;
@@ -299,4 +304,47 @@ inline __device__ __noinline__ Run load_run(RowView row, int tile, int j) {
   return run;
 }
 
-}  // namespace specdec::cuda
+// One as processors make it, and how far they have come.
+struct ProcessedRun {
+  Run run;
+  Cursors cursors;
+};
+inline __device__ __noinline__ ProcessedRun processed_run(Overlaid overlay, int32_t vocab, int32_t first,
+                                                          ProcessedRun of) {
+  process<kRun>(overlay, vocab, first, of.run.x, &of.cursors);
+  return of;
+}
+
+// One run as values, by a whole warp.
+__device__ __forceinline__ Run load_run(const RowView& row, int tile, int j) {
+  const Run run = load_run_of_model(row, tile, j);
+  return row.overlay ? processed_run(row.overlay, row.vocab, held_id(tile, j * kRun), {run, {}}).run : run;
+}
+
+// A lane's values of a tile, as words of row.loaded().
+template <bool kAnywhere = false>
+__device__ __forceinline__ void load_words(const RowView& row, int tile, uint32_t (&words)[kHeld]) {
+  if (is_whole(row, tile)) {
+    const char* const start = kAnywhere ? start_of(row, tile) : row.data;
+    load_whole<kRuns, kAnywhere>(lane_pieces(start, row.dtype, tile), row.dtype, words);
+  } else {
+    load_any<true, 2, kAnywhere>(row, tile, words);
+  }
+  if (!row.overlay) return;
+  uint32_t of_model[kHeld];
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) of_model[k] = words[k];
+  ProcessedRun at{};
+#pragma unroll
+  for (int j = 0; j < kRuns; ++j) {
+    if (row.dtype == DType::kFloat32)
+      unpack<kRun>(of_model + j * kRun, DType::kFloat32, at.run.x);
+    else
+      unpack<kRun>(of_model + j * kRun / 2, row.dtype, at.run.x);
+    at = processed_run(row.overlay, row.vocab, held_id(tile, j * kRun), at);
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) words[j * kRun + k] = __float_as_uint(at.run.x[k]);
+  }
+}
+
+}  // namespace specdec::SPECDEC_CUDA_ROWS

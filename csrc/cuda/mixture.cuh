@@ -3,7 +3,7 @@
 #pragma once
 #include "cuda/draw.cuh"
 
-namespace specdec::cuda {
+namespace specdec::SPECDEC_CUDA_ROWS {
 
 // What a cascade looks at in a row that was scanned with its raw sums and whose law was found; by one warp.
 __device__ __forceinline__ RawRow raw_row(const Reading& reading) {
@@ -90,4 +90,4 @@ __device__ __noinline__ void end_mixing(const TargetLaw& law, Mixing& mixing, Po
   end(law, mixing, solves ? exact_scale(at.mixture.accept, left) : left(1.0f), at);
 }
 
-}  // namespace specdec::cuda
+}  // namespace specdec::SPECDEC_CUDA_ROWS

@@ -2,7 +2,7 @@
 #pragma once
 #include "cuda/load.cuh"
 
-namespace specdec::cuda {
+namespace specdec::SPECDEC_CUDA_ROWS {
 
 constexpr float kLog2E = 1.44269504f;
 
@@ -22,4 +22,4 @@ __device__ __forceinline__ float prob_at(const RowView& row, const RowLaw& law, 
   return weight_of(logit_at(row, id), law) * law.inverse_normalizer;
 }
 
-}  // namespace specdec::cuda
+}  // namespace specdec::SPECDEC_CUDA_ROWS

@@ -7,10 +7,11 @@
 #include "cuda/scratch.h"
 #include "cuda/strategy.h"
 
-namespace specdec::cuda {
+namespace specdec::SPECDEC_CUDA_ROWS {
 
 constexpr int kRowThreads = 256;
-constexpr int kMostSharedTiles = 512;  // a longer row's table stays in device memory
+constexpr int kRowBlocks = kProcessed ? 1 : 2;  // a multiprocessor: with processors 128 registers are too few
+constexpr int kMostSharedTiles = 512;           // a longer row's table stays in device memory
 
 // Threads of a block that reads whole rows: a warp a tile, of 4 warps at least.
 inline unsigned threads_for(int tiles, int most) { return 32u * unsigned(std::clamp(tiles, 4, most / 32)); }
@@ -23,7 +24,14 @@ struct RowSet {
   bool raw;     // also the raw moments
   bool listed;  // blocks with a whole row have a list of kMaxListed floats in shared memory, before their table
   float* tables = nullptr;  // [rows, tiles, TileTable::kNumbers] in device memory; null: each block has its own, shared
-  __device__ RowView row(int64_t index) const { return row_view(rows, index / n, index % n); }
+  [[no_unique_address]] GivenProcessors processors{};
+  // The first thing that a block does which looks at a row.
+  __device__ void begin(int64_t index) const { find_overlay(processors, index / n, index, Drafted{}); }
+  __device__ RowView row(int64_t index) const {
+    RowView found = row_view(rows, index / n, index % n);
+    found.overlay = overlaid(0);
+    return found;
+  }
   __device__ Sampling sampling(int64_t index) const { return sampling_of(params, index / n); }
   __device__ TileTable table(int64_t index, float* shared) const {
     const int tiles = tiles_of(rows.vocab);
@@ -51,6 +59,14 @@ struct RowPlan {
   Shape shape;  // of a kernel with a block a row
 };
 
+// The rows of an op's arguments.
+template <class Args>
+RowSet rows_of(const Args& args, bool raw, bool listed) {
+  RowSet set{args.logits, args.n, args.params, raw, listed};
+  if constexpr (kProcessed) set.processors = args.processors;
+  return set;
+}
+
 // Reads the rows if they are to be split; the kernel that follows (of `shape`) calls read_row first. more(arena, split)
 // takes what else the op wants of the call's memory.
 template <class More>
@@ -76,6 +92,7 @@ cudaError_t plan_rows(const RowSet& set, int64_t batch, const Launch& launch, Ro
 // The first thing that a block of such a kernel does; `shared`: its dynamic shared memory.
 __device__ __forceinline__ void read_row(const RowSet& set, unsigned char* shared, Reading& reading) {
   const int64_t index = blockIdx.x;
+  set.begin(index);
   by_one([&] {
     reading.row = set.row(index);
     reading.sampling = set.sampling(index);
@@ -89,4 +106,4 @@ __device__ __forceinline__ void read_row(const RowSet& set, unsigned char* share
   find_law(reading, true);
 }
 
-}  // namespace specdec::cuda
+}  // namespace specdec::SPECDEC_CUDA_ROWS

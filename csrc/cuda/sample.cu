@@ -1,7 +1,7 @@
 #include "common/row_stats.h"
 #include "cuda/rows.cuh"
 
-namespace specdec::cuda {
+namespace specdec::SPECDEC_CUDA_ROWS {
 namespace {
 
 constexpr int kMaxDrawn = kMaxListed / 2;  // noisy keys in the list's place: ties with the last one drawn included
@@ -86,7 +86,7 @@ __device__ void draw_many(const SampleArgs& args, const Reading& read, int64_t n
     write_drawn(args, read.row, read.law, int64_t(blockIdx.x), i, i < drawn ? noisy_id(keys[i]) : -1);
 }
 
-__global__ void __launch_bounds__(kRowThreads, 2)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     sample_kernel(const __grid_constant__ RowSet set, const __grid_constant__ SampleArgs args,
                   const __grid_constant__ NoiseState noise) {
   SPECDEC_DYNAMIC_SHARED(shared);
@@ -127,11 +127,12 @@ __global__ void __launch_bounds__(kRowThreads, 2)
 }
 
 // Noise on split rows; the last block to arrive at a row writes its draw.
-__global__ void __launch_bounds__(kRowThreads, 2)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     noise_kernel(const __grid_constant__ RowSet set, const __grid_constant__ SampleArgs args, int64_t chunks,
                  const __grid_constant__ NoiseState noise) {
   wait_for_previous();
   const int64_t index = blockIdx.x / chunks;
+  set.begin(index);
   const RowView row = set.row(index);
   const RowLaw law = noise.laws[index];
   if (law.one_hot) return;
@@ -153,7 +154,8 @@ __global__ void __launch_bounds__(kRowThreads, 2)
 cudaError_t sample(const SampleArgs& args, const Launch& launch) {
   const int64_t count = args.batch * args.n;
   if (count == 0) return cudaSuccess;
-  const RowSet set{args.logits, args.n, args.params, false, may_cut(args.params) || args.num_samples > 1};
+  if (!kProcessed && args.processors.on) return with_processors::sample(args, launch);
+  const RowSet set = rows_of(args, false, may_cut(args.params) || args.num_samples > 1);
   RowPlan plan;
   NoiseState noise{};
   cudaError_t error = plan_rows(set, args.batch, launch, &plan, [&](Arena& arena, bool split) {
@@ -170,4 +172,4 @@ cudaError_t sample(const SampleArgs& args, const Launch& launch) {
   return launch_kernel(noise_kernel, shape, launch.stream, plan.set, args, chunks, noise);
 }
 
-}  // namespace specdec::cuda
+}  // namespace specdec::SPECDEC_CUDA_ROWS

@@ -4,7 +4,7 @@
 #include "cuda/held_rows.cuh"
 #include "cuda/row.cuh"
 
-namespace specdec::cuda {
+namespace specdec::SPECDEC_CUDA_ROWS {
 
 // What truncation does to a row of `vocab` ids.
 struct Cut {
@@ -137,7 +137,7 @@ __device__ __forceinline__ float group_max(float x) {
 class TileScan {
  public:
   __device__ __forceinline__ TileScan(const RowView& row, const ScanPlan& plan, const TileTable& table)
-      : dtype_(row.dtype),
+      : dtype_(row.loaded()),
         probs_(plan.probs && row.dtype == DType::kFloat32),
         lane_(lane_id()),
         scale_(plan.inverse_temperature * kLog2E) {
@@ -243,4 +243,4 @@ __device__ __forceinline__ void scan_row(const RowView& row, const ScanPlan& pla
   Team<kClustered>::sync();
 }
 
-}  // namespace specdec::cuda
+}  // namespace specdec::SPECDEC_CUDA_ROWS

@@ -3,7 +3,7 @@
 #include "common/siblings.h"
 #include "cuda/draw.cuh"
 
-namespace specdec::cuda {
+namespace specdec::SPECDEC_CUDA_ROWS {
 
 struct ReadRow {
   RowView row;
@@ -63,4 +63,4 @@ __device__ __noinline__ void rejection_sums(const NodeLaws& at, float scale, flo
   });
 }
 
-}  // namespace specdec::cuda
+}  // namespace specdec::SPECDEC_CUDA_ROWS

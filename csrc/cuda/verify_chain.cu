@@ -1,12 +1,14 @@
 // verify_chain and verify_packed: which layout takes a call.
-#include "cuda/rows.cuh"
 #include "cuda/verify_chain.cuh"
+#include "cuda/walk.cuh"
 
 namespace specdec::cuda {
 
 namespace {
 
 cudaError_t decide(const VerifyChainArgs& args, const Launch& launch) {
+  // Only one layout's kernels are compiled for rows that processors change.
+  if (args.processors.on) return with_processors::verify_walk(args, cluster_of(args), launch);
   const int tiles = tiles_of(args.target.vocab);
   const bool chosen = forced_strategy() == Strategy::kAuto;
   Strategy strategy = forced_strategy();

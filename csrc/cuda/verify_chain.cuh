@@ -2,7 +2,7 @@
 #pragma once
 #include "cuda/verify_rows.cuh"
 
-namespace specdec::cuda {
+namespace specdec::SPECDEC_CUDA_ROWS {
 
 cudaError_t verify_split(const VerifyChainArgs& args, const Launch& launch);
 cudaError_t verify_walk(const VerifyChainArgs& args, unsigned cluster, const Launch& launch);
@@ -31,4 +31,4 @@ __device__ __forceinline__ float residual_mass(const Position& at, const float* 
   return at.certain() ? residual_weight(at.left.scale, at.q(at.law.argmax)) : sum_of_tiles(mass, at.row.tiles());
 }
 
-}  // namespace specdec::cuda
+}  // namespace specdec::SPECDEC_CUDA_ROWS

@@ -2,7 +2,7 @@
 #include "cuda/verify_chain.cuh"
 #include "cuda/walk.cuh"
 
-namespace specdec::cuda {
+namespace specdec::SPECDEC_CUDA_ROWS {
 namespace {
 
 __device__ float overlap_of_tile(const RowView& row, const RowLaw& law, const DraftLaw& draft, int tile) {
@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(kRowThreads, 1)
     if (threadIdx.x == 0) args.overlap[position] = -1.0f;
     return;
   }
+  find_overlay(args.processors, b, span.target_index, drafted_of(args, span));
   float* base = tables + position * (tiles + draft_tiles) * TileTable::kNumbers;
   const RowView row = target_row(args, span, i);
   const TileTable table(base, tiles);
@@ -73,6 +74,7 @@ int64_t bytes_of_overlap(const VerifyChainArgs& args) {
 cudaError_t verify_overlap(const VerifyChainArgs& args, void* scratch, const Launch& launch) {
   const int64_t positions = args.batch * args.num_draft;
   if (positions == 0) return cudaSuccess;
+  if (!kProcessed && args.processors.on) return with_processors::verify_overlap(args, scratch, launch);
   const int tiles = tiles_of(args.target.vocab);
   const int of_draft = draft_tiles(args);
   float* const tables = static_cast<float*>(scratch);
@@ -81,4 +83,4 @@ cudaError_t verify_overlap(const VerifyChainArgs& args, void* scratch, const Lau
   return launch_kernel(overlap_kernel, shape, launch.stream, args, tables, tiles, of_draft);
 }
 
-}  // namespace specdec::cuda
+}  // namespace specdec::SPECDEC_CUDA_ROWS

@@ -4,7 +4,7 @@
 #include "cuda/mixture.cuh"
 #include "cuda/ops.h"
 
-namespace specdec::cuda {
+namespace specdec::SPECDEC_CUDA_ROWS {
 
 // By a whole warp, a draft token a lane; the same in every lane.
 struct WarpSearch {
@@ -26,8 +26,11 @@ __device__ __forceinline__ Span find_span(const VerifyChainArgs& args, int64_t b
   return find_span(args, b, WarpSearch{});
 }
 
+// As processors make it, once the block knows the sequence's overlay.
 __device__ __forceinline__ RowView target_row(const VerifyArgs& args, const Span& span, int64_t i) {
-  return row_view(args.target, span.batch, span.first_target + i);
+  RowView row = row_view(args.target, span.batch, span.first_target + i);
+  row.overlay = overlaid(i);
+  return row;
 }
 
 __device__ __forceinline__ RowView draft_row(const VerifyArgs& args, const Span& span, int64_t i) {
@@ -83,4 +86,4 @@ __device__ __forceinline__ DraftLaw draft_law(const VerifyChainArgs& args, const
   return draft_law(args, span, b, i, read, point_at(args, span, i));
 }
 
-}  // namespace specdec::cuda
+}  // namespace specdec::SPECDEC_CUDA_ROWS

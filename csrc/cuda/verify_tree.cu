@@ -5,7 +5,7 @@
 #include "cuda/strategy.h"
 #include "cuda/walk.cuh"
 
-namespace specdec::cuda {
+namespace specdec::SPECDEC_CUDA_ROWS {
 namespace {
 
 // What common/tree_rules.h asks of a sequence's rows.
@@ -19,7 +19,9 @@ class TreeRows : public WalkRows<kClustered> {
   using Laws = NodeLaws;
 
   __device__ TreeRows(const VerifyTreeArgs& args, int64_t b, WalkState& state, float* list, float* numbers)
-      : Base(args, b, tree_span(args, b), target_sampling(args, b), state, list, numbers), tree_(args) {}
+      : Base(args, b, tree_span(args, b), target_sampling(args, b), state, list, numbers), tree_(args) {
+    find_overlay(args.processors, b, state.span.target_index, drafted_of(args, b));
+  }
 
   template <class F>
   __device__ static void by_one(F f) {
@@ -114,15 +116,8 @@ __device__ float TreeRows<kClustered>::entropy() {
 template <bool kClustered>
 using Rules = TreeRules<TreeRows<kClustered>>;
 
-// What a sequence's rows leave behind is in shared memory, after the list, or in device memory.
-struct Place {
-  bool listed;
-  float* numbers;  // null: shared
-  int64_t size;
-};
-
 template <bool kClustered>
-__global__ void __launch_bounds__(kWalkThreads, 2)
+__global__ void __launch_bounds__(kWalkThreads, kRowBlocks)
     verify_tree_kernel(const __grid_constant__ VerifyTreeArgs args, const __grid_constant__ Place place) {
   using Group = Team<kClustered>;
   SPECDEC_DYNAMIC_SHARED(shared);
@@ -130,7 +125,7 @@ __global__ void __launch_bounds__(kWalkThreads, 2)
   SPECDEC_SHARED(typename Rules<kClustered>::Memory, memory, 1);
   float* const list = reinterpret_cast<float*>(shared);
   const int64_t b = blockIdx.x / Group::size();
-  float* const numbers = place.numbers ? place.numbers + b * place.size : list + (place.listed ? kMaxListed : 0);
+  float* const numbers = place.of(b, list);
   TreeRows<kClustered> rows(args, b, state[0], list, numbers);
   Rules<kClustered> rules(args, b, rows, memory[0]);
   const TreeOutcome outcome = rules.decide();
@@ -142,25 +137,13 @@ __global__ void __launch_bounds__(kWalkThreads, 2)
 
 cudaError_t verify_tree(const VerifyTreeArgs& args, const Launch& launch) {
   if (args.batch == 0) return cudaSuccess;
-  const int tiles = tiles_of(args.target.vocab);
-  Place place{may_cut(args), nullptr, numbers_of(args)};
-  size_t shared = place.listed ? kMaxListed * sizeof(float) : 0;
-  const bool fits = place.size <= int64_t(kMostSharedTiles) * 2 * (TileTable::kNumbers + 1);
-  if (fits)
-    shared += size_t(place.size) * sizeof(float);
-  else
-    place.numbers = static_cast<float*>(launch.scratch(args.batch * place.size * int64_t(sizeof(float))));
-  // A sequence has its rows to itself: the fewer sequences, the more blocks share each row.
-  unsigned cluster = 1;
-  const Strategy forced = forced_strategy();
-  while (forced == Strategy::kAuto && cluster < kMaxCluster && int64_t(cluster) * 2 * kWalkThreads / 32 <= tiles &&
-         args.batch * cluster * 2 <= multiprocessors())
-    cluster *= 2;
-  if (forced == Strategy::kCluster) cluster = 2;
-  if (!hopper_code() || !fits) cluster = 1;
-  const Shape shape{dim3(unsigned(args.batch) * cluster), dim3(threads_for(tiles, kWalkThreads)), shared, cluster};
+  if (!kProcessed && args.processors.on) return with_processors::verify_tree(args, launch);
+  const Place place = place_of(args, launch);
+  const unsigned cluster = place.numbers ? 1 : cluster_of(args);
+  const Shape shape{dim3(unsigned(args.batch) * cluster), dim3(threads_for(tiles_of(args.target.vocab), kWalkThreads)),
+                    place.shared(), cluster};
   return launch_kernel(cluster > 1 ? verify_tree_kernel<true> : verify_tree_kernel<false>, shape, launch.stream, args,
                        place);
 }
 
-}  // namespace specdec::cuda
+}  // namespace specdec::SPECDEC_CUDA_ROWS

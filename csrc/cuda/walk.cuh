@@ -1,9 +1,10 @@
 // What kernels share that have a block, or a cluster of blocks, a sequence and read rows only as far as a rule gets.
 #pragma once
 #include "cuda/rows.cuh"
+#include "cuda/strategy.h"
 #include "cuda/verify_rows.cuh"
 
-namespace specdec::cuda {
+namespace specdec::SPECDEC_CUDA_ROWS {
 
 constexpr int kWalkThreads = 256;  // two blocks fit a multiprocessor: one reads while the other looks for a law
 constexpr unsigned kMaxCluster = 8;
@@ -67,6 +68,35 @@ inline int64_t numbers_of(const VerifyArgs& args) {
   return (tiles + draft_tiles(args)) * TileTable::kNumbers + 2 * tiles;
 }
 
+// Where that is: in shared memory, after the list, or in device memory.
+struct Place {
+  bool listed;
+  float* numbers;  // null: shared
+  int64_t size;
+  __device__ float* of(int64_t b, float* list) const {
+    return numbers ? numbers + b * size : list + (listed ? kMaxListed : 0);
+  }
+  size_t shared() const { return sizeof(float) * size_t((listed ? kMaxListed : 0) + (numbers ? 0 : size)); }
+};
+
+inline Place place_of(const VerifyArgs& args, const Launch& launch) {
+  Place place{may_cut(args), nullptr, numbers_of(args)};
+  if (place.size > int64_t(kMostSharedTiles) * 2 * (TileTable::kNumbers + 1))
+    place.numbers = static_cast<float*>(launch.scratch(args.batch * place.size * int64_t(sizeof(float))));
+  return place;
+}
+
+// Blocks a sequence, which has its rows to itself: the fewer sequences, the more share each row.
+inline unsigned cluster_of(const VerifyArgs& args) {
+  const Strategy forced = forced_strategy();
+  unsigned cluster = forced == Strategy::kCluster ? 2 : 1;
+  const int tiles = tiles_of(args.target.vocab);
+  while (forced == Strategy::kAuto && cluster < kMaxCluster && int64_t(cluster) * 2 * kWalkThreads / 32 <= tiles &&
+         args.batch * cluster * 2 <= multiprocessors())
+    cluster *= 2;
+  return hopper_code() ? cluster : 1;
+}
+
 // What all threads of a block know alike is kept in shared memory, not in everybody's registers.
 struct WalkState {
   Span span;
@@ -79,7 +109,11 @@ struct WalkState {
 // What is read of a row of the present position; the row's flags.
 template <bool kClustered>
 __device__ __forceinline__ int32_t read_target(const VerifyArgs& args, WalkState& state, int64_t i) {
-  by_one([&] { state.target.row.data = target_row(args, state.span, i).data; });
+  by_one([&] {
+    const RowView row = target_row(args, state.span, i);
+    state.target.row.data = row.data;
+    state.target.row.overlay = row.overlay;
+  });
   read_row<kClustered>(state.target, is_cascade(args.law.kind) ? &state.mixing.target : nullptr);
   by_one([&] {
     state.mixing.measure = Measure::kNothing;
@@ -188,4 +222,4 @@ class WalkRows {
   int32_t status_;
 };
 
-}  // namespace specdec::cuda
+}  // namespace specdec::SPECDEC_CUDA_ROWS

@@ -1,9 +1,10 @@
 #include "cuda/rows.cuh"
 
-namespace specdec::cuda {
+namespace specdec::SPECDEC_CUDA_ROWS {
 namespace {
 
-__global__ void __launch_bounds__(kRowThreads, 2) laws_kernel(const __grid_constant__ RowSet set, RowLaw* laws) {
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
+    laws_kernel(const __grid_constant__ RowSet set, RowLaw* laws) {
   SPECDEC_DYNAMIC_SHARED(shared);
   SPECDEC_SHARED(Reading, read, 1);
   allow_next();
@@ -11,10 +12,11 @@ __global__ void __launch_bounds__(kRowThreads, 2) laws_kernel(const __grid_const
   if (threadIdx.x == 0) laws[blockIdx.x] = read[0].law;
 }
 
-__global__ void __launch_bounds__(kRowThreads, 2)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     write_probs_kernel(const __grid_constant__ RowSet set, int64_t chunks, const RowLaw* laws, float* out) {
   wait_for_previous();
   const int64_t index = blockIdx.x / chunks;
+  set.begin(index);
   const RowView row = set.row(index);
   const RowLaw law = laws[index];
   for (int tile = int(blockIdx.x % chunks) * num_warps() + warp_id(); tile < row.tiles();
@@ -22,7 +24,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
     uint32_t words[kHeld];
     float x[kHeld];
     load_words(row, tile, words);
-    unpack<kHeld>(words, row.dtype, x);
+    unpack<kHeld>(words, row.loaded(), x);
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
       const int32_t id = held_id(tile, k);
@@ -37,7 +39,8 @@ __global__ void __launch_bounds__(kRowThreads, 2)
 cudaError_t warp_probs(const WarpProbsArgs& args, const Launch& launch) {
   const int64_t count = args.batch * args.n;
   if (count == 0) return cudaSuccess;
-  const RowSet set{args.logits, args.n, args.params, false, may_cut(args.params)};
+  if (!kProcessed && args.processors.on) return with_processors::warp_probs(args, launch);
+  const RowSet set = rows_of(args, false, may_cut(args.params));
   RowPlan plan;
   RowLaw* laws = nullptr;
   cudaError_t error =
@@ -51,4 +54,4 @@ cudaError_t warp_probs(const WarpProbsArgs& args, const Launch& launch) {
                        args.out);
 }
 
-}  // namespace specdec::cuda
+}  // namespace specdec::SPECDEC_CUDA_ROWS

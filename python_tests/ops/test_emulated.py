@@ -12,6 +12,7 @@ import specdec_kernels as sk
 from python_tests import emulated
 from python_tests.ops import chains, trees
 from python_tests.ops.inputs import logits, same_bits, uniforms
+from python_tests.ops.processing import of_any_kind
 from python_tests.ops.test_compile import CALLS
 from specdec_kernels import laws
 from specdec_kernels.laws import TargetLaw
@@ -44,6 +45,11 @@ def wide_tree(acceptance: str, law: TargetLaw | None = None) -> trees.Arguments:
     return trees.make(
         17, 3, 7, 5200, acceptance=acceptance, dtype=torch.bfloat16, params=TRUNCATED, draft_params=TRUNCATED, law=law
     )
+
+
+def processed(n: int | None, vocab: int) -> dict[str, Any]:
+    """Processors for three sequences of `n` rows."""
+    return {"processors": of_any_kind(rng(), 3, (3,) if n is None else (3, n), vocab)}
 
 
 # Beside the small calls: several tiles, ties, rows in which more ids compete than are listed, and all outputs.
@@ -79,6 +85,15 @@ WIDE: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
         f"verify_tree-{acceptance}-wide": lambda acceptance=acceptance: (sk.verify_tree, wide_tree(acceptance))
         for acceptance in trees.ACCEPTANCES
     },
+    "sample-processed": lambda: (
+        sk.sample,
+        {"logits": logits(rng(), 3, 2, 3100), "noise_keys": torch.arange(6).view(3, 2), **processed(2, 3100)},
+    ),
+    "warp_probs-processed": lambda: (sk.warp_probs, {"logits": logits(rng(), 3, 3100), **processed(None, 3100)}),
+    "verify_chain-processed": lambda: (
+        sk.verify_chain, long_chain("block", return_acceptance=True, **processed(4, 5200)),
+    ),
+    "verify_tree-processed": lambda: (sk.verify_tree, {**wide_tree("traversal"), **processed(7, 5200)}),
     "verify_tree-BiLD-wide": lambda: (sk.verify_tree, wide_tree("sample", laws.BiLD(1.0, bonus="cascade"))),
 }  # fmt: skip
 

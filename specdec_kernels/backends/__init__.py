@@ -113,37 +113,6 @@ def implementation(
     return reach(op, overload)
 
 
-PROCESSING = ("triton", "cpu", "reference")
-"""The backends whose kernels take processors."""
-
-
-def processing(op: str, overload: Any, backend: str | None, device: torch.device, caller: str) -> Callable[..., Any]:
-    """The callable of `op` where there are processors: on the backend asked for, or on the best one that takes them.
-
-    Raises
-    ------
-    ValueError
-        A backend that does not take them, or as `implementation`.
-    """
-    if backend is not None:
-        if backend in _BACKENDS and backend not in PROCESSING:
-            raise ValueError(f"{caller}: backend={backend!r} cannot run here: its kernels take no processors")
-        return implementation(op, overload, backend, device, caller)
-    return _BACKENDS[_best_processing(op, device)][1](op, overload)
-
-
-def _best_processing(op: str, device: torch.device) -> str:
-    try:
-        return _processing_routes[op, device]
-    except KeyError:
-        able = (n for n in _candidates(device) if n in PROCESSING and _BACKENDS[n][0](op, device) is None)
-        return _processing_routes.setdefault((op, device), next(able))
-
-
-_processing_routes: dict[tuple[str, torch.device], str] = {}
-_best_processing._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as `routed` below
-
-
 def _candidates(device: torch.device) -> list[str]:
     """What may be taken unasked, best first: every backend but Triton's interpreter."""
     return [name for name in _BACKENDS if (name, device.type) != ("triton", "cpu")]

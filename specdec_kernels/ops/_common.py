@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..backends import FUNCTIONS, OPS, direct, has_kernel, implementation, in_python, processing, routed
+from ..backends import FUNCTIONS, OPS, direct, has_kernel, implementation, in_python, routed
 from ..checks import check_tensor
 from ..config import settings
 from ..processors import Processors
@@ -56,16 +56,11 @@ def define(name: str, arguments: type[A], returns: str, fake: Callable[[A], Any]
     return getattr(torch.ops.specdec, name).default, definition.call
 
 
-def dispatch(
-    name: str, overload: Any, backend: str | None, device: torch.device, caller: str | None = None,
-    processors: Processing = None,
-) -> Any:  # fmt: skip
+def dispatch(name: str, overload: Any, backend: str | None, device: torch.device, caller: str | None = None) -> Any:
     """The callable that runs op `name` on `device`: torch's dispatcher, or the way past it (`backends.direct`), unless
-    a backend in Python is asked for by name or is the one that can run. Not every backend takes `processors`.
+    a backend in Python is asked for by name or is the one that can run.
     """
     overload = direct.call(name, overload)
-    if processors is not None:
-        return processing(name, overload, backend or settings().backend, device, caller or name)
     if backend is None:
         backend = settings().backend
         if backend is None:

@@ -61,7 +61,7 @@ def row_stats(
     params = check_params("row_stats", "params", params, rows.shape[0], device)
     given = None if processors is None else check_processors("row_stats", processors, logits, None, rows.shape[0])
     values, argmax, status = _call(
-        dispatch("row_stats", _op, backend, device, None, given), logits=rows, params=params, processors=given
+        dispatch("row_stats", _op, backend, device), logits=rows, params=params, processors=given
     )
     raise_for_status("row_stats", status)
     if rows is logits:

@@ -125,7 +125,7 @@ def sample(
             raise ValueError(f"{op}: processors must be None where there is a draft_token_map, got both")
     given = None if processors is None else check_processors(op, processors, logits, names, shape[0])
     token, log_prob, values, argmax, status = _call(
-        dispatch(op, _op, backend, device, None, given),
+        dispatch(op, _op, backend, device),
         logits=logits, uniform_samples=uniform_samples, noise_keys=noise_keys, draft_to_target=mapping,
         num_samples=num_samples, params=params, processors=given,
     )  # fmt: skip

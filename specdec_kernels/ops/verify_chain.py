@@ -243,7 +243,7 @@ def verify_spans(
         check_eos(op, eos_token_ids, device)
     uniform_samples, noise_keys, seeds, _, positions = numbers
     out = _call(
-        dispatch("verify_chain", _op, backend, device, op, given),
+        dispatch("verify_chain", _op, backend, device, op),
         target_logits=target_logits, draft_logits=draft_logits, draft_probs=draft_probs, draft_values=values,
         draft_argmax=argmax, draft_status=status, target_to_draft=target_to_draft, uniform_samples=uniform_samples,
         noise_keys=noise_keys, seeds=seeds, steps=steps, positions=positions, step=step,

@@ -205,7 +205,7 @@ def verify_tree(
     if eos_token_ids is not None:
         check_eos(op, eos_token_ids, device)
     out = _call(
-        dispatch(op, _op, backend, device, None, given),
+        dispatch(op, _op, backend, device),
         target_logits=target_logits, draft_logits=draft_logits, draft_probs=draft_probs, draft_values=values,
         draft_argmax=argmax, draft_status=status, target_to_draft=target_to_draft, uniform_samples=uniform_samples,
         noise_keys=noise_keys, seeds=seeds, steps=steps, positions=positions, step=step,

@@ -55,7 +55,5 @@ def warp_probs(
     rows, device = as_rows(logits), logits.device
     params = check_params("warp_probs", "params", params, rows.shape[0], device)
     given = None if processors is None else check_processors("warp_probs", processors, logits, None, rows.shape[0])
-    probs: Tensor = _call(
-        dispatch("warp_probs", _op, backend, device, None, given), logits=rows, params=params, processors=given
-    )
+    probs: Tensor = _call(dispatch("warp_probs", _op, backend, device), logits=rows, params=params, processors=given)
     return probs if rows is logits else probs.reshape(logits.shape)

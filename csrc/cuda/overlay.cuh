@@ -1,0 +1,179 @@
+// Logits processors, applied wherever a row of the target's logits is loaded. Kernels of rows that they change are the same
+// files compiled once more (processed_*.cu), in a namespace of their own: those of other rows hold nothing of this.
+#pragma once
+#include "common/processors.h"
+#include "cuda/ops.h"
+#include "cuda/search.cuh"
+
+// The namespace of everything that knows what a RowView is.
+#ifdef SPECDEC_PROCESSED
+#define SPECDEC_CUDA_ROWS cuda::inline with_processors
+#else
+#define SPECDEC_CUDA_ROWS cuda
+
+namespace specdec::cuda::with_processors {
+
+cudaError_t row_stats(const RowStatsArgs& args, const Launch& launch);
+cudaError_t warp_probs(const WarpProbsArgs& args, const Launch& launch);
+cudaError_t sample(const SampleArgs& args, const Launch& launch);
+cudaError_t verify_walk(const VerifyChainArgs& args, unsigned cluster, const Launch& launch);
+cudaError_t verify_overlap(const VerifyChainArgs& args, void* scratch, const Launch& launch);
+cudaError_t verify_tree(const VerifyTreeArgs& args, const Launch& launch);
+
+}  // namespace specdec::cuda::with_processors
+#endif
+
+namespace specdec::SPECDEC_CUDA_ROWS {
+
+#ifdef SPECDEC_PROCESSED
+constexpr bool kProcessed = true;
+
+using Overlaid = OverlaidRow;
+using GivenProcessors = ProcessorArgs;
+
+// That of the one sequence whose rows a block reads.
+__device__ __forceinline__ Overlay& overlay_of_block() {
+  SPECDEC_SHARED(Overlay, one, 1);
+  return one[0];
+}
+
+// Finds it, by the block; `first`: the sequence's first row among all.
+inline __device__ __noinline__ void find_overlay(const ProcessorArgs& all, int64_t b, int64_t first, Drafted drafted) {
+  const Overlay found = overlay_of(all, b, first, drafted, [](const int32_t* ids, int32_t n) {
+    int32_t bad = 0;
+    for (int32_t i = 1 + int32_t(threadIdx.x); i < n; i += int32_t(blockDim.x))
+      bad |= !may_follow(__ldg(ids + i), __ldg(ids + i - 1));
+    return block_reduce(bad, 0, Or{}) == 0;
+  });
+  by_one([&] { overlay_of_block() = found; });
+}
+
+__device__ __forceinline__ Overlaid overlaid(int64_t row) { return {&overlay_of_block(), int32_t(row)}; }
+
+#else
+constexpr bool kProcessed = false;
+
+struct Overlaid {
+  __device__ constexpr explicit operator bool() const { return false; }
+  __device__ constexpr int32_t status() const { return 0; }
+  __device__ operator OverlaidRow() const { return {}; }
+};
+
+struct GivenProcessors {};
+
+template <class... Given>
+__device__ __forceinline__ void find_overlay(const Given&...) {}
+__device__ __forceinline__ Overlaid overlaid(int64_t) { return {}; }
+#endif
+
+// How a warp goes through a list in the order of ids: 32 entries at a time, one a lane.
+template <class Value>
+struct Cursor {
+  int32_t first = -1;  // of them; -1: not begun
+  int32_t id = 0;      // this lane's, and what the list has of it
+  Value value{};
+
+  // f(entry, id, value) of the entries whose ids are from `begin` on, below `end`, all lanes alike; no less than those
+  // before.
+  template <class F>
+  __device__ __forceinline__ void for_each(const int32_t* ids, const Value* values, int32_t num_ids, int32_t begin,
+                                           int32_t end, F f) {
+    if (num_ids == 0) return;
+    if (first < 0) look(ids, values, num_ids, seek(ids, num_ids, begin));
+    for (;;) {
+      int32_t entry = __popc(__ballot_sync(kAllLanes, id < begin));
+      const int32_t until = __popc(__ballot_sync(kAllLanes, id < end));
+      for (; entry < until; ++entry)
+        f(first + entry, __shfl_sync(kAllLanes, id, entry), __shfl_sync(kAllLanes, value, entry));
+      if (until < 32) return;
+      look(ids, values, num_ids, first + 32);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void look(const int32_t* ids, const Value* values, int32_t num_ids, int32_t from) {
+    const int32_t mine = from + lane_id();
+    const bool there = mine < num_ids;
+    first = from;
+    id = there ? __ldg(ids + mine) : INT32_MAX;
+    value = there ? __ldg(values + mine) : Value{};
+  }
+  // An entry from which on the first id that is `least` or more is among 32, or is the next.
+  __device__ __forceinline__ static int32_t seek(const int32_t* ids, int32_t num_ids, int32_t least) {
+    int32_t from = 0;
+    for (int32_t n = num_ids; n > 32;) {
+      const int32_t step = n / 32 + 1, last = (lane_id() + 1) * step - 1;  // of each lane's part
+      const bool less = last < n && __ldg(ids + from + last) < least;
+      const int32_t passed = __popc(__ballot_sync(kAllLanes, less)) * step;
+      from += passed;
+      n = min(n - passed, step - 1);
+    }
+    return from;
+  }
+};
+
+struct Cursors {
+  Cursor<float> bias;
+  Cursor<int32_t> counts;
+};
+
+// The kNum ids of this thread from `first` on, which are of one byte of a mask and have the model's logits x, as processors
+// make them. With cursors: those of all lanes are neighbours, and all lanes come.
+template <int kNum>
+__device__ __forceinline__ void process(const OverlaidRow& row, int32_t vocab, int32_t first, float (&x)[kNum],
+                                        Cursors* cursors) {
+  const int32_t begin = cursors ? first - lane_id() * kNum : first;
+  const int32_t end = min(vocab, begin + (cursors ? 32 * kNum : kNum));
+  if (begin >= end) return;
+  const Overlay& all = *row.of;
+  if (first < end) {
+    const auto bits = [first](const int32_t* words) {
+      return words ? unsigned(__ldg(reinterpret_cast<const uint8_t*>(words) + first / 8)) : 0xFFu;
+    };
+    const unsigned may = (bits(row.bitmask()) & bits(all.allowed)) >> first % 8;
+#pragma unroll
+    for (int k = 0; k < kNum; ++k)
+      if (!(may >> k & 1)) x[k] = -INFINITY;
+  }
+  const auto change = [&](int32_t id, auto made_of) {
+    if (id < first || id >= first + kNum) return;
+    float one = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kNum; ++k)
+      if (first + k == id) one = x[k];
+    one = made_of(one);
+#pragma unroll
+    for (int k = 0; k < kNum; ++k)
+      if (first + k == id) x[k] = one;
+  };
+  const auto each = [&](const int32_t* ids, const auto* values, int32_t num_ids, auto Cursors::* cursor, auto f) {
+    if (cursors)
+      (cursors->*cursor).for_each(ids, values, num_ids, begin, end, f);
+    else
+      for_each_listed(ids, num_ids, begin, end - begin, [&](int32_t i, int32_t at) { f(i, begin + at, values[i]); });
+  };
+  each(all.bias_ids, all.bias_values, all.num_bias, &Cursors::bias,
+       [&](int32_t i, int32_t id, float added) { change(id, [&](float one) { return row.biased(one, i, added); }); });
+  if (!all.counts) return;
+  const Drafted drafted = row.drafted();
+  each(all.count_ids, all.counts, all.num_counts, &Cursors::counts, [&](int32_t, int32_t id, int32_t known) {
+    change(id, [&](float one) { return all.penalised(one, known > 0, known / 2 + drafted.count(id)); });
+  });
+  // Those that are drafted alone, each once.
+  int32_t seen = 0;
+  drafted.for_each([&](int64_t token) {
+    const int32_t id = int32_t(token), at = seen++;
+    if (token < begin || token >= end) return;
+    int32_t times = 0, before = 0, place = 0;
+    drafted.for_each([&](int64_t other) {
+      before += other == token && place < at;
+      times += other == token;
+      ++place;
+    });
+    const int32_t entry = first_at_least(all.count_ids, all.num_counts, id);
+    if (before > 0 || (entry < all.num_counts && all.count_ids[entry] == id)) return;
+    change(id, [&](float one) { return all.penalised(one, false, times); });
+  });
+}
+
+}  // namespace specdec::SPECDEC_CUDA_ROWS

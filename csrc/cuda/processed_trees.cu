@@ -1,0 +1,3 @@
+// Trees whose target rows processors change.
+#define SPECDEC_PROCESSED
+#include "cuda/verify_tree.cu"
