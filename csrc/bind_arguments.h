@@ -117,6 +117,11 @@ struct TorchDType<float> {
   static int32_t code() { return aoti_torch_dtype_float32(); }
 };
 template <>
+struct TorchDType<double> {
+  static constexpr ScalarType kType = ScalarType::Double;
+  static int32_t code() { return aoti_torch_dtype_float64(); }
+};
+template <>
 struct TorchDType<int32_t> {
   static constexpr ScalarType kType = ScalarType::Int;
   static int32_t code() { return aoti_torch_dtype_int32(); }
@@ -183,6 +188,15 @@ class Given {
     return {contiguous(x), type == ScalarType::Long};
   }
   Ids ids(const MaybeTensor& x, int64_t count, const char* what) { return x ? ids(*x, count, what) : Ids{}; }
+
+  // Exactly `count` uniforms of either width.
+  Uniforms uniforms(const MaybeTensor& x, int64_t count, const char* what) {
+    if (!x) return {};
+    const bool is_float64 = x->scalar_type() == ScalarType::Double;
+    STD_TORCH_CHECK((is_float64 || x->scalar_type() == ScalarType::Float) && x->numel() == count, "specdec: ", what,
+                    " has another dtype or shape than it must have");
+    return {contiguous(*x), is_float64};
+  }
 
   // [batch, n, vocab]; [n, vocab] as one batch.
   Rows rows(const Tensor& x) const {

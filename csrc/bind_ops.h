@@ -129,7 +129,7 @@ struct Ops {
     Given given(device);
     STD_TORCH_CHECK(0 <= num && num <= kMostNumbers, "specdec: num must be in [0, 2**31)");
     const int64_t batch = seeds.numel();
-    Output<float> out(device, {batch, num});
+    Output<double> out(device, {batch, num});
     device.run(Device::uniform_samples,
                {given.template flat<int64_t>(seeds, batch, "seeds"),
                 given.template flat<int64_t>(steps, batch, "steps"), step, batch, num, uint32_t(purpose), out.data});
@@ -171,7 +171,7 @@ struct Ops {
     Stats stats(device, leading);
     device.run(Device::sample,
                {rows, leading.batch, leading.n, given.params(asked.params, per_sequence, 0, leading.batch),
-                given.template flat<float>(uniform_samples, count, "uniform_samples"),
+                given.uniforms(uniform_samples, count, "uniform_samples"),
                 given.template flat<int64_t>(noise_keys, count, "noise_keys"),
                 given.template flat<int64_t>(draft_to_target, rows.vocab, "draft_to_target"), int32_t(num_samples),
                 token.data, log_prob.data, stats.out(), given.processors(processors, rows, leading.batch, count)});
@@ -266,7 +266,7 @@ struct Ops {
       args.all_tiles = int32_t(all);
       args.masses = given.template flat<float>(masses, count * all, "masses");
     }
-    args.uniform_samples = given.template flat<float>(uniform_samples, count, "uniform_samples");
+    args.uniform_samples = given.uniforms(uniform_samples, count, "uniform_samples");
     args.noise_keys = given.template flat<int64_t>(noise_keys, count, "noise_keys");
     args.params = given.params(asked.params, per_sequence, 0, batch);
     args.draft_params = given.params(asked.draft_params, per_sequence, kNumPerSequence, batch);
@@ -505,7 +505,7 @@ struct Ops {
     args.draft_values = given.template flat<float>(kept.values, count.draft * kNumValues, "draft_values");
     args.draft_argmax = given.template flat<int64_t>(kept.argmax, count.draft, "draft_argmax");
     args.draft_status = given.template flat<int32_t>(kept.status, count.draft, "draft_status");
-    args.uniform_samples = given.template flat<float>(numbers.uniform_samples, count.target, "uniform_samples");
+    args.uniform_samples = given.uniforms(numbers.uniform_samples, count.target, "uniform_samples");
     args.noise_keys = given.template flat<int64_t>(numbers.noise_keys, count.target, "noise_keys");
     STD_TORCH_CHECK(
         numbers.seeds ? !numbers.uniform_samples && !numbers.noise_keys : !numbers.steps && !numbers.positions,

@@ -23,7 +23,7 @@ namespace specdec {
 // ---- Token rule (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318) ----
 
 // u * Q(x) < P(x), strictly, so that P = 0 is never accepted.
-SPECDEC_HD bool accept_token(float coin, float p, float q) { return coin * q < p; }
+SPECDEC_HD bool accept_token(double coin, float p, float q) { return coin * q < p; }
 
 // What becomes of a draft token.
 enum class Verdict : int32_t { kAccepted, kRejected, kImpossible };

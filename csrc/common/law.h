@@ -98,6 +98,13 @@ SPECDEC_HD Remainder all_of(const Remainder& empty, const Mixture& mixture) {
 }
 constexpr int kMostRemainders = 3;  // that are tried one after the other: the last is P
 
-SPECDEC_HD bool is_uniform(float u) { return u >= 0.0f && u < 1.0f; }
+// A given uniform; what is not in [0, 1) is read as 0, and flagged.
+SPECDEC_HD double uniform_of(const Uniforms& given, int64_t index, int32_t* status) {
+  const double u =
+      given.is_float64 ? static_cast<const double*>(given.data)[index] : static_cast<const float*>(given.data)[index];
+  if (u >= 0 && u < 1) return u;
+  *status |= kBadParam;
+  return 0;
+}
 
 }  // namespace specdec

@@ -30,6 +30,12 @@ struct Ids {
   bool is_int64;
 };
 
+// Uniforms of either width.
+struct Uniforms {
+  const void* data;  // null: not given
+  bool is_float64;
+};
+
 // One law's sampling parameters; the arrays are [batch] or null, and then the scalar beside them counts.
 struct SamplingArgs {
   float temperature;
@@ -91,7 +97,7 @@ struct UniformSamplesArgs {
   const int64_t* steps;  // [batch] or null: step
   int64_t step, batch, num;
   uint32_t purpose;
-  float* out;  // [batch, num]
+  double* out;  // [batch, num]
 };
 
 struct NoiseKeysArgs {
@@ -107,7 +113,7 @@ struct SampleArgs {
   Rows logits;  // [batch, n, vocab]
   int64_t batch, n;
   SamplingArgs params;
-  const float* uniform_samples;    // [batch, n] or null
+  Uniforms uniform_samples;        // [batch, n]
   const int64_t* noise_keys;       // [batch, n] or null; neither: every row is greedy
   const int64_t* draft_to_target;  // [vocab] or null
   int32_t num_samples;
@@ -154,10 +160,10 @@ struct ShardDrawArgs {
   const int64_t* draft_argmax;
   const int32_t* draft_status;
   const int64_t* point_tokens;
-  const float* weights;          // w, negative: all of P
-  const float* masses;           // [batch, n, all_tiles] of all ranks, or null
-  const float* uniform_samples;  // with masses
-  const int64_t* noise_keys;     // or null; neither: the tiles' masses are asked for
+  const float* weights;       // w, negative: all of P
+  const float* masses;        // [batch, n, all_tiles] of all ranks, or null
+  Uniforms uniform_samples;   // with masses
+  const int64_t* noise_keys;  // or null; neither: the tiles' masses are asked for
   int32_t all_tiles;
   SamplingArgs params, draft_params;
   float* out;      // [batch, n, tiles]
@@ -200,7 +206,7 @@ struct VerifyArgs {
   const float* draft_values;       // draft rows x 6, or null: computed when a row is needed
   const int64_t* draft_argmax;     // draft rows
   const int32_t* draft_status;     // draft rows
-  const float* uniform_samples;    // rows of target, or null
+  Uniforms uniform_samples;        // rows of target
   const int64_t* noise_keys;       // rows of target, or null
   Coins coins;                     // in their place
   const int64_t* target_to_draft;  // [map_size], -1 where unmapped, or null

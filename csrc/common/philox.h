@@ -38,10 +38,11 @@ SPECDEC_HD Words4 philox(uint32_t key0, uint32_t key1, uint32_t c0, uint32_t c1,
 SPECDEC_HD uint32_t low_word(int64_t x) { return uint32_t(uint64_t(x)); }
 SPECDEC_HD uint32_t high_word(int64_t x) { return uint32_t(uint64_t(x) >> 32); }
 
-// The index-th uniform of a (seed, step, purpose): a multiple of 2^-24 in [0, 1).
-SPECDEC_HD float uniform_sample(int64_t seed, int64_t step, uint32_t purpose, uint32_t index) {
-  const Words4 bits = philox(low_word(seed), high_word(seed), index / 4, purpose, low_word(step), high_word(step));
-  return float(word_of(bits, index) >> 8) * 0x1p-24f;
+// The index-th uniform of a (seed, step, purpose): a multiple of 2^-53 in [0, 1), made of two words.
+SPECDEC_HD double uniform_sample(int64_t seed, int64_t step, uint32_t purpose, uint32_t index) {
+  const Words4 w = philox(low_word(seed), high_word(seed), index / 2, purpose, low_word(step), high_word(step));
+  const uint64_t bits = index & 1 ? uint64_t(w.word[2]) << 32 | w.word[3] : uint64_t(w.word[0]) << 32 | w.word[1];
+  return double(bits >> 11) * 0x1p-53;
 }
 
 // The key of the noise at a position.
@@ -56,10 +57,19 @@ SPECDEC_HD uint32_t noise_bits(int64_t key, uint32_t id) {
   return word_of(philox(low_word(key), high_word(key), id / 4, 0, 0, kNoiseStream), id);
 }
 
-// G = -log(-log1p(-t)), t = (bits + 0.5) * 2^-32 kept in (0, 1).
-SPECDEC_HD float gumbel(uint32_t bits) {
-  const float t = float(bits) * 0x1p-32f + 0x1p-33f;
-  return -logf(-log1pf(-(t < 1.0f - 0x1p-24f ? t : 1.0f - 0x1p-24f)));
+// An unlikely id wins by a small t: below this its bits are too few, and 32 further ones stand behind them.
+constexpr uint32_t kFewBits = 1u << 16;
+
+// The noise of a target id by its bits: G = -log(-log1p(-t)), t in the middle of [bits, bits + 1) * 2^-32, or of the 2^-64
+// there that the further bits say. In the upper half 1 - t is made at once, with all its digits.
+SPECDEC_HD float gumbel(int64_t key, uint32_t id, uint32_t bits) {
+  if (bits >> 31) return -logf(-logf(float(~bits) * 0x1p-32f + 0x1p-33f));
+  float part = 0x1p-33f;
+  if (bits < kFewBits) {
+    const Words4 further = philox(low_word(key), high_word(key), id / 4, 0, 1, kNoiseStream);
+    part = float(word_of(further, id)) * 0x1p-64f + 0x1p-65f;
+  }
+  return -logf(-log1pf(-(float(bits) * 0x1p-32f + part)));
 }
 
 }  // namespace specdec

@@ -33,18 +33,15 @@ SPECDEC_HD bool is_eos(const VerifyArgs& args, int64_t id) {
 
 SPECDEC_HD int64_t step_of(const Coins& coins, int64_t b) { return coins.steps ? coins.steps[b] : coins.step; }
 
-SPECDEC_HD_OUT_OF_LINE float coin_of(const Coins& coins, int64_t b, int64_t i) {
+SPECDEC_HD_OUT_OF_LINE double coin_of(const Coins& coins, int64_t b, int64_t i) {
   return uniform_sample(coins.seeds[b], step_of(coins, b), kAcceptPurpose, uint32_t(i));
 }
 
 // Uniform number i of sequence b (of a chain 0: the final draw, i >= 1: the coin of draft token i); calls without any
 // are greedy.
-SPECDEC_HD float uniform_at(const VerifyArgs& args, const Span& span, int64_t b, int64_t i, int32_t* status) {
+SPECDEC_HD double uniform_at(const VerifyArgs& args, const Span& span, int64_t b, int64_t i, int32_t* status) {
   if (args.coins.seeds) return coin_of(args.coins, b, i);
-  const float u = args.uniform_samples ? args.uniform_samples[span.target_index + i] : 0.0f;
-  if (is_uniform(u)) return u;
-  *status |= kBadParam;
-  return 0.0f;
+  return args.uniform_samples.data ? uniform_of(args.uniform_samples, span.target_index + i, status) : 0.0;
 }
 
 // Whether there is noise, and the key of that of row i of sequence b.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/philox.h"
+#include "common/tile_sums.h"
 #include "cpu/tile_sums.h"
 
 namespace specdec::cpu {
@@ -15,15 +16,18 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 float clean(float probability) { return probability >= 0 ? probability : 0.0f; }  // NaN and negative ones count as 0
 
-// Walks weights whose running sum first exceeds `rest`; an overrun lands on the last id of positive weight.
-int walk(const float* weight, int n, float rest) {
-  double sum = 0;  // in float32 a thousand equal weights drift by several borders' width
+// Where a draw ends that has `rest` left in a tile; an overrun lands on the last id of positive weight.
+int walk(const float* weight, int n, double rest, float tile_mass) {
+  double total = 0, sum = 0;
+  for (int i = 0; i < n; ++i)
+    if (weight[i] > 0) total += weight[i];
+  const double goal = goal_inside(rest, tile_mass, total);
   int last = 0;
   for (int i = 0; i < n; ++i) {
     if (!(weight[i] > 0)) continue;
     sum += weight[i];
     last = i;
-    if (sum > rest) return i;
+    if (sum > goal) return i;
   }
   return last;
 }
@@ -137,15 +141,15 @@ bool Weights::any() const {
 
 float Weights::total() const { return sum_of(mass); }
 
-int32_t Weights::draw(float uniform) const {
+int32_t Weights::draw(double uniform) const {
   const FoundTile chosen = find_tile(mass, uniform);
-  return chosen.tile * kTile + draw_in(chosen.tile, chosen.rest);
+  return chosen.tile * kTile + draw_in(chosen.tile, chosen.rest, chosen.mass);
 }
 
-int32_t Weights::draw_in(int chosen, float rest) const {
+int32_t Weights::draw_in(int chosen, double rest, float tile_mass) const {
   float weight[kTile] = {};
   tile(chosen, weight);
-  return walk(weight, kTile, rest);
+  return walk(weight, kTile, rest, tile_mass);
 }
 
 Weights weights_of(const Reading& p) {
@@ -174,7 +178,7 @@ Weights residual_weights(const Reading& p, const DraftLaw& q, float scale) {
   });
 }
 
-int32_t draw_token(const Reading& p, float uniform) {
+int32_t draw_token(const Reading& p, double uniform) {
   return p.law.one_hot ? p.law.argmax : weights_of(p).draw(uniform);
 }
 
@@ -196,8 +200,10 @@ std::vector<NoisyToken> noisy_top(const Reading& p, int64_t key, const int64_t* 
     return a.score > b.score || (a.score == b.score && a.id < b.id);
   };
   float limit = std::numeric_limits<float>::max();
+  const auto target_id = [&](int32_t id) { return uint32_t(ids ? ids[id] : first_id + id); };
   const auto offer = [&](int32_t id, float logit, uint32_t bits) {
-    const NoisyToken token{(logit - law.max) * law.inverse_temperature + gumbel(bits), id};
+    const float noise = gumbel(key, target_id(id), bits);
+    const NoisyToken token{(logit - law.max) * law.inverse_temperature + noise, id};
     if (int(best.size()) == count) {
       if (!better(token, best.front())) return;
       std::pop_heap(best.begin(), best.end(), better);
@@ -209,7 +215,7 @@ std::vector<NoisyToken> noisy_top(const Reading& p, int64_t key, const int64_t* 
     if (int(best.size()) == count)
       limit = std::min(std::numeric_limits<float>::max(), 1.001f * std::exp(-best.front().score));
   };
-  const auto bits_of = [&](int32_t id) { return noise_bits(key, uint32_t(ids ? ids[id] : first_id + id)); };
+  const auto bits_of = [&](int32_t id) { return noise_bits(key, target_id(id)); };
   if (scratch.listed) {
     for (size_t i = 0; i < scratch.kept_id.size(); ++i)
       if ((scratch.kept_logit[i] - law.max) * law.inverse_temperature >= kSmallestExponent)

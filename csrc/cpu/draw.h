@@ -65,9 +65,9 @@ struct Weights {
   bool any() const;     // whether there is any mass
   float total() const;  // of the masses
   // The id at which the running sum of weights first exceeds uniform * total, tile by tile and then id by id.
-  int32_t draw(float uniform) const;
-  // The id within one tile at which its running sum first exceeds `rest`, the last possible one if it never does.
-  int32_t draw_in(int tile, float rest) const;
+  int32_t draw(double uniform) const;
+  // The id within one tile at which a draw ends that has `rest` left of its goal there; the last possible one on an overrun.
+  int32_t draw_in(int tile, double rest, float tile_mass) const;
 };
 
 // P, times anything.
@@ -80,7 +80,7 @@ Weights residual_weights(const Reading& p, const DraftLaw& q, float scale);
 Weights weights_left(const Reading& p, std::function<void(int tile, float* scaled_p, float* taken_q)> fill);
 
 // A token from P.
-int32_t draw_token(const Reading& p, float uniform);
+int32_t draw_token(const Reading& p, double uniform);
 
 // Sum over ids of min(P, Q).
 float overlap(const Reading& p, const DraftLaw& q);

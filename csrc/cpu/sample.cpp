@@ -14,13 +14,8 @@ constexpr float kNotAsked = -std::numeric_limits<float>::infinity();
 
 std::vector<NoisyToken> draw_row(const SampleArgs& args, Reading& read, int64_t index) {
   if (args.noise_keys) return noisy_top(read, args.noise_keys[index], args.draft_to_target, args.num_samples);
-  if (read.law.one_hot || !args.uniform_samples) return {{0.0f, read.law.argmax}};
-  float uniform = args.uniform_samples[index];
-  if (!is_uniform(uniform)) {
-    read.law.status |= kBadParam;
-    uniform = 0.0f;
-  }
-  return {{0.0f, draw_token(read, uniform)}};
+  if (read.law.one_hot || !args.uniform_samples.data) return {{0.0f, read.law.argmax}};
+  return {{0.0f, draw_token(read, uniform_of(args.uniform_samples, index, &read.law.status))}};
 }
 
 }  // namespace

@@ -90,13 +90,13 @@ void draw(const ShardDrawArgs& args, int64_t index) {
   const std::vector<float> mass(given, given + args.all_tiles);
   args.token[index] = -1;
   if (std::none_of(mass.begin(), mass.end(), [](float m) { return m > 0; })) return;
-  const float uniform = args.uniform_samples[index];
-  const FoundTile found = find_tile(mass, is_uniform(uniform) ? uniform : 0.0f);
+  int32_t unused = 0;
+  const FoundTile found = find_tile(mass, uniform_of(args.uniform_samples, index, &unused));
   const int64_t offset = int64_t(found.tile) * kTile - args.first;
   if (offset < 0 || offset >= args.logits.vocab) return;
   Part part(args, index, int32_t(offset), std::min<int32_t>(kTile, args.logits.vocab - int32_t(offset)), false);
   if (part.law().one_hot) return;
-  args.token[index] = args.first + offset + part.weights(false).draw_in(0, found.rest);
+  args.token[index] = args.first + offset + part.weights(false).draw_in(0, found.rest, found.mass);
 }
 
 void write_masses(const ShardDrawArgs& args, int64_t index, bool split) {

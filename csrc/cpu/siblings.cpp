@@ -24,7 +24,7 @@ RejectionSums NodeLaws::sums(float scale, float taken) const {
   return {residual, sum_of(masses)};
 }
 
-int32_t NodeLaws::draw(float uniform) const {
+int32_t NodeLaws::draw(double uniform) const {
   if (!changed) return draw_token(*this, uniform);
   const auto weights = [this](int tile, float* out) {
     float q[kTile], taken_q[kTile];

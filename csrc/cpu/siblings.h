@@ -8,7 +8,7 @@ namespace specdec::cpu {
 struct NodeLaws : SiblingLaws<Reading, DraftLaw> {
   RejectionSums sums(float scale, float taken) const;
   // A token from P as it is now.
-  int32_t draw(float uniform) const;
+  int32_t draw(double uniform) const;
 
  private:
   // scale P and Q over one tile, both 0 at the children that were removed, and taken Q.

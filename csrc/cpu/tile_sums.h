@@ -6,11 +6,12 @@ namespace specdec::cpu {
 
 float sum_of(const std::vector<float>& shares);
 
-// The tile where a draw with `uniform` ends, and what is left of its goal there: infinite on an overrun.
+// The tile where a draw with `uniform` ends, its mass, and what is left of the goal there: infinite on an overrun.
 struct FoundTile {
   int tile;
-  float rest;
+  double rest;
+  float mass;
 };
-FoundTile find_tile(const std::vector<float>& mass, float uniform);
+FoundTile find_tile(const std::vector<float>& mass, double uniform);
 
 }  // namespace specdec::cpu

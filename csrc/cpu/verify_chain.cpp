@@ -33,7 +33,7 @@ class Chain : SequenceRows {
   // ---- What common/chain_rules.h asks of a chain ----
 
   int64_t token(int64_t i) const { return token_at(chain_, span_, i); }
-  float coin(int64_t i) { return uniform(i + 1); }
+  double coin(int64_t i) { return uniform(i + 1); }
 
   void read_target(int64_t i) {
     if (now_ == remembered_) now_ = &positions()[now_ == &positions()[0]];

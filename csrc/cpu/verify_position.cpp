@@ -132,7 +132,7 @@ float Position::mass_of(const Remainder& remainder) const {
   return weights(remainder).total();
 }
 
-int32_t Position::draw(float uniform) const {
+int32_t Position::draw(double uniform) const {
   Remainder from = left;
   Weights rest = weights(from);
   for (int tried = 1; tried < kMostRemainders && !rest.any(); ++tried) rest = weights(from = all_of(from, mixture));

@@ -31,7 +31,7 @@ class Position {
   // The sum of the remainder.
   float mass() const { return mass_of(left); }
   // A token from the remainder; if that is empty, from all of a cascade's law or of P.
-  int32_t draw(float uniform) const;
+  int32_t draw(double uniform) const;
 
  private:
   Weights weights(const Remainder& remainder) const;

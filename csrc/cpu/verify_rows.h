@@ -18,7 +18,7 @@ class SequenceRows {
   // The draft's law at position i, from the stats kept from drafting if there are any, or all mass on `point` without a
   // draft; its flags count if `flag`.
   DraftLaw draft_law(int64_t i, int32_t point, bool flag = true);
-  float uniform(int64_t i) { return uniform_at(args_, span_, b_, i, &status_); }
+  double uniform(int64_t i) { return uniform_at(args_, span_, b_, i, &status_); }
 
   const VerifyArgs& args_;
   const int64_t b_;

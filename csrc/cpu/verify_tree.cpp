@@ -33,7 +33,7 @@ class TreeRows : SequenceRows {
 
   void flag(int32_t flags) { status_ |= flags; }
   int32_t status() const { return status_; }
-  float coin(int32_t node) { return uniform(node); }
+  double coin(int32_t node) { return uniform(node); }
 
   void read(int32_t node, bool whole) {
     if (whole) {
@@ -51,7 +51,7 @@ class TreeRows : SequenceRows {
     at_.mix(args_.law, draft_law(node, kNone));
     at_.set_cascade();
   }
-  int64_t draw(float uniform) const { return at_.draw(uniform); }
+  int64_t draw(double uniform) const { return at_.draw(uniform); }
   int64_t noisy(int32_t node) const { return noisy_top(at_.target, key_at(args_, span_, b_, node), nullptr, 1)[0].id; }
 
   void read(NodeLaws& laws, int32_t node, bool drafted) {
@@ -59,7 +59,7 @@ class TreeRows : SequenceRows {
     laws.draft = drafted ? draft_law(node, kNone) : DraftLaw(kNone);
   }
   static RejectionSums sums(const NodeLaws& laws, float scale, float taken) { return laws.sums(scale, taken); }
-  static int64_t draw(const NodeLaws& laws, float uniform) { return laws.draw(uniform); }
+  static int64_t draw(const NodeLaws& laws, double uniform) { return laws.draw(uniform); }
 
  private:
   Position& at_;

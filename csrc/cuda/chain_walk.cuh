@@ -39,7 +39,7 @@ class Chain : public WalkRows<kClustered> {
   // ---- What common/chain_rules.h asks of a chain ----
 
   __device__ int64_t token(int64_t i) const { return token_at(args_, state_.span, i); }
-  __device__ float coin(int64_t i) { return uniform(i + 1); }
+  __device__ double coin(int64_t i) { return uniform(i + 1); }
 
   __device__ void read_draft(int64_t i) { Base::read_draft(i, point_at(args_, state_.span, i)); }
 
@@ -96,7 +96,7 @@ class Chain : public WalkRows<kClustered> {
     }
     Position& from = remembered ? state_.remembered : state_.now;
     if (from.certain()) return from.law.argmax;
-    const float u = uniform(0);
+    const double u = uniform(0);
     if (!remembered) find_masses(from);
     return this->draw_left(from, remembered ? state_.other_mass : state_.mass, u, [&] {
       if (remembered) this->read_target(accepted);

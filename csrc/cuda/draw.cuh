@@ -214,29 +214,29 @@ __device__ __noinline__ void masses_of(const From& from, TileTable table, float*
 }
 
 // A warp's way through one run of each lane: `before` is the sum of all weights until then. The first place where the
-// running sum exceeds `rest`, and the last one of positive weight; -1 where there is none.
+// running sum exceeds `goal`, and the last one of positive weight; -1 where there is none.
 struct RunWalk {
-  float before;
+  double before;
   int hit, last;
 };
-inline __device__ __noinline__ RunWalk walk_run(Run run, float before, float rest) {
-  float sum = 0.0f;
+inline __device__ __noinline__ RunWalk walk_run(Run run, double before, double goal) {
+  double sum = 0.0;
 #pragma unroll
   for (int k = 0; k < kRun; ++k) sum += run.x[k];
-  float until = sum;  // of this lane and all below
+  double until = sum;  // of this lane and all below
   for (int step = 1; step < 32; step *= 2) {
-    const float other = __shfl_up_sync(kAllLanes, until, step);
+    const double other = __shfl_up_sync(kAllLanes, until, step);
     if (lane_id() >= step) until += other;
   }
-  const float below = __shfl_up_sync(kAllLanes, until, 1);
-  const float start = before + (lane_id() == 0 ? 0.0f : below);
+  const double below = __shfl_up_sync(kAllLanes, until, 1);
+  const double start = before + (lane_id() == 0 ? 0.0 : below);
   int hit = -1, positive = -1;
-  float partial = 0.0f;
+  double partial = 0.0;
 #pragma unroll
   for (int k = 0; k < kRun; ++k) {
     partial += run.x[k];
     if (run.x[k] > 0) positive = k;
-    if (hit < 0 && run.x[k] > 0 && start + partial > rest) hit = k;
+    if (hit < 0 && run.x[k] > 0 && start + partial > goal) hit = k;
   }
   const unsigned hits = __ballot_sync(kAllLanes, hit >= 0), some = __ballot_sync(kAllLanes, positive >= 0);
   const int first = hits ? __ffs(int(hits)) - 1 : 0, last = some ? 31 - __clz(int(some)) : 0;
@@ -246,16 +246,23 @@ inline __device__ __noinline__ RunWalk walk_run(Run run, float before, float res
           positive < 0 ? -1 : last * kRun + positive};
 }
 
-// In one tile, the first id at which the running sum of weights exceeds `rest`, else the last of positive weight.
+// The id where a draw ends in the tile that it found; on an overrun the last of positive weight. The first round adds all
+// the tile's weights, in the order of the second.
 template <class From>
-__device__ __forceinline__ int32_t find_id(const From& from, int tile, float rest) {
-  RunWalk walk{0.0f, -1, -1};
+__device__ __forceinline__ int32_t find_id(const From& from, const FoundTile& found) {
+  const int tile = found.tile;
+  double goal = INFINITY;
   int last = 0;
 #pragma unroll 1
-  for (int j = 0; j < kRuns; ++j) {
-    walk = walk_run(from.weigh(tile, j, load_run(from.row, tile, j)), walk.before, rest);
-    if (walk.hit >= 0) return tile * kTile + j * 32 * kRun + walk.hit;
-    if (walk.last >= 0) last = j * 32 * kRun + walk.last;
+  for (int round = 0; round < 2; ++round) {
+    RunWalk walk{0.0, -1, -1};
+#pragma unroll 1
+    for (int j = 0; j < kRuns; ++j) {
+      walk = walk_run(from.weigh(tile, j, load_run(from.row, tile, j)), walk.before, goal);
+      if (walk.hit >= 0) return tile * kTile + j * 32 * kRun + walk.hit;
+      if (walk.last >= 0) last = j * 32 * kRun + walk.last;
+    }
+    goal = goal_inside(found.rest, found.mass, walk.before);
   }
   return tile * kTile + last;
 }
@@ -263,9 +270,9 @@ __device__ __forceinline__ int32_t find_id(const From& from, int tile, float res
 // An id drawn by one warp given its tiles' masses, in every lane; -1 if nothing is left to draw from. Out of line, as it
 // is called from several places.
 template <class From>
-__device__ __noinline__ int32_t draw_id(const From& from, const float* mass, float uniform) {
+__device__ __noinline__ int32_t draw_id(const From& from, const float* mass, double uniform) {
   const FoundTile found = find_tile(mass, from.row.tiles(), uniform);
-  return found.tile < 0 ? -1 : find_id(from, found.tile, found.rest);
+  return found.tile < 0 ? -1 : find_id(from, found);
 }
 
 // (logit - max) / T + G as a number that is larger for a larger score and, of equal ones, for the lower id.
@@ -275,7 +282,9 @@ __device__ __forceinline__ Fixed noisy_key(float score, int32_t id) {
 __device__ __forceinline__ int32_t noisy_id(Fixed key) { return int32_t(0xFFFFFFFFu - uint32_t(key)); }
 
 // Out of line: few ids of a tile get so far.
-inline __device__ __noinline__ float noisy_score(float exponent, uint32_t bits) { return exponent + gumbel(bits); }
+inline __device__ __noinline__ float noisy_score(float exponent, int64_t key, uint32_t id, uint32_t bits) {
+  return exponent + gumbel(key, id, bits);
+}
 
 // offer(score, id) for this lane's possible ids of a tile, but for those that `limit` rules out: see limit_of. `ids` (or
 // null) gives the target id, whose noise counts, of each id of the row.
@@ -294,9 +303,10 @@ __device__ __forceinline__ void noisy_tile(const RowView& row, const RowLaw& law
       for (int i = 0; i < 4; ++i) {
         const float weight = weight_of(run.x[k + i], law);
         if (!(weight > 0)) continue;
-        const uint32_t bits = ids == nullptr ? noise.word[i] : noise_bits(key, uint32_t(ids[first + i]));
+        const uint32_t id = uint32_t(ids == nullptr ? first + i : ids[first + i]);
+        const uint32_t bits = ids == nullptr ? noise.word[i] : noise_bits(key, id);
         if (float(bits) * 0x1p-32f > weight * limit) continue;
-        offer(noisy_score((run.x[k + i] - law.max) * law.inverse_temperature, bits), first + i);
+        offer(noisy_score((run.x[k + i] - law.max) * law.inverse_temperature, key, id, bits), first + i);
       }
     }
   }

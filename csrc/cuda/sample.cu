@@ -23,7 +23,7 @@ __device__ void write_drawn(const SampleArgs& args, const RowView& row, const Ro
 }
 
 // One id by a uniform; in every lane of warp 0.
-__device__ int32_t draw_by_uniform(const Reading& read, float uniform) {
+__device__ int32_t draw_by_uniform(const Reading& read, double uniform) {
   SPECDEC_SHARED(Position, from, 1);
   by_one([&] { from[0] = {read.row, read.law, cut_of(read.sampling, read.row.vocab).any}; });
   if (from[0].cut) {  // then the table has no masses yet
@@ -106,12 +106,10 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
       if (read.table.max[tile] >= read.law.cutoff)
         best.see(read.row, read.law, tile, args.noise_keys[index], args.draft_to_target);
     id = noisy_id(block_reduce(best.key, Fixed(0), Max{}));
-  } else if (!args.noise_keys && args.uniform_samples && !read.law.one_hot) {
-    float uniform = args.uniform_samples[index];
-    if (!is_uniform(uniform)) {
-      by_one([&] { reading[0].law.status |= kBadParam; });
-      uniform = 0.0f;
-    }
+  } else if (!args.noise_keys && args.uniform_samples.data && !read.law.one_hot) {
+    int32_t flags = 0;
+    const double uniform = uniform_of(args.uniform_samples, index, &flags);
+    if (flags) by_one([&] { reading[0].law.status |= flags; });
     id = draw_by_uniform(read, uniform);
   }
   if (noise.laws && threadIdx.x == 0) {

@@ -79,11 +79,11 @@ __global__ void __launch_bounds__(32) draw_kernel(const __grid_constant__ ShardD
   SPECDEC_SHARED(Position, at, 1);
   const int64_t index = blockIdx.x;
   by_one([&] { at[0] = position_of(args, index); });
-  const float uniform = args.uniform_samples[index];
-  const FoundTile found =
-      find_tile(args.masses + index * args.all_tiles, args.all_tiles, is_uniform(uniform) ? uniform : 0.0f);
+  int32_t unused = 0;
+  const double uniform = uniform_of(args.uniform_samples, index, &unused);
+  const FoundTile found = find_tile(args.masses + index * args.all_tiles, args.all_tiles, uniform);
   const bool here = found.tile >= first_tile_of(args) && found.tile < at[0].row.tiles() && !at[0].law.one_hot;
-  const int32_t id = here ? find_id(at[0], found.tile, found.rest) : -1;
+  const int32_t id = here ? find_id(at[0], found) : -1;
   if (lane_id() == 0) args.token[index] = id;
 }
 

@@ -158,7 +158,7 @@ class Lane {
   int32_t status = 0;
 
   __device__ int64_t token(int64_t i) const { return token_at(args_, span_, i); }
-  __device__ float coin(int64_t i) { return uniform_at(args_, span_, b_, i + 1, &status); }
+  __device__ double coin(int64_t i) { return uniform_at(args_, span_, b_, i + 1, &status); }
 
   __device__ void read_target(int64_t i) {
     i_ = i;
@@ -219,7 +219,7 @@ class Chain {
   // ---- What common/chain_rules.h asks of a chain, for the block rule ----
 
   __device__ int64_t token(int64_t i) const { return token_at(args_, span_, i); }
-  __device__ float coin(int64_t i) { return uniform(i + 1); }
+  __device__ double coin(int64_t i) { return uniform(i + 1); }
   __device__ void enter(int64_t i, float w) {
     set_position(i, w);
     status_ |= now_.law.status | now_.draft.law.status;
@@ -239,7 +239,7 @@ class Chain {
   __device__ TileTable table(int64_t i) const { return table_of(work_.target_tables, span_.target_index + i, tiles_); }
   __device__ float* mass_of(int64_t i) const { return work_.mass + (span_.target_index + i) * tiles_; }
   __device__ int chunk() const { return int(blockIdx.x % work_.chunks); }
-  __device__ float uniform(int64_t i) { return uniform_at(args_, span_, b_, i, &status_); }
+  __device__ double uniform(int64_t i) { return uniform_at(args_, span_, b_, i, &status_); }
 
   __device__ bool last_to_arrive() { return writes_ = arrives_last(&work_.arrived[b_], work_.chunks); }
 
@@ -267,7 +267,7 @@ class Chain {
   }
 
   // By the last block: an id from the masses that all have left; from P or a cascade's law where nothing is left.
-  __device__ int64_t draw(const TileTable& table, float* mass, float uniform) {
+  __device__ int64_t draw(const TileTable& table, float* mass, double uniform) {
     SPECDEC_SHARED(int32_t, box, 1);
     for (int attempt = 0;; ++attempt) {
       if (warp_id() == 0) {
@@ -318,7 +318,7 @@ class Chain {
     status_ |= now_.law.status;
     if (now_.certain()) return {i, now_.law.argmax};
     status_ |= now_.draft.law.status;
-    const float u = uniform(0);
+    const double u = uniform(0);
     // Beside sequences under the block rule, which have room at every position, only the same layout is safe.
     float* mass = args_.acceptance == Acceptance::kBlock ? mass_of(i) : work_.mass + b_ * tiles_;
     if (!weighs) {

@@ -41,7 +41,7 @@ class TreeRows : public WalkRows<kClustered> {
 
   __device__ void flag(int32_t flags) { status_ |= flags; }
   __device__ int32_t status() const { return status_; }
-  __device__ float coin(int32_t node) { return this->uniform(node); }
+  __device__ double coin(int32_t node) { return this->uniform(node); }
 
   __device__ void read(int32_t node, bool whole) {
     if (tree_.acceptance == TreeAcceptance::kTypical) {
@@ -59,7 +59,7 @@ class TreeRows : public WalkRows<kClustered> {
     this->read_draft(node, kNone);
     this->set_cascade();
   }
-  __device__ int64_t draw(float uniform) {
+  __device__ int64_t draw(double uniform) {
     this->find_masses(state_.now);
     return this->draw_left(state_.now, state_.mass, uniform, [] {});
   }
@@ -80,7 +80,7 @@ class TreeRows : public WalkRows<kClustered> {
     Group::sync();
     return {sum_of_tiles(state_.mass, tiles()), sum_of_tiles(state_.other_mass, tiles())};
   }
-  __device__ int64_t draw(const NodeLaws& laws, float uniform) {
+  __device__ int64_t draw(const NodeLaws& laws, double uniform) {
     this->find_masses(laws);
     return max(cuda::draw(laws, state_.mass, uniform), 0);
   }

@@ -51,7 +51,7 @@ __device__ __forceinline__ int32_t noisy_token(const Position& from, const TileT
 
 // An id drawn from the tiles' masses, by a block; -1 if nothing is left.
 template <class From>
-__device__ __forceinline__ int32_t draw(const From& from, const float* mass, float uniform) {
+__device__ __forceinline__ int32_t draw(const From& from, const float* mass, double uniform) {
   SPECDEC_SHARED(int32_t, box, 1);
   __syncthreads();
   if (warp_id() == 0) {
@@ -177,7 +177,7 @@ class WalkRows {
  protected:
   __device__ bool cascade() const { return is_cascade(args_.law.kind); }
   __device__ int tiles() const { return tiles_of(args_.target.vocab); }
-  __device__ float uniform(int64_t i) { return uniform_at(args_, state_.span, b_, i, &status_); }
+  __device__ double uniform(int64_t i) { return uniform_at(args_, state_.span, b_, i, &status_); }
 
   __device__ void end_mixture() {
     if (state_.mixing.measure != Measure::kNothing)
@@ -200,7 +200,7 @@ class WalkRows {
   // A token from what is left at a position, given its tiles' masses, or from what takes its place where that is nothing.
   // reread() reads the position's row again if the table is another's.
   template <class Reread>
-  __device__ int32_t draw_left(Position& from, const float* mass, float uniform, Reread reread) {
+  __device__ int32_t draw_left(Position& from, const float* mass, double uniform, Reread reread) {
     for (int tried = 1;; ++tried) {
       const int32_t id = draw(from, mass, uniform);
       if (id >= 0 || tried == kMostRemainders) return max(id, 0);

@@ -54,7 +54,7 @@ def strided(values: Tensor) -> Tensor:
 
 def uniforms(rng: torch.Generator, *shape: int) -> Tensor:
     """On the lattice of production uniforms."""
-    return torch.randint(0, 1 << 24, shape, generator=rng) * 2.0**-24
+    return torch.rand(shape, generator=rng, dtype=torch.float64)
 
 
 def tensors(value: Any) -> list[Tensor]:

@@ -204,9 +204,9 @@ GOOD = {"logits": torch.zeros(4, 9), "uniform_samples": torch.zeros(4)}
         ({"uniform_samples": torch.zeros(3)}, ValueError, "sample: uniform_samples must be [batch=4], got [3]"),
         ({"uniform_samples": torch.zeros(4, 1)}, ValueError, "sample: uniform_samples must be [batch=4], got [4, 1]"),
         (
-            {"uniform_samples": torch.zeros(4).double()},
+            {"uniform_samples": torch.zeros(4).half()},
             TypeError,
-            "sample: uniform_samples must be float32, got float64",
+            "sample: uniform_samples must be float64 or float32, got float16",
         ),
         (
             {"uniform_samples": torch.zeros(4, device="meta")},

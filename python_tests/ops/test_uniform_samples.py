@@ -50,17 +50,19 @@ def test_known_answers(counter: list[int], key: list[int], words: list[int]) -> 
 
 def test_known_answer_through_the_op(backend: Backend) -> None:
     """Seed 0, step 0, purpose "draft" is counter 0 under key 0."""
-    u = backend.uniform_samples(backend(torch.tensor([0])), 0, 4, purpose="draft")
-    assert (u[0].double() * 2**24).tolist() == [w >> 8 for w in KNOWN[0][2]]
+    u = backend.uniform_samples(backend(torch.tensor([0])), 0, 2, purpose="draft")
+    words = KNOWN[0][2]
+    assert (u[0] * 2**53).tolist() == [words[i] << 21 | words[i + 1] >> 11 for i in (0, 2)]
 
 
 def expected(seeds: torch.Tensor, steps: torch.Tensor, num: int, purpose: str) -> np.ndarray:
-    counter = np.zeros((len(seeds), (num + 3) // 4, 4), np.uint64)
+    counter = np.zeros((len(seeds), (num + 1) // 2, 4), np.uint64)
     counter[..., 0] = np.arange(counter.shape[1])
     counter[..., 1] = PURPOSES[purpose]
     counter[..., 2:] = words32(steps.numpy())[:, None]
-    bits = philox4x32(words32(seeds.numpy())[:, None], counter).reshape(len(seeds), -1)[:, :num]
-    return ((bits >> np.uint64(8)).astype(np.float64) * 2.0**-24).astype(np.float32)
+    words = philox4x32(words32(seeds.numpy())[:, None], counter).reshape(len(seeds), -1, 2)[:, :num]
+    bits = words[..., 0] << np.uint64(21) | words[..., 1] >> np.uint64(11)
+    return bits.astype(np.float64) * 2.0**-53
 
 
 SEEDS = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), 0x123456789ABCDEF0, 2**32, 2**32 - 1])
@@ -71,7 +73,7 @@ SEEDS = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), 0x123456789ABCDEF0, 2**32, 
 def test_is_philox(backend: Backend, num: int, purpose: str) -> None:
     for step in (0, 1, 2**32 + 5, 2**63 - 1):
         u = backend.uniform_samples(backend(SEEDS), step, num, purpose)
-        assert u.dtype == torch.float32 and u.shape == (len(SEEDS), num)
+        assert u.dtype == torch.float64 and u.shape == (len(SEEDS), num)
         np.testing.assert_array_equal(u.cpu(), expected(SEEDS, torch.full_like(SEEDS, step), num, purpose))
     steps = torch.arange(len(SEEDS)) * 1_000_000_007
     u = backend.uniform_samples(*backend(SEEDS, steps), num, purpose)

@@ -476,7 +476,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({**NO_DRAFT, "draft_probs": torch.zeros(4, 2, 9, device="meta")}, V, "draft_probs must be on cpu, got meta"),
     ({"uniform_samples": None}, V, "acceptance='token' needs uniform_samples unless params.temperature is 0"),
     ({"uniform_samples": torch.zeros(4, 2)}, V, "uniform_samples must be [batch=4, num_draft + 1=3], got [4, 2]"),
-    ({"uniform_samples": torch.zeros(4, 3).double()}, T, "uniform_samples must be float32, got float64"),
+    ({"uniform_samples": torch.zeros(4, 3).half()}, T, "uniform_samples must be float64 or float32, got float16"),
     ({"uniform_samples": torch.zeros(4, 3, device="meta")}, V, "uniform_samples must be on cpu, got meta"),
     ({"noise_keys": torch.zeros(4, 3).long()}, V, "acceptance='token' takes uniform_samples, got noise_keys"),
     ({"acceptance": "match"}, V, "acceptance='match' takes noise_keys, got uniform_samples"),
@@ -542,7 +542,8 @@ def test_the_good_arguments_of_the_refusals_are_good(backend: Backend) -> None:
 
 def test_uniforms_helper_is_on_the_lattice(rng: torch.Generator) -> None:
     u = uniforms(rng, 1000)
-    assert (u * 2**24 == (u * 2**24).round()).all() and 0 <= u.min() and u.max() < 1
+    assert (u * 2**53 == (u * 2**53).round()).all() and 0 <= u.min() and u.max() < 1
+    assert (u * 2**40 != (u * 2**40).round()).all()
 
 
 def test_a_draft_of_no_tokens_may_have_any_strides(backend: Backend) -> None:

@@ -208,7 +208,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"max_num_draft_tokens": True}, T, "max_num_draft_tokens must be an int, got bool"),
     ({"uniform_samples": None}, V, "acceptance='token' needs uniform_samples"),
     ({"uniform_samples": torch.zeros(6)}, V, "uniform_samples must be [total + batch=9], got [6]"),
-    ({"uniform_samples": torch.zeros(9).half()}, T, "uniform_samples must be float32, got float16"),
+    ({"uniform_samples": torch.zeros(9).half()}, T, "uniform_samples must be float64 or float32, got float16"),
     (MATCH, V, "acceptance='match' needs noise_keys"),
     ({**MATCH, "noise_keys": torch.zeros(6).long()}, V, "noise_keys must be [total + batch=9], got [6]"),
     ({"params": sk.SamplingParams(torch.ones(6))}, V, "params.temperature must be [batch=3], got [6]"),

@@ -396,7 +396,7 @@ def _uniforms(
     if (seed is None) != (offset is None):
         raise ValueError(f"{op}: seed and offset must be given together, got one of them")
     if seed is None or offset is None:
-        return torch.rand(rows, num, generator=generator, device=device)
+        return torch.rand(rows, num, generator=generator, dtype=torch.float64, device=device)
     seeds, steps = _numbers(op, "seed", seed, rows, device), _numbers(op, "offset", offset, rows, device)
     if isinstance(seed, Tensor) != isinstance(offset, Tensor):
         raise ValueError(f"{op}: seed and offset must both be tensors or both be numbers, got one of each")

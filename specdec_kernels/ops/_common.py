@@ -19,6 +19,7 @@ from .arguments import A, Definition, Processing
 
 LIBRARY = torch.library.Library("specdec", "DEF")
 FLOAT32, INT32, INT64 = (torch.float32,), (torch.int32,), (torch.int64,)
+UNIFORM_DTYPES = (torch.float64, torch.float32)
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ID_DTYPES = (torch.int64, torch.int32)
 MAX_VOCAB = 1 << 30  # ids are int32 inside kernels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._common import FLOAT32, ID_DTYPES, INT64, Expected, check_given
+from ._common import ID_DTYPES, INT64, UNIFORM_DTYPES, Expected, check_given
 from .uniform_samples import split_step
 
 RandomNumbers = tuple[Tensor | None, Tensor | None, Tensor | None, int | Tensor | None, Tensor | None]
@@ -20,7 +20,7 @@ def noise_of(
     """
     uniform_samples, noise_keys, seeds, step, positions = numbers
     keys = ("noise_keys", noise_keys, INT64, names, shape)
-    coins = ("uniform_samples", uniform_samples, FLOAT32, names, shape)
+    coins = ("uniform_samples", uniform_samples, UNIFORM_DTYPES, names, shape)
     noise, other = (keys, coins) if acceptance == "match" else (coins, keys)
     if seeds is None:
         if step is not None or positions is not None:

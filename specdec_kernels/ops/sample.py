@@ -10,8 +10,8 @@ from ..processors import Processors
 from ..sampling import SamplingParams
 from ..types import Draw, RowStats, TokenMap
 from ._common import (
-    FLOAT32,
     INT64,
+    UNIFORM_DTYPES,
     check_given,
     check_logits,
     check_params,
@@ -70,7 +70,7 @@ def sample(
         Masks, biases and penalties, which act on the logits before `params`.
         Not with a `draft_token_map`.
     uniform_samples : Tensor, optional
-        ``[batch]`` or ``[batch, n]`` float32 in [0, 1).
+        ``[batch]`` or ``[batch, n]`` float64 or float32 in [0, 1).
     noise_keys : Tensor, optional
         ``[batch]`` or ``[batch, n]`` int64. Exactly one of the two is needed, unless ``params.temperature`` is the
         number 0.
@@ -99,7 +99,7 @@ def sample(
     shape, names, device = tuple(leading), ("batch", "n")[: len(leading)], logits.device
     params = check_params(op, "params", params, shape[0], device)
     if uniform_samples is not None:
-        check_given(op, "uniform_samples", uniform_samples, FLOAT32, device, names, shape)
+        check_given(op, "uniform_samples", uniform_samples, UNIFORM_DTYPES, device, names, shape)
     if noise_keys is not None:
         check_given(op, "noise_keys", noise_keys, INT64, device, names, shape)
         if uniform_samples is not None:

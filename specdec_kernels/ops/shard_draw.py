@@ -12,6 +12,7 @@ from ._common import (
     INT64,
     LOGIT_DTYPES,
     MAX_VOCAB,
+    UNIFORM_DTYPES,
     Expected,
     check_logits,
     check_params,
@@ -82,7 +83,8 @@ def shard_draw(
     point_tokens : Tensor, optional
         Instead of both ``[batch, n]`` int64: ids that have all of Q; −1: none.
     masses, uniform_samples : Tensor, optional
-        ``[batch, n, tiles]`` float32 of all shards' tiles in the order of their ids, and ``[batch, n]`` in [0, 1).
+        ``[batch, n, tiles]`` float32 of all shards' tiles in the order of their ids, and ``[batch, n]``
+        float64 or float32 in [0, 1).
     noise_keys : Tensor, optional
         ``[batch, n]`` int64.
     backend : str, optional
@@ -127,7 +129,7 @@ def shard_draw(
         ("draft_probs", draft_probs, FLOAT32, width, vocab),
         ("draft_status", draft_status, INT32, rows, shape[:2]),
         ("point_tokens", point_tokens, INT64, rows, shape[:2]),
-        ("uniform_samples", uniform_samples, FLOAT32, rows, shape[:2]),
+        ("uniform_samples", uniform_samples, UNIFORM_DTYPES, rows, shape[:2]),
         ("noise_keys", noise_keys, INT64, rows, shape[:2]),
     ):
         if tensor is not None:

@@ -11,7 +11,7 @@ from .arguments import PURPOSES, UniformSamplesArguments
 
 
 def _fake(args: UniformSamplesArguments) -> Tensor:
-    return args.seeds.new_empty((args.seeds.shape[0], args.num), dtype=torch.float32)
+    return args.seeds.new_empty((args.seeds.shape[0], args.num), dtype=torch.float64)
 
 
 _op, _call = define("uniform_samples", UniformSamplesArguments, "Tensor", _fake)
@@ -20,8 +20,10 @@ _op, _call = define("uniform_samples", UniformSamplesArguments, "Tensor", _fake)
 def uniform_samples(
     seeds: Tensor, step: int | Tensor, num: int, purpose: str = "accept", *, backend: str | None = None
 ) -> Tensor:
-    """Uniforms keyed by (seed, step, purpose, index): Philox4x32-10 (Salmon et al., SC 2011), top 24 bits of a word
-    each.
+    """Uniforms keyed by (seed, step, purpose, index): Philox4x32-10 (Salmon et al., SC 2011), 53 bits each.
+
+    A draw or a coin is as fine as its uniform: a token of probability 1e-8 comes as often as it should, where float32
+    uniforms, multiples of 2**-24 at best, would draw it never or six times as often.
 
     The ratio rules ("token", "block") need fresh ones at every verify step: let `step` grow by one with each step of a
     sequence. A number depends on nothing else: not on `num`, the batch slot or the backend.
@@ -42,7 +44,7 @@ def uniform_samples(
     Returns
     -------
     Tensor
-        ``[batch, num]`` float32, multiples of 2**-24 in [0, 1).
+        ``[batch, num]`` float64, multiples of 2**-53 in [0, 1). As float32 some would be rounded to 1, which is none.
 
     Raises
     ------

@@ -123,9 +123,9 @@ def verify_chain(
         ``[batch, num_draft, vocab_draft]``, the rows that the draft tokens were drawn from; one row more where
         `target_law` has ``bonus="cascade"``: the draft's logits for the token after the draft.
     uniform_samples : Tensor, optional
-        ``[batch, num_draft + 1]`` float32 in [0, 1): column 0 draws the recovered or bonus token, column i is the coin
-        of the i-th draft token. Needed by "token" and "block" unless ``params.temperature`` is the number 0. "block"
-        needs fresh ones (and fresh draft noise) at every verify step.
+        ``[batch, num_draft + 1]`` float64 or float32 in [0, 1): column 0 draws the recovered or bonus token, column i
+        is the coin of the i-th draft token. Needed by "token" and "block" unless ``params.temperature`` is the number
+        0. "block" needs fresh ones (and fresh draft noise) at every verify step.
     noise_keys : Tensor, optional
         ``[batch, num_draft + 1]`` int64, from `noise_keys` at the rows' positions; "match" only.
     seeds : Tensor, optional

@@ -62,7 +62,7 @@ def verify_packed(
     max_num_draft_tokens : int
         Width of the result less one, in [0, 2**20); a longer segment is cut to it and flagged ``Status.BAD_PARAM``.
     uniform_samples, noise_keys : Tensor, optional
-        ``[total + batch]`` float32 in [0, 1) and int64.
+        ``[total + batch]`` float64 or float32 in [0, 1), and int64.
     seeds, step : optional
         As in `verify_chain`: ``[batch]`` int64, in the place of both; the numbers are those of `verify_chain`.
     positions : Tensor, optional

@@ -126,9 +126,9 @@ def verify_tree(
     eos_token_ids : Tensor, optional
         ``[num_eos]`` int64: nothing hangs from an EOS, and nothing is drawn after an accepted one.
     uniform_samples : Tensor, optional
-        ``[batch, num_nodes]`` float32 in [0, 1). "sample": column i draws the token after node i. Else column 0 draws
-        the final token, and column i is the coin of node i. Needed unless the rule is "greedy" or "match", or
-        ``params.temperature`` is the number 0.
+        ``[batch, num_nodes]`` float64 or float32 in [0, 1). "sample": column i draws the token after node i. Else
+        column 0 draws the final token, and column i is the coin of node i. Needed unless the rule is "greedy" or
+        "match", or ``params.temperature`` is the number 0.
     noise_keys : Tensor, optional
         ``[batch, num_nodes]`` int64, from `noise_keys` at the nodes' positions; "match" only.
     seeds : Tensor, optional

@@ -2,8 +2,8 @@
 verifier produces.
 
 The uniforms of the ratio rules are inputs, so a verifier is a piecewise constant function of them. `exact_law` finds
-its pieces on the lattice of multiples of 2**-24 (where production uniforms lie), and so computes the distribution of
-the emitted tokens without sampling. Nothing here calls the code it judges: the distributions are numpy in float64, and
+its pieces on the lattice of multiples of 2**-24, and so computes the distribution of the emitted tokens without
+sampling. Nothing here calls the code it judges: the distributions are numpy in float64, and
 Philox is written anew.
 """
 

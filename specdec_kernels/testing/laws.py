@@ -141,10 +141,14 @@ def float64_gumbel(keys: Tensor, vocab: int) -> Float64:
     _check_values("float64_gumbel", "keys", keys, (torch.int64,))
     check_int("float64_gumbel", "vocab", vocab, 1, 2**30)
     key = words32(keys.cpu().numpy())[..., None, :]
-    counter = np.zeros(((vocab + 3) // 4, 4), np.uint64)
-    counter[:, 0], counter[:, 3] = np.arange(counter.shape[0]), 0x47554D42
-    bits = philox4x32(key, counter).reshape(*keys.shape, 4 * len(counter))[..., :vocab]
-    noise: Float64 = -np.log(-np.log1p(-(bits.astype(np.float64) + 0.5) * 2.0**-32))
+    counter = np.zeros((2, (vocab + 3) // 4, 4), np.uint64)
+    counter[..., 0], counter[..., 3] = np.arange(counter.shape[1]), 0x47554D42
+    counter[1, :, 2] = 1
+    bits, further = (
+        philox4x32(key, c).reshape(*keys.shape, 4 * len(c))[..., :vocab].astype(np.float64) + 0.5 for c in counter
+    )
+    t = np.where(bits < 1 << 16, np.floor(bits) * 2.0**-32 + further * 2.0**-64, bits * 2.0**-32)
+    noise: Float64 = -np.log(-np.log1p(-t))
     return noise
 
 

@@ -20,16 +20,32 @@ std::string label(const char* op, int64_t batch, int64_t n, int32_t vocab, const
          " vocab=" + std::to_string(vocab) + more;
 }
 
-constexpr float kLastUniform = 1.0f - 0x1p-24f;  // a draw with it may overrun the masses
+constexpr double kLastUniform = 1.0 - 0x1p-53;  // a draw with it may overrun the masses
 
-std::vector<float> make_uniforms(Random& random, int64_t count) {
-  std::vector<float> u(count);
-  for (float& x : u) x = random.chance(0.05) ? random.pick({0.0f, kLastUniform, 2.0f}) : random.uniform();
+// Of either width.
+struct UniformBuffer {
+  std::vector<double> wide;
+  std::vector<float> narrow;
+
+  Uniforms given() const {
+    if (!narrow.empty()) return {narrow.data(), false};
+    return {wide.empty() ? nullptr : wide.data(), true};
+  }
+};
+
+UniformBuffer make_uniforms(Random& random, int64_t count) {
+  UniformBuffer u;
+  for (int64_t i = 0; i < count; ++i)
+    u.wide.push_back(random.chance(0.05) ? random.pick({0.0, kLastUniform, 2.0}) : random.uniform());
+  if (random.chance(0.3)) {
+    u.narrow.assign(u.wide.begin(), u.wide.end());
+    u.wide.clear();
+  }
   return u;
 }
 
-bool at_border(const std::vector<float>& uniforms) {
-  return std::find(uniforms.begin(), uniforms.end(), kLastUniform) != uniforms.end();
+bool at_border(const UniformBuffer& uniforms) {
+  return std::find(uniforms.wide.begin(), uniforms.wide.end(), kLastUniform) != uniforms.wide.end();
 }
 
 std::vector<int64_t> make_keys(Random& random, int64_t count) {
@@ -89,7 +105,7 @@ Case number_case(Random& random) {
   const int64_t* no_steps = nullptr;
   if (random.chance(0.5)) {
     return {label("uniform_samples", batch, n, 0, ""), [=](const Backend& backend) -> Outputs {
-              Result<float> out(batch * n);
+              Result<double> out(batch * n);
               backend.uniform_samples(
                   {seeds.data(), steps.empty() ? no_steps : steps.data(), step, batch, n, 1, out.data()});
               return {out.bytes()};
@@ -117,7 +133,7 @@ Case sample_case(Random& random, bool large) {
   const auto rows = make_rows(random, make_values(random, batch * n, vocab), batch, n, vocab, make_dtype(random));
   const auto params = make_params(random, batch, vocab);
   const int kind = int(random.below(4));  // uniforms, noise, several by noise, greedy
-  const auto uniforms = kind == 0 ? make_uniforms(random, batch * n) : std::vector<float>();
+  const auto uniforms = kind == 0 ? make_uniforms(random, batch * n) : UniformBuffer();
   const auto keys = kind == 1 || kind == 2 ? make_keys(random, batch * n) : std::vector<int64_t>();
   const int32_t num_samples = kind == 2 ? 1 + int32_t(random.below(std::min(vocab, 5))) : 1;
   if (kind == 3) {
@@ -128,23 +144,24 @@ Case sample_case(Random& random, bool large) {
   if (random.chance(0.3)) {
     for (int32_t v = 0; v < vocab; ++v) map.push_back(3 * v + 1);
   }
-  return {label("sample", batch, n, vocab, " kind=" + std::to_string(kind)),
-          [=](const Backend& backend) -> Outputs {
-            Result<int64_t> token(batch * n * num_samples);
-            Result<float> log_prob(batch * n * num_samples);
-            StatsResult stats(batch * n);
-            backend.sample({rows->rows, batch, n, params->args, uniforms.empty() ? nullptr : uniforms.data(),
-                            keys.empty() ? nullptr : keys.data(), map.empty() ? nullptr : map.data(), num_samples,
-                            token.data(), log_prob.data(), stats.out()});
-            return {token.bytes() + stats.status.bytes(), log_prob.bytes(), stats.values.bytes(), stats.argmax.bytes()};
-          },
-          at_border(uniforms)};
+  return {
+      label("sample", batch, n, vocab, " kind=" + std::to_string(kind)),
+      [=](const Backend& backend) -> Outputs {
+        Result<int64_t> token(batch * n * num_samples);
+        Result<float> log_prob(batch * n * num_samples);
+        StatsResult stats(batch * n);
+        backend.sample({rows->rows, batch, n, params->args, uniforms.given(), keys.empty() ? nullptr : keys.data(),
+                        map.empty() ? nullptr : map.data(), num_samples, token.data(), log_prob.data(), stats.out()});
+        return {token.bytes() + stats.status.bytes(), log_prob.bytes(), stats.values.bytes(), stats.argmax.bytes()};
+      },
+      at_border(uniforms)};
 }
 
 // What a verify step reads besides the rows.
 struct Step {
   std::vector<int32_t> draft_tokens, num_draft_tokens, cu;
-  std::vector<float> uniforms, draft_values;
+  UniformBuffer uniforms;
+  std::vector<float> draft_values;
   std::vector<int64_t> keys, seeds, steps, positions, eos, target_to_draft, draft_argmax;
   std::vector<int32_t> draft_status;
   std::shared_ptr<RowBuffer> target, draft;
@@ -169,7 +186,7 @@ void make_numbers(Random& random, Step& step, int64_t batch, int64_t rows, bool 
     args.noise_keys = step.keys.data();
   } else {
     step.uniforms = make_uniforms(random, rows);
-    args.uniform_samples = step.uniforms.data();
+    args.uniform_samples = step.uniforms.given();
   }
 }
 

@@ -279,13 +279,14 @@ def tree_levels(masses: Tensor) -> list[Tensor]:
     return levels
 
 
-def find_tile(masses: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """The tile of each row of ``[rows, tiles]`` where a draw with `uniform` ``[rows]`` ends, and what is left of its
-    goal there: infinite on an overrun, which ends at the last tile of positive mass.
+def find_tile(masses: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The tile of each row of ``[rows, tiles]`` where a draw with `uniform` ``[rows]`` ends, what is left of its
+    goal there, and the tile's mass; in float64. On an overrun, which ends at the last tile of positive mass, infinity
+    is left.
     """
-    *below, trees = tree_levels(masses)
+    *below, trees = tree_levels(masses.double())
     ends = trees.cumsum(-1)
-    goal = uniform.to(masses.dtype) * ends[:, -1]
+    goal = uniform.double() * ends[:, -1]
     past = ends > goal[:, None]
     found = past.any(-1)
     last = torch.where(trees > 0, slots_upto(trees.shape[-1], trees), 0).amax(-1)
@@ -297,7 +298,7 @@ def find_tile(masses: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         goes_right = (rest >= left) & (right > 0)
         rest = torch.where(goes_right, rest - left, rest)
         node = 2 * node + goes_right
-    return node, rest
+    return node, rest, masses.double().gather(-1, node[:, None].clamp_max(masses.shape[-1] - 1))[:, 0]
 
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
@@ -317,10 +318,18 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
         ``[rows]`` int64; 0 in a row without any weight.
     """
     vocab = weights.shape[-1]
-    tile, rest = find_tile(tile_masses(weights), uniform)
+    tile, rest, mass = find_tile(tile_masses(weights), uniform)
     columns = tile[:, None] * TILE + slots_upto(min(TILE, vocab), weights)
     inside = torch.where(columns < vocab, weights.gather(-1, columns.clamp_max(vocab - 1)), 0.0)
-    past = inside.cumsum(-1) > rest[:, None]
-    last_inside = torch.where((inside > 0), columns, -1).amax(-1)
-    found = columns.gather(-1, past.int().argmax(-1)[:, None])[:, 0]
-    return torch.where(past.any(-1), found, last_inside).clamp(0, vocab - 1)
+    found = columns.gather(-1, find_inside(inside, rest, mass)[:, None])[:, 0]
+    return found.clamp(0, vocab - 1)
+
+
+def find_inside(weights: Tensor, rest: Tensor, mass: Tensor) -> Tensor:
+    """The place in the weights ``[rows, n]`` of a tile of some mass where a draw ends that has `rest` left there: where
+    their running sum first exceeds that share of them all; the last of positive weight on an overrun.
+    """
+    ends = weights.double().cumsum(-1)
+    past = ends > rest[:, None] * (ends[:, -1:] / mass[:, None])
+    last = torch.where(weights > 0, slots_upto(weights.shape[-1], weights), 0).amax(-1)
+    return torch.where(past.any(-1), past.int().argmax(-1), last)

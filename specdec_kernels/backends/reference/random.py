@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 NOISE_STREAM = 0x47554D42  # counter word of the Gumbel stream, which no purpose uses
+FEW_BITS = 1 << 16  # below, 32 further bits count: see csrc/common/philox.h
 _LOW = 0xFFFFFFFF
 
 
@@ -38,13 +39,20 @@ def words(value: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gumbel(keys: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """``G = −log(−log1p(−t))``, ``t = (philox(key, id div 4)[id mod 4] + 0.5) · 2**−32`` kept in (0, 1).
+    """``G = −log(−log1p(−t))``, t in the middle of what the 32 bits ``philox(key, id div 4)[id mod 4]`` leave open; an
+    unlikely id wins by a small t, and where that has few bits 32 further ones stand behind them.
 
     `keys` and `ids` are int64 and broadcast; `ids` are target ids.
     """
-    key_low, key_high = words(keys)
+    bits = _noise_bits(keys, ids, 0)
+    further = _noise_bits(keys, ids, 1).to(dtype) * 2.0**-64 + 2.0**-65
+    t = bits.to(dtype) * 2.0**-32 + torch.where(bits < FEW_BITS, further, 2.0**-33)
+    rest = (bits ^ _LOW).to(dtype) * 2.0**-32 + 2.0**-33  # 1 − t, with all its digits
+    upper = bits >= 1 << 31
+    return -torch.where(upper, -rest.log(), -torch.log1p(-torch.where(upper, 0.5, t))).log()
+
+
+def _noise_bits(keys: Tensor, ids: Tensor, further: int) -> Tensor:
     zero = torch.zeros_like(ids)
-    bits = philox(key_low, key_high, [ids >> 2, zero, zero, zero + NOISE_STREAM])
-    word = bits.gather(-1, (ids & 3).expand(bits.shape[:-1])[..., None])[..., 0]
-    t = (word.to(dtype) * 2.0**-32 + 2.0**-33).clamp_max(1 - 2.0**-24)
-    return -(-torch.log1p(-t)).log()
+    bits = philox(*words(keys), [ids >> 2, zero, zero + further, zero + NOISE_STREAM])
+    return bits.gather(-1, (ids & 3).expand(bits.shape[:-1])[..., None])[..., 0]

@@ -51,5 +51,5 @@ def bad_uniforms(uniform_samples: Tensor) -> Tensor:
 
 
 def clean_uniforms(uniform_samples: Tensor) -> Tensor:
-    """0 for what is not in [0, 1)."""
-    return uniform_samples.masked_fill(bad_uniforms(uniform_samples) != 0, 0.0)
+    """In float64, 0 for what is not in [0, 1)."""
+    return uniform_samples.double().masked_fill(bad_uniforms(uniform_samples) != 0, 0.0)

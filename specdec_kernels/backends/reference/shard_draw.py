@@ -10,7 +10,7 @@ from torch import Tensor
 from ...ops.arguments import ShardDrawArguments
 from ...types import Status
 from .draft import probs_from_stats
-from .law import TILE, Params, clean, exp, find_tile, in_tiles, make_params, remainder
+from .law import TILE, Params, clean, exp, find_inside, find_tile, in_tiles, make_params, remainder
 from .random import gumbel
 from .rows import slots_upto
 
@@ -29,7 +29,7 @@ def shard_draw(args: ShardDrawArguments) -> tuple[Tensor, Tensor, Tensor]:
     left = weights_left(args, x, valid)
     if args.masses is None or args.uniform_samples is None:
         return in_tiles(left, 0.0).sum(-1), nothing.to(torch.int64), nothing
-    uniforms = args.uniform_samples.masked_fill(valid.greedy | args.values[..., 0].isinf(), math.nan)
+    uniforms = args.uniform_samples.double().masked_fill(valid.greedy | args.values[..., 0].isinf(), math.nan)
     return nothing, draw(in_tiles(left, 0.0), args.first // TILE, args.masses, uniforms), nothing
 
 
@@ -55,12 +55,9 @@ def draw(tiles: Tensor, first: int, masses: Tensor, uniforms: Tensor) -> Tensor:
     tiles; −1 where it does not end here, or nowhere, and where the uniform is NaN.
     """
     rows = masses.flatten(0, 1)
-    tile, rest = find_tile(rows, uniforms.flatten())
+    tile, rest, mass = find_tile(rows, uniforms.flatten())
     own = tile - first
     here = (own >= 0) & (own < tiles.shape[2]) & (rows > 0).any(-1) & ~uniforms.flatten().isnan()
     weights = tiles.flatten(0, 1)
     weights = weights[slots_upto(len(own), own), own.clamp(0, tiles.shape[2] - 1)]
-    past = weights.cumsum(-1) > rest[:, None]
-    last = torch.where(weights > 0, slots_upto(TILE, weights), 0).amax(-1)
-    inside = torch.where(past.any(-1), past.int().argmax(-1), last)
-    return torch.where(here, tile * TILE + inside, -1).view(uniforms.shape)
+    return torch.where(here, tile * TILE + find_inside(weights, rest, mass), -1).view(uniforms.shape)

@@ -32,6 +32,7 @@ PHILOX_M1 = tl.constexpr(0xCD9E8D57)
 PHILOX_W0 = tl.constexpr(0x9E3779B9)  # key increments
 PHILOX_W1 = tl.constexpr(0xBB67AE85)
 NOISE_STREAM = tl.constexpr(0x47554D42)  # counter word of the Gumbel stream, which no purpose uses
+FEW_BITS = tl.constexpr(1 << 16)  # of noise: below, 32 further ones count
 
 
 @triton.jit
@@ -91,23 +92,43 @@ def high_word(x):
 
 
 @triton.jit
-def gumbel(bits):
-    """G = -log(-log1p(-t)), t = (bits + 0.5) * 2^-32 kept in (0, 1)."""
-    t = tl.minimum(bits.to(tl.float32) * 2.0**-32 + 2.0**-33, 1.0 - 2.0**-24)
-    rest = 1.0 - t  # rounded; log(rest) * t / (1 - rest) makes up for it
-    lost = 1.0 - rest
-    exponential = tl.where(lost > 0.0, -tl.log(rest) * tl.div_rn(t, tl.where(lost > 0.0, lost, 1.0)), t)
-    return -tl.log(exponential)
+def uniform(high, low):
+    """Two words as a float64 in [0, 1), a multiple of 2^-53."""
+    return ((high.to(tl.int64) << 21) | (low >> 11).to(tl.int64)).to(tl.float64) * 2.0**-53
+
+
+@triton.jit
+def noise_bits(key0, key1, ids, further):
+    """The 32 bits behind the noise of target ids, or the `further` ones."""
+    group = (ids >> 2).to(tl.uint32)
+    zero = group * 0
+    w0, w1, w2, w3 = philox(key0 + zero, key1 + zero, group, zero, zero + further, zero + NOISE_STREAM)
+    lane = ids & 3
+    return tl.where(lane < 2, tl.where(lane == 0, w0, w1), tl.where(lane == 2, w2, w3))
+
+
+@triton.jit
+def gumbel(key0, key1, ids, bits):
+    """The noise of target ids ``[n, m]`` by their bits: see csrc/common/philox.h."""
+    part = tl.full(bits.shape, 2.0**-33, tl.float32)
+    few = bits < FEW_BITS
+    if tl.max(tl.max(few.to(tl.int32), 1), 0) > 0:  # nearly never
+        further = noise_bits(key0, key1, ids, 1).to(tl.float32) * 2.0**-64 + 2.0**-65
+        part = tl.where(few, further, part)
+    t = bits.to(tl.float32) * 2.0**-32 + part
+    rest = (bits ^ 0xFFFFFFFF).to(tl.float32) * 2.0**-32 + 2.0**-33  # 1 - t, with all its digits
+    upper = t > 0.5
+    t = tl.where(upper, 0.5, t)
+    rounded = 1.0 - t  # log(rounded) * t / (1 - rounded) makes up for it
+    lost = 1.0 - rounded
+    lower = tl.where(lost > 0.0, -tl.log(rounded) * tl.div_rn(t, tl.where(lost > 0.0, lost, 1.0)), t)
+    return -tl.log(tl.where(upper, -tl.log(rest), lower))
 
 
 @triton.jit
 def noise_at(key0, key1, ids):
-    """The Gumbel noise of any target ids."""
-    group = (ids >> 2).to(tl.uint32)
-    zero = group * 0
-    w0, w1, w2, w3 = philox(key0 + zero, key1 + zero, group, zero, zero, zero + NOISE_STREAM)
-    lane = ids & 3
-    return gumbel(tl.where(lane < 2, tl.where(lane == 0, w0, w1), tl.where(lane == 2, w2, w3)))
+    """The Gumbel noise of any target ids ``[n, m]``."""
+    return gumbel(key0, key1, ids, noise_bits(key0, key1, ids, 0))
 
 
 @triton.jit
@@ -118,4 +139,5 @@ def noise_of_tiles(key0, key1, first, TILES: tl.constexpr):
     group = (group + first // 4).to(tl.uint32)
     zero = group * 0
     w0, w1, w2, w3 = philox(key0 + zero, key1 + zero, group, zero, zero, zero + NOISE_STREAM)
-    return gumbel(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))
+    ids = first + tl.arange(0, TILES)[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    return gumbel(key0, key1, ids, tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.arguments import PURPOSES, VerifyArguments
-from .arithmetic import high_word, low_word, philox
+from .arithmetic import high_word, low_word, philox, uniform
 from .launch import numbers_a_program, run
 
 ACCEPT = tl.constexpr(PURPOSES["accept"])
@@ -45,10 +45,9 @@ def kernel(
         key0, key1 = low_word(seed) + zero, high_word(seed) + zero
         step0, step1 = low_word(at_step) + zero, high_word(at_step) + zero
         if positions is None:
-            w0, w1, w2, w3 = philox(key0, key1, (index // 4).to(tl.uint32), zero + ACCEPT, step0, step1)
-            lane = index % 4
-            word = tl.where(lane < 2, tl.where(lane == 0, w0, w1), tl.where(lane == 2, w2, w3))
-            tl.store(out + first + index, (word >> 8).to(tl.float32) * 2.0**-24, mask=inside)
+            w0, w1, w2, w3 = philox(key0, key1, (index // 2).to(tl.uint32), zero + ACCEPT, step0, step1)
+            even = index % 2 == 0
+            tl.store(out + first + index, uniform(tl.where(even, w0, w2), tl.where(even, w1, w3)), mask=inside)
         else:
             at = tl.load(positions + first + index, mask=inside, other=0).to(tl.int64)
             key0, key1, _, _ = philox(key0, key1, zero, zero + SAMPLE, step0, step1)
@@ -64,7 +63,7 @@ def with_numbers(args: VerifyArguments, rows: int, cu: Tensor | None = None, tot
         return args
     batch = seeds.shape[0]
     count = batch * rows if cu is None else total + batch
-    dtype = torch.float32 if positions is None else torch.int64
+    dtype = torch.float64 if positions is None else torch.int64
     out = torch.empty(count, dtype=dtype, device=seeds.device)
     run(
         kernel, (batch,), seeds.contiguous(), None if steps is None else steps.contiguous(), args.step,

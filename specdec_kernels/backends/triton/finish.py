@@ -36,9 +36,9 @@ def accepted_by_block(b, span, width, draft, uniforms, walked, tiles, TILES: tl.
     while i <= span.length:
         weight = tl.load(walked.scales + b * (width + 1) + i)
         if weight > 0.0:
-            coin = tl.zeros((), tl.float32)
+            coin = tl.zeros((), tl.float64)
             if uniforms is not None:
-                coin = tl.load(uniforms + span.token_index + b + i)
+                coin = tl.load(uniforms + span.token_index + b + i).to(tl.float64)
             coin = tl.where((coin >= 0.0) & (coin < 1.0), coin, 0.0)
             threshold = weight
             if i < span.length:
@@ -57,7 +57,7 @@ def draw_remainder(target, draft, mixtures, at, scale, whole, masses, uniform, t
     """An id from the `law_remainder` of a position, whose tiles have `masses`. Where that is nothing, from the law of a
     cascade, whose masses then take their place; -1 where that is nothing, as Q is, and without a cascade.
     """
-    tile, rest = walk_tiles(masses, tiles, uniform, -1, 0.0, TILES)
+    tile, rest, mass = walk_tiles(masses, tiles, uniform, -1, 0.0, TILES)
     if mixtures.kept_by != NO_ROW:
         if tile < 0:
             whole = tile < 0
@@ -66,11 +66,11 @@ def draw_remainder(target, draft, mixtures, at, scale, whole, masses, uniform, t
                 law = law_remainder(target, draft, mixtures, at, 1.0, whole, ids)
                 tl.store(masses + other, tl.sum(law, 0))
             tl.debug_barrier()
-            tile, rest = walk_tiles(masses, tiles, uniform, -1, 0.0, TILES)
+            tile, rest, mass = walk_tiles(masses, tiles, uniform, -1, 0.0, TILES)
     id = tl.full((), -1, tl.int32)
     if tile >= 0:
         ids = tile * TILE + tl.arange(0, TILE)
-        id = walk_ids(law_remainder(target, draft, mixtures, at, scale, whole, ids), ids, rest)
+        id = walk_ids(law_remainder(target, draft, mixtures, at, scale, whole, ids), ids, rest, mass)
     return id.to(tl.int64)
 
 
@@ -118,9 +118,9 @@ def finish(
             drawn = drawn | (accepted < length + draft.bonus)
         if tile_mass is not None or mixtures.kept_by != NO_ROW:
             if drawn:
-                uniform = tl.zeros((), tl.float32)
+                uniform = tl.zeros((), tl.float64)
                 if uniforms is not None:
-                    uniform = tl.load(uniforms + span.token_index + b)
+                    uniform = tl.load(uniforms + span.token_index + b).to(tl.float64)
                 good = (uniform >= 0.0) & (uniform < 1.0)
                 flags |= tl.where(good, 0, BAD_PARAM)
                 uniform = tl.where(good, uniform, 0.0)

@@ -215,40 +215,47 @@ def total_mass(masses, tiles, TILES: tl.constexpr):
 
 @triton.jit
 def walk_tiles(masses, tiles, uniform, without, mass_without, TILES: tl.constexpr):
-    """The tile where the running mass first exceeds ``uniform * total``, and what is left of the goal there.
+    """The tile where the running mass first exceeds ``uniform * total``, and what is left of the goal there, in
+    float64.
 
     An overrun lands on the last tile of positive mass, with an infinite rest. The mass of tile `without` (-1: none) is
-    read as `mass_without`. Returns (tile, rest); tile is -1 where nothing has mass.
+    read as `mass_without`. Returns (tile, rest, mass of the tile); tile is -1 where nothing has mass.
     """
-    total = tl.zeros((), tl.float32)
+    total = tl.zeros((), tl.float64)
     for first in range(0, tiles, TILES):
         t = first + tl.arange(0, TILES)
         mass = tl.load(masses + t, mask=t < tiles, other=0.0)
-        total += tl.sum(tl.where(t == without, mass_without, mass), 0)
-    goal = uniform * total
-    before = tl.zeros((), tl.float32)
+        total += tl.sum(tl.where(t == without, mass_without, mass).to(tl.float64), 0)
+    goal = uniform.to(tl.float64) * total
+    before = tl.zeros((), tl.float64)
     found = tl.full((), LAST_ID, tl.int32)
     last = tl.full((), -1, tl.int32)
-    rest = tl.full((), INFINITY, tl.float32)
+    rest = tl.full((), INFINITY, tl.float64)
+    mass_there = tl.full((), 1.0, tl.float64)
     for first in range(0, tiles, TILES):
         t = first + tl.arange(0, TILES)
         mass = tl.load(masses + t, mask=t < tiles, other=0.0)
-        mass = tl.where(t == without, mass_without, mass)
+        mass = tl.where(t == without, mass_without, mass).to(tl.float64)
         ends = before + tl.cumsum(mass, 0)
         hit = tl.min(tl.where((ends > goal) & (mass > 0.0), t, LAST_ID), 0)
         if (found == LAST_ID) & (hit < LAST_ID):
             found = hit
             rest = goal - tl.sum(tl.where(t == hit, ends - mass, 0.0), 0)
+            mass_there = tl.sum(tl.where(t == hit, mass, 0.0), 0)
         last = tl.maximum(last, tl.max(tl.where(mass > 0.0, t, -1), 0))
         before += tl.sum(mass, 0)
-    return tl.where(found < LAST_ID, found, last), rest
+    return tl.where(found < LAST_ID, found, last), rest, mass_there
 
 
 @triton.jit
-def walk_ids(weight, ids, rest):
-    """The id where the running sum of a tile's weights first exceeds `rest`, else the last id of positive weight."""
+def walk_ids(weight, ids, rest, mass):
+    """The id where a draw ends that has `rest` left in a tile of some mass, by the float64 sums of the tile's weights:
+    see csrc/common/tile_sums.h. On an overrun the last id of positive weight.
+    """
     possible = weight > 0.0
-    hit = tl.min(tl.where(possible & (tl.cumsum(weight, 0) > rest), ids, LAST_ID), 0)
+    fine = weight.to(tl.float64)
+    goal = rest * (tl.sum(fine, 0) / mass)
+    hit = tl.min(tl.where(possible & (tl.cumsum(fine, 0) > goal), ids, LAST_ID), 0)
     return tl.where(hit < LAST_ID, hit, tl.max(tl.where(possible, ids, 0), 0))
 
 
@@ -260,18 +267,18 @@ def draw_from_law(row, masses, uniform, without, TILES: tl.constexpr):
     tiles = row.tiles
     lane = tl.arange(0, TILE)
     if without is None:
-        tile, rest = walk_tiles(masses, tiles, uniform, -1, 0.0, TILES)
+        tile, rest, mass = walk_tiles(masses, tiles, uniform, -1, 0.0, TILES)
     else:
         hole = without // TILE
         ids = tl.maximum(hole, 0) * TILE + lane
         weight = weigh(load_logits(row.rows, row.b, row.i, ids), row.law, row.law.cutoff)
-        mass = tl.sum(tl.where(ids == without, 0.0, weight), 0)
-        tile, rest = walk_tiles(masses, tiles, uniform, tl.where(without < 0, -1, hole), mass, TILES)
+        left = tl.sum(tl.where(ids == without, 0.0, weight), 0)
+        tile, rest, mass = walk_tiles(masses, tiles, uniform, tl.where(without < 0, -1, hole), left, TILES)
         if tile < 0:  # all mass is on it
             without = tl.full((), -1, tl.int32)
-            tile, rest = walk_tiles(masses, tiles, uniform, -1, 0.0, TILES)
+            tile, rest, mass = walk_tiles(masses, tiles, uniform, -1, 0.0, TILES)
     ids = tl.maximum(tile, 0) * TILE + lane
     weight = weigh(load_logits(row.rows, row.b, row.i, ids), row.law, row.law.cutoff)
     if without is not None:
         weight = tl.where(ids == without, 0.0, weight)
-    return walk_ids(weight, ids, rest)
+    return walk_ids(weight, ids, rest, mass)

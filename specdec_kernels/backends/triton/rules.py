@@ -132,9 +132,9 @@ def walk(
         if draft.rows is not None:
             q = q_at(draft, at, id, inside)
             draft_flags = tl.load(draft.laws.status + draft_row, mask=inside, other=0)
-        coin = tl.zeros((SLOTS,), tl.float32)
+        coin = tl.zeros((SLOTS,), tl.float64)
         if uniforms is not None:
-            coin = tl.load(uniforms + span.token_index + b + slot + 1, mask=inside, other=0.0)
+            coin = tl.load(uniforms + span.token_index + b + slot + 1, mask=inside, other=0.0).to(tl.float64)
         given = can_give(q)
         bad_coin = (((coin >= 0.0) & (coin < 1.0)) == 0) & given
         pi, bar = p, p  # the law at x, and what u * Q(x) must stay below

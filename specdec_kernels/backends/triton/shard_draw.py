@@ -92,7 +92,7 @@ def draw(
     row = tl.program_id(0).to(tl.int64)
     uniform = tl.load(uniforms + row)
     uniform = tl.where((uniform >= 0.0) & (uniform < 1.0), uniform, 0.0)
-    tile, rest = walk_tiles(given + row * all_tiles, all_tiles, uniform, -1, 0.0, TILES)
+    tile, rest, mass = walk_tiles(given + row * all_tiles, all_tiles, uniform, -1, 0.0, TILES)
     own = tile - first // TILE
     law = load_law(target.laws, row)
     id = tl.full((), -1, tl.int32)
@@ -107,7 +107,7 @@ def draw(
             left, _ = remainder(target, draft, Position(row // n, row % n, row, row), weight, 1.0, ids)
         else:
             left = without_point(target, row, n, points, ids)
-        id = first + walk_ids(left, ids, rest)
+        id = first + walk_ids(left, ids, rest, mass)
     tl.store(token + row, id.to(tl.int64))
 
 

@@ -172,13 +172,13 @@ def try_siblings(
             else:
                 coin, coin_flags = coin_at(uniforms, root)
                 flags |= coin_flags
-                last_tile, goal = walk_tiles(masses, tiles, coin, -1, 0.0, ROW_TILES)
+                last_tile, rest_there, last_mass = walk_tiles(masses, tiles, coin, -1, 0.0, ROW_TILES)
                 last_tile = tl.maximum(last_tile, 0)
                 last_ids = last_tile * TILE + tl.arange(0, TILE)
                 weight, _ = remaining(
                     target, draft, at, scale, taken, removed, begin, end, last_tile * TILE, last_ids, TILE
                 )
-                final = walk_ids(weight, last_ids, goal).to(tl.int64)
+                final = walk_ids(weight, last_ids, rest_there, last_mass).to(tl.int64)
         elif drawn:
             id, coin_flags = token_of(target, tiles, b, node, num_nodes, tile_mass, uniforms, root, ROW_TILES)
             final = id.to(tl.int64)

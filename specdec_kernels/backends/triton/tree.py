@@ -75,9 +75,9 @@ def plan(
 @triton.jit
 def coin_at(uniforms, at):
     """(the uniform there, flags); 0 where there are none, which only point masses may do without."""
-    coin = tl.zeros((), tl.float32)
+    coin = tl.zeros((), tl.float64)
     if uniforms is not None:
-        coin = tl.load(uniforms + at)
+        coin = tl.load(uniforms + at).to(tl.float64)
     good = (coin >= 0.0) & (coin < 1.0)
     return tl.where(good, coin, 0.0), tl.where(good, 0, BAD_PARAM)
 

@@ -79,10 +79,10 @@ def choose(
         elif mixed:
             if mixtures.kept_by != NO_ROW:
                 uniform, flags = coin_at(uniforms, row)
-                tile, rest = walk_tiles(masses + row * tiles, tiles, uniform, -1, 0.0, TILES)
+                tile, rest, mass = walk_tiles(masses + row * tiles, tiles, uniform, -1, 0.0, TILES)
                 if tile >= 0:
                     ids = tile * TILE + tl.arange(0, TILE)
-                    id = walk_ids(cascade_law(target, draft, mixtures, b, node, row, ids), ids, rest)
+                    id = walk_ids(cascade_law(target, draft, mixtures, b, node, row, ids), ids, rest, mass)
                 else:  # the law is 0, as Q is; the flags of the uniform are known
                     id, known_flags = token_of(target, tiles, b, node, num_nodes, tile_mass, uniforms, row, TILES)
                 tl.store(status, tl.load(status) | tl.load(draft.laws.status + row) | flags)

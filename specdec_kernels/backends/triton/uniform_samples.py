@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.arguments import UniformSamplesArguments
-from .arithmetic import high_word, low_word, philox
+from .arithmetic import high_word, low_word, philox, uniform
 from .launch import numbers_a_program, run
 
 
@@ -24,7 +24,7 @@ def kernel(
     out,
     NUMBERS: tl.constexpr,
 ):
-    """A program for NUMBERS counters of any sequences: four uniforms each."""
+    """A program for NUMBERS counters of any sequences: two uniforms each."""
     index = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
     inside = index < count
     b = index // groups
@@ -34,16 +34,18 @@ def kernel(
     counter = group.to(tl.uint32)
     stream = counter * 0 + purpose.to(tl.uint32)
     words = philox(low_word(seed), high_word(seed), counter, stream, low_word(at_step), high_word(at_step))
-    for i in tl.static_range(4):
-        slot = group * 4 + i
-        tl.store(out + b * num + slot, (words[i] >> 8).to(tl.float32) * 2.0**-24, mask=inside & (slot < num))
+    for i in tl.static_range(2):
+        slot = group * 2 + i
+        tl.store(out + b * num + slot, uniform(words[2 * i], words[2 * i + 1]), mask=inside & (slot < num))
 
 
 def uniform_samples(args: UniformSamplesArguments) -> Tensor:
-    """``[batch, num]`` float32: word ``i mod 4`` of philox(seed; i div 4, purpose, step), its top 24 bits."""
+    """``[batch, num]`` float64: the top 53 bits of words ``2 (i mod 2)`` and the next of philox(seed; i div 2, purpose,
+    step).
+    """
     seeds, steps, step, num, purpose = args
-    out = torch.empty(seeds.shape[0], num, dtype=torch.float32, device=seeds.device)
-    groups = triton.cdiv(num, 4)
+    out = torch.empty(seeds.shape[0], num, dtype=torch.float64, device=seeds.device)
+    groups = triton.cdiv(num, 2)
     count = seeds.shape[0] * groups
     a_program = numbers_a_program(count)
     steps = None if steps is None else steps.contiguous()

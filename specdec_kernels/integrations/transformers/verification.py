@@ -80,7 +80,7 @@ def speculative_sampling(
         new_logits,
         draft.contiguous(),
         candidate_logits,
-        uniform_samples=torch.rand(1, candidate_length + 1, device=new_logits.device),
+        uniform_samples=torch.rand(1, candidate_length + 1, dtype=torch.float64, device=new_logits.device),
     )
     num_accepted = out.num_accepted[0].long()
     if bool(is_done_candidate) and int(num_accepted) == candidate_length:

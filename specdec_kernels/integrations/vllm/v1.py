@@ -137,7 +137,7 @@ def min_p_of(sampling: Any) -> Tensor | None:
 
 def coins(lengths: Sequence[int], generators: Mapping[int, torch.Generator], device: torch.device) -> Tensor:
     """``[total + batch]`` uniforms, ``length + 1`` a request; a seeded request's come from its own generator."""
-    uniforms = torch.rand(sum(lengths) + len(lengths), device=device)
+    uniforms = torch.rand(sum(lengths) + len(lengths), dtype=torch.float64, device=device)
     draw_seeded(uniforms.split([length + 1 for length in lengths]), generators)
     return uniforms
 
@@ -239,7 +239,7 @@ def make_sample_from_logits(stock: Function) -> Function:
             return stock(self, logits, sampling_metadata)
         params = SamplingParams(temperature=sampling_metadata.temperature)
         rows = logits.unflatten(0, (len(sampling_metadata.temperature), -1))
-        uniforms = torch.rand(rows.shape[:2], device=logits.device)
+        uniforms = torch.rand(rows.shape[:2], dtype=torch.float64, device=logits.device)
         draw_seeded(uniforms.unbind(), sampling_metadata.generators)
         tokens = sample(rows, params, uniform_samples=uniforms).token
         return tokens.flatten(), warp_probs(rows, params).flatten(0, 1)
@@ -255,7 +255,7 @@ def make_forward_cpu(stock: Function) -> Function:
     ) -> tuple[Tensor, Tensor | None]:
         if self.logprobs_mode.startswith("processed"):
             return stock(self, logits, generators, k, p)
-        uniforms = torch.rand(len(logits))
+        uniforms = torch.rand(len(logits), dtype=torch.float64)
         draw_seeded(uniforms.split(1), generators)
         params = SamplingParams(top_k=0 if k is None else k, top_p=1.0 if p is None else p)
         return sample(logits, params, uniform_samples=uniforms).token, None
