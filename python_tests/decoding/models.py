@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_kernels import TokenMap
 from specdec_kernels.decoding import Prompt, Runner
 
 VOCAB = 61
@@ -73,6 +74,20 @@ class TableRunner(Runner):
         assert bool((positions < bound).all()) and bool((positions >= 0).all())
         self.text.scatter_(1, positions + 1, tokens)
         return self.table[self.text.gather(1, positions), tokens]
+
+
+class NarrowTable(TableRunner):
+    """The same with logits of some ids alone."""
+
+    def __init__(self, table: Tensor, token_map: TokenMap) -> None:
+        super().__init__(table)
+        self.vocab_size = len(token_map)
+        self.ids = token_map.draft_to_target
+
+    def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
+        logits = super().forward(tokens, starts, bound, need_logits)
+        assert logits is not None
+        return logits[..., self.ids]
 
 
 def near(model_type: str, seed: int, distance: float, **changes: Any) -> Any:

@@ -210,6 +210,14 @@ def test_draft_and_target_must_fit() -> None:
     two = sk.ModelDrafter(tiny("llama", 1), sk.SamplingParams(torch.ones(2)))
     with pytest.raises(ValueError, match=r"generate: drafter.sampling.temperature must be \[batch=1\], got \[2\]"):
         sk.generate(target, ids, drafter=two)
+    narrow = sk.ModelDrafter(TableRunner.random(8), token_map=sk.TokenMap(torch.arange(9)))
+    message = r"drafter.token_map must be of the draft's 8 logits and hold ids < vocab=61, got 9 ids up to 8"
+    with pytest.raises(ValueError, match=message):
+        sk.generate(target, ids, drafter=narrow)
+    with pytest.raises(ValueError, match="ModelDrafter: token_map must hold ids < vocab=61, got 61"):
+        sk.ModelDrafter(target, token_map=sk.TokenMap(torch.tensor([61])))
+    with pytest.raises(TypeError, match="ModelDrafter: token_map must be a TokenMap or None, got list"):
+        sk.ModelDrafter(target, token_map=[1])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="ModelDrafter: sampling must be a SamplingParams or None, got float"):
         sk.ModelDrafter(target, 0.5)
 

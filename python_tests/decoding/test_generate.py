@@ -24,6 +24,7 @@ DRAFTERS: dict[str, Callable[[Any, Any], Drafter]] = {
     "ngram": lambda target, draft: sk.NgramDrafter(3),
     "model": lambda target, draft: sk.ModelDrafter(draft),
     "itself": lambda target, draft: sk.ModelDrafter(target),
+    "narrow": lambda target, draft: sk.ModelDrafter(draft, token_map=sk.TokenMap(torch.arange(40, 3, -1))),
 }
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
-from python_tests.decoding.models import TableRunner, tiny
+from python_tests.decoding.models import NarrowTable, TableRunner, tiny
 from python_tests.law.steps import g_test
 from specdec_kernels import laws
 from specdec_kernels.drafters import Draft, Drafter
@@ -60,6 +60,9 @@ def model_drafter(sampling: sk.SamplingParams | None = None, min_confidence: flo
     return lambda: sk.ModelDrafter(TableRunner(draft_table), sampling, min_confidence)
 
 
+NARROW = sk.TokenMap(torch.tensor([3, 0, 1]))
+
+
 CASES = {
     "none-token": Case("token", sk.NoDrafter),
     "none-match": Case("match", sk.NoDrafter),
@@ -72,6 +75,7 @@ CASES = {
             ("model-sharper", model_drafter(SHARPER), sk.SamplingParams()),
             ("model-cut", model_drafter(FLATTER_CUT), CUT),
             ("model-confident", model_drafter(None, 0.4), sk.SamplingParams()),
+            ("model-narrow", lambda: sk.ModelDrafter(NarrowTable(draft_table, NARROW), token_map=NARROW), CUT),
             ("model-greedy", model_drafter(sk.SamplingParams(0.0)), sk.SamplingParams()),
             ("ngram", lambda: sk.NgramDrafter(2), sk.SamplingParams()),
         )

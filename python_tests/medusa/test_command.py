@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import specdec_kernels as sk
-from python_tests.decoding.models import tiny
 from python_tests.medusa.test_training import patterned
+from python_tests.medusa.test_training import wide as target
 from specdec_kernels import cli
 from specdec_kernels.medusa import Document, MedusaHeads, command, extract
 
@@ -30,13 +31,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def prepare(model: Any, tokenizer: Any, folder: Path, num_tokens: int, seed: int, advance: Any) -> list[Path]:
         assert model.dtype == torch.bfloat16
         texts = [Document(text.tokens, first=5 * (i % 2 == 0)) for i, text in enumerate(patterned(40))]
-        features = extract(tiny("llama"), texts)
+        features = extract(target(), texts)
         asked.append((num_tokens, seed))
         features.save(folder / "shard.safetensors")
         advance(features.tokens.numel())
         return [folder / "shard.safetensors"]
 
-    monkeypatch.setattr(command, "_load", lambda arguments: (tiny("llama"), Tokenizer()))
+    monkeypatch.setattr(command, "_load", lambda arguments: (target(), Tokenizer()))
     monkeypatch.setattr(command, "prepare", prepare)
     return tmp_path
 
@@ -49,7 +50,7 @@ def train(folder: Path, *more: str) -> int:
 
 def test_heads_are_trained_calibrated_and_described(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(folder) == 0
-    heads = MedusaHeads.load(folder / "heads.safetensors", tiny("llama"))
+    heads = MedusaHeads.load(folder / "heads.safetensors", target())
     assert heads.accuracy is not None and heads.accuracy.shape == (2, 10) and float(heads.accuracy[:, 0].min()) > 0.5
     assert heads.card["tokens"] == 38 * 20 and heads.card["tokens held out"] == 2 * 20
     assert heads.card["tokens predicted"] == 20 * 15 + 18 * 19  # 18: two of those without a prompt are held out
@@ -58,7 +59,7 @@ def test_heads_are_trained_calibrated_and_described(folder: Path, capsys: pytest
     card = (folder / "heads.md").read_text()
     assert "- steps: 60" in card and f"| 1 | {float(heads.accuracy[1, 0]):.4f} |" in card
     drafter = sk.MedusaDrafter(heads)
-    out = sk.generate(tiny("llama"), torch.tensor([[3, 4, 5]]), drafter=drafter, acceptance="greedy", max_new_tokens=9)
+    out = sk.generate(target(), torch.tensor([[3, 4, 5]]), drafter=drafter, acceptance="greedy", max_new_tokens=9)
     assert out.stats.num_tokens > 0
 
     capsys.readouterr()
@@ -101,6 +102,24 @@ def test_the_backbone_is_trained_too_if_asked_for(folder: Path, capsys: pytest.C
     heads = MedusaHeads.load(folder / "heads.safetensors")
     assert heads.card["joint"]["steps"] == 3 and heads.accuracy is None
     assert {"model.safetensors", "tokenizer"} <= {path.name for path in (folder / "backbone").iterdir()}
+
+
+def test_a_draft_model_is_trained_and_drafts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / "draft"
+    options = ["--hidden", "64", "--layers", "1", "--vocab", "12", "--steps", "40", "--batch", "8", "--json"]
+    assert cli.main(["medusa", "draft", str(path), "--folder", str(folder), *options]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["last loss"] < report["first loss"] and 0 < report["acceptance"] < 1 and report["draft ids"] == 12
+    draft = transformers.AutoModelForCausalLM.from_pretrained(path)
+    assert report["parameters"] == sum(p.numel() for p in draft.parameters())
+    drafter = sk.ModelDrafter(draft)
+    assert drafter.token_map is not None and sorted(drafter.token_map.draft_to_target.tolist()) == list(range(3, 15))
+    ids = torch.tensor([[3, 4, 5]])
+    plain = sk.generate(target(), ids, drafter=sk.NoDrafter(), acceptance="greedy", max_new_tokens=9)
+    out = sk.generate(target(), ids, drafter=drafter, acceptance="greedy", max_new_tokens=9)
+    assert torch.equal(out.tokens, plain.tokens)
+    assert cli.main(["medusa", "draft", str(path), "--folder", str(folder), *options[:-1]]) == 0
+    assert f"12 ids, {report['parameters'] / 1e6:.1f} million parameters" in capsys.readouterr().out
 
 
 def test_bad_options_and_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,16 +18,21 @@ from specdec_kernels.medusa import (
     Features,
     MedusaHeads,
     Recipe,
+    acceptance_of,
     choose_vocabulary,
     count_accuracy,
     data,
     distillation_loss,
+    draft_model,
     extract,
     falling,
     heads_weight,
     lm_loss,
     medusa1_loss,
     prepare,
+    small_model,
+    train,
+    train_draft,
     train_heads,
     train_jointly,
 )
@@ -263,22 +268,25 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("joint", [False, True])
-def test_a_killed_run_goes_on_to_the_same_losses(joint: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from specdec_kernels.medusa import train
-
+@pytest.mark.parametrize("what", ["heads", "heads and backbone", "draft model"])
+def test_a_killed_run_goes_on_to_the_same_losses(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Recipe(steps=20, batch_size=4, warm_up_steps=5, ramp_steps=8, checkpoint_every=6)
     features = extract(tiny("llama"), patterned(12))
 
-    def run(checkpoint: Path | None) -> tuple[list[float], MedusaHeads]:
+    def run(checkpoint: Path | None, recipe: Recipe = recipe) -> tuple[list[float], torch.Tensor]:
+        if what == "draft model":
+            draft, head = tiny("llama", 1, num_hidden_layers=1), tiny("llama").get_output_embeddings().weight
+            losses = train_draft(draft, head, features, recipe, checkpoint=checkpoint)
+            return losses, draft.get_output_embeddings().weight
         model, heads = tiny("llama"), trainable(features)
-        if joint:
-            return train_jointly(model, heads, features, recipe, checkpoint), heads
-        return train_heads(heads, features, recipe, checkpoint), heads
+        if what == "heads":
+            return train_heads(heads, features, recipe, checkpoint), heads.w1.weight
+        return train_jointly(model, heads, features, recipe, checkpoint), heads.w1.weight
 
-    losses, heads = run(None)
+    losses, weight = run(None)
     steps = 0
-    real = train.medusa1_loss
+    module, name = (draft_model, "distillation_loss") if what == "draft model" else (train, "medusa1_loss")
+    real = getattr(module, name)
 
     def dying(*arguments: Any) -> Any:
         nonlocal steps
@@ -287,7 +295,7 @@ def test_a_killed_run_goes_on_to_the_same_losses(joint: bool, tmp_path: Path, mo
             raise Killed
         return real(*arguments)
 
-    monkeypatch.setattr(train, "medusa1_loss", dying)
+    monkeypatch.setattr(module, name, dying)
     path = tmp_path / "run.checkpoint"
     with pytest.raises(Killed):
         run(path)
@@ -295,9 +303,9 @@ def test_a_killed_run_goes_on_to_the_same_losses(joint: bool, tmp_path: Path, mo
     steps = 100
     again, resumed = run(path)
     assert again == losses and steps == 100 + 8  # only what was left was done again
-    assert torch.equal(heads.w1.weight, resumed.w1.weight)
+    assert torch.equal(weight, resumed)
     with pytest.raises(ValueError, match=r"run.checkpoint must be of .*'seed': 1"):
-        train_heads(trainable(features), features, Recipe(**{**vars(recipe), "seed": 1}), path)
+        run(path, Recipe(**{**vars(recipe), "seed": 1}))
 
 
 def test_joint_training_keeps_the_backbone_near_the_original() -> None:
@@ -339,6 +347,70 @@ def test_heads_and_backbone_have_learning_rates_of_their_own(still: str) -> None
     mine = len(list(heads.parameters()))
     of_heads, of_backbone = any(moved[:mine]), any(moved[mine:])
     assert (of_heads, of_backbone) == (still != "learning_rate", still != "backbone_learning_rate")
+
+
+# --- a draft model ----------------------------------------------------------------------------------------------------
+
+
+def wide(**changes: Any) -> Any:
+    """A target that is wide enough to draft for."""
+    return tiny("llama", hidden_size=128, num_attention_heads=4, num_key_value_heads=2, head_dim=32, **changes)
+
+
+def test_a_small_model_begins_with_the_targets_principal_components() -> None:
+    target = wide(vocab_size=200)
+    head = target.get_output_embeddings().weight.detach()
+    draft = small_model(target, num_layers=2, hidden_size=64)
+    embeddings = draft.get_input_embeddings().weight
+    assert embeddings is draft.get_output_embeddings().weight and embeddings.shape == (200, 64)
+    # No 64 dimensions tell more of the head: what they do not is its smallest singular values.
+    rest = head - embeddings @ torch.linalg.lstsq(embeddings, head).solution
+    assert float(rest.norm()) == pytest.approx(float(torch.linalg.svdvals(head)[64:].norm()), rel=1e-3)
+    ids = torch.tensor([[5, 9, 7], [6, 8, 7]])
+    logits = draft(ids).logits[:, -1]
+    torch.testing.assert_close(logits[0], logits[1])  # layers add nothing yet
+    assert draft.config.max_position_embeddings == target.config.max_position_embeddings
+    with pytest.raises(ValueError, match="small_model: hidden_size must be a multiple of 64, got 96"):
+        small_model(target, hidden_size=96)
+    with pytest.raises(TypeError, match="small_model: model must be a transformers model, got int"):
+        small_model(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_draft_model_learns_the_targets_distribution(narrow: bool) -> None:
+    target = wide(initializer_range=0.1)
+    head = target.get_output_embeddings().weight
+    features = extract(target, patterned(24))
+    token_map = choose_vocabulary(features, 9) if narrow else None
+    draft = small_model(target, num_layers=1, hidden_size=64)
+    before = acceptance_of(draft, head, features, token_map, batch_size=7)
+    losses = train_draft(
+        draft, head, features, Recipe(steps=150, batch_size=8, warm_up_steps=5, learning_rate=1e-2), token_map
+    )
+    after = acceptance_of(draft, head, features, token_map)
+    assert losses[-1] < 0.2 * losses[0] and after[0] > before[0]
+
+    ids = torch.arange(VOCAB) if token_map is None else token_map.draft_to_target
+    with torch.inference_mode():
+        rows = (model(features.tokens[:20][None]).logits[0, :-1] for model in (target, draft))
+        wanted, given = (row.softmax(-1) for row in rows)
+    given = given[:, ids] / given[:, ids].sum(-1, keepdim=True)
+    one = extract(target, patterned(1))
+    mean = torch.minimum(wanted[:, ids], given).sum(-1).mean()
+    agreeing = (wanted.argmax(-1) == ids[given.argmax(-1)]).double().mean()
+    assert acceptance_of(draft, head, one, token_map) == pytest.approx((float(mean), float(agreeing)), abs=5e-3)
+
+
+def test_training_a_draft_model_refuses_what_does_not_fit() -> None:
+    target = wide()
+    head, features = target.get_output_embeddings().weight, extract(target, patterned(3))
+    draft = small_model(target, 1, 64)
+    with pytest.raises(ValueError, match=r"train_draft: head must be \[vocab=61, hidden=128\], got \[60, 128\]"):
+        train_draft(draft, head[1:], features, Recipe(steps=1))
+    with pytest.raises(ValueError, match="acceptance_of: token_map must hold ids < vocab=61, got 61"):
+        acceptance_of(draft, head, features, sk.TokenMap(torch.tensor([61])))
+    with pytest.raises(ValueError, match="acceptance_of: features must have tokens to predict, got none"):
+        acceptance_of(draft, head, extract(target, documents(1)))
 
 
 # --- calibration ------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..checks import check_int, check_integers, check_tensor
 from ..ops._common import ID_DTYPES, check_params
 from ..sampling import SamplingParams
+from ..types import TokenMap
 from .runner import Prompt, Runner
 from .state import DecodingState
 
@@ -103,10 +104,19 @@ class Request:
 
 
 def check_draft(
-    caller: str, draft: Runner, state: DecodingState, params_name: str, params: SamplingParams | None
-) -> None:
-    """Raise unless the model `draft` can draft for the target of `state`, with its sampling parameters `params`."""
-    if draft.vocab_size != state.vocab_size:
+    caller: str, draft: Runner, state: DecodingState, params_name: str, params: SamplingParams | None,
+    token_map: TokenMap | None = None,
+) -> None:  # fmt: skip
+    """Raise unless the model `draft` can draft for the target of `state`, with its sampling parameters `params`; its
+    logits are of the ids of `token_map`, if there is one.
+    """
+    if token_map is not None:
+        if draft.vocab_size != len(token_map) or token_map.max_id >= state.vocab_size:
+            raise ValueError(
+                f"{caller}: drafter.token_map must be of the draft's {draft.vocab_size} logits and hold ids < "
+                f"vocab={state.vocab_size}, got {len(token_map)} ids up to {token_map.max_id}"
+            )
+    elif draft.vocab_size != state.vocab_size:
         raise ValueError(
             f"{caller}: target and draft must share one tokenizer, but the target's vocabulary has "
             f"{state.vocab_size} ids and the draft's ({draft.name}) {draft.vocab_size}"

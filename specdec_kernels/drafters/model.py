@@ -17,7 +17,7 @@ from ..ops.row_stats import row_stats
 from ..ops.sample import sample
 from ..ops.uniform_samples import uniform_samples
 from ..sampling import GREEDY, SamplingParams
-from ..types import RowStats
+from ..types import RowStats, TokenMap
 from .base import Draft, Drafter
 
 
@@ -39,24 +39,42 @@ class ModelDrafter(Drafter):
         In [0, 1]: a sequence drafts no further after a token that the draft gave with less than this probability (at
         temperature 1, where it drafts greedily). That token is put to the test all the same: to drop it after a look
         would bias the output, while the ones after it have not been drawn. On a CPU this saves their forwards.
+    token_map : TokenMap, optional
+        Draft these target ids alone. Only their rows of the LM head of a transformers model are multiplied, which in a
+        small model is most of the work (FR-Spec: Zhao et al., arXiv 2502.14856); a `Runner` gives logits of so many
+        ids. The output keeps the target's distribution. None: those of ``draft_model.config.draft_token_ids``, if there
+        are such, as `specdec medusa draft` writes them, else all.
 
     Raises
     ------
     ValueError
         A model that cannot be served (here), or one whose vocabulary, device or kind is not the target's, that is too
-        short for the text, or `sampling` of another batch size (in `generate`); `min_confidence` out of its range.
+        short for the text, or `sampling` of another batch size (in `generate`); `min_confidence` out of its range; a
+        `token_map` with ids that the model has not, or of another size than the logits of a `Runner`.
     TypeError
-        `sampling` or `min_confidence` is something else.
+        `sampling`, `min_confidence` or `token_map` is something else.
     """
 
     gives_logits = True
     runner: Runner
 
-    def __init__(self, draft_model: Any, sampling: SamplingParams | None = None, min_confidence: float = 0.0) -> None:
+    def __init__(
+        self,
+        draft_model: Any,
+        sampling: SamplingParams | None = None,
+        min_confidence: float = 0.0,
+        token_map: TokenMap | None = None,
+    ) -> None:
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise TypeError(f"ModelDrafter: sampling must be a SamplingParams or None, got {type(sampling).__name__}")
+        if token_map is not None and not isinstance(token_map, TokenMap):
+            raise TypeError(f"ModelDrafter: token_map must be a TokenMap or None, got {type(token_map).__name__}")
+        ids = getattr(getattr(draft_model, "config", None), "draft_token_ids", None)
+        if token_map is None and ids is not None:
+            token_map = TokenMap(torch.tensor(ids))
         self.draft_model = draft_model
-        self.runner = as_runner(draft_model, "ModelDrafter")
+        self.runner = as_runner(draft_model, "ModelDrafter", token_map=token_map)
+        self.token_map = token_map
         self.sampling = sampling
         self.min_confidence = check_number("ModelDrafter", "min_confidence", min_confidence, 0.0, 1.0)
         self._behind = 0  # steps without drafting since the last one with: tokens that our cache has not seen
@@ -68,10 +86,11 @@ class ModelDrafter(Drafter):
 
     def start(self, state: DecodingState) -> None:
         """Check that target and draft fit, and feed the prompts."""
-        runner = self.runner = as_runner(
-            self.draft_model, "ModelDrafter", "draft_model"
-        )  # it may have moved, or be training, by now
-        check_draft("generate", runner, state, "drafter.sampling", self.sampling)
+        # It may have moved, or be training, by now.
+        runner = self.runner = as_runner(self.draft_model, "ModelDrafter", "draft_model", self.token_map)
+        check_draft("generate", runner, state, "drafter.sampling", self.sampling, self.token_map)
+        if self.token_map is not None:
+            self.token_map = self.token_map.to(state.device)
         self._behind = 0
         runner.start(state.prompt, state.capacity)
         runner.prefill(state.prompt)
@@ -109,6 +128,7 @@ class ModelDrafter(Drafter):
                 params,
                 uniform_samples=None if noise is None else noise[:, i : i + 1],
                 noise_keys=None if keys is None else keys[:, i : i + 1],
+                draft_token_map=self.token_map,
             )
             token = draw.token
             tokens.append(token)
@@ -137,8 +157,9 @@ class ModelDrafter(Drafter):
             torch.cat([s.status for s in stats], dim=1),
         )
         return Draft(
-            drafted, logits=torch.cat(rows, dim=1), params=params, stats=kept, num_draft_tokens=num_draft_tokens
-        )
+            drafted, logits=torch.cat(rows, dim=1), params=params, stats=kept, token_map=self.token_map,
+            num_draft_tokens=num_draft_tokens,
+        )  # fmt: skip
 
     def commit(self, state: DecodingState, result: StepResult) -> None:
         """Note whether our cache has seen what was emitted: it has, wherever we drafted."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ..decoding.runner import Runner
+from ..types import TokenMap
 from .transformers.models import ENCODER_DECODERS, check_served
 
 
-def as_runner(model: Any, caller: str, name: str = "") -> Runner:
-    """`model` itself if it is a `Runner`, else one that runs it.
+def as_runner(model: Any, caller: str, name: str = "", token_map: TokenMap | None = None) -> Runner:
+    """`model` itself if it is a `Runner`, else one that runs it; with a `token_map`, one that gives logits of its ids.
 
     Raises
     ------
@@ -24,7 +25,7 @@ def as_runner(model: Any, caller: str, name: str = "") -> Runner:
     if model.config.model_type in ENCODER_DECODERS:
         from .transformers.encoder_decoder import EncoderDecoderRunner
 
-        return EncoderDecoderRunner(model)
+        return EncoderDecoderRunner(model, token_map)
     from .transformers.decoder import DecoderRunner
 
-    return DecoderRunner(model)
+    return DecoderRunner(model, token_map)

@@ -1,4 +1,4 @@
-"""``specdec medusa train`` and ``specdec medusa calibrate``."""
+"""``specdec medusa train``, ``specdec medusa calibrate`` and ``specdec medusa draft``."""
 
 from __future__ import annotations
 
@@ -18,35 +18,42 @@ from ..options import MOST_THREADS, integer
 from ..tree import DraftTree
 from .calibrate import count_accuracy, falling
 from .data import Features, prepare
-from .train import Recipe, choose_vocabulary, train_heads, train_jointly
+from .draft_model import acceptance_of, small_model, train_draft
+from .fitting import Recipe
+from .train import choose_vocabulary, train_heads, train_jointly
 
 TOKENS = 400_000
+DRAFT = Recipe(steps=2000, batch_size=4, learning_rate=2e-3)
 HELD_OUT_EVERY = 20
 """Every such document is not trained on; accuracies are counted there."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run ``train`` or ``calibrate``."""
+    """Run ``train``, ``calibrate`` or ``draft``."""
     arguments = _parser().parse_args(argv)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     report = arguments.run(arguments)
-    print(json.dumps(report, indent=1) if arguments.json else _text(report))
+    print(json.dumps(report, indent=1) if arguments.json else arguments.text(report))
 
 
 def _parser() -> argparse.ArgumentParser:
     size = integer(1, 2**40)
     parser = argparse.ArgumentParser(prog="specdec medusa", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="train | calibrate")
+    commands = parser.add_subparsers(required=True, metavar="train | calibrate | draft")
     train = commands.add_parser(
         "train",
         help="write text with the model, and train heads on it; started again, it goes on where it was killed",
     )
-    train.set_defaults(run=_train)
+    train.set_defaults(run=_train, text=_text)
     calibrate = commands.add_parser("calibrate", help="count how often heads are right, and make a tree of it")
-    calibrate.set_defaults(run=_calibrate)
-    for command in (train, calibrate):
-        command.add_argument("heads", type=Path, help="the heads' safetensors file")
+    calibrate.set_defaults(run=_calibrate, text=_text)
+    draft = commands.add_parser("draft", help="train a small draft model on the same text; it goes on likewise")
+    draft.set_defaults(run=_draft, text=_draft_text)
+    draft.add_argument("draft", type=Path, help="folder that the draft model is written to")
+    for command in (train, calibrate, draft):
+        if command is not draft:
+            command.add_argument("heads", type=Path, help="the heads' safetensors file")
         command.add_argument("--model", type=Path, help="a transformers folder (default: the demo's SmolLM2-135M)")
         command.add_argument("--folder", type=Path, help="of text and checkpoints (default: medusa in the cache)")
         had = " (default: as the heads were trained)" if command is calibrate else ""
@@ -55,7 +62,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--threads", type=integer(1, MOST_THREADS), help="torch's threads")
         command.add_argument("--json", action="store_true", help="print what was found as one JSON document instead")
     train.add_argument("--num-heads", type=integer(1, 64), default=4)
-    train.add_argument("--vocab", type=size, default=8192, help="size of the heads' vocabulary (default 8192)")
+    for command in (train, draft):
+        command.add_argument("--vocab", type=size, default=8192, help="so many ids are drafted (default 8192)")
     train.add_argument("--separate", action="store_true", help="a W2 for each head, not one for all")
     train.add_argument("--steps", type=size, default=Recipe.steps, help=f"of Medusa-1 (default {Recipe.steps})")
     train.add_argument("--batch", type=size, default=Recipe.batch_size, help=f"tokens (default {Recipe.batch_size})")
@@ -65,6 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--joint-batch", type=size, default=8, help="documents of such a step (default 8)")
     train.add_argument("--backbone", type=Path, help="folder that Medusa-2 writes the trained backbone to")
+    draft.add_argument("--layers", type=integer(1, 1000), default=2, help="of the draft model (default 2)")
+    draft.add_argument("--hidden", type=size, default=256, help="its width, a multiple of 64 (default 256)")
+    draft.add_argument("--steps", type=size, default=DRAFT.steps, help=f"of training (default {DRAFT.steps})")
+    draft.add_argument("--batch", type=size, default=DRAFT.batch_size, help=f"documents (default {DRAFT.batch_size})")
+    draft.add_argument("--learning-rate", type=float, default=DRAFT.learning_rate)
     calibrate.add_argument("--ranks", type=integer(1, 2**30), default=10, help="best tokens of a head (default 10)")
     calibrate.add_argument("--nodes", type=integer(2, 1024), default=16, help="of the tree shown (default 16)")
     return parser
@@ -123,6 +136,49 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     else:
         heads.accuracy = falling(count_accuracy(heads, held_out))
     return _save(heads, arguments.heads)
+
+
+def _draft(arguments: argparse.Namespace) -> dict[str, Any]:
+    (model, tokenizer), folder = _load(arguments), _text_folder(arguments, {})
+    train, held_out = _features(arguments, model, tokenizer, folder)
+    draft = small_model(model, arguments.layers, arguments.hidden)
+    recipe = Recipe(
+        steps=arguments.steps, batch_size=arguments.batch, learning_rate=arguments.learning_rate, seed=arguments.seed
+    )
+    head = model.get_output_embeddings().weight
+    checkpoint = folder / f"{arguments.draft.resolve().name}.checkpoint"
+    token_map = choose_vocabulary(train, arguments.vocab)
+    losses = train_draft(draft, head, train, recipe, token_map, checkpoint, progress=True)
+    sampled, greedy = acceptance_of(draft, head, held_out, token_map)
+    draft.config.draft_token_ids = token_map.draft_to_target.tolist()
+    draft.save_pretrained(arguments.draft)
+    tokenizer.save_pretrained(arguments.draft)
+    return {
+        "written": str(arguments.draft),
+        "draft ids": len(token_map),
+        "parameters": sum(p.numel() for p in draft.parameters()),
+        "target's parameters": sum(p.numel() for p in model.parameters()),
+        "tokens": train.tokens.numel(),
+        "tokens held out": held_out.tokens.numel(),
+        "steps": recipe.steps,
+        "documents a step": recipe.batch_size,
+        "learning rate": recipe.learning_rate,
+        "seed": recipe.seed,
+        "first loss": losses[0],
+        "last loss": sum(losses[-100:]) / len(losses[-100:]),
+        "acceptance": sampled,
+        "greedy agreement": greedy,
+    }
+
+
+def _draft_text(report: dict[str, Any]) -> str:
+    share = report["parameters"] / report["target's parameters"]
+    return (
+        f"on held-out text: acceptance {report['acceptance']:.3f} at temperature 1, {report['greedy agreement']:.3f} "
+        f"greedily\nwritten: {report['written']} ({report['draft ids']} ids, {report['parameters'] / 1e6:.1f} million "
+        f"parameters, {share:.0%} "
+        "of the target's)"
+    )
 
 
 def _card(

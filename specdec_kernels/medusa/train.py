@@ -1,79 +1,19 @@
-"""Training of Medusa's heads: alone (Medusa-1), or together with the backbone (Medusa-2).
-
-A run is a function of its data, its recipe and its seed: the batch of a step is known from the step's number alone, and
-a checkpoint holds all the rest, so that a run that was killed goes on where its last checkpoint was made and ends with
-the losses that it would have had.
-"""
+"""Training of Medusa's heads: alone (Medusa-1), or together with the backbone (Medusa-2)."""
 
 from __future__ import annotations
 
-import math
-import pickle
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
-from ..checks import check_flag, check_instance, check_int, check_number
-from ..drafters.medusa_heads import MedusaHeads, write_whole
+from ..checks import check_instance, check_int
+from ..drafters.medusa_heads import MedusaHeads
 from ..types import TokenMap
 from .data import Features
+from .fitting import Order, Recipe, check_model, check_run, fit, hidden_of
 from .losses import distillation_loss, heads_weight, lm_loss, medusa1_loss
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How long and how fast.
-
-    Attributes
-    ----------
-    steps : int
-    batch_size : int
-        Tokens of a step of Medusa-1, documents of one of Medusa-2.
-    learning_rate, backbone_learning_rate : float
-        Of AdamW; the backbone, trained already, learns a quarter as fast. Both grow linearly over `warm_up_steps` and
-        fall along a cosine to 0.
-    warm_up_steps : int
-    ramp_steps : int
-        Of Medusa-2: the heads' weight λ0 grows over so many steps.
-    final_heads_weight : float
-        λ0; 0.01 for self-distilled text, 0.2 for given text.
-    distilled : bool
-        Of Medusa-2: the backbone's loss is the KL divergence from the original, else cross-entropy with the text.
-    checkpoint_every : int
-        Steps.
-    seed : int
-        Of the order of the data.
-    """
-
-    steps: int = 3000
-    batch_size: int = 512
-    learning_rate: float = 2e-3
-    backbone_learning_rate: float = 5e-4
-    warm_up_steps: int = 100
-    ramp_steps: int = 500
-    final_heads_weight: float = 0.01
-    distilled: bool = True
-    checkpoint_every: int = 50
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "checkpoint_every"):
-            check_int("Recipe", name, getattr(self, name), 1, None)
-        for name in ("warm_up_steps", "ramp_steps", "seed"):
-            check_int("Recipe", name, getattr(self, name), 0, None)
-        for name in ("learning_rate", "backbone_learning_rate", "final_heads_weight"):
-            check_number("Recipe", name, getattr(self, name), 0, 1e3)
-        check_flag("Recipe", "distilled", self.distilled)
-
-    def rate(self, step: int) -> float:
-        """What step `step` multiplies the learning rates by."""
-        warm = min(1.0, (step + 1) / max(self.warm_up_steps, 1))
-        return warm * 0.5 * (1 + math.cos(math.pi * step / self.steps))
 
 
 def choose_vocabulary(features: Features, size: int) -> TokenMap:
@@ -116,10 +56,11 @@ def train_heads(
     ValueError
         A checkpoint of another recipe or other data, or nothing to learn in `features`.
     """
-    _check_training("train_heads", heads, features, recipe, checkpoint, progress)
+    check_instance("train_heads", "heads", heads, MedusaHeads, "MedusaHeads")
+    check_run("train_heads", features, recipe, checkpoint, progress)
     labels = features.labels(heads.num_heads)
     rows = (heads.draft_labels(labels) >= 0).any(1).nonzero()[:, 0]
-    order = _Order(len(rows), recipe)
+    order = Order(len(rows), recipe)
     device, dtype = heads.w1.weight.device, heads.w1.weight.dtype
 
     def loss_at(step: int) -> Tensor:
@@ -127,7 +68,7 @@ def train_heads(
         return medusa1_loss(heads, features.hidden[batch].to(device, dtype), labels[batch].to(device))[0]
 
     groups = [(list(heads.parameters()), recipe.learning_rate)]
-    return _fit(loss_at, groups, {"heads": heads}, order, checkpoint, progress)
+    return fit(loss_at, groups, {"heads": heads}, order, checkpoint, progress)
 
 
 def train_jointly(
@@ -161,20 +102,16 @@ def train_jointly(
     ValueError
         As `train_heads`.
     """
-    if not hasattr(model, "get_output_embeddings"):
-        raise TypeError(f"train_jointly: model must be a transformers model, got {type(model).__name__}")
-    _check_training("train_jointly", heads, features, recipe, checkpoint, progress)
+    check_model("train_jointly", "model", model)
+    check_instance("train_jointly", "heads", heads, MedusaHeads, "MedusaHeads")
+    check_run("train_jointly", features, recipe, checkpoint, progress)
     medusa_labels, labels = features.labels(heads.num_heads), features.next_tokens()
-    order = _Order(len(features.starts), recipe)
+    order = Order(len(features.starts), recipe)
     head = model.get_output_embeddings()
     original = head.weight.detach().clone()  # it may be tied to the embeddings, which are trained
 
     def loss_at(step: int) -> Tensor:
-        spans = [features.rows_of(d) for d in order.batch(step).tolist()]
-        ids = nn.utils.rnn.pad_sequence([features.tokens[span] for span in spans], batch_first=True)
-        padded = model.base_model(input_ids=ids.to(model.device), use_cache=False)[0]
-        hidden = torch.cat([h[: span.stop - span.start] for h, span in zip(padded, spans, strict=True)])
-        rows = torch.cat([torch.arange(span.start, span.stop) for span in spans])
+        rows, hidden = hidden_of(model, features, order.batch(step))
         next_tokens = labels[rows].to(hidden.device)
         logits = head(hidden)
         if recipe.distilled:
@@ -189,104 +126,4 @@ def train_jointly(
         (list(heads.parameters()), recipe.learning_rate),
         (list(model.parameters()), recipe.backbone_learning_rate),
     ]
-    return _fit(loss_at, groups, {"heads": heads, "model": model}, order, checkpoint, progress)
-
-
-def _check_training(
-    caller: str, heads: object, features: object, recipe: object, checkpoint: object, progress: object
-) -> None:
-    check_instance(caller, "heads", heads, MedusaHeads, "MedusaHeads")
-    check_instance(caller, "features", features, Features, "Features")
-    check_instance(caller, "recipe", recipe, Recipe, "a Recipe")
-    check_instance(caller, "checkpoint", checkpoint, (Path, type(None)), "a Path or None")
-    check_flag(caller, "progress", progress)
-
-
-class _Order:
-    """Which items each step sees: all of them, shuffled anew for every round."""
-
-    def __init__(self, num_items: int, recipe: Recipe) -> None:
-        if num_items == 0:
-            raise ValueError("medusa: there must be text to learn from, got none")
-        self.num_items, self.recipe = num_items, recipe
-        self._round, self._order = -1, torch.empty(0, dtype=torch.int64)
-
-    def batch(self, step: int) -> Tensor:
-        size = min(self.recipe.batch_size, self.num_items)
-        turn, place = divmod(step, self.num_items // size)
-        if turn != self._round:
-            generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + turn)
-            self._round, self._order = turn, torch.randperm(self.num_items, generator=generator)
-        return self._order[place * size : (place + 1) * size]
-
-
-def _fit(
-    loss_at: Callable[[int], Tensor],
-    groups: Sequence[tuple[list[nn.Parameter], float]],
-    modules: dict[str, nn.Module],
-    order: _Order,
-    checkpoint: Path | None,
-    progress: bool,
-) -> list[float]:
-    """Steps of AdamW on each group of parameters at its own learning rate, from the checkpoint on."""
-    recipe = order.recipe
-    about = {**asdict(recipe), "items": order.num_items}
-    for module in modules.values():
-        module.requires_grad_(True)
-    optimizer = torch.optim.AdamW([{"params": p, "lr": rate} for p, rate in groups], weight_decay=0.0)
-    losses: list[float] = []
-    if checkpoint is not None and checkpoint.exists():
-        kept = _kept(checkpoint)
-        if kept["about"] != about:
-            raise ValueError(f"medusa: {checkpoint} must be of {about}, got one of {kept['about']}")
-        for name, module in modules.items():
-            module.load_state_dict(kept["modules"][name])
-        optimizer.load_state_dict(kept["optimizer"])
-        losses = kept["losses"]
-    bar = tqdm(
-        range(len(losses), recipe.steps), "training", recipe.steps, initial=len(losses), mininterval=2.0,
-        disable=None if progress else True,
-    )  # fmt: skip
-    for step in bar:
-        for group, (_, rate) in zip(optimizer.param_groups, groups, strict=True):
-            group["lr"] = rate * recipe.rate(step)
-        optimizer.zero_grad()
-        loss = loss_at(step)
-        torch.autograd.backward(loss)
-        for parameters, _ in groups:
-            nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        losses.append(float(loss.detach()))
-        if progress:
-            bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
-        if checkpoint is not None and ((step + 1) % recipe.checkpoint_every == 0 or step + 1 == recipe.steps):
-            _keep(
-                checkpoint,
-                {
-                    "about": about,
-                    "modules": {name: module.state_dict() for name, module in modules.items()},
-                    "optimizer": optimizer.state_dict(),
-                    "losses": losses,
-                },
-            )
-    for module in modules.values():
-        module.requires_grad_(False)
-    return losses
-
-
-def _kept(path: Path) -> dict[str, Any]:
-    """What `_keep` wrote; ValueError where the file is another, or not whole."""
-    try:
-        kept = torch.load(path, weights_only=True)
-        if not {"about", "modules", "optimizer", "losses"} <= set(kept):
-            raise ValueError("it holds something else")
-    except (RuntimeError, EOFError, OSError, ValueError, TypeError, pickle.UnpicklingError) as error:
-        why = str(error).partition("\n")[0] or type(error).__name__
-        raise ValueError(f"medusa: {path} must be a whole checkpoint (remove it to begin anew), got {why}") from error
-    assert isinstance(kept, dict)
-    return kept
-
-
-def _keep(path: Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint, whole or not at all."""
-    write_whole(path, lambda unfinished: torch.save(state, unfinished))
+    return fit(loss_at, groups, {"heads": heads, "model": model}, order, checkpoint, progress)

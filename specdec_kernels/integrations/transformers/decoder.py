@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from ...decoding.runner import Prompt, Runner
 from ...tree import DraftTree
+from ...types import TokenMap
 from .cache import VIEW_STEP, RaggedCache, causal_mask, tree_mask
 from .models import attention_windows, end_ids, max_length, padding_id, positions_end, prompt_padding
 from .packing import is_packed
@@ -21,10 +24,13 @@ class TransformersRunner(Runner):
     ----------
     model : PreTrainedModel
         One that `check_served` has let through, as `as_runner` sees to.
+    token_map : TokenMap, optional
+        The logits are of these target ids alone, in its order.
     """
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: Any, token_map: TokenMap | None = None) -> None:
+        self._whole = model
+        self.model = model = model if token_map is None else narrowed(model, token_map)
         self.name = type(model).__name__
         self.vocab_size, self.hidden_size = model.get_output_embeddings().weight.shape
         self.device, self.dtype = model.device, model.dtype
@@ -34,7 +40,30 @@ class TransformersRunner(Runner):
         self.prompt_padding = prompt_padding(model)
 
     def costs_as(self) -> tuple[object, Hashable]:
-        return self.model, is_packed(self.model)
+        return self._whole, (is_packed(self._whole), self.vocab_size)
+
+
+@torch.no_grad()
+def narrowed(model: Any, token_map: TokenMap) -> Any:
+    """The same model, weights shared, but for an LM head that has the rows of these target ids alone.
+
+    Raises
+    ------
+    ValueError
+        Ids that the model does not have.
+    """
+    whole = model.get_output_embeddings()
+    if token_map.max_id >= len(whole.weight):
+        raise ValueError(f"ModelDrafter: token_map must hold ids < vocab={len(whole.weight)}, got {token_map.max_id}")
+    ids = token_map.draft_to_target.to(whole.weight.device)
+    head = nn.Linear(whole.in_features, len(ids), bias=whole.bias is not None, device="meta")
+    head.weight = nn.Parameter(whole.weight[ids], requires_grad=False)
+    if whole.bias is not None:
+        head.bias = nn.Parameter(whole.bias[ids], requires_grad=False)
+    narrow = copy.copy(model)
+    narrow._modules = dict(model._modules)
+    narrow.set_output_embeddings(head)
+    return narrow
 
 
 def rounded(capacity: int) -> int:
@@ -50,8 +79,8 @@ class DecoderRunner(TransformersRunner):
 
     takes_trees = True
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
+    def __init__(self, model: Any, token_map: TokenMap | None = None) -> None:
+        super().__init__(model, token_map)
         # Rows past a sequence's limit are never used, but their positions must still be in a table that ends.
         self._last_position = model.config.max_position_embeddings - 1 if positions_end(model.config) else None
         self._windows = attention_windows(model.config)

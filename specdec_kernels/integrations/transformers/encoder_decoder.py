@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from ...decoding.runner import Prompt
+from ...types import TokenMap
 from .cache import RaggedCache, causal_mask
 from .decoder import TransformersRunner, rounded
 
@@ -50,8 +51,8 @@ class EncoderDecoderRunner(TransformersRunner):
     number.
     """
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
+    def __init__(self, model: Any, token_map: TokenMap | None = None) -> None:
+        super().__init__(model, token_map)
         start = model.generation_config.decoder_start_token_id
         self.decoder_start = model.config.pad_token_id if start is None else start
         self._source: _Source | None = None  # between `start` and `finish`

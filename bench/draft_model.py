@@ -1,0 +1,173 @@
+"""``python -m bench.draft_model FOLDER``: a draft model of a target's tokenizer, end to end.
+
+The target is SmolLM2-135M-Instruct, the draft a transformers folder, as ``specdec medusa draft FOLDER`` trains one. For
+each prompt set, temperature, rule and number of draft tokens γ: tokens a second over plain decoding's by
+`bench.end_to_end`'s alternating rounds; and from one more decoding, watched, the acceptance α of a draft token, c (the
+time of drafting one over a plain step's), and what each part of a step takes. The peak of resident memory is that of
+two processes of their own, which decode one prompt plainly and with the draft.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+
+import argparse
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+import specdec_kernels as sk
+from bench import end_to_end, machine
+from bench.end_to_end import PLAIN, Way
+from specdec_kernels import assets, pack_linear_weights
+from specdec_kernels.analysis import measured
+from specdec_kernels.assets import prompts
+
+RULES = ("token", "block")
+
+
+def load(folder: Path) -> tuple[Any, Any, sk.ModelDrafter]:
+    """The target, its tokenizer and the drafter, all weights packed.
+
+    Raises
+    ------
+    AssetError, ValueError
+        A folder that holds no model, or one that cannot draft.
+    """
+    model, tokenizer = assets.load_model()
+    draft, _ = assets.load_folder(folder)
+    for each in (model, draft):
+        pack_linear_weights(each)
+    return model, tokenizer, sk.ModelDrafter(draft)
+
+
+def watched(model: Any, batches: Sequence[Any], drafter: sk.Drafter, **options: Any) -> dict[str, Any]:
+    """Acceptance by position, and seconds of each part of a step, of one decoding of each batch."""
+    seen = [
+        measured.watch(model, ids, attention_mask=mask, drafter=drafter, seeds=torch.arange(len(ids)), **options)
+        for ids, mask in batches
+    ]
+    parts = np.concatenate([one.seconds[one.rows == one.rows.max()] for one in seen])  # steps with a whole draft
+    drafting, forward, rest = np.median(parts, axis=0)
+    acceptance = measured.Acceptance.of(seen)
+    return {
+        "alpha": acceptance.alpha.mean,
+        "alpha_low": acceptance.alpha.low,
+        "alpha_high": acceptance.alpha.high,
+        "drafting_us": drafting * 1e6,
+        "forward_us": forward * 1e6,
+        "rest_us": rest * 1e6,
+    }
+
+
+def peak_bytes(folder: Path, gamma: int) -> int:
+    """The most memory that a process of its own holds while it decodes a prompt with γ draft tokens (0: plainly)."""
+    command = [sys.executable, "-m", "bench.draft_model", str(folder), "--only-memory", str(gamma)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def _print_peak(folder: Path, gamma: int) -> None:
+    model, tokenizer = assets.load_model()
+    drafter: sk.Drafter = sk.NoDrafter()
+    if gamma:
+        draft, _ = assets.load_folder(folder)
+        drafter = sk.ModelDrafter(draft)
+    ids, mask = prompts.encode(tokenizer, prompts.load_prompts("humaneval", tokenizer)[-1:])
+    sk.generate(
+        model, ids, attention_mask=mask, drafter=drafter, max_new_tokens=64, num_speculative_tokens=max(gamma, 1)
+    )
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it and write ``draft_model.json`` into the machine's results folder."""
+    parser = argparse.ArgumentParser(prog="python -m bench.draft_model", description="A draft model, end to end.")
+    parser.add_argument("folder", type=Path, help="of the draft model")
+    parser.add_argument("--sets", nargs="+", choices=prompts.PROMPT_SETS, default=["humaneval", "code-edit", "chat"])
+    parser.add_argument("--lengths", nargs="+", type=int, default=[3, 5, 7, 14], help="γ (default 3 5 7 14)")
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
+    parser.add_argument("--prompts", type=int, default=4, help="so many, the last of each set (default 4)")
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--only-memory", type=int, metavar="γ", help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path, help="folder of the results (default: bench/results/<machine>)")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(arguments.threads)
+    try:
+        if arguments.only_memory is not None:
+            _print_peak(arguments.folder, arguments.only_memory)
+            return 0
+        model, tokenizer, drafter = load(arguments.folder)
+        texts = {name: prompts.load_prompts(name, tokenizer)[-arguments.prompts :] for name in arguments.sets}
+    except (assets.AssetError, ValueError, OSError) as error:
+        print(f"draft_model: {error}", file=sys.stderr)
+        return 1
+    ways = {PLAIN: Way(sk.NoDrafter())} | {("model", gamma): Way(drafter, gamma) for gamma in arguments.lengths}
+    rows: list[dict[str, Any]] = []
+    with tqdm(unit="answer", mininterval=1.0, disable=None) as bar:
+        for name, chosen in texts.items():
+            batches = [prompts.encode(tokenizer, [text]) for text in chosen]
+            for temperature in arguments.temperatures:
+                sampling = sk.SamplingParams(temperature=temperature)
+                plain = watched(
+                    model, batches, sk.NoDrafter(), sampling=sampling, num_speculative_tokens=1, acceptances=False,
+                    max_new_tokens=arguments.max_new_tokens,
+                )  # fmt: skip
+                step_us = plain["forward_us"] + plain["rest_us"]
+                for rule in RULES if temperature else ("greedy",):
+                    bar.set_description(f"{name}, temperature {temperature:g}, {rule}")
+                    results = end_to_end.measure(
+                        model, batches, ways, sampling, rounds=arguments.rounds, sampled=rule, advance=bar.update,
+                        max_new_tokens=arguments.max_new_tokens,
+                    )  # fmt: skip
+                    for row in end_to_end.rows_of(name, temperature, results):
+                        gamma = row["num_speculative_tokens"]
+                        row |= {"rule": rule, "plain_step_us": step_us}
+                        if row["drafter"] == "model":
+                            row |= watched(
+                                model, batches, drafter, sampling=sampling, num_speculative_tokens=gamma,
+                                acceptance=rule, max_new_tokens=arguments.max_new_tokens,
+                            )  # fmt: skip
+                            row["c"] = row["drafting_us"] / gamma / step_us
+                            with tqdm.external_write_mode():
+                                print(line(row), flush=True)
+                        rows.append(row)
+    memory = {gamma: peak_bytes(arguments.folder, gamma) for gamma in (0, max(arguments.lengths))}
+    for gamma, size in memory.items():
+        print(f"peak memory, γ = {gamma}: {size / 2**20:.0f} MB")
+    draft = drafter.draft_model
+    settings = {k: v.name if isinstance(v, Path) else v for k, v in vars(arguments).items() if k != "output"} | {
+        "model": assets.MODEL_NAME,
+        "weights": "packed",
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "draft parameters": sum(p.numel() for p in draft.parameters()),
+        "draft ids": drafter.runner.vocab_size,
+        "peak_bytes": memory,
+    }
+    print(f"written: {machine.save(arguments.output, 'draft_model', rows, settings, [])}")
+    return 0
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row for people."""
+    return (
+        f"{row['prompts']:10} T={row['temperature']:g} {row['rule']:6} γ={row['num_speculative_tokens']:<3}"
+        f"α {row['alpha']:.2f}  c {row['c']:.3f}  {row['mean_acceptance_length']:.2f} tokens a step  "
+        f"{row['ratio']:.2f}x ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})  ms a step: drafting "
+        f"{row['drafting_us'] / 1e3:.1f}, forward {row['forward_us'] / 1e3:.1f}, rest {row['rest_us'] / 1e3:.1f}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

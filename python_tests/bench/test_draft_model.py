@@ -1,0 +1,83 @@
+"""A draft model end to end, on models that are instant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from bench import draft_model
+from python_tests.analysis.test_command import Letters
+from python_tests.decoding.models import tiny
+from specdec_kernels import assets
+from specdec_kernels.assets import prompts
+
+ARGUMENTS = [
+    "draft",
+    "--sets",
+    "chat",
+    "--lengths",
+    "2",
+    "3",
+    "--prompts",
+    "2",
+    "--rounds",
+    "1",
+    "--max-new-tokens",
+    "20",
+]
+
+
+@pytest.fixture(autouse=True)
+def models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assets, "load_model", lambda: (tiny("llama", 1), Letters()))
+    monkeypatch.setattr(assets, "load_folder", lambda folder: (tiny("llama", 1, num_hidden_layers=2), Letters()))
+    monkeypatch.setattr(prompts, "load_prompts", lambda name, tokenizer: ["to be or not to be", "that is it"] * 2)
+
+
+def test_all_that_is_said_of_a_draft_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_model, "peak_bytes", lambda folder, gamma: 2**20 * (1 + gamma))
+    assert draft_model.main([*ARGUMENTS, "--threads", str(torch.get_num_threads()), "--output", str(tmp_path)]) == 0
+    result = json.loads((tmp_path / "draft_model.json").read_text())
+    rows = [row for row in result["rows"] if row["drafter"] == "model"]
+    keys = [(row["temperature"], row["rule"], row["num_speculative_tokens"]) for row in rows]
+    assert keys == [(0, "greedy", 2), (0, "greedy", 3)] + [(1, rule, n) for rule in ("token", "block") for n in (2, 3)]
+    for row in rows:
+        assert 0 < row["alpha_low"] <= row["alpha"] <= row["alpha_high"] < 1 and row["batches_differing"] == 0
+        assert row["c"] == pytest.approx(row["drafting_us"] / row["num_speculative_tokens"] / row["plain_step_us"])
+        assert min(row["forward_us"], row["rest_us"], row["drafting_us"]) > 0
+        assert 1 <= row["mean_acceptance_length"] <= 1 + row["num_speculative_tokens"]
+    settings = result["settings"]
+    assert settings["parameters"] > settings["draft parameters"] and settings["draft ids"] == 61
+    assert settings["peak_bytes"] == {"0": 2**20, "3": 4 * 2**20}
+    assert "peak memory, γ = 3: 4 MB" in capsys.readouterr().out
+
+
+def test_memory_is_that_of_a_process_with_one_way_of_decoding(capsys: pytest.CaptureFixture[str]) -> None:
+    used: list[sk.Drafter] = []
+    real = sk.generate
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sk, "generate", lambda *of, **how: (used.append(how["drafter"]), real(*of, **how))[1])
+        for gamma in ("0", "2"):
+            assert draft_model.main(["draft", "--threads", str(torch.get_num_threads()), "--only-memory", gamma]) == 0
+    assert [type(drafter) for drafter in used] == [sk.NoDrafter, sk.ModelDrafter]
+    assert all(int(line) > 10 * 2**20 for line in capsys.readouterr().out.split())
+
+
+def test_a_folder_without_a_model_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(folder: Path) -> None:
+        raise assets.AssetError("draft must be a folder of a transformers model, and has no config.json")
+
+    monkeypatch.setattr(assets, "load_folder", missing)
+    assert draft_model.main(ARGUMENTS) == 1
+    assert (
+        capsys.readouterr().err
+        == "draft_model: draft must be a folder of a transformers model, and has no config.json\n"
+    )

@@ -1,0 +1,191 @@
+"""A small draft model of a target's vocabulary: how it begins, its training, and how often the target accepts it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..checks import FLOAT_DTYPES, check_instance, check_int, check_tensor
+from ..ops._common import shape_error
+from ..types import TokenMap
+from .data import IGNORED, Features
+from .fitting import Order, Recipe, check_model, check_run, fit, hidden_of
+from .losses import distillation_loss
+
+HEAD_SIZE = 64
+
+
+def small_model(model: Any, num_layers: int = 2, hidden_size: int = 256) -> Any:
+    """An untrained Llama of `model`'s vocabulary and context, to be trained by `train_draft`.
+
+    Its embeddings, tied to its LM head, are the principal components of the target's LM head; each layer adds nothing
+    yet.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        The target.
+    num_layers : int
+        >= 1.
+    hidden_size : int
+        A multiple of 64, of the target's width at most.
+
+    Returns
+    -------
+    LlamaForCausalLM
+        float32, on the target's device, in evaluation mode.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Sizes out of their ranges; no transformers model.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    check_model("small_model", "model", model)
+    head = model.get_output_embeddings().weight.detach().float()
+    vocab, width = head.shape
+    check_int("small_model", "num_layers", num_layers, 1, 1000)
+    check_int("small_model", "hidden_size", hidden_size, HEAD_SIZE, width)
+    if hidden_size % HEAD_SIZE:
+        raise ValueError(f"small_model: hidden_size must be a multiple of {HEAD_SIZE}, got {hidden_size}")
+    of_target = model.config.get_text_config()
+    config = LlamaConfig(
+        vocab_size=vocab, hidden_size=hidden_size, intermediate_size=3 * hidden_size, num_hidden_layers=num_layers,
+        num_attention_heads=hidden_size // HEAD_SIZE, num_key_value_heads=hidden_size // HEAD_SIZE,
+        max_position_embeddings=of_target.max_position_embeddings, tie_word_embeddings=True,
+        bos_token_id=of_target.bos_token_id, eos_token_id=of_target.eos_token_id, pad_token_id=of_target.pad_token_id,
+    )  # fmt: skip
+    draft = LlamaForCausalLM(config).to(model.device)
+    components = torch.linalg.eigh(head.T @ head).eigenvectors[:, -hidden_size:]
+    with torch.no_grad():
+        embeddings = head @ components
+        # The first logits should be small, as the last norm makes hidden states of size 1.
+        draft.get_input_embeddings().weight.copy_(embeddings / embeddings.norm(dim=1).mean())
+        for layer in draft.base_model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    return draft.eval().requires_grad_(False)
+
+
+def train_draft(
+    draft: Any,
+    head: Tensor,
+    features: Features,
+    recipe: Recipe,
+    token_map: TokenMap | None = None,
+    checkpoint: Path | None = None,
+    progress: bool = False,
+) -> list[float]:
+    """Train a draft model to give the target's distributions: the loss is their KL divergence.
+
+    On self-distilled text this is distillation as of DistillSpec (Zhou et al., arXiv 2310.08461) with the target's
+    samples and the forward divergence. Matrix products are in bfloat16, weights and optimizer in float32.
+
+    Parameters
+    ----------
+    draft : PreTrainedModel
+        Changed in place; see `small_model`.
+    head : Tensor
+        ``[vocab, hidden]``: the target's LM head.
+    features, recipe, checkpoint, progress
+        See `train_heads`.
+    token_map : TokenMap, optional
+        What the draft is to propose: both distributions are those given one of these ids.
+
+    Returns
+    -------
+    list of float
+        The loss of every step, in nats.
+
+    Raises
+    ------
+    ValueError
+        As `train_heads`; another vocabulary than the draft's.
+    """
+    caller = "train_draft"
+    check_model(caller, "draft", draft)
+    check_run(caller, features, recipe, checkpoint, progress)
+    ids = _check_head(caller, head, draft, features, token_map)
+    labels = features.next_tokens()
+    order = Order(len(features.starts), recipe)
+    own_head, of_ids = draft.get_output_embeddings(), head.detach()[ids]
+
+    def loss_at(step: int) -> Tensor:
+        with torch.autocast(draft.device.type, torch.bfloat16):
+            rows, hidden = hidden_of(draft, features, order.batch(step))
+            counted = labels[rows] != IGNORED
+            wanted = nn.functional.linear(features.hidden[rows[counted]].to(of_ids), of_ids)
+            given = nn.functional.linear(hidden[counted], own_head.weight[ids])
+            return distillation_loss(wanted, given, labels[rows[counted]].to(hidden.device))
+
+    groups = [(list(draft.parameters()), recipe.learning_rate)]
+    return fit(loss_at, groups, {"draft": draft}, order, checkpoint, progress)
+
+
+@torch.inference_mode()
+def acceptance_of(
+    draft: Any, head: Tensor, features: Features, token_map: TokenMap | None = None, batch_size: int = 8
+) -> tuple[float, float]:
+    """How well a draft does on a text: of the tokens that are to be predicted, the mean of two probabilities.
+
+    Parameters
+    ----------
+    draft : PreTrainedModel
+    head : Tensor
+        ``[vocab, hidden]``: the target's LM head.
+    features : Features
+        Of the target, on text that the draft was not trained on.
+    token_map : TokenMap, optional
+        What the draft proposes; None: any id.
+    batch_size : int
+        Documents run together.
+
+    Returns
+    -------
+    sampled : float
+        Σ min(P, Q) at temperature 1: the probability that a draft token is accepted (arXiv 2211.17192, corollary 3.6).
+    greedy : float
+        The share in which both find the same token likeliest.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A head of another vocabulary or width; nothing to predict in `features`.
+    """
+    caller = "acceptance_of"
+    check_model(caller, "draft", draft)
+    check_instance(caller, "features", features, Features, "Features")
+    check_int(caller, "batch_size", batch_size, 1, None)
+    ids = _check_head(caller, head, draft, features, token_map)
+    of_ids = draft.get_output_embeddings().weight[ids]
+    labels = features.next_tokens()
+    total = int((labels != IGNORED).sum())
+    if total == 0:
+        raise ValueError(f"{caller}: features must have tokens to predict, got none")
+    sampled = greedy = 0.0
+    for documents in torch.arange(len(features.starts)).split(batch_size):
+        rows, hidden = hidden_of(draft, features, documents)
+        for part in (labels[rows] != IGNORED).nonzero()[:, 0].split(512):  # a piece, for the width of the vocabulary
+            wanted = nn.functional.linear(features.hidden[rows[part]].to(head), head)
+            given = nn.functional.linear(hidden[part], of_ids)
+            sampled += float(torch.minimum(wanted.softmax(-1)[:, ids], given.softmax(-1)).sum())
+            greedy += float((wanted.argmax(-1) == ids[given.argmax(-1)]).sum())
+    return sampled / total, greedy / total
+
+
+def _check_head(caller: str, head: Tensor, draft: Any, features: Features, token_map: TokenMap | None) -> Tensor:
+    """The ids that the draft is to propose."""
+    check_tensor(caller, "head", head, FLOAT_DTYPES, draft.device)
+    vocab, hidden = len(draft.get_output_embeddings().weight), features.hidden.shape[1]
+    if head.shape != (vocab, hidden):
+        raise shape_error(caller, "head", f"[vocab={vocab}, hidden={hidden}]", head)
+    if token_map is None:
+        return torch.arange(vocab, device=head.device)
+    check_instance(caller, "token_map", token_map, TokenMap, "a TokenMap or None")
+    if token_map.max_id >= vocab:
+        raise ValueError(f"{caller}: token_map must hold ids < vocab={vocab}, got {token_map.max_id}")
+    return token_map.draft_to_target.to(head.device)

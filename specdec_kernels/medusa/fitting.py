@@ -1,0 +1,185 @@
+"""Steps of training that survive being killed: the recipe, the order of the data, checkpoints.
+
+A run is a function of its data, its recipe and its seed: the batch of a step is known from the step's number alone, and
+a checkpoint holds all the rest, so that a run that was killed goes on where its last checkpoint was made and ends with
+the losses that it would have had.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from ..checks import check_flag, check_instance, check_int, check_number
+from ..drafters.medusa_heads import write_whole
+from .data import Features
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How long and how fast.
+
+    Attributes
+    ----------
+    steps : int
+    batch_size : int
+        Tokens of a step of Medusa-1, documents of one of Medusa-2 or of a draft model.
+    learning_rate, backbone_learning_rate : float
+        Of AdamW; the backbone, trained already, learns a quarter as fast. Both grow linearly over `warm_up_steps` and
+        fall along a cosine to 0.
+    warm_up_steps : int
+    ramp_steps : int
+        Of Medusa-2: the heads' weight λ0 grows over so many steps.
+    final_heads_weight : float
+        λ0; 0.01 for self-distilled text, 0.2 for given text.
+    distilled : bool
+        Of Medusa-2: the backbone's loss is the KL divergence from the original, else cross-entropy with the text.
+    checkpoint_every : int
+        Steps.
+    seed : int
+        Of the order of the data.
+    """
+
+    steps: int = 3000
+    batch_size: int = 512
+    learning_rate: float = 2e-3
+    backbone_learning_rate: float = 5e-4
+    warm_up_steps: int = 100
+    ramp_steps: int = 500
+    final_heads_weight: float = 0.01
+    distilled: bool = True
+    checkpoint_every: int = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "checkpoint_every"):
+            check_int("Recipe", name, getattr(self, name), 1, None)
+        for name in ("warm_up_steps", "ramp_steps", "seed"):
+            check_int("Recipe", name, getattr(self, name), 0, None)
+        for name in ("learning_rate", "backbone_learning_rate", "final_heads_weight"):
+            check_number("Recipe", name, getattr(self, name), 0, 1e3)
+        check_flag("Recipe", "distilled", self.distilled)
+
+    def rate(self, step: int) -> float:
+        """What step `step` multiplies the learning rates by."""
+        warm = min(1.0, (step + 1) / max(self.warm_up_steps, 1))
+        return warm * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+
+
+def check_model(caller: str, name: str, model: object) -> None:
+    if not hasattr(model, "get_output_embeddings"):
+        raise TypeError(f"{caller}: {name} must be a transformers model, got {type(model).__name__}")
+
+
+def check_run(caller: str, features: object, recipe: object, checkpoint: object, progress: object) -> None:
+    check_instance(caller, "features", features, Features, "Features")
+    check_instance(caller, "recipe", recipe, Recipe, "a Recipe")
+    check_instance(caller, "checkpoint", checkpoint, (Path, type(None)), "a Path or None")
+    check_flag(caller, "progress", progress)
+
+
+class Order:
+    """Which items each step sees: all of them, shuffled anew for every round."""
+
+    def __init__(self, num_items: int, recipe: Recipe) -> None:
+        if num_items == 0:
+            raise ValueError("medusa: there must be text to learn from, got none")
+        self.num_items, self.recipe = num_items, recipe
+        self._round, self._order = -1, torch.empty(0, dtype=torch.int64)
+
+    def batch(self, step: int) -> Tensor:
+        size = min(self.recipe.batch_size, self.num_items)
+        turn, place = divmod(step, self.num_items // size)
+        if turn != self._round:
+            generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + turn)
+            self._round, self._order = turn, torch.randperm(self.num_items, generator=generator)
+        return self._order[place * size : (place + 1) * size]
+
+
+def fit(
+    loss_at: Callable[[int], Tensor],
+    groups: Sequence[tuple[list[nn.Parameter], float]],
+    modules: dict[str, nn.Module],
+    order: Order,
+    checkpoint: Path | None,
+    progress: bool,
+) -> list[float]:
+    """Steps of AdamW on each group of parameters at its own learning rate, from the checkpoint on."""
+    recipe = order.recipe
+    about = {**asdict(recipe), "items": order.num_items}
+    for module in modules.values():
+        module.requires_grad_(True)
+    optimizer = torch.optim.AdamW([{"params": p, "lr": rate} for p, rate in groups], weight_decay=0.0)
+    losses: list[float] = []
+    if checkpoint is not None and checkpoint.exists():
+        kept = _kept(checkpoint)
+        if kept["about"] != about:
+            raise ValueError(f"medusa: {checkpoint} must be of {about}, got one of {kept['about']}")
+        for name, module in modules.items():
+            module.load_state_dict(kept["modules"][name])
+        optimizer.load_state_dict(kept["optimizer"])
+        losses = kept["losses"]
+    bar = tqdm(
+        range(len(losses), recipe.steps), "training", recipe.steps, initial=len(losses), mininterval=2.0,
+        disable=None if progress else True,
+    )  # fmt: skip
+    for step in bar:
+        for group, (_, rate) in zip(optimizer.param_groups, groups, strict=True):
+            group["lr"] = rate * recipe.rate(step)
+        optimizer.zero_grad()
+        loss = loss_at(step)
+        torch.autograd.backward(loss)
+        for parameters, _ in groups:
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        if progress:
+            bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
+        if checkpoint is not None and ((step + 1) % recipe.checkpoint_every == 0 or step + 1 == recipe.steps):
+            _keep(
+                checkpoint,
+                {
+                    "about": about,
+                    "modules": {name: module.state_dict() for name, module in modules.items()},
+                    "optimizer": optimizer.state_dict(),
+                    "losses": losses,
+                },
+            )
+    for module in modules.values():
+        module.requires_grad_(False)
+    return losses
+
+
+def _kept(path: Path) -> dict[str, Any]:
+    """What `_keep` wrote; ValueError where the file is another, or not whole."""
+    try:
+        kept = torch.load(path, weights_only=True)
+        if not {"about", "modules", "optimizer", "losses"} <= set(kept):
+            raise ValueError("it holds something else")
+    except (RuntimeError, EOFError, OSError, ValueError, TypeError, pickle.UnpicklingError) as error:
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise ValueError(f"medusa: {path} must be a whole checkpoint (remove it to begin anew), got {why}") from error
+    assert isinstance(kept, dict)
+    return kept
+
+
+def _keep(path: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint, whole or not at all."""
+    write_whole(path, lambda unfinished: torch.save(state, unfinished))
+
+
+def hidden_of(model: Any, features: Features, documents: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of `features` that are in these documents ``[n]``, and the model's last hidden states there."""
+    spans = [features.rows_of(d) for d in documents.tolist()]
+    ids = nn.utils.rnn.pad_sequence([features.tokens[span] for span in spans], batch_first=True)
+    padded = model.base_model(input_ids=ids.to(model.device), use_cache=False)[0]
+    hidden = torch.cat([h[: span.stop - span.start] for h, span in zip(padded, spans, strict=True)])
+    return torch.cat([torch.arange(span.start, span.stop) for span in spans]), hidden
