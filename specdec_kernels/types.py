@@ -170,9 +170,9 @@ class Draw(NamedTuple):
 class TokenLogprobs(NamedTuple):
     """How likely tokens were, in nats, and the likeliest ids of the rows that they were drawn from.
 
-    Raw: at temperature 1 with nothing cut; else after temperature and truncation, −inf where cut. Ids are ordered from
-    the largest raw logit down, equal ones from the lowest id up; NaN is read as −inf. Where all mass is on one id
-    (`RowStats`) its log-probability is 0.
+    Raw: at temperature 1 with nothing cut; else after processors, temperature and truncation, −inf where barred or cut.
+    Ids are ordered from the largest raw logit down, equal ones from the lowest id up; NaN is read as −inf. Where all
+    mass is on one id (`RowStats`) its log-probability is 0.
 
     Attributes
     ----------
@@ -187,7 +187,7 @@ class TokenLogprobs(NamedTuple):
         ``[batch, width, num_top]`` int64, the first ids in that order; −1 past the vocabulary and where there is no
         token.
     top_log_prob, top_processed_log_prob : Tensor
-        The same, float32: raw, and after temperature and truncation; −inf beside −1.
+        The same, float32: raw, and after processors, temperature and truncation; −inf beside −1.
     """
 
     raw_log_prob: Tensor

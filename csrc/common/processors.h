@@ -121,7 +121,7 @@ SPECDEC_RULE Overlay overlay_of(const ProcessorArgs& all, int64_t b, int64_t row
   }
   if (out.bias_until) {
     out.generated = *all.num_output.of(b);
-    drafted.for_each([&](int64_t) { ++out.generated; });
+    drafted.for_each([&](int64_t id) { out.generated += id >= 0; });
   }
   if (!all.penalties.data) return out;
   const float* penalties = all.penalties.of(b);

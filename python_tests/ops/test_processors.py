@@ -14,7 +14,7 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.ops.inputs import DTYPES, logits, same_bits, uniforms
-from python_tests.ops.processing import EACH, Request, bits, of_any_kind, processors
+from python_tests.ops.processing import EACH, Request, bits, moved, of_any_kind, processors
 from python_tests.ops.test_compile import tensors_of
 from python_tests.support import Backend
 from specdec_kernels.backends import PROCESSING
@@ -32,19 +32,6 @@ def taking(backend: Backend) -> Backend:
             backend.warp_probs(backend(torch.zeros(1, 9)), processors=sk.Processors(banned_ids=[1]))
         pytest.skip("takes no processors")
     return backend
-
-
-def moved(given: sk.Processors, backend: Backend) -> sk.Processors:
-    """On the backend's device."""
-    values: dict[str, Any] = {name: backend(getattr(given, name)) for name in FIELDS if name != "token_counts"}
-    if given.token_counts is not None:
-        values["token_counts"] = object.__new__(sk.TokenCounts)
-        for name, tensor in vars(given.token_counts).items():
-            setattr(values["token_counts"], name, backend(tensor))
-    return sk.Processors(**values)
-
-
-FIELDS = [name for name in vars(sk.Processors()) if not name.startswith("_")]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -238,7 +225,9 @@ def test_a_gpu_takes_the_best_backend_that_takes_processors(monkeypatch: pytest.
         backends.processing("verify_chain", None, "cuda", gpu, "f")
 
 
-@pytest.mark.parametrize("op", ["row_stats", "warp_probs", "sample", "verify_chain", "verify_packed", "verify_tree"])
+@pytest.mark.parametrize(
+    "op", ["row_stats", "warp_probs", "sample", "token_logprobs", "verify_chain", "verify_packed", "verify_tree"]
+)
 def test_opcheck_and_compiled_whole(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = torch.Generator().manual_seed(2)
     call, arguments = steps(op, rng)
@@ -264,6 +253,7 @@ def steps(op: str, rng: torch.Generator) -> tuple[Any, dict[str, Any]]:
     given = of_any_kind(rng, 2, (4,) if op == "verify_packed" else (2, 2), 40)
     more: dict[str, dict[str, Any]] = {
         "sample": {"uniform_samples": uniforms(rng, 2, 2)},
+        "token_logprobs": {"tokens": torch.tensor([[3, 9], [4, -1]]), "num_top": 2},
         "verify_chain": {"draft_tokens": torch.tensor([[3], [9]]), "uniform_samples": uniforms(rng, 2, 2)},
         "verify_packed": {
             "draft_tokens": torch.tensor([3, 9]), "uniform_samples": uniforms(rng, 4), "max_num_draft_tokens": 1,
