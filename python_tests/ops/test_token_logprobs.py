@@ -58,14 +58,14 @@ def described(x: Tensor, ids: Tensor, params: sk.SamplingParams, num_top: int) -
     return tuple(v.numpy() for v in (*own, rank, pad(first, none, value=-1), *tops))
 
 
-def check(out: sk.TokenLogprobs, expected: tuple[np.ndarray, ...]) -> None:
+def check(out: sk.TokenLogprobs, expected: tuple[np.ndarray, ...], atol: float = 1e-5) -> None:
     raw, law, rank, top, top_raw, top_law = expected
     np.testing.assert_array_equal(out.rank.cpu(), rank)
     np.testing.assert_array_equal(out.top_ids.cpu(), top)
     for got, want in (
         (out.raw_log_prob, raw), (out.log_prob, law), (out.top_log_prob, top_raw), (out.top_processed_log_prob, top_law)
     ):  # fmt: skip
-        np.testing.assert_allclose(got.cpu(), want, rtol=2e-6, atol=1e-5)
+        np.testing.assert_allclose(got.cpu(), want, rtol=2e-6, atol=atol)
 
 
 @pytest.mark.parametrize("name", PARAMS)
