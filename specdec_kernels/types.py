@@ -329,6 +329,13 @@ class TokenCounts:
         self.num_output += new.sum(1).to(torch.int32)
         return self
 
+    def clone(self) -> TokenCounts:
+        """The same counts in tensors of their own."""
+        other = object.__new__(TokenCounts)
+        other.ids, other.counts, other.num_output = self.ids.clone(), self.counts.clone(), self.num_output.clone()
+        other.max_new_tokens = self.max_new_tokens
+        return other
+
     def __len__(self) -> int:
         return len(self.ids)
 

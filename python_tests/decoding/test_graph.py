@@ -108,6 +108,25 @@ def test_a_captured_step_does_what_an_ordinary_one_does(
     assert cuda.captures() > 0 and cuda.log.count("replay") > 2 * cuda.captures()
 
 
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_processors_act_in_captured_steps(cuda: FakeCuda, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, mask = prompts(1, 5, 3, vocab=23)
+
+    def run() -> GenerationOutput:
+        return sk.generate(
+            CapturableTable(TARGET), ids, attention_mask=mask, drafter=DRAFTERS[name](), seeds=torch.arange(3) * 77,
+            max_new_tokens=40, num_speculative_tokens=4, eos_token_id=4, processors=sk.Processors(
+                logit_bias={3: 1.0}, banned_ids=[5], stop_token_ids=[4], min_tokens=9, frequency_penalty=0.3,
+                token_counts=sk.TokenCounts(ids, 40, mask),
+            ),
+        )  # fmt: skip
+
+    captured = run()
+    assert cuda.log.count("replay") > 0 and not bool((captured.tokens == 5).any())
+    monkeypatch.setattr(graph, "_is_cuda", lambda device: False)
+    same(captured, run())
+
+
 @pytest.mark.parametrize("num_top", [0, 3])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_log_probabilities_come_with_captured_steps(cuda: FakeCuda, name: str, num_top: int) -> None:

@@ -85,7 +85,8 @@ def generate(
     processors : Processors, optional
         Penalties, biases, allowed and banned ids of the target's logits, before `sampling`; no `token_bitmask`. What is
         emitted is added to its `token_counts`, which begin with the prompt: ``TokenCounts(input_ids, max_new_tokens,
-        attention_mask)``, made anew for each call. Drafts are drawn without.
+        attention_mask)``, made anew for each call. `ModelDrafter` draws with them, too, and lookups propose nothing
+        that they bar.
     seeds : Tensor, optional
         ``[batch]`` int64. None: drawn from torch's default generator.
     max_new_tokens : int
