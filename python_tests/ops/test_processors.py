@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
+from python_tests.decoding.models import tiny
 from python_tests.ops.inputs import DTYPES, logits, same_bits, uniforms
 from python_tests.ops.processing import EACH, Request, bits, moved, of_any_kind, processors
 from python_tests.ops.test_compile import tensors_of
@@ -105,6 +107,30 @@ def as_transformers_has_it(request: Request, x: Tensor) -> Tensor:
     return chain(ids, x[None])[0]
 
 
+@cache
+def generating() -> Any:
+    return tiny("llama", vocab_size=60)
+
+
+def as_generate_has_it(request: Request, x: Tensor) -> Tensor:
+    """One row through the list that transformers' `generate` makes of its own arguments, in its own order."""
+    from transformers import GenerationConfig, LogitsProcessorList
+
+    model, length = generating(), len(request.prompt)
+    config = GenerationConfig(
+        repetition_penalty=request.repetition, sequence_bias={(v,): bias for v, bias in request.logit_bias.items()},
+        bad_words_ids=[[v] for v in request.banned], min_new_tokens=request.min_tokens, eos_token_id=request.stop,
+        do_sample=True, temperature=0.7, top_k=0, top_p=1.0, num_beams=1,
+    )  # fmt: skip
+    model._prepare_special_tokens(config, device="cpu")
+    chain = model._get_logits_processor(
+        generation_config=config, input_ids_seq_length=length, device="cpu", logits_processor=LogitsProcessorList(),
+        prefix_allowed_tokens_fn=lambda b, ids: request.allowed,
+    )  # fmt: skip
+    assert len(chain) >= 6
+    return chain(torch.tensor([[*request.prompt, *request.output]]), x[None])[0]
+
+
 def as_vllm_has_it(request: Request, x: Tensor) -> Tensor:
     """One row by the formulae of vLLM 0.11 (v1/sample/sampler.py, model_executor/layers/utils.py)."""
     x, vocab = x.clone(), len(x)
@@ -125,7 +151,7 @@ def as_vllm_has_it(request: Request, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("engine", [as_transformers_has_it, as_vllm_has_it])
+@pytest.mark.parametrize("engine", [as_transformers_has_it, as_generate_has_it, as_vllm_has_it])
 def test_is_what_engines_make(taking: Backend, engine: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     vocab = 60
@@ -137,8 +163,10 @@ def test_is_what_engines_make(taking: Backend, engine: Any, seed: int) -> None:
         logit_bias={v: float(rng.normal()) for v in some(5)}, banned=some(4), stop=some(2), min_tokens=4,
         repetition=1.4, prompt=some(9), output=[*some(3), *some(2)][: 3 + seed % 3],
     )  # fmt: skip
+    if engine is not as_transformers_has_it:
+        request = replace(request, allowed=some(50))
     if engine is as_vllm_has_it:
-        request = replace(request, frequency=0.6, presence=-0.4, allowed=some(50))
+        request = replace(request, frequency=0.6, presence=-0.4)
     x = logits(torch.Generator().manual_seed(seed), vocab)
     probs = taking.warp_probs(taking(x[None]), sk.SamplingParams(0.7), processors=moved(processors([request]), taking))
     torch.testing.assert_close(probs[0].cpu(), engine(request, x).softmax(-1), rtol=1e-5, atol=1e-9)
