@@ -282,8 +282,8 @@ struct Ops {
   }
 
   static SevenTensors token_logprobs(const Tensor& logits, const Tensor& tokens, const MaybeTensor& rows,
-                                     const MaybeTensor& num_tokens, int64_t num_top, const PerSequence& per_sequence,
-                                     const Numbers& settings) {
+                                     const MaybeTensor& num_tokens, int64_t num_top, const PerSequence& processors,
+                                     const PerSequence& per_sequence, const Numbers& settings) {
     Device device("token_logprobs", logits);
     Given given(device);
     const auto asked = settings_of<TokenLogprobsSettings>(settings);
@@ -297,12 +297,13 @@ struct Ops {
     Output<int32_t> rank(device, {batch, width}), status(device, {batch, width});
     Output<int64_t> top_ids(device, {batch, width, num_top});
     Output<float> top_log_prob(device, {batch, width, num_top}), top_processed(device, {batch, width, num_top});
-    device.run(
-        Device::token_logprobs,
-        {given.rows(logits), batch, leading.n, width, given.params(asked.params, per_sequence, 0, batch),
-         given.template flat<int64_t>(tokens, count, "tokens"), given.template flat<int64_t>(rows, count, "rows"),
-         given.ids(num_tokens, batch, "num_tokens"), int32_t(num_top), raw_log_prob.data, log_prob.data, rank.data,
-         status.data, top_ids.data, top_log_prob.data, top_processed.data});
+    const Rows target = given.rows(logits);
+    device.run(Device::token_logprobs,
+               {target, batch, leading.n, width, given.params(asked.params, per_sequence, 0, batch),
+                given.template flat<int64_t>(tokens, count, "tokens"),
+                given.template flat<int64_t>(rows, count, "rows"), given.ids(num_tokens, batch, "num_tokens"),
+                int32_t(num_top), raw_log_prob.data, log_prob.data, rank.data, status.data, top_ids.data,
+                top_log_prob.data, top_processed.data, given.processors(processors, target, batch, batch * leading.n)});
     return {std::move(raw_log_prob.tensor), std::move(log_prob.tensor), std::move(rank.tensor),
             std::move(status.tensor),       std::move(top_ids.tensor),  std::move(top_log_prob.tensor),
             std::move(top_processed.tensor)};

@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("backends",),
     ("ops.*",),
     # what drafters and runners are written against
-    ("decoding", "decoding.costs", "decoding.output", "decoding.request", "decoding.runner", "decoding.state"),
+    ("decoding", *(f"decoding.{file}" for file in ("costs", "logprobs", "output", "request", "runner", "state"))),
     ("integrations",),
     ("drafters",),
     # the loop; every other file of decoding/

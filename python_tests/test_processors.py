@@ -68,6 +68,42 @@ def test_counts_refuse(call: Any, error: type[Exception], message: str) -> None:
         call()
 
 
+def test_a_clone_counts_by_itself() -> None:
+    counts = sk.TokenCounts(torch.tensor([[3, 5]]), 4)
+    other = counts.clone().add_(torch.tensor([[5, 7]]))
+    assert lists(counts, 0) == {3: 1, 5: 1} and lists(other, 0) == {3: 1, 5: 3, 7: 2}
+    assert counts.num_output.tolist() == [0] and other.max_new_tokens == 4 and len(other) == 1
+
+
+def test_processors_with_other_counts() -> None:
+    x, counts = torch.randn(2, 9), sk.TokenCounts(torch.tensor([[3, 5], [4, 4]]), 4)
+    fields: dict[str, Any] = {"logit_bias": {3: 0.5}, "stop_token_ids": [8], "min_tokens": 2, "presence_penalty": 0.7}
+    given = sk.Processors(**fields, token_counts=counts)
+    before = sk.warp_probs(x, processors=given)
+    other = counts.clone().add_(torch.tensor([[5, 1], [2, 4]]))
+    changed = sk.warp_probs(x, processors=given.with_counts(other))
+    assert torch.equal(changed, sk.warp_probs(x, processors=sk.Processors(**fields, token_counts=other)))
+    assert torch.equal(before, sk.warp_probs(x, processors=given)) and not torch.equal(before, changed)
+    plain = sk.Processors(logit_bias={3: 0.5}, token_counts=counts)  # nothing that counts
+    assert torch.equal(*(sk.warp_probs(x, processors=each) for each in (plain, plain.with_counts(other))))
+
+
+@pytest.mark.parametrize(
+    ("given", "counts", "error", "message"),
+    [
+        (COUNTS, 3, TypeError, "token_counts must be a TokenCounts, got int"),
+        (None, COUNTS, ValueError, "token_counts must take the place of others, got them where there are none"),
+        (
+            COUNTS, sk.TokenCounts(torch.zeros(3, 1).long(), 4), ValueError,
+            "token_counts must be of 2 sequences on cpu, got 3 on cpu",
+        ),
+    ],
+)  # fmt: skip
+def test_other_counts_refused(given: Any, counts: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^with_counts: {message}"):
+        sk.Processors(token_counts=given).with_counts(counts)
+
+
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [

@@ -161,6 +161,37 @@ class Processors:
         object.__setattr__(other, "token_bitmask", token_bitmask)
         return other
 
+    def with_counts(self, token_counts: TokenCounts) -> Processors:
+        """The same with other `token_counts` of as many sequences, on the same device, in the place of those that it
+        has. Nothing else is made again.
+
+        Raises
+        ------
+        TypeError, ValueError
+            No `TokenCounts`, those of another number of sequences or device, or there were none before.
+        """
+        if not isinstance(token_counts, TokenCounts):
+            raise TypeError(f"with_counts: token_counts must be a TokenCounts, got {type(token_counts).__name__}")
+        before = self.token_counts
+        if before is None:
+            raise ValueError("with_counts: token_counts must take the place of others, got them where there are none")
+        if len(token_counts) != len(before) or token_counts.ids.device != before.ids.device:
+            raise ValueError(
+                f"with_counts: token_counts must be of {len(before)} sequences on {before.ids.device}, got "
+                f"{len(token_counts)} on {token_counts.ids.device}"
+            )
+        lists_before, other = self._lists, self.with_bitmask(self.token_bitmask)
+
+        def of(device: torch.device, vocab: int) -> Lists:
+            lists = lists_before(device, vocab)
+            counted = (token_counts.ids, token_counts.counts, token_counts.num_output)
+            kept = (None if old is None else new for old, new in zip(lists.flat[-3:], counted, strict=True))
+            return lists._replace(flat=(*lists.flat[:-3], *kept))
+
+        object.__setattr__(other, "token_counts", token_counts)
+        object.__setattr__(other, "_lists", of)
+        return other
+
     def _bias(self) -> tuple[Tensor, Tensor, Tensor | None] | None:
         """What is added to logits: distinct ids in order, values, and until when an id is barred."""
         parts: list[tuple[Tensor, Tensor, Tensor | None]] = []

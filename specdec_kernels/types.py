@@ -170,9 +170,9 @@ class Draw(NamedTuple):
 class TokenLogprobs(NamedTuple):
     """How likely tokens were, in nats, and the likeliest ids of the rows that they were drawn from.
 
-    Raw: at temperature 1 with nothing cut; else after temperature and truncation, −inf where cut. Ids are ordered from
-    the largest raw logit down, equal ones from the lowest id up; NaN is read as −inf. Where all mass is on one id
-    (`RowStats`) its log-probability is 0.
+    Raw: at temperature 1 with nothing cut; else after processors, temperature and truncation, −inf where barred or cut.
+    Ids are ordered from the largest raw logit down, equal ones from the lowest id up; NaN is read as −inf. Where all
+    mass is on one id (`RowStats`) its log-probability is 0.
 
     Attributes
     ----------
@@ -187,7 +187,7 @@ class TokenLogprobs(NamedTuple):
         ``[batch, width, num_top]`` int64, the first ids in that order; −1 past the vocabulary and where there is no
         token.
     top_log_prob, top_processed_log_prob : Tensor
-        The same, float32: raw, and after temperature and truncation; −inf beside −1.
+        The same, float32: raw, and after processors, temperature and truncation; −inf beside −1.
     """
 
     raw_log_prob: Tensor
@@ -328,6 +328,13 @@ class TokenCounts:
         self.counts.copy_(torch.zeros_like(counts).scatter_add(1, slot, counts)[:, :capacity])
         self.num_output += new.sum(1).to(torch.int32)
         return self
+
+    def clone(self) -> TokenCounts:
+        """The same counts in tensors of their own."""
+        other = object.__new__(TokenCounts)
+        other.ids, other.counts, other.num_output = self.ids.clone(), self.counts.clone(), self.num_output.clone()
+        other.max_new_tokens = self.max_new_tokens
+        return other
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -186,6 +186,7 @@ struct TokenLogprobsArgs {
   int32_t *rank, *status;                        // [batch, width]
   int64_t* top_ids;                              // [batch, width, num_top]
   float *top_log_prob, *top_processed_log_prob;  // [batch, width, num_top]
+  ProcessorArgs processors{};
 };
 
 // What a verify step makes its own random numbers of, where they are not given: those of uniform_samples, or where there

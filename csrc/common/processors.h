@@ -27,7 +27,7 @@ struct Drafted {
   }
   SPECDEC_MEMBER int32_t count() const {
     int32_t n = 0;
-    for_each([&](int64_t) { ++n; });
+    for_each([&](int64_t token) { n += token >= 0; });
     return n;
   }
   SPECDEC_MEMBER int32_t count(int64_t token) const {

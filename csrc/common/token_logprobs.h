@@ -21,38 +21,45 @@ SPECDEC_HD TokenSlot token_slot(const TokenLogprobsArgs& args, int64_t index) {
   return {b, row, status ? -1 : int32_t(token), status};
 }
 
-// A row's distribution after temperature and truncation, and the raw one.
+// A row's distribution after processors, temperature and truncation, and the raw one.
 struct LogLaws {
   RowLaw law;
-  float log_normalizer, raw_log_normalizer;  // of exp((logit - max) / T) over what is kept; of exp(logit) over the row
+  float log_normalizer;               // of exp((logit - max) / T) over what is kept
+  float raw_max, raw_log_normalizer;  // of the logits as they are given; of exp(logit) over the row
+  int32_t raw_argmax;
 };
 
-// log P of an id whose logit is x: also where P itself would be too small for float32.
+// log P of an id whose logit processors made x: also where P itself would be too small for float32.
 SPECDEC_HD float log_prob_of(const LogLaws& laws, float x, int32_t id) {
   const RowLaw& law = laws.law;
   if (law.one_hot) return id == law.argmax ? 0.0f : -INFINITY;
   return x >= law.cutoff ? (x - law.max) * law.inverse_temperature - laws.log_normalizer : -INFINITY;
 }
 SPECDEC_HD float raw_log_prob_of(const LogLaws& laws, float x, int32_t id) {
-  if (isinf(laws.law.max)) return id == laws.law.argmax ? 0.0f : -INFINITY;
+  if (isinf(laws.raw_max)) return id == laws.raw_argmax ? 0.0f : -INFINITY;
   return x - laws.raw_log_normalizer;
 }
 
-SPECDEC_HD void write_token(const TokenLogprobsArgs& args, int64_t index, const LogLaws& laws, float x, int32_t token,
+// An id's logit: as it is given, and as processors make it.
+struct Logit {
+  float raw, processed;
+};
+
+SPECDEC_HD void write_token(const TokenLogprobsArgs& args, int64_t index, const LogLaws& laws, Logit x, int32_t token,
                             int32_t rank) {
-  args.raw_log_prob[index] = raw_log_prob_of(laws, x, token);
-  args.log_prob[index] = log_prob_of(laws, x, token);
+  args.raw_log_prob[index] = raw_log_prob_of(laws, x.raw, token);
+  args.log_prob[index] = log_prob_of(laws, x.processed, token);
   args.rank[index] = rank;
   args.status[index] = laws.law.status;
 }
 
 // The place-th likeliest id.
-SPECDEC_HD void write_top(const TokenLogprobsArgs& args, int64_t index, int place, const LogLaws& laws, float x,
+SPECDEC_HD void write_top(const TokenLogprobsArgs& args, int64_t index, int place, const LogLaws& laws, Logit x,
                           int32_t id) {
   const int64_t at = index * args.num_top + place;
   args.top_ids[at] = id;
-  args.top_log_prob[at] = raw_log_prob_of(laws, x, id);
-  args.top_processed_log_prob[at] = log_prob_of(laws, x, id);
+  args.top_log_prob[at] = raw_log_prob_of(laws, x.raw, id);
+  args.top_processed_log_prob[at] = log_prob_of(laws, x.processed, id);
 }
 
 // From that place on there is none.

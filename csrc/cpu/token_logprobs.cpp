@@ -36,9 +36,15 @@ class Top {
   int32_t id_[kMostTop];
 };
 
+// `read` is the row as it is given, `processed` as processors make it.
 void look_at(const TokenLogprobsArgs& args, int64_t index, const TokenSlot& slot, const Reading& read,
-             const LogLaws& laws) {
+             const RowView& processed, const LogLaws& laws) {
   const RowView& row = read.row;
+  const auto both = [&](float raw, int32_t id) {
+    Logit x{raw, raw};
+    if (processed.overlay.on) processed.kernels().load(processed.at(id, 1), 1, &x.processed);
+    return x;
+  };
   float x;
   row.kernels().load(row.at(slot.token, 1), 1, &x);
   Top top(args.num_top);
@@ -54,9 +60,9 @@ void look_at(const TokenLogprobsArgs& args, int64_t index, const TokenSlot& slot
       if (top.takes(values[i])) top.add(values[i], first + i);
     }
   }
-  write_token(args, index, laws, x, slot.token, rank);
+  write_token(args, index, laws, both(x, slot.token), slot.token, rank);
   for (int place = 0; place < top.count(); ++place)
-    write_top(args, index, place, laws, top.logit(place), top.id(place));
+    write_top(args, index, place, laws, both(top.logit(place), top.id(place)), top.id(place));
   write_no_top(args, index, top.count());
 }
 
@@ -66,13 +72,23 @@ void token_logprobs(const TokenLogprobsArgs& args) {
   for_each_row(args.batch * args.width, [&](int64_t index, bool split) {
     const TokenSlot slot = token_slot(args, index);
     if (slot.token < 0) return write_no_token(args, index, slot.status);
-    thread_local Reading read;
+    thread_local Reading read, made;  // as it is given; as processors make it, if there are any
     const RowView row = row_view(args.logits, slot.b, slot.row);
-    read_row(row, sampling_of(args.params, slot.b), split, read);
-    LogLaws laws{read.law, std::log(read.law.normalizer), 0.0f};
+    Sampling sampling = sampling_of(args.params, slot.b);
+    if (args.processors.on) {
+      const Drafted before{{args.tokens, true}, index - index % args.width, index % args.width};
+      const int64_t of_all = slot.b * args.n + slot.row;
+      read_row(row_view(args.logits, slot.b, slot.row, args.processors, slot.b, of_all, before), sampling, split, made);
+      sampling.greedy = true;  // of the other its maximum is all that is needed
+    }
+    read_row(row, sampling, split, read);
+    const Reading& processed = args.processors.on ? made : read;
+    const RowLaw& law = processed.law;
+    LogLaws laws{law, std::log(law.normalizer), read.law.max, 0.0f, read.law.argmax};
+    laws.law.status |= read.law.status;
     float entropy;
     raw_moments(row, read.law.max, split, &laws.raw_log_normalizer, &entropy);
-    look_at(args, index, slot, read, laws);
+    look_at(args, index, slot, read, processed.row, laws);
   });
 }
 

@@ -80,12 +80,13 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   find_law(r, false);
   if (warp_id() == 0) {
     const RawMoments raw = raw_moments(r);
-    if (lane_id() == 0) laws[0] = {r.law, logf(r.law.normalizer), r.law.max + logf(raw.normalizer)};
+    if (lane_id() == 0)
+      laws[0] = {r.law, logf(r.law.normalizer), r.law.max, r.law.max + logf(raw.normalizer), r.law.argmax};
   }
   __syncthreads();
   const float logit = logit_of(r, slot.token);
   const int before = ids_before(r, logit, slot.token);
-  if (threadIdx.x == 0) write_token(args, index, laws[0], logit, slot.token, before + 1);
+  if (threadIdx.x == 0) write_token(args, index, laws[0], {logit, logit}, slot.token, before + 1);
   if (args.num_top == 0) return;
   const float bound = isinf(r.law.max) ? -INFINITY : nth_group_maximum(r, args.num_top);
   Fixed place = ~Fixed(0);
@@ -93,7 +94,8 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   for (; count < args.num_top; ++count) {
     place = next_below(r, place, bound);
     if (place == 0) break;
-    if (threadIdx.x == 0) write_top(args, index, count, laws[0], logit_of(r, id_of(place)), id_of(place));
+    const float x = logit_of(r, id_of(place));
+    if (threadIdx.x == 0) write_top(args, index, count, laws[0], {x, x}, id_of(place));
   }
   if (threadIdx.x == 0) write_no_top(args, index, count);
 }

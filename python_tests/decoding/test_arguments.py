@@ -49,6 +49,8 @@ class Half:
         ({"seeds": torch.ones(2)}, TypeError, "seeds must be an int64 tensor, got torch.float32"),
         ({"seeds": torch.ones(3, dtype=torch.int64)}, ValueError, r"seeds must be \[batch=2\], got \[3\]"),
         ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be in"),
+        ({"return_logprobs": 21}, ValueError, r"return_logprobs must be in \[0, 20\], got 21"),
+        ({"return_logprobs": True}, TypeError, "return_logprobs must be an integer, got bool"),
         ({"max_new_tokens": 2.0}, TypeError, "max_new_tokens must be an integer, got float"),
         ({"num_speculative_tokens": 65}, ValueError, r"num_speculative_tokens must be in \[0, 64\], got 65"),
         (

@@ -69,6 +69,9 @@ def same(one: GenerationOutput, other: GenerationOutput) -> None:
     """Equal in all but the times."""
     for name in ("sequences", "tokens", "num_tokens", "provenance", "status"):
         assert torch.equal(getattr(one, name), getattr(other, name)), name
+    assert (one.logprobs is None) == (other.logprobs is None)
+    for mine, its in zip(one.logprobs or (), other.logprobs or (), strict=True):
+        assert torch.equal(mine, its)
     for field in fields(one.stats):
         if not field.name.startswith(("seconds", "costs")):
             assert np.array_equal(getattr(one.stats, field.name), getattr(other.stats, field.name)), field.name
@@ -103,6 +106,37 @@ def test_a_captured_step_does_what_an_ordinary_one_does(
     same(captured, ordinary)
     assert captured.num_tokens.unique().numel() > 1
     assert cuda.captures() > 0 and cuda.log.count("replay") > 2 * cuda.captures()
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_processors_act_in_captured_steps(cuda: FakeCuda, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, mask = prompts(1, 5, 3, vocab=23)
+
+    def run() -> GenerationOutput:
+        return sk.generate(
+            CapturableTable(TARGET), ids, attention_mask=mask, drafter=DRAFTERS[name](), seeds=torch.arange(3) * 77,
+            max_new_tokens=40, num_speculative_tokens=4, eos_token_id=4, processors=sk.Processors(
+                logit_bias={3: 1.0}, banned_ids=[5], stop_token_ids=[4], min_tokens=9, frequency_penalty=0.3,
+                token_counts=sk.TokenCounts(ids, 40, mask),
+            ),
+        )  # fmt: skip
+
+    captured = run()
+    assert cuda.log.count("replay") > 0 and not bool((captured.tokens == 5).any())
+    monkeypatch.setattr(graph, "_is_cuda", lambda device: False)
+    same(captured, run())
+
+
+@pytest.mark.parametrize("num_top", [0, 3])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_log_probabilities_come_with_captured_steps(cuda: FakeCuda, name: str, num_top: int) -> None:
+    ids, mask = prompts(1, 5, 3, vocab=23)
+    captured, ordinary = both(
+        CapturableTable(TARGET), ids, attention_mask=mask, drafter=DRAFTERS[name](), seeds=torch.arange(3) * 77,
+        max_new_tokens=40, num_speculative_tokens=4, eos_token_id=4, return_logprobs=num_top,
+    )  # fmt: skip
+    same(captured, ordinary)
+    assert captured.logprobs is not None and cuda.log.count("replay") > 0
 
 
 @pytest.mark.parametrize("num_speculative_tokens", [0, 4, AUTO])

@@ -90,6 +90,62 @@ def test_drafts_change_nothing(name: str, acceptance: str) -> None:
             assert each.num_output[b] == len(emitted)
 
 
+class Watched:
+    """What a drafter proposes, with the length of each text."""
+
+    def __init__(self, drafter: Drafter, patch: pytest.MonkeyPatch) -> None:
+        self.seen: list[tuple[int, int, list[int]]] = []  # sequence, length, tokens from the root on
+        propose = drafter.propose
+
+        def watched(state: Any, num_tokens: int) -> Any:
+            draft = propose(state, num_tokens)
+            parents = None if draft.tree is None else draft.tree.parents.tolist()
+            for b, row in enumerate(draft.tokens.tolist()):
+                paths: list[list[int]] = [[]]
+                for node, token in enumerate(row, 1):
+                    above = node - 1 if parents is None else parents[b][node]
+                    paths.append([*paths[max(above, 0)], token])
+                self.seen += [(b, int(state.host_lengths[b]), path) for path in paths[1:] if -1 not in path]
+            return draft
+
+        patch.setattr(drafter, "propose", watched)
+
+
+@pytest.mark.parametrize("name", ["ngram", "trees"])
+def test_lookups_do_not_draft_what_is_barred(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less is drafted, as much is accepted, and the text is the same."""
+    target = tiny("llama", 1)
+    ids, mask = prompts(30, 24, 27, vocab=12)
+    lengths = mask.sum(1).tolist()
+    banned, allowed, ends, least = [5, 9], [None, range(1, 61), [*range(8), *range(9, 61)]], [7], 10
+    outcomes = []
+    for told in (True, False):
+        drafter = DRAFTERS[name](target, None)
+        watched = Watched(drafter, monkeypatch)
+        if not told:
+            monkeypatch.setattr("specdec_kernels.drafters.barred.Barred.of", lambda state: None)
+        out = sk.generate(
+            target, ids, attention_mask=mask, drafter=drafter, acceptance="match", seeds=torch.arange(3),
+            sampling=sk.SamplingParams(0.9), max_new_tokens=NEW, num_speculative_tokens=5, eos_token_id=[],
+            processors=sk.Processors(
+                banned_ids=banned, allowed_ids=allowed, stop_token_ids=ends, min_tokens=least,
+                logit_bias=dict.fromkeys(range(3, 12), 6.0), token_counts=counts(ids, mask),
+            ),
+        )  # fmt: skip
+        barred = 0
+        for b, length, path in watched.seen:
+            among = allowed[b]
+            token, generated = path[-1], length - lengths[b] + len(path) - 1
+            barred += token in banned or (among is not None and token not in among)
+            barred += token in ends and generated < least
+        outcomes.append((out, barred))
+    (out, barred), (untold, would) = outcomes
+    assert barred == 0 and would > 5
+    assert torch.equal(out.tokens, untold.tokens)
+    assert out.stats.num_drafted < untold.stats.num_drafted and out.stats.num_accepted > 0
+    assert out.stats.acceptance_rate > untold.stats.acceptance_rate
+
+
 @pytest.mark.parametrize(
     ("processors", "error", "message"),
     [

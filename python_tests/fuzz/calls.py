@@ -262,7 +262,6 @@ def _shard_draw(case: Case) -> dict[str, Any]:
 
 def _token_logprobs(case: Case) -> dict[str, Any]:
     given = _row_stats(case)
-    del given["processors"]
     (batch, n, vocab), width = given["logits"].shape, case.random.randrange(4)
     return given | {
         "tokens": case.integers(batch, width, low=-1, high=vocab - 1), "num_top": case.random.choice((0, 1, 5, 20)),

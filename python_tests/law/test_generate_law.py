@@ -21,6 +21,7 @@ from torch import Tensor
 import specdec_kernels as sk
 from python_tests.decoding.models import NarrowTable, TableRunner, tiny
 from python_tests.law.steps import g_test
+from python_tests.ops.processing import Request
 from specdec_kernels import laws
 from specdec_kernels.drafters import Draft, Drafter
 from specdec_kernels.laws import TargetLaw
@@ -105,7 +106,8 @@ CASES = {
     "ngram-token-auto-ends": Case("token", lambda: sk.NgramDrafter(2), num_speculative_tokens=AUTO, ends=(END,)),
 }
 TRANSFORMER = ("token", "block", "match")
-NUM_TESTS = (len(CASES) + 3) * (LENGTH - WINDOW + 1) + len(TRANSFORMER) * 6
+PROCESSED_LENGTH = 6
+NUM_TESTS = (len(CASES) + 3) * (LENGTH - WINDOW + 1) + len(TRANSFORMER) * 6 + 12 * (PROCESSED_LENGTH - WINDOW + 1)
 
 
 def emitted(case: Case) -> np.ndarray:
@@ -209,6 +211,55 @@ def test_joint_law_of_a_transformer(acceptance: str) -> None:
     check_windows(out.tokens.numpy(), windows)
 
 
+REQUEST = Request(
+    logit_bias={1: 0.8}, stop=[END], min_tokens=3, repetition=1.4, frequency=0.5, presence=0.3, prompt=[0, 0]
+)
+PROCESSED = {
+    "model": lambda: sk.ModelDrafter(TableRunner(draft_table), SHARPER),
+    "confident": lambda: sk.ModelDrafter(TableRunner(draft_table), None, 0.4),
+    "greedy": lambda: sk.ModelDrafter(TableRunner(draft_table), sk.SamplingParams(0.0)),
+    "ngram": lambda: sk.NgramDrafter(2),
+}
+
+
+def decoded_processed(drafter: Drafter, acceptance: str, batch: int = BATCH) -> sk.GenerationOutput:
+    ids = torch.zeros(batch, 2, dtype=torch.int64)
+    return sk.generate(
+        TableRunner(target_table), ids, attention_mask=torch.ones_like(ids), drafter=drafter,
+        seeds=torch.arange(batch) * 7919 + 13, max_new_tokens=PROCESSED_LENGTH, acceptance=acceptance,
+        num_speculative_tokens=3, eos_token_id=[], sampling=sk.SamplingParams(0.9), processors=sk.Processors(
+            logit_bias=REQUEST.logit_bias, stop_token_ids=REQUEST.stop, min_tokens=REQUEST.min_tokens,
+            repetition_penalty=REQUEST.repetition, frequency_penalty=REQUEST.frequency,
+            presence_penalty=REQUEST.presence, token_counts=sk.TokenCounts(ids, PROCESSED_LENGTH),
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("acceptance", ["token", "block", "match"])
+@pytest.mark.parametrize("name", PROCESSED)
+def test_joint_law_with_processors(name: str, acceptance: str) -> None:
+    """Every token's logits depend on all before it, of the target and of the draft."""
+    joint = np.ones(())
+    for length in range(PROCESSED_LENGTH):
+        made = torch.empty((VOCAB,) * length + (VOCAB,), dtype=torch.float64)
+        for text in np.ndindex((VOCAB,) * length):
+            before, last = (0, 0, *text)[-2:]
+            made[text] = torch.from_numpy(REQUEST.row(target_table[before, last], text))
+        joint = joint[..., None] * float64_law(made, sk.SamplingParams(0.9))
+    windows = []
+    for offset in range(PROCESSED_LENGTH - WINDOW + 1):
+        others = tuple(i for i in range(PROCESSED_LENGTH) if not offset <= i < offset + WINDOW)
+        windows.append(joint.sum(others))
+    check_windows(decoded_processed(PROCESSED[name](), acceptance).tokens.numpy(), windows)
+
+
+@pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])
+def test_a_draft_model_is_told_of_the_processors(acceptance: str) -> None:
+    """The target itself drafts: nothing that it drafts is rejected, and without them much would be."""
+    stats = decoded_processed(sk.ModelDrafter(TableRunner(target_table)), acceptance, 64).stats
+    assert stats.num_drafted == stats.num_accepted > 0
+
+
 # --- planted defects: each must be found ------------------------------------------------------------------------------
 
 step = importlib.import_module("specdec_kernels.decoding.step")
@@ -292,6 +343,34 @@ def stale_rows(patch: pytest.MonkeyPatch) -> None:
         return logits
 
     patch.setattr(TableRunner, "forward", late)
+
+
+def draft_law_without_processors(patch: pytest.MonkeyPatch) -> None:
+    law = drafting.warp_probs
+    patch.setattr(drafting, "warp_probs", lambda logits, params, processors: law(logits, params))
+
+
+def draft_law_without_the_draft_before(patch: pytest.MonkeyPatch) -> None:
+    """Its counts are those of the text alone, which the draws are not."""
+    counts: list[sk.Processors] = []
+    law, of = drafting.warp_probs, sk.Processors.with_counts
+
+    def told(self: sk.Processors, token_counts: sk.TokenCounts) -> sk.Processors:
+        counts.append(of(self, token_counts.clone()))
+        return of(self, token_counts)
+
+    patch.setattr(sk.Processors, "with_counts", told)
+    patch.setattr(drafting, "warp_probs", lambda logits, params, processors: law(logits, params, processors=counts[-1]))
+
+
+@pytest.mark.parametrize("defect", [draft_law_without_processors, draft_law_without_the_draft_before])
+@pytest.mark.parametrize("acceptance", ["token", "block"])
+def test_a_planted_defect_of_a_processed_draft_is_found(
+    defect: Callable[[pytest.MonkeyPatch], None], acceptance: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defect(monkeypatch)
+    with pytest.raises(AssertionError, match="TV about"):
+        test_joint_law_with_processors("model", acceptance)
 
 
 @pytest.mark.parametrize(

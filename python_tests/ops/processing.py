@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
+from python_tests.support import Backend
 from specdec_kernels.testing import Float64
 from specdec_kernels.types import NO_ID
 
@@ -148,3 +149,16 @@ def of_any_kind(rng: torch.Generator, batch: int, rows: tuple[int, ...], vocab: 
         stop_token_ids=[1, vocab - 1], min_tokens=torch.arange(batch), token_bitmask=masks, repetition_penalty=1.2,
         frequency_penalty=torch.randn(batch, generator=rng), presence_penalty=0.3, token_counts=counts,
     )  # fmt: skip
+
+
+def moved(given: sk.Processors, backend: Backend) -> sk.Processors:
+    """On the backend's device."""
+    values: dict[str, Any] = {name: backend(getattr(given, name)) for name in FIELDS if name != "token_counts"}
+    if given.token_counts is not None:
+        values["token_counts"] = object.__new__(sk.TokenCounts)
+        for name, tensor in vars(given.token_counts).items():
+            setattr(values["token_counts"], name, backend(tensor))
+    return sk.Processors(**values)
+
+
+FIELDS = [name for name in vars(sk.Processors()) if not name.startswith("_")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,28 +14,16 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
+from python_tests.decoding.models import tiny
 from python_tests.ops import chains, trees
 from python_tests.ops.inputs import DTYPES, logits, same_bits, uniforms
-from python_tests.ops.processing import EACH, Request, bits, of_any_kind, processors
+from python_tests.ops.processing import EACH, Request, bits, moved, of_any_kind, processors
 from python_tests.ops.test_compile import tensors_of
 from python_tests.support import Backend
 from specdec_kernels import laws
 from specdec_kernels.testing import float64_law
 
 OP = "warp_probs"
-
-
-def moved(given: sk.Processors, backend: Backend) -> sk.Processors:
-    """On the backend's device."""
-    values: dict[str, Any] = {name: backend(getattr(given, name)) for name in FIELDS if name != "token_counts"}
-    if given.token_counts is not None:
-        values["token_counts"] = object.__new__(sk.TokenCounts)
-        for name, tensor in vars(given.token_counts).items():
-            setattr(values["token_counts"], name, backend(tensor))
-    return sk.Processors(**values)
-
-
-FIELDS = [name for name in vars(sk.Processors()) if not name.startswith("_")]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -108,6 +97,30 @@ def as_transformers_has_it(request: Request, x: Tensor) -> Tensor:
     return chain(ids, x[None])[0]
 
 
+@cache
+def generating() -> Any:
+    return tiny("llama", vocab_size=60)
+
+
+def as_generate_has_it(request: Request, x: Tensor) -> Tensor:
+    """One row through the list that transformers' `generate` makes of its own arguments, in its own order."""
+    from transformers import GenerationConfig, LogitsProcessorList
+
+    model, length = generating(), len(request.prompt)
+    config = GenerationConfig(
+        repetition_penalty=request.repetition, sequence_bias={(v,): bias for v, bias in request.logit_bias.items()},
+        bad_words_ids=[[v] for v in request.banned], min_new_tokens=request.min_tokens, eos_token_id=request.stop,
+        do_sample=True, temperature=0.7, top_k=0, top_p=1.0, num_beams=1,
+    )  # fmt: skip
+    model._prepare_special_tokens(config, device="cpu")
+    chain = model._get_logits_processor(
+        generation_config=config, input_ids_seq_length=length, device="cpu", logits_processor=LogitsProcessorList(),
+        prefix_allowed_tokens_fn=lambda b, ids: request.allowed,
+    )  # fmt: skip
+    assert len(chain) >= 6
+    return chain(torch.tensor([[*request.prompt, *request.output]]), x[None])[0]
+
+
 def as_vllm_has_it(request: Request, x: Tensor) -> Tensor:
     """One row by the formulae of vLLM 0.11 (v1/sample/sampler.py, model_executor/layers/utils.py)."""
     x, vocab = x.clone(), len(x)
@@ -128,7 +141,7 @@ def as_vllm_has_it(request: Request, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("engine", [as_transformers_has_it, as_vllm_has_it])
+@pytest.mark.parametrize("engine", [as_transformers_has_it, as_generate_has_it, as_vllm_has_it])
 def test_is_what_engines_make(backend: Backend, engine: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     vocab = 60
@@ -140,8 +153,10 @@ def test_is_what_engines_make(backend: Backend, engine: Any, seed: int) -> None:
         logit_bias={v: float(rng.normal()) for v in some(5)}, banned=some(4), stop=some(2), min_tokens=4,
         repetition=1.4, prompt=some(9), output=[*some(3), *some(2)][: 3 + seed % 3],
     )  # fmt: skip
+    if engine is not as_transformers_has_it:
+        request = replace(request, allowed=some(50))
     if engine is as_vllm_has_it:
-        request = replace(request, frequency=0.6, presence=-0.4, allowed=some(50))
+        request = replace(request, frequency=0.6, presence=-0.4)
     x = logits(torch.Generator().manual_seed(seed), vocab)
     probs = backend.warp_probs(
         backend(x[None]), sk.SamplingParams(0.7), processors=moved(processors([request]), backend)
@@ -294,7 +309,9 @@ def agrees_with_made_rows(
     assert (with_processors.num_accepted > 0).any() or backend.name == "triton"
 
 
-@pytest.mark.parametrize("op", ["row_stats", "warp_probs", "sample", "verify_chain", "verify_packed", "verify_tree"])
+@pytest.mark.parametrize(
+    "op", ["row_stats", "warp_probs", "sample", "token_logprobs", "verify_chain", "verify_packed", "verify_tree"]
+)
 def test_opcheck_and_compiled_whole(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = torch.Generator().manual_seed(2)
     call, arguments = steps(op, rng)
@@ -320,6 +337,7 @@ def steps(op: str, rng: torch.Generator) -> tuple[Any, dict[str, Any]]:
     given = of_any_kind(rng, 2, (4,) if op == "verify_packed" else (2, 2), 40)
     more: dict[str, dict[str, Any]] = {
         "sample": {"uniform_samples": uniforms(rng, 2, 2)},
+        "token_logprobs": {"tokens": torch.tensor([[3, 9], [4, -1]]), "num_top": 2},
         "verify_chain": {"draft_tokens": torch.tensor([[3], [9]]), "uniform_samples": uniforms(rng, 2, 2)},
         "verify_packed": {
             "draft_tokens": torch.tensor([3, 9]), "uniform_samples": uniforms(rng, 4), "max_num_draft_tokens": 1,

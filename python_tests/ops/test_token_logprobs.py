@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,12 +12,14 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.ops.inputs import DTYPES, logits, per_row, refuses, same_bits, seeded, strided
+from python_tests.ops.processing import EACH, Request, bits, moved, of_any_kind, processors
 from python_tests.ops.test_row_stats import PARAMS
 from python_tests.support import Backend
+from specdec_kernels.backends import PROCESSING
 from specdec_kernels.testing import float64_law
 
 OP = "token_logprobs"
-SIGNATURE = (["logits", "tokens", "params"], ["rows", "num_tokens", "num_top", "backend"])
+SIGNATURE = (["logits", "tokens", "params"], ["processors", "rows", "num_tokens", "num_top", "backend"])
 
 
 def tokens(rng: torch.Generator, *shape: int, vocab: int) -> Tensor:
@@ -55,14 +58,14 @@ def described(x: Tensor, ids: Tensor, params: sk.SamplingParams, num_top: int) -
     return tuple(v.numpy() for v in (*own, rank, pad(first, none, value=-1), *tops))
 
 
-def check(out: sk.TokenLogprobs, expected: tuple[np.ndarray, ...]) -> None:
+def check(out: sk.TokenLogprobs, expected: tuple[np.ndarray, ...], atol: float = 1e-5) -> None:
     raw, law, rank, top, top_raw, top_law = expected
     np.testing.assert_array_equal(out.rank.cpu(), rank)
     np.testing.assert_array_equal(out.top_ids.cpu(), top)
     for got, want in (
         (out.raw_log_prob, raw), (out.log_prob, law), (out.top_log_prob, top_raw), (out.top_processed_log_prob, top_law)
     ):  # fmt: skip
-        np.testing.assert_allclose(got.cpu(), want, rtol=2e-6, atol=1e-5)
+        np.testing.assert_allclose(got.cpu(), want, rtol=2e-6, atol=atol)
 
 
 @pytest.mark.parametrize("name", PARAMS)
@@ -221,6 +224,99 @@ def test_what_a_verify_step_emitted(backend: Backend, kind: str, rng: torch.Gene
     assert (got.rank > 0).equal(emitted) and (got.log_prob[emitted] > -math.inf).all() and (got.status == 0).all()
 
 
+def takes_processors(backend: Backend) -> None:
+    if backend.name not in PROCESSING:
+        pytest.skip("takes no processors")
+
+
+@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("rows", [None, [[0, 2, 1], [1, 0, 4], [0, 1, 2]]], ids=["chain", "tree"])
+def test_processed_is_what_processors_make(backend: Backend, rows: list[list[int]] | None, name: str) -> None:
+    """Beside each token the tokens before it are counted, and its row's mask is meant; raw is raw."""
+    takes_processors(backend)
+    rng, vocab, one, params = seeded(), 40, EACH[name], sk.SamplingParams(0.7, top_k=30)
+    batch, n, width = 3, 5, 3
+    requests = [one, replace(one, prompt=[3, 9], output=[]), replace(one, output=[5, 5, 7, 1], stop=[], min_tokens=0)]
+    x, ids = logits(rng, batch, n, vocab), torch.randint(0, 3, (batch, width), generator=rng)
+    ids[1, 1] = -1  # none: it counts as nothing
+    at = torch.tensor(rows or [[0, 1, 2]] * batch)
+    masks = [[one.grammar([i], vocab) if one.grammar else [True] * vocab for i in range(n)] for _ in range(batch)]
+    mask = torch.stack([bits(each) for each in masks])
+    out = backend.token_logprobs(
+        *backend(x, ids, params), rows=None if rows is None else backend(at), num_top=6,
+        processors=moved(processors(requests, mask), backend),
+    )  # fmt: skip
+    made = torch.empty(batch, width, vocab, dtype=torch.float64)
+    for b, request in enumerate(requests):
+        for j in range(width):
+            before = [token for token in ids[b, :j].tolist() if token >= 0]
+            allowed = np.array(masks[b][at[b, j]])
+            row = replace(request, grammar=None).row(x[b, at[b, j]], before)
+            made[b, j] = torch.from_numpy(np.where(allowed, row, -math.inf))
+    given = x.gather(1, at[..., None].expand(-1, -1, vocab))
+    raw, _, rank, top, top_raw, _ = described(given, ids.clamp_min(0), params, 6)
+    with np.errstate(divide="ignore"):
+        law = np.log(float64_law(made, params))
+    own, top_law = (np.take_along_axis(law, i, -1) for i in (ids.clamp_min(0).numpy()[..., None], top))
+    there = ids.numpy() >= 0
+    check(
+        sk.TokenLogprobs(*(t.cpu()[torch.from_numpy(there)] for t in out)),
+        tuple(v[there] for v in (raw, own[..., 0], rank, top, top_raw, top_law)),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocab", [33, 1025, 4097])
+@pytest.mark.parametrize("params", [sk.SamplingParams(), sk.SamplingParams(0.8, 9, 0.9, 0.01), sk.SamplingParams(0.0)])
+def test_processed_is_the_reference(
+    backend: Backend, dtype: torch.dtype, vocab: int, params: sk.SamplingParams, rng: torch.Generator
+) -> None:
+    takes_processors(backend)
+    vocab = backend.vocab(vocab)
+    x, ids = logits(rng, 3, 4, vocab, dtype=dtype), tokens(rng, 3, 5, vocab=vocab)
+    x[0, 0, 0], x[1, 1, 1], x[2, 2, 1], ids[2, :3] = math.nan, math.inf, -math.inf, torch.tensor([1, vocab, 2**40])
+    rows, num = torch.randint(0, 4, (3, 5), generator=rng), torch.tensor([5, 3, 4])
+    given = of_any_kind(rng, 3, (3, 4), vocab)
+    expected = sk.token_logprobs(
+        x, ids, params, processors=given, rows=rows, num_tokens=num, num_top=7, backend="reference"
+    )
+    out = backend.token_logprobs(
+        *backend(x, ids, params), processors=moved(given, backend), rows=backend(rows), num_tokens=backend(num),
+        num_top=7,
+    )  # fmt: skip
+    for got, want in zip(out, expected, strict=True):
+        torch.testing.assert_close(got.cpu(), want, rtol=1e-5, atol=1e-5)
+    plain = backend.token_logprobs(*backend(x, ids, params), rows=backend(rows), num_tokens=backend(num), num_top=7)
+    for name in ("raw_log_prob", "rank", "top_ids", "top_log_prob"):
+        same_bits([getattr(plain, name)], [getattr(out, name)])
+    assert ((plain.status | out.status) == out.status).all()
+    assert not torch.equal(plain.top_processed_log_prob, out.top_processed_log_prob)
+
+
+@pytest.mark.parametrize("kind", ["chain", "tree"])
+def test_what_was_emitted_with_processors_was_possible(backend: Backend, kind: str, rng: torch.Generator) -> None:
+    """Barred after it was drafted once, an id is not emitted twice; the step's own processors say how likely it was."""
+    takes_processors(backend)
+    x = torch.zeros(2, 4, 12)
+    x[..., 5] = 9.0
+    request = Request(prompt=[1], presence=40.0)
+    given, u = moved(processors([request]), backend), torch.rand(2, 4, generator=rng)
+    drafted = torch.tensor([[5, 3, 5], [5, 5, 5]])
+    if kind == "chain":
+        out = backend.verify_chain(*backend(x, drafted), uniform_samples=backend(u), processors=given)
+        rows = None
+    else:
+        tree = sk.DraftTree.from_parents([-1, 0, 1, 2])
+        nodes = torch.nn.functional.pad(drafted, (1, 0))
+        out = backend.verify_tree(*backend(x, tree, nodes), uniform_samples=backend(u), processors=given)
+        rows = torch.nn.functional.pad(out.accepted_nodes, (1, 0))
+    got = backend.token_logprobs(backend(x), out.tokens, rows=rows, num_tokens=out.num_tokens, processors=given)
+    assert out.tokens[:, 0].tolist() == [5, 5] and (out.num_tokens > 1).all()
+    np.testing.assert_allclose(got.raw_log_prob[:, 0].cpu(), -math.log(1 + 11 * math.exp(-9)), atol=1e-5)
+    np.testing.assert_allclose(got.log_prob[:, 0].cpu(), -math.log(1 + 11 * math.exp(-9)), atol=1e-5)
+    np.testing.assert_allclose(got.log_prob[:, 1].cpu(), -math.log(11), rtol=1e-4)  # 5 was emitted before
+
+
 GOOD = {"logits": torch.zeros(4, 3, 9), "tokens": torch.zeros(4, 3, dtype=torch.int64)}
 
 
@@ -244,6 +340,11 @@ GOOD = {"logits": torch.zeros(4, 3, 9), "tokens": torch.zeros(4, 3, dtype=torch.
         ({"num_top": 21}, ValueError, "token_logprobs: num_top must be in [0, 20], got 21"),
         ({"num_top": -1}, ValueError, "token_logprobs: num_top must be in [0, 20], got -1"),
         ({"num_top": True}, TypeError, "token_logprobs: num_top must be an int, got bool"),
+        ({"processors": 3}, TypeError, "token_logprobs: processors must be a Processors or None, got int"),
+        (
+            {"processors": sk.Processors(token_bitmask=torch.zeros(4, 2, 1).int())}, ValueError,
+            "token_logprobs: processors.token_bitmask must be [batch=4, n=3, words=1], got [4, 2, 1]",
+        ),
         ({"params": 0.7}, TypeError, "token_logprobs: params must be a SamplingParams or None, got float"),
         ({"backend": "fastest"}, ValueError, "token_logprobs: backend must be one of"),
     ],

@@ -65,6 +65,7 @@ def calls(vocab: int, everything: bool) -> None:
     sk.sample(x, EACH, processors=given, noise_keys=keys, num_samples=4, backend="triton")
     walk_tree(vocab, "recursive", "full", processors=given)
     sk.token_logprobs(x, keys, EACH, rows=keys, num_tokens=seeds, num_top=5, backend="triton")
+    sk.token_logprobs(x, keys, EACH, processors=given, rows=keys, num_top=5, backend="triton")
     for law in (None, laws.TokenV1(0.1)):
         verify(vocab, "block", "full", packed=True, law=law)
         walk_tree(vocab, "sample", "full", law=law)

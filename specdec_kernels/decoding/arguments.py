@@ -8,6 +8,7 @@ from typing import Any
 from ..checks import check_flag, check_int
 from ..drafters.base import Drafter, TreeDrafter
 from ..laws import TargetLaw, check_law
+from ..ops.token_logprobs import MAX_TOP
 from ..ops.verify_chain import ACCEPTANCES
 from ..processors import Processors
 from .costs import CostTable
@@ -114,3 +115,9 @@ def check_listeners(stop: object, progress: object) -> None:
     if stop is not None and not callable(stop):
         raise TypeError(f"generate: stop must be callable or None, got {type(stop).__name__}")
     check_flag("generate", "progress", progress)
+
+
+def check_logprobs(return_logprobs: object) -> None:
+    """Raise unless a number of ids to be listed, or None."""
+    if return_logprobs is not None:
+        check_int("generate", "return_logprobs", return_logprobs, 0, MAX_TOP)

@@ -17,7 +17,7 @@ from ..integrations.runners import as_runner
 from ..laws import TargetLaw
 from ..processors import Processors
 from ..sampling import SamplingParams
-from .arguments import check_listeners, check_processors, check_speculation, check_streamer
+from .arguments import check_listeners, check_logprobs, check_processors, check_speculation, check_streamer
 from .claims import claimed
 from .costs import CostTable, LearnedCosts
 from .graph import begin_steps
@@ -49,6 +49,7 @@ def generate(
     eos_token_id: int | Iterable[int] | None = None,
     stop: Callable[[list[np.ndarray]], Sequence[int | None]] | None = None,
     streamer: Any = None,
+    return_logprobs: int | None = None,
     progress: bool = False,
 ) -> GenerationOutput:
     """Generate with a drafter that proposes and a target that verifies; the output has the target's distribution.
@@ -84,7 +85,8 @@ def generate(
     processors : Processors, optional
         Penalties, biases, allowed and banned ids of the target's logits, before `sampling`; no `token_bitmask`. What is
         emitted is added to its `token_counts`, which begin with the prompt: ``TokenCounts(input_ids, max_new_tokens,
-        attention_mask)``, made anew for each call. Drafts are drawn without.
+        attention_mask)``, made anew for each call. `ModelDrafter` draws with them, too, and lookups propose nothing
+        that they bar.
     seeds : Tensor, optional
         ``[batch]`` int64. None: drawn from torch's default generator.
     max_new_tokens : int
@@ -113,13 +115,17 @@ def generate(
         A transformers streamer (``put`` / ``end``; batch 1 only), or a callable that is given, after every step, a list
         of ``[n]`` int64 arrays: the new tokens of each sequence. An object with a method ``step`` has that called with
         a second list, of ``[n]`` int64 arrays: where each of those tokens came from, as `Provenance`.
+    return_logprobs : int, optional
+        0 … 20: with the tokens come their log-probabilities and ranks, and of so many likeliest ids beside each the
+        same (`TokenLogprobs`): raw and, after `processors` and `sampling`, processed (by ``acceptance="greedy"`` after
+        processors and greedily). Both are the target's, whatever `target_law` makes of it.
     progress : bool
         Show a progress bar (needs tqdm).
 
     Returns
     -------
     GenerationOutput
-        ``.sequences``, ``.tokens``, ``.provenance``, ``.stats`` …
+        ``.sequences``, ``.tokens``, ``.provenance``, ``.stats``, ``.logprobs`` …
 
     Raises
     ------
@@ -136,6 +142,7 @@ def generate(
     check_processors(runner, processors, request.batch_size, max_new_tokens)
     check_streamer(streamer, request.batch_size)
     check_listeners(stop, progress)
+    check_logprobs(return_logprobs)
     ends = request.ends("generate", runner)
     own = {"drafter": drafter, "model": runner} | ({"drafter.runner": drafter.runner} if drafter.runner else {})
     with torch.inference_mode(), ExitStack() as cleanup:
@@ -144,8 +151,10 @@ def generate(
         longest_draft, hidden_size = _extent(drafter, runner, num_speculative_tokens)
         speculation = Speculation(acceptance, longest_draft, target_law, hidden_size)
         seeds = request.make_seeds(runner)
-        state = DecodingState.begin(prompt, runner, sampling, seeds, max_new_tokens, speculation, processors)
-        recorder = Recorder(state.batch_size, max_new_tokens, longest_draft)
+        state = DecodingState.begin(
+            prompt, runner, sampling, seeds, max_new_tokens, speculation, processors, return_logprobs
+        )
+        recorder = Recorder(state.batch_size, max_new_tokens, longest_draft, return_logprobs)
         stopper = Stopper(stop, state.batch_size)
         emit = emitter(streamer, prompt.host_tokens, cleanup)
         advance = progress_bar(progress, state.batch_size * max_new_tokens, cleanup)

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from ..config import settings
 from ..drafters.base import Draft, Drafter
+from .logprobs import numbers_of_token
 from .runner import Runner
 from .schedule import Schedule
 from .state import OUTCOME_COLUMNS, DecodingState
@@ -119,7 +120,7 @@ class CapturedSteps(Steps):
         self._captures = True
         self._limits = torch.empty_like(state.lengths)
         self._drafts: dict[int, Draft] = {}  # by width: where drafts made on the host stand for the graphs
-        room = batch * (longest_draft + 1 + OUTCOME_COLUMNS)
+        room = batch * ((longest_draft + 1) * numbers_of_token(state.num_top) + OUTCOME_COLUMNS)
         self._landings = cycle([_Landing(_pinned(room, state.device), torch.cuda.Event()) for _ in range(2)])
         self._cleanup = ExitStack()
 

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..types import TokenLogprobs
 from .costs import CostTable
+from .logprobs import LogprobsRecorder
 from .runner import Runner
 from .state import StepResult
 
@@ -113,6 +115,8 @@ class GenerationOutput:
     status : Tensor
         ``[batch]`` int64 on the CPU, flags of `specdec_kernels.Status` raised in any step (0: all went well).
     stats : GenerationStats
+    logprobs : TokenLogprobs or None
+        ``[batch, longest]`` each on the CPU, of `tokens`; None unless asked for.
     """
 
     sequences: Tensor
@@ -121,6 +125,7 @@ class GenerationOutput:
     provenance: Tensor
     status: Tensor
     stats: GenerationStats
+    logprobs: TokenLogprobs | None = None
 
 
 class Seconds(NamedTuple):
@@ -147,6 +152,8 @@ class Recorder:
     Parameters
     ----------
     batch_size, max_new_tokens, max_draft_tokens : int
+    num_top : int, optional
+        See `DecodingState`.
 
     Attributes
     ----------
@@ -154,7 +161,7 @@ class Recorder:
         See `GenerationStats`; the loop counts.
     """
 
-    def __init__(self, batch_size: int, max_new_tokens: int, max_draft_tokens: int) -> None:
+    def __init__(self, batch_size: int, max_new_tokens: int, max_draft_tokens: int, num_top: int | None = None) -> None:
         # A whole draft is written at once, past the limit if need be: placeholders are overwritten or cut off.
         room = max_new_tokens + max_draft_tokens + 1
         self.tokens = np.full((batch_size, room), -1, dtype=np.int64)
@@ -166,6 +173,7 @@ class Recorder:
         self.drafted_per_position = np.zeros(max_draft_tokens, dtype=np.int64)
         self.accepted_per_position = np.zeros(max_draft_tokens, dtype=np.int64)
         self._rows = np.arange(batch_size)[:, None]
+        self._logprobs = None if num_top is None else LogprobsRecorder(batch_size, room, num_top)
 
     def add(self, result: StepResult) -> None:
         """Take in one step."""
@@ -176,6 +184,8 @@ class Recorder:
         slots = self.num_tokens[:, None] + columns
         self.tokens[self._rows, slots] = result.tokens
         self.provenance[self._rows, slots] = origin
+        if self._logprobs is not None and result.logprobs is not None:
+            self._logprobs.add(slots, result.logprobs)
         self.num_tokens += result.num_tokens
         self.status |= result.status
 
@@ -215,4 +225,5 @@ class Recorder:
             provenance=torch.from_numpy(self.provenance[:, :longest].copy()),
             status=torch.from_numpy(self.status),
             stats=self.stats(seconds, costs),
+            logprobs=None if self._logprobs is None else self._logprobs.output(self.num_tokens),
         )

@@ -13,7 +13,8 @@ from torch import Tensor
 from ..laws import TargetLaw
 from ..processors import Processors
 from ..sampling import SamplingParams
-from ..types import TokenCounts
+from ..types import TokenCounts, TokenLogprobs
+from .logprobs import split
 from .runner import Prompt, Runner
 
 OUTCOME_COLUMNS = 5
@@ -90,6 +91,8 @@ class DecodingState:
         ``[batch]`` int64, how many draft tokens of each sequence the coming step puts to the test at most.
     processors : Processors or None
         Of the target's logits; what is emitted is added to their `token_counts`.
+    num_top : int or None
+        How many ids are listed beside each emitted token, with log-probabilities; None: there are none.
 
     What a step begins with is `at_step`: a drafter is given that, with its own `longest` and `host_limits`.
     """
@@ -114,6 +117,7 @@ class DecodingState:
     host_active: np.ndarray
     host_limits: np.ndarray
     processors: Processors | None = None
+    num_top: int | None = None
 
     @staticmethod
     def begin(
@@ -124,6 +128,7 @@ class DecodingState:
         max_new_tokens: int,
         how: Speculation,
         processors: Processors | None = None,
+        num_top: int | None = None,
     ) -> DecodingState:
         """The state before the first step."""
         batch, device = prompt.lengths.numel(), runner.device
@@ -144,6 +149,7 @@ class DecodingState:
             host_active=np.ones(batch, dtype=bool),
             host_limits=np.full(batch, how.max_draft_tokens, dtype=np.int64),
             processors=processors,
+            num_top=num_top,
         )  # fmt: skip
 
     @property
@@ -199,13 +205,13 @@ class DecodingState:
 
     def append(
         self, tokens: Tensor, num_tokens: Tensor, num_drafted: Tensor, num_accepted: Tensor, status: Tensor,
-        eos_token_ids: Tensor | None,
+        eos_token_ids: Tensor | None, about: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Append what a step yields to the texts; `tokens` is ``[batch, width + 1]``, the others are as in
-        `StepResult`.
+        `StepResult`; `about` is what `num_top` asks for, in one piece.
 
-        Waits for nothing. Returns the outcome, ``[batch, width + 6]`` int64: a `StepResult` in one piece, for
-        `take_in`.
+        Waits for nothing. Returns the outcome, ``[batch, width + 6]`` int64 and wider with `about`: a `StepResult` in
+        one piece, for `take_in`.
         """
         self.tokens.scatter_(1, self.next_positions(tokens.shape[1]), tokens.clamp(min=0))
         if self.token_counts is not None:
@@ -217,12 +223,16 @@ class DecodingState:
         if eos_token_ids is not None:
             self.active &= ~(tokens[:, :, None] == eos_token_ids).flatten(1).any(1)
         counts = (num_tokens, num_drafted, num_accepted, self.active, status)
-        return torch.cat([tokens, *(count[:, None].long() for count in counts)], dim=1)
+        said = () if about is None else (about,)
+        return torch.cat([tokens, *said, *(count[:, None].long() for count in counts)], dim=1)
 
     def take_in(self, outcome: np.ndarray) -> StepResult:
         """The result of the oldest step that the host has not seen, of which it now knows."""
         num_tokens, drafted, accepted, active, status = outcome[:, -OUTCOME_COLUMNS:].T
-        result = StepResult(outcome[:, :-OUTCOME_COLUMNS], num_tokens, drafted, accepted, active.astype(bool), status)
+        tokens, logprobs = outcome[:, :-OUTCOME_COLUMNS], None
+        if self.num_top is not None:
+            tokens, logprobs = split(tokens, self.num_top)
+        result = StepResult(tokens, num_tokens, drafted, accepted, active.astype(bool), status, logprobs)
         self.host_lengths = self.host_lengths + result.num_tokens
         self.host_remaining = self.host_remaining - result.num_tokens
         self.host_active = result.active
@@ -248,6 +258,8 @@ class StepResult:
         ``[batch]`` bool: goes on after this step.
     status : ndarray
         ``[batch]`` int64, flags of `specdec_kernels.Status`.
+    logprobs : TokenLogprobs or None
+        ``[batch, width + 1]`` each, on the CPU, where they are asked for.
     """
 
     tokens: np.ndarray
@@ -256,3 +268,4 @@ class StepResult:
     num_accepted: np.ndarray
     active: np.ndarray
     status: np.ndarray
+    logprobs: TokenLogprobs | None = None

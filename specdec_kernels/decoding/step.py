@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from ..drafters.base import Draft
+from ..ops.token_logprobs import token_logprobs
 from ..ops.verify_chain import verify_chain
 from ..ops.verify_tree import verify_tree
+from ..sampling import GREEDY
 from ..tree import DraftTree
 from ..types import PLACEHOLDER_TOKEN_ID, VerifyOutput
+from .logprobs import packed
 from .runner import Runner
 from .state import DecodingState
 
@@ -44,18 +47,33 @@ def verify_step(
     Returns
     -------
     Tensor
-        ``[batch, width + 6]`` int64, for `DecodingState.take_in`; a tree's width is its greatest depth.
+        ``[batch, width + 6]`` int64 (wider with log-probabilities), for `DecodingState.take_in`; a tree's width is its
+        greatest depth.
     """
     most = state.remaining - 1 if limits is None else torch.minimum(state.remaining - 1, limits)
     verify = _verify_chain if draft.tree is None else _verify_tree
-    out, num_drafted = verify(state, runner, draft, longest, most, ends)
-    return state.append(out.tokens, out.num_tokens, num_drafted, out.num_accepted, out.status, ends)
+    out, num_drafted, logits = verify(state, runner, draft, longest, most, ends)
+    about = None if state.num_top is None else _log_probs(state, state.num_top, logits, out)
+    return state.append(out.tokens, out.num_tokens, num_drafted, out.num_accepted, out.status, ends, about)
+
+
+def _log_probs(state: DecodingState, num_top: int, logits: Tensor, out: VerifyOutput) -> Tensor:
+    """Of the tokens that are emitted, in one piece; `state` is not yet the next step's."""
+    # a tree's tokens are of its root's row and of its accepted nodes'
+    rows = None if out.accepted_nodes is None else torch.nn.functional.pad(out.accepted_nodes, (1, 0))
+    params = GREEDY if state.acceptance == "greedy" else state.sampling
+    return packed(
+        token_logprobs(
+            logits, out.tokens, params, processors=state.processors, rows=rows, num_tokens=out.num_tokens,
+            num_top=num_top,
+        )
+    )  # fmt: skip
 
 
 def _verify_chain(
     state: DecodingState, runner: Runner, draft: Draft, longest: int, most: Tensor, ends: Tensor | None
-) -> tuple[VerifyOutput, Tensor]:
-    """The outcome, and ``[batch]`` int64 tokens that were put to the test."""
+) -> tuple[VerifyOutput, Tensor, Tensor]:
+    """The outcome, ``[batch]`` int64 tokens that were put to the test, and the target's logits."""
     width = draft.tokens.shape[1]
     num_drafted = (draft.tokens != PLACEHOLDER_TOKEN_ID).long().cumprod(1).sum(1)
     for bound in (most, draft.num_draft_tokens):
@@ -86,12 +104,12 @@ def _verify_chain(
         num_draft_tokens=num_drafted,
         eos_token_ids=ends,
     )
-    return out, num_drafted
+    return out, num_drafted, logits
 
 
 def _verify_tree(
     state: DecodingState, runner: Runner, draft: Draft, longest: int, most: Tensor, ends: Tensor | None
-) -> tuple[VerifyOutput, Tensor]:
+) -> tuple[VerifyOutput, Tensor, Tensor]:
     """As `_verify_chain`; brings the cache, and the hidden state, to the accepted path."""
     tree = draft.tree
     assert tree is not None
@@ -120,7 +138,7 @@ def _verify_tree(
         assert hidden is not None
         final = torch.cat([torch.zeros_like(root), accepted], dim=1).gather(1, out.num_accepted[:, None].long())
         state.hidden.copy_(hidden.gather(1, final[..., None].expand(-1, 1, hidden.shape[2]))[:, 0])
-    return out, num_drafted
+    return out, num_drafted, logits
 
 
 def _randomness(state: DecodingState, rule: str, num_rows: int, tree: DraftTree | None = None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -52,11 +53,12 @@ class Stopper:
         if (active != result.active).any():
             state.active &= torch.from_numpy(~self._ended).to(state.device, non_blocking=True)
             state.host_active = active
-        return StepResult(
-            tokens,
-            kept,
-            np.where(idle, -1, result.num_drafted),
-            np.minimum(result.num_accepted, kept),
-            active,
-            np.where(idle, 0, result.status),
+        return replace(
+            result,
+            tokens=tokens,
+            num_tokens=kept,
+            num_drafted=np.where(idle, -1, result.num_drafted),
+            num_accepted=np.minimum(result.num_accepted, kept),
+            active=active,
+            status=np.where(idle, 0, result.status),
         )

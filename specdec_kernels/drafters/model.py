@@ -16,6 +16,7 @@ from ..ops.noise_keys import noise_keys
 from ..ops.row_stats import row_stats
 from ..ops.sample import sample
 from ..ops.uniform_samples import uniform_samples
+from ..ops.warp_probs import warp_probs
 from ..sampling import GREEDY, SamplingParams
 from ..types import RowStats, TokenMap
 from .base import Draft, Drafter
@@ -27,6 +28,10 @@ class ModelDrafter(Drafter):
     A draft of K tokens takes K + 1 forwards of one row: the last writes the key-values of draft token K, without which
     the next draft after a fully accepted one would start from a hole. Rejected tokens cost nothing: their rows are
     written over.
+
+    The target's `processors` act on the draft's logits as well, with the tokens drafted so far beside those of the
+    text, so that what they bar is not drafted and what they change is guessed as changed. (Not where a `target_law`
+    mixes both models' distributions: there the draft has its own.)
 
     Parameters
     ----------
@@ -114,9 +119,16 @@ class ModelDrafter(Drafter):
         elif not params.is_greedy:
             noise = uniform_samples(state.seeds, state.step, num_tokens, purpose="draft")
 
+        one_hot_or_lossless = state.target_law is None or isinstance(state.target_law, Lossy)
+        processors = state.processors if one_hot_or_lossless else None
+        counts = None if processors is None else processors.token_counts
+        if processors is not None and counts is not None:
+            counts = counts.clone()
+            processors = processors.with_counts(counts)
         starts, token = state.lengths - 1, state.last_tokens()
         tokens: list[torch.Tensor] = []
         rows: list[torch.Tensor] = []
+        probs: list[torch.Tensor] = []
         stats: list[RowStats] = []
         confident = torch.ones_like(token, dtype=torch.bool)  # [batch, 1]: up to the last token
         num_draft_tokens = torch.zeros_like(starts) if self.min_confidence > 0 else None
@@ -126,6 +138,7 @@ class ModelDrafter(Drafter):
             draw = sample(
                 logits,
                 params,
+                processors=processors,
                 uniform_samples=None if noise is None else noise[:, i : i + 1],
                 noise_keys=None if keys is None else keys[:, i : i + 1],
                 draft_token_map=self.token_map,
@@ -134,13 +147,19 @@ class ModelDrafter(Drafter):
             tokens.append(token)
             rows.append(logits)
             stats.append(draw.stats)
+            if processors is not None and noise is not None:
+                probs.append(warp_probs(logits, params, processors=processors))
             if num_draft_tokens is not None:
                 num_draft_tokens += confident[:, 0]
-                log_prob = -row_stats(logits).normalizer.log() if params.is_greedy else draw.log_prob
+                log_prob = (
+                    -row_stats(logits, processors=processors).normalizer.log() if params.is_greedy else draw.log_prob
+                )
                 confident = confident & (log_prob.exp() >= self.min_confidence)
                 if state.device.type == "cpu" and not confident.any():
                     num_tokens = i + 1
                     break
+            if counts is not None:
+                counts.add_(token)
         bonus = self.runner.forward(
             token, starts + num_tokens, state.longest + num_tokens, need_logits=state.cascade_bonus
         )
@@ -148,9 +167,10 @@ class ModelDrafter(Drafter):
             rows.append(bonus)
             stats.append(row_stats(bonus, params))
         drafted = torch.cat([state.tokens[:, :0], *tokens], dim=1)
-        if noise is None and (state.target_law is None or isinstance(state.target_law, Lossy)):
-            # one-hot, or a rule that needs no draft law
+        if noise is None and one_hot_or_lossless:  # or a rule that needs no draft law
             return Draft(drafted, num_draft_tokens=num_draft_tokens)
+        if processors is not None:
+            return Draft(drafted, probs=torch.cat(probs, dim=1), num_draft_tokens=num_draft_tokens)
         kept = RowStats(
             torch.cat([s.values for s in stats], dim=1),
             torch.cat([s.argmax for s in stats], dim=1),

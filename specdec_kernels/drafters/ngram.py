@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from .._host_py import MAX_NGRAM, check_integer
 from ..decoding.state import DecodingState, StepResult
 from ..host import NgramIndex
+from .barred import Barred
 from .base import Draft, Drafter
 
 
@@ -18,7 +19,7 @@ class NgramDrafter(Drafter):
 
     Works on the host, on the tokens of the stop check: it costs microseconds and no transfer of its own. A sequence
     without a match proposes nothing; a step in which no sequence has a match is a plain step. For an encoder-decoder
-    the encoder's input is looked up too.
+    the encoder's input is looked up too. A proposal ends before a token that `processors` bar.
 
     Parameters
     ----------
@@ -37,10 +38,12 @@ class NgramDrafter(Drafter):
         self.n = check_integer("NgramDrafter", "n", n, 1, MAX_NGRAM)
         self.min_n = check_integer("NgramDrafter", "min_n", min_n, 1, self.n)
         self._index: NgramIndex | None = None
+        self._barred: Barred | None = None
 
     def start(self, state: DecodingState) -> None:
         """Index the prompts."""
         self._index = NgramIndex(state.batch_size, self.n, self.min_n)
+        self._barred = Barred.of(state)
         prompt = state.prompt
         for texts in (prompt.host_source, prompt.host_tokens):
             for sequence, text in enumerate(texts or ()):
@@ -54,7 +57,11 @@ class NgramDrafter(Drafter):
         """The same, on the host."""
         assert self._index is not None
         tokens, counts = self._index.propose(num_tokens, limits=state.host_limits)
-        return np.ascontiguousarray(tokens[:, : int(counts.max())])
+        found = tokens[:, : int(counts.max())]
+        if self._barred is not None:
+            found = self._barred.cut(found, state.host_lengths)
+            found = found[:, : int((found >= 0).sum(1).max())]
+        return np.ascontiguousarray(found)
 
     def commit(self, state: DecodingState, result: StepResult) -> None:
         """Index what was emitted."""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from .._host_py import MAX_NGRAM, check_integer
 from ..decoding.state import DecodingState, StepResult
 from ..tree import MAX_DEPTH, MAX_NODES, DraftTree
+from .barred import Barred
 from .base import Draft, TreeDrafter
 
 
@@ -17,7 +18,7 @@ class NgramTreeDrafter(TreeDrafter):
 
     `NgramDrafter` proposes one continuation, the most recent one of the longest suffix that occurred before. Here
     others join it as long as there are nodes left: of longer suffixes first, then the more recent ones; what they begin
-    with in common is drafted once.
+    with in common is drafted once. None goes on past a token that `processors` bar.
 
     Parameters
     ----------
@@ -41,9 +42,11 @@ class NgramTreeDrafter(TreeDrafter):
         self.max_depth = check_integer("NgramTreeDrafter", "max_depth", max_depth, 1, MAX_DEPTH)
         self._texts: list[NDArray[np.int64]] = []
         self._lengths: list[int] = []
+        self._barred: Barred | None = None
 
     def start(self, state: DecodingState) -> None:
         """Take in the prompts."""
+        self._barred = Barred.of(state)
         self._lengths = [len(prompt) for prompt in state.prompt.host_tokens]
         self._texts = [np.zeros(state.capacity, dtype=np.int64) for _ in self._lengths]
         for text, prompt in zip(self._texts, state.prompt.host_tokens, strict=True):
@@ -55,12 +58,14 @@ class NgramTreeDrafter(TreeDrafter):
         drafted[0], drafted[1, :, 0] = -1, -1
         for row, (text, length) in enumerate(zip(self._texts, self._lengths, strict=True)):
             if state.host_active[row]:
-                self._grow(text[:length], int(state.host_limits[row]), *drafted[:, row])
+                self._grow(row, text[:length], int(state.host_limits[row]), *drafted[:, row])
         moved = torch.from_numpy(drafted).to(state.device, non_blocking=True)
         return Draft(moved[0, :, 1:], tree=DraftTree.from_parents(moved[1], self.max_depth))
 
-    def _grow(self, text: NDArray[np.int64], depth: int, tokens: NDArray[np.int64], parents: NDArray[np.int64]) -> None:
-        """Fill in the tree of one sequence."""
+    def _grow(
+        self, row: int, text: NDArray[np.int64], depth: int, tokens: NDArray[np.int64], parents: NDArray[np.int64]
+    ) -> None:
+        """Fill in the tree of sequence `row`."""
         children: dict[tuple[int, int], int] = {}
         seen: set[int] = set()
         for end in self._occurrences(text):
@@ -68,7 +73,11 @@ class NgramTreeDrafter(TreeDrafter):
                 continue
             seen.add(end)
             node = 0
-            for token in text[end + 1 : end + 1 + depth].tolist():
+            continuation = text[end + 1 : end + 1 + depth]
+            if self._barred is not None:
+                continuation = self._barred.cut(continuation[None], np.array([len(text)]), row)[0]
+                continuation = continuation[continuation >= 0]
+            for token in continuation.tolist():
                 below = children.get((node, token))
                 if below is None:
                     if len(children) == self.num_nodes - 1:

@@ -107,6 +107,7 @@ class TokenLogprobsArguments(NamedTuple):
     num_tokens: Tensor | None
     num_top: Int
     params: FlatParams
+    processors: Processing = None
 
 
 class VerifyArguments(NamedTuple):

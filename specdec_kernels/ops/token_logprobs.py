@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..processors import Processors
 from ..sampling import SamplingParams
 from ..types import TokenLogprobs
 from ._common import (
@@ -13,6 +14,7 @@ from ._common import (
     check_given,
     check_logits,
     check_params,
+    check_processors,
     define,
     dispatch,
     raise_for_status,
@@ -48,6 +50,7 @@ def token_logprobs(
     tokens: Tensor,
     params: SamplingParams | None = None,
     *,
+    processors: Processors | None = None,
     rows: Tensor | None = None,
     num_tokens: Tensor | None = None,
     num_top: int = 0,
@@ -66,6 +69,10 @@ def token_logprobs(
         ``[batch, width]`` int64, −1: no token; as `verify_chain` and `verify_tree` give them.
     params : SamplingParams, optional
         What the tokens were drawn with. None: temperature 1, nothing cut.
+    processors : Processors, optional
+        What was made of the logits before `params`, with the `token_counts` of before the step: a sequence's tokens
+        are counted beside them as draft tokens are, at each those before it. Raw log-probabilities, ranks and the
+        choice of the likeliest ids are of the logits as they are given.
     rows : Tensor, optional
         ``[batch, width]`` int64: the row of `logits` that each token was drawn from; of a tree 0, then the accepted
         nodes. None: token j from row j, and ``width <= n``.
@@ -105,10 +112,12 @@ def token_logprobs(
         raise TypeError(f"{op}: num_top must be an int, got {type(num_top).__name__}")
     if not 0 <= num_top <= MAX_TOP:
         raise ValueError(f"{op}: num_top must be in [0, {MAX_TOP}], got {num_top}")
+    given = None if processors is None else check_processors(op, processors, logits, ("batch", "n"), batch)
     out = TokenLogprobs(
         *_call(
-            dispatch(op, _op, backend, device),
+            dispatch(op, _op, backend, device, None, given),
             logits=logits, tokens=tokens, rows=rows, num_tokens=num_tokens, num_top=num_top, params=params,
+            processors=given,
         )
     )  # fmt: skip
     raise_for_status(op, out.status)

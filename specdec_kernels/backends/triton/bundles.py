@@ -24,7 +24,8 @@ from torch import Tensor
 class Overlay(NamedTuple):
     """What processors make of the target's rows. `lists` are one a sequence, ids in them distinct and ascending."""
 
-    stride: int | None  # rows that a sequence's row i lies behind that of the one before, in what is kept for each row
+    stride: int | None  # rows that a sequence's row i lies behind that of the one before, in what is kept for each row;
+    # None: each sequence has one, wherever its logits are
     last_row: int | None  # of all
     flags: Tensor | None  # [batch] int32; None: there are no processors
     words: int | None  # of a bitmask

@@ -36,7 +36,9 @@ def allows(words, ids, inside):
 @triton.jit
 def process(overlay, b, i, ids, inside, x):
     """The logits x of row i of sequence b, or of a vector of rows, as processors make them; of ids `inside` alone."""
-    row = tl.minimum(tl.maximum(b * overlay.stride + i, 0), overlay.last_row)
+    row = b
+    if overlay.stride is not None:
+        row = tl.minimum(tl.maximum(b * overlay.stride + i, 0), overlay.last_row)
     if overlay.bitmask is not None:
         x = tl.where(allows(overlay.bitmask + row * overlay.words, ids, inside), x, -INFINITY)
     if overlay.allowed is not None:

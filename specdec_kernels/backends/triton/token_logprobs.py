@@ -9,11 +9,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.arguments import TokenLogprobsArguments
+from ...ops.arguments import Processing, TokenLogprobsArguments
+from ...processors import FlatProcessors
+from ..reference.rows import slots_upto
 from .arithmetic import BAD_PARAM, BAD_TOKEN, INFINITY, LAST_ID
-from .bundles import Row, Rows, Wanted
+from .bundles import Layout, Row, Rows, Wanted
 from .launch import numbers_a_program, run, tiles_a_program, tiles_of
 from .law import find_laws, load_span
+from .processors import with_processors
 from .row import load_law, load_logits, tile_ids
 
 
@@ -62,17 +65,34 @@ def find_rows(rows, n, width, count, tokens, spans, status, SLOTS: tl.constexpr)
 
 
 @triton.jit
-def log_probs_of(x, id, law, log_normalizer, raw_log_normalizer):
-    """Raw and processed, of an id whose logit is x."""
+def log_probs_of(x, id, raw_row, row, log_normalizer, raw_log_normalizer):
+    """Raw and processed, of an id whose logit is given as x."""
+    all_or_none = tl.where(id == raw_row.law.argmax, 0.0, -INFINITY)
+    raw = tl.where(tl.abs(raw_row.law.max) == INFINITY, all_or_none, x - raw_log_normalizer)
+    law = row.law
+    if row.rows.overlay.flags is not None:
+        x = load_logits(row.rows, row.b, row.i, id)
     all_or_none = tl.where(id == law.argmax, 0.0, -INFINITY)
-    raw = tl.where(tl.abs(law.max) == INFINITY, all_or_none, x - raw_log_normalizer)
     kept = tl.where(x >= law.cutoff, (x - law.max) * law.inverse_temperature - log_normalizer, -INFINITY)
     return raw, tl.where(law.inverse_temperature < 0.0, all_or_none, kept)
 
 
 @triton.jit(do_not_specialize=["tiles", "num_top"])
-def describe(target, tiles, spans, token, values, tile_max, num_top, out, TILES: tl.constexpr, TOP: tl.constexpr):
-    """A program a token. Tiles whose maximum cannot matter are not read again."""
+def describe(
+    target,
+    raw,
+    tiles,
+    spans,
+    token,
+    values,
+    raw_values,
+    raw_tile_max,
+    num_top,
+    out,
+    TILES: tl.constexpr,
+    TOP: tl.constexpr,
+):
+    """A program a token; `raw` is without processors. Tiles whose maximum cannot matter are not read again."""
     slot = tl.program_id(0).to(tl.int64)
     span = load_span(spans, slot)
     place = tl.arange(0, TOP)
@@ -87,9 +107,10 @@ def describe(target, tiles, spans, token, values, tile_max, num_top, out, TILES:
         tl.store(out.processed + slot, -INFINITY)
         tl.store(out.rank + slot, 0)
     else:
-        row = Row(target.rows, slot, span.first, tiles, load_law(target.laws, slot))
-        tile_max += slot * tiles
-        log_normalizer, raw_log_normalizer = tl.log(tl.load(values + slot * 6 + 3)), tl.load(values + slot * 6 + 4)
+        processed_row = Row(target.rows, slot, span.first, tiles, load_law(target.laws, slot))
+        row = Row(raw.rows, slot, span.first, tiles, load_law(raw.laws, slot))
+        tile_max = raw_tile_max + slot * tiles
+        log_normalizer, raw_log_normalizer = tl.log(tl.load(values + slot * 6 + 3)), tl.load(raw_values + slot * 6 + 4)
         id = tl.load(token + slot).to(tl.int32)
         x = load_logits(row.rows, row.b, row.i, id)
         rank = tl.full((), 1, tl.int32)
@@ -100,11 +121,11 @@ def describe(target, tiles, spans, token, values, tile_max, num_top, out, TILES:
                 other = load_logits(row.rows, row.b, row.i, ids)
                 before = (ids < row.rows.vocab) & ((other > x) | ((other == x) & (ids < id)))
                 rank += tl.sum(tl.sum(before.to(tl.int32), 1), 0)
-        raw, processed = log_probs_of(x, id, row.law, log_normalizer, raw_log_normalizer)
-        tl.store(out.raw + slot, raw)
+        given, processed = log_probs_of(x, id, row, processed_row, log_normalizer, raw_log_normalizer)
+        tl.store(out.raw + slot, given)
         tl.store(out.processed + slot, processed)
         tl.store(out.rank + slot, rank)
-        tl.store(out.status + slot, tl.load(target.laws.status + slot))
+        tl.store(out.status + slot, tl.load(target.laws.status + slot) | tl.load(raw.laws.status + slot))
         last = tl.full((), INFINITY, tl.float32)  # of the id listed last
         last_id = tl.full((), -1, tl.int32)
         for k in range(num_top):
@@ -125,15 +146,15 @@ def describe(target, tiles, spans, token, values, tile_max, num_top, out, TILES:
             last = best
             last_id = best_id
             if best_id < LAST_ID:
-                raw, processed = log_probs_of(best, best_id, row.law, log_normalizer, raw_log_normalizer)
+                given, processed = log_probs_of(best, best_id, row, processed_row, log_normalizer, raw_log_normalizer)
                 tl.store(out.top_id + slot * num_top + k, best_id.to(tl.int64))
-                tl.store(out.top_raw + slot * num_top + k, raw)
+                tl.store(out.top_raw + slot * num_top + k, given)
                 tl.store(out.top_processed + slot * num_top + k, processed)
 
 
 def token_logprobs(args: TokenLogprobsArguments) -> tuple[Tensor, ...]:
     """What `TokenLogprobs` holds, in its order."""
-    logits, tokens, rows, num_tokens, num_top, params = args
+    logits, tokens, rows, num_tokens, num_top, params, processors = args
     (_, n, vocab), (batch, width) = logits.shape, tokens.shape
     count, tiles = batch * width, tiles_of(vocab)
 
@@ -154,11 +175,32 @@ def token_logprobs(args: TokenLogprobsArguments) -> tuple[Tensor, ...]:
     )  # fmt: skip
     # each token is a sequence of one row, which its span finds
     each = tuple(v.repeat_interleave(width) if isinstance(v, Tensor) else v for v in params)
-    found = find_laws(
-        Rows(logits, 0, 1, vocab), count, 1, each, values=True, raw=True, wanted=Wanted(spans, tl.constexpr(False))
-    )
+    own, wanted = Rows(logits, 0, 1, vocab), Wanted(spans, tl.constexpr(False))
+    # of the rows as they are given their maxima are all that is needed where there are processors
+    raw = find_laws(own, count, 1, each, values=True, raw=True, greedy=processors is not None, wanted=wanted)
+    found = raw
+    if processors is not None:
+        made = with_processors_of_tokens(own, n, tokens, rows, processors)
+        found = find_laws(made, count, 1, each, values=True, wanted=wanted)
     run(
-        describe, (count,), found.target, tiles, spans, given.token, found.values, found.tile_max, num_top, out,
-        TILES=tiles_a_program(vocab, 2), TOP=32,
+        describe, (count,), found.target, raw.target, tiles, spans, given.token, found.values, raw.values,
+        raw.tile_max, num_top, out, TILES=tiles_a_program(vocab, 2), TOP=32,
     )  # fmt: skip
     return tuple(out)
+
+
+def with_processors_of_tokens(own: Rows, n: int, tokens: Tensor, rows: Tensor | None, given: Processing) -> Rows:
+    """A row for each token, as its sequence's processors make it: with the tokens before it, and its row's mask."""
+    assert given is not None
+    batch, width = tokens.shape
+    slots = slots_upto(width, tokens)
+    flat = FlatProcessors(*(x if x is None or len(x) == 1 else x.repeat_interleave(width, 0) for x in given))
+    if given[0] is not None:
+        words = (own.vocab + 31) // 32
+        at = (slots.expand(batch, -1) if rows is None else rows).clamp(0, n - 1)
+        mask = given[0].view(batch, n, words).gather(1, at[..., None].expand(-1, -1, words))
+        flat = flat._replace(token_bitmask=mask.flatten(0, 1))
+    # an id beyond the vocabulary counts as a token, and as no id
+    before = torch.where(slots < slots[:, None], tokens.clamp(-1, own.vocab)[:, None], -1).flatten(0, 1)
+    made = with_processors(own, Layout(batch * width, 0, None, 0), 1, list(flat), before)
+    return made._replace(overlay=made.overlay._replace(stride=None))
