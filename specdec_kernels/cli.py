@@ -119,7 +119,9 @@ _COMMANDS: dict[str, _Command] = {
     ),
     "plot": _Command(_of("analysis.command", "plot"), "figures of theory, of a plan and of results", "analysis"),
     "audit": _Command(_of("audit.command"), "whether a verifier of yours is lossless, and if not, why", "audit"),
-    "medusa": _Command(_of("medusa.command"), "train and calibrate heads that draft, or a small draft model", "transformers"),
+    "medusa": _Command(
+        _of("medusa.command"), "train and calibrate heads that draft, or a small draft model", "transformers"
+    ),
     "bench": _Command(_bench, "the ops against their peers on this machine (in a checkout)", "bench"),
 }
 

@@ -2,23 +2,27 @@
 #pragma once
 #include "common/ids.h"
 #include "common/law.h"
+#include "common/processors.h"
 
 namespace specdec {
 
-// A slot's token and its row; the token is -1 where there is none to look at.
+// The token at a place of a sequence, and its row; the token is -1 where there is none to look at.
 struct TokenSlot {
-  int64_t b, row;
+  int64_t b, place, row;
   int32_t token, status;
 };
+
+// What processors count before a place.
+SPECDEC_HD Drafted tokens_of(const TokenLogprobsArgs& args, int64_t b) { return {{args.tokens, true}, b * args.width}; }
 
 SPECDEC_HD TokenSlot token_slot(const TokenLogprobsArgs& args, int64_t index) {
   const int64_t b = index / args.width, j = index % args.width;
   const int64_t token = args.num_tokens.data && j >= id_at(args.num_tokens, b) ? -1 : args.tokens[index];
   const int64_t row = args.rows ? args.rows[index] : j;
-  if (token == -1) return {b, 0, -1, 0};
+  if (token == -1) return {b, j, 0, -1, 0};
   const int32_t status =
       (token < 0 || token >= args.logits.vocab ? kBadToken : 0) | (row < 0 || row >= args.n ? kBadParam : 0);
-  return {b, row, status ? -1 : int32_t(token), status};
+  return {b, j, row, status ? -1 : int32_t(token), status};
 }
 
 // A row's distribution after processors, temperature and truncation, and the raw one.

@@ -42,7 +42,7 @@ void look_at(const TokenLogprobsArgs& args, int64_t index, const TokenSlot& slot
   const RowView& row = read.row;
   const auto both = [&](float raw, int32_t id) {
     Logit x{raw, raw};
-    if (processed.overlay.on) processed.kernels().load(processed.at(id, 1), 1, &x.processed);
+    if (processed.processed) processed.kernels().load(processed.at(id, 1), 1, &x.processed);
     return x;
   };
   float x;
@@ -76,9 +76,10 @@ void token_logprobs(const TokenLogprobsArgs& args) {
     const RowView row = row_view(args.logits, slot.b, slot.row);
     Sampling sampling = sampling_of(args.params, slot.b);
     if (args.processors.on) {
-      const Drafted before{{args.tokens, true}, index - index % args.width, index % args.width};
-      const int64_t of_all = slot.b * args.n + slot.row;
-      read_row(row_view(args.logits, slot.b, slot.row, args.processors, slot.b, of_all, before), sampling, split, made);
+      const int64_t first = slot.b * args.n + slot.row - slot.place;
+      read_row(
+          row_view(args.logits, slot.b, slot.row, args.processors, slot.b, first, slot.place, tokens_of(args, slot.b)),
+          sampling, split, made);
       sampling.greedy = true;  // of the other its maximum is all that is needed
     }
     read_row(row, sampling, split, read);

@@ -16,6 +16,7 @@ namespace specdec::cuda::with_processors {
 cudaError_t row_stats(const RowStatsArgs& args, const Launch& launch);
 cudaError_t warp_probs(const WarpProbsArgs& args, const Launch& launch);
 cudaError_t sample(const SampleArgs& args, const Launch& launch);
+cudaError_t token_logprobs(const TokenLogprobsArgs& args, const Launch& launch);
 cudaError_t verify_walk(const VerifyChainArgs& args, unsigned cluster, const Launch& launch);
 cudaError_t verify_overlap(const VerifyChainArgs& args, void* scratch, const Launch& launch);
 cudaError_t verify_tree(const VerifyTreeArgs& args, const Launch& launch);

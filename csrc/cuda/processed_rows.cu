@@ -1,7 +1,8 @@
-// Rows that processors change, one by one: row_stats, warp_probs and sample.
+// Rows that processors change, one by one: row_stats, warp_probs, sample and token_logprobs.
 #define SPECDEC_PROCESSED
 #include "cuda/row_stats.cu"
 #include "cuda/sample.cu"
+#include "cuda/token_logprobs.cu"
 #include "cuda/warp_probs.cu"
 
 namespace specdec::SPECDEC_CUDA_ROWS {

@@ -1,9 +1,10 @@
-// A block a token: it reads the token's row, finds its law, and then looks again only at tiles whose maximum can matter.
+// A block a token: it reads the token's row, finds its law, and then looks again only at tiles whose maximum can matter. Where
+// processors change the row, its law is found first, by a reading of its own.
 #include "common/token_logprobs.h"
 
 #include "cuda/rows.cuh"
 
-namespace specdec::cuda {
+namespace specdec::SPECDEC_CUDA_ROWS {
 namespace {
 
 // f(x, id) for the ids that fall to this thread, of the tiles with wanted(maximum); NaN is read as -inf.
@@ -24,8 +25,8 @@ __device__ __forceinline__ void for_each_id(const Reading& r, Wanted wanted, F f
   }
 }
 
-__device__ __forceinline__ float logit_of(const Reading& r, int32_t id) {
-  const float x = logit_at(r.row, id);
+__device__ __forceinline__ float logit_of(const RowView& row, int32_t id) {
+  const float x = logit_at(row, id);
   return x == x ? x : -INFINITY;
 }
 
@@ -55,7 +56,7 @@ __device__ __forceinline__ Fixed next_below(const Reading& r, Fixed limit, float
 }
 
 // tables: [slots, tiles, TileTable::kNumbers] in device memory; null: each block has its own, shared.
-__global__ void __launch_bounds__(kRowThreads, 2)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     token_logprobs_kernel(const __grid_constant__ TokenLogprobsArgs args, bool listed, float* tables) {
   SPECDEC_DYNAMIC_SHARED(shared);
   SPECDEC_SHARED(Reading, read, 1);
@@ -67,26 +68,44 @@ __global__ void __launch_bounds__(kRowThreads, 2)
     if (threadIdx.x == 0) write_no_token(args, index, slot.status);
     return;
   }
+  const RowView given = row_view(args.logits, slot.b, slot.row);
+  RowView processed = given;
+  if constexpr (kProcessed)
+    find_overlay(args.processors, slot.b, slot.b * args.n + slot.row - slot.place, tokens_of(args, slot.b));
+  processed.overlay = overlaid(slot.place);
   by_one([&] {
-    r.row = row_view(args.logits, slot.b, slot.row);
+    r.row = processed;
     r.sampling = sampling_of(args.params, slot.b);
     r.list = reinterpret_cast<float*>(shared);
     const int tiles = r.row.tiles();
     r.table = tables ? table_of(tables, index, tiles) : TileTable(r.list + (listed ? kMaxListed : 0), tiles);
   });
+  if constexpr (kProcessed) {
+    scan_row<false>(r.row, scan_plan(r.sampling, r.row.vocab, false), r.table);
+    find_law(r, false);
+    by_one([&] {
+      laws[0].law = r.law;
+      r.row = given;
+      r.sampling.greedy = true;  // of what is given its maximum is all that is needed
+    });
+  }
   ScanPlan plan = scan_plan(r.sampling, r.row.vocab, true);
   plan.groups |= args.num_top > 0;
   scan_row<false>(r.row, plan, r.table);
   find_law(r, false);
   if (warp_id() == 0) {
     const RawMoments raw = raw_moments(r);
-    if (lane_id() == 0)
-      laws[0] = {r.law, logf(r.law.normalizer), r.law.max, r.law.max + logf(raw.normalizer), r.law.argmax};
+    if (lane_id() == 0) {
+      const RowLaw law = kProcessed ? laws[0].law : r.law;
+      laws[0] = {law, logf(law.normalizer), r.law.max, r.law.max + logf(raw.normalizer), r.law.argmax};
+      laws[0].law.status |= r.law.status;
+    }
   }
   __syncthreads();
-  const float logit = logit_of(r, slot.token);
+  const auto both = [&](float x, int32_t id) { return Logit{x, kProcessed ? logit_of(processed, id) : x}; };
+  const float logit = logit_of(given, slot.token);
   const int before = ids_before(r, logit, slot.token);
-  if (threadIdx.x == 0) write_token(args, index, laws[0], {logit, logit}, slot.token, before + 1);
+  if (threadIdx.x == 0) write_token(args, index, laws[0], both(logit, slot.token), slot.token, before + 1);
   if (args.num_top == 0) return;
   const float bound = isinf(r.law.max) ? -INFINITY : nth_group_maximum(r, args.num_top);
   Fixed place = ~Fixed(0);
@@ -94,8 +113,8 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   for (; count < args.num_top; ++count) {
     place = next_below(r, place, bound);
     if (place == 0) break;
-    const float x = logit_of(r, id_of(place));
-    if (threadIdx.x == 0) write_top(args, index, count, laws[0], {x, x}, id_of(place));
+    const float x = logit_of(given, id_of(place));
+    if (threadIdx.x == 0) write_top(args, index, count, laws[0], both(x, id_of(place)), id_of(place));
   }
   if (threadIdx.x == 0) write_no_top(args, index, count);
 }
@@ -103,6 +122,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
 }  // namespace
 
 cudaError_t token_logprobs(const TokenLogprobsArgs& args, const Launch& launch) {
+  if (!kProcessed && args.processors.on) return with_processors::token_logprobs(args, launch);
   const int64_t count = args.batch * args.width;
   if (count == 0) return cudaSuccess;
   const int tiles = tiles_of(args.logits.vocab);
@@ -117,4 +137,4 @@ cudaError_t token_logprobs(const TokenLogprobsArgs& args, const Launch& launch) 
   return launch_kernel(token_logprobs_kernel, shape, launch.stream, args, listed, tables);
 }
 
-}  // namespace specdec::cuda
+}  // namespace specdec::SPECDEC_CUDA_ROWS

@@ -15,7 +15,6 @@ from python_tests.ops.inputs import DTYPES, logits, per_row, refuses, same_bits,
 from python_tests.ops.processing import EACH, Request, bits, moved, of_any_kind, processors
 from python_tests.ops.test_row_stats import PARAMS
 from python_tests.support import Backend
-from specdec_kernels.backends import PROCESSING
 from specdec_kernels.testing import float64_law
 
 OP = "token_logprobs"
@@ -224,16 +223,10 @@ def test_what_a_verify_step_emitted(backend: Backend, kind: str, rng: torch.Gene
     assert (got.rank > 0).equal(emitted) and (got.log_prob[emitted] > -math.inf).all() and (got.status == 0).all()
 
 
-def takes_processors(backend: Backend) -> None:
-    if backend.name not in PROCESSING:
-        pytest.skip("takes no processors")
-
-
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("rows", [None, [[0, 2, 1], [1, 0, 4], [0, 1, 2]]], ids=["chain", "tree"])
 def test_processed_is_what_processors_make(backend: Backend, rows: list[list[int]] | None, name: str) -> None:
     """Beside each token the tokens before it are counted, and its row's mask is meant; raw is raw."""
-    takes_processors(backend)
     rng, vocab, one, params = seeded(), 40, EACH[name], sk.SamplingParams(0.7, top_k=30)
     batch, n, width = 3, 5, 3
     requests = [one, replace(one, prompt=[3, 9], output=[]), replace(one, output=[5, 5, 7, 1], stop=[], min_tokens=0)]
@@ -271,7 +264,6 @@ def test_processed_is_what_processors_make(backend: Backend, rows: list[list[int
 def test_processed_is_the_reference(
     backend: Backend, dtype: torch.dtype, vocab: int, params: sk.SamplingParams, rng: torch.Generator
 ) -> None:
-    takes_processors(backend)
     vocab = backend.vocab(vocab)
     x, ids = logits(rng, 3, 4, vocab, dtype=dtype), tokens(rng, 3, 5, vocab=vocab)
     x[0, 0, 0], x[1, 1, 1], x[2, 2, 1], ids[2, :3] = math.nan, math.inf, -math.inf, torch.tensor([1, vocab, 2**40])
@@ -296,7 +288,6 @@ def test_processed_is_the_reference(
 @pytest.mark.parametrize("kind", ["chain", "tree"])
 def test_what_was_emitted_with_processors_was_possible(backend: Backend, kind: str, rng: torch.Generator) -> None:
     """Barred after it was drafted once, an id is not emitted twice; the step's own processors say how likely it was."""
-    takes_processors(backend)
     x = torch.zeros(2, 4, 12)
     x[..., 5] = 9.0
     request = Request(prompt=[1], presence=40.0)
