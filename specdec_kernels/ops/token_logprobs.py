@@ -115,7 +115,7 @@ def token_logprobs(
     given = None if processors is None else check_processors(op, processors, logits, ("batch", "n"), batch)
     out = TokenLogprobs(
         *_call(
-            dispatch(op, _op, backend, device, None, given),
+            dispatch(op, _op, backend, device),
             logits=logits, tokens=tokens, rows=rows, num_tokens=num_tokens, num_top=num_top, params=params,
             processors=given,
         )
