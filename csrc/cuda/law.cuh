@@ -145,13 +145,13 @@ __device__ __forceinline__ void list_groups(Reading& r, const int* groups, int s
     load(uint32_t{});
   else
     load(uint16_t{});
-  if (row.overlay) {
+  if (row.overlay()) {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       Four four;
 #pragma unroll
       for (int k = 0; k < 4; ++k) unpack<1>(words + i * 4 + k, row.dtype, four.x + k);
-      if (i * step < n) four = processed_four(row.overlay, row.vocab, id_in_group(groups[i * step]), four);
+      if (i * step < n) four = processed_four(row.overlay(), row.vocab, id_in_group(groups[i * step]), four);
 #pragma unroll
       for (int k = 0; k < 4; ++k) words[i * 4 + k] = __float_as_uint(four.x[k]);
     }
@@ -459,7 +459,7 @@ __device__ __forceinline__ void find_law(Reading& reading, bool need_argmax) {
     law.inverse_temperature = reading.sampling.inverse_temperature;
     law.normalizer = law.inverse_normalizer = 1.0f;
     law.argmax = argmax;
-    law.status = flags | reading.sampling.status | reading.row.overlay.status();
+    law.status = flags | reading.sampling.status | reading.row.overlay().status();
     law.one_hot = one_hot;
     reading.law = law;
   });

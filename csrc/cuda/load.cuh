@@ -21,10 +21,20 @@ struct RowView {
   // Where a cluster has the row in its shared memory: block r the tiles from r * part on, at this many bytes of its dynamic
   // shared memory. -1: nowhere.
   int32_t held = -1, part = 0;
-  [[no_unique_address]] Overlaid overlay{};  // what processors make of it
+#ifdef SPECDEC_PROCESSED
+  Overlaid over{};
+#endif
   __host__ __device__ int tiles() const { return tiles_of(vocab); }
   // Of its values as they are loaded: what processors make is float32.
-  __device__ DType loaded() const { return overlay ? DType::kFloat32 : dtype; }
+  __device__ DType loaded() const { return overlay() ? DType::kFloat32 : dtype; }
+  // What processors make of it. (No empty member for rows of which they make nothing: structs would be copied otherwise.)
+#ifdef SPECDEC_PROCESSED
+  __device__ Overlaid overlay() const { return over; }
+  __device__ void lay_over(int64_t i) { over = overlaid(i); }
+#else
+  __device__ Overlaid overlay() const { return {}; }
+  __device__ void lay_over(int64_t) {}
+#endif
 };
 
 SPECDEC_HD int size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
@@ -70,7 +80,7 @@ inline __device__ __noinline__ float processed_logit(Overlaid overlay, int32_t i
 
 __device__ __forceinline__ float logit_at(const RowView& row, int32_t id) {
   const float x = model_logit_at(row, id);
-  return row.overlay ? processed_logit(row.overlay, id, x) : x;
+  return row.overlay() ? processed_logit(row.overlay(), id, x) : x;
 }
 
 // Values from words as they are in memory: in half precision two a word.
@@ -318,7 +328,7 @@ inline __device__ __noinline__ ProcessedRun processed_run(Overlaid overlay, int3
 // One run as values, by a whole warp.
 __device__ __forceinline__ Run load_run(const RowView& row, int tile, int j) {
   const Run run = load_run_of_model(row, tile, j);
-  return row.overlay ? processed_run(row.overlay, row.vocab, held_id(tile, j * kRun), {run, {}}).run : run;
+  return row.overlay() ? processed_run(row.overlay(), row.vocab, held_id(tile, j * kRun), {run, {}}).run : run;
 }
 
 // A lane's values of a tile, as words of row.loaded().
@@ -330,7 +340,7 @@ __device__ __forceinline__ void load_words(const RowView& row, int tile, uint32_
   } else {
     load_any<true, 2, kAnywhere>(row, tile, words);
   }
-  if (!row.overlay) return;
+  if (!row.overlay()) return;
   uint32_t of_model[kHeld];
 #pragma unroll
   for (int k = 0; k < kHeld; ++k) of_model[k] = words[k];
@@ -341,7 +351,7 @@ __device__ __forceinline__ void load_words(const RowView& row, int tile, uint32_
       unpack<kRun>(of_model + j * kRun, DType::kFloat32, at.run.x);
     else
       unpack<kRun>(of_model + j * kRun / 2, row.dtype, at.run.x);
-    at = processed_run(row.overlay, row.vocab, held_id(tile, j * kRun), at);
+    at = processed_run(row.overlay(), row.vocab, held_id(tile, j * kRun), at);
 #pragma unroll
     for (int k = 0; k < kRun; ++k) words[j * kRun + k] = __float_as_uint(at.run.x[k]);
   }

@@ -30,8 +30,6 @@ namespace specdec::SPECDEC_CUDA_ROWS {
 constexpr bool kProcessed = true;
 
 using Overlaid = OverlaidRow;
-using GivenProcessors = ProcessorArgs;
-
 // That of the one sequence whose rows a block reads.
 __device__ __forceinline__ Overlay& overlay_of_block() {
   SPECDEC_SHARED(Overlay, one, 1);
@@ -60,11 +58,8 @@ struct Overlaid {
   __device__ operator OverlaidRow() const { return {}; }
 };
 
-struct GivenProcessors {};
-
 template <class... Given>
 __device__ __forceinline__ void find_overlay(const Given&...) {}
-__device__ __forceinline__ Overlaid overlaid(int64_t) { return {}; }
 #endif
 
 // How a warp goes through a list in the order of ids: 32 entries at a time, one a lane.

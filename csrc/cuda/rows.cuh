@@ -24,12 +24,16 @@ struct RowSet {
   bool raw;     // also the raw moments
   bool listed;  // blocks with a whole row have a list of kMaxListed floats in shared memory, before their table
   float* tables = nullptr;  // [rows, tiles, TileTable::kNumbers] in device memory; null: each block has its own, shared
-  [[no_unique_address]] GivenProcessors processors{};
   // The first thing that a block does which looks at a row.
+#ifdef SPECDEC_PROCESSED
+  ProcessorArgs processors{};
   __device__ void begin(int64_t index) const { find_overlay(processors, index / n, index, Drafted{}); }
+#else
+  __device__ void begin(int64_t) const {}
+#endif
   __device__ RowView row(int64_t index) const {
     RowView found = row_view(rows, index / n, index % n);
-    found.overlay = overlaid(0);
+    found.lay_over(0);
     return found;
   }
   __device__ Sampling sampling(int64_t index) const { return sampling_of(params, index / n); }
@@ -63,7 +67,9 @@ struct RowPlan {
 template <class Args>
 RowSet rows_of(const Args& args, bool raw, bool listed) {
   RowSet set{args.logits, args.n, args.params, raw, listed};
-  if constexpr (kProcessed) set.processors = args.processors;
+#ifdef SPECDEC_PROCESSED
+  set.processors = args.processors;
+#endif
   return set;
 }
 

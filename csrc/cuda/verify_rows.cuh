@@ -29,7 +29,7 @@ __device__ __forceinline__ Span find_span(const VerifyChainArgs& args, int64_t b
 // As processors make it, once the block knows the sequence's overlay.
 __device__ __forceinline__ RowView target_row(const VerifyArgs& args, const Span& span, int64_t i) {
   RowView row = row_view(args.target, span.batch, span.first_target + i);
-  row.overlay = overlaid(i);
+  row.lay_over(i);
   return row;
 }
 

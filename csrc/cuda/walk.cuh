@@ -110,9 +110,8 @@ struct WalkState {
 template <bool kClustered>
 __device__ __forceinline__ int32_t read_target(const VerifyArgs& args, WalkState& state, int64_t i) {
   by_one([&] {
-    const RowView row = target_row(args, state.span, i);
-    state.target.row.data = row.data;
-    state.target.row.overlay = row.overlay;
+    state.target.row.data = target_row(args, state.span, i).data;
+    state.target.row.lay_over(i);
   });
   read_row<kClustered>(state.target, is_cascade(args.law.kind) ? &state.mixing.target : nullptr);
   by_one([&] {

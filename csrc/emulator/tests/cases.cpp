@@ -84,16 +84,17 @@ Case row_case(Random& random, bool large) {
   const int32_t vocab = make_vocab(random, large);
   const auto rows = make_rows(random, make_values(random, batch * n, vocab), batch, n, vocab, make_dtype(random));
   const auto params = make_params(random, batch, vocab);
+  const auto processors = make_processors(random, batch, batch * n, vocab);
   if (random.chance(0.5)) {
     return {label("row_stats", batch, n, vocab, ""), [=](const Backend& backend) -> Outputs {
               StatsResult stats(batch * n);
-              backend.row_stats({rows->rows, batch, n, params->args, stats.out()});
+              backend.row_stats({rows->rows, batch, n, params->args, stats.out(), processors->args});
               return {stats.argmax.bytes() + stats.status.bytes(), stats.values.bytes()};
             }};
   }
   return {label("warp_probs", batch, n, vocab, ""), [=](const Backend& backend) -> Outputs {
             Result<float> probs(batch * n * vocab);
-            backend.warp_probs({rows->rows, batch, n, params->args, probs.data()});
+            backend.warp_probs({rows->rows, batch, n, params->args, probs.data(), processors->args});
             return {"", probs.bytes()};
           }};
 }
@@ -132,6 +133,7 @@ Case sample_case(Random& random, bool large) {
   const int32_t vocab = make_vocab(random, large);
   const auto rows = make_rows(random, make_values(random, batch * n, vocab), batch, n, vocab, make_dtype(random));
   const auto params = make_params(random, batch, vocab);
+  const auto processors = make_processors(random, batch, batch * n, vocab);
   const int kind = int(random.below(4));  // uniforms, noise, several by noise, greedy
   const auto uniforms = kind == 0 ? make_uniforms(random, batch * n) : UniformBuffer();
   const auto keys = kind == 1 || kind == 2 ? make_keys(random, batch * n) : std::vector<int64_t>();
@@ -144,17 +146,17 @@ Case sample_case(Random& random, bool large) {
   if (random.chance(0.3)) {
     for (int32_t v = 0; v < vocab; ++v) map.push_back(3 * v + 1);
   }
-  return {
-      label("sample", batch, n, vocab, " kind=" + std::to_string(kind)),
-      [=](const Backend& backend) -> Outputs {
-        Result<int64_t> token(batch * n * num_samples);
-        Result<float> log_prob(batch * n * num_samples);
-        StatsResult stats(batch * n);
-        backend.sample({rows->rows, batch, n, params->args, uniforms.given(), keys.empty() ? nullptr : keys.data(),
-                        map.empty() ? nullptr : map.data(), num_samples, token.data(), log_prob.data(), stats.out()});
-        return {token.bytes() + stats.status.bytes(), log_prob.bytes(), stats.values.bytes(), stats.argmax.bytes()};
-      },
-      at_border(uniforms)};
+  return {label("sample", batch, n, vocab, " kind=" + std::to_string(kind)),
+          [=](const Backend& backend) -> Outputs {
+            Result<int64_t> token(batch * n * num_samples);
+            Result<float> log_prob(batch * n * num_samples);
+            StatsResult stats(batch * n);
+            backend.sample({rows->rows, batch, n, params->args, uniforms.given(), keys.empty() ? nullptr : keys.data(),
+                            map.empty() ? nullptr : map.data(), num_samples, token.data(), log_prob.data(), stats.out(),
+                            processors->args});
+            return {token.bytes() + stats.status.bytes(), log_prob.bytes(), stats.values.bytes(), stats.argmax.bytes()};
+          },
+          at_border(uniforms)};
 }
 
 // What a verify step reads besides the rows.
@@ -166,6 +168,7 @@ struct Step {
   std::vector<int32_t> draft_status;
   std::shared_ptr<RowBuffer> target, draft;
   std::shared_ptr<ParamsBuffer> params, draft_params;
+  std::shared_ptr<ProcessorsBuffer> processors;
   VerifyChainArgs args{};  // of a tree: what it shares with chains
   bool with_stats = false, with_overlap = false;
 };
@@ -278,6 +281,7 @@ Case verify_case(Random& random, bool large) {
   }
   step->params = make_params(random, batch, vocab);
   step->draft_params = make_params(random, batch, vocab);
+  step->processors = make_processors(random, batch, targets, vocab);
   if (args.acceptance != Acceptance::kGreedy)
     make_numbers(random, *step, batch, targets, args.acceptance == Acceptance::kMatch);
   if (args.acceptance == Acceptance::kGreedy) {
@@ -303,6 +307,7 @@ Case verify_case(Random& random, bool large) {
   args.num_eos = int64_t(step->eos.size());
   args.params = step->params->args;
   args.draft_params = step->draft_params->args;
+  args.processors = step->processors->args;
 
   const std::string more = " acceptance=" + std::to_string(int(args.acceptance)) + " draft=" + std::to_string(kind) +
                            " law=" + std::to_string(int(args.law.kind)) + (packed ? " packed" : "") +
@@ -409,6 +414,7 @@ Case tree_case(Random& random, bool large) {
   }
   step->params = make_params(random, batch, vocab);
   step->draft_params = make_params(random, batch, vocab);
+  step->processors = make_processors(random, batch, rows, vocab);
   if (acceptance != TreeAcceptance::kGreedy)
     make_numbers(random, *step, batch, rows, acceptance == TreeAcceptance::kMatch);
   if (random.chance(0.3)) step->eos = {random.below(vocab), vocab - 1};
@@ -421,6 +427,7 @@ Case tree_case(Random& random, bool large) {
   args.num_eos = int64_t(step->eos.size());
   args.params = step->params->args;
   args.draft_params = step->draft_params->args;
+  args.processors = step->processors->args;
 
   const std::string more = " acceptance=" + std::to_string(int(acceptance)) + " draft=" + std::to_string(kind) +
                            " law=" + std::to_string(int(args.law.kind)) + (spoiled ? " spoiled" : "");

@@ -1,5 +1,6 @@
 // Random small cases of every op: inputs in buffers of their exact size, and what a backend makes of them.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -7,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "common/ops.h"
@@ -138,6 +140,78 @@ inline std::shared_ptr<ParamsBuffer> make_params(Random& random, int64_t batch, 
     p->args.top_k = top_k();
     p->args.top_p = top_p();
     p->args.min_p = min_p();
+  }
+  return p;
+}
+
+// Logits processors and the lists behind them.
+struct ProcessorsBuffer {
+  std::vector<int32_t> bitmask, allowed, bias_ids, bias_until, count_ids, counts, num_output;
+  std::vector<float> bias_values, penalties;
+  ProcessorArgs args{};
+};
+
+// Of sequences with `rows` rows of target logits in all; none in most cases.
+inline std::shared_ptr<ProcessorsBuffer> make_processors(Random& random, int64_t batch, int64_t rows, int32_t vocab) {
+  auto p = std::make_shared<ProcessorsBuffer>();
+  if (random.chance(0.6)) return p;
+  p->args.on = true;
+  p->args.words = (vocab + 31) / 32;
+  const int64_t lists = random.chance(0.5) ? 1 : batch;
+  const auto list = [&](const auto& values) {
+    const int64_t width = int64_t(values.size()) / lists;
+    return Lists<typename std::decay_t<decltype(values)>::value_type>{values.data(), width, lists == 1 ? 0 : width};
+  };
+  const auto words = [&](int64_t count) {  // three of four bits
+    std::vector<int32_t> made(count);
+    for (int32_t& word : made) word = int32_t(random.bits() | random.bits());
+    return made;
+  };
+  const auto ids = [&](int64_t width) {  // in order and each once, or (seldom) in none
+    std::vector<int32_t> made;
+    for (int64_t b = 0; b < lists; ++b) {
+      std::vector<int32_t> one(width);
+      for (int32_t& id : one) id = int32_t(random.below(vocab + 6)) - 2;
+      if (!random.chance(0.05)) {
+        std::sort(one.begin(), one.end());
+        one.erase(std::unique(one.begin(), one.end()), one.end());
+        one.resize(width, std::numeric_limits<int32_t>::max());
+      }
+      made.insert(made.end(), one.begin(), one.end());
+    }
+    return made;
+  };
+  if (random.chance(0.5)) {
+    p->bitmask = words(rows * p->args.words);
+    p->args.bitmask = p->bitmask.data();
+  }
+  if (random.chance(0.3)) {
+    p->allowed = words(lists * p->args.words);
+    p->args.allowed = list(p->allowed);
+  }
+  if (random.chance(0.6)) {
+    p->bias_ids = ids(random.pick({1, 5, 40, 1500}));
+    for (size_t i = 0; i < p->bias_ids.size(); ++i) {
+      p->bias_values.push_back(random.chance(0.2) ? -std::numeric_limits<float>::infinity() : 2.0f * random.normal());
+      p->bias_until.push_back(int32_t(random.below(6)));
+    }
+    p->args.bias_ids = list(p->bias_ids);
+    p->args.bias_values = list(p->bias_values);
+    if (random.chance(0.5)) {
+      for (int64_t b = 0; b < lists; ++b) p->num_output.push_back(int32_t(random.below(5)));
+      p->args.bias_until = list(p->bias_until);
+      p->args.num_output = list(p->num_output);
+    }
+  }
+  if (random.chance(0.6)) {
+    p->count_ids = ids(random.pick({1, 5, 40, 1500}));
+    for (size_t i = 0; i < p->count_ids.size(); ++i) p->counts.push_back(int32_t(random.below(8)));
+    for (int64_t b = 0; b < lists; ++b)
+      for (const float x : {random.chance(0.1) ? 0.0f : 1.3f, random.normal(), random.normal()})
+        p->penalties.push_back(x);
+    p->args.count_ids = list(p->count_ids);
+    p->args.counts = list(p->counts);
+    p->args.penalties = list(p->penalties);
   }
   return p;
 }
