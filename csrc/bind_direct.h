@@ -38,8 +38,8 @@ class TensorView {
   }
   size_t element_size() const { return size_t(x_.element_size); }
   ScalarType scalar_type() const {
-    constexpr ScalarType kTypes[] = {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half,
-                                     ScalarType::Long,  ScalarType::Int,      ScalarType::Undefined};
+    constexpr ScalarType kTypes[] = {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half,     ScalarType::Long,
+                                     ScalarType::Int,   ScalarType::Double,   ScalarType::Undefined};
     return kTypes[x_.dtype];
   }
   void* mutable_data_ptr() const { return x_.data; }

@@ -7,7 +7,7 @@ namespace specdec {
 
 // A tensor, for as long as a call takes.
 struct DirectTensor {
-  enum DType : int32_t { kFloat32, kBFloat16, kFloat16, kInt64, kInt32, kOther };
+  enum DType : int32_t { kFloat32, kBFloat16, kFloat16, kInt64, kInt32, kFloat64, kOther };
   void* data;
   const int64_t *sizes, *strides;  // strides in elements
   int32_t dim;

@@ -67,6 +67,7 @@ DirectTensor::DType dtype_of(const DLDataType& type) {
     return type.code == code && type.bits == bits && type.lanes == 1;
   };
   if (is(kDLFloat, 32)) return DirectTensor::kFloat32;
+  if (is(kDLFloat, 64)) return DirectTensor::kFloat64;
   if (is(kDLInt, 64)) return DirectTensor::kInt64;
   if (is(kDLInt, 32)) return DirectTensor::kInt32;
   if (is(kDLBfloat, 16)) return DirectTensor::kBFloat16;

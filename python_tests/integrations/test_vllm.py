@@ -267,7 +267,7 @@ def test_sampler_of_steps_without_drafts_is_exact() -> None:
     def verify(target: Tensor, tokens: Tensor, *, uniform_samples: Tensor, **_: Any) -> SimpleNamespace:
         k, p = torch.full((len(target),), 3, dtype=torch.int32), torch.full((len(target),), 0.8)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(v1.torch, "rand", lambda *_: uniform_samples[:, 0].contiguous())
+            patch.setattr(v1.torch, "rand", lambda *_, **__: uniform_samples[:, 0].contiguous())
             token, logprobs = forward_cpu(SimpleNamespace(logprobs_mode="raw_logprobs"), target[:, 0], {}, k, p)
         assert logprobs is None
         return SimpleNamespace(tokens=token[:, None], num_tokens=torch.ones(len(target)))

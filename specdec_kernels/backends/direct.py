@@ -41,7 +41,14 @@ def load(ops: Iterable[str], libraries: Mapping[str, ctypes.CDLL]) -> None:
             ],
             grad_enabled=torch.is_grad_enabled,
             out_of_memory=torch.OutOfMemoryError,
-            dtypes=[torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32],  # as DirectTensor::DType
+            dtypes=[  # as DirectTensor::DType
+                torch.float32,
+                torch.bfloat16,
+                torch.float16,
+                torch.int64,
+                torch.int32,
+                torch.float64,
+            ],
         )
     except (ImportError, OSError, AttributeError, StopIteration):
         return
