@@ -48,6 +48,7 @@ from specdec_kernels.drafters import (
     NoDrafter,
 )
 from specdec_kernels.medusa import SHIPPED_HEADS, MedusaHeads
+from specdec_kernels.options import POSITIVE, SEED, TEMPERATURE, THREADS, existing
 
 SETS = ("code-edit", "quote", "humaneval", "summarise", "chat")
 DRAFT_LENGTHS: tuple[int | str, ...] = (3, 7, "auto")
@@ -347,18 +348,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m bench.end_to_end", description="Real decoding, plain and speculative."
     )
     parser.add_argument("--drafter", nargs="+", choices=DRAFTERS, default=["lookup", "ngram-lm"])
-    parser.add_argument("--heads", type=Path, default=SHIPPED_HEADS, help="Medusa's (default: those shipped)")
+    parser.add_argument("--heads", type=existing, default=SHIPPED_HEADS, help="Medusa's (default: those shipped)")
     parser.add_argument(
-        "--trees", type=int, metavar="SEED", help="Medusa's calibrated trees against random ones of this seed"
+        "--trees", type=SEED, metavar="SEED", help="Medusa's calibrated trees against random ones of this seed"
     )
     parser.add_argument("--name", default="end_to_end", help="of the result files (default end_to_end)")
     parser.add_argument("--sets", nargs="+", choices=prompts.PROMPT_SETS, default=list(SETS))
-    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
-    parser.add_argument("--prompts", type=int, default=4, help="so many, the last of each set (default 4)")
-    parser.add_argument("--batch", type=int, default=1, help="prompts decoded together (default 1)")
-    parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--temperatures", nargs="+", type=TEMPERATURE, default=[0.0, 1.0])
+    parser.add_argument("--prompts", type=POSITIVE, default=4, help="so many, the last of each set (default 4)")
+    parser.add_argument("--batch", type=POSITIVE, default=1, help="prompts decoded together (default 1)")
+    parser.add_argument("--max-new-tokens", type=POSITIVE, default=96)
+    parser.add_argument("--rounds", type=POSITIVE, default=3)
+    parser.add_argument("--threads", type=THREADS, default=torch.get_num_threads())
     parser.add_argument("--output", type=Path, help="folder of the results (default: bench/results/<machine>)")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(arguments.threads)

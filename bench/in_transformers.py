@@ -35,6 +35,7 @@ from bench import machine
 from specdec_kernels import assets
 from specdec_kernels.assets import prompts
 from specdec_kernels.integrations.transformers import assisted_generation
+from specdec_kernels.options import LENGTH, POSITIVE, THREADS
 
 PLAIN, STOCK, OURS, AUTO = "plain", "transformers", "specdec_kernels", "specdec_kernels, auto"
 CLOCKS: dict[str, Callable[[], float]] = {"ratio": time.perf_counter, "ratio_cpu": time.process_time}
@@ -118,12 +119,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--sets", nargs="+", choices=prompts.PROMPT_SETS, default=["code-edit", "humaneval"])
     parser.add_argument("--sampling", nargs="+", choices=SAMPLING, default=list(SAMPLING))
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8], help="prompts decoded together")
-    parser.add_argument("--prompts", type=int, default=2, help="batches of each set, from its end (default 2)")
-    parser.add_argument("--num-speculative-tokens", type=int, default=7)
-    parser.add_argument("--max-new-tokens", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--batches", nargs="+", type=POSITIVE, default=[1, 8], help="prompts decoded together")
+    parser.add_argument("--prompts", type=POSITIVE, default=2, help="batches of each set, from its end (default 2)")
+    parser.add_argument("--num-speculative-tokens", type=LENGTH, default=7)
+    parser.add_argument("--max-new-tokens", type=POSITIVE, default=48)
+    parser.add_argument("--rounds", type=POSITIVE, default=3)
+    parser.add_argument("--threads", type=THREADS, default=torch.get_num_threads())
     parser.add_argument("--output", type=Path, help="folder of the results (default: bench/results/<machine>)")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(arguments.threads)

@@ -31,6 +31,7 @@ from specdec_kernels import GenerationOutput, assets, pack_linear_weights
 from specdec_kernels.analysis import drafters as choices
 from specdec_kernels.analysis import measured, planner, plots
 from specdec_kernels.assets import prompts
+from specdec_kernels.options import POSITIVE, TEMPERATURE, THREADS
 
 TOLERANCE = 0.1
 """A prediction is good within this share of what is measured."""
@@ -70,13 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.plan", description="Predicted speed-up, and measured.")
     parser.add_argument("--sets", nargs="+", choices=prompts.PROMPT_SETS, default=["humaneval", "code-edit"])
     parser.add_argument("--drafters", nargs="+", choices=choices.NAMES, default=list(choices.NAMES))
-    parser.add_argument("--prompts", type=int, default=4, help="so many, the last of each set (default 4)")
-    parser.add_argument("--lengths", nargs="+", type=int, default=[3, 7])
-    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
-    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 2, 4, 8], help="that steps are timed at")
-    parser.add_argument("--max-new-tokens", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--prompts", type=POSITIVE, default=4, help="so many, the last of each set (default 4)")
+    parser.add_argument("--lengths", nargs="+", type=POSITIVE, default=[3, 7])
+    parser.add_argument("--temperatures", nargs="+", type=TEMPERATURE, default=[0.0, 1.0])
+    parser.add_argument("--batch-sizes", nargs="+", type=POSITIVE, default=[1, 2, 4, 8], help="that steps are timed at")
+    parser.add_argument("--max-new-tokens", type=POSITIVE, default=48)
+    parser.add_argument("--rounds", type=POSITIVE, default=2)
+    parser.add_argument("--threads", type=THREADS, default=1)
     parser.add_argument("--output", type=Path, help="folder of the results (default: bench/results/<machine>)")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(arguments.threads)
