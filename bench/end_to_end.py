@@ -37,7 +37,7 @@ from scipy import stats
 from tqdm import tqdm
 
 import specdec_kernels as sk
-from bench import machine
+from bench import machine, real_model
 from specdec_kernels import GenerationOutput, assets, generate, pack_linear_weights
 from specdec_kernels.analysis.drafters import make as make_drafters
 from specdec_kernels.assets import prompts
@@ -48,6 +48,7 @@ from specdec_kernels.drafters import (
     NoDrafter,
 )
 from specdec_kernels.medusa import SHIPPED_HEADS, MedusaHeads
+from specdec_kernels.options import POSITIVE, SEED, TEMPERATURE, existing
 
 SETS = ("code-edit", "quote", "humaneval", "summarise", "chat")
 DRAFT_LENGTHS: tuple[int | str, ...] = (3, 7, "auto")
@@ -343,33 +344,25 @@ def plot_trees(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark and write its rows and a figure, ``end_to_end.*``, into the machine's results folder."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.end_to_end", description="Real decoding, plain and speculative."
-    )
+    parser = real_model.parser(
+        "end_to_end", "Real decoding, plain and speculative.", sets=SETS, prompts=4,
+        prompts_help="so many, the last of each set (default 4)", max_new_tokens=96, rounds=3,
+    )  # fmt: skip
     parser.add_argument("--drafter", nargs="+", choices=DRAFTERS, default=["lookup", "ngram-lm"])
-    parser.add_argument("--heads", type=Path, default=SHIPPED_HEADS, help="Medusa's (default: those shipped)")
+    parser.add_argument("--heads", type=existing, default=SHIPPED_HEADS, help="Medusa's (default: those shipped)")
     parser.add_argument(
-        "--trees", type=int, metavar="SEED", help="Medusa's calibrated trees against random ones of this seed"
+        "--trees", type=SEED, metavar="SEED", help="Medusa's calibrated trees against random ones of this seed"
     )
     parser.add_argument("--name", default="end_to_end", help="of the result files (default end_to_end)")
-    parser.add_argument("--sets", nargs="+", choices=prompts.PROMPT_SETS, default=list(SETS))
-    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
-    parser.add_argument("--prompts", type=int, default=4, help="so many, the last of each set (default 4)")
-    parser.add_argument("--batch", type=int, default=1, help="prompts decoded together (default 1)")
-    parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--output", type=Path, help="folder of the results (default: bench/results/<machine>)")
-    arguments = parser.parse_args(argv)
-    torch.set_num_threads(arguments.threads)
-    try:
-        model, tokenizer = assets.load_model()
-        ways = ways_of(arguments.drafter, model, tokenizer, arguments.heads, arguments.trees)
-        # The last ones: the n-gram model's constants were chosen on the first of HumanEval.
-        texts = {name: prompts.load_prompts(name, tokenizer)[-arguments.prompts :] for name in arguments.sets}
-    except (assets.AssetError, ValueError, OSError) as error:
-        print(f"end_to_end: {error}", file=sys.stderr)
-        return 1
+    parser.add_argument("--temperatures", nargs="+", type=TEMPERATURE, default=[0.0, 1.0])
+    parser.add_argument("--batch", type=POSITIVE, default=1, help="prompts decoded together (default 1)")
+    return real_model.run("end_to_end", parser.parse_args(argv), _measured)
+
+
+def _measured(arguments: argparse.Namespace) -> None:
+    # The last ones: the n-gram model's constants were chosen on the first of HumanEval.
+    model, tokenizer, texts = real_model.load(arguments, arguments.prompts)
+    ways = ways_of(arguments.drafter, model, tokenizer, arguments.heads, arguments.trees)
     batch = arguments.batch
     rows: list[dict[str, Any]] = []
     greedy_ways = sum(not way.typical for way in ways.values())
@@ -399,16 +392,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for target in targets:
         verdict = "ok" if target["reached"] else "MISSED"
         print(f"{target['what']}: {target['measured']:.2f} (target {target['target']}) {verdict}")
-    settings = {k: v.name if isinstance(v, Path) else v for k, v in vars(arguments).items() if k != "output"} | {
-        "model": assets.MODEL_NAME,
-        "weights": "packed",
-    }
-    path = machine.save(arguments.output, arguments.name, rows, settings, targets)
+    path = machine.save(arguments.output, arguments.name, rows, real_model.settings(arguments), targets)
     title = f"{assets.MODEL_NAME}, {machine.cpu_model()}, {arguments.threads} threads, batch {batch}"
     draw = plot if arguments.trees is None else plot_trees
     draw(rows, path.with_suffix(".png"), title)
     print(f"written: {path} and {path.with_suffix('.png').name}")
-    return 0
 
 
 if __name__ == "__main__":

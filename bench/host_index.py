@@ -18,6 +18,7 @@ import psutil
 from numpy.typing import NDArray
 
 from specdec_kernels import _host_py, host
+from specdec_kernels.options import POSITIVE
 
 from . import machine
 
@@ -93,8 +94,8 @@ def compiled_bytes(context: int, sequences: int = 64) -> float:
 def main() -> None:
     """Measure, print a table and, if asked, save the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--contexts", type=int, nargs="+", default=[2048, 8192])
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--contexts", type=POSITIVE, nargs="+", default=[2048, 8192])
+    parser.add_argument("--repeats", type=POSITIVE, default=9)
     parser.add_argument("--save", action="store_true", help="write the result file of this machine")
     arguments = parser.parse_args()
 

@@ -24,17 +24,16 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
 import specdec_kernels as sk
-from bench import machine
-from specdec_kernels import assets
+from bench import machine, real_model
 from specdec_kernels.assets import prompts
 from specdec_kernels.integrations.transformers import assisted_generation
+from specdec_kernels.options import LENGTH, POSITIVE
 
 PLAIN, STOCK, OURS, AUTO = "plain", "transformers", "specdec_kernels", "specdec_kernels, auto"
 CLOCKS: dict[str, Callable[[], float]] = {"ratio": time.perf_counter, "ratio_cpu": time.process_time}
@@ -113,26 +112,18 @@ def rows_of(name: str, batch: int, sampling: str, results: dict[str, dict[str, A
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark and write ``in_transformers.json`` into the machine's results folder."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.in_transformers", description="model.generate of transformers, with and without."
-    )
-    parser.add_argument("--sets", nargs="+", choices=prompts.PROMPT_SETS, default=["code-edit", "humaneval"])
+    parser = real_model.parser(
+        "in_transformers", "model.generate of transformers, with and without.", sets=["code-edit", "humaneval"],
+        prompts=2, prompts_help="batches of each set, from its end (default 2)", max_new_tokens=48, rounds=3,
+    )  # fmt: skip
     parser.add_argument("--sampling", nargs="+", choices=SAMPLING, default=list(SAMPLING))
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8], help="prompts decoded together")
-    parser.add_argument("--prompts", type=int, default=2, help="batches of each set, from its end (default 2)")
-    parser.add_argument("--num-speculative-tokens", type=int, default=7)
-    parser.add_argument("--max-new-tokens", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--output", type=Path, help="folder of the results (default: bench/results/<machine>)")
-    arguments = parser.parse_args(argv)
-    torch.set_num_threads(arguments.threads)
-    try:
-        model, tokenizer = assets.load_model()
-        texts = {name: prompts.load_prompts(name, tokenizer) for name in arguments.sets}
-    except (assets.AssetError, ValueError, OSError) as error:
-        print(f"in_transformers: {error}", file=sys.stderr)
-        return 1
+    parser.add_argument("--batches", nargs="+", type=POSITIVE, default=[1, 8], help="prompts decoded together")
+    parser.add_argument("--num-speculative-tokens", type=LENGTH, default=7)
+    return real_model.run("in_transformers", parser.parse_args(argv), _measured)
+
+
+def _measured(arguments: argparse.Namespace) -> None:
+    model, tokenizer, texts = real_model.load(arguments)
     rows: list[dict[str, Any]] = []
     with sk.pack_linear_weights(model), tqdm(unit="answer", mininterval=1.0, disable=None) as bar:
         model.generate(*prompts.encode(tokenizer, texts[arguments.sets[0]][:1])[:1], max_new_tokens=4)
@@ -160,12 +151,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                                 + (f", {row['batches_differing']} batches differ" if row["batches_differing"] else ""),
                                 flush=True,
                             )
-    settings = {k: v for k, v in vars(arguments).items() if k != "output"}
-    path = machine.save(
-        arguments.output, "in_transformers", rows, settings | {"model": assets.MODEL_NAME, "weights": "packed"}
-    )
+    path = machine.save(arguments.output, "in_transformers", rows, real_model.settings(arguments))
     print(f"written: {path}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -18,19 +18,19 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
 import specdec_kernels as sk
-from bench import end_to_end, machine
+from bench import end_to_end, machine, real_model
 from bench.end_to_end import PLAIN, Way
-from specdec_kernels import GenerationOutput, assets, pack_linear_weights
+from specdec_kernels import GenerationOutput, pack_linear_weights
 from specdec_kernels.analysis import drafters as choices
 from specdec_kernels.analysis import measured, planner, plots
 from specdec_kernels.assets import prompts
+from specdec_kernels.options import POSITIVE, TEMPERATURE
 
 TOLERANCE = 0.1
 """A prediction is good within this share of what is measured."""
@@ -67,30 +67,25 @@ def compare(name: str, plan: planner.Plan, results: dict[float, dict[end_to_end.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it and write ``plan.json`` and ``plan.png`` into the machine's results folder."""
-    parser = argparse.ArgumentParser(prog="python -m bench.plan", description="Predicted speed-up, and measured.")
-    parser.add_argument("--sets", nargs="+", choices=prompts.PROMPT_SETS, default=["humaneval", "code-edit"])
+    parser = real_model.parser(
+        "plan", "Predicted speed-up, and measured.", sets=["humaneval", "code-edit"], prompts=4,
+        prompts_help="so many, the last of each set (default 4)", max_new_tokens=48, rounds=2, threads=1,
+    )  # fmt: skip
     parser.add_argument("--drafters", nargs="+", choices=choices.NAMES, default=list(choices.NAMES))
-    parser.add_argument("--prompts", type=int, default=4, help="so many, the last of each set (default 4)")
-    parser.add_argument("--lengths", nargs="+", type=int, default=[3, 7])
-    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
-    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 2, 4, 8], help="that steps are timed at")
-    parser.add_argument("--max-new-tokens", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--output", type=Path, help="folder of the results (default: bench/results/<machine>)")
+    parser.add_argument("--lengths", nargs="+", type=POSITIVE, default=[3, 7])
+    parser.add_argument("--temperatures", nargs="+", type=TEMPERATURE, default=[0.0, 1.0])
+    parser.add_argument("--batch-sizes", nargs="+", type=POSITIVE, default=[1, 2, 4, 8], help="that steps are timed at")
     arguments = parser.parse_args(argv)
-    torch.set_num_threads(arguments.threads)
     if 1 not in arguments.batch_sizes:
         parser.error("--batch-sizes must have 1, at which is decoded")
+    return real_model.run("plan", arguments, _measured)
+
+
+def _measured(arguments: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
-    try:
-        model, tokenizer = assets.load_model()
-        texts = {name: prompts.load_prompts(name, tokenizer)[-arguments.prompts :] for name in arguments.sets}
-        pack_linear_weights(model)
-        drafters = choices.make(arguments.drafters, model, tokenizer, corpus=True)
-    except (assets.AssetError, ValueError, OSError) as error:
-        print(f"plan: {error}", file=sys.stderr)
-        return 1
+    model, tokenizer, texts = real_model.load(arguments, arguments.prompts)
+    pack_linear_weights(model)
+    drafters = choices.make(arguments.drafters, model, tokenizer, corpus=True)
     singles = {name: [prompts.encode(tokenizer, [text]) for text in chosen] for name, chosen in texts.items()}
     together = {name: [prompts.encode(tokenizer, chosen)] for name, chosen in texts.items()}
     with tqdm(unit="run", mininterval=1.0, disable=None) as bar:
@@ -127,9 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"predicted {row['gain']['mean']:.2f} simulated {row['simulated']['mean']:.2f} "
             f"measured {row['measured']['mean']:.2f} ({row['measured']['low']:.2f} to {row['measured']['high']:.2f})"
         )
-    settings = {key: value for key, value in vars(arguments).items() if key != "output"} | {
-        "model": assets.MODEL_NAME,
-        "weights": "packed",
+    settings = real_model.settings(arguments) | {
         "clock": "processor time",
         "costs": planner.Plan(costs=costs).to_dict()["costs"],
     }
@@ -140,7 +133,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     figure = plots.predicted_and_measured(rows)
     plots.save(figure, path.with_suffix(".png"), machine.command())
     print(f"{what}: {good:.0%}\nwritten: {path} and {path.with_suffix('.png').name}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from specdec_kernels.options import existing
+
 from . import report
 from .gpu import plot as gpu_plot
 
@@ -70,7 +72,7 @@ def revision(result: Mapping[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parse = argparse.ArgumentParser(prog="python -m bench.plot", description=__doc__)
-    parse.add_argument("folder", type=Path)
+    parse.add_argument("folder", type=existing)
     folder: Path = parse.parse_args(arguments).folder
     results = sorted(folder.glob("*.json"))
     if not results:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
+from specdec_kernels.options import POSITIVE, THREADS
 
 from . import inputs
 from .inputs import BIAS, BIASES, FREQUENCY, PRESENCE, PROMPT, REPETITION, Case, Request
@@ -110,10 +111,10 @@ def calls_of(case: Case, rng: torch.Generator) -> dict[str, Callable[[], object]
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vocab", type=int, default=128256)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--vocab", type=POSITIVE, default=128256)
+    parser.add_argument("--batches", type=POSITIVE, nargs="+", default=[1, 8])
+    parser.add_argument("--threads", type=THREADS, default=1)
+    parser.add_argument("--repeats", type=POSITIVE, default=30)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     for batch in given.batches:

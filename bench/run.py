@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from specdec_kernels.options import POSITIVE, SECONDS, THREADS
+
 from . import inputs, machine, report
 from .inputs import Case
 from .providers import PROVIDERS
@@ -98,12 +100,12 @@ def parser() -> argparse.ArgumentParser:
         help="default: all here",
     )
     parse.add_argument("--case", nargs="+", help="names of cases, such as T=1 truncated greedy overhead; default: all")
-    parse.add_argument("--vocab", nargs="+", type=int, default=list(VOCABS))
-    parse.add_argument("--batch", nargs="+", type=int, default=list(BATCHES))
+    parse.add_argument("--vocab", nargs="+", type=POSITIVE, default=list(VOCABS))
+    parse.add_argument("--batch", nargs="+", type=POSITIVE, default=list(BATCHES))
     parse.add_argument("--cache", choices=("cold", "hot"), help="only these; default: both")
-    parse.add_argument("--threads", type=int, help="default: torch's")
-    parse.add_argument("--repeats", type=int, default=60, help="timings of a provider and case, at most")
-    parse.add_argument("--seconds", type=float, default=4.0, help="time for a provider and case")
+    parse.add_argument("--threads", type=THREADS, help="default: torch's")
+    parse.add_argument("--repeats", type=POSITIVE, default=60, help="timings of a provider and case, at most")
+    parse.add_argument("--seconds", type=SECONDS, default=4.0, help="time for a provider and case")
     parse.add_argument("--quick", action="store_true", help="few timings: to see that everything runs")
     parse.add_argument(
         "--json", type=Path, nargs="?", const=machine.RESULTS / machine.label(), metavar="FOLDER",
@@ -113,7 +115,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser().parse_args(arguments)
+    parse = parser()
+    options = parse.parse_args(arguments)
+    known = {case.name for op in options.op for case in REGISTRY[op].cases(options.vocab, options.batch)}
+    if unknown := set(options.case or ()) - known:
+        parse.error(f"no case named {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
     if options.threads:
         torch.set_num_threads(options.threads)
     repeats, seconds = (8, 0.3) if options.quick else (options.repeats, options.seconds)

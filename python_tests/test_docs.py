@@ -339,6 +339,7 @@ def parses(words: Command, monkeypatch: pytest.MonkeyPatch, mentioned: bool) -> 
         warnings.simplefilter("ignore", RuntimeWarning)  # of a module that another test has imported
         patch.setattr(ArgumentParser, "parse_args", stop)
         patch.setattr(ArgumentParser, "error", refuse)
+        patch.setattr(Path, "exists", lambda self: True)  # a page has FOLDER where a reader has one
         patch.setattr(sys, "argv", [module, *arguments])
         with pytest.raises(Parsed):
             runpy.run_module(module, run_name="__main__")

@@ -50,8 +50,6 @@ def proposing(tokens: Tensor) -> Any:
     [
         (Proposing(lambda state, n: None), TypeError, "a Draft, got NoneType"),
         (Proposing(lambda state, n: IDS[:, :1]), TypeError, "a Draft, got Tensor"),
-        (proposing(torch.zeros(2, 1)), TypeError, "int64 tokens, got torch.float32"),
-        (Proposing(lambda state, n: Draft([[1]])), TypeError, "int64 tokens, got list"),  # type: ignore[arg-type]
         (proposing(torch.tensor([1, 2])), ValueError, r"\[batch=2, at most 3\] tokens, got \[2\]"),
         (proposing(IDS[:1]), ValueError, r"\[batch=2, at most 3\] tokens, got \[1, 3\]"),
     ],
@@ -168,7 +166,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
         (["demo", "--batch", "2.5"], "--batch: must be an integer, got '2.5'"),
         (["medusa", "train", "x", "--seed", "9" * 30], "--seed: must be in"),
         (["medusa", "train", "x", "--threads", "0"], "--threads: must be in [1, 1024], got 0"),
-        (["backends", "--device", "abacus"], "device must be a torch.device or its name, got 'abacus'"),
+        (["backends", "--device", "abacus"], "--device: must be a device as cpu or cuda:0, got 'abacus'"),
     ],
 )
 def test_options_out_of_range(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

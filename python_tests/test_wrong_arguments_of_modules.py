@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from matplotlib.figure import Figure
 from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.audit.planted import one_seed
-from python_tests.decoding.models import tiny
+from python_tests.decoding.models import TableRunner, tiny
 from python_tests.integrations.test_sglang import outputs
 from python_tests.law.cases import problem
 from python_tests.medusa.test_heads import HIDDEN, random_heads
@@ -89,6 +91,30 @@ def assisted_generation(*, num_speculative_tokens: int | str | None = None, acce
         pass
 
 
+def generate(
+    *, drafter: sk.Drafter | None = None, num_speculative_tokens: int | str | None = None, acceptance: str = "token",
+    seeds: Tensor | None = None, streamer: Any = None,
+) -> None:  # fmt: skip
+    """What a user gives it of its parameters; the others are transformers' own."""
+    from specdec_kernels.integrations.transformers import generate as loop
+
+    model().generate(
+        torch.tensor([[3, 4, 5]]), custom_generate=functools.partial(loop, streamer=streamer), max_new_tokens=2,
+        drafter=drafter, num_speculative_tokens=num_speculative_tokens, acceptance=acceptance, seeds=seeds,
+        do_sample=True,
+    )  # fmt: skip
+
+
+@functools.wraps(sk.distributed.verify_chain)
+def sharded(**given: Any) -> sk.VerifyOutput:
+    """In a group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        return sk.distributed.verify_chain(**given)
+    finally:
+        dist.destroy_process_group()
+
+
 def features() -> Features:
     return Features(logits(16, HIDDEN).half(), torch.arange(16) % 5 + 3, torch.tensor([0, 8]), torch.tensor([1, 0]))
 
@@ -150,6 +176,72 @@ def judged(name: str) -> dict[str, Any]:
     }[name]
 
 
+def decoded(**more: Any) -> dict[str, Any]:
+    options = {"max_new_tokens": 2, "num_speculative_tokens": 1, "sampling": sk.SamplingParams()}
+    batches = [(torch.tensor([[3, 4, 5], [6, 7, 8]]), torch.ones(2, 3).long())]
+    return options | {"model": TableRunner.random(), "drafter": sk.NgramDrafter(), "batches": batches} | more
+
+
+def measured(name: str) -> dict[str, Any]:
+    if name == "watch":
+        return {
+            "model": TableRunner.random(),
+            "input_ids": torch.tensor([[3, 4, 5]]),
+            "drafter": sk.NgramDrafter(),
+            "max_new_tokens": 2,
+        }
+    if name == "measure_acceptance":
+        return decoded()
+    (ids, mask) = decoded()["batches"][0]
+    return {"model": TableRunner.random(), "ids": ids, "mask": mask, "drafters": {"lookup": sk.NgramDrafter()},
+            "lengths": [1], "batch_size": 1, "rounds": 1, "steps": 1}  # fmt: skip
+
+
+def planned(name: str) -> dict[str, Any]:
+    drafters = {"lookup": sk.NgramDrafter()}
+    return {
+        "count_runs": {
+            "drafters": drafters,
+            "num_batches": 1,
+            "temperatures": 1,
+            "lengths": 1,
+            "batch_sizes": 1,
+            "rounds": 1,
+        },
+        "plan": {
+            "model": TableRunner.random(),
+            "batches": decoded()["batches"],
+            "drafters": drafters,
+            "temperatures": [1.0],
+            "lengths": [1],
+            "batch_sizes": [1],
+            "max_new_tokens": 2,
+            "rounds": 1,
+        },
+        "simulate": {
+            "acceptances": np.array([0.5]),
+            "drafted_share": 0.5,
+            "drafting": 0.1,
+            "verification": 1.1,
+            "batch_size": 1,
+            "num_tokens": 3,
+            "answers": 2,
+        },
+    }[name]  # fmt: skip
+
+
+def drawn(name: str) -> dict[str, Any]:
+    return {
+        "save": {"figure": Figure(), "path": Path("/nowhere/at all.png"), "command": "specdec plot"},
+        "acceptance_by_position": {"rows": ROWS}, "gain_by_batch": {"choices": ROWS},
+        "predicted_and_measured": {"rows": ROWS}, "techniques": {"rows": ROWS},
+    }.get(name, {})  # fmt: skip
+
+
+def fetched(name: str) -> dict[str, Any]:
+    return {"load_folder": {"folder": Path("nowhere")}, "print_to_stderr": {"message": "a word"}}.get(name, {})
+
+
 def parameters_of(module: Any, name: str) -> list[str]:
     return list(inspect.signature(getattr(module, name)).parameters)
 
@@ -163,6 +255,12 @@ def public(module: str) -> list[str]:
     return [name for name in names if callable(getattr(loaded, name)) and not name.startswith("_")]
 
 
+ESTIMATE = {"mean": 1.0, "low": 0.5, "high": 1.5}
+ROWS = [{
+    "temperature": 1.0, "drafter": "lookup", "num_speculative_tokens": 1, "batch_size": 1, "by_position": [ESTIMATE],
+    "gain": ESTIMATE, "simulated": ESTIMATE, "measured": ESTIMATE, "gain_by_alpha": 1.0, "ratio": 1.0, "ratio_min": 1.0,
+    "ratio_max": 1.0,
+}]  # fmt: skip
 # Of each module: what makes arguments for a function of it, and which take none, or give out what they are made of.
 MODULES: dict[str, tuple[Callable[[str], dict[str, Any]], set[str]]] = {
     "integrations.flashinfer": (flashinfer, set()),
@@ -170,11 +268,15 @@ MODULES: dict[str, tuple[Callable[[str], dict[str, Any]], set[str]]] = {
     "medusa": (medusa, {"MedusaHeads"}),  # walked with `specdec_kernels` itself
     "analysis": (theory, set()),
     "testing": (judged, {"Float64", "Int64", "Verify", "Pieces", "ChainProblem", "TreeProblem"}),
+    "analysis.measured": (measured, {"Acceptance", "Estimate", "StepCosts", "Watched"}),
+    "analysis.planner": (planned, {"Choice", "Plan"}),
+    "analysis.plots": (drawn, set()),
+    "assets": (fetched, {"AssetError", "Say"}),
     "audit": (lambda name: {"verifier": one_seed, "steps": False, "samples": 9, "cases": ["two ids, two"]},
               {"Finding", "Loop", "Report", "Row"}),
 }  # fmt: skip
 GOOD: Calls = {
-    f"{module.rpartition('.')[2]}.{name}": (
+    f"{module}.{name}": (
         getattr(importlib.import_module(f"specdec_kernels.{module}"), name),
         lambda make=make, name=name: make(name),  # type: ignore[misc]
     )
@@ -182,14 +284,20 @@ GOOD: Calls = {
     for name in public(module)
     if name not in others
 }
-GOOD["transformers.assisted_generation"] = (assisted_generation, dict)
-GOOD["transformers.speculative_sampling"] = (
+GOOD["integrations.transformers.assisted_generation"] = (assisted_generation, dict)
+GOOD["integrations.transformers.speculative_sampling"] = (
     sk.integrations.transformers.speculative_sampling,
     lambda: {
         "candidate_input_ids": torch.tensor([[1, 2, 3]]), "candidate_logits": logits(1, 2, 5), "candidate_length": 2,
         "new_logits": logits(1, 3, 5), "assistant_ensemble_weight": 0.5,
     },
 )  # fmt: skip
+
+GOOD["integrations.transformers.generate"] = (generate, lambda: {"drafter": sk.NgramDrafter()})
+GOOD["distributed.verify_chain"] = (sharded, lambda: {
+    "target_logits": logits(2, 3, 1030), "draft_tokens": torch.zeros(2, 2).long(), "draft_logits": logits(2, 2, 1030),
+    "seeds": torch.tensor([1, 2]), "step": 0, "widths": [1030],
+})  # fmt: skip
 
 
 def is_int16(value: Any) -> bool:
@@ -201,6 +309,10 @@ UNREAD = {  # by the functions that take them, as other projects call those
     "chain_speculative_sampling_triton-retrive_next_sibling", "chain_speculative_sampling_triton-threshold_single",
     "chain_speculative_sampling_triton-threshold_acc",
 }  # fmt: skip
+HANDED_ON = {  # their documentation says "as `generate`"
+    "analysis.measured.watch", "analysis.measured.measure_acceptance", "analysis.measured.measure_costs",
+    "analysis.planner.plan",
+}  # fmt: skip
 ALLOWED: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(UNREAD, lambda value: True),
     **dict.fromkeys(("temperature", "top_k", "top_p", "min_p"), is_int16),
@@ -208,6 +320,15 @@ ALLOWED: dict[str, Callable[[Any], bool]] = {
     "exact_law-acceptance": lambda value: isinstance(value, str),  # the verifier's own
     "exact_law-verify": callable,
     "pieces-run": callable,
+    **dict.fromkeys(("advance", "clock", "say"), lambda value: value is print),
+    "count_runs-drafters": lambda value: value == {},
+    "measure_costs-mask": is_int16,
+    "measure_costs-drafters": lambda value: value == {},  # plain decoding alone
+    "generate-streamer": lambda value: value is None,
+    "verify_chain-group": lambda value: value is None,
+    "plan-costs": lambda value: value == {},
+    "print_to_stderr-message": lambda value: True,  # whatever can be printed
+    "save-command": lambda value: isinstance(value, str),
     "prepare-tokenizer": lambda value: True,  # looked at when there is text to make: below
     **dict.fromkeys(("seed", "offset"), lambda value: isinstance(value, int)),  # any, by its last 64 bits
 }
@@ -215,8 +336,9 @@ ALLOWED: dict[str, Callable[[Any], bool]] = {
 
 @pytest.mark.parametrize(("key", "parameter"), parameters(GOOD))
 def test_wrong_values_are_refused(key: str, parameter: str) -> None:
-    allowed = ALLOWED.get(parameter) or ALLOWED.get(f"{key.partition('.')[2]}-{parameter}")
-    said = complaints(*GOOD[key], parameter, allowed or (lambda value: False))
+    allowed = ALLOWED.get(parameter) or ALLOWED.get(f"{key.rpartition('.')[2]}-{parameter}")
+    also = "generate|watch" if key in HANDED_ON else ""
+    said = complaints(*GOOD[key], parameter, allowed or (lambda value: False), also)
     assert not said, said
 
 

@@ -72,11 +72,15 @@ def elsewhere(x: Tensor) -> Iterator[Tensor]:
     yield x.reshape(-1)[:0].reshape(0, 0, 0, 0)
 
 
-def name_in_messages(call: Callable[..., Any]) -> str:
+def names_in_messages(call: Callable[..., Any]) -> str:
+    """What a message may begin with, as a pattern: the name of a function, or of a method or its class."""
     owner = getattr(call, "__self__", None)
-    if owner is not None:
-        return (owner if inspect.isclass(owner) else type(owner)).__name__
-    return call.__qualname__.partition(".")[0]
+    names = (
+        [call.__qualname__.partition(".")[0]]
+        if owner is None
+        else [(owner if inspect.isclass(owner) else type(owner)).__name__, call.__name__]
+    )
+    return rf"(\w+\.)*({'|'.join(names)}): "
 
 
 def parameters(calls: Calls) -> list[Any]:
@@ -84,7 +88,9 @@ def parameters(calls: Calls) -> list[Any]:
     found: dict[tuple[str, str], str] = {}
     for key, (call, make) in calls.items():
         given = make()
-        for parameter in inspect.signature(call).parameters:
+        for parameter, of in inspect.signature(call).parameters.items():
+            if of.kind in (of.VAR_POSITIONAL, of.VAR_KEYWORD):
+                continue
             known = found.get((key.partition("-")[0], parameter))
             if known is None or (parameter in given and parameter not in calls[known][1]()):
                 found[key.partition("-")[0], parameter] = key
@@ -95,9 +101,15 @@ TAKEN = "taken"
 
 
 def complaints(
-    call: Callable[..., Any], make: Callable[[], dict[str, Any]], parameter: str, allowed: Callable[[Any], bool]
+    call: Callable[..., Any],
+    make: Callable[[], dict[str, Any]],
+    parameter: str,
+    allowed: Callable[[Any], bool],
+    also: str = "",
 ) -> str:
-    """A line for each wrong value of `parameter` that is not refused as it should be; `allowed` are taken."""
+    """A line for each wrong value of `parameter` that is not refused as it should be, in the name of `call` or `also`;
+    `allowed` are taken.
+    """
     signature = inspect.signature(call).parameters[parameter]
     good = make().get(parameter, signature.default)
     wrong, other = excluded(str(signature.annotation)), []
@@ -107,10 +119,12 @@ def complaints(
             wrong += spoilt(good)
             other = list(elsewhere(good))
     found = [
-        (value, complaint_of(call, make() | {parameter: value}, parameter)) for value in wrong if not allowed(value)
+        (value, complaint_of(call, make() | {parameter: value}, parameter, also))
+        for value in wrong
+        if not allowed(value)
     ]
     for value in other:
-        complaint = complaint_of(call, make() | {parameter: value}, r"\w+")
+        complaint = complaint_of(call, make() | {parameter: value}, r"\w+", also)
         found.append((value, None if complaint == TAKEN else complaint))
     return "\n".join(f"{_shown(value)}: {complaint}" for value, complaint in found if complaint)
 
@@ -121,7 +135,7 @@ def _shown(value: Any) -> str:
     return f"{value.layout} {value.dtype} {list(value.shape)} {value.device}"
 
 
-def complaint_of(call: Callable[..., Any], given: dict[str, Any], parameter: str) -> str | None:
+def complaint_of(call: Callable[..., Any], given: dict[str, Any], parameter: str, also: str) -> str | None:
     """What is wrong with how a bad `parameter` is refused; None: nothing is."""
     try:
         call(**given)
@@ -130,7 +144,7 @@ def complaint_of(call: Callable[..., Any], given: dict[str, Any], parameter: str
         named = re.search(rf"\b{parameter}\b", text) or (
             parameter in ("model", "draft_model") and "cannot be served" in text
         )
-        good = text.startswith(f"{name_in_messages(call)}: ") and named
+        good = re.match(names_in_messages(call) + (also and f"|{also}: "), text) and named
         return None if good else f"{type(error).__name__}: {text}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,7 +70,61 @@ def check_choice(caller: str, name: str, value: object, choices: tuple[str, ...]
         raise ValueError(f"{caller}: {name} must be {' or '.join(map(repr, choices))}, got {value!r}")
 
 
+def check_acceptance(caller: str, acceptance: object, acceptances: Collection[str]) -> None:
+    """ValueError unless one of the rules."""
+    if not isinstance(acceptance, str) or acceptance not in acceptances:
+        raise ValueError(f"{caller}: acceptance must be one of {', '.join(acceptances)}, got {acceptance!r}")
+
+
 def check_instance(caller: str, name: str, value: object, kind: type | tuple[type, ...], words: str) -> None:
     """TypeError unless `value` is of `kind`, in words for it."""
     if not isinstance(value, kind):
         raise TypeError(f"{caller}: {name} must be {words}, got {type(value).__name__}")
+
+
+def check_callable(caller: str, name: str, value: object) -> None:
+    """TypeError unless `value` can be called."""
+    if not callable(value):
+        raise TypeError(f"{caller}: {name} must be callable, got {type(value).__name__}")
+
+
+def check_device(caller: str, name: str, value: object) -> torch.device:
+    """The device; ValueError unless `value` is one, or the name of one."""
+    try:
+        if isinstance(value, (str, torch.device)):
+            return torch.device(value)
+    except RuntimeError:
+        pass
+    raise ValueError(f"{caller}: {name} must be a torch.device or its name, got {value!r:.40}")
+
+
+def check_path(caller: str, name: str, value: object, kind: type | tuple[type, ...] = Path) -> None:
+    """TypeError unless a `Path`, or of `kind`."""
+    check_instance(caller, name, value, kind, "a Path" if kind is Path else "a Path or str")
+
+
+def check_sequence(
+    caller: str, name: str, value: object, kind: type | tuple[type, ...], words: str, least: int = 1
+) -> None:
+    """Raise unless a sequence of at least so many of `kind`, in words for it; text is none, and a bool no integer."""
+    wrong = not isinstance(value, Sequence) or isinstance(value, (str, bytes))
+    if wrong or any(not isinstance(one, kind) or isinstance(one, bool) for one in value):  # type: ignore[attr-defined]
+        raise TypeError(f"{caller}: {name} must be a sequence of {words}, got {value!r:.80}")
+    if len(value) < least:  # type: ignore[arg-type]
+        raise ValueError(f"{caller}: {name} must be {least} or more, got {len(value)}")  # type: ignore[arg-type]
+
+
+def check_mapping(caller: str, name: str, value: object, key: type, kind: type, words: str) -> None:
+    """TypeError unless a mapping of `key` to `kind`, in words for it."""
+    wrong = not isinstance(value, Mapping)
+    if wrong or not all(isinstance(k, key) and isinstance(v, kind) for k, v in value.items()):  # type: ignore[attr-defined]
+        raise TypeError(f"{caller}: {name} must be a mapping of {words}, got {value!r:.80}")
+
+
+def check_array(caller: str, name: str, value: object, kind: str, words: str, width: int | None = None) -> None:
+    """Raise unless a numpy array of 8-byte numbers of `kind` ("f", "i", "u") and a last dimension of `width`."""
+    check_instance(caller, name, value, np.ndarray, f"an array, {words}")
+    assert isinstance(value, np.ndarray)
+    shaped = width is None or (value.ndim > 0 and value.shape[-1] == width)
+    if value.dtype != np.dtype(f"{kind}8") or not shaped:
+        raise ValueError(f"{caller}: {name} must be {words}, got {list(value.shape)} {value.dtype}")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from .commands import ended
 from .config import settings
+from .options import device
 
 __all__ = ["main"]
 
@@ -39,15 +40,12 @@ def _backends(arguments: list[str]) -> None:
     from .backends import backends
 
     parser = argparse.ArgumentParser(prog="specdec backends", description=_COMMANDS["backends"].help)
-    parser.add_argument("--device", default="cpu", help="where the tensors would be, as cpu or cuda:0 (default: cpu)")
+    parser.add_argument("--device", type=device, default="cpu", help="where the tensors would be (default: cpu)")
     parser.add_argument(
         "--json", action="store_true", help='print {op: {backend: "yes" or the reason why not}} instead'
     )
     given = parser.parse_args(arguments)
-    try:
-        table = backends(given.device)
-    except ValueError as error:
-        parser.error(str(error).splitlines()[0])
+    table = backends(given.device)
     print(json.dumps(table, indent=1) if given.json else table)
 
 
@@ -58,13 +56,10 @@ def _check(arguments: list[str]) -> int:
     from .ops.verify_tree import verify_tree
 
     parser = argparse.ArgumentParser(prog="specdec check", description=_COMMANDS["check"].help)
-    parser.add_argument("--device", default="cpu", help="where the tensors are, as cpu or cuda:0 (default: cpu)")
+    parser.add_argument("--device", type=device, default="cpu", help="where the tensors are (default: cpu)")
     parser.add_argument("--json", action="store_true", help="the distances as JSON")
     given = parser.parse_args(arguments)
-    try:
-        table = backends(given.device)
-    except ValueError as error:
-        parser.error(str(error).splitlines()[0])
+    table = backends(given.device)
     verifiers: dict[str, Callable[..., Any]] = {"verify_chain": verify_chain, "verify_tree": verify_tree}
     found = []
     slow = "triton" if given.device == "cpu" else ""  # its interpreter: hours

@@ -6,14 +6,13 @@ import argparse
 import errno
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import assets
 from .integrations.transformers.packing import pack_linear_weights
-from .options import MOST_THREADS, integer
+from .options import THREADS, device, existing
 
 __all__ = ["add_model_options", "ended", "load", "load_draft"]
 
@@ -59,14 +58,14 @@ def ended(name: str, run: Callable[[], int | None], extra: str | None = None) ->
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """The options that `load` and `load_draft` read, and those of drafters."""
-    parser.add_argument("--model", type=Path, help="a transformers folder (default: the demo's SmolLM2-135M)")
-    parser.add_argument("--draft-model", type=Path, help="a transformers folder: a smaller model that drafts")
-    parser.add_argument("--heads", type=Path, help="Medusa's (default, of the demo's model: those shipped)")
-    parser.add_argument("--device", default="cpu", help="where the model runs, as cpu or cuda:0")
+    parser.add_argument("--model", type=existing, help="a transformers folder (default: the demo's SmolLM2-135M)")
+    parser.add_argument("--draft-model", type=existing, help="a transformers folder: a smaller model that drafts")
+    parser.add_argument("--heads", type=existing, help="Medusa's (default, of the demo's model: those shipped)")
+    parser.add_argument("--device", type=device, default="cpu", help="where the model runs, as cpu or cuda:0")
     parser.add_argument(
         "--unpacked", action="store_true", help="leave the weights as they are (see pack_linear_weights)"
     )
-    parser.add_argument("--threads", type=integer(1, MOST_THREADS), help="torch's threads (default: as torch has them)")
+    parser.add_argument("--threads", type=THREADS, help="torch's threads (default: as torch has them)")
 
 
 def load(arguments: argparse.Namespace) -> tuple[Any, Any, bool]:

@@ -1,12 +1,12 @@
-"""Numbers among the options of commands."""
+"""What the options of commands are made with: numbers in their ranges, and paths that are there."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
-MOST_THREADS = 1024
-LARGEST_SEED = 2**63 - 1
+import torch
 
 
 def integer(lowest: int, highest: int) -> Callable[[str], int]:
@@ -16,7 +16,7 @@ def integer(lowest: int, highest: int) -> Callable[[str], int]:
         try:
             value = int(text) if len(text) < 100 else highest + 1
         except ValueError:
-            raise argparse.ArgumentTypeError(f"must be an integer, got {text!r}") from None
+            raise argparse.ArgumentTypeError(f"must be an integer, got {text[:30]!r}") from None
         if not lowest <= value <= highest:
             raise argparse.ArgumentTypeError(f"must be in [{lowest}, {highest}], got {text[:30]}")
         return value
@@ -24,6 +24,48 @@ def integer(lowest: int, highest: int) -> Callable[[str], int]:
     return parse
 
 
+def number(lowest: float, highest: float) -> Callable[[str], float]:
+    """The same for a number."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be a number, got {text[:30]!r}") from None
+        if not lowest <= value <= highest:
+            raise argparse.ArgumentTypeError(f"must be in [{lowest:g}, {highest:g}], got {text[:30]}")
+        return value
+
+    return parse
+
+
+COUNT = integer(0, 2**31 - 1)
+POSITIVE = integer(1, 2**31 - 1)
+LENGTH = integer(1, 64)
+THREADS = integer(1, 1024)
+SEED = integer(0, 2**63 - 1)
+TEMPERATURE = number(0, 3.4e38)
+SHARE = number(0, 1)
+SECONDS = number(0, 1e12)
+
+
+def existing(text: str) -> Path:
+    """What argparse makes the path of something that is read with."""
+    path = Path(text)
+    if not path.exists():
+        raise argparse.ArgumentTypeError(f"must be a file or folder that is there, got {text}")
+    return path
+
+
+def device(text: str) -> str:
+    """What argparse makes a device's name with; whether it is there shows when it is used."""
+    try:
+        torch.device(text)
+    except RuntimeError:
+        raise argparse.ArgumentTypeError(f"must be a device as cpu or cuda:0, got {text[:30]!r}") from None
+    return text
+
+
 def draft_length(text: str) -> int | str:
     """What argparse makes draft tokens a step with: an integer in [1, 64], or "auto"."""
-    return text if text == "auto" else integer(1, 64)(text)
+    return text if text == "auto" else LENGTH(text)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import check_int, check_tensor
+from .checks import check_device, check_int, check_tensor
 from .types import Status
 
 MAX_DEPTH = 64
@@ -48,8 +48,11 @@ class DraftTree:
     """
 
     def __init__(self, parents: Tensor, max_depth: int, max_leaves: int | None = None) -> None:
-        self.max_depth = max_depth
-        self.max_leaves = parents.shape[-1] if max_leaves is None else max_leaves
+        _check_tensor(parents)
+        parents, num_nodes = parents.to(torch.int64), parents.shape[-1]
+        self.max_depth = check_int("DraftTree", "max_depth", max_depth, 0, MAX_DEPTH)
+        leaves = num_nodes if max_leaves is None else max_leaves
+        self.max_leaves = check_int("DraftTree", "max_leaves", leaves, 1, num_nodes)
         self.ranks: Tensor | None = None
         self.expected_accepted_length: float | None = None
         nodes = torch.arange(parents.shape[-1], device=parents.device)
@@ -99,15 +102,14 @@ class DraftTree:
             (which includes every cycle), a tree that is too deep.
         """
         if isinstance(parents, Tensor):
-            check_tensor("DraftTree", "parents", parents, (torch.int32, torch.int64), None)
-            _check_size(parents)
+            _check_tensor(parents)
             if max_depth is None:
                 raise ValueError("DraftTree: parents as a tensor need max_depth, got None")
-            return cls(parents.to(torch.int64), _checked_depth(max_depth))
+            return cls(parents, max_depth)
         if max_depth is not None:
-            _checked_depth(max_depth)
+            check_int("DraftTree", "max_depth", max_depth, 0, MAX_DEPTH)
         given = torch.tensor(_rectangular(parents))
-        _check_size(given)
+        _check_tensor(given)
         rows = (given if given.dim() == 2 else given[None]).tolist()
         deepest = max(_host_depth(row) for row in rows)
         if max_depth is not None and deepest > max_depth:
@@ -325,6 +327,7 @@ class DraftTree:
 
     def to(self, device: torch.device | str) -> DraftTree:
         """The same tree on another device."""
+        device = check_device("DraftTree", "device", device)
         moved = object.__new__(DraftTree)
         moved.__dict__ = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(self).items()}
         moved.parents, moved.first_child, moved.next_sibling = moved.links
@@ -353,16 +356,14 @@ def _rectangular(parents: object) -> Sequence[int] | Sequence[Sequence[int]]:
     return parents
 
 
-def _check_size(parents: Tensor) -> None:
+def _check_tensor(parents: object) -> None:
+    check_tensor("DraftTree", "parents", parents, (torch.int32, torch.int64), None)
+    assert isinstance(parents, Tensor)
     if parents.dim() not in (1, 2) or not 1 <= parents.shape[-1] <= MAX_NODES:
         raise ValueError(
             f"DraftTree: parents must be [num_nodes] or [batch, num_nodes] with 1 <= num_nodes <= {MAX_NODES}, got "
             f"{list(parents.shape)}"
         )
-
-
-def _checked_depth(max_depth: int) -> int:
-    return check_int("DraftTree", "max_depth", max_depth, 0, MAX_DEPTH)
 
 
 def _lists_of_integers(name: str, given: Any, nested: bool) -> Any:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import check_int, check_integers, check_tensor
+from .checks import check_device, check_int, check_integers, check_sequence, check_tensor
 
 PLACEHOLDER_TOKEN_ID = -1
 """Fills the slots of an output that hold no token."""
@@ -99,7 +99,12 @@ class RowStats(NamedTuple):
 
     @staticmethod
     def stack(stats: Sequence[RowStats], dim: int) -> RowStats:
-        """Stack the stats of several draft positions along a new leading dimension `dim` (>= 0)."""
+        """Stack the stats of several draft positions, of one shape, along a new leading dimension `dim` (>= 0)."""
+        check_sequence("RowStats", "stats", stats, RowStats, "RowStats")
+        shapes = {tuple(s.argmax.shape) for s in stats}
+        if len(shapes) > 1:
+            raise ValueError(f"RowStats: stats must be of one shape, got {sorted(map(list, shapes))}")
+        check_int("RowStats", "dim", dim, 0, stats[0].argmax.dim())
         return RowStats(
             torch.stack([s.values for s in stats], dim),
             torch.stack([s.argmax for s in stats], dim),
@@ -388,6 +393,7 @@ class TokenMap:
 
     def to(self, device: torch.device | str) -> TokenMap:
         """The same map on another device."""
+        device = check_device("TokenMap", "device", device)
         moved = object.__new__(TokenMap)
         moved.max_id = self.max_id
         moved.draft_to_target = self.draft_to_target.to(device)

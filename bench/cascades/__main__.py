@@ -26,6 +26,7 @@ from bench import machine
 from bench.cascades import generation, next_token, report, rules, training
 from bench.cascades.results import Row
 from specdec_kernels import assets
+from specdec_kernels.options import COUNT, POSITIVE, THREADS
 
 PARTS = ("train", "rewriting", "next-token", "report")
 
@@ -37,11 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("parts", nargs="*", metavar="part", help=f"out of {', '.join(PARTS)} (default: all, in order)")
     parser.add_argument("--settings", nargs="+", choices=rules.SETTINGS, default=list(rules.SETTINGS))
-    parser.add_argument("--pairs", type=int, default=128, help="held-out texts rewritten (default 128)")
-    parser.add_argument("--batch", type=int, default=16, help="texts decoded together (default 16)")
-    parser.add_argument("--timed", type=int, default=16, help="of them decoded one by one too, and timed (default 16)")
-    parser.add_argument("--positions", type=int, default=1000, help="next tokens predicted (default 1000)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--pairs", type=POSITIVE, default=128, help="held-out texts rewritten (default 128)")
+    parser.add_argument("--batch", type=POSITIVE, default=16, help="texts decoded together (default 16)")
+    parser.add_argument("--timed", type=COUNT, default=16, help="of them decoded one by one, timed (default 16)")
+    parser.add_argument("--positions", type=POSITIVE, default=1000, help="next tokens predicted (default 1000)")
+    parser.add_argument("--threads", type=THREADS, default=torch.get_num_threads())
     parser.add_argument("--quick", action="store_true", help="a rehearsal; its figures mean nothing")
     parser.add_argument("--output", type=Path, help="folder of the results (default: bench/results/cascades)")
     arguments = parser.parse_args(argv)

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from specdec_kernels.options import SECONDS
+
 from .. import machine
 from ..providers import beside
 from . import crossovers, grid, hardware, model, plot, process, rehearsal, summary, worker
@@ -109,7 +111,7 @@ def left_out(journal: Journal, cases_of_phases: Sequence[int]) -> list[str]:
 
 def parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(prog="python -m bench.gpu.bench", description=__doc__)
-    parse.add_argument("--budget", type=float, default=300.0, help="seconds; default: 300")
+    parse.add_argument("--budget", type=SECONDS, default=300.0, help="seconds; default: 300")
     parse.add_argument("--folder", type=Path, help="default: bench/results/<the GPU>")
     parse.add_argument("--plan", choices=grid.PLANS, default="verify_chain", help="what is measured")
     parse.add_argument("--rehearse", action="store_true", help="no GPU: small cases on the CPU, nothing is timed")

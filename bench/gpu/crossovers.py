@@ -12,7 +12,8 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+
+from specdec_kernels.options import existing
 
 from ..report import Row
 from . import rehearsal, strategy
@@ -109,7 +110,7 @@ def told(rows: Sequence[Row], multiprocessors: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parse = argparse.ArgumentParser(prog="python -m bench.gpu.crossovers", description=__doc__)
-    parse.add_argument("folder", type=Path, help="of the results, such as bench/results/nvidia-h200")
+    parse.add_argument("folder", type=existing, help="of the results, such as bench/results/nvidia-h200")
     parse.add_argument("--write", action="store_true", help="change csrc/cuda/strategy.cu")
     options = parse.parse_args(arguments)
     result = json.loads((options.folder / "crossovers.json").read_text())

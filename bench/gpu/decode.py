@@ -25,6 +25,7 @@ import torch
 import specdec_kernels as sk
 from specdec_kernels.drafters import Drafter, ModelDrafter, NgramDrafter, NoDrafter
 from specdec_kernels.integrations.runners import as_runner
+from specdec_kernels.options import SECONDS
 
 from .. import machine
 from ..inputs import Case
@@ -170,7 +171,7 @@ def verify_us(vocab: int, batch: int, device: str, device_clock: Clock, cache_by
 
 def parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(prog="python -m bench.gpu.decode", description=__doc__)
-    parse.add_argument("--budget", type=float, default=280.0, help="seconds; default: 280")
+    parse.add_argument("--budget", type=SECONDS, default=280.0, help="seconds; default: 280")
     parse.add_argument("--folder", type=Path, help="default: bench/results/<the GPU>")
     parse.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
     parse.add_argument("--rehearse", action="store_true", help="one tiny model on the CPU; nothing is timed")

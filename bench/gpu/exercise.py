@@ -22,6 +22,7 @@ import specdec_kernels as sk
 from bench.gpu import strategy
 from bench.providers import own
 from bench.registry import REGISTRY
+from specdec_kernels.options import POSITIVE, device
 
 SHAPES = ((1, 5, 4099), (3, 2, 2049), (40, 2, 700), (150, 1, 257))
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
@@ -162,8 +163,8 @@ def trees(target: Tensor, draft: Tensor, coins: Tensor, keys: Tensor, backend: s
 def main(arguments: Sequence[str] | None = None) -> int:
     parse = argparse.ArgumentParser(prog="python -m bench.gpu.exercise", description=__doc__)
     parse.add_argument("--backend", default="cuda")
-    parse.add_argument("--device", default="cuda")
-    parse.add_argument("--most-shapes", type=int, default=len(SHAPES))
+    parse.add_argument("--device", type=device, default="cuda")
+    parse.add_argument("--most-shapes", type=POSITIVE, default=len(SHAPES))
     options = parse.parse_args(arguments)
     total = different = 0
     for number, shape in enumerate(SHAPES[: options.most_shapes]):

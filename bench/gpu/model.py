@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 import specdec_kernels as sk
+from specdec_kernels.options import POSITIVE
 
 from .. import inputs, machine
 from ..inputs import Case
@@ -311,10 +312,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m bench.gpu.model", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parse.add_argument("--gpu", nargs="+", choices=CARDS, default=list(CARDS))
-    parse.add_argument("--vocab", nargs="+", type=int, default=list(grid.VOCABS))
-    parse.add_argument("--batch", nargs="+", type=int, default=list(grid.BATCHES))
-    parse.add_argument("--draft", nargs="+", type=int, default=list(grid.DRAFTS))
-    parse.add_argument("--case", nargs="+", default=list(grid.Sizes().names))
+    parse.add_argument("--vocab", nargs="+", type=POSITIVE, default=list(grid.VOCABS))
+    parse.add_argument("--batch", nargs="+", type=POSITIVE, default=list(grid.BATCHES))
+    parse.add_argument("--draft", nargs="+", type=POSITIVE, default=list(grid.DRAFTS))
+    parse.add_argument("--case", nargs="+", choices=grid.Sizes().names, default=list(grid.Sizes().names))
     parse.add_argument("--folder", type=Path, default=FOLDER)
     options = parse.parse_args(arguments)
     sizes = grid.Sizes(options.vocab, options.batch, options.draft, options.case)

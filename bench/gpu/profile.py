@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from specdec_kernels.options import COUNT, POSITIVE, SECONDS, device
+
 from .. import inputs, machine
 from ..inputs import Case
 from ..providers import PROVIDERS
@@ -81,15 +83,15 @@ def read(text: str) -> list[dict[str, Any]]:
 
 def parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(prog="python -m bench.gpu.profile", description=__doc__)
-    parse.add_argument("--budget", type=float, default=120.0, help="seconds; default: 120")
+    parse.add_argument("--budget", type=SECONDS, default=120.0, help="seconds; default: 120")
     parse.add_argument("--folder", type=Path, help="default: bench/results/<the GPU>")
     parse.add_argument("--logs", type=Path, default=process.ROOT / "build/gpu-report")
     parse.add_argument("--tool", help="default: ncu, where it is found")
     parse.add_argument("--provider", default="cuda")
-    parse.add_argument("--device", default="cuda")
-    parse.add_argument("--vocab", type=int, default=128256)
-    parse.add_argument("--most", type=int, help="so many cases at most; default: all")
-    parse.add_argument("--only", type=int, help=argparse.SUPPRESS)
+    parse.add_argument("--device", type=device, default="cuda")
+    parse.add_argument("--vocab", type=POSITIVE, default=128256)
+    parse.add_argument("--most", type=POSITIVE, help="so many cases at most; default: all")
+    parse.add_argument("--only", type=COUNT, help=argparse.SUPPRESS)
     return parse
 
 

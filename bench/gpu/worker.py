@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from specdec_kernels.options import POSITIVE, SECONDS
+
 from ..providers import PROVIDERS
 from ..registry import VERIFY_CASES
 from . import grid, hardware, measure, rehearsal
@@ -73,15 +75,15 @@ def work(phases: Sequence[grid.Phase], setup: measure.Setup, start: float, deadl
 def parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(prog="python -m bench.gpu.worker", description=__doc__)
     parse.add_argument("--journal", type=Path, required=True)
-    parse.add_argument("--start", type=float, required=True, help="seconds since the epoch")
-    parse.add_argument("--deadline", type=float, required=True)
+    parse.add_argument("--start", type=SECONDS, required=True, help="seconds since the epoch")
+    parse.add_argument("--deadline", type=SECONDS, required=True)
     parse.add_argument("--rehearse", action="store_true", help="no GPU: small cases on the CPU, with stand-in events")
     parse.add_argument("--plan", choices=grid.PLANS, default="verify_chain", help="what is measured")
     parse.add_argument("--providers", nargs="+", choices=PROVIDERS, help="only these")
     parse.add_argument("--case", nargs="+", choices=VERIFY_CASES, default=list(VERIFY_CASES))
-    parse.add_argument("--vocab", nargs="+", type=int)
-    parse.add_argument("--batch", nargs="+", type=int)
-    parse.add_argument("--draft", nargs="+", type=int)
+    parse.add_argument("--vocab", nargs="+", type=POSITIVE)
+    parse.add_argument("--batch", nargs="+", type=POSITIVE)
+    parse.add_argument("--draft", nargs="+", type=POSITIVE)
     return parse
 
 

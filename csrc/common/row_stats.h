@@ -23,16 +23,22 @@ SPECDEC_HD void write_stats(const RowLaw& law, const StatsOut& out, int64_t inde
   out.status[index] = law.status;
 }
 
-// The law of a shard's row whose ids start at `first`, from the stats of the whole row.
-SPECDEC_HD RowLaw shard_law(const float* values, int64_t argmax, const Sampling& sampling, int32_t first) {
+// The law that a row's stats tell, but for its argmax and status.
+SPECDEC_HD RowLaw told_law(const float* values, const Sampling& sampling) {
   RowLaw law{};
   law.max = values[0];
   law.cutoff = values[1];
   law.normalizer = values[3];
   law.inverse_normalizer = 1.0f / values[3];
   law.inverse_temperature = sampling.inverse_temperature;
-  law.argmax = argmax >= 0 && argmax <= 0x7FFFFFFF ? int32_t(argmax) - first : -1;
   law.one_hot = sampling.greedy || isinf(law.max);
+  return law;
+}
+
+// The law of a shard's row whose ids start at `first`, from the stats of the whole row.
+SPECDEC_HD RowLaw shard_law(const float* values, int64_t argmax, const Sampling& sampling, int32_t first) {
+  RowLaw law = told_law(values, sampling);
+  law.argmax = argmax >= 0 && argmax <= 0x7FFFFFFF ? int32_t(argmax) - first : -1;
   return law;
 }
 
@@ -59,15 +65,9 @@ SPECDEC_HD RowLaw merged_law(float max, float normalizer, const Sampling& sampli
 // The law of a row of `vocab` ids whose stats the caller has kept; no_law if no row has such stats.
 SPECDEC_HD RowLaw kept_law(const float* values, int64_t argmax, int32_t status, const Sampling& sampling,
                            int32_t vocab) {
-  RowLaw law{};
-  law.max = values[0];
-  law.cutoff = values[1];
-  law.normalizer = values[3];
-  law.inverse_normalizer = 1.0f / values[3];
-  law.inverse_temperature = sampling.inverse_temperature;
+  RowLaw law = told_law(values, sampling);
   law.argmax = argmax >= 0 && argmax < vocab ? int32_t(argmax) : -1;  // the caller's: it may be no id of the row
   law.status = status;
-  law.one_hot = sampling.greedy || isinf(law.max);
   const bool certain = law.max == law.max && law.argmax >= 0;
   const bool spread =
       law.cutoff <= law.max && law.normalizer >= 1.0f - kSlack && law.normalizer <= (1.0f + kSlack) * float(vocab);

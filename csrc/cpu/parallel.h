@@ -9,13 +9,16 @@ int num_threads();
 // f(begin, end) over [0, n) in chunks; inline when called from inside another parallel_for.
 void parallel_for(int64_t n, const std::function<void(int64_t, int64_t)>& f);
 
-// f(i, split) for each of n independent rows or sequences. `split`: f may spread its own work over the threads, since there
-// are too few rows to keep every thread busy.
+// So many numbers of rows are worth a second thread: waking one takes as long, on a busy machine milliseconds.
+constexpr int64_t kWorthWaking = 1 << 16;
+
+// f(i, split) for each of n independent rows or sequences, that read so many numbers each. `split`: f may spread its own work
+// over the threads, since there are too few rows to keep every thread busy.
 template <class Fn>
-void for_each_row(int64_t n, Fn f) {
-  if (n == 0) return;
-  if (n == 1 || 2 * n < num_threads()) {
-    for (int64_t i = 0; i < n; ++i) f(i, true);
+void for_each_row(int64_t n, int64_t numbers, Fn f) {
+  const bool few = n == 1 || 2 * n < num_threads();
+  if (few || n * numbers < kWorthWaking) {
+    for (int64_t i = 0; i < n; ++i) f(i, few);
   } else {
     parallel_for(n, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) f(i, false);

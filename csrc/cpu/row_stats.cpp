@@ -6,7 +6,7 @@
 namespace specdec::cpu {
 
 void row_stats(const RowStatsArgs& args) {
-  for_each_row(args.batch * args.n, [&](int64_t index, bool split) {
+  for_each_row(args.batch * args.n, args.logits.vocab, [&](int64_t index, bool split) {
     thread_local Reading read;
     const int64_t b = index / args.n;
     const RowView row = row_view(args.logits, b, index % args.n, args.processors, b, index);

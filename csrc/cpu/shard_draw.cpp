@@ -110,7 +110,7 @@ void write_masses(const ShardDrawArgs& args, int64_t index, bool split) {
 }  // namespace
 
 void shard_draw(const ShardDrawArgs& args) {
-  for_each_row(args.batch * args.n, [&](int64_t index, bool split) {
+  for_each_row(args.batch * args.n, args.logits.vocab, [&](int64_t index, bool split) {
     if (args.noise_keys)
       draw_noisy(args, index, split);
     else if (args.masses)

@@ -7,7 +7,7 @@
 namespace specdec::cpu {
 
 void shard_stats(const ShardStatsArgs& args) {
-  for_each_row(args.batch * args.n, [&](int64_t index, bool split) {
+  for_each_row(args.batch * args.n, args.logits.vocab, [&](int64_t index, bool split) {
     thread_local RowScratch scratch;
     const int64_t b = index / args.n;
     const RowView row = row_view(args.logits, b, index % args.n);

@@ -69,7 +69,7 @@ void look_at(const TokenLogprobsArgs& args, int64_t index, const TokenSlot& slot
 }  // namespace
 
 void token_logprobs(const TokenLogprobsArgs& args) {
-  for_each_row(args.batch * args.width, [&](int64_t index, bool split) {
+  for_each_row(args.batch * args.width, args.logits.vocab, [&](int64_t index, bool split) {
     const TokenSlot slot = token_slot(args, index);
     if (slot.token < 0) return write_no_token(args, index, slot.status);
     thread_local Reading read, made;  // as it is given; as processors make it, if there are any

@@ -108,7 +108,8 @@ class Chain : SequenceRows {
 }  // namespace
 
 void verify_chain(const VerifyChainArgs& args) {
-  for_each_row(args.batch, [&](int64_t b, bool split) { Chain(args, b, split).run(); });
+  for_each_row(args.batch, (args.num_draft + 1) * args.target.vocab,
+               [&](int64_t b, bool split) { Chain(args, b, split).run(); });
 }
 
 }  // namespace specdec::cpu

@@ -83,7 +83,7 @@ float TreeRows::entropy() const {
 }  // namespace
 
 void verify_tree(const VerifyTreeArgs& args) {
-  for_each_row(args.batch, [&](int64_t b, bool split) {
+  for_each_row(args.batch, args.num_nodes * args.target.vocab, [&](int64_t b, bool split) {
     thread_local Position at;
     thread_local TreeRules<TreeRows>::Memory memory;
     TreeRows rows(args, b, at, split);

@@ -46,6 +46,22 @@ enum class Values : int32_t { kGroups, kListed, kRow };
 // The values that may be kept, of which so many were found: they are listed if there is room for them.
 __device__ __forceinline__ Values found_in(int count) { return count <= kMaxListed ? Values::kListed : Values::kRow; }
 
+// f(x, tile, i) for each value of a row that falls to this thread, of the tiles with wanted(max): held_id(tile, i) is its id,
+// which may be past the row's end.
+template <class Wanted, class F>
+__device__ __forceinline__ void for_each_in_row(const Reading& r, Wanted wanted, F f) {
+#pragma unroll 1
+  for (int tile = warp_id(); tile < r.row.tiles(); tile += num_warps()) {
+    if (!wanted(r.table.max[tile])) continue;
+#pragma unroll 1
+    for (int j = 0; j < kRuns; ++j) {
+      const Run run = load_run(r.row, tile, j);
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) f(run.x[k], tile, j * kRun + k);
+    }
+  }
+}
+
 // f(x) for each value that falls to this thread: of the group maxima, of the list, or of a row's tiles with wanted(max).
 template <class Wanted, class F>
 __device__ __forceinline__ void for_each(const Reading& r, Values values, Wanted wanted, F f) {
@@ -56,16 +72,7 @@ __device__ __forceinline__ void for_each(const Reading& r, Values values, Wanted
     for (int i = int(threadIdx.x); i < count; i += int(blockDim.x)) f(x[i]);
     return;
   }
-#pragma unroll 1
-  for (int tile = warp_id(); tile < r.row.tiles(); tile += num_warps()) {
-    if (!wanted(r.table.max[tile])) continue;
-#pragma unroll 1
-    for (int j = 0; j < kRuns; ++j) {
-      const Run run = load_run(r.row, tile, j);
-#pragma unroll
-      for (int k = 0; k < kRun; ++k) f(run.x[k]);
-    }
-  }
+  for_each_in_row(r, wanted, [&](float x, int, int) { f(x); });
 }
 
 // How a selection counts a value: as one, or by its weight in fixed point.

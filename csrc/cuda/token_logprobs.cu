@@ -10,19 +10,10 @@ namespace {
 // f(x, id) for the ids that fall to this thread, of the tiles with wanted(maximum); NaN is read as -inf.
 template <class Wanted, class F>
 __device__ __forceinline__ void for_each_id(const Reading& r, Wanted wanted, F f) {
-#pragma unroll 1
-  for (int tile = warp_id(); tile < r.row.tiles(); tile += num_warps()) {
-    if (!wanted(r.table.max[tile])) continue;
-#pragma unroll 1
-    for (int j = 0; j < kRuns; ++j) {
-      const Run run = load_run(r.row, tile, j);
-#pragma unroll
-      for (int k = 0; k < kRun; ++k) {
-        const int32_t id = held_id(tile, j * kRun + k);
-        if (id < r.row.vocab) f(run.x[k] == run.x[k] ? run.x[k] : -INFINITY, id);
-      }
-    }
-  }
+  for_each_in_row(r, wanted, [&](float x, int tile, int i) {
+    const int32_t id = held_id(tile, i);
+    if (id < r.row.vocab) f(x == x ? x : -INFINITY, id);
+  });
 }
 
 __device__ __forceinline__ float logit_of(const RowView& row, int32_t id) {

@@ -143,6 +143,12 @@ def test_a_quick_run_writes_its_results_and_plots(tmp_path: Path, capsys: pytest
     assert (tmp_path / "sample.png").exists()
 
 
+def test_an_unknown_case_is_refused_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run.main("--op sample --case T=1 nonsense".split())
+    assert "error: no case named nonsense; there are " in capsys.readouterr().err
+
+
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no result file"):
         plot.main([str(tmp_path)])

@@ -73,7 +73,7 @@ def test_a_pipe_gets_the_answer_alone(small: None, capsys: pytest.CaptureFixture
 def test_a_terminal_gets_tokens_by_origin(
     no_color: str, small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["to be or not to be", "--draft-model", "a/folder"]
+    arguments = ["to be or not to be", "--draft-model", "."]
     report = answer(capsys, *arguments)
     assert set(report["origins"]) == {Provenance.ACCEPTED, Provenance.RECOVERED, Provenance.BONUS}
     terminal = Terminal()
@@ -106,7 +106,7 @@ def test_every_drafter_answers_greedily_alike(
     wide = {"hidden_size": 576, "vocab_size": 49152, "num_hidden_layers": 1, "tie_word_embeddings": True}
     if name == "medusa":
         monkeypatch.setattr(assets, "load_model", lambda: (tiny("llama", 1, **wide), Letters()))  # type: ignore[arg-type]
-    more = ["--draft-model", "a/folder"] if name == "model" else []
+    more = ["--draft-model", "."] if name == "model" else []
     given = ["to be or not to be", "--temperature", "0", "--max-new-tokens", "8"]
     report = answer(capsys, *given, "--drafter", name, *more)
     assert report["drafter"] == name and report["tokens"] == answer(capsys, *given, "--drafter", "none")["tokens"]
@@ -131,13 +131,10 @@ def test_prompts_from_everywhere(
     ("arguments", "sentence"),
     [
         (["x", "--drafter", "model"], "--draft-model must be given with --drafter model and without others, got "),
-        (["x", "--drafter", "medusa", "--model", "a"], "--drafter medusa needs --heads, the Medusa heads of --model"),
-        (["x", "--prompt-file", "y"], "a prompt must be given once, got an argument and --prompt-file"),
-        (["--prompt-file", "no/such"], "[Errno 2] No such file or directory: 'no/such'"),
+        (["x", "--drafter", "medusa", "--model", "."], "--drafter medusa needs --heads, the Medusa heads of --model"),
+        (["x", "--prompt-file", "."], "a prompt must be given once, got an argument and --prompt-file"),
+        (["--prompt-file", "."], "[Errno 21] Is a directory: '.'"),
         ([" "], "the prompt must hold some text, got none"),
-        (["x", "--device", "abacus"], "Expected one of cpu, cuda"),
-        (["x", "--acceptance", "magic"], "acceptance must be one of token, block, match, greedy, got 'magic'"),
-        (["x", "--temperature", "-1"], "SamplingParams: temperature must be finite and >= 0, got -1.0"),
         (["x" * 300], "LlamaForCausalLM holds 256 positions, but prompt and max_new_tokens need 325"),
     ],
 )

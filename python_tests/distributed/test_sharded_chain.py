@@ -204,7 +204,7 @@ def test_given_widths_save_a_round() -> None:
     ("change", "error", "message"),
     [
         ({"target_law": sk.laws.Opt(0.3)}, ValueError, "distributed.verify_chain: target_law must be None"),
-        ({"return_acceptance": True}, ValueError, "distributed.verify_chain: return_acceptance must be None"),
+        ({"return_acceptance": True}, ValueError, "distributed.verify_chain: return_acceptance must be False"),
         ({"draft_stats": 3}, ValueError, "distributed.verify_chain: draft_stats must be None"),
         ({"draft_token_map": 3}, ValueError, "distributed.verify_chain: draft_token_map must be None"),
         ({"tree": 3}, TypeError, "distributed.verify_chain: got an unexpected argument 'tree'"),

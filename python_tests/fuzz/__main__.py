@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from specdec_kernels.options import POSITIVE, SECONDS, SEED
+
 ROOT = Path(__file__).resolve().parents[2]
 MOST_FAILURES = 10
 HANGS = 60  # seconds on one case
@@ -90,10 +92,10 @@ def work(first: int, limit: int, file: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m python_tests.fuzz", description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=120, metavar="S", help="how long (default: 120)")
-    parser.add_argument("--calls", type=int, metavar="N", help="how many cases, instead")
-    parser.add_argument("--seed", type=int, default=None, metavar="N", help="where to begin (default: anywhere)")
-    parser.add_argument("--replay", type=int, metavar="NUMBER", help="run this one case")
+    parser.add_argument("--seconds", type=SECONDS, default=120, metavar="S", help="how long (default: 120)")
+    parser.add_argument("--calls", type=POSITIVE, metavar="N", help="how many cases, instead")
+    parser.add_argument("--seed", type=SEED, default=None, metavar="N", help="where to begin (default: anywhere)")
+    parser.add_argument("--replay", type=SEED, metavar="NUMBER", help="run this one case")
     parser.add_argument("--plain", action="store_true", help="with the installed package, without sanitizers")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()

@@ -100,7 +100,7 @@ def test_features_survive_files_joining_and_splitting(tmp_path: Path) -> None:
     assert len(kept.starts) == 4 and len(out.starts) == 2
     assert torch.equal(out.labels(2)[:5], parts[1].labels(2)[:5]) and torch.equal(out.hidden[5:], parts[2].hidden[5:])
     assert torch.equal(kept.hidden, torch.cat([parts[0].hidden, parts[1].hidden[5:], parts[2].hidden[:5]]))
-    with pytest.raises(ValueError, match="at least 7 documents"):
+    with pytest.raises(ValueError, match="every must be <= documents=6, got 7"):
         joined.split(7)
 
 

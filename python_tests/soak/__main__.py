@@ -12,6 +12,8 @@ import json
 import sys
 from pathlib import Path
 
+from specdec_kernels.options import POSITIVE, SECONDS, SEED, THREADS
+
 from .run import soak
 from .uniformity import LEVEL
 
@@ -19,10 +21,10 @@ from .uniformity import LEVEL
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m python_tests.soak", description=__doc__.splitlines()[2])
-    parser.add_argument("--minutes", type=float, default=20)
-    parser.add_argument("--threads", type=int, default=8, help="callers in each process (default 8)")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=SECONDS, default=20)
+    parser.add_argument("--threads", type=THREADS, default=8, help="callers in each process (default 8)")
+    parser.add_argument("--processes", type=POSITIVE, default=2)
+    parser.add_argument("--seed", type=SEED, default=0)
     parser.add_argument("--json", type=Path, help="write the counts there")
     given = parser.parse_args()
     print(f"soaking for {given.minutes:g} minutes with seed {given.seed} ...", flush=True)

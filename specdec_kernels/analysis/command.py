@@ -15,6 +15,7 @@ from tqdm import tqdm
 from .. import assets
 from ..assets import prompts
 from ..commands import add_model_options, load, load_draft
+from ..options import LENGTH, POSITIVE, TEMPERATURE, existing
 from . import drafters as choices
 from . import planner, plots
 
@@ -52,21 +53,21 @@ def _plan_parser() -> argparse.ArgumentParser:
         "--drafters", nargs="*", choices=choices.COMPARED, help="(default: all, medusa where it has heads)"
     )
     parser.add_argument("--prompts", default="humaneval", choices=prompts.PROMPT_SETS, help="the demo's prompt set")
-    parser.add_argument("--prompt-file", type=Path, help="instead: a text of one prompt a line, or of JSON strings")
-    parser.add_argument("--count", type=_positive, default=8, help="prompts at most, decoded together")
-    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="0 is greedy")
-    parser.add_argument(
-        "--lengths", type=_positive, nargs="+", default=list(planner.LENGTHS), help="draft tokens a step"
-    )
-    parser.add_argument("--batch-sizes", type=_positive, nargs="+", default=[1, 8], help="sequences decoded together")
-    parser.add_argument("--max-new-tokens", type=_positive, default=48, help="tokens of each answer")
-    parser.add_argument("--rounds", type=_positive, default=2, help="times that each step is timed")
+    parser.add_argument("--prompt-file", type=existing, help="instead: a text of one prompt a line, or of JSON strings")
+    parser.add_argument("--count", type=POSITIVE, default=8, help="prompts at most, decoded together")
+    parser.add_argument("--temperature", type=TEMPERATURE, nargs="+", default=[0.0, 1.0], help="0 is greedy")
+    parser.add_argument("--lengths", type=LENGTH, nargs="+", default=list(planner.LENGTHS), help="draft tokens a step")
+    parser.add_argument("--batch-sizes", type=POSITIVE, nargs="+", default=[1, 8], help="sequences decoded together")
+    parser.add_argument("--max-new-tokens", type=POSITIVE, default=48, help="tokens of each answer")
+    parser.add_argument("--rounds", type=POSITIVE, default=2, help="times that each step is timed")
     parser.add_argument("--figure", type=Path, help="also draw the gains by batch size into this PNG")
     parser.add_argument("--json", action="store_true", help="print all figures as one JSON document instead")
     return parser
 
 
 def _plan(arguments: argparse.Namespace, line: str) -> None:
+    if arguments.figure is not None:
+        plots.check_writable("plan", arguments.figure)
     own = arguments.model is None
     model, tokenizer, packs = load(arguments)
     if arguments.prompt_file is not None:
@@ -164,23 +165,22 @@ def _plot_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("figure", choices=FIGURES, metavar="figure", help=", ".join(FIGURES))
-    parser.add_argument("results", type=Path, nargs="?", help=f"a JSON file, for {', '.join(_OF_FILES)}")
+    parser.add_argument("results", type=existing, nargs="?", help=f"a JSON file, for {', '.join(_OF_FILES)}")
     parser.add_argument("--output", type=Path, help="the PNG (default: FIGURE.png)")
     return parser
 
 
 def _plot(arguments: argparse.Namespace, line: str) -> None:
     draw, _ = FIGURES[arguments.figure]
+    output = arguments.output or Path(f"{arguments.figure}.png")
+    plots.check_writable("plot", output)
     if (arguments.figure in _OF_FILES) != (arguments.results is not None):
         wanted = "a JSON file" if arguments.figure in _OF_FILES else "no file"
         raise ValueError(f"figure {arguments.figure} takes {wanted}, got {arguments.results}")
-    output = arguments.output or Path(f"{arguments.figure}.png")
     try:
         figure = draw(None if arguments.results is None else json.loads(arguments.results.read_text(encoding="utf-8")))
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{arguments.results} does not hold what {arguments.figure} is drawn from: {error!r}"
-        ) from error
+    except (KeyError, TypeError, ValueError) as error:  # of a file's contents
+        raise ValueError(f"{arguments.results} does not hold what {arguments.figure} is drawn from: {error}") from error
     plots.save(figure, output, line)
     print(f"written: {output}")
 
@@ -191,10 +191,3 @@ def _rows(found: dict[str, Any], key: str = "rows") -> list[dict[str, Any]]:
     if not rows:
         raise KeyError(key)
     return rows
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,9 +15,19 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from ..decoding.request import MAX_SPECULATIVE_TOKENS, check_int
+from ..checks import (
+    check_callable,
+    check_instance,
+    check_int,
+    check_integers,
+    check_mapping,
+    check_sequence,
+    check_tensor,
+)
+from ..decoding.request import MASK_DTYPES, MAX_SPECULATIVE_TOKENS
 from ..drafters.base import Drafter, TreeDrafter
 from ..drafters.none import NoDrafter
+from ..ops._common import ID_DTYPES
 from ..sampling import SamplingParams
 from .theory import expected_tokens_by_position
 from .watching import Clock, Unlikely, Watched, watch
@@ -57,6 +67,7 @@ class Acceptance:
     @staticmethod
     def of(watched: Sequence[Watched]) -> Acceptance:
         """All steps of several generations."""
+        check_sequence("Acceptance", "watched", watched, Watched, "Watched", least=0)
         widest = max((w.acceptance.shape[1] for w in watched), default=0)
         steps = [
             np.pad(w.acceptance, ((0, 0), (0, widest - w.acceptance.shape[1])), constant_values=np.nan) for w in watched
@@ -156,6 +167,9 @@ def measure_acceptance(
     ValueError, TypeError
         As `generate`.
     """
+    check_batches("measure_acceptance", batches)
+    check_instance("measure_acceptance", "drafter", drafter, Drafter, "a Drafter (NoDrafter() for none)")
+    check_callable("measure_acceptance", "advance", advance)
     seen = []
     for i, (ids, mask) in enumerate(batches):
         seeds = torch.arange(len(ids)) + 1000 * i
@@ -167,6 +181,28 @@ def measure_acceptance(
         )  # fmt: skip
         advance()
     return Acceptance.of(seen)
+
+
+def check_batches(caller: str, batches: object) -> None:
+    """Raise unless pairs of input ids and attention mask, one or more; what is in them, `generate` looks at."""
+    check_sequence(caller, "batches", batches, tuple, "(input ids, attention mask)")
+    for pair in cast(Sequence[tuple[Any, ...]], batches):
+        if len(pair) != 2 or not isinstance(pair[0], Tensor) or not isinstance(pair[1], (Tensor, type(None))):
+            got = ", ".join(type(part).__name__ for part in pair)
+            raise TypeError(f"{caller}: batches must be a sequence of (input ids, attention mask), got ({got})")
+
+
+def check_measuring(
+    caller: str, drafters: object, lengths: object, rounds: object, clock: object, advance: object
+) -> None:
+    """Raise for the first that is wrong of what `measure_costs` and `plan` both take."""
+    check_mapping(caller, "drafters", drafters, str, Drafter, "names to drafters")
+    check_sequence(caller, "lengths", lengths, int, "integers")
+    for length in cast(Sequence[int], lengths):
+        check_int(caller, "lengths", length, 1, MAX_SPECULATIVE_TOKENS)
+    check_int(caller, "rounds", rounds, 1, 2**31 - 1)
+    check_callable(caller, "clock", clock)
+    check_callable(caller, "advance", advance)
 
 
 @dataclass(frozen=True)
@@ -189,11 +225,19 @@ class StepCosts:
 
     def verification(self, rows: int | str) -> float:
         """Time of such a step, drafting not counted, over plain decoding's."""
+        _check_key("rows", rows, self.steps)
         return self.steps[rows] / self.steps[1]
 
     def c(self, name: str, length: int) -> float:
         """c of this drafter: seconds a draft token over those of a plain step (definition 3.7)."""
+        _check_key("name", name, {known for known, _ in self.drafting})
+        _check_key("length", length, {known for of, known in self.drafting if of == name})
         return self.drafting[name, length] / (max(length, 1) * self.steps[1])
+
+
+def _check_key(argument: str, key: object, known: Collection[object]) -> None:
+    if isinstance(key, bool) or not isinstance(key, (int, str)) or key not in known:
+        raise ValueError(f"StepCosts: {argument} must be one of {sorted(known, key=str)}, got {key!r:.40}")
 
 
 def measure_costs(
@@ -230,13 +274,15 @@ def measure_costs(
     advance : callable
         Called after each way in each round.
     """
-    for name, value in (
-        ("batch_size", batch_size),
-        ("rounds", rounds),
-        ("steps", steps),
-        *(("lengths", k) for k in lengths),
-    ):
-        check_int("measure_costs", name, value, 1, MAX_SPECULATIVE_TOKENS if name == "lengths" else 2**31 - 1)
+    check_measuring("measure_costs", drafters, lengths, rounds, clock, advance)
+    check_int("measure_costs", "batch_size", batch_size, 1, 2**31 - 1)
+    check_int("measure_costs", "steps", steps, 1, 2**31 - 3)
+    check_integers("measure_costs", "ids", ids, ID_DTYPES)
+    if mask is not None:
+        check_tensor("measure_costs", "mask", mask, MASK_DTYPES, None)
+    if ids.dim() != 2 or len(ids) < 1 or (mask is not None and mask.shape != ids.shape):
+        got = [list(tensor.shape) for tensor in (ids, mask) if tensor is not None]
+        raise ValueError(f"measure_costs: ids and mask must be [num_prompts >= 1, prompt], got {got}")
     chosen = torch.arange(batch_size) % len(ids)
     ids = ids[chosen, -_CONTEXT:]
     mask = None if mask is None else mask[chosen, -_CONTEXT:]

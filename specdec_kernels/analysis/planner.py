@@ -11,9 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..checks import check_array, check_choice, check_flag, check_int, check_mapping, check_number, check_sequence
 from ..drafters.base import Drafter, TreeDrafter
 from ..sampling import SamplingParams
-from .measured import Acceptance, Estimate, StepCosts, measure_acceptance, measure_costs
+from .measured import (
+    Acceptance,
+    Estimate,
+    StepCosts,
+    check_batches,
+    check_measuring,
+    measure_acceptance,
+    measure_costs,
+)  # fmt: skip
 from .theory import walltime_improvement
 from .watching import Clock
 
@@ -91,8 +100,22 @@ class Plan:
     costs: dict[int, StepCosts] = field(default_factory=dict)
 
     def best(self, temperature: float, batch_size: int) -> Choice | None:
-        """The choice of the largest gain; None where plain decoding is best."""
+        """The choice of the largest gain; None where plain decoding is best.
+
+        Raises
+        ------
+        ValueError, TypeError
+            A temperature and batch size that were not planned.
+        """
+        check_number("Plan", "temperature", temperature, 0, float("inf"))
+        check_int("Plan", "batch_size", batch_size, 1, None)
         found = [c for c in self.choices if (c.temperature, c.batch_size) == (temperature, batch_size)]
+        if not found:
+            known = sorted({(c.temperature, c.batch_size) for c in self.choices})
+            raise ValueError(
+                f"Plan: temperature and batch_size must be one of the pairs planned, {known}, got "
+                f"({temperature}, {batch_size})"
+            )
         return max((c for c in found if c.gain.mean > 1.0), key=lambda c: c.gain.mean, default=None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -136,6 +159,12 @@ def count_runs(
     drafters: Mapping[str, Drafter], num_batches: int, temperatures: int, lengths: int, batch_sizes: int, rounds: int
 ) -> int:
     """Generations that a `plan` makes: as often it calls `advance`."""
+    check_mapping("count_runs", "drafters", drafters, str, Drafter, "names to drafters")
+    for name, value in (
+        ("num_batches", num_batches), ("temperatures", temperatures), ("lengths", lengths),
+        ("batch_sizes", batch_sizes), ("rounds", rounds),
+    ):  # fmt: skip
+        check_int("count_runs", name, value, 0, None)
     trees = sum(isinstance(drafter, TreeDrafter) for drafter in drafters.values())
     ways = trees + (len(drafters) - trees) * lengths
     return temperatures * ways * num_batches + batch_sizes * rounds * (1 + lengths + ways)
@@ -191,12 +220,20 @@ def plan(
     ValueError, TypeError
         As `generate`; no drafter, no prompt, or a drafter that is called "none".
     """
+    check_batches("plan", batches)
+    check_measuring("plan", drafters, lengths, rounds, clock, advance)
+    check_sequence("plan", "temperatures", temperatures, (int, float), "numbers")
+    for temperature in temperatures:
+        check_number("plan", "temperatures", temperature, 0, float(np.finfo(np.float32).max))
+    check_sequence("plan", "batch_sizes", batch_sizes, int, "integers")
+    for batch_size in batch_sizes:
+        check_int("plan", "batch_sizes", batch_size, 1, 2**31 - 1)
+    check_int("plan", "max_new_tokens", max_new_tokens, 1, 2**31 - 1)
+    if costs is not None:
+        check_mapping("plan", "costs", costs, int, StepCosts, "batch sizes to StepCosts")
     if not drafters or PLAIN in drafters:
         raise ValueError(f"plan: drafters must be one or more, none of them called {PLAIN!r}, got {list(drafters)}")
-    if not batches:
-        raise ValueError("plan: batches must be one or more, got none")
-    if acceptance not in ("token", "greedy"):
-        raise ValueError(f"plan: acceptance must be token or greedy, got {acceptance!r}")
+    check_choice("plan", "acceptance", acceptance, ("token", "greedy"))
     found = Plan(costs=dict(costs or {}))
     for batch_size in () if costs else batch_sizes:
         found.costs[batch_size] = measure_costs(
@@ -271,6 +308,16 @@ def simulate(
     Estimate
         The mean gain over plain decoding, and the range of 95 % of the batches.
     """
+    check_array("simulate", "acceptances", acceptances, "f", "[length] float64")
+    if acceptances.ndim != 1 or not ((acceptances >= 0) & (acceptances <= 1)).all():
+        raise ValueError(f"simulate: acceptances must be [length] numbers in [0, 1], got {acceptances}")
+    check_number("simulate", "drafted_share", drafted_share, 0, 1)
+    for name, number in (("drafting", drafting), ("verification", verification)):
+        check_number("simulate", name, number, 0, 1e9)
+    for name, value in (("batch_size", batch_size), ("num_tokens", num_tokens), ("answers", answers)):
+        check_int("simulate", name, value, 1, 2**31 - 1)
+    check_flag("simulate", "always", always)
+    check_int("simulate", "seed", seed, 0, None)
     random = np.random.default_rng(seed)
     accepting = acceptances.copy()
     if drafted_share > 0 and len(accepting):

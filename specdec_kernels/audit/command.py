@@ -11,6 +11,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
+from ..options import POSITIVE
 from .run import SAMPLES, audit
 from .signatures import SIGNATURES
 
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--draft", metavar="module:function", help="the drafter that goes with it, for several steps")
     parser.add_argument("--cases", nargs="+", metavar="PART", help="only the cases whose name contains one of these")
     parser.add_argument(
-        "--samples", type=int, default=SAMPLES, help="where something is sampled (default: %(default)s)"
+        "--samples", type=POSITIVE, default=SAMPLES, help="where something is sampled (default: %(default)s)"
     )
     parser.add_argument("--no-steps", action="store_true", help="no loop of several steps")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..checks import check_flag, check_int, check_number
+from ..checks import check_callable, check_flag, check_int, check_number, check_sequence
 from ..testing import target_joint
 from .cases import Case, chains, trees
 from .causes import best
@@ -77,12 +77,10 @@ def audit(
     if not isinstance(signature, str) or signature not in SIGNATURES:
         raise ValueError(f"audit: signature must be one of {', '.join(SIGNATURES)}, got {signature!r}")
     for name, value, needed in (("verifier", verifier, True), ("draft", draft, False), ("progress", progress, False)):
-        if not callable(value) and (needed or value is not None):
-            raise TypeError(f"audit: {name} must be callable, got {type(value).__name__}")
-    if cases is not None and (
-        isinstance(cases, str) or not isinstance(cases, Sequence) or not all(isinstance(part, str) for part in cases)
-    ):
-        raise TypeError(f"audit: cases must be a sequence of strings, got {cases!r}")
+        if needed or value is not None:
+            check_callable("audit", name, value)
+    if cases is not None:
+        check_sequence("audit", "cases", cases, str, "strings", least=0)
     check_flag("audit", "steps", steps)
     check_int("audit", "samples", samples, 1, 2**31 - 1)
     check_number("audit", "tolerance", tolerance, 0, 1)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..checks import check_device
 from . import native
 from . import triton as triton_backend
 
@@ -94,6 +95,12 @@ def register_triton(library: torch.library.Library) -> None:
             library.impl(op, in_python("triton", op), "CUDA")
 
 
+def check_backend(caller: str, backend: object) -> None:
+    """ValueError unless the name of a backend."""
+    if not isinstance(backend, str) or backend not in _BACKENDS:
+        raise ValueError(f"{caller}: backend must be one of {', '.join(_BACKENDS)} or None, got {backend!r}")
+
+
 def implementation(
     op: str, overload: Any, backend: str, device: torch.device, caller: str | None = None
 ) -> Callable[..., Any]:
@@ -104,8 +111,7 @@ def implementation(
     ValueError
         An unknown backend, or one that cannot run this op on this device, with the reason.
     """
-    if not isinstance(backend, str) or backend not in _BACKENDS:
-        raise ValueError(f"{caller or op}: backend must be one of {', '.join(_BACKENDS)} or None, got {backend!r}")
+    check_backend(caller or op, backend)
     why_not, reach = _BACKENDS[backend]
     reason = why_not(op, device)
     if reason is not None:
@@ -156,10 +162,7 @@ def backends(device: torch.device | str = "cpu") -> BackendTable:
     ValueError
         A device that torch does not know.
     """
-    try:
-        device = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise ValueError(f"backends: device must be a torch.device or its name, got {device!r}") from None
+    device = check_device("backends", "device", device)
     return BackendTable(
         {name: {n: why(op, device) or "yes" for n, (why, _) in _BACKENDS.items()} for name, op in FUNCTIONS.items()}
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
-from ..checks import check_flag, check_int
+from ..checks import check_acceptance, check_flag, check_int
 from ..drafters.base import Drafter, TreeDrafter
 from ..laws import TargetLaw, check_law
 from ..ops.token_logprobs import MAX_TOP
@@ -50,12 +49,6 @@ def check_draft_length(caller: str, num_speculative_tokens: object) -> None:
         )
     if num_speculative_tokens != "auto" and not isinstance(num_speculative_tokens, CostTable):
         check_int(caller, "num_speculative_tokens", num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
-
-
-def check_acceptance(caller: str, acceptance: object, acceptances: Collection[str]) -> None:
-    """ValueError unless one of the rules."""
-    if not isinstance(acceptance, str) or acceptance not in acceptances:
-        raise ValueError(f"{caller}: acceptance must be one of {', '.join(acceptances)}, got {acceptance!r}")
 
 
 def _check_tree_drafter(runner: Runner, drafter: TreeDrafter, target_law: TargetLaw | None) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_flag, check_int
+
 AUTO_DRAFT_LENGTHS = (0, 1, 3, 7)
 """What "auto" chooses from: 1, 2, 4 or 8 verified rows a sequence."""
 
@@ -61,11 +63,13 @@ class CostTable:
     @staticmethod
     def nominal(draft_model: bool) -> CostTable:
         """The same on every machine: rows cost little beside the weights, and a draft model a tenth of the target."""
+        check_flag("CostTable", "draft_model", draft_model)
         drafting = _NOMINAL_DRAFT * draft_model * np.array(AUTO_DRAFT_LENGTHS)
         return CostTable(np.zeros(1, np.int64), (np.array(_NOMINAL_ROWS) + drafting)[None])
 
     def at(self, step: int) -> NDArray[np.float64]:
         """``[4]``: what counts in this step of the call."""
+        check_int("CostTable", "step", step, 0, None)
         return self.seconds[np.searchsorted(self.steps, step, side="right") - 1]
 
     def learn(self, step: int, width: int, seconds: float) -> None:

@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..drafters.base import Draft, Drafter
@@ -98,8 +97,6 @@ class Steps:
         if not isinstance(draft, Draft):
             raise TypeError(f"{asked} a Draft, got {type(draft).__name__}")
         tokens = draft.tokens
-        if not isinstance(tokens, Tensor) or tokens.dtype != torch.int64:
-            raise TypeError(f"{asked} int64 tokens, got {getattr(tokens, 'dtype', type(tokens).__name__)}")
         if draft.tree is not None:
             return draft
         if tokens.dim() != 2 or tokens.shape[0] != at_step.batch_size or tokens.shape[1] > num_tokens:

@@ -6,8 +6,9 @@ import argparse
 import json
 from collections.abc import Sequence
 
+from ..assets.prompts import PROMPT_SETS
 from ..commands import ended
-from ..options import LARGEST_SEED, MOST_THREADS, draft_length, integer
+from ..options import POSITIVE, SEED, TEMPERATURE, THREADS, draft_length, integer
 
 __all__ = ["main"]
 
@@ -60,14 +61,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--prompts",
         nargs="+",
         default=["code-edit", "humaneval", "chat"],
-        metavar="SET",
-        help="prompt sets: code-edit, quote, humaneval, summarise, chat, gsm8k",
+        choices=PROMPT_SETS,
+        help="prompt sets",
     )
     parser.add_argument("--batch", type=integer(1, 4096), default=2, help="prompts decoded together")
-    parser.add_argument(
-        "--max-new-tokens", type=integer(1, 2**31 - 1), default=96, help="tokens of each prompt's answer"
-    )
-    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="0 is greedy")
+    parser.add_argument("--max-new-tokens", type=POSITIVE, default=96, help="tokens of each prompt's answer")
+    parser.add_argument("--temperature", type=TEMPERATURE, nargs="+", default=[0.0, 1.0], help="0 is greedy")
     parser.add_argument(
         "--num-speculative-tokens",
         type=draft_length,
@@ -75,7 +74,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="K",
         help="draft tokens a step, or auto: as many as pay",
     )
-    parser.add_argument("--threads", type=integer(1, MOST_THREADS), help="CPU threads (default: the cores, at most 8)")
-    parser.add_argument("--seed", type=integer(0, LARGEST_SEED), default=0, help="of the sampled answers")
+    parser.add_argument("--threads", type=THREADS, help="CPU threads (default: the cores, at most 8)")
+    parser.add_argument("--seed", type=SEED, default=0, help="of the sampled answers")
     parser.add_argument("--json", action="store_true", help="print figures and texts as one JSON document instead")
     return parser.parse_args(argv)

@@ -8,7 +8,6 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,8 @@ from ..analysis import drafters as choices
 from ..commands import add_model_options, load, load_draft
 from ..decoding import CostTable, GenerationOutput, GenerationStats
 from ..decoding.generate import generate
-from ..options import LARGEST_SEED, draft_length, integer
+from ..ops.verify_chain import ACCEPTANCES
+from ..options import COUNT, POSITIVE, SEED, SHARE, TEMPERATURE, draft_length, existing
 from ..sampling import SamplingParams
 from ..types import Status
 from . import render
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("prompt", nargs="?", help="(default: what --prompt-file or stdin holds)")
-    parser.add_argument("--prompt-file", type=Path, help="a text file with the prompt")
+    parser.add_argument("--prompt-file", type=existing, help="a text file with the prompt")
     parser.add_argument(
         "--raw", action="store_true", help="continue the text as it is, without the tokenizer's chat template"
     )
@@ -75,13 +75,13 @@ def _parser() -> argparse.ArgumentParser:
         "--num-speculative-tokens", type=draft_length, default="auto", metavar="K",
         help="draft tokens a step, or auto: as many as pay (a tree has its own size)",
     )  # fmt: skip
-    parser.add_argument("--acceptance", default="token", help='"token", "block", "match", "greedy"; see docs/rules.md')
-    parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
-    parser.add_argument("--top-k", type=integer(0, 2**31 - 1), default=0, help="0 is off")
-    parser.add_argument("--top-p", type=float, default=1.0, help="1 is off")
-    parser.add_argument("--min-p", type=float, default=0.0, help="0 is off")
-    parser.add_argument("--seed", type=integer(0, LARGEST_SEED), default=0)
-    parser.add_argument("--max-new-tokens", type=integer(1, 2**31 - 1), default=256, help="of the answer")
+    parser.add_argument("--acceptance", choices=ACCEPTANCES, default="token", help="see docs/rules.md")
+    parser.add_argument("--temperature", type=TEMPERATURE, default=1.0, help="0 is greedy")
+    parser.add_argument("--top-k", type=COUNT, default=0, help="0 is off")
+    parser.add_argument("--top-p", type=SHARE, default=1.0, help="1 is off")
+    parser.add_argument("--min-p", type=SHARE, default=0.0, help="0 is off")
+    parser.add_argument("--seed", type=SEED, default=0)
+    parser.add_argument("--max-new-tokens", type=POSITIVE, default=256, help="of the answer")
     parser.add_argument("--json", action="store_true", help="print answer and figures as one JSON document instead")
     return parser
 

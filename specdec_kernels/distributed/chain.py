@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
+from ..backends import check_backend
+from ..checks import check_acceptance
 from ..ops._common import (
-    FLOAT32,
     ID_DTYPES,
-    LOGIT_DTYPES,
     Expected,
     check_logits,
     check_params,
-    check_tensors,
     raise_for_status,
     shape_error,
 )  # fmt: skip
 from ..ops._random import missing_noise, noise_of
 from ..ops.noise_keys import noise_keys as make_noise_keys
 from ..ops.uniform_samples import uniform_samples as make_uniform_samples
-from ..ops.verify_chain import ACCEPTANCES, DRAFTED, ROWS, VOCAB, check_eos
+from ..ops.verify_chain import ACCEPTANCES, DRAFTED, ROWS, check_draft, check_eos
+from ..ops.verify_chain import verify_chain as op
 from ..sampling import SamplingParams
 from ..types import VerifyOutput
 from .cut import cuts_of, verify_step
@@ -29,6 +30,8 @@ from .exchange import OP, Exchange
 from .layout import layout_of, own_tiles
 from .rows import Shard
 from .rules import Step
+
+_OF_THE_OP = inspect.signature(op).parameters  # those that are not named below must be left out
 
 
 def verify_chain(
@@ -90,22 +93,24 @@ def verify_chain(
     Raises
     ------
     TypeError, ValueError
-        As in `specdec_kernels.verify_chain`; what is refused here: `target_law`, `draft_stats`, `draft_token_map`,
-        `return_acceptance`, a vocabulary of one tile, and truncation that has no bound.
+        As in `specdec_kernels.verify_chain`; what is refused here: those of its arguments that are not above, a
+        vocabulary of one tile, and truncation that has no bound.
     RuntimeError
         torch.distributed is not initialised, or a rank has ended or did not answer in time.
     """
     for name, value in refused.items():
-        if name not in ("target_law", "draft_stats", "draft_token_map", "return_acceptance"):
+        known = _OF_THE_OP.get(name)
+        if known is None:
             raise TypeError(f"{OP}: got an unexpected argument {name!r}")
-        if value is not None and value is not False:
-            raise ValueError(f"{OP}: {name} must be None where the vocabulary is sharded, got {value!r:.40}")
+        if value is not known.default:
+            raise ValueError(f"{OP}: {name} must be {known.default} where the vocabulary is sharded, got {value!r:.40}")
+    if backend is not None:
+        check_backend(OP, backend)
     shape = check_logits(OP, "target_logits", target_logits, least=1)
     if len(shape) != 3 or shape[1] < 1:
         raise shape_error(OP, "target_logits", "[batch, num_draft + 1, width]", target_logits)
     batch, rows, width = shape
-    if acceptance not in ACCEPTANCES:
-        raise ValueError(f"{OP}: acceptance must be one of {', '.join(ACCEPTANCES)}, got {acceptance!r}")
+    check_acceptance(OP, acceptance, ACCEPTANCES)
     device, drafted = target_logits.device, (batch, rows - 1)
     params = check_params(OP, "params", params, batch, device)
     draft_params = check_params(OP, "draft_params", draft_params, batch, device)
@@ -116,14 +121,9 @@ def verify_chain(
     expected: list[Expected] = [("draft_tokens", draft_tokens, ID_DTYPES, DRAFTED, drafted)]
     if noise[1] is not None:
         expected.append(noise)
-    if draft_logits is not None and draft_probs is not None:
-        raise ValueError(f"{OP}: give draft_logits or draft_probs, got both")
-    for name, tensor, dtypes in (("draft_logits", draft_logits, LOGIT_DTYPES), ("draft_probs", draft_probs, FLOAT32)):
-        if tensor is not None:
-            expected.append((name, tensor, dtypes, DRAFTED + VOCAB, (*drafted, width)))
     if num_draft_tokens is not None:
         expected.append(("num_draft_tokens", num_draft_tokens, ID_DTYPES, ("batch",), (batch,)))
-    check_tensors(OP, target_logits, expected)
+    check_draft(OP, target_logits, (DRAFTED, drafted), draft_logits, draft_probs, None, None, expected)
     if eos_token_ids is not None:
         check_eos(OP, eos_token_ids, device)
     exchange = Exchange(group)

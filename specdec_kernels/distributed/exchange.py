@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checks import check_instance
+
 OP = "distributed.verify_chain"
 
 
@@ -26,6 +28,8 @@ class Exchange:
 
         if not dist.is_available() or not dist.is_initialized():
             raise RuntimeError(f"{OP}: torch.distributed must be initialised, and is not")
+        if group is not None:
+            check_instance(OP, "group", group, dist.ProcessGroup, "a ProcessGroup or None")
         self.group, self.rank, self.world = group, dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise ValueError(f"{OP}: group must have this rank in it, and has not")

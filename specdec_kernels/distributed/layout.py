@@ -14,6 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from ..checks import check_sequence
 from ..ops.shard_stats import TILE, tiles_of
 from .exchange import OP, Exchange
 
@@ -72,7 +73,9 @@ def layout_of(exchange: Exchange, width: int, widths: Sequence[int] | None, devi
     if widths is None:
         told = exchange.gather("widths", torch.tensor([width], device=device))
         widths = [int(one) for (one,) in told]
-    elif len(widths) != exchange.world or widths[exchange.rank] != width:
+    else:
+        check_sequence(OP, "widths", widths, int, "integers")
+    if len(widths) != exchange.world or widths[exchange.rank] != width or min(widths) < 1:
         raise ValueError(
             f"{OP}: widths must be those of {exchange.world} shards, this rank's {width}, got {list(widths)}"
         )

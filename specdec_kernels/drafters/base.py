@@ -10,11 +10,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..checks import check_instance, check_int, check_integers, check_tensor
 from ..decoding.runner import Runner
 from ..decoding.state import DecodingState, StepResult
+from ..ops._common import FLOAT32, ID_DTYPES, INT64, LOGIT_DTYPES
 from ..sampling import SamplingParams
 from ..tree import DraftTree
 from ..types import PLACEHOLDER_TOKEN_ID, RowStats, TokenMap
+
+_OPTIONAL = (("logits", LOGIT_DTYPES), ("probs", FLOAT32), ("num_draft_tokens", ID_DTYPES))
+_PARTS = (("params", SamplingParams), ("stats", RowStats), ("token_map", TokenMap), ("tree", DraftTree))
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,11 @@ class Draft:
     tree : DraftTree or None
         Of a `TreeDrafter`: `tokens` ``[batch, num_nodes - 1]`` are its nodes' without the root's, −1 where a sequence
         lacks a node, and the distribution is one-hot.
+
+    Raises
+    ------
+    TypeError
+        A field of another type; a tensor of another dtype. Shapes and values are looked at where a draft is verified.
     """
 
     tokens: Tensor
@@ -58,8 +68,18 @@ class Draft:
     num_draft_tokens: Tensor | None = None
     tree: DraftTree | None = None
 
+    def __post_init__(self) -> None:
+        check_integers("Draft", "tokens", self.tokens, INT64)
+        for name, dtypes in _OPTIONAL:
+            if (tensor := getattr(self, name)) is not None:
+                check_tensor("Draft", name, tensor, dtypes, None)
+        for name, kind in _PARTS:
+            if (part := getattr(self, name)) is not None:
+                check_instance("Draft", name, part, kind, f"a {kind.__name__} or None")
+
     def widened(self, width: int) -> Draft:
         """The same draft with placeholders up to `width` columns."""
+        check_int("Draft", "width", width, 0, 2**31 - 1)
         batch, drafted = self.tokens.shape
         if width <= drafted:
             return self

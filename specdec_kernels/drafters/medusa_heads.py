@@ -28,7 +28,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_flag, check_int
+from ..checks import FLOAT_DTYPES, check_flag, check_instance, check_int, check_path, check_tensor
 from ..types import TokenMap
 
 _FORMAT = "specdec_kernels medusa heads, 1"
@@ -53,6 +53,14 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
         if isinstance(error, (RuntimeError, SafetensorError)):  # their way of saying that the system refused to write
             raise OSError(f"{path} could not be written: {str(error).partition(chr(10))[0]}") from error
         raise
+
+
+def _head_of(model: Any) -> Tensor:
+    """The weights of a model's LM head, ``[vocab, hidden]``."""
+    if not hasattr(model, "get_output_embeddings"):
+        raise TypeError(f"MedusaHeads: model must be a transformers model, got {type(model).__name__}")
+    weight: Tensor = model.get_output_embeddings().weight
+    return weight
 
 
 class MedusaHeads(nn.Module):
@@ -86,8 +94,7 @@ class MedusaHeads(nn.Module):
         check_int("MedusaHeads", "hidden_size", hidden_size, 1, 2**31 - 1)
         check_int("MedusaHeads", "num_heads", num_heads, 1, None)
         check_flag("MedusaHeads", "shared", shared)
-        if not isinstance(token_map, TokenMap):
-            raise TypeError(f"MedusaHeads: token_map must be a TokenMap, got {type(token_map).__name__}")
+        check_instance("MedusaHeads", "token_map", token_map, TokenMap, "a TokenMap")
         self.hidden_size, self.num_heads, self.token_map = hidden_size, num_heads, token_map
         self.w1 = nn.Linear(hidden_size, num_heads * hidden_size, bias=False)
         self.w2 = nn.ModuleList(
@@ -106,7 +113,8 @@ class MedusaHeads(nn.Module):
         ValueError
             The token map has ids that the model has not, or `num_heads` is not positive.
         """
-        weight = model.get_output_embeddings().weight
+        check_instance("MedusaHeads", "token_map", token_map, TokenMap, "a TokenMap")
+        weight = _head_of(model)
         if token_map.max_id >= weight.shape[0]:
             raise ValueError(f"MedusaHeads: token_map must hold ids < vocab={weight.shape[0]}, got {token_map.max_id}")
         heads = cls(weight.shape[1], num_heads, token_map.to(weight.device), shared).to(weight.device)
@@ -122,6 +130,7 @@ class MedusaHeads(nn.Module):
 
     def outputs(self, hidden: Tensor) -> Tensor:
         """What W2 is given: ``[..., D]`` hidden states to ``[..., K, D]``."""
+        self._check_hidden(hidden, (self.w1.weight.dtype,))
         inner = nn.functional.silu(self.w1(hidden)).unflatten(-1, (self.num_heads, self.hidden_size))
         return inner + hidden[..., None, :]
 
@@ -135,11 +144,14 @@ class MedusaHeads(nn.Module):
 
     def top_tokens(self, hidden: Tensor, num: int) -> Tensor:
         """Each head's `num` likeliest target ids, ``[..., K, num]`` int64, likeliest first."""
+        self._check_hidden(hidden, FLOAT_DTYPES)
+        check_int("MedusaHeads", "num", num, 1, len(self.token_map))
         return self.token_map.draft_to_target[self(hidden.to(self.w1.weight.dtype)).topk(num, dim=-1).indices]
 
     def draft_labels(self, labels: Tensor) -> Tensor:
         """Target ids (negative: none) as ids of the reduced vocabulary; −100 for those outside it."""
         inverse = self.token_map.target_to_draft
+        check_tensor("MedusaHeads", "labels", labels, (torch.int64,), inverse.device)
         known = (labels >= 0) & (labels < inverse.numel())
         ids = torch.where(known, inverse[labels.clamp(0, inverse.numel() - 1)], -1)
         return torch.where(ids >= 0, ids, -100)
@@ -148,6 +160,7 @@ class MedusaHeads(nn.Module):
         """Write a safetensors file: weights in float16, the vocabulary, accuracies, and the card as metadata."""
         from safetensors.torch import save_file
 
+        check_path("MedusaHeads", "path", path, (str, Path))
         path = Path(path)
         tensors = {
             "w1": self.w1.weight.detach().to("cpu", torch.float16).unflatten(0, (self.num_heads, self.hidden_size)),
@@ -176,6 +189,8 @@ class MedusaHeads(nn.Module):
         """
         from safetensors import SafetensorError, safe_open
 
+        check_path("MedusaHeads", "path", path, (str, Path))
+        head = None if model is None else _head_of(model)
         try:
             with safe_open(path, "pt") as file:
                 metadata = file.metadata() or {}
@@ -204,18 +219,26 @@ class MedusaHeads(nn.Module):
             layer.weight.data.copy_(weight)
         heads.accuracy = accuracy
         heads.card = json.loads(metadata.get("card", "{}"))
-        if model is not None:
-            heads.check_fits(*model.get_output_embeddings().weight.shape)
-            heads = heads.to(model.device)
+        if head is not None:
+            heads.check_fits(*head.shape)
+            heads = heads.to(head.device)
         return heads.requires_grad_(False)
 
     def check_fits(self, vocab: int, hidden: int) -> None:
         """Raise ValueError unless these can be the heads of a target with this vocabulary and hidden size."""
+        check_int("MedusaHeads", "vocab", vocab, 1, None)
+        check_int("MedusaHeads", "hidden", hidden, 1, None)
         if hidden != self.hidden_size or self.token_map.max_id >= vocab:
             raise ValueError(
                 f"MedusaHeads: heads must be of hidden={hidden} and ids < vocab={vocab}, got hidden={self.hidden_size} "
                 f"and ids up to {self.token_map.max_id}"
             )
+
+    def _check_hidden(self, hidden: object, dtypes: tuple[torch.dtype, ...]) -> None:
+        check_tensor("MedusaHeads", "hidden", hidden, dtypes, self.w1.weight.device)
+        assert isinstance(hidden, Tensor)
+        if hidden.shape[-1:] != (self.hidden_size,):
+            raise ValueError(f"MedusaHeads: hidden must be [..., hidden={self.hidden_size}], got {list(hidden.shape)}")
 
     def _apply(self, fn: Any, recurse: bool = True) -> MedusaHeads:
         super()._apply(fn, recurse)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..checks import check_int, check_number
+from ..checks import check_instance, check_int, check_number, check_sequence
 from ..decoding.state import DecodingState, StepResult
 from ..ops.noise_keys import noise_keys
 from ..ops.sample import sample
@@ -51,8 +51,8 @@ class NgramLMDrafter(Drafter):
     """
 
     def __init__(self, table: NgramTable | None = None, order: int = 4, sharpness: float = 2.0) -> None:
-        if table is not None and not isinstance(table, NgramTable):
-            raise TypeError(f"NgramLMDrafter: table must be an NgramTable or None, got {type(table).__name__}")
+        if table is not None:
+            check_instance("NgramLMDrafter", "table", table, NgramTable, "an NgramTable or None")
         check_int("NgramLMDrafter", "order", order, 1, None)
         if not check_number("NgramLMDrafter", "sharpness", sharpness, -math.inf, math.inf) > 0:
             raise ValueError(f"NgramLMDrafter: sharpness must be > 0, got {sharpness}")
@@ -121,6 +121,9 @@ class NgramLMDrafter(Drafter):
         """The distribution of the token after `text` as it is counted, as terms: ids ``[n]`` int64, perhaps repeated,
         and what each adds ``[n]`` float64; what is missing to 1 is for tokens never seen.
         """
+        check_sequence("NgramLMDrafter", "text", text, int, "integers")
+        for token in text:
+            check_int("NgramLMDrafter", "text", token, 0, 2**31 - 1)
         _, ids, weights = self._law(np.array([text], dtype=np.int64), np.array([len(text)]), np.array([True]))
         return ids, weights
 

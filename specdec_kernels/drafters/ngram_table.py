@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_int
+from ..checks import check_array, check_int, check_path, check_sequence
 
 _Array = NDArray[np.int64]
 _KEPT = 64  # continuations kept of a context: rarer ones are hardly ever accepted
@@ -42,6 +42,7 @@ class NgramTable:
     """
 
     def __init__(self, orders: list[Order]) -> None:
+        check_sequence("NgramTable", "orders", orders, Order, "Order")
         self.orders = orders
 
     @staticmethod
@@ -77,6 +78,7 @@ class NgramTable:
 
     def save(self, path: Path) -> None:
         """Write the table to a ``.npz`` file."""
+        check_path("NgramTable", "path", path)
         names = Order.__dataclass_fields__
         arrays = {f"{name}{i}": getattr(order, name) for i, order in enumerate(self.orders) for name in names}
         with path.open("wb") as file:
@@ -91,6 +93,7 @@ class NgramTable:
         ValueError
             Not such a file.
         """
+        check_path("NgramTable", "path", path)
         names = Order.__dataclass_fields__
         try:
             read = np.load(path, allow_pickle=False)
@@ -115,6 +118,7 @@ class NgramTable:
         list of ndarray
             For each context length from 1: ``[batch]`` int64 indices of contexts, −1 where there is none.
         """
+        check_array("NgramTable", "tails", tails, "i", f"[batch, order={len(self.orders)}] int64", len(self.orders))
         found = []
         for length, order in enumerate(self.orders, start=1):
             keys = _hash([tails[:, -length + i] for i in range(length)])

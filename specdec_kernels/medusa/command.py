@@ -14,7 +14,7 @@ import torch
 
 from .. import assets, config
 from ..drafters.medusa_heads import MedusaHeads
-from ..options import MOST_THREADS, integer
+from ..options import THREADS, existing, integer, number
 from ..tree import DraftTree
 from .calibrate import count_accuracy, falling
 from .data import Features, prepare
@@ -54,12 +54,12 @@ def _parser() -> argparse.ArgumentParser:
     for command in (train, calibrate, draft):
         if command is not draft:
             command.add_argument("heads", type=Path, help="the heads' safetensors file")
-        command.add_argument("--model", type=Path, help="a transformers folder (default: the demo's SmolLM2-135M)")
+        command.add_argument("--model", type=existing, help="a transformers folder (default: the demo's SmolLM2-135M)")
         command.add_argument("--folder", type=Path, help="of text and checkpoints (default: medusa in the cache)")
         had = " (default: as the heads were trained)" if command is calibrate else ""
         command.add_argument("--tokens", type=size, help=f"of text{had or f' (default {TOKENS})'}")
         command.add_argument("--seed", type=integer(0, 2**40), help=f"of the text{had or ' (default 0)'}")
-        command.add_argument("--threads", type=integer(1, MOST_THREADS), help="torch's threads")
+        command.add_argument("--threads", type=THREADS, help="torch's threads")
         command.add_argument("--json", action="store_true", help="print what was found as one JSON document instead")
     train.add_argument("--num-heads", type=integer(1, 64), default=4)
     for command in (train, draft):
@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--separate", action="store_true", help="a W2 for each head, not one for all")
     train.add_argument("--steps", type=size, default=Recipe.steps, help=f"of Medusa-1 (default {Recipe.steps})")
     train.add_argument("--batch", type=size, default=Recipe.batch_size, help=f"tokens (default {Recipe.batch_size})")
-    train.add_argument("--learning-rate", type=float, default=Recipe.learning_rate)
+    train.add_argument("--learning-rate", type=number(0, 1e3), default=Recipe.learning_rate)
     train.add_argument(
         "--joint-steps", type=integer(0, 2**40), default=0, help="of Medusa-2, after those (default 0: none)"
     )

@@ -24,7 +24,15 @@ from torch import Tensor
 
 from ..assets.corpus import sources
 from ..assets.prompts import encode
-from ..checks import FLOAT_DTYPES, check_instance, check_int, check_tensor
+from ..checks import (
+    FLOAT_DTYPES,
+    check_callable,
+    check_instance,
+    check_int,
+    check_path,
+    check_sequence,
+    check_tensor,
+)  # fmt: skip
 from ..decoding.generate import generate
 from ..drafters import NoDrafter
 from ..drafters.medusa_heads import write_whole
@@ -114,6 +122,7 @@ class Features:
         """``[n, num_heads]`` int64: at row t and head k the token t + k + 2; `IGNORED` past the document's end and
         within its prompt.
         """
+        check_int("Features", "num_heads", num_heads, 1, None)
         return self._tokens_after(range(2, num_heads + 2))
 
     def next_tokens(self) -> Tensor:
@@ -137,6 +146,7 @@ class Features:
 
     def rows_of(self, document: int) -> slice:
         """The rows of one document."""
+        check_int("Features", "document", document, 0, len(self.starts) - 1)
         return slice(int(self.starts[document]), int(self._ends()[document]))
 
     def split(self, every: int) -> tuple[Features, Features]:
@@ -147,8 +157,9 @@ class Features:
         ValueError
             Fewer than `every` documents.
         """
+        check_int("Features", "every", every, 1, None)
         if len(self.starts) < every:
-            raise ValueError(f"Features: at least {every} documents are needed to hold one out, got {len(self.starts)}")
+            raise ValueError(f"Features: every must be <= documents={len(self.starts)}, got {every}")
         out = torch.arange(len(self.starts)) % every == every - 1
         return self._select(~out), self._select(out)
 
@@ -160,7 +171,8 @@ class Features:
 
     @staticmethod
     def join(parts: Sequence[Features]) -> Features:
-        """All documents of `parts`, in order."""
+        """All documents of `parts`, one or more, in order."""
+        check_sequence("Features", "parts", parts, Features, "Features")
         offsets = np.cumsum([0] + [part.tokens.numel() for part in parts[:-1]]).tolist()
         return Features(
             torch.cat([p.hidden for p in parts]),
@@ -171,6 +183,7 @@ class Features:
 
     def save(self, path: Path) -> None:
         """Write a safetensors file, whole or not at all."""
+        check_path("Features", "path", path)
         from safetensors.torch import save_file
 
         tensors = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -179,6 +192,7 @@ class Features:
     @staticmethod
     def load(path: Path) -> Features:
         """Read what `save` wrote; ValueError where the file is another, or not whole."""
+        check_path("Features", "path", path)
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -201,8 +215,7 @@ def extract(model: Any, documents: Sequence[Document], batch_size: int = 8) -> F
         Documents run together.
     """
     _check_model("extract", model)
-    if not isinstance(documents, Sequence) or not all(isinstance(one, Document) for one in documents):
-        raise TypeError(f"extract: documents must be a sequence of Document, got {type(documents).__name__}")
+    check_sequence("extract", "documents", documents, Document, "Document")
     check_int("extract", "batch_size", batch_size, 1, None)
     backbone, device = model.base_model, model.device
     rows: list[Tensor] = []
@@ -366,11 +379,10 @@ def prepare(
         Of `Features`, in order.
     """
     _check_model("prepare", model)
-    check_instance("prepare", "folder", folder, Path, "a Path")
+    check_path("prepare", "folder", folder)
     check_int("prepare", "num_tokens", num_tokens, 0, 2**40)
     check_int("prepare", "seed", seed, 0, 2**40)
-    if not callable(advance):
-        raise TypeError(f"prepare: advance must be callable, got {type(advance).__name__}")
+    check_callable("prepare", "advance", advance)
     folder.mkdir(parents=True, exist_ok=True)
     seeds: Seeds | None = None
     paths: list[Path] = []

@@ -70,6 +70,7 @@ class Recipe:
 
     def rate(self, step: int) -> float:
         """What step `step` multiplies the learning rates by."""
+        check_int("Recipe", "step", step, 0, self.steps)
         warm = min(1.0, (step + 1) / max(self.warm_up_steps, 1))
         return warm * 0.5 * (1 + math.cos(math.pi * step / self.steps))
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..checks import check_flag, check_instance, check_int
-from .laws import Float64, Int64, check_array
+from ..checks import check_array, check_callable, check_device, check_flag, check_instance, check_int
+from .laws import Float64, Int64
 from .problems import LATTICE, ChainProblem, TreeProblem, Verify
 
 _CALL_ROWS = 1 << 15  # rows handed to the verifier at once
@@ -48,13 +48,9 @@ def exact_law(
         ``[n] + [vocab] * num_tokens`` float64: n = 1; where drafts have no distribution, one a path, each right.
     """
     _check_problem("exact_law", problem)
-    if not callable(verify):
-        raise TypeError(f"exact_law: verify must be callable, got {type(verify).__name__}")
+    check_callable("exact_law", "verify", verify)
     check_instance("exact_law", "acceptance", acceptance, str, "a string")
-    try:
-        device = torch.device(device)
-    except (TypeError, RuntimeError):
-        raise ValueError(f"exact_law: device must be a device as 'cpu' or 'cuda', got {device!r}") from None
+    device = check_device("exact_law", "device", device)
     paths, _ = problem.paths()
     vocab, width = problem.vocab, problem.num_tokens
 
@@ -134,8 +130,7 @@ def pieces(run: Run, num_paths: int, width: int, hidden: bool = False) -> Pieces
 
     `hidden`: also look for breakpoints that show only while the other uniforms are inside their range.
     """
-    if not callable(run):
-        raise TypeError(f"pieces: run must be callable, got {type(run).__name__}")
+    check_callable("pieces", "run", run)
     check_int("pieces", "num_paths", num_paths, 1, 2**31 - 1)
     check_int("pieces", "width", width, 1, MAX_WIDTH)
     check_flag("pieces", "hidden", hidden)

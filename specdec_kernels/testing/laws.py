@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import laws
-from ..checks import FLOAT_DTYPES, check_instance, check_int, check_tensor
+from ..checks import FLOAT_DTYPES, check_array, check_instance, check_int, check_tensor
 from ..sampling import SamplingParams
 
 Float64 = NDArray[np.float64]
@@ -19,15 +19,6 @@ Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 """An array of tokens or counts."""
 Bool = NDArray[np.bool_]
-
-
-def check_array(caller: str, name: str, value: object, kind: str, words: str, width: int | None = None) -> None:
-    """Raise unless a numpy array of 8-byte numbers of `kind` ("f", "i", "u") and a last dimension of `width`."""
-    check_instance(caller, name, value, np.ndarray, f"an array, {words}")
-    assert isinstance(value, np.ndarray)
-    shaped = width is None or (value.ndim > 0 and value.shape[-1] == width)
-    if value.dtype != np.dtype(f"{kind}8") or not shaped:
-        raise ValueError(f"{caller}: {name} must be {words}, got {list(value.shape)} {value.dtype}")
 
 
 def _check_values(caller: str, name: str, value: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:

@@ -5,12 +5,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..checks import (
+    FLOAT_DTYPES,
+    check_array,
+    check_callable,
+    check_device,
+    check_flag,
+    check_instance,
+    check_int,
+    check_mapping,
+    check_sequence,
+    check_tensor,
+)
 from ..laws import TargetLaw
 from ..sampling import SamplingParams
 from ..tree import DraftTree
@@ -67,6 +79,21 @@ class ChainProblem:
     num_draft_tokens: int | None = None
     eos: int | None = None
     law: TargetLaw | None = None
+
+    def __post_init__(self) -> None:
+        caller, cascade = "ChainProblem", self.law is not None and getattr(self.law, "cascade_bonus", False)
+        _check_common(caller, self.target, self.params, self.draft_params, self.eos, self.law)
+        if self.draft is not None:
+            _check_depths(caller, "draft", self.draft, self.vocab, self.num_draft + bool(cascade), reduced=True)
+        check_flag(caller, "as_probs", self.as_probs)
+        if self.draft_stats is not None:
+            check_callable(caller, "draft_stats", self.draft_stats)
+        if self.token_map is not None:
+            check_instance(caller, "token_map", self.token_map, TokenMap, "a TokenMap or None")
+        for name in ("stop", "num_draft_tokens"):
+            if (value := getattr(self, name)) is not None:
+                check_int(caller, name, value, 0, self.num_draft)
+        check_int(caller, "stop_token", self.stop_token, -(2**63), None)
 
     @property
     def num_draft(self) -> int:
@@ -142,6 +169,7 @@ class ChainProblem:
         self, verify: Verify, paths: Int64, uniforms: Int64, acceptance: str, device: torch.device | str = "cpu"
     ) -> Any:
         """Run `verify` on drafted `paths` ``[n, length]`` with `uniforms` ``[n, num_draft + 1]`` in units of 2**-24."""
+        device = _check_call(self, verify, paths, uniforms, acceptance, device, self.length)
         n, spoiled = len(paths), torch.nan
         tokens = torch.full(
             (n, self.num_draft), self.stop_token if self.stop == self.length else 2**31 - 1, dtype=torch.int64
@@ -202,6 +230,16 @@ class TreeProblem:
     law: TargetLaw | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        caller = "TreeProblem"
+        _check_common(caller, self.target, self.params, self.draft_params, self.eos, self.law)
+        if self.draft is not None:
+            _check_depths(caller, "draft", self.draft, self.vocab, None)
+        check_sequence(caller, "parents", self.parents, int, "integers")
+        DraftTree.from_parents(self.parents)
+        check_flag(caller, "sampled", self.sampled)
+        check_mapping(caller, "options", self.options, str, object, "names to values")
+
     @property
     def vocab(self) -> int:
         return self.target[0].shape[-1]
@@ -254,6 +292,7 @@ class TreeProblem:
         self, verify: Verify, paths: Int64, uniforms: Int64, acceptance: str, device: torch.device | str = "cpu"
     ) -> Any:
         """Run `verify` on drafted tokens with `uniforms` ``[n, num_nodes]`` in units of 2**-24."""
+        device = _check_call(self, verify, paths, uniforms, acceptance, device, len(self.parents) - 1)
         spoiled = torch.full((self.vocab,), torch.nan)
         distinct, which = np.unique(paths, axis=0, return_inverse=True)
         contexts = [[self._context(node, path) for node in range(len(self.parents))] for path in distinct.tolist()]
@@ -273,6 +312,48 @@ class TreeProblem:
         tokens = torch.nn.functional.pad(torch.from_numpy(paths), (1, 0)).to(device)
         return verify(rows(self.target), DraftTree.from_parents(self.parents).to(device), tokens,
                       uniform_samples=coins, **arguments)  # fmt: skip
+
+
+def _check_common(caller: str, target: object, params: object, draft_params: object, eos: object, law: object) -> None:
+    """Raise for the first that is wrong of what both kinds of problem have."""
+    check_sequence(caller, "target", target, Tensor, "tensors")
+    tensors = cast(list[Tensor], target)
+    if tensors[0].dim() != 1 or len(tensors[0]) < 1:
+        raise ValueError(f"{caller}: target must begin with [vocab >= 1] logits, got {list(tensors[0].shape)}")
+    vocab = len(tensors[0])
+    _check_depths(caller, "target", tensors, vocab, None)
+    for name, value in (("params", params), ("draft_params", draft_params)):
+        check_instance(caller, name, value, SamplingParams, "a SamplingParams")
+    if eos is not None:
+        check_int(caller, "eos", eos, 0, vocab - 1)
+    if law is not None:
+        check_instance(caller, "law", law, TargetLaw, "one of sk.laws or None")
+
+
+def _check_depths(
+    caller: str, name: str, tensors: object, vocab: int, depths: int | None, reduced: bool = False
+) -> None:
+    """Raise unless ``[vocab] * d + [vocab]`` for each depth d; of a `reduced` vocabulary the last may be shorter."""
+    check_sequence(caller, name, tensors, Tensor, "tensors", least=0)
+    for d, tensor in enumerate(cast(list[Tensor], tensors)):
+        check_tensor(caller, name, tensor, FLOAT_DTYPES, None)
+        *above, last = tensor.shape or (0,)
+        if above != [vocab] * d or not (1 <= last <= vocab if reduced else last == vocab):
+            raise ValueError(f"{caller}: {name}[{d}] must be {[vocab] * (d + 1)}, got {list(tensor.shape)}")
+    if depths is not None and len(cast(list[Tensor], tensors)) != depths:
+        raise ValueError(f"{caller}: {name} must have {depths} tensors, got {len(cast(list[Tensor], tensors))}")
+
+
+def _check_call(
+    problem: ChainProblem | TreeProblem, verify: object, paths: object, uniforms: object, acceptance: object,
+    device: object, width: int,
+) -> torch.device:  # fmt: skip
+    caller = type(problem).__name__
+    check_callable(caller, "verify", verify)
+    check_array(caller, "paths", paths, "i", f"[n, {width}] int64", width)
+    check_array(caller, "uniforms", uniforms, "i", "[n, num_uniforms] int64")  # as many as the verifier takes
+    check_instance(caller, "acceptance", acceptance, str, "a string")
+    return check_device(caller, "device", device)
 
 
 def _ended(laws: list[Float64], eos: int) -> list[Float64]:

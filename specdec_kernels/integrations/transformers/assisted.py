@@ -104,6 +104,8 @@ def generate(
     config, is_seq2seq = generation_config, model.config.is_encoder_decoder
     runner = as_runner(model, "generate")
     _check_options(config, model_kwargs, synced_gpus, assistant_tokenizer)
+    if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
+        raise TypeError(f"generate: streamer must have put and end, got {type(streamer).__name__}")
     kept, folded, sampling = split_processors(logits_processor, config.do_sample)
     most, ends, criteria = _stops(stopping_criteria)
     most -= input_ids.shape[1]

@@ -1,0 +1,49 @@
+"""What the benchmarks on the real model begin with: their common options, and the model with its prompts."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdec_kernels import assets
+from specdec_kernels.assets import prompts
+from specdec_kernels.commands import ended
+from specdec_kernels.options import POSITIVE, THREADS
+
+
+def parser(
+    name: str, description: str, *, sets: Sequence[str], prompts_help: str, **defaults: int
+) -> argparse.ArgumentParser:
+    """A parser with the options that all of them have; `defaults` of ``--prompts`` and so on."""
+    parse = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=description)
+    parse.add_argument("--sets", nargs="+", choices=prompts.PROMPT_SETS, default=list(sets))
+    parse.add_argument("--prompts", type=POSITIVE, default=defaults["prompts"], help=prompts_help)
+    parse.add_argument("--max-new-tokens", type=POSITIVE, default=defaults["max_new_tokens"])
+    parse.add_argument("--rounds", type=POSITIVE, default=defaults["rounds"])
+    parse.add_argument("--threads", type=THREADS, default=defaults.get("threads", torch.get_num_threads()))
+    parse.add_argument("--output", type=Path, help="folder of the results (default: bench/results/<machine>)")
+    return parse
+
+
+def run(name: str, arguments: argparse.Namespace, measure: Callable[[argparse.Namespace], None]) -> int:
+    """The exit status of `measure` with so many threads; what goes wrong is a sentence (`commands.ended`)."""
+    torch.set_num_threads(arguments.threads)
+    return ended(name, partial(measure, arguments))
+
+
+def load(arguments: argparse.Namespace, last: int | None = None) -> tuple[Any, Any, dict[str, list[str]]]:
+    """The model, its tokenizer, and the texts of each set, or the `last` of them."""
+    model, tokenizer = assets.load_model()
+    texts = {name: prompts.load_prompts(name, tokenizer) for name in arguments.sets}
+    return model, tokenizer, texts if last is None else {name: found[-last:] for name, found in texts.items()}
+
+
+def settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a result file says of how it was made."""
+    given = {k: v.name if isinstance(v, Path) else v for k, v in vars(arguments).items() if k != "output"}
+    return given | {"model": assets.MODEL_NAME, "weights": "packed"}

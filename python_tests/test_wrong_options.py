@@ -1,0 +1,112 @@
+"""Every option of every command refuses wrong text with status 2 and a sentence that names it, before any work.
+
+The parsers are found: those of `specdec` and of every module of bench and of the tests that makes one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from specdec_kernels import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+if not (ROOT / "bench").exists():
+    pytest.skip("a source distribution holds no benchmarks", allow_module_level=True)
+BEFORE_THE_PACKAGE = (  # is there, or beside it: their numbers are argparse's own
+    "bench.gpu_report", "bench.gpu.build", "bench.gpu.suite", "bench.gpu.sanitizer", "bench.vllm_engine",
+)  # fmt: skip
+WRITTEN = {"backbone", "figure", "folder", "heads", "journal", "json", "logs", "output"}
+"""Options with paths that are made; what is read from must be there."""
+FREE = {  # text that is looked at where its meaning is known, and what looks
+    "prompt": "any text", "verifier": "test_audit", "draft": "test_audit", "cases": "test_audit",
+    "arguments": "their own",
+    "case": "test_run", "providers": "test_run", "parts": "test_gpu_report", "name": "a file's", "tool": "a program's",
+    "provider": "bench.providers", "backend": "the op", "capability": "nvcc", "python": "pip", "measure": "its own",
+    "worker": "its own",
+}  # fmt: skip
+NUMBERS = ["x", "", "nan", "inf", "-1", "1e400", "9" * 5000]
+
+
+class Found(Exception):
+    """Carries the parser that was about to read its arguments."""
+
+
+def parser_of(run: Callable[[list[str]], object]) -> argparse.ArgumentParser:
+    def caught(self: argparse.ArgumentParser, *_: object) -> None:
+        raise Found(self)
+
+    with mock.patch.object(argparse.ArgumentParser, "parse_known_args", caught), pytest.raises(Found) as found:
+        run([])
+    parser: argparse.ArgumentParser = found.value.args[0]
+    return parser
+
+
+def modules() -> list[str]:
+    files = [*(ROOT / "bench").rglob("*.py"), *(ROOT / "python_tests").rglob("__main__.py")]
+    with_parsers = [path for path in files if "ArgumentParser(" in path.read_text(encoding="utf-8")]
+    return sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in with_parsers)
+
+
+@functools.cache
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    found = {"specdec": parser_of(cli.main)}
+    found |= {f"specdec {name}": parser_of(command.run) for name, command in cli._COMMANDS.items()}
+    for name in modules():
+        main: Callable[..., Any] = importlib.import_module(name).main
+        takes = main.__code__.co_argcount
+        found[name] = parser_of(main if takes else lambda _, main=main: main())
+    for name, parser in list(found.items()):
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                found |= {f"{name} {sub}": of_sub for sub, of_sub in action.choices.items()}
+    return found
+
+
+def wrong(name: str, action: argparse.Action) -> list[str]:
+    """Texts that an argument must refuse."""
+    kind = action.type
+    if action.choices is not None:
+        return ["no such name"]
+    if kind in (int, float):
+        assert name in BEFORE_THE_PACKAGE, f"{name} {action.dest}: takes any number"
+        return ["x"]
+    if kind is Path:
+        assert action.dest in WRITTEN, f"{name} {action.dest}: takes a path that may not be there"
+        return []
+    if kind is None:
+        assert action.dest in FREE, f"{name} {action.dest}: takes any text"
+        return []
+    if kind.__name__ == "existing":  # type: ignore[union-attr]
+        return ["/no such/file"]
+    return ["no such device"] if kind.__name__ == "device" else NUMBERS  # type: ignore[union-attr]
+
+
+def cases() -> Iterator[Any]:
+    for name, parser in parsers().items():
+        for action in parser._actions:
+            if action.nargs != 0 and not isinstance(action, argparse._SubParsersAction):
+                yield pytest.param(name, action, id=f"{name.replace(' ', '-')}-{action.dest}")
+
+
+@pytest.mark.parametrize(("name", "action"), cases())
+def test_wrong_text_is_refused(name: str, action: argparse.Action, capsys: pytest.CaptureFixture[str]) -> None:
+    places = [a for a in parsers()[name]._actions if not a.option_strings]
+    earlier = places[: places.index(action)] if action in places else []
+    before = [next(iter(a.choices or ["x"])) for a in earlier]
+    for text in wrong(name, action):
+        given = [f"{action.option_strings[-1]}={text}"] if action.option_strings else [*before, text]
+        with pytest.raises(SystemExit, match="2"):
+            parsers()[name].parse_args(given)
+        said = capsys.readouterr().err.splitlines()[-1]
+        what = re.escape("/".join(action.option_strings) or str(action.metavar or action.dest))
+        form = "(must be|invalid (choice|int|float))"
+        assert re.search(rf"error: argument {what}: {form}\b", said) and len(said) < 1000, said
