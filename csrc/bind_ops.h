@@ -169,12 +169,16 @@ struct Ops {
     auto log_prob =
         num_samples == 1 ? leading.output<Output<float>>(device) : leading.output<Output<float>>(device, num_samples);
     Stats stats(device, leading);
-    device.run(Device::sample,
-               {rows, leading.batch, leading.n, given.params(asked.params, per_sequence, 0, leading.batch),
-                given.template flat<float>(uniform_samples, count, "uniform_samples"),
-                given.template flat<int64_t>(noise_keys, count, "noise_keys"),
-                given.template flat<int64_t>(draft_to_target, rows.vocab, "draft_to_target"), int32_t(num_samples),
-                token.data, log_prob.data, stats.out(), given.processors(processors, rows, leading.batch, count)});
+    SamplingArgs params = given.params(asked.params, per_sequence, 0, leading.batch);
+    if (asked.probs != 0) params.rows = RowKind::kWeights;
+    STD_TORCH_CHECK(asked.probs == 0 || (rows.dtype == DType::kFloat32 && !noise_keys && !processors),
+                    "specdec: probabilities must be float32, without noise_keys or processors");
+    device.run(
+        Device::sample,
+        {rows, leading.batch, leading.n, params, given.template flat<float>(uniform_samples, count, "uniform_samples"),
+         given.template flat<int64_t>(noise_keys, count, "noise_keys"),
+         given.template flat<int64_t>(draft_to_target, rows.vocab, "draft_to_target"), int32_t(num_samples), token.data,
+         log_prob.data, stats.out(), given.processors(processors, rows, leading.batch, count)});
     return {std::move(token.tensor), std::move(log_prob.tensor), std::move(stats.values.tensor),
             std::move(stats.argmax.tensor), std::move(stats.status.tensor)};
   }
@@ -338,6 +342,8 @@ struct Ops {
     args.num_draft_tokens = given.ids(num_draft_tokens, batch, "num_draft_tokens");
     args.cu = given.template flat<int32_t>(cu_num_draft_tokens, batch + 1, "cu_num_draft_tokens");
     args.acceptance = Acceptance(integer(asked.acceptance, 0, kNumAcceptances - 1, "acceptance"));
+    STD_TORCH_CHECK(asked.shared.target_probs == 0 || args.acceptance != Acceptance::kMatch,
+                    "specdec: match needs logits");
     const int64_t target_rows = packed ? total + batch : batch * (num_draft + 1);
     set_shared(args, given, asked.shared, per_sequence, target_logits, draft_logits, draft_probs,
                {draft_values, draft_argmax, draft_status}, target_to_draft,
@@ -387,6 +393,9 @@ struct Ops {
     args.tree_status = given.template flat<int32_t>(tree_status, trees, "tree_status");
     args.tree_per_sequence = per_tree;
     args.acceptance = TreeAcceptance(integer(asked.acceptance, 0, kNumTreeAcceptances - 1, "acceptance"));
+    STD_TORCH_CHECK(asked.shared.target_probs == 0 ||
+                        (args.acceptance != TreeAcceptance::kMatch && args.acceptance != TreeAcceptance::kTypical),
+                    "specdec: match and typical need logits");
     args.epsilon = float(asked.epsilon);
     args.delta = float(asked.delta);
     set_shared(args, given, asked.shared, per_sequence, target_logits, draft_logits, draft_probs,
@@ -517,6 +526,11 @@ struct Ops {
     args.eos_token_ids = given.template flat<int64_t>(eos_token_ids, args.num_eos, "eos_token_ids");
     check_per_sequence(per_sequence, 2);
     args.params = given.params(asked.params, per_sequence, 0, args.batch);
+    if (asked.target_probs != 0) args.params.rows = RowKind::kProbs;
+    STD_TORCH_CHECK(
+        asked.target_probs == 0 || (args.target.dtype == DType::kFloat32 && !processors && !is_cascade(args.law.kind) &&
+                                    !numbers.noise_keys && !numbers.positions),
+        "specdec: target_probs must be float32, without noise, processors or a cascade");
     args.processors = given.processors(processors, args.target, args.batch, count.target);
     args.draft_params = given.params(asked.draft_params, per_sequence, kNumPerSequence, args.batch);
   }

@@ -30,7 +30,10 @@ struct Ids {
   bool is_int64;
 };
 
-// One law's sampling parameters; the arrays are [batch] or null, and then the scalar beside them counts.
+// What rows hold: logits, weights that are proportional to probabilities, or probabilities, which sum to 1.
+enum class RowKind : int8_t { kLogits, kWeights, kProbs };
+
+// The sampling parameters of one law, and its kind of rows; the arrays are [batch] or null, and then the scalar beside them counts.
 struct SamplingArgs {
   float temperature;
   int64_t top_k;
@@ -40,6 +43,7 @@ struct SamplingArgs {
   const int64_t* top_ks;
   const float* top_ps;
   const float* min_ps;
+  RowKind rows = RowKind::kLogits;
 };
 
 // Lists of one call, of each sequence or, with stride 0, of all.

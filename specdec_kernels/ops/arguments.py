@@ -72,7 +72,8 @@ class NoiseKeysArguments(NamedTuple):
 
 
 class SampleArguments(NamedTuple):
-    """Of `sample`: rows ``[batch, vocab]`` or ``[batch, n, vocab]``; what comes out is shaped as the rows are.
+    """Of `sample`: rows ``[batch, vocab]`` or ``[batch, n, vocab]``; what comes out is shaped as the rows are. `probs`:
+    they are probabilities, of any sum.
 
     (The op takes both because each view made in Python costs half a microsecond.)
     """
@@ -84,6 +85,7 @@ class SampleArguments(NamedTuple):
     num_samples: Int
     params: FlatParams
     processors: Processing = None
+    probs: bool = False
 
     def rowwise(self, run: Callable[[SampleArguments], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """What `run`, which takes and gives ``[batch, n, vocab]`` and ``[batch, n, num_samples]`` alone, comes to."""
@@ -110,7 +112,8 @@ class TokenLogprobsArguments(NamedTuple):
 
 
 class VerifyArguments(NamedTuple):
-    """What chains and trees share. Kept stats have all three tensors or none.
+    """What chains and trees share. Kept stats have all three tensors or none. `target_probs`: the target's rows are
+    probabilities.
 
     `seeds` stand in the place of `uniform_samples`, or where there are `positions` of `noise_keys`: the step's own.
     """
@@ -133,6 +136,7 @@ class VerifyArguments(NamedTuple):
     params: FlatParams
     draft_params: FlatParams
     processors: Processing = None
+    target_probs: bool = False
 
 
 GROUPS = (FlatLaw, FlatParams, VerifyArguments)

@@ -23,6 +23,7 @@ from .law import (
     make_law,
     make_params,
     next_weight,
+    rows_of_target,
     tile_sum,
     weight_left,
 )  # fmt: skip
@@ -154,7 +155,7 @@ def draft_before(tokens: Tensor) -> Tensor:
 def make_chain(args: VerifyChainArguments, flags: Tensor | int) -> Chain:
     shared = args.shared
     batch, rows, vocab = shared.target_logits.shape
-    params = make_params(batch, shared.target_logits, shared.params, flags)
+    params = make_params(batch, shared.target_logits, shared.params, flags, rows_of_target(shared))
     draft_params = make_params(batch, shared.target_logits, shared.draft_params)
     if args.acceptance == GREEDY:
         params.temperature = torch.zeros_like(params.temperature)

@@ -124,7 +124,7 @@ def walk(
         law = load_law(target.laws, row, inside)
         one_hot = law.inverse_temperature < 0
         x = load_logits(target.rows, b, at.i, id)
-        p = weigh(x, law, law.cutoff) * law.inverse_normalizer
+        p = weigh(x, law, law.cutoff, target.rows.kind) * law.inverse_normalizer
         p = tl.where(one_hot, (id == law.argmax).to(tl.float32), p)
         q = tl.full((SLOTS,), 1.0, tl.float32)
         row_flags = tl.load(target.laws.status + row, mask=inside, other=0)

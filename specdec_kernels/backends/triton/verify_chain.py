@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.arguments import VerifyArguments, VerifyChainArguments
-from .bundles import NO_DRAFT, NO_NOISE, Chains, Layout, Output, Temperature, Walked, Wanted
+from .bundles import LOGITS, NO_DRAFT, NO_NOISE, PROBS, Chains, Layout, Output, Temperature, Walked, Wanted
 from .coins import with_numbers
 from .draft import Draft, draft_laws
 from .finish import finish, match
@@ -69,7 +69,7 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    rows = layout.rows(target_logits, 1)
+    rows = layout.rows(target_logits, 1)._replace(kind=PROBS if shared.target_probs else LOGITS)
     if shared.processors is not None:
         rows = with_processors(rows, layout, width + 1, shared.processors, drafted_before(layout, args.draft_tokens))
     tiles, row_tiles = tiles_of(rows.vocab), tiles_at_once(rows.vocab)
