@@ -56,6 +56,7 @@ class Case:
     acceptance: str = "token"
     one_hot: bool = False
     target_law: TargetLaw | None = None
+    of_probs: bool = False  # the target's rows are given as probabilities
     drawn_before: bool = False  # uniforms come from outside the timed call: for the overhead of one public call
     device: str = "cpu"
 
@@ -80,6 +81,7 @@ class ChainInputs:
     seeds: Tensor  # [batch]
     uniform_samples: Tensor  # [batch, num_draft + 1]
     steps: Tensor | None = None  # [batch], on a GPU: a captured graph reads the step there
+    target_probs: Tensor | None = None  # [batch, num_draft + 1, vocab] of such a case
 
 
 @dataclass
@@ -245,7 +247,8 @@ def chain(case: Case, generator: torch.Generator, drafting: Drafting = drafted) 
     seeds = torch.randint(0, 2**62, (batch,), generator=generator, device=device)
     uniforms = torch.rand(batch, k + 1, generator=generator, device=device)
     steps = None if device.type == "cpu" else torch.randint(0, 999, (batch,), generator=generator, device=device)
-    return ChainInputs(target.to(case.dtype), tokens, draft, stats, probs, seeds, uniforms, steps)
+    of_target = sk.warp_probs(target, case.params, backend=backend(device)) if case.of_probs else None
+    return ChainInputs(target.to(case.dtype), tokens, draft, stats, probs, seeds, uniforms, steps, of_target)
 
 
 def packed(case: Case, generator: torch.Generator) -> PackedInputs:
