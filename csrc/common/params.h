@@ -222,13 +222,16 @@ struct VerifyArgs {
 
 // One verify step of a padded ("chain") or ragged ("packed") batch: target is [batch, num_draft + 1, vocab] or
 // [1, total + batch, vocab]. With cu null, sequence b's draft rows are (b, i) and its target rows (b, i); else its draft rows
-// are (0, cu[b] + i) and its target rows, uniforms and keys (0, cu[b] + b + i). With law.cascade_bonus its draft rows (and
+// are (0, cu[b] + i) and its target rows, uniforms and keys (0, cu[b] + b + i). With draft_of its draft rows are (draft_of[b],
+// i). With law.cascade_bonus its draft rows (and
 // their stats) stand where its target rows stand.
 struct VerifyChainArgs : VerifyArgs {
   Ids draft_tokens;          // [batch, num_draft] or [total]
   const int32_t* cu;         // [batch + 1] or null
   int64_t num_draft, total;  // num_draft: width of the result less one
   Ids num_draft_tokens;      // [batch]
+  Ids draft_of;              // [batch] or null: whose of the draft's requests a sequence's rows are, from number 0 on
+  int64_t requests;          // with draft_of
   Acceptance acceptance;
   float* overlap;  // [batch, num_draft] or null
 };

@@ -328,7 +328,16 @@ def _verify_chain(case: Case) -> dict[str, Any]:
     if case.chance(0.3):
         given["num_draft_tokens"] = case.integers(batch, low=-1, high=n)
     tokens = case.integers(*drafted, low=-1 if case.chance(0.3) else 0, high=vocab - 1)
-    return given | _verify(case, batch, drafted, scored, vocab) | {
+    shared = _verify(case, batch, drafted, scored, vocab)
+    given["draft_index"] = None
+    if shared["draft_values"] is None and case.chance(0.3):
+        requests = case.random.randint(1, 6)
+        for name in ("draft_logits", "draft_probs"):
+            if shared[name] is not None:
+                rows = (requests, n + 1 + case.random.randrange(3), shared[name].shape[-1])
+                shared[name] = _probs(case, *rows) if name == "draft_probs" else _logits(case, *rows)
+                given["draft_index"] = case.integers(batch, low=-1 if case.chance(0.2) else 0, high=requests - 1)
+    return given | shared | {
         "draft_tokens": tokens.int() if case.chance(0.3) else tokens, "acceptance": case.random.randrange(4),
         "return_acceptance": case.chance(0.3),
     }  # fmt: skip

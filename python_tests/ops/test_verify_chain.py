@@ -20,7 +20,8 @@ OP = "verify_chain"
 SIGNATURE = (
     ["target_logits", "draft_tokens", "draft_logits"],
     ["uniform_samples", "noise_keys", "seeds", "step", "positions", "params", "draft_params", "processors",
-     "acceptance", "target_law", "target_probs", "draft_probs", "draft_stats", "draft_token_map", "num_draft_tokens",
+     "acceptance", "target_law", "target_probs", "draft_probs", "draft_index",
+     "draft_stats", "draft_token_map", "num_draft_tokens",
      "eos_token_ids", "return_acceptance", "backend"],
 )  # fmt: skip
 SEEDS = {"seeds": torch.arange(5), "step": torch.arange(5)}

@@ -12,7 +12,8 @@ device. Different on purpose, in every function:
 - A row without a usable distribution (no mass, NaN) gives a defined id, and ``return_valid`` says so.
 
 Rows are read as they are, logits or probabilities; what renormalises rows, and `filter_apply_order` "joint", make the
-logarithm of probabilities, a float32 tensor of the same size. `indices` copies the rows that it names.
+logarithm of probabilities, a float32 tensor of the same size. `indices` copies the rows that it names. Tokens are made
+as int64 and cast: a few integers a row, which would not pay for a second type in every kernel.
 """
 
 from __future__ import annotations

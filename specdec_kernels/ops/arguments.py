@@ -145,7 +145,8 @@ GROUPS = (FlatLaw, FlatParams, VerifyArguments)
 class VerifyChainArguments(NamedTuple):
     """Of `verify_chain`: padded drafts, or with `cu_num_draft_tokens` ragged ones laid end to end.
 
-    `num_draft` is the width of the result less one.
+    `num_draft` is the width of the result less one. With `draft_index` the draft's rows are ``[requests, >= num_draft,
+    vocab]``, of which a sequence has those of the request of its index.
     """
 
     shared: VerifyArguments
@@ -155,6 +156,7 @@ class VerifyChainArguments(NamedTuple):
     num_draft: Int
     acceptance: int
     return_acceptance: bool
+    draft_index: Tensor | None = None
 
 
 class VerifyTreeArguments(NamedTuple):

@@ -40,7 +40,7 @@ VOCAB, SIX = ("vocab",), ("6",)  # further dimensions; sums of tuples cost half 
 Asked = tuple[
     Tensor, Tensor, Tensor | None, RandomNumbers, SamplingParams | None, SamplingParams | None,
     Processors | None, str, TargetLaw | None, bool,
-    Tensor | None, RowStats | None, TokenMap | None, Tensor | None, Tensor | None, bool,
+    Tensor | None, Tensor | None, RowStats | None, TokenMap | None, Tensor | None, Tensor | None, bool,
 ]  # fmt: skip
 
 
@@ -79,6 +79,7 @@ def verify_chain(
     target_law: TargetLaw | None = None,
     target_probs: Tensor | None = None,
     draft_probs: Tensor | None = None,
+    draft_index: Tensor | None = None,
     draft_stats: RowStats | None = None,
     draft_token_map: TokenMap | None = None,
     num_draft_tokens: Tensor | None = None,
@@ -158,6 +159,10 @@ def verify_chain(
         number or an infinite sum (all mass is put on the largest then), sets `Status.BAD_PARAM`.
     draft_probs : Tensor, optional
         Instead of `draft_logits`: ``[batch, num_draft, vocab_draft]`` float32, normalised: they must sum to 1.
+    draft_index : Tensor, optional
+        ``[batch]`` int32 or int64: the rows of sequence b are ``draft_logits[draft_index[b]]`` (or `draft_probs`), of
+        ``[requests, >= num_draft, vocab_draft]`` that a caller keeps for all its requests; they are read where they
+        are. An index outside [0, requests) makes an idle row with `Status.BAD_PARAM`. Not with `draft_stats`.
     draft_stats : RowStats, optional
         Of the draft rows, kept from drafting, of the shape of `draft_logits` without its last dimension: saves reading
         those rows again (not with a `target_law` that looks at the raw q) and gives Q bit for bit.
@@ -190,7 +195,7 @@ def verify_chain(
     asked = (
         target, draft_tokens, draft_logits, (uniform_samples, noise_keys, seeds, step, positions), params,
         draft_params, processors, acceptance, target_law, target_probs is not None,
-        draft_probs, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
+        draft_probs, draft_index, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
     )  # fmt: skip
     drafted = (DRAFTED, (batch, rows - 1))
     return verify_spans(op, backend, asked, batch, rows - 1, None, drafted, (ROWS, (batch, rows)))
@@ -212,7 +217,8 @@ def verify_spans(
     """
     (
         target_logits, draft_tokens, draft_logits, numbers, params, draft_params, processors, acceptance, target_law,
-        probs, draft_probs, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
+        probs, draft_probs, draft_index, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids,
+        return_acceptance,
     ) = asked  # fmt: skip
     device = target_logits.device
     rule = ACCEPTANCES.get(acceptance) if isinstance(acceptance, str) else None
@@ -239,6 +245,10 @@ def verify_spans(
         expected.append(("cu_num_draft_tokens", cu, INT32, ("batch + 1",), (batch + 1,)))
     if num_draft_tokens is not None:
         expected.append(("num_draft_tokens", num_draft_tokens, ID_DTYPES, ("batch",), (batch,)))
+    if draft_index is not None:
+        least = num_draft + law.cascade_bonus
+        draft_rows = check_indexed(op, draft_index, draft_logits, draft_probs, draft_stats, least)
+        expected.append(("draft_index", draft_index, ID_DTYPES, ("batch",), (batch,)))
     values, argmax, status, target_to_draft = check_draft(
         op, target_logits, draft_rows, draft_logits, draft_probs, draft_stats, draft_token_map, expected
     )
@@ -261,6 +271,7 @@ def verify_spans(
         eos_token_ids=eos_token_ids, processors=given, law=law, params=params, draft_params=draft_params,
         draft_tokens=draft_tokens, num_draft_tokens=num_draft_tokens, cu_num_draft_tokens=cu, num_draft=num_draft,
         acceptance=rule, return_acceptance=return_acceptance, target_probs=probs,
+        draft_index=draft_index,
     )  # fmt: skip
     tokens, num_accepted, num_tokens, status, overlap = out
     raise_for_status(op, status)
@@ -275,6 +286,22 @@ def check_target_probs(
     check_beside_probs(op, "target_probs", params, {"processors": processors, "a cascade as target_law": cascade})
     if acceptance in NEED_LOGITS:
         raise ValueError(f"{op}: acceptance={acceptance!r} needs target_logits, got target_probs")
+
+
+def check_indexed(
+    op: str, draft_index: object, draft_logits: object, draft_probs: object, draft_stats: object, least: int
+) -> Shape:
+    """What the draft's rows are, of which each request has as many as that `least`."""
+    name, given = ("draft_logits", draft_logits) if draft_logits is not None else ("draft_probs", draft_probs)
+    if given is None:
+        raise ValueError(f"{op}: draft_index needs draft_logits or draft_probs, got neither")
+    if draft_stats is not None:
+        raise ValueError(f"{op}: draft_stats must be None beside draft_index, got some")
+    if not isinstance(given, Tensor):
+        raise TypeError(f"{op}: {name} must be a tensor, got {type(given).__name__}")
+    if given.dim() != 3 or given.shape[1] < least:
+        raise shape_error(op, name, f"[requests, >= {least}, vocab_draft]", given)
+    return ("requests", "rows"), (given.shape[0], given.shape[1])
 
 
 def check_eos(op: str, eos_token_ids: Tensor, device: torch.device) -> None:

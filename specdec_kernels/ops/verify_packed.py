@@ -34,6 +34,7 @@ def verify_packed(
     target_law: TargetLaw | None = None,
     target_probs: Tensor | None = None,
     draft_probs: Tensor | None = None,
+    draft_index: Tensor | None = None,
     draft_stats: RowStats | None = None,
     draft_token_map: TokenMap | None = None,
     num_draft_tokens: Tensor | None = None,
@@ -76,6 +77,8 @@ def verify_packed(
         Instead of `target_logits` (None): ``[total + batch, vocab]`` float32, as in `verify_chain`.
     draft_probs : Tensor, optional
         ``[total, vocab_draft]`` float32.
+    draft_index : Tensor, optional
+        As in `verify_chain`, of rows ``[requests, >= max_num_draft_tokens, vocab_draft]``.
     draft_stats : RowStats, optional
         Of shape ``[total]``, or of `draft_logits`' rows.
     num_draft_tokens : Tensor, optional
@@ -109,7 +112,7 @@ def verify_packed(
     asked = (
         target, draft_tokens, draft_logits, (uniform_samples, noise_keys, seeds, step, positions), params,
         draft_params, processors, acceptance, target_law, target_probs is not None,
-        draft_probs, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
+        draft_probs, draft_index, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
     )  # fmt: skip
     drafted, rows = (("total",), (total,)), (("total + batch",), (total + batch,))
     return verify_spans(op, backend, asked, batch, max_num_draft_tokens, cu_num_draft_tokens, drafted, rows)

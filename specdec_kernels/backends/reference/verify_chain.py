@@ -27,7 +27,7 @@ from .law import (
     tile_sum,
     weight_left,
 )  # fmt: skip
-from .packed import padded
+from .packed import indexed, padded
 from .processors import processed
 from .reads import Reads, clean_uniforms, flags_of
 from .rows import at, slots_upto
@@ -41,10 +41,10 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     """tokens ``[batch, num_draft + 1]``, num_accepted, num_tokens, status ``[batch]``, acceptance ``[batch,
     num_draft]``.
     """
-    if args.cu_num_draft_tokens is not None:
-        args, bad_segment = padded(args)
+    if args.cu_num_draft_tokens is not None or args.draft_index is not None:
+        args, bad = padded(args) if args.cu_num_draft_tokens is not None else indexed(args)
         tokens, num_accepted, num_tokens, status, overlap = verify_chain(args)
-        return tokens, num_accepted, num_tokens, status | bad_segment, overlap
+        return tokens, num_accepted, num_tokens, status | bad, overlap
 
     args = args._replace(shared=with_numbers(args.shared))
     before = draft_before(args.draft_tokens)

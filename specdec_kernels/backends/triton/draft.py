@@ -128,12 +128,14 @@ class Draft:
 def draft_laws(
     layout: Layout, wanted: Wanted, logits: Tensor | None, probs: Tensor | None,
     given: tuple[Tensor | None, Tensor | None, Tensor | None], target_to_draft: Tensor | None,
-    params: tuple[object, ...], *, bonus: int, raw: bool,
+    params: tuple[object, ...], *, bonus: int, raw: bool, starts: Tensor | None = None,
 ) -> Draft:  # fmt: skip
-    """The laws of the draft's rows that are wanted; `raw`: also `Draft.values`."""
+    """The laws of the draft's rows that are wanted; `raw`: also `Draft.values`. `starts`: see `bundles.Rows`."""
     data = probs if logits is None else logits
     assert data is not None
     rows, batch, n = layout.rows(data, bonus), layout.batch, layout.width + bonus
+    if starts is not None:
+        rows = rows._replace(stride_row=data.stride(1), starts=starts)
     values, argmax, status = given
     map_size = None if target_to_draft is None else target_to_draft.numel()
 

@@ -34,7 +34,8 @@ def tile_ids(first_tile, TILES: tl.constexpr):
 @triton.jit
 def start_of(rows, b, i):
     """Where row i of sequence b starts."""
-    return rows.data + b * rows.stride_batch + i * rows.stride_row
+    first = b * rows.stride_batch if rows.starts is None else tl.load(rows.starts + b)
+    return rows.data + first + i * rows.stride_row
 
 
 @triton.jit

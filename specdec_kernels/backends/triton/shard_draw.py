@@ -125,7 +125,7 @@ def noisy(target, n, tiles, keys, first, best, TILES: tl.constexpr):
         key = tl.load(keys + row)
         # by ids of the whole vocabulary, whose noise counts
         own = target.rows
-        rows = Rows(own.data - first, own.stride_batch, own.stride_row, own.vocab + first, own.overlay, LOGITS)
+        rows = Rows(own.data - first, own.stride_batch, own.stride_row, own.vocab + first, own.overlay, LOGITS, None)
         whole = Row(rows, row // n, row % n, tiles, law)
         at = first // TILE + first_tile
         scores = load_values(whole, at, Noise(low_word(key), high_word(key), None), TILES)
