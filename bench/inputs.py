@@ -61,6 +61,7 @@ class Case:
     one_hot: bool = False
     target_law: TargetLaw | None = None
     processed: bool = False  # every processor is on: those of a `Request`
+    of_probs: bool = False  # the target's rows are given as probabilities
     drawn_before: bool = False  # uniforms come from outside the timed call: for the overhead of one public call
     device: str = "cpu"
 
@@ -86,6 +87,7 @@ class ChainInputs:
     uniform_samples: Tensor  # [batch, num_draft + 1]
     steps: Tensor | None = None  # [batch], on a GPU: a captured graph reads the step there
     processors: sk.Processors | None = None
+    target_probs: Tensor | None = None  # [batch, num_draft + 1, vocab] of such a case
 
 
 class Request(NamedTuple):
@@ -281,7 +283,10 @@ def chain(case: Case, generator: torch.Generator, drafting: Drafting = drafted) 
     uniforms = torch.rand(batch, k + 1, generator=generator, device=device)
     steps = None if device.type == "cpu" else torch.randint(0, 999, (batch,), generator=generator, device=device)
     processors = Request.random(case, generator).processors() if case.processed else None
-    return ChainInputs(target.to(case.dtype), tokens, draft, stats, probs, seeds, uniforms, steps, processors)
+    of_target = sk.warp_probs(target, case.params, backend=backend(device)) if case.of_probs else None
+    return ChainInputs(
+        target.to(case.dtype), tokens, draft, stats, probs, seeds, uniforms, steps, processors, of_target
+    )
 
 
 def packed(case: Case, generator: torch.Generator) -> PackedInputs:

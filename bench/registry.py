@@ -72,7 +72,8 @@ def _verify_chain(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
     main = [c for c in cases if c.name in ("T=1", "truncated", "greedy")]
     hot = [replace(c, cache="hot") for c in main if c.batch == min(batches)]
     half = [replace(c, dtype=torch.bfloat16) for c in main if c.batch == max(batches)]
-    return cases + hot + half
+    probs = [Case("verify_chain", "probabilities", v, b, of_probs=True) for v in vocabs for b in batches]
+    return cases + hot + half + probs
 
 
 def _verify_tree(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:

@@ -59,6 +59,7 @@ struct WarpProbsSettings {
 
 struct SampleSettings {
   FlatParams params;
+  double probs;
 };
 
 struct ShardStatsSettings {
@@ -82,6 +83,7 @@ struct TokenLogprobsSettings {
 struct VerifySettings {
   FlatLaw law;
   FlatParams params, draft_params;
+  double target_probs;
 };
 
 struct VerifyChainSettings {

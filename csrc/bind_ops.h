@@ -169,9 +169,12 @@ struct Ops {
     auto log_prob =
         num_samples == 1 ? leading.output<Output<float>>(device) : leading.output<Output<float>>(device, num_samples);
     Stats stats(device, leading);
+    SamplingArgs params = given.params(asked.params, per_sequence, 0, leading.batch);
+    if (asked.probs != 0) params.rows = RowKind::kWeights;
+    STD_TORCH_CHECK(asked.probs == 0 || (rows.dtype == DType::kFloat32 && !noise_keys && !processors),
+                    "specdec: probabilities must be float32, without noise_keys or processors");
     device.run(Device::sample,
-               {rows, leading.batch, leading.n, given.params(asked.params, per_sequence, 0, leading.batch),
-                given.uniforms(uniform_samples, count, "uniform_samples"),
+               {rows, leading.batch, leading.n, params, given.uniforms(uniform_samples, count, "uniform_samples"),
                 given.template flat<int64_t>(noise_keys, count, "noise_keys"),
                 given.template flat<int64_t>(draft_to_target, rows.vocab, "draft_to_target"), int32_t(num_samples),
                 token.data, log_prob.data, stats.out(), given.processors(processors, rows, leading.batch, count)});
@@ -317,7 +320,8 @@ struct Ops {
                                   const MaybeTensor& positions, int64_t step, const MaybeTensor& eos_token_ids,
                                   const PerSequence& processors, const Tensor& draft_tokens,
                                   const MaybeTensor& num_draft_tokens, const MaybeTensor& cu_num_draft_tokens,
-                                  int64_t num_draft, const PerSequence& per_sequence, const Numbers& settings) {
+                                  int64_t num_draft, const MaybeTensor& draft_index, const PerSequence& per_sequence,
+                                  const Numbers& settings) {
     Device device("verify_chain", target_logits);
     Given given(device);
     const auto asked = settings_of<VerifyChainSettings>(settings);
@@ -339,11 +343,18 @@ struct Ops {
     args.num_draft_tokens = given.ids(num_draft_tokens, batch, "num_draft_tokens");
     args.cu = given.template flat<int32_t>(cu_num_draft_tokens, batch + 1, "cu_num_draft_tokens");
     args.acceptance = Acceptance(integer(asked.acceptance, 0, kNumAcceptances - 1, "acceptance"));
+    STD_TORCH_CHECK(asked.shared.target_probs == 0 || args.acceptance != Acceptance::kMatch,
+                    "specdec: match needs logits");
     const int64_t target_rows = packed ? total + batch : batch * (num_draft + 1);
+    const bool cascade_bonus = asked.shared.law.cascade_bonus != 0;
     set_shared(args, given, asked.shared, per_sequence, target_logits, draft_logits, draft_probs,
                {draft_values, draft_argmax, draft_status}, target_to_draft,
                {uniform_samples, noise_keys, seeds, steps, positions, step}, eos_token_ids, processors,
-               {target_rows, asked.shared.law.cascade_bonus != 0 ? target_rows : total});
+               {target_rows, cascade_bonus ? target_rows : total, draft_index ? num_draft + cascade_bonus : -1});
+    STD_TORCH_CHECK(!draft_index || ((draft_logits || draft_probs) && !args.draft_values),
+                    "specdec: draft_index needs the draft's rows, without their stats");
+    args.draft_of = given.ids(draft_index, batch, "draft_index");
+    args.requests = draft_index ? (draft_logits ? *draft_logits : *draft_probs).size(0) : 0;
     Results results(device, batch, num_draft + 1, args);
     Made overlap;
     if (asked.return_acceptance != 0) {
@@ -388,6 +399,9 @@ struct Ops {
     args.tree_status = given.template flat<int32_t>(tree_status, trees, "tree_status");
     args.tree_per_sequence = per_tree;
     args.acceptance = TreeAcceptance(integer(asked.acceptance, 0, kNumTreeAcceptances - 1, "acceptance"));
+    STD_TORCH_CHECK(asked.shared.target_probs == 0 ||
+                        (args.acceptance != TreeAcceptance::kMatch && args.acceptance != TreeAcceptance::kTypical),
+                    "specdec: match and typical need logits");
     args.epsilon = float(asked.epsilon);
     args.delta = float(asked.delta);
     set_shared(args, given, asked.shared, per_sequence, target_logits, draft_logits, draft_probs,
@@ -466,6 +480,7 @@ struct Ops {
   };
   struct RowCounts {
     int64_t target, draft;
+    int64_t of_request = -1;  // as many at least of each of the draft's requests, where rows are taken by an index
   };
 
   // What every verify step gives, and the kernels' way to it.
@@ -497,8 +512,8 @@ struct Ops {
     args.target = given.rows(target_logits);
     args.map_size = target_to_draft ? target_to_draft->numel() : 0;
     args.target_to_draft = given.template flat<int64_t>(target_to_draft, args.map_size, "target_to_draft");
-    args.draft = draft_rows(given, draft_logits, target_logits, count.draft, args);
-    args.draft_probs = draft_rows(given, draft_probs, target_logits, count.draft, args);
+    args.draft = draft_rows(given, draft_logits, target_logits, count, args);
+    args.draft_probs = draft_rows(given, draft_probs, target_logits, count, args);
     STD_TORCH_CHECK(!draft_probs || args.draft_probs.dtype == DType::kFloat32, "specdec: draft_probs must be float32");
     STD_TORCH_CHECK(bool(kept.values) == bool(kept.argmax) && bool(kept.values) == bool(kept.status) &&
                         (!kept.values || draft_logits),
@@ -518,19 +533,26 @@ struct Ops {
     args.eos_token_ids = given.template flat<int64_t>(eos_token_ids, args.num_eos, "eos_token_ids");
     check_per_sequence(per_sequence, 2);
     args.params = given.params(asked.params, per_sequence, 0, args.batch);
+    if (asked.target_probs != 0) args.params.rows = RowKind::kProbs;
+    STD_TORCH_CHECK(
+        asked.target_probs == 0 || (args.target.dtype == DType::kFloat32 && !processors && !is_cascade(args.law.kind) &&
+                                    !numbers.noise_keys && !numbers.positions),
+        "specdec: target_probs must be float32, without noise, processors or a cascade");
     args.processors = given.processors(processors, args.target, args.batch, count.target);
     args.draft_params = given.params(asked.draft_params, per_sequence, kNumPerSequence, args.batch);
   }
 
   // As many rows as there must be, batched as the target's are; as wide as those, or with a map no wider.
-  static Rows draft_rows(const Given& given, const MaybeTensor& x, const Tensor& target_logits, int64_t count,
+  static Rows draft_rows(const Given& given, const MaybeTensor& x, const Tensor& target_logits, const RowCounts& count,
                          const VerifyArgs& args) {
     if (!x) return {};
     const Rows rows = given.rows(*x);
     const int64_t dim = target_logits.dim();
-    STD_TORCH_CHECK(x->dim() == dim && (dim == 2 || x->size(0) == args.batch) &&
-                        (dim == 2 ? x->size(0) : x->size(0) * x->size(1)) == count &&
-                        (args.target_to_draft ? rows.vocab <= args.target.vocab : rows.vocab == args.target.vocab),
+    const bool fits = count.of_request >= 0
+                          ? x->dim() == 3 && x->size(0) <= kMostNumbers && x->size(1) >= count.of_request
+                          : x->dim() == dim && (dim == 2 || x->size(0) == args.batch) &&
+                                (dim == 2 ? x->size(0) : x->size(0) * x->size(1)) == count.draft;
+    STD_TORCH_CHECK(fits && (args.target_to_draft ? rows.vocab <= args.target.vocab : rows.vocab == args.target.vocab),
                     "specdec: target_logits and the draft's rows disagree in shape");
     return rows;
   }

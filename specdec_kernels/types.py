@@ -27,16 +27,17 @@ class Status(IntFlag):
 
     OK = 0
     NAN = 1
-    """A NaN logit (read as −inf) or draft probability."""
+    """A NaN logit (read as −inf) or probability."""
     INF = 2
-    """A +inf logit: the lowest such id takes all the mass."""
+    """A +inf logit, or probability of the target: the lowest such id takes all the mass."""
     EMPTY_ROW = 4
-    """No id is possible (every logit −inf or NaN): all mass is put on id 0."""
+    """No id is possible (every logit −inf or NaN, no probability of the target positive): all mass is put on id 0."""
     BAD_TOKEN = 8
     """A draft token outside [−1, vocab): the sequence's draft ends before it."""
     BAD_PARAM = 16
-    """Out of range: a sampling parameter (read as its default), a length (clamped, or an idle row), or a uniform (read
-    as 0)."""
+    """Out of range: a sampling parameter (read as its default), a length (clamped, or an idle row), an index (an idle
+    row), or a uniform (read as 0). Or a row of target probabilities that is none (divided by its sum; all mass is put
+    on its largest if it has none)."""
     BAD_TREE = 32
     """A tree on the device that is not one: what does not hang from its root within the depth given was pruned. Or a
     path that does not fit the cache: it ends before the first node that does not."""

@@ -85,10 +85,16 @@ def _gpu_peer(*modules: str) -> Callable[[str, str], str | None]:
 
 
 def _lossless(builders: Mapping[str, Builder]) -> Mapping[str, Builder]:
-    """Builders that refuse to verify against any law but the target's, and by the match rule: no peer's kernels do."""
+    """Builders that refuse to verify against any law but the target's, and by the match rule: no peer's kernels do.
+    They are timed from logits.
+    """
 
     def refusing(builder: Builder) -> Builder:
-        return lambda case: None if case.target_law is not None or case.acceptance == "match" else builder(case)
+        def build(case: Case) -> Call | None:
+            refused = case.target_law is not None or case.acceptance == "match" or case.of_probs
+            return None if refused else builder(case)
+
+        return build
 
     return {op: refusing(builder) for op, builder in builders.items()}
 

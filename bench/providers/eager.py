@@ -149,12 +149,14 @@ def verify(
     target_logits: Tensor, draft_tokens: Tensor, draft_logits: Tensor | None, draft_probs: Tensor | None,
     case: Case, warp: Warp,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """One verify step from raw logits; `draft_probs` where they were kept from drafting."""
+    """One verify step from raw logits, or the probabilities made of them; `draft_probs` where they were kept from
+    drafting.
+    """
     if case.greedy:
         wanted = target_logits.argmax(-1)
         accepted = prefix(draft_tokens == wanted[:, :-1])
         return assemble(draft_tokens, accepted, pick(wanted, accepted))
-    target = law(target_logits, case.params, warp)
+    target = target_logits if case.of_probs else law(target_logits, case.params, warp)
     if draft_probs is None:
         if draft_logits is None:
             return one_hot_rule(target, draft_tokens)
@@ -267,7 +269,8 @@ def chain_builder(
 
     def call(step: ChainInputs) -> object:
         probs = step.draft_probs if kept else None
-        return function(step.target_logits, step.draft_tokens, step.draft_logits, probs, case, warp)
+        target = step.target_logits if step.target_probs is None else step.target_probs
+        return function(target, step.draft_tokens, step.draft_logits, probs, case, warp)
 
     return call
 

@@ -76,8 +76,9 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
             if uniforms and not case.drawn_before:
                 coins = {"seeds": step.seeds, "step": next(steps) if step.steps is None else step.steps}
             out = sk.verify_chain(
-                step.target_logits, step.draft_tokens, step.draft_logits, params=case.params, draft_params=draft_params,
-                acceptance=case.acceptance, target_law=case.target_law, backend=backend,
+                None if case.of_probs else step.target_logits, step.draft_tokens, step.draft_logits,
+                target_probs=step.target_probs, params=None if case.of_probs else case.params,
+                draft_params=draft_params, acceptance=case.acceptance, target_law=case.target_law, backend=backend,
                 draft_stats=step.draft_stats if draft_stats else None, processors=step.processors, **coins,
             )  # fmt: skip
             return out.tokens, out.num_accepted

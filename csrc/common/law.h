@@ -14,7 +14,8 @@ constexpr float kSmallestExponent = -87.0f;        // exp below this is 0: float
 constexpr float kSmallestTemperature = 0x1p-126f;  // below it 1 / temperature overflows; read as greedy
 // What of top_p a mass has to reach: with 0.8, 0.5 + 0.3 does, however weights and their sums were rounded.
 constexpr float kTopPReached = 1 - 0x1p-18f;
-constexpr float kSlack = 0.01f;  // a draft's probabilities sum to 1 within it, and none exceeds 1 by more
+constexpr float kSmallestWeight = 0x1p-126f;  // a row without a larger one has none: 1 / max would overflow
+constexpr float kSlack = 0.01f;               // a draft's probabilities sum to 1 within it, and none exceeds 1 by more
 
 // Sampling parameters of one sequence, made valid.
 struct Sampling {
@@ -23,6 +24,7 @@ struct Sampling {
   float top_p, min_p;                      // 1 and 0: off; of top_p what has to be reached
   bool min_p_first, greedy;
   int32_t status;
+  RowKind rows;
 };
 
 // The parameters of sequence b; a bad one is replaced by the one that does nothing, and flagged.
@@ -40,6 +42,7 @@ SPECDEC_HD Sampling sampling_of(const SamplingArgs& args, int64_t b) {
   s.top_p = good_p && p > 0 && p < 1 ? p * kTopPReached : 1.0f;
   s.min_p = good_m ? m : 0.0f;
   s.min_p_first = args.min_p_first;
+  s.rows = args.rows;
   return s;
 }
 
@@ -51,12 +54,61 @@ SPECDEC_HD Sampling made_greedy(Sampling s) {
 }
 
 // A row's law: P(v) = exp((logit_v - max) * inverse_temperature) * inverse_normalizer where logit_v >= cutoff, else 0;
-// one_hot: all mass on argmax (a greedy row, a +inf logit, nothing possible).
+// one_hot: all mass on argmax (a greedy row, a +inf logit, nothing possible). Of weights: P(v) = weight_v *
+// inverse_temperature * inverse_normalizer, where inverse_temperature is 1 / max.
 struct RowLaw {
   float max, cutoff, inverse_temperature, normalizer, inverse_normalizer;
   int32_t argmax, status;
-  bool one_hot;
+  bool one_hot, weights;
 };
+
+// Whether rows have weights themselves, not logits.
+SPECDEC_HD bool has_weights(const Sampling& s) { return s.rows != RowKind::kLogits; }
+
+// What is kept at least reaches this, whatever the parameters: a weight is positive.
+SPECDEC_HD float possible_from(const Sampling& s) { return has_weights(s) ? 0x1p-149f : -INFINITY; }
+
+// And by min-p, in a row with the largest `max`.
+SPECDEC_HD float likely_from(const Sampling& s, float max) {
+  if (!(s.min_p > 0)) return possible_from(s);
+  return has_weights(s) ? fmaxf(max * s.min_p, possible_from(s)) : max + logf(s.min_p) * s.temperature;
+}
+
+// What top-k and top-p are of.
+SPECDEC_HD float cut_from(const Sampling& s, float max) {
+  return s.min_p_first ? likely_from(s, max) : possible_from(s);
+}
+
+// log P of what has this logit, or weight.
+SPECDEC_HD float log_prob_of(const RowLaw& law, float x) {
+  if (law.one_hot) return 0.0f;
+  const float normalizer = logf(law.normalizer);
+  return (law.weights ? logf(x * law.inverse_temperature) : (x - law.max) * law.inverse_temperature) - normalizer;
+}
+
+// The law of a row of weights from its maximum and argmax, before its sum is known.
+SPECDEC_HD RowLaw law_of_weights(float max, int32_t argmax, int32_t flags, const Sampling& s) {
+  RowLaw law{};
+  const bool empty = !(max >= kSmallestWeight);
+  law.max = empty ? -INFINITY : max;
+  law.cutoff = -INFINITY;
+  law.inverse_temperature = 1.0f / max;
+  law.normalizer = law.inverse_normalizer = 1.0f;
+  law.argmax = empty ? 0 : argmax;
+  law.status = flags | s.status | (empty ? kEmptyRow : 0) | (max == INFINITY ? kInf : 0);
+  law.one_hot = s.greedy || isinf(law.max);
+  law.weights = true;
+  return law;
+}
+
+// Whether a row of probabilities is a distribution. `total`: the sum of the positive ones, infinite where one is negative.
+SPECDEC_HD bool is_distribution(float total) { return fabsf(total - 1.0f) <= kSlack; }
+
+// Its sum: `total` as above, of the weights themselves. All is on the largest where that is infinite.
+SPECDEC_HD void set_total(RowLaw& law, float total, const Sampling& s) {
+  if (s.rows == RowKind::kProbs ? !is_distribution(total) : isinf(total)) law.status |= kBadParam;
+  law.one_hot = isinf(total);
+}
 
 // That of a draft's row that is no distribution: 0 everywhere.
 SPECDEC_HD RowLaw no_law(int32_t status) {
@@ -66,9 +118,6 @@ SPECDEC_HD RowLaw no_law(int32_t status) {
   law.one_hot = true;
   return law;
 }
-
-// Whether a row of probabilities is a distribution. `total`: the sum of the positive ones, infinite where one is negative.
-SPECDEC_HD bool is_distribution(float total) { return fabsf(total - 1.0f) <= kSlack; }
 
 // Whether a token of probability q can have been drawn.
 SPECDEC_HD bool can_give(float q) { return q > 0.0f && q <= 1.0f + kSlack; }

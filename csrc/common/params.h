@@ -36,7 +36,10 @@ struct Uniforms {
   bool is_float64;
 };
 
-// One law's sampling parameters; the arrays are [batch] or null, and then the scalar beside them counts.
+// What rows hold: logits, weights that are proportional to probabilities, or probabilities, which sum to 1.
+enum class RowKind : int8_t { kLogits, kWeights, kProbs };
+
+// The sampling parameters of one law, and its kind of rows; the arrays are [batch] or null, and then the scalar beside them counts.
 struct SamplingArgs {
   float temperature;
   int64_t top_k;
@@ -46,6 +49,7 @@ struct SamplingArgs {
   const int64_t* top_ks;
   const float* top_ps;
   const float* min_ps;
+  RowKind rows = RowKind::kLogits;
 };
 
 // Lists of one call, of each sequence or, with stride 0, of all.
@@ -225,13 +229,16 @@ struct VerifyArgs {
 
 // One verify step of a padded ("chain") or ragged ("packed") batch: target is [batch, num_draft + 1, vocab] or
 // [1, total + batch, vocab]. With cu null, sequence b's draft rows are (b, i) and its target rows (b, i); else its draft rows
-// are (0, cu[b] + i) and its target rows, uniforms and keys (0, cu[b] + b + i). With law.cascade_bonus its draft rows (and
+// are (0, cu[b] + i) and its target rows, uniforms and keys (0, cu[b] + b + i). With draft_of its draft rows are (draft_of[b],
+// i). With law.cascade_bonus its draft rows (and
 // their stats) stand where its target rows stand.
 struct VerifyChainArgs : VerifyArgs {
   Ids draft_tokens;          // [batch, num_draft] or [total]
   const int32_t* cu;         // [batch + 1] or null
   int64_t num_draft, total;  // num_draft: width of the result less one
   Ids num_draft_tokens;      // [batch]
+  Ids draft_of;              // [batch] or null: whose of the draft's requests a sequence's rows are, from number 0 on
+  int64_t requests;          // with draft_of
   Acceptance acceptance;
   float* overlap;  // [batch, num_draft] or null
 };

@@ -9,7 +9,8 @@ SPECDEC_HD void write_values(const RowLaw& law, float* values, int64_t index, fl
   values += index * kNumValues;
   values[0] = law.max;
   values[1] = law.cutoff;
-  values[2] = law.max * law.inverse_temperature + logf(law.normalizer);
+  values[2] = law.weights ? logf(fmaxf(law.max, 0.0f) * law.normalizer)
+                          : law.max * law.inverse_temperature + logf(law.normalizer);
   values[3] = law.normalizer;
   values[4] = raw_log_normalizer;
   values[5] = raw_entropy;

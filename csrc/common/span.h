@@ -10,6 +10,7 @@ namespace specdec {
 
 struct Span {
   int64_t batch = 0, first_target = 0, first_draft = 0;  // indices of its first rows in `Rows`
+  int64_t draft_batch = 0;                               // in the place of `batch` for the draft's
   int64_t target_index = 0, draft_index = 0;             // the same in the flat arrays
   int64_t token_index = 0;                               // of its first draft token
   int64_t length = 0;                                    // draft tokens that the rules look at
@@ -124,6 +125,13 @@ SPECDEC_HD Span begin_span(const VerifyChainArgs& args, int64_t b, int64_t* room
     span.target_index = b * (args.num_draft + 1);
   }
   span.draft_index = args.law.cascade_bonus ? span.target_index : span.token_index;
+  span.draft_batch = span.batch;
+  if (args.draft_of.data) {
+    span.draft_batch = id_at(args.draft_of, b);
+    span.first_draft = 0;
+    span.idle = span.draft_batch < 0 || span.draft_batch >= args.requests;
+    if (span.idle) span.status |= kBadParam;
+  }
   return span;
 }
 

@@ -59,7 +59,7 @@ class Tree {
 // Where the nodes' rows are: node i's is number i of its sequence.
 SPECDEC_HD Span tree_span(const VerifyTreeArgs& args, int64_t b) {
   Span span;
-  span.batch = b;
+  span.batch = span.draft_batch = b;
   span.target_index = span.draft_index = b * args.num_nodes;
   span.status = args.tree_status[args.tree_per_sequence ? b : 0];
   return span;

@@ -36,7 +36,8 @@ int walk(const float* weight, int n, double rest, float tile_mass) {
 Weights listed_weights(const Reading& p, const DraftLaw* q, float scale) {
   const RowScratch& kept = p.scratch;
   std::vector<float> weight;
-  list_weights(kept.kept_logit, p.law.max, p.law.inverse_temperature, p.law.inverse_normalizer * scale, weight);
+  list_weights(kept.kept_logit, p.law.weights, p.law.max, p.law.inverse_temperature, p.law.inverse_normalizer * scale,
+               weight);
   std::vector<double> mass(p.row.tiles());
   for (size_t i = 0; i < weight.size(); ++i) {
     if (q) weight[i] = residual_weight(weight[i], q->prob(kept.kept_id[i]));
@@ -108,13 +109,7 @@ void DraftLaw::tile(int tile, int n, float* out) const {
 }
 
 float sum_of_probs(const RowView& probs, int tile) {
-  constexpr float kNothing[kTile] = {};
-  const float* const p = static_cast<const float*>(probs.in_memory(tile * kTile));
-  const int n = probs.tile_size(tile);
-  const float below = kernels().residual_sum(kNothing, p, n);  // infinite: there is a -inf, which counts as 0
-  if (below > 0 && (below < kInfinity || std::any_of(p, p + n, [](float x) { return x < 0 && x > -kInfinity; })))
-    return kInfinity;
-  return kernels().residual_sum(p, kNothing, n);
+  return weighing(probs, true).exp_sum(probs.in_memory(tile * kTile), probs.tile_size(tile), 0.0f, 1.0f);
 }
 
 int32_t status_of_probs(const RowView& probs) {

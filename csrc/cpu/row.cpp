@@ -18,27 +18,39 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int kTilesToSplit = 64, kTilesPerHelper = 256;
 
 RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, RowScratch& scratch) {
-  const LogitKernels& kernels = row.kernels();
+  const bool weights = has_weights(sampling);
   const int64_t top_k = sampling.top_k < row.vocab ? sampling.top_k : 0;
   const bool cut = top_k > 0 || sampling.top_p < 1 || sampling.min_p > 0;
   // Where truncation leaves few ids their own weights are all that is needed; top-p alone needs the whole row's mass.
   const bool sum =
       !sampling.greedy && (!cut || (sampling.top_p < 1 && top_k == 0 && !(sampling.min_p_first && sampling.min_p > 0)));
-  const int32_t flags = scan_tiles(row, sampling.inverse_temperature, sum, split, scratch);
+  const int32_t flags =
+      scan_tiles(row, sampling.inverse_temperature, sum || (weights && !sampling.greedy), split, scratch, weights);
+  const float max = *std::max_element(scratch.tile_max.begin(), scratch.tile_max.end());
 
   RowLaw law{};
-  law.max = *std::max_element(scratch.tile_max.begin(), scratch.tile_max.end());
-  law.inverse_temperature = sampling.inverse_temperature;
-  law.cutoff = -kInfinity;
-  law.normalizer = law.inverse_normalizer = 1.0f;
-  law.status = flags | sampling.status | row.overlay.status | (law.max == kInfinity ? kInf : 0) |
-               (law.max == -kInfinity ? kEmptyRow : 0);
-  law.one_hot = sampling.greedy || std::isinf(law.max);
-  law.argmax = find_argmax(row, scratch);
-  if (law.one_hot) return law;
-
+  if (weights) {
+    law = law_of_weights(max, find_argmax(row, scratch), flags, sampling);
+    if (law.one_hot) return law;
+    set_total(law, sum_of(scratch.tile_mass), sampling);
+    if (law.one_hot) return law;
+    scratch.summed = sum;
+  } else {
+    law.max = max;
+    law.inverse_temperature = sampling.inverse_temperature;
+    law.cutoff = -kInfinity;
+    law.normalizer = law.inverse_normalizer = 1.0f;
+    law.status = flags | sampling.status | row.overlay.status | (law.max == kInfinity ? kInf : 0) |
+                 (law.max == -kInfinity ? kEmptyRow : 0);
+    law.one_hot = sampling.greedy || std::isinf(law.max);
+    law.argmax = find_argmax(row, scratch);
+    if (law.one_hot) return law;
+  }
   if (sum) {
-    scale_masses(scratch.tile_max.data(), law.max, sampling.inverse_temperature, scratch.tile_mass);
+    if (weights)
+      for (float& mass : scratch.tile_mass) mass *= law.inverse_temperature;
+    else
+      scale_masses(scratch.tile_max.data(), law.max, sampling.inverse_temperature, scratch.tile_mass);
     law.normalizer = sum_of(scratch.tile_mass);
   }
   if (cut) {
@@ -46,7 +58,7 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, Row
     effective.top_k = top_k;
     law.cutoff = find_cutoff(row, effective, law.max, scratch);
     if (scratch.listed) {
-      list_weights(scratch.kept_logit, law.max, law.inverse_temperature, 1.0f, scratch.kept_mass);
+      list_weights(scratch.kept_logit, weights, law.max, law.inverse_temperature, 1.0f, scratch.kept_mass);
       double z = 0, part = 0;
       int tile = -1;
       for (size_t i = 0; i < scratch.kept_id.size(); ++i) {
@@ -58,7 +70,8 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, Row
       if (!scratch.summed) {
         for_each_tile(row, split, [&](int tile) {
           scratch.tile_mass[tile] =
-              kernels.kept_sum(row.tile(tile), row.tile_size(tile), law.max, law.inverse_temperature, law.cutoff);
+              weighing(row, weights)
+                  .kept_sum(row.tile(tile), row.tile_size(tile), law.max, law.inverse_temperature, law.cutoff);
         });
       }
       scratch.summed = true;
@@ -71,8 +84,9 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, Row
 
 }  // namespace
 
-int32_t scan_tiles(const RowView& row, float inverse_temperature, bool sum, bool split, RowScratch& scratch) {
-  const LogitKernels& kernels = row.kernels();
+int32_t scan_tiles(const RowView& row, float inverse_temperature, bool sum, bool split, RowScratch& scratch,
+                   bool weights) {
+  const LogitKernels& kernels = weighing(row, weights);
   const int tiles = row.tiles(), groups = (row.vocab + kGroup - 1) / kGroup;
   scratch.group_max.resize(groups);
   scratch.tile_max.resize(tiles);
@@ -193,23 +207,24 @@ void tile_probs(const RowView& row, const RowLaw& law, int tile, float scale, fl
     if (offset >= 0 && offset < n) out[offset] = scale;
     return;
   }
-  row.kernels().weights(row.tile(tile), n, law.max, law.inverse_temperature, law.cutoff, law.inverse_normalizer * scale,
-                        out);
+  weighing(row, law.weights)
+      .weights(row.tile(tile), n, law.max, law.inverse_temperature, law.cutoff, law.inverse_normalizer * scale, out);
 }
 
 float prob_at(const RowView& row, const RowLaw& law, int32_t id) {
   if (law.one_hot) return id == law.argmax ? 1.0f : 0.0f;
   float out;
-  row.kernels().weights(row.at(id, 1), 1, law.max, law.inverse_temperature, law.cutoff, law.inverse_normalizer, &out);
+  weighing(row, law.weights)
+      .weights(row.at(id, 1), 1, law.max, law.inverse_temperature, law.cutoff, law.inverse_normalizer, &out);
   return out;
 }
 
-void list_weights(const std::vector<float>& x, float max, float inverse_temperature, float scale,
+void list_weights(const std::vector<float>& x, bool weights, float max, float inverse_temperature, float scale,
                   std::vector<float>& out) {
   out.resize(x.size());
   for (size_t i = 0; i < x.size(); i += kTile)
-    kernels().logits[int(DType::kFloat32)].weights(&x[i], int(std::min<size_t>(kTile, x.size() - i)), max,
-                                                   inverse_temperature, -kInfinity, scale, &out[i]);
+    kernels().logits[weights ? kOfWeights : int(DType::kFloat32)].weights(
+        &x[i], int(std::min<size_t>(kTile, x.size() - i)), max, inverse_temperature, -kInfinity, scale, &out[i]);
 }
 
 }  // namespace specdec::cpu

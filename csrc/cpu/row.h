@@ -43,6 +43,11 @@ struct RowView {
   const LogitKernels& kernels() const { return cpu::kernels().logits[int(processed ? DType::kFloat32 : dtype)]; }
 };
 
+// The kernels that weigh a row's ids, which may hold weights.
+inline const LogitKernels& weighing(const RowView& row, bool weights) {
+  return weights ? kernels().logits[kOfWeights] : row.kernels();
+}
+
 inline Logits::Logits(const RowView& row, int32_t begin, int n) : data_(row.in_memory(begin)) {
   if (row.processed) process(row, begin, n);
 }
@@ -77,8 +82,10 @@ struct Reading {
 // `split`: over all threads.
 void read_row(const RowView& row, const Sampling& sampling, bool split, Reading& out);
 
-// One pass over a row: the maxima of groups and tiles and, if `sum`, each tile's sum of exp((x - its max) / T); kNaN or 0.
-int32_t scan_tiles(const RowView& row, float inverse_temperature, bool sum, bool split, RowScratch& scratch);
+// One pass over a row: the maxima of groups and tiles and, if `sum`, each tile's sum of exp((x - its max) / T), or of
+// `weights` theirs, infinite where one is negative; kNaN or 0.
+int32_t scan_tiles(const RowView& row, float inverse_temperature, bool sum, bool split, RowScratch& scratch,
+                   bool weights = false);
 
 // The lowest id of the largest logit of such a row; 0 where nothing is possible.
 int32_t find_argmax(const RowView& row, const RowScratch& scratch);
@@ -95,8 +102,8 @@ void tile_probs(const RowView& row, const RowLaw& law, int tile, float scale, fl
 // P of one id, bit for bit what tile_probs gives.
 float prob_at(const RowView& row, const RowLaw& law, int32_t id);
 
-// exp((x - max) * inverse_temperature) * scale of a list of logits x.
-void list_weights(const std::vector<float>& x, float max, float inverse_temperature, float scale,
+// exp((x - max) * inverse_temperature) * scale of a list of logits x, or of `weights` x * inverse_temperature * scale.
+void list_weights(const std::vector<float>& x, bool weights, float max, float inverse_temperature, float scale,
                   std::vector<float>& out);
 
 // f(tile) for every tile of a row, over all threads if `split` and the row is long enough to pay for it.

@@ -36,7 +36,7 @@ void sample(const SampleArgs& args) {
         float logit;
         row.kernels().load(row.at(id, 1), 1, &logit);
         token = args.draft_to_target ? args.draft_to_target[id] : id;
-        log_prob = law.one_hot ? 0.0f : (logit - law.max) * law.inverse_temperature - std::log(law.normalizer);
+        log_prob = log_prob_of(law, logit);
       }
       args.token[index * args.num_samples + i] = token;
       args.log_prob[index * args.num_samples + i] = log_prob;

@@ -36,10 +36,14 @@ float from_ordered(uint32_t key) {
   return x;
 }
 
-// How a value counts: by exp((x - max) * inverse_temperature), which is 1 for all of them with inverse_temperature 0.
+// How a value counts: by exp((x - max) * inverse_temperature), which is 1 for all of them with inverse_temperature 0; or
+// itself as a weight.
 struct Measure {
   float max, inverse_temperature;
-  float of(float x) const { return std::exp((x - max) * inverse_temperature); }
+  bool weights = false;
+  float of(float x) const {
+    return weights ? std::max(x, 0.0f) * inverse_temperature : std::exp((x - max) * inverse_temperature);
+  }
 };
 
 RowView view_of(const float* values, size_t count) {
@@ -69,8 +73,8 @@ struct Band {
 
   // Of those of a tile that are >= bound.
   float mass(int tile, const Measure& measure, float bound) const {
-    return kernels().logits[int(DType::kFloat32)].kept_sum(&value[first[tile]], first[tile + 1] - first[tile],
-                                                           measure.max, measure.inverse_temperature, bound);
+    return kernels().logits[measure.weights ? kOfWeights : int(DType::kFloat32)].kept_sum(
+        &value[first[tile]], first[tile + 1] - first[tile], measure.max, measure.inverse_temperature, bound);
   }
 };
 
@@ -79,7 +83,7 @@ struct Band {
 float among(std::vector<float>& value, const Measure& measure, double above, double goal) {
   std::sort(value.begin(), value.end(), std::greater<>());
   std::vector<float> mass;
-  list_weights(value, measure.max, measure.inverse_temperature, 1.0f, mass);
+  list_weights(value, measure.weights, measure.max, measure.inverse_temperature, 1.0f, mass);
   for (size_t i = 0; i < value.size(); ++i) {
     above += mass[i];
     if (above >= goal && (i + 1 == value.size() || value[i + 1] < value[i])) return value[i];
@@ -103,7 +107,7 @@ class Bins {
       const int n = std::min(each, row.vocab - begin);
       const Logits x = row.at(begin, n);
       row.kernels().load(x, n, value);
-      row.kernels().weights(x, n, measure.max, measure.inverse_temperature, kLowest, 1.0f, weight);
+      weighing(row, measure.weights).weights(x, n, measure.max, measure.inverse_temperature, kLowest, 1.0f, weight);
       for (int i = 0; i < n; ++i) {
         const uint32_t above = ordered(value[i]) - low;
         bin[i] = above < high - low ? above >> shift_ : bins_;
@@ -159,14 +163,15 @@ class Truncation {
   Truncation(const RowView& row, const Sampling& sampling, float max, RowScratch& scratch)
       : row_(row),
         sampling_(sampling),
-        weight_{max, sampling.inverse_temperature},
+        weight_{max, has_weights(sampling) ? 1.0f / max : sampling.inverse_temperature, has_weights(sampling)},
         count_{max, 0.0f},
-        likely_(sampling.min_p > 0 ? max + std::log(sampling.min_p) * sampling.temperature : -kInfinity),
+        likely_(likely_from(sampling, max)),
+        from_(cut_from(sampling, max)),
         scratch_(scratch) {}
 
   // The law's cutoff: the smallest logit kept. Leaves the kept ids in scratch if they are few enough.
   float find() {
-    float floor = sampling_.min_p_first ? likely_ : -kInfinity;
+    float floor = from_;
     if (sampling_.top_k > 0) floor = std::max(floor, top_k(floor));
     if (sampling_.top_p < 1) floor = std::max(floor, top_p(floor));
     return keep(std::max(floor, likely_));
@@ -218,7 +223,8 @@ class Truncation {
     const bool listed = list(from);
     double seen = 0;
     if (listed) {
-      list_weights(scratch_.kept_logit, weight_.max, weight_.inverse_temperature, 1.0f, scratch_.kept_mass);
+      list_weights(scratch_.kept_logit, weight_.weights, weight_.max, weight_.inverse_temperature, 1.0f,
+                   scratch_.kept_mass);
       seen = std::accumulate(scratch_.kept_mass.begin(), scratch_.kept_mass.end(), 0.0);
     }
     const double total = whole    ? std::accumulate(scratch_.tile_mass.begin(), scratch_.tile_mass.end(), 0.0)
@@ -233,8 +239,9 @@ class Truncation {
   double total_above(const Measure& measure, float floor) const {
     double total = 0;
     for (int tile = 0; tile < row_.tiles(); ++tile)
-      total += row_.kernels().kept_sum(row_.tile(tile), row_.tile_size(tile), measure.max, measure.inverse_temperature,
-                                       std::max(floor, kLowest));
+      total += weighing(row_, measure.weights)
+                   .kept_sum(row_.tile(tile), row_.tile_size(tile), measure.max, measure.inverse_temperature,
+                             std::max(floor, kLowest));
     return total;
   }
 
@@ -254,7 +261,7 @@ class Truncation {
       return among(value, measure, masses.above, masses.goal);
     }
     uint32_t from = ordered(std::max(low, kLowest)), to = ordered(high);
-    for (bool sampled = row.vocab >= kLong; to - from > 1; sampled = false) {
+    for (bool sampled = row.vocab >= kLong && !measure.weights; to - from > 1; sampled = false) {
       const Bins bins(row, measure, from, to, sampled);
       const double left = masses.total - masses.above, total = bins.total();
       double error = 0, scale = 1;
@@ -294,7 +301,8 @@ class Truncation {
     const bool few = band.fill(row, low, high, [&](int tile) {
       if (!copy)
         masses.above += scratch_.tile_mass[tile] =
-            row.kernels().kept_sum(row.tile(tile), row.tile_size(tile), measure.max, measure.inverse_temperature, high);
+            weighing(row, measure.weights)
+                .kept_sum(row.tile(tile), row.tile_size(tile), measure.max, measure.inverse_temperature, high);
     });
     if (!few) return {};
     if (sampled) {
@@ -329,7 +337,7 @@ class Truncation {
   const RowView& row_;
   const Sampling& sampling_;
   const Measure weight_, count_;
-  const float likely_;
+  const float likely_, from_;
   RowScratch& scratch_;
   float summed_from_ = NAN;  // the tiles' masses in scratch are those of what is >= this
 };

@@ -24,8 +24,8 @@ void SequenceRows::read_target_row(int64_t i, Reading& out) {
 
 DraftLaw SequenceRows::draft_law(int64_t i, int32_t point, bool flag) {
   if (!has_draft(args_)) return DraftLaw(point);
-  const MappedRow mapped{row_view(rows_of_draft(args_), span_.batch, span_.first_draft + i), args_.target_to_draft,
-                         args_.map_size};
+  const MappedRow mapped{row_view(rows_of_draft(args_), span_.draft_batch, span_.first_draft + i),
+                         args_.target_to_draft, args_.map_size};
   if (args_.draft_probs.data) {
     const int32_t status = status_of_probs(mapped.row);
     if (flag) status_ |= status;

@@ -150,8 +150,13 @@ struct Position {
       });
       return weights;
     }
+    if (law.weights) {
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) weights.x[k] = weight_of(x.x[k], law) * times();
+      for (int k = 0; k < kRun; ++k) weights.x[k] = weight_itself(x.x[k], law) * times();
+    } else {
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) weights.x[k] = weight_of(x.x[k], law) * times();
+    }
     if (subtracts()) {
       const Run q = draft.of_run(tile, j);
 #pragma unroll
@@ -173,7 +178,8 @@ struct Position {
     if (!cut && !subtracts() && (draft.kind == DraftLaw::Kind::kNone || draft.token / kTile != tile))
       return table.mass[tile];
     float even = 0.0f, odd = 0.0f;
-    if (subtracts() && draft.in_order() && !kProcessed && is_whole(row, tile) && is_whole(draft.row, tile)) {
+    if (subtracts() && draft.in_order() && !kProcessed && !law.weights && is_whole(row, tile) &&
+        is_whole(draft.row, tile)) {
       // The same numbers as by runs.
       const char* const start = kAnywhere ? start_of(row, tile) : row.data;
       const char* const of_draft = kAnywhere ? start_of(draft.row, tile) : draft.row.data;

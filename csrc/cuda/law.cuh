@@ -80,7 +80,7 @@ class Measured {
  public:
   __device__ Measured(const Reading& r, bool by_weight)
       : law_(r.law), up_(by_weight ? FixedScale(r.row.vocab).up : 0.0f) {}
-  __device__ Fixed operator()(float x) const { return up_ > 0 ? __float2ull_rn(weight_of(x, law_) * up_) : 1; }
+  __device__ Fixed operator()(float x) const { return up_ > 0 ? __float2ull_rn(weight_in(x, law_) * up_) : 1; }
 
  private:
   const RowLaw& law_;
@@ -351,12 +351,8 @@ struct FoundCut {
   float cutoff, normalizer;
 };
 
-__device__ __forceinline__ float likely_of(const Reading& r) {
-  return r.sampling.min_p > 0 ? r.law.max + logf(r.sampling.min_p) * r.sampling.temperature : -INFINITY;
-}
-__device__ __forceinline__ float floor_of(const Reading& r) {
-  return r.sampling.min_p_first ? likely_of(r) : -INFINITY;
-}
+__device__ __forceinline__ float likely_of(const Reading& r) { return likely_from(r.sampling, r.law.max); }
+__device__ __forceinline__ float floor_of(const Reading& r) { return cut_from(r.sampling, r.law.max); }
 
 // The cut among the values from listed_from on, of which kFew at most are listed: sorted, they tell all at once. No
 // normaliser if top-p's mass lies deeper.
@@ -393,7 +389,7 @@ inline __device__ __noinline__ FoundCut cut_many(Reading& r, float listed_from) 
       found = Values::kRow;
       // All that is below weighs an eighth of what may be cut at most.
       const float rest = (1 - r.sampling.top_p) * r.law.normalizer / (8.0f * float(r.row.vocab));
-      bound = r.law.max + logf(rest) * r.sampling.temperature;
+      bound = r.law.weights ? r.law.max * rest : r.law.max + logf(rest) * r.sampling.temperature;
     }
     floor = fmaxf(floor, select(r, found, bound, true, goal));
   }
@@ -443,6 +439,24 @@ __device__ __forceinline__ int32_t find_argmax(const RowView& row, const TileTab
   return id;
 }
 
+// The sum of a row of weights whose law has its max: makes table.mass relative to that. Out of line, as it is rare.
+inline __device__ __noinline__ void sum_weights(Reading& r) {
+  const int tiles = r.row.tiles();
+  const auto sum = [&](auto f) {
+    if (warp_id() == 0) {
+      const float total = sum_of_tiles(r.table.mass, tiles);
+      if (lane_id() == 0) f(total);
+    }
+    __syncthreads();
+  };
+  sum([&](float total) { set_total(r.law, total, r.sampling); });
+  if (r.law.one_hot) return;
+  for (int tile = int(threadIdx.x); tile < tiles; tile += int(blockDim.x))
+    r.table.mass[tile] *= r.law.inverse_temperature;
+  __syncthreads();
+  sum([&](float total) { r.law.normalizer = total; });
+}
+
 // Finds the law of a row that has been scanned, by one block. Makes table.mass relative to the row's maximum where the
 // whole row's mass is needed.
 __device__ __forceinline__ void find_law(Reading& reading, bool need_argmax) {
@@ -456,9 +470,10 @@ __device__ __forceinline__ void find_law(Reading& reading, bool need_argmax) {
   }
   max = block_reduce(max, -INFINITY, Max{});
   flags = block_reduce(flags, 0, Or{}) | (max == INFINITY ? kInf : 0) | (max == -INFINITY ? kEmptyRow : 0);
-  const bool one_hot = reading.sampling.greedy || isinf(max);
+  const bool weights = has_weights(reading.sampling);
+  const bool one_hot = reading.sampling.greedy || isinf(max) || (weights && !(max >= kSmallestWeight));
   int32_t argmax = 0;
-  if ((need_argmax || one_hot) && max > -INFINITY) argmax = find_argmax(reading.row, table, max);
+  if ((need_argmax || one_hot || weights) && max > -INFINITY) argmax = find_argmax(reading.row, table, max);
   by_one([&] {
     RowLaw law{};
     law.max = max;
@@ -468,12 +483,16 @@ __device__ __forceinline__ void find_law(Reading& reading, bool need_argmax) {
     law.argmax = argmax;
     law.status = flags | reading.sampling.status | reading.row.overlay().status();
     law.one_hot = one_hot;
-    reading.law = law;
+    reading.law = weights ? law_of_weights(max, argmax, flags, reading.sampling) : law;
   });
   if (one_hot) return;
+  if (weights) {
+    sum_weights(reading);
+    if (reading.law.one_hot) return;
+  }
 
   const Cut cut = cut_of(reading.sampling, reading.row.vocab);
-  if (cut.whole) {
+  if (cut.whole && !weights) {
     const float scale = reading.sampling.inverse_temperature * kLog2E;
     for (int tile = int(threadIdx.x); tile < tiles; tile += int(blockDim.x))
       table.mass[tile] *= fast_exp2((table.max[tile] - max) * scale);

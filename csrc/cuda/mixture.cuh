@@ -41,8 +41,12 @@ __device__ __forceinline__ float measure_run(const Position& at, const Mixing& m
   if (mixing.measure == Measure::kLossyScale) {
     const Run q = at.draft.of_run(tile, j);
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
-      sum += residual_weight(at.left.scale * prob_of(x.x[k], at.law, held_id(tile, j * kRun + k)), q.x[k]);
+    for (int k = 0; k < kRun; ++k) {
+      const bool itself = at.law.weights && !at.law.one_hot;
+      const float p = itself ? weight_itself(x.x[k], at.law) * at.law.inverse_normalizer
+                             : prob_of(x.x[k], at.law, held_id(tile, j * kRun + k));
+      sum += residual_weight(at.left.scale * p, q.x[k]);
+    }
     return sum;
   }
   at.for_each_mixed(tile, j, x, [&](int k, float p, float q, bool kept, float y, int32_t draft_id) {

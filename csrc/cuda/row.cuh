@@ -12,6 +12,14 @@ __device__ __forceinline__ float weight_of(float x, const RowLaw& law) {
   return x >= law.cutoff && exponent >= kSmallestExponent ? fast_exp2(exponent * kLog2E) : 0.0f;
 }
 
+// The same of a row that may hold weights. Loops over whole rows look at law.weights once, outside.
+__device__ __forceinline__ float weight_itself(float x, const RowLaw& law) {
+  return x >= law.cutoff ? fmaxf(x, 0.0f) * law.inverse_temperature : 0.0f;
+}
+__device__ __forceinline__ float weight_in(float x, const RowLaw& law) {
+  return law.weights ? weight_itself(x, law) : weight_of(x, law);
+}
+
 // P of an id whose logit is x.
 __device__ __forceinline__ float prob_of(float x, const RowLaw& law, int32_t id) {
   return law.one_hot ? float(id >= 0 && id == law.argmax) : weight_of(x, law) * law.inverse_normalizer;
@@ -19,7 +27,7 @@ __device__ __forceinline__ float prob_of(float x, const RowLaw& law, int32_t id)
 
 __device__ __forceinline__ float prob_at(const RowView& row, const RowLaw& law, int32_t id) {
   if (law.one_hot) return id == law.argmax ? 1.0f : 0.0f;
-  return weight_of(logit_at(row, id), law) * law.inverse_normalizer;
+  return weight_in(logit_at(row, id), law) * law.inverse_normalizer;
 }
 
 }  // namespace specdec::SPECDEC_CUDA_ROWS

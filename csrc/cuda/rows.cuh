@@ -74,28 +74,31 @@ RowSet rows_of(const Args& args, bool raw, bool listed) {
 }
 
 // Reads the rows if they are to be split; the kernel that follows (of `shape`) calls read_row first. more(arena, split)
-// takes what else the op wants of the call's memory.
+// takes what else the op wants of the call's memory. Rows of weights are not split.
 template <class More>
 cudaError_t plan_rows(const RowSet& set, int64_t batch, const Launch& launch, RowPlan* plan, More more) {
   const int64_t count = batch * set.n;
   const int tiles = tiles_of(set.rows.vocab);
   const Strategy forced = forced_strategy();
   const bool few = tiles > kRowThreads / 32 && count < 4 * multiprocessors();
-  const bool split = tiles > kMostSharedTiles || (forced == Strategy::kAuto ? few : forced == Strategy::kSplit);
+  const bool weights = set.params.rows != RowKind::kLogits;
+  const bool split =
+      tiles > kMostSharedTiles || (forced == Strategy::kAuto ? few && !weights : forced == Strategy::kSplit);
   const size_t table = size_t(tiles) * TileTable::kNumbers * sizeof(float);
   plan->set = set;
   plan->shape = {dim3(unsigned(count)), dim3(threads_for(tiles, kRowThreads))};
   plan->shape.shared = (split ? 0 : table) + (set.listed ? kMaxListed * sizeof(float) : 0);
-  plan->shape.overlapping = split && may_overlap();
+  plan->shape.overlapping = split && !weights && may_overlap();
   allocate(launch, [&](Arena& arena) {
     if (split) plan->set.tables = arena.take<float>(count * tiles * TileTable::kNumbers);
     more(arena, split);
   });
-  if (!split) return cudaSuccess;
+  if (!split || weights) return cudaSuccess;
   return launch_scan(plan->set, batch, launch.stream);
 }
 
 // The first thing that a block of such a kernel does; `shared`: its dynamic shared memory.
+template <bool kWeights = false>
 __device__ __forceinline__ void read_row(const RowSet& set, unsigned char* shared, Reading& reading) {
   const int64_t index = blockIdx.x;
   set.begin(index);
@@ -105,10 +108,13 @@ __device__ __forceinline__ void read_row(const RowSet& set, unsigned char* share
     reading.list = reinterpret_cast<float*>(shared);
     reading.table = set.table(index, reading.list + (set.listed ? kMaxListed : 0));
   });
-  if (set.tables)
+  if (set.tables && !kWeights) {
     wait_for_previous();
-  else
-    scan_row<false>(reading.row, scan_plan(reading.sampling, reading.row.vocab, set.raw), reading.table);
+  } else {
+    ScanPlan plan = scan_plan(reading.sampling, reading.row.vocab, set.raw);
+    plan.probs = kWeights;  // known to the compiler
+    scan_row<false>(reading.row, plan, reading.table);
+  }
   find_law(reading, true);
 }
 

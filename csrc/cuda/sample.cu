@@ -17,9 +17,7 @@ __device__ void write_drawn(const SampleArgs& args, const RowView& row, const Ro
                             int32_t id) {
   const int64_t place = index * args.num_samples + sample;
   args.token[place] = id < 0 ? -1 : args.draft_to_target ? args.draft_to_target[id] : id;
-  args.log_prob[place] = id < 0        ? -INFINITY
-                         : law.one_hot ? 0.0f
-                                       : (logit_at(row, id) - law.max) * law.inverse_temperature - logf(law.normalizer);
+  args.log_prob[place] = id < 0 ? -INFINITY : log_prob_of(law, logit_at(row, id));
 }
 
 // One id by a uniform; in every lane of warp 0.
@@ -86,13 +84,14 @@ __device__ void draw_many(const SampleArgs& args, const Reading& read, int64_t n
     write_drawn(args, read.row, read.law, int64_t(blockIdx.x), i, i < drawn ? noisy_id(keys[i]) : -1);
 }
 
+template <bool kWeights>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     sample_kernel(const __grid_constant__ RowSet set, const __grid_constant__ SampleArgs args,
                   const __grid_constant__ NoiseState noise) {
   SPECDEC_DYNAMIC_SHARED(shared);
   SPECDEC_SHARED(Reading, reading, 1);
   if (noise.laws) allow_next();
-  read_row(set, shared, reading[0]);
+  read_row<kWeights>(set, shared, reading[0]);
   const Reading& read = reading[0];
   const int64_t index = blockIdx.x;
   const bool noisy = args.noise_keys && !read.law.one_hot;
@@ -163,7 +162,9 @@ cudaError_t sample(const SampleArgs& args, const Launch& launch) {
     noise.arrived = arena.take<unsigned>(count);
   });
   if (error) return error;
-  error = launch_kernel(sample_kernel, plan.shape, launch.stream, plan.set, args, noise);
+  const bool weights = args.params.rows != RowKind::kLogits;
+  error = launch_kernel(weights ? sample_kernel<true> : sample_kernel<false>, plan.shape, launch.stream, plan.set, args,
+                        noise);
   if (error || !noise.laws) return error;
   const int64_t chunks = chunks_of(tiles_of(args.logits.vocab), count, kRowThreads / 32);
   const Shape shape{dim3(unsigned(count * chunks)), dim3(kRowThreads), 0, 1, true};

@@ -85,22 +85,24 @@ struct ChainScan {
   static constexpr bool kMayBeProbs = true;
   VerifyChainArgs args;
   uint32_t targets;
-  bool packed, aligned;
-  Place places[2];  // target, draft
+  bool placed, aligned;  // placed: where rows are depends on the sequence
+  Place places[2];       // target, draft
 
   __device__ Task task(uint32_t b, uint32_t i) const { return {b, i < targets ? i : i - targets, i >= targets}; }
   __device__ const Place& place_of(Task task) const { return task.is_draft ? places[1] : places[0]; }
 
   // Where a row is; false if there is no such row: of a packed batch a sequence has as many as it has room for.
   __device__ bool find(Task task, DType dtype, RowView* row) const {
-    if (!packed) {
+    if (!placed) {
       *row = place_of(task).row(task.b, task.i, dtype);
       return true;
     }
     int64_t room;
     const Span span = begin_span(args, task.b, &room);
     if (span.idle || task.i >= room + (task.is_draft && !args.law.cascade_bonus ? 0 : 1)) return false;
-    *row = place_of(task).row(0, uint32_t((task.is_draft ? span.first_draft : span.first_target) + task.i), dtype);
+    const int64_t batch = task.is_draft ? span.draft_batch : span.batch;
+    *row = place_of(task).row(uint32_t(batch),
+                              uint32_t((task.is_draft ? span.first_draft : span.first_target) + task.i), dtype);
     return true;
   }
 
@@ -288,7 +290,7 @@ cudaError_t launch_scan(const VerifyChainArgs& args, float* target_tables, float
   const Place drafted(draft, draft_tables,
                       Plans(args.draft_params, draft.vocab, reads_greedily(args), cascade, args.draft_probs.data));
   const auto run = [&](DType dtype, Wanted wanted, int64_t begin, int64_t end, bool aligned) {
-    const ChainScan rows{args, uint32_t(targets), args.cu != nullptr, aligned, {target, drafted}};
+    const ChainScan rows{args, uint32_t(targets), args.cu || args.draft_of.data, aligned, {target, drafted}};
     return launch(dtype, rows, wanted, args.batch, begin, end, chunks, stream);
   };
   const Wanted of_target = target.plans.wanted(), of_draft = drafted.plans.wanted();

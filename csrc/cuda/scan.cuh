@@ -85,6 +85,7 @@ SPECDEC_HD ScanPlan plan_of_probs() { return {true, false, false, 1.0f, true}; }
 
 SPECDEC_HD ScanPlan scan_plan(const Sampling& s, int32_t vocab, bool raw) {
   const Cut cut = cut_of(s, vocab);
+  if (has_weights(s)) return {!s.greedy, cut.any, false, 1.0f, true};
   return {cut.whole, cut.any, raw, s.inverse_temperature};
 }
 

@@ -18,8 +18,13 @@ struct NodeLaws : SiblingLaws<ReadRow, DraftLaw> {
   __device__ __noinline__ Both of_run(int tile, int j, Run x) const {
     Both both{};
     if (draft.kind != DraftLaw::Kind::kPoint && draft.kind != DraftLaw::Kind::kNone) both.q = draft.of_run(tile, j);
+    if (law.weights && !law.one_hot) {
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) both.p.x[k] = prob_of(x.x[k], law, held_id(tile, j * kRun + k));
+      for (int k = 0; k < kRun; ++k) both.p.x[k] = weight_itself(x.x[k], law) * law.inverse_normalizer;
+    } else {
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) both.p.x[k] = prob_of(x.x[k], law, held_id(tile, j * kRun + k));
+    }
     for (int i = 0; i < num_removed; ++i) {
 #pragma unroll
       for (int k = 0; k < kRun; ++k)

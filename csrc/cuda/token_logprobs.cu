@@ -61,9 +61,10 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
   }
   const RowView given = row_view(args.logits, slot.b, slot.row);
   RowView processed = given;
-  if constexpr (kProcessed)
+  if constexpr (kProcessed) {
     find_overlay(args.processors, slot.b, slot.b * args.n + slot.row - slot.place, tokens_of(args, slot.b));
-  processed.overlay = overlaid(slot.place);
+    processed.lay_over(slot.place);
+  }
   by_one([&] {
     r.row = processed;
     r.sampling = sampling_of(args.params, slot.b);

@@ -13,7 +13,7 @@ __device__ float overlap_of_tile(const RowView& row, const RowLaw& law, const Dr
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
       const bool is_argmax = held_id(tile, j * kRun + k) == law.argmax;
-      sum += fminf(law.one_hot ? float(is_argmax) : weight_of(x.x[k], law) * law.inverse_normalizer, q.x[k]);
+      sum += fminf(law.one_hot ? float(is_argmax) : weight_in(x.x[k], law) * law.inverse_normalizer, q.x[k]);
     }
   }
   return warp_reduce(sum, Sum{});

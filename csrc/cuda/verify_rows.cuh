@@ -34,7 +34,7 @@ __device__ __forceinline__ RowView target_row(const VerifyArgs& args, const Span
 }
 
 __device__ __forceinline__ RowView draft_row(const VerifyArgs& args, const Span& span, int64_t i) {
-  return row_view(rows_of_draft(args), span.batch, span.first_draft + i);
+  return row_view(rows_of_draft(args), span.draft_batch, span.first_draft + i);
 }
 
 // Tiles of a row of the draft; 0 without one.

@@ -205,8 +205,10 @@ def _sample(case: Case) -> dict[str, Any]:
     several = case.chance(0.4)
     noise = "noise_keys" if several or case.chance(0.5) else "uniform_samples"
     values = case.integers(*lead, low=-99, high=99) if noise == "noise_keys" else case.uniforms(*lead)
+    probs = case.chance(0.2)
     return {
-        "logits": _logits(case, *lead, vocab, dtype=_dtype(case)), "params": _params(case, batch),
+        "logits": _probs(case, *lead, vocab) if probs else _logits(case, *lead, vocab, dtype=_dtype(case)),
+        "probs": probs, "params": _params(case, batch),
         "uniform_samples": None, "noise_keys": None, noise: values,
         "draft_to_target": case.integers(vocab, low=0, high=vocab) if case.chance(0.3) else None,
         "num_samples": case.random.choice((2, 5, 70, 1024)) if several else 1,
@@ -302,8 +304,10 @@ def _verify(case: Case, batch: int, drafted: tuple[int, ...], scored: tuple[int,
         given["steps"] = case.integers(batch, low=0, high=9) if case.chance(0.5) else None
     if case.chance(0.3):
         given["eos_token_ids"] = case.integers(case.random.randrange(4), low=0, high=vocab)
+    probs = case.chance(0.2)
     return given | {
-        "target_logits": _logits(case, *scored, vocab, dtype=dtype), "law": law, "step": case.random.choice(INTEGERS),
+        "target_logits": _probs(case, *scored, vocab) if probs else _logits(case, *scored, vocab, dtype=dtype),
+        "target_probs": probs, "law": law, "step": case.random.choice(INTEGERS),
         "params": _params(case, batch), "draft_params": _params(case, batch),
         "processors": _processors(case, batch, scored, vocab),
     }  # fmt: skip
@@ -323,7 +327,16 @@ def _verify_chain(case: Case) -> dict[str, Any]:
     if case.chance(0.3):
         given["num_draft_tokens"] = case.integers(batch, low=-1, high=n)
     tokens = case.integers(*drafted, low=-1 if case.chance(0.3) else 0, high=vocab - 1)
-    return given | _verify(case, batch, drafted, scored, vocab) | {
+    shared = _verify(case, batch, drafted, scored, vocab)
+    given["draft_index"] = None
+    if shared["draft_values"] is None and case.chance(0.3):
+        requests = case.random.randint(1, 6)
+        for name in ("draft_logits", "draft_probs"):
+            if shared[name] is not None:
+                rows = (requests, n + 1 + case.random.randrange(3), shared[name].shape[-1])
+                shared[name] = _probs(case, *rows) if name == "draft_probs" else _logits(case, *rows)
+                given["draft_index"] = case.integers(batch, low=-1 if case.chance(0.2) else 0, high=requests - 1)
+    return given | shared | {
         "draft_tokens": tokens.int() if case.chance(0.3) else tokens, "acceptance": case.random.randrange(4),
         "return_acceptance": case.chance(0.3),
     }  # fmt: skip

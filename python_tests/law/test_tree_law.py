@@ -122,6 +122,19 @@ def test_law_of_sampled_children(backend: Backend, acceptance: str, shape: str, 
     check(backend.verify_tree, problem(kind, shape, affordable(backend, shape)), acceptance, backend.device)
 
 
+@pytest.mark.short(triton=1, emulated=3)
+@pytest.mark.parametrize("kind", ["full", "zero supports", "eos"])
+@pytest.mark.parametrize("acceptance", ["sample", *trees.NEED_DRAFT])
+def test_law_of_target_probabilities(backend: Backend, acceptance: str, kind: str) -> None:
+    """Rows of probabilities in the place of logits; that their sum is a little off changes nothing."""
+
+    def verify(target, *rest, **more):  # type: ignore[no-untyped-def]
+        return backend.verify_tree(None, *rest, target_probs=target.softmax(-1) * 1.005, **more)
+
+    case = problem(kind, "siblings", 2 if backend.interpreted else 3)
+    check(verify, given(case) if acceptance == "sample" else case, acceptance, backend.device)
+
+
 @dataclass
 class Undrawable(TreeProblem):
     """Of two siblings the first is the last id, which the draft's distribution excludes."""

@@ -142,6 +142,12 @@ def pad(arguments: Arguments, extra: int, garbage_token: int = -1) -> Arguments:
     return out
 
 
+def with_target_probs(arguments: Arguments, params: sk.SamplingParams) -> Arguments:
+    """The same step from the probabilities of the target's logits, which `params` cut."""
+    probs = arguments["target_logits"].float().softmax(-1)
+    return {**arguments, "target_logits": None, "target_probs": probs, "params": params}
+
+
 def without_numbers(arguments: Arguments) -> Arguments:
     """The same step without its random numbers."""
     return {k: v for k, v in arguments.items() if k not in ("uniform_samples", "noise_keys")}
@@ -155,7 +161,7 @@ def packed(arguments: Arguments, counts: Tensor) -> Arguments:
     cascade_bonus = "target_law" in arguments and arguments["target_law"].cascade_bonus
     draft_rows = scored if cascade_bonus else used
     for name, value in arguments.items():
-        if name in ("target_logits", "uniform_samples", "noise_keys"):
+        if name in ("target_logits", "target_probs", "uniform_samples", "noise_keys") and value is not None:
             out[name] = value[scored]
         elif name == "draft_tokens":
             out[name] = value[used]
@@ -175,7 +181,8 @@ def laws(arguments: Arguments) -> tuple[Float64, Float64 | None]:
     params = arguments["params"]
     if arguments["acceptance"] == "greedy":
         params = sk.SamplingParams(0.0)
-    P = float64_law(arguments["target_logits"], params)
+    probs = arguments.get("target_probs")
+    P = float64_law(arguments["target_logits"] if probs is None else probs.double().log(), params)
     if "draft_probs" in arguments:
         Q = arguments["draft_probs"].double().numpy()
     elif "draft_logits" in arguments:

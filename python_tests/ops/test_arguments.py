@@ -102,12 +102,14 @@ def test_what_is_packed_is_unpacked() -> None:
     params = sk.SamplingParams(tensors[0], 7, tensors[1], 0.25, min_p_first=True)
     law = sk.laws.Chow(0.3, loss="log", bonus="cascade").flat()
     leaves: dict[str, Any] = {name: torch.zeros(i + 1) for i, name in enumerate(OPS["verify_chain"].alone)}
-    leaves |= {"num_draft": 9, "acceptance": 2, "return_acceptance": True}
+    leaves |= {"num_draft": 9, "acceptance": 2, "return_acceptance": True, "target_probs": True}
     definition = OPS["verify_chain"]
     made = definition.unpack(*definition.pack(**leaves, law=law, params=params, draft_params=DEFAULT_PARAMS))
     assert isinstance(made, arguments.VerifyChainArguments) and isinstance(made.shared, arguments.VerifyArguments)
     assert (made.num_draft, made.acceptance, made.return_acceptance) == (9, 2, True)
-    assert made.shared.law == law and made.shared.draft_params == DEFAULT_PARAMS._flat
+    assert (
+        made.shared.law == law and made.shared.target_probs is True and made.shared.draft_params == DEFAULT_PARAMS._flat
+    )
     for given, kept in zip(params._flat, made.shared.params, strict=True):
         assert given is kept or given == kept
     fields = made.shared._asdict() | made._asdict()
@@ -152,18 +154,18 @@ def every_tensor() -> dict[str, dict[str, Any]]:
         "target_logits": rows, "draft_logits": rows[:, :n].contiguous(), "uniform_samples": torch.rand(batch, n + 1),
         "draft_values": torch.zeros(batch, n, 6), "draft_argmax": torch.zeros(batch, n).long(),
         "draft_status": torch.zeros(batch, n).int(), "eos_token_ids": torch.tensor([3]), "law": LOSSLESS,
-        "params": DEFAULT_PARAMS, "draft_params": DEFAULT_PARAMS, "step": 0,
+        "params": DEFAULT_PARAMS, "draft_params": DEFAULT_PARAMS, "step": 0, "target_probs": False,
     }  # fmt: skip
     links = torch.tensor([[-1, 0, 1], [1, 2, -1], [-1, -1, -1]])
     shared["processors"] = processors = flat_processors(batch, n + 1, vocab)
     return {
         "sample": {"logits": rows, "processors": processors, "params": DEFAULT_PARAMS, "noise_keys": None,
                    "uniform_samples": torch.rand(batch, n + 1), "num_samples": 1,
-                   "draft_to_target": torch.arange(vocab)},
+                   "draft_to_target": torch.arange(vocab), "probs": False},
         "verify_chain": shared | {"draft_tokens": torch.arange(batch * n).view(batch, n),
                                   "num_draft_tokens": torch.full((batch,), n),
                                   "cu_num_draft_tokens": None, "num_draft": n, "acceptance": 0,
-                                  "return_acceptance": True},
+                                  "return_acceptance": True, "draft_index": None},
         "verify_tree": shared | dict.fromkeys(("draft_values", "draft_argmax", "draft_status")) | {
             "draft_logits": rows, "node_tokens": torch.arange(9).view(3, 3), "links": links,
             "tree_status": torch.zeros((), dtype=torch.int32), "max_depth": 2, "acceptance": 0, "epsilon": 0.1,
@@ -258,6 +260,7 @@ def test_a_map_that_leads_out_of_the_draft_is_safe(backend: Backend) -> None:
         "target_logits": rows, "draft_tokens": torch.zeros(batch, n, dtype=torch.int64), "num_draft": n,
         "uniform_samples": torch.full((batch, n + 1), 0.5), "law": LOSSLESS, "params": DEFAULT_PARAMS,
         "draft_params": DEFAULT_PARAMS, "acceptance": 0, "return_acceptance": True, "step": 0,
+        "target_probs": False,
     }  # fmt: skip
 
     def verified(to_draft: list[int], width: int) -> list[torch.Tensor]:

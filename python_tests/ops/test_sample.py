@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from specdec_kernels.testing import float64_gumbel, float64_law
 OP = "sample"
 SIGNATURE = (
     ["logits", "params"],
-    ["processors", "uniform_samples", "noise_keys", "num_samples", "draft_token_map", "backend"],
+    ["probs", "processors", "uniform_samples", "noise_keys", "num_samples", "draft_token_map", "backend"],
 )  # fmt: skip
 CALLS = {
     "": lambda: {
@@ -26,6 +27,10 @@ CALLS = {
     },
     "keys": lambda: {
         "logits": logits(seeded(), 4, 2, 50), "noise_keys": torch.arange(8).view(4, 2), "num_samples": 5,
+    },
+    "probs": lambda: {
+        "logits": None, "probs": torch.rand(4, 50, generator=seeded()), "params": sk.SamplingParams(top_k=7),
+        "uniform_samples": torch.rand(4, generator=seeded()),
     },
 }  # fmt: skip
 
@@ -65,6 +70,56 @@ def test_uniforms_invert_the_cdf(
     same_bits(draw.stats.argmax, stats.argmax)
     same_bits(draw.stats.values[..., :4], stats.values[..., :4])
     assert (draw.stats.values[..., 4:] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("name", ["default", "top_k", "top_p", "min_p", "all", "greedy"])
+@pytest.mark.parametrize("vocab", [2, 1023, 1025, 4097, 50257])
+def test_probabilities_of_any_sum(backend: Backend, vocab: int, name: str, rng: torch.Generator) -> None:
+    """Ids that are impossible come in, too: 0, −0, −inf and NaN, which alone is flagged."""
+    vocab = backend.vocab(vocab)
+    probs, u = torch.rand(4, 3, vocab, generator=rng) ** 8 * 5, uniforms(rng, 4, 3)
+    for number, none in enumerate((0.0, -0.0, -math.inf, math.nan)):
+        hole = torch.rand(3, vocab, generator=rng) < 0.3
+        probs[number][hole & (torch.arange(vocab) > 0)] = none
+    params = PARAMS[name] if name == "greedy" else replace(PARAMS[name], temperature=1.0)
+    draw = backend.sample(None, params, probs=backend(probs), uniform_samples=backend(u))
+    nan = torch.where(probs.isnan().any(-1), int(sk.Status.NAN), 0).int()
+    assert torch.equal(draw.stats.status.cpu(), nan)
+    clean = probs.double().nan_to_num(0.0, 0.0, 0.0)
+    law = float64_law(clean.log(), params)
+    for index in np.ndindex(4, 3):
+        expected, close = oracle.draw(law[index], float(u[index]))
+        token = int(draw.token[index])
+        assert token == expected or (close and oracle.brackets(law[index], float(u[index]), token)), index
+        assert law[index][token] > 0
+        np.testing.assert_allclose(draw.log_prob[index].cpu(), np.log(law[index][token]), rtol=1e-5, atol=1e-5)
+    largest = clean.amax(-1).float()
+    assert torch.equal(draw.stats.max.cpu(), largest)
+    if name != "greedy":
+        kept, stats = torch.where(torch.as_tensor(law) > 0, clean, 0.0), draw.stats
+        torch.testing.assert_close(stats.normalizer.cpu() * largest, kept.sum(-1).float(), rtol=1e-5, atol=0)
+        torch.testing.assert_close(stats.log_normalizer.cpu(), kept.sum(-1).log().float(), rtol=1e-5, atol=1e-5)
+    if name in ("top_p", "min_p", "all") or (name == "top_k" and vocab > params.top_k):
+        least = torch.where(kept > 0, kept, math.inf).amin(-1).float()
+        assert torch.equal(draw.stats.cutoff.cpu()[least < largest], least[least < largest])
+
+
+def test_bad_rows_of_probabilities_are_flagged_and_alone(backend: Backend, rng: torch.Generator) -> None:
+    """What has no sum, or no positive number, has all its mass on its largest, or on id 0."""
+    s, probs, u = sk.Status, torch.rand(8, 1100, generator=rng), uniforms(rng, 8)
+    clean = backend.sample(None, probs=backend(probs), uniform_samples=backend(u))
+    probs[1, 3], probs[2], probs[3], probs[4, 1090], probs[5, 1050] = -0.1, 0.0, -1.0, math.inf, 3e38
+    probs[5, 7], probs[6] = 2.9e38, 2.0**-130
+    draw = backend.sample(None, probs=backend(probs), uniform_samples=backend(u))
+    expected = [0, s.BAD_PARAM, s.EMPTY_ROW, s.EMPTY_ROW, s.INF, s.BAD_PARAM, s.EMPTY_ROW, 0]
+    assert draw.stats.status.tolist() == expected
+    assert draw.token[1:7].tolist() == [int(probs[1].argmax()), 0, 0, 1090, 1050, 0]
+    assert (draw.log_prob[1:7] == 0).all()
+    for i in (0, 7):
+        same_bits(draw.token[i], clean.token[i])
+    greedy = backend.sample(None, sk.SamplingParams(0.0), probs=backend(probs))
+    assert greedy.token[1:7].tolist() == [int(probs[1].argmax()), 0, 0, 1090, 1050, 0]
+    assert greedy.stats.status.tolist() == [0, 0, s.EMPTY_ROW, s.EMPTY_ROW, s.INF, 0, s.EMPTY_ROW, 0]
 
 
 @pytest.mark.parametrize("name", ["default", "all", "greedy"])
@@ -190,6 +245,7 @@ def test_strides_do_not_matter(backend: Backend, rng: torch.Generator) -> None:
     same_bits(backend.sample(x, noise_keys=keys), backend.sample(strided(x), noise_keys=turned))
 
 
+PROBS = {"logits": None, "probs": torch.ones(4, 9)}
 GOOD = {"logits": torch.zeros(4, 9), "uniform_samples": torch.zeros(4)}
 
 
@@ -248,6 +304,39 @@ GOOD = {"logits": torch.zeros(4, 9), "uniform_samples": torch.zeros(4)}
             "sample: draft_token_map must be on cpu",
         ),
         ({"backend": "nope"}, ValueError, "sample: backend must be one of"),
+        ({"probs": torch.zeros(4, 9)}, ValueError, "sample: give logits or probs, got both"),
+        ({"logits": None}, TypeError, "sample: logits must be a tensor, got NoneType"),
+        (
+            {"logits": None, "probs": torch.zeros(4, 9).bfloat16()},
+            TypeError,
+            "sample: probs must be float32, got bfloat16",
+        ),
+        ({**PROBS, "probs": torch.zeros(9)}, ValueError, "sample: probs must be [batch, vocab] or [batch, n, vocab]"),
+        (
+            {**PROBS, "params": sk.SamplingParams(0.7)},
+            ValueError,
+            "sample: params.temperature must be 1 or 0 beside probs, got 0.7",
+        ),
+        (
+            {**PROBS, "params": sk.SamplingParams(torch.ones(4))},
+            ValueError,
+            "sample: params.temperature must be 1 or 0 beside probs, got a tensor",
+        ),
+        (
+            {**PROBS, "uniform_samples": None, "noise_keys": torch.arange(4)},
+            ValueError,
+            "sample: noise_keys must be None beside probs, got one",
+        ),
+        (
+            {**PROBS, "processors": sk.Processors(banned_ids=[1])},
+            ValueError,
+            "sample: processors must be None beside probs, got one",
+        ),
+        (
+            {**PROBS, "draft_token_map": sk.TokenMap(torch.arange(9))},
+            ValueError,
+            "sample: draft_token_map must be None beside probs, got one",
+        ),
     ],
 )
 def test_refuses(change: dict[str, object], error: type[Exception], message: str) -> None:

@@ -20,8 +20,9 @@ OP = "verify_chain"
 SIGNATURE = (
     ["target_logits", "draft_tokens", "draft_logits"],
     ["uniform_samples", "noise_keys", "seeds", "step", "positions", "params", "draft_params", "processors",
-     "acceptance", "target_law", "draft_probs", "draft_stats", "draft_token_map", "num_draft_tokens", "eos_token_ids",
-     "return_acceptance", "backend"],
+     "acceptance", "target_law", "target_probs", "draft_probs", "draft_index",
+     "draft_stats", "draft_token_map", "num_draft_tokens",
+     "eos_token_ids", "return_acceptance", "backend"],
 )  # fmt: skip
 SEEDS = {"seeds": torch.arange(5), "step": torch.arange(5)}
 POSITIONS = torch.arange(20).view(5, 4)
@@ -37,6 +38,7 @@ CALLS = {
     "greedy": lambda: chains.small("greedy", "one_hot", num_draft_tokens=torch.arange(5) - 1),
     "lossy": lambda: chains.small("block", "probs", laws.Lossy(0.3, beta="exact")),
     "opt": lambda: chains.small("token", "reduced", laws.Opt(0.4, bonus="cascade")),
+    "target_probs": lambda: chains.with_target_probs(chains.small("block", "probs"), sk.SamplingParams(top_p=0.9)),
 }
 RATIO = ("token", "block")
 PARAMS = sk.SamplingParams(0.9, top_k=60, top_p=0.95, min_p=0.01)
@@ -450,6 +452,7 @@ STATS = sk.RowStats(torch.zeros(4, 2, 6), torch.zeros(4, 2, dtype=torch.int64), 
 SHORT = sk.RowStats(torch.zeros(4, 1, 6), torch.zeros(4, 1, dtype=torch.int64), torch.zeros(4, 1, dtype=torch.int32))
 MATCH: dict[str, Any] = {"acceptance": "match", "uniform_samples": None}
 NO_DRAFT: dict[str, Any] = {"draft_logits": None}
+PROBS: dict[str, Any] = {"target_logits": None, "target_probs": torch.full((4, 3, 9), 1 / 9)}
 V, T = ValueError, TypeError
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"target_logits": [0.0]}, T, "target_logits must be a tensor, got list"),
@@ -474,6 +477,15 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({**NO_DRAFT, "draft_probs": torch.zeros(4, 2, 9).half()}, T, "draft_probs must be float32, got float16"),
     ({**NO_DRAFT, "draft_probs": torch.zeros(4, 9, 2).transpose(1, 2)}, V, "draft_probs must be contiguous in its"),
     ({**NO_DRAFT, "draft_probs": torch.zeros(4, 2, 9, device="meta")}, V, "draft_probs must be on cpu, got meta"),
+    ({"target_probs": torch.zeros(4, 3, 9)}, V, "give target_logits or target_probs, got both"),
+    ({"target_logits": None}, TypeError, "target_logits must be a tensor, got NoneType"),
+    ({**PROBS, "target_probs": torch.zeros(4, 3, 9).half()}, TypeError, "target_probs must be float32, got float16"),
+    ({**PROBS, "target_probs": torch.zeros(4, 9)}, V, "target_probs must be [batch, num_draft + 1, vocab], got [4, 9]"),
+    ({**PROBS, "target_probs": torch.zeros(4, 9, 3).mT}, V, "target_probs must be contiguous in its last dimension"),
+    ({**PROBS, "params": sk.SamplingParams(0.9)}, V, "params.temperature must be 1 or 0 beside target_probs, got 0.9"),
+    ({**PROBS, "processors": sk.Processors(banned_ids=[1])}, V, "processors must be None beside target_probs, got one"),
+    ({**PROBS, "target_law": laws.Opt(0.1)}, V, "a cascade as target_law must be None beside target_probs, got one"),
+    ({**PROBS, "acceptance": "match"}, V, "acceptance='match' needs target_logits, got target_probs"),
     ({"uniform_samples": None}, V, "acceptance='token' needs uniform_samples unless params.temperature is 0"),
     ({"uniform_samples": torch.zeros(4, 2)}, V, "uniform_samples must be [batch=4, num_draft + 1=3], got [4, 2]"),
     ({"uniform_samples": torch.zeros(4, 3).half()}, T, "uniform_samples must be float64 or float32, got float16"),

@@ -18,13 +18,20 @@ OP = "verify_chain"  # of which it is a form
 SIGNATURE = (
     ["target_logits", "draft_tokens", "draft_logits"],
     ["cu_num_draft_tokens", "max_num_draft_tokens", "uniform_samples", "noise_keys", "seeds", "step", "positions",
-     "params", "draft_params", "processors", "acceptance", "target_law", "draft_probs", "draft_stats",
+     "params", "draft_params", "processors", "acceptance", "target_law", "target_probs", "draft_probs", "draft_index",
+     "draft_stats",
      "draft_token_map", "num_draft_tokens", "eos_token_ids", "return_acceptance", "backend"],
 )  # fmt: skip
 CALLS = {
     "token": lambda: small("token", "probs"),
     "seeds": lambda: {**small("token", "full", seeds=torch.arange(5), step=7), "uniform_samples": None},
     "block": lambda: small("block", "stats", return_acceptance=True),
+    "draft_index": lambda: {
+        **small("token", "full"),
+        "draft_logits": torch.zeros(6, 4, 40),
+        "draft_index": torch.arange(5),
+    },
+    "target_probs": lambda: chains.with_target_probs(small("token", "probs"), sk.SamplingParams()),
     "cascade": lambda: small("block", "stats", laws.TokenV1(0.3, bonus="cascade")),
 }
 FIELDS = ("tokens", "num_accepted", "num_tokens", "status")

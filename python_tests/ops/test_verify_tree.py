@@ -23,9 +23,9 @@ from specdec_kernels.sampling import DEFAULT_PARAMS
 OP = "verify_tree"
 SIGNATURE = (
     ["target_logits", "tree", "node_tokens", "draft_logits"],
-    ["draft_probs", "acceptance", "target_law", "epsilon", "delta", "params", "draft_params", "processors",
-     "draft_stats", "draft_token_map", "eos_token_ids", "uniform_samples", "noise_keys", "seeds", "step", "positions",
-     "backend"],
+    ["target_probs", "draft_probs", "acceptance", "target_law", "epsilon", "delta", "params", "draft_params",
+     "processors", "draft_stats", "draft_token_map", "eos_token_ids", "uniform_samples", "noise_keys", "seeds", "step",
+     "positions", "backend"],
 )  # fmt: skip
 CALLS = {
     "sample": lambda: small("sample", "none", per_sequence=False),
@@ -41,6 +41,7 @@ CALLS = {
     "recursive": lambda: small("recursive", "reduced"),
     "traversal": lambda: small("traversal", "stats", per_sequence=False),
     "traversal-probs": lambda: small("traversal", "probs"),
+    "target_probs": lambda: chains.with_target_probs(small("recursive", "probs"), sk.SamplingParams(top_k=9)),
     "opt": lambda: small("sample", "full", law=laws.Opt(0.4, bonus="cascade")),
 }
 OUTPUTS = ("tokens", "num_accepted", "num_tokens", "status", "accepted_nodes")

@@ -114,6 +114,23 @@ def calls(vocab: int, everything: bool) -> None:
         for acceptance in ("sample", "typical", "recursive", "traversal"):
             walk_tree(vocab, acceptance, "full", dtype=dtype)
     verify(vocab, "block", "reduced", dtype=torch.float32)
+    adapters(vocab)
+
+
+def adapters(vocab: int) -> None:
+    """Calls that take the target's probabilities in the place of its logits, or the draft's rows by an index."""
+    params = sk.SamplingParams(top_k=50, top_p=0.9, min_p=0.01)
+    x = torch.zeros(BATCH, ROWS, vocab)
+    sk.sample(None, params, probs=x, uniform_samples=x[..., 0], backend="triton")
+    made = chains.make(torch.Generator(), BATCH, ROWS - 1, vocab, kind="probs", acceptance="block")
+    indexed = {**made, "draft_index": torch.arange(BATCH, dtype=torch.int32)}
+    sk.verify_chain(**indexed, eos_token_ids=EOS, return_acceptance=True, backend="triton")
+    made = chains.with_target_probs(made, params)
+    sk.verify_chain(**made, eos_token_ids=EOS, return_acceptance=True, backend="triton")
+    sk.verify_chain(**made | {"target_law": laws.Lossy(0.3, beta="exact")}, backend="triton")
+    for acceptance in ("sample", "recursive"):
+        tree = trees.make(1, BATCH, ROWS, vocab, acceptance=acceptance, kind="probs")
+        sk.verify_tree(**chains.with_target_probs(tree, params), eos_token_ids=EOS, backend="triton")
 
 
 def gather(dtype: torch.dtype, layout: str | tuple[str, str], layers: int, **table: torch.Tensor) -> None:

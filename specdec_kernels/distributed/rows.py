@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..backends.reference.draft import SLACK
-from ..backends.reference.law import make_params
+from ..backends.reference.law import SLACK, make_params
 from ..backends.reference.reads import any_flag
 from ..ops.merge_shards import merge_shards
 from ..ops.shard_draw import shard_draw

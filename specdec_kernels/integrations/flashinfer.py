@@ -11,8 +11,9 @@ device. Different on purpose, in every function:
 - Ties at the border of top-k or top-p are all kept, as in `SamplingParams`.
 - A row without a usable distribution (no mass, NaN) gives a defined id, and ``return_valid`` says so.
 
-Functions that take probabilities make their logarithm, a float32 tensor of the same size; those that take logits read
-them as they are. `indices` copies the rows that it names.
+Rows are read as they are, logits or probabilities; what renormalises rows, and `filter_apply_order` "joint", make the
+logarithm of probabilities, a float32 tensor of the same size. `indices` copies the rows that it names. Tokens are made
+as int64 and cast: a few integers a row, which would not pay for a second type in every kernel.
 """
 
 from __future__ import annotations
@@ -308,7 +309,7 @@ def chain_speculative_sampling(
         if counts_so_far is not None:
             check_given(op, name, counts_so_far, INT32, target_probs.device, ("batch",), (batch,))
     coins = _uniforms(op, batch, rows, generator, seed, offset, target_probs.device)
-    out = verify_chain(target_probs.log(), draft_token_ids, draft_probs=draft_probs, uniform_samples=coins)
+    out = verify_chain(None, draft_token_ids, target_probs=target_probs, draft_probs=draft_probs, uniform_samples=coins)
     ids = draft_token_ids.long().clamp(0, vocab - 1)[..., None]
     p, q = (t[:, : rows - 1].gather(-1, ids)[..., 0] for t in (target_probs, draft_probs))
     counts = []
@@ -364,13 +365,14 @@ def _draw(
         if indices.dim() != 1:
             raise shape_error(op, "indices", "[batch]", indices)
         given, dtype = given[indices.long()], indices.dtype
-    logits = given.log() if name == "probs" else given
-    params = None if joint else _params(op, logits, **cuts)
+    params = None if joint else _params(op, given, **cuts)
     if joint:
+        logits = given.log() if name == "probs" else given
         cut = [is_cut(logits, _params(op, logits, **{by: value})) for by, value in cuts.items()]
-        logits = logits.masked_fill(torch.stack(cut).any(0), -torch.inf)
-    uniforms = _uniforms(op, logits.shape[0], 1, generator, seed, offset, logits.device)[:, 0]
-    drawn = sample(logits, params, uniform_samples=uniforms)
+        given = given.masked_fill(torch.stack(cut).any(0), 0.0 if name == "probs" else -torch.inf)
+    uniforms = _uniforms(op, given.shape[0], 1, generator, seed, offset, given.device)[:, 0]
+    of_probs = name == "probs"
+    drawn = sample(None if of_probs else given, params, probs=given if of_probs else None, uniform_samples=uniforms)
     return drawn.token.to(dtype), drawn.stats.status == 0
 
 

@@ -124,7 +124,7 @@ def tree_speculative_sampling_target_only(
     less = (weights - draft_probs[rows, last]).clamp_min(0.0)
     less = less.scatter_reduce(1, ids, (~children[rows, last]).float(), "prod")
     weights = torch.where((~full & (less > 0).any(-1))[:, None], less, weights)
-    final = sample(weights.log(), uniform_samples=uniform_samples_for_final_sampling).token
+    final = sample(None, probs=weights, uniform_samples=uniform_samples_for_final_sampling).token
     _write(predicts, accept_index, accept_token_num, candidates, retrive_index, path, final)
 
 
@@ -226,7 +226,8 @@ def chain_speculative_sampling_triton(
     if draft_probs.dim() != 3 or draft_probs.shape[::2] != (batch, vocab) or draft_probs.shape[1] < drafted:
         raise shape_error(op, "draft_probs", f"[batch={batch}, >= {drafted}, vocab={vocab}]", draft_probs)
     out = verify_chain(
-        target_probs[:, : drafted + 1].log(), candidates[:, 1 : drafted + 1], draft_probs=draft_probs[:, :drafted],
+        None, candidates[:, 1 : drafted + 1],
+        target_probs=target_probs[:, : drafted + 1], draft_probs=draft_probs[:, :drafted],
         uniform_samples=torch.cat([final[:, None], uniform_samples[:, :drafted]], 1),
         acceptance="block" if block_verification else "token",
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -122,22 +122,47 @@ def check_contiguous_rows(op: str, argument: str, value: Tensor) -> None:
 
 
 def check_logits(
-    op: str, argument: str, value: object, device: torch.device | None = None, least: int = 2
-) -> torch.Size:
+    op: str, argument: str, value: object, device: torch.device | None = None, least: int = 2,
+    dtypes: tuple[torch.dtype, ...] = LOGIT_DTYPES,
+) -> torch.Size:  # fmt: skip
     """Dtype, device, a vocabulary of at least so many ids and a contiguous last dimension; the shape."""
     if (
         type(value) is not Tensor
-        or value.dtype not in LOGIT_DTYPES
+        or value.dtype not in dtypes
         or value.layout is not torch.strided
         or (device is not None and value.device != device)
     ):
-        check_tensor(op, argument, value, LOGIT_DTYPES, device)
+        check_tensor(op, argument, value, dtypes, device)
     assert isinstance(value, Tensor)
     shape = value.shape
     if not shape or not least <= shape[-1] <= MAX_VOCAB:
         raise shape_error(op, argument, f"[..., vocab] with {least} <= vocab <= {MAX_VOCAB}", value)
     check_contiguous_rows(op, argument, value)
     return shape
+
+
+def check_rows(op: str, argument: str, logits: object, probs: object) -> tuple[Tensor, str, torch.Size]:
+    """The rows that are given, their name and shape: logits by the name `argument`, or probabilities in their place."""
+    if probs is None:
+        shape = check_logits(op, argument, logits)
+    else:
+        name = argument.replace("logits", "probs")
+        if logits is not None:
+            raise ValueError(f"{op}: give {argument} or {name}, got both")
+        logits, argument = probs, name
+        shape = check_logits(op, name, probs, dtypes=FLOAT32)
+    assert isinstance(logits, Tensor)
+    return logits, argument, shape
+
+
+def check_beside_probs(op: str, name: str, params: SamplingParams, others: Mapping[str, object]) -> None:
+    """ValueError where something is given that acts on logits, beside rows of probabilities."""
+    if isinstance(params.temperature, Tensor) or params.temperature not in (0, 1):
+        given = "a tensor" if isinstance(params.temperature, Tensor) else params.temperature
+        raise ValueError(f"{op}: params.temperature must be 1 or 0 beside {name}, got {given}")
+    for other, value in others.items():
+        if value is not None:
+            raise ValueError(f"{op}: {other} must be None beside {name}, got one")
 
 
 def check_shape(op: str, argument: str, value: Tensor, names: tuple[str, ...], shape: tuple[int, ...]) -> None:

@@ -72,7 +72,8 @@ class NoiseKeysArguments(NamedTuple):
 
 
 class SampleArguments(NamedTuple):
-    """Of `sample`: rows ``[batch, vocab]`` or ``[batch, n, vocab]``; what comes out is shaped as the rows are.
+    """Of `sample`: rows ``[batch, vocab]`` or ``[batch, n, vocab]``; what comes out is shaped as the rows are. `probs`:
+    they are probabilities, of any sum.
 
     (The op takes both because each view made in Python costs half a microsecond.)
     """
@@ -84,6 +85,7 @@ class SampleArguments(NamedTuple):
     num_samples: Int
     params: FlatParams
     processors: Processing = None
+    probs: bool = False
 
     def rowwise(self, run: Callable[[SampleArguments], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """What `run`, which takes and gives ``[batch, n, vocab]`` and ``[batch, n, num_samples]`` alone, comes to."""
@@ -111,7 +113,8 @@ class TokenLogprobsArguments(NamedTuple):
 
 
 class VerifyArguments(NamedTuple):
-    """What chains and trees share. Kept stats have all three tensors or none.
+    """What chains and trees share. Kept stats have all three tensors or none. `target_probs`: the target's rows are
+    probabilities.
 
     `seeds` stand in the place of `uniform_samples`, or where there are `positions` of `noise_keys`: the step's own.
     """
@@ -134,6 +137,7 @@ class VerifyArguments(NamedTuple):
     params: FlatParams
     draft_params: FlatParams
     processors: Processing = None
+    target_probs: bool = False
 
 
 GROUPS = (FlatLaw, FlatParams, VerifyArguments)
@@ -142,7 +146,8 @@ GROUPS = (FlatLaw, FlatParams, VerifyArguments)
 class VerifyChainArguments(NamedTuple):
     """Of `verify_chain`: padded drafts, or with `cu_num_draft_tokens` ragged ones laid end to end.
 
-    `num_draft` is the width of the result less one.
+    `num_draft` is the width of the result less one. With `draft_index` the draft's rows are ``[requests, >= num_draft,
+    vocab]``, of which a sequence has those of the request of its index.
     """
 
     shared: VerifyArguments
@@ -152,6 +157,7 @@ class VerifyChainArguments(NamedTuple):
     num_draft: Int
     acceptance: int
     return_acceptance: bool
+    draft_index: Tensor | None = None
 
 
 class VerifyTreeArguments(NamedTuple):

@@ -12,10 +12,11 @@ from ..types import Draw, RowStats, TokenMap
 from ._common import (
     INT64,
     UNIFORM_DTYPES,
+    check_beside_probs,
     check_given,
-    check_logits,
     check_params,
     check_processors,
+    check_rows,
     check_shape,
     define,
     dispatch,
@@ -43,9 +44,10 @@ _op, _call = define(
 
 
 def sample(
-    logits: Tensor,
+    logits: Tensor | None,
     params: SamplingParams | None = None,
     *,
+    probs: Tensor | None = None,
     processors: Processors | None = None,
     uniform_samples: Tensor | None = None,
     noise_keys: Tensor | None = None,
@@ -62,10 +64,15 @@ def sample(
 
     Parameters
     ----------
-    logits : Tensor
+    logits : Tensor or None
         ``[batch, vocab]`` or ``[batch, n, vocab]`` float32, bfloat16 or float16, contiguous in the last dimension.
     params : SamplingParams, optional
         None: temperature 1, nothing cut.
+    probs : Tensor, optional
+        Instead of `logits` (None): the same as float32 probabilities, of any positive sum. `params` cut them by top-k,
+        top-p and min-p; their temperature must be the number 1, or 0 for the likeliest id. Not with `processors`,
+        `noise_keys` or a `draft_token_map`. A row with a negative number or an infinite sum has all its mass on the
+        largest and sets `Status.BAD_PARAM`.
     processors : Processors, optional
         Masks, biases and penalties, which act on the logits before `params`.
         Not with a `draft_token_map`.
@@ -85,7 +92,8 @@ def sample(
     -------
     Draw
         ``token`` and ``log_prob`` have the shape of the rows (``[..., num_samples]`` where that is > 1); ``stats`` are
-        those of the rows (their raw fields are not computed: −inf).
+        those of the rows (their raw fields are not computed: −inf); of `probs`, max and cutoff are probabilities, and
+        the normalizer is the sum of what is kept over max.
 
     Raises
     ------
@@ -93,11 +101,14 @@ def sample(
         A wrong dtype, shape, stride, device or range, or a source of randomness missing; before any work.
     """
     op = "sample"
-    *leading, vocab = check_logits(op, "logits", logits)
+    given_rows, name, (*leading, vocab) = check_rows(op, "logits", logits, probs)
     if len(leading) not in (1, 2):
-        raise shape_error(op, "logits", "[batch, vocab] or [batch, n, vocab]", logits)
-    shape, names, device = tuple(leading), ("batch", "n")[: len(leading)], logits.device
+        raise shape_error(op, name, "[batch, vocab] or [batch, n, vocab]", given_rows)
+    shape, names, device = tuple(leading), ("batch", "n")[: len(leading)], given_rows.device
     params = check_params(op, "params", params, shape[0], device)
+    if probs is not None:
+        refused = {"processors": processors, "noise_keys": noise_keys, "draft_token_map": draft_token_map}
+        check_beside_probs(op, "probs", params, refused)
     if uniform_samples is not None:
         check_given(op, "uniform_samples", uniform_samples, UNIFORM_DTYPES, device, names, shape)
     if noise_keys is not None:
@@ -123,11 +134,11 @@ def sample(
         check_shape(op, "draft_token_map", mapping, ("vocab",), (vocab,))
         if processors is not None:
             raise ValueError(f"{op}: processors must be None where there is a draft_token_map, got both")
-    given = None if processors is None else check_processors(op, processors, logits, names, shape[0])
+    given = None if processors is None else check_processors(op, processors, given_rows, names, shape[0])
     token, log_prob, values, argmax, status = _call(
         dispatch(op, _op, backend, device),
-        logits=logits, uniform_samples=uniform_samples, noise_keys=noise_keys, draft_to_target=mapping,
-        num_samples=num_samples, params=params, processors=given,
+        logits=given_rows, uniform_samples=uniform_samples, noise_keys=noise_keys, draft_to_target=mapping,
+        num_samples=num_samples, params=params, processors=given, probs=probs is not None,
     )  # fmt: skip
     raise_for_status(op, status)
     return Draw(token, log_prob, RowStats(values, argmax, status))

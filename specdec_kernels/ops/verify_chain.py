@@ -18,9 +18,10 @@ from ._common import (
     LOGIT_DTYPES,
     Expected,
     Shape,
-    check_logits,
+    check_beside_probs,
     check_params,
     check_processors,
+    check_rows,
     check_tensors,
     define,
     dispatch,
@@ -32,13 +33,14 @@ from .arguments import VerifyChainArguments
 
 ACCEPTANCES = {"token": 0, "block": 1, "match": 2, "greedy": 3}
 DRAFTED, ROWS = ("batch", "num_draft"), ("batch", "num_draft + 1")
+NEED_LOGITS = ("match", "typical")  # of chains and of trees
 VOCAB, SIX = ("vocab",), ("6",)  # further dimensions; sums of tuples cost half of what unpacking them does
 
 # What `verify_chain` and `verify_packed` are both called with. (A plain tuple: a named one costs 0.2 microseconds.)
 Asked = tuple[
     Tensor, Tensor, Tensor | None, RandomNumbers, SamplingParams | None, SamplingParams | None,
-    Processors | None, str, TargetLaw | None,
-    Tensor | None, RowStats | None, TokenMap | None, Tensor | None, Tensor | None, bool,
+    Processors | None, str, TargetLaw | None, bool,
+    Tensor | None, Tensor | None, RowStats | None, TokenMap | None, Tensor | None, Tensor | None, bool,
 ]  # fmt: skip
 
 
@@ -61,7 +63,7 @@ _op, _call = define(
 
 
 def verify_chain(
-    target_logits: Tensor,
+    target_logits: Tensor | None,
     draft_tokens: Tensor,
     draft_logits: Tensor | None = None,
     *,
@@ -75,7 +77,9 @@ def verify_chain(
     processors: Processors | None = None,
     acceptance: str = "token",
     target_law: TargetLaw | None = None,
+    target_probs: Tensor | None = None,
     draft_probs: Tensor | None = None,
+    draft_index: Tensor | None = None,
     draft_stats: RowStats | None = None,
     draft_token_map: TokenMap | None = None,
     num_draft_tokens: Tensor | None = None,
@@ -114,7 +118,7 @@ def verify_chain(
 
     Parameters
     ----------
-    target_logits : Tensor
+    target_logits : Tensor or None
         ``[batch, num_draft + 1, vocab]`` float32, bfloat16 or float16: row ``i`` judges draft token ``i`` (from 0), the
         bonus is drawn from the last row. Any leading strides, contiguous in the last dimension.
     draft_tokens : Tensor
@@ -147,8 +151,18 @@ def verify_chain(
     target_law : one of `sk.laws`, optional
         None: lossless. "token" takes any law, "block" any but `Lossy` with a number as β, "match" and "greedy" take
         none. All but `Lossy` need `draft_logits`.
+    target_probs : Tensor, optional
+        Instead of `target_logits` (None): the same as float32 probabilities. `params` cut them by top-k, top-p and
+        min-p (none: they have the sampling parameters in them); their temperature must be the number 1, or 0 for the
+        likeliest id. Not with `processors`, acceptance "match" or a cascade, which look at logits. Each row is
+        divided by its sum. A sum that is not within 0.01 of 1, or is not looked at because the row has a negative
+        number or an infinite sum (all mass is put on the largest then), sets `Status.BAD_PARAM`.
     draft_probs : Tensor, optional
         Instead of `draft_logits`: ``[batch, num_draft, vocab_draft]`` float32, normalised: they must sum to 1.
+    draft_index : Tensor, optional
+        ``[batch]`` int32 or int64: the rows of sequence b are ``draft_logits[draft_index[b]]`` (or `draft_probs`), of
+        ``[requests, >= num_draft, vocab_draft]`` that a caller keeps for all its requests; they are read where they
+        are. An index outside [0, requests) makes an idle row with `Status.BAD_PARAM`. Not with `draft_stats`.
     draft_stats : RowStats, optional
         Of the draft rows, kept from drafting, of the shape of `draft_logits` without its last dimension: saves reading
         those rows again (not with a `target_law` that looks at the raw q) and gives Q bit for bit.
@@ -174,14 +188,14 @@ def verify_chain(
         A wrong dtype, shape, stride, device or combination; before any work. What only values can show sets ``status``.
     """
     op = "verify_chain"
-    shape = check_logits(op, "target_logits", target_logits)
+    target, name, shape = check_rows(op, "target_logits", target_logits, target_probs)
     if len(shape) != 3 or shape[1] < 1:
-        raise shape_error(op, "target_logits", "[batch, num_draft + 1, vocab]", target_logits)
+        raise shape_error(op, name, "[batch, num_draft + 1, vocab]", target)
     batch, rows, _ = shape
     asked = (
-        target_logits, draft_tokens, draft_logits, (uniform_samples, noise_keys, seeds, step, positions), params,
-        draft_params, processors, acceptance, target_law, draft_probs, draft_stats, draft_token_map, num_draft_tokens,
-        eos_token_ids, return_acceptance,
+        target, draft_tokens, draft_logits, (uniform_samples, noise_keys, seeds, step, positions), params,
+        draft_params, processors, acceptance, target_law, target_probs is not None,
+        draft_probs, draft_index, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
     )  # fmt: skip
     drafted = (DRAFTED, (batch, rows - 1))
     return verify_spans(op, backend, asked, batch, rows - 1, None, drafted, (ROWS, (batch, rows)))
@@ -203,7 +217,8 @@ def verify_spans(
     """
     (
         target_logits, draft_tokens, draft_logits, numbers, params, draft_params, processors, acceptance, target_law,
-        draft_probs, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
+        probs, draft_probs, draft_index, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids,
+        return_acceptance,
     ) = asked  # fmt: skip
     device = target_logits.device
     rule = ACCEPTANCES.get(acceptance) if isinstance(acceptance, str) else None
@@ -219,6 +234,8 @@ def verify_spans(
             draft_rows = rows
     params = check_params(op, "params", params, batch, device)
     draft_params = check_params(op, "draft_params", draft_params, batch, device)
+    if probs:
+        check_target_probs(op, acceptance, params, processors, target_law)
     given = None if processors is None else check_processors(op, processors, target_logits, rows[0], batch)
     noise, steps, step = noise_of(op, acceptance, numbers, target_logits, batch, *rows)
     expected: list[Expected] = [("draft_tokens", draft_tokens, ID_DTYPES, *drafted)]
@@ -228,6 +245,10 @@ def verify_spans(
         expected.append(("cu_num_draft_tokens", cu, INT32, ("batch + 1",), (batch + 1,)))
     if num_draft_tokens is not None:
         expected.append(("num_draft_tokens", num_draft_tokens, ID_DTYPES, ("batch",), (batch,)))
+    if draft_index is not None:
+        least = num_draft + law.cascade_bonus
+        draft_rows = check_indexed(op, draft_index, draft_logits, draft_probs, draft_stats, least)
+        expected.append(("draft_index", draft_index, ID_DTYPES, ("batch",), (batch,)))
     values, argmax, status, target_to_draft = check_draft(
         op, target_logits, draft_rows, draft_logits, draft_probs, draft_stats, draft_token_map, expected
     )
@@ -249,11 +270,38 @@ def verify_spans(
         noise_keys=noise_keys, seeds=seeds, steps=steps, positions=positions, step=step,
         eos_token_ids=eos_token_ids, processors=given, law=law, params=params, draft_params=draft_params,
         draft_tokens=draft_tokens, num_draft_tokens=num_draft_tokens, cu_num_draft_tokens=cu, num_draft=num_draft,
-        acceptance=rule, return_acceptance=return_acceptance,
+        acceptance=rule, return_acceptance=return_acceptance, target_probs=probs,
+        draft_index=draft_index,
     )  # fmt: skip
     tokens, num_accepted, num_tokens, status, overlap = out
     raise_for_status(op, status)
     return VerifyOutput(tokens, num_accepted, num_tokens, status, overlap if return_acceptance else None)
+
+
+def check_target_probs(
+    op: str, acceptance: str, params: SamplingParams, processors: object, target_law: TargetLaw | None
+) -> None:
+    """Refuse what looks at the target's logits where there are none."""
+    cascade = target_law if target_law is not None and target_law.is_cascade else None
+    check_beside_probs(op, "target_probs", params, {"processors": processors, "a cascade as target_law": cascade})
+    if acceptance in NEED_LOGITS:
+        raise ValueError(f"{op}: acceptance={acceptance!r} needs target_logits, got target_probs")
+
+
+def check_indexed(
+    op: str, draft_index: object, draft_logits: object, draft_probs: object, draft_stats: object, least: int
+) -> Shape:
+    """What the draft's rows are, of which each request has as many as that `least`."""
+    name, given = ("draft_logits", draft_logits) if draft_logits is not None else ("draft_probs", draft_probs)
+    if given is None:
+        raise ValueError(f"{op}: draft_index needs draft_logits or draft_probs, got neither")
+    if draft_stats is not None:
+        raise ValueError(f"{op}: draft_stats must be None beside draft_index, got some")
+    if not isinstance(given, Tensor):
+        raise TypeError(f"{op}: {name} must be a tensor, got {type(given).__name__}")
+    if given.dim() != 3 or given.shape[1] < least:
+        raise shape_error(op, name, f"[requests, >= {least}, vocab_draft]", given)
+    return ("requests", "rows"), (given.shape[0], given.shape[1])
 
 
 def check_eos(op: str, eos_token_ids: Tensor, device: torch.device) -> None:

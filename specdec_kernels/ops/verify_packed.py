@@ -9,14 +9,14 @@ from ..laws import TargetLaw
 from ..processors import Processors
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap, VerifyOutput
-from ._common import check_logits, check_shape, shape_error
+from ._common import check_rows, check_shape, shape_error
 from .verify_chain import verify_spans
 
 FUNCTIONS["verify_packed"] = "verify_chain"
 
 
 def verify_packed(
-    target_logits: Tensor,
+    target_logits: Tensor | None,
     draft_tokens: Tensor,
     draft_logits: Tensor | None = None,
     *,
@@ -32,7 +32,9 @@ def verify_packed(
     processors: Processors | None = None,
     acceptance: str = "token",
     target_law: TargetLaw | None = None,
+    target_probs: Tensor | None = None,
     draft_probs: Tensor | None = None,
+    draft_index: Tensor | None = None,
     draft_stats: RowStats | None = None,
     draft_token_map: TokenMap | None = None,
     num_draft_tokens: Tensor | None = None,
@@ -48,7 +50,7 @@ def verify_packed(
 
     Parameters
     ----------
-    target_logits : Tensor
+    target_logits : Tensor or None
         ``[total + batch, vocab]`` float32, bfloat16 or float16, where ``total = cu_num_draft_tokens[-1]``.
     draft_tokens : Tensor
         ``[total]`` int32 or int64.
@@ -71,8 +73,12 @@ def verify_packed(
         Tensors in them hold one value per sequence.
     processors : Processors, optional
         As in `verify_chain`; its `token_bitmask` has a row for each of the ``total + batch`` target rows.
+    target_probs : Tensor, optional
+        Instead of `target_logits` (None): ``[total + batch, vocab]`` float32, as in `verify_chain`.
     draft_probs : Tensor, optional
         ``[total, vocab_draft]`` float32.
+    draft_index : Tensor, optional
+        As in `verify_chain`, of rows ``[requests, >= max_num_draft_tokens, vocab_draft]``.
     draft_stats : RowStats, optional
         Of shape ``[total]``, or of `draft_logits`' rows.
     num_draft_tokens : Tensor, optional
@@ -92,7 +98,7 @@ def verify_packed(
         A wrong dtype, shape, stride, device or combination; before any work. What only values can show sets ``status``.
     """
     op = "verify_packed"
-    shape = check_logits(op, "target_logits", target_logits)
+    target, name, shape = check_rows(op, "target_logits", target_logits, target_probs)
     ends = _length(op, "cu_num_draft_tokens", cu_num_draft_tokens, "[batch + 1]")
     if ends < 1:
         raise shape_error(op, "cu_num_draft_tokens", "[batch + 1]", cu_num_draft_tokens)
@@ -102,11 +108,11 @@ def verify_packed(
         raise ValueError(f"{op}: max_num_draft_tokens must be in [0, 2**20), got {max_num_draft_tokens}")
     batch, total = ends - 1, _length(op, "draft_tokens", draft_tokens, "[total]")
     if len(shape) != 2 or shape[0] != total + batch:
-        check_shape(op, "target_logits", target_logits, ("total + batch", "vocab"), (total + batch, shape[-1]))
+        check_shape(op, name, target, ("total + batch", "vocab"), (total + batch, shape[-1]))
     asked = (
-        target_logits, draft_tokens, draft_logits, (uniform_samples, noise_keys, seeds, step, positions), params,
-        draft_params, processors, acceptance, target_law, draft_probs, draft_stats, draft_token_map, num_draft_tokens,
-        eos_token_ids, return_acceptance,
+        target, draft_tokens, draft_logits, (uniform_samples, noise_keys, seeds, step, positions), params,
+        draft_params, processors, acceptance, target_law, target_probs is not None,
+        draft_probs, draft_index, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
     )  # fmt: skip
     drafted, rows = (("total",), (total,)), (("total + batch",), (total + batch,))
     return verify_spans(op, backend, asked, batch, max_num_draft_tokens, cu_num_draft_tokens, drafted, rows)

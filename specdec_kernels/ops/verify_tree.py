@@ -13,9 +13,9 @@ from ..types import RowStats, TokenMap, VerifyOutput
 from ._common import (
     ID_DTYPES,
     Expected,
-    check_logits,
     check_params,
     check_processors,
+    check_rows,
     define,
     dispatch,
     raise_for_status,
@@ -23,7 +23,7 @@ from ._common import (
 )  # fmt: skip
 from ._random import missing_noise, noise_of
 from .arguments import TREE_ACCEPTANCES, VerifyTreeArguments
-from .verify_chain import check_draft, check_draft_for_law, check_eos
+from .verify_chain import check_draft, check_draft_for_law, check_eos, check_target_probs
 
 NEED_DRAFT = ("recursive", "traversal")
 
@@ -46,11 +46,12 @@ _op, _call = define(
 
 
 def verify_tree(
-    target_logits: Tensor,
+    target_logits: Tensor | None,
     tree: DraftTree,
     node_tokens: Tensor,
     draft_logits: Tensor | None = None,
     *,
+    target_probs: Tensor | None = None,
     draft_probs: Tensor | None = None,
     acceptance: str = "sample",
     target_law: TargetLaw | None = None,
@@ -94,7 +95,7 @@ def verify_tree(
 
     Parameters
     ----------
-    target_logits : Tensor
+    target_logits : Tensor or None
         ``[batch, num_nodes, vocab]`` float32, bfloat16 or float16: row i is for the token after node i. Any
         leading strides, contiguous in the last dimension.
     tree : DraftTree
@@ -105,6 +106,9 @@ def verify_tree(
     draft_logits : Tensor, optional
         ``[batch, num_nodes, vocab_draft]``: row i is what node i's children were drawn from. Needed by a
         `target_law`, and (or else `draft_probs`) by "recursive" and "traversal".
+    target_probs : Tensor, optional
+        Instead of `target_logits` (None): the same as float32 probabilities, as in `verify_chain`. Not with acceptance
+        "match" or "typical".
     draft_probs : Tensor, optional
         Instead of `draft_logits`: the same as float32 probabilities, normalised.
     acceptance : {"sample", "greedy", "match", "typical", "recursive", "traversal"}
@@ -156,11 +160,11 @@ def verify_tree(
         or no distribution (see `verify_chain`).
     """
     op = "verify_tree"
-    rows = check_logits(op, "target_logits", target_logits)
+    target, name, rows = check_rows(op, "target_logits", target_logits, target_probs)
     if len(rows) != 3:
-        raise shape_error(op, "target_logits", "[batch, num_nodes, vocab]", target_logits)
+        raise shape_error(op, name, "[batch, num_nodes, vocab]", target)
     batch, num_nodes, _ = rows
-    device, nodes = target_logits.device, (("batch", "num_nodes"), (batch, num_nodes))
+    device, nodes = target.device, (("batch", "num_nodes"), (batch, num_nodes))
     if not isinstance(tree, DraftTree):
         raise TypeError(f"{op}: tree must be a DraftTree, got {type(tree).__name__}")
     links = tree.links
@@ -191,14 +195,16 @@ def verify_tree(
         raise ValueError(f"{op}: acceptance={acceptance!r} needs draft_logits or draft_probs, got neither")
     params = check_params(op, "params", params, batch, device)
     draft_params = check_params(op, "draft_params", draft_params, batch, device)
+    if target_probs is not None:
+        check_target_probs(op, acceptance, params, processors, target_law)
     numbers = (uniform_samples, noise_keys, seeds, step, positions)
-    noise, steps, step = noise_of(op, acceptance, numbers, target_logits, batch, *nodes)
-    given = None if processors is None else check_processors(op, processors, target_logits, nodes[0], batch)
+    noise, steps, step = noise_of(op, acceptance, numbers, target, batch, *nodes)
+    given = None if processors is None else check_processors(op, processors, target, nodes[0], batch)
     expected: list[Expected] = [("node_tokens", node_tokens, ID_DTYPES, *nodes)]
     if noise[1] is not None:
         expected.append(noise)
     values, argmax, status, target_to_draft = check_draft(
-        op, target_logits, nodes, draft_logits, draft_probs, draft_stats, draft_token_map, expected
+        op, target, nodes, draft_logits, draft_probs, draft_stats, draft_token_map, expected
     )
     if noise[1] is None and acceptance != "greedy" and (not params.is_greedy or target_law is not None):
         raise missing_noise(op, acceptance, noise)
@@ -206,12 +212,12 @@ def verify_tree(
         check_eos(op, eos_token_ids, device)
     out = _call(
         dispatch(op, _op, backend, device),
-        target_logits=target_logits, draft_logits=draft_logits, draft_probs=draft_probs, draft_values=values,
+        target_logits=target, draft_logits=draft_logits, draft_probs=draft_probs, draft_values=values,
         draft_argmax=argmax, draft_status=status, target_to_draft=target_to_draft, uniform_samples=uniform_samples,
         noise_keys=noise_keys, seeds=seeds, steps=steps, positions=positions, step=step,
         eos_token_ids=eos_token_ids, processors=given, law=law, params=params, draft_params=draft_params,
         node_tokens=node_tokens, links=tree.links, tree_status=tree.status, max_depth=tree.max_depth,
-        acceptance=rule, epsilon=epsilon, delta=delta,
+        acceptance=rule, epsilon=epsilon, delta=delta, target_probs=target_probs is not None,
     )  # fmt: skip
     tokens, num_accepted, num_tokens, status, accepted_nodes = out
     raise_for_status(op, status)

@@ -11,7 +11,9 @@ namespace specdec::cpu {
 constexpr int kSlack = 16;  // a vector's lanes, at most
 constexpr int kGroup = 64;  // ids whose maximum is kept, so that thresholds are found without reading the row again
 
-// What depends on the dtype of the logits. x points at the first of n <= kTile ids.
+// What depends on the dtype of the logits. x points at the first of n <= kTile ids. Where rows hold float32 weights, the
+// weight itself (0 where it is none) times inverse_temperature takes the place of exp((x - max) * inverse_temperature), and
+// exp_sum is infinite where a weight is negative, and finite.
 struct LogitKernels {
   // The maximum of each group of kGroup ids (NaN read as -inf) into out[ceil(n / kGroup)]; returns kNaN if one was seen.
   int32_t (*group_maxima)(const void* x, int n, float* out);
@@ -31,9 +33,11 @@ struct LogitKernels {
   void (*widen)(const void* x, const int32_t* words, int n, float* out);
 };
 
+constexpr int kOfWeights = 3;
+
 struct Kernels {
   int level;               // 0 portable, 1 AVX2, 2 AVX-512
-  LogitKernels logits[3];  // by DType
+  LogitKernels logits[4];  // by DType, and kOfWeights
   float (*sum)(const float* x, int n);
   float (*residual_sum)(const float* scaled_p, const float* q, int n);  // sum of (scale * P - Q)+
   float (*overlap_sum)(const float* p, const float* q, int n);          // sum of min(P, Q)

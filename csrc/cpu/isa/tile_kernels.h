@@ -95,17 +95,33 @@ int32_t group_maxima(const void* data, int n, float* out) {
   return S::any_nan(nan) ? kNaN : 0;
 }
 
-template <class T>
+// exp((v - m) * t), or of weights v * t.
+template <bool kWeights>
+inline F weight_of(F v, F m, F t) {
+  if constexpr (kWeights)
+    return S::max(v, S::set1(0.0f)) * t;  // the second one where v is NaN
+  else
+    return exp_nonpositive((v - m) * t);
+}
+
+template <class T, bool kWeights = false>
 float exp_sum(const void* data, int n, float max, float inverse_temperature) {
   const T* x = static_cast<const T*>(data);
-  const F m = S::set1(max), t = S::set1(inverse_temperature);
-  F s0 = S::set1(0.0f), s1 = s0;
+  const F m = S::set1(max), t = S::set1(inverse_temperature), zero = S::set1(0.0f);
+  const F infinity = S::set1(INFINITY), lowest = S::set1(-3.40282347e38f);
+  const auto weight = [&](F v) {
+    if constexpr (kWeights)
+      return S::where_ge(v, zero, v * t, S::where_ge(v, lowest, infinity, zero));
+    else
+      return exp_nonpositive((v - m) * t);
+  };
+  F s0 = zero, s1 = zero;
   int i = 0;
   for (; i + 2 * N <= n; i += 2 * N) {
-    s0 = s0 + exp_nonpositive((S::load(x + i) - m) * t);
-    s1 = s1 + exp_nonpositive((S::load(x + i + N) - m) * t);
+    s0 = s0 + weight(S::load(x + i));
+    s1 = s1 + weight(S::load(x + i + N));
   }
-  for_each(x + i, n - i, minus_infinity<T>(), [&](F v, int) { s0 = s0 + exp_nonpositive((v - m) * t); });
+  for_each(x + i, n - i, minus_infinity<T>(), [&](F v, int) { s0 = s0 + weight(v); });
   return horizontal_sum(s0 + s1);
 }
 
@@ -122,19 +138,19 @@ void moments(const void* data, int n, float max, float* sum, float* weighted) {
   *weighted = horizontal_sum(w);
 }
 
-template <class T>
+template <class T, bool kWeights = false>
 void weights(const void* data, int n, float max, float inverse_temperature, float cutoff, float scale, float* out) {
   const F m = S::set1(max), t = S::set1(inverse_temperature), c = S::set1(cutoff), f = S::set1(scale),
           zero = S::set1(0.0f);
   for_each(static_cast<const T*>(data), n, minus_infinity<T>(),
-           [&](F v, int i) { store_some(out + i, S::where_ge(v, c, exp_nonpositive((v - m) * t) * f, zero), n - i); });
+           [&](F v, int i) { store_some(out + i, S::where_ge(v, c, weight_of<kWeights>(v, m, t) * f, zero), n - i); });
 }
 
-template <class T>
+template <class T, bool kWeights = false>
 float kept_sum(const void* data, int n, float max, float inverse_temperature, float cutoff) {
   const T* x = static_cast<const T*>(data);
   const F m = S::set1(max), t = S::set1(inverse_temperature), c = S::set1(cutoff), zero = S::set1(0.0f);
-  const auto weight = [&](F v) { return S::where_ge(v, c, exp_nonpositive((v - m) * t), zero); };
+  const auto weight = [&](F v) { return S::where_ge(v, c, weight_of<kWeights>(v, m, t), zero); };
   F s0 = zero, s1 = zero;
   int i = 0;
   for (; i + 2 * N <= n; i += 2 * N) {
@@ -255,14 +271,15 @@ int noise_candidates(int64_t key, int32_t first, int n, const float* weight, flo
   return count;
 }
 
-template <class T>
+template <class T, bool kWeights = false>
 constexpr LogitKernels logit_kernels() {
-  return {group_maxima<T>, exp_sum<T>, moments<T>, weights<T>, kept_sum<T>, between<T>, load<T>, widen<T>};
+  return {group_maxima<T>,       exp_sum<T, kWeights>, moments<T>, weights<T, kWeights>,
+          kept_sum<T, kWeights>, between<T>,           load<T>,    widen<T>};
 }
 
 constexpr Kernels make_kernels(int level) {
   return {level,
-          {logit_kernels<float>(), logit_kernels<BFloat16>(), logit_kernels<Float16>()},
+          {logit_kernels<float>(), logit_kernels<BFloat16>(), logit_kernels<Float16>(), logit_kernels<float, true>()},
           sum,
           residual_sum,
           overlap_sum,

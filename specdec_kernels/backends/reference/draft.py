@@ -9,10 +9,8 @@ from torch import Tensor
 
 from ...ops.arguments import VerifyArguments
 from ...types import Status
-from .law import Params, exp, make_law, row_status, tile_sum
+from .law import SLACK, Params, exp, make_law, row_status, tile_sum
 from .rows import slots_upto
-
-SLACK = 0.01  # probabilities sum to 1 within it, and none exceeds 1 by more
 
 
 def draft_probs(args: VerifyArguments, params: Params) -> Tensor:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...ops.arguments import VerifyArguments
 from ...sampling import FlatParams
 from ...types import Status
 from .rows import at, slots_upto
@@ -17,10 +19,18 @@ TILE = 1024
 TREE = 256  # neighbouring tiles that are added as a balanced tree; see csrc/common/tile_sums.h
 SMALLEST_EXPONENT = -87.0  # exp below this is 0 in every backend: float32 would leave the normal numbers
 SMALLEST_TEMPERATURE = 2.0**-126  # below it 1 / temperature overflows; read as greedy
+SMALLEST_WEIGHT = 2.0**-126  # a row without a larger one has none: 1 / max would overflow
+SLACK = 0.01  # probabilities sum to 1 within it, and a draft's do not exceed 1 by more
 TOP_P_REACHED = 1 - 2.0**-18  # what of top_p a mass has to reach: with 0.8, 0.5 + 0.3 does, however it was rounded
 
 
 # --- sampling parameters ----------------------------------------------------------------------------------------------
+
+
+class Rows(Enum):
+    """What rows hold: logits, weights that are proportional to probabilities, or probabilities, which sum to 1."""
+
+    LOGITS, WEIGHTS, PROBS = range(3)
 
 
 @dataclass
@@ -35,6 +45,7 @@ class Params:
     min_p: Tensor
     min_p_first: bool
     status: Tensor  # [batch] int32
+    rows: Rows = Rows.LOGITS
 
     @property
     def inverse_temperature(self) -> Tensor:
@@ -52,9 +63,11 @@ def compute_dtype(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-def make_params(batch: int, like: Tensor, given: FlatParams, flags: Tensor | int = 0) -> Params:
-    """An op's sampling parameters for laws of `like`; what is out of range is read as 1 (temperature) or off. `flags`
-    ``[batch]``: what is known of the sequences besides.
+def make_params(
+    batch: int, like: Tensor, given: FlatParams, flags: Tensor | int = 0, rows: Rows = Rows.LOGITS
+) -> Params:
+    """An op's sampling parameters for laws of `rows` of `like`; what is out of range is read as 1 (temperature) or off.
+    `flags` ``[batch]``: what is known of the sequences besides.
     """
     dtype = compute_dtype(like)
 
@@ -73,7 +86,12 @@ def make_params(batch: int, like: Tensor, given: FlatParams, flags: Tensor | int
     no_top_k = given.top_ks is None and not given.top_k > 0
     no_top_p = given.top_ps is None and not 0 < given.top_p < 1
     top_k = None if no_top_k else column(given.top_k, given.top_ks, torch.int64)
-    return Params(t, top_k, None if no_top_p else p, m, given.min_p_first, status)
+    return Params(t, top_k, None if no_top_p else p, m, given.min_p_first, status, rows)
+
+
+def rows_of_target(args: VerifyArguments) -> Rows:
+    """What the target's rows of a verify step hold."""
+    return Rows.PROBS if args.target_probs else Rows.LOGITS
 
 
 def untruncated(params: Params) -> Params:
@@ -104,6 +122,8 @@ class RowLaws:
 
 def make_law(logits: Tensor, params: Params) -> RowLaws:
     """The sampling transform S of every row (temperature → top-k → top-p → min-p, or min-p first)."""
+    if params.rows is not Rows.LOGITS:
+        return law_of_weights(logits, params)
     x = clean(logits)
     maximum = x.amax(-1)
     vocab = x.shape[-1]
@@ -116,7 +136,9 @@ def make_law(logits: Tensor, params: Params) -> RowLaws:
 
     scores = (x - finite_max) * inverse_t
     weights = exp(scores)
-    kept, cut = truncate(x, weights, finite_max, params)
+    # min-p as a bound on logits, not on probabilities: that needs no normaliser and no pass of its own
+    likely = finite_max + params.min_p[..., None].log() / params.inverse_temperature[..., None]
+    kept, cut = truncate(x, weights, likely, params)
     cutoff = torch.where(cut & ~one_hot, torch.where(kept, x, math.inf).amin(-1), -math.inf)
     weights = torch.where(kept, weights, 0.0)
     scores = torch.where(weights > 0, scores, -math.inf)
@@ -132,6 +154,42 @@ def make_law(logits: Tensor, params: Params) -> RowLaws:
     return RowLaws(probs, scores, maximum, cutoff, normalizer, log_normalizer, argmax, one_hot)
 
 
+def law_of_weights(given: Tensor, params: Params) -> RowLaws:
+    """The same of rows of weights, whose max is the largest of them and whose normaliser is relative to it; the
+    temperature only says whether they are greedy.
+    """
+    x, total = positive(given), weights_sum(given)
+    maximum = x.amax(-1)
+    ids = torch.arange(x.shape[-1], device=x.device)
+    argmax = torch.where(x == maximum[..., None], ids, x.shape[-1]).amin(-1).clamp_max(x.shape[-1] - 1)
+    argmax = torch.where(maximum == -math.inf, 0, argmax)
+    one_hot = params.greedy | maximum.isinf() | total.isinf()
+    finite_max = torch.where(maximum.isinf(), 1.0, maximum)[..., None]
+    weights = x.clamp_min(0.0) / finite_max
+    kept, cut = truncate(x, weights, finite_max * params.min_p[..., None], params)
+    cutoff = torch.where(cut & ~one_hot, torch.where(kept, x, math.inf).amin(-1), -math.inf)
+    weights = torch.where(kept, weights, 0.0)
+    normalizer = torch.where(one_hot, 1.0, tile_sum(weights))
+    hot = ids == argmax[..., None]
+    probs = torch.where(one_hot[..., None], hot.to(x.dtype), weights / normalizer[..., None])
+    scores = torch.where(one_hot[..., None], hot.to(x.dtype), weights).log()
+    log_normalizer = (maximum.clamp_min(0.0) * normalizer).log()
+    return RowLaws(probs, scores, maximum, cutoff, normalizer, log_normalizer, argmax, one_hot)
+
+
+def positive(weights: Tensor) -> Tensor:
+    """In the compute dtype, −inf for what is none: NaN, 0, negative, and all of a row without any."""
+    x = weights.to(compute_dtype(weights))
+    x = torch.where(x > 0, x, -math.inf)
+    return x.masked_fill(x.amax(-1, keepdim=True) < SMALLEST_WEIGHT, -math.inf)
+
+
+def weights_sum(weights: Tensor) -> Tensor:
+    """``[batch, n]``: the sum of each row's; infinite where one is negative (−inf counts as 0)."""
+    x = weights.to(compute_dtype(weights)).nan_to_num(0.0, math.inf, 0.0)
+    return torch.where((x < 0).any(-1), math.inf, tile_sum(x.clamp_min(0.0)))
+
+
 def clean(logits: Tensor) -> Tensor:
     """In the compute dtype, NaN read as −inf."""
     x = logits.to(compute_dtype(logits))
@@ -142,7 +200,14 @@ def row_status(logits: Tensor, params: Params) -> Tensor:
     """The flags of each row ``[batch, n]``: NaN, +inf, nothing possible, bad parameters."""
     status = torch.where(logits.isnan().any(-1), int(Status.NAN), 0)
     status = status | torch.where((logits == math.inf).any(-1), int(Status.INF), 0)
-    status = status | torch.where((clean(logits) == -math.inf).all(-1), int(Status.EMPTY_ROW), 0)
+    x = clean(logits) if params.rows is Rows.LOGITS else positive(logits)
+    empty = (x == -math.inf).all(-1)
+    status = status | torch.where(empty, int(Status.EMPTY_ROW), 0)
+    if params.rows is not Rows.LOGITS:
+        total = weights_sum(logits)
+        bad = total.isinf() if params.rows is Rows.WEIGHTS else ~((total - 1).abs() <= SLACK)
+        summed = ~params.greedy & ~empty & ~(logits == math.inf).any(-1)
+        status = status | torch.where(bad & summed, int(Status.BAD_PARAM), 0)
     return status.to(torch.int32) | params.status[:, None]
 
 
@@ -163,15 +228,14 @@ def exp(x: Tensor) -> Tensor:
     return torch.where(x < SMALLEST_EXPONENT, 0.0, x.exp())
 
 
-def truncate(x: Tensor, weights: Tensor, maximum: Tensor, params: Params) -> tuple[Tensor, Tensor]:
+def truncate(x: Tensor, weights: Tensor, likely_from: Tensor, params: Params) -> tuple[Tensor, Tensor]:
     """Which ids top-k, top-p and min-p keep ``[batch, n, vocab]``, and whether anything may be cut at all ``[batch,
-    n]``.
+    n]``. min-p cuts what is below `likely_from` ``[batch, n, 1]``.
     """
     vocab = x.shape[-1]
     m = params.min_p[..., None]
     cut = m > 0
-    # min-p as a bound on logits, not on probabilities: that needs no normaliser and no pass of its own
-    likely = ~cut | (x >= maximum + m.log() / params.inverse_temperature[..., None])
+    likely = ~cut | (x >= likely_from)
     kept = likely if params.min_p_first else torch.ones_like(likely)
     if params.top_k is not None or params.top_p is not None:
         order = x.sort(-1, descending=True)

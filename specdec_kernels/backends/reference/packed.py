@@ -1,4 +1,4 @@
-"""Ragged drafts laid end to end, laid out as a padded batch."""
+"""Ragged drafts laid end to end, and drafts of requests, laid out as a padded batch."""
 
 from __future__ import annotations
 
@@ -40,10 +40,28 @@ def padded(args: VerifyChainArguments) -> tuple[VerifyChainArguments, Tensor]:
     shared = with_rows(
         args.shared,
         of_target=lambda packed: rows(packed, start + order, width + 1),
-        of_draft=lambda packed: rows(packed, start + extra * order, width + extra),
+        of_draft=lambda packed: (
+            rows(packed, start + extra * order, width + extra) if args.draft_index is None else packed
+        ),
     )
     tokens = torch.where(
         slots_upto(width, start) < counts[:, None], rows(args.draft_tokens, start, width), PLACEHOLDER_TOKEN_ID
     )
     laid_out = args._replace(shared=shared, draft_tokens=tokens, num_draft_tokens=counts, cu_num_draft_tokens=None)
+    return laid_out, torch.where(bad, int(Status.BAD_PARAM), 0).to(torch.int32)
+
+
+def indexed(args: VerifyChainArguments) -> tuple[VerifyChainArguments, Tensor]:
+    """The same step with each sequence's own draft rows, and the flags of those whose index is none: idle rows."""
+    index, width = args.draft_index, args.num_draft + int(args.shared.law.cascade_bonus)
+    given = args.shared.draft_logits if args.shared.draft_probs is None else args.shared.draft_probs
+    assert index is not None and given is not None
+    bad = (index < 0) | (index >= given.shape[0])
+    own = given.new_zeros(index.numel(), width, given.shape[2])
+    if given.shape[0] > 0:
+        own = given[index.long().clamp(0, given.shape[0] - 1), :width]
+    counts = torch.full_like(index, args.num_draft) if args.num_draft_tokens is None else args.num_draft_tokens
+    shared = args.shared
+    shared = shared._replace(draft_logits=own) if shared.draft_probs is None else shared._replace(draft_probs=own)
+    laid_out = args._replace(shared=shared, draft_index=None, num_draft_tokens=torch.where(bad, -1, counts))
     return laid_out, torch.where(bad, int(Status.BAD_PARAM), 0).to(torch.int32)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...ops.arguments import SampleArguments
 from ...types import PLACEHOLDER_TOKEN_ID
-from .law import Remainder, RowLaws, make_law, make_params, row_status
+from .law import Remainder, RowLaws, Rows, make_law, make_params, row_status
 from .processors import processed
 from .random import gumbel
 from .reads import bad_uniforms, clean_uniforms
@@ -23,9 +23,9 @@ def sample(args: SampleArguments) -> tuple[Tensor, ...]:
 
 def draw_rows(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``[batch, n, vocab]`` to tokens and log_probs ``[batch, n, num_samples]``, and the rows' stats."""
-    _, uniform_samples, noise_keys, draft_to_target, num_samples, params, processors = args
+    _, uniform_samples, noise_keys, draft_to_target, num_samples, params, processors, probs = args
     logits, flags = processed(args.logits, processors)
-    valid = make_params(logits.shape[0], logits, params, flags)
+    valid = make_params(logits.shape[0], logits, params, flags, Rows.WEIGHTS if probs else Rows.LOGITS)
     law = make_law(logits, valid)
     status = row_status(logits, valid)
     if noise_keys is not None:

@@ -23,10 +23,11 @@ from .law import (
     make_law,
     make_params,
     next_weight,
+    rows_of_target,
     tile_sum,
     weight_left,
 )  # fmt: skip
-from .packed import padded
+from .packed import indexed, padded
 from .processors import processed
 from .reads import Reads, clean_uniforms, flags_of
 from .rows import at, slots_upto
@@ -40,10 +41,10 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     """tokens ``[batch, num_draft + 1]``, num_accepted, num_tokens, status ``[batch]``, acceptance ``[batch,
     num_draft]``.
     """
-    if args.cu_num_draft_tokens is not None:
-        args, bad_segment = padded(args)
+    if args.cu_num_draft_tokens is not None or args.draft_index is not None:
+        args, bad = padded(args) if args.cu_num_draft_tokens is not None else indexed(args)
         tokens, num_accepted, num_tokens, status, overlap = verify_chain(args)
-        return tokens, num_accepted, num_tokens, status | bad_segment, overlap
+        return tokens, num_accepted, num_tokens, status | bad, overlap
 
     args = args._replace(shared=with_numbers(args.shared))
     before = draft_before(args.draft_tokens)
@@ -154,7 +155,7 @@ def draft_before(tokens: Tensor) -> Tensor:
 def make_chain(args: VerifyChainArguments, flags: Tensor | int) -> Chain:
     shared = args.shared
     batch, rows, vocab = shared.target_logits.shape
-    params = make_params(batch, shared.target_logits, shared.params, flags)
+    params = make_params(batch, shared.target_logits, shared.params, flags, rows_of_target(shared))
     draft_params = make_params(batch, shared.target_logits, shared.draft_params)
     if args.acceptance == GREEDY:
         params.temperature = torch.zeros_like(params.temperature)

@@ -23,6 +23,7 @@ from .law import (
     make_params,
     next_weight,
     remainder,
+    rows_of_target,
     tile_sum,
     untruncated,
     weight_left,
@@ -157,7 +158,7 @@ class Step:
 def make_step(args: VerifyTreeArguments, tree: Tree, flags: Tensor | int) -> Step:
     shared = args.shared
     batch = shared.target_logits.shape[0]
-    params = make_params(batch, shared.target_logits, shared.params, flags)
+    params = make_params(batch, shared.target_logits, shared.params, flags, rows_of_target(shared))
     if args.acceptance == GREEDY:
         params.temperature = torch.zeros_like(params.temperature)
     draft_params = make_params(batch, shared.target_logits, shared.draft_params)

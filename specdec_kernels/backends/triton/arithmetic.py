@@ -15,6 +15,8 @@ TILE = tl.constexpr(1024)
 INFINITY = tl.constexpr(float("inf"))
 SMALLEST_EXPONENT = tl.constexpr(-87.0)  # exp below this is 0: float32 would leave the normal numbers
 SMALLEST_TEMPERATURE = tl.constexpr(2.0**-126)  # below it 1 / temperature overflows; read as greedy
+SMALLEST_WEIGHT = tl.constexpr(2.0**-126)  # a row without a larger one has none: 1 / max would overflow
+SLACK = tl.constexpr(0.01)  # probabilities sum to 1 within it, and a draft's do not exceed 1 by more
 TOP_P_REACHED = tl.constexpr(1 - 2.0**-18)  # what of top_p a mass has to reach: see csrc/common/law.h
 LAST_ID = tl.constexpr(0x7FFFFFFF)  # past every id
 

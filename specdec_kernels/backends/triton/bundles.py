@@ -49,6 +49,11 @@ class Overlay(NamedTuple):
 NO_OVERLAY = Overlay(*[None] * 19)
 
 
+# What the rows hold whose law is found: logits, weights that are proportional to probabilities, or probabilities, which
+# sum to 1.
+LOGITS, WEIGHTS, PROBS = (tl.constexpr(number) for number in range(3))
+
+
 class Rows(NamedTuple):
     """Rows of logits or probabilities: row i of sequence b starts at ``b * stride_batch + (first of b + i) *
     stride_row``.
@@ -59,6 +64,8 @@ class Rows(NamedTuple):
     stride_row: int
     vocab: int  # ids a row
     overlay: Overlay = NO_OVERLAY
+    kind: Any = LOGITS  # constexpr: LOGITS, WEIGHTS or PROBS
+    starts: Tensor | None = None  # [batch] int64, in the place of b * stride_batch
 
 
 def rows_of(logits: Tensor) -> Rows:
@@ -252,7 +259,8 @@ class Drawn(NamedTuple):
 
 class RowLaw(NamedTuple):
     """P(v) = exp((logit_v - max) * inverse_temperature) * inverse_normalizer where logit_v >= cutoff, else 0; where
-    inverse_temperature is negative, all mass on argmax.
+    inverse_temperature is negative, all mass on argmax. Of weights: weight_v * inverse_temperature *
+    inverse_normalizer, where inverse_temperature is 1 / max.
     """
 
     max: Any

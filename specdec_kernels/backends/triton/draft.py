@@ -9,13 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .arithmetic import BAD_DRAFT, INFINITY, NAN
-from .bundles import DraftLaws, Layout, RowLaws, Wanted
+from .arithmetic import BAD_DRAFT, INFINITY, NAN, SLACK
+from .bundles import LOGITS, DraftLaws, Layout, RowLaws, Wanted
 from .launch import run, tiles_a_program, tiles_of
 from .law import find_laws, load_span, make_temperature, needed, temperature_of
 from .row import load_law, load_logits, start_of, tile_ids, weigh
-
-SLACK = tl.constexpr(0.01)  # probabilities sum to 1 within it, and none exceeds 1 by more
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -100,7 +98,7 @@ def q_by(law, draft, at, ids):
     """Q of target ids by a law of the draft's row at a position; 0 for ids that its vocabulary lacks."""
     draft_ids = draft_ids_of(draft, ids)
     inside = (draft_ids >= 0) & (draft_ids < draft.rows.vocab)
-    weight = weigh(load_logits(draft.rows, at.b, at.i, draft_ids), law, law.cutoff) * law.inverse_normalizer
+    weight = weigh(load_logits(draft.rows, at.b, at.i, draft_ids), law, law.cutoff, LOGITS) * law.inverse_normalizer
     one_hot = (draft_ids == law.argmax).to(tl.float32)
     return tl.where(inside, tl.where(law.inverse_temperature < 0, one_hot, weight), 0.0)
 
@@ -130,12 +128,14 @@ class Draft:
 def draft_laws(
     layout: Layout, wanted: Wanted, logits: Tensor | None, probs: Tensor | None,
     given: tuple[Tensor | None, Tensor | None, Tensor | None], target_to_draft: Tensor | None,
-    params: tuple[object, ...], *, bonus: int, raw: bool,
+    params: tuple[object, ...], *, bonus: int, raw: bool, starts: Tensor | None = None,
 ) -> Draft:  # fmt: skip
-    """The laws of the draft's rows that are wanted; `raw`: also `Draft.values`."""
+    """The laws of the draft's rows that are wanted; `raw`: also `Draft.values`. `starts`: see `bundles.Rows`."""
     data = probs if logits is None else logits
     assert data is not None
     rows, batch, n = layout.rows(data, bonus), layout.batch, layout.width + bonus
+    if starts is not None:
+        rows = rows._replace(stride_row=data.stride(1), starts=starts)
     values, argmax, status = given
     map_size = None if target_to_draft is None else target_to_draft.numel()
 

@@ -17,12 +17,29 @@ from .arithmetic import (
     INFINITY,
     LAST_ID,
     NAN,
+    SLACK,
     SMALLEST_TEMPERATURE,
+    SMALLEST_WEIGHT,
     TOP_P_REACHED,
     exp_nonpositive,
     ordered,
 )
-from .bundles import EVERY_ROW, Cut, Noise, Row, RowLaw, RowLaws, Rows, Span, Target, Temperature, TileStats, Wanted
+from .bundles import (
+    EVERY_ROW,
+    LOGITS,
+    PROBS,
+    Cut,
+    Noise,
+    Row,
+    RowLaw,
+    RowLaws,
+    Rows,
+    Span,
+    Target,
+    Temperature,
+    TileStats,
+    Wanted,
+)
 from .launch import run, tiles_at_once, tiles_of, tiles_of_rows
 from .row import CANDIDATES, load_as_given, load_logits, measure, select, tile_ids, weigh
 
@@ -93,7 +110,10 @@ def scan(
         tl.store(stats.argmax + out, argmax, mask=inside)
         tl.store(stats.nan + out, tl.max(is_nan.to(tl.int32), 1), mask=inside)
         if stats.mass is not None:
-            mass = tl.sum(exp_nonpositive(shifted * inverse_temperature), 1)
+            if rows.kind == LOGITS:
+                mass = tl.sum(exp_nonpositive(shifted * inverse_temperature), 1)
+            else:  # infinite where one is negative; a -inf counts as 0
+                mass = tl.sum(tl.where((x < 0.0) & (x > -INFINITY), INFINITY, tl.maximum(x, 0.0)), 1)
             tl.store(stats.mass + out, tl.where(finite, mass, 0.0), mask=inside)
         if stats.raw_mass is not None:
             if stats.tempered:
@@ -146,7 +166,7 @@ def find_cutoff(
     maximum, silent = row.law.max, Noise(None, None, None)
     likely = tl.full((), -INFINITY, tl.float32)
     if min_p > 0.0:
-        likely = maximum + tl.log(min_p) * temperature
+        likely = maximum + tl.log(min_p) * temperature if row.rows.kind == LOGITS else maximum * min_p
     floor = likely if MIN_P_FIRST else tl.full((), -INFINITY, tl.float32)
     for stage in range(2):  # top-k, then top-p of what it left; a loop so that the search is compiled once
         by_mass = tl.full((), stage, tl.int32) > 0
@@ -164,7 +184,7 @@ def find_cutoff(
         mass = tl.zeros((TILES,), tl.float32)
         if tl.max(tl.load(tile_max + t, mask=t < tiles, other=-INFINITY), 0) >= floor:
             x = load_logits(row.rows, row.b, row.i, tile_ids(first, TILES))
-            mass = tl.sum(weigh(x, row.law, floor), 1)
+            mass = tl.sum(weigh(x, row.law, floor, row.rows.kind), 1)
             kept = (x >= floor) & (x > -INFINITY)
             cutoff = tl.minimum(cutoff, tl.min(tl.min(tl.where(kept, x, INFINITY), 1), 0))
         tl.store(tile_mass + t, mass, mask=t < tiles)
@@ -209,6 +229,11 @@ def law(
                 maximum = top
                 arg = tl.load(stats.argmax + row * tiles + tl.min(tl.where(of_tile == top, t, LAST_ID), 0))
         t_value, inverse_temperature, greedy, flags = temperature_of(temperature, b)
+        if target.rows.kind != LOGITS:
+            none = (maximum >= SMALLEST_WEIGHT) == 0
+            maximum = tl.where(none, -INFINITY, maximum)
+            arg = tl.where(none, 0, arg)
+            inverse_temperature = tl.div_rn(tl.full((), 1.0, tl.float32), maximum)
         p = tl.full((), cut.top_p, tl.float32) if cut.top_ps is None else tl.load(cut.top_ps + b)
         m = tl.full((), cut.min_p, tl.float32) if cut.min_ps is None else tl.load(cut.min_ps + b)
         good_p, good_m = p >= 0.0, (m >= 0.0) & (m <= 1.0)
@@ -228,15 +253,28 @@ def law(
                 m = tl.where(good_m, m, 0.0)
                 is_cut = (k > 0) | (p < 1.0) | (m > 0.0)
                 normalizer = tl.zeros((), tl.float32)
+                total = tl.zeros((), tl.float32)  # of weights themselves
                 final = tl.where(is_cut, 0, tiles)  # else find_cutoff stores the masses
                 for first in range(0, tiles, ROW_TILES):
                     t = first + tl.arange(0, ROW_TILES)
                     of_tile = tl.load(tile_max + t, mask=t < tiles, other=-INFINITY)
                     mass = tl.load(tile_mass + t, mask=t < tiles, other=0.0)
-                    mass *= exp_nonpositive((of_tile - maximum) * inverse_temperature)
+                    if target.rows.kind == LOGITS:
+                        mass *= exp_nonpositive((of_tile - maximum) * inverse_temperature)
+                    else:
+                        total += tl.sum(mass, 0)
+                        mass *= inverse_temperature
                     tl.debug_barrier()  # several threads hold the same tile: none may load what another has stored
                     tl.store(tile_mass + t, mass, mask=t < final)
                     normalizer += tl.sum(mass, 0)
+                if target.rows.kind != LOGITS:
+                    one_hot = total == INFINITY
+                    bad = one_hot
+                    if target.rows.kind == PROBS:
+                        bad = (tl.abs(total - 1.0) <= SLACK) == 0
+                    flags |= tl.where(bad, BAD_PARAM, 0)
+                    normalizer = tl.where(one_hot, 1.0, normalizer)
+                    is_cut = is_cut & (one_hot == 0)
                 if listed is not None:
                     if is_cut:
                         uncut = RowLaw(maximum, -INFINITY, inverse_temperature, 1.0, arg)
@@ -256,7 +294,10 @@ def law(
             values += row * 6
             tl.store(values, maximum)
             tl.store(values + 1, cutoff)
-            tl.store(values + 2, maximum * inverse_temperature + tl.log(normalizer))
+            if target.rows.kind == LOGITS:
+                tl.store(values + 2, maximum * inverse_temperature + tl.log(normalizer))
+            else:
+                tl.store(values + 2, tl.log(tl.maximum(maximum, 0.0) * normalizer))
             tl.store(values + 3, normalizer)
             if stats.raw_mass is None:
                 tl.store(values + 4, -INFINITY)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...ops.arguments import MergeShardsArguments
 from .arithmetic import INFINITY, TILE, exp_nonpositive
-from .bundles import RowLaw
+from .bundles import LOGITS, RowLaw
 from .launch import run, tiles_a_program, tiles_at_once
 from .law import make_temperature, temperature_of
 from .row import weigh
@@ -58,7 +58,7 @@ def merge(
         x = tl.where(x == x, x, -INFINITY)
         inverse = tl.div_rn(tl.full((), 1.0, tl.float32), normalizer)
         law = RowLaw(maximum, -INFINITY, inverse_temperature, inverse, 0)
-        probability = tl.where(one_hot, 0.0, weigh(x, law, -INFINITY) * inverse)
+        probability = tl.where(one_hot, 0.0, weigh(x, law, -INFINITY, LOGITS) * inverse)
     tl.store(prob + row, probability)
     values += row * 6
     tl.store(values, maximum)

@@ -20,7 +20,7 @@ def probabilities(target, at, scale, ids):
     if law.inverse_temperature < 0:
         p = tl.where(ids == law.argmax, scale, 0.0)
     else:
-        p = weigh(x, law, law.cutoff) * scale
+        p = weigh(x, law, law.cutoff, target.rows.kind) * scale
     return p
 
 

@@ -18,7 +18,7 @@ from .arithmetic import (
     noise_of_tiles,
     ordered,
 )
-from .bundles import RowLaw
+from .bundles import LOGITS, RowLaw
 from .processors import process
 
 CANDIDATES = tl.constexpr(2048)  # so many values are listed and selected from in registers
@@ -34,7 +34,8 @@ def tile_ids(first_tile, TILES: tl.constexpr):
 @triton.jit
 def start_of(rows, b, i):
     """Where row i of sequence b starts."""
-    return rows.data + b * rows.stride_batch + i * rows.stride_row
+    first = b * rows.stride_batch if rows.starts is None else tl.load(rows.starts + b)
+    return rows.data + first + i * rows.stride_row
 
 
 @triton.jit
@@ -49,15 +50,19 @@ def load_as_given(rows, b, i, ids):
 
 @triton.jit
 def load_logits(rows, b, i, ids):
-    """The same, with -inf for NaN."""
+    """The same, with -inf for NaN, and for what is no weight."""
     x = load_as_given(rows, b, i, ids)
-    return tl.where(x == x, x, -INFINITY)
+    return tl.where(x == x if rows.kind == LOGITS else x > 0.0, x, -INFINITY)
 
 
 @triton.jit
-def weigh(x, law, cutoff):
-    """exp((x - max) / T) where x >= cutoff, else 0."""
-    return tl.where(x >= cutoff, exp_nonpositive((x - law.max) * law.inverse_temperature), 0.0)
+def weigh(x, law, cutoff, KIND: tl.constexpr):
+    """exp((x - max) / T) where x >= cutoff, else 0; of a weight itself over max."""
+    if KIND == LOGITS:
+        weight = exp_nonpositive((x - law.max) * law.inverse_temperature)
+    else:
+        weight = tl.maximum(x, 0.0) * law.inverse_temperature
+    return tl.where(x >= cutoff, weight, 0.0)
 
 
 @triton.jit
@@ -113,7 +118,7 @@ def measure(bound, row, tile_max, noise, TILES: tl.constexpr):
             reached = key >= bound
             count += tl.sum(tl.sum(reached.to(tl.int32), 1), 0)
             if noise.key0 is None:
-                weight = tl.where(reached, weigh(x, row.law, -INFINITY), 0.0)
+                weight = tl.where(reached, weigh(x, row.law, -INFINITY, row.rows.kind), 0.0)
                 mass += tl.sum(tl.sum(weight, 1), 0)
             lowest = tl.minimum(lowest, tl.min(tl.min(tl.where(reached, key, LAST_ID), 1), 0))
             highest = tl.maximum(highest, tl.max(tl.max(tl.where(reached, LOWEST_KEY, key), 1), 0))
@@ -188,7 +193,7 @@ def select(
         # each counts as one, or as its weight
         amount = tl.full((CANDIDATES,), 1.0, tl.float32)
         if noise.key0 is None:
-            weight = weigh(from_ordered(keys), row.law, -INFINITY)
+            weight = weigh(from_ordered(keys), row.law, -INFINITY, row.rows.kind)
             amount = tl.where(by_mass, weight, amount)
         left = tl.where(by_mass, wanted_mass - mass_high, (wanted - count_high).to(tl.float32))
         while high - low > 1:
@@ -271,14 +276,14 @@ def draw_from_law(row, masses, uniform, without, TILES: tl.constexpr):
     else:
         hole = without // TILE
         ids = tl.maximum(hole, 0) * TILE + lane
-        weight = weigh(load_logits(row.rows, row.b, row.i, ids), row.law, row.law.cutoff)
+        weight = weigh(load_logits(row.rows, row.b, row.i, ids), row.law, row.law.cutoff, row.rows.kind)
         left = tl.sum(tl.where(ids == without, 0.0, weight), 0)
         tile, rest, mass = walk_tiles(masses, tiles, uniform, tl.where(without < 0, -1, hole), left, TILES)
         if tile < 0:  # all mass is on it
             without = tl.full((), -1, tl.int32)
             tile, rest, mass = walk_tiles(masses, tiles, uniform, -1, 0.0, TILES)
     ids = tl.maximum(tile, 0) * TILE + lane
-    weight = weigh(load_logits(row.rows, row.b, row.i, ids), row.law, row.law.cutoff)
+    weight = weigh(load_logits(row.rows, row.b, row.i, ids), row.law, row.law.cutoff, row.rows.kind)
     if without is not None:
         weight = tl.where(ids == without, 0.0, weight)
     return walk_ids(weight, ids, rest, mass)

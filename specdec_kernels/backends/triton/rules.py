@@ -20,7 +20,7 @@ MATCH = tl.constexpr(2)
 GREEDY = tl.constexpr(3)
 
 
-@triton.jit(do_not_specialize=["token_stride", "num_eos", "total", "num_draft"])
+@triton.jit(do_not_specialize=["token_stride", "num_eos", "total", "num_draft", "requests"])
 def find_spans(
     chains,
     token_stride,
@@ -31,6 +31,8 @@ def find_spans(
     total,
     num_draft,
     vocab,
+    draft_index,
+    requests,
     SLOTS: tl.constexpr,
 ):
     """A program a sequence: its span ends before the first placeholder or invalid id, and after the first EOS, cut
@@ -49,6 +51,11 @@ def find_spans(
         first = tl.where(broken, 0, first)
         flags |= tl.where(broken | loose | (stop - first > room), BAD_PARAM, 0)
         room = tl.minimum(room, tl.where(broken, 0, stop - first))
+    if draft_index is not None:
+        request = tl.load(draft_index + b).to(tl.int64)
+        outside = (request < 0) | (request >= requests)
+        flags |= tl.where(outside, BAD_PARAM, 0)
+        broken = broken | outside
     given = room
     if num_draft_tokens is not None:
         given = tl.load(num_draft_tokens + b).to(tl.int64)
@@ -124,7 +131,7 @@ def walk(
         law = load_law(target.laws, row, inside)
         one_hot = law.inverse_temperature < 0
         x = load_logits(target.rows, b, at.i, id)
-        p = weigh(x, law, law.cutoff) * law.inverse_normalizer
+        p = weigh(x, law, law.cutoff, target.rows.kind) * law.inverse_normalizer
         p = tl.where(one_hot, (id == law.argmax).to(tl.float32), p)
         q = tl.full((SLOTS,), 1.0, tl.float32)
         row_flags = tl.load(target.laws.status + row, mask=inside, other=0)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...ops.arguments import SampleArguments
 from .arithmetic import BAD_PARAM, INFINITY, LAST_ID, high_word, low_word, ordered
-from .bundles import NO_NOISE, Drawn, Layout, Listed, Noise, Row, rows_of
+from .bundles import LOGITS, NO_NOISE, WEIGHTS, Drawn, Layout, Listed, Noise, Row, rows_of
 from .launch import power_of_2, run, tiles_at_once, tiles_of, tiles_of_rows
 from .law import find_laws
 from .noise import best_of_row, best_scores
@@ -22,7 +22,10 @@ def store_token(drawn, at, row, id, normalizer):
     """A drawn id and its log-probability."""
     if row.law.inverse_temperature > 0:
         logit = load_logits(row.rows, row.b, row.i, id)
-        probability = (logit - row.law.max) * row.law.inverse_temperature - tl.log(normalizer)
+        if row.rows.kind == LOGITS:
+            probability = (logit - row.law.max) * row.law.inverse_temperature - tl.log(normalizer)
+        else:
+            probability = tl.log(logit * row.law.inverse_temperature) - tl.log(normalizer)
     else:
         probability = tl.zeros((), tl.float32)
     tl.store(drawn.log_prob + at, probability)
@@ -133,7 +136,7 @@ def sample(args: SampleArguments) -> tuple[Tensor, ...]:
 
 def draw_rows(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``[batch, n, vocab]`` to tokens and log_probs ``[batch, n, num_samples]``, and the rows' stats."""
-    logits, uniform_samples, noise_keys, draft_to_target, num_samples, params, processors = args
+    logits, uniform_samples, noise_keys, draft_to_target, num_samples, params, processors, probs = args
     batch, n, vocab = logits.shape
 
     def empty(most: int, dtype: torch.dtype) -> Tensor:
@@ -141,6 +144,7 @@ def draw_rows(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Te
 
     tiles = tiles_of(vocab)
     rows = with_processors(rows_of(logits), Layout(batch, 0, None, 0), n, processors)
+    rows = rows._replace(kind=WEIGHTS) if probs else rows
     found = find_laws(rows, batch, n, params, values=True)
     draft_to_target = None if draft_to_target is None else draft_to_target.contiguous()
     drawn = Drawn(empty(num_samples, torch.int64), empty(num_samples, torch.float32), draft_to_target)

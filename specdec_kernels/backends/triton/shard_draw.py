@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...ops.arguments import ShardDrawArguments
 from .arithmetic import BAD_DRAFT, INFINITY, LAST_ID, TILE, exp_nonpositive, high_word, low_word
-from .bundles import NO_DRAFT, Best, DraftLaws, Noise, Position, Row, RowLaws, Rows, Target, rows_of
+from .bundles import LOGITS, NO_DRAFT, Best, DraftLaws, Noise, Position, Row, RowLaws, Rows, Target, rows_of
 from .launch import run, tiles_a_program, tiles_at_once, tiles_of
 from .law import make_temperature
 from .remainder import remainder
@@ -21,7 +21,7 @@ from .shard_stats import inverse_temperatures, scan_shard
 def without_point(target, row, n, points, ids):
     """The weights of P of some ids, but for the row's point."""
     law = load_law(target.laws, row)
-    weight = weigh(load_logits(target.rows, row // n, row % n, ids), law, law.cutoff)
+    weight = weigh(load_logits(target.rows, row // n, row % n, ids), law, law.cutoff, LOGITS)
     if points is not None:
         weight = tl.where(ids == tl.load(points + row), 0.0, weight)
     return weight
@@ -125,7 +125,7 @@ def noisy(target, n, tiles, keys, first, best, TILES: tl.constexpr):
         key = tl.load(keys + row)
         # by ids of the whole vocabulary, whose noise counts
         own = target.rows
-        rows = Rows(own.data - first, own.stride_batch, own.stride_row, own.vocab + first, own.overlay)
+        rows = Rows(own.data - first, own.stride_batch, own.stride_row, own.vocab + first, own.overlay, LOGITS, None)
         whole = Row(rows, row // n, row % n, tiles, law)
         at = first // TILE + first_tile
         scores = load_values(whole, at, Noise(low_word(key), high_word(key), None), TILES)

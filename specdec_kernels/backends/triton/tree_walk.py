@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from .arithmetic import INFINITY, LAST_ID, TILE, any_flags
-from .bundles import Position
+from .bundles import LOGITS, Position
 from .law import needed
 from .mixture import NO_ROW, law_remainder
 from .noise import best_of_row
@@ -161,7 +161,7 @@ def typical(
         entropy = tl.load(values + (at + parent) * 6 + 5, mask=hangs, other=0.0)
         x = load_logits(target.rows, b, parent, tl.where(hangs, token, -1))
         one_hot = law.inverse_temperature < 0
-        p = tl.div_rn(weigh(x, law, -INFINITY), normalizer)
+        p = tl.div_rn(weigh(x, law, -INFINITY, LOGITS), normalizer)
         p = tl.where(one_hot, (token == law.argmax).to(tl.float32), p)
         least = tl.minimum(bounds.delta * tl.exp(tl.where(one_hot, 0.0, -entropy)), bounds.epsilon)
         passes = hangs & (p > least)

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.arguments import VerifyArguments, VerifyChainArguments
-from .bundles import NO_DRAFT, NO_NOISE, Chains, Layout, Output, Temperature, Walked, Wanted
+from .bundles import LOGITS, NO_DRAFT, NO_NOISE, PROBS, Chains, Layout, Output, Temperature, Walked, Wanted
 from .coins import with_numbers
 from .draft import Draft, draft_laws
 from .finish import finish, match
@@ -55,6 +55,14 @@ def layout_of(args: VerifyChainArguments) -> Layout:
     return Layout(cu.numel() - 1, min(args.num_draft, total), cu, total)
 
 
+def draft_starts(args: VerifyChainArguments, index: Tensor, layout: Layout) -> tuple[int, Tensor]:
+    """How many requests have draft rows, and where ``[batch]`` those of each sequence start, less its first row's."""
+    rows = args.shared.draft_logits if args.shared.draft_probs is None else args.shared.draft_probs
+    assert rows is not None
+    first = 0 if layout.cu is None else layout.cu[:-1].to(torch.int64) * rows.stride(1)
+    return rows.shape[0], index.to(torch.int64).clamp(0, max(rows.shape[0] - 1, 0)) * rows.stride(0) - first
+
+
 def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """tokens ``[batch, num_draft + 1]``, num_accepted, num_tokens, status ``[batch]``, acceptance ``[batch,
     num_draft]``.
@@ -63,13 +71,16 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     shared = with_numbers(shared, layout.width + 1, layout.cu, layout.total)
     kept = (shared.draft_values, shared.draft_argmax, shared.draft_status)
     target_logits, law = shared.target_logits, shared.law
-    args = contiguous(args, "num_draft_tokens")
+    args = contiguous(args, "num_draft_tokens", "draft_index")
+    requests, starts = 0, None
+    if args.draft_index is not None:
+        requests, starts = draft_starts(args, args.draft_index, layout)
     device, batch, width = target_logits.device, layout.batch, layout.width
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    rows = layout.rows(target_logits, 1)
+    rows = layout.rows(target_logits, 1)._replace(kind=PROBS if shared.target_probs else LOGITS)
     if shared.processors is not None:
         rows = with_processors(rows, layout, width + 1, shared.processors, drafted_before(layout, args.draft_tokens))
     tiles, row_tiles = tiles_of(rows.vocab), tiles_at_once(rows.vocab)
@@ -78,7 +89,7 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     run(
         find_spans, (batch,), chains, width if layout.cu is None else 0, layout.cu, args.num_draft_tokens,
         shared.eos_token_ids, 0 if shared.eos_token_ids is None else shared.eos_token_ids.numel(), layout.total,
-        num_draft, rows.vocab, SLOTS=slots, warps=1,
+        num_draft, rows.vocab, args.draft_index, requests, SLOTS=slots, warps=1,
     )  # fmt: skip
 
     raw, bonus = law.is_cascade, int(law.cascade_bonus)
@@ -91,7 +102,7 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     if width + bonus and has_draft and (ratio_rule or args.return_acceptance):
         draft = draft_laws(
             layout, wanted._replace(draft_only=tl.constexpr(not bonus)), shared.draft_logits, shared.draft_probs,
-            kept, shared.target_to_draft, shared.draft_params, bonus=bonus, raw=raw,
+            kept, shared.target_to_draft, shared.draft_params, bonus=bonus, raw=raw, starts=starts,
         )  # fmt: skip
     has_draft = draft.laws.rows is not None
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from ...ops.arguments import TREE_ACCEPTANCES, VerifyArguments, VerifyTreeArguments
 from ...tree import MAX_DEPTH, MAX_NODES
 from ..reference.verify_tree import make_tree
-from .bundles import NO_DRAFT, NO_NOISE, Layout, Output, Siblings, Trees, Typical, Wanted
+from .bundles import LOGITS, NO_DRAFT, NO_NOISE, PROBS, Layout, Output, Siblings, Trees, Typical, Wanted
 from .coins import with_numbers
 from .draft import Draft, draft_laws
 from .launch import power_of_2, run, tiles_at_once, tiles_of, tiles_of_rows
@@ -59,7 +59,7 @@ def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     is_typical, sampled = args.acceptance == TYPICAL, args.acceptance in (RECURSIVE, TRAVERSAL)
     has_law = shared.law.number > 0
     raw = has_law or is_typical
-    rows = layout.rows(target_logits, 1)
+    rows = layout.rows(target_logits, 1)._replace(kind=PROBS if shared.target_probs else LOGITS)
     if shared.processors is not None:
         before = make_tree(args).draft_before().flatten(0, 1)
         rows = with_processors(rows, layout, num_nodes, shared.processors, before)

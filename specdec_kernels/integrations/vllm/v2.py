@@ -36,7 +36,7 @@ def make_rejection_sample(stock: Callable[..., Any]) -> Callable[..., Any]:
     """``rejection_sample``: ``(sampled [batch, K + 1] int64, num_sampled [batch] int32)``, −1 after the last token.
 
     The target's logits have been cut and divided by the temperature; the draft's, ``[max_reqs, K, vocab_draft]``, are
-    those of the draft model (copied: the op takes no index of draft rows). Synthetic acceptance, FLy and watermarks are
+    those of the draft model, and are read where they are. Synthetic acceptance, FLy and watermarks are
     left to `stock`.
     """
 
@@ -60,13 +60,13 @@ def make_rejection_sample(stock: Callable[..., Any]) -> Callable[..., Any]:
         token_map = None
         if draft_logits is not None:
             vocab = target_logits.shape[1]
-            draft_logits = draft_logits[expanded_idx_mapping[drafted].long(), expanded_local_pos[drafted].long() - 1]
-            draft_logits = draft_logits[:, :vocab]
-            if draft_logits.shape[1] < vocab:
-                token_map = TokenMap(torch.arange(draft_logits.shape[1], device=device))
+            draft_logits = draft_logits[..., :vocab]
+            if draft_logits.shape[-1] < vocab:
+                token_map = TokenMap(torch.arange(draft_logits.shape[-1], device=device))
         temperatures = temperature[idx_mapping]
         out = verify_packed(
             target_logits, draft_sampled[drafted], draft_logits, draft_token_map=token_map,
+            draft_index=None if draft_logits is None else idx_mapping,
             cu_num_draft_tokens=cu, max_num_draft_tokens=num_speculative_steps,
             seeds=seed[idx_mapping], step=pos[cu_num_logits[:-1].long()].long(),
             params=SamplingParams(temperature=(temperatures != 0).float()),
