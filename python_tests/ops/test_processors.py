@@ -76,6 +76,20 @@ def test_a_cut_parts_what_only_processors_tell_apart(backend: Backend, dtype: to
     assert probs.nonzero().flatten().tolist() == ids[-kept:].sort().values.tolist()
 
 
+def test_a_token_drafted_twice_counts_twice(backend: Backend) -> None:
+    """One that the history does not have."""
+    x = torch.zeros(1, 4, 40)
+    x[..., 7] = 2.0
+    counts = sk.TokenCounts(backend(torch.tensor([[3]])), 8)
+    given = sk.Processors(repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2, token_counts=counts)
+    out = backend.verify_chain(
+        backend(x), backend(torch.full((1, 3), 7)), uniform_samples=backend(torch.full((1, 4), 1e-6)),
+        processors=given, return_acceptance=True,
+    )  # fmt: skip
+    made = torch.tensor([2.0, 2 / 1.3 - 0.6, 2 / 1.3 - 1.0])
+    torch.testing.assert_close(out.acceptance[0].cpu(), made.exp() / (made.exp() + 39), rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("name", EACH)
 def test_is_the_float64_formula(backend: Backend, name: str) -> None:
     """Sequences with other histories and other requests side by side."""
