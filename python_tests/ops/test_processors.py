@@ -53,6 +53,32 @@ def test_is_the_reference(backend: Backend, dtype: torch.dtype, vocab: int, para
     torch.testing.assert_close(drawn[0].log_prob, drawn[1].log_prob.cpu(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_cut_parts_what_only_processors_tell_apart(backend: Backend, dtype: torch.dtype) -> None:
+    """Logits that are alike, with biases nearer to each other than half precision tells."""
+    rng = torch.Generator().manual_seed(6)
+    vocab, kept = backend.vocab(5200), 200
+    ids, added = torch.randperm(vocab, generator=rng)[:600], torch.arange(1, 601) * 1.5e-6
+    given = sk.Processors(logit_bias=(backend(ids), backend(added)))
+    x = backend(torch.ones(1, vocab, dtype=dtype))
+    probs = backend.warp_probs(x, sk.SamplingParams(top_k=kept), processors=given)[0].cpu()
+    assert probs.nonzero().flatten().tolist() == ids[-kept:].sort().values.tolist()
+
+
+def test_a_token_drafted_twice_counts_twice(backend: Backend) -> None:
+    """One that the history does not have."""
+    x = torch.zeros(1, 4, 40)
+    x[..., 7] = 2.0
+    counts = sk.TokenCounts(backend(torch.tensor([[3]])), 8)
+    given = sk.Processors(repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2, token_counts=counts)
+    out = backend.verify_chain(
+        backend(x), backend(torch.full((1, 3), 7)), uniform_samples=backend(torch.full((1, 4), 1e-6)),
+        processors=given, return_acceptance=True,
+    )  # fmt: skip
+    made = torch.tensor([2.0, 2 / 1.3 - 0.6, 2 / 1.3 - 1.0])
+    torch.testing.assert_close(out.acceptance[0].cpu(), made.exp() / (made.exp() + 39), rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("name", EACH)
 def test_is_the_float64_formula(backend: Backend, name: str) -> None:
     """Sequences with other histories and other requests side by side."""
