@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-NOT_FOR_USERS = ("specdec_kernels.demo", "specdec_kernels.backends")  # a command; what ops choose among
+NOT_FOR_USERS = ("specdec_kernels.demo", "specdec_kernels.backends.")  # a command; what ops choose among
 
 
 def modules() -> list[ModuleType]:

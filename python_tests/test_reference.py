@@ -8,16 +8,16 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 import pytest
+
+from python_tests import public
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs/reference"
 if not REFERENCE.exists():
     pytest.skip("a source distribution holds no docs", allow_module_level=True)
-NOT_FOR_USERS = ("specdec_kernels.demo", "specdec_kernels.backends.")  # a command; what ops choose among
 
 
 class Entry(NamedTuple):
@@ -48,18 +48,10 @@ MODULES = set().union(*(modules for modules, _ in PAGES))
 ENTRIES = [entry for _, entries in PAGES for entry in entries]
 
 
-def public() -> list[ModuleType]:
-    """Every package with a list of public names, and the modules that the reference has beside them."""
-    folders = [path.parent.relative_to(ROOT) for path in (ROOT / "specdec_kernels").rglob("__init__.py")]
-    names = {".".join(folder.parts) for folder in folders} | {entry.module for entry in ENTRIES}
-    modules = [importlib.import_module(name) for name in sorted(names) if not name.startswith(NOT_FOR_USERS)]
-    return [module for module in modules if hasattr(module, "__all__")]
-
-
 def test_every_public_name_is_described() -> None:
     things = {id(entry.thing) for entry in ENTRIES if entry.kind != "data"}
     values = {(entry.module, entry.name) for entry in ENTRIES if entry.kind == "data"}
-    for module in public():
+    for module in public.modules():
         for name in module.__all__:
             thing = getattr(module, name)
             if inspect.ismodule(thing):

@@ -6,10 +6,9 @@ The parsers are found: those of `specdec` and of every module of bench and of th
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -52,22 +51,21 @@ def parser_of(run: Callable[[list[str]], object]) -> argparse.ArgumentParser:
 
 def modules() -> list[str]:
     files = [*(ROOT / "bench").rglob("*.py"), *(ROOT / "python_tests").rglob("__main__.py")]
-    with_parsers = [path for path in files if "ArgumentParser(" in path.read_text(encoding="utf-8")]
+    with_parsers = [path for path in files if re.search(r"\bparse_(known_)?args\(", path.read_text(encoding="utf-8"))]
     return sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in with_parsers)
 
 
-@functools.cache
-def parsers() -> dict[str, argparse.ArgumentParser]:
-    found = {"specdec": parser_of(cli.main)}
-    found |= {f"specdec {name}": parser_of(command.run) for name, command in cli._COMMANDS.items()}
-    for name in modules():
+def parsers(name: str) -> dict[str, argparse.ArgumentParser]:
+    """A command's parser, and those of its subcommands."""
+    words = name.split()
+    if words[0] == "specdec":
+        found = {name: parser_of(cli._COMMANDS[words[1]].run if words[1:] else cli.main)}
+    else:
         main: Callable[..., Any] = importlib.import_module(name).main
-        takes = main.__code__.co_argcount
-        found[name] = parser_of(main if takes else lambda _, main=main: main())
-    for name, parser in list(found.items()):
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                found |= {f"{name} {sub}": of_sub for sub, of_sub in action.choices.items()}
+        found = {name: parser_of(main if main.__code__.co_argcount else lambda _: main())}
+    for action in found[name]._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= {f"{name} {sub}": of_sub for sub, of_sub in action.choices.items()}
     return found
 
 
@@ -90,23 +88,25 @@ def wrong(name: str, action: argparse.Action) -> list[str]:
     return ["no such device"] if kind.__name__ == "device" else NUMBERS  # type: ignore[union-attr]
 
 
-def cases() -> Iterator[Any]:
-    for name, parser in parsers().items():
+# Names alone: what a benchmark imports, only its own test does.
+COMMANDS = ["specdec", *(f"specdec {name}" for name in cli._COMMANDS), *modules()]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_wrong_text_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, parser in parsers(command).items():
+        places = [a for a in parser._actions if not a.option_strings]
         for action in parser._actions:
-            if action.nargs != 0 and not isinstance(action, argparse._SubParsersAction):
-                yield pytest.param(name, action, id=f"{name.replace(' ', '-')}-{action.dest}")
-
-
-@pytest.mark.parametrize(("name", "action"), cases())
-def test_wrong_text_is_refused(name: str, action: argparse.Action, capsys: pytest.CaptureFixture[str]) -> None:
-    places = [a for a in parsers()[name]._actions if not a.option_strings]
-    earlier = places[: places.index(action)] if action in places else []
-    before = [next(iter(a.choices or ["x"])) for a in earlier]
-    for text in wrong(name, action):
-        given = [f"{action.option_strings[-1]}={text}"] if action.option_strings else [*before, text]
-        with pytest.raises(SystemExit, match="2"):
-            parsers()[name].parse_args(given)
-        said = capsys.readouterr().err.splitlines()[-1]
-        what = re.escape("/".join(action.option_strings) or str(action.metavar or action.dest))
-        form = "(must be|invalid (choice|int|float))"
-        assert re.search(rf"error: argument {what}: {form}\b", said) and len(said) < 1000, said
+            if action.nargs == 0 or isinstance(action, argparse._SubParsersAction):
+                continue
+            earlier = places[: places.index(action)] if action in places else []
+            before = [next(iter(a.choices or ["x"])) for a in earlier]
+            what = re.escape("/".join(action.option_strings) or str(action.metavar or action.dest))
+            for text in wrong(name, action):
+                with pytest.raises(SystemExit, match="2"):
+                    parser.parse_args(
+                        [f"{action.option_strings[-1]}={text}"] if action.option_strings else [*before, text]
+                    )
+                said = capsys.readouterr().err.splitlines()[-1]
+                form = r"(must be|invalid (choice|int|float))\b"
+                assert re.search(rf"error: argument {what}: {form}", said) and len(said) < 1000, said
