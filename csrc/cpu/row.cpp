@@ -141,6 +141,34 @@ RowView row_view(const Rows& rows, int64_t b, int64_t i, const ProcessorArgs& pr
   return row;
 }
 
+namespace {
+
+// The first entry of a list from id `begin` on. Tiles are mostly asked for one after the other: then it is where the entries
+// of the one before ended, and need not be looked for.
+int32_t first_from(const int32_t* ids, int32_t num_ids, int32_t begin, int32_t guess) {
+  const bool right =
+      guess <= num_ids && (guess == 0 || ids[guess - 1] < begin) && (guess == num_ids || ids[guess] >= begin);
+  return right ? guess : first_at_least(ids, num_ids, begin);
+}
+
+// f(entry, id) of a list from entry i on, up to id `end`; the entry that comes next.
+template <class Fn>
+int32_t for_each_before(int32_t end, const int32_t* ids, int32_t num_ids, int32_t i, Fn f) {
+  for (; i < num_ids && ids[i] < end; ++i) f(i, ids[i]);
+  return i;
+}
+
+// Whether the first n bits are 1, or there are none.
+bool allows_all(const int32_t* words, int n) {
+  for (int i = 0; words && i < n; i += 32) {
+    const int unused = n - i < 32 ? 32 - (n - i) : 0;
+    if (uint32_t(~words[i / 32]) << unused) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 void Logits::process(const RowView& row, int32_t begin, int n) {
   const Overlay& overlay = row.overlay;
   const OverlaidRow overlaid{&overlay, row.place};
@@ -150,22 +178,33 @@ void Logits::process(const RowView& row, int32_t begin, int n) {
     kernels.widen(row.in_memory(id), nullptr, 1, &x);
     return processed(overlaid, id, x);
   };
-  data_ = made_;
   if (n == 1) {
+    data_ = made_;
     made_[0] = made(begin);
     return;
   }
+  thread_local int32_t next_bias = 0, next_count = 0;
+  int32_t bias = first_from(overlay.bias_ids, overlay.num_bias, begin, next_bias);
+  int32_t count = first_from(overlay.count_ids, overlay.num_counts, begin, next_count);
   const auto from = [begin](const int32_t* words) { return words ? words + begin / 32 : nullptr; };
+  const int32_t end = begin + n;
+  bool changed = row.dtype != DType::kFloat32 || (bias < overlay.num_bias && overlay.bias_ids[bias] < end) ||
+                 (count < overlay.num_counts && overlay.count_ids[count] < end);
+  if (overlay.counts) overlaid.drafted().for_each([&](int64_t id) { changed |= id >= begin && id < end; });
+  if (!changed && allows_all(from(overlaid.bitmask()), n) && allows_all(from(overlay.allowed), n)) return;
+
+  data_ = made_;
   kernels.widen(row.in_memory(begin), from(overlaid.bitmask()), n, made_);
   if (overlay.allowed) row.kernels().widen(made_, from(overlay.allowed), n, made_);
-  for_each_listed(overlay.bias_ids, overlay.num_bias, begin, n,
-                  [&](int32_t i, int32_t at) { made_[at] = overlaid.biased(made_[at], i, overlay.bias_values[i]); });
+  next_bias = for_each_before(end, overlay.bias_ids, overlay.num_bias, bias, [&](int32_t i, int32_t id) {
+    made_[id - begin] = overlaid.biased(made_[id - begin], i, overlay.bias_values[i]);
+  });
   if (!overlay.counts) return;
-  for_each_listed(overlay.count_ids, overlay.num_counts, begin, n, [&](int32_t i, int32_t at) {
-    made_[at] = overlay.penalised(made_[at], overlay.counts[i] > 0, overlay.counts[i] / 2);
+  next_count = for_each_before(end, overlay.count_ids, overlay.num_counts, count, [&](int32_t i, int32_t id) {
+    made_[id - begin] = overlay.penalised(made_[id - begin], overlay.counts[i] > 0, overlay.counts[i] / 2);
   });
   overlaid.drafted().for_each([&](int64_t id) {  // counted once more: anew from the model's logit
-    if (id >= begin && id < begin + n) made_[id - begin] = made(int32_t(id));
+    if (id >= begin && id < end) made_[id - begin] = made(int32_t(id));
   });
 }
 

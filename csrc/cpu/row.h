@@ -23,7 +23,7 @@ class Logits {
  private:
   void process(const RowView& row, int32_t begin, int n);
   const void* data_;
-  float made_[kTile];
+  alignas(64) float made_[kTile];
 };
 
 // A view of one row.

@@ -69,6 +69,20 @@ def test_a_pipe_gets_the_answer_alone(small: None, capsys: pytest.CaptureFixture
     assert printed.err.startswith(f"{len(report['tokens'])} tokens in ") and printed.err.count("\n") == 1
 
 
+def test_log_probabilities_stand_beside_the_tokens(small: None, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = answer(capsys, "to be or not to be", "--top-k", "2")
+    report = answer(capsys, "to be or not to be", "--top-k", "2", "--logprobs", "3")
+    assert "logprobs" not in plain and report["tokens"] == plain["tokens"]
+    said, tokens = report["logprobs"], report["tokens"]
+    assert set(said["rank"]) <= {1, 2} and len(said["rank"]) == len(said["raw_log_prob"]) == len(tokens)
+    for token, rank, raw, own, ids, top, processed in zip(
+        tokens, said["rank"], said["raw_log_prob"], said["log_prob"], said["top_ids"], said["top_log_prob"],
+        said["top_processed_log_prob"], strict=True,
+    ):  # fmt: skip
+        assert ids[rank - 1] == token and top[rank - 1] == raw and processed[rank - 1] == own > raw
+        assert processed[2] is None  # JSON has no infinity
+
+
 @pytest.mark.parametrize("no_color", ["", "1"])
 def test_a_terminal_gets_tokens_by_origin(
     no_color: str, small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -130,6 +144,7 @@ def test_prompts_from_everywhere(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["x", "--logprobs", "2"], "--logprobs must be given with --json, got it alone"),
         (["x", "--drafter", "model"], "--draft-model must be given with --drafter model and without others, got "),
         (["x", "--drafter", "medusa", "--model", "."], "--drafter medusa needs --heads, the Medusa heads of --model"),
         (["x", "--prompt-file", "."], "a prompt must be given once, got an argument and --prompt-file"),

@@ -190,6 +190,44 @@ def test_is_what_engines_make(backend: Backend, engine: Any, seed: int) -> None:
     torch.testing.assert_close(probs[0].cpu(), engine(request, x).softmax(-1), rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.parametrize("what", ["token_bitmask", "allowed_ids", "banned_ids", "presence_penalty", "drafted"])
+def test_one_id_alone_is_changed(backend: Backend, what: str, rng: torch.Generator) -> None:
+    """Wherever it stands: most of a row may be as it was, and that is as true of its neighbours."""
+    vocab = backend.vocab(3 * 1024 + 40)
+    ids = [0, 31, 32, 1023, 1024, 2050, vocab - 33, vocab - 8, vocab - 1]
+    x = logits(rng, 1, vocab).expand(len(ids), -1).contiguous()
+    counts = sk.TokenCounts(torch.full((len(ids), 1), 2), 4)
+    expected, change = x.clone(), -2.0 if what in ("presence_penalty", "drafted") else -math.inf
+    expected[range(len(ids)), ids] += change
+    if what == "token_bitmask":
+        rows = [[v != one for v in range(vocab)] for one in ids]
+        given = sk.Processors(token_bitmask=bits(rows))
+    elif what == "allowed_ids":
+        given = sk.Processors(allowed_ids=[[v for v in range(vocab) if v != one] for one in ids])
+    elif what == "banned_ids":
+        given = sk.Processors(banned_ids=[[one] for one in ids])
+    else:
+        given = sk.Processors(presence_penalty=2.0, token_counts=counts)
+    if what == "presence_penalty":
+        counts.add_(torch.tensor(ids)[:, None])
+    if what != "drafted":
+        stats = backend.row_stats(backend(x), processors=moved(given, backend))
+        plain = backend.row_stats(backend(expected))
+        same_bits(stats, plain)
+        same_bits(
+            backend.warp_probs(backend(x), processors=moved(given, backend)), backend.warp_probs(backend(expected))
+        )
+        return
+    given = sk.Processors(presence_penalty=99.0, token_counts=sk.TokenCounts(torch.tensor([[2]]), 4))
+    for one in ids:
+        best = torch.stack([x[0].index_fill(0, torch.tensor([one]), x.max() + 1.0)] * 2)[None]
+        out = backend.verify_chain(
+            backend(best), backend(torch.tensor([[one]])), acceptance="greedy",
+            processors=moved(given, backend),
+        )  # fmt: skip
+        assert out.tokens[0].tolist() == [one, int(best[0, 1].topk(2).indices[1])]
+
+
 def test_a_row_that_allows_nothing_is_flagged(backend: Backend) -> None:
     x = backend(torch.zeros(2, 3, 40))
     mask = backend(torch.full((2, 3, 2), -1, dtype=torch.int32))

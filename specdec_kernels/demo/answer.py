@@ -18,8 +18,9 @@ from ..analysis import drafters as choices
 from ..commands import add_model_options, load, load_draft
 from ..decoding import CostTable, GenerationOutput, GenerationStats
 from ..decoding.generate import generate
+from ..ops.token_logprobs import MAX_TOP
 from ..ops.verify_chain import ACCEPTANCES
-from ..options import COUNT, POSITIVE, SEED, SHARE, TEMPERATURE, draft_length, existing
+from ..options import COUNT, POSITIVE, SEED, SHARE, TEMPERATURE, draft_length, existing, integer
 from ..sampling import SamplingParams
 from ..types import Status
 from . import render
@@ -83,10 +84,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=SEED, default=0)
     parser.add_argument("--max-new-tokens", type=POSITIVE, default=256, help="of the answer")
     parser.add_argument("--json", action="store_true", help="print answer and figures as one JSON document instead")
+    parser.add_argument(
+        "--logprobs", type=integer(0, MAX_TOP), metavar="N",
+        help="with --json: log-probabilities and ranks of the tokens, and of the N likeliest ids beside each",
+    )  # fmt: skip
     return parser
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    if arguments.logprobs is not None and not arguments.json:
+        raise ValueError("--logprobs must be given with --json, got it alone")
     prompt = _prompt(arguments)
     sampling = SamplingParams(arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p)
     name = arguments.drafter or ("model" if arguments.draft_model else "lookup")
@@ -115,6 +122,7 @@ def _run(arguments: argparse.Namespace) -> None:
             num_speculative_tokens=arguments.num_speculative_tokens,
             acceptance=arguments.acceptance,
             streamer=None if arguments.json else printer,
+            return_logprobs=arguments.logprobs,
         )
     finally:
         if not arguments.json:
@@ -156,6 +164,12 @@ def _report(output: GenerationOutput, tokenizer: Any) -> dict[str, Any]:
     stats = {field.name: getattr(output.stats, field.name) for field in fields(GenerationStats)}
     for name in ("mean_acceptance_length", "acceptance_rate", "alpha", "tokens_per_second"):
         stats[name] = getattr(output.stats, name)
+    logprobs = {}
+    if output.logprobs is not None:
+        logprobs["logprobs"] = {
+            name: _plain(values[0].double().numpy() if values.is_floating_point() else values[0].numpy())
+            for name, values in output.logprobs._asdict().items()
+        }
     return {
         "text": "".join(texts),
         "tokens": tokens,
@@ -163,6 +177,7 @@ def _report(output: GenerationOutput, tokenizer: Any) -> dict[str, Any]:
         "origins": output.provenance[0].tolist(),
         "status": int(output.status[0]),
         "stats": {name: _plain(value) for name, value in stats.items()},
+        **logprobs,
     }
 
 
@@ -170,8 +185,8 @@ def _plain(value: Any) -> Any:
     """A number, list or dict that JSON has; None for what is no number."""
     if isinstance(value, CostTable):
         return {"steps": value.steps.tolist(), "seconds": value.seconds.tolist()}
-    if isinstance(value, np.ndarray):
-        return value.tolist()
+    if isinstance(value, (np.ndarray, list)):
+        return [_plain(one) for one in (value.tolist() if isinstance(value, np.ndarray) else value)]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -182,8 +182,15 @@ template <class T>
 void widen(const void* data, const int32_t* words, int n, float* out) {
   const T* x = static_cast<const T*>(data);
   if (words == nullptr) return for_each(x, n, minus_infinity<T>(), [&](F v, int i) { store_some(out + i, v, n - i); });
-  for_each(x, n, minus_infinity<T>(), [&](F v, int i) {
-    store_some(out + i, S::where_bit(uint32_t(words[i / 32]) >> (i % 32), v, S::set1(-INFINITY)), n - i);
+  const F low = S::set1(-INFINITY);
+  int whole = 0;
+  for (; whole + 32 <= n; whole += 32) {
+    const uint32_t word = uint32_t(words[whole / 32]);
+    for (int k = 0; k < 32; k += N) S::store(out + whole + k, S::where_bit(word >> k, S::load(x + whole + k), low));
+  }
+  for_each(x + whole, n - whole, minus_infinity<T>(), [&](F v, int i) {
+    const uint32_t word = uint32_t(words[whole / 32]);
+    store_some(out + whole + i, S::where_bit(word >> i, v, low), n - whole - i);
   });
 }
 
