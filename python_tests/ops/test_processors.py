@@ -317,7 +317,7 @@ def test_chains_are_those_of_the_rows_that_are_made(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Bit for bit, on long rows, many of whose ids compete."""
-    rng, batch, vocab = torch.Generator().manual_seed(3), 2 if backend.name == "triton" else 12, backend.vocab(5200)
+    rng, batch, vocab = torch.Generator().manual_seed(5), 2 if backend.name == "triton" else 12, backend.vocab(5200)
     step = chains.make(
         rng, batch, 3, vocab, acceptance=acceptance, kind=kind, params=params, draft_params=params, law=law, dtype=dtype
     )
