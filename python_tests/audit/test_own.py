@@ -56,4 +56,4 @@ def test_a_backend_that_is_not_is_named(
 def test_a_device_that_is_none_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(["check", "--device", "abacus"])
-    assert "device must be" in capsys.readouterr().err
+    assert "must be a device" in capsys.readouterr().err

@@ -256,12 +256,12 @@ def test_an_ngram_tree_holds_every_continuation() -> None:
     drafter = sk.NgramTreeDrafter(n=2, num_nodes=8, max_depth=3)
     text = np.array([7, 8, 1, 2, 5, 8, 1, 3, 9, 9, 8, 4, 6, 7, 8], dtype=np.int64)
     tokens, parents = np.full(8, -1), np.zeros(8, dtype=np.int64)
-    drafter._grow(text, 3, tokens, parents)
+    drafter._grow(0, text, 3, tokens, parents)
     # after "7 8": 1 2 5; after "8", the later ones first: 4 6 7, then 1 3 9, of which 1 is there and 9 finds no room
     assert tokens.tolist() == [-1, 1, 2, 5, 4, 6, 7, 3]
     assert parents.tolist() == [0, 0, 1, 2, 0, 4, 5, 1]
     tokens[:] = -1
-    drafter._grow(np.array([1, 2, 3]), 3, tokens, parents)
+    drafter._grow(0, np.array([1, 2, 3]), 3, tokens, parents)
     assert tokens.tolist() == [-1] * 8
 
 

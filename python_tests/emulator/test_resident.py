@@ -49,10 +49,10 @@ def rounds_of(strategy: str, params: SamplingParams | None, acceptance: str) -> 
 @pytest.mark.parametrize(
     ("params", "acceptance", "rounds", "split", "cluster", "walk"),
     [
-        (None, "token", 1, 6, 97, 185),
-        (None, "block", 2, 15, 137, 265),
-        (CUT, "token", 1, 7, 37, 65),
-        (CUT, "block", 2, 7, 41, 73),
+        (None, "token", 1, 10, 101, 189),
+        (None, "block", 2, 19, 141, 269),
+        (CUT, "token", 1, 11, 41, 69),
+        (CUT, "block", 2, 11, 45, 77),
     ],
 )
 def test_each_row_is_read_once_and_waited_for_once(

@@ -35,7 +35,7 @@ def test_a_runner_is_served_as_it_is() -> None:
     assert as_runner(runner, "here") is runner
     for family in ("llama", "t5"):
         model = tiny(family)
-        assert as_runner(model, "here").costs_as() == (model, False)
+        assert as_runner(model, "here").costs_as() == (model, (False, model.config.vocab_size))
 
 
 @pytest.mark.parametrize(
