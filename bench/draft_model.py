@@ -27,28 +27,14 @@ import torch
 from tqdm import tqdm
 
 import specdec_kernels as sk
-from bench import end_to_end, machine
+from bench import end_to_end, machine, real_model
 from bench.end_to_end import PLAIN, Way
 from specdec_kernels import assets, pack_linear_weights
 from specdec_kernels.analysis import measured
 from specdec_kernels.assets import prompts
+from specdec_kernels.options import COUNT, LENGTH, TEMPERATURE, existing
 
 RULES = ("token", "block")
-
-
-def load(folder: Path) -> tuple[Any, Any, sk.ModelDrafter]:
-    """The target, its tokenizer and the drafter, all weights packed.
-
-    Raises
-    ------
-    AssetError, ValueError
-        A folder that holds no model, or one that cannot draft.
-    """
-    model, tokenizer = assets.load_model()
-    draft, _ = assets.load_folder(folder)
-    for each in (model, draft):
-        pack_linear_weights(each)
-    return model, tokenizer, sk.ModelDrafter(draft)
 
 
 def watched(model: Any, batches: Sequence[Any], drafter: sk.Drafter, **options: Any) -> dict[str, Any]:
@@ -76,12 +62,12 @@ def peak_bytes(folder: Path, gamma: int) -> int:
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
-def _print_peak(folder: Path, gamma: int) -> None:
+def _print_peak(arguments: argparse.Namespace) -> None:
     model, tokenizer = assets.load_model()
+    gamma = arguments.only_memory
     drafter: sk.Drafter = sk.NoDrafter()
     if gamma:
-        draft, _ = assets.load_folder(folder)
-        drafter = sk.ModelDrafter(draft)
+        drafter = sk.ModelDrafter(assets.load_folder(arguments.folder)[0])
     ids, mask = prompts.encode(tokenizer, prompts.load_prompts("humaneval", tokenizer)[-1:])
     sk.generate(
         model, ids, attention_mask=mask, drafter=drafter, max_new_tokens=64, num_speculative_tokens=max(gamma, 1)
@@ -91,28 +77,24 @@ def _print_peak(folder: Path, gamma: int) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it and write ``draft_model.json`` into the machine's results folder."""
-    parser = argparse.ArgumentParser(prog="python -m bench.draft_model", description="A draft model, end to end.")
-    parser.add_argument("folder", type=Path, help="of the draft model")
-    parser.add_argument("--sets", nargs="+", choices=prompts.PROMPT_SETS, default=["humaneval", "code-edit", "chat"])
-    parser.add_argument("--lengths", nargs="+", type=int, default=[3, 5, 7, 14], help="γ (default 3 5 7 14)")
-    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
-    parser.add_argument("--prompts", type=int, default=4, help="so many, the last of each set (default 4)")
-    parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--only-memory", type=int, metavar="γ", help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=Path, help="folder of the results (default: bench/results/<machine>)")
+    parser = real_model.parser(
+        "draft_model", "A draft model, end to end.", sets=["humaneval", "code-edit", "chat"], prompts=4,
+        prompts_help="so many, the last of each set (default 4)", max_new_tokens=96, rounds=3,
+    )  # fmt: skip
+    parser.add_argument("folder", type=existing, help="of the draft model")
+    parser.add_argument("--lengths", nargs="+", type=LENGTH, default=[3, 5, 7, 14], help="γ (default 3 5 7 14)")
+    parser.add_argument("--temperatures", nargs="+", type=TEMPERATURE, default=[0.0, 1.0])
+    parser.add_argument("--only-memory", type=COUNT, metavar="γ", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
-    torch.set_num_threads(arguments.threads)
-    try:
-        if arguments.only_memory is not None:
-            _print_peak(arguments.folder, arguments.only_memory)
-            return 0
-        model, tokenizer, drafter = load(arguments.folder)
-        texts = {name: prompts.load_prompts(name, tokenizer)[-arguments.prompts :] for name in arguments.sets}
-    except (assets.AssetError, ValueError, OSError) as error:
-        print(f"draft_model: {error}", file=sys.stderr)
-        return 1
+    return real_model.run("draft_model", arguments, _measured if arguments.only_memory is None else _print_peak)
+
+
+def _measured(arguments: argparse.Namespace) -> None:
+    model, tokenizer, texts = real_model.load(arguments, arguments.prompts)
+    draft, _ = assets.load_folder(arguments.folder)
+    for each in (model, draft):
+        pack_linear_weights(each)
+    drafter = sk.ModelDrafter(draft)
     ways = {PLAIN: Way(sk.NoDrafter())} | {("model", gamma): Way(drafter, gamma) for gamma in arguments.lengths}
     rows: list[dict[str, Any]] = []
     with tqdm(unit="answer", mininterval=1.0, disable=None) as bar:
@@ -146,17 +128,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     memory = {gamma: peak_bytes(arguments.folder, gamma) for gamma in (0, max(arguments.lengths))}
     for gamma, size in memory.items():
         print(f"peak memory, γ = {gamma}: {size / 2**20:.0f} MB")
-    draft = drafter.draft_model
-    settings = {k: v.name if isinstance(v, Path) else v for k, v in vars(arguments).items() if k != "output"} | {
-        "model": assets.MODEL_NAME,
-        "weights": "packed",
+    settings = real_model.settings(arguments) | {
         "parameters": sum(p.numel() for p in model.parameters()),
         "draft parameters": sum(p.numel() for p in draft.parameters()),
         "draft ids": drafter.runner.vocab_size,
         "peak_bytes": memory,
     }
     print(f"written: {machine.save(arguments.output, 'draft_model', rows, settings, [])}")
-    return 0
 
 
 def line(row: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from specdec_kernels import cli, demo, laws
 from specdec_kernels.backends import native
 from specdec_kernels.decoding import DecodingState, StepResult
 from specdec_kernels.drafters import Draft
-from specdec_kernels.medusa import train
+from specdec_kernels.medusa import fitting
 from specdec_kernels.testing import LAW_EXAMPLES
 
 IDS = torch.tensor([[3, 4, 5], [6, 7, 8]])
@@ -122,24 +122,24 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("left", [0, 10, 0.5, 0.99])
 def test_a_truncated_checkpoint_is_named(tmp_path: Path, left: float) -> None:
     path = tmp_path / "heads.checkpoint"
-    train._keep(path, {"about": {}, "modules": {}, "optimizer": {"weight": torch.zeros(999)}, "losses": []})
-    assert train._kept(path)["losses"] == []
+    fitting._keep(path, {"about": {}, "modules": {}, "optimizer": {"weight": torch.zeros(999)}, "losses": []})
+    assert fitting._kept(path)["losses"] == []
     whole = path.read_bytes()
     path.write_bytes(whole[: int(left * len(whole)) if left < 1 else int(left)])
     with pytest.raises(ValueError, match=r"^medusa: .*heads.checkpoint must be a whole checkpoint"):
-        train._kept(path)
+        fitting._kept(path)
 
 
 FULL_DISK = """
 import resource, signal, sys, torch
 from pathlib import Path
 import specdec_kernels as sk
-from specdec_kernels.medusa import MedusaHeads, train
+from specdec_kernels.medusa import MedusaHeads, fitting
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # writing past it fails, as on a full disk
 path = Path(sys.argv[1])
 heads = MedusaHeads(64, 2, sk.TokenMap(torch.arange(99)))
-for write in (lambda: heads.save(path), lambda: train._keep(path, {"weights": torch.zeros(9999)})):
+for write in (lambda: heads.save(path), lambda: fitting._keep(path, {"weights": torch.zeros(9999)})):
     try:
         write()
     except OSError as error:

@@ -86,6 +86,10 @@ GOOD: Calls = {
     "NgramTable.save": (table().save, lambda: {"path": NOWHERE}),
     "analysis.planner.Plan.best": (Plan().best, lambda: {"temperature": 1.0, "batch_size": 1}),
     "Processors.with_bitmask": (sk.Processors().with_bitmask, lambda: {"token_bitmask": torch.ones(1, 1).int()}),
+    "Processors.with_counts": (
+        sk.Processors(presence_penalty=1.0, token_counts=sk.TokenCounts(torch.tensor([[1]]), 3)).with_counts,
+        lambda: {"token_counts": sk.TokenCounts(torch.tensor([[2]]), 3)},
+    ),
     "medusa.Recipe.rate": (Recipe().rate, lambda: {"step": 1}),
     "RowStats.stack": (sk.RowStats.stack, lambda: {"stats": [sk.row_stats(logits(2, 5))], "dim": 1}),
     "analysis.measured.StepCosts.c": (COSTS.c, lambda: {"name": "lookup", "length": 1}),

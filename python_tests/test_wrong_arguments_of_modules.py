@@ -22,6 +22,7 @@ from python_tests.decoding.models import TableRunner, tiny
 from python_tests.integrations.test_sglang import outputs
 from python_tests.law.cases import problem
 from python_tests.medusa.test_heads import HIDDEN, random_heads
+from python_tests.medusa.test_training import wide
 from python_tests.wrong_values import Calls, complaints, parameters
 from specdec_kernels import laws
 from specdec_kernels.medusa import Document, Features, MedusaHeads, Recipe, prepare
@@ -131,7 +132,9 @@ def model() -> Any:
 
 def medusa(name: str) -> dict[str, Any]:
     labels = torch.tensor([3, 4, -100])
-    pathless = {"heads": heads(), "features": features(), "recipe": Recipe(steps=1, batch_size=2)}
+    data = {"features": features(), "recipe": Recipe(steps=1, batch_size=2)}
+    pathless = data | {"heads": heads()}
+    head, draft = logits(model().config.vocab_size, HIDDEN), {"draft": model()}
     return {
         "Document": {"tokens": np.arange(3), "first": 1},
         "Features": {name: getattr(features(), name) for name in Features.__dataclass_fields__},
@@ -146,6 +149,9 @@ def medusa(name: str) -> dict[str, Any]:
         "lm_loss": {"logits": logits(3, 9), "labels": labels},
         "medusa1_loss": {"heads": heads(), "hidden": logits(2, HIDDEN), "labels": torch.zeros(2, 3).long()},
         "prepare": {"model": model(), "tokenizer": None, "folder": Path("nowhere"), "num_tokens": 0},
+        "acceptance_of": draft | {"head": head, "features": features()},
+        "small_model": {"model": wide(), "num_layers": 1, "hidden_size": 64},
+        "train_draft": data | draft | {"head": head},
         "train_heads": pathless,
         "train_jointly": pathless | {"model": model()},
     }[name]

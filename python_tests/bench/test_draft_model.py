@@ -16,7 +16,7 @@ from specdec_kernels import assets
 from specdec_kernels.assets import prompts
 
 ARGUMENTS = [
-    "draft",
+    str(Path(__file__).parent),
     "--sets",
     "chat",
     "--lengths",
@@ -64,7 +64,9 @@ def test_memory_is_that_of_a_process_with_one_way_of_decoding(capsys: pytest.Cap
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sk, "generate", lambda *of, **how: (used.append(how["drafter"]), real(*of, **how))[1])
         for gamma in ("0", "2"):
-            assert draft_model.main(["draft", "--threads", str(torch.get_num_threads()), "--only-memory", gamma]) == 0
+            assert (
+                draft_model.main([ARGUMENTS[0], "--threads", str(torch.get_num_threads()), "--only-memory", gamma]) == 0
+            )
     assert [type(drafter) for drafter in used] == [sk.NoDrafter, sk.ModelDrafter]
     assert all(int(line) > 10 * 2**20 for line in capsys.readouterr().out.split())
 

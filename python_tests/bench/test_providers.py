@@ -136,7 +136,9 @@ def test_first_token_has_the_target_law(rule: str, name: str) -> None:
         tokens, stats = torch.multinomial(probs.flatten(0, 1), 1).view(count, 2), sk.row_stats(draft, params)
     seeds = torch.randint(0, 2**62, (count,))
     target_probs = law(target, params) if case.of_probs else None
-    step = inputs.ChainInputs(target, tokens, draft, stats, probs, seeds, torch.rand(count, 3), target_probs=target_probs)
+    step = inputs.ChainInputs(
+        target, tokens, draft, stats, probs, seeds, torch.rand(count, 3), target_probs=target_probs
+    )
     first, accepted = call(step)
     assert 0 < accepted.float().mean() < 2 or case.target_law is not None  # a cascade may accept everything
     expected = law(target[0, 0], params).double()

@@ -262,7 +262,7 @@ def direct(backend: Backend, acceptance: str, links: torch.Tensor, tokens: torch
     leaves |= {"node_tokens": tokens, "links": links, "tree_status": status, "max_depth": max_depth, "step": 0}
     packed = OPS[OP].pack(
         **leaves, law=LOSSLESS, params=DEFAULT_PARAMS, draft_params=DEFAULT_PARAMS,
-        acceptance=TREE_ACCEPTANCES[acceptance], epsilon=0.09, delta=0.3,
+        acceptance=TREE_ACCEPTANCES[acceptance], epsilon=0.09, delta=0.3, target_probs=False,
     )  # fmt: skip
     return op(*packed)
 

@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     draft.add_argument("--hidden", type=size, default=256, help="its width, a multiple of 64 (default 256)")
     draft.add_argument("--steps", type=size, default=DRAFT.steps, help=f"of training (default {DRAFT.steps})")
     draft.add_argument("--batch", type=size, default=DRAFT.batch_size, help=f"documents (default {DRAFT.batch_size})")
-    draft.add_argument("--learning-rate", type=float, default=DRAFT.learning_rate)
+    draft.add_argument("--learning-rate", type=number(0, 1e3), default=DRAFT.learning_rate)
     calibrate.add_argument("--ranks", type=integer(1, 2**30), default=10, help="best tokens of a head (default 10)")
     calibrate.add_argument("--nodes", type=integer(2, 1024), default=16, help="of the tree shown (default 16)")
     return parser
