@@ -5,8 +5,9 @@
 namespace specdec::SPECDEC_CUDA_ROWS {
 namespace {
 
+// For two blocks a multiprocessor, of 128 registers a thread, it lacks one.
 template <bool kClustered>
-__global__ void __launch_bounds__(kWalkThreads, kWalkBlocks)
+__global__ void __launch_bounds__(kWalkThreads, 1)
     verify_walk_kernel(const __grid_constant__ VerifyChainArgs args, const __grid_constant__ Place place) {
   SPECDEC_DYNAMIC_SHARED(shared);
   SPECDEC_SHARED(ChainState, state, 1);

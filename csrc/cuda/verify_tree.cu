@@ -117,7 +117,7 @@ template <bool kClustered>
 using Rules = TreeRules<TreeRows<kClustered>>;
 
 template <bool kClustered>
-__global__ void __launch_bounds__(kWalkThreads, kRowBlocks)
+__global__ void __launch_bounds__(kWalkThreads, 1)
     verify_tree_kernel(const __grid_constant__ VerifyTreeArgs args, const __grid_constant__ Place place) {
   using Group = Team<kClustered>;
   SPECDEC_DYNAMIC_SHARED(shared);
