@@ -118,7 +118,7 @@ KINDS = {
 }
 
 
-@pytest.mark.short(cases=20, triton=1)
+@pytest.mark.short(cases=14, emulated=3, triton=1)
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize(("acceptance", "kind"), [(rule, kind) for rule, kinds in KINDS.items() for kind in kinds])
 def test_law_of_chains(backend: Backend, acceptance: str, kind: str, name: str) -> None:
@@ -128,7 +128,7 @@ def test_law_of_chains(backend: Backend, acceptance: str, kind: str, name: str) 
     check(backend.verify_chain, case, acceptance, backend.device)
 
 
-@pytest.mark.short(triton=1)
+@pytest.mark.short(emulated=4, triton=1)
 @pytest.mark.parametrize("law", [laws.Chow(0.5, bonus="cascade"), laws.TokenV2(0.2), laws.Lossy(0.3)], ids=str)
 def test_law_of_other_targets(backend: Backend, law: laws.TargetLaw) -> None:
     """A cascade looks at the target's logits as processors leave them."""
@@ -140,7 +140,7 @@ def test_law_of_other_targets(backend: Backend, law: laws.TargetLaw) -> None:
     check(backend.verify_chain, case, "token", backend.device)
 
 
-@pytest.mark.short(cases=9, triton=1)
+@pytest.mark.short(cases=9, emulated=3, triton=1)
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 def test_law_of_the_packed_form(backend: Backend, acceptance: str, name: str) -> None:
@@ -159,7 +159,7 @@ def test_law_of_the_packed_form(backend: Backend, acceptance: str, name: str) ->
     check(verify, chain("full", EACH[name], affordable(backend)), acceptance, backend.device)
 
 
-@pytest.mark.short(cases=20, triton=1)
+@pytest.mark.short(cases=14, emulated=3, triton=1)
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("shape", ["siblings", "fork", "bush"])
 @pytest.mark.parametrize("acceptance", ["sample", "recursive", "traversal"])
@@ -170,7 +170,7 @@ def test_law_of_trees(backend: Backend, acceptance: str, shape: str, name: str) 
     check(backend.verify_tree, tree(shape, EACH[name], vocab, acceptance != "sample"), acceptance, backend.device)
 
 
-@pytest.mark.short(triton=1)
+@pytest.mark.short(emulated=4, triton=1)
 @pytest.mark.parametrize("name", EACH)
 def test_match_draws_what_plain_sampling_draws(backend: Backend, name: str) -> None:
     """Token by token, `sample` with the history so far: the same ids, whatever is drafted."""
