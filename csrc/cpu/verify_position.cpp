@@ -8,7 +8,7 @@
 namespace specdec::cpu {
 namespace {
 
-constexpr Sampling kRaw{1.0f, 1.0f, 0, 1.0f, 0.0f, false, false, 0};  // temperature 1, nothing cut
+constexpr Sampling kRaw{1.0f, 1.0f, 0, 1.0f, 0.0f, false, false, 0, RowKind::kLogits};  // temperature 1, nothing cut
 
 }  // namespace
 

@@ -363,7 +363,7 @@ def find_laws(
     a_program = tiles_of_rows(rows, 4)
     run(
         scan, (batch * n * triton.cdiv(tiles, a_program),), rows, n, tiles, wanted, by_temperature, stats,
-        TILES=a_program,
+        TILES=a_program, registers=168,
     )  # fmt: skip
     run(
         law, (batch * n,), target, n, tiles, wanted, by_temperature, min(top_k, LARGEST_INT32),
