@@ -6,7 +6,7 @@
 
 namespace specdec::SPECDEC_CUDA_ROWS {
 
-constexpr int kWalkThreads = 256;  // two blocks fit a multiprocessor: one reads while the other looks for a law
+constexpr int kWalkThreads = 256;
 constexpr unsigned kMaxCluster = 8;
 
 // Long and called from several places: out of line, each is there once. `raw`: null where the raw row is not wanted;
