@@ -46,7 +46,10 @@ class CapturableTable(TableRunner):
         return self.table[before, tokens]
 
 
+EOS, LAST_WORDS = 4, (21, 22)
 TARGET = TableRunner.random().table
+TARGET[..., EOS] -= 3  # so rare that most sequences last until steps are captured, whatever a machine's roundings are,
+TARGET[(*LAST_WORDS, EOS)] += 30  # and certain to one of `unequal`
 NEAR = TARGET + TableRunner.random(seed=9, spread=1.0).table
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "none": sk.NoDrafter,
@@ -63,6 +66,13 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
     fake.install(monkeypatch)
     return fake
+
+
+def unequal(*lengths: int) -> tuple[Tensor, Tensor]:
+    """Random prompts and their mask; the text of the second ends at its first token."""
+    ids, mask = prompts(*lengths, vocab=23)
+    ids[1, -2:] = torch.tensor(LAST_WORDS)
+    return ids, mask
 
 
 def same(one: GenerationOutput, other: GenerationOutput) -> None:
@@ -97,26 +107,26 @@ AUTO = pytest.param(sk.CostTable(np.zeros(1, np.int64), np.array([[1.0, 1.1, 1.2
 def test_a_captured_step_does_what_an_ordinary_one_does(
     cuda: FakeCuda, name: str, acceptance: str, num_speculative_tokens: int | sk.CostTable
 ) -> None:
-    ids, mask = prompts(1, 5, 3, 8, 2, vocab=23)
+    ids, mask = unequal(1, 5, 3, 8, 2)
     captured, ordinary = both(
         CapturableTable(TARGET), ids, attention_mask=mask, drafter=DRAFTERS[name](), acceptance=acceptance,
-        seeds=torch.arange(5) * 77, max_new_tokens=60, num_speculative_tokens=num_speculative_tokens, eos_token_id=4,
+        seeds=torch.arange(5) * 77, max_new_tokens=60, num_speculative_tokens=num_speculative_tokens, eos_token_id=EOS,
         sampling=sk.SamplingParams(torch.tensor([1.0, 0.7, 0.0, 1.3, 0.9]), top_k=9),
     )  # fmt: skip
     same(captured, ordinary)
     assert captured.num_tokens.unique().numel() > 1
-    assert cuda.captures() > 0 and cuda.log.count("replay") > 2 * cuda.captures()
+    assert cuda.log.count("replay") > cuda.captures() > 0
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_processors_act_in_captured_steps(cuda: FakeCuda, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids, mask = prompts(1, 5, 3, vocab=23)
+    ids, mask = unequal(1, 5, 3)
 
     def run() -> GenerationOutput:
         return sk.generate(
             CapturableTable(TARGET), ids, attention_mask=mask, drafter=DRAFTERS[name](), seeds=torch.arange(3) * 77,
-            max_new_tokens=40, num_speculative_tokens=4, eos_token_id=4, processors=sk.Processors(
-                logit_bias={3: 1.0}, banned_ids=[5], stop_token_ids=[4], min_tokens=9, frequency_penalty=0.3,
+            max_new_tokens=40, num_speculative_tokens=4, eos_token_id=EOS, processors=sk.Processors(
+                logit_bias={3: 1.0}, banned_ids=[5], stop_token_ids=[EOS], min_tokens=9, frequency_penalty=0.3,
                 token_counts=sk.TokenCounts(ids, 40, mask),
             ),
         )  # fmt: skip
@@ -130,10 +140,10 @@ def test_processors_act_in_captured_steps(cuda: FakeCuda, name: str, monkeypatch
 @pytest.mark.parametrize("num_top", [0, 3])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_log_probabilities_come_with_captured_steps(cuda: FakeCuda, name: str, num_top: int) -> None:
-    ids, mask = prompts(1, 5, 3, vocab=23)
+    ids, mask = unequal(1, 5, 3)
     captured, ordinary = both(
         CapturableTable(TARGET), ids, attention_mask=mask, drafter=DRAFTERS[name](), seeds=torch.arange(3) * 77,
-        max_new_tokens=40, num_speculative_tokens=4, eos_token_id=4, return_logprobs=num_top,
+        max_new_tokens=40, num_speculative_tokens=4, eos_token_id=EOS, return_logprobs=num_top,
     )  # fmt: skip
     same(captured, ordinary)
     assert captured.logprobs is not None and cuda.log.count("replay") > 0
@@ -149,10 +159,10 @@ def test_log_probabilities_come_with_captured_steps(cuda: FakeCuda, name: str, n
 def test_target_laws(
     cuda: FakeCuda, law: laws.TargetLaw, acceptance: str, num_speculative_tokens: int | sk.CostTable
 ) -> None:
-    ids, mask = prompts(1, 5, 3, 8, 2, vocab=23)
+    ids, mask = unequal(1, 5, 3, 8, 2)
     captured, ordinary = both(
         CapturableTable(TARGET), ids, attention_mask=mask, drafter=DRAFTERS["model, own sampling"](), target_law=law,
-        acceptance=acceptance, seeds=torch.arange(5) * 77 + 5, max_new_tokens=60, eos_token_id=4,
+        acceptance=acceptance, seeds=torch.arange(5) * 77, max_new_tokens=60, eos_token_id=EOS,
         num_speculative_tokens=num_speculative_tokens, sampling=sk.SamplingParams(0.9, top_k=9),
     )  # fmt: skip
     same(captured, ordinary)
