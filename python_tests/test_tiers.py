@@ -11,6 +11,7 @@ import pytest
 from python_tests import tiers
 from python_tests.progress import Progress
 from python_tests.support import Backend
+from specdec_kernels.backends import native
 
 SIZES = {"vocab": range(6), "kind": "abcde", "rule": ("token", "block"), "dtype": ("half", "float")}
 
@@ -29,7 +30,12 @@ def shown(cases: list[Any], at_once: int) -> set[Any]:
     return {pair for case in cases for pair in itertools.combinations(case.callspec.params.items(), at_once)}
 
 
-@pytest.mark.parametrize("on", [None, Backend("cpu", "cpu", "avx2")], ids=str)
+@pytest.fixture(autouse=True)
+def widest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "cpu_capability", lambda: "avx512")
+
+
+@pytest.mark.parametrize("on", [None, Backend("reference", "cpu"), Backend("cpu", "cpu", "avx512")], ids=str)
 def test_every_pair_of_values_occurs(on: Backend | None) -> None:
     cases = items(on)
     chosen = tiers.short(cases)
@@ -40,8 +46,12 @@ def test_every_pair_of_values_occurs(on: Backend | None) -> None:
         assert len(tiers.short(few)) == len(few)
 
 
-@pytest.mark.parametrize("on", [Backend("cuda-emulated", "cpu", strategy="walk"), Backend("triton", "cpu")])
-def test_every_value_occurs_where_kernels_are_interpreted(on: Backend) -> None:
+@pytest.mark.parametrize(
+    "on",
+    [Backend("cuda-emulated", "cpu", strategy="walk"), Backend("triton", "cpu"), Backend("cpu", "cpu", "avx2")],
+    ids=str,
+)
+def test_every_value_occurs_where_kernels_are_interpreted_or_narrow(on: Backend) -> None:
     cases = items(on)
     chosen = tiers.short(cases)
     assert shown(chosen, 1) == shown(cases, 1) and len(chosen) <= 10
@@ -52,6 +62,7 @@ def test_marks_are_kept() -> None:
     assert tiers.short(items(long={})) == []
     assert len(tiers.short(items(short={"cases": 3}))) == 3
     assert len(tiers.short(items(emulated, short={"emulated": 4, "triton": 1}))) == 4
+    assert len(tiers.short(items(Backend("cpu", "cpu", "default"), short={"cases": 3}))) == 3
     assert len(tiers.short(items(short={"emulated": 4}))) >= 30
 
 

@@ -4,7 +4,8 @@ Of every test the short tier runs a choice of its parametrised cases, on each ba
 
 - where nothing is interpreted, so many that each pair of values of two parameters occurs: all cases of a test with one
   parameter or two;
-- by the emulated CUDA kernels and by interpreted Triton, so many that each value of each parameter occurs;
+- by the emulated CUDA kernels, by interpreted Triton, and by the CPU kernels with another instruction set than the
+  machine's widest, so many that each value of each parameter occurs;
 - at most so many as the test's mark ``short`` says: of all its ``cases``, of those ``emulated`` or by ``triton``.
 
 A test marked ``long`` is left out, and so are the cases of a parameter's value marked so.
@@ -18,9 +19,10 @@ from itertools import combinations
 from typing import Any
 
 from python_tests import interpreted
+from specdec_kernels.backends import native
 
 TIERS = ("short", "long", "all")
-LEAST = {"emulated": 6, "triton": 2}  # of a test, if its values do not take more
+LEAST = {"narrow": 8, "emulated": 6, "triton": 2}  # of a test, if its values do not take more
 
 
 def run(items: Sequence[Any], tier: str) -> list[Any]:
@@ -37,14 +39,20 @@ def short(items: Sequence[Any]) -> list[Any]:
     if len(items) < 2:
         return items
     backend = items[0].callspec.params.get("backend")
-    how = "cases"
-    if getattr(backend, "interpreted", False):
-        how = "triton" if backend.name == "triton" else "emulated"
+    how = kind_of(backend)
     marker = items[0].get_closest_marker("short")
-    most = marker and marker.kwargs.get(how)
+    most = marker and marker.kwargs.get("cases" if how == "narrow" else how)
     if most is not None:
         return random.Random(str(backend)).sample(items, min(most, len(items)))
     return pairwise(items, str(backend)) if how == "cases" else interpreted.some_cases(items, LEAST[how], str(backend))
+
+
+def kind_of(backend: Any) -> str:
+    """By which of the rules above a backend's cases are chosen; None for a test without one."""
+    if getattr(backend, "interpreted", False):
+        return "triton" if backend.name == "triton" else "emulated"
+    capability = getattr(backend, "capability", None)
+    return "cases" if capability is None or capability == native.cpu_capability() else "narrow"
 
 
 def pairwise(items: Sequence[Any], seed: str) -> list[Any]:

@@ -159,7 +159,7 @@ def test_law_of_the_packed_form(backend: Backend, acceptance: str, name: str) ->
     check(verify, chain("full", EACH[name], affordable(backend)), acceptance, backend.device)
 
 
-@pytest.mark.short(cases=14, emulated=3, triton=1)
+@pytest.mark.short(cases=10, emulated=2, triton=1)
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("shape", ["siblings", "fork", "bush"])
 @pytest.mark.parametrize("acceptance", ["sample", "recursive", "traversal"])
@@ -223,6 +223,7 @@ def bias_on_the_drafts_row(verify: Verify, *args: Any, draft_logits: Tensor, **r
     return verify(*args, draft_logits=draft_logits + added.to(draft_logits.device), **rest)
 
 
+@pytest.mark.short(emulated=2)
 @pytest.mark.parametrize(
     ("mutant", "name", "acceptance"),
     [

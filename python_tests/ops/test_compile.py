@@ -82,6 +82,7 @@ def test_direct_calls_never_read_rows_that_are_not_there(
         op(*without)
 
 
+@pytest.mark.short(cases=50)
 @pytest.mark.parametrize("name", CALLS)
 def test_compiles_whole(name: str, route: Backend) -> None:
     """fullgraph=True; the same bits as eager; with scalars changed in between."""
@@ -96,7 +97,8 @@ def test_compiles_whole(name: str, route: Backend) -> None:
     same_bits(compiled(**arguments), function(**arguments))
 
 
-@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_with_inductor(dynamic: bool) -> None:
     """A whole step: draft, verify, and arithmetic on what comes out, at several batch sizes."""
     torch._dynamo.reset()

@@ -98,7 +98,7 @@ WIDE: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.short(cases=14)
+@pytest.mark.short(cases=8)
 @pytest.mark.parametrize("name", [*CALLS, *WIDE])
 def test_the_same_bits_whatever_the_strategy_and_schedule(name: str) -> None:
     call, arguments = (CALLS | WIDE)[name]()
@@ -122,6 +122,7 @@ def test_the_same_bits_on_every_device(name: str, multiprocessors: int) -> None:
             same_bits(call(**arguments, backend=emulated.NAME), expected)
 
 
+@pytest.mark.short(cases=100)
 @pytest.mark.parametrize("name", [*CALLS, *WIDE])
 @pytest.mark.parametrize("strategy", emulated.STRATEGIES)
 def test_at_most_three_launches_and_one_allocation(name: str, strategy: str) -> None:

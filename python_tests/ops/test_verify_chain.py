@@ -84,6 +84,7 @@ def test_sizes(backend: Backend, acceptance: str, batch: int, num_draft: int, vo
     assert borderline <= max(2, batch // 50)
 
 
+@pytest.mark.short(triton=1)
 @pytest.mark.parametrize("acceptance", ["token", "block", "match"])
 def test_a_greedy_row_beside_sampled_rows(backend: Backend, acceptance: str) -> None:
     rng = torch.Generator().manual_seed(3)
@@ -110,6 +111,7 @@ def test_a_greedy_row_beside_sampled_rows(backend: Backend, acceptance: str) -> 
             same_bits(run(backend, {**one, **scalar}).tokens[0], whole.tokens[b])
 
 
+@pytest.mark.short(emulated=4, triton=1)
 @pytest.mark.parametrize("kind", chains.KINDS)
 @pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])
 @pytest.mark.parametrize("vocab", [5, 1300])
