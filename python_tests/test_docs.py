@@ -460,6 +460,7 @@ EXAMPLES = {  # what an example's patch gives: the tests that show it
     "docs/adding-a-law.md": ("python_tests/law/test_target_laws.py", "Sure and is_the_cascades"),
     "docs/adding-a-rule.md": ("python_tests/law/test_exact_law.py", "antithetic"),
 }
+SOURCES = ("csrc", "specdec_kernels", "python_tests")
 MOST_PLACES = {
     "op": 14, "acceptance rule of chains": 6, "acceptance rule of trees": 6, "target law": 5,
 }  # fmt: skip
@@ -494,31 +495,40 @@ def test_an_example_touches_the_places_named(page: str, what: str) -> None:
     assert sorted(places(what)) == sorted(re.findall(r"^\+\+\+ b/(.*)", patch_of(page), re.MULTILINE))
 
 
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources with the patches of all pages, each of which applies by itself, and what is compiled built:
+    the CPU kernels here, from objects of this tree where they are still good, the emulated ones by the first test.
+    """
+    copy = tmp_path_factory.mktemp("patched")
+    for folder in (*SOURCES, "build/obj/_C_cpu", "build/obj/_C_emulated"):
+        if (ROOT / folder).exists():
+            shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for file in ("setup.py", "pyproject.toml"):
+        shutil.copy(ROOT / file, copy)
+    for options in (["--check"], []):
+        for page in EXAMPLES:
+            subprocess.run(["git", "apply", *options, "-"], cwd=copy, input=patch_of(page), text=True, check=True)
+    run_in(copy, "setup.py", "-q", "build_ext", "--inplace")
+    return copy
+
+
+def run_in(copy: Path, *command: str) -> str:
+    """What a command of Python prints there."""
+    environment = {**os.environ, "PYTHONPATH": str(copy), "SPECDEC_CUDA": "0"}
+    done = subprocess.run([sys.executable, *command], cwd=copy, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.xdist_group("patches")  # one process builds
 @pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patch")
 @pytest.mark.parametrize("page", EXAMPLES)
-def test_an_examples_patch_is_all_that_it_takes(page: str, tmp_path: Path) -> None:
-    """The patch of the page on a copy of the sources: what it adds works on every backend. The CPU kernels and the
-    emulated CUDA kernels are built there, from objects of this tree where they are still good.
-    """
-    for folder in ("csrc", "specdec_kernels", "python_tests", "build/obj/_C_cpu", "build/obj/_C_emulated"):
-        if (ROOT / folder).exists():
-            shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    for file in ("setup.py", "pyproject.toml"):
-        shutil.copy(ROOT / file, tmp_path)
-    subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch_of(page), text=True, check=True)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "SPECDEC_CUDA": "0"}
-
-    def run(*command: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, env=environment
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    run("setup.py", "-q", "build_ext", "--inplace")
+def test_an_examples_patch_is_all_that_it_takes(page: str, patched: Path) -> None:
+    """What the patch of the page adds works on every backend."""
     file, chosen = EXAMPLES[page]
-    report = run("-m", "pytest", "-v", "-p", "no:cacheprovider", "--tier=all", file, "-k", chosen)
+    report = run_in(patched, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--tier=all", file, "-k", chosen)
     for backend in (*present("verify_chain"), *present_emulated("verify_chain", 0)):
         assert re.search(rf"\[{backend}(-.*)?\] PASSED", report), f"no test ran on {backend}\n{report}"
