@@ -20,6 +20,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("ops", "ops.arguments"),
     ("backends",),
     ("ops.*",),
+    # what tells a tie from a fault
+    ("margins",),
     # what drafters and runners are written against
     ("decoding", *(f"decoding.{file}" for file in ("costs", "logprobs", "output", "request", "runner", "state"))),
     ("integrations",),

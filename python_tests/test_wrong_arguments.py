@@ -39,6 +39,9 @@ GOOD: Calls = {
                    "token_logprobs")
         for name, make in op_tests(op).CALLS.items()
     },
+    "decision_margins": (
+        sk.decision_margins, lambda: {"verify": sk.verify_chain, **op_tests("verify_chain").CALLS["token"]()},
+    ),
     "generate": (sk.generate, loop(drafter=sk.NgramDrafter(), attention_mask=torch.ones(2, 3).long(),
                                    seeds=torch.tensor([1, 2]))),
     "token_cascade": (sk.token_cascade, lambda: LOOP() | {"rule": laws.Chow(0.5)}),

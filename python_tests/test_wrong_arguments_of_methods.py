@@ -52,6 +52,7 @@ def step(chain: Any, tokens: int) -> dict[str, Any]:
 
 CHAIN, TREE = problem("full", 3, 1), TreeProblem([-1, 0], [torch.zeros(3), torch.zeros(3, 3)])
 COSTS = StepCosts(1, {1: 1.0, 2: 1.5}, {("lookup", 1): 0.1})
+MARGINS = sk.Margins(torch.zeros(1, 2).long(), torch.zeros(1, 2).double())
 NOWHERE = Path("/nowhere/at all")
 GOOD: Calls = {
     "analysis.measured.Acceptance.of": (Acceptance.of, lambda: {"watched": [watched()]}),
@@ -79,6 +80,7 @@ GOOD: Calls = {
     "medusa.MedusaHeads.outputs": (heads().outputs, lambda: {"hidden": logits(2, HIDDEN)}),
     "medusa.MedusaHeads.save": (heads().save, lambda: {"path": NOWHERE}),
     "medusa.MedusaHeads.top_tokens": (heads().top_tokens, lambda: {"hidden": logits(2, HIDDEN), "num": 2}),
+    "Margins.of_difference": (MARGINS.of_difference, lambda: {"tokens": torch.zeros(1, 2).long()}),
     "NgramLMDrafter.law_after": (sk.NgramLMDrafter().law_after, lambda: {"text": [1, 2, 1]}),
     "NgramTable": (sk.NgramTable, lambda: {"orders": table().orders}),
     "NgramTable.find": (table().find, lambda: {"tails": np.arange(4)[None]}),
@@ -122,10 +124,10 @@ def test_wrong_values_are_refused(key: str, parameter: str) -> None:
 
 # Made by the package, and read by its users.
 RESULTS = {
-    "Draw", "GatherOutput", "GenerationOutput", "GenerationStats", "Provenance", "RowStats", "ShardDraw", "ShardStats",
-    "Status", "TokenLogprobs", "VerifyOutput", "analysis.measured.Acceptance", "analysis.measured.Estimate",
-    "analysis.measured.StepCosts", "analysis.measured.Watched", "analysis.planner.Choice", "analysis.planner.Plan",
-    "audit.Finding", "audit.Loop", "audit.Report", "audit.Row", "testing.Pieces",
+    "Draw", "GatherOutput", "GenerationOutput", "GenerationStats", "Margins", "Provenance", "RowStats", "ShardDraw",
+    "ShardStats", "Status", "TokenLogprobs", "VerifyOutput", "analysis.measured.Acceptance",
+    "analysis.measured.Estimate", "analysis.measured.StepCosts", "analysis.measured.Watched", "analysis.planner.Choice",
+    "analysis.planner.Plan", "audit.Finding", "audit.Loop", "audit.Report", "audit.Row", "testing.Pieces",
 }  # fmt: skip
 # What `generate` calls, and what it calls with.
 OF_THE_LOOP = ("decoding.DecodingState", "decoding.Prompt", "decoding.StepResult", "CostTable.learn")

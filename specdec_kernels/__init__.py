@@ -29,6 +29,7 @@ from .drafters import (
     TreeDrafter,
 )
 from .integrations.transformers.packing import pack_linear_weights
+from .margins import Margins, decision_margins
 from .ops._common import LIBRARY
 from .ops.gather_kv_ import gather_kv_
 from .ops.merge_shards import merge_shards
@@ -75,6 +76,7 @@ __all__ = [
     "GatherOutput",
     "GenerationOutput",
     "GenerationStats",
+    "Margins",
     "MedusaDrafter",
     "ModelDrafter",
     "NgramDrafter",
@@ -97,6 +99,7 @@ __all__ = [
     "analysis",
     "backends",
     "bild",
+    "decision_margins",
     "distributed",
     "gather_kv_",
     "generate",

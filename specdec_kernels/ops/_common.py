@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,7 +57,17 @@ def define(name: str, arguments: type[A], returns: str, fake: Callable[[A], Any]
     return getattr(torch.ops.specdec, name).default, definition.call
 
 
-def dispatch(name: str, overload: Any, backend: str | None, device: torch.device, caller: str | None = None) -> Any:
+class Instead(NamedTuple):
+    """Stands in the place of a backend's name inside the package: what runs an op's call, validated, from its
+    arguments.
+    """
+
+    run: Callable[[Any], Any]
+
+
+def dispatch(
+    name: str, overload: Any, backend: str | Instead | None, device: torch.device, caller: str | None = None
+) -> Any:
     """The callable that runs op `name` on `device`: torch's dispatcher, or the way past it (`backends.direct`), unless
     a backend in Python is asked for by name or is the one that can run.
     """
@@ -68,6 +78,9 @@ def dispatch(name: str, overload: Any, backend: str | None, device: torch.device
             backend = routed(name, device)
             if backend is None:
                 return overload
+    elif isinstance(backend, Instead):
+        run, unpack = backend.run, OPS[name].unpack
+        return lambda *given: run(unpack(*given))
     return implementation(name, overload, backend, device, caller or name)
 
 

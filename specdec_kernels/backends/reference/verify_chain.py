@@ -46,12 +46,21 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
         tokens, num_accepted, num_tokens, status, overlap = verify_chain(args)
         return tokens, num_accepted, num_tokens, status | bad, overlap
 
+    args, flags = prepared(args)
+    return finished(args, *decide(args, flags))
+
+
+def prepared(args: VerifyChainArguments) -> tuple[VerifyChainArguments, Tensor | int]:
+    """The same step with random numbers and logits as the rules see them, and the flags of its processors."""
     args = args._replace(shared=with_numbers(args.shared))
     before = draft_before(args.draft_tokens)
     logits, flags = processed(args.shared.target_logits, args.shared.processors, before)
-    args = args._replace(shared=args.shared._replace(target_logits=logits, processors=None))
+    return args._replace(shared=args.shared._replace(target_logits=logits, processors=None)), flags
+
+
+def decide(args: VerifyChainArguments, flags: Tensor | int) -> tuple[Chain, Walk, Remainder]:
+    """What a prepared step looks at, where the rule stopped, and what the final token is drawn from."""
     chain = make_chain(args, flags)
-    drafted = chain.span.length
     if args.acceptance in (MATCH, GREEDY):
         walk, rest = match_rule(chain, args.shared.noise_keys)
     else:
@@ -60,8 +69,14 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
             walk = walk.where(~chain.sampled, block_rule(chain))
         chain = replace(chain, span=chain.span.before(walk.length))
         rest = remainder_after(chain, walk)
-    final = rest.draw(chain.uniforms[:, 0])
+    return chain, walk, rest
 
+
+def finished(
+    args: VerifyChainArguments, chain: Chain, walk: Walk, rest: Remainder
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What the op gives."""
+    final = rest.draw(chain.uniforms[:, 0])
     slots = slots_upto(args.num_draft + 1, walk.accepted)
     num_tokens = walk.accepted + draws_final(chain, walk).int()
     tokens = torch.where(slots == walk.accepted[:, None], final[:, None], torch.nn.functional.pad(chain.tokens, (0, 1)))
@@ -69,7 +84,7 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     overlap = torch.empty(0, dtype=torch.float32, device=slots.device)
     if args.return_acceptance:
         overlap = tile_sum(torch.minimum(chain.target.probs, chain.Q))[:, :-1].to(torch.float32)
-        overlap = torch.where(slots[:-1] < drafted[:, None], overlap, -1.0)
+        overlap = torch.where(slots[:-1] < make_span(args, chain.Q.shape[-1]).length[:, None], overlap, -1.0)
     reads = what_was_read(args, chain, walk, rest)
     status = chain.span.status | flags_of(reads, args.shared, chain.params, chain.draft_params)
     int32 = torch.int32

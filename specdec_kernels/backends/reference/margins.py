@@ -1,0 +1,290 @@
+"""What float64 decides, and how far from it each decision flips: see `specdec_kernels.margins` for what that means.
+
+Every decision is taken once more with rows that may be off by m (`intervals`): it is decided at m if both ends of all
+intervals agree with what was decided. A margin is the largest such m, found by bisection.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from ...ops.arguments import SampleArguments, VerifyArguments, VerifyChainArguments
+from ...sampling import FlatParams
+from ...types import Status
+from .coins import with_numbers
+from .draft import can_give, onto_target
+from .intervals import Ends, LooseRows, left, probs, surely_best, surely_drawn
+from .law import Rows, make_params, next_weight, weight_left
+from .packed import indexed, padded
+from .processors import Given, processed
+from .random import gumbel
+from .reads import clean_uniforms
+from .rows import slots_upto, with_rows
+from .sample import draw_rows
+from .verify_chain import BLOCK, GREEDY, MATCH, TOKEN, Chain, Walk, decide, finished, prepared
+
+SMALLEST, LARGEST = -40.0, 5.0  # binary logarithms of what is told from 0 and from infinity
+TOLERANCE = 2.0**-6  # of such a logarithm
+CELLS = 1 << 20  # of rows that are looked at together: at least one sequence's
+
+
+def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, ...]:
+    """What the op gives, decided in float64, and margins ``[batch, num_draft + 1]`` float64."""
+    bad: Tensor | int = 0
+    if args.cu_num_draft_tokens is not None:
+        args, bad = padded(args)
+    args = args._replace(shared=with_numbers(args.shared))
+    batch, rows, vocab = args.shared.target_logits.shape
+    parts = [of_chains(sequences(args, part)) for part in split(batch, rows * vocab)]
+    tokens, num_accepted, num_tokens, status, overlap, margins = map(torch.cat, zip(*parts, strict=True))
+    return tokens, num_accepted, num_tokens, status | bad, overlap, margins
+
+
+def sample(args: SampleArguments) -> tuple[Tensor, ...]:
+    """What the op gives, decided in float64, and margins of the tokens' shape."""
+
+    def run(args: SampleArguments) -> tuple[Tensor, ...]:
+        batch, n, vocab = args.logits.shape
+        parts = []
+        for part in split(batch, n * vocab):
+            own = args._replace(
+                logits=args.logits[part].double(), params=params_of(args.params, part),
+                uniform_samples=None if args.uniform_samples is None else args.uniform_samples[part],
+                noise_keys=None if args.noise_keys is None else args.noise_keys[part],
+                processors=processing_of(args.processors, part),
+            )  # fmt: skip
+            drawn = draw_rows(own)
+            parts.append((*drawn, of_draws(own, drawn[0][..., 0])))
+        token, log_prob, *stats, margins = map(torch.cat, zip(*parts, strict=True))
+        return token, log_prob, margins[..., None], *stats
+
+    token, log_prob, margins, *stats = args.rowwise(run)
+    return token, log_prob, *stats, margins.squeeze(-1)
+
+
+# --- a part of the batch ----------------------------------------------------------------------------------------------
+
+
+def split(batch: int, cells: int) -> Iterator[slice]:
+    """Parts of a batch whose sequences have so many cells each; one part that is empty of an empty batch."""
+    size = max(1, CELLS // max(1, cells))
+    return (slice(first, first + size) for first in range(0, max(1, batch), size))
+
+
+def params_of(params: FlatParams, part: slice) -> FlatParams:
+    return FlatParams._make(p[part] if isinstance(p, Tensor) else p for p in params)
+
+
+def processing_of(given: Given, part: slice) -> Given:
+    """Lists that are one for all sequences stay as they are."""
+    if given is None:
+        return None
+    mask, *lists = given
+    return [mask if mask is None else mask[part], *(t if t is None or t.shape[0] == 1 else t[part] for t in lists)]
+
+
+def sequences(args: VerifyChainArguments, part: slice) -> VerifyChainArguments:
+    """The step of some sequences, without stats kept from drafting: they are those of the draft's rows."""
+    counts, index, shared = args.num_draft_tokens, args.draft_index, args.shared
+    shared = shared._replace(draft_values=None, draft_argmax=None, draft_status=None)
+    shared = with_rows(shared, lambda rows: rows[part], lambda rows: rows[part] if index is None else rows)
+    return args._replace(
+        shared=shared._replace(
+            params=params_of(shared.params, part), draft_params=params_of(shared.draft_params, part),
+            processors=processing_of(args.shared.processors, part),
+        ),
+        draft_tokens=args.draft_tokens[part], num_draft_tokens=None if counts is None else counts[part],
+        draft_index=None if index is None else index[part],
+    )  # fmt: skip
+
+
+def in_float64(args: VerifyArguments) -> VerifyArguments:
+    return args._replace(
+        target_logits=args.target_logits.double(),
+        draft_logits=None if args.draft_logits is None else args.draft_logits.double(),
+        draft_probs=None if args.draft_probs is None else args.draft_probs.double(),
+    )
+
+
+# --- margins ----------------------------------------------------------------------------------------------------------
+
+Decided = Callable[[Tensor], Tensor]
+"""Of m ``[batch]``: whether a decision of each sequence ``[batch]``, or each of some ``[batch, n]``, surely stays."""
+
+
+def of_chains(args: VerifyChainArguments) -> tuple[Tensor, ...]:
+    bad: Tensor | int = 0
+    if args.draft_index is not None:
+        args, bad = indexed(args)
+    args, flags = prepared(args._replace(shared=in_float64(args.shared)))
+    chain, walk, rest = decide(args, flags)
+    tokens, num_accepted, num_tokens, status, overlap = finished(args, chain, walk, rest)
+    emitted = slots_upto(tokens.shape[1], tokens) < num_tokens[:, None]
+    margins = LooseChain(args, chain, walk, tokens.clamp_min(0)).margins(emitted)
+    return tokens, num_accepted, num_tokens, status | bad, overlap, torch.where(emitted, margins, math.inf)
+
+
+def of_draws(args: SampleArguments, tokens: Tensor) -> Tensor:
+    """``[batch, n]``, of tokens that `sample` drew."""
+    logits, _ = processed(args.logits, args.processors)
+    params = make_params(logits.shape[0], logits, args.params, 0, Rows.WEIGHTS if args.probs else Rows.LOGITS)
+    ids = slots_upto(logits.shape[-1], tokens) if args.draft_to_target is None else args.draft_to_target
+    margins = torch.empty(tokens.shape, dtype=torch.float64, device=tokens.device)
+    for j in range(tokens.shape[1]):
+        rows, token = LooseRows(logits[:, j], params), (ids == tokens[:, j, None]).int().argmax(-1)
+        uniforms = None if args.uniform_samples is None else clean_uniforms(args.uniform_samples[:, j])
+        keys = None if args.noise_keys is None else args.noise_keys[:, j]
+        margins[:, j] = largest_alone(drawn_from(rows, token, uniforms, keys, ids), margins[:, j])
+    return margins
+
+
+def drawn_from(rows: LooseRows, token: Tensor, uniforms: Tensor | None, keys: Tensor | None, ids: Tensor) -> Decided:
+    """A token drawn from rows by uniforms, or by the noise of keys ``[rows]`` and target ids; without, the argmax."""
+    if uniforms is not None:
+        return lambda m: surely_drawn(rows.weights(m), uniforms, token)
+    noise = None if keys is None else gumbel(keys[:, None], ids.expand(rows.scores.shape), rows.scores.dtype)
+    return lambda m: surely_best(rows, noise, m, token)
+
+
+def largest(decided: Decided, like: Tensor) -> Tensor:
+    """The largest m ``[batch, n]`` at which decisions are what they were, rounded down; 0 and infinity beyond what is
+    told apart. What one column's m shows of the others is used.
+    """
+    low, high = torch.full_like(like, SMALLEST), torch.full_like(like, LARGEST)
+    never, always = (~decided(low[:, 0].exp2()), decided(high[:, 0].exp2()))
+    high, low = torch.where(never, low, high), torch.where(always, high, low)
+    for j in range(like.shape[1]):
+        while bool((wide := (high - low)[:, j, None] > TOLERANCE).any()):
+            middle = (low + high)[:, j, None] / 2
+            so = decided(middle[:, 0].exp2())
+            low = torch.where(wide & so, low.maximum(middle), low)
+            high = torch.where(wide & ~so, high.minimum(middle), high)
+    return torch.where(never, 0.0, torch.where(always, math.inf, low.exp2()))
+
+
+def largest_alone(decided: Decided, like: Tensor) -> Tensor:
+    """The same of one decision, ``[batch]``."""
+    return largest(lambda m: decided(m)[:, None], like[:, None])[:, 0]
+
+
+class LooseChain:
+    """A chain whose rows may be off by m, and what was decided on it."""
+
+    def __init__(self, args: VerifyChainArguments, chain: Chain, walk: Walk, tokens: Tensor) -> None:
+        shared = args.shared
+        self.args, self.chain, self.walk, self.tokens = args, chain, walk, tokens
+        self.targets = [LooseRows(rows, chain.params) for rows in shared.target_logits.unbind(1)]
+        self.ended = chain.span.status & int(Status.BAD_DRAFT) != 0  # before a token that Q cannot have given
+        self.point = shared.draft_logits is None and shared.draft_probs is None
+        self.drafts = []
+        if shared.draft_logits is not None:
+            self.drafts = [LooseRows(rows, chain.draft_params) for rows in shared.draft_logits.unbind(1)]
+
+    def margins(self, emitted: Tensor) -> Tensor:
+        """Of the tokens that are `emitted` ``[batch, num_draft + 1]``."""
+        assert self.args.acceptance in (TOKEN, BLOCK, MATCH, GREEDY), "another rule has margins of its own"
+        sampled, like = self.chain.sampled, self.chain.uniforms.double()
+        by_block = self.args.acceptance == BLOCK and bool(sampled.any())
+        of_block = largest(self.by_block, like) if by_block else like
+        if by_block and bool(sampled.all()):
+            return of_block
+        alone = torch.full_like(like, math.inf)
+        for j in range(like.shape[1]):
+            if bool(emitted[:, j].any()):
+                alone[:, j] = largest_alone(self.decided(j), like[:, j])
+        return torch.where(sampled[:, None], of_block, alone) if by_block else alone
+
+    def decided(self, j: int) -> Decided:
+        """Token j of each sequence, by the rules that decide each alone."""
+        if self.args.acceptance in (MATCH, GREEDY):
+            rows, keys = self.targets[j], self.args.shared.noise_keys
+            return drawn_from(rows, self.tokens[:, j], None, None if keys is None else keys[:, j], rows.ids)
+        return lambda m: self.by_token(j, m)
+
+    def laws(self, j: int, m: Tensor) -> tuple[Ends, Ends, Ends]:
+        """The target's weights at a position, P and Q."""
+        shared, Q = self.args.shared, self.chain.Q[:, j]
+        weights = self.targets[j].weights(m)
+        if j < len(self.drafts):
+            vocab = Q.shape[-1]
+            low, high = (onto_target(q, shared.target_to_draft, vocab) for q in probs(self.drafts[j].weights(m)))
+        else:
+            factor = 1.0 if self.point else (2 * m[:, None]).exp()
+            low, high = Q / factor, Q * factor
+        return weights, probs(weights), (low, high)
+
+    def gives(self, j: int, Q: Ends) -> tuple[Tensor, Tensor]:
+        """Whether Q can surely have given draft token j, and surely not."""
+        q, (low, high) = self.chain.q[:, j], self.of_token(j, Q)
+        return can_give(q) & (low > 0), ~can_give(q) & ~((q == 0) & (high > 0))
+
+    def of_token(self, j: int, ends: Ends) -> Ends:
+        x = self.chain.tokens[:, j, None]
+        return ends[0].gather(-1, x)[:, 0], ends[1].gather(-1, x)[:, 0]
+
+    def final(self, j: int, weights: Ends, P: Ends, Q: Ends, w: Ends) -> Tensor:
+        """Whether the final token is surely drawn where it was, from what was left after j tokens or else from P."""
+        rejected = (j < self.chain.span.length) & ~self.chain.target.one_hot[:, j]
+        low, high = (torch.where(Q[0] > 0, 0.0, end) for end in weights) if self.point else left(P, Q, w)
+        all_of_it = ~rejected[:, None] | ~(high > 0).any(-1, keepdim=True)
+        ends = torch.where(all_of_it, weights[0], low), torch.where(all_of_it, weights[1], high)
+        return surely_drawn(ends, self.chain.uniforms[:, 0], self.tokens[:, j])
+
+    def by_token(self, j: int, m: Tensor) -> Tensor:
+        """An accepted token: its coin. The final one: the coin that ended the draft, and the draw."""
+        chain, one, (weights, P, Q) = self.chain, torch.ones_like(m), self.laws(j, m)
+        drawn = self.final(j, weights, P, Q, (one, one))
+        if j == self.args.num_draft:
+            return drawn
+        (p, q), (gives, never) = (self.of_token(j, P), self.of_token(j, Q)), self.gives(j, Q)
+        gives, never = gives | ~chain.reads_draft[:, j], never & chain.reads_draft[:, j]
+        u = torch.where(chain.needs_coin[:, j], chain.uniforms[:, j + 1], 0.0)
+        stops = torch.where(j < chain.span.length, gives & (u * q[0] >= p[1]), never | ~self.ended)
+        return torch.where(j < self.walk.accepted, gives & (u * q[1] < p[0]), stops & drawn)
+
+    def by_block(self, m: Tensor) -> Tensor:
+        """``[batch, num_draft + 1]``. An accepted token: any coin behind it that accepts. The final one: all coins
+        behind it, and the draw.
+        """
+        chain, num_draft, accepted = self.chain, self.args.num_draft, self.walk.accepted
+        slots = slots_upto(num_draft + 1, m)
+        impossible = torch.where(can_give(chain.q), num_draft, slots[:-1])
+        length = torch.nn.functional.pad(impossible, (0, 1), value=num_draft).amin(-1).minimum(chain.span.length)
+        one = torch.ones_like(m)
+        w, known, final = (one, one), one > 0, one < 0
+        sure, maybe = [], []  # of w_i: whether its coin accepts
+        for i in range(num_draft + 1):
+            weights, P, Q = self.laws(i, m)
+            if i < num_draft:
+                gives, never = self.gives(i, Q)
+                known = known & (gives | never | (i >= chain.span.length + self.ended.int()))
+            if i > 0:
+                surely, possibly = self.coin_of_block(i, length, w, left(P, Q, w))
+                sure.append(known & surely)
+                maybe.append((possibly | ~known & (w[1] > 0)) & (i > accepted))
+            if bool((here := accepted == i).any()):
+                final = torch.where(here, known & self.final(i, weights, P, Q, w), final)
+            if i < num_draft:
+                w = self.next_weights(w, self.of_token(i, P), self.of_token(i, Q))
+        for late in maybe:
+            final = final & ~late
+        behind = torch.stack([*sure, final], 1).flip(-1)
+        behind[:, 0] = False
+        return torch.where(slots < accepted[:, None], behind.cummax(-1).values.flip(-1), final[:, None])
+
+    def coin_of_block(self, i: int, length: Tensor, w: Ends, rest: Ends) -> tuple[Tensor, Tensor]:
+        """Whether coin i accepts for sure, and whether it may: u < h, at the last token w in the place of h."""
+        low, high = (
+            torch.where(i < length, weight_left(end, mass.sum(-1)), end) for end, mass in zip(w, rest, strict=True)
+        )
+        u, inside = self.chain.uniforms[:, i], i <= length
+        return inside & (w[0] > 0) & (u < low), inside & (w[1] > 0) & (u < high)
+
+    def next_weights(self, w: Ends, p: Ends, q: Ends) -> Ends:
+        """Of a path that goes on."""
+        low, high = next_weight(w[0], p[0], q[1]), next_weight(w[1], p[1], q[0])
+        return torch.where(w[0] > 0, low, 0.0), torch.where(w[1] > 0, high, 0.0)

@@ -1,0 +1,139 @@
+"""How far each decision of a verify step is from its nearest flip: what tells a tie of rounding from a fault.
+
+The unit is that of the logits after the temperature, the natural logarithm of a weight. Let each weight ``exp(logit /
+temperature)`` of target and draft, and each sum of weights, be off by any factor between ``exp(−m)`` and ``exp(m)``;
+probabilities that are given are weights, which stay normalised. A margin is a bound: below it, nothing of this can flip
+the decision. So it holds for logits that each move by less than m temperatures (m itself at temperature 0), which move
+each sum by no more, and for arithmetic with a relative error of less than m in weights and sums.
+
+The derivation is one of intervals, in ``backends/reference/intervals.py``, and gives for what is decided
+
+- a coin: u Q(x) < P(x) flips only where ``|log P(x) / (u Q(x))| <= 4m``, and ``2m`` of a draft without logits, as a
+  probability is a weight divided by a sum;
+- a draw by a uniform u: only where a running sum C beside the token's id has ``|log C / (u · total)| <= 2m``; of what
+  is left after a rejection, where that is so for some P and Q within those factors;
+- an argmax, of logits or with noise: only where the second is within 2m of the first;
+- a cut by top-k, top-p or min-p: an id that stands within 2m of a border, or whose sums do for top-p, is counted in the
+  upper ends of the intervals and not in the lower ones, so that it matters as much as its probability;
+- the block rule: its weights w and thresholds h, whose intervals widen by 4m a position. An accepted token is sure as
+  long as any later coin accepts for sure; the final one as long as no later coin may, and its own draw is.
+
+Intervals forget what depends on what, so that a margin may be several times too small, never too large.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .backends.reference import margins as reference
+from .laws import LOSSLESS
+from .ops._common import INT64, Instead, check_given
+from .ops.arguments import SampleArguments, VerifyChainArguments
+from .ops.sample import sample
+from .ops.verify_chain import verify_chain
+from .ops.verify_packed import verify_packed
+
+OF: dict[Callable[..., Any], Callable[[Any], tuple[Tensor, ...]]] = {
+    verify_chain: reference.verify_chain,
+    verify_packed: reference.verify_chain,
+    sample: reference.sample,
+}
+
+
+class Margins(NamedTuple):
+    """What float64 decides, and how far that is from its nearest flip.
+
+    Attributes
+    ----------
+    tokens : Tensor
+        int64, as the op gives them: ``[batch, num_draft + 1]`` with −1 behind the last, or the shape of `sample`'s.
+    margins : Tensor
+        float64 of the same shape, >= 0, in nats (a difference of logits, over the temperature): 0 below 2⁻⁴⁰, +inf
+        above 32 and where there is no token. Each is of its token's own decision: an error that is smaller than it and
+        all before it leaves the tokens up to it as they are.
+    """
+
+    tokens: Tensor
+    margins: Tensor
+
+    def of_difference(self, tokens: Tensor) -> Tensor:
+        """How small an error explains that a backend's verify step gave `tokens` and not these.
+
+        Parameters
+        ----------
+        tokens : Tensor
+            ``[batch, num_draft + 1]`` int64.
+
+        Returns
+        -------
+        Tensor
+            ``[batch]`` float64: the smallest margin up to the first token that differs; 0 where none does. (Tokens of
+            `sample` are each decided alone: there it is their own margins that count.)
+
+        Raises
+        ------
+        TypeError, ValueError
+            A wrong dtype, shape or device.
+        """
+        caller = "Margins.of_difference"
+        names = ("batch", "num_draft + 1")
+        check_given(caller, "tokens", tokens, INT64, self.tokens.device, names, tuple(self.tokens.shape))
+        differs = tokens != self.tokens
+        upto = self.margins.cummin(-1).values.gather(-1, differs.int().argmax(-1, keepdim=True))[:, 0]
+        return torch.where(differs.any(-1), upto, 0.0)
+
+
+def decision_margins(verify: Callable[..., Any], *arguments: Any, **named: Any) -> Margins:
+    """Decide a call of `verify_chain`, `verify_packed` or `sample` in float64, and say how near each decision was.
+
+    ``sk.decision_margins(sk.verify_chain, target_logits, draft_tokens, …)`` takes a call as it stands, any draft, rule,
+    processors and parameters, and makes it in plain torch, wherever the tensors are. Where a backend gave another
+    token, the margin tells whether that was a tie of rounding: it then is of the size of the rounding error, some 1e-6
+    in float32. A token's margin counts what its decision hangs on: of an accepted draft token the coin; of a recovered
+    token that coin and the draw; of a bonus token the draw; in "block" also the coins of later positions that could
+    have changed the length; in "match" and "greedy" the second best id. An id near a cut by top-k, top-p or min-p
+    counts by its probability. Equal logits are a tie, though every backend decides it alike.
+
+    A diagnostic: each margin is found by bisection, which looks at the rows a dozen times. Those of 2²⁰ logits are held
+    in float64 at once, or of one sequence; packed and indexed rows are copied first. Trees have no margins yet.
+
+    Parameters
+    ----------
+    verify : callable
+        `verify_chain`, `verify_packed`, or `sample` (``num_samples=1``).
+    *arguments, **named
+        What it is called with. `backend` and `return_acceptance` change nothing, `draft_stats` are not looked at (they
+        are those of the draft's rows), and a `target_law` is not taken.
+
+    Returns
+    -------
+    Margins
+        tokens and margins, both of the shape of the call's tokens.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Another function, a `target_law`, several samples, and what the function itself refuses, in its own words.
+    """
+    run = OF.get(verify) if inspect.isfunction(verify) else None
+    if run is None:
+        names = ", ".join(function.__name__ for function in OF)
+        raise TypeError(f"decision_margins: verify must be one of {names}, got {verify!r}")
+    found: list[Tensor] = []
+
+    def take(args: Any) -> tuple[Tensor, ...]:
+        if isinstance(args, VerifyChainArguments) and args.shared.law != LOSSLESS:
+            raise ValueError("decision_margins: target_law must be None, got one")
+        if isinstance(args, SampleArguments) and args.num_samples != 1:
+            raise ValueError(f"decision_margins: num_samples must be 1, got {args.num_samples}")
+        *given, margins = run(args)
+        found.extend((given[0], margins))
+        return tuple(given)
+
+    verify(*arguments, **{**named, "backend": Instead(take)})
+    return Margins(*found)
