@@ -30,6 +30,7 @@ from .drafters import (
 )
 from .integrations.transformers.packing import pack_linear_weights
 from .ops._common import LIBRARY
+from .ops.count_tokens_ import count_tokens_
 from .ops.gather_kv_ import gather_kv_
 from .ops.merge_shards import merge_shards
 from .ops.noise_keys import noise_keys
@@ -97,6 +98,7 @@ __all__ = [
     "analysis",
     "backends",
     "bild",
+    "count_tokens_",
     "distributed",
     "gather_kv_",
     "generate",
