@@ -114,7 +114,9 @@ def generate(
     streamer : optional
         A transformers streamer (``put`` / ``end``; batch 1 only), or a callable that is given, after every step, a list
         of ``[n]`` int64 arrays: the new tokens of each sequence. An object with a method ``step`` has that called with
-        a second list, of ``[n]`` int64 arrays: where each of those tokens came from, as `Provenance`.
+        a second list, of ``[n]`` int64 arrays: where each of those tokens came from, as `Provenance`. With
+        `return_logprobs` a method ``logprobs``, where it has one, is called just before, with a list of
+        `TokenLogprobs` on the CPU: ``[n]`` each, of those tokens.
     return_logprobs : int, optional
         0 … 20: with the tokens come their log-probabilities and ranks, and of so many likeliest ids beside each the
         same (`TokenLogprobs`): raw and, after `processors` and `sampling`, processed (by ``acceptance="greedy"`` after
