@@ -14,6 +14,7 @@ from .comparison.seq_cascade import seq_cascade
 from .comparison.token_cascade import token_cascade
 from .decoding.costs import CostTable
 from .decoding.generate import generate
+from .decoding.grammar import Grammar
 from .decoding.output import GenerationOutput, GenerationStats, Provenance
 from .decoding.plan_verify import plan_verify
 from .drafters import (
@@ -76,6 +77,7 @@ __all__ = [
     "GatherOutput",
     "GenerationOutput",
     "GenerationStats",
+    "Grammar",
     "MedusaDrafter",
     "ModelDrafter",
     "NgramDrafter",

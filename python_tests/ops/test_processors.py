@@ -333,13 +333,12 @@ def test_what_processors_lift_is_the_largest(backend: Backend, what: str, rng: t
     """Whichever tile it is in: no bound on what a tile can become passes it over."""
     vocab = backend.vocab(5200)
     ids = [0, 1023, 1024, 2050, vocab - 1]
-    x = logits(rng, vocab).clamp(-9, 9).expand(len(ids), vocab).contiguous()
-    x[range(len(ids)), ids] = -1.0 if what == "repetition" else 8.9
-    x[:, 1500] = 9.5 if what != "repetition" else -0.9
-    if what == "repetition":
-        x = x.clamp_max(-0.9)
+    negative = what == "repetition"  # what is below 0 it raises
+    x = logits(rng, vocab).clamp(-9, -1.5 if negative else 8.0).expand(len(ids), vocab).contiguous()
+    x[range(len(ids)), ids] = -1.0 if negative else 8.9
+    x[:, 1500] = -0.9 if negative else 9.5
     prompt = sk.TokenCounts(torch.tensor(ids)[:, None], 4)
-    counts = prompt if what == "repetition" else prompt.clone().add_(torch.tensor(ids)[:, None])
+    counts = prompt if negative else prompt.clone().add_(torch.tensor(ids)[:, None])
     fields: dict[str, Any] = {
         "bias": {"logit_bias": [{one: 0.75, 7: -1.0} for one in ids]}, "repetition": {"repetition_penalty": 0.5},
         "frequency": {"frequency_penalty": -0.75}, "presence": {"presence_penalty": -0.75},

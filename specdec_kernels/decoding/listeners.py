@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..types import TokenLogprobs
-from .output import origins
+from .output import of_each, origins
 from .state import StepResult
 
 
@@ -32,10 +32,6 @@ def emitter(streamer: Any, prompts: list[np.ndarray], cleanup: ExitStack) -> Cal
 
 def _giver(streamer: Any, prompts: list[np.ndarray], cleanup: ExitStack) -> Callable[[StepResult], None]:
     """What hands it the tokens."""
-
-    def of_each(rows: np.ndarray, result: StepResult) -> list[np.ndarray]:
-        return [row[:n] for row, n in zip(rows, result.num_tokens, strict=True)]
-
     if streamer is None:
         return lambda result: None
     if callable(getattr(streamer, "step", None)):
