@@ -37,7 +37,7 @@ class Status(IntFlag):
     BAD_PARAM = 16
     """Out of range: a sampling parameter (read as its default), a length (clamped, or an idle row), an index (an idle
     row), or a uniform (read as 0). Or a row of target probabilities that is none (divided by its sum; all mass is put
-    on its largest if it has none). Or ids of processors that do not ascend (they count as none)."""
+    on its largest if it has none). Or ids of a `TokenCounts` that do not ascend (they count as none)."""
     BAD_TREE = 32
     """A tree on the device that is not one: what does not hang from its root within the depth given was pruned. Or a
     path that does not fit the cache: it ends before the first node that does not."""

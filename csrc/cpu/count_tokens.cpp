@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "common/count_tokens.h"
@@ -17,18 +18,21 @@ void merge(const std::vector<int32_t>& added, int32_t* ids, int32_t* counts, int
     const int32_t entry = first_at_least(ids, from, added[i]);
     to += entry == from || ids[entry] != added[i];
   }
-  const auto put = [&](int32_t id, int32_t count) {
-    if (--to >= capacity) return;
-    ids[to] = id;
-    counts[to] = count;
-  };
   for (auto last = added.rbegin(); last != added.rend();) {
     const int32_t id = *last;
     int32_t count = 0;
     for (; last != added.rend() && *last == id; ++last) count += 2;
-    for (; from > 0 && ids[from - 1] > id; --from) put(ids[from - 1], counts[from - 1]);
-    if (from > 0 && ids[from - 1] == id) count += counts[--from];
-    put(id, count);
+    const int32_t entry = first_at_least(ids, from, id), above = entry + (entry < from && ids[entry] == id);
+    to -= from - above;
+    if (const int64_t kept = std::min<int64_t>(from - above, capacity - to); to > above && kept > 0) {
+      std::memmove(ids + to, ids + above, size_t(kept) * sizeof *ids);
+      std::memmove(counts + to, counts + above, size_t(kept) * sizeof *counts);
+    }
+    if (above > entry) count += counts[entry];
+    from = entry;
+    if (--to >= capacity) continue;
+    ids[to] = id;
+    counts[to] = count;
   }
 }
 
