@@ -171,10 +171,22 @@ class ShardInputs:
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """Rows of logits, and a token drawn from each."""
+    """Rows of logits, and a token drawn from each; of a processed case what changes the rows."""
 
     logits: Tensor  # [batch, n, vocab]
     tokens: Tensor  # [batch, n]
+    request: Request | None
+    processors: sk.Processors | None
+
+
+@dataclass(frozen=True)
+class CountInputs:
+    """The counts of a request's history, and what a step emitted: tokens that the history has, as it has most of a
+    text's, and that measuring over and over leaves as they are.
+    """
+
+    token_counts: sk.TokenCounts
+    tokens: Tensor  # [batch, num_draft + 1]
 
 
 @dataclass
@@ -340,7 +352,8 @@ def emitted_tokens(case: Case, generator: torch.Generator) -> TokenInputs:
     """What one verify step emitted where all was accepted, ``[batch, num_draft + 1]``."""
     rows = verified_rows(case, generator)
     drawn = sk.sample(rows.logits, case.params, uniform_samples=rows.uniform_samples, backend=backend(generator.device))
-    return TokenInputs(rows.logits, drawn.token)
+    request = Request.random(case, generator) if case.processed else None
+    return TokenInputs(rows.logits, drawn.token, request, None if request is None else request.processors())
 
 
 def _rows(case: Case, n: int, generator: torch.Generator) -> RowInputs:
@@ -385,6 +398,13 @@ def seeds_and_positions(case: Case, generator: torch.Generator) -> SeedInputs:
     first = torch.randint(0, 4096, (case.batch, 1), generator=generator, device=device)
     positions = first + torch.arange(case.num_draft + 1, device=device)
     return SeedInputs(seeds, positions)
+
+
+def history(case: Case, generator: torch.Generator) -> CountInputs:
+    """Counts of `PROMPT` and `OUTPUT` tokens, and ``num_draft + 1`` more of the same."""
+    request = Request.random(case, generator)
+    counts = sk.TokenCounts(request.prompt, 2 * OUTPUT).add_(request.output)
+    return CountInputs(counts, request.output[:, : case.num_draft + 1])
 
 
 def tree_cache(case: Case, generator: torch.Generator) -> CacheInputs:

@@ -23,7 +23,7 @@ import specdec_kernels as sk
 from specdec_kernels.options import POSITIVE, THREADS
 
 from . import inputs
-from .inputs import BIAS, BIASES, FREQUENCY, PRESENCE, PROMPT, REPETITION, Case, Request
+from .inputs import BIAS, FREQUENCY, PRESENCE, PROMPT, REPETITION, Case, Request
 from .providers import eager
 
 CASES: dict[str, dict[str, Any]] = {
@@ -31,27 +31,6 @@ CASES: dict[str, dict[str, Any]] = {
     "truncated": {"params": sk.SamplingParams(temperature=0.8, top_k=50, top_p=0.9)},
     "greedy": {"params": sk.SamplingParams(temperature=0.0), "acceptance": "greedy"},
 }
-
-
-def as_vllm(request: Request, words: Tensor, logits: Tensor, drafted: Tensor) -> Tensor:
-    """Whole batch at once, with dense counts that are kept from step to step but for the draft's."""
-    x, (batch, rows, vocab) = logits.float().clone(), logits.shape
-    bits = (words[..., None] >> torch.arange(32, dtype=torch.int32)) & 1
-    x.masked_fill_(bits.flatten(-2)[..., :vocab] == 0, -math.inf)
-    x.scatter_add_(-1, request.biased[:, None].expand(-1, rows, -1), x.new_full((batch, rows, BIASES), BIAS))
-    x[:, :3, 2] = -math.inf
-    counts = torch.zeros(batch, vocab, dtype=torch.int32).scatter_add_(
-        1, request.output, torch.ones_like(request.output, dtype=torch.int32)
-    )
-    prompt = torch.zeros(batch, vocab, dtype=torch.bool).scatter_(1, request.prompt, True)
-    one_hot = torch.zeros(batch, rows, vocab, dtype=torch.int32)
-    one_hot[:, 1:].scatter_(-1, drafted[..., None], 1)
-    times = one_hot.cumsum_(1).add_(counts[:, None])
-    penalties = torch.where(prompt[:, None] | (times > 0), REPETITION, 1.0)
-    x *= torch.where(x > 0, 1.0 / penalties, penalties)
-    x -= FREQUENCY * times
-    x -= PRESENCE * (times > 0)
-    return x
 
 
 def as_transformers(request: Request, words: Tensor, logits: Tensor, drafted: Tensor) -> Tensor:
@@ -105,7 +84,8 @@ def calls_of(case: Case, rng: torch.Generator) -> dict[str, Callable[[], object]
             case, eager.warp,
         )  # fmt: skip
 
-    return {"without": ours(None), "all on": ours(given), "vLLM": peer(as_vllm), "transformers": peer(as_transformers)}
+    peers = {"vLLM": peer(eager.as_vllm), "transformers": peer(as_transformers)}
+    return {"without": ours(None), "all on": ours(given), **peers}
 
 
 def main() -> None:

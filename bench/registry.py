@@ -87,6 +87,12 @@ def _law_cases(op: str) -> Callable[[Sequence[int], Sequence[int]], list[Case]]:
     return lambda vocabs, batches: _grid(op, {"T=1": {}, "truncated": {"params": _TRUNCATED}}, vocabs, batches)
 
 
+def _likelihood_cases(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
+    op = "token_logprobs"
+    processed = [Case(op, "processors", v, b, processed=True) for v in vocabs for b in batches]
+    return [*_law_cases(op)(vocabs, batches), *processed]
+
+
 def _uncut_cases(op: str) -> Callable[[Sequence[int], Sequence[int]], list[Case]]:
     return lambda vocabs, batches: _grid(op, {"T=1": {}}, vocabs, batches)
 
@@ -98,6 +104,13 @@ def _seed_cases(op: str) -> Callable[[Sequence[int], Sequence[int]], list[Case]]
         return [Case(op, OVERHEAD if b == 1 else "T=1", 64, b, cache="hot") for b in sorted({1, *batches, 256})]
 
     return cases
+
+
+def _count_cases(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
+    """Long lists of ids from the whole vocabulary, which is no size of its own."""
+    op = "count_tokens_"
+    overhead = Case(op, OVERHEAD, 64, 1, cache="hot")
+    return [overhead, *(Case(op, "T=1", max(vocabs), b, cache="hot") for b in batches)]
 
 
 def _cache_cases(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
@@ -135,6 +148,11 @@ def _seed_bytes(case: Case, step: Any, output: Any) -> int:
     return int(step.seeds.nbytes)
 
 
+def _listed_bytes(case: Case, step: Any, output: Any) -> int:
+    """The ids of the lists, which are looked through."""
+    return int(step.token_counts.ids.nbytes)
+
+
 def _moved_bytes(case: Case, step: Any, output: Any) -> int:
     """Rows that move, of all layers; each counts once, though it is read and written."""
     places = torch.arange(1, case.num_draft + 1, device=step.accepted_nodes.device)
@@ -152,8 +170,9 @@ REGISTRY: dict[str, Entry] = {
     "merge_shards": Entry(_uncut_cases("merge_shards"), inputs.shard, _tile_bytes),
     "shard_draw": Entry(_uncut_cases("shard_draw"), inputs.shard, _shard_bytes),
     "sample": Entry(_law_cases("sample"), inputs.next_rows, _row_bytes),
-    "token_logprobs": Entry(_law_cases("token_logprobs"), inputs.emitted_tokens, _row_bytes),
+    "token_logprobs": Entry(_likelihood_cases, inputs.emitted_tokens, _row_bytes),
     "uniform_samples": Entry(_seed_cases("uniform_samples"), inputs.seeds_and_positions, _seed_bytes),
     "noise_keys": Entry(_seed_cases("noise_keys"), inputs.seeds_and_positions, _seed_bytes),
+    "count_tokens_": Entry(_count_cases, inputs.history, _listed_bytes),
     "gather_kv_": Entry(_cache_cases, inputs.tree_cache, _moved_bytes),
 }

@@ -182,6 +182,14 @@ class Given {
     return x ? flat<T>(*x, count, what) : nullptr;
   }
 
+  // The same, to be written: a copy would keep what is.
+  template <class T>
+  T* written(const Tensor& x, int64_t count, const char* what) {
+    STD_TORCH_CHECK(x.is_contiguous(), "specdec: ", what, " must be contiguous");
+    flat<T>(x, count, what);
+    return static_cast<T*>(x.mutable_data_ptr());
+  }
+
   // Exactly `count` indices of either width.
   Ids ids(const Tensor& x, int64_t count, const char* what) {
     const ScalarType type = x.scalar_type();

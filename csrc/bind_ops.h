@@ -455,6 +455,23 @@ struct Ops {
     return {std::move(lengths), std::move(status.tensor)};
   }
 
+  static Made count_tokens_(const Tensor& ids, const Tensor& counts, const Tensor& num_output, const Tensor& tokens,
+                            const MaybeTensor& num_tokens) {
+    Device device("count_tokens_", ids);
+    Given given(device);
+    STD_TORCH_CHECK(ids.dim() == 2 && tokens.dim() == 2 && ids.size(0) == tokens.size(0) &&
+                        std::max(ids.size(1), tokens.size(1)) <= kMostNumbers / 2,
+                    "specdec: ids and tokens must be [batch, capacity] and [batch, n]");
+    const int64_t batch = ids.size(0), capacity = ids.size(1), n = tokens.size(1);
+    Output<int32_t> status(device, {batch});
+    device.run(Device::count_tokens_,
+               {given.template written<int32_t>(ids, batch * capacity, "ids"),
+                given.template written<int32_t>(counts, batch * capacity, "counts"),
+                given.template written<int32_t>(num_output, batch, "num_output"), batch, n, int32_t(capacity),
+                given.ids(tokens, batch * n, "tokens"), given.ids(num_tokens, batch, "num_tokens"), status.data});
+    return std::move(status.tensor);
+  }
+
  private:
   using Given = bind::Given<Device, Tensor>;
 

@@ -119,6 +119,10 @@ def _to(value: Any, device: str) -> Any:
     if isinstance(value, sk.SamplingParams):
         fields = {f: _to(getattr(value, f), device) for f in ("temperature", "top_k", "top_p", "min_p", "min_p_first")}
         return sk.SamplingParams(**fields)
+    if isinstance(value, sk.TokenCounts):
+        moved = object.__new__(sk.TokenCounts)
+        moved.__dict__.update({name: _to(one, device) for name, one in vars(value).items()})
+        return moved
     if type(value) in (list, tuple):
         return type(value)(_to(v, device) for v in value)
     return value.to(device) if isinstance(value, (sk.TokenMap, sk.DraftTree)) else value

@@ -36,7 +36,7 @@ GOOD: Calls = {
         f"{op}-{name}": (getattr(sk, op), make)
         for op in ("row_stats", "warp_probs", "uniform_samples", "noise_keys", "sample", "verify_chain",
                    "verify_packed", "verify_tree", "gather_kv_", "shard_stats", "merge_shards", "shard_draw",
-                   "token_logprobs")
+                   "token_logprobs", "count_tokens_")
         for name, make in op_tests(op).CALLS.items()
     },
     "decision_margins": (

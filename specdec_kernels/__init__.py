@@ -14,6 +14,7 @@ from .comparison.seq_cascade import seq_cascade
 from .comparison.token_cascade import token_cascade
 from .decoding.costs import CostTable
 from .decoding.generate import generate
+from .decoding.grammar import Grammar
 from .decoding.output import GenerationOutput, GenerationStats, Provenance
 from .decoding.plan_verify import plan_verify
 from .drafters import (
@@ -31,6 +32,7 @@ from .drafters import (
 from .integrations.transformers.packing import pack_linear_weights
 from .margins import Margins, decision_margins
 from .ops._common import LIBRARY
+from .ops.count_tokens_ import count_tokens_
 from .ops.gather_kv_ import gather_kv_
 from .ops.merge_shards import merge_shards
 from .ops.noise_keys import noise_keys
@@ -76,6 +78,7 @@ __all__ = [
     "GatherOutput",
     "GenerationOutput",
     "GenerationStats",
+    "Grammar",
     "Margins",
     "MedusaDrafter",
     "ModelDrafter",
@@ -99,6 +102,7 @@ __all__ = [
     "analysis",
     "backends",
     "bild",
+    "count_tokens_",
     "decision_margins",
     "distributed",
     "gather_kv_",

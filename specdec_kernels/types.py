@@ -5,14 +5,14 @@ Named tuples, because a verify call has to cost microseconds: building one takes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntFlag
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .checks import check_device, check_int, check_integers, check_sequence, check_tensor
+from .checks import check_device, check_int, check_integers, check_sequence
 
 PLACEHOLDER_TOKEN_ID = -1
 """Fills the slots of an output that hold no token."""
@@ -37,7 +37,7 @@ class Status(IntFlag):
     BAD_PARAM = 16
     """Out of range: a sampling parameter (read as its default), a length (clamped, or an idle row), an index (an idle
     row), or a uniform (read as 0). Or a row of target probabilities that is none (divided by its sum; all mass is put
-    on its largest if it has none)."""
+    on its largest if it has none). Or ids of a `TokenCounts` that do not ascend (they count as none)."""
     BAD_TREE = 32
     """A tree on the device that is not one: what does not hang from its root within the depth given was pruned. Or a
     path that does not fit the cache: it ends before the first node that does not."""
@@ -303,13 +303,15 @@ class TokenCounts:
         self.num_output = torch.zeros(len(ids), dtype=torch.int32, device=ids.device)
         self.max_new_tokens = max_new_tokens
 
-    def add_(self, tokens: Tensor) -> TokenCounts:
+    _count: ClassVar[Callable[..., Tensor]]  # `count_tokens_`, which puts itself here: it stands above this file
+
+    def add_(self, tokens: Tensor, num_tokens: Tensor | None = None) -> TokenCounts:
         """Count tokens of the output, as a verify step gives them; waits for nothing.
 
         Parameters
         ----------
-        tokens : Tensor
-            ``[batch, n]`` int32 or int64; −1 where there is none. Distinct ids that there is no room for are dropped.
+        tokens, num_tokens : Tensor
+            As `count_tokens_` takes them.
 
         Returns
         -------
@@ -319,20 +321,9 @@ class TokenCounts:
         Raises
         ------
         ValueError, TypeError
-            Another dtype, shape or device; before anything is counted.
+            What `count_tokens_` refuses.
         """
-        check_tensor("add_", "tokens", tokens, (torch.int64, torch.int32), self.ids.device)
-        batch, capacity = self.ids.shape
-        if tokens.dim() != 2 or len(tokens) != batch:
-            raise ValueError(f"add_: tokens must be [batch={batch}, n], got {list(tokens.shape)}")
-        new = (tokens >= 0) & (tokens < NO_ID)
-        ids = torch.cat([self.ids, torch.where(new, tokens, NO_ID).to(torch.int32)], 1)
-        ids, order = ids.sort(stable=True)
-        counts = torch.cat([self.counts, 2 * new.to(torch.int32)], 1).gather(1, order)
-        slot = torch.nn.functional.pad(ids[:, 1:] != ids[:, :-1], (1, 0)).cumsum(1)
-        self.ids.copy_(torch.full_like(ids, NO_ID).scatter(1, slot, ids)[:, :capacity])
-        self.counts.copy_(torch.zeros_like(counts).scatter_add(1, slot, counts)[:, :capacity])
-        self.num_output += new.sum(1).to(torch.int32)
+        self._count(self, tokens, num_tokens)
         return self
 
     def clone(self) -> TokenCounts:

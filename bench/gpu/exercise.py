@@ -98,15 +98,21 @@ def registered(batch: int, vocab: int, dtype: torch.dtype, device: str, backend:
             for place, found in enumerate(integers(call(inputs))):
                 yield f"{op} {case.name} {place}", found
             yield from ((f"{op} {case.name} cache", torch.stack(layer)) for layer in getattr(inputs, "cache", ()))
+            if op == "count_tokens_":
+                yield f"{op} {case.name} lists", torch.stack([inputs.token_counts.ids, inputs.token_counts.counts])
 
 
 def moved(value: Any, device: str) -> Any:
     """Inputs on a device."""
     if isinstance(value, (list, tuple)):
         parts = [moved(v, device) for v in value]
-        return type(value)(*parts) if isinstance(value, sk.RowStats) else type(value)(parts)
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, sk.DraftTree):
         return value.to(device)
+    if isinstance(value, sk.TokenCounts):
+        made = value.clone()
+        made.__dict__.update({name: moved(one, device) for name, one in vars(made).items()})
+        return made
     if is_dataclass(value):
         return replace(value, **{f.name: moved(getattr(value, f.name), device) for f in fields(value) if f.init})
     return value.to(device) if isinstance(value, Tensor) else value

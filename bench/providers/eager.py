@@ -11,13 +11,20 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from specdec_kernels.laws import TargetLaw
+from specdec_kernels.types import NO_ID
 
 from ..inputs import (
+    BIAS,
+    FREQUENCY,
     NUM_TOP,
+    PRESENCE,
+    REPETITION,
     CacheInputs,
     Case,
     ChainInputs,
+    CountInputs,
     PackedInputs,
+    Request,
     RowInputs,
     SeedInputs,
     ShardInputs,
@@ -243,10 +250,38 @@ def draw(logits: Tensor, params: sk.SamplingParams) -> tuple[Tensor, Tensor]:
     return token[..., 0], log_law.gather(-1, token)[..., 0]
 
 
-def likelihoods(logits: Tensor, tokens: Tensor, params: sk.SamplingParams) -> tuple[Tensor, ...]:
+def as_vllm(request: Request, words: Tensor, logits: Tensor, drafted: Tensor) -> Tensor:
+    """The rows as processors make them, by vLLM's formulae: the whole batch at once, with dense counts that are kept
+    from step to step but for the draft's.
+    """
+    x, (batch, rows, vocab) = logits.float().clone(), logits.shape
+    bits = (words[..., None] >> torch.arange(32, dtype=torch.int32, device=x.device)) & 1
+    x.masked_fill_(bits.flatten(-2)[..., :vocab] == 0, -math.inf)
+    biased = request.biased[:, None].expand(-1, rows, -1)
+    x.scatter_add_(-1, biased, torch.full(biased.shape, BIAS, device=x.device))
+    x[:, :3, 2] = -math.inf
+    counts = torch.zeros(batch, vocab, dtype=torch.int32, device=x.device).scatter_add_(
+        1, request.output, torch.ones_like(request.output, dtype=torch.int32)
+    )
+    prompt = torch.zeros(batch, vocab, dtype=torch.bool, device=x.device).scatter_(1, request.prompt, True)
+    one_hot = torch.zeros(batch, rows, vocab, dtype=torch.int32, device=x.device)
+    one_hot[:, 1:].scatter_(-1, drafted[..., None], 1)
+    times = one_hot.cumsum_(1).add_(counts[:, None])
+    penalties = torch.where(prompt[:, None] | (times > 0), REPETITION, 1.0)
+    x *= torch.where(x > 0, 1.0 / penalties, penalties)
+    x -= FREQUENCY * times
+    x -= PRESENCE * (times > 0)
+    return x
+
+
+def likelihoods(step: TokenInputs, params: sk.SamplingParams) -> tuple[Tensor, ...]:
     """What `token_logprobs` gives: raw and processed log-probability, rank; the likeliest ids and both of theirs."""
-    raw = logits.float().log_softmax(-1)
-    law = raw if params == sk.SamplingParams() else warp(logits, params).log_softmax(-1)
+    logits, tokens = step.logits, step.tokens
+    raw = law = logits.float().log_softmax(-1)
+    if step.request is not None and step.processors is not None and step.processors.token_bitmask is not None:
+        logits = as_vllm(step.request, step.processors.token_bitmask, logits, tokens[:, :-1])
+    if logits is not step.logits or params != sk.SamplingParams():
+        law = warp(logits, params).log_softmax(-1)
     own = raw.gather(-1, tokens[..., None])
     top = raw.topk(NUM_TOP)
     rank = (raw > own).sum(-1) + 1
@@ -301,7 +336,7 @@ def shard_builder(case: Case, function: Callable[..., object]) -> Call | None:
 
 def tokens_builder(case: Case, function: Callable[..., object]) -> Call | None:
     def call(step: TokenInputs) -> object:
-        return function(step.logits, step.tokens, case.params)
+        return function(step, case.params)
 
     return call
 
@@ -316,6 +351,24 @@ def random_keys(case: Case) -> Call | None:
 
     def call(step: SeedInputs) -> object:
         return torch.randint(-(2**63), 2**63 - 1, step.positions.shape, device=step.seeds.device)
+
+    return call
+
+
+def count_tokens_(case: Case) -> Call | None:
+    """Lists and tokens sorted together."""
+
+    def call(step: CountInputs) -> object:
+        known, tokens = step.token_counts, step.tokens
+        new = tokens >= 0
+        ids, order = torch.cat([known.ids, torch.where(new, tokens, NO_ID).int()], 1).sort(stable=True)
+        counts = torch.cat([known.counts, 2 * new.int()], 1).gather(1, order)
+        slot = torch.nn.functional.pad(ids[:, 1:] != ids[:, :-1], (1, 0)).cumsum(1)
+        capacity = known.ids.shape[1]
+        known.ids.copy_(torch.full_like(ids, NO_ID).scatter(1, slot, ids)[:, :capacity])
+        known.counts.copy_(torch.zeros_like(counts).scatter_add(1, slot, counts)[:, :capacity])
+        known.num_output += new.sum(1).int()
+        return known.num_output
 
     return call
 
@@ -354,6 +407,7 @@ BUILDERS: Mapping[str, Callable[[Case], Call | None]] = {
     **{op: functools.partial(builder, function=function) for op, (builder, function) in FUNCTIONS.items()},
     "uniform_samples": random_uniforms,
     "noise_keys": random_keys,
+    "count_tokens_": count_tokens_,
     "gather_kv_": gather_kv_,
 }
 NARROW_BUILDERS: Mapping[str, Callable[[Case], Call | None]] = {

@@ -163,7 +163,9 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
 
     def token_logprobs(case: Case) -> Call | None:
         backend = asked_for(case, name)
-        return lambda step: sk.token_logprobs(step.logits, step.tokens, case.params, num_top=NUM_TOP, backend=backend)
+        return lambda step: sk.token_logprobs(
+            step.logits, step.tokens, case.params, processors=step.processors, num_top=NUM_TOP, backend=backend
+        )
 
     def uniform_samples(case: Case) -> Call | None:
         backend = asked_for(case, name)

@@ -14,4 +14,5 @@
   OP(TokenLogprobs, token_logprobs)   \
   OP(VerifyChain, verify_chain)       \
   OP(VerifyTree, verify_tree)         \
-  OP(GatherKV, gather_kv_)
+  OP(GatherKV, gather_kv_)            \
+  OP(CountTokens, count_tokens_)

@@ -295,4 +295,17 @@ struct GatherKVArgs {
   int32_t* status;                 // [batch]
 };
 
+// Counts tokens in lists of processors (`count_ids` and so on), in place. The lowest ids stay where there are more than
+// `capacity`.
+struct CountTokensArgs {
+  int32_t* ids;         // [batch, capacity]
+  int32_t* counts;      // the same
+  int32_t* num_output;  // [batch]
+  int64_t batch, n;
+  int32_t capacity;
+  Ids tokens;       // [batch, n]; negative: no token
+  Ids num_tokens;   // [batch] or null: n
+  int32_t* status;  // [batch]
+};
+
 }  // namespace specdec

@@ -1,6 +1,7 @@
 #include "cpu/row.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -24,8 +25,8 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, Row
   // Where truncation leaves few ids their own weights are all that is needed; top-p alone needs the whole row's mass.
   const bool sum =
       !sampling.greedy && (!cut || (sampling.top_p < 1 && top_k == 0 && !(sampling.min_p_first && sampling.min_p > 0)));
-  const int32_t flags =
-      scan_tiles(row, sampling.inverse_temperature, sum || (weights && !sampling.greedy), split, scratch, weights);
+  const int32_t flags = scan_tiles(row, sampling.inverse_temperature, sum || (weights && !sampling.greedy), split,
+                                   scratch, weights, sampling.greedy);
   const float max = *std::max_element(scratch.tile_max.begin(), scratch.tile_max.end());
 
   RowLaw law{};
@@ -82,27 +83,52 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, Row
   return law;
 }
 
+// How much processors add to a logit at most: what is positive of a bias, where penalties only lower; infinite where they
+// raise, or a bias is NaN.
+float most_added(const Overlay& overlay) {
+  bool known = overlay.repetition >= 1 && overlay.frequency >= 0 && overlay.presence >= 0;
+  float most = 0.0f;
+  for (int32_t i = 0; i < overlay.num_bias; ++i) {
+    known &= !std::isnan(overlay.bias_values[i]);
+    most = std::max(most, overlay.bias_values[i]);
+  }
+  return known ? most : kInfinity;
+}
+
 }  // namespace
 
 int32_t scan_tiles(const RowView& row, float inverse_temperature, bool sum, bool split, RowScratch& scratch,
-                   bool weights) {
-  const LogitKernels& kernels = weighing(row, weights);
+                   bool weights, bool only_max) {
+  const LogitKernels &kernels = weighing(row, weights), &given = cpu::kernels().logits[int(row.dtype)];
   const int tiles = row.tiles(), groups = (row.vocab + kGroup - 1) / kGroup;
   scratch.group_max.resize(groups);
   scratch.tile_max.resize(tiles);
   scratch.tile_mass.resize(tiles);
   scratch.summed = sum;
   scratch.listed = false;
+  const bool bounded = only_max && row.processed;
+  const float added = bounded ? most_added(row.overlay) : 0.0f;
+  std::atomic<float> largest{-kInfinity};
   int32_t flags = 0;
   for_each_tile(row, split, [&](int tile) {
-    const int n = row.tile_size(tile), first = tile * (kTile / kGroup);
+    const int n = row.tile_size(tile);
+    float *const first = &scratch.group_max[tile * (kTile / kGroup)], *const last = first + (n + kGroup - 1) / kGroup;
+    float& max = scratch.tile_max[tile];
+    // A tile whose logits as they are given cannot become the largest need not be processed. Sums keep their order when they
+    // are rounded; what has a NaN is looked at.
+    if (bounded && given.group_maxima(row.in_memory(tile * kTile), n, first) == 0 &&
+        *std::max_element(first, last) + added < largest.load(std::memory_order_relaxed)) {
+      std::fill(first, last, -kInfinity);
+      max = -kInfinity;
+      return;
+    }
     const Logits x = row.tile(tile);
-    const int32_t seen = kernels.group_maxima(x, n, &scratch.group_max[first]);
+    const int32_t seen = kernels.group_maxima(x, n, first);
     if (seen) __atomic_fetch_or(&flags, seen, __ATOMIC_RELAXED);
-    const float* maxima = &scratch.group_max[first];
-    const float max = *std::max_element(maxima, maxima + (n + kGroup - 1) / kGroup);
-    scratch.tile_max[tile] = max;
+    max = *std::max_element(first, last);
     if (sum) scratch.tile_mass[tile] = std::isfinite(max) ? kernels.exp_sum(x, n, max, inverse_temperature) : 0.0f;
+    for (float before = largest; bounded && max > before && !largest.compare_exchange_weak(before, max);) {
+    }
   });
   return flags;
 }
@@ -121,6 +147,12 @@ void scale_masses(const float* tile_max, float max, float inverse_temperature, s
     mass[tile] *= std::exp((tile_max[tile] - max) * inverse_temperature);
 }
 
+bool ascends(const int32_t* ids, int32_t n) {
+  bool good = true;
+  for (int32_t i = 1; i < n; ++i) good &= may_follow(ids[i], ids[i - 1]);
+  return good;
+}
+
 RowView row_view(const Rows& rows, int64_t b, int64_t i) {
   const int64_t size = rows.dtype == DType::kFloat32 ? 4 : 2;
   return {static_cast<const char*>(rows.data) + (b * rows.stride_batch + i * rows.stride_row) * size, rows.dtype,
@@ -130,11 +162,6 @@ RowView row_view(const Rows& rows, int64_t b, int64_t i) {
 RowView row_view(const Rows& rows, int64_t b, int64_t i, const ProcessorArgs& processors, int64_t sequence,
                  int64_t first, int64_t place, const Drafted& drafted) {
   RowView row = row_view(rows, b, i);
-  const auto ascends = [](const int32_t* ids, int32_t n) {
-    bool good = true;
-    for (int32_t i = 1; i < n; ++i) good &= may_follow(ids[i], ids[i - 1]);
-    return good;
-  };
   row.processed = processors.on;
   row.place = int32_t(place);
   if (processors.on) row.overlay = overlay_of(processors, sequence, first, drafted, ascends);

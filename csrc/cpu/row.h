@@ -52,6 +52,9 @@ inline Logits::Logits(const RowView& row, int32_t begin, int n) : data_(row.in_m
   if (row.processed) process(row, begin, n);
 }
 
+// Whether ids are a list of processors: see may_follow.
+bool ascends(const int32_t* ids, int32_t n);
+
 RowView row_view(const Rows& rows, int64_t b, int64_t i);
 // With what processors make of it: it is row `place` of a sequence whose first is number `first` of all rows of the call,
 // whatever the batches that they lie in.
@@ -83,9 +86,9 @@ struct Reading {
 void read_row(const RowView& row, const Sampling& sampling, bool split, Reading& out);
 
 // One pass over a row: the maxima of groups and tiles and, if `sum`, each tile's sum of exp((x - its max) / T), or of
-// `weights` theirs, infinite where one is negative; kNaN or 0.
+// `weights` theirs, infinite where one is negative; kNaN or 0. `only_max`: -inf may stand for maxima that are not the row's.
 int32_t scan_tiles(const RowView& row, float inverse_temperature, bool sum, bool split, RowScratch& scratch,
-                   bool weights = false);
+                   bool weights = false, bool only_max = false);
 
 // The lowest id of the largest logit of such a row; 0 where nothing is possible.
 int32_t find_argmax(const RowView& row, const RowScratch& scratch);

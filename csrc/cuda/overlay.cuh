@@ -1,7 +1,7 @@
 // Logits processors, applied wherever a row of the target's logits is loaded. Kernels of rows that they change are the same
 // files compiled once more (processed_*.cu), in a namespace of their own: those of other rows hold nothing of this.
 #pragma once
-#include "common/processors.h"
+#include "cuda/lists.cuh"
 #include "cuda/ops.h"
 #include "cuda/search.cuh"
 
@@ -39,10 +39,7 @@ __device__ __forceinline__ Overlay& overlay_of_block() {
 // Finds it, by the block; `first`: the sequence's first row among all.
 inline __device__ __noinline__ void find_overlay(const ProcessorArgs& all, int64_t b, int64_t first, Drafted drafted) {
   const Overlay found = overlay_of(all, b, first, drafted, [](const int32_t* ids, int32_t n) {
-    int32_t bad = 0;
-    for (int32_t i = 1 + int32_t(threadIdx.x); i < n; i += int32_t(blockDim.x))
-      bad |= !may_follow(__ldg(ids + i), __ldg(ids + i - 1));
-    return block_reduce(bad, 0, Or{}) == 0;
+    return block_ascends(n, [ids](int32_t i) { return __ldg(ids + i); });
   });
   by_one([&] { overlay_of_block() = found; });
 }

@@ -198,6 +198,20 @@ def test_eager_likelihoods_are_token_logprobs() -> None:
             torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5, check_dtype=False)
 
 
+def test_every_provider_counts_the_same() -> None:
+    case = next(c for c in cases("count_tokens_") if c.name == "T=1")
+    after = {}
+    for name, call in build(case, FAST).items():
+        step = a_set(case)
+        call(step)
+        call(replace(step, tokens=step.tokens.roll(1).index_fill(1, torch.tensor([2]), -1) + 90))
+        after[name] = step.token_counts
+    assert {"reference", "eager"} <= set(after)
+    for name, counts in after.items():
+        for field in ("ids", "counts", "num_output"):
+            assert torch.equal(getattr(counts, field), getattr(after["eager"], field)), (name, field)
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 def test_every_provider_moves_the_same_rows(batch: int) -> None:
     case = next(c for c in REGISTRY["gather_kv_"].cases([VOCAB], [batch]) if c.batch == batch)

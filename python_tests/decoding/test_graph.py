@@ -413,6 +413,24 @@ def test_a_runner_that_waits_is_found_out_before_the_capture(cuda: FakeCuda, log
     assert cuda.captures() == 0 and cuda.log.count("check") == 1 and cuda.get_sync_debug_mode() == 0
 
 
+def test_a_step_with_a_grammar(cuda: FakeCuda, log: pytest.LogCaptureFixture) -> None:
+    """The host looks at its draft, and knows of all that was emitted before."""
+
+    class Odd(sk.Grammar):
+        seen = 0
+
+        def fill(self, rows: Tensor, drafts: list[np.ndarray]) -> None:
+            rows.fill_(0x2AAAAAAA)
+
+        def commit(self, tokens: list[np.ndarray]) -> None:
+            self.seen += sum(map(len, tokens))
+
+    grammar = Odd()
+    out = run(drafter=DRAFTERS["model"](), grammar=grammar)
+    assert bool((out.tokens[out.tokens >= 0] % 2 == 1).all()) and grammar.seen == int(out.num_tokens.sum())
+    assert "a grammar looks at each draft on the host" in logged(log) and cuda.captures() == 0
+
+
 def test_a_capture_that_fails(cuda: FakeCuda, log: pytest.LogCaptureFixture) -> None:
     plain = run()
     cuda.fail_captures = True

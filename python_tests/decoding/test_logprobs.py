@@ -137,6 +137,42 @@ def test_nothing_past_an_end() -> None:
             assert torch.equal(ours[there], its[:, : there.shape[1]][there]) and bool((ours[~there] == none).all())
 
 
+@pytest.mark.parametrize("kind", ["step", "callable", "put and end"])
+def test_a_streamer_is_told_just_before_the_tokens(kind: str) -> None:
+    """Of whatever kind it is: the same as in the end, and cut where `stop` cuts."""
+    told: list[list[Any]] = []
+
+    class Streamer:
+        def logprobs(self, likely: list[sk.TokenLogprobs]) -> None:
+            assert all(isinstance(one, sk.TokenLogprobs) for one in likely)
+            told.append([likely])
+
+    def lengths(self: Streamer, *given: Any) -> None:
+        if told:  # else it is the prompt, or nobody asks
+            told[-1].append([len(row) for row in given[0]] if isinstance(given[0], list) else [len(given[0])])
+
+    methods: dict[str, Any] = {
+        "step": {"step": lengths}, "callable": {"__call__": lengths},
+        "put and end": {"put": lengths, "end": lambda self: None},
+    }[kind]  # fmt: skip
+    streamer = type("Whole", (Streamer,), methods)()
+    ids, mask = prompts(4, 2, 6, vocab=23) if kind != "put and end" else prompts(4, vocab=23)
+    limit = iter([0] * 2)
+    given: dict[str, Any] = {
+        "attention_mask": mask, "drafter": sk.ModelDrafter(TableRunner(NEAR)), "max_new_tokens": 9,
+        "num_speculative_tokens": 3, "acceptance": "match", "seeds": torch.arange(len(ids)),
+        "stop": lambda tokens: [None if next(limit, 1) == 0 else min(1, len(row)) for row in tokens],
+    }  # fmt: skip
+    out = sk.generate(TableRunner(TARGET), ids, streamer=streamer, return_logprobs=2, **given)
+    assert out.logprobs is not None and len(told) > 1
+    assert all([len(one.log_prob) for one in likely] == emitted for likely, emitted in told)
+    for b, n in enumerate(out.num_tokens.tolist()):
+        for place, whole in enumerate(out.logprobs):
+            assert torch.equal(torch.cat([likely[b][place] for likely, _ in told]), whole[b, :n])
+    told.clear()
+    assert sk.generate(TableRunner(TARGET), ids, streamer=streamer, **given).logprobs is None and told == []
+
+
 def test_not_asked_for() -> None:
     ids, mask = prompts(4, 2, vocab=23)
     out = sk.generate(TableRunner(TARGET), ids, attention_mask=mask, drafter=sk.NoDrafter(), max_new_tokens=3)

@@ -6,8 +6,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from .calls import GOOD, Case, fuzz_cu, fuzz_op, fuzz_overlap
+from .calls import GOOD, Case, fuzz_op
 from .index import fuzz_index
+from .promises import fuzz_cu, fuzz_overlap
 
 KINDS = (*GOOD, *GOOD, "verify_chain", "verify_tree", "cu", "overlap", "index")
 

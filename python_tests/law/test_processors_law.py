@@ -17,6 +17,7 @@ import specdec_kernels as sk
 from python_tests.law.cases import TOLERANCE, problem
 from python_tests.law.test_tree_law import SHAPES, given, plain
 from python_tests.ops.processing import EACH, Request, bits, processors
+from python_tests.ops.test_processors import holds_no_list
 from python_tests.support import Backend
 from specdec_kernels import laws
 from specdec_kernels.testing import (
@@ -306,3 +307,19 @@ def test_planted_defect_of_counting_on_trees_is_caught(
             planted.setattr(reference_tree.Tree, "draft_before", mutant)
             with pytest.raises(AssertionError):
                 check(TRUE_TREE, case, "recursive")
+
+
+@pytest.mark.parametrize("name", ["bias_ids", "count_ids"])
+def test_lists_taken_as_they_are_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_lists = partial(holds_no_list, Backend("reference", "cpu"), name)
+    check_lists()
+    module = importlib.import_module("specdec_kernels.backends.reference.processors")
+    unseen = {"bias_ids": 0, "count_ids": 1}[name]
+    true, calls = module.flagged_lists, iter(range(10**6))
+
+    def trusting(ids: Tensor) -> tuple[Tensor, Tensor]:
+        return (ids, torch.zeros(len(ids), dtype=torch.int32)) if next(calls) % 2 == unseen else true(ids)
+
+    monkeypatch.setattr(module, "flagged_lists", trusting)
+    with pytest.raises(AssertionError):
+        check_lists()

@@ -10,6 +10,7 @@ from typing import Any
 import llguidance
 import llguidance.hf
 import llguidance.torch
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -162,3 +163,45 @@ def test_penalties_and_a_grammar_with_drafts_are_transformers(loaded: tuple[Any,
     assert ours == own and accepted > 2 and changed > 0
     found = json.loads(tokenizer.decode(own, skip_special_tokens=True))
     assert set(found) == {"name", "age", "city"} and found["city"] in ("Rome", "Lagos", "Lima")
+
+
+class Grammars(sk.Grammar):
+    """An engine for each text."""
+
+    def __init__(self, tokenizer: Any, vocab: int, end: int, batch: int) -> None:
+        self.engines, self.end = [Grammar(tokenizer, vocab, end) for _ in range(batch)], end
+
+    def fill(self, rows: Tensor, drafts: list[np.ndarray]) -> None:
+        for engine, own, draft in zip(self.engines, rows, drafts, strict=True):
+            own[: len(draft) + 1] = engine.bitmask(draft.tolist())[0]
+
+    def commit(self, tokens: list[np.ndarray]) -> None:
+        for engine, new in zip(self.engines, tokens, strict=True):
+            assert engine.matcher.consume_tokens([token for token in new.tolist() if token != self.end])
+
+
+def test_generate_with_a_grammar_is_transformers(loaded: tuple[Any, Any]) -> None:
+    """The same of `generate`, for three texts at a time, looked-up drafts and plain decoding."""
+    model, tokenizer = loaded
+    texts = [tokenizer.encode(PEOPLE.replace("{text}", text)) for text in TEXTS]
+    width, end = max(map(len, texts)), tokenizer.eos_token_id
+    ids = torch.tensor([[end] * (width - len(text)) + text for text in texts])
+    mask = torch.tensor([[0] * (width - len(text)) + [1] * len(text) for text in texts])
+    banned, biased = tokenizer.encode(" Ben")[0], tokenizer.encode(" 36")[-1]
+    with pack_linear_weights(model):
+        expected = [in_transformers(model, tokenizer, torch.tensor([text]), end, banned, biased) for text in texts]
+        for drafter in (sk.NgramDrafter(), sk.NoDrafter()):
+            processors = sk.Processors(
+                logit_bias={biased: BIAS}, banned_ids=[banned], repetition_penalty=REPETITION,
+                token_counts=sk.TokenCounts(ids, 40, mask),
+            )  # fmt: skip
+            out = sk.generate(
+                model, ids, attention_mask=mask, drafter=drafter, acceptance="greedy", processors=processors,
+                grammar=Grammars(tokenizer, model.config.vocab_size, end, len(texts)), max_new_tokens=40,
+                num_speculative_tokens=4, eos_token_id=end,
+            )  # fmt: skip
+            assert [out.tokens[b, :n].tolist() for b, n in enumerate(out.num_tokens)] == expected
+            assert out.status.tolist() == [0] * len(texts)
+            assert (out.stats.num_accepted > 6) == isinstance(drafter, sk.NgramDrafter)
+    for text in expected:
+        assert set(json.loads(tokenizer.decode(text, skip_special_tokens=True))) == {"name", "age", "city"}

@@ -63,6 +63,8 @@ def tensors(value: Any) -> list[Tensor]:
         return [value]
     if is_dataclass(value):
         return [t for f in fields(value) if not f.name.startswith("_") for t in tensors(getattr(value, f.name))]
+    if isinstance(value, sk.TokenCounts):
+        value = vars(value)
     if isinstance(value, dict):
         return [t for v in value.values() for t in tensors(v)]
     return [t for v in value for t in tensors(v)] if isinstance(value, (list, tuple)) else []

@@ -153,12 +153,7 @@ def of_any_kind(rng: torch.Generator, batch: int, rows: tuple[int, ...], vocab: 
 
 def moved(given: sk.Processors, backend: Backend) -> sk.Processors:
     """On the backend's device."""
-    values: dict[str, Any] = {name: backend(getattr(given, name)) for name in FIELDS if name != "token_counts"}
-    if given.token_counts is not None:
-        values["token_counts"] = object.__new__(sk.TokenCounts)
-        for name, tensor in vars(given.token_counts).items():
-            setattr(values["token_counts"], name, backend(tensor))
-    return sk.Processors(**values)
+    return sk.Processors(**{name: backend(getattr(given, name)) for name in FIELDS})
 
 
 FIELDS = [name for name in vars(sk.Processors()) if not name.startswith("_")]

@@ -21,7 +21,9 @@ from python_tests.ops.processing import EACH, Request, bits, moved, of_any_kind,
 from python_tests.ops.test_compile import tensors_of
 from python_tests.support import Backend
 from specdec_kernels import laws
+from specdec_kernels.processors import FlatProcessors
 from specdec_kernels.testing import float64_law
+from specdec_kernels.types import NO_ID
 
 OP = "warp_probs"
 
@@ -284,6 +286,68 @@ def test_lists_that_are_none_are_safe(backend: Backend, rng: torch.Generator) ->
         given = sk.Processors(repetition_penalty=1.5, frequency_penalty=0.5, token_counts=counts)
         for params in (None, sk.SamplingParams(top_k=50, top_p=0.7), sk.SamplingParams(top_p=0.5, min_p=0.2)):
             assert torch.isfinite(backend.warp_probs(x, params, processors=given)).all()
+
+
+@pytest.mark.parametrize("name", ["bias_ids", "count_ids"])
+def test_a_list_that_does_not_ascend_is_empty_and_flagged(backend: Backend, name: str) -> None:
+    holds_no_list(backend, name)
+
+
+def holds_no_list(backend: Backend, name: str) -> None:
+    """A list of one sequence in no order: as if it were empty, and told in the status of every op and row."""
+    vocab, batch, width = 60, 3, 9
+    rng = torch.Generator().manual_seed(8)
+    x, u = backend(logits(rng, batch, 2, vocab), uniforms(rng, batch, 2))
+    ids = torch.arange(0, 5 * width, 5)
+    fields: dict[str, Any] = {
+        "logit_bias": (ids.expand(batch, -1), torch.randn(batch, width, generator=rng)),
+        "repetition_penalty": 1.7, "frequency_penalty": 0.5,
+    }  # fmt: skip
+
+    def given() -> tuple[sk.Processors, Tensor]:
+        counts = sk.TokenCounts(ids.expand(batch, -1), 0)
+        counts.counts += torch.arange(width).int() % 2 * 2
+        made = moved(sk.Processors(**fields, token_counts=counts), backend)
+        listed = FlatProcessors(None, *made._lists(x.device, vocab).flat)._asdict()[name]
+        return made, listed
+
+    bad = int(sk.Status.BAD_PARAM)
+    for place, value in ((1, 0), (width - 1, 20), (4, 59)):  # again, less, and the next one less
+        (made, listed), (emptied, empty) = given(), given()
+        listed[1, place], empty[1] = value, NO_ID
+        stats = backend.row_stats(x, processors=made)
+        assert stats.status.tolist() == [[0, 0], [bad, bad], [0, 0]]
+        same_bits(stats.values, backend.row_stats(x, processors=emptied).values)
+        drawn = backend.sample(x, uniform_samples=u, processors=made)
+        assert drawn.stats.status.tolist() == stats.status.tolist()
+        likely = backend.token_logprobs(x, drawn.token, processors=made)
+        assert likely.status.tolist() == stats.status.tolist()
+        step: dict[str, Any] = {"draft_tokens": drawn.token[:, :1], "uniform_samples": u}
+        out = backend.verify_chain(x, **step, processors=made)
+        assert out.status.tolist() == [0, bad, 0]
+        assert torch.equal(out.tokens, backend.verify_chain(x, **step, processors=emptied).tokens)
+
+
+@pytest.mark.parametrize("what", ["bias", "repetition", "frequency", "presence", "NaN"])
+def test_what_processors_lift_is_the_largest(backend: Backend, what: str, rng: torch.Generator) -> None:
+    """Whichever tile it is in: no bound on what a tile can become passes it over."""
+    vocab = backend.vocab(5200)
+    ids = [0, 1023, 1024, 2050, vocab - 1]
+    negative = what == "repetition"  # what is below 0 it raises
+    x = logits(rng, vocab).clamp(-9, -1.5 if negative else 8.0).expand(len(ids), vocab).contiguous()
+    x[range(len(ids)), ids] = -1.0 if negative else 8.9
+    x[:, 1500] = -0.9 if negative else 9.5
+    prompt = sk.TokenCounts(torch.tensor(ids)[:, None], 4)
+    counts = prompt if negative else prompt.clone().add_(torch.tensor(ids)[:, None])
+    fields: dict[str, Any] = {
+        "bias": {"logit_bias": [{one: 0.75, 7: -1.0} for one in ids]}, "repetition": {"repetition_penalty": 0.5},
+        "frequency": {"frequency_penalty": -0.75}, "presence": {"presence_penalty": -0.75},
+        "NaN": {"logit_bias": (torch.tensor([[7, 1024]]), torch.tensor([[0.5, torch.nan]]))},
+    }[what]  # fmt: skip
+    given = moved(sk.Processors(**fields, token_counts=counts), backend)
+    stats = backend.row_stats(backend(x), sk.SamplingParams(0.0), processors=given)
+    assert stats.argmax.tolist() == ([1500] * len(ids) if what == "NaN" else ids)
+    assert stats.status.tolist() == [int(sk.Status.NAN) if what == "NaN" else 0] * len(ids)
 
 
 def test_a_mask_of_another_step(backend: Backend, rng: torch.Generator) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..checks import check_acceptance, check_flag, check_int
+from ..checks import check_acceptance, check_flag, check_instance, check_int
 from ..drafters.base import Drafter, TreeDrafter
 from ..laws import TargetLaw, check_law
 from ..ops.token_logprobs import MAX_TOP
 from ..ops.verify_chain import ACCEPTANCES
 from ..processors import Processors
 from .costs import CostTable
+from .grammar import Grammar
 from .request import MAX_SPECULATIVE_TOKENS
 from .runner import Runner
 from .step import TREE_RULES
@@ -68,7 +69,9 @@ def check_processors(runner: Runner, processors: object, batch: int, max_new_tok
     if not isinstance(processors, Processors):
         raise TypeError(f"generate: processors must be a Processors or None, got {type(processors).__name__}")
     if processors.token_bitmask is not None:
-        raise ValueError("generate: processors must have no token_bitmask, which is a step's own, got one")
+        raise ValueError(
+            "generate: processors must have no token_bitmask, which is a step's own (give a grammar), got one"
+        )
     num = processors._lists(runner.device, runner.vocab_size).num
     if num not in (1, batch):
         raise ValueError(f"generate: processors must be of 1 or batch={batch} sequences, got {num}")
@@ -85,6 +88,15 @@ def check_processors(runner: Runner, processors: object, batch: int, max_new_tok
             f"generate: processors.token_counts must have room for max_new_tokens={max_new_tokens}, got "
             f"{counts.max_new_tokens}"
         )
+
+
+def check_grammar(grammar: object, drafter: Drafter) -> None:
+    """Raise unless the loop can ask `grammar` for masks, which it does for chains."""
+    if grammar is None:
+        return
+    check_instance("generate", "grammar", grammar, Grammar, "a Grammar or None")
+    if isinstance(drafter, TreeDrafter):
+        raise ValueError(f"generate: grammar must be None for the trees of {type(drafter).__name__}, got one")
 
 
 def check_streamer(streamer: Any, batch: int) -> None:

@@ -17,13 +17,21 @@ from ..integrations.runners import as_runner
 from ..laws import TargetLaw
 from ..processors import Processors
 from ..sampling import SamplingParams
-from .arguments import check_listeners, check_logprobs, check_processors, check_speculation, check_streamer
+from .arguments import (
+    check_grammar,
+    check_listeners,
+    check_logprobs,
+    check_processors,
+    check_speculation,
+    check_streamer,
+)
 from .claims import claimed
 from .costs import CostTable, LearnedCosts
+from .grammar import Grammar
 from .graph import begin_steps
 from .hindsight import Hindsight
 from .listeners import emitter, progress_bar
-from .output import GenerationOutput, Recorder, Seconds
+from .output import GenerationOutput, Recorder, Seconds, of_each
 from .rehearsal import begin_costs, synchronize
 from .request import Request
 from .runner import Runner
@@ -41,6 +49,7 @@ def generate(
     attention_mask: Tensor | None = None,
     sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
     processors: Processors | None = None,
+    grammar: Grammar | None = None,
     seeds: Tensor | None = None,
     max_new_tokens: int = 128,
     num_speculative_tokens: int | str | CostTable = "auto",
@@ -87,6 +96,9 @@ def generate(
         emitted is added to its `token_counts`, which begin with the prompt: ``TokenCounts(input_ids, max_new_tokens,
         attention_mask)``, made anew for each call. `ModelDrafter` draws with them, too, and lookups propose nothing
         that they bar.
+    grammar : Grammar, optional
+        An engine on the host that bars, at every position, what a text may not go on with; not for drafters of trees.
+        A step then waits for its draft, and is not captured.
     seeds : Tensor, optional
         ``[batch]`` int64. None: drawn from torch's default generator.
     max_new_tokens : int
@@ -114,7 +126,9 @@ def generate(
     streamer : optional
         A transformers streamer (``put`` / ``end``; batch 1 only), or a callable that is given, after every step, a list
         of ``[n]`` int64 arrays: the new tokens of each sequence. An object with a method ``step`` has that called with
-        a second list, of ``[n]`` int64 arrays: where each of those tokens came from, as `Provenance`.
+        a second list, of ``[n]`` int64 arrays: where each of those tokens came from, as `Provenance`. With
+        `return_logprobs` a method ``logprobs``, where it has one, is called just before, with a list of
+        `TokenLogprobs` on the CPU: ``[n]`` each, of those tokens.
     return_logprobs : int, optional
         0 … 20: with the tokens come their log-probabilities and ranks, and of so many likeliest ids beside each the
         same (`TokenLogprobs`): raw and, after `processors` and `sampling`, processed (by ``acceptance="greedy"`` after
@@ -140,6 +154,7 @@ def generate(
     request.check("generate", runner)
     check_speculation(runner, drafter, num_speculative_tokens, acceptance, target_law)
     check_processors(runner, processors, request.batch_size, max_new_tokens)
+    check_grammar(grammar, drafter)
     check_streamer(streamer, request.batch_size)
     check_listeners(stop, progress)
     check_logprobs(return_logprobs)
@@ -165,7 +180,7 @@ def generate(
         cleanup.callback(runner.finish)
         runner.start(prompt, state.capacity)
         runner.prefill(prompt)
-        steps = cleanup.enter_context(begin_steps(state, runner, drafter, ends))
+        steps = cleanup.enter_context(begin_steps(state, runner, drafter, ends, grammar))
         synchronize(state.device)
         prefilled = time.perf_counter()
         costs = _costs(steps, num_speculative_tokens, reproducible=request.seeds is not None)
@@ -180,6 +195,8 @@ def generate(
             result, asked = steps.next_result(schedule)
             seconds = time.perf_counter() - launched
             result = stopper.cut(state, result)
+            if grammar is not None:
+                grammar.commit(of_each(result.tokens, result))
             drafter.commit(state, result)
             schedule.note(result, seconds if steps.steady else None)
             if hindsight:

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from ..config import settings
 from ..drafters.base import Draft, Drafter
+from .grammar import Grammar
 from .logprobs import numbers_of_token
 from .runner import Runner
 from .schedule import Schedule
@@ -60,19 +61,23 @@ class _Streams(threading.local):
 _streams = _Streams()
 
 
-def begin_steps(state: DecodingState, runner: Runner, drafter: Drafter, ends: Tensor | None) -> Steps:
+def begin_steps(
+    state: DecodingState, runner: Runner, drafter: Drafter, ends: Tensor | None, grammar: Grammar | None
+) -> Steps:
     """The way of running steps that fits the device and the model; parameters as of `Steps`."""
     if not _is_cuda(state.device):
-        return Steps(state, runner, drafter, ends)
+        return Steps(state, runner, drafter, ends, grammar)
     reason = None
-    if settings().check:
+    if grammar is not None:
+        reason = "a grammar looks at each draft on the host"
+    elif settings().check:
         reason = "SPECDEC_CHECK=1 looks at the status of every op"
     elif not runner.capturable:
         reason = f"{runner.name} cannot be captured, or does not say that it can (Runner.capturable)"
     if reason is None:
         return CapturedSteps(state, runner, drafter, ends)
     _explain(reason)
-    return Steps(state, runner, drafter, ends)
+    return Steps(state, runner, drafter, ends, grammar)
 
 
 def _is_cuda(device: torch.device) -> bool:

@@ -9,16 +9,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from .output import origins
+from ..types import TokenLogprobs
+from .output import of_each, origins
 from .state import StepResult
 
 
 def emitter(streamer: Any, prompts: list[np.ndarray], cleanup: ExitStack) -> Callable[[StepResult], None]:
-    """What hands each step's tokens to the streamer."""
+    """What hands each step's tokens to the streamer, after their log-probabilities where it asks for them."""
+    give = _giver(streamer, prompts, cleanup)
+    if not callable(getattr(streamer, "logprobs", None)):
+        return give
 
-    def of_each(rows: np.ndarray, result: StepResult) -> list[np.ndarray]:
-        return [row[:n] for row, n in zip(rows, result.num_tokens, strict=True)]
+    def give_both(result: StepResult) -> None:
+        if result.logprobs is not None:
+            streamer.logprobs(
+                [TokenLogprobs(*(x[b, :n] for x in result.logprobs)) for b, n in enumerate(result.num_tokens)]
+            )
+        give(result)
 
+    return give_both
+
+
+def _giver(streamer: Any, prompts: list[np.ndarray], cleanup: ExitStack) -> Callable[[StepResult], None]:
+    """What hands it the tokens."""
     if streamer is None:
         return lambda result: None
     if callable(getattr(streamer, "step", None)):

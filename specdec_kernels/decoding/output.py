@@ -136,6 +136,11 @@ class Seconds(NamedTuple):
     rehearsal: float = 0.0
 
 
+def of_each(rows: np.ndarray, result: StepResult) -> list[np.ndarray]:
+    """Of ``[batch, width + 1]`` what belongs to the tokens that each sequence was given."""
+    return [row[:n] for row, n in zip(rows, result.num_tokens, strict=True)]
+
+
 def origins(result: StepResult) -> np.ndarray:
     """``[batch, width + 1]`` int64: a `Provenance` for each of a step's tokens."""
     columns = np.arange(result.tokens.shape[1])

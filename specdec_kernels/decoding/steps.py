@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from ..drafters.base import Draft, Drafter
+from .grammar import Grammar, with_grammar
 from .runner import Runner
 from .schedule import Schedule
 from .state import DecodingState, StepResult
@@ -28,6 +29,8 @@ class Steps:
     drafter : Drafter
     ends : Tensor, optional
         ``[num_eos]`` int64 ids that end a sequence.
+    grammar : Grammar, optional
+        See `generate`.
     """
 
     rehearsals = 0
@@ -35,8 +38,11 @@ class Steps:
     steady = True
     """Whether the last step ran at its own speed."""
 
-    def __init__(self, state: DecodingState, runner: Runner, drafter: Drafter, ends: Tensor | None) -> None:
-        self.state, self.runner, self.drafter, self.ends = state, runner, drafter, ends
+    def __init__(
+        self, state: DecodingState, runner: Runner, drafter: Drafter, ends: Tensor | None,
+        grammar: Grammar | None = None,
+    ) -> None:  # fmt: skip
+        self.state, self.runner, self.drafter, self.ends, self.grammar = state, runner, drafter, ends, grammar
         self._under_way: deque[tuple[int, Any]] = deque()
 
     def __enter__(self) -> Steps:
@@ -81,6 +87,8 @@ class Steps:
         if state.asks_drafter(num_tokens):
             self.drafter.prepare(at_step)
         draft = self._propose(at_step, num_tokens, schedule.round_up)
+        if self.grammar is not None:
+            state = with_grammar(state, self.grammar, draft, at_step.host_limits)
         return verify_step(state, self.runner, draft, state.longest, None, self.ends)
 
     def _fetch(self, launched: Any) -> np.ndarray:

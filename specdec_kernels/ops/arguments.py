@@ -23,6 +23,9 @@ from ..sampling import FlatParams
 Int = Annotated[int, "int"]
 Ints = Annotated[list[int], "int[]"]
 Written = Annotated[list[Tensor], "Tensor(a!)[]"]
+WrittenIds = Annotated[Tensor, "Tensor(a!)"]
+WrittenCounts = Annotated[Tensor, "Tensor(b!)"]
+WrittenNumber = Annotated[Tensor, "Tensor(c!)"]
 Processing = Annotated[list[Tensor | None] | None, "Tensor?[]?"]
 """`processors.FlatProcessors`; None: nothing is processed."""
 TENSORS = {Tensor: "Tensor", Tensor | None: "Tensor?"}
@@ -182,6 +185,16 @@ class GatherKVArguments(NamedTuple):
     accepted_nodes: Tensor
     context_lengths: Tensor
     block_table: Tensor | None
+
+
+class CountTokensArguments(NamedTuple):
+    """Of `count_tokens_`: the tensors of a `TokenCounts`, and what is counted."""
+
+    ids: WrittenIds
+    counts: WrittenCounts
+    num_output: WrittenNumber
+    tokens: Tensor
+    num_tokens: Tensor | None
 
 
 class ShardStatsArguments(NamedTuple):

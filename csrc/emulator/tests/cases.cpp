@@ -545,6 +545,38 @@ Case gather_case(Random& random) {
           }};
 }
 
+// Steps one after the other, of lists that begin with room for some of the tokens that come, or with none.
+Case count_case(Random& random) {
+  const int64_t batch = 1 + random.below(5), n = random.below(70);
+  const int32_t capacity = int32_t(random.below(700)), most = random.pick({20, 3000});
+  std::vector<int32_t> ids(size_t(batch * capacity), INT32_MAX), tokens(size_t(batch * n)), lengths;
+  for (int64_t b = 0; b < batch; ++b)
+    for (int32_t i = 0, id = int32_t(random.below(3)); i < capacity - 9 && id < most; ++i, id += 1 + random.below(9))
+      ids[size_t(b * capacity + i)] = id;
+  if (random.chance(0.2) && capacity > 20) std::swap(ids[3], ids[4]);
+  for (int32_t& token : tokens) token = int32_t(random.below(most)) - 1;
+  if (random.chance(0.5))
+    for (int64_t b = 0; b < batch; ++b) lengths.push_back(int32_t(random.below(n + 3)) - 1);
+  return {label("count_tokens", batch, n, capacity, ""), [=](const Backend& backend) -> Outputs {
+            Result<int32_t> lists(batch * capacity), counts(batch * capacity), num_output(batch), status(batch);
+            std::copy(ids.begin(), ids.end(), lists.data());
+            std::fill_n(counts.data(), batch * capacity, 1);
+            std::fill_n(num_output.data(), batch, 7);
+            const Ids num_tokens{lengths.empty() ? nullptr : lengths.data(), false};
+            for (int step = 0; step < 2; ++step)
+              backend.count_tokens_({lists.data(),
+                                     counts.data(),
+                                     num_output.data(),
+                                     batch,
+                                     n,
+                                     capacity,
+                                     {tokens.data(), false},
+                                     num_tokens,
+                                     status.data()});
+            return {lists.bytes() + counts.bytes() + num_output.bytes() + status.bytes()};
+          }};
+}
+
 }  // namespace
 
 Case make_case(uint64_t seed, bool large) {
@@ -554,7 +586,8 @@ Case make_case(uint64_t seed, bool large) {
   if (kind < 0.15) return logprobs_case(random, large);
   if (kind < 0.25) return number_case(random);
   if (kind < 0.4) return sample_case(random, large);
-  if (kind < 0.5) return gather_case(random);
+  if (kind < 0.45) return gather_case(random);
+  if (kind < 0.5) return count_case(random);
   if (kind < 0.7) return tree_case(random, large);
   return verify_case(random, large);
 }

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...processors import FlatProcessors
-from ...types import Status
+from ...types import NO_ID, Status
 from .law import compute_dtype
 from .rows import slots_upto
 
@@ -32,18 +32,21 @@ def processed(logits: Tensor, given: Given, drafted: Tensor | None = None) -> tu
         x = x.masked_fill(~unpacked(flat.token_bitmask.view(batch, n, -1), vocab), -math.inf)
     if flat.allowed is not None:
         x = x.masked_fill(~unpacked(flat.allowed[:, None], vocab), -math.inf)
+    status = torch.zeros(batch, dtype=torch.int32, device=x.device)
     if flat.bias_ids is not None:
-        x = biased(x, flat, (drafted >= 0).sum(-1))
+        bias_ids, flags = flagged_lists(flat.bias_ids)
+        x, status = biased(x, flat._replace(bias_ids=bias_ids), (drafted >= 0).sum(-1)), status | flags
     if flat.penalties is None:
-        return x, 0
+        return x, status
     assert flat.count_ids is not None and flat.counts is not None
-    penalties, status = valid_penalties(flat.penalties)
+    penalties, flags_of_penalties = valid_penalties(flat.penalties)
+    count_ids, flags = flagged_lists(flat.count_ids)
     r, frequency, presence = (p[:, None, None].to(x.dtype) for p in penalties.unbind(1))
-    known = onto_vocab(flat.count_ids, flat.counts, vocab)[:, None]
+    known = onto_vocab(count_ids, flat.counts, vocab)[:, None]
     times = known // 2 + onto_vocab(drafted, torch.ones_like(drafted), vocab)
     x = torch.where((known > 0) | (times > 0), torch.where(x > 0, x / r, x * r), x)
     x = torch.where(times > 0, x - frequency * times - presence, x)
-    return x, status.expand(batch)
+    return x, status | flags | flags_of_penalties
 
 
 def unpacked(words: Tensor, vocab: int) -> Tensor:
@@ -71,6 +74,13 @@ def onto_vocab(ids: Tensor, values: Tensor, vocab: int) -> Tensor:
     inside = (ids >= 0) & (ids < vocab)
     index = torch.where(inside, ids, vocab).long()
     return values.new_zeros(*ids.shape[:-1], vocab + 1).scatter_add(-1, index, values)[..., :vocab]
+
+
+def flagged_lists(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Lists of ids ``[lists, n]``, empty where they do not ascend, and the flags ``[lists]``."""
+    follows = (ids[:, 1:] > ids[:, :-1]) | (ids[:, 1:] == NO_ID)
+    bad = ~follows.all(1)
+    return ids.masked_fill(bad[:, None], NO_ID), torch.where(bad, int(Status.BAD_PARAM), 0).to(torch.int32)
 
 
 def valid_penalties(penalties: Tensor) -> tuple[Tensor, Tensor]:

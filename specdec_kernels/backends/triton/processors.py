@@ -11,8 +11,9 @@ from ...ops.arguments import Processing
 from ...processors import FlatProcessors
 from ..reference.processors import valid_penalties
 from ..reference.rows import slots_upto
-from .arithmetic import INFINITY, LAST_ID
+from .arithmetic import BAD_PARAM, INFINITY, LAST_ID
 from .bundles import Layout, Overlay, Rows
+from .launch import numbers_a_program, run
 
 
 @triton.jit
@@ -24,6 +25,39 @@ def entry_of(ids, list_ids, num, steps):
         less = tl.load(list_ids + probe - 1, mask=probe <= num, other=LAST_ID) < ids
         before = tl.where(less & (probe <= num), probe, before)
     return before, tl.load(list_ids + before, mask=before < num, other=-1) == ids
+
+
+@triton.jit
+def ascends(ids, num, CHUNK: tl.constexpr):
+    """Whether a list's ids ascend: csrc/common/processors.h says which may follow which."""
+    bad = tl.full((), 0, tl.int32)
+    for begin in range(1, num, CHUNK):
+        i = begin + tl.arange(0, CHUNK)
+        id = tl.load(ids + i, mask=i < num, other=LAST_ID)
+        before = tl.load(ids + i - 1, mask=i < num, other=0)
+        bad = tl.maximum(bad, tl.max(((id <= before) & (id < LAST_ID)).to(tl.int32), 0))
+    return bad == 0
+
+
+@triton.jit(do_not_specialize=["num"])
+def kernel_of_lists(ids, num, kept, flags, CHUNK: tl.constexpr):
+    """A program a list, which is empty in `kept` where it does not ascend."""
+    at = tl.program_id(0).to(tl.int64) * num
+    good = ascends(ids + at, num, CHUNK)
+    tl.store(flags + tl.program_id(0), tl.where(good, 0, BAD_PARAM))
+    for begin in range(0, num, CHUNK):
+        i = begin + tl.arange(0, CHUNK)
+        id = tl.load(ids + at + i, mask=i < num, other=0)
+        tl.store(kept + at + i, tl.where(good, id, LAST_ID), mask=i < num)
+
+
+def flagged_lists(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The reference's `flagged_lists` ``[lists, n]``, in one launch."""
+    lists, num = ids.shape
+    ids = ids.contiguous()
+    kept, flags = torch.empty_like(ids), torch.empty(lists, dtype=torch.int32, device=ids.device)
+    run(kernel_of_lists, (lists,), ids, num, kept, flags, CHUNK=numbers_a_program(num))
+    return kept, flags
 
 
 @triton.jit
@@ -105,20 +139,24 @@ def with_processors(rows: Rows, layout: Layout, n: int, given: Processing, draft
         num_output = of_each(flat.num_output)
         assert num_output is not None
         generated = num_output[sequence] + (drafted >= 0).sum(1)
-    penalties, flags = flat.penalties, torch.zeros(1, dtype=torch.int32, device=device)
-    if penalties is not None:
-        penalties, flags = valid_penalties(penalties)
+    penalties, flags = flat.penalties, torch.zeros(batch, dtype=torch.int32, device=device)
+    bias_ids, count_ids = flat.bias_ids, flat.count_ids
+    if bias_ids is not None:
+        bias_ids, flags_of_bias = flagged_lists(bias_ids)
+        flags |= flags_of_bias
+    if penalties is not None and count_ids is not None:
+        penalties, flags_of_penalties = valid_penalties(penalties)
+        count_ids, flags_of_counts = flagged_lists(count_ids)
+        flags |= flags_of_penalties | flags_of_counts
     num_bias, capacity = (0 if ids is None else ids.shape[1] for ids in (flat.bias_ids, flat.count_ids))
-    flags_of_each = of_each(flags)
-    assert flags_of_each is not None
     return rows._replace(
         overlay=Overlay(
-            n if layout.cu is None else 1, len(sequence) - 1, flags_of_each,
+            n if layout.cu is None else 1, len(sequence) - 1, flags,
             (rows.vocab + 31) // 32, None if flat.token_bitmask is None else flat.token_bitmask.contiguous(),
             of_each(flat.allowed),
-            of_each(flat.bias_ids), of_each(flat.bias_values), of_each(flat.bias_until), generated, num_bias,
+            of_each(bias_ids), of_each(flat.bias_values), of_each(flat.bias_until), generated, num_bias,
             num_bias.bit_length(),
-            of_each(penalties), of_each(flat.count_ids), of_each(flat.counts), capacity,
+            of_each(penalties), of_each(count_ids), of_each(flat.counts), capacity,
             capacity.bit_length(), drafted.to(torch.int32).contiguous(), drafted.shape[1],
         )
     )  # fmt: skip

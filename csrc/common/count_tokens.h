@@ -1,0 +1,14 @@
+// Which of the tokens that a sequence is given are counted.
+#pragma once
+#include "common/ids.h"
+
+namespace specdec {
+
+// The id of token j of sequence b; INT32_MAX, which stands for none in lists, if it is not to be counted.
+SPECDEC_HD int32_t id_to_count(const CountTokensArgs& args, int64_t b, int64_t j) {
+  if (j >= args.n || (args.num_tokens.data && j >= id_at(args.num_tokens, b))) return INT32_MAX;
+  const int64_t token = id_at(args.tokens, b * args.n + j);
+  return token >= 0 && token < INT32_MAX ? int32_t(token) : INT32_MAX;
+}
+
+}  // namespace specdec

@@ -1,0 +1,76 @@
+"""`count_tokens_`: count what a step emits in a `TokenCounts`, in place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..checks import check_instance, check_tensor
+from ..types import TokenCounts
+from ._common import ID_DTYPES, INT32, check_given, define, dispatch, raise_for_status, shape_error
+from .arguments import CountTokensArguments
+
+
+def _fake(args: CountTokensArguments) -> Tensor:
+    return torch.empty_like(args.num_output)
+
+
+_op, _call = define("count_tokens_", CountTokensArguments, "Tensor", _fake)
+
+
+def count_tokens_(
+    token_counts: TokenCounts, tokens: Tensor, num_tokens: Tensor | None = None, *, backend: str | None = None
+) -> Tensor:
+    """Count tokens of the output, as a verify step gives them, in one launch: what `TokenCounts.add_` calls.
+
+    The host waits for nothing: a step can be captured in a CUDA graph.
+
+    Parameters
+    ----------
+    token_counts : TokenCounts
+        Of `batch` sequences; written in place.
+    tokens : Tensor
+        ``[batch, n]`` int64 or int32; where a number is negative there is no token. Where more distinct ids come
+        together than there is room for, the lowest are kept.
+    num_tokens : Tensor, optional
+        ``[batch]`` int32 or int64, as `VerifyOutput.num_tokens`: how many of each row count; None: all.
+    backend : str, optional
+        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
+
+    Returns
+    -------
+    Tensor
+        ``[batch]`` int32 status: `Status.BAD_PARAM` where the ids of `token_counts` do not ascend. Nothing is counted
+        there.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape or device; before any work.
+    """
+    op = "count_tokens_"
+    check_instance(op, "token_counts", token_counts, TokenCounts, "a TokenCounts")
+    ids, counts, num_output = token_counts.ids, token_counts.counts, token_counts.num_output
+    check_tensor(op, "token_counts.ids", ids, INT32, None)
+    if ids.dim() != 2:
+        raise shape_error(op, "token_counts.ids", "[batch, capacity]", ids)
+    batch, device = ids.shape[0], ids.device
+    check_given(op, "token_counts.counts", counts, INT32, device, ("batch", "capacity"), tuple(ids.shape))
+    check_given(op, "token_counts.num_output", num_output, INT32, device, ("batch",), (batch,))
+    for name, tensor in (("ids", ids), ("counts", counts), ("num_output", num_output)):
+        if not tensor.is_contiguous():
+            raise ValueError(f"{op}: token_counts.{name} must be contiguous, got strides {tensor.stride()}")
+    check_tensor(op, "tokens", tokens, ID_DTYPES, device)
+    if tokens.dim() != 2 or tokens.shape[0] != batch:
+        raise shape_error(op, "tokens", f"[batch={batch}, n]", tokens)
+    if num_tokens is not None:
+        check_given(op, "num_tokens", num_tokens, ID_DTYPES, device, ("batch",), (batch,))
+    out: Tensor = _call(
+        dispatch(op, _op, backend, device), ids=ids, counts=counts, num_output=num_output, tokens=tokens,
+        num_tokens=num_tokens,
+    )  # fmt: skip
+    raise_for_status(op, out)
+    return out
+
+
+TokenCounts._count = staticmethod(count_tokens_)
