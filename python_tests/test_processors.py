@@ -59,7 +59,7 @@ def test_counting_keeps_its_tensors_and_its_bounds() -> None:
             lambda: sk.TokenCounts(torch.zeros(3, 1).long(), 1, torch.ones(3).long()),
             ValueError, r"TokenCounts: attention_mask must be \[3, 1\], got \[3\]",
         ),
-        (lambda: COUNTS.add_(torch.zeros(2).long()), ValueError, r"count_tokens_: tokens must be \[batch=2, n\]"),
+        (lambda: COUNTS.add_(torch.zeros(2).long()), ValueError, r"add_: tokens must be \[batch=2, n\], got"),
     ],
 )  # fmt: skip
 def test_counts_refuse(call: Any, error: type[Exception], message: str) -> None:

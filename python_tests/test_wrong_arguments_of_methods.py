@@ -134,7 +134,7 @@ OF_THE_LOOP = ("decoding.DecodingState", "decoding.Prompt", "decoding.StepResult
 
 
 def is_of_the_loop(name: str, call: Callable[..., Any]) -> bool:
-    methods = vars(sk.Drafter).keys() | vars(Runner).keys()
+    methods = vars(sk.Drafter).keys() | vars(Runner).keys() | vars(sk.Grammar).keys()
     return name.startswith(OF_THE_LOOP) or (getattr(call, "__name__", "") in methods and "." in name)
 
 

@@ -303,7 +303,7 @@ class TokenCounts:
         self.num_output = torch.zeros(len(ids), dtype=torch.int32, device=ids.device)
         self.max_new_tokens = max_new_tokens
 
-    _count: ClassVar[Callable[..., Tensor]]  # `count_tokens_`, which puts itself here: it stands above this file
+    _count: ClassVar[Callable[..., Tensor]]  # that of `count_tokens_`, which stands above this file and puts it here
 
     def add_(self, tokens: Tensor, num_tokens: Tensor | None = None) -> TokenCounts:
         """Count tokens of the output, as a verify step gives them; waits for nothing.
@@ -323,7 +323,7 @@ class TokenCounts:
         ValueError, TypeError
             What `count_tokens_` refuses.
         """
-        self._count(self, tokens, num_tokens)
+        self._count("add_", self, tokens, num_tokens, None)
         return self
 
     def clone(self) -> TokenCounts:

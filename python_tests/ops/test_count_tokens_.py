@@ -163,4 +163,4 @@ def test_check_raises() -> None:
         "try: counts.add_(torch.tensor([[4]]))\n"
         "except RuntimeError as error: print(error)"
     )
-    assert in_fresh_process(code, SPECDEC_CHECK="1").startswith("count_tokens_: row 0 set <Status.BAD_PARAM: 16>")
+    assert in_fresh_process(code, SPECDEC_CHECK="1").startswith("add_: row 0 set <Status.BAD_PARAM: 16>")

@@ -48,7 +48,13 @@ def count_tokens_(
     TypeError, ValueError
         A wrong dtype, shape or device; before any work.
     """
-    op = "count_tokens_"
+    return _count("count_tokens_", token_counts, tokens, num_tokens, backend)
+
+
+def _count(
+    op: str, token_counts: TokenCounts, tokens: Tensor, num_tokens: Tensor | None, backend: str | None
+) -> Tensor:
+    """The same; `op` is who asks, in messages."""
     check_instance(op, "token_counts", token_counts, TokenCounts, "a TokenCounts")
     ids, counts, num_output = token_counts.ids, token_counts.counts, token_counts.num_output
     check_tensor(op, "token_counts.ids", ids, INT32, None)
@@ -66,11 +72,11 @@ def count_tokens_(
     if num_tokens is not None:
         check_given(op, "num_tokens", num_tokens, ID_DTYPES, device, ("batch",), (batch,))
     out: Tensor = _call(
-        dispatch(op, _op, backend, device), ids=ids, counts=counts, num_output=num_output, tokens=tokens,
-        num_tokens=num_tokens,
+        dispatch("count_tokens_", _op, backend, device, op), ids=ids, counts=counts, num_output=num_output,
+        tokens=tokens, num_tokens=num_tokens,
     )  # fmt: skip
     raise_for_status(op, out)
     return out
 
 
-TokenCounts._count = staticmethod(count_tokens_)
+TokenCounts._count = staticmethod(_count)
