@@ -18,8 +18,8 @@ HAS_TORCH := import importlib.metadata as m, re, sys; \
 
 PYTEST := $(PY) -m pytest -q --no-header
 
-.PHONY: docs help test test-all test-python test-transformers test-vllm test-llama-cpp demo build bench bench-vllm gpu-report gpu-peers \
-	gpu-model sanitize fuzz resources soak lint format clean FORCE
+.PHONY: docs help test test-all test-python test-transformers test-vllm test-peers test-llama-cpp demo build bench bench-vllm \
+	gpu-report gpu-peers gpu-model sanitize fuzz resources soak lint format clean FORCE
 
 help:  ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 26
@@ -59,6 +59,10 @@ test-python:  ## ops and distributions with another Python and torch (PYTHON=pyt
 
 test-vllm: $(VLLM)/.specdec-installed  ## the plug-in inside vLLM, in an environment of its own (4 GB, once; 15 minutes)
 	@$(VLLM)/venv/bin/python -m pytest -q --no-header -c integration_tests/pytest.ini integration_tests/vllm $(ARGS)
+
+test-peers: $(INSTALLED)  ## FlashInfer's own tests, and SGLang's, of what is here by their names (SGLANG=checkout; 5 minutes)
+	@$(PYTEST) -c integration_tests/pytest.ini integration_tests/peers --flashinfer="$(abspath $(FLASHINFER))" \
+	  --sglang="$(abspath $(SGLANG))" $(ARGS)
 
 # llama-cpp-python is compiled here, as its wheels are not on the package index; for AVX2, as what a virtual machine's processor
 # says of tiles (AMX) may not be true of the machine.

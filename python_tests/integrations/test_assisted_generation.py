@@ -63,6 +63,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ends": {"eos_token_id": ENDS},
     "ends and padding": {"eos_token_id": ENDS, "pad_token_id": 5},
     "never ends": {"eos_token_id": None},
+    "ends that are no ids": {"eos_token_id": [-1, VOCAB]},
     "max_length": {"max_new_tokens": None, "max_length": 17},
     "repetition_penalty": {"repetition_penalty": 1.8},
     "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},

@@ -143,11 +143,36 @@ def test_seeds_name_the_numbers() -> None:
     assert torch.equal(draw(probs[:2], seed=2**64 - 1, offset=0), draw(probs[:2], seed=-1, offset=0))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", [*DRAWN, "joint"])
+def test_rows_named_by_indices_are_copied_piece_by_piece(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    parameters, _ = DRAWN.get(name, ((TOP_K, TOP_P), {}))
+    draw = getattr(flashinfer, "top_k_top_p_sampling_from_logits" if name == "joint" else name)
+    given = rows() if name.endswith("logits") or name == "joint" else rows().softmax(-1)
+    index = torch.arange(7, dtype=torch.int32) % 3
+    each = [p[index] if isinstance(p, Tensor) else p for p in parameters]
+    options: dict[str, Any] = {"seed": torch.arange(7), "offset": torch.arange(7)}
+    if name == "joint":
+        options["filter_apply_order"] = "joint"
+    whole = draw(given, *each, indices=index, **options)
+    seen = []
+    stock = flashinfer.sample
+
+    def spy(logits: Tensor | None, *more: Any, probs: Tensor | None = None, **options: Any) -> Any:
+        seen.append(len(probs if logits is None else logits))
+        return stock(logits, *more, probs=probs, **options)
+
+    monkeypatch.setattr(flashinfer, "sample", spy)
+    monkeypatch.setattr(flashinfer, "PIECE", 3 * VOCAB - 1)
+    assert torch.equal(draw(given, *each, indices=index, **options), whole)
+    assert seen == [2, 2, 2, 1]
+    assert draw(given, *[p[:0] if isinstance(p, Tensor) else p for p in each], indices=index[:0]).shape == (0,)
+
+
 def test_rows_without_a_distribution_are_said() -> None:
     probs = torch.stack([torch.zeros(VOCAB), torch.full((VOCAB,), torch.nan), rows(1)[0].softmax(-1)])
     tokens, valid = flashinfer.sampling_from_probs(probs, return_valid=True)
     assert valid.tolist() == [False, False, True]
-    assert ((tokens >= 0) & (tokens < VOCAB)).all()
+    assert ((tokens >= 0) & (tokens < VOCAB)).all() and tokens[1] == 0
     with pytest.raises(ValueError, match="sampling_from_probs: probs must hold no NaN, got 11"):
         flashinfer.sampling_from_probs(probs, check_nan=True)
 
@@ -170,6 +195,12 @@ def test_dtypes_of_ids() -> None:
         (lambda: flashinfer.sampling_from_probs(rows(), seed=torch.arange(2), offset=torch.arange(2)),
          r"sampling_from_probs: seed must be \[1\] or \[batch=3\], got \[2\]"),
         (lambda: flashinfer.sampling_from_probs(rows(), torch.zeros(1, 1, dtype=torch.int64)), "indices must be"),
+        (lambda: flashinfer.min_p_sampling_from_probs(rows(), torch.tensor(0.1)),
+         r"min_p: Expected a 1D tensor of shape \(batch_size,\) or scalar .*, but got a 0-dimensional tensor"),
+        (lambda: flashinfer.top_p_renorm_probs(rows(), torch.zeros(3, 1)),
+         "top_p_renorm_probs: top_p: Expected a 1D tensor or scalar .*, but got a 2D tensor"),
+        (lambda: flashinfer.top_k_sampling_from_probs(rows(), torch.ones(3).int(), torch.arange(2)),
+         "top_k: Sampling parameter tensor batch size mismatch: expected length 2, but got length 3"),
         (lambda: flashinfer.chain_speculative_sampling(torch.zeros(1, 2, 5), torch.zeros(1, 2).int(),
                                                        torch.zeros(1, 4, 5)),
          r"chain_speculative_sampling: draft_probs must be \[batch=1, num_draft=3, vocab=5\], got \[1, 2, 5\]"),

@@ -83,6 +83,33 @@ CANDIDATES, NEXT, SIBLING = [9, 0, 1, 4, 2], [1, 3, 4, -1, -1], [-1, 2, -1, -1, 
 """Nodes 1 and 2 (tokens 0 and 1) hang from the root, node 3 (token 4) from 1 and node 4 (token 2) from 2."""
 
 
+@pytest.mark.parametrize("block", [False, True], ids=["token", "block"])
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_chains_come_in_any_layout(nodes: int, block: bool) -> None:
+    """As the kernel takes them: ids of 32 bits, places of 64, no coin to spare, rows of any strides."""
+    rng, batch, vocab = torch.Generator().manual_seed(0), 50, 7
+    target, draft = (torch.randn(batch, n, vocab, generator=rng).softmax(-1) for n in (nodes, nodes - 1))
+    tokens = torch.randint(vocab, (batch, nodes), generator=rng)
+    coins, final = torch.rand(batch, nodes, generator=rng), torch.rand(batch, generator=rng)
+    index = torch.arange(batch * nodes).flip(0).view(batch, nodes)
+
+    def spread(given: Tensor) -> Tensor:
+        return torch.stack([given, given], -1)[..., 0]
+
+    made, again = outputs(batch, nodes, nodes), outputs(batch, nodes, nodes)
+    sglang.chain_speculative_sampling_triton(
+        *made, tokens, index, index, index, coins, final, target, draft, block_verification=block
+    )
+    wide = again[1].long()
+    sglang.chain_speculative_sampling_triton(
+        again[0], wide, again[2], spread(tokens.int()), spread(index.int()), index, index,
+        spread(coins[:, : nodes - 1]), final, spread(target), spread(draft), block_verification=block,
+    )  # fmt: skip
+    for one, other in zip(made, (again[0], wide, again[2]), strict=True):
+        assert torch.equal(one.long(), other.long())
+    assert emitted(*made).shape == (batch, nodes)
+
+
 def in_batch(values: list[int], batch: int) -> Tensor:
     return torch.tensor(values).expand(batch, -1).contiguous()
 
@@ -241,7 +268,9 @@ def candidates_of(topk: int, depth: int, nodes: int, rng: random.Random) -> tupl
 
 
 @pytest.mark.parametrize("mode", [sglang.FULL_MASK, sglang.QLEN_ONLY, sglang.QLEN_ONLY_BITPACKING])
-@pytest.mark.parametrize(("topk", "depth", "nodes"), [(2, 3, 6), (4, 5, 16), (3, 1, 3), (1, 4, 5), (2, 2, 1)])
+@pytest.mark.parametrize(
+    ("topk", "depth", "nodes"), [(2, 3, 6), (4, 5, 16), (3, 1, 3), (1, 4, 5), (2, 2, 1), (4, 6, 20)]
+)
 def test_trees_are_built(topk: int, depth: int, nodes: int, mode: int) -> None:
     rng, batch = random.Random(topk), 4
     made = [candidates_of(topk, depth, nodes, rng) for _ in range(batch)]
@@ -249,8 +278,10 @@ def test_trees_are_built(topk: int, depth: int, nodes: int, mode: int) -> None:
     sizes = {
         sglang.FULL_MASK: (int(lengths.sum()) * nodes + batch * nodes**2, torch.bool),
         sglang.QLEN_ONLY: (batch * nodes**2, torch.bool),
-        sglang.QLEN_ONLY_BITPACKING: (batch * nodes, torch.uint8 if nodes <= 8 else torch.uint16),
-    }
+        sglang.QLEN_ONLY_BITPACKING: (
+            batch * nodes, torch.uint8 if nodes <= 8 else torch.uint16 if nodes <= 16 else torch.uint32,
+        ),
+    }  # fmt: skip
     size, dtype = sizes[mode]
     mask = torch.ones(size, dtype=dtype)
     positions, index = torch.empty(batch * nodes, dtype=torch.int64), torch.empty(batch, nodes, dtype=torch.int64)
@@ -277,6 +308,37 @@ def test_trees_are_built(topk: int, depth: int, nodes: int, mode: int) -> None:
         else:
             bits = [[node >> i & 1 for i in range(nodes)] for node in mask.view(batch, nodes)[b].tolist()]
             assert bits == sees[:, context:].int().tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.uint16, torch.uint32])
+@pytest.mark.parametrize("mode", [sglang.FULL_MASK, sglang.QLEN_ONLY, sglang.QLEN_ONLY_BITPACKING])
+def test_a_mask_is_bytes_of_any_type_and_may_be_larger(mode: int, dtype: torch.dtype) -> None:
+    """A root and nine nodes that hang from it: two bytes a node where packed."""
+    nodes, lengths = 10, torch.tensor([3, 1])
+    size = {sglang.FULL_MASK: (4 + 2 * nodes) * nodes, sglang.QLEN_ONLY: 2 * nodes**2}.get(mode, 4 * nodes)
+    mask = torch.full((size + 8,), 1, dtype=torch.uint8).view(dtype)
+    spare = [torch.empty(2, nodes, dtype=torch.int64) for _ in range(3)]
+    arguments = (
+        torch.tensor([[-1]] * 2), torch.arange(nodes - 1).repeat(2, 1), lengths, mask,
+        torch.empty(2 * nodes, dtype=torch.int64), *spare, nodes - 1, 1, nodes, mode,
+    )  # fmt: skip
+    sglang.build_tree_kernel_efficient(*arguments)
+    found, sees = mask.view(torch.uint8), torch.eye(nodes, dtype=torch.uint8)
+    sees[:, 0] = 1
+    assert found[size:].tolist() == [1] * 8
+    if mode == sglang.FULL_MASK:
+        expected = [torch.cat([torch.ones(nodes, int(n), dtype=torch.uint8), sees], 1).flatten() for n in lengths]
+    elif mode == sglang.QLEN_ONLY:
+        expected = [sees.flatten()] * 2
+    else:
+        bits = [sum(int(bit) << i for i, bit in enumerate(row)) for row in sees]
+        expected = [torch.tensor([byte for b in bits for byte in (b & 255, b >> 8)], dtype=torch.uint8)] * 2
+    assert torch.equal(found[:size], torch.cat(expected))
+    if mode != sglang.FULL_MASK:
+        with pytest.raises(ValueError, match=f"tree_mask must have {size} bytes or more, got {size - 4}"):
+            sglang.build_tree_kernel_efficient(
+                *arguments[:3], mask.view(torch.uint8)[: size - 4].view(dtype), *arguments[4:]
+            )
 
 
 def test_a_node_whose_parent_was_not_selected_is_left_out() -> None:
@@ -319,6 +381,16 @@ def test_what_is_refused() -> None:
             call(lambda given, name=name: given.update({name: given[name][..., None]}))
     with pytest.raises(ValueError, match=rf"{op}: threshold_acc must be in \[0, 1\], got 1.5"):
         call(lambda given: given.update(threshold_acc=1.5))
+    with pytest.raises(ValueError, match=r"uniform_samples must be \[batch=2, >= 1\], got \[2, 0\]"):
+        sglang.chain_speculative_sampling_triton(
+            *outputs(2, 2, 2), *torch.arange(16).view(4, 2, 2), torch.zeros(2, 0), torch.zeros(2),
+            torch.ones(2, 2, 5) / 5, torch.ones(2, 1, 5) / 5,
+        )  # fmt: skip
+    with pytest.raises(ValueError, match="draft_token_num must be <= 32 where tree_mask_mode is 2, got 33"):
+        sglang.build_tree_kernel_efficient(
+            torch.zeros(1, 1).long(), torch.zeros(1, 32).long(), torch.zeros(1).long(), torch.zeros(132).byte(),
+            torch.zeros(33).long(), *torch.zeros(3, 1, 33).long(), 32, 1, 33, 2,
+        )  # fmt: skip
     with pytest.raises(ValueError, match="tree_mask_mode must be 0, 1 or 2, got 3"):
         sglang.build_tree_kernel_efficient(
             *torch.zeros(2, 1, 1).long(), torch.zeros(1).long(), torch.zeros(4, dtype=torch.bool),

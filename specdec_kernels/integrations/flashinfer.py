@@ -12,8 +12,9 @@ device. Different on purpose, in every function:
 - A row without a usable distribution (no mass, NaN) gives a defined id, and ``return_valid`` says so.
 
 Rows are read as they are, logits or probabilities; what renormalises rows, and `filter_apply_order` "joint", make the
-logarithm of probabilities, a float32 tensor of the same size. `indices` copies the rows that it names. Tokens are made
-as int64 and cast: a few integers a row, which would not pay for a second type in every kernel.
+logarithm of probabilities, a float32 tensor of the same size. `indices` copies the rows that it names, 64 MiB of them
+at a time at the most. Tokens are made as int64 and cast: a few integers a row, which would not pay for a second type in
+every kernel.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_choice, check_flag, check_tensor
-from ..ops._common import FLOAT32, INT32, LOGIT_DTYPES, check_given, check_shape, shape_error
+from ..ops._common import FLOAT32, INT32, LOGIT_DTYPES, check_given, shape_error
 from ..ops.sample import sample
 from ..ops.uniform_samples import uniform_samples
 from ..ops.verify_chain import verify_chain
@@ -46,6 +47,8 @@ __all__ = [
 ]
 
 Seed = int | Tensor | None
+PIECE = 2**24
+"""Values of the rows that `indices` names which are copied at a time."""
 
 
 def softmax(logits: Tensor, temperature: Tensor | float | None = None, enable_pdl: bool | None = None) -> Tensor:
@@ -327,13 +330,28 @@ def _is_joint(op: str, order: str) -> bool:
     return order == "joint"
 
 
-def _params(op: str, logits: Tensor, **values: Tensor | float) -> SamplingParams:
-    """The parameters for the rows of `logits`; what is wrong with them is said of `op`'s own arguments."""
+def _params(op: str, rows: Tensor, **values: Tensor | float) -> SamplingParams:
+    """The parameters for `rows`, of any rank; what is wrong with them is said of `op`'s own arguments.
+
+    In FlashInfer's words where it has some: its tests match them, so callers may.
+    """
     for name, value in values.items():
         if isinstance(value, Tensor):
-            check_shape(op, name, value, ("batch",), (logits.shape[0],))
-            if value.device != logits.device:
-                raise ValueError(f"{op}: {name} must be on {logits.device}, got {value.device}")
+            if value.dim() != 1:
+                shape, got = (
+                    (" of shape (batch_size,)", "0-dimensional") if value.dim() == 0 else ("", f"{value.dim()}D")
+                )
+                raise ValueError(
+                    f"{op}: {name}: Expected a 1D tensor{shape} or scalar for the sampling parameter, "
+                    f"but got a {got} tensor"
+                )
+            if len(value) != len(rows):
+                raise ValueError(
+                    f"{op}: {name}: Sampling parameter tensor batch size mismatch: expected length {len(rows)}, "
+                    f"but got length {len(value)}"
+                )
+            if value.device != rows.device:
+                raise ValueError(f"{op}: {name} must be on {rows.device}, got {value.device}")
             if value.layout is not torch.strided or value.is_quantized:
                 raise TypeError(f"{op}: {name} must be a strided tensor of numbers, got {value.layout} {value.dtype}")
     try:
@@ -359,21 +377,39 @@ def _draw(
     check_flag(op, "check_nan", check_nan)
     if check_nan and bool(given.isnan().any()):
         raise ValueError(f"{op}: {name} must hold no NaN, got {int(given.isnan().sum())}")
-    dtype = torch.int32
     if indices is not None:
         check_tensor(op, "indices", indices, (torch.int32, torch.int64), given.device)
         if indices.dim() != 1:
             raise shape_error(op, "indices", "[batch]", indices)
-        given, dtype = given[indices.long()], indices.dtype
-    params = None if joint else _params(op, given, **cuts)
+    rows = given if indices is None else indices
+    _params(op, rows, **cuts)  # all of them, before a number is drawn
+    uniforms = _uniforms(op, len(rows), 1, generator, seed, offset, given.device)[:, 0]
+    if indices is None:
+        tokens, valid = _draw_rows(op, name, given, cuts, uniforms, joint)
+        return tokens.int(), valid
+    size = max(PIECE // max(given.shape[1], 1), 1)
+    drawn = []
+    for start in range(0, max(len(indices), 1), size):
+        piece = slice(start, start + size)
+        own = {by: value[piece] if isinstance(value, Tensor) else value for by, value in cuts.items()}
+        drawn.append(_draw_rows(op, name, given[indices[piece].long()], own, uniforms[piece], joint))
+    tokens, valid = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+    return tokens.to(indices.dtype), valid
+
+
+def _draw_rows(
+    op: str, name: str, given: Tensor, cuts: dict[str, Tensor | float], uniforms: Tensor, joint: bool
+) -> tuple[Tensor, Tensor]:
+    """A token of each row, and whether the row was usable."""
+    of_probs, params = name == "probs", None
     if joint:
-        logits = given.log() if name == "probs" else given
-        cut = [is_cut(logits, _params(op, logits, **{by: value})) for by, value in cuts.items()]
-        given = given.masked_fill(torch.stack(cut).any(0), 0.0 if name == "probs" else -torch.inf)
-    uniforms = _uniforms(op, given.shape[0], 1, generator, seed, offset, given.device)[:, 0]
-    of_probs = name == "probs"
+        logits = given.log() if of_probs else given
+        cut = [is_cut(logits, _params(op, given, **{by: value})) for by, value in cuts.items()]
+        given = given.masked_fill(torch.stack(cut).any(0), 0.0 if of_probs else -torch.inf)
+    else:
+        params = _params(op, given, **cuts)
     drawn = sample(None if of_probs else given, params, probs=given if of_probs else None, uniform_samples=uniforms)
-    return drawn.token.to(dtype), drawn.stats.status == 0
+    return drawn.token, drawn.stats.status == 0
 
 
 def _as_logits(op: str, name: str, probs: Tensor, dtypes: tuple[torch.dtype, ...] = FLOAT32) -> Tensor:

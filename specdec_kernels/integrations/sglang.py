@@ -16,7 +16,8 @@ stands after its parent (at most 1024 nodes, 64 deep). All write, of `batch` seq
 
 Different on purpose: `deterministic` is accepted and changes nothing, as results never depend on scheduling; a token
 that two siblings share counts once; ``draft_probs`` is not written to; where nothing is left to draw from, the last
-token is drawn from the target's distribution instead of being the highest id.
+token is drawn from the target's distribution instead of being the highest id, and of a row that is none (NaN, infinite,
+negative) it is an id as in `verify_chain`; a draft's probability that rounds above 1 is read as it is.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_flag, check_int, check_number, check_tensor
-from ..ops._common import FLOAT32, INT32, INT64, check_given, shape_error
+from ..ops._common import FLOAT32, ID_DTYPES, INT32, INT64, check_given, shape_error
 from ..ops.sample import sample
 from ..ops.verify_chain import verify_chain
 from ..ops.verify_tree import verify_tree
@@ -43,6 +44,8 @@ __all__ = [
 
 FULL_MASK, QLEN_ONLY, QLEN_ONLY_BITPACKING = range(3)
 """Values of `tree_mask_mode`."""
+
+MASK_DTYPES = (torch.bool, torch.uint8, torch.uint16, torch.uint32)
 
 
 def tree_speculative_sampling_target_only(
@@ -192,20 +195,20 @@ def chain_speculative_sampling_triton(
     Parameters
     ----------
     predicts, accept_index, accept_token_num : Tensor
-        Outputs, written in place: see above.
+        Outputs, written in place: see above; here `accept_index` may be int64.
     candidates, retrive_index : Tensor
-        ``[batch, num_nodes]`` int64: the last token of each sequence, then its draft.
+        ``[batch, num_nodes]`` int32 or int64: the last token of each sequence, then its draft.
     retrive_next_token, retrive_next_sibling, threshold_single, threshold_acc, deterministic
         Not read: a chain has no links, and its rule no thresholds.
     uniform_samples : Tensor
-        ``[batch, num_nodes]`` float32 in [0, 1): column i is the coin of ``candidates[:, i + 1]``. "block" needs fresh
-        ones, and fresh draft noise, at every step.
+        ``[batch, >= num_nodes - 1]`` float32 in [0, 1): column i is the coin of ``candidates[:, i + 1]``; further ones
+        are not read. "block" needs fresh ones, and fresh draft noise, at every step.
     uniform_samples_for_final_sampling : Tensor
         ``[batch]`` float32 in [0, 1), for the last token.
     target_probs : Tensor
-        ``[batch, num_nodes, vocab]`` float32.
+        ``[batch, num_nodes, vocab]`` float32, of any strides: rows whose ids do not lie side by side are copied.
     draft_probs : Tensor
-        ``[batch, num_nodes - 1, vocab]`` float32, or more rows, which are not read.
+        ``[batch, >= num_nodes - 1, vocab]`` float32, of any strides; further rows are not read.
 
     Raises
     ------
@@ -213,21 +216,26 @@ def chain_speculative_sampling_triton(
         A wrong dtype, shape or device.
     """
     op = "chain_speculative_sampling_triton"
-    _check_outputs(op, predicts, accept_index, accept_token_num, candidates, retrive_index)
+    _check_outputs(op, predicts, accept_index, accept_token_num, candidates, retrive_index, ID_DTYPES, ID_DTYPES)
     _check_rows(op, "target_probs", target_probs, candidates)
     drafted = min(candidates.shape[1], accept_index.shape[1]) - 1
     final = uniform_samples_for_final_sampling
     device = candidates.device
     check_flag(op, "block_verification", block_verification)
-    check_given(op, "uniform_samples", uniform_samples, FLOAT32, device, ("batch", "num_nodes"), candidates.shape)
     check_given(op, "uniform_samples_for_final_sampling", final, FLOAT32, device, ("batch",), candidates.shape[:1])
+    check_tensor(op, "uniform_samples", uniform_samples, FLOAT32, device)
     check_tensor(op, "draft_probs", draft_probs, FLOAT32, device)
     batch, _, vocab = target_probs.shape
+    if uniform_samples.dim() != 2 or len(uniform_samples) != batch or uniform_samples.shape[1] < drafted:
+        raise shape_error(op, "uniform_samples", f"[batch={batch}, >= {drafted}]", uniform_samples)
     if draft_probs.dim() != 3 or draft_probs.shape[::2] != (batch, vocab) or draft_probs.shape[1] < drafted:
         raise shape_error(op, "draft_probs", f"[batch={batch}, >= {drafted}, vocab={vocab}]", draft_probs)
+    target, draft = (
+        rows if rows.stride(-1) == 1 else rows.contiguous()
+        for rows in (target_probs[:, : drafted + 1], draft_probs[:, :drafted])
+    )
     out = verify_chain(
-        None, candidates[:, 1 : drafted + 1],
-        target_probs=target_probs[:, : drafted + 1], draft_probs=draft_probs[:, :drafted],
+        None, candidates[:, 1 : drafted + 1], target_probs=target, draft_probs=draft,
         uniform_samples=torch.cat([final[:, None], uniform_samples[:, :drafted]], 1),
         acceptance="block" if block_verification else "token",
     )  # fmt: skip
@@ -262,9 +270,11 @@ def build_tree_kernel_efficient(
     verified_seq_len : Tensor
         ``[batch]`` int64, tokens before the tree.
     tree_mask : Tensor
-        Output. FULL_MASK: bool, a row of ``verified_seq_len + draft_token_num`` for each node of each sequence, laid
-        end to end; only the tree's columns are written. QLEN_ONLY: bool, ``[batch * draft_token_num ** 2]``.
-        QLEN_ONLY_BITPACKING: ``[batch * draft_token_num]`` uint8, uint16 or uint32, bit i for node i.
+        Output: bool, uint8, uint16 or uint32, whose bytes are written from the first on; a larger buffer keeps its
+        rest. FULL_MASK: a row of ``verified_seq_len + draft_token_num`` bytes for each node of each sequence, laid end
+        to end; only the tree's columns are written. QLEN_ONLY: ``[batch * draft_token_num ** 2]`` bytes.
+        QLEN_ONLY_BITPACKING: one, two or four bytes a node, as few as hold `draft_token_num` <= 32 bits, of which bit i
+        is for node i.
     positions, retrive_index, retrive_next_token, retrive_next_sibling : Tensor
         Outputs: ``[batch * draft_token_num]``, and three of ``[batch, draft_token_num]``; int64.
     topk, depth, draft_token_num : int
@@ -300,13 +310,18 @@ def build_tree_kernel_efficient(
         ("retrive_next_sibling", retrive_next_sibling),
     ):  # fmt: skip
         check_given(op, name, links, INT64, device, ("batch", "draft_token_num"), (batch, nodes))
-    packed = tree_mask_mode == QLEN_ONLY_BITPACKING
-    check_tensor(
-        op, "tree_mask", tree_mask, (torch.uint8, torch.uint16, torch.uint32) if packed else (torch.bool,), device
-    )
-    size = {QLEN_ONLY: batch * nodes**2, QLEN_ONLY_BITPACKING: batch * nodes}.get(tree_mask_mode)
-    if tree_mask.dim() != 1 or (size is not None and len(tree_mask) != size):
-        raise shape_error(op, "tree_mask", "1-d" if size is None else f"[{size}]", tree_mask)
+    width = 1 if nodes <= 8 else 2 if nodes <= 16 else 4
+    if tree_mask_mode == QLEN_ONLY_BITPACKING and nodes > 32:
+        raise ValueError(f"{op}: draft_token_num must be <= 32 where tree_mask_mode is 2, got {nodes}")
+    check_tensor(op, "tree_mask", tree_mask, MASK_DTYPES, device)
+    if tree_mask.dim() != 1 or not tree_mask.is_contiguous():
+        raise ValueError(
+            f"{op}: tree_mask must be 1-d and contiguous, got {list(tree_mask.shape)} with strides {tree_mask.stride()}"
+        )
+    size = {QLEN_ONLY: batch * nodes**2, QLEN_ONLY_BITPACKING: batch * nodes * width}.get(tree_mask_mode, 0)
+    mask = tree_mask.view(torch.uint8)
+    if len(mask) < size:
+        raise ValueError(f"{op}: tree_mask must have {size} bytes or more, got {len(mask)}")
     above = selected_index // topk
     candidate = parent_list.gather(1, above) if nodes > 1 and parent_list.shape[1] else above
     same = selected_index[:, None] == candidate[..., None]
@@ -323,29 +338,28 @@ def build_tree_kernel_efficient(
         before = (verified_seq_len.cumsum(0) - verified_seq_len) * nodes + torch.arange(batch, device=device) * nodes**2
         lanes = torch.arange(nodes, device=device)
         row = before[:, None] + (verified_seq_len[:, None] + nodes) * lanes + verified_seq_len[:, None]
-        tree_mask.scatter_(0, (row[..., None] + lanes).flatten(), sees.flatten())
+        mask.scatter_(0, (row[..., None] + lanes).flatten(), sees.flatten().to(torch.uint8))
     elif tree_mask_mode == QLEN_ONLY:
-        tree_mask.copy_(sees.flatten())
+        mask[:size].copy_(sees.flatten())
     else:
-        if tree_mask.element_size() * 8 < nodes:
-            raise ValueError(f"{op}: tree_mask must have a bit for each of {nodes} nodes, got {tree_mask.dtype}")
-        bits = sees.long() << torch.arange(nodes, device=device)
-        tree_mask.copy_(bits.sum(-1).flatten().to(tree_mask.dtype))
+        bits = torch.nn.functional.pad(sees, (0, 8 * width - nodes)).view(-1, 8)
+        mask[:size].copy_((bits << torch.arange(8, device=device)).sum(-1))
 
 
 def _check_outputs(
-    op: str, predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor, candidates: Tensor, retrive_index: Tensor
-) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The names and sizes of what has a value a node."""
-    check_tensor(op, "candidates", candidates, INT64, None)
+    op: str, predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor, candidates: Tensor,
+    retrive_index: Tensor, ids: tuple[torch.dtype, ...] = INT64, places: tuple[torch.dtype, ...] = INT32,
+) -> tuple[tuple[str, ...], tuple[int, ...]]:  # fmt: skip
+    """The names and sizes of what has a value a node; given are the types of its ids, and of accepted places."""
+    check_tensor(op, "candidates", candidates, ids, None)
     if candidates.dim() != 2 or not 1 <= candidates.shape[1] <= MAX_NODES:
         raise shape_error(op, "candidates", f"[batch, num_nodes] with 1 <= num_nodes <= {MAX_NODES}", candidates)
     batch, num_nodes = candidates.shape
     device, names = candidates.device, ("batch", "num_nodes")
-    check_given(op, "retrive_index", retrive_index, INT64, device, names, (batch, num_nodes))
+    check_given(op, "retrive_index", retrive_index, ids, device, names, (batch, num_nodes))
     check_given(op, "predicts", predicts, INT32, device, ("batch * num_nodes",), (batch * num_nodes,))
     check_given(op, "accept_token_num", accept_token_num, INT32, device, ("batch",), (batch,))
-    check_tensor(op, "accept_index", accept_index, INT32, device)
+    check_tensor(op, "accept_index", accept_index, places, device)
     if accept_index.dim() != 2 or accept_index.shape[0] != batch or accept_index.shape[1] < 1:
         raise shape_error(op, "accept_index", f"[batch={batch}, max_accepted + 1]", accept_index)
     return names, (batch, num_nodes)
@@ -424,12 +438,14 @@ def _write(
 ) -> None:
     """The outputs, in place: of accepted nodes and of the token after the last."""
     on, room = path >= 0, accept_index.shape[1]
-    index = retrive_index.gather(1, path.clamp_min(0))
+    index = retrive_index.long().gather(1, path.clamp_min(0))
     after = torch.nn.functional.pad(path[:, 1:], (0, 1), value=-1)
     tokens = torch.where(after >= 0, candidates.gather(1, after.clamp_min(0)), final[:, None]).int()
     spare = torch.nn.functional.pad(predicts, (0, 1))  # where that goes which is not on the path
     spare.scatter_(0, torch.where(on, index, len(predicts)).flatten(), tokens.flatten())
     predicts.copy_(spare[:-1])
     width = min(room, path.shape[1])
-    accept_index[:, :width] = torch.where(on, index, -1)[:, :width].int().where(on[:, :width], accept_index[:, :width])
+    accept_index[:, :width] = (
+        torch.where(on, index, -1)[:, :width].to(accept_index).where(on[:, :width], accept_index[:, :width])
+    )
     accept_token_num.copy_(on.sum(1, dtype=torch.int32) - 1)

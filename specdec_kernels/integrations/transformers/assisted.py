@@ -107,7 +107,7 @@ def generate(
     if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
         raise TypeError(f"generate: streamer must have put and end, got {type(streamer).__name__}")
     kept, folded, sampling = split_processors(logits_processor, config.do_sample)
-    most, ends, criteria = _stops(stopping_criteria)
+    most, ends, criteria = _stops(stopping_criteria, runner.vocab_size)
     most -= input_ids.shape[1]
     pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
     wants = config.return_dict_in_generate
@@ -183,12 +183,15 @@ def _check_options(config: Any, model_kwargs: Mapping[str, Any], synced_gpus: bo
         raise ValueError(f"generate: not served by specdec_kernels: {', '.join(dict.fromkeys(bad))}")
 
 
-def _stops(criteria: Any) -> tuple[int, list[int], list[Any]]:
-    """Length that ends a text, ids that do, and the criteria that have to be asked."""
+def _stops(criteria: Any, vocab: int) -> tuple[int, list[int], list[Any]]:
+    """Length that ends a text, ids that do, and the criteria that have to be asked.
+
+    Ids that the vocabulary does not have are left out: −1 is transformers' users' way of saying that none ends it.
+    """
     lengths = [c.max_length for c in criteria if type(c) is hf.MaxLengthCriteria]
     ends = [id for c in criteria if type(c) is hf.EosTokenCriteria for id in c.eos_token_id.tolist()]
     others = [c for c in criteria if type(c) not in (hf.MaxLengthCriteria, hf.EosTokenCriteria)]
-    return min(lengths), list(dict.fromkeys(ends)), others
+    return min(lengths), list(dict.fromkeys(end for end in ends if 0 <= end < vocab)), others
 
 
 def _padded_on_the_left(ids: Tensor, model_kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,83 @@
+"""FlashInfer's and SGLang's own tests of what `specdec_kernels.integrations` has by their names, on the CPU.
+
+Their files are read where they lie, and nothing of them but the device and the largest sizes is changed. FlashInfer's
+come from the last source distribution that has them, or from a checkout: `make test-peers FLASHINFER=FOLDER
+SGLANG=FOLDER`. SGLang publishes its tests nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "peers"
+VERSION = "0.3.1.post1"
+SMALLER = {
+    '"cuda:0"': '"cpu"',
+    '"cuda"': '"cpu"',
+    "torch.cuda.is_available()": "True",
+    "99, 989]": "9]",
+    "32000, 128256]": "2000]",
+    "111, 32000]": "111, 2000]",
+    "num_trials = 5000000": "num_trials = 200000",
+    "num_trails = 5000": "num_trails = 20",
+    "num_trails = 1000": "num_trails = 20",
+    "batch_size = 1024": "batch_size = 16",
+}
+FLASHINFER = ("tests/utils/test_sampling.py", "tests/test_sampling.py")
+SPECULATIVE = "test/registered/kernels/ops/speculative"
+SGLANG = {
+    "test_speculative_sampling.py": "accepts_q_rounded",  # later than 0.5.23, which refuses a q above 1
+    "test_eagle_utils.py": "",
+    "test_block_verification.py": "",
+    "test_spec_verify_distribution.py": "Dispatch or Renorm",  # of modules of its own
+}
+
+
+def run(file: Path, folder: Path, without: str = "") -> int:
+    """How many of a file's tests passed; AssertionError with what pytest said where one did not."""
+    text = file.read_text()
+    for theirs, ours in SMALLER.items():
+        text = text.replace(theirs, ours)
+    (folder / file.name).write_text(text)
+    options = "-q -p no:cacheprovider -p integration_tests.peers.substitutes -c /dev/null".split()
+    command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(folder), "-k", f"not ({without or 'none'})"]
+    done = subprocess.run([*command, str(folder / file.name)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    return int(passed[1]) if passed else 0
+
+
+def published() -> Path:
+    """FlashInfer's tests as it last published them."""
+    root = BUILD / f"flashinfer_python-{VERSION}"
+    archive = root.with_name(f"{root.name}.tar.gz")
+    if not archive.exists():
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "-d", str(BUILD)]
+        options = ["--no-deps", "--no-binary", "flashinfer-python", "--no-build-isolation"]
+        subprocess.run([*pip, *options, f"flashinfer-python=={VERSION}"], check=True)
+    with tarfile.open(archive) as packed:
+        packed.extract(f"{root.name}/{FLASHINFER[1]}", BUILD, filter="data")
+    return root
+
+
+def test_flashinfer(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    folder = request.config.getoption("--flashinfer")
+    root = Path(folder) if folder else published()
+    found = [root / name for name in FLASHINFER if (root / name).exists()]
+    assert found, f"{root} has none of {', '.join(FLASHINFER)}"
+    assert run(found[0], tmp_path) >= 250
+
+
+@pytest.mark.parametrize("name", SGLANG)
+def test_sglang(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    folder = request.config.getoption("--sglang")
+    if not folder:
+        pytest.skip("SGLANG=FOLDER names no checkout")
+    assert run(Path(folder) / SPECULATIVE / name, tmp_path, SGLANG[name]) >= 1
