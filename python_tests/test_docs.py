@@ -501,7 +501,7 @@ def test_an_example_touches_the_places_named(page: str, what: str) -> None:
     assert named == set(re.findall(r"^\+\+\+ b/(.*)", patch_of(page), re.MULTILINE))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the sources with the patches of all pages, each of which applies by itself, and what is compiled built:
     the CPU kernels here, from objects of this tree where they are still good, the emulated ones by the first test.
