@@ -1,4 +1,4 @@
-// Which of the tokens that a sequence is given are counted.
+// Which of the tokens that a sequence is given are counted, and how counts add up.
 #pragma once
 #include "common/ids.h"
 
@@ -10,5 +10,8 @@ SPECDEC_HD int32_t id_to_count(const CountTokensArgs& args, int64_t b, int64_t j
   const int64_t token = id_at(args.tokens, b * args.n + j);
   return token >= 0 && token < INT32_MAX ? int32_t(token) : INT32_MAX;
 }
+
+// Counts may be anything where they were not made by TokenCounts: sums wrap around.
+SPECDEC_HD int32_t plus(int32_t a, int32_t b) { return int32_t(uint32_t(a) + uint32_t(b)); }
 
 }  // namespace specdec

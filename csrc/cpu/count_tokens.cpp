@@ -28,7 +28,7 @@ void merge(const std::vector<int32_t>& added, int32_t* ids, int32_t* counts, int
       std::memmove(ids + to, ids + above, size_t(kept) * sizeof *ids);
       std::memmove(counts + to, counts + above, size_t(kept) * sizeof *counts);
     }
-    if (above > entry) count += counts[entry];
+    if (above > entry) count = plus(count, counts[entry]);
     from = entry;
     if (--to >= capacity) continue;
     ids[to] = id;
@@ -50,7 +50,7 @@ void count_tokens_(const CountTokensArgs& args) {
       const int32_t id = id_to_count(args, b, j);
       if (id != INT32_MAX) added.push_back(id);
     }
-    args.num_output[b] += int32_t(added.size());
+    args.num_output[b] = plus(args.num_output[b], int32_t(added.size()));
     std::sort(added.begin(), added.end());
     merge(added, ids, args.counts + b * args.capacity, args.capacity);
   }

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kThreads) count_tokens_kernel(const CountToken
       entry = first ? first_at_least(ids, capacity, id) : 0;
       count = 2 * __popc(alike);
       const bool known = first && entry < capacity && ids[entry] == id;
-      if (known) counts[entry] += count;
+      if (known) counts[entry] = plus(counts[entry], count);
       if (first && !known) mine = id;
       fresh[lane_id()] = mine;
       counted += __popc(__ballot_sync(kAllLanes, id != INT32_MAX));
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) count_tokens_kernel(const CountToken
     }
     __syncthreads();
   }
-  if (threadIdx.x == 0) args.num_output[b] += counted;
+  if (threadIdx.x == 0) args.num_output[b] = plus(args.num_output[b], counted);
 }
 
 }  // namespace

@@ -164,3 +164,11 @@ def test_check_raises() -> None:
         "except RuntimeError as error: print(error)"
     )
     assert in_fresh_process(code, SPECDEC_CHECK="1").startswith("add_: row 0 set <Status.BAD_PARAM: 16>")
+
+
+def test_counts_that_are_none_wrap_around(backend: Backend) -> None:
+    """They are not TokenCounts' own; whatever stands there is added to, as int32 is."""
+    counts = backend(sk.TokenCounts(torch.tensor([[3]]), 4))
+    counts.counts[0, 0] = counts.num_output[0] = 2**31 - 1
+    backend.count_tokens_(counts, backend(torch.tensor([[3, 5]])))
+    assert counts.counts[0, :2].tolist() == [1 - 2**31, 2] and counts.num_output.tolist() == [1 - 2**31]
