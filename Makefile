@@ -29,8 +29,8 @@ test: $(INSTALLED)  ## every op, rule and loop on every backend, a choice of the
 	@echo "==> running the tests in $(WORKERS) processes$(if $(ARGS),, (about 12 minutes on two cores))"
 	@$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
 
-test-all: $(INSTALLED)  ## the whole test-suite, all cases (up to 20 minutes on two cores)
-	@echo "==> running the tests in $(WORKERS) processes$(if $(ARGS),, (up to 20 minutes on two cores))"
+test-all: $(INSTALLED)  ## the whole test-suite, all cases (half an hour on two cores)
+	@echo "==> running the tests in $(WORKERS) processes$(if $(ARGS),, (about half an hour on two cores))"
 	@$(PYTEST) -n $(WORKERS) --dist loadgroup --tier=all $(ARGS)
 
 # An environment on top of this one, which differs from it in some packages and what they pin.
