@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,6 +73,24 @@ def test_the_tiers_are_the_whole() -> None:
     cases = items()
     short, rest = tiers.run(cases, "short"), tiers.run(cases, "long")
     assert sorted(map(id, short + rest)) == sorted(map(id, tiers.run(cases, "all"))) == sorted(map(id, cases))
+
+
+def test_tests_of_a_group_run_in_one_process(tmp_path: Path) -> None:
+    """What they build or compute together is made once, and no two of them write to one folder at a time."""
+    (tmp_path / "test_group.py").write_text(
+        "import os, pathlib, pytest\n"
+        "@pytest.mark.xdist_group('one')\n"
+        "@pytest.mark.parametrize('x', range(6))\n"
+        "def test(x):\n"
+        "    pathlib.Path(__file__).with_name(os.environ['PYTEST_XDIST_WORKER']).touch()\n"
+    )
+    options = "-q -p no:cacheprovider -c /dev/null -n 2 --dist loadgroup".split()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path)],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert len(list(tmp_path.glob("gw*"))) == 1
 
 
 class Terminal:
