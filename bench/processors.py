@@ -2,9 +2,10 @@
 
     python -m bench.processors
 
-Prints one line a case: medians of calls that alternate, so that a busy machine slows all of them alike. The peers write
-out float32 logits and change them in passes as wide as the vocabulary, by the formulae of vLLM (dense counts, a mask
-unpacked) and of transformers (a row at a time), and then verify in eager PyTorch (`bench.providers.eager`).
+Prints one line a case: medians of calls that alternate, so that a busy machine slows all of them alike. The step is one
+of which as many draft tokens are accepted with the processors as without, so that both read as many rows. The peers
+write out float32 logits and change them in passes as wide as the vocabulary, by the formulae of vLLM (dense counts, a
+mask unpacked) and of transformers (a row at a time), and then verify in eager PyTorch (`bench.providers.eager`).
 """
 
 from __future__ import annotations
@@ -63,14 +64,22 @@ def measured(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, 
     return {name: statistics.median(each[1:]) for name, each in seconds.items()}
 
 
-def calls_of(case: Case, rng: torch.Generator) -> dict[str, Callable[[], object]]:
+def comparable_calls(case: Case, rng: torch.Generator) -> tuple[dict[str, Callable[[], Any]], int]:
+    """Calls of a step of which the first two accept as many draft tokens (one a sequence, at least), and how many."""
+    while True:
+        calls = calls_of(case, inputs.chain(case, rng), Request.random(case, rng))
+        without, processed = (int(calls[name]().num_accepted.sum()) for name in ("without", "all on"))
+        if without == processed >= case.batch:
+            return calls, without
+
+
+def calls_of(case: Case, step: inputs.ChainInputs, request: Request) -> dict[str, Callable[[], Any]]:
     """The step without processors and with all of them, and the peers'."""
-    step, request = inputs.chain(case, rng), Request.random(case, rng)
     given = request.processors()
     words = given.token_bitmask
     assert words is not None
 
-    def ours(processors: sk.Processors | None) -> Callable[[], object]:
+    def ours(processors: sk.Processors | None) -> Callable[[], sk.VerifyOutput]:
         noise = {} if case.greedy else {"uniform_samples": step.uniform_samples}
         drafted = (step.draft_logits,) if not case.greedy else ()
         return lambda: sk.verify_chain(
@@ -101,13 +110,14 @@ def main() -> None:
         for name, extra in CASES.items():
             case = Case("verify_chain", name, given.vocab, batch, **extra)
             with torch.inference_mode():
-                calls = calls_of(case, torch.Generator().manual_seed(0))
+                calls, accepted = comparable_calls(case, torch.Generator().manual_seed(0))
                 own = measured({k: calls[k] for k in ("without", "all on")}, given.repeats)
                 peers = measured({k: calls[k] for k in ("vLLM", "transformers")}, max(given.repeats // 10, 3))
-            ratios = ", ".join(f"{k} {seconds / own['all on']:.1f}" for k, seconds in peers.items())
+            without, processed = own["without"], own["all on"]
+            ratios = ", ".join(f"{k} {seconds / processed:.1f}" for k, seconds in peers.items())
             print(
-                f"B={batch} {name}: without {own['without'] * 1e6:.0f} us, all on {own['all on'] * 1e6:.0f} us "
-                f"({own['all on'] / own['without']:.2f}); peers by ours: {ratios}", flush=True,
+                f"B={batch} {name}, {accepted} accepted: without {without * 1e6:.0f} us, all on "
+                f"{processed * 1e6:.0f} us ({processed / without:.2f}); peers by ours: {ratios}", flush=True,
             )  # fmt: skip
 
 
