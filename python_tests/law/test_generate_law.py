@@ -165,6 +165,7 @@ def check_windows(tokens: np.ndarray, windows: list[Float64]) -> None:
         )
 
 
+@pytest.mark.short(cases=20)
 @pytest.mark.parametrize("name", CASES)
 def test_joint_law(name: str) -> None:
     check_windows(emitted(CASES[name]), expected_windows(CASES[name]))
