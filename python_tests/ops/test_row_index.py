@@ -127,6 +127,17 @@ def test_flags_of_a_sequence_do_not_hide_that_it_has_no_row(backend: Backend) ->
     assert draw.token[1:3].tolist() == [-1, -1]
 
 
+def test_keys_are_the_sequences_own(backend: Backend) -> None:
+    rng = seeded()
+    x, index = logits(rng, 3, 2, 30), torch.tensor([2, 0, 2, 1])
+    keys = torch.randint(-(2**63), 2**63 - 1, (4, 2), generator=rng)
+    for num in (1, 3):
+        given = {"noise_keys": backend(keys), "num_samples": num}
+        same_bits(
+            backend.sample(backend(x), row_index=backend(index), **given), backend.sample(backend(x[index]), **given)
+        )
+
+
 def test_no_sequences(backend: Backend) -> None:
     empty = backend(torch.zeros(0))
     for rows in (torch.zeros(3, 9), torch.zeros(0, 9)):
