@@ -62,6 +62,7 @@ class Case:
     target_law: TargetLaw | None = None
     processed: bool = False  # every processor is on: those of a `Request`
     of_probs: bool = False  # the target's rows are given as probabilities
+    indexed: bool = False  # an index names the rows, out of twice as many
     drawn_before: bool = False  # uniforms come from outside the timed call: for the overhead of one public call
     device: str = "cpu"
 
@@ -149,9 +150,14 @@ class TreeInputs:
 class RowInputs:
     """Rows of logits, and a uniform for each."""
 
-    logits: Tensor  # [batch, n, vocab]
+    logits: Tensor  # [batch, n, vocab], of an indexed case [rows, n, vocab]
     seeds: Tensor  # [batch]
     uniform_samples: Tensor  # [batch, n]
+    row_index: Tensor | None = None  # [batch]
+
+    def named(self) -> Tensor:
+        """``[batch, n, vocab]``: the rows themselves, for who has to copy those that an index names."""
+        return self.logits if self.row_index is None else self.logits[self.row_index]
 
 
 @dataclass
@@ -358,9 +364,13 @@ def emitted_tokens(case: Case, generator: torch.Generator) -> TokenInputs:
 
 def _rows(case: Case, n: int, generator: torch.Generator) -> RowInputs:
     device = generator.device
-    logits = some_rows(case.batch * n, case.vocab, generator).view(case.batch, n, case.vocab).to(case.dtype)
+    num, index = case.batch, None
+    if case.indexed:
+        num = 2 * case.batch
+        index = torch.randperm(num, generator=generator, device=device)[: case.batch]
+    logits = some_rows(num * n, case.vocab, generator).view(num, n, case.vocab).to(case.dtype)
     seeds = torch.randint(0, 2**62, (case.batch,), generator=generator, device=device)
-    return RowInputs(logits, seeds, torch.rand(case.batch, n, generator=generator, device=device))
+    return RowInputs(logits, seeds, torch.rand(case.batch, n, generator=generator, device=device), index)
 
 
 def shard_rows(case: Case, generator: torch.Generator) -> RowInputs:

@@ -87,6 +87,11 @@ def _law_cases(op: str) -> Callable[[Sequence[int], Sequence[int]], list[Case]]:
     return lambda vocabs, batches: _grid(op, {"T=1": {}, "truncated": {"params": _TRUNCATED}}, vocabs, batches)
 
 
+def _draw_cases(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
+    indexed = [Case("sample", "indexed rows", v, b, indexed=True) for v in vocabs for b in batches]
+    return [*_law_cases("sample")(vocabs, batches), *indexed]
+
+
 def _likelihood_cases(vocabs: Sequence[int], batches: Sequence[int]) -> list[Case]:
     op = "token_logprobs"
     processed = [Case(op, "processors", v, b, processed=True) for v in vocabs for b in batches]
@@ -132,7 +137,7 @@ def _target_bytes(case: Case, step: Any, output: Any) -> int:
 
 
 def _row_bytes(case: Case, rows: Any, output: Any) -> int:
-    return int(rows.logits.nbytes)
+    return int(rows.logits.nbytes) // (2 if case.indexed else 1)
 
 
 def _shard_bytes(case: Case, shard: Any, output: Any) -> int:
@@ -169,7 +174,7 @@ REGISTRY: dict[str, Entry] = {
     "shard_stats": Entry(_uncut_cases("shard_stats"), inputs.shard_rows, _row_bytes),
     "merge_shards": Entry(_uncut_cases("merge_shards"), inputs.shard, _tile_bytes),
     "shard_draw": Entry(_uncut_cases("shard_draw"), inputs.shard, _shard_bytes),
-    "sample": Entry(_law_cases("sample"), inputs.next_rows, _row_bytes),
+    "sample": Entry(_draw_cases, inputs.next_rows, _row_bytes),
     "token_logprobs": Entry(_likelihood_cases, inputs.emitted_tokens, _row_bytes),
     "uniform_samples": Entry(_seed_cases("uniform_samples"), inputs.seeds_and_positions, _seed_bytes),
     "noise_keys": Entry(_seed_cases("noise_keys"), inputs.seeds_and_positions, _seed_bytes),

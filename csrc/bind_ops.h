@@ -153,14 +153,19 @@ struct Ops {
 
   static FiveTensors sample(const Tensor& logits, const MaybeTensor& uniform_samples, const MaybeTensor& noise_keys,
                             const MaybeTensor& draft_to_target, int64_t num_samples, const PerSequence& processors,
-                            const PerSequence& per_sequence, const Numbers& settings) {
+                            const MaybeTensor& row_index, const PerSequence& per_sequence, const Numbers& settings) {
     Device device("sample", logits);
     Given given(device);
     const auto asked = settings_of<SampleSettings>(settings);
     check_per_sequence(per_sequence, 1);
     STD_TORCH_CHECK(1 <= num_samples && num_samples <= kMostSamples, "specdec: num_samples must be in [1, 1024]");
     STD_TORCH_CHECK(num_samples == 1 || noise_keys, "specdec: several samples need noise_keys");
-    const Leading leading(logits, true);
+    Leading leading(logits, true);
+    BatchIndex row_of{};
+    if (row_index) {
+      row_of = {given.ids(*row_index, row_index->numel(), "row_index"), leading.batch};
+      leading.batch = row_index->numel();
+    }
     Rows rows = given.rows(logits);
     if (leading.flat) rows.stride_batch = rows.stride_row;
     const int64_t count = leading.batch * leading.n;
@@ -173,11 +178,12 @@ struct Ops {
     if (asked.probs != 0) params.rows = RowKind::kWeights;
     STD_TORCH_CHECK(asked.probs == 0 || (rows.dtype == DType::kFloat32 && !noise_keys && !processors),
                     "specdec: probabilities must be float32, without noise_keys or processors");
-    device.run(Device::sample,
-               {rows, leading.batch, leading.n, params, given.uniforms(uniform_samples, count, "uniform_samples"),
-                given.template flat<int64_t>(noise_keys, count, "noise_keys"),
-                given.template flat<int64_t>(draft_to_target, rows.vocab, "draft_to_target"), int32_t(num_samples),
-                token.data, log_prob.data, stats.out(), given.processors(processors, rows, leading.batch, count)});
+    device.run(
+        Device::sample,
+        {rows, leading.batch, leading.n, params, given.uniforms(uniform_samples, count, "uniform_samples"),
+         given.template flat<int64_t>(noise_keys, count, "noise_keys"),
+         given.template flat<int64_t>(draft_to_target, rows.vocab, "draft_to_target"), int32_t(num_samples), token.data,
+         log_prob.data, stats.out(), given.processors(processors, rows, leading.batch, count), row_of});
     return {std::move(token.tensor), std::move(log_prob.tensor), std::move(stats.values.tensor),
             std::move(stats.argmax.tensor), std::move(stats.status.tensor)};
   }
@@ -353,8 +359,9 @@ struct Ops {
                {target_rows, cascade_bonus ? target_rows : total, draft_index ? num_draft + cascade_bonus : -1});
     STD_TORCH_CHECK(!draft_index || ((draft_logits || draft_probs) && !args.draft_values),
                     "specdec: draft_index needs the draft's rows, without their stats");
-    args.draft_of = given.ids(draft_index, batch, "draft_index");
-    args.requests = draft_index ? (draft_logits ? *draft_logits : *draft_probs).size(0) : 0;
+    if (draft_index)
+      args.draft_of = {given.ids(*draft_index, batch, "draft_index"),
+                       (draft_logits ? *draft_logits : *draft_probs).size(0)};
     Results results(device, batch, num_draft + 1, args);
     Made overlap;
     if (asked.return_acceptance != 0) {

@@ -322,7 +322,7 @@ def packed_builder(case: Case, function: Callable[..., object] = verify_packed_r
 
 def rows_builder(case: Case, function: Callable[..., object]) -> Call | None:
     def call(rows: RowInputs) -> object:
-        return function(rows.logits, case.params)
+        return function(rows.named(), case.params)
 
     return call
 

@@ -55,7 +55,7 @@ def sample(case: Case) -> Call | None:
     if case.greedy:
         return None
     sampling = importlib.import_module(MODULE)
-    return lambda rows: eager.one_of(probabilities(sampling, rows.logits, case).flatten(0, 1))
+    return lambda rows: eager.one_of(probabilities(sampling, rows.named(), case).flatten(0, 1))
 
 
 def warp_probs(case: Case) -> Call | None:

@@ -109,7 +109,7 @@ def sample(case: Case) -> Call | None:
     warp = warpers(case.params) or (lambda scores: scores)
 
     def call(rows: RowInputs) -> object:
-        probs = warp(rows.logits.float().flatten(0, 1)).softmax(-1)
+        probs = warp(rows.named().float().flatten(0, 1)).softmax(-1)
         return torch.multinomial(probs, 1)
 
     return call

@@ -145,7 +145,8 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
             coins = rows.uniform_samples
             if not case.drawn_before:
                 coins = sk.uniform_samples(rows.seeds, next(steps), 1, purpose="draft", backend=backend)
-            return sk.sample(rows.logits, case.params, uniform_samples=coins, backend=backend)
+            index = rows.row_index
+            return sk.sample(rows.logits, case.params, row_index=index, uniform_samples=coins, backend=backend)
 
         return call
 

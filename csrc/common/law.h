@@ -119,6 +119,16 @@ SPECDEC_HD RowLaw no_law(int32_t status) {
   return law;
 }
 
+// That of a row which is named by an index and is none: as where nothing is possible, but for its flag.
+SPECDEC_HD RowLaw law_of_no_row() {
+  RowLaw law{};
+  law.max = law.cutoff = -INFINITY;
+  law.inverse_temperature = law.normalizer = law.inverse_normalizer = 1.0f;
+  law.status = kBadParam;
+  law.one_hot = true;
+  return law;
+}
+
 // Whether a token of probability q can have been drawn.
 SPECDEC_HD bool can_give(float q) { return q > 0.0f && q <= 1.0f + kSlack; }
 

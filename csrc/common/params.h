@@ -30,6 +30,12 @@ struct Ids {
   bool is_int64;
 };
 
+// Which batch of some rows each sequence has: its own, or the one that an index names.
+struct BatchIndex {
+  Ids of;           // [batch]; without, each its own
+  int64_t num = 0;  // how many there are to be named, from number 0 on
+};
+
 // Uniforms of either width.
 struct Uniforms {
   const void* data;  // null: not given
@@ -114,7 +120,7 @@ struct NoiseKeysArgs {
 };
 
 struct SampleArgs {
-  Rows logits;  // [batch, n, vocab]
+  Rows logits;  // [batch, n, vocab], or with row_of [row_of.num, n, vocab]
   int64_t batch, n;
   SamplingArgs params;
   Uniforms uniform_samples;        // [batch, n]
@@ -125,6 +131,7 @@ struct SampleArgs {
   float* log_prob;  // [batch, n, num_samples]
   StatsOut out;
   ProcessorArgs processors{};
+  BatchIndex row_of{};
 };
 
 // ---- Rows of which each rank has the ids from a multiple of kTile on ----
@@ -229,16 +236,14 @@ struct VerifyArgs {
 
 // One verify step of a padded ("chain") or ragged ("packed") batch: target is [batch, num_draft + 1, vocab] or
 // [1, total + batch, vocab]. With cu null, sequence b's draft rows are (b, i) and its target rows (b, i); else its draft rows
-// are (0, cu[b] + i) and its target rows, uniforms and keys (0, cu[b] + b + i). With draft_of its draft rows are (draft_of[b],
-// i). With law.cascade_bonus its draft rows (and
-// their stats) stand where its target rows stand.
+// are (0, cu[b] + i) and its target rows, uniforms and keys (0, cu[b] + b + i). With draft_of its draft rows are those that it
+// names. With law.cascade_bonus its draft rows (and their stats) stand where its target rows stand.
 struct VerifyChainArgs : VerifyArgs {
   Ids draft_tokens;          // [batch, num_draft] or [total]
   const int32_t* cu;         // [batch + 1] or null
   int64_t num_draft, total;  // num_draft: width of the result less one
   Ids num_draft_tokens;      // [batch]
-  Ids draft_of;              // [batch] or null: whose of the draft's requests a sequence's rows are, from number 0 on
-  int64_t requests;          // with draft_of
+  BatchIndex draft_of;       // of the draft's requests
   Acceptance acceptance;
   float* overlap;  // [batch, num_draft] or null
 };

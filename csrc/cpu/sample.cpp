@@ -1,6 +1,7 @@
 #include <cmath>
 #include <limits>
 
+#include "common/ids.h"
 #include "common/row_stats.h"
 #include "common/status.h"
 #include "cpu/draw.h"
@@ -23,10 +24,16 @@ std::vector<NoisyToken> draw_row(const SampleArgs& args, Reading& read, int64_t 
 void sample(const SampleArgs& args) {
   for_each_row(args.batch * args.n, args.logits.vocab, [&](int64_t index, bool split) {
     thread_local Reading read;
-    const int64_t b = index / args.n;
-    const RowView row = row_view(args.logits, b, index % args.n, args.processors, b, index);
-    read_row(row, sampling_of(args.params, b), split, read);
-    const std::vector<NoisyToken> drawn = draw_row(args, read, index);
+    const int64_t b = index / args.n, batch = batch_of(args.row_of, b);
+    RowView row{};
+    std::vector<NoisyToken> drawn;
+    if (batch >= 0) {
+      row = row_view(args.logits, batch, index % args.n, args.processors, b, index);
+      read_row(row, sampling_of(args.params, b), split, read);
+      drawn = draw_row(args, read, index);
+    } else {
+      read.law = law_of_no_row();
+    }
     const RowLaw& law = read.law;
     for (int32_t i = 0; i < args.num_samples; ++i) {
       int64_t token = -1;

@@ -13,6 +13,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     scan_processed_kernel(const __grid_constant__ RowSet set, int64_t chunks) {
   allow_next();
   const int64_t index = blockIdx.x / chunks;
+  if (!set.has(index)) return;
   set.begin(index);
   const RowView row = set.row(index);
   const TileScan scan(row, scan_plan(set.sampling(index), row.vocab, set.raw), set.table(index, nullptr));

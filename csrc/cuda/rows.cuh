@@ -16,7 +16,7 @@ constexpr int kMostSharedTiles = 512;           // a longer row's table stays in
 // Threads of a block that reads whole rows: a warp a tile, of 4 warps at least.
 inline unsigned threads_for(int tiles, int most) { return 32u * unsigned(std::clamp(tiles, 4, most / 32)); }
 
-// Rows of one op; row `index` is (index / n, index % n).
+// Rows of one op; row `index` is number index % n of the batch that sequence index / n has.
 struct RowSet {
   Rows rows;
   int64_t n;
@@ -24,6 +24,7 @@ struct RowSet {
   bool raw;     // also the raw moments
   bool listed;  // blocks with a whole row have a list of kMaxListed floats in shared memory, before their table
   float* tables = nullptr;  // [rows, tiles, TileTable::kNumbers] in device memory; null: each block has its own, shared
+  BatchIndex row_of{};
   // The first thing that a block does which looks at a row.
 #ifdef SPECDEC_PROCESSED
   ProcessorArgs processors{};
@@ -31,8 +32,9 @@ struct RowSet {
 #else
   __device__ void begin(int64_t) const {}
 #endif
+  __device__ bool has(int64_t index) const { return batch_of(row_of, index / n) >= 0; }
   __device__ RowView row(int64_t index) const {
-    RowView found = row_view(rows, index / n, index % n);
+    RowView found = row_view(rows, batch_of(row_of, index / n), index % n);
     found.lay_over(0);
     return found;
   }

@@ -91,11 +91,17 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
   SPECDEC_DYNAMIC_SHARED(shared);
   SPECDEC_SHARED(Reading, reading, 1);
   if (noise.laws) allow_next();
-  read_row<kWeights>(set, shared, reading[0]);
-  const Reading& read = reading[0];
   const int64_t index = blockIdx.x;
+  const bool there = set.has(index);
+  if (there) {
+    read_row<kWeights>(set, shared, reading[0]);
+  } else {
+    wait_for_previous();
+    by_one([&] { reading[0].law = law_of_no_row(); });
+  }
+  const Reading& read = reading[0];
   const bool noisy = args.noise_keys && !read.law.one_hot;
-  int32_t id = read.law.argmax;
+  int32_t id = there ? read.law.argmax : -1;
   if (noisy && args.num_samples > 1) {
     Fixed* keys = reinterpret_cast<Fixed*>(shared);  // find_law is done with the list
     draw_many(args, read, args.noise_keys[index], keys);
@@ -152,7 +158,8 @@ cudaError_t sample(const SampleArgs& args, const Launch& launch) {
   const int64_t count = args.batch * args.n;
   if (count == 0) return cudaSuccess;
   if (!kProcessed && args.processors.on) return with_processors::sample(args, launch);
-  const RowSet set = rows_of(args, false, may_cut(args.params) || args.num_samples > 1);
+  RowSet set = rows_of(args, false, may_cut(args.params) || args.num_samples > 1);
+  set.row_of = args.row_of;
   RowPlan plan;
   NoiseState noise{};
   cudaError_t error = plan_rows(set, args.batch, launch, &plan, [&](Arena& arena, bool split) {

@@ -66,13 +66,15 @@ struct SetScan {
   static constexpr bool kMayBeProbs = false;
   Place places[1];
   int64_t n;
+  BatchIndex row_of;
   bool aligned;
 
   __device__ Task task(uint32_t b, uint32_t i) const { return {b, i, false}; }
   __device__ const Place& place_of(Task) const { return places[0]; }
   __device__ bool find(Task task, DType dtype, RowView* row) const {
-    *row = places[0].row(task.b, task.i, dtype);
-    return true;
+    const int64_t batch = batch_of(row_of, task.b);
+    *row = places[0].row(uint32_t(batch), task.i, dtype);
+    return batch >= 0;
   }
   __device__ bool needs(Task task, int64_t* index) const {
     *index = task.b * n + task.i;
@@ -276,7 +278,7 @@ cudaError_t launch(DType dtype, const Rows& rows, Wanted wanted, int64_t batch, 
 cudaError_t launch_scan(const RowSet& set, int64_t batch, cudaStream_t stream) {
   const int64_t chunks = chunks_of(tiles_of(set.rows.vocab), batch * set.n, kWarps);
   const Place place(set.rows, set.tables, Plans(set.params, set.rows.vocab, false, set.raw));
-  const SetScan rows{{place}, set.n, place.aligned()};
+  const SetScan rows{{place}, set.n, set.row_of, place.aligned()};
   return launch(set.rows.dtype, rows, place.plans.wanted(), batch, 0, set.n, chunks, stream);
 }
 
@@ -290,7 +292,7 @@ cudaError_t launch_scan(const VerifyChainArgs& args, float* target_tables, float
   const Place drafted(draft, draft_tables,
                       Plans(args.draft_params, draft.vocab, reads_greedily(args), cascade, args.draft_probs.data));
   const auto run = [&](DType dtype, Wanted wanted, int64_t begin, int64_t end, bool aligned) {
-    const ChainScan rows{args, uint32_t(targets), args.cu || args.draft_of.data, aligned, {target, drafted}};
+    const ChainScan rows{args, uint32_t(targets), args.cu || args.draft_of.of.data, aligned, {target, drafted}};
     return launch(dtype, rows, wanted, args.batch, begin, end, chunks, stream);
   };
   const Wanted of_target = target.plans.wanted(), of_draft = drafted.plans.wanted();

@@ -205,10 +205,14 @@ def _sample(case: Case) -> dict[str, Any]:
     several = case.chance(0.4)
     noise = "noise_keys" if several or case.chance(0.5) else "uniform_samples"
     values = case.integers(*lead, low=-99, high=99) if noise == "noise_keys" else case.uniforms(*lead)
-    probs = case.chance(0.2)
+    probs, index, rows = case.chance(0.2), None, lead
+    if case.chance(0.3):
+        rows = (case.random.randrange(6), *lead[1:])
+        index = case.integers(batch, low=-1 if case.chance(0.3) else 0, high=rows[0])
+        index = index.int() if case.chance(0.5) else index
     return {
-        "logits": _probs(case, *lead, vocab) if probs else _logits(case, *lead, vocab, dtype=_dtype(case)),
-        "probs": probs, "params": _params(case, batch),
+        "logits": _probs(case, *rows, vocab) if probs else _logits(case, *rows, vocab, dtype=_dtype(case)),
+        "probs": probs, "row_index": index, "params": _params(case, batch),
         "uniform_samples": None, "noise_keys": None, noise: values,
         "draft_to_target": case.integers(vocab, low=0, high=vocab) if case.chance(0.3) else None,
         "num_samples": case.random.choice((2, 5, 70, 1024)) if several else 1,
@@ -503,6 +507,8 @@ def _in_range(op: str, given: dict[str, Any], out: tuple[Any, ...]) -> None:
         return
     if op == "uniform_samples":
         assert bool(((out[0] >= 0) & (out[0] < 1)).all()), out
+    if op == "sample" and given["draft_to_target"] is None:
+        assert bool(((out[0] >= -1) & (out[0] < given["logits"].shape[-1])).all()), out[0]
     if op in ("verify_chain", "verify_tree"):
         tokens, accepted, emitted = out[:3]
         width, vocab = tokens.shape[1], given["target_logits"].shape[-1]

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import specdec_kernels as sk
 from python_tests.law.cases import check_law, problem
@@ -144,7 +146,7 @@ def test_seeds_name_the_numbers() -> None:
 
 
 @pytest.mark.parametrize("name", [*DRAWN, "joint"])
-def test_rows_named_by_indices_are_copied_piece_by_piece(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_rows_named_by_indices_are_read_where_they_are(name: str) -> None:
     parameters, _ = DRAWN.get(name, ((TOP_K, TOP_P), {}))
     draw = getattr(flashinfer, "top_k_top_p_sampling_from_logits" if name == "joint" else name)
     given = rows() if name.endswith("logits") or name == "joint" else rows().softmax(-1)
@@ -153,18 +155,19 @@ def test_rows_named_by_indices_are_copied_piece_by_piece(monkeypatch: pytest.Mon
     options: dict[str, Any] = {"seed": torch.arange(7), "offset": torch.arange(7)}
     if name == "joint":
         options["filter_apply_order"] = "joint"
-    whole = draw(given, *each, indices=index, **options)
-    seen = []
-    stock = flashinfer.sample
+    most = 0
 
-    def spy(logits: Tensor | None, *more: Any, probs: Tensor | None = None, **options: Any) -> Any:
-        seen.append(len(probs if logits is None else logits))
-        return stock(logits, *more, probs=probs, **options)
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal most
+            out = function(*args, **(kwargs or {}))
+            most = max([most, *(t.numel() for t in tree_leaves(out) if isinstance(t, Tensor))])
+            return out
 
-    monkeypatch.setattr(flashinfer, "sample", spy)
-    monkeypatch.setattr(flashinfer, "PIECE", 3 * VOCAB - 1)
-    assert torch.equal(draw(given, *each, indices=index, **options), whole)
-    assert seen == [2, 2, 2, 1]
+    with Watched():
+        tokens = draw(given, *each, indices=index, **options)
+    assert tokens.dtype == torch.int32 and (name == "joint" or most < len(index) * VOCAB)
+    assert torch.equal(tokens, draw(given[index], *each, **options))
     assert draw(given, *[p[:0] if isinstance(p, Tensor) else p for p in each], indices=index[:0]).shape == (0,)
 
 
@@ -175,6 +178,12 @@ def test_rows_without_a_distribution_are_said() -> None:
     assert ((tokens >= 0) & (tokens < VOCAB)).all() and tokens[1] == 0
     with pytest.raises(ValueError, match="sampling_from_probs: probs must hold no NaN, got 11"):
         flashinfer.sampling_from_probs(probs, check_nan=True)
+
+
+def test_an_index_that_names_no_row_is_said() -> None:
+    tokens, valid = flashinfer.sampling_from_probs(rows().softmax(-1), torch.tensor([3, 0, -1]), return_valid=True)
+    assert valid.tolist() == [False, True, False]
+    assert tokens[0] == tokens[2] == -1 and tokens[1] >= 0
 
 
 def test_dtypes_of_ids() -> None:

@@ -161,7 +161,7 @@ def every_tensor() -> dict[str, dict[str, Any]]:
     return {
         "sample": {"logits": rows, "processors": processors, "params": DEFAULT_PARAMS, "noise_keys": None,
                    "uniform_samples": torch.rand(batch, n + 1), "num_samples": 1,
-                   "draft_to_target": torch.arange(vocab), "probs": False},
+                   "draft_to_target": torch.arange(vocab), "probs": False, "row_index": torch.arange(batch)},
         "verify_chain": shared | {"draft_tokens": torch.arange(batch * n).view(batch, n),
                                   "num_draft_tokens": torch.full((batch,), n),
                                   "cu_num_draft_tokens": None, "num_draft": n, "acceptance": 0,

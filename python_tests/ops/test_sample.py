@@ -19,7 +19,7 @@ from specdec_kernels.testing import float64_gumbel, float64_law
 OP = "sample"
 SIGNATURE = (
     ["logits", "params"],
-    ["probs", "processors", "uniform_samples", "noise_keys", "num_samples", "draft_token_map", "backend"],
+    ["probs", "row_index", "processors", "uniform_samples", "noise_keys", "num_samples", "draft_token_map", "backend"],
 )  # fmt: skip
 CALLS = {
     "": lambda: {
@@ -31,6 +31,10 @@ CALLS = {
     "probs": lambda: {
         "logits": None, "probs": torch.rand(4, 50, generator=seeded()), "params": sk.SamplingParams(top_k=7),
         "uniform_samples": torch.rand(4, generator=seeded()),
+    },
+    "index": lambda: {
+        "logits": logits(seeded(), 3, 2, 50), "params": per_row(4), "row_index": torch.tensor([2, 0, 2, 7]),
+        "uniform_samples": torch.rand(4, 2, generator=seeded()),
     },
 }  # fmt: skip
 

@@ -122,8 +122,11 @@ def adapters(vocab: int) -> None:
     params = sk.SamplingParams(top_k=50, top_p=0.9, min_p=0.01)
     x = torch.zeros(BATCH, ROWS, vocab)
     sk.sample(None, params, probs=x, uniform_samples=x[..., 0], backend="triton")
+    index, keys = torch.arange(BATCH, dtype=torch.int32), torch.zeros(BATCH, ROWS, dtype=torch.int64)
+    sk.sample(x, params, row_index=index, uniform_samples=x[..., 0], backend="triton")
+    sk.sample(x, params, row_index=index.long(), noise_keys=keys, num_samples=4, backend="triton")
     made = chains.make(torch.Generator(), BATCH, ROWS - 1, vocab, kind="probs", acceptance="block")
-    indexed = {**made, "draft_index": torch.arange(BATCH, dtype=torch.int32)}
+    indexed = {**made, "draft_index": index}
     sk.verify_chain(**indexed, eos_token_ids=EOS, return_acceptance=True, backend="triton")
     made = chains.with_target_probs(made, params)
     sk.verify_chain(**made, eos_token_ids=EOS, return_acceptance=True, backend="triton")

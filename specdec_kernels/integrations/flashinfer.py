@@ -11,10 +11,13 @@ device. Different on purpose, in every function:
 - Ties at the border of top-k or top-p are all kept, as in `SamplingParams`.
 - A row without a usable distribution (no mass, NaN) gives a defined id, and ``return_valid`` says so.
 
-Rows are read as they are, logits or probabilities; what renormalises rows, and `filter_apply_order` "joint", make the
-logarithm of probabilities, a float32 tensor of the same size. `indices` copies the rows that it names, 64 MiB of them
-at a time at the most. Tokens are made as int64 and cast: a few integers a row, which would not pay for a second type in
-every kernel.
+- With `indices`, parameters that are tensors have one value an output, as FlashInfer documents (its kernels take some
+  by the output and some by the row). An index that names no row gives −1, which ``return_valid`` says as well.
+
+Rows are read as they are, logits or probabilities, and where they are: `indices` is `sample`'s `row_index`. What
+renormalises rows, and `filter_apply_order` "joint", make the logarithm of probabilities, a float32 tensor of the same
+size; "joint" copies the rows. Tokens are made as int64 and cast: a few integers a row, which would not pay for a second
+type in every kernel.
 """
 
 from __future__ import annotations
@@ -47,8 +50,6 @@ __all__ = [
 ]
 
 Seed = int | Tensor | None
-PIECE = 2**24
-"""Values of the rows that `indices` names which are copied at a time."""
 
 
 def softmax(logits: Tensor, temperature: Tensor | float | None = None, enable_pdl: bool | None = None) -> Tensor:
@@ -202,7 +203,7 @@ def top_k_top_p_sampling_from_logits(
     """`sampling_from_logits` after top-k and top-p, each a number or one an output.
 
     `filter_apply_order` is "top_k_first" (top-p of what top-k leaves, renormalised: `SamplingParams`' order) or "joint"
-    (the ids that both keep of the whole row, which makes one copy of the logits).
+    (the ids that both keep of the whole row, which copies the rows, with `indices` those that it names).
     """
     op = "top_k_top_p_sampling_from_logits"
     cuts, joint = {"top_k": top_k, "top_p": top_p}, _is_joint(op, filter_apply_order)
@@ -382,34 +383,20 @@ def _draw(
         if indices.dim() != 1:
             raise shape_error(op, "indices", "[batch]", indices)
     rows = given if indices is None else indices
-    _params(op, rows, **cuts)  # all of them, before a number is drawn
+    params = _params(op, rows, **cuts)
     uniforms = _uniforms(op, len(rows), 1, generator, seed, offset, given.device)[:, 0]
-    if indices is None:
-        tokens, valid = _draw_rows(op, name, given, cuts, uniforms, joint)
-        return tokens.int(), valid
-    size = max(PIECE // max(given.shape[1], 1), 1)
-    drawn = []
-    for start in range(0, max(len(indices), 1), size):
-        piece = slice(start, start + size)
-        own = {by: value[piece] if isinstance(value, Tensor) else value for by, value in cuts.items()}
-        drawn.append(_draw_rows(op, name, given[indices[piece].long()], own, uniforms[piece], joint))
-    tokens, valid = (torch.cat(parts) for parts in zip(*drawn, strict=True))
-    return tokens.to(indices.dtype), valid
-
-
-def _draw_rows(
-    op: str, name: str, given: Tensor, cuts: dict[str, Tensor | float], uniforms: Tensor, joint: bool
-) -> tuple[Tensor, Tensor]:
-    """A token of each row, and whether the row was usable."""
-    of_probs, params = name == "probs", None
+    of_probs, index = name == "probs", indices
     if joint:
+        if indices is not None:
+            given, index = given[indices.long()], None
         logits = given.log() if of_probs else given
         cut = [is_cut(logits, _params(op, given, **{by: value})) for by, value in cuts.items()]
         given = given.masked_fill(torch.stack(cut).any(0), 0.0 if of_probs else -torch.inf)
-    else:
-        params = _params(op, given, **cuts)
-    drawn = sample(None if of_probs else given, params, probs=given if of_probs else None, uniform_samples=uniforms)
-    return drawn.token, drawn.stats.status == 0
+    drawn = sample(
+        None if of_probs else given, None if joint else params, probs=given if of_probs else None, row_index=index,
+        uniform_samples=uniforms,
+    )  # fmt: skip
+    return drawn.token.to(torch.int32 if indices is None else indices.dtype), drawn.stats.status == 0
 
 
 def _as_logits(op: str, name: str, probs: Tensor, dtypes: tuple[torch.dtype, ...] = FLOAT32) -> Tensor:

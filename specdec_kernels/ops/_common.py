@@ -203,12 +203,15 @@ def check_params(
 
 
 def check_processors(
-    op: str, processors: object, logits: Tensor, names: tuple[str, ...] | None, batch: int
-) -> Processing:
-    """What the op takes of processors for `logits`, whose rows have `names` (None: numbers); None where none is on."""
+    op: str, processors: object, logits: Tensor, names: tuple[str, ...] | None, batch: int,
+    shape: tuple[int, ...] | None = None,
+) -> Processing:  # fmt: skip
+    """What the op takes of processors for `logits`, whose rows have `names` (None: numbers) and are drawn from in this
+    `shape` (None: their own); None where none is on.
+    """
     if not isinstance(processors, Processors):
         raise TypeError(f"{op}: processors must be a Processors or None, got {type(processors).__name__}")
-    *rows, vocab = logits.shape
+    vocab, rows = logits.shape[-1], tuple(logits.shape[:-1]) if shape is None else shape
     bitmask, lists = processors.token_bitmask, processors._lists(logits.device, vocab)
     if bitmask is not None:
         names = names or tuple(map(str, range(len(rows))))

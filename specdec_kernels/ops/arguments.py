@@ -76,7 +76,7 @@ class NoiseKeysArguments(NamedTuple):
 
 class SampleArguments(NamedTuple):
     """Of `sample`: rows ``[batch, vocab]`` or ``[batch, n, vocab]``; what comes out is shaped as the rows are. `probs`:
-    they are probabilities, of any sum.
+    they are probabilities, of any sum. With `row_index` ``[batch]`` sequence b has the rows ``logits[row_index[b]]``.
 
     (The op takes both because each view made in Python costs half a microsecond.)
     """
@@ -89,12 +89,13 @@ class SampleArguments(NamedTuple):
     params: FlatParams
     processors: Processing = None
     probs: bool = False
+    row_index: Tensor | None = None
 
     def rowwise(self, run: Callable[[SampleArguments], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """What `run`, which takes and gives ``[batch, n, vocab]`` and ``[batch, n, num_samples]`` alone, comes to."""
         given: Any = self
         if self.logits.dim() == 2:
-            rows = ("logits", "uniform_samples", "noise_keys")
+            rows = ("logits", "uniform_samples", "noise_keys")  # `row_index` names sequences
             given = self._replace(**{k: t.unsqueeze(1) for k in rows if (t := getattr(self, k)) is not None})
         token, log_prob, *stats = run(given)
         if self.num_samples == 1:

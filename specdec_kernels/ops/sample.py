@@ -10,6 +10,7 @@ from ..processors import Processors
 from ..sampling import SamplingParams
 from ..types import Draw, RowStats, TokenMap
 from ._common import (
+    ID_DTYPES,
     INT64,
     UNIFORM_DTYPES,
     check_beside_probs,
@@ -27,7 +28,8 @@ from .arguments import SampleArguments
 
 
 def _fake(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    logits, rows = args.logits, args.logits.shape[:-1]
+    logits, index = args.logits, args.row_index
+    rows = (*(logits if index is None else index).shape[:1], *logits.shape[1:-1])
     drawn = rows if args.num_samples == 1 else (*rows, args.num_samples)
     return (
         logits.new_empty(drawn, dtype=torch.int64),
@@ -48,6 +50,7 @@ def sample(
     params: SamplingParams | None = None,
     *,
     probs: Tensor | None = None,
+    row_index: Tensor | None = None,
     processors: Processors | None = None,
     uniform_samples: Tensor | None = None,
     noise_keys: Tensor | None = None,
@@ -73,6 +76,12 @@ def sample(
         top-p and min-p; their temperature must be the number 1, or 0 for the likeliest id. Not with `processors`,
         `noise_keys` or a `draft_token_map`. A row with a negative number or an infinite sum has all its mass on the
         largest and sets `Status.BAD_PARAM`.
+    row_index : Tensor, optional
+        ``[batch]`` int32 or int64: sequence b is drawn from ``logits[row_index[b]]`` (or `probs`), of ``[rows, vocab]``
+        or ``[rows, n, vocab]`` that are read where they are; several sequences may share one. All else has one entry a
+        sequence, not a row: parameters, processors, uniforms, keys and what comes out. An index outside [0, rows) gives
+        no token (−1, log-probability −inf) and the stats of a row where nothing is possible, with `Status.BAD_PARAM`
+        alone.
     processors : Processors, optional
         Masks, biases and penalties, which act on the logits before `params`.
         Not with a `draft_token_map`.
@@ -105,6 +114,11 @@ def sample(
     if len(leading) not in (1, 2):
         raise shape_error(op, name, "[batch, vocab] or [batch, n, vocab]", given_rows)
     shape, names, device = tuple(leading), ("batch", "n")[: len(leading)], given_rows.device
+    if row_index is not None:
+        check_tensor(op, "row_index", row_index, ID_DTYPES, device)
+        if row_index.dim() != 1:
+            raise shape_error(op, "row_index", "[batch]", row_index)
+        shape = (len(row_index), *shape[1:])
     params = check_params(op, "params", params, shape[0], device)
     if probs is not None:
         refused = {"processors": processors, "noise_keys": noise_keys, "draft_token_map": draft_token_map}
@@ -134,11 +148,12 @@ def sample(
         check_shape(op, "draft_token_map", mapping, ("vocab",), (vocab,))
         if processors is not None:
             raise ValueError(f"{op}: processors must be None where there is a draft_token_map, got both")
-    given = None if processors is None else check_processors(op, processors, given_rows, names, shape[0])
+    given = None if processors is None else check_processors(op, processors, given_rows, names, shape[0], shape)
     token, log_prob, values, argmax, status = _call(
         dispatch(op, _op, backend, device),
         logits=given_rows, uniform_samples=uniform_samples, noise_keys=noise_keys, draft_to_target=mapping,
         num_samples=num_samples, params=params, processors=given, probs=probs is not None,
+        row_index=row_index,
     )  # fmt: skip
     raise_for_status(op, status)
     return Draw(token, log_prob, RowStats(values, argmax, status))

@@ -23,7 +23,7 @@ from .packed import indexed, padded
 from .processors import Given, processed
 from .random import gumbel
 from .reads import clean_uniforms
-from .rows import slots_upto, with_rows
+from .rows import named, slots_upto, with_rows
 from .sample import draw_rows
 from .verify_chain import BLOCK, GREEDY, MATCH, TOKEN, Chain, Walk, decide, finished, prepared
 
@@ -48,11 +48,16 @@ def sample(args: SampleArguments) -> tuple[Tensor, ...]:
     """What the op gives, decided in float64, and margins of the tokens' shape."""
 
     def run(args: SampleArguments) -> tuple[Tensor, ...]:
-        batch, n, vocab = args.logits.shape
+        _, n, vocab = args.logits.shape
+        batch = len(args.logits if args.row_index is None else args.row_index)
         parts = []
         for part in split(batch, n * vocab):
+            logits, index = args.logits[part], None
+            if args.row_index is not None:
+                logits, none = named(args.logits, args.row_index[part])
+                index = torch.where(none, -1, slots_upto(len(none), none))
             own = args._replace(
-                logits=args.logits[part].double(), params=params_of(args.params, part),
+                logits=logits.double(), row_index=index, params=params_of(args.params, part),
                 uniform_samples=None if args.uniform_samples is None else args.uniform_samples[part],
                 noise_keys=None if args.noise_keys is None else args.noise_keys[part],
                 processors=processing_of(args.processors, part),
@@ -139,7 +144,7 @@ def of_draws(args: SampleArguments, tokens: Tensor) -> Tensor:
         uniforms = None if args.uniform_samples is None else clean_uniforms(args.uniform_samples[:, j])
         keys = None if args.noise_keys is None else args.noise_keys[:, j]
         margins[:, j] = largest_alone(drawn_from(rows, token, uniforms, keys, ids), margins[:, j])
-    return margins
+    return torch.where(tokens < 0, math.inf, margins)
 
 
 def drawn_from(rows: LooseRows, token: Tensor, uniforms: Tensor | None, keys: Tensor | None, ids: Tensor) -> Decided:

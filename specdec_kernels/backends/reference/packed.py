@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...ops.arguments import VerifyChainArguments
 from ...types import PLACEHOLDER_TOKEN_ID, Status
-from .rows import slots_upto, with_rows
+from .rows import named, slots_upto, with_rows
 
 
 def padded(args: VerifyChainArguments) -> tuple[VerifyChainArguments, Tensor]:
@@ -56,10 +56,7 @@ def indexed(args: VerifyChainArguments) -> tuple[VerifyChainArguments, Tensor]:
     index, width = args.draft_index, args.num_draft + int(args.shared.law.cascade_bonus)
     given = args.shared.draft_logits if args.shared.draft_probs is None else args.shared.draft_probs
     assert index is not None and given is not None
-    bad = (index < 0) | (index >= given.shape[0])
-    own = given.new_zeros(index.numel(), width, given.shape[2])
-    if given.shape[0] > 0:
-        own = given[index.long().clamp(0, given.shape[0] - 1), :width]
+    own, bad = named(given[:, :width], index)
     counts = torch.full_like(index, args.num_draft) if args.num_draft_tokens is None else args.num_draft_tokens
     shared = args.shared
     shared = shared._replace(draft_logits=own) if shared.draft_probs is None else shared._replace(draft_probs=own)

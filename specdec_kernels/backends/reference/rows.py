@@ -21,6 +21,14 @@ def at(rows: Tensor, index: Tensor) -> Tensor:
     return rows.gather(1, index)[:, 0]
 
 
+def named(rows: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """``rows[index[b]]`` of each sequence b, and whether its index names none ``[batch]``: then they are anything."""
+    none = (index < 0) | (index >= rows.shape[0])
+    if rows.shape[0] == 0:
+        return rows.new_zeros(index.numel(), *rows.shape[1:]), none
+    return rows[index.long().clamp(0, rows.shape[0] - 1)], none
+
+
 def with_rows(
     args: VerifyArguments, of_target: Callable[[Tensor], Tensor], of_draft: Callable[[Tensor], Tensor]
 ) -> VerifyArguments:

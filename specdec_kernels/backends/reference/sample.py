@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from ...ops.arguments import SampleArguments
-from ...types import PLACEHOLDER_TOKEN_ID
+from ...types import PLACEHOLDER_TOKEN_ID, Status
 from .law import Remainder, RowLaws, Rows, make_law, make_params, row_status
 from .processors import processed
 from .random import gumbel
 from .reads import bad_uniforms, clean_uniforms
 from .row_stats import stat_values
+from .rows import named
 
 
 def sample(args: SampleArguments) -> tuple[Tensor, ...]:
@@ -23,8 +24,11 @@ def sample(args: SampleArguments) -> tuple[Tensor, ...]:
 
 def draw_rows(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``[batch, n, vocab]`` to tokens and log_probs ``[batch, n, num_samples]``, and the rows' stats."""
-    _, uniform_samples, noise_keys, draft_to_target, num_samples, params, processors, probs = args
-    logits, flags = processed(args.logits, processors)
+    rows, uniform_samples, noise_keys, draft_to_target, num_samples, params, processors, probs, row_index = args
+    if row_index is not None:
+        rows, none = named(rows, row_index)
+        rows = rows.masked_fill(none[:, None, None], -math.inf)
+    logits, flags = processed(rows, processors)
     valid = make_params(logits.shape[0], logits, params, flags, Rows.WEIGHTS if probs else Rows.LOGITS)
     law = make_law(logits, valid)
     status = row_status(logits, valid)
@@ -32,11 +36,14 @@ def draw_rows(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Te
         scores, order = perturbed(law, noise_keys, draft_to_target).sort(dim=-1, descending=True, stable=True)
         index = torch.where(scores > -math.inf, order, -1)[..., :num_samples]
     elif uniform_samples is not None:
-        rows = Remainder(*(t.flatten(0, 1) for t in (law.probs, law.one_hot, law.argmax)))
-        index = rows.draw(clean_uniforms(uniform_samples).flatten()).view(*law.argmax.shape, 1)
+        laws = Remainder(*(t.flatten(0, 1) for t in (law.probs, law.one_hot, law.argmax)))
+        index = laws.draw(clean_uniforms(uniform_samples).flatten()).view(*law.argmax.shape, 1)
         status = status | torch.where(law.one_hot, 0, bad_uniforms(uniform_samples))
     else:
         index = law.argmax[..., None]
+    if row_index is not None:
+        index = torch.where(none[:, None, None], -1, index)
+        status = torch.where(none[:, None], int(Status.BAD_PARAM), status)
     missing = num_samples - index.shape[-1]  # more samples than the vocabulary has ids
     index = torch.nn.functional.pad(index, (0, missing), value=-1)
     found = index.clamp_min(0)

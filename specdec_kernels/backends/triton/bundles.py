@@ -65,7 +65,7 @@ class Rows(NamedTuple):
     vocab: int  # ids a row
     overlay: Overlay = NO_OVERLAY
     kind: Any = LOGITS  # constexpr: LOGITS, WEIGHTS or PROBS
-    starts: Tensor | None = None  # [batch] int64, in the place of b * stride_batch
+    starts: Tensor | None = None  # [batch] int64, in the place of b * stride_batch; as `sample` has them -1 for none
 
 
 def rows_of(logits: Tensor) -> Rows:

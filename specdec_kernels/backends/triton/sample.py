@@ -9,12 +9,56 @@ from torch import Tensor
 
 from ...ops.arguments import SampleArguments
 from .arithmetic import BAD_PARAM, INFINITY, LAST_ID, high_word, low_word, ordered
-from .bundles import LOGITS, NO_NOISE, WEIGHTS, Drawn, Layout, Listed, Noise, Row, rows_of
-from .launch import power_of_2, run, tiles_at_once, tiles_of, tiles_of_rows
+from .bundles import EVERY_ROW, LOGITS, NO_NOISE, WEIGHTS, Drawn, Layout, Listed, Noise, Row, rows_of
+from .launch import numbers_a_program, power_of_2, run, tiles_at_once, tiles_of, tiles_of_rows
 from .law import find_laws
 from .noise import best_of_row, best_scores
 from .processors import with_processors
 from .row import CANDIDATES, draw_from_law, load_law, load_logits, load_values, places, select, tile_ids
+
+
+@triton.jit(do_not_specialize=["batch", "num", "n"])
+def find_named(
+    row_index,
+    batch,
+    num,
+    n,
+    stride,
+    starts,
+    spans,
+    SLOTS: tl.constexpr,
+):
+    """Of each sequence where the rows start that its index names, out of `num` times n, and a span of these; where it
+    names none, -1 and an idle one.
+    """
+    b = tl.program_id(0).to(tl.int64) * SLOTS + tl.arange(0, SLOTS)
+    inside = b < batch
+    named = tl.load(row_index + b, mask=inside, other=0).to(tl.int64)
+    there = (named >= 0) & (named < num)
+    tl.store(starts + b, tl.where(there, named * stride, -1), mask=inside)
+    span = spans + b * 4
+    tl.store(span, b * 0, mask=inside)
+    tl.store(span + 1, tl.where(there, b * 0 + n - 1, -1), mask=inside)
+    tl.store(span + 2, b * 0, mask=inside)
+    tl.store(span + 3, b * (n - 1), mask=inside)
+
+
+@triton.jit
+def has_row(rows, b):
+    """Whether there are rows for sequence b to be drawn from."""
+    there = b >= 0
+    if rows.starts is not None:
+        there = tl.load(rows.starts + b) >= 0
+    return there
+
+
+@triton.jit
+def store_no_row(laws, values, row):
+    """The stats of a row that is none."""
+    column = tl.arange(0, 8)
+    tl.store(values + row * 6 + column, tl.where(column == 3, 1.0, -INFINITY), mask=column < 6)
+    tl.store(laws.argmax + row, tl.zeros((), tl.int64))
+    tl.store(laws.status + row, tl.full((), BAD_PARAM, tl.int32))
 
 
 @triton.jit
@@ -46,19 +90,24 @@ def draw_one(
 ):
     """A program a row: one token, by its uniform, by its tiles' best scores, or the argmax."""
     row = tl.program_id(0).to(tl.int64)
-    at = Row(target.rows, row // n, row % n, tiles, load_law(target.laws, row))
-    id = at.law.argmax
-    if uniforms is not None:
-        if at.law.inverse_temperature > 0:
-            uniform = tl.load(uniforms + row)
-            good = (uniform >= 0.0) & (uniform < 1.0)
-            status = target.laws.status + row
-            tl.store(status, tl.load(status) | tl.where(good, 0, BAD_PARAM))
-            id = draw_from_law(at, tile_mass + row * tiles, tl.where(good, uniform, 0.0), None, TILES)
-    if best.id is not None:
-        if at.law.inverse_temperature > 0:
-            id = best_of_row(best, row, tiles, TILES)
-    store_token(drawn, row, at, id, tl.load(values + row * 6 + 3))
+    if has_row(target.rows, row // n):
+        at = Row(target.rows, row // n, row % n, tiles, load_law(target.laws, row))
+        id = at.law.argmax
+        if uniforms is not None:
+            if at.law.inverse_temperature > 0:
+                uniform = tl.load(uniforms + row)
+                good = (uniform >= 0.0) & (uniform < 1.0)
+                status = target.laws.status + row
+                tl.store(status, tl.load(status) | tl.where(good, 0, BAD_PARAM))
+                id = draw_from_law(at, tile_mass + row * tiles, tl.where(good, uniform, 0.0), None, TILES)
+        if best.id is not None:
+            if at.law.inverse_temperature > 0:
+                id = best_of_row(best, row, tiles, TILES)
+        store_token(drawn, row, at, id, tl.load(values + row * 6 + 3))
+    else:
+        store_no_row(target.laws, values, row)
+        tl.store(drawn.token + row, tl.full((), -1, tl.int64))
+        tl.store(drawn.log_prob + row, -INFINITY)
 
 
 @triton.jit(do_not_specialize=["n", "tiles", "count"])
@@ -88,7 +137,9 @@ def draw_many(
     tl.store(drawn.log_prob + row * count + slot, tl.full((SLOTS,), -INFINITY, tl.float32), mask=slot < count)
     tl.debug_barrier()
     normalizer = tl.load(values + row * 6 + 3)
-    if at.law.inverse_temperature < 0:
+    if has_row(target.rows, row // n) == 0:
+        store_no_row(target.laws, values, row)
+    elif at.law.inverse_temperature < 0:
         store_token(drawn, row * count, at, at.law.argmax, normalizer)
     else:
         scores = best.score + row * tiles
@@ -136,22 +187,32 @@ def sample(args: SampleArguments) -> tuple[Tensor, ...]:
 
 def draw_rows(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``[batch, n, vocab]`` to tokens and log_probs ``[batch, n, num_samples]``, and the rows' stats."""
-    logits, uniform_samples, noise_keys, draft_to_target, num_samples, params, processors, probs = args
-    batch, n, vocab = logits.shape
+    logits, uniform_samples, noise_keys, draft_to_target, num_samples, params, processors, probs, row_index = args
+    given, n, vocab = logits.shape
+    batch = given if row_index is None else row_index.numel()
 
     def empty(most: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(batch, n, most, dtype=dtype, device=logits.device)
 
     tiles = tiles_of(vocab)
-    rows = with_processors(rows_of(logits), Layout(batch, 0, None, 0), n, processors)
+    rows, spans = rows_of(logits), None
+    if row_index is not None:
+        starts, spans = (torch.empty(batch, *more, dtype=torch.int64, device=logits.device) for more in ((), (4,)))
+        slots = numbers_a_program(batch)
+        run(
+            find_named, (triton.cdiv(batch, slots),), row_index.contiguous(), batch, given, n, rows.stride_batch,
+            starts, spans, SLOTS=slots,
+        )  # fmt: skip
+        rows = rows._replace(starts=starts)
+    rows = with_processors(rows, Layout(batch, 0, None, 0), n, processors)
     rows = rows._replace(kind=WEIGHTS) if probs else rows
-    found = find_laws(rows, batch, n, params, values=True)
+    found = find_laws(rows, batch, n, params, values=True, wanted=EVERY_ROW._replace(spans=spans))
     draft_to_target = None if draft_to_target is None else draft_to_target.contiguous()
     drawn = Drawn(empty(num_samples, torch.int64), empty(num_samples, torch.float32), draft_to_target)
     best = NO_NOISE
     if noise_keys is not None:
         noise_keys = noise_keys.contiguous()
-        best = best_scores(found, noise_keys, to_target=draft_to_target)
+        best = best_scores(found, noise_keys, to_target=draft_to_target, spans=spans)
     if num_samples == 1:
         uniform_samples = None if uniform_samples is None else uniform_samples.contiguous()
         run(
