@@ -16,7 +16,14 @@ The derivation is one of intervals, in ``backends/reference/intervals.py``, and 
 - a cut by top-k, top-p or min-p: an id that stands within 2m of a border, or whose sums do for top-p, is counted in the
   upper ends of the intervals and not in the lower ones, so that it matters as much as its probability;
 - the block rule: its weights w and thresholds h, whose intervals widen by 4m a position. An accepted token is sure as
-  long as any later coin accepts for sure; the final one as long as no later coin may, and its own draw is.
+  long as any later coin accepts for sure; the final one as long as no later coin may, and its own draw is;
+- children of a tree's node: the coins of all that were tried, against ends of ``norm((w P − Q)+)`` and of Q without
+  them, which widen with each rejection. With "traversal" an accepted node is sure as long as no coin outside its
+  subtree may accept first, and some coin inside accepts for sure;
+- typical acceptance: p against ``min(ε, δ exp(−H))``, H from the ends of each id's −p log p. A node is sure as long as
+  no path that may be accepted, and may be the longest and likeliest, passes it by;
+- a target law: an id (or a row) whose deferral may flip counts in the upper ends and not in the lower ones. A deferral
+  stays as long as the law decides alike at the ends of all that it looks at.
 
 Intervals forget what depends on what, so that a margin may be several times too small, never too large.
 """
@@ -31,16 +38,18 @@ import torch
 from torch import Tensor
 
 from .backends.reference import margins as reference
-from .laws import LOSSLESS
+from .backends.reference import tree_margins
 from .ops._common import INT64, Instead, check_given
-from .ops.arguments import SampleArguments, VerifyChainArguments
+from .ops.arguments import SampleArguments
 from .ops.sample import sample
 from .ops.verify_chain import verify_chain
 from .ops.verify_packed import verify_packed
+from .ops.verify_tree import verify_tree
 
 OF: dict[Callable[..., Any], Callable[[Any], tuple[Tensor, ...]]] = {
     verify_chain: reference.verify_chain,
     verify_packed: reference.verify_chain,
+    verify_tree: tree_margins.verify_tree,
     sample: reference.sample,
 }
 
@@ -51,7 +60,8 @@ class Margins(NamedTuple):
     Attributes
     ----------
     tokens : Tensor
-        int64, as the op gives them: ``[batch, num_draft + 1]`` with −1 behind the last, or the shape of `sample`'s.
+        int64, as the op gives them: ``[batch, num_draft + 1]`` or ``[batch, max_depth + 1]`` with −1 behind the last,
+        or the shape of `sample`'s.
     margins : Tensor
         float64 of the same shape, >= 0, in nats (a difference of logits, over the temperature): 0 below 2⁻⁴⁰, +inf
         above 32 and where there is no token. Each is of its token's own decision: an error that is smaller than it and
@@ -67,7 +77,7 @@ class Margins(NamedTuple):
         Parameters
         ----------
         tokens : Tensor
-            ``[batch, num_draft + 1]`` int64.
+            ``[batch, num_draft + 1]`` int64, of a tree ``[batch, max_depth + 1]``.
 
         Returns
         -------
@@ -81,7 +91,7 @@ class Margins(NamedTuple):
             A wrong dtype, shape or device.
         """
         caller = "Margins.of_difference"
-        names = ("batch", "num_draft + 1")
+        names = ("batch", "max_tokens")
         check_given(caller, "tokens", tokens, INT64, self.tokens.device, names, tuple(self.tokens.shape))
         differs = tokens != self.tokens
         upto = self.margins.cummin(-1).values.gather(-1, differs.int().argmax(-1, keepdim=True))[:, 0]
@@ -89,26 +99,29 @@ class Margins(NamedTuple):
 
 
 def decision_margins(verify: Callable[..., Any], *arguments: Any, **named: Any) -> Margins:
-    """Decide a call of `verify_chain`, `verify_packed` or `sample` in float64, and say how near each decision was.
+    """Decide a call of `verify_chain`, `verify_packed`, `verify_tree` or `sample` in float64, and say how near each
+    decision was.
 
     ``sk.decision_margins(sk.verify_chain, target_logits, draft_tokens, …)`` takes a call as it stands, any draft, rule,
-    processors and parameters, and makes it in plain torch, wherever the tensors are. Where a backend gave another
-    token, the margin tells whether that was a tie of rounding: it then is of the size of the rounding error, some 1e-6
-    in float32. A token's margin counts what its decision hangs on: of an accepted draft token the coin; of a recovered
-    token that coin and the draw; of a bonus token the draw; in "block" also the coins of later positions that could
-    have changed the length; in "match" and "greedy" the second best id. An id near a cut by top-k, top-p or min-p
-    counts by its probability. Equal logits are a tie, though every backend decides it alike.
+    target law, processors and parameters, and makes it in plain torch, wherever the tensors are. Where a backend gave
+    another token, the margin tells whether that was a tie of rounding: it then is of the size of the rounding error,
+    some 1e-6 in float32. A token's margin counts what its decision hangs on: of an accepted draft token the coin; of a
+    recovered token that coin and the draw; of a bonus token the draw; in "block" also the coins of later positions that
+    could have changed the length; in "match" and "greedy" the second best id. On a tree the coins of the siblings tried
+    before count too, in "traversal" those of all nodes left before, in "typical" all paths that could have won. An id
+    near a cut by top-k, top-p or min-p counts by its probability, and so does one near a target law's border. Equal
+    logits are a tie, though every backend decides it alike.
 
     A diagnostic: each margin is found by bisection, which looks at the rows a dozen times. Those of 2²⁰ logits are held
-    in float64 at once, or of one sequence; packed and indexed rows are copied first. Trees have no margins yet.
+    in float64 at once, or of one sequence; packed and indexed rows are copied first.
 
     Parameters
     ----------
     verify : callable
-        `verify_chain`, `verify_packed`, or `sample` (``num_samples=1``).
+        `verify_chain`, `verify_packed`, `verify_tree`, or `sample` (``num_samples=1``).
     *arguments, **named
         What it is called with. `backend` and `return_acceptance` change nothing, `draft_stats` are not looked at (they
-        are those of the draft's rows), and a `target_law` is not taken.
+        are those of the draft's rows).
 
     Returns
     -------
@@ -118,7 +131,7 @@ def decision_margins(verify: Callable[..., Any], *arguments: Any, **named: Any) 
     Raises
     ------
     TypeError, ValueError
-        Another function, a `target_law`, several samples, and what the function itself refuses, in its own words.
+        Another function, several samples, and what the function itself refuses, in its own words.
     """
     run = OF.get(verify) if inspect.isfunction(verify) else None
     if run is None:
@@ -127,8 +140,6 @@ def decision_margins(verify: Callable[..., Any], *arguments: Any, **named: Any) 
     found: list[Tensor] = []
 
     def take(args: Any) -> tuple[Tensor, ...]:
-        if isinstance(args, VerifyChainArguments) and args.shared.law != LOSSLESS:
-            raise ValueError("decision_margins: target_law must be None, got one")
         if isinstance(args, SampleArguments) and args.num_samples != 1:
             raise ValueError(f"decision_margins: num_samples must be 1, got {args.num_samples}")
         *given, margins = run(args)

@@ -24,8 +24,9 @@ from python_tests.ops.inputs import SCALARS, logits, per_row, refuses, same_bits
 from python_tests.ops.test_properties import mixed
 from python_tests.support import Backend
 from specdec_kernels import laws
-from specdec_kernels.backends.reference import intervals, margins
+from specdec_kernels.backends.reference import intervals, loose_laws, margins
 from specdec_kernels.backends.reference.intervals import LooseRows
+from specdec_kernels.backends.reference.loose_laws import LooseStep
 from specdec_kernels.backends.reference.margins import LooseChain
 from specdec_kernels.testing import float64_gumbel
 
@@ -43,20 +44,32 @@ CUTS: list[dict[str, Any]] = [
         (0.0, 0, 1.0, 0.0),
     )
 ]  # fmt: skip
-CASES = [(a, kind) for a in ACCEPTANCES for kind in KINDS if (a, kind) != ("match", "target_probs")]
+LAWS = {repr(law): law for law in chains.LAWS}
+CASES = [
+    *((a, kind) for a in ACCEPTANCES for kind in KINDS if (a, kind) != ("match", "target_probs")),
+    *(("token", name) for name in LAWS),
+    *(("block", name) for name in list(LAWS)[2::3]),
+]
 Case = tuple[chains.Arguments, sk.Margins]
 
 
 @functools.cache
 def case(acceptance: str, kind: str) -> Case:
-    """Sequences that each have some of the cuts; "plain": none has. "odd": draft tokens that are often cut."""
-    rng = torch.Generator().manual_seed(100 * ACCEPTANCES.index(acceptance) + KINDS.index(kind))
+    """Sequences that each have some of the cuts; "plain": none has. "odd": draft tokens that are often cut. A target
+    law by its name, some of them with a reduced vocabulary.
+    """
+    number, law = CASES.index((acceptance, kind)), LAWS.get(kind)
+    seed = 1000 + number if law is not None else 100 * ACCEPTANCES.index(acceptance) + KINDS.index(kind)
+    rng = torch.Generator().manual_seed(seed)
     cuts = CUTS[:1] if kind == "plain" else CUTS
     params, draft_params = (mixed(cuts, BATCH, first, rng) for first in (kind == "probs", False))
     draft = {"plain": "full", "odd": "full", "target_probs": "probs"}.get(kind, kind)
+    if law is not None:
+        draft = "reduced" if number % 3 == 0 and chains.fits(law, acceptance, "reduced") else "full"
     made = chains.make(
-        rng, BATCH, NUM_DRAFT, VOCAB, kind=draft, acceptance=acceptance, params=params, draft_params=draft_params
-    )
+        rng, BATCH, NUM_DRAFT, VOCAB, kind=draft, acceptance=acceptance, params=params, draft_params=draft_params,
+        law=law,
+    )  # fmt: skip
     if kind == "odd":
         other = torch.randint(0, VOCAB, (BATCH, NUM_DRAFT), generator=rng)
         made["draft_tokens"] = torch.where(
@@ -75,7 +88,7 @@ def directions(tokens: Tensor) -> Iterator[Tensor]:
         yield from (sign, -sign)
 
 
-def nudged(arguments: chains.Arguments, eps: float, sign: Tensor, draft_sign: float) -> chains.Arguments:
+def nudged(arguments: dict[str, Any], eps: float, sign: Tensor, draft_sign: float) -> dict[str, Any]:
     """Every logit moved by eps, in units of the temperature; probabilities as their logarithms."""
 
     def moved(rows: Tensor, params: sk.SamplingParams | None, sign: Tensor) -> Tensor:
@@ -91,19 +104,29 @@ def nudged(arguments: chains.Arguments, eps: float, sign: Tensor, draft_sign: fl
     else:
         raw = sk.SamplingParams(torch.ones(len(sign)))
         out["target_logits"] = moved(out["target_logits"], raw if greedy else out["params"], sign)
-    token_map, of_draft = out.get("draft_token_map"), draft_sign * sign[:, :-1]
+    token_map = out.get("draft_token_map")
     if "draft_probs" in out:
-        out["draft_probs"] = moved(out["draft_probs"], None, of_draft)
+        out["draft_probs"] = moved(out["draft_probs"], None, draft_sign * sign[:, : out["draft_probs"].shape[1]])
     elif "draft_logits" in out:
+        of_draft = draft_sign * sign[:, : out["draft_logits"].shape[1]]
         of_draft = of_draft if token_map is None else of_draft[..., token_map.draft_to_target]
         out["draft_logits"] = moved(out["draft_logits"], out["draft_params"], of_draft)
     return out
 
 
+def of_laws(arguments: dict[str, Any]) -> Iterator[Tensor]:
+    """Signs that move what a target law looks at: the largest probability, and the entropy."""
+    x = arguments["target_logits"]
+    for there in (torch.arange(VOCAB) == x.argmax(-1, keepdim=True), x > x.median(-1, keepdim=True).values):
+        sign = torch.where(there, 1.0, -1.0)
+        yield from (sign, -sign)
+
+
 def nudges(arguments: chains.Arguments, tokens: Tensor, eps: float) -> Iterator[chains.Arguments]:
     """Aimed at the tokens emitted, and behind them at the draft's."""
     drafted = torch.nn.functional.pad(arguments["draft_tokens"], (0, 1))
-    for sign in directions(torch.where(tokens < 0, drafted, tokens)):
+    signs = directions(torch.where(tokens < 0, drafted, tokens))
+    for sign in itertools.chain(signs, of_laws(arguments) if "target_law" in arguments else ()):
         for draft_sign in (-1.0, 1.0):
             yield nudged(arguments, eps, sign, draft_sign)
             if arguments["acceptance"] in ("match", "greedy") or not {"draft_logits", "draft_probs"} & set(arguments):
@@ -111,13 +134,14 @@ def nudges(arguments: chains.Arguments, tokens: Tensor, eps: float) -> Iterator[
 
 
 def worst(
-    exact: sk.Margins, given: Callable[..., sk.VerifyOutput], steps: Iterator[chains.Arguments], size: int
-) -> tuple[float, Tensor]:
+    exact: sk.Margins, given: Callable[..., sk.VerifyOutput], steps: Iterator[dict[str, Any]], size: int,
+    select: Callable[..., dict[str, Any]] = chains.select,
+) -> tuple[float, Tensor]:  # fmt: skip
     """The largest margin of a first difference, and which of the first `size` sequences ever differed."""
     exact = sk.Margins(exact.tokens[:size], exact.margins[:size])
     largest, flipped = 0.0, torch.zeros(size, dtype=torch.bool)
     for step in steps:
-        tokens = given(**chains.select(step, slice(0, size))).tokens.cpu()
+        tokens = given(**select(step, slice(0, size))).tokens.cpu()
         largest = max(largest, float(exact.of_difference(tokens).max()))
         flipped |= (tokens != exact.tokens).any(-1)
     return largest, flipped
@@ -134,11 +158,17 @@ def test_nothing_flips_beyond_its_margin(backend: Backend, acceptance: str, kind
         assert largest <= eps + ERROR, f"{backend}: logits moved by {eps} flipped a margin of {largest}"
 
 
-@pytest.mark.parametrize(("acceptance", "least"), [("token", 0.1), ("block", 0.1), ("match", 0.3), ("greedy", 0.9)])
-def test_margins_are_not_idle(acceptance: str, least: float) -> None:
+@pytest.mark.parametrize(
+    ("acceptance", "with_law", "least"),
+    [
+        ("token", False, 0.1), ("token", True, 0.1), ("block", False, 0.1), ("block", True, 0.1), ("match", False, 0.3),
+        ("greedy", False, 0.9),
+    ],
+)  # fmt: skip
+def test_margins_are_not_idle(acceptance: str, with_law: bool, least: float) -> None:
     """Of the sequences whose smallest margin lies in (eps/8, eps] so many flip by eps; the others are false alarms."""
     near = flips = 0
-    for kind in (kind for rule, kind in CASES if rule == acceptance):
+    for kind in [kind for rule, kind in CASES if rule == acceptance and (kind in LAWS) == with_law]:
         arguments, exact = case(acceptance, kind)
         _, flipped = worst(exact, sk.verify_chain, nudges(arguments, exact.tokens, EPS[-1]), BATCH)
         smallest = exact.margins.amin(-1)
@@ -209,6 +239,18 @@ KNOWN: dict[str, tuple[chains.Arguments, float]] = {
     "min_p": (one_row([0.0, -1.0], 0.0, 1, params=sk.SamplingParams(min_p=math.exp(-1.02))), 0.01),
     "top_k": (one_row([0.0, -1.0, -1.03], 0.0, 1, params=sk.SamplingParams(top_k=2)), 0.015),
     "top_p": (one_row(LOGS, 0.0, 2, params=sk.SamplingParams(top_p=0.81)), math.log(0.81 * (1 - 2.0**-18) / 0.8) / 2),
+    "a lossy coin": (one_row(HALF, 0.8, 1, target_law=laws.Lossy(0.5)), math.log(1 / 0.8) / 2),
+    "a lossy coin that rejects": (
+        one_row(LOGS, 0.8, 1, target_law=laws.Lossy(0.5), uniform_samples=torch.tensor([[0.5, 0.8]])),
+        math.log(0.8 / 0.6) / 2,
+    ),
+    "a deferral": (
+        one_row([0.0, -1.0], 0.9999, 1, draft_logits=HALVES, target_law=laws.Chow(0.48)), math.log(0.52 / 0.5) / 2,
+    ),
+    "an id that is kept": (
+        one_row([0.0, -1.0], 0.9999, 1, draft_logits=torch.tensor([[[0.0, 3.0]]]), target_law=laws.TokenV3(0.64)),
+        (-1 - math.log(0.36)) / 4,
+    ),
     "the draft's top_k": (
         one_row(HALF, 0.0, 1, draft_logits=torch.tensor([[[0.0, 0.01]]]), draft_params=sk.SamplingParams(top_k=1)),
         0.005,
@@ -228,14 +270,15 @@ def test_a_known_margin(name: str) -> None:
 
 
 def in_the_middle(ends: intervals.Ends) -> intervals.Ends:
-    return ((ends[0] * ends[1]).sqrt(),) * 2
+    return ends if ends[0].dtype == torch.bool else ((ends[0] * ends[1]).sqrt(),) * 2
 
 
-of_token, kept, coin_of_block, all_laws = LooseChain.of_token, LooseRows.kept, LooseChain.coin_of_block, LooseChain.laws
+of_token, kept, coin_of_block = loose_laws.of_token, LooseRows.kept, LooseChain.coin_of_block
+position, mixtures = LooseStep._position, LooseStep._mixtures
 MUTATIONS: dict[str, tuple[Any, str, Any, tuple[str, str]]] = {
     # what is forgotten: where, its name, what stands there, the case that finds it out
-    "coins": (LooseChain, "of_token", lambda *given: in_the_middle(of_token(*given)), ("token", "full")),
-    "coins, block": (LooseChain, "of_token", lambda *given: in_the_middle(of_token(*given)), ("block", "full")),
+    "coins": (loose_laws, "of_token", lambda *given: in_the_middle(of_token(*given)), ("token", "full")),
+    "coins, block": (loose_laws, "of_token", lambda *given: in_the_middle(of_token(*given)), ("block", "full")),
     "later coins": (
         LooseChain, "coin_of_block",
         lambda *given: (coin_of_block(*given)[0], torch.zeros_like(given[2], dtype=torch.bool)), ("block", "plain"),
@@ -246,13 +289,17 @@ MUTATIONS: dict[str, tuple[Any, str, Any, tuple[str, str]]] = {
     "the second best, greedy": (margins, "surely_best", lambda rows, noise, m, token: token >= 0, ("greedy", "full")),
     "cuts": (LooseRows, "kept", lambda rows, m: kept(rows, 0 * m), ("token", "full")),
     "cuts, match": (LooseRows, "kept", lambda rows, m: kept(rows, 0 * m), ("match", "full")),
-    "the draft": (
-        LooseChain, "laws", lambda chain, j, m: (*all_laws(chain, j, m)[:2], (chain.chain.Q[:, j],) * 2),
-        ("token", "full"),
+    "the draft": (LooseStep, "draft", lambda step, j, m: ((step.Q[:, j],) * 2,) * 2, ("token", "full")),
+    "where a law defers": (
+        LooseStep, "_position", lambda step, j, m, P, Q, end: position(step, j, 0 * m, P, Q, end),
+        ("token", repr(laws.Diff(0.05))),
     ),
-    "what the draft can give": (
-        LooseChain, "gives", lambda chain, j, Q: (chain.chain.q[:, j] > 0, chain.chain.q[:, j] == 0), ("token", "odd"),
+    "what a law makes of P and Q": (
+        LooseStep, "_mixtures",
+        lambda step, j, m, P, Q: mixtures(step, j, 0 * m, in_the_middle(P), in_the_middle(Q)),
+        ("token", repr(laws.TokenV2(0.3))),
     ),
+    "what the draft can give": (loose_laws, "gives", lambda exact, q: (exact > 0, exact == 0), ("token", "odd")),
 }  # fmt: skip
 
 
@@ -380,7 +427,7 @@ def test_the_first_difference_counts() -> None:
         assert exact.of_difference(torch.tensor(tokens)).tolist() == expected
     for tokens, error, message in (
         (torch.zeros(2, 3), TypeError, "tokens must be int64, got float32"),
-        (torch.zeros(2, 2).long(), ValueError, "tokens must be [batch=2, num_draft + 1=3], got [2, 2]"),
+        (torch.zeros(2, 2).long(), ValueError, "tokens must be [batch=2, max_tokens=3], got [2, 2]"),
     ):
         refuses(exact.of_difference, {}, {"tokens": tokens}, error, f"Margins.of_difference: {message}")
 
@@ -401,16 +448,10 @@ def test_nothing_to_decide(acceptance: str) -> None:
     ("verify", "change", "error", "message"),
     [
         (
-            sk.verify_tree,
+            sk.row_stats,
             {},
             TypeError,
-            "decision_margins: verify must be one of verify_chain, verify_packed, sample, got",
-        ),
-        (
-            sk.verify_chain,
-            {"target_law": laws.Lossy(0.3)},
-            ValueError,
-            "decision_margins: target_law must be None, got one",
+            "decision_margins: verify must be one of verify_chain, verify_packed, verify_tree, sample, got",
         ),
         (sk.verify_chain, {"acceptance": "best"}, ValueError, "verify_chain: acceptance must be one of"),
         (

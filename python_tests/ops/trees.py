@@ -86,7 +86,7 @@ def run(backend: Any, arguments: Arguments, **more: Any) -> sk.VerifyOutput:
     return out
 
 
-def select(arguments: Arguments, rows: list[int]) -> Arguments:
+def select(arguments: Arguments, rows: Any) -> Arguments:
     """The arguments of some sequences alone, in the order of `rows`."""
     out, tree = chains.select(arguments, rows), arguments["tree"]
     if tree.is_batched:

@@ -41,10 +41,16 @@ class LooseRows:
         if params.top_k is not None or params.top_p is not None:
             self.order = self.scores.sort(-1, descending=True)
 
+    def first(self, m: Tensor) -> Ends:
+        """Which id is the argmax for sure, and which may be ``[rows, vocab]`` bool."""
+        m2 = 2 * m[:, None]
+        sure, maybe = self.best & (self.second < -m2), self.scores >= -m2
+        return torch.where(self.fixed, self.best, sure), torch.where(self.fixed, self.best, maybe)
+
     def kept(self, m: Tensor) -> Ends:
         """Which ids are kept for sure, and which may be ``[rows, vocab]`` bool."""
         m2, s, params = 2 * m[:, None], self.scores, self.params
-        is_best = self.best & (self.second < -m2)
+        is_best, may_be_best = self.first(m)
         m_p = params.min_p.log()
         likely = is_best | (s >= m_p + m2), s >= m_p - m2
         sure, maybe = likely if params.min_p_first else (torch.ones_like(likely[0]),) * 2
@@ -59,7 +65,7 @@ class LooseRows:
         possible = s > -math.inf
         sure, maybe = sure & likely[0] & possible, maybe & likely[1] & possible
         sure = torch.where(params.greedy, is_best, sure)
-        maybe = torch.where(params.greedy, s >= -m2, maybe)
+        maybe = torch.where(params.greedy, may_be_best, maybe)
         return torch.where(self.fixed, self.best, sure), torch.where(self.fixed, self.best, maybe)
 
     def _top_p(self, m: Tensor, sure: Tensor, maybe: Tensor) -> Ends:
@@ -98,6 +104,13 @@ def probs(weights: Ends) -> Ends:
     return low / largest, torch.where(high > 0, high / smallest, 0.0).clamp_max(1.0)
 
 
+def entropy(probs: Ends) -> Ends:
+    """In nats, of probabilities ``[rows, vocab]``: −p log p is largest at 1 / e, and smallest at an end."""
+    low, high = (torch.special.entr(p) for p in probs)
+    top = torch.special.entr(probs[1].minimum(probs[0].clamp_min(math.exp(-1))))
+    return low.minimum(high).sum(-1), top.sum(-1)
+
+
 def surely_drawn(weights: Ends, uniform: Tensor, token: Tensor) -> Tensor:
     """Whether a draw by `uniform` ends at `token` ``[rows]`` in all weights ``[rows, vocab]`` between these: what is
     before it does not exceed ``uniform · total``, what is up to it does, or nothing comes after it.
@@ -127,3 +140,9 @@ def surely_best(rows: LooseRows, noise: Tensor | None, m: Tensor, token: Tensor)
 def left(P: Ends, Q: Ends, w: Ends) -> Ends:
     """``(w P − Q)+`` ``[rows, vocab]``, w ``[rows]``."""
     return remainder(P[0], Q[1], w[0]), remainder(P[1], Q[0], w[1])
+
+
+def unless_empty(where: Tensor, ends: Ends, other: Ends) -> Ends:
+    """`ends` ``[rows, vocab]`` in the rows `where` ``[rows]``, if anything may be there, else `other`."""
+    here = where[:, None] & (ends[1] > 0).any(-1, keepdim=True)
+    return torch.where(here, ends[0], other[0]), torch.where(here, ends[1], other[1])

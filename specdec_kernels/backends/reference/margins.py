@@ -16,9 +16,10 @@ from ...ops.arguments import SampleArguments, VerifyArguments, VerifyChainArgume
 from ...sampling import FlatParams
 from ...types import Status
 from .coins import with_numbers
-from .draft import can_give, onto_target
-from .intervals import Ends, LooseRows, left, probs, surely_best, surely_drawn
-from .law import Rows, make_params, next_weight, weight_left
+from .draft import can_give
+from .intervals import Ends, LooseRows, surely_best, surely_drawn, unless_empty
+from .law import Rows, make_params, weight_left
+from .loose_laws import LooseLaws, LooseStep
 from .packed import indexed, padded
 from .processors import Given, processed
 from .random import gumbel
@@ -93,18 +94,25 @@ def processing_of(given: Given, part: slice) -> Given:
 
 
 def sequences(args: VerifyChainArguments, part: slice) -> VerifyChainArguments:
-    """The step of some sequences, without stats kept from drafting: they are those of the draft's rows."""
-    counts, index, shared = args.num_draft_tokens, args.draft_index, args.shared
-    shared = shared._replace(draft_values=None, draft_argmax=None, draft_status=None)
-    shared = with_rows(shared, lambda rows: rows[part], lambda rows: rows[part] if index is None else rows)
+    """The step of some sequences."""
+    counts, index = args.num_draft_tokens, args.draft_index
     return args._replace(
-        shared=shared._replace(
-            params=params_of(shared.params, part), draft_params=params_of(shared.draft_params, part),
-            processors=processing_of(args.shared.processors, part),
-        ),
+        shared=part_of(args.shared, part, index is not None),
         draft_tokens=args.draft_tokens[part], num_draft_tokens=None if counts is None else counts[part],
         draft_index=None if index is None else index[part],
     )  # fmt: skip
+
+
+def part_of(shared: VerifyArguments, part: slice, indexed: bool = False) -> VerifyArguments:
+    """What some sequences share, without stats kept from drafting: they are those of the draft's rows. Draft rows that
+    are `indexed` stay.
+    """
+    shared = shared._replace(draft_values=None, draft_argmax=None, draft_status=None)
+    processors = processing_of(shared.processors, part)
+    shared = with_rows(shared, lambda rows: rows[part], lambda rows: rows if indexed else rows[part])
+    return shared._replace(
+        params=params_of(shared.params, part), draft_params=params_of(shared.draft_params, part), processors=processors
+    )
 
 
 def in_float64(args: VerifyArguments) -> VerifyArguments:
@@ -176,18 +184,22 @@ def largest_alone(decided: Decided, like: Tensor) -> Tensor:
     return largest(lambda m: decided(m)[:, None], like[:, None])[:, 0]
 
 
+def each_alone(decided: Callable[[int], Decided], emitted: Tensor) -> Tensor:
+    """The same of decisions that stand in columns, where any of them is `emitted` ``[batch, n]``."""
+    margins = torch.full(emitted.shape, math.inf, dtype=torch.float64, device=emitted.device)
+    for j in range(emitted.shape[1]):
+        if bool(emitted[:, j].any()):
+            margins[:, j] = largest_alone(decided(j), margins[:, j])
+    return margins
+
+
 class LooseChain:
     """A chain whose rows may be off by m, and what was decided on it."""
 
     def __init__(self, args: VerifyChainArguments, chain: Chain, walk: Walk, tokens: Tensor) -> None:
-        shared = args.shared
         self.args, self.chain, self.walk, self.tokens = args, chain, walk, tokens
-        self.targets = [LooseRows(rows, chain.params) for rows in shared.target_logits.unbind(1)]
+        self.step = LooseStep(args.shared, chain.params, chain.draft_params, chain.Q)
         self.ended = chain.span.status & int(Status.BAD_DRAFT) != 0  # before a token that Q cannot have given
-        self.point = shared.draft_logits is None and shared.draft_probs is None
-        self.drafts = []
-        if shared.draft_logits is not None:
-            self.drafts = [LooseRows(rows, chain.draft_params) for rows in shared.draft_logits.unbind(1)]
 
     def margins(self, emitted: Tensor) -> Tensor:
         """Of the tokens that are `emitted` ``[batch, num_draft + 1]``."""
@@ -197,59 +209,40 @@ class LooseChain:
         of_block = largest(self.by_block, like) if by_block else like
         if by_block and bool(sampled.all()):
             return of_block
-        alone = torch.full_like(like, math.inf)
-        for j in range(like.shape[1]):
-            if bool(emitted[:, j].any()):
-                alone[:, j] = largest_alone(self.decided(j), like[:, j])
+        alone = each_alone(self.decided, emitted)
         return torch.where(sampled[:, None], of_block, alone) if by_block else alone
 
     def decided(self, j: int) -> Decided:
         """Token j of each sequence, by the rules that decide each alone."""
         if self.args.acceptance in (MATCH, GREEDY):
-            rows, keys = self.targets[j], self.args.shared.noise_keys
+            rows, keys = self.step.targets[j], self.args.shared.noise_keys
             return drawn_from(rows, self.tokens[:, j], None, None if keys is None else keys[:, j], rows.ids)
         return lambda m: self.by_token(j, m)
 
-    def laws(self, j: int, m: Tensor) -> tuple[Ends, Ends, Ends]:
-        """The target's weights at a position, P and Q."""
-        shared, Q = self.args.shared, self.chain.Q[:, j]
-        weights = self.targets[j].weights(m)
-        if j < len(self.drafts):
-            vocab = Q.shape[-1]
-            low, high = (onto_target(q, shared.target_to_draft, vocab) for q in probs(self.drafts[j].weights(m)))
-        else:
-            factor = 1.0 if self.point else (2 * m[:, None]).exp()
-            low, high = Q / factor, Q * factor
-        return weights, probs(weights), (low, high)
-
-    def gives(self, j: int, Q: Ends) -> tuple[Tensor, Tensor]:
-        """Whether Q can surely have given draft token j, and surely not."""
-        q, (low, high) = self.chain.q[:, j], self.of_token(j, Q)
-        return can_give(q) & (low > 0), ~can_give(q) & ~((q == 0) & (high > 0))
-
-    def of_token(self, j: int, ends: Ends) -> Ends:
-        x = self.chain.tokens[:, j, None]
-        return ends[0].gather(-1, x)[:, 0], ends[1].gather(-1, x)[:, 0]
-
-    def final(self, j: int, weights: Ends, P: Ends, Q: Ends, w: Ends) -> Tensor:
+    def final(self, j: int, laws: LooseLaws, w: Ends) -> Tensor:
         """Whether the final token is surely drawn where it was, from what was left after j tokens or else from P."""
-        rejected = (j < self.chain.span.length) & ~self.chain.target.one_hot[:, j]
-        low, high = (torch.where(Q[0] > 0, 0.0, end) for end in weights) if self.point else left(P, Q, w)
-        all_of_it = ~rejected[:, None] | ~(high > 0).any(-1, keepdim=True)
-        ends = torch.where(all_of_it, weights[0], low), torch.where(all_of_it, weights[1], high)
-        return surely_drawn(ends, self.chain.uniforms[:, 0], self.tokens[:, j])
+        chain, law = self.chain, self.args.shared.law
+        rejected = j < chain.span.length
+        mixed = rejected & law.is_cascade | law.cascade_bonus
+        ends = unless_empty(mixed, laws.pi(), laws.weights)
+        rest = laws.left(w)
+        if self.step.point and law.beta >= 1:  # (w P / β − Q)+ is as P, without the token
+            rest = torch.where(laws.Q[0] > 0, 0.0, laws.weights[0]), torch.where(laws.Q[0] > 0, 0.0, laws.weights[1])
+        ends = unless_empty(rejected & (mixed | ~chain.target.one_hot[:, j]), rest, ends)
+        return surely_drawn(ends, chain.uniforms[:, 0], self.tokens[:, j])
 
     def by_token(self, j: int, m: Tensor) -> Tensor:
         """An accepted token: its coin. The final one: the coin that ended the draft, and the draw."""
-        chain, one, (weights, P, Q) = self.chain, torch.ones_like(m), self.laws(j, m)
-        drawn = self.final(j, weights, P, Q, (one, one))
+        chain, one, laws = self.chain, torch.ones_like(m), self.step.at(j, m)
+        drawn = self.final(j, laws, (one, one))
         if j == self.args.num_draft:
             return drawn
-        (p, q), (gives, never) = (self.of_token(j, P), self.of_token(j, Q)), self.gives(j, Q)
+        gives, never = laws.gives(chain.tokens[:, j], chain.q[:, j])
         gives, never = gives | ~chain.reads_draft[:, j], never & chain.reads_draft[:, j]
-        u = torch.where(chain.needs_coin[:, j], chain.uniforms[:, j + 1], 0.0)
-        stops = torch.where(j < chain.span.length, gives & (u * q[0] >= p[1]), never | ~self.ended)
-        return torch.where(j < self.walk.accepted, gives & (u * q[1] < p[0]), stops & drawn)
+        tossed = chain.needs_coin[:, j] | chain.mixtures.is_cascade
+        accepts, rejects = laws.coin(chain.tokens[:, j], torch.where(tossed, chain.uniforms[:, j + 1], 0.0))
+        stops = torch.where(j < chain.span.length, gives & rejects, never | ~self.ended)
+        return torch.where(j < self.walk.accepted, gives & accepts, stops & drawn)
 
     def by_block(self, m: Tensor) -> Tensor:
         """``[batch, num_draft + 1]``. An accepted token: any coin behind it that accepts. The final one: all coins
@@ -263,18 +256,18 @@ class LooseChain:
         w, known, final = (one, one), one > 0, one < 0
         sure, maybe = [], []  # of w_i: whether its coin accepts
         for i in range(num_draft + 1):
-            weights, P, Q = self.laws(i, m)
+            laws = self.step.at(i, m)
             if i < num_draft:
-                gives, never = self.gives(i, Q)
+                gives, never = laws.gives(chain.tokens[:, i], chain.q[:, i])
                 known = known & (gives | never | (i >= chain.span.length + self.ended.int()))
             if i > 0:
-                surely, possibly = self.coin_of_block(i, length, w, left(P, Q, w))
+                surely, possibly = self.coin_of_block(i, length, w, laws.left(w))
                 sure.append(known & surely)
                 maybe.append((possibly | ~known & (w[1] > 0)) & (i > accepted))
             if bool((here := accepted == i).any()):
-                final = torch.where(here, known & self.final(i, weights, P, Q, w), final)
+                final = torch.where(here, known & self.final(i, laws, w), final)
             if i < num_draft:
-                w = self.next_weights(w, self.of_token(i, P), self.of_token(i, Q))
+                w = laws.next_weights(chain.tokens[:, i], w)
         for late in maybe:
             final = final & ~late
         behind = torch.stack([*sure, final], 1).flip(-1)
@@ -288,8 +281,3 @@ class LooseChain:
         )
         u, inside = self.chain.uniforms[:, i], i <= length
         return inside & (w[0] > 0) & (u < low), inside & (w[1] > 0) & (u < high)
-
-    def next_weights(self, w: Ends, p: Ends, q: Ends) -> Ends:
-        """Of a path that goes on."""
-        low, high = next_weight(w[0], p[0], q[1]), next_weight(w[1], p[1], q[0])
-        return torch.where(w[0] > 0, low, 0.0), torch.where(w[1] > 0, high, 0.0)

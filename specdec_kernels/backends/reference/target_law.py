@@ -84,16 +84,17 @@ def make_mixtures(args: VerifyArguments, P: Tensor, Q: Tensor) -> Mixtures:
 
 def exact_scale(P: Tensor, Q: Tensor, a: float) -> Tensor:
     """1/β in [0, 1] such that ``Σ (P/β − Q)+ = 1 − Σ min(Q, a P)``, by bisection."""
+    accepts = P.new_full(P.shape[:-1], a)
+    rejected = (tile_sum(remainder(P, Q, accepts)) + (1 - a)).clamp_min(0.0)  # Σ (a P − Q)+ = a − Σ min(Q, a P)
+    return scale_that_leaves(P, Q, rejected)
 
-    def left(scale: Tensor) -> Tensor:
-        return tile_sum(remainder(P, Q, scale))
 
-    one = P.new_ones(P.shape[:2])
-    rejected = (left(one * a) + (1 - a)).clamp_min(0.0)  # Σ (a P − Q)+ = a − Σ min(Q, a P)
-    low, high = torch.zeros_like(one), one
+def scale_that_leaves(P: Tensor, Q: Tensor, rejected: Tensor) -> Tensor:
+    """s in [0, 1] such that ``Σ (s P − Q)+ = rejected``, by bisection."""
+    low, high = torch.zeros_like(rejected), torch.ones_like(rejected)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        above = left(middle) > rejected
+        above = tile_sum(remainder(P, Q, middle)) > rejected
         low, high = torch.where(above, low, middle), torch.where(above, middle, high)
     return high
 
@@ -102,7 +103,11 @@ def exact_scale(P: Tensor, Q: Tensor, a: float) -> Tensor:
 
 
 class Position:
-    """What a cascade may look at: laws over target ids ``[batch, n, vocab]`` and numbers of a row ``[batch, n, 1]``."""
+    """What a cascade may look at: laws over target ids ``[batch, n, vocab]`` and numbers of a row ``[batch, n, 1]``.
+
+    What it decides must rise with some of them and fall with the others: margins look at their ends alone
+    (`loose_laws`).
+    """
 
     def __init__(self, args: VerifyArguments, P: Tensor, Q: Tensor) -> None:
         assert args.draft_logits is not None
@@ -137,6 +142,16 @@ class Position:
         maximum, normalizer = self._target.maximum[..., None], self._target.normalizer[..., None]
         certain = torch.where(self.p > 0, 0.0, torch.inf)
         return torch.where(maximum.isinf(), certain, maximum - clean(self._logits) + normalizer.log())
+
+    @cached_property
+    def argmax_surprise(self) -> Tensor:
+        """−log p of the draft's argmax."""
+        return self.surprise.gather(-1, self.draft_argmax)
+
+    @cached_property
+    def cross_entropy(self) -> Tensor:
+        """−Σ q log p."""
+        return tile_sum(torch.where(self.q > 0, self.q * self.surprise, 0.0))[..., None]
 
 
 Defers = Callable[[Position], Tensor]
@@ -180,9 +195,7 @@ def opt(x: Position) -> Tensor:
 @cascade(laws.BiLD)
 def bild(x: Position) -> Tensor:
     """``−Σ q log p > α``, or ``−log p > α`` of the draft's argmax."""
-    if x.variant:
-        return x.surprise.gather(-1, x.draft_argmax) > x.alpha
-    return tile_sum(torch.where(x.q > 0, x.q * x.surprise, 0.0))[..., None] > x.alpha
+    return (x.argmax_surprise if x.variant else x.cross_entropy) > x.alpha
 
 
 @cascade(laws.TokenV1)

@@ -41,14 +41,28 @@ def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     """tokens ``[batch, max_depth + 1]``, num_accepted, num_tokens, status ``[batch]``, accepted_nodes ``[batch,
     max_depth]``.
     """
+    step = prepared(args)
+    return finished(step, decide(step))
+
+
+def prepared(args: VerifyTreeArguments) -> Step:
+    """What the rules look at: random numbers are made and logits processed."""
     args = args._replace(shared=with_numbers(args.shared))
     tree = make_tree(args)
     logits, flags = processed(args.shared.target_logits, args.shared.processors, tree.draft_before())
     args = args._replace(shared=args.shared._replace(target_logits=logits, processors=None))
-    step = make_step(args, tree, flags)
-    rules = {TYPICAL: typical, RECURSIVE: recursive, TRAVERSAL: traversal}
-    walk = rules.get(args.acceptance, walk_down)(step)
+    return make_step(args, tree, flags)
 
+
+def decide(step: Step) -> Walk:
+    """Where the rule ends."""
+    rules = {TYPICAL: typical, RECURSIVE: recursive, TRAVERSAL: traversal}
+    return rules.get(step.args.acceptance, walk_down)(step)
+
+
+def finished(step: Step, walk: Walk) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What the op gives."""
+    args, tree = step.args, step.tree
     nodes, accepted = tree.path(walk.node)
     accepted, nodes = torch.where(step.idle, 0, accepted), torch.where(step.idle[:, None], -1, nodes)
     num_tokens = accepted + (~step.idle & ~tree.ends(walk.node)).int()
@@ -111,6 +125,28 @@ class Tree:
             out.append(torch.where(node > 0, self.tokens.gather(1, node), PLACEHOLDER_TOKEN_ID))
             node = torch.where(node > 0, self.parents.gather(1, node), node).clamp_min(0)
         return torch.stack(out, -1) if out else self.tokens.new_empty(*self.tokens.shape, 0)
+
+    def of_parents(self, values: Tensor) -> Tensor:
+        """What is given of each node ``[batch, num_nodes]``, of its parent."""
+        return values.gather(1, self.parents.clamp_min(0))
+
+    def of_nodes(self, probs: Tensor) -> Tensor:
+        """The probability ``[batch, num_nodes]`` that each node's token has at its parent, of ``[batch, num_nodes,
+        vocab]``.
+        """
+        return probs[slots_upto(len(probs), probs)[:, None], self.parents.clamp_min(0), self.tokens]
+
+    def reached(self, passes: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        """The depth of each node ``[batch, num_nodes]`` that is accepted with all above it, −1 of the others, and the
+        logarithm of the product of p on its path.
+        """
+        depth = torch.where(slots_upto(p.shape[1], p) == 0, 0, -1).expand(p.shape)
+        likelihood = torch.zeros_like(p)
+        for d in range(1, self.max_depth + 1):
+            here = self.usable & passes & (self.of_parents(depth) == d - 1)
+            depth = torch.where(here, d, depth)
+            likelihood = torch.where(here, self.of_parents(likelihood) + p.log(), likelihood)
+        return depth, likelihood
 
     def ends(self, node: Tensor) -> Tensor:
         """Whether nothing is drawn after `node`: an EOS."""
@@ -231,27 +267,27 @@ def typical(step: Step) -> Walk:
     """x is accepted iff ``p(x) > min(ε, δ exp(−H(p)))``, p at the sampling temperature with nothing cut; the longest
     accepted path wins, of equal ones the likelier.
     """
-    tree, args = step.tree, step.args
-    tempered = make_law(args.shared.target_logits, untruncated(step.params))
+    tree = step.tree
+    tempered = make_law(step.args.shared.target_logits, untruncated(step.params))
     spread = torch.where(tempered.probs > 0, tempered.probs * tempered.scores, 0.0)
     entropy = torch.where(tempered.one_hot, 0.0, tempered.normalizer.log() - tile_sum(spread))
-    threshold = (args.delta * (-entropy).exp()).clamp_max(args.epsilon)
-    above = tree.parents.clamp_min(0)
-    batch = slots_upto(above.shape[0], above)[:, None]
-    p = tempered.probs[batch, above, tree.tokens]
-    passes = tree.usable & (p > threshold.gather(1, above))
-    depth = torch.where(slots_upto(p.shape[1], p) == 0, 0, -1).expand(p.shape)
-    likelihood = torch.zeros_like(p)
-    for d in range(1, tree.max_depth + 1):
-        reached = passes & (depth.gather(1, above) == d - 1)
-        depth = torch.where(reached, d, depth)
-        likelihood = torch.where(reached, likelihood.gather(1, above) + p.log(), likelihood)
-    longest = depth == depth.amax(-1, keepdim=True)
-    score = torch.where(longest, likelihood, -torch.inf)
-    node = (score == score.amax(-1, keepdim=True)).int().argmax(-1)
-    tried = tree.usable & (depth.gather(1, above) >= 0)
+    p = tree.of_nodes(tempered.probs)
+    depth, likelihood = tree.reached(p > tree.of_parents(typical_from(step, entropy)), p)
+    node = likeliest(depth, likelihood)
+    tried = tree.usable & (tree.of_parents(depth) >= 0)
     here = make_law(rows_at(step, node).target_logits, step.params)
     return ended(step, node, here.at(torch.zeros_like(node)), tried, torch.zeros_like(tried))
+
+
+def typical_from(step: Step, entropy: Tensor) -> Tensor:
+    """The probability that a child must exceed, ``[batch, num_nodes]``."""
+    return (step.args.delta * (-entropy).exp()).clamp_max(step.args.epsilon)
+
+
+def likeliest(depth: Tensor, likelihood: Tensor) -> Tensor:
+    """Of the nodes that are deepest, the first that is likeliest ``[batch]``."""
+    score = torch.where(depth == depth.amax(-1, keepdim=True), likelihood, -torch.inf)
+    return (score == score.amax(-1, keepdim=True)).int().argmax(-1)
 
 
 def ended(step: Step, node: Tensor, rest: Remainder, tried: Tensor, skipped: Tensor) -> Walk:
@@ -260,54 +296,48 @@ def ended(step: Step, node: Tensor, rest: Remainder, tried: Tensor, skipped: Ten
     return Walk(node, rest.draw(step.uniforms[:, 0]), tried, skipped, certain)
 
 
-def recursive(step: Step) -> Walk:
+def recursive(step: Step, left: Siblings | None = None) -> Walk:
     """Children drawn without replacement are tried in order: accept x iff ``u Q(x) < P(x)``, else P becomes ``norm((P −
     Q)+)`` and x leaves Q.
     """
-    tree, left = step.tree, make_siblings(step)
+    tree, left = step.tree, left or make_siblings(step)
     node, child = torch.zeros_like(tree.tokens[:, 0]), tree.first_child[:, 0]
     tried, skipped = torch.zeros_like(tree.usable), torch.zeros_like(tree.usable)
     for _ in range(tree.tokens.shape[1] - 1):
         here = child.clamp_min(0)
-        token = at(tree.tokens, here)
-        p, q = left.probs(node, token)
         asked = (child >= 0) & at(tree.usable, here)
-        given = asked & can_give(q)
+        given = left.given(node, here, asked)
         tried, skipped = tried | mark(here, asked, tried), skipped | mark(here, asked & ~given, skipped)
-        accept = given & (at(step.uniforms, here) * q < p)
-        left.reject(node, token, given & ~accept)
+        accept = left.accepts(node, here, given)
+        left.reject(node, here, given & ~accept)
         node = torch.where(accept, here, node)
         child = torch.where(accept, at(tree.first_child, here), at(tree.next_sibling, here))
     return ended(step, node, left.at(node), tried, skipped)
 
 
-def traversal(step: Step) -> Walk:
+def traversal(step: Step, left: Siblings | None = None) -> Walk:
     """Block verification on a tree, from the leaves up. A child is entered with weight ``min(1, w P(x) / Q(x))``; once
     its own children are rejected it is accepted iff ``u < w``, with what its weight has become. A rejected child turns
     its parent's P into ``norm((w P − Q)+)`` and w into ``R / (R + 1 − w)``, R the sum of those, and leaves Q.
     """
-    tree, left = step.tree, make_siblings(step)
+    tree, left = step.tree, left or make_siblings(step)
     node, child = torch.zeros_like(tree.tokens[:, 0]), tree.first_child[:, 0]
     walking = torch.ones_like(node, dtype=torch.bool)
     tried, skipped = torch.zeros_like(tree.usable), torch.zeros_like(tree.usable)
     for _ in range(2 * tree.tokens.shape[1]):  # each node is entered once and left once
         here = child.clamp_min(0)
-        p, q = left.probs(node, at(tree.tokens, here))
         there = walking & (child >= 0)
         asked = there & at(tree.usable, here)
-        enter = asked & can_give(q)
+        enter = left.given(node, here, asked)
         tried, skipped = tried | mark(here, asked, tried), skipped | mark(here, asked & ~enter, skipped)
-        w = at(left.weight, node)
-        left.weight = torch.where(mark(here, enter, tried), next_weight(w, p, q)[:, None], left.weight)
+        left.enter(node, here, enter)
 
         # no child is left: the node in hand is accepted, or its parent takes its loss
         leave = walking & (child < 0)
-        accept = leave & ((node == 0) | (at(step.uniforms, node) < w))
+        accept = left.keeps(node, leave)
         up = leave & ~accept
         above = torch.where(up, at(tree.parents, node), node)
-        rest = left.reject(above, at(tree.tokens, node), up)
-        w = weight_left(at(left.weight, above), rest)
-        left.weight = torch.where(mark(above, up, tried), w[:, None], left.weight)
+        left.lose(above, node, up)
         following = torch.where(up, at(tree.next_sibling, node), at(tree.next_sibling, here))
         child = torch.where(enter, at(tree.first_child, here), torch.where(up | there, following, child))
         node = torch.where(enter, here, above)
@@ -317,22 +347,49 @@ def traversal(step: Step) -> Walk:
 
 @dataclass
 class Siblings:
-    """P, Q and the weight w of every node as its rejected children have left them."""
+    """P, Q and the weight w of every node as its rejected children have left them.
 
+    A method takes nodes and children ``[batch]``, in the sequences `where` ``[batch]``.
+    """
+
+    step: Step
     P: Tensor  # [batch, num_nodes, vocab]
     Q: Tensor  # [batch, num_nodes, vocab]
     weight: Tensor  # [batch, num_nodes]
     certain: Tensor  # [batch, num_nodes] bool: P is all on `argmax`
     argmax: Tensor
 
-    def probs(self, node: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-        """P and Q ``[batch]`` of a child's token."""
-        sequence = slots_upto(node.shape[0], node)
+    def probs(self, node: Tensor, child: Tensor) -> tuple[Tensor, Tensor]:
+        """P and Q of a child's token."""
+        sequence, token = slots_upto(node.shape[0], node), at(self.step.tree.tokens, child)
         return self.P[sequence, node, token], self.Q[sequence, node, token]
 
-    def reject(self, node: Tensor, token: Tensor, where: Tensor) -> Tensor:
-        """Takes a child's token from P and Q of its parent `node` in the sequences `where`; R ``[batch]``."""
-        sequence = slots_upto(node.shape[0], node)
+    def given(self, node: Tensor, child: Tensor, where: Tensor) -> Tensor:
+        """Whether the draft can have drawn a child."""
+        return where & can_give(self.probs(node, child)[1])
+
+    def accepts(self, node: Tensor, child: Tensor, where: Tensor) -> Tensor:
+        """Whether the coin of a child of `node` accepts it ("recursive")."""
+        p, q = self.probs(node, child)
+        return where & (at(self.step.uniforms, child) * q < p)
+
+    def enter(self, node: Tensor, child: Tensor, where: Tensor) -> None:
+        """Gives a child its weight."""
+        w = next_weight(at(self.weight, node), *self.probs(node, child))
+        self.weight = torch.where(mark(child, where, self.certain), w[:, None], self.weight)
+
+    def keeps(self, node: Tensor, where: Tensor) -> Tensor:
+        """Whether a node's coin accepts it once its children are rejected ("traversal"); the root needs none."""
+        return where & ((node == 0) | (at(self.step.uniforms, node) < at(self.weight, node)))
+
+    def lose(self, node: Tensor, child: Tensor, where: Tensor) -> None:
+        """`reject`, which also changes the node's weight."""
+        w = weight_left(at(self.weight, node), self.reject(node, child, where))
+        self.weight = torch.where(mark(node, where, self.certain), w[:, None], self.weight)
+
+    def reject(self, node: Tensor, child: Tensor, where: Tensor) -> Tensor:
+        """Takes a child's token from P and Q of its parent `node`; R ``[batch]``."""
+        sequence, token = slots_upto(node.shape[0], node), at(self.step.tree.tokens, child)
         P, Q = at(self.P, node), at(self.Q, node)
         left, rest = rejected(P, Q, at(self.weight, node))
         self.P[sequence, node] = torch.where(where[:, None], left, P)
@@ -348,7 +405,7 @@ class Siblings:
 def make_siblings(step: Step) -> Siblings:
     shared = step.args.shared
     target, Q = make_law(shared.target_logits, step.params), draft_probs(shared, step.draft_params)
-    return Siblings(target.probs, Q.clone(), torch.ones_like(target.maximum), target.one_hot, target.argmax)
+    return Siblings(step, target.probs, Q.clone(), torch.ones_like(target.maximum), target.one_hot, target.argmax)
 
 
 def rejected(P: Tensor, Q: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
