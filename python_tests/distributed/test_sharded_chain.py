@@ -27,6 +27,11 @@ WIDTHS = {  # borders at tiles, inside tiles, several in one tile, at a tile's l
 PER_ROW = S(  # the first and the last are cut
     torch.tensor([0.8, 0.0, 1.0, 1.2]), top_k=torch.tensor([9, 0, 0, 40]), top_p=torch.tensor([0.9, 1.0, 1.0, 1.0])
 )
+TOP_P_PER_ROW = S(
+    torch.tensor([0.8, 1.0, 1.0, 1.2]),
+    top_k=torch.tensor([0, 9, 0, 0]),
+    top_p=torch.tensor([0.9, 1.0, 0.5, 1 - 2.0**-24]),
+)
 RULES: dict[str, dict[str, Any]] = {
     "token": {},
     "block": {"acceptance": "block"},
@@ -43,6 +48,15 @@ RULES: dict[str, dict[str, Any]] = {
     "top-k probs": {"params": S(top_k=20), "kind": "probs", "acceptance": "block"},
     "min-p": {"params": S(1.1, min_p=0.01), "draft_params": S(1.1, min_p=0.02)},
     "min-p first": {"params": S(min_p=0.02, top_p=0.8, min_p_first=True)},
+    "top-p": {"params": S(0.8, top_p=0.9), "draft_params": S(0.8, top_p=0.95)},
+    "top-p, block": {"params": S(top_p=0.95), "acceptance": "block"},
+    "top-p one-hot": {"params": S(top_p=0.7), "kind": "one_hot"},
+    "top-p probs": {"params": S(top_p=0.9), "kind": "probs", "acceptance": "block"},
+    "top-p, min-p": {"params": S(1.1, top_p=0.95, min_p=0.01), "draft_params": S(1.1, top_p=0.9, min_p_first=True)},
+    "top-p, flat": {"spread": 0.05, "params": S(top_p=0.9), "acceptance": "block"},
+    "match top-p": {"acceptance": "match", "params": S(0.9, top_p=0.8)},
+    "each its top-p": {"params": TOP_P_PER_ROW, "draft_params": S(top_p=0.9), "acceptance": "block"},
+    "top-k of many": {"params": S(top_k=1500, top_p=0.9), "draft_params": S(top_k=1500)},
     "match top-k": {"acceptance": "match", "params": S(0.9, top_k=7)},
     "draft cut": {"draft_params": S(0.9, top_k=30, top_p=0.9)},
     "draft cut, block": {"draft_params": S(min_p=0.01), "acceptance": "block"},
@@ -83,7 +97,9 @@ def test_the_cases_accept_and_reject() -> None:
 
 
 @pytest.mark.short(cases=4, emulated=2, triton=1)
-@pytest.mark.parametrize("name", ["token", "block", "token one-hot", "token probs", "match", "top-k", "draft cut"])
+@pytest.mark.parametrize(
+    "name", ["token", "block", "token one-hot", "token probs", "match", "top-k", "draft cut", "top-p", "match top-p"]
+)
 def test_bad_values_have_the_same_flags(backend: Backend, name: str) -> None:
     """NaN, infinities and empty rows at either side of a border, tokens that are none, coins out of range."""
     widths = (1300, 1500)
@@ -111,7 +127,7 @@ def test_bad_values_have_the_same_flags(backend: Backend, name: str) -> None:
 
 
 @pytest.mark.short(cases=2, emulated=1, triton=1)
-@pytest.mark.parametrize("name", ["token", "block", "greedy", "top-k"])
+@pytest.mark.parametrize("name", ["token", "block", "greedy", "top-k", "top-p"])
 def test_lengths_ends_and_seeds(backend: Backend, name: str) -> None:
     arguments, widths = make(name, 2800), (1300, 1500)
     arguments["num_draft_tokens"] = torch.tensor([3, 0, -1, 7])
@@ -149,7 +165,7 @@ def test_nothing_left_after_a_rejection(backend: Backend) -> None:
 
 @pytest.mark.parametrize(("batch", "num_draft"), [(3, 0), (0, 2)])
 def test_no_draft_tokens_and_no_sequences(backend: Backend, batch: int, num_draft: int) -> None:
-    for params in (S(), S(top_k=5)):
+    for params in (S(), S(top_k=5), S(top_p=0.9)):
         arguments = chains.make(seeded(), batch, num_draft, 2800, kind="one_hot", params=params)
         check(backend, arguments, (1300, 1500))
 
@@ -209,9 +225,6 @@ def test_given_widths_save_a_round() -> None:
         ({"draft_token_map": 3}, ValueError, "distributed.verify_chain: draft_token_map must be None"),
         ({"tree": 3}, TypeError, "distributed.verify_chain: got an unexpected argument 'tree'"),
         ({"acceptance": "typical"}, ValueError, "distributed.verify_chain: acceptance must be one of"),
-        ({"params": S(top_p=0.9)}, ValueError, "distributed.verify_chain: params.top_p needs a top_k"),
-        ({"params": S(top_k=1500)}, ValueError, "distributed.verify_chain: params.top_k must be at most 1024"),
-        ({"draft_params": S(top_p=0.9)}, ValueError, "distributed.verify_chain: draft_params.top_p needs a top_k"),
         ({"uniform_samples": None}, ValueError, "distributed.verify_chain: acceptance='token' needs uniform_samples"),
         ({"widths": (2800, 1)}, ValueError, "distributed.verify_chain: widths must be those of 1 shards"),
         ({"draft_tokens": torch.zeros(4, 2)}, TypeError, "distributed.verify_chain: draft_tokens must be int64"),

@@ -62,8 +62,14 @@ def verify_chain(
     any width. The ranks exchange of each row the maximum and the mass of each tile of 1024 ids, the logit of the
     draft token, and the masses of the tiles of the row that the token after the accepted ones is drawn from: numbers
     in proportion to ``batch · num_draft · vocab / 1024``. Where a shard does not start at a multiple of 1024, the ids
-    between its start and the next multiple go to the rank that has the tile's first id, at most 1023 a row. Where
-    sampling truncates, the logits that may be kept are exchanged: with top-k at most k a rank and row, and their ties.
+    between its start and the next multiple go to the rank that has the tile's first id, at most 1023 a row.
+
+    Where sampling truncates, the logits that may be kept are exchanged: with top-k at most k a rank and row, and their
+    ties. With `top_p` and nothing before it that bounds what is kept, each rank tells first what its ids weigh in each
+    of 256 ranges of logits, in five rounds at most; what is kept is told then, and at most 256 ids or the ties of one
+    logit beside it. A row is exchanged whole where `top_p` looks among more than 4096 ids by that, where `top_k` is
+    more than 4096, and where the mass at a cut-off is so near to `top_p` (2**-19 of the row's) that rounding decides:
+    then the op itself does.
 
     Parameters
     ----------
@@ -78,8 +84,7 @@ def verify_chain(
     draft_tokens, num_draft_tokens, eos_token_ids, uniform_samples, noise_keys, seeds, step, positions
         As in `specdec_kernels.verify_chain`, the same on all ranks.
     params, draft_params : SamplingParams, optional
-        As in `specdec_kernels.verify_chain`, but for `top_p`, which needs beside it what bounds the number of ids that
-        can be kept: a `top_k` of at most 1024, or a `min_p` with `min_p_first`. A `top_k` is 1024 at most.
+        As in `specdec_kernels.verify_chain`.
     acceptance : {"token", "block", "match", "greedy"}
         The rule.
     backend : str, optional
@@ -93,8 +98,8 @@ def verify_chain(
     Raises
     ------
     TypeError, ValueError
-        As in `specdec_kernels.verify_chain`; what is refused here: those of its arguments that are not above, a
-        vocabulary of one tile, and truncation that has no bound.
+        As in `specdec_kernels.verify_chain`; what is refused here: those of its arguments that are not above, and a
+        vocabulary of one tile.
     RuntimeError
         torch.distributed is not initialised, or a rank has ended or did not answer in time.
     """
@@ -130,10 +135,8 @@ def verify_chain(
     layout = layout_of(exchange, width, widths, device)
     if acceptance in ("match", "greedy"):
         draft_logits = draft_probs = None
-    cuts = cuts_of("params", SamplingParams(0.0) if acceptance == "greedy" else params, batch, layout.vocab)
-    draft_cuts = cuts_of(
-        "draft_params", SamplingParams() if draft_logits is None else draft_params, batch, layout.vocab
-    )
+    cuts = cuts_of(SamplingParams(0.0) if acceptance == "greedy" else params, batch, layout.vocab)
+    draft_cuts = cuts_of(SamplingParams() if draft_logits is None else draft_params, batch, layout.vocab)
     if seeds is not None:
         given = step if steps is None else steps
         if acceptance == "match":

@@ -49,6 +49,11 @@ class Layout:
         """How many tiles a rank has."""
         return self.first_tiles[rank + 1] - self.first_tiles[rank]
 
+    def ids(self, rank: int) -> int:
+        """How many ids those hold."""
+        first, stop = (min(tile * TILE, self.vocab) for tile in self.first_tiles[rank : rank + 2])
+        return stop - first
+
     @property
     def most_tiles(self) -> int:
         return max(map(self.tiles, range(len(self.widths))))

@@ -58,6 +58,16 @@ class Shard:
         """``[..., tiles]`` of all ranks' tiles, from what they said."""
         return torch.cat([of[..., : self.layout.tiles(rank)] for rank, of in enumerate(told)], -1)
 
+    def whole(self, *rows: Tensor) -> list[Tensor]:
+        """``[..., vocab]`` of rows of which each rank has its tiles ``[..., ids]``."""
+        most = max(map(self.layout.ids, range(self.exchange.world)))
+        given = [torch.nn.functional.pad(x, (0, most - x.shape[-1])) for x in rows]
+        told = self.exchange.gather("whole rows", *given)
+        return [
+            torch.cat([of[i][..., : self.layout.ids(rank)] for rank, of in enumerate(told)], -1)
+            for i in range(len(rows))
+        ]
+
     def masses(self, name: str, rows: Tensor, *args: object, **of_draft: object) -> Tensor:
         """`shard_draw`'s masses of all tiles ``[batch, n, tiles]``."""
         mine = torch.zeros(*rows.shape[:2], 0, device=rows.device)
