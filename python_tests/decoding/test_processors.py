@@ -103,11 +103,11 @@ class Watched:
 
         def watched(state: Any, num_tokens: int) -> Any:
             draft = propose(state, num_tokens)
-            parents = None if draft.tree is None else draft.tree.parents.tolist()
+            parents = None if draft.tree is None else draft.tree.parents.expand(state.batch_size, -1).tolist()
             for b, row in enumerate(draft.tokens.tolist()):
                 paths: list[list[int]] = [[]]
                 for node, token in enumerate(row, 1):
-                    above = node - 1 if parents is None else parents[b][node] if draft.tree.is_batched else parents[node]
+                    above = node - 1 if parents is None else parents[b][node]
                     paths.append([*paths[max(above, 0)], token])
                 self.seen += [(b, int(state.host_lengths[b]), path) for path in paths[1:] if -1 not in path]
             return draft
@@ -127,7 +127,7 @@ def test_what_is_barred_is_not_drafted(name: str, monkeypatch: pytest.MonkeyPatc
         drafter = DRAFTERS[name](target, None)
         watched = Watched(drafter, monkeypatch)
         if not told:
-            monkeypatch.setattr("specdec_kernels.drafters.barred.Barred.of", lambda state: None)
+            monkeypatch.setattr("specdec_kernels.drafters.barred.Barred.of", lambda *given: None)
         out = sk.generate(
             target, ids, attention_mask=mask, drafter=drafter, acceptance="match", seeds=torch.arange(3),
             sampling=sk.SamplingParams(0.9), max_new_tokens=NEW, num_speculative_tokens=5, eos_token_id=[],

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..checks import check_number
+from ..decoding.grammar import allowed
 from ..decoding.request import check_draft
 from ..decoding.runner import Runner
 from ..decoding.state import DecodingState, StepResult
@@ -146,9 +147,9 @@ class ModelDrafter(Drafter):
                 logits[..., self.token_map.draft_to_target] = narrow
             if masks is not None and processors is not None:
                 drawn = [draft if i < limit else None for draft, limit in zip(drawn, state.host_limits, strict=True)]
-                allowed, follows = masks.after(drawn)
+                rows_allowed, follows = masks.after(drawn)
                 drawn = [draft if more else None for draft, more in zip(drawn, follows, strict=True)]
-                processors = processors.with_bitmask(allowed[:, None].to(state.device))
+                processors = processors.with_bitmask(rows_allowed[:, None].to(state.device))
                 goes_on = goes_on & torch.from_numpy(follows).to(state.device)[:, None]
             draw = sample(
                 logits,
@@ -159,10 +160,11 @@ class ModelDrafter(Drafter):
                 draft_token_map=self.token_map if processors is None else None,
             )
             token = draw.token
-            if masks is not None:
+            if masks is not None:  # where processors left nothing to draw, the grammar may bar what was
+                new = token.cpu()
                 drawn = [
-                    None if draft is None else np.append(draft, new)
-                    for draft, new in zip(drawn, token[:, 0].tolist(), strict=True)
+                    np.append(draft, new[b]) if draft is not None and allowed(rows_allowed[b], new[b]) else None
+                    for b, draft in enumerate(drawn)
                 ]
             tokens.append(token)
             rows.append(logits)
