@@ -23,7 +23,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # what tells a tie from a fault
     ("margins",),
     # what drafters and runners are written against
-    ("decoding", *(f"decoding.{file}" for file in ("costs", "logprobs", "output", "request", "runner", "state"))),
+    (
+        "decoding",
+        *(f"decoding.{file}" for file in ("costs", "grammar", "logprobs", "output", "request", "runner", "state")),
+    ),
     ("integrations",),
     ("drafters",),
     # the loop; every other file of decoding/

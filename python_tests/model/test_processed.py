@@ -19,6 +19,7 @@ import specdec_kernels as sk
 from specdec_kernels import assets, pack_linear_weights
 from specdec_kernels.assets import prompts
 from specdec_kernels.drafters import Drafter
+from specdec_kernels.medusa import MedusaHeads
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.xdist_group("model")]
 
@@ -175,13 +176,20 @@ class Grammars(sk.Grammar):
         for engine, own, draft in zip(self.engines, rows, drafts, strict=True):
             own[: len(draft) + 1] = engine.bitmask(draft.tolist())[0]
 
+    def fill_last(self, rows: Tensor, drafts: list[np.ndarray | None]) -> None:
+        for b, (engine, draft) in enumerate(zip(self.engines, drafts, strict=True)):
+            if draft is not None:
+                assert engine.matcher.consume_tokens(draft.tolist())
+                llguidance.torch.fill_next_token_bitmask(engine.matcher, rows, b)
+                assert engine.matcher.rollback(len(draft))
+
     def commit(self, tokens: list[np.ndarray]) -> None:
         for engine, new in zip(self.engines, tokens, strict=True):
             assert engine.matcher.consume_tokens([token for token in new.tolist() if token != self.end])
 
 
 def test_generate_with_a_grammar_is_transformers(loaded: tuple[Any, Any]) -> None:
-    """The same of `generate`, for three texts at a time, looked-up drafts and plain decoding."""
+    """The same of `generate`, for three texts at a time, drafts of every kind and plain decoding."""
     model, tokenizer = loaded
     texts = [tokenizer.encode(PEOPLE.replace("{text}", text)) for text in TEXTS]
     width, end = max(map(len, texts)), tokenizer.eos_token_id
@@ -190,7 +198,13 @@ def test_generate_with_a_grammar_is_transformers(loaded: tuple[Any, Any]) -> Non
     banned, biased = tokenizer.encode(" Ben")[0], tokenizer.encode(" 36")[-1]
     with pack_linear_weights(model):
         expected = [in_transformers(model, tokenizer, torch.tensor([text]), end, banned, biased) for text in texts]
-        for drafter in (sk.NgramDrafter(), sk.NoDrafter()):
+        ids_of_heads = sk.TokenMap(torch.arange(0, model.config.vocab_size, 3))
+        heads = MedusaHeads.of_model(model, 2, ids_of_heads).requires_grad_(False)
+        drafters = (
+            sk.NgramDrafter(), sk.NgramTreeDrafter(), sk.NgramLMDrafter(), sk.NoDrafter(),
+            sk.MedusaDrafter(heads, sk.DraftTree.cartesian([3, 2])),
+        )  # fmt: skip
+        for drafter in drafters:
             processors = sk.Processors(
                 logit_bias={biased: BIAS}, banned_ids=[banned], repetition_penalty=REPETITION,
                 token_counts=sk.TokenCounts(ids, 40, mask),
@@ -202,6 +216,6 @@ def test_generate_with_a_grammar_is_transformers(loaded: tuple[Any, Any]) -> Non
             )  # fmt: skip
             assert [out.tokens[b, :n].tolist() for b, n in enumerate(out.num_tokens)] == expected
             assert out.status.tolist() == [0] * len(texts)
-            assert (out.stats.num_accepted > 6) == isinstance(drafter, sk.NgramDrafter)
+            assert (out.stats.num_accepted > 6) != isinstance(drafter, sk.NoDrafter)
     for text in expected:
         assert set(json.loads(tokenizer.decode(text, skip_special_tokens=True))) == {"name", "age", "city"}

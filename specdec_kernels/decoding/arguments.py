@@ -90,13 +90,10 @@ def check_processors(runner: Runner, processors: object, batch: int, max_new_tok
         )
 
 
-def check_grammar(grammar: object, drafter: Drafter) -> None:
-    """Raise unless the loop can ask `grammar` for masks, which it does for chains."""
-    if grammar is None:
-        return
-    check_instance("generate", "grammar", grammar, Grammar, "a Grammar or None")
-    if isinstance(drafter, TreeDrafter):
-        raise ValueError(f"generate: grammar must be None for the trees of {type(drafter).__name__}, got one")
+def check_grammar(grammar: object) -> None:
+    """Raise unless the loop can ask `grammar` for masks."""
+    if grammar is not None:
+        check_instance("generate", "grammar", grammar, Grammar, "a Grammar or None")
 
 
 def check_streamer(streamer: Any, batch: int) -> None:

@@ -27,7 +27,7 @@ from .arguments import (
 )
 from .claims import claimed
 from .costs import CostTable, LearnedCosts
-from .grammar import Grammar
+from .grammar import Grammar, Masks
 from .graph import begin_steps
 from .hindsight import Hindsight
 from .listeners import emitter, progress_bar
@@ -94,11 +94,11 @@ def generate(
     processors : Processors, optional
         Penalties, biases, allowed and banned ids of the target's logits, before `sampling`; no `token_bitmask`. What is
         emitted is added to its `token_counts`, which begin with the prompt: ``TokenCounts(input_ids, max_new_tokens,
-        attention_mask)``, made anew for each call. `ModelDrafter` draws with them, too, and lookups propose nothing
-        that they bar.
+        attention_mask)``, made anew for each call. `ModelDrafter` draws with them, too, and no other drafter proposes
+        what they bar.
     grammar : Grammar, optional
-        An engine on the host that bars, at every position, what a text may not go on with; not for drafters of trees.
-        A step then waits for its draft, and is not captured.
+        An engine on the host that bars, at every position and every node of a tree, what a text may not go on with. The
+        drafters here propose nothing that it bars. A step then waits for its draft, and is not captured.
     seeds : Tensor, optional
         ``[batch]`` int64. None: drawn from torch's default generator.
     max_new_tokens : int
@@ -154,7 +154,7 @@ def generate(
     request.check("generate", runner)
     check_speculation(runner, drafter, num_speculative_tokens, acceptance, target_law)
     check_processors(runner, processors, request.batch_size, max_new_tokens)
-    check_grammar(grammar, drafter)
+    check_grammar(grammar)
     check_streamer(streamer, request.batch_size)
     check_listeners(stop, progress)
     check_logprobs(return_logprobs)
@@ -167,8 +167,9 @@ def generate(
         speculation = Speculation(acceptance, longest_draft, target_law, hidden_size)
         seeds = request.make_seeds(runner)
         state = DecodingState.begin(
-            prompt, runner, sampling, seeds, max_new_tokens, speculation, processors, return_logprobs
-        )
+            prompt, runner, sampling, seeds, max_new_tokens, speculation, processors, return_logprobs,
+            None if grammar is None else Masks(grammar, runner.vocab_size, ends),
+        )  # fmt: skip
         recorder = Recorder(state.batch_size, max_new_tokens, longest_draft, return_logprobs)
         stopper = Stopper(stop, state.batch_size)
         emit = emitter(streamer, prompt.host_tokens, cleanup)
@@ -180,7 +181,7 @@ def generate(
         cleanup.callback(runner.finish)
         runner.start(prompt, state.capacity)
         runner.prefill(prompt)
-        steps = cleanup.enter_context(begin_steps(state, runner, drafter, ends, grammar))
+        steps = cleanup.enter_context(begin_steps(state, runner, drafter, ends))
         synchronize(state.device)
         prefilled = time.perf_counter()
         costs = _costs(steps, num_speculative_tokens, reproducible=request.seeds is not None)
@@ -195,8 +196,8 @@ def generate(
             result, asked = steps.next_result(schedule)
             seconds = time.perf_counter() - launched
             result = stopper.cut(state, result)
-            if grammar is not None:
-                grammar.commit(of_each(result.tokens, result))
+            if state.masks is not None:
+                state.masks.commit(of_each(result.tokens, result))
             drafter.commit(state, result)
             schedule.note(result, seconds if steps.steady else None)
             if hindsight:

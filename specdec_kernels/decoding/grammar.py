@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-
-from ..drafters.base import Draft
-from ..processors import Processors
-from .state import DecodingState
 
 Lists = list[np.ndarray]
 """``[n]`` int64, of each sequence."""
+Asked = list[np.ndarray | None]
+"""The same; None for a sequence that is not asked about."""
 
 
 class Grammar(ABC):
     """What the texts of a `generate` call may be: a grammar engine (XGrammar, llguidance) for each sequence.
 
-    A step calls ``fill`` when its draft is made, verifies, and calls ``commit``. The draft may be anything: what the
-    grammar bars is rejected, so that the text is that of plain decoding with the grammar. One of "every other token is
-    even"::
+    A step calls ``fill`` or ``fill_last`` while its draft is made and then for what is left of it, verifies, and calls
+    ``commit``. A draft, a tree too, may be anything: what the grammar bars is rejected, so that the text is that of
+    plain decoding with the grammar. One of "every other token is even"::
 
         class Alternating(Grammar):
             def __init__(self, batch):
@@ -54,21 +52,159 @@ class Grammar(ABC):
             ``[n]`` int64 draft tokens of each sequence, to be forgotten again; none of one that has ended.
         """
 
+    def fill_last(self, rows: Tensor, drafts: Asked) -> None:
+        """Clear the bits of what may not come after the whole of a draft: the last row of those that ``fill`` writes.
+
+        Asked where a draft is made token by token, and at the nodes of a tree. As it stands it calls ``fill``. An
+        engine that can go back saves filling the other rows again: it takes in ``drafts[b]``, fills ``rows[b]``, and
+        takes them back.
+
+        Parameters
+        ----------
+        rows : Tensor
+            ``[batch, ceil(vocab / 32)]`` int32 on the CPU, all bits 1, to be written.
+        drafts : list of ndarray or None
+            ``[n]`` int64 of each sequence, without a token that is barred or ends it; None: its row is not looked at.
+        """
+        given = [np.empty(0, dtype=np.int64) if draft is None else draft for draft in drafts]
+        every = rows.new_full((len(rows), max(map(len, given)) + 1, rows.shape[1]), -1)
+        self.fill(every, given)
+        for b, draft in enumerate(given):
+            rows[b] = every[b, len(draft)]
+
     @abstractmethod
     def commit(self, tokens: Lists) -> None:
         """Take note of what the step emitted, the end of a sequence included: ``[n]`` int64 new tokens of each."""
 
 
-def with_grammar(state: DecodingState, grammar: Grammar, draft: Draft, limits: np.ndarray) -> DecodingState:
-    """The state as a step sees it whose mask `grammar` has filled; its tensors are shared. Waits for the draft, of
-    which no more than `limits` ``[batch]`` are put to the test.
+def allowed(rows: Tensor, ids: Tensor) -> Tensor:
+    """Whether the bits of `ids` ``[n]`` int64 are 1 in rows ``[..., words]``: ``[..., n]`` bool."""
+    return (rows[..., ids // 32] >> (ids % 32).to(torch.int32)) & 1 != 0
+
+
+class Masks:
+    """What a grammar lets follow the texts of a `generate` call and drafts of theirs; asks once a step for each row.
+
+    Parameters
+    ----------
+    grammar : Grammar
+    vocab_size : int
+        The target's.
+    ends : Tensor, optional
+        ``[num_eos]`` int64 ids that end a sequence: nothing follows them.
     """
-    tokens = draft.tokens.cpu().numpy()
-    if draft.num_draft_tokens is not None:
-        limits = np.minimum(limits, draft.num_draft_tokens.cpu().numpy())
-    lengths = np.minimum((tokens >= 0).cumprod(1).sum(1), limits.clip(0))
-    shape = (*tokens.shape[:1], tokens.shape[1] + 1, (state.vocab_size + 31) // 32)
-    rows = torch.full(shape, -1, dtype=torch.int32)
-    grammar.fill(rows, [row[:n] for row, n in zip(tokens, lengths, strict=True)])
-    processors = state.processors or Processors()
-    return replace(state, processors=processors.with_bitmask(rows.to(state.device)))
+
+    def __init__(self, grammar: Grammar, vocab_size: int, ends: Tensor | None = None) -> None:
+        self._grammar, self._vocab_size = grammar, vocab_size
+        self._ends = frozenset(() if ends is None else ends.tolist())
+        self._real = torch.full(((vocab_size + 31) // 32,), -1, dtype=torch.int32)  # the bits that are of ids
+        if vocab_size % 32:
+            self._real[-1] = (1 << vocab_size % 32) - 1
+        self._rows: dict[tuple[int, bytes], Tensor] = {}
+
+    def after(self, drafts: Asked) -> tuple[Tensor, NDArray[np.bool_]]:
+        """What may follow the whole of each draft.
+
+        Parameters
+        ----------
+        drafts : list of ndarray or None
+            ``[n]`` int64 of each sequence, without a token that is barred; None: not asked about.
+
+        Returns
+        -------
+        tuple
+            ``[batch, ceil(vocab / 32)]`` int32 on the CPU, and ``[batch]`` bool: whether anything may follow. Where
+            nothing may, or it was not asked, the row has all its bits.
+        """
+        rows = self._after(drafts)
+        follows = ((rows & self._real) != 0).any(1).numpy() & np.array(
+            [self._key(b, d) is not None for b, d in enumerate(drafts)]
+        )
+        rows[torch.from_numpy(~follows)] = -1
+        return rows, follows
+
+    def along(
+        self, tokens: NDArray[np.int64], limits: NDArray[np.int64], parents: NDArray[np.int64] | None = None
+    ) -> tuple[Tensor, NDArray[np.bool_]]:
+        """What may follow each node of drafted trees, chains where there are no `parents`; node 0 is the text's last
+        token.
+
+        Parameters
+        ----------
+        tokens : ndarray
+            ``[batch, num_nodes - 1]`` int64 of the other nodes; −1 where there is none.
+        limits : ndarray
+            ``[batch]`` int64: no node that lies deeper is looked at; −1: nor is the text.
+        parents : ndarray, optional
+            ``[batch, num_nodes]`` int64: each before its children.
+
+        Returns
+        -------
+        tuple
+            ``[batch, num_nodes, ceil(vocab / 32)]`` int32 on the CPU, and ``[batch, num_nodes]`` bool: which nodes can
+            be reached, their tokens and those above not being barred. The row of another has all its bits.
+        """
+        batch, num_nodes = len(tokens), tokens.shape[1] + 1
+        if parents is None:
+            parents = np.broadcast_to(np.arange(-1, num_nodes - 1), (batch, num_nodes))
+            lengths = np.minimum((tokens >= 0).cumprod(1).sum(1), limits)
+            self._ask([None if n < 0 else row[:n] for row, n in zip(tokens, lengths, strict=True)])
+        rows = torch.full((batch, num_nodes, len(self._real)), -1, dtype=torch.int32)
+        bits = rows.numpy()
+        paths: list[Asked] = [[None if limit < 0 else tokens[b, :0] for b, limit in enumerate(limits)]]
+        rows[:, 0] = self._after(paths[0])
+        for node in range(1, num_nodes):
+            path: Asked = [None] * batch
+            for b, (token, parent) in enumerate(
+                zip(tokens[:, node - 1].tolist(), parents[:, node].tolist(), strict=True)
+            ):
+                above = paths[parent][b] if parent >= 0 else None
+                if above is None or self._key(b, above) is None or len(above) >= limits[b]:
+                    continue
+                if 0 <= token < self._vocab_size and bits[b, parent, token // 32] >> token % 32 & 1:
+                    path[b] = np.append(above, token)
+            paths.append(path)
+            rows[:, node] = self._after(path)
+        return rows, np.array([[path is not None for path in column] for column in paths]).T
+
+    def commit(self, tokens: Lists) -> None:
+        """As of `Grammar`."""
+        self._rows.clear()
+        self._grammar.commit(tokens)
+
+    def _key(self, sequence: int, draft: np.ndarray | None) -> tuple[int, bytes] | None:
+        """Of the row after `draft`; None where there is none to ask for."""
+        if draft is None or not self._ends.isdisjoint(draft.tolist()):
+            return None
+        return sequence, draft.tobytes()
+
+    def _after(self, drafts: Asked) -> Tensor:
+        """The rows as the grammar fills them, with all their bits where there is none."""
+        keys = [self._key(b, draft) for b, draft in enumerate(drafts)]
+        unknown = [None if key is None or key in self._rows else draft for key, draft in zip(keys, drafts, strict=True)]
+        if any(draft is not None for draft in unknown):
+            filled = torch.full((len(drafts), len(self._real)), -1, dtype=torch.int32)
+            self._grammar.fill_last(filled, unknown)
+            self._rows |= {
+                key: row for key, row, draft in zip(keys, filled, unknown, strict=True) if key and draft is not None
+            }
+        blank = torch.full_like(self._real, -1)
+        return torch.stack([blank if key is None else self._rows[key] for key in keys])
+
+    def _ask(self, drafts: Asked) -> None:
+        """Ask for the rows along whole drafts at once, unless those before the last are known; their tokens may be
+        barred.
+        """
+        if all(
+            (b, draft[:i].tobytes()) in self._rows
+            for b, draft in enumerate(drafts)
+            if draft is not None
+            for i in range(len(draft))
+        ):
+            return
+        given = [np.empty(0, dtype=np.int64) if draft is None else draft for draft in drafts]
+        rows = torch.full((len(given), max(map(len, given)) + 1, len(self._real)), -1, dtype=torch.int32)
+        self._grammar.fill(rows, given)
+        for b, draft in enumerate(drafts):
+            if draft is not None:
+                self._rows |= {(b, draft[:i].tobytes()): rows[b, i] for i in range(len(draft) + 1)}

@@ -34,7 +34,6 @@ from torch import Tensor
 
 from ..config import settings
 from ..drafters.base import Draft, Drafter
-from .grammar import Grammar
 from .logprobs import numbers_of_token
 from .runner import Runner
 from .schedule import Schedule
@@ -61,14 +60,12 @@ class _Streams(threading.local):
 _streams = _Streams()
 
 
-def begin_steps(
-    state: DecodingState, runner: Runner, drafter: Drafter, ends: Tensor | None, grammar: Grammar | None
-) -> Steps:
+def begin_steps(state: DecodingState, runner: Runner, drafter: Drafter, ends: Tensor | None) -> Steps:
     """The way of running steps that fits the device and the model; parameters as of `Steps`."""
     if not _is_cuda(state.device):
-        return Steps(state, runner, drafter, ends, grammar)
+        return Steps(state, runner, drafter, ends)
     reason = None
-    if grammar is not None:
+    if state.masks is not None:
         reason = "a grammar looks at each draft on the host"
     elif settings().check:
         reason = "SPECDEC_CHECK=1 looks at the status of every op"
@@ -77,7 +74,7 @@ def begin_steps(
     if reason is None:
         return CapturedSteps(state, runner, drafter, ends)
     _explain(reason)
-    return Steps(state, runner, drafter, ends, grammar)
+    return Steps(state, runner, drafter, ends)
 
 
 def _is_cuda(device: torch.device) -> bool:

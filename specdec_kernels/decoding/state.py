@@ -14,6 +14,7 @@ from ..laws import TargetLaw
 from ..processors import Processors
 from ..sampling import SamplingParams
 from ..types import TokenCounts, TokenLogprobs
+from .grammar import Masks
 from .logprobs import split
 from .runner import Prompt, Runner
 
@@ -93,6 +94,8 @@ class DecodingState:
         Of the target's logits; what is emitted is added to their `token_counts`.
     num_top : int or None
         How many ids are listed beside each emitted token, with log-probabilities; None: there are none.
+    masks : Masks or None
+        Of a grammar: ``masks.after(drafts)`` says what it lets follow a draft. None: there is none.
 
     What a step begins with is `at_step`: a drafter is given that, with its own `longest` and `host_limits`.
     """
@@ -118,6 +121,7 @@ class DecodingState:
     host_limits: np.ndarray
     processors: Processors | None = None
     num_top: int | None = None
+    masks: Masks | None = None
 
     @staticmethod
     def begin(
@@ -129,6 +133,7 @@ class DecodingState:
         how: Speculation,
         processors: Processors | None = None,
         num_top: int | None = None,
+        masks: Masks | None = None,
     ) -> DecodingState:
         """The state before the first step."""
         batch, device = prompt.lengths.numel(), runner.device
@@ -150,6 +155,7 @@ class DecodingState:
             host_limits=np.full(batch, how.max_draft_tokens, dtype=np.int64),
             processors=processors,
             num_top=num_top,
+            masks=masks,
         )  # fmt: skip
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from ..drafters.base import Draft, Drafter
-from .grammar import Grammar, with_grammar
+from ..processors import Processors
 from .runner import Runner
 from .schedule import Schedule
 from .state import DecodingState, StepResult
@@ -29,8 +30,6 @@ class Steps:
     drafter : Drafter
     ends : Tensor, optional
         ``[num_eos]`` int64 ids that end a sequence.
-    grammar : Grammar, optional
-        See `generate`.
     """
 
     rehearsals = 0
@@ -38,11 +37,8 @@ class Steps:
     steady = True
     """Whether the last step ran at its own speed."""
 
-    def __init__(
-        self, state: DecodingState, runner: Runner, drafter: Drafter, ends: Tensor | None,
-        grammar: Grammar | None = None,
-    ) -> None:  # fmt: skip
-        self.state, self.runner, self.drafter, self.ends, self.grammar = state, runner, drafter, ends, grammar
+    def __init__(self, state: DecodingState, runner: Runner, drafter: Drafter, ends: Tensor | None) -> None:
+        self.state, self.runner, self.drafter, self.ends = state, runner, drafter, ends
         self._under_way: deque[tuple[int, Any]] = deque()
 
     def __enter__(self) -> Steps:
@@ -87,9 +83,7 @@ class Steps:
         if state.asks_drafter(num_tokens):
             self.drafter.prepare(at_step)
         draft = self._propose(at_step, num_tokens, schedule.round_up)
-        if self.grammar is not None:
-            state = with_grammar(state, self.grammar, draft, at_step.host_limits)
-        return verify_step(state, self.runner, draft, state.longest, None, self.ends)
+        return verify_step(_masked(at_step, draft), self.runner, draft, state.longest, None, self.ends)
 
     def _fetch(self, launched: Any) -> np.ndarray:
         """The stop check: the one transfer of a step, and the only point that waits for the device."""
@@ -112,3 +106,18 @@ class Steps:
                 f"{asked} [batch={at_step.batch_size}, at most {num_tokens}] tokens, got {list(tokens.shape)}"
             )
         return draft.widened(round_up(tokens.shape[1]))
+
+
+def _masked(state: DecodingState, draft: Draft) -> DecodingState:
+    """The state with the mask that its grammar, if there is one, makes for `draft`, for which this waits."""
+    if state.masks is None:
+        return state
+    limits = state.host_limits
+    if draft.num_draft_tokens is not None:
+        limits = np.minimum(limits, draft.num_draft_tokens.cpu().numpy().clip(0))
+    parents = None
+    if draft.tree is not None:
+        parents = draft.tree.parents.expand(state.batch_size, -1).cpu().numpy()
+    rows, _ = state.masks.along(draft.tokens.cpu().numpy(), np.where(state.host_active, limits, -1), parents)
+    processors = state.processors or Processors()
+    return replace(state, processors=processors.with_bitmask(rows.to(state.device)))

@@ -1,11 +1,16 @@
-"""What processors bar whatever the logits are: no drafter on the host need propose it."""
+"""What is known of a drafted token whatever its logit is: no drafter need propose what cannot be emitted."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from ..backends.reference.processors import onto_vocab, unpacked
+from ..decoding.grammar import Asked, Masks, allowed
 from ..decoding.state import DecodingState
 from ..processors import FlatProcessors
 from ..types import PLACEHOLDER_TOKEN_ID
@@ -14,39 +19,83 @@ _Ints = NDArray[np.int64]
 
 
 class Barred:
-    """The ids that sequences cannot emit: not allowed, banned, or ends before there are `min_tokens`.
+    """What processors add to ids, −inf where they bar one (not allowed, banned, an end before there are `min_tokens`),
+    and what a grammar bars after a draft. Penalties are not looked at.
 
     Parameters
     ----------
-    flat : FlatProcessors
-        On the CPU.
-    prompt_lengths : ndarray
-        ``[batch]`` int64.
+    state : DecodingState
+        What the call begins with. Looks at its device.
+    device : torch.device
+        Where `added` works; the others work on the CPU.
     """
 
-    def __init__(self, flat: FlatProcessors, prompt_lengths: _Ints) -> None:
-        batch = len(prompt_lengths)
-
-        def of_each(lists: torch.Tensor | None) -> np.ndarray | None:
-            return None if lists is None else np.broadcast_to(lists.numpy(), (batch, lists.shape[1]))
-
-        self._allowed, self._ids = of_each(flat.allowed), of_each(flat.bias_ids)
-        self._values, self._until = of_each(flat.bias_values), of_each(flat.bias_until)
-        self._prompt_lengths = prompt_lengths
+    def __init__(self, state: DecodingState, device: torch.device | str = "cpu") -> None:
+        self._prompt_lengths = torch.from_numpy(state.host_lengths.copy()).to(device)
+        self._masks: Masks | None = state.masks
+        self._bias: Tensor | None = None  # [batch, vocab]
+        self._until: Tensor | None = None  # [batch, vocab]: barred while the output has fewer tokens
+        if state.processors is None:
+            return
+        batch, vocab = state.batch_size, state.vocab_size
+        lists = state.processors._lists(state.device, vocab)
+        flat = FlatProcessors(None, *(None if x is None else x.to(device) for x in lists.flat))
+        if flat.allowed is None and flat.bias_ids is None:
+            return
+        self._bias = torch.zeros(batch, vocab, device=device)
+        if flat.allowed is not None:
+            self._bias.masked_fill_(~unpacked(flat.allowed, vocab), -math.inf)
+        if flat.bias_ids is not None and flat.bias_values is not None:
+            self._bias += onto_vocab(flat.bias_ids, flat.bias_values, vocab)
+        if flat.bias_ids is not None and flat.bias_until is not None:
+            self._until = onto_vocab(flat.bias_ids, flat.bias_until, vocab).expand(batch, -1)
 
     @staticmethod
-    def of(state: DecodingState) -> Barred | None:
-        """Of what `state` begins with; None where nothing can be barred. Looks at the device, once a call."""
-        if state.processors is None:
-            return None
-        lists = state.processors._lists(state.device, state.vocab_size)
-        flat = FlatProcessors(None, *(x if x is None else x.cpu() for x in lists.flat))
-        if flat.allowed is None and flat.bias_ids is None:
-            return None
-        return Barred(flat, state.host_lengths.copy())
+    def of(state: DecodingState, device: torch.device | str = "cpu") -> Barred | None:
+        """None where there is nothing to be told."""
+        barred = Barred(state, device)
+        return None if barred._bias is None and barred._masks is None else barred
+
+    def added(self, ids: Tensor, lengths: Tensor, first: int = 0) -> Tensor:
+        """What processors add to the logits of some ids, ``[n, m]`` float32.
+
+        Parameters
+        ----------
+        ids : Tensor
+            ``[n, m]`` int64 of sequences `first` and so on.
+        lengths : Tensor
+            ``[n, m]`` int64, or broadcast to that: tokens of a text before each.
+        """
+        mine = slice(first, first + len(ids))
+        if self._bias is None:
+            return torch.zeros(ids.shape, device=ids.device)
+        bias = self._bias[mine].gather(1, ids)
+        if self._until is None:
+            return bias
+        generated = lengths - self._prompt_lengths[mine, None]
+        return bias.masked_fill(generated < self._until[mine].gather(1, ids), -math.inf)
+
+    def after(self, drafts: Asked, ids: _Ints, lengths: _Ints) -> NDArray[np.float32]:
+        """What is added to the logits of `ids` after a draft of each sequence, ``[batch, n]``.
+
+        Parameters
+        ----------
+        drafts : list of ndarray or None
+            As of `Masks.after`.
+        ids : ndarray
+            ``[n]`` int64.
+        lengths : ndarray
+            ``[batch]`` int64: tokens of each text and its draft.
+        """
+        of_each = torch.from_numpy(ids)
+        bias = self.added(of_each.expand(len(drafts), -1), torch.from_numpy(lengths)[:, None])
+        if self._masks is not None:
+            rows, follows = self._masks.after(drafts)
+            bias = bias.masked_fill(~allowed(rows, of_each) | ~torch.from_numpy(follows)[:, None], -math.inf)
+        return bias.numpy()
 
     def cut(self, tokens: _Ints, lengths: _Ints, first: int = 0) -> _Ints:
-        """Drafts ``[n, width]`` up to the first token that is barred, then −1.
+        """Drafts ``[n, width]`` up to the first token that processors bar, then −1.
 
         Parameters
         ----------
@@ -55,16 +104,14 @@ class Barred:
         lengths : ndarray
             ``[n]`` int64: tokens of each text before its draft.
         """
-        mine = slice(first, first + len(tokens))
-        ids = tokens.clip(0)
-        barred = np.zeros(tokens.shape, dtype=bool)
-        if self._allowed is not None:
-            words = np.take_along_axis(self._allowed[mine], ids // 32, 1)
-            barred |= ((words >> (ids % 32)) & 1) == 0
-        if self._ids is not None and self._values is not None:
-            never = np.isneginf(self._values[mine])[:, None]
-            if self._until is not None:
-                generated = (lengths - self._prompt_lengths[mine])[:, None] + np.arange(tokens.shape[1])
-                never = never | (generated[..., None] < self._until[mine][:, None])
-            barred |= ((ids[..., None] == self._ids[mine][:, None]) & never).any(-1)
-        return np.where(barred.cumsum(1) > 0, PLACEHOLDER_TOKEN_ID, tokens)
+        positions = torch.from_numpy(lengths)[:, None] + torch.arange(tokens.shape[1])
+        added = self.added(torch.from_numpy(tokens).clamp_min(0), positions, first)
+        return np.where(added.isneginf().numpy().cumsum(1) > 0, PLACEHOLDER_TOKEN_ID, tokens)
+
+    def prune(self, tokens: _Ints, limits: _Ints, parents: _Ints | None = None) -> _Ints:
+        """Drafts of all sequences without what a grammar bars, and what follows it; parameters as of `Masks.along`."""
+        if self._masks is None:
+            return tokens
+        drafted = (tokens >= 0).any(1)  # a sequence without a draft may have ended
+        _, reached = self._masks.along(tokens, np.where(drafted, limits, -1), parents)
+        return np.where(reached[:, 1:], tokens, PLACEHOLDER_TOKEN_ID)

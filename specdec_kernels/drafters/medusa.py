@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from ..decoding.grammar import Asked, Masks, allowed
 from ..decoding.state import DecodingState, StepResult
 from ..tree import DraftTree
 from ..types import PLACEHOLDER_TOKEN_ID
+from .barred import Barred
 from .base import Draft, TreeDrafter
 from .medusa_heads import MedusaHeads
 
@@ -16,6 +20,10 @@ class MedusaDrafter(TreeDrafter):
 
     The heads read the target's hidden state of the last verification, so that a draft costs no forward of its own; the
     first step, before which there is none, goes without a draft.
+
+    A head's best tokens are those of its logits with what `processors` add and without what they bar; with a `grammar`
+    a node's children are the best of those that it lets follow the node. Where fewer are left than the tree asks for, a
+    sequence lacks those nodes. Penalties are not looked at.
 
     Parameters
     ----------
@@ -55,6 +63,8 @@ class MedusaDrafter(TreeDrafter):
         self.num_nodes, self.max_depth = tree.num_nodes, tree.max_depth
         # of each node's token in the heads' best tokens, head by head
         self._places = (tree.depth[1:] - 1) * self.num_ranks + tree.ranks[1:]
+        self._above = tree.ancestors()[1:, 1:]
+        self._barred: Barred | None = None
 
     def start(self, state: DecodingState) -> None:
         """Check that the heads are of this target."""
@@ -63,13 +73,57 @@ class MedusaDrafter(TreeDrafter):
         if self.heads.w1.weight.device != state.device:
             raise ValueError(f"generate: heads must be on {state.device}, got {self.heads.w1.weight.device}")
         self.tree, self._places = self.tree.to(state.device), self._places.to(state.device)
+        self._above = self._above.to(state.device)
+        self._barred = Barred.of(state, state.device)
 
     def propose(self, state: DecodingState, num_tokens: int) -> Draft:
         """The whole tree."""
         assert state.hidden is not None
-        best = self.heads.top_tokens(state.hidden, self.num_ranks).flatten(1)
-        tokens = best[:, self._places]
+        logits = self.heads(state.hidden.to(self.heads.w1.weight.dtype))
+        ids = self.heads.token_map.draft_to_target
+        if self._barred is not None:
+            batch, num_heads, vocab = logits.shape
+            lengths = state.next_positions(num_heads).repeat_interleave(vocab, 1)
+            logits = logits + self._barred.added(ids.repeat(num_heads).expand(batch, -1), lengths).view_as(logits)
+        if state.masks is not None:
+            tokens = self._obeying(state, state.masks, logits)
+        else:
+            tokens = _best(logits, ids, self.num_ranks).flatten(1)[:, self._places]
+            tokens = tokens.masked_fill(((tokens < 0)[:, None] & self._above).any(-1), PLACEHOLDER_TOKEN_ID)
         return Draft(torch.where(state.step[:, None] > 0, tokens, PLACEHOLDER_TOKEN_ID), tree=self.tree)
+
+    def _obeying(self, state: DecodingState, masks: Masks, logits: Tensor) -> Tensor:
+        """The nodes' tokens where a grammar says, node by node, what may follow; waits for the device."""
+        assert self.tree.ranks is not None
+        ids = self.heads.token_map.draft_to_target
+        known = ids.cpu()
+        parents, ranks, depth = (x.cpu().numpy() for x in (self.tree.parents, self.tree.ranks, self.tree.depth))
+        limits = np.where(state.step.cpu().numpy() > 0, state.host_limits, 0)
+        tokens = np.full((state.batch_size, self.num_nodes), PLACEHOLDER_TOKEN_ID)
+        paths: dict[int, Asked] = {0: [row[:0] for row in tokens]}
+        for node in range(self.num_nodes):
+            children = np.flatnonzero(parents == node)
+            if not len(children):
+                continue
+            above = [path if depth[node] < limit else None for path, limit in zip(paths[node], limits, strict=True)]
+            rows, follows = masks.after(above)
+            barred = ~(allowed(rows, known) & torch.from_numpy(follows)[:, None])
+            left = logits[:, depth[node]].masked_fill(barred.to(state.device), -torch.inf)
+            tokens[:, children] = _best(left, ids, int(ranks[children].max()) + 1).cpu().numpy()[:, ranks[children]]
+            for child in children.tolist():
+                paths[child] = [
+                    None if path is None or token < 0 else np.append(path, token)
+                    for path, token in zip(above, tokens[:, child], strict=True)
+                ]
+        return torch.from_numpy(tokens[:, 1:]).to(state.device)
 
     def commit(self, state: DecodingState, result: StepResult) -> None:
         """Nothing to note: the target's hidden state is in `state`."""
+
+
+def _best(logits: Tensor, ids: Tensor, num: int) -> Tensor:
+    """The `num` likeliest of `ids` in logits ``[..., vocab_draft]``, likeliest first: ``[..., num]`` int64, −1 where no
+    more are possible.
+    """
+    best = logits.topk(num, dim=-1)
+    return ids[best.indices].masked_fill(best.values.isneginf(), PLACEHOLDER_TOKEN_ID)

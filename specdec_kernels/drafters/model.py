@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..checks import check_number
+from ..decoding.grammar import allowed
 from ..decoding.request import check_draft
 from ..decoding.runner import Runner
 from ..decoding.state import DecodingState, StepResult
@@ -17,6 +19,7 @@ from ..ops.row_stats import row_stats
 from ..ops.sample import sample
 from ..ops.uniform_samples import uniform_samples
 from ..ops.warp_probs import warp_probs
+from ..processors import Processors
 from ..sampling import GREEDY, SamplingParams
 from ..types import RowStats, TokenMap
 from .base import Draft, Drafter
@@ -30,8 +33,9 @@ class ModelDrafter(Drafter):
     written over.
 
     The target's `processors` act on the draft's logits as well, with the tokens drafted so far beside those of the
-    text, so that what they bar is not drafted and what they change is guessed as changed. (Not where a `target_law`
-    mixes both models' distributions: there the draft has its own.)
+    text, and so does the mask of a `grammar`: what they bar is not drafted, and what they change is guessed as changed.
+    A draft ends where the grammar lets nothing follow. (Not where a `target_law` mixes both models' distributions:
+    there the draft has its own.)
 
     Parameters
     ----------
@@ -120,7 +124,9 @@ class ModelDrafter(Drafter):
             noise = uniform_samples(state.seeds, state.step, num_tokens, purpose="draft")
 
         one_hot_or_lossless = state.target_law is None or isinstance(state.target_law, Lossy)
-        processors = state.processors if one_hot_or_lossless else None
+        processors, masks = (state.processors, state.masks) if one_hot_or_lossless else (None, None)
+        if masks is not None:
+            processors = processors or Processors()
         counts = None if processors is None else processors.token_counts
         if processors is not None and counts is not None:
             counts = counts.clone()
@@ -130,32 +136,49 @@ class ModelDrafter(Drafter):
         rows: list[torch.Tensor] = []
         probs: list[torch.Tensor] = []
         stats: list[RowStats] = []
-        confident = torch.ones_like(token, dtype=torch.bool)  # [batch, 1]: up to the last token
-        num_draft_tokens = torch.zeros_like(starts) if self.min_confidence > 0 else None
+        goes_on = torch.ones_like(token, dtype=torch.bool)  # [batch, 1]: whether the next token still counts
+        num_draft_tokens = torch.zeros_like(starts) if self.min_confidence > 0 or masks is not None else None
+        drawn: list[np.ndarray | None] = [np.empty(0, dtype=np.int64)] * state.batch_size  # where a grammar is asked
         for i in range(num_tokens):
             logits = self.runner.forward(token, starts + i, state.longest + i)
             assert logits is not None
+            if processors is not None and self.token_map is not None:  # processors know target ids alone
+                narrow, logits = logits, logits.new_full((*logits.shape[:2], state.vocab_size), -torch.inf)
+                logits[..., self.token_map.draft_to_target] = narrow
+            if masks is not None and processors is not None:
+                drawn = [draft if i < limit else None for draft, limit in zip(drawn, state.host_limits, strict=True)]
+                rows_allowed, follows = masks.after(drawn)
+                drawn = [draft if more else None for draft, more in zip(drawn, follows, strict=True)]
+                processors = processors.with_bitmask(rows_allowed[:, None].to(state.device))
+                goes_on = goes_on & torch.from_numpy(follows).to(state.device)[:, None]
             draw = sample(
                 logits,
                 params,
                 processors=processors,
                 uniform_samples=None if noise is None else noise[:, i : i + 1],
                 noise_keys=None if keys is None else keys[:, i : i + 1],
-                draft_token_map=self.token_map,
+                draft_token_map=self.token_map if processors is None else None,
             )
             token = draw.token
+            if masks is not None:  # where processors left nothing to draw, the grammar may bar what was
+                new = token.cpu()
+                drawn = [
+                    np.append(draft, new[b]) if draft is not None and allowed(rows_allowed[b], new[b]) else None
+                    for b, draft in enumerate(drawn)
+                ]
             tokens.append(token)
             rows.append(logits)
             stats.append(draw.stats)
             if processors is not None and noise is not None:
                 probs.append(warp_probs(logits, params, processors=processors))
             if num_draft_tokens is not None:
-                num_draft_tokens += confident[:, 0]
+                num_draft_tokens += goes_on[:, 0]
+            if self.min_confidence > 0:
                 log_prob = (
                     -row_stats(logits, processors=processors).normalizer.log() if params.is_greedy else draw.log_prob
                 )
-                confident = confident & (log_prob.exp() >= self.min_confidence)
-                if state.device.type == "cpu" and not confident.any():
+                goes_on = goes_on & (log_prob.exp() >= self.min_confidence)
+                if state.device.type == "cpu" and not goes_on.any():
                     num_tokens = i + 1
                     break
             if counts is not None:

@@ -19,7 +19,8 @@ class NgramDrafter(Drafter):
 
     Works on the host, on the tokens of the stop check: it costs microseconds and no transfer of its own. A sequence
     without a match proposes nothing; a step in which no sequence has a match is a plain step. For an encoder-decoder
-    the encoder's input is looked up too. A proposal ends before a token that `processors` bar.
+    the encoder's input is looked up too. A proposal ends before a token that `processors` or a
+    `grammar` bar.
 
     Parameters
     ----------
@@ -59,7 +60,7 @@ class NgramDrafter(Drafter):
         tokens, counts = self._index.propose(num_tokens, limits=state.host_limits)
         found = tokens[:, : int(counts.max())]
         if self._barred is not None:
-            found = self._barred.cut(found, state.host_lengths)
+            found = self._barred.prune(self._barred.cut(found, state.host_lengths), state.host_limits)
             found = found[:, : int((found >= 0).sum(1).max())]
         return np.ascontiguousarray(found)
 

@@ -16,10 +16,13 @@ from ..ops.noise_keys import noise_keys
 from ..ops.sample import sample
 from ..sampling import SamplingParams
 from ..types import TokenMap
+from .barred import Barred
 from .base import Draft, Drafter
 from .ngram_table import NgramTable
 
 _Array = NDArray[np.int64]
+_MOST_BIAS = 500.0
+"""Its exponential is finite."""
 
 
 class NgramLMDrafter(Drafter):
@@ -32,6 +35,9 @@ class NgramLMDrafter(Drafter):
     With acceptance "match" a token is drawn with the very noise that the verifier uses at its position, and so is
     accepted more often than any single guess would be; the distribution is sharpened for that, as its counts are
     smoother than a language model. Otherwise the likeliest token is proposed, a one-hot draft.
+
+    What `processors` or a `grammar` bar has no share of the distribution, and a `logit_bias` changes an id's as it does
+    the target's; penalties are not looked at.
 
     Works on the host, on the tokens of the stop check.
 
@@ -59,6 +65,7 @@ class NgramLMDrafter(Drafter):
         self.table, self.order, self.sharpness = table, order, sharpness
         self._texts = np.empty((0, 0), dtype=np.int64)
         self._lengths = np.empty(0, dtype=np.int64)
+        self._barred: Barred | None = None
         self._noise: tuple[Tensor, SamplingParams] | None = None  # seeds and temperature, on the host
 
     def start(self, state: DecodingState) -> None:
@@ -74,6 +81,7 @@ class NgramLMDrafter(Drafter):
         self._texts = np.full((len(prompts), state.capacity), -1, dtype=np.int64)
         for text, prompt in zip(self._texts, prompts, strict=True):
             text[: len(prompt)] = prompt
+        self._barred = Barred.of(state)
         self._noise = None
         if state.acceptance == "match" and not state.sampling.is_greedy:
             temperature = state.sampling.temperature
@@ -94,6 +102,10 @@ class NgramLMDrafter(Drafter):
             candidates, columns = np.unique(ids, return_inverse=True)
             law = np.zeros((state.batch_size, len(candidates)))
             np.add.at(law, (rows, columns), weights)
+            if self._barred is not None:
+                asked = open_rows & (i < state.host_limits)
+                drafts = [draft[:i] if one else None for draft, one in zip(drafted, asked, strict=True)]
+                law *= np.exp(self._barred.after(drafts, candidates, lengths).clip(max=_MOST_BIAS), dtype=np.float64)
             open_rows &= law.any(1)
             if not open_rows.any():
                 break

@@ -18,7 +18,8 @@ class NgramTreeDrafter(TreeDrafter):
 
     `NgramDrafter` proposes one continuation, the most recent one of the longest suffix that occurred before. Here
     others join it as long as there are nodes left: of longer suffixes first, then the more recent ones; what they begin
-    with in common is drafted once. None goes on past a token that `processors` bar.
+    with in common is drafted once. None goes on past a token that `processors` bar,
+    and what a `grammar` bars is taken out of the tree.
 
     Parameters
     ----------
@@ -59,6 +60,8 @@ class NgramTreeDrafter(TreeDrafter):
         for row, (text, length) in enumerate(zip(self._texts, self._lengths, strict=True)):
             if state.host_active[row]:
                 self._grow(row, text[:length], int(state.host_limits[row]), *drafted[:, row])
+        if self._barred is not None:
+            drafted[0, :, 1:] = self._barred.prune(drafted[0, :, 1:], state.host_limits, drafted[1])
         moved = torch.from_numpy(drafted).to(state.device, non_blocking=True)
         return Draft(moved[0, :, 1:], tree=DraftTree.from_parents(moved[1], self.max_depth))
 
