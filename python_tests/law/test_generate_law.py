@@ -374,6 +374,7 @@ def test_a_planted_defect_of_a_processed_draft_is_found(
         test_joint_law_with_processors("model", acceptance)
 
 
+@pytest.mark.short(cases=8)
 @pytest.mark.parametrize(
     ("defect", "case"),
     [

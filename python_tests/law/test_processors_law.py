@@ -129,7 +129,7 @@ def test_law_of_chains(backend: Backend, acceptance: str, kind: str, name: str) 
     check(backend.verify_chain, case, acceptance, backend.device)
 
 
-@pytest.mark.short(emulated=4, triton=1)
+@pytest.mark.short(emulated=2, triton=1)
 @pytest.mark.parametrize("law", [laws.Chow(0.5, bonus="cascade"), laws.TokenV2(0.2), laws.Lossy(0.3)], ids=str)
 def test_law_of_other_targets(backend: Backend, law: laws.TargetLaw) -> None:
     """A cascade looks at the target's logits as processors leave them."""
@@ -141,7 +141,7 @@ def test_law_of_other_targets(backend: Backend, law: laws.TargetLaw) -> None:
     check(backend.verify_chain, case, "token", backend.device)
 
 
-@pytest.mark.short(cases=9, emulated=3, triton=1)
+@pytest.mark.short(cases=6, emulated=2, triton=1)
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 def test_law_of_the_packed_form(backend: Backend, acceptance: str, name: str) -> None:
@@ -160,7 +160,7 @@ def test_law_of_the_packed_form(backend: Backend, acceptance: str, name: str) ->
     check(verify, chain("full", EACH[name], affordable(backend)), acceptance, backend.device)
 
 
-@pytest.mark.short(cases=10, emulated=2, triton=1)
+@pytest.mark.short(cases=6, emulated=1, triton=1)
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("shape", ["siblings", "fork", "bush"])
 @pytest.mark.parametrize("acceptance", ["sample", "recursive", "traversal"])
@@ -171,7 +171,7 @@ def test_law_of_trees(backend: Backend, acceptance: str, shape: str, name: str) 
     check(backend.verify_tree, tree(shape, EACH[name], vocab, acceptance != "sample"), acceptance, backend.device)
 
 
-@pytest.mark.short(emulated=4, triton=1)
+@pytest.mark.short(cases=4, emulated=3, triton=1)
 @pytest.mark.parametrize("name", EACH)
 def test_match_draws_what_plain_sampling_draws(backend: Backend, name: str) -> None:
     """Token by token, `sample` with the history so far: the same ids, whatever is drafted."""
@@ -224,7 +224,7 @@ def bias_on_the_drafts_row(verify: Verify, *args: Any, draft_logits: Tensor, **r
     return verify(*args, draft_logits=draft_logits + added.to(draft_logits.device), **rest)
 
 
-@pytest.mark.short(emulated=2)
+@pytest.mark.short(cases=6, emulated=1)
 @pytest.mark.parametrize(
     ("mutant", "name", "acceptance"),
     [

@@ -124,6 +124,7 @@ def test_sample(backend: Backend, params: sk.SamplingParams) -> None:
     check_draw(lambda u: backend.sample(x, params, uniform_samples=backend(u)).token, ids, LAW)
 
 
+@pytest.mark.short(triton=1, emulated=3)
 @pytest.mark.parametrize("last", ["recovered", "bonus"])
 @pytest.mark.parametrize("kind", ["full", "one_hot"])
 @pytest.mark.parametrize("acceptance", ["token", "block"])
@@ -166,6 +167,7 @@ TREE = sk.DraftTree.from_parents([-1, 0])
 IMPOSSIBLE = 3 * TILE  # in the empty tile
 
 
+@pytest.mark.short(triton=1, emulated=3)
 @pytest.mark.parametrize(
     "case", ["sample", "typical", "recursive", "recursive, bonus", "traversal", "traversal, bonus"]
 )

@@ -100,6 +100,7 @@ def impossible(how: str, acceptance: str) -> tuple[chains.Arguments, sk.Status]:
     return arguments, sk.Status.BAD_DRAFT | flag
 
 
+@pytest.mark.short(triton=4, emulated=6)
 @pytest.mark.parametrize("how", IMPOSSIBLE)
 @pytest.mark.parametrize("acceptance", RATIO)
 def test_the_draft_ends_before_what_it_cannot_have_given(backend: Backend, acceptance: str, how: str) -> None:

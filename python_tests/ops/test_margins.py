@@ -147,7 +147,7 @@ def worst(
     return largest, flipped
 
 
-@pytest.mark.short(emulated=4, triton=2)
+@pytest.mark.short(cases=6, emulated=2, triton=1)
 @pytest.mark.parametrize(("acceptance", "kind"), CASES)
 def test_nothing_flips_beyond_its_margin(backend: Backend, acceptance: str, kind: str) -> None:
     arguments, exact = case(acceptance, kind)
@@ -158,6 +158,7 @@ def test_nothing_flips_beyond_its_margin(backend: Backend, acceptance: str, kind
         assert largest <= eps + ERROR, f"{backend}: logits moved by {eps} flipped a margin of {largest}"
 
 
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize(
     ("acceptance", "with_law", "least"),
     [
@@ -303,6 +304,7 @@ MUTATIONS: dict[str, tuple[Any, str, Any, tuple[str, str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.short(cases=5)
 @pytest.mark.parametrize("forgotten", MUTATIONS)
 def test_a_margin_that_forgets_is_found_out(forgotten: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where, name, instead, (acceptance, kind) = MUTATIONS[forgotten]

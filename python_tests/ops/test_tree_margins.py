@@ -93,7 +93,7 @@ def nudges(acceptance: str, kind: str, eps: float) -> Iterator[trees.Arguments]:
                 yield nudged(arguments, eps, sign, draft_sign)
 
 
-@pytest.mark.short(emulated=4, triton=2)
+@pytest.mark.short(cases=5, emulated=2, triton=1)
 @pytest.mark.parametrize(("acceptance", "kind"), CASES)
 def test_nothing_flips_beyond_its_margin(backend: Backend, acceptance: str, kind: str) -> None:
     arguments, exact, _ = case(acceptance, kind)
@@ -108,6 +108,7 @@ def run(backend: Backend, **given: Any) -> sk.VerifyOutput:
     return trees.run(backend, given)
 
 
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize(
     ("acceptance", "least"),
     [("sample", 0.05), ("greedy", 0.9), ("match", 0.3), ("typical", 0.05), ("recursive", 0.05), ("traversal", 0.05)],
@@ -265,6 +266,7 @@ MUTATIONS: dict[str, tuple[Any, str, Any, tuple[str, str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.short(cases=5)
 @pytest.mark.parametrize("forgotten", MUTATIONS)
 def test_a_margin_that_forgets_is_found_out(forgotten: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where, name, instead, (acceptance, kind) = MUTATIONS[forgotten]
@@ -290,6 +292,7 @@ def alike(one: sk.Margins, other: sk.Margins) -> None:
     torch.testing.assert_close(one.margins, other.margins, rtol=2e-2, atol=0)
 
 
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize("acceptance", trees.ACCEPTANCES)
 def test_every_form_of_a_call(acceptance: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One tree for all, parts of a batch, seeds, stats, processors, no sequence, idle ones, rows without a number."""
