@@ -19,8 +19,7 @@ class NgramDrafter(Drafter):
 
     Works on the host, on the tokens of the stop check: it costs microseconds and no transfer of its own. A sequence
     without a match proposes nothing; a step in which no sequence has a match is a plain step. For an encoder-decoder
-    the encoder's input is looked up too. A proposal ends before a token that `processors` or a
-    `grammar` bar.
+    the encoder's input is looked up too. A proposal ends before a token that `processors` or a `grammar` bar.
 
     Parameters
     ----------

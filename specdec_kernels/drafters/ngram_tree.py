@@ -18,8 +18,8 @@ class NgramTreeDrafter(TreeDrafter):
 
     `NgramDrafter` proposes one continuation, the most recent one of the longest suffix that occurred before. Here
     others join it as long as there are nodes left: of longer suffixes first, then the more recent ones; what they begin
-    with in common is drafted once. None goes on past a token that `processors` bar,
-    and what a `grammar` bars is taken out of the tree.
+    with in common is drafted once. None goes on past a token that `processors` bar, and what a `grammar` bars is taken
+    out of the tree.
 
     Parameters
     ----------
