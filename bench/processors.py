@@ -2,10 +2,11 @@
 
     python -m bench.processors
 
-Prints one line a case: medians of calls that alternate, so that a busy machine slows all of them alike. The step is one
-of which as many draft tokens are accepted with the processors as without, so that both read as many rows. The peers
-write out float32 logits and change them in passes as wide as the vocabulary, by the formulae of vLLM (dense counts, a
-mask unpacked) and of transformers (a row at a time), and then verify in eager PyTorch (`bench.providers.eager`).
+Prints one line a case: medians of calls that alternate, so that a busy machine slows all of them alike, on average over
+some random steps. They are such that as many draft tokens are accepted with the processors as without, so that both
+read as many rows. The peers write out float32 logits and change them in passes as wide as the vocabulary, by the
+formulae of vLLM (dense counts, a mask unpacked) and of transformers (a row at a time), and then verify in eager PyTorch
+(`bench.providers.eager`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "truncated": {"params": sk.SamplingParams(temperature=0.8, top_k=50, top_p=0.9)},
     "greedy": {"params": sk.SamplingParams(temperature=0.0), "acceptance": "greedy"},
 }
+OURS, PEERS = ("without", "all on"), ("vLLM", "transformers")
 
 
 def as_transformers(request: Request, words: Tensor, logits: Tensor, drafted: Tensor) -> Tensor:
@@ -65,11 +67,11 @@ def measured(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, 
 
 
 def comparable_calls(case: Case, rng: torch.Generator) -> tuple[dict[str, Callable[[], Any]], int]:
-    """Calls of a step of which the first two accept as many draft tokens (one a sequence, at least), and how many."""
+    """Calls of a random step of which the first two accept as many draft tokens, and how many."""
     while True:
         calls = calls_of(case, inputs.chain(case, rng), Request.random(case, rng))
-        without, processed = (int(calls[name]().num_accepted.sum()) for name in ("without", "all on"))
-        if without == processed >= case.batch:
+        without, processed = (int(calls[name]().num_accepted.sum()) for name in OURS)
+        if without == processed:
             return calls, without
 
 
@@ -103,21 +105,27 @@ def main() -> None:
     parser.add_argument("--vocab", type=POSITIVE, default=128256)
     parser.add_argument("--batches", type=POSITIVE, nargs="+", default=[1, 8])
     parser.add_argument("--threads", type=THREADS, default=1)
+    parser.add_argument("--steps", type=POSITIVE, default=8, help="how many (default: 8)")
     parser.add_argument("--repeats", type=POSITIVE, default=30)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     for batch in given.batches:
         for name, extra in CASES.items():
             case = Case("verify_chain", name, given.vocab, batch, **extra)
-            with torch.inference_mode():
-                calls, accepted = comparable_calls(case, torch.Generator().manual_seed(0))
-                own = measured({k: calls[k] for k in ("without", "all on")}, given.repeats)
-                peers = measured({k: calls[k] for k in ("vLLM", "transformers")}, max(given.repeats // 10, 3))
-            without, processed = own["without"], own["all on"]
-            ratios = ", ".join(f"{k} {seconds / processed:.1f}" for k, seconds in peers.items())
+            rng, accepted = torch.Generator().manual_seed(0), 0
+            seconds = dict.fromkeys(OURS + PEERS, 0.0)
+            for _ in range(given.steps):
+                with torch.inference_mode():
+                    calls, more = comparable_calls(case, rng)
+                    accepted += more
+                    for names, repeats in ((OURS, given.repeats), (PEERS, max(given.repeats // 10, 3))):
+                        for each, median in measured({each: calls[each] for each in names}, repeats).items():
+                            seconds[each] += median / given.steps
+            without, processed = (seconds[each] for each in OURS)
+            ratios = ", ".join(f"{each} {seconds[each] / processed:.1f}" for each in PEERS)
             print(
-                f"B={batch} {name}, {accepted} accepted: without {without * 1e6:.0f} us, all on "
-                f"{processed * 1e6:.0f} us ({processed / without:.2f}); peers by ours: {ratios}", flush=True,
+                f"B={batch} {name}, {accepted / given.steps / batch:.1f} accepted: without {without * 1e6:.0f} us, "
+                f"all on {processed * 1e6:.0f} us ({processed / without:.2f}); peers by ours: {ratios}", flush=True,
             )  # fmt: skip
 
 

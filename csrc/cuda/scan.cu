@@ -66,19 +66,28 @@ struct SetScan {
   static constexpr bool kMayBeProbs = false;
   Place places[1];
   int64_t n;
-  BatchIndex row_of;
   bool aligned;
 
   __device__ Task task(uint32_t b, uint32_t i) const { return {b, i, false}; }
   __device__ const Place& place_of(Task) const { return places[0]; }
   __device__ bool find(Task task, DType dtype, RowView* row) const {
-    const int64_t batch = batch_of(row_of, task.b);
-    *row = places[0].row(uint32_t(batch), task.i, dtype);
-    return batch >= 0;
+    *row = places[0].row(task.b, task.i, dtype);
+    return true;
   }
   __device__ bool needs(Task task, int64_t* index) const {
     *index = task.b * n + task.i;
     return true;
+  }
+};
+
+// The same where an index names each sequence's batch; apart, as the others would wait for a look at it.
+struct IndexedScan : SetScan {
+  BatchIndex row_of;
+
+  __device__ bool find(Task task, DType dtype, RowView* row) const {
+    const int64_t batch = batch_of(row_of, task.b);
+    *row = places[0].row(uint32_t(batch), task.i, dtype);
+    return batch >= 0;
   }
 };
 
@@ -278,8 +287,11 @@ cudaError_t launch(DType dtype, const Rows& rows, Wanted wanted, int64_t batch, 
 cudaError_t launch_scan(const RowSet& set, int64_t batch, cudaStream_t stream) {
   const int64_t chunks = chunks_of(tiles_of(set.rows.vocab), batch * set.n, kWarps);
   const Place place(set.rows, set.tables, Plans(set.params, set.rows.vocab, false, set.raw));
-  const SetScan rows{{place}, set.n, set.row_of, place.aligned()};
-  return launch(set.rows.dtype, rows, place.plans.wanted(), batch, 0, set.n, chunks, stream);
+  const auto run = [&](const auto& rows) {
+    return launch(set.rows.dtype, rows, place.plans.wanted(), batch, 0, set.n, chunks, stream);
+  };
+  const SetScan rows{{place}, set.n, place.aligned()};
+  return set.row_of.of.data ? run(IndexedScan{rows, set.row_of}) : run(rows);
 }
 
 cudaError_t launch_scan(const VerifyChainArgs& args, float* target_tables, float* draft_tables, cudaStream_t stream) {

@@ -56,10 +56,11 @@ def scans(sass: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("wanted", [0, 1], ids=["maxima", "mass"])
 def test_a_scan_keeps_to_its_instructions(scans: Any, dtype: int, wanted: int) -> None:
     kernels = [k for k in scans if f"DTypeE{dtype}E" in k.name and f"WantedE{wanted}E" in k.name]
-    assert len(kernels) == 2  # of chains, and of single rows
+    assert len(kernels) == 3  # of chains, of single rows, and of rows that an index names
     for kernel in kernels:
         tile = kernel.of_a_tile(4 if dtype else 8, 32 if wanted else 0)
         assert tile is not None and tile <= (220 if wanted else 70), (kernel.name, tile)
         assert kernel.registers <= 48, kernel
-        assert kernel.before_first_load() <= 40 + (dtype == 0), kernel.name  # float32: 41 are reached
+        if "IndexedScan" not in kernel.name:  # there the index is loaded first
+            assert kernel.before_first_load() <= 40 + (dtype == 0), kernel.name  # float32: 41 are reached
         assert kernel.size < 100_000
