@@ -159,8 +159,8 @@ class Draw(NamedTuple):
     ----------
     token : Tensor
         int64 target ids, ``[batch]`` or ``[batch, n]`` as the logits were given; ``[..., num_samples]`` for
-        ``num_samples > 1``, in the order drawn, −1 where the support was exhausted
-        or `row_index` names no row.
+        ``num_samples > 1``, in the order drawn, −1 where the support was exhausted or
+        `row_index` names no row.
     log_prob : Tensor
         float32 of the same shape: log-probability in nats of each token in the distribution it was drawn from, before
         any token was removed; −inf beside −1.

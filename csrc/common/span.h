@@ -127,7 +127,7 @@ SPECDEC_HD Span begin_span(const VerifyChainArgs& args, int64_t b, int64_t* room
   span.draft_index = args.law.cascade_bonus ? span.target_index : span.token_index;
   span.draft_batch = span.batch;
   if (args.draft_of.of.data) {
-    span.draft_batch = batch_of(args.draft_of, b);
+    span.draft_batch = named_batch(args.draft_of, b);
     span.first_draft = 0;
     span.idle = span.draft_batch < 0;
     if (span.idle) span.status |= kBadParam;

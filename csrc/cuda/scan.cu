@@ -85,7 +85,7 @@ struct IndexedScan : SetScan {
   BatchIndex row_of;
 
   __device__ bool find(Task task, DType dtype, RowView* row) const {
-    const int64_t batch = batch_of(row_of, task.b);
+    const int64_t batch = named_batch(row_of, task.b);
     *row = places[0].row(uint32_t(batch), task.i, dtype);
     return batch >= 0;
   }

@@ -32,6 +32,7 @@ DRAFTERS: dict[str, Callable[[Any], Drafter]] = {
     "model": sk.ModelDrafter,
     "any": lambda draft: Fixed(WIDE, torch.arange(3, 3 + WIDE.num_nodes - 1).tolist()),  # is told nothing
 }
+OF_TREES = ("trees", "medusa", "any")
 TOLD = [name for name in DRAFTERS if name not in ("plain", "any")]
 
 
@@ -139,13 +140,14 @@ def test_drafts_change_nothing(acceptance: str, processed: bool) -> None:
     assert all(torch.equal(text, texts[0]) for text in texts)
 
 
-@pytest.mark.parametrize("acceptance", ["token", "block", "typical"])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(
+    ("name", "acceptance"),
+    [*((name, rule) for name in DRAFTERS for rule in ("token", "block")), *((name, "typical") for name in OF_TREES)],
+)
 def test_draws_obey(name: str, acceptance: str) -> None:
     """And log-probabilities are those of the barred distribution."""
     drafter = DRAFTERS[name](near("llama", 1, 0.05))
-    if acceptance == "typical" and not isinstance(drafter, sk.TreeDrafter):
-        pytest.skip("of trees")
+    assert isinstance(drafter, sk.TreeDrafter) == (name in OF_TREES)
     out, _ = run(drafter, acceptance=acceptance, return_logprobs=0)
     assert out.logprobs is not None
     there = out.tokens >= 0
@@ -338,6 +340,13 @@ def test_planted_defects_are_caught(place: str, mutant: Any, name: str, monkeypa
     monkeypatch.setattr(place, mutant)
     with pytest.raises(AssertionError):
         check_law(name, "token")
+
+
+def test_a_draft_that_knows_nothing_of_what_may_follow_is_empty() -> None:
+    unknown = sk.TokenMap(torch.tensor([4, 5, 7]))  # the texts, which begin with nothing, have ids of remainder 0
+    out, _ = run(sk.ModelDrafter(near("llama", 1, 0.05), token_map=unknown), num_speculative_tokens=3)
+    plain, _ = run(sk.NoDrafter())
+    assert out.stats.num_drafted == 0 and torch.equal(out.tokens, plain.tokens)
 
 
 def test_a_barred_node_flags_nothing_and_a_text_without_a_way_on_does() -> None:

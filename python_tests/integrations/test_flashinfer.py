@@ -171,6 +171,18 @@ def test_rows_named_by_indices_are_read_where_they_are(name: str) -> None:
     assert draw(given, *[p[:0] if isinstance(p, Tensor) else p for p in each], indices=index[:0]).shape == (0,)
 
 
+@pytest.mark.parametrize("name", [*DRAWN, "joint"])
+def test_an_index_that_names_no_row_gives_none(name: str) -> None:
+    parameters, _ = DRAWN.get(name, ((TOP_K, TOP_P), {}))
+    draw = getattr(flashinfer, "top_k_top_p_sampling_from_logits" if name == "joint" else name)
+    given = rows() if name.endswith("logits") or name == "joint" else rows().softmax(-1)
+    index = torch.tensor([0, len(given), 2, -1])
+    options: dict[str, Any] = {"filter_apply_order": "joint"} if name == "joint" else {}
+    each = [p[index % len(p)] if isinstance(p, Tensor) else p for p in parameters]
+    tokens = draw(given, *each, indices=index, seed=7, offset=3, **options)
+    assert tokens[1] == tokens[3] == -1 and bool((tokens[::2] >= 0).all())
+
+
 def test_rows_without_a_distribution_are_said() -> None:
     probs = torch.stack([torch.zeros(VOCAB), torch.full((VOCAB,), torch.nan), rows(1)[0].softmax(-1)])
     tokens, valid = flashinfer.sampling_from_probs(probs, return_valid=True)

@@ -102,22 +102,25 @@ class Masks:
             self._real[-1] = (1 << vocab_size % 32) - 1
         self._rows: dict[tuple[int, bytes], Tensor] = {}
 
-    def after(self, drafts: Asked) -> tuple[Tensor, NDArray[np.bool_]]:
+    def after(self, drafts: Asked, among: Tensor | None = None) -> tuple[Tensor, NDArray[np.bool_]]:
         """What may follow the whole of each draft.
 
         Parameters
         ----------
         drafts : list of ndarray or None
             ``[n]`` int64 of each sequence, without a token that is barred; None: not asked about.
+        among : Tensor, optional
+            ``[m]`` int64 on the CPU: the only ids that are thought of.
 
         Returns
         -------
         tuple
-            ``[batch, ceil(vocab / 32)]`` int32 on the CPU, and ``[batch]`` bool: whether anything may follow. Where
-            nothing may, or it was not asked, the row has all its bits.
+            ``[batch, ceil(vocab / 32)]`` int32 on the CPU, and ``[batch]`` bool: whether any of them may follow. Where
+            none may, or it was not asked, the row has all its bits.
         """
         rows = self._after(drafts)
-        follows = ((rows & self._real) != 0).any(1).numpy() & np.array(
+        some = ((rows & self._real) != 0).any(1) if among is None else allowed(rows, among).any(1)
+        follows = some.numpy() & np.array(
             [self._key(b, d) is not None for b, d in enumerate(drafts)]
         )
         rows[torch.from_numpy(~follows)] = -1

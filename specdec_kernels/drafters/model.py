@@ -34,8 +34,8 @@ class ModelDrafter(Drafter):
 
     The target's `processors` act on the draft's logits as well, with the tokens drafted so far beside those of the
     text, and so does the mask of a `grammar`: what they bar is not drafted, and what they change is guessed as changed.
-    A draft ends where the grammar lets nothing follow. (Not where a `target_law` mixes both models' distributions:
-    there the draft has its own.)
+    A draft ends where the grammar lets no id follow that it knows. (Not where a `target_law` mixes both models'
+    distributions: there the draft has its own.)
 
     Parameters
     ----------
@@ -125,8 +125,10 @@ class ModelDrafter(Drafter):
 
         one_hot_or_lossless = state.target_law is None or isinstance(state.target_law, Lossy)
         processors, masks = (state.processors, state.masks) if one_hot_or_lossless else (None, None)
+        among = None  # the ids that it knows
         if masks is not None:
             processors = processors or Processors()
+            among = None if self.token_map is None else self.token_map.draft_to_target.cpu()
         counts = None if processors is None else processors.token_counts
         if processors is not None and counts is not None:
             counts = counts.clone()
@@ -147,7 +149,7 @@ class ModelDrafter(Drafter):
                 logits[..., self.token_map.draft_to_target] = narrow
             if masks is not None and processors is not None:
                 drawn = [draft if i < limit else None for draft, limit in zip(drawn, state.host_limits, strict=True)]
-                rows_allowed, follows = masks.after(drawn)
+                rows_allowed, follows = masks.after(drawn, among)
                 drawn = [draft if more else None for draft, more in zip(drawn, follows, strict=True)]
                 processors = processors.with_bitmask(rows_allowed[:, None].to(state.device))
                 goes_on = goes_on & torch.from_numpy(follows).to(state.device)[:, None]

@@ -10,7 +10,6 @@ device. Different on purpose, in every function:
 - `seed` and `offset` are given together or not at all: one alone would be ignored there.
 - Ties at the border of top-k or top-p are all kept, as in `SamplingParams`.
 - A row without a usable distribution (no mass, NaN) gives a defined id, and ``return_valid`` says so.
-
 - With `indices`, parameters that are tensors have one value an output, as FlashInfer documents (its kernels take some
   by the output and some by the row). An index that names no row gives −1, which ``return_valid`` says as well.
 
@@ -25,6 +24,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..backends.reference.rows import named, slots_upto
 from ..checks import check_choice, check_flag, check_tensor
 from ..ops._common import FLOAT32, INT32, LOGIT_DTYPES, check_given, shape_error
 from ..ops.sample import sample
@@ -388,7 +388,8 @@ def _draw(
     of_probs, index = name == "probs", indices
     if joint:
         if indices is not None:
-            given, index = given[indices.long()], None
+            given, none = named(given, indices)
+            index = torch.where(none, -1, slots_upto(len(none), none))
         logits = given.log() if of_probs else given
         cut = [is_cut(logits, _params(op, given, **{by: value})) for by, value in cuts.items()]
         given = given.masked_fill(torch.stack(cut).any(0), 0.0 if of_probs else -torch.inf)

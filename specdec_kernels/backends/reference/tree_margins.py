@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ def of_trees(args: VerifyTreeArguments) -> tuple[Tensor, ...]:
     return tokens, num_accepted, num_tokens, status, nodes, margins
 
 
-class LooseTree:
+class LooseTree(ABC):
     """A tree whose rows may be off by m, and what was decided on it."""
 
     def __init__(self, step: Step, walk: Walk, tokens: Tensor, nodes: Tensor) -> None:
@@ -78,13 +79,9 @@ class LooseTree:
         self.slots = slots_upto(tokens.shape[1], tokens)
         self.accepted = (nodes >= 0).sum(-1, keepdim=True)
 
+    @abstractmethod
     def margins(self, emitted: Tensor) -> Tensor:
         """Of the tokens that are `emitted` ``[batch, max_depth + 1]``."""
-        return largest(lambda m: self.surely(m) | ~emitted, self.tokens.double())
-
-    def surely(self, m: Tensor) -> Tensor:
-        """Which tokens surely stay ``[batch, max_depth + 1]``."""
-        raise NotImplementedError
 
     def with_final(self, accepted: Tensor, final: Tensor) -> Tensor:
         """Of what is known of accepted tokens ``[batch, max_depth + 1]`` and of the final one ``[batch]``."""
@@ -128,7 +125,18 @@ class LoosePath(LooseTree):
         return each_alone(decided, emitted)
 
 
-class LooseTypical(LooseTree):
+class LooseWhole(LooseTree):
+    """Whether a token stays depends on nodes beside its path."""
+
+    def margins(self, emitted: Tensor) -> Tensor:
+        return largest(lambda m: self.surely(m) | ~emitted, self.tokens.double())
+
+    @abstractmethod
+    def surely(self, m: Tensor) -> Tensor:
+        """Which tokens surely stay ``[batch, max_depth + 1]``."""
+
+
+class LooseTypical(LooseWhole):
     """Any node may win that no other one surely beats."""
 
     def __init__(self, *decided: Any) -> None:
@@ -263,7 +271,7 @@ def set_ends(ends: Ends, node: Tensor, where: Tensor, new: Ends) -> None:
         old[sequence, node] = torch.where(where[:, None], given, old[sequence, node])
 
 
-class LooseRecursive(LooseTree):
+class LooseRecursive(LooseWhole):
     """A token hangs on what was asked about the children of the node before it."""
 
     def __init__(self, *decided: Any) -> None:
