@@ -120,9 +120,7 @@ class Masks:
         """
         rows = self._after(drafts)
         some = ((rows & self._real) != 0).any(1) if among is None else allowed(rows, among).any(1)
-        follows = some.numpy() & np.array(
-            [self._key(b, d) is not None for b, d in enumerate(drafts)]
-        )
+        follows = some.numpy() & np.array([self._key(b, d) is not None for b, d in enumerate(drafts)])
         rows[torch.from_numpy(~follows)] = -1
         return rows, follows
 

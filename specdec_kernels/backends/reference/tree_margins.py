@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -62,7 +62,11 @@ def of_trees(args: VerifyTreeArguments) -> tuple[Tensor, ...]:
     step = prepared(args._replace(shared=in_float64(args.shared)))
     walk = decide(step)
     tokens, num_accepted, num_tokens, status, nodes = finished(step, walk)
-    of_rules = {TYPICAL: LooseTypical, RECURSIVE: LooseRecursive, TRAVERSAL: LooseTraversal}
+    of_rules: dict[int, Callable[..., LooseTree]] = {
+        TYPICAL: LooseTypical,
+        RECURSIVE: LooseRecursive,
+        TRAVERSAL: LooseTraversal,
+    }
     rule = of_rules.get(step.args.acceptance, LoosePath)(step, walk, tokens, nodes)
     emitted = slots_upto(tokens.shape[1], tokens) < num_tokens[:, None]
     margins = torch.where(emitted, rule.margins(emitted), math.inf)
