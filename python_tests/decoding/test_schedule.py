@@ -154,8 +154,11 @@ def test_costs_are_rehearsed_once_for_a_model_and_batch_and_learned_on() -> None
 
 
 @pytest.mark.parametrize("acceptance", ["token", "block"])
-def test_a_seed_reproduces(acceptance: str) -> None:
-    """By nominal costs, and with the table that a call chose by."""
+def test_a_seed_reproduces(acceptance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By nominal costs, and with the table that a call chose by, which it learned from a clock of this test."""
+    module, clock = sys.modules["specdec_kernels.decoding.generate"], np.random.default_rng(0).uniform(1, 2, 1000)
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=iter(clock.cumsum()).__next__))
+    monkeypatch.setattr(module, "begin_costs", lambda steps: LearnedCosts(PACKED, 0.5))
     target, ids = TableRunner.random(), torch.cat([prompts(9, 9, vocab=23)[0]] * 2, 1)
     how = {"drafter": sk.NgramDrafter(2), "acceptance": acceptance, "max_new_tokens": 60, "eos_token_id": []}
     seeds = torch.tensor([5, 6])
