@@ -150,7 +150,7 @@ def medusa(name: str) -> dict[str, Any]:
         "medusa1_loss": {"heads": heads(), "hidden": logits(2, HIDDEN), "labels": torch.zeros(2, 3).long()},
         "prepare": {"model": model(), "tokenizer": None, "folder": Path("nowhere"), "num_tokens": 0},
         "acceptance_of": draft | {"head": head, "features": features()},
-        "small_model": {"model": wide(), "num_layers": 1, "hidden_size": 64},
+        "first_layers": {"model": wide(), "num_layers": 1},
         "train_draft": data | draft | {"head": head},
         "train_heads": pathless,
         "train_jointly": pathless | {"model": model()},

@@ -106,7 +106,7 @@ def test_the_backbone_is_trained_too_if_asked_for(folder: Path, capsys: pytest.C
 
 def test_a_draft_model_is_trained_and_drafts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "draft"
-    options = ["--hidden", "64", "--layers", "1", "--vocab", "12", "--steps", "40", "--batch", "8", "--json"]
+    options = ["--layers", "1", "--vocab", "12", "--steps", "40", "--batch", "8", "--json"]
     assert cli.main(["medusa", "draft", str(path), "--folder", str(folder), *options]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["last loss"] < report["first loss"] and 0 < report["acceptance"] < 1 and report["draft ids"] == 12

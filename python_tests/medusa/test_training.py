@@ -26,11 +26,11 @@ from specdec_kernels.medusa import (
     draft_model,
     extract,
     falling,
+    first_layers,
     heads_weight,
     lm_loss,
     medusa1_loss,
     prepare,
-    small_model,
     train,
     train_draft,
     train_heads,
@@ -357,23 +357,24 @@ def wide(**changes: Any) -> Any:
     return tiny("llama", hidden_size=128, num_attention_heads=4, num_key_value_heads=2, head_dim=32, **changes)
 
 
-def test_a_small_model_begins_with_the_targets_principal_components() -> None:
-    target = wide(vocab_size=200)
-    head = target.get_output_embeddings().weight.detach()
-    draft = small_model(target, num_layers=2, hidden_size=64)
-    embeddings = draft.get_input_embeddings().weight
-    assert embeddings is draft.get_output_embeddings().weight and embeddings.shape == (200, 64)
-    # No 64 dimensions tell more of the head: what they do not is its smallest singular values.
-    rest = head - embeddings @ torch.linalg.lstsq(embeddings, head).solution
-    assert float(rest.norm()) == pytest.approx(float(torch.linalg.svdvals(head)[64:].norm()), rel=1e-3)
-    ids = torch.tensor([[5, 9, 7], [6, 8, 7]])
-    logits = draft(ids).logits[:, -1]
-    torch.testing.assert_close(logits[0], logits[1])  # layers add nothing yet
-    assert draft.config.max_position_embeddings == target.config.max_position_embeddings
-    with pytest.raises(ValueError, match="small_model: hidden_size must be a multiple of 64, got 96"):
-        small_model(target, hidden_size=96)
-    with pytest.raises(TypeError, match="small_model: model must be a transformers model, got int"):
-        small_model(3)  # type: ignore[arg-type]
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+def test_a_draft_model_begins_as_the_targets_first_layers(name: str) -> None:
+    target = tiny(name, num_hidden_layers=3)
+    before = {key: value.clone() for key, value in target.state_dict().items()}
+    whole, draft = first_layers(target, 3), first_layers(target, 2)
+    ids = torch.tensor([[5, 9, 7]])
+    with torch.inference_mode():
+        torch.testing.assert_close(whole(ids).logits, target(ids).logits)
+        states, of_draft = (each(ids, output_hidden_states=True).hidden_states for each in (target, draft))
+        assert len(of_draft) == 3
+        torch.testing.assert_close(of_draft[:2], states[:2])  # the last one has been through the last norm
+    for parameter in draft.parameters():
+        parameter.data.zero_()
+    assert all(torch.equal(value, before[key]) for key, value in target.state_dict().items())
+    with pytest.raises(ValueError, match=r"first_layers: num_layers must be in \[1, 3\], got 4"):
+        first_layers(target, 4)
+    with pytest.raises(TypeError, match="first_layers: model must be a transformers model, got int"):
+        first_layers(3)
 
 
 @pytest.mark.parametrize("narrow", [False, True])
@@ -382,7 +383,7 @@ def test_a_draft_model_learns_the_targets_distribution(narrow: bool) -> None:
     head = target.get_output_embeddings().weight
     features = extract(target, patterned(24))
     token_map = choose_vocabulary(features, 9) if narrow else None
-    draft = small_model(target, num_layers=1, hidden_size=64)
+    draft = first_layers(target, 1)
     before = acceptance_of(draft, head, features, token_map, batch_size=7)
     losses = train_draft(
         draft, head, features, Recipe(steps=150, batch_size=8, warm_up_steps=5, learning_rate=1e-2), token_map
@@ -404,7 +405,7 @@ def test_a_draft_model_learns_the_targets_distribution(narrow: bool) -> None:
 def test_training_a_draft_model_refuses_what_does_not_fit() -> None:
     target = wide()
     head, features = target.get_output_embeddings().weight, extract(target, patterned(3))
-    draft = small_model(target, 1, 64)
+    draft = first_layers(target, 1)
     with pytest.raises(ValueError, match=r"train_draft: head must be \[vocab=61, hidden=128\], got \[60, 128\]"):
         train_draft(draft, head[1:], features, Recipe(steps=1))
     with pytest.raises(ValueError, match="acceptance_of: token_map must hold ids < vocab=61, got 61"):

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..drafters.medusa_heads import MedusaHeads
 from .calibrate import count_accuracy, falling
 from .data import Document, Features, extract, prepare
-from .draft_model import acceptance_of, small_model, train_draft
+from .draft_model import acceptance_of, first_layers, train_draft
 from .fitting import Recipe
 from .losses import distillation_loss, heads_weight, linear_cross_entropy, lm_loss, medusa1_loss
 from .train import choose_vocabulary, train_heads, train_jointly
@@ -32,12 +32,12 @@ __all__ = [
     "distillation_loss",
     "extract",
     "falling",
+    "first_layers",
     "heads_weight",
     "linear_cross_entropy",
     "lm_loss",
     "medusa1_loss",
     "prepare",
-    "small_model",
     "train_draft",
     "train_heads",
     "train_jointly",

@@ -18,12 +18,12 @@ from ..options import THREADS, existing, integer, number
 from ..tree import DraftTree
 from .calibrate import count_accuracy, falling
 from .data import Features, prepare
-from .draft_model import acceptance_of, small_model, train_draft
+from .draft_model import acceptance_of, first_layers, train_draft
 from .fitting import Recipe
 from .train import choose_vocabulary, train_heads, train_jointly
 
 TOKENS = 400_000
-DRAFT = Recipe(steps=2000, batch_size=4, learning_rate=2e-3)
+DRAFT = Recipe(steps=2400, batch_size=8, learning_rate=3e-3)
 HELD_OUT_EVERY = 20
 """Every such document is not trained on; accuracies are counted there."""
 
@@ -73,8 +73,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--joint-batch", type=size, default=8, help="documents of such a step (default 8)")
     train.add_argument("--backbone", type=Path, help="folder that Medusa-2 writes the trained backbone to")
-    draft.add_argument("--layers", type=integer(1, 1000), default=2, help="of the draft model (default 2)")
-    draft.add_argument("--hidden", type=size, default=256, help="its width, a multiple of 64 (default 256)")
+    draft.add_argument(
+        "--layers",
+        type=integer(1, 1000),
+        default=2,
+        help="of the target, the first of them, that it begins as (default 2)",
+    )
     draft.add_argument("--steps", type=size, default=DRAFT.steps, help=f"of training (default {DRAFT.steps})")
     draft.add_argument("--batch", type=size, default=DRAFT.batch_size, help=f"documents (default {DRAFT.batch_size})")
     draft.add_argument("--learning-rate", type=number(0, 1e3), default=DRAFT.learning_rate)
@@ -141,7 +145,7 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
 def _draft(arguments: argparse.Namespace) -> dict[str, Any]:
     (model, tokenizer), folder = _load(arguments), _text_folder(arguments, {})
     train, held_out = _features(arguments, model, tokenizer, folder)
-    draft = small_model(model, arguments.layers, arguments.hidden)
+    draft = first_layers(model, arguments.layers)
     recipe = Recipe(
         steps=arguments.steps, batch_size=arguments.batch, learning_rate=arguments.learning_rate, seed=arguments.seed
     )
