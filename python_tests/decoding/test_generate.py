@@ -433,14 +433,27 @@ def test_a_step_waits_for_the_device_once(family: str, acceptance: str, monkeypa
         assert all(seen == ["cpu", "numpy"] for seen in syncs), syncs  # the stop check and nothing else
 
 
-def test_model_drafter_runs_one_forward_more_than_it_drafts() -> None:
+def test_model_drafter_runs_as_many_forwards_as_it_drafts_tokens() -> None:
     target = TableRunner.random()
     draft = TableRunner(target.table)
     ids, _ = prompts(5, vocab=23)
     sk.generate(
         target, ids, drafter=sk.ModelDrafter(draft), sampling=GREEDY, max_new_tokens=12, num_speculative_tokens=3
     )
-    assert draft.forwards == [4] + 3 * [1, 1, 1, 1][:4] and target.forwards == [4, 4, 4, 4]
+    assert draft.forwards == [4] + 3 * [2, 1, 1] and target.forwards == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("lengths", [(1,), (1, 4, 2)])
+def test_model_drafter_misses_no_token_after_drafts_accepted_whole(lengths: tuple[int, ...]) -> None:
+    target = tiny("gemma2", 1)
+    ids, mask = prompts(*lengths)
+    own = target.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=16)
+    out = sk.generate(
+        target, ids, attention_mask=mask, drafter=sk.ModelDrafter(target), sampling=GREEDY, max_new_tokens=16,
+        num_speculative_tokens=3,
+    )  # fmt: skip
+    assert torch.equal(out.sequences, own)
+    assert out.stats.num_rejected == 0 and out.stats.num_accepted >= 12 * len(lengths)
 
 
 def test_model_drafter_catches_up_after_steps_without_drafting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,9 +28,9 @@ from .base import Draft, Drafter
 class ModelDrafter(Drafter):
     """Drafts with a model that shares the target's vocabulary, on a ragged cache of its own.
 
-    A draft of K tokens takes K + 1 forwards of one row: the last writes the key-values of draft token K, without which
-    the next draft after a fully accepted one would start from a hole. Rejected tokens cost nothing: their rows are
-    written over.
+    A draft of K tokens takes K forwards. The first feeds the text's last two tokens, as the one before the last is new
+    to the draft's cache where the whole draft before it was accepted. (A target law that needs the draft's distribution
+    at the bonus token takes one forward more.) Rejected tokens cost nothing: their rows are written over.
 
     The target's `processors` act on the draft's logits as well, with the tokens drafted so far beside those of the
     text, and so does the mask of a `grammar`: what they bar is not drafted, and what they change is guessed as changed.
@@ -108,9 +108,26 @@ class ModelDrafter(Drafter):
         """Feed the tokens of steps without drafting: one a step in every active sequence."""
         if self._behind == 0:
             return
-        starts = (state.lengths - 1 - self._behind).clamp_(min=0)
-        missed = starts[:, None] + torch.arange(self._behind, device=state.device)
-        self.runner.forward(state.tokens.gather(1, missed), starts, state.longest - 1, need_logits=False)
+        missed, starts = self._text(state, 2 + self._behind, self._behind)
+        self.runner.forward(missed, starts, state.longest - 1, need_logits=False)
+
+    def _text(self, state: DecodingState, back: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """``[batch, count]`` tokens from `back` before the text's end on, and where they begin, ``[batch]``.
+
+        Of a text that is shorter than `back` they are the first.
+        """
+        starts = (state.lengths - back).clamp_(min=0)
+        return state.tokens.gather(1, starts[:, None] + torch.arange(count, device=state.device)), starts
+
+    def _next_logits(self, state: DecodingState, drafted: list[torch.Tensor]) -> torch.Tensor:
+        """``[batch, 1, vocab_draft]``: what follows the text and these tokens, of which all but the last were fed."""
+        last, i = state.lengths - 1, len(drafted)
+        tokens, starts = (drafted[-1], last + i) if drafted else self._text(state, 2, 2)
+        logits = self.runner.forward(tokens, starts, max(state.longest + i, 2))
+        assert logits is not None
+        if drafted:
+            return logits
+        return logits[torch.arange(len(logits), device=state.device), last - starts][:, None]
 
     def propose(self, state: DecodingState, num_tokens: int) -> Draft:
         """Draw `num_tokens` tokens one after the other; keeps their logits and stats for the verifier."""
@@ -133,17 +150,15 @@ class ModelDrafter(Drafter):
         if processors is not None and counts is not None:
             counts = counts.clone()
             processors = processors.with_counts(counts)
-        starts, token = state.lengths - 1, state.last_tokens()
         tokens: list[torch.Tensor] = []
         rows: list[torch.Tensor] = []
         probs: list[torch.Tensor] = []
         stats: list[RowStats] = []
-        goes_on = torch.ones_like(token, dtype=torch.bool)  # [batch, 1]: whether the next token still counts
-        num_draft_tokens = torch.zeros_like(starts) if self.min_confidence > 0 or masks is not None else None
+        goes_on = torch.ones_like(state.active)[:, None]  # [batch, 1]: whether the next token still counts
+        num_draft_tokens = torch.zeros_like(state.lengths) if self.min_confidence > 0 or masks is not None else None
         drawn: list[np.ndarray | None] = [np.empty(0, dtype=np.int64)] * state.batch_size  # where a grammar is asked
         for i in range(num_tokens):
-            logits = self.runner.forward(token, starts + i, state.longest + i)
-            assert logits is not None
+            logits = self._next_logits(state, tokens)
             if processors is not None and self.token_map is not None:  # processors know target ids alone
                 narrow, logits = logits, logits.new_full((*logits.shape[:2], state.vocab_size), -torch.inf)
                 logits[..., self.token_map.draft_to_target] = narrow
@@ -185,10 +200,8 @@ class ModelDrafter(Drafter):
                     break
             if counts is not None:
                 counts.add_(token)
-        bonus = self.runner.forward(
-            token, starts + num_tokens, state.longest + num_tokens, need_logits=state.cascade_bonus
-        )
-        if bonus is not None and state.cascade_bonus:
+        if state.cascade_bonus:
+            bonus = self._next_logits(state, tokens)
             rows.append(bonus)
             stats.append(row_stats(bonus, params))
         drafted = torch.cat([state.tokens[:, :0], *tokens], dim=1)
