@@ -6,16 +6,40 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
-#include <torch/headeronly/util/Exception.h>
 
 #include <cmath>
 #include <cstring>
 #include <optional>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
 #include <vector>
 
 #include "common/params.h"
 
+// Throws what torch raises as a RuntimeError, its message put together from text and numbers. Without a stream: where a
+// process holds a second C++ library, as some builds of torch bring one, a number put into a stream has been seen to crash.
+#define SPECDEC_CHECK(condition, ...)   \
+  do {                                  \
+    if (!(condition)) [[unlikely]]      \
+      specdec::bind::fail(__VA_ARGS__); \
+  } while (false)
+
 namespace specdec::bind {
+
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::string message;
+  const auto add = [&](const auto& part) {
+    if constexpr (std::is_integral_v<std::decay_t<decltype(part)>>) {
+      message += std::to_string(part);
+    } else {
+      message += part;
+    }
+  };
+  (add(parts), ...);
+  throw std::runtime_error(message);
+}
 
 using torch::headeronly::ScalarType;
 using Numbers = std::vector<double>;
@@ -98,16 +122,16 @@ struct VerifyTreeSettings {
 
 template <class Settings>
 Settings settings_of(const Numbers& given) {
-  STD_TORCH_CHECK(given.size() * sizeof(double) == sizeof(Settings), "specdec: settings must hold ",
-                  sizeof(Settings) / sizeof(double), " numbers, got ", given.size());
+  SPECDEC_CHECK(given.size() * sizeof(double) == sizeof(Settings), "specdec: settings must hold ",
+                sizeof(Settings) / sizeof(double), " numbers, got ", given.size());
   Settings settings;
   std::memcpy(&settings, given.data(), sizeof(Settings));
   return settings;
 }
 
 inline int64_t integer(double x, double least, double most, const char* what) {
-  STD_TORCH_CHECK(x >= least && x <= most && x == std::trunc(x), "specdec: ", what, " must be a whole number from ",
-                  least, " to ", most);
+  SPECDEC_CHECK(x >= least && x <= most && x == std::trunc(x), "specdec: ", what, " must be a whole number from ",
+                int64_t(least), " to ", int64_t(most));
   return int64_t(x);
 }
 
@@ -144,7 +168,7 @@ DType dtype_of(const Tensor& x) {
     case ScalarType::Half:
       return DType::kFloat16;
     default:
-      STD_TORCH_CHECK(false, "specdec: logits must be float32, bfloat16 or float16");
+      SPECDEC_CHECK(false, "specdec: logits must be float32, bfloat16 or float16");
       __builtin_unreachable();
   }
 }
@@ -155,8 +179,8 @@ inline StableTensor contiguous_copy(const StableTensor& x) { return torch::stabl
 template <class Tensor>
 const void* elements_of(const Tensor& x) {
   const void* data = x.const_data_ptr();
-  STD_TORCH_CHECK(x.numel() == 0 || (data && reinterpret_cast<uintptr_t>(data) % x.element_size() == 0),
-                  "specdec: a tensor has no memory, or is not aligned to its elements");
+  SPECDEC_CHECK(x.numel() == 0 || (data && reinterpret_cast<uintptr_t>(data) % x.element_size() == 0),
+                "specdec: a tensor has no memory, or is not aligned to its elements");
   return data;
 }
 
@@ -173,8 +197,8 @@ class Given {
   // Exactly `count` elements of type T.
   template <class T>
   const T* flat(const Tensor& x, int64_t count, const char* what) {
-    STD_TORCH_CHECK(x.scalar_type() == TorchDType<T>::kType && x.numel() == count, "specdec: ", what,
-                    " has another dtype or shape than it must have");
+    SPECDEC_CHECK(x.scalar_type() == TorchDType<T>::kType && x.numel() == count, "specdec: ", what,
+                  " has another dtype or shape than it must have");
     return static_cast<const T*>(contiguous(x));
   }
   template <class T>
@@ -185,7 +209,7 @@ class Given {
   // The same, to be written: a copy would keep what is.
   template <class T>
   T* written(const Tensor& x, int64_t count, const char* what) {
-    STD_TORCH_CHECK(x.is_contiguous(), "specdec: ", what, " must be contiguous");
+    SPECDEC_CHECK(x.is_contiguous(), "specdec: ", what, " must be contiguous");
     flat<T>(x, count, what);
     return static_cast<T*>(x.mutable_data_ptr());
   }
@@ -193,8 +217,8 @@ class Given {
   // Exactly `count` indices of either width.
   Ids ids(const Tensor& x, int64_t count, const char* what) {
     const ScalarType type = x.scalar_type();
-    STD_TORCH_CHECK((type == ScalarType::Long || type == ScalarType::Int) && x.numel() == count, "specdec: ", what,
-                    " has another dtype or shape than it must have");
+    SPECDEC_CHECK((type == ScalarType::Long || type == ScalarType::Int) && x.numel() == count, "specdec: ", what,
+                  " has another dtype or shape than it must have");
     return {contiguous(x), type == ScalarType::Long};
   }
   Ids ids(const MaybeTensor& x, int64_t count, const char* what) { return x ? ids(*x, count, what) : Ids{}; }
@@ -203,19 +227,19 @@ class Given {
   Uniforms uniforms(const MaybeTensor& x, int64_t count, const char* what) {
     if (!x) return {};
     const bool is_float64 = x->scalar_type() == ScalarType::Double;
-    STD_TORCH_CHECK((is_float64 || x->scalar_type() == ScalarType::Float) && x->numel() == count, "specdec: ", what,
-                    " has another dtype or shape than it must have");
+    SPECDEC_CHECK((is_float64 || x->scalar_type() == ScalarType::Float) && x->numel() == count, "specdec: ", what,
+                  " has another dtype or shape than it must have");
     return {contiguous(*x), is_float64};
   }
 
   // [batch, n, vocab]; [n, vocab] as one batch.
   Rows rows(const Tensor& x) const {
     const int64_t dim = x.dim();
-    STD_TORCH_CHECK((dim == 2 || dim == 3) && (x.stride(dim - 1) == 1 || x.numel() == 0),
-                    "specdec: rows must be contiguous in the last dimension");
+    SPECDEC_CHECK((dim == 2 || dim == 3) && (x.stride(dim - 1) == 1 || x.numel() == 0),
+                  "specdec: rows must be contiguous in the last dimension");
     device_.check(x);
     const int64_t vocab = x.size(dim - 1);
-    STD_TORCH_CHECK(1 <= vocab && vocab <= kMostIds, "specdec: a row has 1 to 2**30 elements");
+    SPECDEC_CHECK(1 <= vocab && vocab <= kMostIds, "specdec: a row has 1 to 2**30 elements");
     return {elements_of(x), dtype_of(x), int32_t(vocab), dim == 3 ? x.stride(0) : 0, x.stride(dim - 2)};
   }
 
@@ -243,8 +267,8 @@ class Given {
   ProcessorArgs processors(const PerSequence& tensors, const Rows& rows, int64_t batch, int64_t count) {
     ProcessorArgs args{};
     if (!tensors) return args;
-    STD_TORCH_CHECK(tensors->size() == kNumProcessors, "specdec: processors must hold ", int(kNumProcessors),
-                    " tensors or None");
+    SPECDEC_CHECK(tensors->size() == kNumProcessors, "specdec: processors must hold ", int(kNumProcessors),
+                  " tensors or None");
     const MaybeTensor* const own = tensors->data();
     args.on = true;
     args.words = (rows.vocab + 31) / 32;
@@ -258,10 +282,10 @@ class Given {
     args.count_ids = lists<int32_t>(own[kCountIds], capacity, batch, "count_ids");
     args.counts = lists<int32_t>(own[kCounts], capacity, batch, "counts");
     args.num_output = lists<int32_t>(own[kNumOutput], 1, batch, "num_output");
-    STD_TORCH_CHECK(bool(own[kBiasIds]) == bool(own[kBiasValues]) && (!own[kBiasUntil] || own[kBiasIds]) &&
-                        (!own[kBiasUntil] || own[kNumOutput]) && bool(own[kPenalties]) == bool(own[kCountIds]) &&
-                        bool(own[kPenalties]) == bool(own[kCounts]),
-                    "specdec: a tensor of processors is missing beside others");
+    SPECDEC_CHECK(bool(own[kBiasIds]) == bool(own[kBiasValues]) && (!own[kBiasUntil] || own[kBiasIds]) &&
+                      (!own[kBiasUntil] || own[kNumOutput]) && bool(own[kPenalties]) == bool(own[kCountIds]) &&
+                      bool(own[kPenalties]) == bool(own[kCounts]),
+                  "specdec: a tensor of processors is missing beside others");
     return args;
   }
 
@@ -270,7 +294,7 @@ class Given {
 
   static int64_t width_of(const MaybeTensor& x) {
     if (!x) return 0;
-    STD_TORCH_CHECK(x->dim() == 2 && x->size(1) <= kMostIds, "specdec: a list of processors has another shape");
+    SPECDEC_CHECK(x->dim() == 2 && x->size(1) <= kMostIds, "specdec: a list of processors has another shape");
     return x->size(1);
   }
 
@@ -296,8 +320,8 @@ class Given {
 // Sampling parameters of so many sets, or none, have tensors.
 template <class PerSequence>
 void check_per_sequence(const PerSequence& tensors, size_t sets) {
-  STD_TORCH_CHECK(!tensors || tensors->size() == sets * kNumPerSequence, "specdec: per_sequence must hold ",
-                  sets * kNumPerSequence, " tensors or None");
+  SPECDEC_CHECK(!tensors || tensors->size() == sets * kNumPerSequence, "specdec: per_sequence must hold ",
+                sets * kNumPerSequence, " tensors or None");
 }
 
 }  // namespace specdec::bind

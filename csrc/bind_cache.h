@@ -33,16 +33,16 @@ struct CacheTensor {
   CacheTensor(const Tensor& x, const std::vector<int64_t>& layout, int64_t batch)
       : data(static_cast<unsigned char*>(x.mutable_data_ptr())), element_size(int64_t(x.element_size())) {
     elements_of(x);
-    STD_TORCH_CHECK(int64_t(layout.size()) == x.dim(), "specdec: a cache's tensors and layout disagree");
+    SPECDEC_CHECK(int64_t(layout.size()) == x.dim(), "specdec: a cache's tensors and layout disagree");
     empty = x.numel() == 0;
     std::bitset<kNumCacheDims> given;
     for (size_t i = 0; i < layout.size(); ++i) {
-      STD_TORCH_CHECK(0 <= layout[i] && layout[i] < kNumCacheDims, "specdec: a cache's layout has numbers below ",
-                      kNumCacheDims);
-      STD_TORCH_CHECK(layout[i] == kFurther || !given[size_t(layout[i])], "specdec: a cache's layout repeats a number");
+      SPECDEC_CHECK(0 <= layout[i] && layout[i] < kNumCacheDims, "specdec: a cache's layout has numbers below ",
+                    kNumCacheDims);
+      SPECDEC_CHECK(layout[i] == kFurther || !given[size_t(layout[i])], "specdec: a cache's layout repeats a number");
       given.set(size_t(layout[i]));
       const Dim dim{x.size(int64_t(i)), empty ? 0 : x.stride(int64_t(i)) * element_size};
-      STD_TORCH_CHECK(empty || dim.size <= 1 || dim.stride > 0, "specdec: elements of a cache share memory");
+      SPECDEC_CHECK(empty || dim.size <= 1 || dim.stride > 0, "specdec: elements of a cache share memory");
       switch (layout[i]) {
         case kBlock:
           block = dim;
@@ -57,8 +57,8 @@ struct CacheTensor {
           element = dim;
           break;
         case kBatchAndHead:
-          STD_TORCH_CHECK(batch > 0 ? dim.size % batch == 0 : dim.size == 0,
-                          "specdec: batch times heads is no multiple of the batch");
+          SPECDEC_CHECK(batch > 0 ? dim.size % batch == 0 : dim.size == 0,
+                        "specdec: batch times heads is no multiple of the batch");
           head = {batch > 0 ? dim.size / batch : 1, dim.stride};
           block = {batch, head.size * dim.stride};
           break;
@@ -66,8 +66,8 @@ struct CacheTensor {
           further.push_back(dim);
       }
     }
-    STD_TORCH_CHECK(!given[kBatchAndHead] || !(given[kBlock] || given[kHead]),
-                    "specdec: a cache's layout repeats a number");
+    SPECDEC_CHECK(!given[kBatchAndHead] || !(given[kBlock] || given[kHead]),
+                  "specdec: a cache's layout repeats a number");
   }
 
   int64_t planes() const {
@@ -101,8 +101,8 @@ struct CacheTensor {
       unit = stride = bits & -bits;
     }
     const int64_t units = whole ? bytes / unit : element.size;
-    STD_TORCH_CHECK((unit & (unit - 1)) == 0 && unit <= 16 && heads * units < (1 << 22),
-                    "specdec: a cache's rows are too wide");
+    SPECDEC_CHECK((unit & (unit - 1)) == 0 && unit <= 16 && heads * units < (1 << 22),
+                  "specdec: a cache's rows are too wide");
     return {block.stride, row.stride, head.stride, stride, int32_t(heads), int32_t(units), int32_t(unit)};
   }
 };

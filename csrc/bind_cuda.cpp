@@ -18,7 +18,7 @@ class Device : public OpKernels {
  public:
   template <class Tensor>
   Device(const char* op, const Tensor& like) : op_(op), index_(like.get_device_index()) {
-    STD_TORCH_CHECK(like.is_cuda(), op_, ": the tensors must be on a CUDA device");
+    SPECDEC_CHECK(like.is_cuda(), op_, ": the tensors must be on a CUDA device");
     // A guard costs an allocation: only where the tensors are not on the current device.
     if (torch::stable::accelerator::getCurrentDeviceIndex() != index_) guard_.emplace(index_);
   }
@@ -27,7 +27,7 @@ class Device : public OpKernels {
   int32_t index() const { return index_; }
   template <class Tensor>
   void check(const Tensor& x) const {
-    STD_TORCH_CHECK(x.is_cuda() && x.get_device_index() == index_, op_, ": all tensors must be on cuda:", index_);
+    SPECDEC_CHECK(x.is_cuda() && x.get_device_index() == index_, op_, ": all tensors must be on cuda:", index_);
   }
 
   template <class Args>
@@ -38,7 +38,7 @@ class Device : public OpKernels {
         kernel(args, {static_cast<cudaStream_t>(stream), [this](int64_t bytes) { return scratch(bytes); }});
     if (error == cudaSuccess) return;
     cudaGetLastError();  // else it would surface in the caller's next CUDA call
-    STD_TORCH_CHECK(false, op_, ": ", cudaGetErrorString(error));
+    SPECDEC_CHECK(false, op_, ": ", cudaGetErrorString(error));
   }
 
  private:
@@ -47,9 +47,9 @@ class Device : public OpKernels {
   void* scratch(int64_t bytes) {
     const int64_t size = bytes, stride = 1;
     AtenTensorHandle handle = nullptr;
-    STD_TORCH_CHECK(aoti_torch_empty_strided(1, &size, &stride, aoti_torch_dtype_uint8(), type(), index_, &handle) ==
-                        AOTI_TORCH_SUCCESS,
-                    op_, ": out of memory for ", bytes, " bytes of scratch memory");
+    SPECDEC_CHECK(aoti_torch_empty_strided(1, &size, &stride, aoti_torch_dtype_uint8(), type(), index_, &handle) ==
+                      AOTI_TORCH_SUCCESS,
+                  op_, ": out of memory for ", bytes, " bytes of scratch memory");
     return scratch_.emplace_back(handle).mutable_data_ptr();
   }
 

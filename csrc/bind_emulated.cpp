@@ -26,7 +26,7 @@ class Device : public OpKernels {
   template <class Args>
   void run(cudaError_t (*kernel)(const Args&, const Launch&), const std::type_identity_t<Args>& args) {
     const cudaError_t error = kernel(args, {nullptr, [this](int64_t bytes) { return scratch(bytes); }});
-    STD_TORCH_CHECK(error == cudaSuccess, op_, ": ", cudaGetErrorString(error));
+    SPECDEC_CHECK(error == cudaSuccess, op_, ": ", cudaGetErrorString(error));
   }
 
  private:

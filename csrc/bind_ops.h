@@ -38,13 +38,13 @@ Made empty(int32_t device_type, int32_t device_index, std::initializer_list<int6
   const int64_t dim = int64_t(sizes.size());
   for (int64_t d = dim - 1; d >= 0; --d) {
     strides[d] = running;
-    STD_TORCH_CHECK(!__builtin_mul_overflow(running, std::max<int64_t>(1, sizes.begin()[d]), &running),
-                    "specdec: an output would have more elements than there can be");
+    SPECDEC_CHECK(!__builtin_mul_overflow(running, std::max<int64_t>(1, sizes.begin()[d]), &running),
+                  "specdec: an output would have more elements than there can be");
   }
   AtenTensorHandle handle = nullptr;
-  STD_TORCH_CHECK(aoti_torch_empty_strided(dim, sizes.begin(), strides, dtype, device_type, device_index, &handle) ==
-                      AOTI_TORCH_SUCCESS,
-                  "specdec: out of memory for an output of ", running, " elements");
+  SPECDEC_CHECK(aoti_torch_empty_strided(dim, sizes.begin(), strides, dtype, device_type, device_index, &handle) ==
+                    AOTI_TORCH_SUCCESS,
+                "specdec: out of memory for an output of ", running, " elements");
   return Made(handle);
 }
 
@@ -66,7 +66,7 @@ struct Leading {
 
   template <class Tensor>
   Leading(const Tensor& rows, bool may_be_flat) : batch(0), n(1), flat(may_be_flat && rows.dim() == 2) {
-    STD_TORCH_CHECK(flat || rows.dim() == 3, "specdec: logits must have 3 dimensions");
+    SPECDEC_CHECK(flat || rows.dim() == 3, "specdec: logits must have 3 dimensions");
     batch = rows.size(0);
     if (!flat) n = rows.size(1);
   }
@@ -127,7 +127,7 @@ struct Ops {
                               int64_t purpose) {
     Device device("uniform_samples", seeds);
     Given given(device);
-    STD_TORCH_CHECK(0 <= num && num <= kMostNumbers, "specdec: num must be in [0, 2**31)");
+    SPECDEC_CHECK(0 <= num && num <= kMostNumbers, "specdec: num must be in [0, 2**31)");
     const int64_t batch = seeds.numel();
     Output<double> out(device, {batch, num});
     device.run(Device::uniform_samples,
@@ -141,8 +141,7 @@ struct Ops {
     Device device("noise_keys", seeds);
     Given given(device);
     const int64_t batch = seeds.numel();
-    STD_TORCH_CHECK(positions.dim() == 2 && positions.size(0) == batch,
-                    "specdec: seeds and positions disagree in shape");
+    SPECDEC_CHECK(positions.dim() == 2 && positions.size(0) == batch, "specdec: seeds and positions disagree in shape");
     const int64_t n = positions.size(1);
     Output<int64_t> out(device, {batch, n});
     device.run(Device::noise_keys,
@@ -158,8 +157,8 @@ struct Ops {
     Given given(device);
     const auto asked = settings_of<SampleSettings>(settings);
     check_per_sequence(per_sequence, 1);
-    STD_TORCH_CHECK(1 <= num_samples && num_samples <= kMostSamples, "specdec: num_samples must be in [1, 1024]");
-    STD_TORCH_CHECK(num_samples == 1 || noise_keys, "specdec: several samples need noise_keys");
+    SPECDEC_CHECK(1 <= num_samples && num_samples <= kMostSamples, "specdec: num_samples must be in [1, 1024]");
+    SPECDEC_CHECK(num_samples == 1 || noise_keys, "specdec: several samples need noise_keys");
     Leading leading(logits, true);
     BatchIndex row_of{};
     if (row_index) {
@@ -176,8 +175,8 @@ struct Ops {
     Stats stats(device, leading);
     SamplingArgs params = given.params(asked.params, per_sequence, 0, leading.batch);
     if (asked.probs != 0) params.rows = RowKind::kWeights;
-    STD_TORCH_CHECK(asked.probs == 0 || (rows.dtype == DType::kFloat32 && !noise_keys && !processors),
-                    "specdec: probabilities must be float32, without noise_keys or processors");
+    SPECDEC_CHECK(asked.probs == 0 || (rows.dtype == DType::kFloat32 && !noise_keys && !processors),
+                  "specdec: probabilities must be float32, without noise_keys or processors");
     device.run(
         Device::sample,
         {rows, leading.batch, leading.n, params, given.uniforms(uniform_samples, count, "uniform_samples"),
@@ -195,7 +194,7 @@ struct Ops {
     check_per_sequence(per_sequence, 1);
     const Leading leading(logits, false);
     const Rows rows = given.rows(logits);
-    STD_TORCH_CHECK(asked.probs == 0 || rows.dtype == DType::kFloat32, "specdec: probabilities must be float32");
+    SPECDEC_CHECK(asked.probs == 0 || rows.dtype == DType::kFloat32, "specdec: probabilities must be float32");
     const int64_t tiles = tiles_of(rows.vocab);
     Output<float> tile_max(device, {leading.batch, leading.n, tiles}),
         tile_mass(device, {leading.batch, leading.n, tiles});
@@ -214,8 +213,8 @@ struct Ops {
     Given given(device);
     const auto asked = settings_of<MergeShardsSettings>(settings);
     check_per_sequence(per_sequence, 1);
-    STD_TORCH_CHECK(tile_max.dim() == 3 && 1 <= tile_max.size(2) && tile_max.size(2) <= kMostNumbers,
-                    "specdec: tile_max must be [batch, n, tiles]");
+    SPECDEC_CHECK(tile_max.dim() == 3 && 1 <= tile_max.size(2) && tile_max.size(2) <= kMostNumbers,
+                  "specdec: tile_max must be [batch, n, tiles]");
     const int64_t batch = tile_max.size(0), n = tile_max.size(1), tiles = tile_max.size(2);
     Output<float> values(device, {batch, n, kNumValues}), prob(device, {batch, n});
     device.run(Device::merge_shards,
@@ -241,23 +240,23 @@ struct Ops {
     const int64_t batch = leading.batch, n = leading.n, count = batch * n;
     ShardDrawArgs args{};
     args.logits = given.rows(logits);
-    STD_TORCH_CHECK(0 <= first && first % kTile == 0 && first <= kMostNumbers - args.logits.vocab - kTile,
-                    "specdec: first must be a multiple of 1024");
-    STD_TORCH_CHECK(bool(draft_logits) + bool(draft_probs) + bool(point_tokens) <= 1 &&
-                        bool(draft_values) == bool(draft_logits) && bool(draft_argmax) == bool(draft_logits) &&
-                        bool(draft_status) == (draft_logits || draft_probs),
-                    "specdec: a draft has logits and stats, probabilities and a status, or points");
-    STD_TORCH_CHECK(bool(masses) == bool(uniform_samples) && !(masses && noise_keys),
-                    "specdec: give masses and uniform_samples, or noise_keys");
+    SPECDEC_CHECK(0 <= first && first % kTile == 0 && first <= kMostNumbers - args.logits.vocab - kTile,
+                  "specdec: first must be a multiple of 1024");
+    SPECDEC_CHECK(bool(draft_logits) + bool(draft_probs) + bool(point_tokens) <= 1 &&
+                      bool(draft_values) == bool(draft_logits) && bool(draft_argmax) == bool(draft_logits) &&
+                      bool(draft_status) == (draft_logits || draft_probs),
+                  "specdec: a draft has logits and stats, probabilities and a status, or points");
+    SPECDEC_CHECK(bool(masses) == bool(uniform_samples) && !(masses && noise_keys),
+                  "specdec: give masses and uniform_samples, or noise_keys");
     for (const auto& [draft, rows] :
          {std::pair(&draft_logits, &args.draft), std::pair(&draft_probs, &args.draft_probs)}) {
       if (!*draft) continue;
       *rows = given.rows(**draft);
-      STD_TORCH_CHECK((*draft)->dim() == 3 && (*draft)->size(0) == batch && (*draft)->size(1) == n &&
-                          rows->vocab == args.logits.vocab,
-                      "specdec: the draft's rows have another shape than logits");
+      SPECDEC_CHECK((*draft)->dim() == 3 && (*draft)->size(0) == batch && (*draft)->size(1) == n &&
+                        rows->vocab == args.logits.vocab,
+                    "specdec: the draft's rows have another shape than logits");
     }
-    STD_TORCH_CHECK(!draft_probs || args.draft_probs.dtype == DType::kFloat32, "specdec: draft_probs must be float32");
+    SPECDEC_CHECK(!draft_probs || args.draft_probs.dtype == DType::kFloat32, "specdec: draft_probs must be float32");
     args.first = int32_t(first);
     args.batch = batch;
     args.n = n;
@@ -271,7 +270,7 @@ struct Ops {
     const int64_t tiles = tiles_of(args.logits.vocab);
     if (masses) {
       const int64_t all = masses->dim() == 3 ? masses->size(2) : 0;
-      STD_TORCH_CHECK(first / kTile + tiles <= all && all <= kMostNumbers, "specdec: masses must be [batch, n, tiles]");
+      SPECDEC_CHECK(first / kTile + tiles <= all && all <= kMostNumbers, "specdec: masses must be [batch, n, tiles]");
       args.all_tiles = int32_t(all);
       args.masses = given.template flat<float>(masses, count * all, "masses");
     }
@@ -299,8 +298,8 @@ struct Ops {
     check_per_sequence(per_sequence, 1);
     const Leading leading(logits, false);
     const int64_t batch = leading.batch;
-    STD_TORCH_CHECK(tokens.dim() == 2 && tokens.size(0) == batch, "specdec: logits and tokens disagree in shape");
-    STD_TORCH_CHECK(0 <= num_top && num_top <= kMostTop, "specdec: num_top must be in [0, 20]");
+    SPECDEC_CHECK(tokens.dim() == 2 && tokens.size(0) == batch, "specdec: logits and tokens disagree in shape");
+    SPECDEC_CHECK(0 <= num_top && num_top <= kMostTop, "specdec: num_top must be in [0, 20]");
     const int64_t width = tokens.size(1), count = batch * width;
     Output<float> raw_log_prob(device, {batch, width}), log_prob(device, {batch, width});
     Output<int32_t> rank(device, {batch, width}), status(device, {batch, width});
@@ -333,14 +332,14 @@ struct Ops {
     const auto asked = settings_of<VerifyChainSettings>(settings);
     const bool packed = cu_num_draft_tokens.has_value();
     const int64_t dim = packed ? 1 : 2, total = draft_tokens.numel();
-    STD_TORCH_CHECK(draft_tokens.dim() == dim && target_logits.dim() == dim + 1 && 0 <= num_draft &&
-                        num_draft < kMostNumbers && (!packed || cu_num_draft_tokens->numel() >= 1) &&
-                        (packed || draft_tokens.size(1) == num_draft),
-                    "specdec: target_logits and draft_tokens disagree in shape");
+    SPECDEC_CHECK(draft_tokens.dim() == dim && target_logits.dim() == dim + 1 && 0 <= num_draft &&
+                      num_draft < kMostNumbers && (!packed || cu_num_draft_tokens->numel() >= 1) &&
+                      (packed || draft_tokens.size(1) == num_draft),
+                  "specdec: target_logits and draft_tokens disagree in shape");
     const int64_t batch = packed ? cu_num_draft_tokens->numel() - 1 : draft_tokens.size(0);
-    STD_TORCH_CHECK(packed ? target_logits.size(0) == total + batch
-                           : target_logits.size(0) == batch && target_logits.size(1) == num_draft + 1,
-                    "specdec: target_logits and draft_tokens disagree in shape");
+    SPECDEC_CHECK(packed ? target_logits.size(0) == total + batch
+                         : target_logits.size(0) == batch && target_logits.size(1) == num_draft + 1,
+                  "specdec: target_logits and draft_tokens disagree in shape");
     VerifyChainArgs args{};
     args.batch = batch;
     args.num_draft = num_draft;
@@ -349,16 +348,16 @@ struct Ops {
     args.num_draft_tokens = given.ids(num_draft_tokens, batch, "num_draft_tokens");
     args.cu = given.template flat<int32_t>(cu_num_draft_tokens, batch + 1, "cu_num_draft_tokens");
     args.acceptance = Acceptance(integer(asked.acceptance, 0, kNumAcceptances - 1, "acceptance"));
-    STD_TORCH_CHECK(asked.shared.target_probs == 0 || args.acceptance != Acceptance::kMatch,
-                    "specdec: match needs logits");
+    SPECDEC_CHECK(asked.shared.target_probs == 0 || args.acceptance != Acceptance::kMatch,
+                  "specdec: match needs logits");
     const int64_t target_rows = packed ? total + batch : batch * (num_draft + 1);
     const bool cascade_bonus = asked.shared.law.cascade_bonus != 0;
     set_shared(args, given, asked.shared, per_sequence, target_logits, draft_logits, draft_probs,
                {draft_values, draft_argmax, draft_status}, target_to_draft,
                {uniform_samples, noise_keys, seeds, steps, positions, step}, eos_token_ids, processors,
                {target_rows, cascade_bonus ? target_rows : total, draft_index ? num_draft + cascade_bonus : -1});
-    STD_TORCH_CHECK(!draft_index || ((draft_logits || draft_probs) && !args.draft_values),
-                    "specdec: draft_index needs the draft's rows, without their stats");
+    SPECDEC_CHECK(!draft_index || ((draft_logits || draft_probs) && !args.draft_values),
+                  "specdec: draft_index needs the draft's rows, without their stats");
     if (draft_index)
       args.draft_of = {given.ids(*draft_index, batch, "draft_index"),
                        (draft_logits ? *draft_logits : *draft_probs).size(0)};
@@ -387,12 +386,12 @@ struct Ops {
     Device device("verify_tree", target_logits);
     Given given(device);
     const auto asked = settings_of<VerifyTreeSettings>(settings);
-    STD_TORCH_CHECK(target_logits.dim() == 3 && node_tokens.dim() == 2 &&
-                        target_logits.size(0) == node_tokens.size(0) && target_logits.size(1) == node_tokens.size(1),
-                    "specdec: target_logits and node_tokens disagree in shape");
+    SPECDEC_CHECK(target_logits.dim() == 3 && node_tokens.dim() == 2 && target_logits.size(0) == node_tokens.size(0) &&
+                      target_logits.size(1) == node_tokens.size(1),
+                  "specdec: target_logits and node_tokens disagree in shape");
     const int64_t batch = node_tokens.size(0), num_nodes = node_tokens.size(1);
-    STD_TORCH_CHECK(1 <= num_nodes && num_nodes <= kMostNodes && 0 <= max_depth && max_depth <= kMostDepth,
-                    "specdec: a tree has 1 to 1024 nodes and is at most 64 deep");
+    SPECDEC_CHECK(1 <= num_nodes && num_nodes <= kMostNodes && 0 <= max_depth && max_depth <= kMostDepth,
+                  "specdec: a tree has 1 to 1024 nodes and is at most 64 deep");
     const bool per_tree = links.dim() == 3;
     const int64_t trees = per_tree ? batch : 1, nodes_of_trees = trees * num_nodes;
     VerifyTreeArgs args{};
@@ -406,9 +405,9 @@ struct Ops {
     args.tree_status = given.template flat<int32_t>(tree_status, trees, "tree_status");
     args.tree_per_sequence = per_tree;
     args.acceptance = TreeAcceptance(integer(asked.acceptance, 0, kNumTreeAcceptances - 1, "acceptance"));
-    STD_TORCH_CHECK(asked.shared.target_probs == 0 ||
-                        (args.acceptance != TreeAcceptance::kMatch && args.acceptance != TreeAcceptance::kTypical),
-                    "specdec: match and typical need logits");
+    SPECDEC_CHECK(asked.shared.target_probs == 0 ||
+                      (args.acceptance != TreeAcceptance::kMatch && args.acceptance != TreeAcceptance::kTypical),
+                  "specdec: match and typical need logits");
     args.epsilon = float(asked.epsilon);
     args.delta = float(asked.delta);
     set_shared(args, given, asked.shared, per_sequence, target_logits, draft_logits, draft_probs,
@@ -427,9 +426,9 @@ struct Ops {
                                const Tensor& context_lengths, const MaybeTensor& block_table) {
     Device device("gather_kv_", context_lengths);
     const int64_t batch = context_lengths.numel();
-    STD_TORCH_CHECK(accepted_nodes.dim() == 2 && accepted_nodes.size(0) == batch &&
-                        (!block_table || (block_table->dim() == 2 && block_table->size(0) == batch)),
-                    "specdec: accepted_nodes, context_lengths and block_table disagree in shape");
+    SPECDEC_CHECK(accepted_nodes.dim() == 2 && accepted_nodes.size(0) == batch &&
+                      (!block_table || (block_table->dim() == 2 && block_table->size(0) == batch)),
+                  "specdec: accepted_nodes, context_lengths and block_table disagree in shape");
     Given given(device);
     std::vector<CacheTensor> tensors;
     tensors.reserve(cache.size());
@@ -438,8 +437,8 @@ struct Ops {
     for (size_t i = 0; i < cache.size(); ++i) {
       device.check(cache[i]);
       const CacheTensor& added = tensors.emplace_back(cache[i], i % 2 == 0 ? key_layout : value_layout, batch);
-      STD_TORCH_CHECK(block_table || added.block.size == batch, "specdec: the cache has another batch size");
-      STD_TORCH_CHECK(!block_table || i == 0 || added.row.size == block_size, "specdec: blocks of several sizes");
+      SPECDEC_CHECK(block_table || added.block.size == batch, "specdec: the cache has another batch size");
+      SPECDEC_CHECK(!block_table || i == 0 || added.row.size == block_size, "specdec: blocks of several sizes");
       num_blocks = std::min(num_blocks, added.block.size);
       block_size = std::min(block_size, added.row.size);
     }
@@ -466,9 +465,9 @@ struct Ops {
                             const MaybeTensor& num_tokens) {
     Device device("count_tokens_", ids);
     Given given(device);
-    STD_TORCH_CHECK(ids.dim() == 2 && tokens.dim() == 2 && ids.size(0) == tokens.size(0) &&
-                        std::max(ids.size(1), tokens.size(1)) <= kMostNumbers / 2,
-                    "specdec: ids and tokens must be [batch, capacity] and [batch, n]");
+    SPECDEC_CHECK(ids.dim() == 2 && tokens.dim() == 2 && ids.size(0) == tokens.size(0) &&
+                      std::max(ids.size(1), tokens.size(1)) <= kMostNumbers / 2,
+                  "specdec: ids and tokens must be [batch, capacity] and [batch, n]");
     const int64_t batch = ids.size(0), capacity = ids.size(1), n = tokens.size(1);
     Output<int32_t> status(device, {batch});
     device.run(Device::count_tokens_,
@@ -531,23 +530,23 @@ struct Ops {
                          const MaybeTensor& eos_token_ids, const PerSequence& processors, const RowCounts& count) {
     args.law = {LawKind(integer(asked.law.number, 0, kNumLaws - 1, "law")), asked.law.variant != 0,
                 float(asked.law.alpha), float(asked.law.beta), asked.law.cascade_bonus != 0};
-    STD_TORCH_CHECK(!is_cascade(args.law.kind) || draft_logits, "specdec: this law needs draft_logits");
-    STD_TORCH_CHECK(!draft_logits || !draft_probs, "specdec: give draft_logits or draft_probs");
+    SPECDEC_CHECK(!is_cascade(args.law.kind) || draft_logits, "specdec: this law needs draft_logits");
+    SPECDEC_CHECK(!draft_logits || !draft_probs, "specdec: give draft_logits or draft_probs");
     args.target = given.rows(target_logits);
     args.map_size = target_to_draft ? target_to_draft->numel() : 0;
     args.target_to_draft = given.template flat<int64_t>(target_to_draft, args.map_size, "target_to_draft");
     args.draft = draft_rows(given, draft_logits, target_logits, count, args);
     args.draft_probs = draft_rows(given, draft_probs, target_logits, count, args);
-    STD_TORCH_CHECK(!draft_probs || args.draft_probs.dtype == DType::kFloat32, "specdec: draft_probs must be float32");
-    STD_TORCH_CHECK(bool(kept.values) == bool(kept.argmax) && bool(kept.values) == bool(kept.status) &&
-                        (!kept.values || draft_logits),
-                    "specdec: kept stats are three tensors, and those of draft_logits");
+    SPECDEC_CHECK(!draft_probs || args.draft_probs.dtype == DType::kFloat32, "specdec: draft_probs must be float32");
+    SPECDEC_CHECK(bool(kept.values) == bool(kept.argmax) && bool(kept.values) == bool(kept.status) &&
+                      (!kept.values || draft_logits),
+                  "specdec: kept stats are three tensors, and those of draft_logits");
     args.draft_values = given.template flat<float>(kept.values, count.draft * kNumValues, "draft_values");
     args.draft_argmax = given.template flat<int64_t>(kept.argmax, count.draft, "draft_argmax");
     args.draft_status = given.template flat<int32_t>(kept.status, count.draft, "draft_status");
     args.uniform_samples = given.uniforms(numbers.uniform_samples, count.target, "uniform_samples");
     args.noise_keys = given.template flat<int64_t>(numbers.noise_keys, count.target, "noise_keys");
-    STD_TORCH_CHECK(
+    SPECDEC_CHECK(
         numbers.seeds ? !numbers.uniform_samples && !numbers.noise_keys : !numbers.steps && !numbers.positions,
         "specdec: seeds stand in the place of uniform_samples or noise_keys");
     args.coins = {given.template flat<int64_t>(numbers.seeds, args.batch, "seeds"),
@@ -558,10 +557,9 @@ struct Ops {
     check_per_sequence(per_sequence, 2);
     args.params = given.params(asked.params, per_sequence, 0, args.batch);
     if (asked.target_probs != 0) args.params.rows = RowKind::kProbs;
-    STD_TORCH_CHECK(
-        asked.target_probs == 0 || (args.target.dtype == DType::kFloat32 && !processors && !is_cascade(args.law.kind) &&
-                                    !numbers.noise_keys && !numbers.positions),
-        "specdec: target_probs must be float32, without noise, processors or a cascade");
+    SPECDEC_CHECK(asked.target_probs == 0 || (args.target.dtype == DType::kFloat32 && !processors &&
+                                              !is_cascade(args.law.kind) && !numbers.noise_keys && !numbers.positions),
+                  "specdec: target_probs must be float32, without noise, processors or a cascade");
     args.processors = given.processors(processors, args.target, args.batch, count.target);
     args.draft_params = given.params(asked.draft_params, per_sequence, kNumPerSequence, args.batch);
   }
@@ -576,8 +574,8 @@ struct Ops {
                           ? x->dim() == 3 && x->size(0) <= kMostNumbers && x->size(1) >= count.of_request
                           : x->dim() == dim && (dim == 2 || x->size(0) == args.batch) &&
                                 (dim == 2 ? x->size(0) : x->size(0) * x->size(1)) == count.draft;
-    STD_TORCH_CHECK(fits && (args.target_to_draft ? rows.vocab <= args.target.vocab : rows.vocab == args.target.vocab),
-                    "specdec: target_logits and the draft's rows disagree in shape");
+    SPECDEC_CHECK(fits && (args.target_to_draft ? rows.vocab <= args.target.vocab : rows.vocab == args.target.vocab),
+                  "specdec: target_logits and the draft's rows disagree in shape");
     return rows;
   }
 };

@@ -84,8 +84,8 @@ def bench_phases(device: str, sizes: Sizes) -> list[Phase]:
     best = [c for c in grid if c.name in HEADLINE and c.vocab == middle(sizes.vocabs) and c.num_draft == 5]
     rest = [case for case in grid if case not in best]
     return [
-        Phase(best, OWN + PEERS, 0.3, launches=True),
-        Phase(rest, OWN, 0.6),
+        Phase(best, OWN + PEERS, 0.6, launches=True),
+        Phase(rest, OWN, 0.75),
         Phase([case for case in rest if case.num_draft == 5], OWN + PEERS, 0.9),
         Phase([case for case in best if case.batch in (8, 128)], (*OWN, "compile"), 1.0),
     ]

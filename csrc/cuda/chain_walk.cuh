@@ -5,13 +5,6 @@
 
 namespace specdec::SPECDEC_CUDA_ROWS {
 
-// Blocks a multiprocessor of a kernel with a Chain, which bound a thread's registers: from sm_100 on ptxas does not get by on 128.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr int kWalkBlocks = 1;
-#else
-constexpr int kWalkBlocks = kRowBlocks;
-#endif
-
 struct ChainState : WalkState {
   Position remembered;  // block rule: where a token may have to be recovered; its masses are other_mass
   bool remembers;

@@ -36,9 +36,10 @@ struct DraftLaw {
   // Whether Q's row can be read in order, tile by tile (kLogits and kProbs).
   __device__ bool in_order() const { return map == nullptr && !law.one_hot; }
 
-  // Q of a value of such a row.
-  __device__ float of_value(float x) const {
-    return kind == Kind::kLogits ? weight_of(x, law) * law.inverse_normalizer : clean(x);
+  // f(q) of what gives Q of a value of such a row.
+  template <class F>
+  __device__ __forceinline__ auto with_values(F f) const {
+    return kind == Kind::kLogits ? f(Weight(law, law.inverse_normalizer)) : f([](float x) { return clean(x); });
   }
 
   // The draft ids of run j of the lane's target ids of a tile, and their logits. Out of line, like all that goes by runs: it
@@ -62,12 +63,19 @@ struct DraftLaw {
 
   // Q of the same, of kLogits and kProbs.
   __device__ __noinline__ Run of_run(int tile, int j) const {
+    const auto of_values = [&](const Run& x) {
+      return with_values([&](auto of_value) {
+        Run q;
+#pragma unroll
+        for (int k = 0; k < kRun; ++k) q.x[k] = of_value(x.x[k]);
+        return q;
+      });
+    };
+    if (in_order()) return of_values(load_run(row, tile, j));
     const Drafted drafted = run(tile, j);
-    Run q;
+    Run q = of_values(drafted.x);
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-      q.x[k] = of_value(drafted.x.x[k]);
-      if (in_order()) continue;
       if (kind == Kind::kLogits && law.one_hot) q.x[k] = drafted.ids[k] == law.argmax ? 1.0f : 0.0f;
       if (drafted.ids[k] < 0) q.x[k] = 0.0f;
     }
@@ -154,8 +162,9 @@ struct Position {
 #pragma unroll
       for (int k = 0; k < kRun; ++k) weights.x[k] = weight_itself(x.x[k], law) * times();
     } else {
+      const Weight weight(law, times());
 #pragma unroll
-      for (int k = 0; k < kRun; ++k) weights.x[k] = weight_of(x.x[k], law) * times();
+      for (int k = 0; k < kRun; ++k) weights.x[k] = weight(x.x[k]);
     }
     if (subtracts()) {
       const Run q = draft.of_run(tile, j);
@@ -177,36 +186,44 @@ struct Position {
     if (table.max[tile] == -INFINITY || table.max[tile] < law.cutoff) return 0.0f;
     if (!cut && !subtracts() && (draft.kind == DraftLaw::Kind::kNone || draft.token / kTile != tile))
       return table.mass[tile];
-    float even = 0.0f, odd = 0.0f;
+    float sum;
     if (subtracts() && draft.in_order() && !kProcessed && !law.weights && is_whole(row, tile) &&
         is_whole(draft.row, tile)) {
-      // The same numbers as by runs.
-      const char* const start = kAnywhere ? start_of(row, tile) : row.data;
-      const char* const of_draft = kAnywhere ? start_of(draft.row, tile) : draft.row.data;
-      constexpr int kValues = kStep * kRun;
-#pragma unroll 1
-      for (int j = 0; j < kRuns; j += kStep) {
-        uint32_t words[2][kValues];
-        float p[kValues], q[kValues];
-        load_whole<kStep, kAnywhere>(lane_pieces(start, row.dtype, tile, j), row.dtype, words[0]);
-        load_whole<kStep, kAnywhere>(lane_pieces(of_draft, draft.row.dtype, tile, j), draft.row.dtype, words[1]);
-        unpack<kValues>(words[0], row.dtype, p);
-        unpack<kValues>(words[1], draft.row.dtype, q);
-#pragma unroll
-        for (int k = 0; k < kValues; ++k) {
-          const float weight = residual_weight(weight_of(p[k], law) * times(), draft.of_value(q[k]));
-          (k % 2 ? odd : even) += weight;
-        }
-      }
+      sum = draft.with_values([&](auto of_draft) { return sum_of_whole<kAnywhere, kStep>(tile, of_draft); });
     } else {
+      float even = 0.0f, odd = 0.0f;
 #pragma unroll 1
       for (int j = 0; j < kRuns; ++j) {
         const Run weights = weigh(tile, j, load_run(row, tile, j));
 #pragma unroll
         for (int k = 0; k < kRun; k += 2) even += weights.x[k], odd += weights.x[k + 1];
       }
+      sum = even + odd;
     }
-    return warp_reduce(even + odd, Sum{});
+    return warp_reduce(sum, Sum{});
+  }
+
+ private:
+  // The lane's share of a tile that both rows have whole; the same numbers as by runs.
+  template <bool kAnywhere, int kStep, class OfDraft>
+  __device__ __forceinline__ float sum_of_whole(int tile, OfDraft of_draft) const {
+    const char* const start = kAnywhere ? start_of(row, tile) : row.data;
+    const char* const start_of_draft = kAnywhere ? start_of(draft.row, tile) : draft.row.data;
+    const Weight weight(law, times());
+    constexpr int kValues = kStep * kRun;
+    float even = 0.0f, odd = 0.0f;
+#pragma unroll 1
+    for (int j = 0; j < kRuns; j += kStep) {
+      uint32_t words[2][kValues];
+      float p[kValues], q[kValues];
+      load_whole<kStep, kAnywhere>(lane_pieces(start, row.dtype, tile, j), row.dtype, words[0]);
+      load_whole<kStep, kAnywhere>(lane_pieces(start_of_draft, draft.row.dtype, tile, j), draft.row.dtype, words[1]);
+      unpack<kValues>(words[0], row.dtype, p);
+      unpack<kValues>(words[1], draft.row.dtype, q);
+#pragma unroll
+      for (int k = 0; k < kValues; ++k) (k % 2 ? odd : even) += residual_weight(weight(p[k]), of_draft(q[k]));
+    }
+    return even + odd;
   }
 };
 
@@ -219,66 +236,83 @@ __device__ __noinline__ void masses_of(const From& from, TileTable table, float*
   });
 }
 
-// A warp's way through one run of each lane: `before` is the sum of all weights until then. The first place where the
-// running sum exceeds `goal`, and the last one of positive weight; -1 where there is none.
-struct RunWalk {
-  double before;
-  int hit, last;
-};
-inline __device__ __noinline__ RunWalk walk_run(Run run, double before, double goal) {
-  double sum = 0.0;
-#pragma unroll
-  for (int k = 0; k < kRun; ++k) sum += run.x[k];
-  double until = sum;  // of this lane and all below
-  for (int step = 1; step < 32; step *= 2) {
-    const double other = __shfl_up_sync(kAllLanes, until, step);
-    if (lane_id() >= step) until += other;
-  }
-  const double below = __shfl_up_sync(kAllLanes, until, 1);
-  const double start = before + (lane_id() == 0 ? 0.0 : below);
-  int hit = -1, positive = -1;
-  double partial = 0.0;
-#pragma unroll
-  for (int k = 0; k < kRun; ++k) {
-    partial += run.x[k];
-    if (run.x[k] > 0) positive = k;
-    if (hit < 0 && run.x[k] > 0 && start + partial > goal) hit = k;
-  }
-  const unsigned hits = __ballot_sync(kAllLanes, hit >= 0), some = __ballot_sync(kAllLanes, positive >= 0);
-  const int first = hits ? __ffs(int(hits)) - 1 : 0, last = some ? 31 - __clz(int(some)) : 0;
-  hit = __shfl_sync(kAllLanes, hit, first);
-  positive = __shfl_sync(kAllLanes, positive, last);
-  return {before + __shfl_sync(kAllLanes, until, 31), hit < 0 ? -1 : first * kRun + hit,
-          positive < 0 ? -1 : last * kRun + positive};
+// The weights of the tile where a block's draw ends.
+__device__ __forceinline__ float* drawn_weights() {
+  SPECDEC_SHARED(float, one, kTile);
+  return one;
 }
 
-// The id where a draw ends in the tile that it found; on an overrun the last of positive weight. The first round adds all
-// the tile's weights, in the order of the second.
+// The id where a draw ends in the tile that it found, by a block, in warp 0: the first whose running sum of weights exceeds
+// the goal; on an overrun the last of positive weight. The warps weigh a run each, and one adds.
 template <class From>
 __device__ __forceinline__ int32_t find_id(const From& from, const FoundTile& found) {
-  const int tile = found.tile;
-  double goal = INFINITY;
-  int last = 0;
-#pragma unroll 1
-  for (int round = 0; round < 2; ++round) {
-    RunWalk walk{0.0, -1, -1};
-#pragma unroll 1
-    for (int j = 0; j < kRuns; ++j) {
-      walk = walk_run(from.weigh(tile, j, load_run(from.row, tile, j)), walk.before, goal);
-      if (walk.hit >= 0) return tile * kTile + j * 32 * kRun + walk.hit;
-      if (walk.last >= 0) last = j * 32 * kRun + walk.last;
-    }
-    goal = goal_inside(found.rest, found.mass, walk.before);
+  const auto weight = [all = drawn_weights()](int j, int k) -> float& { return all[(j * kRun + k) * 32 + lane_id()]; };
+  for (int j = warp_id(); j < kRuns; j += num_warps()) {
+    const Run run = from.weigh(found.tile, j, load_run(from.row, found.tile, j));
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) weight(j, k) = run.x[k];
   }
-  return tile * kTile + last;
+  __syncthreads();
+  if (warp_id() != 0) return -1;
+  double until[kRuns];  // of a run: of this lane and all below
+#pragma unroll
+  for (int j = 0; j < kRuns; ++j) {
+    until[j] = 0.0;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) until[j] += weight(j, k);
+  }
+  for (int step = 1; step < 32; step *= 2) {
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) {
+      const double other = __shfl_up_sync(kAllLanes, until[j], step);
+      if (lane_id() >= step) until[j] += other;
+    }
+  }
+  double total = 0.0, before = 0.0;
+#pragma unroll
+  for (int j = 0; j < kRuns; ++j) total += __shfl_sync(kAllLanes, until[j], 31);
+  const double goal = goal_inside(found.rest, found.mass, total);
+  const int32_t first_id = found.tile * kTile;
+  int last = 0;
+#pragma unroll
+  for (int j = 0; j < kRuns; ++j) {
+    const double below = __shfl_up_sync(kAllLanes, until[j], 1);
+    const double start = before + (lane_id() == 0 ? 0.0 : below);
+    int hit = -1, positive = -1;
+    double partial = 0.0;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+      partial += weight(j, k);
+      if (weight(j, k) > 0) positive = k;
+      if (hit < 0 && weight(j, k) > 0 && start + partial > goal) hit = k;
+    }
+    const unsigned hits = __ballot_sync(kAllLanes, hit >= 0), some = __ballot_sync(kAllLanes, positive >= 0);
+    const int lane = hits ? __ffs(int(hits)) - 1 : some ? 31 - __clz(int(some)) : 0;
+    const int place = (j * 32 + lane) * kRun + __shfl_sync(kAllLanes, hits ? hit : positive, lane);
+    if (hits) return first_id + place;
+    if (some) last = place;
+    before += __shfl_sync(kAllLanes, until[j], 31);
+  }
+  return first_id + last;
 }
 
-// An id drawn by one warp given its tiles' masses, in every lane; -1 if nothing is left to draw from. Out of line, as it
-// is called from several places.
+// An id drawn by a block given its tiles' masses, in every thread; -1 if nothing is left to draw from. Out of line, as it is
+// called from several places.
 template <class From>
 __device__ __noinline__ int32_t draw_id(const From& from, const float* mass, double uniform) {
-  const FoundTile found = find_tile(mass, from.row.tiles(), uniform);
-  return found.tile < 0 ? -1 : find_id(from, found);
+  SPECDEC_SHARED(FoundTile, found, 1);
+  SPECDEC_SHARED(int32_t, drawn, 1);
+  __syncthreads();
+  if (warp_id() == 0) {
+    const FoundTile tile = find_tile(mass, from.row.tiles(), uniform);
+    if (lane_id() == 0) found[0] = tile;
+  }
+  __syncthreads();
+  if (found[0].tile < 0) return -1;
+  const int32_t id = find_id(from, found[0]);
+  if (threadIdx.x == 0) drawn[0] = id;
+  __syncthreads();
+  return drawn[0];
 }
 
 // (logit - max) / T + G as a number that is larger for a larger score and, of equal ones, for the lower id.

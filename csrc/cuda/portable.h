@@ -31,12 +31,12 @@ struct Shape {
 cudaError_t prepare_kernel(const void* kernel, bool overlaps);
 
 // Kernel launch; returns the launch's error. More than 48 KB of shared memory a block, static and dynamic together, must be
-// asked for; no kernel has as much as 32 KB of static.
+// asked for, and a kernel's static memory is not known here.
 template <class... Parameters, class... Arguments>
 cudaError_t launch_kernel(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t stream,
                           Arguments&&... arguments) {
   const bool overlaps = shape.overlapping || shape.overlapped;
-  if (shape.shared > 16 * 1024 || overlaps) {
+  if (shape.shared > 0 || overlaps) {
     const cudaError_t error = prepare_kernel(reinterpret_cast<const void*>(kernel), overlaps);
     if (error != cudaSuccess) return error;
   }

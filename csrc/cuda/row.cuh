@@ -12,6 +12,17 @@ __device__ __forceinline__ float weight_of(float x, const RowLaw& law) {
   return x >= law.cutoff && exponent >= kSmallestExponent ? fast_exp2(exponent * kLog2E) : 0.0f;
 }
 
+// The same times a number, its law held in registers: from shared memory the compiler would take it anew for every id.
+struct Weight {
+  float max, cutoff, inverse_temperature, times;
+  __device__ Weight(const RowLaw& law, float times)
+      : max(law.max), cutoff(law.cutoff), inverse_temperature(law.inverse_temperature), times(times) {}
+  __device__ __forceinline__ float operator()(float x) const {
+    const float exponent = (x - max) * inverse_temperature;
+    return (x >= cutoff && exponent >= kSmallestExponent ? fast_exp2(exponent * kLog2E) : 0.0f) * times;
+  }
+};
+
 // The same of a row that may hold weights. Loops over whole rows look at law.weights once, outside.
 __device__ __forceinline__ float weight_itself(float x, const RowLaw& law) {
   return x >= law.cutoff ? fmaxf(x, 0.0f) * law.inverse_temperature : 0.0f;

@@ -57,6 +57,12 @@ inline int64_t chunks_of(int tiles, int64_t rows, int warps) {
   return most < enough ? most : enough > 1 ? enough : 1;
 }
 
+// The same for blocks of which so many run on a multiprocessor: as many as run at a time, where each has much to do first.
+inline int64_t chunks_at_once(int tiles, int64_t rows, int warps, int at_once) {
+  const int64_t most = (tiles + warps - 1) / warps, room = int64_t(multiprocessors()) * at_once / rows;
+  return most < room ? most : room > 1 ? room : 1;
+}
+
 // The reading of split rows into set.tables. Shared by the ops.
 cudaError_t launch_scan(const RowSet& set, int64_t batch, cudaStream_t stream);
 

@@ -20,15 +20,14 @@ __device__ void write_drawn(const SampleArgs& args, const RowView& row, const Ro
   args.log_prob[place] = id < 0 ? -INFINITY : log_prob_of(law, logit_at(row, id));
 }
 
-// One id by a uniform; in every lane of warp 0.
+// One id by a uniform; in every thread.
 __device__ int32_t draw_by_uniform(const Reading& read, double uniform) {
   SPECDEC_SHARED(Position, from, 1);
   by_one([&] { from[0] = {read.row, read.law, cut_of(read.sampling, read.row.vocab).any}; });
   if (from[0].cut) {  // then the table has no masses yet
     masses_of(from[0], read.table, read.table.mass, 0, 1);
-    __syncthreads();
   }
-  return warp_id() == 0 ? draw_id(from[0], read.table.mass, uniform) : -1;
+  return draw_id(from[0], read.table.mass, uniform);
 }
 
 // Sorts keys[0 … size), size a power of two, in descending order, by the block.

@@ -15,19 +15,14 @@
 namespace specdec::cuda {
 namespace {
 
-// The layout of verify_chain, by sequences a multiprocessor: the first that they are fewer than. One launch is best
-// for very few, whose rows fit the shared memory of all (where they do not, they are split). With a block each, few
-// sequences cannot keep the device busy. Many are better off reading only what the rule needs, by two blocks each
-// until there is a block for every place that the device has. `python -m bench.gpu.crossovers --write` sets this from
-// measurements.
+// The layout of verify_chain, by sequences a multiprocessor: the first that they are fewer than. On an H100 the split one,
+// which reads every row but keeps the whole device busy, was the fastest at all batches from 1 to 256. `python -m
+// bench.gpu.crossovers --write` sets this from measurements.
 constexpr struct {
   double below;
   Strategy strategy;
 } kLayouts[] = {
-    {0.05, Strategy::kResident},
-    {0.5, Strategy::kSplit},
-    {1.5, Strategy::kCluster},
-    {INFINITY, Strategy::kWalk},
+    {INFINITY, Strategy::kSplit},
 };
 
 constexpr int kDevices = 64;
@@ -82,7 +77,7 @@ bool hopper_code() {
 
 #ifdef SPECDEC_EMULATOR
 int clusters_at_once(const void*, const Shape& shape) {
-  constexpr int64_t kBlocks = 2, kAll = 228 << 10, kArrays = 12 << 10,
+  constexpr int64_t kBlocks = 1, kAll = 228 << 10, kArrays = 12 << 10,
                     kSystem = 1 << 10;  // of an H100's multiprocessor
   const int64_t bytes = int64_t(shape.shared) + kArrays;
   if (bytes > emulator::kMostShared) return 0;

@@ -232,7 +232,7 @@ __device__ __forceinline__ unsigned take_ticket(unsigned* tickets, unsigned coun
   return ticket[0];
 }
 
-__global__ void __launch_bounds__(kWalkThreads, kWalkBlocks)
+__global__ void __launch_bounds__(kWalkThreads, 1)
     verify_resident_kernel(const __grid_constant__ VerifyChainArgs args, const __grid_constant__ Workspace work) {
   SPECDEC_DYNAMIC_SHARED(shared);
   SPECDEC_SHARED(ChainState, state, 1);
@@ -268,8 +268,11 @@ int slot_of(cudaStream_t stream) {
   int device = 0;
   unsigned long long id = 0;
   cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
-  if (cudaGetDevice(&device) != cudaSuccess || cudaStreamIsCapturing(stream, &capturing) != cudaSuccess ||
-      cudaStreamGetId(stream, &id) != cudaSuccess) {
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaStreamIsCapturing(stream, &capturing);
+  // Not of a stream that captures: there the question is an error, which ends the capture.
+  if (error == cudaSuccess && capturing == cudaStreamCaptureStatusNone) error = cudaStreamGetId(stream, &id);
+  if (error != cudaSuccess) {
     cudaGetLastError();
     return -1;
   }

@@ -8,6 +8,14 @@
 namespace specdec::cuda {
 namespace {
 
+// Blocks of the last kernel that a multiprocessor runs, which bound a thread's registers: for sm_120 ptxas does not get by on
+// 128. The host counts on two.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int kDecideBlocks = 1;
+#else
+constexpr int kDecideBlocks = 2;
+#endif
+
 // What the kernels hand over, in device memory. Rows are numbered as in the flat arrays of args.
 struct Workspace {
   float *target_tables, *draft_tables;  // [rows, tiles, TileTable::kNumbers]; the draft's only where reads_draft
@@ -268,23 +276,40 @@ class Chain {
 
   // By the last block: an id from the masses that all have left; from P or a cascade's law where nothing is left.
   __device__ int64_t draw(const TileTable& table, float* mass, double uniform) {
-    SPECDEC_SHARED(int32_t, box, 1);
     for (int attempt = 0;; ++attempt) {
-      if (warp_id() == 0) {
-        const int32_t id = draw_id(now_, mass, uniform);
-        if (lane_id() == 0) box[0] = id;
-      }
-      __syncthreads();
-      if (box[0] >= 0 || attempt + 1 == kMostRemainders) return max(box[0], 0);
+      const int32_t id = draw_id(now_, mass, uniform);
+      if (id >= 0 || attempt + 1 == kMostRemainders) return max(id, 0);
       by_one([&] { now_.take_all(); });
       masses_of(now_, table, mass, 0, 1);
-      __syncthreads();
     }
   }
 
-  // A position a lane, so that their loads are in flight together; those before the first that is not accepted count.
+  // What one warp found out about the draft.
+  struct Counted {
+    int64_t accepted;
+    int32_t status;
+    bool impossible;  // what comes then
+  };
+
+  // Those before the first that is not accepted. By one warp: the others would only be in its way.
   template <class Judge>
   __device__ int64_t count_accepted(Judge judge) {
+    SPECDEC_SHARED(Counted, box, 1);
+    if (warp_id() == 0) {
+      const Counted counted = counted_by_warp(judge);
+      if (lane_id() == 0) box[0] = counted;
+    }
+    __syncthreads();
+    const Counted counted = box[0];
+    status_ |= counted.status;
+    if (counted.impossible) end_before(counted.accepted);
+    return counted.accepted;
+  }
+
+  // A position a lane, so that their loads are in flight together.
+  template <class Judge>
+  __device__ Counted counted_by_warp(Judge judge) const {
+    int32_t status = 0;
     for (int64_t begin = 0;; begin += 32) {
       const int64_t i = begin + lane_id();
       Lane at(args_, work_, span_, b_);
@@ -296,10 +321,8 @@ class Chain {
       const unsigned stopping = __ballot_sync(kAllLanes, verdict != Verdict::kAccepted);
       const unsigned impossible = __ballot_sync(kAllLanes, verdict == Verdict::kImpossible);
       const int first = stopping ? __ffs(int(stopping)) - 1 : 31;
-      status_ |= warp_reduce(lane_id() <= first ? at.status : 0, Or{});
-      if (!stopping) continue;
-      if (impossible >> first & 1) end_before(begin + first);
-      return begin + first;
+      status |= warp_reduce(lane_id() <= first ? at.status : 0, Or{});
+      if (stopping) return {begin + first, status, bool(impossible >> first & 1)};
     }
   }
 
@@ -374,7 +397,7 @@ class Chain {
   bool writes_;  // the outputs: this block does
 };
 
-__global__ void __launch_bounds__(kRowThreads, 2)
+__global__ void __launch_bounds__(kRowThreads, kDecideBlocks)
     verify_decide_kernel(const __grid_constant__ VerifyChainArgs args, const __grid_constant__ Workspace work) {
   SPECDEC_SHARED(Span, span, 1);
   SPECDEC_SHARED(Position, now, 1);
@@ -422,11 +445,14 @@ cudaError_t verify_split(const VerifyChainArgs& args, const Launch& launch) {
   const bool mixtures = finds_mixtures(args);
   cudaError_t error = launch_scan(args, work.target_tables, work.draft_tables, launch.stream);
   if (error) return error;
-  Shape shape{dim3(unsigned(args.batch * tasks_of_sequence(args))), dim3(kRowThreads)};
-  shape.shared = may_cut(args) ? kMaxListed * sizeof(float) : 0;
+  // Where no row is cut, half the threads are enough for its tiles, and twice the rows are looked at at a time.
+  const bool cuts = may_cut(args);
+  Shape shape{dim3(unsigned(args.batch * tasks_of_sequence(args))), dim3(cuts ? kRowThreads : kRowThreads / 2)};
+  shape.shared = cuts ? kMaxListed * sizeof(float) : 0;
   shape.overlapping = may_overlap();
   error = launch_kernel(verify_laws_kernel, shape, launch.stream, args, work);
   if (error) return error;
+  shape.block = dim3(kRowThreads);
   if (const int64_t positions = args.batch * draft_positions(args); mixtures && positions > 0) {
     work.chunks = is_cascade(args.law.kind) ? chunks_of(int(tiles), positions, kRowThreads / 32) : 1;
     shape.grid = dim3(unsigned(positions * work.chunks));
@@ -434,7 +460,9 @@ cudaError_t verify_split(const VerifyChainArgs& args, const Launch& launch) {
     error = launch_kernel(verify_mixtures_kernel, shape, launch.stream, args, work);
     if (error) return error;
   }
-  work.chunks = args.acceptance == Acceptance::kGreedy ? 1 : chunks_of(int(tiles), args.batch, kRowThreads / 32);
+  work.chunks = args.acceptance == Acceptance::kGreedy
+                    ? 1
+                    : chunks_at_once(int(tiles), args.batch, kRowThreads / 32, kDecideBlocks);
   shape.grid = dim3(unsigned(args.batch * work.chunks));
   shape.shared = 0;
   return launch_kernel(verify_decide_kernel, shape, launch.stream, args, work);

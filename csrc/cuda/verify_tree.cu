@@ -82,7 +82,7 @@ class TreeRows : public WalkRows<kClustered> {
   }
   __device__ int64_t draw(const NodeLaws& laws, double uniform) {
     this->find_masses(laws);
-    return max(cuda::draw(laws, state_.mass, uniform), 0);
+    return max(cuda::draw_id(laws, state_.mass, uniform), 0);
   }
 
  private:

@@ -49,19 +49,6 @@ __device__ __forceinline__ int32_t noisy_token(const Position& from, const TileT
   return noisy_id(found);
 }
 
-// An id drawn from the tiles' masses, by a block; -1 if nothing is left.
-template <class From>
-__device__ __forceinline__ int32_t draw(const From& from, const float* mass, double uniform) {
-  SPECDEC_SHARED(int32_t, box, 1);
-  __syncthreads();
-  if (warp_id() == 0) {
-    const int32_t id = draw_id(from, mass, uniform);
-    if (lane_id() == 0) box[0] = id;
-  }
-  __syncthreads();
-  return box[0];
-}
-
 // Numbers that a sequence's rows leave behind: two tables and two rows of masses.
 inline int64_t numbers_of(const VerifyArgs& args) {
   const int64_t tiles = tiles_of(args.target.vocab);
@@ -201,7 +188,7 @@ class WalkRows {
   template <class Reread>
   __device__ int32_t draw_left(Position& from, const float* mass, double uniform, Reread reread) {
     for (int tried = 1;; ++tried) {
-      const int32_t id = draw(from, mass, uniform);
+      const int32_t id = draw_id(from, mass, uniform);
       if (id >= 0 || tried == kMostRemainders) return max(id, 0);
       by_one([&] { from.take_all(); });
       if (!from.left.mixed) reread();

@@ -143,7 +143,10 @@ def _noise(
 
     def draw(i: int, logits: Tensor) -> Tensor:
         token: Tensor = sk.sample(
-            logits, case.draft_params, uniform_samples=drafting[:, i].contiguous(), draft_token_map=token_map
+            logits,
+            case.draft_params,
+            uniform_samples=drafting[:, i].contiguous(),
+            draft_token_map=token_map and token_map.to(str(seeds.device)),
         ).token
         return token
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,10 +25,10 @@ def make(
     rng: torch.Generator, batch: int, num_draft: int, vocab: int, *, kind: str = "full", acceptance: str = "token",
     dtype: torch.dtype = torch.float32, params: sk.SamplingParams | None = None,
     draft_params: sk.SamplingParams | None = None, spread: float = 2.0,
-    row_stats: Callable[..., sk.RowStats] = sk.row_stats, law: TargetLaw | None = None,
+    by: Any = None, law: TargetLaw | None = None,
 ) -> Arguments:  # fmt: skip
     """Arguments of verify_chain. The draft is a noisy copy of the target, and tokens are drawn from it, so that many
-    are accepted.
+    are accepted. `by`: the backend of the draft's stats.
     """
     target = logits(rng, batch, num_draft + 1, vocab, dtype=dtype, spread=spread)
     made: Arguments = {"target_logits": target, "acceptance": acceptance, "params": params or sk.SamplingParams()}
@@ -60,12 +59,19 @@ def make(
     elif kind != "one_hot":
         made["draft_logits"], made["draft_params"] = noisy, draft_params
         if kind == "stats":
-            made["draft_stats"] = row_stats(noisy, draft_params)
+            made["draft_stats"] = _stats(by, noisy, draft_params)
     if acceptance == "match":
         made["noise_keys"] = torch.randint(-(2**63), 2**63 - 1, (batch, num_draft + 1), generator=rng)
     elif acceptance != "greedy":
         made["uniform_samples"] = uniforms(rng, batch, num_draft + 1)
     return made
+
+
+def _stats(backend: Any, rows: Tensor, params: sk.SamplingParams) -> sk.RowStats:
+    if backend is None:
+        return sk.row_stats(rows, params)
+    found = backend.row_stats(*backend(rows, params))
+    return sk.RowStats(found.values.cpu(), found.argmax.cpu(), found.status.cpu())
 
 
 def small(acceptance: str, kind: str, law: TargetLaw | None = None, **more: Any) -> Arguments:

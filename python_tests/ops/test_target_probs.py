@@ -25,7 +25,7 @@ def test_target_probabilities(backend: Backend, vocab: int, acceptance: str, kin
     rng, params = torch.Generator().manual_seed(vocab), sk.SamplingParams(top_k=60, top_p=0.95, min_p=0.01)
     arguments = chains.make(
         rng, backend.batch(12), 3, vocab, kind=kind, acceptance=acceptance, params=params, draft_params=DRAFT_PARAMS,
-        row_stats=backend.row_stats,
+        by=backend,
     )  # fmt: skip
     out = run(backend, chains.with_target_probs(arguments, params))
     assert (out.status == 0).all()

@@ -51,9 +51,7 @@ DRAFT_PARAMS = sk.SamplingParams(1.1, top_k=50, top_p=0.97)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_is_the_oracles(backend: Backend, dtype: torch.dtype, vocab: int, acceptance: str, kind: str) -> None:
     rng = torch.Generator().manual_seed(vocab)
-    arguments = chains.make(
-        rng, 6, 4, vocab, kind=kind, acceptance=acceptance, dtype=dtype, row_stats=backend.row_stats
-    )
+    arguments = chains.make(rng, 6, 4, vocab, kind=kind, acceptance=acceptance, dtype=dtype, by=backend)
     out = run(backend, arguments)
     assert (out.status == 0).all()
     assert chains.check(arguments, out) <= 2
@@ -66,7 +64,7 @@ def test_truncated_laws(backend: Backend, vocab: int, acceptance: str, kind: str
     rng = torch.Generator().manual_seed(vocab)
     arguments = chains.make(
         rng, backend.batch(12), 3, vocab, kind=kind, acceptance=acceptance, params=PARAMS, draft_params=DRAFT_PARAMS,
-        row_stats=backend.row_stats,
+        by=backend,
     )  # fmt: skip
     assert chains.check(arguments, run(backend, arguments)) <= 1
 
@@ -122,7 +120,7 @@ def test_a_sequence_does_not_depend_on_neighbours_slot_or_padding(
     rng, n = torch.Generator().manual_seed(vocab), backend.batch(24 if backend.interpreted else 64)
     arguments = chains.make(
         rng, n, 3, vocab, kind=kind, acceptance=acceptance, params=PARAMS, draft_params=DRAFT_PARAMS,
-        row_stats=backend.row_stats,
+        by=backend,
     )  # fmt: skip
     whole = run(backend, arguments, return_acceptance=True)
     order = torch.randperm(n, generator=rng)
@@ -146,7 +144,7 @@ def test_a_sequence_does_not_depend_on_neighbours_slot_or_padding(
 def test_ragged_idle_placeholders_and_eos(backend: Backend, acceptance: str, kind: str) -> None:
     rng, n = torch.Generator().manual_seed(11), backend.batch(48)
     for vocab in (4, 1100):
-        arguments = chains.make(rng, n, 5, vocab, kind=kind, acceptance=acceptance, row_stats=backend.row_stats)
+        arguments = chains.make(rng, n, 5, vocab, kind=kind, acceptance=acceptance, by=backend)
         arguments["num_draft_tokens"] = torch.randint(-1, 6, (n,), generator=rng, dtype=torch.int32)
         arguments["draft_tokens"][torch.rand(n, 5, generator=rng) < 0.1] = -1
         arguments["eos_token_ids"] = torch.tensor([1, 3])
@@ -178,7 +176,7 @@ def test_strides_do_not_matter(backend: Backend, dtype: torch.dtype, acceptance:
     rng = torch.Generator().manual_seed(13)
     arguments = chains.on(
         backend,
-        chains.make(rng, 5, 3, 1100, kind=kind, acceptance=acceptance, dtype=dtype, row_stats=backend.row_stats),
+        chains.make(rng, 5, 3, 1100, kind=kind, acceptance=acceptance, dtype=dtype, by=backend),
     )
     dense = backend.verify_chain(**arguments)
     turned = dict(arguments)
@@ -201,9 +199,7 @@ def test_strides_do_not_matter(backend: Backend, dtype: torch.dtype, acceptance:
 @pytest.mark.parametrize("kind", chains.KINDS)
 def test_acceptance_is_the_overlap_of_the_laws(backend: Backend, kind: str) -> None:
     rng = torch.Generator().manual_seed(17)
-    arguments = chains.make(
-        rng, 7, 3, 1100, kind=kind, params=PARAMS, draft_params=DRAFT_PARAMS, row_stats=backend.row_stats
-    )
+    arguments = chains.make(rng, 7, 3, 1100, kind=kind, params=PARAMS, draft_params=DRAFT_PARAMS, by=backend)
     arguments["num_draft_tokens"] = torch.tensor([3, 3, 2, 1, 0, -1, 3], dtype=torch.int32)
     P, Q = chains.laws(arguments)
     if Q is None:
@@ -221,7 +217,7 @@ def test_draft_stats_are_used_as_given(backend: Backend) -> None:
     """A drawn token keeps the probability it had, although the cut-off is recomputed elsewhere on other bits."""
     rng = torch.Generator().manual_seed(19)
     n = backend.batch(32)
-    arguments = chains.make(rng, n, 3, 500, kind="stats", draft_params=DRAFT_PARAMS, row_stats=backend.row_stats)
+    arguments = chains.make(rng, n, 3, 500, kind="stats", draft_params=DRAFT_PARAMS, by=backend)
     with_stats = run(backend, arguments)
     without = run(backend, {k: v for k, v in arguments.items() if k != "draft_stats"})
     same_bits(with_stats, without)
@@ -300,7 +296,7 @@ def test_bad_rows_are_flagged_and_neighbours_unaffected(
     backend: Backend, vocab: int, acceptance: str, kind: str
 ) -> None:
     rng, s = torch.Generator().manual_seed(37), sk.Status
-    arguments = chains.make(rng, 8, 3, vocab, kind=kind, acceptance=acceptance, row_stats=backend.row_stats)
+    arguments = chains.make(rng, 8, 3, vocab, kind=kind, acceptance=acceptance, by=backend)
     clean = run(backend, arguments)
     target = arguments["target_logits"]
     target[1, 0, 2], target[2, 0], target[3, 0], target[4, 0, 3] = math.nan, -math.inf, math.nan, math.inf
@@ -389,7 +385,7 @@ def test_rows_after_the_rejection_are_not_read(backend: Backend, kind: str) -> N
     """The walk ends early: NaN rows behind the first rejected token change nothing and set no flag."""
     rng = torch.Generator().manual_seed(61)
     n = 24 if backend.interpreted else 64
-    arguments = chains.make(rng, n, 4, 1100, kind=kind, row_stats=backend.row_stats, spread=3.0)
+    arguments = chains.make(rng, n, 4, 1100, kind=kind, by=backend, spread=3.0)
     clean = run(backend, arguments)
     behind = torch.arange(5) > clean.num_accepted.cpu()[:, None]
     arguments["target_logits"] = arguments["target_logits"].masked_fill(behind[..., None], math.nan)

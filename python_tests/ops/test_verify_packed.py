@@ -57,7 +57,7 @@ def test_is_the_chains(backend: Backend, vocab: int, dtype: torch.dtype, accepta
     arguments = chains.make(
         rng, n, 4, vocab, kind=kind, acceptance=acceptance, dtype=dtype, params=params,
         draft_params=sk.SamplingParams(0.9, top_k=torch.randint(0, 20, (n,), generator=rng)),
-        row_stats=backend.row_stats,
+        by=backend,
     )  # fmt: skip
     arguments["eos_token_ids"] = torch.tensor([1])
     arguments["draft_tokens"][torch.rand(n, 4, generator=rng) < 0.05] = -1

@@ -6,7 +6,7 @@ or a constant. What Triton has to be spared:
 - an int in a bundle is always specialised: a value of 1 or a multiple of 16 compiles a variant of its own. Strides and
   vocabularies are worth that; every other size is a parameter of its own, named in ``do_not_specialize``;
 - Triton 3.6 cannot compare a bundle with None where one of its members is None. A bundle that may be absent has members
-  that are all None, and a kernel asks for one of them;
+  that are all None, and a kernel asks for one of them, or for a flag beside it;
 - nor can its device functions return None in a bundle: they return bundles of tensors;
 - `values`, `type` and `index` name something else of a tuple in a kernel.
 """
@@ -110,10 +110,11 @@ class DraftLaws(NamedTuple):
     laws: RowLaws | None
     to_draft: Tensor | None  # [map_size] int64: the draft's ids of target ids, -1 for those that its vocabulary lacks
     map_size: int | None
+    given: Any  # constexpr: whether there are any rows
     bonus: Any  # constexpr: 1 where there are as many rows as of the target, because the bonus is a cascade's; else 0
 
 
-NO_DRAFT = DraftLaws(None, None, None, None, tl.constexpr(0))  # tokens are point masses
+NO_DRAFT = DraftLaws(None, None, None, None, tl.constexpr(False), tl.constexpr(0))  # tokens are point masses
 
 
 class TileStats(NamedTuple):

@@ -140,7 +140,7 @@ def draft_laws(
     map_size = None if target_to_draft is None else target_to_draft.numel()
 
     def of(laws: RowLaws) -> DraftLaws:
-        return DraftLaws(rows, laws, target_to_draft, map_size, tl.constexpr(bonus))
+        return DraftLaws(rows, laws, target_to_draft, map_size, tl.constexpr(True), tl.constexpr(bonus))
 
     if logits is not None and values is None:
         found = find_laws(rows, batch, n, params, values=raw, raw=raw, wanted=wanted)

@@ -124,7 +124,7 @@ def finish(
                 good = (uniform >= 0.0) & (uniform < 1.0)
                 flags |= tl.where(good, 0, BAD_PARAM)
                 uniform = tl.where(good, uniform, 0.0)
-                if draft.rows is None:
+                if not draft.given:
                     without = tl.full((), -1, tl.int32)
                     if accepted < length:
                         without = tl.load(chains.tokens + span.token_index + accepted).to(tl.int32)

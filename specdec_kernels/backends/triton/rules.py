@@ -136,7 +136,7 @@ def walk(
         q = tl.full((SLOTS,), 1.0, tl.float32)
         row_flags = tl.load(target.laws.status + row, mask=inside, other=0)
         draft_flags = tl.zeros((SLOTS,), tl.int32)
-        if draft.rows is not None:
+        if draft.given:
             q = q_at(draft, at, id, inside)
             draft_flags = tl.load(draft.laws.status + draft_row, mask=inside, other=0)
         coin = tl.zeros((SLOTS,), tl.float64)
@@ -265,7 +265,7 @@ def overlap(
     total = tl.full((), -1.0, tl.float32)
     if i < span.length:
         at = Position(b, span.first + i, b * (width + 1) + i, b * (width + draft.bonus) + i)
-        if draft.rows is None:
+        if not draft.given:
             id = tl.load(chains.tokens + span.token_index + i).to(tl.int32)
             total = probabilities(target, at, 1.0, id)
         else:

@@ -58,7 +58,7 @@ def masses(
         if points is not None:
             taken = tl.where(tl.load(points + row) == law.argmax, 1.0, 0.0)
         mass = tl.where(here & (law.argmax >= 0), tl.where(weight < 0.0, 1.0, tl.maximum(weight - taken, 0.0)), 0.0)
-    if draft.rows is not None:
+    if draft.given:
         if weight >= 0.0:
             left, _ = remainder(
                 target, draft, Position(row // n, row % n, row, row), weight, 1.0, tile_ids(first_tile, TILES)
@@ -103,7 +103,7 @@ def draw(
         left = tl.zeros((TILE,), tl.float32)
         if weight < 0.0:
             left = without_point(target, row, n, None, ids)
-        elif draft.rows is not None:
+        elif draft.given:
             left, _ = remainder(target, draft, Position(row // n, row % n, row, row), weight, 1.0, ids)
         else:
             left = without_point(target, row, n, points, ids)
@@ -157,7 +157,7 @@ def draft_of(args: ShardDrawArguments) -> DraftLaws:
         assert laws.numbers is not None and laws.argmax is not None
         laws.numbers[..., 2].masked_fill_(bad, -1.0)
         laws = laws._replace(argmax=laws.argmax.masked_fill(bad, -1))
-    return DraftLaws(rows_of(rows), laws, None, None, tl.constexpr(0))
+    return DraftLaws(rows_of(rows), laws, None, None, tl.constexpr(True), tl.constexpr(0))
 
 
 def shard_draw(args: ShardDrawArguments) -> tuple[Tensor, Tensor, Tensor]:

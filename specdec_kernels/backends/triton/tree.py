@@ -50,10 +50,11 @@ def plan(
     usable = in_tree & (token >= 0) & (token < vocab)
     is_eos = slot < 0
     under_eos = slot < 0
-    for i in range(num_eos):
-        id = tl.load(eos + i)
-        is_eos = is_eos | (token == id)
-        under_eos = under_eos | (token_above == id)
+    if eos is not None:
+        for i in range(num_eos):
+            id = tl.load(eos + i)
+            is_eos = is_eos | (token == id)
+            under_eos = under_eos | (token_above == id)
     under_eos = under_eos & (parent > 0)  # the root's token was emitted before
     hangs = usable & (under_eos == 0)
     at = b * num_nodes + slot
