@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -198,6 +199,20 @@ def too_long(folder: Path) -> list[str]:
     ]
 
 
+STREAMS = re.compile(r"#include <(?:io|s|o|f)\w*stream>|\bSTD_TORCH_CHECK|\bstd::cerr")
+"""What formats numbers by a C++ stream: beside a second C++ library in the process that can crash."""
+
+
+def streamers(folder: Path) -> list[str]:
+    """Files of the compiled libraries, without the emulator, that use a stream."""
+    files = sorted(path for path in (folder / "csrc").rglob("*.*") if "emulator" not in path.parts)
+    return [path.name for path in files if STREAMS.search(path.read_text(encoding="utf-8"))]
+
+
+def test_no_compiled_library_uses_a_stream() -> None:
+    assert streamers(ROOT) == []
+
+
 def test_no_circle_among_files() -> None:
     assert circles(edges(sources())) == []
 
@@ -266,5 +281,7 @@ def test_other_defects_are_found(tmp_path: Path) -> None:
     assert environment_readers({"cli": "import os\nos.environ['HOME']"})
     assert environment_readers({"cli": "from os import getenv"})
     (tmp_path / "csrc").mkdir()
+    (tmp_path / "csrc" / "bind.cpp").write_text("#include <sstream>")
+    assert streamers(tmp_path) == ["bind.cpp"]
     (tmp_path / "csrc" / "long.cu").write_text("\n" * (MAX_LINES + 1))
     assert too_long(tmp_path) == ["csrc/long.cu has 601 lines"]

@@ -24,6 +24,7 @@ RESULTS = ROOT / "bench/results/amd-epyc-2-cores-avx512"
 if not RESULTS.exists():
     pytest.skip("a source distribution holds no results", allow_module_level=True)
 NEWER = ROOT / "bench/results/intel-r-xeon-r-processor-2-cores-avx512"  # another machine
+GPU = ROOT / "bench/results/nvidia-h100-80gb-hbm3"
 PLAN, OVERHEADS = NEWER / "plan.json", NEWER / "overhead"
 PAGES = ("docs/benchmarks.md", "docs/what-it-gains.md", "README.md")
 WORDS_ONLY = {  # tables without figures, by the first cell of their heading
@@ -124,6 +125,33 @@ def best_peer(label: str, column: str) -> Expected:
     what = f"{CASES[column]} V={vocab} B={batch}: cpu × best peer"
     (found,) = (t for t in results("verify_chain")["targets"] if t["what"].startswith(what))
     return [found["measured"]]
+
+
+def on_gpu(label: str, column: str) -> Expected:
+    """Replayed graphs on a cold cache: ours and its floor in µs, or a peer's time over ours."""
+    case, batch = label.split(", ")
+    times = {
+        r["provider"]: r
+        for r in results("verify_chain", GPU)["rows"]
+        if (r["case"], r["batch"], r["vocab"], r["num_draft"]) == (CASES[case], int(batch), 128256, 5)
+        and (r["cache"], r["launch"]) == ("cold", "graph")
+    }
+    ours = times["cuda"]
+    if column.startswith("CUDA"):
+        return [ours["median_us"], ours["floor_us"]]
+    if column == "Triton, µs":
+        return [times["triton"]["median_us"]]
+    peer = times.get(column.replace("LLM", "llm") if column.startswith("vLLM") else column.lower())
+    return [peer["median_us"] / ours["median_us"]] if peer else []
+
+
+def test_readme_s_sentence_on_the_gpu_is_that_of_the_results() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    said = re.search(r"takes (\d+) µs at T = 1 and (\d+) µs .* take ([\d.]+) and ([\d.]+) times as long", text)
+    plain, cut = (on_gpu(f"{case}, 128", "CUDA, µs (floor)")[0] for case in ("T = 1", "truncated"))
+    peers = [on_gpu(f"{case}, 128", "vLLM V2")[0] for case in ("T = 1", "truncated")]
+    assert said and all(map(agrees, said.groups(), (plain, cut, *peers)))
+    assert results("verify_chain", GPU)["command"] in (ROOT / "docs/benchmarks.md").read_text()
 
 
 def decoded(name: str, prompts: str, temperature: float, drafter: str, number: int | str) -> Expected:
@@ -296,7 +324,7 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "tree": tree, "gather": gather, "overhead": overhead, "rates": rates, "best peer": best_peer,
     "goals": goals, "end to end": end_to_end, "medusa": medusa, "medusa trees": medusa_trees, "ratios": span_of,
     "in transformers": in_transformers, "vllm": in_vllm, "best gamma": best_gamma, "plan": plan,
-    "step costs": step_costs,
+    "step costs": step_costs, "gpu": on_gpu,
 }  # fmt: skip
 
 

@@ -131,6 +131,7 @@ def adapters(vocab: int) -> None:
     made = chains.with_target_probs(made, params)
     sk.verify_chain(**made, eos_token_ids=EOS, return_acceptance=True, backend="triton")
     sk.verify_chain(**made | {"target_law": laws.Lossy(0.3, beta="exact")}, backend="triton")
+    sk.verify_tree(**trees.make(1, BATCH, ROWS, vocab, acceptance="sample", kind="none"), backend="triton")  # no ends
     for acceptance in ("sample", "recursive"):
         tree = trees.make(1, BATCH, ROWS, vocab, acceptance=acceptance, kind="probs")
         sk.verify_tree(**chains.with_target_probs(tree, params), eos_token_ids=EOS, backend="triton")
