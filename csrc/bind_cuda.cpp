@@ -33,7 +33,8 @@ class Device : public OpKernels {
   template <class Args>
   void run(cudaError_t (*kernel)(const Args&, const Launch&), const std::type_identity_t<Args>& args) {
     void* stream = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream));
+    SPECDEC_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream) == AOTI_TORCH_SUCCESS, op_,
+                  ": torch names no current stream");
     const cudaError_t error =
         kernel(args, {static_cast<cudaStream_t>(stream), [this](int64_t bytes) { return scratch(bytes); }});
     if (error == cudaSuccess) return;

@@ -59,7 +59,8 @@ class MadeTensor {
 
   void* mutable_data_ptr() const {
     void* data = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(handle_.get(), &data));
+    SPECDEC_CHECK(aoti_torch_get_data_ptr(handle_.get(), &data) == AOTI_TORCH_SUCCESS,
+                  "specdec: a tensor without memory");
     return data;
   }
   AtenTensorHandle release() { return handle_.release(); }

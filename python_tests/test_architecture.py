@@ -199,7 +199,7 @@ def too_long(folder: Path) -> list[str]:
     ]
 
 
-STREAMS = re.compile(r"#include <(?:io|s|o|f)\w*stream>|\bSTD_TORCH_CHECK|\bstd::cerr")
+STREAMS = re.compile(r"#include <(?:io|s|o|f)\w*stream>|\b(?:STD_TORCH|TORCH_ERROR_CODE)_CHECK|\bstd::cerr")
 """What formats numbers by a C++ stream: beside a second C++ library in the process that can crash."""
 
 

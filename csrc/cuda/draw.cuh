@@ -243,7 +243,8 @@ __device__ __forceinline__ float* drawn_weights() {
 }
 
 // The id where a draw ends in the tile that it found, by a block, in warp 0: the first whose running sum of weights exceeds
-// the goal; on an overrun the last of positive weight. The warps weigh a run each, and one adds.
+// the goal; on an overrun the last of positive weight. The warps weigh a run each, and one adds: run after run, of a run lane
+// after lane.
 template <class From>
 __device__ __forceinline__ int32_t find_id(const From& from, const FoundTile& found) {
   const auto weight = [all = drawn_weights()](int j, int k) -> float& { return all[(j * kRun + k) * 32 + lane_id()]; };

@@ -7,9 +7,12 @@ namespace specdec::SPECDEC_CUDA_ROWS {
 constexpr float kLog2E = 1.44269504f;
 
 // exp((x - max) * inverse_temperature) where x >= cutoff, else 0; 0 for NaN and below kSmallestExponent.
+__device__ __forceinline__ float weight_of(float x, float max, float cutoff, float inverse_temperature) {
+  const float exponent = (x - max) * inverse_temperature;
+  return x >= cutoff && exponent >= kSmallestExponent ? fast_exp2(exponent * kLog2E) : 0.0f;
+}
 __device__ __forceinline__ float weight_of(float x, const RowLaw& law) {
-  const float exponent = (x - law.max) * law.inverse_temperature;
-  return x >= law.cutoff && exponent >= kSmallestExponent ? fast_exp2(exponent * kLog2E) : 0.0f;
+  return weight_of(x, law.max, law.cutoff, law.inverse_temperature);
 }
 
 // The same times a number, its law held in registers: from shared memory the compiler would take it anew for every id.
@@ -18,8 +21,7 @@ struct Weight {
   __device__ Weight(const RowLaw& law, float times)
       : max(law.max), cutoff(law.cutoff), inverse_temperature(law.inverse_temperature), times(times) {}
   __device__ __forceinline__ float operator()(float x) const {
-    const float exponent = (x - max) * inverse_temperature;
-    return (x >= cutoff && exponent >= kSmallestExponent ? fast_exp2(exponent * kLog2E) : 0.0f) * times;
+    return weight_of(x, max, cutoff, inverse_temperature) * times;
   }
 };
 

@@ -51,16 +51,18 @@ inline bool may_cut(const SamplingArgs& p) {
 }
 inline bool may_cut(const VerifyArgs& args) { return may_cut(args.params) || may_cut(args.draft_params); }
 
-// How many blocks share a row's tiles when `rows` rows are read at once: each at least one tile a warp.
+// How many blocks share a row's tiles when `rows` rows are read at once: each at least one tile a warp, and enough to keep the
+// device busy.
 inline int64_t chunks_of(int tiles, int64_t rows, int warps) {
-  const int64_t most = (tiles + warps - 1) / warps, enough = (int64_t(multiprocessors()) * 8 + rows - 1) / rows;
-  return most < enough ? most : enough > 1 ? enough : 1;
+  const int64_t enough = (int64_t(multiprocessors()) * 8 + rows - 1) / rows;
+  return std::clamp(enough, int64_t(1), int64_t(tiles + warps - 1) / warps);
 }
 
-// The same for blocks of which so many run on a multiprocessor: as many as run at a time, where each has much to do first.
+// The same for blocks that have much to do before their tiles, of which `at_once` run on a multiprocessor: no more than run at
+// a time.
 inline int64_t chunks_at_once(int tiles, int64_t rows, int warps, int at_once) {
-  const int64_t most = (tiles + warps - 1) / warps, room = int64_t(multiprocessors()) * at_once / rows;
-  return most < room ? most : room > 1 ? room : 1;
+  const int64_t room = int64_t(multiprocessors()) * at_once / rows;
+  return std::clamp(room, int64_t(1), int64_t(tiles + warps - 1) / warps);
 }
 
 // The reading of split rows into set.tables. Shared by the ops.

@@ -16,8 +16,8 @@ namespace specdec::cuda {
 namespace {
 
 // The layout of verify_chain, by sequences a multiprocessor: the first that they are fewer than. On an H100 the split one,
-// which reads every row but keeps the whole device busy, was the fastest at all batches from 1 to 256. `python -m
-// bench.gpu.crossovers --write` sets this from measurements.
+// which reads every row but keeps the whole device busy, was the fastest, uncut and cut, at all batches from 1 to 256. `python
+// -m bench.gpu.crossovers --write` sets this from measurements.
 constexpr struct {
   double below;
   Strategy strategy;

@@ -270,7 +270,7 @@ int slot_of(cudaStream_t stream) {
   cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaStreamIsCapturing(stream, &capturing);
-  // Not of a stream that captures: there the question is an error, which ends the capture.
+  // Not of a stream that captures: there the driver does not permit the question (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED).
   if (error == cudaSuccess && capturing == cudaStreamCaptureStatusNone) error = cudaStreamGetId(stream, &id);
   if (error != cudaSuccess) {
     cudaGetLastError();

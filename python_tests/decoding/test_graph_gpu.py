@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
+from bench.gpu import strategy
 from python_tests.decoding.models import prompts, tiny
 from python_tests.decoding.test_generate import RepeatLast, texts
+from python_tests.ops import chains
 from specdec_kernels.decoding import GenerationOutput, graph
 from specdec_kernels.decoding.graph import CapturedSteps
 from specdec_kernels.drafters import Drafter
@@ -136,3 +138,18 @@ def test_nothing_is_left_behind(captures: list[bool]) -> None:
     assert torch.cuda.memory_reserved() <= before
     assert torch.cuda.current_stream() == stream and torch.cuda.get_sync_debug_mode() == mode
     assert captures and all(captures)
+
+
+@pytest.mark.parametrize("layout", strategy.STRATEGIES)
+def test_every_layout_of_a_verify_step_can_be_captured(layout: str) -> None:
+    """Of rows so long that the layout of one launch asks for much shared memory."""
+    made = chains.make(torch.Generator().manual_seed(5), 1, 5, 128256, dtype=torch.bfloat16)
+    arguments = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in made.items()}
+    expected = sk.verify_chain(**arguments, backend="cuda")
+    with strategy.forced(layout):
+        sk.verify_chain(**arguments, backend="cuda")
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            out = sk.verify_chain(**arguments, backend="cuda")
+    captured.replay()
+    assert torch.equal(out.tokens, expected.tokens)

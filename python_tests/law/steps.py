@@ -45,8 +45,9 @@ class StepCase:
         target, draft = (torch.randn(*[self.vocab] * 3, generator=rng) * self.spread for _ in range(2))
         return target, draft[..., : self.vocab - 1].contiguous() if self.draft == "reduced" else draft
 
-    def token_map(self) -> sk.TokenMap | None:
-        return sk.TokenMap(torch.arange(self.vocab - 1, 0, -1)) if self.draft == "reduced" else None
+    def token_map(self, device: str) -> sk.TokenMap | None:
+        made = sk.TokenMap(torch.arange(self.vocab - 1, 0, -1)) if self.draft == "reduced" else None
+        return made and made.to(device)
 
 
 CASES = {
@@ -85,7 +86,7 @@ def _run(verify: Verify, case: StepCase, seeds: Tensor, device: str) -> Tensor:
         batch, 3 + LENGTH + K, dtype=torch.int64, device=device
     )  # the two start tokens, then what is emitted
     count = torch.zeros(batch, dtype=torch.int64, device=device)
-    token_map = case.token_map()
+    token_map = case.token_map(device)
     step = 0
     while int(count.min()) < LENGTH:
         uniforms, draw = _noise(case, seeds, count, step)
@@ -105,7 +106,7 @@ def _run(verify: Verify, case: StepCase, seeds: Tensor, device: str) -> Tensor:
             if case.draft == "probs":
                 given = {"draft_probs": logits.softmax(-1)}
             if token_map is not None:
-                given["draft_token_map"] = token_map.to(device)
+                given["draft_token_map"] = token_map
         left = LENGTH - count
         out = verify(
             target,
@@ -128,7 +129,7 @@ def _noise(
     case: StepCase, seeds: Tensor, count: Tensor, step: int
 ) -> tuple[dict[str, Tensor], Callable[[int, Tensor], Tensor]]:
     """The verifier's randomness of one step, and how its drafter draws the i-th token."""
-    K, token_map = case.num_draft, case.token_map()
+    K, token_map = case.num_draft, case.token_map(str(seeds.device))
     if case.acceptance == "match":
         keys = sk.noise_keys(seeds, count[:, None] + torch.arange(K + 1, device=seeds.device))
         return {"noise_keys": keys}, lambda i, logits: sk.sample(logits, noise_keys=keys[:, i]).token
@@ -143,10 +144,7 @@ def _noise(
 
     def draw(i: int, logits: Tensor) -> Tensor:
         token: Tensor = sk.sample(
-            logits,
-            case.draft_params,
-            uniform_samples=drafting[:, i].contiguous(),
-            draft_token_map=token_map and token_map.to(str(seeds.device)),
+            logits, case.draft_params, uniform_samples=drafting[:, i].contiguous(), draft_token_map=token_map
         ).token
         return token
 

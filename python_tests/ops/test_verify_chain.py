@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from bench.gpu.strategy import forced
 from python_tests.ops import chains
 from python_tests.ops.chains import run
 from python_tests.ops.inputs import DTYPES, logits, refuses, same_bits, strided, tensors, uniforms
@@ -566,20 +565,3 @@ def test_a_draft_of_no_tokens_may_have_any_strides(backend: Backend) -> None:
         "uniform_samples": uniforms(rng, 2, 1),
     }  # fmt: skip
     same_bits(tensors(run(backend, {**given, "draft_probs": probs})), tensors(run(backend, given)))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("strategy", ["auto", "resident", "split", "walk", "cluster"])
-def test_every_layout_can_be_captured(backend: Backend, strategy: str) -> None:
-    """In a CUDA graph, rows large enough that the layout of one launch asks for much shared memory."""
-    if backend.device != "cuda" or backend.name != "cuda":
-        pytest.skip("no layouts")
-    arguments = chains.on(backend, chains.make(torch.Generator().manual_seed(5), 1, 5, 128256, dtype=torch.bfloat16))
-    expected = backend.verify_chain(**arguments)
-    with forced(strategy):
-        backend.verify_chain(**arguments)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = backend.verify_chain(**arguments)
-    graph.replay()
-    assert torch.equal(out.tokens, expected.tokens)
