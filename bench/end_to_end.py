@@ -1,7 +1,8 @@
 """``python -m bench.end_to_end``: tokens a second of a real model with and without speculation.
 
 SmolLM2-135M-Instruct on the CPU, prompt sets of `specdec_kernels.assets.prompts`, temperatures 0 and 1. Every
-configuration goes through `generate` with the same packed weights and seeds, plain decoding included; in every round
+configuration goes through `generate` with the same packed weights and seeds, plain decoding included; with
+``--own-loop`` the model runs in the loop of ``examples/own_loop.py`` in the place of transformers'. In every round
 all of them run on a prompt before the next prompt comes, in an order shuffled each time. A round gives one ratio of
 tokens a second (prefill and, for "auto", rehearsals not counted) to plain decoding; the median over the rounds is the
 result, with its 95 % confidence interval (of order statistics: with fewer than six rounds that is no more than the
@@ -38,6 +39,7 @@ from tqdm import tqdm
 
 import specdec_kernels as sk
 from bench import machine, real_model
+from examples.own_loop import LeanLlama
 from specdec_kernels import GenerationOutput, assets, generate, pack_linear_weights
 from specdec_kernels.analysis.drafters import make as make_drafters
 from specdec_kernels.assets import prompts
@@ -48,7 +50,7 @@ from specdec_kernels.drafters import (
     NoDrafter,
 )
 from specdec_kernels.medusa import SHIPPED_HEADS, MedusaHeads
-from specdec_kernels.options import POSITIVE, SEED, TEMPERATURE, existing
+from specdec_kernels.options import POSITIVE, SEED, TEMPERATURE, draft_length, existing
 
 SETS = ("code-edit", "quote", "humaneval", "summarise", "chat")
 DRAFT_LENGTHS: tuple[int | str, ...] = (3, 7, "auto")
@@ -72,8 +74,9 @@ class Way:
 
 
 def ways_of(
-    names: Sequence[str], model: Any, tokenizer: Any, heads_path: Path, seed: int | None = None
-) -> dict[Key, Way]:
+    names: Sequence[str], model: Any, tokenizer: Any, heads_path: Path, seed: int | None = None,
+    lengths: Sequence[int | str] = DRAFT_LENGTHS,
+) -> dict[Key, Way]:  # fmt: skip
     """All ways of decoding with the drafters of these names; with a `seed`, random trees beside the calibrated ones.
 
     Raises
@@ -100,7 +103,7 @@ def ways_of(
             ways |= {(name, nodes): Way(NgramTreeDrafter(num_nodes=nodes)) for nodes in TREE_NODES[:2]}
         else:
             (drafter,) = make_drafters([name], model, tokenizer, corpus=True).values()
-            ways |= {(name, length): Way(drafter, length) for length in DRAFT_LENGTHS}
+            ways |= {(name, length): Way(drafter, length) for length in lengths}
     return ways
 
 
@@ -236,7 +239,7 @@ def targets_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     goals.append(
         ("auto, any set: smallest ratio to plain", 0.97, min((r["ratio"] for r in auto.values()), default=float("nan")))
     )
-    fixed = [r for r in rows if r["num_speculative_tokens"] in DRAFT_LENGTHS[:-1] and r["ratio"] > 1]
+    fixed = [r for r in rows if r["num_speculative_tokens"] not in ("auto", PLAIN[1]) and r["ratio"] > 1]
     share = [
         auto[key]["ratio"] / max(r["ratio"] for r in fixed if (r["prompts"], r["temperature"], r["drafter"]) == key)
         for key in auto
@@ -356,27 +359,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--name", default="end_to_end", help="of the result files (default end_to_end)")
     parser.add_argument("--temperatures", nargs="+", type=TEMPERATURE, default=[0.0, 1.0])
     parser.add_argument("--batch", type=POSITIVE, default=1, help="prompts decoded together (default 1)")
+    parser.add_argument(
+        "--lengths",
+        nargs="+",
+        type=draft_length,
+        default=DRAFT_LENGTHS,
+        help="of lookup and ngram-lm",
+    )
+    parser.add_argument("--own-loop", action="store_true", help="the model of examples/own_loop.py, not transformers'")
     return real_model.run("end_to_end", parser.parse_args(argv), _measured)
 
 
 def _measured(arguments: argparse.Namespace) -> None:
     # The last ones: the n-gram model's constants were chosen on the first of HumanEval.
     model, tokenizer, texts = real_model.load(arguments, arguments.prompts)
-    ways = ways_of(arguments.drafter, model, tokenizer, arguments.heads, arguments.trees)
+    ways = ways_of(arguments.drafter, model, tokenizer, arguments.heads, arguments.trees, arguments.lengths)
     batch = arguments.batch
     rows: list[dict[str, Any]] = []
     greedy_ways = sum(not way.typical for way in ways.values())
     runs = sum(len(ways) if temperature else greedy_ways for temperature in arguments.temperatures)
     runs *= -(-arguments.prompts // batch) * arguments.rounds * len(texts)
+    target = LeanLlama(model) if arguments.own_loop else model
     with pack_linear_weights(model), tqdm(total=runs, unit="answer", mininterval=1.0, disable=None) as bar:
         warm_up = prompts.encode(tokenizer, next(iter(texts.values()))[:batch])
-        generate(model, *warm_up[:1], attention_mask=warm_up[1], drafter=NoDrafter(), max_new_tokens=8)
+        generate(target, *warm_up[:1], attention_mask=warm_up[1], drafter=NoDrafter(), max_new_tokens=8)
         for name, chosen in texts.items():
             batches = [prompts.encode(tokenizer, chosen[i : i + batch]) for i in range(0, len(chosen), batch)]
             for temperature in arguments.temperatures:
                 bar.set_description(f"{name}, temperature {temperature:g}")
                 results = measure(
-                    model,
+                    target,
                     batches,
                     ways,
                     sk.SamplingParams(temperature=temperature),

@@ -31,11 +31,13 @@ from tqdm import tqdm
 
 import specdec_kernels as sk
 from bench import machine, real_model
+from specdec_kernels import assets
 from specdec_kernels.assets import prompts
 from specdec_kernels.integrations.transformers import assisted_generation
-from specdec_kernels.options import LENGTH, POSITIVE
+from specdec_kernels.options import LENGTH, POSITIVE, existing
 
 PLAIN, STOCK, OURS, AUTO = "plain", "transformers", "specdec_kernels", "specdec_kernels, auto"
+STOCK_MODEL, OURS_MODEL = f"{STOCK}, assistant", f"{OURS}, assistant"
 CLOCKS: dict[str, Callable[[], float]] = {"ratio": time.perf_counter, "ratio_cpu": time.process_time}
 """By what a row calls the ratio of rates that each gives."""
 SAMPLING: dict[str, dict[str, Any]] = {
@@ -47,7 +49,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 
 def block(way: str) -> AbstractContextManager[None]:
     """What surrounds a call of this way."""
-    if way in (PLAIN, STOCK):
+    if way in (PLAIN, STOCK, STOCK_MODEL):
         return nullcontext()
     return assisted_generation(num_speculative_tokens="auto" if way == AUTO else None)
 
@@ -61,15 +63,21 @@ def measure(
     max_new_tokens: int,
     num_speculative_tokens: int,
     advance: Any,
+    assistant: Any = None,
 ) -> dict[str, dict[str, Any]]:
     """For each way its tokens and seconds, by both clocks, a number a round, and how many batches of greedy answers
-    were unlike plain ones.
+    were unlike plain ones. With a draft model, `assistant`, there are ways that draft with it as well.
     """
-    ways = [PLAIN, OURS, AUTO] + [STOCK] * all(len(ids) == 1 for ids, _ in batches)
+    alone = all(len(ids) == 1 for ids, _ in batches)
+    ways = [PLAIN, OURS, AUTO, *[STOCK] * alone]
+    if assistant is not None:
+        ways += [OURS_MODEL, *[STOCK_MODEL] * alone]
     results: dict[str, dict[str, Any]] = {
         way: {"tokens": [0] * rounds, "differing": 0, **{clock: [0.0] * rounds for clock in CLOCKS}} for way in ways
     }
-    drafted = {"prompt_lookup_num_tokens": num_speculative_tokens, "max_matching_ngram_size": 3}
+    lookup = {"prompt_lookup_num_tokens": num_speculative_tokens, "max_matching_ngram_size": 3}
+    drafted = dict.fromkeys(ways, lookup) | {PLAIN: {}}
+    drafted |= dict.fromkeys((OURS_MODEL, STOCK_MODEL), {"assistant_model": assistant})
     order = random.Random(0)
     for turn in range(rounds):
         for ids, mask in batches:
@@ -81,7 +89,7 @@ def measure(
                 with block(way):
                     answers[way] = model.generate(
                         ids, attention_mask=mask, max_new_tokens=max_new_tokens, eos_token_id=None, pad_token_id=0,
-                        **sampling, **(drafted if way != PLAIN else {}),
+                        **sampling, **drafted[way],
                     )  # fmt: skip
                 for clock, now in CLOCKS.items():
                     results[way][clock][turn] += now() - began[clock]
@@ -116,6 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "in_transformers", "model.generate of transformers, with and without.", sets=["code-edit", "humaneval"],
         prompts=2, prompts_help="batches of each set, from its end (default 2)", max_new_tokens=48, rounds=3,
     )  # fmt: skip
+    parser.add_argument("--assistant", type=existing, help="folder of a draft model, to draft with as well")
     parser.add_argument("--sampling", nargs="+", choices=SAMPLING, default=list(SAMPLING))
     parser.add_argument("--batches", nargs="+", type=POSITIVE, default=[1, 8], help="prompts decoded together")
     parser.add_argument("--num-speculative-tokens", type=LENGTH, default=7)
@@ -124,6 +133,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measured(arguments: argparse.Namespace) -> None:
     model, tokenizer, texts = real_model.load(arguments)
+    assistant = None
+    if arguments.assistant is not None:
+        assistant, _ = assets.load_folder(arguments.assistant)
+        assistant.generation_config.num_assistant_tokens = arguments.num_speculative_tokens
+        assistant.generation_config.num_assistant_tokens_schedule = "constant"
+        sk.pack_linear_weights(assistant)
     rows: list[dict[str, Any]] = []
     with sk.pack_linear_weights(model), tqdm(unit="answer", mininterval=1.0, disable=None) as bar:
         model.generate(*prompts.encode(tokenizer, texts[arguments.sets[0]][:1])[:1], max_new_tokens=4)
@@ -136,7 +151,7 @@ def _measured(arguments: argparse.Namespace) -> None:
                     results = measure(
                         model, batches, SAMPLING[sampling], rounds=arguments.rounds, advance=bar.update,
                         max_new_tokens=arguments.max_new_tokens,
-                        num_speculative_tokens=arguments.num_speculative_tokens,
+                        num_speculative_tokens=arguments.num_speculative_tokens, assistant=assistant,
                     )  # fmt: skip
                     fresh = rows_of(name, batch, sampling, results)
                     rows += fresh

@@ -25,21 +25,24 @@ from torch.nn.functional import linear, scaled_dot_product_attention, silu
 import specdec_kernels as sk
 from specdec_kernels.decoding import Prompt, Runner
 
+LEAST_ROWS = 4
+"""oneDNN multiplies one or two rows by another kernel, no faster, which rounds differently."""
+
 
 class Linear:
-    """``x @ weight.T``; on a CPU by weights that are laid out in advance, which serve eight rows as fast as four."""
+    """``x @ weight.T``; on a CPU by weights laid out in advance, which serve eight rows nearly as fast as one."""
 
     def __init__(self, *weights: Tensor) -> None:
         self.weight = torch.cat(weights)
         on_cpu = self.weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, None) if on_cpu else None
-        # One row of float32 is fastest as it is; anything else never needs the plain weights.
-        self.always_packed = on_cpu and self.weight.dtype != torch.float32
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.packed is None or (len(x) == 1 and not self.always_packed):
+        if self.packed is None:
             return linear(x, self.weight)
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")
+        missing = max(LEAST_ROWS - len(x), 0)
+        rows = torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x
+        return torch.ops.mkldnn._linear_pointwise(rows, self.packed, None, "none", [], "")[: len(x)]
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from bench import in_transformers as bench
-from python_tests.decoding.models import prompts, tiny
+from python_tests.decoding.models import near, prompts, tiny
 
 
 def test_every_way_is_measured_and_gives_plain_answers() -> None:
     model, turns = tiny("llama", 1), []
-    for batch, ways in ((1, [bench.OURS, bench.AUTO, bench.STOCK]), (3, [bench.OURS, bench.AUTO])):
+    for batch, ways in (
+        (1, [bench.OURS, bench.OURS_MODEL, bench.AUTO, bench.STOCK, bench.STOCK_MODEL]), (3, [bench.OURS, bench.AUTO]),
+    ):  # fmt: skip
+        assistant = near("llama", 1, 0.1) if bench.OURS_MODEL in ways else None
         batches = [prompts(*(4, 6, 9)[:batch])]
         for name, sampling in bench.SAMPLING.items():
             turns.clear()
             results = bench.measure(
                 model, batches, sampling, rounds=2, max_new_tokens=5, num_speculative_tokens=3,
-                advance=lambda: turns.append(1),
+                advance=lambda: turns.append(1), assistant=assistant,
             )  # fmt: skip
             rows = bench.rows_of("texts", batch, name, results)
-            assert [row["way"] for row in rows] == ways and len(turns) == 2 * (len(ways) + 1)
+            assert {row["way"] for row in rows} == set(ways) and len(turns) == 2 * (len(ways) + 1)
             for row in rows:
                 assert 0 < row["ratio_min"] <= row["ratio"] <= row["ratio_max"] and row["ratio_cpu"] > 0
                 assert row["batches_differing"] == 0
