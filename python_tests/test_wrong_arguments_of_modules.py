@@ -241,6 +241,7 @@ def drawn(name: str) -> dict[str, Any]:
         "save": {"figure": Figure(), "path": Path("/nowhere/at all.png"), "command": "specdec plot"},
         "acceptance_by_position": {"rows": ROWS}, "gain_by_batch": {"choices": ROWS},
         "predicted_and_measured": {"rows": ROWS}, "techniques": {"rows": ROWS},
+        "thresholds": {"rows": ROWS},
     }.get(name, {})  # fmt: skip
 
 

@@ -30,6 +30,11 @@ def row(drafter: str, length: int, temperature: float, batch: int = 1, gain: flo
 ROWS = [
     row(d, k, t, b, 1 + 0.1 * k / b) for d in ("lookup", "medusa") for k in (1, 3) for t in (0.0, 1.0) for b in (1, 8)
 ]
+TYPICAL = [
+    {"prompts": "texts", "temperature": 0.7, "way": way, "epsilon": epsilon, "tokens_per_step": 2 - (epsilon or 1),
+     "tokens_per_step_error": 0.1, "log_prob": -1.0, "log_prob_error": 0.1}
+    for way, epsilon in (("plain", None), ("lossless", None), ("typical", 0.05), ("typical", 0.2))
+]  # fmt: skip
 FIGURES = {
     "expected_tokens": plots.expected_tokens,
     "improvement_surfaces": plots.improvement_surfaces,
@@ -38,6 +43,7 @@ FIGURES = {
     "gain_by_batch": lambda: plots.gain_by_batch(ROWS),
     "predicted_and_measured": lambda: plots.predicted_and_measured(ROWS),
     "techniques": lambda: plots.techniques(ROWS),
+    "thresholds": lambda: plots.thresholds(TYPICAL),
 }
 
 
@@ -89,6 +95,10 @@ def test_points_are_those_of_the_rows() -> None:
     (line,) = (line for line in figure.axes[0].lines if line.get_label() == "lookup, 3")
     assert list(line.get_ydata()) == pytest.approx([1.3, 1.0375])
     assert points(plots.techniques(alone), 0, "medusa") == pytest.approx([1.1, 1.3])
+    figure = plots.thresholds(TYPICAL)
+    assert points(figure, 0, "texts, T = 0.7") == [1.95, 1.8]
+    (line,) = (line for line in figure.axes[0].lines if line.get_label() == "the same, lossless")
+    assert set(line.get_ydata()) == {1.0}
 
 
 def test_what_is_unknown_is_left_out() -> None:

@@ -222,6 +222,14 @@ def test_typical_acceptance_is_another_law_and_accepts_more() -> None:
     assert typical.stats.mean_acceptance_length > 1.2 * lossless.stats.mean_acceptance_length
     law = exact_law(runner.table, [1, 3], 4)
     assert np.abs(frequencies(typical.tokens, 4) - law).sum() > 3 * np.abs(frequencies(lossless.tokens, 4) - law).sum()
+    lengths = [
+        sk.generate(
+            runner, ids, drafter=Fixed(TREE, TOKENS), acceptance="typical", epsilon=epsilon, delta=epsilon**0.5, **kw
+        ).stats.mean_acceptance_length
+        for epsilon in (0.0, 0.09, 0.5, 2.0)
+    ]  # fmt: skip
+    assert lengths[1] == typical.stats.mean_acceptance_length  # the defaults
+    assert lengths == sorted(lengths, reverse=True) and lengths[0] == 4 and lengths[3] < 1.2
 
 
 # --- drafts -----------------------------------------------------------------------------------------------------------

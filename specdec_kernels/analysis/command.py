@@ -29,6 +29,7 @@ FIGURES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "batch": (lambda found: plots.gain_by_batch(_rows(found, "choices")), "predicted gain by batch size"),
     "measured": (lambda found: plots.predicted_and_measured(_rows(found)), "predicted, simulated and measured gain"),
     "techniques": (lambda found: plots.techniques(_rows(found)), "Medusa losslessly, typically, and lookups, by tree"),
+    "thresholds": (lambda found: plots.thresholds(_rows(found)), "typical acceptance over its threshold"),
 }
 """What `specdec plot` draws; those from "acceptance" on of a JSON file."""
 _OF_FILES = tuple(FIGURES)[3:]
@@ -161,7 +162,8 @@ def _plot_parser() -> argparse.ArgumentParser:
         prog="specdec plot",
         description="Draw a figure into a PNG.",
         epilog=f"figures:\n{listing}\n{', '.join(_OF_FILES[:2])}: of what `specdec plan --json` printed or python -m "
-        "bench.plan wrote;\nmeasured: of the latter; techniques: of bench/results/MACHINE/end_to_end_medusa.json",
+        "bench.plan wrote;\nmeasured: of the latter; techniques, thresholds: of end_to_end_medusa.json and "
+        "typical.json in bench/results/MACHINE",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("figure", choices=FIGURES, metavar="figure", help=", ".join(FIGURES))

@@ -27,6 +27,7 @@ __all__ = [
     "predicted_and_measured",
     "save",
     "techniques",
+    "thresholds",
 ]
 
 Row = Mapping[str, Any]
@@ -262,6 +263,33 @@ def techniques(rows: Sequence[Row]) -> Figure:
         ticks = sorted({row["num_speculative_tokens"] for row in rows if row["drafter"] != "none"})
         panel.set_xticks(ticks, [str(tick) for tick in ticks])
         _label(panel, _title(*case), "nodes of the tree, root included", "tokens a second over plain")
+    _legend(figure, axes)
+    return figure
+
+
+def thresholds(rows: Sequence[Row]) -> Figure:
+    """Typical acceptance over its threshold ε: tokens a step, and how likely its text is, beside lossless decoding.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        Of ``bench/results/…/typical.json``; where ``epsilon`` is None, of lossless or plain decoding.
+    """
+    keys = ("tokens_per_step", "log_prob")
+    errors = [f"{key}_error" for key in keys]
+    _check_rows("thresholds", "rows", rows, "prompts", "temperature", "way", "epsilon", *keys, *errors)
+    figure, axes = _panels(2, 12, 4.8)
+    labels = ("tokens a step", "log-probability of a token, nats")
+    for panel, key, error, label in zip(axes, keys, errors, labels, strict=True):
+        for i, case in enumerate(_cases(rows)):
+            mine = [row for row in rows if (row["prompts"], row["temperature"]) == case]
+            over = [row for row in mine if row["epsilon"] is not None]
+            x, y, bars = ([row[k] for row in over] for k in ("epsilon", key, error))
+            panel.errorbar(x, y, bars, fmt=f"-{_MARKERS[i]}", color=f"C{i}", capsize=3, label=_title(*case))
+            for row in mine:
+                if row["way"] == "lossless":
+                    panel.axhline(row[key], color=f"C{i}", linestyle="--", linewidth=1, label="the same, lossless")
+        _label(panel, "Typical acceptance, δ = √ε", "threshold ε", label)
     _legend(figure, axes)
     return figure
 

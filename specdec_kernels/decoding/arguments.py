@@ -9,6 +9,7 @@ from ..drafters.base import Drafter, TreeDrafter
 from ..laws import TargetLaw, check_law
 from ..ops.token_logprobs import MAX_TOP
 from ..ops.verify_chain import ACCEPTANCES
+from ..ops.verify_tree import check_thresholds
 from ..processors import Processors
 from .costs import CostTable
 from .grammar import Grammar
@@ -23,6 +24,8 @@ def check_speculation(
     num_speculative_tokens: int | str | CostTable,
     acceptance: str,
     target_law: TargetLaw | None,
+    epsilon: float,
+    delta: float,
 ) -> None:
     """Raise for the first argument of `generate` that is wrong, of those that say how to speculate."""
     if not isinstance(drafter, Drafter):
@@ -33,6 +36,7 @@ def check_speculation(
     check_acceptance("generate", acceptance, TREE_RULES if isinstance(drafter, TreeDrafter) else ACCEPTANCES)
     if isinstance(drafter, TreeDrafter):
         _check_tree_drafter(runner, drafter, target_law)
+    check_thresholds("generate", epsilon, delta)
     law = check_law("generate", acceptance, target_law)
     if law is not None and law.is_cascade and not drafter.gives_logits:
         raise ValueError(

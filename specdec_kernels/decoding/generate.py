@@ -55,6 +55,8 @@ def generate(
     num_speculative_tokens: int | str | CostTable = "auto",
     acceptance: str = "token",
     target_law: TargetLaw | None = None,
+    epsilon: float = 0.09,
+    delta: float = 0.3,
     eos_token_id: int | Iterable[int] | None = None,
     stop: Callable[[list[np.ndarray]], Sequence[int | None]] | None = None,
     streamer: Any = None,
@@ -118,6 +120,9 @@ def generate(
     target_law : one of `sk.laws`, optional
         See `verify_chain`; all but `Lossy` need a drafter that gives logits (`ModelDrafter`). What follows a fully
         accepted draft, or none, has the target's distribution unless ``bonus="cascade"``.
+    epsilon, delta : float
+        Of "typical": a token of probability p is accepted where ``p > min(epsilon, delta * exp(-entropy))``, both of
+        the target's distribution there, entropy in nats (Cai et al., arXiv 2401.10774, section 2.3.1).
     eos_token_id : int or iterable of int, optional
         End a sequence after any of these. None: the model's generation config; an empty list: never.
     stop : callable, optional
@@ -152,7 +157,7 @@ def generate(
     runner = as_runner(model, "generate")
     request = Request(input_ids, attention_mask, sampling, seeds, max_new_tokens, eos_token_id)
     request.check("generate", runner)
-    check_speculation(runner, drafter, num_speculative_tokens, acceptance, target_law)
+    check_speculation(runner, drafter, num_speculative_tokens, acceptance, target_law, epsilon, delta)
     check_processors(runner, processors, request.batch_size, max_new_tokens)
     check_grammar(grammar)
     check_streamer(streamer, request.batch_size)
@@ -164,7 +169,7 @@ def generate(
         cleanup.enter_context(claimed("generate", **own))
         prompt = request.prompt(runner)
         longest_draft, hidden_size = _extent(drafter, runner, num_speculative_tokens)
-        speculation = Speculation(acceptance, longest_draft, target_law, hidden_size)
+        speculation = Speculation(acceptance, longest_draft, target_law, hidden_size, epsilon, delta)
         seeds = request.make_seeds(runner)
         state = DecodingState.begin(
             prompt, runner, sampling, seeds, max_new_tokens, speculation, processors, return_logprobs,

@@ -36,12 +36,16 @@ class Speculation:
         What verification is to produce; None: the target's distribution.
     hidden_size : int or None
         Width of the target's hidden states that drafting reads; None: it reads none.
+    epsilon, delta : float
+        Of acceptance "typical".
     """
 
     acceptance: str = "token"
     max_draft_tokens: int = 0
     target_law: TargetLaw | None = None
     hidden_size: int | None = None
+    epsilon: float = 0.09
+    delta: float = 0.3
 
 
 @dataclass
@@ -94,6 +98,8 @@ class DecodingState:
         Of the target's logits; what is emitted is added to their `token_counts`.
     num_top : int or None
         How many ids are listed beside each emitted token, with log-probabilities; None: there are none.
+    epsilon, delta : float
+        Of acceptance "typical".
     masks : Masks or None
         Of a grammar: ``masks.after(drafts)`` says what it lets follow a draft. None: there is none.
 
@@ -119,6 +125,8 @@ class DecodingState:
     host_remaining: np.ndarray
     host_active: np.ndarray
     host_limits: np.ndarray
+    epsilon: float
+    delta: float
     processors: Processors | None = None
     num_top: int | None = None
     masks: Masks | None = None
@@ -153,6 +161,8 @@ class DecodingState:
             host_remaining=np.full(batch, max_new_tokens, dtype=np.int64),
             host_active=np.ones(batch, dtype=bool),
             host_limits=np.full(batch, how.max_draft_tokens, dtype=np.int64),
+            epsilon=how.epsilon,
+            delta=how.delta,
             processors=processors,
             num_top=num_top,
             masks=masks,

@@ -126,6 +126,8 @@ def _verify_tree(
         tree,
         tokens.masked_fill(~state.active[:, None], PLACEHOLDER_TOKEN_ID),
         acceptance=rule,
+        epsilon=state.epsilon,
+        delta=state.delta,
         params=state.sampling,
         processors=state.processors,
         eos_token_ids=ends,

@@ -45,6 +45,17 @@ _op, _call = define(
 )
 
 
+def check_thresholds(caller: str, epsilon: float, delta: float) -> None:
+    """Raise unless numbers of at least 0."""
+    if type(epsilon) is float and type(delta) is float and epsilon >= 0 and delta >= 0:
+        return
+    for name, value in (("epsilon", epsilon), ("delta", delta)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{caller}: {name} must be a number, got {type(value).__name__}")
+        if not value >= 0:
+            raise ValueError(f"{caller}: {name} must be a number >= 0, got {value}")
+
+
 def verify_tree(
     target_logits: Tensor | None,
     tree: DraftTree,
@@ -176,12 +187,7 @@ def verify_tree(
     rule = TREE_ACCEPTANCES.get(acceptance) if isinstance(acceptance, str) else None
     if rule is None:
         raise ValueError(f"{op}: acceptance must be one of {', '.join(TREE_ACCEPTANCES)}, got {acceptance!r}")
-    if type(epsilon) is not float or type(delta) is not float or not (epsilon >= 0 and delta >= 0):
-        for name, value in (("epsilon", epsilon), ("delta", delta)):
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"{op}: {name} must be a number, got {type(value).__name__}")
-            if not value >= 0:
-                raise ValueError(f"{op}: {name} must be a number >= 0, got {value}")
+    check_thresholds(op, epsilon, delta)
     law = LOSSLESS
     if target_law is not None:
         check_draft_for_law(op, "token", target_law, draft_logits, draft_token_map)
