@@ -325,8 +325,8 @@ struct Ops {
                                   const MaybeTensor& positions, int64_t step, const MaybeTensor& eos_token_ids,
                                   const PerSequence& processors, const Tensor& draft_tokens,
                                   const MaybeTensor& num_draft_tokens, const MaybeTensor& cu_num_draft_tokens,
-                                  int64_t num_draft, const MaybeTensor& draft_index, const PerSequence& per_sequence,
-                                  const Numbers& settings) {
+                                  int64_t num_draft, const MaybeTensor& draft_index, const MaybeTensor& bonus_tokens,
+                                  const PerSequence& per_sequence, const Numbers& settings) {
     Device device("verify_chain", target_logits);
     Given given(device);
     const auto asked = settings_of<VerifyChainSettings>(settings);
@@ -337,8 +337,9 @@ struct Ops {
                       (packed || draft_tokens.size(1) == num_draft),
                   "specdec: target_logits and draft_tokens disagree in shape");
     const int64_t batch = packed ? cu_num_draft_tokens->numel() - 1 : draft_tokens.size(0);
-    SPECDEC_CHECK(packed ? target_logits.size(0) == total + batch
-                         : target_logits.size(0) == batch && target_logits.size(1) == num_draft + 1,
+    const int64_t bonus_rows = bonus_tokens ? 0 : 1;
+    SPECDEC_CHECK(packed ? target_logits.size(0) == total + batch * bonus_rows
+                         : target_logits.size(0) == batch && target_logits.size(1) == num_draft + bonus_rows,
                   "specdec: target_logits and draft_tokens disagree in shape");
     VerifyChainArgs args{};
     args.batch = batch;
@@ -350,12 +351,15 @@ struct Ops {
     args.acceptance = Acceptance(integer(asked.acceptance, 0, kNumAcceptances - 1, "acceptance"));
     SPECDEC_CHECK(asked.shared.target_probs == 0 || args.acceptance != Acceptance::kMatch,
                   "specdec: match needs logits");
-    const int64_t target_rows = packed ? total + batch : batch * (num_draft + 1);
+    args.bonus_tokens = given.ids(bonus_tokens, batch, "bonus_tokens");
+    const int64_t numbers = packed ? total + batch : batch * (num_draft + 1);
     const bool cascade_bonus = asked.shared.law.cascade_bonus != 0;
+    SPECDEC_CHECK(!cascade_bonus || !bonus_tokens, "specdec: a bonus is given or drawn from the law");
     set_shared(args, given, asked.shared, per_sequence, target_logits, draft_logits, draft_probs,
                {draft_values, draft_argmax, draft_status}, target_to_draft,
                {uniform_samples, noise_keys, seeds, steps, positions, step}, eos_token_ids, processors,
-               {target_rows, cascade_bonus ? target_rows : total, draft_index ? num_draft + cascade_bonus : -1});
+               {bonus_tokens ? total : numbers, cascade_bonus ? numbers : total, numbers,
+                draft_index ? num_draft + cascade_bonus : -1});
     SPECDEC_CHECK(!draft_index || ((draft_logits || draft_probs) && !args.draft_values),
                   "specdec: draft_index needs the draft's rows, without their stats");
     if (draft_index)
@@ -413,7 +417,7 @@ struct Ops {
     set_shared(args, given, asked.shared, per_sequence, target_logits, draft_logits, draft_probs,
                {draft_values, draft_argmax, draft_status}, target_to_draft,
                {uniform_samples, noise_keys, seeds, steps, positions, step}, eos_token_ids, processors,
-               {batch * num_nodes, batch * num_nodes});
+               {batch * num_nodes, batch * num_nodes, batch * num_nodes});
     Results results(device, batch, max_depth + 1, args);
     Output<int64_t> nodes(device, {batch, max_depth});
     args.accepted_nodes = nodes.data;
@@ -502,7 +506,7 @@ struct Ops {
     int64_t step;
   };
   struct RowCounts {
-    int64_t target, draft;
+    int64_t target, draft, numbers;
     int64_t of_request = -1;  // as many at least of each of the draft's requests, where rows are taken by an index
   };
 
@@ -544,14 +548,14 @@ struct Ops {
     args.draft_values = given.template flat<float>(kept.values, count.draft * kNumValues, "draft_values");
     args.draft_argmax = given.template flat<int64_t>(kept.argmax, count.draft, "draft_argmax");
     args.draft_status = given.template flat<int32_t>(kept.status, count.draft, "draft_status");
-    args.uniform_samples = given.uniforms(numbers.uniform_samples, count.target, "uniform_samples");
-    args.noise_keys = given.template flat<int64_t>(numbers.noise_keys, count.target, "noise_keys");
+    args.uniform_samples = given.uniforms(numbers.uniform_samples, count.numbers, "uniform_samples");
+    args.noise_keys = given.template flat<int64_t>(numbers.noise_keys, count.numbers, "noise_keys");
     SPECDEC_CHECK(
         numbers.seeds ? !numbers.uniform_samples && !numbers.noise_keys : !numbers.steps && !numbers.positions,
         "specdec: seeds stand in the place of uniform_samples or noise_keys");
     args.coins = {given.template flat<int64_t>(numbers.seeds, args.batch, "seeds"),
                   given.template flat<int64_t>(numbers.steps, args.batch, "steps"), numbers.step,
-                  given.ids(numbers.positions, count.target, "positions")};
+                  given.ids(numbers.positions, count.numbers, "positions")};
     args.num_eos = eos_token_ids ? eos_token_ids->numel() : 0;
     args.eos_token_ids = given.template flat<int64_t>(eos_token_ids, args.num_eos, "eos_token_ids");
     check_per_sequence(per_sequence, 2);

@@ -167,7 +167,7 @@ enum class Next : int32_t { kNothing, kBonus, kRecovered };
 
 SPECDEC_HD Next next_after(const Span& span, int64_t accepted) {
   if (accepted < span.length) return Next::kRecovered;
-  return span.ends_in_eos ? Next::kNothing : Next::kBonus;
+  return span.closed ? Next::kNothing : Next::kBonus;
 }
 
 // What becomes of a sequence whose positions are visited one after the other. final_token(next, accepted) draws.

@@ -237,13 +237,15 @@ struct VerifyArgs {
 // One verify step of a padded ("chain") or ragged ("packed") batch: target is [batch, num_draft + 1, vocab] or
 // [1, total + batch, vocab]. With cu null, sequence b's draft rows are (b, i) and its target rows (b, i); else its draft rows
 // are (0, cu[b] + i) and its target rows, uniforms and keys (0, cu[b] + b + i). With draft_of its draft rows are those that it
-// names. With law.cascade_bonus its draft rows (and their stats) stand where its target rows stand.
+// names. With law.cascade_bonus its draft rows (and their stats) stand where its target rows stand. With bonus_tokens, and
+// then without law.cascade_bonus, there are no rows to draw a bonus from: its target rows lie as its draft tokens do.
 struct VerifyChainArgs : VerifyArgs {
   Ids draft_tokens;          // [batch, num_draft] or [total]
   const int32_t* cu;         // [batch + 1] or null
   int64_t num_draft, total;  // num_draft: width of the result less one
   Ids num_draft_tokens;      // [batch]
   BatchIndex draft_of;       // of the draft's requests
+  Ids bonus_tokens;          // [batch] or null: they are drawn
   Acceptance acceptance;
   float* overlap;  // [batch, num_draft] or null
 };

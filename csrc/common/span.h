@@ -15,7 +15,9 @@ struct Span {
   int64_t token_index = 0;                               // of its first draft token
   int64_t length = 0;                                    // draft tokens that the rules look at
   int32_t status = 0;
-  bool idle = false, ends_in_eos = false;
+  bool idle = false;
+  bool closed = false;       // nothing is drawn after its last token
+  bool takes_bonus = false;  // because a given one follows
 };
 
 SPECDEC_HD bool has_draft(const VerifyArgs& args) { return args.draft.data || args.draft_probs.data; }
@@ -85,6 +87,14 @@ SPECDEC_HD Sampling target_sampling(const VerifyChainArgs& args, int64_t b) {
   return args.acceptance == Acceptance::kGreedy ? made_greedy(s) : s;
 }
 
+// Target rows of a sequence beside those of its draft tokens: the one that a bonus is drawn from.
+SPECDEC_HD int64_t bonus_rows(const VerifyChainArgs& args) { return args.bonus_tokens.data ? 0 : 1; }
+
+// The number of sequence b's first target row among all, which a bitmask has one for each of.
+SPECDEC_HD int64_t mask_index(const VerifyChainArgs& args, const Span& span, int64_t b) {
+  return span.token_index + b * bonus_rows(args);
+}
+
 // The end that a draft token makes of the span: before a placeholder (-1) or an id that is none, and after an EOS, cut
 // there before any rule looks at it.
 enum class End : int32_t { kNone, kEos, kPlaceholder, kBadToken };
@@ -113,7 +123,8 @@ SPECDEC_HD Span begin_span(const VerifyChainArgs& args, int64_t b, int64_t* room
       return span;
     }
     span.token_index = start;
-    span.first_target = span.target_index = start + b;
+    span.target_index = start + b;
+    span.first_target = mask_index(args, span, b);
     span.first_draft = args.law.cascade_bonus ? span.first_target : start;
     const bool loose =
         (b == 0 && start != 0) || (b + 1 == args.batch && stop != args.total);  // tokens without a sequence
@@ -135,7 +146,8 @@ SPECDEC_HD Span begin_span(const VerifyChainArgs& args, int64_t b, int64_t* room
   return span;
 }
 
-// Finds its end. search(limit, end_at) gives the first position below `limit` with an end, or {limit, kNone}.
+// Finds its end. A bonus that is given follows the whole draft: one that ends before a token has a row there to draw from.
+// search(limit, end_at) gives the first position below `limit` with an end, or {limit, kNone}.
 template <class Search>
 SPECDEC_RULE void end_span(const VerifyChainArgs& args, int64_t b, int64_t room, Search search, Span& span) {
   const int64_t given = args.num_draft_tokens.data ? id_at(args.num_draft_tokens, b) : room;
@@ -143,15 +155,17 @@ SPECDEC_RULE void end_span(const VerifyChainArgs& args, int64_t b, int64_t room,
   span.idle = given < 0;
   if (span.idle) return;
   const FoundEnd found = search(given < room ? given : room, [&](int64_t i) { return end_at(args, span, i); });
-  span.ends_in_eos = found.end == End::kEos;
-  span.length = found.position + (span.ends_in_eos ? 1 : 0);
+  const bool eos = found.end == End::kEos;
+  span.length = found.position + (eos ? 1 : 0);
+  span.takes_bonus = args.bonus_tokens.data && found.end == End::kNone;
+  span.closed = eos || span.takes_bonus;
   if (found.end == End::kBadToken) span.status |= kBadToken;
 }
 
 // Ends it before token i, which Q cannot have given: kBadDraft.
 SPECDEC_HD void end_before(Span& span, int64_t i) {
   span.length = i;
-  span.ends_in_eos = false;
+  span.closed = span.takes_bonus = false;
 }
 
 template <class Search>
@@ -164,26 +178,35 @@ SPECDEC_RULE Span find_span(const VerifyChainArgs& args, int64_t b, Search searc
 
 // Rows of a sequence whose target law may be wanted, and those whose draft law may be: with the bonus' where there is
 // one.
-SPECDEC_HD int64_t target_rows(const Span& span) { return span.length + (span.ends_in_eos ? 0 : 1); }
+SPECDEC_HD int64_t target_rows(const Span& span) { return span.length + (span.closed ? 0 : 1); }
 SPECDEC_HD int64_t draft_rows(const VerifyChainArgs& args, const Span& span) {
   return args.law.cascade_bonus ? target_rows(span) : span.length;
 }
 
-// What a rule decided: how many draft tokens are accepted, and the token after them (or kNothing).
+// What a rule decided: how many draft tokens are accepted, and the token drawn after them (or kNothing).
 struct Outcome {
   static constexpr int64_t kNothing = -1;
   int64_t accepted = 0, final = kNothing;
 };
 
-// The outputs of sequence b, by `workers` of whom this is number `worker`.
+// The outputs of sequence b, by `workers` of whom this is number `worker`. A bonus that is given follows what was accepted
+// whole; a placeholder (-1) is none.
 SPECDEC_HD void write_outcome(const VerifyChainArgs& args, const Span& span, int64_t b, const Outcome& outcome,
                               int32_t status, int64_t worker, int64_t workers) {
+  int64_t final = outcome.final;
+  if (span.takes_bonus && outcome.accepted == span.length) {
+    final = id_at(args.bonus_tokens, b);
+    if (final < -1 || final >= args.target.vocab) {
+      status |= kBadToken;
+      final = Outcome::kNothing;
+    }
+  }
   int64_t* tokens = args.tokens + b * (args.num_draft + 1);
   for (int64_t i = worker; i <= args.num_draft; i += workers)
-    tokens[i] = i < outcome.accepted ? token_at(args, span, i) : i == outcome.accepted ? outcome.final : -1;
+    tokens[i] = i < outcome.accepted ? token_at(args, span, i) : i == outcome.accepted ? final : -1;
   if (worker != 0) return;
   args.num_accepted[b] = int32_t(outcome.accepted);
-  args.num_tokens[b] = int32_t(outcome.accepted + (outcome.final >= 0));
+  args.num_tokens[b] = int32_t(outcome.accepted + (final >= 0));
   args.status[b] = status;
 }
 

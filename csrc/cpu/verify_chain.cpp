@@ -22,6 +22,7 @@ class Chain : SequenceRows {
                      split),
         chain_(args) {
     drafted_ = drafted_of(args, span_);
+    mask_index_ = mask_index(args, span_, b);
   }
 
   void run() {

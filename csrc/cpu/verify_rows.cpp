@@ -10,10 +10,11 @@ SequenceRows::SequenceRows(const VerifyArgs& args, int64_t b, const Span& span, 
       target_sampling_(target_sampling),
       draft_sampling_(sampling_of(args.draft_params, b)),
       split_(split),
-      status_(span.status) {}
+      status_(span.status),
+      mask_index_(span.target_index) {}
 
 RowView SequenceRows::target_row(int64_t i) const {
-  return row_view(args_.target, span_.batch, span_.first_target + i, args_.processors, b_, span_.target_index, i,
+  return row_view(args_.target, span_.batch, span_.first_target + i, args_.processors, b_, mask_index_, i,
                   drafted_);
 }
 

@@ -26,7 +26,8 @@ class SequenceRows {
   const Sampling target_sampling_, draft_sampling_;
   const bool split_;
   int32_t status_;
-  Drafted drafted_{};  // of the sequence
+  Drafted drafted_{};   // of the sequence
+  int64_t mask_index_;  // the number of its first target row among all
 };
 
 }  // namespace specdec::cpu

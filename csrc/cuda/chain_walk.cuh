@@ -19,7 +19,7 @@ class Chain : public WalkRows<kClustered> {
 
   __device__ Chain(const VerifyChainArgs& args, int64_t b, ChainState& state, float* list, float* numbers)
       : Base(args, b, find_span(args, b), target_sampling(args, b), state, list, numbers), args_(args), state_(state) {
-    find_overlay(args.processors, b, state.span.target_index, drafted_of(args, state.span));
+    find_overlay(args.processors, b, mask_index(args, state.span, b), drafted_of(args, state.span));
     by_one([&] { state.remembers = false; });
   }
 

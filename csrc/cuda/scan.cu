@@ -110,7 +110,7 @@ struct ChainScan {
     }
     int64_t room;
     const Span span = begin_span(args, task.b, &room);
-    if (span.idle || task.i >= room + (task.is_draft && !args.law.cascade_bonus ? 0 : 1)) return false;
+    if (span.idle || task.i >= room + (task.is_draft ? args.law.cascade_bonus : bonus_rows(args))) return false;
     const int64_t batch = task.is_draft ? span.draft_batch : span.batch;
     *row = place_of(task).row(uint32_t(batch),
                               uint32_t((task.is_draft ? span.first_draft : span.first_target) + task.i), dtype);
@@ -297,7 +297,8 @@ cudaError_t launch_scan(const RowSet& set, int64_t batch, cudaStream_t stream) {
 cudaError_t launch_scan(const VerifyChainArgs& args, float* target_tables, float* draft_tables, cudaStream_t stream) {
   const bool reads = reads_draft(args), cascade = is_cascade(args.law.kind);
   const Rows& draft = reads ? rows_of_draft(args) : args.target;
-  const int64_t targets = args.num_draft + 1, all = targets + (reads ? draft_positions(args) : 0);
+  const int64_t targets = args.num_draft + bonus_rows(args), all = targets + (reads ? draft_positions(args) : 0);
+  if (all == 0) return cudaSuccess;
   const int64_t chunks = chunks_of(tiles_of(args.target.vocab), args.batch * all, kWarps);
   const Place target(args.target, target_tables,
                      Plans(args.params, args.target.vocab, args.acceptance == Acceptance::kGreedy, cascade));

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kRowThreads, 1)
     if (threadIdx.x == 0) args.overlap[position] = -1.0f;
     return;
   }
-  find_overlay(args.processors, b, span.target_index, drafted_of(args, span));
+  find_overlay(args.processors, b, mask_index(args, span, b), drafted_of(args, span));
   float* base = tables + position * (tiles + draft_tiles) * TileTable::kNumbers;
   const RowView row = target_row(args, span, i);
   const TileTable table(base, tiles);

@@ -57,7 +57,7 @@ class Positioned : public Chain<true> {
         counters_(all_counters[work.slot]),
         i_(i),
         length_(state.span.length),
-        ends_in_eos_(state.span.ends_in_eos),
+        closed_(state.span.closed),
         weighs_(!by_match(args) && by_block(args, b)) {}
 
   __device__ void run() {
@@ -198,7 +198,7 @@ class Positioned : public Chain<true> {
     Outcome outcome;
     int32_t status = state_.span.status;
     if (!state_.span.idle) {
-      const int64_t rows = length_ + (ends_in_eos_ ? 0 : 1), i = lane_id();
+      const int64_t rows = length_ + (closed_ ? 0 : 1), i = lane_id();
       const bool looked = i < (weighs_ ? length_ + 1 : rows);
       Result at{};
       if (looked) at = result(i);
@@ -218,7 +218,7 @@ class Positioned : public Chain<true> {
   Counters& counters_;
   const int64_t i_;
   const int64_t length_;  // of the span as it was found
-  const bool ends_in_eos_, weighs_;
+  const bool closed_, weighs_;
 };
 
 // The position that falls to a cluster which waits for others: one that no other has taken, in order.

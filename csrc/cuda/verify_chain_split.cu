@@ -354,7 +354,7 @@ class Chain {
   // All that the block rule could need: what is left at each position given w, which its own past decides.
   __device__ void find_all_masses() {
     const Walked end = walk_weights(*this, span_, [&](int64_t i, float) { find_masses(table(i), mass_of(i)); });
-    if (!(end.w > 0) || span_.ends_in_eos) return;
+    if (!(end.w > 0) || span_.closed) return;
     set_position(span_.length, end.w);
     find_masses(table(span_.length), mass_of(span_.length));
   }

@@ -276,15 +276,21 @@ def _token_logprobs(case: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _verify(case: Case, batch: int, drafted: tuple[int, ...], scored: tuple[int, ...], vocab: int) -> dict[str, Any]:
-    """What chains and trees share; `drafted` and `scored` are the leading sizes of their rows."""
+def _verify(
+    case: Case, batch: int, drafted: tuple[int, ...], scored: tuple[int, ...], vocab: int,
+    numbers: tuple[int, ...] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What chains and trees share; `drafted` and `scored` are the leading sizes of their rows, `numbers` those of random
+    numbers, where there are more.
+    """
     given: dict[str, Any] = dict.fromkeys(
         ("draft_logits", "draft_probs", "draft_values", "draft_argmax", "draft_status", "target_to_draft",
          "uniform_samples", "noise_keys", "seeds", "steps", "positions", "eos_token_ids")
     )  # fmt: skip
+    numbers = numbers or scored
     dtype, law = _dtype(case), case.random.choice((LOSSLESS, *(law.flat() for law in LAW_EXAMPLES)))
     if law.cascade_bonus:
-        drafted = scored
+        drafted = numbers
     width = case.random.randint(1, vocab) if case.chance(0.3) else vocab
     if width < vocab or case.chance(0.2):
         given["target_to_draft"] = case.integers(vocab, low=-1, high=width - 1)
@@ -299,12 +305,12 @@ def _verify(case: Case, batch: int, drafted: tuple[int, ...], scored: tuple[int,
         given["draft_status"] = case.integers(*drafted, low=0, high=3).int()
     noise = case.random.choice(("uniform_samples", "uniform_samples", "noise_keys", "seeds", "positions", "none"))
     if noise == "uniform_samples":
-        given[noise] = case.uniforms(*scored)
+        given[noise] = case.uniforms(*numbers)
     elif noise == "noise_keys":
-        given[noise] = case.integers(*scored, low=-99, high=99)
+        given[noise] = case.integers(*numbers, low=-99, high=99)
     elif noise != "none":
         given["seeds"] = case.integers(batch, low=-9, high=9)
-        given["positions"] = case.integers(*scored, low=0, high=99) if noise == "positions" else None
+        given["positions"] = case.integers(*numbers, low=0, high=99) if noise == "positions" else None
         given["steps"] = case.integers(batch, low=0, high=9) if case.chance(0.5) else None
     if case.chance(0.3):
         given["eos_token_ids"] = case.integers(case.random.randrange(4), low=0, high=vocab)
@@ -331,7 +337,9 @@ def _verify_chain(case: Case) -> dict[str, Any]:
     if case.chance(0.3):
         given["num_draft_tokens"] = case.integers(batch, low=-1, high=n)
     tokens = case.integers(*drafted, low=-1 if case.chance(0.3) else 0, high=vocab - 1)
-    shared = _verify(case, batch, drafted, scored, vocab)
+    given["bonus_tokens"] = case.integers(batch, low=-2, high=vocab) if case.chance(0.3) else None
+    target_rows = scored if given["bonus_tokens"] is None else drafted
+    shared = _verify(case, batch, drafted, target_rows, vocab, scored)
     given["draft_index"] = None
     if shared["draft_values"] is None and case.chance(0.3):
         requests = case.random.randint(1, 6)

@@ -49,6 +49,25 @@ def check_law(verify: Verify, case: ChainProblem, acceptance: str, device: str =
     assert distance < TOLERANCE, f"law off by TV {distance:.2e}"
 
 
+def given_bonus(verify: Verify) -> Verify:
+    """`verify` with its bonus tokens drawn before it, by its own uniforms, from the row behind each draft, which it does
+    not get.
+    """
+
+    def call(target, tokens, *draft, uniform_samples, num_draft_tokens=None, **more):  # type: ignore[no-untyped-def]
+        batch, num_draft = tokens.shape
+        order = torch.arange(batch, device=tokens.device)
+        lengths = torch.full_like(order, num_draft) if num_draft_tokens is None else num_draft_tokens.clamp_min(0)
+        rows = target[order, lengths.long()]
+        bonus = sk.sample(rows, more.get("params"), uniform_samples=uniform_samples[:, 0].contiguous()).token
+        return verify(
+            target[:, :-1], tokens, *draft, uniform_samples=uniform_samples, num_draft_tokens=num_draft_tokens,
+            bonus_tokens=bonus, **more,
+        )  # fmt: skip
+
+    return call
+
+
 def check_zero_probability(verify: Verify, device: str = "cpu") -> None:
     """A token of target probability 0 is never accepted, not even by a coin of 0: be it −inf or cut off."""
     target = torch.zeros(2, 3, 4)

@@ -7,7 +7,16 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from python_tests.law.cases import KINDS, SIZES, affordable, check_law, check_zero_probability, problem, stratified
+from python_tests.law.cases import (
+    KINDS,
+    SIZES,
+    affordable,
+    check_law,
+    check_zero_probability,
+    given_bonus,
+    problem,
+    stratified,
+)
 from python_tests.support import Backend
 from specdec_kernels.testing import ChainProblem, float64_law
 
@@ -57,6 +66,14 @@ def test_emitted_law_of_target_probabilities(backend: Backend, acceptance: str, 
         return backend.verify_chain(None, *rest, target_probs=target.softmax(-1) * 0.995, **more)
 
     check_law(verify, problem(kind, *affordable(backend, kind, SIZES[1])), acceptance, backend.device)
+
+
+@pytest.mark.short(triton=2, emulated=4)
+@pytest.mark.parametrize("acceptance", ["token", "block"])
+@pytest.mark.parametrize("kind", ["full", "one_hot", "both_truncated", "ragged", "eos", "undrawable"])
+def test_emitted_law_with_bonus_tokens_that_are_given(backend: Backend, acceptance: str, kind: str) -> None:
+    case = problem(kind, *affordable(backend, kind, SIZES[1]))
+    check_law(given_bonus(backend.verify_chain), case, acceptance, backend.device)
 
 
 def sparse(vocab: int, alive: torch.Tensor, rng: torch.Generator) -> torch.Tensor:

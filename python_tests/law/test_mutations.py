@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from python_tests.law.cases import check_law, check_zero_probability, problem
+from python_tests.law.cases import check_law, check_zero_probability, given_bonus, problem
 from python_tests.law.steps import CASES, check_steps
 from specdec_kernels.testing import Verify
 
@@ -191,6 +191,12 @@ RULE_MUTANTS: list[tuple[str, str, Any, Check]] = [
         for rule in ("token", "block")
     ),
     ("what Q cannot give is rejected", "token_rule", rejects_undrawable, law("undrawable")),
+    (
+        "a given bonus token after a rejection",
+        "whole_with_bonus",
+        lambda span, accepted: span.takes_bonus,
+        lambda verify: law("full")(given_bonus(verify)),
+    ),
     ("a one-hot rule for a drawn draft", "token_rule", mass_not_compared, law("full")),
 ]
 

@@ -154,6 +154,12 @@ def with_target_probs(arguments: Arguments, params: sk.SamplingParams) -> Argume
     return {**arguments, "target_logits": None, "target_probs": probs, "params": params}
 
 
+def with_bonus(arguments: Arguments, bonus_tokens: Tensor) -> Arguments:
+    """The same step with bonus tokens that are given, and no rows to draw them from."""
+    rows = {k: arguments[k][:, :-1] for k in ("target_logits", "target_probs") if arguments.get(k) is not None}
+    return {**arguments, **rows, "bonus_tokens": bonus_tokens}
+
+
 def without_numbers(arguments: Arguments) -> Arguments:
     """The same step without its random numbers."""
     return {k: v for k, v in arguments.items() if k not in ("uniform_samples", "noise_keys")}
@@ -166,9 +172,12 @@ def packed(arguments: Arguments, counts: Tensor) -> Arguments:
     scored = torch.arange(arguments["draft_tokens"].shape[1] + 1) <= counts[:, None]
     cascade_bonus = "target_law" in arguments and arguments["target_law"].cascade_bonus
     draft_rows = scored if cascade_bonus else used
+    target_rows = used if "bonus_tokens" in arguments else scored
     for name, value in arguments.items():
-        if name in ("target_logits", "target_probs", "uniform_samples", "noise_keys") and value is not None:
+        if name in ("uniform_samples", "noise_keys"):
             out[name] = value[scored]
+        elif name in ("target_logits", "target_probs") and value is not None:
+            out[name] = value[target_rows]
         elif name == "draft_tokens":
             out[name] = value[used]
         elif name in ("draft_logits", "draft_probs"):

@@ -165,7 +165,7 @@ def every_tensor() -> dict[str, dict[str, Any]]:
         "verify_chain": shared | {"draft_tokens": torch.arange(batch * n).view(batch, n),
                                   "num_draft_tokens": torch.full((batch,), n),
                                   "cu_num_draft_tokens": None, "num_draft": n, "acceptance": 0,
-                                  "return_acceptance": True, "draft_index": None},
+                                  "return_acceptance": True, "draft_index": None, "bonus_tokens": None},
         "verify_tree": shared | dict.fromkeys(("draft_values", "draft_argmax", "draft_status")) | {
             "draft_logits": rows, "node_tokens": torch.arange(9).view(3, 3), "links": links,
             "tree_status": torch.zeros((), dtype=torch.int32), "max_depth": 2, "acceptance": 0, "epsilon": 0.1,

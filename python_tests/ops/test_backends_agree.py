@@ -66,7 +66,7 @@ def examples(seed: int) -> Iterator[dict[str, Any]]:
             "min_p_first": choose.random() < 0.5, "spread": choose.choice([1.0, 3.0, 0.1, 10.0]),
             "rounded": choose.random() < 0.4, "holes": choose.random() < 0.3, "ragged": choose.random() < 0.4,
             "turned": choose.random() < 0.3, "spoiled": choose.random() < 0.2, "seed": choose.randint(0, 2**31),
-            "law": choose.choice([*[None] * len(chains.LAWS), *chains.LAWS]),
+            "law": choose.choice([*[None] * len(chains.LAWS), *chains.LAWS]), "given": choose.random() < 0.2,
         }  # fmt: skip
 
 
@@ -89,6 +89,10 @@ def make(example: dict[str, Any], cases: int) -> chains.Arguments:
         for name in ("target_logits", "draft_logits"):
             if name in arguments and (name == "target_logits" or example["kind"] != "stats"):
                 arguments[name] = spoil(arguments[name], rng)
+    law = arguments.get("target_law")
+    if example["given"] and example["num_draft"] and not (law and law.cascade_bonus):
+        bonus = torch.arange(len(arguments["draft_tokens"])) % (example["vocab"] + 2) - 1  # some are none
+        arguments = chains.with_bonus(arguments, bonus)
     return arguments
 
 

@@ -94,6 +94,7 @@ WIDE: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
         sk.verify_chain, long_chain("block", return_acceptance=True, **processed(4, 5200)),
     ),
     "verify_tree-processed": lambda: (sk.verify_tree, {**wide_tree("traversal"), **processed(7, 5200)}),
+    "verify_chain-bonus-wide": lambda: (sk.verify_chain, chains.with_bonus(long_chain("block"), torch.arange(3))),
     "verify_tree-BiLD-wide": lambda: (sk.verify_tree, wide_tree("sample", laws.BiLD(1.0, bonus="cascade"))),
 }  # fmt: skip
 

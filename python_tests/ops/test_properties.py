@@ -160,7 +160,10 @@ def in_float64(arguments: chains.Arguments, by: float) -> tuple[Tensor, Tensor, 
     )  # fmt: skip
     tokens = arguments["draft_tokens"]
     counts = arguments.get("num_draft_tokens")
-    out = reference["verify_chain"](VerifyChainArguments(shared, tokens, counts, None, tokens.shape[1], rule, False))
+    bonus = arguments.get("bonus_tokens")
+    out = reference["verify_chain"](
+        VerifyChainArguments(shared, tokens, counts, None, tokens.shape[1], rule, False, bonus_tokens=bonus)
+    )
     cuts = [
         reference["row_stats"](RowStatsArguments(rows, given))[0][..., 1]
         for rows, given in ((target, params), (draft, draft_params)) if rows is not None
@@ -173,7 +176,7 @@ def close_scores(arguments: chains.Arguments) -> Tensor:
     values = moved(arguments["params"], 0.0)
     x = arguments["target_logits"].double()
     law = make_law(x, make_params(len(x), x, values))
-    best = perturbed(law, arguments["noise_keys"], None).topk(2, -1).values
+    best = perturbed(law, arguments["noise_keys"][:, : x.shape[1]], None).topk(2, -1).values
     return ((best[..., 0] - best[..., 1]) < PERTURBED * best[..., 0].abs().clamp_min(1.0)).any(-1)
 
 

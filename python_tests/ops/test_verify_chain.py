@@ -21,7 +21,7 @@ SIGNATURE = (
     ["target_logits", "draft_tokens", "draft_logits"],
     ["uniform_samples", "noise_keys", "seeds", "step", "positions", "params", "draft_params", "processors",
      "acceptance", "target_law", "target_probs", "draft_probs", "draft_index",
-     "draft_stats", "draft_token_map", "num_draft_tokens",
+     "draft_stats", "draft_token_map", "num_draft_tokens", "bonus_tokens",
      "eos_token_ids", "return_acceptance", "backend"],
 )  # fmt: skip
 SEEDS = {"seeds": torch.arange(5), "step": torch.arange(5)}
@@ -39,6 +39,7 @@ CALLS = {
     "lossy": lambda: chains.small("block", "probs", laws.Lossy(0.3, beta="exact")),
     "opt": lambda: chains.small("token", "reduced", laws.Opt(0.4, bonus="cascade")),
     "target_probs": lambda: chains.with_target_probs(chains.small("block", "probs"), sk.SamplingParams(top_p=0.9)),
+    "bonus_tokens": lambda: chains.with_bonus(chains.small("token", "full"), torch.arange(5)),
 }
 RATIO = ("token", "block")
 PARAMS = sk.SamplingParams(0.9, top_k=60, top_p=0.95, min_p=0.01)

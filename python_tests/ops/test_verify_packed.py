@@ -20,7 +20,7 @@ SIGNATURE = (
     ["cu_num_draft_tokens", "max_num_draft_tokens", "uniform_samples", "noise_keys", "seeds", "step", "positions",
      "params", "draft_params", "processors", "acceptance", "target_law", "target_probs", "draft_probs", "draft_index",
      "draft_stats",
-     "draft_token_map", "num_draft_tokens", "eos_token_ids", "return_acceptance", "backend"],
+     "draft_token_map", "num_draft_tokens", "bonus_tokens", "eos_token_ids", "return_acceptance", "backend"],
 )  # fmt: skip
 CALLS = {
     "token": lambda: small("token", "probs"),
@@ -32,6 +32,9 @@ CALLS = {
         "draft_index": torch.arange(5),
     },
     "target_probs": lambda: chains.with_target_probs(small("token", "probs"), sk.SamplingParams()),
+    "bonus_tokens": lambda: chains.packed(
+        chains.with_bonus(chains.small("block", "probs"), torch.arange(5).int()), torch.arange(5) % 4
+    ),
     "cascade": lambda: small("block", "stats", laws.TokenV1(0.3, bonus="cascade")),
 }
 FIELDS = ("tokens", "num_accepted", "num_tokens", "status")

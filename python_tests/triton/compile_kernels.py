@@ -128,6 +128,9 @@ def adapters(vocab: int) -> None:
     made = chains.make(torch.Generator(), BATCH, ROWS - 1, vocab, kind="probs", acceptance="block")
     indexed = {**made, "draft_index": index}
     sk.verify_chain(**indexed, eos_token_ids=EOS, return_acceptance=True, backend="triton")
+    for acceptance in ("token", "block", "match"):
+        given = chains.with_bonus(chains.make(torch.Generator(), BATCH, 2, vocab, acceptance=acceptance), index)
+        sk.verify_chain(**given, backend="triton")
     made = chains.with_target_probs(made, params)
     sk.verify_chain(**made, eos_token_ids=EOS, return_acceptance=True, backend="triton")
     sk.verify_chain(**made | {"target_law": laws.Lossy(0.3, beta="exact")}, backend="triton")

@@ -151,7 +151,8 @@ class VerifyChainArguments(NamedTuple):
     """Of `verify_chain`: padded drafts, or with `cu_num_draft_tokens` ragged ones laid end to end.
 
     `num_draft` is the width of the result less one. With `draft_index` the draft's rows are ``[requests, >= num_draft,
-    vocab]``, of which a sequence has those of the request of its index.
+    vocab]``, of which a sequence has those of the request of its index. With `bonus_tokens` the target has no rows
+    beside those of the draft tokens; its random numbers are as many as else.
     """
 
     shared: VerifyArguments
@@ -162,6 +163,7 @@ class VerifyChainArguments(NamedTuple):
     acceptance: int
     return_acceptance: bool
     draft_index: Tensor | None = None
+    bonus_tokens: Tensor | None = None
 
 
 class VerifyTreeArguments(NamedTuple):

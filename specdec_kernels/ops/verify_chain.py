@@ -40,7 +40,7 @@ VOCAB, SIX = ("vocab",), ("6",)  # further dimensions; sums of tuples cost half 
 Asked = tuple[
     Tensor, Tensor, Tensor | None, RandomNumbers, SamplingParams | None, SamplingParams | None,
     Processors | None, str, TargetLaw | None, bool,
-    Tensor | None, Tensor | None, RowStats | None, TokenMap | None, Tensor | None, Tensor | None, bool,
+    Tensor | None, Tensor | None, RowStats | None, TokenMap | None, Tensor | None, Tensor | None, Tensor | None, bool,
 ]  # fmt: skip
 
 
@@ -83,6 +83,7 @@ def verify_chain(
     draft_stats: RowStats | None = None,
     draft_token_map: TokenMap | None = None,
     num_draft_tokens: Tensor | None = None,
+    bonus_tokens: Tensor | None = None,
     eos_token_ids: Tensor | None = None,
     return_acceptance: bool = False,
     backend: str | None = None,
@@ -170,6 +171,14 @@ def verify_chain(
         Maps a reduced draft vocabulary to target ids.
     num_draft_tokens : Tensor, optional
         ``[batch]`` int32 or int64: use only so many of each sequence's; −1: an idle row, which emits nothing.
+    bonus_tokens : Tensor, optional
+        ``[batch]`` int32 or int64: the token that follows a draft which is accepted whole, in the place of one that is
+        drawn. The target then has no row for it: `target_logits` (or `target_probs`, and a `token_bitmask`) is
+        ``[batch, num_draft, vocab]``. `uniform_samples`, `noise_keys` and `positions` keep their shape; column 0 draws
+        recovered tokens alone, the last key or position is not read. After a rejection, an EOS and in an idle row it
+        does not count, nor where the draft ended before a token that is no id (a −1, too) or that Q cannot have given:
+        there the token is drawn from P, as without it. A −1 is none: nothing follows. Another id outside the vocabulary
+        is none either and sets `Status.BAD_TOKEN`, where it would follow. Not with a cascade's ``bonus="cascade"``.
     eos_token_ids : Tensor, optional
         ``[num_eos]`` int64: a draft ends after its first EOS, and nothing is drawn after an accepted one.
     return_acceptance : bool
@@ -189,16 +198,18 @@ def verify_chain(
     """
     op = "verify_chain"
     target, name, shape = check_rows(op, "target_logits", target_logits, target_probs)
-    if len(shape) != 3 or shape[1] < 1:
-        raise shape_error(op, name, "[batch, num_draft + 1, vocab]", target)
-    batch, rows, _ = shape
+    bonus_rows = 1 if bonus_tokens is None else 0
+    if len(shape) != 3 or shape[1] < bonus_rows:
+        raise shape_error(op, name, f"[batch, num_draft{' + 1' if bonus_rows else ''}, vocab]", target)
+    batch, num_draft = shape[0], shape[1] - bonus_rows
     asked = (
         target, draft_tokens, draft_logits, (uniform_samples, noise_keys, seeds, step, positions), params,
         draft_params, processors, acceptance, target_law, target_probs is not None,
-        draft_probs, draft_index, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
+        draft_probs, draft_index, draft_stats, draft_token_map, num_draft_tokens, bonus_tokens, eos_token_ids,
+        return_acceptance,
     )  # fmt: skip
-    drafted = (DRAFTED, (batch, rows - 1))
-    return verify_spans(op, backend, asked, batch, rows - 1, None, drafted, (ROWS, (batch, rows)))
+    drafted = (DRAFTED, (batch, num_draft))
+    return verify_spans(op, backend, asked, batch, num_draft, None, drafted, (ROWS, (batch, num_draft + 1)))
 
 
 def verify_spans(
@@ -213,12 +224,13 @@ def verify_spans(
 ) -> VerifyOutput:
     """Validate what `verify_chain` and `verify_packed` share, and run the op.
 
-    `drafted` and `rows` are the shapes of the draft's rows and of the target's.
+    `drafted` and `rows` are the shapes of the draft's rows and of the target's, which with bonus tokens has the former;
+    there are as many random numbers as `rows`.
     """
     (
         target_logits, draft_tokens, draft_logits, numbers, params, draft_params, processors, acceptance, target_law,
-        probs, draft_probs, draft_index, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids,
-        return_acceptance,
+        probs, draft_probs, draft_index, draft_stats, draft_token_map, num_draft_tokens, bonus_tokens,
+        eos_token_ids, return_acceptance,
     ) = asked  # fmt: skip
     device = target_logits.device
     rule = ACCEPTANCES.get(acceptance) if isinstance(acceptance, str) else None
@@ -236,7 +248,10 @@ def verify_spans(
     draft_params = check_params(op, "draft_params", draft_params, batch, device)
     if probs:
         check_target_probs(op, acceptance, params, processors, target_law)
-    given = None if processors is None else check_processors(op, processors, target_logits, rows[0], batch)
+    given = None
+    if processors is not None:
+        names = (rows if bonus_tokens is None else drafted)[0]
+        given = check_processors(op, processors, target_logits, names, batch)
     noise, steps, step = noise_of(op, acceptance, numbers, target_logits, batch, *rows)
     expected: list[Expected] = [("draft_tokens", draft_tokens, ID_DTYPES, *drafted)]
     if noise[1] is not None:
@@ -245,6 +260,10 @@ def verify_spans(
         expected.append(("cu_num_draft_tokens", cu, INT32, ("batch + 1",), (batch + 1,)))
     if num_draft_tokens is not None:
         expected.append(("num_draft_tokens", num_draft_tokens, ID_DTYPES, ("batch",), (batch,)))
+    if bonus_tokens is not None:
+        if law.cascade_bonus:
+            raise ValueError(f"{op}: bonus_tokens must be None beside a target_law with bonus='cascade', got some")
+        expected.append(("bonus_tokens", bonus_tokens, ID_DTYPES, ("batch",), (batch,)))
     if draft_index is not None:
         least = num_draft + law.cascade_bonus
         draft_rows = check_indexed(op, draft_index, draft_logits, draft_probs, draft_stats, least)
@@ -271,7 +290,7 @@ def verify_spans(
         eos_token_ids=eos_token_ids, processors=given, law=law, params=params, draft_params=draft_params,
         draft_tokens=draft_tokens, num_draft_tokens=num_draft_tokens, cu_num_draft_tokens=cu, num_draft=num_draft,
         acceptance=rule, return_acceptance=return_acceptance, target_probs=probs,
-        draft_index=draft_index,
+        draft_index=draft_index, bonus_tokens=bonus_tokens,
     )  # fmt: skip
     tokens, num_accepted, num_tokens, status, overlap = out
     raise_for_status(op, status)

@@ -38,6 +38,7 @@ def verify_packed(
     draft_stats: RowStats | None = None,
     draft_token_map: TokenMap | None = None,
     num_draft_tokens: Tensor | None = None,
+    bonus_tokens: Tensor | None = None,
     eos_token_ids: Tensor | None = None,
     return_acceptance: bool = False,
     backend: str | None = None,
@@ -83,6 +84,10 @@ def verify_packed(
         Of shape ``[total]``, or of `draft_logits`' rows.
     num_draft_tokens : Tensor, optional
         ``[batch]`` int32 or int64: use only so many of each segment; −1: an idle row.
+    bonus_tokens : Tensor, optional
+        ``[batch]`` int32 or int64, as in `verify_chain`: `target_logits` (or `target_probs`, and a `token_bitmask`) is
+        ``[total, vocab]``, the row of draft token i of sequence b is number ``cu[b] + i``; random numbers stay
+        ``[total + batch]``.
     acceptance, target_law, draft_token_map, eos_token_ids, return_acceptance, backend
         As in `verify_chain`.
 
@@ -107,14 +112,16 @@ def verify_packed(
     if not 0 <= max_num_draft_tokens < 2**20:
         raise ValueError(f"{op}: max_num_draft_tokens must be in [0, 2**20), got {max_num_draft_tokens}")
     batch, total = ends - 1, _length(op, "draft_tokens", draft_tokens, "[total]")
-    if len(shape) != 2 or shape[0] != total + batch:
-        check_shape(op, name, target, ("total + batch", "vocab"), (total + batch, shape[-1]))
+    drafted, rows = (("total",), (total,)), (("total + batch",), (total + batch,))
+    names, lead = rows if bonus_tokens is None else drafted
+    if len(shape) != 2 or shape[0] != lead[0]:
+        check_shape(op, name, target, (*names, "vocab"), (*lead, shape[-1]))
     asked = (
         target, draft_tokens, draft_logits, (uniform_samples, noise_keys, seeds, step, positions), params,
         draft_params, processors, acceptance, target_law, target_probs is not None,
-        draft_probs, draft_index, draft_stats, draft_token_map, num_draft_tokens, eos_token_ids, return_acceptance,
+        draft_probs, draft_index, draft_stats, draft_token_map, num_draft_tokens, bonus_tokens, eos_token_ids,
+        return_acceptance,
     )  # fmt: skip
-    drafted, rows = (("total",), (total,)), (("total + batch",), (total + batch,))
     return verify_spans(op, backend, asked, batch, max_num_draft_tokens, cu_num_draft_tokens, drafted, rows)
 
 

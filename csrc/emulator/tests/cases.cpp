@@ -161,7 +161,7 @@ Case sample_case(Random& random, bool large) {
 
 // What a verify step reads besides the rows.
 struct Step {
-  std::vector<int32_t> draft_tokens, num_draft_tokens, cu;
+  std::vector<int32_t> draft_tokens, num_draft_tokens, bonus_tokens, cu;
   UniformBuffer uniforms;
   std::vector<float> draft_values;
   std::vector<int64_t> keys, seeds, steps, positions, eos, target_to_draft, draft_argmax;
@@ -256,19 +256,22 @@ Case verify_case(Random& random, bool large) {
                                  Acceptance::kMatch, Acceptance::kGreedy});
   args.law = make_law(random, args.acceptance, kind == 1);
   const int64_t bonus_rows = args.law.cascade_bonus ? 1 : 0;  // of each sequence's draft
+  const bool given = bonus_rows == 0 && random.chance(0.3);   // the bonus tokens are
 
   // Row numbers of the draft and of the target: sequence by sequence in both layouts.
   std::vector<int64_t> target_row_of;
   step->cu.push_back(0);
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t drafted = packed ? random.below(num_draft + 1) : num_draft;
-    for (int64_t i = 0; i < drafted + bonus_rows; ++i) target_row_of.push_back(step->cu.back() + b + i);
+    for (int64_t i = 0; i < drafted + bonus_rows; ++i)
+      target_row_of.push_back(step->cu.back() + (given ? 0 : b) + i);
     step->cu.push_back(step->cu.back() + int32_t(drafted));
   }
-  const int64_t drafts = step->cu.back(), targets = drafts + batch, draft_rows = drafts + bonus_rows * batch;
+  const int64_t drafts = step->cu.back(), numbers = drafts + batch, draft_rows = drafts + bonus_rows * batch;
+  const int64_t targets = given ? drafts : numbers;
   const auto values = make_values(random, targets, vocab);
   step->target =
-      make_rows(random, values, packed ? 1 : batch, packed ? targets : num_draft + 1, vocab, make_dtype(random));
+      make_rows(random, values, packed ? 1 : batch, packed ? targets : targets / batch, vocab, make_dtype(random));
   args.target = step->target->rows;
   make_draft(random, *step, values, draft_rows, vocab, target_row_of, kind);
   if (bonus_rows > 0) {  // no token was drafted there
@@ -283,7 +286,7 @@ Case verify_case(Random& random, bool large) {
   step->draft_params = make_params(random, batch, vocab);
   step->processors = make_processors(random, batch, targets, vocab);
   if (args.acceptance != Acceptance::kGreedy)
-    make_numbers(random, *step, batch, targets, args.acceptance == Acceptance::kMatch);
+    make_numbers(random, *step, batch, numbers, args.acceptance == Acceptance::kMatch);
   if (args.acceptance == Acceptance::kGreedy) {
     step->params->args.temperature = 0.0f;
     step->params->args.temperatures = nullptr;
@@ -292,6 +295,8 @@ Case verify_case(Random& random, bool large) {
     for (int64_t b = 0; b < batch; ++b) step->num_draft_tokens.push_back(int32_t(random.below(num_draft + 2)) - 1);
   }
   if (random.chance(0.3)) step->eos = {random.below(vocab), vocab - 1};
+  for (int64_t b = 0; given && b < batch; ++b)
+    step->bonus_tokens.push_back(random.chance(0.1) ? random.pick({-1, -2, vocab}) : int32_t(random.below(vocab)));
   step->with_stats = kind == 1 && random.chance(0.4);
   step->with_overlap = random.chance(0.2);
 
@@ -303,6 +308,7 @@ Case verify_case(Random& random, bool large) {
   args.target_to_draft = step->target_to_draft.empty() ? nullptr : step->target_to_draft.data();
   args.map_size = int64_t(step->target_to_draft.size());
   args.num_draft_tokens = {step->num_draft_tokens.empty() ? nullptr : step->num_draft_tokens.data(), false};
+  args.bonus_tokens = {given ? step->bonus_tokens.data() : nullptr, false};
   args.eos_token_ids = step->eos.empty() ? nullptr : step->eos.data();
   args.num_eos = int64_t(step->eos.size());
   args.params = step->params->args;
@@ -310,6 +316,7 @@ Case verify_case(Random& random, bool large) {
   args.processors = step->processors->args;
 
   const std::string more = " acceptance=" + std::to_string(int(args.acceptance)) + " draft=" + std::to_string(kind) +
+                           (given ? " bonus" : "") +
                            " law=" + std::to_string(int(args.law.kind)) + (packed ? " packed" : "") +
                            (step->target_to_draft.empty() ? "" : " mapped") + (step->with_stats ? " stats" : "");
   return {label("verify", batch, num_draft, vocab, more), [=](const Backend& backend) -> Outputs {

@@ -7,8 +7,8 @@ from .noise_keys import noise_keys
 from .uniform_samples import uniform_samples
 
 
-def with_numbers(args: VerifyArguments) -> VerifyArguments:
-    """The same arguments with the numbers themselves, for target rows ``[batch, n, vocab]``."""
+def with_numbers(args: VerifyArguments, num: int) -> VerifyArguments:
+    """The same arguments with the numbers themselves, so many a sequence."""
     seeds, steps, positions, step = args.seeds, args.steps, args.positions, args.step
     if seeds is None:
         return args
@@ -16,7 +16,6 @@ def with_numbers(args: VerifyArguments) -> VerifyArguments:
     if positions is not None:
         keys = noise_keys(NoiseKeysArguments(seeds, positions, steps, step, PURPOSES["sample"]))
         return args._replace(noise_keys=keys)
-    num = args.target_logits.shape[1]
     return args._replace(
         uniform_samples=uniform_samples(UniformSamplesArguments(seeds, steps, step, num, PURPOSES["accept"]))
     )

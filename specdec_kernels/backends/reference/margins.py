@@ -26,7 +26,7 @@ from .random import gumbel
 from .reads import clean_uniforms
 from .rows import named, slots_upto, with_rows
 from .sample import draw_rows
-from .verify_chain import BLOCK, GREEDY, MATCH, TOKEN, Chain, Walk, decide, finished, prepared
+from .verify_chain import BLOCK, GREEDY, MATCH, TOKEN, Chain, Walk, decide, finished, prepared, whole_with_bonus
 
 SMALLEST, LARGEST = -40.0, 5.0  # binary logarithms of what is told from 0 and from infinity
 TOLERANCE = 2.0**-6  # of such a logarithm
@@ -38,7 +38,7 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, ...]:
     bad: Tensor | int = 0
     if args.cu_num_draft_tokens is not None:
         args, bad = padded(args)
-    args = args._replace(shared=with_numbers(args.shared))
+    args = args._replace(shared=with_numbers(args.shared, args.num_draft + 1))
     batch, rows, vocab = args.shared.target_logits.shape
     parts = [of_chains(sequences(args, part)) for part in split(batch, rows * vocab)]
     tokens, num_accepted, num_tokens, status, overlap, margins = map(torch.cat, zip(*parts, strict=True))
@@ -95,11 +95,11 @@ def processing_of(given: Given, part: slice) -> Given:
 
 def sequences(args: VerifyChainArguments, part: slice) -> VerifyChainArguments:
     """The step of some sequences."""
-    counts, index = args.num_draft_tokens, args.draft_index
+    counts, index, bonus = args.num_draft_tokens, args.draft_index, args.bonus_tokens
     return args._replace(
         shared=part_of(args.shared, part, index is not None),
         draft_tokens=args.draft_tokens[part], num_draft_tokens=None if counts is None else counts[part],
-        draft_index=None if index is None else index[part],
+        draft_index=None if index is None else index[part], bonus_tokens=None if bonus is None else bonus[part],
     )  # fmt: skip
 
 
@@ -216,11 +216,14 @@ class LooseChain:
         """Token j of each sequence, by the rules that decide each alone."""
         if self.args.acceptance in (MATCH, GREEDY):
             rows, keys = self.step.targets[j], self.args.shared.noise_keys
-            return drawn_from(rows, self.tokens[:, j], None, None if keys is None else keys[:, j], rows.ids)
+            drawn = drawn_from(rows, self.tokens[:, j], None, None if keys is None else keys[:, j], rows.ids)
+            return lambda m: drawn(m) | whole_with_bonus(self.chain.span, j)
         return lambda m: self.by_token(j, m)
 
     def final(self, j: int, laws: LooseLaws, w: Ends) -> Tensor:
-        """Whether the final token is surely drawn where it was, from what was left after j tokens or else from P."""
+        """Whether the final token is surely drawn where it was, from what was left after j tokens or else from P; one
+        that is given surely is.
+        """
         chain, law = self.chain, self.args.shared.law
         rejected = j < chain.span.length
         mixed = rejected & law.is_cascade | law.cascade_bonus
@@ -229,7 +232,8 @@ class LooseChain:
         if self.step.point and law.beta >= 1:  # (w P / β − Q)+ is as P, without the token
             rest = torch.where(laws.Q[0] > 0, 0.0, laws.weights[0]), torch.where(laws.Q[0] > 0, 0.0, laws.weights[1])
         ends = unless_empty(rejected & (mixed | ~chain.target.one_hot[:, j]), rest, ends)
-        return surely_drawn(ends, chain.uniforms[:, 0], self.tokens[:, j])
+        drawn = surely_drawn(ends, chain.uniforms[:, 0], self.tokens[:, j])
+        return drawn | whole_with_bonus(chain.span, j)
 
     def by_token(self, j: int, m: Tensor) -> Tensor:
         """An accepted token: its coin. The final one: the coin that ended the draft, and the draw."""

@@ -14,7 +14,7 @@ def padded(args: VerifyChainArguments) -> tuple[VerifyChainArguments, Tensor]:
     """The same step with every segment a row as wide as the result, and the flags of segments that are none.
 
     Segment b's draft rows start at ``cu[b]`` and its target rows at ``cu[b] + b``, where its draft rows start too if
-    there is one for the bonus.
+    there is one for the bonus. With bonus tokens its target rows start at ``cu[b]``.
     """
     cu, width = args.cu_num_draft_tokens, args.num_draft
     assert cu is not None
@@ -36,10 +36,11 @@ def padded(args: VerifyChainArguments) -> tuple[VerifyChainArguments, Tensor]:
             return packed.new_zeros(counts.numel(), width, *packed.shape[1:])
         return packed[(first[:, None] + slots_upto(width, first)).clamp(0, packed.shape[0] - 1)]
 
-    extra = int(args.shared.law.cascade_bonus)
+    extra, bonus = int(args.shared.law.cascade_bonus), int(args.bonus_tokens is None)
     shared = with_rows(
         args.shared,
-        of_target=lambda packed: rows(packed, start + order, width + 1),
+        of_target=lambda packed: rows(packed, start + bonus * order, width + bonus),
+        of_numbers=lambda packed: rows(packed, start + order, width + 1),
         of_draft=lambda packed: (
             rows(packed, start + extra * order, width + extra) if args.draft_index is None else packed
         ),
@@ -62,3 +63,15 @@ def indexed(args: VerifyChainArguments) -> tuple[VerifyChainArguments, Tensor]:
     shared = shared._replace(draft_logits=own) if shared.draft_probs is None else shared._replace(draft_probs=own)
     laid_out = args._replace(shared=shared, draft_index=None, num_draft_tokens=torch.where(bad, -1, counts))
     return laid_out, torch.where(bad, int(Status.BAD_PARAM), 0).to(torch.int32)
+
+
+def with_bonus_rows(args: VerifyChainArguments) -> VerifyChainArguments:
+    """The same padded step with a row of the target for each bonus, where that is given: nothing looks at it."""
+    if args.bonus_tokens is None:
+        return args
+    shared = args.shared
+    logits = torch.nn.functional.pad(shared.target_logits, (0, 0, 0, 1))
+    processors = shared.processors
+    if processors is not None and processors[0] is not None:
+        processors = [torch.nn.functional.pad(processors[0], (0, 0, 0, 1)), *processors[1:]]
+    return args._replace(shared=shared._replace(target_logits=logits, processors=processors))

@@ -30,10 +30,11 @@ def named(rows: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def with_rows(
-    args: VerifyArguments, of_target: Callable[[Tensor], Tensor], of_draft: Callable[[Tensor], Tensor]
-) -> VerifyArguments:
+    args: VerifyArguments, of_target: Callable[[Tensor], Tensor], of_draft: Callable[[Tensor], Tensor],
+    of_numbers: Callable[[Tensor], Tensor] | None = None,
+) -> VerifyArguments:  # fmt: skip
     """The same arguments with other rows: `of_target` makes them of tensors that have the target's rows, `of_draft` of
-    those that have the draft's.
+    those that have the draft's, `of_numbers` of random numbers (None: as of the target's).
     """
 
     def target(rows: Tensor | None) -> Tensor | None:
@@ -42,11 +43,14 @@ def with_rows(
     def draft(rows: Tensor | None) -> Tensor | None:
         return None if rows is None else of_draft(rows)
 
+    def numbers(rows: Tensor | None) -> Tensor | None:
+        return None if rows is None else (of_numbers or of_target)(rows)
+
     processors = args.processors
     return args._replace(
         processors=None if processors is None else [target(processors[0]), *processors[1:]],
-        target_logits=of_target(args.target_logits), uniform_samples=target(args.uniform_samples),
-        noise_keys=target(args.noise_keys), positions=target(args.positions),
+        target_logits=of_target(args.target_logits), uniform_samples=numbers(args.uniform_samples),
+        noise_keys=numbers(args.noise_keys), positions=numbers(args.positions),
         draft_logits=draft(args.draft_logits), draft_probs=draft(args.draft_probs),
         draft_values=draft(args.draft_values), draft_argmax=draft(args.draft_argmax),
         draft_status=draft(args.draft_status),

@@ -41,7 +41,7 @@ from .verify_tree import (
 
 def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, ...]:
     """What the op gives, decided in float64, and margins ``[batch, max_depth + 1]`` float64."""
-    args = args._replace(shared=with_numbers(args.shared))
+    args = args._replace(shared=with_numbers(args.shared, args.node_tokens.shape[1]))
     batch, nodes, vocab = args.shared.target_logits.shape
     parts = [of_trees(sequences(args, part)) for part in split(batch, nodes * vocab)]
     tokens, num_accepted, num_tokens, status, accepted_nodes, margins = map(torch.cat, zip(*parts, strict=True))

@@ -27,7 +27,7 @@ from .law import (
     tile_sum,
     weight_left,
 )  # fmt: skip
-from .packed import indexed, padded
+from .packed import indexed, padded, with_bonus_rows
 from .processors import processed
 from .reads import Reads, clean_uniforms, flags_of
 from .rows import at, slots_upto
@@ -52,7 +52,7 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
 
 def prepared(args: VerifyChainArguments) -> tuple[VerifyChainArguments, Tensor | int]:
     """The same step with random numbers and logits as the rules see them, and the flags of its processors."""
-    args = args._replace(shared=with_numbers(args.shared))
+    args = with_bonus_rows(args._replace(shared=with_numbers(args.shared, args.num_draft + 1)))
     before = draft_before(args.draft_tokens)
     logits, flags = processed(args.shared.target_logits, args.shared.processors, before)
     return args._replace(shared=args.shared._replace(target_logits=logits, processors=None)), flags
@@ -78,7 +78,13 @@ def finished(
     """What the op gives."""
     final = rest.draw(chain.uniforms[:, 0])
     slots = slots_upto(args.num_draft + 1, walk.accepted)
-    num_tokens = walk.accepted + draws_final(chain, walk).int()
+    follows, flags = draws_final(chain, walk), 0
+    if args.bonus_tokens is not None:
+        given, bonus = whole_with_bonus(chain.span, walk.accepted), args.bonus_tokens.to(torch.int64)
+        good = (bonus >= 0) & (bonus < chain.Q.shape[-1])
+        final, follows = torch.where(given, bonus, final), torch.where(given, good, follows)
+        flags = torch.where(given & ~good & (bonus != PLACEHOLDER_TOKEN_ID), int(Status.BAD_TOKEN), 0)
+    num_tokens = walk.accepted + follows.int()
     tokens = torch.where(slots == walk.accepted[:, None], final[:, None], torch.nn.functional.pad(chain.tokens, (0, 1)))
     tokens = torch.where(slots < num_tokens[:, None], tokens, PLACEHOLDER_TOKEN_ID)
     overlap = torch.empty(0, dtype=torch.float32, device=slots.device)
@@ -86,7 +92,7 @@ def finished(
         overlap = tile_sum(torch.minimum(chain.target.probs, chain.Q))[:, :-1].to(torch.float32)
         overlap = torch.where(slots[:-1] < make_span(args, chain.Q.shape[-1]).length[:, None], overlap, -1.0)
     reads = what_was_read(args, chain, walk, rest)
-    status = chain.span.status | flags_of(reads, args.shared, chain.params, chain.draft_params)
+    status = chain.span.status | flags | flags_of(reads, args.shared, chain.params, chain.draft_params)
     int32 = torch.int32
     return tokens, walk.accepted.to(int32), num_tokens.to(int32), status.to(int32), overlap
 
@@ -97,14 +103,15 @@ class Span:
 
     length: Tensor  # int64, draft tokens; 0 where idle
     idle: Tensor  # bool
-    ends_in_eos: Tensor  # bool: the last of them is an EOS
+    closed: Tensor  # bool: nothing is drawn after them
+    takes_bonus: Tensor  # bool: because a given token follows
     status: Tensor
 
     def before(self, length: Tensor) -> Span:
         """Ended before a token that its own distribution cannot have given, where `length` ``[batch]`` is shorter."""
         ended = length < self.length
         status = self.status | torch.where(ended, int(Status.BAD_DRAFT), 0)
-        return Span(length, self.idle, self.ends_in_eos & ~ended, status)
+        return Span(length, self.idle, self.closed & ~ended, self.takes_bonus & ~ended, status)
 
 
 def make_span(args: VerifyChainArguments, vocab: int) -> Span:
@@ -126,11 +133,12 @@ def make_span(args: VerifyChainArguments, vocab: int) -> Span:
         first = torch.where(is_eos, slots, num_draft).amin(-1)
         ends_in_eos = first < num_draft
         length = length.minimum(first + 1)
+    takes_bonus = torch.full_like(idle, args.bonus_tokens is not None) & ~idle & ~ends_in_eos & (length == limit)
     if num_draft:
         stop = at(torch.nn.functional.pad(draft_tokens, (0, 1)), length)
         stopped = (length < limit) & (stop != PLACEHOLDER_TOKEN_ID) & ~ends_in_eos & ~idle
         status = status | torch.where(stopped, int(Status.BAD_TOKEN), 0)
-    return Span(torch.where(idle, 0, length), idle, ends_in_eos & ~idle, status)
+    return Span(torch.where(idle, 0, length), idle, ends_in_eos & ~idle | takes_bonus, takes_bonus, status)
 
 
 @dataclass
@@ -290,9 +298,16 @@ def remainder_after(chain: Chain, walk: Walk) -> Remainder:
 
 
 def draws_final(chain: Chain, walk: Walk) -> Tensor:
-    """Whether a token follows the accepted ones ``[batch]``: not in an idle sequence, nor after an accepted EOS."""
+    """Whether a token is drawn after the accepted ones ``[batch]``: not in an idle sequence, nor after an accepted EOS
+    or where the bonus is given.
+    """
     span = chain.span
-    return ~span.idle & ~(span.ends_in_eos & (walk.accepted == span.length))
+    return ~span.idle & ~(span.closed & (walk.accepted == span.length))
+
+
+def whole_with_bonus(span: Span, accepted: Tensor | int) -> Tensor:
+    """Whether a given bonus follows so many accepted tokens ``[batch]``."""
+    return span.takes_bonus & (span.length == accepted)
 
 
 def what_was_read(args: VerifyChainArguments, chain: Chain, walk: Walk, rest: Remainder) -> Reads:

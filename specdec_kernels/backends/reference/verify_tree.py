@@ -47,7 +47,7 @@ def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tens
 
 def prepared(args: VerifyTreeArguments) -> Step:
     """What the rules look at: random numbers are made and logits processed."""
-    args = args._replace(shared=with_numbers(args.shared))
+    args = args._replace(shared=with_numbers(args.shared, args.node_tokens.shape[1]))
     tree = make_tree(args)
     logits, flags = processed(args.shared.target_logits, args.shared.processors, tree.draft_before())
     args = args._replace(shared=args.shared._replace(target_logits=logits, processors=None))

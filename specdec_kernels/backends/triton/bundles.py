@@ -80,6 +80,7 @@ class Layout(NamedTuple):
     width: int  # most draft tokens that a sequence can have
     cu: Tensor | None
     total: int
+    bonus_rows: int = 1  # of each sequence's target
 
     def rows(self, data: Tensor, extra: int) -> Rows:
         """Rows of a sequence's draft tokens and `extra` more, ``[batch, n, vocab]`` or ``[rows, vocab]``."""
@@ -162,6 +163,8 @@ class Chains(NamedTuple):
     """The drafted tokens, and how far the rules look at them."""
 
     tokens: Tensor  # [batch, width], or laid end to end
+    vocab: int  # of the target
+    bonus_tokens: Tensor | None  # [batch]; None: they are drawn
     spans: Tensor  # [batch, 4] int64, see `Span`
     state: Tensor  # [batch, 3] int32: status so far, accepted, whether the block rule decides
 
@@ -312,12 +315,16 @@ class Mixture(NamedTuple):
     kept_id: Any
 
 
+# What follows a span's last token: one that is drawn, none, or the bonus token that is given.
+OPEN, CLOSED, TAKES_BONUS = (tl.constexpr(number) for number in range(3))
+
+
 class Span(NamedTuple):
     """The drafted extent of a sequence that the rules look at."""
 
     first: Any  # row of its first token, beside the sequence's stride
     length: Any  # tokens; -1: the sequence is idle
-    ends_in_eos: Any
+    closed: Any  # nothing is drawn after its last token
     token_index: Any  # of its first token among all; the number for target row i stands at token_index + b + i
 
 

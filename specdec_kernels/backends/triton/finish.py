@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .arithmetic import BAD_PARAM, TILE
-from .bundles import Position, Row
+from .arithmetic import BAD_PARAM, BAD_TOKEN, TILE
+from .bundles import TAKES_BONUS, Position, Row
 from .law import load_span
 from .mixture import NO_ROW, law_remainder
 from .noise import best_of_row
@@ -16,7 +16,14 @@ from .rules import BLOCK
 
 @triton.jit
 def store_outcome(b, chains, token_index, accepted, final, flags, out, num_draft):
-    """Accepted tokens, then the final one (-1: none), then -1."""
+    """Accepted tokens, then the final one (-1: none) or a bonus token that is given, then -1."""
+    if chains.bonus_tokens is not None:
+        span = chains.spans + b * 4
+        if (tl.load(span + 2) == TAKES_BONUS) & (accepted == tl.load(span + 1)):
+            given = tl.load(chains.bonus_tokens + b).to(tl.int64)
+            good = (given >= -1) & (given < chains.vocab)
+            flags |= tl.where(good, 0, BAD_TOKEN)
+            final = tl.where(good, given, -1)
     for start in range(0, num_draft + 1, out.slots):
         slot = start + tl.arange(0, out.slots)
         token = tl.load(chains.tokens + token_index + slot, mask=slot < accepted, other=-1).to(tl.int64)
@@ -103,7 +110,7 @@ def finish(
         if tl.load(chains.state + b * 3 + 2) > 0:
             accepted, scale = accepted_by_block(b, span, width, draft, uniforms, walked, tiles, TILES)
     final = tl.full((), -1, tl.int64)
-    ended = span.ends_in_eos & (accepted == length)
+    ended = span.closed & (accepted == length)
     if (length >= 0) & (ended == 0):
         row = b * (width + 1) + accepted
         draft_row = b * (width + draft.bonus) + accepted
@@ -165,7 +172,7 @@ def match(
     final = tl.full((), -1, tl.int64)
     walking = length >= 0
     while walking:
-        if span.ends_in_eos & (accepted == length):
+        if span.closed & (accepted == length):
             walking = length < 0
         else:
             row = b * (width + 1) + accepted

@@ -53,6 +53,15 @@ def load_span(spans, b):
 
 
 @triton.jit
+def store_span(spans, b, first, length, end, token_index):
+    at = spans + b * 4
+    tl.store(at, first)
+    tl.store(at + 1, length.to(tl.int64))
+    tl.store(at + 2, end.to(tl.int64))
+    tl.store(at + 3, token_index)
+
+
+@triton.jit
 def needed(spans, b, i, DRAFT_ONLY: tl.constexpr):
     """Whether row i of sequence b is read, and the sequence's first row; without `spans` every row is."""
     if spans is None:

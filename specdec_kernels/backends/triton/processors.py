@@ -102,22 +102,22 @@ def process(overlay, b, i, ids, inside, x):
 
 def sequences_of(layout: Layout, rows: int, device: torch.device) -> Tensor:
     """Which sequence each target row belongs to; of a padded batch each has so many `rows`."""
-    batch, _, cu, total = layout
+    batch, _, cu, total, bonus_rows = layout
     if cu is None:
         return torch.arange(batch, device=device).repeat_interleave(rows)
-    ends = cu[1:] + slots_upto(batch, cu) + 1
-    return (slots_upto(total + batch, cu)[:, None] >= ends).sum(1).clamp_max(batch - 1)
+    ends = cu[1:] + bonus_rows * (slots_upto(batch, cu) + 1)
+    return (slots_upto(total + bonus_rows * batch, cu)[:, None] >= ends).sum(1).clamp_max(batch - 1)
 
 
 def drafted_before(layout: Layout, tokens: Tensor) -> Tensor:
     """The draft tokens before each target row ``[rows, width]``, −1 elsewhere."""
-    batch, width, cu, total = layout
+    batch, width, cu, total, bonus_rows = layout
     slots = slots_upto(width, tokens)
     if cu is None:
-        return torch.where(slots < slots_upto(width + 1, tokens)[:, None], tokens[:, None], -1).flatten(0, 1)
+        return torch.where(slots < slots_upto(width + bonus_rows, tokens)[:, None], tokens[:, None], -1).flatten(0, 1)
     sequence = sequences_of(layout, 0, tokens.device)
     first = cu[:-1].to(torch.int64)[sequence]
-    place = slots_upto(total + batch, tokens) - sequence - first
+    place = slots_upto(total + bonus_rows * batch, tokens) - bonus_rows * sequence - first
     index = (first[:, None] + slots).clamp(0, max(total - 1, 0))  # no slots where there are no tokens
     return torch.where(slots < place[:, None], tokens[index], -1)
 
@@ -151,7 +151,7 @@ def with_processors(rows: Rows, layout: Layout, n: int, given: Processing, draft
     num_bias, capacity = (0 if ids is None else ids.shape[1] for ids in (flat.bias_ids, flat.count_ids))
     return rows._replace(
         overlay=Overlay(
-            n if layout.cu is None else 1, len(sequence) - 1, flags,
+            n if layout.cu is None else layout.bonus_rows, len(sequence) - 1, flags,
             (rows.vocab + 31) // 32, None if flat.token_bitmask is None else flat.token_bitmask.contiguous(),
             of_each(flat.allowed),
             of_each(bias_ids), of_each(flat.bias_values), of_each(flat.bias_until), generated, num_bias,

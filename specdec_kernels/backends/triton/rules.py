@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 
 from .arithmetic import BAD_DRAFT, BAD_PARAM, BAD_TOKEN, LAST_ID, any_flags
-from .bundles import Position
+from .bundles import CLOSED, OPEN, TAKES_BONUS, Position
 from .draft import can_give, q_at
-from .law import load_span, temperature_of
+from .law import load_span, store_span, temperature_of
 from .mixture import NO_ROW, is_kept, law_remainder, load_mixture
 from .remainder import pair, probabilities
 from .row import load_law, load_logits, tile_ids, weigh
@@ -30,13 +30,14 @@ def find_spans(
     num_eos,
     total,
     num_draft,
-    vocab,
     draft_index,
     requests,
+    target_spans,
     SLOTS: tl.constexpr,
 ):
     """A program a sequence: its span ends before the first placeholder or invalid id, and after the first EOS, cut
     there before any rule looks at it: a stopping rule that looked at a token and then dropped it would bias the output.
+    Where bonus tokens are given `target_spans` are up to the last row that there is.
     """
     b = tl.program_id(0).to(tl.int64)
     room = num_draft.to(tl.int64)
@@ -63,14 +64,14 @@ def find_spans(
     idle = broken | (given < 0)
     limit = tl.where(idle, 0, tl.minimum(given, room)).to(tl.int32)
     length = limit
-    ends_in_eos = tl.zeros((), tl.int32)
+    end = OPEN + tl.zeros((), tl.int32)
     start = tl.zeros((), tl.int32)
     token_index = b * token_stride + first
     while start < length:
         slot = start + tl.arange(0, SLOTS)
         inside = slot < limit
         id = tl.load(chains.tokens + token_index + slot, mask=inside, other=0).to(tl.int64)
-        unusable = tl.min(tl.where(inside & ((id < 0) | (id >= vocab)), slot, LAST_ID), 0)
+        unusable = tl.min(tl.where(inside & ((id < 0) | (id >= chains.vocab)), slot, LAST_ID), 0)
         is_eos = slot < 0
         if eos is not None:
             for i in range(num_eos):
@@ -78,17 +79,17 @@ def find_spans(
         first_eos = tl.min(tl.where(inside & is_eos, slot, LAST_ID), 0)
         if first_eos < unusable:
             length = first_eos + 1
-            ends_in_eos = tl.full((), 1, tl.int32)
+            end = CLOSED + tl.zeros((), tl.int32)
         elif unusable < LAST_ID:
             length = unusable
             placeholder = tl.max(tl.where(inside & (slot == unusable) & (id == -1), 1, 0), 0)
             flags |= tl.where(placeholder > 0, 0, BAD_TOKEN)
         start += SLOTS
-    span = chains.spans + b * 4
-    tl.store(span, first)
-    tl.store(span + 1, tl.where(idle, -1, length.to(tl.int64)))
-    tl.store(span + 2, ends_in_eos.to(tl.int64))
-    tl.store(span + 3, token_index)
+    length = tl.where(idle, -1, length)
+    if chains.bonus_tokens is not None:
+        end = tl.where((length == limit) & (end == OPEN), TAKES_BONUS, end)
+        store_span(target_spans, b, first, tl.where(end == TAKES_BONUS, length - 1, length), end, token_index)
+    store_span(chains.spans, b, first, length, end, token_index)
     tl.store(chains.state + b * 3, flags)
 
 

@@ -10,18 +10,15 @@ from torch import Tensor
 from .arithmetic import BAD_PARAM, BAD_TOKEN, LAST_ID
 from .bundles import Row, Trees
 from .launch import power_of_2, run
+from .law import store_span
 from .row import draw_from_law, load_law
 
 
 @triton.jit
-def store_span(spans, b, num_nodes, length):
-    """That of a tree: nodes lie as the rows of num_nodes - 1 draft tokens and the bonus do."""
-    span = spans + b * 4
+def store_span_of_tree(spans, b, num_nodes, length):
+    """Nodes lie as the rows of num_nodes - 1 draft tokens and the bonus do."""
     zero = tl.zeros((), tl.int64)
-    tl.store(span, zero)
-    tl.store(span + 1, length.to(tl.int64))
-    tl.store(span + 2, zero)
-    tl.store(span + 3, b * (num_nodes - 1))
+    store_span(spans, b, zero, length, zero, b * (num_nodes - 1))
 
 
 @triton.jit(do_not_specialize=["parent_stride", "status_stride", "num_eos", "num_nodes"])
@@ -67,8 +64,8 @@ def plan(
     idle = tl.load(node_tokens).to(tl.int64) == -1
     last = tl.max(tl.where(hangs, slot, 0), 0)
     last_inner = last if DRAFT_AT_LEAVES else tl.max(tl.where(hangs, parent, -1), 0)
-    store_span(trees.spans, b, num_nodes, tl.where(idle, -1, last))
-    store_span(trees.draft_spans, b, num_nodes, tl.where(idle, -1, last_inner))
+    store_span_of_tree(trees.spans, b, num_nodes, tl.where(idle, -1, last))
+    store_span_of_tree(trees.draft_spans, b, num_nodes, tl.where(idle, -1, last_inner))
     bad = tl.max((in_tree & (usable == 0) & (token != -1)).to(tl.int32), 0) * BAD_TOKEN
     tl.store(trees.state + b, tl.load(tree_status + b * status_stride) | tl.where(idle, 0, bad))
 

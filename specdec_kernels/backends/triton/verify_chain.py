@@ -47,12 +47,12 @@ def in_order(shared: VerifyArguments) -> VerifyArguments:
 
 def layout_of(args: VerifyChainArguments) -> Layout:
     """Where the sequences lie."""
-    total = args.draft_tokens.numel()
+    total, bonus_rows = args.draft_tokens.numel(), int(args.bonus_tokens is None)
     if args.cu_num_draft_tokens is None:
-        return Layout(args.draft_tokens.shape[0], args.num_draft, None, total)
+        return Layout(args.draft_tokens.shape[0], args.num_draft, None, total, bonus_rows)
     cu = args.cu_num_draft_tokens.contiguous()
     # no segment is longer than all of them: what is kept for each row is as wide as that, whatever the bound says
-    return Layout(cu.numel() - 1, min(args.num_draft, total), cu, total)
+    return Layout(cu.numel() - 1, min(args.num_draft, total), cu, total, bonus_rows)
 
 
 def draft_starts(args: VerifyChainArguments, index: Tensor, layout: Layout) -> tuple[int, Tensor]:
@@ -71,7 +71,7 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     shared = with_numbers(shared, layout.width + 1, layout.cu, layout.total)
     kept = (shared.draft_values, shared.draft_argmax, shared.draft_status)
     target_logits, law = shared.target_logits, shared.law
-    args = contiguous(args, "num_draft_tokens", "draft_index")
+    args = contiguous(args, "num_draft_tokens", "draft_index", "bonus_tokens")
     requests, starts = 0, None
     if args.draft_index is not None:
         requests, starts = draft_starts(args, args.draft_index, layout)
@@ -80,28 +80,34 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    rows = layout.rows(target_logits, 1)._replace(kind=PROBS if shared.target_probs else LOGITS)
+    rows = layout.rows(target_logits, layout.bonus_rows)._replace(kind=PROBS if shared.target_probs else LOGITS)
     if shared.processors is not None:
-        rows = with_processors(rows, layout, width + 1, shared.processors, drafted_before(layout, args.draft_tokens))
+        before = drafted_before(layout, args.draft_tokens)
+        rows = with_processors(rows, layout, width + layout.bonus_rows, shared.processors, before)
     tiles, row_tiles = tiles_of(rows.vocab), tiles_at_once(rows.vocab)
     slots = min(power_of_2(width), MOST_SLOTS_AT_ONCE)
-    chains = Chains(args.draft_tokens.contiguous(), empty(batch, 4, dtype=torch.int64), empty(batch, 3))
+    chains = Chains(
+        args.draft_tokens.contiguous(), rows.vocab, args.bonus_tokens, empty(batch, 4, dtype=torch.int64),
+        empty(batch, 3),
+    )  # fmt: skip
+    target_spans = None if args.bonus_tokens is None else torch.empty_like(chains.spans)
     run(
         find_spans, (batch,), chains, width if layout.cu is None else 0, layout.cu, args.num_draft_tokens,
         shared.eos_token_ids, 0 if shared.eos_token_ids is None else shared.eos_token_ids.numel(), layout.total,
-        num_draft, rows.vocab, args.draft_index, requests, SLOTS=slots, warps=1,
+        num_draft, args.draft_index, requests, target_spans, SLOTS=slots, warps=1,
     )  # fmt: skip
 
+    target_spans = chains.spans if target_spans is None else target_spans
     raw, bonus = law.is_cascade, int(law.cascade_bonus)
     greedy, ratio_rule = args.acceptance == GREEDY.value, args.acceptance not in (MATCH.value, GREEDY.value)
-    wanted = Wanted(chains.spans, tl.constexpr(False))
+    wanted = Wanted(target_spans, tl.constexpr(False))
     found = find_laws(rows, batch, width + 1, shared.params, values=raw, raw=raw, greedy=greedy, wanted=wanted)
     target = found.target
     draft = Draft(NO_DRAFT)
     has_draft = shared.draft_logits is not None or shared.draft_probs is not None
     if width + bonus and has_draft and (ratio_rule or args.return_acceptance):
         draft = draft_laws(
-            layout, wanted._replace(draft_only=tl.constexpr(not bonus)), shared.draft_logits, shared.draft_probs,
+            layout, Wanted(chains.spans, tl.constexpr(not bonus)), shared.draft_logits, shared.draft_probs,
             kept, shared.target_to_draft, shared.draft_params, bonus=bonus, raw=raw, starts=starts,
         )  # fmt: skip
     has_draft = draft.laws.rows is not None
@@ -144,6 +150,6 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     else:
         best = NO_NOISE
         if shared.noise_keys is not None:
-            best = best_scores(found, shared.noise_keys, spans=chains.spans)
+            best = best_scores(found, shared.noise_keys, spans=target_spans)
         run(match, (batch,), target.laws, chains, width, best, tiles, out, num_draft, TILES=row_tiles)
     return tokens, out.num_accepted, out.num_tokens, out.status, acceptances

@@ -153,7 +153,7 @@ def draw_seeded(parts: Sequence[Tensor], generators: Mapping[int, torch.Generato
 
 def make_rejection_sample(stock: Function) -> Function:
     """``rejection_sample``, whose logits have been cut and divided by the temperature, and whose bonus tokens are drawn
-    already: the op has no place for a drawn one, so the rows are copied, with one-hot rows among them.
+    already. No row is copied.
     """
 
     def rejection_sample(
@@ -168,21 +168,14 @@ def make_rejection_sample(stock: Function) -> Function:
                 bonus_token_ids, sampling_metadata, synthetic_mode, synthetic_conditional_rates, use_fp64_gumbel,
                 **fly,
             )  # fmt: skip
-        sampling, device, batch = sampling_metadata, target_logits.device, len(num_draft_tokens)
-        cu = from_zero(cu_num_draft_tokens)
-        last = cu[1:].long() + torch.arange(batch, device=device)
-        drafted = torch.ones(len(draft_token_ids) + batch, dtype=torch.bool, device=device)
-        drafted[last] = False
-        rows = target_logits.new_full((len(drafted), target_logits.shape[1]), float("-inf"))
-        rows.masked_scatter_(drafted[:, None], target_logits)
-        rows[last, bonus_token_ids.flatten().long()] = 0.0
-        greedy = sampling.all_greedy
+        sampling, greedy = sampling_metadata, sampling_metadata.all_greedy
         # Without drafts nothing is drawn here: a generator's state must not depend on whether others have drafts.
         seeded = {index: g for index, g in sampling.generators.items() if num_draft_tokens[index]}
         return verify_packed(
-            rows, draft_token_ids, draft_probs=draft_probs, cu_num_draft_tokens=cu, max_num_draft_tokens=max_spec_len,
+            target_logits, draft_token_ids, draft_probs=draft_probs, bonus_tokens=bonus_token_ids.flatten(),
+            cu_num_draft_tokens=from_zero(cu_num_draft_tokens), max_num_draft_tokens=max_spec_len,
             params=GREEDY if greedy else SamplingParams(temperature=(sampling.temperature != 0).float()),
-            uniform_samples=None if greedy else coins(num_draft_tokens, seeded, device),
+            uniform_samples=None if greedy else coins(num_draft_tokens, seeded, target_logits.device),
         ).tokens.to(torch.int32)  # fmt: skip
 
     return rejection_sample
