@@ -123,6 +123,18 @@ struct Ops {
     return std::move(out.tensor);
   }
 
+  static Made mask_logits_(const Tensor& logits, const PerSequence& per_sequence, const Numbers& settings) {
+    Device device("mask_logits_", logits);
+    Given given(device);
+    const auto asked = settings_of<MaskLogitsSettings>(settings);
+    check_per_sequence(per_sequence, 1);
+    const Leading leading(logits, false);
+    auto status = leading.output<Output<int32_t>>(device);
+    device.run(Device::mask_logits_, {given.written_rows(logits), leading.batch, leading.n,
+                                      given.params(asked.params, per_sequence, 0, leading.batch), status.data});
+    return std::move(status.tensor);
+  }
+
   static Made uniform_samples(const Tensor& seeds, const MaybeTensor& steps, int64_t step, int64_t num,
                               int64_t purpose) {
     Device device("uniform_samples", seeds);

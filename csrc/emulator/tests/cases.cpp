@@ -85,7 +85,19 @@ Case row_case(Random& random, bool large) {
   const auto rows = make_rows(random, make_values(random, batch * n, vocab), batch, n, vocab, make_dtype(random));
   const auto params = make_params(random, batch, vocab);
   const auto processors = make_processors(random, batch, batch * n, vocab);
-  if (random.chance(0.5)) {
+  const double op = random.uniform();
+  if (op < 0.3) {
+    return {label("mask_logits", batch, n, vocab, ""), [=](const Backend& backend) -> Outputs {
+              const RowBuffer before = *rows;
+              Result<int32_t> status(batch * n);
+              backend.mask_logits_({rows->rows, batch, n, params->args, status.data()});
+              std::string masked(rows->bytes.begin(), rows->bytes.end());
+              rows->bytes = before.bytes;  // in its place
+              masked.resize((masked.size() + 3) / 4 * 4);
+              return {status.bytes(), masked};
+            }};
+  }
+  if (op < 0.65) {
     return {label("row_stats", batch, n, vocab, ""), [=](const Backend& backend) -> Outputs {
               StatsResult stats(batch * n);
               backend.row_stats({rows->rows, batch, n, params->args, stats.out(), processors->args});
