@@ -171,6 +171,7 @@ REGISTRY: dict[str, Entry] = {
     "verify_tree": Entry(_verify_tree, inputs.tree, _target_bytes, least_read=0.2),
     "row_stats": Entry(_law_cases("row_stats"), inputs.verified_rows, _row_bytes),
     "warp_probs": Entry(_law_cases("warp_probs"), inputs.verified_rows, _row_bytes),
+    "mask_logits_": Entry(_law_cases("mask_logits_"), inputs.verified_rows, _row_bytes),
     "shard_stats": Entry(_uncut_cases("shard_stats"), inputs.shard_rows, _row_bytes),
     "merge_shards": Entry(_uncut_cases("merge_shards"), inputs.shard, _tile_bytes),
     "shard_draw": Entry(_uncut_cases("shard_draw"), inputs.shard, _shard_bytes),

@@ -7,12 +7,15 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "common/params.h"
@@ -78,6 +81,10 @@ struct RowStatsSettings {
 };
 
 struct WarpProbsSettings {
+  FlatParams params;
+};
+
+struct MaskLogitsSettings {
   FlatParams params;
 };
 
@@ -241,6 +248,22 @@ class Given {
     const int64_t vocab = x.size(dim - 1);
     SPECDEC_CHECK(1 <= vocab && vocab <= kMostIds, "specdec: a row has 1 to 2**30 elements");
     return {elements_of(x), dtype_of(x), int32_t(vocab), dim == 3 ? x.stride(0) : 0, x.stride(dim - 2)};
+  }
+
+  // The same, to be written: in a place for each element.
+  Rows written_rows(const Tensor& x) const {
+    x.mutable_data_ptr();  // memory that is shared until it is written moves
+    const Rows rows = this->rows(x);
+    std::array<std::pair<int64_t, int64_t>, 3> dims;
+    const auto end = dims.begin() + x.dim();
+    for (int64_t d = 0; d < x.dim(); ++d) dims[size_t(d)] = {x.stride(d), x.size(d)};
+    std::sort(dims.begin(), end);
+    int64_t span = 1;
+    for (auto dim = dims.begin(); dim != end && x.numel() > 0; ++dim) {
+      SPECDEC_CHECK(dim->second <= 1 || dim->first >= span, "specdec: elements that are written share memory");
+      span += dim->first * (dim->second - 1);
+    }
+    return rows;
   }
 
   // One set of sampling parameters; its tensors are those from `first` on.

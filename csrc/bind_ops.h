@@ -12,7 +12,6 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
-#include <initializer_list>
 #include <limits>
 #include <tuple>
 #include <type_traits>
@@ -20,65 +19,11 @@
 
 #include "bind_arguments.h"
 #include "bind_cache.h"
+#include "bind_outputs.h"
 #include "common/law.h"
 #include "common/ops.h"
 
 namespace specdec::bind {
-
-// What an output is handed back as: behind the dispatcher a tensor, past it (bind_direct.h) the handle alone.
-template <class Tensor>
-struct MadeOf {
-  using Type = StableTensor;
-};
-
-template <class Made>
-Made empty(int32_t device_type, int32_t device_index, std::initializer_list<int64_t> sizes, int32_t dtype) {
-  // The C call itself: going through the dispatcher as torch::stable::empty does costs twice as much.
-  int64_t strides[4] = {}, running = 1;
-  const int64_t dim = int64_t(sizes.size());
-  for (int64_t d = dim - 1; d >= 0; --d) {
-    strides[d] = running;
-    SPECDEC_CHECK(!__builtin_mul_overflow(running, std::max<int64_t>(1, sizes.begin()[d]), &running),
-                  "specdec: an output would have more elements than there can be");
-  }
-  AtenTensorHandle handle = nullptr;
-  SPECDEC_CHECK(aoti_torch_empty_strided(dim, sizes.begin(), strides, dtype, device_type, device_index, &handle) ==
-                    AOTI_TORCH_SUCCESS,
-                "specdec: out of memory for an output of ", running, " elements");
-  return Made(handle);
-}
-
-// An output on the call's device, and where its elements start.
-template <class Made, class T>
-struct Output {
-  Made tensor;
-  T* data;
-  template <class Device>
-  Output(const Device& device, std::initializer_list<int64_t> sizes)
-      : tensor(empty<Made>(device.type(), device.index(), sizes, TorchDType<T>::code())),
-        data(static_cast<T*>(tensor.mutable_data_ptr())) {}
-};
-
-// The leading sizes of rows [batch, n, vocab], or [batch, vocab] with one row a sequence; outputs are shaped alike.
-struct Leading {
-  int64_t batch, n;
-  bool flat;
-
-  template <class Tensor>
-  Leading(const Tensor& rows, bool may_be_flat) : batch(0), n(1), flat(may_be_flat && rows.dim() == 2) {
-    SPECDEC_CHECK(flat || rows.dim() == 3, "specdec: logits must have 3 dimensions");
-    batch = rows.size(0);
-    if (!flat) n = rows.size(1);
-  }
-  template <class Out, class Device>
-  Out output(const Device& device) const {
-    return flat ? Out(device, {batch}) : Out(device, {batch, n});
-  }
-  template <class Out, class Device>
-  Out output(const Device& device, int64_t width) const {
-    return flat ? Out(device, {batch, width}) : Out(device, {batch, n, width});
-  }
-};
 
 template <class Device, class Tensor>
 struct Ops {
@@ -121,6 +66,18 @@ struct Ops {
                {rows, leading.batch, leading.n, given.params(asked.params, per_sequence, 0, leading.batch), out.data,
                 given.processors(processors, rows, leading.batch, leading.batch * leading.n)});
     return std::move(out.tensor);
+  }
+
+  static Made mask_logits_(const Tensor& logits, const PerSequence& per_sequence, const Numbers& settings) {
+    Device device("mask_logits_", logits);
+    Given given(device);
+    const auto asked = settings_of<MaskLogitsSettings>(settings);
+    check_per_sequence(per_sequence, 1);
+    const Leading leading(logits, false);
+    auto status = leading.output<Output<int32_t>>(device);
+    device.run(Device::mask_logits_, {given.written_rows(logits), leading.batch, leading.n,
+                                      given.params(asked.params, per_sequence, 0, leading.batch), status.data});
+    return std::move(status.tensor);
   }
 
   static Made uniform_samples(const Tensor& seeds, const MaybeTensor& steps, int64_t step, int64_t num,

@@ -34,9 +34,9 @@ LOOP = loop(draft_model=runner(), attention_mask=torch.ones(2, 3).long(), seeds=
 GOOD: Calls = {
     **{
         f"{op}-{name}": (getattr(sk, op), make)
-        for op in ("row_stats", "warp_probs", "uniform_samples", "noise_keys", "sample", "verify_chain",
-                   "verify_packed", "verify_tree", "gather_kv_", "shard_stats", "merge_shards", "shard_draw",
-                   "token_logprobs", "count_tokens_")
+        for op in ("row_stats", "warp_probs", "mask_logits_", "uniform_samples", "noise_keys", "sample",
+                   "verify_chain", "verify_packed", "verify_tree", "gather_kv_", "shard_stats", "merge_shards",
+                   "shard_draw", "token_logprobs", "count_tokens_")
         for name, make in op_tests(op).CALLS.items()
     },
     "decision_margins": (

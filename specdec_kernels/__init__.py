@@ -34,6 +34,7 @@ from .margins import Margins, decision_margins
 from .ops._common import LIBRARY
 from .ops.count_tokens_ import count_tokens_
 from .ops.gather_kv_ import gather_kv_
+from .ops.mask_logits_ import mask_logits_
 from .ops.merge_shards import merge_shards
 from .ops.noise_keys import noise_keys
 from .ops.row_stats import row_stats
@@ -108,6 +109,7 @@ __all__ = [
     "gather_kv_",
     "generate",
     "laws",
+    "mask_logits_",
     "merge_shards",
     "noise_keys",
     "oracle_cascade",

@@ -60,6 +60,11 @@ def narrow_warp(logits: Tensor, params: sk.SamplingParams) -> Tensor:
     return torch.full_like(scores, -math.inf).scatter(-1, index, ordered)
 
 
+def masked(logits: Tensor, params: sk.SamplingParams) -> Tensor:
+    """A copy of the logits with −inf where they are cut."""
+    return logits.masked_fill(warp(logits, params) == -math.inf, -math.inf)
+
+
 def law(logits: Tensor, params: sk.SamplingParams, warp: Warp = warp) -> Tensor:
     """``[..., vocab]`` probabilities."""
     return warp(logits, params).softmax(-1)
@@ -396,6 +401,7 @@ FUNCTIONS: Mapping[str, tuple[Callable[..., Call | None], Callable[..., object]]
     "verify_packed": (packed_builder, verify_packed_rows),
     "row_stats": (rows_builder, statistics),
     "warp_probs": (rows_builder, law),
+    "mask_logits_": (rows_builder, masked),
     "sample": (rows_builder, draw),
     "shard_stats": (rows_builder, tile_statistics),
     "merge_shards": (shard_builder, merged),

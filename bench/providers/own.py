@@ -137,6 +137,15 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
 
         return None if (not draft_stats and not drafted) or (not uniforms and not drawn) else call
 
+    def mask_logits_(case: Case) -> Call | None:
+        backend = asked_for(case, name)
+
+        def call(rows: RowInputs) -> tuple[object, ...]:
+            masked = rows.logits.clone()  # what is masked already would be masked faster
+            return sk.mask_logits_(masked, case.params, backend=backend), masked
+
+        return call
+
     def sample(case: Case) -> Call | None:
         backend = asked_for(case, name)
         steps = itertools.count()
@@ -176,6 +185,7 @@ def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapp
 
     verify = {"verify_chain": verify_chain, "verify_packed": verify_packed, "verify_tree": verify_tree}
     rest = {
+        "mask_logits_": mask_logits_,
         "sample": sample,
         "shard_draw": shard_draw,
         "token_logprobs": token_logprobs,

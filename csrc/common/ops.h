@@ -5,6 +5,7 @@
 #define SPECDEC_OPS(OP)               \
   OP(RowStats, row_stats)             \
   OP(WarpProbs, warp_probs)           \
+  OP(MaskLogits, mask_logits_)        \
   OP(UniformSamples, uniform_samples) \
   OP(NoiseKeys, noise_keys)           \
   OP(Sample, sample)                  \

@@ -102,6 +102,14 @@ struct WarpProbsArgs {
   ProcessorArgs processors{};
 };
 
+// Writes -inf below a row's cutoff.
+struct MaskLogitsArgs {
+  Rows logits;  // [batch, n, vocab], written: no two elements share memory
+  int64_t batch, n;
+  SamplingArgs params;
+  int32_t* status;  // [batch, n]
+};
+
 struct UniformSamplesArgs {
   const int64_t* seeds;  // [batch]
   const int64_t* steps;  // [batch] or null: step

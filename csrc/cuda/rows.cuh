@@ -1,4 +1,4 @@
-// The frame of the ops that take rows one by one (row_stats, warp_probs, sample): a block a row reads it and finds its law;
+// The frame of the ops that take rows one by one (row_stats, warp_probs, mask_logits_, sample): a block a row reads it and finds its law;
 // where rows are few, a first kernel spreads the reading over the whole device.
 #pragma once
 #include <algorithm>
@@ -106,6 +106,16 @@ cudaError_t plan_rows(const RowSet& set, int64_t batch, const Launch& launch, Ro
   if (!split || weights) return cudaSuccess;
   return launch_scan(plan->set, batch, launch.stream);
 }
+
+// The laws of all rows, for a kernel of this shape that follows: `chunks` blocks share a row, and wait_for_previous.
+struct KnownLaws {
+  RowSet set;
+  const RowLaw* laws;
+  int64_t chunks;
+  Shape shape;
+};
+
+cudaError_t find_laws(const RowSet& set, int64_t batch, const Launch& launch, KnownLaws* known);  // in warp_probs.cu
 
 // The first thing that a block of such a kernel does; `shared`: its dynamic shared memory.
 template <bool kWeights = false>

@@ -36,22 +36,27 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
 
 }  // namespace
 
-cudaError_t warp_probs(const WarpProbsArgs& args, const Launch& launch) {
-  const int64_t count = args.batch * args.n;
-  if (count == 0) return cudaSuccess;
-  if (!kProcessed && args.processors.on) return with_processors::warp_probs(args, launch);
-  const RowSet set = rows_of(args, false, may_cut(args.params));
+cudaError_t find_laws(const RowSet& set, int64_t batch, const Launch& launch, KnownLaws* known) {
+  const int64_t count = batch * set.n;
   RowPlan plan;
   RowLaw* laws = nullptr;
   cudaError_t error =
-      plan_rows(set, args.batch, launch, &plan, [&](Arena& arena, bool) { laws = arena.take<RowLaw>(count); });
+      plan_rows(set, batch, launch, &plan, [&](Arena& arena, bool) { laws = arena.take<RowLaw>(count); });
   if (error) return error;
   error = launch_kernel(laws_kernel, plan.shape, launch.stream, plan.set, laws);
-  if (error) return error;
-  const int64_t chunks = chunks_of(tiles_of(args.logits.vocab), count, kRowThreads / 32);
-  const Shape shape{dim3(unsigned(count * chunks)), dim3(kRowThreads), 0, 1, true};
-  return launch_kernel(write_probs_kernel, shape, launch.stream, plan.set, chunks, static_cast<const RowLaw*>(laws),
-                       args.out);
+  const int64_t chunks = chunks_of(tiles_of(set.rows.vocab), count, kRowThreads / 32);
+  *known = {plan.set, laws, chunks, {dim3(unsigned(count * chunks)), dim3(kRowThreads), 0, 1, true}};
+  return error;
+}
+
+cudaError_t warp_probs(const WarpProbsArgs& args, const Launch& launch) {
+  if (args.batch * args.n == 0) return cudaSuccess;
+  if (!kProcessed && args.processors.on) return with_processors::warp_probs(args, launch);
+  KnownLaws known;
+  const cudaError_t error = find_laws(rows_of(args, false, may_cut(args.params)), args.batch, launch, &known);
+  return error ? error
+               : launch_kernel(write_probs_kernel, known.shape, launch.stream, known.set, known.chunks, known.laws,
+                               args.out);
 }
 
 }  // namespace specdec::SPECDEC_CUDA_ROWS

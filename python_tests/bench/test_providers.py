@@ -166,6 +166,18 @@ def test_warps_are_the_reference_law(params: sk.SamplingParams) -> None:
         torch.testing.assert_close(call(step)[:, 0], expected, atol=1e-6, rtol=1e-4)
 
 
+def test_every_provider_masks_the_same() -> None:
+    case = next(c for c in cases("mask_logits_") if c.name == "truncated")
+    step = a_set(case)
+    calls = build(case, FAST)
+    assert {"reference", "eager"} <= set(calls)
+    expected = torch.where(law(step.logits, case.params) > 0, step.logits, -torch.inf)
+    assert expected.isinf().any()
+    for name, call in calls.items():
+        out = call(step)
+        assert torch.equal(out if name == "eager" else out[1], expected), name
+
+
 @pytest.mark.parametrize("params", [PLAIN, sk.SamplingParams(0.8, 6, 0.7)])
 def test_eager_statistics_are_row_stats(params: sk.SamplingParams) -> None:
     case = Case("row_stats", "any", VOCAB, 4, params=params)

@@ -185,6 +185,12 @@ def _row_stats(case: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _mask_logits_(case: Case) -> dict[str, Any]:
+    given = _row_stats(case)
+    del given["processors"]
+    return given
+
+
 def _uniform_samples(case: Case) -> dict[str, Any]:
     batch, n, _ = _sizes(case)
     return {
@@ -403,7 +409,8 @@ def _count_tokens_(case: Case) -> dict[str, Any]:
 
 
 GOOD: dict[str, Callable[[Case], dict[str, Any]]] = {
-    "row_stats": _row_stats, "warp_probs": _row_stats, "uniform_samples": _uniform_samples, "noise_keys": _noise_keys,
+    "row_stats": _row_stats, "warp_probs": _row_stats, "mask_logits_": _mask_logits_,
+    "uniform_samples": _uniform_samples, "noise_keys": _noise_keys,
     "sample": _sample, "token_logprobs": _token_logprobs, "count_tokens_": _count_tokens_,
     "shard_stats": _shard_stats, "merge_shards": _merge_shards, "shard_draw": _shard_draw,
     "verify_chain": _verify_chain, "verify_tree": _verify_tree, "gather_kv_": _gather_kv_,

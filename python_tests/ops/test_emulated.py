@@ -52,6 +52,13 @@ def processed(n: int | None, vocab: int) -> dict[str, Any]:
     return {"processors": of_any_kind(rng(), 3, (3,) if n is None else (3, n), vocab)}
 
 
+def masked(logits: torch.Tensor, **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """A copy of the rows, masked, and their status."""
+    copy = logits.clone()
+    status = sk.mask_logits_(copy, **given)
+    return copy, status
+
+
 # Beside the small calls: several tiles, ties, rows in which more ids compete than are listed, and all outputs.
 WIDE: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
     "row_stats-flat": lambda: (
@@ -59,6 +66,7 @@ WIDE: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
     ),
     "row_stats-ties": lambda: (sk.row_stats, {"logits": logits(rng(), 2, 3, 3100).round(), "params": TRUNCATED}),
     "warp_probs-wide": lambda: (sk.warp_probs, {"logits": logits(rng(), 3, 3100), "params": TRUNCATED}),
+    "mask_logits_-wide": lambda: (masked, {"logits": logits(rng(), 3, 3100).half(), "params": TRUNCATED}),
     "sample-wide": lambda: (
         sk.sample, {"logits": logits(rng(), 3, 2, 3100), "uniform_samples": uniforms(rng(), 3, 2), "params": TRUNCATED},
     ),

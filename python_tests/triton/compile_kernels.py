@@ -77,6 +77,8 @@ def calls(vocab: int, everything: bool) -> None:
     for params in (None, CUT, sk.SamplingParams(0.0)):
         sk.row_stats(x, params, backend="triton")
     sk.warp_probs(x, MIN_P_FIRST, backend="triton")
+    for dtype in (torch.float32, torch.float16):
+        sk.mask_logits_(x.to(dtype), CUT, backend="triton")
     for token_map in (None, sk.TokenMap(torch.arange(vocab))):
         sk.sample(x, uniform_samples=keys.float(), draft_token_map=token_map, backend="triton")
         sk.sample(x, noise_keys=keys, num_samples=4, draft_token_map=token_map, backend="triton")

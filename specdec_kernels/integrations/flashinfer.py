@@ -14,9 +14,9 @@ device. Different on purpose, in every function:
   by the output and some by the row). An index that names no row gives −1, which ``return_valid`` says as well.
 
 Rows are read as they are, logits or probabilities, and where they are: `indices` is `sample`'s `row_index`. What
-renormalises rows, and `filter_apply_order` "joint", make the logarithm of probabilities, a float32 tensor of the same
-size; "joint" copies the rows. Tokens are made as int64 and cast: a few integers a row, which would not pay for a second
-type in every kernel.
+renormalises rows makes the logarithm of probabilities, a float32 tensor of the same size; `filter_apply_order` "joint"
+copies the rows, as their logarithm where they are probabilities. Tokens are made as int64 and cast: a few integers a
+row, which would not pay for a second type in every kernel.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from torch import Tensor
 from ..backends.reference.rows import named, slots_upto
 from ..checks import check_choice, check_flag, check_tensor
 from ..ops._common import FLOAT32, INT32, LOGIT_DTYPES, check_given, shape_error
+from ..ops.mask_logits_ import mask_logits_
 from ..ops.sample import sample
 from ..ops.uniform_samples import uniform_samples
 from ..ops.verify_chain import verify_chain
 from ..ops.warp_probs import warp_probs
 from ..sampling import SamplingParams
-from .cutting import is_cut
 
 __all__ = [
     "chain_speculative_sampling",
@@ -250,7 +250,9 @@ def top_k_mask_logits(logits: Tensor, top_k: Tensor | int) -> Tensor:
     largest.
     """
     _check_rows("top_k_mask_logits", "logits", logits, LOGIT_DTYPES)
-    return logits.masked_fill(is_cut(logits, _params("top_k_mask_logits", logits, top_k=top_k)), -torch.inf)
+    masked = logits.clone(memory_format=torch.contiguous_format)
+    mask_logits_(masked, _params("top_k_mask_logits", logits, top_k=top_k))
+    return masked
 
 
 top_p_renorm_prob = top_p_renorm_probs
@@ -386,15 +388,18 @@ def _draw(
     params = _params(op, rows, **cuts)
     uniforms = _uniforms(op, len(rows), 1, generator, seed, offset, given.device)[:, 0]
     of_probs, index = name == "probs", indices
-    if joint:
-        if indices is not None:
+    if joint:  # the top-k of what top-p of the whole row keeps: both keep the largest
+        if indices is None:
+            given = given.clone(memory_format=torch.contiguous_format)
+        else:
             given, none = named(given, indices)
             index = torch.where(none, -1, slots_upto(len(none), none))
-        logits = given.log() if of_probs else given
-        cut = [is_cut(logits, _params(op, given, **{by: value})) for by, value in cuts.items()]
-        given = given.masked_fill(torch.stack(cut).any(0), 0.0 if of_probs else -torch.inf)
+        if of_probs:
+            given.log_()
+        mask_logits_(given, _params(op, rows, top_p=cuts["top_p"]))
+        of_probs, params = False, _params(op, rows, top_k=cuts["top_k"])
     drawn = sample(
-        None if of_probs else given, None if joint else params, probs=given if of_probs else None, row_index=index,
+        None if of_probs else given, params, probs=given if of_probs else None, row_index=index,
         uniform_samples=uniforms,
     )  # fmt: skip
     return drawn.token.to(torch.int32 if indices is None else indices.dtype), drawn.stats.status == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -231,6 +232,25 @@ def as_rows(logits: Tensor) -> Tensor:
     if logits.dim() <= 2:
         return logits.unsqueeze(-2) if logits.dim() == 2 else logits[None, None]
     return logits.flatten(1, -2)
+
+
+def places_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[bool, int]:
+    """Of a tensor that is written: whether each stride is no smaller than what those below it span, so that no two
+    elements share memory; and how many elements all of them span.
+    """
+    find = _places_of if torch.compiler.is_compiling() else _known_places_of  # Dynamo warns of a cache
+    return find(shape, strides)
+
+
+def _places_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[bool, int]:
+    nested, span = True, 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        nested &= stride >= span or size <= 1
+        span += stride * (size - 1)
+    return nested, span
+
+
+_known_places_of = functools.lru_cache(maxsize=64)(_places_of)
 
 
 def raise_for_status(op: str, status: Tensor) -> None:

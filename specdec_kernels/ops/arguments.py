@@ -23,6 +23,7 @@ from ..sampling import FlatParams
 Int = Annotated[int, "int"]
 Ints = Annotated[list[int], "int[]"]
 Written = Annotated[list[Tensor], "Tensor(a!)[]"]
+WrittenRows = Annotated[Tensor, "Tensor(a!)"]
 WrittenIds = Annotated[Tensor, "Tensor(a!)"]
 WrittenCounts = Annotated[Tensor, "Tensor(b!)"]
 WrittenNumber = Annotated[Tensor, "Tensor(c!)"]
@@ -52,6 +53,13 @@ class WarpProbsArguments(NamedTuple):
     logits: Tensor
     params: FlatParams
     processors: Processing = None
+
+
+class MaskLogitsArguments(NamedTuple):
+    """Of `mask_logits_`."""
+
+    logits: WrittenRows
+    params: FlatParams
 
 
 class UniformSamplesArguments(NamedTuple):

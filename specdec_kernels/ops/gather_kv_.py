@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..checks import check_tensor
 from ..types import GatherOutput
-from ._common import ID_DTYPES, define, dispatch, raise_for_status, shape_error
+from ._common import ID_DTYPES, define, dispatch, places_of, raise_for_status, shape_error
 from .arguments import CACHE_DIMS, GatherKVArguments
 
 _NAMES = {
@@ -181,7 +181,6 @@ def _check_cache(
             f"{op}: cache must be keys and values in turn where layout is a pair, got {len(tensors)} tensors"
         )
     known = {"b": batch, "2": 2}  # sizes
-    span_of = _span if torch.compiler.is_compiling() else _known_span
     spans: dict[Any, int] = {}  # of tensors that are alike, in bytes
     for number, tensor in enumerate(tensors):
         if not isinstance(tensor, Tensor):
@@ -202,7 +201,7 @@ def _check_cache(
         if not right:
             names = (f"{_NAMES[k]}={known[k]}" if k in known else _NAMES[k].format(batch=batch) for k in letters)
             raise shape_error(op, f"cache[{number}]", f"[{', '.join(names)}]", tensor)
-        nested, span = span_of(shape, strides)
+        nested, span = places_of(shape, strides)
         spans[kind] = span * tensor.element_size()
         if not nested and tensor.numel():
             raise ValueError(f"{op}: cache[{number}] must have a place for each element, got strides {strides}")
@@ -212,18 +211,6 @@ def _check_cache(
         addresses = sorted([address for tensor in tensors if (address := tensor.data_ptr())])  # 0: an empty one
         if min(map(operator.sub, addresses[1:], addresses), default=0) < max(spans.values()) and len(addresses) > 1:
             _check_apart(op, tuple(_Place(t.data_ptr(), t.shape, t.stride(), t.element_size()) for t in tensors))
-
-
-def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[bool, int]:
-    """Whether each stride is no smaller than what those below it span, and how many elements all of them span."""
-    nested, span = True, 1
-    for stride, size in sorted(zip(strides, shape, strict=True)):
-        nested &= stride >= span or size <= 1
-        span += stride * (size - 1)
-    return nested, span
-
-
-_known_span = functools.lru_cache(maxsize=64)(_span)
 
 
 class _Place(NamedTuple):

@@ -194,6 +194,28 @@ void widen(const void* data, const int32_t* words, int n, float* out) {
   });
 }
 
+template <class T>
+void mask(void* data, int n, const float* group_max, float cutoff) {
+  const F c = S::set1(cutoff), no = S::set1(0.0f), yes = S::set1(1.0f);
+  for (int first = 0; first < n; first += kGroup) {
+    T* const x = static_cast<T*>(data) + first;
+    const int count = n - first < kGroup ? n - first : kGroup;
+    if (group_max && group_max[first / kGroup] < cutoff) {
+      for (int i = 0; i < count; ++i) x[i] = minus_infinity<T>();
+      continue;
+    }
+    float cut[kGroup];
+    F any = no;
+    for_each(x, count, minus_infinity<T>(), [&](F v, int i) {
+      const F lower = S::where_ge(v, c, no, S::where_ge(c, v, yes, no));  // of NaN neither
+      any = S::max(any, lower);
+      store_some(cut + i, lower, count - i);
+    });
+    if (!(S::largest(any) > 0.0f)) continue;
+    for (int i = 0; i < count; ++i) x[i] = cut[i] > 0.0f ? minus_infinity<T>() : x[i];
+  }
+}
+
 inline float sum(const float* x, int n) {
   F s = S::set1(0.0f);
   for_each(x, n, 0.0f, [&](F v, int) { s = s + v; });
@@ -280,8 +302,15 @@ int noise_candidates(int64_t key, int32_t first, int n, const float* weight, flo
 
 template <class T, bool kWeights = false>
 constexpr LogitKernels logit_kernels() {
-  return {group_maxima<T>,       exp_sum<T, kWeights>, moments<T>, weights<T, kWeights>,
-          kept_sum<T, kWeights>, between<T>,           load<T>,    widen<T>};
+  return {group_maxima<T>,
+          exp_sum<T, kWeights>,
+          moments<T>,
+          weights<T, kWeights>,
+          kept_sum<T, kWeights>,
+          between<T>,
+          load<T>,
+          widen<T>,
+          mask<T>};
 }
 
 constexpr Kernels make_kernels(int level) {

@@ -20,30 +20,6 @@ std::string label(const char* op, int64_t batch, int64_t n, int32_t vocab, const
          " vocab=" + std::to_string(vocab) + more;
 }
 
-constexpr double kLastUniform = 1.0 - 0x1p-53;  // a draw with it may overrun the masses
-
-// Of either width.
-struct UniformBuffer {
-  std::vector<double> wide;
-  std::vector<float> narrow;
-
-  Uniforms given() const {
-    if (!narrow.empty()) return {narrow.data(), false};
-    return {wide.empty() ? nullptr : wide.data(), true};
-  }
-};
-
-UniformBuffer make_uniforms(Random& random, int64_t count) {
-  UniformBuffer u;
-  for (int64_t i = 0; i < count; ++i)
-    u.wide.push_back(random.chance(0.05) ? random.pick({0.0, kLastUniform, 2.0}) : random.uniform());
-  if (random.chance(0.3)) {
-    u.narrow.assign(u.wide.begin(), u.wide.end());
-    u.wide.clear();
-  }
-  return u;
-}
-
 bool at_border(const UniformBuffer& uniforms) {
   return std::find(uniforms.wide.begin(), uniforms.wide.end(), kLastUniform) != uniforms.wide.end();
 }
@@ -85,7 +61,19 @@ Case row_case(Random& random, bool large) {
   const auto rows = make_rows(random, make_values(random, batch * n, vocab), batch, n, vocab, make_dtype(random));
   const auto params = make_params(random, batch, vocab);
   const auto processors = make_processors(random, batch, batch * n, vocab);
-  if (random.chance(0.5)) {
+  const double op = random.uniform();
+  if (op < 0.3) {
+    return {label("mask_logits", batch, n, vocab, ""), [=](const Backend& backend) -> Outputs {
+              const RowBuffer before = *rows;
+              Result<int32_t> status(batch * n);
+              backend.mask_logits_({rows->rows, batch, n, params->args, status.data()});
+              std::string masked(rows->bytes.begin(), rows->bytes.end());
+              rows->bytes = before.bytes;  // in its place
+              masked.resize((masked.size() + 3) / 4 * 4);
+              return {status.bytes(), masked};
+            }};
+  }
+  if (op < 0.65) {
     return {label("row_stats", batch, n, vocab, ""), [=](const Backend& backend) -> Outputs {
               StatsResult stats(batch * n);
               backend.row_stats({rows->rows, batch, n, params->args, stats.out(), processors->args});

@@ -110,6 +110,30 @@ inline std::vector<float> make_values(Random& random, int64_t rows, int32_t voca
   return values;
 }
 
+constexpr double kLastUniform = 1.0 - 0x1p-53;  // a draw with it may overrun the masses
+
+// Of either width.
+struct UniformBuffer {
+  std::vector<double> wide;
+  std::vector<float> narrow;
+
+  Uniforms given() const {
+    if (!narrow.empty()) return {narrow.data(), false};
+    return {wide.empty() ? nullptr : wide.data(), true};
+  }
+};
+
+inline UniformBuffer make_uniforms(Random& random, int64_t count) {
+  UniformBuffer u;
+  for (int64_t i = 0; i < count; ++i)
+    u.wide.push_back(random.chance(0.05) ? random.pick({0.0, kLastUniform, 2.0}) : random.uniform());
+  if (random.chance(0.3)) {
+    u.narrow.assign(u.wide.begin(), u.wide.end());
+    u.wide.clear();
+  }
+  return u;
+}
+
 // Sampling parameters and the arrays behind them.
 struct ParamsBuffer {
   std::vector<float> temperatures, top_ps, min_ps;

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ...ops._common import LOGIT_DTYPES
+from ...ops.mask_logits_ import mask_logits_
 from ...ops.sample import sample
 from ...ops.verify_packed import verify_packed
 from ...ops.warp_probs import warp_probs
 from ...sampling import GREEDY, SamplingParams
-from ..cutting import is_cut
 from .replacing import replace
 
 Function = Callable[..., Any]
@@ -191,7 +191,7 @@ def make_apply_sampling_constraints(stock: Function) -> Function:
                 expand_batch_to_tokens(values, cu_num_draft_tokens, len(logits))
                 for values in (sampling_metadata.temperature, min_p)
             )
-            cut(logits, SamplingParams(temperature=temperature, min_p=min_p))
+            mask_logits_(logits, SamplingParams(temperature=temperature, min_p=min_p))
         return stock(logits, cu_num_draft_tokens, sampling_metadata)
 
     return apply_sampling_constraints
@@ -207,14 +207,9 @@ def expand_batch_to_tokens(
 
 def apply_top_k_top_p(logits: Tensor, k: Tensor | None, p: Tensor | None) -> Tensor:
     """``[rows, vocab]`` logits with −inf, in place, where each row's top-k and top-p cut; without sorting."""
-    if k is None and p is None:
-        return logits
-    return cut(logits, SamplingParams(top_k=0 if k is None else k, top_p=1.0 if p is None else p))
-
-
-def cut(logits: Tensor, params: SamplingParams) -> Tensor:
-    """−inf, in place, where `params` cut."""
-    return logits.masked_fill_(is_cut(logits, params), float("-inf"))
+    if k is not None or p is not None:
+        mask_logits_(logits, SamplingParams(top_k=0 if k is None else k, top_p=1.0 if p is None else p))
+    return logits
 
 
 # ---------------------------------------------------------------- drafts, steps without drafts, what requests may ask

@@ -1,0 +1,19 @@
+"""Reference of `mask_logits_`."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from ...ops.arguments import MaskLogitsArguments
+from .law import make_law, make_params, row_status
+
+
+def mask_logits_(args: MaskLogitsArguments) -> Tensor:
+    """The status ``[batch, n]``."""
+    logits, params = args
+    valid = make_params(logits.shape[0], logits, params)
+    status = row_status(logits, valid)
+    logits.masked_fill_(logits < make_law(logits, valid).cutoff[..., None], -math.inf)
+    return status

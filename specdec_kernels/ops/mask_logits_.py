@@ -1,0 +1,70 @@
+"""`mask_logits_`: −inf where top-k, top-p and min-p cut, for what wants whole rows of logits back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..sampling import SamplingParams
+from ._common import (
+    as_rows,
+    check_logits,
+    check_params,
+    define,
+    dispatch,
+    places_of,
+    raise_for_status,
+    shape_error,
+)
+from .arguments import MaskLogitsArguments
+
+
+def _fake(args: MaskLogitsArguments) -> Tensor:
+    return args.logits.new_empty(args.logits.shape[:2], dtype=torch.int32)
+
+
+_op, _call = define("mask_logits_", MaskLogitsArguments, "Tensor", _fake)
+
+
+def mask_logits_(logits: Tensor, params: SamplingParams | None, *, backend: str | None = None) -> Tensor:
+    """Write −inf, in place, where temperature, top-k, top-p and min-p cut a row: below `RowStats.cutoff`.
+
+    Verification and `sample` never need it: they cut by themselves. It is for callers that hand rows of logits on. A
+    row is read twice at most, nothing as wide as the vocabulary is made beside it, and every other logit keeps its
+    bits: ties at the border, NaN, and all of a row that is not cut. That is so where nothing is asked for, in a greedy
+    row, and where a +inf or nothing possible makes a row's distribution certain. Of a copy:
+    ``mask_logits_(copy := logits.clone(), params)``.
+
+    Parameters
+    ----------
+    logits : Tensor
+        ``[vocab]``, ``[batch, vocab]`` or ``[batch, n, vocab]`` float32, bfloat16 or float16, contiguous in the last
+        dimension. Any leading strides, but no element may share memory with another: a stride is no smaller than what
+        the dimensions of smaller strides span.
+    params : SamplingParams or None
+        Tensors in it hold one value for each index of the first dimension. The temperature counts for top-p and min-p;
+        it divides no logit. None: nothing is cut.
+    backend : str, optional
+        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
+
+    Returns
+    -------
+    Tensor
+        ``[]``, ``[batch]`` or ``[batch, n]`` int32 status, as `row_stats` gives it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape, stride or device, or a backend that cannot run here; before any work.
+    """
+    op = "mask_logits_"
+    shape = check_logits(op, "logits", logits)
+    if len(shape) > 3:  # as three dimensions they might be a copy
+        raise shape_error(op, "logits", "[vocab], [batch, vocab] or [batch, n, vocab]", logits)
+    if not logits.is_contiguous() and logits.numel() and not places_of(shape, logits.stride())[0]:
+        raise ValueError(f"{op}: logits must have a place for each element, got strides {logits.stride()}")
+    rows, device = as_rows(logits), logits.device
+    params = check_params(op, "params", params, rows.shape[0], device)
+    status: Tensor = _call(dispatch(op, _op, backend, device), logits=rows, params=params)
+    raise_for_status(op, status)
+    return status if rows is logits else status.reshape(shape[:-1])
