@@ -219,6 +219,13 @@ def span_of(label: str, column: str) -> Expected:
     return [min(ratios), max(ratios)]
 
 
+def typical(label: str, column: str) -> Expected:
+    """Tokens a step, and nats of a token."""
+    epsilon = float(column.removeprefix("ε = ")) if column.startswith("ε") else None
+    found = row("typical", prompts=label, way="typical" if epsilon else column, epsilon=epsilon)
+    return [found["tokens_per_step"], -found["log_prob"]]
+
+
 @cache
 def planned() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(PLAN.read_text())
@@ -324,7 +331,7 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "tree": tree, "gather": gather, "overhead": overhead, "rates": rates, "best peer": best_peer,
     "goals": goals, "end to end": end_to_end, "medusa": medusa, "medusa trees": medusa_trees, "ratios": span_of,
     "in transformers": in_transformers, "vllm": in_vllm, "best gamma": best_gamma, "plan": plan,
-    "step costs": step_costs, "gpu": on_gpu,
+    "step costs": step_costs, "gpu": on_gpu, "typical": typical,
 }  # fmt: skip
 
 
@@ -403,6 +410,10 @@ def test_readme_s_sentence_on_decoding_is_that_of_the_results() -> None:
     said = re.search(r"at ([\d.]+) to ([\d.]+) times the speed of plain decoding", text)
     ratios = [end_to_end(prompts, LOOKUP)[0] for prompts in ("code-edit", "quote", "humaneval", "chat")]
     assert said and agrees(said[1], min(ratios)) and agrees(said[2], max(ratios))
+
+
+def test_the_command_of_typical_acceptance_is_that_of_its_results() -> None:
+    assert results("typical")["command"] in (ROOT / "docs/what-it-gains.md").read_text()
 
 
 def test_what_is_said_of_the_plan_is_that_of_its_results() -> None:
