@@ -14,8 +14,7 @@ SequenceRows::SequenceRows(const VerifyArgs& args, int64_t b, const Span& span, 
       mask_index_(span.target_index) {}
 
 RowView SequenceRows::target_row(int64_t i) const {
-  return row_view(args_.target, span_.batch, span_.first_target + i, args_.processors, b_, mask_index_, i,
-                  drafted_);
+  return row_view(args_.target, span_.batch, span_.first_target + i, args_.processors, b_, mask_index_, i, drafted_);
 }
 
 void SequenceRows::read_target_row(int64_t i, Reading& out) {

@@ -286,8 +286,8 @@ def _verify(
     case: Case, batch: int, drafted: tuple[int, ...], scored: tuple[int, ...], vocab: int,
     numbers: tuple[int, ...] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What chains and trees share; `drafted` and `scored` are the leading sizes of their rows, `numbers` those of random
-    numbers, where there are more.
+    """What chains and trees share; `drafted` and `scored` are the leading sizes of their rows, and `numbers` those of
+    random numbers, where there are more.
     """
     given: dict[str, Any] = dict.fromkeys(
         ("draft_logits", "draft_probs", "draft_values", "draft_argmax", "draft_status", "target_to_draft",

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import specdec_kernels as sk
 from python_tests.law.cases import check_law, problem
+from python_tests.ops.inputs import Widest
 from specdec_kernels.integrations import flashinfer
 from specdec_kernels.testing import float64_law
 
@@ -155,18 +154,9 @@ def test_rows_named_by_indices_are_read_where_they_are(name: str) -> None:
     options: dict[str, Any] = {"seed": torch.arange(7), "offset": torch.arange(7)}
     if name == "joint":
         options["filter_apply_order"] = "joint"
-    most = 0
-
-    class Watched(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal most
-            out = function(*args, **(kwargs or {}))
-            most = max([most, *(t.numel() for t in tree_leaves(out) if isinstance(t, Tensor))])
-            return out
-
-    with Watched():
+    with Widest() as made:
         tokens = draw(given, *each, indices=index, **options)
-    assert tokens.dtype == torch.int32 and (name == "joint" or most < len(index) * VOCAB)
+    assert tokens.dtype == torch.int32 and (name == "joint" or made.most < len(index) * VOCAB)
     assert torch.equal(tokens, draw(given[index], *each, **options))
     assert draw(given, *[p[:0] if isinstance(p, Tensor) else p for p in each], indices=index[:0]).shape == (0,)
 

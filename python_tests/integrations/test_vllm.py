@@ -17,6 +17,7 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.law import steps
+from python_tests.ops.inputs import Widest
 from specdec_kernels import config
 from specdec_kernels.integrations import vllm as plugin
 from specdec_kernels.integrations.vllm import replacing, v1, v2
@@ -419,6 +420,22 @@ def test_a_generator_moves_no_further_for_others_drafts() -> None:
     V1_REJECTION_SAMPLE(metadata.draft_token_ids, [1, 0], 1, metadata.cu_num_draft_tokens, None, rows[:1],
                         torch.tensor([[1], [2]]), sampling)  # fmt: skip
     assert torch.equal(before, generators[2].get_state())  # the bonus token has been drawn with it
+
+
+def test_v1_rejection_sample_copies_no_row() -> None:
+    """Drafts of no tokens among them, which end in their bonus."""
+    rows = torch.randn(5, 900) * 1e3
+    metadata = spec_metadata(rows.argmax(-1).int(), [2, 0, 3, 0])
+
+    for sampling in (sampling_metadata(torch.ones(4)), sampling_metadata(torch.zeros(4), all_greedy=True)):
+        with Widest() as made:
+            out = V1_REJECTION_SAMPLE(
+                metadata.draft_token_ids, metadata.num_draft_tokens, 3, metadata.cu_num_draft_tokens, None, rows,
+                torch.tensor([[7], [0], [899], [3]], dtype=torch.int32), sampling,
+            )  # fmt: skip
+        best = rows.argmax(-1).tolist()
+        assert out.tolist() == [[*best[:2], 7, -1], [0, -1, -1, -1], [*best[2:], 899], [3, -1, -1, -1]]
+        assert 0 < made.most < 900
 
 
 def test_all_greedy_draws_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,8 +50,8 @@ def check_law(verify: Verify, case: ChainProblem, acceptance: str, device: str =
 
 
 def given_bonus(verify: Verify) -> Verify:
-    """`verify` with its bonus tokens drawn before it, by its own uniforms, from the row behind each draft, which it does
-    not get.
+    """`verify` with its bonus tokens drawn before it, by its own uniforms, from the row behind each draft, which it
+    does not get.
     """
 
     def call(target, tokens, *draft, uniform_samples, num_draft_tokens=None, **more):  # type: ignore[no-untyped-def]

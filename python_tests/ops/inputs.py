@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import specdec_kernels as sk
 from specdec_kernels import ops
@@ -68,6 +69,17 @@ def tensors(value: Any) -> list[Tensor]:
     if isinstance(value, dict):
         return [t for v in value.values() for t in tensors(v)]
     return [t for v in value for t in tensors(v)] if isinstance(value, (list, tuple)) else []
+
+
+class Widest(TorchDispatchMode):
+    """How many elements the largest tensor had that torch made within."""
+
+    most = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        self.most = max([self.most, *(t.numel() for t in tensors(out))])
+        return out
 
 
 def same_bits(a: Any, b: Any) -> None:

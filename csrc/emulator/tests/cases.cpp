@@ -251,8 +251,7 @@ Case verify_case(Random& random, bool large) {
   step->cu.push_back(0);
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t drafted = packed ? random.below(num_draft + 1) : num_draft;
-    for (int64_t i = 0; i < drafted + bonus_rows; ++i)
-      target_row_of.push_back(step->cu.back() + (given ? 0 : b) + i);
+    for (int64_t i = 0; i < drafted + bonus_rows; ++i) target_row_of.push_back(step->cu.back() + (given ? 0 : b) + i);
     step->cu.push_back(step->cu.back() + int32_t(drafted));
   }
   const int64_t drafts = step->cu.back(), numbers = drafts + batch, draft_rows = drafts + bonus_rows * batch;
@@ -304,9 +303,9 @@ Case verify_case(Random& random, bool large) {
   args.processors = step->processors->args;
 
   const std::string more = " acceptance=" + std::to_string(int(args.acceptance)) + " draft=" + std::to_string(kind) +
-                           (given ? " bonus" : "") +
-                           " law=" + std::to_string(int(args.law.kind)) + (packed ? " packed" : "") +
-                           (step->target_to_draft.empty() ? "" : " mapped") + (step->with_stats ? " stats" : "");
+                           (given ? " bonus" : "") + " law=" + std::to_string(int(args.law.kind)) +
+                           (packed ? " packed" : "") + (step->target_to_draft.empty() ? "" : " mapped") +
+                           (step->with_stats ? " stats" : "");
   return {label("verify", batch, num_draft, vocab, more), [=](const Backend& backend) -> Outputs {
             VerifyChainArgs a = step->args;
             StatsResult stats(draft_rows);
