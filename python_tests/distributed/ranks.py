@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
@@ -24,6 +25,7 @@ class Ranks:
         self.world, self.turn, self.barrier = world, threading.Lock(), threading.Barrier(world, timeout=120)
         self.told: list[Any] = [None] * world
         self.sent: list[dict[str, int]] = [{} for _ in range(world)]
+        self.launches: list[Counter[str]] = [Counter() for _ in range(world)]
 
 
 class Thread(Exchange):
@@ -32,7 +34,7 @@ class Thread(Exchange):
     def __init__(self, group: tuple[Ranks, int]) -> None:
         self.ranks, self.rank = group
         self.world, self.group = self.ranks.world, None
-        self.sent = self.ranks.sent[self.rank]
+        self.sent, self.launches = self.ranks.sent[self.rank], self.ranks.launches[self.rank]
 
     def _all_gather(self, message: Tensor) -> list[Tensor]:
         ranks = self.ranks

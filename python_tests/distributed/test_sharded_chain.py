@@ -42,6 +42,11 @@ RULES: dict[str, dict[str, Any]] = {
     "match": {"acceptance": "match", "params": S(0.9)},
     "greedy": {"acceptance": "greedy", "params": S(0.7, top_p=0.5)},
     "flat": {"spread": 0.05, "acceptance": "block"},
+    "some drafts greedy": {
+        "draft_params": S(torch.tensor([1.0, 0.0, 1.0, 0.0])),
+        "acceptance": "block",
+        "spread": 1.5,
+    },
     "top-k": {"params": S(0.8, top_k=20), "draft_params": S(0.8, top_k=20)},
     "top-k, top-p, block": {"params": S(0.8, top_k=50, top_p=0.9, min_p=0.01), "acceptance": "block"},
     "top-k one-hot": {"params": S(top_k=20, top_p=0.8), "kind": "one_hot"},
@@ -126,8 +131,8 @@ def test_bad_values_have_the_same_flags(backend: Backend, name: str) -> None:
     assert bad.status.ne(0).sum() >= 2
 
 
-@pytest.mark.short(cases=2, emulated=1, triton=1)
-@pytest.mark.parametrize("name", ["token", "block", "greedy", "top-k", "top-p"])
+@pytest.mark.short(cases=6, emulated=1, triton=1)
+@pytest.mark.parametrize("name", ["token", "block", "flat", "greedy", "top-k", "top-p"])
 def test_lengths_ends_and_seeds(backend: Backend, name: str) -> None:
     arguments, widths = make(name, 2800), (1300, 1500)
     arguments["num_draft_tokens"] = torch.tensor([3, 0, -1, 7])
@@ -137,8 +142,9 @@ def test_lengths_ends_and_seeds(backend: Backend, name: str) -> None:
         check(backend, {**arguments, "seeds": torch.arange(4), "step": torch.arange(4)}, widths)
 
 
-def test_a_draft_token_that_its_distribution_cannot_give(backend: Backend) -> None:
-    arguments = make("token", 2800)
+@pytest.mark.parametrize("name", ["token", "flat"])
+def test_a_draft_token_that_its_distribution_cannot_give(backend: Backend, name: str) -> None:
+    arguments = make(name, 2800)
     token = arguments["draft_tokens"][:, 0]
     arguments["draft_logits"][torch.arange(4), 0, token] = -torch.inf
     assert (check(backend, arguments, (1300, 1500)).status & sk.Status.BAD_DRAFT).ne(0).any()
@@ -154,9 +160,10 @@ def test_bad_parameters_are_read_as_off(backend: Backend) -> None:
     assert (out.status & sk.Status.BAD_PARAM != 0).all()
 
 
-def test_nothing_left_after_a_rejection(backend: Backend) -> None:
+@pytest.mark.parametrize("name", ["token probs", "block probs"])
+def test_nothing_left_after_a_rejection(backend: Backend, name: str) -> None:
     """Q above P everywhere, as far as a draft may be off: the token is drawn from P."""
-    arguments = make("token probs", 2800)
+    arguments = make(name, 2800)
     arguments["draft_probs"] = arguments["target_logits"][:, :3].softmax(-1) * 1.008
     arguments["uniform_samples"][:, 1:] = 1 - 2.0**-24
     out = check(backend, arguments, (1300, 1500))
@@ -183,9 +190,8 @@ def test_bytes_are_as_many_as_the_formula_says(layout: str) -> None:
     expected = {
         "widths": 8,
         "ids of tiles that shards share": batch * rows * strays * 4,
-        "maxima and masses of tiles": batch * rows * (2 * 4 * tiles + 8 + 4 + 4),
-        "masses of what the block rule leaves": batch * (num_draft - 1) * tiles * 4,
-        "masses of what a token is drawn from": batch * 2 * tiles * 4,
+        "stats and largest logits": batch * rows * (2 * 4 * tiles + 8 + 4 + 4),
+        "masses of what the block rule leaves": batch * (num_draft + 1) * tiles * 4,
         "drawn tokens": batch * 8,
     }
     for sent in sharded(arguments, widths, None)[1].sent:
@@ -197,12 +203,50 @@ def test_bytes_are_as_many_as_the_formula_says(layout: str) -> None:
 def test_bytes_of_a_cut_row_are_those_of_the_ids_that_may_be_kept(kind: str) -> None:
     widths, k, batch, rows, tiles = (2048, 1024), 20, 4, 4, 2
     arguments = chains.make(seeded(), batch, rows - 1, 3072, kind=kind, params=S(top_k=k))
+    size = batch * rows * (8 + (k + 1) * (4 + 4))
+    if kind == "full":  # the draft's stats, and what it has at the target's ids
+        size += batch * (rows - 1) * (2 * 4 * tiles + 8 + 4 + 4 + (k + 1) * 4)
     for sent in sharded(arguments, widths, None)[1].sent:
-        of_draft = batch * (rows - 1)
-        assert 0 < sent.pop("candidates") <= batch * rows * k * (4 + 4) + (of_draft * k * 4 if kind == "full" else 0)
-        if kind == "full":
-            assert sent.pop("maxima and masses of tiles") == of_draft * (2 * 4 * tiles + 8 + 4 + 4)
-        assert sent == {"widths": 8, "largest logits": batch * rows * k * 4, "numbers of candidates": batch * rows * 16}
+        assert sent == {"widths": 8, "stats and largest logits": size}
+
+
+LAUNCHES = {  # where shards begin at tiles, and their widths are told
+    **dict.fromkeys(RULES, 1 + 1),  # what rows hold: all that rows that are cut, and greedy ones, need
+    **dict.fromkeys(["token", "token one-hot", "token probs", "draft cut", "each its own"], 1 + 3),  # masses, token
+    **dict.fromkeys(["block", "block probs", "temperatures", "flat", "some drafts greedy", "draft cut, block"], 1 + 3),
+    "match": 1 + 2,
+    "top-p, flat": 1 + 1 + 4,  # more than is listed: ranges, twice, numbers, candidates
+    "each its top-p": 1 + 1 + 4,  # one that is all but 1: ranges, numbers, candidates, and a row that is told whole
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_launches_of_collectives(name: str) -> None:
+    arguments = make(name, 3072)
+    outs, ranks = sharded(arguments, (2048, 1024), None)
+    same(sk.verify_chain(**arguments), outs)
+    assert {launches.total() for launches in ranks.launches} == {LAUNCHES[name]}
+
+
+@pytest.mark.parametrize(("acceptance", "kind"), [("token", "one_hot"), ("token", "full"), ("match", "one_hot")])
+def test_nothing_is_drawn_of_greedy_rows(acceptance: str, kind: str) -> None:
+    """No rank has to be asked for masses, scores or a token."""
+    arguments = chains.make(seeded(), 4, 3, 3072, acceptance=acceptance, kind=kind, spread=5.0, params=S(0.0))
+    outs, ranks = sharded(arguments, (2048, 1024), None)
+    same(sk.verify_chain(**arguments), outs)
+    assert ranks.launches[0].keys() == {"widths", "stats and largest logits"}
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_ties_at_the_end_of_a_list_are_seen(backend: Backend, ties: bool) -> None:
+    """A rank that has all of a row's top-k may have more that are as large: then it is asked again."""
+    arguments, k = chains.make(seeded(), 3, 2, 3072, params=S(top_k=5), kind="full"), 5
+    logits = arguments["target_logits"]
+    logits.clamp_(max=8.0)
+    logits[..., 10 : 10 + k + 2 * ties] = 9.0
+    outs, ranks = sharded(chains.on(backend, arguments), (2048, 1024), backend.name)
+    same(backend.verify_chain(**chains.on(backend, arguments)), outs)
+    assert ("candidates" in ranks.launches[0]) is ties
 
 
 def test_given_widths_save_a_round() -> None:

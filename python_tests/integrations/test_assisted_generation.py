@@ -369,8 +369,10 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "output_attentions": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
-    "output_hidden_states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
+    "no weights": (
+        {"output_attentions": True, "return_dict_in_generate": True},
+        "output_attentions of attention implementation 'sdpa'",
+    ),
     "static cache": ({"cache_implementation": "static"}, "cache_implementation='static'"),
     "no cache": ({"use_cache": False}, "use_cache=False"),
     "a cache": ({"past_key_values": DynamicCache()}, "past_key_values"),

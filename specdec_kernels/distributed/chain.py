@@ -64,12 +64,13 @@ def verify_chain(
     in proportion to ``batch · num_draft · vocab / 1024``. Where a shard does not start at a multiple of 1024, the ids
     between its start and the next multiple go to the rank that has the tile's first id, at most 1023 a row.
 
-    Where sampling truncates, the logits that may be kept are exchanged: with top-k at most k a rank and row, and their
-    ties. With `top_p` and nothing before it that bounds what is kept, each rank tells first what its ids weigh in each
-    of 256 ranges of logits, in five rounds at most; what is kept is told then, and at most 256 ids or the ties of one
-    logit beside it. A row is exchanged whole where `top_p` looks among more than 4096 ids by that, where `top_k` is
-    more than 4096, and where the mass at a cut-off is so near to `top_p` (2**-19 of the row's) that rounding decides:
-    then the op itself does.
+    Where sampling truncates, each rank tells the largest logits of a row with the numbers above: ``top_k + 1`` of them,
+    128 with `top_p` or `min_p` alone. Where all that may be kept is among those, as it is but for ties and rather flat
+    rows, no other round is needed. Else the ids that may be kept are told in two more; before them, with `top_p` and
+    nothing that bounds what is kept, what ids weigh in each of 256 ranges of logits, in five rounds at most, so that at
+    most 256 ids or the ties of one logit are told beside what is kept. A row is exchanged whole where `top_p` looks
+    among more than 4096 ids by that, where `top_k` is more than 4096, and where the mass at a cut-off is so near to
+    `top_p` (2**-19 of the row's) that rounding decides: then the op itself does.
 
     Parameters
     ----------

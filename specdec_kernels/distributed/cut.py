@@ -1,5 +1,8 @@
 """Rows that sampling truncates: the logits that may be kept are told to all ranks, which then know all that counts.
 
+Each rank tells its largest logits in the first round of all. Mostly they hold what may be kept, and all ranks see alike
+whether they do: a logit that was not told is at most the last of its rank's list. If not, ranks are asked again.
+
 A cut-off, what is kept and its normalizer depend on those logits and on nothing below them, but for `top_p` of a whole
 row's mass, whose cut-off is found first (mass.py). So the op itself gives, on rows that hold those logits and −inf
 elsewhere, what it gives on the whole ones. Where they are too many for that, and where the op alone can tell a cut-off,
@@ -22,10 +25,11 @@ from ..ops.warp_probs import warp_probs
 from ..sampling import SamplingParams
 from ..types import RowStats, Status, VerifyOutput
 from .mass import TopP, bounds
-from .rows import Rows, Shard, read_rows
-from .rules import Step, asked_of_draft, read, some_params, verify_whole
+from .rows import Largest, Listed, Rows, Shard, listed_at, read_rows
+from .rules import Step, asked_of_draft, asked_of_target, some_params, verify_whole, with_flags
 
 MOST = 4096  # ids that top-k may ask for and top-p look among: kernels list so many, and add more in other ways
+LISTED = 128  # largest logits that each rank tells at once of a row that top-p or min-p cut
 LEAST_MIN_P = 2.0**-126  # cuts nothing of any weight
 
 
@@ -96,6 +100,13 @@ def of_kept(params: SamplingParams, cuts: list[Cut], device: torch.device) -> Sa
     return replace(params, top_p=torch.tensor(top_p, device=device), min_p=torch.tensor(min_p, device=device))
 
 
+def listed_length(cuts: list[Cut]) -> int:
+    """How many of each rank's largest logits are told at once: one more than top-k asks for, as ties would be seen."""
+    bounded = [cut.top_k + 1 for cut in cuts if cut.any and not cut.told_whole and cut.top_k]
+    others = any(cut.any and not cut.told_whole and not cut.top_k for cut in cuts)
+    return max([1, *bounded, LISTED if others else 1])
+
+
 @dataclass(frozen=True)
 class Candidates:
     """The logits of rows ``[batch, n]`` that may be kept."""
@@ -117,18 +128,14 @@ def spread(numbers: Tensor, ids: Tensor, vocab: int, elsewhere: float) -> Tensor
     return numbers.new_full((*ids.shape[:2], vocab + 1), elsewhere).scatter_(-1, ids, numbers)
 
 
-def bounds_of(shard: Shard, x: Tensor, params: SamplingParams, cuts: list[Cut]) -> Tensor:
-    """Bounds ``[batch, n]`` below which top-k or min-p keep nothing."""
-    batch, n, width = x.shape
-    most = max([1, *(cut.top_k for cut in cuts if not cut.told_whole)])
-    largest = x.topk(min(most, width)).values if width else x
-    largest = torch.nn.functional.pad(largest, (0, most - largest.shape[-1]), value=-math.inf)
-    told = torch.cat([of[0] for of in shard.exchange.gather("largest logits", largest)], -1)
-    told = told.topk(most).values
-    maximum = told[..., 0]
+def bounds_of(x: Tensor, params: SamplingParams, cuts: list[Cut]) -> Tensor:
+    """Bounds ``[batch, n]`` below which top-k or min-p keep nothing, by the largest logits ``[batch, n, many]``."""
+    batch, n, many = x.shape
+    largest = x.topk(min(many, max([1, *(cut.top_k for cut in cuts)]))).values
+    maximum = largest[..., 0]
     column = torch.tensor([[cut.top_k, cut.min_p] for cut in cuts], device=x.device)[:, None]
     top_k, min_p = column[..., 0].long(), column[..., 1]
-    kth = told.gather(-1, (top_k.clamp(1, most) - 1)[..., None].expand(-1, n, 1))[..., 0]
+    kth = largest.gather(-1, (top_k.clamp(1, largest.shape[-1]) - 1)[..., None].expand(-1, n, 1))[..., 0]
     t = make_params(batch, x, params._flat).temperature
     # a little below where any backend puts it, which each finds in its own way
     likely = maximum + min_p.log() * t * (1 + 1e-5) - 1e-5 * (1 + maximum.abs())
@@ -136,64 +143,63 @@ def bounds_of(shard: Shard, x: Tensor, params: SamplingParams, cuts: list[Cut]) 
 
 
 def candidates(
-    shard: Shard, own: Tensor, params: SamplingParams, cuts: list[Cut], uncut: Tensor | None, also: Tensor | None = None
+    shard: Shard, listed: Listed, told: Largest, params: SamplingParams, cuts: list[Cut], uncut: Tensor | None
 ) -> Candidates:
-    """Of the sequences that are cut; of the others none. `uncut [batch, n, 6]`: values of the rows' stats, where top-p
-    looks at a whole row's mass. `also` has rows for the first of `own`'s.
+    """Of the sequences that are cut; of the others none. `told` are the largest of the rows that are `listed`: all that
+    counts is among them where the bound lies above their floor, and no rank has to be asked again. `uncut [batch, n,
+    6]`: values of the rows' stats, where top-p looks at a whole row's mass.
     """
-    batch, n, width = own.shape
-    device, vocab = own.device, shard.layout.vocab
-    x = clean(own)
+    own, vocab = listed.own, shard.layout.vocab
     is_cut, told_whole, has_top_p, by_mass = torch.tensor(
-        [[cut.any, cut.told_whole, cut.any and cut.top_p < 1, cut.by_mass] for cut in cuts], device=device
+        [[cut.any, cut.told_whole, cut.any and cut.top_p < 1, cut.by_mass] for cut in cuts], device=own.device
     ).T[..., None]
-    top_p, bound = None, torch.full((batch, n), math.inf, device=device)
-    if not all(cut.by_mass for cut in cuts):
-        bound = bounds_of(shard, x, params, cuts)
-    if by_mass.any():
+    top_p, largest, here = None, told.values(vocab), is_cut & ~told_whole
+    bound = bounds_of(largest, params, cuts)
+    if any(cut.by_mass for cut in cuts):
         assert uncut is not None
         top_p = TopP.of(uncut, params, [cut.by_mass for cut in cuts], vocab)
-        found = torch.where(top_p.looked, bounds(shard, x, top_p, MOST), uncut[..., 0])  # one that is infinite has all
-        bound = torch.where(by_mass, found, bound)
-    here = (x >= bound[..., None]) & (x > -math.inf) & (is_cut & ~told_whole)[..., None]
-    missing = own.isnan() & is_cut[..., None]
-    nan = torch.full((batch, n), vocab, device=device)
-    if width:
-        nan = torch.where(missing.any(-1), shard.first + missing.int().argmax(-1), vocab)
-    counts = shard.exchange.gather("numbers of candidates", here.sum(-1), nan)
-    count = torch.stack([of[0] for of in counts])
-    wide = told_whole | (has_top_p & (count.sum(0) > MOST))
-    here = here & ~wide[..., None]
-    most = max(1, int(torch.where(wide, 0, count).amax()))
-    taken = torch.where(here, x, -math.inf).topk(min(most, width)).indices if width else here.long()
-    valid = here.gather(-1, taken)
-    room = (0, most - taken.shape[-1])
-    ids = torch.nn.functional.pad(torch.where(valid, taken + shard.first, vocab), room, value=vocab).to(torch.int32)
-    given = [ids, torch.nn.functional.pad(own.gather(-1, taken), room)]
-    if also is not None:
-        given.append(torch.nn.functional.pad(also.gather(-1, taken[:, : also.shape[1]]), room))
-    answers = shard.exchange.gather("candidates", *given)
-    lists = [torch.cat([of[i] for of in answers], -1) for i in range(len(given))]
-    ids, logits = lists[0].long(), lists[1]
+        bound = torch.where(by_mass, torch.where(top_p.looked, top_p.cutoff(largest)[0], uncut[..., 0]), bound)
+    if (here & (told.floor > -math.inf) & (bound <= told.floor)).any():
+        x = clean(own)
+        if top_p is not None:
+            found = torch.where(top_p.looked, bounds(shard, x, top_p, MOST), uncut[..., 0])  # type: ignore[index]
+            bound = torch.where(by_mass, found, bound)
+        ids, logits, also, wide = tell(shard, listed, x, bound, here, told_whole, has_top_p)
+    else:
+        kept = here[..., None] & (largest >= bound[..., None]) & (largest > -math.inf)
+        wide = told_whole | (has_top_p & (kept.sum(-1) > MOST))
+        ids, logits, also = torch.where(kept & ~wide[..., None], told.ids, vocab), told.logits, told.also
     if top_p is not None:
-        told = torch.where(ids < vocab, logits.float(), -math.inf)
-        cutoff, doubtful = top_p.cutoff(told)
+        values = torch.where(ids < vocab, logits.float(), -math.inf)
+        cutoff, doubtful = top_p.cutoff(values)
         doubtful = doubtful & ~wide
         if doubtful.any():  # the op itself decides
             of, _ = doubtful.nonzero(as_tuple=True)
             (whole,) = shard.whole(own[doubtful])
             cutoff[doubtful] = row_stats(whole[:, None], some_params(params, of), backend=shard.backend).values[:, 0, 1]
-        ids = torch.where(by_mass[..., None] & (told < cutoff[..., None]), vocab, ids)
-    return Candidates(
-        ids, logits, lists[2] if also is not None else None, torch.stack([of[1] for of in counts], -1), wide
-    )
+        ids = torch.where(by_mass[..., None] & (values < cutoff[..., None]), vocab, ids)
+    return Candidates(ids, logits, also, torch.where(is_cut[..., None], told.nan, vocab), wide)
 
 
-def with_cuts(step: Step, draft: Rows, cuts: list[Cut]) -> Rows:
-    """The draft's rows, of whose logits some may be cut."""
-    if not any(cut.any for cut in cuts):
-        return draft
-    found = candidates(step.shard, draft.own, step.draft_params, cuts, draft.stats.values)
+def tell(
+    shard: Shard, listed: Listed, x: Tensor, bound: Tensor, asked: Tensor, told_whole: Tensor, has_top_p: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """All ids from a bound on, however many: the first four of `Candidates`, but for `nan`; in two rounds."""
+    here = (x >= bound[..., None]) & (x > -math.inf) & asked[..., None]
+    count = torch.stack([of[0] for of in shard.exchange.gather("numbers of candidates", here.sum(-1))])
+    wide = told_whole | (has_top_p & (count.sum(0) > MOST))
+    here = here & ~wide[..., None]
+    most = max(1, int(torch.where(wide, 0, count).amax()))
+    taken = torch.where(here, x, -math.inf).topk(min(most, x.shape[-1])).indices
+    given = listed_at(shard, listed, taken, here.gather(-1, taken), most)
+    answers = shard.exchange.gather("candidates", *given)
+    ids, logits, *also = (torch.cat([of[i] for of in answers], -1) for i in range(len(given)))
+    return ids.long(), logits, also[0] if also else None, wide
+
+
+def with_cuts(step: Step, draft: Rows, listed: Listed, told: Largest, cuts: list[Cut]) -> Rows:
+    """The draft's rows, of whose logits some are cut."""
+    found = candidates(step.shard, listed, told, step.draft_params, cuts, draft.stats.values)
     rows, backend = found.rows(step.shard.layout.vocab), step.shard.backend
     is_cut = torch.tensor([cut.any for cut in cuts], device=rows.device)[:, None]
     stats, prob = stats_and_prob(rows, step.ids, of_kept(step.draft_params, cuts, rows.device), backend)
@@ -203,8 +209,8 @@ def with_cuts(step: Step, draft: Rows, cuts: list[Cut]) -> Rows:
         of_whole = stats_and_prob(
             whole[:, None], step.ids[found.wide][:, None], some_params(step.draft_params, of), backend
         )
-        for into, told in zip((*stats, prob), (*of_whole[0], of_whole[1]), strict=True):
-            into[found.wide] = told[:, 0]
+        for into, of_op in zip((*stats, prob), (*of_whole[0], of_whole[1]), strict=True):
+            into[found.wide] = of_op[:, 0]
     chosen = [
         torch.where(is_cut if a.dim() == 2 else is_cut[..., None], a, b)
         for a, b in zip(stats, draft.stats, strict=True)
@@ -218,22 +224,17 @@ def stats_and_prob(rows: Tensor, ids: Tensor, params: SamplingParams, backend: s
     return row_stats(rows, params, backend=backend), prob
 
 
-def verify_cut(step: Step, cuts: list[Cut], draft_cuts: list[Cut]) -> VerifyOutput:
+def verify_cut(step: Step, known: Known, cuts: list[Cut]) -> VerifyOutput:
     """Of sequences whose target rows are cut."""
     vocab, num_draft = step.shard.layout.vocab, step.draft_tokens.shape[1]
-    also, uncut, draft = step.drafted, None, None
-    if any(cut.by_mass for cut in cuts):
-        target, draft = read(step)
-        uncut = target.stats.values
-    elif also is not None:
-        (draft,) = read_rows(step.shard, asked_of_draft(step))
-    found = candidates(step.shard, step.target_logits, step.params, cuts, uncut, also)
+    assert known.largest is not None
+    listed = Listed(step.target_logits, 0, step.drafted)
+    uncut = None if known.target is None else known.target.stats.values
+    found = candidates(step.shard, listed, known.largest, step.params, cuts, uncut)
     given: dict[str, Any] = {}
-    if also is not None:
-        assert found.also is not None and draft is not None
-        if step.draft_logits is not None:
-            draft = with_cuts(step, draft, draft_cuts)
-        at = draft.at.to(also.dtype)[..., None]
+    if (draft := known.draft) is not None:
+        assert found.also is not None
+        at = draft.at.to(found.also.dtype)[..., None]
         ids = torch.cat([found.ids[:, :num_draft], step.ids[..., None]], -1)
         numbers = torch.cat([found.also, at], -1)
         if step.draft_logits is not None:
@@ -287,16 +288,71 @@ def some_probs(numbers: Tensor, ids: Tensor, vocab: int, status: Tensor) -> Tens
     return out.scatter_(-1, other, torch.where(is_bad, torch.where(is_nan, math.nan, -1.0), rest))
 
 
+@dataclass(frozen=True)
+class Known:
+    """What all ranks know of a step's rows after the first round; the draft's as truncation leaves them."""
+
+    target: Rows | None
+    draft: Rows | None
+    largest: Largest | None  # of the target's rows, if some are cut
+
+    def some(self, sequences: Tensor) -> Known:
+        """Of some sequences, by their numbers."""
+        target, draft = (None if of is None else of.some(sequences) for of in (self.target, self.draft))
+        return Known(target, draft, None if self.largest is None else self.largest.some(sequences))
+
+
+def know(step: Step, cuts: list[Cut], draft_cuts: list[Cut]) -> Known:
+    """One round, of all that is needed first, and what it takes to cut the draft's rows."""
+    reads_target = not all(cut.any for cut in cuts) or any(cut.by_mass for cut in cuts) or not cuts
+    asked = [*([asked_of_target(step)] if reads_target else []), *asked_of_draft(step)]
+    listed = []
+    if any(cut.any for cut in cuts):
+        listed.append(Listed(step.target_logits, listed_length(cuts), step.drafted))
+    cuts_draft = step.draft_logits is not None and step.drafted is not None and any(cut.any for cut in draft_cuts)
+    if cuts_draft:
+        assert step.draft_logits is not None
+        listed.append(Listed(step.draft_logits, listed_length(draft_cuts)))
+    rows, lists = read_rows(step.shard, asked, listed)
+    target = with_flags(step, rows.pop(0)) if reads_target else None
+    draft = rows.pop() if rows else None
+    if cuts_draft:
+        assert draft is not None
+        draft = with_cuts(step, draft, listed[-1], lists.pop(), draft_cuts)
+    return Known(target, draft, lists.pop() if lists else None)
+
+
 def verify_step(step: Step, cuts: list[Cut], draft_cuts: list[Cut]) -> VerifyOutput:
-    """Sequences whose target rows are cut, and the others: each in its way."""
-    is_cut = [cut.any and step.acceptance != "greedy" for cut in cuts]
-    if all(is_cut) and is_cut:
-        return verify_cut(step, cuts, draft_cuts)
-    if not any(is_cut):
-        return verify_whole(step, lambda draft: with_cuts(step, draft, draft_cuts))
-    groups = [[i for i, cut in enumerate(is_cut) if cut is wanted] for wanted in (False, True)]
-    parts = [verify_step(step.some(of), [cuts[i] for i in of], [draft_cuts[i] for i in of]) for of in groups]
-    order = torch.tensor(sum(groups, []), device=step.draft_tokens.device).argsort()
+    """Sequences whose target rows are told whole, those whose are cut, and the others: each in its way."""
+    whole = [i for i, cut in enumerate(cuts) if cut.told_whole]
+    others = [i for i, cut in enumerate(cuts) if not cut.told_whole]
+    if whole and others:
+        parts = [
+            verify_step(step.some(of), [cuts[i] for i in of], [draft_cuts[i] for i in of]) for of in (whole, others)
+        ]
+        return joined([whole, others], parts)
+    if whole:
+        return verify_told(step)
+    known = know(step, cuts, draft_cuts)
+    cut, uncut = ([i for i, cut in enumerate(cuts) if cut.any is wanted] for wanted in (True, False))
+    if not cut:
+        return verify_uncut(step, known)
+    if not uncut:
+        return verify_cut(step, known, cuts)
+    of_uncut, of_cut = (known.some(torch.tensor(of, device=step.draft_tokens.device)) for of in (uncut, cut))
+    parts = [verify_uncut(step.some(uncut), of_uncut), verify_cut(step.some(cut), of_cut, [cuts[i] for i in cut])]
+    return joined([uncut, cut], parts)
+
+
+def verify_uncut(step: Step, known: Known) -> VerifyOutput:
+    """Of sequences whose target rows are not cut."""
+    assert known.target is not None
+    return verify_whole(step, known.target, known.draft)
+
+
+def joined(groups: list[list[int]], parts: list[VerifyOutput]) -> VerifyOutput:
+    """The output of all sequences, of which each part has those of a group, by their numbers."""
+    order = torch.tensor(sum(groups, []), device=parts[0].tokens.device).argsort()
     tokens, num_accepted, num_tokens, status = (
         torch.cat(of)[order] for of in zip(*(part[:4] for part in parts), strict=True)
     )

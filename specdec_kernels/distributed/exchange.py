@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ class Exchange:
         Of the group.
     sent : dict of str to int
         Bytes that this rank has given to each round, by the round's name.
+    launches : Counter of str
+        Collectives that each round took.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -34,11 +37,13 @@ class Exchange:
         if self.rank < 0:
             raise ValueError(f"{OP}: group must have this rank in it, and has not")
         self.sent: dict[str, int] = {}
+        self.launches: Counter[str] = Counter()
 
     def gather(self, name: str, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
         """Every rank's `tensors`, by rank. Shapes and dtypes are the same on all."""
         message = torch.cat([t.contiguous().flatten().view(torch.uint8) for t in tensors])
         self.sent[name] = self.sent.get(name, 0) + message.numel()
+        self.launches[name] += bool(message.numel())
         try:
             parts = self._all_gather(message) if message.numel() else [message] * self.world
         except RuntimeError as error:

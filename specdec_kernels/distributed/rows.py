@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..backends.reference.law import SLACK, make_params
+from ..backends.reference.law import SLACK, clean, make_params
 from ..backends.reference.reads import any_flag
 from ..ops.merge_shards import merge_shards
 from ..ops.shard_draw import shard_draw
@@ -68,13 +68,16 @@ class Shard:
             for i in range(len(rows))
         ]
 
-    def masses(self, name: str, rows: Tensor, *args: object, **of_draft: object) -> Tensor:
-        """`shard_draw`'s masses of all tiles ``[batch, n, tiles]``."""
-        mine = torch.zeros(*rows.shape[:2], 0, device=rows.device)
-        if self.tiles:
-            made = shard_draw(rows, *args, first=self.first, backend=self.backend, **of_draft).masses  # type: ignore[arg-type]
-            assert made is not None
-            mine = made
+    def own_masses(self, rows: Tensor, *args: object, **of_draft: object) -> Tensor:
+        """`shard_draw`'s masses of this rank's tiles ``[batch, n, tiles]``."""
+        if not self.tiles:
+            return torch.zeros(*rows.shape[:2], 0, device=rows.device)
+        made = shard_draw(rows, *args, first=self.first, backend=self.backend, **of_draft).masses  # type: ignore[arg-type]
+        assert made is not None
+        return made
+
+    def told_masses(self, name: str, mine: Tensor) -> Tensor:
+        """Those of all tiles ``[batch, n, tiles]``."""
         return self.in_order([told[0] for told in self.exchange.gather(name, self.padded(mine))])
 
 
@@ -100,6 +103,11 @@ class Rows:
     at: Tensor
     prob: Tensor
 
+    def some(self, sequences: Tensor) -> Rows:
+        """Those of some sequences, by their numbers."""
+        stats = RowStats(*(of[sequences] for of in self.stats))
+        return Rows(self.own[sequences], stats, self.one_hot[sequences], self.at[sequences], self.prob[sequences])
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -111,24 +119,112 @@ class Asked:
     probs: bool = False
 
 
-def read_rows(shard: Shard, asked: list[Asked]) -> list[Rows]:
-    """All of them in one round: each tile's maximum and mass, of each row the argmax, the flags and one logit."""
-    given = []
-    for rows in asked:
-        batch, n = rows.own.shape[:2]
-        found = ShardStats(
-            torch.empty(batch, n, 0, device=rows.own.device), torch.empty(batch, n, 0, device=rows.own.device),
-            torch.zeros(batch, n, dtype=torch.int64, device=rows.own.device),
-            torch.zeros(batch, n, dtype=torch.int32, device=rows.own.device),
-        )  # fmt: skip
-        if shard.tiles:
-            found = shard_stats(rows.own, rows.params, probs=rows.probs, backend=shard.backend)
-        given += [
-            shard.padded(found.tile_max, -math.inf), shard.padded(found.tile_mass), found.argmax + shard.first,
-            found.status, shard.pick(rows.own, rows.ids),
-        ]  # fmt: skip
-    told = shard.exchange.gather("maxima and masses of tiles", *given)
-    return [merge_rows(shard, rows, [of[5 * i : 5 * i + 5] for of in told]) for i, rows in enumerate(asked)]
+@dataclass(frozen=True)
+class Largest:
+    """The largest logits of rows ``[batch, n]``, so many of each rank.
+
+    Attributes
+    ----------
+    ids : Tensor
+        ``[batch, n, most]`` int64, of each rank in turn; the vocabulary's size where it has no more above −inf.
+    logits : Tensor
+        The same, in the rows' dtype.
+    also : Tensor or None
+        What another tensor has there, whose rows may be fewer.
+    nan : Tensor
+        ``[batch, n, ranks]`` int64: an id that is NaN, the vocabulary's size where there is none.
+    floor : Tensor
+        ``[batch, n]`` float32: every logit above it is among these.
+    """
+
+    ids: Tensor
+    logits: Tensor
+    also: Tensor | None
+    nan: Tensor
+    floor: Tensor
+
+    def some(self, sequences: Tensor) -> Largest:
+        """Those of some sequences, by their numbers."""
+        also = None if self.also is None else self.also[sequences]
+        return Largest(self.ids[sequences], self.logits[sequences], also, self.nan[sequences], self.floor[sequences])
+
+    def values(self, vocab: int) -> Tensor:
+        """The logits as float32, −inf where there is none."""
+        return torch.where(self.ids < vocab, self.logits.float(), -math.inf)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Rows ``own [batch, n, ids]`` of which each rank tells the `length` largest logits, and what `also` has there."""
+
+    own: Tensor
+    length: int
+    also: Tensor | None = None
+
+
+def read_rows(shard: Shard, asked: list[Asked], listed: list[Listed]) -> tuple[list[Rows], list[Largest]]:
+    """All of them in one round: each tile's maximum and mass, of each row the argmax, the flags and one logit; and the
+    largest logits of those that are cut.
+    """
+    given = [own_stats(shard, rows) for rows in asked] + [own_largest(shard, rows) for rows in listed]
+    told = shard.exchange.gather("stats and largest logits", *(tensor for group in given for tensor in group))
+    parts: list[list[tuple[Tensor, ...]]] = []  # of each of those, what every rank told
+    first = 0
+    for group in given:
+        parts.append([of[first : first + len(group)] for of in told])
+        first += len(group)
+    return (
+        [merge_rows(shard, rows, of) for rows, of in zip(asked, parts, strict=False)],
+        [merge_largest(shard, of) for of in parts[len(asked) :]],
+    )
+
+
+def own_stats(shard: Shard, rows: Asked) -> list[Tensor]:
+    """What `merge_rows` takes of this rank's tiles."""
+    batch, n = rows.own.shape[:2]
+    found = ShardStats(
+        torch.empty(batch, n, 0, device=rows.own.device), torch.empty(batch, n, 0, device=rows.own.device),
+        torch.zeros(batch, n, dtype=torch.int64, device=rows.own.device),
+        torch.zeros(batch, n, dtype=torch.int32, device=rows.own.device),
+    )  # fmt: skip
+    if shard.tiles:
+        found = shard_stats(rows.own, rows.params, probs=rows.probs, backend=shard.backend)
+    return [
+        shard.padded(found.tile_max, -math.inf), shard.padded(found.tile_mass), found.argmax + shard.first,
+        found.status, shard.pick(rows.own, rows.ids),
+    ]  # fmt: skip
+
+
+def own_largest(shard: Shard, rows: Listed) -> list[Tensor]:
+    """What `merge_largest` takes of this rank's tiles."""
+    own, vocab = rows.own, shard.layout.vocab
+    nan = torch.full(own.shape[:2], vocab, device=own.device)
+    if own.shape[-1]:
+        missing = own.isnan()
+        nan = torch.where(missing.any(-1), shard.first + missing.int().argmax(-1), vocab)
+    x = clean(own)
+    taken = x.topk(min(rows.length, own.shape[-1])).indices
+    return [nan, *listed_at(shard, rows, taken, x.gather(-1, taken) > -math.inf, rows.length)]
+
+
+def listed_at(shard: Shard, rows: Listed, taken: Tensor, valid: Tensor, length: int) -> list[Tensor]:
+    """The ids of places `taken` where they are `valid`, and what the rows have there, each `length` long."""
+    room = (0, length - taken.shape[-1])
+    vocab = shard.layout.vocab
+    ids = torch.nn.functional.pad(torch.where(valid, taken + shard.first, vocab), room, value=vocab).to(torch.int32)
+    given = [ids, torch.nn.functional.pad(rows.own.gather(-1, taken), room)]
+    if rows.also is not None:
+        given.append(torch.nn.functional.pad(rows.also.gather(-1, taken[:, : rows.also.shape[1]]), room))
+    return given
+
+
+def merge_largest(shard: Shard, told: list[tuple[Tensor, ...]]) -> Largest:
+    """The lists of all ranks."""
+    nan = torch.stack([of[0] for of in told], -1)
+    ids, logits, *also = (torch.cat([of[i] for of in told], -1) for i in range(1, len(told[0])))
+    found = Largest(ids.long(), logits, also[0] if also else None, nan, nan)
+    last = found.values(shard.layout.vocab).unflatten(-1, (len(told), -1))[..., -1]
+    return replace(found, floor=last.amax(-1))
 
 
 def merge_rows(shard: Shard, rows: Asked, told: list[tuple[Tensor, ...]]) -> Rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -34,7 +33,7 @@ from ..ops.verify_chain import ACCEPTANCES
 from ..sampling import GREEDY as GREEDY_PARAMS
 from ..sampling import SamplingParams
 from ..types import PLACEHOLDER_TOKEN_ID, RowStats, VerifyOutput
-from .rows import Asked, Rows, Shard, read_rows
+from .rows import Asked, Rows, Shard
 
 
 @dataclass(frozen=True)
@@ -111,25 +110,24 @@ class ShardedChain(Chain):
         return self.residuals[:, i]
 
 
-def verify_whole(step: Step, cut: Callable[[Rows], Rows]) -> VerifyOutput:
-    """Of sequences whose target rows are not cut; `cut` makes of the draft's rows what truncation leaves."""
-    target, draft = read(step)
-    if draft is not None and step.draft_logits is not None:
-        draft = cut(draft)
+def verify_whole(step: Step, target: Rows, draft: Rows | None) -> VerifyOutput:
+    """Of sequences whose target rows are not cut; the draft's are as truncation leaves them."""
     args = step.arguments()
     chain = make_chain(step, args, target, draft)
     if args.acceptance in (MATCH, GREEDY):
-        wanted = target.stats.argmax if step.noise_keys is None else noisy_tokens(step, target)
+        by_argmax = step.noise_keys is None or step.params.is_greedy
+        wanted = target.stats.argmax if by_argmax else noisy_tokens(step, target)
         walk = accept_while(chain.tokens == wanted[:, :-1], chain)
         final = at(wanted, walk.accepted)
         certain = torch.ones_like(chain.sampled)
     else:
-        walk = token_rule(chain)
+        walk, masses = token_rule(chain), None
         if args.acceptance == BLOCK and draft is not None:
-            walk = walk.where(~chain.sampled, block_rule_of(step, chain, target, draft))
+            walk, masses = block_rule_of(step, chain, walk, target, draft)
         chain = replace(chain, span=chain.span.before(walk.length))
-        certain = at(target.one_hot, walk.accepted)
-        final = torch.where(certain, at(target.stats.argmax, walk.accepted), draw(step, chain, walk, target, draft))
+        certain, final = (at(of, walk.accepted) for of in (target.one_hot, target.stats.argmax))
+        if not step.params.is_greedy:  # or nothing is drawn at all
+            final = torch.where(certain, final, draw(step, chain, walk, target, draft, masses))
     num_tokens = walk.accepted + draws_final(chain, walk).int()
     slots = slots_upto(args.num_draft + 1, walk.accepted)
     tokens = torch.nn.functional.pad(chain.tokens, (0, 1))
@@ -142,14 +140,16 @@ def verify_whole(step: Step, cut: Callable[[Rows], Rows]) -> VerifyOutput:
     return VerifyOutput(tokens, walk.accepted.to(int32), num_tokens.to(int32), status.to(int32), None)
 
 
-def read(step: Step) -> tuple[Rows, Rows | None]:
-    """What the target's rows are, and the draft's if it has any."""
+def asked_of_target(step: Step) -> Asked:
+    """The target's rows."""
     params = GREEDY_PARAMS if step.acceptance == "greedy" else step.params
-    asked = Asked(step.target_logits, torch.nn.functional.pad(step.ids, (0, 1)), params)
-    target, *draft = read_rows(step.shard, [asked, *asked_of_draft(step)])
+    return Asked(step.target_logits, torch.nn.functional.pad(step.ids, (0, 1)), params)
+
+
+def with_flags(step: Step, target: Rows) -> Rows:
+    """The target's rows as they were read, with the flags of the parameters: greedy rows were read without them."""
     flags = make_params(len(step.ids), target.stats.values, step.params._flat).status
-    stats = target.stats._replace(status=target.stats.status | flags[:, None])
-    return replace(target, stats=stats), draft[0] if draft else None
+    return replace(target, stats=target.stats._replace(status=target.stats.status | flags[:, None]))
 
 
 def asked_of_draft(step: Step) -> list[Asked]:
@@ -193,25 +193,38 @@ def of_draft(step: Step, draft: Rows | None, rows: Tensor | slice, batch: Tensor
     return {"draft_logits": draft.own[batch, rows], "draft_stats": stats, "draft_params": step.draft_params}
 
 
-def block_rule_of(step: Step, chain: ShardedChain, target: Rows, draft: Rows) -> Walk:
-    """The block rule. Its weights depend on no sum: they are found first, then all the sums in one round."""
-    block_rule(chain)
-    num_draft = chain.tokens.shape[1]
-    residuals = torch.zeros_like(target.prob)
-    if num_draft > 1:
-        inner, every = slice(1, num_draft), slice(None)
-        stats = RowStats(*(of[:, inner] for of in target.stats))
-        masses = step.shard.masses(
-            "masses of what the block rule leaves", target.own[:, inner], stats,
-            torch.stack(chain.weights[:-1], 1), step.params, **of_draft(step, draft, inner, every),
-        )  # fmt: skip
-        residuals[:, inner] = total_mass(masses, step.shard.backend)
-    return block_rule(replace(chain, residuals=residuals))
+def block_rule_of(step: Step, chain: ShardedChain, by_token: Walk, target: Rows, draft: Rows) -> tuple[Walk, Tensor]:
+    """The block rule, and the token rule of sequences whose drafts are not drawn; and the masses ``[batch, tiles]`` of
+    what the last token is drawn from. Weights and the span depend on no sum: they are found first, then all the sums
+    that either needs in one round.
+    """
+    shard, num_draft, every = step.shard, chain.tokens.shape[1], slice(None)
+    by_block = block_rule(chain)
+    slots = slots_upto(num_draft, by_token.accepted)
+    weights = torch.stack([torch.ones_like(by_token.weight), *chain.weights[:-1]], 1)
+    after = torch.where(slots == by_token.accepted[:, None], by_token.weight[:, None], weights)
+    weights = torch.where(chain.sampled[:, None], weights, after)
+    whole = chain.span.before(by_token.where(~chain.sampled, by_block).length).length
+    batch = slots_upto(len(whole), whole)
+    last = RowStats(*(of[batch, whole][:, None] for of in target.stats))
+    rows = slice(0, num_draft)
+    left = shard.own_masses(
+        target.own[:, rows], RowStats(*(of[:, rows] for of in target.stats)), weights, step.params,
+        **of_draft(step, draft, rows, every),
+    )  # fmt: skip
+    kept = shard.own_masses(target.own[batch, whole][:, None], last, -torch.ones_like(weights[:, :1]), step.params)
+    masses = shard.told_masses("masses of what the block rule leaves", torch.cat([left, kept], 1))
+    residuals = torch.nn.functional.pad(total_mass(masses[:, :num_draft].contiguous(), shard.backend), (0, 1))
+    walk = by_token.where(~chain.sampled, block_rule(replace(chain, residuals=residuals)))
+    row = torch.where(walk.accepted < whole, walk.accepted, num_draft)
+    return walk, masses[batch, row]
 
 
-def draw(step: Step, chain: ShardedChain, walk: Walk, target: Rows, draft: Rows | None) -> Tensor:
+def draw(
+    step: Step, chain: ShardedChain, walk: Walk, target: Rows, draft: Rows | None, masses: Tensor | None
+) -> Tensor:
     """The token after the accepted ones ``[batch]``: after a rejection from ``(w P − Q)+``; where that is empty, and
-    after a span accepted whole, from P.
+    after a span accepted whole, from P. `masses [batch, tiles]` are those of it, where they are known and not empty.
     """
     shard, row, rejected = step.shard, walk.accepted, walk.accepted < chain.span.length
     batch = slots_upto(len(row), row)[:, None]
@@ -226,18 +239,19 @@ def draw(step: Step, chain: ShardedChain, walk: Walk, target: Rows, draft: Rows 
         point = at(torch.nn.functional.pad(chain.tokens, (0, 1)), row)
         drafted = {"point_tokens": torch.where(rejected, point, -1)[:, None]}
     weight = torch.where(rejected, walk.weight, -1.0)
-    weights = torch.stack([weight, torch.full_like(weight, -1.0)], 1)
-    twice = {name: twofold(value) for name, value in drafted.items()}
-    masses = shard.masses(
-        "masses of what a token is drawn from", own.expand(-1, 2, -1), stats, weights, step.params, **twice
-    )
-    empty = ~(masses[:, 0] > 0).any(-1)
-    masses = torch.where(empty[:, None], masses[:, 1], masses[:, 0])[:, None].contiguous()
+    if masses is None or (rejected & ~at(target.one_hot, row) & ~(masses > 0).any(-1)).any():
+        weights = torch.stack([weight, torch.full_like(weight, -1.0)], 1)
+        twice = {name: twofold(value) for name, value in drafted.items()}
+        mine = shard.own_masses(own.expand(-1, 2, -1), stats, weights, step.params, **twice)
+        of_both = shard.told_masses("masses of what a token is drawn from", mine)
+        empty = ~(of_both[:, 0] > 0).any(-1)
+        weight = torch.where(empty, -1.0, weight)
+        masses = torch.where(empty[:, None], of_both[:, 1], of_both[:, 0])
     mine = torch.full_like(row, -1)
     if shard.tiles:
         token = shard_draw(
-            own, RowStats(*(of[:, :1].contiguous() for of in stats)), torch.where(empty, -1.0, weight)[:, None],
-            step.params, first=shard.first, masses=masses, uniform_samples=chain.uniforms[:, :1].contiguous(),
+            own, RowStats(*(of[:, :1].contiguous() for of in stats)), weight[:, None], step.params, first=shard.first,
+            masses=masses[:, None].contiguous(), uniform_samples=chain.uniforms[:, :1].contiguous(),
             backend=shard.backend, **drafted,
         ).token  # fmt: skip
         assert token is not None

@@ -17,17 +17,22 @@ from ...decoding.runner import Runner
 from ...drafters import Drafter, ModelDrafter, NgramDrafter
 from ...types import Status
 from ..runners import as_runner
+from .decoder import TransformersRunner
 from .following import Follower
 from .processors import ProcessedRunner, Processor, split_processors
+from .states import States
 from .versions import check_version
 
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION)
 _REFUSED = (
-    "assistant_early_exit", "assistant_ensemble_weight", "dola_layers", "output_attentions", "output_hidden_states",
-    "speculation_type", "token_healing", "use_mtp",
+    "assistant_early_exit", "assistant_ensemble_weight", "dola_layers", "speculation_type", "token_healing",
+    "use_mtp",
 )  # fmt: skip
 """Fields of a GenerationConfig that must not be set."""
-_UNDERSTOOD = frozenset("attention_mask encoder_outputs logits_to_keep past_key_values position_ids use_cache".split())
+_STATES = ("output_attentions", "output_hidden_states")
+_UNDERSTOOD = frozenset(
+    [*_STATES, "attention_mask", "encoder_outputs", "logits_to_keep", "past_key_values", "position_ids", "use_cache"]
+)
 """What may come among the model's arguments: made by transformers, or checked."""
 _DRAFT_LENGTH = 5
 
@@ -89,7 +94,7 @@ def generate(
     Returns
     -------
     Tensor, GenerateDecoderOnlyOutput or GenerateEncoderDecoderOutput
-        As transformers returns them; without ``past_key_values``.
+        As transformers returns them, without ``past_key_values``; of hidden states and attentions see `States`.
 
     Raises
     ------
@@ -112,14 +117,20 @@ def generate(
     pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
     wants = config.return_dict_in_generate
     wants_scores, wants_logits = bool(wants and config.output_scores), bool(wants and config.output_logits)
+    asked = {name: getattr(config, name) for name in _STATES if wants and getattr(config, name)}
 
     texts = input_ids.to(runner.device)
     if is_seq2seq:
         source, mask = _encoders_input(inputs_tensor, input_ids, runner), model_kwargs.get("attention_mask")
     else:
         source, mask = _padded_on_the_left(texts, model_kwargs)
-    processed = None
-    if kept or wants_scores or wants_logits:
+    states = processed = None
+    if asked:
+        assert isinstance(runner, TransformersRunner)
+        padded = mask is not None and not is_seq2seq
+        real = model_kwargs["attention_mask"] != 0 if padded else torch.ones_like(texts, dtype=torch.bool)
+        runner.listener = states = States(model.config, asked, real)
+    if kept or wants_scores or wants_logits or asked:
         runner = processed = ProcessedRunner(runner, kept, texts)
     if drafter is None:
         drafter, drafted = _drafter(config, assistant_model, kept, processed, texts)
@@ -129,7 +140,9 @@ def generate(
         raise ValueError("generate: drafter and assistant_model exclude each other")
     follower = None
     if criteria or streamer is not None or processed is not None:
-        follower = Follower(texts, most, criteria, ends, pad, streamer, processed, folded, wants_scores, wants_logits)
+        follower = Follower(
+            texts, most, criteria, ends, pad, streamer, processed, folded, wants_scores, wants_logits, states
+        )
     out = decode(
         runner,
         source.to(runner.device),
@@ -156,6 +169,8 @@ def generate(
         sequences=sequences,
         scores=None if follower is None else follower.scores(),
         logits=None if follower is None else follower.logits(),
+        **_encoders_states(asked, model_kwargs.get("encoder_outputs")),
+        **({} if follower is None else follower.states()),
     )
 
 
@@ -218,6 +233,12 @@ def _encoders_input(source: Tensor | None, decoder_ids: Tensor, runner: Runner) 
     if bad:
         raise ValueError(f"generate: not served by specdec_kernels: {bad}")
     return source
+
+
+def _encoders_states(asked: Mapping[str, Any], encoded: Any) -> dict[str, Any]:
+    """What the encoder, which transformers has run, gave of what is asked for, by its name in the result."""
+    names = [] if encoded is None else [option.removeprefix("output_") for option in asked]
+    return {f"encoder_{name}": encoded.get(name) for name in names}
 
 
 def _drafter(

@@ -15,6 +15,7 @@ from ...types import TokenMap
 from .cache import VIEW_STEP, RaggedCache, causal_mask, tree_mask
 from .models import attention_windows, end_ids, max_length, padding_id, positions_end, prompt_padding
 from .packing import is_packed
+from .states import States
 
 
 class TransformersRunner(Runner):
@@ -38,6 +39,16 @@ class TransformersRunner(Runner):
         self.capturable = len({parameter.device for parameter in model.parameters()}) == 1
         self.end_ids, self.padding_id = end_ids(model), padding_id(model)
         self.prompt_padding = prompt_padding(model)
+        self.listener: States | None = None
+        """Hears what every forward gives beside logits."""
+
+    def _call(self, model: Any, num_rows: int, **inputs: Any) -> Any:
+        """What the model, or its backbone, which is for prompts, makes of `inputs`."""
+        if self.listener is None:
+            return model(**inputs)
+        output = model(**inputs, **self.listener.asked)
+        self.listener.hear(output, num_rows, in_prompt=model is not self.model)
+        return output
 
     def costs_as(self) -> tuple[object, Hashable]:
         return self._whole, (is_packed(self._whole), self.vocab_size)
@@ -129,7 +140,9 @@ class DecoderRunner(TransformersRunner):
         """What the model, or its backbone, makes of rows whose places in the cache have been said."""
         if self._last_position is not None:
             positions = positions.clamp(max=self._last_position)
-        return run(
+        return self._call(
+            run,
+            tokens.shape[1],
             input_ids=tokens,
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
             position_ids=positions,

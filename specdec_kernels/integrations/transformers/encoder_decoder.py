@@ -78,7 +78,9 @@ class EncoderDecoderRunner(TransformersRunner):
         source = self._source
         assert source is not None
         place = source.ragged.place(starts, tokens.shape[1], bound)
-        logits: Tensor = self.model(
+        logits: Tensor = self._call(
+            self.model,
+            tokens.shape[1],
             encoder_outputs=source.encoded,
             attention_mask=source.mask,
             decoder_input_ids=tokens,

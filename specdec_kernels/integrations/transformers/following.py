@@ -1,4 +1,4 @@
-"""What transformers' users see of every token: stopping criteria, streamers, scores."""
+"""What transformers' users see of every token: stopping criteria, streamers, scores, states."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
 from .processors import ProcessedRunner, Processor
+from .states import Columns, States
 
 
 class Follower:
@@ -35,11 +36,14 @@ class Follower:
         What makes scores of the runner's rows.
     output_scores, output_logits : bool
         Keep the rows of every token.
+    states : States or None
+        Told which row every token was drawn from.
     """
 
     def __init__(
         self, prompts: Tensor, max_new_tokens: int, criteria: Sequence[Any], ends: list[int], pad: int, streamer: Any,
         runner: ProcessedRunner | None, folded: Sequence[Processor], output_scores: bool, output_logits: bool,
+        states: States | None,
     ) -> None:  # fmt: skip
         batch, self._prompt = prompts.shape
         self._text = torch.nn.functional.pad(prompts, (0, max_new_tokens), value=pad)
@@ -47,8 +51,9 @@ class Follower:
         self._criteria = StoppingCriteriaList(criteria)
         self._streamer, self._streamed = streamer, 0
         self._runner, self._warp = runner, folded
-        self._scores: list[list[Tensor]] | None = [[] for _ in range(batch)] if output_scores else None
-        self._logits: list[list[Tensor]] | None = [[] for _ in range(batch)] if output_logits else None
+        self._scores = Columns(batch) if output_scores else None
+        self._logits = Columns(batch) if output_logits else None
+        self._states = states
         self._counts = [0] * batch
         self._done: list[int | None] = [None] * batch  # how many new tokens it had when it met an end
 
@@ -76,34 +81,37 @@ class Follower:
 
     def scores(self) -> tuple[Tensor, ...] | None:
         """One ``[batch, vocab]`` float32 tensor a column: the processed logits; zeros after a sequence's end."""
-        return None if self._scores is None else self._columns(self._scores)
+        return None if self._scores is None else self._scores.first(self.width)
 
     def logits(self) -> tuple[Tensor, ...] | None:
         """The same of the logits as the model gave them."""
-        return None if self._logits is None else self._columns(self._logits)
+        return None if self._logits is None else self._logits.first(self.width)
 
-    def _columns(self, rows: list[list[Tensor]]) -> tuple[Tensor, ...]:
-        blank = torch.zeros_like(next(row for of_one in rows for row in of_one))
-        return tuple(
-            torch.stack([of_one[t] if t < len(of_one) else blank for of_one in rows]) for t in range(self.width)
-        )
+    def states(self) -> dict[str, Any]:
+        """Hidden states and attentions that were asked for, by their names in a model's output."""
+        return {} if self._states is None else self._states.outputs(self.width)
 
     def _take(self, b: int, i: int, token: int) -> None:
         """The next token of sequence `b`, drawn from row `i` of the last forward."""
-        length = self._prompt + self._counts[b] + 1
+        t = self._counts[b]
+        length = self._prompt + t + 1
         self._text[b, length - 1] = token
         self._counts[b] += 1
+        if self._states is not None:
+            self._states.take(b, i, t)
         if self._logits is not None:
             assert self._runner is not None
-            self._logits[b].append(self._runner.raw[b, i].to(torch.float32, copy=True))
+            self._logits.put(t, b, self._runner.raw[b, i].float())
         if self._scores is not None:
             assert self._runner is not None
             row = self._runner.rows[b, i : i + 1].to(torch.float32, copy=True)
             for processor in self._warp:
                 row = processor(self._text[b : b + 1, : length - 1], row)
-            self._scores[b].append(row[0])
+            self._scores.put(t, b, row[0])
         if self._done[b] is None:
-            seen = None if self._scores is None else tuple(row[None] for row in self._scores[b])
+            seen = None
+            if self._scores is not None:
+                seen = tuple(scores[b : b + 1] for scores in self._scores.first(t + 1))
             if (
                 token in self._ends
                 or self._counts[b] == self._most

@@ -74,6 +74,13 @@ def attention_windows(config: Any) -> dict[str, int | None]:
     return {kind: window if kind == "sliding_attention" else None for kind in kinds}
 
 
+def layer_windows(config: Any) -> list[int | None]:
+    """The window of each attention layer of a decoder, see `attention_windows`."""
+    windows = attention_windows(config)
+    layers = getattr(config, "num_decoder_layers", None) or config.num_hidden_layers
+    return [windows[kind] for kind in getattr(config, "layer_types", None) or ["all"] * layers]
+
+
 def positions_end(config: Any) -> bool:
     """Whether positions are looked up in a table, which ends."""
     return config.model_type in _LEARNED_POSITIONS
