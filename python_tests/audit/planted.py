@@ -283,6 +283,27 @@ def vllm_v1_draft(apart: bool) -> Callable[..., tuple[Tensor, Tensor]]:
     return draft
 
 
+def rows_of_v2(
+    target_logits: Tensor, draft_logits: Tensor | None, draft_sampled: Tensor, cu_num_logits: Tensor, pos: Tensor,
+    idx_mapping: Tensor, expanded_idx_mapping: Tensor, expanded_local_pos: Tensor, temperature: Tensor, seed: Tensor,
+    num_speculative_steps: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Of the V2 signature's arguments P, Q, the drafted tokens, their number, and the first one's position."""
+    width = num_speculative_steps + 1
+    rows = cu_num_logits.long().diff()
+    cold = temperature == 0
+    p = padded(target_logits.double(), rows, width).softmax(-1)
+    vocab = p.shape[-1]
+    p[cold] = torch.eye(vocab, dtype=p.dtype)[p[cold].argmax(-1)]
+    x = padded(draft_sampled, rows, width, -1)[:, 1:]
+    if draft_logits is None:
+        q = torch.eye(vocab, dtype=p.dtype)[x.clamp_min(0)]
+    else:
+        q = (draft_logits.double() / torch.where(cold, 1.0, temperature)[:, None, None]).softmax(-1)
+        q[cold] = torch.eye(vocab, dtype=p.dtype)[q[cold].argmax(-1)]
+    return p, q, x, rows - 1, pos[cu_num_logits[:-1].long()] + 1
+
+
 def vllm_v2_of(purpose: str, per_step: bool = True, block: bool = False, **defects: Any) -> SimpleNamespace:
     """``rejection_sample`` and ``gumbel_sample`` with numbers of (seed, position); see `keyed`."""
 
@@ -298,20 +319,11 @@ def vllm_v2_of(purpose: str, per_step: bool = True, block: bool = False, **defec
         seed: Tensor, num_speculative_steps: int,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         drafting.clear()
+        p, q, x, lengths, start = rows_of_v2(
+            target_logits, draft_logits, draft_sampled, cu_num_logits, pos, idx_mapping, expanded_idx_mapping,
+            expanded_local_pos, temperature, seed, num_speculative_steps,
+        )  # fmt: skip
         width = num_speculative_steps + 1
-        rows = cu_num_logits.long().diff()
-        lengths = rows - 1
-        cold = temperature == 0
-        p = padded(target_logits.double(), rows, width).softmax(-1)
-        vocab = p.shape[-1]
-        p[cold] = torch.eye(vocab, dtype=p.dtype)[p[cold].argmax(-1)]
-        x = padded(draft_sampled, rows, width, -1)[:, 1:]
-        if draft_logits is None:
-            q = torch.eye(vocab, dtype=p.dtype)[x.clamp_min(0)]
-        else:
-            q = (draft_logits.double() / torch.where(cold, 1.0, temperature)[:, None, None]).softmax(-1)
-            q[cold] = torch.eye(vocab, dtype=p.dtype)[q[cold].argmax(-1)]
-        start = pos[cu_num_logits[:-1].long()] + 1
         first = start if per_step else None
         u = torch.stack([numbers(seed, start + i, "accept", first) for i in range(width)], 1)
         final = u[:, 0, 1]

@@ -16,10 +16,12 @@ import torch
 
 from ..sampling import SamplingParams
 from ..testing import Float64, Int64
+from . import composed
 from .cases import context_tables
 from .extract import LEVEL, g_test
+from .noise import UnknownNoise
 from .signatures import Signature
-from .step import Step, draw, laws, per_row
+from .step import Step, draw, laws, step_behind
 
 TOKENS = 4
 """Whose joint distribution is tested; with drafts of three at least two steps."""
@@ -42,11 +44,13 @@ class Loop:
     Attributes
     ----------
     name : str
-    samples : int
+    vocab : int
+    samples : int or None
+        None: exact.
     distance : float
-        Total variation of the frequencies of the first `TOKENS` tokens.
+        Total variation of the first tokens' distribution, or of their frequencies.
     p_value : float
-        Of a G-test.
+        Of a G-test; 1 where exact.
     cause : Finding or None
         What is wrong.
     failure : str or None
@@ -54,15 +58,21 @@ class Loop:
     """
 
     name: str
-    samples: int
+    vocab: int
+    samples: int | None
     distance: float
     p_value: float
     cause: Finding | None = None
     failure: str | None = None
+    tolerance: float = 1.0
 
     @property
     def lossless(self) -> bool:
-        return self.failure is None and self.p_value > LEVEL
+        return self.failure is None and self.p_value > LEVEL and self.distance <= self.tolerance
+
+    @property
+    def how(self) -> str:
+        return "exact" if self.samples is None else f"{self.samples} samples"
 
 
 class Runner:
@@ -130,12 +140,9 @@ class Runner:
         self, before: Int64, length: Int64, seeds: torch.Tensor, generators: dict[int, torch.Generator] | None
     ) -> Step:
         """The rows behind each of the tokens `before`, the last of which has no draft row."""
-        batch, params = len(before), per_row(SamplingParams(), len(before))
-        return Step(
-            self.logits[0][before], self.target[before], torch.from_numpy(before[:, 1:]),
-            np.full(batch, before.shape[1] - 1), params, self.logits[1][before[:, :-1]], self.draft[before[:, :-1]],
-            params, seeds=seeds, positions=torch.from_numpy(10 + length), generators=generators,
-        )  # fmt: skip
+        step = step_behind(before, self.logits, (self.target, self.draft))
+        step.seeds, step.positions, step.generators = seeds, torch.from_numpy(10 + length), generators
+        return step
 
     def _seeds(self) -> torch.Tensor:
         return torch.from_numpy(self.rng.integers(0, 2**62, self.samples))
@@ -168,13 +175,18 @@ _AGAIN = Finding(
 _CONSTANT = Finding(
     "constant-noise", "Every call draws the same random numbers: it sets its generator back to one seed."
 )
-_OTHER = "Drafts are not drawn from the distribution that the verifier is told (p = {p:.1e} of a G-test of the first)."
+_OTHER = "Drafts are not drawn from the distribution that the verifier is told ({how})."
 
 
-def loop(signature: Signature, samples: int, seed: int) -> Loop:
-    """Run the loop, and where it is off find out why."""
+def loops(signature: Signature, samples: int, seed: int, tolerance: float) -> list[Loop]:
+    """Run the loop, small ones where that can be done exactly, and where one is off find out why."""
+    if signature.keyed:
+        try:
+            return [_exactly(signature, *shape, seed, tolerance) for shape in composed.SHAPES]
+        except UnknownNoise:
+            pass
     runner = Runner(signature, samples, seed)
-    name = f"{TOKENS} tokens, drafts of {_NUM_DRAFT}" + (", its own drafter" if signature.draft else "")
+    name = _name(TOKENS, _NUM_DRAFT, signature)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -183,8 +195,30 @@ def loop(signature: Signature, samples: int, seed: int) -> Loop:
             cause = None if p_value > LEVEL else _cause(runner, first)
     except Exception as error:
         failure = f"it raises {type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]}"
-        return Loop(name, runner.samples, 1.0, 0.0, failure=failure)
-    return Loop(name, runner.samples, distance, p_value, cause)
+        return [Loop(name, runner.vocab, runner.samples, 1.0, 0.0, failure=failure)]
+    return [Loop(name, runner.vocab, runner.samples, distance, p_value, cause)]
+
+
+def _name(tokens: int, num_draft: int, signature: Signature) -> str:
+    return f"{tokens} tokens, drafts of {num_draft}" + (", its own drafter" if signature.draft else "")
+
+
+def _exactly(signature: Signature, vocab: int, num_draft: int, seed: int, tolerance: float) -> Loop:
+    """A loop of few tokens, if its random numbers can be given."""
+    name = _name(composed.TOKENS, num_draft, signature)
+    try:
+        found = composed.Composed(signature, vocab, num_draft, seed)
+    except composed.Failure as error:
+        return Loop(name, vocab, None, 1.0, 1.0, failure=str(error))
+    distance, cause = found.distance(), None
+    if distance > tolerance:
+        if found.draft_distance() > tolerance:
+            cause = Finding("other-draft", _OTHER.format(how=f"total variation {found.draft_distance():.1e}"))
+        elif found.distance(fresh=True) <= tolerance:
+            cause = _AGAIN
+        elif found.distance(apart=True) <= tolerance:
+            cause = _SHARED
+    return Loop(name, vocab, None, distance, 1.0, cause, tolerance=tolerance)
 
 
 def _cause(runner: Runner, first: Int64) -> Finding | None:
@@ -196,7 +230,7 @@ def _cause(runner: Runner, first: Int64) -> Finding | None:
         told: Float64 = runner.draft[0].numpy()
         p_value = g_test(drafted, told)
         if p_value <= LEVEL:
-            return Finding("other-draft", _OTHER.format(p=p_value))
+            return Finding("other-draft", _OTHER.format(how=f"p = {p_value:.1e} of a G-test of the first"))
     if (runner.signature.keyed or runner.signature.draft is not None) and right(lambda: runner.run(fresh=True)):
         return _AGAIN
     if runner.signature.draft is not None and right(lambda: runner.run(apart=True)):

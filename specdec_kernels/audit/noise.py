@@ -21,6 +21,12 @@ _FAVOURED = 1e-30
 """The time of arrival of a race's favourite, where all others arrive at 1."""
 
 
+def favourites(number: Any, vocab: int) -> Float64:
+    """``[..., vocab]`` times of arrival at which the id that a number in [0, 1) stands for comes first."""
+    times: Float64 = np.where(np.arange(vocab) == np.floor(number * vocab)[..., None], _FAVOURED, 1.0)
+    return times
+
+
 class UnknownNoise(Exception):
     """A random number that `Noise` cannot answer for."""
 
@@ -131,8 +137,7 @@ class Noise(TorchFunctionMode):
         row, place = self._columns(like.shape)
         row, place = row[:: self.vocab], place[:: self.vocab] // self.vocab
         start = self._take(int(place.max()) + 1, "race", generator, like.numel())
-        favourite = np.floor(self.uniforms[row, start + place] * self.vocab)
-        times = np.where(np.arange(self.vocab) == favourite[:, None], _FAVOURED, 1.0)
+        times = favourites(self.uniforms[row, start + place], self.vocab)
         for column, given in self.races.items():
             here = start + place == column
             times[here] = given[row[here]]

@@ -79,8 +79,8 @@ class Report:
     verifier, signature : str
     rows : list of Row
         The cases, the smallest first.
-    loop : Loop or None
-        Several steps; None where none were run.
+    loops : list of Loop
+        Several steps.
     fits : list of Fit
         What explains the cases that are off; where none does, the nearest.
     tolerance : float
@@ -90,13 +90,13 @@ class Report:
     verifier: str
     signature: str
     rows: list[Row]
-    loop: Loop | None = None
+    loops: list[Loop] = field(default_factory=list)
     fits: list[Fit] = field(default_factory=list)
     tolerance: float = 1e-5
 
     @property
     def lossless(self) -> bool:
-        return all(row.lossless is not False for row in self.rows) and (self.loop is None or self.loop.lossless)
+        return all(row.lossless is not False for row in self.rows) and all(loop.lossless for loop in self.loops)
 
     @property
     def smallest(self) -> Row | None:
@@ -125,10 +125,13 @@ class Report:
         elif self.fits:
             nearest = f"No known cause explains every case; the nearest is this one. {self.fits[0].words}"
             found.append(Finding("unknown", nearest))
-        if self.loop is not None and not self.loop.lossless and not self.fits:
+        for loop in self.loops:
+            if loop.lossless or self.fits:
+                continue
             healed = "Several steps come out wrong, and neither fresh seeds nor drafts of the audit's own heal them."
-            failure = self.loop.failure and Finding("failure", f"Over several steps {self.loop.failure}.")
-            found.append(self.loop.cause or failure or Finding("unknown", healed))
+            failure = loop.failure and Finding("failure", f"Over several steps {loop.failure}.")
+            finding = loop.cause or failure or Finding("unknown", healed)
+            found += [finding] if finding not in found else []
         return found
 
     def as_dict(self) -> dict[str, Any]:
@@ -141,16 +144,17 @@ class Report:
             }
             for row in self.rows
         ]  # fmt: skip
-        over_steps = None
-        if self.loop is not None:
-            over_steps = {
-                "name": self.loop.name, "samples": self.loop.samples, "lossless": self.loop.lossless,
-                "total_variation": self.loop.distance, "p_value": self.loop.p_value, "failure": self.loop.failure,
-            }  # fmt: skip
+        over_steps = [
+            {
+                "name": loop.name, "vocab": loop.vocab, "how": loop.how, "lossless": loop.lossless,
+                "total_variation": loop.distance, "p_value": loop.p_value, "failure": loop.failure,
+            }
+            for loop in self.loops
+        ]  # fmt: skip
         findings = [finding._asdict() for finding in self.findings]
         return {
             "verifier": self.verifier, "signature": self.signature, "lossless": self.lossless,
-            "causes": findings, "counterexample": self.counterexample, "cases": cases, "loop": over_steps,
+            "causes": findings, "counterexample": self.counterexample, "cases": cases, "loops": over_steps,
         }  # fmt: skip
 
     def json(self) -> str:
@@ -158,18 +162,16 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"audit of {self.verifier} as {self.signature}", ""]
-        wide = max(len(row.case) for row in self.rows)
+        wide = max(len(name) for name in (*(row.case for row in self.rows), *(loop.name for loop in self.loops)))
         lines.append(f"{'case':{wide}}  ids  drafted  {'how':16}  {'TV':>7}  result")
         for row in self.rows:
             distance = f"{row.distance:7.0e}" if row.joint else " " * 7
             lines.append(f"{row.case:{wide}}  {row.vocab:3}  {row.drafted:7}  {row.how:16}  {distance}  {row.result}")
-        if self.loop is not None:
-            result = self.loop.failure or ("lossless" if self.loop.lossless else "another distribution")
-            how = f"{self.loop.samples} samples"
-            lines.append(
-                f"{self.loop.name:{wide}}    3           {how:16}  {self.loop.distance:7.0e}  {result} "
-                f"(p = {self.loop.p_value:.1e})"
-            )
+        for loop in self.loops:
+            result = loop.failure or ("lossless" if loop.lossless else "another distribution")
+            if loop.samples is not None:
+                result += f" (p = {loop.p_value:.1e})"
+            lines.append(f"{loop.name:{wide}}  {loop.vocab:3}           {loop.how:16}  {loop.distance:7.0e}  {result}")
         lines += ["", f"Lossless: {'yes' if self.lossless else 'NO'}."]
         if self.counterexample:
             lines += ["", "Smallest counterexample", self.counterexample]

@@ -14,7 +14,7 @@ from ..testing import target_joint
 from .cases import Case, chains, trees
 from .causes import best
 from .extract import Extractor
-from .loops import loop
+from .loops import Loop, loops
 from .report import Report, Row
 from .signatures import SIGNATURES, Signature
 
@@ -37,9 +37,10 @@ def audit(
 
     The verifier's random numbers are given to it: the uniforms that its signature takes, and what torch's ``rand``,
     ``uniform_``, ``exponential_``, ``multinomial`` and ``bernoulli`` answer, whatever generator they name. Every
-    threshold of them is found by bisection, so that the distribution is known without sampling. Where that is
-    impossible (numbers made of seeds, or inside a kernel) it is sampled and a G-test decides. A loop of drafting and
-    verifying over several steps is always sampled.
+    threshold of them is found by bisection, so that the distribution is known without sampling. Kernels that make
+    numbers of given seeds are given them in Triton's interpreter. Where that is impossible (other numbers made of
+    seeds, or inside a compiled kernel) it is sampled and a G-test decides. A loop of drafting and verifying over
+    several steps is exact of such interpreted kernels, and else sampled.
 
     Parameters
     ----------
@@ -98,11 +99,11 @@ def audit(
             if progress is not None:
                 progress(case.name)
             rows.append(_row(kind, case, rng, samples, tolerance))
-        over_steps = None
+        over_steps: list[Loop] = []
         if steps and not kind.trees:
             if progress is not None:
                 progress("several steps")
-            over_steps = loop(kind, samples, seed)
+            over_steps = loops(kind, samples, seed, tolerance)
     found = [(row.problem, row.joint) for row in rows if row.joint is not None]
     off = [r for r in rows if r.lossless is False and r.joint and not r.joint.at_ends and not r.joint.failures]
     fits = best(sorted(found, key=lambda f: -f[1].distance(target_joint(f[0]))), tolerance) if off else []

@@ -243,7 +243,8 @@ class VllmV2(Signature):
     [batch, num_draft + 1], num_sampled [batch])``: the V2 runner's ``rejection_sample``.
 
     ``total`` rows: of each sequence its last token's and its drafts'. Target logits have the sampling parameters in
-    them; the draft's are divided by the temperature by the verifier. Randomness is made of `seed` and `pos`.
+    them; the draft's are divided by the temperature by the verifier. Randomness is made of `seed` and `pos`; kernels in
+    Triton's interpreter (TRITON_INTERPRET=1) are given theirs.
 
     A drafter is ``draft(logits [batch, vocab], expanded_idx_mapping, temperature, seed, pos, apply_temperature,
     is_drafting) -> tokens [batch]``, as ``gumbel_sample``; `pos` is the position before the token.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -130,6 +130,18 @@ def step_of(problem: Problem) -> Step:
         target, laws(target, problem.params), tokens, np.full(len(paths), length), per_row(problem.params, len(paths)),
         draft, probs, per_row(problem.draft_params, len(paths)),
         parents=problem.parents if isinstance(problem, TreeProblem) else None,
+    )  # fmt: skip
+
+
+def step_behind(before: Int64, logits: Sequence[Tensor], probs: Sequence[Tensor]) -> Step:
+    """A chain's step whose rows stand behind the tokens `before` ``[batch, num_draft + 1]``; the first is no draft.
+
+    `logits` and `probs`: of target and draft ``[vocab, vocab]``, by the token before.
+    """
+    params = per_row(SamplingParams(), len(before))
+    return Step(
+        logits[0][before], probs[0][before], torch.from_numpy(before[:, 1:]),
+        np.full(len(before), before.shape[1] - 1), params, logits[1][before[:, :-1]], probs[1][before[:, :-1]], params,
     )  # fmt: skip
 
 
