@@ -107,10 +107,11 @@ def decision_margins(verify: Callable[..., Any], *arguments: Any, **named: Any) 
     another token, the margin tells whether that was a tie of rounding: it then is of the size of the rounding error,
     some 1e-6 in float32. A token's margin counts what its decision hangs on: of an accepted draft token the coin; of a
     recovered token that coin and the draw; of a bonus token the draw; in "block" also the coins of later positions that
-    could have changed the length; in "match" and "greedy" the second best id. Of several samples each is the best of what those before it leave. On a tree the coins of the siblings tried
-    before count too, in "traversal" those of all nodes left before, in "typical" all paths that could have won. An id
-    near a cut by top-k, top-p or min-p counts by its probability, and so does one near a target law's border. Equal
-    logits are a tie, though every backend decides it alike.
+    could have changed the length; in "match" and "greedy" the second best id. Of several samples each is the best of
+    what those before it leave. On a tree the coins of the siblings tried before count too, in "traversal" those of all
+    nodes left before, in "typical" all paths that could have won. An id near a cut by top-k, top-p or min-p counts by
+    its probability, and so does one near a target law's border. Equal logits are a tie, though every backend decides it
+    alike.
 
     A diagnostic: each margin is found by bisection, which looks at the rows a dozen times. Those of 2²⁰ logits are held
     in float64 at once, or of one sequence; packed and indexed rows are copied first.
