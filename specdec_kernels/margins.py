@@ -40,7 +40,6 @@ from torch import Tensor
 from .backends.reference import margins as reference
 from .backends.reference import tree_margins
 from .ops._common import INT64, Instead, check_given
-from .ops.arguments import SampleArguments
 from .ops.sample import sample
 from .ops.verify_chain import verify_chain
 from .ops.verify_packed import verify_packed
@@ -65,7 +64,8 @@ class Margins(NamedTuple):
     margins : Tensor
         float64 of the same shape, >= 0, in nats (a difference of logits, over the temperature): 0 below 2⁻⁴⁰, +inf
         above 32 and where there is no token. Each is of its token's own decision: an error that is smaller than it and
-        all before it leaves the tokens up to it as they are.
+        all before it leaves the tokens up to it as they are. Where several samples of a row found no id left, that is
+        decided too: another may be kept.
     """
 
     tokens: Tensor
@@ -77,13 +77,13 @@ class Margins(NamedTuple):
         Parameters
         ----------
         tokens : Tensor
-            ``[batch, num_draft + 1]`` int64, of a tree ``[batch, max_depth + 1]``.
+            ``[batch, num_draft + 1]`` int64, of a tree ``[batch, max_depth + 1]``, of `sample` ``[..., num_samples]``.
 
         Returns
         -------
         Tensor
-            ``[batch]`` float64: the smallest margin up to the first token that differs; 0 where none does. (Tokens of
-            `sample` are each decided alone: there it is their own margins that count.)
+            ``[batch]`` (or ``[batch, n]``) float64: the smallest margin up to the first token that differs; 0 where
+            none does. (One sample of each row is decided alone: there it is its own margin that counts.)
 
         Raises
         ------
@@ -91,10 +91,10 @@ class Margins(NamedTuple):
             A wrong dtype, shape or device.
         """
         caller = "Margins.of_difference"
-        names = ("batch", "max_tokens")
+        names = ("batch", *("n",) * (self.tokens.dim() - 2), "max_tokens")
         check_given(caller, "tokens", tokens, INT64, self.tokens.device, names, tuple(self.tokens.shape))
         differs = tokens != self.tokens
-        upto = self.margins.cummin(-1).values.gather(-1, differs.int().argmax(-1, keepdim=True))[:, 0]
+        upto = self.margins.cummin(-1).values.gather(-1, differs.int().argmax(-1, keepdim=True))[..., 0]
         return torch.where(differs.any(-1), upto, 0.0)
 
 
@@ -107,10 +107,11 @@ def decision_margins(verify: Callable[..., Any], *arguments: Any, **named: Any) 
     another token, the margin tells whether that was a tie of rounding: it then is of the size of the rounding error,
     some 1e-6 in float32. A token's margin counts what its decision hangs on: of an accepted draft token the coin; of a
     recovered token that coin and the draw; of a bonus token the draw, if it is not given; in "block" also the coins of
-    later positions that could have changed the length; in "match" and "greedy" the second best id. On a tree the coins
-    of the siblings tried before count too, in "traversal" those of all nodes left before, in "typical" all paths that
-    could have won. An id near a cut by top-k, top-p or min-p counts by its probability, and so does one near a target
-    law's border. Equal logits are a tie, though every backend decides it alike.
+    later positions that could have changed the length; in "match" and "greedy" the second best id. Of several samples
+    each is the best of what those before it leave. On a tree the coins of the siblings tried before count too, in
+    "traversal" those of all nodes left before, in "typical" all paths that could have won. An id near a cut by top-k,
+    top-p or min-p counts by its probability, and so does one near a target law's border. Equal logits are a tie, though
+    every backend decides it alike.
 
     A diagnostic: each margin is found by bisection, which looks at the rows a dozen times. Those of 2²⁰ logits are held
     in float64 at once, or of one sequence; packed and indexed rows are copied first.
@@ -118,7 +119,7 @@ def decision_margins(verify: Callable[..., Any], *arguments: Any, **named: Any) 
     Parameters
     ----------
     verify : callable
-        `verify_chain`, `verify_packed`, `verify_tree`, or `sample` (``num_samples=1``).
+        `verify_chain`, `verify_packed`, `verify_tree`, or `sample`.
     *arguments, **named
         What it is called with. `backend` and `return_acceptance` change nothing, `draft_stats` are not looked at (they
         are those of the draft's rows).
@@ -131,7 +132,7 @@ def decision_margins(verify: Callable[..., Any], *arguments: Any, **named: Any) 
     Raises
     ------
     TypeError, ValueError
-        Another function, several samples, and what the function itself refuses, in its own words.
+        Another function, and what the function itself refuses, in its own words.
     """
     run = OF.get(verify) if inspect.isfunction(verify) else None
     if run is None:
@@ -140,8 +141,6 @@ def decision_margins(verify: Callable[..., Any], *arguments: Any, **named: Any) 
     found: list[Tensor] = []
 
     def take(args: Any) -> tuple[Tensor, ...]:
-        if isinstance(args, SampleArguments) and args.num_samples != 1:
-            raise ValueError(f"decision_margins: num_samples must be 1, got {args.num_samples}")
         *given, margins = run(args)
         found.extend((given[0], margins))
         return tuple(given)

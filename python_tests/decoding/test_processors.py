@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +15,7 @@ from torch import Tensor
 import specdec_kernels as sk
 from python_tests.decoding.models import prompts, tiny
 from python_tests.decoding.test_trees import medusa
+from python_tests.ops.processing import Request
 from specdec_kernels.drafters import Drafter
 
 GREEDY = sk.SamplingParams(temperature=0.0)
@@ -149,6 +153,62 @@ def test_what_is_barred_is_not_drafted(name: str, monkeypatch: pytest.MonkeyPatc
     assert out.stats.num_drafted < untold.stats.num_drafted or name in ("counts", "medusa")  # they draft another id
     assert out.stats.num_accepted > 0
     assert out.stats.acceptance_rate > untold.stats.acceptance_rate
+
+
+PENALISED = Request(
+    logit_bias={5: 1.5, 9: -2.0}, banned=[7], stop=[6], min_tokens=10, repetition=1.6, frequency=0.7, presence=0.5
+)
+
+
+def test_medusa_guesses_are_penalised_as_the_target_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node's children are the best of its head's logits as plain Python processes them, the tokens above counted;
+    more of them is accepted than of guesses without penalties.
+    """
+    ids, mask = prompts(30, 24, 27, vocab=12)
+    starts, drafter = mask.sum(1).tolist(), medusa(tiny("llama", 1))
+    propose, looked_at, changed = drafter.propose, 0, 0
+
+    def watched(state: Any, num_tokens: int) -> Any:
+        nonlocal looked_at, changed
+        draft = propose(state, num_tokens)
+        assert draft.tree is not None and draft.tree.ranks is not None
+        ranks, parents = draft.tree.ranks.tolist(), draft.tree.parents.tolist()
+        for b, row in enumerate(draft.tokens.tolist()):
+            text = state.tokens[b, : int(state.host_lengths[b])].tolist()
+            request = dataclasses.replace(PENALISED, prompt=text[: starts[b]], output=text[starts[b] :])
+            paths: list[list[int]] = [[]]
+            for node, token in enumerate(row, 1):
+                above = paths[parents[node]]
+                paths.append([*above, token])
+                if token < 0:
+                    continue
+                own = torch.full((61,), -math.inf)
+                own[drafter.heads.token_map.draft_to_target] = drafter.heads(state.hidden[b])[len(above)]
+                expected = request.row(own, above)
+                assert expected[token] == pytest.approx(np.sort(expected)[-1 - ranks[node]], abs=1e-5)
+                looked_at += 1
+                changed += int(own.sort(descending=True).indices[ranks[node]] != token)
+        return draft
+
+    def decoded() -> sk.GenerationOutput:
+        return sk.generate(
+            tiny("llama", 1), ids, attention_mask=mask, drafter=drafter, acceptance="greedy", max_new_tokens=NEW,
+            eos_token_id=[], processors=sk.Processors(
+                logit_bias=PENALISED.logit_bias, banned_ids=PENALISED.banned, stop_token_ids=PENALISED.stop,
+                min_tokens=PENALISED.min_tokens, repetition_penalty=PENALISED.repetition,
+                frequency_penalty=PENALISED.frequency, presence_penalty=PENALISED.presence,
+                token_counts=counts(ids, mask),
+            ),
+        )  # fmt: skip
+
+    monkeypatch.setattr(drafter, "propose", watched)
+    told = decoded()
+    assert looked_at > 50 and changed > 10
+    monkeypatch.setattr(drafter, "propose", propose)
+    monkeypatch.setattr("specdec_kernels.drafters.medusa.penalised", lambda logits, penalties, counts: logits)
+    untold = decoded()
+    assert torch.equal(told.tokens, untold.tokens)
+    assert told.stats.acceptance_rate > untold.stats.acceptance_rate
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ uniforms stay. A margin that forgets one kind of decision is found out by the sa
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 import specdec_kernels as sk
 from python_tests.ops import chains
-from python_tests.ops.inputs import SCALARS, logits, per_row, refuses, same_bits, seeded, uniforms
+from python_tests.ops.inputs import logits, per_row, refuses, same_bits, seeded, uniforms
 from python_tests.ops.test_properties import mixed
 from python_tests.support import Backend
 from specdec_kernels import laws
@@ -470,6 +471,119 @@ def test_what_is_refused(
     refuses(functools.partial(sk.decision_margins, verify), chains.small("token", "full"), change, error, message)
 
 
-def test_several_samples_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^decision_margins: num_samples must be 1, got 2$"):
-        sk.decision_margins(sk.sample, torch.zeros(1, 3), SCALARS, noise_keys=torch.zeros(1).long(), num_samples=2)
+# --- several samples of a row -----------------------------------------------------------------------------------------
+
+SAMPLES = 3
+FEW: list[dict[str, Any]] = [{**CUTS[0], **cut} for cut in ({"top_k": SAMPLES - 1}, {"min_p": 0.4}, {"top_p": 0.4})]
+"""What leaves fewer ids than are asked for, or may."""
+
+
+@functools.cache
+def several() -> Case:
+    rng = seeded()
+    keys = torch.randint(-(2**63), 2**63 - 1, (BATCH,), generator=rng)
+    params = mixed([*CUTS, *FEW], BATCH, False, rng)
+    given = {"logits": logits(rng, BATCH, VOCAB), "params": params, "noise_keys": keys, "num_samples": SAMPLES}
+    return given, sk.decision_margins(sk.sample, **given)
+
+
+def of_samples(given: dict[str, Any], tokens: Tensor, eps: float) -> Iterator[dict[str, Any]]:
+    """Aimed at each token, the ids drawn after it and the cuts."""
+    by, x = given["params"].temperature, given["logits"]
+    ids = torch.arange(VOCAB)
+    drawn = [ids == tokens[:, [i]] for i in range(SAMPLES)]
+    every = torch.stack(drawn).any(0)
+    borders = [x >= x.topk(n, -1).values[:, -1:] for n in (1, 2, 5)]
+    for there in (*drawn, drawn[0] | drawn[2], every, *borders):
+        for sign in (1.0, -1.0):
+            moved = torch.where(there, sign, -sign) * torch.where(by == 0, 1.0, by)[:, None]
+            yield {**given, "logits": x + eps * moved}
+
+
+def some_rows(given: dict[str, Any], rows: slice) -> dict[str, Any]:
+    given = {name: value[rows] if isinstance(value, Tensor) else value for name, value in given.items()}
+    fields = {name: getattr(given["params"], name)[rows] for name in CUTS[0]}
+    return {**given, "params": sk.SamplingParams(**fields)}
+
+
+@dataclasses.dataclass
+class Drawn:
+    tokens: Tensor
+
+
+@pytest.mark.short(cases=2, emulated=2, triton=1)
+def test_no_sample_of_several_flips_beyond_its_margin(backend: Backend) -> None:
+    given, exact = several()
+    for eps in (0.0, EPS[-1]) if backend.interpreted else (0.0, *EPS, FAR):
+        steps = of_samples(given, exact.tokens, eps) if eps else iter([given])
+        largest, _ = worst(
+            exact, lambda **step: Drawn(backend.sample(**{k: backend(v) for k, v in step.items()}).token), steps,
+            backend.batch(BATCH), some_rows,
+        )  # fmt: skip
+        assert largest <= eps + ERROR, f"{backend}: logits moved by {eps} flipped a margin of {largest}"
+
+
+def test_margins_of_several_samples_are_not_idle() -> None:
+    given, exact = several()
+    _, flipped = worst(exact, lambda **step: Drawn(sk.sample(**step).token), of_samples(given, exact.tokens, EPS[-1]),
+                       BATCH, some_rows)  # fmt: skip
+    smallest = exact.margins.amin(-1)
+    alarm = (smallest > EPS[-1] / 8) & (smallest <= EPS[-1])
+    near, flips = int(alarm.sum()), int((alarm & flipped).sum())
+    print(f"\nsamples: {near} rows with a margin near {EPS[-1]}, of which {flips} flip", end="")
+    assert near >= 10 and flips >= 0.3 * near, f"{flips} of {near}"
+    assert {int(n) for n in (exact.tokens >= 0).sum(-1)} == {1, 2, 3}
+
+
+best_of = intervals.surely_best
+
+
+def without_those_after(rows: LooseRows, noise: Tensor, m: Tensor, tokens: Tensor) -> Tensor:
+    """Each sample is held against what was not drawn alone."""
+    columns = []
+    for i in range(tokens.shape[1]):
+        hidden = noise.scatter(-1, tokens[:, i + 1 :].clamp_min(0), -math.inf)
+        columns.append(best_of(rows, hidden, m, tokens)[:, i])
+    return torch.stack(columns, 1)
+
+
+def whatever_is_left(rows: LooseRows, noise: Tensor, m: Tensor, tokens: Tensor) -> Tensor:
+    """That nothing is left is no decision."""
+    return best_of(rows, noise, m, tokens) | (tokens < 0)
+
+
+@pytest.mark.parametrize("instead", [without_those_after, whatever_is_left])
+def test_a_margin_of_several_samples_that_forgets_is_found_out(
+    instead: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, exact = several()
+    monkeypatch.setattr(margins, "surely_best", instead)
+    wrong = sk.decision_margins(sk.sample, **given)
+    assert torch.equal(wrong.tokens, exact.tokens)
+    steps = of_samples(given, exact.tokens, FAR)
+    largest, _ = worst(wrong, lambda **step: Drawn(sk.sample(**step).token), steps, BATCH, some_rows)
+    assert largest > FAR + ERROR
+
+
+def test_the_known_margins_of_several_samples() -> None:
+    """Half the distance to the next; the last one's to the best that is left; what is not there is none's."""
+    token_map, keys = sk.TokenMap(torch.tensor([7, 2, 11, 5])), torch.tensor([[5], [6]])
+    rows = torch.zeros(2, 1, 4)
+    for num in (1, 2, 4, 6):
+        drawn = sk.decision_margins(sk.sample, rows, noise_keys=keys, num_samples=num, draft_token_map=token_map)
+        assert drawn.tokens.shape == drawn.margins.shape == ((2, 1) if num == 1 else (2, 1, num))
+        for b, key in enumerate(keys):
+            scores = float64_gumbel(key, 12)[0][[7, 2, 11, 5]]
+            best = sorted(scores.tolist(), reverse=True)
+            expected = [(x - y) / 2 for x, y in zip(best, best[1:], strict=False)] + [math.inf] * 3
+            for margin, wanted in zip(drawn.margins[b].flatten().tolist(), expected, strict=False):
+                assert margin == wanted == math.inf or 0.985 * wanted < margin <= wanted
+    greedy = sk.decision_margins(
+        sk.sample, torch.tensor([[1.0, 0.0]]), sk.SamplingParams(0.0), noise_keys=keys[0], num_samples=2
+    )
+    assert greedy.tokens.tolist() == [[0, -1]] and greedy.margins[0, 1] == math.inf
+    assert 0.49 < float(greedy.margins[0, 0]) <= 0.5
+    nowhere = sk.decision_margins(
+        sk.sample, torch.zeros(1, 3), row_index=torch.tensor([1]), noise_keys=keys[0], num_samples=2, backend="cpu"
+    )
+    assert nowhere.tokens.tolist() == [[-1, -1]] and (nowhere.margins == math.inf).all()

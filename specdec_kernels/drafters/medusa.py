@@ -6,8 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..decoding.grammar import Asked, Masks, allowed
+from ..backends.reference.processors import counted, penalised, valid_penalties
+from ..decoding.grammar import Asked, allowed
 from ..decoding.state import DecodingState, StepResult
+from ..processors import FlatProcessors
 from ..tree import DraftTree
 from ..types import PLACEHOLDER_TOKEN_ID
 from .barred import Barred
@@ -21,9 +23,9 @@ class MedusaDrafter(TreeDrafter):
     The heads read the target's hidden state of the last verification, so that a draft costs no forward of its own; the
     first step, before which there is none, goes without a draft.
 
-    A head's best tokens are those of its logits with what `processors` add and without what they bar; with a `grammar`
-    a node's children are the best of those that it lets follow the node. Where fewer are left than the tree asks for, a
-    sequence lacks those nodes. Penalties are not looked at.
+    A head's best tokens are those of its logits as `processors` make them, where penalties count the tokens above a
+    node; with a `grammar` a node's children are the best of those that it lets follow the node. Where fewer are left
+    than the tree asks for, a sequence lacks those nodes.
 
     Parameters
     ----------
@@ -64,7 +66,9 @@ class MedusaDrafter(TreeDrafter):
         # of each node's token in the heads' best tokens, head by head
         self._places = (tree.depth[1:] - 1) * self.num_ranks + tree.ranks[1:]
         self._above = tree.ancestors()[1:, 1:]
+        self._children = _children(tree)
         self._barred: Barred | None = None
+        self._penalties: Tensor | None = None  # [batch or 1, 3]
 
     def start(self, state: DecodingState) -> None:
         """Check that the heads are of this target."""
@@ -75,6 +79,9 @@ class MedusaDrafter(TreeDrafter):
         self.tree, self._places = self.tree.to(state.device), self._places.to(state.device)
         self._above = self._above.to(state.device)
         self._barred = Barred.of(state, state.device)
+        flat = None if state.processors is None else state.processors._lists(state.device, state.vocab_size).flat
+        given = None if flat is None else FlatProcessors(None, *flat).penalties
+        self._penalties = None if given is None else valid_penalties(given)[0]
 
     def propose(self, state: DecodingState, num_tokens: int) -> Draft:
         """The whole tree."""
@@ -85,40 +92,58 @@ class MedusaDrafter(TreeDrafter):
             batch, num_heads, vocab = logits.shape
             lengths = state.next_positions(num_heads).repeat_interleave(vocab, 1)
             logits = logits + self._barred.added(ids.repeat(num_heads).expand(batch, -1), lengths).view_as(logits)
-        if state.masks is not None:
-            tokens = self._obeying(state, state.masks, logits)
-        else:
+        if state.masks is None and self._penalties is None:
             tokens = _best(logits, ids, self.num_ranks).flatten(1)[:, self._places]
-            tokens = tokens.masked_fill(((tokens < 0)[:, None] & self._above).any(-1), PLACEHOLDER_TOKEN_ID)
+        else:
+            tokens = self._node_by_node(state, logits)
+        tokens = tokens.masked_fill(((tokens < 0)[:, None] & self._above).any(-1), PLACEHOLDER_TOKEN_ID)
         return Draft(torch.where(state.step[:, None] > 0, tokens, PLACEHOLDER_TOKEN_ID), tree=self.tree)
 
-    def _obeying(self, state: DecodingState, masks: Masks, logits: Tensor) -> Tensor:
-        """The nodes' tokens where a grammar says, node by node, what may follow; waits for the device."""
-        assert self.tree.ranks is not None
-        ids = self.heads.token_map.draft_to_target
-        known = ids.cpu()
-        parents, ranks, depth = (x.cpu().numpy() for x in (self.tree.parents, self.tree.ranks, self.tree.depth))
-        limits = np.where(state.step.cpu().numpy() > 0, state.host_limits, 0)
-        tokens = np.full((state.batch_size, self.num_nodes), PLACEHOLDER_TOKEN_ID)
-        paths: dict[int, Asked] = {0: [row[:0] for row in tokens]}
-        for node in range(self.num_nodes):
-            children = np.flatnonzero(parents == node)
-            if not len(children):
-                continue
-            above = [path if depth[node] < limit else None for path, limit in zip(paths[node], limits, strict=True)]
-            rows, follows = masks.after(above)
-            barred = ~(allowed(rows, known) & torch.from_numpy(follows)[:, None])
-            left = logits[:, depth[node]].masked_fill(barred.to(state.device), -torch.inf)
-            tokens[:, children] = _best(left, ids, int(ranks[children].max()) + 1).cpu().numpy()[:, ranks[children]]
-            for child in children.tolist():
-                paths[child] = [
-                    None if path is None or token < 0 else np.append(path, token)
-                    for path, token in zip(above, tokens[:, child], strict=True)
-                ]
-        return torch.from_numpy(tokens[:, 1:]).to(state.device)
+    def _node_by_node(self, state: DecodingState, logits: Tensor) -> Tensor:
+        """The nodes' tokens where it hangs on those above: by penalties, or a grammar, which waits for the device."""
+        token_map, masks = self.heads.token_map, state.masks
+        ids = token_map.draft_to_target
+        if masks is not None:
+            known, limits = ids.cpu(), np.where(state.step.cpu().numpy() > 0, state.host_limits, 0)
+        chosen = [state.tokens.new_full((state.batch_size,), PLACEHOLDER_TOKEN_ID)] * self.num_nodes
+        paths: dict[int, Asked] = {0: [np.empty(0, dtype=np.int64)] * state.batch_size}
+        counts: dict[int, Tensor] = {}
+        if self._penalties is not None and state.token_counts is not None:
+            counts[0] = counted(state.token_counts, ids.expand(state.batch_size, -1))
+        for node, depth, children in self._children:
+            left = logits[:, depth]
+            if masks is not None:
+                above = [path if depth < limit else None for path, limit in zip(paths[node], limits, strict=True)]
+                rows, follows = masks.after(above)
+                closed = ~(allowed(rows, known) & torch.from_numpy(follows)[:, None])
+                left = left.masked_fill(closed.to(state.device), -torch.inf)
+            if counts and self._penalties is not None:
+                left = penalised(left, self._penalties, counts[node])
+            best = _best(left, ids, max(children.values()) + 1)
+            for child, rank in children.items():
+                chosen[child] = token = best[:, rank]
+                if masks is not None:
+                    paths[child] = [
+                        None if path is None or new < 0 else np.append(path, new)
+                        for path, new in zip(above, token.tolist(), strict=True)
+                    ]
+                if counts:
+                    at = token_map.target_to_draft[token.clamp_min(0)].clamp_min(0)
+                    counts[child] = counts[node].scatter_add(1, at[:, None], 2 * (token >= 0).int()[:, None])
+        return torch.stack(chosen[1:], 1)
 
     def commit(self, state: DecodingState, result: StepResult) -> None:
         """Nothing to note: the target's hidden state is in `state`."""
+
+
+def _children(tree: DraftTree) -> list[tuple[int, int, dict[int, int]]]:
+    """Of each node that has children: itself, its depth, and the rank of each child."""
+    assert tree.ranks is not None
+    parents, ranks, depths = (x.tolist() for x in (tree.parents, tree.ranks, tree.depth))
+    found: dict[int, dict[int, int]] = {}
+    for child in range(1, tree.num_nodes):
+        found.setdefault(parents[child], {})[child] = ranks[child]
+    return [(node, depths[node], found[node]) for node in sorted(found)]
 
 
 def _best(logits: Tensor, ids: Tensor, num: int) -> Tensor:

@@ -124,17 +124,25 @@ def surely_drawn(weights: Ends, uniform: Tensor, token: Tensor) -> Tensor:
     return (low.gather(-1, at)[:, 0] > 0) & (before <= uniform * low.sum(-1)) & reached
 
 
-def surely_best(rows: LooseRows, noise: Tensor | None, m: Tensor, token: Tensor) -> Tensor:
-    """Whether `token` ``[rows]`` has the largest of all logits plus `noise` ``[rows, vocab]`` for sure; where all mass
-    is on one id, noise does not count.
+def surely_best(rows: LooseRows, noise: Tensor | None, m: Tensor, tokens: Tensor) -> Tensor:
+    """Whether each of `tokens` ``[rows, n]`` has for sure the largest of all logits plus `noise` ``[rows, vocab]`` once
+    those before it are taken, and whether there is none where it is −1; where all mass is on one id, noise does not
+    count.
     """
     sure, maybe = rows.kept(m)
-    scores, at = rows.scores, token[:, None]
+    scores, m, certain = rows.scores, m[:, None], rows.fixed | rows.params.greedy
     if noise is not None:
-        scores = scores + torch.where(rows.fixed | rows.params.greedy, 0.0, noise)
-    others = scores.masked_fill(~maybe | (rows.ids == at), -math.inf).amax(-1)
-    ahead = rows.fixed[:, 0] | (scores.gather(-1, at)[:, 0] - m > others + m)
-    return sure.gather(-1, at)[:, 0] & ahead
+        scores = scores + torch.where(certain, 0.0, noise)
+    vocab, num = scores.shape[-1], tokens.shape[-1]
+    there, at = tokens >= 0, tokens.clamp_min(0)
+    taken = torch.zeros_like(torch.nn.functional.pad(maybe, (0, 1)))
+    taken = taken.scatter(-1, torch.where(there, tokens, vocab), True)[:, :vocab]
+    others = scores.masked_fill(~maybe | taken, -math.inf).amax(-1, keepdim=True)
+    own = scores.gather(-1, at).masked_fill(~there, -math.inf)
+    later = torch.nn.functional.pad(own, (0, 1), value=-math.inf).flip(-1).cummax(-1).values.flip(-1)[:, 1:]
+    ahead = rows.fixed | (own - m > others.maximum(later) + m)
+    none_left = certain | (maybe.sum(-1, keepdim=True) <= torch.arange(num, device=tokens.device))
+    return torch.where(there, sure.gather(-1, at) & ahead, none_left)
 
 
 def left(P: Ends, Q: Ends, w: Ends) -> Ends:

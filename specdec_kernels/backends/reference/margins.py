@@ -64,12 +64,12 @@ def sample(args: SampleArguments) -> tuple[Tensor, ...]:
                 processors=processing_of(args.processors, part),
             )  # fmt: skip
             drawn = draw_rows(own)
-            parts.append((*drawn, of_draws(own, drawn[0][..., 0])))
+            parts.append((*drawn, of_draws(own, drawn[0])))
         token, log_prob, *stats, margins = map(torch.cat, zip(*parts, strict=True))
-        return token, log_prob, margins[..., None], *stats
+        return token, log_prob, margins, *stats
 
     token, log_prob, margins, *stats = args.rowwise(run)
-    return token, log_prob, *stats, margins.squeeze(-1)
+    return token, log_prob, *stats, margins[..., 0] if args.num_samples == 1 else margins
 
 
 # --- a part of the batch ----------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def in_float64(args: VerifyArguments) -> VerifyArguments:
 # --- margins ----------------------------------------------------------------------------------------------------------
 
 Decided = Callable[[Tensor], Tensor]
-"""Of m ``[batch]``: whether a decision of each sequence ``[batch]``, or each of some ``[batch, n]``, surely stays."""
+"""Of m ``[batch]``: whether decisions of each sequence ``[batch, n]`` surely stay."""
 
 
 def of_chains(args: VerifyChainArguments) -> tuple[Tensor, ...]:
@@ -142,25 +142,31 @@ def of_chains(args: VerifyChainArguments) -> tuple[Tensor, ...]:
 
 
 def of_draws(args: SampleArguments, tokens: Tensor) -> Tensor:
-    """``[batch, n]``, of tokens that `sample` drew."""
+    """``[batch, n, num_samples]``, of tokens that `sample` drew."""
     logits, _ = processed(args.logits, args.processors)
     params = make_params(logits.shape[0], logits, args.params, 0, Rows.WEIGHTS if args.probs else Rows.LOGITS)
-    ids = slots_upto(logits.shape[-1], tokens) if args.draft_to_target is None else args.draft_to_target
+    ids, index = slots_upto(logits.shape[-1], tokens), tokens
+    if args.draft_to_target is not None:
+        ids = args.draft_to_target
+        order = ids.sort()
+        index = torch.where(tokens < 0, -1, order.indices[torch.searchsorted(order.values, tokens.clamp_min(0))])
     margins = torch.empty(tokens.shape, dtype=torch.float64, device=tokens.device)
     for j in range(tokens.shape[1]):
-        rows, token = LooseRows(logits[:, j], params), (ids == tokens[:, j, None]).int().argmax(-1)
+        rows = LooseRows(logits[:, j], params)
         uniforms = None if args.uniform_samples is None else clean_uniforms(args.uniform_samples[:, j])
         keys = None if args.noise_keys is None else args.noise_keys[:, j]
-        margins[:, j] = largest_alone(drawn_from(rows, token, uniforms, keys, ids), margins[:, j])
-    return torch.where(tokens < 0, math.inf, margins)
+        margins[:, j] = largest(drawn_from(rows, index[:, j], uniforms, keys, ids), margins[:, j])
+    return torch.where(tokens[..., :1] < 0, math.inf, margins)
 
 
-def drawn_from(rows: LooseRows, token: Tensor, uniforms: Tensor | None, keys: Tensor | None, ids: Tensor) -> Decided:
-    """A token drawn from rows by uniforms, or by the noise of keys ``[rows]`` and target ids; without, the argmax."""
+def drawn_from(rows: LooseRows, tokens: Tensor, uniforms: Tensor | None, keys: Tensor | None, ids: Tensor) -> Decided:
+    """Tokens ``[rows, n]`` drawn by the noise of keys ``[rows]`` and target ids, one after the other; the one that
+    uniforms draw; without either, the argmax.
+    """
     if uniforms is not None:
-        return lambda m: surely_drawn(rows.weights(m), uniforms, token)
+        return lambda m: surely_drawn(rows.weights(m), uniforms, tokens[:, 0])[:, None]
     noise = None if keys is None else gumbel(keys[:, None], ids.expand(rows.scores.shape), rows.scores.dtype)
-    return lambda m: surely_best(rows, noise, m, token)
+    return lambda m: surely_best(rows, noise, m, tokens)
 
 
 def largest(decided: Decided, like: Tensor) -> Tensor:
@@ -179,17 +185,12 @@ def largest(decided: Decided, like: Tensor) -> Tensor:
     return torch.where(never, 0.0, torch.where(always, math.inf, low.exp2()))
 
 
-def largest_alone(decided: Decided, like: Tensor) -> Tensor:
-    """The same of one decision, ``[batch]``."""
-    return largest(lambda m: decided(m)[:, None], like[:, None])[:, 0]
-
-
 def each_alone(decided: Callable[[int], Decided], emitted: Tensor) -> Tensor:
-    """The same of decisions that stand in columns, where any of them is `emitted` ``[batch, n]``."""
+    """The same of decisions that are found one column at a time, where any is `emitted` ``[batch, n]``."""
     margins = torch.full(emitted.shape, math.inf, dtype=torch.float64, device=emitted.device)
     for j in range(emitted.shape[1]):
         if bool(emitted[:, j].any()):
-            margins[:, j] = largest_alone(decided(j), margins[:, j])
+            margins[:, [j]] = largest(decided(j), margins[:, [j]])
     return margins
 
 
@@ -216,9 +217,9 @@ class LooseChain:
         """Token j of each sequence, by the rules that decide each alone."""
         if self.args.acceptance in (MATCH, GREEDY):
             rows, keys = self.step.targets[j], self.args.shared.noise_keys
-            drawn = drawn_from(rows, self.tokens[:, j], None, None if keys is None else keys[:, j], rows.ids)
-            return lambda m: drawn(m) | whole_with_bonus(self.chain.span, j)
-        return lambda m: self.by_token(j, m)
+            drawn = drawn_from(rows, self.tokens[:, j, None], None, None if keys is None else keys[:, j], rows.ids)
+            return lambda m: drawn(m) | whole_with_bonus(self.chain.span, j)[:, None]
+        return lambda m: self.by_token(j, m)[:, None]
 
     def final(self, j: int, laws: LooseLaws, w: Ends) -> Tensor:
         """Whether the final token is surely drawn where it was, from what was left after j tokens or else from P; one

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...processors import FlatProcessors
-from ...types import NO_ID, Status
+from ...types import NO_ID, Status, TokenCounts
 from .law import compute_dtype
 from .rows import slots_upto
 
@@ -41,12 +41,25 @@ def processed(logits: Tensor, given: Given, drafted: Tensor | None = None) -> tu
     assert flat.count_ids is not None and flat.counts is not None
     penalties, flags_of_penalties = valid_penalties(flat.penalties)
     count_ids, flags = flagged_lists(flat.count_ids)
-    r, frequency, presence = (p[:, None, None].to(x.dtype) for p in penalties.unbind(1))
-    known = onto_vocab(count_ids, flat.counts, vocab)[:, None]
-    times = known // 2 + onto_vocab(drafted, torch.ones_like(drafted), vocab)
-    x = torch.where((known > 0) | (times > 0), torch.where(x > 0, x / r, x * r), x)
-    x = torch.where(times > 0, x - frequency * times - presence, x)
-    return x, status | flags | flags_of_penalties
+    known = onto_vocab(count_ids, flat.counts, vocab)[:, None] + 2 * onto_vocab(
+        drafted, torch.ones_like(drafted), vocab
+    )
+    return penalised(x, penalties[:, None], known), status | flags | flags_of_penalties
+
+
+def penalised(x: Tensor, penalties: Tensor, counts: Tensor) -> Tensor:
+    """Logits ``[..., n]`` after penalties ``[..., 3]``, with how often each id is there, as `TokenCounts.counts`."""
+    r, frequency, presence = (p[..., None].to(x.dtype) for p in penalties.unbind(-1))
+    times = counts // 2
+    x = torch.where(counts > 0, torch.where(x > 0, x / r, x * r), x)
+    return torch.where(times > 0, x - frequency * times - presence, x)
+
+
+def counted(token_counts: TokenCounts, ids: Tensor) -> Tensor:
+    """The counts of some ids ``[batch, n]`` int64, which are of the vocabulary."""
+    wanted = ids.to(torch.int32)
+    at = torch.searchsorted(token_counts.ids, wanted).clamp_max(token_counts.ids.shape[1] - 1)
+    return torch.where(token_counts.ids.gather(1, at) == wanted, token_counts.counts.gather(1, at), 0)
 
 
 def unpacked(words: Tensor, vocab: int) -> Tensor:

@@ -113,7 +113,7 @@ class LoosePath(LooseTree):
         rows = LooseStep(shared, step.params, step.draft_params, None)
 
         def decided(j: int) -> Decided:
-            row, token, keys = rows.targets[j], self.tokens[:, j].clamp_min(0), shared.noise_keys
+            row, token, keys = rows.targets[j], self.tokens[:, [j]].clamp_min(0), shared.noise_keys
             uniforms, mixed = on_path(step.uniforms)[:, j], on_path(step.mixed)[:, j]
             if step.args.acceptance != SAMPLE:
                 return drawn_from(row, token, None, None if keys is None else keys[:, j], row.ids)
@@ -122,7 +122,7 @@ class LoosePath(LooseTree):
 
             def from_pi(m: Tensor) -> Tensor:
                 laws = rows.at(j, m)
-                return surely_drawn(unless_empty(mixed, laws.pi(), laws.weights), uniforms, token)
+                return surely_drawn(unless_empty(mixed, laws.pi(), laws.weights), uniforms, token[:, 0])[:, None]
 
             return from_pi
 
