@@ -78,12 +78,12 @@ def finished(
     """What the op gives."""
     final = rest.draw(chain.uniforms[:, 0])
     slots = slots_upto(args.num_draft + 1, walk.accepted)
-    follows, flags = draws_final(chain, walk), 0
+    follows, flags = draws_final(chain, walk), torch.zeros_like(chain.span.status)
     if args.bonus_tokens is not None:
         given, bonus = whole_with_bonus(chain.span, walk.accepted), args.bonus_tokens.to(torch.int64)
         good = (bonus >= 0) & (bonus < chain.Q.shape[-1])
         final, follows = torch.where(given, bonus, final), torch.where(given, good, follows)
-        flags = torch.where(given & ~good & (bonus != PLACEHOLDER_TOKEN_ID), int(Status.BAD_TOKEN), 0)
+        flags = torch.where(given & ~good & (bonus != PLACEHOLDER_TOKEN_ID), int(Status.BAD_TOKEN), flags)
     num_tokens = walk.accepted + follows.int()
     tokens = torch.where(slots == walk.accepted[:, None], final[:, None], torch.nn.functional.pad(chain.tokens, (0, 1)))
     tokens = torch.where(slots < num_tokens[:, None], tokens, PLACEHOLDER_TOKEN_ID)
