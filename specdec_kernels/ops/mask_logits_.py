@@ -32,8 +32,7 @@ def mask_logits_(logits: Tensor, params: SamplingParams | None, *, backend: str 
     Verification and `sample` never need it: they cut by themselves. It is for callers that hand rows of logits on. A
     row is read twice at most, nothing as wide as the vocabulary is made beside it, and every other logit keeps its
     bits: ties at the border, NaN, and all of a row that is not cut. That is so where nothing is asked for, in a greedy
-    row, and where a +inf or nothing possible makes a row's distribution certain. Of a copy:
-    ``mask_logits_(copy := logits.clone(), params)``.
+    row, and where a +inf or nothing possible makes a row's distribution certain. Autograd does not see the write.
 
     Parameters
     ----------
