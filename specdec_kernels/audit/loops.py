@@ -55,6 +55,8 @@ class Loop:
         What is wrong.
     failure : str or None
         What went wrong in place of an answer.
+    tolerance : float
+        Total variation that counts as none.
     """
 
     name: str
