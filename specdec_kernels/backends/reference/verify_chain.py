@@ -78,12 +78,13 @@ def finished(
     """What the op gives."""
     final = rest.draw(chain.uniforms[:, 0])
     slots = slots_upto(args.num_draft + 1, walk.accepted)
-    follows, flags = draws_final(chain, walk), torch.zeros_like(chain.span.status)
+    follows, status = draws_final(chain, walk), chain.span.status
     if args.bonus_tokens is not None:
         given, bonus = whole_with_bonus(chain.span, walk.accepted), args.bonus_tokens.to(torch.int64)
         good = (bonus >= 0) & (bonus < chain.Q.shape[-1])
         final, follows = torch.where(given, bonus, final), torch.where(given, good, follows)
-        flags = torch.where(given & ~good & (bonus != PLACEHOLDER_TOKEN_ID), int(Status.BAD_TOKEN), flags)
+        bad = given & ~good & (bonus != PLACEHOLDER_TOKEN_ID)
+        status = status | torch.where(bad, int(Status.BAD_TOKEN), 0)
     num_tokens = walk.accepted + follows.int()
     tokens = torch.where(slots == walk.accepted[:, None], final[:, None], torch.nn.functional.pad(chain.tokens, (0, 1)))
     tokens = torch.where(slots < num_tokens[:, None], tokens, PLACEHOLDER_TOKEN_ID)
@@ -92,7 +93,7 @@ def finished(
         overlap = tile_sum(torch.minimum(chain.target.probs, chain.Q))[:, :-1].to(torch.float32)
         overlap = torch.where(slots[:-1] < make_span(args, chain.Q.shape[-1]).length[:, None], overlap, -1.0)
     reads = what_was_read(args, chain, walk, rest)
-    status = chain.span.status | flags | flags_of(reads, args.shared, chain.params, chain.draft_params)
+    status = status | flags_of(reads, args.shared, chain.params, chain.draft_params)
     int32 = torch.int32
     return tokens, walk.accepted.to(int32), num_tokens.to(int32), status.to(int32), overlap
 
