@@ -3,15 +3,17 @@
     python -m bench.processors
 
 Prints one line a case: medians of calls that alternate, so that a busy machine slows all of them alike, on average over
-some random steps. They are such that as many draft tokens are accepted with the processors as without, so that both
-read as many rows. The peers write out float32 logits and change them in passes as wide as the vocabulary, by the
-formulae of vLLM (dense counts, a mask unpacked) and of transformers (a row at a time), and then verify in eager PyTorch
+some random steps; of one thread by its own clock, which stands while other programs have the processor. The steps are
+such that as many draft tokens are accepted with the processors as without, so that both read as many rows. The peers
+write out float32 logits and change them in passes as wide as the vocabulary, by the formulae of vLLM (dense counts, a
+mask unpacked; also compiled by torch) and of transformers (a row at a time), and then verify in eager PyTorch
 (`bench.providers.eager`).
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import statistics
 import time
@@ -33,7 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
     "truncated": {"params": sk.SamplingParams(temperature=0.8, top_k=50, top_p=0.9)},
     "greedy": {"params": sk.SamplingParams(temperature=0.0), "acceptance": "greedy"},
 }
-OURS, PEERS = ("without", "all on"), ("vLLM", "transformers")
+OURS, PEERS = ("without", "all on"), ("vLLM", "compiled", "transformers")
 
 
 def as_transformers(request: Request, words: Tensor, logits: Tensor, drafted: Tensor) -> Tensor:
@@ -55,14 +57,21 @@ def as_transformers(request: Request, words: Tensor, logits: Tensor, drafted: Te
     return x
 
 
+@functools.cache
+def compiled() -> Callable[..., Tensor]:
+    """vLLM's formulae through `torch.compile`, for each batch size anew."""
+    return torch.compile(eager.as_vllm, dynamic=False)
+
+
 def measured(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
     """Median seconds of each, one after the other in every round."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     for _ in range(repeats + 1):
         for name, call in calls.items():
-            began = time.perf_counter()
+            began = clock()
             call()
-            seconds[name].append(time.perf_counter() - began)
+            seconds[name].append(clock() - began)
     return {name: statistics.median(each[1:]) for name, each in seconds.items()}
 
 
@@ -95,7 +104,7 @@ def calls_of(case: Case, step: inputs.ChainInputs, request: Request) -> dict[str
             case, eager.warp,
         )  # fmt: skip
 
-    peers = {"vLLM": peer(eager.as_vllm), "transformers": peer(as_transformers)}
+    peers = {"vLLM": peer(eager.as_vllm), "compiled": peer(compiled()), "transformers": peer(as_transformers)}
     return {"without": ours(None), "all on": ours(given), **peers}
 
 

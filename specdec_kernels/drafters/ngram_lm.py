@@ -37,8 +37,7 @@ class NgramLMDrafter(Drafter):
     smoother than a language model. Otherwise the likeliest token is proposed, a one-hot draft.
 
     What `processors` or a `grammar` bar has no share of the distribution, and a `logit_bias` changes an id's as it does
-    the target's. Penalties are not looked at: all that the sequence's own counts know is penalised alike, and what is
-    left of them reorders these smooth counts more than a target's sure logits.
+    the target's. Penalties are not looked at: counts are too smooth for what is meant for a target's logits.
 
     Works on the host, on the tokens of the stop check.
 
