@@ -37,7 +37,8 @@ class NgramLMDrafter(Drafter):
     smoother than a language model. Otherwise the likeliest token is proposed, a one-hot draft.
 
     What `processors` or a `grammar` bar has no share of the distribution, and a `logit_bias` changes an id's as it does
-    the target's. Penalties are not looked at: counts are too smooth for what is meant for a target's logits.
+    the target's, before it is sharpened. Penalties are not looked at: counts are too smooth for what is meant for a
+    target's logits.
 
     Works on the host, on the tokens of the stop check.
 
