@@ -112,10 +112,9 @@ def scan(
         out = row * tiles + tile
         inside = tile < tiles
         if stats.of_groups is not None:
-            group = tl.arange(0, TILE)[None, :] // GROUP
-            for i in tl.static_range(TILE // GROUP):  # a reshape's maxima spill thousands of bytes in Triton 3.6
-                of_group = tl.max(tl.where(group == i, x, -INFINITY), 1)
-                tl.store(stats.of_groups + out * (TILE // GROUP) + i, of_group, mask=inside)
+            of_groups = tl.max(tl.reshape(x, (TILES, TILE // GROUP, GROUP)), 2)
+            at = out[:, None] * (TILE // GROUP) + tl.arange(0, TILE // GROUP)[None, :]
+            tl.store(stats.of_groups + at, of_groups, mask=inside[:, None])
         maximum = tl.max(x, 1)
         argmax = tl.min(tl.where(x == maximum[:, None], ids, LAST_ID), 1)
         finite = tl.abs(maximum) < INFINITY
