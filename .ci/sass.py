@@ -1,8 +1,9 @@
-"""What the machine code of CUDA kernels tells without a GPU: ``python .ci/sass.py OBJECT...``.
+"""What the machine code of kernels tells without a GPU: ``python .ci/sass.py OBJECT...``.
 
 Prints, of every kernel in object files or cubins, the bytes of its code and its registers, and of a scan
-(csrc/cuda/scan.cu) the warp instructions before the first load of a row and those that a whole tile takes. Needs
-cuobjdump: CUDA's, or the one that Triton brings.
+(csrc/cuda/scan.cu, or Triton's, of which python_tests/triton/compile_kernels.py leaves cubins in TRITON_CACHE_DIR) the
+warp instructions before the first load of a row and those that a whole tile takes. Needs cuobjdump: CUDA's, or the one
+that Triton brings.
 """
 
 from __future__ import annotations
@@ -61,6 +62,14 @@ class Kernel(NamedTuple):
                     found.append(length)
                     break
         return min(found, default=None)
+
+    def of_a_program(self, loads: int, exponentials: int) -> int | None:
+        """Instructions of the shortest way from beginning to end with so many of each: of code without a loop."""
+        for length, at, seen, exps in self.walk(0, loads, exponentials):
+            block = self.blocks[at]
+            if not block.next and (seen + block.loads, exps + block.exponentials) == (loads, exponentials):
+                return length + block.length
+        return None
 
     def walk(self, start: int, loads: int, exponentials: int) -> Iterator[tuple[int, int, int, int]]:
         """Shortest ways from `start`: instructions, the block come to, and what was passed, at most so much of it."""
@@ -143,12 +152,17 @@ def kernels_of(path: Path, arch: str | None = None) -> list[Kernel]:
 
 
 def tile_of(kernel: Kernel) -> dict[str, int]:
-    """Instructions a tile of 1024 ids, where the code has a loop over tiles: {"maxima": ..., "mass": ...}."""
-    found = {
-        (what, loads): kernel.of_a_tile(loads, exponentials)
-        for what, exponentials in (("maxima", 0), ("mass", TILE // 32))
-        for loads in (TILE * 2 // 512, TILE * 4 // 512)  # a warp reads 512 bytes at once: half precision, float32
-    }
+    """Instructions a tile of 1024 ids: {"maxima": ..., "mass": ..., "mass and raw moments": ...}. Of a loop over tiles
+    a turn; without one, as in Triton's scans, which have a warp for each tile that a program reads, the whole program.
+    """
+    for count in (kernel.of_a_tile, kernel.of_a_program):
+        found = {
+            (what, loads): count(loads, exponentials)
+            for what, exponentials in (("maxima", 0), ("mass", TILE // 32), ("mass and raw moments", TILE // 16))
+            for loads in (TILE * 2 // 512, TILE * 4 // 512)  # a warp reads 512 bytes at once: half precision, float32
+        }
+        if any(found.values()):
+            break
     return {f"{what}, {loads} loads": n for (what, loads), n in found.items() if n is not None}
 
 

@@ -113,6 +113,36 @@ class Memory:
             raise IndexError(f"{what} out of bounds in program {program}: {outside.sum()} of {flat.size} addresses")
 
 
+class Reads:
+    """How often each element of a tensor is loaded, `counts` in its own shape."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        assert tensor.is_contiguous()
+        self.first, self.size = tensor.data_ptr(), tensor.element_size()
+        self.counts = np.zeros(tuple(tensor.shape), np.int64)
+
+    def add(self, pointers: Any, mask: Any) -> None:
+        """Those of one load."""
+        addresses = np.asarray(pointers.data, np.uint64)
+        chosen = addresses[np.broadcast_to(np.asarray(mask.data, bool), addresses.shape)].astype(np.int64)
+        places = (chosen - self.first) // self.size
+        places = places[(places >= 0) & (places < self.counts.size)]
+        self.counts.ravel()[:] += np.bincount(places, minlength=self.counts.size)
+
+
+watched: list[Reads] = []
+
+
+@contextmanager
+def reads_of(tensor: torch.Tensor) -> Iterator[Reads]:
+    """Within: loads by `checked` launches are counted."""
+    watched.append(Reads(tensor))
+    try:
+        yield watched[-1]
+    finally:
+        watched.pop()
+
+
 def _tensors(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
     """The tensors among a launch's arguments, those in tuples and those taken for another dtype as well."""
     for argument in arguments:
@@ -356,6 +386,9 @@ def checked(seed: int = 0) -> Iterator[None]:
             pointers, rest = (args[1], args[1:]) if name == "create_atomic_rmw" else (args[0], args[1:])
             mask = None if position is None else rest[position]
             memory.check(name.removeprefix("create_"), self.grid_idx, pointers, mask)
+            if name == "create_masked_load":
+                for reads in watched:
+                    reads.add(pointers, mask)
             return original(self, *args)
 
         return op

@@ -38,6 +38,8 @@ def test_counts_the_shortest_way(sass: ModuleType) -> None:
     assert kernel.before_first_load() == 2
     assert kernel.of_a_tile(1, 1) == 4  # 0x20 ... 0x50: the warp's lanes stay together
     assert kernel.of_a_tile(1, 0) is None and kernel.of_a_tile(2, 1) is None
+    assert kernel.of_a_program(1, 1) == 7 and kernel.of_a_program(0, 0) == 3  # and to EXIT, to RET
+    assert kernel.of_a_program(1, 0) is None
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import triton.language as tl
 from ...types import Status
 
 TILE = tl.constexpr(1024)
+GROUP = tl.constexpr(256)  # ids of which truncation knows the largest value
 INFINITY = tl.constexpr(float("inf"))
 SMALLEST_EXPONENT = tl.constexpr(-87.0)  # exp below this is 0: float32 would leave the normal numbers
 SMALLEST_TEMPERATURE = tl.constexpr(2.0**-126)  # below it 1 / temperature overflows; read as greedy
@@ -19,6 +20,7 @@ SMALLEST_WEIGHT = tl.constexpr(2.0**-126)  # a row without a larger one has none
 SLACK = tl.constexpr(0.01)  # probabilities sum to 1 within it, and a draft's do not exceed 1 by more
 TOP_P_REACHED = tl.constexpr(1 - 2.0**-18)  # what of top_p a mass has to reach: see csrc/common/law.h
 LAST_ID = tl.constexpr(0x7FFFFFFF)  # past every id
+LOWEST_KEY = tl.constexpr(-0x7F800000)  # of the lowest finite float32, as `ordered` has it
 
 # flags of a row or a sequence
 NAN = tl.constexpr(int(Status.NAN))
@@ -134,12 +136,11 @@ def noise_at(key0, key1, ids):
 
 
 @triton.jit
-def noise_of_tiles(key0, key1, first, TILES: tl.constexpr):
-    """The Gumbel noise of TILES tiles of consecutive ids, ``[TILES, TILE]``: one Philox for four ids."""
-    quarter: tl.constexpr = TILE // 4
-    group = tl.arange(0, TILES)[:, None] * quarter + tl.arange(0, quarter)[None, :]
-    group = (group + first // 4).to(tl.uint32)
+def noise_of_groups(key0, key1, groups, SIZE: tl.constexpr):
+    """The Gumbel noise of groups ``[n]`` of SIZE consecutive ids each, ``[n, SIZE]``: one Philox for four ids."""
+    quarter: tl.constexpr = SIZE // 4
+    group = (groups[:, None] * quarter + tl.arange(0, quarter)[None, :]).to(tl.uint32)
     zero = group * 0
     w0, w1, w2, w3 = philox(key0 + zero, key1 + zero, group, zero, zero, zero + NOISE_STREAM)
-    ids = first + tl.arange(0, TILES)[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    ids = groups[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     return gumbel(key0, key1, ids, tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))

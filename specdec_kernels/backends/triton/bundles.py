@@ -127,6 +127,7 @@ class TileStats(NamedTuple):
     mass: Tensor | None  # float32: sum exp((x - maximum) / T); what `law.law` makes of it is in `law.Found`
     raw_mass: Tensor | None  # the same at temperature 1, if `tempered` at T
     raw_moment: Tensor | None  # and its first moment
+    of_groups: Tensor | None  # float32: the maxima of its groups of `arithmetic.GROUP` ids ``[batch, n, tiles, 4]``
     tempered: Any  # constexpr
 
 
@@ -244,10 +245,14 @@ class Output(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """Scratch for the scores of a row that may be among the best ``[batch, n, CANDIDATES]`` int32."""
+    """Scratch for the values of a row that may be kept, or scores that may be among the best, int32."""
 
-    key: Tensor  # `arithmetic.ordered`
-    id: Tensor
+    key: Tensor | None  # [batch, n, CANDIDATES] `arithmetic.ordered`
+    id: Tensor | None  # the same
+    hot: Tensor | None  # [batch, n, groups]: which groups hold any
+
+
+NOTHING_LISTED = Listed(None, None, None)
 
 
 class Drawn(NamedTuple):
@@ -282,6 +287,22 @@ class Row(NamedTuple):
     i: Any
     tiles: Any
     law: RowLaw
+
+
+class Groups(NamedTuple):
+    """The ids of a row in groups, and the largest value of each."""
+
+    maximum: Any
+    number: Any
+
+
+class Range(NamedTuple):
+    """Keys from `low` on and below `high` (int64), among which a cut-off is looked for."""
+
+    low: Any
+    high: Any
+    count_above: Any  # values with keys from `high` on
+    mass_above: Any  # and their weights
 
 
 class Position(NamedTuple):

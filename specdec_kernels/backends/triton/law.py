@@ -13,23 +13,31 @@ from torch import Tensor
 from .arithmetic import (
     BAD_PARAM,
     EMPTY_ROW,
+    GROUP,
     INF,
     INFINITY,
     LAST_ID,
+    LOWEST_KEY,
     NAN,
     SLACK,
     SMALLEST_TEMPERATURE,
     SMALLEST_WEIGHT,
+    TILE,
     TOP_P_REACHED,
     exp_nonpositive,
+    from_ordered,
     ordered,
 )
 from .bundles import (
     EVERY_ROW,
     LOGITS,
+    NOTHING_LISTED,
     PROBS,
     Cut,
+    Groups,
+    Listed,
     Noise,
+    Range,
     Row,
     RowLaw,
     RowLaws,
@@ -41,9 +49,11 @@ from .bundles import (
     Wanted,
 )
 from .launch import run, tiles_at_once, tiles_of, tiles_of_rows
-from .row import CANDIDATES, load_as_given, load_logits, measure, select, tile_ids, weigh
+from .row import load_as_given, load_logits, tile_ids, weigh
+from .search import CANDIDATES, list_values, listed_of, load_listed, load_maxima, nth_maximum, select, select_listed
 
 LARGEST_INT32 = 2**31 - 1
+MASSES_AT_ONCE = tl.constexpr(128)  # tiles whose masses are summed side by side
 
 
 @triton.jit
@@ -107,14 +117,18 @@ def scan(
         x = load_as_given(rows, b, first + row % n, ids)
         is_nan = x != x
         x = tl.where(is_nan, -INFINITY, x)
+        tile = first_tile + tl.arange(0, TILES)
+        out = row * tiles + tile
+        inside = tile < tiles
+        if stats.of_groups is not None:
+            of_groups = tl.max(tl.reshape(x, (TILES, TILE // GROUP, GROUP)), 2)
+            at = out[:, None] * (TILE // GROUP) + tl.arange(0, TILE // GROUP)[None, :]
+            tl.store(stats.of_groups + at, of_groups, mask=inside[:, None])
         maximum = tl.max(x, 1)
         argmax = tl.min(tl.where(x == maximum[:, None], ids, LAST_ID), 1)
         finite = tl.abs(maximum) < INFINITY
         _, inverse_temperature, _, _ = temperature_of(temperature, b)
         shifted = x - tl.where(finite, maximum, 0.0)[:, None]
-        tile = first_tile + tl.arange(0, TILES)
-        out = row * tiles + tile
-        inside = tile < tiles
         tl.store(stats.maximum + out, maximum, mask=inside)
         tl.store(stats.argmax + out, argmax, mask=inside)
         tl.store(stats.nan + out, tl.max(is_nan.to(tl.int32), 1), mask=inside)
@@ -157,47 +171,134 @@ def raw_of_tiles(stats, row, tiles, maximum, inverse_temperature, TILES: tl.cons
 
 
 @triton.jit
+def lowest_possible(row, share, total):
+    """A key that the cut-off of a share of the row's whole mass does not lie below: all lower values together are but
+    half of what may be cut.
+    """
+    rest = 0.5 * (1.0 - share) * total / row.rows.vocab
+    if row.rows.kind == LOGITS:
+        bound = row.law.max + tl.div_rn(tl.log(rest), row.law.inverse_temperature)
+    else:
+        bound = row.law.max * rest
+    return tl.maximum(ordered(bound), LOWEST_KEY).to(tl.int64)
+
+
+@triton.jit
+def masses_of_listed(keys_from, count, row, listed, tile_mass, TILES: tl.constexpr):
+    """Stores the masses of a row's tiles, of the listed keys from one on; their sum."""
+    FEW: tl.constexpr = 16
+    kept_mass = tl.zeros((), tl.float32)
+    for first in range(0, row.tiles, TILES):
+        t = first + tl.arange(0, TILES)
+        mass = tl.zeros((TILES,), tl.float32)
+        for first_slot in range(0, count, FEW):
+            slot = first_slot + tl.arange(0, FEW)
+            key = tl.load(listed.key + slot, mask=slot < count, other=LOWEST_KEY - 1)
+            tile = tl.load(listed.id + slot, mask=slot < count, other=0) // TILE
+            weight = weigh(from_ordered(key), row.law, -INFINITY, row.rows.kind)
+            here = (tile[None, :] == t[:, None]) & (key >= keys_from)[None, :]
+            mass += tl.sum(tl.where(here, weight[None, :], 0.0), 1)
+        tl.store(tile_mass + t, mass, mask=t < row.tiles)
+        kept_mass += tl.sum(mass, 0)
+    return kept_mass
+
+
+@triton.jit
+def masses_of_row(keys_from, row, groups, tile_mass, TILES: tl.constexpr):
+    """The same of all keys of the row from one on; also the smallest logit that has one."""
+    kept_mass = tl.zeros((), tl.float32)
+    cutoff = tl.full((), INFINITY, tl.float32)
+    for first in range(0, row.tiles, TILES):
+        t = first + tl.arange(0, TILES)
+        mass = tl.zeros((TILES,), tl.float32)
+        group = first * (TILE // GROUP) + tl.arange(0, TILES * (TILE // GROUP))
+        if tl.max(load_maxima(groups, group), 0) >= keys_from:
+            x = load_logits(row.rows, row.b, row.i, tile_ids(first, TILES))
+            kept = ordered(x) >= keys_from
+            mass = tl.sum(tl.where(kept, weigh(x, row.law, -INFINITY, row.rows.kind), 0.0), 1)
+            cutoff = tl.minimum(cutoff, tl.min(tl.min(tl.where(kept, x, INFINITY), 1), 0))
+        tl.store(tile_mass + t, mass, mask=t < row.tiles)
+        kept_mass += tl.sum(mass, 0)
+    return cutoff, kept_mass
+
+
+@triton.jit
 def find_cutoff(
     row,
-    temperature,
     top_k,
     top_p,
     min_p,
+    temperature,
     normalizer,
-    tile_max,
-    tile_mass,
+    groups,
     listed,
+    tile_mass,
     MIN_P_FIRST: tl.constexpr,
     TILES: tl.constexpr,
+    ROW_TILES: tl.constexpr,
 ):
-    """The smallest logit that top-k, top-p and min-p keep, and the mass of what is kept; stores the tiles' masses."""
-    tiles = row.tiles
+    """The smallest logit that top-k, top-p and min-p keep, and the mass of what is kept; stores the tiles' masses.
+
+    Lists what can be kept, as far as the maxima of groups tell, and looks for the cut-off in the list; only where that
+    is too long, or does not have enough of the mass, in the row.
+    """
+    AT_ONCE: tl.constexpr = TILES * (TILE // GROUP)
+    CHUNK: tl.constexpr = ROW_TILES * (TILE // GROUP)
     maximum, silent = row.law.max, Noise(None, None, None)
-    likely = tl.full((), -INFINITY, tl.float32)
+    lowest = tl.full((), LOWEST_KEY, tl.int64)
+    end = ordered(maximum).to(tl.int64) + 1
+    likely = lowest
     if min_p > 0.0:
-        likely = maximum + tl.log(min_p) * temperature if row.rows.kind == LOGITS else maximum * min_p
-    floor = likely if MIN_P_FIRST else tl.full((), -INFINITY, tl.float32)
+        bound = maximum + tl.log(min_p) * temperature if row.rows.kind == LOGITS else maximum * min_p
+        likely = tl.maximum(ordered(bound).to(tl.int64), lowest)
+    floor = likely if MIN_P_FIRST else lowest
+    whole = (top_k == 0) & (floor == lowest)  # top-p looks at all of the row's mass
+    begin = tl.where((top_k == 0) & (top_p >= 1.0), likely, floor)  # what is listed
+    if ((top_k > 0) | (whole & (top_p < 1.0))) & (row.rows.vocab > CANDIDATES):
+        # so many groups hold 1.2 k ids that are spread evenly, and k hold k in any case; top-p: what often is enough
+        number = groups.number.to(tl.float32)
+        spread = number * (1.0 - tl.exp(-1.2 * top_k.to(tl.float32) / number))
+        n = tl.where(top_k > 0, tl.minimum(top_k, spread.to(tl.int64) + 1), groups.number // 4)
+        begin = tl.maximum(begin, nth_maximum(groups, n, end - 1, CHUNK))
+        if row.rows.kind != LOGITS:
+            begin = tl.where(begin <= 0, floor, begin)  # what is no weight counts in maxima
+    count = list_values(begin, end, row, groups, silent, listed, GROUP, AT_ONCE, CHUNK)
     for stage in range(2):  # top-k, then top-p of what it left; a loop so that the search is compiled once
         by_mass = tl.full((), stage, tl.int32) > 0
         active = tl.where(by_mass, (top_p < 1.0).to(tl.int32), (top_k > 0).to(tl.int32))
         if active > 0:
-            total = normalizer
-            if by_mass & (floor > -INFINITY):
-                _, total, _, _ = measure(ordered(floor), row, tile_max, silent, TILES)
-            floor = select(floor, top_k, top_p * total, by_mass, row, tile_max, maximum, silent, listed, TILES)
-    floor = tl.maximum(floor, likely)
-    kept_mass = tl.zeros((), tl.float32)
-    cutoff = tl.full((), INFINITY, tl.float32)
-    for first in range(0, tiles, TILES):
-        t = first + tl.arange(0, TILES)
-        mass = tl.zeros((TILES,), tl.float32)
-        if tl.max(tl.load(tile_max + t, mask=t < tiles, other=-INFINITY), 0) >= floor:
-            x = load_logits(row.rows, row.b, row.i, tile_ids(first, TILES))
-            mass = tl.sum(weigh(x, row.law, floor, row.rows.kind), 1)
-            kept = (x >= floor) & (x > -INFINITY)
-            cutoff = tl.minimum(cutoff, tl.min(tl.min(tl.where(kept, x, INFINITY), 1), 0))
-        tl.store(tile_mass + t, mass, mask=t < tiles)
-        kept_mass += tl.sum(mass, 0)
+            keys = load_listed(count, listed)
+            weight = weigh(from_ordered(keys), row.law, -INFINITY, row.rows.kind)
+            kept = keys >= floor.to(tl.int32)
+            seen = tl.sum(tl.where(kept, weight, 0.0), 0)
+            total = tl.where(whole, normalizer, tl.where(count <= CANDIDATES, seen, -1.0))
+            too_little = tl.where(by_mass, whole & (seen < top_p * total), count < top_k) & (begin > floor)
+            if (count > CANDIDATES) | too_little:
+                low, high, above, mass_above = floor, end, count * 0, seen * 0.0
+                if by_mass & whole:
+                    low = lowest_possible(row, top_p, total)
+                elif (by_mass == 0) & (top_k <= CANDIDATES):
+                    low = begin
+                if count <= CANDIDATES:
+                    low, high, above, mass_above = tl.minimum(low, begin - 1), begin, count, seen
+                floor = select(
+                    Range(low, high, above, mass_above), tl.where(by_mass, 0, top_k), top_p, total, row, groups, silent,
+                    listed, GROUP, AT_ONCE, CHUNK,
+                )  # fmt: skip
+                count = tl.full((), CANDIDATES + 1, tl.int32)
+            else:
+                amount = tl.where(by_mass, weight, kept.to(tl.float32))
+                goal = tl.where(by_mass, top_p * total, top_k.to(tl.float32))
+                floor = select_listed(keys, amount, goal, tl.maximum(floor, begin), end)
+    floor = tl.maximum(floor, likely).to(tl.int32)
+    if count <= CANDIDATES:
+        keys = load_listed(count, listed)
+        cutoff = from_ordered(tl.min(tl.where(keys >= floor, keys, LAST_ID), 0))
+        kept_mass = masses_of_listed(
+            floor, count, row, listed, tile_mass, MASSES_AT_ONCE if ROW_TILES > MASSES_AT_ONCE else ROW_TILES
+        )
+    else:
+        cutoff, kept_mass = masses_of_row(floor, row, groups, tile_mass, TILES)
     return cutoff, kept_mass
 
 
@@ -217,7 +318,7 @@ def law(
     ROW_TILES: tl.constexpr,
 ):
     """A program a row: its maximum, argmax, flags and normaliser from its tiles; where truncation asks for it (there is
-    a place to list ids) the cut-off, by further passes over the row. The tiles' mass becomes that of what is kept of
+    a place to list ids) the cut-off, by reading a part of it again. The tiles' mass becomes that of what is kept of
     each, relative to the maximum.
     """
     row = tl.program_id(0).to(tl.int64)
@@ -284,14 +385,16 @@ def law(
                     flags |= tl.where(bad, BAD_PARAM, 0)
                     normalizer = tl.where(one_hot, 1.0, normalizer)
                     is_cut = is_cut & (one_hot == 0)
-                if listed is not None:
+                if listed.key is not None:
                     if is_cut:
                         uncut = RowLaw(maximum, -INFINITY, inverse_temperature, 1.0, arg)
                         at = Row(target.rows, b, first_row + row % n, tiles, uncut)
+                        number = tiles * (TILE // GROUP)
+                        groups = Groups(stats.of_groups + row * number, number)
+                        own = listed_of(row, number, listed)
                         cutoff, normalizer = find_cutoff(
-                            at, t_value, k, p, m, normalizer, tile_max, tile_mass, listed + row * CANDIDATES,
-                            cut.min_p_first, TILES,
-                        )  # fmt: skip
+                            at, k, p, m, t_value, normalizer, groups, own, tile_mass, cut.min_p_first, TILES, ROW_TILES
+                        )
         numbers = target.laws.numbers + row * 4
         tl.store(numbers, maximum)
         tl.store(numbers + 1, cutoff)
@@ -359,13 +462,17 @@ def find_laws(
     stats = TileStats(
         empty(tiles), empty(tiles, dtype=torch.int32), empty(tiles, dtype=torch.int32),
         None if certain else empty(tiles), empty(tiles) if raw else None, empty(tiles) if raw else None,
-        tl.constexpr(tempered),
+        None, tl.constexpr(tempered),
     )  # fmt: skip
     cut = not certain and (
         top_ks is not None or top_ps is not None or min_ps is not None
         or 0 < top_k < rows.vocab or 0 < top_p < 1 or min_p > 0
     )  # fmt: skip
-    listed = empty(CANDIDATES.value, dtype=torch.int32) if cut else None
+    listed = NOTHING_LISTED
+    if cut:
+        groups = tiles * (TILE.value // GROUP.value)
+        stats = stats._replace(of_groups=empty(groups))
+        listed = Listed(*(empty(most, dtype=torch.int32) for most in (CANDIDATES.value, CANDIDATES.value, groups)))
     target = Target(rows, RowLaws(empty(4), empty(dtype=torch.int64), empty(dtype=torch.int32)))
     out = Found(target, empty(6) if values else None, stats.maximum, stats.mass)
     by_temperature = make_temperature(params, greedy)
@@ -377,7 +484,7 @@ def find_laws(
     run(
         law, (batch * n,), target, n, tiles, wanted, by_temperature, min(top_k, LARGEST_INT32),
         Cut(float(top_p), float(min_p), top_ks, top_ps, min_ps, tl.constexpr(min_p_first)), stats, listed, out.values,
-        TILES=tiles_of_rows(rows, 8), ROW_TILES=tiles_at_once(rows.vocab), warps=8 if cut else 4,
+        TILES=tiles_of_rows(rows, 4), ROW_TILES=tiles_at_once(rows.vocab), warps=8 if cut else 4,
         registers=None if rows.overlay.flags is None or not cut else 240,
     )  # fmt: skip
     return out

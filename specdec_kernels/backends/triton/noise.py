@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .arithmetic import INFINITY, LAST_ID, high_word, low_word
+from .arithmetic import INFINITY, LAST_ID, TILE, high_word, low_word
 from .bundles import Best, Noise, Row
 from .launch import run, tiles_of_rows
 from .law import Found, load_span, needed
@@ -46,7 +46,7 @@ def kernel(
                     key = tl.load(keys + row)
                 else:
                     key = tl.load(keys + load_span(spans, b).token_index + b + row % n)
-                scores = load_values(at, first_tile, Noise(low_word(key), high_word(key), to_target), TILES)
+                scores = load_values(at, tile, Noise(low_word(key), high_word(key), to_target), TILE)
                 score = tl.max(scores, 1)
                 ids = tile_ids(first_tile, TILES)
                 score_id = tl.min(tl.where(scores == score[:, None], ids, LAST_ID), 1)

@@ -1,6 +1,4 @@
-"""Device functions on one row of logits: its values and weights, the cut-off that keeps some number or mass of them,
-and draws that walk tile masses, then ids.
-"""
+"""Device functions on one row of logits: its values and weights, and draws that walk tile masses, then ids."""
 
 from __future__ import annotations
 
@@ -13,16 +11,11 @@ from .arithmetic import (
     SMALLEST_EXPONENT,
     TILE,
     exp_nonpositive,
-    from_ordered,
     noise_at,
-    noise_of_tiles,
-    ordered,
+    noise_of_groups,
 )
 from .bundles import LOGITS, RowLaw
 from .processors import process
-
-CANDIDATES = tl.constexpr(2048)  # so many values are listed and selected from in registers
-LOWEST_KEY = tl.constexpr(-0x7F7FFFFF)  # key of the lowest finite float32 (as an integer of the same order), less 1
 
 
 @triton.jit
@@ -82,130 +75,20 @@ def load_law(laws, row, mask=None):
 
 
 @triton.jit
-def load_values(row, first_tile, noise, TILES: tl.constexpr):
-    """What is selected from: the logits of some tiles, or the scores (logit - max) / T + G of what the law keeps."""
-    ids = tile_ids(first_tile, TILES)
+def load_values(row, groups, noise, SIZE: tl.constexpr):
+    """What is selected from: the logits of some groups of SIZE ids, or the scores (logit - max) / T + G of what the law
+    keeps of them.
+    """
+    ids = groups[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     x = load_logits(row.rows, row.b, row.i, ids)
     if noise.key0 is not None:
         score = (x - row.law.max) * row.law.inverse_temperature
         if noise.to_target is None:
-            drawn = noise_of_tiles(noise.key0, noise.key1, first_tile * TILE, TILES)
+            drawn = noise_of_groups(noise.key0, noise.key1, groups, SIZE)
         else:
             drawn = noise_at(noise.key0, noise.key1, tl.load(noise.to_target + ids, mask=ids < row.rows.vocab, other=0))
         x = tl.where((x >= row.law.cutoff) & (score >= SMALLEST_EXPONENT), score + drawn, -INFINITY)
     return x
-
-
-@triton.jit
-def measure(bound, row, tile_max, noise, TILES: tl.constexpr):
-    """How many values have a key >= bound, their mass (of logits), the lowest such key and the highest key below.
-
-    Tiles whose maximum lies below the bound are not read.
-    """
-    count = tl.zeros((), tl.int32)
-    mass = tl.zeros((), tl.float32)
-    lowest = tl.full((), LAST_ID, tl.int32)
-    highest = tl.full((), LOWEST_KEY, tl.int32)
-    tiles = row.tiles
-    for first in range(0, tiles, TILES):
-        t = first + tl.arange(0, TILES)
-        top = tl.max(ordered(tl.load(tile_max + t, mask=t < tiles, other=-INFINITY)), 0)
-        if top < bound:
-            highest = tl.maximum(highest, top)
-        else:
-            x = load_values(row, first, noise, TILES)
-            key = ordered(x)
-            reached = key >= bound
-            count += tl.sum(tl.sum(reached.to(tl.int32), 1), 0)
-            if noise.key0 is None:
-                weight = tl.where(reached, weigh(x, row.law, -INFINITY, row.rows.kind), 0.0)
-                mass += tl.sum(tl.sum(weight, 1), 0)
-            lowest = tl.minimum(lowest, tl.min(tl.min(tl.where(reached, key, LAST_ID), 1), 0))
-            highest = tl.maximum(highest, tl.max(tl.max(tl.where(reached, LOWEST_KEY, key), 1), 0))
-    return count, mass, lowest, highest
-
-
-@triton.jit
-def places(inside, TILES: tl.constexpr):
-    """The rank of each id inside, in index order, and how many there are."""
-    count = tl.sum(inside.to(tl.int32), 1)
-    before = tl.cumsum(count, 0) - count
-    return before[:, None] + tl.cumsum(inside.to(tl.int32), 1) - 1, tl.sum(count, 0)
-
-
-@triton.jit
-def select(
-    floor,
-    wanted,
-    wanted_mass,
-    by_mass,
-    row,
-    tile_max,
-    top,
-    noise,
-    listed,
-    TILES: tl.constexpr,
-):
-    """The largest c >= floor such that the number of values >= c reaches `wanted` (or, if `by_mass`, their mass reaches
-    `wanted_mass`); floor if none does.
-
-    Bisection, each bound moved on to a value of the row: over the row until few values lie between the bounds, then
-    over the list of those in registers. `top` is the largest value; `listed` is scratch for `CANDIDATES` int32.
-    """
-    tiles = row.tiles
-    low = tl.maximum(ordered(floor), LOWEST_KEY).to(tl.int64)  # reaches the goal, or is the floor
-    high = ordered(top).to(tl.int64) + 1  # does not
-    count_low = row.rows.vocab + tl.zeros((), tl.int32)
-    count_high = tl.zeros((), tl.int32)
-    mass_high = tl.zeros((), tl.float32)
-    by_value = tl.zeros((), tl.int32)
-    while (high - low > 1) & (count_low - count_high > CANDIDATES):
-        # halving the integers bounds the number of steps, halving the values is quick where logits are spread evenly
-        middle = (low + high) // 2
-        if by_value > 0:
-            between = 0.5 * from_ordered(low.to(tl.int32)) + 0.5 * from_ordered((high - 1).to(tl.int32))
-            middle = tl.minimum(tl.maximum(ordered(between).to(tl.int64), low + 1), high - 1)
-        by_value = 1 - by_value
-        count, mass, lowest, highest = measure(middle.to(tl.int32), row, tile_max, noise, TILES)
-        enough = tl.where(by_mass, (mass >= wanted_mass).to(tl.int32), (count >= wanted).to(tl.int32)) > 0
-        if enough:
-            low = tl.minimum(lowest.to(tl.int64), high - 1)
-            count_low = count
-        else:
-            high = tl.maximum(highest.to(tl.int64), low) + 1
-            count_high = count
-            mass_high = mass
-    if high - low > 1:
-        listed_count = tl.zeros((), tl.int32)
-        for first in range(0, tiles, TILES):
-            t = first + tl.arange(0, TILES)
-            if tl.max(ordered(tl.load(tile_max + t, mask=t < tiles, other=-INFINITY)), 0) >= low:
-                key = ordered(load_values(row, first, noise, TILES))
-                inside = (key >= low.to(tl.int32)) & (key < high)
-                place, count = places(inside, TILES)
-                place += listed_count
-                tl.store(listed + place, key, mask=inside & (place < CANDIDATES))
-                listed_count += count
-        tl.debug_barrier()
-        slot = tl.arange(0, CANDIDATES)
-        valid = slot < listed_count
-        keys = tl.load(listed + slot, mask=valid, other=LOWEST_KEY)
-        # each counts as one, or as its weight
-        amount = tl.full((CANDIDATES,), 1.0, tl.float32)
-        if noise.key0 is None:
-            weight = weigh(from_ordered(keys), row.law, -INFINITY, row.rows.kind)
-            amount = tl.where(by_mass, weight, amount)
-        left = tl.where(by_mass, wanted_mass - mass_high, (wanted - count_high).to(tl.float32))
-        while high - low > 1:
-            middle32 = ((low + high) // 2).to(tl.int32)
-            reached = valid & (keys >= middle32)
-            if tl.sum(tl.where(reached, amount, 0.0), 0) >= left:
-                low = tl.minimum(tl.min(tl.where(reached, keys, LAST_ID), 0).to(tl.int64), high - 1)
-            else:
-                below = tl.where(valid & (keys < middle32), keys, LOWEST_KEY)
-                high = tl.maximum(tl.max(below, 0).to(tl.int64), low) + 1
-        tl.debug_barrier()  # the list may be filled again
-    return from_ordered(low.to(tl.int32))
 
 
 @triton.jit

@@ -8,13 +8,14 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.arguments import SampleArguments
-from .arithmetic import BAD_PARAM, INFINITY, LAST_ID, high_word, low_word, ordered
-from .bundles import EVERY_ROW, LOGITS, NO_NOISE, WEIGHTS, Drawn, Layout, Listed, Noise, Row, rows_of
+from .arithmetic import BAD_PARAM, INFINITY, LAST_ID, TILE, high_word, low_word, ordered
+from .bundles import EVERY_ROW, LOGITS, NO_NOISE, WEIGHTS, Drawn, Groups, Layout, Listed, Noise, Range, Row, rows_of
 from .launch import numbers_a_program, power_of_2, run, tiles_at_once, tiles_of, tiles_of_rows
 from .law import find_laws
 from .noise import best_of_row, best_scores
 from .processors import with_processors
-from .row import CANDIDATES, draw_from_law, load_law, load_logits, load_values, places, select, tile_ids
+from .row import draw_from_law, load_law, load_logits
+from .search import CANDIDATES, list_values, listed_of, nth_maximum, select
 
 
 @triton.jit(do_not_specialize=["batch", "num", "n"])
@@ -127,7 +128,7 @@ def draw_many(
 ):
     """A program a row: the `count` best scores in descending order, ties by lowest id.
 
-    Finds the count-th best, lists what reaches it in index order, and puts each where its rank says.
+    Lists what may be among them in index order, as far as the best of tiles tell, and puts each where its rank says.
     """
     row = tl.program_id(0).to(tl.int64)
     at = Row(target.rows, row // n, row % n, tiles, load_law(target.laws, row))
@@ -143,40 +144,34 @@ def draw_many(
         store_token(drawn, row * count, at, at.law.argmax, normalizer)
     else:
         scores = best.score + row * tiles
-        listed_keys = listed.key + row * CANDIDATES
-        listed_ids = listed.id + row * CANDIDATES
+        groups, own = Groups(scores, tiles), listed_of(row, tiles, listed)
         key = tl.load(keys + row)
         noise = Noise(low_word(key), high_word(key), drawn.to_target)
         top = tl.full((), -INFINITY, tl.float32)
         for first in range(0, tiles, ROW_TILES):
             t = first + tl.arange(0, ROW_TILES)
             top = tl.maximum(top, tl.max(tl.load(scores + t, mask=t < tiles, other=-INFINITY), 0))
-        lowest = tl.full((), -INFINITY, tl.float32)
-        bound = select(lowest, count, 0.0, count < 0, at, scores, top, noise, listed_keys, TILES)
-        found = tl.zeros((), tl.int32)
-        for first in range(0, tiles, TILES):
-            t = first + tl.arange(0, TILES)
-            if tl.max(tl.load(scores + t, mask=t < tiles, other=-INFINITY), 0) >= bound:
-                score = load_values(at, first, noise, TILES)
-                reached = (score >= bound) & (score > -INFINITY)
-                place, reaching = places(reached, TILES)
-                place += found
-                fits = reached & (place < CANDIDATES)
-                tl.store(listed_keys + place, ordered(score), mask=fits)
-                tl.store(listed_ids + place, tile_ids(first, TILES), mask=fits)
-                found += reaching
+        end = ordered(top).to(tl.int64) + 1
+        begin, none = nth_maximum(groups, count, end - 1, ROW_TILES), tl.zeros((), tl.int32)
+        found = tl.full((), CANDIDATES + 1, tl.int32)
+        attempts = tl.zeros((), tl.int32)
+        while (found > CANDIDATES) & (attempts < 2):  # a loop so that the list is compiled once
+            if attempts > 0:
+                between = Range(begin, end, none, 0.0)
+                begin = select(between, count, 1.0, 0.0, at, groups, noise, own, TILE, TILES, ROW_TILES)
+            found = list_values(begin, end, at, groups, noise, own, TILE, TILES, ROW_TILES)
+            attempts += 1
         found = tl.minimum(found, CANDIDATES)
-        tl.debug_barrier()
         for i in range(found):
-            mine = tl.load(listed_keys + i)
+            mine = tl.load(own.key + i)
             rank = tl.zeros((), tl.int32)
             for first in range(0, found, SLOTS):
                 other = first + slot
-                theirs = tl.load(listed_keys + other, mask=other < found, other=-LAST_ID)
+                theirs = tl.load(own.key + other, mask=other < found, other=-LAST_ID)
                 before = (theirs > mine) | ((theirs == mine) & (other < i))
                 rank += tl.sum(before.to(tl.int32), 0)
             if rank < count:
-                id = tl.load(listed_ids + i)
+                id = tl.load(own.id + i)
                 store_token(drawn, row * count + rank, at, id, normalizer)
 
 
@@ -220,7 +215,7 @@ def draw_rows(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Te
             TILES=tiles_at_once(vocab),
         )  # fmt: skip
     else:
-        listed = Listed(empty(CANDIDATES.value, torch.int32), empty(CANDIDATES.value, torch.int32))
+        listed = Listed(*(empty(most, torch.int32) for most in (CANDIDATES.value, CANDIDATES.value, tiles)))
         run(
             draw_many, (batch * n,), found.target, n, tiles, found.values, noise_keys, best, listed, drawn, num_samples,
             SLOTS=power_of_2(num_samples), TILES=tiles_of_rows(rows, 2), ROW_TILES=tiles_at_once(vocab),

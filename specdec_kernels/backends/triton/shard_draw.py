@@ -128,7 +128,7 @@ def noisy(target, n, tiles, keys, first, best, TILES: tl.constexpr):
         rows = Rows(own.data - first, own.stride_batch, own.stride_row, own.vocab + first, own.overlay, LOGITS, None)
         whole = Row(rows, row // n, row % n, tiles, law)
         at = first // TILE + first_tile
-        scores = load_values(whole, at, Noise(low_word(key), high_word(key), None), TILES)
+        scores = load_values(whole, at + tl.arange(0, TILES), Noise(low_word(key), high_word(key), None), TILE)
         score = tl.max(scores, 1)
         score_id = tl.min(tl.where(scores == score[:, None], tile_ids(at, TILES), LAST_ID), 1)
     tl.store(best.score + row * tiles + tile, score, mask=tile < tiles)
