@@ -168,6 +168,32 @@ def test_the_calibrated_tree_is_the_best_of_its_size(given: list[list[float]], m
     assert all(a >= b - 1e-12 for a, b in itertools.pairwise(worth[1:]))  # the best first
 
 
+@given(st.lists(parents(), min_size=1, max_size=3))
+@settings(deadline=None, max_examples=50)
+def test_trees_come_back_from_their_links_and_masks(rows: list[list[int]]) -> None:
+    size = max(map(len, rows))
+    batch = torch.tensor([row + [0] * (size - len(row)) for row in rows])
+    tree = DraftTree.from_parents(batch, 23)
+    by_links = DraftTree.from_links(tree.first_child, tree.next_sibling.int(), 23)
+    one = DraftTree.from_mask(tree.ancestors()[0], 23)
+    assert torch.equal(one.links, tree.links[:, 0]) and not one.status
+    for found in (by_links, DraftTree.from_mask(tree.ancestors(), 23)):
+        assert torch.equal(found.links, tree.links) and not found.status.any()
+
+
+def test_what_is_no_tree_is_pruned() -> None:
+    mask = DraftTree.from_parents(BUSHY).ancestors()
+    for row, column, pruned in ((4, 2, [4]), (8, 8, [8]), (3, 5, [3, 8]), (5, 0, [5, 6])):
+        bad = mask.clone()
+        bad[row, column] = ~bad[row, column]
+        found = DraftTree.from_mask(bad, 4)
+        assert found.status == sk.Status.BAD_TREE and (found.depth < 0).nonzero()[:, 0].tolist() == pruned
+    alone = DraftTree.from_links(torch.full((4,), -1), torch.full((4,), -1), 3)
+    assert alone.depth.tolist() == [0, -1, -1, -1] and alone.status == sk.Status.BAD_TREE
+    beyond = DraftTree.from_links(torch.tensor([1, 9, -7]), torch.tensor([-1, 2, 5]), 3)
+    assert beyond.parents.tolist() == [-1, 0, 0] and not beyond.status
+
+
 def mask_of(parents: list[int], context: int, kv_length: int, form: str = "bool") -> Tensor:
     return DraftTree.from_parents(parents).attention_mask(torch.tensor([context]), kv_length, form)
 
@@ -186,6 +212,8 @@ def mask_of(parents: list[int], context: int, kv_length: int, form: str = "bool"
         (lambda: DraftTree.from_parents([[-1, 0], [-1]]), r"lists of one length, got lengths \[1, 2\]"),
         (lambda: DraftTree.from_parents(torch.tensor(CHAIN)), "need max_depth"),
         (lambda: DraftTree.from_parents(torch.tensor(CHAIN), 65), r"max_depth must be in \[0, 64\], got 65"),
+        (lambda: DraftTree.from_links(torch.tensor(CHAIN), torch.tensor(CHAIN[:3]), 3), r"next_sibling must be \[4\]"),
+        (lambda: DraftTree.from_mask(torch.ones(3, 4, dtype=torch.bool), 3), r"mask must be \[num_nodes, num_nodes\]"),
         (lambda: DraftTree.from_choices([[0, 0]]), r"must hold \[0\]"),
         (lambda: DraftTree.from_choices([[0], [0]]), "distinct"),
         (lambda: DraftTree.from_choices([[-1]]), "ranks >= 0"),

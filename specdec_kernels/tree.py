@@ -118,6 +118,64 @@ class DraftTree:
         return cls(given, deepest if max_depth is None else max_depth, leaves)
 
     @classmethod
+    def from_links(cls, first_child: Tensor, next_sibling: Tensor, max_depth: int) -> DraftTree:
+        """A tree from each node's first child and next sibling, as SGLang's kernels have them.
+
+        Parameters
+        ----------
+        first_child, next_sibling : Tensor
+            ``[num_nodes]`` or ``[batch, num_nodes]`` int32 or int64, −1 for no such node. Never looked at on the host:
+            a node that does not hang from the root, or that stands before its parent, is pruned, and `status` says
+            so. Siblings are tried in the order of their indices.
+        max_depth : int
+            At most 64; deeper nodes are pruned.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A wrong type, shape or size.
+        """
+        _check_tensor(first_child, "first_child")
+        _check_tensor(next_sibling, "next_sibling")
+        if next_sibling.shape != first_child.shape or next_sibling.device != first_child.device:
+            raise ValueError(
+                f"DraftTree: next_sibling must be {list(first_child.shape)} on {first_child.device}, as first_child is,"
+                f" got {list(next_sibling.shape)} on {next_sibling.device}"
+            )
+        return cls(parents_of(first_child.long(), next_sibling.long())[0], max_depth)
+
+    @classmethod
+    def from_mask(cls, mask: Tensor, max_depth: int) -> DraftTree:
+        """A tree from what its nodes attend to: the inverse of `attention_mask` within the tree.
+
+        Parameters
+        ----------
+        mask : Tensor
+            ``[num_nodes, num_nodes]`` or ``[batch, num_nodes, num_nodes]`` bool: row i says which nodes node i sees,
+            its ancestors and itself. Never looked at on the host: a node that sees anything else is pruned, with all
+            that hangs from it, and `status` says so.
+        max_depth : int
+            At most 64; deeper nodes are pruned.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A wrong type, shape or size.
+        """
+        check_tensor("DraftTree", "mask", mask, (torch.bool,), None)
+        if mask.dim() not in (2, 3) or mask.shape[-1] != mask.shape[-2] or not 1 <= mask.shape[-1] <= MAX_NODES:
+            raise ValueError(
+                f"DraftTree: mask must be [num_nodes, num_nodes] or [batch, num_nodes, num_nodes] with at most "
+                f"{MAX_NODES} nodes, got {list(mask.shape)}"
+            )
+        nodes = torch.arange(mask.shape[-1], device=mask.device)
+        before = nodes < nodes[:, None]
+        parents = torch.where(mask & before, nodes, -1).amax(-1)  # the deepest ancestor is the last of them
+        above = mask.gather(-2, parents.clamp_min(0)[..., None].expand(mask.shape)) & (parents >= 0)[..., None]
+        right = (mask == above | (nodes == nodes[:, None])).all(-1)
+        return cls(torch.where(right, parents, nodes), max_depth)
+
+    @classmethod
     def from_choices(cls, medusa_choices: Sequence[Sequence[int]]) -> DraftTree:
         """A tree from Medusa's choices: ``[0, 2]`` is head 1's third best token after head 0's best.
 
@@ -356,13 +414,36 @@ def _rectangular(parents: object) -> Sequence[int] | Sequence[Sequence[int]]:
     return parents
 
 
-def _check_tensor(parents: object) -> None:
-    check_tensor("DraftTree", "parents", parents, (torch.int32, torch.int64), None)
-    assert isinstance(parents, Tensor)
-    if parents.dim() not in (1, 2) or not 1 <= parents.shape[-1] <= MAX_NODES:
+def parents_of(first_child: Tensor, next_sibling: Tensor) -> tuple[Tensor, Tensor]:
+    """Of trees with these links, ``[..., num_nodes]`` int64: each node's parent, −1 for none, and its place among its
+    siblings, from 0.
+    """
+    num_nodes = first_child.shape[-1]
+    lanes = torch.arange(num_nodes, device=first_child.device).expand(first_child.shape)
+
+    def inverse(links: Tensor) -> Tensor:
+        """Which node links here; −1: none."""
+        room = torch.full((*links.shape[:-1], num_nodes + 1), -1, device=links.device)
+        there = (links >= 0) & (links < num_nodes)
+        return room.scatter(-1, torch.where(there, links, num_nodes), lanes)[..., :-1]
+
+    parents, before = inverse(first_child), inverse(next_sibling)
+    rank = (before >= 0).long()
+    for _ in range(num_nodes.bit_length()):  # each round looks twice as far back along the siblings
+        has, at = before >= 0, before.clamp_min(0)
+        parents = torch.where(has & (parents < 0), parents.gather(-1, at), parents)
+        rank = rank + torch.where(has, rank.gather(-1, at), 0)
+        before = torch.where(has, before.gather(-1, at), -1)
+    return parents, rank
+
+
+def _check_tensor(given: object, name: str = "parents") -> None:
+    check_tensor("DraftTree", name, given, (torch.int32, torch.int64), None)
+    assert isinstance(given, Tensor)
+    if given.dim() not in (1, 2) or not 1 <= given.shape[-1] <= MAX_NODES:
         raise ValueError(
-            f"DraftTree: parents must be [num_nodes] or [batch, num_nodes] with 1 <= num_nodes <= {MAX_NODES}, got "
-            f"{list(parents.shape)}"
+            f"DraftTree: {name} must be [num_nodes] or [batch, num_nodes] with 1 <= num_nodes <= {MAX_NODES}, got "
+            f"{list(given.shape)}"
         )
 
 

@@ -30,7 +30,7 @@ from ..ops._common import FLOAT32, ID_DTYPES, INT32, INT64, check_given, shape_e
 from ..ops.sample import sample
 from ..ops.verify_chain import verify_chain
 from ..ops.verify_tree import verify_tree
-from ..tree import MAX_DEPTH, MAX_NODES, DraftTree
+from ..tree import MAX_DEPTH, MAX_NODES, DraftTree, parents_of
 
 __all__ = [
     "FULL_MASK",
@@ -378,21 +378,7 @@ def _tree(
     """The trees with these links, no deeper than `max_depth`; their nodes in an order that siblings are tried in."""
     for name, links in (("retrive_next_token", first_child), ("retrive_next_sibling", next_sibling)):
         check_given(op, name, links, INT64, device, *nodes)
-    batch, num_nodes = first_child.shape
-    lanes = torch.arange(num_nodes, device=first_child.device).expand(batch, -1)
-
-    def inverse(links: Tensor) -> Tensor:
-        """Which node links here; -1: none."""
-        room = torch.full((batch, num_nodes + 1), -1, device=links.device)
-        return room.scatter(1, torch.where(links < 0, num_nodes, links), lanes)[:, :-1]
-
-    parents, before = inverse(first_child), inverse(next_sibling)
-    rank = (before >= 0).long()
-    for _ in range(num_nodes.bit_length()):  # each round looks twice as far back along the siblings
-        has, at = before >= 0, before.clamp_min(0)
-        parents = torch.where(has & (parents < 0), parents.gather(1, at), parents)
-        rank = rank + torch.where(has, rank.gather(1, at), 0)
-        before = torch.where(has, before.gather(1, at), -1)
+    parents, rank = parents_of(first_child, next_sibling)
     return DraftTree(parents, min(max_depth, MAX_DEPTH)), rank.sort(dim=1, stable=True).indices
 
 
