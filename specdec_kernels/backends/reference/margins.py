@@ -164,7 +164,8 @@ def drawn_from(rows: LooseRows, tokens: Tensor, uniforms: Tensor | None, keys: T
     uniforms draw; without either, the argmax.
     """
     if uniforms is not None:
-        return lambda m: surely_drawn(rows.weights(m), uniforms, tokens[:, 0])[:, None]
+        token = tokens[:, 0].clamp_min(0)  # where there is none, its margin is not looked at
+        return lambda m: surely_drawn(rows.weights(m), uniforms, token)[:, None]
     noise = None if keys is None else gumbel(keys[:, None], ids.expand(rows.scores.shape), rows.scores.dtype)
     return lambda m: surely_best(rows, noise, m, tokens)
 
