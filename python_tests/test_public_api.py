@@ -19,8 +19,8 @@ from specdec_kernels.backends import OPS, native
 LOOPS = {  # keyword-only parameters after model and input_ids
     "generate": [
         "drafter", "attention_mask", "sampling", "processors", "grammar", "seeds", "max_new_tokens",
-        "num_speculative_tokens", "acceptance", "target_law", "epsilon", "delta", "eos_token_id", "stop", "streamer", "return_logprobs",
-        "progress",
+        "num_speculative_tokens", "acceptance", "target_law", "epsilon", "delta", "eos_token_id", "stop", "streamer",
+        "return_logprobs", "progress",
     ],
     **{
         loop: ["draft_model", *own, "attention_mask", "sampling", "draft_sampling", "seeds", "max_new_tokens",
