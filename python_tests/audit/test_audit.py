@@ -110,7 +110,7 @@ def short_or_long(names: Iterable[str]) -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.long if name in slow[1:] else ()) for name in names]
 
 
-@pytest.mark.short(cases=9)
+@pytest.mark.short(cases=7)
 @pytest.mark.parametrize("name", short_or_long(RIGHT))
 def test_a_right_verifier_is_found_lossless(name: str) -> None:
     verify, signature, options = RIGHT[name]

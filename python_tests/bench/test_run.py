@@ -128,7 +128,7 @@ def test_memory_target_is_that_nothing_grows_with_the_vocabulary() -> None:
 def test_a_quick_run_writes_its_results_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
     run.main(
-        "--op verify_chain sample --providers cpu reference eager transformers --case T=1 greedy overhead --vocab 256 "
+        "--op verify_chain sample --providers cpu reference eager transformers --case T=1 overhead --vocab 256 "
         f"--batch 2 --quick --threads 1 --json {tmp_path}".split()
     )
     torch.set_num_threads(threads)

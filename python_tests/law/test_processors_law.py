@@ -119,7 +119,7 @@ KINDS = {
 }
 
 
-@pytest.mark.short(cases=14, emulated=3, triton=1)
+@pytest.mark.short(cases=10, emulated=2, triton=1)
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize(("acceptance", "kind"), [(rule, kind) for rule, kinds in KINDS.items() for kind in kinds])
 def test_law_of_chains(backend: Backend, acceptance: str, kind: str, name: str) -> None:

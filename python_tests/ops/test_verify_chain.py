@@ -233,6 +233,7 @@ def test_draft_stats_are_used_as_given(backend: Backend) -> None:
 # --- the match and greedy rules ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.short(triton=2)
 @pytest.mark.parametrize(
     "params", [sk.SamplingParams(), PARAMS, sk.SamplingParams(0.0)], ids=["plain", "truncated", "greedy"]
 )
