@@ -219,6 +219,22 @@ def span_of(label: str, column: str) -> Expected:
     return [min(ratios), max(ratios)]
 
 
+def forward(label: str, column: str) -> Expected:
+    """Of the ways of running the model: milliseconds and the floor, times a forward of one row, or percent of it."""
+    one = row("forward", way=label, rows=1)
+    if column.startswith("1 row"):
+        return [one["median_us"] / 1e3, one["floor_us"] / 1e3]
+    if column.endswith("times that"):
+        return [row("forward", way=label, rows=int(column.split()[0]))["median_us"] / one["median_us"]]
+    return [100 * one[column.removesuffix(", %")]]
+
+
+def own_loop(label: str, column: str) -> Expected:
+    kind, drafter, number = column.split(", ")
+    name = {"lookup": "lookup", "n-gram model": "ngram-lm"}[drafter]
+    return decoded("end_to_end_own", label, float(kind != "greedy"), name, int(number.removeprefix("K = ")))
+
+
 def typical(label: str, column: str) -> Expected:
     """Tokens a step, and nats of a token."""
     epsilon = float(column.removeprefix("ε = ")) if column.startswith("ε") else None
@@ -332,6 +348,7 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "goals": goals, "end to end": end_to_end, "medusa": medusa, "medusa trees": medusa_trees, "ratios": span_of,
     "in transformers": in_transformers, "vllm": in_vllm, "best gamma": best_gamma, "plan": plan,
     "step costs": step_costs, "gpu": on_gpu, "typical": typical,
+    "forward": forward, "own loop": own_loop,
 }  # fmt: skip
 
 
@@ -397,7 +414,7 @@ def test_the_commands_are_those_of_the_results() -> None:
     text = " ".join((ROOT / "docs/benchmarks.md").read_text().replace("\\\n", "").split())
     for name in (
         "verify_chain", "end_to_end", "end_to_end_quote", "end_to_end_medusa", "medusa_trees", "in_transformers",
-        "vllm_engine",
+        "vllm_engine", "forward", "end_to_end_own",
     ):  # fmt: skip
         assert results(name)["command"] in text, name
     assert "python -m bench.run --op verify_tree gather_kv_ --json --threads 2" in text  # one run each in the results
