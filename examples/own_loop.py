@@ -26,7 +26,7 @@ import specdec_kernels as sk
 from specdec_kernels.decoding import Prompt, Runner
 
 LEAST_ROWS = 4
-"""oneDNN multiplies one or two rows by another kernel, no faster, which rounds differently."""
+"""oneDNN multiplies fewer by another kernel, no faster, which rounds differently."""
 
 
 class Linear:

@@ -33,7 +33,8 @@ class Status(IntFlag):
     EMPTY_ROW = 4
     """No id is possible (every logit −inf or NaN, no probability of the target positive): all mass is put on id 0."""
     BAD_TOKEN = 8
-    """A draft token outside [−1, vocab): the sequence's draft ends before it."""
+    """A draft token outside [−1, vocab): the sequence's draft ends before it. Or a given bonus token outside it, where
+    one would follow: none does."""
     BAD_PARAM = 16
     """Out of range: a sampling parameter (read as its default), a length (clamped, or an idle row), an index (an idle
     row), or a uniform (read as 0). Or a row of target probabilities that is none (divided by its sum; all mass is put

@@ -228,13 +228,16 @@ def test_launches_of_collectives(name: str) -> None:
     assert {launches.total() for launches in ranks.launches} == {LAUNCHES[name]}
 
 
-@pytest.mark.parametrize(("acceptance", "kind"), [("token", "one_hot"), ("token", "full"), ("match", "one_hot")])
+@pytest.mark.parametrize(
+    ("acceptance", "kind"), [("token", "full"), ("match", "one_hot"), ("block", "one_hot"), ("block", "full")]
+)
 def test_nothing_is_drawn_of_greedy_rows(acceptance: str, kind: str) -> None:
-    """No rank has to be asked for masses, scores or a token."""
+    """No rank has to be asked for masses, scores or a token, but by the block rule for what it weighs of a draft's."""
     arguments = chains.make(seeded(), 4, 3, 3072, acceptance=acceptance, kind=kind, spread=5.0, params=S(0.0))
     outs, ranks = sharded(arguments, (2048, 1024), None)
     same(sk.verify_chain(**arguments), outs)
-    assert ranks.launches[0].keys() == {"widths", "stats and largest logits"}
+    masses = {"masses of what the block rule leaves"} if (acceptance, kind) == ("block", "full") else set()
+    assert ranks.launches[0].keys() == {"widths", "stats and largest logits"} | masses
 
 
 @pytest.mark.parametrize("ties", [False, True])

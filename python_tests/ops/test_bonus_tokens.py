@@ -58,6 +58,8 @@ def ragged(
     lengths = torch.randint(-1, NUM_DRAFT + 1, (batch,), generator=rng)
     lengths[:3] = torch.tensor([NUM_DRAFT, 0, -1])
     lengths[3:] = torch.where(torch.rand(batch - 3, generator=rng) < 0.5, NUM_DRAFT, lengths[3:])
+    tokens[-1], lengths[-1] = tokens[-1].clamp(2, vocab - 1), NUM_DRAFT
+    tokens[-1, -1] = 1  # an EOS where no row follows
     return made, lengths
 
 

@@ -71,17 +71,23 @@ def hard_row(kind: str) -> torch.Tensor:
         return torch.ones_like(x)
     if kind == "masked by the lowest":
         x[:, 300:] = torch.finfo(torch.float32).min
+    if kind == "one in each group":  # so that fewer than top-k stand above what the maxima of groups tell
+        x[:, ::256] += 10 + torch.arange(20) / 20
     if kind == "in one place":  # the groups that hold the largest tell little
         x[:, 1000:1500] += 5
     return x
 
 
-@pytest.mark.parametrize("kind", ["flat", "of few values", "equal", "masked by the lowest", "in one place"])
+@pytest.mark.parametrize(
+    "kind", ["flat", "of few values", "equal", "masked by the lowest", "in one place", "one in each group"]
+)
 def test_cut_offs_that_a_list_does_not_tell(kind: str) -> None:
     x = hard_row(kind)
     for params in (
         sk.SamplingParams(1.0, top_k=2500, top_p=0.9),
         sk.SamplingParams(1.0, top_k=400),
+        sk.SamplingParams(1.0, top_k=18),
+        sk.SamplingParams(1.0, top_k=18, top_p=0.9),
         sk.SamplingParams(1.0, top_p=0.95),
         sk.SamplingParams(1.0, top_p=0.03),
         sk.SamplingParams(1.0, top_p=0.9, min_p=1e-6, min_p_first=True),

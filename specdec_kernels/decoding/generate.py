@@ -15,6 +15,7 @@ from ..drafters.base import Drafter, TreeDrafter
 from ..drafters.none import NoDrafter
 from ..integrations.runners import as_runner
 from ..laws import TargetLaw
+from ..ops.verify_tree import DELTA, EPSILON
 from ..processors import Processors
 from ..sampling import SamplingParams
 from .arguments import (
@@ -55,8 +56,8 @@ def generate(
     num_speculative_tokens: int | str | CostTable = "auto",
     acceptance: str = "token",
     target_law: TargetLaw | None = None,
-    epsilon: float = 0.09,
-    delta: float = 0.3,
+    epsilon: float = EPSILON,
+    delta: float = DELTA,
     eos_token_id: int | Iterable[int] | None = None,
     stop: Callable[[list[np.ndarray]], Sequence[int | None]] | None = None,
     streamer: Any = None,
@@ -96,8 +97,8 @@ def generate(
     processors : Processors, optional
         Penalties, biases, allowed and banned ids of the target's logits, before `sampling`; no `token_bitmask`. What is
         emitted is added to its `token_counts`, which begin with the prompt: ``TokenCounts(input_ids, max_new_tokens,
-        attention_mask)``, made anew for each call. `ModelDrafter` draws with them, too, and no other drafter proposes
-        what they bar.
+        attention_mask)``, made anew for each call. `ModelDrafter` draws with them, too, `MedusaDrafter` ranks its
+        heads' tokens by them, and no other drafter proposes what they bar.
     grammar : Grammar, optional
         An engine on the host that bars, at every position and every node of a tree, what a text may not go on with. The
         drafters here propose nothing that it bars. A step then waits for its draft, and is not captured.
@@ -121,8 +122,9 @@ def generate(
         See `verify_chain`; all but `Lossy` need a drafter that gives logits (`ModelDrafter`). What follows a fully
         accepted draft, or none, has the target's distribution unless ``bonus="cascade"``.
     epsilon, delta : float
-        Of "typical": a token of probability p is accepted where ``p > min(epsilon, delta * exp(-entropy))``, both of
-        the target's distribution there, entropy in nats (Cai et al., arXiv 2401.10774, section 2.3.1).
+        Of "typical" alone: a token of probability p is accepted where ``p > min(epsilon, delta * exp(-entropy))``; p
+        and the entropy, in nats, are of the target's distribution at the sampling temperature, before any truncation
+        (Cai et al., arXiv 2401.10774, section 2.3.1).
     eos_token_id : int or iterable of int, optional
         End a sequence after any of these. None: the model's generation config; an empty list: never.
     stop : callable, optional

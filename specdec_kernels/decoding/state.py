@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..laws import TargetLaw
+from ..ops.verify_tree import DELTA, EPSILON
 from ..processors import Processors
 from ..sampling import SamplingParams
 from ..types import TokenCounts, TokenLogprobs
@@ -44,8 +45,8 @@ class Speculation:
     max_draft_tokens: int = 0
     target_law: TargetLaw | None = None
     hidden_size: int | None = None
-    epsilon: float = 0.09
-    delta: float = 0.3
+    epsilon: float = EPSILON
+    delta: float = DELTA
 
 
 @dataclass

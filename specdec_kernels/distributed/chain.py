@@ -65,12 +65,12 @@ def verify_chain(
     between its start and the next multiple go to the rank that has the tile's first id, at most 1023 a row.
 
     Where sampling truncates, each rank tells the largest logits of a row with the numbers above: ``top_k + 1`` of them,
-    128 with `top_p` or `min_p` alone. Where all that may be kept is among those, as it is but for ties and rather flat
-    rows, no other round is needed. Else the ids that may be kept are told in two more; before them, with `top_p` and
-    nothing that bounds what is kept, what ids weigh in each of 256 ranges of logits, in five rounds at most, so that at
-    most 256 ids or the ties of one logit are told beside what is kept. A row is exchanged whole where `top_p` looks
-    among more than 4096 ids by that, where `top_k` is more than 4096, and where the mass at a cut-off is so near to
-    `top_p` (2**-19 of the row's) that rounding decides: then the op itself does.
+    128 with `top_p` or `min_p` alone. Where all that may be kept is among those, as is usual, except with ties and in
+    rather flat rows, no other round is needed. Else the ids that may be kept are told in two more; before them, with
+    `top_p` and nothing that bounds what is kept, what ids weigh in each of 256 ranges of logits, in five rounds at
+    most, so that at most 256 ids or the ties of one logit are told beside what is kept. A row is exchanged whole where
+    `top_p` looks among more than 4096 ids by that, where `top_k` is more than 4096, and where the mass at a cut-off is
+    so near to `top_p` (2**-19 of the row's) that rounding decides: then the op itself does.
 
     Parameters
     ----------

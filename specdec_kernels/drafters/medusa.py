@@ -100,7 +100,7 @@ class MedusaDrafter(TreeDrafter):
         return Draft(torch.where(state.step[:, None] > 0, tokens, PLACEHOLDER_TOKEN_ID), tree=self.tree)
 
     def _node_by_node(self, state: DecodingState, logits: Tensor) -> Tensor:
-        """The nodes' tokens where it hangs on those above: by penalties, or a grammar, which waits for the device."""
+        """The nodes' tokens where each depends on those above: by penalties, or a grammar (it waits for the device)."""
         token_map, masks = self.heads.token_map, state.masks
         ids = token_map.draft_to_target
         if masks is not None:

@@ -29,10 +29,10 @@ _op, _call = define("mask_logits_", MaskLogitsArguments, "Tensor", _fake)
 def mask_logits_(logits: Tensor, params: SamplingParams | None, *, backend: str | None = None) -> Tensor:
     """Write −inf, in place, where temperature, top-k, top-p and min-p cut a row: below `RowStats.cutoff`.
 
-    Verification and `sample` never need it: they cut by themselves. It is for callers that hand rows of logits on. A
-    row is read twice at most, nothing as wide as the vocabulary is made beside it, and every other logit keeps its
-    bits: ties at the border, NaN, and all of a row that is not cut. That is so where nothing is asked for, in a greedy
-    row, and where a +inf or nothing possible makes a row's distribution certain. Autograd does not see the write.
+    Verification and `sample` never need it: they cut by themselves. It is for callers that hand rows of logits on.
+    Nothing as wide as the vocabulary is made beside the rows, and every other logit keeps its bits: ties at the border,
+    NaN, and all of a row that is not cut, because nothing is asked for, it is greedy, or a +inf or nothing possible
+    makes its distribution certain. Of a copy: ``mask_logits_(copy := logits.clone(), params)``.
 
     Parameters
     ----------

@@ -45,6 +45,9 @@ _op, _call = define(
 )
 
 
+EPSILON, DELTA = 0.09, 0.3  # of "typical", as in Medusa: the second is the root of the first
+
+
 def check_thresholds(caller: str, epsilon: float, delta: float) -> None:
     """Raise unless numbers of at least 0."""
     if type(epsilon) is float and type(delta) is float and epsilon >= 0 and delta >= 0:
@@ -66,8 +69,8 @@ def verify_tree(
     draft_probs: Tensor | None = None,
     acceptance: str = "sample",
     target_law: TargetLaw | None = None,
-    epsilon: float = 0.09,
-    delta: float = 0.3,
+    epsilon: float = EPSILON,
+    delta: float = DELTA,
     params: SamplingParams | None = None,
     draft_params: SamplingParams | None = None,
     processors: Processors | None = None,

@@ -277,10 +277,10 @@ def find_cutoff(
                 low, high, above, mass_above = floor, end, count * 0, seen * 0.0
                 if by_mass & whole:
                     low = lowest_possible(row, top_p, total)
-                elif (by_mass == 0) & (top_k <= CANDIDATES):
-                    low = begin
                 if count <= CANDIDATES:
                     low, high, above, mass_above = tl.minimum(low, begin - 1), begin, count, seen
+                elif (by_mass == 0) & (top_k <= CANDIDATES):
+                    low = begin
                 floor = select(
                     Range(low, high, above, mass_above), tl.where(by_mass, 0, top_k), top_p, total, row, groups, silent,
                     listed, GROUP, AT_ONCE, CHUNK,

@@ -88,7 +88,7 @@ def find_spans(
     length = tl.where(idle, -1, length)
     if chains.bonus_tokens is not None:
         end = tl.where((length == limit) & (end == OPEN), TAKES_BONUS, end)
-        store_span(target_spans, b, first, tl.where(end == TAKES_BONUS, length - 1, length), end, token_index)
+        store_span(target_spans, b, first, tl.where(end == OPEN, length, length - 1), end, token_index)
     store_span(chains.spans, b, first, length, end, token_index)
     tl.store(chains.state + b * 3, flags)
 

@@ -94,7 +94,8 @@ def generate(
     Returns
     -------
     Tensor, GenerateDecoderOnlyOutput or GenerateEncoderDecoderOutput
-        As transformers returns them, without ``past_key_values``; of hidden states and attentions see `States`.
+        As transformers returns them, without ``past_key_values``; hidden states and attentions are
+        those of the rows that emitted tokens were drawn from, zeros where there is padding or a sequence has ended.
 
     Raises
     ------
