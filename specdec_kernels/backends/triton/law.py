@@ -485,6 +485,6 @@ def find_laws(
         law, (batch * n,), target, n, tiles, wanted, by_temperature, min(top_k, LARGEST_INT32),
         Cut(float(top_p), float(min_p), top_ks, top_ps, min_ps, tl.constexpr(min_p_first)), stats, listed, out.values,
         TILES=tiles_of_rows(rows, 4), ROW_TILES=tiles_at_once(rows.vocab), warps=8 if cut else 4,
-        registers=None if rows.overlay.flags is None or not cut else 240,
+        registers=None if not cut else 255 if rows.overlay.flags is None else 240,
     )  # fmt: skip
     return out
