@@ -63,6 +63,13 @@ GOOD: Calls = {
     "Draft": (sk.Draft, lambda: {"tokens": torch.tensor([[1, 2]]), "logits": logits(1, 2, 5)}),
     "Draft.widened": (sk.Draft(torch.tensor([[1, 2]])).widened, lambda: {"width": 3}),
     "DraftTree": (sk.DraftTree, lambda: {"parents": torch.tensor([-1, 0, 0]), "max_depth": 2}),
+    "DraftTree.from_links": (
+        sk.DraftTree.from_links,
+        lambda: {"first_child": torch.tensor([1, -1]), "next_sibling": torch.tensor([-1, -1]), "max_depth": 1},
+    ),
+    "DraftTree.from_mask": (
+        sk.DraftTree.from_mask, lambda: {"mask": torch.ones(2, 2).tril().bool(), "max_depth": 1},
+    ),
     "DraftTree.to": (sk.DraftTree.cartesian([2]).to, lambda: {"device": "cpu"}),
     "medusa.Features.join": (Features.join, lambda: {"parts": [features()]}),
     "medusa.Features.labels": (features().labels, lambda: {"num_heads": 2}),
