@@ -19,6 +19,8 @@ def test_every_way_is_a_row() -> None:
     )  # fmt: skip
     assert [row["way"] for row in rows] == [bench.PLAIN, bench.LOSSLESS] + [bench.TYPICAL] * len(bench.EPSILONS)
     assert [row["epsilon"] for row in rows] == [None, None, *bench.EPSILONS] and len(done) == 2 * len(rows)
+    given = [how for _, epsilon, how in bench.ways(drafter) if epsilon is not None]
+    assert [(how["epsilon"], how["delta"]) for how in given] == [(x, x**0.5) for x in bench.EPSILONS]
     assert rows[0]["tokens_per_step"] == 1 and rows[2]["tokens_per_step"] >= rows[-1]["tokens_per_step"] > 1
     assert all(-math.inf < row["log_prob"] < 0 <= row["log_prob_error"] for row in rows)
 
