@@ -126,11 +126,12 @@ resources: $(INSTALLED)  ## registers, shared memory and spills of the CUDA kern
 soak: $(INSTALLED)  ## random requests in threads and processes, cancelled and interrupted, every token tested (20 minutes)
 	$(PY) -m python_tests.soak $(ARGS)
 
-lint: $(INSTALLED)  ## ruff, mypy and clang-format; changes nothing
+lint: $(INSTALLED)  ## ruff, mypy and clang-format, and that no compiler warned; changes nothing
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(VENV)/bin/clang-format --dry-run -Werror $(NATIVE)
+	! grep -rE --include='*.log' 'warning ?:' build/obj
 
 format: $(REQUIREMENTS)  ## let ruff and clang-format rewrite the sources
 	$(PY) -m ruff check --fix .

@@ -8,7 +8,6 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -254,14 +253,13 @@ class Given {
   Rows written_rows(const Tensor& x) const {
     x.mutable_data_ptr();  // memory that is shared until it is written moves
     const Rows rows = this->rows(x);
-    std::array<std::pair<int64_t, int64_t>, 3> dims;
-    const auto end = dims.begin() + x.dim();
-    for (int64_t d = 0; d < x.dim(); ++d) dims[size_t(d)] = {x.stride(d), x.size(d)};
-    std::sort(dims.begin(), end);
-    int64_t span = 1;
-    for (auto dim = dims.begin(); dim != end && x.numel() > 0; ++dim) {
-      SPECDEC_CHECK(dim->second <= 1 || dim->first >= span, "specdec: elements that are written share memory");
-      span += dim->first * (dim->second - 1);
+    using Dim = std::pair<int64_t, int64_t>;  // stride and size, of the dimensions around a row
+    const int64_t dim = x.dim();
+    const Dim inner{x.stride(dim - 2), x.size(dim - 2)}, outer = dim == 3 ? Dim{x.stride(0), x.size(0)} : Dim{0, 1};
+    int64_t span = rows.vocab;
+    for (const auto& [stride, count] : {std::min(inner, outer), std::max(inner, outer)}) {
+      SPECDEC_CHECK(count <= 1 || x.numel() == 0 || stride >= span, "specdec: elements that are written share memory");
+      span += stride * (count - 1);
     }
     return rows;
   }
