@@ -338,6 +338,15 @@ def goal(label: str) -> set[float]:
     return {target["target"] for target in results(name, folder)["targets"] if re.match(what, target["what"])}
 
 
+def instructions(label: str, column: str) -> Expected:
+    """Of the scans: "mass, half precision" by backend."""
+    what, _, dtype = label.rpartition(", ")
+    tile = f"{what}, {4 if dtype == 'half precision' else 8} loads"
+    found = results("instructions", ROOT / "bench/model")["rows"]
+    (one,) = (r for r in found if r["tile"] == tile and r["backend"] == column.lower())
+    return [one["least"], one["most"]]
+
+
 def goals(label: str, column: str) -> Expected:
     return GOALS[label]() if column == "measured" else []
 
@@ -348,7 +357,7 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "goals": goals, "end to end": end_to_end, "medusa": medusa, "medusa trees": medusa_trees, "ratios": span_of,
     "in transformers": in_transformers, "vllm": in_vllm, "best gamma": best_gamma, "plan": plan,
     "step costs": step_costs, "gpu": on_gpu, "typical": typical,
-    "forward": forward, "own loop": own_loop,
+    "forward": forward, "own loop": own_loop, "instructions": instructions,
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 No figure of it is measured. The CUDA kernels run in the emulator (csrc/emulator), which counts what they do: launches,
 blocks, bytes, barriers, collectives, atomics; ``make resources`` leaves machine code, of which the instructions of a
-tile are counted where they can be found (.ci/sass.py). `CARDS` and `COSTS` turn counts into microseconds, `terms` says
+tile are counted where they can be found (`sass`). `CARDS` and `COSTS` turn counts into microseconds, `terms` says
 how, and every term stands beside its sum, so that a measurement can show which of them is wrong. Counts are made when
 this runs: a kernel that changed is another prediction.
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
-import importlib.util
 import json
 import re
 import sys
@@ -32,12 +31,11 @@ from specdec_kernels.options import POSITIVE
 from .. import inputs, machine
 from ..inputs import Case
 from ..report import Row
-from . import grid
+from . import grid, sass
 from .process import ROOT
 
 FOLDER = ROOT / "bench/model"
 OBJECTS = ROOT / "build/obj/kernels"
-SASS = ROOT / ".ci/sass.py"
 SAMPLE = 4
 NOTICE = "MODEL, not measured"
 NUMBERS = (
@@ -228,13 +226,7 @@ def instructions() -> dict[str, float]:
     the machine code has a loop over tiles; empty where there is no code to read.
     """
     objects = sorted(OBJECTS.glob("*.o"))
-    if not objects or not SASS.exists():
-        return {}
-    spec = importlib.util.spec_from_file_location("sass", SASS)
-    assert spec is not None and spec.loader is not None
-    sass = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sass)
-    if sass.find_cuobjdump() is None:
+    if not objects or sass.find_cuobjdump() is None:
         return {}
     found: dict[str, list[float]] = {}
     for path in objects:

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,13 +120,10 @@ def test_instructions_come_from_machine_code_where_it_is(tmp_path: Path, monkeyp
     monkeypatch.setattr(model, "OBJECTS", tmp_path)
     assert model.instructions.__wrapped__() == {}
     (tmp_path / "scan.cu.o").touch()
-    (tmp_path / "sass.py").write_text(
-        "class Kernel:\n    name = '_ZN7specdec4cuda12_GLOBAL__N_118verify_scan_kernelENS_4ArgsE'\n"
-        "    def of_a_tile(self, loads, exponentials): return {(4, 32): 400}.get((loads, exponentials))\n"
-        "def find_cuobjdump(): return 'cuobjdump'\n"
-        "def kernels_of(path, arch): return [Kernel()]\n"
-    )
-    monkeypatch.setattr(model, "SASS", tmp_path / "sass.py")
+    name = "_ZN7specdec4cuda12_GLOBAL__N_118verify_scan_kernelENS_4ArgsE"
+    kernel = SimpleNamespace(name=name, of_a_tile=lambda *counts: {(4, 32): 400}.get(counts))
+    monkeypatch.setattr(model.sass, "find_cuobjdump", lambda: "cuobjdump")
+    monkeypatch.setattr(model.sass, "kernels_of", lambda path, arch: [kernel])
     known = model.instructions.__wrapped__()
     assert known == {"verify_scan_kernel": 200.0}
     counted = [model.Launch("verify_scan_kernel<true>", {}), model.Launch("other_kernel", {})]

@@ -1,6 +1,7 @@
 """Compiles every Triton kernel for a GPU that is not there, as the ops launch it, and prints what each takes of one.
 
     python compile_kernels.py 90 80 100      # compute capabilities: all forms of the kernels for the first of them
+    python compile_kernels.py 90 --kernel law.scan --cubins FOLDER      # of one kernel, and its machine code
 
 The ops run on CPU tensors with Triton's driver replaced by one that only names the target: every launch goes through
 Triton's own specialisation of its arguments and is compiled instead of launched. Prints one JSON object a kernel. Runs
@@ -9,10 +10,10 @@ in a process without TRITON_INTERPRET.
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import re
-import sys
 import time
 from contextlib import redirect_stdout
 from itertools import product
@@ -196,8 +197,9 @@ def walk_tree(
 class Compiled:
     """Compiles what is launched, once each."""
 
-    def __init__(self, capability: int) -> None:
+    def __init__(self, capability: int, only: str | None = None, cubins: Path | None = None) -> None:
         self.target = GPUTarget("cuda", capability, 32)
+        self.only, self.cubins = only, cubins
         self.found: dict[str, dict[str, Any]] = {}
         self.variants: dict[str, int] = {}
 
@@ -219,15 +221,19 @@ class Compiled:
     @property
     def compile(self) -> Any:
         def run(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **constants: Any) -> None:
+            name = f"{Path(kernel.fn.__code__.co_filename).stem}.{kernel.fn.__name__}"
+            if self.only not in (None, name):
+                return
             began, report = time.perf_counter(), io.StringIO()
             with redirect_stdout(report):
                 compiled = self.launch(kernel, *args, grid=grid, warmup=True, **constants)
             if compiled.hash in self.found:
                 return
-            name = f"{Path(kernel.fn.__code__.co_filename).stem}.{kernel.fn.__name__}"
             self.variants[name] = self.variants.get(name, 0) + 1
             took = {"kernel": name, "capability": compiled.metadata.target.arch, "variant": self.variants[name]}
             took |= resources(compiled.metadata, report.getvalue())
+            if self.cubins is not None:
+                (self.cubins / f"{name}.{self.variants[name]}.cubin").write_bytes(compiled.asm["cubin"])
             self.found[compiled.hash] = {**took, "seconds": time.perf_counter() - began}
 
         return run
@@ -251,11 +257,20 @@ def resources(metadata: Any, report: str) -> dict[str, int]:
     }
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("capabilities", type=int, nargs="+")
+    parser.add_argument("--kernel", help="this one alone, as module.function")
+    parser.add_argument("--cubins", type=Path, help="a folder for the machine code")
+    args = parser.parse_args()
     assert not triton.knobs.runtime.interpret, "TRITON_INTERPRET is set"
-    for everything, capability in enumerate(reversed(sys.argv[1:])):
+    for capability in reversed(args.capabilities):
         served = mock.patch("specdec_kernels.backends.triton.why_not", return_value=None)
-        with served, Compiled(int(capability)) as compiled:
-            calls(128256, everything == len(sys.argv) - 2)
+        with served, Compiled(capability, args.kernel, args.cubins) as compiled:
+            calls(128256, everything=capability == args.capabilities[0])
         for row in compiled.found.values():
             print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()

@@ -65,4 +65,4 @@ def test_bundles_hold_no_number_that_would_compile_a_variant() -> None:
     cascade = trees.make(5, 2, 4, 40, law=laws.TokenV3(0.5, bonus="cascade"))
     calls.append(lambda: trees.run(backend, cascade))
     found = {name for run in calls for args in launched(backend, run) for bundle in args for name in numbers(bundle)}
-    assert found == {"Rows.stride_batch", "Rows.stride_row", "Rows.vocab", "Chains.vocab", "DraftLaws.map_size"}
+    assert found == {"Rows.stride_batch", "Rows.stride_row", "Rows.vocab", "DraftLaws.map_size"}

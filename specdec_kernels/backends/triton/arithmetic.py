@@ -6,14 +6,20 @@ Source of the generator: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: a
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
 from ...types import Status
 
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+# inline PTX is for NVIDIA alone, and not for the interpreter
+PTX = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
+
 TILE = tl.constexpr(1024)
 GROUP = tl.constexpr(256)  # ids of which truncation knows the largest value
 INFINITY = tl.constexpr(float("inf"))
+LOG2_E = tl.constexpr(1.44269504)
 SMALLEST_EXPONENT = tl.constexpr(-87.0)  # exp below this is 0: float32 would leave the normal numbers
 SMALLEST_TEMPERATURE = tl.constexpr(2.0**-126)  # below it 1 / temperature overflows; read as greedy
 SMALLEST_WEIGHT = tl.constexpr(2.0**-126)  # a row without a larger one has none: 1 / max would overflow
@@ -40,17 +46,34 @@ FEW_BITS = tl.constexpr(1 << 16)  # of noise: below, 32 further ones count
 
 
 @triton.jit
-def exp_nonpositive(x):
-    """exp(x) for x <= 0; exactly 0 below `SMALLEST_EXPONENT` and for NaN.
+def fast_exp2(x):
+    """2^x within 2 units in the last place; denormal results may be 0."""
+    if PTX:  # tl.exp2 takes four instructions, as it makes denormal numbers
+        y = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        y = tl.exp2(x)
+    return y
 
-    x = n ln 2 + r with |r| <= ln 2 / 2: the hardware's exponential is accurate there, and 2^n goes into the exponent.
-    """
-    bounded = tl.maximum(x, SMALLEST_EXPONENT)
-    shifted = bounded * 1.44269504 + 12582912.0  # adding 1.5 * 2^23 rounds to an integer
-    n = shifted - 12582912.0
-    r = (bounded - n * 0.693359375) + n * 2.12194440e-4  # ln 2 in two parts, the first exact in few bits
-    power = ((shifted.to(tl.int32, bitcast=True) << 23) + 0x3F800000).to(tl.float32, bitcast=True)
-    return tl.where(x >= SMALLEST_EXPONENT, tl.exp(r) * power, 0.0)
+
+@triton.jit
+def exp_nonpositive(x):
+    """exp(x) for x <= 0; exactly 0 below `SMALLEST_EXPONENT` and for NaN."""
+    return tl.where(x >= SMALLEST_EXPONENT, fast_exp2(x * LOG2_E), 0.0)
+
+
+@triton.jit
+def larger_or_nan(x, y):
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def max_or_nan(x, axis: tl.constexpr):
+    """The maximum along an axis; NaN where there is one."""
+    if INTERPRETED:  # where a function of two numbers is called for each
+        y = tl.where(tl.max((x != x).to(tl.int32), axis) > 0, float("nan"), tl.max(x, axis))
+    else:
+        y = tl.reduce(x, axis, larger_or_nan)
+    return y
 
 
 @triton.jit

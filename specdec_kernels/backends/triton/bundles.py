@@ -65,7 +65,7 @@ class Rows(NamedTuple):
     vocab: int  # ids a row
     overlay: Overlay = NO_OVERLAY
     kind: Any = LOGITS  # constexpr: LOGITS, WEIGHTS or PROBS
-    starts: Tensor | None = None  # [batch] int64, in the place of b * stride_batch; as `sample` has them -1 for none
+    starts: Tensor | None = None  # [batch] int64, in the place of b; as `sample` has them -1 for none
 
 
 def rows_of(logits: Tensor) -> Rows:
@@ -122,7 +122,6 @@ class TileStats(NamedTuple):
     """What `law.scan` finds of every tile ``[batch, n, tiles]``."""
 
     maximum: Tensor  # float32
-    argmax: Tensor  # int32, the lowest
     nan: Tensor  # int32: whether it holds one
     mass: Tensor | None  # float32: sum exp((x - maximum) / T); what `law.law` makes of it is in `law.Found`
     raw_mass: Tensor | None  # the same at temperature 1, if `tempered` at T
@@ -164,7 +163,6 @@ class Chains(NamedTuple):
     """The drafted tokens, and how far the rules look at them."""
 
     tokens: Tensor  # [batch, width], or laid end to end
-    vocab: int  # of the target
     bonus_tokens: Tensor | None  # [batch]; None: they are drawn
     spans: Tensor  # [batch, 4] int64, see `Span`
     state: Tensor  # [batch, 3] int32: status so far, accepted, whether the block rule decides

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .arithmetic import BAD_DRAFT, INFINITY, NAN, SLACK
-from .bundles import LOGITS, DraftLaws, Layout, RowLaws, Wanted
+from .bundles import LOGITS, DraftLaws, RowLaws, Rows, Wanted
 from .launch import run, tiles_a_program, tiles_of
 from .law import find_laws, load_span, make_temperature, needed, temperature_of
 from .row import load_law, load_logits, start_of, tile_ids, weigh
@@ -126,31 +126,26 @@ class Draft:
 
 
 def draft_laws(
-    layout: Layout, wanted: Wanted, logits: Tensor | None, probs: Tensor | None,
-    given: tuple[Tensor | None, Tensor | None, Tensor | None], target_to_draft: Tensor | None,
-    params: tuple[object, ...], *, bonus: int, raw: bool, starts: Tensor | None = None,
+    rows: Rows, wanted: Wanted, batch: int, width: int, given: tuple[Tensor | None, Tensor | None, Tensor | None],
+    target_to_draft: Tensor | None, params: tuple[object, ...], *, probs: bool, bonus: int, raw: bool,
 ) -> Draft:  # fmt: skip
-    """The laws of the draft's rows that are wanted; `raw`: also `Draft.values`. `starts`: see `bundles.Rows`."""
-    data = probs if logits is None else logits
-    assert data is not None
-    rows, batch, n = layout.rows(data, bonus), layout.batch, layout.width + bonus
-    if starts is not None:
-        rows = rows._replace(stride_row=data.stride(1), starts=starts)
+    """The laws of the draft's rows that are wanted, of logits or `probs`; `raw`: also `Draft.values`."""
+    n = width + bonus
     values, argmax, status = given
     map_size = None if target_to_draft is None else target_to_draft.numel()
 
     def of(laws: RowLaws) -> DraftLaws:
         return DraftLaws(rows, laws, target_to_draft, map_size, tl.constexpr(True), tl.constexpr(bonus))
 
-    if logits is not None and values is None:
+    if not probs and values is None:
         found = find_laws(rows, batch, n, params, values=raw, raw=raw, wanted=wanted)
         return Draft(of(found.target.laws), found.values)
 
     def empty(*shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(batch, n, *shape, dtype=dtype, device=data.device)
+        return torch.empty(batch, n, *shape, dtype=dtype, device=rows.data.device)
 
     out_status = empty(dtype=torch.int32)
-    if probs is not None:
+    if probs:
         tiles = tiles_of(rows.vocab)
         run(probs_status, (batch * n,), rows, n, tiles, wanted, out_status, TILES=tiles_a_program(rows.vocab, 4))
         return Draft(of(RowLaws(None, None, out_status)))

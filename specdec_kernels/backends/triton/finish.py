@@ -15,13 +15,13 @@ from .rules import BLOCK
 
 
 @triton.jit
-def store_outcome(b, chains, token_index, accepted, final, flags, out, num_draft):
+def store_outcome(b, chains, vocab, token_index, accepted, final, flags, out, num_draft):
     """Accepted tokens, then the final one (-1: none) or a bonus token that is given, then -1."""
     if chains.bonus_tokens is not None:
         span = chains.spans + b * 4
         if (tl.load(span + 2) == TAKES_BONUS) & (accepted == tl.load(span + 1)):
             given = tl.load(chains.bonus_tokens + b).to(tl.int64)
-            good = (given >= -1) & (given < chains.vocab)
+            good = (given >= -1) & (given < vocab)
             flags |= tl.where(good, 0, BAD_TOKEN)
             final = tl.where(good, given, -1)
     for start in range(0, num_draft + 1, out.slots):
@@ -149,12 +149,13 @@ def finish(
                     elif tile_mass is not None:
                         if at_row.law.inverse_temperature > 0:
                             final = draw_from_law(at_row, tile_mass + row * tiles, uniform, None, TILES).to(tl.int64)
-    store_outcome(b, chains, span.token_index, accepted, final, flags, out, num_draft)
+    store_outcome(b, chains, target.rows.vocab, span.token_index, accepted, final, flags, out, num_draft)
 
 
-@triton.jit(do_not_specialize=["width", "tiles", "num_draft"])
+@triton.jit(do_not_specialize=["vocab", "width", "tiles", "num_draft"])
 def match(
     laws,
+    vocab,
     chains,
     width,
     best,
@@ -187,4 +188,4 @@ def match(
             else:
                 final = wanted
                 walking = length < 0
-    store_outcome(b, chains, span.token_index, accepted, final, flags, out, num_draft)
+    store_outcome(b, chains, vocab, span.token_index, accepted, final, flags, out, num_draft)

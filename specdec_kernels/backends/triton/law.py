@@ -17,6 +17,7 @@ from .arithmetic import (
     INF,
     INFINITY,
     LAST_ID,
+    LOG2_E,
     LOWEST_KEY,
     NAN,
     SLACK,
@@ -25,7 +26,9 @@ from .arithmetic import (
     TILE,
     TOP_P_REACHED,
     exp_nonpositive,
+    fast_exp2,
     from_ordered,
+    max_or_nan,
     ordered,
 )
 from .bundles import (
@@ -96,6 +99,25 @@ def temperature_of(temperature, b):
     return t, tl.div_rn(tl.full((), 1.0, tl.float32), t), greedy, tl.where(good, 0, BAD_PARAM)
 
 
+@triton.jit
+def maxima_of(x, OF_GROUPS: tl.constexpr):
+    """Of tiles ``[parts, tiles, ids]`` their maxima and, if wanted, their groups'; NaN where there is one."""
+    if OF_GROUPS:
+        parts: tl.constexpr = x.shape[0] // (TILE // GROUP)  # of a group
+        of_groups = max_or_nan(tl.reshape(max_or_nan(x, 2), (TILE // GROUP, parts, x.shape[1])), 1)
+        maximum = max_or_nan(of_groups, 0)
+    else:
+        maximum = max_or_nan(max_or_nan(x, 0), 1)
+        of_groups = maximum
+    return maximum, of_groups
+
+
+@triton.jit
+def sum_of_tile(x):
+    """Of tiles ``[parts, tiles, ids]``."""
+    return tl.sum(tl.sum(x, 0), 1)
+
+
 @triton.jit(do_not_specialize=["n", "tiles"])
 def scan(
     rows,
@@ -113,37 +135,39 @@ def scan(
     b = row // n
     is_wanted, first = needed(wanted.spans, b, row % n, wanted.draft_only)
     if is_wanted:
-        ids = tile_ids(first_tile, TILES)
-        x = load_as_given(rows, b, first + row % n, ids)
-        is_nan = x != x
-        x = tl.where(is_nan, -INFINITY, x)
+        # [parts of a tile, TILES, what a warp loads at once]: so that a tile is a warp's, which then waits for no other
+        WIDTH: tl.constexpr = 512 // (rows.data.dtype.element_ty.primitive_bitwidth // 8)
+        in_tile = tl.arange(0, TILE // WIDTH)[:, None, None] * WIDTH + tl.arange(0, WIDTH)[None, None, :]
+        x = load_as_given(rows, b, first + row % n, (first_tile + tl.arange(0, TILES))[None, :, None] * TILE + in_tile)
+        has_groups: tl.constexpr = stats.of_groups is not None
+        maximum, of_groups = maxima_of(x, has_groups)
+        nan = (maximum != maximum).to(tl.int32)
+        if tl.max(nan, 0) > 0:
+            x = tl.where(x == x, x, -INFINITY)
+            maximum, of_groups = maxima_of(x, has_groups)
         tile = first_tile + tl.arange(0, TILES)
         out = row * tiles + tile
         inside = tile < tiles
-        if stats.of_groups is not None:
-            of_groups = tl.max(tl.reshape(x, (TILES, TILE // GROUP, GROUP)), 2)
-            at = out[:, None] * (TILE // GROUP) + tl.arange(0, TILE // GROUP)[None, :]
-            tl.store(stats.of_groups + at, of_groups, mask=inside[:, None])
-        maximum = tl.max(x, 1)
-        argmax = tl.min(tl.where(x == maximum[:, None], ids, LAST_ID), 1)
+        if has_groups:
+            at = out[None, :] * (TILE // GROUP) + tl.arange(0, TILE // GROUP)[:, None]
+            tl.store(stats.of_groups + at, of_groups, mask=inside[None, :])
         finite = tl.abs(maximum) < INFINITY
         _, inverse_temperature, _, _ = temperature_of(temperature, b)
-        shifted = x - tl.where(finite, maximum, 0.0)[:, None]
+        shifted = x - tl.where(finite, maximum, 0.0)[None, :, None]
         tl.store(stats.maximum + out, maximum, mask=inside)
-        tl.store(stats.argmax + out, argmax, mask=inside)
-        tl.store(stats.nan + out, tl.max(is_nan.to(tl.int32), 1), mask=inside)
+        tl.store(stats.nan + out, nan, mask=inside)
         if stats.mass is not None:
             if rows.kind == LOGITS:
-                mass = tl.sum(exp_nonpositive(shifted * inverse_temperature), 1)
+                mass = sum_of_tile(fast_exp2(shifted * (inverse_temperature * LOG2_E)))
             else:  # infinite where one is negative; a -inf counts as 0
-                mass = tl.sum(tl.where((x < 0.0) & (x > -INFINITY), INFINITY, tl.maximum(x, 0.0)), 1)
+                mass = sum_of_tile(tl.where((x < 0.0) & (x > -INFINITY), INFINITY, tl.maximum(x, 0.0)))
             tl.store(stats.mass + out, tl.where(finite, mass, 0.0), mask=inside)
         if stats.raw_mass is not None:
             if stats.tempered:
                 shifted *= inverse_temperature
             raw = exp_nonpositive(shifted)
-            moment = tl.sum(raw * tl.where(raw > 0.0, shifted, 0.0), 1)  # 0 log 0 = 0
-            tl.store(stats.raw_mass + out, tl.where(finite, tl.sum(raw, 1), 0.0), mask=inside)
+            moment = sum_of_tile(raw * tl.where(raw > 0.0, shifted, 0.0))  # 0 log 0 = 0
+            tl.store(stats.raw_mass + out, tl.where(finite, sum_of_tile(raw), 0.0), mask=inside)
             tl.store(stats.raw_moment + out, tl.where(finite, moment, 0.0), mask=inside)
 
 
@@ -337,7 +361,10 @@ def law(
             top = tl.max(of_tile, 0)
             if top > maximum:
                 maximum = top
-                arg = tl.load(stats.argmax + row * tiles + tl.min(tl.where(of_tile == top, t, LAST_ID), 0))
+                arg = tl.min(tl.where(of_tile == top, t, LAST_ID), 0)
+        ids = arg * TILE + tl.arange(0, TILE)  # of the first tile that has it
+        x = load_as_given(target.rows, b, first_row + row % n, ids)
+        arg = tl.where(maximum > -INFINITY, tl.min(tl.where(x == maximum, ids, LAST_ID), 0), 0)
         t_value, inverse_temperature, greedy, flags = temperature_of(temperature, b)
         if target.rows.kind != LOGITS:
             none = (maximum >= SMALLEST_WEIGHT) == 0
@@ -460,9 +487,8 @@ def find_laws(
         return torch.empty(batch, n, *shape, dtype=dtype, device=device)
 
     stats = TileStats(
-        empty(tiles), empty(tiles, dtype=torch.int32), empty(tiles, dtype=torch.int32),
-        None if certain else empty(tiles), empty(tiles) if raw else None, empty(tiles) if raw else None,
-        None, tl.constexpr(tempered),
+        empty(tiles), empty(tiles, dtype=torch.int32), None if certain else empty(tiles),
+        empty(tiles) if raw else None, empty(tiles) if raw else None, None, tl.constexpr(tempered),
     )  # fmt: skip
     cut = not certain and (
         top_ks is not None or top_ps is not None or min_ps is not None

@@ -27,8 +27,9 @@ def tile_ids(first_tile, TILES: tl.constexpr):
 @triton.jit
 def start_of(rows, b, i):
     """Where row i of sequence b starts."""
-    first = b * rows.stride_batch if rows.starts is None else tl.load(rows.starts + b)
-    return rows.data + first + i * rows.stride_row
+    if rows.starts is not None:
+        b = tl.load(rows.starts + b)
+    return rows.data + b * rows.stride_batch + i * rows.stride_row
 
 
 @triton.jit

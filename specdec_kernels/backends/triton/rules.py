@@ -20,9 +20,10 @@ MATCH = tl.constexpr(2)
 GREEDY = tl.constexpr(3)
 
 
-@triton.jit(do_not_specialize=["token_stride", "num_eos", "total", "num_draft", "requests"])
+@triton.jit(do_not_specialize=["vocab", "token_stride", "num_eos", "total", "num_draft", "requests"])
 def find_spans(
     chains,
+    vocab,
     token_stride,
     cu,
     num_draft_tokens,
@@ -71,7 +72,7 @@ def find_spans(
         slot = start + tl.arange(0, SLOTS)
         inside = slot < limit
         id = tl.load(chains.tokens + token_index + slot, mask=inside, other=0).to(tl.int64)
-        unusable = tl.min(tl.where(inside & ((id < 0) | (id >= chains.vocab)), slot, LAST_ID), 0)
+        unusable = tl.min(tl.where(inside & ((id < 0) | (id >= vocab)), slot, LAST_ID), 0)
         is_eos = slot < 0
         if eos is not None:
             for i in range(num_eos):

@@ -24,7 +24,6 @@ def find_named(
     batch,
     num,
     n,
-    stride,
     starts,
     spans,
     SLOTS: tl.constexpr,
@@ -36,7 +35,7 @@ def find_named(
     inside = b < batch
     named = tl.load(row_index + b, mask=inside, other=0).to(tl.int64)
     there = (named >= 0) & (named < num)
-    tl.store(starts + b, tl.where(there, named * stride, -1), mask=inside)
+    tl.store(starts + b, tl.where(there, named, -1), mask=inside)
     span = spans + b * 4
     tl.store(span, b * 0, mask=inside)
     tl.store(span + 1, tl.where(there, b * 0 + n - 1, -1), mask=inside)
@@ -195,8 +194,8 @@ def draw_rows(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Te
         starts, spans = (torch.empty(batch, *more, dtype=torch.int64, device=logits.device) for more in ((), (4,)))
         slots = numbers_a_program(batch)
         run(
-            find_named, (triton.cdiv(batch, slots),), row_index.contiguous(), batch, given, n, rows.stride_batch,
-            starts, spans, SLOTS=slots,
+            find_named, (triton.cdiv(batch, slots),), row_index.contiguous(), batch, given, n, starts, spans,
+            SLOTS=slots,
         )  # fmt: skip
         rows = rows._replace(starts=starts)
     rows = with_processors(rows, Layout(batch, 0, None, 0), n, processors)

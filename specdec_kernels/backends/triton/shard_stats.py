@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...ops.arguments import ShardStatsArguments
 from ...types import Status
-from .arithmetic import INFINITY
+from .arithmetic import INFINITY, TILE
 from .bundles import EVERY_ROW, Rows, Temperature, TileStats, rows_of
 from .launch import run, tiles_a_program, tiles_of
 from .law import make_temperature, scan
@@ -37,7 +37,7 @@ def scan_shard(rows: Rows, batch: int, n: int, temperature: Temperature) -> Tile
     def empty(dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(batch, n, tiles, dtype=dtype, device=rows.data.device)
 
-    stats = TileStats(empty(), empty(torch.int32), empty(torch.int32), empty(), None, None, None, tl.constexpr(False))
+    stats = TileStats(empty(), empty(torch.int32), empty(), None, None, None, tl.constexpr(False))
     run(
         scan, (batch * n * triton.cdiv(tiles, a_program),), rows, n, tiles, EVERY_ROW, temperature, stats,
         TILES=a_program,
@@ -59,8 +59,11 @@ def shard_stats(args: ShardStatsArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     else:
         greedy = inverse_temperatures(params, mass) < 0
         mass = mass.masked_fill(greedy[..., None], 0.0)
-    first = (stats.maximum == stats.maximum.amax(-1, keepdim=True)).int().argmax(-1, keepdim=True)
-    argmax = stats.argmax.gather(-1, first)[..., 0].to(torch.int64)
+    maximum = stats.maximum.amax(-1, keepdim=True)
+    first = (stats.maximum == maximum).int().argmax(-1, keepdim=True)
+    ids = (first * TILE.value + torch.arange(TILE.value, device=first.device)).clamp_max(rows.vocab - 1)
+    here = (logits.gather(-1, ids) == maximum).int().argmax(-1, keepdim=True)
+    argmax = ids.gather(-1, here)[..., 0]
     status = torch.where((stats.nan > 0).any(-1), int(Status.NAN), 0).to(torch.int32)
     return stats.maximum, mass, argmax, status
 

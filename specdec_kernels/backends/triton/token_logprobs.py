@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -41,8 +42,8 @@ class Logprobs(NamedTuple):
 
 
 @triton.jit(do_not_specialize=["n", "width", "count"])
-def find_rows(rows, n, width, count, tokens, spans, status, SLOTS: tl.constexpr):
-    """Of each token its row as a span of one row, which starts so many elements from the first row; an idle one where
+def find_rows(rows, unit, n, width, count, tokens, spans, status, SLOTS: tl.constexpr):
+    """Of each token its row as a span of one row, counted from the first in steps of `unit` elements; an idle one where
     there is no token.
     """
     slot = tl.program_id(0).to(tl.int64) * SLOTS + tl.arange(0, SLOTS)
@@ -59,7 +60,7 @@ def find_rows(rows, n, width, count, tokens, spans, status, SLOTS: tl.constexpr)
     flags = tl.where(token == -1, 0, flags)
     is_token = (token != -1) & (flags == 0)
     at = spans + slot * 4
-    tl.store(at, tl.where(is_token, b * rows.stride_batch + row * rows.stride_row, 0), mask=inside)
+    tl.store(at, tl.where(is_token, (b * rows.stride_batch + row * rows.stride_row) // unit, 0), mask=inside)
     tl.store(at + 1, tl.where(is_token, 0, -1).to(tl.int64), mask=inside)
     tl.store(status + slot, flags, mask=inside)
 
@@ -168,14 +169,14 @@ def token_logprobs(args: TokenLogprobsArguments) -> tuple[Tensor, ...]:
     )  # fmt: skip
     given = Tokens(*(None if t is None else t.contiguous() for t in (tokens, rows, num_tokens)))  # type: ignore[arg-type]
     spans = empty(count, 4, dtype=torch.int64)
-    a_program = numbers_a_program(count)
+    a_program, unit = numbers_a_program(count), math.gcd(*logits.stride()[:2]) or 1
     run(
-        find_rows, (triton.cdiv(count, a_program),), Rows(logits, logits.stride(0), logits.stride(1), vocab), n, width,
-        count, given, spans, out.status, SLOTS=a_program,
+        find_rows, (triton.cdiv(count, a_program),), Rows(logits, logits.stride(0), logits.stride(1), vocab), unit, n,
+        width, count, given, spans, out.status, SLOTS=a_program,
     )  # fmt: skip
-    # each token is a sequence of one row, which its span finds
+    # each token is a sequence of one row, which its span finds; in steps that keep to what rows are aligned to
     each = tuple(v.repeat_interleave(width) if isinstance(v, Tensor) else v for v in params)
-    own, wanted = Rows(logits, 0, 1, vocab), Wanted(spans, tl.constexpr(False))
+    own, wanted = Rows(logits, 0, unit, vocab), Wanted(spans, tl.constexpr(False))
     # of the rows as they are given their maxima are all that is needed where there are processors
     raw = find_laws(own, count, 1, each, values=True, raw=True, greedy=processors is not None, wanted=wanted)
     found = raw

@@ -12,6 +12,7 @@ Sources: Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 23
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.arguments import VerifyArguments, VerifyChainArguments
-from .bundles import LOGITS, NO_DRAFT, NO_NOISE, PROBS, Chains, Layout, Output, Temperature, Walked, Wanted
+from .bundles import LOGITS, NO_DRAFT, NO_NOISE, PROBS, Chains, Layout, Output, Rows, Temperature, Walked, Wanted
 from .coins import with_numbers
 from .draft import Draft, draft_laws
 from .finish import finish, match
@@ -55,12 +56,14 @@ def layout_of(args: VerifyChainArguments) -> Layout:
     return Layout(cu.numel() - 1, min(args.num_draft, total), cu, total, bonus_rows)
 
 
-def draft_starts(args: VerifyChainArguments, index: Tensor, layout: Layout) -> tuple[int, Tensor]:
-    """How many requests have draft rows, and where ``[batch]`` those of each sequence start, less its first row's."""
-    rows = args.shared.draft_logits if args.shared.draft_probs is None else args.shared.draft_probs
-    assert rows is not None
-    first = 0 if layout.cu is None else layout.cu[:-1].to(torch.int64) * rows.stride(1)
-    return rows.shape[0], index.to(torch.int64).clamp(0, max(rows.shape[0] - 1, 0)) * rows.stride(0) - first
+def indexed_rows(data: Tensor, index: Tensor, layout: Layout) -> Rows:
+    """The draft's rows ``[requests, n, vocab]``, of each sequence those of the request that its index names."""
+    requests, stride = data.stride()[:2]
+    unit = math.gcd(requests, stride) or 1
+    starts = index.to(torch.int64).clamp(0, max(data.shape[0] - 1, 0)) * (requests // unit)
+    if layout.cu is not None:  # a sequence's rows are counted from the first of all
+        starts = starts - layout.cu[:-1].to(torch.int64) * (stride // unit)
+    return Rows(data, unit, stride, data.shape[-1], starts=starts)
 
 
 def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -72,9 +75,12 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     kept = (shared.draft_values, shared.draft_argmax, shared.draft_status)
     target_logits, law = shared.target_logits, shared.law
     args = contiguous(args, "num_draft_tokens", "draft_index", "bonus_tokens")
-    requests, starts = 0, None
-    if args.draft_index is not None:
-        requests, starts = draft_starts(args, args.draft_index, layout)
+    draft_data = shared.draft_probs if shared.draft_logits is None else shared.draft_logits
+    requests, draft_rows = 0, None
+    if draft_data is not None:
+        draft_rows = layout.rows(draft_data, int(law.cascade_bonus))
+        if args.draft_index is not None:
+            requests, draft_rows = draft_data.shape[0], indexed_rows(draft_data, args.draft_index, layout)
     device, batch, width = target_logits.device, layout.batch, layout.width
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -87,12 +93,11 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     tiles, row_tiles = tiles_of(rows.vocab), tiles_at_once(rows.vocab)
     slots = min(power_of_2(width), MOST_SLOTS_AT_ONCE)
     chains = Chains(
-        args.draft_tokens.contiguous(), rows.vocab, args.bonus_tokens, empty(batch, 4, dtype=torch.int64),
-        empty(batch, 3),
-    )  # fmt: skip
+        args.draft_tokens.contiguous(), args.bonus_tokens, empty(batch, 4, dtype=torch.int64), empty(batch, 3)
+    )
     target_spans = None if args.bonus_tokens is None else torch.empty_like(chains.spans)
     run(
-        find_spans, (batch,), chains, width if layout.cu is None else 0, layout.cu, args.num_draft_tokens,
+        find_spans, (batch,), chains, rows.vocab, width if layout.cu is None else 0, layout.cu, args.num_draft_tokens,
         shared.eos_token_ids, 0 if shared.eos_token_ids is None else shared.eos_token_ids.numel(), layout.total,
         num_draft, args.draft_index, requests, target_spans, SLOTS=slots, warps=1,
     )  # fmt: skip
@@ -104,11 +109,10 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     found = find_laws(rows, batch, width + 1, shared.params, values=raw, raw=raw, greedy=greedy, wanted=wanted)
     target = found.target
     draft = Draft(NO_DRAFT)
-    has_draft = shared.draft_logits is not None or shared.draft_probs is not None
-    if width + bonus and has_draft and (ratio_rule or args.return_acceptance):
+    if width + bonus and draft_rows is not None and (ratio_rule or args.return_acceptance):
         draft = draft_laws(
-            layout, Wanted(chains.spans, tl.constexpr(not bonus)), shared.draft_logits, shared.draft_probs,
-            kept, shared.target_to_draft, shared.draft_params, bonus=bonus, raw=raw, starts=starts,
+            draft_rows, Wanted(chains.spans, tl.constexpr(not bonus)), batch, width, kept, shared.target_to_draft,
+            shared.draft_params, probs=shared.draft_logits is None, bonus=bonus, raw=raw,
         )  # fmt: skip
     has_draft = draft.laws.rows is not None
 
@@ -151,5 +155,5 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
         best = NO_NOISE
         if shared.noise_keys is not None:
             best = best_scores(found, shared.noise_keys, spans=target_spans)
-        run(match, (batch,), target.laws, chains, width, best, tiles, out, num_draft, TILES=row_tiles)
+        run(match, (batch,), target.laws, rows.vocab, chains, width, best, tiles, out, num_draft, TILES=row_tiles)
     return tokens, out.num_accepted, out.num_tokens, out.status, acceptances

@@ -69,9 +69,12 @@ def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     )  # fmt: skip
     draft = Draft(NO_DRAFT)
     if has_law or sampled:
+        probs = shared.draft_logits is None
+        draft_data = shared.draft_probs if probs else shared.draft_logits
+        assert draft_data is not None
         draft = draft_laws(
-            layout, Wanted(trees.draft_spans, tl.constexpr(False)), shared.draft_logits, shared.draft_probs,
-            kept, shared.target_to_draft, shared.draft_params, bonus=1, raw=has_law,
+            layout.rows(draft_data, 1), Wanted(trees.draft_spans, tl.constexpr(False)), batch, layout.width, kept,
+            shared.target_to_draft, shared.draft_params, probs=probs, bonus=1, raw=has_law,
         )  # fmt: skip
     tokens, nodes = empty(batch, max_depth + 1, dtype=torch.int64), empty(batch, max_depth, dtype=torch.int64)
     slots = tl.constexpr(power_of_2(max_depth + 1))

@@ -1,9 +1,9 @@
-"""What the machine code of kernels tells without a GPU: ``python .ci/sass.py OBJECT...``.
+"""What the machine code of kernels tells without a GPU: ``python -m bench.gpu.sass [OBJECT...]``.
 
-Prints, of every kernel in object files or cubins, the bytes of its code and its registers, and of a scan
-(csrc/cuda/scan.cu, or Triton's, of which python_tests/triton/compile_kernels.py leaves cubins in TRITON_CACHE_DIR) the
-warp instructions before the first load of a row and those that a whole tile takes. Needs cuobjdump: CUDA's, or the one
-that Triton brings.
+Prints, of every kernel in object files or cubins, the bytes of its code and its registers, and of a scan the warp
+instructions before the first load of a row and those that a whole tile takes. Without objects: compiles CUDA's scan
+(csrc/cuda/scan.cu) and Triton's for sm_90 and puts what their tiles take side by side, in
+``bench/model/instructions.json`` (a minute). Needs cuobjdump: CUDA's, or the one that Triton brings.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from .. import machine
+from .process import ROOT
+
+FOLDER = ROOT / "bench/model"
 INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", re.MULTILINE)
 BRANCH = re.compile(r"(?:^|\s)(BRA|BRA\.\S+|BRX\S*|JMP\S*)\s(?:.*\b0x([0-9a-f]+))?")
 END = re.compile(r"^(EXIT|RET|BRA(?!\.DIV)|JMP|BRX)\b")
@@ -166,12 +171,56 @@ def tile_of(kernel: Kernel) -> dict[str, int]:
     return {f"{what}, {loads} loads": n for (what, loads), n in found.items() if n is not None}
 
 
-def main(paths: Iterable[str]) -> int:
+def find_nvcc() -> str | None:
+    return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+
+
+def cuda_scans(folder: Path) -> list[Kernel]:
+    """CUDA's scan for each dtype, kind of rows and what is wanted of them."""
+    nvcc, cubin = find_nvcc(), folder / "scan.cubin"
+    assert nvcc, "nvcc was not found"
+    flags = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-fmad=false", "-arch=sm_90a", "-cubin", "-I", "csrc"]
+    subprocess.run([nvcc, *flags, "csrc/cuda/scan.cu", "-o", str(cubin)], cwd=ROOT, check=True, capture_output=True)
+    return [kernel for kernel in kernels_of(cubin) if "scan_kernel" in kernel.name]
+
+
+def triton_scans(folder: Path) -> list[Kernel]:
+    """Triton's in every form that an op launches."""
+    command = [sys.executable, "-m", "python_tests.triton.compile_kernels", "90", "--kernel", "law.scan"]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(folder / "cache")
+    subprocess.run([*command, "--cubins", str(folder)], cwd=ROOT, env=environment, check=True, capture_output=True)
+    return [kernel for path in sorted(folder.glob("*.cubin")) for kernel in kernels_of(path)]
+
+
+def side_by_side() -> list[dict[str, object]]:
+    """Of what a tile leaves behind and how it is loaded: the least and the most instructions, and the most registers,
+    of the forms of both backends' scans.
+    """
+    rows = []
+    for backend, scans in (("cuda", cuda_scans), ("triton", triton_scans)):
+        found: dict[str, list[tuple[int, int]]] = {}
+        with tempfile.TemporaryDirectory() as folder:
+            for kernel in scans(Path(folder)):
+                for what, count in tile_of(kernel).items():
+                    found.setdefault(what, []).append((count, kernel.registers))
+        for what, forms in sorted(found.items()):
+            counts, registers = zip(*forms, strict=True)
+            row = {"backend": backend, "tile": what, "forms": len(forms)}
+            rows.append({**row, "least": min(counts), "most": max(counts), "registers": max(registers)})
+    return rows
+
+
+def main(paths: list[str]) -> int:
     for path in paths:
         for kernel in kernels_of(Path(path)):
             print(f"{kernel.size:8} bytes {kernel.registers:4} registers  {kernel.name}")
             if "scan" in kernel.name:
                 print(f"{'':10}first load after {kernel.before_first_load()}; a tile: {tile_of(kernel)}")
+    if not paths:
+        rows = side_by_side()
+        machine.save(FOLDER, "instructions", rows, {"arch": "sm_90", "ids_a_tile": TILE})
+        print(*rows, sep="\n")
     return 0
 
 
