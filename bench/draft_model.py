@@ -15,7 +15,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 import argparse
-import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ import torch
 from tqdm import tqdm
 
 import specdec_kernels as sk
-from bench import end_to_end, machine, real_model
+from bench import end_to_end, machine, real_model, timing
 from bench.end_to_end import PLAIN, Way
 from specdec_kernels import assets, pack_linear_weights
 from specdec_kernels.analysis import measured
@@ -72,7 +71,7 @@ def _print_peak(arguments: argparse.Namespace) -> None:
     sk.generate(
         model, ids, attention_mask=mask, drafter=drafter, max_new_tokens=64, num_speculative_tokens=max(gamma, 1)
     )
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    print(timing.resident_peak())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,12 +2,13 @@
 
     python -m bench.processors
 
-Prints one line a case: medians of calls that alternate, so that a busy machine slows all of them alike, on average over
-some random steps; of one thread by its own clock, which stands while other programs have the processor. The steps are
-such that as many draft tokens are accepted with the processors as without, so that both read as many rows. The peers
-write out float32 logits and change them in passes as wide as the vocabulary, by the formulae of vLLM (dense counts, a
-mask unpacked; also compiled by torch) and of transformers (a row at a time), and then verify in eager PyTorch
-(`bench.providers.eager`).
+Prints one line a case and writes ``processors.json`` into the machine's folder of results: medians of calls that
+alternate, so that a busy machine slows all of them alike, on average over some random steps; of one thread by its own
+clock, which stands while other programs have the processor. The steps are such that as many draft tokens are accepted
+with the processors as without, so that both read as many rows. The peers write out float32 logits and change them in
+passes as wide as the vocabulary, by the formulae of vLLM (dense counts, a mask unpacked; also compiled by torch) and of
+transformers (a row at a time), and then verify in eager PyTorch (`bench.providers.eager`). Of batch 128 it says what a
+step with everything on holds beside its inputs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +28,7 @@ from torch import Tensor
 import specdec_kernels as sk
 from specdec_kernels.options import POSITIVE, THREADS
 
-from . import inputs
+from . import inputs, machine, timing
 from .inputs import BIAS, FREQUENCY, PRESENCE, PROMPT, REPETITION, Case, Request
 from .providers import eager
 
@@ -36,6 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
     "greedy": {"params": sk.SamplingParams(temperature=0.0), "acceptance": "greedy"},
 }
 OURS, PEERS = ("without", "all on"), ("vLLM", "compiled", "transformers")
+MOST_ROWS = 128  # sequences of the step whose memory is told
 
 
 def as_transformers(request: Request, words: Tensor, logits: Tensor, drafted: Tensor) -> Tensor:
@@ -108,16 +111,26 @@ def calls_of(case: Case, step: inputs.ChainInputs, request: Request) -> dict[str
     return {"without": ours(None), "all on": ours(given), **peers}
 
 
+def held(case: Case) -> dict[str, int | None]:
+    """The most that a step with all processors holds beside its inputs (`timing.peak_memory`)."""
+    rng = torch.Generator().manual_seed(0)
+    call = calls_of(case, inputs.chain(case, rng), Request.random(case, rng))["all on"]
+    call()  # what threads keep for themselves
+    return timing.peak_memory(call)
+
+
 def main() -> None:
-    """Measure and print."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocab", type=POSITIVE, default=128256)
     parser.add_argument("--batches", type=POSITIVE, nargs="+", default=[1, 8])
     parser.add_argument("--threads", type=THREADS, default=1)
     parser.add_argument("--steps", type=POSITIVE, default=8, help="how many (default: 8)")
     parser.add_argument("--repeats", type=POSITIVE, default=30)
+    parser.add_argument("--output", type=Path, help="folder of the results (default: bench/results/<machine>)")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    rows: list[dict[str, Any]] = []
     for batch in given.batches:
         for name, extra in CASES.items():
             case = Case("verify_chain", name, given.vocab, batch, **extra)
@@ -136,6 +149,14 @@ def main() -> None:
                 f"B={batch} {name}, {accepted / given.steps / batch:.1f} accepted: without {without * 1e6:.0f} us, "
                 f"all on {processed * 1e6:.0f} us ({processed / without:.2f}); peers by ours: {ratios}", flush=True,
             )  # fmt: skip
+            of_each = {f"{each} us": 1e6 * median for each, median in seconds.items()}
+            rows.append({"case": name, "batch": batch, "accepted": accepted / given.steps / batch, **of_each})
+    with torch.inference_mode():
+        for name, extra in CASES.items():
+            case = Case("verify_chain", name, given.vocab, MOST_ROWS, **extra)
+            rows.append({"case": name, "batch": MOST_ROWS, **held(case)})
+    settings = {"vocab": given.vocab, "threads": given.threads, "steps": given.steps, "repeats": given.repeats}
+    print(machine.save(given.output, "processors", rows, settings))
 
 
 if __name__ == "__main__":

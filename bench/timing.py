@@ -142,14 +142,17 @@ def _rss_peak(call: Callable[[], Any]) -> int | None:
     try:
         ctypes.CDLL(None).malloc_trim(0)  # pages that earlier calls left behind would hide what this one takes
         Path("/proc/self/clear_refs").write_text("5")  # sets the peak back to the present size
-        before = _resident_peak()
+        before = resident_peak()
         call()
-        return max(0, _resident_peak() - before)
+        return max(0, resident_peak() - before)
     except (OSError, AttributeError):
         return None
 
 
-def _resident_peak() -> int:
+def resident_peak() -> int:
+    """The most memory that this process has held, in bytes. Not getrusage's: there a program that another one starts
+    begins with the other's peak.
+    """
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM"):
             return int(line.split()[1]) * 1024

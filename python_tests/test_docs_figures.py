@@ -338,6 +338,48 @@ def goal(label: str) -> set[float]:
     return {target["target"] for target in results(name, folder)["targets"] if re.match(what, target["what"])}
 
 
+RULES = {"greedy": (0.0, "greedy"), "T = 1, token": (1.0, "token"), "T = 1, block": (1.0, "block")}
+
+
+def draft_pair(label: str, column: str) -> Expected:
+    """Times plain decoding, tokens a step and acceptance of the trained draft model."""
+    prompts, gamma = label.split(", γ = ")
+    temperature, rule = RULES[column]
+    at = {"prompts": prompts, "temperature": temperature, "rule": rule, "num_speculative_tokens": int(gamma)}
+    found = row("draft_model", drafter="model", **at)
+    return [found["ratio"], found["mean_acceptance_length"], found["alpha"]]
+
+
+def parts_of_a_step(label: str, column: str) -> Expected:
+    """Of HumanEval at T = 1, token rule."""
+    at = {"prompts": "humaneval", "temperature": 1.0, "rule": "token", "num_speculative_tokens": int(label[4:])}
+    found = row("draft_model", drafter="model", **at)
+    if column.startswith("α"):
+        return [found["alpha"], found["alpha_low"], found["alpha_high"]]
+    return [found["c"] if column == "c" else found[f"{column.partition(',')[0].replace(' ', '_')}_us"] / 1e3]
+
+
+BATCHES = {"one sequence": 1, "eight": 8, "eight sequences": 8}
+
+
+def with_processors(label: str, column: str) -> Expected:
+    case, batch = label.split(", ")
+    at = {"case": CASES[case], "batch": BATCHES[batch]}
+    if "bytes" in column:
+        return [row("processors", **at | {"batch": 128})["torch_peak_bytes"]] if at["batch"] == 1 else []
+    found = row("processors", **at)
+    if column.startswith("all on"):
+        return [found["all on us"] / found["without us"]]
+    peer = {"transformers, by ours": "transformers", "vLLM's formulae": "vLLM", "compiled": "compiled"}[column]
+    return [found[f"{peer} us"] / found["all on us"]]
+
+
+def counting(label: str, column: str) -> Expected:
+    at = {"vocab": 128256, "batch": BATCHES[label]}
+    ours, eager = (row("count_tokens_", provider=name, **at)["median_us"] for name in ("cpu", "eager"))
+    return [ours] if column == "µs" else [eager / ours]
+
+
 def instructions(label: str, column: str) -> Expected:
     """Of the scans: "mass, half precision" by backend."""
     what, _, dtype = label.rpartition(", ")
@@ -358,6 +400,8 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "in transformers": in_transformers, "vllm": in_vllm, "best gamma": best_gamma, "plan": plan,
     "step costs": step_costs, "gpu": on_gpu, "typical": typical,
     "forward": forward, "own loop": own_loop, "instructions": instructions,
+    "draft model": draft_pair, "parts of a step": parts_of_a_step,
+    "processors": with_processors, "counting": counting,
 }  # fmt: skip
 
 
@@ -423,7 +467,7 @@ def test_the_commands_are_those_of_the_results() -> None:
     text = " ".join((ROOT / "docs/benchmarks.md").read_text().replace("\\\n", "").split())
     for name in (
         "verify_chain", "end_to_end", "end_to_end_quote", "end_to_end_medusa", "medusa_trees", "in_transformers",
-        "vllm_engine", "forward", "end_to_end_own",
+        "vllm_engine", "forward", "end_to_end_own", "draft_model", "processors", "count_tokens_",
     ):  # fmt: skip
         assert results(name)["command"] in text, name
     assert "python -m bench.run --op verify_tree gather_kv_ --json --threads 2" in text  # one run each in the results

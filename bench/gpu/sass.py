@@ -8,6 +8,7 @@ instructions before the first load of a row and those that a whole tile takes. W
 
 from __future__ import annotations
 
+import argparse
 import heapq
 import importlib.util
 import os
@@ -16,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -211,9 +212,14 @@ def side_by_side() -> list[dict[str, object]]:
     return rows
 
 
-def main(paths: list[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    parse = argparse.ArgumentParser(
+        prog="python -m bench.gpu.sass", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parse.add_argument("objects", type=Path, nargs="*")
+    paths = parse.parse_args(arguments).objects
     for path in paths:
-        for kernel in kernels_of(Path(path)):
+        for kernel in kernels_of(path):
             print(f"{kernel.size:8} bytes {kernel.registers:4} registers  {kernel.name}")
             if "scan" in kernel.name:
                 print(f"{'':10}first load after {kernel.before_first_load()}; a tile: {tile_of(kernel)}")
@@ -225,4 +231,4 @@ def main(paths: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -12,11 +12,8 @@ from bench import inputs, processors, timing
 def test_nothing_as_wide_as_the_vocabulary_is_made(name: str) -> None:
     """At batch 128 half a megabyte at most, where the rows that a peer writes out have 12."""
     case = inputs.Case("verify_chain", name, 4096, 128, **processors.CASES[name])
-    rng = torch.Generator().manual_seed(0)
-    calls = processors.calls_of(case, inputs.chain(case, rng), inputs.Request.random(case, rng))
     with torch.inference_mode():
-        calls["all on"]()  # what threads keep for themselves
-        held = timing.peak_memory(calls["all on"])
-        rows = timing.peak_memory(lambda: calls["without"]() and torch.empty(128, 6, 4096).fill_(0.0))
+        held = processors.held(case)
+        rows = timing.peak_memory(lambda: torch.empty(128, 6, 4096).fill_(0.0))
     assert held["torch_peak_bytes"] < 2**19 < 2**23 < rows["torch_peak_bytes"]  # type: ignore[operator]
     assert held["rss_peak_bytes"] is None or held["rss_peak_bytes"] < 2**22  # scratch of threads; told in pages

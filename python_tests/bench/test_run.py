@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import torch
 import specdec_kernels as sk
 from bench import inputs, machine, plot, report, run, timing
 from bench.inputs import Case
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("params", [sk.SamplingParams(), sk.SamplingParams(0.8, 50, 0.9), sk.SamplingParams(0.0)])
@@ -81,6 +85,15 @@ def test_a_slow_provider_takes_part_in_fewer_rounds() -> None:
     assert len(samples["slow"].seconds) == timing.LEAST_REPEATS
     assert len(samples["fast"].seconds) >= timing.LEAST_REPEATS
     assert samples["fast"].number > 1 == samples["slow"].number
+
+
+def test_the_peak_of_a_process_is_its_own() -> None:
+    """A benchmark that starts another one must not lend it its peak."""
+    held = bytearray(2**30)
+    held[::4096] = b"x" * len(held[::4096])  # pages are taken when they are written
+    say = "from bench import timing; print(timing.resident_peak())"
+    said = subprocess.run([sys.executable, "-c", say], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert int(said) < len(held) < timing.resident_peak()
 
 
 def test_peak_memory_sees_what_a_call_holds() -> None:
