@@ -165,6 +165,7 @@ class Chains(NamedTuple):
     tokens: Tensor  # [batch, width], or laid end to end
     bonus_tokens: Tensor | None  # [batch]; None: they are drawn
     spans: Tensor  # [batch, 4] int64, see `Span`
+    target_spans: Tensor | None  # of the target's rows, where bonus tokens are given; None: they are `spans`
     state: Tensor  # [batch, 3] int32: status so far, accepted, whether the block rule decides
 
 

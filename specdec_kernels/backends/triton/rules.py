@@ -33,12 +33,11 @@ def find_spans(
     num_draft,
     draft_index,
     requests,
-    target_spans,
     SLOTS: tl.constexpr,
 ):
     """A program a sequence: its span ends before the first placeholder or invalid id, and after the first EOS, cut
     there before any rule looks at it: a stopping rule that looked at a token and then dropped it would bias the output.
-    Where bonus tokens are given `target_spans` are up to the last row that there is.
+    Where bonus tokens are given the target's spans are up to the last row that there is.
     """
     b = tl.program_id(0).to(tl.int64)
     room = num_draft.to(tl.int64)
@@ -89,7 +88,7 @@ def find_spans(
     length = tl.where(idle, -1, length)
     if chains.bonus_tokens is not None:
         end = tl.where((length == limit) & (end == OPEN), TAKES_BONUS, end)
-        store_span(target_spans, b, first, tl.where(end == OPEN, length, length - 1), end, token_index)
+        store_span(chains.target_spans, b, first, tl.where(end == OPEN, length, length - 1), end, token_index)
     store_span(chains.spans, b, first, length, end, token_index)
     tl.store(chains.state + b * 3, flags)
 

@@ -92,17 +92,16 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
         rows = with_processors(rows, layout, width + layout.bonus_rows, shared.processors, before)
     tiles, row_tiles = tiles_of(rows.vocab), tiles_at_once(rows.vocab)
     slots = min(power_of_2(width), MOST_SLOTS_AT_ONCE)
-    chains = Chains(
-        args.draft_tokens.contiguous(), args.bonus_tokens, empty(batch, 4, dtype=torch.int64), empty(batch, 3)
-    )
-    target_spans = None if args.bonus_tokens is None else torch.empty_like(chains.spans)
+    spans = empty(batch, 4, dtype=torch.int64)
+    target_spans = None if args.bonus_tokens is None else torch.empty_like(spans)
+    chains = Chains(args.draft_tokens.contiguous(), args.bonus_tokens, spans, target_spans, empty(batch, 3))
     run(
         find_spans, (batch,), chains, rows.vocab, width if layout.cu is None else 0, layout.cu, args.num_draft_tokens,
         shared.eos_token_ids, 0 if shared.eos_token_ids is None else shared.eos_token_ids.numel(), layout.total,
-        num_draft, args.draft_index, requests, target_spans, SLOTS=slots, warps=1,
+        num_draft, args.draft_index, requests, SLOTS=slots, warps=1,
     )  # fmt: skip
 
-    target_spans = chains.spans if target_spans is None else target_spans
+    target_spans = spans if target_spans is None else target_spans
     raw, bonus = law.is_cascade, int(law.cascade_bonus)
     greedy, ratio_rule = args.acceptance == GREEDY.value, args.acceptance not in (MATCH.value, GREEDY.value)
     wanted = Wanted(target_spans, tl.constexpr(False))
