@@ -73,6 +73,12 @@ def test_bad_values_are_flagged_and_alone(backend: Backend, rng: torch.Generator
     same_bits(backend.shard_stats(backend(x)).tile_mass[:2], stats.tile_mass[:2])
 
 
+@pytest.mark.parametrize("values", [[math.nan, -math.inf, -math.inf], [-math.inf, math.nan, -math.inf]])
+def test_the_argmax_of_an_empty_row_is_0_beside_a_nan(backend: Backend, values: list[float]) -> None:
+    stats = backend.shard_stats(backend(torch.tensor([[values]])))
+    assert stats.argmax.tolist() == [[0]] and stats.status.tolist() == [[sk.Status.NAN]]
+
+
 def test_probabilities_are_summed(backend: Backend, rng: torch.Generator) -> None:
     x = logits(rng, 3, 1, 2100).softmax(-1)
     x[1, 0, 1500], x[2, 0, 3] = -0.5, math.nan

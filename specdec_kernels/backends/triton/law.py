@@ -135,7 +135,8 @@ def scan(
     b = row // n
     is_wanted, first = needed(wanted.spans, b, row % n, wanted.draft_only)
     if is_wanted:
-        # [parts of a tile, TILES, what a warp loads at once]: so that a tile is a warp's, which then waits for no other
+        # [parts of a tile, TILES, what a warp loads at once], with as many warps as tiles: a tile of an aligned row is
+        # a warp's, whose sums and maxima need no other warp, and have one order whatever TILES is
         WIDTH: tl.constexpr = 512 // (rows.data.dtype.element_ty.primitive_bitwidth // 8)
         in_tile = tl.arange(0, TILE // WIDTH)[:, None, None] * WIDTH + tl.arange(0, WIDTH)[None, None, :]
         x = load_as_given(rows, b, first + row % n, (first_tile + tl.arange(0, TILES))[None, :, None] * TILE + in_tile)
@@ -505,7 +506,7 @@ def find_laws(
     a_program = tiles_of_rows(rows, 4)
     run(
         scan, (batch * n * triton.cdiv(tiles, a_program),), rows, n, tiles, wanted, by_temperature, stats,
-        TILES=a_program, registers=168,
+        TILES=a_program, warps=min(4, a_program), registers=168 if rows.overlay.flags is None else 255,
     )  # fmt: skip
     run(
         law, (batch * n,), target, n, tiles, wanted, by_temperature, min(top_k, LARGEST_INT32),

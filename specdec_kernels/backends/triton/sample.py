@@ -28,8 +28,8 @@ def find_named(
     spans,
     SLOTS: tl.constexpr,
 ):
-    """Of each sequence where the rows start that its index names, out of `num` times n, and a span of these; where it
-    names none, -1 and an idle one.
+    """Of each sequence which of the `num` times n rows its index names, and a span of these; where it names none, -1
+    and an idle one.
     """
     b = tl.program_id(0).to(tl.int64) * SLOTS + tl.arange(0, SLOTS)
     inside = b < batch

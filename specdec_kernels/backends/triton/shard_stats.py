@@ -40,7 +40,7 @@ def scan_shard(rows: Rows, batch: int, n: int, temperature: Temperature) -> Tile
     stats = TileStats(empty(), empty(torch.int32), empty(), None, None, None, tl.constexpr(False))
     run(
         scan, (batch * n * triton.cdiv(tiles, a_program),), rows, n, tiles, EVERY_ROW, temperature, stats,
-        TILES=a_program,
+        TILES=a_program, warps=min(4, a_program),
     )  # fmt: skip
     return stats
 
@@ -63,7 +63,7 @@ def shard_stats(args: ShardStatsArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     first = (stats.maximum == maximum).int().argmax(-1, keepdim=True)
     ids = (first * TILE.value + torch.arange(TILE.value, device=first.device)).clamp_max(rows.vocab - 1)
     here = (logits.gather(-1, ids) == maximum).int().argmax(-1, keepdim=True)
-    argmax = ids.gather(-1, here)[..., 0]
+    argmax = torch.where(maximum > -torch.inf, ids.gather(-1, here), 0)[..., 0]  # a NaN is not found again as -inf
     status = torch.where((stats.nan > 0).any(-1), int(Status.NAN), 0).to(torch.int32)
     return stats.maximum, mass, argmax, status
 
