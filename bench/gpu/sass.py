@@ -186,12 +186,17 @@ def cuda_scans(folder: Path) -> list[Kernel]:
 
 
 def triton_scans(folder: Path) -> list[Kernel]:
-    """Triton's in every form that an op launches."""
+    """Triton's in every form that an op launches without processors, which search lists for every id."""
     command = [sys.executable, "-m", "python_tests.triton.compile_kernels", "90", "--kernel", "law.scan"]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(folder / "cache")
     subprocess.run([*command, "--cubins", str(folder)], cwd=ROOT, env=environment, check=True, capture_output=True)
-    return [kernel for path in sorted(folder.glob("*.cubin")) for kernel in kernels_of(path)]
+    return [
+        kernel
+        for path in sorted(folder.glob("*.cubin"))
+        if ".processed." not in path.name
+        for kernel in kernels_of(path)
+    ]
 
 
 def side_by_side() -> list[dict[str, object]]:

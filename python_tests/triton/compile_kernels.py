@@ -32,6 +32,7 @@ from python_tests.ops import chains, trees
 from python_tests.ops.inputs import OPS, op_tests
 from python_tests.ops.processing import of_any_kind
 from specdec_kernels import laws
+from specdec_kernels.backends.triton.bundles import Rows
 
 torch.set_num_threads(1)
 CUT = sk.SamplingParams(0.8, top_k=50, top_p=0.9, min_p=0.01)
@@ -233,7 +234,9 @@ class Compiled:
             took = {"kernel": name, "capability": compiled.metadata.target.arch, "variant": self.variants[name]}
             took |= resources(compiled.metadata, report.getvalue())
             if self.cubins is not None:
-                (self.cubins / f"{name}.{self.variants[name]}.cubin").write_bytes(compiled.asm["cubin"])
+                processed = any(isinstance(arg, Rows) and arg.overlay.flags is not None for arg in args)
+                form = f"{self.target.arch}.{self.variants[name]}{'.processed' * processed}"
+                (self.cubins / f"{name}.{form}.cubin").write_bytes(compiled.asm["cubin"])
             self.found[compiled.hash] = {**took, "seconds": time.perf_counter() - began}
 
         return run
