@@ -38,7 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
     "greedy": {"params": sk.SamplingParams(temperature=0.0), "acceptance": "greedy"},
 }
 OURS, PEERS = ("without", "all on"), ("vLLM", "compiled", "transformers")
-MOST_ROWS = 128  # sequences of the step whose memory is told
+LARGEST_BATCH = 128  # of the step whose memory is told
 
 
 def as_transformers(request: Request, words: Tensor, logits: Tensor, drafted: Tensor) -> Tensor:
@@ -153,8 +153,8 @@ def main() -> None:
             rows.append({"case": name, "batch": batch, "accepted": accepted / given.steps / batch, **of_each})
     with torch.inference_mode():
         for name, extra in CASES.items():
-            case = Case("verify_chain", name, given.vocab, MOST_ROWS, **extra)
-            rows.append({"case": name, "batch": MOST_ROWS, **held(case)})
+            case = Case("verify_chain", name, given.vocab, LARGEST_BATCH, **extra)
+            rows.append({"case": name, "batch": LARGEST_BATCH, **held(case)})
     settings = {"vocab": given.vocab, "threads": given.threads, "steps": given.steps, "repeats": given.repeats}
     print(machine.save(given.output, "processors", rows, settings))
 

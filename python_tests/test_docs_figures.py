@@ -482,6 +482,22 @@ def test_readme_s_sentence_on_decoding_is_that_of_the_results() -> None:
     assert said and agrees(said[1], min(ratios)) and agrees(said[2], max(ratios))
 
 
+def test_what_is_said_of_the_draft_model_is_that_of_its_results() -> None:
+    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    found = results("draft_model")
+    said = re.search(r"peak of memory is (\d+) MB plainly and (\d+) MB with the draft", text)
+    assert said and all(map(agrees, said.groups(), (size / 1e6 for size in found["settings"]["peak_bytes"].values())))
+    pairs = [r for r in found["rows"] if r["drafter"] == "model"]
+    said = re.search(r"gains (\d+) to (\d+) % at γ = 3 .* α is ([\d.]+) to ([\d.]+), and c ([\d.]+) to ([\d.]+)", text)
+    gains = [r["ratio"] for r in pairs if r["num_speculative_tokens"] == 3 and r["prompts"] != "chat"]
+    alpha, c = ([r[key] for r in pairs] for key in ("alpha", "c"))
+    spans = (100 * (min(gains) - 1), 100 * (max(gains) - 1), min(alpha), max(alpha), min(c), max(c))
+    assert said and all(map(agrees, said.groups(), spans)), spans
+    losses = [r["ratio"] for r in pairs if r["prompts"] == "chat" or r["num_speculative_tokens"] >= 7]
+    assert max(losses) < 1
+    assert not any(r["batches_differing"] for r in pairs)
+
+
 def test_the_command_of_typical_acceptance_is_that_of_its_results() -> None:
     assert results("typical")["command"] in (ROOT / "docs/what-it-gains.md").read_text()
 

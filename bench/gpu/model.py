@@ -33,8 +33,8 @@ from ..inputs import Case
 from ..report import Row
 from . import grid, sass
 from .process import ROOT
+from .sass import FOLDER
 
-FOLDER = ROOT / "bench/model"
 OBJECTS = ROOT / "build/obj/kernels"
 SAMPLE = 4
 NOTICE = "MODEL, not measured"

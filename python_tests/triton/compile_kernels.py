@@ -1,7 +1,9 @@
 """Compiles every Triton kernel for a GPU that is not there, as the ops launch it, and prints what each takes of one.
 
-    python compile_kernels.py 90 80 100      # compute capabilities: all forms of the kernels for the first of them
-    python compile_kernels.py 90 --kernel law.scan --cubins FOLDER      # of one kernel, and its machine code
+    python -m python_tests.triton.compile_kernels 90 80 100
+    python -m python_tests.triton.compile_kernels 90 --kernel law.scan --cubins FOLDER
+
+for compute capabilities: all forms of the kernels for the first of them, or of one, and their machine code.
 
 The ops run on CPU tensors with Triton's driver replaced by one that only names the target: every launch goes through
 Triton's own specialisation of its arguments and is compiled instead of launched. Prints one JSON object a kernel. Runs
@@ -271,6 +273,8 @@ def main() -> None:
         served = mock.patch("specdec_kernels.backends.triton.why_not", return_value=None)
         with served, Compiled(capability, args.kernel, args.cubins) as compiled:
             calls(128256, everything=capability == args.capabilities[0])
+        if not compiled.found:
+            parser.error(f"no kernel is called {args.kernel}")
         for row in compiled.found.values():
             print(json.dumps(row))
 

@@ -25,6 +25,20 @@ def launched(backend: Backend, run: Callable[[], object]) -> list[tuple[object, 
     return [call.args[1:] for call in launch.call_args_list]
 
 
+@pytest.mark.parametrize(("vocab", "warps"), [(40, 1), (1500, 2), (5000, 4)])
+def test_a_scan_has_a_warp_for_each_tile(vocab: int, warps: int) -> None:
+    """So that a tile's sum has one order, whatever else a row needs: the remainder of equal laws is exactly 0."""
+    from triton.runtime.interpreter import GridExecutor
+
+    x = torch.randn(1, 2, vocab)
+    for op in ("row_stats", "shard_stats"):
+        (backend,) = [b for b in present(op) if b.name == "triton"]
+        with backend.limited(), mock.patch.object(GridExecutor, "__call__", autospec=True) as launch:
+            getattr(backend, op)(x)
+        scans = [call.kwargs for call in launch.call_args_list if call.args[0].fn.__name__ == "scan"]
+        assert [scan["num_warps"] for scan in scans] == [warps], op
+
+
 def launches(backend: Backend, kind: str, acceptance: str, law: laws.TargetLaw | None) -> int:
     arguments = chains.make(torch.Generator().manual_seed(5), 2, 2, 40, kind=kind, acceptance=acceptance, law=law)
     return len(launched(backend, lambda: chains.run(backend, arguments)))

@@ -13,6 +13,7 @@ or a constant. What Triton has to be spared:
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import triton.language as tl
@@ -66,6 +67,13 @@ class Rows(NamedTuple):
     overlay: Overlay = NO_OVERLAY
     kind: Any = LOGITS  # constexpr: LOGITS, WEIGHTS or PROBS
     starts: Tensor | None = None  # [batch] int64, in the place of b; as `sample` has them -1 for none
+
+
+def step_of(data: Tensor) -> int:
+    """Elements that rows ``[batch, n, vocab]`` lie some whole number of times apart. A position that is counted in them
+    tells a compiler how the row is aligned, which one that is counted in elements hides.
+    """
+    return math.gcd(*data.stride()[:2]) or 1
 
 
 def rows_of(logits: Tensor) -> Rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from ...ops.arguments import Processing, TokenLogprobsArguments
 from ...processors import FlatProcessors
 from ..reference.rows import slots_upto
 from .arithmetic import BAD_PARAM, BAD_TOKEN, INFINITY, LAST_ID
-from .bundles import Layout, Row, Rows, Wanted
+from .bundles import Layout, Row, Rows, Wanted, step_of
 from .launch import numbers_a_program, run, tiles_a_program, tiles_of
 from .law import find_laws, load_span
 from .processors import with_processors
@@ -41,7 +40,7 @@ class Logprobs(NamedTuple):
     top_processed: Tensor
 
 
-@triton.jit(do_not_specialize=["n", "width", "count"])
+@triton.jit(do_not_specialize=["unit", "n", "width", "count"])
 def find_rows(rows, unit, n, width, count, tokens, spans, status, SLOTS: tl.constexpr):
     """Of each token its row as a span of one row, counted from the first in steps of `unit` elements; an idle one where
     there is no token.
@@ -169,12 +168,12 @@ def token_logprobs(args: TokenLogprobsArguments) -> tuple[Tensor, ...]:
     )  # fmt: skip
     given = Tokens(*(None if t is None else t.contiguous() for t in (tokens, rows, num_tokens)))  # type: ignore[arg-type]
     spans = empty(count, 4, dtype=torch.int64)
-    a_program, unit = numbers_a_program(count), math.gcd(*logits.stride()[:2]) or 1
+    a_program, unit = numbers_a_program(count), step_of(logits)
     run(
         find_rows, (triton.cdiv(count, a_program),), Rows(logits, logits.stride(0), logits.stride(1), vocab), unit, n,
         width, count, given, spans, out.status, SLOTS=a_program,
     )  # fmt: skip
-    # each token is a sequence of one row, which its span finds; in steps that keep to what rows are aligned to
+    # each token is a sequence of one row, which its span finds
     each = tuple(v.repeat_interleave(width) if isinstance(v, Tensor) else v for v in params)
     own, wanted = Rows(logits, 0, unit, vocab), Wanted(spans, tl.constexpr(False))
     # of the rows as they are given their maxima are all that is needed where there are processors

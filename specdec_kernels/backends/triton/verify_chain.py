@@ -12,7 +12,6 @@ Sources: Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 23
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -21,7 +20,20 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.arguments import VerifyArguments, VerifyChainArguments
-from .bundles import LOGITS, NO_DRAFT, NO_NOISE, PROBS, Chains, Layout, Output, Rows, Temperature, Walked, Wanted
+from .bundles import (
+    LOGITS,
+    NO_DRAFT,
+    NO_NOISE,
+    PROBS,
+    Chains,
+    Layout,
+    Output,
+    Rows,
+    Temperature,
+    Walked,
+    Wanted,
+    step_of,
+)
 from .coins import with_numbers
 from .draft import Draft, draft_laws
 from .finish import finish, match
@@ -58,8 +70,7 @@ def layout_of(args: VerifyChainArguments) -> Layout:
 
 def indexed_rows(data: Tensor, index: Tensor, layout: Layout) -> Rows:
     """The draft's rows ``[requests, n, vocab]``, of each sequence those of the request that its index names."""
-    requests, stride = data.stride()[:2]
-    unit = math.gcd(requests, stride) or 1
+    (requests, stride), unit = data.stride()[:2], step_of(data)
     starts = index.to(torch.int64).clamp(0, max(data.shape[0] - 1, 0)) * (requests // unit)
     if layout.cu is not None:  # a sequence's rows are counted from the first of all
         starts = starts - layout.cu[:-1].to(torch.int64) * (stride // unit)
