@@ -21,6 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from specdec_kernels.options import existing
+
 from .. import machine
 from .process import ROOT
 
@@ -221,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parse = argparse.ArgumentParser(
         prog="python -m bench.gpu.sass", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parse.add_argument("objects", type=Path, nargs="*")
+    parse.add_argument("objects", type=existing, nargs="*", help="files with kernels")
     paths = parse.parse_args(arguments).objects
     for path in paths:
         for kernel in kernels_of(path):
