@@ -4,7 +4,9 @@ The target is SmolLM2-135M-Instruct, the draft a transformers folder, as ``specd
 each prompt set, temperature, rule and number of draft tokens γ: tokens a second over plain decoding's by
 `bench.end_to_end`'s alternating rounds; and from one more decoding, watched, the acceptance α of a draft token, c (the
 time of drafting one over a plain step's), and what each part of a step takes. The peak of resident memory is that of
-two processes of their own, which decode one prompt plainly and with the draft.
+two processes of their own, which decode one prompt plainly and with the draft. With ``--own-loop`` both models run in
+the loop of ``examples/own_loop.py``, and no peak is taken; ``--draft-bfloat16`` rounds the draft's weights, which costs
+acceptance, not exactness.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from tqdm import tqdm
 import specdec_kernels as sk
 from bench import end_to_end, machine, real_model, timing
 from bench.end_to_end import PLAIN, Way
+from examples.own_loop import LeanLlama
 from specdec_kernels import assets, pack_linear_weights
 from specdec_kernels.analysis import measured
 from specdec_kernels.assets import prompts
@@ -53,6 +56,22 @@ def watched(model: Any, batches: Sequence[Any], drafter: sk.Drafter, **options: 
         "forward_us": forward * 1e6,
         "rest_us": rest * 1e6,
     }
+
+
+def models(arguments: argparse.Namespace, model: Any) -> tuple[Any, sk.ModelDrafter, int]:
+    """What `generate` takes as the target, the drafter, and the draft's number of parameters."""
+    draft, _ = assets.load_folder(arguments.folder)
+    size = sum(p.numel() for p in draft.parameters())
+    if arguments.draft_bfloat16:
+        draft = draft.bfloat16()
+    if not arguments.own_loop:
+        for each in (model, draft):
+            pack_linear_weights(each)
+        return model, sk.ModelDrafter(draft), size
+    ids = getattr(draft.config, "draft_token_ids", None)
+    ids = None if ids is None else torch.tensor(ids)
+    token_map = None if ids is None else sk.TokenMap(ids)
+    return LeanLlama(model), sk.ModelDrafter(LeanLlama(draft, ids=ids), token_map=token_map), size
 
 
 def peak_bytes(folder: Path, gamma: int) -> int:
@@ -83,6 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=existing, help="of the draft model")
     parser.add_argument("--lengths", nargs="+", type=LENGTH, default=[3, 5, 7, 14], help="γ (default 3 5 7 14)")
     parser.add_argument("--temperatures", nargs="+", type=TEMPERATURE, default=[0.0, 1.0])
+    parser.add_argument("--own-loop", action="store_true", help="the models of examples/own_loop.py, not transformers'")
+    parser.add_argument("--draft-bfloat16", action="store_true", help="round the draft's weights")
+    parser.add_argument("--name", default="draft_model", help="of the result file (default draft_model)")
     parser.add_argument("--only-memory", type=COUNT, metavar="γ", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     return real_model.run("draft_model", arguments, _measured if arguments.only_memory is None else _print_peak)
@@ -90,10 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measured(arguments: argparse.Namespace) -> None:
     model, tokenizer, texts = real_model.load(arguments, arguments.prompts)
-    draft, _ = assets.load_folder(arguments.folder)
-    for each in (model, draft):
-        pack_linear_weights(each)
-    drafter = sk.ModelDrafter(draft)
+    target, drafter, draft_parameters = models(arguments, model)
     ways = {PLAIN: Way(sk.NoDrafter())} | {("model", gamma): Way(drafter, gamma) for gamma in arguments.lengths}
     rows: list[dict[str, Any]] = []
     with tqdm(unit="answer", mininterval=1.0, disable=None) as bar:
@@ -102,14 +121,14 @@ def _measured(arguments: argparse.Namespace) -> None:
             for temperature in arguments.temperatures:
                 sampling = sk.SamplingParams(temperature=temperature)
                 plain = watched(
-                    model, batches, sk.NoDrafter(), sampling=sampling, num_speculative_tokens=1, acceptances=False,
+                    target, batches, sk.NoDrafter(), sampling=sampling, num_speculative_tokens=1, acceptances=False,
                     max_new_tokens=arguments.max_new_tokens,
                 )  # fmt: skip
                 step_us = plain["forward_us"] + plain["rest_us"]
                 for rule in RULES if temperature else ("greedy",):
                     bar.set_description(f"{name}, temperature {temperature:g}, {rule}")
                     results = end_to_end.measure(
-                        model, batches, ways, sampling, rounds=arguments.rounds, sampled=rule, advance=bar.update,
+                        target, batches, ways, sampling, rounds=arguments.rounds, sampled=rule, advance=bar.update,
                         max_new_tokens=arguments.max_new_tokens,
                     )  # fmt: skip
                     for row in end_to_end.rows_of(name, temperature, results):
@@ -117,23 +136,24 @@ def _measured(arguments: argparse.Namespace) -> None:
                         row |= {"rule": rule, "plain_step_us": step_us}
                         if row["drafter"] == "model":
                             row |= watched(
-                                model, batches, drafter, sampling=sampling, num_speculative_tokens=gamma,
+                                target, batches, drafter, sampling=sampling, num_speculative_tokens=gamma,
                                 acceptance=rule, max_new_tokens=arguments.max_new_tokens,
                             )  # fmt: skip
                             row["c"] = row["drafting_us"] / gamma / step_us
                             with tqdm.external_write_mode():
                                 print(line(row), flush=True)
                         rows.append(row)
-    memory = {gamma: peak_bytes(arguments.folder, gamma) for gamma in (0, max(arguments.lengths))}
+    measured_lengths = () if arguments.own_loop else (0, max(arguments.lengths))
+    memory = {gamma: peak_bytes(arguments.folder, gamma) for gamma in measured_lengths}
     for gamma, size in memory.items():
         print(f"peak memory, γ = {gamma}: {size / 2**20:.0f} MB")
     settings = real_model.settings(arguments) | {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "draft parameters": sum(p.numel() for p in draft.parameters()),
+        "draft parameters": draft_parameters,
         "draft ids": drafter.runner.vocab_size,
         "peak_bytes": memory,
     }
-    print(f"written: {machine.save(arguments.output, 'draft_model', rows, settings, [])}")
+    print(f"written: {machine.save(arguments.output, arguments.name, rows, settings, [])}")
 
 
 def line(row: dict[str, Any]) -> str:

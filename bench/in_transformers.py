@@ -6,6 +6,8 @@ but for ``prompt_lookup_num_tokens`` and the block of `assisted_generation` arou
 batch of prompts, in an order shuffled each time. A round gives each way's tokens a second, prefill included, and their
 ratio to plain generation's in the same round, by the wall clock and by the process's own CPU time, which on a busy
 machine says more; results are medians over the rounds. transformers' own assisted generation takes one sequence only.
+With ``--own-loop`` there are also two ways that are calls of `sk.generate` on the model of ``examples/own_loop.py``:
+plain, and with the same lookup and rule "match".
 """
 
 from __future__ import annotations
@@ -27,24 +29,36 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 import specdec_kernels as sk
 from bench import machine, real_model
+from examples.own_loop import LeanLlama
 from specdec_kernels import assets
 from specdec_kernels.assets import prompts
+from specdec_kernels.decoding import Runner
 from specdec_kernels.integrations.transformers import assisted_generation
 from specdec_kernels.options import LENGTH, POSITIVE, existing
 
 PLAIN, STOCK, OURS, AUTO = "plain", "transformers", "specdec_kernels", "specdec_kernels, auto"
 STOCK_MODEL, OURS_MODEL = f"{STOCK}, assistant", f"{OURS}, assistant"
+LOOPS: dict[str, sk.Drafter] = {"own loop, plain": sk.NoDrafter(), "own loop": sk.NgramDrafter()}
 CLOCKS: dict[str, Callable[[], float]] = {"ratio": time.perf_counter, "ratio_cpu": time.process_time}
 """By what a row calls the ratio of rates that each gives."""
-SAMPLING: dict[str, dict[str, Any]] = {
-    "greedy": {"do_sample": False},
-    "T = 1": {"do_sample": True, "temperature": 1.0, "top_k": 0},
-    "T = 0.8, top-k 50, top-p 0.9": {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.9},
+SAMPLING = {
+    "greedy": sk.SamplingParams(0.0),
+    "T = 1": sk.SamplingParams(),
+    "T = 0.8, top-k 50, top-p 0.9": sk.SamplingParams(0.8, top_k=50, top_p=0.9),
 }
+
+
+def arguments_of(sampling: sk.SamplingParams) -> dict[str, Any]:
+    """As ``model.generate`` takes them."""
+    if sampling.is_greedy:
+        return {"do_sample": False}
+    drawn = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    return {"do_sample": True} | drawn
 
 
 def block(way: str) -> AbstractContextManager[None]:
@@ -57,47 +71,62 @@ def block(way: str) -> AbstractContextManager[None]:
 def measure(
     model: Any,
     batches: Sequence[Any],
-    sampling: dict[str, Any],
+    sampling: sk.SamplingParams,
     *,
     rounds: int,
     max_new_tokens: int,
     num_speculative_tokens: int,
     advance: Any,
     assistant: Any = None,
+    runner: Runner | None = None,
 ) -> dict[str, dict[str, Any]]:
     """For each way its tokens and seconds, by both clocks, a number a round, and how many batches of greedy answers
-    were unlike plain ones. With a draft model, `assistant`, there are ways that draft with it as well.
+    were unlike plain ones. With a draft model, `assistant`, there are ways that draft with it as well, with a `runner`
+    of the same model those of its own loop.
     """
     alone = all(len(ids) == 1 for ids, _ in batches)
     ways = [PLAIN, OURS, AUTO, *[STOCK] * alone]
     if assistant is not None:
         ways += [OURS_MODEL, *[STOCK_MODEL] * alone]
+    if runner is not None:
+        ways += LOOPS
     results: dict[str, dict[str, Any]] = {
         way: {"tokens": [0] * rounds, "differing": 0, **{clock: [0.0] * rounds for clock in CLOCKS}} for way in ways
     }
     lookup = {"prompt_lookup_num_tokens": num_speculative_tokens, "max_matching_ngram_size": 3}
     drafted = dict.fromkeys(ways, lookup) | {PLAIN: {}}
     drafted |= dict.fromkeys((OURS_MODEL, STOCK_MODEL), {"assistant_model": assistant})
+
+    def answer(way: str, ids: Tensor, mask: Tensor, turn: int) -> Tensor:
+        if way in LOOPS:
+            return sk.generate(
+                runner, ids, attention_mask=mask, drafter=LOOPS[way], sampling=sampling, max_new_tokens=max_new_tokens,
+                num_speculative_tokens=num_speculative_tokens, eos_token_id=(), acceptance="match",
+                seeds=torch.arange(len(ids)) + 1000 * turn,
+            ).sequences  # fmt: skip
+        torch.manual_seed(turn)
+        with block(way):
+            found: Tensor = model.generate(
+                ids, attention_mask=mask, max_new_tokens=max_new_tokens, eos_token_id=None, pad_token_id=0,
+                **arguments_of(sampling), **drafted[way],
+            )  # fmt: skip
+        return found
+
     order = random.Random(0)
     for turn in range(rounds):
         for ids, mask in batches:
             order.shuffle(ways)
             answers = {}
             for way in ways:
-                torch.manual_seed(turn)
                 began = {clock: now() for clock, now in CLOCKS.items()}
-                with block(way):
-                    answers[way] = model.generate(
-                        ids, attention_mask=mask, max_new_tokens=max_new_tokens, eos_token_id=None, pad_token_id=0,
-                        **sampling, **drafted[way],
-                    )  # fmt: skip
+                answers[way] = answer(way, ids, mask, turn)
                 for clock, now in CLOCKS.items():
                     results[way][clock][turn] += now() - began[clock]
                 results[way]["tokens"][turn] += answers[way][:, ids.shape[1] :].numel()
                 advance()
             for way in ways:
                 differs = not torch.equal(answers[way], answers[PLAIN])
-                results[way]["differing"] += differs and not sampling["do_sample"]
+                results[way]["differing"] += differs and sampling.is_greedy
     return results
 
 
@@ -125,6 +154,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         prompts=2, prompts_help="batches of each set, from its end (default 2)", max_new_tokens=48, rounds=3,
     )  # fmt: skip
     parser.add_argument("--assistant", type=existing, help="folder of a draft model, to draft with as well")
+    parser.add_argument("--own-loop", action="store_true", help="and the model of examples/own_loop.py with generate")
+    parser.add_argument("--name", default="in_transformers", help="of the result file (default in_transformers)")
     parser.add_argument("--sampling", nargs="+", choices=SAMPLING, default=list(SAMPLING))
     parser.add_argument("--batches", nargs="+", type=POSITIVE, default=[1, 8], help="prompts decoded together")
     parser.add_argument("--num-speculative-tokens", type=LENGTH, default=7)
@@ -139,6 +170,7 @@ def _measured(arguments: argparse.Namespace) -> None:
         assistant.generation_config.num_assistant_tokens = arguments.num_speculative_tokens
         assistant.generation_config.num_assistant_tokens_schedule = "constant"
         sk.pack_linear_weights(assistant)
+    runner = LeanLlama(model) if arguments.own_loop else None
     rows: list[dict[str, Any]] = []
     with sk.pack_linear_weights(model), tqdm(unit="answer", mininterval=1.0, disable=None) as bar:
         model.generate(*prompts.encode(tokenizer, texts[arguments.sets[0]][:1])[:1], max_new_tokens=4)
@@ -151,7 +183,7 @@ def _measured(arguments: argparse.Namespace) -> None:
                     results = measure(
                         model, batches, SAMPLING[sampling], rounds=arguments.rounds, advance=bar.update,
                         max_new_tokens=arguments.max_new_tokens,
-                        num_speculative_tokens=arguments.num_speculative_tokens, assistant=assistant,
+                        num_speculative_tokens=arguments.num_speculative_tokens, assistant=assistant, runner=runner,
                     )  # fmt: skip
                     fresh = rows_of(name, batch, sampling, results)
                     rows += fresh
@@ -166,7 +198,7 @@ def _measured(arguments: argparse.Namespace) -> None:
                                 + (f", {row['batches_differing']} batches differ" if row["batches_differing"] else ""),
                                 flush=True,
                             )
-    path = machine.save(arguments.output, "in_transformers", rows, real_model.settings(arguments))
+    path = machine.save(arguments.output, arguments.name, rows, real_model.settings(arguments))
     print(f"written: {path}")
 
 

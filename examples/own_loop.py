@@ -99,18 +99,21 @@ class LeanLlama(Runner):
         Whose weights are taken, in its dtype.
     compile : bool
         Let torch.compile fuse what lies between the matrix products.
+    ids : ``[n]`` int64, optional
+        Give logits of these ids alone, as a draft with a `TokenMap` does.
     """
 
     name = "LeanLlama"
 
-    def __init__(self, model: Any, compile: bool = False) -> None:
+    def __init__(self, model: Any, compile: bool = False, ids: Tensor | None = None) -> None:
         config, backbone = model.config, model.model
-        self.device, self.dtype, self.vocab_size = model.device, model.dtype, config.vocab_size
+        head = model.lm_head.weight if ids is None else model.lm_head.weight[ids]
+        self.device, self.dtype, self.vocab_size = model.device, model.dtype, len(head)
         self.max_length, self.end_ids = config.max_position_embeddings, (config.eos_token_id,)
         self.embedding, self.norm = backbone.embed_tokens.weight, backbone.norm.weight
         with torch.inference_mode():
             self.layers = [Layer(block, config) for block in backbone.layers]
-            self.head = Linear(model.lm_head.weight)
+            self.head = Linear(head)
             positions = torch.arange(self.max_length, device=self.device)[None]
             cos, sin = backbone.rotary_emb(self.embedding, positions)  # [1, positions, head_dim]
         self.rotation = cos[0], sin[0]

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from bench import in_transformers as bench
+from examples.own_loop import LeanLlama
 from python_tests.decoding.models import near, prompts, tiny
 
 
 def test_every_way_is_measured_and_gives_plain_answers() -> None:
     model, turns = tiny("llama", 1), []
     for batch, ways in (
-        (1, [bench.OURS, bench.OURS_MODEL, bench.AUTO, bench.STOCK, bench.STOCK_MODEL]), (3, [bench.OURS, bench.AUTO]),
+        (1, [bench.OURS, bench.OURS_MODEL, bench.AUTO, bench.STOCK, bench.STOCK_MODEL]),
+        (3, [bench.OURS, bench.AUTO, *bench.LOOPS]),
     ):  # fmt: skip
         assistant = near("llama", 1, 0.1) if bench.OURS_MODEL in ways else None
+        runner = LeanLlama(model) if "own loop" in ways else None
         batches = [prompts(*(4, 6, 9)[:batch])]
         for name, sampling in bench.SAMPLING.items():
             turns.clear()
             results = bench.measure(
                 model, batches, sampling, rounds=2, max_new_tokens=5, num_speculative_tokens=3,
-                advance=lambda: turns.append(1), assistant=assistant,
+                advance=lambda: turns.append(1), assistant=assistant, runner=runner,
             )  # fmt: skip
             rows = bench.rows_of("texts", batch, name, results)
             assert {row["way"] for row in rows} == set(ways) and len(turns) == 2 * (len(ways) + 1)

@@ -140,8 +140,10 @@ class AutoSchedule(Schedule):
 class Yield:
     """Estimates of what drafts yield in each sequence of a batch, from the outcomes of its own and the others' drafts.
 
-    Acceptance is estimated by position, as a lookup that found the right place goes on being right. Where a position
-    was seldom reached, the sequence's average counts, and where the sequence has drafted little, the batch's.
+    Acceptance is estimated by position, and the first token apart from those that follow: a lookup that found the right
+    place goes on being right, and one that did not says nothing of how it would have gone on. Where a position was
+    seldom reached, those beside it count, and where the sequence has drafted little, the batch's; each outcome counts
+    once.
 
     Parameters
     ----------
@@ -149,8 +151,8 @@ class Yield:
     """
 
     _MEMORY = 0.985  # weight left to a token by the next one: about the last 70 count
-    _PRIOR = (1.0, 2.0)  # accepted and judged tokens assumed of the batch before the first step
-    _SEQUENCE, _POSITION = 2.0, 6.0  # judged tokens that a batch's and a sequence's averages count as
+    _FIRST, _LATER = (1 / 3, 1.5), (1 / 2, 2.0)  # acceptance assumed before the first step, as so many judged tokens
+    _SEQUENCE, _POSITION = 2.0, 3.0  # judged tokens that the other sequences, and other positions, count as at most
 
     def __init__(self, batch_size: int, longest: int) -> None:
         self._accepted = np.zeros((batch_size, longest))
@@ -172,9 +174,17 @@ class Yield:
 
     def expected(self) -> NDArray[np.float64]:
         """``[batch, longest + 1]``: tokens that a step yields in the mean, by the number of draft tokens."""
-        accepted, judged = self._accepted.sum(1, keepdims=True), self._judged.sum(1, keepdims=True)
-        batch = (accepted.sum() + self._PRIOR[0]) / (judged.sum() + self._PRIOR[1])
-        sequence = (accepted + self._SEQUENCE * batch) / (judged + self._SEQUENCE)
-        share = (self._accepted + self._POSITION * sequence) / (self._judged + self._POSITION)
-        reached = np.pad(share.cumprod(1), ((0, 0), (1, 0)), constant_values=1.0)
+        first = self._share(slice(1), *self._FIRST)
+        later = self._share(slice(1, None), np.maximum(first, self._LATER[0]), self._LATER[1])
+        reached = np.hstack([np.ones_like(first), first, later]).cumprod(1)
         return np.asarray(reached.cumsum(1))
+
+    def _share(self, positions: slice, assumed: float | NDArray[np.float64], weight: float) -> NDArray[np.float64]:
+        """``[batch, positions]``: how often a token at each position that is reached is accepted."""
+        accepted, judged = self._accepted[:, positions], self._judged[:, positions]
+        beside, judged_beside = (of.sum(1, keepdims=True) - of for of in (accepted, judged))
+        others, judged_others = (of.sum() - of.sum(1, keepdims=True) for of in (accepted, judged))
+        batch = (others + weight * assumed) / (judged_others + weight)
+        sequence = (beside + self._SEQUENCE * batch) / (judged_beside + self._SEQUENCE)
+        known = np.minimum(judged_beside + self._SEQUENCE, self._POSITION)
+        return np.asarray((accepted + known * sequence) / (judged + known))
