@@ -1,7 +1,8 @@
 """``python -m bench.cascades``: quality against cost of every target law, on tasks with a ground truth.
 
 Two tasks. *rewriting*: a T5 and a shallower one, both trained here (`train`, once; the cache keeps them), turn
-telegraphic text back to prose; quality is word accuracy, cost is the rejection rate, target calls and wall clock.
+telegraphic text back to prose; quality is word accuracy, cost is the rejection rate, target calls and wall clock
+(*draft-lengths*: target calls alone, with drafts of 3, 5 and 7 tokens).
 *next-token*: SmolLM2-135M-Instruct with an n-gram draft on held-out code; quality is the exact log-loss and accuracy of
 the law produced, cost is the exact rejection rate. `report` makes figures and tables from the results.
 """
@@ -18,6 +19,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,7 +30,7 @@ from bench.cascades.results import Row
 from specdec_kernels import assets
 from specdec_kernels.options import COUNT, POSITIVE, THREADS
 
-PARTS = ("train", "rewriting", "next-token", "report")
+PARTS = ("train", "rewriting", "draft-lengths", "next-token", "report")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m bench.cascades", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="*", metavar="part", help=f"out of {', '.join(PARTS)} (default: all, in order)")
-    parser.add_argument("--settings", nargs="+", choices=rules.SETTINGS, default=list(rules.SETTINGS))
+    parser.add_argument(
+        "--settings", nargs="+", choices=rules.SETTINGS,
+        help=f"(default: all; of draft-lengths {' and '.join(rules.DETAILED)})",
+    )  # fmt: skip
     parser.add_argument("--pairs", type=POSITIVE, default=128, help="held-out texts rewritten (default 128)")
     parser.add_argument("--batch", type=POSITIVE, default=16, help="texts decoded together (default 16)")
     parser.add_argument("--timed", type=COUNT, default=16, help="of them decoded one by one, timed (default 16)")
@@ -50,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := set(parts) - set(PARTS):
         parser.error(f"no part named {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     folder = arguments.output or (Path("build/cascades") if arguments.quick else machine.RESULTS / "cascades")
-    shares = {"rewriting": generation.SHARES, "next-token": next_token.SHARES}
+    shares = {"rewriting": generation.SHARES, "draft-lengths": generation.SHARES, "next-token": next_token.SHARES}
     recipes = training.TARGET, training.DRAFT
     if arguments.quick:
         arguments.pairs, arguments.batch, arguments.timed, arguments.positions = 16, 16, 2, 64
@@ -59,27 +64,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         recipes = training.quick(training.TARGET), training.quick(training.DRAFT)
     torch.set_num_threads(arguments.threads)
 
+    def settings_of(task: str) -> list[str]:
+        return arguments.settings or list(rules.DETAILED if task == "draft-lengths" else rules.SETTINGS)
+
     def save(task: str, rows: Sequence[Row], **more: object) -> None:
-        settings = {"settings": arguments.settings, "threads": arguments.threads, "shares": shares[task], **more}
+        settings = {"settings": settings_of(task), "threads": arguments.threads, "shares": shares[task], **more}
         machine.save(folder, task, rows, settings)
 
     try:
-        if "train" in parts or "rewriting" in parts:
+        if {"train", "rewriting", "draft-lengths"} & set(parts):
             corpus = training.load_corpus()
             target, draft = (training.load_model(recipe, corpus) for recipe in recipes)
-        if "rewriting" in parts:
+        for task in [part for part in ("rewriting", "draft-lengths") if part in parts]:
+            several = task == "draft-lengths"
+            lengths = generation.DRAFT_LENGTHS if several else (generation.DRAFT_LENGTH,)
+            timed = 0 if several else arguments.timed
             generation.sweep(
-                target, draft, corpus, arguments.settings, pairs=arguments.pairs, batch=arguments.batch,
-                timed=arguments.timed, shares=shares["rewriting"],
-                save=lambda rows: save(
-                    "rewriting", rows, pairs=arguments.pairs, batch=arguments.batch, timed=arguments.timed,
-                    draft_length=generation.DRAFT_LENGTH, target=str(recipes[0]), draft=str(recipes[1]),
+                target, draft, corpus, settings_of(task), pairs=arguments.pairs, batch=arguments.batch, timed=timed,
+                shares=shares[task], draft_lengths=lengths,
+                save=partial(
+                    save, task, pairs=arguments.pairs, batch=arguments.batch, timed=timed,
+                    draft_length=lengths if several else lengths[0], target=str(recipes[0]), draft=str(recipes[1]),
                 ),
             )  # fmt: skip
         if "next-token" in parts:
             held_out = next_token.held_out(arguments.positions)
             next_token.sweep(
-                *held_out, arguments.settings, shares=shares["next-token"],
+                *held_out, settings_of("next-token"), shares=shares["next-token"],
                 save=lambda rows: save(
                     "next-token", rows, positions=arguments.positions, target=assets.MODEL_NAME,
                     draft="n-grams of the standard library and of the text",

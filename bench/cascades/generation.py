@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 import specdec_kernels as sk
-from bench.cascades.results import DRAFT, LOSSLESS, TARGET, Row
+from bench.cascades.results import DRAFT, LOSSLESS, TARGET, Row, at_length
 from bench.cascades.rewriting import PAD, Corpus, Pair, pad, word_edits
 from bench.cascades.rules import DETAILED, RULES, SETTINGS, Laws, spread_alphas, with_cascade_bonus
 from specdec_kernels import GenerationOutput, GenerationStats, ModelDrafter, NoDrafter, SamplingParams, laws
 from specdec_kernels.testing import float64_law
 
 DRAFT_LENGTH = 5
+DRAFT_LENGTHS = (3, 5, 7)  # compared
 SHARES = (0.9, 0.7, 0.5, 0.3, 0.1)  # of what lossless verification rejects: α is chosen for these
 MAX_NEW_TOKENS = 48
 _CALIBRATION = 48  # pairs that α is chosen on
@@ -76,9 +78,10 @@ class Configuration:
 
 
 def configurations(
-    target: Any, draft: Any, setting: str, calibration: Laws, shares: Sequence[float]
-) -> list[Configuration]:
-    """All that is compared at `setting`."""
+    target: Any, draft: Any, setting: str, calibration: Laws, shares: Sequence[float], draft_length: int,
+    variants: bool = True,
+) -> list[Configuration]:  # fmt: skip
+    """All that is compared at `setting`; without `variants`, one speculative form of each rule."""
     sampling = SETTINGS[setting]
     common: dict[str, Any] = {"sampling": sampling, "max_new_tokens": MAX_NEW_TOKENS}
 
@@ -90,7 +93,7 @@ def configurations(
     def speculative(law: laws.TargetLaw | None, acceptance: str = "token") -> Decode:
         return lambda ids, mask, seeds: sk.generate(
             target, ids, attention_mask=mask, seeds=seeds, drafter=ModelDrafter(draft), target_law=law,
-            num_speculative_tokens=DRAFT_LENGTH, acceptance=acceptance, **common,
+            num_speculative_tokens=draft_length, acceptance=acceptance, **common,
         )  # fmt: skip
 
     def sequential(function: Any, **options: Any) -> Decode:
@@ -103,7 +106,7 @@ def configurations(
         Configuration(DRAFT, None, plain(draft), calls=lambda stats, sequences: 0),
         Configuration(LOSSLESS, None, speculative(None), 2),
     ]
-    detailed = setting in DETAILED
+    detailed = variants and setting in DETAILED
     for rule in RULES:
         if setting not in rule.settings:
             continue
@@ -132,7 +135,7 @@ def configurations(
                           calls=lambda stats, sequences: stats.num_steps - sequences)
             for a in _SEQUENCE_ALPHAS
         ]  # fmt: skip
-    if sampling.is_greedy:
+    if variants and sampling.is_greedy:
         found += [_original_bild(target, draft, f, r) for r in _ROLLBACKS for f in _FALLBACKS]
     return found
 
@@ -210,9 +213,9 @@ def rows_of(chosen: Sequence[Configuration], setting: str) -> list[Row]:
 
 def sweep(
     target: Any, draft: Any, corpus: Corpus, settings: Sequence[str], *, pairs: int, batch: int, timed: int,
-    shares: Sequence[float], save: Callable[[list[Row]], Any],
+    shares: Sequence[float], save: Callable[[list[Row]], Any], draft_lengths: Sequence[int] = (DRAFT_LENGTH,),
 ) -> list[Row]:  # fmt: skip
-    """All curves.
+    """All curves; with several draft lengths those of the rules alone, each "setting" of the rows with its γ.
 
     Parameters
     ----------
@@ -228,22 +231,25 @@ def sweep(
         See `spread_alphas`.
     save : callable
         Given all rows so far, after every setting.
+    draft_lengths : sequence of int
     """
     drawn = corpus.draw(corpus.held_out, _CALIBRATION + pairs, 0)
     test = drawn[_CALIBRATION:]
     rows: list[Row] = []
-    for setting in settings:
+    for setting, length in product(settings, draft_lengths):
         calibration = calibration_laws(target, draft, drawn[:_CALIBRATION], SETTINGS[setting])
-        chosen = configurations(target, draft, setting, calibration, shares)
+        several = len(draft_lengths) > 1
+        chosen = configurations(target, draft, setting, calibration, shares, length, variants=not several)
+        label = at_length(setting, length) if several else setting
         runs = sum(c.runs for c in chosen)
-        with tqdm(total=runs * -(-pairs // batch), desc=setting, mininterval=5.0, disable=None) as bar:
+        with tqdm(total=runs * -(-pairs // batch), desc=label, mininterval=5.0, disable=None) as bar:
             measure(chosen, test, corpus, batch, bar.update)
-        fresh = rows_of(chosen, setting)
+        fresh = rows_of(chosen, label)
         if timed:
             alone = [replace(c, stats=[], num_calls=0) for c in chosen]
-            with tqdm(total=runs * timed, desc=f"{setting}, one by one", mininterval=5.0, disable=None) as bar:
+            with tqdm(total=runs * timed, desc=f"{label}, one by one", mininterval=5.0, disable=None) as bar:
                 measure(alone, test[:timed], corpus, 1, bar.update)
-            for row, point in zip(fresh, rows_of(alone, setting), strict=True):
+            for row, point in zip(fresh, rows_of(alone, label), strict=True):
                 row["relative_seconds_alone"] = point["relative_seconds"]
         rows += fresh
         save(rows)

@@ -8,8 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from bench.cascades import figures
-from bench.cascades.results import DRAFT, LOSSLESS, TARGET, Row, best_quality, curves, least_cost, markdown, swept
-from bench.cascades.rules import DETAILED, SETTINGS
+from bench.cascades.results import (
+    DRAFT,
+    LOSSLESS,
+    TARGET,
+    Row,
+    at_length,
+    best_quality,
+    curves,
+    least_cost,
+    markdown,
+    swept,
+)
+from bench.cascades.rules import DETAILED
 
 _HEAD = """# Cascades on tasks with a ground truth
 
@@ -32,7 +43,10 @@ def write(folder: Path) -> list[Path]:
         There are none.
     """
     written, sections = [], [_HEAD]
-    makers = {"rewriting": (_rewriting, _draw_rewriting), "next-token": (_next_token, _draw_next_token)}
+    makers = {
+        "rewriting": (_rewriting, _draw_rewriting), "draft-lengths": (_draft_lengths, _draw_draft_lengths),
+        "next-token": (_next_token, _draw_next_token),
+    }  # fmt: skip
     for task, (describe, draw) in makers.items():
         path = folder / f"{task}.json"
         if path.exists():
@@ -47,9 +61,10 @@ def write(folder: Path) -> list[Path]:
     return [readme, *written]
 
 
-def _settings_of(result: dict[str, Any]) -> list[str]:
-    measured = {row["setting"] for row in result["rows"]}
-    return [setting for setting in SETTINGS if setting in measured]
+def _settings_of(result: dict[str, Any], with_number: str | None = None) -> list[str]:
+    """As they were measured, or those of them whose rows have this number."""
+    rows = result["rows"]
+    return list(dict.fromkeys(row["setting"] for row in rows if with_number is None or with_number in row))
 
 
 def _only(points: Sequence[Row] | None) -> Row:
@@ -103,7 +118,7 @@ def _rewriting(result: dict[str, Any]) -> str:
             "≤ lossless's target calls": (_CALLS, lossless[_CALLS]),
         }
         time = ""
-        if setting in _timed(result):
+        if setting in _settings_of(result, _SECONDS):
             costs["seconds"] = (_SECONDS, _number)
             limits["≤ target's seconds"] = (_SECONDS, 1.0)
             time = f" and {_number(lossless[_SECONDS])} of the target's time"
@@ -126,11 +141,6 @@ def _rewriting(result: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _timed(result: dict[str, Any]) -> list[str]:
-    timed = {row["setting"] for row in result["rows"] if _SECONDS in row}
-    return [setting for setting in SETTINGS if setting in timed]
-
-
 def _draw_rewriting(result: dict[str, Any], folder: Path) -> list[Path]:
     settings = _settings_of(result)
     accuracy = "word accuracy"
@@ -142,7 +152,7 @@ def _draw_rewriting(result: dict[str, Any], folder: Path) -> list[Path]:
         path = folder / f"rewriting-{name}.png"
         figures.draw(result, [(s, cost) for s in settings], figures.MAIN, "word_accuracy", (label, accuracy), path)
         drawn.append(path)
-    if timed := _timed(result):
+    if timed := _settings_of(result, _SECONDS):
         path = folder / "rewriting-seconds.png"
         panels = [(s, _SECONDS) for s in timed]
         label = "time a token, of the target's alone"
@@ -154,6 +164,48 @@ def _draw_rewriting(result: dict[str, Any], folder: Path) -> list[Path]:
         figures.draw(result, panels, figures.VARIANTS, "word_accuracy", ("target calls a token", accuracy), path)
         drawn.append(path)
     return drawn
+
+
+# --- draft lengths ----------------------------------------------------------------------------------------------------
+
+
+def _draft_lengths(result: dict[str, Any]) -> str:
+    settings, lengths = result["settings"], result["settings"]["draft_length"]
+    parts = [
+        "## Draft lengths\n",
+        f"The same task and pair with drafts of {', '.join(map(str, lengths))} tokens, {settings['pairs']} texts: "
+        "target calls a token at equal quality, and the best quality at no more target calls than lossless "
+        "verification's.\n",
+        _provenance(result) + "\n",
+    ]
+    for setting in settings["settings"]:
+        by_length = [curves(result["rows"], at_length(setting, length)) for length in lengths]
+        lossless = [_only(by_rule.get(LOSSLESS)) for by_rule in by_length]
+        swept_by = [swept(by_rule, point) for by_rule, point in zip(by_length, lossless, strict=True)]
+        enough = _only(by_length[0].get(TARGET))["word_accuracy"] - _NOISE
+        calls = ", ".join(_number(point[_CALLS]) for point in lossless)
+        parts.append(f"### {setting}\n\nLossless verification takes {calls} target calls a token.\n")
+        body = [
+            [
+                rule,
+                *(_number(least_cost(of[rule], "word_accuracy", _CALLS, enough)) for of in swept_by),
+                *(
+                    _percent(best_quality(of[rule], "word_accuracy", _CALLS, point[_CALLS]))
+                    for of, point in zip(swept_by, lossless, strict=True)
+                ),
+            ]
+            for rule in swept_by[0]
+        ]
+        head = ["rule", *(f"calls, γ = {n}" for n in lengths), *(f"best, γ = {n}" for n in lengths)]
+        parts.append(markdown(head, body) + "\n")
+    return "\n".join(parts)
+
+
+def _draw_draft_lengths(result: dict[str, Any], folder: Path) -> list[Path]:
+    path = folder / "draft-lengths.png"
+    panels = [(setting, _CALLS) for setting in _settings_of(result)]
+    figures.draw(result, panels, figures.MAIN, "word_accuracy", ("target calls a token", "word accuracy"), path)
+    return [path]
 
 
 # --- next token -------------------------------------------------------------------------------------------------------

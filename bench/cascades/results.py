@@ -13,6 +13,11 @@ TARGET, DRAFT, LOSSLESS = "target alone", "draft alone", "lossless"
 _SEQUENTIAL = ("TokenCascade", "OracleCascade", "SeqCascade", "BiLD,")
 
 
+def at_length(setting: str, draft_length: int) -> str:
+    """The "setting" of rows that are compared by draft length."""
+    return f"{setting}, γ = {draft_length}"
+
+
 def curves(rows: Sequence[Row], setting: str) -> dict[str, list[Row]]:
     """The points of each rule at `setting`, by α."""
     found: dict[str, list[Row]] = {}

@@ -123,6 +123,35 @@ def test_the_rewriting_task_from_end_to_end(
     assert f"### {setting}" in (tmp_path / "README.md").read_text()
 
 
+def test_draft_lengths_from_end_to_end(
+    pair: tuple[rewriting.Corpus, list[object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "MAX_NEW_TOKENS", 6)
+    monkeypatch.setattr(generation, "_PLAIN_RUNS", 1)
+    drafted: list[int] = []
+    real = sk.generate
+
+    def generate(*of: Any, **how: Any) -> Any:
+        drafted.append(how.get("num_speculative_tokens", 0))
+        return real(*of, **how)
+
+    monkeypatch.setattr(sk, "generate", generate)
+    corpus, (target, draft) = pair
+    rows = generation.sweep(
+        target, draft, corpus, ["T = 0", "T = 1"], pairs=2, batch=2, timed=0, shares=(0.5,), save=lambda rows: None,
+        draft_lengths=(2, 3),
+    )  # fmt: skip
+    assert set(drafted) == {0, 2, 3}
+    assert list(dict.fromkeys(row["setting"] for row in rows)) == [f"T = {t}, γ = {n}" for t in (0, 1) for n in (2, 3)]
+    assert {row["rule"] for row in rows if row["setting"] == "T = 0, γ = 3"} == {
+        "target alone", "draft alone", "lossless", *(rule.name for rule in rules.RULES if "T = 0" in rule.settings)
+    }  # fmt: skip
+    settings = {"settings": ["T = 0", "T = 1"], "pairs": 2, "draft_length": (2, 3), "threads": 1}
+    machine.save(tmp_path, "draft-lengths", rows, settings)
+    assert [path.name for path in report.write(tmp_path)] == ["README.md", "draft-lengths.png"]
+    assert "| rule | calls, γ = 2 | calls, γ = 3 | best, γ = 2 | best, γ = 3 |" in (tmp_path / "README.md").read_text()
+
+
 def test_the_next_token_task_from_end_to_end(tmp_path: Path) -> None:
     logits = torch.randn(70, 12, generator=torch.Generator().manual_seed(0))
     draft = np.random.default_rng(0).dirichlet(np.ones(12), 70)
