@@ -111,10 +111,14 @@ def git() -> dict[str, Any]:
 
 
 def command() -> str:
-    """The command line, as one would type it."""
+    """The command line, as one would type it; without ``--output``, which says where one machine's files lie."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     script = ["-m", spec.name] if spec is not None else [sys.argv[0]]
-    return shlex.join(["python", *script, *sys.argv[1:]])
+    arguments = sys.argv[1:]
+    if "--output" in arguments:
+        at = arguments.index("--output")
+        del arguments[at : at + 2]
+    return shlex.join(["python", *script, *arguments])
 
 
 def save(

@@ -15,7 +15,7 @@ import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner, prompts
 from specdec_kernels.decoding import StepResult, rehearsal
 from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS, CostTable, LearnedCosts
-from specdec_kernels.decoding.schedule import AutoSchedule, FixedSchedule, Yield
+from specdec_kernels.decoding.schedule import AutoSchedule, FixedSchedule, Schedule, Yield
 
 PACKED = np.array([1.0, 1.1, 1.2, 1.3])  # a step that verifies 2, 4, 8 rows, by a step of one row
 DEAR = np.array([1.0, 1.6, 2.4, 4.0])
@@ -35,24 +35,29 @@ def result(width: int, accepted: np.ndarray) -> StepResult:
 
 
 def rate(
-    auto: AutoSchedule, seconds: np.ndarray, alphas: list[float], steps: int = 1000, noise: float = 0.0, seed: int = 0
+    auto: Schedule, seconds: np.ndarray, alphas: list[float], tokens: int = 1000, noise: float = 0.0, seed: int = 0
 ) -> float:
-    """Tokens a second of sequences whose draft tokens are accepted with these probabilities each."""
-    rng, emitted, spent = np.random.default_rng(seed), 0, 0.0
-    for _ in range(steps):
+    """Tokens a second of sequences of so many tokens each, whose draft tokens are accepted with these probabilities."""
+    rng, left, spent = np.random.default_rng(seed), np.full(len(alphas), tokens), 0.0
+    while left.any():
         width = auto.next()
         coins = rng.random((len(alphas), width)) < np.array(alphas)[:, None]
-        accepted = coins.cumprod(1).sum(1)
+        accepted = np.minimum(coins.cumprod(1).sum(1), np.maximum(left - 1, 0))
         time = float(seconds[AUTO_DRAFT_LENGTHS.index(width)] * np.exp(noise * rng.standard_normal()))
-        emitted, spent = emitted + int(accepted.sum()) + len(alphas), spent + time
-        auto.note(result(width, accepted), time)
-    return emitted / spent
+        emitted = np.where(left > 0, accepted + 1, 0)
+        left, spent = left - emitted, spent + time
+        drafted = np.where(emitted > 0, width, -1)
+        step = StepResult(
+            np.zeros((len(alphas), width + 1), np.int64), emitted, drafted, accepted, left > 0, np.zeros(1)
+        )
+        auto.note(step, time)
+    return len(alphas) * tokens / spent
 
 
 def best_fixed(seconds: np.ndarray, alphas: list[float]) -> tuple[float, float]:
-    """Tokens a second of plain decoding, and of the best length."""
+    """Tokens a second of plain decoding, and of the best length: of the slowest sequence's, which ends last."""
     rates = [
-        sum(sum(alpha**i for i in range(k + 1)) for alpha in alphas) / s
+        len(alphas) * sum(min(alphas) ** i for i in range(k + 1)) / s
         for k, s in zip(AUTO_DRAFT_LENGTHS, seconds, strict=True)
     ]
     return rates[0], max(rates)
@@ -67,15 +72,15 @@ def test_near_the_best_fixed_length_and_never_much_below_plain(
     seconds: np.ndarray, alphas: list[float], noise: float
 ) -> None:
     plain, best = best_fixed(seconds, alphas)
-    got = rate(AutoSchedule(len(alphas), LearnedCosts(seconds, 0.5)), seconds, alphas, noise=noise)
+    got = rate(AutoSchedule(len(alphas), 1000, LearnedCosts(seconds, 0.5)), seconds, alphas, noise=noise)
     assert got > 0.97 * plain
     assert got > 0.9 * best
 
 
 def test_a_gain_too_small_to_be_sure_of_is_left() -> None:
     """At first an acceptance of a third is assumed: 1.33 tokens a step of one draft token."""
-    assert AutoSchedule(1, table(np.array([1.0, 1.32, 9.0, 9.0]))).next() == 0
-    assert AutoSchedule(1, table(np.array([1.0, 1.29, 9.0, 9.0]))).next() == 1
+    assert AutoSchedule(1, 9, table(np.array([1.0, 1.32, 9.0, 9.0]))).next() == 0
+    assert AutoSchedule(1, 9, table(np.array([1.0, 1.29, 9.0, 9.0]))).next() == 1
 
 
 def answers(
@@ -106,14 +111,14 @@ def test_a_short_answer_of_a_lookup_with_cheap_rows_is_near_the_best_fixed_lengt
 ) -> None:
     """Rows as in examples/own_loop.py: what seldom pays costs hardly anything, and must not be given up at once."""
     seconds = np.array([1.0, 1.02, 1.04, 1.22])
-    got = answers(lambda: AutoSchedule(1, LearnedCosts(seconds, 0.5)), seconds, first, later, drafted)
+    got = answers(lambda: AutoSchedule(1, 64, LearnedCosts(seconds, 0.5)), seconds, first, later, drafted)
     fixed = [answers(lambda n=n: FixedSchedule(n), seconds, first, later, drafted) for n in AUTO_DRAFT_LENGTHS]
     assert got > 0.94 * max(fixed)
 
 
 @pytest.mark.parametrize("seconds", [PACKED, DEAR], ids=["packed", "dear"])
 def test_a_short_answer_of_a_lookup_that_is_never_right_costs_little(seconds: np.ndarray) -> None:
-    got = answers(lambda: AutoSchedule(1, LearnedCosts(seconds, 0.5)), seconds, 0.0, 0.0, 1.0)
+    got = answers(lambda: AutoSchedule(1, 64, LearnedCosts(seconds, 0.5)), seconds, 0.0, 0.0, 1.0)
     assert got > 0.97
 
 
@@ -126,24 +131,29 @@ def test_an_outcome_counts_once() -> None:
 
 
 def test_it_comes_back_when_the_text_changes() -> None:
-    auto = AutoSchedule(1, table(DEAR))
-    rate(auto, DEAR, [0.0], steps=500)
-    assert rate(auto, DEAR, [0.95], steps=500) > 0.8 * (1 - 0.95**8) / 0.05 / 4.0
+    auto = AutoSchedule(1, 500, table(DEAR))
+    rate(auto, DEAR, [0.0], tokens=500)
+    auto._left[:] = 2000
+    assert rate(auto, DEAR, [0.95], tokens=2000) > 0.8 * (1 - 0.95**8) / 0.05 / 4.0
 
 
-def test_one_sequence_that_gains_pays_for_the_rows_of_the_others_or_does_not() -> None:
-    """Of four, one accepts all and the others nothing: 8 rows each yield 11 tokens in the place of 4."""
-    for seconds, wanted in ((PACKED, 7), (DEAR, 0)):
-        auto = AutoSchedule(4, table(seconds))
-        rate(auto, seconds, [1.0, 0.0, 0.0, 0.0], steps=40)
-        assert auto._lengths[auto._best] == wanted
+def test_the_sequence_that_needs_the_most_steps_decides() -> None:
+    """Of four, one accepts all and the others nothing: rows pay where it is far behind them, and not before."""
+    accepted = np.array([7, 0, 0, 0])
+    for left, wanted in ((48, 0), (400, 7)):
+        auto = AutoSchedule(4, 100, table(PACKED))
+        for _ in range(10):
+            auto.note(result(7, accepted), None)
+        auto._left = np.array([left, 40, 40, 40])
+        auto.note(result(7, accepted), None)
+        assert auto.next() == wanted
 
 
 def test_wrong_costs_are_found_out() -> None:
     """Rehearsed as if rows were free, although they are dear, and the other way round."""
     for start, truth, alpha in ((PACKED, DEAR, 0.4), (DEAR, PACKED, 0.6)):
         plain, best = best_fixed(truth, [alpha])
-        got = rate(AutoSchedule(1, LearnedCosts(start, 0.5)), truth, [alpha], steps=2000, noise=0.1)
+        got = rate(AutoSchedule(1, 5000, LearnedCosts(start, 0.5)), truth, [alpha], tokens=5000, noise=0.1)
         assert got > 0.9 * max(plain, best)
 
 
@@ -174,7 +184,7 @@ def test_a_position_that_is_never_reached_counts_as_the_average() -> None:
 
 def test_what_cannot_go_on_has_not_failed() -> None:
     """The last draft tokens of a text: accepted, and there was no room for more."""
-    auto = AutoSchedule(1, table(PACKED))
+    auto = AutoSchedule(1, 99, table(PACKED))
     before = auto._yield.expected()[0, 1]
     ended = StepResult(
         np.zeros((1, 8), np.int64), np.array([4]), np.array([3]), np.array([3]), np.array([False]), np.array([0])

@@ -109,7 +109,8 @@ def generate(
     num_speculative_tokens : int, "auto" or CostTable
         Draft tokens a step, 0 … 64. "auto": 0, 1, 3 or 7, chosen for the batch at each step by what its drafts have
         yielded so far and by what steps have cost (at the first call with this model, kind of drafter and batch size, a
-        rehearsal of eight), so that drafting switches itself off where it does not pay. Where `acceptance` is "token"
+        rehearsal of eight), so that the batch is done soonest, and drafting switches itself off where it does not pay.
+        Where `acceptance` is "token"
         or "block", sampling is not greedy and `seeds` are given, the draws depend on that choice: then costs are
         nominal ones, the same everywhere, so that the seeds reproduce. A `CostTable`: as "auto", by these costs;
         ``stats.costs`` of a call are those that it chose by, and reproduce its tokens with its seeds. A drafter of
@@ -192,7 +193,7 @@ def generate(
         synchronize(state.device)
         prefilled = time.perf_counter()
         costs = _costs(steps, num_speculative_tokens, reproducible=request.seeds is not None)
-        schedule = _schedule(drafter, state.batch_size, num_speculative_tokens, costs)
+        schedule = _schedule(steps, max_new_tokens, num_speculative_tokens, costs)
         hindsight = Hindsight(drafter, schedule) if isinstance(schedule, AutoSchedule) else None
         started = time.perf_counter()
 
@@ -248,13 +249,13 @@ def _costs(
 
 
 def _schedule(
-    drafter: Drafter,
-    batch_size: int,
+    steps: Steps,
+    max_new_tokens: int,
     num_speculative_tokens: int | str | CostTable,
     costs: CostTable | LearnedCosts | None,
 ) -> Schedule:
     if costs is not None:
-        return AutoSchedule(batch_size, costs)
-    if isinstance(drafter, TreeDrafter):
-        return FixedSchedule(drafter.max_depth)
+        return AutoSchedule(steps.state.batch_size, max_new_tokens, costs)
+    if isinstance(steps.drafter, TreeDrafter):
+        return FixedSchedule(steps.drafter.max_depth)
     return FixedSchedule(num_speculative_tokens if isinstance(num_speculative_tokens, int) else FIXED_DRAFT_LENGTH)

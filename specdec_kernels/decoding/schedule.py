@@ -49,10 +49,11 @@ class FixedSchedule(Schedule):
 
 
 class AutoSchedule(Schedule):
-    """The batch drafts as many tokens a sequence as maximise its expected tokens a second, or none.
+    """The batch drafts as many tokens a sequence as let it be done soonest, or none.
 
-    A forward has the same number of rows for each sequence, so the number is the batch's: rows that gain nothing for
-    one sequence are weighed against what they gain for the others. Where no draft pays, the least bad one is tried
+    A forward has the same number of rows for each sequence, and the batch is done with the last of them: so the number
+    is the batch's, and the sequence that needs the most steps decides. (What lets the others end sooner would be paid
+    for by that one, with dearer steps.) Where no draft pays, the least bad one is tried
     again now and then, less and less often while that fails; a drafter that can say what it would have proposed
     (`Drafter.foresee`) is judged by that, which costs nothing. Where drafts pay, a step of another length is now and
     then made for comparison, as its costs may have changed.
@@ -60,6 +61,8 @@ class AutoSchedule(Schedule):
     Parameters
     ----------
     batch_size : int
+    max_new_tokens : int
+        Of each sequence.
     costs : CostTable or LearnedCosts
     """
 
@@ -69,11 +72,11 @@ class AutoSchedule(Schedule):
     _FIRST_PROBE, _LAST_PROBE = 16, 64  # steps without drafts before another try
     _FIRST_COMPARISON, _LAST_COMPARISON = 32, 256  # steps with drafts before one of another length
 
-    def __init__(self, batch_size: int, costs: CostTable | LearnedCosts) -> None:
+    def __init__(self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts) -> None:
         self._lengths = np.array(AUTO_DRAFT_LENGTHS, dtype=np.int64)
         self._costs = costs
         self._yield = Yield(batch_size, self.max_draft_tokens)
-        self._active = np.ones(batch_size, dtype=bool)
+        self._left = np.full(batch_size, max_new_tokens)  # tokens of each sequence, at most; 0 where it has ended
         self._step = 0
         self._plain_steps = 0  # since the last draft
         self._probe_after = self._FIRST_PROBE
@@ -84,9 +87,9 @@ class AutoSchedule(Schedule):
     def next(self) -> int:
         choice = self._best
         if choice == 0 and self._plain_steps >= self._probe_after:
-            choice = 1 + int(self._rates[1:].argmax())
+            choice = 1 + int(self._seconds[1:].argmin())
         elif choice > 0 and self._same_steps >= self._compare_after:
-            others = [0] + [other for other in (choice + 1, choice - 1) if 0 < other < len(self._rates)]
+            others = [0] + [other for other in (choice + 1, choice - 1) if 0 < other < len(self._lengths)]
             choice = others[self._comparisons % len(others)]
         return int(self._lengths[choice])
 
@@ -98,7 +101,7 @@ class AutoSchedule(Schedule):
         if seconds is not None:
             self._costs.learn(self._step, width, seconds)
         self._step += 1
-        self._active = result.active
+        self._left = np.where(result.active, self._left - result.num_tokens, 0)
         best = self._best
         if best > 0 and self._same_steps >= self._compare_after:
             self._same_steps, self._comparisons = 0, self._comparisons + 1
@@ -130,11 +133,11 @@ class AutoSchedule(Schedule):
         self._choose()
 
     def _choose(self) -> None:
-        """Find the length of the best expected rate under the present estimates."""
-        expected = self._yield.expected()[self._active].sum(0)[self._lengths]
-        self._rates = expected / self._costs.at(self._step)  # [lengths], of the whole batch
-        best = int(self._rates.argmax())
-        self._best = best if self._rates[best] > self._MARGIN * self._rates[0] else 0
+        """Find the length by which the batch is done soonest under the present estimates."""
+        steps = self._left[:, None] / self._yield.expected()[:, self._lengths]
+        self._seconds = steps.max(0) * self._costs.at(self._step)  # [lengths]
+        best = int(self._seconds.argmin())
+        self._best = best if self._MARGIN * self._seconds[best] < self._seconds[0] else 0
 
 
 class Yield:
