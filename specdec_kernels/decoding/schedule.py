@@ -70,6 +70,7 @@ class AutoSchedule(Schedule):
     learns = True
     _MARGIN = 1.02  # a gain below this does not pay for the risk of a wrong estimate
     _FIRST_PROBE, _LAST_PROBE = 16, 64  # steps without drafts before another try
+    _REVIEW = 4  # steps without drafts, in which what is known only fades
     _FIRST_COMPARISON, _LAST_COMPARISON = 32, 256  # steps with drafts before one of another length
 
     def __init__(self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts) -> None:
@@ -109,7 +110,8 @@ class AutoSchedule(Schedule):
         if not width:
             self._plain_steps += 1
             self._yield.fade()
-            self._choose()
+            if self._plain_steps % self._REVIEW == 0:
+                self._choose()
             return
         worked = result.num_drafted >= 0
         short = result.num_accepted < width
