@@ -153,8 +153,11 @@ def test_wrong_costs_are_found_out() -> None:
     """Rehearsed as if rows were free, although they are dear, and the other way round."""
     for start, truth, alpha in ((PACKED, DEAR, 0.4), (DEAR, PACKED, 0.6)):
         plain, best = best_fixed(truth, [alpha])
-        got = rate(AutoSchedule(1, 5000, LearnedCosts(start, 0.5)), truth, [alpha], tokens=5000, noise=0.1)
-        assert got > 0.9 * max(plain, best)
+        got = [
+            rate(AutoSchedule(1, 5000, LearnedCosts(start, 0.5)), truth, [alpha], tokens=5000, noise=0.1, seed=seed)
+            for seed in range(4)
+        ]
+        assert np.mean(got) > 0.9 * max(plain, best)
 
 
 def test_a_busy_machine_does_not_mislead() -> None:
