@@ -59,7 +59,7 @@ GOOD: Calls = {
     "testing.ChainProblem": (ChainProblem, lambda: {"target": [logits(3), logits(3, 3)], "draft": [logits(3)]}),
     "testing.ChainProblem.call": (CHAIN.call, lambda: step(CHAIN, CHAIN.num_uniforms)),
     "CostTable.at": (sk.CostTable.nominal(True).at, lambda: {"step": 1}),
-    "CostTable.nominal": (sk.CostTable.nominal, lambda: {"draft_model": True}),
+    "CostTable.nominal": (sk.CostTable.nominal, lambda: {"draft_model": True, "batch_size": 2}),
     "Draft": (sk.Draft, lambda: {"tokens": torch.tensor([[1, 2]]), "logits": logits(1, 2, 5)}),
     "Draft.widened": (sk.Draft(torch.tensor([[1, 2]])).widened, lambda: {"width": 3}),
     "DraftTree": (sk.DraftTree, lambda: {"parents": torch.tensor([-1, 0, 0]), "max_depth": 2}),

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from bench import draft_model
+from bench import draft_model, end_to_end
+from examples.own_loop import LeanLlama
 from python_tests.analysis.test_command import Letters
 from python_tests.decoding.models import tiny
 from specdec_kernels import assets
@@ -56,6 +57,26 @@ def test_all_that_is_said_of_a_draft_model(
     assert settings["parameters"] > settings["draft parameters"] and settings["draft ids"] == 61
     assert settings["peak_bytes"] == {"0": 2**20, "3": 4 * 2**20}
     assert "peak memory, γ = 3: 4 MB" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ids", [None, list(range(3, 50))], ids=["all ids", "some ids"])
+def test_both_models_run_in_the_own_loop(
+    ids: list[int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = tiny("llama", 1, num_hidden_layers=2)
+    draft.config.draft_token_ids = ids
+    monkeypatch.setattr(assets, "load_folder", lambda folder: (draft, Letters()))
+    own = ["--own-loop", "--draft-bfloat16", "--name", "own", "--temperatures", "0", "--output", str(tmp_path)]
+    targets: list[object] = []
+    real = end_to_end.measure
+    monkeypatch.setattr(end_to_end, "measure", lambda *of, **how: (targets.append(of[0]), real(*of, **how))[1])
+    assert draft_model.main([*ARGUMENTS, "--threads", str(torch.get_num_threads()), *own]) == 0
+    result = json.loads((tmp_path / "own.json").read_text())
+    rows = [row for row in result["rows"] if row["drafter"] == "model"]
+    assert [row["num_speculative_tokens"] for row in rows] == [2, 3]
+    assert all(row["batches_differing"] == 0 and row["alpha"] > 0 for row in rows)
+    assert {type(target) for target in targets} == {LeanLlama}
+    assert result["settings"]["draft ids"] == (61 if ids is None else 47) and not result["settings"]["peak_bytes"]
 
 
 def test_memory_is_that_of_a_process_with_one_way_of_decoding(capsys: pytest.CaptureFixture[str]) -> None:

@@ -165,3 +165,8 @@ def test_an_unknown_case_is_refused_before_anything_is_measured(capsys: pytest.C
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no result file"):
         plot.main([str(tmp_path)])
+
+
+def test_a_command_does_not_name_the_folder_of_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["x", "--threads", "2", "--output", "somewhere", "--op", "sample"])
+    assert machine.command().endswith(" --threads 2 --op sample")

@@ -196,6 +196,16 @@ def test_what_cannot_go_on_has_not_failed() -> None:
     assert auto._yield._judged[0].tolist() == [1, 1, 1, 0, 0, 0, 0] and auto._yield.expected()[0, 1] > before
 
 
+def test_nominal_costs_are_those_of_the_rows_of_the_batch() -> None:
+    """At batch 8 a draft of seven verifies 56 rows more: what pays for one sequence does not for eight."""
+    assert CostTable.nominal(False).at(0) == pytest.approx([1, 1.05, 1.15, 1.35])
+    assert CostTable.nominal(True, 8).at(0) == pytest.approx([1, 1.5, 2.5, 4.5])
+    target, ids = TableRunner.random(), prompts(4, 4, vocab=23)[0]
+    out = sk.generate(target, ids, drafter=sk.NgramDrafter(2), max_new_tokens=3, seeds=torch.tensor([1, 2]))
+    assert out.stats.costs is not None
+    assert out.stats.costs.at(0) == pytest.approx(CostTable.nominal(False, 2).at(0))
+
+
 def test_costs_are_rehearsed_once_for_a_model_and_batch_and_learned_on() -> None:
     target, ids = TableRunner.random(), prompts(4, 4, vocab=23)[0]
     seen = []

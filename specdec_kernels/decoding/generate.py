@@ -110,12 +110,11 @@ def generate(
         Draft tokens a step, 0 … 64. "auto": 0, 1, 3 or 7, chosen for the batch at each step by what its drafts have
         yielded so far and by what steps have cost (at the first call with this model, kind of drafter and batch size, a
         rehearsal of eight), so that the batch is done soonest, and drafting switches itself off where it does not pay.
-        Where `acceptance` is "token"
-        or "block", sampling is not greedy and `seeds` are given, the draws depend on that choice: then costs are
-        nominal ones, the same everywhere, so that the seeds reproduce. A `CostTable`: as "auto", by these costs;
-        ``stats.costs`` of a call are those that it chose by, and reproduce its tokens with its seeds. A drafter of
-        trees has their size itself: this is not looked at. With a `target_law` the distribution depends on how much is
-        drafted, and "auto" is 5.
+        Where `acceptance` is "token" or "block", sampling is not greedy and `seeds` are given, the draws depend on that
+        choice: then costs are nominal ones (`CostTable.nominal`), so that the seeds reproduce. A `CostTable`: as
+        "auto", by these costs; ``stats.costs`` of a call are those that it chose by, and reproduce its tokens with its
+        seeds. A drafter of trees has their size itself: this is not looked at. With a `target_law` the distribution
+        depends on how much is drafted, and "auto" is 5.
     acceptance : {"token", "block", "match", "greedy", "typical"}
         See `verify_chain`, and for trees `verify_tree`, where "token" and "block" are its "sample". "greedy" decodes
         greedily whatever `sampling` says. "typical" is for trees and not lossless.
@@ -244,7 +243,7 @@ def _costs(
         return None
     draws = state.acceptance in ("token", "block") and not state.sampling.is_greedy
     if reproducible and draws:
-        return CostTable.nominal(draft_model=drafter.runner is not None)
+        return CostTable.nominal(drafter.runner is not None, state.batch_size)
     return begin_costs(steps)
 
 

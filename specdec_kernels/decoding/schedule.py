@@ -53,10 +53,10 @@ class AutoSchedule(Schedule):
 
     A forward has the same number of rows for each sequence, and the batch is done with the last of them: so the number
     is the batch's, and the sequence that needs the most steps decides. (What lets the others end sooner would be paid
-    for by that one, with dearer steps.) Where no draft pays, the least bad one is tried
-    again now and then, less and less often while that fails; a drafter that can say what it would have proposed
-    (`Drafter.foresee`) is judged by that, which costs nothing. Where drafts pay, a step of another length is now and
-    then made for comparison, as its costs may have changed.
+    for by that one, with dearer steps.) Where no draft pays, the least bad one is tried again now and then, less and
+    less often while that fails; a drafter that can say what it would have proposed (`Drafter.foresee`) is judged by
+    that, which costs nothing. Where drafts pay, a step of another length is now and then made for comparison, as its
+    costs may have changed.
 
     Parameters
     ----------
