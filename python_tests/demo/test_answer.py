@@ -87,7 +87,7 @@ def test_log_probabilities_stand_beside_the_tokens(small: None, capsys: pytest.C
 def test_a_terminal_gets_tokens_by_origin(
     no_color: str, small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["to be or not to be", "--draft-model", "."]
+    arguments = ["to be or not to be", "--draft-model", ".", "--num-speculative-tokens", "3"]
     report = answer(capsys, *arguments)
     assert set(report["origins"]) == {Provenance.ACCEPTED, Provenance.RECOVERED, Provenance.BONUS}
     terminal = Terminal()
