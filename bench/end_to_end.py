@@ -92,10 +92,10 @@ def ways_of(
                 raise ValueError(f"{heads_path} must be calibrated (specdec medusa calibrate)")
             pack_linear_weights(heads)
             for nodes in TREE_NODES:
-                drafter = MedusaDrafter(heads, sk.DraftTree.calibrated(heads.accuracy, nodes))
-                ways[name, nodes] = Way(drafter)
+                medusa = MedusaDrafter(heads, sk.DraftTree.calibrated(heads.accuracy, nodes))
+                ways[name, nodes] = Way(medusa)
                 if seed is None:
-                    ways["medusa, typical", nodes] = Way(drafter, typical=True)
+                    ways["medusa, typical", nodes] = Way(medusa, typical=True)
                 else:
                     tree = random_tree(heads.num_heads, heads.accuracy.shape[1], nodes, seed)
                     ways["medusa, random tree", nodes] = Way(MedusaDrafter(heads, tree))

@@ -103,9 +103,11 @@ class Request(NamedTuple):
     def random(case: Case, rng: torch.Generator) -> Request:
         """Three of four ids are allowed, on the generator's device."""
         shape, device = (case.batch, case.num_draft + 1, case.vocab), rng.device
-        ids = [torch.randint(0, case.vocab, (case.batch, n), generator=rng, device=device) for n in (PROMPT, OUTPUT)]
+        prompt, output = (
+            torch.randint(0, case.vocab, (case.batch, n), generator=rng, device=device) for n in (PROMPT, OUTPUT)
+        )
         biased = [torch.randperm(case.vocab, generator=rng, device=device)[:BIASES] for _ in range(case.batch)]
-        return Request(*ids, torch.stack(biased), torch.rand(shape, generator=rng, device=device) < 0.75)
+        return Request(prompt, output, torch.stack(biased), torch.rand(shape, generator=rng, device=device) < 0.75)
 
     def processors(self) -> sk.Processors:
         """The same as the package takes it."""

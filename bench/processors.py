@@ -94,7 +94,7 @@ def calls_of(case: Case, step: inputs.ChainInputs, request: Request) -> dict[str
     assert words is not None
 
     def ours(processors: sk.Processors | None) -> Callable[[], sk.VerifyOutput]:
-        noise = {} if case.greedy else {"uniform_samples": step.uniform_samples}
+        noise: dict[str, Any] = {} if case.greedy else {"uniform_samples": step.uniform_samples}
         drafted = (step.draft_logits,) if not case.greedy else ()
         return lambda: sk.verify_chain(
             step.target_logits, step.draft_tokens, *drafted, params=case.params, draft_params=case.params,

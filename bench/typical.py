@@ -54,7 +54,7 @@ def measure(model: Any, batches: Sequence[Any], drafter: sk.Drafter, advance: An
             lengths.append(out.stats.mean_acceptance_length)
             nats.append(out.logprobs.raw_log_prob.double().mean().item())
             advance()
-        rows.append({"way": name, "epsilon": epsilon} | mean("tokens_per_step", lengths) | mean("log_prob", nats))
+        rows.append({"way": name, "epsilon": epsilon, **mean("tokens_per_step", lengths), **mean("log_prob", nats)})
     return rows
 
 

@@ -15,6 +15,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 import functools
 import sys
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,7 +60,7 @@ def gate(x: Tensor) -> Tensor:
     return silu(first) * second
 
 
-BETWEEN = {"norm": norm, "rotate": rotate, "gate": gate}
+BETWEEN: dict[str, Callable[..., Tensor]] = {"norm": norm, "rotate": rotate, "gate": gate}
 """What lies between matrix products and attention."""
 
 
@@ -83,9 +84,10 @@ class Layer:
         q, k = do.rotate(q_and_k, *rotation).split((self.heads, self.kv_heads), 1)
         self.keys.index_copy_(0, rows, k)
         self.values.index_copy_(0, rows, v)
-        seen = (buffer.unflatten(0, (batch, -1))[:, :visible].transpose(1, 2) for buffer in (self.keys, self.values))
+        seen = (buffer.unflatten(0, (batch, -1))[:, :visible] for buffer in (self.keys, self.values))
+        keys, values = (rows.transpose(1, 2) for rows in seen)
         q = q.view(batch, n, self.heads, self.dim).transpose(1, 2)
-        mixed = scaled_dot_product_attention(q, *seen, attn_mask=mask, enable_gqa=True)
+        mixed = scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(len(x), -1))
         return x + self.down(do.gate(self.gate_up(do.norm(x, self.norms[1]))))
 

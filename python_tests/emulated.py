@@ -65,7 +65,7 @@ def _load(path: Path) -> ctypes.CDLL:
     torch.ops.load_library(str(path))
     symbols = ctypes.CDLL(str(path))
     symbols.specdec_emulator_schedule.argtypes = (ctypes.c_int, ctypes.c_uint64)
-    symbols.library = library  # the definitions live as long as it does
+    symbols.library = library  # type: ignore[attr-defined]  # the definitions live as long as it does
     return symbols
 
 

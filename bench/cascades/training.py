@@ -13,6 +13,7 @@ from tqdm import trange
 
 from bench.cascades.rewriting import EOS, PAD, VOCAB_SIZE, Corpus, Pair, pad, paragraphs, train_tokenizer
 from specdec_kernels import assets
+from specdec_kernels.assets.fetch import cached
 
 if TYPE_CHECKING:
     from transformers import T5ForConditionalGeneration
@@ -114,7 +115,7 @@ def load_corpus(say: assets.Say = assets.print_to_stderr) -> Corpus:
         say("training the tokenizer of the rewriting task ...")
         train_tokenizer(texts).save(str(path))
 
-    return Corpus(texts, Tokenizer.from_file(str(assets.cached(f"rewriting-tokenizer-{digest}.json", build, say=say))))
+    return Corpus(texts, Tokenizer.from_file(str(cached(f"rewriting-tokenizer-{digest}.json", build, say=say))))
 
 
 def load_model(recipe: Recipe, corpus: Corpus, say: assets.Say = assets.print_to_stderr) -> T5ForConditionalGeneration:
@@ -125,7 +126,7 @@ def load_model(recipe: Recipe, corpus: Corpus, say: assets.Say = assets.print_to
     def build(folder: Path) -> None:
         fit(recipe, corpus).save_pretrained(folder)
 
-    folder = assets.cached(f"rewriting-{recipe.name}-{_digest(corpus.train, recipe)}", build, say=say)
+    folder = cached(f"rewriting-{recipe.name}-{_digest(corpus.train, recipe)}", build, say=say)
     logging.disable_progress_bar()
     model: T5ForConditionalGeneration = T5ForConditionalGeneration.from_pretrained(folder, local_files_only=True)
     return model.eval().requires_grad_(False)

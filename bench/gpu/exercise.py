@@ -113,7 +113,7 @@ def moved(value: Any, device: str) -> Any:
         made = value.clone()
         made.__dict__.update({name: moved(one, device) for name, one in vars(made).items()})
         return made
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{f.name: moved(getattr(value, f.name), device) for f in fields(value) if f.init})
     return value.to(device) if isinstance(value, Tensor) else value
 
@@ -157,7 +157,7 @@ def trees(target: Tensor, draft: Tensor, coins: Tensor, keys: Tensor, backend: s
     for name, params in LAWS.items():
         given: dict[str, Any] = {"params": params, "draft_params": params, "backend": backend}
         for acceptance in ("sample", "match", "typical", "recursive", "traversal"):
-            noise = {"noise_keys": keys} if acceptance == "match" else {"uniform_samples": coins}
+            noise: dict[str, Any] = {"noise_keys": keys} if acceptance == "match" else {"uniform_samples": coins}
             out = sk.verify_tree(target, tree, tokens, draft, acceptance=acceptance, **noise, **given)
             yield f"tree {acceptance} {name}", out.tokens
     for law in TARGET_LAWS[1:]:

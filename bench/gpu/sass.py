@@ -107,22 +107,24 @@ def find_cuobjdump() -> str | None:
 
 def blocks_of(code: list[tuple[int, str]]) -> dict[int, Block]:
     """Cuts a kernel's instructions, (address, text) each, at branches and at where they lead."""
-    starts, targets = {code[0][0]}, dict[int, int | None]()
+    starts, targets = {code[0][0]}, dict[int, int]()
     for (address, text), (following, _) in zip(code, [*code[1:], (-1, "")], strict=True):
         if "BRA.DIV" in text:  # taken by a warp whose lanes have gone apart: there is none
             continue
-        if branch := BRANCH.search(text):
-            targets[address] = int(branch[2], 16) if branch[2] else None
+        branch = BRANCH.search(text)
+        if branch and branch[2]:
+            targets[address] = int(branch[2], 16)
+            starts.add(targets[address])
         if branch or END.search(bare(text)):
-            starts |= {following, *([targets[address]] if targets.get(address) is not None else [])}
+            starts.add(following)
     out, at = {}, 0
     while at < len(code):
         end = at + 1
         while end < len(code) and code[end][0] not in starts:
             end += 1
         texts = [text for _, text in code[at:end]]
-        (last, text), following = code[end - 1], code[end][0] if end < len(code) else None
-        going_on = [] if END.search(bare(text)) and bare(text) == text else [following]
+        (last, text), after = code[end - 1], code[end][0] if end < len(code) else None
+        going_on: list[int | None] = [] if END.search(bare(text)) and bare(text) == text else [after]
         going_on.append(targets.get(last))
         loads = [i for i, t in enumerate(texts) if any(load in t for load in ROW_LOADS)]
         exponentials = sum(EXPONENTIAL in t for t in texts)
