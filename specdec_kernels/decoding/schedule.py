@@ -58,6 +58,10 @@ class AutoSchedule(Schedule):
     that, which costs nothing. Where drafts pay, a step of another length is now and then made for comparison, as its
     costs may have changed.
 
+    Estimates can be wrong, and a text can change: so an account is kept of how far the batch is ahead of plain decoding
+    in time. A length is considered where that, a small allowance and half of what the step is expected to gain cover
+    what the step costs more than a plain one.
+
     Parameters
     ----------
     batch_size : int
@@ -72,12 +76,15 @@ class AutoSchedule(Schedule):
     _FIRST_PROBE, _LAST_PROBE = 16, 64  # steps without drafts before another try
     _REVIEW = 4  # steps without drafts, in which what is known only fades
     _FIRST_COMPARISON, _LAST_COMPARISON = 32, 256  # steps with drafts before one of another length
+    _ALLOWANCE, _MORE = 0.48, 0.01  # plain steps' time that drafts may lose: at first, and more for each token since
+    _TRUST = 0.5  # share of an expected gain that is counted on
 
     def __init__(self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts) -> None:
         self._lengths = np.array(AUTO_DRAFT_LENGTHS, dtype=np.int64)
         self._costs = costs
         self._yield = Yield(batch_size, self.max_draft_tokens)
         self._left = np.full(batch_size, max_new_tokens)  # tokens of each sequence, at most; 0 where it has ended
+        self._credit = self._ALLOWANCE
         self._step = 0
         self._plain_steps = 0  # since the last draft
         self._probe_after = self._FIRST_PROBE
@@ -87,10 +94,11 @@ class AutoSchedule(Schedule):
 
     def next(self) -> int:
         choice = self._best
-        if choice == 0 and self._plain_steps >= self._probe_after:
+        affordable = np.isfinite(self._seconds)
+        if choice == 0 and self._plain_steps >= self._probe_after and affordable[1:].any():
             choice = 1 + int(self._seconds[1:].argmin())
         elif choice > 0 and self._same_steps >= self._compare_after:
-            others = [0] + [other for other in (choice + 1, choice - 1) if 0 < other < len(self._lengths)]
+            others = [o for o in (0, choice + 1, choice - 1) if o == 0 or (o < len(affordable) and affordable[o])]
             choice = others[self._comparisons % len(others)]
         return int(self._lengths[choice])
 
@@ -99,10 +107,14 @@ class AutoSchedule(Schedule):
 
     def note(self, result: StepResult, seconds: float | None) -> None:
         width = result.tokens.shape[1] - 1
+        cost, before = self._costs.at(self._step), self._left.max()
         if seconds is not None:
             self._costs.learn(self._step, width, seconds)
         self._step += 1
         self._left = np.where(result.active, self._left - result.num_tokens, 0)
+        # Plain decoding takes as many steps as the last sequence has tokens.
+        progress = before - self._left.max()
+        self._credit += (1 + self._MORE) * progress - cost[np.searchsorted(self._lengths, width)] / cost[0]
         best = self._best
         if best > 0 and self._same_steps >= self._compare_after:
             self._same_steps, self._comparisons = 0, self._comparisons + 1
@@ -135,9 +147,14 @@ class AutoSchedule(Schedule):
         self._choose()
 
     def _choose(self) -> None:
-        """Find the length by which the batch is done soonest under the present estimates."""
-        steps = self._left[:, None] / self._yield.expected()[:, self._lengths]
-        self._seconds = steps.max(0) * self._costs.at(self._step)  # [lengths]
+        """Find the length by which the batch is done soonest under the present estimates, of those it can afford."""
+        if not self._left.any():
+            return
+        steps = (self._left[:, None] / self._yield.expected()[:, self._lengths]).max(0)  # [lengths]
+        cost = self._costs.at(self._step)
+        affordable = cost / cost[0] - 1 <= self._credit + self._TRUST * (steps[0] / steps - 1)
+        affordable[0] = True
+        self._seconds = np.where(affordable, steps * cost, np.inf)
         best = int(self._seconds.argmin())
         self._best = best if self._MARGIN * self._seconds[best] < self._seconds[0] else 0
 
