@@ -72,7 +72,7 @@ class AutoSchedule(Schedule):
 
     max_draft_tokens = AUTO_DRAFT_LENGTHS[-1]
     learns = True
-    _MARGIN = 1.02  # a gain below this does not pay for the risk of a wrong estimate
+    _MARGIN = 1.04  # a gain below this does not pay for the risk of a wrong estimate
     _FIRST_PROBE, _LAST_PROBE = 16, 64  # steps without drafts before another try
     _REVIEW = 4  # steps without drafts, in which what is known only fades
     _FIRST_COMPARISON, _LAST_COMPARISON = 32, 256  # steps with drafts before one of another length
@@ -90,9 +90,12 @@ class AutoSchedule(Schedule):
         self._probe_after = self._FIRST_PROBE
         self._same_steps = 0  # with drafts, since the last comparison
         self._compare_after, self._comparisons = self._FIRST_COMPARISON, 0
+        self._stale = False
         self._choose()
 
     def next(self) -> int:
+        if self._stale:
+            self._choose()
         choice = self._best
         affordable = np.isfinite(self._seconds)
         if choice == 0 and self._plain_steps >= self._probe_after and affordable[1:].any():
@@ -114,7 +117,7 @@ class AutoSchedule(Schedule):
         self._left = np.where(result.active, self._left - result.num_tokens, 0)
         # Plain decoding takes as many steps as the last sequence has tokens.
         progress = before - self._left.max()
-        self._credit += (1 + self._MORE) * progress - cost[np.searchsorted(self._lengths, width)] / cost[0]
+        self._credit += (1 + self._MORE) * progress - cost[AUTO_DRAFT_LENGTHS.index(width)] / cost[0]
         best = self._best
         if best > 0 and self._same_steps >= self._compare_after:
             self._same_steps, self._comparisons = 0, self._comparisons + 1
@@ -122,8 +125,7 @@ class AutoSchedule(Schedule):
         if not width:
             self._plain_steps += 1
             self._yield.fade()
-            if self._plain_steps % self._REVIEW == 0:
-                self._choose()
+            self._stale |= self._plain_steps % self._REVIEW == 0
             return
         worked = result.num_drafted >= 0
         short = result.num_accepted < width
@@ -144,10 +146,11 @@ class AutoSchedule(Schedule):
         """Learn from drafts that were not verified: as much of them was emitted anyway, and the next was another."""
         self._yield.add(accepted, failed)
         self._probe_after = self._LAST_PROBE  # all that a try can tell is what it costs
-        self._choose()
+        self._stale |= bool(accepted.any())  # a failure is in no hurry
 
     def _choose(self) -> None:
         """Find the length by which the batch is done soonest under the present estimates, of those it can afford."""
+        self._stale = False
         if not self._left.any():
             return
         steps = (self._left[:, None] / self._yield.expected()[:, self._lengths]).max(0)  # [lengths]
