@@ -320,6 +320,26 @@ def test_how_many_tokens_are_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [5, 3, 5, 7, "auto"]
 
 
+@pytest.mark.parametrize(("threshold", "most"), [(None, 1), (0.4, 1), (0.0, 5)])
+def test_an_assistant_that_is_unsure_drafts_no_further(
+    threshold: float | None, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does transformers' own; without a threshold it has the default of a generation config."""
+    model, assistant = tiny("llama", 1), tiny("llama", 2)  # random: no token has a probability of 0.4
+    assistant.generation_config.assistant_confidence_threshold = threshold
+    drafted: list[int] = []
+    propose = sk.ModelDrafter.propose
+
+    def noted(*args: Any) -> Any:
+        drafted.append(propose(*args).tokens.shape[1])
+        return propose(*args)
+
+    monkeypatch.setattr(sk.ModelDrafter, "propose", noted)
+    with assisted_generation():
+        model.generate(prompts(4)[0], max_new_tokens=8, do_sample=False, assistant_model=assistant)
+    assert max(drafted) == most
+
+
 def chosen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The options of every call that comes in, which goes no further."""
     calls: list[Any] = []

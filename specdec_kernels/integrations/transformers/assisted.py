@@ -35,6 +35,7 @@ _UNDERSTOOD = frozenset(
 )
 """What may come among the model's arguments: made by transformers, or checked."""
 _DRAFT_LENGTH = 5
+_CONFIDENCE = 0.4  # transformers' own, where a generation config has none
 
 
 def generate(
@@ -81,7 +82,8 @@ def generate(
         Given a column ``[batch]`` at a time, as in plain generation.
     assistant_model, assistant_tokenizer, tokenizer
         As ``model.generate`` takes them. How many tokens are drafted is the assistant's ``num_assistant_tokens`` if its
-        generation config has that, else 5; its schedule and confidence threshold are not looked at.
+        generation config has that, else 5, and on a CPU, where that saves forwards, none after one that it gave with
+        less than its ``assistant_confidence_threshold`` (0.4 where it has none); its schedule is not looked at.
     drafter : Drafter, optional
         Any of this package's, in the place of ``assistant_model`` and ``prompt_lookup_num_tokens``.
     num_speculative_tokens : int or "auto", optional
@@ -258,7 +260,11 @@ def _drafter(
         assert processed is not None
         runner = ProcessedRunner(runner, kept, texts)
         runner.ended = processed.ended
-    return ModelDrafter(runner), assistant.generation_config.num_assistant_tokens or _DRAFT_LENGTH
+    given = assistant.generation_config
+    threshold = _CONFIDENCE if given.assistant_confidence_threshold is None else given.assistant_confidence_threshold
+    # elsewhere a draft's forwards are all enqueued before its first token is known
+    confidence = threshold if runner.device.type == "cpu" else 0.0
+    return ModelDrafter(runner, min_confidence=confidence), given.num_assistant_tokens or _DRAFT_LENGTH
 
 
 def _check_status(status: Tensor) -> None:
