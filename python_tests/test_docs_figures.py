@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from bench import machine, plot, report
+from bench.cascades import report as cascades_report
 from specdec_kernels import analysis
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,6 +27,7 @@ if not RESULTS.exists():
 NEWER = ROOT / "bench/results/intel-r-xeon-r-processor-2-cores-avx512"  # another machine
 GPU = ROOT / "bench/results/nvidia-h100-80gb-hbm3"
 PLAN, OVERHEADS = NEWER / "plan.json", NEWER / "overhead"
+CASCADES = machine.RESULTS / "cascades"
 PAGES = ("docs/benchmarks.md", "docs/what-it-gains.md", "README.md")
 WORDS_ONLY = {  # tables without figures, by the first cell of their heading
     "README.md": {"in", "backend", "missing"}, "docs/what-it-gains.md": {"question", "`sk.analysis.`"},
@@ -162,10 +164,6 @@ def decoded(name: str, prompts: str, temperature: float, drafter: str, number: i
 
 def end_to_end(label: str, column: str) -> Expected:
     name, prompts = ("end_to_end_quote", "quote") if label == "quote, eight texts" else ("end_to_end", label)
-    if column.startswith('"auto"'):
-        auto = [r["ratio"] for r in results(name)["rows"]
-                if r["prompts"] == prompts and r["num_speculative_tokens"] == "auto"]  # fmt: skip
-        return [min(auto), max(auto)]
     temperature, drafter, number = {
         LOOKUP: (0.0, "lookup", 7), NGRAMS: (1.0, "ngram-lm", 3),
     }[column]  # fmt: skip
@@ -174,12 +172,44 @@ def end_to_end(label: str, column: str) -> Expected:
     return decoded(name, prompts, temperature, drafter, number)
 
 
+AUTO = {"one": "end_to_end_auto", "eight": "end_to_end_auto_8"}
+
+
+def adaptive(label: str, column: str) -> Expected:
+    """Times plain decoding, one sequence at a time or eight together; of "auto" with its interval."""
+    (prompts, sampling), (size, length) = label.split(", "), column.split(": ")
+    number = "auto" if length == '"auto"' else int(length.removeprefix("K = "))
+    at = {"prompts": prompts, "temperature": float(sampling != "greedy"), "drafter": "lookup"}
+    found = row(AUTO[size], num_speculative_tokens=number, **at)
+    return [found[key] for key in (("ratio", "ratio_low", "ratio_high") if number == "auto" else ("ratio",))]
+
+
+def of_auto(what: str) -> Expected:
+    """The least of one of its goals, over both batch sizes."""
+    return [
+        min(t["measured"] for name in AUTO.values() for t in results(name)["targets"] if t["what"].startswith(what))
+    ]
+
+
 def in_transformers(label: str, column: str) -> Expected:
     prompts, batch, sampling = re.fullmatch(r"([\w-]+), batch (\d+), (.*)", label).groups()  # type: ignore[union-attr]
     way = {"its own": "transformers", "ours": "specdec_kernels", 'ours, "auto"': "specdec_kernels, auto"}[column]
     if way == "transformers" and batch != "1":
         return []
     return [row("in_transformers", prompts=prompts, batch=int(batch), sampling=sampling, way=way)["ratio_cpu"]]
+
+
+WAYS = {
+    "transformers: lookup": "transformers", "transformers: draft": "transformers, assistant",
+    "ours: lookup": "specdec_kernels", "ours: draft": "specdec_kernels, assistant",
+    'ours: lookup, "auto"': "specdec_kernels, auto",
+    "own loop: plain": "own loop, plain", "own loop: lookup": "own loop",
+}  # fmt: skip
+
+
+def beside_transformers(label: str, column: str) -> Expected:
+    prompts, sampling = label.split(", ")
+    return [row("in_transformers_ten", prompts=prompts, sampling=sampling, way=WAYS[column])["ratio"]]
 
 
 def medusa(label: str, column: str) -> Expected:
@@ -308,9 +338,8 @@ GOALS: dict[str, Callable[[], Expected]] = {
     "HumanEval, T = 1, n-gram model: times plain decoding": lambda: end_to_end(
         "humaneval", "T = 1, n-gram model, K = 3"
     )[:1],
-    '"auto", at its worst: times plain decoding': lambda: [
-        min(end_to_end(name, '"auto"')[0] for name in ("code-edit", "quote", "humaneval", "chat"))
-    ],
+    '"auto", at its worst: times plain decoding': lambda: of_auto("auto, any set"),
+    '"auto", at its worst: times the best fixed K that pays': lambda: of_auto("auto, where drafts pay"),
 }
 
 
@@ -325,7 +354,8 @@ STATED: dict[str, tuple[str, str]] = {  # the file, and what the goal is called 
     "code-edit, greedy, lookup: times plain decoding": ("end_to_end", r"code-edit, greedy, lookup"),
     "quote, the same": ("end_to_end", r"quote, greedy, lookup"),
     "HumanEval, T = 1, n-gram model: times plain decoding": ("end_to_end", r"humaneval, temperature 1, ngram-lm"),
-    '"auto", at its worst: times plain decoding': ("end_to_end", r"auto, any set"),
+    '"auto", at its worst: times plain decoding': (AUTO["one"], r"auto, any set"),
+    '"auto", at its worst: times the best fixed K that pays': (AUTO["one"], r"auto, where drafts pay"),
 }
 
 
@@ -341,12 +371,12 @@ def goal(label: str) -> set[float]:
 RULES = {"greedy": (0.0, "greedy"), "T = 1, token": (1.0, "token"), "T = 1, block": (1.0, "block")}
 
 
-def draft_pair(label: str, column: str) -> Expected:
+def draft_pair(label: str, column: str, name: str = "draft_model") -> Expected:
     """Times plain decoding, tokens a step and acceptance of the trained draft model."""
     prompts, gamma = label.split(", γ = ")
     temperature, rule = RULES[column]
     at = {"prompts": prompts, "temperature": temperature, "rule": rule, "num_speculative_tokens": int(gamma)}
-    found = row("draft_model", drafter="model", **at)
+    found = row(name, drafter="model", **at)
     return [found["ratio"], found["mean_acceptance_length"], found["alpha"]]
 
 
@@ -397,10 +427,11 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "chain": chain, "chain in bfloat16": chain_in_bfloat16, "other chains": chain_more, "variants": chain_variants,
     "tree": tree, "gather": gather, "overhead": overhead, "rates": rates, "best peer": best_peer,
     "goals": goals, "end to end": end_to_end, "medusa": medusa, "medusa trees": medusa_trees, "ratios": span_of,
-    "in transformers": in_transformers, "vllm": in_vllm, "best gamma": best_gamma, "plan": plan,
-    "step costs": step_costs, "gpu": on_gpu, "typical": typical,
-    "forward": forward, "own loop": own_loop, "instructions": instructions,
-    "draft model": draft_pair, "parts of a step": parts_of_a_step,
+    "in transformers": in_transformers, "beside transformers": beside_transformers, "vllm": in_vllm,
+    "best gamma": best_gamma, "plan": plan, "step costs": step_costs, "gpu": on_gpu, "typical": typical,
+    "forward": forward, "own loop": own_loop, "auto": adaptive, "instructions": instructions,
+    "draft model": draft_pair, "draft model, own loop": partial(draft_pair, name="draft_model_own"),
+    "parts of a step": parts_of_a_step,
     "processors": with_processors, "counting": counting,
 }  # fmt: skip
 
@@ -468,6 +499,7 @@ def test_the_commands_are_those_of_the_results() -> None:
     for name in (
         "verify_chain", "end_to_end", "end_to_end_quote", "end_to_end_medusa", "medusa_trees", "in_transformers",
         "vllm_engine", "forward", "end_to_end_own", "draft_model", "processors", "count_tokens_",
+        "in_transformers_ten", *AUTO.values(),
     ):  # fmt: skip
         assert results(name)["command"] in text, name
     assert "python -m bench.run --op verify_tree gather_kv_ --json --threads 2" in text  # one run each in the results
@@ -524,14 +556,26 @@ def test_what_is_said_of_the_plan_is_that_of_its_results() -> None:
 
 def test_the_cascades_figures_are_of_their_results() -> None:
     """``python -m bench.cascades report`` draws all anew."""
-    folder = machine.RESULTS / "cascades"
     for task, names in {
-        "rewriting": ("rejections", "target-calls", "seconds", "variants"), "next-token": ("accuracy", "log-loss"),
-    }.items():  # fmt: skip
-        revision = plot.revision(json.loads((folder / f"{task}.json").read_text()))
+        "rewriting": ("-rejections", "-target-calls", "-seconds", "-variants"),
+        "draft-lengths": ("",),
+        "next-token": ("-accuracy", "-log-loss"),
+    }.items():
+        revision = plot.revision(json.loads((CASCADES / f"{task}.json").read_text()))
         for name in names:
-            with Image.open(folder / f"{task}-{name}.png") as figure:
+            with Image.open(CASCADES / f"{task}{name}.png") as figure:
                 assert figure.info.get("Description") == revision, name
+
+
+def test_the_sentence_on_draft_lengths_is_that_of_the_results() -> None:
+    tables = cascades_report._draft_lengths(json.loads((CASCADES / "draft-lengths.json").read_text()))
+    assert tables in (CASCADES / "README.md").read_text()
+    text = " ".join((ROOT / "docs/choosing-a-rule.md").read_text().split())
+    lossless = re.findall(r"takes ([\d.]+), ([\d.]+), ([\d.]+) target calls", tables)
+    token_v2 = re.findall(r"\| TokenV2 \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", tables)
+    assert len(lossless) == len(token_v2) == 2
+    for calls in lossless + token_v2:
+        assert "{}, {} and {}".format(*calls) in text
 
 
 def test_the_ops_figures_are_of_their_results() -> None:

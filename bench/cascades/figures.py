@@ -21,10 +21,10 @@ VARIANTS = (
 
 def draw(
     result: Mapping[str, Any], panels: Sequence[tuple[str, str]], rules: Sequence[str], quality: str,
-    labels: tuple[str, str], path: Path,
+    labels: tuple[str, str], path: Path, alone: bool = True,
 ) -> None:  # fmt: skip
     """One panel for each (setting, cost) of `panels`, one line a rule, with a standard error up and down; the target's
-    quality dashed.
+    quality dashed. With `alone` there is a point for each of the two models alone, far from the lines at its cost.
     """
     import matplotlib
 
@@ -51,7 +51,7 @@ def draw(
                 handles[rule] = axes.errorbar(x, y, errors, elinewidth=0.6, capsize=1.5, **style)
         for name, marker in ((LOSSLESS, "s"), (DRAFT, "<"), (TARGET, ">")):
             for point in by_rule.get(name, ()):
-                if point.get(cost) is not None:
+                if point.get(cost) is not None and (alone or name == LOSSLESS):
                     handles[name] = axes.scatter(point[cost], point[quality], color="black", marker=marker, s=22)
                 if name == TARGET:
                     axes.axhline(point[quality], color="black", linewidth=0.8, linestyle="--")

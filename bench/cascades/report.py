@@ -204,7 +204,8 @@ def _draft_lengths(result: dict[str, Any]) -> str:
 def _draw_draft_lengths(result: dict[str, Any], folder: Path) -> list[Path]:
     path = folder / "draft-lengths.png"
     panels = [(setting, _CALLS) for setting in _settings_of(result)]
-    figures.draw(result, panels, figures.MAIN, "word_accuracy", ("target calls a token", "word accuracy"), path)
+    labels = "target calls a token", "word accuracy"
+    figures.draw(result, panels, figures.MAIN, "word_accuracy", labels, path, alone=False)
     return [path]
 
 
