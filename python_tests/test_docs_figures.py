@@ -172,11 +172,11 @@ def end_to_end(label: str, column: str) -> Expected:
     return decoded(name, prompts, temperature, drafter, number)
 
 
-AUTO = {"one": "end_to_end_auto", "eight": "end_to_end_auto_8"}
+AUTO = {"one": "end_to_end_auto", "four": "end_to_end_auto_4", "eight": "end_to_end_auto_8"}
 
 
 def adaptive(label: str, column: str) -> Expected:
-    """Times plain decoding, one sequence at a time or eight together; of "auto" with its interval."""
+    """Times plain decoding, one sequence at a time or several together; of "auto" with its interval."""
     (prompts, sampling), (size, length) = label.split(", "), column.split(": ")
     number = "auto" if length == '"auto"' else int(length.removeprefix("K = "))
     at = {"prompts": prompts, "temperature": float(sampling != "greedy"), "drafter": "lookup"}
@@ -185,7 +185,7 @@ def adaptive(label: str, column: str) -> Expected:
 
 
 def of_auto(what: str) -> Expected:
-    """The least of one of its goals, over both batch sizes."""
+    """The least of one of its goals, over the batch sizes."""
     return [
         min(t["measured"] for name in AUTO.values() for t in results(name)["targets"] if t["what"].startswith(what))
     ]
