@@ -169,6 +169,24 @@ def test_what_was_gained_is_the_most_that_a_text_that_changes_can_cost(batch: in
     assert np.quantile(ratios, 0.1) > 0.96  # of plain decoding, whose steps take 1
 
 
+def test_no_length_is_compared_that_the_batch_cannot_afford() -> None:
+    auto = AutoSchedule(1, 999, table(np.array([1.0, 1.1, 3.0, 9.0])))
+    for step in range(30):
+        auto.note(result(1, np.array([int(step % 5 > 1)])), None)  # three of five are accepted
+    assert auto.next() == 1
+    auto._credit = 0.0
+    auto._choose()
+    auto._same_steps = auto._compare_after
+    assert {auto.next() for auto._comparisons in range(3)} == {0}
+
+
+def test_a_draft_that_would_have_been_right_is_acted_on_at_once() -> None:
+    auto = AutoSchedule(1, 99, table(np.array([1.0, 1.5, 1.6, 1.7])))
+    assert auto.next() == 0
+    auto.judge(np.array([7]), np.array([False]))
+    assert auto.next() == 7
+
+
 def test_wrong_costs_are_found_out() -> None:
     """Rehearsed as if rows were free, although they are dear, and the other way round."""
     for start, truth, alpha in ((PACKED, DEAR, 0.4), (DEAR, PACKED, 0.6)):
