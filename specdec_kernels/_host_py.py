@@ -193,9 +193,17 @@ class NgramIndex:
                 counts[b] = len(proposal)
         return tokens, counts
 
+    def matched(self) -> NDArray[np.int64]:
+        """Return the length of every sequence's match, in tokens ([num_sequences] int64); 0 where nothing matches."""
+        with self._lock:
+            return np.array([max(own[0], corpus[0]) for own, corpus in map(self._matches, self._texts)])
+
+    def _matches(self, text: _Text) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Length and end of the longest match in the text itself, and of that in the corpus."""
+        return text.longest_match(text.tokens), self._corpus.longest_match(text.tokens)
+
     def _continuation(self, text: _Text, limit: int) -> list[int]:
-        length, end = text.longest_match(text.tokens)
-        corpus_length, corpus_end = self._corpus.longest_match(text.tokens)
+        (length, end), (corpus_length, corpus_end) = self._matches(text)
         if corpus_length > length:
             following = self._corpus.tokens[corpus_end : corpus_end + limit]
             return following[: following.index(_SEPARATOR)] if _SEPARATOR in following else following

@@ -273,12 +273,27 @@ class NgramIndex {
     return py::make_tuple(std::move(tokens), std::move(counts));
   }
 
+  py::array matched() {
+    py::array_t<std::int64_t> lengths(num_sequences_);
+    View view(lengths);
+    const Atomic atomic(mutex_);
+    for (std::int64_t b = 0; b < num_sequences_; ++b) {
+      const auto [own, in_corpus] = matches(texts_[b]);
+      view.set(static_cast<std::int64_t>(std::max(own.length, in_corpus.length)), b);
+    }
+    return lengths;
+  }
+
  private:
+  // Of the text's last tokens: the longest match in the text itself, and that in the corpus.
+  std::pair<Match, Match> matches(const TextIndex& text) const {
+    return {text.longest_match(text.tokens()), corpus_.longest_match(text.tokens())};
+  }
+
   // Writes at most `limit` tokens to row b of `out` and returns how many.
   std::int64_t write_continuation(const TextIndex& text, std::int64_t b, std::int64_t limit, View& out) const {
     const std::vector<Token>& own = text.tokens();
-    const Match match = text.longest_match(own);
-    const Match corpus_match = corpus_.longest_match(own);
+    const auto [match, corpus_match] = matches(text);
     if (corpus_match.length > match.length) {
       const Token* following = corpus_.tokens().data() + corpus_match.end;
       std::int64_t i = 0;
@@ -340,7 +355,8 @@ PYBIND11_MODULE(_host, m) {
       .def("reset", &NgramIndex::reset, py::arg("sequence"), "Empty a sequence and release its memory.")
       .def("length", &NgramIndex::length, py::arg("sequence"), "Return the number of tokens in a sequence.")
       .def("propose", &NgramIndex::propose, py::arg("num_tokens"), py::kw_only(), py::arg("limits") = py::none(),
-           py::arg("out") = py::none(), "Propose the continuation of every sequence: (tokens, counts).");
+           py::arg("out") = py::none(), "Propose the continuation of every sequence: (tokens, counts).")
+      .def("matched", &NgramIndex::matched, "Return the length of every sequence's match, in tokens.");
   bind_direct(m);
 }
 

@@ -139,7 +139,7 @@ def test_an_outcome_counts_once() -> None:
 def test_it_comes_back_when_the_text_changes() -> None:
     auto = AutoSchedule(1, 500, table(DEAR))
     rate(auto, DEAR, [0.0], tokens=500)
-    auto._left[:] = 2000
+    auto._account.left[:] = 2000
     assert rate(auto, DEAR, [0.95], tokens=2000) > 0.8 * (1 - 0.95**8) / 0.05 / 4.0
 
 
@@ -150,7 +150,7 @@ def test_the_sequence_that_needs_the_most_steps_decides() -> None:
         auto = AutoSchedule(4, 100, table(PACKED))
         for _ in range(10):
             auto.note(result(7, accepted), None)
-        auto._left = np.array([left, 40, 40, 40])
+        auto._account.left = np.array([left, 40, 40, 40])
         auto.note(result(7, accepted), None)
         assert auto.next() == wanted
 
@@ -174,17 +174,10 @@ def test_no_length_is_compared_that_the_batch_cannot_afford() -> None:
     for step in range(30):
         auto.note(result(1, np.array([int(step % 5 > 1)])), None)  # three of five are accepted
     assert auto.next() == 1
-    auto._credit = 0.0
+    auto._account.credit = 0.0
     auto._choose()
     auto._same_steps = auto._compare_after
     assert {auto.next() for auto._comparisons in range(3)} == {0}
-
-
-def test_a_draft_that_would_have_been_right_is_acted_on_at_once() -> None:
-    auto = AutoSchedule(1, 99, table(np.array([1.0, 1.5, 1.6, 1.7])))
-    assert auto.next() == 0
-    auto.judge(np.array([7]), np.array([False]))
-    assert auto.next() == 7
 
 
 def test_wrong_costs_are_found_out() -> None:
@@ -284,25 +277,6 @@ def test_a_seed_reproduces(acceptance: str, monkeypatch: pytest.MonkeyPatch) -> 
     again = sk.generate(target, ids, seeds=drawn, num_speculative_tokens=costs, **how)
     assert again.stats.num_steps == measured.stats.num_steps
     assert again.stats.num_drafted == measured.stats.num_drafted
-
-
-def test_a_lookup_is_judged_without_being_verified() -> None:
-    """Rows are so dear that no step drafts; that the text repeats itself is seen all the same, and used when they are
-    not.
-    """
-    cycle = torch.arange(23).roll(-1)
-    logits = torch.full((23, 23, 23), -30.0)
-    logits[:, torch.arange(23), cycle] = 30.0
-    target = TableRunner(logits)
-    ids = torch.arange(23).repeat(2)[None, :30]
-    dear = CostTable(np.array([0, 20]), np.array([[1.0, 50, 50, 50], [1.0, 2, 3.3, 3.5]]))
-    seen: list[int] = []
-    sk.generate(
-        target, ids, drafter=sk.NgramDrafter(2), num_speculative_tokens=dear, max_new_tokens=60, acceptance="greedy",
-        eos_token_id=[], streamer=lambda rows: seen.append(len(rows[0])),
-    )  # fmt: skip
-    assert seen[:20] == [1] * 20, "nothing was verified while it was dear"
-    assert seen[20] == 8, "with the acceptance that is assumed at first, 7 tokens would not pay"
 
 
 def test_a_rehearsal_is_neither_prefill_nor_decoding(monkeypatch: pytest.MonkeyPatch) -> None:

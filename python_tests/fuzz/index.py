@@ -44,7 +44,7 @@ def _integer(case: Case, high: int) -> Any:
 
 def _call(case: Case, sequences: int) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     method = case.random.choice(
-        ("append", "append", "append_batch", "add_corpus", "truncate", "reset", "length", "propose", "propose")
+        ("append", "append", "append_batch", "add_corpus", "truncate", "reset", "length", "matched", "propose", "propose")
     )
     sequence = _integer(case, sequences - 1)
     if method == "append":
@@ -57,6 +57,8 @@ def _call(case: Case, sequences: int) -> tuple[str, tuple[Any, ...], dict[str, A
         return method, (_tokens(case, case.random.choice((0, 1, 9))),), {}
     if method == "truncate":
         return method, (sequence, _integer(case, 9)), {}
+    if method == "matched":
+        return method, (), {}
     if method != "propose":
         return method, (sequence,), {}
     width = case.random.randrange(6)
@@ -74,6 +76,8 @@ def _run(index: Any, method: str, positional: tuple[Any, ...], named: dict[str, 
         out = getattr(index, method)(*positional, **named)
     except (ValueError, TypeError, OverflowError) as error:
         return type(error).__name__, str(error)
+    if isinstance(out, np.ndarray):
+        out = (out,)
     return "", [array.tolist() for array in out] if isinstance(out, tuple) else out
 
 

@@ -40,6 +40,17 @@ def proposal(index: Any, num_tokens: int, sequence: int = 0) -> list[int]:
     return tokens[sequence, : counts[sequence]].tolist()
 
 
+def naive_match(text: list[int], documents: list[list[int]], lengths: range) -> int:
+    """Length of the longest suffix that stood before, with a token after it."""
+    for length in reversed(lengths):
+        for source in (text, *documents):
+            if length <= len(text) and any(
+                source[end - length : end] == text[len(text) - length :] for end in range(length, len(source))
+            ):
+                return length
+    return 0
+
+
 def naive_proposal(text: list[int], documents: list[list[int]], lengths: range, num_tokens: int) -> list[int]:
     """The definition, in O(text ** 2)."""
     n = len(text)
@@ -258,8 +269,10 @@ def test_both_implementations_follow_the_definition(edits: Any, num_tokens: int,
             naive_proposal(text, documents, range(min_ngram, max_ngram + 1), max(0, min(limit, num_tokens)))
             for text, limit in zip(texts, limits, strict=True)
         ]
+        matched = [naive_match(text, documents, range(min_ngram, max_ngram + 1)) for text in texts]
         for index in indices:
             assert [index.length(b) for b in range(3)] == [len(text) for text in texts]
+            assert index.matched().dtype == np.int64 and index.matched().tolist() == matched
             tokens, counts = index.propose(num_tokens, limits=np.array(limits))
             assert [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)] == expected
             assert all((row[count:] == -1).all() for row, count in zip(tokens, counts, strict=True))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..drafters.base import Drafter, TreeDrafter
+from ..drafters.base import Drafter, Foresight, TreeDrafter
 from ..drafters.none import NoDrafter
 from ..integrations.runners import as_runner
 from ..laws import TargetLaw
@@ -28,9 +28,9 @@ from .arguments import (
 )
 from .claims import claimed
 from .costs import CostTable, LearnedCosts
+from .foresight import ForesightSchedule
 from .grammar import Grammar, Masks
 from .graph import begin_steps
-from .hindsight import Hindsight
 from .listeners import emitter, progress_bar
 from .output import GenerationOutput, Recorder, Seconds, of_each
 from .rehearsal import begin_costs, synchronize
@@ -108,8 +108,9 @@ def generate(
         Tokens of each sequence at most, >= 1.
     num_speculative_tokens : int, "auto" or CostTable
         Draft tokens a step, 0 … 64. "auto": 0, 1, 3 or 7, chosen for the batch at each step by what its drafts have
-        yielded so far and by what steps have cost (at the first call with this model, kind of drafter and batch size, a
-        rehearsal of eight), so that the batch is done soonest, and drafting switches itself off where it does not pay.
+        yielded so far (those of `NgramDrafter` by how long a match each was read on from) and by what steps have cost
+        (at the first call with this model, kind of drafter and batch size, a rehearsal of eight), so that the batch is
+        done soonest; where drafting does not pay, nothing is drafted.
         Where `acceptance` is "token" or "block", sampling is not greedy and `seeds` are given, the draws depend on that
         choice: then costs are nominal ones (`CostTable.nominal`), so that the seeds reproduce. A `CostTable`: as
         "auto", by these costs; ``stats.costs`` of a call are those that it chose by, and reproduce its tokens with its
@@ -193,12 +194,11 @@ def generate(
         prefilled = time.perf_counter()
         costs = _costs(steps, num_speculative_tokens, reproducible=request.seeds is not None)
         schedule = _schedule(steps, max_new_tokens, num_speculative_tokens, costs)
-        hindsight = Hindsight(drafter, schedule) if isinstance(schedule, AutoSchedule) else None
         started = time.perf_counter()
 
         while state.host_active.any():
-            if hindsight:
-                hindsight.look(state)
+            if isinstance(schedule, ForesightSchedule) and (foresight := _foresight(state, drafter)) is not None:
+                schedule.look(foresight)
             launched = time.perf_counter()
             result, asked = steps.next_result(schedule)
             seconds = time.perf_counter() - launched
@@ -207,8 +207,6 @@ def generate(
                 state.masks.commit(of_each(result.tokens, result))
             drafter.commit(state, result)
             schedule.note(result, seconds if steps.steady else None)
-            if hindsight:
-                hindsight.judge(result)
             recorder.add(result)
             recorder.target_forwards += 1
             recorder.draft_steps += asked
@@ -247,6 +245,11 @@ def _costs(
     return begin_costs(steps)
 
 
+def _foresight(state: DecodingState, drafter: Drafter) -> Foresight | None:
+    """What the drafter says of the coming step."""
+    return drafter.foresee(state.at_step(state.draft_limits(AutoSchedule.max_draft_tokens), state.longest))
+
+
 def _schedule(
     steps: Steps,
     max_new_tokens: int,
@@ -254,7 +257,8 @@ def _schedule(
     costs: CostTable | LearnedCosts | None,
 ) -> Schedule:
     if costs is not None:
-        return AutoSchedule(steps.state.batch_size, max_new_tokens, costs)
+        foresees = _foresight(steps.state, steps.drafter) is not None
+        return (ForesightSchedule if foresees else AutoSchedule)(steps.state.batch_size, max_new_tokens, costs)
     if isinstance(steps.drafter, TreeDrafter):
         return FixedSchedule(steps.drafter.max_depth)
     return FixedSchedule(num_speculative_tokens if isinstance(num_speculative_tokens, int) else FIXED_DRAFT_LENGTH)

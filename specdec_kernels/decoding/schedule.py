@@ -33,6 +33,11 @@ class Schedule(ABC):
         """Learn from a step and its time; None: that says nothing."""
 
 
+def rounded_up(width: int) -> int:
+    """The least of `AUTO_DRAFT_LENGTHS` that is not below `width`."""
+    return next(length for length in AUTO_DRAFT_LENGTHS if length >= width)
+
+
 class FixedSchedule(Schedule):
     """The same number every time."""
 
@@ -48,19 +53,79 @@ class FixedSchedule(Schedule):
         return self.max_draft_tokens if width else 0
 
 
+class Account:
+    """How far a batch is ahead of plain decoding in time, and which steps it can therefore afford.
+
+    Estimates can be wrong, and a text can change. So a draft is made only where what the batch is ahead, a small
+    allowance and a share of what the step is expected to gain cover what it costs more than a plain step.
+
+    Parameters
+    ----------
+    batch_size : int
+    max_new_tokens : int
+        Of each sequence.
+    costs : CostTable or LearnedCosts
+    allowance : float
+        What drafts may lose, in plain steps.
+    trust : float
+        Share of an expected gain that is counted on.
+    """
+
+    _MORE = 0.01  # what drafts may lose besides, for each token since
+
+    def __init__(
+        self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts, allowance: float, trust: float
+    ) -> None:
+        self.left = np.full(batch_size, max_new_tokens)  # tokens of each sequence, at most; 0 where it has ended
+        self.credit = allowance
+        self._costs, self._trust = costs, trust
+        self._step = 0
+
+    def cost(self) -> NDArray[np.float64]:
+        """``[lengths]``: what a step with each of `AUTO_DRAFT_LENGTHS` takes, in plain steps."""
+        seconds = self._costs.at(self._step)
+        return seconds / seconds[0]
+
+    def affords(self, cost: NDArray[np.float64], gain: NDArray[np.float64]) -> _Flags:
+        """``[lengths]``: which steps are affordable, of this cost and expected gain in plain steps."""
+        affordable: _Flags = cost - 1 <= self.credit + self._trust * gain
+        affordable[0] = True
+        return affordable
+
+    def note(self, result: StepResult, seconds: float | None) -> tuple[float, float]:
+        """Take in a step; how many plain steps it was worth, and its cost in them.
+
+        Plain decoding takes as many steps as the last sequence has tokens.
+        """
+        width = result.tokens.shape[1] - 1
+        cost, before = float(self.cost()[AUTO_DRAFT_LENGTHS.index(width)]), self.left.max()
+        if seconds is not None:
+            self._costs.learn(self._step, width, seconds)
+        self._step += 1
+        self.left = np.where(result.active, self.left - result.num_tokens, 0)
+        progress = float(before - self.left.max())
+        self.credit += (1 + self._MORE) * progress - cost
+        return progress, cost
+
+
+def failed_drafts(result: StepResult) -> _Flags:
+    """``[batch]``: whose draft ended with a token that was not accepted, or with none where another was to come.
+
+    What ended with its last draft token, or was left no room for more, failed at nothing.
+    """
+    short = result.num_accepted < result.tokens.shape[1] - 1
+    ended = ~result.active & (result.num_accepted == result.num_drafted)
+    return (result.num_drafted >= 0) & short & ~ended & (result.num_tokens > result.num_accepted)
+
+
 class AutoSchedule(Schedule):
     """The batch drafts as many tokens a sequence as let it be done soonest, or none.
 
     A forward has the same number of rows for each sequence, and the batch is done with the last of them: so the number
     is the batch's, and the sequence that needs the most steps decides. (What lets the others end sooner would be paid
     for by that one, with dearer steps.) Where no draft pays, the least bad one is tried again now and then, less and
-    less often while that fails; a drafter that can say what it would have proposed (`Drafter.foresee`) is judged by
-    that, which costs nothing. Where drafts pay, a step of another length is now and then made for comparison, as its
-    costs may have changed.
-
-    Estimates can be wrong, and a text can change: so an account is kept of how far the batch is ahead of plain decoding
-    in time. A length is considered where that, a small allowance and half of what the step is expected to gain cover
-    what the step costs more than a plain one.
+    less often while that fails. Where drafts pay, a step of another length is now and then made for comparison, as its
+    costs may have changed. No length is chosen that the batch cannot afford (`Account`).
 
     Parameters
     ----------
@@ -76,26 +141,18 @@ class AutoSchedule(Schedule):
     _FIRST_PROBE, _LAST_PROBE = 16, 64  # steps without drafts before another try
     _REVIEW = 4  # steps without drafts, in which what is known only fades
     _FIRST_COMPARISON, _LAST_COMPARISON = 32, 256  # steps with drafts before one of another length
-    _ALLOWANCE, _MORE = 0.48, 0.01  # plain steps' time that drafts may lose: at first, and more for each token since
-    _TRUST = 0.5  # share of an expected gain that is counted on
+    _ALLOWANCE, _TRUST = 0.48, 0.5  # see `Account`
 
     def __init__(self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts) -> None:
-        self._lengths = np.array(AUTO_DRAFT_LENGTHS, dtype=np.int64)
-        self._costs = costs
+        self._account = Account(batch_size, max_new_tokens, costs, self._ALLOWANCE, self._TRUST)
         self._yield = Yield(batch_size, self.max_draft_tokens)
-        self._left = np.full(batch_size, max_new_tokens)  # tokens of each sequence, at most; 0 where it has ended
-        self._credit = self._ALLOWANCE
-        self._step = 0
         self._plain_steps = 0  # since the last draft
         self._probe_after = self._FIRST_PROBE
         self._same_steps = 0  # with drafts, since the last comparison
         self._compare_after, self._comparisons = self._FIRST_COMPARISON, 0
-        self._stale = False
         self._choose()
 
     def next(self) -> int:
-        if self._stale:
-            self._choose()
         choice = self._best
         affordable = np.isfinite(self._seconds)
         if choice == 0 and self._plain_steps >= self._probe_after and affordable[1:].any():
@@ -103,21 +160,14 @@ class AutoSchedule(Schedule):
         elif choice > 0 and self._same_steps >= self._compare_after:
             others = [o for o in (0, choice + 1, choice - 1) if o == 0 or (o < len(affordable) and affordable[o])]
             choice = others[self._comparisons % len(others)]
-        return int(self._lengths[choice])
+        return AUTO_DRAFT_LENGTHS[choice]
 
     def round_up(self, width: int) -> int:
-        return int(self._lengths[np.searchsorted(self._lengths, width)])
+        return rounded_up(width)
 
     def note(self, result: StepResult, seconds: float | None) -> None:
         width = result.tokens.shape[1] - 1
-        cost, before = self._costs.at(self._step), self._left.max()
-        if seconds is not None:
-            self._costs.learn(self._step, width, seconds)
-        self._step += 1
-        self._left = np.where(result.active, self._left - result.num_tokens, 0)
-        # Plain decoding takes as many steps as the last sequence has tokens.
-        progress = before - self._left.max()
-        self._credit += (1 + self._MORE) * progress - cost[AUTO_DRAFT_LENGTHS.index(width)] / cost[0]
+        self._account.note(result, seconds)
         best = self._best
         if best > 0 and self._same_steps >= self._compare_after:
             self._same_steps, self._comparisons = 0, self._comparisons + 1
@@ -125,14 +175,11 @@ class AutoSchedule(Schedule):
         if not width:
             self._plain_steps += 1
             self._yield.fade()
-            self._stale |= self._plain_steps % self._REVIEW == 0
+            if self._plain_steps % self._REVIEW == 0:
+                self._choose()
             return
-        worked = result.num_drafted >= 0
-        short = result.num_accepted < width
-        # What ended with its last draft token, or was left no room for more, failed at nothing.
-        ended = ~result.active & (result.num_accepted == result.num_drafted)
-        failed = worked & short & ~ended & (result.num_tokens > result.num_accepted)
-        self._yield.add(np.where(worked, result.num_accepted, 0), failed)
+        failed = failed_drafts(result)
+        self._yield.add(np.where(result.num_drafted >= 0, result.num_accepted, 0), failed)
         self._same_steps += 1
         self._choose()
         if self._best > 0:
@@ -142,22 +189,14 @@ class AutoSchedule(Schedule):
         if best > 0 or failed.any():  # a try that succeeds is repeated
             self._plain_steps = 0
 
-    def judge(self, accepted: _Ints, failed: _Flags) -> None:
-        """Learn from drafts that were not verified: as much of them was emitted anyway, and the next was another."""
-        self._yield.add(accepted, failed)
-        self._probe_after = self._LAST_PROBE  # all that a try can tell is what it costs
-        self._stale |= bool(accepted.any())  # a failure is in no hurry
-
     def _choose(self) -> None:
         """Find the length by which the batch is done soonest under the present estimates, of those it can afford."""
-        self._stale = False
-        if not self._left.any():
+        left = self._account.left
+        if not left.any():
             return
-        steps = (self._left[:, None] / self._yield.expected()[:, self._lengths]).max(0)  # [lengths]
-        cost = self._costs.at(self._step)
-        affordable = cost / cost[0] - 1 <= self._credit + self._TRUST * (steps[0] / steps - 1)
-        affordable[0] = True
-        self._seconds = np.where(affordable, steps * cost, np.inf)
+        steps = (left[:, None] / self._yield.expected()[:, list(AUTO_DRAFT_LENGTHS)]).max(0)  # [lengths]
+        cost = self._account.cost()
+        self._seconds = np.where(self._account.affords(cost, steps[0] / steps - 1), steps * cost, np.inf)
         best = int(self._seconds.argmin())
         self._best = best if self._MARGIN * self._seconds[best] < self._seconds[0] else 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Draft, Drafter, TreeDrafter
+from .base import Draft, Drafter, Foresight, TreeDrafter
 from .medusa import MedusaDrafter
 from .model import ModelDrafter
 from .ngram import NgramDrafter
@@ -14,6 +14,7 @@ from .none import NoDrafter
 __all__ = [
     "Draft",
     "Drafter",
+    "Foresight",
     "MedusaDrafter",
     "ModelDrafter",
     "NgramDrafter",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -97,6 +98,21 @@ class Draft:
         )
 
 
+class Foresight(NamedTuple):
+    """What a drafter is about to propose, as far as it says how likely that is right: see `Drafter.foresee`.
+
+    Attributes
+    ----------
+    tokens : ndarray
+        ``[batch]`` int64: the first token of each sequence's draft; −1 where it will have none.
+    matched : ndarray
+        ``[batch]`` int64, >= 0: how many of the text's last tokens were found again where the draft was read on from.
+    """
+
+    tokens: NDArray[np.int64]
+    matched: NDArray[np.int64]
+
+
 class Drafter(ABC):
     """Proposes tokens that the target then verifies.
 
@@ -149,11 +165,12 @@ class Drafter(ABC):
         "match", from the verifier's own noise at the tokens' positions.
         """
 
-    def foresee(self, state: DecodingState, num_tokens: int) -> NDArray[np.int64] | None:
-        """What `propose` would propose, ``[batch, at most num_tokens]`` int64 and −1 after it, where drafts are one-hot
-        and finding them is next to no work; else None.
+    def foresee(self, state: DecodingState) -> Foresight | None:
+        """What `propose` is about to propose, where drafts are one-hot, read on from where the text's last tokens stood
+        before, and found with next to no work; else None, always.
 
-        Asked before a step without drafting: from what is emitted the loop learns whether drafting would pay.
+        With ``num_speculative_tokens="auto"`` asked before every step: the loop then drafts where as long a match has
+        been worth it, and learns that from plain steps as well.
         """
         return None
 

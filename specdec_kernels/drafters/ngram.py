@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from .._host_py import MAX_NGRAM, check_integer
 from ..decoding.state import DecodingState, StepResult
 from ..host import NgramIndex
+from ..types import PLACEHOLDER_TOKEN_ID
 from .barred import Barred
-from .base import Draft, Drafter
+from .base import Draft, Drafter, Foresight
 
 
 class NgramDrafter(Drafter):
@@ -51,10 +52,17 @@ class NgramDrafter(Drafter):
 
     def propose(self, state: DecodingState, num_tokens: int) -> Draft:
         """One-hot drafts, as wide as the longest found."""
-        return Draft(torch.from_numpy(self.foresee(state, num_tokens)).to(state.device, non_blocking=True))
+        return Draft(torch.from_numpy(self._found(state, num_tokens)).to(state.device, non_blocking=True))
 
-    def foresee(self, state: DecodingState, num_tokens: int) -> NDArray[np.int64]:
-        """The same, on the host."""
+    def foresee(self, state: DecodingState) -> Foresight:
+        """The first token found, and the length of the suffix that it followed."""
+        assert self._index is not None
+        found = self._found(state, 1)
+        tokens = found[:, 0] if found.shape[1] else np.full(len(found), PLACEHOLDER_TOKEN_ID)
+        return Foresight(tokens, self._index.matched())
+
+    def _found(self, state: DecodingState, num_tokens: int) -> NDArray[np.int64]:
+        """``[batch, at most num_tokens]``, −1 after what was found."""
         assert self._index is not None
         tokens, counts = self._index.propose(num_tokens, limits=state.host_limits)
         found = tokens[:, : int(counts.max())]

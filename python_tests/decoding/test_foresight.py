@@ -1,0 +1,205 @@
+"""Adaptive lengths of lookups: how much of a text was found again decides, before the step, and is learned from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import specdec_kernels as sk
+from python_tests.decoding.models import TableRunner, prompts
+from python_tests.decoding.test_schedule import PACKED, result, table
+from specdec_kernels.decoding import StepResult
+from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS, CostTable, LearnedCosts
+from specdec_kernels.decoding.foresight import ForesightSchedule, MatchYield
+from specdec_kernels.drafters import Foresight
+
+ROWS = {1: [1.0, 1.02, 1.05, 1.13], 4: [1.0, 1.2, 1.33, 1.75], 8: [1.0, 1.3, 1.68, 2.6]}
+"""What steps with 0, 1, 3 and 7 draft tokens took in the loop of examples/own_loop.py, by batch size."""
+
+
+def schedule(seconds: np.ndarray | list[float], batch: int = 1, tokens: int = 99) -> ForesightSchedule:
+    return ForesightSchedule(batch, tokens, table(np.asarray(seconds)))
+
+
+def foreseen(*matched: int, token: int = 5) -> Foresight:
+    """Of each sequence so much was found again, and is followed by `token`; 0: nothing was."""
+    found = np.array(matched)
+    return Foresight(np.where(found > 0, token, -1), found)
+
+
+def plain_step(tokens: list[int]) -> StepResult:
+    step = result(0, np.zeros(len(tokens), np.int64))
+    step.tokens[:, 0] = tokens
+    return step
+
+
+def test_a_long_match_is_drafted_from_at_once_and_a_short_one_is_not() -> None:
+    auto, chosen = schedule([1.0, 1.2, 1.4, 1.9]), []
+    for matched in (0, 1, 8):
+        auto.look(foreseen(matched))
+        chosen.append(auto.next())
+    assert chosen == [0, 0, 7]
+    cheap = schedule(ROWS[1])
+    cheap.look(foreseen(1))
+    assert cheap.next() > 0
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_plain_steps_judge_the_lookup(right: bool) -> None:
+    """A row more costs 0.4 of a step. The first token after a match of two is taken to be right 0.42 of the time, too
+    little for the risk.
+    """
+    auto = schedule([1.0, 1.4, 9.0, 9.0])
+    for _ in range(12):
+        auto.look(foreseen(2))
+        auto.note(plain_step([5 if right else 6]), None)
+    auto.look(foreseen(2))
+    assert auto.next() == right
+    auto.look(foreseen(1))
+    assert auto.next() == 0, "of other matches nothing was learned"
+
+
+def test_an_outcome_counts_once() -> None:
+    """Of a draft that was verified: what was accepted, and that the next token was not; of what ended, no failure."""
+
+    def learned(step: StepResult, matched: int) -> list[list[float]]:
+        auto = schedule(PACKED)
+        auto.look(foreseen(matched))
+        auto.note(step, None)
+        return auto._yield._counts[:, :, 2].tolist()  # of matches of three
+
+    assert learned(result(7, np.array([2])), 3) == [[1, 1], [1, 2]]
+    assert learned(result(7, np.array([0])), 3) == [[0, 0], [1, 0]]
+    assert learned(result(3, np.array([3])), 3) == [[1, 2], [1, 2]]
+    assert learned(plain_step([5]), 3) == [[1, 0], [1, 0]]
+    assert learned(plain_step([6]), 3) == [[0, 0], [1, 0]]
+    assert learned(plain_step([5]), 2) == learned(plain_step([5]), 0) == [[0, 0], [0, 0]]
+    ended = replace(result(3, np.array([2])), num_drafted=np.array([2]), active=np.array([False]))
+    assert learned(ended, 3) == [[1, 1], [1, 1]]
+    idle = replace(result(3, np.array([0])), num_drafted=np.array([-1]), num_tokens=np.array([0]))
+    assert learned(idle, 3) == [[0, 0], [0, 0]]
+
+
+def test_what_is_long_past_is_forgotten() -> None:
+    drafts, one = MatchYield(), np.array([8])
+    for accepted in (np.array([0]),) * 300 + (np.array([7]),) * 20:
+        drafts.add(one, accepted, accepted == 0)
+    assert drafts.expected(one)[0, 1] > 0.28
+    assert drafts._counts[1, 0].max() < 1 / (1 - 0.985)
+
+
+def test_a_draft_is_worth_what_it_brings_the_last_sequence() -> None:
+    """Rows for all four are paid for by the one that is behind."""
+    chosen = []
+    for matched in ((8, 0, 0, 0), (0, 8, 8, 8)):
+        auto = schedule(PACKED, batch=4)
+        auto._account.left = np.array([40, 4, 4, 4])
+        auto.look(foreseen(*matched))
+        chosen.append(auto.next())
+    assert chosen == [7, 0]
+
+
+def test_no_more_counts_than_is_left() -> None:
+    auto = schedule([1.0, 1.9, 2.2, 2.5])
+    for left, wanted in ((99, 7), (2, 0)):  # a lone token is not worth its row
+        auto._account.left[:] = left
+        auto.look(foreseen(8))
+        assert auto.next() == wanted
+
+
+def rate(
+    auto: ForesightSchedule | int, seconds: np.ndarray, first: np.ndarray, later: float, batch: int, tokens: int,
+    seed: int,
+) -> float:  # fmt: skip
+    """Tokens a second, of a batch, by what plain decoding makes: matches come in runs, of 0 to 7 tokens found again, and
+    the tokens read on from them are accepted with probability ``first[matched]``, those that follow with `later`.
+    """
+    rng, left, spent = np.random.default_rng(seed), np.full(batch, tokens), 0.0
+    matched = np.zeros(batch, np.int64)
+    while left.any():
+        right = np.cumprod(rng.random((batch, 7)) < np.hstack([first[matched, None], np.full((batch, 6), later)]), 1)
+        limits = np.where(matched > 0, np.maximum(left - 1, 0), 0)
+        if isinstance(auto, ForesightSchedule):
+            auto.look(Foresight(np.where(limits > 0, 5, -1), matched))
+            wanted = auto.next()
+        else:
+            wanted = auto
+        drafted = np.minimum(limits, wanted)
+        width = wanted if drafted.any() else 0
+        accepted = np.minimum(right.sum(1), drafted)
+        emitted = np.where(left > 0, accepted + 1, 0)
+        time = float(seconds[AUTO_DRAFT_LENGTHS.index(width)])
+        time *= float(np.exp(0.03 * rng.standard_normal()))
+        spent, active = spent + time, left > emitted
+        step = np.where(right[:, :1] > 0, 5, 6) * np.ones((1, width + 1), np.int64)
+        if isinstance(auto, ForesightSchedule):
+            none = np.zeros(batch, np.int64)
+            auto.note(StepResult(step, emitted, np.where(left > 0, drafted, -1), accepted, active, none), time)
+        # where the token was right, the match grows by what was emitted; else it begins anew, or there is none
+        fresh = (rng.random(batch) < 0.6) * (1 + rng.geometric(0.7, batch)).clip(max=7)
+        matched = np.where(right[:, 0] > 0, np.minimum(matched + emitted, 7), fresh)
+        left = left - emitted
+    return tokens / spent
+
+
+TEXTS = {
+    "assumed": (np.array([0, 0.17, 0.42, 0.57, 0.68, 0.78, 0.78, 0.78]), 0.7),
+    "copied": (np.array([0, 0.3, 0.6, 0.8, 0.9, 0.95, 0.96, 0.97]), 0.93),
+    "never right": (np.zeros(8), 0.5),
+    "long matches mislead": (np.array([0, 0.3, 0.3, 0.3, 0.2, 0.1, 0.05, 0.05]), 0.3),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("batch", ROWS)
+def test_near_the_best_fixed_length_and_never_much_below_plain(batch: int, text: str) -> None:
+    seconds, seeds = np.array(ROWS[batch]), range(30)
+    got = [
+        rate(ForesightSchedule(batch, 48, LearnedCosts(seconds, 0.5)), seconds, *TEXTS[text], batch, 48, seed)
+        for seed in seeds
+    ]
+    fixed = [
+        np.mean([rate(length, seconds, *TEXTS[text], batch, 48, seed) for seed in seeds])
+        for length in AUTO_DRAFT_LENGTHS
+    ]
+    assert np.mean(got) > (0.96 if batch == 1 else 0.8) * max(fixed)
+    assert np.mean(got) > 0.975 * fixed[0] and np.quantile(got, 0.1) > 0.94
+
+
+def test_a_lookup_is_judged_without_being_verified() -> None:
+    """Rows are so dear that no step drafts; that the text repeats itself is seen all the same, and used when they are
+    not.
+    """
+    cycle = torch.arange(23).roll(-1)
+    logits = torch.full((23, 23, 23), -30.0)
+    logits[:, torch.arange(23), cycle] = 30.0
+    target = TableRunner(logits)
+    ids = torch.arange(23).repeat(2)[None, :30]
+    dear = CostTable(np.array([0, 40]), np.array([[1.0, 50, 50, 50], [1.0, 1.62, 50, 50]]))
+    seen: list[int] = []
+    sk.generate(
+        target, ids, drafter=sk.NgramDrafter(2), num_speculative_tokens=dear, max_new_tokens=60, acceptance="greedy",
+        eos_token_id=[], streamer=lambda rows: seen.append(len(rows[0])),
+    )  # fmt: skip
+    assert seen[:40] == [1] * 40, "nothing was verified while it was dear"
+    assert seen[40] == 2, "with the acceptance that is assumed at first, a token would not pay"
+
+
+def test_a_drafter_that_foresees_is_asked_before_every_step() -> None:
+    asked = 0
+
+    class Counted(sk.NgramDrafter):
+        def foresee(self, state: sk.decoding.DecodingState) -> Foresight:
+            nonlocal asked
+            asked += 1
+            return super().foresee(state)
+
+    target, ids = TableRunner.random(), torch.cat([prompts(9, 9, vocab=23)[0]] * 2, 1)
+    out = sk.generate(target, ids, drafter=Counted(2), max_new_tokens=30, seeds=torch.tensor([1, 2]))
+    assert asked == out.stats.target_forwards + 1
+    asked = 0
+    sk.generate(target, ids, drafter=Counted(2), max_new_tokens=30, num_speculative_tokens=3)
+    assert asked == 0
