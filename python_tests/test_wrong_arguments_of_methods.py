@@ -61,6 +61,7 @@ GOOD: Calls = {
     "CostTable.at": (sk.CostTable.nominal(True).at, lambda: {"step": 1}),
     "CostTable.nominal": (sk.CostTable.nominal, lambda: {"draft_model": True, "batch_size": 2}),
     "Draft": (sk.Draft, lambda: {"tokens": torch.tensor([[1, 2]]), "logits": logits(1, 2, 5)}),
+    "Foresight": (sk.Foresight, lambda: {"tokens": np.array([7, -1]), "matched": np.array([2, 0])}),
     "Draft.widened": (sk.Draft(torch.tensor([[1, 2]])).widened, lambda: {"width": 3}),
     "DraftTree": (sk.DraftTree, lambda: {"parents": torch.tensor([-1, 0, 0]), "max_depth": 2}),
     "DraftTree.from_links": (

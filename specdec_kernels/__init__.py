@@ -20,6 +20,7 @@ from .decoding.plan_verify import plan_verify
 from .drafters import (
     Draft,
     Drafter,
+    Foresight,
     MedusaDrafter,
     ModelDrafter,
     NgramDrafter,
@@ -75,6 +76,7 @@ __all__ = [
     "Draft",
     "DraftTree",
     "Drafter",
+    "Foresight",
     "Draw",
     "GatherOutput",
     "GenerationOutput",

@@ -14,7 +14,6 @@ from python_tests.decoding.test_schedule import PACKED, result, table
 from specdec_kernels.decoding import StepResult
 from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS, CostTable, LearnedCosts
 from specdec_kernels.decoding.foresight import ForesightSchedule, MatchYield
-from specdec_kernels.drafters import Foresight
 
 ROWS = {1: [1.0, 1.02, 1.05, 1.13], 4: [1.0, 1.2, 1.33, 1.75], 8: [1.0, 1.3, 1.68, 2.6]}
 """What steps with 0, 1, 3 and 7 draft tokens took in the loop of examples/own_loop.py, by batch size."""
@@ -24,10 +23,10 @@ def schedule(seconds: np.ndarray | list[float], batch: int = 1, tokens: int = 99
     return ForesightSchedule(batch, tokens, table(np.asarray(seconds)))
 
 
-def foreseen(*matched: int, token: int = 5) -> Foresight:
+def foreseen(*matched: int, token: int = 5) -> sk.Foresight:
     """Of each sequence so much was found again, and is followed by `token`; 0: nothing was."""
     found = np.array(matched)
-    return Foresight(np.where(found > 0, token, -1), found)
+    return sk.Foresight(np.where(found > 0, token, -1), found)
 
 
 def plain_step(tokens: list[int]) -> StepResult:
@@ -38,20 +37,25 @@ def plain_step(tokens: list[int]) -> StepResult:
 
 def test_a_long_match_is_drafted_from_at_once_and_a_short_one_is_not() -> None:
     auto, chosen = schedule([1.0, 1.2, 1.4, 1.9]), []
-    for matched in (0, 1, 8):
+    for matched in (0, 1, 8, 0):
         auto.look(foreseen(matched))
         chosen.append(auto.next())
-    assert chosen == [0, 0, 7]
+    assert chosen == [0, 0, 7, 0]
     cheap = schedule(ROWS[1])
     cheap.look(foreseen(1))
     assert cheap.next() > 0
 
 
+def test_a_gain_too_small_to_be_sure_of_is_left() -> None:
+    """The first token after a match of two is taken to be right 0.42 of the time."""
+    for cost, wanted in ((1.40, 0), (1.36, 1)):
+        auto = schedule([1.0, cost, 9.0, 9.0])
+        auto.look(foreseen(2))
+        assert auto.next() == wanted
+
+
 @pytest.mark.parametrize("right", [False, True])
 def test_plain_steps_judge_the_lookup(right: bool) -> None:
-    """A row more costs 0.4 of a step. The first token after a match of two is taken to be right 0.42 of the time, too
-    little for the risk.
-    """
     auto = schedule([1.0, 1.4, 9.0, 9.0])
     for _ in range(12):
         auto.look(foreseen(2))
@@ -79,7 +83,7 @@ def test_an_outcome_counts_once() -> None:
     assert learned(plain_step([5]), 2) == learned(plain_step([5]), 0) == [[0, 0], [0, 0]]
     ended = replace(result(3, np.array([2])), num_drafted=np.array([2]), active=np.array([False]))
     assert learned(ended, 3) == [[1, 1], [1, 1]]
-    idle = replace(result(3, np.array([0])), num_drafted=np.array([-1]), num_tokens=np.array([0]))
+    idle = replace(plain_step([6]), num_tokens=np.array([0]))
     assert learned(idle, 3) == [[0, 0], [0, 0]]
 
 
@@ -114,8 +118,8 @@ def rate(
     auto: ForesightSchedule | int, seconds: np.ndarray, first: np.ndarray, later: float, batch: int, tokens: int,
     seed: int,
 ) -> float:  # fmt: skip
-    """Tokens a second, of a batch, by what plain decoding makes: matches come in runs, of 0 to 7 tokens found again, and
-    the tokens read on from them are accepted with probability ``first[matched]``, those that follow with `later`.
+    """Tokens a second of a batch, by plain decoding's: matches come in runs, of 0 to 7 tokens found again, and the
+    tokens read on from them are accepted with probability ``first[matched]``, those that follow with `later`.
     """
     rng, left, spent = np.random.default_rng(seed), np.full(batch, tokens), 0.0
     matched = np.zeros(batch, np.int64)
@@ -123,7 +127,7 @@ def rate(
         right = np.cumprod(rng.random((batch, 7)) < np.hstack([first[matched, None], np.full((batch, 6), later)]), 1)
         limits = np.where(matched > 0, np.maximum(left - 1, 0), 0)
         if isinstance(auto, ForesightSchedule):
-            auto.look(Foresight(np.where(limits > 0, 5, -1), matched))
+            auto.look(sk.Foresight(np.where(limits > 0, 5, -1), matched))
             wanted = auto.next()
         else:
             wanted = auto
@@ -192,10 +196,14 @@ def test_a_drafter_that_foresees_is_asked_before_every_step() -> None:
     asked = 0
 
     class Counted(sk.NgramDrafter):
-        def foresee(self, state: sk.decoding.DecodingState) -> Foresight:
+        def foresee(self, state: sk.decoding.DecodingState) -> sk.Foresight:
             nonlocal asked
             asked += 1
             return super().foresee(state)
+
+    class Short(sk.NgramDrafter):
+        def foresee(self, state: sk.decoding.DecodingState) -> sk.Foresight:
+            return foreseen(1)
 
     target, ids = TableRunner.random(), torch.cat([prompts(9, 9, vocab=23)[0]] * 2, 1)
     out = sk.generate(target, ids, drafter=Counted(2), max_new_tokens=30, seeds=torch.tensor([1, 2]))
@@ -203,3 +211,5 @@ def test_a_drafter_that_foresees_is_asked_before_every_step() -> None:
     asked = 0
     sk.generate(target, ids, drafter=Counted(2), max_new_tokens=30, num_speculative_tokens=3)
     assert asked == 0
+    with pytest.raises(ValueError, match=r"^generate: Short.foresee must give \[batch=2\] tokens, got \[1\]"):
+        sk.generate(target, ids, drafter=Short(2), max_new_tokens=30)

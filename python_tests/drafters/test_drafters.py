@@ -30,7 +30,7 @@ def test_ngram_proposes_what_followed_before() -> None:
     draft = drafter.propose(at, 4)
     assert draft.logits is None and draft.probs is None
     assert draft.tokens.tolist() == [[7, 8, 5, 6], [-1] * 4, [9, 9, 4, 9]]
-    assert [of.tolist() for of in drafter.foresee(at)] == [[7, -1, 9], [2, 0, 2]]
+    assert [drafter.foresee(at).tokens.tolist(), drafter.foresee(at).matched.tolist()] == [[7, -1, 9], [2, 0, 2]]
     at.host_limits[:] = [2, 3, 0]
     assert drafter.foresee(at).tokens.tolist() == [7, -1, -1]
     draft = drafter.propose(at, 3)
@@ -38,7 +38,7 @@ def test_ngram_proposes_what_followed_before() -> None:
     strict = sk.NgramDrafter(4, 3)
     strict.start(at)
     assert strict.propose(at, 4).tokens.shape == (3, 0)
-    assert [of.tolist() for of in strict.foresee(at)] == [[-1] * 3, [0] * 3]
+    assert [strict.foresee(at).tokens.tolist(), strict.foresee(at).matched.tolist()] == [[-1] * 3, [0] * 3]
 
 
 def test_ngram_looks_into_the_source_of_an_encoder_decoder() -> None:

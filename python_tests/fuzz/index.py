@@ -15,6 +15,9 @@ except ImportError:  # then it is held against itself
     _host = _host_py  # type: ignore[assignment]
 
 
+METHODS = "append append append_batch add_corpus truncate reset length matched propose propose".split()
+
+
 def _tokens(case: Case, *shape: int) -> Any:
     """An array of few different tokens, so that n-grams come again; now and then of another kind."""
     made: Any = np.array(case.random.choices(range(3), k=int(np.prod(shape))), dtype=np.int64).reshape(shape)
@@ -43,9 +46,7 @@ def _integer(case: Case, high: int) -> Any:
 
 
 def _call(case: Case, sequences: int) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-    method = case.random.choice(
-        ("append", "append", "append_batch", "add_corpus", "truncate", "reset", "length", "matched", "propose", "propose")
-    )
+    method = case.random.choice(METHODS)
     sequence = _integer(case, sequences - 1)
     if method == "append":
         return method, (sequence, _tokens(case, case.random.choice((0, 1, 3, 20)))), {}

@@ -70,7 +70,7 @@ class ForesightSchedule(Schedule):
     def note(self, result: StepResult, seconds: float | None) -> None:
         made, spent = self._account.note(result, seconds)
         self._made, self._spent = self._made + made, self._spent + spent
-        tokens, matched = self._foresight
+        tokens, matched = self._foresight.tokens, self._foresight.matched
         judged = (tokens >= 0) & (result.num_tokens > 0)
         if result.tokens.shape[1] > 1:
             accepted, failed = result.num_accepted, failed_drafts(result)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..checks import check_instance, check_int, check_integers, check_tensor
+from ..checks import check_array, check_instance, check_int, check_integers, check_tensor
 from ..decoding.runner import Runner
 from ..decoding.state import DecodingState, StepResult
 from ..ops._common import FLOAT32, ID_DTYPES, INT64, LOGIT_DTYPES
@@ -98,7 +97,8 @@ class Draft:
         )
 
 
-class Foresight(NamedTuple):
+@dataclass(frozen=True)
+class Foresight:
     """What a drafter is about to propose, as far as it says how likely that is right: see `Drafter.foresee`.
 
     Attributes
@@ -106,11 +106,24 @@ class Foresight(NamedTuple):
     tokens : ndarray
         ``[batch]`` int64: the first token of each sequence's draft; −1 where it will have none.
     matched : ndarray
-        ``[batch]`` int64, >= 0: how many of the text's last tokens were found again where the draft was read on from.
+        ``[batch]`` int64: how many of the text's last tokens were found again where the draft is read on from; looked
+        at where there is a token.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A field that is no such array; fields of different lengths.
     """
 
     tokens: NDArray[np.int64]
     matched: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        for name, array in (("tokens", self.tokens), ("matched", self.matched)):
+            check_array("Foresight", name, array, "i", "[batch] int64")
+            if array.ndim != 1 or len(array) != len(self.tokens):
+                batch = f"={len(self.tokens)}" if self.tokens.ndim else ""
+                raise ValueError(f"Foresight: {name} must be [batch{batch}], got {list(array.shape)}")
 
 
 class Drafter(ABC):
