@@ -6,7 +6,7 @@ each prompt set, temperature, rule and number of draft tokens γ: tokens a secon
 time of drafting one over a plain step's), and what each part of a step takes. The peak of resident memory is that of
 two processes of their own, which decode one prompt plainly and with the draft. With ``--own-loop`` both models run in
 the loop of ``examples/own_loop.py``, and no peak is taken; ``--draft-bfloat16`` rounds the draft's weights, which costs
-acceptance, not exactness.
+acceptance, not exactness; ``--trees`` has the same draft guess trees of so many nodes as well.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from examples.own_loop import LeanLlama
 from specdec_kernels import assets, pack_linear_weights
 from specdec_kernels.analysis import measured
 from specdec_kernels.assets import prompts
-from specdec_kernels.options import COUNT, LENGTH, TEMPERATURE, existing
+from specdec_kernels.options import COUNT, LENGTH, TEMPERATURE, existing, integer
 
 RULES = ("token", "block")
 
@@ -101,6 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("folder", type=existing, help="of the draft model")
     parser.add_argument("--lengths", nargs="+", type=LENGTH, default=[3, 5, 7, 14], help="γ (default 3 5 7 14)")
+    parser.add_argument(
+        "--trees", nargs="+", type=integer(2, 1024), default=[], help="nodes of trees (default: no trees)"
+    )
     parser.add_argument("--temperatures", nargs="+", type=TEMPERATURE, default=[0.0, 1.0])
     parser.add_argument("--own-loop", action="store_true", help="the models of examples/own_loop.py, not transformers'")
     parser.add_argument("--draft-bfloat16", action="store_true", help="round the draft's weights")
@@ -114,6 +117,8 @@ def _measured(arguments: argparse.Namespace) -> None:
     model, tokenizer, texts = real_model.load(arguments, arguments.prompts)
     target, drafter, draft_parameters = models(arguments, model)
     ways = {PLAIN: Way(sk.NoDrafter())} | {("model", gamma): Way(drafter, gamma) for gamma in arguments.lengths}
+    for nodes in arguments.trees:
+        ways["model-tree", nodes] = Way(sk.ModelTreeDrafter(drafter.draft_model, nodes, token_map=drafter.token_map))
     rows: list[dict[str, Any]] = []
     with tqdm(unit="answer", mininterval=1.0, disable=None) as bar:
         for name, chosen in texts.items():
@@ -134,12 +139,14 @@ def _measured(arguments: argparse.Namespace) -> None:
                     for row in end_to_end.rows_of(name, temperature, results):
                         gamma = row["num_speculative_tokens"]
                         row |= {"rule": rule, "plain_step_us": step_us}
-                        if row["drafter"] == "model":
+                        key = row["drafter"], gamma
+                        if key != PLAIN:
                             row |= watched(
-                                target, batches, drafter, sampling=sampling, num_speculative_tokens=gamma,
+                                target, batches, ways[key].drafter, sampling=sampling, num_speculative_tokens=gamma,
                                 acceptance=rule, max_new_tokens=arguments.max_new_tokens,
                             )  # fmt: skip
-                            row["c"] = row["drafting_us"] / gamma / step_us
+                            if row["drafter"] == "model":
+                                row["c"] = row["drafting_us"] / gamma / step_us
                             with tqdm.external_write_mode():
                                 print(line(row), flush=True)
                         rows.append(row)
@@ -158,9 +165,11 @@ def _measured(arguments: argparse.Namespace) -> None:
 
 def line(row: dict[str, Any]) -> str:
     """A row for people."""
+    chain = row["drafter"] == "model"
+    drafted = f"α {row['alpha']:.2f}  c {row['c']:.3f}" if chain else "(a tree's nodes)"
     return (
         f"{row['prompts']:10} T={row['temperature']:g} {row['rule']:6} γ={row['num_speculative_tokens']:<3}"
-        f"α {row['alpha']:.2f}  c {row['c']:.3f}  {row['mean_acceptance_length']:.2f} tokens a step  "
+        f"{drafted:16}  {row['mean_acceptance_length']:.2f} tokens a step  "
         f"{row['ratio']:.2f}x ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})  ms a step: drafting "
         f"{row['drafting_us'] / 1e3:.1f}, forward {row['forward_us'] / 1e3:.1f}, rest {row['rest_us'] / 1e3:.1f}"
     )

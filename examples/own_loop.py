@@ -1,7 +1,8 @@
 """A model of your own under `sk.generate`: Llama in plain torch, with a key-value cache of its own and packed weights.
 
 ``python examples/own_loop.py`` (or with ``bfloat16``, or ``compile``) decodes with the demo's model, plainly and with
-lookup, and says what a step costs. `sk.generate` needs a `Runner`: `start`, `forward`, `finish`.
+lookup, and says what a step costs. `sk.generate` needs a `Runner`: `start`, `forward`, `finish`; for trees also
+`forward_tree` and `keep_path`.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ class LeanLlama(Runner):
     """
 
     name = "LeanLlama"
+    takes_trees = True
 
     def __init__(self, model: Any, compile: bool = False, ids: Tensor | None = None) -> None:
         config, backbone = model.config, model.model
@@ -130,17 +132,40 @@ class LeanLlama(Runner):
 
     def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
         # Rejected tokens need no rollback: their rows are written again before any token can see them.
-        n, visible = tokens.shape[1], min(-(-bound // 64) * 64, self.capacity)
-        positions = starts[:, None] + torch.arange(n, device=self.device)
-        rows = (positions + self.capacity * torch.arange(self.batch, device=self.device)[:, None]).flatten()
-        mask = torch.arange(visible, device=self.device) <= positions[:, None, :, None]
-        cos, sin = (table[positions.flatten().clamp(max=len(table) - 1), None] for table in self.rotation)
-        x = self.embedding[tokens.flatten()]
+        positions = starts[:, None] + torch.arange(tokens.shape[1], device=self.device)
+        mask = torch.arange(self.visible(bound), device=self.device) <= positions[:, None, :, None]
+        x = self.run(tokens, positions, positions, mask)
+        return self.logits(x, tokens.shape) if need_logits else None
+
+    def forward_tree(self, tokens: Tensor, starts: Tensor, tree: sk.DraftTree, bound: int) -> tuple[Tensor, None]:
+        rows = starts[:, None] + torch.arange(tokens.shape[1], device=self.device)
+        mask = tree.attention_mask(starts, self.visible(bound))
+        return self.logits(self.run(tokens, starts[:, None] + tree.position_ids, rows, mask), tokens.shape), None
+
+    def keep_path(self, accepted_nodes: Tensor, starts: Tensor) -> None:
+        to = starts[:, None] + torch.arange(1, accepted_nodes.shape[1] + 1, device=self.device)
+        source = torch.where(accepted_nodes < 0, to, starts[:, None] + accepted_nodes)
         for layer in self.layers:
-            x = layer(self.do, x, (cos, sin), rows, mask)
-        if not need_logits:
-            return None
-        return self.head(self.do.norm(x, self.norm)).view(self.batch, n, -1)
+            for buffer in (layer.keys, layer.values):
+                buffer.index_copy_(0, self.places(to), buffer[self.places(source)])
+
+    def visible(self, bound: int) -> int:
+        """Rows of the cache that attention reads."""
+        return min(-(-bound // 64) * 64, self.capacity)
+
+    def places(self, rows: Tensor) -> Tensor:
+        """Where the `rows` of each sequence, ``[batch, n]``, stand in the cache: ``[batch * n]``."""
+        return (rows + self.capacity * torch.arange(self.batch, device=self.device)[:, None]).flatten()
+
+    def run(self, tokens: Tensor, positions: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
+        cos, sin = (table[positions.flatten().clamp(max=len(table) - 1), None] for table in self.rotation)
+        x, places = self.embedding[tokens.flatten()], self.places(rows)
+        for layer in self.layers:
+            x = layer(self.do, x, (cos, sin), places, mask)
+        return x
+
+    def logits(self, x: Tensor, shape: torch.Size) -> Tensor:
+        return self.head(self.do.norm(x, self.norm)).view(*shape, -1)
 
     def finish(self) -> None:
         for layer in self.layers:

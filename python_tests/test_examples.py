@@ -69,12 +69,16 @@ def test_the_own_loop_is_the_model_s(compiled: bool) -> None:
     ids, mask = prompts(3, 9, 6)
     lean = example("own_loop").LeanLlama(target, compile=compiled)
     expected = sk.generate(target, ids, attention_mask=mask, drafter=sk.NoDrafter(), acceptance="greedy")
-    for drafter in (sk.NoDrafter(), sk.NgramDrafter(), sk.ModelDrafter(near("llama", 1, 0.15))):
+    guess = near("llama", 1, 0.15)
+    trees = [sk.ModelTreeDrafter(of, 12, 4) for of in (guess, example("own_loop").LeanLlama(guess))]
+    for drafter in (sk.NoDrafter(), sk.NgramDrafter(), sk.ModelDrafter(guess), *trees):
         out = sk.generate(
             lean, ids, attention_mask=mask, drafter=drafter, acceptance="greedy", num_speculative_tokens=4,
             eos_token_id=lean.end_ids,
         )  # fmt: skip
         assert torch.equal(out.tokens, expected.tokens)
+        if drafter in trees:
+            assert out.stats.mean_acceptance_length > 1.5, "what was accepted stands where the text's rows stand"
 
 
 def test_the_own_loop_s_logits_are_the_model_s_in_half_precision() -> None:

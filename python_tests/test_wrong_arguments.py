@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
-from python_tests.decoding.models import TableRunner
+from python_tests.decoding.models import TableRunner, tiny
 from python_tests.ops.inputs import op_tests
 from python_tests.wrong_values import Calls, complaints, parameters
 from specdec_kernels import laws
@@ -72,6 +72,7 @@ GOOD: Calls = {
     "DraftTree.mask_mod": (tree().mask_mod, lambda: {"context_lengths": torch.tensor([1, 2])}),
     "MedusaDrafter": (sk.MedusaDrafter, lambda: {"heads": heads(), "tree": sk.DraftTree.from_choices([[0]])}),
     "ModelDrafter": (sk.ModelDrafter, lambda: {"draft_model": runner()}),
+    "ModelTreeDrafter": (sk.ModelTreeDrafter, lambda: {"draft_model": tiny("llama")}),
     "NgramDrafter": (sk.NgramDrafter, dict),
     "NgramLMDrafter": (sk.NgramLMDrafter, dict),
     "NgramTreeDrafter": (sk.NgramTreeDrafter, dict),

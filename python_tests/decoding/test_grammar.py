@@ -30,9 +30,10 @@ DRAFTERS: dict[str, Callable[[Any], Drafter]] = {
     "counts": lambda draft: sk.NgramLMDrafter(),
     "medusa": lambda draft: medusa(draft, WIDE),
     "model": sk.ModelDrafter,
+    "model trees": sk.ModelTreeDrafter,
     "any": lambda draft: Fixed(WIDE, torch.arange(3, 3 + WIDE.num_nodes - 1).tolist()),  # is told nothing
 }
-OF_TREES = ("trees", "medusa", "any")
+OF_TREES = ("trees", "medusa", "model trees", "any")
 TOLD = [name for name in DRAFTERS if name not in ("plain", "any")]
 
 
@@ -266,6 +267,7 @@ def drafters_of(other: Tensor) -> dict[str, Drafter]:
         "counts": sk.NgramLMDrafter(),
         "lookup": sk.NgramDrafter(2),
         "trees": sk.NgramTreeDrafter(2, num_nodes=6),
+        "model trees": sk.ModelTreeDrafter(TreeTable(rows), num_nodes=6),
         "any tree": Fixed(BARS, [3, 2, 5, 1, 5, 0, 1, 0]),  # 2 is barred at once, 5 after 3, 0 and its like later
     }
 

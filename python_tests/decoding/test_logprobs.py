@@ -28,6 +28,7 @@ DRAFTERS: dict[str, Callable[[Any, Any], Drafter]] = {
     "ngram": lambda target, draft: sk.NgramDrafter(2),
     "ngram trees": lambda target, draft: sk.NgramTreeDrafter(2),
     "model": lambda target, draft: sk.ModelDrafter(draft),
+    "model trees": lambda target, draft: sk.ModelTreeDrafter(draft),
     "medusa": lambda target, draft: medusa(target),
 }
 PLAIN = [Request()] * 3

@@ -26,6 +26,7 @@ DRAFTERS: dict[str, Callable[[Any, Any], Drafter]] = {
     "counts": lambda target, draft: sk.NgramLMDrafter(),
     "medusa": lambda target, draft: medusa(target),
     "model": lambda target, draft: sk.ModelDrafter(draft),
+    "model trees": lambda target, draft: sk.ModelTreeDrafter(target, token_map=sk.TokenMap(torch.arange(40, 0, -1))),
     "itself": lambda target, draft: sk.ModelDrafter(target),
     "some ids": lambda target, draft: sk.ModelDrafter(target, token_map=sk.TokenMap(torch.arange(40, 0, -1))),
 }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
-from python_tests.decoding.models import VOCAB, TableRunner, prompts, tiny
+from python_tests.decoding.models import VOCAB, TableRunner, near, prompts, tiny
 from python_tests.decoding.test_graph import both, cuda, same  # noqa: F401 - a fixture
 from specdec_kernels.decoding import DecodingState
 from specdec_kernels.decoding.request import Request
@@ -329,3 +329,4 @@ def test_steps_with_trees_can_be_captured(cuda: Any, acceptance: str) -> None:  
     same(*both(model, ids, drafter=medusa(model), **kw))
     assert cuda.captures() > 0
     same(*both(model, ids, drafter=sk.NgramTreeDrafter(), **kw))
+    same(*both(model, ids, drafter=sk.ModelTreeDrafter(near("llama", 0, 0.1)), **kw))

@@ -21,7 +21,7 @@ from .uniformity import Stream, transformed
 
 VOCAB = 13
 FAMILIES = ("llama", "gpt2", "qwen2", "t5", "table")
-TREES = ("medusa", "lookup tree")  # drafters
+TREES = ("medusa", "lookup tree", "model tree")  # drafters
 TIE = 1e-3  # in logits: another number of rows is rounded otherwise, so that either of two as close may win
 SMALLER = {"vocab_size": VOCAB, "num_hidden_layers": 2}
 
@@ -116,6 +116,7 @@ class Requests:
         found["model, top-k 3"] = sk.ModelDrafter(draft, sk.SamplingParams(1.3, top_k=3))
         if family == "t5":
             return found
+        found["model tree"] = sk.ModelTreeDrafter(draft, num_nodes=6, max_depth=3, width=2)
         found["lookup tree"] = sk.NgramTreeDrafter(num_nodes=6, max_depth=4)
         heads = MedusaHeads.of_model(self.models[family], 3, TokenMap(torch.arange(1, VOCAB)))
         found["medusa"] = sk.MedusaDrafter(heads, sk.DraftTree.cartesian([2, 2, 1]))

@@ -88,7 +88,8 @@ def generate(
         ``[batch, prompt]`` int32 or int64; the encoder's input for an encoder-decoder.
     drafter : Drafter
         `ModelDrafter`, `NgramDrafter`, `NgramLMDrafter`, `NoDrafter` (plain decoding) or your own; of trees,
-        `MedusaDrafter` and `NgramTreeDrafter`. It serves one call at a time, as does a `Runner` of your own.
+        `MedusaDrafter`, `ModelTreeDrafter` and `NgramTreeDrafter`. It serves one call at a time, as does a `Runner` of
+        your own.
     attention_mask : Tensor, optional
         ``[batch, prompt]`` of 0 and 1, zeros on the left (an encoder-decoder: anywhere). None: no padding, so that no
         row may begin (of an encoder-decoder, begin or end) with the model's padding id.

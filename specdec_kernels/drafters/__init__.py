@@ -5,6 +5,7 @@ from __future__ import annotations
 from .base import Draft, Drafter, Foresight, TreeDrafter
 from .medusa import MedusaDrafter
 from .model import ModelDrafter
+from .model_tree import ModelTreeDrafter
 from .ngram import NgramDrafter
 from .ngram_lm import NgramLMDrafter
 from .ngram_table import NgramTable
@@ -17,6 +18,7 @@ __all__ = [
     "Foresight",
     "MedusaDrafter",
     "ModelDrafter",
+    "ModelTreeDrafter",
     "NgramDrafter",
     "NgramLMDrafter",
     "NgramTable",

@@ -25,7 +25,56 @@ from ..types import RowStats, TokenMap
 from .base import Draft, Drafter
 
 
-class ModelDrafter(Drafter):
+class ModelBase(Drafter):
+    """What drafters that run a model have in common: its runner, on a ragged cache of its own.
+
+    Parameters
+    ----------
+    caller : str
+        Its name, for messages.
+    draft_model, token_map
+        See `ModelDrafter`.
+    """
+
+    runner: Runner
+    sampling: SamplingParams | None = None
+
+    def __init__(self, caller: str, draft_model: Any, token_map: TokenMap | None) -> None:
+        if token_map is not None and not isinstance(token_map, TokenMap):
+            raise TypeError(f"{caller}: token_map must be a TokenMap or None, got {type(token_map).__name__}")
+        ids = getattr(getattr(draft_model, "config", None), "draft_token_ids", None)
+        if token_map is None and ids is not None:
+            token_map = TokenMap(torch.tensor(ids))
+        self._caller, self.draft_model, self.token_map = caller, draft_model, token_map
+        self.runner = as_runner(draft_model, caller, token_map=token_map)
+
+    def start(self, state: DecodingState) -> None:
+        """Check that target and draft fit, and feed the prompts."""
+        # It may have moved, or be training, by now.
+        runner = self.runner = as_runner(self.draft_model, self._caller, "draft_model", self.token_map)
+        check_draft("generate", runner, state, "drafter.sampling", self.sampling, self.token_map)
+        if self.token_map is not None:
+            self.token_map = self.token_map.to(state.device)
+        runner.start(state.prompt, self._capacity(state))
+        runner.prefill(state.prompt)
+
+    def _capacity(self, state: DecodingState) -> int:
+        """Rows of the cache that each sequence needs."""
+        return state.capacity
+
+    def _text(self, state: DecodingState, back: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """``[batch, count]`` tokens from `back` before the text's end on, and where they begin, ``[batch]``.
+
+        Of a text that is shorter than `back` they are the first.
+        """
+        starts = (state.lengths - back).clamp_(min=0)
+        return state.tokens.gather(1, starts[:, None] + torch.arange(count, device=state.device)), starts
+
+    def finish(self) -> None:
+        self.runner.finish()
+
+
+class ModelDrafter(ModelBase):
     """Drafts with a model that shares the target's vocabulary, on a ragged cache of its own.
 
     A draft of K tokens takes K forwards. The first feeds the text's last two tokens, as the one before the last is new
@@ -65,7 +114,6 @@ class ModelDrafter(Drafter):
     """
 
     gives_logits = True
-    runner: Runner
 
     def __init__(
         self,
@@ -76,14 +124,7 @@ class ModelDrafter(Drafter):
     ) -> None:
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise TypeError(f"ModelDrafter: sampling must be a SamplingParams or None, got {type(sampling).__name__}")
-        if token_map is not None and not isinstance(token_map, TokenMap):
-            raise TypeError(f"ModelDrafter: token_map must be a TokenMap or None, got {type(token_map).__name__}")
-        ids = getattr(getattr(draft_model, "config", None), "draft_token_ids", None)
-        if token_map is None and ids is not None:
-            token_map = TokenMap(torch.tensor(ids))
-        self.draft_model = draft_model
-        self.runner = as_runner(draft_model, "ModelDrafter", token_map=token_map)
-        self.token_map = token_map
+        super().__init__("ModelDrafter", draft_model, token_map)
         self.sampling = sampling
         self.min_confidence = check_number("ModelDrafter", "min_confidence", min_confidence, 0.0, 1.0)
         self._behind = 0  # steps without drafting since the last one with: tokens that our cache has not seen
@@ -94,15 +135,8 @@ class ModelDrafter(Drafter):
         return self.runner.capturable and type(self).propose is ModelDrafter.propose
 
     def start(self, state: DecodingState) -> None:
-        """Check that target and draft fit, and feed the prompts."""
-        # It may have moved, or be training, by now.
-        runner = self.runner = as_runner(self.draft_model, "ModelDrafter", "draft_model", self.token_map)
-        check_draft("generate", runner, state, "drafter.sampling", self.sampling, self.token_map)
-        if self.token_map is not None:
-            self.token_map = self.token_map.to(state.device)
+        super().start(state)
         self._behind = 0
-        runner.start(state.prompt, state.capacity)
-        runner.prefill(state.prompt)
 
     def prepare(self, state: DecodingState) -> None:
         """Feed the tokens of steps without drafting: one a step in every active sequence."""
@@ -110,14 +144,6 @@ class ModelDrafter(Drafter):
             return
         missed, starts = self._text(state, 2 + self._behind, self._behind)
         self.runner.forward(missed, starts, state.longest - 1, need_logits=False)
-
-    def _text(self, state: DecodingState, back: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """``[batch, count]`` tokens from `back` before the text's end on, and where they begin, ``[batch]``.
-
-        Of a text that is shorter than `back` they are the first.
-        """
-        starts = (state.lengths - back).clamp_(min=0)
-        return state.tokens.gather(1, starts[:, None] + torch.arange(count, device=state.device)), starts
 
     def _next_logits(self, state: DecodingState, drafted: list[torch.Tensor]) -> torch.Tensor:
         """``[batch, 1, vocab_draft]``: what follows the text and these tokens, of which all but the last were fed."""
@@ -223,6 +249,3 @@ class ModelDrafter(Drafter):
         """Note whether our cache has seen what was emitted: it has, wherever we drafted."""
         drafted = state.asks_drafter(result.tokens.shape[1] - 1)
         self._behind = 0 if drafted else self._behind + 1
-
-    def finish(self) -> None:
-        self.runner.finish()
