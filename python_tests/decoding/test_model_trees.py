@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
+from examples.own_loop import LeanLlama
 from python_tests.decoding.models import TableRunner, near, prompts, tiny
 from python_tests.decoding.test_trees import FAMILIES, TreeTable, exact_law, frequencies, target
 from specdec_kernels.decoding import DecodingState
@@ -33,37 +35,38 @@ def paths_of(draft: Any, row: int) -> set[tuple[int, ...]]:
     return {path for path, token in zip(paths[1:], tokens, strict=True) if token >= 0}
 
 
-def likeliest(
-    table: Tensor, before: int, last: int, temperature: float, nodes: int, depth: int
-) -> set[tuple[int, ...]]:
-    """The definition: of all paths up to `depth` long the `nodes` likeliest, best first."""
-    laws = (table.double() / temperature).softmax(-1)
+def likeliest(law: Callable[[tuple[int, ...]], Tensor], nodes: int, depth: int) -> set[tuple[int, ...]]:
+    """The definition: of all paths up to `depth` long the `nodes` likeliest; `law` is of the id after a path."""
     found: set[tuple[int, ...]] = set()
     waiting: list[tuple[float, tuple[int, ...]]] = [(-1.0, ())]
     while len(found) <= nodes:
         chance, path = heapq.heappop(waiting)
         found.add(path)
         if len(path) < depth:
-            a, b = ([before, last, *path])[-2:]
-            for token, p in enumerate(laws[a, b].tolist()):
+            for token, p in enumerate(law(path).tolist()):
                 heapq.heappush(waiting, (chance * p, (*path, token)))
     return found - {()}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_the_tree_holds_the_likeliest_continuations(temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("temperature", "acceptance"), [(0.0, "token"), (0.7, "token"), (1.0, "match"), (0.7, "greedy")]
+)
+def test_the_tree_holds_the_likeliest_continuations(temperature: float, acceptance: str) -> None:
+    """At the target's temperature; where it is greedy, at 1."""
+    laws_at = 1.0 if temperature == 0 or acceptance == "greedy" else temperature
     draft = TreeTable(TableRunner.random(11, seed=3).table)
     texts = torch.tensor([[1, 4, 9, 2], [3, 3, 0, 7]])
     drafter = sk.ModelTreeDrafter(draft, num_nodes=13, max_depth=4, width=12)
     with torch.inference_mode():
-        state = begun(draft, texts, sk.SamplingParams(temperature))
+        state = begun(draft, texts, sk.SamplingParams(temperature), acceptance)
         drafter.start(state)
-        for depth in (4, 2, 1):
+        laws = (draft.table.double() / laws_at).softmax(-1)
+        for depth, nodes in ((4, 12), (2, 12), (1, 11)):
             found = drafter.propose(state, depth)
             assert not found.tree.status.any() and found.tree.depth.max() <= depth
             for row, text in enumerate(texts.tolist()):
-                nodes = min(12, 11 if depth == 1 else 12)
-                assert paths_of(found, row) == likeliest(draft.table, *text[-2:], temperature or 1.0, nodes, depth)
+                expected = likeliest(lambda path, t=text: laws[tuple([*t, *path][-2:])], nodes, depth)
+                assert paths_of(found, row) == expected
 
 
 def test_beams_are_as_wide_as_asked_and_nodes_that_nothing_fits_are_missing() -> None:
@@ -77,6 +80,52 @@ def test_beams_are_as_wide_as_asked_and_nodes_that_nothing_fits_are_missing() ->
     depth = found.tree.depth[0][1:][found.tokens[0] >= 0].tolist()
     assert [depth.count(d) for d in (1, 2, 3)] == [3, 6, 6]
     assert found.tokens.shape == (1, 23) and int((found.tokens >= 0).sum()) == 15
+
+
+@pytest.mark.parametrize("some", [None, sk.TokenMap(torch.arange(50, 2, -1))], ids=["all ids", "some ids"])
+def test_every_tree_is_that_of_the_text_as_it_is(some: sk.TokenMap | None) -> None:
+    """Whatever was accepted before: its cache holds what the text is, and not what was drafted. Ids are barred, one of
+    them until there are nine tokens.
+    """
+    model, ids = tiny("llama", 1), prompts(6)[0]
+    drafter, compared = sk.ModelTreeDrafter(model, 9, 3, 8, token_map=some), 0
+    known = torch.arange(61) if some is None else some.draft_to_target
+    propose = drafter.propose
+
+    def spied(state: DecodingState, num_tokens: int) -> Any:
+        nonlocal compared
+        found, text = propose(state, num_tokens), state.tokens[0, : int(state.lengths[0])].tolist()
+
+        def law(path: tuple[int, ...]) -> Tensor:
+            logits = model(torch.tensor([[*text, *path]])).logits[0, -1].double()
+            barred = torch.ones(61, dtype=torch.bool).index_fill(0, known, False)
+            barred[[5, 40]] = True
+            barred[7] |= len(text) + len(path) - 6 < 9
+            return logits.masked_fill(barred, -torch.inf).softmax(-1)
+
+        assert paths_of(found, 0) == likeliest(law, 8, min(num_tokens, 3))
+        compared += 1
+        return found
+
+    drafter.propose = spied  # type: ignore[method-assign]
+    out = sk.generate(
+        model, ids, drafter=drafter, seeds=torch.tensor([3]), max_new_tokens=30, eos_token_id=[],
+        processors=sk.Processors(
+            banned_ids=[5, 40], stop_token_ids=[7], min_tokens=9, token_counts=sk.TokenCounts(ids, 30)
+        ),
+    )  # fmt: skip
+    assert compared == out.stats.num_steps - (out.stats.num_steps > compared) > 10
+    assert out.stats.mean_acceptance_length > 1.3
+
+
+def test_more_nodes_may_be_fed_than_are_verified() -> None:
+    """Each of three depths has eight that are continued, of which one is kept: there is room for the others."""
+    model, ids = tiny("llama", 1), prompts(6)[0]
+    kw: dict[str, Any] = {"max_new_tokens": 20, "acceptance": "greedy", "eos_token_id": []}
+    lean = LeanLlama(model)
+    plain = sk.generate(lean, ids, drafter=sk.NoDrafter(), **kw)
+    out = sk.generate(lean, ids, drafter=sk.ModelTreeDrafter(LeanLlama(model), 2, 4, 8), **kw)
+    assert torch.equal(out.tokens, plain.tokens) and out.stats.num_steps == 10
 
 
 @pytest.mark.parametrize("acceptance", ["greedy", "match"])

@@ -141,14 +141,14 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
     def _kept(self, tokens: Tensor, scores: Tensor, parents: Tensor, fed_from: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and parents of the tree of the likeliest candidates, ``[batch, num_nodes - 1]`` and one more.
 
-        No child is likelier than its parent, and of equals the sort keeps the earlier one: so parents are kept, and
-        stand before their children.
+        No child is likelier than its parent, and of equals the earlier one comes first: so parents are kept, and stand
+        before their children.
         """
         missing = max(self.num_nodes - 1 - tokens.shape[1], 0)  # where the vocabulary is that small
         tokens, parents = (pad(each, (0, missing)) for each in (tokens, parents))
         scores = pad(scores, (0, missing), value=-torch.inf)
         tokens = tokens.masked_fill(~(scores > -torch.inf), PLACEHOLDER_TOKEN_ID)
-        order = scores.sort(dim=1, descending=True, stable=True).indices[:, : self.num_nodes - 1].sort(dim=1).values
+        order = scores.sort(dim=1, descending=True, stable=True).indices[:, : self.num_nodes - 1]
         nodes = torch.arange(1, self.num_nodes, device=tokens.device).expand(order.shape)
         node_of = torch.zeros_like(tokens).scatter(1, order, nodes)  # of each candidate
         node_fed = torch.where(fed_from < 0, 0, node_of.gather(1, fed_from.clamp(min=0)))
