@@ -177,8 +177,10 @@ AUTO = {"one": "end_to_end_auto", "four": "end_to_end_auto_4", "eight": "end_to_
 
 def adaptive(label: str, column: str) -> Expected:
     """Times plain decoding, one sequence at a time or several together; of "auto" with its interval."""
-    (prompts, sampling), (size, length) = label.split(", "), column.split(": ")
-    number = "auto" if length == '"auto"' else int(length.removeprefix("K = "))
+    prompts, sampling, size = label.split(", ")
+    number = "auto" if column == '"auto"' else int(column.removeprefix("K = "))
+    if number not in ("auto", 3, 7 if size == "one" else 1):
+        return []
     at = {"prompts": prompts, "temperature": float(sampling != "greedy"), "drafter": "lookup"}
     found = row(AUTO[size], num_speculative_tokens=number, **at)
     return [found[key] for key in (("ratio", "ratio_low", "ratio_high") if number == "auto" else ("ratio",))]
@@ -372,12 +374,14 @@ RULES = {"greedy": (0.0, "greedy"), "T = 1, token": (1.0, "token"), "T = 1, bloc
 
 
 def draft_pair(label: str, column: str, name: str = "draft_model") -> Expected:
-    """Times plain decoding, tokens a step and acceptance of the trained draft model."""
-    prompts, gamma = label.split(", γ = ")
+    """Times plain decoding, tokens a step and acceptance of the trained draft model; of its trees the first two."""
+    prompts, kind, number = re.fullmatch(r"([\w-]+), (γ =|tree of) (\d+)", label).groups()  # type: ignore[union-attr]
     temperature, rule = RULES[column]
-    at = {"prompts": prompts, "temperature": temperature, "rule": rule, "num_speculative_tokens": int(gamma)}
-    found = row(name, drafter="model", **at)
-    return [found["ratio"], found["mean_acceptance_length"], found["alpha"]]
+    if kind == "tree of" and rule == "block":
+        return []
+    at = {"prompts": prompts, "temperature": temperature, "rule": rule, "num_speculative_tokens": int(number)}
+    found = row(name, drafter="model" if kind == "γ =" else "model-tree", **at)
+    return [found["ratio"], found["mean_acceptance_length"], *([found["alpha"]] if kind == "γ =" else [])]
 
 
 def parts_of_a_step(label: str, column: str) -> Expected:

@@ -10,7 +10,7 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner, prompts
-from python_tests.decoding.test_schedule import PACKED, result, table
+from python_tests.decoding.test_schedule import DEAR, PACKED, result, table
 from specdec_kernels.decoding import StepResult
 from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS, CostTable, LearnedCosts
 from specdec_kernels.decoding.foresight import ForesightSchedule, MatchYield
@@ -171,6 +171,17 @@ def test_near_the_best_fixed_length_and_never_much_below_plain(batch: int, text:
     ]
     assert np.mean(got) > (0.96 if batch == 1 else 0.8) * max(fixed)
     assert np.mean(got) > 0.975 * fixed[0] and np.quantile(got, 0.1) > 0.94
+
+
+def test_wrong_costs_are_found_out() -> None:
+    """Rehearsed as if rows were dear, although they cost little, and the other way round."""
+    for start, truth in ((DEAR, PACKED), (PACKED, DEAR)):
+        got, best = [], []
+        for seed in range(8):
+            auto = ForesightSchedule(1, 2000, LearnedCosts(start, 0.5))
+            got.append(rate(auto, truth, *TEXTS["copied"], 1, 2000, seed))
+            best.append(max(rate(length, truth, *TEXTS["copied"], 1, 2000, seed) for length in AUTO_DRAFT_LENGTHS))
+        assert np.mean(got) > 0.9 * np.mean(best)
 
 
 def test_a_lookup_is_judged_without_being_verified() -> None:

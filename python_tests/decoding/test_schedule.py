@@ -176,8 +176,8 @@ def test_no_length_is_compared_that_the_batch_cannot_afford() -> None:
     assert auto.next() == 1
     auto._account.credit = 0.0
     auto._choose()
-    auto._same_steps = auto._compare_after
-    assert {auto.next() for auto._comparisons in range(3)} == {0}
+    auto._comparisons.steps = auto._comparisons.after
+    assert {auto.next() for auto._comparisons.made in range(3)} == {0}
 
 
 def test_wrong_costs_are_found_out() -> None:

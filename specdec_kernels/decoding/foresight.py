@@ -7,18 +7,18 @@ from numpy.typing import NDArray
 
 from ..drafters.base import Foresight
 from .costs import AUTO_DRAFT_LENGTHS, CostTable, LearnedCosts
-from .schedule import Account, Schedule, failed_drafts, rounded_up
+from .schedule import Account, Comparisons, Schedule, failed_drafts, rounded_up
 from .state import StepResult
 
 
 class ForesightSchedule(Schedule):
     """At each step the batch drafts as many tokens a sequence as gain the most time, or none.
 
-    How likely a lookup's tokens are right is told by how much of the text's end was found again: that is known before
-    the step, so that drafts are made where they are worth their rows, and not where they are not, also in the first
-    steps of a text and where it changes. What a token is worth is what the batch takes for one; of which sequence, is
-    weighed by how likely that one is the last to be done, which the batch waits for. No step is made that the batch
-    cannot afford (`Account`).
+    How much of the text's end was found again tells how likely a lookup's tokens are right. As that is known before
+    the step, drafts are made where they are worth their rows and nowhere else, also in a text's first steps and where
+    it changes. A token is worth the time that the batch has taken for one so far, and counts the more, the likelier its
+    sequence is the last to be done, which the batch waits for. No step is made that the batch cannot afford
+    (`Account`).
 
     A token of a one-hot draft is accepted with the probability that the target gives it, which is also the one with
     which a plain step emits it: so a plain step judges the drafter as well, without a row more.
@@ -35,20 +35,21 @@ class ForesightSchedule(Schedule):
     learns = True
     _MARGIN = 0.04  # a gain below this, in plain steps, does not pay for the risk of a wrong estimate
     _ALLOWANCE, _TRUST = 0.3, 0.3  # see `Account`
-    _SPREAD = 0.5  # by which the ends of sequences differ, times the root of the tokens that are left
-    _ASSUMED = 8.0  # plain steps before the first one, in which a token took one
+    _SPREAD = 0.5  # steps by which the sequences' ends come to differ, over the root of the tokens that are left
+    _ASSUMED = 8.0  # tokens before the first one, each by a plain step
 
     def __init__(self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts) -> None:
         self._account = Account(batch_size, max_new_tokens, costs, self._ALLOWANCE, self._TRUST)
         self._yield = MatchYield()
         self._spent = self._made = self._ASSUMED  # plain steps' time, and tokens of the last sequence, so far
         self._foresight = Foresight(np.full(batch_size, -1), np.zeros(batch_size, np.int64))
-        self._choice = 0
+        self._comparisons = Comparisons()
+        self._best = self._choice = 0  # by place in `AUTO_DRAFT_LENGTHS`; another than the best for comparison alone
 
     def look(self, foresight: Foresight) -> None:
         """Before each step: choose by what is about to be proposed."""
         self._foresight = foresight
-        self._choice = 0
+        self._best = self._choice = 0
         left, found = self._account.left, foresight.tokens >= 0
         if not found.any():
             return
@@ -59,7 +60,9 @@ class ForesightSchedule(Schedule):
         cost = self._account.cost()
         ahead = gain * min(self._spent / self._made, 1.0) - (cost - 1)
         ahead[1:] -= self._MARGIN
-        self._choice = int(np.where(self._account.affords(cost, gain), ahead, -np.inf).argmax())
+        affordable = self._account.affords(cost, gain)
+        self._best = int(np.where(affordable, ahead, -np.inf).argmax())
+        self._choice = self._comparisons.choice(self._best, affordable)
 
     def next(self) -> int:
         return AUTO_DRAFT_LENGTHS[self._choice]
@@ -70,6 +73,7 @@ class ForesightSchedule(Schedule):
     def note(self, result: StepResult, seconds: float | None) -> None:
         made, spent = self._account.note(result, seconds)
         self._made, self._spent = self._made + made, self._spent + spent
+        self._comparisons.note(self._best, result.tokens.shape[1] > 1)
         tokens, matched = self._foresight.tokens, self._foresight.matched
         judged = (tokens >= 0) & (result.num_tokens > 0)
         if result.tokens.shape[1] > 1:

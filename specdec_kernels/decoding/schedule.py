@@ -108,6 +108,29 @@ class Account:
         return progress, cost
 
 
+class Comparisons:
+    """Where drafts pay, a step of another length is now and then made for comparison: its costs may have changed."""
+
+    _FIRST, _LAST = 32, 256  # steps with drafts before one
+
+    def __init__(self) -> None:
+        self.steps, self.after = 0, self._FIRST  # with drafts since the last comparison, and before the next
+        self.made = 0
+
+    def choice(self, choice: int, affordable: _Flags) -> int:
+        """The length to take instead of `choice`, if one is due: the next longer, the next shorter, plain decoding."""
+        if choice == 0 or self.steps < self.after:
+            return choice
+        others = [o for o in (choice + 1, choice - 1, 0) if o < len(affordable) and affordable[o]]
+        return others[self.made % len(others)]
+
+    def note(self, choice: int, drafted: bool) -> None:
+        """After a step, where `choice` was best."""
+        if choice > 0 and self.steps >= self.after:
+            self.steps, self.made, self.after = 0, self.made + 1, min(2 * self.after, self._LAST)
+        self.steps += drafted
+
+
 def failed_drafts(result: StepResult) -> _Flags:
     """``[batch]``: whose draft ended with a token that was not accepted, or with none where another was to come.
 
@@ -124,8 +147,7 @@ class AutoSchedule(Schedule):
     A forward has the same number of rows for each sequence, and the batch is done with the last of them: so the number
     is the batch's, and the sequence that needs the most steps decides. (What lets the others end sooner would be paid
     for by that one, with dearer steps.) Where no draft pays, the least bad one is tried again now and then, less and
-    less often while that fails. Where drafts pay, a step of another length is now and then made for comparison, as its
-    costs may have changed. No length is chosen that the batch cannot afford (`Account`).
+    less often while that fails. No length is chosen that the batch cannot afford (`Account`).
 
     Parameters
     ----------
@@ -140,7 +162,6 @@ class AutoSchedule(Schedule):
     _MARGIN = 1.04  # a gain below this does not pay for the risk of a wrong estimate
     _FIRST_PROBE, _LAST_PROBE = 16, 64  # steps without drafts before another try
     _REVIEW = 4  # steps without drafts, in which what is known only fades
-    _FIRST_COMPARISON, _LAST_COMPARISON = 32, 256  # steps with drafts before one of another length
     _ALLOWANCE, _TRUST = 0.48, 0.5  # see `Account`
 
     def __init__(self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts) -> None:
@@ -148,18 +169,14 @@ class AutoSchedule(Schedule):
         self._yield = Yield(batch_size, self.max_draft_tokens)
         self._plain_steps = 0  # since the last draft
         self._probe_after = self._FIRST_PROBE
-        self._same_steps = 0  # with drafts, since the last comparison
-        self._compare_after, self._comparisons = self._FIRST_COMPARISON, 0
+        self._comparisons = Comparisons()
         self._choose()
 
     def next(self) -> int:
-        choice = self._best
         affordable = np.isfinite(self._seconds)
-        if choice == 0 and self._plain_steps >= self._probe_after and affordable[1:].any():
+        choice = self._comparisons.choice(self._best, affordable)
+        if choice == self._best == 0 and self._plain_steps >= self._probe_after and affordable[1:].any():
             choice = 1 + int(self._seconds[1:].argmin())
-        elif choice > 0 and self._same_steps >= self._compare_after:
-            others = [o for o in (0, choice + 1, choice - 1) if o == 0 or (o < len(affordable) and affordable[o])]
-            choice = others[self._comparisons % len(others)]
         return AUTO_DRAFT_LENGTHS[choice]
 
     def round_up(self, width: int) -> int:
@@ -169,9 +186,7 @@ class AutoSchedule(Schedule):
         width = result.tokens.shape[1] - 1
         self._account.note(result, seconds)
         best = self._best
-        if best > 0 and self._same_steps >= self._compare_after:
-            self._same_steps, self._comparisons = 0, self._comparisons + 1
-            self._compare_after = min(2 * self._compare_after, self._LAST_COMPARISON)
+        self._comparisons.note(best, width > 0)
         if not width:
             self._plain_steps += 1
             self._yield.fade()
@@ -180,7 +195,6 @@ class AutoSchedule(Schedule):
             return
         failed = failed_drafts(result)
         self._yield.add(np.where(result.num_drafted >= 0, result.num_accepted, 0), failed)
-        self._same_steps += 1
         self._choose()
         if self._best > 0:
             self._probe_after = self._FIRST_PROBE
