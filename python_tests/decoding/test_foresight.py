@@ -73,7 +73,8 @@ def test_an_outcome_counts_once() -> None:
         auto = schedule(PACKED)
         auto.look(foreseen(matched))
         auto.note(step, None)
-        return auto._yield._counts[:, :, 2].tolist()  # of matches of three
+        first, first_judged, later, judged = auto._yield._counts[2]  # of matches of three
+        return [[first, later], [first_judged, judged]]
 
     assert learned(result(7, np.array([2])), 3) == [[1, 1], [1, 2]]
     assert learned(result(7, np.array([0])), 3) == [[0, 0], [1, 0]]
@@ -88,11 +89,11 @@ def test_an_outcome_counts_once() -> None:
 
 
 def test_what_is_long_past_is_forgotten() -> None:
-    drafts, one = MatchYield(), np.array([8])
-    for accepted in (np.array([0]),) * 300 + (np.array([7]),) * 20:
-        drafts.add(one, accepted, accepted == 0)
-    assert drafts.expected(one)[0, 1] > 0.28
-    assert drafts._counts[1, 0].max() < 1 / (1 - 0.985)
+    drafts = MatchYield()
+    for accepted in (0,) * 300 + (7,) * 20:
+        drafts.add(8, accepted, accepted == 0)
+    assert drafts.expected(np.array([8]))[0, 1] > 0.28
+    assert max(drafts._counts[5]) < 1 / (1 - 0.985)
 
 
 def test_a_draft_is_worth_what_it_brings_the_last_sequence() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -53,7 +55,7 @@ class ForesightSchedule(Schedule):
         left, found = self._account.left, foresight.tokens >= 0
         if not found.any():
             return
-        more = self._yield.expected(foresight.matched) * found[:, None]
+        more = self._yield.expected(np.where(found, foresight.matched, 0))
         more = np.minimum(more, np.maximum(left - 1, 0)[:, None])
         nearness = np.exp((left - left.max()) / (self._SPREAD * np.sqrt(max(left.max(), 1)))) * (left > 0)
         gain = (nearness / nearness.sum()) @ more  # [lengths]
@@ -75,19 +77,19 @@ class ForesightSchedule(Schedule):
         self._made, self._spent = self._made + made, self._spent + spent
         self._comparisons.note(self._best, result.tokens.shape[1] > 1)
         tokens, matched = self._foresight.tokens, self._foresight.matched
-        judged = (tokens >= 0) & (result.num_tokens > 0)
         if result.tokens.shape[1] > 1:
             accepted, failed = result.num_accepted, failed_drafts(result)
         else:
             same = result.tokens[:, 0] == tokens
             accepted, failed = same.astype(np.int64), ~same
-        self._yield.add(matched[judged], accepted[judged], failed[judged])
+        for sequence in ((tokens >= 0) & (result.num_tokens > 0)).nonzero()[0]:
+            self._yield.add(int(matched[sequence]), int(accepted[sequence]), bool(failed[sequence]))
 
 
 class MatchYield:
     """How often a lookup's tokens are accepted, by how many tokens were found again: the first, and those after it.
 
-    A few tokens' worth are assumed before the first step.
+    A few tokens' worth are assumed before the first step. In plain floats: a step has microseconds for it.
     """
 
     _LEAST = (1, 2, 3, 4, 5, 8)  # of tokens found again, in each kind
@@ -97,23 +99,33 @@ class MatchYield:
     _MEMORY = 0.985  # weight left to a token by the next one of its kind: about the last 70 count
 
     def __init__(self) -> None:
-        self._assumed = np.array([self._FIRST, self._LATER])  # [first or later, kinds]
-        self._counts = np.zeros((2, *self._assumed.shape))  # accepted, and judged
+        self._counts = [[0.0] * 4 for _ in self._LEAST]  # of first tokens those accepted and judged; of later ones
+        self._expected = np.zeros((len(self._LEAST) + 1, len(AUTO_DRAFT_LENGTHS)))  # the first: nothing found
+        for kind in range(len(self._LEAST)):
+            self._estimate(kind)
 
     def expected(self, matched: NDArray[np.int64]) -> NDArray[np.float64]:
         """``[batch, lengths]``: draft tokens accepted in the mean, by tokens found again and number of draft tokens."""
-        accepted, judged = self._counts
-        share = (accepted + self._WEIGHT * self._assumed) / (judged + self._WEIGHT)
-        first, later = share[:, self._kind(matched), None]
-        reached = first * later ** np.arange(AUTO_DRAFT_LENGTHS[-1])
-        return np.hstack([np.zeros_like(first), reached.cumsum(1)])[:, list(AUTO_DRAFT_LENGTHS)]
+        return np.asarray(self._expected[np.searchsorted(self._LEAST, matched, side="right")])
 
-    def add(self, matched: NDArray[np.int64], accepted: NDArray[np.int64], failed: NDArray[np.bool_]) -> None:
-        """Take in drafts, ``[n]`` each: so many tokens were accepted, and the next one was not."""
-        good = np.stack([np.minimum(accepted, 1), np.maximum(accepted - 1, 0)])
-        judged = np.stack([np.minimum(accepted + failed, 1), np.maximum(accepted + failed - 1, 0)])
-        for kind, *each in zip(self._kind(matched), good.T, judged.T, strict=True):
-            self._counts[:, :, kind] = self._counts[:, :, kind] * self._MEMORY ** each[1] + each
+    def add(self, matched: int, accepted: int, failed: bool) -> None:
+        """Take in a draft: so many tokens were accepted, and the next one was not."""
+        kind = bisect.bisect_right(self._LEAST, matched) - 1
+        judged = accepted + failed
+        if kind < 0 or judged == 0:
+            return
+        counts = self._counts[kind]
+        for at, good, seen in ((0, min(accepted, 1), 1), (2, max(accepted - 1, 0), judged - 1)):
+            kept = self._MEMORY**seen
+            counts[at], counts[at + 1] = counts[at] * kept + good, counts[at + 1] * kept + seen
+        self._estimate(kind)
 
-    def _kind(self, matched: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.maximum(np.searchsorted(self._LEAST, matched, side="right") - 1, 0)
+    def _estimate(self, kind: int) -> None:
+        counts, weight = self._counts[kind], self._WEIGHT
+        reached = (counts[0] + weight * self._FIRST[kind]) / (counts[1] + weight)
+        later = (counts[2] + weight * self._LATER[kind]) / (counts[3] + weight)
+        expected = [0.0]
+        for _ in range(AUTO_DRAFT_LENGTHS[-1]):
+            expected.append(expected[-1] + reached)
+            reached *= later
+        self._expected[kind + 1] = [expected[length] for length in AUTO_DRAFT_LENGTHS]
