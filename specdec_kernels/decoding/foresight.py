@@ -92,25 +92,25 @@ class MatchYield:
     A few tokens' worth are assumed before the first step. In plain floats: a step has microseconds for it.
     """
 
-    _LEAST = (1, 2, 3, 4, 5, 8)  # of tokens found again, in each kind
-    # Counted in answers of SmolLM2-135M to the bench's prompts, greedy and at temperature 1 together.
+    LEAST = (1, 2, 3, 4, 5, 8)  # of tokens found again, in each kind
+    # Counted in answers of SmolLM2-135M, greedy and at temperature 1 together: python -m bench.replay.
     _FIRST, _LATER = (0.17, 0.42, 0.57, 0.68, 0.78, 0.88), (0.50, 0.60, 0.68, 0.75, 0.82, 0.90)
     _WEIGHT = 6.0  # judged tokens that these count as
     _MEMORY = 0.985  # weight left to a token by the next one of its kind: about the last 70 count
 
     def __init__(self) -> None:
-        self._counts = [[0.0] * 4 for _ in self._LEAST]  # of first tokens those accepted and judged; of later ones
-        self._expected = np.zeros((len(self._LEAST) + 1, len(AUTO_DRAFT_LENGTHS)))  # the first: nothing found
-        for kind in range(len(self._LEAST)):
+        self._counts = [[0.0] * 4 for _ in self.LEAST]  # of first tokens those accepted and judged; of later ones
+        self._expected = np.zeros((len(self.LEAST) + 1, len(AUTO_DRAFT_LENGTHS)))  # the first: nothing found
+        for kind in range(len(self.LEAST)):
             self._estimate(kind)
 
     def expected(self, matched: NDArray[np.int64]) -> NDArray[np.float64]:
         """``[batch, lengths]``: draft tokens accepted in the mean, by tokens found again and number of draft tokens."""
-        return np.asarray(self._expected[np.searchsorted(self._LEAST, matched, side="right")])
+        return np.asarray(self._expected[np.searchsorted(self.LEAST, matched, side="right")])
 
     def add(self, matched: int, accepted: int, failed: bool) -> None:
         """Take in a draft: so many tokens were accepted, and the next one was not."""
-        kind = bisect.bisect_right(self._LEAST, matched) - 1
+        kind = bisect.bisect_right(self.LEAST, matched) - 1
         judged = accepted + failed
         if kind < 0 or judged == 0:
             return

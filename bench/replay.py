@@ -1,0 +1,225 @@
+"""``python -m bench.replay``: "auto" with lookup on many answers of the real model, replayed by what steps cost.
+
+SmolLM2-135M-Instruct, in the loop of ``examples/own_loop.py``, writes one answer to each prompt of each set, plainly.
+The target accepts a lookup's token with the probability that it gives it: as often, that is, as it is the token that
+came. So an answer tells what each draft within it comes to, and a schedule can be run on it without the model, if it
+is told what a step takes: a plain one 1, and one with drafts what `specdec_kernels.analysis.measured.measure_costs`
+finds first, or ``--costs`` says, with noise. For each batch size some batches of prompts are drawn, and the whole time
+by fixed numbers of draft tokens, and by "auto", is compared with plain decoding's. What else "auto" takes on the host
+is not part of it: `bench.end_to_end` measures that, on the few batches that there is time for.
+
+Beside it stands how often lookups were right by how much of the text they found again, which is what `MatchYield`
+assumes of them at first. Writes ``replay.json`` into the machine's results folder.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+import specdec_kernels as sk
+from bench import machine, real_model
+from examples.own_loop import LeanLlama
+from specdec_kernels.analysis import measured
+from specdec_kernels.assets import prompts
+from specdec_kernels.decoding import StepResult
+from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS, LearnedCosts
+from specdec_kernels.decoding.foresight import ForesightSchedule, MatchYield
+from specdec_kernels.decoding.schedule import FixedSchedule, Schedule
+from specdec_kernels.host import NgramIndex
+from specdec_kernels.options import POSITIVE, TEMPERATURE, number
+
+LONGEST = AUTO_DRAFT_LENGTHS[-1]
+NOISE = 0.05  # of a step's time, as a standard deviation of its logarithm
+TOGETHER = 8  # answers written in one batch
+
+
+@dataclass(frozen=True)
+class Answer:
+    """At each token of an answer, ``[n]``: how many tokens before it a lookup finds again, and how many of its draft of
+    `LONGEST` are the ones that follow.
+    """
+
+    matched: NDArray[np.int64]
+    right: NDArray[np.int64]
+
+
+def judged(prompt: NDArray[np.int64], answer: NDArray[np.int64]) -> Answer:
+    """What lookups would have come to."""
+    drafter = sk.NgramDrafter()
+    index = NgramIndex(1, drafter.n, drafter.min_n)
+    index.append(0, prompt)
+    matched, right = np.zeros((2, len(answer)), dtype=np.int64)
+    for i in range(len(answer)):
+        matched[i], coming = index.matched()[0], answer[i : i + LONGEST]
+        draft = index.propose(LONGEST)[0][0, : len(coming)]
+        right[i] = (draft == coming).cumprod().sum()
+        index.append(0, answer[i : i + 1])
+    return Answer(matched, right)
+
+
+def written(model: Any, tokenizer: Any, texts: Sequence[str], temperature: float, new_tokens: int) -> list[Answer]:
+    """One answer to each text."""
+    answers = []
+    for begin in range(0, len(texts), TOGETHER):
+        ids, mask = prompts.encode(tokenizer, texts[begin : begin + TOGETHER])
+        out = sk.generate(
+            model, ids, attention_mask=mask, drafter=sk.NoDrafter(), sampling=sk.SamplingParams(temperature),
+            seeds=torch.arange(begin, begin + len(ids)), max_new_tokens=new_tokens,
+        )  # fmt: skip
+        for prompt, kept, tokens, count in zip(ids, mask.bool(), out.tokens, out.num_tokens.tolist(), strict=True):
+            answers.append(judged(prompt[kept].numpy(), tokens[:count].numpy()))
+    return answers
+
+
+def replayed(
+    answers: Sequence[Answer], schedule: Schedule, costs: NDArray[np.float64], random: np.random.Generator
+) -> float:
+    """What the answers take together, in plain steps."""
+    left = np.array([len(answer.right) for answer in answers])
+    spent, none = 0.0, np.zeros(len(answers), dtype=np.int64)
+    while left.any():
+        at = [(answer, len(answer.right) - n) for answer, n in zip(answers, left, strict=True)]
+        matched = np.array([answer.matched[i] if i < len(answer.right) else 0 for answer, i in at])
+        right = np.array([answer.right[i] if i < len(answer.right) else 0 for answer, i in at])
+        limits = np.where(matched > 0, np.maximum(left - 1, 0), 0)
+        if isinstance(schedule, ForesightSchedule):
+            schedule.look(sk.Foresight(np.where(limits > 0, 1, -1), matched))
+        drafted = np.minimum(limits, schedule.next())
+        width = schedule.round_up(int(drafted.max()))
+        accepted = np.minimum(right, drafted)
+        emitted = np.where(left > 0, accepted + 1, 0)
+        seconds = float(costs[AUTO_DRAFT_LENGTHS.index(width)] * np.exp(NOISE * random.standard_normal()))
+        active, spent = left > emitted, spent + seconds
+        tokens = np.where(right > 0, 1, 0)[:, None] + np.zeros((1, width + 1), dtype=np.int64)
+        schedule.note(StepResult(tokens, emitted, np.where(left > 0, drafted, -1), accepted, active, none), seconds)
+        left = left - emitted
+    return spent
+
+
+def compared(
+    answers: Sequence[Answer], batch: int, batches: int, costs: NDArray[np.float64], new_tokens: int
+) -> list[dict[str, Any]]:
+    """One row for each number of draft tokens, and for "auto"."""
+    random = np.random.default_rng(0)
+    chosen = [random.permutation(len(answers))[:batch] for _ in range(batches)]
+    cut = [Answer(a.matched[:new_tokens], a.right[:new_tokens]) for a in answers]
+    times: dict[int | str, list[float]] = {way: [] for way in (*AUTO_DRAFT_LENGTHS, "auto")}
+    for each in chosen:
+        texts = [cut[i] for i in each]
+        for way, spent in times.items():
+            rehearsed = LearnedCosts(costs * np.exp(NOISE * random.standard_normal(len(costs))), 1 / 2)
+            by = FixedSchedule(way) if isinstance(way, int) else ForesightSchedule(batch, new_tokens, rehearsed)
+            spent.append(replayed(texts, by, costs, random))
+    plain = np.array(times[0])
+    return [
+        {
+            "num_speculative_tokens": way,
+            "ratio": float(plain.sum() / np.sum(spent)),
+            "ratio_low": float(np.quantile(plain / spent, 0.1)),
+        }
+        for way, spent in times.items()
+    ]
+
+
+def by_match(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """How often the first token of a draft was right, and one that follows right ones, by tokens found again."""
+    matched, right = (np.concatenate([getattr(answer, of) for answer in answers]) for of in ("matched", "right"))
+    kind = np.searchsorted(MatchYield.LEAST, matched, side="right")
+    rows = []
+    for i, least in enumerate(MatchYield.LEAST):
+        found = right[kind == i + 1]
+        if len(found):
+            later = np.minimum(found - 1, LONGEST - 1)[found > 0]
+            judged_later = np.minimum(found, LONGEST - 1)[found > 0]
+            rows.append(
+                {
+                    "matched": least, "count": len(found), "first": float((found > 0).mean()),
+                    "later": float(later.sum() / max(judged_later.sum(), 1)),
+                }
+            )  # fmt: skip
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it and write ``replay.json``."""
+    parser = real_model.parser(
+        "replay", 'What "auto" gains with lookup, by many answers.', sets=["code-edit", "quote", "humaneval", "chat"],
+        prompts=40, prompts_help="so many, the last of each set (default 40)", max_new_tokens=64, rounds=3,
+    )  # fmt: skip
+    parser.add_argument("--batches", type=POSITIVE, default=20, help="drawn for each batch size (default 20)")
+    parser.add_argument("--batch", nargs="+", type=POSITIVE, default=[1, 2, 4, 8], help="sizes (default 1 2 4 8)")
+    parser.add_argument("--temperatures", nargs="+", type=TEMPERATURE, default=[0.0, 1.0])
+    parser.add_argument(
+        "--costs", nargs="+", type=number(1, 1e3), help="of a step with 1, 3 and 7 draft tokens, for each batch size"
+    )
+    arguments = parser.parse_args(argv)
+    sizes, given = len(arguments.batch), arguments.costs
+    if given is not None and len(given) != 3 * sizes:
+        parser.error(f"--costs must be three for each of {sizes} batch sizes, got {len(given)}")
+    return real_model.run("replay", arguments, _measured)
+
+
+def costs_of(model: Any, tokenizer: Any, text: str, arguments: argparse.Namespace) -> dict[int, NDArray[np.float64]]:
+    """Of steps with `AUTO_DRAFT_LENGTHS`, in plain steps, by batch size."""
+    if arguments.costs is not None:
+        rows = np.array(arguments.costs).reshape(-1, 3)
+        return {batch: np.array([1.0, *row]) for batch, row in zip(arguments.batch, rows, strict=True)}
+    ids, mask = prompts.encode(tokenizer, [text])
+    found = {}
+    for batch in arguments.batch:
+        costs = measured.measure_costs(
+            model, ids, mask, {}, lengths=AUTO_DRAFT_LENGTHS[1:], batch_size=batch, rounds=arguments.rounds
+        )
+        seconds = np.array([costs.steps[length + 1] for length in AUTO_DRAFT_LENGTHS])
+        found[batch] = np.maximum.accumulate(seconds / seconds[0])
+    return found
+
+
+def _measured(arguments: argparse.Namespace) -> None:
+    model, tokenizer, texts = real_model.load(arguments, arguments.prompts)
+    target = LeanLlama(model)
+    costs = costs_of(target, tokenizer, next(iter(texts.values()))[0], arguments)
+    rows: list[dict[str, Any]] = []
+    everything: list[Answer] = []
+    with tqdm(total=len(texts) * len(arguments.temperatures), unit="set", disable=None) as bar:
+        for name, chosen in texts.items():
+            for temperature in arguments.temperatures:
+                answers = written(target, tokenizer, chosen, temperature, arguments.max_new_tokens)
+                everything += answers
+                for batch in arguments.batch:
+                    found = compared(answers, batch, arguments.batches, costs[batch], arguments.max_new_tokens)
+                    rows += [{"prompts": name, "temperature": temperature, "batch": batch, **row} for row in found]
+                    with tqdm.external_write_mode():
+                        print(line(rows[-len(found) :]), flush=True)
+                bar.update()
+    matches = by_match(everything)
+    for row in matches:
+        print(f"{row['matched']}+ tokens found again: the next right {row['first']:.2f}, the later {row['later']:.2f}")
+    settings = real_model.settings(arguments) | {"costs of steps": {b: c.tolist() for b, c in costs.items()}}
+    print(f"written: {machine.save(arguments.output, 'replay', rows + matches, settings)}")
+
+
+def line(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows of a set, temperature and batch size for people."""
+    of = rows[0]
+    each = "  ".join(f"K={row['num_speculative_tokens']} {row['ratio']:.2f}" for row in rows[1:])
+    what = f"{of['prompts']:10} T={of['temperature']:g} batch {of['batch']}"
+    return f"{what}: {each} (a tenth below {rows[-1]['ratio_low']:.2f})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
