@@ -18,6 +18,7 @@ from PIL import Image
 
 from bench import machine, plot, report
 from bench.cascades import report as cascades_report
+from python_tests.docs_tables import agrees, tables
 from specdec_kernels import analysis
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,7 +53,7 @@ def results(name: str, folder: Path = RESULTS) -> dict[str, Any]:
 
 def row(name: str, **wanted: Any) -> dict[str, Any]:
     """The one row of a result file with these values."""
-    (found,) = (r for r in results(name)["rows"] if all(r[key] == value for key, value in wanted.items()))
+    (found,) = (r for r in results(name)["rows"] if all(r.get(key) == value for key, value in wanted.items()))
     return found
 
 
@@ -184,6 +185,24 @@ def adaptive(label: str, column: str) -> Expected:
     at = {"prompts": prompts, "temperature": float(sampling != "greedy"), "drafter": "lookup"}
     found = row(AUTO[size], num_speculative_tokens=number, **at)
     return [found[key] for key in (("ratio", "ratio_low", "ratio_high") if number == "auto" else ("ratio",))]
+
+
+def replayed(label: str, column: str) -> Expected:
+    """The same by replay: of "auto" with the tenth of batches below, of the best fixed number with that number."""
+    (prompts, sampling), (batch, way) = label.split(", "), column.split(": ")
+    at = {"prompts": prompts, "temperature": float(sampling != "greedy"), "batch": int(batch)}
+    if way == '"auto"':
+        found = row("replay", num_speculative_tokens=way.strip('"'), **at)
+        return [found["ratio"], found["ratio_low"]]
+    fixed = [row("replay", num_speculative_tokens=length, **at) for length in (1, 3, 7)]
+    best = max(fixed, key=lambda each: each["ratio"])
+    return [best["ratio"], best["num_speculative_tokens"]]
+
+
+def of_matches(label: str, column: str) -> Expected:
+    """How often the first token after a match was right, and one that followed right ones."""
+    found = row("replay", matched=int(label.removesuffix(" or more").partition(" ")[0]))
+    return [found["first" if column == "the first" else "later"]]
 
 
 def of_auto(what: str) -> Expected:
@@ -433,35 +452,12 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "goals": goals, "end to end": end_to_end, "medusa": medusa, "medusa trees": medusa_trees, "ratios": span_of,
     "in transformers": in_transformers, "beside transformers": beside_transformers, "vllm": in_vllm,
     "best gamma": best_gamma, "plan": plan, "step costs": step_costs, "gpu": on_gpu, "typical": typical,
-    "forward": forward, "own loop": own_loop, "auto": adaptive, "instructions": instructions,
+    "forward": forward, "own loop": own_loop, "auto": adaptive, "auto, replayed": replayed,
+    "matches": of_matches, "instructions": instructions,
     "draft model": draft_pair, "draft model, own loop": partial(draft_pair, name="draft_model_own"),
     "parts of a step": parts_of_a_step,
     "processors": with_processors, "counting": counting,
 }  # fmt: skip
-
-
-def tables(page: str) -> list[tuple[str | None, list[list[str]]]]:
-    """The tables of a page: the name in the comment above, if there is one, and the cells without the ruler."""
-    found: list[tuple[str | None, list[list[str]]]] = []
-    name, inside = None, False
-    for line in (ROOT / page).read_text().splitlines():
-        if line.startswith("|"):
-            if not inside:
-                found.append((name, []))
-            inside = True
-            if not re.fullmatch(r"[|:\- ]+", line):
-                found[-1][1].append([cell.strip() for cell in line.strip("|").split("|")])
-            continue
-        announced = re.fullmatch(r"<!-- figures: (.*) -->", line)
-        name = announced[1] if announced else name if not line and not inside else None
-        inside = False
-    return found
-
-
-def agrees(text: str, value: float) -> bool:
-    """Whether `text` is `value`, rounded to the decimals that it shows."""
-    decimals = len(text.partition(".")[2])
-    return abs(float(text) - value) <= 0.5 * 10.0**-decimals + 1e-9
 
 
 @pytest.mark.parametrize("page", PAGES)

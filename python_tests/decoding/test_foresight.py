@@ -44,6 +44,8 @@ def test_a_long_match_is_drafted_from_at_once_and_a_short_one_is_not() -> None:
     cheap = schedule(ROWS[1])
     cheap.look(foreseen(1))
     assert cheap.next() > 0
+    cheap.look(sk.Foresight(np.array([-1]), np.array([8])))
+    assert cheap.next() == 0, "what was found may not follow"
 
 
 def test_a_gain_too_small_to_be_sure_of_is_left() -> None:
@@ -73,6 +75,8 @@ def test_an_outcome_counts_once() -> None:
         auto = schedule(PACKED)
         auto.look(foreseen(matched))
         auto.note(step, None)
+        others = [counts for kind, counts in enumerate(auto._yield._counts) if kind != max(matched - 1, 0)]
+        assert not np.any(others)
         first, first_judged, later, judged = auto._yield._counts[2]  # of matches of three
         return [[first, later], [first_judged, judged]]
 
