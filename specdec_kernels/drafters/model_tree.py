@@ -56,8 +56,8 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
     def __init__(
         self,
         draft_model: Any,
-        num_nodes: int = 8,
-        max_depth: int = 3,
+        num_nodes: int = 6,
+        max_depth: int = 2,
         width: int = 3,
         token_map: TokenMap | None = None,
     ) -> None:
