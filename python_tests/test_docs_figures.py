@@ -173,7 +173,7 @@ def end_to_end(label: str, column: str) -> Expected:
     return decoded(name, prompts, temperature, drafter, number)
 
 
-AUTO = {"one": "end_to_end_auto", "four": "end_to_end_auto_4", "eight": "end_to_end_auto_8"}
+AUTO = {"one": "end_to_end_auto", "four": "end_to_end_auto_4"}
 
 
 def adaptive(label: str, column: str) -> Expected:
