@@ -70,6 +70,11 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
             raise ValueError(f"{caller}: draft_model must be a model that takes trees, got {self.runner.name}")
         self._barred: Barred | None = None
 
+    @property
+    def capturable(self) -> bool:  # type: ignore[override]
+        """As the draft's `Runner`; False in a subclass with another `propose`, unless that says otherwise."""
+        return self.runner.capturable and type(self).propose is ModelTreeDrafter.propose
+
     def start(self, state: DecodingState) -> None:
         super().start(state)
         self._barred = Barred.of(state, state.device)
@@ -125,9 +130,7 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
 
     def _likeliest(self, state: DecodingState, logits: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         """Log-probabilities and ids of the likeliest tokens after each node, ``[batch, nodes, children]`` both."""
-        temperature = torch.as_tensor(state.sampling.temperature, device=state.device).float().view(-1, 1, 1)
-        sampled = (temperature > 0) & (state.acceptance != "greedy")
-        logits = logits.float() / torch.where(sampled, temperature, 1.0)
+        logits = logits.float() / self._temperature(state)
         if self._barred is not None:
             own = torch.arange(logits.shape[2], device=state.device)
             ids = own if self.token_map is None else self.token_map.draft_to_target
@@ -137,6 +140,15 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
         if self.token_map is not None:
             ids = self.token_map.draft_to_target[ids]
         return best, ids
+
+    def _temperature(self, state: DecodingState) -> float | Tensor:
+        """The target's, ``[batch, 1, 1]`` where each sequence has its own; 1 where it is greedy."""
+        temperature = state.sampling.temperature
+        if state.acceptance == "greedy":
+            return 1.0
+        if isinstance(temperature, Tensor):
+            return torch.where(temperature > 0, temperature, 1.0).view(-1, 1, 1)
+        return temperature if temperature > 0 else 1.0
 
     def _kept(self, tokens: Tensor, scores: Tensor, parents: Tensor, fed_from: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and parents of the tree of the likeliest candidates, ``[batch, num_nodes - 1]`` and one more.
