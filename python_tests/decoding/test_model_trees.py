@@ -16,12 +16,13 @@ import specdec_kernels as sk
 from examples.own_loop import LeanLlama
 from python_tests.decoding.models import TableRunner, near, prompts, tiny
 from python_tests.decoding.test_trees import FAMILIES, TreeTable, exact_law, frequencies, target
-from specdec_kernels.decoding import DecodingState
+from specdec_kernels.decoding import DecodingState, Runner
 from specdec_kernels.decoding.request import Request
 from specdec_kernels.decoding.state import Speculation
+from specdec_kernels.integrations.runners import as_runner
 
 
-def begun(runner: TableRunner, texts: Tensor, sampling: sk.SamplingParams, acceptance: str = "token") -> DecodingState:
+def begun(runner: Runner, texts: Tensor, sampling: sk.SamplingParams, acceptance: str = "token") -> DecodingState:
     prompt = Request(texts, None, sampling, None, 9, []).prompt(runner)
     how = Speculation(acceptance, 16)
     return DecodingState.begin(prompt, runner, sampling, torch.arange(len(texts)), 9, how)
@@ -122,14 +123,31 @@ def test_every_tree_is_that_of_the_text_as_it_is(some: sk.TokenMap | None) -> No
     assert out.stats.mean_acceptance_length > 1.3
 
 
+def test_a_whole_step_is_fed_again() -> None:
+    """Three accepted tokens and the one after them: no row of what was drafted is left."""
+    model, ids = tiny("llama", 1), prompts(6)[0]
+    longer = torch.cat([ids, torch.tensor([[9, 30, 17, 8]])], 1)
+    with torch.inference_mode():
+        found = []
+        for text, more in ((ids, longer), (longer, longer)):
+            drafter = sk.ModelTreeDrafter(model, 9, 3, 8)
+            state = begun(as_runner(model, "test"), text, sk.SamplingParams())
+            drafter.start(state)
+            drafter.propose(state, 3)
+            state.tokens[:, : more.shape[1]] = more
+            state.lengths.fill_(more.shape[1])
+            found.append(paths_of(drafter.propose(replace(state, longest=more.shape[1]), 3), 0))
+    assert found[0] == found[1]
+
+
 def test_more_nodes_may_be_fed_than_are_verified() -> None:
-    """Each of three depths has eight that are continued, of which one is kept: there is room for the others."""
+    """Eleven of each depth are continued, and twelve rows verified: there is room for the others."""
     model, ids = tiny("llama", 1), prompts(6)[0]
     kw: dict[str, Any] = {"max_new_tokens": 20, "acceptance": "greedy", "eos_token_id": []}
     lean = LeanLlama(model)
     plain = sk.generate(lean, ids, drafter=sk.NoDrafter(), **kw)
-    out = sk.generate(lean, ids, drafter=sk.ModelTreeDrafter(LeanLlama(model), 2, 4, 8), **kw)
-    assert torch.equal(out.tokens, plain.tokens) and out.stats.num_steps == 10
+    out = sk.generate(lean, ids, drafter=sk.ModelTreeDrafter(LeanLlama(model), 12, 4, 11), **kw)
+    assert torch.equal(out.tokens, plain.tokens) and out.stats.num_steps <= 10
 
 
 @pytest.mark.parametrize("acceptance", ["greedy", "match"])
