@@ -14,8 +14,8 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from examples.own_loop import LeanLlama
-from python_tests.decoding.models import TableRunner, near, prompts, tiny
-from python_tests.decoding.test_trees import FAMILIES, TreeTable, exact_law, frequencies, target
+from python_tests.decoding.models import TableRunner, prompts, tiny
+from python_tests.decoding.test_trees import TreeTable, exact_law, frequencies
 from specdec_kernels.decoding import DecodingState, Runner
 from specdec_kernels.decoding.request import Request
 from specdec_kernels.decoding.state import Speculation
@@ -148,30 +148,6 @@ def test_more_nodes_may_be_fed_than_are_verified() -> None:
     plain = sk.generate(lean, ids, drafter=sk.NoDrafter(), **kw)
     out = sk.generate(lean, ids, drafter=sk.ModelTreeDrafter(LeanLlama(model), 12, 4, 11), **kw)
     assert torch.equal(out.tokens, plain.tokens) and out.stats.num_steps <= 10
-
-
-@pytest.mark.parametrize("acceptance", ["greedy", "match"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_tokens_are_those_of_plain_decoding(family: str, acceptance: str) -> None:
-    """Also where the draft is the target itself: then nearly all is accepted greedily, unless its cache is wrong."""
-    model = target(family)
-    ids, mask = prompts(5, 9, 1)
-    sampling = sk.SamplingParams(0.0 if acceptance == "greedy" else 0.9, top_k=30)
-    kw: dict[str, Any] = {
-        "attention_mask": mask, "max_new_tokens": 25, "acceptance": acceptance, "seeds": torch.arange(3),
-        "sampling": sampling, "eos_token_id": [],
-    }  # fmt: skip
-    plain = sk.generate(model, ids, drafter=sk.NoDrafter(), **kw)
-    some = sk.TokenMap(torch.arange(50, 2, -1))
-    for drafter in (
-        sk.ModelTreeDrafter(model, 16, 4, 4), sk.ModelTreeDrafter(near(family, 0, 0.1), 6, 4, 8),
-        sk.ModelTreeDrafter(model, token_map=some), sk.ModelTreeDrafter(tiny(family, 5), 2, 1, 1),
-    ):  # fmt: skip
-        out = sk.generate(model, ids, drafter=drafter, **kw)
-        assert torch.equal(out.tokens, plain.tokens)
-        assert not out.status.any()
-        if acceptance == "greedy" and drafter.max_depth == 4 and drafter.num_nodes == 16:
-            assert out.stats.num_accepted > 0.9 * out.stats.num_drafted > 40
 
 
 @pytest.mark.parametrize("acceptance", ["token", "match"])

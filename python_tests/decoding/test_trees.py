@@ -87,12 +87,19 @@ def test_tokens_are_those_of_plain_decoding(family: str, acceptance: str) -> Non
     }  # fmt: skip
     plain = sk.generate(model, ids, drafter=sk.NoDrafter(), **kw)
     oracle = Oracle(plain.tokens, [5, 9, 1])
-    for drafter in (oracle, medusa(model), sk.NgramTreeDrafter(num_nodes=24), sk.NgramTreeDrafter(num_nodes=3)):
+    itself, some = sk.ModelTreeDrafter(model, 16, 4, 4), sk.TokenMap(torch.arange(50, 2, -1))
+    for drafter in (
+        oracle, medusa(model), sk.NgramTreeDrafter(num_nodes=24), sk.NgramTreeDrafter(num_nodes=3), itself,
+        sk.ModelTreeDrafter(near(family, 0, 0.1), 6, 4, 8), sk.ModelTreeDrafter(model, token_map=some),
+        sk.ModelTreeDrafter(tiny(family, 5), 2, 1, 1),
+    ):  # fmt: skip
         out = sk.generate(model, ids, drafter=drafter, **kw)
         assert torch.equal(out.tokens, plain.tokens), type(drafter).__name__
         assert not out.status.any() and out.stats.num_tokens == out.stats.num_steps + out.stats.num_accepted
         if drafter is oracle:  # paths scattered over the tree: whatever is moved to the wrong place shows
             assert out.stats.mean_acceptance_length > 3
+        if drafter is itself and acceptance == "greedy":  # nearly all is accepted, unless the draft's cache is wrong
+            assert out.stats.num_accepted > 0.9 * out.stats.num_drafted > 40
 
 
 def test_ends_and_limits_are_kept() -> None:

@@ -9,43 +9,32 @@ from numpy.typing import NDArray
 
 from ..drafters.base import Foresight
 from .costs import AUTO_DRAFT_LENGTHS, CostTable, LearnedCosts
-from .schedule import Account, Comparisons, Schedule, failed_drafts, rounded_up
+from .schedule import AdaptiveSchedule, failed_drafts
 from .state import StepResult
 
 
-class ForesightSchedule(Schedule):
+class ForesightSchedule(AdaptiveSchedule):
     """At each step the batch drafts as many tokens a sequence as gain the most time, or none.
 
     How much of the text's end was found again tells how likely a lookup's tokens are right. As that is known before
     the step, drafts are made where they are worth their rows and nowhere else, also in a text's first steps and where
     it changes. A token is worth the time that the batch has taken for one so far, and counts the more, the likelier its
-    sequence is the last to be done, which the batch waits for. No step is made that the batch cannot afford
-    (`Account`).
+    sequence is the last to be done, which the batch waits for.
 
     A token of a one-hot draft is accepted with the probability that the target gives it, which is also the one with
     which a plain step emits it: so a plain step judges the drafter as well, without a row more.
-
-    Parameters
-    ----------
-    batch_size : int
-    max_new_tokens : int
-        Of each sequence.
-    costs : CostTable or LearnedCosts
     """
 
-    max_draft_tokens = AUTO_DRAFT_LENGTHS[-1]
-    learns = True
     _MARGIN = 0.04  # a gain below this, in plain steps, does not pay for the risk of a wrong estimate
     _ALLOWANCE, _TRUST = 0.3, 0.3  # see `Account`
     _SPREAD = 0.5  # steps by which the sequences' ends come to differ, over the root of the tokens that are left
     _ASSUMED = 8.0  # tokens before the first one, each by a plain step
 
     def __init__(self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts) -> None:
-        self._account = Account(batch_size, max_new_tokens, costs, self._ALLOWANCE, self._TRUST)
+        super().__init__(batch_size, max_new_tokens, costs)
         self._yield = MatchYield()
         self._spent = self._made = self._ASSUMED  # plain steps' time, and tokens of the last sequence, so far
         self._foresight = Foresight(np.full(batch_size, -1), np.zeros(batch_size, np.int64))
-        self._comparisons = Comparisons()
         self._best = self._choice = 0  # by place in `AUTO_DRAFT_LENGTHS`; another than the best for comparison alone
 
     def look(self, foresight: Foresight) -> None:
@@ -68,9 +57,6 @@ class ForesightSchedule(Schedule):
 
     def next(self) -> int:
         return AUTO_DRAFT_LENGTHS[self._choice]
-
-    def round_up(self, width: int) -> int:
-        return rounded_up(width)
 
     def note(self, result: StepResult, seconds: float | None) -> None:
         made, spent = self._account.note(result, seconds)

@@ -33,11 +33,6 @@ class Schedule(ABC):
         """Learn from a step and its time; None: that says nothing."""
 
 
-def rounded_up(width: int) -> int:
-    """The least of `AUTO_DRAFT_LENGTHS` that is not below `width`."""
-    return next(length for length in AUTO_DRAFT_LENGTHS if length >= width)
-
-
 class FixedSchedule(Schedule):
     """The same number every time."""
 
@@ -141,35 +136,44 @@ def failed_drafts(result: StepResult) -> _Flags:
     return (result.num_drafted >= 0) & short & ~ended & (result.num_tokens > result.num_accepted)
 
 
-class AutoSchedule(Schedule):
+class AdaptiveSchedule(Schedule):
+    """What the schedules that choose have in common: `AUTO_DRAFT_LENGTHS`, an `Account` and `Comparisons`.
+
+    No length is chosen that the batch cannot afford. Parameters are those of `Account`.
+    """
+
+    max_draft_tokens = AUTO_DRAFT_LENGTHS[-1]
+    learns = True
+    _ALLOWANCE: float
+    _TRUST: float
+
+    def __init__(self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts) -> None:
+        self._account = Account(batch_size, max_new_tokens, costs, self._ALLOWANCE, self._TRUST)
+        self._comparisons = Comparisons()
+
+    def round_up(self, width: int) -> int:
+        return next(length for length in AUTO_DRAFT_LENGTHS if length >= width)
+
+
+class AutoSchedule(AdaptiveSchedule):
     """The batch drafts as many tokens a sequence as let it be done soonest, or none.
 
     A forward has the same number of rows for each sequence, and the batch is done with the last of them: so the number
     is the batch's, and the sequence that needs the most steps decides. (What lets the others end sooner would be paid
     for by that one, with dearer steps.) Where no draft pays, the least bad one is tried again now and then, less and
-    less often while that fails. No length is chosen that the batch cannot afford (`Account`).
-
-    Parameters
-    ----------
-    batch_size : int
-    max_new_tokens : int
-        Of each sequence.
-    costs : CostTable or LearnedCosts
+    less often while that fails.
     """
 
-    max_draft_tokens = AUTO_DRAFT_LENGTHS[-1]
-    learns = True
     _MARGIN = 1.04  # a gain below this does not pay for the risk of a wrong estimate
     _FIRST_PROBE, _LAST_PROBE = 16, 64  # steps without drafts before another try
     _REVIEW = 4  # steps without drafts, in which what is known only fades
     _ALLOWANCE, _TRUST = 0.48, 0.5  # see `Account`
 
     def __init__(self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts) -> None:
-        self._account = Account(batch_size, max_new_tokens, costs, self._ALLOWANCE, self._TRUST)
+        super().__init__(batch_size, max_new_tokens, costs)
         self._yield = Yield(batch_size, self.max_draft_tokens)
         self._plain_steps = 0  # since the last draft
         self._probe_after = self._FIRST_PROBE
-        self._comparisons = Comparisons()
         self._choose()
 
     def next(self) -> int:
@@ -178,9 +182,6 @@ class AutoSchedule(Schedule):
         if choice == self._best == 0 and self._plain_steps >= self._probe_after and affordable[1:].any():
             choice = 1 + int(self._seconds[1:].argmin())
         return AUTO_DRAFT_LENGTHS[choice]
-
-    def round_up(self, width: int) -> int:
-        return rounded_up(width)
 
     def note(self, result: StepResult, seconds: float | None) -> None:
         width = result.tokens.shape[1] - 1
