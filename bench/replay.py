@@ -40,7 +40,7 @@ from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS, LearnedCosts
 from specdec_kernels.decoding.foresight import ForesightSchedule, MatchYield
 from specdec_kernels.decoding.schedule import FixedSchedule, Schedule
 from specdec_kernels.host import NgramIndex
-from specdec_kernels.options import POSITIVE, TEMPERATURE, number
+from specdec_kernels.options import POSITIVE, TEMPERATURE, integer, number
 
 LONGEST = AUTO_DRAFT_LENGTHS[-1]
 NOISE = 0.05  # of a step's time, as a standard deviation of its logarithm
@@ -57,10 +57,9 @@ class Answer:
     right: NDArray[np.int64]
 
 
-def judged(prompt: NDArray[np.int64], answer: NDArray[np.int64]) -> Answer:
-    """What lookups would have come to."""
-    drafter = sk.NgramDrafter()
-    index = NgramIndex(1, drafter.n, drafter.min_n)
+def judged(prompt: NDArray[np.int64], answer: NDArray[np.int64], n: int = sk.NgramDrafter().n) -> Answer:
+    """What lookups of suffixes of up to `n` tokens would have come to."""
+    index = NgramIndex(1, n, 1)
     index.append(0, prompt)
     matched, right = np.zeros((2, len(answer)), dtype=np.int64)
     for i in range(len(answer)):
@@ -71,7 +70,9 @@ def judged(prompt: NDArray[np.int64], answer: NDArray[np.int64]) -> Answer:
     return Answer(matched, right)
 
 
-def written(model: Any, tokenizer: Any, texts: Sequence[str], temperature: float, new_tokens: int) -> list[Answer]:
+def written(
+    model: Any, tokenizer: Any, texts: Sequence[str], temperature: float, new_tokens: int, n: int
+) -> list[Answer]:
     """One answer to each text."""
     answers = []
     for begin in range(0, len(texts), TOGETHER):
@@ -81,7 +82,7 @@ def written(model: Any, tokenizer: Any, texts: Sequence[str], temperature: float
             seeds=torch.arange(begin, begin + len(ids)), max_new_tokens=new_tokens,
         )  # fmt: skip
         for prompt, kept, tokens, count in zip(ids, mask.bool(), out.tokens, out.num_tokens.tolist(), strict=True):
-            answers.append(judged(prompt[kept].numpy(), tokens[:count].numpy()))
+            answers.append(judged(prompt[kept].numpy(), tokens[:count].numpy(), n))
     return answers
 
 
@@ -162,6 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--batches", type=POSITIVE, default=20, help="drawn for each batch size (default 20)")
     parser.add_argument("--batch", nargs="+", type=POSITIVE, default=[1, 2, 4, 8], help="sizes (default 1 2 4 8)")
+    parser.add_argument("--n", type=integer(1, 64), default=sk.NgramDrafter().n, help="longest match (default 3)")
     parser.add_argument("--temperatures", nargs="+", type=TEMPERATURE, default=[0.0, 1.0])
     parser.add_argument(
         "--costs", nargs="+", type=number(1, 1e3), help="of a step with 1, 3 and 7 draft tokens, for each batch size"
@@ -198,7 +200,7 @@ def _measured(arguments: argparse.Namespace) -> None:
     with tqdm(total=len(texts) * len(arguments.temperatures), unit="set", disable=None) as bar:
         for name, chosen in texts.items():
             for temperature in arguments.temperatures:
-                answers = written(target, tokenizer, chosen, temperature, arguments.max_new_tokens)
+                answers = written(target, tokenizer, chosen, temperature, arguments.max_new_tokens, arguments.n)
                 everything += answers
                 for batch in arguments.batch:
                     found = compared(answers, batch, arguments.batches, costs[batch], arguments.max_new_tokens)

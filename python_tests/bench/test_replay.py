@@ -34,6 +34,7 @@ def test_an_answer_tells_what_each_draft_comes_to() -> None:
     found = replay.judged(prompt, answer)
     assert found.matched.tolist() == [1, 2, 3, 0, 1, 2, 3]
     assert found.right.tolist() == [2, 1, 0, 0, 3, 2, 1]
+    assert replay.judged(prompt, answer, 2).matched.max() == 2
 
 
 @pytest.mark.parametrize("way", [0, 1, 3, 7, "auto"])
