@@ -79,8 +79,8 @@ class MatchYield:
     """
 
     LEAST = (1, 2, 3, 4, 5, 8)  # of tokens found again, in each kind
-    # Somewhat below what `python -m bench.replay --n 16` counts in answers of SmolLM2-135M. A lookup of up to three tokens does
-    # better, as its longest matches are longer than that (without --n). Caution costs little.
+    # Somewhat below what `python -m bench.replay --n 16` counts in answers of SmolLM2-135M, as caution costs little. A
+    # lookup of up to three tokens does better, as its longest matches are longer than that (without --n).
     _FIRST, _LATER = (0.17, 0.42, 0.57, 0.68, 0.78, 0.88), (0.50, 0.60, 0.68, 0.75, 0.82, 0.90)
     _WEIGHT = 6.0  # judged tokens that these count as
     _MEMORY = 0.985  # weight left to a token by the next one of its kind: about the last 70 count
