@@ -1,11 +1,28 @@
-"""The tables of a page, and whether a figure in one is a result."""
+"""The tables of a page, the results that they show, and whether a figure in one is a result."""
 
 from __future__ import annotations
 
+import json
 import re
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench/results/amd-epyc-2-cores-avx512"
+CASES = {  # as a heading has them: as the results do
+    "T = 1": "T=1", "truncated": "truncated", "greedy": "greedy", "one-hot draft": "one-hot", "block": "block",
+    "`Opt`": "Opt", "`TokenV3`": "TokenV3", "recursive": "T=1", "recursive, truncated": "truncated",
+    "sample": "sample", "typical": "typical", "traversal": "traversal",
+}  # fmt: skip
+
+Expected = list[float]
+
+
+@cache
+def results(name: str, folder: Path = RESULTS) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    return found
 
 
 def tables(page: str) -> list[tuple[str | None, list[list[str]]]]:

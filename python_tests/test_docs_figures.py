@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,37 +17,22 @@ from PIL import Image
 
 from bench import machine, plot, report
 from bench.cascades import report as cascades_report
-from python_tests.docs_tables import agrees, tables
+from python_tests.docs_gpu import on_gpu, samples_on_gpu
+from python_tests.docs_tables import CASES, RESULTS, ROOT, Expected, agrees, results, tables
 from specdec_kernels import analysis
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "bench/results/amd-epyc-2-cores-avx512"
 if not RESULTS.exists():
     pytest.skip("a source distribution holds no results", allow_module_level=True)
 NEWER = ROOT / "bench/results/intel-r-xeon-r-processor-2-cores-avx512"  # another machine
-GPU = ROOT / "bench/results/nvidia-h100-80gb-hbm3"
 PLAN, OVERHEADS = NEWER / "plan.json", NEWER / "overhead"
 CASCADES = machine.RESULTS / "cascades"
 PAGES = ("docs/benchmarks.md", "docs/what-it-gains.md", "README.md")
 WORDS_ONLY = {  # tables without figures, by the first cell of their heading
     "README.md": {"in", "backend", "missing"}, "docs/what-it-gains.md": {"question", "`sk.analysis.`"},
 }  # fmt: skip
-CASES = {  # as a heading has them: as the results do
-    "T = 1": "T=1", "truncated": "truncated", "greedy": "greedy", "one-hot draft": "one-hot", "block": "block",
-    "`Opt`": "Opt", "`TokenV3`": "TokenV3", "recursive": "T=1", "recursive, truncated": "truncated",
-    "sample": "sample", "typical": "typical", "traversal": "traversal",
-}  # fmt: skip
 PEERS = {"eager PyTorch": "eager", "torch.compile": "compile", "transformers": "transformers"}
 LOOKUP, NGRAMS = "greedy, lookup, K = 7", "T = 1, n-gram model, K = 3"  # columns
 SIZES = [(vocab, batch) for vocab in (49152, 128256) for batch in (1, 8)]
-
-Expected = list[float]
-
-
-@cache
-def results(name: str, folder: Path = RESULTS) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
-    return found
 
 
 def row(name: str, **wanted: Any) -> dict[str, Any]:
@@ -128,33 +112,6 @@ def best_peer(label: str, column: str) -> Expected:
     what = f"{CASES[column]} V={vocab} B={batch}: cpu × best peer"
     (found,) = (t for t in results("verify_chain")["targets"] if t["what"].startswith(what))
     return [found["measured"]]
-
-
-def on_gpu(label: str, column: str) -> Expected:
-    """Replayed graphs on a cold cache: ours and its floor in µs, or a peer's time over ours."""
-    case, batch = label.split(", ")
-    times = {
-        r["provider"]: r
-        for r in results("verify_chain", GPU)["rows"]
-        if (r["case"], r["batch"], r["vocab"], r["num_draft"]) == (CASES[case], int(batch), 128256, 5)
-        and (r["cache"], r["launch"]) == ("cold", "graph")
-    }
-    ours = times["cuda"]
-    if column.startswith("CUDA"):
-        return [ours["median_us"], ours["floor_us"]]
-    if column == "Triton, µs":
-        return [times["triton"]["median_us"]]
-    peer = times.get(column.replace("LLM", "llm") if column.startswith("vLLM") else column.lower())
-    return [peer["median_us"] / ours["median_us"]] if peer else []
-
-
-def test_readme_s_sentence_on_the_gpu_is_that_of_the_results() -> None:
-    text = " ".join((ROOT / "README.md").read_text().split())
-    said = re.search(r"takes (\d+) µs at T = 1 and (\d+) µs truncated.* take ([\d.]+) and ([\d.]+) times as long", text)
-    plain, cut = (on_gpu(f"{case}, 128", "CUDA, µs (floor)")[0] for case in ("T = 1", "truncated"))
-    peers = [on_gpu(f"{case}, 128", "vLLM V2")[0] for case in ("T = 1", "truncated")]
-    assert said and all(map(agrees, said.groups(), (plain, cut, *peers)))
-    assert results("verify_chain", GPU)["command"] in (ROOT / "docs/benchmarks.md").read_text()
 
 
 def decoded(name: str, prompts: str, temperature: float, drafter: str, number: int | str) -> Expected:
@@ -451,7 +408,8 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "tree": tree, "gather": gather, "overhead": overhead, "rates": rates, "best peer": best_peer,
     "goals": goals, "end to end": end_to_end, "medusa": medusa, "medusa trees": medusa_trees, "ratios": span_of,
     "in transformers": in_transformers, "beside transformers": beside_transformers, "vllm": in_vllm,
-    "best gamma": best_gamma, "plan": plan, "step costs": step_costs, "gpu": on_gpu, "typical": typical,
+    "best gamma": best_gamma, "plan": plan, "step costs": step_costs, "gpu": on_gpu, "gpu sample": samples_on_gpu,
+    "typical": typical,
     "forward": forward, "own loop": own_loop, "auto": adaptive, "auto, replayed": replayed,
     "matches": of_matches, "instructions": instructions,
     "draft model": draft_pair, "draft model, own loop": partial(draft_pair, name="draft_model_own"),

@@ -5,8 +5,9 @@ Greedy steps with drafts looked up in the text, and steps at temperature 1 with 
 graphs and op by op, against plain decoding and transformers' own prompt lookup and assisted generation, with as many
 draft tokens. What is accepted is that of two random models: look at the time of a step.
 
-A step's time is the difference of two lengths of text, so that prefill and capture are not in it. The share of the
-verify step is the time of `uniform_samples` and `verify_chain` on logits of that shape, by graph replay.
+A step's time is the difference of two lengths of text, the longer one done once before, so that prefill and capture
+are not in it. The share of the verify step is the time of `uniform_samples` and `verify_chain` on logits of that shape,
+by graph replay.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 
 import specdec_kernels as sk
-from specdec_kernels.drafters import Drafter, ModelDrafter, NgramDrafter, NoDrafter
+from specdec_kernels.drafters import Drafter, ModelDrafter, ModelTreeDrafter, NgramDrafter, NoDrafter
 from specdec_kernels.integrations.runners import as_runner
 from specdec_kernels.options import SECONDS
 
@@ -37,7 +38,7 @@ NUM_DRAFT = 5
 BATCHES = (1, 8)
 PROMPT = 32
 LENGTHS = (100, 200)
-"""New tokens of the two runs: between them no graph is captured again, which happens at 128 and 256 tokens of text."""
+"""New tokens of the two runs."""
 HEADS: Mapping[str, Any] = {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "1B": {
@@ -132,9 +133,9 @@ def ways(model: Any, draft: Any, batch: int, device: str) -> Iterator[tuple[str,
     prompt = torch.randint(2, model.config.vocab_size, (batch, PROMPT), generator=generator, device=device)
     for how, captured in (("graph", True), ("op by op", False)):
         yield f"plain, {how}", ours(model, NoDrafter(), prompt, captured, True)
-        drafter = ModelDrafter(draft)
-        drafter.runner.capturable = captured
-        yield f"draft model, {how}", ours(model, drafter, prompt, captured, False)
+        for name, drafter in (("model", ModelDrafter(draft)), ("tree", ModelTreeDrafter(draft))):
+            drafter.runner.capturable = captured
+            yield f"draft {name}, {how}", ours(model, drafter, prompt, captured, False)
         yield f"lookup, {how}", ours(model, NgramDrafter(), prompt, captured, True)
     yield "transformers: plain", theirs(model, prompt, True)
     if batch == 1:
@@ -147,7 +148,7 @@ def ways(model: Any, draft: Any, batch: int, device: str) -> Iterator[tuple[str,
 
 def steady(run: Callable[[int], Ran], lengths: tuple[int, int]) -> Row:
     """Milliseconds of a step, and tokens of one, between two lengths."""
-    run(8)  # what is set up once
+    run(lengths[1])  # what is set up once, graphs for every length of text among it
     short, long = run(lengths[0]), run(lengths[1])
     steps, tokens = long.steps - short.steps, long.tokens - short.tokens
     seconds = long.seconds - short.seconds

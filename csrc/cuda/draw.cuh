@@ -170,7 +170,7 @@ struct Position {
       const Run q = draft.of_run(tile, j);
 #pragma unroll
       for (int k = 0; k < kRun; ++k) weights.x[k] = residual_weight(weights.x[k], q.x[k]);
-    } else if (draft.kind == DraftLaw::Kind::kPoint && draft.token / kTile == tile) {
+    } else if (has_point(tile)) {
 #pragma unroll
       for (int k = 0; k < kRun; ++k)
         if (held_id(tile, j * kRun + k) == draft.token) weights.x[k] = 0.0f;
@@ -178,18 +178,27 @@ struct Position {
     return weights;
   }
 
-  // The sum of a tile's weights, by a warp; the tile is read only if the row's table does not tell.
+  // Whether tables do not tell the masses of tiles; a draft that is a point leaves one such tile besides.
+  __device__ bool reads_rows() const { return left.mixed || cut || subtracts(); }
+  __device__ bool has_point(int tile) const {
+    return draft.kind == DraftLaw::Kind::kPoint && draft.token / kTile == tile;
+  }
+
+  // Whether P is positive anywhere in a tile.
+  __device__ bool possible(int tile, const TileTable& table) const {
+    return table.max[tile] > -INFINITY && table.max[tile] >= law.cutoff;
+  }
+
+  // The same, by a warp; the tile is read only if the row's table does not tell.
   // Both rows' loads of kStep runs are in flight at once, as the registers allow.
   template <bool kAnywhere, int kStep>
   __device__ float mass(int tile, const TileTable& table) const {
     if (left.mixed) return weighed_mass(*this, tile);  // also where P is 0: Q counts if what is lost of it is negative
-    if (table.max[tile] == -INFINITY || table.max[tile] < law.cutoff) return 0.0f;
-    if (!cut && !subtracts() && (draft.kind == DraftLaw::Kind::kNone || draft.token / kTile != tile))
-      return table.mass[tile];
+    if (!possible(tile, table)) return 0.0f;
+    if (!reads_rows() && !has_point(tile)) return table.mass[tile];
     float sum;
-    if (subtracts() && draft.in_order() && !kProcessed && !law.weights && is_whole(row, tile) &&
-        is_whole(draft.row, tile)) {
-      sum = draft.with_values([&](auto of_draft) { return sum_of_whole<kAnywhere, kStep>(tile, of_draft); });
+    if (fits(tile)) {
+      sum = draft.with_values([&](auto of_draft) { return sum_of_runs<kAnywhere, kStep>(tile, of_draft); });
     } else {
       float even = 0.0f, odd = 0.0f;
 #pragma unroll 1
@@ -203,10 +212,34 @@ struct Position {
     return warp_reduce(sum, Sum{});
   }
 
+  // The weights of run j of the lane's ids of a tile, loaded for it alone.
+  __device__ Run weights_of(int tile, int j) const {
+    if (!fits(tile)) return weigh(tile, j, load_run(row, tile, j));
+    return draft.with_values([&](auto of_draft) {
+      uint32_t words[2][kRun];
+      load_runs<1>(row, row.data, tile, j, words[0]);
+      load_runs<1>(draft.row, draft.row.data, tile, j, words[1]);
+      Run p, q;
+      unpack<kRun>(words[0], row.dtype, p.x);
+      unpack<kRun>(words[1], draft.row.dtype, q.x);
+      const Weight weight(law, times());
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) p.x[k] = residual_weight(weight(p.x[k]), of_draft(q.x[k]));
+      return p;
+    });
+  }
+
  private:
-  // The lane's share of a tile that both rows have whole; the same numbers as by runs.
+  // Whether a tile of both rows can be loaded run by run, and nothing else is to be looked at.
+  __device__ bool fits(int tile) const {
+    return subtracts() && draft.in_order() && !kProcessed && !law.weights &&
+           ((is_whole(row, tile) && is_whole(draft.row, tile)) || (in_whole_runs(row) && in_whole_runs(draft.row)));
+  }
+
+  // The lane's share of a tile that fits; the same numbers as by weigh.
   template <bool kAnywhere, int kStep, class OfDraft>
-  __device__ __forceinline__ float sum_of_whole(int tile, OfDraft of_draft) const {
+  __device__ __forceinline__ float sum_of_runs(int tile, OfDraft of_draft) const {
+    const bool whole = is_whole(row, tile) && is_whole(draft.row, tile);
     const char* const start = kAnywhere ? start_of(row, tile) : row.data;
     const char* const start_of_draft = kAnywhere ? start_of(draft.row, tile) : draft.row.data;
     const Weight weight(law, times());
@@ -216,8 +249,13 @@ struct Position {
     for (int j = 0; j < kRuns; j += kStep) {
       uint32_t words[2][kValues];
       float p[kValues], q[kValues];
-      load_whole<kStep, kAnywhere>(lane_pieces(start, row.dtype, tile, j), row.dtype, words[0]);
-      load_whole<kStep, kAnywhere>(lane_pieces(start_of_draft, draft.row.dtype, tile, j), draft.row.dtype, words[1]);
+      if (whole) {
+        load_whole<kStep, kAnywhere>(lane_pieces(start, row.dtype, tile, j), row.dtype, words[0]);
+        load_whole<kStep, kAnywhere>(lane_pieces(start_of_draft, draft.row.dtype, tile, j), draft.row.dtype, words[1]);
+      } else {
+        load_runs<kStep, kAnywhere>(row, start, tile, j, words[0]);
+        load_runs<kStep, kAnywhere>(draft.row, start_of_draft, tile, j, words[1]);
+      }
       unpack<kValues>(words[0], row.dtype, p);
       unpack<kValues>(words[1], draft.row.dtype, q);
 #pragma unroll
@@ -236,65 +274,125 @@ __device__ __noinline__ void masses_of(const From& from, TileTable table, float*
   });
 }
 
-// The weights of the tile where a block's draw ends.
-__device__ __forceinline__ float* drawn_weights() {
-  SPECDEC_SHARED(float, one, kTile);
-  return one;
-}
-
-// The id where a draw ends in the tile that it found, by a block, in warp 0: the first whose running sum of weights exceeds
-// the goal; on an overrun the last of positive weight. The warps weigh a run each, and one adds: run after run, of a run lane
-// after lane.
-template <class From>
-__device__ __forceinline__ int32_t find_id(const From& from, const FoundTile& found) {
-  const auto weight = [all = drawn_weights()](int j, int k) -> float& { return all[(j * kRun + k) * 32 + lane_id()]; };
-  for (int j = warp_id(); j < kRuns; j += num_warps()) {
-    const Run run = from.weigh(found.tile, j, load_run(from.row, found.tile, j));
+// The weights of a tile, of which each of four warps finds those of one run.
+class TileWeights {
+ public:
+  __device__ explicit TileWeights(float* weights) : weights_(weights) {}
+  template <class From>
+  __device__ __forceinline__ void find(const From& from, int tile, int j) const {
+    const Run run = from.weights_of(tile, j);
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) weight(j, k) = run.x[k];
+    for (int k = 0; k < kRun; ++k) at(j, k) = run.x[k];
   }
-  __syncthreads();
-  if (warp_id() != 0) return -1;
-  double until[kRuns];  // of a run: of this lane and all below
-#pragma unroll
-  for (int j = 0; j < kRuns; ++j) {
-    until[j] = 0.0;
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) until[j] += weight(j, k);
-  }
-  for (int step = 1; step < 32; step *= 2) {
+  // Their sum, by a warp, the others being through with theirs; the same number as from.mass gives.
+  __device__ __forceinline__ float sum() const {
+    float even = 0.0f, odd = 0.0f;
 #pragma unroll
     for (int j = 0; j < kRuns; ++j) {
-      const double other = __shfl_up_sync(kAllLanes, until[j], step);
-      if (lane_id() >= step) until[j] += other;
+#pragma unroll
+      for (int k = 0; k < kRun; k += 2) even += at(j, k), odd += at(j, k + 1);
     }
+    return warp_reduce(even + odd, Sum{});
   }
-  double total = 0.0, before = 0.0;
+
+ private:
+  __device__ __forceinline__ float& at(int j, int k) const { return weights_[(j * kRun + k) * 32 + lane_id()]; }
+  float* weights_;
+};
+
+constexpr int kTilesOfBlock = 2;  // in a block of kTilesOfBlock * kRuns warps
+
+// As masses_of with a warp for each run of a tile, for calls of so few rows that there are warps for it; of what is left of no
+// cascade.
+inline __device__ __noinline__ void masses_by_runs(const Position& from, TileTable table, float* mass, int rank,
+                                                   int size) {
+  SPECDEC_SHARED(float, weights, kTilesOfBlock* kTile);
+  const int tiles = from.row.tiles(), j = warp_id() % kRuns, place = warp_id() / kRuns;
+  const TileWeights own(weights + place * kTile);
+  for (int first = rank * kTilesOfBlock; first < tiles; first += size * kTilesOfBlock) {
+    const int tile = first + place;
+    const bool read = tile < tiles && from.possible(tile, table);
+    if (read) own.find(from, tile, j);
+    __syncthreads();
+    if (j == 0 && tile < tiles) {
+      const float m = read ? own.sum() : 0.0f;
+      if (lane_id() == 0) mass[tile] = m;
+    }
+    __syncthreads();  // the weights are still in use
+  }
+}
+
+// The masses of all tiles where rows need not be read for them, by one block.
+inline __device__ __noinline__ void told_masses(const Position& from, TileTable table, float* mass) {
+  SPECDEC_SHARED(float, weights, kTile);
+  const TileWeights around(weights);
+  const int tiles = from.row.tiles();
+  const int point = from.draft.kind == DraftLaw::Kind::kPoint ? from.draft.token / kTile : -1;
+  const bool read = point >= 0 && from.possible(point, table);
+  if (read && warp_id() < kRuns) around.find(from, point, warp_id());
+  for (int tile = int(threadIdx.x); tile < tiles; tile += int(blockDim.x))
+    if (tile != point) mass[tile] = from.possible(tile, table) ? table.mass[tile] : 0.0f;
+  __syncthreads();
+  if (point < 0 || warp_id() != 0) return;
+  const float m = read ? around.sum() : 0.0f;
+  if (lane_id() == 0) mass[point] = m;
+}
+
+// Where a draw ends in one run of a tile, if it does; else the last place of positive weight, if there is one.
+struct EndInRun {
+  int32_t place;
+  bool ends, some;
+};
+
+// The id where a draw ends in the tile that it found, by a block: the first whose running sum of weights exceeds the goal; on an
+// overrun the last of positive weight. A warp has a run, and a lane the ids that it holds; sums go from run to run, of a run
+// from lane to lane.
+template <class From>
+__device__ __forceinline__ int32_t find_id(const From& from, const FoundTile& found) {
+  SPECDEC_SHARED(double, totals, kRuns);
+  SPECDEC_SHARED(EndInRun, ends, kRuns);
+  const int j = warp_id();  // blocks have four warps at least: see threads_for
+  Run run{};
+  double until = 0.0;  // the sum of the run's weights, of this lane and all below
+  if (j < kRuns) {
+    run = from.weigh(found.tile, j, load_run(from.row, found.tile, j));
 #pragma unroll
-  for (int j = 0; j < kRuns; ++j) total += __shfl_sync(kAllLanes, until[j], 31);
-  const double goal = goal_inside(found.rest, found.mass, total);
-  const int32_t first_id = found.tile * kTile;
-  int last = 0;
+    for (int k = 0; k < kRun; ++k) until += run.x[k];
+    until = sum_until(until);
+    if (lane_id() == 31) totals[j] = until;
+  }
+  __syncthreads();
+  if (j < kRuns) {
+    double total = 0.0, before = 0.0;
 #pragma unroll
-  for (int j = 0; j < kRuns; ++j) {
-    const double below = __shfl_up_sync(kAllLanes, until[j], 1);
+    for (int i = 0; i < kRuns; ++i) {
+      if (i == j) before = total;
+      total += totals[i];
+    }
+    const double goal = goal_inside(found.rest, found.mass, total);
+    const double below = __shfl_up_sync(kAllLanes, until, 1);
     const double start = before + (lane_id() == 0 ? 0.0 : below);
     int hit = -1, positive = -1;
     double partial = 0.0;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-      partial += weight(j, k);
-      if (weight(j, k) > 0) positive = k;
-      if (hit < 0 && weight(j, k) > 0 && start + partial > goal) hit = k;
+      partial += run.x[k];
+      if (run.x[k] > 0) positive = k;
+      if (hit < 0 && run.x[k] > 0 && start + partial > goal) hit = k;
     }
     const unsigned hits = __ballot_sync(kAllLanes, hit >= 0), some = __ballot_sync(kAllLanes, positive >= 0);
     const int lane = hits ? __ffs(int(hits)) - 1 : some ? 31 - __clz(int(some)) : 0;
     const int place = (j * 32 + lane) * kRun + __shfl_sync(kAllLanes, hits ? hit : positive, lane);
-    if (hits) return first_id + place;
-    if (some) last = place;
-    before += __shfl_sync(kAllLanes, until[j], 31);
+    if (lane_id() == 0) ends[j] = {place, hits != 0, some != 0};
   }
-  return first_id + last;
+  __syncthreads();
+  int last = 0;
+#pragma unroll
+  for (int i = 0; i < kRuns; ++i) {
+    if (ends[i].some) last = ends[i].place;
+    if (ends[i].ends) break;
+  }
+  return found.tile * kTile + last;
 }
 
 // An id drawn by a block given its tiles' masses, in every thread; -1 if nothing is left to draw from. Out of line, as it is
@@ -302,18 +400,13 @@ __device__ __forceinline__ int32_t find_id(const From& from, const FoundTile& fo
 template <class From>
 __device__ __noinline__ int32_t draw_id(const From& from, const float* mass, double uniform) {
   SPECDEC_SHARED(FoundTile, found, 1);
-  SPECDEC_SHARED(int32_t, drawn, 1);
   __syncthreads();
   if (warp_id() == 0) {
     const FoundTile tile = find_tile(mass, from.row.tiles(), uniform);
     if (lane_id() == 0) found[0] = tile;
   }
   __syncthreads();
-  if (found[0].tile < 0) return -1;
-  const int32_t id = find_id(from, found[0]);
-  if (threadIdx.x == 0) drawn[0] = id;
-  __syncthreads();
-  return drawn[0];
+  return found[0].tile < 0 ? -1 : find_id(from, found[0]);
 }
 
 // (logit - max) / T + G as a number that is larger for a larger score and, of equal ones, for the lower id.

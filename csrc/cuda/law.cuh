@@ -416,27 +416,19 @@ __device__ __forceinline__ FoundCut find_cut(Reading& r) {
 
 // The lowest id of the largest logit, by one block.
 __device__ __forceinline__ int32_t find_argmax(const RowView& row, const TileTable& table, float max) {
-  SPECDEC_SHARED(int32_t, argmax, 1);
   int first = row.tiles();
   for (int tile = int(threadIdx.x); tile < row.tiles(); tile += int(blockDim.x))
     if (table.max[tile] == max) first = first < tile ? first : tile;
   first = block_reduce(first, row.tiles(), Min{});
-  if (warp_id() == 0) {
-    int32_t id = row.vocab;
+  int32_t id = row.vocab;
 #pragma unroll 1
-    for (int j = kRuns - 1; j >= 0; --j) {
-      const Run run = load_run(row, first, j);
+  for (int j = warp_id(); j < kRuns; j += num_warps()) {
+    const Run run = load_run(row, first, j);
 #pragma unroll
-      for (int k = kRun - 1; k >= 0; --k)
-        if (run.x[k] == max) id = held_id(first, j * kRun + k);
-    }
-    id = warp_reduce(id, Min{});
-    if (lane_id() == 0) argmax[0] = id;
+    for (int k = kRun - 1; k >= 0; --k)
+      if (run.x[k] == max && held_id(first, j * kRun + k) < id) id = held_id(first, j * kRun + k);
   }
-  __syncthreads();
-  const int32_t id = argmax[0];
-  __syncthreads();
-  return id;
+  return block_reduce(id, row.vocab, Min{});
 }
 
 // The sum of a row of weights whose law has its max: makes table.mass relative to that. Out of line, as it is rare.
@@ -512,6 +504,42 @@ __device__ __forceinline__ void find_law(Reading& reading, bool need_argmax) {
     }
     reading.law.inverse_normalizer = 1.0f / reading.law.normalizer;
   });
+}
+
+// The same, and the same numbers, by one warp, without a barrier: of an uncut row of few tiles, each lane with neighbouring ones,
+// of which no argmax is needed. False where it is another row, or not all of its mass is finite: then nothing is written.
+__device__ __forceinline__ bool find_plain_law(Reading& reading) {
+  const TileTable& table = reading.table;
+  const Sampling& sampling = reading.sampling;
+  const int tiles = reading.row.tiles();
+  if (tiles > kTree || sampling.greedy || has_weights(sampling) || cut_of(sampling, reading.row.vocab).any)
+    return false;
+  const int first = lane_id() * kLeaves;
+  float max[kLeaves], mass[kLeaves], most = -INFINITY;
+  bool nan = false;
+#pragma unroll
+  for (int i = 0; i < kLeaves; ++i) {
+    const bool inside = first + i < tiles;
+    max[i] = inside ? table.max[first + i] : -INFINITY;
+    mass[i] = inside ? table.mass[first + i] : 0.0f;
+    nan |= inside && table.nan[first + i] > 0;
+    most = fmaxf(most, max[i]);
+  }
+  most = warp_max(most);
+  if (isinf(most)) return false;
+  const float scale = sampling.inverse_temperature * kLog2E;
+#pragma unroll
+  for (int i = 0; i < kLeaves; ++i) {
+    mass[i] *= fast_exp2((max[i] - most) * scale);
+    if (first + i < tiles) table.mass[first + i] = mass[i];
+  }
+  const float total = WarpTree<float>(0, tiles, [&](int tile) { return mass[tile - first]; }).sum();
+  nan = __any_sync(kAllLanes, nan);
+  if (lane_id() == 0)
+    reading.law = {most,         -INFINITY, sampling.inverse_temperature,       total,
+                   1.0f / total, 0,         (nan ? kNaN : 0) | sampling.status, false,
+                   false};
+  return true;
 }
 
 // Sum of exp(logit - max) and entropy of the raw row (temperature 1, nothing cut).

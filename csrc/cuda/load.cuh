@@ -102,6 +102,10 @@ __device__ __forceinline__ void unpack(const uint32_t* words, DType dtype, float
 // kAnywhere.
 template <int kSize, bool kShifted = true, bool kAnywhere = false>
 class Pieces {
+ public:
+  static constexpr int kBytes = kSize;  // of a value
+
+ private:
   static constexpr int kEach = 16 / kSize;         // values of a piece
   static constexpr int kOfRun = kRun / kEach;      // pieces as long as a run
   static constexpr int kWords = kRun * kSize / 4;  // of a run
@@ -241,6 +245,27 @@ __device__ __forceinline__ void load_whole(const uint4* first, DType dtype, uint
     Pieces<2, true, kAnywhere>::template load_whole<kCount>(first, words);
 }
 
+// Whether a row's runs lie all within it or all beyond its end, and start where 16 bytes do.
+__device__ __forceinline__ bool in_whole_runs(const RowView& row) { return aligned(row) && row.vocab % kRun == 0; }
+
+// Loads kCount of a lane's runs of any tile of such a row, which starts at `start`; -inf beyond it.
+template <int kCount, bool kAnywhere = false>
+__device__ __forceinline__ void load_runs(const RowView& row, const char* start, int tile, int j, uint32_t* words) {
+  const auto load = [&](auto pieces) {
+    constexpr int kWords = kRun * decltype(pieces)::kBytes / 4;
+#pragma unroll
+    for (int w = 0; w < kCount * kWords; ++w) words[w] = negative_infinity(row.dtype);
+#pragma unroll
+    for (int p = 0; p < kCount; ++p)
+      if (held_id(tile, (j + p) * kRun) < row.vocab)
+        decltype(pieces)::template load_whole<1>(lane_pieces(start, row.dtype, tile, j + p), words + p * kWords);
+  };
+  if (row.dtype == DType::kFloat32)
+    load(Pieces<4, true, kAnywhere>(start, row.vocab));
+  else
+    load(Pieces<2, true, kAnywhere>(start, row.vocab));
+}
+
 // The same of any tile, of any row if kShifted; -inf beyond the row. NaN stays NaN. kSteps: the more, the fewer loads are
 // in flight at once and the fewer registers it takes.
 template <bool kShifted = true, int kSteps = 1, bool kAnywhere = false>
@@ -306,7 +331,9 @@ inline __device__ __noinline__ Run load_run_of_model(RowView row, int tile, int 
   const char* const start = start_of(row, tile);
   uint32_t words[kRun];
   Run run;
-  if (row.dtype == DType::kFloat32)
+  if (in_whole_runs(row))
+    load_runs<1, true>(row, start, tile, j, words);
+  else if (row.dtype == DType::kFloat32)
     Pieces<4, true, true>(start, row.vocab).load<1>(tile, j, negative_infinity(row.dtype), words);
   else
     Pieces<2, true, true>(start, row.vocab).load<1>(tile, j, negative_infinity(row.dtype), words);

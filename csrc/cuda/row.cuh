@@ -38,9 +38,14 @@ __device__ __forceinline__ float prob_of(float x, const RowLaw& law, int32_t id)
   return law.one_hot ? float(id >= 0 && id == law.argmax) : weight_of(x, law) * law.inverse_normalizer;
 }
 
-__device__ __forceinline__ float prob_at(const RowView& row, const RowLaw& law, int32_t id) {
+// P of an id whose logit, or weight, is x.
+__device__ __forceinline__ float prob_in(float x, const RowLaw& law, int32_t id) {
   if (law.one_hot) return id == law.argmax ? 1.0f : 0.0f;
-  return weight_in(logit_at(row, id), law) * law.inverse_normalizer;
+  return weight_in(x, law) * law.inverse_normalizer;
+}
+
+__device__ __forceinline__ float prob_at(const RowView& row, const RowLaw& law, int32_t id) {
+  return prob_in(law.one_hot ? 0.0f : logit_at(row, id), law, id);
 }
 
 }  // namespace specdec::SPECDEC_CUDA_ROWS

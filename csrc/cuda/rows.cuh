@@ -65,6 +65,11 @@ inline int64_t chunks_at_once(int tiles, int64_t rows, int warps, int at_once) {
   return std::clamp(room, int64_t(1), int64_t(tiles + warps - 1) / warps);
 }
 
+// How many groups of such blocks share `rows` rows of every sequence, of which there are `blocks` blocks in all.
+inline int64_t groups_at_once(int64_t rows, int64_t blocks, int at_once) {
+  return std::clamp(int64_t(multiprocessors()) * at_once / blocks, int64_t(1), rows);
+}
+
 // The reading of split rows into set.tables. Shared by the ops.
 cudaError_t launch_scan(const RowSet& set, int64_t batch, cudaStream_t stream);
 

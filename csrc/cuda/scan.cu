@@ -178,7 +178,10 @@ __device__ __noinline__ void scan_end(const Rows& rows, uint32_t first, int tile
   if (!found.needed) return;
   const TileScan scan = scan_of(rows, task, row, found);
   uint32_t words[kHeld];
-  load_any<false>(row, tile, words);
+  if (kType != DType::kFloat32 && in_whole_runs(row))  // that takes more registers
+    load_runs<kRuns>(row, row.data, tile, 0, words);
+  else
+    load_any<false>(row, tile, words);
   scan(words, scan.place(tile), kStore);
 }
 
@@ -201,11 +204,17 @@ __global__ void __launch_bounds__(kRowThreads, blocks_of_scan(kType, kWanted))
   if (!rows.find(task, kType, &row)) return;
   const int whole = rows.place_of(task).whole;
   int tile = first_tile();
-  if (tile < whole) {
+  // The last tile too, if it is the warp's first and all its runs are whole: apart it would take longer than all others. (Of
+  // float32 there are not registers for it.)
+  const bool ends = kType != DType::kFloat32 && tile == whole && row.vocab % kRun == 0 && row.vocab % kTile != 0;
+  if (tile < whole || ends) {
     constexpr int kEarly = kType == DType::kFloat32 ? kRuns / 2 : kRuns;  // there are not registers for more
     uint32_t words[kHeld];
     const uint4* pieces = lane_pieces(row, tile);
-    load_whole<kEarly>(pieces, kType, words);
+    if (ends)
+      load_runs<kEarly>(row, row.data, tile, 0, words);
+    else
+      load_whole<kEarly>(pieces, kType, words);
     if (kEarly < kRuns) prefetch_tile(row, tile, kEarly);
     const Found found = plan_scan<kWanted>(rows, task);
     if (!found.needed) return;

@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   }
 }
 
-// A warp a row: the token, if the draw ends in this shard.
-__global__ void __launch_bounds__(32) draw_kernel(const __grid_constant__ ShardDrawArgs args) {
+// A block a row: the token, if the draw ends in this shard.
+__global__ void __launch_bounds__(kRuns * 32) draw_kernel(const __grid_constant__ ShardDrawArgs args) {
   SPECDEC_SHARED(Position, at, 1);
   const int64_t index = blockIdx.x;
   by_one([&] { at[0] = position_of(args, index); });
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(32) draw_kernel(const __grid_constant__ ShardD
   const FoundTile found = find_tile(args.masses + index * args.all_tiles, args.all_tiles, uniform);
   const bool here = found.tile >= first_tile_of(args) && found.tile < at[0].row.tiles() && !at[0].law.one_hot;
   const int32_t id = here ? find_id(at[0], found) : -1;
-  if (lane_id() == 0) args.token[index] = id;
+  if (threadIdx.x == 0) args.token[index] = id;
 }
 
 // A block a row: its best noisy id.
@@ -111,7 +111,7 @@ cudaError_t shard_draw(const ShardDrawArgs& args, const Launch& launch) {
   const int tiles = tiles_of(args.logits.vocab);
   const Shape rows{dim3(unsigned(count)), dim3(threads_for(tiles, kRowThreads))};
   if (args.noise_keys) return launch_kernel(best_kernel, rows, launch.stream, args);
-  if (args.masses) return launch_kernel(draw_kernel, {dim3(unsigned(count)), dim3(32)}, launch.stream, args);
+  if (args.masses) return launch_kernel(draw_kernel, {dim3(unsigned(count)), dim3(kRuns * 32)}, launch.stream, args);
   float* tables = nullptr;
   allocate(launch, [&](Arena& arena) { tables = arena.take<float>(count * tiles * TileTable::kNumbers); });
   return launch_kernel(masses_kernel, rows, launch.stream, args, tables);

@@ -1,6 +1,7 @@
 // verify_chain with every row split over many blocks, all rows at once, in three launches: the tiles of all rows; a block
-// a row for its law; then what is left (residual masses, noise), where the last block to arrive at a sequence decides it.
-// Where a target law looks at both rows of a position as a whole, one more before the last finds the mixtures.
+// a position for its laws and what becomes of its draft token; then what is left (residual masses, noise), where the last
+// block to arrive at a sequence decides it. Where a target law looks at both rows of a position as a whole, one more before
+// the last finds the mixtures.
 #include "cuda/rows.cuh"
 #include "cuda/scratch.h"
 #include "cuda/verify_chain.cuh"
@@ -16,125 +17,242 @@ constexpr int kDecideBlocks = 1;
 constexpr int kDecideBlocks = 2;
 #endif
 
+// What becomes of a position's draft token, and the flags of what was looked at for that.
+struct alignas(16) Judged {
+  Step step;        // by the block rule
+  Verdict verdict;  // by the token rule
+  int32_t status;
+};
+
 // What the kernels hand over, in device memory. Rows are numbered as in the flat arrays of args.
 struct Workspace {
   float *target_tables, *draft_tables;  // [rows, tiles, TileTable::kNumbers]; the draft's only where reads_draft
-  RowLaw *target_laws, *draft_laws;     // [rows]; the draft's only where reads_draft
-  RawRow *target_raws, *draft_raws;     // [rows] of a cascade
-  Mixture* mixtures;                    // [target rows] where finds_mixtures, else null:
-  Mixture mixture;                      // every position's
-  float* mass;                          // [target rows, tiles] for mixtures and the block rule, else [batch, tiles]
-  Fixed* best;                          // [target rows] noisy keys, match rule
-  unsigned* arrived;                    // [batch]
-  unsigned* measured;                   // [target rows] blocks that have arrived at a mixture
-  int64_t chunks;                       // blocks that share a row
+  RowLaw* target_laws;                  // [target rows] of rules without coins, else null
+  Position* positions;               // [target rows] of rules with coins, as after a draft accepted so far, else null,
+  Judged* judged;                    // and what becomes of their draft tokens
+  RawRow *target_raws, *draft_raws;  // [rows] of a cascade
+  Mixture mixture;                   // every position's, unless finds_mixtures
+  float* mass;                       // [target rows, tiles] for mixtures and the block rule, else [batch, tiles]
+  Fixed* best;                       // [target rows] noisy keys, match rule
+  unsigned* arrived;                 // [batch]
+  unsigned* measured;                // [target rows] blocks that have arrived at a mixture; null: see mixture
+  unsigned chunks;                   // blocks that share a row
+  unsigned groups;                   // of so many blocks each in the last kernel, every groups-th position is a group's
+  bool by_runs;                      // the last kernel's blocks do: see masses_by_runs
+  bool asks_early;                   // for the draft's rows, all of them
 };
 
 // Whether the positions' mixtures differ.
 SPECDEC_HD bool finds_mixtures(const VerifyChainArgs& args) {
-  return is_cascade(args.law.kind) ||
-         (args.law.kind == LawKind::kLossy && args.law.variant && (args.draft.data || args.draft_probs.data));
+  if (by_match(args)) return false;
+  return is_cascade(args.law.kind) || (args.law.kind == LawKind::kLossy && args.law.variant && has_draft(args));
 }
-
-// Rows of a sequence that may be read: its target rows, then its draft rows if those are read.
-SPECDEC_HD int64_t tasks_of_sequence(const VerifyChainArgs& args) {
-  return args.num_draft + 1 + (reads_draft(args) ? draft_positions(args) : 0);
-}
-
-// A row of some sequence, numbered from 0.
-struct Task {
-  Span span;
-  int64_t b, i, index;
-  bool is_draft, needed;
-  RowView row;
-  Sampling sampling;
-
-  __device__ Task(const VerifyChainArgs& args, int64_t task) {
-    const int64_t rows = tasks_of_sequence(args);
-    b = task / rows;
-    i = task % rows;
-    is_draft = i > args.num_draft;
-    if (is_draft) i -= args.num_draft + 1;
-    span = find_span(args, b);
-    needed = !span.idle && i < (is_draft ? draft_rows(args, span) : target_rows(span));
-    index = (is_draft ? span.draft_index : span.target_index) + i;
-    row = is_draft ? draft_row(args, span, i) : target_row(args, span, i);
-    sampling = is_draft ? draft_sampling(args, b) : target_sampling(args, b);
-  }
-};
 
 // True in the one block that arrives last: what the others have written is there to be read.
 __device__ __forceinline__ bool arrives_last(unsigned* arrived, int64_t blocks) {
   SPECDEC_SHARED(bool, last, 1);
-  __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) last[0] = atomicAdd(arrived, 1u) + 1 == unsigned(blocks);
+  if (threadIdx.x == 0) {  // for the whole block, whose barriers its fences go along with
+    __threadfence();
+    last[0] = atomicAdd(arrived, 1u) + 1 == unsigned(blocks);
+    __threadfence();
+  }
   __syncthreads();
-  __threadfence();
   return last[0];
 }
 
+// By `workers` threads, each with every so many-th word.
+template <class T>
+__device__ __forceinline__ void copy_words(const T& from, T& to, int worker, int workers) {
+  static_assert(sizeof(T) % 4 == 0, "words");
+  const auto* const source = reinterpret_cast<const unsigned char*>(&from);
+  auto* const target = reinterpret_cast<unsigned char*>(&to);
+  for (int at = 4 * worker; at < int(sizeof(T)); at += 4 * workers)
+    memcpy(__builtin_assume_aligned(target + at, 4), __builtin_assume_aligned(source + at, 4), 4);
+}
+
+// A draft token, and what depends on no law of its position.
+struct DraftToken {
+  int32_t id, status_of_coin;
+  float logit, q;  // the target's, and Q of it
+  double coin;
+};
+
+__device__ __forceinline__ void find_coin(const VerifyChainArgs& args, const Span& span, int64_t b, int64_t i,
+                                          DraftToken& token) {
+  token.id = int32_t(token_at(args, span, i));
+  token.status_of_coin = 0;
+  token.coin = uniform_at(args, span, b, i + 1, &token.status_of_coin);
+}
+__device__ __forceinline__ void find_logit(const VerifyChainArgs& args, const Span& span, int64_t i,
+                                           DraftToken& token) {
+  token.logit = logit_at(target_row(args, span, i), int32_t(token_at(args, span, i)));
+}
+__device__ __forceinline__ void find_q(const VerifyChainArgs& args, const Span& span, int64_t i, const DraftLaw& draft,
+                                       DraftToken& token) {
+  token.q = draft.prob(int32_t(token_at(args, span, i)));
+}
+
+// A position that one thread looks at, its laws and mixture known: what common/chain_rules.h asks of a chain there.
+class Judge {
+ public:
+  __device__ Judge(const Position& at, const DraftToken& token) : mixture(at.mixture), at_(at), token_(token) {}
+
+  const Mixture& mixture;
+  int32_t status = 0;
+
+  __device__ int64_t token(int64_t) const { return token_.id; }
+  __device__ void read_target(int64_t) { status |= at_.law.status; }
+  __device__ void read_draft(int64_t) { status |= at_.draft.law.status; }
+  __device__ bool one_hot() const { return at_.law.one_hot; }
+  __device__ int64_t argmax() const { return at_.law.argmax; }
+  __device__ float p(int32_t id) const { return prob_in(token_.logit, at_.law, id); }
+  __device__ float q(int32_t) const { return token_.q; }
+  __device__ bool keeps(int32_t id) const { return at_.keeps(id); }
+  __device__ float accept() const { return mixture.accept; }
+  __device__ double coin(int64_t) {
+    status |= token_.status_of_coin;
+    return token_.coin;
+  }
+
+ private:
+  const Position& at_;
+  const DraftToken& token_;
+};
+
+// Beyond the draft's last token only the row's flags are of interest.
+__device__ __forceinline__ Judged judged_at(const VerifyChainArgs& args, const Span& span, int64_t b, int64_t i,
+                                            const Position& position, const DraftToken& token) {
+  Judge at(position, token);
+  Judged out{{0.0f, 0.0f}, Verdict::kRejected, 0};
+  if (i >= span.length) {
+    at.read_target(i);
+  } else if (by_block(args, b)) {
+    at.read_target(i);
+    at.read_draft(i);
+    out.step = step_at(args.law, at, token.id);
+  } else {
+    out.verdict = judge_by_token(args, at, i);
+  }
+  out.status = at.status;
+  return out;
+}
+
+// What is left at position i if all draft tokens before are accepted.
+__device__ __forceinline__ Remainder left_at(const VerifyChainArgs& args, const Span& span, int64_t i,
+                                             const Mixture& mixture) {
+  if (i >= draft_rows(args, span)) return Remainder{};
+  return i == span.length ? cascade_of(mixture) : residual_of(args.law, mixture, 1.0f);
+}
+
+// A block for position i of sequence b: the draft's row, if that is read, then the target's. While the rows are still being read
+// each of its first warps finds something that depends on no law.
 __global__ void __launch_bounds__(kRowThreads, 2)
     verify_laws_kernel(const __grid_constant__ VerifyChainArgs args, const __grid_constant__ Workspace work) {
   SPECDEC_DYNAMIC_SHARED(shared);
   SPECDEC_SHARED(Reading, read, 1);
+  SPECDEC_SHARED(Position, now, 1);
+  SPECDEC_SHARED(DraftToken, token, 1);
+  SPECDEC_SHARED(bool, plain, 1);
   allow_next();
-  const Task task(args, blockIdx.x);
+  const auto positions = unsigned(args.num_draft + 1);
+  const int64_t b = blockIdx.x / positions, i = blockIdx.x % positions;
+  const Span span = find_span(args, b);
+  const bool wanted = !span.idle && i < target_rows(span), judges = wanted && work.positions && i < span.length;
+  const bool drafted = wanted && i < draft_rows(args, span), reads = drafted && reads_draft(args);
+  const int64_t index = span.target_index + i, draft_index = span.draft_index + i;
+  const auto look_at = [&](bool draft) {
+    read[0].row = draft ? draft_row(args, span, i) : target_row(args, span, i);
+    read[0].sampling = draft ? draft_sampling(args, b) : target_sampling(args, b);
+    read[0].table =
+        table_of(draft ? work.draft_tables : work.target_tables, draft ? draft_index : index, read[0].row.tiles());
+    read[0].list = reinterpret_cast<float*>(shared);
+  };
+  if (wanted && lane_id() == 0) {
+    if (warp_id() == 0) {
+      look_at(reads);
+      now[0].row = target_row(args, span, i);
+      now[0].cut = cut_of(target_sampling(args, b), args.target.vocab).any;
+      now[0].draft_decides = draft_decides(args.law.kind);
+      now[0].mixture = work.mixture;
+      now[0].left = left_at(args, span, i, work.mixture);
+    } else if (warp_id() == 1) {
+      if (judges) find_coin(args, span, b, i, token[0]);
+    } else if (warp_id() == 2) {
+      if (judges && !reads && has_draft(args) && !args.target_to_draft) {  // wanted once the law is known
+        const RowView row = draft_row(args, span, i);
+        prefetch(row.data + token_at(args, span, i) * size_of(row.dtype));
+      }
+      now[0].draft = drafted && !reads ? draft_law(args, span, b, i, RowLaw{}) : DraftLaw{};
+      if (judges && !reads) find_q(args, span, i, now[0].draft, token[0]);
+    } else if (warp_id() == 3) {
+      if (judges) find_logit(args, span, i, token[0]);
+    }
+  }
+  __syncthreads();
   wait_for_previous();
-  if (threadIdx.x == 0 && task.i == 0 && !task.is_draft) work.arrived[task.b] = 0;
-  if (!task.needed) return;
-  float* tables = task.is_draft ? work.draft_tables : work.target_tables;
-  by_one([&] {
-    read[0] = {task.row, task.sampling, table_of(tables, task.index, task.row.tiles()),
-               reinterpret_cast<float*>(shared), RowLaw{}};
-  });
+  if (threadIdx.x == 0 && i == 0) work.arrived[b] = 0;
+  if (!wanted) return;
+
   const bool raw = is_cascade(args.law.kind);
-  find_law(read[0], raw);
-  if (warp_id() != 0) return;
-  RawRow found{};
-  if (raw) found = raw_row(read[0]);
-  const bool probs = task.is_draft && args.draft_probs.data;
-  const float total = probs ? sum_of_tiles(read[0].table.mass, task.row.tiles()) : 0.0f;
-  if (lane_id() != 0) return;
-  if (raw) (task.is_draft ? work.draft_raws : work.target_raws)[task.index] = found;
-  const RowLaw& law = read[0].law;
-  (task.is_draft ? work.draft_laws : work.target_laws)[task.index] = probs ? law_of_probs(law, total) : law;
-  if (!task.is_draft && work.best) work.best[task.index] = 0;
-  if (!task.is_draft && work.measured) work.measured[task.index] = 0;
+  for (bool draft = reads;; draft = false) {
+    if (warp_id() == 0) {
+      const bool found = !raw && find_plain_law(read[0]);
+      if (lane_id() == 0) plain[0] = found;
+    }
+    __syncthreads();
+    if (!plain[0]) find_law(read[0], raw);
+    if (warp_id() == 0) {
+      RawRow found{};
+      if (raw) found = raw_row(read[0]);
+      const bool probs = draft && args.draft_probs.data;
+      const float total = probs ? sum_of_tiles(read[0].table.mass, read[0].row.tiles()) : 0.0f;
+      if (lane_id() == 0) {
+        if (raw) (draft ? work.draft_raws[draft_index] : work.target_raws[index]) = found;
+        if (draft) {
+          now[0].draft = draft_law(args, span, b, i, probs ? law_of_probs(read[0].law, total) : read[0].law);
+          if (judges) find_q(args, span, i, now[0].draft, token[0]);
+        } else {
+          now[0].law = read[0].law;
+        }
+      }
+    }
+    if (!draft) break;
+    by_one([&] { look_at(false); });
+  }
+  __syncthreads();
+  if (work.positions && warp_id() == 1) copy_words(now[0], work.positions[index], lane_id(), 32);
+  if (threadIdx.x != 0) return;
+  if (work.best) work.best[index] = 0;
+  if (work.measured) work.measured[index] = 0;
+  if (work.target_laws) work.target_laws[index] = now[0].law;
+  if (!work.positions || (drafted && work.measured)) return;  // where the mixture is wanted first
+  work.judged[index] = judged_at(args, span, b, i, now[0], token[0]);
 }
 
-__device__ __forceinline__ DraftLaw draft_law_at(const VerifyChainArgs& args, const Workspace& work, const Span& span,
-                                                 int64_t b, int64_t i) {
-  const bool known = reads_draft(args) && !has_stats(args);
-  return draft_law(args, span, b, i, known ? work.draft_laws[span.draft_index + i] : RowLaw{});
-}
-
-// P of position i, and Q where there is one. By one thread, and out of line for the registers.
-__device__ __noinline__ void set_rows(const VerifyChainArgs& args, const Workspace& work, const Span& span, int64_t b,
-                                      int64_t i, Position& at) {
-  const bool cut = cut_of(target_sampling(args, b), args.target.vocab).any;
-  at = {target_row(args, span, i), work.target_laws[span.target_index + i], cut};
-  if (i < draft_rows(args, span)) at.draft = draft_law_at(args, work, span, b, i);
+// Takes a position from where the laws left it, by the block.
+__device__ __forceinline__ void take_position(const Position& from, Position& to) {
+  __syncthreads();
+  copy_words(from, to, int(threadIdx.x), int(blockDim.x));
+  __syncthreads();
 }
 
 // Finds the mixture of each position. A measure is summed by all its blocks; solving for a scale takes one block, as the
 // sum is wanted again and again.
 __global__ void __launch_bounds__(kRowThreads, 2)
     verify_mixtures_kernel(const __grid_constant__ VerifyChainArgs args, const __grid_constant__ Workspace work) {
-  SPECDEC_SHARED(Span, span, 1);
   SPECDEC_SHARED(Mixing, mixing, 1);
   SPECDEC_SHARED(Position, at, 1);
   allow_next();
-  const int64_t position = blockIdx.x / work.chunks, positions = draft_positions(args);
+  const unsigned position = blockIdx.x / work.chunks, positions = unsigned(draft_positions(args));
   const int64_t b = position / positions, i = position % positions;
   const int chunk = int(blockIdx.x % work.chunks);
   const Span found = find_span(args, b);
   wait_for_previous();
   if (found.idle || i >= draft_rows(args, found)) return;
   const int64_t index = found.target_index + i;
+  take_position(work.positions[index], at[0]);
   by_one([&] {
-    span[0] = found;
-    set_rows(args, work, span[0], b, i, at[0]);
     if (work.target_raws) mixing[0] = {work.target_raws[index], work.draft_raws[found.draft_index + i], {}};
     begin(args.law, mixing[0], at[0]);
   });
@@ -149,60 +267,17 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   } else if (chunk > 0) {
     return;
   }
-  if (threadIdx.x == 0) work.mixtures[index] = at[0].mixture;
+  if (threadIdx.x != 0) return;
+  at[0].left = left_at(args, found, i, at[0].mixture);
+  work.positions[index] = at[0];
+  DraftToken token;
+  if (i < found.length) {
+    find_coin(args, found, b, i, token);
+    find_logit(args, found, i, token);
+    find_q(args, found, i, at[0].draft, token);
+  }
+  work.judged[index] = judged_at(args, found, b, i, at[0], token);
 }
-
-__device__ __forceinline__ const Mixture& mixture_at(const Workspace& work, int64_t index) {
-  return work.mixtures ? work.mixtures[index] : work.mixture;
-}
-
-// A position that one lane looks at, for the rules that can look at many at once: what common/chain_rules.h asks of a
-// chain.
-class Lane {
- public:
-  __device__ Lane(const VerifyChainArgs& args, const Workspace& work, const Span& span, int64_t b)
-      : args_(args), work_(work), span_(span), b_(b) {}
-
-  int32_t status = 0;
-
-  __device__ int64_t token(int64_t i) const { return token_at(args_, span_, i); }
-  __device__ double coin(int64_t i) { return uniform_at(args_, span_, b_, i + 1, &status); }
-
-  __device__ void read_target(int64_t i) {
-    i_ = i;
-    status |= law().status;
-  }
-  __device__ void read_draft(int64_t i) {
-    draft_ = draft_law_at(args_, work_, span_, b_, i);
-    status |= draft_.law.status;
-  }
-
-  __device__ bool one_hot() const { return law().one_hot; }
-  __device__ int64_t argmax() const { return law().argmax; }
-  __device__ float p(int32_t x) const { return prob_at(row(), law(), x); }
-  __device__ float q(int32_t x) const { return draft_.prob(x); }
-  __device__ bool keeps(int32_t x) const {
-    return cuda::keeps(draft_decides(args_.law.kind), mixture(), row(), draft_, x);
-  }
-  __device__ float accept() const { return mixture().accept; }
-
-  __device__ int64_t wanted(int64_t i) const {
-    if (!work_.best || one_hot()) return argmax();
-    return noisy_id(atomicMax(&work_.best[span_.target_index + i], Fixed(0)));
-  }
-
- private:
-  __device__ const RowLaw& law() const { return work_.target_laws[span_.target_index + i_]; }
-  __device__ const Mixture& mixture() const { return mixture_at(work_, span_.target_index + i_); }
-  __device__ RowView row() const { return target_row(args_, span_, i_); }
-
-  const VerifyChainArgs& args_;
-  const Workspace& work_;
-  const Span& span_;
-  const int64_t b_;
-  int64_t i_ = 0;
-  DraftLaw draft_;
-};
 
 // One sequence in the last kernel. Every thread of a block goes the same way; so does every block of the sequence until
 // they hand over.
@@ -215,7 +290,9 @@ class Chain {
     by_one([&] { span = found; });
     status_ = span_.status;
     tiles_ = tiles_of(args.target.vocab);
-    writes_ = chunk() == 0;
+    writes_ = member() == 0;
+    if (work.asks_early)
+      for (int64_t i = 0; i < draft_rows(args, found); ++i) prefetch_draft(i);
   }
 
   __device__ void run() {
@@ -224,41 +301,48 @@ class Chain {
     if (writes_) write_outcome(args_, span_, b_, outcome, status_, threadIdx.x, blockDim.x);
   }
 
-  // ---- What common/chain_rules.h asks of a chain, for the block rule ----
+  // ---- What common/chain_rules.h asks of a chain, for the block rule and match ----
 
   __device__ int64_t token(int64_t i) const { return token_at(args_, span_, i); }
   __device__ double coin(int64_t i) { return uniform(i + 1); }
-  __device__ void enter(int64_t i, float w) {
-    set_position(i, w);
-    status_ |= now_.law.status | now_.draft.law.status;
+  __device__ void enter(int64_t i, float) {
+    at_ = judged(i);
+    status_ |= at_.status;
   }
-  __device__ float residual(int64_t i) const { return residual_mass(now_, mass_of(i)); }
-  __device__ float next_weight(int64_t i, float w) const {
-    return cuda::next_weight(args_.law, now_, int32_t(token(i)), w);
-  }
+  __device__ float residual(int64_t i) const { return sum_of_tiles(mass_of(i), tiles_); }
+  __device__ float next_weight(int64_t, float w) const { return weight_after(at_.step, w); }
   __device__ void remember(int64_t, float w) { remembered_w_ = w; }
   __device__ void end_before(int64_t i) {
     by_one([&] { specdec::end_before(span_, i); });
     status_ |= kBadDraft;
+    as_told_ = false;
   }
 
  private:
   __device__ const RowLaw& target(int64_t i) const { return work_.target_laws[span_.target_index + i]; }
   __device__ TileTable table(int64_t i) const { return table_of(work_.target_tables, span_.target_index + i, tiles_); }
   __device__ float* mass_of(int64_t i) const { return work_.mass + (span_.target_index + i) * tiles_; }
-  __device__ int chunk() const { return int(blockIdx.x % work_.chunks); }
+  __device__ const Judged& judged(int64_t i) const { return work_.judged[span_.target_index + i]; }
+  // This block among the sequence's; the share of a row that is its; whether a position is.
+  __device__ int members() const { return int(work_.chunks * work_.groups); }
+  __device__ int member() const { return int(blockIdx.x % unsigned(members())); }
+  __device__ int chunk() const { return int(unsigned(member()) % work_.chunks); }
+  __device__ bool has(int64_t i) const { return unsigned(i) % work_.groups == unsigned(member()) / work_.chunks; }
   __device__ double uniform(int64_t i) { return uniform_at(args_, span_, b_, i, &status_); }
 
-  __device__ bool last_to_arrive() { return writes_ = arrives_last(&work_.arrived[b_], work_.chunks); }
+  __device__ bool last_to_arrive() { return writes_ = arrives_last(&work_.arrived[b_], members()); }
 
   // Goes to position i, where w times its law is left after Q, or of a bonus all of P or of a cascade's law.
   __device__ void set_position(int64_t i, float w) {
+    take_position(work_.positions[span_.target_index + i], now_);
+    if (w == 1.0f && as_told_) return;
     by_one([&] {
-      set_rows(args_, work_, span_, b_, i, now_);
-      if (i >= draft_rows(args_, span_)) return;
-      now_.mixture = mixture_at(work_, span_.target_index + i);
-      now_.draft_decides = draft_decides(args_.law.kind);
-      now_.left = i == span_.length ? cascade_of(now_.mixture) : residual_of(args_.law, now_.mixture, w);
+      if (i < span_.length)
+        now_.left = residual_of(args_.law, now_.mixture, w);
+      else if (i < draft_rows(args_, span_))
+        now_.left = cascade_of(now_.mixture);
+      else
+        now_.draft = DraftLaw{}, now_.left = Remainder{};
     });
   }
 
@@ -266,12 +350,18 @@ class Chain {
   __device__ void prefetch_draft(int64_t i) const {
     if (!has_draft(args_) || args_.target_to_draft || i >= draft_rows(args_, span_)) return;
     const RowView row = draft_row(args_, span_, i);
-    for_each_tile(chunk(), int(work_.chunks), tiles_, [&](int tile) { prefetch_tile(row, tile); });
+    for_each_tile(member(), members(), tiles_, [&](int tile) { prefetch_tile(row, tile); });
   }
 
-  // The masses of what is left there, this block's share of the tiles.
-  __device__ void find_masses(const TileTable& table, float* mass) {
-    if (!now_.certain()) masses_of(now_, table, mass, chunk(), int(work_.chunks));
+  // The masses of what is left there, of the tiles that fall to this one of `size` blocks.
+  __device__ void find_masses(const TileTable& table, float* mass, int rank, int size) {
+    if (!now_.certain()) {
+      const bool by_runs = work_.by_runs && !now_.left.mixed;
+      return by_runs ? masses_by_runs(now_, table, mass, rank, size) : masses_of(now_, table, mass, rank, size);
+    }
+    if (rank > 0) return;
+    for (int tile = int(threadIdx.x); tile < tiles_; tile += int(blockDim.x))
+      mass[tile] = tile == 0 ? residual_weight(now_.left.scale, now_.q(now_.law.argmax)) : 0.0f;
   }
 
   // By the last block: an id from the masses that all have left; from P or a cascade's law where nothing is left.
@@ -292,11 +382,11 @@ class Chain {
   };
 
   // Those before the first that is not accepted. By one warp: the others would only be in its way.
-  template <class Judge>
-  __device__ int64_t count_accepted(Judge judge) {
+  template <class VerdictAt>
+  __device__ int64_t count_accepted(VerdictAt verdict_at) {
     SPECDEC_SHARED(Counted, box, 1);
     if (warp_id() == 0) {
-      const Counted counted = counted_by_warp(judge);
+      const Counted counted = counted_by_warp(verdict_at);
       if (lane_id() == 0) box[0] = counted;
     }
     __syncthreads();
@@ -307,21 +397,17 @@ class Chain {
   }
 
   // A position a lane, so that their loads are in flight together.
-  template <class Judge>
-  __device__ Counted counted_by_warp(Judge judge) const {
+  template <class VerdictAt>
+  __device__ Counted counted_by_warp(VerdictAt verdict_at) const {
     int32_t status = 0;
     for (int64_t begin = 0;; begin += 32) {
       const int64_t i = begin + lane_id();
-      Lane at(args_, work_, span_, b_);
-      Verdict verdict = Verdict::kRejected;
-      if (i < span_.length)
-        verdict = judge(at, i);
-      else if (i < target_rows(span_))
-        at.read_target(i);
-      const unsigned stopping = __ballot_sync(kAllLanes, verdict != Verdict::kAccepted);
+      int32_t flags = 0;
+      const Verdict verdict = i < target_rows(span_) ? verdict_at(i, &flags) : Verdict::kRejected;
+      const unsigned stopping = __ballot_sync(kAllLanes, i >= span_.length || verdict != Verdict::kAccepted);
       const unsigned impossible = __ballot_sync(kAllLanes, verdict == Verdict::kImpossible);
       const int first = stopping ? __ffs(int(stopping)) - 1 : 31;
-      status |= warp_reduce(lane_id() <= first ? at.status : 0, Or{});
+      status |= warp_reduce(lane_id() <= first ? flags : 0, Or{});
       if (stopping) return {begin + first, status, bool(impossible >> first & 1)};
     }
   }
@@ -332,10 +418,13 @@ class Chain {
       find_all_masses();
       if (!last_to_arrive()) return {};
     }
-    const int64_t i = weighs ? block_rule(*this, span_)
-                             : count_accepted([&](Lane& at, int64_t j) { return judge_by_token(args_, at, j); });
+    const int64_t i = weighs ? block_rule(*this, span_) : count_accepted([&](int64_t j, int32_t* flags) {
+      const Judged found = judged(j);
+      *flags = found.status;
+      return found.verdict;
+    });
     if (next_after(span_, i) == Next::kNothing) return {i, Outcome::kNothing};
-    if (!weighs) prefetch_draft(i);
+    if (!weighs && !work_.asks_early) prefetch_draft(i);
     // Goes to where the token after the accepted ones comes from. What was not read before counts now.
     set_position(i, remembered_w_);
     status_ |= now_.law.status;
@@ -344,19 +433,27 @@ class Chain {
     const double u = uniform(0);
     // Beside sequences under the block rule, which have room at every position, only the same layout is safe.
     float* mass = args_.acceptance == Acceptance::kBlock ? mass_of(i) : work_.mass + b_ * tiles_;
-    if (!weighs) {
-      find_masses(table(i), mass);
+    if (weighs) return {i, draw(table(i), mass, u)};
+    if (now_.reads_rows()) {
+      find_masses(table(i), mass, member(), members());
       if (!last_to_arrive()) return {};
+    } else if (writes_) {
+      told_masses(now_, table(i), mass);
+    } else {
+      return {};
     }
     return {i, draw(table(i), mass, u)};
   }
 
   // All that the block rule could need: what is left at each position given w, which its own past decides.
   __device__ void find_all_masses() {
-    const Walked end = walk_weights(*this, span_, [&](int64_t i, float) { find_masses(table(i), mass_of(i)); });
-    if (!(end.w > 0) || span_.closed) return;
-    set_position(span_.length, end.w);
-    find_masses(table(span_.length), mass_of(span_.length));
+    const auto find = [&](int64_t i, float w) {
+      if (!has(i)) return;
+      set_position(i, w);
+      find_masses(table(i), mass_of(i), chunk(), int(work_.chunks));
+    };
+    const Walked end = walk_weights(*this, span_, find);
+    if (end.w > 0 && !span_.closed) find(span_.length, end.w);
   }
 
   // Match and greedy.
@@ -364,7 +461,7 @@ class Chain {
     if (work_.best) {
       for (int64_t i = 0; i < target_rows(span_); ++i) {
         const RowLaw law = target(i);
-        if (law.one_hot) continue;
+        if (law.one_hot || !has(i)) continue;
         const TileTable tiles = table(i);
         const int64_t noise = key_at(args_, span_, b_, i);
         BestNoisy best;
@@ -376,14 +473,18 @@ class Chain {
       }
       if (!last_to_arrive()) return {};
     }
-    const int64_t i = count_accepted([](Lane& at, int64_t j) {
-      at.read_target(j);
-      return accepts_by_match(at, j, at.wanted(j)) ? Verdict::kAccepted : Verdict::kRejected;
+    const auto wanted = [&](int64_t j, const RowLaw& law) -> int64_t {
+      if (!work_.best || law.one_hot) return law.argmax;
+      return noisy_id(atomicMax(&work_.best[span_.target_index + j], Fixed(0)));
+    };
+    const int64_t i = count_accepted([&](int64_t j, int32_t* flags) {
+      const RowLaw law = target(j);
+      *flags = law.status;
+      const bool accepted = j < span_.length && accepts_by_match(*this, j, wanted(j, law));
+      return accepted ? Verdict::kAccepted : Verdict::kRejected;
     });
     if (next_after(span_, i) == Next::kNothing) return {i, Outcome::kNothing};
-    Lane last(args_, work_, span_, b_);
-    last.read_target(i);
-    return {i, last.wanted(i)};
+    return {i, wanted(i, target(i))};
   }
 
   const VerifyChainArgs& args_;
@@ -391,17 +492,19 @@ class Chain {
   const int64_t b_;
   Span& span_;
   Position& now_;
+  Judged at_{};
   float remembered_w_ = 1.0f;
   int32_t status_;
   int tiles_;
-  bool writes_;  // the outputs: this block does
+  bool writes_;          // the outputs: this block does
+  bool as_told_ = true;  // the span is as it was when the laws were found
 };
 
 __global__ void __launch_bounds__(kRowThreads, kDecideBlocks)
     verify_decide_kernel(const __grid_constant__ VerifyChainArgs args, const __grid_constant__ Workspace work) {
   SPECDEC_SHARED(Span, span, 1);
   SPECDEC_SHARED(Position, now, 1);
-  Chain chain(args, work, blockIdx.x / work.chunks, span[0], now[0]);
+  Chain chain(args, work, blockIdx.x / (work.chunks * work.groups), span[0], now[0]);
   wait_for_previous();
   chain.run();
 }
@@ -413,24 +516,44 @@ void lay_out(const VerifyChainArgs& args, Arena& arena, Workspace& work) {
   const int64_t tiles = tiles_of(args.target.vocab);
   const bool mixtures = finds_mixtures(args);
   work.target_tables = arena.take<float>(target_rows * tiles * TileTable::kNumbers);
-  work.target_laws = arena.take<RowLaw>(target_rows);
-  if (reads_draft(args)) {
-    work.draft_tables = arena.take<float>(draft_rows * draft_tiles(args) * TileTable::kNumbers);
-    work.draft_laws = arena.take<RowLaw>(draft_rows);
+  if (reads_draft(args)) work.draft_tables = arena.take<float>(draft_rows * draft_tiles(args) * TileTable::kNumbers);
+  if (by_match(args)) {
+    work.target_laws = arena.take<RowLaw>(target_rows);
+  } else {
+    work.positions = arena.take<Position>(target_rows);
+    work.judged = arena.take<Judged>(target_rows);
+    const bool everywhere = mixtures || args.acceptance == Acceptance::kBlock;
+    work.mass = arena.take<float>(tiles * (everywhere ? target_rows : args.batch));
   }
-  if (!by_match(args))
-    work.mass =
-        arena.take<float>(tiles * (mixtures || args.acceptance == Acceptance::kBlock ? target_rows : args.batch));
   if (args.acceptance == Acceptance::kMatch && has_noise(args)) work.best = arena.take<Fixed>(target_rows);
   work.arrived = arena.take<unsigned>(args.batch);
-  if (mixtures) {
-    work.mixtures = arena.take<Mixture>(target_rows);
-    work.measured = arena.take<unsigned>(target_rows);
-  }
+  if (mixtures) work.measured = arena.take<unsigned>(target_rows);
   if (is_cascade(args.law.kind)) {
     work.target_raws = arena.take<RawRow>(target_rows);
     work.draft_raws = arena.take<RawRow>(draft_rows);
   }
+}
+
+// How the last kernel's blocks share a sequence. Under the block rule and with noise every position's row is looked at, so
+// that there is work for more blocks than share a row.
+void lay_out_last(const VerifyChainArgs& args, Workspace& work) {
+  constexpr int kWarps = kRowThreads / 32;
+  static_assert(kWarps == kTilesOfBlock * kRuns, "masses_by_runs");
+  const int tiles = int(tiles_of(args.target.vocab));
+  work.chunks = work.groups = 1;
+  if (args.acceptance != Acceptance::kGreedy)
+    work.chunks = unsigned(chunks_at_once(tiles, args.batch, kWarps, kDecideBlocks));
+  if (args.acceptance == Acceptance::kBlock || work.best)
+    work.groups = unsigned(groups_at_once(args.num_draft + 1, args.batch * work.chunks, kDecideBlocks));
+  // Where twice as many blocks and more find room, runs of a tile are for several warps.
+  const auto most = unsigned(chunks_at_once(tiles, args.batch * work.groups, kTilesOfBlock, kDecideBlocks));
+  work.by_runs = !by_match(args) && most >= 2 * work.chunks;
+  if (work.by_runs) work.chunks = most;
+  // While the laws are found the memory has nothing to do, for about so many bytes.
+  constexpr int64_t kIdleBytes = 16 << 20;
+  const Rows& draft = rows_of_draft(args);
+  work.asks_early = has_draft(args) && !reads_draft(args) && !by_match(args) &&
+                    args.total * draft.vocab * size_of(draft.dtype) <= kIdleBytes;
 }
 
 }  // namespace
@@ -445,9 +568,9 @@ cudaError_t verify_split(const VerifyChainArgs& args, const Launch& launch) {
   const bool mixtures = finds_mixtures(args);
   cudaError_t error = launch_scan(args, work.target_tables, work.draft_tables, launch.stream);
   if (error) return error;
-  // Where no row is cut, half the threads are enough for its tiles, and twice the rows are looked at at a time.
+  // Where no row is cut a warp finds its law, and four are enough for what is looked at beside it.
   const bool cuts = may_cut(args);
-  Shape shape{dim3(unsigned(args.batch * tasks_of_sequence(args))), dim3(cuts ? kRowThreads : kRowThreads / 2)};
+  Shape shape{dim3(unsigned(args.batch * (args.num_draft + 1))), dim3(cuts ? kRowThreads : 128)};
   shape.shared = cuts ? kMaxListed * sizeof(float) : 0;
   shape.overlapping = may_overlap();
   error = launch_kernel(verify_laws_kernel, shape, launch.stream, args, work);
@@ -460,10 +583,8 @@ cudaError_t verify_split(const VerifyChainArgs& args, const Launch& launch) {
     error = launch_kernel(verify_mixtures_kernel, shape, launch.stream, args, work);
     if (error) return error;
   }
-  work.chunks = args.acceptance == Acceptance::kGreedy
-                    ? 1
-                    : chunks_at_once(int(tiles), args.batch, kRowThreads / 32, kDecideBlocks);
-  shape.grid = dim3(unsigned(args.batch * work.chunks));
+  lay_out_last(args, work);
+  shape.grid = dim3(unsigned(args.batch * work.chunks * work.groups));
   shape.shared = 0;
   return launch_kernel(verify_decide_kernel, shape, launch.stream, args, work);
 }

@@ -45,9 +45,11 @@ def test_bytes_are_those_of_the_rows() -> None:
     row_bytes = VOCAB * 2
     scan, laws, decide = launches("split")
     assert [x.kernel for x in (scan, laws, decide)] == ["scan_kernel", "verify_laws_kernel", "verify_decide_kernel"]
-    assert scan.counts["bytes"] == BATCH * (K + 1) * row_bytes and laws.counts["bytes"] == 0
+    assert scan.counts["bytes"] == BATCH * (K + 1) * row_bytes
+    assert laws.counts["bytes"] == BATCH * K * 2  # of each draft token its own logit
     assert scan.counts["blocks"] * scan.counts["most_bytes"] >= scan.counts["bytes"]
-    assert scan.counts["barriers"] == 0 < laws.counts["barriers"] and decide.counts["atomics"] > 0
+    assert scan.counts["barriers"] == 0 < laws.counts["barriers"]
+    assert decide.counts["atomics"] == 0  # tables tell what is left, and one block draws from it
     (walk,) = launches("walk")
     (early,) = launches("walk", draft_is_target=False)
     assert walk.kernel == "verify_walk_kernel<false>" and walk.counts["blocks"] == BATCH
@@ -113,7 +115,7 @@ def test_a_sample_has_the_layout_of_the_whole_batch(batch: int) -> None:
     found, accepted = model.launches_of(case, 132)
     assert [launch.kernel for launch in found][::2] == ["scan_kernel", "verify_decide_kernel"]
     assert len(accepted) == min(batch, model.SAMPLE)
-    assert found[-1].counts["blocks"] == {1: math.ceil(math.ceil(VOCAB / 1024) / 8), 256: 256}[batch]
+    assert found[-1].counts["blocks"] == {1: math.ceil(math.ceil(VOCAB / 1024) / 2), 256: 256}[batch]
 
 
 def test_instructions_come_from_machine_code_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

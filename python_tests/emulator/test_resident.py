@@ -49,10 +49,10 @@ def rounds_of(strategy: str, params: SamplingParams | None, acceptance: str) -> 
 @pytest.mark.parametrize(
     ("params", "acceptance", "rounds", "split", "cluster", "walk"),
     [
-        (None, "token", 1, 3, 94, 182),
-        (None, "block", 2, 12, 134, 262),
-        (CUT, "token", 1, 6, 36, 64),
-        (CUT, "block", 2, 6, 40, 72),
+        (None, "token", 1, 4, 94, 182),
+        (None, "block", 2, 5, 134, 262),
+        (CUT, "token", 1, 9, 36, 64),
+        (CUT, "block", 2, 9, 40, 72),
     ],
 )
 def test_each_row_is_read_once_and_waited_for_once(

@@ -15,6 +15,10 @@ SCRIPT = Path(__file__).with_name("compile_kernels.py")
 CAPABILITIES = ("90", "80", "100")  # every form for the first, every kernel for the others
 OLDER = sorted((SCRIPT.parents[2] / "build").glob("triton-*"))  # what `make test-triton` has fetched
 MOST_SPILLED = 32  # bytes, by an older Triton: 3.6 spills up to 20
+MOST_SHARED = 2048
+"""Bytes of shared memory that a scan takes at most where each tile is a warp's. Where a version of Triton laid a tile
+out over several warps it was 8192, and seven times as long on an H100.
+"""
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
@@ -41,6 +45,7 @@ def test_an_older_triton_compiles_every_kernel(triton: Path, tmp_path: Path) -> 
     rows = compiled(tmp_path, CAPABILITIES[0], triton=triton)
     assert {row["kernel"] for row in rows} >= kernels()
     assert [row for row in rows if max(row["spill_stores"], row["spill_loads"]) > MOST_SPILLED] == []  # type: ignore
+    assert_tiles_are_warps(rows)
 
 
 @pytest.mark.long
@@ -51,6 +56,12 @@ def test_compiles_without_spills(tmp_path: Path) -> None:
         found = {row["kernel"] for row in rows if row["capability"] == int(capability)}
         assert found >= kernels() - (set() if capability == CAPABILITIES[0] else ONLY_IN_FULL), kernels() - found
     assert [row for row in rows if row["spill_stores"] or row["spill_loads"]] == []
+    assert_tiles_are_warps(rows)
+
+
+def assert_tiles_are_warps(rows: list[dict[str, object]]) -> None:
+    shared = [int(str(row["shared"])) for row in rows if row["kernel"] == "law.scan"]
+    assert shared and max(shared) <= MOST_SHARED, max(shared)
 
 
 # what the short list of calls, for the second and later capabilities, does not launch

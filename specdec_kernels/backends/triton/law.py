@@ -52,7 +52,7 @@ from .bundles import (
     Wanted,
 )
 from .launch import run, tiles_at_once, tiles_of, tiles_of_rows
-from .row import load_as_given, load_logits, tile_ids, weigh
+from .row import load_as_given, load_logits, load_tiles, tile_ids, weigh
 from .search import CANDIDATES, list_values, listed_of, load_listed, load_maxima, nth_maximum, select, select_listed
 
 LARGEST_INT32 = 2**31 - 1
@@ -101,21 +101,23 @@ def temperature_of(temperature, b):
 
 @triton.jit
 def maxima_of(x, OF_GROUPS: tl.constexpr):
-    """Of tiles ``[parts, tiles, ids]`` their maxima and, if wanted, their groups'; NaN where there is one."""
+    """Of tiles ``[tiles, ids, parts]`` their maxima and, if wanted, their groups'; NaN where there is one."""
     if OF_GROUPS:
-        parts: tl.constexpr = x.shape[0] // (TILE // GROUP)  # of a group
-        of_groups = max_or_nan(tl.reshape(max_or_nan(x, 2), (TILE // GROUP, parts, x.shape[1])), 1)
-        maximum = max_or_nan(of_groups, 0)
+        groups: tl.constexpr = TILE // GROUP
+        if x.shape[2] > groups:  # several parts of each
+            x = max_or_nan(tl.reshape(x, (x.shape[0], x.shape[1], groups, x.shape[2] // groups)), 3)
+        of_groups = max_or_nan(x, 1)
+        maximum = max_or_nan(of_groups, 1)
     else:
-        maximum = max_or_nan(max_or_nan(x, 0), 1)
+        maximum = max_or_nan(max_or_nan(x, 2), 1)
         of_groups = maximum
     return maximum, of_groups
 
 
 @triton.jit
 def sum_of_tile(x):
-    """Of tiles ``[parts, tiles, ids]``."""
-    return tl.sum(tl.sum(x, 0), 1)
+    """Of tiles ``[tiles, ids, parts]``."""
+    return tl.sum(tl.sum(x, 2), 1)
 
 
 @triton.jit(do_not_specialize=["n", "tiles"])
@@ -135,11 +137,7 @@ def scan(
     b = row // n
     is_wanted, first = needed(wanted.spans, b, row % n, wanted.draft_only)
     if is_wanted:
-        # [parts of a tile, TILES, what a warp loads at once], with as many warps as tiles: a tile of an aligned row is
-        # a warp's, whose sums and maxima need no other warp, and have one order whatever TILES is
-        WIDTH: tl.constexpr = 512 // (rows.data.dtype.element_ty.primitive_bitwidth // 8)
-        in_tile = tl.arange(0, TILE // WIDTH)[:, None, None] * WIDTH + tl.arange(0, WIDTH)[None, None, :]
-        x = load_as_given(rows, b, first + row % n, (first_tile + tl.arange(0, TILES))[None, :, None] * TILE + in_tile)
+        x = load_tiles(rows, b, first + row % n, first_tile, TILES)
         has_groups: tl.constexpr = stats.of_groups is not None
         maximum, of_groups = maxima_of(x, has_groups)
         nan = (maximum != maximum).to(tl.int32)
@@ -150,11 +148,11 @@ def scan(
         out = row * tiles + tile
         inside = tile < tiles
         if has_groups:
-            at = out[None, :] * (TILE // GROUP) + tl.arange(0, TILE // GROUP)[:, None]
-            tl.store(stats.of_groups + at, of_groups, mask=inside[None, :])
+            at = out[:, None] * (TILE // GROUP) + tl.arange(0, TILE // GROUP)[None, :]
+            tl.store(stats.of_groups + at, of_groups, mask=inside[:, None])
         finite = tl.abs(maximum) < INFINITY
         _, inverse_temperature, _, _ = temperature_of(temperature, b)
-        shifted = x - tl.where(finite, maximum, 0.0)[None, :, None]
+        shifted = x - tl.where(finite, maximum, 0.0)[:, None, None]
         tl.store(stats.maximum + out, maximum, mask=inside)
         tl.store(stats.nan + out, nan, mask=inside)
         if stats.mass is not None:

@@ -43,6 +43,39 @@ def load_as_given(rows, b, i, ids):
 
 
 @triton.jit
+def load_parts(start, vocab, ids, STEP: tl.constexpr, PARTS: tl.constexpr):
+    """PARTS values, STEP ids apart, from each of ids ``[n, m]`` on, ``[n, m, 2, 2, …]`` with the nearest last; -inf
+    past the end.
+    """
+    if PARTS == 1:
+        x = tl.load(start + ids, mask=(ids >= 0) & (ids < vocab), other=-INFINITY)
+    else:
+        even = load_parts(start, vocab, ids, 2 * STEP, PARTS // 2)
+        x = tl.join(even, load_parts(start, vocab, ids + STEP, 2 * STEP, PARTS // 2))
+    return x
+
+
+@triton.jit
+def load_tiles(rows, b, i, first_tile, TILES: tl.constexpr):
+    """Tiles of row i of sequence b as `load_as_given` has them, ``[TILES, WIDTH, parts]``: WIDTH ids are what a warp
+    loads at once.
+
+    With as many warps as tiles, a tile of an aligned row belongs to one warp, whose sums and maxima need no other, and
+    have the same order whatever TILES is. For every version of Triton to lay it out like that, the parts are loaded
+    one by one and joined in registers: of three axes not every version gives its warps to the first.
+    """
+    WIDTH: tl.constexpr = 512 // (rows.data.dtype.element_ty.primitive_bitwidth // 8)
+    PARTS: tl.constexpr = TILE // WIDTH
+    first = (first_tile + tl.arange(0, TILES)[:, None]) * TILE + tl.arange(0, WIDTH)[None, :]
+    x = tl.reshape(load_parts(start_of(rows, b, i), rows.vocab, first, WIDTH, PARTS), (TILES, WIDTH, PARTS))
+    x = x.to(tl.float32)
+    if rows.overlay.flags is not None:
+        ids = first[:, :, None] + tl.arange(0, PARTS)[None, None, :] * WIDTH
+        x = process(rows.overlay, b, i, ids, (ids >= 0) & (ids < rows.vocab), x)
+    return x
+
+
+@triton.jit
 def load_logits(rows, b, i, ids):
     """The same, with -inf for NaN, and for what is no weight."""
     x = load_as_given(rows, b, i, ids)

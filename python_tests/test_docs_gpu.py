@@ -1,0 +1,44 @@
+"""What the pages say in words of a GPU's figures is that of the results."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from python_tests.docs_gpu import GPU, on_gpu
+from python_tests.docs_tables import ROOT, agrees, results
+
+if not GPU.exists():
+    pytest.skip("a source distribution holds no results", allow_module_level=True)
+
+
+def test_trials_on_the_gpu_are_said_as_they_were() -> None:
+    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split("**Changed since", 1)[1].split())
+    trials = results("trials", GPU)["runs"]
+
+    def said(run: int, provider: str, case: str, *batches: int) -> list[str]:
+        cold = {r["batch"]: r["median_us"] for r in trials[run]["rows"]
+                if (r["provider"], r["case"], r["cache"]) == (provider, case, "cold")}  # fmt: skip
+        return [f"{cold[b]:.1f}" if cold[b] < 100 else f"{cold[b]:.0f}" for b in batches]
+
+    triton, peer = said(0, "triton", "T=1", 1, 8, 128), said(0, "vllm V2", "T=1", 1, 8, 128)
+    assert (
+        "took {}, {} and {} µs at T = 1".format(*triton) in text and "took {}, {} and {} in the".format(*peer) in text
+    )
+    points = (*said(0, "triton", "one-hot", 1, 8), *said(0, "vllm V2", "one-hot", 1, 8))
+    assert "{} and {} for drafts that are points ({} and {})".format(*points) in text
+    cut = (*said(0, "triton", "truncated", 1), *said(0, "vllm V2", "truncated", 1))
+    assert "{} truncated ({})".format(*cut) in text
+    ours = [time for case in ("T=1", "one-hot", "block") for time in said(1, "cuda", case, 1, 8)]
+    sentence = "took {} and {} µs at T = 1 for 1 and 8 sequences, {} and {} for points, {} and {} under the block rule"
+    assert sentence.format(*ours) in text
+
+
+def test_readme_s_sentence_on_the_gpu_is_that_of_the_results() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    said = re.search(r"takes (\d+) µs at T = 1 and (\d+) µs truncated.* take ([\d.]+) and ([\d.]+) times as long", text)
+    plain, cut = (on_gpu(f"{case}, 128", "CUDA, µs (floor)")[0] for case in ("T = 1", "truncated"))
+    peers = [on_gpu(f"{case}, 128", "vLLM V2")[0] for case in ("T = 1", "truncated")]
+    assert said and all(map(agrees, said.groups(), (plain, cut, *peers)))
+    assert results("verify_chain", GPU)["command"] in (ROOT / "docs/benchmarks.md").read_text()
