@@ -9,12 +9,13 @@
 namespace specdec::cuda {
 namespace {
 
-// Blocks of the last kernel that a multiprocessor runs, which bound a thread's registers: for sm_120 ptxas does not get by on
-// 128. The host counts on two.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
-constexpr int kDecideBlocks = 1;
+constexpr int kDecideBlocks = 2;  // of the last kernel that a multiprocessor runs: they leave a thread 128 registers
+
+// Runs of both rows that a warp has in flight: with two ptxas would not get by on that for sm_100 and sm_120.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kMassStep = 1;
 #else
-constexpr int kDecideBlocks = 2;
+constexpr int kMassStep = 2;
 #endif
 
 // What becomes of a position's draft token, and the flags of what was looked at for that.
@@ -280,7 +281,8 @@ __global__ void __launch_bounds__(kRowThreads, 2)
 }
 
 // One sequence in the last kernel. Every thread of a block goes the same way; so does every block of the sequence until
-// they hand over.
+// they hand over. Match and greedy are a kernel of their own: they need half the code and fewer registers.
+template <bool kMatches>
 class Chain {
  public:
   // `span` and `now` are in shared memory: what all threads know alike.
@@ -297,7 +299,7 @@ class Chain {
 
   __device__ void run() {
     Outcome outcome;
-    if (!span_.idle) outcome = by_match(args_) ? by_noise() : by_coins(by_block(args_, b_));
+    if (!span_.idle) outcome = kMatches ? by_noise() : by_coins(by_block(args_, b_));
     if (writes_) write_outcome(args_, span_, b_, outcome, status_, threadIdx.x, blockDim.x);
   }
 
@@ -357,7 +359,8 @@ class Chain {
   __device__ void find_masses(const TileTable& table, float* mass, int rank, int size) {
     if (!now_.certain()) {
       const bool by_runs = work_.by_runs && !now_.left.mixed;
-      return by_runs ? masses_by_runs(now_, table, mass, rank, size) : masses_of(now_, table, mass, rank, size);
+      return by_runs ? masses_by_runs(now_, table, mass, rank, size)
+                     : masses_of<false, kMassStep>(now_, table, mass, rank, size);
     }
     if (rank > 0) return;
     for (int tile = int(threadIdx.x); tile < tiles_; tile += int(blockDim.x))
@@ -370,7 +373,7 @@ class Chain {
       const int32_t id = draw_id(now_, mass, uniform);
       if (id >= 0 || attempt + 1 == kMostRemainders) return max(id, 0);
       by_one([&] { now_.take_all(); });
-      masses_of(now_, table, mass, 0, 1);
+      masses_of<false, kMassStep>(now_, table, mass, 0, 1);
     }
   }
 
@@ -500,11 +503,12 @@ class Chain {
   bool as_told_ = true;  // the span is as it was when the laws were found
 };
 
+template <bool kMatches>
 __global__ void __launch_bounds__(kRowThreads, kDecideBlocks)
     verify_decide_kernel(const __grid_constant__ VerifyChainArgs args, const __grid_constant__ Workspace work) {
   SPECDEC_SHARED(Span, span, 1);
   SPECDEC_SHARED(Position, now, 1);
-  Chain chain(args, work, blockIdx.x / (work.chunks * work.groups), span[0], now[0]);
+  Chain<kMatches> chain(args, work, blockIdx.x / (work.chunks * work.groups), span[0], now[0]);
   wait_for_previous();
   chain.run();
 }
@@ -586,7 +590,8 @@ cudaError_t verify_split(const VerifyChainArgs& args, const Launch& launch) {
   lay_out_last(args, work);
   shape.grid = dim3(unsigned(args.batch * work.chunks * work.groups));
   shape.shared = 0;
-  return launch_kernel(verify_decide_kernel, shape, launch.stream, args, work);
+  return by_match(args) ? launch_kernel(verify_decide_kernel<true>, shape, launch.stream, args, work)
+                        : launch_kernel(verify_decide_kernel<false>, shape, launch.stream, args, work);
 }
 
 }  // namespace specdec::cuda

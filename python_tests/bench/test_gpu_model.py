@@ -44,7 +44,9 @@ def launches(strategy: str, draft_is_target: bool = True, overlap: bool = True) 
 def test_bytes_are_those_of_the_rows() -> None:
     row_bytes = VOCAB * 2
     scan, laws, decide = launches("split")
-    assert [x.kernel for x in (scan, laws, decide)] == ["scan_kernel", "verify_laws_kernel", "verify_decide_kernel"]
+    assert [x.kernel for x in (scan, laws, decide)] == [
+        "scan_kernel", "verify_laws_kernel", "verify_decide_kernel<false>",
+    ]  # fmt: skip
     assert scan.counts["bytes"] == BATCH * (K + 1) * row_bytes
     assert laws.counts["bytes"] == BATCH * K * 2  # of each draft token its own logit
     assert scan.counts["blocks"] * scan.counts["most_bytes"] >= scan.counts["bytes"]
@@ -113,7 +115,7 @@ def test_cards_are_those_of_their_data_sheets() -> None:
 def test_a_sample_has_the_layout_of_the_whole_batch(batch: int) -> None:
     case = Case("verify_chain", "T=1", VOCAB, batch, torch.bfloat16, num_draft=K)
     found, accepted = model.launches_of(case, 132)
-    assert [launch.kernel for launch in found][::2] == ["scan_kernel", "verify_decide_kernel"]
+    assert [launch.kernel for launch in found][::2] == ["scan_kernel", "verify_decide_kernel<false>"]
     assert len(accepted) == min(batch, model.SAMPLE)
     assert found[-1].counts["blocks"] == {1: math.ceil(math.ceil(VOCAB / 1024) / 2), 256: 256}[batch]
 
