@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
 }
 
 // A block a row: the token, if the draw ends in this shard.
-__global__ void __launch_bounds__(kRuns * 32) draw_kernel(const __grid_constant__ ShardDrawArgs args) {
+__global__ void __launch_bounds__(kRuns * 32, 1) draw_kernel(const __grid_constant__ ShardDrawArgs args) {
   SPECDEC_SHARED(Position, at, 1);
   const int64_t index = blockIdx.x;
   by_one([&] { at[0] = position_of(args, index); });
