@@ -204,17 +204,19 @@ __global__ void __launch_bounds__(kRowThreads, blocks_of_scan(kType, kWanted))
   if (!rows.find(task, kType, &row)) return;
   const int whole = rows.place_of(task).whole;
   int tile = first_tile();
-  // The last tile too, if it is the warp's first and all its runs are whole: apart it would take longer than all others. (Of
-  // float32 there are not registers for it.)
-  const bool ends = kType != DType::kFloat32 && tile == whole && row.vocab % kRun == 0 && row.vocab % kTile != 0;
-  if (tile < whole || ends) {
-    constexpr int kEarly = kType == DType::kFloat32 ? kRuns / 2 : kRuns;  // there are not registers for more
-    uint32_t words[kHeld];
-    const uint4* pieces = lane_pieces(row, tile);
-    if (ends)
-      load_runs<kEarly>(row, row.data, tile, 0, words);
-    else
-      load_whole<kEarly>(pieces, kType, words);
+  constexpr int kEarly = kType == DType::kFloat32 ? kRuns / 2 : kRuns;  // there are not registers for more
+  uint32_t words[kHeld];
+  const uint4* pieces = nullptr;
+  bool loaded = tile < whole;
+  if (loaded) {
+    pieces = lane_pieces(row, tile);
+    load_whole<kEarly>(pieces, kType, words);
+  } else if (kType != DType::kFloat32 && tile * kTile < row.vocab && row.vocab % kRun == 0) {
+    // The last tile too, where it is the warp's first: apart it would take longer than all others.
+    load_runs<kEarly>(row, row.data, tile, 0, words);
+    loaded = true;
+  }
+  if (loaded) {
     if (kEarly < kRuns) prefetch_tile(row, tile, kEarly);
     const Found found = plan_scan<kWanted>(rows, task);
     if (!found.needed) return;
