@@ -64,7 +64,7 @@ build/triton-%/.installed: $(INSTALLED)
 	@touch $@
 
 test-triton: build/triton-$(OLDEST_TRITON)/.installed  ## the kernels compiled by the oldest Triton that they know (minutes; fetches it)
-	@$(PYTEST) --tier=all python_tests/triton/test_compile.py -k older $(ARGS)
+	@$(PYTEST) -n $(WORKERS) --tier=all python_tests/triton/test_compile.py -k older $(ARGS)
 
 test-vllm: $(VLLM)/.specdec-installed  ## the plug-in inside vLLM, in an environment of its own (4 GB, once; 15 minutes)
 	@$(VLLM)/venv/bin/python -m pytest -q --no-header -c integration_tests/pytest.ini integration_tests/vllm $(ARGS)

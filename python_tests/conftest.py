@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
     parser.addoption(
         "--every-case", action="store_true",
-        help="run all cases of a test where kernels are interpreted, not some of them",
+        help="run all cases of a test on every backend, not some of them where that is slow",
     )  # fmt: skip
     parser.addoption(
         "--sanitizers", action="store_true",
@@ -63,8 +63,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)  # among what -k and -m have chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where kernels are interpreted, a test with many cases runs some of them: see `Backend.some_cases`; and a tier is
-    run: see tiers.py. Slow tests begin first, or at the end one process would work while the others are done.
+    """Where kernels are interpreted, a test with many cases runs some of them: see `Backend.some_cases`; on what else is
+    not the fastest backend, those in which each pair of values occurs; and a tier is run: see tiers.py. Slow tests
+    begin first, or at the end one process would work while the others are done.
     """
     tests: dict[tuple[str, Backend | None], list[pytest.Item]] = {}
     for item in items:
@@ -72,8 +73,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         tests.setdefault((item.nodeid.split("[")[0], chosen), []).append(item)
     kept: set[int] = set()
     for (_, chosen), cases in tests.items():
-        if chosen and chosen.interpreted and not config.getoption("--every-case"):
-            cases = chosen.some_cases(cases, getattr(cases[0].module, "EMULATED_CASES", None))  # type: ignore[attr-defined]
+        if chosen and not config.getoption("--every-case"):
+            if chosen.interpreted:
+                cases = chosen.some_cases(cases, getattr(cases[0].module, "EMULATED_CASES", None))  # type: ignore[attr-defined]
+            elif tiers.kind_of(chosen) == "narrow":
+                cases = tiers.pairwise(cases, str(chosen))
         kept |= set(map(id, tiers.run(cases, config.getoption("--tier"))))
     if gone := [item for item in items if id(item) not in kept]:
         config.hook.pytest_deselected(items=gone)

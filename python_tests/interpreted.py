@@ -22,7 +22,7 @@ import importlib.util
 import inspect
 import os
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -168,7 +168,7 @@ class Recorder:
     """
 
     def __init__(self, builder: Any, inputs: list[Any]) -> None:
-        self.builder, self.values = builder, list(inputs)
+        self.builder, self.values, self.inputs = builder, list(inputs), len(inputs)
         self.varying = set(range(len(inputs)))
         self.steps: list[tuple[str, list[int], int]] = []  # method, places of its arguments, place of its result
 
@@ -221,8 +221,9 @@ class Plans:
 
         self.core, self.semantic, self.handle = core, semantic.TritonSemantic, interpreter.TensorHandle
         self.builder = interpreter.interpreter_builder
-        self.plain = {int, bool, float, str, slice, type(None), core.dtype}  # whose values their repr tells
+        self.plain = {int, bool, str, type(None), core.dtype}
         self.known: dict[Any, dict[Any, Any]] = {}
+        self.ufuncs: dict[str, np.ufunc | None] = {}
 
         def truth(tensor: Any) -> bool:
             if tensor.handle.data.size == 1:
@@ -248,7 +249,7 @@ class Plans:
                 return member(*args, **kwargs, _semantic=plain)
             plan = known.get(key, False)
             if plan:
-                return self.carry_out(plan, inputs)
+                return plan(inputs)
             if plan is False and len(known) < MOST_PLANS:
                 known[key] = None  # for good, if this fails
                 with suppress(Exception):  # an error in the operands shows again below
@@ -266,8 +267,10 @@ class Plans:
             if kind is core.tensor and inputs is not None:
                 inputs.append(value.handle)
                 key.append(value.type.name)
+            elif kind is float or kind is slice:
+                key.append(repr(value))  # 0.0 equals -0.0, and slices cannot be hashed
             elif kind in self.plain:
-                key.append((kind, repr(value)))  # 0.0 equals -0.0
+                key += kind, value
             elif kind is core.constexpr:
                 key.append((kind, self.signature((value.value,))))
             elif kind is tuple or kind is list or kind is core.tuple:
@@ -277,7 +280,7 @@ class Plans:
         return tuple(key)
 
     def record(self, member: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The plan of a call, and the call's result."""
+        """What does the same for other operands, and the call's result."""
         inputs: list[Any] = []
 
         def stand_in(value: Any) -> Any:
@@ -291,20 +294,50 @@ class Plans:
         semantic = self.semantic(recorder)
         semantic.tensor = self.stand_in
         result = member(*args, **kwargs, _semantic=semantic)
-        plan = recorder.plan(result.handle)
-        attributes = {name: value for name, value in vars(result).items() if name != "handle"}
-        return (*plan, attributes), self.core.tensor(result.handle, result.type)
+        return self.compiled(recorder, result), self.core.tensor(result.handle, result.type)
 
-    def carry_out(self, plan: Any, inputs: list[Any]) -> Any:
-        """The result for `inputs`."""
-        constants, steps, place, attributes = plan
-        values = [*inputs, *constants[len(inputs) :]]
+    def compiled(self, recorder: Recorder, result: Any) -> Callable[[list[Any]], Any]:
+        """A function of the operands' handles that does what was recorded, and makes the tensor `result` is."""
+        constants, steps, place = recorder.plan(result.handle)
+        known: dict[str, Any] = {f"v{i}": value for i, value in enumerate(constants)}
+        known |= {"builder": self.builder, "new": object.__new__, "tensor": self.core.tensor, "handle": self.handle}
+        known["attributes"] = {name: value for name, value in vars(result).items() if name != "handle"}
+        lines = []
         for name, places, out in steps:
-            values[out] = getattr(self.builder, name)(*[values[i] for i in places])
-        result = object.__new__(self.core.tensor)
-        result.__dict__.update(attributes)
-        result.handle = values[place]
-        return result
+            slow = f"v{out} = builder.{name}({', '.join(f'v{i}' for i in places)})"
+            operation = self.elementwise(name)
+            found = [recorder.values[i] for i in (*places, out)]
+            dtypes = [getattr(getattr(value, "data", None), "dtype", None) for value in found]
+            if operation is None or set(dtypes[:2]) == {np.dtype(bool)}:
+                lines.append(slow)
+                continue
+            left, right = (f"v{i}" for i in places)
+            known |= {f"op{out}": operation, f"dtype{out}": dtypes[-1]}
+            lines += [
+                f"data = op{out}({left}.data, {right}.data)",
+                f"if data.dtype is not dtype{out}: {slow}",
+                "else:",
+                f"    v{out} = new(handle)",
+                f"    v{out}.data, v{out}.dtype, v{out}.attr = data, {left}.dtype.scalar, {{}}",
+            ]
+        inputs = "".join(f"v{i}, " for i in range(recorder.inputs))
+        lines = [
+            *([f"{inputs}= inputs"] if inputs else []), *lines, "result = new(tensor)",
+            "result.__dict__.update(attributes)", f"result.handle = v{place}", "return result",
+        ]  # fmt: skip
+        exec("def call(inputs):\n" + "\n".join(f"    {line}" for line in lines), known)
+        call: Callable[[list[Any]], Any] = known["call"]
+        return call
+
+    def elementwise(self, name: str) -> Any:
+        """The ufunc that this method of the builder applies to two operands, if that is all it does."""
+        if name not in self.ufuncs:
+            found = None
+            with suppress(Exception):
+                probe = SimpleNamespace(binary_op=lambda left, right, operation: operation)
+                found = getattr(type(self.builder), name)(probe, None, None)
+            self.ufuncs[name] = found if isinstance(found, np.ufunc) else None
+        return self.ufuncs[name]
 
 
 @functools.cache

@@ -81,12 +81,12 @@ class Backend:
     def some_cases(self, items: Sequence[Any], most: int | None) -> list[Any]:
         """Which of a test's parametrised items run: all of them; where kernels are interpreted, by Triton
         `interpreted.CASES`, and of the emulated CUDA kernels in each strategy others: `most`, or in each random
-        schedule every fourth of all.
+        schedule every eighth of all.
         """
         if self.name == "triton":
             return interpreted.some_cases(items)
         if self.schedule is not None:
-            return list(items)[self.schedule % 4 :: 4]
+            return list(items)[self.schedule % 8 :: 8]
         return interpreted.some_cases(items, most or emulated.CASES, str(self))
 
     def batch(self, size: int) -> int:

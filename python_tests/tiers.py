@@ -2,10 +2,11 @@
 
 Of every test the short tier runs a choice of its parametrised cases, on each backend another one:
 
-- where nothing is interpreted, so many that each pair of values of two parameters occurs: all cases of a test with one
-  parameter or two;
-- by the emulated CUDA kernels, by interpreted Triton, and by the CPU kernels with another instruction set than the
-  machine's widest, so many that each value of each parameter occurs;
+- without a backend, by the CPU kernels with the machine's widest instruction set, and on a GPU, so many that each pair
+  of values of two parameters occurs: all cases of a test with one parameter or two;
+- by the other instruction sets, by the reference and by the emulated CUDA kernels, so many that each value of each
+  parameter occurs;
+- by interpreted Triton, the slowest, two;
 - at most so many as the test's mark ``short`` says: of all its ``cases``, of those ``emulated`` or by ``triton``.
 
 A test marked ``long`` is left out, and so are the cases of a parameter's value marked so.
@@ -22,7 +23,8 @@ from python_tests import interpreted
 from specdec_kernels.backends import native
 
 TIERS = ("short", "long", "all")
-LEAST = {"narrow": 4, "emulated": 4, "triton": 2}  # of a test, if its values do not take more
+LEAST = 3  # of those that each value occurs in
+TRITON = 2
 
 
 def run(items: Sequence[Any], tier: str) -> list[Any]:
@@ -42,17 +44,19 @@ def short(items: Sequence[Any]) -> list[Any]:
     how = kind_of(backend)
     marker = items[0].get_closest_marker("short")
     most = marker and marker.kwargs.get("cases" if how == "narrow" else how)
+    if most is None and how == "triton":
+        most = TRITON
     if most is not None:
         return random.Random(str(backend)).sample(items, min(most, len(items)))
-    return pairwise(items, str(backend)) if how == "cases" else interpreted.some_cases(items, LEAST[how], str(backend))
+    return pairwise(items, str(backend)) if how == "cases" else interpreted.some_cases(items, LEAST, str(backend))
 
 
 def kind_of(backend: Any) -> str:
     """By which of the rules above a backend's cases are chosen; None for a test without one."""
     if getattr(backend, "interpreted", False):
         return "triton" if backend.name == "triton" else "emulated"
-    capability = getattr(backend, "capability", None)
-    return "cases" if capability is None or capability == native.cpu_capability() else "narrow"
+    widest = getattr(backend, "capability", None) in (None, native.cpu_capability())
+    return "cases" if widest and getattr(backend, "name", None) != "reference" else "narrow"
 
 
 def pairwise(items: Sequence[Any], seed: str) -> list[Any]:

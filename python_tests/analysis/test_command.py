@@ -12,7 +12,7 @@ from python_tests.decoding.models import tiny
 from specdec_kernels import assets, cli
 from specdec_kernels.analysis import drafters
 from specdec_kernels.assets import corpus, prompts
-from specdec_kernels.drafters import MedusaDrafter, ModelDrafter, NgramDrafter
+from specdec_kernels.drafters import MedusaDrafter, ModelDrafter, ModelTreeDrafter, NgramDrafter
 from specdec_kernels.integrations.transformers.packing import is_packed, pack_linear_weights
 
 
@@ -78,6 +78,9 @@ def test_a_models_folder_drafts_or_is_drafted_for(
     assert report["model"] == tmp_path.name and report["num_prompts"] == 2 and report["prompts"] == "prompts.txt"
     of_model = [r for r in report["choices"] if r["drafter"] == "model"]
     assert [r["tokens_per_step"]["mean"] for r in of_model] == [3.0, 3.0]  # the same model: all is accepted
+    of_trees = [r for r in report["choices"] if r["drafter"] == "model-tree"]
+    assert [(r["rows"], r["num_speculative_tokens"]) for r in of_trees] == [(6, 2), (6, 2)]
+    assert all(r["tokens_per_step"]["mean"] >= 2.0 for r in of_trees)  # the likeliest token is always among the nodes
 
 
 @pytest.mark.parametrize(
@@ -147,14 +150,25 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_drafters_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = {"hidden_size": 576, "vocab_size": 49152, "num_hidden_layers": 1, "tie_word_embeddings": True}
     model: Any = tiny("llama", **wide)  # type: ignore[arg-type]
-    made = drafters.make(["medusa", "lookup"], model, Letters(), corpus=False, draft_model=tiny("llama"))
-    assert [type(drafter) for drafter in made.values()] == [MedusaDrafter, NgramDrafter, ModelDrafter]
-    assert list(made) == ["medusa", "lookup", "model"] and not is_packed(made["medusa"].heads)  # type: ignore[attr-defined]
+    names = ["medusa", "lookup", "model", "model-tree"]
+    made = drafters.make(names, model, Letters(), corpus=False, draft_model=tiny("llama"))
+    assert [type(drafter) for drafter in made.values()] == [MedusaDrafter, NgramDrafter, ModelDrafter, ModelTreeDrafter]
+    assert list(made) == names and not is_packed(made["medusa"].heads)  # type: ignore[attr-defined]
     draft = tiny("llama")
     with pack_linear_weights(model):
         packed = drafters.make(["medusa"], model, Letters(), corpus=False, draft_model=draft)
     assert is_packed(packed["medusa"].heads) and is_packed(draft)  # type: ignore[attr-defined]
     with pytest.raises(
-        ValueError, match="^make: names must be of lookup, ngram-lm, medusa, lookup-tree, none, got 'magic'"
+        ValueError,
+        match="^make: names must be of lookup, ngram-lm, medusa, lookup-tree, none, model, model-tree, got 'magic'",
     ):
         drafters.make(["magic"], model, Letters(), corpus=False)
+    for name in drafters.OF_DRAFT_MODEL:
+        with pytest.raises(ValueError, match=f"^make: draft_model must be given for '{name}', got None"):
+            drafters.make([name], model, Letters(), corpus=False)
+
+
+def test_trees_of_a_draft_model_are_planned_where_both_models_take_them() -> None:
+    takes, not_trees = tiny("llama"), tiny("t5")
+    assert drafters.of_draft_model(takes, takes) == drafters.OF_DRAFT_MODEL
+    assert drafters.of_draft_model(takes, not_trees) == drafters.of_draft_model(not_trees, takes) == ("model",)

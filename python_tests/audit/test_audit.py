@@ -110,7 +110,7 @@ def short_or_long(names: Iterable[str]) -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.long if name in slow[1:] else ()) for name in names]
 
 
-@pytest.mark.short(cases=7)
+@pytest.mark.short(cases=4)
 @pytest.mark.parametrize("name", short_or_long(RIGHT))
 def test_a_right_verifier_is_found_lossless(name: str) -> None:
     verify, signature, options = RIGHT[name]
@@ -180,7 +180,7 @@ WRONG: dict[str, tuple[Callable[..., Any], str, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.short(cases=10)
+@pytest.mark.short(cases=5)
 @pytest.mark.parametrize("name", short_or_long(WRONG))
 def test_a_defect_is_found_and_named(name: str) -> None:
     verify, signature, options, cause = WRONG[name]

@@ -34,7 +34,7 @@ def quick() -> Iterator[None]:
         yield
 
 
-@pytest.mark.short(cases=2)
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize(
     ("defects", "asked", "cause"),
     [

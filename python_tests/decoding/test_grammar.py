@@ -305,6 +305,7 @@ def check_law(name: str, acceptance: str, processors: sk.Processors | None = Non
     return out
 
 
+@pytest.mark.short(cases=12)
 @pytest.mark.parametrize("acceptance", ["token", "block", "match", "with processors"])
 @pytest.mark.parametrize("name", drafters_of(torch.zeros(6, 6)))
 def test_the_distribution_is_the_barred_one(name: str, acceptance: str) -> None:

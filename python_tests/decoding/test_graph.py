@@ -343,7 +343,7 @@ def test_one_graph_a_draft_length_and_one_pool_for_all(cuda: FakeCuda, monkeypat
     assert {arguments["capture_error_mode"] for arguments in cuda.capture_arguments} == {"thread_local"}
 
 
-@pytest.mark.short(cases=4)
+@pytest.mark.short(cases=3)
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 @pytest.mark.parametrize("acceptance", ACCEPTANCES)
 def test_no_step_waits_for_the_device(

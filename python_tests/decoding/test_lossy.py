@@ -95,6 +95,7 @@ def run(family: str, **kw: Any) -> Any:
     return sk.generate(target, IDS, attention_mask=MASK, drafter=sk.ModelDrafter(draft), **kw)
 
 
+@pytest.mark.short(cases=10)
 @pytest.mark.parametrize(
     ("name", "bonus"),
     [(name, bonus) for name in LAWS for bonus in ("target", "cascade") if (name[:5], bonus) != ("Lossy", "cascade")],

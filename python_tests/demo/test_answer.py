@@ -112,7 +112,11 @@ def test_a_terminal_gets_tokens_by_origin(
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name == "medusa")) for name in [*drafters.NAMES, "model"]]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name == "medusa"))
+        for name in [*drafters.NAMES, *drafters.OF_DRAFT_MODEL]
+    ],
 )
 def test_every_drafter_answers_greedily_alike(
     name: str, small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -120,7 +124,7 @@ def test_every_drafter_answers_greedily_alike(
     wide = {"hidden_size": 576, "vocab_size": 49152, "num_hidden_layers": 1, "tie_word_embeddings": True}
     if name == "medusa":
         monkeypatch.setattr(assets, "load_model", lambda: (tiny("llama", 1, **wide), Letters()))  # type: ignore[arg-type]
-    more = ["--draft-model", "."] if name == "model" else []
+    more = ["--draft-model", "."] if name in drafters.OF_DRAFT_MODEL else []
     given = ["to be or not to be", "--temperature", "0", "--max-new-tokens", "8"]
     report = answer(capsys, *given, "--drafter", name, *more)
     assert report["drafter"] == name and report["tokens"] == answer(capsys, *given, "--drafter", "none")["tokens"]
@@ -145,7 +149,7 @@ def test_prompts_from_everywhere(
     ("arguments", "sentence"),
     [
         (["x", "--logprobs", "2"], "--logprobs must be given with --json, got it alone"),
-        (["x", "--drafter", "model"], "--draft-model must be given with --drafter model and without others, got "),
+        (["x", "--drafter", "model"], "--draft-model must be given with --drafter model or model-tree alone, got "),
         (["x", "--drafter", "medusa", "--model", "."], "--drafter medusa needs --heads, the Medusa heads of --model"),
         (["x", "--prompt-file", "."], "a prompt must be given once, got an argument and --prompt-file"),
         (["--prompt-file", "."], "[Errno 21] Is a directory: '.'"),

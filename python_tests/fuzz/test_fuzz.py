@@ -31,7 +31,7 @@ ENDS = {
 }
 
 
-@pytest.mark.short(cases=1)
+@pytest.mark.long
 @pytest.mark.parametrize("end", ENDS)
 def test_what_is_known_of_a_failure_is_kept(
     end: str, capfd: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch

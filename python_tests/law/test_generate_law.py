@@ -165,7 +165,7 @@ def check_windows(tokens: np.ndarray, windows: list[Float64]) -> None:
         )
 
 
-@pytest.mark.short(cases=20)
+@pytest.mark.short(cases=10)
 @pytest.mark.parametrize("name", CASES)
 def test_joint_law(name: str) -> None:
     check_windows(emitted(CASES[name]), expected_windows(CASES[name]))
@@ -236,6 +236,7 @@ def decoded_processed(drafter: Drafter, acceptance: str, batch: int = BATCH) -> 
     )  # fmt: skip
 
 
+@pytest.mark.short(cases=6)
 @pytest.mark.parametrize("acceptance", ["token", "block", "match"])
 @pytest.mark.parametrize("name", PROCESSED)
 def test_joint_law_with_processors(name: str, acceptance: str) -> None:
@@ -374,7 +375,7 @@ def test_a_planted_defect_of_a_processed_draft_is_found(
         test_joint_law_with_processors("model", acceptance)
 
 
-@pytest.mark.short(cases=8)
+@pytest.mark.short(cases=4)
 @pytest.mark.parametrize(
     ("defect", "case"),
     [

@@ -121,6 +121,7 @@ INPUT_MUTANTS = [
 ]
 
 
+@pytest.mark.short(cases=8)
 @pytest.mark.parametrize(("mutant", "check"), [m[1:] for m in INPUT_MUTANTS], ids=[m[0] for m in INPUT_MUTANTS])
 def test_planted_input_defect_is_caught(mutant: Verify, check: Check) -> None:
     check(TRUE)

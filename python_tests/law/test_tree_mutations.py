@@ -155,6 +155,7 @@ RULE_MUTANTS: list[tuple[str, Any, Check]] = [
 ]
 
 
+@pytest.mark.short(cases=7)
 @pytest.mark.parametrize(
     ("name", "mutant", "check"), RULE_MUTANTS, ids=[f"{m.__name__}-{i}" for i, (_, m, _) in enumerate(RULE_MUTANTS)]
 )

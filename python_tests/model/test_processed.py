@@ -188,6 +188,7 @@ class Grammars(sk.Grammar):
             assert engine.matcher.consume_tokens([token for token in new.tolist() if token != self.end])
 
 
+@pytest.mark.long
 def test_generate_with_a_grammar_is_transformers(loaded: tuple[Any, Any]) -> None:
     """The same of `generate`, for three texts at a time, drafts of every kind and plain decoding."""
     model, tokenizer = loaded

@@ -93,7 +93,7 @@ def nudges(acceptance: str, kind: str, eps: float) -> Iterator[trees.Arguments]:
                 yield nudged(arguments, eps, sign, draft_sign)
 
 
-@pytest.mark.short(cases=3, emulated=1, triton=1)
+@pytest.mark.short(cases=2, emulated=1, triton=1)
 @pytest.mark.parametrize(("acceptance", "kind"), CASES)
 def test_nothing_flips_beyond_its_margin(backend: Backend, acceptance: str, kind: str) -> None:
     arguments, exact, _ = case(acceptance, kind)
@@ -266,7 +266,7 @@ MUTATIONS: dict[str, tuple[Any, str, Any, tuple[str, str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.short(cases=5)
+@pytest.mark.short(cases=3)
 @pytest.mark.parametrize("forgotten", MUTATIONS)
 def test_a_margin_that_forgets_is_found_out(forgotten: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where, name, instead, (acceptance, kind) = MUTATIONS[forgotten]

@@ -200,7 +200,7 @@ def walk_tree(
 class Compiled:
     """Compiles what is launched, once each."""
 
-    def __init__(self, capability: int, only: str | None = None, cubins: Path | None = None) -> None:
+    def __init__(self, capability: int, only: str = ".*", cubins: Path | None = None) -> None:
         self.target = GPUTarget("cuda", capability, 32)
         self.only, self.cubins = only, cubins
         self.found: dict[str, dict[str, Any]] = {}
@@ -225,7 +225,7 @@ class Compiled:
     def compile(self) -> Any:
         def run(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **constants: Any) -> None:
             name = f"{Path(kernel.fn.__code__.co_filename).stem}.{kernel.fn.__name__}"
-            if self.only not in (None, name):
+            if not re.fullmatch(self.only, name):
                 return
             began, report = time.perf_counter(), io.StringIO()
             with redirect_stdout(report):
@@ -265,7 +265,7 @@ def resources(metadata: Any, report: str) -> dict[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("capabilities", type=int, nargs="+")
-    parser.add_argument("--kernel", help="this one alone, as module.function")
+    parser.add_argument("--kernel", default=".*", help="those that match this, as module[.]function")
     parser.add_argument("--cubins", type=Path, help="a folder for the machine code")
     args = parser.parse_args()
     assert not triton.knobs.runtime.interpret, "TRITON_INTERPRET is set"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 CAPABILITIES = ("90", "80", "100")  # every form for the first, every kernel for the others
 OLDER = sorted((SCRIPT.parents[2] / "build").glob("triton-*"))  # what `make test-triton` has fetched
+SHARES = ("law[.].*", "(?!law[.]).*")  # of the kernels, one process each: about half of the time
 MOST_SPILLED = 32  # bytes, by an older Triton: 3.6 spills up to 20
 MOST_SHARED = 2048
 """Bytes of shared memory that a scan takes at most where each tile is a warp's. Where a version of Triton laid a tile
@@ -23,15 +26,16 @@ out over several warps it was 8192, and seven times as long on an H100.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
-def compiled(cache: Path, *capabilities: str, triton: Path | None = None) -> list[dict[str, object]]:
-    """What each kernel takes, by the Triton that is installed or by that in a folder."""
+def compiled(cache: Path, *capabilities: str, share: str = ".*", triton: Path | None = None) -> list[dict[str, object]]:
+    """What each kernel of a share takes, by the Triton that is installed or by that in a folder."""
     root = SCRIPT.parents[2]
     path = os.pathsep.join(str(folder) for folder in (triton, root) if folder)
     environment = {**os.environ, "PYTHONPATH": path, "TRITON_CACHE_DIR": str(cache)}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
-        [sys.executable, SCRIPT, *capabilities], env=environment, capture_output=True, text=True, timeout=1800, cwd=root
-    )
+        [sys.executable, SCRIPT, *capabilities, "--kernel", share], env=environment, capture_output=True, text=True,
+        timeout=1800, cwd=root,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     print(table(rows))
@@ -40,28 +44,36 @@ def compiled(cache: Path, *capabilities: str, triton: Path | None = None) -> lis
 
 @pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("triton", OLDER, ids=lambda folder: folder.name)
-def test_an_older_triton_compiles_every_kernel(triton: Path, tmp_path: Path) -> None:
-    rows = compiled(tmp_path, CAPABILITIES[0], triton=triton)
-    assert {row["kernel"] for row in rows} >= kernels()
+def test_an_older_triton_compiles_every_kernel(triton: Path, share: str, tmp_path: Path) -> None:
+    rows = compiled(tmp_path, CAPABILITIES[0], share=share, triton=triton)
+    assert {row["kernel"] for row in rows} >= kernels(share)
     assert [row for row in rows if max(row["spill_stores"], row["spill_loads"]) > MOST_SPILLED] == []  # type: ignore
     assert_tiles_are_warps(rows)
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_compiles_without_spills(tmp_path: Path) -> None:
-    rows = compiled(tmp_path, *CAPABILITIES)
+@pytest.mark.parametrize("share", SHARES)
+def test_compiles_without_spills(share: str, tmp_path: Path) -> None:
+    rows = compiled(tmp_path, *CAPABILITIES, share=share)
     for capability in CAPABILITIES:
         found = {row["kernel"] for row in rows if row["capability"] == int(capability)}
-        assert found >= kernels() - (set() if capability == CAPABILITIES[0] else ONLY_IN_FULL), kernels() - found
+        wanted = kernels(share) - (set() if capability == CAPABILITIES[0] else ONLY_IN_FULL)
+        assert found >= wanted, wanted - found
     assert [row for row in rows if row["spill_stores"] or row["spill_loads"]] == []
     assert_tiles_are_warps(rows)
 
 
+def test_every_kernel_is_in_a_share() -> None:
+    shares = [kernels(share) for share in SHARES]
+    assert all(shares) and set.union(*shares) == kernels() and "law.scan" in shares[0]
+
+
 def assert_tiles_are_warps(rows: list[dict[str, object]]) -> None:
     shared = [int(str(row["shared"])) for row in rows if row["kernel"] == "law.scan"]
-    assert shared and max(shared) <= MOST_SHARED, max(shared)
+    assert bool(shared) == any(row["kernel"] == "law.law" for row in rows) and max(shared, default=0) <= MOST_SHARED
 
 
 # what the short list of calls, for the second and later capabilities, does not launch
@@ -71,9 +83,8 @@ ONLY_IN_FULL = {
 }  # fmt: skip
 
 
-def kernels() -> set[str]:
+def kernels(share: str = ".*") -> set[str]:
     """Every function that is launched, found in the sources: those whose argument is the name of `run` calls."""
-    import ast
 
     found = set()
     folder = SCRIPT.parents[2] / "specdec_kernels" / "backends" / "triton"
@@ -88,7 +99,7 @@ def kernels() -> set[str]:
                 launched.add((path.stem, kernel.id))
     for stem, name in launched:
         found.add(f"{stem if stem in defined[name] else defined[name][0]}.{name}")
-    return found
+    return {name for name in found if re.fullmatch(share, name)}
 
 
 def table(rows: list[dict[str, object]]) -> str:

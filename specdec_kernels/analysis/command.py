@@ -51,8 +51,9 @@ def _plan_parser() -> argparse.ArgumentParser:
     )
     add_model_options(parser)
     parser.add_argument(
-        "--drafters", nargs="*", choices=choices.COMPARED, help="(default: all, medusa where it has heads)"
-    )
+        "--drafters", nargs="*", choices=choices.COMPARED,
+        help="beside those of --draft-model, its chains and its trees (default: all, medusa where it has heads)",
+    )  # fmt: skip
     parser.add_argument("--prompts", default="humaneval", choices=prompts.PROMPT_SETS, help="the demo's prompt set")
     parser.add_argument("--prompt-file", type=existing, help="instead: a text of one prompt a line, or of JSON strings")
     parser.add_argument("--count", type=POSITIVE, default=8, help="prompts at most, decoded together")
@@ -79,9 +80,10 @@ def _plan(arguments: argparse.Namespace, line: str) -> None:
     names = arguments.drafters
     if names is None:
         names = [name for name in choices.COMPARED if name != "medusa" or own or arguments.heads]
-    drafters = choices.make(
-        names, model, tokenizer, corpus=own, heads=arguments.heads, draft_model=load_draft(arguments)
-    )
+    draft_model = load_draft(arguments)
+    if draft_model is not None:
+        names = [*names, *choices.of_draft_model(model, draft_model)]
+    drafters = choices.make(names, model, tokenizer, corpus=own, heads=arguments.heads, draft_model=draft_model)
     if not drafters:
         raise ValueError("--drafters or --draft-model must name one or more, got none")
     total = planner.count_runs(

@@ -13,19 +13,30 @@ from ..drafters import (
     Drafter,
     MedusaDrafter,
     ModelDrafter,
+    ModelTreeDrafter,
     NgramDrafter,
     NgramLMDrafter,
     NgramTreeDrafter,
     NoDrafter,
 )
 from ..drafters.medusa_heads import MedusaHeads
+from ..integrations.runners import as_runner
 from ..integrations.transformers.packing import is_packed, pack_linear_weights
 
-__all__ = ["COMPARED", "NAMES", "make"]
+__all__ = ["COMPARED", "NAMES", "OF_DRAFT_MODEL", "make", "of_draft_model"]
 
 COMPARED = ("lookup", "ngram-lm", "medusa")
 """What a plan compares."""
 NAMES = (*COMPARED, "lookup-tree", "none")
+"""What needs no draft model."""
+OF_DRAFT_MODEL = ("model", "model-tree")
+"""What needs one."""
+
+
+def of_draft_model(model: Any, draft_model: Any) -> tuple[str, ...]:
+    """Those of `OF_DRAFT_MODEL` that serve: trees where both models take them."""
+    takes_trees = all(as_runner(each, "plan").takes_trees for each in (model, draft_model))
+    return OF_DRAFT_MODEL if takes_trees else OF_DRAFT_MODEL[:1]
 
 
 def make(
@@ -37,12 +48,12 @@ def make(
     heads: Path | None = None,
     draft_model: Any = None,
 ) -> dict[str, Drafter]:
-    """Drafters by their names, and one called "model" where a `draft_model` is given.
+    """Drafters by their names.
 
     Parameters
     ----------
     names : sequence of str
-        Of `NAMES`.
+        Of `NAMES` and `OF_DRAFT_MODEL`.
     model, tokenizer
         The target and its tokenizer.
     corpus : bool
@@ -51,17 +62,23 @@ def make(
     heads : Path, optional
         Medusa's; None: those shipped for the demo's model.
     draft_model : optional
-        Of `ModelDrafter`. Where the target's weights are packed, its float32 weights and those of heads are packed too.
+        Of "model", a `ModelDrafter`, and "model-tree", a `ModelTreeDrafter`. Where the target's weights are packed, its
+        float32 weights and those of heads are packed too.
 
     Raises
     ------
     ValueError, OSError, AssetError
-        No such drafter; heads that are not there, not the model's or not calibrated; a text that cannot be read.
+        No such drafter; a draft model that is not given, or takes no trees; heads that are not there, not the model's
+        or not calibrated; a text that cannot be read.
     """
     from ..medusa import SHIPPED_HEADS
 
+    if draft_model is not None and is_packed(model) and draft_model.dtype == torch.float32:
+        pack_linear_weights(draft_model)
     made: dict[str, Drafter] = {}
     for name in names:
+        if name in OF_DRAFT_MODEL and draft_model is None:
+            raise ValueError(f"make: draft_model must be given for {name!r}, got None")
         if name == "lookup":
             made[name] = NgramDrafter()
         elif name == "ngram-lm":
@@ -76,10 +93,10 @@ def make(
             made[name] = NgramTreeDrafter()
         elif name == "none":
             made[name] = NoDrafter()
+        elif name == "model":
+            made[name] = ModelDrafter(draft_model)
+        elif name == "model-tree":
+            made[name] = ModelTreeDrafter(draft_model)
         else:
-            raise ValueError(f"make: names must be of {', '.join(NAMES)}, got {name!r}")
-    if draft_model is not None:
-        if is_packed(model) and draft_model.dtype == torch.float32:
-            pack_linear_weights(draft_model)
-        made["model"] = ModelDrafter(draft_model)
+            raise ValueError(f"make: names must be of {', '.join((*NAMES, *OF_DRAFT_MODEL))}, got {name!r}")
     return made

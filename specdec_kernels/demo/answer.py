@@ -70,8 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_model_options(parser)
     parser.add_argument(
-        "--drafter", choices=[*choices.NAMES, "model"], help='(default: "model" with --draft-model, else "lookup")'
-    )
+        "--drafter", choices=[*choices.NAMES, *choices.OF_DRAFT_MODEL],
+        help='(default: "model" with --draft-model, else "lookup")',
+    )  # fmt: skip
     parser.add_argument(
         "--num-speculative-tokens", type=draft_length, default="auto", metavar="K",
         help="draft tokens a step, or auto: as many as pay (a tree has its own size)",
@@ -97,15 +98,15 @@ def _run(arguments: argparse.Namespace) -> None:
     prompt = _prompt(arguments)
     sampling = SamplingParams(arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p)
     name = arguments.drafter or ("model" if arguments.draft_model else "lookup")
-    if (name == "model") != (arguments.draft_model is not None):
-        raise ValueError(f"--draft-model must be given with --drafter model and without others, got --drafter {name}")
+    if (name in choices.OF_DRAFT_MODEL) != (arguments.draft_model is not None):
+        wanted = " or ".join(choices.OF_DRAFT_MODEL)
+        raise ValueError(f"--draft-model must be given with --drafter {wanted} alone, got --drafter {name}")
     model, tokenizer, _ = load(arguments)
     own = arguments.model is None
     if name == "medusa" and not own and arguments.heads is None:
         raise ValueError("--drafter medusa needs --heads, the Medusa heads of --model")
     made = choices.make(
-        [name] if name != "model" else [], model, tokenizer, corpus=own, heads=arguments.heads,
-        draft_model=load_draft(arguments),
+        [name], model, tokenizer, corpus=own, heads=arguments.heads, draft_model=load_draft(arguments),
     )  # fmt: skip
     ids = torch.tensor([_encode(tokenizer, prompt, arguments.raw)], device=model.device)
     seen = sys.stdout.isatty()
