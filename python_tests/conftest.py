@@ -63,8 +63,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)  # among what -k and -m have chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where kernels are interpreted, a test with many cases runs some of them: see `Backend.some_cases`; on what else is
-    not the fastest backend, those in which each pair of values occurs; and a tier is run: see tiers.py. Slow tests
+    """Where kernels are interpreted, a test with many cases runs some of them: see `Backend.some_cases`; on what else
+    is not the fastest backend, those in which each pair of values occurs; and a tier is run: see tiers.py. Slow tests
     begin first, or at the end one process would work while the others are done.
     """
     tests: dict[tuple[str, Backend | None], list[pytest.Item]] = {}

@@ -180,7 +180,7 @@ WRONG: dict[str, tuple[Callable[..., Any], str, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.short(cases=5)
+@pytest.mark.short(cases=4)
 @pytest.mark.parametrize("name", short_or_long(WRONG))
 def test_a_defect_is_found_and_named(name: str) -> None:
     verify, signature, options, cause = WRONG[name]
