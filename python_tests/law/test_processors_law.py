@@ -30,6 +30,7 @@ from specdec_kernels.testing import (
     total_variation,
 )
 
+EMULATED_CASES = 12
 TRUE: Verify = partial(sk.verify_chain, backend="reference")
 TRUE_TREE: Verify = partial(sk.verify_tree, backend="reference")
 

@@ -22,6 +22,7 @@ from python_tests.ops.test_margins import (
     EPS,
     ERROR,
     FAR,
+    SLOW,
     VOCAB,
     directions,
     in_the_middle,
@@ -97,7 +98,7 @@ def nudges(acceptance: str, kind: str, eps: float) -> Iterator[trees.Arguments]:
 @pytest.mark.parametrize(("acceptance", "kind"), CASES)
 def test_nothing_flips_beyond_its_margin(backend: Backend, acceptance: str, kind: str) -> None:
     arguments, exact, _ = case(acceptance, kind)
-    size, every = backend.batch(BATCH), 5 if backend.interpreted else 1
+    size, every = backend.batch(BATCH), SLOW.get(backend.name, 1)
     for eps in (0.0, EPS[-1]) if backend.interpreted else (0.0, *EPS, FAR):
         steps = itertools.islice(nudges(acceptance, kind, eps), 0, None, every) if eps else iter([arguments])
         largest, _ = worst(exact, functools.partial(run, backend), steps, size, trees.select)
