@@ -130,14 +130,17 @@ def end_to_end(label: str, column: str) -> Expected:
     return decoded(name, prompts, temperature, drafter, number)
 
 
-AUTO = {"one": "end_to_end_auto", "four": "end_to_end_auto_4"}
+AUTO = {
+    "one": "end_to_end_auto", "two": "end_to_end_auto_2", "four": "end_to_end_auto_4", "eight": "end_to_end_auto_8",
+}  # fmt: skip
+LENGTHS = {"one": (3, 7), "two": (1, 3, 7), "four": (1, 3), "eight": (1, 3)}
 
 
 def adaptive(label: str, column: str) -> Expected:
     """Times plain decoding, one sequence at a time or several together; of "auto" with its interval."""
     prompts, sampling, size = label.split(", ")
     number = "auto" if column == '"auto"' else int(column.removeprefix("K = "))
-    if number not in ("auto", 3, 7 if size == "one" else 1):
+    if number not in ("auto", *LENGTHS[size]):
         return []
     at = {"prompts": prompts, "temperature": float(sampling != "greedy"), "drafter": "lookup"}
     found = row(AUTO[size], num_speculative_tokens=number, **at)
