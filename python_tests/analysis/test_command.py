@@ -76,6 +76,7 @@ def test_a_models_folder_drafts_or_is_drafted_for(
     assert plan(*arguments, "--temperature", "0") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["model"] == tmp_path.name and report["num_prompts"] == 2 and report["prompts"] == "prompts.txt"
+    assert {r["drafter"] for r in report["choices"]} == {"lookup", "ngram-lm", "model", "model-tree"}
     of_model = [r for r in report["choices"] if r["drafter"] == "model"]
     assert [r["tokens_per_step"]["mean"] for r in of_model] == [3.0, 3.0]  # the same model: all is accepted
     of_trees = [r for r in report["choices"] if r["drafter"] == "model-tree"]

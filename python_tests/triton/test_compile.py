@@ -85,7 +85,6 @@ ONLY_IN_FULL = {
 
 def kernels(share: str = ".*") -> set[str]:
     """Every function that is launched, found in the sources: those whose argument is the name of `run` calls."""
-
     found = set()
     folder = SCRIPT.parents[2] / "specdec_kernels" / "backends" / "triton"
     defined, launched = {}, set()
