@@ -22,7 +22,7 @@ from specdec_kernels.backends import _BACKENDS, OPS  # importing the package def
 
 NAME = "cuda-emulated"
 NAMESPACE = "specdec_emulated"  # also in csrc/bind_emulated.cpp
-STRATEGIES = ("auto", "split", "walk", "cluster", "resident")  # as csrc/cuda/strategy.h numbers them
+STRATEGIES = ("auto", "split", "walk", "cluster", "resident", "early")  # as csrc/cuda/strategy.h numbers them
 ROOT = Path(__file__).resolve().parents[1]
 FORWARD, RANDOM = 0, 2  # orders of specdec_emulator_schedule
 CASES = 32  # of each test in each strategy, unless its module has EMULATED_CASES or pytest is given --every-case
@@ -31,10 +31,11 @@ MULTIPROCESSORS = 8  # what the emulated device has unless told otherwise
 
 def strategies(op: str) -> list[str]:
     """Those that lay out the work of an op in ways of their own: `verify_tree` has one kernel, which walks, and only
-    chains are kept in shared memory.
+    chains are kept in shared memory, or left where a token is rejected.
     """
     chains = op.startswith(("verify_chain", "verify_packed"))
-    return [s for s in STRATEGIES if (op, s) != ("verify_tree", "split") and (s != "resident" or chains)]
+    of_chains = ("resident", "early")
+    return [s for s in STRATEGIES if (op, s) != ("verify_tree", "split") and (s not in of_chains or chains)]
 
 
 def unavailable() -> str | None:

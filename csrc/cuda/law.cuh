@@ -507,15 +507,14 @@ __device__ __forceinline__ void find_law(Reading& reading, bool need_argmax) {
 }
 
 // The same, and the same numbers, by one warp, without a barrier: of an uncut row of few tiles, each lane with neighbouring ones,
-// of which no argmax is needed. False where it is another row, or not all of its mass is finite: then nothing is written.
-__device__ __forceinline__ bool find_plain_law(Reading& reading) {
-  const TileTable& table = reading.table;
-  const Sampling& sampling = reading.sampling;
-  const int tiles = reading.row.tiles();
-  if (tiles > kTree || sampling.greedy || has_weights(sampling) || cut_of(sampling, reading.row.vocab).any)
-    return false;
+// of which no argmax is needed. In lane 0, with the lane's masses relative to the row's maximum; false where it is another row,
+// or not all of its mass is finite.
+__device__ __forceinline__ bool plain_law(const RowView& row, const Sampling& sampling, const TileTable& table,
+                                          float (&mass)[kLeaves], RowLaw* law) {
+  const int tiles = row.tiles();
+  if (tiles > kTree || sampling.greedy || has_weights(sampling) || cut_of(sampling, row.vocab).any) return false;
   const int first = lane_id() * kLeaves;
-  float max[kLeaves], mass[kLeaves], most = -INFINITY;
+  float max[kLeaves], most = -INFINITY;
   bool nan = false;
 #pragma unroll
   for (int i = 0; i < kLeaves; ++i) {
@@ -529,16 +528,24 @@ __device__ __forceinline__ bool find_plain_law(Reading& reading) {
   if (isinf(most)) return false;
   const float scale = sampling.inverse_temperature * kLog2E;
 #pragma unroll
-  for (int i = 0; i < kLeaves; ++i) {
-    mass[i] *= fast_exp2((max[i] - most) * scale);
-    if (first + i < tiles) table.mass[first + i] = mass[i];
-  }
+  for (int i = 0; i < kLeaves; ++i) mass[i] *= fast_exp2((max[i] - most) * scale);
   const float total = WarpTree<float>(0, tiles, [&](int tile) { return mass[tile - first]; }).sum();
   nan = __any_sync(kAllLanes, nan);
   if (lane_id() == 0)
-    reading.law = {most,         -INFINITY, sampling.inverse_temperature,       total,
-                   1.0f / total, 0,         (nan ? kNaN : 0) | sampling.status, false,
-                   false};
+    *law = {most,  -INFINITY, sampling.inverse_temperature, total, 1.0f / total, 0, (nan ? kNaN : 0) | sampling.status,
+            false, false};
+  return true;
+}
+
+// That of a reading, whose table's masses it makes relative.
+__device__ __forceinline__ bool find_plain_law(Reading& reading) {
+  float mass[kLeaves];
+  if (!plain_law(reading.row, reading.sampling, reading.table, mass, &reading.law)) return false;
+#pragma unroll
+  for (int i = 0; i < kLeaves; ++i) {
+    const int tile = lane_id() * kLeaves + i;
+    if (tile < reading.row.tiles()) reading.table.mass[tile] = mass[i];
+  }
   return true;
 }
 

@@ -201,13 +201,18 @@ __device__ __forceinline__ void wait_for_phase(uint64_t* barrier, unsigned parit
 #endif
 }
 
+// A word in device memory that other blocks may be changing, by atomics. It says nothing of what else they wrote.
+__device__ __forceinline__ unsigned load_now(const unsigned* address) {
+  unsigned found;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(__cvta_generic_to_global(address)) : "memory");
+  return found;
+}
+
 // Blocks until all these bits of a word in device memory are set. What their setters wrote before a fence can be read
 // after one. Setters must be sure to run: they have started already, or wait for nothing.
 __device__ __forceinline__ void wait_for_bits(unsigned* flags, unsigned bits) {
-  unsigned found;
-  do {
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(__cvta_generic_to_global(flags)) : "memory");
-  } while ((found & bits) != bits);
+  while ((load_now(flags) & bits) != bits) {
+  }
 }
 
 // Of memory of any kind, where __ldg is for what no kernel writes in device memory.

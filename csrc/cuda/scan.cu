@@ -1,7 +1,6 @@
 // The kernels that read rows split over many blocks, one for each dtype and for what is wanted of a row. The first tile of a
 // warp is on its way before anything else is looked at.
-#include "cuda/rows.cuh"
-#include "cuda/verify_chain.cuh"
+#include "cuda/judge.cuh"
 
 namespace specdec::cuda {
 namespace {
@@ -63,7 +62,7 @@ struct Task {
 
 // Rows of an op that takes them one by one.
 struct SetScan {
-  static constexpr bool kMayBeProbs = false;
+  static constexpr bool kMayBeProbs = false, kExits = false;
   Place places[1];
   int64_t n;
   bool aligned;
@@ -93,7 +92,7 @@ struct IndexedScan : SetScan {
 
 // Rows of chains: of each sequence its target rows and then its draft rows.
 struct ChainScan {
-  static constexpr bool kMayBeProbs = true;
+  static constexpr bool kMayBeProbs = true, kExits = false;
   VerifyChainArgs args;
   uint32_t targets;
   bool placed, aligned;  // placed: where rows are depends on the sequence
@@ -124,6 +123,24 @@ struct ChainScan {
     return !span.idle && task.i < (task.is_draft ? draft_rows(args, span) : target_rows(span));
   }
 };
+
+// The same with early exits; apart, as the others would wait for a look at what is known to be rejected.
+struct EarlyScan : ChainScan {
+  static constexpr bool kExits = true;
+  EarlyExit early;
+};
+
+// After the block has read its part: the last one of a row to have done so looks at the draft token there.
+inline __device__ __noinline__ void judge_row(const EarlyScan& rows, Task task) {
+  SPECDEC_SHARED(Trial, trial, 1);
+  const EarlyExit& early = rows.early;
+  const Span span = find_span(rows.args, task.b);
+  if (task.i >= span.length) return;
+  if (threadIdx.x == 0) trial[0].span = span;
+  if (!arrives_last(early.arrived + span.target_index + task.i, gridDim.y) || warp_id() > 0) return;
+  if (is_rejected(rows.args, early.mixture, task.b, task.i, rows.place_of(task).tables, trial[0]))
+    early.reject(task.b, task.i, rows.args.num_draft);
+}
 
 constexpr int kWarps = kRowThreads / 32;
 
@@ -186,11 +203,12 @@ __device__ __noinline__ void scan_end(const Rows& rows, uint32_t first, int tile
 }
 
 // Blocks a multiprocessor: 5 leave 48 registers to a thread, too few for float32 but with compute capability 9.0.
+constexpr int kScanBlocks = 5;
 constexpr int blocks_of_scan([[maybe_unused]] DType type, Wanted wanted) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
   if (type == DType::kFloat32) return 4;
 #endif
-  return wanted == Wanted::kRaw ? 4 : 5;
+  return wanted == Wanted::kRaw ? 4 : kScanBlocks;
 }
 
 // A block for chunk y of a row, of rows that are all aligned. A warp's first tile is on its way before anything else is
@@ -200,6 +218,8 @@ __global__ void __launch_bounds__(kRowThreads, blocks_of_scan(kType, kWanted))
     scan_kernel(const __grid_constant__ Rows rows, uint32_t first, int step) {
   allow_next();
   const Task task = task_of_block(rows, first);
+  if constexpr (Rows::kExits)
+    if (rows.early.is_beyond(task.b, task.i, rows.args.num_draft)) return;
   RowView row;
   if (!rows.find(task, kType, &row)) return;
   const int whole = rows.place_of(task).whole;
@@ -235,6 +255,7 @@ __global__ void __launch_bounds__(kRowThreads, blocks_of_scan(kType, kWanted))
     }
   }
   if (tile < tiles_of(rows.place_of(task_of_block(rows, first)).vocab)) scan_end<kType, kWanted>(rows, first, tile);
+  if constexpr (Rows::kExits) judge_row(rows, task_of_block(rows, first));
 }
 
 // The same of rows of any alignment, and for whatever is wanted.
@@ -243,22 +264,26 @@ __global__ void __launch_bounds__(kRowThreads, 2)
     scan_shifted_kernel(const __grid_constant__ Rows rows, uint32_t first, int step) {
   allow_next();
   const Task task = task_of_block(rows, first);
+  if constexpr (Rows::kExits)
+    if (rows.early.is_beyond(task.b, task.i, rows.args.num_draft)) return;
   RowView row;
   if (!rows.find(task, kType, &row)) return;
   int tile = first_tile();
-  if (tile >= row.tiles()) return;
-  prefetch_tile(row, tile);
-  const Found found = plan_scan<Wanted::kRaw>(rows, task);
-  if (!found.needed) return;
-  const TileScan scan = scan_of(rows, task, row, found);
+  if (tile < row.tiles()) {
+    prefetch_tile(row, tile);
+    const Found found = plan_scan<Wanted::kRaw>(rows, task);
+    if (!found.needed) return;
+    const TileScan scan = scan_of(rows, task, row, found);
 #pragma unroll 1
-  for (; tile < row.tiles(); tile += step) {
-    const TileWords<kType> loaded = load_shifted<kType>(row, tile);
-    uint32_t words[kHeld];
+    for (; tile < row.tiles(); tile += step) {
+      const TileWords<kType> loaded = load_shifted<kType>(row, tile);
+      uint32_t words[kHeld];
 #pragma unroll
-    for (int w = 0; w < int(sizeof loaded / 4); ++w) words[w] = loaded.words[w];
-    scan(words, scan.place(tile), kStore);
+      for (int w = 0; w < int(sizeof loaded / 4); ++w) words[w] = loaded.words[w];
+      scan(words, scan.place(tile), kStore);
+    }
   }
+  if constexpr (Rows::kExits) judge_row(rows, task);
 }
 
 constexpr int64_t kMostDeep = 65535;  // blocks of a grid along z
@@ -266,9 +291,9 @@ constexpr int64_t kMostDeep = 65535;  // blocks of a grid along z
 template <class Rows, DType kType>
 auto scan_kernel_for(const Rows& rows, Wanted wanted) {
   if (!rows.aligned) return scan_shifted_kernel<Rows, kType>;
-  return wanted == Wanted::kRaw    ? scan_kernel<Rows, kType, Wanted::kRaw>
-         : wanted == Wanted::kMass ? scan_kernel<Rows, kType, Wanted::kMass>
-                                   : scan_kernel<Rows, kType, Wanted::kMaxima>;
+  if constexpr (!Rows::kExits)  // which no cascade has
+    if (wanted == Wanted::kRaw) return scan_kernel<Rows, kType, Wanted::kRaw>;
+  return wanted == Wanted::kMass ? scan_kernel<Rows, kType, Wanted::kMass> : scan_kernel<Rows, kType, Wanted::kMaxima>;
 }
 
 // Rows begin … end of each sequence, each by `chunks` blocks.
@@ -305,19 +330,26 @@ cudaError_t launch_scan(const RowSet& set, int64_t batch, cudaStream_t stream) {
   return set.row_of.of.data ? run(IndexedScan{rows, set.row_of}) : run(rows);
 }
 
-cudaError_t launch_scan(const VerifyChainArgs& args, float* target_tables, float* draft_tables, cudaStream_t stream) {
+cudaError_t launch_scan(const VerifyChainArgs& args, float* target_tables, float* draft_tables, const EarlyExit& early,
+                        cudaStream_t stream) {
   const bool reads = reads_draft(args), cascade = is_cascade(args.law.kind);
   const Rows& draft = reads ? rows_of_draft(args) : args.target;
   const int64_t targets = args.num_draft + bonus_rows(args), all = targets + (reads ? draft_positions(args) : 0);
   if (all == 0) return cudaSuccess;
-  const int64_t chunks = chunks_of(tiles_of(args.target.vocab), args.batch * all, kWarps);
+  const int tiles = tiles_of(args.target.vocab);
+  // With early exits no more blocks should run at a time than read one position of each sequence: they come in that order.
+  const int64_t chunks = early.rejected ? chunks_at_once(tiles, args.batch, kWarps, kScanBlocks)
+                                        : chunks_of(tiles, args.batch * all, kWarps);
   const Place target(args.target, target_tables,
                      Plans(args.params, args.target.vocab, args.acceptance == Acceptance::kGreedy, cascade));
   const Place drafted(draft, draft_tables,
                       Plans(args.draft_params, draft.vocab, reads_greedily(args), cascade, args.draft_probs.data));
   const auto run = [&](DType dtype, Wanted wanted, int64_t begin, int64_t end, bool aligned) {
     const ChainScan rows{args, uint32_t(targets), args.cu || args.draft_of.of.data, aligned, {target, drafted}};
-    return launch(dtype, rows, wanted, args.batch, begin, end, chunks, stream);
+    const auto launched = [&](const auto& all_rows) {
+      return launch(dtype, all_rows, wanted, args.batch, begin, end, chunks, stream);
+    };
+    return early.rejected ? launched(EarlyScan{rows, early}) : launched(rows);
   };
   const Wanted of_target = target.plans.wanted(), of_draft = drafted.plans.wanted();
   if (all > targets && draft.dtype == args.target.dtype)

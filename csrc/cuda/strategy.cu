@@ -16,13 +16,15 @@ namespace specdec::cuda {
 namespace {
 
 // The layout of verify_chain, by sequences a multiprocessor: the first that they are fewer than. On an H100 the split one,
-// which reads every row but keeps the whole device busy, was the fastest, uncut and cut, at all batches from 1 to 256. `python
-// -m bench.gpu.crossovers --write` sets this from measurements.
+// which reads every row but keeps the whole device busy, was the fastest of the first four, uncut and cut, at all batches from
+// 1 to 256. The early one is not measured yet: its border is where it should save more bytes than it costs (a memset, a look
+// at each row's end). `python -m bench.gpu.crossovers --write` sets this from measurements.
 constexpr struct {
   double below;
   Strategy strategy;
 } kLayouts[] = {
-    {INFINITY, Strategy::kSplit},
+    {0.4, Strategy::kSplit},
+    {INFINITY, Strategy::kEarly},
 };
 
 constexpr int kDevices = 64;

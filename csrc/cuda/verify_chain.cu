@@ -13,7 +13,8 @@ cudaError_t decide(const VerifyChainArgs& args, const Launch& launch) {
   const bool chosen = forced_strategy() == Strategy::kAuto;
   Strategy strategy = forced_strategy();
   if (chosen) strategy = tiles > kRowThreads / 32 ? strategy_for_chains(args.batch) : Strategy::kWalk;
-  if (tiles > kMostSharedTiles || draft_tiles(args) > kMostSharedTiles) strategy = Strategy::kSplit;
+  if (tiles > kMostSharedTiles || draft_tiles(args) > kMostSharedTiles)
+    strategy = strategy == Strategy::kEarly ? strategy : Strategy::kSplit;
   if (strategy == Strategy::kResident) {
     bool done = false;
     if (const unsigned cluster = resident_cluster(args, chosen); cluster > 0) {
@@ -22,9 +23,9 @@ cudaError_t decide(const VerifyChainArgs& args, const Launch& launch) {
     }
     strategy = Strategy::kSplit;
   }
-  return strategy == Strategy::kSplit
-             ? verify_split(args, launch)
-             : verify_walk(args, strategy == Strategy::kCluster && hopper_code() ? 2 : 1, launch);
+  if (strategy == Strategy::kSplit || strategy == Strategy::kEarly)
+    return verify_split(args, strategy == Strategy::kEarly, launch);
+  return verify_walk(args, strategy == Strategy::kCluster && hopper_code() ? 2 : 1, launch);
 }
 
 }  // namespace

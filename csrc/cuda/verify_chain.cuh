@@ -4,7 +4,7 @@
 
 namespace specdec::SPECDEC_CUDA_ROWS {
 
-cudaError_t verify_split(const VerifyChainArgs& args, const Launch& launch);
+cudaError_t verify_split(const VerifyChainArgs& args, bool early, const Launch& launch);  // early: see Strategy
 cudaError_t verify_walk(const VerifyChainArgs& args, unsigned cluster, const Launch& launch);
 // A cluster of so many blocks a position, which keeps its rows in shared memory; resident_cluster gives how many, 0 where
 // rows do not fit into it, or (at_once) not all of them into the device. Nothing is launched, and *done is false, where no counters are to be had.
@@ -18,8 +18,26 @@ SPECDEC_HD int64_t draft_positions(const VerifyChainArgs& args) {
   return args.num_draft + (args.law.cascade_bonus ? 1 : 0);
 }
 
+// Where blocks tell each other of rejected tokens, behind which no row is wanted. All are 0 at first.
+struct EarlyExit {
+  unsigned* arrived = nullptr;   // [target rows] blocks that have read their part of a row
+  unsigned* rejected = nullptr;  // [batch] num_draft - i, i the first token known to be rejected; null: nobody tells
+  Mixture mixture{};             // every position's
+
+  __device__ void reject(int64_t b, int64_t i, int64_t num_draft) const {
+    if (rejected) atomicMax(rejected + b, unsigned(num_draft - i));
+  }
+  // Whether row i is behind such a token; for all threads of a block alike.
+  __device__ bool is_beyond(int64_t b, int64_t i, int64_t num_draft) const {
+    if (!rejected || i == 0) return false;
+    // One thread asks: what another one finds may differ by then.
+    return __syncthreads_or(threadIdx.x == 0 && int64_t(load_now(rejected + b)) > num_draft - i);
+  }
+};
+
 // The reading of all rows that a split step may need, into tables of [rows, tiles, TileTable::kNumbers] in device memory.
-cudaError_t launch_scan(const VerifyChainArgs& args, float* target_tables, float* draft_tables, cudaStream_t stream);
+cudaError_t launch_scan(const VerifyChainArgs& args, float* target_tables, float* draft_tables, const EarlyExit& early,
+                        cudaStream_t stream);
 
 // Block rule: w after a draft token of the position. Out of line for the registers.
 inline __device__ __noinline__ float next_weight(const TargetLaw& law, const Position& at, int32_t x, float w) {

@@ -1,10 +1,10 @@
 // verify_chain with every row split over many blocks, all rows at once, in three launches: the tiles of all rows; a block
 // a position for its laws and what becomes of its draft token; then what is left (residual masses, noise), where the last
 // block to arrive at a sequence decides it. Where a target law looks at both rows of a position as a whole, one more before
-// the last finds the mixtures.
-#include "cuda/rows.cuh"
+// the last finds the mixtures. With early exits the first two launches go position by position, and once a token is known to
+// be rejected they look at no row of its sequence behind it that they have not begun.
+#include "cuda/judge.cuh"
 #include "cuda/scratch.h"
-#include "cuda/verify_chain.cuh"
 
 namespace specdec::cuda {
 namespace {
@@ -36,30 +36,18 @@ struct Workspace {
   float* mass;                       // [target rows, tiles] for mixtures and the block rule, else [batch, tiles]
   Fixed* best;                       // [target rows] noisy keys, match rule
   unsigned* arrived;                 // [batch]
-  unsigned* measured;                // [target rows] blocks that have arrived at a mixture; null: see mixture
-  unsigned chunks;                   // blocks that share a row
-  unsigned groups;                   // of so many blocks each in the last kernel, every groups-th position is a group's
-  bool by_runs;                      // the last kernel's blocks do: see masses_by_runs
-  bool asks_early;                   // for the draft's rows, all of them
+  EarlyExit early;
+  unsigned* measured;  // [target rows] blocks that have arrived at a mixture; null: see mixture
+  unsigned chunks;     // blocks that share a row
+  unsigned groups;     // of so many blocks each in the last kernel, every groups-th position is a group's
+  bool by_runs;        // the last kernel's blocks do: see masses_by_runs
+  bool asks_early;     // for the draft's rows, all of them
 };
 
 // Whether the positions' mixtures differ.
 SPECDEC_HD bool finds_mixtures(const VerifyChainArgs& args) {
   if (by_match(args)) return false;
   return is_cascade(args.law.kind) || (args.law.kind == LawKind::kLossy && args.law.variant && has_draft(args));
-}
-
-// True in the one block that arrives last: what the others have written is there to be read.
-__device__ __forceinline__ bool arrives_last(unsigned* arrived, int64_t blocks) {
-  SPECDEC_SHARED(bool, last, 1);
-  __syncthreads();
-  if (threadIdx.x == 0) {  // for the whole block, whose barriers its fences go along with
-    __threadfence();
-    last[0] = atomicAdd(arrived, 1u) + 1 == unsigned(blocks);
-    __threadfence();
-  }
-  __syncthreads();
-  return last[0];
 }
 
 // By `workers` threads, each with every so many-th word.
@@ -71,55 +59,6 @@ __device__ __forceinline__ void copy_words(const T& from, T& to, int worker, int
   for (int at = 4 * worker; at < int(sizeof(T)); at += 4 * workers)
     memcpy(__builtin_assume_aligned(target + at, 4), __builtin_assume_aligned(source + at, 4), 4);
 }
-
-// A draft token, and what depends on no law of its position.
-struct DraftToken {
-  int32_t id, status_of_coin;
-  float logit, q;  // the target's, and Q of it
-  double coin;
-};
-
-__device__ __forceinline__ void find_coin(const VerifyChainArgs& args, const Span& span, int64_t b, int64_t i,
-                                          DraftToken& token) {
-  token.id = int32_t(token_at(args, span, i));
-  token.status_of_coin = 0;
-  token.coin = uniform_at(args, span, b, i + 1, &token.status_of_coin);
-}
-__device__ __forceinline__ void find_logit(const VerifyChainArgs& args, const Span& span, int64_t i,
-                                           DraftToken& token) {
-  token.logit = logit_at(target_row(args, span, i), int32_t(token_at(args, span, i)));
-}
-__device__ __forceinline__ void find_q(const VerifyChainArgs& args, const Span& span, int64_t i, const DraftLaw& draft,
-                                       DraftToken& token) {
-  token.q = draft.prob(int32_t(token_at(args, span, i)));
-}
-
-// A position that one thread looks at, its laws and mixture known: what common/chain_rules.h asks of a chain there.
-class Judge {
- public:
-  __device__ Judge(const Position& at, const DraftToken& token) : mixture(at.mixture), at_(at), token_(token) {}
-
-  const Mixture& mixture;
-  int32_t status = 0;
-
-  __device__ int64_t token(int64_t) const { return token_.id; }
-  __device__ void read_target(int64_t) { status |= at_.law.status; }
-  __device__ void read_draft(int64_t) { status |= at_.draft.law.status; }
-  __device__ bool one_hot() const { return at_.law.one_hot; }
-  __device__ int64_t argmax() const { return at_.law.argmax; }
-  __device__ float p(int32_t id) const { return prob_in(token_.logit, at_.law, id); }
-  __device__ float q(int32_t) const { return token_.q; }
-  __device__ bool keeps(int32_t id) const { return at_.keeps(id); }
-  __device__ float accept() const { return mixture.accept; }
-  __device__ double coin(int64_t) {
-    status |= token_.status_of_coin;
-    return token_.coin;
-  }
-
- private:
-  const Position& at_;
-  const DraftToken& token_;
-};
 
 // Beyond the draft's last token only the row's flags are of interest.
 __device__ __forceinline__ Judged judged_at(const VerifyChainArgs& args, const Span& span, int64_t b, int64_t i,
@@ -156,8 +95,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   SPECDEC_SHARED(DraftToken, token, 1);
   SPECDEC_SHARED(bool, plain, 1);
   allow_next();
-  const auto positions = unsigned(args.num_draft + 1);
-  const int64_t b = blockIdx.x / positions, i = blockIdx.x % positions;
+  const int b = int(blockIdx.x % unsigned(args.batch)), i = int(blockIdx.x / unsigned(args.batch));
   const Span span = find_span(args, b);
   const bool wanted = !span.idle && i < target_rows(span), judges = wanted && work.positions && i < span.length;
   const bool drafted = wanted && i < draft_rows(args, span), reads = drafted && reads_draft(args);
@@ -194,6 +132,11 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   wait_for_previous();
   if (threadIdx.x == 0 && i == 0) work.arrived[b] = 0;
   if (!wanted) return;
+  if (work.early.is_beyond(b, i, args.num_draft)) {  // what is written there is not looked at
+    if (threadIdx.x == 0 && work.positions) work.judged[index] = {};
+    if (threadIdx.x == 0 && work.target_laws) work.target_laws[index] = {};
+    return;
+  }
 
   const bool raw = is_cascade(args.law.kind);
   for (bool draft = reads;; draft = false) {
@@ -228,7 +171,9 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   if (work.measured) work.measured[index] = 0;
   if (work.target_laws) work.target_laws[index] = now[0].law;
   if (!work.positions || (drafted && work.measured)) return;  // where the mixture is wanted first
-  work.judged[index] = judged_at(args, span, b, i, now[0], token[0]);
+  const Judged judged = judged_at(args, span, b, i, now[0], token[0]);
+  work.judged[index] = judged;
+  if (judged.verdict != Verdict::kAccepted) work.early.reject(b, i, args.num_draft);
 }
 
 // Takes a position from where the laws left it, by the block.
@@ -513,8 +458,16 @@ __global__ void __launch_bounds__(kRowThreads, kDecideBlocks)
   chain.run();
 }
 
+// Whether a row tells of itself that its draft token is rejected, and whether its table does, without the draft's row.
+bool may_exit(const VerifyChainArgs& args) {
+  return args.acceptance == Acceptance::kGreedy || (args.acceptance == Acceptance::kToken && !finds_mixtures(args));
+}
+bool may_exit_scan(const VerifyChainArgs& args) {
+  return may_exit(args) && !reads_draft(args) && (args.acceptance == Acceptance::kGreedy || !may_cut(args.params));
+}
+
 // The parts of a workspace that the call needs.
-void lay_out(const VerifyChainArgs& args, Arena& arena, Workspace& work) {
+void lay_out(const VerifyChainArgs& args, bool early, Arena& arena, Workspace& work) {
   const int64_t target_rows = args.cu ? args.total + args.batch : args.batch * (args.num_draft + 1);
   const int64_t draft_rows = args.law.cascade_bonus ? target_rows : args.total;
   const int64_t tiles = tiles_of(args.target.vocab);
@@ -531,6 +484,10 @@ void lay_out(const VerifyChainArgs& args, Arena& arena, Workspace& work) {
   }
   if (args.acceptance == Acceptance::kMatch && has_noise(args)) work.best = arena.take<Fixed>(target_rows);
   work.arrived = arena.take<unsigned>(args.batch);
+  if (early) {
+    work.early.arrived = arena.take<unsigned>(target_rows + args.batch);
+    work.early.rejected = work.early.arrived + target_rows;
+  }
   if (mixtures) work.measured = arena.take<unsigned>(target_rows);
   if (is_cascade(args.law.kind)) {
     work.target_raws = arena.take<RawRow>(target_rows);
@@ -562,15 +519,22 @@ void lay_out_last(const VerifyChainArgs& args, Workspace& work) {
 
 }  // namespace
 
-cudaError_t verify_split(const VerifyChainArgs& args, const Launch& launch) {
+cudaError_t verify_split(const VerifyChainArgs& args, bool early, const Launch& launch) {
   Workspace work{};
-  allocate(launch, [&](Arena& arena) { lay_out(args, arena, work); });
+  early = early && may_exit(args);
+  allocate(launch, [&](Arena& arena) { lay_out(args, early, arena, work); });
   Measure unused;
-  work.mixture = begin_mixture(args.law, RawRow{}, RawRow{}, 0.0f, &unused);
+  work.mixture = work.early.mixture = begin_mixture(args.law, RawRow{}, RawRow{}, 0.0f, &unused);
 
   const int64_t tiles = tiles_of(args.target.vocab);
   const bool mixtures = finds_mixtures(args);
-  cudaError_t error = launch_scan(args, work.target_tables, work.draft_tables, launch.stream);
+  cudaError_t error = cudaSuccess;
+  if (early) {
+    const auto counters = size_t(work.early.rejected + args.batch - work.early.arrived);
+    error = cudaMemsetAsync(work.early.arrived, 0, counters * sizeof(unsigned), launch.stream);
+  }
+  const EarlyExit of_scan = may_exit_scan(args) ? work.early : EarlyExit{};
+  if (!error) error = launch_scan(args, work.target_tables, work.draft_tables, of_scan, launch.stream);
   if (error) return error;
   // Where no row is cut a warp finds its law, and four are enough for what is looked at beside it.
   const bool cuts = may_cut(args);

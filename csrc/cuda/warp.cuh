@@ -58,6 +58,19 @@ __device__ __forceinline__ T block_reduce(T value, T identity, Op op) {
   return value;
 }
 
+// True in the one block that arrives last: what the others have written is there to be read.
+__device__ __forceinline__ bool arrives_last(unsigned* arrived, int64_t blocks) {
+  SPECDEC_SHARED(bool, last, 1);
+  __syncthreads();
+  if (threadIdx.x == 0) {  // for the whole block, whose barriers its fences go along with
+    __threadfence();
+    last[0] = atomicAdd(arrived, 1u) + 1 == unsigned(blocks);
+    __threadfence();
+  }
+  __syncthreads();
+  return last[0];
+}
+
 // Floats as unsigned integers of the same order. NaN has none: it is taken out before.
 __device__ __forceinline__ uint32_t ordered(float x) {
   const uint32_t bits = __float_as_uint(x);

@@ -113,6 +113,11 @@ inline void wait_for_bits(unsigned* flags, unsigned bits, emulator::Site site = 
   emulator::wait_for_bits(flags, bits, site);
 }
 
+inline unsigned load_now(const unsigned* address) {
+  emulator::count_load(sizeof *address);
+  return __atomic_load_n(address, __ATOMIC_RELAXED);
+}
+
 // Of memory of any kind; what is not the cluster's own is counted.
 template <class T>
 T load_anywhere(const T* address, emulator::Site site = emulator::Site::here()) {

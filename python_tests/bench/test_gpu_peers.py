@@ -212,9 +212,9 @@ def test_strategies_are_set_for_the_call_alone(
 
 
 def test_strategies_are_those_of_the_header() -> None:
-    assert strategy.STRATEGIES == {"auto": 0, "split": 1, "walk": 2, "cluster": 3, "resident": 4}
-    resident = strategy.HEADER.read_text().replace("  kCluster = 3,", "  kCluster = 3,\n  kResident = 4,")
-    assert strategy.numbered(resident)["resident"] == 4
+    assert strategy.STRATEGIES == {"auto": 0, "split": 1, "walk": 2, "cluster": 3, "resident": 4, "early": 5}
+    more = strategy.HEADER.read_text().replace("  kCluster = 3,", "  kCluster = 3,\n  kAnother = 9,")
+    assert strategy.numbered(more)["another"] == 9
     assert {f"cuda, {name}" for name in strategy.LAYOUTS} <= set(PROVIDERS)
 
 

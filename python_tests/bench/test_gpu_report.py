@@ -318,11 +318,11 @@ def test_exercise_goes_through_the_strategies(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(strategy, "_library", strategy._library.__wrapped__)
     monkeypatch.setattr(exercise, "calls", lambda *arguments: iter([("any", torch.zeros(1, 1))]))
     assert exercise.main(["--device", "cpu"]) == 0
-    assert asked == [0, 0, 1, 0, 2, 0, 3, 0, 4, 0] * len(exercise.SHAPES)
+    assert asked == [0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0] * len(exercise.SHAPES)
 
 
 def layouts(times: dict[int, tuple[float, ...]], case: str = "T=1", overlap: bool = True) -> list[dict[str, Any]]:
-    """Rows by batch, of split, walk, cluster and resident."""
+    """Rows by batch, of split, walk, cluster, resident and early."""
     how = "" if overlap else ", no overlap"
     return [
         {"case": case, "vocab": 128256, "batch": batch, "provider": f"cuda, {layout}{how}", "median_us": us,
@@ -333,8 +333,8 @@ def layouts(times: dict[int, tuple[float, ...]], case: str = "T=1", overlap: boo
 
 def test_thresholds_follow_from_measured_layouts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     times: dict[int, tuple[float, ...]] = {
-        1: (5.0, 9.0, 8.0, 4.0), 16: (9.0, 12.0, 11.0, 10.0), 66: (20.0, 19.9, 19.8, 22.0),
-        128: (50.0, 44.0, 40.0, 48.0), 256: (99.0, 70.0, 80.0, 101.0),
+        1: (5.0, 9.0, 8.0, 4.0, 6.0), 16: (9.0, 12.0, 11.0, 10.0, 9.5), 66: (20.0, 19.9, 19.8, 22.0, 21.0),
+        128: (50.0, 44.0, 40.0, 48.0, 45.0), 256: (99.0, 70.0, 80.0, 101.0, 71.0),
     }  # fmt: skip
     rows = layouts(times) + layouts(times, overlap=False)
     found = crossovers.thresholds(rows, 132)
@@ -346,7 +346,7 @@ def test_thresholds_follow_from_measured_layouts(tmp_path: Path, capsys: pytest.
         "{0.03, Strategy::kResident},\n    {0.696, Strategy::kSplit},\n    {1.371, Strategy::kCluster},\n"
         "    {INFINITY, Strategy::kWalk},\n};" in changed
     )
-    before = [(math.inf, "split")]
+    before = [(0.4, "split"), (math.inf, "early")]
     assert crossovers.written(changed, before) == source
     some = rows[:2]  # a layout is missing
     assert crossovers.thresholds(some, 132) == [] and "no thresholds" in crossovers.told(some, 132)

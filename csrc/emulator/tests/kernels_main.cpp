@@ -89,12 +89,13 @@ struct Way {
 
 constexpr Way kWays[] = {
     {cuda::Strategy::kSplit, 0, 0},       {cuda::Strategy::kWalk, 0, 0},        {cuda::Strategy::kCluster, 0, 0},
-    {cuda::Strategy::kResident, 0, 0, 1}, {cuda::Strategy::kSplit, 2, 1},       {cuda::Strategy::kWalk, 2, 2},
-    {cuda::Strategy::kCluster, 2, 3},     {cuda::Strategy::kResident, 2, 4, 3}, {cuda::Strategy::kAuto, 1, 0},
-    {cuda::Strategy::kSplit, 2, 5},       {cuda::Strategy::kWalk, 2, 6},        {cuda::Strategy::kCluster, 2, 7},
-    {cuda::Strategy::kResident, 2, 8, 1}, {cuda::Strategy::kResident, 1, 0, 2}, {cuda::Strategy::kResident, 2, 9, 2},
+    {cuda::Strategy::kResident, 0, 0, 1}, {cuda::Strategy::kEarly, 0, 0},       {cuda::Strategy::kSplit, 2, 1},
+    {cuda::Strategy::kWalk, 2, 2},        {cuda::Strategy::kCluster, 2, 3},     {cuda::Strategy::kResident, 2, 4, 3},
+    {cuda::Strategy::kEarly, 2, 10, 3},   {cuda::Strategy::kAuto, 1, 0},        {cuda::Strategy::kSplit, 2, 5},
+    {cuda::Strategy::kWalk, 2, 6},        {cuda::Strategy::kCluster, 2, 7},     {cuda::Strategy::kResident, 2, 8, 1},
+    {cuda::Strategy::kResident, 1, 0, 2}, {cuda::Strategy::kResident, 2, 9, 2}, {cuda::Strategy::kEarly, 2, 11, 3},
 };
-constexpr size_t kAlways = 4;                      // that each case goes
+constexpr size_t kAlways = 5;                      // that each case goes
 constexpr int kFurther = emulator::kTsan ? 7 : 3;  // TSan is slow, and finds most races in any schedule
 
 }  // namespace
