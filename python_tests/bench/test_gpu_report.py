@@ -226,6 +226,7 @@ def suite_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str = "")
     return code, told.read_text().split()
 
 
+@pytest.mark.long
 def test_the_suite_takes_what_runs_on_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -406,6 +407,7 @@ def test_a_step_of_a_decoding_loop_is_the_difference_of_two_lengths() -> None:
     assert decode.PROMPT + decode.LENGTHS[0] > 128 and longest <= 256  # one capture in both, none between
 
 
+@pytest.mark.long
 def test_an_interrupted_program_says_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import time\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('3 passed', flush=True)"
     outcome = process.run([sys.executable, "-c", code], 5, tmp_path / "log")

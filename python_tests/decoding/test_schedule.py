@@ -180,6 +180,7 @@ def test_no_length_is_compared_that_the_batch_cannot_afford() -> None:
     assert {auto.next() for auto._comparisons.made in range(3)} == {0}
 
 
+@pytest.mark.long
 def test_wrong_costs_are_found_out() -> None:
     """Rehearsed as if rows were free, although they are dear, and the other way round."""
     for start, truth, alpha in ((PACKED, DEAR, 0.4), (DEAR, PACKED, 0.6)):

@@ -16,7 +16,7 @@ from python_tests.fuzz.__main__ import ROOT, supervise
 FIRST = 16 << 32
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_random_calls_crash_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     failed = supervise(FIRST, 4000, 0, environment)

@@ -101,6 +101,7 @@ def test_builds_every_part_then_only_what_changed(project: Path, by: str) -> Non
     assert {"bind_cpu.cpp.o", "cpu_op.cpp.o", "host_host.cpp.o"} <= flags
 
 
+@pytest.mark.long
 @needs_compiler
 def test_as_many_compilers_run_at_once_as_asked(project: Path, by: str) -> None:
     wrapper = project / "counting"
