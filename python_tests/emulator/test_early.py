@@ -1,4 +1,4 @@
-"""Rows behind a rejected token are not read, and what comes out is the same: the layout "early", held against "split"."""
+"""Rows behind a rejected token are not read, and nothing else changes: the layout "early", held against "split"."""
 
 from __future__ import annotations
 
