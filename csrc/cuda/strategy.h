@@ -10,7 +10,7 @@ enum class Strategy : int {
   kWalk = 2,      // a block a row or sequence, rows read only as far as the rule gets: many sequences
   kCluster = 3,   // the same by a cluster of blocks
   kResident = 4,  // of chains: a cluster a position, which keeps its rows in shared memory, where all of them fit
-  kEarly = 5,  // of chains: as split, but rows behind a token that is known to be rejected are not read: many sequences
+  kEarly = 5,     // of chains: as split, by positions, and no further than to a rejected token: many sequences
 };
 
 Strategy forced_strategy();  // kAuto unless specdec_cuda_force_strategy asked for another
