@@ -149,6 +149,19 @@ def test_the_same_bits_whatever_rows_hold(change: Callable[[chains.Arguments], N
     same_bits(verified(arguments, "early", schedule=schedule), verified(arguments, "split"))
 
 
+@pytest.mark.parametrize("kind", ["stats", "one_hot"])
+def test_packed_sequences_of_different_lengths(kind: str) -> None:
+    arguments = chains.packed(made(seed=5, kind=kind), torch.tensor([K, 2, 0, K, 1, 3]))
+    outputs, read = [], []
+    for strategy in ("split", "early"):
+        with emulated.running(strategy):
+            scan, *_ = model.counted(lambda: outputs.append(sk.verify_packed(**arguments, backend=emulated.NAME)))
+        read.append(scan.counts["bytes"] / ROW)
+    same_bits(outputs[1], outputs[0])
+    needed = (outputs[0].num_accepted + 1).sum().item()
+    assert needed <= read[1] <= needed + 0.1 < read[0]
+
+
 @pytest.mark.parametrize("multiprocessors", [1, 8, 132])
 @pytest.mark.parametrize("kind", ["stats", "one_hot"])
 @pytest.mark.parametrize("acceptance", ["token", "greedy"])
