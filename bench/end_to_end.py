@@ -3,7 +3,8 @@
 SmolLM2-135M-Instruct on the CPU, prompt sets of `specdec_kernels.assets.prompts`, temperatures 0 and 1. Every
 configuration goes through `generate` with the same packed weights and seeds, plain decoding included; with
 ``--own-loop`` the model runs in the loop of ``examples/own_loop.py`` in the place of transformers'. In every round
-all of them run on a prompt before the next prompt comes, in an order shuffled each time. A round gives one ratio of
+all of them run on a prompt before the next prompt comes, in an order shuffled each time, or with ``--in-turns`` side
+by side, a step at a time, so that other work on the machine slows all of them alike. A round gives one ratio of
 tokens a second (prefill and, for "auto", rehearsals not counted) to plain decoding; the median over the rounds is the
 result, with its 95 % confidence interval (of order statistics: with fewer than six rounds that is no more than the
 smallest and largest). At temperature 1 the rounds have different seeds. With acceptance "match" (temperature 0
@@ -25,11 +26,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 import argparse
+import copy
 import random
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +43,7 @@ from tqdm import tqdm
 
 import specdec_kernels as sk
 from bench import machine, real_model
+from bench.turns import Call, InTurns, Timed, one_by_one
 from examples.own_loop import LeanLlama
 from specdec_kernels import GenerationOutput, assets, generate, pack_linear_weights
 from specdec_kernels.analysis.drafters import make as make_drafters
@@ -71,6 +76,8 @@ class Way:
     """Of drafters without a tree."""
     typical: bool = False
     """Accept typically, not losslessly."""
+    model: Any = None
+    """Of its own, where ways are not run one after the other."""
 
 
 def ways_of(
@@ -122,6 +129,13 @@ def random_tree(num_heads: int, ranks: int, nodes: int, seed: int) -> sk.DraftTr
     return sk.DraftTree.from_choices(chosen)
 
 
+def by_itself(way: Way, target: LeanLlama) -> Way:
+    """The same way with a drafter of its own, and a model of its own that shares the weights."""
+    model = copy.copy(target)
+    model.layers = [copy.copy(layer) for layer in target.layers]
+    return replace(way, drafter=copy.copy(way.drafter), model=model)
+
+
 @dataclass
 class Result:
     """What one configuration did on one prompt set at one temperature: a number a round."""
@@ -137,11 +151,12 @@ class Result:
         self.steps.append(0)
         self.seconds.append(0.0)
 
-    def add(self, output: GenerationOutput, plain: GenerationOutput | None) -> None:
+    def add(self, timed: Timed, plain: Timed | None) -> None:
+        output = timed.output
         self.tokens[-1] += output.stats.num_tokens
         self.steps[-1] += output.stats.num_steps
-        self.seconds[-1] += output.stats.seconds_decode
-        self.differing += plain is not None and not torch.equal(output.tokens, plain.tokens)
+        self.seconds[-1] += timed.seconds
+        self.differing += plain is not None and not torch.equal(output.tokens, plain.output.tokens)
 
     def rates(self) -> list[float]:
         return [n / s for n, s in zip(self.tokens, self.seconds, strict=True)]
@@ -158,11 +173,12 @@ def measure(
     advance: Any,
     sampled: str = "match",
     decode: Callable[..., GenerationOutput] = generate,
+    run: Callable[[Sequence[Call]], list[Timed]] = one_by_one,
 ) -> dict[Key, Result]:
     """Run all ways of decoding, `PLAIN` among them, on all batches, `rounds` times.
 
     `sampled` is the acceptance rule at temperatures above 0; only with "match" are its outputs plain decoding's.
-    `decode` is called as `generate`.
+    `decode` is called as `generate`, and `run` makes the calls of one batch.
     """
     configurations = [key for key, way in ways.items() if not (way.typical and sampling.is_greedy)]
     results = {key: Result() for key in configurations}
@@ -172,12 +188,13 @@ def measure(
             result.begin_round()
         for ids, mask in batches:
             order.shuffle(configurations)
-            outputs = {}
+            calls = []
             for key in configurations:
                 way = ways[key]
                 lossless = "greedy" if sampling.is_greedy else sampled
-                outputs[key] = decode(
-                    model,
+                call = partial(
+                    decode,
+                    model if way.model is None else way.model,
                     ids,
                     attention_mask=mask,
                     drafter=way.drafter,
@@ -187,8 +204,10 @@ def measure(
                     num_speculative_tokens=way.num_speculative_tokens,
                     acceptance="typical" if way.typical else lossless,
                 )
-                advance()
+                calls.append(call)
+            outputs = dict(zip(configurations, run(calls), strict=True))
             for key, output in outputs.items():
+                advance()
                 identical = not ways[key].typical and (sampling.is_greedy or sampled == "match")
                 results[key].add(output, outputs[PLAIN] if identical else None)
     return results
@@ -369,7 +388,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="of lookup and ngram-lm",
     )
     parser.add_argument("--own-loop", action="store_true", help="the model of examples/own_loop.py, not transformers'")
-    return real_model.run("end_to_end", parser.parse_args(argv), _measured)
+    parser.add_argument("--in-turns", action="store_true", help="step by step side by side; needs --own-loop")
+    arguments = parser.parse_args(argv)
+    if arguments.in_turns and not arguments.own_loop:
+        parser.error("--in-turns needs --own-loop")
+    return real_model.run("end_to_end", arguments, _measured)
 
 
 def _measured(arguments: argparse.Namespace) -> None:
@@ -382,7 +405,13 @@ def _measured(arguments: argparse.Namespace) -> None:
     runs = sum(len(ways) if temperature else greedy_ways for temperature in arguments.temperatures)
     runs *= -(-arguments.prompts // batch) * arguments.rounds * len(texts)
     target = LeanLlama(model) if arguments.own_loop else model
-    with pack_linear_weights(model), tqdm(total=runs, unit="answer", mininterval=1.0, disable=None) as bar:
+    run: Callable[[Sequence[Call]], list[Timed]] = one_by_one
+    with ExitStack() as stack:
+        if arguments.in_turns:
+            ways = {key: by_itself(way, target) for key, way in ways.items()}
+            run = stack.enter_context(InTurns(len(ways)))
+        stack.enter_context(pack_linear_weights(model))
+        bar = stack.enter_context(tqdm(total=runs, unit="answer", mininterval=1.0, disable=None))
         warm_up = prompts.encode(tokenizer, next(iter(texts.values()))[:batch])
         generate(target, *warm_up[:1], attention_mask=warm_up[1], drafter=NoDrafter(), max_new_tokens=8)
         for name, chosen in texts.items():
@@ -397,6 +426,7 @@ def _measured(arguments: argparse.Namespace) -> None:
                     rounds=arguments.rounds,
                     max_new_tokens=arguments.max_new_tokens,
                     advance=bar.update,
+                    run=run,
                 )
                 fresh = rows_of(name, temperature, results)
                 rows += fresh

@@ -26,7 +26,7 @@ class ForesightSchedule(AdaptiveSchedule):
     """
 
     _MARGIN = 0.04  # a gain below this, in plain steps, does not pay for the risk of a wrong estimate
-    _ALLOWANCE, _TRUST = 0.3, 0.3  # see `Account`
+    _ALLOWANCE, _TRUST = 0.15, 0.3  # see `Account`
     _SPREAD = 0.5  # steps by which the sequences' ends come to differ, over the root of the tokens that are left
     _ASSUMED = 8.0  # tokens before the first one, each by a plain step
 
@@ -41,19 +41,27 @@ class ForesightSchedule(AdaptiveSchedule):
         """Before each step: choose by what is about to be proposed."""
         self._foresight = foresight
         self._best = self._choice = 0
-        left, found = self._account.left, foresight.tokens >= 0
+        found = foresight.tokens >= 0
         if not found.any():
             return
+        longest = int(foresight.matched.max(where=found, initial=0))
+        if self._best_of(self._yield.at_most(longest))[0] == 0:  # so it is in most steps of texts that repeat little
+            return
+        left = self._account.left
         more = self._yield.expected(np.where(found, foresight.matched, 0))
         more = np.minimum(more, np.maximum(left - 1, 0)[:, None])
         nearness = np.exp((left - left.max()) / (self._SPREAD * np.sqrt(max(left.max(), 1)))) * (left > 0)
-        gain = (nearness / nearness.sum()) @ more  # [lengths]
-        cost = self._account.cost()
-        ahead = gain * min(self._spent / self._made, 1.0) - (cost - 1)
-        ahead[1:] -= self._MARGIN
-        affordable = self._account.affords(cost, gain)
-        self._best = int(np.where(affordable, ahead, -np.inf).argmax())
+        self._best, affordable = self._best_of(((nearness / nearness.sum()) @ more).tolist())
         self._choice = self._comparisons.choice(self._best, affordable)
+
+    def _best_of(self, gains: list[float]) -> tuple[int, list[bool]]:
+        """The length that gains the most time if drafts bring so many tokens, and the lengths that can be afforded."""
+        costs = self._account.costs()
+        affordable = self._account.affordable(costs, gains)
+        worth = min(self._spent / self._made, 1.0)
+        ahead = [gain * worth - (cost - 1) - self._MARGIN for cost, gain in zip(costs, gains, strict=True)]
+        ahead[0] = 0.0
+        return max((i for i in range(len(ahead)) if affordable[i]), key=ahead.__getitem__), affordable
 
     def next(self) -> int:
         return AUTO_DRAFT_LENGTHS[self._choice]
@@ -62,14 +70,13 @@ class ForesightSchedule(AdaptiveSchedule):
         made, spent = self._account.note(result, seconds)
         self._made, self._spent = self._made + made, self._spent + spent
         self._comparisons.note(self._best, result.tokens.shape[1] > 1)
-        tokens, matched = self._foresight.tokens, self._foresight.matched
+        tokens = self._foresight.tokens
         if result.tokens.shape[1] > 1:
             accepted, failed = result.num_accepted, failed_drafts(result)
         else:
-            same = result.tokens[:, 0] == tokens
-            accepted, failed = same.astype(np.int64), ~same
-        for sequence in ((tokens >= 0) & (result.num_tokens > 0)).nonzero()[0]:
-            self._yield.add(int(matched[sequence]), int(accepted[sequence]), bool(failed[sequence]))
+            accepted = result.tokens[:, 0] == tokens
+            failed = ~accepted
+        self._yield.add(np.where((tokens >= 0) & (result.num_tokens > 0), self._foresight.matched, 0), accepted, failed)
 
 
 class MatchYield:
@@ -87,25 +94,37 @@ class MatchYield:
 
     def __init__(self) -> None:
         self._counts = [[0.0] * 4 for _ in self.LEAST]  # of first tokens those accepted and judged; of later ones
-        self._expected = np.zeros((len(self.LEAST) + 1, len(AUTO_DRAFT_LENGTHS)))  # the first: nothing found
+        self._expected = [[0.0] * len(AUTO_DRAFT_LENGTHS) for _ in (None, *self.LEAST)]  # the first: nothing found
         for kind in range(len(self.LEAST)):
             self._estimate(kind)
 
     def expected(self, matched: NDArray[np.int64]) -> NDArray[np.float64]:
         """``[batch, lengths]``: draft tokens accepted in the mean, by tokens found again and number of draft tokens."""
-        return np.asarray(self._expected[np.searchsorted(self.LEAST, matched, side="right")])
+        return np.array(self._expected)[np.searchsorted(self.LEAST, matched, side="right")]
 
-    def add(self, matched: int, accepted: int, failed: bool) -> None:
-        """Take in a draft: so many tokens were accepted, and the next one was not."""
-        kind = bisect.bisect_right(self.LEAST, matched) - 1
-        judged = accepted + failed
-        if kind < 0 or judged == 0:
-            return
-        counts = self._counts[kind]
-        for at, good, seen in ((0, min(accepted, 1), 1), (2, max(accepted - 1, 0), judged - 1)):
-            kept = self._MEMORY**seen
-            counts[at], counts[at + 1] = counts[at] * kept + good, counts[at + 1] * kept + seen
-        self._estimate(kind)
+    def at_most(self, matched: int) -> list[float]:
+        """``[lengths]``: no draft after so many tokens found again, or fewer, is expected to bring more."""
+        kinds = bisect.bisect_right(self.LEAST, matched) + 1
+        return [max(each) for each in zip(*self._expected[:kinds], strict=True)]
+
+    def add(self, matched: NDArray[np.int64], accepted: NDArray[np.int64], failed: NDArray[np.bool_]) -> None:
+        """Take in the sequences' drafts, ``[batch]`` each: so many tokens were accepted, and the next one was not.
+
+        Where none were found again, it says nothing.
+        """
+        changed = set()
+        for found, good, bad in zip(matched.tolist(), accepted.tolist(), failed.tolist(), strict=True):
+            kind = bisect.bisect_right(self.LEAST, found) - 1
+            judged = good + bad
+            if kind < 0 or judged == 0:
+                continue
+            counts = self._counts[kind]
+            for at, kept_good, seen in ((0, min(good, 1), 1), (2, max(good - 1, 0), judged - 1)):
+                kept = self._MEMORY**seen
+                counts[at], counts[at + 1] = counts[at] * kept + kept_good, counts[at + 1] * kept + seen
+            changed.add(kind)
+        for kind in changed:
+            self._estimate(kind)
 
     def _estimate(self, kind: int) -> None:
         counts, weight = self._counts[kind], self._WEIGHT

@@ -76,16 +76,16 @@ class Account:
         self._costs, self._trust = costs, trust
         self._step = 0
 
-    def cost(self) -> NDArray[np.float64]:
-        """``[lengths]``: what a step with each of `AUTO_DRAFT_LENGTHS` takes, in plain steps."""
-        seconds = self._costs.at(self._step)
-        return seconds / seconds[0]
+    # Lists of four floats, not arrays: a step has microseconds for this.
+    def costs(self) -> list[float]:
+        """What a step with each of `AUTO_DRAFT_LENGTHS` takes, in plain steps."""
+        seconds = self._costs.at(self._step).tolist()
+        return [each / seconds[0] for each in seconds]
 
-    def affords(self, cost: NDArray[np.float64], gain: NDArray[np.float64]) -> _Flags:
-        """``[lengths]``: which steps are affordable, of this cost and expected gain in plain steps."""
-        affordable: _Flags = cost - 1 <= self.credit + self._trust * gain
-        affordable[0] = True
-        return affordable
+    def affordable(self, costs: list[float], gains: list[float]) -> list[bool]:
+        """Which steps are, of these costs and expected gains in plain steps; a plain one always is."""
+        drafted = zip(costs[1:], gains[1:], strict=True)
+        return [True, *(cost - 1 <= self.credit + self._trust * gain for cost, gain in drafted)]
 
     def note(self, result: StepResult, seconds: float | None) -> tuple[float, float]:
         """Take in a step; how many plain steps it was worth, and its cost in them.
@@ -93,7 +93,7 @@ class Account:
         Plain decoding takes as many steps as the last sequence has tokens.
         """
         width = result.tokens.shape[1] - 1
-        cost, before = float(self.cost()[AUTO_DRAFT_LENGTHS.index(width)]), self.left.max()
+        cost, before = self.costs()[AUTO_DRAFT_LENGTHS.index(width)], self.left.max()
         if seconds is not None:
             self._costs.learn(self._step, width, seconds)
         self._step += 1
@@ -112,7 +112,7 @@ class Comparisons:
         self.steps, self.after = 0, self._FIRST  # with drafts since the last comparison, and before the next
         self.made = 0
 
-    def choice(self, choice: int, affordable: _Flags) -> int:
+    def choice(self, choice: int, affordable: list[bool]) -> int:
         """The length to take instead of `choice`, if one is due: the next longer, the next shorter, plain decoding."""
         if choice == 0 or self.steps < self.after:
             return choice
@@ -177,9 +177,8 @@ class AutoSchedule(AdaptiveSchedule):
         self._choose()
 
     def next(self) -> int:
-        affordable = np.isfinite(self._seconds)
-        choice = self._comparisons.choice(self._best, affordable)
-        if choice == self._best == 0 and self._plain_steps >= self._probe_after and affordable[1:].any():
+        choice = self._comparisons.choice(self._best, self._affordable)
+        if choice == self._best == 0 and self._plain_steps >= self._probe_after and any(self._affordable[1:]):
             choice = 1 + int(self._seconds[1:].argmin())
         return AUTO_DRAFT_LENGTHS[choice]
 
@@ -210,8 +209,9 @@ class AutoSchedule(AdaptiveSchedule):
         if not left.any():
             return
         steps = (left[:, None] / self._yield.expected()[:, list(AUTO_DRAFT_LENGTHS)]).max(0)  # [lengths]
-        cost = self._account.cost()
-        self._seconds = np.where(self._account.affords(cost, steps[0] / steps - 1), steps * cost, np.inf)
+        costs = self._account.costs()
+        self._affordable = self._account.affordable(costs, (steps[0] / steps - 1).tolist())
+        self._seconds = np.where(self._affordable, steps * costs, np.inf)
         best = int(self._seconds.argmin())
         self._best = best if self._MARGIN * self._seconds[best] < self._seconds[0] else 0
 
