@@ -98,7 +98,7 @@ def test_what_is_long_past_is_forgotten() -> None:
     drafts = MatchYield()
 
     def add(matched: int, accepted: int) -> None:
-        drafts.add(np.array([matched]), np.array([accepted]), np.array([accepted == 0]))
+        drafts.add(matched, accepted, accepted == 0)
 
     add(0, 1)
     assert not np.any(drafts._counts), "of no match nothing is learned"
@@ -117,6 +117,18 @@ def test_a_draft_is_worth_what_it_brings_the_last_sequence() -> None:
         auto.look(foreseen(*matched))
         chosen.append(auto.next())
     assert chosen == [7, 0]
+
+
+def test_the_sequence_of_which_little_was_foreseen_is_taken_for_the_last() -> None:
+    chosen = []
+    for matched in ((8, 0), (0, 8)):
+        auto = schedule([1.0, 1.5, 2.2, 2.9], batch=2)
+        for _ in range(20):
+            auto.look(foreseen(1, 1))
+            auto.note(plain_step([5, 6]), None)
+        auto.look(foreseen(*matched))
+        chosen.append(auto.next())
+    assert chosen[0] == 0 < chosen[1]
 
 
 def test_what_no_match_would_be_worth_is_seen_without_a_look_at_each(monkeypatch: pytest.MonkeyPatch) -> None:

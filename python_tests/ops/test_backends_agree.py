@@ -217,7 +217,7 @@ def test_every_backend_agrees_with_the_reference(backend: Backend, pytestconfig:
 @pytest.mark.short(cases=1)
 @pytest.mark.xdist_group("large vocabularies")  # one process computes what is expected
 @pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])
-@pytest.mark.parametrize("vocab", [32000, 128256])
+@pytest.mark.parametrize("vocab", [32000, pytest.param(128256, marks=pytest.mark.long)])
 def test_large_vocabularies_lie_within_the_borders(backend: Backend, vocab: int, acceptance: str) -> None:
     """With so many ids some border is always near: each token lies between those of float64 with all uniforms and
     bounds moved down and up by the error.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ class ForesightSchedule(AdaptiveSchedule):
     How much of the text's end was found again tells how likely a lookup's tokens are right. As that is known before
     the step, drafts are made where they are worth their rows and nowhere else, also in a text's first steps and where
     it changes. A token is worth the time that the batch has taken for one so far, and counts the more, the likelier its
-    sequence is the last to be done, which the batch waits for.
+    sequence is the last to be done, which the batch waits for: one with much left, of which little has been foreseen.
 
     A token of a one-hot draft is accepted with the probability that the target gives it, which is also the one with
     which a plain step emits it: so a plain step judges the drafter as well, without a row more.
@@ -28,30 +29,31 @@ class ForesightSchedule(AdaptiveSchedule):
     _MARGIN = 0.04  # a gain below this, in plain steps, does not pay for the risk of a wrong estimate
     _ALLOWANCE, _TRUST = 0.15, 0.3  # see `Account`
     _SPREAD = 0.5  # steps by which the sequences' ends come to differ, over the root of the tokens that are left
+    _SPARED = 0.7  # steps that a foreseen token spares a sequence in the end
+    _FORESEEN, _EMITTED = 2.4, 6.0  # tokens of each sequence before the first step, as assumed
     _ASSUMED = 8.0  # tokens before the first one, each by a plain step
 
     def __init__(self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts) -> None:
         super().__init__(batch_size, max_new_tokens, costs)
         self._yield = MatchYield()
         self._spent = self._made = self._ASSUMED  # plain steps' time, and tokens of the last sequence, so far
-        self._foresight = Foresight(np.full(batch_size, -1), np.zeros(batch_size, np.int64))
+        self._foreseen, self._emitted = [self._FORESEEN] * batch_size, [self._EMITTED] * batch_size
+        self._tokens, self._matched = [-1] * batch_size, [0] * batch_size
         self._best = self._choice = 0  # by place in `AUTO_DRAFT_LENGTHS`; another than the best for comparison alone
 
     def look(self, foresight: Foresight) -> None:
         """Before each step: choose by what is about to be proposed."""
-        self._foresight = foresight
+        self._tokens, self._matched = foresight.tokens.tolist(), foresight.matched.tolist()
         self._best = self._choice = 0
-        found = foresight.tokens >= 0
-        if not found.any():
-            return
-        longest = int(foresight.matched.max(where=found, initial=0))
+        longest = max((n for token, n in zip(self._tokens, self._matched, strict=True) if token >= 0), default=0)
         if self._best_of(self._yield.at_most(longest))[0] == 0:  # so it is in most steps of texts that repeat little
             return
-        left = self._account.left
-        more = self._yield.expected(np.where(found, foresight.matched, 0))
+        left, most = self._account.left, max(self._account.left.tolist())
+        more = self._yield.expected(np.where(foresight.tokens >= 0, foresight.matched, 0))
         more = np.minimum(more, np.maximum(left - 1, 0)[:, None])
-        nearness = np.exp((left - left.max()) / (self._SPREAD * np.sqrt(max(left.max(), 1)))) * (left > 0)
-        self._best, affordable = self._best_of(((nearness / nearness.sum()) @ more).tolist())
+        steps = left * (1 - self._SPARED * np.divide(self._foreseen, self._emitted))
+        last = np.exp((steps - steps.max()) / (self._SPREAD * math.sqrt(max(most, 1)))) * (left > 0)
+        self._best, affordable = self._best_of(((last / last.sum()) @ more).tolist())
         self._choice = self._comparisons.choice(self._best, affordable)
 
     def _best_of(self, gains: list[float]) -> tuple[int, list[bool]]:
@@ -70,13 +72,19 @@ class ForesightSchedule(AdaptiveSchedule):
         made, spent = self._account.note(result, seconds)
         self._made, self._spent = self._made + made, self._spent + spent
         self._comparisons.note(self._best, result.tokens.shape[1] > 1)
-        tokens = self._foresight.tokens
         if result.tokens.shape[1] > 1:
-            accepted, failed = result.num_accepted, failed_drafts(result)
+            accepted, failed = result.num_accepted.tolist(), failed_drafts(result).tolist()
         else:
-            accepted = result.tokens[:, 0] == tokens
-            failed = ~accepted
-        self._yield.add(np.where((tokens >= 0) & (result.num_tokens > 0), self._foresight.matched, 0), accepted, failed)
+            emitted = result.tokens[:, 0].tolist()
+            accepted = [came == token for came, token in zip(emitted, self._tokens, strict=True)]
+            failed = [not right for right in accepted]
+        counts = result.num_tokens.tolist()
+        each = zip(self._tokens, self._matched, counts, accepted, failed, strict=True)
+        for sequence, (token, matched, count, right, wrong) in enumerate(each):
+            self._emitted[sequence] += count
+            if token >= 0 and count > 0:
+                self._foreseen[sequence] += right
+                self._yield.add(matched, right, wrong)
 
 
 class MatchYield:
@@ -95,36 +103,35 @@ class MatchYield:
     def __init__(self) -> None:
         self._counts = [[0.0] * 4 for _ in self.LEAST]  # of first tokens those accepted and judged; of later ones
         self._expected = [[0.0] * len(AUTO_DRAFT_LENGTHS) for _ in (None, *self.LEAST)]  # the first: nothing found
-        for kind in range(len(self.LEAST)):
-            self._estimate(kind)
+        self._changed = set(range(len(self.LEAST)))
 
     def expected(self, matched: NDArray[np.int64]) -> NDArray[np.float64]:
         """``[batch, lengths]``: draft tokens accepted in the mean, by tokens found again and number of draft tokens."""
+        self._revise()
         return np.array(self._expected)[np.searchsorted(self.LEAST, matched, side="right")]
 
     def at_most(self, matched: int) -> list[float]:
         """``[lengths]``: no draft after so many tokens found again, or fewer, is expected to bring more."""
+        self._revise()
         kinds = bisect.bisect_right(self.LEAST, matched) + 1
         return [max(each) for each in zip(*self._expected[:kinds], strict=True)]
 
-    def add(self, matched: NDArray[np.int64], accepted: NDArray[np.int64], failed: NDArray[np.bool_]) -> None:
-        """Take in the sequences' drafts, ``[batch]`` each: so many tokens were accepted, and the next one was not.
+    def add(self, matched: int, accepted: int, failed: bool) -> None:
+        """Take in a draft: so many tokens were accepted, and the next one was not."""
+        kind = bisect.bisect_right(self.LEAST, matched) - 1
+        judged = accepted + failed
+        if kind < 0 or judged == 0:
+            return
+        counts = self._counts[kind]
+        for at, good, seen in ((0, min(accepted, 1), 1), (2, max(accepted - 1, 0), judged - 1)):
+            kept = self._MEMORY**seen
+            counts[at], counts[at + 1] = counts[at] * kept + good, counts[at + 1] * kept + seen
+        self._changed.add(kind)
 
-        Where none were found again, it says nothing.
-        """
-        changed = set()
-        for found, good, bad in zip(matched.tolist(), accepted.tolist(), failed.tolist(), strict=True):
-            kind = bisect.bisect_right(self.LEAST, found) - 1
-            judged = good + bad
-            if kind < 0 or judged == 0:
-                continue
-            counts = self._counts[kind]
-            for at, kept_good, seen in ((0, min(good, 1), 1), (2, max(good - 1, 0), judged - 1)):
-                kept = self._MEMORY**seen
-                counts[at], counts[at + 1] = counts[at] * kept + kept_good, counts[at + 1] * kept + seen
-            changed.add(kind)
-        for kind in changed:
+    def _revise(self) -> None:
+        for kind in self._changed:
             self._estimate(kind)
+        self._changed.clear()
 
     def _estimate(self, kind: int) -> None:
         counts, weight = self._counts[kind], self._WEIGHT

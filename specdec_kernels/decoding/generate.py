@@ -248,8 +248,8 @@ def _costs(
 
 def _foresight(state: DecodingState, drafter: Drafter) -> Foresight | None:
     """What the drafter says of the coming step."""
-    limits = state.draft_limits(AutoSchedule.max_draft_tokens)
-    foresight = drafter.foresee(state.at_step(limits, state.longest))
+    state.host_limits = state.draft_limits(AutoSchedule.max_draft_tokens)
+    foresight = drafter.foresee(state)
     if foresight is not None and len(foresight.tokens) != state.batch_size:
         raise ValueError(
             f"generate: {type(drafter).__name__}.foresee must give [batch={state.batch_size}] tokens, "

@@ -66,7 +66,7 @@ class Account:
         Share of an expected gain that is counted on.
     """
 
-    _MORE = 0.01  # what drafts may lose besides, for each token since
+    _MORE = 0.0075  # what drafts may lose besides, for each token since
 
     def __init__(
         self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts, allowance: float, trust: float
@@ -93,12 +93,12 @@ class Account:
         Plain decoding takes as many steps as the last sequence has tokens.
         """
         width = result.tokens.shape[1] - 1
-        cost, before = self.costs()[AUTO_DRAFT_LENGTHS.index(width)], self.left.max()
+        cost, before = self.costs()[AUTO_DRAFT_LENGTHS.index(width)], max(self.left.tolist())
         if seconds is not None:
             self._costs.learn(self._step, width, seconds)
         self._step += 1
-        self.left = np.where(result.active, self.left - result.num_tokens, 0)
-        progress = float(before - self.left.max())
+        self.left = (self.left - result.num_tokens) * result.active
+        progress = before - max(self.left.tolist())
         self.credit += (1 + self._MORE) * progress - cost
         return progress, cost
 
