@@ -20,7 +20,10 @@ ROWS = {1: [1.0, 1.02, 1.05, 1.13], 4: [1.0, 1.2, 1.33, 1.75], 8: [1.0, 1.3, 1.6
 
 
 def schedule(seconds: np.ndarray | list[float], batch: int = 1, tokens: int = 99) -> ForesightSchedule:
-    return ForesightSchedule(batch, tokens, table(np.asarray(seconds)))
+    """One that is ahead, and can afford what seems worth it."""
+    auto = ForesightSchedule(batch, tokens, table(np.asarray(seconds)))
+    auto._account.credit = 2.0
+    return auto
 
 
 def foreseen(*matched: int, token: int = 5) -> sk.Foresight:
@@ -53,7 +56,6 @@ def test_a_gain_too_small_to_be_sure_of_is_left() -> None:
     """The first token after a match of two is taken to be right 0.42 of the time."""
     for cost, wanted in ((1.40, 0), (1.36, 1)):
         auto = schedule([1.0, cost, 9.0, 9.0])
-        auto._account.credit = 1.0
         auto.look(foreseen(2))
         assert auto.next() == wanted
 
@@ -131,6 +133,25 @@ def test_the_sequence_of_which_little_was_foreseen_is_taken_for_the_last() -> No
     assert chosen[0] == 0 < chosen[1]
 
 
+def test_trust_is_earned_and_does_not_last_to_the_end() -> None:
+    """What is worth its rows, but cannot be paid for by what the batch is ahead, is drafted once matches have come true
+    for a while, and not shortly before the end, where it could not be earned again.
+    """
+
+    def drafted(steps: int, right: bool, left: int) -> bool:
+        auto = ForesightSchedule(1, 99, table(np.array([1.0, 1.3, 1.5, 1.8])))
+        for _ in range(steps):
+            auto.look(foreseen(8))
+            auto.note(plain_step([5 if right else 6]), None)
+        auto._account.credit = 0.1
+        auto._account.left[:] = left
+        auto.look(foreseen(8))
+        return auto.next() > 0
+
+    assert not drafted(0, True, 99) and drafted(20, True, 99)
+    assert not drafted(20, False, 99) and not drafted(20, True, 4)
+
+
 def test_what_no_match_would_be_worth_is_seen_without_a_look_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound on all matches together, by which most looks end early, changes no choice."""
     random = np.random.default_rng(0)
@@ -143,7 +164,7 @@ def test_what_no_match_would_be_worth_is_seen_without_a_look_at_each(monkeypatch
         auto._account.credit = random.uniform(-1, 2)
         auto._account.left = random.integers(1, 40, size=4)
         found, choices = foreseen(*random.integers(-1, 9, size=4)), []
-        for bound in (MatchYield.at_most, lambda yields, matched: [np.inf] * len(AUTO_DRAFT_LENGTHS)):
+        for bound in (MatchYield.at_most, lambda yields, matched: [99.0] * len(AUTO_DRAFT_LENGTHS)):
             with monkeypatch.context() as patch:
                 patch.setattr(MatchYield, "at_most", bound)
                 auto.look(found)

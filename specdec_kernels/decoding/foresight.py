@@ -27,7 +27,8 @@ class ForesightSchedule(AdaptiveSchedule):
     """
 
     _MARGIN = 0.04  # a gain below this, in plain steps, does not pay for the risk of a wrong estimate
-    _ALLOWANCE, _TRUST = 0.15, 0.3  # see `Account`
+    _ALLOWANCE, _TRUST = 0.15, 0.0  # see `Account`
+    _MOST_TRUST, _EVIDENCE = 0.5, 15.0  # what trust grows to, and by how many judged drafts half the way
     _SPREAD = 0.5  # steps by which the sequences' ends come to differ, over the root of the tokens that are left
     _SPARED = 0.7  # steps that a foreseen token spares a sequence in the end
     _FORESEEN, _EMITTED = 2.4, 6.0  # tokens of each sequence before the first step, as assumed
@@ -37,6 +38,7 @@ class ForesightSchedule(AdaptiveSchedule):
         super().__init__(batch_size, max_new_tokens, costs)
         self._yield = MatchYield()
         self._spent = self._made = self._ASSUMED  # plain steps' time, and tokens of the last sequence, so far
+        self._judged = 0
         self._foreseen, self._emitted = [self._FORESEEN] * batch_size, [self._EMITTED] * batch_size
         self._tokens, self._matched = [-1] * batch_size, [0] * batch_size
         self._best = self._choice = 0  # by place in `AUTO_DRAFT_LENGTHS`; another than the best for comparison alone
@@ -83,8 +85,10 @@ class ForesightSchedule(AdaptiveSchedule):
         for sequence, (token, matched, count, right, wrong) in enumerate(each):
             self._emitted[sequence] += count
             if token >= 0 and count > 0:
+                self._judged += 1
                 self._foreseen[sequence] += right
                 self._yield.add(matched, right, wrong)
+        self._account.trust = self._MOST_TRUST * self._judged / (self._judged + self._EVIDENCE)
 
 
 class MatchYield:

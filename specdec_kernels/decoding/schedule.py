@@ -52,7 +52,8 @@ class Account:
     """How far a batch is ahead of plain decoding in time, and which steps it can therefore afford.
 
     Estimates can be wrong, and a text can change. So a draft is made only where what the batch is ahead, a small
-    allowance and a share of what the step is expected to gain cover what it costs more than a plain step.
+    allowance and a share of what the step is expected to gain cover what it costs more than a plain step. Near the end
+    expectations count less and less, as what is lost there cannot be earned again.
 
     Parameters
     ----------
@@ -63,17 +64,19 @@ class Account:
     allowance : float
         What drafts may lose, in plain steps.
     trust : float
-        Share of an expected gain that is counted on.
+        Share of an expected gain that is counted on; the attribute may be changed.
     """
 
     _MORE = 0.0075  # what drafts may lose besides, for each token since
+    _NEAR = 32  # the end: so many tokens before it
 
     def __init__(
         self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts, allowance: float, trust: float
     ) -> None:
         self.left = np.full(batch_size, max_new_tokens)  # tokens of each sequence, at most; 0 where it has ended
         self.credit = allowance
-        self._costs, self._trust = costs, trust
+        self.trust = trust
+        self._costs = costs
         self._step = 0
 
     # Lists of four floats, not arrays: a step has microseconds for this.
@@ -84,8 +87,9 @@ class Account:
 
     def affordable(self, costs: list[float], gains: list[float]) -> list[bool]:
         """Which steps are, of these costs and expected gains in plain steps; a plain one always is."""
+        trust = self.trust * min(max(self.left.tolist()) / self._NEAR, 1.0)
         drafted = zip(costs[1:], gains[1:], strict=True)
-        return [True, *(cost - 1 <= self.credit + self._trust * gain for cost, gain in drafted)]
+        return [True, *(cost - 1 <= self.credit + trust * gain for cost, gain in drafted)]
 
     def note(self, result: StepResult, seconds: float | None) -> tuple[float, float]:
         """Take in a step; how many plain steps it was worth, and its cost in them.
