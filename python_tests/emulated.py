@@ -25,7 +25,7 @@ NAMESPACE = "specdec_emulated"  # also in csrc/bind_emulated.cpp
 STRATEGIES = ("auto", "split", "walk", "cluster", "resident", "early")  # as csrc/cuda/strategy.h numbers them
 ROOT = Path(__file__).resolve().parents[1]
 FORWARD, RANDOM = 0, 2  # orders of specdec_emulator_schedule
-CASES = 32  # of each test in each strategy, unless its module has EMULATED_CASES or pytest is given --every-case
+CASES = 20  # of each test in each strategy, unless its module has EMULATED_CASES or pytest is given --every-case
 MULTIPROCESSORS = 8  # what the emulated device has unless told otherwise
 
 

@@ -33,7 +33,7 @@ import torch
 
 from specdec_kernels.laws import TargetLaw
 
-CASES = 6  # of each test, unless pytest is given --every-case
+CASES = 4  # of each test, unless pytest is given --every-case
 MEMORY_OPS = ("create_load", "create_masked_load", "create_store", "create_masked_store")
 ADDRESS_OPS = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas")
 # Language functions that `Plans` covers, beside the operators: no atomics, and nothing that asks for the program's id.
