@@ -175,7 +175,9 @@ def test_joint_law(name: str) -> None:
 @pytest.mark.parametrize("name", ["model-token", "model-block", "ngram-token"])
 def test_joint_law_where_lengths_follow_from_one_text(name: str) -> None:
     """A batch of thousands drafts what suits its average; here each call's two texts alone decide, at once."""
-    case = replace(CASES[name], num_speculative_tokens=sk.CostTable(np.zeros(1, int), np.array([[1, 1.05, 1.12, 1.145]])))
+    case = replace(
+        CASES[name], num_speculative_tokens=sk.CostTable(np.zeros(1, int), np.array([[1, 1.05, 1.12, 1.145]]))
+    )
     chosen = set()
     texts = []
     for call in range(3000):
