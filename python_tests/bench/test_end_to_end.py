@@ -11,6 +11,8 @@ import torch
 import specdec_kernels as sk
 from bench import end_to_end
 from bench.end_to_end import PLAIN
+from bench.turns import InTurns
+from examples.own_loop import LeanLlama
 from python_tests.decoding.models import prompts, tiny
 from specdec_kernels.medusa import MedusaHeads
 
@@ -79,3 +81,26 @@ def test_auto_is_set_against_the_best_fixed_length_round_by_round() -> None:
     assert found["auto, any set: smallest ratio to plain"] == pytest.approx(1.8)
     (share,) = (measured for what, measured in found.items() if "round by round" in what)
     assert share == pytest.approx(0.9)
+
+
+def test_ways_side_by_side_share_weights_and_nothing_else() -> None:
+    target = LeanLlama(tiny("llama"))
+    ways = {PLAIN: end_to_end.Way(sk.NoDrafter()), ("lookup", 3): end_to_end.Way(sk.NgramDrafter(), 3)}
+    apart = {key: end_to_end.by_itself(way, target) for key, way in ways.items()}
+    models, drafters = [way.model for way in apart.values()], [way.drafter for way in apart.values()]
+    assert models[0].layers[0].qkv is models[1].layers[0].qkv and models[0].layers[0] is not models[1].layers[0]
+    assert drafters[1] is not ways["lookup", 3].drafter
+    with InTurns(len(apart)) as in_turns:
+        results = end_to_end.measure(
+            target, [prompts(4, 6)], apart, sk.SamplingParams(0.0), rounds=2, max_new_tokens=12, advance=lambda: None,
+            run=in_turns,
+        )  # fmt: skip
+    for result in results.values():
+        assert result.differing == 0 and all(seconds > 0 for seconds in result.seconds)
+    assert results[PLAIN].tokens == results["lookup", 3].tokens
+
+
+def test_side_by_side_is_for_the_own_loop_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        end_to_end.main(["--in-turns"])
+    assert "--in-turns needs --own-loop" in capsys.readouterr().err

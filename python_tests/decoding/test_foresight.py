@@ -237,7 +237,8 @@ def test_near_the_best_fixed_length_and_never_much_below_plain(batch: int, text:
         np.mean([rate(length, seconds, *TEXTS[text], batch, 48, seed) for seed in seeds])
         for length in AUTO_DRAFT_LENGTHS
     ]
-    assert np.mean(got) > (0.95 if batch == 1 else 0.8) * max(fixed)
+    alone = 0.95 if text == "long matches mislead" else 0.96  # trust must first be lost there
+    assert np.mean(got) > (alone if batch == 1 else 0.8) * max(fixed)
     assert np.mean(got) > 0.975 * fixed[0] and np.quantile(got, 0.1) > 0.94
 
 
