@@ -133,7 +133,7 @@ def end_to_end(label: str, column: str) -> Expected:
 AUTO = {
     "one": "end_to_end_auto", "two": "end_to_end_auto_2", "four": "end_to_end_auto_4", "eight": "end_to_end_auto_8",
 }  # fmt: skip
-LENGTHS = {"one": (3, 7), "two": (1, 3, 7), "four": (1, 3), "eight": (1,)}
+LENGTHS = {"one": (3, 7), "two": (1, 3), "four": (1, 3), "eight": (1,)}
 
 
 def adaptive(label: str, column: str) -> Expected:

@@ -195,9 +195,14 @@ def triton_scans(folder: Path) -> list[Kernel]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(folder / "cache")
     subprocess.run([*command, "--cubins", str(folder)], cwd=ROOT, env=environment, check=True, capture_output=True)
+    return triton_scans_in(folder)
+
+
+def triton_scans_in(folder: Path) -> list[Kernel]:
+    """Those of them among what compile_kernels.py has left in a folder."""
     return [
         kernel
-        for path in sorted(folder.glob("*.cubin"))
+        for path in sorted(folder.glob("law.scan.90.*.cubin"))
         if ".processed." not in path.name
         for kernel in kernels_of(path)
     ]

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.gpu import sass
+
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 CAPABILITIES = ("90", "80", "100")  # every form for the first, every kernel for the others
 OLDER = sorted((SCRIPT.parents[2] / "build").glob("triton-*"))  # what `make test-triton` has fetched
@@ -22,19 +24,26 @@ MOST_SHARED = 2048
 """Bytes of shared memory that a scan takes at most where each tile is a warp's. Where a version of Triton laid a tile
 out over several warps it was 8192, and seven times as long on an H100.
 """
+MOST_INSTRUCTIONS = {  # of a tile; "maxima" in float32 are those of probabilities, with their sums
+    "maxima, 4 loads": 280, "maxima, 8 loads": 690, "mass, 4 loads": 630, "mass, 8 loads": 520,
+    "mass and raw moments, 4 loads": 830, "mass and raw moments, 8 loads": 840,
+}  # fmt: skip
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
-def compiled(cache: Path, *capabilities: str, share: str = ".*", triton: Path | None = None) -> list[dict[str, object]]:
-    """What each kernel of a share takes, by the Triton that is installed or by that in a folder."""
+Row = dict[str, object]
+
+
+def compiled(folder: Path, *capabilities: str, share: str, triton: Path | None = None) -> list[Row]:
+    """What each kernel of a share takes, by the Triton that is installed or another; its code goes to `folder`."""
     root = SCRIPT.parents[2]
     path = os.pathsep.join(str(folder) for folder in (triton, root) if folder)
-    environment = {**os.environ, "PYTHONPATH": path, "TRITON_CACHE_DIR": str(cache)}
+    environment = {**os.environ, "PYTHONPATH": path, "TRITON_CACHE_DIR": str(folder / "cache")}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
-        [sys.executable, SCRIPT, *capabilities, "--kernel", share], env=environment, capture_output=True, text=True,
-        timeout=1800, cwd=root,
+        [sys.executable, SCRIPT, *capabilities, "--kernel", share, "--cubins", folder], env=environment,
+        capture_output=True, text=True, timeout=1800, cwd=root,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -53,11 +62,44 @@ def test_an_older_triton_compiles_every_kernel(triton: Path, share: str, tmp_pat
     assert_tiles_are_warps(rows)
 
 
+@pytest.fixture(scope="module")
+def laws(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Row], Path]:
+    """The first share, and where its machine code lies."""
+    folder = tmp_path_factory.mktemp("laws")
+    return compiled(folder, *CAPABILITIES, share=SHARES[0]), folder
+
+
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("share", SHARES)
-def test_compiles_without_spills(share: str, tmp_path: Path) -> None:
-    rows = compiled(tmp_path, *CAPABILITIES, share=share)
+@pytest.mark.xdist_group("laws")
+def test_laws_compile_without_spills(laws: tuple[list[Row], Path]) -> None:
+    assert_no_spills(laws[0], SHARES[0])
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_all_others_compile_without_spills(tmp_path: Path) -> None:
+    assert_no_spills(compiled(tmp_path, *CAPABILITIES, share=SHARES[1]), SHARES[1])
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.xdist_group("laws")
+def test_a_scan_keeps_to_its_instructions(laws: tuple[list[Row], Path]) -> None:
+    if sass.find_cuobjdump() is None:
+        pytest.skip("needs cuobjdump")
+    found: dict[str, list[int]] = {}
+    scans = sass.triton_scans_in(laws[1])
+    for kernel in scans:
+        for what, count in sass.tile_of(kernel).items():
+            found.setdefault(what, []).append(count)
+    assert {what: max(counts) for what, counts in found.items() if max(counts) > MOST_INSTRUCTIONS[what]} == {}
+    assert set(found) == set(MOST_INSTRUCTIONS)
+    # no op's rows are loaded element by element, but the few that are as narrow as a test's
+    assert sum(kernel.before_first_load() is None for kernel in scans) <= 4
+
+
+def assert_no_spills(rows: list[Row], share: str) -> None:
     for capability in CAPABILITIES:
         found = {row["kernel"] for row in rows if row["capability"] == int(capability)}
         wanted = kernels(share) - (set() if capability == CAPABILITIES[0] else ONLY_IN_FULL)
@@ -71,7 +113,7 @@ def test_every_kernel_is_in_a_share() -> None:
     assert all(shares) and set.union(*shares) == kernels() and "law.scan" in shares[0]
 
 
-def assert_tiles_are_warps(rows: list[dict[str, object]]) -> None:
+def assert_tiles_are_warps(rows: list[Row]) -> None:
     shared = [int(str(row["shared"])) for row in rows if row["kernel"] == "law.scan"]
     assert bool(shared) == any(row["kernel"] == "law.law" for row in rows) and max(shared, default=0) <= MOST_SHARED
 
@@ -101,7 +143,7 @@ def kernels(share: str = ".*") -> set[str]:
     return {name for name in found if re.fullmatch(share, name)}
 
 
-def table(rows: list[dict[str, object]]) -> str:
+def table(rows: list[Row]) -> str:
     """Registers, shared memory and spills of every kernel: of its forms the one that takes most registers."""
     columns = ("kernel", "capability", "warps", "registers", "shared", "stack", "spill_stores", "spill_loads")
     most: dict[tuple[object, object], dict[str, object]] = {}

@@ -138,7 +138,7 @@ def pieces(run: Run, num_paths: int, width: int, hidden: bool = False) -> Pieces
     cuts = _breakpoints(
         run, {p: [e[:1] for e in ends] for p in range(num_paths)}, set(), GRID
     )  # most show here already
-    cuts |= _breakpoints(run, dict.fromkeys(range(num_paths), ends), cuts, GRID)
+    cuts |= _breakpoints(run, dict.fromkeys(range(num_paths), ends), cuts, GRID[::2])
     unsettled = set(range(num_paths) if hidden else ())
     while True:
         edges = _edges(cuts)
@@ -191,7 +191,10 @@ def _breakpoints(run: Run, probes: dict[int, list[Int64]], known: set[Cut], grid
     edges = _edges(known)
     grids = [np.union1d(grid, [c - i for c in edges.get(line[:2], ()) for i in (0, 1)]) for line in lines]
     line, position = np.repeat(np.arange(len(lines)), [len(g) for g in grids]), np.concatenate(grids).astype(np.int64)
-    code = at(line, position)
+    points = np.concatenate([path[line, None], start[line]], 1)
+    points[np.arange(len(line)), 1 + axis[line]] = position
+    points, first = np.unique(points, axis=0, return_inverse=True)  # lines meet
+    code = run(points[:, 0], points[:, 1:])[first.reshape(-1)]
     follows = line[1:] == line[:-1]
     line, low, high = line[1:][follows], position[:-1][follows], position[1:][follows]
     code_low, code_high = code[:-1][follows], code[1:][follows]
