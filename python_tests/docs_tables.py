@@ -16,6 +16,7 @@ CASES = {  # as a heading has them: as the results do
     "sample": "sample", "typical": "typical", "traversal": "traversal",
 }  # fmt: skip
 
+FIGURE = r"\d+(?:\.\d+)?"
 Expected = list[float]
 
 

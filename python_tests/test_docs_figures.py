@@ -18,7 +18,7 @@ from PIL import Image
 from bench import machine, plot, report
 from bench.cascades import report as cascades_report
 from python_tests.docs_gpu import on_gpu, samples_on_gpu
-from python_tests.docs_tables import CASES, RESULTS, ROOT, Expected, agrees, results, tables
+from python_tests.docs_tables import CASES, FIGURE, RESULTS, ROOT, Expected, agrees, results, tables
 from specdec_kernels import analysis
 
 if not RESULTS.exists():
@@ -431,7 +431,7 @@ def test_every_figure_of_a_table_is_that_of_the_results(page: str) -> None:
             for column, cell in zip(head[1:], cells, strict=True):
                 if name == "goals" and column != "measured":
                     continue  # `test_goals_are_called_missed_where_they_are`
-                figures, expected = re.findall(r"\d+(?:\.\d+)?", cell), NAMES[name](label, column)
+                figures, expected = re.findall(FIGURE, cell), NAMES[name](label, column)
                 seen += len(figures)
                 if len(figures) != len(expected) or not all(map(agrees, figures, expected)):
                     wrong.append(f"{page}, {name}: {label} | {column}: {cell}, but the results say {expected}")

@@ -1,0 +1,57 @@
+"""Writes the figures of bench/results into the tables of the pages, as `test_docs_figures` wants them there.
+
+    python -m python_tests.write_figures
+
+What a cell has beside its figures stays, and so does how many figures it has: where results have more or fewer, the
+test says so. What the text says of them, and whether a goal is reached, is for a reader to write.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from python_tests.docs_tables import FIGURE, ROOT, Expected, agrees
+from python_tests.test_docs_figures import NAMES, PAGES
+
+RULER = re.compile(r"[|:\- ]+")
+
+
+def shown(value: float, old: str) -> str:
+    """As the figure that stands there is written: with two digits or all before the point, or with as many decimals."""
+    if agrees(old, value):
+        return old
+    decimals = len(old.partition(".")[2])
+    if (decimals == 0) == (float(old) >= 10) and decimals < 2:
+        decimals = int(round(value, 1) < 10)
+    return f"{value:.{decimals}f}"
+
+
+def filled(cell: str, values: Expected) -> str:
+    if len(re.findall(FIGURE, cell)) != len(values):
+        return cell
+    left = iter(values)
+    return re.sub(FIGURE, lambda old: shown(next(left), old[0]), cell)
+
+
+def written(text: str, names: dict[str, Callable[[str, str], Expected]] = NAMES) -> str:
+    """A page with the figures that `names` has for its tables."""
+    lines, name, columns = text.split("\n"), None, list[str]()
+    for number, line in enumerate(lines):
+        if announced := re.fullmatch(r"<!-- figures: (.*) -->", line):
+            name, columns = announced[1], []
+        elif not line.startswith("|"):
+            name = None
+        elif name and not columns:
+            columns = [cell.strip() for cell in line.strip("|").split("|")]
+        elif name and not RULER.fullmatch(line):
+            label, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+            row = [filled(cell, names[name](label, column)) for column, cell in zip(columns[1:], cells, strict=True)]
+            lines[number] = "| " + " | ".join([label, *row]) + " |"
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(written(path.read_text()))
