@@ -8,8 +8,8 @@ finds first, or ``--costs`` says, with noise. For each batch size some batches o
 by fixed numbers of draft tokens, and by "auto", is compared with plain decoding's. What else "auto" takes on the host
 is not part of it: `bench.end_to_end` measures that, on the few batches that there is time for.
 
-Beside it stands how often lookups were right by how much of the text they found again, which is what `MatchYield`
-assumes of them at first. Writes ``replay.json`` into the machine's results folder.
+Beside it stands how often lookups were right by how much of the text they found again: what `MatchYield` first assumes
+lies somewhat below what ``--n 16`` gives. Writes ``replay.json`` into the machine's results folder.
 """
 
 from __future__ import annotations
@@ -87,27 +87,32 @@ def written(
 
 
 def replayed(
-    answers: Sequence[Answer], schedule: Schedule, costs: NDArray[np.float64], random: np.random.Generator
+    answers: Sequence[Answer],
+    schedule: Schedule,
+    costs: NDArray[np.float64],
+    random: np.random.Generator,
+    new_tokens: int,
 ) -> float:
-    """What the answers take together, in plain steps."""
+    """What the answers take together, in plain steps; as far as decoding knows each may have so many tokens."""
     left = np.array([len(answer.right) for answer in answers])
+    room = np.full(len(answers), new_tokens)
     spent, none = 0.0, np.zeros(len(answers), dtype=np.int64)
     while left.any():
         at = [(answer, len(answer.right) - n) for answer, n in zip(answers, left, strict=True)]
         matched = np.array([answer.matched[i] if i < len(answer.right) else 0 for answer, i in at])
         right = np.array([answer.right[i] if i < len(answer.right) else 0 for answer, i in at])
-        limits = np.where(matched > 0, np.maximum(left - 1, 0), 0)
+        limits = np.where((matched > 0) & (left > 0), room - 1, 0)
         if isinstance(schedule, ForesightSchedule):
             schedule.look(sk.Foresight(np.where(limits > 0, 1, -1), matched))
         drafted = np.minimum(limits, schedule.next())
         width = schedule.round_up(int(drafted.max()))
         accepted = np.minimum(right, drafted)
-        emitted = np.where(left > 0, accepted + 1, 0)
+        emitted = np.minimum(accepted + 1, left)  # an answer's end has no token after it
         seconds = float(costs[AUTO_DRAFT_LENGTHS.index(width)] * np.exp(NOISE * random.standard_normal()))
         active, spent = left > emitted, spent + seconds
         tokens = np.where(right > 0, 1, 0)[:, None] + np.zeros((1, width + 1), dtype=np.int64)
         schedule.note(StepResult(tokens, emitted, np.where(left > 0, drafted, -1), accepted, active, none), seconds)
-        left = left - emitted
+        left, room = left - emitted, room - emitted
     return spent
 
 
@@ -117,14 +122,13 @@ def compared(
     """One row for each number of draft tokens, and for "auto"."""
     random = np.random.default_rng(0)
     chosen = [random.permutation(len(answers))[:batch] for _ in range(batches)]
-    cut = [Answer(a.matched[:new_tokens], a.right[:new_tokens]) for a in answers]
     times: dict[int | str, list[float]] = {way: [] for way in (*AUTO_DRAFT_LENGTHS, "auto")}
     for each in chosen:
-        texts = [cut[i] for i in each]
+        texts = [answers[i] for i in each]
+        rehearsed = LearnedCosts(costs * np.exp(NOISE * random.standard_normal(len(costs))), 1 / 2)
         for way, spent in times.items():
-            rehearsed = LearnedCosts(costs * np.exp(NOISE * random.standard_normal(len(costs))), 1 / 2)
             by = FixedSchedule(way) if isinstance(way, int) else ForesightSchedule(batch, new_tokens, rehearsed)
-            spent.append(replayed(texts, by, costs, random))
+            spent.append(replayed(texts, by, costs, random, new_tokens))
     plain = np.array(times[0])
     return [
         {
@@ -139,17 +143,17 @@ def compared(
 def by_match(answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """How often the first token of a draft was right, and one that follows right ones, by tokens found again."""
     matched, right = (np.concatenate([getattr(answer, of) for answer in answers]) for of in ("matched", "right"))
+    came = np.concatenate([np.arange(len(answer.right), 0, -1) for answer in answers]).clip(max=LONGEST)
     kind = np.searchsorted(MatchYield.LEAST, matched, side="right")
     rows = []
     for i, least in enumerate(MatchYield.LEAST):
-        found = right[kind == i + 1]
+        found, most = right[kind == i + 1], came[kind == i + 1]
         if len(found):
-            later = np.minimum(found - 1, LONGEST - 1)[found > 0]
-            judged_later = np.minimum(found, LONGEST - 1)[found > 0]
+            judged_later = np.minimum(found, most - 1)[found > 0]
             rows.append(
                 {
                     "matched": least, "count": len(found), "first": float((found > 0).mean()),
-                    "later": float(later.sum() / max(judged_later.sum(), 1)),
+                    "later": float((found - 1).clip(0).sum() / max(judged_later.sum(), 1)),
                 }
             )  # fmt: skip
     return rows
@@ -193,6 +197,8 @@ def costs_of(model: Any, tokenizer: Any, text: str, arguments: argparse.Namespac
 
 def _measured(arguments: argparse.Namespace) -> None:
     model, tokenizer, texts = real_model.load(arguments, arguments.prompts)
+    if max(arguments.batch) > (fewest := min(map(len, texts.values()))):
+        raise ValueError(f"--batch must be at most {fewest}, which a set has prompts, got {max(arguments.batch)}")
     target = LeanLlama(model)
     costs = costs_of(target, tokenizer, next(iter(texts.values()))[0], arguments)
     rows: list[dict[str, Any]] = []

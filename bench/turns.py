@@ -44,13 +44,16 @@ class InTurns(AbstractContextManager["InTurns"]):
     Parameters
     ----------
     most : int
-        Calls at a time.
+        Calls, at most: each must have a thread, or the turn would go to one that waits for it.
     """
 
     def __init__(self, most: int) -> None:
+        self._most = most
         self._threads = ThreadPoolExecutor(most, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),))
 
     def __call__(self, calls: Sequence[Call]) -> list[Timed]:
+        if len(calls) > self._most:
+            raise ValueError(f"InTurns: calls must be at most {self._most}, got {len(calls)}")
         turns = _Turns(len(calls))
         futures = [self._threads.submit(turns.take, number, call) for number, call in enumerate(calls)]
         wait(futures)

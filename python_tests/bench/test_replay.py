@@ -37,14 +37,15 @@ def test_an_answer_tells_what_each_draft_comes_to() -> None:
     assert replay.judged(prompt, answer, 2).matched.max() == 2
 
 
+@pytest.mark.parametrize("ends", [[], [2]], ids=["none ends", "ends"])
 @pytest.mark.parametrize("way", [0, 1, 3, 7, "auto"])
-def test_a_replay_takes_the_steps_that_decoding_takes(way: int | str, quiet: None) -> None:
+def test_a_replay_takes_the_steps_that_decoding_takes(way: int | str, ends: list[int], quiet: None) -> None:
     """Greedily, of three answers together: also where "auto" chooses, by the same costs."""
     model = TableRunner.random(12, seed=4)
     texts = [[4, 9, 3, 4, 9], [7, 7, 7, 7, 7], [1, 2, 3, 4, 5]]
-    kw: dict[str, Any] = {"sampling": sk.SamplingParams(0.0), "max_new_tokens": 40, "eos_token_id": []}
+    kw: dict[str, Any] = {"sampling": sk.SamplingParams(0.0), "max_new_tokens": 40, "eos_token_id": ends}
     answers = [
-        replay.judged(np.array(text), out.tokens[0].numpy())
+        replay.judged(np.array(text), out.tokens[0, : int(out.num_tokens[0])].numpy())
         for text in texts
         for out in [sk.generate(model, torch.tensor([text]), drafter=sk.NoDrafter(), **kw)]
     ]
@@ -56,12 +57,12 @@ def test_a_replay_takes_the_steps_that_decoding_takes(way: int | str, quiet: Non
     )  # fmt: skip
     taken = [COSTS[AUTO_DRAFT_LENGTHS.index(rows - 1)] for rows in model.forwards[1:]]  # the first reads the prompts
     by = FixedSchedule(way) if isinstance(way, int) else ForesightSchedule(3, 40, costs)
-    assert replay.replayed(answers, by, COSTS, np.random.default_rng(0)) == pytest.approx(sum(taken))
+    assert replay.replayed(answers, by, COSTS, np.random.default_rng(0), 40) == pytest.approx(sum(taken))
     assert len(taken) < 40 or way == 0
 
 
 def test_rows_of_all_ways(quiet: None) -> None:
-    copied = Answer(np.full(130, 3), np.minimum(7, 129 - np.arange(130)).clip(0))
+    copied = Answer(np.full(120, 3), np.minimum(7, 120 - np.arange(120)))
     rows = replay.compared([copied] * 3, 2, 4, COSTS, 120)
     assert [row["num_speculative_tokens"] for row in rows] == [0, 1, 3, 7, "auto"]
     plain, one, three, seven, auto = (row["ratio"] for row in rows)
@@ -70,16 +71,19 @@ def test_rows_of_all_ways(quiet: None) -> None:
 
 
 def test_how_often_a_match_is_right() -> None:
-    one = Answer(np.array([0, 1, 1, 3, 9]), np.array([0, 0, 2, 7, 1]))
-    assert replay.by_match([one]) == [
+    matched, right = np.zeros((2, 12), dtype=np.int64)
+    matched[[1, 2, 3, 10, 11]], right[[2, 3, 10, 11]] = [1, 1, 3, 9, 9], [2, 7, 1, 1]
+    assert replay.by_match([Answer(matched, right)]) == [
         {"matched": 1, "count": 2, "first": 0.5, "later": 0.5},
         {"matched": 3, "count": 1, "first": 1.0, "later": 1.0},
-        {"matched": 8, "count": 1, "first": 1.0, "later": 0.0},
+        {"matched": 8, "count": 2, "first": 1.0, "later": 0.0},  # the last token has none after it
     ]
 
 
 @pytest.mark.parametrize("costs", [[], ["--costs", "1.2", "1.4", "2"]])
-def test_all_of_it(costs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_of_it(
+    costs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(assets, "load_model", lambda: (tiny("llama", 1), Letters()))
     monkeypatch.setattr(prompts, "load_prompts", lambda name, tokenizer: ["to be or not to be", "that is it"] * 2)
     arguments = ["--sets", "chat", "--prompts", "4", "--batch", "2", "--batches", "2", "--max-new-tokens", "20"]
@@ -93,3 +97,5 @@ def test_all_of_it(costs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert of_steps == [1, 1.2, 1.4, 2] if costs else of_steps[0] == 1 and sorted(of_steps) == of_steps
     with pytest.raises(SystemExit):
         replay.main([*arguments, "--costs", "1.2"])
+    assert replay.main([*arguments, "--batch", "1", "5", "--costs", *["1.2"] * 6]) == 1
+    assert "--batch must be at most 4, which a set has prompts, got 5" in capsys.readouterr().err

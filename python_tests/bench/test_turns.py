@@ -82,3 +82,9 @@ def test_a_call_that_fails_stops_no_other_and_is_told() -> None:
         assert len(seen) == 1 + 9
         (again,) = in_turns([call(Watched("c", seen, busy), 2)])
     assert again.output.stats.num_tokens == 2 * 2
+
+
+def test_no_more_calls_than_threads() -> None:
+    runner = TableRunner.random(5)
+    with InTurns(1) as in_turns, pytest.raises(ValueError, match="^InTurns: calls must be at most 1, got 2"):
+        in_turns([call(runner, 2), call(runner, 2)])

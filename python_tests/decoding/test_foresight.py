@@ -285,6 +285,10 @@ def test_a_drafter_that_foresees_is_asked_before_every_step() -> None:
         def foresee(self, state: sk.decoding.DecodingState) -> sk.Foresight:
             return foreseen(1)
 
+    class Silent(sk.NgramDrafter):
+        def foresee(self, state: sk.decoding.DecodingState) -> sk.Foresight | None:  # type: ignore[override]
+            return super().foresee(state) if state.host_lengths.max() < 25 else None
+
     target, ids = TableRunner.random(), torch.cat([prompts(9, 9, vocab=23)[0]] * 2, 1)
     out = sk.generate(target, ids, drafter=Counted(2), max_new_tokens=30, seeds=torch.tensor([1, 2]))
     assert asked == out.stats.target_forwards + 1
@@ -293,3 +297,11 @@ def test_a_drafter_that_foresees_is_asked_before_every_step() -> None:
     assert asked == 0
     with pytest.raises(ValueError, match=r"^generate: Short.foresee must give \[batch=2\] tokens, got \[1\]"):
         sk.generate(target, ids, drafter=Short(2), max_new_tokens=30)
+    with pytest.raises(TypeError, match=r"^generate: Silent.foresee must give a Foresight at every step, .* NoneType"):
+        sk.generate(target, ids, drafter=Silent(2), max_new_tokens=30)
+    # What a law accepts is not what a plain step emits.
+    sk.generate(
+        target, ids, drafter=Counted(2), max_new_tokens=30, target_law=sk.laws.Lossy(0.4),
+        num_speculative_tokens=table(np.array([1.0, 1.1, 1.2, 1.4])),
+    )  # fmt: skip
+    assert asked == 0

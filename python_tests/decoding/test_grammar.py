@@ -15,6 +15,7 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.decoding.models import NarrowTable, TableRunner, near, prompts, tiny
+from python_tests.decoding.test_schedule import table
 from python_tests.decoding.test_trees import Fixed, TreeTable, medusa
 from specdec_kernels.decoding import DecodingState
 from specdec_kernels.decoding.grammar import Masks
@@ -229,6 +230,25 @@ def test_a_row_is_filled_once(name: str) -> None:
     assert torch.equal(out.tokens, other.tokens)
     if name in ("plain", "model"):
         assert engine.num_filled == out.stats.num_steps + out.stats.num_drafted and engine.looked_at == 0
+
+
+def test_no_row_is_filled_to_foresee_what_is_not_drafted() -> None:
+    ids, mask = prompts(9, 9, 9)
+    drafter = sk.NgramDrafter(2)
+    foresee, found = drafter.foresee, 0
+
+    def counted(state: DecodingState) -> sk.Foresight:
+        nonlocal found
+        foresight = foresee(state)
+        found += int((foresight.tokens >= 0).sum())
+        return foresight
+
+    drafter.foresee = counted  # type: ignore[method-assign]
+    out, grammar = run(
+        drafter, prompts=(ids.repeat(1, 2), mask.repeat(1, 2)), sampling=GREEDY, seeds=torch.arange(3),
+        num_speculative_tokens=table(np.array([1.0, 9.0, 9.0, 9.0])),
+    )  # fmt: skip
+    assert out.stats.num_drafted == 0 < found and grammar.looked_at == 0
 
 
 class Narrow(sk.Grammar):

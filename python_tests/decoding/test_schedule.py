@@ -174,9 +174,10 @@ def test_no_length_is_compared_that_the_batch_cannot_afford() -> None:
     for step in range(30):
         auto.note(result(1, np.array([int(step % 5 > 1)])), None)  # three of five are accepted
     assert auto.next() == 1
+    auto._comparisons.steps = auto._comparisons.after
+    assert [auto.next() for auto._comparisons.made in range(4)] == [3, 0, 3, 0], "plain decoding is the next shorter"
     auto._account.credit = 0.0
     auto._choose()
-    auto._comparisons.steps = auto._comparisons.after
     assert {auto.next() for auto._comparisons.made in range(3)} == {0}
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..drafters.base import Foresight
 from .costs import AUTO_DRAFT_LENGTHS, CostTable, LearnedCosts
-from .schedule import AdaptiveSchedule, failed_drafts
+from .schedule import MEMORY, AdaptiveSchedule, failed_drafts
 from .state import StepResult
 
 
@@ -26,6 +26,7 @@ class ForesightSchedule(AdaptiveSchedule):
     which a plain step emits it: so a plain step judges the drafter as well, without a row more.
     """
 
+    # All chosen by what `bench.replay` makes of recorded answers, at batches of 1 to 8.
     _MARGIN = 0.04  # a gain below this, in plain steps, does not pay for the risk of a wrong estimate
     _ALLOWANCE, _TRUST = 0.15, 0.0  # see `Account`
     _MOST_TRUST, _EVIDENCE = 0.5, 15.0  # what trust grows to, and by how many judged drafts half the way
@@ -102,7 +103,6 @@ class MatchYield:
     # lookup of up to three tokens does better, as its longest matches are longer than that (without --n).
     _FIRST, _LATER = (0.17, 0.42, 0.57, 0.68, 0.78, 0.88), (0.50, 0.60, 0.68, 0.75, 0.82, 0.90)
     _WEIGHT = 6.0  # judged tokens that these count as
-    _MEMORY = 0.985  # weight left to a token by the next one of its kind: about the last 70 count
 
     def __init__(self) -> None:
         self._counts = [[0.0] * 4 for _ in self.LEAST]  # of first tokens those accepted and judged; of later ones
@@ -128,7 +128,7 @@ class MatchYield:
             return
         counts = self._counts[kind]
         for at, good, seen in ((0, min(accepted, 1), 1), (2, max(accepted - 1, 0), judged - 1)):
-            kept = self._MEMORY**seen
+            kept = MEMORY**seen
             counts[at], counts[at + 1] = counts[at] * kept + good, counts[at + 1] * kept + seen
         self._changed.add(kind)
 

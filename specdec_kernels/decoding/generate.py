@@ -198,8 +198,8 @@ def generate(
         started = time.perf_counter()
 
         while state.host_active.any():
-            if isinstance(schedule, ForesightSchedule) and (foresight := _foresight(state, drafter)) is not None:
-                schedule.look(foresight)
+            if isinstance(schedule, ForesightSchedule):
+                schedule.look(_foresight(state, drafter))
             launched = time.perf_counter()
             result, asked = steps.next_result(schedule)
             seconds = time.perf_counter() - launched
@@ -246,15 +246,17 @@ def _costs(
     return begin_costs(steps)
 
 
-def _foresight(state: DecodingState, drafter: Drafter) -> Foresight | None:
-    """What the drafter says of the coming step."""
-    state.host_limits = state.draft_limits(AutoSchedule.max_draft_tokens)
-    foresight = drafter.foresee(state)
-    if foresight is not None and len(foresight.tokens) != state.batch_size:
-        raise ValueError(
-            f"generate: {type(drafter).__name__}.foresee must give [batch={state.batch_size}] tokens, "
-            f"got {list(foresight.tokens.shape)}"
-        )
+def _foresee(state: DecodingState, drafter: Drafter) -> Foresight | None:
+    return drafter.foresee(state.at_step(state.draft_limits(AutoSchedule.max_draft_tokens), state.longest))
+
+
+def _foresight(state: DecodingState, drafter: Drafter) -> Foresight:
+    """What a drafter that foresees says of the coming step."""
+    foresight, asked = _foresee(state, drafter), f"generate: {type(drafter).__name__}.foresee must give"
+    if not isinstance(foresight, Foresight):
+        raise TypeError(f"{asked} a Foresight at every step, or None at every step, got {type(foresight).__name__}")
+    if len(foresight.tokens) != state.batch_size:
+        raise ValueError(f"{asked} [batch={state.batch_size}] tokens, got {list(foresight.tokens.shape)}")
     return foresight
 
 
@@ -265,7 +267,8 @@ def _schedule(
     costs: CostTable | LearnedCosts | None,
 ) -> Schedule:
     if costs is not None:
-        foresees = _foresight(steps.state, steps.drafter) is not None
+        # A law may accept a token more often than a plain step emits it, which then judges no draft.
+        foresees = steps.state.target_law is None and _foresee(steps.state, steps.drafter) is not None
         return (ForesightSchedule if foresees else AutoSchedule)(steps.state.batch_size, max_new_tokens, costs)
     if isinstance(steps.drafter, TreeDrafter):
         return FixedSchedule(steps.drafter.max_depth)

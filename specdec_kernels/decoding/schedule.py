@@ -12,6 +12,7 @@ from .state import StepResult
 
 _Ints = NDArray[np.int64]
 _Flags = NDArray[np.bool_]
+MEMORY = 0.985  # weight left to a judged token by the next one of its kind: about the last 70 count
 
 
 class Schedule(ABC):
@@ -62,12 +63,12 @@ class Account:
         Of each sequence.
     costs : CostTable or LearnedCosts
     allowance : float
-        What drafts may lose, in plain steps.
+        What drafts may lose, in plain steps; with each token since it is a little more, `_MORE`.
     trust : float
         Share of an expected gain that is counted on; the attribute may be changed.
     """
 
-    _MORE = 0.0075  # what drafts may lose besides, for each token since
+    _MORE = 0.0075  # what drafts may lose besides, with each token
     _NEAR = 32  # the end: so many tokens before it
 
     def __init__(
@@ -120,7 +121,8 @@ class Comparisons:
         """The length to take instead of `choice`, if one is due: the next longer, the next shorter, plain decoding."""
         if choice == 0 or self.steps < self.after:
             return choice
-        others = [o for o in (choice + 1, choice - 1, 0) if o < len(affordable) and affordable[o]]
+        beside = dict.fromkeys((choice + 1, choice - 1, 0))  # after the shortest draft plain decoding is both
+        others = [o for o in beside if o < len(affordable) and affordable[o]]
         return others[self.made % len(others)]
 
     def note(self, choice: int, drafted: bool) -> None:
@@ -233,7 +235,6 @@ class Yield:
     batch_size, longest : int
     """
 
-    _MEMORY = 0.985  # weight left to a token by the next one: about the last 70 count
     _FIRST, _LATER = (1 / 3, 1.5), (1 / 2, 2.0)  # acceptance assumed before the first step, as so many judged tokens
     _SEQUENCE, _POSITION = 2.0, 3.0  # judged tokens that the other sequences, and other positions, count as at most
 
@@ -246,14 +247,14 @@ class Yield:
         """Take in a draft of each sequence: so many tokens were accepted, and the next one was not, or was missing."""
         good = self._positions < accepted[:, None]
         judged = self._positions < (accepted + failed)[:, None]
-        kept = self._MEMORY ** judged.sum(1, keepdims=True)
+        kept = MEMORY ** judged.sum(1, keepdims=True)
         self._accepted = self._accepted * kept + good
         self._judged = self._judged * kept + judged
 
     def fade(self) -> None:
         """A step without drafts: what is known is a token older."""
-        self._accepted *= self._MEMORY
-        self._judged *= self._MEMORY
+        self._accepted *= MEMORY
+        self._judged *= MEMORY
 
     def expected(self) -> NDArray[np.float64]:
         """``[batch, longest + 1]``: tokens that a step yields in the mean, by the number of draft tokens."""

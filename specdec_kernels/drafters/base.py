@@ -179,8 +179,8 @@ class Drafter(ABC):
         """
 
     def foresee(self, state: DecodingState) -> Foresight | None:
-        """What `propose` is about to propose, where drafts are one-hot, read on from where the text's last tokens stood
-        before, and found with next to no work; else None, always.
+        """What `propose` is about to propose, a grammar aside, where drafts are one-hot, read on from where the text's
+        last tokens stood before, and found with next to no work; else None, always.
 
         With ``num_speculative_tokens="auto"`` asked before every step: the loop then drafts where as long a match has
         been worth it, and learns that from plain steps as well.

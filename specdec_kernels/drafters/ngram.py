@@ -52,24 +52,25 @@ class NgramDrafter(Drafter):
 
     def propose(self, state: DecodingState, num_tokens: int) -> Draft:
         """One-hot drafts, as wide as the longest found."""
-        return Draft(torch.from_numpy(self._found(state, num_tokens)).to(state.device, non_blocking=True))
+        found = self._found(state, num_tokens)
+        if self._barred is not None:
+            found = self._barred.prune(found, state.host_limits)
+            found = found[:, : int((found >= 0).sum(1).max())]
+        return Draft(torch.from_numpy(np.ascontiguousarray(found)).to(state.device, non_blocking=True))
 
     def foresee(self, state: DecodingState) -> Foresight:
-        """The first token found, and the length of the suffix that it followed."""
-        assert self._index is not None
+        """The first token found, and the length of the suffix that it followed. No grammar is asked: that is work."""
         found = self._found(state, 1)
         tokens = found[:, 0] if found.shape[1] else np.full(len(found), PLACEHOLDER_TOKEN_ID)
+        assert self._index is not None
         return Foresight(tokens, self._index.matched())
 
     def _found(self, state: DecodingState, num_tokens: int) -> NDArray[np.int64]:
-        """``[batch, at most num_tokens]``, −1 after what was found."""
+        """``[batch, at most num_tokens]`` that processors allow, −1 after what was found."""
         assert self._index is not None
         tokens, counts = self._index.propose(num_tokens, limits=state.host_limits)
         found = tokens[:, : int(counts.max())]
-        if self._barred is not None:
-            found = self._barred.prune(self._barred.cut(found, state.host_lengths), state.host_limits)
-            found = found[:, : int((found >= 0).sum(1).max())]
-        return np.ascontiguousarray(found)
+        return found if self._barred is None else self._barred.cut(found, state.host_lengths)
 
     def commit(self, state: DecodingState, result: StepResult) -> None:
         """Index what was emitted."""
