@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from specdec_kernels import config
+from specdec_kernels.backends import _BACKENDS
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +23,12 @@ def test_defaults() -> None:
     cache = Path.home() / ".cache" / "specdec_kernels"
     expected = config.Settings(check=False, cpu_capability=None, backend=None, cache=cache, vllm=False, no_color=False)
     assert config.reload() == expected
+
+
+def test_every_backend_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in _BACKENDS:
+        monkeypatch.setenv("SPECDEC_BACKEND", name)
+        assert config.reload().backend == name
 
 
 def test_read_once_until_reload(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,10 @@ test says so. What the text says of them, and whether a goal is reached, is for 
 
 from __future__ import annotations
 
+import argparse
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 
 from python_tests.docs_tables import FIGURE, ROOT, Expected, agrees
 from python_tests.test_docs_figures import NAMES, PAGES
@@ -51,7 +53,13 @@ def written(text: str, names: dict[str, Callable[[str, str], Expected]] = NAMES)
     return "\n".join(lines)
 
 
-if __name__ == "__main__":
+def main(argv: Sequence[str] | None = None) -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args(argv)
     for page in PAGES:
         path = ROOT / page
         path.write_text(written(path.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -102,7 +102,7 @@ def _of(module: str, *first: str) -> Callable[[list[str]], int | None]:
 _COMMANDS: dict[str, _Command] = {
     "env": _Command(_env, "a report on this machine and installation, to paste into a bug report"),
     "backends": _Command(_backends, "which backend runs which op, and why the others do not"),
-    "check": _Command(_check, "whether every backend here gives the target's distribution, exactly; a minute"),
+    "check": _Command(_check, "whether every backend here gives the target's distribution, exactly; a minute", "audit"),
     "demo": _Command(_of("demo"), "a real language model with and without speculation, side by side", "transformers"),
     "generate": _Command(
         _of("demo.answer"), "a model answers a prompt, its tokens coloured by who wrote them", "transformers"

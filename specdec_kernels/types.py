@@ -217,8 +217,8 @@ class VerifyOutput(NamedTuple):
     num_accepted : Tensor
         ``[batch]`` int32, accepted draft tokens.
     num_tokens : Tensor
-        ``[batch]`` int32, tokens emitted: ``num_accepted + 1``; ``num_accepted`` after an accepted EOS; 0 in an idle
-        row.
+        ``[batch]`` int32, tokens emitted: ``num_accepted + 1``; ``num_accepted`` after an accepted EOS, or where the
+        bonus token was given as −1; 0 in an idle row.
     status : Tensor
         ``[batch]`` int32, flags of `Status` over the rows the rule had to read.
     acceptance : Tensor or None

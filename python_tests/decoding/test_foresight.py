@@ -134,8 +134,8 @@ def test_the_sequence_of_which_little_was_foreseen_is_taken_for_the_last() -> No
 
 
 def test_trust_is_earned_and_does_not_last_to_the_end() -> None:
-    """What is worth its rows, but cannot be paid for by what the batch is ahead, is drafted once matches have come true
-    for a while, and not shortly before the end, where it could not be earned again.
+    """What is worth its rows, but cannot be paid for by what the batch is ahead, is drafted once enough were judged,
+    and not shortly before the end, where it could not be earned again.
     """
 
     def drafted(steps: int, right: bool, left: int) -> bool:
@@ -297,7 +297,7 @@ def test_a_drafter_that_foresees_is_asked_before_every_step() -> None:
     assert asked == 0
     with pytest.raises(ValueError, match=r"^generate: Short.foresee must give \[batch=2\] tokens, got \[1\]"):
         sk.generate(target, ids, drafter=Short(2), max_new_tokens=30)
-    with pytest.raises(TypeError, match=r"^generate: Silent.foresee must give a Foresight at every step, .* NoneType"):
+    with pytest.raises(TypeError, match=r"^generate: Silent.foresee must give a Foresight at every step .* NoneType"):
         sk.generate(target, ids, drafter=Silent(2), max_new_tokens=30)
     # What a law accepts is not what a plain step emits.
     sk.generate(

@@ -110,8 +110,8 @@ def generate(
     num_speculative_tokens : int, "auto" or CostTable
         Draft tokens a step, 0 … 64. "auto": 0, 1, 3 or 7, chosen for the batch at each step by what its drafts have
         yielded so far (those of `NgramDrafter` by how long a match each was read on from) and by what steps have cost
-        (at the first call with this model, kind of drafter and batch size, a rehearsal of eight), so that the batch is
-        done soonest; where drafting does not pay, nothing is drafted.
+        (at the first call with this model, kind of drafter and batch size, eight are timed), so that the batch is done
+        soonest; where drafting does not pay, nothing is drafted.
         Where `acceptance` is "token" or "block", sampling is not greedy and `seeds` are given, the draws depend on that
         choice: then costs are nominal ones (`CostTable.nominal`), so that the seeds reproduce. A `CostTable`: as
         "auto", by these costs; ``stats.costs`` of a call are those that it chose by, and reproduce its tokens with its
@@ -252,11 +252,11 @@ def _foresee(state: DecodingState, drafter: Drafter) -> Foresight | None:
 
 def _foresight(state: DecodingState, drafter: Drafter) -> Foresight:
     """What a drafter that foresees says of the coming step."""
-    foresight, asked = _foresee(state, drafter), f"generate: {type(drafter).__name__}.foresee must give"
+    foresight, name = _foresee(state, drafter), f"generate: {type(drafter).__name__}.foresee"
     if not isinstance(foresight, Foresight):
-        raise TypeError(f"{asked} a Foresight at every step, or None at every step, got {type(foresight).__name__}")
+        raise TypeError(f"{name} must give a Foresight at every step or None at all, got {type(foresight).__name__}")
     if len(foresight.tokens) != state.batch_size:
-        raise ValueError(f"{asked} [batch={state.batch_size}] tokens, got {list(foresight.tokens.shape)}")
+        raise ValueError(f"{name} must give [batch={state.batch_size}] tokens, got {list(foresight.tokens.shape)}")
     return foresight
 
 

@@ -1,4 +1,6 @@
-"""Verification where the vocabulary is sharded over ranks, which exchange numbers of rows and tiles, never logits."""
+"""Verification where the vocabulary is sharded over ranks, which exchange a few numbers a row and tile, and of cut rows
+the logits that may be kept.
+"""
 
 from __future__ import annotations
 
