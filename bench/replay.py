@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run it and write ``replay.json``."""
     parser = real_model.parser(
         "replay", 'What "auto" gains with lookup, by many answers.', sets=prompts.PROMPT_SETS,
-        prompts=40, prompts_help="so many, the last of each set (default 40)", max_new_tokens=64, rounds=3,
+        prompts=40, prompts_help="so many, the last of each set (default 40)", max_new_tokens=64, rounds=12,
     )  # fmt: skip
     parser.add_argument("--batches", type=POSITIVE, default=20, help="drawn for each batch size (default 20)")
     parser.add_argument("--batch", nargs="+", type=POSITIVE, default=[1, 2, 4, 8], help="sizes (default 1 2 4 8)")
