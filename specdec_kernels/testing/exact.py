@@ -184,17 +184,15 @@ def _breakpoints(run: Run, probes: dict[int, list[Int64]], known: set[Cut], grid
     start = np.array([np.insert(line[2], line[1], 0) for line in lines], np.int64).reshape(len(lines), width)
 
     def at(line: Int64, position: Int64) -> Int64:
-        uniforms = start[line].copy()
-        uniforms[np.arange(len(line)), axis[line]] = position
-        return run(path[line], uniforms)
+        points = np.concatenate([path[line, None], start[line]], 1)
+        points[np.arange(len(line)), 1 + axis[line]] = position
+        points, which = np.unique(points, axis=0, return_inverse=True)  # lines meet
+        return run(points[:, 0], points[:, 1:])[which.reshape(-1)]
 
     edges = _edges(known)
     grids = [np.union1d(grid, [c - i for c in edges.get(line[:2], ()) for i in (0, 1)]) for line in lines]
     line, position = np.repeat(np.arange(len(lines)), [len(g) for g in grids]), np.concatenate(grids).astype(np.int64)
-    points = np.concatenate([path[line, None], start[line]], 1)
-    points[np.arange(len(line)), 1 + axis[line]] = position
-    points, first = np.unique(points, axis=0, return_inverse=True)  # lines meet
-    code = run(points[:, 0], points[:, 1:])[first.reshape(-1)]
+    code = at(line, position)
     follows = line[1:] == line[:-1]
     line, low, high = line[1:][follows], position[:-1][follows], position[1:][follows]
     code_low, code_high = code[:-1][follows], code[1:][follows]
