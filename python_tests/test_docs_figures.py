@@ -304,6 +304,13 @@ def overheads() -> Expected:
     return [min(values), max(values)]
 
 
+def shares(batch: int) -> Expected:
+    """Of the bandwidth that was measured beside each case; float32, the rates' three cases."""
+    what = re.compile(rf"(T=1|truncated|greedy) V=\d+ B={batch}: share of the read bandwidth")
+    found = [t["measured"] for t in results("verify_chain")["targets"] if what.fullmatch(t["what"])]
+    return [min(found), max(found)]
+
+
 GOALS: dict[str, Callable[[], Expected]] = {
     "verify step at T = 1, times the best peer": lambda: over_sizes(best_peer, "T = 1"),
     "the same, truncated": lambda: over_sizes(best_peer, "truncated"),
@@ -312,6 +319,8 @@ GOALS: dict[str, Callable[[], Expected]] = {
     "the same, greedily": lambda: over_sizes(rates, "greedy"),
     "the same, truncated, vocabulary 49152": lambda: over_sizes(rates, "truncated", (49152,)),
     "the same, truncated, vocabulary 128256": lambda: over_sizes(rates, "truncated", (128256,)),
+    "share of the bandwidth of `torch.sum`, batch 1": lambda: shares(1),
+    "the same, batch 8": lambda: shares(8),
     "overhead of a call, µs, by op": overheads,
     "code-edit, greedy, lookup: times plain decoding": lambda: end_to_end("code-edit", LOOKUP)[:1],
     "quote, the same": lambda: end_to_end("quote", LOOKUP)[:1],
@@ -330,6 +339,8 @@ STATED: dict[str, tuple[str, str]] = {  # the file, and what the goal is called 
     "logits read at T = 1, GB/s": ("verify_chain", r"T=1 .*: GB/s"),
     "the same, greedily": ("verify_chain", r"greedy .*: GB/s"),
     "the same, truncated, vocabulary 49152": ("verify_chain", r"truncated V=49152 .*: GB/s"),
+    "share of the bandwidth of `torch.sum`, batch 1": ("verify_chain", r".* B=1: share of the read bandwidth"),
+    "the same, batch 8": ("verify_chain", r".* B=8: share of the read bandwidth"),
     "overhead of a call, µs, by op": ("verify_chain", r".*overhead of a call"),
     "code-edit, greedy, lookup: times plain decoding": ("end_to_end", r"code-edit, greedy, lookup"),
     "quote, the same": ("end_to_end", r"quote, greedy, lookup"),
