@@ -178,7 +178,7 @@ def test_match_draws_what_plain_sampling_draws(backend: Backend, name: str) -> N
     """Token by token, `sample` with the history so far: the same ids, whatever is drafted."""
     vocab, num_draft, request = 4, 3, EACH[name]
     rng = torch.Generator().manual_seed(11)
-    params, n = sk.SamplingParams(0.9), 3 if slow(backend) else 24
+    params, n = sk.SamplingParams(0.9), 3 if slow(backend) else 40
     rows = [torch.randn(*[vocab] * d, vocab, generator=rng) * 2 for d in range(num_draft + 1)]
     keys = torch.randint(0, 2**60, (n, num_draft + 1), generator=rng)
     drafted = torch.randint(0, vocab, (n, num_draft), generator=rng)

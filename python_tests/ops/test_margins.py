@@ -52,7 +52,7 @@ CASES = [
     *(("block", name) for name in list(LAWS)[2::3]),
 ]
 Case = tuple[chains.Arguments, sk.Margins]
-SLOW = {"reference": 7, "cuda-emulated": 5, "triton": 11}
+SLOW = {"reference": 3, "cuda-emulated": 3, "triton": 11}
 """Backends that try one of so many ways to move logits, others at each distance."""
 
 

@@ -138,7 +138,7 @@ def pieces(run: Run, num_paths: int, width: int, hidden: bool = False) -> Pieces
     cuts = _breakpoints(
         run, {p: [e[:1] for e in ends] for p in range(num_paths)}, set(), GRID
     )  # most show here already
-    cuts |= _breakpoints(run, dict.fromkeys(range(num_paths), ends), cuts, GRID[::2])
+    cuts |= _breakpoints(run, dict.fromkeys(range(num_paths), ends), cuts, GRID)
     unsettled = set(range(num_paths) if hidden else ())
     while True:
         edges = _edges(cuts)
