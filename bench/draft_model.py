@@ -68,10 +68,7 @@ def models(arguments: argparse.Namespace, model: Any) -> tuple[Any, sk.ModelDraf
         for each in (model, draft):
             pack_linear_weights(each)
         return model, sk.ModelDrafter(draft), size
-    ids = getattr(draft.config, "draft_token_ids", None)
-    ids = None if ids is None else torch.tensor(ids)
-    token_map = None if ids is None else sk.TokenMap(ids)
-    return LeanLlama(model), sk.ModelDrafter(LeanLlama(draft, ids=ids), token_map=token_map), size
+    return LeanLlama(model), real_model.draft_in_own_loop(draft), size
 
 
 def peak_bytes(folder: Path, gamma: int) -> int:

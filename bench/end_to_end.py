@@ -51,6 +51,7 @@ from specdec_kernels.assets import prompts
 from specdec_kernels.drafters import (
     Drafter,
     MedusaDrafter,
+    ModelDrafter,
     NgramTreeDrafter,
     NoDrafter,
 )
@@ -60,7 +61,7 @@ from specdec_kernels.options import POSITIVE, SEED, TEMPERATURE, draft_length, e
 SETS = ("code-edit", "quote", "humaneval", "summarise", "chat")
 DRAFT_LENGTHS: tuple[int | str, ...] = (3, 7, "auto")
 TREE_NODES = (8, 16, 32, 64)
-DRAFTERS = ("lookup", "ngram-lm", "lookup-tree", "medusa")
+DRAFTERS = ("lookup", "ngram-lm", "lookup-tree", "medusa", "model")
 
 Key = tuple[str, "int | str"]
 """A drafter's name, and its draft length or tree's nodes."""
@@ -82,9 +83,10 @@ class Way:
 
 def ways_of(
     names: Sequence[str], model: Any, tokenizer: Any, heads_path: Path, seed: int | None = None,
-    lengths: Sequence[int | str] = DRAFT_LENGTHS,
+    lengths: Sequence[int | str] = DRAFT_LENGTHS, draft_model: Path | None = None,
 ) -> dict[Key, Way]:  # fmt: skip
     """All ways of decoding with the drafters of these names; with a `seed`, random trees beside the calibrated ones.
+    A draft model runs in the loop of ``examples/own_loop.py``.
 
     Raises
     ------
@@ -109,7 +111,10 @@ def ways_of(
         elif name == "lookup-tree":
             ways |= {(name, nodes): Way(NgramTreeDrafter(num_nodes=nodes)) for nodes in TREE_NODES[:2]}
         else:
-            (drafter,) = make_drafters([name], model, tokenizer, corpus=True).values()
+            if draft_model is not None and name == "model":
+                drafter: Drafter = real_model.draft_in_own_loop(assets.load_folder(draft_model)[0])
+            else:
+                (drafter,) = make_drafters([name], model, tokenizer, corpus=True).values()
             ways |= {(name, length): Way(drafter, length) for length in lengths}
     return ways
 
@@ -130,10 +135,18 @@ def random_tree(num_heads: int, ranks: int, nodes: int, seed: int) -> sk.DraftTr
 
 
 def by_itself(way: Way, target: LeanLlama) -> Way:
-    """The same way with a drafter of its own, and a model of its own that shares the weights."""
-    model = copy.copy(target)
-    model.layers = [copy.copy(layer) for layer in target.layers]
-    return replace(way, drafter=copy.copy(way.drafter), model=model)
+    """The same way with a drafter of its own, and models of its own that share the weights."""
+    drafter = copy.copy(way.drafter)
+    if isinstance(drafter, ModelDrafter):
+        drafter = ModelDrafter(_beside(drafter.draft_model), token_map=drafter.token_map)
+    return replace(way, drafter=drafter, model=_beside(target))
+
+
+def _beside(model: LeanLlama) -> LeanLlama:
+    """The same weights with a cache of its own."""
+    other = copy.copy(model)
+    other.layers = [copy.copy(layer) for layer in model.layers]
+    return other
 
 
 @dataclass
@@ -385,20 +398,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         nargs="+",
         type=draft_length,
         default=DRAFT_LENGTHS,
-        help="of lookup and ngram-lm",
+        help="of lookup, ngram-lm and a draft model",
     )
+    parser.add_argument("--draft-model", type=existing, metavar="FOLDER", help="of the drafter model; needs --own-loop")
     parser.add_argument("--own-loop", action="store_true", help="the model of examples/own_loop.py, not transformers'")
     parser.add_argument("--in-turns", action="store_true", help="step by step side by side; needs --own-loop")
     arguments = parser.parse_args(argv)
     if arguments.in_turns and not arguments.own_loop:
         parser.error("--in-turns needs --own-loop")
+    if "model" in arguments.drafter and (arguments.draft_model is None or not arguments.own_loop):
+        parser.error("--drafter model needs --draft-model and --own-loop")
     return real_model.run("end_to_end", arguments, _measured)
 
 
 def _measured(arguments: argparse.Namespace) -> None:
     # The last ones: the n-gram model's constants were chosen on the first of HumanEval.
     model, tokenizer, texts = real_model.load(arguments, arguments.prompts)
-    ways = ways_of(arguments.drafter, model, tokenizer, arguments.heads, arguments.trees, arguments.lengths)
+    ways = ways_of(
+        arguments.drafter, model, tokenizer, arguments.heads, arguments.trees, arguments.lengths,
+        arguments.draft_model,
+    )  # fmt: skip
     batch = arguments.batch
     rows: list[dict[str, Any]] = []
     greedy_ways = sum(not way.typical for way in ways.values())

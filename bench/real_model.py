@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+import specdec_kernels as sk
+from examples.own_loop import LeanLlama
 from specdec_kernels import assets
 from specdec_kernels.assets import prompts
 from specdec_kernels.commands import ended
@@ -41,6 +43,13 @@ def load(arguments: argparse.Namespace, last: int | None = None) -> tuple[Any, A
     model, tokenizer = assets.load_model()
     texts = {name: prompts.load_prompts(name, tokenizer) for name in arguments.sets}
     return model, tokenizer, texts if last is None else {name: found[-last:] for name, found in texts.items()}
+
+
+def draft_in_own_loop(draft: Any) -> sk.ModelDrafter:
+    """A drafter with this transformers model in the loop of ``examples/own_loop.py``."""
+    ids = getattr(draft.config, "draft_token_ids", None)
+    ids = None if ids is None else torch.tensor(ids)
+    return sk.ModelDrafter(LeanLlama(draft, ids=ids), token_map=None if ids is None else sk.TokenMap(ids))
 
 
 def settings(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,15 +1,17 @@
-"""``python -m bench.replay``: "auto" with lookup on many answers of the real model, replayed by what steps cost.
+"""``python -m bench.replay``: "auto" on many answers of the real model, replayed by what steps cost.
 
-SmolLM2-135M-Instruct, in the loop of ``examples/own_loop.py``, writes one answer to each prompt of each set, plainly.
-The target accepts a lookup's token with the probability that it gives it: as often, that is, as it is the token that
-came. So an answer tells what each draft within it comes to, and a schedule can be run on it without the model, if it
-is told what a step takes: a plain one 1, and one with drafts what `specdec_kernels.analysis.measured.measure_costs`
-finds first, or ``--costs`` says, with noise. For each batch size some batches of prompts are drawn, and the whole time
-by fixed numbers of draft tokens, and by "auto", is compared with plain decoding's. What else "auto" takes on the host
-is not part of it: `bench.end_to_end` measures that, on the few batches that there is time for.
+SmolLM2-135M-Instruct, in the loop of ``examples/own_loop.py``, writes one answer to each prompt of each set, plainly,
+and before each token the drafter is asked what it would propose. Greedily, and where both draw with the same noise
+(acceptance "match"), the target accepts a token where it is the one that came. So an answer tells what each draft
+within it comes to, and a schedule can be run on it without the model, if it is told what a step takes: a plain one 1,
+and one with drafts what `specdec_kernels.analysis.measured.measure_costs` finds first, or ``--costs`` says, with noise.
+For each batch size some batches of prompts are drawn, and the whole time by fixed numbers of draft tokens, and by
+"auto", is compared with plain decoding's. What else "auto" takes on the host is not part of it: `bench.end_to_end`
+measures that, on the few batches that there is time for.
 
-Beside it stands how often lookups were right by how much of the text they found again: what `MatchYield` first assumes
-lies somewhat below what ``--n 16`` gives. Writes ``replay.json`` into the machine's results folder.
+Of a drafter that foresees it also says how often it was right by how much of the text it found again: what `MatchYield`
+first assumes lies somewhat below what ``--n 16`` gives and, where nothing was found, ``--drafter ngram-lm``. Writes
+``replay.json`` into the machine's results folder.
 """
 
 from __future__ import annotations
@@ -33,14 +35,14 @@ from tqdm import tqdm
 import specdec_kernels as sk
 from bench import machine, real_model
 from examples.own_loop import LeanLlama
-from specdec_kernels.analysis import measured
+from specdec_kernels import assets
+from specdec_kernels.analysis import drafters, measured
 from specdec_kernels.assets import prompts
-from specdec_kernels.decoding import StepResult
+from specdec_kernels.decoding import DecodingState, StepResult
 from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS, LearnedCosts
 from specdec_kernels.decoding.foresight import ForesightSchedule, MatchYield
-from specdec_kernels.decoding.schedule import FixedSchedule, Schedule
-from specdec_kernels.host import NgramIndex
-from specdec_kernels.options import POSITIVE, TEMPERATURE, integer, number
+from specdec_kernels.decoding.schedule import AutoSchedule, FixedSchedule, Schedule
+from specdec_kernels.options import POSITIVE, TEMPERATURE, existing, integer, number
 
 LONGEST = AUTO_DRAFT_LENGTHS[-1]
 NOISE = 0.05  # of a step's time, as a standard deviation of its logarithm
@@ -49,41 +51,76 @@ TOGETHER = 8  # answers written in one batch
 
 @dataclass(frozen=True)
 class Answer:
-    """At each token of an answer, ``[n]``: how many tokens before it a lookup finds again, and how many of its draft of
-    `LONGEST` are the ones that follow.
+    """At each token of an answer, ``[n]``: how many tokens the drafter proposes of `LONGEST`, how many of these are the
+    ones that follow, and, if it foresees, how much of the text it found again.
     """
 
-    matched: NDArray[np.int64]
+    drafted: NDArray[np.int64]
     right: NDArray[np.int64]
+    matched: NDArray[np.int64] | None
 
 
-def judged(prompt: NDArray[np.int64], answer: NDArray[np.int64], n: int = sk.NgramDrafter().n) -> Answer:
-    """What lookups of suffixes of up to `n` tokens would have come to."""
-    index = NgramIndex(1, n, 1)
-    index.append(0, prompt)
-    matched, right = np.zeros((2, len(answer)), dtype=np.int64)
-    for i in range(len(answer)):
-        matched[i], coming = index.matched()[0], answer[i : i + LONGEST]
-        draft = index.propose(LONGEST)[0][0, : len(coming)]
-        right[i] = (draft == coming).cumprod().sum()
-        index.append(0, answer[i : i + 1])
-    return Answer(matched, right)
+class Watched(sk.Drafter):
+    """Asks another drafter at each step of plain decoding, and proposes nothing."""
+
+    def __init__(self, drafter: sk.Drafter) -> None:
+        self.drafter, self.runner = drafter, drafter.runner
+        self._drafts: list[NDArray[np.int64]] = []  # [batch, LONGEST] each
+        self._matched: list[NDArray[np.int64] | None] = []
+
+    def start(self, state: DecodingState) -> None:
+        self.drafter.start(state)
+        self._drafts, self._matched = [], []
+
+    def prepare(self, state: DecodingState) -> None:
+        self.drafter.prepare(state)
+
+    def propose(self, state: DecodingState, num_tokens: int) -> sk.Draft:
+        foresight = self.drafter.foresee(state)
+        self._matched.append(None if foresight is None else foresight.matched)
+        self._drafts.append(self.drafter.propose(state, num_tokens).widened(LONGEST).tokens.numpy())
+        return sk.Draft(state.tokens[:, :0])
+
+    def commit(self, state: DecodingState, result: StepResult) -> None:
+        self.drafter.commit(state, result)
+
+    def finish(self) -> None:
+        self.drafter.finish()
+
+    def answers(self, out: sk.GenerationOutput) -> list[Answer]:
+        """What the drafts of a call would have come to. Before the last token of a longest answer none is asked for."""
+        answers = []
+        for sequence, (tokens, count) in enumerate(zip(out.tokens.numpy(), out.num_tokens.tolist(), strict=True)):
+            drafted, right, matched = np.zeros((3, count), dtype=np.int64)
+            for i, (drafts, found) in enumerate(zip(self._drafts[:count], self._matched, strict=False)):
+                draft, coming = drafts[sequence], tokens[i : min(i + LONGEST, count)]
+                drafted[i] = (draft >= 0).sum()
+                right[i] = (draft[: len(coming)] == coming).cumprod().sum()
+                matched[i] = 0 if found is None else found[sequence]
+            answers.append(Answer(drafted, right, None if self._matched[0] is None else matched))
+        return answers
 
 
 def written(
-    model: Any, tokenizer: Any, texts: Sequence[str], temperature: float, new_tokens: int, n: int
+    model: Any, tokenizer: Any, drafter: sk.Drafter, texts: Sequence[str], temperature: float, new_tokens: int
 ) -> list[Answer]:
     """One answer to each text."""
     answers = []
     for begin in range(0, len(texts), TOGETHER):
         ids, mask = prompts.encode(tokenizer, texts[begin : begin + TOGETHER])
-        out = sk.generate(
-            model, ids, attention_mask=mask, drafter=sk.NoDrafter(), sampling=sk.SamplingParams(temperature),
+        answers += asked(
+            model, ids, drafter, attention_mask=mask, sampling=sk.SamplingParams(temperature),
             seeds=torch.arange(begin, begin + len(ids)), max_new_tokens=new_tokens,
         )  # fmt: skip
-        for prompt, kept, tokens, count in zip(ids, mask.bool(), out.tokens, out.num_tokens.tolist(), strict=True):
-            answers.append(judged(prompt[kept].numpy(), tokens[:count].numpy(), n))
     return answers
+
+
+def asked(model: Any, ids: torch.Tensor, drafter: sk.Drafter, **options: Any) -> list[Answer]:
+    """Decode plainly, and ask the drafter at each token."""
+    watched = Watched(drafter)
+    acceptance = "greedy" if options["sampling"].is_greedy else "match"
+    out = sk.generate(model, ids, drafter=watched, num_speculative_tokens=LONGEST, acceptance=acceptance, **options)
+    return watched.answers(out)
 
 
 def replayed(
@@ -99,11 +136,16 @@ def replayed(
     spent, none = 0.0, np.zeros(len(answers), dtype=np.int64)
     while left.any():
         at = [(answer, len(answer.right) - n) for answer, n in zip(answers, left, strict=True)]
-        matched = np.array([answer.matched[i] if i < len(answer.right) else 0 for answer, i in at])
-        right = np.array([answer.right[i] if i < len(answer.right) else 0 for answer, i in at])
-        limits = np.where((matched > 0) & (left > 0), room - 1, 0)
+        proposed, right = (
+            np.array([getattr(answer, of)[i] if i < len(answer.right) else 0 for answer, i in at])
+            for of in ("drafted", "right")
+        )
+        limits = np.where(left > 0, np.minimum(proposed, room - 1), 0)
         if isinstance(schedule, ForesightSchedule):
-            schedule.look(sk.Foresight(np.where(limits > 0, 1, -1), matched))
+            matched = [
+                answer.matched[i] if answer.matched is not None and i < len(answer.matched) else 0 for answer, i in at
+            ]
+            schedule.look(sk.Foresight(np.where(limits > 0, 1, -1), np.array(matched)))
         drafted = np.minimum(limits, schedule.next())
         width = schedule.round_up(int(drafted.max()))
         accepted = np.minimum(right, drafted)
@@ -127,7 +169,8 @@ def compared(
         texts = [answers[i] for i in each]
         rehearsed = LearnedCosts(costs * np.exp(NOISE * random.standard_normal(len(costs))), 1 / 2)
         for way, spent in times.items():
-            by = FixedSchedule(way) if isinstance(way, int) else ForesightSchedule(batch, new_tokens, rehearsed)
+            adaptive = AutoSchedule if answers[0].matched is None else ForesightSchedule
+            by = FixedSchedule(way) if isinstance(way, int) else adaptive(batch, new_tokens, rehearsed)
             spent.append(replayed(texts, by, costs, random, new_tokens))
     plain = np.array(times[0])
     return [
@@ -142,12 +185,13 @@ def compared(
 
 def by_match(answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """How often the first token of a draft was right, and one that follows right ones, by tokens found again."""
-    matched, right = (np.concatenate([getattr(answer, of) for answer in answers]) for of in ("matched", "right"))
-    came = np.concatenate([np.arange(len(answer.right), 0, -1) for answer in answers]).clip(max=LONGEST)
-    kind = np.searchsorted(MatchYield.LEAST, matched, side="right")
+    drafted, right = (np.concatenate([getattr(answer, of) for answer in answers]) for of in ("drafted", "right"))
+    matched = np.concatenate([answer.matched for answer in answers if answer.matched is not None])
+    came = np.concatenate([np.arange(len(answer.right), 0, -1) for answer in answers])
+    kind = np.where(drafted > 0, np.searchsorted(MatchYield.LEAST, matched, side="right"), 0)
     rows = []
     for i, least in enumerate(MatchYield.LEAST):
-        found, most = right[kind == i + 1], came[kind == i + 1]
+        found, most = right[kind == i + 1], np.minimum(came, drafted)[kind == i + 1]
         if len(found):
             judged_later = np.minimum(found, most - 1)[found > 0]
             rows.append(
@@ -162,12 +206,15 @@ def by_match(answers: Sequence[Answer]) -> list[dict[str, Any]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it and write ``replay.json``."""
     parser = real_model.parser(
-        "replay", 'What "auto" gains with lookup, by many answers.', sets=prompts.PROMPT_SETS,
+        "replay", 'What "auto" gains, by many answers.', sets=prompts.PROMPT_SETS,
         prompts=40, prompts_help="so many, the last of each set (default 40)", max_new_tokens=64, rounds=12,
     )  # fmt: skip
     parser.add_argument("--batches", type=POSITIVE, default=20, help="drawn for each batch size (default 20)")
     parser.add_argument("--batch", nargs="+", type=POSITIVE, default=[1, 2, 4, 8], help="sizes (default 1 2 4 8)")
-    parser.add_argument("--n", type=integer(1, 64), default=sk.NgramDrafter().n, help="longest match (default 3)")
+    parser.add_argument("--drafter", choices=("lookup", "ngram-lm", "model"), default="lookup")
+    parser.add_argument("--n", type=integer(1, 64), help="longest match of lookup (default 3)")
+    parser.add_argument("--draft-model", type=existing, metavar="FOLDER", help="of the drafter model")
+    parser.add_argument("--name", default="replay", help="of the result file (default replay)")
     parser.add_argument("--temperatures", nargs="+", type=TEMPERATURE, default=[0.0, 1.0])
     parser.add_argument(
         "--costs", nargs="+", type=number(1, 1e3), help="of a step with 1, 3 and 7 draft tokens, for each batch size"
@@ -176,11 +223,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes, given = len(arguments.batch), arguments.costs
     if given is not None and len(given) != 3 * sizes:
         parser.error(f"--costs must be three for each of {sizes} batch sizes, got {len(given)}")
+    if (arguments.drafter == "model") != (arguments.draft_model is not None):
+        parser.error(f"--draft-model must be given with --drafter model alone, got --drafter {arguments.drafter}")
+    if arguments.n is not None and arguments.drafter != "lookup":
+        parser.error(f"--n must be given with --drafter lookup alone, got --drafter {arguments.drafter}")
     return real_model.run("replay", arguments, _measured)
 
 
-def costs_of(model: Any, tokenizer: Any, text: str, arguments: argparse.Namespace) -> dict[int, NDArray[np.float64]]:
-    """Of steps with `AUTO_DRAFT_LENGTHS`, in plain steps, by batch size."""
+def drafter_of(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> sk.Drafter:
+    """What ``--drafter`` says."""
+    if arguments.n is not None:
+        return sk.NgramDrafter(arguments.n)
+    if arguments.draft_model is not None:
+        return real_model.draft_in_own_loop(assets.load_folder(arguments.draft_model)[0])
+    return drafters.make([arguments.drafter], model, tokenizer, corpus=True)[arguments.drafter]
+
+
+def costs_of(
+    model: Any, tokenizer: Any, drafter: sk.Drafter, text: str, arguments: argparse.Namespace
+) -> dict[int, NDArray[np.float64]]:
+    """Of steps with `AUTO_DRAFT_LENGTHS`, drafting and verifying, in plain steps, by batch size."""
     if arguments.costs is not None:
         rows = np.array(arguments.costs).reshape(-1, 3)
         return {batch: np.array([1.0, *row]) for batch, row in zip(arguments.batch, rows, strict=True)}
@@ -188,9 +250,12 @@ def costs_of(model: Any, tokenizer: Any, text: str, arguments: argparse.Namespac
     found = {}
     for batch in arguments.batch:
         costs = measured.measure_costs(
-            model, ids, mask, {}, lengths=AUTO_DRAFT_LENGTHS[1:], batch_size=batch, rounds=arguments.rounds
+            model, ids, mask, {"it": drafter}, lengths=AUTO_DRAFT_LENGTHS[1:], batch_size=batch,
+            rounds=arguments.rounds,
+        )  # fmt: skip
+        seconds = np.array(
+            [costs.steps[length + 1] + costs.drafting.get(("it", length), 0.0) for length in AUTO_DRAFT_LENGTHS]
         )
-        seconds = np.array([costs.steps[length + 1] for length in AUTO_DRAFT_LENGTHS])
         found[batch] = np.maximum.accumulate(seconds / seconds[0])
     return found
 
@@ -200,13 +265,14 @@ def _measured(arguments: argparse.Namespace) -> None:
     if max(arguments.batch) > (fewest := min(map(len, texts.values()))):
         raise ValueError(f"--batch must be at most {fewest}, which a set has prompts, got {max(arguments.batch)}")
     target = LeanLlama(model)
-    costs = costs_of(target, tokenizer, next(iter(texts.values()))[0], arguments)
+    drafter = drafter_of(model, tokenizer, arguments)
+    costs = costs_of(target, tokenizer, drafter, next(iter(texts.values()))[0], arguments)
     rows: list[dict[str, Any]] = []
     everything: list[Answer] = []
     with tqdm(total=len(texts) * len(arguments.temperatures), unit="set", disable=None) as bar:
         for name, chosen in texts.items():
             for temperature in arguments.temperatures:
-                answers = written(target, tokenizer, chosen, temperature, arguments.max_new_tokens, arguments.n)
+                answers = written(target, tokenizer, drafter, chosen, temperature, arguments.max_new_tokens)
                 everything += answers
                 for batch in arguments.batch:
                     found = compared(answers, batch, arguments.batches, costs[batch], arguments.max_new_tokens)
@@ -214,11 +280,11 @@ def _measured(arguments: argparse.Namespace) -> None:
                     with tqdm.external_write_mode():
                         print(line(rows[-len(found) :]), flush=True)
                 bar.update()
-    matches = by_match(everything)
+    matches = [] if everything[0].matched is None else by_match(everything)
     for row in matches:
         print(f"{row['matched']}+ tokens found again: the next right {row['first']:.2f}, the later {row['later']:.2f}")
     settings = real_model.settings(arguments) | {"costs of steps": {b: c.tolist() for b, c in costs.items()}}
-    print(f"written: {machine.save(arguments.output, 'replay', rows + matches, settings)}")
+    print(f"written: {machine.save(arguments.output, arguments.name, rows + matches, settings)}")
 
 
 def line(rows: Sequence[dict[str, Any]]) -> str:

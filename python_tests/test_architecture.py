@@ -14,12 +14,14 @@ PACKAGE = "specdec_kernels"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     # values: what ops take and give
-    ("checks", "config", "options", "types", "sampling", "processors", "laws", "tree", "host", "_host", "_host_py"),
+    ("checks", "config", "options", "types", "sampling", "processors", "laws", "tree", "_host"),
     # theory; every other file of analysis/ is built with the package
     ("analysis", "analysis.theory"),
     # what ops are given; kernels; then every other file of ops/, which reaches them
     ("ops", "ops.arguments"),
     ("backends",),
+    # what works on the host, and its specification
+    ("host", "_host_py"),
     ("ops.*",),
     # what tells a tie from a fault
     ("margins",),

@@ -91,7 +91,7 @@ GOOD: Calls = {
     "Margins.of_difference": (MARGINS.of_difference, lambda: {"tokens": torch.zeros(1, 2).long()}),
     "NgramLMDrafter.law_after": (sk.NgramLMDrafter().law_after, lambda: {"text": [1, 2, 1]}),
     "NgramTable": (sk.NgramTable, lambda: {"orders": table().orders}),
-    "NgramTable.find": (table().find, lambda: {"tails": np.arange(4)[None]}),
+    "NgramTable.contexts": (table().contexts, lambda: {"text": [1, 2, 1]}),
     "NgramTable.load": (sk.NgramTable.load, lambda: {"path": NOWHERE}),
     "NgramTable.save": (table().save, lambda: {"path": NOWHERE}),
     "analysis.planner.Plan.best": (Plan().best, lambda: {"temperature": 1.0, "batch_size": 1}),

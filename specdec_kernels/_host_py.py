@@ -1,19 +1,30 @@
-"""The n-gram index in pure Python: the readable specification, and what runs where the compiled module is missing."""
+"""The n-gram index and its noise in Python: the readable specification, and what runs where nothing is compiled."""
 
 from __future__ import annotations
 
 import operator
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from .backends.reference.random import gumbel
 
 MAX_NGRAM = 64
 MAX_SEQUENCES = 2**20
 MAX_TOKEN = 2**31 - 1
 _SEPARATOR = -1  # stands between corpus documents; no sequence holds it, so no match spans two documents
+
+
+class Counts(Protocol):
+    """What is read of an `NgramTable`."""
+
+    orders: list[Any]
+
+    def contexts(self, text: Sequence[int]) -> list[tuple[Any, int]]: ...
 
 
 class NgramIndex:
@@ -198,6 +209,50 @@ class NgramIndex:
         with self._lock:
             return np.array([max(own[0], corpus[0]) for own, corpus in map(self._matches, self._texts)])
 
+    def distribution(self, table: Counts | None = None) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the distribution of every sequence's next token by counts: of its own text, then of `table`.
+
+        Each context leaves to the next shorter one as much of the mass as it has seen different tokens follow, of all
+        that followed (Witten & Bell 1991): from `max_ngram` tokens down to `min_ngram` in the text itself, then from
+        the table's longest to its shortest. A corpus does not count.
+
+        Parameters
+        ----------
+        table
+            Counts of another text; None: there are none.
+
+        Returns
+        -------
+        ids
+            [n] int64, ascending: all tokens that followed in any sequence.
+        probs
+            [num_sequences, n] float64. What a row lacks to 1 is for tokens that were never seen.
+        """
+        with self._lock:
+            texts = [text.tokens for text in self._texts]
+            following = [text.followers() for text in self._texts]
+        terms: list[tuple[int, int, float]] = []  # row, id, and what it adds
+        for row, text in enumerate(texts):
+            rest = 1.0  # of the mass: what the contexts so far leave to shorter ones
+            for found in reversed(following[row]):
+                kinds = len(set(found))
+                share = rest / (len(found) + kinds)
+                terms += [(row, token, share) for token in found]
+                rest = share * kinds
+            for order, context in table.contexts(text[-len(table.orders) :]) if table is not None else ():
+                kinds = int(order.kinds[context])
+                share = rest / (int(order.totals[context]) + kinds)
+                entries = slice(order.starts[context], order.starts[context + 1])
+                counted = zip(order.ids[entries].tolist(), order.counts[entries].tolist(), strict=True)
+                terms += [(row, token, share * count) for token, count in counted]
+                rest = share * kinds
+        ids = sorted({token for _, token, _ in terms})
+        column = {token: i for i, token in enumerate(ids)}
+        probs = np.zeros((self._num_sequences, len(ids)))
+        for row, token, weight in terms:
+            probs[row, column[token]] += weight
+        return np.array(ids, dtype=np.int64), probs
+
     def _matches(self, text: _Text) -> tuple[tuple[int, int], tuple[int, int]]:
         """Length and end of the longest match in the text itself, and of that in the corpus."""
         return text.longest_match(text.tokens), self._corpus.longest_match(text.tokens)
@@ -267,6 +322,19 @@ class _Text:
             match = (len(gram), end)
         return match
 
+    def followers(self) -> list[list[int]]:
+        """For each suffix that occurred earlier, shortest first: the tokens that followed, the latest first."""
+        found = []
+        for i, gram in enumerate(_grams(self.tokens, len(self.tokens), self._min_ngram, self._max_ngram)):
+            end, following = self._latest.get(gram, 0), []
+            while end:
+                following.append(self.tokens[end])
+                end = self._previous[end][i]
+            if not following:
+                break
+            found.append(following)
+        return found
+
 
 def _grams(tokens: Sequence[int], end: int, min_ngram: int, max_ngram: int) -> Iterator[tuple[int, ...]]:
     """Yield the grams that end at `end`, shortest first, as far as they do not span two documents."""
@@ -275,6 +343,17 @@ def _grams(tokens: Sequence[int], end: int, min_ngram: int, max_ngram: int) -> I
         if _SEPARATOR in gram:
             return
         yield gram
+
+
+def gumbel_noise(keys: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the noise ([n] float32) of each token ([n] int64, in [0, 2**31)) under its key ([n] int64).
+
+    That by which `sample` and ``verify_chain(acceptance="match")`` draw: see `noise_keys`.
+    """
+    _check_array("gumbel_noise", "tokens", tokens, ("int64",), (None,), "[n]")
+    _check_tokens("gumbel_noise", tokens.tolist())
+    _check_array("gumbel_noise", "keys", keys, ("int64",), (len(tokens),), f"[n={len(tokens)}]")
+    return np.asarray(gumbel(torch.from_numpy(keys), torch.from_numpy(tokens), torch.float32).numpy())
 
 
 def check_integer(

@@ -8,15 +8,15 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-__all__ = ["COMPILED", "NgramIndex"]
+__all__ = ["COMPILED", "NgramIndex", "gumbel_noise"]
 
 if TYPE_CHECKING:
-    from specdec_kernels._host import NgramIndex
+    from specdec_kernels._host import NgramIndex, gumbel_noise
 
     COMPILED: bool
 else:
     try:
-        from specdec_kernels._host import NgramIndex
+        from specdec_kernels._host import NgramIndex, gumbel_noise
 
         COMPILED = True
     except ImportError as error:
@@ -27,6 +27,6 @@ else:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        from specdec_kernels._host_py import NgramIndex
+        from specdec_kernels._host_py import NgramIndex, gumbel_noise
 
         COMPILED = False

@@ -9,11 +9,14 @@
 #include <limits>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/philox.h"
 #include "host/direct.h"
+#include "host/ngram_counts.h"
 #include "host/text_index.h"
 
 namespace py = pybind11;
@@ -138,6 +141,50 @@ std::vector<Token> to_tokens(const std::string& function, const py::object& obje
     tokens[i] = static_cast<Token>(token);
   }
   return tokens;
+}
+
+// One array of an `Order`, read where it is; `held` keeps it alive.
+template <class T>
+std::span<const T> column(const py::handle& order, const char* name, std::vector<py::array>& held) {
+  const py::object object = order.attr(name);
+  if (!py::isinstance<py::array_t<T, py::array::c_style>>(object) || py::array(object).ndim() != 1 ||
+      reinterpret_cast<std::uintptr_t>(py::array(object).data()) % alignof(T) != 0) {
+    throw py::type_error(std::string("distribution: table must have arrays as Order says, got another for ") + name);
+  }
+  held.push_back(py::reinterpret_borrow<py::array>(object));
+  return {static_cast<const T*>(held.back().data()), static_cast<std::size_t>(held.back().size())};
+}
+
+// The counts of an `NgramTable`, or of None.
+std::vector<Contexts> contexts_of(const py::object& table, std::vector<py::array>& held) {
+  std::vector<Contexts> contexts;
+  if (table.is_none()) return contexts;
+  for (const py::handle order : table.attr("orders")) {
+    const Contexts each{column<std::uint64_t>(order, "keys", held), column<std::int32_t>(order, "totals", held),
+                        column<std::int32_t>(order, "kinds", held), column<std::int64_t>(order, "starts", held),
+                        column<std::int32_t>(order, "ids", held),   column<std::int32_t>(order, "counts", held)};
+    const std::size_t count = each.keys.size();
+    if (each.totals.size() != count || each.kinds.size() != count || each.starts.size() != count + 1 ||
+        each.ids.size() != each.counts.size()) {
+      throw py::value_error("distribution: table must have arrays as long as Order says, got others");
+    }
+    contexts.push_back(each);
+  }
+  return contexts;
+}
+
+// The noise of `gumbel` in common/philox.h.
+py::array gumbel_noise(const py::object& keys, const py::object& tokens) {
+  const std::vector<Token> ids = to_tokens("gumbel_noise", tokens);
+  const auto count = static_cast<std::int64_t>(ids.size());
+  const std::string shape = "[n=" + std::to_string(count) + "]";
+  const View view(checked_array("gumbel_noise: keys", keys, Dtype::kInt64, {count}, shape));
+  py::array_t<float> noise(count);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto id = static_cast<std::uint32_t>(ids[i]);
+    noise.mutable_at(i) = gumbel(view.get(i), id, noise_bits(view.get(i), id));
+  }
+  return noise;
 }
 
 // ---------------------------------------------------------------- the class
@@ -273,6 +320,37 @@ class NgramIndex {
     return py::make_tuple(std::move(tokens), std::move(counts));
   }
 
+  py::tuple distribution(const py::object& table) {
+    std::vector<py::array> held;
+    const std::vector<Contexts> contexts = contexts_of(table, held);
+    std::vector<Term> terms;
+    std::vector<std::size_t> ends;  // of each row's terms
+    {
+      const Atomic atomic(mutex_);
+      for (const TextIndex& text : texts_) {
+        append_terms(text, contexts, terms);
+        ends.push_back(terms.size());
+      }
+    }
+    std::vector<Token> ids;
+    for (const Term& term : terms) ids.push_back(term.id);
+    std::sort(ids.begin(), ids.end());
+    ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+    const auto num_ids = static_cast<py::ssize_t>(ids.size());
+    py::array_t<std::int64_t> columns(num_ids);
+    std::copy(ids.begin(), ids.end(), columns.mutable_data());
+    py::array_t<double> weights({static_cast<py::ssize_t>(num_sequences_), num_ids});
+    double* row = std::fill_n(weights.mutable_data(), weights.size(), 0.0) - weights.size();
+    auto term = terms.begin();
+    for (const std::size_t end : ends) {
+      for (; term != terms.begin() + static_cast<std::ptrdiff_t>(end); ++term) {
+        row[std::lower_bound(ids.begin(), ids.end(), term->id) - ids.begin()] += term->weight;
+      }
+      row += num_ids;
+    }
+    return py::make_tuple(std::move(columns), std::move(weights));
+  }
+
   py::array matched() {
     py::array_t<std::int64_t> lengths(num_sequences_);
     View view(lengths);
@@ -356,7 +434,11 @@ PYBIND11_MODULE(_host, m) {
       .def("length", &NgramIndex::length, py::arg("sequence"), "Return the number of tokens in a sequence.")
       .def("propose", &NgramIndex::propose, py::arg("num_tokens"), py::kw_only(), py::arg("limits") = py::none(),
            py::arg("out") = py::none(), "Propose the continuation of every sequence: (tokens, counts).")
-      .def("matched", &NgramIndex::matched, "Return the length of every sequence's match, in tokens.");
+      .def("matched", &NgramIndex::matched, "Return the length of every sequence's match, in tokens.")
+      .def("distribution", &NgramIndex::distribution, py::arg("table") = py::none(),
+           "Return the distribution of every sequence's next token by counts: (ids, probs).");
+  m.def("gumbel_noise", &gumbel_noise, py::arg("keys"), py::arg("tokens"),
+        "Return the noise of each token under its key.");
   bind_direct(m);
 }
 

@@ -90,15 +90,31 @@ void TextIndex::unindex_end(std::size_t end) {
   });
 }
 
-Match TextIndex::longest_match(const std::vector<Token>& tokens) const {
-  Match match;
-  if (tokens_.empty()) return match;
+template <class Visit>
+void TextIndex::for_each_match(const std::vector<Token>& tokens, Visit visit) const {
+  if (tokens_.empty()) return;
   for_each_gram(tokens, tokens.size(), [&](std::size_t length, std::uint64_t hash) {
     const std::size_t end = latest_[find(tokens.data() + tokens.size(), length, hash)];
-    if (end != 0) match = {length, end};
+    if (end != 0) visit(Match{length, end});
     return end != 0;  // a longer gram contains this one
   });
-  return match;
+}
+
+Match TextIndex::longest_match(const std::vector<Token>& tokens) const {
+  Match longest;
+  for_each_match(tokens, [&](Match match) { longest = match; });
+  return longest;
+}
+
+std::vector<Match> TextIndex::matches() const {
+  std::vector<Match> found;
+  for_each_match(tokens_, [&](Match match) { found.push_back(match); });
+  return found;
+}
+
+Match TextIndex::before(Match match) const {
+  const std::size_t end = previous_[match.end * num_lengths() + match.length - min_ngram_];
+  return end == 0 ? Match{} : Match{match.length, end};
 }
 
 }  // namespace specdec::host

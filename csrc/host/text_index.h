@@ -22,7 +22,7 @@ struct Match {
 // For each gram length one open-addressing table holds the end of every gram's latest occurrence. A slot is four bytes:
 // the gram itself is read from the text, so lookups are exact and a hash collision costs time, never a wrong answer.
 // Each end also keeps, per gram length, the occurrence before it. That chain undoes an append, and lists a gram's
-// occurrences latest first, should several continuations be wanted.
+// occurrences latest first.
 //
 // Ends are exclusive; 0 can end no gram and means "none". Grams that end at the end of the text are indexed once a token
 // follows them, so that looking up the text's own suffix finds only earlier occurrences.
@@ -40,9 +40,17 @@ class TextIndex {
 
   // The latest occurrence in this text of the longest suffix of `tokens`, which may be this text's own.
   Match longest_match(const std::vector<Token>& tokens) const;
+  // That of each suffix of this text that occurred earlier, shortest first.
+  std::vector<Match> matches() const;
+  // The occurrence before one; of length 0 if there is none.
+  Match before(Match match) const;
 
  private:
   std::size_t num_lengths() const { return max_ngram_ - min_ngram_ + 1; }
+
+  // Calls visit(match) for the latest occurrence in this text of each suffix of `tokens` that has one, shortest first.
+  template <class Visit>
+  void for_each_match(const std::vector<Token>& tokens, Visit visit) const;
 
   // Calls visit(length, hash) for the grams of `tokens` that end at `end`, shortest first, until it returns false. Stops
   // at a separator.

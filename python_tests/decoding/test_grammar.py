@@ -232,9 +232,9 @@ def test_a_row_is_filled_once(name: str) -> None:
         assert engine.num_filled == out.stats.num_steps + out.stats.num_drafted and engine.looked_at == 0
 
 
-def test_no_row_is_filled_to_foresee_what_is_not_drafted() -> None:
+@pytest.mark.parametrize("drafter", [sk.NgramDrafter(2), sk.NgramLMDrafter()], ids=["lookup", "n-grams"])
+def test_no_row_is_filled_to_foresee_what_is_not_drafted(drafter: Any) -> None:
     ids, mask = prompts(9, 9, 9)
-    drafter = sk.NgramDrafter(2)
     foresee, found = drafter.foresee, 0
 
     def counted(state: DecodingState) -> sk.Foresight:
@@ -243,7 +243,7 @@ def test_no_row_is_filled_to_foresee_what_is_not_drafted() -> None:
         found += int((foresight.tokens >= 0).sum())
         return foresight
 
-    drafter.foresee = counted  # type: ignore[method-assign]
+    drafter.foresee = counted
     out, grammar = run(
         drafter, prompts=(ids.repeat(1, 2), mask.repeat(1, 2)), sampling=GREEDY, seeds=torch.arange(3),
         num_speculative_tokens=table(np.array([1.0, 9.0, 9.0, 9.0])),

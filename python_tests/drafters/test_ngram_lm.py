@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 
 import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner, prompts
+from python_tests.host.test_ngram_index import naive_match
 from specdec_kernels import GenerationOutput, generate
+from specdec_kernels.decoding import DecodingState
+from specdec_kernels.decoding.costs import CostTable
 from specdec_kernels.drafters import Drafter, NgramLMDrafter, NgramTable, NoDrafter
 
 VOCAB = 23
@@ -41,10 +44,8 @@ def test_counts_are_those_of_a_naive_count(tokens: list[int], order: int, min_co
         for i in range(len(tokens) - length):
             wanted.setdefault(tuple(tokens[i : i + length]), Counter())[tokens[i + length]] += 1
         for context, followers in wanted.items():
-            tail = np.full((1, order), -1, dtype=np.int64)
-            tail[0, order - length :] = context
-            at = int(table.find(tail)[length - 1][0])
             found = table.orders[length - 1]
+            (at,) = [place for order, place in table.contexts(context) if order is found] or (-1,)
             if length > 1 and followers.total() < min_count:
                 assert at == -1
                 continue
@@ -96,7 +97,7 @@ def test_bad_tables_are_refused(arguments: tuple[object, ...], error: type[Excep
 
 
 def test_bad_parameters_are_refused() -> None:
-    with pytest.raises(ValueError, match="order must be >= 1, got 0"):
+    with pytest.raises(ValueError, match=r"order must be in \[1, 64\], got 0"):
         NgramLMDrafter(order=0)
     with pytest.raises(ValueError, match="sharpness must be > 0, got -1"):
         NgramLMDrafter(sharpness=-1)
@@ -141,3 +142,52 @@ def test_sharing_the_verifier_s_noise_is_accepted_more_often_than_the_likeliest_
     table = NgramTable.from_tokens(text, order=2)
     shared, guess = (decode(NgramLMDrafter(table, sharpness=s), "match", spread=1.5).stats.alpha for s in (1.0, 1000.0))
     assert shared > guess + 0.1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, torch.tensor([0.0, 1.0, 0.5, 2.0])], ids=["greedy", "1", "each"])
+@pytest.mark.parametrize("bars", [False, True])
+def test_it_foresees_the_first_token_that_it_then_proposes(temperature: float | torch.Tensor, bars: bool) -> None:
+    """And how long a context stood in the text before; looking ahead changes no draft."""
+    text = torch.randint(0, VOCAB, (200,), generator=torch.Generator().manual_seed(1)).numpy()
+    table, seen = NgramTable.from_tokens(text, order=2), []
+
+    class Looking(NgramLMDrafter):
+        def propose(self, state: DecodingState, num_tokens: int) -> sk.Draft:
+            blind = super().propose(state, num_tokens)
+            foresight = self.foresee(state)
+            assert foresight.tokens.tolist() == foresight_of(blind, state)
+            matched = [naive_match(state.tokens[b, :n].tolist(), [], range(1, 4)) for b, n in enumerate(state.lengths)]
+            assert foresight.matched.tolist() == matched
+            seen.extend(matched)
+            assert torch.equal(super().propose(state, num_tokens).tokens, blind.tokens)
+            return blind
+
+    def foresight_of(draft: sk.Draft, state: DecodingState) -> list[int]:
+        first = draft.tokens[:, 0].tolist() if draft.tokens.shape[1] else [-1] * state.batch_size
+        return [token if limit > 0 else -1 for token, limit in zip(first, state.host_limits, strict=True)]
+
+    input_ids, mask = prompts(3, 9, 5, 1, vocab=VOCAB)
+    likely = text[:3].tolist()
+    out = generate(
+        TableRunner.random(VOCAB, spread=4.0), input_ids, attention_mask=mask, drafter=Looking(table, order=3),
+        sampling=sk.SamplingParams(temperature), seeds=torch.arange(4), max_new_tokens=40, num_speculative_tokens=3,
+        acceptance="match", eos_token_id=[],
+        processors=sk.Processors(banned_ids=[likely]) if bars else None,
+    )  # fmt: skip
+    assert out.stats.num_accepted > 0 and {0, 1} <= set(seen)
+    assert not (bars and np.isin(out.tokens.numpy(), likely).any())
+
+
+def test_plain_steps_judge_it() -> None:
+    """Rows are dear at first, so that nothing is verified; that its guesses are right is known once they are not."""
+    cycle = torch.arange(67).roll(-1)
+    logits = torch.full((67, 67, 67), -30.0)
+    logits[:, torch.arange(67), cycle] = 30.0
+    table = NgramTable.from_tokens(torch.arange(67).repeat(3).numpy(), order=2)
+    dear = CostTable(np.array([0, 25]), np.array([[1.0, 50, 50, 50], [1.0, 1.4, 50, 50]]))
+    steps: list[int] = []
+    generate(
+        TableRunner(logits), torch.arange(5)[None], drafter=NgramLMDrafter(table), num_speculative_tokens=dear,
+        max_new_tokens=60, acceptance="greedy", eos_token_id=[], streamer=lambda rows: steps.append(len(rows[0])),
+    )  # fmt: skip
+    assert steps[:26] == [1] * 25 + [2], "nothing stood in the text before, and a sixth were assumed to be right"

@@ -8,6 +8,7 @@ import numpy as np
 
 from python_tests.fuzz.calls import INTEGERS, Case
 from specdec_kernels import _host_py
+from specdec_kernels.drafters import NgramTable
 
 try:
     from specdec_kernels import _host
@@ -15,7 +16,7 @@ except ImportError:  # then it is held against itself
     _host = _host_py  # type: ignore[assignment]
 
 
-METHODS = "append append append_batch add_corpus truncate reset length matched propose propose".split()
+METHODS = "append append append_batch add_corpus truncate reset length matched propose propose distribution".split()
 
 
 def _tokens(case: Case, *shape: int) -> Any:
@@ -60,6 +61,10 @@ def _call(case: Case, sequences: int) -> tuple[str, tuple[Any, ...], dict[str, A
         return method, (sequence, _integer(case, 9)), {}
     if method == "matched":
         return method, (), {}
+    if method == "distribution":
+        text = np.array(case.random.choices(range(4), k=30), dtype=np.int64)
+        table = NgramTable.from_tokens(text, case.random.randint(1, 3), case.random.randint(1, 2))
+        return method, (case.random.choice((None, table)),), {}
     if method != "propose":
         return method, (sequence,), {}
     width = case.random.randrange(6)

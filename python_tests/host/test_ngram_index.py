@@ -16,18 +16,23 @@ from hypothesis import strategies as st
 
 from specdec_kernels import _host_py, host
 
-IMPLEMENTATIONS: dict[str, Any] = {"python": _host_py.NgramIndex}
+IMPLEMENTATIONS: dict[str, Any] = {"python": _host_py}
 try:
-    IMPLEMENTATIONS["compiled"] = importlib.import_module("specdec_kernels._host").NgramIndex
+    IMPLEMENTATIONS["compiled"] = importlib.import_module("specdec_kernels._host")
 except ModuleNotFoundError:  # a reduced install; any other failure to load is one
     pass
 
 
 @pytest.fixture(params=["python", "compiled"])
-def new_index(request: pytest.FixtureRequest) -> Any:
+def implementation(request: pytest.FixtureRequest) -> Any:
     if request.param not in IMPLEMENTATIONS:
         pytest.skip("specdec_kernels._host is not built")
     return IMPLEMENTATIONS[request.param]
+
+
+@pytest.fixture
+def new_index(implementation: Any) -> Any:
+    return implementation.NgramIndex
 
 
 def ints(*values: int) -> np.ndarray:
@@ -239,7 +244,7 @@ def edits(draw: st.DrawFn) -> tuple[int, int, list[tuple[Any, ...]]]:
 @given(edits=edits(), num_tokens=st.integers(0, 12), limits=st.lists(st.integers(-2, 14), min_size=3, max_size=3))
 def test_both_implementations_follow_the_definition(edits: Any, num_tokens: int, limits: list[int]) -> None:
     min_ngram, max_ngram, steps = edits
-    indices = [new(3, max_ngram, min_ngram) for new in IMPLEMENTATIONS.values()]
+    indices = [each.NgramIndex(3, max_ngram, min_ngram) for each in IMPLEMENTATIONS.values()]
     texts: list[list[int]] = [[], [], []]
     documents: list[list[int]] = []
     for name, *arguments in steps:
@@ -443,7 +448,7 @@ def test_threads_may_share_an_index(new_index: Any) -> None:
 
 def test_host_takes_the_compiled_index_where_there_is_one() -> None:
     assert host.COMPILED == ("compiled" in IMPLEMENTATIONS)
-    assert host.NgramIndex is IMPLEMENTATIONS["compiled" if host.COMPILED else "python"]
+    assert host.NgramIndex is IMPLEMENTATIONS["compiled" if host.COMPILED else "python"].NgramIndex
 
 
 @pytest.mark.parametrize(

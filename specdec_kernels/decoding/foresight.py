@@ -17,7 +17,7 @@ from .state import StepResult
 class ForesightSchedule(AdaptiveSchedule):
     """At each step the batch drafts as many tokens a sequence as gain the most time, or none.
 
-    How much of the text's end was found again tells how likely a lookup's tokens are right. As that is known before
+    How much of the text's end was found again tells how likely a draft's tokens are right. As that is known before
     the step, drafts are made where they are worth their rows and nowhere else, also in a text's first steps and where
     it changes. A token is worth the time that the batch has taken for one so far, and counts the more, the likelier its
     sequence is the last to be done, which the batch waits for: one with much left, of which little has been foreseen.
@@ -48,11 +48,11 @@ class ForesightSchedule(AdaptiveSchedule):
         """Before each step: choose by what is about to be proposed."""
         self._tokens, self._matched = foresight.tokens.tolist(), foresight.matched.tolist()
         self._best = self._choice = 0
-        longest = max((n for token, n in zip(self._tokens, self._matched, strict=True) if token >= 0), default=0)
+        longest = max((n for token, n in zip(self._tokens, self._matched, strict=True) if token >= 0), default=-1)
         if self._best_of(self._yield.at_most(longest))[0] == 0:  # so it is in most steps of texts that repeat little
             return
         left, most = self._account.left, max(self._account.left.tolist())
-        more = self._yield.expected(np.where(foresight.tokens >= 0, foresight.matched, 0))
+        more = self._yield.expected(np.where(foresight.tokens >= 0, foresight.matched, -1))
         more = np.minimum(more, np.maximum(left - 1, 0)[:, None])
         steps = left * (1 - self._SPARED * np.divide(self._foreseen, self._emitted))
         last = np.exp((steps - steps.max()) / (self._SPREAD * math.sqrt(max(most, 1)))) * (left > 0)
@@ -93,15 +93,17 @@ class ForesightSchedule(AdaptiveSchedule):
 
 
 class MatchYield:
-    """How often a lookup's tokens are accepted, by how many tokens were found again: the first, and those after it.
+    """How often a draft's tokens are accepted, by how many tokens were found again: the first, and those after it.
 
     A few tokens' worth are assumed before the first step. In plain floats: a step has microseconds for it.
     """
 
-    LEAST = (1, 2, 3, 4, 5, 8)  # of tokens found again, in each kind
-    # Somewhat below what `python -m bench.replay --n 16` counts in answers of SmolLM2-135M, as caution costs little. A
-    # lookup of up to three tokens does better, as its longest matches are longer than that (without --n).
-    _FIRST, _LATER = (0.17, 0.42, 0.57, 0.68, 0.78, 0.88), (0.50, 0.60, 0.68, 0.75, 0.82, 0.90)
+    LEAST = (0, 1, 2, 3, 4, 5, 8)  # of tokens found again, in each kind
+    # Somewhat below what `python -m bench.replay --n 16` counts in answers of SmolLM2-135M (where nothing was found,
+    # with --drafter ngram-lm), as caution costs little. A lookup of up to three tokens does better, as its longest
+    # matches are longer than that (without --n).
+    _FIRST = (0.15, 0.17, 0.42, 0.57, 0.68, 0.78, 0.88)
+    _LATER = (0.30, 0.50, 0.60, 0.68, 0.75, 0.82, 0.90)
     _WEIGHT = 6.0  # judged tokens that these count as
 
     def __init__(self) -> None:

@@ -106,8 +106,8 @@ class Foresight:
     tokens : ndarray
         ``[batch]`` int64: the first token of each sequence's draft; −1 where it will have none.
     matched : ndarray
-        ``[batch]`` int64: how many of the text's last tokens were found again where the draft is read on from; looked
-        at where there is a token.
+        ``[batch]`` int64: how many of the text's last tokens were found again where the draft is read on from, or 0
+        where it is a guess; looked at where there is a token.
 
     Raises
     ------
@@ -179,8 +179,8 @@ class Drafter(ABC):
         """
 
     def foresee(self, state: DecodingState) -> Foresight | None:
-        """What `propose` is about to propose, a grammar aside, where drafts are one-hot, read on from where the text's
-        last tokens stood before, and found with next to no work; else None, always.
+        """What `propose` is about to propose, a grammar aside, where drafts are one-hot, mostly read on from where the
+        text's last tokens stood before, and found with next to no work; else None, always.
 
         With ``num_speculative_tokens="auto"`` asked before every step: the loop then drafts where as long a match has
         been worth it, and learns that from plain steps as well.

@@ -8,16 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from .._host_py import MAX_NGRAM
 from ..checks import check_instance, check_int, check_number, check_sequence
 from ..decoding.state import DecodingState, StepResult
+from ..host import NgramIndex, gumbel_noise
 from ..ops.noise_keys import noise_keys
-from ..ops.sample import sample
-from ..sampling import SamplingParams
-from ..types import TokenMap
+from ..types import PLACEHOLDER_TOKEN_ID
 from .barred import Barred
-from .base import Draft, Drafter
+from .base import Draft, Drafter, Foresight
 from .ngram_table import NgramTable
 
 _Array = NDArray[np.int64]
@@ -47,7 +46,7 @@ class NgramLMDrafter(Drafter):
     table : NgramTable, optional
         Counts of a text in the target's tokens; None: of the sequence alone.
     order : int
-        Longest context looked up in the sequence, in tokens, >= 1.
+        Longest context looked up in the sequence, in tokens, 1 … 64.
     sharpness : float
         Exponent of the distribution before it is drawn from, > 0; 1 leaves it as counted.
 
@@ -60,14 +59,14 @@ class NgramLMDrafter(Drafter):
     def __init__(self, table: NgramTable | None = None, order: int = 4, sharpness: float = 2.0) -> None:
         if table is not None:
             check_instance("NgramLMDrafter", "table", table, NgramTable, "an NgramTable or None")
-        check_int("NgramLMDrafter", "order", order, 1, None)
+        check_int("NgramLMDrafter", "order", order, 1, MAX_NGRAM)
         if not check_number("NgramLMDrafter", "sharpness", sharpness, -math.inf, math.inf) > 0:
             raise ValueError(f"NgramLMDrafter: sharpness must be > 0, got {sharpness}")
         self.table, self.order, self.sharpness = table, order, sharpness
-        self._texts = np.empty((0, 0), dtype=np.int64)
-        self._lengths = np.empty(0, dtype=np.int64)
+        self._index: NgramIndex | None = None
         self._barred: Barred | None = None
-        self._noise: tuple[Tensor, SamplingParams] | None = None  # seeds and temperature, on the host
+        self._noise: _Noise | None = None
+        self._first: tuple[_Array, _Array] | None = None  # what `foresee` found since the last commit
 
     def start(self, state: DecodingState) -> None:
         """Take in the prompts."""
@@ -77,123 +76,109 @@ class NgramLMDrafter(Drafter):
                 f"generate: the drafter's table must be of the target's tokenizer, but it has id {largest} and the "
                 f"target's vocabulary {state.vocab_size} ids"
             )
-        prompts = state.prompt.host_tokens
-        self._lengths = np.array([len(prompt) for prompt in prompts])
-        self._texts = np.full((len(prompts), state.capacity), -1, dtype=np.int64)
-        for text, prompt in zip(self._texts, prompts, strict=True):
-            text[: len(prompt)] = prompt
+        self._index = NgramIndex(state.batch_size, self.order)
+        for sequence, prompt in enumerate(state.prompt.host_tokens):
+            self._index.append(sequence, prompt)
         self._barred = Barred.of(state)
         self._noise = None
         if state.acceptance == "match" and not state.sampling.is_greedy:
-            temperature = state.sampling.temperature
-            if isinstance(temperature, Tensor):
-                temperature = temperature.cpu()
-            self._noise = state.seeds.cpu(), SamplingParams(temperature=temperature / self.sharpness)
+            self._noise = _Noise(state, self.sharpness)
+        self._first = None
 
     def propose(self, state: DecodingState, num_tokens: int) -> Draft:
-        """One-hot drafts, as far as the counts go."""
-        lengths, open_rows = self._lengths.copy(), state.host_active.copy()
-        keys, params = None, SamplingParams()
-        if self._noise is not None:
-            seeds, params = self._noise
-            keys = noise_keys(seeds, torch.from_numpy(lengths)[:, None] + torch.arange(num_tokens))
-        drafted = np.full((state.batch_size, num_tokens), -1, dtype=np.int64)
+        """One-hot drafts, as wide as the longest that the counts give."""
+        assert self._index is not None
+        lengths, goes_on = state.host_lengths.copy(), state.host_active.copy()
+        drafted = np.full((state.batch_size, num_tokens), PLACEHOLDER_TOKEN_ID, dtype=np.int64)
         for i in range(num_tokens):
-            rows, ids, weights = self._law(self._texts, lengths, open_rows)
-            candidates, columns = np.unique(ids, return_inverse=True)
-            law = np.zeros((state.batch_size, len(candidates)))
-            np.add.at(law, (rows, columns), weights)
-            if self._barred is not None:
-                asked = open_rows & (i < state.host_limits)
-                drafts = [draft[:i] if one else None for draft, one in zip(drafted, asked, strict=True)]
-                law *= np.exp(self._barred.after(drafts, candidates, lengths).clip(max=_MOST_BIAS), dtype=np.float64)
-            open_rows &= law.any(1)
-            if not open_rows.any():
-                break
-            if keys is None or len(candidates) == 1:
-                tokens = candidates[law.argmax(1)]
+            if i == 0 and self._first is not None and state.masks is None:
+                drafted[:, 0] = self._first[0]
             else:
-                tokens = _draw(law, candidates, keys[:, i : i + 1], params)
-            drafted[open_rows, i] = tokens[open_rows]
-            self._texts[open_rows, lengths[open_rows]] = tokens[open_rows]  # written over by what is emitted
-            lengths += open_rows
-        return Draft(torch.from_numpy(drafted).to(state.device, non_blocking=True))
+                drafted[:, i] = self._next(state, drafted[:, :i], goes_on)
+            goes_on = drafted[:, i] >= 0
+            if not goes_on.any():
+                break
+            if i + 1 < num_tokens:
+                self._index.append_batch(drafted[:, i : i + 1], goes_on.astype(np.int64))
+        for sequence, length in enumerate(lengths.tolist()):
+            self._index.truncate(sequence, length)
+        widest = int((drafted >= 0).sum(1).max(initial=0))
+        return Draft(torch.from_numpy(drafted[:, :widest]).to(state.device, non_blocking=True))
+
+    def foresee(self, state: DecodingState) -> Foresight:
+        """The first token of a draft, and the length of the longest context of the sequence itself that stood there
+        before. No grammar is asked: that is work.
+        """
+        assert self._index is not None
+        if self._first is None:
+            none = np.empty((state.batch_size, 0), dtype=np.int64)
+            self._first = self._next(state, none, state.host_active, grammar=False), self._index.matched()
+        tokens, matched = self._first
+        return Foresight(np.where(state.host_limits > 0, tokens, PLACEHOLDER_TOKEN_ID), matched)
+
+    def _next(
+        self, state: DecodingState, drafted: _Array, goes_on: NDArray[np.bool_], *, grammar: bool = True
+    ) -> _Array:
+        """``[batch]``: the token to draft after so many drafted ones, −1 where there is none, or no draft goes on."""
+        assert self._index is not None
+        candidates, law = self._index.distribution(self.table)
+        lengths = state.host_lengths + drafted.shape[1]
+        if self._barred is not None and len(candidates):
+            asked = goes_on & (drafted.shape[1] < state.host_limits)
+            drafts = [draft if one else None for draft, one in zip(drafted, asked, strict=True)] if grammar else None
+            law *= np.exp(self._barred.after(drafts, candidates, lengths).clip(max=_MOST_BIAS), dtype=np.float64)
+        goes_on = goes_on & law.any(1)
+        if not goes_on.any():
+            return np.full(len(goes_on), PLACEHOLDER_TOKEN_ID)
+        scores = law if self._noise is None else self._noise.added(law, candidates, lengths)
+        return np.where(goes_on, candidates[scores.argmax(1)], PLACEHOLDER_TOKEN_ID)
 
     def commit(self, state: DecodingState, result: StepResult) -> None:
         """Take in what was emitted."""
-        for text, length, emitted, count in zip(
-            self._texts, self._lengths, result.tokens, result.num_tokens, strict=True
-        ):
-            text[length : length + count] = emitted[:count]
-        self._lengths += result.num_tokens
+        assert self._index is not None
+        self._index.append_batch(np.ascontiguousarray(result.tokens), result.num_tokens)
+        self._first = None
 
     def finish(self) -> None:
-        self._texts, self._noise = np.empty((0, 0), dtype=np.int64), None
+        self._index = self._noise = self._first = None
 
     def law_after(self, text: Sequence[int]) -> tuple[_Array, NDArray[np.float64]]:
-        """The distribution of the token after `text` as it is counted, as terms: ids ``[n]`` int64, perhaps repeated,
-        and what each adds ``[n]`` float64; what is missing to 1 is for tokens never seen.
+        """The distribution of the token after `text` as it is counted: ids ``[n]`` int64, ascending, and the
+        probability of each ``[n]`` float64; what is missing to 1 is for tokens never seen.
         """
         check_sequence("NgramLMDrafter", "text", text, int, "integers")
         for token in text:
             check_int("NgramLMDrafter", "text", token, 0, 2**31 - 1)
-        _, ids, weights = self._law(np.array([text], dtype=np.int64), np.array([len(text)]), np.array([True]))
-        return ids, weights
-
-    def _law(
-        self, texts: _Array, lengths: _Array, open_rows: NDArray[np.bool_]
-    ) -> tuple[_Array, _Array, NDArray[np.float64]]:
-        """The distribution of the token after the first `lengths` ones of each of `texts` whose row is open, as terms
-        to add up, not normalised: row, id and weight of each.
-        """
-        found: list[_Array] = []
-        if self.table:
-            columns = lengths[:, None] + np.arange(-len(self.table.orders), 0)
-            tails = np.where(columns >= 0, np.take_along_axis(texts, np.maximum(columns, 0), 1), -1)
-            found = self.table.find(tails)
-        rows, ids, weights = [], [], []
-        for row in np.flatnonzero(open_rows).tolist():
-            rest = 1.0  # of the mass: what the contexts so far leave to shorter ones
-            for following, kinds in self._continuations(texts[row, : lengths[row]]):
-                share = rest / (len(following) + kinds)
-                ids.append(following)
-                weights.append(np.full(len(following), share))
-                rows.append(np.full(len(following), row))
-                rest = share * kinds
-            for at, order in zip(reversed(found), reversed(self.table.orders if self.table else []), strict=True):
-                context = at[row]
-                if context < 0:
-                    continue
-                kinds = int(order.kinds[context])
-                share = rest / (int(order.totals[context]) + kinds)
-                entries = slice(order.starts[context], order.starts[context + 1])
-                ids.append(order.ids[entries].astype(np.int64))
-                weights.append(share * order.counts[entries])
-                rows.append(np.full(len(ids[-1]), row))
-                rest = share * kinds
-        if not ids:
-            return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
-        return np.concatenate(rows), np.concatenate(ids), np.concatenate(weights)
-
-    def _continuations(self, text: _Array) -> list[tuple[_Array, int]]:
-        """What followed a text's last tokens before, longest context first, and how many kinds of it."""
-        ends = np.flatnonzero(text[:-1] == text[-1])
-        found = []
-        for order in range(1, self.order + 1):
-            if order > 1:
-                ends = ends[ends >= order - 1]
-                ends = ends[text[ends - order + 1] == text[len(text) - order]]
-            if not len(ends):
-                break
-            following = text[ends + 1]
-            found.append((following, len(set(following.tolist()))))
-        return found[::-1]
+        index = NgramIndex(1, self.order)
+        index.append(0, np.array(text, dtype=np.int64))
+        ids, law = index.distribution(self.table)
+        return ids, law[0]
 
 
-def _draw(law: NDArray[np.float64], candidates: _Array, keys: Tensor, params: SamplingParams) -> _Array:
-    """``[batch]`` ids drawn with the verifier's noise; an empty row of `law` draws anything."""
-    law[~law.any(1)] = 1.0
-    with np.errstate(divide="ignore"):
-        logits = torch.from_numpy(np.log(law).astype(np.float32))
-    token_map = TokenMap(torch.from_numpy(candidates))
-    return sample(logits[:, None], params, noise_keys=keys, draft_token_map=token_map).token[:, 0].numpy()
+class _Noise:
+    """What a verifier that draws by noise adds at each position of a call.
+
+    Parameters
+    ----------
+    state : DecodingState
+        What the call begins with.
+    sharpness : float
+        Of `NgramLMDrafter`.
+    """
+
+    def __init__(self, state: DecodingState, sharpness: float) -> None:
+        positions = torch.arange(state.capacity).expand(state.batch_size, -1)
+        self._keys = noise_keys(state.seeds.cpu(), positions).numpy()  # [batch, capacity]
+        temperature = torch.as_tensor(state.sampling.temperature, dtype=torch.float64).cpu().expand(state.batch_size)
+        with np.errstate(divide="ignore"):
+            self._exponent = sharpness / temperature.numpy()
+
+    def added(self, law: NDArray[np.float64], candidates: _Array, lengths: _Array) -> NDArray[np.float64]:
+        """Scores whose largest is drawn at these positions; where decoding is greedy, the likeliest one's."""
+        rows, columns = law.nonzero()
+        with np.errstate(invalid="ignore"):  # where decoding is greedy, the exponent is infinite
+            drawn = np.log(law[rows, columns]) * self._exponent[rows]
+        drawn += gumbel_noise(self._keys[rows, lengths[rows]], candidates[columns])
+        scores = np.full(law.shape, -np.inf)
+        scores[rows, columns] = drawn
+        return np.where(np.isfinite(self._exponent)[:, None], scores, law)

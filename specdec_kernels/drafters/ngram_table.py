@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_array, check_int, check_path, check_sequence
+from ..checks import check_int, check_path, check_sequence
 
 _Array = NDArray[np.int64]
 _KEPT = 64  # continuations kept of a context: rarer ones are hardly ever accepted
@@ -32,6 +33,9 @@ class Order:
     counts: NDArray[np.int32]
 
 
+_DTYPES = {"keys": "uint64", "totals": "int32", "kinds": "int32", "starts": "int64", "ids": "int32", "counts": "int32"}
+
+
 class NgramTable:
     """Which tokens followed which contexts of 1 to `order` tokens in a text, and how often.
 
@@ -39,10 +43,17 @@ class NgramTable:
     ----------
     orders : list of Order
         Made by `from_tokens` or `load`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Something else in `orders`; an array of another dtype or length.
     """
 
     def __init__(self, orders: list[Order]) -> None:
         check_sequence("NgramTable", "orders", orders, Order, "Order")
+        for i, order in enumerate(orders):
+            _check(order, f"orders[{i}]")
         self.orders = orders
 
     @staticmethod
@@ -105,29 +116,43 @@ class NgramTable:
         except (KeyError, EOFError, ValueError, zipfile.BadZipFile) as error:
             raise ValueError(f"NgramTable: {path} is not a table: {error}") from error
 
-    def find(self, tails: _Array) -> list[_Array]:
-        """Where the ends of some texts stand in the table.
+    def contexts(self, text: Sequence[int]) -> list[tuple[Order, int]]:
+        """Where the end of a text stands in the table.
 
         Parameters
         ----------
-        tails : ndarray
-            ``[batch, order]`` int64, the last tokens of each text.
+        text : sequence of int
+            Its last tokens, ids of 0 and more; those before the longest context are not looked at.
 
         Returns
         -------
-        list of ndarray
-            For each context length from 1: ``[batch]`` int64 indices of contexts, −1 where there is none.
+        list of (Order, int)
+            Longest context first: its length's `Order`, and which one it is there. Lengths without it are left out.
         """
-        check_array("NgramTable", "tails", tails, "i", f"[batch, order={len(self.orders)}] int64", len(self.orders))
+        check_sequence("NgramTable", "text", text, int, "integers")
         found = []
-        for length, order in enumerate(self.orders, start=1):
-            keys = _hash([tails[:, -length + i] for i in range(length)])
-            at = np.searchsorted(order.keys, keys)
-            if not len(order.keys):
-                found.append(np.full_like(at, -1))
-                continue
-            found.append(np.where(order.keys.take(at, mode="clip") == keys, at, -1))
+        for length in range(min(len(self.orders), len(text)), 0, -1):
+            order = self.orders[length - 1]
+            (key,) = _hash([np.array([token]) for token in text[len(text) - length :]])
+            at = int(np.searchsorted(order.keys, key))
+            if at < len(order.keys) and order.keys[at] == key:
+                found.append((order, at))
         return found
+
+
+def _check(order: Order, name: str) -> None:
+    contexts, entries = len(order.keys), len(order.ids)
+    lengths = {"starts": contexts + 1, "ids": entries, "counts": entries}
+    for field, dtype in _DTYPES.items():
+        array, length = getattr(order, field), lengths.get(field, contexts)
+        plain = isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned
+        if not plain or array.dtype != dtype:
+            got = getattr(array, "dtype", type(array).__name__)
+            raise TypeError(f"NgramTable: {name}.{field} must be a contiguous array of {dtype}, got {got}")
+        if array.shape != (length,):
+            raise ValueError(f"NgramTable: {name}.{field} must be [{length}], got {list(array.shape)}")
+    if order.ids.min(initial=0) < 0:
+        raise ValueError(f"NgramTable: {name}.ids must be >= 0, got {order.ids.min()}")
 
 
 def _hash(columns: list[_Array]) -> NDArray[np.uint64]:
