@@ -108,10 +108,10 @@ def generate(
     max_new_tokens : int
         Tokens of each sequence at most, >= 1.
     num_speculative_tokens : int, "auto" or CostTable
-        Draft tokens a step, 0 … 64. "auto": 0, 1, 3 or 7, chosen for the batch at each step by what its drafts have
-        yielded so far (those of `NgramDrafter` and `NgramLMDrafter` by how long a match each was read on from) and by what steps have cost
-        (at the first call with this model, kind of drafter and batch size, eight are timed), so that the batch is done
-        soonest; where drafting does not pay, nothing is drafted.
+        Draft tokens a step, 0 … 64. "auto": 0, 1, 3 or 7, chosen for the batch at each step by what its drafts
+        have yielded so far (those of `NgramDrafter` and `NgramLMDrafter` by how long a match each was read on
+        from) and by what steps have cost (at the first call with this model, kind of drafter and batch size,
+        eight are timed), so that the batch is done soonest; where drafting does not pay, nothing is drafted.
         Where `acceptance` is "token" or "block", sampling is not greedy and `seeds` are given, the draws depend on that
         choice: then costs are nominal ones (`CostTable.nominal`), so that the seeds reproduce. A `CostTable`: as
         "auto", by these costs; ``stats.costs`` of a call are those that it chose by, and reproduce its tokens with its

@@ -129,7 +129,7 @@ class NgramTable:
         list of (Order, int)
             Longest context first: its length's `Order`, and which one it is there. Lengths without it are left out.
         """
-        check_sequence("NgramTable", "text", text, int, "integers")
+        check_sequence("NgramTable", "text", text, int, "integers", least=0)
         found = []
         for length in range(min(len(self.orders), len(text)), 0, -1):
             order = self.orders[length - 1]
