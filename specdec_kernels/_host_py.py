@@ -1,4 +1,6 @@
-"""The n-gram index and its noise in Python: the readable specification, and what runs where nothing is compiled."""
+"""The n-gram index and the noise of draws in Python: the readable specification, and what runs where the compiled module
+is missing.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class Counts(Protocol):
 
 
 class NgramIndex:
-    """An incremental n-gram index over many sequences: the memory of a prompt-lookup drafter.
+    """An incremental n-gram index over many sequences: the memory of drafters that look back.
 
     For every sequence it finds, in time independent of the length of the text, the longest suffix of `min_ngram` to
     `max_ngram` tokens that occurred earlier, and proposes what followed it.

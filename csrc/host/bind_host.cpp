@@ -340,7 +340,8 @@ class NgramIndex {
     py::array_t<std::int64_t> columns(num_ids);
     std::copy(ids.begin(), ids.end(), columns.mutable_data());
     py::array_t<double> weights({static_cast<py::ssize_t>(num_sequences_), num_ids});
-    double* row = std::fill_n(weights.mutable_data(), weights.size(), 0.0) - weights.size();
+    double* row = weights.mutable_data();
+    std::fill_n(row, weights.size(), 0.0);
     auto term = terms.begin();
     for (const std::size_t end : ends) {
       for (; term != terms.begin() + static_cast<std::ptrdiff_t>(end); ++term) {
