@@ -133,36 +133,41 @@ def end_to_end(label: str, column: str) -> Expected:
 AUTO = {
     "one": "end_to_end_auto", "two": "end_to_end_auto_2", "four": "end_to_end_auto_4", "eight": "end_to_end_auto_8",
 }  # fmt: skip
+AUTO_NGRAMS = {"one": "end_to_end_auto_ngrams", "two": "end_to_end_auto_ngrams_2"}
 LENGTHS = {"one": (3, 7), "two": (1, 3), "four": (1, 3), "eight": (1,)}
 
 
-def adaptive(label: str, column: str) -> Expected:
+def adaptive(label: str, column: str, drafter: str = "lookup") -> Expected:
     """Times plain decoding, one sequence at a time or several together; of "auto" with its interval."""
     prompts, sampling, size = label.split(", ")
     number = "auto" if column == '"auto"' else int(column.removeprefix("K = "))
     if number not in ("auto", *LENGTHS[size]):
         return []
-    at = {"prompts": prompts, "temperature": float(sampling != "greedy"), "drafter": "lookup"}
-    found = row(AUTO[size], num_speculative_tokens=number, **at)
+    at = {"prompts": prompts, "temperature": float(sampling != "greedy"), "drafter": drafter}
+    names = AUTO if drafter == "lookup" else AUTO_NGRAMS
+    found = row(names[size], num_speculative_tokens=number, **at)
     return [found[key] for key in (("ratio", "ratio_low", "ratio_high") if number == "auto" else ("ratio",))]
 
 
-def replayed(label: str, column: str) -> Expected:
+def replayed(label: str, column: str, name: str = "replay") -> Expected:
     """The same by replay: of "auto" with the tenth of batches below, of the best fixed number with that number."""
     (prompts, sampling), (batch, way) = label.split(", "), column.split(": ")
     at = {"prompts": prompts, "temperature": float(sampling != "greedy"), "batch": int(batch)}
     if way == '"auto"':
-        found = row("replay", num_speculative_tokens=way.strip('"'), **at)
+        found = row(name, num_speculative_tokens=way.strip('"'), **at)
         return [found["ratio"], found["ratio_low"]]
-    fixed = [row("replay", num_speculative_tokens=length, **at) for length in (1, 3, 7)]
+    fixed = [row(name, num_speculative_tokens=length, **at) for length in (1, 3, 7)]
     best = max(fixed, key=lambda each: each["ratio"])
     return [best["ratio"], best["num_speculative_tokens"]]
 
 
 def of_matches(label: str, column: str) -> Expected:
-    """How often the first token after a match was right, and one that followed right ones."""
-    found = row("replay", matched=int(label.removesuffix(" or more").partition(" ")[0]))
-    return [found["first" if column == "the first" else "later"]]
+    """How often the first token after a match was right, and one that followed right ones, by the drafter."""
+    drafter, what = column.split(": ")
+    matched = 0 if label == "none" else int(label.removesuffix(" or more"))
+    name = {"lookup": "replay", "n-gram model": "replay_ngrams"}[drafter]
+    found = [r for r in results(name)["rows"] if r.get("matched") == matched]
+    return [r["first" if what == "the first" else "later"] for r in found]
 
 
 def of_auto(what: str) -> Expected:
@@ -424,6 +429,8 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "best gamma": best_gamma, "plan": plan, "step costs": step_costs, "gpu": on_gpu, "gpu sample": samples_on_gpu,
     "typical": typical,
     "forward": forward, "own loop": own_loop, "auto": adaptive, "auto, replayed": replayed,
+    "auto, n-gram model": partial(adaptive, drafter="ngram-lm"),
+    "auto, n-gram model, replayed": partial(replayed, name="replay_ngrams"),
     "matches": of_matches, "instructions": instructions,
     "draft model": draft_pair, "draft model, own loop": partial(draft_pair, name="draft_model_own"),
     "parts of a step": parts_of_a_step,
@@ -470,7 +477,7 @@ def test_the_commands_are_those_of_the_results() -> None:
     for name in (
         "verify_chain", "end_to_end", "end_to_end_quote", "end_to_end_medusa", "medusa_trees", "in_transformers",
         "vllm_engine", "forward", "end_to_end_own", "draft_model", "processors", "count_tokens_",
-        "in_transformers_ten", *AUTO.values(),
+        "in_transformers_ten", *AUTO.values(), *AUTO_NGRAMS.values(), "replay", "replay_ngrams",
     ):  # fmt: skip
         assert results(name)["command"] in text, name
     assert "python -m bench.run --op verify_tree gather_kv_ --json --threads 2" in text  # one run each in the results

@@ -1,5 +1,5 @@
-"""The n-gram index and the noise of draws in Python: the readable specification, and what runs where the compiled module
-is missing.
+"""The n-gram index and the noise of draws in Python: the readable specification, and what runs where the compiled
+module is missing.
 """
 
 from __future__ import annotations
