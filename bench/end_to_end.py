@@ -138,7 +138,7 @@ def by_itself(way: Way, target: LeanLlama) -> Way:
     """The same way with a drafter of its own, and models of its own that share the weights."""
     drafter = copy.copy(way.drafter)
     if isinstance(drafter, ModelDrafter):
-        drafter = ModelDrafter(_beside(drafter.draft_model), token_map=drafter.token_map)
+        drafter.draft_model = drafter.runner = _beside(drafter.draft_model)
     return replace(way, drafter=drafter, model=_beside(target))
 
 

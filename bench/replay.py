@@ -24,7 +24,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,17 +60,18 @@ class Answer:
     matched: NDArray[np.int64] | None
 
 
-class Watched(sk.Drafter):
+class Asked(sk.Drafter):
     """Asks another drafter at each step of plain decoding, and proposes nothing."""
 
     def __init__(self, drafter: sk.Drafter) -> None:
         self.drafter, self.runner = drafter, drafter.runner
         self._drafts: list[NDArray[np.int64]] = []  # [batch, LONGEST] each
         self._matched: list[NDArray[np.int64] | None] = []
+        self._committed = 0  # drafts, so far
 
     def start(self, state: DecodingState) -> None:
         self.drafter.start(state)
-        self._drafts, self._matched = [], []
+        self._drafts, self._matched, self._committed = [], [], 0
 
     def prepare(self, state: DecodingState) -> None:
         self.drafter.prepare(state)
@@ -82,14 +83,17 @@ class Watched(sk.Drafter):
         return sk.Draft(state.tokens[:, :0])
 
     def commit(self, state: DecodingState, result: StepResult) -> None:
-        self.drafter.commit(state, result)
+        """It learns that it drafted, although nothing was verified."""
+        drafted = self._drafts[-1] if len(self._drafts) > self._committed else np.empty((state.batch_size, 0), np.int64)
+        self._committed = len(self._drafts)
+        self.drafter.commit(state, replace(result, tokens=np.hstack([result.tokens, np.full_like(drafted, -1)])))
 
     def finish(self) -> None:
         self.drafter.finish()
 
     def answers(self, out: sk.GenerationOutput) -> list[Answer]:
         """What the drafts of a call would have come to. Before the last token of a longest answer none is asked for."""
-        answers = []
+        answers, foresees = [], any(found is not None for found in self._matched)
         for sequence, (tokens, count) in enumerate(zip(out.tokens.numpy(), out.num_tokens.tolist(), strict=True)):
             drafted, right, matched = np.zeros((3, count), dtype=np.int64)
             for i, (drafts, found) in enumerate(zip(self._drafts[:count], self._matched, strict=False)):
@@ -97,7 +101,7 @@ class Watched(sk.Drafter):
                 drafted[i] = (draft >= 0).sum()
                 right[i] = (draft[: len(coming)] == coming).cumprod().sum()
                 matched[i] = 0 if found is None else found[sequence]
-            answers.append(Answer(drafted, right, None if self._matched[0] is None else matched))
+            answers.append(Answer(drafted, right, matched if foresees else None))
         return answers
 
 
@@ -117,7 +121,7 @@ def written(
 
 def asked(model: Any, ids: torch.Tensor, drafter: sk.Drafter, **options: Any) -> list[Answer]:
     """Decode plainly, and ask the drafter at each token."""
-    watched = Watched(drafter)
+    watched = Asked(drafter)
     acceptance = "greedy" if options["sampling"].is_greedy else "match"
     out = sk.generate(model, ids, drafter=watched, num_speculative_tokens=LONGEST, acceptance=acceptance, **options)
     return watched.answers(out)

@@ -64,8 +64,7 @@ class NgramIndex:
     Notes
     -----
     Every gram remembers the end of its latest occurrence, and every end remembers the occurrence before it. The
-    second makes `truncate` an exact undo, and lists a gram's occurrences, latest first, for whoever wants several
-    continuations instead of one.
+    second makes `truncate` an exact undo, and lists a gram's occurrences, latest first, for `distribution`.
     """
 
     def __init__(self, num_sequences: SupportsIndex, max_ngram: SupportsIndex = 4, min_ngram: SupportsIndex = 1):
@@ -183,10 +182,7 @@ class NgramIndex:
             [num_sequences] int32: tokens proposed; 0 where nothing matches.
         """
         width = check_integer("propose", "num_tokens", num_tokens, 0, MAX_TOKEN)
-        allowed = [width] * self._num_sequences
-        if limits is not None:
-            _check_array("propose", "limits", limits, ("int32", "int64"), (self._num_sequences,), self._shape())
-            allowed = [max(0, min(limit, width)) for limit in limits.tolist()]
+        allowed = self._limits("propose", limits, width)
         if out is None:
             tokens = np.empty((self._num_sequences, width), np.int64)
             counts = np.empty(self._num_sequences, np.int32)
@@ -211,17 +207,21 @@ class NgramIndex:
         with self._lock:
             return np.array([max(own[0], corpus[0]) for own, corpus in map(self._matches, self._texts)])
 
-    def distribution(self, table: Counts | None = None) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def distribution(
+        self, table: Counts | None = None, *, limits: NDArray[Any] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the distribution of every sequence's next token by counts: of its own text, then of `table`.
 
         Each context leaves to the next shorter one as much of the mass as it has seen different tokens follow, of all
         that followed (Witten & Bell 1991): from `max_ngram` tokens down to `min_ngram` in the text itself, then from
-        the table's longest to its shortest. A corpus does not count.
+        the table's longest to its shortest. A corpus does not count. It takes as long as its contexts have occurred.
 
         Parameters
         ----------
         table
-            Counts of another text; None: there are none.
+            An `NgramTable`, counts of another text; None: there are none.
+        limits
+            [num_sequences] int32 or int64: a sequence with zero or less is left out, its row 0.
 
         Returns
         -------
@@ -230,18 +230,23 @@ class NgramIndex:
         probs
             [num_sequences, n] float64. What a row lacks to 1 is for tokens that were never seen.
         """
+        allowed = self._limits("distribution", limits, 1)
+        if table is not None and not hasattr(table, "orders"):
+            raise TypeError(f"distribution: table must be an NgramTable or None, got {type(table).__name__}")
+        longest = 0 if table is None else len(table.orders)
         with self._lock:
-            texts = [text.tokens for text in self._texts]
-            following = [text.followers() for text in self._texts]
+            seen = [(text.tokens[-longest:], text.followers()) for text in self._texts]
         terms: list[tuple[int, int, float]] = []  # row, id, and what it adds
-        for row, text in enumerate(texts):
+        for row, (end, following) in enumerate(seen):
+            if not allowed[row]:
+                continue
             rest = 1.0  # of the mass: what the contexts so far leave to shorter ones
-            for found in reversed(following[row]):
+            for found in reversed(following):
                 kinds = len(set(found))
                 share = rest / (len(found) + kinds)
                 terms += [(row, token, share) for token in found]
                 rest = share * kinds
-            for order, context in table.contexts(text[-len(table.orders) :]) if table is not None else ():
+            for order, context in table.contexts(end) if table is not None else ():
                 kinds = int(order.kinds[context])
                 share = rest / (int(order.totals[context]) + kinds)
                 entries = slice(order.starts[context], order.starts[context + 1])
@@ -268,6 +273,12 @@ class NgramIndex:
             return []
         period = text.tokens[end : end + limit]
         return [period[i % len(period)] for i in range(limit)]
+
+    def _limits(self, function: str, limits: NDArray[Any] | None, most: int) -> list[int]:
+        if limits is None:
+            return [most] * self._num_sequences
+        _check_array(function, "limits", limits, ("int32", "int64"), (self._num_sequences,), self._shape())
+        return [max(0, min(limit, most)) for limit in limits.tolist()]
 
     def _empty_text(self) -> _Text:
         return _Text(self._min_ngram, self._max_ngram)
@@ -355,7 +366,9 @@ def gumbel_noise(keys: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[
     _check_array("gumbel_noise", "tokens", tokens, ("int64",), (None,), "[n]")
     _check_tokens("gumbel_noise", tokens.tolist())
     _check_array("gumbel_noise", "keys", keys, ("int64",), (len(tokens),), f"[n={len(tokens)}]")
-    return np.asarray(gumbel(torch.from_numpy(keys), torch.from_numpy(tokens), torch.float32).numpy())
+    return np.asarray(
+        gumbel(torch.from_numpy(np.array(keys)), torch.from_numpy(np.array(tokens)), torch.float32).numpy()
+    )
 
 
 def check_integer(

@@ -34,7 +34,8 @@ def ngram_laws(drafter: NgramLMDrafter, tokens: Sequence[int], positions: Sequen
     """
     out = np.zeros((len(positions), vocab))
     for row, position in zip(out, positions, strict=True):
-        np.add.at(row, *drafter.law_after(tokens[:position]))
+        ids, seen = drafter.law_after(tokens[:position])
+        row[ids] = seen
         row += max(1 - row.sum(), 0) / vocab
         row /= row.sum()
     return out

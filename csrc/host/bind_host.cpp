@@ -159,6 +159,9 @@ std::span<const T> column(const py::handle& order, const char* name, std::vector
 std::vector<Contexts> contexts_of(const py::object& table, std::vector<py::array>& held) {
   std::vector<Contexts> contexts;
   if (table.is_none()) return contexts;
+  if (!py::hasattr(table, "orders")) {
+    throw py::type_error("distribution: table must be an NgramTable or None, got " + type_name(table));
+  }
   for (const py::handle order : table.attr("orders")) {
     const Contexts each{column<std::uint64_t>(order, "keys", held), column<std::int32_t>(order, "totals", held),
                         column<std::int32_t>(order, "kinds", held), column<std::int64_t>(order, "starts", held),
@@ -286,13 +289,7 @@ class NgramIndex {
 
   py::tuple propose(const py::object& num_tokens, const py::object& limits, const py::object& out) {
     const std::int64_t width = integer_in("propose: num_tokens", num_tokens, 0, kMaxToken);
-    std::vector<std::int64_t> allowed(texts_.size(), width);
-    if (!limits.is_none()) {
-      const View view(checked_array("propose: limits", limits, Dtype::kEither, {num_sequences_}, shape_text()));
-      for (std::int64_t b = 0; b < num_sequences_; ++b) {
-        allowed[b] = std::clamp<std::int64_t>(view.get(b), 0, width);
-      }
-    }
+    const std::vector<std::int64_t> allowed = to_limits("propose", limits, width);
     py::array tokens;
     py::array counts;
     if (out.is_none()) {
@@ -320,15 +317,16 @@ class NgramIndex {
     return py::make_tuple(std::move(tokens), std::move(counts));
   }
 
-  py::tuple distribution(const py::object& table) {
+  py::tuple distribution(const py::object& table, const py::object& limits) {
+    const std::vector<std::int64_t> allowed = to_limits("distribution", limits, 1);
     std::vector<py::array> held;
     const std::vector<Contexts> contexts = contexts_of(table, held);
     std::vector<Term> terms;
     std::vector<std::size_t> ends;  // of each row's terms
     {
       const Atomic atomic(mutex_);
-      for (const TextIndex& text : texts_) {
-        append_terms(text, contexts, terms);
+      for (std::size_t b = 0; b < texts_.size(); ++b) {
+        if (allowed[b] > 0) append_terms(texts_[b], contexts, terms);
         ends.push_back(terms.size());
       }
     }
@@ -364,6 +362,15 @@ class NgramIndex {
   }
 
  private:
+  // Each sequence's limit in [0, most]; None: no lower one.
+  std::vector<std::int64_t> to_limits(const std::string& function, const py::object& limits, std::int64_t most) const {
+    std::vector<std::int64_t> allowed(texts_.size(), most);
+    if (limits.is_none()) return allowed;
+    const View view(checked_array(function + ": limits", limits, Dtype::kEither, {num_sequences_}, shape_text()));
+    for (std::int64_t b = 0; b < num_sequences_; ++b) allowed[b] = std::clamp<std::int64_t>(view.get(b), 0, most);
+    return allowed;
+  }
+
   // Of the text's last tokens: the longest match in the text itself, and that in the corpus.
   std::pair<Match, Match> matches(const TextIndex& text) const {
     return {text.longest_match(text.tokens()), corpus_.longest_match(text.tokens())};
@@ -436,8 +443,8 @@ PYBIND11_MODULE(_host, m) {
       .def("propose", &NgramIndex::propose, py::arg("num_tokens"), py::kw_only(), py::arg("limits") = py::none(),
            py::arg("out") = py::none(), "Propose the continuation of every sequence: (tokens, counts).")
       .def("matched", &NgramIndex::matched, "Return the length of every sequence's match, in tokens.")
-      .def("distribution", &NgramIndex::distribution, py::arg("table") = py::none(),
-           "Return the distribution of every sequence's next token by counts: (ids, probs).");
+      .def("distribution", &NgramIndex::distribution, py::arg("table") = py::none(), py::kw_only(),
+           py::arg("limits") = py::none(), "Return the distribution of every sequence's next token by counts: (ids, probs).");
   m.def("gumbel_noise", &gumbel_noise, py::arg("keys"), py::arg("tokens"),
         "Return the noise of each token under its key.");
   bind_direct(m);

@@ -1,7 +1,6 @@
 #include "host/ngram_counts.h"
 
 #include <algorithm>
-#include <ranges>
 
 namespace specdec::host {
 namespace {
@@ -27,9 +26,10 @@ void append_terms(const TextIndex& text, std::span<const Contexts> table, std::v
   double rest = 1.0;  // of the mass: what the contexts so far leave to shorter ones
   const std::vector<Token>& tokens = text.tokens();
   std::vector<Token> following;
-  for (const Match latest : std::views::reverse(text.matches())) {
+  const std::vector<Match> matches = text.matches();
+  for (auto latest = matches.rbegin(); latest != matches.rend(); ++latest) {
     following.clear();
-    for (Match match = latest; match.length != 0; match = text.before(match)) following.push_back(tokens[match.end]);
+    for (Match match = *latest; match.length != 0; match = text.before(match)) following.push_back(tokens[match.end]);
     const double kinds = static_cast<double>(num_distinct(following));
     const double share = rest / (static_cast<double>(following.size()) + kinds);
     for (const Token token : following) terms.push_back({token, share});

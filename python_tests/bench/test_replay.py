@@ -85,6 +85,23 @@ def test_a_replay_takes_the_steps_that_decoding_takes(of: str, way: int | str, e
     assert len(taken) < 40 or way == 0
 
 
+def test_asking_a_draft_model_takes_the_forwards_that_drafting_takes() -> None:
+    """Two rows of the text, then a row for each token: nothing is fed again."""
+    draft = near(TableRunner.random(12, seed=4))
+    replay.asked(
+        TableRunner.random(12, seed=4), torch.tensor([[1, 2, 3]]), sk.ModelDrafter(draft), max_new_tokens=9, **GREEDY
+    )
+    drafts = (7, 7, 6, 5, 4, 3, 2, 1)
+    assert draft.forwards == [2, *(rows for length in drafts for rows in [2, *[1] * (length - 1)])]
+
+
+def test_a_lone_token_is_written_without_a_draft() -> None:
+    (answer,) = replay.asked(
+        TableRunner.random(12), torch.tensor([[1, 2]]), sk.NgramDrafter(), max_new_tokens=1, **GREEDY
+    )
+    assert answer.matched is None and answer.right.tolist() == answer.drafted.tolist() == [0]
+
+
 def near(model: TableRunner) -> TableRunner:
     """A model that is right every other time or so."""
     return TableRunner(model.table + 2 * torch.randn(model.table.shape, generator=torch.Generator().manual_seed(1)))

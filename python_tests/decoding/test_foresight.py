@@ -1,4 +1,4 @@
-"""Adaptive lengths of lookups: how much of a text was found again decides, before the step, and is learned from."""
+"""Adaptive lengths where drafters foresee: how much of a text was found again decides, and what came of that before."""
 
 from __future__ import annotations
 

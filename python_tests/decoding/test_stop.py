@@ -11,10 +11,11 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.decoding.fake_cuda import FakeCuda
-from python_tests.decoding.models import prompts
+from python_tests.decoding.models import TableRunner, prompts
 from python_tests.decoding.test_graph import NEAR, TARGET, CapturableTable, same
 from specdec_kernels import Provenance
 from specdec_kernels.decoding import DecodingState, StepResult, graph
+from specdec_kernels.decoding.costs import CostTable
 
 LIMITS = (7, 1, 100, 12)  # tokens after which each sequence is ended; the third goes on to its end
 
@@ -88,6 +89,29 @@ def test_drafters_get_what_was_kept() -> None:
 
     out = run(drafter=Watched(2), stop=Limits())
     assert committed == [row[row >= 0].tolist() for row in out.tokens]
+
+
+@pytest.mark.parametrize("drafter", [sk.NgramDrafter, sk.NgramLMDrafter])
+@pytest.mark.parametrize("lengths", [3, CostTable(np.zeros(1, np.int64), np.array([[1.0, 1.01, 1.02, 1.03]]))])
+def test_a_sequence_that_stopped_within_a_draft_holds_up_no_other(
+    drafter: Callable[[], Any], lengths: int | CostTable
+) -> None:
+    """Its drafts are right, so that a step gives it more than is kept."""
+    logits = torch.full((23, 23, 23), -30.0)
+    logits[:, torch.arange(23), torch.arange(23).roll(-1)] = 30.0
+    ids, lasted = torch.arange(23).repeat(2)[None, :30].repeat(4, 1), []
+    how: dict[str, Any] = {"max_new_tokens": 30, "acceptance": "greedy", "eos_token_id": []}
+    for each, number in ((sk.NoDrafter(), 0), (drafter(), lengths)):
+        stop = Limits()
+        out = sk.generate(
+            TableRunner(logits), ids, drafter=each, num_speculative_tokens=number, stop=stop,
+            streamer=lambda rows: lasted.append([len(row) for row in rows]), **how,
+        )  # fmt: skip
+        assert (
+            out.num_tokens.tolist() == [7, 1, 30, 12]
+            and stop.seen[2] == ((ids[2, -1] + 1 + torch.arange(30)) % 23).tolist()
+        )
+    assert max(max(counts) for counts in lasted) > 2
 
 
 @pytest.mark.parametrize(

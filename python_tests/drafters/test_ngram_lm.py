@@ -74,6 +74,12 @@ def test_a_saved_table_is_the_same(tmp_path: Path) -> None:
     np.savez(tmp_path / "other.npz", a=np.zeros(1), **{f"b{i}": np.zeros(1) for i in range(6)})
     with pytest.raises(ValueError, match="is not a table"):
         NgramTable.load(tmp_path / "other.npz")
+    floats = {f"{name}0": np.zeros(2) for name in table.orders[0].__dataclass_fields__}
+    np.savez(tmp_path / "floats.npz", **floats)
+    with pytest.raises(
+        ValueError, match=r"floats.npz is not a table: NgramTable: orders\[0\].keys must be contiguous uint64"
+    ):
+        NgramTable.load(tmp_path / "floats.npz")
     whole = (tmp_path / "t.npz").read_bytes()
     (tmp_path / "t.npz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="is not a table"):
@@ -109,10 +115,9 @@ def test_the_law_backs_off_as_witten_and_bell_say() -> None:
     """Text 1 2 1 3 1: after 1 came 2 and 3; the table adds that 5 follows 1, three times out of four."""
     table = NgramTable.from_tokens(ids(1, 5, 1, 5, 1, 5, 1, 6), order=1)
     drafter = NgramLMDrafter(table, order=2)
-    tokens, weights = drafter.law_after([1, 2, 1, 3, 1])
-    law = np.bincount(tokens, weights=weights)
+    tokens, law = drafter.law_after([1, 2, 1, 3, 1])
     # own counts: 2 tokens, 2 kinds, so half the mass is left; of that 4 / 6 go to the table's counts
-    assert law[[2, 3, 5, 6]] == pytest.approx([0.25, 0.25, 0.5 * 3 / 6, 0.5 * 1 / 6])
+    assert tokens.tolist() == [2, 3, 5, 6] and law == pytest.approx([0.25, 0.25, 0.5 * 3 / 6, 0.5 * 1 / 6])
 
 
 @pytest.mark.parametrize("with_table", [False, True])
@@ -144,19 +149,42 @@ def test_sharing_the_verifier_s_noise_is_accepted_more_often_than_the_likeliest_
     assert shared > guess + 0.1
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0, torch.tensor([0.0, 1.0, 0.5, 2.0])], ids=["greedy", "1", "each"])
-@pytest.mark.parametrize("bars", [False, True])
-def test_it_foresees_the_first_token_that_it_then_proposes(temperature: float | torch.Tensor, bars: bool) -> None:
-    """And how long a context stood in the text before; looking ahead changes no draft."""
+EACH = torch.tensor([0.0, 1.0, 0.5, 2.0])
+
+
+class Alternating(sk.Grammar):
+    """Odd and even ids take turns."""
+
+    def __init__(self, prompts: torch.Tensor) -> None:
+        self.last = prompts[:, -1].tolist()
+
+    def fill(self, rows: torch.Tensor, drafts: list[np.ndarray]) -> None:
+        for own, last, draft in zip(rows, self.last, drafts, strict=True):
+            for i, token in enumerate([last, *draft.tolist()]):
+                own[i] = sum(1 << v for v in range(VOCAB) if v % 2 != token % 2)
+
+    def commit(self, tokens: list[np.ndarray]) -> None:
+        self.last = [int(new[-1]) if len(new) else last for new, last in zip(tokens, self.last, strict=True)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, EACH], ids=["greedy", "1", "each"])
+@pytest.mark.parametrize("bars", ["nothing", "processors", "grammar"])
+def test_it_foresees_the_first_token_that_it_then_proposes(temperature: float | torch.Tensor, bars: str) -> None:
+    """And how long a context stood in the text before; looking ahead changes no draft. A drafter serves call after
+    call.
+    """
     text = torch.randint(0, VOCAB, (200,), generator=torch.Generator().manual_seed(1)).numpy()
-    table, seen = NgramTable.from_tokens(text, order=2), []
+    table, seen = NgramTable.from_tokens(text, order=2), list[int]()
 
     class Looking(NgramLMDrafter):
         def propose(self, state: DecodingState, num_tokens: int) -> sk.Draft:
+            self._first = None
             blind = super().propose(state, num_tokens)
+            self._first = None
             foresight = self.foresee(state)
             assert foresight.tokens.tolist() == foresight_of(blind, state)
-            matched = [naive_match(state.tokens[b, :n].tolist(), [], range(1, 4)) for b, n in enumerate(state.lengths)]
+            texts = [row[:n].tolist() for row, n in zip(state.tokens, state.lengths, strict=True)]
+            matched = [naive_match(one, [], range(1, 4)) for one in texts]
             assert foresight.matched.tolist() == matched
             seen.extend(matched)
             assert torch.equal(super().propose(state, num_tokens).tokens, blind.tokens)
@@ -167,15 +195,40 @@ def test_it_foresees_the_first_token_that_it_then_proposes(temperature: float | 
         return [token if limit > 0 else -1 for token, limit in zip(first, state.host_limits, strict=True)]
 
     input_ids, mask = prompts(3, 9, 5, 1, vocab=VOCAB)
-    likely = text[:3].tolist()
-    out = generate(
-        TableRunner.random(VOCAB, spread=4.0), input_ids, attention_mask=mask, drafter=Looking(table, order=3),
-        sampling=sk.SamplingParams(temperature), seeds=torch.arange(4), max_new_tokens=40, num_speculative_tokens=3,
-        acceptance="match", eos_token_id=[],
-        processors=sk.Processors(banned_ids=[likely]) if bars else None,
+    likely, drafter = text[:3].tolist(), Looking(table, order=3)
+    for seed in range(2):
+        out = generate(
+            TableRunner.random(VOCAB, spread=4.0), input_ids, attention_mask=mask, drafter=drafter,
+            sampling=sk.SamplingParams(temperature), seeds=torch.arange(4) + seed, max_new_tokens=40,
+            num_speculative_tokens=3, acceptance="match", eos_token_id=[7],
+            processors=barring(likely, input_ids, mask) if bars == "processors" else None,
+            grammar=Alternating(input_ids) if bars == "grammar" else None,
+        )  # fmt: skip
+        assert out.stats.num_accepted > 0 and {0, 1} <= set(seen)
+        assert not (bars == "processors" and np.isin(out.tokens.numpy(), likely).any())
+
+
+def barring(banned: list[int], input_ids: torch.Tensor, mask: torch.Tensor) -> sk.Processors:
+    counts = sk.TokenCounts(input_ids, 40, mask)
+    return sk.Processors(
+        banned_ids=[banned], logit_bias=[{5: 3.0}], stop_token_ids=[7], min_tokens=9, token_counts=counts
+    )
+
+
+@pytest.mark.parametrize("temperature", [1.0, EACH], ids=["1", "each"])
+def test_auto_changes_no_token(temperature: float | torch.Tensor) -> None:
+    costs = CostTable(np.zeros(1, np.int64), np.array([[1.0, 1.05, 1.1, 1.2]]))
+    table = NgramTable.from_tokens(torch.randint(0, VOCAB, (400,), generator=torch.Generator().manual_seed(1)).numpy())
+    input_ids, mask = prompts(3, 9, 5, 1, vocab=VOCAB)
+    plain, fast = (
+        generate(
+            TableRunner.random(VOCAB, spread=4.0), input_ids, attention_mask=mask, drafter=drafter,
+            sampling=sk.SamplingParams(temperature), seeds=torch.arange(4), max_new_tokens=80,
+            num_speculative_tokens=costs, acceptance="match", eos_token_id=[],
+        )
+        for drafter in (NoDrafter(), NgramLMDrafter(table))
     )  # fmt: skip
-    assert out.stats.num_accepted > 0 and {0, 1} <= set(seen)
-    assert not (bars and np.isin(out.tokens.numpy(), likely).any())
+    assert torch.equal(plain.tokens, fast.tokens) and 0 < fast.stats.num_accepted < fast.stats.num_drafted
 
 
 def test_plain_steps_judge_it() -> None:

@@ -64,7 +64,8 @@ def _call(case: Case, sequences: int) -> tuple[str, tuple[Any, ...], dict[str, A
     if method == "distribution":
         text = np.array(case.random.choices(range(4), k=30), dtype=np.int64)
         table = NgramTable.from_tokens(text, case.random.randint(1, 3), case.random.randint(1, 2))
-        return method, (case.random.choice((None, table)),), {}
+        given = {"limits": _tokens(case, sequences)} if case.chance(0.3) else {}
+        return method, (case.random.choice((None, table, table, 5)),), given
     if method != "propose":
         return method, (sequence,), {}
     width = case.random.randrange(6)

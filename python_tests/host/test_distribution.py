@@ -73,37 +73,62 @@ def test_large_ids(new_index: Any) -> None:
 
 
 @pytest.mark.parametrize("field", ["keys", "totals", "kinds", "starts", "ids", "counts"])
-def test_arrays_that_are_no_table_are_refused(field: str, new_index: Any) -> None:
+def test_arrays_that_are_no_table_are_refused(field: str, implementation: Any) -> None:
     """Where the table is made; and what was changed later is not read past its end."""
     table = NgramTable.from_tokens(ints(*range(9), *range(9)), order=1)
     whole = getattr(table.orders[0], field)
     for array, error in ((whole[:-1], ValueError), (whole.astype(np.float32), TypeError), (whole[::2], TypeError)):
         with pytest.raises(error, match=r"^NgramTable: orders\[0\]\.\w+ must be "):
             NgramTable([replace(table.orders[0], **{field: array})])
-    index = new_index(1)
+    index = implementation.NgramIndex(1)
     index.append(0, ints(3))
     orders = [replace(table.orders[0], **{field: whole[:-1]})]
     table.orders[:] = orders
-    if hasattr(index, "_texts"):
-        return  # Python's own indexing refuses
+    if implementation is not IMPLEMENTATIONS.get("compiled"):
+        return  # reads no memory that is not its own
     with pytest.raises(ValueError, match=r"^distribution: table must have arrays as long as Order says"):
         index.distribution(table)
     table.orders[:] = [replace(orders[0], **{field: whole.astype(np.float32)})]
     with pytest.raises(TypeError, match=rf"^distribution: table must have arrays as Order says, .* {field}$"):
         index.distribution(table)
     table.orders[:] = [replace(orders[0], **{field: whole})]
-    table.orders[0].starts[:] = np.array([-(2**40), 2**40] * 5)[: len(table.orders[0].starts)]
-    assert np.isfinite(index.distribution(table)[1]).all()
+    (_, at), starts = table.contexts([3])[0], table.orders[0].starts
+    for first, after, read in ((2**40, -(2**40), 0), (2**40, 2**40, 0), (-(2**40), 2**40, len(table.orders[0].ids))):
+        starts[at : at + 2] = first, after
+        assert index.distribution(table)[1].size == read
 
 
-def test_negative_ids_in_a_table_are_refused() -> None:
+def test_values_that_are_no_counts_are_refused() -> None:
     (order,) = NgramTable.from_tokens(ints(*range(9)), order=1).orders
-    with pytest.raises(ValueError, match=r"^NgramTable: orders\[0\].ids must be >= 0, got -1$"):
-        NgramTable([replace(order, ids=order.ids - 2)])
+    for field, less, message in (
+        ("ids", 2, "ids must be >= 0, got -1"),
+        ("counts", 1, "counts must be >= 1, got 0"),
+        ("totals", 1, "totals must be >= 1, got 0"),
+        ("kinds", 1, "kinds must be >= 1, got 0"),
+        ("starts", 1, "starts must rise from 0 to 8, got others"),
+    ):
+        with pytest.raises(ValueError, match=rf"^NgramTable: orders\[0\].{message}$"):
+            NgramTable([replace(order, **{field: getattr(order, field) - less})])
+
+
+def test_what_is_no_table_is_refused(new_index: Any) -> None:
+    with pytest.raises(TypeError, match="^distribution: table must be an NgramTable or None, got int$"):
+        new_index(1).distribution(5)
+
+
+def test_sequences_that_are_left_out(new_index: Any) -> None:
+    index = new_index(3)
+    index.append_batch(ints(1, 2, 1).repeat(3).reshape(3, 3, order="F"))
+    ids, probs = index.distribution(limits=ints(0, 7, -1))
+    assert ids.tolist() == [2] and probs.tolist() == [[0], [0.5], [0]]
+    assert index.distribution(limits=ints(0, 0, 0))[1].shape == (3, 0)
+    with pytest.raises(
+        ValueError, match=r"^distribution: limits must be int32 or int64 \[num_sequences=3\], got int64 \[1\]"
+    ):
+        index.distribution(limits=ints(1))
 
 
 def test_the_noise_is_what_a_draw_adds(implementation: Any) -> None:
-    """Half the draws with these keys are of the upper tail, and some tokens have few bits."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(200, 64, generator=generator)
     keys = sk.noise_keys(torch.arange(200), torch.full((200, 1), 7))[:, 0]
@@ -121,7 +146,10 @@ def test_both_make_the_same_noise() -> None:
     first, *others = (each.gumbel_noise(keys, tokens) for each in IMPLEMENTATIONS.values())
     for other in others:
         np.testing.assert_allclose(other, first, rtol=2e-6, atol=2e-6)
-    assert first.min() < -2.4 and first.max() > 11
+    assert first.min() < -2.4 and first.max() > 11.1, "with fewer bits than kFewBits, too"
+    backwards = keys[:9][::-1], tokens[:9][::-1]
+    for each in IMPLEMENTATIONS.values():
+        assert np.array_equal(each.gumbel_noise(*backwards), each.gumbel_noise(keys[:9], tokens[:9])[::-1])
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ class ForesightSchedule(AdaptiveSchedule):
     sequence is the last to be done, which the batch waits for: one with much left, of which little has been foreseen.
 
     A token of a one-hot draft is accepted with the probability that the target gives it, which is also the one with
-    which a plain step emits it: so a plain step judges the drafter as well, without a row more.
+    which a plain step emits it (with acceptance "match", where it is the one that comes): so a plain step judges the
+    drafter as well, without a row more.
     """
 
     # All chosen by what `bench.replay` makes of recorded answers, at batches of 1 to 8.

@@ -75,21 +75,21 @@ class Barred:
         generated = lengths - self._prompt_lengths[mine, None]
         return bias.masked_fill(generated < self._until[mine].gather(1, ids), -math.inf)
 
-    def after(self, drafts: Asked | None, ids: _Ints, lengths: _Ints) -> NDArray[np.float32]:
+    def after(self, drafts: Asked, ids: _Ints, lengths: _Ints) -> NDArray[np.float32]:
         """What is added to the logits of `ids` after a draft of each sequence, ``[batch, n]``.
 
         Parameters
         ----------
-        drafts : list of ndarray or None, optional
-            As of `Masks.after`; None: no grammar is asked.
+        drafts : list of ndarray or None
+            As of `Masks.after`.
         ids : ndarray
             ``[n]`` int64.
         lengths : ndarray
             ``[batch]`` int64: tokens of each text and its draft.
         """
         of_each = torch.from_numpy(ids)
-        bias = self.added(of_each.expand(len(lengths), -1), torch.from_numpy(lengths)[:, None])
-        if self._masks is not None and drafts is not None:
+        bias = self.added(of_each.expand(len(drafts), -1), torch.from_numpy(lengths)[:, None])
+        if self._masks is not None:
             rows, follows = self._masks.after(drafts)
             bias = bias.masked_fill(~allowed(rows, of_each) | ~torch.from_numpy(follows)[:, None], -math.inf)
         return bias.numpy()

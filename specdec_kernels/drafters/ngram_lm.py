@@ -66,7 +66,7 @@ class NgramLMDrafter(Drafter):
         self._index: NgramIndex | None = None
         self._barred: Barred | None = None
         self._noise: _Noise | None = None
-        self._first: tuple[_Array, _Array] | None = None  # what `foresee` found since the last commit
+        self._first: _Array | None = None  # the first token of each draft, once it was asked for
 
     def start(self, state: DecodingState) -> None:
         """Take in the prompts."""
@@ -88,46 +88,45 @@ class NgramLMDrafter(Drafter):
     def propose(self, state: DecodingState, num_tokens: int) -> Draft:
         """One-hot drafts, as wide as the longest that the counts give."""
         assert self._index is not None
-        lengths, goes_on = state.host_lengths.copy(), state.host_active.copy()
+        lengths = [self._index.length(sequence) for sequence in range(state.batch_size)]
         drafted = np.full((state.batch_size, num_tokens), PLACEHOLDER_TOKEN_ID, dtype=np.int64)
-        for i in range(num_tokens):
-            if i == 0 and self._first is not None and state.masks is None:
-                drafted[:, 0] = self._first[0]
-            else:
-                drafted[:, i] = self._next(state, drafted[:, :i], goes_on)
-            goes_on = drafted[:, i] >= 0
-            if not goes_on.any():
-                break
-            if i + 1 < num_tokens:
-                self._index.append_batch(drafted[:, i : i + 1], goes_on.astype(np.int64))
-        for sequence, length in enumerate(lengths.tolist()):
-            self._index.truncate(sequence, length)
+        try:
+            for i in range(num_tokens):
+                if i > 0:
+                    self._index.append_batch(drafted[:, i - 1 : i], (drafted[:, i - 1] >= 0).astype(np.int64))
+                drafted[:, i] = self._first_token(state) if i == 0 else self._next(state, drafted[:, :i])
+                if not (drafted[:, i] >= 0).any():
+                    break
+        finally:
+            for sequence, length in enumerate(lengths):
+                self._index.truncate(sequence, length)
         widest = int((drafted >= 0).sum(1).max(initial=0))
         return Draft(torch.from_numpy(drafted[:, :widest]).to(state.device, non_blocking=True))
 
     def foresee(self, state: DecodingState) -> Foresight:
         """The first token of a draft, and the length of the longest context of the sequence itself that stood there
-        before. No grammar is asked: that is work.
+        before.
         """
         assert self._index is not None
-        if self._first is None:
-            none = np.empty((state.batch_size, 0), dtype=np.int64)
-            self._first = self._next(state, none, state.host_active, grammar=False), self._index.matched()
-        tokens, matched = self._first
-        return Foresight(np.where(state.host_limits > 0, tokens, PLACEHOLDER_TOKEN_ID), matched)
+        tokens = np.where(state.host_limits > 0, self._first_token(state), PLACEHOLDER_TOKEN_ID)
+        return Foresight(tokens, self._index.matched())
 
-    def _next(
-        self, state: DecodingState, drafted: _Array, goes_on: NDArray[np.bool_], *, grammar: bool = True
-    ) -> _Array:
-        """``[batch]``: the token to draft after so many drafted ones, −1 where there is none, or no draft goes on."""
+    def _first_token(self, state: DecodingState) -> _Array:
+        if self._first is None:
+            self._first = self._next(state, np.empty((state.batch_size, 0), dtype=np.int64))
+        return self._first
+
+    def _next(self, state: DecodingState, drafted: _Array) -> _Array:
+        """``[batch]``: the token to draft after these drafted ones; −1 where there is none, or the draft has ended."""
         assert self._index is not None
-        candidates, law = self._index.distribution(self.table)
+        goes_on = state.host_active & (drafted[:, -1:] >= 0).all(1)
+        candidates, law = self._index.distribution(self.table, limits=goes_on.astype(np.int64))
         lengths = state.host_lengths + drafted.shape[1]
         if self._barred is not None and len(candidates):
             asked = goes_on & (drafted.shape[1] < state.host_limits)
-            drafts = [draft if one else None for draft, one in zip(drafted, asked, strict=True)] if grammar else None
+            drafts = [draft if one else None for draft, one in zip(drafted, asked, strict=True)]
             law *= np.exp(self._barred.after(drafts, candidates, lengths).clip(max=_MOST_BIAS), dtype=np.float64)
-        goes_on = goes_on & law.any(1)
+        goes_on &= law.any(1)
         if not goes_on.any():
             return np.full(len(goes_on), PLACEHOLDER_TOKEN_ID)
         scores = law if self._noise is None else self._noise.added(law, candidates, lengths)
@@ -144,7 +143,7 @@ class NgramLMDrafter(Drafter):
 
     def law_after(self, text: Sequence[int]) -> tuple[_Array, NDArray[np.float64]]:
         """The distribution of the token after `text` as it is counted: ids ``[n]`` int64, ascending, and the
-        probability of each ``[n]`` float64; what is missing to 1 is for tokens never seen.
+        probability of each, ``[n]`` float64; what is missing to 1 is for tokens never seen.
         """
         check_sequence("NgramLMDrafter", "text", text, int, "integers")
         for token in text:
@@ -176,8 +175,8 @@ class _Noise:
     def added(self, law: NDArray[np.float64], candidates: _Array, lengths: _Array) -> NDArray[np.float64]:
         """Scores whose largest is drawn at these positions; where decoding is greedy, the likeliest one's."""
         rows, columns = law.nonzero()
-        with np.errstate(invalid="ignore"):  # where decoding is greedy, the exponent is infinite
-            drawn = np.log(law[rows, columns]) * self._exponent[rows]
+        with np.errstate(invalid="ignore", over="ignore"):  # where decoding is greedy, the exponent is infinite
+            drawn = np.log(law[rows, columns] / law.max(1)[rows]) * self._exponent[rows]
         drawn += gumbel_noise(self._keys[rows, lengths[rows]], candidates[columns])
         scores = np.full(law.shape, -np.inf)
         scores[rows, columns] = drawn

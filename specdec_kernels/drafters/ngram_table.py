@@ -113,7 +113,7 @@ class NgramTable:
             with read as file:
                 count = len(file.files) // len(names)
                 return NgramTable([Order(*(file[f"{name}{i}"] for name in names)) for i in range(count)])
-        except (KeyError, EOFError, ValueError, zipfile.BadZipFile) as error:
+        except (KeyError, EOFError, ValueError, TypeError, zipfile.BadZipFile) as error:
             raise ValueError(f"NgramTable: {path} is not a table: {error}") from error
 
     def contexts(self, text: Sequence[int]) -> list[tuple[Order, int]]:
@@ -122,14 +122,21 @@ class NgramTable:
         Parameters
         ----------
         text : sequence of int
-            Its last tokens, ids of 0 and more; those before the longest context are not looked at.
+            Its last tokens, ids in 0 … 2**31 − 1; those before the longest context change nothing.
 
         Returns
         -------
         list of (Order, int)
             Longest context first: its length's `Order`, and which one it is there. Lengths without it are left out.
+
+        Raises
+        ------
+        TypeError, ValueError
+            No sequence of integers; an id out of its range.
         """
         check_sequence("NgramTable", "text", text, int, "integers", least=0)
+        for token in text:
+            check_int("NgramTable", "text", token, 0, 2**31 - 1)
         found = []
         for length in range(min(len(self.orders), len(text)), 0, -1):
             order = self.orders[length - 1]
@@ -141,18 +148,22 @@ class NgramTable:
 
 
 def _check(order: Order, name: str) -> None:
+    arrays = {field: getattr(order, field) for field in _DTYPES}
+    for field, array in arrays.items():
+        plain = isinstance(array, np.ndarray) and array.ndim == 1 and array.flags.c_contiguous and array.flags.aligned
+        if not plain or array.dtype != _DTYPES[field]:
+            got = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise TypeError(f"NgramTable: {name}.{field} must be contiguous {_DTYPES[field]} [n], got {got}")
     contexts, entries = len(order.keys), len(order.ids)
-    lengths = {"starts": contexts + 1, "ids": entries, "counts": entries}
-    for field, dtype in _DTYPES.items():
-        array, length = getattr(order, field), lengths.get(field, contexts)
-        plain = isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned
-        if not plain or array.dtype != dtype:
-            got = getattr(array, "dtype", type(array).__name__)
-            raise TypeError(f"NgramTable: {name}.{field} must be a contiguous array of {dtype}, got {got}")
-        if array.shape != (length,):
+    lengths = {"starts": contexts + 1, "counts": entries, "ids": entries}
+    for field, array in arrays.items():
+        if len(array) != (length := lengths.get(field, contexts)):
             raise ValueError(f"NgramTable: {name}.{field} must be [{length}], got {list(array.shape)}")
-    if order.ids.min(initial=0) < 0:
-        raise ValueError(f"NgramTable: {name}.ids must be >= 0, got {order.ids.min()}")
+    for field, least in (("totals", 1), ("kinds", 1), ("ids", 0), ("counts", 1)):
+        if arrays[field].min(initial=least) < least:
+            raise ValueError(f"NgramTable: {name}.{field} must be >= {least}, got {arrays[field].min()}")
+    if order.starts[0] != 0 or order.starts[-1] != entries or (np.diff(order.starts) < 0).any():
+        raise ValueError(f"NgramTable: {name}.starts must rise from 0 to {entries}, got others")
 
 
 def _hash(columns: list[_Array]) -> NDArray[np.uint64]:
