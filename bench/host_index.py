@@ -1,4 +1,4 @@
-"""The n-gram index: time per appended token, per proposal and memory, compiled against pure Python.
+"""The n-gram index: time per appended token, proposal and distribution, and memory, compiled against Python.
 
 Run ``python -m bench.host_index``; ``--save`` keeps the result. The text is a random walk over repeated phrases, so
 most suffixes have an earlier occurrence, as in code; the index is the default one (suffixes of 1 to 4 tokens).
@@ -66,6 +66,7 @@ def measure(new_index: Any, context: int, repeats: int) -> dict[str, float]:
         "prefill_per_token_us": 1e6 * seconds(prefill, repeats) / (BATCH * context),
         "append_and_undo_us": 1e6 * seconds(append_and_undo, repeats, 100),
         "propose_us": 1e6 * seconds(lambda: index.propose(NUM_TOKENS), repeats, 100),
+        "distribution_us": 1e6 * seconds(index.distribution, repeats, 100),
         "sequences_with_a_match": float((index.propose(NUM_TOKENS)[1] > 0).sum()),
     }
 
@@ -109,11 +110,11 @@ def main() -> None:
             figures["sequence_bytes"] = memory(context)
             rows.append({"implementation": name, "context": context, **figures})
     print(f"B = {BATCH}, K = {NUM_TOKENS}; a step appends B x K tokens; medians of {arguments.repeats}")
-    print(f"{'':10}{'context':>8}{'prefill':>15}{'step + undo':>14}{'propose':>11}{'memory':>19}")
+    print(f"{'':10}{'context':>8}{'prefill':>15}{'step + undo':>14}{'propose':>11}{'distribution':>14}{'memory':>19}")
     for row in rows:
         print(
             f"{row['implementation']:10}{row['context']:8}{1000 * row['prefill_per_token_us']:9.1f} ns/tok"
-            f"{row['append_and_undo_us']:11.1f} us{row['propose_us']:8.2f} us"
+            f"{row['append_and_undo_us']:11.1f} us{row['propose_us']:8.2f} us{row['distribution_us']:11.1f} us"
             f"{row['sequence_bytes'] / 1024:9.0f} KiB/sequence"
         )
     if arguments.save:
