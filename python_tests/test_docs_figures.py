@@ -133,7 +133,7 @@ def end_to_end(label: str, column: str) -> Expected:
 AUTO = {
     "one": "end_to_end_auto", "two": "end_to_end_auto_2", "four": "end_to_end_auto_4", "eight": "end_to_end_auto_8",
 }  # fmt: skip
-AUTO_NGRAMS = {"one": "end_to_end_auto_ngrams", "two": "end_to_end_auto_ngrams_2"}
+AUTO_NGRAMS = {"two": "end_to_end_auto_ngrams_2"}
 LENGTHS = {"one": (3, 7), "two": (1, 3), "four": (1, 3), "eight": (1,)}
 
 
@@ -164,10 +164,11 @@ def replayed(label: str, column: str, name: str = "replay") -> Expected:
 def of_matches(label: str, column: str) -> Expected:
     """How often the first token after a match was right, and one that followed right ones, by the drafter."""
     drafter, what = column.split(": ")
-    matched = 0 if label == "none" else int(label.removesuffix(" or more"))
-    name = {"lookup": "replay", "n-gram model": "replay_ngrams"}[drafter]
-    found = [r for r in results(name)["rows"] if r.get("matched") == matched]
-    return [r["first" if what == "the first" else "later"] for r in found]
+    matched = 0 if label == "none" else int(label)
+    if drafter == "lookup" and matched in (0, 4):
+        return []
+    found = row({"lookup": "replay", "n-gram model": "replay_ngrams"}[drafter], matched=matched)
+    return [found["first" if what == "the first" else "later"]]
 
 
 def of_auto(what: str) -> Expected:
