@@ -432,6 +432,7 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "forward": forward, "own loop": own_loop, "auto": adaptive, "auto, replayed": replayed,
     "auto, n-gram model": partial(adaptive, drafter="ngram-lm"),
     "auto, n-gram model, replayed": partial(replayed, name="replay_ngrams"),
+    "auto, draft model, replayed": partial(replayed, name="replay_model"),
     "matches": of_matches, "instructions": instructions,
     "draft model": draft_pair, "draft model, own loop": partial(draft_pair, name="draft_model_own"),
     "parts of a step": parts_of_a_step,
@@ -478,7 +479,7 @@ def test_the_commands_are_those_of_the_results() -> None:
     for name in (
         "verify_chain", "end_to_end", "end_to_end_quote", "end_to_end_medusa", "medusa_trees", "in_transformers",
         "vllm_engine", "forward", "end_to_end_own", "draft_model", "processors", "count_tokens_",
-        "in_transformers_ten", *AUTO.values(), *AUTO_NGRAMS.values(), "replay", "replay_ngrams",
+        "in_transformers_ten", *AUTO.values(), *AUTO_NGRAMS.values(), "replay", "replay_ngrams", "replay_model",
     ):  # fmt: skip
         assert results(name)["command"] in text, name
     assert "python -m bench.run --op verify_tree gather_kv_ --json --threads 2" in text  # one run each in the results
