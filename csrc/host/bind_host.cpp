@@ -444,7 +444,8 @@ PYBIND11_MODULE(_host, m) {
            py::arg("out") = py::none(), "Propose the continuation of every sequence: (tokens, counts).")
       .def("matched", &NgramIndex::matched, "Return the length of every sequence's match, in tokens.")
       .def("distribution", &NgramIndex::distribution, py::arg("table") = py::none(), py::kw_only(),
-           py::arg("limits") = py::none(), "Return the distribution of every sequence's next token by counts: (ids, probs).");
+           py::arg("limits") = py::none(),
+           "Return the distribution of every sequence's next token by counts: (ids, probs).");
   m.def("gumbel_noise", &gumbel_noise, py::arg("keys"), py::arg("tokens"),
         "Return the noise of each token under its key.");
   bind_direct(m);
