@@ -85,11 +85,17 @@ def test_auto_is_set_against_the_best_fixed_length_round_by_round() -> None:
 
 def test_ways_side_by_side_share_weights_and_nothing_else() -> None:
     target = LeanLlama(tiny("llama"))
-    ways = {PLAIN: end_to_end.Way(sk.NoDrafter()), ("lookup", 3): end_to_end.Way(sk.NgramDrafter(), 3)}
+    draft = sk.ModelDrafter(LeanLlama(tiny("llama", 1)))
+    ways = {
+        PLAIN: end_to_end.Way(sk.NoDrafter()), ("lookup", 3): end_to_end.Way(sk.NgramDrafter(), 3),
+        ("model", 3): end_to_end.Way(draft, 3), ("model", 1): end_to_end.Way(draft, 1),
+    }  # fmt: skip
     apart = {key: end_to_end.by_itself(way, target) for key, way in ways.items()}
     models, drafters = [way.model for way in apart.values()], [way.drafter for way in apart.values()]
     assert models[0].layers[0].qkv is models[1].layers[0].qkv and models[0].layers[0] is not models[1].layers[0]
     assert drafters[1] is not ways["lookup", 3].drafter
+    own = [drafter.runner for drafter in drafters[2:]]
+    assert own[0].layers[0].qkv is own[1].layers[0].qkv and own[0].layers[0] is not own[1].layers[0]
     with InTurns(len(apart)) as in_turns:
         results = end_to_end.measure(
             target, [prompts(4, 6)], apart, sk.SamplingParams(0.0), rounds=2, max_new_tokens=12, advance=lambda: None,
@@ -97,10 +103,14 @@ def test_ways_side_by_side_share_weights_and_nothing_else() -> None:
         )  # fmt: skip
     for result in results.values():
         assert result.differing == 0 and all(seconds > 0 for seconds in result.seconds)
-    assert results[PLAIN].tokens == results["lookup", 3].tokens
+    assert results[PLAIN].tokens == results["lookup", 3].tokens == results["model", 3].tokens
 
 
 def test_side_by_side_is_for_the_own_loop_alone(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         end_to_end.main(["--in-turns"])
     assert "--in-turns needs --own-loop" in capsys.readouterr().err
+    for given in (["--own-loop"], ["--draft-model", "."]):
+        with pytest.raises(SystemExit):
+            end_to_end.main(["--drafter", "model", *given])
+        assert "--drafter model needs --draft-model and --own-loop" in capsys.readouterr().err

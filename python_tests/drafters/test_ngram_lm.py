@@ -231,6 +231,30 @@ def test_auto_changes_no_token(temperature: float | torch.Tensor) -> None:
     assert torch.equal(plain.tokens, fast.tokens) and 0 < fast.stats.num_accepted < fast.stats.num_drafted
 
 
+def test_each_draft_token_is_drawn_with_the_noise_of_its_position() -> None:
+    text = torch.randint(0, VOCAB, (400,), generator=torch.Generator().manual_seed(1)).numpy()
+    compared = 0
+
+    class Drawn(NgramLMDrafter):
+        def propose(self, state: DecodingState, num_tokens: int) -> sk.Draft:
+            nonlocal compared
+            draft = super().propose(state, num_tokens)
+            for b, row in enumerate(draft.tokens.tolist()):
+                for i, token in enumerate(row if state.host_active[b] else []):
+                    at = int(state.lengths[b]) + i
+                    tokens, law = self.law_after([*state.tokens[b, : at - i].tolist(), *row[:i]])
+                    logits = torch.full((1, VOCAB), -torch.inf)
+                    logits[0, tokens] = torch.from_numpy(law).log().float()
+                    keys = sk.noise_keys(state.seeds[b : b + 1], torch.tensor([[at]]))[:, 0]
+                    drawn = sk.sample(logits, sk.SamplingParams(1 / self.sharpness), noise_keys=keys).token
+                    assert token == int(drawn)
+                    compared += 1
+            return draft
+
+    out = decode(Drawn(NgramTable.from_tokens(text)), "match")
+    assert compared > out.stats.num_accepted > 0
+
+
 def test_plain_steps_judge_it() -> None:
     """Rows are dear at first, so that nothing is verified; that its guesses are right is known once they are not."""
     cycle = torch.arange(67).roll(-1)
