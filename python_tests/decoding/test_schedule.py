@@ -137,6 +137,16 @@ def test_an_outcome_counts_once() -> None:
     assert drafts.expected()[0, 1] == pytest.approx(1 + 2 * 0.4 / (judged + 2)), "0.4 is assumed, as two judged tokens"
 
 
+def test_after_early_rejections_it_is_tried_again_soon_and_then_later_and_later() -> None:
+    auto, drafted = AutoSchedule(1, 400, table(np.array([1.0, 1.25, 1.5, 2.0]))), []
+    for step in range(120):
+        auto._account.credit = 1.0  # can be afforded
+        drafted += [step] if (width := auto.next()) else []
+        auto.note(result(width, np.array([0])), None)
+    tries = np.diff([step for step in drafted if step > drafted[0]])
+    assert drafted[0] == 0 and tries[0] <= 10 and (np.diff(tries[tries > 1]) >= 0).all() and tries[-1] > 30
+
+
 def test_it_comes_back_when_the_text_changes() -> None:
     auto = AutoSchedule(1, 500, table(DEAR))
     rate(auto, DEAR, [0.0], tokens=500)
