@@ -5,6 +5,7 @@ and before each token the drafter is asked what it would propose. Greedily, and 
 (acceptance "match"), the target accepts a token where it is the one that came. So an answer tells what each draft
 within it comes to, and a schedule can be run on it without the model, if it is told what a step takes: a plain one 1,
 and one with drafts what `specdec_kernels.analysis.measured.measure_costs` finds first, or ``--costs`` says, with noise.
+(A draft model has to be fed what plain steps wrote before it drafts again: as if that took a draft token's time.)
 For each batch size some batches of prompts are drawn, and the whole time by fixed numbers of draft tokens, and by
 "auto", is compared with plain decoding's. What else "auto" takes on the host is not part of it: `bench.end_to_end`
 measures that, on the few batches that there is time for.
@@ -133,11 +134,15 @@ def replayed(
     costs: NDArray[np.float64],
     random: np.random.Generator,
     new_tokens: int,
+    catch_up: float = 0.0,
 ) -> float:
-    """What the answers take together, in plain steps; as far as decoding knows each may have so many tokens."""
+    """What the answers take together, in plain steps; as far as decoding knows each may have so many tokens.
+
+    `catch_up` is what the first draft after plain steps takes more.
+    """
     left = np.array([len(answer.right) for answer in answers])
     room = np.full(len(answers), new_tokens)
-    spent, none = 0.0, np.zeros(len(answers), dtype=np.int64)
+    spent, none, behind = 0.0, np.zeros(len(answers), dtype=np.int64), False
     while left.any():
         at = [(answer, len(answer.right) - n) for answer, n in zip(answers, left, strict=True)]
         proposed, right = (
@@ -154,7 +159,9 @@ def replayed(
         width = schedule.round_up(int(drafted.max()))
         accepted = np.minimum(right, drafted)
         emitted = np.minimum(accepted + 1, left)  # an answer's end has no token after it
-        seconds = float(costs[AUTO_DRAFT_LENGTHS.index(width)] * np.exp(NOISE * random.standard_normal()))
+        taken = costs[AUTO_DRAFT_LENGTHS.index(width)] + (catch_up if behind and width else 0)
+        seconds = float(taken * np.exp(NOISE * random.standard_normal()))
+        behind = width == 0
         active, spent = left > emitted, spent + seconds
         tokens = np.where(right > 0, 1, 0)[:, None] + np.zeros((1, width + 1), dtype=np.int64)
         schedule.note(StepResult(tokens, emitted, np.where(left > 0, drafted, -1), accepted, active, none), seconds)
@@ -163,7 +170,12 @@ def replayed(
 
 
 def compared(
-    answers: Sequence[Answer], batch: int, batches: int, costs: NDArray[np.float64], new_tokens: int
+    answers: Sequence[Answer],
+    batch: int,
+    batches: int,
+    costs: NDArray[np.float64],
+    new_tokens: int,
+    catch_up: float = 0.0,
 ) -> list[dict[str, Any]]:
     """One row for each number of draft tokens, and for "auto"."""
     random = np.random.default_rng(0)
@@ -175,7 +187,7 @@ def compared(
         for way, spent in times.items():
             adaptive = AutoSchedule if answers[0].matched is None else ForesightSchedule
             by = FixedSchedule(way) if isinstance(way, int) else adaptive(batch, new_tokens, rehearsed)
-            spent.append(replayed(texts, by, costs, random, new_tokens))
+            spent.append(replayed(texts, by, costs, random, new_tokens, catch_up))
     plain = np.array(times[0])
     return [
         {
@@ -245,11 +257,11 @@ def drafter_of(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> sk.
 
 def costs_of(
     model: Any, tokenizer: Any, drafter: sk.Drafter, text: str, arguments: argparse.Namespace
-) -> dict[int, NDArray[np.float64]]:
-    """Of steps with `AUTO_DRAFT_LENGTHS`, drafting and verifying, in plain steps, by batch size."""
+) -> dict[int, tuple[NDArray[np.float64], float]]:
+    """In plain steps, by batch size: of steps with `AUTO_DRAFT_LENGTHS`, drafting and verifying, and of catching up."""
     if arguments.costs is not None:
         rows = np.array(arguments.costs).reshape(-1, 3)
-        return {batch: np.array([1.0, *row]) for batch, row in zip(arguments.batch, rows, strict=True)}
+        return {batch: (np.array([1.0, *row]), 0.0) for batch, row in zip(arguments.batch, rows, strict=True)}
     ids, mask = prompts.encode(tokenizer, [text])
     found = {}
     for batch in arguments.batch:
@@ -260,7 +272,8 @@ def costs_of(
         seconds = np.array(
             [costs.steps[length + 1] + costs.drafting.get(("it", length), 0.0) for length in AUTO_DRAFT_LENGTHS]
         )
-        found[batch] = np.maximum.accumulate(seconds / seconds[0])
+        catch_up = costs.drafting["it", 1] / seconds[0] if drafter.runner is not None else 0.0
+        found[batch] = np.maximum.accumulate(seconds / seconds[0]), catch_up
     return found
 
 
@@ -278,8 +291,8 @@ def _measured(arguments: argparse.Namespace) -> None:
             for temperature in arguments.temperatures:
                 answers = written(target, tokenizer, drafter, chosen, temperature, arguments.max_new_tokens)
                 everything += answers
-                for batch in arguments.batch:
-                    found = compared(answers, batch, arguments.batches, costs[batch], arguments.max_new_tokens)
+                for batch, (steps, catch_up) in costs.items():
+                    found = compared(answers, batch, arguments.batches, steps, arguments.max_new_tokens, catch_up)
                     rows += [{"prompts": name, "temperature": temperature, "batch": batch, **row} for row in found]
                     with tqdm.external_write_mode():
                         print(line(rows[-len(found) :]), flush=True)
@@ -287,7 +300,10 @@ def _measured(arguments: argparse.Namespace) -> None:
     matches = [] if everything[0].matched is None else by_match(everything)
     for row in matches:
         print(f"{row['matched']}+ tokens found again: the next right {row['first']:.2f}, the later {row['later']:.2f}")
-    settings = real_model.settings(arguments) | {"costs of steps": {b: c.tolist() for b, c in costs.items()}}
+    settings = real_model.settings(arguments) | {
+        "costs of steps": {batch: steps.tolist() for batch, (steps, _) in costs.items()},
+        "cost of catching up": {batch: catch_up for batch, (_, catch_up) in costs.items()},
+    }
     print(f"written: {machine.save(arguments.output, arguments.name, rows + matches, settings)}")
 
 

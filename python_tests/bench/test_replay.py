@@ -107,6 +107,15 @@ def near(model: TableRunner) -> TableRunner:
     return TableRunner(model.table + 2 * torch.randn(model.table.shape, generator=torch.Generator().manual_seed(1)))
 
 
+def test_a_draft_model_catches_up_after_plain_steps_alone(quiet: None) -> None:
+    """Of three steps with drafts two follow plain ones."""
+    schedule, widths = FixedSchedule(1), iter([0, 1, 0, 0, 1, 1])
+    schedule.next = lambda: next(widths)  # type: ignore[method-assign]
+    answer = Answer(np.full(6, 7), np.zeros(6, dtype=np.int64), None)
+    spent = replay.replayed([answer], schedule, COSTS, np.random.default_rng(0), 99, catch_up=0.25)
+    assert spent == pytest.approx(3 * 1.0 + 3 * 1.1 + 2 * 0.25)
+
+
 def test_rows_of_all_ways(quiet: None) -> None:
     copied = Answer(np.full(120, 7), np.minimum(7, 120 - np.arange(120)), np.full(120, 3))
     rows = replay.compared([copied] * 3, 2, 4, COSTS, 120)

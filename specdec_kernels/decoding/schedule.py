@@ -171,10 +171,10 @@ class AutoSchedule(AdaptiveSchedule):
     """
 
     # Chosen by what `bench.replay --drafter model` makes of recorded answers, and by drafts that are right by chance.
-    _MARGIN = 1.04  # a gain below this does not pay for the risk of a wrong estimate
+    _MARGIN = 1.03  # a gain below this does not pay for the risk of a wrong estimate
     _FIRST_PROBE, _LAST_PROBE = 4, 64  # steps without drafts before another try
     _REVIEW = 4  # steps without drafts, in which what is known only fades
-    _ALLOWANCE, _TRUST = 0.6, 0.5  # see `Account`
+    _ALLOWANCE, _TRUST = 0.7, 0.5  # see `Account`
 
     def __init__(self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts) -> None:
         super().__init__(batch_size, max_new_tokens, costs)
@@ -236,7 +236,7 @@ class Yield:
     batch_size, longest : int
     """
 
-    _FIRST, _LATER = (0.4, 4.0), (0.5, 4.0)  # acceptance assumed before the first step, as so many judged tokens
+    _FIRST, _LATER = (0.4, 8.0), (0.45, 6.0)  # acceptance assumed before the first step, as so many judged tokens
     _SEQUENCE, _POSITION = 2.0, 3.0  # judged tokens that the other sequences, and other positions, count as at most
 
     def __init__(self, batch_size: int, longest: int) -> None:
