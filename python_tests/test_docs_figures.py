@@ -133,7 +133,10 @@ def end_to_end(label: str, column: str) -> Expected:
 AUTO = {
     "one": "end_to_end_auto", "two": "end_to_end_auto_2", "four": "end_to_end_auto_4", "eight": "end_to_end_auto_8",
 }  # fmt: skip
-AUTO_NGRAMS = {"two": "end_to_end_auto_ngrams_2"}
+AUTO_OTHERS = {
+    "ngram-lm": {"two": "end_to_end_auto_ngrams_2", "four": "end_to_end_auto_ngrams_4"},
+    "model": {"two": "end_to_end_auto_model_2"},
+}
 LENGTHS = {"one": (3, 7), "two": (1, 3), "four": (1, 3), "eight": (1,)}
 
 
@@ -144,7 +147,7 @@ def adaptive(label: str, column: str, drafter: str = "lookup") -> Expected:
     if number not in ("auto", *LENGTHS[size]):
         return []
     at = {"prompts": prompts, "temperature": float(sampling != "greedy"), "drafter": drafter}
-    names = AUTO if drafter == "lookup" else AUTO_NGRAMS
+    names = AUTO if drafter == "lookup" else AUTO_OTHERS[drafter]
     found = row(names[size], num_speculative_tokens=number, **at)
     return [found[key] for key in (("ratio", "ratio_low", "ratio_high") if number == "auto" else ("ratio",))]
 
@@ -431,6 +434,7 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "typical": typical,
     "forward": forward, "own loop": own_loop, "auto": adaptive, "auto, replayed": replayed,
     "auto, n-gram model": partial(adaptive, drafter="ngram-lm"),
+    "auto, draft model": partial(adaptive, drafter="model"),
     "auto, n-gram model, replayed": partial(replayed, name="replay_ngrams"),
     "auto, draft model, replayed": partial(replayed, name="replay_model"),
     "matches": of_matches, "instructions": instructions,
@@ -479,7 +483,7 @@ def test_the_commands_are_those_of_the_results() -> None:
     for name in (
         "verify_chain", "end_to_end", "end_to_end_quote", "end_to_end_medusa", "medusa_trees", "in_transformers",
         "vllm_engine", "forward", "end_to_end_own", "draft_model", "processors", "count_tokens_",
-        "in_transformers_ten", *AUTO.values(), *AUTO_NGRAMS.values(), "replay", "replay_ngrams", "replay_model",
+        "in_transformers_ten", *AUTO.values(), *AUTO_OTHERS["ngram-lm"].values(), *AUTO_OTHERS["model"].values(), "replay", "replay_ngrams", "replay_model",
     ):  # fmt: skip
         assert results(name)["command"] in text, name
     assert "python -m bench.run --op verify_tree gather_kv_ --json --threads 2" in text  # one run each in the results
