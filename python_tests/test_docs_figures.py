@@ -483,7 +483,8 @@ def test_the_commands_are_those_of_the_results() -> None:
     for name in (
         "verify_chain", "end_to_end", "end_to_end_quote", "end_to_end_medusa", "medusa_trees", "in_transformers",
         "vllm_engine", "forward", "end_to_end_own", "draft_model", "processors", "count_tokens_",
-        "in_transformers_ten", *AUTO.values(), *AUTO_OTHERS["ngram-lm"].values(), *AUTO_OTHERS["model"].values(), "replay", "replay_ngrams", "replay_model",
+        "in_transformers_ten", "replay", "replay_ngrams", "replay_model",
+        *(name for names in (AUTO, *AUTO_OTHERS.values()) for name in names.values()),
     ):  # fmt: skip
         assert results(name)["command"] in text, name
     assert "python -m bench.run --op verify_tree gather_kv_ --json --threads 2" in text  # one run each in the results
