@@ -5,7 +5,8 @@ and before each token the drafter is asked what it would propose. Greedily, and 
 (acceptance "match"), the target accepts a token where it is the one that came. So an answer tells what each draft
 within it comes to, and a schedule can be run on it without the model, if it is told what a step takes: a plain one 1,
 and one with drafts what `specdec_kernels.analysis.measured.measure_costs` finds first, or ``--costs`` says, with noise.
-(A draft model has to be fed what plain steps wrote before it drafts again: as if that took a draft token's time.)
+(A draft model has to be fed what plain steps wrote before it drafts again: as if that took a draft token's time, where
+costs are measured.)
 For each batch size some batches of prompts are drawn, and the whole time by fixed numbers of draft tokens, and by
 "auto", is compared with plain decoding's. What else "auto" takes on the host is not part of it: `bench.end_to_end`
 measures that, on the few batches that there is time for.
