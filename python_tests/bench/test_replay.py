@@ -125,6 +125,12 @@ def test_rows_of_all_ways(quiet: None) -> None:
     assert auto > 0.9 * seven > three
 
 
+def test_catching_up_counts_where_auto_tries_again(quiet: None) -> None:
+    never = [Answer(np.full(120, 7), np.zeros(120, dtype=np.int64), None)] * 3
+    cheap, dear = (replay.compared(never, 2, 4, COSTS, 120, catch_up)[-1]["ratio"] for catch_up in (0.0, 1.0))
+    assert dear < cheap < 1
+
+
 def test_how_often_a_match_is_right() -> None:
     drafted, matched, right = np.zeros((3, 12), dtype=np.int64)
     matched[[1, 2, 3, 10, 11]], right[[2, 3, 10, 11]] = [1, 1, 3, 9, 9], [2, 7, 1, 1]
@@ -155,6 +161,7 @@ def test_all_of_it(
     assert sum(row["count"] for row in result["rows"] if "matched" in row) > 20 or of == "model"
     of_steps = result["settings"]["costs of steps"]["2"]
     assert of_steps == [1, 1.2, 1.4, 2] if costs else of_steps[0] == 1 and sorted(of_steps) == of_steps
+    assert (result["settings"]["cost of catching up"]["2"] > 0) == (of == "model" and not costs)
     other = ["--drafter", "ngram-lm"] if of == "lookup" else ["--n", "2"]
     for wrong in (["--costs", "1.2"], other):
         with pytest.raises(SystemExit):
