@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -83,6 +86,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=gone)
         items[:] = [item for item in items if id(item) in kept]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def steady_clock() -> Iterator[None]:
+    """Every step takes a second: what "auto" chooses, and so what a test sees, does not depend on the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("generate", "rehearsal"):
+            module = importlib.import_module(f"specdec_kernels.decoding.{name}")
+            patch.setattr(module, "time", SimpleNamespace(perf_counter=itertools.count(0.0).__next__))
+        yield
 
 
 @pytest.fixture

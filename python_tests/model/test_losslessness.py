@@ -150,6 +150,6 @@ def test_drafts_were_accepted_and_rejected(world: World) -> None:
     ids, mask = prompts.encode(world.tokenizer, prompts.load_prompts("code-edit", world.tokenizer, 2))
     output = generate(
         world.model, ids, attention_mask=mask, drafter=NgramDrafter(), sampling=SAMPLING["greedy"], max_new_tokens=40,
-        acceptance="greedy",
+        num_speculative_tokens=4, acceptance="greedy",
     )  # fmt: skip
     assert output.stats.num_accepted > 10 and output.stats.num_rejected > 0
