@@ -83,10 +83,23 @@ def test_near_the_best_fixed_length_and_never_much_below_plain(
     assert got > 0.9 * best
 
 
-def test_a_gain_too_small_to_be_sure_of_is_left() -> None:
-    """At first an acceptance of 0.4 is assumed: 1.4 tokens a step of one draft token."""
-    assert AutoSchedule(1, 9, table(np.array([1.0, 1.36, 9.0, 9.0]))).next() == 0
-    assert AutoSchedule(1, 9, table(np.array([1.0, 1.33, 9.0, 9.0]))).next() == 1
+@pytest.mark.parametrize(("batch", "pays", "does_not"), [(1, 1.36, 1.4), (8, 1.15, 1.2)])
+def test_the_more_sequences_the_less_a_draft_may_cost(batch: int, pays: float, does_not: float) -> None:
+    """At first an acceptance of 0.38 is assumed, 1.38 tokens a step of one draft token, but the last of eight sequences
+    that are alike ends later than one alone.
+    """
+    assert AutoSchedule(batch, 64, table(np.array([1.0, pays, 9.0, 9.0]))).next() == 1
+    assert AutoSchedule(batch, 64, table(np.array([1.0, does_not, 9.0, 9.0]))).next() == 0
+
+
+def test_sequences_that_are_far_from_the_last_do_not_count() -> None:
+    """Seven of eight that have ended, or have little left, leave the choice to the other one."""
+    for rest in (0, 4):
+        auto = AutoSchedule(8, 64, table(np.array([1.0, 1.36, 9.0, 9.0])))
+        assert auto.next() == 0
+        auto._account.left[1:] = rest
+        auto._choose()
+        assert auto.next() == 1
 
 
 def answers(
@@ -134,7 +147,7 @@ def test_an_outcome_counts_once() -> None:
     for _ in range(8):
         drafts.add(np.array([0]), np.array([True]))
     judged = sum(MEMORY**age for age in range(8))
-    assert drafts.expected()[0, 1] == pytest.approx(1 + 2 * 0.4 / (judged + 2)), "0.4 is assumed, as two judged tokens"
+    assert drafts.expected()[0, 1] == pytest.approx(1 + 3 * 0.38 / (judged + 3)), "0.38, as three judged tokens"
 
 
 def test_after_early_rejections_it_is_tried_again_soon_and_then_later_and_later() -> None:

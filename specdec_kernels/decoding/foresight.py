@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +30,6 @@ class ForesightSchedule(AdaptiveSchedule):
     _MARGIN = 0.04  # a gain below this, in plain steps, does not pay for the risk of a wrong estimate
     _ALLOWANCE, _TRUST = 0.15, 0.0  # see `Account`
     _MOST_TRUST, _EVIDENCE = 0.5, 15.0  # what trust grows to, and by how many judged drafts half the way
-    _SPREAD = 0.5  # steps by which the sequences' ends come to differ, over the root of the tokens that are left
     _SPARED = 0.7  # steps that a foreseen token spares a sequence in the end
     _FORESEEN, _EMITTED = 2.4, 6.0  # tokens of each sequence before the first step, as assumed
     _ASSUMED = 8.0  # tokens before the first one, each by a plain step
@@ -52,11 +50,11 @@ class ForesightSchedule(AdaptiveSchedule):
         longest = max((n for token, n in zip(self._tokens, self._matched, strict=True) if token >= 0), default=-1)
         if self._best_of(self._yield.at_most(longest))[0] == 0:  # so it is in most steps of texts that repeat little
             return
-        left, most = self._account.left, max(self._account.left.tolist())
+        left = self._account.left
         more = self._yield.expected(np.where(foresight.tokens >= 0, foresight.matched, -1))
         more = np.minimum(more, np.maximum(left - 1, 0)[:, None])
         steps = left * (1 - self._SPARED * np.divide(self._foreseen, self._emitted))
-        last = np.exp((steps - steps.max()) / (self._SPREAD * math.sqrt(max(most, 1)))) * (left > 0)
+        last = np.exp((steps - steps.max()) / self._spread()) * (left > 0)
         self._best, affordable = self._best_of(((last / last.sum()) @ more).tolist())
         self._choice = self._comparisons.choice(self._best, affordable)
 

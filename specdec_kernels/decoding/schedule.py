@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import numpy as np
@@ -102,7 +103,7 @@ class Account:
         if seconds is not None:
             self._costs.learn(self._step, width, seconds)
         self._step += 1
-        self.left = (self.left - result.num_tokens) * result.active
+        self.left = np.maximum(self.left - result.num_tokens, 0) * result.active
         progress = before - max(self.left.tolist())
         self.credit += (1 + self._MORE) * progress - cost
         return progress, cost
@@ -152,6 +153,7 @@ class AdaptiveSchedule(Schedule):
     learns = True
     _ALLOWANCE: float
     _TRUST: float
+    _SPREAD = 0.5  # steps by which the sequences' ends come to differ, over the root of the tokens that are left
 
     def __init__(self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts) -> None:
         self._account = Account(batch_size, max_new_tokens, costs, self._ALLOWANCE, self._TRUST)
@@ -160,21 +162,25 @@ class AdaptiveSchedule(Schedule):
     def round_up(self, width: int) -> int:
         return next(length for length in AUTO_DRAFT_LENGTHS if length >= width)
 
+    def _spread(self) -> float:
+        """Steps by which the sequences' ends differ."""
+        return self._SPREAD * math.sqrt(max(self._account.left.max(), 1))
+
 
 class AutoSchedule(AdaptiveSchedule):
     """The batch drafts as many tokens a sequence as let it be done soonest, or none.
 
     A forward has the same number of rows for each sequence, and the batch is done with the last of them: so the number
     is the batch's, and the sequence that needs the most steps decides. (What lets the others end sooner would be paid
-    for by that one, with dearer steps.) Where no draft pays, the least bad one is tried again now and then, less and
-    less often while that fails.
+    for by that one, with dearer steps.) Drafts are accepted by chance: the more sequences there are, the later the last
+    of them ends than each in the mean, so the most steps are a soft maximum. Where no draft pays, the least bad one is
+    tried again now and then, less and less often while that fails.
     """
 
     # Chosen by what `bench.replay --drafter model` makes of recorded answers, and by drafts that are right by chance.
-    _MARGIN = 1.03  # a gain below this does not pay for the risk of a wrong estimate
-    _FIRST_PROBE, _LAST_PROBE = 4, 64  # steps without drafts before another try
+    _FIRST_PROBE, _LAST_PROBE = 2, 64  # steps without drafts before another try
     _REVIEW = 4  # steps without drafts, in which what is known only fades
-    _ALLOWANCE, _TRUST = 0.7, 0.5  # see `Account`
+    _ALLOWANCE, _TRUST = 1.0, 0.6  # see `Account`
 
     def __init__(self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts) -> None:
         super().__init__(batch_size, max_new_tokens, costs)
@@ -215,12 +221,14 @@ class AutoSchedule(AdaptiveSchedule):
         left = self._account.left
         if not left.any():
             return
-        steps = (left[:, None] / self._yield.expected()[:, list(AUTO_DRAFT_LENGTHS)]).max(0)  # [lengths]
+        each = left[:, None] / self._yield.expected()[:, list(AUTO_DRAFT_LENGTHS)]  # [batch, lengths]
+        most, spread = each.max(0), self._spread()
+        steps = most + spread * np.log(((left > 0)[:, None] * np.exp((each - most) / spread)).sum(0))
+        steps[0] = most[0]  # plain decoding leaves nothing to chance
         costs = self._account.costs()
         self._affordable = self._account.affordable(costs, (steps[0] / steps - 1).tolist())
         self._seconds = np.where(self._affordable, steps * costs, np.inf)
-        best = int(self._seconds.argmin())
-        self._best = best if self._MARGIN * self._seconds[best] < self._seconds[0] else 0
+        self._best = int(self._seconds.argmin())
 
 
 class Yield:
@@ -236,8 +244,8 @@ class Yield:
     batch_size, longest : int
     """
 
-    _FIRST, _LATER = (0.4, 8.0), (0.45, 6.0)  # acceptance assumed before the first step, as so many judged tokens
-    _SEQUENCE, _POSITION = 2.0, 3.0  # judged tokens that the other sequences, and other positions, count as at most
+    _FIRST, _LATER = (0.38, 8.0), (0.45, 8.0)  # acceptance assumed before the first step, as so many judged tokens
+    _SEQUENCE, _POSITION = 3.0, 5.0  # judged tokens that the other sequences, and other positions, count as at most
 
     def __init__(self, batch_size: int, longest: int) -> None:
         self._accepted = np.zeros((batch_size, longest))
