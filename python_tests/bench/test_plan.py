@@ -31,9 +31,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Ticking:
     monkeypatch.setattr(bench_plan.time, "process_time", clock)
     monkeypatch.setattr(bench_plan, "pack_linear_weights", lambda model: None)
     monkeypatch.setattr(assets, "load_model", lambda: (target, Letters()))
-    monkeypatch.setattr(drafters, "make", lambda *of, **how: {"lookup": sk.ModelDrafter(draft)})
+    monkeypatch.setattr(drafters, "make", lambda names, *of, **how: {n: sk.ModelDrafter(draft) for n in names})
     monkeypatch.setattr(prompts, "load_prompts", lambda name, tokenizer: ["to be or not to be", "that is it"] * 2)
     return clock
+
+
+def test_without_drafters_it_compares_what_a_plan_does(clock: Ticking, tmp_path: Path) -> None:
+    few = ["--sets", "chat", "--prompts", "1", "--lengths", "1", "--temperatures", "0", "--max-new-tokens", "8"]
+    threads = torch.get_num_threads()
+    try:
+        assert bench_plan.main([*few, "--rounds", "1", "--batch-sizes", "1", "--output", str(tmp_path)]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    rows = json.loads((tmp_path / "plan.json").read_text())["rows"]
+    assert [row["drafter"] for row in rows] == list(drafters.COMPARED)
 
 
 def test_what_is_predicted_is_what_comes(clock: Ticking, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
