@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
-import time
+from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,17 +18,19 @@ from python_tests.decoding.models import TableRunner, prompts
 
 
 class Watched(TableRunner):
-    """Says whose forward it is, and notices another's beside it; takes its time where it is told to."""
+    """Says whose forward it is, and notices another's beside it; does what else it is told to."""
 
-    def __init__(self, name: str, seen: list[str], busy: threading.Lock, seconds: float = 0.0) -> None:
+    def __init__(
+        self, name: str, seen: list[str], busy: threading.Lock, besides: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__(TableRunner.random(5, spread=5.0).table)
-        self.called, self.seen, self.busy, self.seconds = name, seen, busy, seconds
+        self.called, self.seen, self.busy, self.besides = name, seen, busy, besides
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
         assert self.busy.acquire(blocking=False), "two at once"
         try:
             self.seen.append(self.called)
-            time.sleep(self.seconds)
+            self.besides()
             return super().forward(*arguments, **options)
         finally:
             self.busy.release()
@@ -57,13 +61,20 @@ def test_whoever_has_fewest_tokens_goes_on() -> None:
     assert text.count("c") < text.count("a")
 
 
-def test_what_a_call_waits_for_the_others_is_not_counted() -> None:
-    busy = threading.Lock()
-    calls = [call(Watched("a", [], busy), 6), call(Watched("b", [], busy, 0.05), 6)]
+def test_what_a_call_waits_for_the_others_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that goes on only while the slow model works: a second in each forward, the prompt's included."""
+    busy, clock = threading.Lock(), SimpleNamespace(now=0.0)
+    for module in ("bench.turns", "specdec_kernels.decoding.generate"):
+        reads = SimpleNamespace(perf_counter=lambda: clock.now)
+        monkeypatch.setattr(importlib.import_module(module), "time", reads)
+
+    def work() -> None:
+        clock.now += 1
+
     with InTurns(2) as in_turns:
-        quick, slow = in_turns(calls)
-    assert slow.seconds > 5 * 0.05 > quick.seconds > 0
-    assert quick.output.stats.seconds_decode > 4 * 0.05, "it did wait"
+        quick, slow = in_turns([call(Watched("a", [], busy), 6), call(Watched("b", [], busy, work), 6)])
+    assert (quick.seconds, slow.seconds) == (0, 6)
+    assert quick.output.stats.seconds_decode >= 4, "it did wait"
 
 
 def test_a_call_that_fails_stops_no_other_and_is_told() -> None:
