@@ -2,8 +2,9 @@
 
 For SmolLM2-135M-Instruct, each drafter and each prompt set: what `specdec_kernels.analysis.planner` predicts and
 simulates from measured acceptances and costs, and the speed-up really measured on the same prompts by
-`bench.end_to_end`'s alternating rounds. All times are processor time, by default of one thread, which other programs
-on the machine disturb least.
+`bench.end_to_end`'s alternating rounds. Costs are measured anew for each set, just before it is decoded. All times are
+processor time, by default of one thread, which other programs on the machine disturb least, though not never: they
+share its caches and memory.
 """
 
 from __future__ import annotations
@@ -68,13 +69,14 @@ def compare(name: str, plan: planner.Plan, results: dict[float, dict[end_to_end.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it and write ``plan.json`` and ``plan.png`` into the machine's results folder."""
     parser = real_model.parser(
-        "plan", "Predicted speed-up, and measured.", sets=["humaneval", "code-edit"], prompts=4,
-        prompts_help="so many, the last of each set (default 4)", max_new_tokens=48, rounds=2, threads=1,
+        "plan", "Predicted speed-up, and measured.", sets=["humaneval", "code-edit"], prompts=6,
+        prompts_help="so many, the last of each set (default 6)", max_new_tokens=48, rounds=4, threads=1,
     )  # fmt: skip
     parser.add_argument("--drafters", nargs="+", choices=choices.COMPARED, default=list(choices.COMPARED))
     parser.add_argument("--lengths", nargs="+", type=POSITIVE, default=[3, 7])
     parser.add_argument("--temperatures", nargs="+", type=TEMPERATURE, default=[0.0, 1.0])
     parser.add_argument("--batch-sizes", nargs="+", type=POSITIVE, default=[1, 2, 4, 8], help="that steps are timed at")
+    parser.add_argument("--draws", type=POSITIVE, default=4, help="answers to each prompt at temperatures above 0")
     arguments = parser.parse_args(argv)
     if 1 not in arguments.batch_sizes:
         parser.error("--batch-sizes must have 1, at which is decoded")
@@ -83,25 +85,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measured(arguments: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
+    costs: dict[str, Any] = {}
     model, tokenizer, texts = real_model.load(arguments, arguments.prompts)
     pack_linear_weights(model)
     drafters = choices.make(arguments.drafters, model, tokenizer, corpus=True)
     singles = {name: [prompts.encode(tokenizer, [text]) for text in chosen] for name, chosen in texts.items()}
     together = {name: [prompts.encode(tokenizer, chosen)] for name, chosen in texts.items()}
     with tqdm(unit="run", mininterval=1.0, disable=None) as bar:
-        costs = {
-            batch_size: measured.measure_costs(
-                model, *together[arguments.sets[0]][0], drafters, lengths=arguments.lengths, batch_size=batch_size,
-                rounds=arguments.rounds, clock=time.process_time, advance=bar.update,
-            )
-            for batch_size in arguments.batch_sizes
-        }  # fmt: skip
         for name in arguments.sets:
             bar.set_description(name)
             plan = planner.plan(
                 model, together[name], drafters, temperatures=arguments.temperatures, lengths=arguments.lengths,
-                max_new_tokens=arguments.max_new_tokens, costs=costs, advance=bar.update,
+                batch_sizes=arguments.batch_sizes, max_new_tokens=arguments.max_new_tokens, rounds=arguments.rounds,
+                draws=arguments.draws, clock=time.process_time, advance=bar.update,
             )  # fmt: skip
+            costs[name] = plan.to_dict()["costs"]
             ways = {PLAIN: Way(sk.NoDrafter())}
             ways |= {
                 (c.drafter, c.num_speculative_tokens): Way(drafters[c.drafter], c.num_speculative_tokens)
@@ -122,10 +120,7 @@ def _measured(arguments: argparse.Namespace) -> None:
             f"predicted {row['gain']['mean']:.2f} simulated {row['simulated']['mean']:.2f} "
             f"measured {row['measured']['mean']:.2f} ({row['measured']['low']:.2f} to {row['measured']['high']:.2f})"
         )
-    settings = real_model.settings(arguments) | {
-        "clock": "processor time",
-        "costs": planner.Plan(costs=costs).to_dict()["costs"],
-    }
+    settings = real_model.settings(arguments) | {"clock": "processor time", "costs": costs}
     good = sum(row["within_tolerance"] for row in rows) / len(rows)
     what = f"share of the simulated gains within {TOLERANCE:.0%} of the measured"
     targets = [{"what": what, "target": 1.0, "measured": good, "reached": good == 1.0}]

@@ -209,10 +209,11 @@ def planned(name: str) -> dict[str, Any]:
         "count_runs": {
             "drafters": drafters,
             "num_batches": 1,
-            "temperatures": 1,
+            "temperatures": [1.0],
             "lengths": 1,
             "batch_sizes": 1,
             "rounds": 1,
+            "draws": 1,
         },
         "plan": {
             "model": TableRunner.random(),
@@ -223,6 +224,7 @@ def planned(name: str) -> dict[str, Any]:
             "batch_sizes": [1],
             "max_new_tokens": 2,
             "rounds": 1,
+            "draws": 1,
         },
         "simulate": {
             "acceptances": np.array([0.5]),

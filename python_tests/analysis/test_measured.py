@@ -138,7 +138,7 @@ def test_a_perfect_draft_and_a_useless_one() -> None:
     target, useless, clock = slow("useless")
     drafters = {"perfect": sk.ModelDrafter(TableRunner(target.table)), **useless}
     batches = [(prompts(5, 5, vocab=23)[0], None)]
-    total = planner.count_runs(drafters, 1, 1, 2, 2, 1)
+    total = planner.count_runs(drafters, 1, [1.0], 2, 2, 1)
     advanced: list[int] = []
     found = planner.plan(
         target, batches, drafters, temperatures=[1.0], lengths=[1, 3], batch_sizes=[1, 2], max_new_tokens=24, rounds=1,
@@ -164,6 +164,22 @@ def test_a_perfect_draft_and_a_useless_one() -> None:
     alone = planner.plan(target, batches, useless, temperatures=[1.0], lengths=[1, 3], costs=found.costs, clock=clock)
     assert alone.best(1.0, 1) is None and alone.costs == found.costs
     assert {row["drafter"] for row in alone.to_dict()["best"]} == {"none"}
+
+
+def test_draws_are_other_answers_to_the_same_prompts() -> None:
+    """Where an answer is drawn; greedily there is only one."""
+    target, drafters, _ = slow("odd")
+    costs = {1: StepCosts(1, {1: 1.0, 4: 1.5}, {("odd", 3): 0.1})}
+    counts: list[int] = []
+    found = planner.plan(
+        target, [(prompts(5, 5, vocab=23)[0], None)], drafters, temperatures=[0.0, 1.0], lengths=[3], draws=3,
+        max_new_tokens=20, costs=costs, advance=lambda: counts.append(1),
+    )  # fmt: skip
+    assert len(counts) == planner.count_runs(drafters, 1, [0.0, 1.0], 1, 0, 0, 3) == 1 + 3
+    greedy, drawn = found.acceptances[0.0, "odd", 3], found.acceptances[1.0, "odd", 3]
+    assert set(greedy.sequence) == {0, 1} and set(drawn.sequence) == set(range(6))
+    answers = [drawn.steps[drawn.sequence == i].tobytes() for i in range(6)]
+    assert len(set(answers)) == 6
 
 
 def gain(a: list[float], share: float, drafting: float, verification: float, batch: int = 1, **named: Any) -> float:

@@ -62,6 +62,7 @@ def _plan_parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch-sizes", type=POSITIVE, nargs="+", default=[1, 8], help="sequences decoded together")
     parser.add_argument("--max-new-tokens", type=POSITIVE, default=48, help="tokens of each answer")
     parser.add_argument("--rounds", type=POSITIVE, default=2, help="times that each step is timed")
+    parser.add_argument("--draws", type=POSITIVE, default=2, help="answers to each prompt at temperatures above 0")
     parser.add_argument("--figure", type=Path, help="also draw the gains by batch size into this PNG")
     parser.add_argument("--json", action="store_true", help="print all figures as one JSON document instead")
     return parser
@@ -87,13 +88,14 @@ def _plan(arguments: argparse.Namespace, line: str) -> None:
     if not drafters:
         raise ValueError("--drafters or --draft-model must name one or more, got none")
     total = planner.count_runs(
-        drafters, 1, len(arguments.temperature), len(arguments.lengths), len(arguments.batch_sizes), arguments.rounds
-    )
+        drafters, 1, arguments.temperature, len(arguments.lengths), len(arguments.batch_sizes), arguments.rounds,
+        arguments.draws,
+    )  # fmt: skip
     with tqdm(total=total, unit="run", mininterval=0.5, leave=False, disable=None) as bar:
         found = planner.plan(
             model, [(ids, mask)], drafters, temperatures=arguments.temperature, lengths=arguments.lengths,
             batch_sizes=arguments.batch_sizes, max_new_tokens=arguments.max_new_tokens, rounds=arguments.rounds,
-            advance=bar.update,
+            draws=arguments.draws, advance=bar.update,
         )  # fmt: skip
     report: dict[str, Any] = {
         "model": assets.MODEL_NAME if own else arguments.model.name,

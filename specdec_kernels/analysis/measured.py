@@ -36,7 +36,7 @@ __all__ = ["Acceptance", "Estimate", "StepCosts", "Watched", "measure_acceptance
 
 Advance = Callable[[], Any]
 CONFIDENCE = 0.95
-_CONTEXT = 64  # tokens of each prompt that costs are measured after: prefill is not what is measured
+_CONTEXT = 256  # tokens of each prompt, at most, that costs are measured after: of prefill nothing is measured
 _RESAMPLES = 999
 
 
@@ -158,7 +158,8 @@ def measure_acceptance(
     model, drafter, sampling, num_speculative_tokens, max_new_tokens, acceptance
         As of `generate`.
     batches : sequence of (Tensor, Tensor or None)
-        Input ids and attention mask of each, ``[batch, prompt]``.
+        Input ids and attention mask of each, ``[batch, prompt]``. Each batch has seeds of its own, so that one given
+        twice has two answers to each prompt.
     advance : callable
         Called after each batch.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,18 +156,32 @@ class Plan:
 
 
 def count_runs(
-    drafters: Mapping[str, Drafter], num_batches: int, temperatures: int, lengths: int, batch_sizes: int, rounds: int
-) -> int:
+    drafters: Mapping[str, Drafter], num_batches: int, temperatures: Sequence[float], lengths: int, batch_sizes: int,
+    rounds: int, draws: int = 1,
+) -> int:  # fmt: skip
     """Generations that a `plan` makes: as often it calls `advance`."""
     check_mapping("count_runs", "drafters", drafters, str, Drafter, "names to drafters")
+    _check_temperatures("count_runs", temperatures)
     for name, value in (
-        ("num_batches", num_batches), ("temperatures", temperatures), ("lengths", lengths),
-        ("batch_sizes", batch_sizes), ("rounds", rounds),
+        ("num_batches", num_batches), ("lengths", lengths), ("batch_sizes", batch_sizes), ("rounds", rounds),
+        ("draws", draws),
     ):  # fmt: skip
         check_int("count_runs", name, value, 0, None)
     trees = sum(isinstance(drafter, TreeDrafter) for drafter in drafters.values())
     ways = trees + (len(drafters) - trees) * lengths
-    return temperatures * ways * num_batches + batch_sizes * rounds * (1 + lengths + ways)
+    answers = sum(_answers(temperature, draws) for temperature in temperatures)
+    return answers * ways * num_batches + batch_sizes * rounds * (1 + lengths + ways)
+
+
+def _answers(temperature: float, draws: int) -> int:
+    """How often a prompt is decoded with one drafter and length: greedily it always has the same answer."""
+    return draws if temperature > 0 else 1
+
+
+def _check_temperatures(caller: str, temperatures: object) -> None:
+    check_sequence(caller, "temperatures", temperatures, (int, float), "numbers")
+    for temperature in cast(Sequence[float], temperatures):
+        check_number(caller, "temperatures", temperature, 0, float(np.finfo(np.float32).max))
 
 
 def plan(
@@ -180,6 +194,7 @@ def plan(
     batch_sizes: Sequence[int] = (1, 8),
     max_new_tokens: int = 64,
     rounds: int = 3,
+    draws: int = 1,
     acceptance: str = "token",
     costs: Mapping[int, StepCosts] | None = None,
     clock: Clock = time.perf_counter,
@@ -201,6 +216,9 @@ def plan(
         Of each answer; the simulated ones have as many.
     rounds : int
         Times that each way is timed at each batch size.
+    draws : int
+        Answers to each prompt at temperatures above 0, with other seeds: one answer of a few dozen tokens tells little
+        of how often a draft token is accepted.
     acceptance : str
         Rule of `generate`, "token" or "greedy".
     costs : mapping, optional
@@ -222,13 +240,12 @@ def plan(
     """
     check_batches("plan", batches)
     check_measuring("plan", drafters, lengths, rounds, clock, advance)
-    check_sequence("plan", "temperatures", temperatures, (int, float), "numbers")
-    for temperature in temperatures:
-        check_number("plan", "temperatures", temperature, 0, float(np.finfo(np.float32).max))
+    _check_temperatures("plan", temperatures)
     check_sequence("plan", "batch_sizes", batch_sizes, int, "integers")
     for batch_size in batch_sizes:
         check_int("plan", "batch_sizes", batch_size, 1, 2**31 - 1)
     check_int("plan", "max_new_tokens", max_new_tokens, 1, 2**31 - 1)
+    check_int("plan", "draws", draws, 1, 2**31 - 1)
     if costs is not None:
         check_mapping("plan", "costs", costs, int, StepCosts, "batch sizes to StepCosts")
     if not drafters or PLAIN in drafters:
@@ -241,10 +258,11 @@ def plan(
             advance=advance,
         )  # fmt: skip
     for temperature in temperatures:
+        drawn = list(batches) * _answers(temperature, draws)
         for name, drafter in drafters.items():
             for length, rows, key in _ways(name, drafter, lengths):
                 seen = found.acceptances[temperature, name, length] = measure_acceptance(
-                    model, batches, drafter, sampling=SamplingParams(temperature), num_speculative_tokens=length,
+                    model, drawn, drafter, sampling=SamplingParams(temperature), num_speculative_tokens=length,
                     max_new_tokens=max_new_tokens, acceptance=acceptance, advance=advance,
                 )  # fmt: skip
                 for batch_size, known in found.costs.items():
