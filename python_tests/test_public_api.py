@@ -138,7 +138,8 @@ def test_sampling_params_accept_what_is_off() -> None:
     ):  # fmt: skip
         probs = sk.warp_probs(x, sk.SamplingParams(**fields), backend="reference")  # type: ignore[arg-type]
         torch.testing.assert_close(probs, sk.warp_probs(x))
-    assert sk.SamplingParams(temperature=0).is_greedy
+    assert sk.SamplingParams(temperature=0).is_greedy and sk.SamplingParams(temperature=1e-40).is_greedy
+    assert not sk.SamplingParams(temperature=2.0**-126).is_greedy
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ Bias = Mapping[int, float] | Sequence[Mapping[int, float] | None] | tuple[Tensor
 
 INTEGERS = (torch.int32, torch.int64)
 MOST_ID = 2**30 - 1
+_MOST_BIAS = torch.finfo(torch.float32).max
 
 
 class FlatProcessors(NamedTuple):
@@ -316,8 +317,8 @@ def _bias(value: object) -> tuple[Tensor, Tensor]:
             check_int("Processors", "logit_bias", one, 0, MOST_ID)
             if isinstance(added, bool) or not isinstance(added, (int, float)):
                 raise TypeError(f"Processors: logit_bias must map ids to numbers, got {type(added).__name__}")
-            if math.isnan(added) or added == math.inf:
-                raise ValueError(f"Processors: logit_bias must map ids to numbers or -inf, got {added}")
+            if math.isnan(added) or added > _MOST_BIAS:
+                raise ValueError(f"Processors: logit_bias must map ids to float32 numbers or -inf, got {added}")
     ids = _padded([list(row or ()) for row in rows])
     values = torch.zeros(ids.shape)
     for i, row in enumerate(rows):

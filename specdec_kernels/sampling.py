@@ -8,6 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+LEAST_TEMPERATURE = 2.0**-126
+"""Below it, decoding is greedy: float32 holds no smaller number with all its digits."""
+
 
 class FlatParams(NamedTuple):
     """One set of sampling parameters as the ops take them: where there is no tensor, the number counts."""
@@ -91,7 +94,7 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """True where every sequence is known to be greedy without looking at a tensor."""
-        return not isinstance(self.temperature, Tensor) and self.temperature == 0
+        return not isinstance(self.temperature, Tensor) and self.temperature < LEAST_TEMPERATURE
 
 
 def _split(name: str, value: object, default: float) -> tuple[float, Tensor | None]:

@@ -99,9 +99,32 @@ def test_costs_are_the_clocks() -> None:
     )
     assert found.steps == {1: 11.0, 2: 12.0, 4: 14.0}
     assert found.verification(4) == pytest.approx(14 / 11)
-    for length in (1, 3):  # a last step without room drafts nothing, but takes note
-        assert 1.0 < found.drafting["odd", length] <= 4.0
-        assert found.c("odd", length) == pytest.approx(found.drafting["odd", length] / (11 * length))
+    for length in (1, 3):
+        assert found.drafting["odd", length] == 4.0
+        assert found.c("odd", length) == pytest.approx(4 / (11 * length))
+
+
+@pytest.mark.parametrize("distance", [0.0, 9.0])
+def test_drafting_is_timed_in_whole_drafts(distance: float) -> None:
+    """Whether or not they are accepted: a step near an answer's end would ask for less."""
+    clock, target = Ticking(), SlowRunner(TableRunner.random().table)
+    draft = SlowRunner(target.table + distance * torch.randn(23, 23, 23, generator=torch.Generator().manual_seed(1)))
+    target.clock = draft.clock = clock
+    found = measured.measure_costs(
+        target, prompts(4, 6, vocab=23)[0], None, {"draft": sk.ModelDrafter(draft)}, lengths=[1, 3, 7, 15],
+        batch_size=2, rounds=1, clock=clock,
+    )  # fmt: skip
+    for length in (1, 3, 7, 15):  # the first forward of a draft has two rows
+        assert found.drafting["draft", length] == 12.0 + 11.0 * (length - 1)
+
+
+def test_costs_of_a_model_that_holds_few_positions() -> None:
+    target = TableRunner.random()
+    target.max_length = 40
+    found = measured.measure_costs(
+        target, prompts(200, 200, vocab=23)[0], None, {"lookup": sk.NgramDrafter()}, lengths=[3], batch_size=2, rounds=1
+    )
+    assert set(found.steps) == {1, 4}
 
 
 def test_costs_are_of_the_batch_asked_for() -> None:

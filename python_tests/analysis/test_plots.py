@@ -101,6 +101,13 @@ def test_points_are_those_of_the_rows() -> None:
     assert set(line.get_ydata()) == {1.0}
 
 
+def test_there_may_be_more_drafters_than_markers() -> None:
+    many = [row(f"drafter {i}", 2, 0.0) for i in range(12)]
+    for draw in (plots.acceptance_by_position, plots.techniques, plots.gain_by_batch):
+        labels = draw(many).axes[0].get_legend_handles_labels()[1]
+        assert sum(label.startswith("drafter") for label in labels) == 12
+
+
 def test_what_is_unknown_is_left_out() -> None:
     """A position that no step reached has no mean; a gain from one answer has no interval."""
     unknown = row("lookup", 2, 0.0)

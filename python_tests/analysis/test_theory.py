@@ -90,6 +90,9 @@ def test_the_best_gamma_is_the_best_and_none_where_nothing_is_gained() -> None:
     reached = analysis.walltime_improvement(alphas, best, costs)
     assert (reached >= analysis.least_improvement(alphas, costs) - 1e-12).all()
     assert analysis.best_gamma(1.0, 0.1, max_gamma=7) == 7
+    shares = np.arange(1000) / 1000
+    assert not analysis.best_gamma(shares, shares).any()
+    assert ((tokens := analysis.expected_tokens(shares, 0)) == 1).all(), tokens.min()
 
 
 def test_the_best_draft_length_is_by_measured_times() -> None:

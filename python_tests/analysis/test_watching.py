@@ -116,6 +116,35 @@ def test_as_many_are_accepted_as_the_acceptances_say(case: Any) -> None:
     assert 0 < spread and abs(judged.sum() - sampled.output.stats.num_accepted) < 4 * spread
 
 
+@pytest.mark.parametrize("draft", ["model", "one-hot"])
+def test_what_counts_is_what_is_measured(draft: str) -> None:
+    """Greedy decoding whatever `sampling` says, processors, a grammar."""
+    target = TableRunner.random(spread=2.0)
+    kw: dict[str, Any] = {"seeds": torch.arange(4), "max_new_tokens": 60, "eos_token_id": []}
+    ids = prompts(5, 5, 5, 5, vocab=23)[0]
+
+    def seen(**options: Any) -> tuple[np.ndarray, Any]:
+        other = TableRunner(target.table + torch.randn(23, 23, 23, generator=torch.Generator().manual_seed(1)))
+        drafter = sk.ModelDrafter(other) if draft == "model" else RepeatLast()
+        found = watch(target, ids, drafter=drafter, num_speculative_tokens=3, **kw, **options)
+        return found.acceptance[found.acceptance >= 0], found.output.stats
+
+    judged, stats = seen(acceptance="greedy", sampling=sk.SamplingParams(1.0))
+    assert set(judged.round(6)) <= {0.0, 1.0} and judged.sum() == stats.num_accepted
+    few = {"processors": sk.Processors(allowed_ids=[5, 6])}
+    for options in (few, {"grammar": FiveOrSix()}, few | {"acceptance": "greedy"}):
+        judged, stats = seen(**options)
+        spread = np.sqrt((judged * (1 - judged)).sum())
+        assert stats.num_accepted > 50 and abs(judged.sum() - stats.num_accepted) <= 4 * spread
+
+
+class FiveOrSix(sk.Grammar):
+    def fill(self, rows: torch.Tensor, drafts: list[np.ndarray]) -> None:
+        rows[...] = 1 << 5 | 1 << 6
+
+    def commit(self, tokens: list[np.ndarray]) -> None: ...
+
+
 def test_nothing_to_propose_is_told_from_a_rejection() -> None:
     seen = of_chains(1.0)
     stats = seen.output.stats
@@ -212,6 +241,10 @@ def test_what_is_refused() -> None:
         watch(TableRunner.random(), prompts(4, vocab=23)[0], drafter="lookup")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="^watch: num_speculative_tokens must be an integer, got 'auto'"):
         watch(TableRunner.random(), prompts(4, vocab=23)[0], drafter=sk.NgramDrafter(), num_speculative_tokens="auto")
+    with pytest.raises(ValueError, match="^watch: processors must be None with a drafter of trees"):
+        watch(tiny("llama"), prompts(4)[0], drafter=sk.NgramTreeDrafter(), processors=sk.Processors(banned_ids=[3]))
+    with pytest.raises(ValueError, match="NgramTreeDrafter needs a decoder-only target that takes trees"):
+        watch(TableRunner.random(), prompts(4, vocab=23)[0], drafter=sk.NgramTreeDrafter())
     with pytest.raises(ValueError, match="^generate: max_new_tokens must be in"):
         watch(TableRunner.random(), prompts(4, vocab=23)[0], drafter=sk.NoDrafter(), max_new_tokens=0)
 

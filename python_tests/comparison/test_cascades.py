@@ -255,6 +255,18 @@ def test_a_sequence_does_not_depend_on_its_batch(name: str) -> None:
         assert not set(alone.tokens[0, :-1].tolist()) & {2, 3}
 
 
+@pytest.mark.parametrize("name", LOOPS)
+def test_ends_may_come_from_an_iterator_and_what_is_returned_can_be_written_to(name: str) -> None:
+    target, draft = TableRunner.random(seed=1), TableRunner.random(seed=2)
+    ids, ends = prompts(5, 5, vocab=23)[0], [3, 4, 5, 6, 7]
+    kw: dict[str, Any] = {"draft_model": draft, "max_new_tokens": 30, "seeds": torch.tensor([1, 2])}
+    listed, iterated = (LOOPS[name](target, ids, eos_token_id=given, **kw) for given in (ends, iter(ends)))
+    assert torch.equal(listed.tokens, iterated.tokens) and int(listed.num_tokens.min()) < 30
+    for tensor in (listed.sequences, listed.tokens, listed.num_tokens, listed.provenance, listed.status):
+        assert not tensor.is_inference()
+        tensor[...] = 0
+
+
 def test_flags_of_the_rows_that_were_looked_at() -> None:
     target, draft = TableRunner.random(seed=1), TableRunner.random(seed=2)
     target.table[..., 0], draft.table[..., 1] = torch.nan, torch.inf

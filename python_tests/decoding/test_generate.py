@@ -282,6 +282,77 @@ def test_a_placeholder_ends_a_draft_and_counts_for_nothing() -> None:
     assert len(stats.acceptance_rate_per_position) == 1
 
 
+@pytest.mark.parametrize("auto", [False, True])
+def test_a_draft_may_be_of_fewer_tokens_for_some(auto: bool) -> None:
+    """Of none at all where the number is negative, too."""
+
+    class Some(RepeatLast):
+        def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+            return Draft(super().propose(state, num_tokens).tokens, num_draft_tokens=torch.tensor([2, -1, 0]))
+
+    target, (ids, mask) = TableRunner.random(), prompts(4, 2, 3, vocab=23)
+    kw: dict[str, Any] = {"attention_mask": mask, "acceptance": "match", "max_new_tokens": 20, "eos_token_id": [],
+                          "seeds": torch.tensor([0, 1, 2])}  # fmt: skip
+    out = sk.generate(target, ids, drafter=Some(), num_speculative_tokens="auto" if auto else 4, **kw)
+    assert torch.equal(out.tokens, sk.generate(target, ids, drafter=sk.NoDrafter(), **kw).tokens)
+    assert out.stats.num_drafted > 0 and set(out.provenance[1:].flatten().tolist()) == {Provenance.BONUS}
+
+
+def test_a_drafter_is_prepared_before_it_proposes() -> None:
+    """In the rehearsal of "auto", too; and is given the room that a step has."""
+
+    class Prepared(RepeatLast):
+        ready = False
+
+        def prepare(self, state: DecodingState) -> None:
+            self.ready = True
+
+        def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+            assert self.ready and state.host_limits.max() == num_tokens
+            self.ready = False
+            return super().propose(state, num_tokens)
+
+    ids, _ = prompts(4, 6, vocab=23)
+    out = sk.generate(TableRunner.random(), ids, drafter=Prepared(), max_new_tokens=30)
+    assert out.stats.num_drafted > 0
+
+
+def test_a_drafter_that_is_asked_for_the_bonus_alone_is_counted() -> None:
+    target, draft = TableRunner.random(), TableRunner.random(seed=1)
+    law = sk.laws.Diff(0.1, bonus="cascade")
+    out = sk.generate(
+        target, prompts(4, vocab=23)[0], drafter=sk.ModelDrafter(draft), target_law=law, num_speculative_tokens=0,
+        max_new_tokens=7, eos_token_id=[],
+    )  # fmt: skip
+    assert out.stats.draft_steps == out.stats.num_steps == 7
+
+
+def test_a_streamer_is_told_nothing_of_a_call_that_is_refused() -> None:
+    class Told:
+        heard: list[str] = []
+
+        def put(self, tokens: Tensor) -> None:
+            self.heard.append("put")
+
+        def end(self) -> None:
+            self.heard.append("end")
+
+    drafter = sk.ModelDrafter(TableRunner.random(24))
+    with pytest.raises(ValueError, match="must share one tokenizer"):
+        sk.generate(TableRunner.random(23), prompts(4, vocab=23)[0], drafter=drafter, streamer=Told())
+    assert not Told.heard
+
+
+def test_padding_takes_no_position() -> None:
+    target, (ids, mask) = tiny("llama", max_position_embeddings=32), prompts(4, 3)
+    padded = torch.nn.functional.pad(ids, (26, 0)), torch.nn.functional.pad(mask, (26, 0))
+    kw: dict[str, Any] = {"drafter": sk.NoDrafter(), "max_new_tokens": 28, "acceptance": "greedy", "eos_token_id": []}
+    out = sk.generate(target, padded[0], attention_mask=padded[1], **kw)
+    assert torch.equal(out.tokens, sk.generate(target, ids, attention_mask=mask, **kw).tokens)
+    with pytest.raises(ValueError, match="holds 32 positions, but prompt and max_new_tokens need 33"):
+        sk.generate(target, padded[0], attention_mask=padded[1], **kw | {"max_new_tokens": 29})
+
+
 def test_a_draft_of_the_wrong_shape_is_refused() -> None:
     class TooMany(RepeatLast):
         def propose(self, state: DecodingState, num_tokens: int) -> Draft:

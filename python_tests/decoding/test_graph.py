@@ -373,7 +373,7 @@ def test_measuring_costs_changes_nothing_and_leaves_its_graphs(cuda: FakeCuda) -
         assert torch.equal(run(target, DRAFTERS[name](), num_speculative_tokens="auto").tokens, plain.tokens)
         assert cuda.captures() >= (1 if name == "none" else len(schedule.AUTO_DRAFT_LENGTHS))
         assert cuda.log.count("capture") <= len(schedule.AUTO_DRAFT_LENGTHS) + 1
-    kinds = [key[-1] for key in rehearsal._known[target]]
+    kinds = [key[-1] for key in rehearsal._known[rehearsal.Identity(target)]]
     assert kinds == 2 * [CapturedSteps], "plain decoding needs none"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -263,6 +264,24 @@ def test_nominal_costs_are_those_of_the_rows_of_the_batch() -> None:
     assert out.stats.costs.at(0) == pytest.approx(CostTable.nominal(False, 2).at(0))
 
 
+def test_a_runner_need_not_be_hashable_and_is_not_kept_alive() -> None:
+    class Equal(TableRunner):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    known = len(rehearsal._known)
+    target, draft = Equal(TableRunner.random().table), Equal(TableRunner.random(seed=1).table)
+    for _ in range(2):
+        out = sk.generate(target, prompts(4, vocab=23)[0], drafter=sk.ModelDrafter(draft), max_new_tokens=9)
+    assert out.stats.seconds_rehearsal == 0 or len(rehearsal._known) == known + 1
+    assert len(rehearsal._known[rehearsal.Identity(target)]) == 1
+    sk.generate(target, prompts(4, vocab=23)[0], drafter=sk.ModelDrafter(Equal(draft.table)), max_new_tokens=9)
+    assert len(rehearsal._known[rehearsal.Identity(target)]) == 2
+    del target
+    gc.collect()
+    assert len(rehearsal._known) == known
+
+
 def test_costs_are_rehearsed_once_for_a_model_and_batch_and_learned_on() -> None:
     target, ids = TableRunner.random(), prompts(4, 4, vocab=23)[0]
     seen = []
@@ -270,7 +289,7 @@ def test_costs_are_rehearsed_once_for_a_model_and_batch_and_learned_on() -> None
         target.forwards.clear()
         out = sk.generate(target, ids[:batch], drafter=sk.NgramDrafter(2), max_new_tokens=20)
         rehearsed = len(target.forwards) - out.stats.target_forwards - 1  # that of the prompt
-        seen.append((out.stats, rehearsed, len(rehearsal._known[target])))
+        seen.append((out.stats, rehearsed, len(rehearsal._known[rehearsal.Identity(target)])))
     first, second, alone = (stats for stats, *_ in seen)
     assert [(rehearsed, kept) for _, rehearsed, kept in seen] == [(8, 1), (0, 1), (8, 2)]
     assert min(first.seconds_rehearsal, alone.seconds_rehearsal) > 0

@@ -120,8 +120,12 @@ def test_a_sequence_that_stopped_within_a_draft_holds_up_no_other(
         (lambda tokens: [None], "stop must answer for 4 sequences, got 1 answers"),
         (lambda tokens: [len(tokens[0]) + 1, *[None] * 3], r"stop must keep 0 … \d tokens of sequence 0, got \d"),
         (lambda tokens: [None, -1, None, None], r"stop must keep 0 … \d tokens of sequence 1, got -1"),
+        (lambda tokens: None, "stop must give an answer for each sequence, got NoneType"),
+        (lambda tokens: "none", "stop must give an answer for each sequence, got str"),
+        (lambda tokens: [False] * 4, "stop must answer with integers or None, got bool"),
+        (lambda tokens: ["1"] * 4, "stop must answer with integers or None, got str"),
     ],
 )
 def test_answers_that_make_no_sense(answer: Callable[[Any], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"generate: {message}"):
+    with pytest.raises((ValueError, TypeError), match=f"generate: {message}"):
         run(stop=answer)

@@ -12,7 +12,8 @@ from torch import Tensor
 import specdec_kernels as sk
 from python_tests.decoding.models import VOCAB, TableRunner, near, prompts, tiny
 from python_tests.decoding.test_graph import both, cuda, same  # noqa: F401 - a fixture
-from specdec_kernels.decoding import DecodingState
+from specdec_kernels.analysis.measured import watch
+from specdec_kernels.decoding import DecodingState, Provenance
 from specdec_kernels.decoding.request import Request
 from specdec_kernels.decoding.state import Speculation
 from specdec_kernels.decoding.step import verify_step
@@ -292,6 +293,35 @@ def test_an_ngram_tree_accepts_what_one_continuation_misses() -> None:
     assert (one.stats.num_steps, several.stats.num_steps) == (2, 1)
 
 
+def test_a_leaf_that_is_accepted_rejects_nothing() -> None:
+    """Beside a longer branch that is wrong: the token after it stands in the place of no draft token."""
+    table = TableRunner.random(23, spread=9.0).table
+    ids, kw = torch.tensor([[5, 6]]), {"acceptance": "greedy", "max_new_tokens": 20, "eos_token_id": []}
+    text = [5, 6, *sk.generate(TreeTable(table), ids, drafter=sk.NoDrafter(), **kw).tokens[0].tolist()]
+
+    class RightLeaf(TreeDrafter):
+        num_nodes, max_depth = 5, 3
+
+        def start(self, state: DecodingState) -> None: ...
+
+        def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+            right = text[int(state.lengths[0])]
+            wrong = (right + 1) % 23
+            tree = sk.DraftTree.from_parents([-1, 0, 1, 2, 0])
+            return Draft(torch.tensor([[wrong, wrong, wrong, right]]), tree=tree)
+
+        def commit(self, state: DecodingState, result: Any) -> None: ...
+
+    seen = watch(TreeTable(table), ids, drafter=RightLeaf(), **kw)
+    stats = seen.output.stats
+    assert seen.output.tokens[0].tolist() == text[2:]
+    assert (stats.num_accepted, stats.num_rejected, stats.num_drafted) == (10, 0, 10) and stats.alpha == 1.0
+    assert set(seen.output.provenance[0].tolist()) == {Provenance.ACCEPTED, Provenance.BONUS}
+    rooms = [min(3, 19 - 2 * i) for i in range(10)]
+    expected = [[1.0, -1.0, np.nan][:room] + [np.nan] * (3 - room) for room in rooms]
+    np.testing.assert_array_equal(seen.acceptance, expected)
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -316,6 +346,8 @@ def test_what_cannot_be_served_is_refused() -> None:
         medusa(model, sk.DraftTree.from_parents([-1, 0]))
     with pytest.raises(ValueError, match="vocab_draft=47, got 47"):
         medusa(model, sk.DraftTree.cartesian([48]))
+    with pytest.raises(ValueError, match="model must have a language-model head, LlamaModel has none"):
+        MedusaHeads.of_model(model.model, 3, sk.TokenMap(torch.arange(3, 50)))
     with pytest.raises(ValueError, match="were not calibrated"):
         sk.MedusaDrafter(drafter.heads)
     with pytest.raises(ValueError, match=r"num_nodes must be in \[2, 1024\], got 1"):

@@ -45,6 +45,11 @@ DRAFTED = {
 }
 
 
+OF_DECODERS = DRAFTED | {
+    "trees": lambda assistant: {"custom_generate": generate, "drafter": sk.ModelTreeDrafter(assistant, 9, 3, 4)}
+}
+
+
 class NoEvenAfterOdd(LogitsProcessor):  # type: ignore[misc]
     """Looks at the text: an even id may not follow an odd one."""
 
@@ -92,11 +97,11 @@ def same(model: Any, drafting: dict[str, Any], ids: Tensor, mask: Tensor | None,
 
 
 @pytest.mark.short(cases=18)
-@pytest.mark.parametrize("drafted", DRAFTED)
+@pytest.mark.parametrize("drafted", OF_DECODERS)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_greedy_output_is_plain_generation_s(name: str, drafted: str) -> None:
     model, assistant = PAIRS["llama"]()
-    same(model, DRAFTED[drafted](assistant), *prompts(4, 9, 6, 7), **OPTIONS[name])
+    same(model, OF_DECODERS[drafted](assistant), *prompts(4, 9, 6, 7), **OPTIONS[name])
 
 
 @pytest.mark.short(cases=6)
@@ -189,8 +194,8 @@ def test_padding_anywhere() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.6}, {"do_sample": True, "top_k": 7}], ids=str)
-@pytest.mark.parametrize("family", ["llama", "t5"])
-def test_scores_and_logits(family: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("family", "drafted"), [("llama", "assistant"), ("llama", "trees"), ("t5", "assistant")])
+def test_scores_and_logits(family: str, drafted: str, options: dict[str, Any]) -> None:
     model, assistant = PAIRS[family]()
     ids, mask = prompts(4, 9, 6)
     wanted = {
@@ -199,7 +204,7 @@ def test_scores_and_logits(family: str, options: dict[str, Any]) -> None:
     } | options  # fmt: skip
     torch.manual_seed(3)
     with assisted_generation(num_speculative_tokens=3):
-        out = model.generate(ids, assistant_model=assistant, **wanted)
+        out = model.generate(ids, **OF_DECODERS[drafted](assistant), **wanted)
     along = Along(out.sequences)
     expected = model.generate(ids, **wanted, logits_processor=[along])
     kind = "GenerateEncoderDecoderOutput" if family == "t5" else "GenerateDecoderOnlyOutput"
@@ -427,6 +432,14 @@ def test_what_is_not_served_is_refused_by_name(name: str) -> None:
         options["custom_generate"] = generate
     with assisted_generation(), pytest.raises(ValueError, match=f"^generate: .*{message}"):
         model.generate(prompts(4)[0], **options)
+
+
+@pytest.mark.parametrize("option", ["output_hidden_states", "output_attentions"])
+def test_states_are_not_of_trees(option: str) -> None:
+    model, _ = PAIRS["llama"]()
+    trees = {"custom_generate": generate, "drafter": sk.NgramTreeDrafter()}
+    with pytest.raises(ValueError, match=f"^generate: not served by specdec_kernels: {option} with a drafter of trees"):
+        model.generate(prompts(4)[0], max_new_tokens=3, return_dict_in_generate=True, **{option: True}, **trees)
 
 
 def test_models_that_do_not_fit() -> None:

@@ -18,6 +18,8 @@ import specdec_kernels as sk
 from python_tests.decoding.models import VOCAB, prompts, tiny
 from python_tests.integrations.test_assisted_generation import DRAFTED, PAIRS, NoEvenAfterOdd
 from python_tests.law.steps import g_test
+from specdec_kernels.decoding import DecodingState, StepResult
+from specdec_kernels.drafters import Draft, TreeDrafter
 from specdec_kernels.integrations.transformers import assisted, assisted_generation, generate, processors
 from specdec_kernels.testing import float64_law
 
@@ -116,13 +118,40 @@ def test_joint_law_is_plain_sampling_s(name: str, acceptance: str, drafted: str)
     check_law(out[:, 3:], joint(model, prompt, SAMPLED[name]))
 
 
+class BothAndBoth(TreeDrafter):
+    """Two ids after the text, and two after the first of them."""
+
+    num_nodes, max_depth = 5, 2
+
+    def start(self, state: DecodingState) -> None: ...
+
+    def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+        tokens = (state.last_tokens() + torch.tensor([1, 2, 1, 2])) % state.vocab_size
+        return Draft(tokens, tree=sk.DraftTree.from_parents([-1, 0, 0, 1, 1]))
+
+    def commit(self, state: DecodingState, result: StepResult) -> None: ...
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_joint_law_of_trees(name: str) -> None:
+    """Each node's row goes through the processors with the path that leads to it."""
+    model, _ = small_pair()
+    rows = 1024 if "penalty" in name or "typical" in name else BATCH
+    torch.manual_seed(12)
+    out = model.generate(
+        torch.tensor([[1, 0, 2]]).expand(rows, -1), custom_generate=generate, drafter=BothAndBoth(), do_sample=True,
+        max_new_tokens=LENGTH, **SAMPLED[name],
+    )  # fmt: skip
+    check_law(out[:, 3:], joint(model, torch.tensor([[1, 0, 2]]), SAMPLED[name]))
+
+
 def check_law(tokens: Tensor, law: np.ndarray) -> None:
     assert abs(law.sum() - 1) < 1e-6
     counts = np.zeros_like(law)
     np.add.at(counts, tuple(tokens.numpy().T), 1)
     p_value = g_test(counts, law)
     distance = np.abs(counts / counts.sum() - law).sum() / 2
-    assert p_value > FAMILY_WISE / 32, f"p = {p_value:.1e}, TV about {distance:.3f}"
+    assert p_value > FAMILY_WISE / 40, f"p = {p_value:.1e}, TV about {distance:.3f}"
 
 
 def warpers_first(patch: pytest.MonkeyPatch) -> None:
@@ -134,21 +163,56 @@ def warpers_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(assisted, "split_processors", unordered)
 
 
-def text_without_the_draft(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(processors.ProcessedRunner, "_note", lambda *_: None)
+def nothing_written_down(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(processors.ProcessedRunner, "_note", lambda self, tokens, first: tokens)
+
+
+def siblings_as_a_chain(patch: pytest.MonkeyPatch) -> None:
+    process = processors.ProcessedRunner._process_one
+    patch.setattr(
+        processors.ProcessedRunner, "_process_one",
+        lambda self, b, tokens, before, parents: process(self, b, tokens, before, [i - 1 for i in range(len(parents))]),
+    )  # fmt: skip
 
 
 def no_top_k(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(processors, "SamplingParams", lambda top_k=0, **others: sk.SamplingParams(**others))
 
 
-@pytest.mark.parametrize("defect", [warpers_first, text_without_the_draft, no_top_k])
+DEFECTS = {warpers_first: "lookup", nothing_written_down: "lookup", no_top_k: "lookup", siblings_as_a_chain: "tree"}
+
+
+@pytest.mark.parametrize(("defect", "drafted"), DEFECTS.items())
 def test_a_planted_defect_is_found(
-    defect: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    defect: Callable[[pytest.MonkeyPatch], None], drafted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     defect(monkeypatch)
     with pytest.raises((AssertionError, RuntimeError), match="TV about|EMPTY_ROW"):
-        test_joint_law_is_plain_sampling_s("penalty, own, cut", "token", "lookup")
+        if drafted == "tree":
+            test_joint_law_of_trees("penalty, own, cut")
+        else:
+            test_joint_law_is_plain_sampling_s("penalty, own, cut", "token", drafted)
+
+
+def test_a_seed_of_torch_reproduces_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So draft lengths are chosen by costs that are always the same, though seeds were not given."""
+    model, _ = PAIRS["llama"]()
+    decode, costs = assisted.decode, []
+
+    def noted(*of: Any, **how: Any) -> Any:
+        out = decode(*of, **how)
+        costs.append(out.stats.costs.seconds.tolist())
+        return out
+
+    monkeypatch.setattr(assisted, "decode", noted)
+    kw: dict[str, Any] = {"do_sample": True, "max_new_tokens": 15, "num_speculative_tokens": "auto"}
+    texts = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        out = model.generate(prompts(4, 4)[0], custom_generate=generate, drafter=sk.NgramDrafter(), **kw)
+        texts.append(out.tolist())
+    assert texts[0] == texts[1]
+    assert costs == [sk.decoding.CostTable.nominal(False, 2).seconds.tolist()] * 2
 
 
 def test_seeds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections import defaultdict
@@ -27,6 +28,7 @@ from ..checks import (
 from ..decoding.request import MASK_DTYPES, MAX_SPECULATIVE_TOKENS
 from ..drafters.base import Drafter, TreeDrafter
 from ..drafters.none import NoDrafter
+from ..integrations.runners import as_runner
 from ..ops._common import ID_DTYPES
 from ..sampling import SamplingParams
 from .theory import expected_tokens_by_position
@@ -274,6 +276,11 @@ def measure_costs(
     clock : callable
     advance : callable
         Called after each way in each round.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `generate`.
     """
     check_measuring("measure_costs", drafters, lengths, rounds, clock, advance)
     check_int("measure_costs", "batch_size", batch_size, 1, 2**31 - 1)
@@ -284,9 +291,6 @@ def measure_costs(
     if ids.dim() != 2 or len(ids) < 1 or (mask is not None and mask.shape != ids.shape):
         got = [list(tensor.shape) for tensor in (ids, mask) if tensor is not None]
         raise ValueError(f"measure_costs: ids and mask must be [num_prompts >= 1, prompt], got {got}")
-    chosen = torch.arange(batch_size) % len(ids)
-    ids = ids[chosen, -_CONTEXT:]
-    mask = None if mask is None else mask[chosen, -_CONTEXT:]
     # A drafter's name, the drafter, its draft tokens, and the rows of a step that drafts.
     ways: list[tuple[str | None, Drafter, int, int]] = [(None, NoDrafter(), 0, 1)]
     ways += [(None, Unlikely(), k, k + 1) for k in lengths]
@@ -295,6 +299,16 @@ def measure_costs(
             ways.append((name, drafter, drafter.max_depth, drafter.num_nodes))
         else:
             ways += [(name, drafter, k, k + 1) for k in lengths]
+
+    def new_tokens(length: int) -> int:  # so that every step has room for a whole draft, the first one uncounted
+        return (steps + 1) * (length + 1) + 1
+
+    context, held = _CONTEXT, as_runner(model, "measure_costs").max_length
+    if held is not None:
+        context = min(context, max(held - max(new_tokens(length) for _, _, length, _ in ways), 1))
+    chosen = torch.arange(batch_size) % len(ids)
+    ids = ids[chosen, -context:]
+    mask = None if mask is None else mask[chosen, -context:]
     seconds: defaultdict[int | str, list[float]] = defaultdict(list)
     drafting: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
     order = random.Random(0)
@@ -303,7 +317,8 @@ def measure_costs(
         for way, drafter, length, rows in ways:
             seen = watch(
                 model, ids, drafter=drafter, clock=clock, acceptances=False, attention_mask=mask, eos_token_id=[],
-                sampling=SamplingParams(0.0), num_speculative_tokens=length, max_new_tokens=steps + 2,
+                sampling=SamplingParams(0.0), num_speculative_tokens=length, stop=_after(steps + 1),
+                max_new_tokens=new_tokens(length),
             )  # fmt: skip
             counted = seen.seconds[1:]  # the first step may prepare something
             if way is None or isinstance(drafter, TreeDrafter):
@@ -316,3 +331,14 @@ def measure_costs(
         {key: float(np.median(values)) for key, values in seconds.items()},
         {key: float(np.mean(values)) for key, values in drafting.items()},
     )
+
+
+def _after(steps: int) -> Callable[[list[NDArray[np.int64]]], list[int | None]]:
+    """Ends all sequences after so many steps, for ``stop`` of `generate`."""
+    numbers = itertools.count(1)
+
+    def stop(tokens: list[NDArray[np.int64]]) -> list[int | None]:
+        over = next(numbers) >= steps
+        return [len(new) if over else None for new in tokens]
+
+    return stop

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..checks import check_array, check_choice, check_flag, check_int, check_mapping, check_number, check_sequence
 from ..drafters.base import Drafter, TreeDrafter
+from ..integrations.runners import as_runner
 from ..sampling import SamplingParams
 from .measured import (
     Acceptance,
@@ -175,7 +176,7 @@ def count_runs(
 
 def _answers(temperature: float, draws: int) -> int:
     """How often a prompt is decoded with one drafter and length: greedily it always has the same answer."""
-    return draws if temperature > 0 else 1
+    return 1 if SamplingParams(temperature).is_greedy else draws
 
 
 def _check_temperatures(caller: str, temperatures: object) -> None:
@@ -238,6 +239,7 @@ def plan(
     ValueError, TypeError
         As `generate`; no drafter, no prompt, or a drafter that is called "none".
     """
+    as_runner(model, "plan")
     check_batches("plan", batches)
     check_measuring("plan", drafters, lengths, rounds, clock, advance)
     _check_temperatures("plan", temperatures)

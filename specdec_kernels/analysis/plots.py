@@ -151,7 +151,7 @@ def acceptance_by_position(rows: Sequence[Row]) -> Figure:
             if points:
                 x, mean, below, above = np.array(points).T
                 bars = np.maximum([below, above], 0)
-                panel.errorbar(x, mean, bars, fmt=f"-{_MARKERS[i]}", capsize=3, linewidth=1.5, label=drafter)
+                panel.errorbar(x, mean, bars, fmt=f"-{_marker(i)}", capsize=3, linewidth=1.5, label=drafter)
         _label(panel, _title(name, temperature), "position in the draft", "accepted, of steps that got there")
         panel.set_ylim(-0.03, 1.03)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -180,7 +180,7 @@ def gain_by_batch(choices: Sequence[Row]) -> Figure:
                 for row in choices
                 if (row["temperature"], row["drafter"], row["num_speculative_tokens"]) == (temperature, *way)
             }
-            style: dict[str, Any] = {"color": f"C{drafters.index(way[0])}", "marker": _MARKERS[i % len(_MARKERS)]}
+            style: dict[str, Any] = {"color": f"C{drafters.index(way[0])}", "marker": _marker(i)}
             panel.plot([batches.index(b) for b in chosen], list(chosen.values()), label=f"{way[0]}, {way[1]}", **style)
         panel.axhline(1.0, color="black", linewidth=1)
         panel.set_xticks(range(len(batches)), [str(batch) for batch in batches])
@@ -257,7 +257,7 @@ def techniques(rows: Sequence[Row]) -> Figure:
             gains = np.array([[row["ratio"], row["ratio_min"], row["ratio_max"]] for row in chosen])
             bars = [gains[:, 0] - gains[:, 1], gains[:, 2] - gains[:, 0]]
             nodes = [row["num_speculative_tokens"] for row in chosen]
-            panel.errorbar(nodes, gains[:, 0], bars, fmt=f"-{_MARKERS[i]}", color=f"C{i}", capsize=3, label=drafter)
+            panel.errorbar(nodes, gains[:, 0], bars, fmt=f"-{_marker(i)}", color=f"C{i}", capsize=3, label=drafter)
         panel.axhline(1.0, color="black", linewidth=1)
         panel.set_xscale("log", base=2)
         ticks = sorted({row["num_speculative_tokens"] for row in rows if row["drafter"] != "none"})
@@ -285,13 +285,17 @@ def thresholds(rows: Sequence[Row]) -> Figure:
             mine = [row for row in rows if (row["prompts"], row["temperature"]) == case]
             over = [row for row in mine if row["epsilon"] is not None]
             x, y, bars = ([row[k] for row in over] for k in ("epsilon", key, error))
-            panel.errorbar(x, y, bars, fmt=f"-{_MARKERS[i]}", color=f"C{i}", capsize=3, label=_title(*case))
+            panel.errorbar(x, y, bars, fmt=f"-{_marker(i)}", color=f"C{i}", capsize=3, label=_title(*case))
             for row in mine:
                 if row["way"] == "lossless":
                     panel.axhline(row[key], color=f"C{i}", linestyle="--", linewidth=1, label="the same, lossless")
         _label(panel, "Typical acceptance, δ = √ε", "threshold ε", label)
     _legend(figure, axes)
     return figure
+
+
+def _marker(i: int) -> str:
+    return _MARKERS[i % len(_MARKERS)]
 
 
 def _check_rows(caller: str, name: str, rows: object, *keys: str) -> None:

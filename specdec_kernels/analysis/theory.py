@@ -138,8 +138,9 @@ def best_gamma(alpha: ArrayLike, c: ArrayLike, max_gamma: int = MAX_GAMMA) -> ND
     if most.ndim or most > _LARGEST_GAMMA:
         raise ValueError(f"{name}: max_gamma must be a number <= {_LARGEST_GAMMA}, got {max_gamma!r}")
     lengths = np.arange(int(most) + 1)
-    costs = _cost(name, "c", c)
-    return _best_draft_length(_share(name, "alpha", alpha), lengths, 1.0 + lengths * costs[..., None])
+    shares, costs = _share(name, "alpha", alpha), _cost(name, "c", c)
+    found = _best_draft_length(shares, lengths, 1.0 + lengths * costs[..., None])
+    return np.where(shares > costs, found, 0)[()]  # rounding would decide where they are equal
 
 
 def best_draft_length(
@@ -209,7 +210,7 @@ def _expected_tokens(alpha: Floats, gamma: NDArray[np.int64]) -> Floats:
     """Without checks. ``expm1`` keeps the digits of α near 1."""
     with np.errstate(divide="ignore", invalid="ignore"):
         tokens = -np.expm1((gamma + 1) * np.log(alpha)) / (1.0 - alpha)
-    return np.where(alpha == 1.0, gamma + 1.0, tokens)
+    return np.where(alpha == 1.0, gamma + 1.0, np.clip(tokens, 1.0, gamma + 1.0))
 
 
 def _best_draft_length(

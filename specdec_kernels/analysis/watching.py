@@ -20,6 +20,7 @@ from ..decoding.output import GenerationOutput
 from ..decoding.rehearsal import synchronize
 from ..decoding.runner import Prompt, Runner
 from ..decoding.state import DecodingState, StepResult
+from ..decoding.steps import masked
 from ..drafters.base import Draft, Drafter, TreeDrafter
 from ..integrations.runners import as_runner
 from ..ops.verify_chain import verify_chain
@@ -78,13 +79,14 @@ def watch(
         False: time alone, and `Watched.acceptance` has no rows.
     **options
         More arguments of `generate`; `num_speculative_tokens` is 5 by default. With `acceptance` "token" (the
-        default) and "greedy", what is measured is what counts; other rules, and a `target_law`, accept with other
-        probabilities.
+        default) and "greedy", what is measured is what counts, `processors` and `grammar` included; other rules, and a
+        `target_law`, accept with other probabilities.
 
     Raises
     ------
     ValueError, TypeError
-        As `generate`; ``num_speculative_tokens="auto"``, whose own measurements watching would disturb.
+        As `generate`; ``num_speculative_tokens="auto"``, whose own measurements watching would disturb; processors or
+        a grammar where acceptances of a `TreeDrafter` are watched.
     """
     wanted = options.setdefault("num_speculative_tokens", 5)
     if wanted == "auto" or isinstance(wanted, CostTable):
@@ -92,9 +94,13 @@ def watch(
     check_instance("watch", "drafter", drafter, Drafter, "a Drafter (NoDrafter() for none)")
     check_callable("watch", "clock", clock)
     check_flag("watch", "acceptances", acceptances)
+    unwatched = [name for name in ("processors", "grammar") if options.get(name) is not None]
+    if isinstance(drafter, TreeDrafter) and acceptances and unwatched:
+        raise ValueError(f"watch: {unwatched[0]} must be None with a drafter of trees, unless acceptances is False")
     runner = as_runner(model, "watch")
     log = _Log(clock, runner.device, acceptances)
-    watched = _WatchedTreeDrafter(drafter, log) if isinstance(drafter, TreeDrafter) else _WatchedDrafter(drafter, log)
+    kind = _WatchedTreeDrafter if isinstance(drafter, TreeDrafter) else _WatchedDrafter
+    watched = type(type(drafter).__name__, (kind,), {})(drafter, log)  # messages name the drafter
     with claimed("watch", drafter=drafter, model=runner):
         output = generate(_WatchedRunner(runner, log), input_ids, drafter=watched, **options)
     deepest = max(map(len, log.acceptance), default=0)
@@ -226,9 +232,10 @@ class _WatchedRunner(Runner):
 
         stats = draft.stats and RowStats(*(cut(part) for part in draft.stats))
         out = verify_chain(
-            logits[:, : width + 1], draft.tokens, cut(draft.logits), seeds=state.seeds, step=0, params=state.sampling,
-            draft_params=draft.params, draft_probs=cut(draft.probs), draft_stats=stats,
-            draft_token_map=draft.token_map, num_draft_tokens=draft.num_draft_tokens, return_acceptance=True,
+            logits[:, : width + 1], draft.tokens, cut(draft.logits), seeds=state.seeds, step=0,
+            params=state.effective_sampling, processors=masked(state, draft).processors, draft_params=draft.params,
+            draft_probs=cut(draft.probs), draft_stats=stats, draft_token_map=draft.token_map,
+            num_draft_tokens=draft.num_draft_tokens, return_acceptance=True,
         )  # fmt: skip
         assert out.acceptance is not None
         log.overlap = out.acceptance.double().clamp(0, 1).cpu().numpy()  # a float32 sum may exceed 1
@@ -241,7 +248,7 @@ class _WatchedRunner(Runner):
         batch, nodes, _ = logits.shape
         parents = draft.tree.parents.expand(batch, nodes)
         tokens = torch.cat([torch.full_like(draft.tokens[:, :1], -1), draft.tokens], dim=1)
-        probs = warp_probs(logits, state.sampling)
+        probs = warp_probs(logits, state.effective_sampling)
         from_parent = probs[
             torch.arange(batch, device=probs.device)[:, None], parents.clamp(min=0), tokens.clamp(min=0)
         ].double()

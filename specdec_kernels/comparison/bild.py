@@ -82,7 +82,8 @@ def bild(
             outcome = _verify(models, tokens, status, rollback)
             recorder.add(state.take_in(outcome.cpu().numpy()))
             unseen = 2  # where a draft was kept, its last token too
-        return recorder.output(models.target, input_ids, seconds())
+        times = seconds()
+    return recorder.output(models.target, input_ids, times)
 
 
 def _draft(models: TwoModels, fallback: float, max_draft_tokens: int, unseen: int) -> tuple[Tensor, Tensor]:

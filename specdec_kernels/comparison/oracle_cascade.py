@@ -5,7 +5,7 @@ Source: Narasimhan et al., "Faster Cascades via Speculative Decoding" (arXiv 240
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -63,6 +63,8 @@ def oracle_cascade(
     if not isinstance(law, TargetLaw) or not law.is_cascade:
         raise TypeError(f"oracle_cascade: law must be one of sk.laws but Lossy, got {type(law).__name__}")
     # So that what is wrong is said of this function, not of those that it calls.
+    if isinstance(eos_token_id, Iterator):  # it is read twice
+        eos_token_id = list(eos_token_id)
     request = Request(input_ids, attention_mask, sampling, seeds, max_new_tokens, eos_token_id)
     models = TwoModels.begin("oracle_cascade", model, draft_model, request, draft_sampling, 0)
     return generate(

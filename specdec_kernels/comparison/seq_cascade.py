@@ -96,7 +96,8 @@ def seq_cascade(
             recorder.target_forwards += 1
             outcome = verify_step(state, models.target, Draft(state.tokens[:, :0]), state.longest, None, models.ends)
             recorder.add(state.take_in(outcome.cpu().numpy()))
-        return recorder.output(models.target, input_ids, seconds())
+        times = seconds()
+    return recorder.output(models.target, input_ids, times)
 
 
 def _drafted_answers(models: TwoModels, max_new_tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -89,7 +89,8 @@ def token_cascade(
             tokens = torch.nn.functional.pad(token, (0, 1), value=PLACEHOLDER_TOKEN_ID)  # what would follow a draft
             outcome = append(state, tokens, one, ~deferred[:, 0], status[:, 0], models.ends)
             recorder.add(state.take_in(outcome.cpu().numpy()))
-        return recorder.output(models.target, input_ids, seconds())
+        times = seconds()
+    return recorder.output(models.target, input_ids, times)
 
 
 def _is_unsure(rule: Chow, rows: Tensor) -> Tensor:

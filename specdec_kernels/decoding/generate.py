@@ -115,13 +115,14 @@ def generate(
         Where `acceptance` is "token" or "block", sampling is not greedy and `seeds` are given, the draws depend on that
         choice: then costs are nominal ones (`CostTable.nominal`), so that the seeds reproduce. A `CostTable`: as
         "auto", by these costs; ``stats.costs`` of a call are those that it chose by, and reproduce its tokens with its
-        seeds. A drafter of trees has their size itself: this is not looked at. With a `target_law` the distribution
+        seeds. A drafter of trees has their size itself, whatever this is. With a `target_law` the distribution
         depends on how much is drafted, and "auto" is 5.
     acceptance : {"token", "block", "match", "greedy", "typical"}
         See `verify_chain`, and for trees `verify_tree`, where "token" and "block" are its "sample". "greedy" decodes
         greedily whatever `sampling` says. "typical" is for trees and not lossless.
     target_law : one of `sk.laws`, optional
-        See `verify_chain`; all but `Lossy` need a drafter that gives logits (`ModelDrafter`). What follows a fully
+        See `verify_chain`; all but `Lossy` need a drafter that gives logits (`ModelDrafter`), and none goes with a
+        drafter of trees. What follows a fully
         accepted draft, or none, has the target's distribution unless ``bonus="cascade"``.
     epsilon, delta : float
         Of "typical" alone: a token of probability p is accepted where ``p > min(epsilon, delta * exp(-entropy))``; p
@@ -181,12 +182,12 @@ def generate(
         )  # fmt: skip
         recorder = Recorder(state.batch_size, max_new_tokens, longest_draft, return_logprobs)
         stopper = Stopper(stop, state.batch_size)
-        emit = emitter(streamer, prompt.host_tokens, cleanup)
         advance = progress_bar(progress, state.batch_size * max_new_tokens, cleanup)
 
         began = time.perf_counter()
         cleanup.callback(drafter.finish)
-        drafter.start(state)
+        drafter.start(state)  # which refuses a draft of another vocabulary: the streamer is not to see the prompt then
+        emit = emitter(streamer, prompt.host_tokens, cleanup)
         cleanup.callback(runner.finish)
         runner.start(prompt, state.capacity)
         runner.prefill(prompt)

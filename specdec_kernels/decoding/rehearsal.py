@@ -12,8 +12,21 @@ import torch
 from .costs import AUTO_DRAFT_LENGTHS, LearnedCosts
 from .steps import Steps
 
-_known: weakref.WeakKeyDictionary[Any, dict[Any, LearnedCosts]] = weakref.WeakKeyDictionary()
+_known: dict[Identity, dict[Any, LearnedCosts]] = {}
 _REPEATS = 2
+
+
+class Identity:
+    """An object as a key, which need not be hashable and is not kept alive: equal for the same object alone."""
+
+    def __init__(self, of: object) -> None:
+        self._of, self._id = weakref.ref(of), id(of)
+
+    def __hash__(self) -> int:
+        return self._id
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and (self is other or (self._of() is other._of() is not None))
 
 
 def begin_costs(steps: Steps) -> LearnedCosts:
@@ -27,9 +40,12 @@ def begin_costs(steps: Steps) -> LearnedCosts:
     draft_key = None
     if drafter.runner is not None:
         draft, draft_condition = drafter.runner.costs_as()
-        draft_key = weakref.ref(draft), draft_condition  # equal for the same model, without keeping it alive
+        draft_key = Identity(draft), draft_condition
     key = (type(drafter), draft_key, state.batch_size, torch.get_num_threads(), condition, type(steps))
-    known = _known.setdefault(model, {})
+    target = Identity(model)
+    if target not in _known:
+        weakref.finalize(model, _known.pop, target, None)
+    known = _known.setdefault(target, {})
     known[key] = known[key].continued() if key in known else LearnedCosts(_rehearse(steps), 1 / _REPEATS)
     return known[key]
 

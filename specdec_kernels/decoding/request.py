@@ -47,6 +47,7 @@ class Request:
         batch, length = self.input_ids.shape
         if self.attention_mask is not None:
             _check_mask(caller, runner, self.attention_mask, batch, length)
+            length = int((self.attention_mask != 0).sum(1).max())
         else:
             _check_unpadded(caller, runner, self.input_ids)
         if not isinstance(self.sampling, SamplingParams):

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..laws import TargetLaw
 from ..ops.verify_tree import DELTA, EPSILON
 from ..processors import Processors
-from ..sampling import SamplingParams
+from ..sampling import GREEDY, SamplingParams
 from ..types import TokenCounts, TokenLogprobs
 from .grammar import Masks
 from .logprobs import split
@@ -188,6 +188,11 @@ class DecodingState:
     def cascade_bonus(self) -> bool:
         """Whether the token after an accepted draft has a mixed distribution too: a draft then needs one row more."""
         return self.target_law is not None and self.target_law.cascade_bonus
+
+    @property
+    def effective_sampling(self) -> SamplingParams:
+        """How the target's tokens are drawn: acceptance "greedy" goes before `sampling`."""
+        return GREEDY if self.acceptance == "greedy" else self.sampling
 
     def asks_drafter(self, num_tokens: int) -> bool:
         """Whether a step of `num_tokens` draft tokens needs the drafter."""

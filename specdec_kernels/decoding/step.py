@@ -11,7 +11,6 @@ from ..drafters.base import Draft
 from ..ops.token_logprobs import token_logprobs
 from ..ops.verify_chain import verify_chain
 from ..ops.verify_tree import verify_tree
-from ..sampling import GREEDY
 from ..tree import DraftTree
 from ..types import PLACEHOLDER_TOKEN_ID, VerifyOutput
 from .logprobs import packed
@@ -36,7 +35,8 @@ def verify_step(
     runner : Runner
         The target.
     draft : Draft
-        Of any width, 0 included; or a tree, of which count as drafted the nodes of its deepest path.
+        Of any width, 0 included; or a tree, of which count as drafted the nodes of the deepest path that begins with
+        the accepted one.
     longest : int
         No sequence is longer: attention is computed over so many rows of the cache and those of the draft.
     limits : Tensor, optional
@@ -61,11 +61,10 @@ def _log_probs(state: DecodingState, num_top: int, logits: Tensor, out: VerifyOu
     """Of the tokens that are emitted, in one piece; `state` is not yet the next step's."""
     # a tree's tokens are of its root's row and of its accepted nodes'
     rows = None if out.accepted_nodes is None else torch.nn.functional.pad(out.accepted_nodes, (1, 0))
-    params = GREEDY if state.acceptance == "greedy" else state.sampling
     return packed(
         token_logprobs(
-            logits, out.tokens, params, processors=state.processors, rows=rows, num_tokens=out.num_tokens,
-            num_top=num_top,
+            logits, out.tokens, state.effective_sampling, processors=state.processors, rows=rows,
+            num_tokens=out.num_tokens, num_top=num_top,
         )
     )  # fmt: skip
 
@@ -115,7 +114,6 @@ def _verify_tree(
     assert tree is not None
     root, starts = state.last_tokens(), state.lengths - 1
     tokens = torch.cat([root, draft.tokens], dim=1).masked_fill(tree.depth > most[:, None], PLACEHOLDER_TOKEN_ID)
-    num_drafted = torch.where(tokens >= 0, tree.depth, 0).amax(1).masked_fill(~state.active, -1)
     logits, hidden = runner.forward_tree(
         tokens.clamp(0, state.vocab_size - 1), starts, tree, longest + tree.num_nodes - 1
     )
@@ -136,9 +134,15 @@ def _verify_tree(
     accepted = out.accepted_nodes
     assert accepted is not None
     runner.keep_path(accepted, starts)
+    num_accepted = out.num_accepted[:, None].long()
+    final = torch.cat([torch.zeros_like(root), accepted], dim=1).gather(1, num_accepted)
+    goes_on = torch.arange(tree.num_nodes, device=root.device) == final  # the nodes from the last accepted one on
+    above = tree.parents.expand(root.shape[0], -1).clamp(min=0)
+    for _ in range(tree.max_depth):
+        goes_on = goes_on | goes_on.gather(1, above)
+    num_drafted = torch.where(goes_on & (tokens >= 0), tree.depth, 0).amax(1).masked_fill(~state.active, -1)
     if state.hidden is not None:
         assert hidden is not None
-        final = torch.cat([torch.zeros_like(root), accepted], dim=1).gather(1, out.num_accepted[:, None].long())
         state.hidden.copy_(hidden.gather(1, final[..., None].expand(-1, 1, hidden.shape[2]))[:, 0])
     return out, num_drafted, logits
 

@@ -55,14 +55,16 @@ class Steps:
             wanted = schedule.next()
             self._under_way.append((wanted, self._launch(wanted, schedule)))
         wanted, outcome = self._under_way.popleft()
-        asked = bool(self.state.draft_limits(wanted).any())
+        asked = self.state.asks_drafter(int(self.state.draft_limits(wanted).max()))
         return self.state.take_in(self._fetch(outcome)), asked
 
     def rehearse(self, num_tokens: int) -> None:
         """Launch drafting and verifying `num_tokens` tokens, without a result and without an effect."""
         state = self.state
         if state.asks_drafter(num_tokens):
-            self.drafter.propose(state, num_tokens)
+            at_step = state.at_step(np.full(state.batch_size, num_tokens), state.longest)
+            self.drafter.prepare(at_step)
+            self.drafter.propose(at_step, num_tokens)
         tokens = state.last_tokens().expand(-1, num_tokens + 1)
         self.runner.forward(tokens, state.lengths - 1, state.longest + num_tokens)
 
@@ -83,7 +85,7 @@ class Steps:
         if state.asks_drafter(num_tokens):
             self.drafter.prepare(at_step)
         draft = self._propose(at_step, num_tokens, schedule.round_up)
-        return verify_step(_masked(at_step, draft), self.runner, draft, state.longest, None, self.ends)
+        return verify_step(masked(at_step, draft), self.runner, draft, state.longest, None, self.ends)
 
     def _fetch(self, launched: Any) -> np.ndarray:
         """The stop check: the one transfer of a step, and the only point that waits for the device."""
@@ -105,16 +107,18 @@ class Steps:
             raise ValueError(
                 f"{asked} [batch={at_step.batch_size}, at most {num_tokens}] tokens, got {list(tokens.shape)}"
             )
+        if draft.num_draft_tokens is not None:  # to `verify_chain` −1 is an idle row: its sequence would never end
+            draft = replace(draft, num_draft_tokens=draft.num_draft_tokens.clamp(min=0))
         return draft.widened(round_up(tokens.shape[1]))
 
 
-def _masked(state: DecodingState, draft: Draft) -> DecodingState:
+def masked(state: DecodingState, draft: Draft) -> DecodingState:
     """The state with the mask that its grammar, if there is one, makes for `draft`, for which this waits."""
     if state.masks is None:
         return state
     limits = state.host_limits
     if draft.num_draft_tokens is not None:
-        limits = np.minimum(limits, draft.num_draft_tokens.cpu().numpy().clip(0))
+        limits = np.minimum(limits, draft.num_draft_tokens.cpu().numpy())
     parents = None
     if draft.tree is not None:
         parents = draft.tree.parents.expand(state.batch_size, -1).cpu().numpy()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,19 +31,24 @@ class Stopper:
 
         Raises
         ------
-        ValueError
-            `stop` keeps more tokens than there are, or answers for another number of sequences.
+        ValueError, TypeError
+            `stop` keeps more tokens than there are, answers for another number of sequences, or with something else.
         """
         if self._stop is None:
             return result
         # A step that was launched before the host knew of an end has gone on behind it.
         given = np.where(self._ended, 0, result.num_tokens)
-        answers = self._stop([row[:n] for row, n in zip(result.tokens, given, strict=True)])
+        said = self._stop([row[:n] for row, n in zip(result.tokens, given, strict=True)])
+        if not isinstance(said, Iterable) or isinstance(said, str):
+            raise TypeError(f"generate: stop must give an answer for each sequence, got {type(said).__name__}")
+        answers = list(said)
         if len(answers) != len(given):
             raise ValueError(f"generate: stop must answer for {len(given)} sequences, got {len(answers)} answers")
         kept = given.copy()
         for b, answer in enumerate(answers):
             if answer is not None and not self._ended[b]:
+                if isinstance(answer, bool) or not isinstance(answer, (int, np.integer)):
+                    raise TypeError(f"generate: stop must answer with integers or None, got {type(answer).__name__}")
                 if not 0 <= answer <= given[b]:
                     raise ValueError(f"generate: stop must keep 0 … {given[b]} tokens of sequence {b}, got {answer}")
                 kept[b], self._ended[b] = answer, True

@@ -46,9 +46,9 @@ class Draft:
     token_map : TokenMap or None
         Where the draft's vocabulary is a reduced one.
     num_draft_tokens : Tensor or None
-        ``[batch]`` int64: use only so many of a sequence's tokens; None: all. This, like a −1 in `tokens`, may depend
-        on anything known before the tokens were drawn, never on drawn tokens: dropping one after a look biases the
-        output.
+        ``[batch]`` int64: use only so many of a sequence's tokens, none where it is negative; None: all. This, like a
+        −1 in `tokens`, may depend on anything known before the tokens were drawn, never on drawn tokens: dropping one
+        after a look biases the output.
     tree : DraftTree or None
         Of a `TreeDrafter`: `tokens` ``[batch, num_nodes - 1]`` are its nodes' without the root's, −1 where a sequence
         lacks a node, and the distribution is one-hot.

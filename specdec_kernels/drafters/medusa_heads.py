@@ -59,7 +59,10 @@ def _head_of(model: Any) -> Tensor:
     """The weights of a model's LM head, ``[vocab, hidden]``."""
     if not hasattr(model, "get_output_embeddings"):
         raise TypeError(f"MedusaHeads: model must be a transformers model, got {type(model).__name__}")
-    weight: Tensor = model.get_output_embeddings().weight
+    head = model.get_output_embeddings()
+    if head is None:
+        raise ValueError(f"MedusaHeads: model must have a language-model head, {type(model).__name__} has none")
+    weight: Tensor = head.weight
     return weight
 
 

@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from ..checks import check_int
 from ..decoding.state import DecodingState, StepResult
+from ..sampling import LEAST_TEMPERATURE
 from ..tree import MAX_DEPTH, MAX_NODES, DraftTree
 from ..types import PLACEHOLDER_TOKEN_ID, TokenMap
 from .barred import Barred
@@ -143,12 +144,10 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
 
     def _temperature(self, state: DecodingState) -> float | Tensor:
         """The target's, ``[batch, 1, 1]`` where each sequence has its own; 1 where it is greedy."""
-        temperature = state.sampling.temperature
-        if state.acceptance == "greedy":
-            return 1.0
+        temperature = state.effective_sampling.temperature
         if isinstance(temperature, Tensor):
-            return torch.where(temperature > 0, temperature, 1.0).view(-1, 1, 1)
-        return temperature if temperature > 0 else 1.0
+            return torch.where(temperature.float() >= LEAST_TEMPERATURE, temperature, 1.0).view(-1, 1, 1)
+        return 1.0 if state.effective_sampling.is_greedy else temperature
 
     def _kept(self, tokens: Tensor, scores: Tensor, parents: Tensor, fed_from: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and parents of the tree of the likeliest candidates, ``[batch, num_nodes - 1]`` and one more.

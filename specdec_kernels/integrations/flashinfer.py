@@ -289,8 +289,8 @@ def chain_speculative_sampling(
     -------
     tuple of Tensor
         ``[batch, num_draft + 1]`` int32 tokens, padded with −1; how many draft tokens would be accepted each on its own
-        (those after a rejection too); how many were emitted, the token after them not counted. A sequence whose rows
-        are unusable emits only what comes before.
+        (those after a rejection too); how many were emitted, the token after them not counted. A row that is unusable
+        gives a defined id, which ends the sequence's tokens.
 
     Raises
     ------

@@ -14,7 +14,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from ...decoding.generate import generate as decode
 from ...decoding.request import MAX_SPECULATIVE_TOKENS
 from ...decoding.runner import Runner
-from ...drafters import Drafter, ModelDrafter, NgramDrafter
+from ...drafters import Drafter, ModelDrafter, NgramDrafter, TreeDrafter
 from ...types import Status
 from ..runners import as_runner
 from .decoder import TransformersRunner
@@ -85,7 +85,8 @@ def generate(
         generation config has that, else 5, and on a CPU, where that saves forwards, none after one that it gave with
         less than its ``assistant_confidence_threshold`` (0.4 where it has none); its schedule is not looked at.
     drafter : Drafter, optional
-        Any of this package's, in the place of ``assistant_model`` and ``prompt_lookup_num_tokens``.
+        Any of this package's, in the place of ``assistant_model`` and ``prompt_lookup_num_tokens``; one of trees not
+        with ``output_hidden_states`` and ``output_attentions``.
     num_speculative_tokens : int or "auto", optional
         Draft tokens a step, see `specdec_kernels.generate`.
     acceptance : {"token", "block", "match", "greedy"}
@@ -128,6 +129,8 @@ def generate(
     else:
         source, mask = _padded_on_the_left(texts, model_kwargs)
     states = processed = None
+    if asked and isinstance(drafter, TreeDrafter):
+        raise ValueError(f"generate: not served by specdec_kernels: {', '.join(asked)} with a drafter of trees")
     if asked:
         assert isinstance(runner, TransformersRunner)
         padded = mask is not None and not is_seq2seq
@@ -146,6 +149,8 @@ def generate(
         follower = Follower(
             texts, most, criteria, ends, pad, streamer, processed, folded, wants_scores, wants_logits, states
         )
+    if seeds is None:  # drawn here, so that "auto" knows that a result is to be reproduced
+        seeds = torch.randint(0, 2**63 - 1, (len(texts),), dtype=torch.int64)
     out = decode(
         runner,
         source.to(runner.device),

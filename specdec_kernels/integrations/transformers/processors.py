@@ -13,6 +13,7 @@ from transformers.generation import logits_process as hf
 
 from ...decoding.runner import Prompt, Runner
 from ...sampling import GREEDY, SamplingParams
+from ...tree import DraftTree
 
 _WARPERS = {
     hf.TemperatureLogitsWarper: "temperature",
@@ -120,7 +121,8 @@ class ProcessedRunner(Runner):
     ended : list of bool
         Sequences whose rows need no processing any more; the caller sets it.
     raw, rows : Tensor
-        ``[batch, n, vocab]``, the last forward's logits before and after processing.
+        ``[batch, n, vocab]``, the last forward's logits before and after processing; of a tree, once a path of it is
+        kept, those of the path.
     """
 
     def __init__(self, inner: Runner, processors: Sequence[Processor], prompts: Tensor) -> None:
@@ -129,6 +131,7 @@ class ProcessedRunner(Runner):
             inner.name, inner.vocab_size, inner.device, inner.max_length,
         )  # fmt: skip
         self.decoder_start, self.end_ids, self.padding_id = inner.decoder_start, inner.end_ids, inner.padding_id
+        self.takes_trees, self.hidden_size = inner.takes_trees, inner.hidden_size
         batch = prompts.shape[0]
         self._processors = [hf.LogitsProcessorList(of_row(p, b, batch) for p in processors) for b in range(batch)]
         self._names = tuple(type(p).__name__ for p in processors)
@@ -149,27 +152,54 @@ class ProcessedRunner(Runner):
     def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
         raw = self._inner.forward(tokens, starts, bound, need_logits)
         first = starts + self._pads  # of the new tokens, in the text as the processors see it
-        self._note(tokens, first)
+        tokens = self._note(tokens, first)
         if raw is None:
             return None
         self.raw = self.rows = raw
-        if need_logits and self._names:
-            self.rows = raw.to(torch.float32, copy=True)
-            for b, at in enumerate(first.tolist()):
-                if not self.ended[b]:
-                    self._process(b, at, tokens.shape[1])
+        if need_logits:
+            self._process(tokens, first, torch.arange(-1, tokens.shape[1] - 1).expand(tokens.shape))
         return self.rows
 
-    def _note(self, tokens: Tensor, first: Tensor) -> None:
-        """Write down the tokens, but not those of the prompts, whose padding may stand anywhere."""
+    def forward_tree(self, tokens: Tensor, starts: Tensor, tree: DraftTree, bound: int) -> tuple[Tensor, Tensor | None]:
+        raw, hidden = self._inner.forward_tree(tokens, starts, tree, bound)
+        first = starts + self._pads
+        tokens = torch.cat([self._note(tokens[:, :1], first), tokens[:, 1:]], dim=1)
+        self._tree = tokens, first
+        self.raw = self.rows = raw
+        self._process(tokens, first, tree.parents.expand(tokens.shape))
+        return self.rows, hidden
+
+    def keep_path(self, accepted_nodes: Tensor, starts: Tensor) -> None:
+        self._inner.keep_path(accepted_nodes, starts)
+        tokens, first = self._tree
+        path = torch.nn.functional.pad(accepted_nodes.clamp(min=0), (1, 0))
+        self._note(tokens.gather(1, path), first)  # what is written past the path is written again
+        index = path[..., None].expand(-1, -1, self.raw.shape[2])
+        self.raw, self.rows = self.raw.gather(1, index), self.rows.gather(1, index)
+
+    def _note(self, tokens: Tensor, first: Tensor) -> Tensor:
+        """Write down the tokens, but not those of the prompts, whose padding may stand anywhere; what stands there."""
         places = first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         new = torch.where(places < self._prompts.shape[1], self._text.gather(1, places), tokens)
         self._text.scatter_(1, places, new)
+        return new
 
-    def _process(self, b: int, first: int, num_rows: int) -> None:
-        for i in range(num_rows):
-            length = first + i + 1
-            row = self._processors[b](self._text[b : b + 1, :length], self.rows[b : b + 1, i])
-            self.rows[b, i] = row[0]
-            if i + 1 < num_rows and float(row[0, self._text[b, length]]) <= _IMPOSSIBLE:
-                break
+    def _process(self, tokens: Tensor, first: Tensor, parents: Tensor) -> None:
+        """Process the rows of `tokens`, of which the first stands at `first` and every other behind its parent."""
+        if not self._names:
+            return
+        self.rows = self.raw.to(torch.float32, copy=True)
+        for b, (at, above) in enumerate(zip(first.tolist(), parents.tolist(), strict=True)):
+            if not self.ended[b]:
+                self._process_one(b, tokens[b], self._text[b, :at], above)
+
+    def _process_one(self, b: int, tokens: Tensor, before: Tensor, parents: list[int]) -> None:
+        texts: list[Tensor | None] = []  # up to each token; None behind one that is impossible
+        for i, parent in enumerate(parents):
+            text = before if i == 0 else texts[parent] if parent >= 0 else None
+            if i > 0 and text is not None and float(self.rows[b, parent, tokens[i]]) <= _IMPOSSIBLE:
+                text = None
+            if text is not None:
+                text = torch.cat([text, tokens[i : i + 1]])
+                self.rows[b, i] = self._processors[b](text[None], self.rows[b : b + 1, i])[0]
+            texts.append(text)
