@@ -29,6 +29,7 @@ import specdec_kernels as sk
 from python_tests.decoding.models import near, prompts, tiny
 from python_tests.support import present, present_emulated
 from specdec_kernels import config
+from specdec_kernels.integrations.transformers.models import DECODERS, ENCODER_DECODERS
 from specdec_kernels.testing import float64_law
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -402,6 +403,12 @@ def test_the_index_answers_the_four_questions_first() -> None:
     for (number, question, answer), wanted in zip(listed, asked, strict=True):
         assert wanted in question and "](" in answer, f"{number}. {question}"
         assert re.search(r"`specdec |`--", answer), f"{number}. {question} names no command"
+
+
+def test_the_models_that_are_served_are_listed() -> None:
+    text = (ROOT / "docs/using.md").read_text()
+    (listed,) = re.findall(r"one\s+of\s+these\s+`model_type`s: ([^.]+)\.", text)
+    assert set(re.split(r"[,;]\s+", listed)) == DECODERS | ENCODER_DECODERS
 
 
 def test_the_readme_is_one_screen_and_lines_are_readable() -> None:
