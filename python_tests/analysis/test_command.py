@@ -10,7 +10,7 @@ import pytest
 
 from python_tests.decoding.models import tiny
 from specdec_kernels import assets, cli
-from specdec_kernels.analysis import drafters
+from specdec_kernels.analysis import drafters, planner
 from specdec_kernels.assets import corpus, prompts
 from specdec_kernels.drafters import MedusaDrafter, ModelDrafter, ModelTreeDrafter, NgramDrafter
 from specdec_kernels.integrations.transformers.packing import is_packed, pack_linear_weights
@@ -52,10 +52,20 @@ def test_a_plan_is_printed(small: None, capsys: pytest.CaptureFixture[str], tmp_
     assert printed.count("ngram-lm  ") >= 4 and f"written: {figure}" in printed and figure.stat().st_size > 10_000
 
 
-def test_a_plan_as_json_can_be_drawn(small: None, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_plan_as_json_can_be_drawn(
+    small: None, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted, measure = [], planner.measure_acceptance
+
+    def note(*of: Any, **how: Any) -> Any:
+        noted.append(how["draws"])
+        return measure(*of, **how)
+
+    monkeypatch.setattr(planner, "measure_acceptance", note)
     assert plan("--json", "--unpacked", "--temperature", "0.5") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["packed"] is False and report["num_prompts"] == 2
+    assert noted == [2, 2]  # --draws by default: two drafters
     assert {(r["temperature"], r["batch_size"]) for r in report["best"]} == {(0.5, 1), (0.5, 2)}
     assert [r["drafter"] for r in report["choices"]] == ["lookup", "lookup", "ngram-lm", "ngram-lm"]
     saved = tmp_path / "plan.json"

@@ -118,13 +118,16 @@ def test_drafting_is_timed_in_whole_drafts(distance: float) -> None:
         assert found.drafting["draft", length] == 12.0 + 11.0 * (length - 1)
 
 
-def test_costs_of_a_model_that_holds_few_positions() -> None:
-    target = TableRunner.random()
-    target.max_length = 40
+@pytest.mark.parametrize(("of_target", "of_draft"), [(60, None), (None, 60), (30, 90)])
+@pytest.mark.parametrize("prompt", [200, 20])
+def test_costs_of_models_that_hold_few_positions(of_target: int | None, of_draft: int | None, prompt: int) -> None:
+    target, draft = TableRunner.random(), TableRunner.random(seed=1)
+    target.max_length, draft.max_length = of_target, of_draft
     found = measured.measure_costs(
-        target, prompts(200, 200, vocab=23)[0], None, {"lookup": sk.NgramDrafter()}, lengths=[3], batch_size=2, rounds=1
-    )
-    assert set(found.steps) == {1, 4}
+        target, prompts(prompt, prompt, vocab=23)[0], None, {"draft": sk.ModelDrafter(draft)}, lengths=[3, 15],
+        batch_size=2, rounds=1,
+    )  # fmt: skip
+    assert set(found.steps) == {1, 4, 16} and np.isfinite([*found.steps.values(), *found.drafting.values()]).all()
 
 
 def test_costs_are_of_the_batch_asked_for() -> None:
@@ -189,20 +192,29 @@ def test_a_perfect_draft_and_a_useless_one() -> None:
     assert {row["drafter"] for row in alone.to_dict()["best"]} == {"none"}
 
 
-def test_draws_are_other_answers_to_the_same_prompts() -> None:
-    """Where an answer is drawn; greedily there is only one."""
+def test_draws_are_other_answers_to_the_same_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an answer is drawn; greedily there is only one. They belong to their prompts, as one prompt's are alike."""
     target, drafters, _ = slow("odd")
     costs = {1: StepCosts(1, {1: 1.0, 4: 1.5}, {("odd", 3): 0.1})}
-    counts: list[int] = []
-    found = planner.plan(
-        target, [(prompts(5, 5, vocab=23)[0], None)], drafters, temperatures=[0.0, 1.0], lengths=[3], draws=3,
-        max_new_tokens=20, costs=costs, advance=lambda: counts.append(1),
-    )  # fmt: skip
-    assert len(counts) == planner.count_runs(drafters, 1, [0.0, 1.0], 1, 0, 0, 3) == 1 + 3
-    greedy, drawn = found.acceptances[0.0, "odd", 3], found.acceptances[1.0, "odd", 3]
-    assert set(greedy.sequence) == {0, 1} and set(drawn.sequence) == set(range(6))
-    answers = [drawn.steps[drawn.sequence == i].tobytes() for i in range(6)]
-    assert len(set(answers)) == 6
+    seeds: list[tuple[float, str, int]] = []
+    watch, counts = measured.watch, []
+
+    def noted(*of: Any, **how: Any) -> Any:
+        seeds.append((how["sampling"].temperature, how["acceptance"], int(how["seeds"][0])))
+        return watch(*of, **how)
+
+    monkeypatch.setattr(measured, "watch", noted)
+    batches = [(prompts(5, 5, vocab=23)[0], None), (prompts(4, vocab=23, seed=2)[0], None)]
+    for rule, answers in (("token", 2 + 6), ("greedy", 2 + 2)):
+        found = planner.plan(
+            target, batches, drafters, temperatures=[0.0, 1.0], lengths=[3], draws=3, max_new_tokens=20, costs=costs,
+            acceptance=rule, advance=lambda: counts.append(1),
+        )  # fmt: skip
+        assert len(counts) == planner.count_runs(drafters, 2, [0.0, 1.0], 1, 0, 0, 3, rule) == answers
+        counts.clear()
+        for acceptance in found.acceptances.values():
+            assert set(acceptance.sequence) == {0, 1, 2} and len(acceptance.sequence) == len(acceptance.steps)
+    assert len(set(seeds)) == len(seeds) == 12 and {seed for t, _, seed in seeds if t} == {1000 * i for i in range(6)}
 
 
 def gain(a: list[float], share: float, drafting: float, verification: float, batch: int = 1, **named: Any) -> float:

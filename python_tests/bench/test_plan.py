@@ -84,12 +84,14 @@ def test_what_is_measured_is_the_rule_that_is_predicted(
         return real(*of, **how)
 
     monkeypatch.setattr(bench_plan, "by_process_time", noted)
+    plan, draws = bench_plan.planner.plan, []
+    monkeypatch.setattr(bench_plan.planner, "plan", lambda *of, **how: draws.append(how["draws"]) or plan(*of, **how))
     threads = torch.get_num_threads()
     try:
-        bench_plan.main([*ARGUMENTS, "--output", str(tmp_path)])
+        bench_plan.main([*ARGUMENTS, "--draws", "3", "--output", str(tmp_path)])
     finally:
         torch.set_num_threads(threads)
-    assert set(asked) == {(0.0, "greedy"), (1.0, "token")} and len(asked) == 2 * 2 * 3
+    assert draws == [3] and set(asked) == {(0.0, "greedy"), (1.0, "token")} and len(asked) == 2 * 2 * 3
 
 
 def test_batch_1_is_needed(clock: Ticking) -> None:

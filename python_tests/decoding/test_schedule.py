@@ -269,11 +269,12 @@ def test_a_runner_need_not_be_hashable_and_is_not_kept_alive() -> None:
         def __eq__(self, other: object) -> bool:
             return True
 
+    gc.collect()
     known = len(rehearsal._known)
     target, draft = Equal(TableRunner.random().table), Equal(TableRunner.random(seed=1).table)
     for _ in range(2):
-        out = sk.generate(target, prompts(4, vocab=23)[0], drafter=sk.ModelDrafter(draft), max_new_tokens=9)
-    assert out.stats.seconds_rehearsal == 0 or len(rehearsal._known) == known + 1
+        sk.generate(target, prompts(4, vocab=23)[0], drafter=sk.ModelDrafter(draft), max_new_tokens=9)
+    assert len(rehearsal._known) == known + 1
     assert len(rehearsal._known[rehearsal.Identity(target)]) == 1
     sk.generate(target, prompts(4, vocab=23)[0], drafter=sk.ModelDrafter(Equal(draft.table)), max_new_tokens=9)
     assert len(rehearsal._known[rehearsal.Identity(target)]) == 2

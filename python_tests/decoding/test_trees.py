@@ -322,6 +322,40 @@ def test_a_leaf_that_is_accepted_rejects_nothing() -> None:
     np.testing.assert_array_equal(seen.acceptance, expected)
 
 
+def test_a_branch_that_goes_on_counts_as_far_as_it_goes() -> None:
+    """Of a chain beside a leaf the second token is wrong; then, of two branches, both are wrong from the start."""
+    table = TableRunner.random(23, spread=9.0).table
+    ids, kw = torch.tensor([[5, 6]]), {"acceptance": "greedy", "eos_token_id": []}
+    text = [
+        5,
+        6,
+        *sk.generate(TreeTable(table), ids, drafter=sk.NoDrafter(), max_new_tokens=20, **kw).tokens[0].tolist(),
+    ]
+
+    class Branches(TreeDrafter):
+        num_nodes, max_depth = 6, 4
+
+        def __init__(self, right: bool) -> None:
+            self.right = right
+
+        def start(self, state: DecodingState) -> None: ...
+
+        def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+            after = text[int(state.lengths[0]) :]
+            first = after[0] if self.right else (after[0] + 1) % 23
+            tokens = [first, (after[1] + 1) % 23, 0, 0, (after[0] + 2) % 23]
+            return Draft(torch.tensor([tokens]), tree=sk.DraftTree.from_parents([-1, 0, 1, 2, 3, 0]))
+
+        def commit(self, state: DecodingState, result: Any) -> None: ...
+
+    counts = []
+    for right in (True, False):
+        stats = sk.generate(TreeTable(table), ids, drafter=Branches(right), max_new_tokens=14, **kw).stats
+        counts.append((stats.num_steps, stats.num_drafted, stats.num_accepted, stats.num_rejected))
+    # near the end there is room for fewer: 3 and 1 of the chain; 3, 2, 1 and none
+    assert counts == [(7, 5 * 4 + 3 + 1, 7, 6), (14, 10 * 4 + 3 + 2 + 1, 0, 13)]
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 

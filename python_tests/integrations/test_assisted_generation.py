@@ -148,7 +148,7 @@ def test_ends_within_an_accepted_block(name: str) -> None:
     same(model, {"assistant_model": model}, *prompts(4, 9, 6, 7), **OPTIONS[name])
 
 
-@pytest.mark.parametrize("drafted", DRAFTED)
+@pytest.mark.parametrize("drafted", OF_DECODERS)
 def test_a_processor_never_sees_a_text_that_it_has_excluded(drafted: str) -> None:
     """As a grammar would not know what may follow."""
     model, assistant = PAIRS["llama"]()
@@ -167,7 +167,7 @@ def test_a_processor_never_sees_a_text_that_it_has_excluded(drafted: str) -> Non
     with assisted_generation(num_speculative_tokens=4):
         model.generate(
             ids, attention_mask=mask, max_new_tokens=20, do_sample=False, eos_token_id=None,
-            prefix_allowed_tokens_fn=allowed, **DRAFTED[drafted](assistant),
+            prefix_allowed_tokens_fn=allowed, **OF_DECODERS[drafted](assistant),
         )  # fmt: skip
     assert set(seen) == {0, 1}
 
@@ -432,6 +432,21 @@ def test_what_is_not_served_is_refused_by_name(name: str) -> None:
         options["custom_generate"] = generate
     with assisted_generation(), pytest.raises(ValueError, match=f"^generate: .*{message}"):
         model.generate(prompts(4)[0], **options)
+
+
+def test_nodes_that_are_missing_take_no_time() -> None:
+    """Lookups rarely fill a tree: what is left of it has one id, and is processed once."""
+    model, _ = PAIRS["llama"]()
+    calls = []
+
+    class Counting(LogitsProcessor):  # type: ignore[misc]
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            calls.append(1)
+            return scores
+
+    kw = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None, "logits_processor": [Counting()]}
+    model.generate(prompts(4)[0], custom_generate=generate, drafter=sk.NgramTreeDrafter(), **kw)
+    assert len(calls) < 10 * 8  # of 16 nodes
 
 
 @pytest.mark.parametrize("option", ["output_hidden_states", "output_attentions"])

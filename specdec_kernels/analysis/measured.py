@@ -38,7 +38,7 @@ __all__ = ["Acceptance", "Estimate", "StepCosts", "Watched", "measure_acceptance
 
 Advance = Callable[[], Any]
 CONFIDENCE = 0.95
-_CONTEXT = 256  # tokens of each prompt, at most, that costs are measured after: of prefill nothing is measured
+_CONTEXT = 256  # tokens of each prompt, at most, that costs are measured after; prefill is not measured
 _RESAMPLES = 999
 
 
@@ -60,7 +60,7 @@ class Acceptance:
     steps : ndarray
         ``[num_steps, longest draft]`` float64, `Watched.acceptance`.
     sequence : ndarray
-        ``[num_steps]`` int64: whose answer each step is of.
+        ``[num_steps]`` int64: which prompt each step is of an answer to.
     """
 
     steps: NDArray[np.float64]
@@ -111,7 +111,9 @@ class Acceptance:
         return np.nan_to_num([estimate.mean for estimate in self.by_position()])
 
     def expected_tokens(self) -> Estimate:
-        """Tokens a step by `expected_tokens_by_position`; the interval is a bootstrap's over whole answers."""
+        """Tokens a step by `expected_tokens_by_position`; the interval is a bootstrap's over whole
+        prompts.
+        """
         mean = float(expected_tokens_by_position(self.means()))
         owners = np.unique(self.sequence)
         known = ~np.isnan(self.steps)
@@ -151,6 +153,7 @@ def measure_acceptance(
     num_speculative_tokens: int,
     max_new_tokens: int,
     acceptance: str = "token",
+    draws: int = 1,
     advance: Advance = lambda: None,
 ) -> Acceptance:
     """Decode prompts with a drafter, and note how likely each of its tokens was to be accepted.
@@ -160,8 +163,9 @@ def measure_acceptance(
     model, drafter, sampling, num_speculative_tokens, max_new_tokens, acceptance
         As of `generate`.
     batches : sequence of (Tensor, Tensor or None)
-        Input ids and attention mask of each, ``[batch, prompt]``. Each batch has seeds of its own, so that one given
-        twice has two answers to each prompt.
+        Input ids and attention mask of each, ``[batch, prompt]``.
+    draws : int
+        Answers to each prompt, with other seeds.
     advance : callable
         Called after each batch.
 
@@ -173,8 +177,10 @@ def measure_acceptance(
     check_batches("measure_acceptance", batches)
     check_instance("measure_acceptance", "drafter", drafter, Drafter, "a Drafter (NoDrafter() for none)")
     check_callable("measure_acceptance", "advance", advance)
-    seen = []
-    for i, (ids, mask) in enumerate(batches):
+    check_int("measure_acceptance", "draws", draws, 1, 2**31 - 1)
+    firsts = np.cumsum([0, *(len(ids) for ids, _ in batches)])
+    seen, owners = [], []
+    for i, (ids, mask) in enumerate(list(batches) * draws):
         seeds = torch.arange(len(ids)) + 1000 * i
         seen.append(
             watch(
@@ -182,8 +188,9 @@ def measure_acceptance(
                 num_speculative_tokens=num_speculative_tokens, max_new_tokens=max_new_tokens, acceptance=acceptance,
             )
         )  # fmt: skip
+        owners.append(seen[-1].sequence + firsts[i % len(batches)])
         advance()
-    return Acceptance.of(seen)
+    return Acceptance(Acceptance.of(seen).steps, np.concatenate(owners))
 
 
 def check_batches(caller: str, batches: object) -> None:
@@ -272,7 +279,7 @@ def measure_costs(
     lengths : sequence of int
         Draft tokens a step, >= 1.
     batch_size, rounds, steps : int
-        >= 1; `steps` of each way a round.
+        >= 1; `steps` of each way a round, at most 2^20.
     clock : callable
     advance : callable
         Called after each way in each round.
@@ -284,7 +291,7 @@ def measure_costs(
     """
     check_measuring("measure_costs", drafters, lengths, rounds, clock, advance)
     check_int("measure_costs", "batch_size", batch_size, 1, 2**31 - 1)
-    check_int("measure_costs", "steps", steps, 1, 2**31 - 3)
+    check_int("measure_costs", "steps", steps, 1, 2**20)
     check_integers("measure_costs", "ids", ids, ID_DTYPES)
     if mask is not None:
         check_tensor("measure_costs", "mask", mask, MASK_DTYPES, None)
@@ -300,12 +307,11 @@ def measure_costs(
         else:
             ways += [(name, drafter, k, k + 1) for k in lengths]
 
-    def new_tokens(length: int) -> int:  # so that every step has room for a whole draft, the first one uncounted
-        return (steps + 1) * (length + 1) + 1
-
-    context, held = _CONTEXT, as_runner(model, "measure_costs").max_length
-    if held is not None:
-        context = min(context, max(held - max(new_tokens(length) for _, _, length, _ in ways), 1))
+    # So that every step has room for a whole draft, the first one, which is not counted, too.
+    wanted = {length: (steps + 1) * (length + 1) + 1 for _, _, length, _ in ways}
+    runners = [as_runner(model, "measure_costs"), *(d.runner for d in drafters.values() if d.runner is not None)]
+    held = min((r.max_length for r in runners if r.max_length is not None), default=2**31 - 1)
+    context = min(_CONTEXT, ids.shape[1], max(held - max(wanted.values()), 1))
     chosen = torch.arange(batch_size) % len(ids)
     ids = ids[chosen, -context:]
     mask = None if mask is None else mask[chosen, -context:]
@@ -318,7 +324,7 @@ def measure_costs(
             seen = watch(
                 model, ids, drafter=drafter, clock=clock, acceptances=False, attention_mask=mask, eos_token_id=[],
                 sampling=SamplingParams(0.0), num_speculative_tokens=length, stop=_after(steps + 1),
-                max_new_tokens=new_tokens(length),
+                max_new_tokens=min(wanted[length], max(held - context, 1)),
             )  # fmt: skip
             counted = seen.seconds[1:]  # the first step may prepare something
             if way is None or isinstance(drafter, TreeDrafter):

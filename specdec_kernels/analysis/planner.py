@@ -158,7 +158,7 @@ class Plan:
 
 def count_runs(
     drafters: Mapping[str, Drafter], num_batches: int, temperatures: Sequence[float], lengths: int, batch_sizes: int,
-    rounds: int, draws: int = 1,
+    rounds: int, draws: int = 1, acceptance: str = "token",
 ) -> int:  # fmt: skip
     """Generations that a `plan` makes: as often it calls `advance`."""
     check_mapping("count_runs", "drafters", drafters, str, Drafter, "names to drafters")
@@ -170,13 +170,14 @@ def count_runs(
         check_int("count_runs", name, value, 0, None)
     trees = sum(isinstance(drafter, TreeDrafter) for drafter in drafters.values())
     ways = trees + (len(drafters) - trees) * lengths
-    answers = sum(_answers(temperature, draws) for temperature in temperatures)
+    check_choice("count_runs", "acceptance", acceptance, ("token", "greedy"))
+    answers = sum(_answers(temperature, draws, acceptance) for temperature in temperatures)
     return answers * ways * num_batches + batch_sizes * rounds * (1 + lengths + ways)
 
 
-def _answers(temperature: float, draws: int) -> int:
+def _answers(temperature: float, draws: int, acceptance: str) -> int:
     """How often a prompt is decoded with one drafter and length: greedily it always has the same answer."""
-    return 1 if SamplingParams(temperature).is_greedy else draws
+    return 1 if acceptance == "greedy" or SamplingParams(temperature).is_greedy else draws
 
 
 def _check_temperatures(caller: str, temperatures: object) -> None:
@@ -218,8 +219,8 @@ def plan(
     rounds : int
         Times that each way is timed at each batch size.
     draws : int
-        Answers to each prompt at temperatures above 0, with other seeds: one answer of a few dozen tokens tells little
-        of how often a draft token is accepted.
+        Answers to each prompt where they are drawn, with other seeds: one answer of a few dozen tokens tells little of
+        how often a draft token is accepted.
     acceptance : str
         Rule of `generate`, "token" or "greedy".
     costs : mapping, optional
@@ -260,12 +261,12 @@ def plan(
             advance=advance,
         )  # fmt: skip
     for temperature in temperatures:
-        drawn = list(batches) * _answers(temperature, draws)
         for name, drafter in drafters.items():
             for length, rows, key in _ways(name, drafter, lengths):
                 seen = found.acceptances[temperature, name, length] = measure_acceptance(
-                    model, drawn, drafter, sampling=SamplingParams(temperature), num_speculative_tokens=length,
-                    max_new_tokens=max_new_tokens, acceptance=acceptance, advance=advance,
+                    model, batches, drafter, sampling=SamplingParams(temperature), num_speculative_tokens=length,
+                    max_new_tokens=max_new_tokens, acceptance=acceptance,
+                    draws=_answers(temperature, draws, acceptance), advance=advance,
                 )  # fmt: skip
                 for batch_size, known in found.costs.items():
                     how = (temperature, batch_size, name, length, rows)

@@ -62,9 +62,9 @@ def oracle_cascade(
     """
     if not isinstance(law, TargetLaw) or not law.is_cascade:
         raise TypeError(f"oracle_cascade: law must be one of sk.laws but Lossy, got {type(law).__name__}")
-    # So that what is wrong is said of this function, not of those that it calls.
     if isinstance(eos_token_id, Iterator):  # it is read twice
         eos_token_id = list(eos_token_id)
+    # So that what is wrong is said of this function, not of those that it calls.
     request = Request(input_ids, attention_mask, sampling, seeds, max_new_tokens, eos_token_id)
     models = TwoModels.begin("oracle_cascade", model, draft_model, request, draft_sampling, 0)
     return generate(

@@ -182,12 +182,11 @@ def generate(
         )  # fmt: skip
         recorder = Recorder(state.batch_size, max_new_tokens, longest_draft, return_logprobs)
         stopper = Stopper(stop, state.batch_size)
-        advance = progress_bar(progress, state.batch_size * max_new_tokens, cleanup)
-
         began = time.perf_counter()
         cleanup.callback(drafter.finish)
-        drafter.start(state)  # which refuses a draft of another vocabulary: the streamer is not to see the prompt then
+        drafter.start(state)  # which may refuse the call: no streamer is to hear of it then
         emit = emitter(streamer, prompt.host_tokens, cleanup)
+        advance = progress_bar(progress, state.batch_size * max_new_tokens, cleanup)
         cleanup.callback(runner.finish)
         runner.start(prompt, state.capacity)
         runner.prefill(prompt)

@@ -142,7 +142,8 @@ class CapturedSteps(Steps):
     def rehearse(self, num_tokens: int) -> None:
         with self.state.rewound():
             self._limits.fill_(num_tokens)
-            self._run(self.state.host_limits, num_tokens, num_tokens, lambda width: num_tokens)
+            limits = np.full(self.state.batch_size, num_tokens)
+            self._run(limits, num_tokens, num_tokens, lambda width: num_tokens)
 
     def _lag(self, schedule: Schedule) -> int:
         return int(self.drafter.capturable and not schedule.learns)

@@ -98,10 +98,12 @@ class Request:
 
     def make_seeds(self, runner: Runner) -> Tensor:
         """``[batch]`` int64 on the device; drawn from torch's default generator if not given."""
-        seeds = self.seeds
-        if seeds is None:
-            seeds = torch.randint(0, 2**63 - 1, (self.batch_size,), dtype=torch.int64)
-        return seeds.to(runner.device)
+        return (draw_seeds(self.batch_size) if self.seeds is None else self.seeds).to(runner.device)
+
+
+def draw_seeds(batch_size: int) -> Tensor:
+    """``[batch]`` int64 on the CPU, from torch's default generator."""
+    return torch.randint(0, 2**63 - 1, (batch_size,), dtype=torch.int64)
 
 
 def check_draft(

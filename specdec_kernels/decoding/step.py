@@ -35,8 +35,8 @@ def verify_step(
     runner : Runner
         The target.
     draft : Draft
-        Of any width, 0 included; or a tree, of which count as drafted the nodes of the deepest path that begins with
-        the accepted one.
+        Of any width, 0 included; or a tree, of which the nodes of the deepest path that continues the accepted one
+        count as drafted.
     longest : int
         No sequence is longer: attention is computed over so many rows of the cache and those of the draft.
     limits : Tensor, optional
@@ -136,7 +136,8 @@ def _verify_tree(
     runner.keep_path(accepted, starts)
     num_accepted = out.num_accepted[:, None].long()
     final = torch.cat([torch.zeros_like(root), accepted], dim=1).gather(1, num_accepted)
-    goes_on = torch.arange(tree.num_nodes, device=root.device) == final  # the nodes from the last accepted one on
+    # The nodes from the last accepted one on; `tree.paths` would tell, too, by more kernels.
+    goes_on = torch.arange(tree.num_nodes, device=root.device) == final
     above = tree.parents.expand(root.shape[0], -1).clamp(min=0)
     for _ in range(tree.max_depth):
         goes_on = goes_on | goes_on.gather(1, above)

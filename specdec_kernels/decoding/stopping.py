@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,16 +41,14 @@ class Stopper:
         # A step that was launched before the host knew of an end has gone on behind it.
         given = np.where(self._ended, 0, result.num_tokens)
         said = self._stop([row[:n] for row, n in zip(result.tokens, given, strict=True)])
-        if not isinstance(said, Iterable) or isinstance(said, str):
-            raise TypeError(f"generate: stop must give an answer for each sequence, got {type(said).__name__}")
-        answers = list(said)
+        if not isinstance(said, (Sequence, np.ndarray)) or isinstance(said, (str, bytes)):
+            raise TypeError(f"generate: stop must give a list of answers, got {type(said).__name__}")
+        answers = [None if answer is None else _count(answer) for answer in said]
         if len(answers) != len(given):
             raise ValueError(f"generate: stop must answer for {len(given)} sequences, got {len(answers)} answers")
         kept = given.copy()
         for b, answer in enumerate(answers):
             if answer is not None and not self._ended[b]:
-                if isinstance(answer, bool) or not isinstance(answer, (int, np.integer)):
-                    raise TypeError(f"generate: stop must answer with integers or None, got {type(answer).__name__}")
                 if not 0 <= answer <= given[b]:
                     raise ValueError(f"generate: stop must keep 0 … {given[b]} tokens of sequence {b}, got {answer}")
                 kept[b], self._ended[b] = answer, True
@@ -67,3 +67,12 @@ class Stopper:
             active=active,
             status=np.where(idle, 0, result.status),
         )
+
+
+def _count(answer: Any) -> int:
+    try:
+        if not isinstance(answer, (bool, np.bool_)):
+            return operator.index(answer)
+    except TypeError:
+        pass
+    raise TypeError(f"generate: stop must answer with integers or None, got {type(answer).__name__}")

@@ -12,7 +12,7 @@ from transformers.generation import utils
 from transformers.generation.configuration_utils import GenerationMode
 
 from ...decoding.generate import generate as decode
-from ...decoding.request import MAX_SPECULATIVE_TOKENS
+from ...decoding.request import MAX_SPECULATIVE_TOKENS, draw_seeds
 from ...decoding.runner import Runner
 from ...drafters import Drafter, ModelDrafter, NgramDrafter, TreeDrafter
 from ...types import Status
@@ -88,7 +88,8 @@ def generate(
         Any of this package's, in the place of ``assistant_model`` and ``prompt_lookup_num_tokens``; one of trees not
         with ``output_hidden_states`` and ``output_attentions``.
     num_speculative_tokens : int or "auto", optional
-        Draft tokens a step, see `specdec_kernels.generate`.
+        Draft tokens a step, see `specdec_kernels.generate`; "auto" goes by nominal costs where a result must be
+        reproduced, by the rules "token" and "block" whenever it is sampled.
     acceptance : {"token", "block", "match", "greedy"}
         See `specdec_kernels.verify_chain`; greedy decoding is "greedy" whatever this says.
     seeds : Tensor, optional
@@ -150,7 +151,7 @@ def generate(
             texts, most, criteria, ends, pad, streamer, processed, folded, wants_scores, wants_logits, states
         )
     if seeds is None:  # drawn here, so that "auto" knows that a result is to be reproduced
-        seeds = torch.randint(0, 2**63 - 1, (len(texts),), dtype=torch.int64)
+        seeds = draw_seeds(len(texts))
     out = decode(
         runner,
         source.to(runner.device),

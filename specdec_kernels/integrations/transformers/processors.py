@@ -175,7 +175,9 @@ class ProcessedRunner(Runner):
         path = torch.nn.functional.pad(accepted_nodes.clamp(min=0), (1, 0))
         self._note(tokens.gather(1, path), first)  # what is written past the path is written again
         index = path[..., None].expand(-1, -1, self.raw.shape[2])
-        self.raw, self.rows = self.raw.gather(1, index), self.rows.gather(1, index)
+        processed = self.rows is not self.raw
+        self.raw = self.raw.gather(1, index)
+        self.rows = self.rows.gather(1, index) if processed else self.raw
 
     def _note(self, tokens: Tensor, first: Tensor) -> Tensor:
         """Write down the tokens, but not those of the prompts, whose padding may stand anywhere; what stands there."""
@@ -195,11 +197,16 @@ class ProcessedRunner(Runner):
 
     def _process_one(self, b: int, tokens: Tensor, before: Tensor, parents: list[int]) -> None:
         texts: list[Tensor | None] = []  # up to each token; None behind one that is impossible
-        for i, parent in enumerate(parents):
+        known: dict[tuple[int, ...], int] = {}  # by text: nodes that a sequence lacks all have the same id
+        for i, (parent, token) in enumerate(zip(parents, tokens.tolist(), strict=True)):
             text = before if i == 0 else texts[parent] if parent >= 0 else None
-            if i > 0 and text is not None and float(self.rows[b, parent, tokens[i]]) <= _IMPOSSIBLE:
+            if i > 0 and text is not None and float(self.rows[b, parent, token]) <= _IMPOSSIBLE:
                 text = None
             if text is not None:
                 text = torch.cat([text, tokens[i : i + 1]])
-                self.rows[b, i] = self._processors[b](text[None], self.rows[b : b + 1, i])[0]
+                same = known.setdefault(tuple(text[len(before) :].tolist()), i)
+                made = self.rows[b, same]
+                if same == i:
+                    made = self._processors[b](text[None], self.rows[b : b + 1, i])[0]
+                self.rows[b, i] = made
             texts.append(text)
