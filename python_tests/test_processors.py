@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -164,3 +167,21 @@ def test_ops_refuse(processors: Any, error: type[Exception], message: str) -> No
         sk.verify_chain(
             torch.zeros(2, 3, 40), torch.zeros(2, 2).long(), uniform_samples=torch.zeros(2, 3), processors=processors
         )
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given))])
+def test_a_copy_counts_for_itself(copied: Callable[[Any], Any]) -> None:
+    given = sk.Processors(presence_penalty=100.0, token_counts=sk.TokenCounts(torch.tensor([[1]]), 4))
+    other, x = copied(given), torch.tensor([[0.0, 1.0, 9.0, 8.0]])
+    assert other.token_counts is not None and given.token_counts is not None
+    other.token_counts.add_(torch.tensor([[2]]))
+    drawn = [int(sk.sample(x, sk.SamplingParams(0.0), processors=each).token) for each in (given, other)]
+    assert drawn == [2, 3]
+
+
+def test_of_no_sequence() -> None:
+    counts, none = sk.TokenCounts(torch.zeros(0, 1, dtype=torch.int64), 4), torch.zeros(0)
+    given = sk.Processors(
+        repetition_penalty=none + 1, min_tokens=none.long(), stop_token_ids=[3], banned_ids=[4], token_counts=counts
+    )
+    assert sk.warp_probs(torch.zeros(0, 40), processors=given).shape == (0, 40)

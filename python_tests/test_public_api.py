@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,41 @@ def test_sampling_params_accept_what_is_off() -> None:
         torch.testing.assert_close(probs, sk.warp_probs(x))
     assert sk.SamplingParams(temperature=0).is_greedy and sk.SamplingParams(temperature=1e-40).is_greedy
     assert not sk.SamplingParams(temperature=2.0**-126).is_greedy
+
+
+def test_sampling_params_are_equal_where_their_fields_are() -> None:
+    one, other = (sk.SamplingParams(torch.tensor([1.0, 2.0]), top_k=9) for _ in range(2))
+    assert one == other and hash(one) == hash(other) and one in [sk.SamplingParams(), other]
+    assert one != sk.SamplingParams(torch.tensor([1.0, 3.0]), top_k=9) and one != sk.SamplingParams(1.0, top_k=9)
+    assert sk.SamplingParams() == sk.SamplingParams(1.0) != sk.SamplingParams(0.5) and one != "greedy"
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "message"),
+    [
+        (lambda: sk.SamplingParams(10**400), ValueError, "SamplingParams: temperature must be a number of float64"),
+        (lambda: sk.laws.Chow(10**400), ValueError, "Chow: alpha must be finite"),
+        (lambda: sk.verify_chain(torch.zeros(1, 1, 4), torch.zeros(1, 0).long(), target_law=sk.laws.TargetLaw(1)),
+         TypeError, "verify_chain: target_law must be"),
+        (lambda: sk.laws.Lossy(0.7, beta=0.29), ValueError, "Lossy: beta must be finite and >= 1 - alpha"),
+        (lambda: sk.DraftTree.from_parents([[-1, 0], 5]), TypeError, "DraftTree: parents must be a list of ints or"),
+        (lambda: sk.DraftTree.from_parents([[]]), ValueError, "DraftTree: parents must hold a root"),
+        (lambda: sk.Processors(stop_token_ids=[[1], [2]], min_tokens=torch.tensor([1, 2, 3]),
+                               token_counts=sk.TokenCounts(torch.zeros(3, 1, dtype=torch.int64), 1)),
+         ValueError, "Processors: min_tokens must be of as many sequences as stop_token_ids, got 3 and 2"),
+    ],
+)  # fmt: skip
+def test_numbers_that_cannot_be(made: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^{message}"):
+        made()
+
+
+def test_numbers_that_round() -> None:
+    assert sk.laws.Lossy(0.7, beta=0.3).flat().beta == 0.3
+    given = torch.tensor([3, 1, 2])
+    token_map = sk.TokenMap(given)
+    given[0] = 7
+    assert token_map.draft_to_target.tolist() == [3, 1, 2]
 
 
 @pytest.mark.parametrize(

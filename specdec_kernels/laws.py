@@ -23,7 +23,7 @@ draft is drawn from π too, for which the draft's logits must have one row more.
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -65,7 +65,7 @@ class TargetLaw:
     def __post_init__(self) -> None:
         if isinstance(self.alpha, bool) or not isinstance(self.alpha, (int, float)):
             raise TypeError(f"{type(self).__name__}: alpha must be a number, got {type(self.alpha).__name__}")
-        if not math.isfinite(self.alpha):
+        if not abs(self.alpha) <= sys.float_info.max:
             raise ValueError(f"{type(self).__name__}: alpha must be finite, got {self.alpha}")
 
     @property
@@ -115,7 +115,7 @@ class Lossy(TargetLaw):
                 raise ValueError(f"Lossy: beta must be a number or 'exact', got {self.beta!r}")
         elif isinstance(self.beta, bool) or not isinstance(self.beta, (int, float)):
             raise TypeError(f"Lossy: beta must be a number or 'exact', got {type(self.beta).__name__}")
-        elif not (1 - self.alpha <= self.beta < math.inf):
+        elif not (1 - self.alpha) * (1 - 2.0**-50) <= self.beta <= sys.float_info.max:  # 0.3 is enough for 0.7
             raise ValueError(f"Lossy: beta must be finite and >= 1 - alpha = {1 - self.alpha}, got {self.beta}")
 
     @property
@@ -287,7 +287,7 @@ def check_law(op: str, acceptance: str, law: object, name: str = "target_law") -
     """`law` if it is one that `acceptance` takes; token takes all, block those that are normalised, the others none."""
     if law is None:
         return None
-    if not isinstance(law, TargetLaw):
+    if not isinstance(law, TargetLaw) or not hasattr(law, "number"):  # TargetLaw itself is none
         raise TypeError(f"{op}: {name} must be None or one of sk.laws, got {type(law).__name__}")
     if acceptance in ("match", "greedy"):
         hint = " (lossy greedy is TokenV3 at temperature 0)" if acceptance == "greedy" else ""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -147,6 +147,10 @@ class Processors:
 
         object.__setattr__(self, "_lists", of)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies are made from their own fields: the lists of this one hold its counts."""
+        return _made_of, ({f.name: getattr(self, f.name) for f in fields(self) if f.init},)
+
     def with_bitmask(self, token_bitmask: Tensor | None) -> Processors:
         """The same with another `token_bitmask`: a step's own. Nothing else is made again.
 
@@ -214,13 +218,19 @@ class Processors:
         if self.stop_token_ids is not None:
             ids, _ = _ids("stop_token_ids", self.stop_token_ids)
             until = minimum[:, None] if isinstance(minimum, Tensor) else torch.tensor([[minimum]])
-            ids = ids.to(until.device).expand(max(len(ids), len(until)), -1)
+            if 1 not in (len(ids), len(until)) and len(ids) != len(until):
+                raise ValueError(
+                    f"Processors: min_tokens must be of as many sequences as stop_token_ids, got {len(until)} and "
+                    f"{len(ids)}"
+                )
+            ids = ids.to(until.device).expand(len(until) if len(ids) == 1 else len(ids), -1)
             if barring:
-                parts.append((ids, torch.zeros(ids.shape, device=ids.device), until.to(torch.int32).expand(ids.shape)))
+                until = until.clamp(max=NO_ID).to(torch.int32).expand(ids.shape)
+                parts.append((ids, torch.zeros(ids.shape, device=ids.device), until))
         parts = [part for part in parts if part[0].shape[1] > 0]
         if not parts:
             return None
-        rows, device = max(len(ids) for ids, _, _ in parts), parts[0][0].device
+        rows, device = next((len(ids) for ids, _, _ in parts if len(ids) != 1), 1), parts[0][0].device
         if any(len(ids) not in (1, rows) for ids, _, _ in parts):
             got = [len(ids) for ids, _, _ in parts]
             raise ValueError(
@@ -260,10 +270,14 @@ class Processors:
         if not any(isinstance(x, Tensor) for x in given) and given == (1, 0, 0):
             return None
         device = next((x.device for x in given if isinstance(x, Tensor)), torch.device("cpu"))
-        rows = max(map(len, columns))
+        rows = next((len(c) for c in columns if len(c) != 1), 1)
         if any(len(c) not in (1, rows) for c in columns):
             raise ValueError(f"Processors: the penalties must be of as many sequences, got {[len(c) for c in columns]}")
         return torch.stack([c.to(device).expand(rows) for c in columns], 1).contiguous()
+
+
+def _made_of(given: dict[str, Any]) -> Processors:
+    return Processors(**given)
 
 
 def _form(x: Tensor) -> str:

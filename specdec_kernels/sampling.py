@@ -26,11 +26,12 @@ class FlatParams(NamedTuple):
     min_ps: Tensor | None  # [batch] float32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SamplingParams:
     """Temperature and truncation, applied in the order temperature, top-k, top-p, min-p, then renormalised.
 
-    Every field but `min_p_first` is a number, or a ``[batch]`` tensor with one value per sequence.
+    Every field but `min_p_first` is a number, or a ``[batch]`` tensor with one value per sequence, which must not be
+    changed afterwards.
 
     Parameters
     ----------
@@ -87,6 +88,23 @@ class SamplingParams:
         object.__setattr__(self, "_scalars", tuple(map(float, scalars)))
         object.__setattr__(self, "_tensors", None if all(tensor is None for tensor in tensors) else tensors)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SamplingParams):
+            return NotImplemented
+        pairs = zip(self._given(), other._given(), strict=True)
+        return all(
+            isinstance(a, Tensor) and isinstance(b, Tensor) and a.device == b.device and torch.equal(a, b)
+            if isinstance(a, Tensor) or isinstance(b, Tensor)
+            else a == b
+            for a, b in pairs
+        )
+
+    def __hash__(self) -> int:
+        return hash(tuple(None if isinstance(value, Tensor) else value for value in self._given()))
+
+    def _given(self) -> tuple[float | Tensor, ...]:
+        return self.temperature, self.top_k, self.top_p, self.min_p, self.min_p_first
+
     @property
     def _tensors_or_none(self) -> tuple[Tensor | None, ...]:
         return self._tensors or (None,) * 4
@@ -114,7 +132,10 @@ def _split(name: str, value: object, default: float) -> tuple[float, Tensor | No
         return default, value.to(torch.int64 if integer else torch.float32).contiguous()
     if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
         raise TypeError(f"SamplingParams: {name} must be a number or a [batch] tensor, got {type(value).__name__}")
-    return (value if integer else float(value)), None
+    try:
+        return (value if integer else float(value)), None
+    except OverflowError:
+        raise ValueError(f"SamplingParams: {name} must be a number of float64, got an integer beyond it") from None
 
 
 DEFAULT_PARAMS = SamplingParams()

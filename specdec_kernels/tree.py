@@ -221,7 +221,7 @@ class DraftTree:
     @classmethod
     def calibrated(cls, accuracy: Tensor | Sequence[Sequence[float]], max_nodes: int) -> DraftTree:
         """The tree of `max_nodes` nodes, root included, with the largest expected accepted length (Cai et al., arXiv
-        2401.10774, section 2.3).
+        2401.10774, section 2.3); of fewer, where `accuracy` has no more. It is at most 64 deep.
 
         A node is worth the product of the accuracies on its path, and the expected length is the sum over all nodes.
         The tree is grown from the best node down, so that the first n nodes are the calibrated tree of n nodes.
@@ -406,11 +406,15 @@ def _rectangular(parents: object) -> Sequence[int] | Sequence[Sequence[int]]:
     if not isinstance(parents, Sequence) or isinstance(parents, (str, bytes)) or not parents:
         raise TypeError(f"DraftTree: parents must be a list, a list of lists or a tensor, got {type(parents).__name__}")
     rows = parents if isinstance(parents[0], Sequence) else [parents]
+    if not all(isinstance(row, Sequence) and not isinstance(row, (str, bytes)) for row in rows):
+        raise TypeError("DraftTree: parents must be a list of ints or a list of such lists, got both")
     lengths = {len(row) for row in rows}
     if len(lengths) > 1:
         raise ValueError(f"DraftTree: parents must be lists of one length, got lengths {sorted(lengths)}")
     if not all(isinstance(p, int) for row in rows for p in row):
         raise TypeError("DraftTree: parents must hold ints")
+    if lengths == {0}:
+        raise ValueError("DraftTree: parents must hold a root, -1, got an empty list")
     return parents
 
 

@@ -76,7 +76,8 @@ class RowStats(NamedTuple):
 
     @property
     def cutoff(self) -> Tensor:
-        """Smallest logit that truncation keeps, in raw-logit units; −inf where nothing is cut, or argmax has all."""
+        """Smallest logit that truncation keeps, in raw-logit units; −inf where nothing is to be cut, or argmax has
+        all."""
         return self.values[..., 1]
 
     @property
@@ -370,7 +371,7 @@ class TokenMap:
             raise ValueError("TokenMap: draft_to_target must hold ids, got a tensor on meta")
         if draft_to_target.dim() != 1 or draft_to_target.numel() == 0:
             raise ValueError(f"TokenMap: draft_to_target must be [vocab_draft >= 1], got {list(draft_to_target.shape)}")
-        ids = draft_to_target.to(torch.int64).contiguous()
+        ids = draft_to_target.to(torch.int64, copy=True).contiguous()
         lowest, self.max_id = int(ids.min()), int(ids.max())
         if lowest < 0:
             raise ValueError(f"TokenMap: draft_to_target must hold ids >= 0, got {lowest}")

@@ -299,6 +299,15 @@ def test_a_wrong_command_is_a_usage_error(
     assert message in capsys.readouterr().err
 
 
+def test_a_verifier_that_served_no_case_is_not_called_lossless() -> None:
+    def never(target_logits: Tensor, draft_tokens: Tensor) -> Tensor:
+        raise AssertionError("it is not called")
+
+    report = audit(never, cases=["beside a shorter draft"], steps=False)
+    assert not report.ran and not report.lossless and "Lossless: not known, as it served none of" in str(report)
+    assert json.loads(report.json())["ran"] is False
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="audit: signature must be one of plain, transformers, .*, got 'vllm'"):
         audit(planted.one_seed, "vllm")

@@ -144,3 +144,11 @@ def test_the_op_itself_refuses_rows_that_overlap(backend: Backend) -> None:
         x = backend(torch.zeros(1, 9)).expand(4, 9)[:, None]
         with pytest.raises(RuntimeError, match="elements that are written share memory"):
             torch.ops.specdec.mask_logits_(x, None, [1.0, 2, 1, 0, 0])
+
+
+def test_autograd_knows_that_it_was_written_to(backend: Backend) -> None:
+    x, weight = backend(torch.randn(1, 4)), backend(torch.ones(1, 4)).requires_grad_()
+    product = (weight * x).sum()
+    backend.mask_logits_(x, sk.SamplingParams(top_k=2))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()

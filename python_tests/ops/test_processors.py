@@ -477,3 +477,13 @@ def steps(op: str, rng: torch.Generator) -> tuple[Any, dict[str, Any]]:
         },
     }  # fmt: skip
     return getattr(sk, op), {**more.get(op, {}), "processors": given}
+
+
+def test_a_bitmask_of_no_rows_and_of_any_strides(backend: Backend) -> None:
+    none = sk.Processors(token_bitmask=torch.zeros(0, 2, dtype=torch.int32))
+    assert backend.warp_probs(backend(torch.zeros(0, 40)), processors=moved(none, backend)).shape == (0, 40)
+    rows = torch.randint(1, 2**31, (3, 2, 4, 2), dtype=torch.int32, generator=torch.Generator().manual_seed(1))
+    x, turned = torch.randn(2, 3, 4, 40, generator=torch.Generator().manual_seed(2)), rows.transpose(0, 1)
+    given, plain = sk.Processors(token_bitmask=turned), sk.Processors(token_bitmask=turned.contiguous())
+    found, expected = (backend.warp_probs(backend(x), processors=moved(each, backend)).cpu() for each in (given, plain))
+    assert torch.equal(found, expected)

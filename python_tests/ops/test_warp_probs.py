@@ -113,3 +113,17 @@ def test_strides_and_leading_dimensions_do_not_matter(backend: Backend, rng: tor
 )
 def test_refuses(change: dict[str, object], error: type[Exception], message: str) -> None:
     refuses(sk.warp_probs, {"logits": torch.zeros(4, 9)}, change, error, message)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        sk.SamplingParams(torch.tensor([-1.0])), sk.SamplingParams(torch.tensor([torch.nan])), sk.SamplingParams(1e-39),
+        sk.SamplingParams(min_p=torch.tensor([2.0])), sk.SamplingParams(top_p=torch.tensor([-0.5])),
+        sk.SamplingParams(min_p=torch.tensor([2.0]), min_p_first=True, top_p=0.5),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_oracle_reads_bad_parameters_as_the_ops_do(params: sk.SamplingParams) -> None:
+    x = torch.tensor([[1.0, 1.0, 0.0]])
+    np.testing.assert_allclose(sk.warp_probs(x, params, backend="reference").numpy(), float64_law(x, params), atol=1e-6)

@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 where the verifier is lossless, 1 where it is not.
+        0 where the verifier is lossless, 1 where it is not, or served none of the cases.
     """
     parser = argparse.ArgumentParser(
         prog="specdec audit",

@@ -95,8 +95,18 @@ class Report:
     tolerance: float = 1e-5
 
     @property
+    def ran(self) -> bool:
+        """Whether the verifier served any case."""
+        return any(row.lossless is not None for row in self.rows) or bool(self.loops)
+
+    @property
     def lossless(self) -> bool:
-        return all(row.lossless is not False for row in self.rows) and all(loop.lossless for loop in self.loops)
+        """False where it served none, too: nothing is known then."""
+        return (
+            self.ran
+            and all(row.lossless is not False for row in self.rows)
+            and all(loop.lossless for loop in self.loops)
+        )
 
     @property
     def smallest(self) -> Row | None:
@@ -153,7 +163,7 @@ class Report:
         ]  # fmt: skip
         findings = [finding._asdict() for finding in self.findings]
         return {
-            "verifier": self.verifier, "signature": self.signature, "lossless": self.lossless,
+            "verifier": self.verifier, "signature": self.signature, "ran": self.ran, "lossless": self.lossless,
             "causes": findings, "counterexample": self.counterexample, "cases": cases, "loops": over_steps,
         }  # fmt: skip
 
@@ -172,7 +182,8 @@ class Report:
             if loop.samples is not None:
                 result += f" (p = {loop.p_value:.1e})"
             lines.append(f"{loop.name:{wide}}  {loop.vocab:3}           {loop.how:16}  {loop.distance:7.0e}  {result}")
-        lines += ["", f"Lossless: {'yes' if self.lossless else 'NO'}."]
+        answer = "yes" if self.lossless else "NO" if self.ran else "not known, as it served none of the cases"
+        lines += ["", f"Lossless: {answer}."]
         if self.counterexample:
             lines += ["", "Smallest counterexample", self.counterexample]
         if self.findings:

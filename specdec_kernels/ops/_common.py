@@ -253,6 +253,12 @@ def _places_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[bool, 
 _known_places_of = functools.lru_cache(maxsize=64)(_places_of)
 
 
+def written(*tensors: Tensor) -> None:
+    """Tell autograd that an op has written to them, which a kernel does without its knowledge."""
+    if not torch.compiler.is_compiling():
+        torch.autograd.graph.increment_version(tensors)
+
+
 def raise_for_status(op: str, status: Tensor) -> None:
     """With SPECDEC_CHECK=1 (a host synchronisation): RuntimeError naming the flags and the first offending sequence."""
     if settings().check and not torch.compiler.is_compiling() and bool(status.any()):

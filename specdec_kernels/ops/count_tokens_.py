@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..checks import check_instance, check_tensor
 from ..types import TokenCounts
-from ._common import ID_DTYPES, INT32, check_given, define, dispatch, raise_for_status, shape_error
+from ._common import ID_DTYPES, INT32, check_given, define, dispatch, raise_for_status, shape_error, written
 from .arguments import CountTokensArguments
 
 
@@ -75,6 +75,7 @@ def _count(
         dispatch("count_tokens_", _op, backend, device, op), ids=ids, counts=counts, num_output=num_output,
         tokens=tokens, num_tokens=num_tokens,
     )  # fmt: skip
+    written(ids, counts, num_output)
     raise_for_status(op, out)
     return out
 

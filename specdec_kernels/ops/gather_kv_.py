@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..checks import check_tensor
 from ..types import GatherOutput
-from ._common import ID_DTYPES, define, dispatch, places_of, raise_for_status, shape_error
+from ._common import ID_DTYPES, define, dispatch, places_of, raise_for_status, shape_error, written
 from .arguments import CACHE_DIMS, GatherKVArguments
 
 _NAMES = {
@@ -120,6 +120,7 @@ def gather_kv_(
         cache=tensors, key_layout=key_layout, value_layout=value_layout, accepted_nodes=accepted_nodes,
         context_lengths=context_lengths, block_table=block_table,
     )  # fmt: skip
+    written(*tensors)
     raise_for_status(op, out[1])
     return GatherOutput(*out)
 

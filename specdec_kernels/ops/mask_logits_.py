@@ -15,6 +15,7 @@ from ._common import (
     places_of,
     raise_for_status,
     shape_error,
+    written,
 )
 from .arguments import MaskLogitsArguments
 
@@ -65,5 +66,6 @@ def mask_logits_(logits: Tensor, params: SamplingParams | None, *, backend: str 
     rows, device = as_rows(logits), logits.device
     params = check_params(op, "params", params, rows.shape[0], device)
     status: Tensor = _call(dispatch(op, _op, backend, device), logits=rows, params=params)
+    written(logits)
     raise_for_status(op, status)
     return status if rows is logits else status.reshape(shape[:-1])

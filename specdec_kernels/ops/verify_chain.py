@@ -129,8 +129,9 @@ def verify_chain(
         `target_law` has ``bonus="cascade"``: the draft's logits for the token after the draft.
     uniform_samples : Tensor, optional
         ``[batch, num_draft + 1]`` float64 or float32 in [0, 1): column 0 draws the recovered or bonus token, column i
-        is the coin of the i-th draft token. Needed by "token" and "block" unless ``params.temperature`` is the number
-        0. "block" needs fresh ones (and fresh draft noise) at every verify step.
+        is the coin of the i-th draft token. Needed by "token" and "block" unless ``params.temperature`` is the number 0
+        (beside a cascade as `target_law`, that of `draft_params` too). "block" needs fresh ones (and fresh draft noise)
+        at every verify step.
     noise_keys : Tensor, optional
         ``[batch, num_draft + 1]`` int64, from `noise_keys` at the rows' positions; "match" only.
     seeds : Tensor, optional
@@ -182,7 +183,8 @@ def verify_chain(
     eos_token_ids : Tensor, optional
         ``[num_eos]`` int64: a draft ends after its first EOS, and nothing is drawn after an accepted one.
     return_acceptance : bool
-        Also return ``Σ_v min(P(v), Q(v))`` for each drafted position, whatever the `target_law` (reads every row).
+        Also return ``Σ_v min(P(v), Q(v))`` for each drafted position, whatever the `target_law` (reads every row); with
+        acceptance "greedy" P has all its mass on the argmax.
     backend : str, optional
         "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
 

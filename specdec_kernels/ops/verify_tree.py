@@ -146,7 +146,7 @@ def verify_tree(
     uniform_samples : Tensor, optional
         ``[batch, num_nodes]`` float64 or float32 in [0, 1). "sample": column i draws the token after node i. Else
         column 0 draws the final token, and column i is the coin of node i. Needed unless the rule is "greedy" or
-        "match", or ``params.temperature`` is the number 0.
+        "match", or ``params.temperature`` is the number 0 and there is no `target_law`.
     noise_keys : Tensor, optional
         ``[batch, num_nodes]`` int64, from `noise_keys` at the nodes' positions; "match" only.
     seeds : Tensor, optional

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import laws
 from ..checks import FLOAT_DTYPES, check_array, check_instance, check_int, check_tensor
-from ..sampling import SamplingParams
+from ..sampling import LEAST_TEMPERATURE, SamplingParams
 
 Float64 = NDArray[np.float64]
 """An array of distributions."""
@@ -35,7 +35,8 @@ def float64_law(logits: Tensor, params: SamplingParams | None = None) -> Float64
     logits : Tensor
         ``[..., vocab]`` of any floating dtype; NaN is read as −inf.
     params : SamplingParams, optional
-        Tensors in it hold one value for each index of the first dimension.
+        Tensors in it hold one value for each index of the first dimension; one out of its range is read as 1
+        (temperature) or as off.
 
     Returns
     -------
@@ -57,6 +58,8 @@ def float64_law(logits: Tensor, params: SamplingParams | None = None) -> Float64
     for index in np.ndindex(x.shape[:-1]):
         batch = index[0] if index else 0
         t, k, p, m = (_value(v, batch) for v in (params.temperature, params.top_k, params.top_p, params.min_p))
+        t = t if 0 <= t <= np.finfo(np.float32).max else 1.0
+        p, m = (p if p >= 0 else 1.0), (m if 0 <= m <= 1 else 0.0)
         out[index] = _row_law(x[index], t, int(k), p, m, params.min_p_first)
     return out
 
@@ -68,7 +71,9 @@ def _value(value: float | Tensor, index: int) -> float:
 def _row_law(x: Float64, temperature: float, top_k: int, top_p: float, min_p: float, min_p_first: bool) -> Float64:
     x = np.where(np.isnan(x), -np.inf, x)
     top = x.max()
-    if temperature == 0 or np.isinf(top):  # greedy, a +inf, or nothing possible: np.argmax takes the lowest id
+    if temperature < LEAST_TEMPERATURE or np.isinf(
+        top
+    ):  # greedy, a +inf, or nothing possible: np.argmax takes the lowest id
         return np.eye(1, x.size, int(x.argmax()))[0]
     weights = np.exp((x - top) / temperature)
     kept = x > -np.inf

@@ -29,7 +29,7 @@ def processed(logits: Tensor, given: Given, drafted: Tensor | None = None) -> tu
     if drafted is None:
         drafted = torch.full((batch, n, 1), -1, device=x.device)
     if flat.token_bitmask is not None:
-        x = x.masked_fill(~unpacked(flat.token_bitmask.view(batch, n, -1), vocab), -math.inf)
+        x = x.masked_fill(~unpacked(flat.token_bitmask.reshape(batch, n, (vocab + 31) // 32), vocab), -math.inf)
     if flat.allowed is not None:
         x = x.masked_fill(~unpacked(flat.allowed[:, None], vocab), -math.inf)
     status = torch.zeros(batch, dtype=torch.int32, device=x.device)
