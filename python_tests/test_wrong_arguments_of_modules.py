@@ -331,6 +331,7 @@ ALLOWED: dict[str, Callable[[Any], bool]] = {
     "pieces-run": callable,
     **dict.fromkeys(("advance", "clock", "say"), lambda value: value is print),
     "count_runs-drafters": lambda value: value == {},
+    "speculative_sampling-is_done_candidate": lambda value: value is None,
     "measure_costs-mask": is_int16,
     "measure_costs-drafters": lambda value: value == {},  # plain decoding alone
     "generate-streamer": lambda value: value is None,

@@ -6,6 +6,7 @@ import argparse
 import errno
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from . import assets
 from .integrations.transformers.packing import pack_linear_weights
 from .options import THREADS, device, existing
 
-__all__ = ["add_model_options", "ended", "load", "load_draft"]
+__all__ = ["add_model_options", "ended", "load", "load_draft", "read_text"]
 
 
 def ended(name: str, run: Callable[[], int | None], extra: str | None = None) -> int:
@@ -54,6 +55,14 @@ def ended(name: str, run: Callable[[], int | None], extra: str | None = None) ->
         reason = str(error) or "out of memory"
     print(f"{name}: {reason.removeprefix(f'{name}: ')}", file=sys.stderr)
     return 1
+
+
+def read_text(path: Path) -> str:
+    """A file's text; ValueError, by its name, where that is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be UTF-8: {error}") from error
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:

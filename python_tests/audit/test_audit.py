@@ -286,6 +286,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         (["nowhere:verify"], "No module named 'nowhere'"),
+        (["..up:verify"], "TypeError: "),
         (["python_tests.audit.planted"], "a verifier is named module:function, got python_tests.audit.planted"),
         (["python_tests.audit.planted:law"], "a plain verifier must name arguments among"),
         (["python_tests.audit.planted:one_seed", "--cases", "of the moon"], "cases must be parts of names as"),

@@ -154,6 +154,8 @@ def test_prompts_from_everywhere(
         (["x", "--prompt-file", "."], "a prompt must be given once, got an argument and --prompt-file"),
         (["--prompt-file", "."], "[Errno 21] Is a directory: '.'"),
         ([" "], "the prompt must hold some text, got none"),
+        (["caf\udce9"], "the prompt must be UTF-8, got other bytes"),
+        (["x", "--heads", __file__], "--heads must be given with --drafter medusa alone, got --drafter lookup"),
         (["x" * 300], "LlamaForCausalLM holds 256 positions, but prompt and max_new_tokens need 325"),
     ],
 )
@@ -164,6 +166,13 @@ def test_one_sentence_for_an_error(
     printed = capsys.readouterr()
     assert printed.err.startswith(f"generate: {sentence}") and printed.err.count("\n") == 1, printed.err
     assert printed.out == ""
+
+
+def test_a_file_that_is_not_utf_8_is_named(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_bytes(b"caf\xe9")
+    assert generate("--prompt-file", str(path)) == 1
+    assert capsys.readouterr().err.startswith(f"generate: {path} must be UTF-8: ")
 
 
 def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

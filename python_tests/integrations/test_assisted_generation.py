@@ -85,6 +85,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "stopping_criteria": {"stopping_criteria": [Stop()], "eos_token_id": 96 % VOCAB},
     "stopping_criteria, no end": {"stopping_criteria": [Stop()], "eos_token_id": None},
     "a shorter length of one's own": {"stopping_criteria": [MaxLengthCriteria(15), MaxLengthCriteria(13)]},
+    "a length of the prompt": {"stopping_criteria": [MaxLengthCriteria(5)]},
+    "long matches": {"max_matching_ngram_size": 100},
 }
 
 
@@ -301,6 +303,40 @@ def test_a_custom_generate() -> None:
         model.generate(ids, custom_generate=generate, assistant_model=assistant, **kw)
     with pytest.raises(ValueError, match="drafter and assistant_model exclude each other"):
         model.generate(ids, custom_generate=bound, drafter=sk.NgramDrafter(), **kw)
+
+
+def test_a_prompt_that_begins_with_the_padding_id() -> None:
+    """As a beginning of text may be: transformers leaves out a mask that is all ones."""
+    for family in ("llama", "t5"):
+        model = tiny(family, 1)
+        pad = model.generation_config.pad_token_id = model.config.pad_token_id or 0
+        ids = torch.tensor([[pad, 3, 4, 5], [pad, 9, 8, pad]])
+        same(model, {"prompt_lookup_num_tokens": 3}, ids, torch.ones_like(ids))
+
+
+def test_what_an_encoder_made_is_used_and_answers_may_be_several() -> None:
+    model = tiny("t5", 1)
+    (ids, mask), (other, _) = prompts(7, 4), prompts(7, 7, seed=9)
+    kw: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None}
+    encoded = model.get_encoder()(input_ids=other)
+    expected = model.generate(input_ids=ids, encoder_outputs=encoded, **kw)
+    assert not torch.equal(expected, model.generate(input_ids=ids, **kw))
+    drafted: dict[str, Any] = {"custom_generate": generate, "drafter": sk.NgramDrafter()}
+    assert torch.equal(model.generate(input_ids=ids, encoder_outputs=encoded, **drafted, **kw), expected)
+    several = model.generate(
+        input_ids=ids, attention_mask=mask, num_return_sequences=2, top_k=1, **drafted, **kw | {"do_sample": True}
+    )
+    alone = model.generate(input_ids=ids, attention_mask=mask, **kw)
+    assert torch.equal(several, alone.repeat_interleave(2, 0))
+
+
+def test_greedy_calls_leave_torchs_generator_alone() -> None:
+    model, _ = PAIRS["llama"]()
+    before = torch.get_rng_state()
+    model.generate(
+        prompts(4)[0], custom_generate=generate, drafter=sk.NgramDrafter(), max_new_tokens=4, do_sample=False
+    )
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_how_many_tokens_are_drafted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,12 +195,42 @@ def test_dtypes_of_ids() -> None:
     assert drawn.dtype == torch.int64 and drawn.shape == (4,)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_probabilities_in_half_precision(dtype: torch.dtype) -> None:
+    probs = rows().softmax(-1).to(dtype)
+    seeded: dict[str, Any] = {"seed": 3, "offset": 0}
+    for draw, cut in (
+        (flashinfer.sampling_from_probs, ()), (flashinfer.top_p_sampling_from_probs, (0.7,)),
+        (flashinfer.min_p_sampling_from_probs, (0.1,)), (flashinfer.top_k_sampling_from_probs, (2,)),
+    ):  # fmt: skip
+        assert torch.equal(draw(probs, *cut, **seeded), draw(probs.float(), *cut, **seeded))
+    cut = flashinfer.top_p_renorm_probs(probs, 0.7)
+    assert cut.dtype == torch.float32 and torch.equal(cut, flashinfer.top_p_renorm_probs(probs.float(), 0.7))
+    chain = probs[None]
+    found, expected = (
+        flashinfer.chain_speculative_sampling(p[:, :2], torch.tensor([[0, 1]]), p, **seeded)
+        for p in (chain, chain.float())
+    )
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_borders_of_top_k_and_top_p() -> None:
+    """A top-p of 0 leaves the likeliest alone; a float tensor of top-k's is taken for integers."""
+    probs = rows().softmax(-1)
+    for none in (0.0, 0, torch.zeros(len(probs)), torch.zeros(len(probs), dtype=torch.float16)):
+        assert torch.equal(flashinfer.top_p_renorm_probs(probs, none).argmax(1), probs.argmax(1))
+        assert ((flashinfer.top_p_renorm_probs(probs, none) > 0).sum(1) == 1).all()
+    of_floats = flashinfer.top_k_renorm_probs(probs, torch.full((len(probs),), 2.0))
+    assert torch.equal(of_floats, flashinfer.top_k_renorm_probs(probs, 2))
+    assert torch.equal(flashinfer.top_k_renorm_probs(probs, 0), flashinfer.top_k_renorm_probs(probs, -1))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: flashinfer.softmax([1.0]), "softmax: logits must be a tensor, got list"),
         (lambda: flashinfer.softmax(torch.zeros(3)), r"softmax: logits must be \[batch, vocab\], got \[3\]"),
-        (lambda: flashinfer.sampling_from_probs(rows().half()), "probs must be float32, got float16"),
+        (lambda: flashinfer.sampling_from_probs(rows().double()), "probs must be float32 or bfloat16 or float16, got"),
         (lambda: flashinfer.sampling_from_probs(rows(), seed=3), "seed and offset must be given together, got one of"),
         (lambda: flashinfer.sampling_from_probs(rows(), seed=3, offset=torch.tensor([1])), "must both be tensors"),
         (lambda: flashinfer.sampling_from_probs(rows(), seed=torch.arange(2), offset=torch.arange(2)),

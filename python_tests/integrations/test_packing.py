@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -48,7 +50,7 @@ def test_what_cannot_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interrupt_leaves_no_half_packed_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, real, calls = Net(), packing._packed_forward, []
+    net, real, calls = Net(), packing._PackedForward, []
 
     def second_fails(layer: nn.Linear) -> object:
         calls.append(layer)
@@ -56,7 +58,7 @@ def test_an_interrupt_leaves_no_half_packed_model(monkeypatch: pytest.MonkeyPatc
             raise KeyboardInterrupt
         return real(layer)
 
-    monkeypatch.setattr(packing, "_packed_forward", second_fails)
+    monkeypatch.setattr(packing, "_PackedForward", second_fails)
     with pytest.raises(KeyboardInterrupt):
         sk.pack_linear_weights(net)
     assert not packing.is_packed(net) and all("forward" not in vars(m) for m in net.modules())
@@ -70,3 +72,23 @@ def test_generate_with_packed_weights() -> None:
         plain = sk.generate(target, ids, drafter=sk.NoDrafter(), **kw)
         for drafter in (sk.NgramDrafter(2), sk.ModelDrafter(draft)):
             assert torch.equal(sk.generate(target, ids, drafter=drafter, **kw).tokens, plain.tokens)
+
+
+@torch.inference_mode()
+def test_a_copy_has_its_own_weights() -> None:
+    net, x = Net(), torch.randn(3, 96)
+    with sk.pack_linear_weights(net):
+        other = copy.deepcopy(net)
+        other.second.weight.mul_(-1)
+        assert not packing.is_packed(other)
+        plain = other.second(net.first(x).relu())
+    assert torch.equal(
+        other(x),
+        nn.functional.linear(
+            nn.functional.linear(x, other.first.weight, other.first.bias).relu(), other.second.weight, other.second.bias
+        ),
+    )
+    torch.testing.assert_close(other(x), plain, atol=1e-5, rtol=1e-5)
+    with sk.pack_linear_weights(other) as packed:
+        torch.testing.assert_close(other(x), plain, atol=1e-5, rtol=1e-5)
+        packed.undo()

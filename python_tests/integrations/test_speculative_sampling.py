@@ -134,3 +134,16 @@ def test_transformers_runs_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
             row = model(torch.cat([ids, torch.tensor([[token]])], 1)).logits[0, -1]
             law[token] = first[token] * float64_law(row, cut)
     assert len(calls) >= 100 and g_test(counts, law) > 1e-4
+
+
+@pytest.mark.parametrize("given", [0.5, None])
+def test_the_fifth_argument_is_that_of_any_version(given: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the draft is done, or since 5.20 the weight of an ensemble."""
+    rng = torch.Generator().manual_seed(2)
+    ids, p, q = torch.tensor([[0, 1, 2]]), torch.randn(1, 3, 5, generator=rng), torch.randn(1, 2, 5, generator=rng)
+    results = []
+    for how in ((given,), (False,)):
+        torch.manual_seed(4)
+        named = {} if len(results) == 0 else {"assistant_ensemble_weight": given}
+        results.append(speculative_sampling(ids, q, 2, p, *how, **named))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

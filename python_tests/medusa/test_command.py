@@ -98,6 +98,8 @@ def test_training_again_goes_on_from_the_checkpoint(folder: Path, capsys: pytest
 
 def test_the_backbone_is_trained_too_if_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(folder, "--joint-steps", "3") == 1 and "needs --backbone" in capsys.readouterr().err
+    assert train(folder, "--backbone", str(folder)) == 1
+    assert "--backbone must be given with --joint-steps" in capsys.readouterr().err
     assert train(folder, "--joint-steps", "3", "--joint-batch", "4", "--backbone", str(folder / "backbone")) == 0
     heads = MedusaHeads.load(folder / "heads.safetensors")
     assert heads.card["joint"]["steps"] == 3 and heads.accuracy is None
@@ -125,5 +127,7 @@ def test_a_draft_model_is_trained_and_drafts(folder: Path, capsys: pytest.Captur
 def test_bad_options_and_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(["medusa"])
+    assert cli.main(["medusa", "train", str(folder / "no" / "heads.safetensors"), "--folder", str(folder)]) == 1
+    assert "heads.safetensors must be in a folder that is there" in capsys.readouterr().err
     assert cli.main(["medusa", "calibrate", str(folder / "none.safetensors")]) == 1
     assert "none.safetensors" in capsys.readouterr().err

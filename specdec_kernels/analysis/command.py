@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from .. import assets
 from ..assets import prompts
-from ..commands import add_model_options, load, load_draft
+from ..commands import add_model_options, load, load_draft, read_text
 from ..options import LENGTH, POSITIVE, TEMPERATURE, existing
 from . import drafters as choices
 from . import planner, plots
@@ -147,7 +147,7 @@ def _print(report: dict[str, Any]) -> None:
 def _read_prompts(path: Path) -> list[str]:
     """One prompt a line; a line that begins with a quotation mark is a JSON string, which may have several lines."""
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         if line.startswith('"'):
             try:
                 line = json.loads(line)

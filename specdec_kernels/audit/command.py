@@ -43,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         verifier = _named(given.verifier)
         draft = _named(given.draft) if given.draft else None
-    except (ImportError, AttributeError, ValueError) as error:
-        parser.error(str(error))
+    except Exception as error:  # whatever the module raises when it is imported
+        parser.error(f"{type(error).__name__}: {error}")
 
     def progress(case: str) -> None:
         print(f"\r{case:60}", end="", file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ import torch
 
 from .. import assets
 from ..analysis import drafters as choices
-from ..commands import add_model_options, load, load_draft
+from ..commands import add_model_options, load, load_draft, read_text
 from ..decoding import CostTable, GenerationOutput, GenerationStats
 from ..decoding.generate import generate
 from ..ops.token_logprobs import MAX_TOP
@@ -103,6 +103,8 @@ def _run(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--draft-model must be given with --drafter {wanted} alone, got --drafter {name}")
     model, tokenizer, _ = load(arguments)
     own = arguments.model is None
+    if arguments.heads is not None and name != "medusa":
+        raise ValueError(f"--heads must be given with --drafter medusa alone, got --drafter {name}")
     if name == "medusa" and not own and arguments.heads is None:
         raise ValueError("--drafter medusa needs --heads, the Medusa heads of --model")
     made = choices.make(
@@ -143,7 +145,9 @@ def _prompt(arguments: argparse.Namespace) -> str:
     if arguments.prompt is not None:
         prompt: str = arguments.prompt
     else:
-        prompt = sys.stdin.read() if arguments.prompt_file is None else arguments.prompt_file.read_text("utf-8")
+        prompt = sys.stdin.read() if arguments.prompt_file is None else read_text(arguments.prompt_file)
+    if any("\ud800" <= letter <= "\udfff" for letter in prompt):  # what Python makes of bytes that are no UTF-8
+        raise ValueError("the prompt must be UTF-8, got other bytes")
     if not prompt.strip():
         raise ValueError("the prompt must hold some text, got none")
     return prompt

@@ -10,6 +10,7 @@ device. Different on purpose, in every function:
 - `seed` and `offset` are given together or not at all: one alone would be ignored there.
 - Ties at the border of top-k or top-p are all kept, as in `SamplingParams`.
 - A row without a usable distribution (no mass, NaN) gives a defined id, and ``return_valid`` says so.
+- A `top_k` of 0 is off, as one below 0 is.
 - With `indices`, parameters that are tensors have one value an output, as FlashInfer documents (its kernels take some
   by the output and some by the row). An index that names no row gives −1, which ``return_valid`` says as well.
 
@@ -26,13 +27,15 @@ from torch import Tensor
 
 from ..backends.reference.rows import named, slots_upto
 from ..checks import check_choice, check_flag, check_tensor
-from ..ops._common import FLOAT32, INT32, LOGIT_DTYPES, check_given, shape_error
+from ..ops._common import INT32, LOGIT_DTYPES, check_given, shape_error
 from ..ops.mask_logits_ import mask_logits_
 from ..ops.sample import sample
 from ..ops.uniform_samples import uniform_samples
 from ..ops.verify_chain import verify_chain
 from ..ops.warp_probs import warp_probs
 from ..sampling import SamplingParams
+
+_LEAST_TOP_P = 2.0**-100
 
 __all__ = [
     "chain_speculative_sampling",
@@ -72,7 +75,7 @@ def softmax(logits: Tensor, temperature: Tensor | float | None = None, enable_pd
     TypeError, ValueError
         A wrong dtype, shape or temperature.
     """
-    _check_rows("softmax", "logits", logits, LOGIT_DTYPES)
+    _check_rows("softmax", "logits", logits)
     return warp_probs(logits, _params("softmax", logits, temperature=1.0 if temperature is None else temperature))
 
 
@@ -123,7 +126,7 @@ def sampling_from_probs(
     offset: Seed = None,
     return_valid: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """A token from each row of `probs`, ``[rows, vocab]`` float32 of any positive sum.
+    """A token from each row of `probs`, ``[rows, vocab]`` float32, bfloat16 or float16 of any positive sum.
 
     With `return_valid` also ``[batch]`` bool: whether the row had a usable distribution. The rest as in
     `sampling_from_logits`.
@@ -232,7 +235,7 @@ def top_k_top_p_sampling_from_probs(
 
 
 def top_p_renorm_probs(probs: Tensor, top_p: Tensor | float, is_deterministic: bool = False) -> Tensor:
-    """The rows of `probs`, ``[batch, vocab]`` float32, cut by `top_p` and renormalised."""
+    """The rows of `probs`, ``[batch, vocab]`` float32, bfloat16 or float16, cut by `top_p`, renormalised, float32."""
     logits = _as_logits("top_p_renorm_probs", "probs", probs)
     return warp_probs(logits, _params("top_p_renorm_probs", logits, top_p=top_p))
 
@@ -241,7 +244,7 @@ def top_k_renorm_probs(probs: Tensor, top_k: Tensor | int, is_deterministic: boo
     """The rows of `probs`, ``[batch, vocab]`` float32, bfloat16 or float16, cut by `top_k`, renormalised, in their
     dtype.
     """
-    logits = _as_logits("top_k_renorm_probs", "probs", probs, LOGIT_DTYPES)
+    logits = _as_logits("top_k_renorm_probs", "probs", probs)
     return warp_probs(logits, _params("top_k_renorm_probs", logits, top_k=top_k)).to(probs.dtype)
 
 
@@ -249,7 +252,7 @@ def top_k_mask_logits(logits: Tensor, top_k: Tensor | int) -> Tensor:
     """The logits, ``[batch, vocab]`` float32, bfloat16 or float16, with −inf in the place of all but the `top_k`
     largest.
     """
-    _check_rows("top_k_mask_logits", "logits", logits, LOGIT_DTYPES)
+    _check_rows("top_k_mask_logits", "logits", logits)
     masked = logits.clone(memory_format=torch.contiguous_format)
     mask_logits_(masked, _params("top_k_mask_logits", logits, top_k=top_k))
     return masked
@@ -275,11 +278,11 @@ def chain_speculative_sampling(
     Parameters
     ----------
     draft_probs : Tensor
-        ``[batch, num_draft, vocab]`` float32, what the draft tokens were drawn from.
+        ``[batch, num_draft, vocab]`` float32, bfloat16 or float16, what the draft tokens were drawn from.
     draft_token_ids : Tensor
         ``[batch, num_draft]`` int32 or int64.
     target_probs : Tensor
-        ``[batch, num_draft + 1, vocab]`` float32, sampling parameters already in them.
+        ``[batch, num_draft + 1, vocab]`` float32, bfloat16 or float16, sampling parameters already in them.
     maybe_output_accepted_token_num, maybe_output_emitted_draft_token_num : Tensor, optional
         ``[batch]`` int32, to which the counts are added in place; None: zeros.
     generator, seed, offset : optional
@@ -298,8 +301,9 @@ def chain_speculative_sampling(
         A wrong dtype, shape, device or range.
     """
     op = "chain_speculative_sampling"
-    check_tensor(op, "target_probs", target_probs, FLOAT32, None)
-    check_tensor(op, "draft_probs", draft_probs, FLOAT32, target_probs.device)
+    check_tensor(op, "target_probs", target_probs, LOGIT_DTYPES, None)
+    check_tensor(op, "draft_probs", draft_probs, LOGIT_DTYPES, target_probs.device)
+    target_probs, draft_probs = target_probs.float(), draft_probs.float()
     check_tensor(op, "draft_token_ids", draft_token_ids, (torch.int32, torch.int64), target_probs.device)
     if target_probs.dim() != 3 or target_probs.shape[1] < 1:
         raise shape_error(op, "target_probs", "[batch, num_draft + 1, vocab]", target_probs)
@@ -357,10 +361,21 @@ def _params(op: str, rows: Tensor, **values: Tensor | float) -> SamplingParams:
                 raise ValueError(f"{op}: {name} must be on {rows.device}, got {value.device}")
             if value.layout is not torch.strided or value.is_quantized:
                 raise TypeError(f"{op}: {name} must be a strided tensor of numbers, got {value.layout} {value.dtype}")
+    if "top_p" in values:
+        values["top_p"] = _of_the_largest(values["top_p"])
+    if isinstance(top_k := values.get("top_k"), Tensor) and top_k.is_floating_point():
+        values["top_k"] = top_k.long()
     try:
         return SamplingParams(**values)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         raise type(error)(f"{op}: {str(error).removeprefix('SamplingParams: ')}") from None
+
+
+def _of_the_largest(top_p: Tensor | float) -> Tensor | float:
+    """`top_p` with a number that only the largest reach in the place of 0, which is "off" in `SamplingParams`."""
+    if isinstance(top_p, Tensor):
+        return top_p if top_p.is_complex() else torch.where(top_p == 0, _LEAST_TOP_P, top_p.float())
+    return _LEAST_TOP_P if isinstance(top_p, (int, float)) and top_p == 0 and top_p is not False else top_p
 
 
 def _draw(
@@ -376,7 +391,9 @@ def _draw(
     joint: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Tokens, and whether their rows were usable; `given` are logits, or by the name "probs" probabilities."""
-    _check_rows(op, name, given, FLOAT32 if name == "probs" else LOGIT_DTYPES)
+    _check_rows(op, name, given)
+    if name == "probs":
+        given = given.float()
     check_flag(op, "check_nan", check_nan)
     if check_nan and bool(given.isnan().any()):
         raise ValueError(f"{op}: {name} must hold no NaN, got {int(given.isnan().sum())}")
@@ -405,13 +422,13 @@ def _draw(
     return drawn.token.to(torch.int32 if indices is None else indices.dtype), drawn.stats.status == 0
 
 
-def _as_logits(op: str, name: str, probs: Tensor, dtypes: tuple[torch.dtype, ...] = FLOAT32) -> Tensor:
-    _check_rows(op, name, probs, dtypes)
+def _as_logits(op: str, name: str, probs: Tensor) -> Tensor:
+    _check_rows(op, name, probs)
     return probs.float().log()
 
 
-def _check_rows(op: str, name: str, rows: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
-    check_tensor(op, name, rows, dtypes, None)
+def _check_rows(op: str, name: str, rows: Tensor) -> None:
+    check_tensor(op, name, rows, LOGIT_DTYPES, None)
     if rows.dim() != 2:
         raise shape_error(op, name, "[batch, vocab]", rows)
 

@@ -119,6 +119,10 @@ def _features(arguments: argparse.Namespace, model: Any, tokenizer: Any, folder:
 def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.joint_steps and arguments.backbone is None:
         raise ValueError("--joint-steps changes the backbone, which needs --backbone, a folder to write it to")
+    if arguments.backbone is not None and not arguments.joint_steps:
+        raise ValueError("--backbone must be given with --joint-steps, which changes it, got it alone")
+    if not arguments.heads.absolute().parent.is_dir():
+        raise ValueError(f"{arguments.heads} must be in a folder that is there")
     (model, tokenizer), folder = _load(arguments), _text_folder(arguments, {})
     train, held_out = _features(arguments, model, tokenizer, folder)
     heads = MedusaHeads.of_model(

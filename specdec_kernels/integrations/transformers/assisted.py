@@ -11,6 +11,7 @@ from transformers.generation import stopping_criteria as hf
 from transformers.generation import utils
 from transformers.generation.configuration_utils import GenerationMode
 
+from ..._host_py import MAX_NGRAM
 from ...decoding.generate import generate as decode
 from ...decoding.request import MAX_SPECULATIVE_TOKENS, draw_seeds
 from ...decoding.runner import Runner
@@ -18,6 +19,7 @@ from ...drafters import Drafter, ModelDrafter, NgramDrafter, TreeDrafter
 from ...types import Status
 from ..runners import as_runner
 from .decoder import TransformersRunner
+from .encoder_decoder import EncoderDecoderRunner
 from .following import Follower
 from .processors import ProcessedRunner, Processor, split_processors
 from .states import States
@@ -118,15 +120,19 @@ def generate(
         raise TypeError(f"generate: streamer must have put and end, got {type(streamer).__name__}")
     kept, folded, sampling = split_processors(logits_processor, config.do_sample)
     most, ends, criteria = _stops(stopping_criteria, runner.vocab_size)
-    most -= input_ids.shape[1]
+    most = max(most - input_ids.shape[1], 1)  # plain generation looks at the length after a token
     pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
     wants = config.return_dict_in_generate
     wants_scores, wants_logits = bool(wants and config.output_scores), bool(wants and config.output_logits)
     asked = {name: getattr(config, name) for name in _STATES if wants and getattr(config, name)}
 
     texts = input_ids.to(runner.device)
+    given = model_kwargs.get("attention_mask")
     if is_seq2seq:
-        source, mask = _encoders_input(inputs_tensor, input_ids, runner), model_kwargs.get("attention_mask")
+        source = _encoders_input(inputs_tensor, input_ids, runner)
+        mask = torch.ones_like(source) if given is None else given
+        assert isinstance(runner, EncoderDecoderRunner)
+        runner.encoded = model_kwargs.get("encoder_outputs")
     else:
         source, mask = _padded_on_the_left(texts, model_kwargs)
     states = processed = None
@@ -134,8 +140,9 @@ def generate(
         raise ValueError(f"generate: not served by specdec_kernels: {', '.join(asked)} with a drafter of trees")
     if asked:
         assert isinstance(runner, TransformersRunner)
-        padded = mask is not None and not is_seq2seq
-        real = model_kwargs["attention_mask"] != 0 if padded else torch.ones_like(texts, dtype=torch.bool)
+        real = torch.ones_like(texts, dtype=torch.bool)
+        if given is not None and not is_seq2seq:
+            real = given.to(real.device) != 0
         runner.listener = states = States(model.config, asked, real)
     if kept or wants_scores or wants_logits or asked:
         runner = processed = ProcessedRunner(runner, kept, texts)
@@ -150,13 +157,15 @@ def generate(
         follower = Follower(
             texts, most, criteria, ends, pad, streamer, processed, folded, wants_scores, wants_logits, states
         )
-    if seeds is None:  # drawn here, so that "auto" knows that a result is to be reproduced
+    if seeds is None and config.do_sample:  # drawn here, so that "auto" knows that a result is to be reproduced
         seeds = draw_seeds(len(texts))
+    elif seeds is None:  # nothing is drawn, and torch's generator stays where it is
+        seeds = torch.zeros(len(texts), dtype=torch.int64)
     out = decode(
         runner,
         source.to(runner.device),
         drafter=drafter,
-        attention_mask=None if mask is None else mask.to(runner.device),
+        attention_mask=mask.to(runner.device),
         sampling=sampling,
         seeds=seeds,
         max_new_tokens=most,
@@ -218,14 +227,14 @@ def _stops(criteria: Any, vocab: int) -> tuple[int, list[int], list[Any]]:
     return min(lengths), list(dict.fromkeys(end for end in ends if 0 <= end < vocab)), others
 
 
-def _padded_on_the_left(ids: Tensor, model_kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
+def _padded_on_the_left(ids: Tensor, model_kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """The prompts with all their padding moved to the left, and their mask."""
     mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
     kept = torch.ones_like(ids) if mask is None else (mask != 0).to(ids)
     if positions is not None and bool(((kept.cumsum(1) - 1 - positions.to(ids)) * kept).any()):
         raise ValueError("generate: not served by specdec_kernels: position_ids other than those of attention_mask")
-    if mask is None:
-        return ids, None
+    if mask is None:  # where transformers was given none, or left one out that was all ones
+        return ids, kept
     kept, order = kept.sort(dim=1, stable=True)
     return ids.gather(1, order), kept
 
@@ -241,7 +250,7 @@ def _encoders_input(source: Tensor | None, decoder_ids: Tensor, runner: Runner) 
         bad = f"decoder_input_ids other than the start id {runner.decoder_start}"
     if bad:
         raise ValueError(f"generate: not served by specdec_kernels: {bad}")
-    return source
+    return source.repeat_interleave(len(decoder_ids) // len(source), dim=0)  # where several answer one prompt
 
 
 def _encoders_states(asked: Mapping[str, Any], encoded: Any) -> dict[str, Any]:
@@ -255,7 +264,8 @@ def _drafter(
 ) -> tuple[Drafter, int]:
     """The drafter that the arguments of ``model.generate`` ask for, and how many tokens it drafts."""
     if config.prompt_lookup_num_tokens is not None:
-        return NgramDrafter(config.max_matching_ngram_size or 2), config.prompt_lookup_num_tokens
+        longest = min(config.max_matching_ngram_size or 2, MAX_NGRAM)
+        return NgramDrafter(longest), config.prompt_lookup_num_tokens
     if assistant is None:
         raise ValueError(
             "generate: there is nothing to draft with: transformers hands no assistant_model to a custom_generate; "

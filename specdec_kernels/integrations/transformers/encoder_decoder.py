@@ -49,19 +49,27 @@ class EncoderDecoderRunner(TransformersRunner):
     model: the cache reports a length so large that every distance falls into the last bucket, the model's own bias is
     then the same number for all keys of a head, and the mask adds, per sequence and head, the true bias minus that
     number.
+
+    Attributes
+    ----------
+    encoded : ModelOutput or None
+        What the encoder made of the input, where that is known; None: `start` asks it.
     """
 
     def __init__(self, model: Any, token_map: TokenMap | None = None) -> None:
         super().__init__(model, token_map)
         start = model.generation_config.decoder_start_token_id
         self.decoder_start = model.config.pad_token_id if start is None else start
+        self.encoded: Any = None
         self._source: _Source | None = None  # between `start` and `finish`
 
     def start(self, prompt: Prompt, capacity: int) -> None:
         capacity, batch, source_mask = rounded(capacity), prompt.lengths.numel(), prompt.source_mask
         assert source_mask is not None
         ragged = RaggedCache(self.model.config.num_decoder_layers, batch, capacity, reported_length=_FAR)
-        encoded = self.model.get_encoder()(input_ids=prompt.source_tokens, attention_mask=source_mask)
+        encoded = self.encoded
+        if encoded is None:
+            encoded = self.model.get_encoder()(input_ids=prompt.source_tokens, attention_mask=source_mask)
         # Made once and 4-D: from a 2-D one the model would build it again at every step, looking at its values.
         hidden = source_mask[:, None, None, :] == 0
         mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)

@@ -10,8 +10,7 @@ each.)
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from types import TracebackType
+from types import MethodType, TracebackType
 from typing import Any
 
 import torch
@@ -60,7 +59,8 @@ def pack_linear_weights(model: nn.Module) -> PackedWeights:
     """Pack the weights of every `torch.nn.Linear` of `model`, for calls with any number of rows.
 
     Costs the memory of those weights once more. The result differs from the plain layer's by rounding. The parameters
-    and the state dict stay as they are; a weight changed afterwards is not seen until the layers are packed again.
+    and the state dict stay as they are; a weight changed afterwards is not seen until the layers are packed again. A
+    copy of the model is not packed.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def pack_linear_weights(model: nn.Module) -> PackedWeights:
     _packed.add(model)
     try:
         for layer in layers:
-            layer.__dict__["forward"] = _packed_forward(layer)
+            layer.__dict__["forward"] = _PackedForward(layer)
             packed._layers.append(layer)
     except BaseException:  # memory ran out, or Ctrl-C: leave no half-packed model behind
         packed.undo()
@@ -109,19 +109,24 @@ def is_packed(model: Any) -> bool:
     return model in _packed
 
 
-def _packed_forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
-    features, bias = layer.in_features, None if layer.bias is None else layer.bias.detach()
-    weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), None)
-    linear = torch.ops.mkldnn._linear_pointwise
+class _PackedForward:
+    """In the place of a layer's method; of a copy of the layer, in a deep copy of a model, the method itself."""
 
-    def forward(x: Tensor) -> Tensor:
-        rows = x.reshape(-1, features)
+    def __init__(self, layer: nn.Linear) -> None:
+        self._layer, self._features = id(layer), layer.in_features
+        self._bias = None if layer.bias is None else layer.bias.detach()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, self._features)
         missing = _MIN_ROWS - rows.shape[0]
         if missing > 0:
             rows = nn.functional.pad(rows, (0, 0, 0, missing))
-        y = linear(rows, weight, bias, "none", [], "")
+        y = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
         if missing > 0:
             y = y[:-missing]
         return y.view(*x.shape[:-1], y.shape[-1])
 
-    return forward
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        layer = memo.get(self._layer)
+        return self if layer is None else MethodType(nn.Linear.forward, layer)

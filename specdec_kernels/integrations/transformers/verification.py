@@ -18,7 +18,7 @@ def speculative_sampling(
     candidate_logits: Tensor,
     candidate_length: int,
     new_logits: Tensor,
-    is_done_candidate: bool | Tensor = False,
+    is_done_candidate: bool | float | Tensor | None = False,
     *,
     assistant_ensemble_weight: float | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -38,7 +38,8 @@ def speculative_sampling(
     new_logits : Tensor
         ``[1, candidate_length + 1, vocab]``: the target's, processed.
     is_done_candidate : bool or Tensor
-        Of transformers up to 5.19: the draft ends the text, nothing is drawn after it if all is accepted.
+        Of transformers up to 5.19: the draft ends the text, nothing is drawn after it if all is accepted. Later
+        versions have `assistant_ensemble_weight` in this place: a float in (0, 1), or None, is that.
     assistant_ensemble_weight : float, optional
         w in (0, 1): verify against ``w · p + (1 − w) · q`` instead of the target's p, as transformers does.
 
@@ -67,6 +68,10 @@ def speculative_sampling(
     names = ("batch", "candidate_length", "vocab")
     check_shape(op, "candidate_logits", candidate_logits, names, (1, candidate_length, vocab))
     check_shape(op, "new_logits", new_logits, names, (1, candidate_length + 1, vocab))
+    if is_done_candidate is None:
+        is_done_candidate = False
+    elif isinstance(is_done_candidate, float) and 0 < is_done_candidate < 1:
+        is_done_candidate, assistant_ensemble_weight = False, is_done_candidate
     if isinstance(is_done_candidate, Tensor):
         check_tensor(op, "is_done_candidate", is_done_candidate, (torch.bool,), new_logits.device)
         if is_done_candidate.numel() != 1:
