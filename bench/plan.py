@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measured(arguments: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
-    costs: dict[str, Any] = {}
+    costs: list[dict[str, Any]] = []
     model, tokenizer, texts = real_model.load(arguments, arguments.prompts)
     pack_linear_weights(model)
     drafters = choices.make(arguments.drafters, model, tokenizer, corpus=True)
@@ -99,7 +99,7 @@ def _measured(arguments: argparse.Namespace) -> None:
                 batch_sizes=arguments.batch_sizes, max_new_tokens=arguments.max_new_tokens, rounds=arguments.rounds,
                 draws=arguments.draws, clock=time.process_time, advance=bar.update,
             )  # fmt: skip
-            costs[name] = plan.to_dict()["costs"]
+            costs += [{"prompts": name} | row for row in plan.to_dict()["costs"]]
             ways = {PLAIN: Way(sk.NoDrafter())}
             ways |= {
                 (c.drafter, c.num_speculative_tokens): Way(drafters[c.drafter], c.num_speculative_tokens)

@@ -57,9 +57,10 @@ def test_what_is_predicted_is_what_comes(clock: Ticking, tmp_path: Path, capsys:
     assert (tmp_path / "plan.png").stat().st_size > 10_000 and "within 10% of the measured" in capsys.readouterr().out
     rows = result["rows"]
     assert [(r["temperature"], r["num_speculative_tokens"]) for r in rows] == [(0, 1), (0, 3), (1, 1), (1, 3)]
-    assert {(c["batch_size"], c["rows"]): c["seconds"] for c in result["settings"]["costs"]["chat"]} == {
+    assert {(c["batch_size"], c["rows"]): c["seconds"] for c in result["settings"]["costs"]} == {
         (b, str(rows)): 10.0 + rows for b in (1, 2) for rows in (1, 2, 4)
     }
+    assert {c["prompts"] for c in result["settings"]["costs"]} == {"chat"}
     for row in rows:
         length, steps = row["num_speculative_tokens"], row["measured_tokens_per_step"]
         assert steps > 1.2 and row["c"] == 0

@@ -38,7 +38,7 @@ __all__ = ["Acceptance", "Estimate", "StepCosts", "Watched", "measure_acceptance
 
 Advance = Callable[[], Any]
 CONFIDENCE = 0.95
-_CONTEXT = 256  # tokens of each prompt, at most, that costs are measured after; prefill is not measured
+_CONTEXT = 128  # tokens of each prompt, at most, that costs are measured after; prefill is not measured
 _RESAMPLES = 999
 
 
