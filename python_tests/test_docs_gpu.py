@@ -37,7 +37,7 @@ def test_trials_on_the_gpu_are_said_as_they_were() -> None:
 
 def test_readme_s_sentence_on_the_gpu_is_that_of_the_results() -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
-    said = re.search(r"takes (\d+) µs at T = 1 and (\d+) µs truncated.* take ([\d.]+) and ([\d.]+) times as long", text)
+    said = re.search(r"took (\d+) µs at T = 1 and (\d+) µs truncated.* took ([\d.]+) and ([\d.]+) times as long", text)
     plain, cut = (on_gpu(f"{case}, 128", "CUDA, µs (floor)")[0] for case in ("T = 1", "truncated"))
     peers = [on_gpu(f"{case}, 128", "vLLM V2")[0] for case in ("T = 1", "truncated")]
     assert said and all(map(agrees, said.groups(), (plain, cut, *peers)))

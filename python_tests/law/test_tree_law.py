@@ -171,6 +171,12 @@ def test_law_of_given_children(backend: Backend, shape: str, kind: str) -> None:
     check(backend.verify_tree, case, "sample", backend.device)
 
 
+def test_the_output_of_a_cascade_s_tree_is_not_enumerated() -> None:
+    case = plain(SHAPES["chain"], 2, torch.Generator().manual_seed(5), law=laws.Diff(0.1))
+    with pytest.raises(ValueError, match="^target_joint: problem.law must be None for a TreeProblem, got one"):
+        target_joint(case)
+
+
 CASCADES = (
     laws.Chow(0.5, bonus="cascade"), laws.Diff(0.1), laws.Opt(0.3, bonus="cascade"), laws.TokenV1(0.2),
     laws.TokenV2(0.2, bonus="cascade"), laws.TokenV3(0.6), laws.BiLD(1.2, bonus="cascade"),

@@ -97,8 +97,17 @@ def joint_of(
 
 
 def target_joint(problem: ChainProblem | TreeProblem) -> Float64:
-    """``[vocab] * num_tokens``: the joint distribution of plain sampling from the target (its `law`), enumerated."""
+    """``[vocab] * num_tokens``: the joint distribution of plain sampling from the target (a `ChainProblem`: its `law`),
+    enumerated.
+
+    Raises
+    ------
+    ValueError
+        A `TreeProblem` with a `law`, of which it depends on the drafted tokens.
+    """
     _check_problem("target_joint", problem)
+    if isinstance(problem, TreeProblem) and problem.law is not None:
+        raise ValueError("target_joint: problem.law must be None for a TreeProblem, got one")
     return _continuation(problem.target_laws(), ())
 
 

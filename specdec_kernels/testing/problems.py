@@ -257,9 +257,9 @@ class TreeProblem:
         return not self.sampled
 
     def target_laws(self) -> list[Float64]:
-        """The target's own distributions; ValueError beside a `law`, as what that makes depends on the whole path."""
-        if self.law is not None:
-            raise ValueError("TreeProblem: law must be None where the distribution of the output is asked for, got one")
+        """The target's own distributions ``[vocab] * d + [vocab]`` for each depth d, whatever the `law` makes of them:
+        that depends on which nodes have children.
+        """
         laws = [float64_law(t, self.params) for t in self.target]
         return laws if self.eos is None else _ended(laws, self.eos)
 
