@@ -365,6 +365,19 @@ def test_no_step_waits_for_the_device(
     assert out.stats.target_forwards > 5 and set(seen) == {"numpy"}  # pinned memory as an array
 
 
+def test_a_drafter_has_the_room_that_it_is_asked_to_fill(cuda: FakeCuda) -> None:
+    """While costs are measured, too."""
+    seen: list[tuple[int, int]] = []
+
+    class Noting(sk.NgramDrafter):
+        def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+            seen.append((int(state.host_limits.max()), num_tokens))
+            return super().propose(state, num_tokens)
+
+    run(CapturableTable(TARGET), Noting(), num_speculative_tokens="auto")
+    assert all(room == asked for room, asked in seen) and {1, 3, 7} <= {asked for _, asked in seen}
+
+
 def test_measuring_costs_changes_nothing_and_leaves_its_graphs(cuda: FakeCuda) -> None:
     target = CapturableTable(TARGET)
     for name in ("model", "ngram", "none"):
