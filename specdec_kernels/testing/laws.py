@@ -71,9 +71,8 @@ def _value(value: float | Tensor, index: int) -> float:
 def _row_law(x: Float64, temperature: float, top_k: int, top_p: float, min_p: float, min_p_first: bool) -> Float64:
     x = np.where(np.isnan(x), -np.inf, x)
     top = x.max()
-    if temperature < LEAST_TEMPERATURE or np.isinf(
-        top
-    ):  # greedy, a +inf, or nothing possible: np.argmax takes the lowest id
+    # greedy, a +inf, or nothing possible: np.argmax takes the lowest id
+    if temperature < LEAST_TEMPERATURE or np.isinf(top):
         return np.eye(1, x.size, int(x.argmax()))[0]
     weights = np.exp((x - top) / temperature)
     kept = x > -np.inf
