@@ -147,7 +147,15 @@ def cuda_library_folder(nvcc: str) -> Path:
     top = re.search(r"^#\$ TOP=(.+)$", report, re.MULTILINE)
     if top is None:
         stop(f"{nvcc} does not work: {report.strip() or 'it printed nothing'}")
-    return Path(top[1].strip()) / "lib64"
+    home = Path(top[1].strip())
+    folders = [home / "lib64", home / "lib", *sorted(home.glob("targets/*/lib"))]  # as NVIDIA, pip and conda have it
+    found = next((folder for folder in folders if (folder / "libcudart_static.a").exists()), None)
+    if found is None:
+        stop(
+            f"{nvcc} has no libcudart_static.a in {', '.join(map(str, folders))}; "
+            "SPECDEC_CUDA=0 builds for the CPU only"
+        )
+    return found
 
 
 def wanted_archs(editable: bool) -> str:

@@ -241,7 +241,7 @@ class Given {
   // [batch, n, vocab]; [n, vocab] as one batch.
   Rows rows(const Tensor& x) const {
     const int64_t dim = x.dim();
-    SPECDEC_CHECK((dim == 2 || dim == 3) && (x.stride(dim - 1) == 1 || x.numel() == 0),
+    SPECDEC_CHECK((dim == 2 || dim == 3) && (x.stride(dim - 1) == 1 || x.size(dim - 1) == 1 || x.numel() == 0),
                   "specdec: rows must be contiguous in the last dimension");
     device_.check(x);
     const int64_t vocab = x.size(dim - 1);

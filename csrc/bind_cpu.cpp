@@ -22,9 +22,11 @@ struct Device : OpKernels {
   Device(const char*, const Tensor&) {}
   static int32_t type() { return aoti_torch_device_type_cpu(); }
   static int32_t index() { return 0; }
-  // The dispatcher, or who calls past it, takes this library only if no tensor is on an accelerator.
+  // The dispatcher looks at no tensor in an optional list of optional ones.
   template <class Tensor>
-  static void check(const Tensor&) {}
+  static void check(const Tensor& x) {
+    SPECDEC_CHECK(!x.is_cuda(), "specdec: all tensors must be on the CPU");
+  }
 
   template <class Args>
   static void run(void (*kernel)(const Args&), const std::type_identity_t<Args>& args) {

@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
+import math
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -375,6 +376,12 @@ def prefix_sums(self: Any, values: Any) -> list[Any]:
     return [self.to_tensor(sums, dtype=values.dtype)]
 
 
+def unwritten(empty: Any, *shape: Any, **options: Any) -> torch.Tensor:
+    """As `torch.empty`, with what no kernel may take for something else: NaN, or the bits of infinity."""
+    made: torch.Tensor = empty(*shape, **options)
+    return made.fill_(math.nan if made.is_floating_point() else 0x7F800000 if made.dtype == torch.int32 else 0)
+
+
 @contextmanager
 def checked(seed: int = 0) -> Iterator[None]:
     """Within: launches are checked, and run their programs in the random order of `seed`."""
@@ -429,6 +436,7 @@ def checked(seed: int = 0) -> Iterator[None]:
     with (
         ExitStack() as scopes,
         mock.patch.object(executor, "__call__", run),
+        mock.patch.object(torch, "empty", functools.partial(unwritten, torch.empty)),
         mock.patch.multiple(interpreter, _patch_lang=patch_once, _patch_lang_tensor=patch_index, **faster(interpreter)),
         mock.patch.object(type(builder), "set_grid_idx", shuffled),
         mock.patch.object(interpreter.ScanOps, "cumsum", prefix_sums),

@@ -204,7 +204,7 @@ class Processors:
             parts.append((*_bias(self.logit_bias), None))
         if self.banned_ids is not None:
             ids, _ = _ids("banned_ids", self.banned_ids)
-            parts.append((ids, torch.where(ids == NO_ID, 0.0, -math.inf), None))
+            parts.append((ids, torch.where(ids == NO_ID, 0.0, -math.inf).to(torch.float32), None))
         minimum = self.min_tokens
         if isinstance(minimum, Tensor):
             check_integers("Processors", "min_tokens", minimum, INTEGERS)
@@ -217,7 +217,7 @@ class Processors:
             raise ValueError("Processors: stop_token_ids must be given where there are min_tokens, got None")
         if self.stop_token_ids is not None:
             ids, _ = _ids("stop_token_ids", self.stop_token_ids)
-            until = minimum[:, None] if isinstance(minimum, Tensor) else torch.tensor([[minimum]])
+            until = minimum[:, None] if isinstance(minimum, Tensor) else torch.tensor([[minimum]], device="cpu")
             if 1 not in (len(ids), len(until)) and len(ids) != len(until):
                 raise ValueError(
                     f"Processors: min_tokens must be of as many sequences as stop_token_ids, got {len(until)} and "
@@ -226,7 +226,7 @@ class Processors:
             ids = ids.to(until.device).expand(len(until) if len(ids) == 1 else len(ids), -1)
             if barring:
                 until = until.clamp(max=NO_ID).to(torch.int32).expand(ids.shape)
-                parts.append((ids, torch.zeros(ids.shape, device=ids.device), until))
+                parts.append((ids, torch.zeros(ids.shape, dtype=torch.float32, device=ids.device), until))
         parts = [part for part in parts if part[0].shape[1] > 0]
         if not parts:
             return None
@@ -265,7 +265,7 @@ class Processors:
             if not abs(value) <= torch.finfo(torch.float32).max or (lowest is not None and not value > lowest):
                 wanted = "finite" if lowest is None else "finite and > 0"
                 raise ValueError(f"Processors: {name} must be {wanted}, got {value}")
-            columns.append(torch.tensor([value], dtype=torch.float32))
+            columns.append(torch.tensor([value], dtype=torch.float32, device="cpu"))
         given = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
         if not any(isinstance(x, Tensor) for x in given) and given == (1, 0, 0):
             return None
@@ -287,7 +287,7 @@ def _form(x: Tensor) -> str:
 def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
     width = max(map(len, rows), default=0)
     filled = [[*row, *[NO_ID] * (width - len(row))] for row in rows]
-    return torch.tensor(filled, dtype=torch.int32).view(len(rows), width)
+    return torch.tensor(filled, dtype=torch.int32, device="cpu").view(len(rows), width)
 
 
 def _ids(name: str, value: object) -> tuple[Tensor, Tensor]:
@@ -308,7 +308,7 @@ def _ids(name: str, value: object) -> tuple[Tensor, Tensor]:
             raise TypeError(f"Processors: {name} must be ids or lists of ids, got {type(row).__name__} among lists")
         for one in row or ():
             check_int("Processors", name, one, 0, MOST_ID)
-    return _padded([row or () for row in rows]), torch.tensor([row is not None for row in rows])
+    return _padded([row or () for row in rows]), torch.tensor([row is not None for row in rows], device="cpu")
 
 
 def _bias(value: object) -> tuple[Tensor, Tensor]:
@@ -334,9 +334,9 @@ def _bias(value: object) -> tuple[Tensor, Tensor]:
             if not added <= _MOST_BIAS:  # nor NaN
                 raise ValueError(f"Processors: logit_bias must map ids to float32 numbers or -inf, got {added}")
     ids = _padded([list(row or ()) for row in rows])
-    values = torch.zeros(ids.shape)
+    values = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
     for i, row in enumerate(rows):
-        values[i, : len(row or ())] = torch.tensor(list((row or {}).values()), dtype=torch.float32)
+        values[i, : len(row or ())] = torch.tensor(list((row or {}).values()), dtype=torch.float32, device="cpu")
     return ids, values
 
 

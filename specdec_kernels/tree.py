@@ -108,7 +108,7 @@ class DraftTree:
             return cls(parents, max_depth)
         if max_depth is not None:
             check_int("DraftTree", "max_depth", max_depth, 0, MAX_DEPTH)
-        given = torch.tensor(_rectangular(parents))
+        given = torch.tensor(_rectangular(parents), device="cpu")
         _check_tensor(given)
         rows = (given if given.dim() == 2 else given[None]).tolist()
         deepest = max(_host_depth(row) for row in rows)
@@ -197,7 +197,7 @@ class DraftTree:
             index[choice] = len(index)
         parents = [-1, *(index[c[:-1]] for c in choices)]
         tree = cls.from_parents(parents)
-        tree.ranks = torch.tensor([-1, *(c[-1] for c in choices)])
+        tree.ranks = torch.tensor([-1, *(c[-1] for c in choices)], device="cpu")
         return tree
 
     @classmethod
@@ -242,7 +242,7 @@ class DraftTree:
             kind = accuracy.layout if accuracy.layout != torch.strided else accuracy.device
             raise ValueError(f"DraftTree: accuracy must be a strided tensor of numbers, got one of {kind}")
         try:
-            table = torch.as_tensor(accuracy, dtype=torch.float64)
+            table = torch.as_tensor(accuracy, dtype=torch.float64, device="cpu")
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"DraftTree: accuracy must be [heads, ranks] of numbers, got {error}") from None
         if table.dim() != 2 or 0 in table.shape or not bool(((table >= 0) & (table <= 1)).all()):
@@ -265,7 +265,7 @@ class DraftTree:
             if rank + 1 < len(values[head]):
                 heapq.heappush(waiting, (-before * values[head][rank + 1], next(count), before, parent, head, rank + 1))
         tree = cls.from_parents(parents)
-        tree.ranks = torch.tensor(ranks)
+        tree.ranks = torch.tensor(ranks, device="cpu")
         tree.expected_accepted_length = expected
         return tree
 

@@ -9,6 +9,7 @@ namespace specdec {
 // is known and whose Q is 0. A chain of "P becomes norm((w P - Q)+)" never needs more, as the inner (.)+ is in the outer one.
 struct Siblings {
   float a = 1.0f, b = 0.0f, inverse_mass = 1.0f;
+  int32_t only = -1;  // a child that was rejected, by rounding, although it had all that was left of P: P is all on it
 };
 
 // (w P - Q)+ of the P and Q that are left is (scale P - taken Q)+ of the original ones.
@@ -20,12 +21,14 @@ struct RejectionSums {
   float residual, mass;  // of (scale P - taken Q)+ and of Q
 };
 
-// What is left after that child.
-SPECDEC_HD Siblings after_rejection(const Siblings& left, float w, const RejectionSums& sums) {
+// What is left after child x. `changed`: P is no longer the row's own.
+SPECDEC_HD Siblings after_rejection(const Siblings& left, float w, int32_t x, bool changed, const RejectionSums& sums) {
   Siblings out = left;
   if (sums.residual > 0) {
     out.a = rejected_scale(left, w) / sums.residual;
     out.b = rejected_taken(left, w) / sums.residual;
+  } else if (changed && left.only < 0) {
+    out.only = x;
   }
   out.inverse_mass = sums.mass > 0 ? 1.0f / sums.mass : 0.0f;
   return out;
@@ -53,8 +56,10 @@ struct SiblingLaws : Row {
   }
   SPECDEC_MEMBER float q(int32_t id) const { return is_removed(id) ? 0.0f : draft.prob(id) * left.inverse_mass; }
 
-  // Whether P is the row's own and all on its argmax, so that a draw needs no uniform.
-  SPECDEC_MEMBER bool certain() const { return this->law.one_hot && !changed; }
+  // The id that P is known to be all on, so that a draw needs no uniform: its row's, or see Siblings. -1: none.
+  SPECDEC_MEMBER int32_t certain_id() const {
+    return this->law.one_hot && !changed ? int32_t(this->law.argmax) : left.only;
+  }
 };
 
 }  // namespace specdec

@@ -248,7 +248,7 @@ class TreeRules {
     rows_.by_one([&] { laws.removed[laws.num_removed++] = x; });
     const RejectionSums sums = rows_.sums(laws, rejected_scale(laws.left, w), rejected_taken(laws.left, w));
     rows_.by_one([&] {
-      laws.left = after_rejection(laws.left, w, sums);
+      laws.left = after_rejection(laws.left, w, x, laws.changed, sums);
       laws.changed = laws.changed || sums.residual > 0;
     });
     return sums.residual;
@@ -259,7 +259,8 @@ class TreeRules {
     const int32_t node = memory_.levels[level].node;
     if (tree_.is_eos(node)) return {node, Outcome::kNothing};
     const Laws& laws = read(level, false);
-    return {node, laws.certain() ? laws.law.argmax : rows_.draw(laws, rows_.coin(kRoot))};
+    const int32_t known = laws.certain_id();
+    return {node, known >= 0 ? known : rows_.draw(laws, rows_.coin(kRoot))};
   }
 
   const VerifyTreeArgs& args_;

@@ -273,7 +273,10 @@ class Truncation {
       }
       const auto found = bins.find(masses.above, scale, masses.goal - error,
                                    masses.goal + std::min(error, 0.9 * (masses.total - masses.goal)));
-      if (!(found.mass > 0)) return high;  // nothing below weighs anything
+      if (!(found.mass > 0)) {
+        if (sampled) continue;  // the sample missed what there is
+        return high;            // nothing below weighs anything
+      }
       const float lowest = from_ordered(found.low), highest = found.high == to ? high : from_ordered(found.high);
       if (found.high - found.low > 1 && found.mass <= kMaxBand * double(measure.of(lowest))) {
         const std::optional<float> cut =

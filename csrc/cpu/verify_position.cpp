@@ -134,9 +134,11 @@ float Position::mass_of(const Remainder& remainder) const {
 
 int32_t Position::draw(double uniform) const {
   Remainder from = left;
-  Weights rest = weights(from);
-  for (int tried = 1; tried < kMostRemainders && !rest.any(); ++tried) rest = weights(from = all_of(from, mixture));
-  return rest.draw(uniform);
+  for (int tried = 1;; ++tried, from = all_of(from, mixture)) {
+    if (target.law.one_hot && !from.mixed) return target.law.argmax;  // of such a row no masses are known
+    const Weights rest = weights(from);
+    if (rest.any() || tried == kMostRemainders) return rest.draw(uniform);
+  }
 }
 
 void Position::scale_kept(int tile, float kept, float other, float* q) const {

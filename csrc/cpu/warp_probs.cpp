@@ -9,9 +9,10 @@ void warp_probs(const WarpProbsArgs& args) {
     thread_local Reading read;
     const int64_t b = index / args.n;
     const RowView row = row_view(args.logits, b, index % args.n, args.processors, b, index);
-    read_row(row, sampling_of(args.params, b), split, read);
+    Reading& known = read;  // other threads, which have a `read` of their own, look at this one
+    read_row(row, sampling_of(args.params, b), split, known);
     float* out = args.out + index * row.vocab;
-    for_each_tile(row, split, [&](int tile) { tile_probs(row, read.law, tile, 1.0f, out + tile * kTile); });
+    for_each_tile(row, split, [&](int tile) { tile_probs(row, known.law, tile, 1.0f, out + tile * kTile); });
   });
 }
 

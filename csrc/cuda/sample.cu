@@ -147,8 +147,9 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
   if (threadIdx.x != 0) return;
   atomicMax(&noise.best[index], key);
   __threadfence();
-  if (atomicAdd(&noise.arrived[index], 1u) + 1 == unsigned(chunks))
-    write_drawn(args, row, law, index, 0, noisy_id(atomicMax(&noise.best[index], Fixed(0))));
+  if (atomicAdd(&noise.arrived[index], 1u) + 1 != unsigned(chunks)) return;
+  __threadfence();
+  write_drawn(args, row, law, index, 0, noisy_id(atomicMax(&noise.best[index], Fixed(0))));
 }
 
 }  // namespace
@@ -173,7 +174,7 @@ cudaError_t sample(const SampleArgs& args, const Launch& launch) {
                         noise);
   if (error || !noise.laws) return error;
   const int64_t chunks = chunks_of(tiles_of(args.logits.vocab), count, kRowThreads / 32);
-  const Shape shape{dim3(unsigned(count * chunks)), dim3(kRowThreads), 0, 1, true};
+  const Shape shape{dim3(unsigned(count * chunks)), dim3(kRowThreads), 0, 1, may_overlap()};
   return launch_kernel(noise_kernel, shape, launch.stream, plan.set, args, chunks, noise);
 }
 

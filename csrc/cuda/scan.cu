@@ -334,7 +334,7 @@ cudaError_t launch_scan(const VerifyChainArgs& args, float* target_tables, float
                         cudaStream_t stream) {
   const bool reads = reads_draft(args), cascade = is_cascade(args.law.kind);
   const Rows& draft = reads ? rows_of_draft(args) : args.target;
-  const int64_t targets = args.num_draft + bonus_rows(args), all = targets + (reads ? draft_positions(args) : 0);
+  const int64_t targets = args.num_draft + bonus_rows(args), all = rows_to_scan(args);
   if (all == 0) return cudaSuccess;
   const int tiles = tiles_of(args.target.vocab);
   // With early exits no more blocks should run at a time than read one position of each sequence: they come in that order.

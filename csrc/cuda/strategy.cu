@@ -130,7 +130,8 @@ cudaError_t prepare_kernel(const void* kernel, bool overlaps) {
   error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most - int(attributes.sharedSizeBytes));
   if (error != cudaSuccess) return error;
-  if (overlaps) error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, kCarveout);
+  if (overlaps && hopper_code())
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, kCarveout);
   if (error == cudaSuccess) prepared.insert({kernel, device, overlaps});
   return error;
 }

@@ -1,5 +1,6 @@
 // What the layouts of verify_chain share (see verify_chain.cu for which is taken when), and the measurement beside them.
 #pragma once
+#include "cuda/rows.cuh"
 #include "cuda/verify_rows.cuh"
 
 namespace specdec::SPECDEC_CUDA_ROWS {
@@ -16,6 +17,17 @@ cudaError_t verify_overlap(const VerifyChainArgs& args, void* scratch, const Lau
 // Positions of a sequence that may have a draft law.
 SPECDEC_HD int64_t draft_positions(const VerifyChainArgs& args) {
   return args.num_draft + (args.law.cascade_bonus ? 1 : 0);
+}
+
+// Rows of a sequence that a split step may read.
+SPECDEC_HD int64_t rows_to_scan(const VerifyChainArgs& args) {
+  return args.num_draft + bonus_rows(args) + (reads_draft(args) ? draft_positions(args) : 0);
+}
+
+// Whether finding a law that the rules look at needs the list.
+inline bool finds_cuts(const VerifyChainArgs& args) {
+  return (args.acceptance != Acceptance::kGreedy && may_cut(args.params)) ||
+         (reads_draft(args) && may_cut(args.draft_params));
 }
 
 // Where blocks tell each other of rejected tokens, behind which no row is wanted. All are 0 at first.

@@ -126,7 +126,7 @@ class Positioned : public Chain<true> {
     if (w < 0) return found;
     found.reached = true;
     status_ = before;
-    const float u = i_ > 0 ? coin(i_ - 1) : 0.0f;
+    const double u = i_ > 0 ? coin(i_ - 1) : 0.0;
     if (ends || !(w > 0)) {
       found.accepted = i_ == 0 || u < w;
       if (w > 0 && i_ < length_) status_ |= looked;
@@ -247,7 +247,7 @@ Shape shape_of(const VerifyChainArgs& args, unsigned cluster, Workspace& work) {
     return bytes_of_place(part_of(tiles_of(rows.vocab), int(cluster), kWarps), rows.dtype);
   };
   work.positions = args.num_draft + 1;
-  work.listed = may_cut(args);
+  work.listed = finds_cuts(args);
   work.waits = args.acceptance == Acceptance::kBlock;
   work.draft_place = place(args.target);
   work.list_place = work.draft_place + (reads_draft(args) ? place(rows_of_draft(args)) : 0);

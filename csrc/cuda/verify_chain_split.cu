@@ -303,7 +303,7 @@ class Chain {
   // The masses of what is left there, of the tiles that fall to this one of `size` blocks.
   __device__ void find_masses(const TileTable& table, float* mass, int rank, int size) {
     if (!now_.certain()) {
-      const bool by_runs = work_.by_runs && !now_.left.mixed;
+      const bool by_runs = work_.by_runs && !now_.left.mixed && now_.reads_rows();  // else the table tells most
       return by_runs ? masses_by_runs(now_, table, mass, rank, size)
                      : masses_of<false, kMassStep>(now_, table, mass, rank, size);
     }
@@ -318,6 +318,7 @@ class Chain {
       const int32_t id = draw_id(now_, mass, uniform);
       if (id >= 0 || attempt + 1 == kMostRemainders) return max(id, 0);
       by_one([&] { now_.take_all(); });
+      if (now_.certain()) return now_.law.argmax;  // of such a row no masses are known
       masses_of<false, kMassStep>(now_, table, mass, 0, 1);
     }
   }
@@ -537,12 +538,14 @@ cudaError_t verify_split(const VerifyChainArgs& args, bool early, const Launch& 
   if (!error) error = launch_scan(args, work.target_tables, work.draft_tables, of_scan, launch.stream);
   if (error) return error;
   // Where no row is cut a warp finds its law, and four are enough for what is looked at beside it.
-  const bool cuts = may_cut(args);
+  const bool cuts = finds_cuts(args);
   Shape shape{dim3(unsigned(args.batch * (args.num_draft + 1))), dim3(cuts ? kRowThreads : 128)};
   shape.shared = cuts ? kMaxListed * sizeof(float) : 0;
-  shape.overlapping = may_overlap();
+  // Without a scan the kernel before is another's, which may still be writing what this one looks at before it waits.
+  shape.overlapping = may_overlap() && rows_to_scan(args) > 0;
   error = launch_kernel(verify_laws_kernel, shape, launch.stream, args, work);
   if (error) return error;
+  shape.overlapping = may_overlap();
   shape.block = dim3(kRowThreads);
   if (const int64_t positions = args.batch * draft_positions(args); mixtures && positions > 0) {
     work.chunks = is_cascade(args.law.kind) ? chunks_of(int(tiles), positions, kRowThreads / 32) : 1;

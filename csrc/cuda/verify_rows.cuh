@@ -45,6 +45,11 @@ SPECDEC_HD bool reads_draft(const VerifyArgs& args) {
   return args.draft_probs.data || (args.draft.data && (!args.draft_values || is_cascade(args.law.kind)));
 }
 
+// By match and greedily the target alone decides.
+SPECDEC_HD bool reads_draft(const VerifyChainArgs& args) {
+  return !by_match(args) && reads_draft(static_cast<const VerifyArgs&>(args));
+}
+
 // How draft rows are read: greedily where not their laws are wanted.
 SPECDEC_HD bool reads_greedily(const VerifyArgs& args) { return args.draft_probs.data || has_stats(args); }
 

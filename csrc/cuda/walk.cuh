@@ -191,6 +191,7 @@ class WalkRows {
       const int32_t id = draw_id(from, mass, uniform);
       if (id >= 0 || tried == kMostRemainders) return max(id, 0);
       by_one([&] { from.take_all(); });
+      if (from.certain()) return from.law.argmax;  // of such a row no masses are known
       if (!from.left.mixed) reread();
       find_masses(from);
       mass = state_.mass;

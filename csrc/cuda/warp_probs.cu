@@ -45,7 +45,7 @@ cudaError_t find_laws(const RowSet& set, int64_t batch, const Launch& launch, Kn
   if (error) return error;
   error = launch_kernel(laws_kernel, plan.shape, launch.stream, plan.set, laws);
   const int64_t chunks = chunks_of(tiles_of(set.rows.vocab), count, kRowThreads / 32);
-  *known = {plan.set, laws, chunks, {dim3(unsigned(count * chunks)), dim3(kRowThreads), 0, 1, true}};
+  *known = {plan.set, laws, chunks, {dim3(unsigned(count * chunks)), dim3(kRowThreads), 0, 1, may_overlap()}};
   return error;
 }
 

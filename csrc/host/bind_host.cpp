@@ -238,19 +238,20 @@ class NgramIndex {
       }
     }
     const View view(array);
+    std::vector<std::vector<Token>> values(texts_.size());  // another thread may write into the array meanwhile
     for (std::int64_t b = 0; b < num_sequences_; ++b) {
+      values[b].reserve(static_cast<std::size_t>(lengths[b]));
       for (std::int64_t i = 0; i < lengths[b]; ++i) {
         const std::int64_t token = view.get(b, i);
         if (token < 0 || token > kMaxToken) {
           refuse_token("append_batch", token, std::to_string(b) + ", " + std::to_string(i));
         }
+        values[b].push_back(static_cast<Token>(token));
       }
     }
     const Atomic atomic(mutex_);
-    for (std::int64_t b = 0; b < num_sequences_; ++b) texts_[b].reserve(static_cast<std::size_t>(lengths[b]));
-    for (std::int64_t b = 0; b < num_sequences_; ++b) {
-      for (std::int64_t i = 0; i < lengths[b]; ++i) texts_[b].push(static_cast<Token>(view.get(b, i)));
-    }
+    for (std::int64_t b = 0; b < num_sequences_; ++b) texts_[b].reserve(values[b].size());
+    for (std::int64_t b = 0; b < num_sequences_; ++b) extend(texts_[b], values[b]);
   }
 
   void add_corpus(const py::object& tokens) {

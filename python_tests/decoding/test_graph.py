@@ -508,3 +508,16 @@ def test_a_draft_of_the_wrong_shape_is_refused(cuda: FakeCuda) -> None:
 def test_on_a_cpu_nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(graph, "CapturedSteps")
     assert run(drafter=DRAFTERS["model"]()).num_tokens.tolist() == [30, 30]
+
+
+def test_the_check_for_synchronisations_is_one_threads_at_a_time(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's mode is the process's: two that each put back what they found would leave it on."""
+    modes: list[tuple[int | str, bool]] = []
+    set_mode = graph._set_sync_debug_mode
+    monkeypatch.setattr(
+        graph, "_set_sync_debug_mode", lambda mode: (modes.append((mode, graph._capturing.locked())), set_mode(mode))
+    )
+    run(drafter=DRAFTERS["none"]())
+    assert "error" in [mode for mode, _ in modes] and all(locked for _, locked in modes)

@@ -17,7 +17,7 @@ from specdec_kernels.decoding import DecodingState, Provenance
 from specdec_kernels.decoding.request import Request
 from specdec_kernels.decoding.state import Speculation
 from specdec_kernels.decoding.step import verify_step
-from specdec_kernels.drafters import Draft, TreeDrafter
+from specdec_kernels.drafters import Draft, Drafter, TreeDrafter
 from specdec_kernels.integrations.runners import as_runner
 from specdec_kernels.medusa import MedusaHeads
 
@@ -386,6 +386,43 @@ def test_what_cannot_be_served_is_refused() -> None:
         sk.MedusaDrafter(drafter.heads)
     with pytest.raises(ValueError, match=r"num_nodes must be in \[2, 1024\], got 1"):
         sk.NgramTreeDrafter(num_nodes=1)
+
+
+@pytest.mark.parametrize(
+    ("tree", "tokens", "message"),
+    [
+        ([-1, *range(9)], 9, "a tree of at most num_nodes=7, max_depth=3 deep, got 10 nodes, 9 deep"),
+        ([-1, *[0] * 199], 199, "a tree of at most num_nodes=7, max_depth=3 deep, got 200 nodes, 1 deep"),
+        ([-1, 0, 1, 2, 3], 4, "a tree of at most num_nodes=7, max_depth=3 deep, got 5 nodes, 4 deep"),
+        ([-1, 0, 1], 3, r"\[batch=2, num_nodes - 1=2\] tokens, got \[2, 3\]"),
+    ],
+)
+def test_a_tree_larger_than_said_is_refused(tree: list[int], tokens: int, message: str) -> None:
+    """The cache has no room for it: its rows would lie where other sequences' are."""
+
+    class Liar(Fixed):
+        def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+            return Draft(torch.arange(tokens).expand(2, -1), tree=sk.DraftTree.from_parents(tree))
+
+    target, ids = TreeTable(TableRunner.random().table), torch.tensor([[4, 9], [3, 8]])
+    with pytest.raises(ValueError, match=f"^generate: Liar.propose must give {message}"):
+        sk.generate(target, ids, drafter=Liar(TREE, TOKENS), max_new_tokens=8, eos_token_id=[])
+
+
+def test_a_tree_of_no_tree_drafter_is_refused() -> None:
+    class Chain(Drafter):
+        def start(self, state: DecodingState) -> None: ...
+
+        def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+            return Draft(torch.zeros(1, 6, dtype=torch.int64), tree=TREE)
+
+        def commit(self, state: DecodingState, result: Any) -> None: ...
+
+    target, ids = TreeTable(TableRunner.random().table), torch.tensor([[4, 9]])
+    with pytest.raises(
+        ValueError, match="Chain.propose must give no tree, as it is no TreeDrafter, got one of 7 nodes"
+    ):
+        sk.generate(target, ids, drafter=Chain(), num_speculative_tokens=3, eos_token_id=[])
 
 
 # --- as on a GPU ------------------------------------------------------------------------------------------------------

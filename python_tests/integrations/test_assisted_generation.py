@@ -528,3 +528,27 @@ def test_the_same_range_everywhere() -> None:
     assert f'"transformers>={major}.{oldest},<{major}.{newest + 1}"' in (root / "pyproject.toml").read_text()
     tested = re.search(r"^HF_VERSIONS := (.*)", (root / "Makefile").read_text(), re.MULTILINE)
     assert tested and [v.rpartition(".")[0] for v in tested[1].split()] == [f"{major}.{oldest}", f"{major}.{newest}"]
+
+
+def test_a_block_may_be_left_by_another_thread() -> None:
+    """As an asynchronous context does: afterwards transformers is as it was, in the thread that entered it too."""
+    from transformers import GenerationMixin
+
+    stock = GenerationMixin._assisted_decoding
+    block = assisted_generation(acceptance="greedy")
+    block.__enter__()
+    raised: list[BaseException] = []
+
+    def leave() -> None:
+        try:
+            block.__exit__(None, None, None)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join()
+    assert not raised and GenerationMixin._assisted_decoding is stock
+    with assisted_generation(acceptance="match"):  # another one's options are its own
+        assert GenerationMixin._assisted_decoding is not stock
+    assert GenerationMixin._assisted_decoding is stock

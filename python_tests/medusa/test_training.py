@@ -349,6 +349,18 @@ def test_heads_and_backbone_have_learning_rates_of_their_own(still: str) -> None
     assert (of_heads, of_backbone) == (still != "learning_rate", still != "backbone_learning_rate")
 
 
+def test_an_error_leaves_gradients_to_those_that_had_them(tmp_path: Path) -> None:
+    """Here a checkpoint of another recipe's."""
+    features, kept = extract(tiny("llama"), patterned(6)), tmp_path / "kept.pt"
+    train_jointly(tiny("llama"), trainable(features), features, Recipe(steps=1, batch_size=6), kept)
+    model, heads = tiny("llama").requires_grad_(False), trainable(features)
+    next(heads.parameters()).requires_grad_(False)
+    before = [p.requires_grad for module in (model, heads) for p in module.parameters()]
+    with pytest.raises(ValueError, match="must be of"):
+        train_jointly(model, heads, features, Recipe(steps=2, batch_size=6), kept)
+    assert [p.requires_grad for module in (model, heads) for p in module.parameters()] == before
+
+
 # --- a draft model ----------------------------------------------------------------------------------------------------
 
 

@@ -169,3 +169,22 @@ def test_a_cascade_without_a_draft_distribution_is_the_target(backend: Backend, 
             "draft_tokens": arguments["draft_tokens"][:, :0], "uniform_samples": arguments["uniform_samples"][:, :1],
         }  # fmt: skip
         same_bits(out.tokens[here, row], run(backend, plain).tokens[here, 0])
+
+
+@pytest.mark.parametrize("how", ["greedy", "inf"])
+def test_a_cascades_bonus_of_one_id_is_that_id(backend: Backend, how: str) -> None:
+    """Where there is no draft distribution P takes the law's place: all on one id of a long row, in which no masses are
+    known.
+    """
+    target, draft = torch.zeros(2, 1, 4096), torch.randn(2, 1, 4096, generator=torch.Generator().manual_seed(3))
+    target[:, 0, 3000] = math.inf if how == "inf" else 5.0
+    stats = sk.row_stats(draft)
+    stats.values[..., 3] = math.nan
+    arguments = {
+        "target_logits": target, "draft_tokens": torch.zeros(2, 0, dtype=torch.int64), "draft_logits": draft,
+        "draft_stats": stats, "target_law": laws.TokenV3(0.1, bonus="cascade"),
+        "uniform_samples": torch.full((2, 1), 0.5), "params": sk.SamplingParams(0.0 if how == "greedy" else 1.0),
+    }  # fmt: skip
+    out = run(backend, arguments)
+    assert out.tokens.tolist() == [[3000], [3000]]
+    assert (out.status & int(sk.Status.BAD_DRAFT)).all()

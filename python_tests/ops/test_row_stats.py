@@ -286,3 +286,27 @@ def test_a_named_backend_never_falls_back() -> None:
         if answer != "yes":
             with pytest.raises(ValueError, match=f"row_stats: backend='{name}' cannot run here"):
                 sk.row_stats(torch.zeros(4, 9), backend=name)
+
+
+@pytest.mark.parametrize("how", ["min-p first", "top-p", "top-k and top-p"])
+def test_a_cut_off_that_a_sample_of_the_row_does_not_see(backend: Backend, how: str) -> None:
+    """The mass lies beside the ids that are looked at first, every eighth 256: cut-offs are the reference's."""
+    generator, vocab = seeded(), 40960
+    if how == "top-p":
+        x = torch.full((8, vocab), -torch.inf)
+        x[:, 300:2000] = torch.randn(8, 1700, generator=generator) * 0.01
+        x[:, [10, 100, 200]] = torch.rand(8, 3, generator=generator) + 0.1
+    else:
+        x = torch.randn(8, vocab, generator=generator) * 0.01
+        seen = torch.arange(vocab) % 2048 < 256
+        x[:, seen] = -5 + 0.1 * torch.randn(8, int(seen.sum()), generator=generator)
+    params = {
+        "min-p first": sk.SamplingParams(top_p=0.9, min_p=0.1, min_p_first=True),
+        "top-p": sk.SamplingParams(top_p=0.9),
+        "top-k and top-p": sk.SamplingParams(top_k=30000, top_p=0.9),
+    }[how]
+    rows = backend.batch(8) if backend.strategy is None else 2
+    found = backend.row_stats(backend(x[:rows]), params)
+    expected = sk.row_stats(x[:rows], params, backend="reference")
+    torch.testing.assert_close(found.normalizer.cpu(), expected.normalizer, rtol=1e-4, atol=0)
+    torch.testing.assert_close(found.cutoff.cpu(), expected.cutoff, rtol=0, atol=2e-4)

@@ -189,3 +189,21 @@ def test_nothing_to_draw_from(backend: Backend, rng: torch.Generator) -> None:
 )  # fmt: skip
 def test_refuses(change: dict[str, object], error: type[Exception], message: str) -> None:
     refuses(sk.shard_draw, call(), change, error, message)
+
+
+@pytest.mark.parametrize("kind", ["logits", "probs", "points"])
+def test_tensors_may_lie_in_any_order(backend: Backend, kind: str) -> None:
+    """As long as rows are contiguous: what is one number a row may be a transposed view."""
+
+    def turned(value: Any) -> Any:
+        if isinstance(value, sk.RowStats):
+            return sk.RowStats(*map(turned, value))
+        if isinstance(value, torch.Tensor) and value.shape[:2] == (3, 2) and (value.dim() == 2 or value.shape[2] == 6):
+            return value.transpose(0, 1).contiguous().transpose(0, 1)
+        return value
+
+    for drawn in (False, True):
+        arguments = with_masses(kind) if drawn else call(kind)
+        expected = backend.shard_draw(**{name: backend(value) for name, value in arguments.items()})
+        found = backend.shard_draw(**{name: turned(backend(value)) for name, value in arguments.items()})
+        same_bits(found, expected)

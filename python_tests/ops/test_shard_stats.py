@@ -112,3 +112,10 @@ def test_strides_do_not_matter(backend: Backend, rng: torch.Generator) -> None:
 )  # fmt: skip
 def test_refuses(change: dict[str, object], error: type[Exception], message: str) -> None:
     refuses(sk.shard_stats, {"logits": torch.zeros(2, 1, 9)}, change, error, message)
+
+
+def test_rows_of_one_id_may_have_any_stride(backend: Backend) -> None:
+    """As a dimension of one element may."""
+    x = torch.arange(6.0).view(1, 2, 3)
+    found = backend.shard_stats(backend(x).permute(1, 2, 0))
+    same_bits(found, backend.shard_stats(backend(x.permute(1, 2, 0).contiguous())))

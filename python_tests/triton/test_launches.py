@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
+import specdec_kernels as sk
 from python_tests import interpreted
 from python_tests.ops import chains, trees
 from python_tests.support import Backend, present
 from specdec_kernels import laws
+from specdec_kernels.backends.triton.bundles import Overlay
 
 pytestmark = pytest.mark.skipif(interpreted.why_not() is not None, reason=str(interpreted.why_not()))
 
@@ -62,6 +65,37 @@ def numbers(bundle: object) -> Iterator[str]:
             if isinstance(value, int):
                 yield f"{type(bundle).__name__}.{name}"
             yield from numbers(value)
+
+
+def test_processors_compile_no_variant_as_requests_come_and_go() -> None:
+    """Their numbers differ in nothing that Triton looks at, whatever the batch and the lengths of lists."""
+    (backend,) = [b for b in present("verify_chain") if b.name == "triton"]
+    seen: dict[str, set[tuple[bool, bool]]] = {}
+    for batch, width, biases in ((2, 2, 3), (4, 3, 16), (3, 4, 17), (16, 2, 33), (5, 5, 1)):
+        rng = torch.Generator().manual_seed(5)
+        arguments = chains.make(rng, batch, width, 40, kind="one_hot")
+        history = torch.randint(0, 40, (batch, 7), generator=rng)
+        arguments["processors"] = sk.Processors(
+            logit_bias=dict.fromkeys(range(biases), 0.5), presence_penalty=0.4,
+            token_counts=sk.TokenCounts(history, 3 * batch, None),
+        )  # fmt: skip
+        for args in launched(backend, lambda arguments=arguments: chains.run(backend, arguments)):
+            for bundle in args:
+                for overlay in overlays(bundle):
+                    for name, value in zip(overlay._fields, overlay, strict=True):
+                        if isinstance(value, int) and name not in ("stride", "depth"):  # these are a draft's width
+                            seen.setdefault(name, set()).add((value == 1, value % 16 == 0))
+    assert set(seen) == {"words", "num_bias", "bias_steps", "capacity", "count_steps"}
+    assert all(len(kinds) == 1 for kinds in seen.values()), seen
+
+
+def overlays(bundle: Any) -> Iterator[Any]:
+    """What processors make of rows, wherever it is in a bundle."""
+    if isinstance(bundle, Overlay):
+        yield bundle
+    elif isinstance(bundle, tuple):
+        for value in bundle:
+            yield from overlays(value)
 
 
 def test_bundles_hold_no_number_that_would_compile_a_variant() -> None:

@@ -94,10 +94,15 @@ def check_processors(runner: Runner, processors: object, batch: int, max_new_tok
         )
 
 
-def check_grammar(grammar: object) -> None:
-    """Raise unless the loop can ask `grammar` for masks."""
-    if grammar is not None:
-        check_instance("generate", "grammar", grammar, Grammar, "a Grammar or None")
+def check_grammar(grammar: object, target_law: TargetLaw | None) -> None:
+    """Raise unless the loop can ask `grammar` for masks, and they bar what they are to."""
+    if grammar is None:
+        return
+    check_instance("generate", "grammar", grammar, Grammar, "a Grammar or None")
+    if isinstance(target_law, TargetLaw) and target_law.is_cascade:
+        raise ValueError(
+            f"generate: grammar must go without a cascade, which emits what the draft may draw, got {target_law!r}"
+        )
 
 
 def check_streamer(streamer: Any, batch: int) -> None:

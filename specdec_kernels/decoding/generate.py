@@ -164,7 +164,7 @@ def generate(
     request.check("generate", runner)
     check_speculation(runner, drafter, num_speculative_tokens, acceptance, target_law, epsilon, delta)
     check_processors(runner, processors, request.batch_size, max_new_tokens)
-    check_grammar(grammar)
+    check_grammar(grammar, target_law)
     check_streamer(streamer, request.batch_size)
     check_listeners(stop, progress)
     check_logprobs(return_logprobs)

@@ -97,7 +97,9 @@ class Masks:
     def __init__(self, grammar: Grammar, vocab_size: int, ends: Tensor | None = None) -> None:
         self._grammar, self._vocab_size = grammar, vocab_size
         self._ends = frozenset(() if ends is None else ends.tolist())
-        self._real = torch.full(((vocab_size + 31) // 32,), -1, dtype=torch.int32)  # the bits that are of ids
+        self._real = torch.full(
+            ((vocab_size + 31) // 32,), -1, dtype=torch.int32, device="cpu"
+        )  # the bits that are of ids
         if vocab_size % 32:
             self._real[-1] = (1 << vocab_size % 32) - 1
         self._rows: dict[tuple[int, bytes], Tensor] = {}
@@ -148,9 +150,10 @@ class Masks:
         batch, num_nodes = len(tokens), tokens.shape[1] + 1
         if parents is None:
             parents = np.broadcast_to(np.arange(-1, num_nodes - 1), (batch, num_nodes))
-            lengths = np.minimum((tokens >= 0).cumprod(1).sum(1), limits)
+            real = (tokens >= 0) & (tokens < self._vocab_size)
+            lengths = np.minimum(real.cumprod(1).sum(1), limits)
             self._ask([None if n < 0 else row[:n] for row, n in zip(tokens, lengths, strict=True)])
-        rows = torch.full((batch, num_nodes, len(self._real)), -1, dtype=torch.int32)
+        rows = torch.full((batch, num_nodes, len(self._real)), -1, dtype=torch.int32, device="cpu")
         bits = rows.numpy()
         paths: list[Asked] = [[None if limit < 0 else tokens[b, :0] for b, limit in enumerate(limits)]]
         rows[:, 0] = self._after(paths[0])
@@ -184,7 +187,7 @@ class Masks:
         keys = [self._key(b, draft) for b, draft in enumerate(drafts)]
         unknown = [None if key is None or key in self._rows else draft for key, draft in zip(keys, drafts, strict=True)]
         if any(draft is not None for draft in unknown):
-            filled = torch.full((len(drafts), len(self._real)), -1, dtype=torch.int32)
+            filled = torch.full((len(drafts), len(self._real)), -1, dtype=torch.int32, device="cpu")
             self._grammar.fill_last(filled, unknown)
             self._rows |= {
                 key: row for key, row, draft in zip(keys, filled, unknown, strict=True) if key and draft is not None
@@ -204,7 +207,8 @@ class Masks:
         ):
             return
         given = [np.empty(0, dtype=np.int64) if draft is None else draft for draft in drafts]
-        rows = torch.full((len(given), max(map(len, given)) + 1, len(self._real)), -1, dtype=torch.int32)
+        longest = max(map(len, given))
+        rows = torch.full((len(given), longest + 1, len(self._real)), -1, dtype=torch.int32, device="cpu")
         self._grammar.fill(rows, given)
         for b, draft in enumerate(drafts):
             if draft is not None:

@@ -48,7 +48,8 @@ WARM_UP_STEPS = 2
 MIN_ROWS = 64
 """Rows of the cache that the first graph of a short text sees; later ones see twice, four times … as many."""
 
-_capturing = threading.Lock()  # torch allows one capture at a time in a process
+# torch allows one capture at a time in a process, and has one mode for synchronisations in all of it
+_capturing = threading.Lock()
 _refusals: set[str] = set()
 
 
@@ -225,7 +226,7 @@ class CapturedSteps(Steps):
     def _checked(self, step: Callable[[], Tensor]) -> Tensor:
         """Run `step`, and find out whether it waits for the device anywhere."""
         try:
-            with _sync_debug_mode("error"):
+            with _capturing, _sync_debug_mode("error"):
                 return step()
         except RuntimeError as error:
             self._give_up(error)
@@ -281,4 +282,4 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _pinned(size: int, device: torch.device) -> Tensor:
-    return torch.empty(size, dtype=torch.int64, pin_memory=_is_cuda(device))
+    return torch.empty(size, dtype=torch.int64, device="cpu", pin_memory=_is_cuda(device))

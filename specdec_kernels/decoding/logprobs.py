@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..types import TokenLogprobs
 
-NONE = TokenLogprobs(*(torch.tensor(x) for x in (-math.inf, -math.inf, 0, 0, -1, -math.inf, -math.inf)))
+NONE = TokenLogprobs(*(torch.tensor(x, device="cpu") for x in (-math.inf, -math.inf, 0, 0, -1, -math.inf, -math.inf)))
 """What stands where there is no token."""
 DTYPES = (torch.float32, torch.float32, torch.int32, torch.int32, torch.int64, torch.float32, torch.float32)
 
@@ -57,7 +57,7 @@ class LogprobsRecorder:
         self._kept = TokenLogprobs(
             *(none.to(dtype).expand(shape).clone() for none, dtype, shape in zip(NONE, DTYPES, shapes, strict=True))
         )
-        self._rows = torch.arange(batch_size)[:, None]
+        self._rows = torch.arange(batch_size, device="cpu")[:, None]
 
     def add(self, slots: np.ndarray, likely: TokenLogprobs) -> None:
         """Take in those of a step, whose tokens come to `slots` ``[batch, width]``."""
@@ -68,7 +68,7 @@ class LogprobsRecorder:
     def output(self, num_tokens: np.ndarray) -> TokenLogprobs:
         """Those of so many tokens of each sequence."""
         longest = int(num_tokens.max())
-        past = torch.arange(longest) >= torch.from_numpy(num_tokens)[:, None]
+        past = torch.arange(longest, device="cpu") >= torch.from_numpy(num_tokens)[:, None]
         return TokenLogprobs(
             *(
                 torch.where(past if kept.dim() == 2 else past[..., None], none.to(kept.dtype), kept[:, :longest])

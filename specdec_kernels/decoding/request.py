@@ -103,7 +103,7 @@ class Request:
 
 def draw_seeds(batch_size: int) -> Tensor:
     """``[batch]`` int64 on the CPU, from torch's default generator."""
-    return torch.randint(0, 2**63 - 1, (batch_size,), dtype=torch.int64)
+    return torch.randint(0, 2**63 - 1, (batch_size,), dtype=torch.int64, device="cpu")
 
 
 def check_draft(

@@ -150,6 +150,9 @@ class DecodingState:
         capacity = max_length + how.max_draft_tokens + 1
         tokens = torch.zeros(batch, capacity, dtype=torch.int64, device=device)
         tokens[:, : prompt.longest] = prompt.tokens
+        hidden = None
+        if how.hidden_size is not None:
+            hidden = torch.zeros(batch, how.hidden_size, dtype=torch.float32, device=device)
         return DecodingState(
             prompt, how.acceptance, sampling, how.target_law, seeds, runner.vocab_size, max_length, capacity, tokens,
             lengths=prompt.lengths.clone(),
@@ -157,7 +160,7 @@ class DecodingState:
             active=torch.ones(batch, dtype=torch.bool, device=device),
             step=torch.zeros_like(prompt.lengths),
             longest=prompt.longest,
-            hidden=None if how.hidden_size is None else torch.zeros(batch, how.hidden_size, device=device),
+            hidden=hidden,
             host_lengths=np.array([len(p) for p in prompt.host_tokens], dtype=np.int64),
             host_remaining=np.full(batch, max_new_tokens, dtype=np.int64),
             host_active=np.ones(batch, dtype=bool),

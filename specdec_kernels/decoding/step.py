@@ -12,7 +12,7 @@ from ..ops.token_logprobs import token_logprobs
 from ..ops.verify_chain import verify_chain
 from ..ops.verify_tree import verify_tree
 from ..tree import DraftTree
-from ..types import PLACEHOLDER_TOKEN_ID, VerifyOutput
+from ..types import PLACEHOLDER_TOKEN_ID, Status, VerifyOutput
 from .logprobs import packed
 from .runner import Runner
 from .state import DecodingState
@@ -103,7 +103,10 @@ def _verify_chain(
         num_draft_tokens=num_drafted,
         eos_token_ids=ends,
     )
-    return out, num_drafted, logits
+    # A draft ends before an id that is none, and before a token that its distribution cannot have given, unrejected.
+    num_drafted = torch.minimum(num_drafted, _is_id(draft.tokens, state).long().cumprod(1).sum(1))
+    ended = ((out.status & int(Status.BAD_DRAFT)) != 0) & state.active
+    return out, torch.where(ended, out.num_accepted.long(), num_drafted), logits
 
 
 def _verify_tree(
@@ -141,11 +144,16 @@ def _verify_tree(
     above = tree.parents.expand(root.shape[0], -1).clamp(min=0)
     for _ in range(tree.max_depth):
         goes_on = goes_on | goes_on.gather(1, above)
-    num_drafted = torch.where(goes_on & (tokens >= 0), tree.depth, 0).amax(1).masked_fill(~state.active, -1)
+    num_drafted = torch.where(goes_on & _is_id(tokens, state), tree.depth, 0).amax(1).masked_fill(~state.active, -1)
     if state.hidden is not None:
         assert hidden is not None
         state.hidden.copy_(hidden.gather(1, final[..., None].expand(-1, 1, hidden.shape[2]))[:, 0])
     return out, num_drafted, logits
+
+
+def _is_id(tokens: Tensor, state: DecodingState) -> Tensor:
+    """Where there is a token, not a placeholder or an id that is none: a draft ends before those."""
+    return (tokens >= 0) & (tokens < state.vocab_size)
 
 
 def _randomness(state: DecodingState, rule: str, num_rows: int, tree: DraftTree | None = None) -> dict[str, Any]:

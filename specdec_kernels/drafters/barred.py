@@ -42,7 +42,7 @@ class Barred:
         flat = FlatProcessors(None, *(None if x is None else x.to(device) for x in lists.flat))
         if flat.allowed is None and flat.bias_ids is None:
             return
-        self._bias = torch.zeros(batch, vocab, device=device)
+        self._bias = torch.zeros(batch, vocab, dtype=torch.float32, device=device)
         if flat.allowed is not None:
             self._bias.masked_fill_(~unpacked(flat.allowed, vocab), -math.inf)
         if flat.bias_ids is not None and flat.bias_values is not None:
@@ -68,7 +68,7 @@ class Barred:
         """
         mine = slice(first, first + len(ids))
         if self._bias is None:
-            return torch.zeros(ids.shape, device=ids.device)
+            return torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
         bias = self._bias[mine].gather(1, ids)
         if self._until is None:
             return bias
@@ -104,7 +104,7 @@ class Barred:
         lengths : ndarray
             ``[n]`` int64: tokens of each text before its draft.
         """
-        positions = torch.from_numpy(lengths)[:, None] + torch.arange(tokens.shape[1])
+        positions = torch.from_numpy(lengths)[:, None] + torch.arange(tokens.shape[1], device="cpu")
         added = self.added(torch.from_numpy(tokens).clamp_min(0), positions, first)
         return np.where(added.isneginf().numpy().cumsum(1) > 0, PLACEHOLDER_TOKEN_ID, tokens)
 

@@ -135,6 +135,9 @@ class MedusaDrafter(TreeDrafter):
     def commit(self, state: DecodingState, result: StepResult) -> None:
         """Nothing to note: the target's hidden state is in `state`."""
 
+    def finish(self) -> None:
+        self._barred = self._penalties = None
+
 
 def _children(tree: DraftTree) -> list[tuple[int, int, dict[int, int]]]:
     """Of each node that has children: itself, its depth, and the rank of each child."""

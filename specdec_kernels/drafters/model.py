@@ -20,8 +20,8 @@ from ..ops.sample import sample
 from ..ops.uniform_samples import uniform_samples
 from ..ops.warp_probs import warp_probs
 from ..processors import Processors
-from ..sampling import GREEDY, SamplingParams
-from ..types import RowStats, TokenMap
+from ..sampling import GREEDY, LEAST_TEMPERATURE, SamplingParams
+from ..types import Draw, RowStats, TokenMap
 from .base import Draft, Drafter
 
 
@@ -217,9 +217,7 @@ class ModelDrafter(ModelBase):
             if num_draft_tokens is not None:
                 num_draft_tokens += goes_on[:, 0]
             if self.min_confidence > 0:
-                log_prob = (
-                    -row_stats(logits, processors=processors).normalizer.log() if params.is_greedy else draw.log_prob
-                )
+                log_prob = _confidence(params, draw, logits, processors)
                 goes_on = goes_on & (log_prob.exp() >= self.min_confidence)
                 if state.device.type == "cpu" and not goes_on.any():
                     num_tokens = i + 1
@@ -249,3 +247,15 @@ class ModelDrafter(ModelBase):
         """Note whether our cache has seen what was emitted: it has, wherever we drafted."""
         drafted = state.asks_drafter(result.tokens.shape[1] - 1)
         self._behind = 0 if drafted else self._behind + 1
+
+
+def _confidence(
+    params: SamplingParams, draw: Draw, logits: torch.Tensor, processors: Processors | None
+) -> torch.Tensor:
+    """``[batch, 1]``: the log-probability of what was drawn, at temperature 1 where it was drawn greedily."""
+    if not (params.is_greedy or isinstance(params.temperature, torch.Tensor)):
+        return draw.log_prob
+    likeliest = -row_stats(logits, processors=processors).normalizer.log()
+    if not isinstance(params.temperature, torch.Tensor):
+        return likeliest
+    return torch.where(params.temperature[:, None] < LEAST_TEMPERATURE, likeliest, draw.log_prob)

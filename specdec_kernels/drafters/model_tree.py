@@ -137,7 +137,9 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
             ids = own if self.token_map is None else self.token_map.draft_to_target
             lengths = state.lengths[:, None] + depth - 1
             logits = logits + self._barred.added(ids.expand(state.batch_size, -1), lengths)[:, None]
-        best, ids = logits.log_softmax(-1).topk(min(self.num_nodes - 1, logits.shape[2]), dim=-1)
+        # a row without a possible id, or with a NaN, has no children
+        scores = logits.log_softmax(-1).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        best, ids = scores.topk(min(self.num_nodes - 1, logits.shape[2]), dim=-1)
         if self.token_map is not None:
             ids = self.token_map.draft_to_target[ids]
         return best, ids
@@ -168,3 +170,7 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
 
     def commit(self, state: DecodingState, result: StepResult) -> None:
         """Nothing to note: what was emitted is fed again by the next draft."""
+
+    def finish(self) -> None:
+        super().finish()
+        self._barred = None

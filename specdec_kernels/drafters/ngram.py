@@ -78,4 +78,4 @@ class NgramDrafter(Drafter):
         self._index.append_batch(np.ascontiguousarray(result.tokens), result.num_tokens)
 
     def finish(self) -> None:
-        self._index = None
+        self._index = self._barred = None

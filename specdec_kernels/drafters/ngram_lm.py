@@ -139,7 +139,7 @@ class NgramLMDrafter(Drafter):
         self._first = None
 
     def finish(self) -> None:
-        self._index = self._noise = self._first = None
+        self._index = self._noise = self._first = self._barred = None
 
     def law_after(self, text: Sequence[int]) -> tuple[_Array, NDArray[np.float64]]:
         """The distribution of the token after `text` as it is counted: ids ``[n]`` int64, ascending, and the
@@ -166,11 +166,12 @@ class _Noise:
     """
 
     def __init__(self, state: DecodingState, sharpness: float) -> None:
-        positions = torch.arange(state.capacity).expand(state.batch_size, -1)
+        positions = torch.arange(state.capacity, device="cpu").expand(state.batch_size, -1)
         self._keys = noise_keys(state.seeds.cpu(), positions).numpy()  # [batch, capacity]
-        temperature = torch.as_tensor(state.sampling.temperature, dtype=torch.float64).cpu().expand(state.batch_size)
+        given = state.sampling.temperature
+        temperature = given.double().cpu().numpy() if isinstance(given, torch.Tensor) else np.float64(given)
         with np.errstate(divide="ignore"):
-            self._exponent = sharpness / temperature.numpy()
+            self._exponent = np.broadcast_to(sharpness / temperature, state.batch_size)
 
     def added(self, law: NDArray[np.float64], candidates: _Array, lengths: _Array) -> NDArray[np.float64]:
         """Scores whose largest is drawn at these positions; where decoding is greedy, the likeliest one's."""

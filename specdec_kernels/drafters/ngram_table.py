@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_int, check_path, check_sequence
+from .medusa_heads import write_whole
 
 _Array = NDArray[np.int64]
 _KEPT = 64  # continuations kept of a context: rarer ones are hardly ever accepted
@@ -92,8 +93,12 @@ class NgramTable:
         check_path("NgramTable", "path", path)
         names = Order.__dataclass_fields__
         arrays = {f"{name}{i}": getattr(order, name) for i, order in enumerate(self.orders) for name in names}
-        with path.open("wb") as file:
-            np.savez(file, **arrays)
+
+        def write(unfinished: Path) -> None:
+            with unfinished.open("wb") as file:
+                np.savez(file, **arrays)
+
+        write_whole(path, write)
 
     @staticmethod
     def load(path: Path) -> NgramTable:

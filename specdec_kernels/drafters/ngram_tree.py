@@ -112,3 +112,4 @@ class NgramTreeDrafter(TreeDrafter):
 
     def finish(self) -> None:
         self._texts, self._lengths = [], []
+        self._barred = None

@@ -247,11 +247,11 @@ def distill(model: Any, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[st
     temperatures = torch.tensor([_TEMPERATURES[i % len(_TEMPERATURES)] for i in range(len(prompts))])
     output = generate(
         model,
-        ids,
-        attention_mask=mask,
+        ids.to(model.device),
+        attention_mask=mask.to(model.device),
         drafter=NoDrafter(),
-        sampling=SamplingParams(temperature=temperatures),
-        seeds=torch.arange(len(prompts)) + seed,
+        sampling=SamplingParams(temperature=temperatures.to(model.device)),
+        seeds=torch.arange(len(prompts), device=model.device) + seed,
         max_new_tokens=_NEW_TOKENS,
     )
     documents = []
@@ -323,9 +323,9 @@ class Seeds:
         ids = torch.tensor([self.tokenizer.encode(prompt, add_special_tokens=False)] * _DOCUMENTS)
         output = generate(
             model,
-            ids,
+            ids.to(model.device),
             drafter=NoDrafter(),
-            seeds=torch.arange(_DOCUMENTS) + (self.seed + 1) * 1_000_003 + shard * _DOCUMENTS,
+            seeds=torch.arange(_DOCUMENTS, device=model.device) + (self.seed + 1) * 1_000_003 + shard * _DOCUMENTS,
             max_new_tokens=_SELF_TALK,
         )
         texts = [row[:n].tolist() for row, n in zip(output.tokens, output.num_tokens.tolist(), strict=True)]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -113,11 +114,39 @@ def fit(
     checkpoint: Path | None,
     progress: bool,
 ) -> list[float]:
-    """Steps of AdamW on each group of parameters at its own learning rate, from the checkpoint on."""
+    """Steps of AdamW on each group of parameters at its own learning rate, from the checkpoint on. Afterwards no
+    parameter requires gradients.
+    """
+    with _trainable(modules):
+        return _fitted(loss_at, groups, modules, order, checkpoint, progress)
+
+
+@contextmanager
+def _trainable(modules: dict[str, nn.Module]) -> Iterator[None]:
+    """Within, every parameter requires gradients; afterwards none does, or after an error those that did before."""
+    before = [(p, p.requires_grad) for module in modules.values() for p in module.parameters()]
+    afterwards = before
+    try:
+        for parameter, _ in before:
+            parameter.requires_grad_(True)
+        yield
+        afterwards = [(p, False) for p, _ in before]
+    finally:
+        for parameter, flag in afterwards:
+            parameter.requires_grad_(flag)
+
+
+def _fitted(
+    loss_at: Callable[[int], Tensor],
+    groups: Sequence[tuple[list[nn.Parameter], float]],
+    modules: dict[str, nn.Module],
+    order: Order,
+    checkpoint: Path | None,
+    progress: bool,
+) -> list[float]:
+    """`fit` of parameters that have gradients."""
     recipe = order.recipe
     about = {**asdict(recipe), "items": order.num_items}
-    for module in modules.values():
-        module.requires_grad_(True)
     optimizer = torch.optim.AdamW([{"params": p, "lr": rate} for p, rate in groups], weight_decay=0.0)
     losses: list[float] = []
     if checkpoint is not None and checkpoint.exists():
@@ -154,8 +183,6 @@ def fit(
                     "losses": losses,
                 },
             )
-    for module in modules.values():
-        module.requires_grad_(False)
     return losses
 
 

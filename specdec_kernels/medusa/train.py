@@ -59,9 +59,9 @@ def train_heads(
     check_instance("train_heads", "heads", heads, MedusaHeads, "MedusaHeads")
     check_run("train_heads", features, recipe, checkpoint, progress)
     labels = features.labels(heads.num_heads)
-    rows = (heads.draft_labels(labels) >= 0).any(1).nonzero()[:, 0]
-    order = Order(len(rows), recipe)
     device, dtype = heads.w1.weight.device, heads.w1.weight.dtype
+    rows = (heads.draft_labels(labels.to(device)) >= 0).any(1).nonzero()[:, 0].cpu()
+    order = Order(len(rows), recipe)
 
     def loss_at(step: int) -> Tensor:
         batch = rows[order.batch(step)]
@@ -86,7 +86,7 @@ def train_jointly(
     Parameters
     ----------
     model : PreTrainedModel
-        Changed in place; `features` must be those of what it was before.
+        Changed in place, and frozen afterwards; `features` must be those of what it was before.
     heads : MedusaHeads
         Of `model`; changed in place.
     features, recipe, checkpoint, progress

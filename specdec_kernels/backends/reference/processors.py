@@ -98,6 +98,8 @@ def flagged_lists(ids: Tensor) -> tuple[Tensor, Tensor]:
 
 def valid_penalties(penalties: Tensor) -> tuple[Tensor, Tensor]:
     """Repetition, frequency and presence ``[lists, 3]``, off where out of range, and the flags ``[lists]``."""
-    off = penalties.new_tensor([1.0, 0.0, 0.0])
-    bad = ~penalties.isfinite() | (penalties <= penalties.new_tensor([0.0, -math.inf, -math.inf]))
-    return torch.where(bad, off, penalties), torch.where(bad.any(-1), int(Status.BAD_PARAM), 0).to(torch.int32)
+    repetition = slots_upto(3, penalties) == 0
+    bad = ~penalties.isfinite() | (repetition & (penalties <= 0))
+    return torch.where(bad, repetition.to(penalties.dtype), penalties), torch.where(
+        bad.any(-1), int(Status.BAD_PARAM), 0
+    ).to(torch.int32)

@@ -27,12 +27,12 @@ class Overlay(NamedTuple):
 
     stride: int | None  # rows that a sequence's row i lies behind that of the one before, in what is kept for each row;
     # None: each sequence has one, wherever its logits are
-    last_row: int | None  # of all
+    last_row: Tensor | None  # [1] int32: of all; a number would compile variants as batches change
     flags: Tensor | None  # [batch] int32; None: there are no processors
     words: int | None  # of a bitmask
     bitmask: Tensor | None  # [rows, words] int32
     allowed: Tensor | None  # [batch, words] int32
-    bias_ids: Tensor | None  # [batch, num_bias] int32
+    bias_ids: Tensor | None  # [batch, num_bias] int32; num_bias and capacity are multiples of 16, as they change too
     bias_values: Tensor | None  # the same, float32
     bias_until: Tensor | None  # the same, int32
     generated: Tensor | None  # [rows] int64: tokens of the output before each
@@ -236,7 +236,7 @@ class Siblings(NamedTuple):
 
     masses: Tensor  # [batch, tiles] float32: of what P has become
     removed: Tensor  # [batch, num_nodes] int32: tokens rejected along the path, each node's behind its parent's
-    levels: Tensor  # [batch, max_depth + 1, 5] float32: what the nodes above are left with
+    levels: Tensor  # [batch, max_depth + 1, 6] float32: what the nodes above are left with
     traversal: Any  # constexpr: the rule
 
 

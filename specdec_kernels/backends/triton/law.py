@@ -290,14 +290,14 @@ def find_cutoff(
         by_mass = tl.full((), stage, tl.int32) > 0
         active = tl.where(by_mass, (top_p < 1.0).to(tl.int32), (top_k > 0).to(tl.int32))
         if active > 0:
-            keys = load_listed(count, listed)
+            keys = load_listed(tl.where(count <= CANDIDATES, count, 0), listed)  # of too many there is no list
             weight = weigh(from_ordered(keys), row.law, -INFINITY, row.rows.kind)
             kept = keys >= floor.to(tl.int32)
             seen = tl.sum(tl.where(kept, weight, 0.0), 0)
             total = tl.where(whole, normalizer, tl.where(count <= CANDIDATES, seen, -1.0))
             too_little = tl.where(by_mass, whole & (seen < top_p * total), count < top_k) & (begin > floor)
             if (count > CANDIDATES) | too_little:
-                low, high, above, mass_above = floor, end, count * 0, seen * 0.0
+                low, high, above, mass_above = floor, end, count * 0, tl.zeros((), tl.float32)
                 if by_mass & whole:
                     low = lowest_possible(row, top_p, total)
                 if count <= CANDIDATES:

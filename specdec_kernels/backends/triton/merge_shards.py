@@ -73,8 +73,8 @@ def merge_shards(args: MergeShardsArguments) -> tuple[Tensor, Tensor]:
     """``[batch, n, tiles]`` to values ``[batch, n, 6]`` and the probability of `logits_at` ``[batch, n]``."""
     batch, n, tiles = args.tile_max.shape
     vocab = tiles * TILE.value
-    values = torch.empty(batch, n, 6, device=args.tile_max.device)
-    prob = torch.empty(batch, n, device=args.tile_max.device)
+    values = torch.empty(batch, n, 6, dtype=torch.float32, device=args.tile_max.device)
+    prob = torch.empty(batch, n, dtype=torch.float32, device=args.tile_max.device)
     run(
         merge, (batch * n,), args.tile_max.contiguous(), args.tile_mass.contiguous(), args.logits_at.contiguous(), n,
         tiles, make_temperature(args.params), values, prob, PROBS=args.probs, TILES=tiles_a_program(vocab, 4),

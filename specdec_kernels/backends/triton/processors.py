@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ...ops.arguments import Processing
 from ...processors import FlatProcessors
+from ...types import NO_ID
 from ..reference.processors import valid_penalties
 from ..reference.rows import slots_upto
 from .arithmetic import BAD_PARAM, INFINITY, LAST_ID
@@ -72,7 +74,7 @@ def process(overlay, b, i, ids, inside, x):
     """The logits x of row i of sequence b, or of a vector of rows, as processors make them; of ids `inside` alone."""
     row = b
     if overlay.stride is not None:
-        row = tl.minimum(tl.maximum(b * overlay.stride + i, 0), overlay.last_row)
+        row = tl.minimum(tl.maximum(b * overlay.stride + i, 0), tl.load(overlay.last_row))
     if overlay.bitmask is not None:
         x = tl.where(allows(overlay.bitmask + row * overlay.words, ids, inside), x, -INFINITY)
     if overlay.allowed is not None:
@@ -131,6 +133,9 @@ def with_processors(rows: Rows, layout: Layout, n: int, given: Processing, draft
     def of_each(lists: Tensor | None) -> Tensor | None:
         return None if lists is None else lists.expand(batch, *lists.shape[1:]).contiguous()
 
+    def padded(lists: Tensor | None, value: int = 0) -> Tensor | None:
+        return None if lists is None else of_each(F.pad(lists, (0, -lists.shape[1] % 16), value=value))
+
     sequence = sequences_of(layout, n, device)
     if drafted is None:
         drafted = torch.empty(len(sequence), 0, dtype=torch.int32, device=device)
@@ -148,15 +153,16 @@ def with_processors(rows: Rows, layout: Layout, n: int, given: Processing, draft
         penalties, flags_of_penalties = valid_penalties(penalties)
         count_ids, flags_of_counts = flagged_lists(count_ids)
         flags |= flags_of_penalties | flags_of_counts
-    num_bias, capacity = (0 if ids is None else ids.shape[1] for ids in (flat.bias_ids, flat.count_ids))
+    bias_ids, count_ids = (padded(ids, NO_ID) for ids in (bias_ids, count_ids))
+    num_bias, capacity = (0 if ids is None else ids.shape[1] for ids in (bias_ids, count_ids))
     return rows._replace(
         overlay=Overlay(
-            n if layout.cu is None else layout.bonus_rows, len(sequence) - 1, flags,
+            n if layout.cu is None else layout.bonus_rows,
+            torch.full((1,), len(sequence) - 1, dtype=torch.int32, device=device), flags,
             (rows.vocab + 31) // 32, None if flat.token_bitmask is None else flat.token_bitmask.contiguous(),
             of_each(flat.allowed),
-            of_each(bias_ids), of_each(flat.bias_values), of_each(flat.bias_until), generated, num_bias,
-            num_bias.bit_length(),
-            of_each(penalties), of_each(count_ids), of_each(flat.counts), capacity,
-            capacity.bit_length(), drafted.to(torch.int32).contiguous(), drafted.shape[1],
+            bias_ids, padded(flat.bias_values), padded(flat.bias_until), generated, num_bias, num_bias.bit_length(),
+            of_each(penalties), count_ids, padded(flat.counts), capacity, capacity.bit_length(),
+            drafted.to(torch.int32).contiguous(), drafted.shape[1],
         )
     )  # fmt: skip

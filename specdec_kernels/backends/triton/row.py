@@ -29,7 +29,7 @@ def start_of(rows, b, i):
     """Where row i of sequence b starts."""
     if rows.starts is not None:
         b = tl.load(rows.starts + b)
-    return rows.data + b * rows.stride_batch + i * rows.stride_row
+    return rows.data + b * rows.stride_batch + tl.cast(i, tl.int64) * rows.stride_row
 
 
 @triton.jit

@@ -140,7 +140,7 @@ def shard_laws(values: Tensor, argmax: Tensor, status: Tensor, first: int, param
     inverse = inverse_temperatures(params, values).expand(argmax.shape)
     one_hot = (inverse < 0) | values[..., 0].isinf()
     numbers = torch.stack([values[..., 0], values[..., 1], torch.where(one_hot, -1.0, inverse), 1 / values[..., 3]], -1)
-    return RowLaws(numbers, argmax - first, status.contiguous())
+    return RowLaws(numbers, (argmax - first).contiguous(), status.contiguous())
 
 
 def draft_of(args: ShardDrawArguments) -> DraftLaws:
@@ -156,7 +156,7 @@ def draft_of(args: ShardDrawArguments) -> DraftLaws:
         bad = args.draft_status & BAD_DRAFT.value != 0
         assert laws.numbers is not None and laws.argmax is not None
         laws.numbers[..., 2].masked_fill_(bad, -1.0)
-        laws = laws._replace(argmax=laws.argmax.masked_fill(bad, -1))
+        laws = laws._replace(argmax=laws.argmax.masked_fill(bad, -1).contiguous())
     return DraftLaws(rows_of(rows), laws, None, None, tl.constexpr(True), tl.constexpr(0))
 
 
@@ -167,12 +167,13 @@ def shard_draw(args: ShardDrawArguments) -> tuple[Tensor, Tensor, Tensor]:
     laws = shard_laws(
         args.values, args.argmax, torch.zeros_like(args.argmax, dtype=torch.int32), args.first, args.params
     )
-    target, nothing = Target(rows, laws), torch.empty(0, device=device)
+    target, nothing = Target(rows, laws), torch.empty(0, dtype=torch.float32, device=device)
     a_program = tiles_a_program(width, 2)
     grid = (batch * n * triton.cdiv(tiles, a_program),)
     if args.noise_keys is not None:
         best = Best(
-            torch.empty(batch, n, tiles, device=device), torch.empty(batch, n, tiles, dtype=torch.int32, device=device)
+            torch.empty(batch, n, tiles, dtype=torch.float32, device=device),
+            torch.empty(batch, n, tiles, dtype=torch.int32, device=device),
         )
         run(noisy, grid, target, n, tiles, args.noise_keys.contiguous(), args.first, best, TILES=a_program)
         assert best.score is not None and best.id is not None
@@ -180,7 +181,7 @@ def shard_draw(args: ShardDrawArguments) -> tuple[Tensor, Tensor, Tensor]:
         score, token = (of.gather(-1, tile)[..., 0] for of in (best.score, best.id))
         return nothing, torch.where(score > -torch.inf, token, -1).to(torch.int64), score
     draft, weights = draft_of(args), args.weights.contiguous()
-    points = None if args.point_tokens is None else args.point_tokens - args.first
+    points = None if args.point_tokens is None else (args.point_tokens - args.first).contiguous()
     if args.masses is not None and args.uniform_samples is not None:
         token, all_tiles = torch.empty(batch, n, dtype=torch.int64, device=device), args.masses.shape[2]
         run(
@@ -190,6 +191,6 @@ def shard_draw(args: ShardDrawArguments) -> tuple[Tensor, Tensor, Tensor]:
         )  # fmt: skip
         return nothing, token, nothing
     stats = scan_shard(rows, batch, n, make_temperature(args.params))
-    out = torch.empty(batch, n, tiles, device=device)
+    out = torch.empty(batch, n, tiles, dtype=torch.float32, device=device)
     run(masses, grid, target, n, tiles, draft, points, weights, stats.maximum, stats.mass, out, TILES=a_program)
     return out, nothing.to(torch.int64), nothing

@@ -71,7 +71,7 @@ def shard_stats(args: ShardStatsArguments) -> tuple[Tensor, Tensor, Tensor, Tens
 def inverse_temperatures(params: tuple[object, ...], like: Tensor) -> Tensor:
     """1 / T of each sequence ``[batch, 1]``; −1 where it is greedy."""
     number, each = params[0], params[5]
-    t = torch.full((like.shape[0], 1), float(number), device=like.device)  # type: ignore[arg-type]
+    t = torch.full((like.shape[0], 1), float(number), dtype=torch.float32, device=like.device)  # type: ignore[arg-type]
     if isinstance(each, Tensor):
         t = each[:, None]
     t = torch.where((t >= 0) & (t < torch.inf), t, 1.0)

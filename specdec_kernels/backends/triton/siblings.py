@@ -66,7 +66,7 @@ def try_siblings(
     tokens = trees.tokens + root
     removed = scratch.removed + root
     masses = scratch.masses + b * tiles
-    levels = scratch.levels + b * (max_depth + 1) * 5
+    levels = scratch.levels + b * (max_depth + 1) * 6
     slot = tl.arange(0, trees.slots)
     parent = tl.load(trees.above + root + slot, mask=slot < num_nodes, other=-1)
     flags = tl.load(trees.state + b)
@@ -78,6 +78,7 @@ def try_siblings(
     scale = tl.full((), 1.0, tl.float32)
     taken = tl.zeros((), tl.float32)  # positive as soon as P is no longer the row's own
     rest = tl.full((), 1.0, tl.float32)
+    only = tl.full((), -1, tl.int32)  # a child that was rejected, by rounding, although it had all that was left of P
     w = tl.full((), 1.0, tl.float32)
     final = tl.full((), -1, tl.int64)
     walking = tl.load(trees.spans + b * 4 + 1) >= 0
@@ -97,12 +98,13 @@ def try_siblings(
                 if scratch.traversal:
                     enters = q > 0.0
                     weight = tl.minimum(tl.div_rn(w * p, q), 1.0)
-                    level = levels + accepted * 5
+                    level = levels + accepted * 6
                     tl.store(level, scale)
                     tl.store(level + 1, taken)
                     tl.store(level + 2, rest)
                     tl.store(level + 3, w)
                     tl.store(level + 4, begin.to(tl.float32))
+                    tl.store(level + 5, only.to(tl.float32))
                 else:
                     coin, coin_flags = coin_at(uniforms, root + child)
                     flags |= coin_flags
@@ -116,6 +118,7 @@ def try_siblings(
                     scale = tl.full((), 1.0, tl.float32)
                     taken = tl.zeros((), tl.float32)
                     rest = tl.full((), 1.0, tl.float32)
+                    only = tl.full((), -1, tl.int32)
                     w = weight
                 else:
                     rejected = child
@@ -131,13 +134,14 @@ def try_siblings(
                         tried = node
                         node = tl.load(trees.above + root + node)
                         accepted -= 1
-                        level = levels + accepted * 5
+                        level = levels + accepted * 6
                         scale = tl.load(level)
                         taken = tl.load(level + 1)
                         rest = tl.load(level + 2)
                         w = tl.load(level + 3)
                         end = begin
                         begin = tl.load(level + 4).to(tl.int32)
+                        only = tl.load(level + 5).to(tl.int32)
             walking = rejected >= 0
         row = root + node
         drawn = (walking == 0) & (tl.load(trees.ends + root + node) == 0)
@@ -166,6 +170,8 @@ def try_siblings(
                 if total > 0.0:
                     scale = tl.div_rn(left_scale, total)
                     taken = tl.div_rn(left_taken, total)
+                elif (taken > 0.0) & (only < 0):
+                    only = rejected
                 rest = tl.where(mass > 0.0, tl.div_rn(1.0, tl.where(mass > 0.0, mass, 1.0)), 0.0)
                 below = total + 1.0 - w
                 w = tl.where(below > 0.0, tl.div_rn(total, tl.where(below > 0.0, below, 1.0)), 1.0)
@@ -179,6 +185,8 @@ def try_siblings(
                     target, draft, at, scale, taken, removed, begin, end, last_tile * TILE, last_ids, TILE
                 )
                 final = walk_ids(weight, last_ids, rest_there, last_mass).to(tl.int64)
+                if only >= 0:
+                    final = tl.load(tokens + only).to(tl.int64)
         elif drawn:
             id, coin_flags = token_of(target, tiles, b, node, num_nodes, tile_mass, uniforms, root, ROW_TILES)
             final = id.to(tl.int64)

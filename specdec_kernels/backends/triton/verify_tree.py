@@ -83,7 +83,7 @@ def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     if sampled:
         scratch = Siblings(
             empty(batch, tiles, dtype=torch.float32), empty(batch, num_nodes),
-            empty(batch, max_depth + 1, 5, dtype=torch.float32), tl.constexpr(args.acceptance == TRAVERSAL),
+            empty(batch, max_depth + 1, 6, dtype=torch.float32), tl.constexpr(args.acceptance == TRAVERSAL),
         )  # fmt: skip
         run(
             try_siblings, (batch,), found.target, tiles, found.tile_mass, draft.laws, trees, num_nodes,

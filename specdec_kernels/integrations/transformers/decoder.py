@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Hashable
 from typing import Any
 
@@ -123,9 +124,12 @@ class DecoderRunner(TransformersRunner):
             kind: tree_mask(tree, starts, place.visible, self.dtype, window) for kind, window in self._windows.items()
         }
         # What enters the LM head: models differ in what they do to it before, and to the logits after.
+        # Other threads may be running the same model.
         hidden: list[Tensor] = []
-        head = self.model.get_output_embeddings()
-        watch = head.register_forward_pre_hook(lambda head, inputs: hidden.append(inputs[0]))
+        head, thread = self.model.get_output_embeddings(), threading.get_ident()
+        watch = head.register_forward_pre_hook(
+            lambda head, inputs: hidden.append(inputs[0]) if threading.get_ident() == thread else None
+        )
         try:
             output = self._run(self.model, tokens, starts[:, None] + tree.position_ids, masks)
         finally:

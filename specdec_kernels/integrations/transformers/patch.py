@@ -55,27 +55,30 @@ def assisted_generation(
         check_draft_length("assisted_generation", num_speculative_tokens)
     check_acceptance("assisted_generation", acceptance, ACCEPTANCES)
     options: Options = {"num_speculative_tokens": num_speculative_tokens, "acceptance": acceptance}
-    with _lock:
-        if not _entered:
-            _stock.append(GenerationMixin._assisted_decoding)
-            GenerationMixin._assisted_decoding = _in_its_place(_stock[0])
-        _entered.append(options)
-    token = _mine.set(options)
-    try:
+    before = _mine.get()
+    try:  # an interrupt may come anywhere
+        with _lock:
+            if not _stock:
+                _stock.append(GenerationMixin._assisted_decoding)
+                GenerationMixin._assisted_decoding = _in_its_place(_stock[0])
+            _entered.append(options)
+        _mine.set(options)
         yield
     finally:
         with _lock:
             _entered[:] = [other for other in _entered if other is not options]
-            if not _entered:
+            if not _entered and _stock:
                 GenerationMixin._assisted_decoding = _stock.pop()
-        _mine.reset(token)
+        _mine.set(before)
 
 
 def _in_its_place(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)  # transformers looks at its parameters
     def _assisted_decoding(model: Any, *args: Any, **kwargs: Any) -> Any:
         with _lock:
-            options = _mine.get() or (_entered[-1] if _entered else None)
+            mine, entered = _mine.get(), list(_entered)
+            # a block may have been left by another thread than entered it
+            options = next((own for own in entered if own is mine), entered[-1] if entered else None)
         if options is None:  # the last block was left after this method had been taken
             return stock(model, *args, **kwargs)
         return generate(model, *args, **{**kwargs, **options})

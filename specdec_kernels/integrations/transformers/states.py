@@ -95,16 +95,18 @@ class States:
 
     def _write(self, b: int, t: int, rows: slice, start: int) -> None:
         """Put `rows` of the last forward, at the positions from `start` on, where token `t`'s entry has them."""
-        columns = torch.cat([self._places[b], torch.arange(self._prompt, self._prompt + t)])  # of each position
+        columns = torch.cat(
+            [self._places[b], torch.arange(self._prompt, self._prompt + t, device="cpu")]
+        )  # of each position
         for name, layers in self._last.items():
             for kept, layer in zip(self._kept[name], layers, strict=True):
                 if layer is None:  # not among the indices that were asked for
                     continue
                 given = layer[b, ..., rows, :]
-                num_rows, at = 1, torch.zeros(1, dtype=torch.int64)
+                num_rows, at = 1, torch.zeros(1, dtype=torch.int64, device="cpu")
                 if t == 0:
                     num_rows, at = self._prompt, columns[start : start + given.shape[-2]]
-                width, keys = given.shape[-1], torch.arange(given.shape[-1])
+                width, keys = given.shape[-1], torch.arange(given.shape[-1], device="cpu")
                 if name == self._own_attentions:
                     width, keys = self._prompt + t, columns[:width]
                 entry = kept.of(t, b, (*given.shape[:-2], num_rows, width), given)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ def make_rejection_sample(stock: Callable[..., Any]) -> Callable[..., Any]:
             vocab = target_logits.shape[1]
             draft_logits = draft_logits[..., :vocab]
             if draft_logits.shape[-1] < vocab:
-                token_map = TokenMap(torch.arange(draft_logits.shape[-1], device=device))
+                token_map = _first_ids(draft_logits.shape[-1], device)
         temperatures = temperature[idx_mapping]
         out = verify_packed(
             target_logits, draft_sampled[drafted], draft_logits, draft_token_map=token_map,
@@ -76,6 +77,12 @@ def make_rejection_sample(stock: Callable[..., Any]) -> Callable[..., Any]:
         return out.tokens, out.num_tokens
 
     return rejection_sample
+
+
+@lru_cache
+def _first_ids(count: int, device: torch.device) -> TokenMap:
+    """Those of a draft's narrower vocabulary: looked at once, as that waits for the device."""
+    return TokenMap(torch.arange(count, device=device))
 
 
 def make_gumbel_sample(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,86 @@
+"""Ops give the same bits however many threads torch has, and whatever dtype and device tensors have by default."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from bench.inputs import Case
+from bench.providers import own
+from bench.registry import REGISTRY
+from python_tests.support import Backend
+
+WIDE = 65539  # a row of so many tiles is shared out among eight threads, where there are few rows
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def dtype(given: torch.dtype) -> Iterator[None]:
+    torch.set_default_dtype(given)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def called(case: Case, backend: str, inputs: Any) -> list[Any]:
+    """What an op gives and what becomes of its arguments."""
+    call = own.builders(backend)[case.op](case)
+    if call is None:
+        pytest.skip("the backend does not have the case")
+    inputs = copy.deepcopy(inputs)
+    return tree_leaves((call(inputs), vars(inputs) if hasattr(inputs, "__dict__") else inputs))
+
+
+def assert_same(found: list[Any], expected: list[Any]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        if isinstance(one, torch.Tensor):
+            assert one.dtype == other.dtype and one.device == other.device
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def cases(vocab: int) -> list[Any]:
+    every = [case for entry in REGISTRY.values() for case in entry.cases((vocab,), (1,)) if case.dtype == torch.float32]
+    every = [case for case in every if case.vocab == vocab or case.op in ("uniform_samples", "noise_keys")]
+    return [pytest.param(case, id=f"{case.op}-{case.name}-{case.cache}-{case.batch}") for case in every]
+
+
+def made(case: Case) -> Any:
+    return REGISTRY[case.op].make(case, torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("case", cases(WIDE))
+def test_the_number_of_threads_changes_no_bit(case: Case) -> None:
+    inputs = made(case)
+    with threads(1):
+        expected = called(case, "cpu", inputs)
+    for count in (3, 8):
+        with threads(count):
+            assert_same(called(case, "cpu", inputs), expected)
+
+
+@pytest.mark.parametrize("case", cases(1500))
+def test_defaults_of_torch_change_no_bit(case: Case, backend: Backend) -> None:
+    inputs = made(case)
+    expected = called(case, backend.name, inputs)
+    for default in (torch.float64, torch.bfloat16):
+        with dtype(default):
+            assert_same(called(case, backend.name, inputs), expected)
+    with torch.device("meta"):
+        assert_same(called(case, backend.name, inputs), expected)
