@@ -28,7 +28,8 @@ struct DirectArgument {
 struct DirectOp {
   int32_t num_arguments, num_results;
   const DirectArgument::Kind* kinds;  // of the arguments; one that is missing is kNone
-  // Gives owned AtenTensorHandles, null for what was not asked for. False, and nothing was done, where only the dispatcher can say what is wrong or missing.
+  // Gives owned AtenTensorHandles, null for what was not asked for. False where only the dispatcher can say what is wrong or
+  // missing; nothing was done, unless memory or the device failed on the way.
   bool (*run)(const DirectArgument* arguments, void** results) noexcept;
 };
 

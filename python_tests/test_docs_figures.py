@@ -24,7 +24,7 @@ from specdec_kernels import analysis
 if not RESULTS.exists():
     pytest.skip("a source distribution holds no results", allow_module_level=True)
 NEWER = ROOT / "bench/results/intel-r-xeon-r-processor-2-cores-avx512"  # another machine
-PLAN, OVERHEADS = NEWER / "plan.json", NEWER / "overhead"
+PLAN, OVERHEADS = RESULTS / "plan.json", NEWER / "overhead"
 CASCADES = machine.RESULTS / "cascades"
 PAGES = ("docs/benchmarks.md", "docs/what-it-gains.md", "README.md")
 WORDS_ONLY = {  # tables without figures, by the first cell of their heading
@@ -521,14 +521,35 @@ def test_the_command_of_typical_acceptance_is_that_of_its_results() -> None:
     assert results("typical")["command"] in (ROOT / "docs/what-it-gains.md").read_text()
 
 
+def near(row: dict[str, Any], measured: float, kind: str, share: float = 0.1) -> bool:
+    return bool(abs(row[kind]["mean"] / measured - 1) < share)
+
+
 def test_what_is_said_of_the_plan_is_that_of_its_results() -> None:
     text = " ".join((ROOT / "docs/what-it-gains.md").read_text().split())
     assert planned()["command"] in text
     rows = planned()["rows"]
-    assert f"at a load of {planned()['machine']['load_average']:.0f}," in text
-    for kind in ("gain", "simulated"):
-        assert all(abs(row[kind]["mean"] / row["measured"]["mean"] - 1) < 0.1 for row in rows)
-    assert "within 10 % of the measured ones, in every row" in text
+    missed = {
+        kind: [row for row in rows if not near(row, row["measured"]["mean"], kind)] for kind in ("gain", "simulated")
+    }
+    assert {len(each) for each in missed.values()} == {
+        3
+    } and "within 10 % of the measured ones in 17 of 20 rows" in text
+    assert {(row["prompts"], row["drafter"]) for each in missed.values() for row in each} == {("code-edit", "ngram-lm")}
+    off = {
+        (row["temperature"], row["num_speculative_tokens"]): [
+            f"{100 * (row[kind]['mean'] / row['measured']['mean'] - 1):.0f}" for kind in ("simulated", "gain")
+        ]
+        for row in missed["gain"]
+    }
+    assert "greedily ({} and {} % too high)".format(*off.pop((0.0, 3))) in text
+    every = sorted(int(number) for pair in off.values() for number in pair)
+    assert len(off) == 2 and f"both numbers at T = 1 ({every[0]} to {every[-1]} %)" in text
+    spans = [f"{row['measured']['low']:.2f} to {row['measured']['high']:.2f}" for row in missed["gain"]]
+    assert len(spans) == 3 and all(span in text for span in spans)
+    assert planned()["settings"]["rounds"] == 3  # so that these are all
+    means = [sum(row["measured"][key] for key in ("low", "mean", "high")) / 3 for row in rows]
+    assert all(near(row, mean, "simulated", 0.08) for row, mean in zip(rows, means, strict=True))
     most = max(row["gain_by_alpha"] / row["measured"]["mean"] - 1 for row in rows)
     assert f"promises up to {most:.0%}".replace("%", " %") in text
     silent = [1 - row["drafted_share"] for row in rows if row["drafter"] == "lookup"]
@@ -538,7 +559,7 @@ def test_what_is_said_of_the_plan_is_that_of_its_results() -> None:
         for batch in (1, 8)
     ]
     assert f"an α of {even[0]:.2f} at batch 1, and of {even[1]:.2f} at batch 8" in text
-    assert milliseconds(8, "medusa") > 4 * milliseconds(8, "1") > 3 * milliseconds(8, "1")
+    assert milliseconds(4, "medusa") > 4 * milliseconds(4, "1") and milliseconds(8, "medusa") > 6 * milliseconds(8, "1")
 
 
 def test_the_cascades_figures_are_of_their_results() -> None:

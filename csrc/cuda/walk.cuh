@@ -66,9 +66,12 @@ struct Place {
   size_t shared() const { return sizeof(float) * size_t((listed ? kMaxListed : 0) + (numbers ? 0 : size)); }
 };
 
+// What most GPUs give a block is 99 KB, the list and the kernels' own arrays (verify_tree's: 31 KB) included.
+constexpr int64_t kMostSharedNumbers = 13 << 10;
+
 inline Place place_of(const VerifyArgs& args, const Launch& launch) {
   Place place{may_cut(args), nullptr, numbers_of(args)};
-  if (place.size > int64_t(kMostSharedTiles) * 2 * (TileTable::kNumbers + 1))
+  if (place.size > kMostSharedNumbers)
     place.numbers = static_cast<float*>(launch.scratch(args.batch * place.size * int64_t(sizeof(float))));
   return place;
 }

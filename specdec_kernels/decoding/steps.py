@@ -98,35 +98,33 @@ class Steps:
         if not at_step.asks_drafter(num_tokens):
             return Draft(at_step.tokens[:, :0])
         draft = self.drafter.propose(at_step, num_tokens)
-        asked = f"generate: {type(self.drafter).__name__}.propose must give"
+        caller = f"generate: {type(self.drafter).__name__}.propose"
         if not isinstance(draft, Draft):
-            raise TypeError(f"{asked} a Draft, got {type(draft).__name__}")
+            raise TypeError(f"{caller} must give a Draft, got {type(draft).__name__}")
         tokens = draft.tokens
         if draft.tree is not None:
-            _check_tree(asked, self.drafter, draft, draft.tree, at_step.batch_size)
+            _check_tree(caller, self.drafter, draft, draft.tree, at_step.batch_size)
             return draft
         if tokens.dim() != 2 or tokens.shape[0] != at_step.batch_size or tokens.shape[1] > num_tokens:
-            raise ValueError(
-                f"{asked} [batch={at_step.batch_size}, at most {num_tokens}] tokens, got {list(tokens.shape)}"
-            )
+            expected = f"[batch={at_step.batch_size}, at most {num_tokens}]"
+            raise ValueError(f"{caller} must give {expected} tokens, got {list(tokens.shape)}")
         if draft.num_draft_tokens is not None:  # to `verify_chain` −1 is an idle row: its sequence would never end
             draft = replace(draft, num_draft_tokens=draft.num_draft_tokens.clamp(min=0))
         return draft.widened(round_up(tokens.shape[1]))
 
 
-def _check_tree(asked: str, drafter: Drafter, draft: Draft, tree: DraftTree, batch: int) -> None:
+def _check_tree(caller: str, drafter: Drafter, draft: Draft, tree: DraftTree, batch: int) -> None:
     """Raise unless the tree is one that `drafter` may propose: cache and buffers have no room for a larger one."""
     if not isinstance(drafter, TreeDrafter):
-        raise ValueError(f"{asked} no tree, as it is no TreeDrafter, got one of {tree.num_nodes} nodes")
+        raise ValueError(f"{caller} must give no tree, as it is no TreeDrafter, got one of {tree.num_nodes} nodes")
     if tree.num_nodes > drafter.num_nodes or tree.max_depth > drafter.max_depth:
         raise ValueError(
-            f"{asked} a tree of at most num_nodes={drafter.num_nodes}, max_depth={drafter.max_depth} deep, "
+            f"{caller} must give a tree of at most num_nodes={drafter.num_nodes}, max_depth={drafter.max_depth} deep, "
             f"got {tree.num_nodes} nodes, {tree.max_depth} deep"
         )
     if draft.tokens.shape != (batch, tree.num_nodes - 1):
-        raise ValueError(
-            f"{asked} [batch={batch}, num_nodes - 1={tree.num_nodes - 1}] tokens, got {list(draft.tokens.shape)}"
-        )
+        expected = f"[batch={batch}, num_nodes - 1={tree.num_nodes - 1}]"
+        raise ValueError(f"{caller} must give {expected} tokens, got {list(draft.tokens.shape)}")
 
 
 def masked(state: DecodingState, draft: Draft) -> DecodingState:

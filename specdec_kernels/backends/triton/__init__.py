@@ -1,14 +1,15 @@
-"""Triton kernels: every op on any GPU that torch serves, without a compiler, and on the CPU under Triton's interpreter.
+"""Triton kernels: every op on GPUs that torch calls "cuda", without nvcc (Triton itself wants gcc or clang), and on the
+CPU under Triton's interpreter.
 
-Rows are read in tiles of 1024 ids, several to a program; between the kernels of an op stand a few numbers a tile, and
-the next kernel combines them. So a result does not depend on how many rows there are, and any
-vocabulary goes through the same loops. Kernels are compiled without fused multiply-add (``launch.run``): a probability
-is the same bits in each of them, and the remainder of equal laws is exactly 0. What kernels and device functions are
-given stands in ``bundles.py``.
+Rows are read in tiles of 1024 ids, several to a program; between the kernels of an op stand a few numbers a tile, of a
+row that is cut also a list of at most 2048 values, and the next kernel combines them. So a result does not depend on
+how many rows there are, and any vocabulary goes through the same loops. Kernels are compiled without fused multiply-add
+(``launch.run``): a probability is the same bits in each of them, and the remainder of equal laws is exactly 0. What
+kernels and device functions are given stands in ``bundles.py``.
 
 ``row_stats`` takes two launches: ``scan`` (all tiles at once) and ``law`` (a program a row: combines its tiles, finds
 the cut-off). ``sample`` adds one that draws, ``verify_chain`` those in its file, and
-``verify_tree`` those in ``tree.py`` and ``tree_walk.py`` or ``siblings.py``.
+``verify_tree`` those in ``tree.py`` and ``tree_walk.py`` or ``siblings.py``; processors add a few small ones.
 
 This module imports no triton: it is optional.
 """
