@@ -26,10 +26,23 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     load_words(row, tile, words);
     unpack<kHeld>(words, row.loaded(), x);
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-      const int32_t id = held_id(tile, k);
-      const float p = law.one_hot ? float(id == law.argmax) : weight_of(x[k], law) * law.inverse_normalizer;
-      if (id < row.vocab) out[index * row.vocab + id] = p;
+    for (int j = 0; j < kRuns; ++j) {
+      const int32_t first = held_id(tile, j * kRun);
+      float p[kRun];
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) {
+        const float weight = weight_of(x[j * kRun + k], law) * law.inverse_normalizer;
+        p[k] = law.one_hot ? float(first + k == law.argmax) : weight;
+      }
+      float* const to = out + index * row.vocab + first;
+      if (row.vocab % 4 == 0 && first + kRun <= row.vocab) {  // then every run begins at 16 bytes
+        reinterpret_cast<float4*>(to)[0] = make_float4(p[0], p[1], p[2], p[3]);
+        reinterpret_cast<float4*>(to)[1] = make_float4(p[4], p[5], p[6], p[7]);
+      } else {
+#pragma unroll
+        for (int k = 0; k < kRun; ++k)
+          if (first + k < row.vocab) to[k] = p[k];
+      }
     }
   }
 }
