@@ -47,5 +47,9 @@ if __name__ == "__main__":
     models = [AutoModelForCausalLM.from_pretrained(name) for name in (target_name, draft_name)]
     end = torch.tensor([tokenizer.eos_token_id])
     ids = tokenizer(prompt, return_tensors="pt").input_ids
+    if ids.shape[1] < 2:
+        sys.exit("the prompt must have two tokens or more")
+    if models[0].config.vocab_size != models[1].config.vocab_size:  # one may be padded
+        sys.exit("the models must give logits of the same ids")
     text = speculate(*models, ids, sk.SamplingParams(temperature=0.8, top_p=0.95), eos_token_ids=end)
     print(tokenizer.decode(text[0]))

@@ -78,9 +78,11 @@ def library() -> ctypes.CDLL:
     RuntimeError
         It does not compile; the message is the compiler's.
     """
+    known = _built.cache_info().currsize > 0
     built = _built()
     if isinstance(built, str):
-        raise RuntimeError(f"the emulated CUDA kernels were not built: {unavailable() or built}")
+        why = "see the first failure" if known else unavailable() or built
+        raise RuntimeError(f"the emulated CUDA kernels were not built: {why}")
     return _load(built)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import specdec_kernels as sk
 from specdec_kernels import assets, cli, collect_env, demo
@@ -184,3 +185,18 @@ def test_cuda_library_says_what_it_was_built_for() -> None:
     info = collect_env.cuda_build_info()  # it loads beside a torch without CUDA
     archs, runtime = (field.split("=")[1] for field in info.split())
     assert archs and int(runtime) >= 12000
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-"])
+def test_streams_that_are_closed(closed: str) -> None:
+    done = subprocess.run(["bash", "-c", f'"{sys.executable}" -m specdec_kernels env {closed}'], capture_output=True)
+    assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("device", ["cuda", "meta"])
+def test_a_device_that_computes_nothing_is_one_sentence(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert cli.main(["check", "--device", device]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("check: --device") and said.count("\n") == 1

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,3 +82,18 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert config.reload().cache == Path.home() / ".cache" / "specdec_kernels"
     monkeypatch.setenv("SPECDEC_CACHE", "~/models")
     assert config.reload().cache == Path.home() / "models"
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container: the package does not need one to be imported."""
+
+    def unknown(self: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("SPECDEC_CACHE", raising=False)
+    monkeypatch.setattr(Path, "expanduser", unknown)
+    assert config.reload().cache == Path(tempfile.gettempdir()) / f"specdec_kernels-{os.getuid()}"
+    monkeypatch.setenv("SPECDEC_CACHE", "~nobody/models")
+    with pytest.raises(ValueError, match="SPECDEC_CACHE must be a folder, got '~nobody/models'"):
+        config.reload()

@@ -454,7 +454,8 @@ def test_the_tables_of_drafters_laws_and_flags_have_them_all() -> None:
     laws = {name: law for name, law in vars(sk.laws).items() if isinstance(law, type) and not name.startswith("_")}
     known = {name for name, law in laws.items() if issubclass(law, sk.laws.TargetLaw) and hasattr(law, "number")}
     listed = first_cells("docs/laws.md", "`sk.laws.`")
-    assert {name.partition("(")[0] for name in listed} - {"sk.laws."} == known
+    assert {name.partition("(")[0] for name in listed} - {"sk.laws."} == known, "docs/laws.md: a row for each law"
+    assert known < set(sk.laws.__all__)
     table = re.findall(r"^\| `([A-Z_]+)` \| (\d+) \|", (ROOT / "docs/errors.md").read_text(), re.MULTILINE)
     assert {name: int(value) for name, value in table} == {flag.name: flag.value for flag in [sk.Status.OK, *sk.Status]}
     variables = re.findall(r"^``(\w+)``", inspect.getdoc(config) or "", re.MULTILINE)

@@ -311,7 +311,9 @@ def over_sizes(
 
 
 def overheads() -> Expected:
-    values = [overhead(path.stem, "measured, µs")[0] for path in OVERHEADS.glob("*.json")]
+    """Of the ops that the other machine's table has."""
+    names = [path.stem for path in OVERHEADS.glob("*.json")]
+    values = [t["measured"] for name in names for t in results(name)["targets"] if "overhead" in t["what"]]
     return [min(values), max(values)]
 
 
@@ -366,8 +368,7 @@ def goal(label: str) -> set[float]:
     if label not in STATED:
         return set(report.RATE_TARGETS.values())
     name, what = STATED[label]
-    folder = OVERHEADS if "overhead" in what else RESULTS
-    return {target["target"] for target in results(name, folder)["targets"] if re.match(what, target["what"])}
+    return {target["target"] for target in results(name)["targets"] if re.match(what, target["what"])}
 
 
 RULES = {"greedy": (0.0, "greedy"), "T = 1, token": (1.0, "token"), "T = 1, block": (1.0, "block")}

@@ -89,7 +89,7 @@ def test_every_message_is_quoted_or_explains_itself() -> None:
         for place, text in raised()
         if " must " not in text and any(map(str.isalpha, text)) and not any(says(text, quote) for quote in quotes())
     ]
-    assert not missing, "not on the page"
+    assert not missing, "say what the argument must be (' must '), or explain it in docs/troubleshooting.md"
 
 
 @pytest.mark.parametrize(

@@ -216,11 +216,16 @@ def mask_of(parents: list[int], context: int, kv_length: int, form: str = "bool"
         (lambda: DraftTree.from_mask(torch.ones(3, 4, dtype=torch.bool), 3), r"mask must be \[num_nodes, num_nodes\]"),
         (lambda: DraftTree.from_choices([[0, 0]]), r"must hold \[0\]"),
         (lambda: DraftTree.from_choices([[0], [0]]), "distinct"),
-        (lambda: DraftTree.from_choices([[-1]]), "ranks >= 0"),
+        (lambda: DraftTree.from_choices([[-1]]), r"ranks in \[0"),
+        (lambda: DraftTree.from_choices([[2**70]]), r"medusa_choices must be distinct lists of ranks in \[0"),
+        (lambda: DraftTree.from_choices([[i] for i in range(1024)]), "medusa_choices must make at most 1024 nodes"),
+        (lambda: DraftTree.cartesian([1] * 65), "widths must be at most 64, got 65"),
+        (lambda: DraftTree.from_parents([-1, 2**70]), "parents must hold nodes"),
+        (lambda: DraftTree.calibrated(torch.tensor([[0.5j]]), 3), "complex"),
         (lambda: DraftTree.cartesian([40, 40]), "at most 1024 nodes"),
         (lambda: DraftTree.cartesian([]), "at least one"),
         (lambda: DraftTree.calibrated([[0.5, 0.7]], 4), "rises"),
-        (lambda: DraftTree.calibrated([[1.5]], 4), r"in \[0, 1\]"),
+        (lambda: DraftTree.calibrated([[1.5]], 4), r"in \[0, 1\], got 1.5"),
         (lambda: DraftTree.calibrated([[0.5]], 1), "max_nodes"),
         (lambda: mask_of(CHAIN, 1, 9, "bits"), "form must be one of"),
         (lambda: mask_of(CHAIN, 1, 3), "kv_length must be >= num_nodes=4"),
@@ -232,7 +237,7 @@ def test_errors(make: object, words: str) -> None:
         make()  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("parents", [3, [], "ab", [[-1.0]], torch.tensor([-1.0])])
+@pytest.mark.parametrize("parents", [3, [], "ab", [[-1.0]], torch.tensor([-1.0]), [-1, False, True]])
 def test_wrong_types(parents: object) -> None:
     with pytest.raises(TypeError, match="parents must"):
         DraftTree.from_parents(parents)  # type: ignore[arg-type]

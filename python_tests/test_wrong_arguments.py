@@ -15,6 +15,7 @@ from python_tests.decoding.models import TableRunner, tiny
 from python_tests.ops.inputs import op_tests
 from python_tests.wrong_values import Calls, complaints, parameters
 from specdec_kernels import laws
+from specdec_kernels.backends import FUNCTIONS
 from specdec_kernels.medusa import MedusaHeads
 
 
@@ -34,9 +35,7 @@ LOOP = loop(draft_model=runner(), attention_mask=torch.ones(2, 3).long(), seeds=
 GOOD: Calls = {
     **{
         f"{op}-{name}": (getattr(sk, op), make)
-        for op in ("row_stats", "warp_probs", "mask_logits_", "uniform_samples", "noise_keys", "sample",
-                   "verify_chain", "verify_packed", "verify_tree", "gather_kv_", "shard_stats", "merge_shards",
-                   "shard_draw", "token_logprobs", "count_tokens_")
+        for op in FUNCTIONS
         for name, make in op_tests(op).CALLS.items()
     },
     "decision_margins": (
@@ -57,7 +56,7 @@ GOOD: Calls = {
     "TokenMap": (sk.TokenMap, lambda: {"draft_to_target": torch.tensor([3, 1])}),
     **{
         f"laws.{name}": (getattr(laws, name), lambda: {"alpha": 0.5})
-        for name in ("TargetLaw", "Lossy", "Chow", "Diff", "Opt", "TokenV1", "TokenV2", "TokenV3", "BiLD")
+        for name in laws.__all__
     },
     "DraftTree.from_parents": (sk.DraftTree.from_parents, lambda: {"parents": [-1, 0, 0], "max_depth": 3}),
     "DraftTree.from_parents-tensor": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -59,6 +60,7 @@ def _check(arguments: list[str]) -> int:
     parser.add_argument("--device", type=device, default="cpu", help="where the tensors are (default: cpu)")
     parser.add_argument("--json", action="store_true", help="the distances as JSON")
     given = parser.parse_args(arguments)
+    _reach(given.device)
     table = backends(given.device)
     verifiers: dict[str, Callable[..., Any]] = {"verify_chain": verify_chain, "verify_tree": verify_tree}
     found = []
@@ -76,6 +78,18 @@ def _check(arguments: list[str]) -> int:
     if not given.json:
         print("every distribution is the target's" if not wrong else f"{wrong} of {len(found)} are not the target's")
     return int(wrong > 0)
+
+
+def _reach(device: str) -> None:
+    """Raise in one sentence where nothing can be computed there."""
+    import torch
+
+    try:
+        reached = torch.zeros(1, device=device).tolist() == [0.0]
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from error
+    if not reached:
+        raise ValueError(f"--device must be one that computes, got {device}")
 
 
 def _bench(arguments: list[str]) -> None:
@@ -135,6 +149,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0 on success, 1 after an error, which is one sentence on stderr (`audit`: where the verifier
         is not lossless), 2 for a bad environment variable, 130 on Ctrl-C. Bad options end the process with status 2.
     """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by who started us
+            setattr(sys, name, open(os.devnull, mode))
     listing = "\n".join(f"  {name:10}{command.help}" for name, command in _COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="specdec",

@@ -61,6 +61,13 @@ def cuda_build_info() -> str:
     return library.specdec_cuda_build_info().decode()
 
 
+def _compiler() -> str:
+    try:
+        return _first_line([*shlex.split(os.environ.get("CXX") or "c++"), "--version"])
+    except ValueError as error:  # a quotation mark that is not closed
+        return f"CXX cannot be read: {error}"
+
+
 def collect() -> list[tuple[str, str]]:
     """The report as (name, value) pairs; a value may have several lines. What cannot be found out says so."""
     rows = [
@@ -71,7 +78,7 @@ def collect() -> list[tuple[str, str]]:
         ("system", f"{platform.platform()}, glibc {platform.libc_ver()[1] or 'unknown'}"),
         ("CPU", _cpu()),
         ("memory", _memory()),
-        ("C++ compiler", _first_line([*shlex.split(os.environ.get("CXX") or "c++"), "--version"])),
+        ("C++ compiler", _compiler()),
         ("nvcc", _last_line([shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc", "--version"])),
         ("GPU driver", _output(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])),
         ("packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)),

@@ -18,6 +18,7 @@ They are read once, at first use; a test that changes one calls `reload`. The va
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,6 +114,16 @@ def _choice(name: str, values: tuple[str, ...]) -> str | None:
 def _cache_folder() -> Path:
     wanted = _read("SPECDEC_CACHE")
     if wanted:
-        return Path(wanted).expanduser().absolute()
+        try:
+            return Path(wanted).expanduser().absolute()
+        except RuntimeError:
+            raise ValueError(
+                f"SPECDEC_CACHE must be a folder, got {wanted!r}, whose home folder is not known"
+            ) from None
     base = _read("XDG_CACHE_HOME")  # relative paths there are invalid by the XDG specification
-    return (Path(base) if Path(base).is_absolute() else Path("~/.cache").expanduser()) / "specdec_kernels"
+    if Path(base).is_absolute():
+        return Path(base) / "specdec_kernels"
+    try:
+        return Path("~/.cache").expanduser() / "specdec_kernels"
+    except RuntimeError:  # a container's user may have no home
+        return Path(tempfile.gettempdir()) / f"specdec_kernels-{os.getuid()}"

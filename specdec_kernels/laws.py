@@ -92,8 +92,8 @@ class Lossy(TargetLaw):
 
     Accepts x with probability ``min(1, P(x) / ((1 − α) Q(x)))`` and draws the recovered token from ``norm((P / β −
     Q)+)``. With A = Σ min(Q, P / (1 − α)), that gives π = ``min(Q, P / (1 − α)) + (1 − A) · norm((P / β − Q)+)``; it is
-    lemma 2's ``max(min(Q, P / (1 − α)), P / β)`` only for ``beta="exact"``, which makes that one sum to 1. At
-    temperature 0 it is lossless.
+    lemma 2's ``max(min(Q, P / (1 − α)), P / β)`` only for ``beta="exact"``, which makes that one sum to 1. Where
+    nothing is left of P / β the recovered token is drawn from P. At temperature 0 it is lossless.
 
     Parameters
     ----------

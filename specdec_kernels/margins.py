@@ -77,25 +77,38 @@ class Margins(NamedTuple):
         Parameters
         ----------
         tokens : Tensor
-            ``[batch, num_draft + 1]`` int64, of a tree ``[batch, max_depth + 1]``, of `sample` ``[..., num_samples]``.
+            int64, of the shape of ``self.tokens``.
 
         Returns
         -------
         Tensor
             ``[batch]`` (or ``[batch, n]``) float64: the smallest margin up to the first token that differs; 0 where
-            none does. (One sample of each row is decided alone: there it is its own margin that counts.)
+            none does. One sample of each row is decided alone: there its own margin counts, in the shape of `tokens`.
 
         Raises
         ------
         TypeError, ValueError
             A wrong dtype, shape or device.
         """
-        caller = "Margins.of_difference"
         names = ("batch", *("n",) * (self.tokens.dim() - 2), "max_tokens")
-        check_given(caller, "tokens", tokens, INT64, self.tokens.device, names, tuple(self.tokens.shape))
-        differs = tokens != self.tokens
+        differs = self._differing(tokens, names)
+        if not differs.shape[-1]:
+            return self.margins.new_zeros(differs.shape[:-1])
         upto = self.margins.cummin(-1).values.gather(-1, differs.int().argmax(-1, keepdim=True))[..., 0]
         return torch.where(differs.any(-1), upto, 0.0)
+
+    def _differing(self, tokens: Tensor, names: tuple[str, ...]) -> Tensor:
+        shape = tuple(self.tokens.shape)
+        check_given("Margins.of_difference", "tokens", tokens, INT64, self.tokens.device, names, shape)
+        return tokens != self.tokens
+
+
+class _OfRows(Margins):
+    """Of one sample of each row: each is decided alone."""
+
+    def of_difference(self, tokens: Tensor) -> Tensor:
+        differs = self._differing(tokens, ("batch", "n")[: self.tokens.dim()])
+        return torch.where(differs, self.margins, 0.0)
 
 
 def decision_margins(verify: Callable[..., Any], *arguments: Any, **named: Any) -> Margins:
@@ -139,11 +152,15 @@ def decision_margins(verify: Callable[..., Any], *arguments: Any, **named: Any) 
         names = ", ".join(function.__name__ for function in OF)
         raise TypeError(f"decision_margins: verify must be one of {names}, got {verify!r}")
     found: list[Tensor] = []
+    kind = Margins
 
     def take(args: Any) -> tuple[Tensor, ...]:
+        nonlocal kind
+        if verify is sample and args.num_samples == 1:
+            kind = _OfRows
         *given, margins = run(args)
         found.extend((given[0], margins))
         return tuple(given)
 
     verify(*arguments, **{**named, "backend": Instead(take)})
-    return Margins(*found)
+    return kind(*found)

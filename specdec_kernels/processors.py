@@ -256,7 +256,8 @@ class Processors:
         for name, lowest in (("repetition_penalty", 0.0), ("frequency_penalty", None), ("presence_penalty", None)):
             value = getattr(self, name)
             if isinstance(value, Tensor):
-                if value.dim() != 1 or value.dtype == torch.bool or value.dtype.is_complex:
+                odd = value.dtype == torch.bool or value.dtype.is_complex
+                if odd or value.dim() != 1 or value.layout is not torch.strided:
                     raise TypeError(f"Processors: {name} must be a number or a [batch] real tensor, got {_form(value)}")
                 columns.append(value.to(torch.float32))
                 continue
@@ -281,7 +282,7 @@ def _made_of(given: dict[str, Any]) -> Processors:
 
 
 def _form(x: Tensor) -> str:
-    return f"{x.dtype} {list(x.shape)}"
+    return f"{x.dtype} {list(x.shape)}" + (f" {x.layout}" if x.layout is not torch.strided else "")
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
@@ -315,7 +316,8 @@ def _bias(value: object) -> tuple[Tensor, Tensor]:
     """Ids ``[lists, n]`` int32 and what is added ``[lists, n]`` float32."""
     if isinstance(value, tuple) and len(value) == 2 and all(isinstance(x, Tensor) for x in value):
         (ids, _), values = _ids("logit_bias", value[0]), value[1]
-        if values.shape != value[0].shape or values.dtype == torch.bool or values.dtype.is_complex:
+        odd = values.dtype == torch.bool or values.dtype.is_complex or values.layout is not torch.strided
+        if odd or values.shape != value[0].shape:
             raise TypeError(
                 f"Processors: logit_bias must hold as many real values as ids, got {_form(values)} beside "
                 f"{_form(value[0])}"

@@ -75,6 +75,8 @@ class SamplingParams:
         min_p, min_ps = _split("min_p", self.min_p, 0.0)
         if not 0 <= temperature <= torch.finfo(torch.float32).max:
             raise ValueError(f"SamplingParams: temperature must be finite and >= 0, got {temperature}")
+        if 0 < top_p < LEAST_TEMPERATURE:  # float32 may have no such number, and 0 is off
+            top_p = LEAST_TEMPERATURE
         if not top_p >= 0:
             raise ValueError(f"SamplingParams: top_p must be >= 0, got {top_p}")
         if not 0 <= min_p <= 1:
@@ -120,6 +122,7 @@ def _split(name: str, value: object, default: float) -> tuple[float, Tensor | No
     if isinstance(value, Tensor):
         if (
             value.dim() != 1
+            or value.layout is not torch.strided
             or value.dtype == torch.bool
             or value.dtype.is_complex
             or (integer and value.is_floating_point())
@@ -128,7 +131,10 @@ def _split(name: str, value: object, default: float) -> tuple[float, Tensor | No
             raise TypeError(
                 f"SamplingParams: {name} must be a number or a [batch] {kind} tensor, "
                 f"got {value.dtype} {list(value.shape)}"
+                + (f" {value.layout}" if value.layout is not torch.strided else "")
             )
+        if name == "top_p" and value.dtype == torch.float64:
+            value = torch.where((value > 0) & (value < LEAST_TEMPERATURE), LEAST_TEMPERATURE, value)
         return default, value.to(torch.int64 if integer else torch.float32).contiguous()
     if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
         raise TypeError(f"SamplingParams: {name} must be a number or a [batch] tensor, got {type(value).__name__}")

@@ -188,13 +188,20 @@ class DraftTree:
         choices = sorted((tuple(c) for c in rows), key=lambda c: (len(c), c))
         index: dict[tuple[int, ...], int] = {(): 0}
         for choice in choices:
-            if not choice or min(choice) < 0 or choice in index:
-                raise ValueError(f"DraftTree: medusa_choices must be distinct lists of ranks >= 0, got {list(choice)}")
+            if not choice or not 0 <= min(choice) <= max(choice) < 2**31 or choice in index:
+                raise ValueError(
+                    f"DraftTree: medusa_choices must be distinct lists of ranks in [0, 2**31), got {list(choice)}"
+                )
             if choice[:-1] not in index:
                 raise ValueError(
                     f"DraftTree: medusa_choices must hold {list(choice[:-1])}, as they hold {list(choice)}"
                 )
             index[choice] = len(index)
+        if len(index) > MAX_NODES or len(choices[-1]) > MAX_DEPTH:
+            raise ValueError(
+                f"DraftTree: medusa_choices must make at most {MAX_NODES} nodes, {MAX_DEPTH} deep, "
+                f"got {len(index)} nodes, {len(choices[-1])} deep"
+            )
         parents = [-1, *(index[c[:-1]] for c in choices)]
         tree = cls.from_parents(parents)
         tree.ranks = torch.tensor([-1, *(c[-1] for c in choices)], device="cpu")
@@ -212,6 +219,8 @@ class DraftTree:
         _lists_of_integers("widths", widths, nested=False)
         if min(widths) < 1:
             raise ValueError(f"DraftTree: widths must be positive, at least one, got {list(widths)}")
+        if len(widths) > MAX_DEPTH:
+            raise ValueError(f"DraftTree: widths must be at most {MAX_DEPTH}, got {len(widths)}")
         sizes = itertools.accumulate(widths, lambda a, b: a * b)
         if 1 + sum(sizes) > MAX_NODES:
             raise ValueError(f"DraftTree: a tree must have at most {MAX_NODES} nodes, widths={list(widths)} make more")
@@ -238,15 +247,20 @@ class DraftTree:
         TypeError, ValueError
             Another type or shape, a number outside its range, or accuracies that rise with the rank.
         """
-        if isinstance(accuracy, Tensor) and (accuracy.layout != torch.strided or accuracy.device.type == "meta"):
-            kind = accuracy.layout if accuracy.layout != torch.strided else accuracy.device
+        if isinstance(accuracy, Tensor) and (
+            accuracy.layout != torch.strided or accuracy.device.type == "meta" or accuracy.is_complex()
+        ):
+            kinds = (accuracy.layout, accuracy.dtype if accuracy.is_complex() else accuracy.device)
+            kind = kinds[accuracy.layout == torch.strided]
             raise ValueError(f"DraftTree: accuracy must be a strided tensor of numbers, got one of {kind}")
         try:
             table = torch.as_tensor(accuracy, dtype=torch.float64, device="cpu")
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"DraftTree: accuracy must be [heads, ranks] of numbers, got {error}") from None
-        if table.dim() != 2 or 0 in table.shape or not bool(((table >= 0) & (table <= 1)).all()):
-            raise ValueError(f"DraftTree: accuracy must be [heads, ranks] in [0, 1], got {list(table.shape)}")
+        if table.dim() != 2 or 0 in table.shape:
+            raise ValueError(f"DraftTree: accuracy must be [heads, ranks], got {list(table.shape)}")
+        if len(outside := table[~((table >= 0) & (table <= 1))]):
+            raise ValueError(f"DraftTree: accuracy must be in [0, 1], got {outside[0]:.6g}")
         if bool((table.diff(dim=-1) > 0).any()):
             raise ValueError("DraftTree: accuracy must fall, or stay, from rank to rank, got one that rises")
         check_int("DraftTree", "max_nodes", max_nodes, 2, MAX_NODES)
@@ -411,8 +425,10 @@ def _rectangular(parents: object) -> Sequence[int] | Sequence[Sequence[int]]:
     lengths = {len(row) for row in rows}
     if len(lengths) > 1:
         raise ValueError(f"DraftTree: parents must be lists of one length, got lengths {sorted(lengths)}")
-    if not all(isinstance(p, int) for row in rows for p in row):
+    if any(isinstance(p, bool) or not isinstance(p, int) for row in rows for p in row):
         raise TypeError("DraftTree: parents must hold ints")
+    if far := [p for row in rows for p in row if not -(2**31) <= p < 2**31]:
+        raise ValueError(f"DraftTree: parents must hold nodes, or -1 for the root, got {far[0]}")
     if lengths == {0}:
         raise ValueError("DraftTree: parents must hold a root, -1, got an empty list")
     return parents

@@ -256,9 +256,7 @@ def draw(logits: Tensor, params: sk.SamplingParams) -> tuple[Tensor, Tensor]:
 
 
 def as_vllm(request: Request, words: Tensor, logits: Tensor, drafted: Tensor) -> Tensor:
-    """The rows as processors make them, by vLLM's formulae: the whole batch at once, with dense counts that are kept
-    from step to step but for the draft's.
-    """
+    """The rows as processors make them, by vLLM's formulae: the whole batch at once, with dense counts, made here."""
     x, (batch, rows, vocab) = logits.float().clone(), logits.shape
     bits = (words[..., None] >> torch.arange(32, dtype=torch.int32, device=x.device)) & 1
     x.masked_fill_(bits.flatten(-2)[..., :vocab] == 0, -math.inf)

@@ -57,6 +57,7 @@ struct Overlay {
   const int32_t *count_ids = nullptr,
                 *counts = nullptr;  // twice how often the output has an id, + 1: the prompt has it
   int32_t num_counts = 0;
+  bool penalises = false;  // by repetition and the like; lists of counts may be empty
   float repetition = 1.0f, frequency = 0.0f, presence = 0.0f;
   int64_t num_output = 0;  // without those drafted
   Drafted drafted{};       // of the sequence
@@ -119,7 +120,7 @@ SPECDEC_RULE float processed(const OverlaidRow& row, int32_t id, float x) {
   if (row.masked(id)) x = -INFINITY;
   for_each_listed(all.bias_ids, all.num_bias, id, 1,
                   [&](int32_t i, int32_t) { x = row.biased(x, i, all.bias_values[i]); });
-  if (!all.counts) return x;
+  if (!all.penalises) return x;
   int32_t known = 0;
   for_each_listed(all.count_ids, all.num_counts, id, 1, [&](int32_t i, int32_t) { known = all.counts[i]; });
   return all.penalised(x, known > 0, known / 2 + row.drafted().count(id));
@@ -145,6 +146,7 @@ SPECDEC_RULE Overlay overlay_of(const ProcessorArgs& all, int64_t b, int64_t fir
   if (out.bias_until) out.num_output = *all.num_output.of(b);
   out.drafted = drafted;
   if (!all.penalties.data) return out;
+  out.penalises = true;
   const float* penalties = all.penalties.of(b);
   const bool good_r = penalties[0] > 0 && penalties[0] < INFINITY, good_f = fabsf(penalties[1]) < INFINITY,
              good_p = fabsf(penalties[2]) < INFINITY;

@@ -143,8 +143,11 @@ int32_t find_argmax(const RowView& row, const RowScratch& scratch) {
 }
 
 void scale_masses(const float* tile_max, float max, float inverse_temperature, std::vector<float>& mass) {
-  for (size_t tile = 0; tile < mass.size(); ++tile)
-    mass[tile] *= std::exp((tile_max[tile] - max) * inverse_temperature);
+  for (size_t tile = 0; tile < mass.size(); ++tile) {
+    // As of an id: where the tile's largest weighs nothing there is nothing to draw, though many may add up to a number.
+    const float exponent = (tile_max[tile] - max) * inverse_temperature;
+    mass[tile] = exponent >= kSmallestExponent ? mass[tile] * std::exp(exponent) : 0.0f;
+  }
 }
 
 bool ascends(const int32_t* ids, int32_t n) {
@@ -217,7 +220,7 @@ void Logits::process(const RowView& row, int32_t begin, int n) {
   const int32_t end = begin + n;
   bool changed = row.dtype != DType::kFloat32 || (bias < overlay.num_bias && overlay.bias_ids[bias] < end) ||
                  (count < overlay.num_counts && overlay.count_ids[count] < end);
-  if (overlay.counts) overlaid.drafted().for_each([&](int64_t id) { changed |= id >= begin && id < end; });
+  if (overlay.penalises) overlaid.drafted().for_each([&](int64_t id) { changed |= id >= begin && id < end; });
   if (!changed && allows_all(from(overlaid.bitmask()), n) && allows_all(from(overlay.allowed), n)) return;
 
   data_ = made_;
@@ -226,7 +229,7 @@ void Logits::process(const RowView& row, int32_t begin, int n) {
   next_bias = for_each_before(end, overlay.bias_ids, overlay.num_bias, bias, [&](int32_t i, int32_t id) {
     made_[id - begin] = overlaid.biased(made_[id - begin], i, overlay.bias_values[i]);
   });
-  if (!overlay.counts) return;
+  if (!overlay.penalises) return;
   next_count = for_each_before(end, overlay.count_ids, overlay.num_counts, count, [&](int32_t i, int32_t id) {
     made_[id - begin] = overlay.penalised(made_[id - begin], overlay.counts[i] > 0, overlay.counts[i] / 2);
   });

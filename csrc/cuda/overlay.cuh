@@ -147,7 +147,7 @@ __device__ __forceinline__ void process(const OverlaidRow& row, int32_t vocab, i
   };
   each(all.bias_ids, all.bias_values, all.num_bias, &Cursors::bias,
        [&](int32_t i, int32_t id, float added) { change(id, [&](float one) { return row.biased(one, i, added); }); });
-  if (!all.counts) return;
+  if (!all.penalises) return;
   const Drafted drafted = row.drafted();
   each(all.count_ids, all.counts, all.num_counts, &Cursors::counts, [&](int32_t, int32_t id, int32_t known) {
     change(id, [&](float one) { return all.penalised(one, known > 0, known / 2 + drafted.count(id)); });

@@ -10,7 +10,7 @@ import pytest
 
 from python_tests.decoding.models import tiny
 from specdec_kernels import assets, cli
-from specdec_kernels.analysis import drafters, planner
+from specdec_kernels.analysis import command, drafters, planner
 from specdec_kernels.assets import corpus, prompts
 from specdec_kernels.drafters import MedusaDrafter, ModelDrafter, ModelTreeDrafter, NgramDrafter
 from specdec_kernels.integrations.transformers.packing import is_packed, pack_linear_weights
@@ -21,7 +21,7 @@ class Letters:
 
     pad_token_id = eos_token_id = 0
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [3 + ord(letter) % 50 for letter in text]
 
 
@@ -183,3 +183,27 @@ def test_trees_of_a_draft_model_are_planned_where_both_models_take_them() -> Non
     takes, not_trees = tiny("llama"), tiny("t5")
     assert drafters.of_draft_model(takes, takes) == drafters.OF_DRAFT_MODEL
     assert drafters.of_draft_model(takes, not_trees) == drafters.of_draft_model(not_trees, takes) == ("model",)
+
+
+def test_prompts_are_fed_as_a_model_begins_its_texts() -> None:
+    """With the token that it puts before a text, once; and a file's prompts in its chat template."""
+
+    class Begins(Letters):
+        chat_template = None
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            ids = [1] if text.startswith("<s>") else []
+            ids += super().encode(text.removeprefix("<s>"), False)
+            return [1, *ids] if add_special_tokens else ids
+
+    tokenizer: Any = Begins()
+    plain = Letters().encode("ab", False)
+    assert prompts.ids_of(tokenizer, "ab") == [1, *plain] == prompts.ids_of(tokenizer, "<s>ab")
+    ids, mask = prompts.encode(tokenizer, ["ab", "<s>abb"])
+    assert ids[0, 1:].tolist() == [1, *plain] and mask.tolist() == [[0, 1, 1, 1], [1, 1, 1, 1]]
+
+
+def test_a_line_ends_at_its_end_alone(tmp_path: Path) -> None:
+    path = tmp_path / "prompts"
+    path.write_text('"first\u2028second"\na\x0cb\n', encoding="utf-8")
+    assert command._read_prompts(path) == ["first\u2028second", "a\x0cb"]

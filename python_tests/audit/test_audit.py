@@ -331,3 +331,35 @@ def test_what_cannot_be_asked_is_said() -> None:
 def test_the_package_does_not_import_the_audit() -> None:
     code = "import sys, specdec_kernels; print(any('audit' in name or 'scipy' in name for name in sys.modules))"
     assert in_fresh_process(code).strip() == "False"
+
+
+def test_logits_without_parameters_are_served_where_nothing_is_cut() -> None:
+    """A draft that is hotter than the target is another case where the verifier is told no temperature at all."""
+
+    def verify(target_probs: Tensor, draft_tokens: Tensor, draft_logits: Tensor, uniform_samples: Tensor) -> Tensor:
+        u, q = uniform_samples.double(), draft_logits.double().softmax(-1)
+        return planted.chain(target_probs.double(), q, draft_tokens, u[:, 1:], lambda w: planted.inverse(w, u[:, 0]))
+
+    report: Report = audit(verify, steps=False)
+    notes = {row.case: row.result for row in report.rows}
+    assert report.lossless and notes["temperature 0.6"] == "it takes draft_logits and no draft_temperature"
+
+
+def test_loops_alone_serve_no_case() -> None:
+    def verify(target_logits: Tensor, draft_tokens: Tensor, draft_probs: Tensor, uniform_samples: Tensor) -> Tensor:
+        u, p = uniform_samples.double(), target_logits.double().softmax(-1)
+        return planted.chain(p, draft_probs.double(), draft_tokens, u[:, 1:], lambda w: planted.inverse(w, u[:, 0]))
+
+    report: Report = audit(verify, cases=["temperature 0.6"])
+    assert not report.ran and not report.lossless
+
+
+def test_how_a_verifier_takes_its_arguments() -> None:
+    """By names: one that names none of them would be called with nothing."""
+
+    def by_place(target_probs: Tensor, draft_tokens: Tensor, /) -> Tensor:
+        return draft_tokens
+
+    for wrong in (by_place, lambda *given: given[0], lambda **given: given["draft_tokens"], lambda: None):
+        with pytest.raises(TypeError, match="a plain verifier must name arguments among"):
+            audit(wrong, steps=False)

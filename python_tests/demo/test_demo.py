@@ -29,7 +29,7 @@ class Bytes:
 
     pad_token_id = eos_token_id = 0
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
     def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:

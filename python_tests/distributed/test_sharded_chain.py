@@ -12,6 +12,7 @@ from python_tests.distributed.ranks import columns, on_every_rank, same, sharded
 from python_tests.ops import chains
 from python_tests.ops.inputs import refuses, seeded
 from python_tests.support import Backend
+from specdec_kernels import config
 
 OP = "verify_chain"
 EMULATED_CASES = 12
@@ -92,6 +93,39 @@ def test_ranks_have_the_ops_output(backend: Backend, name: str, layout: str, dty
     widths = WIDTHS[layout]
     for seed in range(1 if backend.interpreted else 4):
         check(backend, make(name, sum(widths), dtype, seed), widths)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["block", "top-k, top-p, block", "top-p", "each its own", "draft cut", "match top-p"])
+def test_the_default_dtype_changes_nothing(name: str, dtype: torch.dtype) -> None:
+    """Nor does the default device, and of a rank without a tile."""
+    widths = (1030, 10, 1960)
+    arguments = make(name, sum(widths))
+    whole = sk.verify_chain(**arguments)
+    torch.set_default_dtype(dtype)
+    try:
+        same(whole, sharded(arguments, widths, "cpu")[0])
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_checks_look_at_the_outcome_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SPECDEC_CHECK=1 raises where the op's status is set, not for a row that nobody came to."""
+    arguments = make("draft cut", 3000)
+    arguments["draft_logits"][1, 2, 7] = torch.nan
+    arguments["num_draft_tokens"] = torch.tensor([3, 1, 3, 3])
+    clean = sk.verify_chain(**arguments)
+    assert (clean.status == 0).all()
+    monkeypatch.setenv("SPECDEC_CHECK", "1")
+    config.reload()
+    try:
+        same(clean, sharded(arguments, (1500, 1500), "cpu")[0])
+        arguments["target_logits"][2, 0, 5] = torch.nan
+        with pytest.raises(RuntimeError, match="verify_chain: row 2 set"):
+            sharded(arguments, (1500, 1500), "cpu")
+    finally:
+        monkeypatch.undo()
+        config.reload()
 
 
 def test_the_cases_accept_and_reject() -> None:

@@ -131,3 +131,18 @@ def test_bad_options_and_files(folder: Path, capsys: pytest.CaptureFixture[str])
     assert "heads.safetensors must be in a folder that is there" in capsys.readouterr().err
     assert cli.main(["medusa", "calibrate", str(folder / "none.safetensors")]) == 1
     assert "none.safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["there.md", "a folder"])
+def test_what_could_not_be_written_is_said_before_training(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "a folder").mkdir()
+    (folder / "a file").touch()
+    common = ["--folder", str(folder)]
+    assert cli.main(["medusa", "train", str(folder / name), *common]) == 1
+    assert "must be a file, and not the .md that is written beside it" in capsys.readouterr().err
+    assert cli.main(["medusa", "draft", str(folder / "a file"), *common]) == 1
+    assert "a file must be a folder, or not be there" in capsys.readouterr().err
+    assert train(folder, "--joint-steps", "1", "--backbone", str(folder / "a file")) == 1
+    assert "a file must be a folder, or not be there" in capsys.readouterr().err

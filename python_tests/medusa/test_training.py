@@ -126,14 +126,14 @@ def test_preparing_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(data, "Seeds", FakeSeeds)
     monkeypatch.setattr(data, "distill", distill)
-    whole = prepare(tiny("llama"), None, tmp_path / "whole", 30)
+    whole = prepare(tiny("llama"), Letters(), tmp_path / "whole", 30)
     assert made == ["0 0", "0 1", "0 2"] and [data.num_tokens_of(p) for p in whole] == [7, 7, 10, 7]
     made.clear()
     with pytest.raises(KeyboardInterrupt):
-        prepare(tiny("llama"), None, tmp_path / "stopped", 100)
+        prepare(tiny("llama"), Letters(), tmp_path / "stopped", 100)
     made.clear()
     steps: list[int] = []
-    again = prepare(tiny("llama"), None, tmp_path / "stopped", 30, advance=steps.append)
+    again = prepare(tiny("llama"), Letters(), tmp_path / "stopped", 30, advance=steps.append)
     assert made == [] and steps == [7, 7, 10, 7]
     for a, b in zip(whole, again, strict=True):
         assert torch.equal(Features.load(a).hidden, Features.load(b).hidden)
@@ -142,7 +142,10 @@ def test_preparing_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pyt
 class Letters:
     """A tokenizer: a letter a token."""
 
-    pad_token_id = 0
+    pad_token_id, chat_template = 0, None
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"a": 3}
 
     def encode(self, text: str, **kw: Any) -> list[int]:
         return [3 + ord(letter) - ord("a") for letter in text]
@@ -469,3 +472,53 @@ def test_calibration_needs_text(rng: torch.Generator) -> None:
         count_accuracy(random_heads(3), features, ranks=2)
     with pytest.raises(ValueError, match=r"ranks must be in \[1, vocab_draft=6\], got 7"):
         count_accuracy(random_heads(1), features, ranks=7)
+
+
+def test_text_of_another_model_or_seed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else heads would be trained on what another model wrote."""
+    monkeypatch.setattr("specdec_kernels.medusa.data.Seeds", lambda *_: None)
+    prepare(tiny("llama"), Letters(), tmp_path, 0)
+    prepare(tiny("llama"), Letters(), tmp_path, 0)
+    for other in ({"model": tiny("llama", 1)}, {"seed": 1}, {"tokenizer": Others()}):
+        given = {"model": tiny("llama"), "tokenizer": Letters(), "folder": tmp_path, "num_tokens": 0, **other}
+        with pytest.raises(ValueError, match="prepare: folder must hold text of .* take another one"):
+            prepare(**given)
+    (tmp_path / "text.json").unlink()
+    (tmp_path / "shard-00000.safetensors").write_bytes(b"cut")
+    with pytest.raises(ValueError, match="prepare: folder must be empty or say in text.json"):
+        prepare(tiny("llama"), Letters(), tmp_path, 0)
+    with pytest.raises(ValueError, match="shard-00000.safetensors must be a whole shard"):
+        data.num_tokens_of(tmp_path / "shard-00000.safetensors")
+
+
+class Others(Letters):
+    """Knows another letter."""
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"b": 3}
+
+
+@pytest.mark.parametrize("other", ["weights", "shape", "text", "ids"])
+def test_a_checkpoint_of_something_else_is_refused(other: str, tmp_path: Path) -> None:
+    """Of another model's heads, of other heads, of another text, and of a draft for other ids."""
+    kept, recipe = tmp_path / "kept", Recipe(steps=1, batch_size=6)
+    features = extract(tiny("llama"), patterned(6))
+    if other == "ids":
+        head = tiny("llama").get_output_embeddings().weight
+        for count in (20, 10):
+            arguments = (first_layers(tiny("llama"), 1), head, features, recipe, sk.TokenMap(torch.arange(count)), kept)
+            if count == 20:
+                train_draft(*arguments)
+        refused, fitted = train_draft, arguments
+    else:
+        train_heads(trainable(features), features, recipe, kept)
+        heads = trainable(features)
+        if other == "weights":
+            next(heads.parameters()).data.add_(1.0)
+        if other == "shape":
+            heads = MedusaHeads.of_model(tiny("llama"), 3, heads.token_map)
+        if other == "text":
+            features = extract(tiny("llama", 1), patterned(6))
+        refused, fitted = train_heads, (heads, features, recipe, kept)
+    with pytest.raises(ValueError, match=r"kept must be of .* \(remove it to begin anew\), got one of"):
+        refused(*fitted)

@@ -52,6 +52,7 @@ def struct_of(op: str) -> str:
 @pytest.mark.parametrize("op", OPS)
 def test_cpp_has_the_same_order(op: str) -> None:
     definition = OPS[op]
+    assert not definition.settings or struct_of(op) in structs(), f"csrc/bind_arguments.h has no {struct_of(op)}"
     assert definition.settings == (flattened(struct_of(op)) if definition.settings else [])
     head = re.search(rf" {op}\(([^)]*)\) {{", (CSRC / "bind_ops.h").read_text())
     assert head is not None

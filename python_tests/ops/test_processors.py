@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from dataclasses import replace
 from functools import cache
@@ -21,6 +22,7 @@ from python_tests.ops.processing import EACH, Request, bits, moved, of_any_kind,
 from python_tests.ops.test_compile import tensors_of
 from python_tests.support import Backend
 from specdec_kernels import laws
+from specdec_kernels.backends import FUNCTIONS
 from specdec_kernels.processors import FlatProcessors
 from specdec_kernels.testing import float64_law
 from specdec_kernels.types import NO_ID
@@ -438,7 +440,7 @@ def agrees_with_made_rows(
 
 
 @pytest.mark.parametrize(
-    "op", ["row_stats", "warp_probs", "sample", "token_logprobs", "verify_chain", "verify_packed", "verify_tree"]
+    "op", [name for name in FUNCTIONS if "processors" in inspect.signature(getattr(sk, name)).parameters]
 )
 def test_opcheck_and_compiled_whole(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = torch.Generator().manual_seed(2)
@@ -487,3 +489,28 @@ def test_a_bitmask_of_no_rows_and_of_any_strides(backend: Backend) -> None:
     given, plain = sk.Processors(token_bitmask=turned), sk.Processors(token_bitmask=turned.contiguous())
     found, expected = (backend.warp_probs(backend(x), processors=moved(each, backend)).cpu() for each in (given, plain))
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("op", ["token_logprobs", "verify_chain", "verify_tree"])
+def test_penalties_count_drafted_tokens_where_nothing_else_is_counted(backend: Backend, op: str) -> None:
+    """Lists of counts may be empty: without a prompt, and where no token is to come."""
+    given = sk.Processors(frequency_penalty=4.0, token_counts=sk.TokenCounts(torch.zeros(1, 0, dtype=torch.int64), 0))
+    x, coins = torch.zeros(1, 3, 5), torch.full((1, 3), 0.45)
+    more: dict[str, Any] = {
+        "token_logprobs": {"tokens": torch.tensor([[2, 2, 2]])},
+        "verify_chain": {"draft_tokens": torch.tensor([[2, 2]]), "uniform_samples": coins},
+        "verify_tree": {
+            "tree": sk.DraftTree.from_parents([-1, 0, 1]),
+            "node_tokens": torch.tensor([[0, 2, 2]]),
+            "uniform_samples": coins,
+        },
+    }[op]
+    name = "logits" if op == "token_logprobs" else "target_logits"
+    arguments = chains.on(backend, {name: x, **more})
+    found = getattr(backend, op)(**arguments, processors=moved(given, backend))
+    expected = getattr(sk, op)(**{name: x, **more}, processors=given, backend="reference")
+    if op != "token_logprobs":
+        same_bits(found.tokens.cpu(), expected.tokens)
+    else:
+        torch.testing.assert_close(found.log_prob.cpu(), expected.log_prob)
+        assert expected.log_prob[0, 0] > expected.log_prob[0, 1] + 2 > expected.log_prob[0, 2]

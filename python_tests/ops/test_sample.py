@@ -345,3 +345,33 @@ GOOD = {"logits": torch.zeros(4, 9), "uniform_samples": torch.zeros(4)}
 )
 def test_refuses(change: dict[str, object], error: type[Exception], message: str) -> None:
     refuses(sk.sample, GOOD, change, error, message)
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0])
+@pytest.mark.parametrize("depth", [86.0, 88.0, 92.0, 100.0, 110.0])
+def test_a_uniform_of_0_draws_an_id_that_can_be(backend: Backend, depth: float, temperature: float) -> None:
+    """The first tiles weigh next to nothing, together more than each id of theirs: their first id is impossible."""
+    x = torch.randn(2, 4096, generator=torch.Generator().manual_seed(4))
+    x[:, :2048] -= x[:, :2048].amax(-1, keepdim=True) - (x.amax(-1, keepdim=True) - depth * temperature)
+    x[:, ::1024] = -torch.inf
+    params, zeros = sk.SamplingParams(temperature), torch.zeros(2)
+    token = backend.sample(backend(x), params, uniform_samples=backend(zeros)).token.cpu()
+    assert (x.gather(1, token[:, None]) > -torch.inf).all()
+    assert (sk.warp_probs(x, params, backend="reference").gather(1, token[:, None]) > 0).all()
+    none = torch.zeros(2, 0, dtype=torch.int64)
+    out = backend.verify_chain(*backend(x[:, None], none), params=params, uniform_samples=backend(zeros[:, None]))
+    assert out.tokens[:, 0].tolist() == token.tolist()
+
+
+@pytest.mark.parametrize("shape", [(4, 9), (2, 3, 9)])
+def test_one_sample_of_each_row_is_decided_alone(shape: tuple[int, ...]) -> None:
+    rng = torch.Generator().manual_seed(2)
+    x, coins = torch.randn(shape, generator=rng), torch.rand(shape[:-1], generator=rng)
+    exact = sk.decision_margins(sk.sample, x, uniform_samples=coins)
+    other = exact.tokens.clone()
+    other[-1] = (other[-1] + 1) % 9
+    expected = torch.zeros_like(exact.margins)
+    expected[-1] = exact.margins[-1]
+    assert torch.equal(exact.of_difference(other), expected)
+    with pytest.raises(ValueError, match=r"tokens must be \[batch="):
+        exact.of_difference(torch.zeros(7, dtype=torch.int64))

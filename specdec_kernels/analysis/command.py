@@ -56,6 +56,9 @@ def _plan_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--prompts", default="humaneval", choices=prompts.PROMPT_SETS, help="the demo's prompt set")
     parser.add_argument("--prompt-file", type=existing, help="instead: a text of one prompt a line, or of JSON strings")
+    parser.add_argument(
+        "--raw", action="store_true", help="of --prompt-file: as it is, not in the model's chat template"
+    )
     parser.add_argument("--count", type=POSITIVE, default=8, help="prompts at most, decoded together")
     parser.add_argument("--temperature", type=TEMPERATURE, nargs="+", default=[0.0, 1.0], help="0 is greedy")
     parser.add_argument("--lengths", type=LENGTH, nargs="+", default=list(planner.LENGTHS), help="draft tokens a step")
@@ -75,6 +78,7 @@ def _plan(arguments: argparse.Namespace, line: str) -> None:
     model, tokenizer, packs = load(arguments)
     if arguments.prompt_file is not None:
         texts = _read_prompts(arguments.prompt_file)[: arguments.count]
+        texts = texts if arguments.raw else [prompts.chat_of(tokenizer, text) for text in texts]
     else:
         texts = prompts.load_prompts(arguments.prompts, tokenizer)[: arguments.count]
     ids, mask = (tensor.to(model.device) for tensor in prompts.encode(tokenizer, texts))
@@ -147,7 +151,7 @@ def _print(report: dict[str, Any]) -> None:
 def _read_prompts(path: Path) -> list[str]:
     """One prompt a line; a line that begins with a quotation mark is a JSON string, which may have several lines."""
     found = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.startswith('"'):
             try:
                 line = json.loads(line)
@@ -185,7 +189,7 @@ def _plot(arguments: argparse.Namespace, line: str) -> None:
         raise ValueError(f"figure {arguments.figure} takes {wanted}, got {arguments.results}")
     try:
         figure = draw(None if arguments.results is None else json.loads(arguments.results.read_text(encoding="utf-8")))
-    except (KeyError, TypeError, ValueError) as error:  # of a file's contents
+    except (KeyError, TypeError, ValueError, RecursionError) as error:  # of a file's contents
         raise ValueError(f"{arguments.results} does not hold what {arguments.figure} is drawn from: {error}") from error
     plots.save(figure, output, line)
     print(f"written: {output}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import time
 from collections import defaultdict
@@ -39,12 +40,15 @@ __all__ = ["Acceptance", "Estimate", "StepCosts", "Watched", "measure_acceptance
 Advance = Callable[[], Any]
 CONFIDENCE = 0.95
 _CONTEXT = 128  # tokens of each prompt, at most, that costs are measured after; prefill is not measured
-_RESAMPLES = 999
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean and the interval that holds it with 95 % confidence; all NaN without observations."""
+    """A mean and its interval of 95 % confidence; all NaN without observations.
+
+    Where a mean is over steps of several prompts, the interval allows for what a prompt's steps have in common. Of two
+    or three prompts it is wide, and what other prompts would give it can only guess.
+    """
 
     mean: float
     low: float
@@ -91,47 +95,62 @@ class Acceptance:
     @property
     def alpha(self) -> Estimate:
         """α: the mean over all draft tokens that were judged."""
-        judged = self.steps[self.steps >= 0]
-        return _of_shares(float(judged.sum()), judged.size)
+        judged = self.steps >= 0
+        return self._share((self.steps * judged).sum(1, where=judged), judged.sum(1))
 
     def by_position(self) -> list[Estimate]:
-        """Of each position, how often a step that got there has a draft token accepted: 0 counts where there was none.
-
-        Steps are taken as independent; the interval is Clopper and Pearson's, which for shares between 0 and 1 is
-        wider than need be.
-        """
+        """Of each position, how often a step that got there has a draft token accepted; 0 counts where it had none."""
         found = []
         for column in self.steps.T:
-            reached = column[~np.isnan(column)]
-            found.append(_of_shares(float(reached.clip(min=0).sum()), reached.size))
+            reached = ~np.isnan(column)
+            found.append(self._share(np.where(reached, column.clip(min=0), 0.0), reached))
         return found
+
+    def _share(self, accepted: NDArray[np.float64], counted: NDArray[Any]) -> Estimate:
+        """The mean of what was accepted, of so many in each step. What steps of one prompt have in common the interval
+        allows for, from two prompts on; and it is no narrower than Clopper and Pearson's, of independent ones.
+        """
+        independent = _of_shares(float(accepted.sum()), int(counted.sum()))
+        sums = self._by_prompt(np.stack([accepted, counted], -1))
+        sums = sums[sums[:, 1] > 0]
+        if len(sums) < 2:
+            return independent
+        found = _of_prompts(sums, lambda total: float(total[0] / total[1]))
+        low, high = min(found.low, independent.low), max(found.high, independent.high)
+        return Estimate(independent.mean, max(low, 0.0), min(high, 1.0))
+
+    def _by_prompt(self, of_steps: NDArray[Any]) -> NDArray[np.float64]:
+        """Sums over the steps of each prompt, ``[prompts, ...]``."""
+        owners, which = np.unique(self.sequence, return_inverse=True)
+        sums = np.zeros((len(owners), *of_steps.shape[1:]))
+        np.add.at(sums, which, of_steps)
+        return sums
 
     def means(self) -> NDArray[np.float64]:
         """``[longest draft]`` float64, the means of `by_position`; 0 at positions that no step reached."""
         return np.nan_to_num([estimate.mean for estimate in self.by_position()])
 
     def expected_tokens(self) -> Estimate:
-        """Tokens a step by `expected_tokens_by_position`; the interval is a bootstrap's over whole
-        prompts.
-        """
+        """Tokens a step by `expected_tokens_by_position`; the interval is over prompts, NaN where there is one."""
         mean = float(expected_tokens_by_position(self.means()))
-        owners = np.unique(self.sequence)
         known = ~np.isnan(self.steps)
-        accepted = np.where(known, self.steps.clip(min=0), 0.0)
-        per_answer = np.array([(accepted[self.sequence == s].sum(0), known[self.sequence == s].sum(0)) for s in owners])
-        if len(owners) < 2 or not self.longest:
+        sums = self._by_prompt(np.stack([np.where(known, self.steps.clip(min=0), 0.0), known], 1))
+        if len(sums) < 2 or not self.longest:
             return Estimate(mean, float("nan"), float("nan"))
+        found = _of_prompts(sums, lambda total: float(expected_tokens_by_position(total[0] / np.maximum(total[1], 1))))
+        return Estimate(mean, max(found.low, 1.0), min(found.high, 1.0 + self.longest))
 
-        def statistic(chosen: NDArray[np.int64], axis: int) -> NDArray[np.float64]:
-            sums = per_answer[chosen].sum(axis if axis >= 0 else chosen.ndim + axis)
-            means = sums[..., 0, :] / np.maximum(sums[..., 1, :], 1)
-            return expected_tokens_by_position(means)
 
-        resampled = stats.bootstrap(
-            (np.arange(len(owners)),), statistic, n_resamples=_RESAMPLES, confidence_level=CONFIDENCE,
-            method="percentile", vectorized=True, rng=np.random.default_rng(0),
-        ).confidence_interval  # fmt: skip
-        return Estimate(mean, float(resampled.low), float(resampled.high))
+def _of_prompts(sums: NDArray[np.float64], statistic: Callable[[NDArray[np.float64]], float]) -> Estimate:
+    """A statistic of sums over two prompts or more, with the jackknife's standard error and Student's t: a bootstrap of
+    few prompts is too narrow.
+    """
+    total, count = sums.sum(0), len(sums)
+    without = np.array([statistic(total - one) for one in sums])
+    error = math.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum())
+    reach = error * float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1))
+    mean = statistic(total)
+    return Estimate(mean, mean - reach, mean + reach)
 
 
 def _of_shares(total: float, count: int) -> Estimate:

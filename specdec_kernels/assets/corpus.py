@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 import sysconfig
 from pathlib import Path
@@ -23,7 +25,7 @@ _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idlelib"
 
 
 def ngram_table(tokenizer: PreTrainedTokenizerBase, say: Say = print_to_stderr) -> NgramTable:
-    """The counts, made once for a Python version (about twenty seconds) and kept in the cache.
+    """The counts, made once for a Python version and a tokenizer (about twenty seconds) and kept in the cache.
 
     Raises
     ------
@@ -40,7 +42,8 @@ def ngram_table(tokenizer: PreTrainedTokenizerBase, say: Say = print_to_stderr) 
         documents = [ids + end for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
         NgramTable.from_tokens(np.concatenate([np.array(ids, dtype=np.int64) for ids in documents])).save(path)
 
-    name = f"stdlib-ngrams-python{sys.version_info.major}.{sys.version_info.minor}.npz"
+    words = hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:8]
+    name = f"stdlib-ngrams-python{sys.version_info.major}.{sys.version_info.minor}-{words}.npz"
     path = cached(name, build, say=say)
     try:
         return NgramTable.load(path)

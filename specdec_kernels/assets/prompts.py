@@ -94,7 +94,7 @@ PROMPT_SETS: tuple[str, ...] = tuple(_BUILDERS)
 
 
 def load_prompts(name: str, tokenizer: PreTrainedTokenizerBase, count: int | None = None) -> list[str]:
-    """The first `count` prompts (None: all) of the set `name`, as strings to encode without special tokens.
+    """The first `count` prompts (None: all) of the set `name`, as strings to `encode`.
 
     Raises
     ------
@@ -116,19 +116,36 @@ def load_prompts(name: str, tokenizer: PreTrainedTokenizerBase, count: int | Non
         texts = texts[:count]
     if not is_chat:
         return texts
-    turns = [[{"role": "user", "content": text}] for text in texts]
-    return [tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False) for turn in turns]
+    return [chat_of(tokenizer, text) for text in texts]
+
+
+def chat_of(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
+    """A user's turn where the tokenizer knows chats, else the text as it is."""
+    if not getattr(tokenizer, "chat_template", None):
+        return prompt
+    turn = [{"role": "user", "content": prompt}]
+    text: str = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+    return text
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """A prompt's tokens, with those that the tokenizer puts around a text unless that begins with the same one."""
+    whole: list[int] = tokenizer.encode(text)
+    bare: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    begun = bare != whole and whole[:1] == bare[:1] and whole[1 : len(bare) + 1] == bare
+    return bare if begun else whole
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Token ids and mask of a batch of prompts, padded on the left.
+    """Token ids and mask of a batch of prompts, padded on the left: as the tokenizer begins a text, unless a prompt has
+    the special tokens of a chat already.
 
     Returns
     -------
     input_ids, attention_mask : Tensor
         ``[batch, longest]`` int64 each; the mask is 0 on the padding.
     """
-    rows = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+    rows = [ids_of(tokenizer, prompt) for prompt in prompts]
     longest = max(map(len, rows))
     input_ids = torch.full((len(rows), longest), tokenizer.pad_token_id or 0, dtype=torch.int64)
     attention_mask = torch.zeros_like(input_ids)

@@ -86,10 +86,15 @@ def _named(step: Step, drafting: bool = False) -> dict[str, Any]:
 
 
 def _check_names(function: Verifier, known: tuple[str, ...], what: str) -> None:
-    for parameter in inspect.signature(function).parameters.values():
+    parameters = inspect.signature(function).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for parameter in parameters:
         star = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        if parameter.name not in known and parameter.default is parameter.empty and not star:
+        needed = parameter.default is parameter.empty and not star
+        if needed and (parameter not in named or parameter.name not in known):
             raise TypeError(f"audit: {what} must name arguments among {', '.join(known)}, got {parameter.name}")
+    if not any(parameter.name in known for parameter in named):
+        raise TypeError(f"audit: {what} must name arguments among {', '.join(known)}, got none of them")
 
 
 def _call(function: Verifier, given: dict[str, Any]) -> Tensor:
@@ -136,7 +141,7 @@ class Plain(Signature):
             if f"{rows}_logits" not in self.names or f"{rows}_probs" in self.names:
                 continue
             for name, off in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0)):
-                same = prefix and getattr(params, name) == getattr(problem.params, name)
+                same = prefix and name in self.names and getattr(params, name) == getattr(problem.params, name)
                 if f"{prefix}{name}" not in self.names and not same and getattr(params, name) != off:
                     return f"it takes {rows}_logits and no {prefix}{name}"
         return None

@@ -15,6 +15,7 @@ import torch
 
 from .. import assets
 from ..analysis import drafters as choices
+from ..assets import prompts
 from ..commands import add_model_options, load, load_draft, read_text
 from ..decoding import CostTable, GenerationOutput, GenerationStats
 from ..decoding.generate import generate
@@ -110,7 +111,8 @@ def _run(arguments: argparse.Namespace) -> None:
     made = choices.make(
         [name], model, tokenizer, corpus=own, heads=arguments.heads, draft_model=load_draft(arguments),
     )  # fmt: skip
-    ids = torch.tensor([_encode(tokenizer, prompt, arguments.raw)], device=model.device)
+    text = prompt if arguments.raw else prompts.chat_of(tokenizer, prompt)
+    ids = torch.tensor([prompts.ids_of(tokenizer, text)], device=model.device)
     seen = sys.stdout.isatty()
     printer = _Printer(tokenizer, marked=seen, color=render.use_color(sys.stdout))
     try:
@@ -151,16 +153,6 @@ def _prompt(arguments: argparse.Namespace) -> str:
     if not prompt.strip():
         raise ValueError("the prompt must hold some text, got none")
     return prompt
-
-
-def _encode(tokenizer: Any, prompt: str, raw: bool) -> list[int]:
-    """A user's turn where the tokenizer knows chats (its template has the special tokens), else the text as it is."""
-    if raw or not getattr(tokenizer, "chat_template", None):
-        ids: list[int] = tokenizer.encode(prompt)
-        return ids
-    turn = [{"role": "user", "content": prompt}]
-    text = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
-    return list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def _report(output: GenerationOutput, tokenizer: Any) -> dict[str, Any]:

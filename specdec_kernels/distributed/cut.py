@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,8 +70,11 @@ def numbers_of(params: SamplingParams, batch: int) -> list[tuple[float, ...]]:
     """Temperature, top_k, top_p and min_p of each sequence, as kernels take them. Tensors are waited for."""
     flat = params._flat
     given = (flat.temperatures, flat.top_ks, flat.top_ps, flat.min_ps)
+    # numbers as float32 has them, which kernels take
     columns = [
-        (torch.full((batch,), number) if tensor is None else tensor).tolist()
+        [number if isinstance(number, int) else float(np.float32(number))] * batch
+        if tensor is None
+        else tensor.tolist()
         for number, tensor in zip(flat[:4], given, strict=True)
     ]
     return list(zip(*columns, strict=True))
@@ -97,7 +101,11 @@ def of_kept(params: SamplingParams, cuts: list[Cut], device: torch.device) -> Sa
     for cut, (_, _, p, m) in zip(cuts, numbers_of(params, len(cuts)), strict=True):
         top_p.append(1.0 if cut.by_mass else p)
         min_p.append(max(m, LEAST_MIN_P) if cut.by_mass else m)
-    return replace(params, top_p=torch.tensor(top_p, device=device), min_p=torch.tensor(min_p, device=device))
+    return replace(
+        params,
+        top_p=torch.tensor(top_p, dtype=torch.float32, device=device),
+        min_p=torch.tensor(min_p, dtype=torch.float32, device=device),
+    )
 
 
 def listed_length(cuts: list[Cut]) -> int:
@@ -133,8 +141,8 @@ def bounds_of(x: Tensor, params: SamplingParams, cuts: list[Cut]) -> Tensor:
     batch, n, many = x.shape
     largest = x.topk(min(many, max([1, *(cut.top_k for cut in cuts)]))).values
     maximum = largest[..., 0]
-    column = torch.tensor([[cut.top_k, cut.min_p] for cut in cuts], device=x.device)[:, None]
-    top_k, min_p = column[..., 0].long(), column[..., 1]
+    column = torch.tensor([[cut.top_k, cut.min_p] for cut in cuts], dtype=torch.float64, device=x.device)[:, None]
+    top_k, min_p = column[..., 0].long(), column[..., 1].float()
     kth = largest.gather(-1, (top_k.clamp(1, largest.shape[-1]) - 1)[..., None].expand(-1, n, 1))[..., 0]
     t = make_params(batch, x, params._flat).temperature
     # a little below where any backend puts it, which each finds in its own way

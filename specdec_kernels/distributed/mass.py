@@ -100,7 +100,7 @@ class TopP:
         can lie: all that is lower weighs an eighth of what may be cut.
         """
         rest = (1 - self.share).clamp_min(2.0**-18) * self.total.float() / (8 * self.vocab)
-        steps = torch.linspace(1, 0, BINS, device=rest.device)
+        steps = torch.linspace(1, 0, BINS, dtype=torch.float32, device=rest.device)
         edges = key_of(self.maximum + rest.log() * self.temperature * steps)
         highest = key_of(self.maximum) + 1
         return torch.cat([torch.full_like(highest, LOWEST), edges.clamp_min(LOWEST)[..., :-1], highest], -1)

@@ -42,7 +42,7 @@ class Shard:
         local = ids - self.first
         here = (local >= 0) & (local < rows.shape[-1])
         if not rows.shape[-1]:
-            return torch.zeros(ids.shape, device=ids.device)
+            return torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
         found = rows.gather(-1, local.clamp(0, rows.shape[-1] - 1)[..., None])[..., 0].float()
         return torch.where(here, found, 0.0)
 
@@ -71,7 +71,7 @@ class Shard:
     def own_masses(self, rows: Tensor, *args: object, **of_draft: object) -> Tensor:
         """`shard_draw`'s masses of this rank's tiles ``[batch, n, tiles]``."""
         if not self.tiles:
-            return torch.zeros(*rows.shape[:2], 0, device=rows.device)
+            return torch.zeros(*rows.shape[:2], 0, dtype=torch.float32, device=rows.device)
         made = shard_draw(rows, *args, first=self.first, backend=self.backend, **of_draft).masses  # type: ignore[arg-type]
         assert made is not None
         return made
@@ -182,9 +182,9 @@ def read_rows(shard: Shard, asked: list[Asked], listed: list[Listed]) -> tuple[l
 def own_stats(shard: Shard, rows: Asked) -> list[Tensor]:
     """What `merge_rows` takes of this rank's tiles."""
     batch, n = rows.own.shape[:2]
+    nothing = torch.empty(batch, n, 0, dtype=torch.float32, device=rows.own.device)
     found = ShardStats(
-        torch.empty(batch, n, 0, device=rows.own.device), torch.empty(batch, n, 0, device=rows.own.device),
-        torch.zeros(batch, n, dtype=torch.int64, device=rows.own.device),
+        nothing, nothing, torch.zeros(batch, n, dtype=torch.int64, device=rows.own.device),
         torch.zeros(batch, n, dtype=torch.int32, device=rows.own.device),
     )  # fmt: skip
     if shard.tiles:

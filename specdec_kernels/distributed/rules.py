@@ -167,7 +167,7 @@ def make_chain(step: Step, args: VerifyChainArguments, target: Rows, draft: Rows
         nothing, nothing, values[..., 0], values[..., 1], values[..., 3], values[..., 2], target.stats.argmax,
         target.one_hot,
     )  # fmt: skip
-    uniforms = torch.zeros(batch, rows, device=ids.device)
+    uniforms = torch.zeros(batch, rows, dtype=torch.float32, device=ids.device)
     if step.uniform_samples is not None:
         uniforms = clean_uniforms(step.uniform_samples)
     ones = torch.ones_like(values[..., 0])

@@ -123,6 +123,10 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ValueError("--backbone must be given with --joint-steps, which changes it, got it alone")
     if not arguments.heads.absolute().parent.is_dir():
         raise ValueError(f"{arguments.heads} must be in a folder that is there")
+    if arguments.heads.is_dir() or arguments.heads.suffix == ".md":
+        raise ValueError(f"{arguments.heads} must be a file, and not the .md that is written beside it")
+    if arguments.backbone is not None:
+        _check_folder(arguments.backbone)
     (model, tokenizer), folder = _load(arguments), _text_folder(arguments, {})
     train, held_out = _features(arguments, model, tokenizer, folder)
     heads = MedusaHeads.of_model(
@@ -146,7 +150,14 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     return _save(heads, arguments.heads)
 
 
+def _check_folder(path: Path) -> None:
+    """Raise where a model could not be written there, before hours go by."""
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} must be a folder, or not be there")
+
+
 def _draft(arguments: argparse.Namespace) -> dict[str, Any]:
+    _check_folder(arguments.draft)
     (model, tokenizer), folder = _load(arguments), _text_folder(arguments, {})
     train, held_out = _features(arguments, model, tokenizer, folder)
     draft = first_layers(model, arguments.layers)

@@ -12,6 +12,8 @@ goes on with the next one.
 from __future__ import annotations
 
 import ast
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..assets.corpus import sources
 from ..assets.prompts import encode
@@ -128,6 +130,10 @@ class Features:
     def next_tokens(self) -> Tensor:
         """``[n]`` int64: what the LM head itself is to predict, at row t the token t + 1; `IGNORED` as in `labels`."""
         return self._tokens_after(range(1, 2))[:, 0]
+
+    def digest(self) -> str:
+        """What tells these from others."""
+        return digest(*(getattr(self, name) for name in self.__dataclass_fields__))
 
     def _tokens_after(self, distances: range) -> Tensor:
         n = self.tokens.numel()
@@ -350,6 +356,44 @@ def _functions(text: str) -> list[tuple[str, str]]:
     return found
 
 
+def digest(*given: str | Tensor) -> str:
+    """Of texts, and of tensors: of integers all, of others some thousand numbers, which training changes."""
+    made = hashlib.sha256()
+    for one in given:
+        if isinstance(one, Tensor):
+            made.update(f"{one.dtype} {list(one.shape)}".encode())
+            flat = one.detach().flatten()
+            some = flat if not flat.is_floating_point() else flat[:: max(flat.numel() // 4096, 1)]
+            made.update(some.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        else:
+            made.update(one.encode())
+    return made.hexdigest()[:16]
+
+
+def digest_of(*modules: nn.Module) -> str:
+    """Of their names, shapes and weights."""
+    return digest(*(part for module in modules for item in module.state_dict().items() for part in item))
+
+
+def _claim(folder: Path, about: dict[str, Any]) -> None:
+    """Raise unless the folder's text is of this model, tokenizer and seed; note in an empty one that it will be."""
+    note = folder / "text.json"
+    if not note.exists() and any(folder.glob("shard-*")):
+        raise ValueError(f"prepare: folder must be empty or say in text.json what its text is of, {folder} does not")
+    if not note.exists():
+
+        def write(unfinished: Path) -> None:
+            unfinished.write_text(json.dumps(about), encoding="utf-8")
+
+        write_whole(note, write)
+    try:
+        kept = json.loads(note.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"prepare: folder must hold a text.json that is whole, {note} is not: {error}") from error
+    if kept != about:
+        raise ValueError(f"prepare: folder must hold text of {about}, {folder} holds some of {kept}; take another one")
+
+
 def prepare(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
@@ -369,7 +413,7 @@ def prepare(
     num_tokens : int
         Of text, prompts included.
     seed : int
-        Of everything random. Shards of another seed belong into another folder.
+        Of everything random.
     advance : callable
         Told how many tokens each shard brought.
 
@@ -377,6 +421,11 @@ def prepare(
     -------
     list of Path
         Of `Features`, in order.
+
+    Raises
+    ------
+    ValueError
+        A folder with text of another model, tokenizer or seed, as its ``text.json`` says, or with a damaged shard.
     """
     _check_model("prepare", model)
     check_path("prepare", "folder", folder)
@@ -384,6 +433,8 @@ def prepare(
     check_int("prepare", "seed", seed, 0, 2**40)
     check_callable("prepare", "advance", advance)
     folder.mkdir(parents=True, exist_ok=True)
+    words = json.dumps([sorted(tokenizer.get_vocab().items()), tokenizer.chat_template])
+    _claim(folder, {"seed": seed, "model": digest_of(model), "tokenizer": digest(words)})
     seeds: Seeds | None = None
     paths: list[Path] = []
     while num_tokens > 0:
@@ -408,8 +459,11 @@ def prepare(
 
 def num_tokens_of(path: Path) -> int:
     """Tokens of a shard, without reading it all."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(path, "pt") as file:
-        shape: list[int] = file.get_slice("tokens").get_shape()
+    try:
+        with safe_open(path, "pt") as file:
+            shape: list[int] = file.get_slice("tokens").get_shape()
+    except SafetensorError as error:
+        raise ValueError(f"medusa: {path} must be a whole shard (remove it to make it anew), got {error}") from error
     return shape[0]

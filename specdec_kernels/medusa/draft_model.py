@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..checks import FLOAT_DTYPES, check_instance, check_int, check_tensor
 from ..ops._common import shape_error
 from ..types import TokenMap
-from .data import IGNORED, Features
+from .data import IGNORED, Features, digest
 from .fitting import Order, Recipe, check_model, check_run, fit, hidden_of
 from .losses import distillation_loss
 
@@ -105,7 +105,8 @@ def train_draft(
             return distillation_loss(wanted, given, labels[rows[counted]].to(hidden.device))
 
     groups = [(list(draft.parameters()), recipe.learning_rate)]
-    return fit(loss_at, groups, {"draft": draft}, order, checkpoint, progress)
+    data = digest(features.digest(), head, ids)
+    return fit(loss_at, groups, {"draft": draft}, order, checkpoint, progress, data)
 
 
 @torch.inference_mode()

@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 
 from ..checks import check_flag, check_instance, check_int, check_number
 from ..drafters.medusa_heads import write_whole
-from .data import Features
+from .data import Features, digest_of
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,14 @@ def fit(
     order: Order,
     checkpoint: Path | None,
     progress: bool,
+    data: str,
 ) -> list[float]:
-    """Steps of AdamW on each group of parameters at its own learning rate, from the checkpoint on. Afterwards no
-    parameter requires gradients.
+    """Steps of AdamW on each group of parameters at its own learning rate, from the checkpoint on, which is refused
+    where it began with other weights, or is of other `data` (a digest). Afterwards no parameter requires gradients.
     """
+    about = {**asdict(order.recipe), "items": order.num_items, "data": data, "weights": digest_of(*modules.values())}
     with _trainable(modules):
-        return _fitted(loss_at, groups, modules, order, checkpoint, progress)
+        return _fitted(loss_at, groups, modules, order, checkpoint, progress, about)
 
 
 @contextmanager
@@ -143,16 +145,18 @@ def _fitted(
     order: Order,
     checkpoint: Path | None,
     progress: bool,
+    about: dict[str, Any],
 ) -> list[float]:
     """`fit` of parameters that have gradients."""
     recipe = order.recipe
-    about = {**asdict(recipe), "items": order.num_items}
     optimizer = torch.optim.AdamW([{"params": p, "lr": rate} for p, rate in groups], weight_decay=0.0)
     losses: list[float] = []
     if checkpoint is not None and checkpoint.exists():
         kept = _kept(checkpoint)
         if kept["about"] != about:
-            raise ValueError(f"medusa: {checkpoint} must be of {about}, got one of {kept['about']}")
+            raise ValueError(
+                f"medusa: {checkpoint} must be of {about} (remove it to begin anew), got one of {kept['about']}"
+            )
         for name, module in modules.items():
             module.load_state_dict(kept["modules"][name])
         optimizer.load_state_dict(kept["optimizer"])

@@ -68,7 +68,7 @@ def train_heads(
         return medusa1_loss(heads, features.hidden[batch].to(device, dtype), labels[batch].to(device))[0]
 
     groups = [(list(heads.parameters()), recipe.learning_rate)]
-    return fit(loss_at, groups, {"heads": heads}, order, checkpoint, progress)
+    return fit(loss_at, groups, {"heads": heads}, order, checkpoint, progress, features.digest())
 
 
 def train_jointly(
@@ -126,4 +126,5 @@ def train_jointly(
         (list(heads.parameters()), recipe.learning_rate),
         (list(model.parameters()), recipe.backbone_learning_rate),
     ]
-    return fit(loss_at, groups, {"heads": heads, "model": model}, order, checkpoint, progress)
+    modules = {"heads": heads, "model": model}
+    return fit(loss_at, groups, modules, order, checkpoint, progress, features.digest())

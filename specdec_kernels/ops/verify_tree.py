@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import sys
+
 import torch
 from torch import Tensor
 
@@ -55,7 +58,7 @@ def check_thresholds(caller: str, epsilon: float, delta: float) -> None:
     for name, value in (("epsilon", epsilon), ("delta", delta)):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError(f"{caller}: {name} must be a number, got {type(value).__name__}")
-        if not value >= 0:
+        if not 0 <= value <= sys.float_info.max and value != math.inf:
             raise ValueError(f"{caller}: {name} must be a number >= 0, got {value}")
 
 

@@ -252,7 +252,8 @@ def float64_target_law(law: laws.TargetLaw, P: Float64, Q: Float64, p: Float64, 
         ``[..., vocab]`` float64.
     """
     name = "float64_target_law"
-    check_instance(name, "law", law, (laws.Lossy, *_defers), "one of sk.laws")
+    if type(law) not in (laws.Lossy, *_defers):
+        raise TypeError(f"{name}: law must be one of sk.laws, got {type(law).__name__}")
     for argument, rows in (("P", P), ("Q", Q), ("p", p), ("q", q)):
         check_array(name, argument, rows, "f", "[..., vocab] float64")
         if rows.shape != P.shape:
@@ -261,8 +262,10 @@ def float64_target_law(law: laws.TargetLaw, P: Float64, Q: Float64, p: Float64, 
         return _lossy(law, P, Q)
     defers = _defers[type(law)](law, Position(P, Q, p, q))
     if defers.shape[-1] == 1:
-        return np.where(defers, P, Q)
-    return np.where(defers, 0, Q) + P * np.where(defers, Q, 0).sum(-1, keepdims=True)
+        made = np.where(defers, P, Q)
+    else:
+        made = np.where(defers, 0, Q) + P * np.where(defers, Q, 0).sum(-1, keepdims=True)
+    return np.where(Q.sum(-1, keepdims=True) > 0, made, P)  # where Q is no distribution P takes the law's place
 
 
 def _lossy(law: laws.Lossy, P: Float64, Q: Float64) -> Float64:

@@ -83,13 +83,16 @@ class ChainProblem:
     def __post_init__(self) -> None:
         caller, cascade = "ChainProblem", self.law is not None and getattr(self.law, "cascade_bonus", False)
         _check_common(caller, self.target, self.params, self.draft_params, self.eos, self.law)
-        if self.draft is not None:
-            _check_depths(caller, "draft", self.draft, self.vocab, self.num_draft + bool(cascade), reduced=True)
         check_flag(caller, "as_probs", self.as_probs)
         if self.draft_stats is not None:
             check_callable(caller, "draft_stats", self.draft_stats)
         if self.token_map is not None:
             check_instance(caller, "token_map", self.token_map, TokenMap, "a TokenMap or None")
+        if self.draft is not None:
+            known = self.vocab if self.token_map is None else len(self.token_map)
+            _check_depths(caller, "draft", self.draft, self.vocab, self.num_draft + bool(cascade), known)
+        elif self.law is not None:
+            raise ValueError(f"{caller}: draft must be given where there is a law, got None")
         for name in ("stop", "num_draft_tokens"):
             if (value := getattr(self, name)) is not None:
                 check_int(caller, name, value, 0, self.num_draft)
@@ -183,7 +186,7 @@ class ChainProblem:
         arguments: dict[str, Any] = {"params": self.params, "acceptance": acceptance}
         if self.law is not None:
             arguments["target_law"] = self.law
-        if self.draft is not None and self.num_draft:
+        if self.draft:
             used = [q[tuple(index[:d])] if d else q.expand(n, -1) for d, q in enumerate(self.draft[: self._draft_rows])]
             used += [self.draft[0].expand(n, -1) * spoiled] * (self.num_draft - self.length)
             rows = torch.stack(used, 1).to(device)
@@ -233,11 +236,14 @@ class TreeProblem:
     def __post_init__(self) -> None:
         caller = "TreeProblem"
         _check_common(caller, self.target, self.params, self.draft_params, self.eos, self.law)
-        if self.draft is not None:
-            _check_depths(caller, "draft", self.draft, self.vocab, None)
         check_sequence(caller, "parents", self.parents, int, "integers")
-        DraftTree.from_parents(self.parents)
+        depths = DraftTree.from_parents(self.parents).max_depth + 1
+        _check_depths(caller, "target", self.target, self.vocab, depths)
+        if self.draft is not None:
+            _check_depths(caller, "draft", self.draft, self.vocab, depths)
         check_flag(caller, "sampled", self.sampled)
+        if self.sampled and self.draft is None:
+            raise ValueError(f"{caller}: draft must be given where siblings are sampled, got None")
         check_mapping(caller, "options", self.options, str, object, "names to values")
 
     @property
@@ -334,15 +340,16 @@ def _check_common(caller: str, target: object, params: object, draft_params: obj
 
 
 def _check_depths(
-    caller: str, name: str, tensors: object, vocab: int, depths: int | None, reduced: bool = False
+    caller: str, name: str, tensors: object, vocab: int, depths: int | None, known: int | None = None
 ) -> None:
-    """Raise unless ``[vocab] * d + [vocab]`` for each depth d; of a `reduced` vocabulary the last may be shorter."""
+    """Raise unless ``[vocab] * d + [vocab]`` for each depth d; of a reduced vocabulary the last are the `known` ids."""
+    width = vocab if known is None else known
     check_sequence(caller, name, tensors, Tensor, "tensors", least=0)
     for d, tensor in enumerate(cast(list[Tensor], tensors)):
         check_tensor(caller, name, tensor, FLOAT_DTYPES, None)
         *above, last = tensor.shape or (0,)
-        if above != [vocab] * d or not (1 <= last <= vocab if reduced else last == vocab):
-            raise ValueError(f"{caller}: {name}[{d}] must be {[vocab] * (d + 1)}, got {list(tensor.shape)}")
+        if above != [vocab] * d or last != width:
+            raise ValueError(f"{caller}: {name}[{d}] must be {[vocab] * d + [width]}, got {list(tensor.shape)}")
     if depths is not None and len(cast(list[Tensor], tensors)) != depths:
         raise ValueError(f"{caller}: {name} must have {depths} tensors, got {len(cast(list[Tensor], tensors))}")
 

@@ -4,7 +4,9 @@
 //   kernels_main CASES [FIRST_SEED [LARGE]]       LARGE: how many of the cases have rows of many tiles
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <stdexcept>
+#include <string>
 
 #include "cases.h"
 #include "cpu/ops.h"
@@ -52,9 +54,11 @@ class Scratch {
   size_t used_ = 0;
 };
 
+// `called` counts the calls.
 template <class Args>
-auto on_device(cudaError_t (*op)(const Args&, const cuda::Launch&), Scratch& scratch) {
-  return [op, &scratch](const Args& args) {
+auto on_device(cudaError_t (*op)(const Args&, const cuda::Launch&), Scratch& scratch, int64_t& called) {
+  return [op, &scratch, &called](const Args& args) {
+    ++called;
     scratch.clear();
     cudaStreamSynchronize(nullptr);
     const cudaError_t error = op(args, {nullptr, [&](int64_t bytes) { return scratch.take(bytes); }});
@@ -108,7 +112,8 @@ int main(int argc, char** argv) {
   const int64_t cases = std::atoll(argv[1]), first = argc > 2 ? std::atoll(argv[2]) : 0;
   const int64_t large = argc > 3 ? std::atoll(argv[3]) : 0;
   Scratch scratch;
-#define SPECDEC_ON_DEVICE(Name, op) on_device(cuda::op, scratch),
+  std::map<std::string, int64_t> calls;
+#define SPECDEC_ON_DEVICE(Name, op) on_device(cuda::op, scratch, calls[#op]),
 #define SPECDEC_ON_HOST(Name, op) cpu::op,
   const Backend device{SPECDEC_OPS(SPECDEC_ON_DEVICE)}, host{SPECDEC_OPS(SPECDEC_ON_HOST)};
 #undef SPECDEC_ON_DEVICE
@@ -148,6 +153,12 @@ int main(int argc, char** argv) {
   }
   std::printf("%lld cases, %lld failures; the CPU kernels draw otherwise in %lld\n", static_cast<long long>(cases),
               static_cast<long long>(failed), static_cast<long long>(differ));
+  constexpr int64_t kMany = 50;  // cases, among which are some of every op
+  for (const auto& [op, count] : calls) {
+    if (count > 0 || cases < kMany) continue;
+    std::printf("no case calls %s: csrc/emulator/tests/cases.cpp is to have one\n", op.c_str());
+    ++failed;
+  }
   // Now and then a uniform lies within the float error of a border, and then backends may differ; not often.
   return failed > 0 || differ * 100 > cases ? 1 : 0;
 }
