@@ -199,4 +199,4 @@ def test_a_device_that_computes_nothing_is_one_sentence(device: str, capsys: pyt
         pytest.skip("there is a GPU")
     assert cli.main(["check", "--device", device]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("check: --device") and said.count("\n") == 1
+    assert said.startswith("check: --device must be one that computes") and said.count("\n") == 1

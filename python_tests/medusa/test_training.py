@@ -147,6 +147,9 @@ class Letters:
     def get_vocab(self) -> dict[str, int]:
         return {"a": 3}
 
+    def apply_chat_template(self, *_: Any) -> str:
+        raise NotImplementedError
+
     def encode(self, text: str, **kw: Any) -> list[int]:
         return [3 + ord(letter) - ord("a") for letter in text]
 

@@ -97,9 +97,8 @@ class Masks:
     def __init__(self, grammar: Grammar, vocab_size: int, ends: Tensor | None = None) -> None:
         self._grammar, self._vocab_size = grammar, vocab_size
         self._ends = frozenset(() if ends is None else ends.tolist())
-        self._real = torch.full(
-            ((vocab_size + 31) // 32,), -1, dtype=torch.int32, device="cpu"
-        )  # the bits that are of ids
+        words = (vocab_size + 31) // 32
+        self._real = torch.full((words,), -1, dtype=torch.int32, device="cpu")  # the bits that are of ids
         if vocab_size % 32:
             self._real[-1] = (1 << vocab_size % 32) - 1
         self._rows: dict[tuple[int, bytes], Tensor] = {}

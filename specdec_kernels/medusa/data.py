@@ -267,6 +267,11 @@ def distill(model: Any, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[st
     return documents
 
 
+def check_tokenizer(tokenizer: object) -> None:
+    if not hasattr(tokenizer, "apply_chat_template"):
+        raise TypeError(f"prepare: tokenizer must be one of transformers, got {type(tokenizer).__name__}")
+
+
 class Seeds:
     """Beginnings of self-distilled texts, and source code.
 
@@ -279,8 +284,7 @@ class Seeds:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> None:
-        if not hasattr(tokenizer, "apply_chat_template"):
-            raise TypeError(f"prepare: tokenizer must be one of transformers, got {type(tokenizer).__name__}")
+        check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.seed = seed
         files = [path.read_text(encoding="utf-8", errors="ignore") for path in sources()]
@@ -432,6 +436,7 @@ def prepare(
     check_int("prepare", "num_tokens", num_tokens, 0, 2**40)
     check_int("prepare", "seed", seed, 0, 2**40)
     check_callable("prepare", "advance", advance)
+    check_tokenizer(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     words = json.dumps([sorted(tokenizer.get_vocab().items()), tokenizer.chat_template])
     _claim(folder, {"seed": seed, "model": digest_of(model), "tokenizer": digest(words)})
