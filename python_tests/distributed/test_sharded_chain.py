@@ -98,15 +98,15 @@ def test_ranks_have_the_ops_output(backend: Backend, name: str, layout: str, dty
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["block", "top-k, top-p, block", "top-p", "each its own", "draft cut", "match top-p"])
 def test_the_default_dtype_changes_nothing(name: str, dtype: torch.dtype) -> None:
-    """Nor does the default device, and of a rank without a tile."""
-    widths = (1030, 10, 1960)
-    arguments = make(name, sum(widths))
-    whole = sk.verify_chain(**arguments)
-    torch.set_default_dtype(dtype)
-    try:
-        same(whole, sharded(arguments, widths, "cpu")[0])
-    finally:
-        torch.set_default_dtype(torch.float32)
+    """One rank, or several of which one has no tile."""
+    for widths, more in (((1030, 10, 1960), {}), ((3000,), {"params": S(1.3, top_p=0.97)} if "top-p" in name else {})):
+        arguments = make(name, sum(widths)) | more
+        whole = sk.verify_chain(**arguments)
+        torch.set_default_dtype(dtype)
+        try:
+            same(whole, sharded(arguments, widths, "cpu")[0])
+        finally:
+            torch.set_default_dtype(torch.float32)
 
 
 def test_checks_look_at_the_outcome_alone(monkeypatch: pytest.MonkeyPatch) -> None:

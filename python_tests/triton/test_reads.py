@@ -103,3 +103,13 @@ def test_cut_offs_that_a_list_does_not_tell(kind: str) -> None:
         assert torch.equal(found.cutoff, expected.cutoff), params
         torch.testing.assert_close(found.normalizer, expected.normalizer, rtol=1e-5, atol=0)
         assert x[0, token] >= found.cutoff
+
+
+@pytest.mark.parametrize("seed", [3, 5, 11])
+def test_a_list_that_falls_short_tells_nothing(seed: int) -> None:
+    """Of fewer values than top-k asks for: what stands behind them in memory is another call's."""
+    x = 3 * torch.randn(1, 5000, generator=torch.Generator().manual_seed(seed))
+    params = sk.SamplingParams(0.3, top_k=60, top_p=0.9)
+    with interpreted.checked():
+        found = sk.row_stats(x, params, backend="triton")
+    assert torch.equal(found.cutoff, sk.row_stats(x, params, backend="reference").cutoff)
