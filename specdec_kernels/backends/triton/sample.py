@@ -218,7 +218,7 @@ def draw_rows(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Te
         run(
             draw_many, (batch * n,), found.target, n, tiles, found.values, noise_keys, best, listed, drawn, num_samples,
             SLOTS=power_of_2(num_samples), TILES=tiles_of_rows(rows, 2), ROW_TILES=tiles_at_once(vocab),
-            registers=240,
+            registers=240 if rows.overlay.flags is None else 255,
         )  # fmt: skip
     assert found.values is not None and found.target.laws.argmax is not None
     return drawn.token, drawn.log_prob, found.values, found.target.laws.argmax, found.target.laws.status
