@@ -263,6 +263,28 @@ struct StatsResult {
   StatsOut out() { return {values.data(), argmax.data(), status.data()}; }
 };
 
+inline int32_t make_vocab(Random& random, bool large) {
+  if (large) return random.pick({4096, 5001, 9007});
+  return random.pick({1, 2, 5, 33, 257, 1000, 1023, 1024, 1025, 2049});
+}
+
+inline DType make_dtype(Random& random) { return random.pick({DType::kFloat32, DType::kBFloat16, DType::kFloat16}); }
+
+inline std::string label(const char* op, int64_t batch, int64_t n, int32_t vocab, const std::string& more) {
+  return std::string(op) + " batch=" + std::to_string(batch) + " n=" + std::to_string(n) +
+         " vocab=" + std::to_string(vocab) + more;
+}
+
+inline bool at_border(const UniformBuffer& uniforms) {
+  return std::find(uniforms.wide.begin(), uniforms.wide.end(), kLastUniform) != uniforms.wide.end();
+}
+
+inline std::vector<int64_t> make_keys(Random& random, int64_t count) {
+  std::vector<int64_t> keys(count);
+  for (int64_t& key : keys) key = int64_t(random.bits());
+  return keys;
+}
+
 Case make_case(uint64_t seed, bool large);  // `large`: rows of many tiles
 
 }  // namespace specdec::tests
