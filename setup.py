@@ -141,7 +141,7 @@ def find_nvcc() -> str | None:
     return None
 
 
-def cuda_library_folder(nvcc: str) -> Path:
+def cuda_library_folder(nvcc: str) -> Path | None:
     # nvcc may be a wrapper script anywhere on PATH, so ask it where its toolkit stands.
     report = subprocess.run([nvcc, "--dryrun", "-c", "-x", "cu", os.devnull], capture_output=True, text=True).stderr
     top = re.search(r"^#\$ TOP=(.+)$", report, re.MULTILINE)
@@ -151,10 +151,10 @@ def cuda_library_folder(nvcc: str) -> Path:
     folders = [home / "lib64", home / "lib", *sorted(home.glob("targets/*/lib"))]  # as NVIDIA, pip and conda have it
     found = next((folder for folder in folders if (folder / "libcudart_static.a").exists()), None)
     if found is None:
-        stop(
-            f"{nvcc} has no libcudart_static.a in {', '.join(map(str, folders))}; "
-            "SPECDEC_CUDA=0 builds for the CPU only"
-        )
+        missing = f"{nvcc} has no libcudart_static.a in {', '.join(map(str, folders))}"
+        if os.environ.get("SPECDEC_CUDA", "").strip() == "1":
+            stop(missing)
+        say(f"{missing}: building for the CPU only")
     return found
 
 
@@ -312,13 +312,13 @@ def plan(editable: bool) -> list[Part]:
     if nvcc := find_nvcc():
         archs = wanted_archs(editable)
         compile_cuda = nvcc_command(nvcc, cxx, archs)
-        folder = cuda_library_folder(nvcc)
-        compile_bind = [*compile_cpu, "-DUSE_CUDA", "-isystem", str(folder.parent / "include")]
-        link_cuda = [*link_torch, f"-L{folder}", "-lcudart_static", "-lrt", "-lpthread", "-ldl"]
-        variant = "-" + re.sub(r"\W+", "_", archs)
-        parts.append(
-            Part("_C_cuda", "_C_cuda.so", SOURCES["_C_cuda"], compile_bind, link_cuda, cxx, compile_cuda, variant)
-        )
+        if folder := cuda_library_folder(nvcc):
+            compile_bind = [*compile_cpu, "-DUSE_CUDA", "-isystem", str(folder.parent / "include")]
+            link_cuda = [*link_torch, f"-L{folder}", "-lcudart_static", "-lrt", "-lpthread", "-ldl"]
+            variant = "-" + re.sub(r"\W+", "_", archs)
+            parts.append(
+                Part("_C_cuda", "_C_cuda.so", SOURCES["_C_cuda"], compile_bind, link_cuda, cxx, compile_cuda, variant)
+            )
 
     if host := plan_host(cxx):
         parts.append(host)

@@ -215,6 +215,19 @@ def test_bad_architectures_are_one_sentence(project: Path) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("wanted", ["1", "auto"])
+def test_a_toolkit_without_libraries(project: Path, wanted: str) -> None:
+    """As of an nvcc that came without the rest: no reason not to build for the CPU, unless CUDA is asked for."""
+    nvcc = project / "cuda/bin/nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text(f"#!/bin/sh\necho '#$ TOP={nvcc.parents[1]}' >&2\n")
+    nvcc.chmod(0o755)
+    result = in_place(project, SPECDEC_CUDA=wanted, CUDA_HOME=str(nvcc.parents[1]), SPECDEC_CUDA_ARCHS="90a")
+    assert "has no libcudart_static.a in" in result.stdout + result.stderr and "Traceback" not in result.stderr
+    assert (result.returncode == 0) == (wanted == "auto"), result.stderr
+
+
+@needs_compiler
 def test_wheel_holds_what_this_build_made_and_nothing_else(project: Path) -> None:
     (project / "specdec_kernels/_C_cuda.so").write_text("of an earlier editable install")
     assert in_place(project).returncode == 0

@@ -96,7 +96,7 @@ class Acceptance:
     def alpha(self) -> Estimate:
         """α: the mean over all draft tokens that were judged."""
         judged = self.steps >= 0
-        return self._share((self.steps * judged).sum(1, where=judged), judged.sum(1))
+        return self._share(np.where(judged, self.steps, 0.0).sum(1), judged.sum(1))
 
     def by_position(self) -> list[Estimate]:
         """Of each position, how often a step that got there has a draft token accepted; 0 counts where it had none."""

@@ -360,7 +360,7 @@ def _functions(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def digest(*given: str | Tensor) -> str:
+def digest(*given: object) -> str:
     """Of texts, and of tensors: of integers all, of others some thousand numbers, which training changes."""
     made = hashlib.sha256()
     for one in given:
@@ -370,7 +370,7 @@ def digest(*given: str | Tensor) -> str:
             some = flat if not flat.is_floating_point() else flat[:: max(flat.numel() // 4096, 1)]
             made.update(some.cpu().contiguous().view(torch.uint8).numpy().tobytes())
         else:
-            made.update(one.encode())
+            made.update(str(one).encode())
     return made.hexdigest()[:16]
 
 

@@ -118,9 +118,48 @@ def fit(
     """Steps of AdamW on each group of parameters at its own learning rate, from the checkpoint on, which is refused
     where it began with other weights, or is of other `data` (a digest). Afterwards no parameter requires gradients.
     """
-    about = {**asdict(order.recipe), "items": order.num_items, "data": data, "weights": digest_of(*modules.values())}
+    recipe = order.recipe
+    about = {**asdict(recipe), "items": order.num_items, "data": data, "weights": digest_of(*modules.values())}
     with _trainable(modules):
-        return _fitted(loss_at, groups, modules, order, checkpoint, progress, about)
+        optimizer = torch.optim.AdamW([{"params": p, "lr": rate} for p, rate in groups], weight_decay=0.0)
+        losses: list[float] = []
+        if checkpoint is not None and checkpoint.exists():
+            kept = _kept(checkpoint)
+            if kept["about"] != about:
+                raise ValueError(
+                    f"medusa: {checkpoint} must be of {about} (remove it to begin anew), got one of {kept['about']}"
+                )
+            for name, module in modules.items():
+                module.load_state_dict(kept["modules"][name])
+            optimizer.load_state_dict(kept["optimizer"])
+            losses = kept["losses"]
+        bar = tqdm(
+            range(len(losses), recipe.steps), "training", recipe.steps, initial=len(losses), mininterval=2.0,
+            disable=None if progress else True,
+        )  # fmt: skip
+        for step in bar:
+            for group, (_, rate) in zip(optimizer.param_groups, groups, strict=True):
+                group["lr"] = rate * recipe.rate(step)
+            optimizer.zero_grad()
+            loss = loss_at(step)
+            torch.autograd.backward(loss)
+            for parameters, _ in groups:
+                nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            losses.append(float(loss.detach()))
+            if progress:
+                bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
+            if checkpoint is not None and ((step + 1) % recipe.checkpoint_every == 0 or step + 1 == recipe.steps):
+                _keep(
+                    checkpoint,
+                    {
+                        "about": about,
+                        "modules": {name: module.state_dict() for name, module in modules.items()},
+                        "optimizer": optimizer.state_dict(),
+                        "losses": losses,
+                    },
+                )
+        return losses
 
 
 @contextmanager
@@ -136,58 +175,6 @@ def _trainable(modules: dict[str, nn.Module]) -> Iterator[None]:
     finally:
         for parameter, flag in afterwards:
             parameter.requires_grad_(flag)
-
-
-def _fitted(
-    loss_at: Callable[[int], Tensor],
-    groups: Sequence[tuple[list[nn.Parameter], float]],
-    modules: dict[str, nn.Module],
-    order: Order,
-    checkpoint: Path | None,
-    progress: bool,
-    about: dict[str, Any],
-) -> list[float]:
-    """`fit` of parameters that have gradients."""
-    recipe = order.recipe
-    optimizer = torch.optim.AdamW([{"params": p, "lr": rate} for p, rate in groups], weight_decay=0.0)
-    losses: list[float] = []
-    if checkpoint is not None and checkpoint.exists():
-        kept = _kept(checkpoint)
-        if kept["about"] != about:
-            raise ValueError(
-                f"medusa: {checkpoint} must be of {about} (remove it to begin anew), got one of {kept['about']}"
-            )
-        for name, module in modules.items():
-            module.load_state_dict(kept["modules"][name])
-        optimizer.load_state_dict(kept["optimizer"])
-        losses = kept["losses"]
-    bar = tqdm(
-        range(len(losses), recipe.steps), "training", recipe.steps, initial=len(losses), mininterval=2.0,
-        disable=None if progress else True,
-    )  # fmt: skip
-    for step in bar:
-        for group, (_, rate) in zip(optimizer.param_groups, groups, strict=True):
-            group["lr"] = rate * recipe.rate(step)
-        optimizer.zero_grad()
-        loss = loss_at(step)
-        torch.autograd.backward(loss)
-        for parameters, _ in groups:
-            nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        losses.append(float(loss.detach()))
-        if progress:
-            bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
-        if checkpoint is not None and ((step + 1) % recipe.checkpoint_every == 0 or step + 1 == recipe.steps):
-            _keep(
-                checkpoint,
-                {
-                    "about": about,
-                    "modules": {name: module.state_dict() for name, module in modules.items()},
-                    "optimizer": optimizer.state_dict(),
-                    "losses": losses,
-                },
-            )
-    return losses
 
 
 def _kept(path: Path) -> dict[str, Any]:

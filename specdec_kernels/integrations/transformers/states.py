@@ -95,9 +95,8 @@ class States:
 
     def _write(self, b: int, t: int, rows: slice, start: int) -> None:
         """Put `rows` of the last forward, at the positions from `start` on, where token `t`'s entry has them."""
-        columns = torch.cat(
-            [self._places[b], torch.arange(self._prompt, self._prompt + t, device="cpu")]
-        )  # of each position
+        more = torch.arange(self._prompt, self._prompt + t, device="cpu")
+        columns = torch.cat([self._places[b], more])  # of each position
         for name, layers in self._last.items():
             for kept, layer in zip(self._kept[name], layers, strict=True):
                 if layer is None:  # not among the indices that were asked for
