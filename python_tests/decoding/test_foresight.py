@@ -53,8 +53,8 @@ def test_a_long_match_is_drafted_from_at_once_and_a_short_one_is_not() -> None:
 
 
 def test_a_gain_too_small_to_be_sure_of_is_left() -> None:
-    """The first token after a match of two is taken to be right 0.42 of the time."""
-    for cost, wanted in ((1.40, 0), (1.36, 1)):
+    """The first token after a match of two is taken to be right 0.34 of the time."""
+    for cost, wanted in ((1.33, 0), (1.31, 1)):
         auto = schedule([1.0, cost, 9.0, 9.0])
         auto.look(foreseen(2))
         assert auto.next() == wanted
@@ -78,6 +78,7 @@ def test_an_outcome_counts_once() -> None:
     def learned(step: StepResult, matched: int) -> list[list[float]]:
         auto = schedule(PACKED)
         auto.look(foreseen(matched))
+        auto._yield._counts = [[0.0] * 4 for _ in MatchYield.LEAST]  # without what is assumed
         auto.note(step, None)
         others = [counts for kind, counts in enumerate(auto._yield._counts) if kind != matched]
         assert not np.any(others)
@@ -104,7 +105,7 @@ def test_what_is_long_past_is_forgotten() -> None:
 
     for accepted in (0,) * 300 + (7,) * 20:
         add(8, accepted)
-    assert drafts.expected(np.array([8]))[0, 1] > 0.28
+    assert drafts.expected(np.array([8]))[0, 1] > 0.26
     assert max(drafts._counts[-1]) < 1 / (1 - 0.985)
 
 

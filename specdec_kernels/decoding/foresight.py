@@ -27,8 +27,8 @@ class ForesightSchedule(AdaptiveSchedule):
     """
 
     # All chosen by what `bench.replay` makes of recorded answers, at batches of 1 to 8.
-    _MARGIN = 0.04  # a gain below this, in plain steps, does not pay for the risk of a wrong estimate
-    _ALLOWANCE, _TRUST = 0.15, 0.0  # see `Account`
+    _MARGIN = 0.02  # a gain below this, in plain steps, does not pay for the risk of a wrong estimate
+    _ALLOWANCE, _TRUST = 0.7, 0.0  # see `Account`
     _MOST_TRUST, _EVIDENCE = 0.5, 15.0  # what trust grows to, and by how many judged drafts half the way
     _SPARED = 0.7  # steps that a foreseen token spares a sequence in the end
     _FORESEEN, _EMITTED = 2.4, 6.0  # tokens of each sequence before the first step, as assumed
@@ -94,19 +94,21 @@ class ForesightSchedule(AdaptiveSchedule):
 class MatchYield:
     """How often a draft's tokens are accepted, by how many tokens were found again: the first, and those after it.
 
-    A few tokens' worth are assumed before the first step. In plain floats: a step has microseconds for it.
+    Some tokens of each kind are assumed to have been judged before the first step. In plain floats: a step has
+    microseconds for it.
     """
 
     LEAST = (0, 1, 2, 3, 4, 5, 8)  # of tokens found again, in each kind
-    # Somewhat below what `python -m bench.replay --n 16` counts in answers of SmolLM2-135M (where nothing was found,
-    # with --drafter ngram-lm), as caution costs little. A lookup of up to three tokens does better, as its longest
-    # matches are longer than that (without --n).
-    _FIRST = (0.15, 0.17, 0.42, 0.57, 0.68, 0.78, 0.88)
-    _LATER = (0.30, 0.50, 0.60, 0.68, 0.75, 0.82, 0.90)
-    _WEIGHT = 6.0  # judged tokens that these count as
+    # Well below what `python -m bench.replay` counts in answers of SmolLM2-135M: in its replays that loses least, as
+    # what looks best in a step is more often overrated than underrated.
+    _FIRST = (0.11, 0.13, 0.34, 0.47, 0.58, 0.70, 0.82)
+    _LATER = (0.20, 0.40, 0.50, 0.58, 0.66, 0.75, 0.85)
+    _WEIGHT = 24.0  # judged tokens that these begin as
 
     def __init__(self) -> None:
-        self._counts = [[0.0] * 4 for _ in self.LEAST]  # of first tokens those accepted and judged; of later ones
+        assumed, each = self._WEIGHT, zip(self._FIRST, self._LATER, strict=True)
+        # Of first tokens those accepted and judged; of later ones.
+        self._counts = [[assumed * first, assumed, assumed * later, assumed] for first, later in each]
         self._expected = [[0.0] * len(AUTO_DRAFT_LENGTHS) for _ in (None, *self.LEAST)]  # the first: nothing found
         self._changed = set(range(len(self.LEAST)))
 
@@ -139,9 +141,8 @@ class MatchYield:
         self._changed.clear()
 
     def _estimate(self, kind: int) -> None:
-        counts, weight = self._counts[kind], self._WEIGHT
-        reached = (counts[0] + weight * self._FIRST[kind]) / (counts[1] + weight)
-        later = (counts[2] + weight * self._LATER[kind]) / (counts[3] + weight)
+        counts = self._counts[kind]
+        reached, later = counts[0] / counts[1], counts[2] / counts[3]
         expected = [0.0]
         for _ in range(AUTO_DRAFT_LENGTHS[-1]):
             expected.append(expected[-1] + reached)
