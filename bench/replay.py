@@ -12,7 +12,7 @@ For each batch size some batches of prompts are drawn, and the whole time by fix
 measures that, on the few batches that there is time for.
 
 Of a drafter that foresees it also says how often it was right by how much of the text it found again: what `MatchYield`
-first assumes lies somewhat below what ``--n 16`` gives and, where nothing was found, ``--drafter ngram-lm``. Writes
+first assumes lies below what ``--n 16`` gives and, where nothing was found, ``--drafter ngram-lm``. Writes
 ``replay.json`` into the machine's results folder.
 """
 
