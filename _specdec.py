@@ -6,10 +6,13 @@ import sys
 
 
 def main() -> int:
-    """`specdec_kernels.cli.main`; 130 on Ctrl-C, during its import too."""
+    """`specdec_kernels.cli.main`; 130 on Ctrl-C, during its import too, and 1 where torch cannot be imported."""
     try:
         from specdec_kernels.cli import main as run
     except KeyboardInterrupt:
         print("specdec: stopped", file=sys.stderr)
         return 130
+    except (ImportError, OSError) as error:  # a torch that is gone, or lacks a library
+        print(f"specdec: the package cannot be imported: {error}", file=sys.stderr)
+        return 1
     return run()

@@ -122,7 +122,7 @@ def find_torch() -> Path:
 
 
 def find_nvcc() -> str | None:
-    wanted = os.environ.get("SPECDEC_CUDA", "auto")
+    wanted = os.environ.get("SPECDEC_CUDA", "").strip() or "auto"
     if wanted not in ("auto", "0", "1"):
         stop(f"SPECDEC_CUDA must be auto, 0 or 1, got {wanted!r}")
     if wanted == "0":
@@ -251,8 +251,10 @@ def torch_flags(cxx: list[str]) -> tuple[list[str], list[str]]:
 def nvcc_command(nvcc: str, cxx: list[str], archs: str) -> list[str]:
     """How a CUDA source is compiled."""
     host_compiler = ["-ccbin", cxx[0]] if len(cxx) == 1 else []
-    names = f'-DSPECDEC_CUDA_ARCHS="{archs}"'
-    return [nvcc, *NVCC_FLAGS, *host_compiler, *arch_flags(archs), names, "-I", "csrc"]
+    # A toolkit that another took the place of, at the same path, makes other objects: so its version is in the command.
+    version = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout.split()
+    names = [f'-DSPECDEC_CUDA_ARCHS="{archs}"', f'-DSPECDEC_NVCC="{version[-1] if version else ""}"']
+    return [nvcc, *NVCC_FLAGS, *host_compiler, *arch_flags(archs), *names, "-I", "csrc"]
 
 
 def plan_emulated() -> Part:
@@ -359,16 +361,22 @@ def run_jobs(jobs: list[Job], folder: Path) -> None:
     ninja = find_ninja()
     if not jobs:
         return
+    # What the one way knows of the objects the other would not see change.
     if ninja is None:
+        (folder / ".ninja_log").unlink(missing_ok=True)
         with_threads([job for job in jobs if job.inputs is None])
         with_threads([job for job in jobs if job.inputs is not None])
         return
+    for job in jobs:
+        job.out.with_suffix(".cmd").unlink(missing_ok=True)
     manifest = folder / "build.ninja"
     manifest.write_text(NINJA_RULES.format(folder=folder) + "".join(map(ninja_edge, jobs)))
     status = {"NINJA_STATUS": f"{PACKAGE}: [%f of %t, %e s] "}
     command = [*ninja, "-f", str(manifest), "-j", str(max_jobs())]
     if subprocess.run(command, stdout=sys.stderr, env=os.environ | status).returncode:
-        stop("the build failed, as said above")
+        asked = os.environ.get("SPECDEC_CUDA", "").strip() == "1"
+        cuda = any(job.source.endswith(".cu") for job in jobs) and not asked
+        stop("the build failed, as said above" + " (SPECDEC_CUDA=0 builds without CUDA)" * cuda)
 
 
 def find_ninja() -> list[str] | None:
@@ -548,7 +556,8 @@ class BuildSanitized(Command):
 class Build(build):
     def run(self) -> None:
         # Else a wheel would also hold whatever an earlier build left here: a deleted module, a CUDA library.
-        shutil.rmtree(self.build_lib, ignore_errors=True)
+        if Path(self.build_base).resolve() in Path(self.build_lib).resolve().parents:  # not a folder of the user's
+            shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
 
 

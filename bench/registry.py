@@ -15,7 +15,6 @@ from .inputs import OVERHEAD, Case
 
 VOCABS = (49152, 128256)
 BATCHES = (1, 8)
-_PLAIN = sk.SamplingParams()
 _TRUNCATED = sk.SamplingParams(temperature=0.8, top_k=50, top_p=0.9)
 _GREEDY = sk.SamplingParams(temperature=0.0)
 VERIFY_CASES: Mapping[str, Mapping[str, Any]] = {

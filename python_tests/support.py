@@ -19,9 +19,10 @@ import torch
 
 import specdec_kernels as sk
 from python_tests import emulated, interpreted
+from specdec_kernels import config
 from specdec_kernels.backends import native
 
-CAPABILITIES = native._CAPABILITIES
+CAPABILITIES = config.CPU_CAPABILITIES
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,9 @@ def test_what_is_wrong_with_an_oracle_cascade_is_said_of_it() -> None:
     law = LAW_EXAMPLES[1]
     for changed in ({"draft_model": TableRunner.random(vocab=9)}, {"max_new_tokens": 0}, {"seeds": torch.zeros(3)}):
         with pytest.raises((TypeError, ValueError), match="^oracle_cascade: "):
-            sk.oracle_cascade(TableRunner.random(), IDS, **{"draft_model": TableRunner.random(), "law": law, **changed})
+            sk.oracle_cascade(
+                TableRunner.random(), IDS, **{"draft_model": TableRunner.random(), "target_law": law, **changed}
+            )
 
 
 @pytest.mark.skipif("CPU" in native._problems, reason="needs the compiled CPU library")

@@ -13,7 +13,13 @@ from specdec_kernels import laws
 REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: laws.Lossy(1.0), ValueError, "Lossy: alpha must be in [0, 1), got 1.0"),
     (lambda: laws.Lossy(-0.1), ValueError, "Lossy: alpha must be in [0, 1), got -0.1"),
-    (lambda: laws.Lossy(0.2, beta=0.79), ValueError, "Lossy: beta must be finite and >= 1 - alpha = 0.8, got 0.79"),
+    (lambda: laws.Lossy(0.2, beta=0.79), ValueError, "Lossy: beta must be in [1 - alpha = 0.8, 1e+30], got 0.79"),
+    (lambda: laws.Lossy(0.2, beta=1e39), ValueError, "Lossy: beta must be in [1 - alpha = 0.8, 1e+30], got 1e+39"),
+    (
+        lambda: laws.Lossy(0.9999, beta="exact"),
+        ValueError,
+        "Lossy: alpha must be at most 0.999 beside beta",
+    ),
     (lambda: laws.Lossy(0.2, beta="tuned"), ValueError, "Lossy: beta must be a number or 'exact', got 'tuned'"),
     (lambda: laws.Lossy(0.2, beta=None), TypeError, "Lossy: beta must be a number or 'exact', got NoneType"),  # type: ignore[arg-type]
     (lambda: laws.Chow("0.5"), TypeError, "Chow: alpha must be a number, got str"),  # type: ignore[arg-type]

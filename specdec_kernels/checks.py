@@ -9,6 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+FLOAT32, INT32, INT64 = (torch.float32,), (torch.int32,), (torch.int64,)
+UNIFORM_DTYPES = (torch.float64, torch.float32)
+LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ID_DTYPES = (torch.int64, torch.int32)
+MAX_VOCAB = 1 << 30  # ids are int32 inside kernels
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -25,6 +30,69 @@ def check_tensor(
         raise TypeError(f"{op}: {argument} must be a strided tensor, got {value.layout}")
     if device is not None and value.device != device:
         raise ValueError(f"{op}: {argument} must be on {device}, got {value.device}")
+
+
+def describe(value: object) -> str:
+    """A tensor as its shape, anything else as its type."""
+    return str(list(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+
+
+def shape_error(op: str, argument: str, expected: str, got: object) -> ValueError:
+    """``op: argument must be expected, got …``, the one form of message."""
+    return ValueError(f"{op}: {argument} must be {expected}, got {describe(got)}")
+
+
+def check_given(
+    op: str, argument: str, value: object, dtypes: tuple[torch.dtype, ...], device: torch.device,
+    names: tuple[str, ...], shape: tuple[int, ...],
+) -> None:  # fmt: skip
+    """TypeError or ValueError unless of one of `dtypes`, on `device` and of exactly `shape`, whose dimensions have
+    `names`.
+    """
+    if (
+        type(value) is Tensor
+        and value.shape == shape
+        and value.dtype in dtypes
+        and value.device == device
+        and value.layout is torch.strided
+    ):
+        return
+    check_tensor(op, argument, value, dtypes, device)
+    assert isinstance(value, Tensor)
+    check_shape(op, argument, value, names, shape)
+
+
+def check_shape(op: str, argument: str, value: Tensor, names: tuple[str, ...], shape: tuple[int, ...]) -> None:
+    """ValueError that names every dimension unless `value` has exactly `shape`."""
+    if tuple(value.shape) != shape:
+        expected = ", ".join(f"{n}={s}" for n, s in zip(names, shape, strict=True))
+        raise shape_error(op, argument, f"[{expected}]", value)
+
+
+def check_contiguous_rows(op: str, argument: str, value: Tensor) -> None:
+    """ValueError unless contiguous in the last dimension."""
+    if not value.is_contiguous() and value.stride(-1) != 1:
+        raise ValueError(f"{op}: {argument} must be contiguous in its last dimension, got strides {value.stride()}")
+
+
+def check_logits(
+    op: str, argument: str, value: object, device: torch.device | None = None, least: int = 2,
+    dtypes: tuple[torch.dtype, ...] = LOGIT_DTYPES,
+) -> torch.Size:  # fmt: skip
+    """Dtype, device, a vocabulary of at least so many ids and a contiguous last dimension; the shape."""
+    if (
+        type(value) is not Tensor
+        or value.dtype not in dtypes
+        or value.layout is not torch.strided
+        or (device is not None and value.device != device)
+    ):
+        check_tensor(op, argument, value, dtypes, device)
+    assert isinstance(value, Tensor)
+    shape = value.shape
+    if not shape or not least <= shape[-1] <= MAX_VOCAB:
+        raise shape_error(op, argument, f"[..., vocab] with {least} <= vocab <= {MAX_VOCAB}", value)
+    check_contiguous_rows(op, argument, value)
+    return shape
 
 
 def check_integers(caller: str, name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:
@@ -70,10 +138,10 @@ def check_choice(caller: str, name: str, value: object, choices: tuple[str, ...]
         raise ValueError(f"{caller}: {name} must be {' or '.join(map(repr, choices))}, got {value!r}")
 
 
-def check_acceptance(caller: str, acceptance: object, acceptances: Collection[str]) -> None:
-    """ValueError unless one of the rules."""
-    if not isinstance(acceptance, str) or acceptance not in acceptances:
-        raise ValueError(f"{caller}: acceptance must be one of {', '.join(acceptances)}, got {acceptance!r}")
+def check_one_of(caller: str, name: str, value: object, names: Collection[str]) -> None:
+    """ValueError unless `value` is one of these names."""
+    if not isinstance(value, str) or value not in names:
+        raise ValueError(f"{caller}: {name} must be one of {', '.join(names)}, got {value!r}")
 
 
 def check_instance(caller: str, name: str, value: object, kind: type | tuple[type, ...], words: str) -> None:

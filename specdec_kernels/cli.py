@@ -87,7 +87,7 @@ def _reach(device: str) -> None:
     try:
         reached = torch.zeros(1, device=device).tolist() == [0.0]
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"--device must be one that computes, not {device}: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"--device must be one that computes, got {device}: {str(error).splitlines()[0]}") from error
     if not reached:
         raise ValueError(f"--device must be one that computes, got {device}")
 

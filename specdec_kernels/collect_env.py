@@ -63,9 +63,18 @@ def cuda_build_info() -> str:
 
 def _compiler() -> str:
     try:
-        return _first_line([*shlex.split(os.environ.get("CXX") or "c++"), "--version"])
+        wanted = shlex.split(os.environ.get("CXX") or "")
+        found = wanted or [next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), "c++")]
+        return _first_line([*found, "--version"])
     except ValueError as error:  # a quotation mark that is not closed
         return f"CXX cannot be read: {error}"
+
+
+def _nvcc() -> str:
+    """The one that setup.py takes."""
+    home = os.environ.get("CUDA_HOME")
+    named = f"{home}/bin/nvcc" if home else None
+    return (named and shutil.which(named)) or shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
 
 
 def collect() -> list[tuple[str, str]]:
@@ -79,7 +88,7 @@ def collect() -> list[tuple[str, str]]:
         ("CPU", _cpu()),
         ("memory", _memory()),
         ("C++ compiler", _compiler()),
-        ("nvcc", _last_line([shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc", "--version"])),
+        ("nvcc", _last_line([_nvcc(), "--version"])),
         ("GPU driver", _output(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])),
         ("packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)),
         ("environment", _variables()),

@@ -13,9 +13,9 @@ import torch
 
 from . import assets
 from .integrations.transformers.packing import pack_linear_weights
-from .options import THREADS, device, existing
+from .options import THREADS, OptionError, device, existing
 
-__all__ = ["add_model_options", "ended", "load", "load_draft", "read_text"]
+__all__ = ["add_model_options", "ended", "load", "load_draft", "model_name", "read_text"]
 
 
 def ended(name: str, run: Callable[[], int | None], extra: str | None = None) -> int:
@@ -33,8 +33,10 @@ def ended(name: str, run: Callable[[], int | None], extra: str | None = None) ->
     Returns
     -------
     int
-        What `run` returned; 1 after an error, or where the reader of our output has gone; 130 on Ctrl-C.
+        What `run` returned; 1 after an error, or where the reader of our output has gone; 2 after an `OptionError`; 130
+        on Ctrl-C.
     """
+    failed = 1
     try:
         status = run()
         sys.stdout.flush()
@@ -53,8 +55,9 @@ def ended(name: str, run: Callable[[], int | None], extra: str | None = None) ->
         reason = "the disk is full" if full else str(error)
     except (assets.AssetError, ValueError, MemoryError, torch.OutOfMemoryError) as error:
         reason = str(error) or "out of memory"
+        failed = 2 if isinstance(error, OptionError) else 1
     print(f"{name}: {reason.removeprefix(f'{name}: ')}", file=sys.stderr)
-    return 1
+    return failed
 
 
 def read_text(path: Path) -> str:
@@ -69,12 +72,17 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     """The options that `load` and `load_draft` read, and those of drafters."""
     parser.add_argument("--model", type=existing, help="a transformers folder (default: the demo's SmolLM2-135M)")
     parser.add_argument("--draft-model", type=existing, help="a transformers folder: a smaller model that drafts")
-    parser.add_argument("--heads", type=existing, help="Medusa's (default, of the demo's model: those shipped)")
+    parser.add_argument("--heads", type=existing, help="Medusa heads, a file (for the demo's model: those shipped)")
     parser.add_argument("--device", type=device, default="cpu", help="where the model runs, as cpu or cuda:0")
     parser.add_argument(
         "--unpacked", action="store_true", help="leave the weights as they are (see pack_linear_weights)"
     )
     parser.add_argument("--threads", type=THREADS, help="torch's threads (default: as torch has them)")
+
+
+def model_name(arguments: argparse.Namespace) -> str:
+    """What reports and files call the model of ``--model``."""
+    return assets.MODEL_NAME if arguments.model is None else arguments.model.resolve().name
 
 
 def load(arguments: argparse.Namespace) -> tuple[Any, Any, bool]:

@@ -12,7 +12,8 @@
 ``NO_COLOR``                not empty: commands mark tokens without colours (https://no-color.org)
 ==========================  =========================================================================================
 
-They are read once, at first use; a test that changes one calls `reload`. The variables of the build are in setup.py.
+They are read once, when the package is imported; a test that changes one calls `reload`. The variables of the build
+are in setup.py.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 __all__ = ["Settings", "reload", "settings"]
 
 _BACKENDS = ("reference", "cpu", "triton", "cuda")
-_CPU_CAPABILITIES = ("default", "avx2", "avx512")
+CPU_CAPABILITIES = ("default", "avx2", "avx512")
 _SWITCH = {"": False, "0": False, "false": False, "off": False, "1": True, "true": True, "on": True}
 
 
@@ -84,7 +85,7 @@ def reload() -> Settings:
     global _settings
     _settings = Settings(
         check=_switch("SPECDEC_CHECK"),
-        cpu_capability=_choice("SPECDEC_CPU_CAPABILITY", _CPU_CAPABILITIES),
+        cpu_capability=_choice("SPECDEC_CPU_CAPABILITY", CPU_CAPABILITIES),
         backend=_choice("SPECDEC_BACKEND", _BACKENDS),
         cache=_cache_folder(),
         vllm=_switch("SPECDEC_VLLM"),
@@ -126,4 +127,8 @@ def _cache_folder() -> Path:
     try:
         return Path("~/.cache").expanduser() / "specdec_kernels"
     except RuntimeError:  # a container's user may have no home
-        return Path(tempfile.gettempdir()) / f"specdec_kernels-{os.getuid()}"
+        name = f"specdec_kernels-{os.getuid()}"
+    try:
+        return Path(tempfile.gettempdir()) / name
+    except OSError:  # nor a folder that can be written to: said where something is fetched
+        return Path("/tmp", name)

@@ -16,9 +16,10 @@ after the sampling transform, p and q the *raw* ones (temperature 1, nothing cut
 `TokenV3`    the same with ``p(v) < (1 − α) max p``
 ============ =========================================================================================================
 
-Pass one as ``target_law`` to `verify_chain`, `verify_packed` or `generate`; None is lossless. All but `Lossy` need the
-draft's logits, because they look at the raw q, and take ``bonus="cascade"``: then the token after a fully accepted
-draft is drawn from π too, for which the draft's logits must have one row more.
+Pass one as ``target_law`` to `verify_chain`, `verify_packed` or `generate`, and all but `Lossy` to `verify_tree` with
+"sample"; None is lossless. All but `Lossy` need the draft's logits, because they look at the raw q, and take
+``bonus="cascade"``: then the token after a fully accepted draft is drawn from π too, for which the draft's logits of a
+chain must have one row more.
 """
 
 from __future__ import annotations
@@ -86,6 +87,9 @@ class TargetLaw:
             raise ValueError(f"{type(self).__name__}: {name} must be {wanted}, got {getattr(self, name)!r}")
 
 
+_MOST_EXACT, _MOST_BETA = 0.999, 1e30
+
+
 @dataclass(frozen=True)
 class Lossy(TargetLaw):
     """Lossy speculative decoding (arXiv 2405.19261, section 2; Tran-Thien 2023).
@@ -98,9 +102,9 @@ class Lossy(TargetLaw):
     Parameters
     ----------
     alpha : float
-        In [0, 1); 0 is lossless.
+        In [0, 1); 0 is lossless. At most 0.999 beside ``beta="exact"``, whose sums are float32.
     beta : float or "exact"
-        >= 1 − alpha. Acceptance "block" takes "exact" only.
+        1 − alpha to 1e30. Acceptance "block" takes "exact" only.
     """
 
     number: ClassVar[int] = 1
@@ -113,10 +117,12 @@ class Lossy(TargetLaw):
         if isinstance(self.beta, str):
             if self.beta != "exact":
                 raise ValueError(f"Lossy: beta must be a number or 'exact', got {self.beta!r}")
+            if self.alpha > _MOST_EXACT:
+                raise ValueError(f"Lossy: alpha must be at most {_MOST_EXACT} beside beta='exact', got {self.alpha}")
         elif isinstance(self.beta, bool) or not isinstance(self.beta, (int, float)):
             raise TypeError(f"Lossy: beta must be a number or 'exact', got {type(self.beta).__name__}")
-        elif not (1 - self.alpha) * (1 - 2.0**-50) <= self.beta <= sys.float_info.max:  # 0.3 is enough for 0.7
-            raise ValueError(f"Lossy: beta must be finite and >= 1 - alpha = {1 - self.alpha}, got {self.beta}")
+        elif not (1 - self.alpha) * (1 - 2.0**-50) <= self.beta <= _MOST_BETA:  # 0.3 is enough for 0.7
+            raise ValueError(f"Lossy: beta must be in [1 - alpha = {1 - self.alpha}, {_MOST_BETA}], got {self.beta}")
 
     @property
     def is_exact(self) -> bool:

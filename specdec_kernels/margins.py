@@ -39,7 +39,8 @@ from torch import Tensor
 
 from .backends.reference import margins as reference
 from .backends.reference import tree_margins
-from .ops._common import INT64, Instead, check_given
+from .checks import INT64, check_given
+from .ops._common import Instead
 from .ops.sample import sample
 from .ops.verify_chain import verify_chain
 from .ops.verify_packed import verify_packed
@@ -126,8 +127,8 @@ def decision_margins(verify: Callable[..., Any], *arguments: Any, **named: Any) 
     top-p or min-p counts by its probability, and so does one near a target law's border. Equal logits are a tie, though
     every backend decides it alike.
 
-    A diagnostic: each margin is found by bisection, which looks at the rows a dozen times. Those of 2²⁰ logits are held
-    in float64 at once, or of one sequence; packed and indexed rows are copied first.
+    A diagnostic: each margin is found by bisection, which looks at the rows a dozen times. At most 2²⁰
+    logits, or those of one sequence, are held in float64 at a time; packed and indexed rows are copied first.
 
     Parameters
     ----------

@@ -9,6 +9,10 @@ from pathlib import Path
 import torch
 
 
+class OptionError(ValueError):
+    """Options that do not go together: as for one that cannot be read, a command ends with status 2."""
+
+
 def integer(lowest: int, highest: int) -> Callable[[str], int]:
     """What argparse makes an integer in ``[lowest, highest]`` with, or a sentence that it is none."""
 

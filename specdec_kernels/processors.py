@@ -56,8 +56,8 @@ class Processors:
     1. −inf where `token_bitmask` or `allowed_ids` exclude the id;
     2. x + bias of `logit_bias`; −inf for `banned_ids`, and for `stop_token_ids` while the output has fewer than
        `min_tokens` tokens;
-    3. x / r where x > 0, else x · r, of an id in the prompt or the output, with r = `repetition_penalty` (Keskar et
-       al., arXiv 1909.05858, section 4.1);
+    3. x / r where x > 0, else x · r, of an id in the prompt or the output, with r = `repetition_penalty` (as
+       transformers has it; Keskar et al., arXiv 1909.05858, section 4.1, divide negative logits too);
     4. x − `frequency_penalty` · (how often the id is in the output);
     5. x − `presence_penalty` of an id in the output;
 
@@ -142,7 +142,10 @@ class Processors:
                     num_output = None if until is None else counts.num_output
                 flat = FlatProcessors(None, words, ids, values, until, penalty, count_ids, known, num_output)[1:]
                 elsewhere = None if counts is None or counts.ids.device == device else counts.ids.device
-                made[device, vocab] = Lists(flat, any(x is not None for x in flat), max(lists, default=1), elsewhere)
+                found = Lists(flat, any(x is not None for x in flat), max(lists, default=1), elsewhere)
+                if any(x is not None and type(x) is not Tensor for x in flat):
+                    return found  # of a call that is traced: its tensors are no one else's
+                made[device, vocab] = found
             return made[device, vocab]
 
         object.__setattr__(self, "_lists", of)
@@ -263,7 +266,8 @@ class Processors:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise TypeError(f"Processors: {name} must be a number or a [batch] tensor, got {type(value).__name__}")
-            if not abs(value) <= torch.finfo(torch.float32).max or (lowest is not None and not value > lowest):
+            in_range = abs(value) <= torch.finfo(torch.float32).max
+            if not in_range or (lowest is not None and not torch.tensor(value, dtype=torch.float32) > lowest):
                 wanted = "finite" if lowest is None else "finite and > 0"
                 raise ValueError(f"Processors: {name} must be {wanted}, got {value}")
             columns.append(torch.tensor([value], dtype=torch.float32, device="cpu"))
@@ -333,7 +337,7 @@ def _bias(value: object) -> tuple[Tensor, Tensor]:
             check_int("Processors", "logit_bias", one, 0, MOST_ID)
             if isinstance(added, bool) or not isinstance(added, (int, float)):
                 raise TypeError(f"Processors: logit_bias must map ids to numbers, got {type(added).__name__}")
-            if not added <= _MOST_BIAS:  # nor NaN
+            if not added <= _MOST_BIAS or (isinstance(added, int) and added < -_MOST_BIAS):  # nor NaN
                 raise ValueError(f"Processors: logit_bias must map ids to float32 numbers or -inf, got {added}")
     ids = _padded([list(row or ()) for row in rows])
     values = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)

@@ -75,6 +75,8 @@ class SamplingParams:
         min_p, min_ps = _split("min_p", self.min_p, 0.0)
         if not 0 <= temperature <= torch.finfo(torch.float32).max:
             raise ValueError(f"SamplingParams: temperature must be finite and >= 0, got {temperature}")
+        if temperature < LEAST_TEMPERATURE:  # to float32 it might be rounded up
+            temperature = 0.0
         if 0 < top_p < LEAST_TEMPERATURE:  # float32 may have no such number, and 0 is off
             top_p = LEAST_TEMPERATURE
         if not top_p >= 0:
@@ -133,11 +135,13 @@ def _split(name: str, value: object, default: float) -> tuple[float, Tensor | No
                 f"got {value.dtype} {list(value.shape)}"
                 + (f" {value.layout}" if value.layout is not torch.strided else "")
             )
-        if name == "top_p" and value.dtype == torch.float64:
-            value = torch.where((value > 0) & (value < LEAST_TEMPERATURE), LEAST_TEMPERATURE, value)
+        if name in ("top_p", "temperature") and value.dtype == torch.float64:
+            instead = LEAST_TEMPERATURE if name == "top_p" else 0.0
+            value = torch.where((value > 0) & (value < LEAST_TEMPERATURE), instead, value)
         return default, value.to(torch.int64 if integer else torch.float32).contiguous()
     if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
-        raise TypeError(f"SamplingParams: {name} must be a number or a [batch] tensor, got {type(value).__name__}")
+        kind = "an integer" if integer else "a number"
+        raise TypeError(f"SamplingParams: {name} must be {kind} or a [batch] tensor, got {type(value).__name__}")
     try:
         return (value if integer else float(value)), None
     except OverflowError:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import check_device, check_int, check_tensor
+from .checks import check_device, check_int, check_one_of, check_tensor
 from .types import Status
 
 MAX_DEPTH = 64
@@ -29,7 +29,7 @@ class DraftTree:
     ----------
     parents : Tensor
         ``[num_nodes]``, or ``[batch, num_nodes]`` with a tree for each sequence; int64, −1 for the root and what was
-        pruned. The attributes below have these leading dimensions too.
+        pruned. Except for `links`, the attributes below have these leading dimensions too.
     depth : Tensor
         ``[num_nodes]`` int64: 0 for the root; −1 for a node that was pruned.
     max_depth, max_leaves : int
@@ -37,7 +37,7 @@ class DraftTree:
     first_child, next_sibling : Tensor
         ``[num_nodes]`` int64, −1 for no such node (the layout of SGLang's kernels).
     links : Tensor
-        ``[3, num_nodes]`` int64: parents, first_child and next_sibling.
+        ``[3, num_nodes]``, or ``[3, batch, num_nodes]``, int64: parents, first_child and next_sibling.
     ranks : Tensor or None
         ``[num_nodes]`` int64: which of its head's best tokens a node is, from 0; −1 for the root. None where only the
         parents were given.
@@ -108,7 +108,7 @@ class DraftTree:
             return cls(parents, max_depth)
         if max_depth is not None:
             check_int("DraftTree", "max_depth", max_depth, 0, MAX_DEPTH)
-        given = torch.tensor(_rectangular(parents), device="cpu")
+        given = torch.tensor(_rectangular(parents), dtype=torch.int64, device="cpu")
         _check_tensor(given)
         rows = (given if given.dim() == 2 else given[None]).tolist()
         deepest = max(_host_depth(row) for row in rows)
@@ -297,10 +297,11 @@ class DraftTree:
 
     @property
     def position_ids(self) -> Tensor:
-        """``[num_nodes]`` int64: each node's depth, to add to the number of tokens before the root.
+        """``[num_nodes]`` int64: each node's depth.
 
-        For the model, and for the noise of the rule "match". Nodes of one depth share them: the noise that a tree is
-        drafted with is ``noise_keys(seeds, tree, step=step)``.
+        For the model add the number of tokens before the root; for the noise of the rule "match", which belongs to the
+        tokens *after* the nodes, one more. Nodes of one depth share them: the noise that a tree is drafted with is
+        ``noise_keys(seeds, tree, step=step)``.
         """
         return self.depth.clamp_min(0)
 
@@ -362,8 +363,7 @@ class DraftTree:
         TypeError, ValueError
             A wrong type, dtype, shape or device, a `kv_length` below num_nodes. No length's value is looked at.
         """
-        if form not in MASK_FORMS:
-            raise ValueError(f"DraftTree: form must be one of {', '.join(MASK_FORMS)}, got {form!r}")
+        check_one_of("DraftTree", "form", form, MASK_FORMS)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise TypeError(f"DraftTree: dtype must be a torch.dtype of floats, got {dtype!r}")
         self._check_context(context_lengths)
@@ -417,9 +417,9 @@ class DraftTree:
 
 
 def _rectangular(parents: object) -> Sequence[int] | Sequence[Sequence[int]]:
-    if not isinstance(parents, Sequence) or isinstance(parents, (str, bytes)) or not parents:
+    if not isinstance(parents, Sequence) or isinstance(parents, (str, bytes)):
         raise TypeError(f"DraftTree: parents must be a list, a list of lists or a tensor, got {type(parents).__name__}")
-    rows = parents if isinstance(parents[0], Sequence) else [parents]
+    rows = parents if parents and isinstance(parents[0], Sequence) else [parents]
     if not all(isinstance(row, Sequence) and not isinstance(row, (str, bytes)) for row in rows):
         raise TypeError("DraftTree: parents must be a list of ints or a list of such lists, got both")
     lengths = {len(row) for row in rows}

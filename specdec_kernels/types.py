@@ -214,17 +214,18 @@ class VerifyOutput(NamedTuple):
     Attributes
     ----------
     tokens : Tensor
-        ``[batch, num_draft + 1]`` int64: the accepted draft tokens, then the recovered or bonus token, then −1.
+        ``[batch, num_draft + 1]`` int64 (`verify_packed`: max_num_draft_tokens + 1; `verify_tree`: max_depth + 1): the
+        accepted draft tokens, then the recovered or bonus token, then −1.
     num_accepted : Tensor
         ``[batch]`` int32, accepted draft tokens.
     num_tokens : Tensor
         ``[batch]`` int32, tokens emitted: ``num_accepted + 1``; ``num_accepted`` after an accepted EOS, or where the
-        bonus token was given as −1; 0 in an idle row.
+        given bonus token is −1 or outside the vocabulary; 0 in an idle row.
     status : Tensor
         ``[batch]`` int32, flags of `Status` over the rows the rule had to read.
     acceptance : Tensor or None
-        ``[batch, num_draft]`` float32, ``Σ_v min(P(v), Q(v))`` of each drafted position, −1 after the draft's end; None
-        unless asked for.
+        ``[batch, num_draft]`` (max_num_draft_tokens) float32, ``Σ_v min(P(v), Q(v))`` of each drafted position, −1
+        after the draft's end; None unless asked for.
     accepted_nodes : Tensor or None
         From `verify_tree`: ``[batch, max_depth]`` int64, the accepted nodes from the root's child on, then −1.
     """

@@ -118,13 +118,13 @@ def configurations(
             if not sampling.is_greedy:
                 curves[f"{rule.name}, block"] = [speculative(rule.make(a), "block") for a in alphas]
         if rule.name == "Diff" and detailed:
-            curves["OracleCascade [Diff]"] = [sequential(sk.oracle_cascade, law=rule.make(a)) for a in alphas]
+            curves["OracleCascade [Diff]"] = [sequential(sk.oracle_cascade, target_law=rule.make(a)) for a in alphas]
         for name, decoders in curves.items():
             found += [Configuration(name, a, decode) for a, decode in zip(alphas, decoders, strict=True)]
         if rule.name == "Chow" and detailed:
             found += [
                 # a step of it is a token; the target is called for those that the draft defers
-                Configuration("TokenCascade [Chow]", a, sequential(sk.token_cascade, rule=rule.make(a)),
+                Configuration("TokenCascade [Chow]", a, sequential(sk.token_cascade, target_law=rule.make(a)),
                               calls=lambda stats, sequences: stats.num_rejected)
                 for a in alphas
             ]  # fmt: skip

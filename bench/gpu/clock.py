@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..timing import Call, quiet
 
@@ -50,11 +51,17 @@ def eager(call: Call, chosen: Sequence[Any]) -> Run:
     return run
 
 
-def capture(call: Call, chosen: Sequence[Any]) -> Run:
-    """The same calls as one CUDA graph.
+CALLS_BEFORE = 2
+"""Calls that `capture` makes before those that it captures."""
+
+
+def capture(call: Call, chosen: Sequence[Any], expected: Sequence[Any] | None = None) -> Run:
+    """The same calls as one CUDA graph, whose replay must give what is `expected` of each, if it is given.
 
     Raises
     ------
+    ValueError
+        A replay gives something else.
     RuntimeError
         The call waits for the device. That is found out before the capture, which such a call would leave broken.
     """
@@ -70,9 +77,19 @@ def capture(call: Call, chosen: Sequence[Any]) -> Run:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for inputs in chosen:
-            call(inputs)
+        outputs = [call(inputs) for inputs in chosen]
+    if expected is not None:
+        graph.replay()
+        torch.cuda.synchronize()
+        if not all(map(same, outputs, expected)):
+            raise ValueError("a replayed call gives something else than the call")
     return graph.replay
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether all tensors of two outputs are equal."""
+    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=True)
+    return all(torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y for x, y in pairs)
 
 
 def peak_bytes(call: Call, inputs: Any) -> int:

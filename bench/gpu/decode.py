@@ -6,8 +6,9 @@ graphs and op by op, against plain decoding and transformers' own prompt lookup 
 draft tokens. What is accepted is that of two random models: look at the time of a step.
 
 A step's time is the difference of two lengths of text, the longer one done once before, so that prefill and capture
-are not in it. The share of the verify step is the time of `uniform_samples` and `verify_chain` on logits of that shape,
-by graph replay.
+are not in it: both capture the same shapes. A way by graphs whose steps were not captured is a failure. The share of
+the verify step of drafts by a model is the time of `uniform_samples` and `verify_chain` on logits of that shape, by
+graph replay.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 
 import specdec_kernels as sk
+from specdec_kernels.decoding import graph
 from specdec_kernels.drafters import Drafter, ModelDrafter, ModelTreeDrafter, NgramDrafter, NoDrafter
 from specdec_kernels.integrations.runners import as_runner
 from specdec_kernels.options import SECONDS
@@ -37,7 +39,7 @@ from .clock import Clock
 NUM_DRAFT = 5
 BATCHES = (1, 8)
 PROMPT = 32
-LENGTHS = (100, 200)
+LENGTHS = (140, 200)
 """New tokens of the two runs."""
 HEADS: Mapping[str, Any] = {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
 SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -90,11 +92,14 @@ def ours(model: Any, drafter: Drafter, prompt: torch.Tensor, captured: bool, gre
     runner.capturable = captured
 
     def run(length: int) -> Ran:
+        graph.forget_refusals()
         out = sk.generate(
             runner, prompt, drafter=drafter, num_speculative_tokens=0 if isinstance(drafter, NoDrafter) else NUM_DRAFT,
             max_new_tokens=length, acceptance="greedy" if greedy else "token", eos_token_id=[],
             sampling=sk.SamplingParams(), seeds=torch.arange(prompt.shape[0], device=prompt.device),
         )  # fmt: skip
+        if captured and (refused := graph.refusals()):
+            raise RuntimeError(f"not captured: {'; '.join(refused)}")
         stats = out.stats
         return Ran(stats.seconds_prefill + stats.seconds_decode, stats.target_forwards, stats.num_tokens)
 
@@ -116,7 +121,12 @@ def theirs(model: Any, prompt: torch.Tensor, greedy: bool, **options: Any) -> Ca
         start = time.perf_counter()
         try:
             tokens = model.generate(
-                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=length, do_sample=not greedy, **options
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=length,
+                do_sample=not greedy,
+                top_k=0,
+                **options,
             )
             torch.cuda.synchronize()
             seconds = time.perf_counter() - start
@@ -229,7 +239,7 @@ def run(models: Sequence[str], folder: Path, deadline: float, rehearsing: bool) 
                     failed.append(f"{label}: {measure.describe(error)}")
                     print("FAILED", failed[-1], flush=True)
                     continue
-                share = None if "transformers" in way or "plain" in way else took / 1e3 / found["ms_a_step"]
+                share = took / 1e3 / found["ms_a_step"] if way.startswith("draft model") else None
                 row = {"model": name, "batch": batch, "way": way, **found, "verify_us": took, "verify_share": share}
                 rows.append(row)
                 print(line(label, row), flush=True)

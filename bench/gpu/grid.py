@@ -94,8 +94,11 @@ def bench_phases(device: str, sizes: Sizes) -> list[Phase]:
 def crossover_phases(device: str, sizes: Sizes) -> list[Phase]:
     """Every layout at every batch, kernels overlapping and not; first at the vocabulary of the headline."""
     batches = sizes.batches if sizes.batches != BATCHES else CROSSOVER_BATCHES
-    some = replace(sizes, batches=batches, drafts=[k for k in sizes.drafts if k == 5], names=("T=1", "truncated"))
-    return [Phase(cases(device, some), LAYOUTS, 1.0)]
+    some = replace(sizes, batches=batches, drafts=[k for k in sizes.drafts if k == 5])
+    return [
+        Phase(cases(device, replace(some, names=[name for name in names if name in sizes.names])), LAYOUTS, share)
+        for names, share in ((("T=1", "truncated"), 0.75), (("greedy", "one-hot"), 1.0))
+    ]
 
 
 def op_phases(device: str, sizes: Sizes) -> list[Phase]:

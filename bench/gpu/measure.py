@@ -19,7 +19,7 @@ from ..registry import REGISTRY
 from ..timing import Call, summarize
 from . import clock, drafts
 from .clock import Clock, Run
-from .grid import Traffic, traffic
+from .grid import LAYOUTS, OWN, Traffic, traffic
 from .journal import Journal
 
 MOST_SETS = 8
@@ -133,23 +133,35 @@ def prepare(case: Case, name: str, sets: Sequence[Any], setup: Setup) -> Prepare
     """Warm a provider up, check what it gives and capture it; None where it does not offer this case."""
     builder = PROVIDERS[name].builders.get(case.op)
     call = builder(case) if builder is not None else None
-    if call is None:
+    if builder is None or call is None:
         return None
     outputs = [call(step) for step in sets]
     accepted = torch.stack([check(case, step, output) for step, output in zip(sets, outputs, strict=True)])
-    hot = [sets[0]] * len(sets)
     warm = num_bytes(sets[0]) <= setup.cache_bytes
-    orders = {"cold": list(sets), **({"warm": hot} if warm else {})}
+    orders = {"cold": range(len(sets)), **({"warm": [0] * len(sets)} if warm else {})}
     runs: dict[tuple[str, str], tuple[Run, int]] = {}
-    for cache, order in orders.items():
+    for cache, places in orders.items():
+        order = [sets[place] for place in places]
         runs[cache, "eager"] = clock.eager(call, order), len(order)
+        expected = None
+        if is_own(name):  # with the numbers of the same steps; others draw at random
+            call, again = builder(case), builder(case)
+            assert call is not None and again is not None
+            expected = [again(step) for step in [order[0]] * clock.CALLS_BEFORE + order][clock.CALLS_BEFORE :]
         try:
-            runs[cache, "graph"] = clock.capture(call, order), len(order)
+            runs[cache, "graph"] = clock.capture(call, order, expected), len(order)
+        except ValueError:
+            raise
         except Exception as error:  # one that a peer raises is its own affair
             setup.journal.failed(name_of(case), name, "graph", describe(error))
             break
     facts = {"torch_peak_bytes": clock.peak_bytes(call, sets[0]), "rss_peak_bytes": None}
     return Prepared(accepted, outputs[0], runs, facts)
+
+
+def is_own(name: str) -> bool:
+    """Whether a provider is one of this package's backends."""
+    return name.split(",")[0] in OWN
 
 
 def describe(error: BaseException) -> str:
@@ -224,6 +236,9 @@ def measure(
             try:
                 ready = prepare(case, name, sets, setup)
                 if ready is not None:
+                    alike = prepared.get(LAYOUTS[0]) if name in LAYOUTS else None
+                    if alike is not None and not clock.same(ready.output, alike.output):
+                        raise ValueError(f"gives something else than {LAYOUTS[0]}")
                     prepared[name] = ready
             except Exception as error:  # a provider that fails is one row less
                 journal.failed(label, name, "prepare", describe(error))

@@ -73,9 +73,11 @@ def _heed_interrupts() -> None:
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Interrupt a program and its children, so that they say what they have; kill what is left of them."""
-    os.killpg(process.pid, signal.SIGINT)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=INTERRUPT_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        os.killpg(process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=INTERRUPT_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -5,32 +5,41 @@
 
 namespace specdec {
 
-// P and Q at a node some of whose children were rejected: (a P - b Q)+ and Q / mass, but for the children themselves, whose P
-// is known and whose Q is 0. A chain of "P becomes norm((w P - Q)+)" never needs more, as the inner (.)+ is in the outer one.
+// P and Q at a node some of whose children were rejected: (a P - b lift Q)+ and lift Q / mass, but for the children
+// themselves, whose P is known and whose Q is 0. A chain of "P becomes norm((w P - Q)+)" never needs more, as the inner (.)+ is
+// in the outer one.
 struct Siblings {
   float a = 1.0f, b = 0.0f, inverse_mass = 1.0f;
+  float lift = 1.0f;  // a power of two, so that it rounds nothing: the inverse of what is left of Q might be no float
   int32_t only = -1;  // a child that was rejected, by rounding, although it had all that was left of P: P is all on it
 };
 
-// (w P - Q)+ of the P and Q that are left is (scale P - taken Q)+ of the original ones.
+// What Q is to be lifted by where so much of it is left.
+SPECDEC_HD float lift_of(float mass) { return mass < 0x1p-60f ? 0x1p100f : 1.0f; }
+
+// (w P - Q)+ of the P and Q that are left is (scale P - taken lift Q)+ of the original ones.
 SPECDEC_HD float rejected_scale(const Siblings& left, float w) { return w * left.a; }
 SPECDEC_HD float rejected_taken(const Siblings& left, float w) { return w * left.b + left.inverse_mass; }
 
 // Sums over ids when a child is rejected, both without the children that were removed.
 struct RejectionSums {
-  float residual, mass;  // of (scale P - taken Q)+ and of Q
+  float residual, mass;  // of (scale P - taken lift Q)+ and of Q
 };
 
-// What is left after child x. `changed`: P is no longer the row's own.
-SPECDEC_HD Siblings after_rejection(const Siblings& left, float w, int32_t x, bool changed, const RejectionSums& sums) {
+// What is left after child x, which had p of P. `changed`: P is no longer the row's own.
+SPECDEC_HD Siblings after_rejection(const Siblings& left, float w, int32_t x, float p, bool changed,
+                                    const RejectionSums& sums) {
   Siblings out = left;
+  out.lift = lift_of(sums.mass);
+  const float change = left.lift / out.lift;
+  out.b *= change;
   if (sums.residual > 0) {
     out.a = rejected_scale(left, w) / sums.residual;
-    out.b = rejected_taken(left, w) / sums.residual;
-  } else if (changed && left.only < 0) {
+    out.b = rejected_taken(left, w) * change / sums.residual;
+  } else if (changed && left.only < 0 && p > 0) {
     out.only = x;
   }
-  out.inverse_mass = sums.mass > 0 ? 1.0f / sums.mass : 0.0f;
+  out.inverse_mass = sums.mass > 0 ? 1.0f / (sums.mass * out.lift) : 0.0f;
   return out;
 }
 
@@ -52,9 +61,11 @@ struct SiblingLaws : Row {
   // P and Q as they are now.
   SPECDEC_MEMBER float p(int32_t id) const {
     if (is_removed(id)) return 0.0f;
-    return residual_weight(left.a * prob_at(this->row, this->law, id), left.b * draft.prob(id));
+    return residual_weight(left.a * prob_at(this->row, this->law, id), left.b * (left.lift * draft.prob(id)));
   }
-  SPECDEC_MEMBER float q(int32_t id) const { return is_removed(id) ? 0.0f : draft.prob(id) * left.inverse_mass; }
+  SPECDEC_MEMBER float q(int32_t id) const {
+    return is_removed(id) ? 0.0f : left.lift * draft.prob(id) * left.inverse_mass;
+  }
 
   // The id that P is known to be all on, so that a draw needs no uniform: its row's, or see Siblings. -1: none.
   SPECDEC_MEMBER int32_t certain_id() const {

@@ -244,11 +244,11 @@ class TreeRules {
   // a child is rejected only where w P < Q). The sum of (w P - Q)+.
   SPECDEC_MEMBER float reject(int level, int32_t x) {
     Laws& laws = memory_.levels[level].laws;
-    const float w = memory_.levels[level].w;
+    const float w = memory_.levels[level].w, p = laws.p(x);
     rows_.by_one([&] { laws.removed[laws.num_removed++] = x; });
     const RejectionSums sums = rows_.sums(laws, rejected_scale(laws.left, w), rejected_taken(laws.left, w));
     rows_.by_one([&] {
-      laws.left = after_rejection(laws.left, w, x, laws.changed, sums);
+      laws.left = after_rejection(laws.left, w, x, p, laws.changed, sums);
       laws.changed = laws.changed || sums.residual > 0;
     });
     return sums.residual;

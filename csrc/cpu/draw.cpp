@@ -188,7 +188,9 @@ float overlap(const Reading& p, const DraftLaw& q) {
 }
 
 std::vector<NoisyToken> noisy_top(const Reading& p, int64_t key, const int64_t* ids, int count, int32_t first_id) {
-  const auto& [row, law, scratch, split] = p;
+  const RowView& row = p.row;
+  const RowLaw& law = p.law;
+  const RowScratch& scratch = p.scratch;
   if (law.one_hot) return {{0.0f, law.argmax}};
   std::vector<NoisyToken> best;  // a heap whose front is the worst of the best
   const auto better = [](const NoisyToken& a, const NoisyToken& b) {

@@ -10,7 +10,7 @@ void NodeLaws::fill(int tile, float scale, float taken, float* scaled_p, float* 
   draft.tile(tile, n, q);
   for (int i = 0; i < num_removed; ++i)
     if (const int32_t at = removed[i] - first; at >= 0 && at < n) scaled_p[at] = q[at] = 0.0f;
-  for (int i = 0; i < n; ++i) taken_q[i] = taken * q[i];
+  for (int i = 0; i < n; ++i) taken_q[i] = taken * (left.lift * q[i]);
 }
 
 RejectionSums NodeLaws::sums(float scale, float taken) const {

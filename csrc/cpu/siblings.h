@@ -11,7 +11,7 @@ struct NodeLaws : SiblingLaws<Reading, DraftLaw> {
   int32_t draw(double uniform) const;
 
  private:
-  // scale P and Q over one tile, both 0 at the children that were removed, and taken Q.
+  // scale P and Q over one tile, both 0 at the children that were removed, and taken lift Q.
   void fill(int tile, float scale, float taken, float* scaled_p, float* q, float* taken_q) const;
 };
 

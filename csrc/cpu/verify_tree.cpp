@@ -67,7 +67,8 @@ class TreeRows : SequenceRows {
 
 // In nats.
 float TreeRows::entropy() const {
-  const auto& [row, law, scratch, split] = at_.target;
+  const RowView& row = at_.target.row;
+  const RowLaw& law = at_.target.law;
   if (law.one_hot) return 0.0f;
   const float sum = sum_by_tile(at_.target, [&](int tile) {
     float p[kTile], logit[kTile];

@@ -38,7 +38,8 @@ struct NodeLaws : SiblingLaws<ReadRow, DraftLaw> {
     const Both both = of_run(tile, j, x);
     Run weights;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) weights.x[k] = residual_weight(left.a * both.p.x[k], left.b * both.q.x[k]);
+    for (int k = 0; k < kRun; ++k)
+      weights.x[k] = residual_weight(left.a * both.p.x[k], left.b * (left.lift * both.q.x[k]));
     return weights;
   }
 
@@ -60,7 +61,7 @@ __device__ __noinline__ void rejection_sums(const NodeLaws& at, float scale, flo
       const NodeLaws::Both both = at.of_run(tile, j, load_run(at.row, tile, j));
 #pragma unroll
       for (int k = 0; k < kRun; ++k)
-        residual += residual_weight(scale * both.p.x[k], taken * both.q.x[k]), mass += both.q.x[k];
+        residual += residual_weight(scale * both.p.x[k], taken * (at.left.lift * both.q.x[k])), mass += both.q.x[k];
     }
     residual = warp_reduce(residual, Sum{});
     mass = warp_reduce(mass, Sum{});

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <memory>
 #include <memory_resource>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -192,7 +193,11 @@ int32_t attempt(const Direct& self, PyObject* const* given, Py_ssize_t num_given
   const DirectOp& shape = self.cpu != nullptr ? *self.cpu : *self.cuda;
   if (num_given != shape.num_arguments || shape.num_results > kMostResults) return 0;
   Arguments arguments;
-  if (!arguments.take_all(given, shape)) return 0;
+  try {
+    if (!arguments.take_all(given, shape)) return 0;
+  } catch (const std::bad_alloc&) {
+    return 0;  // then the dispatcher says so
+  }
   const DirectOp* op = arguments.on_cuda() ? self.cuda : self.cpu;
   if (op == nullptr) return 0;
   bool done = false;

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import specdec_kernels as sk
 from python_tests.ops.inputs import op_tests, same_bits, tensors
+from specdec_kernels import checks
 from specdec_kernels.backends import OPS, direct, native
 from specdec_kernels.ops import _common
 
@@ -246,12 +247,12 @@ def test_what_fits_at_one_look_passes_the_checks() -> None:
         torch.zeros(2, 3).to_sparse(), torch.zeros(2, 3, dtype=torch.complex64),
     ]  # fmt: skip
     shapes = [(2, 3, 30), (2, 2, 30), (2, 3), (3, 2), (), (0,), (2, 3, 0), (2, 3, 15)]
-    dtypes = [_common.FLOAT32, _common.INT64, _common.INT32, _common.ID_DTYPES, _common.LOGIT_DTYPES]
+    dtypes = [checks.FLOAT32, checks.INT64, checks.INT32, checks.ID_DTYPES, checks.LOGIT_DTYPES]
     yes = 0
     for value, shape, kinds, last in itertools.product(values, shapes, dtypes, ("vocab", "n")):
         names = tuple("abc"[: len(shape)])[:-1] + (last,) if shape else ("none",)
         expected = ("x", value, kinds, names, shape)
-        for given in ((expected,), (("y", like, _common.FLOAT32, ("a", "b", "c"), (2, 3, 30)), expected)):
+        for given in ((expected,), (("y", like, checks.FLOAT32, ("a", "b", "c"), (2, 3, 30)), expected)):
             try:
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(direct, "_all_fit", None)

@@ -35,6 +35,7 @@ def volta(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(native, "why_missing", lambda op, key: None if key == "CUDA" else real(op, key))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 0))
     native._binary_version.cache_clear()
     routes.clear()
@@ -49,6 +50,21 @@ def test_a_gpu_without_code_is_named_with_what_there_is(volta: None) -> None:
         assert all(row["cuda"] == reason for row in sk.backends(device).values())
     with pytest.raises(ValueError, match=f"sample: backend='cuda' cannot run here: {reason}"):
         _common.dispatch("sample", None, "cuda", GPU)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(35, "the driver is too old for its CUDA toolkit, CUDA error 35"), (2, "CUDA error 2")],
+)
+def test_what_else_cuda_says_is_not_taken_for_another_architecture(
+    volta: None, error: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native._symbols["CUDA"], "specdec_cuda_binary_version", lambda index: -error)
+    assert native.why_no_code(GPU) == f"_C_cuda.so does not run on GPU 0: {reason}"
+
+
+def test_a_gpu_that_is_not_there_is_said(volta: None) -> None:
+    assert native.why_no_code(torch.device("cuda:9")) == "torch finds no GPU 9"
 
 
 def test_a_gpu_without_code_is_served_by_another_backend(volta: None, monkeypatch: pytest.MonkeyPatch) -> None:

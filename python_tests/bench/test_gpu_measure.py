@@ -191,9 +191,10 @@ def test_the_grid_is_whole_and_its_middle_first() -> None:
     assert len(headline.cases) == 15 and {case.num_draft for case in headline.cases} == {5}
     assert len(headline.cases) + len(rest.cases) == 255 and set(middle.cases) < set(rest.cases)
     assert set(compiled.cases) < set(headline.cases) and set(grid.PEERS) < set(headline.providers)
-    (layouts,) = phases["crossovers"]
-    assert {case.batch for case in layouts.cases} == set(grid.CROSSOVER_BATCHES) and layouts.cases[0].vocab == 128256
-    assert {"cuda, walk", "cuda, split, no overlap"} < set(layouts.providers)
+    for layouts, names in zip(phases["crossovers"], ({"T=1", "truncated"}, {"greedy", "one-hot"}), strict=True):
+        assert {case.name for case in layouts.cases} == names and layouts.cases[0].vocab == 128256
+        assert {case.batch for case in layouts.cases} == set(grid.CROSSOVER_BATCHES)
+        assert {"cuda, walk", "cuda, split, no overlap"} < set(layouts.providers)
     ops = [case for phase in phases["ops"] for case in phase.cases]
     assert {case.op for case in ops} == {"verify_chain", "verify_tree", "sample", "gather_kv_"}
     assert all(case.device == "cuda" and case.dtype == torch.bfloat16 for case in ops)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from bench import plot as draw_again
 from bench.gpu import (
     bench,
     build,
+    clock,
     crossovers,
     decode,
     exercise,
@@ -303,6 +305,43 @@ def test_exercise_fails_where_results_differ(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(exercise, "calls", calls)
     assert exercise.main("--backend cpu --device cpu".split()) == 1
+
+
+def test_exercise_does_not_let_one_name_hide_among_many(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def calls(shape: Any, dtype: Any, device: str, backend: str) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from ((f"right {i}", torch.zeros(4, 2)) for i in range(200))
+        yield "wrong", torch.zeros(4, 2) if backend == "reference" else torch.ones(4, 2)
+
+    monkeypatch.setattr(exercise, "calls", calls)
+    assert exercise.main("--backend cpu --device cpu".split()) == 1
+    assert f"WRONG: wrong, {4 * len(exercise.SHAPES)} of {4 * len(exercise.SHAPES)}" in capsys.readouterr().out
+
+
+def test_exercise_wants_the_same_of_every_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+
+    def calls(shape: Any, dtype: Any, device: str, backend: str) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "any", torch.full((500, 1), int(device == "cpu" and backend == "cuda" and used[-1] == "early"))
+
+    @contextlib.contextmanager
+    def forced(way: str) -> Iterator[None]:
+        used.append(way)
+        yield
+
+    monkeypatch.setattr(exercise, "calls", calls)
+    monkeypatch.setattr(strategy, "forced", forced)
+    assert exercise.main("--device cpu --most-shapes 1".split()) == 1
+
+
+def test_a_replay_must_give_what_the_call_gave() -> None:
+    with rehearsal.pretended(), rehearsal.stand_ins():
+        count = iter(range(9))
+        call = lambda x: (x + next(count),)  # noqa: E731
+        with pytest.raises(ValueError, match="a replayed call gives something else"):
+            clock.capture(call, [torch.zeros(2)], [(torch.zeros(2),)])
+        clock.capture(lambda x: (x,), [torch.zeros(2)], [(torch.zeros(2),)])
 
 
 def test_exercise_goes_through_the_strategies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,11 +37,11 @@ GREEDY = sk.SamplingParams(temperature=0.0)
 
 
 def token_cascade(rule: laws.Chow) -> Callable[..., Any]:
-    return lambda model, ids, **kw: sk.token_cascade(model, ids, rule=rule, **kw)
+    return lambda model, ids, **kw: sk.token_cascade(model, ids, target_law=rule, **kw)
 
 
 def oracle_cascade(law: laws.TargetLaw) -> Callable[..., Any]:
-    return lambda model, ids, **kw: sk.oracle_cascade(model, ids, law=law, **kw)
+    return lambda model, ids, **kw: sk.oracle_cascade(model, ids, target_law=law, **kw)
 
 
 def seq_cascade(alpha: float, confidence: str = "mean") -> Callable[..., Any]:
@@ -160,7 +160,7 @@ def test_token_cascade_token_by_token(
     ids, mask = prompts(*lengths)
     ends = [4, 21]
     out = sk.token_cascade(
-        target, ids, attention_mask=mask, draft_model=draft, rule=rule, sampling=GREEDY, max_new_tokens=30,
+        target, ids, attention_mask=mask, draft_model=draft, target_law=rule, sampling=GREEDY, max_new_tokens=30,
         eos_token_id=ends,
     )  # fmt: skip
     fates = set()
@@ -187,8 +187,8 @@ def test_token_cascade_token_by_token(
 def test_the_target_reads_each_token_once() -> None:
     target, draft = TableRunner.random(seed=1), TableRunner.random(seed=2)
     out = sk.token_cascade(
-        target, torch.tensor([[3]]), draft_model=draft, rule=laws.Chow(0.7), seeds=torch.tensor([5]), max_new_tokens=40,
-        eos_token_id=[],
+        target, torch.tensor([[3]]), draft_model=draft, target_law=laws.Chow(0.7), seeds=torch.tensor([5]),
+        max_new_tokens=40, eos_token_id=[],
     )  # fmt: skip
     deferred = np.flatnonzero(out.provenance[0] == Provenance.RECOVERED)
     assert target.forwards == np.diff(deferred, prepend=-1).tolist() and draft.forwards == [1] * 40
@@ -323,12 +323,12 @@ def test_bad_arguments(caller: str) -> None:
 
 def test_bad_rules() -> None:
     target, draft = TableRunner.random(), TableRunner.random(seed=1)
-    with pytest.raises(TypeError, match=r"^token_cascade: rule must be sk.laws.Chow .*, got Diff"):
-        sk.token_cascade(target, IDS, draft_model=draft, rule=laws.Diff(0.1))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^token_cascade: target_law must be sk.laws.Chow .*, got Diff"):
+        sk.token_cascade(target, IDS, draft_model=draft, target_law=laws.Diff(0.1))  # type: ignore[arg-type]
     for law in (laws.Lossy(0.1), None):
         got = type(law).__name__
-        with pytest.raises(TypeError, match=f"^oracle_cascade: law must be one of sk.laws but Lossy, got {got}"):
-            sk.oracle_cascade(target, IDS, draft_model=draft, law=law)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=f"^oracle_cascade: target_law must be one of sk.laws but Lossy, got {got}"):
+            sk.oracle_cascade(target, IDS, draft_model=draft, target_law=law)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="^seq_cascade: confidence must be 'mean' or 'sum', got 'max'"):
         sk.seq_cascade(target, IDS, draft_model=draft, alpha=0.1, confidence="max")
     with pytest.raises(TypeError, match="^seq_cascade: alpha must be a number, got str"):

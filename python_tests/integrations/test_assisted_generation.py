@@ -509,6 +509,17 @@ def test_models_that_do_not_fit() -> None:
             mamba.generate(ids, prompt_lookup_num_tokens=2, max_new_tokens=3)
 
 
+def test_positions_behind_those_of_a_model_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """As in transformers, where positions are computed; a table of them ends."""
+    model, assistant = PAIRS["llama"]()
+    same(model, {"assistant_model": assistant}, prompts(4)[0], None, max_new_tokens=800, eos_token_id=ENDS)
+    most = model.config.max_position_embeddings
+    assert f"LlamaForCausalLM was made for {most} positions, and may write worse text behind them" in caplog.text
+    model, assistant = PAIRS["gpt2"]()
+    with assisted_generation(), pytest.raises(ValueError, match="GPT2LMHeadModel holds .* positions"):
+        model.generate(prompts(4)[0], assistant_model=assistant, max_new_tokens=800)
+
+
 def test_transformers_that_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ("5.16.4", "5.24.0", "4.57.1"):
         monkeypatch.setattr(versions.transformers, "__version__", version)

@@ -54,6 +54,49 @@ def test_chains_count_in_place(uniforms: Callable[[Tensor], None]) -> None:
     assert (accepted.item(), emitted.item()) == (11, 20)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_one_draft_token_as_many_are_accepted_as_emitted(dtype: torch.dtype) -> None:
+    """Also where rows do not sum to 1, as in half precision, or the token is none or its probability 0."""
+    rng = torch.Generator().manual_seed(0)
+    target, draft = (torch.rand(20_000, n, 4, generator=rng) for n in (2, 1))
+    target, draft = target / target.sum(-1, keepdim=True), draft / draft.sum(-1, keepdim=True)
+    target[:5_000] *= 0.5
+    draft[5_000:10_000, :, 0] = 0
+    draft[10_000:, :, 0] += 1 - draft[10_000:].sum(-1)
+    tokens = torch.randint(-1, 4, (20_000, 1), generator=rng, dtype=torch.int32)
+    _, accepted, emitted = flashinfer.chain_speculative_sampling(
+        draft.to(dtype), tokens, target.to(dtype), generator=rng
+    )
+    assert torch.equal(accepted, emitted) and 0.3 < emitted.float().mean() < 0.8
+    assert not emitted[tokens[:, 0] < 0].any()
+
+
+def test_rows_of_float64_and_of_one_id() -> None:
+    probs, logits = rows().softmax(-1), rows()
+    numbers: dict[str, Any] = {"seed": 1, "offset": 2}
+    for call in (flashinfer.sampling_from_probs, flashinfer.top_p_renorm_probs):
+        given = (0.8,) if call is flashinfer.top_p_renorm_probs else ()
+        named = {} if given else numbers
+        assert torch.equal(call(probs.double(), *given, **named), call(probs, *given, **named))
+    assert torch.equal(flashinfer.softmax(logits.double()), flashinfer.softmax(logits))
+    least = torch.full((3,), 1e-50, dtype=torch.float64)
+    assert torch.equal(flashinfer.top_p_renorm_probs(probs, least), flashinfer.top_p_renorm_probs(probs, 1e-50))
+    one = torch.ones(3, 1)
+    for renormalised in (
+        flashinfer.softmax(one * 7), flashinfer.top_p_renorm_probs(one, 0.5), flashinfer.top_k_renorm_probs(one, 1),
+        flashinfer.top_k_mask_logits(one, 1),
+    ):  # fmt: skip
+        assert renormalised.tolist() == [[1.0]] * 3
+    for drawn in (
+        flashinfer.sampling_from_probs(one), flashinfer.sampling_from_logits(one),
+        flashinfer.top_k_top_p_sampling_from_logits(one, 1, 0.5, filter_apply_order="joint"),
+        flashinfer.min_p_sampling_from_probs(one, 0.3, torch.tensor([0, 2, 1])),
+    ):  # fmt: skip
+        assert drawn.tolist() == [0] * 3
+    tokens, *counts = flashinfer.chain_speculative_sampling(one[:, None], torch.zeros(3, 1).int(), torch.ones(3, 2, 1))
+    assert tokens.tolist() == [[0, 0]] * 3 and [count.tolist() for count in counts] == [[1] * 3] * 2
+
+
 def rows(num: int = 3) -> Tensor:
     return torch.randn(num, VOCAB, generator=torch.Generator().manual_seed(num)) * 2
 
@@ -230,7 +273,8 @@ def test_borders_of_top_k_and_top_p() -> None:
     [
         (lambda: flashinfer.softmax([1.0]), "softmax: logits must be a tensor, got list"),
         (lambda: flashinfer.softmax(torch.zeros(3)), r"softmax: logits must be \[batch, vocab\], got \[3\]"),
-        (lambda: flashinfer.sampling_from_probs(rows().double()), "probs must be float32 or bfloat16 or float16, got"),
+        (lambda: flashinfer.sampling_from_probs(rows().long()), "probs must be float16 or .* float64, got int64"),
+        (lambda: flashinfer.top_k_renorm_probs(rows().double(), 3), "probs must be float32 or bfloat16 or float16"),
         (lambda: flashinfer.sampling_from_probs(rows(), seed=3), "seed and offset must be given together, got one of"),
         (lambda: flashinfer.sampling_from_probs(rows(), seed=3, offset=torch.tensor([1])), "must both be tensors"),
         (lambda: flashinfer.sampling_from_probs(rows(), seed=torch.arange(2), offset=torch.arange(2)),

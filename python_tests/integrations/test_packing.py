@@ -49,6 +49,15 @@ def test_what_cannot_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
         sk.pack_linear_weights(net)
 
 
+@torch.inference_mode()
+def test_a_forward_that_someone_replaced_stays() -> None:
+    net, x = Net(), torch.ones(2, 96)
+    net.second.forward = lambda hidden: hidden[..., :1] * 0 + 7  # type: ignore[method-assign]
+    with sk.pack_linear_weights(net) as packed:
+        assert packed.num_layers == 1 and (net(x) == 7).all()
+    assert (net(x) == 7).all()
+
+
 def test_an_interrupt_leaves_no_half_packed_model(monkeypatch: pytest.MonkeyPatch) -> None:
     net, real, calls = Net(), packing._PackedForward, []
 

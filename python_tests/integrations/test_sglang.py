@@ -100,12 +100,12 @@ def test_chains_come_in_any_layout(nodes: int, block: bool) -> None:
     sglang.chain_speculative_sampling_triton(
         *made, tokens, index, index, index, coins, final, target, draft, block_verification=block
     )
-    wide = again[1].long()
+    wide, predicted = again[1].long(), again[0].long()
     sglang.chain_speculative_sampling_triton(
-        again[0], wide, again[2], spread(tokens.int()), spread(index.int()), index, index,
+        predicted, wide, again[2], spread(tokens.int()), spread(index.int()), index, index,
         spread(coins[:, : nodes - 1]), final, spread(target), spread(draft), block_verification=block,
     )  # fmt: skip
-    for one, other in zip(made, (again[0], wide, again[2]), strict=True):
+    for one, other in zip(made, (predicted, wide, again[2]), strict=True):
         assert torch.equal(one.long(), other.long())
     assert emitted(*made).shape == (batch, nodes)
 

@@ -136,6 +136,14 @@ def test_transformers_runs_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) >= 100 and g_test(counts, law) > 1e-4
 
 
+def test_one_weight_of_an_ensemble() -> None:
+    ids, p, q = torch.tensor([[0, 1, 2]]), torch.zeros(1, 3, 5), torch.zeros(1, 2, 5)
+    with pytest.raises(ValueError, match="assistant_ensemble_weight must be given once, got two"):
+        speculative_sampling(ids, q, 2, p, 0.5, assistant_ensemble_weight=0.7)
+    with pytest.raises(ValueError, match=r"assistant_ensemble_weight must be in \(0, 1\), got 1.0"):
+        speculative_sampling(ids, q, 2, p, 1.0)
+
+
 @pytest.mark.parametrize("given", [0.5, None])
 def test_the_fifth_argument_is_that_of_any_version(given: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the draft is done, or since 5.20 the weight of an ensemble."""

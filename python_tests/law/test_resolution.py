@@ -25,7 +25,6 @@ LATTICE = 1 << 47
 TILE, TAIL, RTOL = 1024, 1e-8, 1e-5
 VOCAB = 4 * TILE + 77
 HEAVY, DENSE = 1, slice(2 * TILE + 1, 3 * TILE - 1)
-ALONE = {TILE + 300: TAIL, 4 * TILE + 1: TAIL}
 TAILS = {
     "the row's first id": 0, "between heavy ids": 500, "a tile's last id": TILE - 1, "alone in a tile": TILE + 300,
     "the first of many": 2 * TILE, "amid many": 2 * TILE + 512, "the last of many": 3 * TILE - 1,

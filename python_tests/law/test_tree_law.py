@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -157,6 +158,20 @@ def check_undrawable(acceptance: str, verify: Verify, device: str = "cpu", vocab
 @pytest.mark.parametrize("acceptance", trees.NEED_DRAFT)
 def test_law_where_a_child_cannot_have_been_drawn(backend: Backend, acceptance: str) -> None:
     check_undrawable(acceptance, backend.verify_tree, backend.device, 2 if backend.interpreted else 3)
+
+
+@pytest.mark.parametrize("gap", [50.0, 86.9])
+@pytest.mark.parametrize("acceptance", trees.NEED_DRAFT)
+def test_law_where_next_to_nothing_of_the_draft_is_left(backend: Backend, acceptance: str, gap: float) -> None:
+    """So little that its inverse, by what is left of the target, is no float32; likely siblings after it are tried."""
+    affordable(backend, "siblings")
+    target = torch.tensor([-torch.inf, math.log(0.85), math.log(0.15)])
+    draft = torch.tensor([gap, 0.0, -torch.inf]) / 10  # at temperature 0.1
+    case = TreeProblem(
+        SHAPES["siblings"], [target, torch.zeros(3, 3)], [draft, torch.zeros(3, 3)], sampled=True,
+        draft_params=sk.SamplingParams(0.1),
+    )  # fmt: skip
+    check(backend.verify_tree, case, acceptance, backend.device)
 
 
 @pytest.mark.parametrize("kind", ["full", "truncated", "eos"])

@@ -50,7 +50,7 @@ def expected(counts: sk.TokenCounts, tokens: Tensor, num_tokens: list[int] | Non
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
 @pytest.mark.parametrize("most", [9, 3000])
 @pytest.mark.parametrize("n", [0, 1, 6, 32, 33, 100])
-@pytest.mark.parametrize(("prompt", "room"), [(0, 40), (5, 7), (300, 20), (700, 300)])
+@pytest.mark.parametrize(("prompt", "room"), [(0, 0), (0, 40), (5, 7), (300, 20), (700, 300)])
 def test_is_what_python_counts(
     backend: Backend, prompt: int, room: int, n: int, most: int, dtype: torch.dtype, rng: torch.Generator
 ) -> None:

@@ -288,7 +288,7 @@ GOOD = {"logits": torch.zeros(4, 9), "uniform_samples": torch.zeros(4)}
         ),
         ({"num_samples": 0}, ValueError, "sample: num_samples must be in [1, 1024], got 0"),
         ({"num_samples": 1025}, ValueError, "sample: num_samples must be in [1, 1024], got 1025"),
-        ({"num_samples": 2.0}, TypeError, "sample: num_samples must be an int, got float"),
+        ({"num_samples": 2.0}, TypeError, "sample: num_samples must be an integer, got float"),
         ({"num_samples": 2}, ValueError, "sample: num_samples=2 needs noise_keys"),
         ({"params": 1}, TypeError, "sample: params must be a SamplingParams or None, got int"),
         (

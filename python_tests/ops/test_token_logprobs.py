@@ -330,7 +330,7 @@ GOOD = {"logits": torch.zeros(4, 3, 9), "tokens": torch.zeros(4, 3, dtype=torch.
         ({"num_tokens": torch.zeros(3).int()}, ValueError, "token_logprobs: num_tokens must be [batch=4], got [3]"),
         ({"num_top": 21}, ValueError, "token_logprobs: num_top must be in [0, 20], got 21"),
         ({"num_top": -1}, ValueError, "token_logprobs: num_top must be in [0, 20], got -1"),
-        ({"num_top": True}, TypeError, "token_logprobs: num_top must be an int, got bool"),
+        ({"num_top": True}, TypeError, "token_logprobs: num_top must be an integer, got bool"),
         ({"processors": 3}, TypeError, "token_logprobs: processors must be a Processors or None, got int"),
         (
             {"processors": sk.Processors(token_bitmask=torch.zeros(4, 2, 1).int())}, ValueError,

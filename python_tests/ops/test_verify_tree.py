@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -424,6 +425,50 @@ def test_children_that_had_all_of_p_leave_no_impossible_token(backend: Backend) 
             acceptance=acceptance, uniform_samples=backend(coins.contiguous()),
         )  # fmt: skip
         assert set(out.tokens[:, 0].tolist()) <= {1, 2} and (out.status == 0).all()
+
+
+@pytest.mark.parametrize("acceptance", trees.NEED_DRAFT)
+def test_what_hardly_any_draft_mass_is_left_for(backend: Backend, acceptance: str) -> None:
+    """Of the draft's distribution 1e-39 is left, which has no inverse; the child there is accepted all the same."""
+    out = two_siblings(
+        backend, (0, 1), torch.tensor([0.3, 0.4, 0.3]).log(), torch.tensor([1.0, 1e-39, 0.0]), (0.5, 0.9, 0.3),
+        acceptance=acceptance,
+    )  # fmt: skip
+    assert out.status.tolist() == [0] and out.tokens[:, 0].tolist() == [1]
+
+
+@pytest.mark.parametrize("acceptance", trees.NEED_DRAFT)
+def test_a_rejected_child_that_the_target_excludes_is_not_emitted(backend: Backend, acceptance: str) -> None:
+    """What the first child leaves of the draft is, rounded, all on the second, and nothing is left of the target's."""
+    out = two_siblings(
+        backend, (2, 1), torch.tensor([5.0, 0.0, 0.0]), torch.tensor([0.9999938, 3.4424557e-14, 6.1441742e-06]),
+        (0.3, 0.5, 0.5), acceptance=acceptance, params=sk.SamplingParams(0.0),
+    )  # fmt: skip
+    assert out.tokens.tolist() == [[0, -1]] and out.status.tolist() == [0]
+
+
+def two_siblings(
+    backend: Backend, tokens: tuple[int, int], target: torch.Tensor, draft_probs: torch.Tensor, coins: Sequence[float],
+    **given: Any,
+) -> sk.VerifyOutput:  # fmt: skip
+    """A step with two children of the root; every node has these target logits and draft probabilities."""
+    rows = [row.expand(1, 3, 3).contiguous() for row in (target, draft_probs)]
+    inputs = backend(
+        *rows, sk.DraftTree.from_parents([-1, 0, 0]), torch.tensor([[0, *tokens]]),
+        torch.tensor([coins], dtype=torch.float64),
+    )  # fmt: skip
+    logits, probs, tree, ids, uniforms = inputs
+    return backend.verify_tree(logits, tree, ids, draft_probs=probs, uniform_samples=uniforms, **given)
+
+
+def test_a_cascade_at_temperature_0_needs_no_random_numbers(backend: Backend) -> None:
+    tree, cold = sk.DraftTree.from_parents([-1, 0]), sk.SamplingParams(0.0)
+    rows = torch.tensor([[[0.0, 2.0, 1.0], [3.0, 0.0, 1.0]]])
+    given = backend(rows, tree, torch.tensor([[0, 1]]), rows)
+    out = backend.verify_tree(*given, target_law=sk.laws.Chow(0.1), params=cold, draft_params=cold)
+    assert out.tokens.tolist() == [[1, 0]]
+    with pytest.raises(ValueError, match="unless params.temperature and draft_params.temperature are 0, got None"):
+        backend.verify_tree(*given, target_law=sk.laws.Chow(0.1), params=cold)
 
 
 def test_rows_may_lie_far_apart(backend: Backend) -> None:

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from .. import assets
 from ..assets import prompts
-from ..commands import add_model_options, load, load_draft, read_text
-from ..options import LENGTH, POSITIVE, TEMPERATURE, existing
+from ..commands import add_model_options, load, load_draft, model_name, read_text
+from ..options import LENGTH, POSITIVE, TEMPERATURE, OptionError, existing
 from . import drafters as choices
 from . import planner, plots
 
@@ -90,7 +89,7 @@ def _plan(arguments: argparse.Namespace, line: str) -> None:
         names = [*names, *choices.of_draft_model(model, draft_model)]
     drafters = choices.make(names, model, tokenizer, corpus=own, heads=arguments.heads, draft_model=draft_model)
     if not drafters:
-        raise ValueError("--drafters or --draft-model must name one or more, got none")
+        raise OptionError("--drafters or --draft-model must name one or more, got none")
     total = planner.count_runs(
         drafters, 1, arguments.temperature, len(arguments.lengths), len(arguments.batch_sizes), arguments.rounds,
         arguments.draws,
@@ -102,7 +101,7 @@ def _plan(arguments: argparse.Namespace, line: str) -> None:
             draws=arguments.draws, advance=bar.update,
         )  # fmt: skip
     report: dict[str, Any] = {
-        "model": assets.MODEL_NAME if own else arguments.model.name,
+        "model": model_name(arguments),
         "prompts": arguments.prompts if arguments.prompt_file is None else arguments.prompt_file.name,
         "num_prompts": len(texts),
         "device": str(ids.device),
@@ -186,7 +185,7 @@ def _plot(arguments: argparse.Namespace, line: str) -> None:
     plots.check_writable("plot", output)
     if (arguments.figure in _OF_FILES) != (arguments.results is not None):
         wanted = "a JSON file" if arguments.figure in _OF_FILES else "no file"
-        raise ValueError(f"figure {arguments.figure} takes {wanted}, got {arguments.results}")
+        raise OptionError(f"figure {arguments.figure} takes {wanted}, got {arguments.results}")
     try:
         figure = draw(None if arguments.results is None else json.loads(arguments.results.read_text(encoding="utf-8")))
     except (KeyError, TypeError, ValueError, RecursionError) as error:  # of a file's contents

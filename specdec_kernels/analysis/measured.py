@@ -18,6 +18,7 @@ from scipy import stats
 from torch import Tensor
 
 from ..checks import (
+    ID_DTYPES,
     check_callable,
     check_instance,
     check_int,
@@ -30,7 +31,6 @@ from ..decoding.request import MASK_DTYPES, MAX_SPECULATIVE_TOKENS
 from ..drafters.base import Drafter, TreeDrafter
 from ..drafters.none import NoDrafter
 from ..integrations.runners import as_runner
-from ..ops._common import ID_DTYPES
 from ..sampling import SamplingParams
 from .theory import expected_tokens_by_position
 from .watching import Clock, Unlikely, Watched, watch

@@ -160,7 +160,10 @@ def count_runs(
     drafters: Mapping[str, Drafter], num_batches: int, temperatures: Sequence[float], lengths: int, batch_sizes: int,
     rounds: int, draws: int = 1, acceptance: str = "token",
 ) -> int:  # fmt: skip
-    """Generations that a `plan` makes: as often it calls `advance`."""
+    """How many generations `plan` makes, which is how often it calls `advance`.
+
+    `num_batches`, `lengths` and `batch_sizes` say how many there are of each; the rest is as in `plan`.
+    """
     check_mapping("count_runs", "drafters", drafters, str, Drafter, "names to drafters")
     _check_temperatures("count_runs", temperatures)
     for name, value in (

@@ -18,6 +18,7 @@ from ..decoding.costs import CostTable
 from ..decoding.generate import generate
 from ..decoding.output import GenerationOutput
 from ..decoding.rehearsal import synchronize
+from ..decoding.request import DRAFT_LENGTH
 from ..decoding.runner import Prompt, Runner
 from ..decoding.state import DecodingState, StepResult
 from ..decoding.steps import masked
@@ -88,7 +89,7 @@ def watch(
         As `generate`; ``num_speculative_tokens="auto"``, whose own measurements watching would disturb; processors or
         a grammar where acceptances of a `TreeDrafter` are watched.
     """
-    wanted = options.setdefault("num_speculative_tokens", 5)
+    wanted = options.setdefault("num_speculative_tokens", DRAFT_LENGTH)
     if wanted == "auto" or isinstance(wanted, CostTable):
         raise ValueError(f"watch: num_speculative_tokens must be an integer, got {wanted!r}")
     check_instance("watch", "drafter", drafter, Drafter, "a Drafter (NoDrafter() for none)")
@@ -180,11 +181,9 @@ class _WatchedRunner(Runner):
 
     def __init__(self, inner: Runner, log: _Log) -> None:
         self._inner, self._log = inner, log
-        for name in (
-            "name", "vocab_size", "device", "max_length", "decoder_start", "takes_trees", "hidden_size", "end_ids",
-            "padding_id", "prompt_padding",
-        ):  # fmt: skip
-            setattr(self, name, getattr(inner, name))
+        for name in Runner.__annotations__:
+            if name != "capturable":  # what it notes is noted on the host
+                setattr(self, name, getattr(inner, name))
 
     def start(self, prompt: Prompt, capacity: int) -> None:
         self._inner.start(prompt, capacity)

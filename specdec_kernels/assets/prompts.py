@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..checks import check_one_of
 from .fetch import AssetError
 from .texts import gsm8k, human_eval, mt_bench
 
@@ -103,8 +104,7 @@ def load_prompts(name: str, tokenizer: PreTrainedTokenizerBase, count: int | Non
     AssetError
         Its text cannot be fetched.
     """
-    if name not in _BUILDERS:
-        raise ValueError(f"load_prompts: name must be one of {', '.join(PROMPT_SETS)}, got {name!r}")
+    check_one_of("load_prompts", "name", name, PROMPT_SETS)
     build, is_chat = _BUILDERS[name]
     try:
         texts = build()

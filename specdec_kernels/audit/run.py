@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..checks import check_callable, check_flag, check_int, check_number, check_sequence
+from ..checks import check_callable, check_flag, check_int, check_number, check_one_of, check_sequence
 from ..testing import target_joint
 from .cases import Case, chains, trees
 from .causes import best
@@ -55,7 +55,8 @@ def audit(
     steps : bool
         Whether to run the loop (of chains only).
     samples : int
-        Where something is sampled; of a verifier that takes one sequence a call at most 5000 a case.
+        Where something is sampled; of a verifier that takes one sequence a call at most 5000 a case. Where drafts have
+        no distribution, at least 2000 of each drafted path.
     tolerance : float
         Total variation up to which an exact distribution counts as right: the rounding of float32 probabilities.
     seed : int
@@ -75,8 +76,7 @@ def audit(
     TypeError
         A verifier that cannot be called as its signature says.
     """
-    if not isinstance(signature, str) or signature not in SIGNATURES:
-        raise ValueError(f"audit: signature must be one of {', '.join(SIGNATURES)}, got {signature!r}")
+    check_one_of("audit", "signature", signature, SIGNATURES)
     for name, value, needed in (("verifier", verifier, True), ("draft", draft, False), ("progress", progress, False)):
         if needed or value is not None:
             check_callable("audit", name, value)

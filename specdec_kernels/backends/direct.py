@@ -50,7 +50,7 @@ def load(ops: Iterable[str], libraries: Mapping[str, ctypes.CDLL]) -> None:
                 torch.float64,
             ],
         )
-    except (ImportError, OSError, AttributeError, StopIteration):
+    except (ImportError, OSError, AttributeError, StopIteration, TypeError):  # TypeError: built from older sources
         return
     if known:
         _all_fit = _host.all_fit

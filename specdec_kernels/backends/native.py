@@ -10,14 +10,17 @@ from pathlib import Path
 
 import torch
 
-from ..config import settings
+from ..config import CPU_CAPABILITIES, settings
 from . import direct
 
 logger = logging.getLogger("specdec_kernels")
 
 _FOLDER = Path(__file__).resolve().parent.parent
 _LIBRARIES = {"CPU": "_C_cpu.so", "CUDA": "_C_cuda.so"}
-_CAPABILITIES = ("default", "avx2", "avx512")  # as csrc/cpu/isa/kernels.h numbers them
+_NO_CODE, _OLD_DRIVER = (
+    (-98, -209),
+    -35,
+)  # errors of CUDA: invalid device function, no kernel image; insufficient driver
 _problems: dict[str, str] = {}
 _symbols: dict[str, ctypes.CDLL] = {}
 _registered: dict[str, set[str]] = {}  # ops, by dispatch key
@@ -35,7 +38,7 @@ def load(ops: Iterable[str]) -> None:
         try:
             torch.ops.load_library(str(path))
         except OSError as error:
-            _problems[key] = f"{name} does not load: {error}"
+            _problems[key] = f"{name} does not load: {error.__cause__ or error}"  # torch hides what the loader said
             continue
         _symbols[key] = ctypes.CDLL(str(path))
         _registered[key] = {op for op in ops if torch._C._dispatch_has_kernel_for_dispatch_key(f"specdec::{op}", key)}
@@ -44,7 +47,7 @@ def load(ops: Iterable[str]) -> None:
                 wanted = settings().cpu_capability
             except ValueError:  # an op says so when it is called, the command before
                 wanted = None
-            _symbols[key].specdec_limit_cpu_capability(_CAPABILITIES.index(wanted or _CAPABILITIES[-1]))
+            _symbols[key].specdec_limit_cpu_capability(CPU_CAPABILITIES.index(wanted or CPU_CAPABILITIES[-1]))
     direct.load(ops, _symbols)
     if "CPU" in _problems:
         logger.warning(
@@ -67,10 +70,16 @@ def why_no_code(device: torch.device) -> str | None:
     if not torch.cuda.is_available():
         return "torch finds no GPU"
     index = torch.cuda.current_device() if device.index is None else device.index
-    if _binary_version(index) > 0:
+    if index >= torch.cuda.device_count():
+        return f"torch finds no GPU {index}"
+    version = _binary_version(index)
+    if version > 0:
         return None
-    major, minor = torch.cuda.get_device_capability(index)
-    return f"{_LIBRARIES['CUDA']} was built for {cuda_architectures()}, this GPU is sm_{major}{minor}"
+    if version in _NO_CODE:
+        major, minor = torch.cuda.get_device_capability(index)
+        return f"{_LIBRARIES['CUDA']} was built for {cuda_architectures()}, this GPU is sm_{major}{minor}"
+    older = "the driver is too old for its CUDA toolkit, " if version == _OLD_DRIVER else ""
+    return f"{_LIBRARIES['CUDA']} does not run on GPU {index}: {older}CUDA error {-version}"
 
 
 @cache
@@ -87,4 +96,4 @@ def cuda_architectures() -> str:
 
 def cpu_capability() -> str:
     """The instruction set the CPU kernels run with: "avx512", "avx2" or "default"."""
-    return _CAPABILITIES[_symbols["CPU"].specdec_cpu_capability()]
+    return CPU_CAPABILITIES[_symbols["CPU"].specdec_cpu_capability()]

@@ -25,7 +25,7 @@ def oracle_cascade(
     input_ids: Tensor,
     *,
     draft_model: Any,
-    law: TargetLaw,
+    target_law: TargetLaw,
     attention_mask: Tensor | None = None,
     sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
     draft_sampling: SamplingParams | None = None,
@@ -33,8 +33,8 @@ def oracle_cascade(
     max_new_tokens: int = 128,
     eos_token_id: int | Iterable[int] | None = None,
 ) -> GenerationOutput:
-    """Every token drawn from the distribution π that `law` makes of both models' at it (algorithm 3): for analysis,
-    since it saves nothing.
+    """Every token drawn from the distribution π that `target_law` makes of both models' at it (algorithm 3): for
+    analysis, since it saves nothing.
 
     This is `generate` without draft tokens and with a cascaded bonus: each token is a bonus one, none is drafted.
 
@@ -46,7 +46,7 @@ def oracle_cascade(
         See `generate`.
     draft_model : PreTrainedModel or Runner
         With the target's vocabulary.
-    law : one of `sk.laws`
+    target_law : one of `sk.laws`
         Any but `Lossy`; its `bonus` counts for nothing here.
     sampling, draft_sampling : SamplingParams
         Of target and draft; None: the draft's as the target's.
@@ -60,8 +60,9 @@ def oracle_cascade(
     TypeError, ValueError
         As `generate` with a `ModelDrafter`, or a law that is not a cascade's.
     """
-    if not isinstance(law, TargetLaw) or not law.is_cascade:
-        raise TypeError(f"oracle_cascade: law must be one of sk.laws but Lossy, got {type(law).__name__}")
+    if not isinstance(target_law, TargetLaw) or not target_law.is_cascade:
+        got = type(target_law).__name__
+        raise TypeError(f"oracle_cascade: target_law must be one of sk.laws but Lossy, got {got}")
     if isinstance(eos_token_id, Iterator):  # it is read twice
         eos_token_id = list(eos_token_id)
     # So that what is wrong is said of this function, not of those that it calls.
@@ -70,5 +71,5 @@ def oracle_cascade(
     return generate(
         models.target, input_ids, drafter=ModelDrafter(models.draft, draft_sampling), attention_mask=attention_mask,
         sampling=sampling, seeds=seeds, max_new_tokens=max_new_tokens, num_speculative_tokens=0,
-        target_law=replace(law, bonus="cascade"), eos_token_id=eos_token_id,  # type: ignore[call-arg]
+        target_law=replace(target_law, bonus="cascade"), eos_token_id=eos_token_id,  # type: ignore[call-arg]
     )  # fmt: skip

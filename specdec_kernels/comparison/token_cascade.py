@@ -1,4 +1,4 @@
-"""A cascade token by token: a draft, a target, and a rule that says whose token.
+"""A cascade token by token: a draft, a target, and a law that says whose token.
 
 Source: Narasimhan et al., "Faster Cascades via Speculative Decoding" (arXiv 2405.19261), algorithm 2.
 """
@@ -27,7 +27,7 @@ def token_cascade(
     input_ids: Tensor,
     *,
     draft_model: Any,
-    rule: Chow,
+    target_law: Chow,
     attention_mask: Tensor | None = None,
     sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
     draft_sampling: SamplingParams | None = None,
@@ -49,7 +49,7 @@ def token_cascade(
         See `generate`. A sequence's tokens depend on its seed, not on the batch.
     draft_model : PreTrainedModel or Runner
         With the target's vocabulary.
-    rule : sk.laws.Chow
+    target_law : sk.laws.Chow
         When to defer; its `bonus` counts for nothing here.
     sampling, draft_sampling : SamplingParams
         Of target and draft; None: the draft's as the target's.
@@ -61,11 +61,12 @@ def token_cascade(
     Raises
     ------
     TypeError, ValueError
-        As `generate`, or another rule than Chow.
+        As `generate`, or another law than Chow.
     """
     caller = "token_cascade"
-    if not isinstance(rule, Chow):
-        raise TypeError(f"{caller}: rule must be sk.laws.Chow (others need both models), got {type(rule).__name__}")
+    if not isinstance(target_law, Chow):
+        got = type(target_law).__name__
+        raise TypeError(f"{caller}: target_law must be sk.laws.Chow (others need both models), got {got}")
     request = Request(input_ids, attention_mask, sampling, seeds, max_new_tokens, eos_token_id)
     models = TwoModels.begin(caller, model, draft_model, request, draft_sampling, 1)
     state, unseen = models.state, 1  # tokens of every active sequence that the target has not seen
@@ -78,7 +79,7 @@ def token_cascade(
             noise = uniform_samples(state.seeds, state.step, 1)
             draw = sample(row, models.draft_sampling, uniform_samples=noise)
             token, status = draw.token, draw.stats.status
-            deferred = state.active[:, None] & _is_unsure(rule, row)
+            deferred = state.active[:, None] & _is_unsure(target_law, row)
             if bool(deferred.any()):
                 recorder.target_forwards += 1
                 draw = sample(last_row(models.target, state, unseen), sampling, uniform_samples=noise)
@@ -93,9 +94,9 @@ def token_cascade(
     return recorder.output(models.target, input_ids, times)
 
 
-def _is_unsure(rule: Chow, rows: Tensor) -> Tensor:
-    """``[batch, n]`` bool: whether `rule` defers where the draft's logits are `rows` ``[batch, n, vocab]``."""
+def _is_unsure(target_law: Chow, rows: Tensor) -> Tensor:
+    """``[batch, n]`` bool: whether `target_law` defers where the draft's logits are `rows` ``[batch, n, vocab]``."""
     stats = row_stats(rows)
-    if rule.loss == "log":
-        return stats.raw_entropy > rule.alpha
-    return max_prob(stats) < 1 - rule.alpha
+    if target_law.loss == "log":
+        return stats.raw_entropy > target_law.alpha
+    return max_prob(stats) < 1 - target_law.alpha

@@ -34,7 +34,7 @@ from .graph import begin_steps
 from .listeners import emitter, progress_bar
 from .output import GenerationOutput, Recorder, Seconds, of_each
 from .rehearsal import begin_costs, synchronize
-from .request import Request
+from .request import DRAFT_LENGTH, Request
 from .runner import Runner
 from .schedule import AutoSchedule, FixedSchedule, Schedule
 from .state import DecodingState, Speculation
@@ -155,7 +155,8 @@ def generate(
     ------
     ValueError, TypeError
         A model that cannot be served (by name, with the reason), a draft with another vocabulary, a drafter that
-        another call is using, bad shapes, dtypes or ranges; before any work.
+        another call is using, bad shapes, dtypes or ranges; before any work. (What a drafter, grammar or `stop` of your
+        own gives wrong ends the call where it happens.)
     ModuleNotFoundError
         ``progress=True`` without tqdm.
     """
@@ -218,10 +219,6 @@ def generate(
     return recorder.output(runner, input_ids, times, None if costs is None else costs.table)
 
 
-FIXED_DRAFT_LENGTH = 5
-"""What "auto" is where it must not choose."""
-
-
 def _extent(drafter: Drafter, runner: Runner, num_speculative_tokens: int | str | CostTable) -> tuple[int, int | None]:
     """How many tokens a draft has at most, and the width of hidden states that are kept."""
     if isinstance(drafter, TreeDrafter):
@@ -272,4 +269,4 @@ def _schedule(
         return (ForesightSchedule if foresees else AutoSchedule)(steps.state.batch_size, max_new_tokens, costs)
     if isinstance(steps.drafter, TreeDrafter):
         return FixedSchedule(steps.drafter.max_depth)
-    return FixedSchedule(num_speculative_tokens if isinstance(num_speculative_tokens, int) else FIXED_DRAFT_LENGTH)
+    return FixedSchedule(num_speculative_tokens if isinstance(num_speculative_tokens, int) else DRAFT_LENGTH)

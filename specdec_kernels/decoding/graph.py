@@ -82,6 +82,16 @@ def _is_cuda(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def refusals() -> list[str]:
+    """Why steps were not captured, in this process or since `forget_refusals`."""
+    return sorted(_refusals)
+
+
+def forget_refusals() -> None:
+    """So that each reason is logged again."""
+    _refusals.clear()
+
+
 def _explain(reason: str) -> None:
     """Log once a process and reason why steps are not captured."""
     if reason not in _refusals:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops._common import FLOAT32, check_given, check_tensor, shape_error
+from ..checks import FLOAT32, check_given, check_tensor, shape_error
 
 
 def plan_verify(acceptance: Tensor, step_seconds: Tensor) -> Tensor:

@@ -11,14 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import check_int, check_integers, check_tensor
-from ..ops._common import ID_DTYPES, check_params
+from ..checks import ID_DTYPES, check_int, check_integers, check_tensor
+from ..ops._common import check_params
 from ..sampling import SamplingParams
 from ..types import TokenMap
 from .runner import Prompt, Runner
 from .state import DecodingState
 
 MAX_SPECULATIVE_TOKENS = 64
+DRAFT_LENGTH = 5
+"""Draft tokens where nobody says how many, and "auto" must not choose."""
 MASK_DTYPES = (
     torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.float64, torch.float32,
     torch.bfloat16, torch.float16,
@@ -116,7 +118,7 @@ def check_draft(
     if token_map is not None:
         if draft.vocab_size != len(token_map) or token_map.max_id >= state.vocab_size:
             raise ValueError(
-                f"{caller}: drafter.token_map must be of the draft's {draft.vocab_size} logits and hold ids < "
+                f"{caller}: the draft's token_map must be of its {draft.vocab_size} logits and hold ids < "
                 f"vocab={state.vocab_size}, got {len(token_map)} ids up to {token_map.max_id}"
             )
     elif draft.vocab_size != state.vocab_size:

@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import assets
 from ..analysis import drafters as choices
 from ..assets import prompts
-from ..commands import add_model_options, load, load_draft, read_text
+from ..commands import add_model_options, load, load_draft, model_name, read_text
 from ..decoding import CostTable, GenerationOutput, GenerationStats
 from ..decoding.generate import generate
+from ..ops.arguments import ACCEPTANCES
 from ..ops.token_logprobs import MAX_TOP
-from ..ops.verify_chain import ACCEPTANCES
-from ..options import COUNT, POSITIVE, SEED, SHARE, TEMPERATURE, draft_length, existing, integer
+from ..options import COUNT, POSITIVE, SEED, SHARE, TEMPERATURE, OptionError, draft_length, existing, integer
 from ..sampling import SamplingParams
 from ..types import Status
 from . import render
@@ -95,19 +94,19 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace) -> None:
     if arguments.logprobs is not None and not arguments.json:
-        raise ValueError("--logprobs must be given with --json, got it alone")
+        raise OptionError("--logprobs must be given with --json, got it alone")
     prompt = _prompt(arguments)
     sampling = SamplingParams(arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p)
     name = arguments.drafter or ("model" if arguments.draft_model else "lookup")
     if (name in choices.OF_DRAFT_MODEL) != (arguments.draft_model is not None):
         wanted = " or ".join(choices.OF_DRAFT_MODEL)
-        raise ValueError(f"--draft-model must be given with --drafter {wanted} alone, got --drafter {name}")
+        raise OptionError(f"--draft-model must be given with --drafter {wanted} alone, got --drafter {name}")
     model, tokenizer, _ = load(arguments)
     own = arguments.model is None
     if arguments.heads is not None and name != "medusa":
-        raise ValueError(f"--heads must be given with --drafter medusa alone, got --drafter {name}")
+        raise OptionError(f"--heads must be given with --drafter medusa alone, got --drafter {name}")
     if name == "medusa" and not own and arguments.heads is None:
-        raise ValueError("--drafter medusa needs --heads, the Medusa heads of --model")
+        raise OptionError("--drafter medusa needs --heads, the Medusa heads of --model")
     made = choices.make(
         [name], model, tokenizer, corpus=own, heads=arguments.heads, draft_model=load_draft(arguments),
     )  # fmt: skip
@@ -133,7 +132,7 @@ def _run(arguments: argparse.Namespace) -> None:
         if not arguments.json:
             printer.end()
     if arguments.json:
-        named = {"model": assets.MODEL_NAME if own else arguments.model.name, "drafter": name, "prompt": prompt}
+        named = {"model": model_name(arguments), "drafter": name, "prompt": prompt}
         print(json.dumps(named | _report(output, tokenizer), indent=1))
         return
     if seen:
@@ -143,7 +142,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 def _prompt(arguments: argparse.Namespace) -> str:
     if arguments.prompt is not None and arguments.prompt_file is not None:
-        raise ValueError("a prompt must be given once, got an argument and --prompt-file")
+        raise OptionError("a prompt must be given once, got an argument and --prompt-file")
     if arguments.prompt is not None:
         prompt: str = arguments.prompt
     else:

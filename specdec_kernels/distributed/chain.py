@@ -9,20 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from ..backends import check_backend
-from ..checks import check_acceptance
-from ..ops._common import (
-    ID_DTYPES,
-    Expected,
-    check_logits,
-    check_params,
-    raise_for_status,
-    shape_error,
-    unchecked,
-)  # fmt: skip
+from ..checks import ID_DTYPES, check_logits, check_one_of, shape_error
+from ..ops._common import Expected, check_params, raise_for_status, unchecked
 from ..ops._random import missing_noise, noise_of
+from ..ops._verify import check_draft, check_eos
+from ..ops.arguments import ACCEPTANCES
 from ..ops.noise_keys import noise_keys as make_noise_keys
 from ..ops.uniform_samples import uniform_samples as make_uniform_samples
-from ..ops.verify_chain import ACCEPTANCES, DRAFTED, ROWS, check_draft, check_eos
+from ..ops.verify_chain import DRAFTED, ROWS
 from ..ops.verify_chain import verify_chain as op
 from ..sampling import SamplingParams
 from ..types import VerifyOutput
@@ -117,7 +111,7 @@ def verify_chain(
     if len(shape) != 3 or shape[1] < 1:
         raise shape_error(OP, "target_logits", "[batch, num_draft + 1, width]", target_logits)
     batch, rows, width = shape
-    check_acceptance(OP, acceptance, ACCEPTANCES)
+    check_one_of(OP, "acceptance", acceptance, ACCEPTANCES)
     device, drafted = target_logits.device, (batch, rows - 1)
     params = check_params(OP, "params", params, batch, device)
     draft_params = check_params(OP, "draft_params", draft_params, batch, device)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_sequence
-from ..ops.shard_stats import TILE, tiles_of
+from ..ops.arguments import TILE, tiles_of
 from .exchange import OP, Exchange
 
 
@@ -86,7 +86,7 @@ def layout_of(exchange: Exchange, width: int, widths: Sequence[int] | None, devi
         )
     layout = Layout(tuple(widths))
     if layout.vocab <= TILE:
-        raise ValueError(f"{OP}: the vocabulary must have more than {TILE} ids, got {layout.vocab}")
+        raise ValueError(f"{OP}: target_logits must have more than {TILE} ids over all ranks, got {layout.vocab}")
     return layout
 
 

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ..backends.reference.law import SLACK, clean, make_params
 from ..backends.reference.reads import any_flag
+from ..ops.arguments import TILE
 from ..ops.merge_shards import merge_shards
 from ..ops.shard_draw import shard_draw
-from ..ops.shard_stats import TILE, shard_stats
+from ..ops.shard_stats import shard_stats
 from ..sampling import SamplingParams
 from ..types import RowStats, ShardStats, Status
 from .exchange import Exchange

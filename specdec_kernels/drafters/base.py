@@ -10,10 +10,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..checks import check_array, check_instance, check_int, check_integers, check_tensor
+from ..checks import (
+    FLOAT32,
+    ID_DTYPES,
+    INT64,
+    LOGIT_DTYPES,
+    check_array,
+    check_instance,
+    check_int,
+    check_integers,
+    check_tensor,
+)
 from ..decoding.runner import Runner
 from ..decoding.state import DecodingState, StepResult
-from ..ops._common import FLOAT32, ID_DTYPES, INT64, LOGIT_DTYPES
 from ..sampling import SamplingParams
 from ..tree import DraftTree
 from ..types import PLACEHOLDER_TOKEN_ID, RowStats, TokenMap
@@ -179,8 +188,10 @@ class Drafter(ABC):
         """
 
     def foresee(self, state: DecodingState) -> Foresight | None:
-        """What `propose` is about to propose, a grammar aside, where drafts are one-hot, mostly read on from where the
-        text's last tokens stood before, and found with next to no work; else None, always.
+        """The first token that `propose` would give, whatever a grammar bars, and how much of the text speaks for it.
+
+        For drafters whose drafts are one-hot, mostly continue a match of the text's last tokens, and cost next to
+        nothing; any other must return None at every step.
 
         With ``num_speculative_tokens="auto"`` asked before every step: the loop then drafts where as long a match has
         been worth it, and learns that from plain steps as well.

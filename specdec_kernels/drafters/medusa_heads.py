@@ -188,7 +188,7 @@ class MedusaHeads(nn.Module):
         Raises
         ------
         ValueError
-            Not such a file, tensors whose shapes or dtypes do not fit each other, or not those of `model`.
+            A file that holds no heads, tensors whose shapes or dtypes do not fit each other, or not those of `model`.
         """
         from safetensors import SafetensorError, safe_open
 

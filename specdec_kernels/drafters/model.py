@@ -82,9 +82,9 @@ class ModelDrafter(ModelBase):
     at the bonus token takes one forward more.) Rejected tokens cost nothing: their rows are written over.
 
     The target's `processors` act on the draft's logits as well, with the tokens drafted so far beside those of the
-    text, and so does the mask of a `grammar`: what they bar is not drafted, and what they change is guessed as changed.
-    A draft ends where the grammar lets no id follow that it knows. (Not where a `target_law` mixes both models'
-    distributions: there the draft has its own.)
+    text, and so does the mask of a `grammar`: what they bar is not drafted, and logits that they change are drawn from
+    as changed. A draft ends where the grammar lets no id follow that it knows. (Not where a `target_law` mixes both
+    models' distributions: there the draft has its own.)
 
     Parameters
     ----------

@@ -84,8 +84,9 @@ class NgramTable:
         check_int("NgramTable", "min_count", min_count, 1, None)
         if tokens.ndim != 1 or len(tokens) <= order:
             raise ValueError(f"NgramTable: tokens must be [n > order={order}], got {list(tokens.shape)}")
-        if tokens.min() < 0 or tokens.max() >= 1 << 31:
-            raise ValueError("NgramTable: tokens must be ids in 0 .. 2**31 - 1")
+        least, most = int(tokens.min()), int(tokens.max())
+        if least < 0 or most >= 1 << 31:
+            raise ValueError(f"NgramTable: tokens must be ids in [0, {2**31 - 1}], got {least if least < 0 else most}")
         return NgramTable([_count(tokens, length, min_count if length > 1 else 1) for length in range(1, order + 1)])
 
     def save(self, path: Path) -> None:
@@ -106,8 +107,12 @@ class NgramTable:
 
         Raises
         ------
+        FileNotFoundError
+            No file is there.
         ValueError
-            Not such a file.
+            It holds no table.
+        TypeError
+            `path` is no Path.
         """
         check_path("NgramTable", "path", path)
         names = Order.__dataclass_fields__

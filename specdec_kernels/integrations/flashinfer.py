@@ -10,14 +10,16 @@ device. Different on purpose, in every function:
 - `seed` and `offset` are given together or not at all: one alone would be ignored there.
 - Ties at the border of top-k or top-p are all kept, as in `SamplingParams`.
 - A row without a usable distribution (no mass, NaN) gives a defined id, and ``return_valid`` says so.
+- A draft token that its own distribution cannot have given (0, or a row that does not sum to 1 within 0.01) ends the
+  draft before it.
 - A `top_k` of 0 is off, as one below 0 is.
 - With `indices`, parameters that are tensors have one value an output, as FlashInfer documents (its kernels take some
   by the output and some by the row). An index that names no row gives −1, which ``return_valid`` says as well.
 
-Rows are read as they are, logits or probabilities, and where they are: `indices` is `sample`'s `row_index`. What
-renormalises rows makes the logarithm of probabilities, a float32 tensor of the same size; `filter_apply_order` "joint"
-copies the rows, as their logarithm where they are probabilities. Tokens are made as int64 and cast: a few integers a
-row, which would not pay for a second type in every kernel.
+Rows are read as they are, logits or probabilities (float64 as float32), and where they are: `indices` is `sample`'s
+`row_index`. What renormalises rows makes the logarithm of probabilities, a float32 tensor of the same size;
+`filter_apply_order` "joint" copies the rows, as their logarithm where they are probabilities. Tokens are made as int64
+and cast: a few integers a row, which would not pay for a second type in every kernel.
 """
 
 from __future__ import annotations
@@ -26,8 +28,7 @@ import torch
 from torch import Tensor
 
 from ..backends.reference.rows import named, slots_upto
-from ..checks import check_choice, check_flag, check_tensor
-from ..ops._common import INT32, LOGIT_DTYPES, check_given, shape_error
+from ..checks import FLOAT_DTYPES, INT32, LOGIT_DTYPES, check_choice, check_flag, check_given, check_tensor, shape_error
 from ..ops.mask_logits_ import mask_logits_
 from ..ops.sample import sample
 from ..ops.uniform_samples import uniform_samples
@@ -75,8 +76,9 @@ def softmax(logits: Tensor, temperature: Tensor | float | None = None, enable_pd
     TypeError, ValueError
         A wrong dtype, shape or temperature.
     """
-    _check_rows("softmax", "logits", logits)
-    return warp_probs(logits, _params("softmax", logits, temperature=1.0 if temperature is None else temperature))
+    vocab, logits = _rows("softmax", "logits", logits)
+    params = _params("softmax", logits, temperature=1.0 if temperature is None else temperature)
+    return warp_probs(logits, params)[:, :vocab]
 
 
 def sampling_from_logits(
@@ -236,26 +238,27 @@ def top_k_top_p_sampling_from_probs(
 
 def top_p_renorm_probs(probs: Tensor, top_p: Tensor | float, is_deterministic: bool = False) -> Tensor:
     """The rows of `probs`, ``[batch, vocab]`` float32, bfloat16 or float16, cut by `top_p`, renormalised, float32."""
-    logits = _as_logits("top_p_renorm_probs", "probs", probs)
-    return warp_probs(logits, _params("top_p_renorm_probs", logits, top_p=top_p))
+    vocab, probs = _rows("top_p_renorm_probs", "probs", probs)
+    return warp_probs(probs.float().log(), _params("top_p_renorm_probs", probs, top_p=top_p))[:, :vocab]
 
 
 def top_k_renorm_probs(probs: Tensor, top_k: Tensor | int, is_deterministic: bool = False) -> Tensor:
     """The rows of `probs`, ``[batch, vocab]`` float32, bfloat16 or float16, cut by `top_k`, renormalised, in their
     dtype.
     """
-    logits = _as_logits("top_k_renorm_probs", "probs", probs)
-    return warp_probs(logits, _params("top_k_renorm_probs", logits, top_k=top_k)).to(probs.dtype)
+    vocab, rows = _rows("top_k_renorm_probs", "probs", probs, LOGIT_DTYPES)
+    params = _params("top_k_renorm_probs", rows, top_k=top_k)
+    return warp_probs(rows.float().log(), params)[:, :vocab].to(probs.dtype)
 
 
 def top_k_mask_logits(logits: Tensor, top_k: Tensor | int) -> Tensor:
     """The logits, ``[batch, vocab]`` float32, bfloat16 or float16, with −inf in the place of all but the `top_k`
     largest.
     """
-    _check_rows("top_k_mask_logits", "logits", logits)
+    vocab, logits = _rows("top_k_mask_logits", "logits", logits, LOGIT_DTYPES)
     masked = logits.clone(memory_format=torch.contiguous_format)
     mask_logits_(masked, _params("top_k_mask_logits", logits, top_k=top_k))
-    return masked
+    return masked[:, :vocab]
 
 
 top_p_renorm_prob = top_p_renorm_probs
@@ -301,8 +304,8 @@ def chain_speculative_sampling(
         A wrong dtype, shape, device or range.
     """
     op = "chain_speculative_sampling"
-    check_tensor(op, "target_probs", target_probs, LOGIT_DTYPES, None)
-    check_tensor(op, "draft_probs", draft_probs, LOGIT_DTYPES, target_probs.device)
+    check_tensor(op, "target_probs", target_probs, FLOAT_DTYPES, None)
+    check_tensor(op, "draft_probs", draft_probs, FLOAT_DTYPES, target_probs.device)
     target_probs, draft_probs = target_probs.float(), draft_probs.float()
     check_tensor(op, "draft_token_ids", draft_token_ids, (torch.int32, torch.int64), target_probs.device)
     if target_probs.dim() != 3 or target_probs.shape[1] < 1:
@@ -318,13 +321,17 @@ def chain_speculative_sampling(
     ):
         if counts_so_far is not None:
             check_given(op, name, counts_so_far, INT32, target_probs.device, ("batch",), (batch,))
+    if vocab == 1:
+        target_probs, draft_probs = (torch.nn.functional.pad(t, (0, 1)) for t in (target_probs, draft_probs))
     coins = _uniforms(op, batch, rows, generator, seed, offset, target_probs.device)
     out = verify_chain(None, draft_token_ids, target_probs=target_probs, draft_probs=draft_probs, uniform_samples=coins)
     ids = draft_token_ids.long().clamp(0, vocab - 1)[..., None]
     p, q = (t[:, : rows - 1].gather(-1, ids)[..., 0] for t in (target_probs, draft_probs))
+    after = slots_upto(rows - 1, out.num_accepted) > out.num_accepted[:, None]  # these no one has judged yet
+    alone = after & (coins[:, 1:] * q < p) & (ids[..., 0] == draft_token_ids) & (q > 0)
     counts = []
     for given, count in (
-        (maybe_output_accepted_token_num, (coins[:, 1:] * q < p).sum(1, dtype=torch.int32)),
+        (maybe_output_accepted_token_num, out.num_accepted + alone.sum(1, dtype=torch.int32)),
         (maybe_output_emitted_draft_token_num, out.num_accepted),
     ):
         counts.append(count if given is None else given.add_(count))
@@ -340,7 +347,7 @@ def _is_joint(op: str, order: str) -> bool:
 def _params(op: str, rows: Tensor, **values: Tensor | float) -> SamplingParams:
     """The parameters for `rows`, of any rank; what is wrong with them is said of `op`'s own arguments.
 
-    In FlashInfer's words where it has some: its tests match them, so callers may.
+    Of wrong shapes in FlashInfer's words: its tests match them, so callers may.
     """
     for name, value in values.items():
         if isinstance(value, Tensor):
@@ -374,7 +381,10 @@ def _params(op: str, rows: Tensor, **values: Tensor | float) -> SamplingParams:
 def _of_the_largest(top_p: Tensor | float) -> Tensor | float:
     """`top_p` with a number that only the largest reach in the place of 0, which is "off" in `SamplingParams`."""
     if isinstance(top_p, Tensor):
-        return top_p if top_p.is_complex() else torch.where(top_p == 0, _LEAST_TOP_P, top_p.float())
+        if top_p.is_complex():
+            return top_p
+        top_p = top_p.float()
+        return torch.where(top_p == 0, _LEAST_TOP_P, top_p)
     return _LEAST_TOP_P if isinstance(top_p, (int, float)) and top_p == 0 and top_p is not False else top_p
 
 
@@ -391,7 +401,7 @@ def _draw(
     joint: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Tokens, and whether their rows were usable; `given` are logits, or by the name "probs" probabilities."""
-    _check_rows(op, name, given)
+    _, given = _rows(op, name, given)
     if name == "probs":
         given = given.float()
     check_flag(op, "check_nan", check_nan)
@@ -422,15 +432,20 @@ def _draw(
     return drawn.token.to(torch.int32 if indices is None else indices.dtype), drawn.stats.status == 0
 
 
-def _as_logits(op: str, name: str, probs: Tensor) -> Tensor:
-    _check_rows(op, name, probs)
-    return probs.float().log()
-
-
-def _check_rows(op: str, name: str, rows: Tensor) -> None:
-    check_tensor(op, name, rows, LOGIT_DTYPES, None)
-    if rows.dim() != 2:
+def _rows(
+    op: str, name: str, rows: Tensor, dtypes: tuple[torch.dtype, ...] = FLOAT_DTYPES
+) -> tuple[int, Tensor]:  # fmt: skip
+    """How many ids there are, and the rows as the ops take them: no float64, and a second, impossible id beside a lone
+    one.
+    """
+    check_tensor(op, name, rows, dtypes, None)
+    if rows.dim() != 2 or rows.shape[1] < 1:
         raise shape_error(op, name, "[batch, vocab]", rows)
+    vocab = rows.shape[1]
+    rows = rows.float() if rows.dtype == torch.float64 else rows
+    if vocab == 1:
+        rows = torch.nn.functional.pad(rows, (0, 1), value=0.0 if name == "probs" else -torch.inf)
+    return vocab, rows
 
 
 def _uniforms(

@@ -17,7 +17,9 @@ stands after its parent (at most 1024 nodes, 64 deep). All write, of `batch` seq
 Different on purpose: `deterministic` is accepted and changes nothing, as results never depend on scheduling; a token
 that two siblings share counts once; ``draft_probs`` is not written to; where nothing is left to draw from, the last
 token is drawn from the target's distribution instead of being the highest id, and of a row that is none (NaN, infinite,
-negative) it is an id as in `verify_chain`; a draft's probability that rounds above 1 is read as it is.
+negative) it is an id as in `verify_chain`; a draft's probability that rounds above 1 is read as it is, and after a
+draft token that its own distribution cannot have given the last token is drawn from the target's distribution. Of
+``tree``, `reconstruct_indices_from_tree_mask` is not here: `DraftTree.from_mask` makes such trees.
 """
 
 from __future__ import annotations
@@ -25,8 +27,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import check_flag, check_int, check_number, check_tensor
-from ..ops._common import FLOAT32, ID_DTYPES, INT32, INT64, check_given, shape_error
+from ..checks import (
+    FLOAT32,
+    ID_DTYPES,
+    INT32,
+    INT64,
+    check_flag,
+    check_given,
+    check_int,
+    check_number,
+    check_tensor,
+    shape_error,
+)
 from ..ops.sample import sample
 from ..ops.verify_chain import verify_chain
 from ..ops.verify_tree import verify_tree
@@ -350,14 +362,14 @@ def _check_outputs(
     op: str, predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor, candidates: Tensor,
     retrive_index: Tensor, ids: tuple[torch.dtype, ...] = INT64, places: tuple[torch.dtype, ...] = INT32,
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:  # fmt: skip
-    """The names and sizes of what has a value a node; given are the types of its ids, and of accepted places."""
+    """The names and sizes of what has a value a node; given are the types of its ids, and of what is written for it."""
     check_tensor(op, "candidates", candidates, ids, None)
     if candidates.dim() != 2 or not 1 <= candidates.shape[1] <= MAX_NODES:
         raise shape_error(op, "candidates", f"[batch, num_nodes] with 1 <= num_nodes <= {MAX_NODES}", candidates)
     batch, num_nodes = candidates.shape
     device, names = candidates.device, ("batch", "num_nodes")
     check_given(op, "retrive_index", retrive_index, ids, device, names, (batch, num_nodes))
-    check_given(op, "predicts", predicts, INT32, device, ("batch * num_nodes",), (batch * num_nodes,))
+    check_given(op, "predicts", predicts, places, device, ("batch * num_nodes",), (batch * num_nodes,))
     check_given(op, "accept_token_num", accept_token_num, INT32, device, ("batch",), (batch,))
     check_tensor(op, "accept_index", accept_index, places, device)
     if accept_index.dim() != 2 or accept_index.shape[0] != batch or accept_index.shape[1] < 1:
@@ -426,7 +438,7 @@ def _write(
     on, room = path >= 0, accept_index.shape[1]
     index = retrive_index.long().gather(1, path.clamp_min(0))
     after = torch.nn.functional.pad(path[:, 1:], (0, 1), value=-1)
-    tokens = torch.where(after >= 0, candidates.gather(1, after.clamp_min(0)), final[:, None]).int()
+    tokens = torch.where(after >= 0, candidates.gather(1, after.clamp_min(0)), final[:, None]).to(predicts.dtype)
     spare = torch.nn.functional.pad(predicts, (0, 1))  # where that goes which is not on the path
     spare.scatter_(0, torch.where(on, index, len(predicts)).flatten(), tokens.flatten())
     predicts.copy_(spare[:-1])

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from .. import assets, config
+from ..commands import model_name
 from ..drafters.medusa_heads import MedusaHeads
-from ..options import THREADS, existing, integer, number
+from ..options import THREADS, OptionError, existing, integer, number
 from ..tree import DraftTree
 from .calibrate import count_accuracy, falling
 from .data import Features, prepare
@@ -98,8 +99,8 @@ def _text_folder(arguments: argparse.Namespace, card: Mapping[str, Any]) -> Path
         arguments.seed = int(card.get("seed", 0))
     if arguments.tokens is None:
         arguments.tokens = int(card.get("tokens", 0)) + int(card.get("tokens held out", 0)) or TOKENS
-    name = assets.MODEL_NAME if arguments.model is None else arguments.model.resolve().name
-    return arguments.folder or config.settings().cache / "medusa" / f"{name.lower()}-seed{arguments.seed}"
+    name = f"{model_name(arguments).lower()}-seed{arguments.seed}"
+    return arguments.folder or config.settings().cache / "medusa" / name
 
 
 def _features(arguments: argparse.Namespace, model: Any, tokenizer: Any, folder: Path) -> tuple[Features, Features]:
@@ -118,9 +119,9 @@ def _features(arguments: argparse.Namespace, model: Any, tokenizer: Any, folder:
 
 def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.joint_steps and arguments.backbone is None:
-        raise ValueError("--joint-steps changes the backbone, which needs --backbone, a folder to write it to")
+        raise OptionError("--joint-steps changes the backbone, which needs --backbone, a folder to write it to")
     if arguments.backbone is not None and not arguments.joint_steps:
-        raise ValueError("--backbone must be given with --joint-steps, which changes it, got it alone")
+        raise OptionError("--backbone must be given with --joint-steps, which changes it, got it alone")
     if not arguments.heads.absolute().parent.is_dir():
         raise ValueError(f"{arguments.heads} must be in a folder that is there")
     if arguments.heads.is_dir() or arguments.heads.suffix == ".md":
@@ -210,7 +211,7 @@ def _card(
     distilled = (train.firsts > 0)[train.documents()]  # what follows a prompt the model wrote
     last = losses[-100:]
     return {
-        "model": assets.MODEL_NAME if arguments.model is None else arguments.model.name,
+        "model": model_name(arguments),
         "text": "self-distilled, and the Python standard library's source",
         "tokens": train.tokens.numel(),
         "tokens predicted": int(predicted.sum()),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,17 +28,19 @@ from ..assets.corpus import sources
 from ..assets.prompts import encode
 from ..checks import (
     FLOAT_DTYPES,
+    INT64,
     check_callable,
+    check_given,
     check_instance,
     check_int,
     check_path,
     check_sequence,
     check_tensor,
+    shape_error,
 )  # fmt: skip
 from ..decoding.generate import generate
 from ..drafters import NoDrafter
 from ..drafters.medusa_heads import write_whole
-from ..ops._common import INT64, check_given, shape_error
 from ..sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -293,7 +295,6 @@ class Seeds:
         order.shuffle(self._functions)
         order.shuffle(files)
         self._files = files
-        self._pieces: Iterator[Document] = iter(())
 
     def prompts(self, model: Any, shard: int) -> list[str]:
         """What a self-distilled shard goes on from: beginnings of functions, questions about them, or self-talk."""

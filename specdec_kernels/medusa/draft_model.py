@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..checks import FLOAT_DTYPES, check_instance, check_int, check_tensor
-from ..ops._common import shape_error
+from ..checks import FLOAT_DTYPES, check_instance, check_int, check_tensor, shape_error
 from ..types import TokenMap
 from .data import IGNORED, Features, digest
 from .fitting import Order, Recipe, check_model, check_run, fit, hidden_of
@@ -93,7 +92,7 @@ def train_draft(
     check_run(caller, features, recipe, checkpoint, progress)
     ids = _check_head(caller, head, draft, features, token_map)
     labels = features.next_tokens()
-    order = Order(len(features.starts), recipe)
+    order = Order(caller, len(features.starts), recipe)
     own_head, of_ids = draft.get_output_embeddings(), head.detach()[ids]
 
     def loss_at(step: int) -> Tensor:

@@ -91,9 +91,9 @@ def check_run(caller: str, features: object, recipe: object, checkpoint: object,
 class Order:
     """Which items each step sees: all of them, shuffled anew for every round."""
 
-    def __init__(self, num_items: int, recipe: Recipe) -> None:
+    def __init__(self, caller: str, num_items: int, recipe: Recipe) -> None:
         if num_items == 0:
-            raise ValueError("medusa: there must be text to learn from, got none")
+            raise ValueError(f"{caller}: features must have text to learn from, got none")
         self.num_items, self.recipe = num_items, recipe
         self._round, self._order = -1, torch.empty(0, dtype=torch.int64)
 

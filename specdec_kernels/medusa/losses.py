@@ -9,9 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..checks import FLOAT_DTYPES, check_instance, check_int, check_number, check_tensor
+from ..checks import (
+    FLOAT_DTYPES,
+    INT64,
+    check_given,
+    check_instance,
+    check_int,
+    check_number,
+    check_tensor,
+    shape_error,
+)
 from ..drafters.medusa_heads import MedusaHeads
-from ..ops._common import INT64, check_given, shape_error
 from .data import IGNORED
 
 HEAD_DECAY = 0.8

@@ -61,7 +61,7 @@ def train_heads(
     labels = features.labels(heads.num_heads)
     device, dtype = heads.w1.weight.device, heads.w1.weight.dtype
     rows = (heads.draft_labels(labels.to(device)) >= 0).any(1).nonzero()[:, 0].cpu()
-    order = Order(len(rows), recipe)
+    order = Order("train_heads", len(rows), recipe)
 
     def loss_at(step: int) -> Tensor:
         batch = rows[order.batch(step)]
@@ -106,7 +106,7 @@ def train_jointly(
     check_instance("train_jointly", "heads", heads, MedusaHeads, "MedusaHeads")
     check_run("train_jointly", features, recipe, checkpoint, progress)
     medusa_labels, labels = features.labels(heads.num_heads), features.next_tokens()
-    order = Order(len(features.starts), recipe)
+    order = Order("train_jointly", len(features.starts), recipe)
     head = model.get_output_embeddings()
     original = head.weight.detach().clone()  # it may be tied to the embeddings, which are trained
 

@@ -1,4 +1,4 @@
-"""What every op file uses: the library, the checks and their one form of message, and the way to a backend."""
+"""What every op file uses: the library, what is checked of an op's arguments together, and the way to a backend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..backends import FUNCTIONS, OPS, direct, has_kernel, implementation, in_python, routed
-from ..checks import check_tensor
+from ..checks import FLOAT32, INT32, check_contiguous_rows, check_given, check_logits, check_shape
 from ..config import settings
 from ..processors import Processors
 from ..sampling import DEFAULT_PARAMS, SamplingParams
@@ -21,11 +21,6 @@ from ..types import Status
 from .arguments import A, Definition, Processing
 
 LIBRARY = torch.library.Library("specdec", "DEF")
-FLOAT32, INT32, INT64 = (torch.float32,), (torch.int32,), (torch.int64,)
-UNIFORM_DTYPES = (torch.float64, torch.float32)
-LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-ID_DTYPES = (torch.int64, torch.int32)
-MAX_VOCAB = 1 << 30  # ids are int32 inside kernels
 
 Shape = tuple[tuple[str, ...], tuple[int, ...]]
 """The names of the dimensions, and their sizes."""
@@ -87,36 +82,6 @@ def dispatch(
     return implementation(name, overload, backend, device, caller or name)
 
 
-def describe(value: object) -> str:
-    """A tensor as its shape, anything else as its type."""
-    return str(list(value.shape)) if isinstance(value, Tensor) else type(value).__name__
-
-
-def shape_error(op: str, argument: str, expected: str, got: object) -> ValueError:
-    """``op: argument must be expected, got …``, the one form of message."""
-    return ValueError(f"{op}: {argument} must be {expected}, got {describe(got)}")
-
-
-def check_given(
-    op: str, argument: str, value: object, dtypes: tuple[torch.dtype, ...], device: torch.device,
-    names: tuple[str, ...], shape: tuple[int, ...],
-) -> None:  # fmt: skip
-    """TypeError or ValueError unless of one of `dtypes`, on `device` and of exactly `shape`, whose dimensions have
-    `names`.
-    """
-    if (
-        type(value) is Tensor
-        and value.shape == shape
-        and value.dtype in dtypes
-        and value.device == device
-        and value.layout is torch.strided
-    ):
-        return
-    check_tensor(op, argument, value, dtypes, device)
-    assert isinstance(value, Tensor)
-    check_shape(op, argument, value, names, shape)
-
-
 def check_tensors(op: str, like: Tensor, expected: list[Expected]) -> None:
     """`check_given` of all, on `like`'s device; a dimension "vocab" must also be contiguous.
 
@@ -129,32 +94,6 @@ def check_tensors(op: str, like: Tensor, expected: list[Expected]) -> None:
         if names[-1] == "vocab":
             assert isinstance(value, Tensor)
             check_contiguous_rows(op, argument, value)
-
-
-def check_contiguous_rows(op: str, argument: str, value: Tensor) -> None:
-    """ValueError unless contiguous in the last dimension."""
-    if not value.is_contiguous() and value.stride(-1) != 1:
-        raise ValueError(f"{op}: {argument} must be contiguous in its last dimension, got strides {value.stride()}")
-
-
-def check_logits(
-    op: str, argument: str, value: object, device: torch.device | None = None, least: int = 2,
-    dtypes: tuple[torch.dtype, ...] = LOGIT_DTYPES,
-) -> torch.Size:  # fmt: skip
-    """Dtype, device, a vocabulary of at least so many ids and a contiguous last dimension; the shape."""
-    if (
-        type(value) is not Tensor
-        or value.dtype not in dtypes
-        or value.layout is not torch.strided
-        or (device is not None and value.device != device)
-    ):
-        check_tensor(op, argument, value, dtypes, device)
-    assert isinstance(value, Tensor)
-    shape = value.shape
-    if not shape or not least <= shape[-1] <= MAX_VOCAB:
-        raise shape_error(op, argument, f"[..., vocab] with {least} <= vocab <= {MAX_VOCAB}", value)
-    check_contiguous_rows(op, argument, value)
-    return shape
 
 
 def check_rows(op: str, argument: str, logits: object, probs: object) -> tuple[Tensor, str, torch.Size]:
@@ -179,13 +118,6 @@ def check_beside_probs(op: str, name: str, params: SamplingParams, others: Mappi
     for other, value in others.items():
         if value is not None:
             raise ValueError(f"{op}: {other} must be None beside {name}, got one")
-
-
-def check_shape(op: str, argument: str, value: Tensor, names: tuple[str, ...], shape: tuple[int, ...]) -> None:
-    """ValueError that names every dimension unless `value` has exactly `shape`."""
-    if tuple(value.shape) != shape:
-        expected = ", ".join(f"{n}={s}" for n, s in zip(names, shape, strict=True))
-        raise shape_error(op, argument, f"[{expected}]", value)
 
 
 def check_params(

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._common import ID_DTYPES, INT64, UNIFORM_DTYPES, Expected, check_given
-from .uniform_samples import split_step
+from ..checks import ID_DTYPES, INT64, UNIFORM_DTYPES, check_given, check_int, check_one_of, check_shape, check_tensor
+from ._common import Expected
+from .arguments import PURPOSES
 
 RandomNumbers = tuple[Tensor | None, Tensor | None, Tensor | None, int | Tensor | None, Tensor | None]
 """uniform_samples, noise_keys, seeds, step, positions."""
+
+
+def purpose_code(op: str, purpose: str) -> int:
+    """The number of a stream; ValueError for an unknown name."""
+    check_one_of(op, "purpose", purpose, PURPOSES)
+    return PURPOSES[purpose]
+
+
+def split_step(op: str, step: int | Tensor, seeds: Tensor) -> tuple[Tensor | None, int]:
+    """A step as (per-sequence tensor or None, scalar)."""
+    if isinstance(step, Tensor):
+        check_tensor(op, "step", step, INT64, seeds.device)
+        check_shape(op, "step", step, ("batch",), (seeds.shape[0],))
+        return step, 0
+    if isinstance(step, bool) or not isinstance(step, int):
+        raise TypeError(f"{op}: step must be an integer or a [batch] int64 tensor, got {type(step).__name__}")
+    return None, check_int(op, "step", step, 0, None)
 
 
 def noise_of(

@@ -23,8 +23,7 @@ from ..sampling import FlatParams
 Int = Annotated[int, "int"]
 Ints = Annotated[list[int], "int[]"]
 Written = Annotated[list[Tensor], "Tensor(a!)[]"]
-WrittenRows = Annotated[Tensor, "Tensor(a!)"]
-WrittenIds = Annotated[Tensor, "Tensor(a!)"]
+WrittenTensor = Annotated[Tensor, "Tensor(a!)"]
 WrittenCounts = Annotated[Tensor, "Tensor(b!)"]
 WrittenNumber = Annotated[Tensor, "Tensor(c!)"]
 Processing = Annotated[list[Tensor | None] | None, "Tensor?[]?"]
@@ -32,11 +31,21 @@ Processing = Annotated[list[Tensor | None] | None, "Tensor?[]?"]
 TENSORS = {Tensor: "Tensor", Tensor | None: "Tensor?"}
 
 # Numbers that cross in the place of names, and that C++ has too: in csrc/common/params.h and csrc/bind_cache.h.
+ACCEPTANCES = {"token": 0, "block": 1, "match": 2, "greedy": 3}
+"""Rules of chains."""
 TREE_ACCEPTANCES = {"sample": 0, "greedy": 1, "match": 2, "typical": 3, "recursive": 4, "traversal": 5}
+NEED_LOGITS = ("match", "typical")  # of both
 PURPOSES = {"draft": 0, "accept": 1, "final": 2, "sample": 3}
 """Streams of random numbers, by the number that stands in their counters; C++ has some in csrc/common/philox.h."""
+TILE = 1024
+"""Ids of a row whose weights are added before anything else is."""
 CACHE_DIMS = {"block": 0, "head": 1, "row": 2, "element": 3, "batch_and_head": 4, "further": 5}
 """What a dimension of a cache tensor is; a block is a page, or without a block table a sequence."""
+
+
+def tiles_of(width: int) -> int:
+    """Tiles that so many ids lie in."""
+    return -(-width // TILE)
 
 
 class RowStatsArguments(NamedTuple):
@@ -58,7 +67,7 @@ class WarpProbsArguments(NamedTuple):
 class MaskLogitsArguments(NamedTuple):
     """Of `mask_logits_`."""
 
-    logits: WrittenRows
+    logits: WrittenTensor
     params: FlatParams
 
 
@@ -201,7 +210,7 @@ class GatherKVArguments(NamedTuple):
 class CountTokensArguments(NamedTuple):
     """Of `count_tokens_`: the tensors of a `TokenCounts`, and what is counted."""
 
-    ids: WrittenIds
+    ids: WrittenTensor
     counts: WrittenCounts
     num_output: WrittenNumber
     tokens: Tensor

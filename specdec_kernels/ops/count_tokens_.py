@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import check_instance, check_tensor
+from ..checks import ID_DTYPES, INT32, check_given, check_instance, check_tensor, shape_error
 from ..types import TokenCounts
-from ._common import ID_DTYPES, INT32, check_given, define, dispatch, raise_for_status, shape_error, written
+from ._common import define, dispatch, raise_for_status, written
 from .arguments import CountTokensArguments
 
 

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
-from ..checks import check_tensor
+from ..checks import ID_DTYPES, check_tensor, shape_error
 from ..types import GatherOutput
-from ._common import ID_DTYPES, define, dispatch, places_of, raise_for_status, shape_error, written
+from ._common import define, dispatch, places_of, raise_for_status, written
 from .arguments import CACHE_DIMS, GatherKVArguments
 
 _NAMES = {
@@ -208,7 +209,7 @@ def _check_cache(
             raise ValueError(f"{op}: cache[{number}] must have a place for each element, got strides {strides}")
         if "n" in letters:
             known["s"] = shape[letters.index("s")]  # blocks are of one size
-    if not torch.compiler.is_compiling() and spans:
+    if not torch.compiler.is_compiling() and spans and not isinstance(tensors[0], FakeTensor):
         addresses = sorted([address for tensor in tensors if (address := tensor.data_ptr())])  # 0: an empty one
         if min(map(operator.sub, addresses[1:], addresses), default=0) < max(spans.values()) and len(addresses) > 1:
             _check_apart(op, tuple(_Place(t.data_ptr(), t.shape, t.stride(), t.element_size()) for t in tensors))

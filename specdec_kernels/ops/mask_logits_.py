@@ -5,18 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..checks import check_logits, shape_error
 from ..sampling import SamplingParams
-from ._common import (
-    as_rows,
-    check_logits,
-    check_params,
-    define,
-    dispatch,
-    places_of,
-    raise_for_status,
-    shape_error,
-    written,
-)
+from ._common import as_rows, check_params, define, dispatch, places_of, raise_for_status, written
 from .arguments import MaskLogitsArguments
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import check_flag
+from ..checks import FLOAT32, check_flag, shape_error
 from ..sampling import SamplingParams
-from ._common import FLOAT32, check_params, check_tensors, define, dispatch, shape_error
+from ._common import check_params, check_tensors, define, dispatch
 from .arguments import MergeShardsArguments
 
 

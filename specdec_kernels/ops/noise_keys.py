@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import check_tensor
+from ..checks import ID_DTYPES, check_tensor, shape_error
 from ..tree import DraftTree
-from ._common import ID_DTYPES, define, dispatch, shape_error
+from ._common import define, dispatch
+from ._random import purpose_code, split_step
 from .arguments import NoiseKeysArguments
-from .uniform_samples import purpose_code, split_step
 
 
 def _fake(args: NoiseKeysArguments) -> Tensor:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..checks import check_logits
 from ..processors import Processors
 from ..sampling import SamplingParams
 from ..types import RowStats
-from ._common import as_rows, check_logits, check_params, check_processors, define, dispatch, raise_for_status
+from ._common import as_rows, check_params, check_processors, define, dispatch, raise_for_status
 from .arguments import RowStatsArguments
 
 

@@ -5,25 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import check_tensor
-from ..processors import Processors
-from ..sampling import SamplingParams
-from ..types import Draw, RowStats, TokenMap
-from ._common import (
+from ..checks import (
     ID_DTYPES,
     INT64,
     UNIFORM_DTYPES,
-    check_beside_probs,
     check_given,
-    check_params,
-    check_processors,
-    check_rows,
+    check_instance,
+    check_int,
     check_shape,
-    define,
-    dispatch,
-    raise_for_status,
+    check_tensor,
     shape_error,
-)  # fmt: skip
+)
+from ..processors import Processors
+from ..sampling import SamplingParams
+from ..types import Draw, RowStats, TokenMap
+from ._common import check_beside_probs, check_params, check_processors, check_rows, define, dispatch, raise_for_status
 from .arguments import SampleArguments
 
 
@@ -133,16 +129,12 @@ def sample(
         raise ValueError(
             f"{op}: uniform_samples or noise_keys must be given unless params.temperature is 0, got neither"
         )
-    if isinstance(num_samples, bool) or not isinstance(num_samples, int):
-        raise TypeError(f"{op}: num_samples must be an int, got {type(num_samples).__name__}")
-    if not 1 <= num_samples <= 1024:
-        raise ValueError(f"{op}: num_samples must be in [1, 1024], got {num_samples}")
+    check_int(op, "num_samples", num_samples, 1, 1024)
     if num_samples > 1 and noise_keys is None:
         raise ValueError(f"{op}: num_samples={num_samples} needs noise_keys (a draw without replacement)")
     mapping = None
     if draft_token_map is not None:
-        if not isinstance(draft_token_map, TokenMap):
-            raise TypeError(f"{op}: draft_token_map must be a TokenMap, got {type(draft_token_map).__name__}")
+        check_instance(op, "draft_token_map", draft_token_map, TokenMap, "a TokenMap")
         mapping = draft_token_map.draft_to_target
         check_tensor(op, "draft_token_map", mapping, INT64, device)
         check_shape(op, "draft_token_map", mapping, ("vocab",), (vocab,))

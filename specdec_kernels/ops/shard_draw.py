@@ -4,25 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..checks import FLOAT32, INT32, INT64, LOGIT_DTYPES, MAX_VOCAB, UNIFORM_DTYPES, check_logits, shape_error
 from ..sampling import SamplingParams
 from ..types import RowStats, ShardDraw
-from ._common import (
-    FLOAT32,
-    INT32,
-    INT64,
-    LOGIT_DTYPES,
-    MAX_VOCAB,
-    UNIFORM_DTYPES,
-    Expected,
-    check_logits,
-    check_params,
-    check_tensors,
-    define,
-    dispatch,
-    shape_error,
-)  # fmt: skip
-from .arguments import ShardDrawArguments
-from .shard_stats import TILE, tiles_of
+from ._common import Expected, check_params, check_tensors, define, dispatch
+from ._verify import check_stats
+from .arguments import TILE, ShardDrawArguments, tiles_of
 
 
 def _fake(args: ShardDrawArguments) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,7 +100,7 @@ def shard_draw(
     params = check_params(op, "params", params, shape[0], device)
     draft_params = check_params(op, "draft_params", draft_params, shape[0], device)
     expected: list[Expected] = [("weights", weights, FLOAT32, rows, shape[:2])]
-    values, argmax, _ = check_stats(op, "stats", stats, shape[:2], expected)
+    values, argmax, _ = check_stats(op, "stats", stats, (rows, shape[:2]), expected)
     of_draft: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, draft_status)
     if sum(given is not None for given in (draft_logits, draft_probs, point_tokens)) > 1:
         raise ValueError(f"{op}: give draft_logits, draft_probs or point_tokens, got several")
@@ -122,7 +109,7 @@ def shard_draw(
     if (draft_probs is None) != (draft_status is None):
         raise ValueError(f"{op}: draft_probs and draft_status go together, got one of them")
     if draft_stats is not None:
-        of_draft = check_stats(op, "draft_stats", draft_stats, shape[:2], expected)
+        of_draft = check_stats(op, "draft_stats", draft_stats, (rows, shape[:2]), expected)
     width, vocab = ("batch", "n", "vocab"), shape
     for name, tensor, dtypes, names, size in (
         ("draft_logits", draft_logits, LOGIT_DTYPES, width, vocab),
@@ -154,18 +141,3 @@ def shard_draw(
     )  # fmt: skip
     noisy, drawn = noise_keys is not None, masses is not None
     return ShardDraw(None if noisy or drawn else out[0], out[1] if noisy or drawn else None, out[2] if noisy else None)
-
-
-def check_stats(
-    op: str, argument: str, stats: RowStats, shape: tuple[int, ...], expected: list[Expected]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """TypeError unless RowStats; its tensors, which are added to those expected."""
-    if not isinstance(stats, RowStats):
-        raise TypeError(f"{op}: {argument} must be a RowStats, got {type(stats).__name__}")
-    names = ("batch", "n")
-    expected += (
-        (f"{argument}.values", stats.values, FLOAT32, (*names, "6"), (*shape, 6)),
-        (f"{argument}.argmax", stats.argmax, INT64, names, shape),
-        (f"{argument}.status", stats.status, INT32, names, shape),
-    )
-    return stats.values, stats.argmax, stats.status

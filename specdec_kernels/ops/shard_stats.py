@@ -5,19 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import check_flag
+from ..checks import check_flag, check_logits, shape_error
 from ..sampling import SamplingParams
 from ..types import ShardStats
-from ._common import check_logits, check_params, define, dispatch, shape_error
-from .arguments import ShardStatsArguments
-
-TILE = 1024
-"""Ids whose weights are added before anything else is; csrc/common/params.h has the same number."""
-
-
-def tiles_of(width: int) -> int:
-    """Tiles that so many ids lie in."""
-    return -(-width // TILE)
+from ._common import check_params, define, dispatch
+from .arguments import ShardStatsArguments, tiles_of
 
 
 def _fake(args: ShardStatsArguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:

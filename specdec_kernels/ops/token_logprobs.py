@@ -5,21 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..checks import ID_DTYPES, INT64, check_given, check_int, check_logits, shape_error
 from ..processors import Processors
 from ..sampling import SamplingParams
 from ..types import TokenLogprobs
-from ._common import (
-    ID_DTYPES,
-    INT64,
-    check_given,
-    check_logits,
-    check_params,
-    check_processors,
-    define,
-    dispatch,
-    raise_for_status,
-    shape_error,
-)  # fmt: skip
+from ._common import check_params, check_processors, define, dispatch, raise_for_status
 from .arguments import TokenLogprobsArguments
 
 MAX_TOP = 20
@@ -108,10 +98,7 @@ def token_logprobs(
         raise shape_error(op, "tokens", f"[batch={batch}, width <= n={n}] where no rows are given", tokens)
     if num_tokens is not None:
         check_given(op, "num_tokens", num_tokens, ID_DTYPES, device, ("batch",), (batch,))
-    if isinstance(num_top, bool) or not isinstance(num_top, int):
-        raise TypeError(f"{op}: num_top must be an int, got {type(num_top).__name__}")
-    if not 0 <= num_top <= MAX_TOP:
-        raise ValueError(f"{op}: num_top must be in [0, {MAX_TOP}], got {num_top}")
+    check_int(op, "num_top", num_top, 0, MAX_TOP)
     given = None if processors is None else check_processors(op, processors, logits, ("batch", "n"), batch)
     out = TokenLogprobs(
         *_call(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import check_tensor
-from ._common import check_shape, define, dispatch, shape_error
-from .arguments import PURPOSES, UniformSamplesArguments
+from ..checks import check_int, check_tensor, shape_error
+from ._common import define, dispatch
+from ._random import purpose_code, split_step
+from .arguments import UniformSamplesArguments
 
 
 def _fake(args: UniformSamplesArguments) -> Tensor:
@@ -55,32 +56,8 @@ def uniform_samples(
     if seeds.dim() != 1:
         raise shape_error("uniform_samples", "seeds", "[batch]", seeds)
     steps, step = split_step("uniform_samples", step, seeds)
-    if isinstance(num, bool) or not isinstance(num, int):
-        raise TypeError(f"uniform_samples: num must be an int, got {type(num).__name__}")
-    if not 0 <= num < 2**31:
-        raise ValueError(f"uniform_samples: num must be in [0, 2**31), got {num}")
+    check_int("uniform_samples", "num", num, 0, 2**31 - 1)
     run = dispatch("uniform_samples", _op, backend, seeds.device)
     code = purpose_code("uniform_samples", purpose)
     out: Tensor = _call(run, seeds=seeds, steps=steps, step=step, num=num, purpose=code)
     return out
-
-
-def purpose_code(op: str, purpose: str) -> int:
-    """The number of a stream; ValueError for an unknown name."""
-    code = PURPOSES.get(purpose) if isinstance(purpose, str) else None
-    if code is None:
-        raise ValueError(f"{op}: purpose must be one of {', '.join(PURPOSES)}, got {purpose!r}")
-    return code
-
-
-def split_step(op: str, step: int | Tensor, seeds: Tensor) -> tuple[Tensor | None, int]:
-    """A step as (per-sequence tensor or None, scalar)."""
-    if isinstance(step, Tensor):
-        check_tensor(op, "step", step, (torch.int64,), seeds.device)
-        check_shape(op, "step", step, ("batch",), (seeds.shape[0],))
-        return step, 0
-    if isinstance(step, bool) or not isinstance(step, int):
-        raise TypeError(f"{op}: step must be an int or a [batch] int64 tensor, got {type(step).__name__}")
-    if not 0 <= step < 2**63:
-        raise ValueError(f"{op}: step must be in [0, 2**63), got {step}")
-    return None, step

@@ -5,36 +5,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import check_flag, check_tensor
-from ..laws import LOSSLESS, BiLD, TargetLaw, check_law
+from ..checks import ID_DTYPES, INT32, check_flag, check_one_of, shape_error
+from ..laws import LOSSLESS, TargetLaw
 from ..processors import Processors
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap, VerifyOutput
 from ._common import (
-    FLOAT32,
-    ID_DTYPES,
-    INT32,
-    INT64,
-    LOGIT_DTYPES,
     Expected,
     Shape,
-    check_beside_probs,
     check_params,
     check_processors,
     check_rows,
-    check_tensors,
     define,
     dispatch,
     raise_for_status,
-    shape_error,
-)  # fmt: skip
-from ._random import RandomNumbers, missing_noise, noise_of
-from .arguments import VerifyChainArguments
+)
+from ._random import RandomNumbers, noise_of
+from ._verify import check_certain, check_draft, check_draft_for_law, check_eos, check_indexed, check_target_probs
+from .arguments import ACCEPTANCES, VerifyChainArguments
 
-ACCEPTANCES = {"token": 0, "block": 1, "match": 2, "greedy": 3}
 DRAFTED, ROWS = ("batch", "num_draft"), ("batch", "num_draft + 1")
-NEED_LOGITS = ("match", "typical")  # of chains and of trees
-VOCAB, SIX = ("vocab",), ("6",)  # further dimensions; sums of tuples cost half of what unpacking them does
 
 # What `verify_chain` and `verify_packed` are both called with. (A plain tuple: a named one costs 0.2 microseconds.)
 Asked = tuple[
@@ -105,10 +95,10 @@ def verify_chain(
     Without draft logits or probabilities Q is all on the draft token.
 
     A draft token that Q cannot have given ends the sequence's draft before it, with `Status.BAD_DRAFT`: as if there
-    were no more draft tokens, so that what is emitted still has the target's distribution. That is seen where "token"
-    and "block" look at Q (not after a rejection; in "token" not where P is all on one id, as nothing can go wrong
-    there): where ``Q(x)`` is 0 (by the `draft_params` or `draft_stats` given x is cut off, or it has a logit of −inf or
-    a probability of 0, or is not in the reduced vocabulary) or above 1.01, and where Q is no distribution:
+    were no more draft tokens, so that what is emitted still has the target's distribution. That is found out only where
+    Q is looked at, by "token" and "block" up to the first rejection, by "token" only where P is not all on one id: it
+    means that ``Q(x)`` is 0 (by the `draft_params` or `draft_stats` given x is cut off, or it has a logit of −inf or
+    a probability of 0, or is not in the reduced vocabulary) or above 1.01, or that Q is no distribution:
 
     - `draft_probs`: one is NaN, +inf or negative, or their sum is not within 0.01 of 1 (a −inf counts as 0);
     - `draft_stats`: the max or the cutoff is NaN, the cutoff exceeds the max, or the normalizer is not in [0.99, 1.01
@@ -133,14 +123,16 @@ def verify_chain(
         (beside a cascade as `target_law`, that of `draft_params` too). "block" needs fresh ones (and fresh draft noise)
         at every verify step.
     noise_keys : Tensor, optional
-        ``[batch, num_draft + 1]`` int64, from `noise_keys` at the rows' positions; "match" only.
+        ``[batch, num_draft + 1]`` int64, from `noise_keys` at the positions of the tokens that the rows draw; "match"
+        only.
     seeds : Tensor, optional
         ``[batch]`` int64, in the place of both: the numbers are made where they are needed, those of
         ``uniform_samples(seeds, step, num_draft + 1)``, or for "match" of ``noise_keys(seeds, positions, step=step)``.
     step : int or Tensor, optional
         With `seeds`: the verify step, >= 0, or ``[batch]`` int64 on the device. "match" may do without.
     positions : Tensor, optional
-        With `seeds`, "match" only: ``[batch, num_draft + 1]`` int32 or int64, the rows' absolute positions.
+        With `seeds`, "match" only: ``[batch, num_draft + 1]`` int32 or int64: of each row the absolute position of
+        the token that it draws, for row 0 the number of tokens so far.
     params, draft_params : SamplingParams, optional
         Of target and draft. `draft_params` must be what the draft tokens were really drawn with; `draft_probs` have
         them in already. None: temperature 1, nothing cut.
@@ -157,14 +149,15 @@ def verify_chain(
         Instead of `target_logits` (None): the same as float32 probabilities. `params` cut them by top-k, top-p and
         min-p (none: they have the sampling parameters in them); their temperature must be the number 1, or 0 for the
         likeliest id. Not with `processors`, acceptance "match" or a cascade, which look at logits. Each row is
-        divided by its sum. A sum that is not within 0.01 of 1, or is not looked at because the row has a negative
-        number or an infinite sum (all mass is put on the largest then), sets `Status.BAD_PARAM`.
+        divided by its sum. `Status.BAD_PARAM` is set where the sum is not within 0.01 of 1, and where the row has a
+        negative number or an infinite sum; then all mass is put on its largest.
     draft_probs : Tensor, optional
         Instead of `draft_logits`: ``[batch, num_draft, vocab_draft]`` float32, normalised: they must sum to 1.
     draft_index : Tensor, optional
         ``[batch]`` int32 or int64: the rows of sequence b are ``draft_logits[draft_index[b]]`` (or `draft_probs`), of
-        ``[requests, >= num_draft, vocab_draft]`` that a caller keeps for all its requests; they are read where they
-        are. An index outside [0, requests) makes an idle row with `Status.BAD_PARAM`. Not with `draft_stats`.
+        ``[requests, >= num_draft, vocab_draft]`` that a caller keeps for all its requests (a row more with
+        ``bonus="cascade"``); they are read where they are. An index outside [0, requests) makes an idle row with
+        `Status.BAD_PARAM`. Not with `draft_stats`.
     draft_stats : RowStats, optional
         Of the draft rows, kept from drafting, of the shape of `draft_logits` without its last dimension: saves reading
         those rows again (not with a `target_law` that looks at the raw q) and gives Q bit for bit.
@@ -237,7 +230,7 @@ def verify_spans(
     device = target_logits.device
     rule = ACCEPTANCES.get(acceptance) if isinstance(acceptance, str) else None
     if rule is None:
-        raise ValueError(f"{op}: acceptance must be one of {', '.join(ACCEPTANCES)}, got {acceptance!r}")
+        check_one_of(op, "acceptance", acceptance, ACCEPTANCES)
     if return_acceptance is not False:
         check_flag(op, "return_acceptance", return_acceptance)
     law, draft_rows = LOSSLESS, drafted
@@ -274,13 +267,7 @@ def verify_spans(
         op, target_logits, draft_rows, draft_logits, draft_probs, draft_stats, draft_token_map, expected
     )
     if noise[1] is None and acceptance != "greedy":
-        if not params.is_greedy:
-            raise missing_noise(op, acceptance, noise)
-        if law.is_cascade and not draft_params.is_greedy:
-            raise ValueError(
-                f"{op}: this target_law needs uniform_samples unless params.temperature and draft_params.temperature "
-                "are 0, got None"
-            )
+        check_certain(op, acceptance, params, draft_params, law, noise)
     if eos_token_ids is not None:
         check_eos(op, eos_token_ids, device)
     uniform_samples, noise_keys, seeds, _, positions = numbers
@@ -297,95 +284,3 @@ def verify_spans(
     tokens, num_accepted, num_tokens, status, overlap = out
     raise_for_status(op, status)
     return VerifyOutput(tokens, num_accepted, num_tokens, status, overlap if return_acceptance else None)
-
-
-def check_target_probs(
-    op: str, acceptance: str, params: SamplingParams, processors: object, target_law: TargetLaw | None
-) -> None:
-    """Refuse what looks at the target's logits where there are none."""
-    cascade = target_law if target_law is not None and target_law.is_cascade else None
-    check_beside_probs(op, "target_probs", params, {"processors": processors, "a cascade as target_law": cascade})
-    if acceptance in NEED_LOGITS:
-        raise ValueError(f"{op}: acceptance={acceptance!r} needs target_logits, got target_probs")
-
-
-def check_indexed(
-    op: str, draft_index: object, draft_logits: object, draft_probs: object, draft_stats: object, least: int
-) -> Shape:
-    """What the draft's rows are, of which each request has as many as that `least`."""
-    name, given = ("draft_logits", draft_logits) if draft_logits is not None else ("draft_probs", draft_probs)
-    if given is None:
-        raise ValueError(f"{op}: draft_index needs draft_logits or draft_probs, got neither")
-    if draft_stats is not None:
-        raise ValueError(f"{op}: draft_stats must be None beside draft_index, got some")
-    if not isinstance(given, Tensor):
-        raise TypeError(f"{op}: {name} must be a tensor, got {type(given).__name__}")
-    if given.dim() != 3 or given.shape[1] < least:
-        raise shape_error(op, name, f"[requests, >= {least}, vocab_draft]", given)
-    return ("requests", "rows"), (given.shape[0], given.shape[1])
-
-
-def check_eos(op: str, eos_token_ids: Tensor, device: torch.device) -> None:
-    """TypeError or ValueError unless ``[num_eos]`` int64."""
-    check_tensor(op, "eos_token_ids", eos_token_ids, (torch.int64,), device)
-    if eos_token_ids.dim() != 1:
-        raise shape_error(op, "eos_token_ids", "[num_eos]", eos_token_ids)
-
-
-def check_draft(
-    op: str,
-    target_logits: Tensor,
-    rows: Shape,
-    draft_logits: Tensor | None,
-    draft_probs: Tensor | None,
-    draft_stats: RowStats | None,
-    draft_token_map: TokenMap | None,
-    expected: list[Expected],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Validate a draft with these `rows`, and further tensors, to which its own are added: values, argmax, status and
-    target_to_draft, as the op takes them.
-    """
-    names, shape = rows
-    vocab = vocab_draft = target_logits.shape[-1]
-    values = argmax = status = target_to_draft = None
-    if draft_token_map is not None:
-        if not isinstance(draft_token_map, TokenMap):
-            raise TypeError(f"{op}: draft_token_map must be a TokenMap, got {type(draft_token_map).__name__}")
-        vocab_draft, target_to_draft = len(draft_token_map), draft_token_map.target_to_draft
-        check_tensor(op, "draft_token_map", target_to_draft, INT64, target_logits.device)
-        if draft_token_map.max_id >= vocab:
-            raise ValueError(f"{op}: draft_token_map must map to ids < vocab={vocab}, got {draft_token_map.max_id}")
-        if draft_logits is None and draft_probs is None:
-            raise ValueError(f"{op}: draft_token_map needs draft_logits or draft_probs, got neither")
-    if draft_logits is not None and draft_probs is not None:
-        raise ValueError(f"{op}: give draft_logits or draft_probs, got both")
-    if draft_stats is not None:
-        if not isinstance(draft_stats, RowStats):
-            raise TypeError(f"{op}: draft_stats must be a RowStats, got {type(draft_stats).__name__}")
-        if draft_logits is None:
-            raise ValueError(f"{op}: draft_stats needs the draft_logits that they describe, got none")
-        values, argmax, status = draft_stats
-        expected += (
-            ("draft_stats.values", values, FLOAT32, names + SIX, shape + (6,)),
-            ("draft_stats.argmax", argmax, INT64, names, shape),
-            ("draft_stats.status", status, INT32, names, shape),
-        )
-    if draft_logits is not None:
-        expected.append(("draft_logits", draft_logits, LOGIT_DTYPES, names + VOCAB, shape + (vocab_draft,)))
-    elif draft_probs is not None:
-        expected.append(("draft_probs", draft_probs, FLOAT32, names + VOCAB, shape + (vocab_draft,)))
-    check_tensors(op, target_logits, expected)
-    return values, argmax, status, target_to_draft
-
-
-def check_draft_for_law(
-    op: str, acceptance: str, law: object, draft_logits: Tensor | None, draft_token_map: TokenMap | None
-) -> None:
-    """Refuse a law that the acceptance does not take, or that needs more of the draft than is given."""
-    checked = check_law(op, acceptance, law)
-    if checked is None or not checked.is_cascade:
-        return
-    if draft_logits is None:
-        raise ValueError(f"{op}: this target_law needs draft_logits, got none: {law!r}")
-    if isinstance(checked, BiLD) and checked.distance == "argmax" and draft_token_map is not None:
-        raise ValueError(f"{op}: BiLD with distance='argmax' takes no draft_token_map, got one")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..backends import FUNCTIONS
+from ..checks import check_int, check_shape, shape_error
 from ..laws import TargetLaw
 from ..processors import Processors
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap, VerifyOutput
-from ._common import check_rows, check_shape, shape_error
+from ._common import check_rows
 from .verify_chain import verify_spans
 
 FUNCTIONS["verify_packed"] = "verify_chain"
@@ -107,10 +108,7 @@ def verify_packed(
     ends = _length(op, "cu_num_draft_tokens", cu_num_draft_tokens, "[batch + 1]")
     if ends < 1:
         raise shape_error(op, "cu_num_draft_tokens", "[batch + 1]", cu_num_draft_tokens)
-    if isinstance(max_num_draft_tokens, bool) or not isinstance(max_num_draft_tokens, int):
-        raise TypeError(f"{op}: max_num_draft_tokens must be an int, got {type(max_num_draft_tokens).__name__}")
-    if not 0 <= max_num_draft_tokens < 2**20:
-        raise ValueError(f"{op}: max_num_draft_tokens must be in [0, 2**20), got {max_num_draft_tokens}")
+    check_int(op, "max_num_draft_tokens", max_num_draft_tokens, 0, 2**20 - 1)
     batch, total = ends - 1, _length(op, "draft_tokens", draft_tokens, "[total]")
     drafted, rows = (("total",), (total,)), (("total + batch",), (total + batch,))
     names, lead = rows if bonus_tokens is None else drafted

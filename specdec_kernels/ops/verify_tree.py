@@ -8,25 +8,16 @@ import sys
 import torch
 from torch import Tensor
 
+from ..checks import ID_DTYPES, check_instance, check_one_of, shape_error
 from ..laws import LOSSLESS, TargetLaw
 from ..processors import Processors
 from ..sampling import SamplingParams
 from ..tree import DraftTree
 from ..types import RowStats, TokenMap, VerifyOutput
-from ._common import (
-    ID_DTYPES,
-    Expected,
-    check_params,
-    check_processors,
-    check_rows,
-    define,
-    dispatch,
-    raise_for_status,
-    shape_error,
-)  # fmt: skip
-from ._random import missing_noise, noise_of
+from ._common import Expected, check_params, check_processors, check_rows, define, dispatch, raise_for_status
+from ._random import noise_of
+from ._verify import check_certain, check_draft, check_draft_for_law, check_eos, check_target_probs
 from .arguments import TREE_ACCEPTANCES, VerifyTreeArguments
-from .verify_chain import check_draft, check_draft_for_law, check_eos, check_target_probs
 
 NEED_DRAFT = ("recursive", "traversal")
 
@@ -134,7 +125,7 @@ def verify_tree(
         A cascade for "sample": its distribution π takes the place of P at nodes that have children, and with
         ``bonus="cascade"`` at all nodes.
     epsilon, delta : float
-        Of "typical".
+        Of "typical": ε and δ, >= 0.
     params, draft_params : SamplingParams
         Of target and draft. `draft_params` must be what the children were really drawn with.
     processors : Processors, optional
@@ -151,14 +142,15 @@ def verify_tree(
         column 0 draws the final token, and column i is the coin of node i. Needed unless the rule is "greedy" or
         "match", or ``params.temperature`` is the number 0 and there is no `target_law`.
     noise_keys : Tensor, optional
-        ``[batch, num_nodes]`` int64, from `noise_keys` at the nodes' positions; "match" only.
+        ``[batch, num_nodes]`` int64, from `noise_keys` at the positions of the tokens after the nodes; "match" only.
     seeds : Tensor, optional
         ``[batch]`` int64, in the place of both: the numbers are made where they are needed, those of
         ``uniform_samples(seeds, step, num_nodes)``, or for "match" of ``noise_keys(seeds, positions, step=step)``.
     step : int or Tensor, optional
         With `seeds`: the verify step, >= 0, or ``[batch]`` int64 on the device. "match" may do without.
     positions : Tensor, optional
-        With `seeds`, "match" only: ``[batch, num_nodes]`` int32 or int64, the nodes' absolute positions.
+        With `seeds`, "match" only: ``[batch, num_nodes]`` int32 or int64: of each node the absolute position of the
+        token after it, which is the number of tokens so far, the root included, + ``tree.position_ids``.
     backend : str, optional
         "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
 
@@ -182,8 +174,7 @@ def verify_tree(
         raise shape_error(op, name, "[batch, num_nodes, vocab]", target)
     batch, num_nodes, _ = rows
     device, nodes = target.device, (("batch", "num_nodes"), (batch, num_nodes))
-    if not isinstance(tree, DraftTree):
-        raise TypeError(f"{op}: tree must be a DraftTree, got {type(tree).__name__}")
+    check_instance(op, "tree", tree, DraftTree, "a DraftTree")
     links = tree.links
     trees = links.shape  # [3, num_nodes] or [3, batch, num_nodes]
     if trees[-1] != num_nodes or (len(trees) == 3 and trees[1] != batch):
@@ -192,7 +183,7 @@ def verify_tree(
         raise ValueError(f"{op}: tree must be on {device}, got {links.device}")
     rule = TREE_ACCEPTANCES.get(acceptance) if isinstance(acceptance, str) else None
     if rule is None:
-        raise ValueError(f"{op}: acceptance must be one of {', '.join(TREE_ACCEPTANCES)}, got {acceptance!r}")
+        check_one_of(op, "acceptance", acceptance, TREE_ACCEPTANCES)
     check_thresholds(op, epsilon, delta)
     law = LOSSLESS
     if target_law is not None:
@@ -218,8 +209,8 @@ def verify_tree(
     values, argmax, status, target_to_draft = check_draft(
         op, target, nodes, draft_logits, draft_probs, draft_stats, draft_token_map, expected
     )
-    if noise[1] is None and acceptance != "greedy" and (not params.is_greedy or target_law is not None):
-        raise missing_noise(op, acceptance, noise)
+    if noise[1] is None and acceptance != "greedy":
+        check_certain(op, acceptance, params, draft_params, law, noise)
     if eos_token_ids is not None:
         check_eos(op, eos_token_ids, device)
     out = _call(

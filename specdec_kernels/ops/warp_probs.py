@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..checks import check_logits
 from ..processors import Processors
 from ..sampling import SamplingParams
-from ._common import as_rows, check_logits, check_params, check_processors, define, dispatch
+from ._common import as_rows, check_params, check_processors, define, dispatch
 from .arguments import WarpProbsArguments
 
 

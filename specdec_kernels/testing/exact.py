@@ -45,7 +45,15 @@ def exact_law(
     Returns
     -------
     ndarray
-        ``[n] + [vocab] * num_tokens`` float64: n = 1; where drafts have no distribution, one a path, each right.
+        ``[n] + [vocab] * num_tokens`` float64. n is 1, but for drafts without a distribution: there it is the number of
+        drafted paths, for each of which the tokens must have `target_joint`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong argument.
+    AssertionError
+        What `verify` returns is no output: tokens and num_tokens disagree, or an id lies outside the vocabulary.
     """
     _check_problem("exact_law", problem)
     check_callable("exact_law", "verify", verify)

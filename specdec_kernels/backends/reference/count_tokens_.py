@@ -22,7 +22,7 @@ def count_tokens_(args: CountTokensArguments) -> Tensor:
         new &= slots_upto(tokens.shape[1], tokens) < num_tokens[:, None]
     merged, order = torch.cat([ids, torch.where(new, tokens, NO_ID).to(torch.int32)], 1).sort(stable=True)
     times = torch.cat([counts, 2 * new.to(torch.int32)], 1).gather(1, order)
-    slot = torch.nn.functional.pad(merged[:, 1:] != merged[:, :-1], (1, 0)).cumsum(1)
+    slot = torch.nn.functional.pad(merged[:, 1:] != merged[:, :-1], (1, 0))[:, : merged.shape[1]].cumsum(1)
     distinct = torch.full_like(merged, NO_ID).scatter(1, slot, merged)[:, :capacity]
     total = torch.zeros_like(times).scatter_add(1, slot, times)[:, :capacity]
     ids.copy_(torch.where(good, distinct, ids))

@@ -10,12 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...ops.arguments import VerifyArguments
+from ...ops.arguments import TILE, VerifyArguments
 from ...sampling import FlatParams
 from ...types import Status
 from .rows import at, slots_upto
 
-TILE = 1024
 TREE = 256  # neighbouring tiles that are added as a balanced tree; see csrc/common/tile_sums.h
 SMALLEST_EXPONENT = -87.0  # exp below this is 0 in every backend: float32 would leave the normal numbers
 SMALLEST_TEMPERATURE = 2.0**-126  # below it 1 / temperature overflows; read as greedy

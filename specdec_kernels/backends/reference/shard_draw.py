@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from ...ops.arguments import ShardDrawArguments
+from ...ops.arguments import TILE, ShardDrawArguments
 from ...types import Status
 from .draft import probs_from_stats
-from .law import TILE, Params, clean, exp, find_inside, find_tile, in_tiles, make_params, remainder
+from .law import Params, clean, exp, find_inside, find_tile, in_tiles, make_params, remainder
 from .random import gumbel
 from .rows import slots_upto
 

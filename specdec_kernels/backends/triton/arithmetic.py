@@ -10,13 +10,14 @@ import torch
 import triton
 import triton.language as tl
 
+from ...ops import arguments
 from ...types import Status
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 # inline PTX is for NVIDIA alone, and not for the interpreter
 PTX = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
 
-TILE = tl.constexpr(1024)
+TILE = tl.constexpr(arguments.TILE)
 GROUP = tl.constexpr(256)  # ids of which truncation knows the largest value
 INFINITY = tl.constexpr(float("inf"))
 LOG2_E = tl.constexpr(1.44269504)

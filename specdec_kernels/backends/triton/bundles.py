@@ -236,7 +236,7 @@ class Siblings(NamedTuple):
 
     masses: Tensor  # [batch, tiles] float32: of what P has become
     removed: Tensor  # [batch, num_nodes] int32: tokens rejected along the path, each node's behind its parent's
-    levels: Tensor  # [batch, max_depth + 1, 6] float32: what the nodes above are left with
+    levels: Tensor  # [batch, max_depth + 1, 7] float32: what the nodes above are left with
     traversal: Any  # constexpr: the rule
 
 

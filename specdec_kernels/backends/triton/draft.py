@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...ops.arguments import tiles_of
 from .arithmetic import BAD_DRAFT, INFINITY, NAN, SLACK
 from .bundles import LOGITS, DraftLaws, RowLaws, Rows, Wanted
-from .launch import run, tiles_a_program, tiles_of
+from .launch import run, tiles_a_program
 from .law import find_laws, load_span, make_temperature, needed, temperature_of
 from .row import load_law, load_logits, start_of, tile_ids, weigh
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import triton
 
-from .arithmetic import TILE
+from ...ops.arguments import tiles_of
 
 MOST_TILES_AT_ONCE = 1024  # partial sums of so many tiles are combined in one go
 
@@ -43,11 +43,6 @@ def _tensors(args: Iterable[object]) -> Iterator[torch.Tensor]:
 def power_of_2(n: int) -> int:
     """The smallest power of 2 that is at least `n` and at least 1."""
     return int(triton.next_power_of_2(max(n, 1)))
-
-
-def tiles_of(vocab: int) -> int:
-    """Tiles in a row."""
-    return -(-vocab // TILE.value)
 
 
 def tiles_a_program(vocab: int, on_gpu: int) -> int:

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...ops.arguments import tiles_of
 from .arithmetic import (
     BAD_PARAM,
     EMPTY_ROW,
@@ -51,7 +52,7 @@ from .bundles import (
     TileStats,
     Wanted,
 )
-from .launch import run, tiles_at_once, tiles_of, tiles_of_rows
+from .launch import run, tiles_at_once, tiles_of_rows
 from .row import load_as_given, load_logits, load_tiles, tile_ids, weigh
 from .search import CANDIDATES, list_values, listed_of, load_listed, load_maxima, nth_maximum, select, select_listed
 

@@ -6,10 +6,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.arguments import MaskLogitsArguments
+from ...ops.arguments import MaskLogitsArguments, tiles_of
 from .arithmetic import INFINITY
 from .bundles import rows_of
-from .launch import run, tiles_a_program, tiles_of
+from .launch import run, tiles_a_program
 from .law import find_laws
 from .row import load_as_given, load_law, start_of, tile_ids
 

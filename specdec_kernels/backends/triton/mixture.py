@@ -11,10 +11,11 @@ import triton
 import triton.language as tl
 
 from ...laws import FlatLaw
+from ...ops.arguments import tiles_of
 from .arithmetic import INFINITY, LAST_ID, exp_nonpositive
 from .bundles import Mixture, Mixtures, Position, RawRow, RowLaw, TargetLaw
 from .draft import Draft, draft_ids_of, q_at, q_by
-from .launch import run, tiles_of, tiles_of_rows
+from .launch import run, tiles_of_rows
 from .law import Found, load_span
 from .remainder import remainder
 from .row import load_logits, tile_ids

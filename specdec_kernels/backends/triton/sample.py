@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.arguments import SampleArguments
+from ...ops.arguments import SampleArguments, tiles_of
 from .arithmetic import BAD_PARAM, INFINITY, LAST_ID, TILE, high_word, low_word, ordered
 from .bundles import EVERY_ROW, LOGITS, NO_NOISE, WEIGHTS, Drawn, Groups, Layout, Listed, Noise, Range, Row, rows_of
-from .launch import numbers_a_program, power_of_2, run, tiles_at_once, tiles_of, tiles_of_rows
+from .launch import numbers_a_program, power_of_2, run, tiles_at_once, tiles_of_rows
 from .law import find_laws
 from .noise import best_of_row, best_scores
 from .processors import with_processors

@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.arguments import ShardDrawArguments
+from ...ops.arguments import ShardDrawArguments, tiles_of
 from .arithmetic import BAD_DRAFT, INFINITY, LAST_ID, TILE, exp_nonpositive, high_word, low_word
 from .bundles import LOGITS, NO_DRAFT, Best, DraftLaws, Noise, Position, Row, RowLaws, Rows, Target, rows_of
-from .launch import run, tiles_a_program, tiles_at_once, tiles_of
+from .launch import run, tiles_a_program, tiles_at_once
 from .law import make_temperature
 from .remainder import remainder
 from .row import load_law, load_logits, load_values, tile_ids, walk_ids, walk_tiles, weigh

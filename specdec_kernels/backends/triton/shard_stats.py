@@ -7,11 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.arguments import ShardStatsArguments
+from ...ops.arguments import ShardStatsArguments, tiles_of
 from ...types import Status
 from .arithmetic import INFINITY, TILE
 from .bundles import EVERY_ROW, Rows, Temperature, TileStats, rows_of
-from .launch import run, tiles_a_program, tiles_of
+from .launch import run, tiles_a_program
 from .law import make_temperature, scan
 from .row import start_of, tile_ids
 

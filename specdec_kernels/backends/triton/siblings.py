@@ -1,8 +1,9 @@
 """The kernel of the tree rules whose children were drawn without replacement: "recursive" and "traversal".
 
-P and Q at a node some of whose children were rejected are ``(scale P - taken Q)+`` and ``rest Q`` of the row's own P
-and Q, and 0 at those children: a chain of "P becomes norm((w P - Q)+)" never needs more, as the inner (.)+ is in the
-outer one, and as a child where w P > Q is never rejected. So nothing as wide as the vocabulary is written.
+P and Q at a node some of whose children were rejected are ``(scale P - taken lift Q)+`` and ``rest lift Q`` of the
+row's own P and Q, and 0 at those children: a chain of "P becomes norm((w P - Q)+)" never needs more, as the inner (.)+
+is in the outer one, and as a child where w P > Q is never rejected. So nothing as wide as the vocabulary is written.
+`lift` is a power of two, as in csrc/common/siblings.h.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import triton.language as tl
 from .arithmetic import BAD_DRAFT, LAST_ID, TILE
 from .bundles import Position
 from .draft import can_give
-from .remainder import pair, remainder
+from .remainder import pair
 from .row import tile_ids, total_mass, walk_ids, walk_tiles
 from .tree import coin_at, next_child, store_path, token_of
+
+LEAST_MASS, LIFT = tl.constexpr(2.0**-60), tl.constexpr(2.0**100)
 
 
 @triton.jit
@@ -25,6 +28,7 @@ def remaining(
     at,
     scale,
     taken,
+    lift,
     removed,
     begin,
     end,
@@ -32,8 +36,11 @@ def remaining(
     ids,
     WIDTH: tl.constexpr,
 ):
-    """The `remainder` of the WIDTH `ids` from `first_id` on, and their Q; both 0 at the children that were removed."""
-    left, q = remainder(target, draft, at, scale, taken, ids)
+    """``(scale P - taken lift Q)+`` of the WIDTH `ids` from `first_id` on, and their Q; both 0 at children that were
+    removed.
+    """
+    p, q = pair(target, draft, at, scale, ids)
+    left = tl.maximum(p - taken * (lift * q), 0.0)
     for i in range(begin, end):
         id = tl.load(removed + i)
         if (id >= first_id) & (id < first_id + WIDTH):
@@ -66,7 +73,7 @@ def try_siblings(
     tokens = trees.tokens + root
     removed = scratch.removed + root
     masses = scratch.masses + b * tiles
-    levels = scratch.levels + b * (max_depth + 1) * 6
+    levels = scratch.levels + b * (max_depth + 1) * 7
     slot = tl.arange(0, trees.slots)
     parent = tl.load(trees.above + root + slot, mask=slot < num_nodes, other=-1)
     flags = tl.load(trees.state + b)
@@ -77,6 +84,7 @@ def try_siblings(
     end = tl.zeros((), tl.int32)
     scale = tl.full((), 1.0, tl.float32)
     taken = tl.zeros((), tl.float32)  # positive as soon as P is no longer the row's own
+    lift = tl.full((), 1.0, tl.float32)
     rest = tl.full((), 1.0, tl.float32)
     only = tl.full((), -1, tl.int32)  # a child that was rejected, by rounding, although it had all that was left of P
     w = tl.full((), 1.0, tl.float32)
@@ -92,19 +100,20 @@ def try_siblings(
             x = tl.load(tokens + child)
             p, q = pair(target, draft, Position(b, node, row, row), scale, x)
             gone = tl.load(removed + slot, mask=(slot >= begin) & (slot < end), other=-1) == x
-            p = tl.maximum(p - taken * q, 0.0)
-            q = tl.where(tl.max(gone.to(tl.int32), 0) > 0, 0.0, q * rest)
+            p = tl.maximum(p - taken * (lift * q), 0.0)
+            q = tl.where(tl.max(gone.to(tl.int32), 0) > 0, 0.0, lift * q * rest)
             if can_give(q):
                 if scratch.traversal:
                     enters = q > 0.0
                     weight = tl.minimum(tl.div_rn(w * p, q), 1.0)
-                    level = levels + accepted * 6
+                    level = levels + accepted * 7
                     tl.store(level, scale)
                     tl.store(level + 1, taken)
                     tl.store(level + 2, rest)
                     tl.store(level + 3, w)
                     tl.store(level + 4, begin.to(tl.float32))
                     tl.store(level + 5, only.to(tl.float32))
+                    tl.store(level + 6, lift)
                 else:
                     coin, coin_flags = coin_at(uniforms, root + child)
                     flags |= coin_flags
@@ -117,6 +126,7 @@ def try_siblings(
                     begin = end
                     scale = tl.full((), 1.0, tl.float32)
                     taken = tl.zeros((), tl.float32)
+                    lift = tl.full((), 1.0, tl.float32)
                     rest = tl.full((), 1.0, tl.float32)
                     only = tl.full((), -1, tl.int32)
                     w = weight
@@ -134,7 +144,7 @@ def try_siblings(
                         tried = node
                         node = tl.load(trees.above + root + node)
                         accepted -= 1
-                        level = levels + accepted * 6
+                        level = levels + accepted * 7
                         scale = tl.load(level)
                         taken = tl.load(level + 1)
                         rest = tl.load(level + 2)
@@ -142,6 +152,7 @@ def try_siblings(
                         end = begin
                         begin = tl.load(level + 4).to(tl.int32)
                         only = tl.load(level + 5).to(tl.int32)
+                        lift = tl.load(level + 6)
             walking = rejected >= 0
         row = root + node
         drawn = (walking == 0) & (tl.load(trees.ends + root + node) == 0)
@@ -150,29 +161,39 @@ def try_siblings(
         if (rejected >= 0) | (drawn & (taken > 0.0)):
             at = Position(b, node, row, row)
             left_scale, left_taken = scale, taken
+            had = tl.zeros((), tl.float32)  # what the rejected child has of P
             if rejected >= 0:
                 left_scale, left_taken = w * scale, w * taken + rest
-                tl.store(removed + end, tl.load(tokens + rejected))
+                y = tl.load(tokens + rejected)
+                had, of_draft = pair(target, draft, at, scale, y)
+                had -= taken * (lift * of_draft)
+                tl.store(removed + end, y)
                 end += 1
             tl.debug_barrier()
             mass = tl.zeros((), tl.float32)  # of Q without the children
             for first_tile in range(0, tiles, TILES):
                 ids = tile_ids(first_tile, TILES)
                 left, q = remaining(
-                    target, draft, at, left_scale, left_taken, removed, begin, end, first_tile * TILE, ids, TILES * TILE
-                )
+                    target, draft, at, left_scale, left_taken, lift, removed, begin, end, first_tile * TILE, ids,
+                    TILES * TILE,
+                )  # fmt: skip
                 tile = first_tile + tl.arange(0, TILES)
                 tl.store(masses + tile, tl.sum(left, 1), mask=tile < tiles)
                 mass += tl.sum(tl.sum(q, 1), 0)
             tl.debug_barrier()
             if rejected >= 0:
                 total = total_mass(masses, tiles, ROW_TILES)
+                lifted = tl.where(mass < LEAST_MASS, LIFT, 1.0)
+                change = tl.div_rn(lift, lifted)
+                lift = lifted
                 if total > 0.0:
                     scale = tl.div_rn(left_scale, total)
-                    taken = tl.div_rn(left_taken, total)
-                elif (taken > 0.0) & (only < 0):
-                    only = rejected
-                rest = tl.where(mass > 0.0, tl.div_rn(1.0, tl.where(mass > 0.0, mass, 1.0)), 0.0)
+                    taken = tl.div_rn(left_taken * change, total)
+                else:
+                    taken *= change
+                    if (taken > 0.0) & (only < 0) & (had > 0.0):
+                        only = rejected
+                rest = tl.where(mass > 0.0, tl.div_rn(1.0, tl.where(mass > 0.0, mass * lift, 1.0)), 0.0)
                 below = total + 1.0 - w
                 w = tl.where(below > 0.0, tl.div_rn(total, tl.where(below > 0.0, below, 1.0)), 1.0)
             else:
@@ -182,7 +203,7 @@ def try_siblings(
                 last_tile = tl.maximum(last_tile, 0)
                 last_ids = last_tile * TILE + tl.arange(0, TILE)
                 weight, _ = remaining(
-                    target, draft, at, scale, taken, removed, begin, end, last_tile * TILE, last_ids, TILE
+                    target, draft, at, scale, taken, lift, removed, begin, end, last_tile * TILE, last_ids, TILE
                 )
                 final = walk_ids(weight, last_ids, rest_there, last_mass).to(tl.int64)
                 if only >= 0:

@@ -9,12 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.arguments import Processing, TokenLogprobsArguments
+from ...ops.arguments import Processing, TokenLogprobsArguments, tiles_of
 from ...processors import FlatProcessors
 from ..reference.rows import slots_upto
 from .arithmetic import BAD_PARAM, BAD_TOKEN, INFINITY, LAST_ID
 from .bundles import Layout, Row, Rows, Wanted, step_of
-from .launch import numbers_a_program, run, tiles_a_program, tiles_of
+from .launch import numbers_a_program, run, tiles_a_program
 from .law import find_laws, load_span
 from .processors import with_processors
 from .row import load_law, load_logits, tile_ids

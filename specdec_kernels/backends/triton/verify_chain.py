@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.arguments import VerifyArguments, VerifyChainArguments
+from ...ops.arguments import VerifyArguments, VerifyChainArguments, tiles_of
 from .bundles import (
     LOGITS,
     NO_DRAFT,
@@ -37,7 +37,7 @@ from .bundles import (
 from .coins import with_numbers
 from .draft import Draft, draft_laws
 from .finish import finish, match
-from .launch import power_of_2, run, tiles_at_once, tiles_of, tiles_of_rows
+from .launch import power_of_2, run, tiles_at_once, tiles_of_rows
 from .law import find_laws, make_temperature
 from .mixture import NO_MIXTURE, find_mixtures
 from .noise import best_scores

@@ -16,13 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.arguments import TREE_ACCEPTANCES, VerifyArguments, VerifyTreeArguments
+from ...ops.arguments import TREE_ACCEPTANCES, VerifyArguments, VerifyTreeArguments, tiles_of
 from ...tree import MAX_DEPTH, MAX_NODES
 from ..reference.verify_tree import make_tree
 from .bundles import LOGITS, NO_DRAFT, NO_NOISE, PROBS, Layout, Output, Siblings, Trees, Typical, Wanted
 from .coins import with_numbers
 from .draft import Draft, draft_laws
-from .launch import power_of_2, run, tiles_at_once, tiles_of, tiles_of_rows
+from .launch import power_of_2, run, tiles_at_once, tiles_of_rows
 from .law import Found, find_laws
 from .mixture import NO_MIXTURE, find_mixtures
 from .noise import best_scores
@@ -83,7 +83,7 @@ def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     if sampled:
         scratch = Siblings(
             empty(batch, tiles, dtype=torch.float32), empty(batch, num_nodes),
-            empty(batch, max_depth + 1, 6, dtype=torch.float32), tl.constexpr(args.acceptance == TRAVERSAL),
+            empty(batch, max_depth + 1, 7, dtype=torch.float32), tl.constexpr(args.acceptance == TRAVERSAL),
         )  # fmt: skip
         run(
             try_siblings, (batch,), found.target, tiles, found.tile_mass, draft.laws, trees, num_nodes,

@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.arguments import WarpProbsArguments
+from ...ops.arguments import WarpProbsArguments, tiles_of
 from .bundles import Layout, Position, rows_of
-from .launch import run, tiles_of, tiles_of_rows
+from .launch import run, tiles_of_rows
 from .law import find_laws
 from .processors import with_processors
 from .remainder import probabilities

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from ..._host_py import MAX_NGRAM
 from ...decoding.generate import generate as decode
-from ...decoding.request import MAX_SPECULATIVE_TOKENS, draw_seeds
+from ...decoding.request import DRAFT_LENGTH, MAX_SPECULATIVE_TOKENS, draw_seeds
 from ...decoding.runner import Runner
 from ...drafters import Drafter, ModelDrafter, NgramDrafter, TreeDrafter
 from ...types import Status
@@ -21,9 +22,12 @@ from ..runners import as_runner
 from .decoder import TransformersRunner
 from .encoder_decoder import EncoderDecoderRunner
 from .following import Follower
+from .models import positions_end
 from .processors import ProcessedRunner, Processor, split_processors
 from .states import States
 from .versions import check_version
+
+logger = logging.getLogger("specdec_kernels")
 
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION)
 _REFUSED = (
@@ -36,7 +40,6 @@ _UNDERSTOOD = frozenset(
     [*_STATES, "attention_mask", "encoder_outputs", "logits_to_keep", "past_key_values", "position_ids", "use_cache"]
 )
 """What may come among the model's arguments: made by transformers, or checked."""
-_DRAFT_LENGTH = 5
 _CONFIDENCE = 0.4  # transformers' own, where a generation config has none
 
 
@@ -90,8 +93,9 @@ def generate(
         Any of this package's, in the place of ``assistant_model`` and ``prompt_lookup_num_tokens``; one of trees not
         with ``output_hidden_states`` and ``output_attentions``.
     num_speculative_tokens : int or "auto", optional
-        Draft tokens a step, see `specdec_kernels.generate`; "auto" goes by nominal costs where a result must be
-        reproduced, by the rules "token" and "block" whenever it is sampled.
+        Draft tokens a step, see `specdec_kernels.generate`; None: 5 with a `drafter`, else as transformers' own options
+        say. "auto" goes by nominal costs where a result must be reproduced, by the rules "token" and "block" whenever
+        it is sampled.
     acceptance : {"token", "block", "match", "greedy"}
         See `specdec_kernels.verify_chain`; greedy decoding is "greedy" whatever this says.
     seeds : Tensor, optional
@@ -121,6 +125,7 @@ def generate(
     kept, folded, sampling = split_processors(logits_processor, config.do_sample)
     most, ends, criteria = _stops(stopping_criteria, runner.vocab_size)
     most = max(most - input_ids.shape[1], 1)  # plain generation looks at the length after a token
+    _warn_of_length(runner, model.config, input_ids.shape[1] + most)
     pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
     wants = config.return_dict_in_generate
     wants_scores, wants_logits = bool(wants and config.output_scores), bool(wants and config.output_logits)
@@ -149,7 +154,7 @@ def generate(
     if drafter is None:
         drafter, drafted = _drafter(config, assistant_model, kept, processed, texts)
     elif assistant_model is None:
-        drafted = _DRAFT_LENGTH
+        drafted = DRAFT_LENGTH
     else:
         raise ValueError("generate: drafter and assistant_model exclude each other")
     follower = None
@@ -272,6 +277,7 @@ def _drafter(
             "pass drafter, or call model.generate within assisted_generation()"
         )
     runner = as_runner(assistant, "generate: assistant_model")
+    _warn_of_length(runner, assistant.config, 0)
     if kept:  # drafts what the target may accept
         assert processed is not None
         runner = ProcessedRunner(runner, kept, texts)
@@ -280,7 +286,18 @@ def _drafter(
     threshold = _CONFIDENCE if given.assistant_confidence_threshold is None else given.assistant_confidence_threshold
     # elsewhere a draft's forwards are all enqueued before its first token is known
     confidence = threshold if runner.device.type == "cpu" else 0.0
-    return ModelDrafter(runner, min_confidence=confidence), given.num_assistant_tokens or _DRAFT_LENGTH
+    return ModelDrafter(runner, min_confidence=confidence), given.num_assistant_tokens or DRAFT_LENGTH
+
+
+def _warn_of_length(runner: Runner, config: Any, longest: int) -> None:
+    """As in transformers a text may go on behind the positions that a model was made for, but not behind a table's."""
+    if runner.max_length is not None and not positions_end(config):
+        if longest > runner.max_length:
+            logger.warning(
+                "generate: %s was made for %d positions, and may write worse text behind them (up to %d)",
+                runner.name, runner.max_length, longest,
+            )  # fmt: skip
+        runner.max_length = None
 
 
 def _check_status(status: Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ...ops._common import LOGIT_DTYPES
+from ...checks import LOGIT_DTYPES
 
 DECODERS = frozenset(
     "cohere cohere2 ernie4_5 exaone4 gemma gemma2 gemma3_text glm glm4 gpt2 gpt_neox gpt_oss granite helium llama "

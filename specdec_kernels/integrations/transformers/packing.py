@@ -56,7 +56,9 @@ class PackedWeights:
 
 
 def pack_linear_weights(model: nn.Module) -> PackedWeights:
-    """Pack the weights of every `torch.nn.Linear` of `model`, for calls with any number of rows.
+    """Pack the weights of every plain `torch.nn.Linear` of `model`, for calls with any number of rows.
+
+    Layers whose ``forward`` someone has replaced (hooks of accelerate, quantisers) stay as they are.
 
     Costs the memory of those weights once more. The result differs from the plain layer's by rounding. The parameters
     and the state dict stay as they are; a weight changed afterwards is not seen until the layers are packed again. A
@@ -65,7 +67,8 @@ def pack_linear_weights(model: nn.Module) -> PackedWeights:
     Parameters
     ----------
     model : nn.Module
-        On the CPU, float32, not training. Changed in place until `PackedWeights.undo` or the end of the ``with`` block.
+        On the CPU, float32; no gradient flows through a packed layer. Changed in place until
+        `PackedWeights.undo` or the end of the ``with`` block.
 
     Returns
     -------
@@ -84,7 +87,7 @@ def pack_linear_weights(model: nn.Module) -> PackedWeights:
         raise ValueError("pack_linear_weights: this build of torch has no oneDNN, which does the packing")
     if model in _packed:
         raise ValueError(f"pack_linear_weights: this {type(model).__name__} is packed already; undo that first")
-    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    layers = [m for m in model.modules() if type(m) is nn.Linear and "forward" not in m.__dict__]
     for layer in layers:
         weight = layer.weight
         if weight.device.type != "cpu" or weight.dtype != torch.float32:

@@ -7,8 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-from ...checks import check_flag, check_instance, check_int, check_tensor
-from ...ops._common import ID_DTYPES, check_logits, check_shape, shape_error
+from ...checks import (
+    ID_DTYPES,
+    check_flag,
+    check_instance,
+    check_int,
+    check_logits,
+    check_shape,
+    check_tensor,
+    shape_error,
+)
 from ...ops.verify_chain import verify_chain
 from .versions import check_version
 
@@ -24,8 +32,9 @@ def speculative_sampling(
 ) -> tuple[Tensor, Tensor]:
     """A drop-in for ``transformers.generation.utils._speculative_sampling``: the same arguments and results.
 
-    Differences, on purpose: a token of probability 0 is never accepted, and where the target's and the draft's
-    distributions are equal up to rounding, nothing raises. The uniforms are ``torch.rand`` on the logits' device.
+    Differences, on purpose: a token of probability 0 is never accepted, a draft token that its own distribution cannot
+    have given ends the draft, and where the target's and the draft's distributions are equal up to rounding, nothing
+    raises. The uniforms are ``torch.rand`` on the logits' device.
 
     Parameters
     ----------
@@ -70,7 +79,9 @@ def speculative_sampling(
     check_shape(op, "new_logits", new_logits, names, (1, candidate_length + 1, vocab))
     if is_done_candidate is None:
         is_done_candidate = False
-    elif isinstance(is_done_candidate, float) and 0 < is_done_candidate < 1:
+    elif isinstance(is_done_candidate, float):
+        if assistant_ensemble_weight is not None:
+            raise ValueError(f"{op}: assistant_ensemble_weight must be given once, got two")
         is_done_candidate, assistant_ensemble_weight = False, is_done_candidate
     if isinstance(is_done_candidate, Tensor):
         check_tensor(op, "is_done_candidate", is_done_candidate, (torch.bool,), new_logits.device)

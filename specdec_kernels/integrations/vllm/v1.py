@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops._common import LOGIT_DTYPES
+from ...checks import LOGIT_DTYPES
 from ...ops.mask_logits_ import mask_logits_
 from ...ops.sample import sample
 from ...ops.verify_packed import verify_packed

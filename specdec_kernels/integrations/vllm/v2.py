@@ -58,6 +58,7 @@ def make_rejection_sample(stock: Callable[..., Any]) -> Callable[..., Any]:
         # The rows that hold a draft token are all but the first of a segment.
         drafted = torch.arange(len(target_logits) - batch, device=device, dtype=torch.int32)
         drafted = drafted + 1 + torch.searchsorted(cu[1:].contiguous(), drafted, right=True)
+        drafted = drafted.clamp(max=len(target_logits) - 1)  # rows behind the last segment are of no one
         token_map = None
         if draft_logits is not None:
             vocab = target_logits.shape[1]
