@@ -27,7 +27,8 @@ LOOPS = {  # keyword-only parameters after model and input_ids
         loop: ["draft_model", *own, "attention_mask", "sampling", "draft_sampling", "seeds", "max_new_tokens",
                "eos_token_id"]
         for loop, own in (
-            ("token_cascade", ["target_law"]), ("oracle_cascade", ["target_law"]), ("seq_cascade", ["alpha", "confidence"])
+            ("token_cascade", ["target_law"]), ("oracle_cascade", ["target_law"]),
+            ("seq_cascade", ["alpha", "confidence"]),
         )
     },
     "bild": [

@@ -143,6 +143,30 @@ def test_fake_tensors_stay_fake() -> None:
     assert sk.row_stats(torch.empty(2, 3, 30, device="meta")).values.device.type == "meta"
 
 
+def test_fake_caches_have_no_addresses_to_compare() -> None:
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        cache = [torch.empty(2, 2, 9, 4) for _ in range(2)]
+        out = sk.gather_kv_(cache, torch.ones(2, 3, dtype=torch.int64), torch.ones(2, dtype=torch.int64), "bhsd")
+    assert isinstance(out.lengths, torch._subclasses.fake_tensor.FakeTensor)
+
+
+def test_a_first_use_that_is_traced_leaves_no_fake_tensors() -> None:
+    processors = sk.Processors(allowed_ids=[1, 2])
+    traced = torch.export.export(Warped(processors), (logits(),), strict=False)
+    probs = sk.warp_probs(logits(), processors=processors)
+    assert type(probs) is torch.Tensor and (probs[..., 1:3].sum(-1) - 1).abs().max() < 1e-6
+    assert torch.equal(traced.module()(logits()), probs)
+
+
+class Warped(torch.nn.Module):
+    def __init__(self, processors: sk.Processors) -> None:
+        super().__init__()
+        self.processors = processors
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sk.warp_probs(x, processors=self.processors)
+
+
 def test_a_transform_is_obeyed() -> None:
     """A tensor of vmap's looks plain but is not: it has a dimension less than what lies in memory."""
     x = torch.randn(4, 2, 3, 30, generator=torch.Generator().manual_seed(0))

@@ -107,6 +107,9 @@ def test_what_is_long_past_is_forgotten() -> None:
         add(8, accepted)
     assert drafts.expected(np.array([8]))[0, 1] > 0.26
     assert max(drafts._counts[-1]) < 1 / (1 - 0.985)
+    for _ in range(300):
+        add(1, 7)
+    assert drafts.expected(np.array([1]))[0, 1] > 0.98, "nor does what was assumed at first count for ever"
 
 
 def test_a_draft_is_worth_what_it_brings_the_last_sequence() -> None:
