@@ -144,7 +144,8 @@ def test_fake_tensors_stay_fake() -> None:
 
 
 def test_fake_caches_have_no_addresses_to_compare() -> None:
-    with torch._subclasses.fake_tensor.FakeTensorMode():
+    with torch._subclasses.fake_tensor.FakeTensorMode(), warnings.catch_warnings():
+        warnings.simplefilter("error")
         cache = [torch.empty(2, 2, 9, 4) for _ in range(2)]
         out = sk.gather_kv_(cache, torch.ones(2, 3, dtype=torch.int64), torch.ones(2, dtype=torch.int64), "bhsd")
     assert isinstance(out.lengths, torch._subclasses.fake_tensor.FakeTensor)

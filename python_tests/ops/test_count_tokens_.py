@@ -50,7 +50,7 @@ def expected(counts: sk.TokenCounts, tokens: Tensor, num_tokens: list[int] | Non
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
 @pytest.mark.parametrize("most", [9, 3000])
 @pytest.mark.parametrize("n", [0, 1, 6, 32, 33, 100])
-@pytest.mark.parametrize(("prompt", "room"), [(0, 0), (0, 40), (5, 7), (300, 20), (700, 300)])
+@pytest.mark.parametrize(("prompt", "room"), [(0, 40), (5, 7), (300, 20), (700, 300)])
 def test_is_what_python_counts(
     backend: Backend, prompt: int, room: int, n: int, most: int, dtype: torch.dtype, rng: torch.Generator
 ) -> None:
@@ -75,6 +75,13 @@ def test_is_what_python_counts(
 def backend_free(counts: sk.TokenCounts) -> sk.TokenCounts:
     """A copy on the CPU."""
     return Backend("reference", "cpu")(counts).clone()
+
+
+@pytest.mark.parametrize("n", [0, 2])
+def test_lists_without_room_stay_empty(backend: Backend, n: int) -> None:
+    counts = backend(sk.TokenCounts(torch.zeros(2, 0, dtype=torch.int64), 0))
+    status = backend.count_tokens_(counts, backend(torch.ones(2, n, dtype=torch.int64)))
+    assert status.tolist() == [0, 0] and counts.num_output.tolist() == [n, n]
 
 
 def test_what_is_no_list_is_flagged_and_stays(backend: Backend, rng: torch.Generator) -> None:
