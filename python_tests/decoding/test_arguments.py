@@ -213,7 +213,7 @@ def test_draft_and_target_must_fit() -> None:
     with pytest.raises(ValueError, match=r"generate: drafter.sampling.temperature must be \[batch=1\], got \[2\]"):
         sk.generate(target, ids, drafter=two)
     narrow = sk.ModelDrafter(TableRunner.random(8), token_map=sk.TokenMap(torch.arange(9)))
-    message = r"drafter.token_map must be of the draft's 8 logits and hold ids < vocab=61, got 9 ids up to 8"
+    message = r"the draft's token_map must be of its 8 logits and hold ids < vocab=61, got 9 ids up to 8"
     with pytest.raises(ValueError, match=message):
         sk.generate(target, ids, drafter=narrow)
     with pytest.raises(ValueError, match="ModelDrafter: token_map must hold ids < vocab=61, got 61"):

@@ -311,7 +311,7 @@ def test_given_widths_save_a_round() -> None:
         ({"draft_tokens": torch.zeros(4, 2)}, TypeError, "distributed.verify_chain: draft_tokens must be int64"),
         (
             {"target_logits": torch.zeros(4, 4, 900), "draft_logits": torch.zeros(4, 3, 900)}, ValueError,
-            "distributed.verify_chain: the vocabulary must have more than 1024 ids, got 900",
+            "distributed.verify_chain: target_logits must have more than 1024 ids over all ranks, got 900",
         ),
     ],
 )  # fmt: skip
