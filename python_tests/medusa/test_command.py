@@ -97,8 +97,8 @@ def test_training_again_goes_on_from_the_checkpoint(folder: Path, capsys: pytest
 
 
 def test_the_backbone_is_trained_too_if_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(folder, "--joint-steps", "3") == 1 and "needs --backbone" in capsys.readouterr().err
-    assert train(folder, "--backbone", str(folder)) == 1
+    assert train(folder, "--joint-steps", "3") == 2 and "needs --backbone" in capsys.readouterr().err
+    assert train(folder, "--backbone", str(folder)) == 2
     assert "--backbone must be given with --joint-steps" in capsys.readouterr().err
     assert train(folder, "--joint-steps", "3", "--joint-batch", "4", "--backbone", str(folder / "backbone")) == 0
     heads = MedusaHeads.load(folder / "heads.safetensors")

@@ -81,7 +81,9 @@ def speculative_sampling(
         is_done_candidate = False
     elif isinstance(is_done_candidate, float):
         if assistant_ensemble_weight is not None:
-            raise ValueError(f"{op}: assistant_ensemble_weight must be given once, got two")
+            raise ValueError(f"{op}: is_done_candidate must be a bool beside assistant_ensemble_weight, got a weight")
+        if not 0 < is_done_candidate < 1:
+            raise ValueError(f"{op}: is_done_candidate must be a bool, or a weight in (0, 1), got {is_done_candidate}")
         is_done_candidate, assistant_ensemble_weight = False, is_done_candidate
     if isinstance(is_done_candidate, Tensor):
         check_tensor(op, "is_done_candidate", is_done_candidate, (torch.bool,), new_logits.device)
