@@ -101,6 +101,48 @@ def test_builds_every_part_then_only_what_changed(project: Path, by: str) -> Non
     assert {"bind_cpu.cpp.o", "cpu_op.cpp.o", "host_host.cpp.o"} <= flags
 
 
+@needs_compiler
+@pytest.mark.skipif(not shutil.which("ninja") and not importlib.util.find_spec("ninja"), reason="no ninja")
+@pytest.mark.parametrize("first", ["0", "1"], ids=["threads first", "ninja first"])
+def test_what_threads_and_ninja_made_in_turns_has_the_flags_asked_for(project: Path, first: str) -> None:
+    """What is left of the first build knows nothing of the second, which had other flags."""
+    other = "1" if first == "0" else "0"
+    for by, strict in ((first, ""), (other, "1"), (first, "")):
+        made = compiled(in_place(project, USE_NINJA=by, SPECDEC_WERROR=strict))
+        assert {"bind_cpu.cpp.o", "cpu_op.cpp.o", "host_host.cpp.o"} <= made
+
+
+@needs_compiler
+def test_a_folder_that_is_not_the_builds_own_is_not_emptied(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    theirs = tmp_path_factory.mktemp("theirs")
+    (theirs / "kept").write_text("of the user")
+    result = build(project, "-q", "build", "--build-lib", str(theirs))
+    assert result.returncode == 0, result.stderr
+    assert (theirs / "kept").exists() and list(theirs.glob("specdec_kernels/*.so"))
+
+
+@needs_compiler
+def test_a_failed_build_of_cuda_says_how_to_do_without(project: Path) -> None:
+    if not shutil.which("ninja") and not importlib.util.find_spec("ninja"):
+        pytest.skip("no ninja")
+    nvcc, source = project / "cuda/bin/nvcc", project / "csrc/cuda/kernel.cu"
+    for file, text in (
+        (nvcc, f"#!/bin/sh\necho '#$ TOP={project / 'cuda'}' >&2\ntest $1 = --dryrun -o $1 = --version\n"),
+        (source, ""), (project / "cuda/lib64/libcudart_static.a", ""), (project / "csrc/bind_cuda.cpp", ""),
+    ):  # fmt: skip
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    nvcc.chmod(0o755)
+    for wanted, said in (("", True), ("1", False)):
+        result = in_place(
+            project, SPECDEC_CUDA=wanted, CUDA_HOME=str(project / "cuda"), SPECDEC_CUDA_ARCHS="90a", USE_NINJA="1"
+        )
+        assert result.returncode != 0 and "the build failed, as said above" in result.stderr
+        assert ("(SPECDEC_CUDA=0 builds without CUDA)" in result.stderr) == said
+
+
 @pytest.mark.long
 @needs_compiler
 def test_as_many_compilers_run_at_once_as_asked(project: Path, by: str) -> None:
