@@ -130,7 +130,7 @@ import sys, tomllib
 class Interrupting:
     def find_spec(self, name, *rest):
         if name == sys.argv[1]:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt if len(sys.argv) == 2 else OSError(sys.argv[2])
 
 sys.meta_path.insert(0, Interrupting())
 module, _, name = tomllib.load(open("pyproject.toml", "rb"))["project"]["scripts"]["specdec"].partition(":")
@@ -144,6 +144,14 @@ def test_an_interrupt_while_the_command_is_imported_is_one_line(module: str) -> 
         [sys.executable, "-c", IMPORTED, module], capture_output=True, text=True, timeout=300, cwd=ROOT
     )
     assert (done.returncode, done.stderr) == (130, "specdec: stopped\n")
+
+
+def test_a_torch_that_does_not_load_is_one_sentence() -> None:
+    lacks = "libcudart.so.13: cannot open shared object file"
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED, "torch", lacks], capture_output=True, text=True, timeout=300, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (1, f"specdec: the package cannot be imported: {lacks}\n")
 
 
 def test_the_module_runs_as_the_command_does() -> None:

@@ -94,6 +94,13 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPECDEC_CACHE", raising=False)
     monkeypatch.setattr(Path, "expanduser", unknown)
     assert config.reload().cache == Path(tempfile.gettempdir()) / f"specdec_kernels-{os.getuid()}"
+    with monkeypatch.context() as patch:
+
+        def none() -> str:
+            raise FileNotFoundError("No usable temporary directory found")
+
+        patch.setattr(tempfile, "gettempdir", none)
+        assert config.reload().cache == Path("/tmp") / f"specdec_kernels-{os.getuid()}"
     monkeypatch.setenv("SPECDEC_CACHE", "~nobody/models")
     with pytest.raises(ValueError, match="SPECDEC_CACHE must be a folder, got '~nobody/models'"):
         config.reload()
