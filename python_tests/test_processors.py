@@ -109,7 +109,7 @@ def test_other_counts_refused(given: Any, counts: Any, error: type[Exception], m
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"repetition_penalty": 0.0}, ValueError, "repetition_penalty must be finite and > 0, got 0.0"),
+        ({"repetition_penalty": 0.0}, ValueError, "repetition_penalty must be finite and > 0 in float32, got 0.0"),
         ({"repetition_penalty": math.nan}, ValueError, "repetition_penalty must be finite and > 0"),
         ({"frequency_penalty": math.inf}, ValueError, "frequency_penalty must be finite, got inf"),
         ({"presence_penalty": "much"}, TypeError, r"presence_penalty must be a number or a \[batch\] tensor, got str"),

@@ -147,7 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     -------
     int
         The exit status: 0 on success, 1 after an error, which is one sentence on stderr (`audit`: where the verifier
-        is not lossless), 2 for a bad environment variable, 130 on Ctrl-C. Bad options end the process with status 2.
+        is not lossless), 2 for a bad environment variable or options that do not go together, 130 on Ctrl-C. Other bad
+        options end the process with status 2.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by who started us

@@ -19,7 +19,7 @@ Bias = Mapping[int, float] | Sequence[Mapping[int, float] | None] | tuple[Tensor
 INTEGERS = (torch.int32, torch.int64)
 MOST_ID = 2**30 - 1
 _MOST_BIAS = torch.finfo(torch.float32).max
-_ZERO = 2.0**-150  # and below: what float32 rounds to 0
+_ROUNDS_TO_0 = 2.0**-150  # in float32, as what is below it
 
 
 class FlatProcessors(NamedTuple):
@@ -257,7 +257,11 @@ class Processors:
     def _penalties(self) -> Tensor | None:
         """``[lists, 3]`` float32."""
         columns = []
-        for name, lowest in (("repetition_penalty", _ZERO), ("frequency_penalty", None), ("presence_penalty", None)):
+        for name, lowest in (
+            ("repetition_penalty", _ROUNDS_TO_0),
+            ("frequency_penalty", None),
+            ("presence_penalty", None),
+        ):
             value = getattr(self, name)
             if isinstance(value, Tensor):
                 odd = value.dtype == torch.bool or value.dtype.is_complex
@@ -268,7 +272,7 @@ class Processors:
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise TypeError(f"Processors: {name} must be a number or a [batch] tensor, got {type(value).__name__}")
             if not abs(value) <= torch.finfo(torch.float32).max or (lowest is not None and not value > lowest):
-                wanted = "finite" if lowest is None else "finite and > 0"
+                wanted = "finite" if lowest is None else "finite and > 0 in float32"
                 raise ValueError(f"Processors: {name} must be {wanted}, got {value}")
             columns.append(torch.tensor([value], dtype=torch.float32, device="cpu"))
         given = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)

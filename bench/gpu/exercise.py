@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         total[name] += got.shape[0]
                         different[name] += (unequal := differing(got, expected[name]))
                     else:
-                        what = f"strategy {strategy.AUTO}"
+                        what = "the first strategy"
                         unlike += (unequal := differing(got, first[name]))
                     if unequal:
                         print(

@@ -138,7 +138,7 @@ def test_transformers_runs_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_weight_of_an_ensemble() -> None:
     ids, p, q = torch.tensor([[0, 1, 2]]), torch.zeros(1, 3, 5), torch.zeros(1, 2, 5)
-    with pytest.raises(ValueError, match="must be a bool beside assistant_ensemble_weight, got a weight"):
+    with pytest.raises(ValueError, match="must be a bool beside assistant_ensemble_weight, got 0.5"):
         speculative_sampling(ids, q, 2, p, 0.5, assistant_ensemble_weight=0.7)
     with pytest.raises(ValueError, match=r"is_done_candidate must be a bool, or a weight in \(0, 1\), got 1.0"):
         speculative_sampling(ids, q, 2, p, 1.0)

@@ -17,10 +17,8 @@ logger = logging.getLogger("specdec_kernels")
 
 _FOLDER = Path(__file__).resolve().parent.parent
 _LIBRARIES = {"CPU": "_C_cpu.so", "CUDA": "_C_cuda.so"}
-_NO_CODE, _OLD_DRIVER = (
-    (-98, -209),
-    -35,
-)  # errors of CUDA: invalid device function, no kernel image; insufficient driver
+_NO_CODE = (-98, -209)  # errors of CUDA: invalid device function, no kernel image
+_OLD_DRIVER = -35  # insufficient driver
 _problems: dict[str, str] = {}
 _symbols: dict[str, ctypes.CDLL] = {}
 _registered: dict[str, set[str]] = {}  # ops, by dispatch key
@@ -30,6 +28,10 @@ def load(ops: Iterable[str]) -> None:
     """Load what was built, and see which of `ops` it registered; a missing or unloadable library is remembered with
     its reason, never fatal.
     """
+    try:
+        wanted = settings().cpu_capability
+    except ValueError:  # an op says so when it is called, the command before
+        wanted = None
     for key, name in _LIBRARIES.items():
         path = _FOLDER / name
         if not path.exists():
@@ -43,10 +45,6 @@ def load(ops: Iterable[str]) -> None:
         _symbols[key] = ctypes.CDLL(str(path))
         _registered[key] = {op for op in ops if torch._C._dispatch_has_kernel_for_dispatch_key(f"specdec::{op}", key)}
         if key == "CPU":
-            try:
-                wanted = settings().cpu_capability
-            except ValueError:  # an op says so when it is called, the command before
-                wanted = None
             _symbols[key].specdec_limit_cpu_capability(CPU_CAPABILITIES.index(wanted or CPU_CAPABILITIES[-1]))
     direct.load(ops, _symbols)
     if "CPU" in _problems:

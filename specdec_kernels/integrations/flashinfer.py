@@ -62,7 +62,7 @@ def softmax(logits: Tensor, temperature: Tensor | float | None = None, enable_pd
     Parameters
     ----------
     logits : Tensor
-        ``[batch, vocab]`` float32, bfloat16 or float16.
+        ``[batch, vocab]`` float32, float64, bfloat16 or float16.
     temperature : Tensor or float, optional
         A number or ``[batch]`` of any floating dtype; None: 1. At 0 a row is one-hot at its argmax.
 
@@ -95,7 +95,7 @@ def sampling_from_logits(
     Parameters
     ----------
     logits : Tensor
-        ``[rows, vocab]`` float32, bfloat16 or float16.
+        ``[rows, vocab]`` float32, float64, bfloat16 or float16.
     indices : Tensor, optional
         ``[batch]`` int32 or int64: output i is drawn from row ``indices[i]``, and has this dtype (else int32).
     generator : torch.Generator, optional
@@ -128,7 +128,7 @@ def sampling_from_probs(
     offset: Seed = None,
     return_valid: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """A token from each row of `probs`, ``[rows, vocab]`` float32, bfloat16 or float16 of any positive sum.
+    """A token from each row of `probs`, ``[rows, vocab]`` float32, float64, bfloat16 or float16 of any positive sum.
 
     With `return_valid` also ``[batch]`` bool: whether the row had a usable distribution. The rest as in
     `sampling_from_logits`.
@@ -237,7 +237,9 @@ def top_k_top_p_sampling_from_probs(
 
 
 def top_p_renorm_probs(probs: Tensor, top_p: Tensor | float, is_deterministic: bool = False) -> Tensor:
-    """The rows of `probs`, ``[batch, vocab]`` float32, bfloat16 or float16, cut by `top_p`, renormalised, float32."""
+    """The rows of `probs`, ``[batch, vocab]`` float32, float64, bfloat16 or float16, cut by `top_p`, renormalised, as
+    float32.
+    """
     vocab, probs = _rows("top_p_renorm_probs", "probs", probs)
     return warp_probs(probs.float().log(), _params("top_p_renorm_probs", probs, top_p=top_p))[:, :vocab]
 
@@ -281,11 +283,11 @@ def chain_speculative_sampling(
     Parameters
     ----------
     draft_probs : Tensor
-        ``[batch, num_draft, vocab]`` float32, bfloat16 or float16, what the draft tokens were drawn from.
+        ``[batch, num_draft, vocab]`` float32, float64, bfloat16 or float16, what the draft tokens were drawn from.
     draft_token_ids : Tensor
         ``[batch, num_draft]`` int32 or int64.
     target_probs : Tensor
-        ``[batch, num_draft + 1, vocab]`` float32, bfloat16 or float16, sampling parameters already in them.
+        ``[batch, num_draft + 1, vocab]`` float32, float64, bfloat16 or float16, sampling parameters already in them.
     maybe_output_accepted_token_num, maybe_output_emitted_draft_token_num : Tensor, optional
         ``[batch]`` int32, to which the counts are added in place; None: zeros.
     generator, seed, offset : optional
@@ -308,8 +310,8 @@ def chain_speculative_sampling(
     check_tensor(op, "draft_probs", draft_probs, FLOAT_DTYPES, target_probs.device)
     target_probs, draft_probs = target_probs.float(), draft_probs.float()
     check_tensor(op, "draft_token_ids", draft_token_ids, (torch.int32, torch.int64), target_probs.device)
-    if target_probs.dim() != 3 or target_probs.shape[1] < 1:
-        raise shape_error(op, "target_probs", "[batch, num_draft + 1, vocab]", target_probs)
+    if target_probs.dim() != 3 or min(target_probs.shape[1:]) < 1:
+        raise shape_error(op, "target_probs", "[batch, num_draft + 1, vocab >= 1]", target_probs)
     batch, rows, vocab = target_probs.shape
     if draft_probs.shape != (batch, rows - 1, vocab):
         raise shape_error(op, "draft_probs", f"[batch={batch}, num_draft={rows - 1}, vocab={vocab}]", draft_probs)
@@ -432,15 +434,13 @@ def _draw(
     return drawn.token.to(torch.int32 if indices is None else indices.dtype), drawn.stats.status == 0
 
 
-def _rows(
-    op: str, name: str, rows: Tensor, dtypes: tuple[torch.dtype, ...] = FLOAT_DTYPES
-) -> tuple[int, Tensor]:  # fmt: skip
+def _rows(op: str, name: str, rows: Tensor, dtypes: tuple[torch.dtype, ...] = FLOAT_DTYPES) -> tuple[int, Tensor]:
     """How many ids there are, and the rows as the ops take them: no float64, and a second, impossible id beside a lone
     one.
     """
     check_tensor(op, name, rows, dtypes, None)
     if rows.dim() != 2 or rows.shape[1] < 1:
-        raise shape_error(op, name, "[batch, vocab]", rows)
+        raise shape_error(op, name, "[batch, vocab >= 1]", rows)
     vocab = rows.shape[1]
     rows = rows.float() if rows.dtype == torch.float64 else rows
     if vocab == 1:
@@ -476,5 +476,5 @@ def _numbers(op: str, name: str, value: int | Tensor, rows: int, device: torch.d
             raise shape_error(op, name, f"[1] or [batch={rows}]", value)
         return value.view(torch.int64)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{op}: {name} must be an int or a tensor, got {type(value).__name__}")
+        raise TypeError(f"{op}: {name} must be an integer or a tensor, got {type(value).__name__}")
     return torch.full((1,), (value + 2**63) % 2**64 - 2**63, dtype=torch.int64, device=device)

@@ -207,7 +207,7 @@ def chain_speculative_sampling_triton(
     Parameters
     ----------
     predicts, accept_index, accept_token_num : Tensor
-        Outputs, written in place: see above; here `accept_index` may be int64.
+        Outputs, written in place: see above; here `predicts` and `accept_index` may be int64.
     candidates, retrive_index : Tensor
         ``[batch, num_nodes]`` int32 or int64: the last token of each sequence, then its draft.
     retrive_next_token, retrive_next_sibling, threshold_single, threshold_acc, deterministic

@@ -30,15 +30,16 @@ Processing = Annotated[list[Tensor | None] | None, "Tensor?[]?"]
 """`processors.FlatProcessors`; None: nothing is processed."""
 TENSORS = {Tensor: "Tensor", Tensor | None: "Tensor?"}
 
+NEED_LOGITS = ("match", "typical")  # rules of chains and of trees
+TILE = 1024
+"""Ids of a row whose weights are added before anything else is; csrc/common/params.h has the same number."""
+
 # Numbers that cross in the place of names, and that C++ has too: in csrc/common/params.h and csrc/bind_cache.h.
 ACCEPTANCES = {"token": 0, "block": 1, "match": 2, "greedy": 3}
 """Rules of chains."""
 TREE_ACCEPTANCES = {"sample": 0, "greedy": 1, "match": 2, "typical": 3, "recursive": 4, "traversal": 5}
-NEED_LOGITS = ("match", "typical")  # of both
 PURPOSES = {"draft": 0, "accept": 1, "final": 2, "sample": 3}
 """Streams of random numbers, by the number that stands in their counters; C++ has some in csrc/common/philox.h."""
-TILE = 1024
-"""Ids of a row whose weights are added before anything else is."""
 CACHE_DIMS = {"block": 0, "head": 1, "row": 2, "element": 3, "batch_and_head": 4, "further": 5}
 """What a dimension of a cache tensor is; a block is a page, or without a block table a sequence."""
 

@@ -95,10 +95,10 @@ def verify_chain(
     Without draft logits or probabilities Q is all on the draft token.
 
     A draft token that Q cannot have given ends the sequence's draft before it, with `Status.BAD_DRAFT`: as if there
-    were no more draft tokens, so that what is emitted still has the target's distribution. That is found out only where
-    Q is looked at, by "token" and "block" up to the first rejection, by "token" only where P is not all on one id: it
-    means that ``Q(x)`` is 0 (by the `draft_params` or `draft_stats` given x is cut off, or it has a logit of −inf or
-    a probability of 0, or is not in the reduced vocabulary) or above 1.01, or that Q is no distribution:
+    were no more draft tokens, so that what is emitted still has the target's distribution. It is noticed only where Q
+    is looked at: up to the first rejection, and in "token" not where P is all on one id. Such a token has a ``Q(x)`` of
+    0 (by the `draft_params` or `draft_stats` given x is cut off, or it has a logit of −inf or a probability of 0, or is
+    not in the reduced vocabulary) or above 1.01. Or Q is no distribution:
 
     - `draft_probs`: one is NaN, +inf or negative, or their sum is not within 0.01 of 1 (a −inf counts as 0);
     - `draft_stats`: the max or the cutoff is NaN, the cutoff exceeds the max, or the normalizer is not in [0.99, 1.01
@@ -228,9 +228,8 @@ def verify_spans(
         eos_token_ids, return_acceptance,
     ) = asked  # fmt: skip
     device = target_logits.device
-    rule = ACCEPTANCES.get(acceptance) if isinstance(acceptance, str) else None
-    if rule is None:
-        check_one_of(op, "acceptance", acceptance, ACCEPTANCES)
+    check_one_of(op, "acceptance", acceptance, ACCEPTANCES)
+    rule = ACCEPTANCES[acceptance]
     if return_acceptance is not False:
         check_flag(op, "return_acceptance", return_acceptance)
     law, draft_rows = LOSSLESS, drafted

@@ -140,7 +140,7 @@ def verify_tree(
     uniform_samples : Tensor, optional
         ``[batch, num_nodes]`` float64 or float32 in [0, 1). "sample": column i draws the token after node i. Else
         column 0 draws the final token, and column i is the coin of node i. Needed unless the rule is "greedy" or
-        "match", or ``params.temperature`` is the number 0 and there is no `target_law`.
+        "match", or ``params.temperature`` is the number 0 (beside a `target_law`, that of `draft_params` too).
     noise_keys : Tensor, optional
         ``[batch, num_nodes]`` int64, from `noise_keys` at the positions of the tokens after the nodes; "match" only.
     seeds : Tensor, optional
@@ -181,9 +181,8 @@ def verify_tree(
         raise shape_error(op, "tree", f"of num_nodes={num_nodes}, one or batch={batch} of them", tree.parents)
     if links.device != device:
         raise ValueError(f"{op}: tree must be on {device}, got {links.device}")
-    rule = TREE_ACCEPTANCES.get(acceptance) if isinstance(acceptance, str) else None
-    if rule is None:
-        check_one_of(op, "acceptance", acceptance, TREE_ACCEPTANCES)
+    check_one_of(op, "acceptance", acceptance, TREE_ACCEPTANCES)
+    rule = TREE_ACCEPTANCES[acceptance]
     check_thresholds(op, epsilon, delta)
     law = LOSSLESS
     if target_law is not None:

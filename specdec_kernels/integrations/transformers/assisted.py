@@ -125,7 +125,13 @@ def generate(
     kept, folded, sampling = split_processors(logits_processor, config.do_sample)
     most, ends, criteria = _stops(stopping_criteria, runner.vocab_size)
     most = max(most - input_ids.shape[1], 1)  # plain generation looks at the length after a token
-    _warn_of_length(runner, model.config, input_ids.shape[1] + most)
+    longest, made_for = input_ids.shape[1] + most, runner.max_length
+    _lift_limit(runner, model.config)
+    if runner.max_length is None and made_for is not None and longest > made_for:
+        logger.warning(
+            "generate: %s was made for %d positions, and may write worse text behind them (up to %d)",
+            runner.name, made_for, longest,
+        )  # fmt: skip
     pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
     wants = config.return_dict_in_generate
     wants_scores, wants_logits = bool(wants and config.output_scores), bool(wants and config.output_logits)
@@ -277,7 +283,7 @@ def _drafter(
             "pass drafter, or call model.generate within assisted_generation()"
         )
     runner = as_runner(assistant, "generate: assistant_model")
-    _warn_of_length(runner, assistant.config, 0)
+    _lift_limit(runner, assistant.config)
     if kept:  # drafts what the target may accept
         assert processed is not None
         runner = ProcessedRunner(runner, kept, texts)
@@ -289,14 +295,9 @@ def _drafter(
     return ModelDrafter(runner, min_confidence=confidence), given.num_assistant_tokens or DRAFT_LENGTH
 
 
-def _warn_of_length(runner: Runner, config: Any, longest: int) -> None:
+def _lift_limit(runner: Runner, config: Any) -> None:
     """As in transformers a text may go on behind the positions that a model was made for, but not behind a table's."""
-    if runner.max_length is not None and not positions_end(config):
-        if longest > runner.max_length:
-            logger.warning(
-                "generate: %s was made for %d positions, and may write worse text behind them (up to %d)",
-                runner.name, runner.max_length, longest,
-            )  # fmt: skip
+    if not positions_end(config):
         runner.max_length = None
 
 

@@ -81,7 +81,9 @@ def speculative_sampling(
         is_done_candidate = False
     elif isinstance(is_done_candidate, float):
         if assistant_ensemble_weight is not None:
-            raise ValueError(f"{op}: is_done_candidate must be a bool beside assistant_ensemble_weight, got a weight")
+            raise ValueError(
+                f"{op}: is_done_candidate must be a bool beside assistant_ensemble_weight, got {is_done_candidate}"
+            )
         if not 0 < is_done_candidate < 1:
             raise ValueError(f"{op}: is_done_candidate must be a bool, or a weight in (0, 1), got {is_done_candidate}")
         is_done_candidate, assistant_ensemble_weight = False, is_done_candidate
