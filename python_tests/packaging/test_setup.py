@@ -21,6 +21,8 @@ COMPILER = next((name for name in ("c++", "g++", "clang++") if shutil.which(name
 
 pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="an installed package has no setup.py")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+HAS_NINJA = bool(shutil.which("ninja") or importlib.util.find_spec("ninja"))
+needs_ninja = pytest.mark.skipif(not HAS_NINJA, reason="no ninja")
 
 SOURCES = {
     "csrc/common/answer.h": "inline int answer() { return 42; }\n",
@@ -82,7 +84,7 @@ def compiled(result: subprocess.CompletedProcess[str]) -> set[str]:
 @pytest.fixture(params=["1", "0"], ids=["ninja", "threads"])
 def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What runs the compilers."""
-    if request.param == "1" and not (shutil.which("ninja") or importlib.util.find_spec("ninja")):
+    if request.param == "1" and not HAS_NINJA:
         pytest.skip("no ninja")
     monkeypatch.setenv("USE_NINJA", request.param)
     return request.param
@@ -102,7 +104,7 @@ def test_builds_every_part_then_only_what_changed(project: Path, by: str) -> Non
 
 
 @needs_compiler
-@pytest.mark.skipif(not shutil.which("ninja") and not importlib.util.find_spec("ninja"), reason="no ninja")
+@needs_ninja
 @pytest.mark.parametrize("first", ["0", "1"], ids=["threads first", "ninja first"])
 def test_what_threads_and_ninja_made_in_turns_has_the_flags_asked_for(project: Path, first: str) -> None:
     """What is left of the first build knows nothing of the second, which had other flags."""
@@ -124,9 +126,8 @@ def test_a_folder_that_is_not_the_builds_own_is_not_emptied(
 
 
 @needs_compiler
+@needs_ninja
 def test_a_failed_build_of_cuda_says_how_to_do_without(project: Path) -> None:
-    if not shutil.which("ninja") and not importlib.util.find_spec("ninja"):
-        pytest.skip("no ninja")
     nvcc, source = project / "cuda/bin/nvcc", project / "csrc/cuda/kernel.cu"
     for file, text in (
         (nvcc, f"#!/bin/sh\necho '#$ TOP={project / 'cuda'}' >&2\ntest $1 = --dryrun -o $1 = --version\n"),

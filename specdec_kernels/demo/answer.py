@@ -18,8 +18,8 @@ from ..assets import prompts
 from ..commands import add_model_options, load, load_draft, model_name, read_text
 from ..decoding import CostTable, GenerationOutput, GenerationStats
 from ..decoding.generate import generate
-from ..ops.arguments import ACCEPTANCES
 from ..ops.token_logprobs import MAX_TOP
+from ..ops.verify_chain import ACCEPTANCES
 from ..options import COUNT, POSITIVE, SEED, SHARE, TEMPERATURE, OptionError, draft_length, existing, integer
 from ..sampling import SamplingParams
 from ..types import Status

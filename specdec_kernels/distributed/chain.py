@@ -13,10 +13,9 @@ from ..checks import ID_DTYPES, check_logits, check_one_of, shape_error
 from ..ops._common import Expected, check_params, raise_for_status, unchecked
 from ..ops._random import missing_noise, noise_of
 from ..ops._verify import check_draft, check_eos
-from ..ops.arguments import ACCEPTANCES
 from ..ops.noise_keys import noise_keys as make_noise_keys
 from ..ops.uniform_samples import uniform_samples as make_uniform_samples
-from ..ops.verify_chain import DRAFTED, ROWS
+from ..ops.verify_chain import ACCEPTANCES, DRAFTED, ROWS
 from ..ops.verify_chain import verify_chain as op
 from ..sampling import SamplingParams
 from ..types import VerifyOutput

@@ -26,9 +26,10 @@ from ..backends.reference.verify_chain import (
     what_was_read,
 )  # fmt: skip
 from ..laws import LOSSLESS
-from ..ops.arguments import ACCEPTANCES, VerifyArguments, VerifyChainArguments
+from ..ops.arguments import VerifyArguments, VerifyChainArguments
 from ..ops.merge_shards import total_mass
 from ..ops.shard_draw import shard_draw
+from ..ops.verify_chain import ACCEPTANCES
 from ..sampling import GREEDY as GREEDY_PARAMS
 from ..sampling import SamplingParams
 from ..types import PLACEHOLDER_TOKEN_ID, RowStats, VerifyOutput

@@ -13,7 +13,7 @@ from transformers.generation.utils import GenerationMixin
 
 from ...checks import check_one_of
 from ...decoding.arguments import check_draft_length
-from ...ops.arguments import ACCEPTANCES
+from ...ops.verify_chain import ACCEPTANCES
 from .assisted import generate
 from .versions import check_version
 
