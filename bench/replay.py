@@ -178,17 +178,18 @@ def compared(
     new_tokens: int,
     catch_up: float = 0.0,
 ) -> list[dict[str, Any]]:
-    """One row for each number of draft tokens, and for "auto"."""
+    """One row for each number of draft tokens, and for "auto", whose batches follow each other as calls do."""
     random = np.random.default_rng(0)
     chosen = [random.permutation(len(answers))[:batch] for _ in range(batches)]
     times: dict[int | str, list[float]] = {way: [] for way in (*AUTO_DRAFT_LENGTHS, "auto")}
+    adaptive = AutoSchedule if answers[0].matched is None else ForesightSchedule
+    learned = LearnedCosts(costs * np.exp(NOISE * random.standard_normal(len(costs))), 1 / 2)
     for each in chosen:
         texts = [answers[i] for i in each]
-        rehearsed = LearnedCosts(costs * np.exp(NOISE * random.standard_normal(len(costs))), 1 / 2)
         for way, spent in times.items():
-            adaptive = AutoSchedule if answers[0].matched is None else ForesightSchedule
-            by = FixedSchedule(way) if isinstance(way, int) else adaptive(batch, new_tokens, rehearsed)
+            by = FixedSchedule(way) if isinstance(way, int) else adaptive(batch, new_tokens, learned)
             spent.append(replayed(texts, by, costs, random, new_tokens, catch_up))
+        learned = learned.continued()
     plain = np.array(times[0])
     return [
         {

@@ -18,7 +18,7 @@ from python_tests.decoding.models import TableRunner, tiny
 from specdec_kernels import assets
 from specdec_kernels.assets import prompts
 from specdec_kernels.decoding import DecodingState, StepResult
-from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS, CostTable
+from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS, CostTable, LearnedCosts
 from specdec_kernels.decoding.foresight import ForesightSchedule
 from specdec_kernels.decoding.schedule import AutoSchedule, FixedSchedule
 
@@ -168,3 +168,19 @@ def test_all_of_it(
             replay.main([*arguments, *wrong])
     assert replay.main([*arguments, "--batch", "1", "5", "--costs", *["1.2"] * 6]) == 1
     assert "--batch must be at most 4, which a set has prompts, got 5" in capsys.readouterr().err
+
+
+def test_batches_follow_each_other_as_calls_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each begins with what the ones before have learned."""
+    answer = replay.Answer(np.full(30, 7), np.minimum(np.arange(30, 0, -1), 7), None)
+    begun: list[CostTable] = []
+
+    class Watched(AutoSchedule):
+        def __init__(self, batch_size: int, max_new_tokens: int, costs: LearnedCosts) -> None:
+            begun.append(costs.table)
+            super().__init__(batch_size, max_new_tokens, costs)
+
+    monkeypatch.setattr(replay, "AutoSchedule", Watched)
+    replay.compared([answer] * 5, 1, 3, COSTS, 30)
+    assert [table.ahead > 20 for table in begun] == [False, True, True]
+    assert not np.array_equal(begun[1].seconds[0], begun[0].seconds[0])

@@ -16,7 +16,8 @@ import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner, prompts
 from specdec_kernels.decoding import StepResult, rehearsal
 from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS, CostTable, LearnedCosts
-from specdec_kernels.decoding.schedule import MEMORY, AutoSchedule, FixedSchedule, Schedule, Yield
+from specdec_kernels.decoding.foresight import ForesightSchedule
+from specdec_kernels.decoding.schedule import MEMORY, AdaptiveSchedule, AutoSchedule, FixedSchedule, Schedule, Yield
 
 PACKED = np.array([1.0, 1.1, 1.2, 1.3])  # a step that verifies 2, 4, 8 rows, by a step of one row
 DEAR = np.array([1.0, 1.6, 2.4, 4.0])
@@ -194,6 +195,45 @@ def test_what_was_gained_is_the_most_that_a_text_that_changes_can_cost(batch: in
     assert np.quantile(ratios, 0.1) > 0.96  # of plain decoding, whose steps take 1
 
 
+@pytest.mark.parametrize("schedule", [AutoSchedule, ForesightSchedule])
+def test_what_a_call_gained_or_lost_counts_in_the_next(schedule: type[AdaptiveSchedule]) -> None:
+    """At most as much again as a first call may lose, and at least half of that; a table that is handed in has it."""
+
+    def after(*steps: StepResult, of: CostTable | LearnedCosts) -> float:
+        call = schedule(1, 48, of)
+        for step in steps:
+            call.note(step, None)
+        return call._account.credit
+
+    wrong, right = result(1, np.array([0])), result(7, np.array([7]))
+    begun = LearnedCosts(PACKED, 0.5)
+    first = after(of=begun)
+    lost = after(wrong, of=begun)
+    assert lost == pytest.approx(first - 0.1, abs=0.01)
+    assert after(of=begun) == first, "a call's own steps do not change what it began with"
+    second = begun.continued()
+    assert after(of=second) == pytest.approx(lost) == after(of=second.table)
+    assert after(*[wrong] * 3, of=second) == pytest.approx(first - 0.4, abs=0.04)
+    assert after(of=second.continued()) == pytest.approx(max(first - 0.4, first / 2), abs=0.04)
+    assert after(*[wrong] * 30, of=second) < 0
+    assert after(of=second.continued()) == pytest.approx(first / 2)
+    assert after(*[right] * 5, of=second) > 20
+    assert after(of=second.continued()) == pytest.approx(2 * first)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.25])
+def test_calls_after_one_another_do_better_than_first_calls(alpha: float) -> None:
+    """Drafts that are never right cost less, and those that gain little are not given up early."""
+    spent: dict[bool, list[float]] = {}
+    for carried in (False, True):
+        costs = LearnedCosts(PACKED, 0.5)
+        for seed in range(200):
+            costs = costs.continued() if carried else LearnedCosts(PACKED, 0.5)
+            ratio = rate(AutoSchedule(1, 48, costs), PACKED, [alpha], tokens=48, seed=seed)
+            spent.setdefault(carried, []).append(1 / ratio)
+    assert np.mean(spent[True]) < 0.995 * np.mean(spent[False])
+
+
 def test_no_length_is_compared_that_the_batch_cannot_afford() -> None:
     auto = AutoSchedule(1, 999, table(np.array([1.0, 1.1, 3.0, 9.0])))
     for step in range(30):
@@ -296,6 +336,7 @@ def test_costs_are_rehearsed_once_for_a_model_and_batch_and_learned_on() -> None
     assert min(first.seconds_rehearsal, alone.seconds_rehearsal) > 0
     assert first.costs is not None and second.costs is not None
     assert np.allclose(second.costs.seconds[0], first.costs.seconds[-1])
+    assert first.costs.ahead == 0 != second.costs.ahead
     target.forwards.clear()
     plain = sk.generate(target, ids, drafter=sk.NoDrafter(), max_new_tokens=3, eos_token_id=[])
     assert plain.stats.costs is None and len(target.forwards) == 1 + 3
@@ -374,3 +415,9 @@ def test_few_row_counts_are_verified() -> None:
 def test_a_table_that_is_none_is_refused(steps: list[int], seconds: list[list[float]], message: str) -> None:
     with pytest.raises(ValueError, match=f"^CostTable: {message}"):
         CostTable(np.array(steps), np.array(seconds))
+
+
+@pytest.mark.parametrize("ahead", [np.nan, np.inf, "1", None])
+def test_a_lead_that_is_no_finite_number_is_refused(ahead: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match=r"^CostTable: ahead must be"):
+        CostTable(np.zeros(1, np.int64), PACKED[None], ahead)

@@ -1,13 +1,16 @@
-"""What a step costs by its number of draft tokens: as rehearsed, as learned from the steps, or as handed in."""
+"""What a step costs by its number of draft tokens, as rehearsed, as learned from the steps, or as handed in; and what
+drafts have gained at these costs.
+"""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_flag, check_int
+from ..checks import check_flag, check_int, check_number
 
 AUTO_DRAFT_LENGTHS = (0, 1, 3, 7)
 """What "auto" chooses from: 1, 2, 4 or 8 verified rows a sequence."""
@@ -28,15 +31,19 @@ class CostTable:
     seconds : ndarray
         ``[revisions, 4]`` float64, > 0 and never falling along a row: of a step with 0, 1, 3 and 7 draft tokens a
         sequence, drafting and verifying, in any unit.
+    ahead : float
+        Plain steps by which the calls before it were ahead of plain decoding, or < 0: behind. What drafts may lose at
+        first is so much more, at most twice as much as with 0, or less, at least half as much.
 
     Raises
     ------
     ValueError, TypeError
-        Other shapes, steps or times; no numpy arrays of numbers.
+        Other shapes, steps or times; no numpy arrays of numbers; `ahead` no finite number.
     """
 
     steps: NDArray[np.int64]
     seconds: NDArray[np.float64]
+    ahead: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value, kinds, kind in (
@@ -56,6 +63,8 @@ class CostTable:
             )
         if not (np.isfinite(seconds) & (seconds > 0)).all() or (np.diff(seconds, axis=1) < 0).any():
             raise ValueError("CostTable: seconds must be finite, > 0 and never fall along a row, got others")
+        check_number("CostTable", "ahead", self.ahead, -sys.float_info.max, sys.float_info.max)
+        object.__setattr__(self, "ahead", float(self.ahead))
         object.__setattr__(self, "steps", steps)
         object.__setattr__(self, "seconds", seconds)
 
@@ -85,6 +94,9 @@ class CostTable:
     def learn(self, step: int, width: int, seconds: float) -> None:
         """Stay as it is."""
 
+    def leave(self, ahead: float) -> None:
+        """Stay as it is."""
+
     @property
     def table(self) -> CostTable:
         """Itself."""
@@ -103,12 +115,15 @@ class LearnedCosts:
         ``[4]`` float64 to start from.
     variance : float
         Of their logarithms, in units of that of a step's time.
+    ahead : float
+        See `CostTable`.
     """
 
     _LEAST_VARIANCE = 0.04  # so that what changes is noticed: about the last 25 ratios count
     _LARGEST_SURPRISE = 0.7  # in natural logarithm: a step that was interrupted says no more than that
 
-    def __init__(self, seconds: NDArray[np.float64], variance: float | NDArray[np.float64]) -> None:
+    def __init__(self, seconds: NDArray[np.float64], variance: float | NDArray[np.float64], ahead: float = 0.0) -> None:
+        self.ahead = self._left = ahead
         self._log = np.log(seconds)
         self._variance = variance + np.zeros(len(seconds))
         self._last: tuple[int, float] | None = None
@@ -136,12 +151,16 @@ class LearnedCosts:
             self._revisions.append((step + 1, self._now()))
         self._last = index, time
 
+    def leave(self, ahead: float) -> None:
+        """Take in how far the call is ahead of plain decoding by now, for the next one."""
+        self._left = ahead
+
     @property
     def table(self) -> CostTable:
         """All that was known, step by step."""
         steps, seconds = zip(*self._revisions, strict=True)
-        return CostTable(np.array(steps), np.array(seconds))
+        return CostTable(np.array(steps), np.array(seconds), self.ahead)
 
     def continued(self) -> LearnedCosts:
         """For the next call: what is known now."""
-        return LearnedCosts(np.exp(self._log), self._variance)
+        return LearnedCosts(np.exp(self._log), self._variance, self._left)

@@ -64,7 +64,8 @@ class Account:
         Of each sequence.
     costs : CostTable or LearnedCosts
     allowance : float
-        What drafts may lose, in plain steps; with each token since it is a little more, `_MORE`.
+        What drafts may lose, in plain steps; with each token since it is a little more, `_MORE`. What calls before
+        gained or lost counts too, but for at most as much more, or half as much less.
     trust : float
         Share of an expected gain that is counted on; the attribute may be changed.
     """
@@ -76,7 +77,8 @@ class Account:
         self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts, allowance: float, trust: float
     ) -> None:
         self.left = np.full(batch_size, max_new_tokens)  # tokens of each sequence, at most; 0 where it has ended
-        self.credit = allowance
+        self.credit = allowance + min(max(costs.ahead, -allowance / 2), allowance)
+        self._allowance = allowance
         self.trust = trust
         self._costs = costs
         self._step = 0
@@ -106,6 +108,7 @@ class Account:
         self.left = np.maximum(self.left - result.num_tokens, 0) * result.active
         progress = before - max(self.left.tolist())
         self.credit += (1 + self._MORE) * progress - cost
+        self._costs.leave(self.credit - self._allowance)
         return progress, cost
 
 

@@ -180,7 +180,7 @@ def _report(output: GenerationOutput, tokenizer: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """A number, list or dict that JSON has; None for what is no number."""
     if isinstance(value, CostTable):
-        return {"steps": value.steps.tolist(), "seconds": value.seconds.tolist()}
+        return {"steps": value.steps.tolist(), "seconds": value.seconds.tolist(), "ahead": value.ahead}
     if isinstance(value, (np.ndarray, list)):
         return [_plain(one) for one in (value.tolist() if isinstance(value, np.ndarray) else value)]
     return None if isinstance(value, float) and not math.isfinite(value) else value
