@@ -26,6 +26,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 import argparse
+import itertools
 import copy
 import random
 import statistics
@@ -187,8 +188,10 @@ def measure(
     sampled: str = "match",
     decode: Callable[..., GenerationOutput] = generate,
     run: Callable[[Sequence[Call]], list[Timed]] = one_by_one,
+    one_batch: bool = False,
 ) -> dict[Key, Result]:
-    """Run all ways of decoding, `PLAIN` among them, on all batches, `rounds` times.
+    """Run all ways of decoding, `PLAIN` among them, on all batches, `rounds` times; or with `one_batch` in each round
+    on the next of them.
 
     `sampled` is the acceptance rule at temperatures above 0; only with "match" are its outputs plain decoding's.
     `decode` is called as `generate`, and `run` makes the calls of one batch.
@@ -199,7 +202,7 @@ def measure(
     for turn in range(rounds):
         for result in results.values():
             result.begin_round()
-        for ids, mask in batches:
+        for ids, mask in [batches[turn % len(batches)]] if one_batch else batches:
             order.shuffle(configurations)
             calls = []
             for key in configurations:
@@ -403,6 +406,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--draft-model", type=existing, metavar="FOLDER", help="of the drafter model; needs --own-loop")
     parser.add_argument("--own-loop", action="store_true", help="the model of examples/own_loop.py, not transformers'")
     parser.add_argument("--in-turns", action="store_true", help="step by step side by side; needs --own-loop")
+    parser.add_argument(
+        "--one-batch", action="store_true", help="each round decodes the next batch of the prompts, not all of them"
+    )
     arguments = parser.parse_args(argv)
     if arguments.in_turns and not arguments.own_loop:
         parser.error("--in-turns needs --own-loop")
@@ -422,7 +428,7 @@ def _measured(arguments: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
     greedy_ways = sum(not way.typical for way in ways.values())
     runs = sum(len(ways) if temperature else greedy_ways for temperature in arguments.temperatures)
-    runs *= -(-arguments.prompts // batch) * arguments.rounds * len(texts)
+    runs *= arguments.rounds * len(texts) * (1 if arguments.one_batch else -(-arguments.prompts // batch))
     target = LeanLlama(model) if arguments.own_loop else model
     run: Callable[[Sequence[Call]], list[Timed]] = one_by_one
     with ExitStack() as stack:
@@ -434,7 +440,11 @@ def _measured(arguments: argparse.Namespace) -> None:
         warm_up = prompts.encode(tokenizer, next(iter(texts.values()))[:batch])
         generate(target, *warm_up[:1], attention_mask=warm_up[1], drafter=NoDrafter(), max_new_tokens=8)
         for name, chosen in texts.items():
-            batches = [prompts.encode(tokenizer, chosen[i : i + batch]) for i in range(0, len(chosen), batch)]
+            parts = [chosen[i : i + batch] for i in range(0, len(chosen), batch)]
+            if arguments.one_batch:  # all as large, round and round the texts
+                around = itertools.cycle(chosen)
+                parts = [list(itertools.islice(around, batch)) for _ in range(arguments.rounds)]
+            batches = [prompts.encode(tokenizer, part) for part in parts]
             for temperature in arguments.temperatures:
                 bar.set_description(f"{name}, temperature {temperature:g}")
                 results = measure(
@@ -446,6 +456,7 @@ def _measured(arguments: argparse.Namespace) -> None:
                     max_new_tokens=arguments.max_new_tokens,
                     advance=bar.update,
                     run=run,
+                    one_batch=arguments.one_batch,
                 )
                 fresh = rows_of(name, temperature, results)
                 rows += fresh

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +105,22 @@ def test_ways_side_by_side_share_weights_and_nothing_else() -> None:
     for result in results.values():
         assert result.differing == 0 and all(seconds > 0 for seconds in result.seconds)
     assert results[PLAIN].tokens == results["lookup", 3].tokens == results["model", 3].tokens
+
+
+def test_a_round_decodes_the_next_batch() -> None:
+    """Of three batches four rounds decode the first twice, where all four rounds of the other way decode all three."""
+    batches, ways, seen = [prompts(4), prompts(5), prompts(6)], {PLAIN: end_to_end.Way(sk.NoDrafter())}, []
+
+    def decode(model: Any, ids: torch.Tensor, **given: Any) -> Any:
+        seen.append(ids.shape[1])
+        return sk.generate(model, ids, **given)
+
+    kw: dict[str, Any] = {"rounds": 4, "max_new_tokens": 2, "advance": lambda: None, "decode": decode}
+    end_to_end.measure(tiny("llama"), batches, ways, sk.SamplingParams(0.0), one_batch=True, **kw)
+    assert seen == [4, 5, 6, 4]
+    seen.clear()
+    end_to_end.measure(tiny("llama"), batches, ways, sk.SamplingParams(0.0), **kw)
+    assert seen == [4, 5, 6] * 4
 
 
 def test_side_by_side_is_for_the_own_loop_alone(capsys: pytest.CaptureFixture[str]) -> None:
