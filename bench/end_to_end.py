@@ -26,8 +26,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 import argparse
-import itertools
 import copy
+import itertools
 import random
 import statistics
 import sys

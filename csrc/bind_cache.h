@@ -115,10 +115,13 @@ void run_on_planes(const std::vector<CacheTensor>& tensors, GatherKVArgs& args, 
     run(args);
     args.num_planes = num_shapes = 0;
   };
-  for (const CacheTensor& tensor : tensors) {
+  std::vector<CacheShape> shapes;  // all before anything is moved: one may be refused
+  shapes.reserve(tensors.size());
+  for (const CacheTensor& tensor : tensors) shapes.push_back(tensor.planes() ? tensor.shape() : CacheShape{});
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    const CacheTensor& tensor = tensors[t];
     const int64_t planes = tensor.planes();
-    if (planes == 0) continue;
-    const CacheShape shape = tensor.shape();
+    const CacheShape& shape = shapes[t];
     const auto same = [&](const CacheShape& x) {
       return x.stride_block == shape.stride_block && x.stride_row == shape.stride_row &&
              x.stride_head == shape.stride_head && x.stride_unit == shape.stride_unit && x.heads == shape.heads &&

@@ -294,6 +294,7 @@ struct Ops {
                       (packed || draft_tokens.size(1) == num_draft),
                   "specdec: target_logits and draft_tokens disagree in shape");
     const int64_t batch = packed ? cu_num_draft_tokens->numel() - 1 : draft_tokens.size(0);
+    SPECDEC_CHECK(batch <= INT32_MAX / (num_draft + 1), "specdec: batch * (num_draft + 1) must be in [0, 2**31)");
     const int64_t bonus_rows = bonus_tokens ? 0 : 1;
     SPECDEC_CHECK(packed ? target_logits.size(0) == total + batch * bonus_rows
                          : target_logits.size(0) == batch && target_logits.size(1) == num_draft + bonus_rows,

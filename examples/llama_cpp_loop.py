@@ -28,14 +28,14 @@ def scored(llama, batch, tokens, past, num_rows):
 
 
 def speculate(llama, prompt, sampling, *, seed=0, num_draft=5, max_new_tokens=64):
-    """What `llama` says after the tokens `prompt`, from its own distribution; as many decode calls as it took."""
+    """What `llama` says after the tokens `prompt`, from its own distribution, and in how many verify steps."""
     text, step, seeds, index = list(prompt), 0, torch.tensor([seed]), NgramIndex(1, 3, 1)
     index.append(0, np.array(text))
     batch, memory = llama_cpp.llama_batch_init(llama.n_batch, 0, 1), llama_cpp.llama_get_memory(llama.ctx)
     llama_cpp.llama_memory_clear(memory, True)
     for past in range(0, len(text) - 1, llama.n_batch):  # all but the last token, which the loop reads first
         scored(llama, batch, text[past : min(past + llama.n_batch, len(text) - 1)], past, 1)
-    while len(text) < len(prompt) + max_new_tokens and text[-1] != llama.token_eos():
+    while len(text) < len(prompt) + max_new_tokens and llama.token_eos() not in text[len(prompt) :]:
         tokens, counts = index.propose(num_draft)
         draft = torch.from_numpy(tokens[:, : counts[0]].copy())
         logits = scored(llama, batch, [text[-1], *draft[0].tolist()], len(text) - 1, draft.shape[1] + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import itertools
 from collections.abc import Iterator
@@ -18,6 +19,14 @@ from python_tests.progress import Progress  # noqa: E402
 from python_tests.support import Backend, present, present_emulated  # noqa: E402
 
 torch.set_num_threads(1)
+gc.disable()  # until everything is imported and collected: half a second for each time that it is looked through
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is there by now stays, and is not looked through again."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -77,6 +86,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept: set[int] = set()
     for (_, chosen), cases in tests.items():
         if chosen and not config.getoption("--every-case"):
+            if tiers.kind_of(chosen) == "triton":
+                cases = tiers.affordable(cases)
             if chosen.interpreted:
                 cases = chosen.some_cases(cases, getattr(cases[0].module, "EMULATED_CASES", None))  # type: ignore[attr-defined]
             elif tiers.kind_of(chosen) == "narrow":

@@ -15,14 +15,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 
 import specdec_kernels as sk
 from python_tests import emulated, interpreted
 from specdec_kernels import config
 from specdec_kernels.backends import native
+from specdec_kernels.testing import exact
 
 CAPABILITIES = config.CPU_CAPABILITIES
+ONE_TREE_KERNEL = 'a tree has one CUDA kernel, which walks: "split" is "walk"'
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,17 @@ class Backend:
 
     @contextmanager
     def limited(self) -> Iterator[None]:
-        """Within: kernels run with this backend's instruction set, or strategy and schedule; Triton's are checked."""
+        """Within: kernels run with this backend's instruction set, or strategy and schedule; Triton's are checked.
+        Interpreted ones take their time for each row, others for each call: exact distributions are found accordingly.
+        """
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(exact, "POINTS", 20 if self.interpreted else 100)
+            patch.setattr(exact, "WAYS", 2 if self.interpreted else exact.WAYS)
+            with self._limited():
+                yield
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
         if self.strategy is not None:
             with emulated.running(self.strategy, self.schedule):
                 yield
@@ -73,10 +86,10 @@ class Backend:
     def cases(self, wanted: int) -> int:
         """How many random cases run: `wanted`; of the emulated CUDA kernels so many in one strategy and a tenth in the
         others and in random schedules (which change no bit, as other tests prove); under Triton's interpreter, far
-        slower, a tenth.
+        slower, a tenth, or where few are wanted a twenty-fifth.
         """
         if self.name == "triton" and self.interpreted:
-            return wanted // 10
+            return wanted // (10 if wanted >= 1000 else 25)
         return wanted if self.strategy in (None, "walk") and self.schedule is None else wanted // 10
 
     def some_cases(self, items: Sequence[Any], most: int | None) -> list[Any]:
@@ -111,6 +124,17 @@ class Backend:
         """`values` moved to the backend's device."""
         moved = tuple(_to(v, self.device) for v in values)
         return moved[0] if len(moved) == 1 else moved
+
+
+@contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """Within: as in a process that was started with these variables."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in values.items():
+            patch.setenv(name, value)
+        config.reload()
+        yield
+    config.reload()
 
 
 def _to(value: Any, device: str) -> Any:

@@ -175,6 +175,7 @@ def nothing_more(names: dict[str, Any]) -> None:
 SETUPS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], None]]] = {
     "README.md": (lambda: a_step() | models() | {"input_ids": prompts(6)[0]}, after_readme),
     "docs/using.md": (using, after_using),
+    "docs/in-an-engine.md": (dict, nothing_more),
     "docs/porting.md": (dict, after_porting),
     "docs/rules.md": (a_step, nothing_more),
     "docs/trees.md": (a_tree_step, after_trees),

@@ -171,7 +171,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
         (["demo", "--batch", "2.5"], "--batch: must be an integer, got '2.5'"),
         (["medusa", "train", "x", "--seed", "9" * 30], "--seed: must be in"),
         (["medusa", "train", "x", "--threads", "0"], "--threads: must be in [1, 1024], got 0"),
-        (["backends", "--device", "abacus"], "--device: must be a device as cpu or cuda:0, got 'abacus'"),
+        (["backends", "--device", "abacus"], "--device: must be a device: cpu, cuda:0, …, got 'abacus'"),
     ],
 )
 def test_options_out_of_range(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

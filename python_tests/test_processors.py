@@ -94,7 +94,7 @@ def test_processors_with_other_counts() -> None:
     ("given", "counts", "error", "message"),
     [
         (COUNTS, 3, TypeError, "token_counts must be a TokenCounts, got int"),
-        (None, COUNTS, ValueError, "token_counts must take the place of others, got them where there are none"),
+        (None, COUNTS, ValueError, "token_counts must replace existing ones, and these processors have none"),
         (
             COUNTS, sk.TokenCounts(torch.zeros(3, 1).long(), 4), ValueError,
             "token_counts must be of 2 sequences on cpu, got 3 on cpu",
@@ -135,14 +135,17 @@ def test_other_counts_refused(given: Any, counts: Any, error: type[Exception], m
         ({"allowed_ids": torch.ones(1, 1, 1).long()}, TypeError, "allowed_ids must be a tensor"),
         ({"token_bitmask": torch.ones(2).long()}, TypeError, "token_bitmask must be an int32 tensor"),
         ({"token_counts": 3}, TypeError, "token_counts must be a TokenCounts, got int"),
-        ({"banned_ids": [[1], [2]], "allowed_ids": [[1]] * 3}, ValueError, "all fields must be of as many sequences"),
+        (
+            {"banned_ids": [[1], [2]], "allowed_ids": [[1]] * 3},
+            ValueError, "all fields must agree on the number of sequences",
+        ),
         (
             {"banned_ids": [[1], [2]], "logit_bias": [{1: 2.0}] * 3},
-            ValueError, "logit_bias, banned_ids and stop_token_ids must be of as many sequences, got",
+            ValueError, "logit_bias, banned_ids and stop_token_ids must agree on the number of sequences, got",
         ),
         (
             {"frequency_penalty": torch.ones(2), "presence_penalty": torch.ones(3), "token_counts": COUNTS},
-            ValueError, "the penalties must be of as many sequences, got",
+            ValueError, "the penalties must agree on the number of sequences, got",
         ),
     ],
 )  # fmt: skip

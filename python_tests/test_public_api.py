@@ -163,7 +163,7 @@ def test_sampling_params_are_equal_where_their_fields_are() -> None:
 @pytest.mark.parametrize(
     ("made", "error", "message"),
     [
-        (lambda: sk.SamplingParams(10**400), ValueError, "SamplingParams: temperature must be a number of float64"),
+        (lambda: sk.SamplingParams(10**400), ValueError, "SamplingParams: temperature must fit in float64"),
         (lambda: sk.laws.Chow(10**400), ValueError, "Chow: alpha must be finite"),
         (lambda: sk.verify_chain(torch.zeros(1, 1, 4), torch.zeros(1, 0).long(), target_law=sk.laws.TargetLaw(1)),
          TypeError, "verify_chain: target_law must be"),
@@ -172,7 +172,7 @@ def test_sampling_params_are_equal_where_their_fields_are() -> None:
         (lambda: sk.DraftTree.from_parents([[]]), ValueError, "DraftTree: parents must hold a root"),
         (lambda: sk.Processors(stop_token_ids=[[1], [2]], min_tokens=torch.tensor([1, 2, 3]),
                                token_counts=sk.TokenCounts(torch.zeros(3, 1, dtype=torch.int64), 1)),
-         ValueError, "Processors: min_tokens must be of as many sequences as stop_token_ids, got 3 and 2"),
+         ValueError, "Processors: min_tokens and stop_token_ids must agree on the number of sequences, got 3 and 2"),
     ],
 )  # fmt: skip
 def test_numbers_that_cannot_be(made: Callable[[], Any], error: type[Exception], message: str) -> None:

@@ -23,7 +23,7 @@ from specdec_kernels.analysis.measured import Acceptance, StepCosts, watch
 from specdec_kernels.analysis.planner import Plan
 from specdec_kernels.decoding import Runner
 from specdec_kernels.medusa import Features, MedusaHeads, Recipe
-from specdec_kernels.testing import ChainProblem, TreeProblem
+from specdec_kernels.testing import ChainProblem, TreeProblem, pieces
 
 
 def heads() -> MedusaHeads:
@@ -101,6 +101,10 @@ GOOD: Calls = {
         lambda: {"token_counts": sk.TokenCounts(torch.tensor([[2]]), 3)},
     ),
     "medusa.Recipe.rate": (Recipe().rate, lambda: {"step": 1}),
+    "testing.Pieces.box": (
+        pieces(lambda path, uniforms: path, 1, 2).box,
+        lambda: {"path": np.zeros(3, np.int64), "points": np.zeros((3, 2), np.int64)},
+    ),
     "RowStats.stack": (sk.RowStats.stack, lambda: {"stats": [sk.row_stats(logits(2, 5))], "dim": 1}),
     "analysis.measured.StepCosts.c": (COSTS.c, lambda: {"name": "lookup", "length": 1}),
     "analysis.measured.StepCosts.verification": (COSTS.verification, lambda: {"rows": 2}),
@@ -138,7 +142,13 @@ RESULTS = {
     "analysis.planner.Plan", "audit.Finding", "audit.Loop", "audit.Report", "audit.Row", "testing.Pieces",
 }  # fmt: skip
 # What `generate` calls, and what it calls with.
-OF_THE_LOOP = ("decoding.DecodingState", "decoding.Prompt", "decoding.StepResult", "CostTable.learn")
+OF_THE_LOOP = (
+    "decoding.DecodingState",
+    "decoding.Prompt",
+    "decoding.StepResult",
+    "CostTable.learn",
+    "CostTable.leave",
+)
 
 
 def is_of_the_loop(name: str, call: Callable[..., Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +108,15 @@ def generate(
 
 @functools.wraps(sk.distributed.verify_chain)
 def sharded(**given: Any) -> sk.VerifyOutput:
-    """In a group of this process alone."""
+    """In the group of this process alone."""
+    return sk.distributed.verify_chain(**given)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        return sk.distributed.verify_chain(**given)
-    finally:
-        dist.destroy_process_group()
+    yield
+    dist.destroy_process_group()
 
 
 def features() -> Features:
@@ -135,26 +138,27 @@ def medusa(name: str) -> dict[str, Any]:
     data = {"features": features(), "recipe": Recipe(steps=1, batch_size=2)}
     pathless = data | {"heads": heads()}
     head, draft = logits(model().config.vocab_size, HIDDEN), {"draft": model()}
-    return {
-        "Document": {"tokens": np.arange(3), "first": 1},
-        "Features": {name: getattr(features(), name) for name in Features.__dataclass_fields__},
-        "Recipe": {},
-        "choose_vocabulary": {"features": features(), "size": 3},
-        "count_accuracy": {"heads": heads(), "features": features(), "ranks": 2},
-        "distillation_loss": {"original_logits": logits(3, 9), "logits": logits(3, 9), "labels": labels},
-        "extract": {"model": model(), "documents": [Document(np.arange(3, 7))]},
-        "falling": {"accuracy": torch.rand(2, 3)},
-        "heads_weight": {"step": 1, "ramp_steps": 2, "final": 0.5},
-        "linear_cross_entropy": {"inputs": logits(3, 4), "weight": logits(9, 4), "labels": labels},
-        "lm_loss": {"logits": logits(3, 9), "labels": labels},
-        "medusa1_loss": {"heads": heads(), "hidden": logits(2, HIDDEN), "labels": torch.zeros(2, 3).long()},
-        "prepare": {"model": model(), "tokenizer": None, "folder": Path("nowhere"), "num_tokens": 0},
-        "acceptance_of": draft | {"head": head, "features": features()},
-        "first_layers": {"model": wide(), "num_layers": 1},
-        "train_draft": data | draft | {"head": head},
-        "train_heads": pathless,
-        "train_jointly": pathless | {"model": model()},
-    }[name]
+    every: dict[str, Callable[[], dict[str, Any]]] = {
+        "Document": lambda: {"tokens": np.arange(3), "first": 1},
+        "Features": lambda: {name: getattr(features(), name) for name in Features.__dataclass_fields__},
+        "Recipe": dict,
+        "choose_vocabulary": lambda: {"features": features(), "size": 3},
+        "count_accuracy": lambda: {"heads": heads(), "features": features(), "ranks": 2},
+        "distillation_loss": lambda: {"original_logits": logits(3, 9), "logits": logits(3, 9), "labels": labels},
+        "extract": lambda: {"model": model(), "documents": [Document(np.arange(3, 7))]},
+        "falling": lambda: {"accuracy": torch.rand(2, 3)},
+        "heads_weight": lambda: {"step": 1, "ramp_steps": 2, "final": 0.5},
+        "linear_cross_entropy": lambda: {"inputs": logits(3, 4), "weight": logits(9, 4), "labels": labels},
+        "lm_loss": lambda: {"logits": logits(3, 9), "labels": labels},
+        "medusa1_loss": lambda: {"heads": heads(), "hidden": logits(2, HIDDEN), "labels": torch.zeros(2, 3).long()},
+        "prepare": lambda: {"model": model(), "tokenizer": None, "folder": Path("nowhere"), "num_tokens": 0},
+        "acceptance_of": lambda: draft | {"head": head, "features": features()},
+        "first_layers": lambda: {"model": wide(), "num_layers": 1},
+        "train_draft": lambda: data | draft | {"head": head},
+        "train_heads": lambda: pathless,
+        "train_jointly": lambda: pathless | {"model": model()},
+    }
+    return every[name]()
 
 
 def theory(name: str) -> dict[str, Any]:

@@ -9,6 +9,8 @@ Of every test the short tier runs a choice of its parametrised cases, on each ba
 - by interpreted Triton, the slowest, one;
 - at most so many as the test's mark ``short`` says: of all its ``cases``, of those ``emulated`` or by ``triton``.
 
+By interpreted Triton, in every tier, only cases with the values that the test's mark ``on_triton`` names are run.
+
 A test marked ``long`` is left out, and so are the cases of a parameter's value marked so.
 """
 
@@ -33,6 +35,13 @@ def run(items: Sequence[Any], tier: str) -> list[Any]:
         return list(items)
     chosen = set(map(id, short(items)))
     return [item for item in items if (id(item) in chosen) == (tier == "short")]
+
+
+def affordable(items: Sequence[Any]) -> list[Any]:
+    """Of one test's cases by interpreted Triton those that there is time for."""
+    marker = items[0].get_closest_marker("on_triton")
+    wanted = {} if marker is None else marker.kwargs
+    return [item for item in items if wanted.items() <= item.callspec.params.items()]
 
 
 def short(items: Sequence[Any]) -> list[Any]:
@@ -61,6 +70,8 @@ def kind_of(backend: Any) -> str:
 
 def pairwise(items: Sequence[Any], seed: str) -> list[Any]:
     """Some of the items, in which every pair of values of two parameters occurs that occurs in all of them."""
+    if len(items) < 2:
+        return list(items)
     values = {id(item): sorted(interpreted.values_of(item)) for item in items}
     pairs = {key: {*combinations(value, 2), *combinations(value, 1)} for key, value in values.items()}
     left = random.Random(seed).sample(list(items), len(items))

@@ -69,7 +69,8 @@ def _check(arguments: list[str]) -> int:
     for row in own.check(verifiers, able, given.device):
         found.append(row)
         if not given.json:
-            verdict = "exact" if row.exact else f"WRONG in {row.case!r}"
+            why = f", which emits what the target cannot give (p = {row.impossible:.1e})" if row.impossible else ""
+            verdict = "exact" if row.exact else f"WRONG in {row.case!r}{why}"
             where = f"{row.backend:10}{row.op:14}{row.rule:11}"
             print(f"{where}{row.cases:3} cases, off by {row.distance:.1e}: {verdict}", flush=True)
     if given.json:
@@ -87,9 +88,9 @@ def _reach(device: str) -> None:
     try:
         reached = torch.zeros(1, device=device).tolist() == [0.0]
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"--device must be one that computes, got {device}: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"--device must be usable here, got {device}: {str(error).splitlines()[0]}") from error
     if not reached:
-        raise ValueError(f"--device must be one that computes, got {device}")
+        raise ValueError(f"--device must be usable here, got {device}")
 
 
 def _bench(arguments: list[str]) -> None:

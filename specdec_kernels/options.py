@@ -66,7 +66,7 @@ def device(text: str) -> str:
     try:
         torch.device(text)
     except RuntimeError:
-        raise argparse.ArgumentTypeError(f"must be a device as cpu or cuda:0, got {text[:30]!r}") from None
+        raise argparse.ArgumentTypeError(f"must be a device: cpu, cuda:0, …, got {text[:30]!r}") from None
     return text
 
 

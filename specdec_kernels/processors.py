@@ -62,7 +62,7 @@ class Processors:
     4. x − `frequency_penalty` · (how often the id is in the output);
     5. x − `presence_penalty` of an id in the output;
 
-    in float32, and only then come `SamplingParams`. The output, at a row of a verify step, are the tokens of
+    in float32, and only then come `SamplingParams`. At a row of a verify step, the output is the tokens of
     `token_counts` and the draft tokens before that position: on a tree those of the row's node and of its ancestors,
     but for the root's, which was emitted before.
 
@@ -129,7 +129,7 @@ class Processors:
         lists = {len(x) for x in (*(allowed or ()), *(bias or ()), penalties) if x is not None}
         lists = (lists | ({len(counts.ids)} if counts is not None else set())) - {1}
         if len(lists) > 1:
-            raise ValueError(f"Processors: all fields must be of as many sequences, got {sorted(lists)}")
+            raise ValueError(f"Processors: all fields must agree on the number of sequences, got {sorted(lists)}")
         made: dict[tuple[torch.device, int], Lists] = {}
 
         def of(device: torch.device, vocab: int) -> Lists:
@@ -183,7 +183,7 @@ class Processors:
             raise TypeError(f"with_counts: token_counts must be a TokenCounts, got {type(token_counts).__name__}")
         before = self.token_counts
         if before is None:
-            raise ValueError("with_counts: token_counts must take the place of others, got them where there are none")
+            raise ValueError("with_counts: token_counts must replace existing ones, and these processors have none")
         if len(token_counts) != len(before) or token_counts.ids.device != before.ids.device:
             raise ValueError(
                 f"with_counts: token_counts must be of {len(before)} sequences on {before.ids.device}, got "
@@ -224,8 +224,8 @@ class Processors:
             until = minimum[:, None] if isinstance(minimum, Tensor) else torch.tensor([[minimum]], device="cpu")
             if 1 not in (len(ids), len(until)) and len(ids) != len(until):
                 raise ValueError(
-                    f"Processors: min_tokens must be of as many sequences as stop_token_ids, got {len(until)} and "
-                    f"{len(ids)}"
+                    "Processors: min_tokens and stop_token_ids must agree on the number of sequences, got "
+                    f"{len(until)} and {len(ids)}"
                 )
             ids = ids.to(until.device).expand(len(until) if len(ids) == 1 else len(ids), -1)
             if barring:
@@ -238,7 +238,8 @@ class Processors:
         if any(len(ids) not in (1, rows) for ids, _, _ in parts):
             got = [len(ids) for ids, _, _ in parts]
             raise ValueError(
-                f"Processors: logit_bias, banned_ids and stop_token_ids must be of as many sequences, got {got}"
+                "Processors: logit_bias, banned_ids and stop_token_ids must agree on the number of sequences, "
+                f"got {got}"
             )
         ids, values, until = (
             torch.cat([part.to(device).expand(rows, -1) for part in each], 1)
@@ -281,7 +282,9 @@ class Processors:
         device = next((x.device for x in given if isinstance(x, Tensor)), torch.device("cpu"))
         rows = next((len(c) for c in columns if len(c) != 1), 1)
         if any(len(c) not in (1, rows) for c in columns):
-            raise ValueError(f"Processors: the penalties must be of as many sequences, got {[len(c) for c in columns]}")
+            raise ValueError(
+                f"Processors: the penalties must agree on the number of sequences, got {[len(c) for c in columns]}"
+            )
         return torch.stack([c.to(device).expand(rows) for c in columns], 1).contiguous()
 
 

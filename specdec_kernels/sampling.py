@@ -30,8 +30,9 @@ class FlatParams(NamedTuple):
 class SamplingParams:
     """Temperature and truncation, applied in the order temperature, top-k, top-p, min-p, then renormalised.
 
-    Every field but `min_p_first` is a number, or a ``[batch]`` tensor with one value per sequence, which must not be
-    changed afterwards.
+    Every field but `min_p_first` is a number, or a ``[batch]`` tensor with one value per sequence. A contiguous float32
+    tensor (`top_k`: int64) is read at each call, so that its values may be changed, as a captured graph needs; others
+    are copied.
 
     Parameters
     ----------
@@ -42,8 +43,8 @@ class SamplingParams:
         Keep every logit >= the k-th largest (ties survive); <= 0, or >= vocab: off.
     top_p : float or Tensor
         Keep the smallest set, of what top-k left, whose renormalised mass reaches ``top_p * (1 - 2**-18)``, with every
-        tie of the last one kept; 0, or >= 1: off. >= 0. Four millionths less, so that 0.5 and 0.3 reach 0.8 on every
-        backend, although no float32 holds these numbers and each adds them in its own way.
+        tie of the last one kept; 0, or >= 1: off. >= 0. The slack of 4e-6 lets 0.5 and 0.3 reach 0.8 on every backend,
+        although no float32 holds these numbers and each adds them in its own order.
     min_p : float or Tensor
         Keep ids with probability >= ``min_p`` times the largest; 0: off. In [0, 1].
     min_p_first : bool
@@ -145,7 +146,7 @@ def _split(name: str, value: object, default: float) -> tuple[float, Tensor | No
     try:
         return (value if integer else float(value)), None
     except OverflowError:
-        raise ValueError(f"SamplingParams: {name} must be a number of float64, got an integer beyond it") from None
+        raise ValueError(f"SamplingParams: {name} must fit in float64, got a larger integer") from None
 
 
 DEFAULT_PARAMS = SamplingParams()

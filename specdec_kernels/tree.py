@@ -194,7 +194,7 @@ class DraftTree:
                 )
             if choice[:-1] not in index:
                 raise ValueError(
-                    f"DraftTree: medusa_choices must hold {list(choice[:-1])}, as they hold {list(choice)}"
+                    f"DraftTree: medusa_choices must hold {list(choice[:-1])}, on the way to {list(choice)}"
                 )
             index[choice] = len(index)
         if len(index) > MAX_NODES or len(choices[-1]) > MAX_DEPTH:

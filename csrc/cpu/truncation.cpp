@@ -164,7 +164,7 @@ class Truncation {
       : row_(row),
         sampling_(sampling),
         weight_{max, has_weights(sampling) ? 1.0f / max : sampling.inverse_temperature, has_weights(sampling)},
-        count_{max, 0.0f},
+        count_{0.0f, 0.0f},
         likely_(likely_from(sampling, max)),
         from_(cut_from(sampling, max)),
         scratch_(scratch) {}

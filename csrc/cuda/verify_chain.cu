@@ -23,7 +23,8 @@ cudaError_t decide(const VerifyChainArgs& args, const Launch& launch) {
     }
     strategy = Strategy::kSplit;
   }
-  if (strategy == Strategy::kSplit || strategy == Strategy::kEarly)
+  const bool shared = numbers_of(args) <= kMostSharedNumbers;  // where alone walking kernels look for them
+  if (strategy == Strategy::kSplit || strategy == Strategy::kEarly || !shared)
     return verify_split(args, strategy == Strategy::kEarly, launch);
   return verify_walk(args, strategy == Strategy::kCluster && hopper_code() ? 2 : 1, launch);
 }

@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   if (threadIdx.x == 0 && i == 0) work.arrived[b] = 0;
   if (!wanted) return;
   if (work.early.is_beyond(b, i, args.num_draft)) {  // what is written there is not looked at
-    if (threadIdx.x == 0 && work.positions) work.judged[index] = {};
+    if (threadIdx.x == 0 && work.positions) work.judged[index] = {{}, Verdict::kRejected, 0};
     if (threadIdx.x == 0 && work.target_laws) work.target_laws[index] = {};
     return;
   }
@@ -463,8 +463,10 @@ __global__ void __launch_bounds__(kRowThreads, kDecideBlocks)
 bool may_exit(const VerifyChainArgs& args) {
   return args.acceptance == Acceptance::kGreedy || (args.acceptance == Acceptance::kToken && !finds_mixtures(args));
 }
+// Where rows are probabilities, one of too little mass has a law that its largest weight does not tell.
 bool may_exit_scan(const VerifyChainArgs& args) {
-  return may_exit(args) && !reads_draft(args) && (args.acceptance == Acceptance::kGreedy || !may_cut(args.params));
+  return may_exit(args) && !reads_draft(args) && args.params.rows == RowKind::kLogits &&
+         (args.acceptance == Acceptance::kGreedy || !may_cut(args.params));
 }
 
 // The parts of a workspace that the call needs.

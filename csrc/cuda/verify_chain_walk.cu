@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1)
   SPECDEC_SHARED(ChainState, state, 1);
   float* const list = reinterpret_cast<float*>(shared);
   const int64_t b = blockIdx.x / Team<kClustered>::size();
-  // Other rows than processed ones are read by this layout only where the numbers fit shared memory.
+  // Other rows than processed ones are read by this layout only where the numbers fit shared memory (`decide` asks).
   float* const numbers = kProcessed ? place.of(b, list) : list + (place.listed ? kMaxListed : 0);
   Chain<kClustered>(args, b, state[0], list, numbers).run();
 }

@@ -77,6 +77,14 @@ def test_the_interval_of_tokens_holds_the_truth() -> None:
     assert 178 <= held <= 198
 
 
+def test_answers_that_agree_do_not_make_the_tokens_certain() -> None:
+    """Four of four first tokens rejected, or eight of eight accepted: the shares' own intervals go on."""
+    none = Acceptance(np.array([[0.0, NAN]] * 4), np.array([0, 0, 1, 1])).expected_tokens()
+    assert (none.low, none.mean) == (1.0, 1.0) and 1.4 < none.high < 2.0
+    every = Acceptance(np.ones((4, 2)), np.array([0, 0, 1, 1])).expected_tokens()
+    assert (every.mean, every.high) == (3.0, 3.0) and 1.3 < every.low < 2.0
+
+
 def test_one_answer_has_no_interval() -> None:
     found = acceptance([0.5], [0.7]).expected_tokens()
     assert found.mean == pytest.approx(1.6) and np.isnan(found.low) and np.isnan(found.high)
@@ -190,6 +198,10 @@ def test_a_perfect_draft_and_a_useless_one() -> None:
     alone = planner.plan(target, batches, useless, temperatures=[1.0], lengths=[1, 3], costs=found.costs, clock=clock)
     assert alone.best(1.0, 1) is None and alone.costs == found.costs
     assert {row["drafter"] for row in alone.to_dict()["best"]} == {"none"}
+    with pytest.raises(
+        ValueError, match="plan: costs must have '.*' with 7 draft tokens for batch size 1, and have not"
+    ):
+        planner.plan(target, batches, useless, temperatures=[1.0], lengths=[1, 7], costs=found.costs, clock=clock)
 
 
 def test_draws_are_other_answers_to_the_same_prompts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 import specdec_kernels as sk
 from specdec_kernels import cli
 from specdec_kernels.audit import own
+from specdec_kernels.audit.cases import chains
 
 
 @pytest.fixture(autouse=True)
@@ -30,11 +31,13 @@ def test_every_backend_here_is_exact(capsys: pytest.CaptureFixture[str]) -> None
     assert all(row["exact"] and row["distance"] < 1e-6 for row in rows)
 
 
-@pytest.mark.parametrize("wrong", ["temperature", "tokens"])
+@pytest.mark.parametrize("wrong", ["temperature", "tokens", "between"])
 def test_a_backend_that_is_not_is_named(
     wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its target a little warmer; or what it emits, but not how much of it, left out."""
+    """Its target a little warmer; or what it emits, but not how much of it, left out; or id 0 at a tenth of all coins,
+    which lie between two points of the grid that bisection begins with.
+    """
     real = sk.verify_chain
 
     def verify_chain(*rows: Any, backend: str, **given: Any) -> Any:
@@ -43,6 +46,9 @@ def test_a_backend_that_is_not_is_named(
         out = real(*rows, backend=backend, **given)
         if backend == "reference" and wrong == "tokens":
             out.tokens.fill_(-1)
+        if backend == "reference" and wrong == "between":
+            coin = given["uniform_samples"][:, 1]
+            out.tokens[(coin > 0.26) & (coin < 0.37), 0] = 0
         return out
 
     monkeypatch.setattr("specdec_kernels.ops.verify_chain.verify_chain", verify_chain)
@@ -50,7 +56,30 @@ def test_a_backend_that_is_not_is_named(
     printed = capsys.readouterr().out
     bad = [line for line in printed.splitlines() if "WRONG in 'two ids" in line]
     assert len(bad) == 2 and all(line.startswith("reference") and "verify_chain" in line for line in bad)
-    assert printed.splitlines()[-1].startswith("2 of ") and ("disagree" in printed) == (wrong == "tokens")
+    assert printed.splitlines()[-1].startswith("2 of ") and ("as many tokens as" in printed) == (wrong == "tokens")
+    assert ("within a piece" in printed) == (wrong == "between")
+
+
+def test_a_backend_that_emits_what_the_target_cannot_give_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of probability 2**-24: where the coin of a draft token is 0."""
+    zeros = {("verify_chain", "token"): tuple(case for case in chains() if case.name.startswith("zeros in"))}
+    monkeypatch.setattr(own, "rules", lambda: zeros)
+    real = sk.verify_chain
+
+    def verify_chain(target: Any, drafts: Any, *rows: Any, backend: str, **given: Any) -> Any:
+        out = real(target, drafts, *rows, backend=backend, **given)
+        if backend == "cpu":
+            at = (given["uniform_samples"][:, 1] == 0) & (out.num_tokens == 1)
+            out.tokens[at, 0] = drafts[at, 0]
+        return out
+
+    monkeypatch.setattr("specdec_kernels.ops.verify_chain.verify_chain", verify_chain)
+    assert cli.main(["check"]) == 1
+    printed = capsys.readouterr().out
+    (bad,) = [line for line in printed.splitlines() if "WRONG" in line]
+    assert bad.startswith("cpu") and "emits what the target cannot give" in bad
 
 
 def test_a_device_that_is_none_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

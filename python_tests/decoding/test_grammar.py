@@ -394,6 +394,6 @@ def test_refuses() -> None:
     with pytest.raises(TypeError, match="^generate: grammar must be a Grammar or None, got function"):
         sk.generate(tiny("llama", 1), ids, attention_mask=mask, drafter=sk.NoDrafter(), grammar=lambda rows: rows)  # type: ignore[arg-type]
     drafter = sk.ModelDrafter(near("llama", 1, 0.05))
-    with pytest.raises(ValueError, match=r"^generate: grammar must go without a cascade, .* got Chow\(alpha=1.0"):
+    with pytest.raises(ValueError, match=r"^generate: grammar must be None with a cascade, .* got Chow\(alpha=1.0"):
         run(drafter, target_law=sk.laws.Chow(1.0))
     run(drafter, target_law=sk.laws.Lossy(0.1))  # which emits nothing that the target cannot

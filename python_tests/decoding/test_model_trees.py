@@ -150,6 +150,34 @@ def test_more_nodes_may_be_fed_than_are_verified() -> None:
     assert torch.equal(out.tokens, plain.tokens) and out.stats.num_steps <= 10
 
 
+def test_a_text_does_not_depend_on_its_neighbours() -> None:
+    """Near its end there is room for less than the others have left: the nodes of a step have uniforms of their own."""
+    target, draft = (TreeTable(TableRunner.random(23, seed, 1.0).table) for seed in (1, 2))
+    ids, seeds = torch.tensor([[3, 4, 5]] * 8), torch.arange(8)
+
+    def run(rows: Any) -> Any:
+        drafter = sk.ModelTreeDrafter(draft, 6, 4, 3)
+        return sk.generate(
+            target, ids[rows], drafter=drafter, seeds=seeds[rows], max_new_tokens=7, eos_token_id=[]
+        ).tokens
+
+    together = run(slice(None))
+    assert all(torch.equal(run(slice(b, b + 1))[0], together[b]) for b in range(8))
+
+
+def test_a_bias_counts_at_the_targets_temperature() -> None:
+    """Before the division by it: of two tokens 20 apart a bias of 3 at temperature 0.1 is 30."""
+    table = torch.full((5, 5, 5), -50.0)
+    table[..., 2], table[..., 4] = 2.0, 0.0
+    runner = TreeTable(table)
+    out = sk.generate(
+        runner, torch.tensor([[1, 3]]), drafter=sk.ModelTreeDrafter(TreeTable(table), 2, 1, 1), max_new_tokens=12,
+        sampling=sk.SamplingParams(0.1), processors=sk.Processors(logit_bias={4: 3.0}), eos_token_id=[],
+        seeds=torch.tensor([1]),
+    )  # fmt: skip
+    assert out.tokens.tolist() == [[4] * 12] and out.stats.num_rejected == 0
+
+
 @pytest.mark.parametrize("acceptance", ["token", "match"])
 def test_texts_have_the_targets_distribution(acceptance: str) -> None:
     runner, batch, length = TreeTable(TableRunner.random(4, seed=2, spread=1.2).table), 40_000, 4
@@ -167,8 +195,11 @@ def test_texts_have_the_targets_distribution(acceptance: str) -> None:
 def test_what_cannot_be_served_is_refused() -> None:
     with pytest.raises(ValueError, match="^ModelTreeDrafter: draft_model must be a model that takes trees, got T5"):
         sk.ModelTreeDrafter(tiny("t5"))
-    for name, value, most in (("num_nodes", 1, 1024), ("max_depth", 65, 64), ("width", 0, 1023)):
+    for name, value, most in (("num_nodes", 1, 1024), ("max_depth", 65, 64), ("width", 0, 1023), ("width", 1024, 1023)):
         with pytest.raises(ValueError, match=f"^ModelTreeDrafter: {name} must be in .*{most}], got {value}"):
             sk.ModelTreeDrafter(tiny("llama"), **{name: value})
+    # all that are fed are one tree: the root, and so many of each depth but the last
+    with pytest.raises(ValueError, match=r"^ModelTreeDrafter: width must be in \[1, 146], got 147"):
+        sk.ModelTreeDrafter(tiny("llama"), 64, 8, 147)
     with pytest.raises(ValueError, match="share one tokenizer"):
         sk.generate(tiny("llama"), torch.tensor([[4, 9]]), drafter=sk.ModelTreeDrafter(tiny("llama", vocab_size=50)))

@@ -195,6 +195,22 @@ def test_what_was_gained_is_the_most_that_a_text_that_changes_can_cost(batch: in
     assert np.quantile(ratios, 0.1) > 0.96  # of plain decoding, whose steps take 1
 
 
+def test_what_a_draft_takes_to_catch_up_is_no_cost_of_its_length() -> None:
+    """After plain steps a draft model reads what they wrote: that is paid for, and drafting on looks no dearer."""
+    costs = LearnedCosts(PACKED, 0.5)
+    auto = AutoSchedule(1, 9999, costs)
+    for step in range(300):
+        width, behind = int(step % 3 > 0), step % 3 == 1  # one plain step, two with a draft
+        auto._account.credit = before = 5.0
+        auto.note(result(width, np.zeros(1, np.int64)), PACKED[width] + 0.4 * behind)
+        learned = costs.at(step + 1)
+        more = 0.5 * (learned[1] / learned[0] - 1) if behind else 0.0
+        if step > 50:
+            spent = learned[width] / learned[0] + more
+            assert auto._account.credit == pytest.approx(before + 1.0075 - spent, abs=1e-3)
+    assert learned[1] / learned[0] == pytest.approx(PACKED[1], rel=0.02)
+
+
 @pytest.mark.parametrize("schedule", [AutoSchedule, ForesightSchedule])
 def test_what_a_call_gained_or_lost_counts_in_the_next(schedule: type[AdaptiveSchedule]) -> None:
     """At most as much again as a first call may lose, and at least half of that; a table that is handed in has it."""

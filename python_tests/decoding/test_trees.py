@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -407,6 +408,40 @@ def test_a_tree_larger_than_said_is_refused(tree: list[int], tokens: int, messag
     target, ids = TreeTable(TableRunner.random().table), torch.tensor([[4, 9], [3, 8]])
     with pytest.raises(ValueError, match=f"^generate: Liar.propose must give {message}"):
         sk.generate(target, ids, drafter=Liar(TREE, TOKENS), max_new_tokens=8, eos_token_id=[])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_draft_tokens": torch.tensor([1, -1])}, "a tree without num_draft_tokens"),
+        ({"tree": None}, "a tree with its tokens, as it is a TreeDrafter, got a chain"),
+        ({"tree": sk.DraftTree.from_parents(torch.tensor([[-1, 0, 1]] * 3), 2)}, "one tree or batch=2, got 3"),
+    ],
+)  # fmt: skip
+def test_what_is_no_tree_for_the_batch_is_refused(change: dict[str, Any], message: str) -> None:
+    """Depths by sequence would take the grammar's masks off rows that are verified all the same."""
+
+    class Odd(Fixed):
+        def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+            tree = sk.DraftTree.from_parents([-1, 0, 1])
+            return replace(Draft(torch.ones(2, 2, dtype=torch.int64), tree=tree), **change)
+
+    target, ids = TreeTable(TableRunner.random().table), torch.tensor([[4, 9], [3, 8]])
+    with pytest.raises(ValueError, match=f"^generate: Odd.propose must give {message}"):
+        sk.generate(target, ids, drafter=Odd(TREE, TOKENS), max_new_tokens=8, eos_token_id=[])
+
+
+def test_nothing_is_drafted_behind_a_node_that_is_missing() -> None:
+    """Of a chain whose first token is missing the second was not put to the test, and so not rejected."""
+
+    class Gap(Fixed):
+        def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+            tree = sk.DraftTree.from_parents([-1, 0, 1])
+            return Draft(torch.tensor([[-1, 5]]), tree=tree)
+
+    target, ids = TreeTable(TableRunner.random().table), torch.tensor([[4, 9]])
+    stats = sk.generate(target, ids, drafter=Gap(TREE, TOKENS), max_new_tokens=8, eos_token_id=[]).stats
+    assert (stats.num_drafted, stats.num_rejected, stats.num_tokens) == (0, 0, 8)
 
 
 def test_a_tree_of_no_tree_drafter_is_refused() -> None:

@@ -117,4 +117,4 @@ def test_a_rank_that_is_gone_is_an_error(tmp_path: Path, ends: bool) -> None:
     for rank in (0, 1):
         assert isinstance(answers[rank], str), answers[rank]  # None: it waits still
         assert answers[rank].startswith(f"distributed.verify_chain: rank {rank} of 3 got no ")
-        assert "from another rank, which has ended or hangs" in answers[rank]
+        assert "from another rank, which has ended, hangs or was called" in answers[rank]

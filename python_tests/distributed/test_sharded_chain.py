@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import specdec_kernels as sk
+from python_tests import tiers
 from python_tests.distributed.ranks import columns, on_every_rank, same, sharded
 from python_tests.ops import chains
 from python_tests.ops.inputs import refuses, seeded
@@ -91,7 +92,7 @@ def check(backend: Backend, arguments: chains.Arguments, widths: tuple[int, ...]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_ranks_have_the_ops_output(backend: Backend, name: str, layout: str, dtype: torch.dtype) -> None:
     widths = WIDTHS[layout]
-    for seed in range(1 if backend.interpreted else 4):
+    for seed in range(4 if tiers.kind_of(backend) == "cases" else 1):
         check(backend, make(name, sum(widths), dtype, seed), widths)
 
 
@@ -307,7 +308,7 @@ def test_given_widths_save_a_round() -> None:
         ({"tree": 3}, TypeError, "distributed.verify_chain: got an unexpected argument 'tree'"),
         ({"acceptance": "typical"}, ValueError, "distributed.verify_chain: acceptance must be one of"),
         ({"uniform_samples": None}, ValueError, "distributed.verify_chain: acceptance='token' needs uniform_samples"),
-        ({"widths": (2800, 1)}, ValueError, "distributed.verify_chain: widths must be those of 1 shards"),
+        ({"widths": (2800, 1)}, ValueError, "distributed.verify_chain: widths must be >= 1 and those of 1 shards"),
         ({"draft_tokens": torch.zeros(4, 2)}, TypeError, "distributed.verify_chain: draft_tokens must be int64"),
         (
             {"target_logits": torch.zeros(4, 4, 900), "draft_logits": torch.zeros(4, 3, 900)}, ValueError,
@@ -320,6 +321,20 @@ def test_refuses(change: dict[str, object], error: type[Exception], message: str
         on_every_rank(1, lambda group, rank: sk.distributed.verify_chain(**arguments, group=group))
 
     refuses(call, make("token", 2800), change, error, message)
+
+
+def test_a_rule_that_is_not_written_for_shards_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An acceptance rule that is added to the op must not run as another one here."""
+    from specdec_kernels.ops.verify_chain import ACCEPTANCES
+
+    monkeypatch.setitem(ACCEPTANCES, "another", len(ACCEPTANCES))
+    with pytest.raises(ValueError, match=r"distributed\.verify_chain: acceptance must be one of"):
+        on_every_rank(
+            1,
+            lambda group, rank: sk.distributed.verify_chain(
+                **make("token", 2800) | {"acceptance": "another"}, group=group
+            ),
+        )
 
 
 def test_torch_distributed_must_be_initialised() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -63,6 +64,13 @@ def test_only_the_most_frequent_continuations_are_kept() -> None:
     at = int(order.kinds.argmax())
     kept = order.ids[order.starts[at] : order.starts[at + 1]]
     assert len(kept) == 64 and set(range(90, 100)) <= set(kept.tolist()) and order.totals[at] == 109
+
+
+def test_saving_a_table_needs_no_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    NgramTable.from_tokens(ids(*range(9))).save(tmp_path / "t.npz")
+    with pytest.raises(OSError, match="no-such-folder"):
+        NgramTable.from_tokens(ids(*range(9))).save(tmp_path / "no-such-folder" / "t.npz")
 
 
 def test_a_saved_table_is_the_same(tmp_path: Path) -> None:

@@ -149,6 +149,21 @@ def test_the_same_bits_whatever_rows_hold(change: Callable[[chains.Arguments], N
     same_bits(verified(arguments, "early", schedule=schedule), verified(arguments, "split"))
 
 
+@pytest.mark.parametrize("acceptance", ["token", "greedy"])
+def test_probabilities_of_too_little_mass_are_not_judged_by_their_largest(acceptance: str) -> None:
+    """Greedily such a row has id 0, whatever is largest in it: only its law knows that."""
+    arguments = made(kind="one_hot", acceptance=acceptance)
+    probs = arguments["target_logits"].float().softmax(-1)
+    probs[0, 1], probs[2, 0] = 0.0, 0.0
+    probs[0, 1, 0], probs[2, 0, 5] = -1.0, 1e-39
+    arguments["draft_tokens"][0, 1] = arguments["draft_tokens"][2, 0] = 0
+    arguments |= {"target_logits": None, "target_probs": probs, "params": SamplingParams(temperature=0.0)}
+    out = verified(arguments, "early")
+    same_bits(out, verified(arguments, "split"))
+    same_bits(out, sk.verify_chain(**arguments, backend="reference"))
+    assert out.num_accepted[0] >= 2 and out.num_accepted[2] >= 1
+
+
 @pytest.mark.parametrize("kind", ["stats", "one_hot"])
 def test_packed_sequences_of_different_lengths(kind: str) -> None:
     arguments = chains.packed(made(seed=5, kind=kind), torch.tensor([K, 2, 0, K, 1, 3]))

@@ -105,6 +105,19 @@ def test_a_bonus_is_the_same_however_many_blocks_share_its_row() -> None:
         same_bits(outcomes[0], outcomes[1])
 
 
+@pytest.mark.parametrize("strategy", ["walk", "cluster"])
+def test_rows_whose_numbers_do_not_fit_shared_memory_are_split(strategy: str) -> None:
+    """Two tables of 480 tiles each, where walking kernels have room for 475."""
+    target, draft = (torch.randn(1, n, 480 * 1024 - 7, generator=rng(n)) for n in (2, 1))
+    coins, outcomes = torch.rand(1, 2, generator=rng(7)), []
+    for layout in (strategy, "split"):
+        with emulated.running(layout):
+            outcomes.append(
+                sk.verify_chain(target, draft.argmax(-1), draft, uniform_samples=coins, backend=emulated.NAME)
+            )
+    same_bits(*outcomes)
+
+
 def test_the_last_coin_below_1_is_below_1() -> None:
     """Where P is Q every token is accepted: a coin is compared as it is given, in float64."""
     target = torch.randn(2, K + 1, 9000, generator=rng(5))

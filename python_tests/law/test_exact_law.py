@@ -23,6 +23,7 @@ from specdec_kernels.testing import ChainProblem, float64_law
 OP = "verify_chain"
 
 
+@pytest.mark.on_triton(kind="full")
 @pytest.mark.short(emulated=12)
 @pytest.mark.parametrize("size", SIZES, ids=lambda s: f"V{s[0]}-K{s[1]}")
 @pytest.mark.parametrize("kind", KINDS)
@@ -35,6 +36,7 @@ def test_zero_probability_is_never_accepted_at_u_0(backend: Backend) -> None:
     check_zero_probability(backend.verify_chain, backend.device)
 
 
+@pytest.mark.on_triton(kind="full")
 @pytest.mark.short(triton=2, emulated=4)
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 @pytest.mark.parametrize(
@@ -56,6 +58,7 @@ def test_emitted_law_of_the_packed_form(backend: Backend, acceptance: str, kind:
     check_law(verify, problem(kind, *size), acceptance, backend.device)
 
 
+@pytest.mark.on_triton(kind="full")
 @pytest.mark.short(triton=2, emulated=6)
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 @pytest.mark.parametrize("kind", ["full", "one_hot", "target_top_k", "zero_supports", "given_probabilities", "ragged"])
@@ -68,6 +71,7 @@ def test_emitted_law_of_target_probabilities(backend: Backend, acceptance: str, 
     check_law(verify, problem(kind, *affordable(backend, kind, SIZES[1])), acceptance, backend.device)
 
 
+@pytest.mark.on_triton(kind="full")
 @pytest.mark.short(triton=2, emulated=4)
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 @pytest.mark.parametrize("kind", ["full", "one_hot", "both_truncated", "ragged", "eos", "undrawable"])

@@ -18,7 +18,7 @@ from python_tests.law.cases import TOLERANCE, problem
 from python_tests.law.test_tree_law import SHAPES, given, plain
 from python_tests.ops.processing import EACH, Request, bits, processors
 from python_tests.ops.test_processors import holds_no_list
-from python_tests.support import Backend
+from python_tests.support import ONE_TREE_KERNEL, Backend
 from specdec_kernels import laws
 from specdec_kernels.testing import (
     ChainProblem,
@@ -146,6 +146,9 @@ def test_law_of_other_targets(backend: Backend, law: laws.TargetLaw) -> None:
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 def test_law_of_the_packed_form(backend: Backend, acceptance: str, name: str) -> None:
+    if backend.interpreted:
+        pytest.skip("slow: that packed rows are processed as padded ones is held bit for bit in ops/test_processors.py")
+
     def verify(target: Tensor, tokens: Tensor, *, processors: sk.Processors, **rest: Any) -> Any:
         batch, num_draft = tokens.shape
         mask = processors.token_bitmask
@@ -161,6 +164,7 @@ def test_law_of_the_packed_form(backend: Backend, acceptance: str, name: str) ->
     check(verify, chain("full", EACH[name], affordable(backend)), acceptance, backend.device)
 
 
+@pytest.mark.on_triton(shape="siblings")
 @pytest.mark.short(cases=6, emulated=1, triton=1)
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("shape", ["siblings", "fork", "bush"])
@@ -168,6 +172,8 @@ def test_law_of_the_packed_form(backend: Backend, acceptance: str, name: str) ->
 def test_law_of_trees(backend: Backend, acceptance: str, shape: str, name: str) -> None:
     if slow(backend) and shape != "siblings":
         pytest.skip("Triton's interpreter needs minutes for this: it walks two siblings")
+    if backend.strategy == "split":
+        pytest.skip(ONE_TREE_KERNEL)
     vocab = 2 if slow(backend) or acceptance == "sample" else 3
     check(backend.verify_tree, tree(shape, EACH[name], vocab, acceptance != "sample"), acceptance, backend.device)
 
@@ -183,24 +189,25 @@ def test_match_draws_what_plain_sampling_draws(backend: Backend, name: str) -> N
     keys = torch.randint(0, 2**60, (n, num_draft + 1), generator=rng)
     drafted = torch.randint(0, vocab, (n, num_draft), generator=rng)
     drafted[: n // 2] = -1
-    for b in range(n // 2):  # what plain sampling draws is drafted for these
-        for i in range(num_draft):
-            drafted[b, i] = plainly(rows, drafted[b, :i].tolist(), keys[b, i], request, params)
+    for i in range(num_draft):  # what plain sampling draws is drafted for these
+        drafted[: n // 2, i] = plainly(rows, drafted[: n // 2, :i], keys[: n // 2, i], request, params)
     index = [drafted[:, :d].unbind(1) for d in range(num_draft + 1)]
     target = torch.stack([t[index[d]] if d else t.expand(n, -1) for d, t in enumerate(rows)], 1)
     out = with_processors(backend.verify_chain, request, None)(
         backend(target), backend(drafted), noise_keys=backend(keys), params=params, acceptance="match",
     )  # fmt: skip
     assert (out.num_accepted[: n // 2] == num_draft).all() and (out.num_accepted[n // 2 :] < num_draft).any()
-    for b in range(n):
-        emitted = out.tokens[b, : int(out.num_tokens[b])].tolist()
-        for i, token in enumerate(emitted):
-            assert token == plainly(rows, emitted[:i], keys[b, i], request, params)
+    tokens = out.tokens.cpu()
+    for i in range(num_draft + 1):
+        has = out.num_tokens.cpu() > i
+        assert torch.equal(tokens[has, i], plainly(rows, tokens[has, :i], keys[has, i], request, params))
 
 
-def plainly(rows: list[Tensor], before: list[int], key: Tensor, request: Request, params: sk.SamplingParams) -> int:
-    made = torch.from_numpy(request.row(rows[len(before)][tuple(before)], before)).float()
-    return int(sk.sample(made[None], params, noise_keys=key.view(1), backend="reference").token)
+def plainly(rows: list[Tensor], before: Tensor, keys: Tensor, request: Request, params: sk.SamplingParams) -> Tensor:
+    """``[n]``: what plain sampling draws after the tokens `before` ``[n, i]``."""
+    table = rows[before.shape[1]]
+    made = torch.stack([torch.from_numpy(request.row(table[tuple(each)], each)).float() for each in before.tolist()])
+    return sk.sample(made, params, noise_keys=keys.contiguous(), backend="reference").token
 
 
 # --- defects that engines have had, planted ---------------------------------------------------------------------------
@@ -225,7 +232,6 @@ def bias_on_the_drafts_row(verify: Verify, *args: Any, draft_logits: Tensor, **r
     return verify(*args, draft_logits=draft_logits + added.to(draft_logits.device), **rest)
 
 
-@pytest.mark.short(cases=6, emulated=1)
 @pytest.mark.parametrize(
     ("mutant", "name", "acceptance"),
     [
@@ -237,13 +243,11 @@ def bias_on_the_drafts_row(verify: Verify, *args: Any, draft_logits: Tensor, **r
         (bias_on_the_drafts_row, "logit_bias", "block"),
     ],
 )
-def test_planted_input_defect_is_caught(backend: Backend, mutant: Any, name: str, acceptance: str) -> None:
-    if slow(backend):
-        pytest.skip("Triton's interpreter takes two ids, and a grammar allows both")
+def test_planted_input_defect_is_caught(mutant: Any, name: str, acceptance: str) -> None:
     case = chain("full", EACH[name], params=sk.SamplingParams(0.7))
-    check(backend.verify_chain, case, acceptance, backend.device)
-    with pytest.raises(AssertionError):
-        check(partial(mutant, backend.verify_chain), case, acceptance, backend.device)
+    check(TRUE, case, acceptance)
+    with pytest.raises(AssertionError, match="law off by"):
+        check(partial(mutant, TRUE), case, acceptance)
 
 
 def nothing_before(tokens: Tensor) -> Tensor:

@@ -48,6 +48,12 @@ def train(folder: Path, *more: str) -> int:
     return cli.main(["medusa", "train", str(folder / "heads.safetensors"), *options, *more])
 
 
+def test_fewer_ids_may_be_drafted_than_ranks_are_counted(folder: Path) -> None:
+    assert train(folder, "--vocab", "5", "--steps", "3") == 0
+    accuracy = MedusaHeads.load(folder / "heads.safetensors", target()).accuracy
+    assert accuracy is not None and accuracy.shape == (2, 5)
+
+
 def test_heads_are_trained_calibrated_and_described(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(folder) == 0
     heads = MedusaHeads.load(folder / "heads.safetensors", target())

@@ -188,3 +188,24 @@ def test_a_cascades_bonus_of_one_id_is_that_id(backend: Backend, how: str) -> No
     out = run(backend, arguments)
     assert out.tokens.tolist() == [[3000], [3000]]
     assert (out.status & int(sk.Status.BAD_DRAFT)).all()
+
+
+@pytest.mark.parametrize("over", [80.0, 95.0, 200.0, 260.0, 300.0, 354.9, 1e4, math.inf])
+def test_a_logit_far_above_the_max_that_its_stats_claim(backend: Backend, over: float) -> None:
+    """Of a drafted token: its Q is above 1. Of another: it leaves nothing of that id, and no more of what the target
+    excludes.
+    """
+    never, temperature = -math.inf, 0.05
+    target = torch.tensor([-3.0, 0.0, *[never] * 6]).expand(1, 2, 8)
+    values = torch.tensor([[[0.0, never, 0.0, 4.0, never, never]]])
+    stats = sk.RowStats(values, torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int32))
+    for id in (0, 3):
+        draft = torch.zeros(1, 1, 8)
+        draft[..., id] = over * temperature
+        out = backend.verify_chain(
+            *backend(target, torch.tensor([[0]]), draft), draft_stats=sk.RowStats(*backend(*stats)),
+            draft_params=sk.SamplingParams(temperature), uniform_samples=backend(torch.tensor([[0.5, 0.9]])),
+        )  # fmt: skip
+        assert (out.status.item() == sk.Status.BAD_DRAFT) == (id == 0)
+        if id == 3:
+            assert out.tokens.tolist() == [[1, -1]]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.ops.inputs import refuses, same_bits
-from python_tests.support import Backend, in_fresh_process
+from python_tests.support import Backend, environment
 from specdec_kernels.types import NO_ID
 
 OP = "count_tokens_"
@@ -163,14 +163,10 @@ def test_refuses(change: dict[str, Any], error: type[Exception], message: str) -
 
 
 def test_check_raises() -> None:
-    code = (
-        "import torch, specdec_kernels as sk\n"
-        "counts = sk.TokenCounts(torch.tensor([[1, 2]]), 1)\n"
-        "counts.ids[0, 1] = 0\n"
-        "try: counts.add_(torch.tensor([[4]]))\n"
-        "except RuntimeError as error: print(error)"
-    )
-    assert in_fresh_process(code, SPECDEC_CHECK="1").startswith("add_: row 0 set <Status.BAD_PARAM: 16>")
+    counts = sk.TokenCounts(torch.tensor([[1, 2]]), 1)
+    counts.ids[0, 1] = 0
+    with environment(SPECDEC_CHECK="1"), pytest.raises(RuntimeError, match="^add_: row 0 set <Status.BAD_PARAM: 16>"):
+        counts.add_(torch.tensor([[4]]))
 
 
 def test_counts_that_are_none_wrap_around(backend: Backend) -> None:

@@ -57,10 +57,11 @@ def test_sums(backend: Backend, rng: torch.Generator) -> None:
     masses = torch.rand(2, 3, 700, generator=rng)
     expected = masses.double().sum(-1)
     np.testing.assert_allclose(total_mass(backend(masses), backend.name).cpu(), expected, rtol=1e-6)
-    values, _ = backend.merge_shards(
+    values, prob = backend.merge_shards(
         *backend(torch.zeros_like(masses), masses, masses[..., 0].contiguous()), probs=True
     )
     np.testing.assert_allclose(values[..., 3].cpu(), expected, rtol=1e-5)
+    assert (prob == 0).all()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from python_tests.ops import chains, trees
 from python_tests.ops.inputs import DTYPES, logits, same_bits, uniforms
 from python_tests.ops.processing import EACH, Request, bits, moved, of_any_kind, processors
 from python_tests.ops.test_compile import tensors_of
-from python_tests.support import Backend
+from python_tests.support import ONE_TREE_KERNEL, Backend
 from specdec_kernels import laws
 from specdec_kernels.backends import FUNCTIONS
 from specdec_kernels.processors import FlatProcessors
@@ -383,7 +383,8 @@ def test_chains_are_those_of_the_rows_that_are_made(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Bit for bit, on long rows, many of whose ids compete."""
-    rng, batch, vocab = torch.Generator().manual_seed(5), 2 if backend.name == "triton" else 12, backend.vocab(5200)
+    rng, vocab = torch.Generator().manual_seed(5), backend.vocab(5200)
+    batch = 2 if backend.name == "triton" else 12 if acceptance == "match" else 6  # few are accepted by "match"
     step = chains.make(
         rng, batch, 3, vocab, acceptance=acceptance, kind=kind, params=params, draft_params=params, law=law, dtype=dtype
     )
@@ -402,7 +403,9 @@ def test_chains_are_those_of_the_rows_that_are_made(
 def test_trees_are_those_of_the_rows_that_are_made(
     backend: Backend, acceptance: str, params: sk.SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rng, batch, vocab = torch.Generator().manual_seed(4), 2 if backend.name == "triton" else 12, backend.vocab(5200)
+    if backend.strategy == "split":
+        pytest.skip(ONE_TREE_KERNEL)
+    rng, batch, vocab = torch.Generator().manual_seed(4), 2 if backend.name == "triton" else 5, backend.vocab(5200)
     step = trees.make(5, batch, 9, vocab, acceptance=acceptance, params=params, draft_params=params, spread=4.0)
     agrees_with_made_rows(backend, "verify_tree", step, of_any_kind(rng, batch, (batch, 9), vocab), monkeypatch)
 

@@ -260,6 +260,14 @@ def test_large_magnitudes(backend: Backend) -> None:
     np.testing.assert_allclose(stats.normalizer.cpu(), [1.0, 3.0, 3.0], rtol=1e-6)
 
 
+def test_top_k_counts_ids_whose_distance_is_no_float(backend: Backend) -> None:
+    """More of them than a list holds: they are counted, not weighed."""
+    x = torch.full((1, 5000), -3e38)
+    x[:, :2000] = 3e38
+    stats = backend.row_stats(backend(x), sk.SamplingParams(top_k=4500))
+    assert stats.cutoff.item() == x.min().item()
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [

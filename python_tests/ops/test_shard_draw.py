@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,24 @@ def test_noise_is_that_of_the_whole_vocabulary(backend: Backend, rng: torch.Gene
     token = torch.stack([p.token for p in parts]).gather(0, best[None])[0]
     same_bits(token, backend.sample(arguments["logits"], noise_keys=keys).token)
     assert (parts[0].token < BORDER).all() and (parts[1].token >= BORDER).all() and parts[0].masses is None
+
+
+def test_greedy_rows_are_not_drawn_from(backend: Backend, rng: torch.Generator) -> None:
+    x, params = backend(torch.randn(2, 1, 50, generator=rng)), backend(sk.SamplingParams(torch.tensor([0.0, 1.0])))
+    given = {"stats": backend.row_stats(x, params), "weights": backend(torch.full((2, 1), -1.0)), "params": params}
+    out = backend.shard_draw(x, noise_keys=backend(torch.zeros(2, 1, dtype=torch.int64)), **given)
+    assert out.token[0, 0] == -1 and out.score[0, 0] == -math.inf and out.token[1, 0] >= 0
+
+
+def test_what_is_no_uniform_is_read_as_0(backend: Backend, rng: torch.Generator) -> None:
+    arguments = on(backend, "none", rng)
+    masses = masses_of(backend, arguments)
+    (part, *_) = shards(arguments)
+    tokens = [
+        backend.shard_draw(**part, masses=masses, uniform_samples=backend(torch.full((3, 2), u))).token
+        for u in (0.0, 1.0, -0.5, math.nan)
+    ]
+    assert all(torch.equal(tokens[0], each) for each in tokens[1:])
 
 
 def test_rows_that_have_all_on_one_id(backend: Backend, rng: torch.Generator) -> None:

@@ -87,6 +87,8 @@ def test_probabilities_are_summed(backend: Backend, rng: torch.Generator) -> Non
     np.testing.assert_allclose(stats.tile_mass[0, 0].cpu(), expected, rtol=2e-6)
     assert stats.tile_mass[1, 0, 1] == math.inf and stats.status[:, 0].tolist() == [0, 0, sk.Status.NAN]
     assert stats.tile_mass[1, 0, 0] < 1
+    kept = x[2, 0, :TILE].nan_to_num(0.0).sum().item()
+    assert stats.tile_mass[2, 0, 0].item() == pytest.approx(kept, rel=2e-6), "a NaN counts as 0"
 
 
 def test_strides_do_not_matter(backend: Backend, rng: torch.Generator) -> None:

@@ -432,6 +432,26 @@ except RuntimeError as error:
     assert in_fresh_process(code, SPECDEC_CHECK="0").split("\n")[:2] == ["no error", "no error"]
 
 
+def test_parameters_may_be_written_to_between_calls(backend: Backend, rng: torch.Generator) -> None:
+    """As between replays of a captured graph; of the dtypes in which they are read."""
+    given = {"temperature": torch.full((4,), 9.0), "top_k": torch.zeros(4).long(), "min_p": torch.zeros(4)}
+    buffers = {name: backend(value) for name, value in given.items()}
+    params = sk.SamplingParams(**buffers, top_p=backend(torch.ones(4)))
+    arguments = chains.make(rng, 4, 3, 60, kind="one_hot")
+    arguments["draft_tokens"] = arguments["target_logits"][:, :3].argmax(-1)
+    before = run(backend, arguments, params=params)
+    new = {
+        "temperature": torch.tensor([0.0, 0.5, 1.0, 0.7]),
+        "top_k": torch.full((4,), 3),
+        "min_p": torch.full((4,), 0.1),
+    }
+    for name, value in new.items():
+        buffers[name].copy_(value)
+    after = run(backend, arguments, params=params)
+    same_bits(after, run(backend, arguments, params=backend(sk.SamplingParams(**new))))
+    assert not torch.equal(after.tokens, before.tokens)
+
+
 def test_token_id_0_is_a_token(backend: Backend) -> None:
     target = torch.full((1, 2, 4), -30.0)
     target[..., 0] = 30.0

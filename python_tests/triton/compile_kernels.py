@@ -87,6 +87,7 @@ def calls(vocab: int, everything: bool) -> None:
         sk.sample(x, uniform_samples=keys.float(), draft_token_map=token_map, backend="triton")
         sk.sample(x, noise_keys=keys, num_samples=4, draft_token_map=token_map, backend="triton")
     sk.sample(x, noise_keys=keys, backend="triton")
+    sk.sample(x, sk.SamplingParams(0.0), uniform_samples=keys.float(), backend="triton")
     for params in (None, sk.SamplingParams(0.0)):
         sk.row_stats(x, params, processors=given, backend="triton")
     sk.warp_probs(x, CUT, processors=given, backend="triton")

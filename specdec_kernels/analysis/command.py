@@ -128,7 +128,7 @@ def _print(report: dict[str, Any]) -> None:
             print(f"  {case}: plain decoding; no drafter gains anything")
         else:
             how = f"{best['drafter']} with {best['num_speculative_tokens']} draft tokens"
-            print(f"  {case}: {how}, {best['gain']:.2f} times plain decoding")
+            print(f"  {case}: {how}, {best['gain']:.2f} times plain decoding (the largest of all: it may flatter)")
     print(
         f"\n{'temperature':>11} {'batch':>5}  {'drafter':10}{'tokens':>7}{'alpha':>7}{'c':>7}{'verify':>8}"
         f"{'a step':>8}{'gain':>7}  95 %"

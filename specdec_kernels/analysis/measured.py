@@ -131,13 +131,20 @@ class Acceptance:
         return np.nan_to_num([estimate.mean for estimate in self.by_position()])
 
     def expected_tokens(self) -> Estimate:
-        """Tokens a step by `expected_tokens_by_position`; the interval is over prompts, NaN where there is one."""
+        """Tokens a step by `expected_tokens_by_position`; the interval is over prompts, NaN where there is one.
+
+        Where all prompts have the same mean, it is that of drafts whose positions all are at an end of their interval.
+        """
         mean = float(expected_tokens_by_position(self.means()))
         known = ~np.isnan(self.steps)
         sums = self._by_prompt(np.stack([np.where(known, self.steps.clip(min=0), 0.0), known], 1))
         if len(sums) < 2 or not self.longest:
             return Estimate(mean, float("nan"), float("nan"))
         found = _of_prompts(sums, lambda total: float(expected_tokens_by_position(total[0] / np.maximum(total[1], 1))))
+        if found.low == found.high:
+            shares = self.by_position()
+            ends = (np.nan_to_num([getattr(share, end) for share in shares]) for end in ("low", "high"))
+            found = Estimate(mean, *(float(expected_tokens_by_position(each)) for each in ends))
         return Estimate(mean, max(found.low, 1.0), min(found.high, 1.0 + self.longest))
 
 

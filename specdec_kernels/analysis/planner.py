@@ -103,6 +103,8 @@ class Plan:
     def best(self, temperature: float, batch_size: int) -> Choice | None:
         """The choice of the largest gain; None where plain decoding is best.
 
+        The largest of several estimates is overrated: look at its interval, and measure that choice once more.
+
         Raises
         ------
         ValueError, TypeError
@@ -227,8 +229,8 @@ def plan(
     acceptance : str
         Rule of `generate`, "token" or "greedy".
     costs : mapping, optional
-        Batch size to what `measure_costs` found for these drafters and lengths before: `batch_sizes` and `rounds` are
-        not looked at, and nothing is timed.
+        Batch size to what `measure_costs` found before, for these drafters and lengths at least: `batch_sizes` and
+        `rounds` are not looked at, and nothing is timed.
     clock : callable
         See `watch`.
     advance : callable
@@ -257,6 +259,12 @@ def plan(
     if not drafters or PLAIN in drafters:
         raise ValueError(f"plan: drafters must be one or more, none of them called {PLAIN!r}, got {list(drafters)}")
     check_choice("plan", "acceptance", acceptance, ("token", "greedy"))
+    for batch_size, known in (costs or {}).items():
+        for name, drafter in drafters.items():
+            for length, _, key in _ways(name, drafter, lengths):
+                if (name, length) not in known.drafting or key not in known.steps:
+                    what = f"{name!r} with {length} draft tokens for batch size {batch_size}"
+                    raise ValueError(f"plan: costs must have {what}, and have not")
     found = Plan(costs=dict(costs or {}))
     for batch_size in () if costs else batch_sizes:
         found.costs[batch_size] = measure_costs(

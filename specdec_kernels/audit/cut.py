@@ -182,6 +182,7 @@ class Cut:
         return at[_OUTCOME] if at else None
 
     def _codes(self, tokens: Int64) -> Int64:
+        more = (tokens[:, self.width :] >= 0).any(1)
         tokens = tokens[:, : self.width]
         tokens = np.pad(tokens, ((0, 0), (0, self.width - tokens.shape[1])), constant_values=-1)
         on = np.cumprod(tokens >= 0, 1).astype(bool)
@@ -190,6 +191,7 @@ class Cut:
         codes[~on[:, 0]] = self._failure("it emits no token")
         codes[((tokens >= vocab) & on).any(1)] = self._failure("it emits an id outside the vocabulary")
         codes[((tokens >= 0) & ~on).any(1)] = self._failure("it emits tokens behind a gap")
+        codes[more] = self._failure("it emits more tokens than a step can")
         return codes
 
     def tokens(self, code: int) -> tuple[int, ...]:
@@ -226,7 +228,9 @@ class Cut:
                     continue
             part_races = {c: t[part] for c, t in (races or {}).items()}
             try:
-                out[part] = self._ask(path[part], uniforms[part], part_races, replaced)
+                given = self._ask(path[part], uniforms[part], part_races, replaced)
+                short = f"it gives {len(given)} rows of tokens for {len(part)} sequences"
+                out[part] = given if len(given) == len(part) else self._failure(short)
             except UnknownNoise:
                 raise
             except Exception as error:
@@ -392,15 +396,7 @@ class Found:
 
     def box(self, path: Int64, points: Float64) -> Int64:
         """The index of the box of each point."""
-        sizes = np.array([np.prod([len(s) - 1 for s in sides]) for sides in self.pieces.sides])
-        starts = sizes.cumsum() - sizes
-        out = np.empty(len(path), np.int64)
-        for p in np.unique(path):
-            here, sides = path == p, self.pieces.sides[p]
-            lattice = (points[here][:, self.axes or [0]]) * LATTICE
-            places = [np.searchsorted(s, lattice[:, a], side="right") - 1 for a, s in enumerate(sides)]
-            out[here] = starts[p] + np.ravel_multi_index(places, [len(s) - 1 for s in sides])
-        return out
+        return self.pieces.box(path, (points[:, self.axes or [0]] * LATTICE).astype(np.int64))
 
     def boxes(self) -> Boxes:
         index, winner = np.nonzero(self.weights)

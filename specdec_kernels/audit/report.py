@@ -36,6 +36,8 @@ class Row:
         None where it was not run.
     note : str
         Why it was not run.
+    off : bool
+        Whether the distribution as a whole is another one: not only at an end of a uniform.
     """
 
     case: str
@@ -47,6 +49,7 @@ class Row:
     p_value: float = 1.0
     lossless: bool | None = None
     note: str = ""
+    off: bool = False
 
     @property
     def how(self) -> str:
@@ -65,7 +68,7 @@ class Row:
         if self.joint.impossible:
             where = "at an end of a uniform" if self.joint.at_ends else f"p = {sum(self.joint.impossible.values()):.1e}"
             found.append(f"emits what the target cannot give ({where})")
-        if not self.lossless and not found:
+        if not self.lossless and (not found or (self.off and self.joint.at_ends)):
             found.append("another distribution")
         return "; ".join(found) or "lossless"
 
@@ -182,7 +185,9 @@ class Report:
             if loop.samples is not None:
                 result += f" (p = {loop.p_value:.1e})"
             lines.append(f"{loop.name:{wide}}  {loop.vocab:3}           {loop.how:16}  {loop.distance:7.0e}  {result}")
-        answer = "yes" if self.lossless else "NO" if self.ran else "not known, as it served none of the cases"
+        ran = sum(row.lossless is not None for row in self.rows)
+        yes = "yes" if ran == len(self.rows) else f"yes, in the {ran} of {len(self.rows)} cases that it serves"
+        answer = yes if self.lossless else "NO" if self.ran else "not known, as it served none of the cases"
         lines += ["", f"Lossless: {answer}."]
         if self.counterexample:
             lines += ["", "Smallest counterexample", self.counterexample]

@@ -101,7 +101,7 @@ def check_grammar(grammar: object, target_law: TargetLaw | None) -> None:
     check_instance("generate", "grammar", grammar, Grammar, "a Grammar or None")
     if isinstance(target_law, TargetLaw) and target_law.is_cascade:
         raise ValueError(
-            f"generate: grammar must go without a cascade, which emits what the draft may draw, got {target_law!r}"
+            f"generate: grammar must be None with a cascade, which may emit what the draft drew, got {target_law!r}"
         )
 
 

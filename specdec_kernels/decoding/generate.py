@@ -67,12 +67,12 @@ def generate(
     """Generate with a drafter that proposes and a target that verifies; the output has the target's distribution.
 
     Every sequence of the batch keeps its own length and step counter: none waits for another's rejections. The host
-    looks at a step once, at its outcome: to see whether all sequences are done, and for streamer and statistics.
+    reads each step's outcome once: to see whether all sequences are done, for the streamer and for statistics.
 
     On a GPU a step is captured in a CUDA graph and replayed (see `specdec_kernels.decoding.graph`): draft and
     verification in one with `ModelDrafter` and `NoDrafter`, whose next step is launched before the host looks at the
-    last; the verification alone with drafters that work on the host. The tokens are the same. A model that cannot be
-    captured runs op by op, and the log says why.
+    last; the verification alone with drafters that work on the host. The tokens are the same (tested with a stand-in
+    for a GPU: no run on one is on record). A model that cannot be captured runs op by op, and the log says why.
 
     With greedy sampling, and with ``acceptance="match"`` and the same `seeds`, the tokens are those of plain decoding
     (`NoDrafter`), whatever the drafter, `num_speculative_tokens`, batch or padding, except where the model's forward
@@ -106,17 +106,17 @@ def generate(
     seeds : Tensor, optional
         ``[batch]`` int64. None: drawn from torch's default generator.
     max_new_tokens : int
-        Tokens of each sequence at most, >= 1.
+        Most new tokens of each sequence, >= 1.
     num_speculative_tokens : int, "auto" or CostTable
-        Draft tokens a step, 0 … 64. "auto": 0, 1, 3 or 7, chosen for the batch at each step by what its drafts
-        have yielded so far (those of `NgramDrafter` and `NgramLMDrafter` by how long a match each was read on
-        from) and by what steps have cost (at the first call with this model, kind of drafter and batch size,
-        eight are timed), so that the batch is done soonest; where drafting does not pay, nothing is drafted.
-        Where `acceptance` is "token" or "block", sampling is not greedy and `seeds` are given, the draws depend on that
-        choice: then costs are nominal ones (`CostTable.nominal`), so that the seeds reproduce. A `CostTable`: as
-        "auto", by these costs; ``stats.costs`` of a call are those that it chose by, and reproduce its tokens with its
-        seeds. A drafter of trees has their size itself, whatever this is. With a `target_law` the distribution
-        depends on how much is drafted, and "auto" is 5.
+        Draft tokens a step, 0 … 64. "auto": 0, 1, 3 or 7, chosen for the batch at each step by what its drafts have
+        yielded so far (those of `NgramDrafter` and `NgramLMDrafter` by how long a match each was read on from) and by
+        what steps have cost (at the first call with this model, kind of drafter and batch size, eight are timed), so
+        that the batch is done soonest; where drafting does not pay, nothing is drafted. Where `acceptance` is "token"
+        or "block", sampling is not greedy and `seeds` are given, the draws depend on that choice: then costs are
+        nominal ones (`CostTable.nominal`), so that the seeds reproduce. A `CostTable`: as "auto", by these costs;
+        ``stats.costs`` of a call are those that it chose by, and reproduce its tokens with its seeds. A tree drafter
+        sets its own size and ignores this. With a `target_law` the distribution depends on how much is drafted, and
+        "auto" is 5.
     acceptance : {"token", "block", "match", "greedy", "typical"}
         See `verify_chain`, and for trees `verify_tree`, where "token" and "block" are its "sample". "greedy" decodes
         greedily whatever `sampling` says. "typical" is for trees and not lossless.
@@ -132,7 +132,7 @@ def generate(
         End a sequence after any of these. None: the model's generation config; an empty list: never.
     stop : callable, optional
         Given, after every step, a list of ``[n]`` int64 arrays, the new tokens of each sequence (none of one that has
-        ended); says for each how many of them are kept where it ends there, and None where it goes on.
+        ended); returns for each how many to keep if it ends there, else None.
     streamer : optional
         A transformers streamer (``put`` / ``end``; batch 1 only), or a callable that is given, after every step, a list
         of ``[n]`` int64 arrays: the new tokens of each sequence. An object with a method ``step`` has that called with
@@ -140,9 +140,9 @@ def generate(
         `return_logprobs` a method ``logprobs``, where it has one, is called just before, with a list of
         `TokenLogprobs` on the CPU: ``[n]`` each, of those tokens.
     return_logprobs : int, optional
-        0 … 20: with the tokens come their log-probabilities and ranks, and of so many likeliest ids beside each the
-        same (`TokenLogprobs`): raw and, after `processors` and `sampling`, processed (by ``acceptance="greedy"`` after
-        processors and greedily). Both are the target's, whatever `target_law` makes of it.
+        0 … 20: also return the log-probability and rank of each token and of so many likeliest ids (`TokenLogprobs`):
+        raw and, after `processors` and `sampling`, processed (by ``acceptance="greedy"`` after processors and
+        greedily). Both are the target's, whatever `target_law` makes of it.
     progress : bool
         Show a progress bar (needs tqdm).
 

@@ -69,6 +69,8 @@ class Runner(ABC):
         shapes, `bound` and `need_logits` alone: a replay does not call it.
     takes_trees : bool
         True: `forward_tree` and `keep_path` work.
+    num_embeddings : int or None
+        Ids that it reads, which may be more than those it gives logits of; None: those, or all.
     hidden_size : int or None
         Width of the hidden states that `forward_tree` gives; None: it gives none.
     end_ids : tuple of int
@@ -86,6 +88,7 @@ class Runner(ABC):
     decoder_start: int | None = None
     capturable: bool = False
     takes_trees: bool = False
+    num_embeddings: int | None = None
     hidden_size: int | None = None
     end_ids: tuple[int, ...] = ()
     padding_id: int = 0

@@ -72,6 +72,7 @@ class Account:
 
     _MORE = 0.0075  # what drafts may lose besides, with each token
     _NEAR = 32  # the end: so many tokens before it
+    _CATCH_UP = 0.5  # of what the shortest draft takes: reading first what plain steps wrote
 
     def __init__(
         self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts, allowance: float, trust: float
@@ -95,13 +96,16 @@ class Account:
         drafted = zip(costs[1:], gains[1:], strict=True)
         return [True, *(cost - 1 <= self.credit + trust * gain for cost, gain in drafted)]
 
-    def note(self, result: StepResult, seconds: float | None) -> tuple[float, float]:
+    def note(self, result: StepResult, seconds: float | None, catches_up: bool = False) -> tuple[float, float]:
         """Take in a step; how many plain steps it was worth, and its cost in them.
 
-        Plain decoding takes as many steps as the last sequence has tokens.
+        Plain decoding takes as many steps as the last sequence has tokens. `catches_up`: the draft was the first after
+        plain steps.
         """
-        width = result.tokens.shape[1] - 1
-        cost, before = self.costs()[AUTO_DRAFT_LENGTHS.index(width)], max(self.left.tolist())
+        width, costs = result.tokens.shape[1] - 1, self.costs()
+        cost, before = costs[AUTO_DRAFT_LENGTHS.index(width)], max(self.left.tolist())
+        if catches_up:
+            cost += self._CATCH_UP * (costs[1] - 1)
         if seconds is not None:
             self._costs.learn(self._step, width, seconds)
         self._step += 1
@@ -181,7 +185,7 @@ class AutoSchedule(AdaptiveSchedule):
     """
 
     # Chosen by what `bench.replay --drafter model` makes of recorded answers, and by drafts that are right by chance.
-    _FIRST_PROBE, _LAST_PROBE = 2, 64  # steps without drafts before another try
+    _FIRST_PROBE, _LAST_PROBE = 4, 64  # steps without drafts before another try
     _REVIEW = 4  # steps without drafts, in which what is known only fades
     _ALLOWANCE, _TRUST = 1.0, 0.6  # see `Account`
 
@@ -189,6 +193,7 @@ class AutoSchedule(AdaptiveSchedule):
         super().__init__(batch_size, max_new_tokens, costs)
         self._yield = Yield(batch_size, self.max_draft_tokens)
         self._plain_steps = 0  # since the last draft
+        self._behind = False  # the drafter has not read what the last step wrote
         self._probe_after = self._FIRST_PROBE
         self._choose()
 
@@ -200,7 +205,10 @@ class AutoSchedule(AdaptiveSchedule):
 
     def note(self, result: StepResult, seconds: float | None) -> None:
         width = result.tokens.shape[1] - 1
-        self._account.note(result, seconds)
+        # What a draft model takes to catch up is no cost of drafting on: drafts would look dear where few are made.
+        catches_up = self._behind and width > 0
+        self._account.note(result, None if catches_up else seconds, catches_up)
+        self._behind = width == 0
         best = self._best
         self._comparisons.note(best, width > 0)
         if not width:

@@ -140,11 +140,12 @@ def _verify_tree(
     num_accepted = out.num_accepted[:, None].long()
     final = torch.cat([torch.zeros_like(root), accepted], dim=1).gather(1, num_accepted)
     # The nodes from the last accepted one on; `tree.paths` would tell, too, by more kernels.
-    goes_on = torch.arange(tree.num_nodes, device=root.device) == final
-    above = tree.parents.expand(root.shape[0], -1).clamp(min=0)
+    nodes, is_id = torch.arange(tree.num_nodes, device=root.device), _is_id(tokens, state)
+    goes_on = nodes == final
+    above = torch.where(is_id, tree.parents.clamp(min=0), nodes)  # nothing goes on through a node that is missing
     for _ in range(tree.max_depth):
         goes_on = goes_on | goes_on.gather(1, above)
-    num_drafted = torch.where(goes_on & _is_id(tokens, state), tree.depth, 0).amax(1).masked_fill(~state.active, -1)
+    num_drafted = torch.where(goes_on & is_id, tree.depth, 0).amax(1).masked_fill(~state.active, -1)
     if state.hidden is not None:
         assert hidden is not None
         state.hidden.copy_(hidden.gather(1, final[..., None].expand(-1, 1, hidden.shape[2]))[:, 0])

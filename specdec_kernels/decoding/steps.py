@@ -108,7 +108,12 @@ class Steps:
         if tokens.dim() != 2 or tokens.shape[0] != at_step.batch_size or tokens.shape[1] > num_tokens:
             expected = f"[batch={at_step.batch_size}, at most {num_tokens}]"
             raise ValueError(f"{caller} must give {expected} tokens, got {list(tokens.shape)}")
+        if tokens.shape[1] and isinstance(self.drafter, TreeDrafter):
+            raise ValueError(f"{caller} must give a tree with its tokens, as it is a TreeDrafter, got a chain")
         if draft.num_draft_tokens is not None:  # to `verify_chain` −1 is an idle row: its sequence would never end
+            if draft.num_draft_tokens.shape != (at_step.batch_size,):
+                got = list(draft.num_draft_tokens.shape)
+                raise ValueError(f"{caller} must give num_draft_tokens [batch={at_step.batch_size}], got {got}")
             draft = replace(draft, num_draft_tokens=draft.num_draft_tokens.clamp(min=0))
         return draft.widened(round_up(tokens.shape[1]))
 
@@ -122,6 +127,10 @@ def _check_tree(caller: str, drafter: Drafter, draft: Draft, tree: DraftTree, ba
             f"{caller} must give a tree of at most num_nodes={drafter.num_nodes}, max_depth={drafter.max_depth} deep, "
             f"got {tree.num_nodes} nodes, {tree.max_depth} deep"
         )
+    if tree.parents.dim() > 1 and tree.parents.shape[0] != batch:
+        raise ValueError(f"{caller} must give one tree or batch={batch}, got {tree.parents.shape[0]}")
+    if draft.num_draft_tokens is not None:
+        raise ValueError(f"{caller} must give a tree without num_draft_tokens: a −1 is a node that is missing")
     if draft.tokens.shape != (batch, tree.num_nodes - 1):
         expected = f"[batch={batch}, num_nodes - 1={tree.num_nodes - 1}]"
         raise ValueError(f"{caller} must give {expected} tokens, got {list(draft.tokens.shape)}")

@@ -15,7 +15,7 @@ from ..ops._random import missing_noise, noise_of
 from ..ops._verify import check_draft, check_eos
 from ..ops.noise_keys import noise_keys as make_noise_keys
 from ..ops.uniform_samples import uniform_samples as make_uniform_samples
-from ..ops.verify_chain import ACCEPTANCES, DRAFTED, ROWS
+from ..ops.verify_chain import DRAFTED, ROWS
 from ..ops.verify_chain import verify_chain as op
 from ..sampling import SamplingParams
 from ..types import VerifyOutput
@@ -23,7 +23,7 @@ from .cut import cuts_of, verify_step
 from .exchange import OP, Exchange
 from .layout import layout_of, own_tiles
 from .rows import Shard
-from .rules import Step
+from .rules import RULES, Step
 
 _OF_THE_OP = inspect.signature(op).parameters  # those that are not named below must be left out
 
@@ -53,7 +53,7 @@ def verify_chain(
 
     Every rank calls it with its columns of the logits and with the same of everything else, and every rank gets what
     the op gives on the whole logits, bit for bit. Rank r has the ids that follow those of rank r − 1; shards may be of
-    any width. The ranks exchange of each row the maximum and the mass of each tile of 1024 ids, the logit of the
+    any width >= 1. The ranks exchange of each row the maximum and the mass of each tile of 1024 ids, the logit of the
     draft token, and the masses of the tiles of the row that the token after the accepted ones is drawn from: numbers
     in proportion to ``batch · num_draft · vocab / 1024``. Where a shard does not start at a multiple of 1024, the ids
     between its start and the next multiple go to the rank that has the tile's first id, at most 1023 a row.
@@ -72,8 +72,8 @@ def verify_chain(
         As in `specdec_kernels.verify_chain`, this rank's columns of them: ``[batch, num_draft + 1, width]`` and
         ``[batch, num_draft, width]``.
     group : torch.distributed.ProcessGroup, optional
-        None: the default one. Its timeout is this call's: where a rank is silent for so long, or has ended, the others
-        raise.
+        None: the default one. Its timeout is this call's: with gloo, where a rank is silent for so long, or has ended,
+        the others raise; NCCL's watchdog ends the process instead, by default.
     widths : sequence of int, optional
         The width of each rank's shard, which saves the round that tells them.
     draft_tokens, num_draft_tokens, eos_token_ids, uniform_samples, noise_keys, seeds, step, positions
@@ -110,7 +110,7 @@ def verify_chain(
     if len(shape) != 3 or shape[1] < 1:
         raise shape_error(OP, "target_logits", "[batch, num_draft + 1, width]", target_logits)
     batch, rows, width = shape
-    check_one_of(OP, "acceptance", acceptance, ACCEPTANCES)
+    check_one_of(OP, "acceptance", acceptance, RULES)
     device, drafted = target_logits.device, (batch, rows - 1)
     params = check_params(OP, "params", params, batch, device)
     draft_params = check_params(OP, "draft_params", draft_params, batch, device)

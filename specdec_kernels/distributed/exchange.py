@@ -48,8 +48,8 @@ class Exchange:
             parts = self._all_gather(message) if message.numel() else [message] * self.world
         except RuntimeError as error:
             raise RuntimeError(
-                f"{OP}: rank {self.rank} of {self.world} got no {name} from another rank, which has ended or hangs: "
-                f"{error}"
+                f"{OP}: rank {self.rank} of {self.world} got no {name} from another rank, which has ended, hangs or "
+                f"was called with other shapes: {error}"
             ) from error
         return [self._unpacked(part, tensors) for part in parts]
 

@@ -82,7 +82,7 @@ def layout_of(exchange: Exchange, width: int, widths: Sequence[int] | None, devi
         check_sequence(OP, "widths", widths, int, "integers")
     if len(widths) != exchange.world or widths[exchange.rank] != width or min(widths) < 1:
         raise ValueError(
-            f"{OP}: widths must be those of {exchange.world} shards, this rank's {width}, got {list(widths)}"
+            f"{OP}: widths must be >= 1 and those of {exchange.world} shards, this rank's {width}, got {list(widths)}"
         )
     layout = Layout(tuple(widths))
     if layout.vocab <= TILE:

@@ -110,6 +110,10 @@ class ShardedChain(Chain):
         return self.residuals[:, i]
 
 
+RULES = ("token", "block", "match", "greedy")
+"""Those that are served: another of `ACCEPTANCES` is refused until it is written here."""
+
+
 def verify_whole(step: Step, target: Rows, draft: Rows | None) -> VerifyOutput:
     """Of sequences whose target rows are not cut; the draft's are as truncation leaves them."""
     args = step.arguments()

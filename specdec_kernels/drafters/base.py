@@ -57,7 +57,7 @@ class Draft:
     num_draft_tokens : Tensor or None
         ``[batch]`` int64: use only so many of a sequence's tokens, none where it is negative; None: all. This, like a
         −1 in `tokens`, may depend on anything known before the tokens were drawn, never on drawn tokens: dropping one
-        after a look biases the output.
+        after a look biases the output. Not with a `tree`.
     tree : DraftTree or None
         Of a `TreeDrafter`: `tokens` ``[batch, num_nodes - 1]`` are its nodes' without the root's, −1 where a sequence
         lacks a node, and the distribution is one-hot.

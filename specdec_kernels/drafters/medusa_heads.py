@@ -20,8 +20,6 @@ with ``--separate --vocab 4096``).
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,30 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import FLOAT_DTYPES, check_flag, check_instance, check_int, check_path, check_tensor
+from ..files import write_whole
 from ..types import TokenMap
 
 _FORMAT = "specdec_kernels medusa heads, 1"
-
-
-def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` make a file, which takes the place of `path` once it is whole.
-
-    Raises
-    ------
-    OSError
-        It could not be written: a full disk, no such folder. What was at `path` is as it was.
-    """
-    from safetensors import SafetensorError
-
-    unfinished = path.with_name(path.name + ".unfinished")
-    try:
-        write(unfinished)
-        os.replace(unfinished, path)
-    except BaseException as error:
-        unfinished.unlink(missing_ok=True)
-        if isinstance(error, (RuntimeError, SafetensorError)):  # their way of saying that the system refused to write
-            raise OSError(f"{path} could not be written: {str(error).partition(chr(10))[0]}") from error
-        raise
 
 
 def _head_of(model: Any) -> Tensor:

@@ -65,7 +65,7 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
         caller = "ModelTreeDrafter"
         self.num_nodes = check_int(caller, "num_nodes", num_nodes, 2, MAX_NODES)
         self.max_depth = check_int(caller, "max_depth", max_depth, 1, MAX_DEPTH)
-        self.width = check_int(caller, "width", width, 1, MAX_NODES - 1)
+        self.width = check_int(caller, "width", width, 1, max((MAX_NODES - 1) // max(max_depth - 1, 1), 1))
         super().__init__(caller, draft_model, token_map)
         if not self.runner.takes_trees:
             raise ValueError(f"{caller}: draft_model must be a model that takes trees, got {self.runner.name}")
@@ -111,7 +111,9 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
             width = best.shape[1]
             likely, ids = self._likeliest(state, logits[:, -width:], level + 1)  # [batch, width, children]
             tokens.append(ids.flatten(1))
-            scores.append((found[..., None] + likely).flatten(1))
+            # a sequence's tree is no deeper than it has room for, whatever the others have
+            beyond = level + 1 > state.remaining - 1
+            scores.append((found[..., None] + likely).flatten(1).masked_fill(beyond[:, None], -torch.inf))
             nodes = torch.arange(rows.shape[1] - width, rows.shape[1], device=device)
             parents.append(nodes.repeat_interleave(ids.shape[2]).expand(batch, -1))
         kept, above = self._kept(*(torch.cat(each, 1) for each in (tokens, scores, parents, fed_from)))
@@ -131,12 +133,13 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
 
     def _likeliest(self, state: DecodingState, logits: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         """Log-probabilities and ids of the likeliest tokens after each node, ``[batch, nodes, children]`` both."""
-        logits = logits.float() / self._temperature(state)
+        logits = logits.float()
         if self._barred is not None:
             own = torch.arange(logits.shape[2], device=state.device)
             ids = own if self.token_map is None else self.token_map.draft_to_target
             lengths = state.lengths[:, None] + depth - 1
             logits = logits + self._barred.added(ids.expand(state.batch_size, -1), lengths)[:, None]
+        logits = logits / self._temperature(state)
         # a row without a possible id, or with a NaN, has no children
         scores = logits.log_softmax(-1).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
         best, ids = scores.topk(min(self.num_nodes - 1, logits.shape[2]), dim=-1)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_int, check_path, check_sequence
-from .medusa_heads import write_whole
+from ..files import write_whole
 
 _Array = NDArray[np.int64]
 _KEPT = 64  # continuations kept of a context: rarer ones are hardly ever accepted

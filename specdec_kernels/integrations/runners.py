@@ -16,11 +16,14 @@ def as_runner(model: Any, caller: str, name: str = "", token_map: TokenMap | Non
     ------
     ValueError
         A model that cannot be served, by name, with the reason; begins with `caller`, and with the argument's `name`
-        where there are several models.
+        where there are several models. A `token_map` with ids that it does not have.
     """
     if isinstance(model, Runner):
         return model
     check_served(model, caller, name)
+    vocab = len(model.get_output_embeddings().weight)
+    if token_map is not None and token_map.max_id >= vocab:
+        raise ValueError(f"{caller}: token_map must hold ids < vocab={vocab}, got {token_map.max_id}")
     # Only now is transformers needed, and known to be there.
     if model.config.model_type in ENCODER_DECODERS:
         from .transformers.encoder_decoder import EncoderDecoderRunner

@@ -147,7 +147,7 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
         tokenizer.save_pretrained(arguments.backbone)
         # The held-out hidden states are the old backbone's: calibrate on the new one's (--model, another --folder).
     else:
-        heads.accuracy = falling(count_accuracy(heads, held_out))
+        heads.accuracy = falling(count_accuracy(heads, held_out, min(10, len(heads.token_map))))
     return _save(heads, arguments.heads)
 
 
@@ -159,9 +159,10 @@ def _check_folder(path: Path) -> None:
 
 def _draft(arguments: argparse.Namespace) -> dict[str, Any]:
     _check_folder(arguments.draft)
-    (model, tokenizer), folder = _load(arguments), _text_folder(arguments, {})
-    train, held_out = _features(arguments, model, tokenizer, folder)
+    model, tokenizer = _load(arguments)
     draft = first_layers(model, arguments.layers)
+    folder = _text_folder(arguments, {})
+    train, held_out = _features(arguments, model, tokenizer, folder)
     recipe = Recipe(
         steps=arguments.steps, batch_size=arguments.batch, learning_rate=arguments.learning_rate, seed=arguments.seed
     )

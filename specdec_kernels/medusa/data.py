@@ -40,7 +40,7 @@ from ..checks import (
 )  # fmt: skip
 from ..decoding.generate import generate
 from ..drafters import NoDrafter
-from ..drafters.medusa_heads import write_whole
+from ..files import write_whole
 from ..sampling import SamplingParams
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from ..checks import check_flag, check_instance, check_int, check_number
-from ..drafters.medusa_heads import write_whole
+from ..files import write_whole
 from .data import Features, digest_of
 
 
@@ -101,7 +101,7 @@ class Order:
         size = min(self.recipe.batch_size, self.num_items)
         turn, place = divmod(step, self.num_items // size)
         if turn != self._round:
-            generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + turn)
+            generator = torch.Generator().manual_seed((self.recipe.seed * 1_000_003 + turn) % 2**63)
             self._round, self._order = turn, torch.randperm(self.num_items, generator=generator)
         return self._order[place * size : (place + 1) * size]
 

@@ -206,7 +206,7 @@ def _check_cache(
         nested, span = places_of(shape, strides)
         spans[kind] = span * tensor.element_size()
         if not nested and tensor.numel():
-            raise ValueError(f"{op}: cache[{number}] must have a place for each element, got strides {strides}")
+            raise ValueError(f"{op}: cache[{number}] must not overlap themselves, got strides {strides}")
         if "n" in letters:
             known["s"] = shape[letters.index("s")]  # blocks are of one size
     if not torch.compiler.is_compiling() and spans and not isinstance(tensors[0], FakeTensor):

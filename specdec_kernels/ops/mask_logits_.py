@@ -53,7 +53,7 @@ def mask_logits_(logits: Tensor, params: SamplingParams | None, *, backend: str 
     if len(shape) > 3:  # as three dimensions they might be a copy
         raise shape_error(op, "logits", "[vocab], [batch, vocab] or [batch, n, vocab]", logits)
     if not logits.is_contiguous() and logits.numel() and not places_of(shape, logits.stride())[0]:
-        raise ValueError(f"{op}: logits must have a place for each element, got strides {logits.stride()}")
+        raise ValueError(f"{op}: logits must not overlap themselves, got strides {logits.stride()}")
     rows, device = as_rows(logits), logits.device
     params = check_params(op, "params", params, rows.shape[0], device)
     status: Tensor = _call(dispatch(op, _op, backend, device), logits=rows, params=params)

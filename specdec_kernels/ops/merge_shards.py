@@ -49,7 +49,7 @@ def merge_shards(
         ``[batch, n, 6]`` float32 as in `RowStats`; the raw fields are not computed: −inf.
     prob : Tensor
         ``[batch, n]`` float32: the probability of `logits_at`; 0 where all mass is on one id (a greedy row, a maximum
-        that is infinite).
+        that is infinite), and of `probs`.
 
     Raises
     ------

@@ -74,9 +74,9 @@ def sample(
         largest and sets `Status.BAD_PARAM`.
     row_index : Tensor, optional
         ``[batch]`` int32 or int64: sequence b is drawn from ``logits[row_index[b]]`` (or `probs`), of ``[rows, vocab]``
-        or ``[rows, n, vocab]`` that are read where they are; several sequences may share one. All else has one entry a
-        sequence, not a row: parameters, processors, uniforms, keys and what comes out. An index outside [0, rows) gives
-        no token (−1, log-probability −inf) and the stats of a row where nothing is possible, with `Status.BAD_PARAM`
+        or ``[rows, n, vocab]`` that are read where they are; several sequences may share one. All else is per sequence,
+        not per row: parameters, processors, uniforms, keys and what comes out. An index outside [0, rows) gives no
+        token (−1, log-probability −inf) and the stats of a row where nothing is possible, with `Status.BAD_PARAM`
         alone.
     processors : Processors, optional
         Masks, biases and penalties, which act on the logits before `params`.

@@ -105,8 +105,7 @@ def verify_chain(
     - `draft_stats`: the max or the cutoff is NaN, the cutoff exceeds the max, or the normalizer is not in [0.99, 1.01
       vocab_draft]; where all mass is on `argmax`, the max is NaN or `argmax` no id of the row.
 
-    For a cascade's bonus such a Q counts as 0, and P takes the law's place. A Q that is wrong but possible cannot be
-    told from a right one.
+    For a cascade's bonus such a Q counts as 0, and P takes the law's place. A wrong but possible Q goes undetected.
 
     Parameters
     ----------
@@ -127,16 +126,16 @@ def verify_chain(
         ``[batch, num_draft + 1]`` int64, from `noise_keys` at the positions of the tokens that the rows draw; "match"
         only.
     seeds : Tensor, optional
-        ``[batch]`` int64, in the place of both: the numbers are made where they are needed, those of
+        ``[batch]`` int64, instead of both: the numbers are made where they are needed, those of
         ``uniform_samples(seeds, step, num_draft + 1)``, or for "match" of ``noise_keys(seeds, positions, step=step)``.
     step : int or Tensor, optional
         With `seeds`: the verify step, >= 0, or ``[batch]`` int64 on the device. "match" may do without.
     positions : Tensor, optional
-        With `seeds`, "match" only: ``[batch, num_draft + 1]`` int32 or int64: of each row the absolute position of
-        the token that it draws, for row 0 the number of tokens so far.
+        With `seeds`, "match" only: ``[batch, num_draft + 1]`` int32 or int64: the absolute position of the token that
+        each row draws; for row 0, the number of tokens so far.
     params, draft_params : SamplingParams, optional
-        Of target and draft. `draft_params` must be what the draft tokens were really drawn with; `draft_probs` have
-        them in already. None: temperature 1, nothing cut.
+        Of target and draft. `draft_params` must match how the draft tokens were drawn; `draft_probs` have them in
+        already. None: temperature 1, nothing cut.
     processors : Processors, optional
         Masks, biases and penalties, which act on the target's logits before `params`: at each row with the draft tokens
         before it. The draft's logits are left as they are.
@@ -148,10 +147,10 @@ def verify_chain(
         none. All but `Lossy` need `draft_logits`.
     target_probs : Tensor, optional
         Instead of `target_logits` (None): the same as float32 probabilities. `params` cut them by top-k, top-p and
-        min-p (none: they have the sampling parameters in them); their temperature must be the number 1, or 0 for the
-        likeliest id. Not with `processors`, acceptance "match" or a cascade, which look at logits. Each row is
-        divided by its sum. `Status.BAD_PARAM` is set where the sum is not within 0.01 of 1, and where the row has a
-        negative number or an infinite sum; then all mass is put on its largest.
+        min-p (leave out what is already applied); their temperature must be the number 1, or 0 for the likeliest id.
+        Not with `processors`, acceptance "match" or a cascade, which look at logits. Each row is divided by its sum.
+        `Status.BAD_PARAM` is set where the sum is not within 0.01 of 1, and where the row has a negative number or an
+        infinite sum; then all mass is put on its largest.
     draft_probs : Tensor, optional
         Instead of `draft_logits`: ``[batch, num_draft, vocab_draft]`` float32, normalised: they must sum to 1.
     draft_index : Tensor, optional
@@ -165,15 +164,15 @@ def verify_chain(
     draft_token_map : TokenMap, optional
         Maps a reduced draft vocabulary to target ids.
     num_draft_tokens : Tensor, optional
-        ``[batch]`` int32 or int64: use only so many of each sequence's; −1: an idle row, which emits nothing.
+        ``[batch]`` int32 or int64: how many to use of each sequence; −1: an idle row, which emits nothing.
     bonus_tokens : Tensor, optional
-        ``[batch]`` int32 or int64: the token that follows a draft which is accepted whole, in the place of one that is
-        drawn. The target then has no row for it: `target_logits` (or `target_probs`, and a `token_bitmask`) is
-        ``[batch, num_draft, vocab]``. `uniform_samples`, `noise_keys` and `positions` keep their shape; column 0 draws
-        recovered tokens alone, the last key or position is not read. After a rejection, an EOS and in an idle row it
-        does not count, nor where the draft ended before a token that is no id (a −1, too) or that Q cannot have given:
-        there the token is drawn from P, as without it. A −1 is none: nothing follows. Another id outside the vocabulary
-        is none either and sets `Status.BAD_TOKEN`, where it would follow. Not with a cascade's ``bonus="cascade"``.
+        ``[batch]`` int32 or int64: the token after a fully accepted draft, instead of one that is drawn. The target
+        then has no row for it: `target_logits` (or `target_probs`, and a `token_bitmask`) is ``[batch, num_draft,
+        vocab]``. `uniform_samples`, `noise_keys` and `positions` keep their shape; column 0 draws recovered tokens
+        alone, the last key or position is not read. After a rejection, an EOS and in an idle row it does not count, nor
+        where the draft ended before a token that is no id (a −1, too) or that Q cannot have given: there the token is
+        drawn from P, as without it. With −1 nothing follows. Any other id outside the vocabulary is dropped and sets
+        `Status.BAD_TOKEN`, where it would follow. Not with a cascade's ``bonus="cascade"``.
     eos_token_ids : Tensor, optional
         ``[num_eos]`` int64: a draft ends after its first EOS, and nothing is drawn after an accepted one.
     return_acceptance : bool

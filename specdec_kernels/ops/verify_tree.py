@@ -112,8 +112,8 @@ def verify_tree(
         ``[batch, num_nodes]`` int32 or int64 target ids. Node 0 is the root, whose token was emitted before: −1 there
         makes an idle row, which emits nothing. A −1 elsewhere is a node that this sequence does not have.
     draft_logits : Tensor, optional
-        ``[batch, num_nodes, vocab_draft]``: row i is what node i's children were drawn from. Needed by a
-        `target_law`, and (or else `draft_probs`) by "recursive" and "traversal".
+        ``[batch, num_nodes, vocab_draft]``: row i is what node i's children were drawn from. A `target_law` needs it;
+        "recursive" and "traversal" need it or `draft_probs`.
     target_probs : Tensor, optional
         Instead of `target_logits` (None): the same as float32 probabilities, as in `verify_chain`. Not with acceptance
         "match" or "typical".
@@ -127,7 +127,7 @@ def verify_tree(
     epsilon, delta : float
         Of "typical": ε and δ, >= 0.
     params, draft_params : SamplingParams
-        Of target and draft. `draft_params` must be what the children were really drawn with.
+        Of target and draft. `draft_params` must match how the children were drawn.
     processors : Processors, optional
         Masks, biases and penalties, which act on the target's logits before `params`: at each node's row with the
         tokens of the node and its ancestors. The draft's logits are left as they are.
@@ -136,7 +136,7 @@ def verify_tree(
     draft_token_map : TokenMap, optional
         Maps a reduced draft vocabulary to target ids.
     eos_token_ids : Tensor, optional
-        ``[num_eos]`` int64: nothing hangs from an EOS, and nothing is drawn after an accepted one.
+        ``[num_eos]`` int64: an EOS ends its branch, and nothing is drawn after an accepted one.
     uniform_samples : Tensor, optional
         ``[batch, num_nodes]`` float64 or float32 in [0, 1). "sample": column i draws the token after node i. Else
         column 0 draws the final token, and column i is the coin of node i. Needed unless the rule is "greedy" or
@@ -144,7 +144,7 @@ def verify_tree(
     noise_keys : Tensor, optional
         ``[batch, num_nodes]`` int64, from `noise_keys` at the positions of the tokens after the nodes; "match" only.
     seeds : Tensor, optional
-        ``[batch]`` int64, in the place of both: the numbers are made where they are needed, those of
+        ``[batch]`` int64, instead of both: the numbers are made where they are needed, those of
         ``uniform_samples(seeds, step, num_nodes)``, or for "match" of ``noise_keys(seeds, positions, step=step)``.
     step : int or Tensor, optional
         With `seeds`: the verify step, >= 0, or ``[batch]`` int64 on the device. "match" may do without.

@@ -16,6 +16,8 @@ from .problems import LATTICE, ChainProblem, TreeProblem, Verify
 _CALL_ROWS = 1 << 15  # rows handed to the verifier at once
 MAX_WIDTH = 64
 GRID = np.linspace(0, LATTICE - 1, 9).astype(np.int64)
+WAYS = 8  # that `exact_law` divides an interval into: fewer calls than by bisection, of more rows each
+POINTS = 600  # random uniforms that it checks
 Cut = tuple[int, int, int]  # path, axis, first lattice point of the next piece
 Run = Callable[[Int64, Int64], Int64]
 """Outcomes ``[n]`` of drafted paths ``[n]`` with uniforms ``[n, width]`` in units of 2**-24."""
@@ -30,17 +32,59 @@ class Pieces(NamedTuple):
     sides: list[list[Int64]]
     """``sides[path][axis]``: the borders, 0 and `LATTICE` included; boxes of a path are in the order of its axes."""
 
+    def box(self, path: Int64, points: Int64) -> Int64:
+        """``[n]``: the box in which each point of the lattice ``[n, width]`` lies, in the cube of each path ``[n]``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            No int64 arrays, or of other shapes.
+        """
+        check_array("Pieces", "path", path, "i", "[n] int64")
+        width = len(self.sides[0])
+        check_array("Pieces", "points", points, "i", f"[n, width={width}] int64", width)
+        if points.shape != (len(path), width):
+            raise ValueError(f"Pieces: points must be [n={len(path)}, width={width}], got {list(points.shape)}")
+        sizes = np.array([np.prod([len(s) - 1 for s in sides]) for sides in self.sides])
+        starts = sizes.cumsum() - sizes
+        out = np.empty(len(path), np.int64)
+        for p in np.unique(path):
+            here, sides = path == p, self.sides[p]
+            places = [np.searchsorted(s, points[here, a], side="right") - 1 for a, s in enumerate(sides)]
+            out[here] = starts[p] + np.ravel_multi_index(places, [len(s) - 1 for s in sides])
+        return out
+
 
 def exact_law(
-    verify: Verify, problem: ChainProblem | TreeProblem, acceptance: str, device: torch.device | str = "cpu"
+    verify: Verify,
+    problem: ChainProblem | TreeProblem,
+    acceptance: str,
+    device: torch.device | str = "cpu",
+    *,
+    points: int | None = None,
 ) -> Float64:
     """The joint distribution of as many tokens as a step can emit that `verify` really produces, with drafts drawn from
     the draft's own distribution.
 
     What a step emits is continued with the distribution that it should have, so a right verifier yields exactly
-    `target_joint`. The uniforms are taken to be independent and uniform on the lattice; no structure of the rule is
-    assumed, beyond that each uniform's breakpoints show when the others are at the ends of their range (of a tree: or
-    anywhere between breakpoints that showed so).
+    `target_joint`. The uniforms are taken to be independent and uniform on the lattice of 2^-24. Where what is emitted
+    changes is found by bisection, along each uniform while the others are at the ends of their range (of a tree: or
+    anywhere between the breakpoints that showed so), between neighbours of nine points whose outcomes differ. A change
+    that is taken back before the next of the nine does not show; so `points` random uniforms must have the outcomes
+    that were found. A defect of probability p passes that with probability ``(1 - p) ** points``.
+
+    Parameters
+    ----------
+    verify : callable
+        With the arguments of `specdec_kernels.verify_chain`, or of `verify_tree` for a `TreeProblem`.
+    problem : ChainProblem or TreeProblem
+        One verify step.
+    acceptance : str
+        The rule.
+    device : torch.device or str
+        Where the tensors are.
+    points : int
+        Random uniforms to check, >= 0. None: 600.
 
     Returns
     -------
@@ -53,12 +97,14 @@ def exact_law(
     TypeError, ValueError
         A wrong argument.
     AssertionError
-        What `verify` returns is no output: tokens and num_tokens disagree, or an id lies outside the vocabulary.
+        What `verify` returns is no output (tokens and num_tokens disagree, or an id lies outside the vocabulary), or a
+        random point does not have the outcome that was found for its surroundings.
     """
     _check_problem("exact_law", problem)
     check_callable("exact_law", "verify", verify)
     check_instance("exact_law", "acceptance", acceptance, str, "a string")
     device = check_device("exact_law", "device", device)
+    points = POINTS if points is None else check_int("exact_law", "points", points, 0, 2**31 - 1)
     paths, _ = problem.paths()
     vocab, width = problem.vocab, problem.num_tokens
 
@@ -69,12 +115,19 @@ def exact_law(
             part = slice(i, i + _CALL_ROWS)
             out = problem.call(verify, paths[path[part]], uniforms[part], acceptance, device)
             emitted, counts = out.tokens.cpu().numpy(), out.num_tokens.cpu().numpy()
-            assert ((emitted >= 0) == (np.arange(width) < counts[:, None])).all(), "tokens and num_tokens disagree"
-            assert (emitted < vocab).all(), "an id outside the vocabulary"
+            if not ((emitted >= 0) == (np.arange(width) < counts[:, None])).all():
+                raise AssertionError("verify must give as many tokens as num_tokens says")
+            if not (emitted < vocab).all():
+                raise AssertionError("verify must give ids of the vocabulary")
             codes[part] = (emitted + 1) @ (vocab + 1) ** np.arange(width)
         return codes
 
-    found = pieces(run, len(paths), problem.num_uniforms, isinstance(problem, TreeProblem))
+    found = pieces(run, len(paths), problem.num_uniforms, isinstance(problem, TreeProblem), WAYS)
+    random = np.random.default_rng(0)
+    path = random.integers(len(paths), size=points)
+    uniforms = random.integers(LATTICE, size=(points, problem.num_uniforms))
+    if points and not np.array_equal(run(path, uniforms), found.outcome[found.box(path, uniforms)]):
+        raise AssertionError("verify must give one outcome within a piece of the uniforms, and gives two")
     emitted = [
         tuple(t for i in range(width) if (t := int(code // (vocab + 1) ** i % (vocab + 1)) - 1) >= 0)
         for code in found.outcome
@@ -142,20 +195,22 @@ def _continuation(laws: Sequence[Float64], prefix: tuple[int, ...]) -> Float64:
     return joint
 
 
-def pieces(run: Run, num_paths: int, width: int, hidden: bool = False) -> Pieces:
+def pieces(run: Run, num_paths: int, width: int, hidden: bool = False, ways: int = 2) -> Pieces:
     """Cut the cube of uniforms of every path into boxes of constant outcome.
 
-    `hidden`: also look for breakpoints that show only while the other uniforms are inside their range.
+    `hidden`: also look for breakpoints that show only while the other uniforms are inside their range. `ways`: how many
+    parts an interval whose ends differ is divided into, >= 2.
     """
     check_callable("pieces", "run", run)
     check_int("pieces", "num_paths", num_paths, 1, 2**31 - 1)
     check_int("pieces", "width", width, 1, MAX_WIDTH)
     check_flag("pieces", "hidden", hidden)
+    check_int("pieces", "ways", ways, 2, LATTICE)
     ends = [np.array([0, LATTICE - 1])] * width
     cuts = _breakpoints(
-        run, {p: [e[:1] for e in ends] for p in range(num_paths)}, set(), GRID
+        run, {p: [e[:1] for e in ends] for p in range(num_paths)}, set(), GRID, ways
     )  # most show here already
-    cuts |= _breakpoints(run, dict.fromkeys(range(num_paths), ends), cuts, GRID)
+    cuts |= _breakpoints(run, dict.fromkeys(range(num_paths), ends), cuts, GRID, ways)
     unsettled = set(range(num_paths) if hidden else ())
     while True:
         edges = _edges(cuts)
@@ -163,7 +218,7 @@ def pieces(run: Run, num_paths: int, width: int, hidden: bool = False) -> Pieces
         probes = [[(s[:-1] + s[1:]) // 2 for s in axes] for axes in sides]
         if not unsettled:
             break
-        new = _breakpoints(run, {p: probes[p] for p in unsettled}, cuts, GRID[[0, -1]]) - cuts
+        new = _breakpoints(run, {p: probes[p] for p in unsettled}, cuts, GRID[[0, -1]], ways) - cuts
         unsettled = {path for path, _, _ in new}
         cuts |= new
     corners, volumes, owner = [], [], []
@@ -185,20 +240,20 @@ def _edges(cuts: set[Cut]) -> dict[tuple[int, int], list[int]]:
     return edges
 
 
-def _breakpoints(run: Run, probes: dict[int, list[Int64]], known: set[Cut], grid: Int64) -> set[Cut]:
+def _breakpoints(run: Run, probes: dict[int, list[Int64]], known: set[Cut], grid: Int64, ways: int) -> set[Cut]:
     """Where the outcome changes along lines of one uniform, the others at all combinations of ``probes[path][axis]``:
     between any two neighbours on `grid` or beside the cuts that are known, where most lines change again.
     """
     width = len(next(iter(probes.values())))
     lines = [
-        (path, axis, others)
+        (path, axis, (*others[:axis], 0, *others[axis:]))
         for path, values in probes.items()
         for axis in range(width)
         for others in itertools.product(*values[:axis], *values[axis + 1 :])
     ]
     path = np.array([line[0] for line in lines])
     axis = np.array([line[1] for line in lines])
-    start = np.array([np.insert(line[2], line[1], 0) for line in lines], np.int64).reshape(len(lines), width)
+    start = np.array([line[2] for line in lines], np.int64).reshape(len(lines), width)
 
     def at(line: Int64, position: Int64) -> Int64:
         points = np.concatenate([path[line, None], start[line]], 1)
@@ -207,7 +262,11 @@ def _breakpoints(run: Run, probes: dict[int, list[Int64]], known: set[Cut], grid
         return run(points[:, 0], points[:, 1:])[which.reshape(-1)]
 
     edges = _edges(known)
-    grids = [np.union1d(grid, [c - i for c in edges.get(line[:2], ()) for i in (0, 1)]) for line in lines]
+    of_axis = {
+        place: np.union1d(grid, [c - i for c in edges.get(place, ()) for i in (0, 1)])
+        for place in itertools.product(probes, range(width))
+    }
+    grids = [of_axis[line[:2]] for line in lines]
     line, position = np.repeat(np.arange(len(lines)), [len(g) for g in grids]), np.concatenate(grids).astype(np.int64)
     code = at(line, position)
     follows = line[1:] == line[:-1]
@@ -222,8 +281,10 @@ def _breakpoints(run: Run, probes: dict[int, list[Int64]], known: set[Cut], grid
         line, low, high, code_low, code_high = (v[~done] for v in (line, low, high, code_low, code_high))
         if not len(line):
             return cuts
-        middle = (low + high) // 2
-        code_middle = at(line, middle)
-        line = np.tile(line, 2)
-        low, high = np.concatenate([low, middle]), np.concatenate([middle, high])
-        code_low, code_high = np.concatenate([code_low, code_middle]), np.concatenate([code_middle, code_high])
+        between = low[:, None] + (high - low)[:, None] * np.arange(1, ways) // ways
+        code_between = at(np.repeat(line, ways - 1), between.ravel()).reshape(between.shape)
+        line = np.repeat(line, ways)
+        low, high = (np.hstack(of).ravel() for of in ((low[:, None], between), (between, high[:, None])))
+        code_low, code_high = (
+            np.hstack(of).ravel() for of in ((code_low[:, None], code_between), (code_between, code_high[:, None]))
+        )

@@ -138,12 +138,20 @@ void moments(const void* data, int n, float max, float* sum, float* weighted) {
   *weighted = horizontal_sum(w);
 }
 
+// Stats of another row may claim a smaller max than there is: such a logit has at most the weight exp(88), as 2^n wraps.
 template <class T, bool kWeights = false>
 void weights(const void* data, int n, float max, float inverse_temperature, float cutoff, float scale, float* out) {
   const F m = S::set1(max), t = S::set1(inverse_temperature), c = S::set1(cutoff), f = S::set1(scale),
           zero = S::set1(0.0f);
+  const F most = S::set1(88.0f);
+  const auto weight = [&](F v) {
+    if constexpr (kWeights)
+      return weight_of<true>(v, m, t);
+    else
+      return exp_nonpositive(S::min(most, (v - m) * t));  // the second one where that is NaN
+  };
   for_each(static_cast<const T*>(data), n, minus_infinity<T>(),
-           [&](F v, int i) { store_some(out + i, S::where_ge(v, c, weight_of<kWeights>(v, m, t) * f, zero), n - i); });
+           [&](F v, int i) { store_some(out + i, S::where_ge(v, c, weight(v) * f, zero), n - i); });
 }
 
 template <class T, bool kWeights = false>

@@ -205,7 +205,8 @@ class LooseChain:
 
     def margins(self, emitted: Tensor) -> Tensor:
         """Of the tokens that are `emitted` ``[batch, num_draft + 1]``."""
-        assert self.args.acceptance in (TOKEN, BLOCK, MATCH, GREEDY), "another rule has margins of its own"
+        if self.args.acceptance not in (TOKEN, BLOCK, MATCH, GREEDY):
+            raise NotImplementedError("decision_margins: acceptance must be a rule that has margins, got another")
         sampled, like = self.chain.sampled, self.chain.uniforms.double()
         by_block = self.args.acceptance == BLOCK and bool(sampled.any())
         of_block = largest(self.by_block, like) if by_block else like

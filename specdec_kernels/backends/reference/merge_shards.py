@@ -24,4 +24,4 @@ def merge_shards(args: MergeShardsArguments) -> tuple[Tensor, Tensor]:
     missing = torch.full_like(maximum, -math.inf)
     log_normalizer = maximum * inverse_t + normalizer.log()
     values = torch.stack([maximum, missing, log_normalizer, normalizer, missing, missing], -1)
-    return values, torch.where(one_hot, 0.0, weight / normalizer)
+    return values, torch.zeros_like(maximum) if probs else torch.where(one_hot, 0.0, weight / normalizer)

@@ -12,6 +12,7 @@ from ...types import Status
 from .draft import probs_from_stats
 from .law import Params, clean, exp, find_inside, find_tile, in_tiles, make_params, remainder
 from .random import gumbel
+from .reads import clean_uniforms
 from .rows import slots_upto
 
 
@@ -23,13 +24,13 @@ def shard_draw(args: ShardDrawArguments) -> tuple[Tensor, Tensor, Tensor]:
         maximum, inverse_t = args.values[..., 0:1], valid.inverse_temperature[..., None]
         shifted = (x - maximum) * inverse_t
         ids = args.first + slots_upto(x.shape[-1], x)
-        scores = torch.where(exp(shifted) > 0, shifted, -math.inf)
+        scores = torch.where((exp(shifted) > 0) & ~valid.greedy[..., None], shifted, -math.inf)
         best = (scores + gumbel(args.noise_keys[..., None], ids.expand(x.shape), x.dtype)).max(-1)
         return nothing, torch.where(best.values > -math.inf, best.indices + args.first, -1), best.values
     left = weights_left(args, x, valid)
     if args.masses is None or args.uniform_samples is None:
         return in_tiles(left, 0.0).sum(-1), nothing.to(torch.int64), nothing
-    uniforms = args.uniform_samples.double().masked_fill(valid.greedy | args.values[..., 0].isinf(), math.nan)
+    uniforms = clean_uniforms(args.uniform_samples).masked_fill(valid.greedy | args.values[..., 0].isinf(), math.nan)
     return nothing, draw(in_tiles(left, 0.0), args.first // TILE, args.masses, uniforms), nothing
 
 

@@ -208,7 +208,11 @@ def draw_rows(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Te
         noise_keys = noise_keys.contiguous()
         best = best_scores(found, noise_keys, to_target=draft_to_target, spans=spans)
     if num_samples == 1:
-        uniform_samples = None if uniform_samples is None else uniform_samples.contiguous()
+        # At temperature 0 no row has masses to draw by; a GPU's compiler looks at both sides of a branch.
+        if found.tile_mass is None or uniform_samples is None:
+            uniform_samples = None
+        else:
+            uniform_samples = uniform_samples.contiguous()
         run(
             draw_one, (batch * n,), found.target, n, tiles, found.values, found.tile_mass, uniform_samples, best, drawn,
             TILES=tiles_at_once(vocab),

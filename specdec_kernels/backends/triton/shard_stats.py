@@ -18,13 +18,13 @@ from .row import start_of, tile_ids
 
 @triton.jit(do_not_specialize=["n", "tiles"])
 def sums_of_probs(rows, n, tiles, mass, TILES: tl.constexpr):
-    """A program for TILES tiles of one row of probabilities: their sums, infinite where one is negative or NaN."""
+    """A program for TILES tiles of one row of probabilities: their sums, infinite where one is negative."""
     programs = (tiles + TILES - 1) // TILES
     row = (tl.program_id(0) // programs).to(tl.int64)
     first_tile = tl.program_id(0) % programs * TILES
     ids = tile_ids(first_tile, TILES)
     p = tl.load(start_of(rows, row // n, row % n) + ids, mask=ids < rows.vocab, other=0.0)
-    bad = (p != p) | ((p < 0.0) & (p > -INFINITY))  # a -inf counts as 0
+    bad = (p < 0.0) & (p > -INFINITY)  # a -inf counts as 0, and so does a NaN
     tile = first_tile + tl.arange(0, TILES)
     sums = tl.sum(tl.where(bad, INFINITY, tl.maximum(p, 0.0)), 1)
     tl.store(mass + row * tiles + tile, sums, mask=tile < tiles)

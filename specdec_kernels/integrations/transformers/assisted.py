@@ -17,7 +17,7 @@ from ...decoding.generate import generate as decode
 from ...decoding.request import DRAFT_LENGTH, MAX_SPECULATIVE_TOKENS, draw_seeds
 from ...decoding.runner import Runner
 from ...drafters import Drafter, ModelDrafter, NgramDrafter, TreeDrafter
-from ...types import Status
+from ...types import Status, TokenMap
 from ..runners import as_runner
 from .decoder import TransformersRunner
 from .encoder_decoder import EncoderDecoderRunner
@@ -71,8 +71,9 @@ def generate(
     transformers keeps its own ``assistant_model``, ``streamer`` and ``tokenizer`` from a ``custom_generate``: within
     `assisted_generation` they work as always; here a streamer is bound beforehand, ``functools.partial(generate,
     streamer=streamer)``. Greedy output is that of plain greedy generation; sampled output has the distribution of plain
-    sampling with the same GenerationConfig: temperature, top-k, top-p and min-p are applied by the ops, all other
-    logits processors to each row with the text before it, in their order. They and stopping criteria see one sequence,
+    sampling with the same GenerationConfig (of ids that tie at the border of top-p all are kept): temperature, top-k,
+    top-p and min-p are applied by the ops, all other logits processors to each row with the text before it, in their
+    order. They and stopping criteria see one sequence,
     ``[1, length]``, at a time, and must depend on their arguments alone.
 
     Parameters
@@ -97,7 +98,8 @@ def generate(
         say. "auto" goes by nominal costs where a result must be reproduced, by the rules "token" and "block" whenever
         it is sampled.
     acceptance : {"token", "block", "match", "greedy"}
-        See `specdec_kernels.verify_chain`; greedy decoding is "greedy" whatever this says.
+        See `specdec_kernels.verify_chain`; greedy decoding is "greedy" whatever this says. With a `drafter` of trees
+        "typical", too, as in `specdec_kernels.generate`.
     seeds : Tensor, optional
         ``[batch]`` int64. None: drawn from torch's default generator: ``torch.manual_seed`` reproduces a result.
 
@@ -111,6 +113,8 @@ def generate(
     ------
     ValueError
         An option that is not served, by name; a model that cannot be; nothing to draft with.
+    TypeError
+        A `streamer` without ``put`` and ``end``.
     ImportError
         A transformers that is not known, with the range of those that are.
     RuntimeError
@@ -282,17 +286,22 @@ def _drafter(
             "generate: there is nothing to draft with: transformers hands no assistant_model to a custom_generate; "
             "pass drafter, or call model.generate within assisted_generation()"
         )
-    runner = as_runner(assistant, "generate: assistant_model")
+    ids = None if kept else getattr(assistant.config, "draft_token_ids", None)  # processors take whole rows
+    token_map = None if ids is None else TokenMap(torch.tensor(ids))
+    runner = as_runner(assistant, "generate: assistant_model", token_map=token_map)
     _lift_limit(runner, assistant.config)
     if kept:  # drafts what the target may accept
         assert processed is not None
         runner = ProcessedRunner(runner, kept, texts)
         runner.ended = processed.ended
     given = assistant.generation_config
+    if (given.num_assistant_tokens or 0) > MAX_SPECULATIVE_TOKENS:
+        raise ValueError(f"generate: not served by specdec_kernels: num_assistant_tokens > {MAX_SPECULATIVE_TOKENS}")
     threshold = _CONFIDENCE if given.assistant_confidence_threshold is None else given.assistant_confidence_threshold
     # elsewhere a draft's forwards are all enqueued before its first token is known
     confidence = threshold if runner.device.type == "cpu" else 0.0
-    return ModelDrafter(runner, min_confidence=confidence), given.num_assistant_tokens or DRAFT_LENGTH
+    drafter = ModelDrafter(runner, min_confidence=confidence, token_map=token_map)
+    return drafter, given.num_assistant_tokens or DRAFT_LENGTH
 
 
 def _lift_limit(runner: Runner, config: Any) -> None:

@@ -35,6 +35,7 @@ class TransformersRunner(Runner):
         self.model = model = model if token_map is None else narrowed(model, token_map)
         self.name = type(model).__name__
         self.vocab_size, self.hidden_size = model.get_output_embeddings().weight.shape
+        self.num_embeddings = len(model.get_input_embeddings().weight)
         self.device, self.dtype = model.device, model.dtype
         self.max_length = max_length(model.config)
         self.capturable = len({parameter.device for parameter in model.parameters()}) == 1
@@ -57,16 +58,8 @@ class TransformersRunner(Runner):
 
 @torch.no_grad()
 def narrowed(model: Any, token_map: TokenMap) -> Any:
-    """The same model, weights shared, but for an LM head that has the rows of these target ids alone.
-
-    Raises
-    ------
-    ValueError
-        Ids that the model does not have.
-    """
+    """The same model, weights shared, but for an LM head that has the rows of these target ids alone."""
     whole = model.get_output_embeddings()
-    if token_map.max_id >= len(whole.weight):
-        raise ValueError(f"ModelDrafter: token_map must hold ids < vocab={len(whole.weight)}, got {token_map.max_id}")
     ids = token_map.draft_to_target.to(whole.weight.device)
     head = nn.Linear(whole.in_features, len(ids), bias=whole.bias is not None, device="meta")
     head.weight = nn.Parameter(whole.weight[ids], requires_grad=False)

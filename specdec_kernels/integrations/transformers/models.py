@@ -118,7 +118,7 @@ def padding_id(model: Any) -> int:
             value = getattr(config, name, None)
             if isinstance(value, (list, tuple)):
                 value = value[0] if value else None
-            if value is not None:
+            if value is not None and value >= 0:
                 return int(value)
     return 0
 

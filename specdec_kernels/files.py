@@ -1,0 +1,29 @@
+"""Files that are whole, or as they were."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+
+def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` make a file, which takes the place of `path` once it is whole.
+
+    Raises
+    ------
+    OSError
+        It could not be written: a full disk, no such folder. What was at `path` is as it was.
+    """
+    unfinished = path.with_name(path.name + ".unfinished")
+    try:
+        write(unfinished)
+        os.replace(unfinished, path)
+    except BaseException as error:
+        unfinished.unlink(missing_ok=True)
+        safetensors = sys.modules.get("safetensors")  # there if `write` is its
+        refused = (RuntimeError, *([safetensors.SafetensorError] if safetensors else []))
+        if isinstance(error, refused):  # their way of saying that the system refused to write
+            raise OSError(f"{path} could not be written: {str(error).partition(chr(10))[0]}") from error
+        raise
