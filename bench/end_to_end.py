@@ -2,7 +2,7 @@
 
 SmolLM2-135M-Instruct on the CPU, prompt sets of `specdec_kernels.assets.prompts`, temperatures 0 and 1. Every
 configuration goes through `generate` with the same packed weights and seeds, plain decoding included; with
-``--own-loop`` the model runs in the loop of ``examples/own_loop.py`` in the place of transformers'. In every round
+``--own-loop`` the model runs in the loop of ``examples/own_loop.py`` instead of transformers'. In every round
 all of them run on a prompt before the next prompt comes, in an order shuffled each time, or with ``--in-turns`` side
 by side, a step at a time, so that other work on the machine slows all of them alike. A round gives one ratio of
 tokens a second (prefill and, for "auto", rehearsals not counted) to plain decoding; the median over the rounds is the

@@ -38,7 +38,7 @@ TOLERANCE = 0.1
 
 
 def by_process_time(model: Any, input_ids: torch.Tensor, **options: Any) -> GenerationOutput:
-    """`generate`, with the processor time of its steps in the place of the time that passed."""
+    """`generate`, with the processor time of its steps instead of the time that passed."""
     seen = measured.watch(model, input_ids, clock=time.process_time, acceptances=False, **options)
     return replace(seen.output, stats=replace(seen.output.stats, seconds_decode=float(seen.seconds.sum())))
 

@@ -510,7 +510,7 @@ struct Ops {
     args.noise_keys = given.template flat<int64_t>(numbers.noise_keys, count.numbers, "noise_keys");
     SPECDEC_CHECK(
         numbers.seeds ? !numbers.uniform_samples && !numbers.noise_keys : !numbers.steps && !numbers.positions,
-        "specdec: seeds stand in the place of uniform_samples or noise_keys");
+        "specdec: seeds replace uniform_samples or noise_keys");
     args.coins = {given.template flat<int64_t>(numbers.seeds, args.batch, "seeds"),
                   given.template flat<int64_t>(numbers.steps, args.batch, "steps"), numbers.step,
                   given.ids(numbers.positions, count.numbers, "positions")};

@@ -343,7 +343,7 @@ class Plans:
 
 @functools.cache
 def faster(interpreter: ModuleType) -> dict[str, Any]:
-    """What to put in the place of the interpreter's own for speed; nothing if they are not as expected."""
+    """What to put instead of the interpreter's own for speed; nothing if they are not as expected."""
     patch_attr, np_dtype = getattr(interpreter, "_patch_attr", None), getattr(interpreter, "_get_np_dtype", None)
     if not patch_attr or not np_dtype:
         return {}

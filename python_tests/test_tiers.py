@@ -49,6 +49,19 @@ def test_every_pair_of_values_occurs(on: Backend | None) -> None:
         assert len(tiers.short(few)) == len(few)
 
 
+@pytest.mark.parametrize("on", [Backend("reference", "cpu"), Backend("cpu", "cpu", "avx2")], ids=str)
+def test_a_test_with_a_backend_alone_runs_on_every_one(on: Backend) -> None:
+    (only,) = items(on, ())
+    assert tiers.pairwise([only], str(on)) == [only] == tiers.short([only])
+
+
+def test_interpreted_triton_runs_what_there_is_time_for() -> None:
+    cases = items(Backend("triton", "cpu"), on_triton={"kind": "b", "rule": "token"})
+    found = tiers.affordable(cases)
+    assert {case.callspec.params["kind"] + case.callspec.params["rule"] for case in found} == {"btoken"}
+    assert len(found) == 12 and len(tiers.affordable(items(Backend("triton", "cpu")))) == 120
+
+
 @pytest.mark.parametrize(
     "on",
     [Backend("cuda-emulated", "cpu", strategy="walk"), Backend("reference", "cpu"), Backend("cpu", "cpu", "avx2")],

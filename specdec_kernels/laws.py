@@ -9,7 +9,7 @@ after the sampling transform, p and q the *raw* ones (temperature 1, nothing cut
 `Lossy`      accept with ``min(1, P(x) / ((1 − α) Q(x)))``, recovered from ``norm((P / β − Q)+)``
 `Chow`       π = P where ``max q < 1 − α``, else Q; ``loss="log"``: where ``H(q) > α``
 `Diff`       π = P where ``max q < max p − α``, else Q; ``loss="log"``: where ``H(q) > H(p) + α``
-`Opt`        as Diff, with α · TV(P, Q) in the place of α
+`Opt`        as Diff, with α · TV(P, Q) instead of α
 `BiLD`       π = P where ``D(q, p) > α``, else Q
 `TokenV1`    ``π(v) = Q(v) (1 − r(v)) + P(v) Σ r Q`` with ``r(v) = 1`` iff ``q(v) < max p − α``
 `TokenV2`    the same with ``p(v) < max p − α``

@@ -171,7 +171,7 @@ class Processors:
         return other
 
     def with_counts(self, token_counts: TokenCounts) -> Processors:
-        """The same with other `token_counts` of as many sequences, on the same device, in the place of those that it
+        """The same with other `token_counts` of as many sequences, on the same device, instead of those that it
         has. Nothing else is made again.
 
         Raises

@@ -60,7 +60,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 }
 """Those of Llama 3.2 1B and Llama 3.1 8B."""
 DRAFTS = {"1B": {"num_hidden_layers": 2}, "8B": SHAPES["1B"]}
-"""What the draft's shape has in the place of the target's."""
+"""What the draft's shape has instead of the target's."""
 TINY = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 300,
         "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
 Row = dict[str, Any]

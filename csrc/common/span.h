@@ -10,7 +10,7 @@ namespace specdec {
 
 struct Span {
   int64_t batch = 0, first_target = 0, first_draft = 0;  // indices of its first rows in `Rows`
-  int64_t draft_batch = 0;                               // in the place of `batch` for the draft's
+  int64_t draft_batch = 0;                               // instead of `batch` for the draft's
   int64_t target_index = 0, draft_index = 0;             // the same in the flat arrays
   int64_t token_index = 0;                               // of its first draft token
   int64_t length = 0;                                    // draft tokens that the rules look at

@@ -106,7 +106,7 @@ __device__ __forceinline__ float max_of(const uint32_t (&words)[kHeld], DType dt
   return max_or_nan(x[0], x[1]);
 }
 
-// -inf in the place of each NaN.
+// -inf instead of each NaN.
 __device__ __forceinline__ void remove_nan(uint32_t (&words)[kHeld], DType dtype) {
   const uint32_t infinity = negative_infinity(dtype), largest = infinity & 0x7FFFFFFFu;
 #pragma unroll

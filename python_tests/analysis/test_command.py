@@ -27,7 +27,7 @@ class Letters:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A random model in the place of the demo's, and of every folder."""
+    """A random model instead of the demo's, and of every folder."""
     monkeypatch.setattr(assets, "load_model", lambda: (tiny("llama", 1), Letters()))
     monkeypatch.setattr(corpus, "ngram_table", lambda tokenizer: None)
     monkeypatch.setattr(prompts, "load_prompts", lambda name, tokenizer: ["to be or not to be", "that is it"] * 8)

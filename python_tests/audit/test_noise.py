@@ -1,4 +1,4 @@
-"""Given random numbers in the place of torch's."""
+"""Given random numbers instead of torch's."""
 
 from __future__ import annotations
 

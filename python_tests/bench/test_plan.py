@@ -24,7 +24,7 @@ ARGUMENTS = ["--sets", "chat", "--prompts", "2", "--lengths", "1", "3", "--max-n
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Ticking:
-    """The bench on a table in the place of the model, and a draft of the same table in the place of lookups."""
+    """The bench on a table instead of the model, and a draft of the same table in the place of lookups."""
     clock, target = Ticking(), SlowRunner(TableRunner.random(53, spread=1.5).table)
     target.clock = clock
     draft = TableRunner(target.table + 0.5 * torch.randn(53, 53, 53, generator=torch.Generator().manual_seed(1)))

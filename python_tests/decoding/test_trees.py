@@ -295,7 +295,7 @@ def test_an_ngram_tree_accepts_what_one_continuation_misses() -> None:
 
 
 def test_a_leaf_that_is_accepted_rejects_nothing() -> None:
-    """Beside a longer branch that is wrong: the token after it stands in the place of no draft token."""
+    """Beside a longer branch that is wrong: the token after it replaces no draft token."""
     table = TableRunner.random(23, spread=9.0).table
     ids, kw = torch.tensor([[5, 6]]), {"acceptance": "greedy", "max_new_tokens": 20, "eos_token_id": []}
     text = [5, 6, *sk.generate(TreeTable(table), ids, drafter=sk.NoDrafter(), **kw).tokens[0].tolist()]

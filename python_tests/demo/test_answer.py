@@ -41,7 +41,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random models in the place of the demo's and of every folder, and no table."""
+    """Random models instead of the demo's and of every folder, and no table."""
     endless: dict[str, Any] = {"eos_token_id": None}
     monkeypatch.setattr(assets, "load_model", lambda: (tiny("llama", 1, **endless), Letters()))
     monkeypatch.setattr(assets, "load_folder", lambda folder: (near("llama", 1, 0.2, **endless), Letters()))

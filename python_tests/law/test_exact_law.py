@@ -63,7 +63,7 @@ def test_emitted_law_of_the_packed_form(backend: Backend, acceptance: str, kind:
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 @pytest.mark.parametrize("kind", ["full", "one_hot", "target_top_k", "zero_supports", "given_probabilities", "ragged"])
 def test_emitted_law_of_target_probabilities(backend: Backend, acceptance: str, kind: str) -> None:
-    """Rows of probabilities in the place of logits; that their sum is a little off changes nothing."""
+    """Rows of probabilities instead of logits; that their sum is a little off changes nothing."""
 
     def verify(target, *rest, **more):  # type: ignore[no-untyped-def]
         return backend.verify_chain(None, *rest, target_probs=target.softmax(-1) * 0.995, **more)

@@ -127,7 +127,7 @@ def test_law_of_sampled_children(backend: Backend, acceptance: str, shape: str, 
 @pytest.mark.parametrize("kind", ["full", "zero supports", "eos"])
 @pytest.mark.parametrize("acceptance", ["sample", *trees.NEED_DRAFT])
 def test_law_of_target_probabilities(backend: Backend, acceptance: str, kind: str) -> None:
-    """Rows of probabilities in the place of logits; that their sum is a little off changes nothing."""
+    """Rows of probabilities instead of logits; that their sum is a little off changes nothing."""
 
     def verify(target, *rest, **more):  # type: ignore[no-untyped-def]
         return backend.verify_tree(None, *rest, target_probs=target.softmax(-1) * 1.005, **more)

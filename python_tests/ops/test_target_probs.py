@@ -1,4 +1,4 @@
-"""verify_chain with the target's probabilities in the place of its logits, on every backend."""
+"""verify_chain with the target's probabilities instead of its logits, on every backend."""
 
 from __future__ import annotations
 

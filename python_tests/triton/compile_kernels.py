@@ -125,7 +125,7 @@ def calls(vocab: int, everything: bool) -> None:
 
 
 def adapters(vocab: int) -> None:
-    """Calls that take the target's probabilities in the place of its logits, or the draft's rows by an index."""
+    """Calls that take the target's probabilities instead of its logits, or the draft's rows by an index."""
     params = sk.SamplingParams(top_k=50, top_p=0.9, min_p=0.01)
     x = torch.zeros(BATCH, ROWS, vocab)
     sk.sample(None, params, probs=x, uniform_samples=x[..., 0], backend="triton")

@@ -254,7 +254,7 @@ def top_k_renorm_probs(probs: Tensor, top_k: Tensor | int, is_deterministic: boo
 
 
 def top_k_mask_logits(logits: Tensor, top_k: Tensor | int) -> Tensor:
-    """The logits, ``[batch, vocab]`` float32, bfloat16 or float16, with −inf in the place of all but the `top_k`
+    """The logits, ``[batch, vocab]`` float32, bfloat16 or float16, with −inf instead of all but the `top_k`
     largest.
     """
     vocab, logits = _rows("top_k_mask_logits", "logits", logits, LOGIT_DTYPES)
@@ -381,7 +381,7 @@ def _params(op: str, rows: Tensor, **values: Tensor | float) -> SamplingParams:
 
 
 def _of_the_largest(top_p: Tensor | float) -> Tensor | float:
-    """`top_p` with a number that only the largest reach in the place of 0, which is "off" in `SamplingParams`."""
+    """`top_p` with a number that only the largest reach instead of 0, which is "off" in `SamplingParams`."""
     if isinstance(top_p, Tensor):
         if top_p.is_complex():
             return top_p

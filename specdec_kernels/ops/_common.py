@@ -56,7 +56,7 @@ def define(name: str, arguments: type[A], returns: str, fake: Callable[[A], Any]
 
 
 class Instead(NamedTuple):
-    """Stands in the place of a backend's name inside the package: what runs an op's call, validated, from its
+    """Replaces a backend's name inside the package: what runs an op's call, validated, from its
     arguments.
     """
 

@@ -34,7 +34,7 @@ NEED_LOGITS = ("match", "typical")  # rules of chains and of trees
 TILE = 1024
 """Ids of a row whose weights are added before anything else is; csrc/common/params.h has the same number."""
 
-# Numbers that cross in the place of names, and that C++ has too: in csrc/common/params.h and csrc/bind_cache.h.
+# Numbers that cross instead of names, and that C++ has too: in csrc/common/params.h and csrc/bind_cache.h.
 TREE_ACCEPTANCES = {"sample": 0, "greedy": 1, "match": 2, "typical": 3, "recursive": 4, "traversal": 5}
 PURPOSES = {"draft": 0, "accept": 1, "final": 2, "sample": 3}
 """Streams of random numbers, by the number that stands in their counters; C++ has some in csrc/common/philox.h."""
@@ -136,7 +136,7 @@ class VerifyArguments(NamedTuple):
     """What chains and trees share. Kept stats have all three tensors or none. `target_probs`: the target's rows are
     probabilities.
 
-    `seeds` stand in the place of `uniform_samples`, or where there are `positions` of `noise_keys`: the step's own.
+    `seeds` replace `uniform_samples`, or where there are `positions` of `noise_keys`: the step's own.
     """
 
     target_logits: Tensor
@@ -274,7 +274,7 @@ class Definition(Generic[A]):
         Of torch.
     call : callable
         ``call(op, **leaves)`` calls `op` with its arguments. A leaf is a field of the definition, those of
-        `VerifyArguments` among them; in the place of `FlatParams` stands the `SamplingParams`.
+        `VerifyArguments` among them; with `SamplingParams` instead of `FlatParams`.
     pack : callable
         ``pack(**leaves)`` gives those arguments.
     unpack : callable

@@ -33,7 +33,7 @@ def noise_keys(
     target id v, ``t = (philox(key, v div 4)[v mod 4] + 0.5) · 2**-32`` (where that word is below 2**16, those of
     another counter follow it: `specdec_kernels.testing.float64_gumbel` has it all). The match rule and its drafter use
     the absolute position (counted without padding) and no step, so that what they emit is what plain sampling with the
-    seed emits. Drafts for the rules "block", "recursive" and "traversal" need a step. A tree in the place of positions
+    seed emits. Drafts for the rules "block", "recursive" and "traversal" need a step. A tree instead of positions
     makes the keys that its nodes' children are drawn with: one for each node, fresh at every step. (By their positions,
     which nodes of one depth share, the children of siblings would be drawn with the same noise.)
 

@@ -68,7 +68,7 @@ def verify_packed(
     uniform_samples, noise_keys : Tensor, optional
         ``[total + batch]`` float64 or float32 in [0, 1), and int64.
     seeds, step : optional
-        As in `verify_chain`: ``[batch]`` int64, in the place of both; the numbers are those of `verify_chain`.
+        As in `verify_chain`: ``[batch]`` int64, instead of both; the numbers are those of `verify_chain`.
     positions : Tensor, optional
         With `seeds`, "match" only: ``[total + batch]`` int32 or int64.
     params, draft_params : SamplingParams, optional

@@ -31,7 +31,7 @@ struct LogitKernels {
   void (*load)(const void* x, int n, float* out);
   // x as float32; with words -inf where bit i % 32 of word i / 32 is 0. In place where x is float32.
   void (*widen)(const void* x, const int32_t* words, int n, float* out);
-  // -inf in the place of each x < cutoff; not of NaN. A group whose maximum is told (unless null) and below has no other.
+  // -inf instead of each x < cutoff; not of NaN. A group whose maximum is told (unless null) and below has no other.
   void (*mask)(void* x, int n, const float* group_max, float cutoff);
 };
 

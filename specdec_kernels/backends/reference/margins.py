@@ -282,7 +282,7 @@ class LooseChain:
         return torch.where(slots < accepted[:, None], behind.cummax(-1).values.flip(-1), final[:, None])
 
     def coin_of_block(self, i: int, length: Tensor, w: Ends, rest: Ends) -> tuple[Tensor, Tensor]:
-        """Whether coin i accepts for sure, and whether it may: u < h, at the last token w in the place of h."""
+        """Whether coin i accepts for sure, and whether it may: u < h, at the last token w instead of h."""
         low, high = (
             torch.where(i < length, weight_left(end, mass.sum(-1)), end) for end, mass in zip(w, rest, strict=True)
         )

@@ -66,7 +66,7 @@ class Rows(NamedTuple):
     vocab: int  # ids a row
     overlay: Overlay = NO_OVERLAY
     kind: Any = LOGITS  # constexpr: LOGITS, WEIGHTS or PROBS
-    starts: Tensor | None = None  # [batch] int64, in the place of b; as `sample` has them -1 for none
+    starts: Tensor | None = None  # [batch] int64, instead of b; as `sample` has them -1 for none
 
 
 def step_of(data: Tensor) -> int:
@@ -142,7 +142,7 @@ class Temperature(NamedTuple):
     """Of sequences."""
 
     number: float
-    each: Tensor | None  # [batch] float32, in the place of the number
+    each: Tensor | None  # [batch] float32, instead of the number
     greedy: Any  # constexpr: whatever the temperature
 
 

@@ -91,7 +91,7 @@ def generate(
         generation config has that, else 5, and on a CPU, where that saves forwards, none after one that it gave with
         less than its ``assistant_confidence_threshold`` (0.4 where it has none); its schedule is not looked at.
     drafter : Drafter, optional
-        Any of this package's, in the place of ``assistant_model`` and ``prompt_lookup_num_tokens``; one of trees not
+        Any of this package's, instead of ``assistant_model`` and ``prompt_lookup_num_tokens``; one of trees not
         with ``output_hidden_states`` and ``output_attentions``.
     num_speculative_tokens : int or "auto", optional
         Draft tokens a step, see `specdec_kernels.generate`; None: 5 with a `drafter`, else as transformers' own options

@@ -42,7 +42,7 @@ def assisted_generation(
     Parameters
     ----------
     num_speculative_tokens : int or "auto", optional
-        Draft tokens a step, in the place of what the call says.
+        Draft tokens a step, instead of what the call says.
     acceptance : {"token", "block", "match", "greedy"}
         The rule, see `specdec_kernels.verify_chain`.
 

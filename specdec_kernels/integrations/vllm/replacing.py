@@ -8,7 +8,7 @@ from typing import Any
 
 
 def replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Let `owner` have ``make(stock)`` in the place of its function `name`, unless it has one already; the stock one
+    """Let `owner` have ``make(stock)`` instead of its function `name`, unless it has one already; the stock one
     stays reachable as ``__wrapped__``.
     """
     stock = getattr(owner, name)
