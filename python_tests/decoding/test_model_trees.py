@@ -152,17 +152,29 @@ def test_more_nodes_may_be_fed_than_are_verified() -> None:
 
 def test_a_text_does_not_depend_on_its_neighbours() -> None:
     """Near its end there is room for less than the others have left: the nodes of a step have uniforms of their own."""
-    target, draft = (TreeTable(TableRunner.random(23, seed, 1.0).table) for seed in (1, 2))
+    target, draft = (TreeTable(TableRunner.random(23, seed, 3.0).table) for seed in (1, 1))
     ids, seeds = torch.tensor([[3, 4, 5]] * 8), torch.arange(8)
 
+    class Watched(sk.ModelTreeDrafter):
+        def propose(self, state: DecodingState, num_tokens: int) -> sk.Draft:
+            draft = super().propose(state, num_tokens)
+            assert draft.tree is not None
+            depth = draft.tree.depth.expand(len(draft.tokens), -1)[:, 1:]
+            room = (state.remaining - 1).clamp(min=1)[:, None]  # with room for none nothing of it is put to the test
+            assert not (draft.tokens[depth > room] >= 0).any()
+            deep.append(bool((depth > 1).any()))
+            return draft
+
+    deep: list[bool] = []
+
     def run(rows: Any) -> Any:
-        drafter = sk.ModelTreeDrafter(draft, 6, 4, 3)
+        drafter = Watched(draft, 6, 4, 3)
         return sk.generate(
             target, ids[rows], drafter=drafter, seeds=seeds[rows], max_new_tokens=7, eos_token_id=[]
         ).tokens
 
     together = run(slice(None))
-    assert all(torch.equal(run(slice(b, b + 1))[0], together[b]) for b in range(8))
+    assert all(torch.equal(run(slice(b, b + 1))[0], together[b]) for b in range(8)) and any(deep)
 
 
 def test_a_bias_counts_at_the_targets_temperature() -> None:

@@ -439,7 +439,8 @@ def test_parameters_may_be_written_to_between_calls(backend: Backend, rng: torch
     params = sk.SamplingParams(**buffers, top_p=backend(torch.ones(4)))
     arguments = chains.make(rng, 4, 3, 60, kind="one_hot")
     arguments["draft_tokens"] = arguments["target_logits"][:, :3].argmax(-1)
-    before = run(backend, arguments, params=params)
+    arguments = chains.on(backend, {name: value for name, value in arguments.items() if name != "params"})
+    before = backend.verify_chain(**arguments, params=params)
     new = {
         "temperature": torch.tensor([0.0, 0.5, 1.0, 0.7]),
         "top_k": torch.full((4,), 3),
@@ -447,8 +448,8 @@ def test_parameters_may_be_written_to_between_calls(backend: Backend, rng: torch
     }
     for name, value in new.items():
         buffers[name].copy_(value)
-    after = run(backend, arguments, params=params)
-    same_bits(after, run(backend, arguments, params=backend(sk.SamplingParams(**new))))
+    after = backend.verify_chain(**arguments, params=params)
+    same_bits(after, backend.verify_chain(**arguments, params=backend(sk.SamplingParams(**new))))
     assert not torch.equal(after.tokens, before.tokens)
 
 
