@@ -1,6 +1,6 @@
 """FlashInfer's sampling functions by their own names and arguments, on this package's ops: change the import.
 
-    from specdec_kernels.integrations import flashinfer   # was: from flashinfer import sampling
+    from specdec_kernels.integrations import flashinfer as sampling   # was: from flashinfer import sampling
 
 Signatures are those of FlashInfer 0.7.2, and so are in-place outputs, dtypes, padding and `indices`. They run on any
 device. Different on purpose, in every function:
