@@ -29,6 +29,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    gc.unfreeze()  # or libraries report at the end what they think has leaked
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tier", choices=tiers.TIERS, default="short",
