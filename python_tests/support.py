@@ -86,10 +86,10 @@ class Backend:
     def cases(self, wanted: int) -> int:
         """How many random cases run: `wanted`; of the emulated CUDA kernels so many in one strategy and a tenth in the
         others and in random schedules (which change no bit, as other tests prove); under Triton's interpreter, far
-        slower, a tenth, or where few are wanted a twenty-fifth.
+        slower, a tenth.
         """
         if self.name == "triton" and self.interpreted:
-            return wanted // (10 if wanted >= 1000 else 25)
+            return wanted // 10
         return wanted if self.strategy in (None, "walk") and self.schedule is None else wanted // 10
 
     def some_cases(self, items: Sequence[Any], most: int | None) -> list[Any]:
