@@ -40,6 +40,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -59,6 +60,10 @@ TORCH_TARGET_VERSION = "0x020B000000000000"  # the same, for torch's headers: an
 RELEASE_ARCHS = "80;90a;100;120+PTX"
 COMMON_ARCHS = "80+PTX;90a"
 EDITABLE_ARCHS = "80+PTX"
+
+# Which text of the arguments' order the compiled parts were built beside: backends/native.py refuses those of another.
+CONTRACT = zlib.crc32((ROOT / PACKAGE / "ops/arguments.py").read_bytes())
+BOUND = ("csrc/bind_cpu.cpp", "csrc/bind_cuda.cpp", "csrc/host/bind_host.cpp")
 
 # No -ffast-math and no contraction: the order and rounding of every sum are part of the contract. No -march=native: the
 # files of isa/ get their own instruction set and are chosen at run time.
@@ -216,8 +221,9 @@ class Part:
         isa = next((flags for suffix, flags in X86_FLAGS.items() if Path(source).stem.endswith(suffix)), [])
         if platform.machine().lower() not in ("x86_64", "amd64"):
             isa = []
+        names = [f"-DSPECDEC_CONTRACT={CONTRACT}"] if source in BOUND else []
         out = self.object(source)
-        return [*base, *isa, "-MD", "-MF", str(out.with_suffix(".d")), "-c", source, "-o", str(out)]
+        return [*base, *isa, *names, "-MD", "-MF", str(out.with_suffix(".d")), "-c", source, "-o", str(out)]
 
 
 def sources(*patterns: str) -> list[str]:

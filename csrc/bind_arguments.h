@@ -212,7 +212,7 @@ class Given {
     return x ? flat<T>(*x, count, what) : nullptr;
   }
 
-  // The same, to be written: a copy would keep what is.
+  // The same, to be written: a copy is refused, as it would receive the result.
   template <class T>
   T* written(const Tensor& x, int64_t count, const char* what) {
     SPECDEC_CHECK(x.is_contiguous(), "specdec: ", what, " must be contiguous");

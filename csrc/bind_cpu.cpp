@@ -1,5 +1,7 @@
 // Registers the CPU kernels with torch through its stable ABI, and gives them torch's thread pool.
+#include <exception>
 #include <functional>
+#include <mutex>
 #include <type_traits>
 
 #include "bind_direct.h"
@@ -12,7 +14,18 @@ namespace specdec::cpu {
 int num_threads() { return int(torch::stable::get_num_threads()); }
 
 void parallel_for(int64_t n, const std::function<void(int64_t, int64_t)>& f) {
-  torch::stable::parallel_for(0, n, 1, [&](int64_t begin, int64_t end) { f(begin, end); });
+  // An exception that torch's function lets through has lost what it said.
+  std::exception_ptr error;
+  std::mutex writes;
+  torch::stable::parallel_for(0, n, 1, [&](int64_t begin, int64_t end) {
+    try {
+      f(begin, end);
+    } catch (...) {
+      const std::lock_guard lock(writes);
+      if (!error) error = std::current_exception();
+    }
+  });
+  if (error) std::rethrow_exception(error);
 }
 
 namespace {
@@ -30,6 +43,7 @@ struct Device : OpKernels {
 
   template <class Args>
   static void run(void (*kernel)(const Args&), const std::type_identity_t<Args>& args) {
+    bind::kernel_has_begun = true;
     kernel(args);
   }
 };
@@ -40,5 +54,7 @@ struct Device : OpKernels {
 const specdec::DirectOp* specdec_direct_op(const char* name) {
   return specdec::bind::direct_op<specdec::cpu::Device>(name);
 }
+
+int64_t specdec_contract() { return SPECDEC_CONTRACT; }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) { specdec::bind::register_ops<specdec::cpu::Device>(m); }

@@ -35,6 +35,7 @@ class Device : public OpKernels {
     void* stream = nullptr;
     SPECDEC_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream) == AOTI_TORCH_SUCCESS, op_,
                   ": torch names no current stream");
+    bind::kernel_has_begun = true;
     const cudaError_t error =
         kernel(args, {static_cast<cudaStream_t>(stream), [this](int64_t bytes) { return scratch(bytes); }});
     if (error == cudaSuccess) return;
@@ -66,5 +67,7 @@ class Device : public OpKernels {
 const specdec::DirectOp* specdec_direct_op(const char* name) {
   return specdec::bind::direct_op<specdec::cuda::Device>(name);
 }
+
+int64_t specdec_contract() { return SPECDEC_CONTRACT; }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CUDA, m) { specdec::bind::register_ops<specdec::cuda::Device>(m); }

@@ -1,5 +1,6 @@
 // The ops as csrc/direct_ops.h has them: the same functions that torch's dispatcher calls, given views of tensors.
 #pragma once
+#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -149,11 +150,16 @@ template <class Result, class... Parameters, Result (*kFunction)(Parameters...)>
 struct DirectCall<kFunction> {
   static constexpr DirectArgument::Kind kKinds[] = {Direct<std::remove_cvref_t<Parameters>>::kKind...};
 
-  static bool run(const DirectArgument* arguments, void** results) noexcept try {
-    call(arguments, results, std::index_sequence_for<Parameters...>{});
-    return true;
-  } catch (const std::exception&) {
-    return false;
+  static DirectEnd run(const DirectArgument* arguments, void** results, DirectWords& words) noexcept {
+    kernel_has_begun = false;
+    try {
+      call(arguments, results, std::index_sequence_for<Parameters...>{});
+      return DirectEnd::kDone;
+    } catch (const std::exception& error) {
+      if (!kernel_has_begun) return DirectEnd::kRefused;
+      std::snprintf(words, sizeof words, "%s", error.what());
+      return DirectEnd::kFailed;
+    }
   }
 
  private:
@@ -175,7 +181,7 @@ constexpr int32_t kNumResults<std::tuple<Made...>> = int32_t(sizeof...(Made));
 
 template <class Result, class... Parameters>
 constexpr DirectOp direct_op_of(Result (*)(Parameters...), const DirectArgument::Kind* kinds,
-                                bool (*run)(const DirectArgument*, void**) noexcept) {
+                                decltype(DirectOp::run) run) {
   return {int32_t(sizeof...(Parameters)), kNumResults<Result>, kinds, run};
 }
 

@@ -33,6 +33,9 @@ Made empty(int32_t device_type, int32_t device_index, std::initializer_list<int6
   return Made(handle);
 }
 
+// Set by a device before it runs a kernel, which may write to what it was given: who sees the call fail must not repeat it.
+inline thread_local bool kernel_has_begun = false;
+
 // An output on the call's device, and where its elements start.
 template <class Made, class T>
 struct Output {

@@ -25,15 +25,23 @@ struct DirectArgument {
       nullptr;  // a DirectTensor, or a list's doubles, int64_t or arguments (of which each is kTensor or kNone)
 };
 
+// How a call ended: with results; with nothing done, as only the dispatcher can say what is wrong or missing; or with a kernel
+// that had begun, and may have written: it must not run again.
+enum class DirectEnd : int32_t { kDone, kRefused, kFailed };
+
+// What a kernel that failed says of it.
+using DirectWords = char[512];
+
 struct DirectOp {
   int32_t num_arguments, num_results;
   const DirectArgument::Kind* kinds;  // of the arguments; one that is missing is kNone
-  // Gives owned AtenTensorHandles, null for what was not asked for. False where only the dispatcher can say what is wrong or
-  // missing; nothing was done, unless memory or the device failed on the way.
-  bool (*run)(const DirectArgument* arguments, void** results) noexcept;
+  // Done, it gives owned AtenTensorHandles, null for what was not asked for; failed, words.
+  DirectEnd (*run)(const DirectArgument* arguments, void** results, DirectWords& words) noexcept;
 };
 
 }  // namespace specdec
 
 // Exported by each library; null: it has no such op.
 extern "C" __attribute__((visibility("default"))) const specdec::DirectOp* specdec_direct_op(const char* name);
+// What setup.py read of specdec_kernels/ops/arguments.py, whose order of arguments the library was built for.
+extern "C" __attribute__((visibility("default"))) int64_t specdec_contract();

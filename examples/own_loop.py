@@ -31,13 +31,23 @@ LEAST_ROWS = 4
 """oneDNN multiplies fewer by another kernel, no faster, which rounds differently."""
 
 
+def packs(weight: Tensor) -> bool:
+    """Whether oneDNN lays such weights out here: those of 16 bits need a processor with instructions for them."""
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    supported = {
+        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+    }
+    return weight.dtype not in supported or bool(supported[weight.dtype]())
+
+
 class Linear:
     """``x @ weight.T``; on a CPU by weights laid out in advance, which serve eight rows nearly as fast as one."""
 
     def __init__(self, *weights: Tensor) -> None:
         self.weight = torch.cat(weights)
-        on_cpu = self.weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, None) if on_cpu else None
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, None) if packs(self.weight) else None
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.packed is None:

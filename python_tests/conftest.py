@@ -7,6 +7,7 @@ import importlib
 import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from python_tests import emulated, interpreted, tiers
 interpreted.prepare()  # before anything imports triton
 
 from python_tests.progress import Progress  # noqa: E402
+from python_tests.scheduling import Deadline, Scheduling  # noqa: E402
 from python_tests.support import Backend, present, present_emulated  # noqa: E402
 
 torch.set_num_threads(1)
@@ -25,7 +27,6 @@ gc.disable()  # until everything is imported and collected: half a second for ea
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What is there by now stays, and is not looked through again."""
     gc.enable()
-    gc.collect()
     gc.freeze()
 
 
@@ -55,9 +56,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run all cases of a test on every backend, not some of them where that is slow",
     )  # fmt: skip
     parser.addoption(
+        "--minutes", type=float, metavar="N",
+        help="begin no test later than this; the others are skipped, other ones each day (in .ci/run, whose machine may "
+        "be slow)",
+    )  # fmt: skip
+    parser.addoption(
         "--sanitizers", action="store_true",
         help="also find the emulator's planted defects with ASan, UBSan and TSan (minutes)",
     )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if minutes := config.getoption("--minutes"):
+        config.pluginmanager.register(Deadline(config, minutes), Deadline.__name__)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return Scheduling(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -101,6 +117,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=gone)
         items[:] = [item for item in items if id(item) in kept]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    if deadline := config.pluginmanager.getplugin(Deadline.__name__):
+        items[:] = deadline.turned(items)
 
 
 @pytest.fixture(scope="session", autouse=True)

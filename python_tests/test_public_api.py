@@ -134,6 +134,21 @@ def test_an_unloadable_library_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_
     assert (native.why_missing("sample", "CUDA") or "").startswith("_C_cuda.so was not built")
 
 
+@pytest.mark.skipif("CPU" not in native._symbols, reason="nothing was compiled")
+def test_parts_that_were_built_from_other_sources_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They might take one argument for another."""
+    (tmp_path / "arguments.py").write_text("other arguments")
+    monkeypatch.setattr(native, "_ARGUMENTS", tmp_path / "arguments.py")
+    with pytest.raises(ImportError, match=r"_C_cpu\.so was built from other sources than these: build again"):
+        native.load(OPS)
+    monkeypatch.setattr(native, "_FOLDER", tmp_path)  # no library: of the host module then
+    monkeypatch.setattr(native, "_problems", {})
+    with pytest.raises(ImportError, match="_host was built from other sources"):
+        native.load(OPS)
+
+
 def test_sampling_params_accept_what_is_off() -> None:
     x = torch.randn(2, 9)
     for fields in (

@@ -61,7 +61,7 @@ def short(items: Sequence[Any]) -> list[Any]:
 
 
 def kind_of(backend: Any) -> str:
-    """By which of the rules above a backend's cases are chosen; None for a test without one."""
+    """Which of the rules above chooses a backend's cases; "cases" for a test without a backend."""
     if getattr(backend, "interpreted", False):
         return "triton" if backend.name == "triton" else "emulated"
     widest = getattr(backend, "capability", None) in (None, native.cpu_capability())

@@ -86,13 +86,14 @@ def names_in_messages(call: Callable[..., Any]) -> str:
 def parameters(calls: Calls) -> list[Any]:
     """Each parameter once, in its first good call that gives it or else in the first."""
     found: dict[tuple[str, str], str] = {}
-    for key, (call, make) in calls.items():
-        given = make()
+    names = {key: set(make()) for key, (_, make) in calls.items()}
+    for key, (call, _) in calls.items():
+        given = names[key]
         for parameter, of in inspect.signature(call).parameters.items():
             if of.kind in (of.VAR_POSITIONAL, of.VAR_KEYWORD):
                 continue
             known = found.get((key.partition("-")[0], parameter))
-            if known is None or (parameter in given and parameter not in calls[known][1]()):
+            if known is None or (parameter in given and parameter not in names[known]):
                 found[key.partition("-")[0], parameter] = key
     return [pytest.param(key, parameter, id=f"{name}-{parameter}") for (name, parameter), key in found.items()]
 

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+CONTRACT: int
+
 def set_torch(
     tensor: type[torch.Tensor],
     exchange: object,

@@ -1,4 +1,4 @@
-"""What the commands share: how they end, and the model that they are given."""
+"""Shared by the commands: how they end, and how their model is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the options of commands are made with: numbers in their ranges, and paths that are there."""
+"""Argparse types of the commands' options: numbers within ranges, and existing paths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class OptionError(ValueError):
 
 
 def integer(lowest: int, highest: int) -> Callable[[str], int]:
-    """What argparse makes an integer in ``[lowest, highest]`` with, or a sentence that it is none."""
+    """An argparse type for an integer in ``[lowest, highest]``; any other text is refused in one sentence."""
 
     def parse(text: str) -> int:
         try:
@@ -54,7 +54,7 @@ SECONDS = number(0, 1e12)
 
 
 def existing(text: str) -> Path:
-    """What argparse makes the path of something that is read with."""
+    """An argparse type for the path of an existing file or folder."""
     path = Path(text)
     if not path.exists():
         raise argparse.ArgumentTypeError(f"must be a file or folder that is there, got {text}")
@@ -62,7 +62,7 @@ def existing(text: str) -> Path:
 
 
 def device(text: str) -> str:
-    """What argparse makes a device's name with; whether it is there shows when it is used."""
+    """An argparse type for a device's name; whether the device exists shows when it is used."""
     try:
         torch.device(text)
     except RuntimeError:
@@ -71,5 +71,5 @@ def device(text: str) -> str:
 
 
 def draft_length(text: str) -> int | str:
-    """What argparse makes draft tokens a step with: an integer in [1, 64], or "auto"."""
+    """An argparse type for draft tokens a step: an integer in [1, 64], or "auto"."""
     return text if text == "auto" else LENGTH(text)

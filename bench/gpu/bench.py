@@ -8,6 +8,7 @@ process, what was measured is there.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -59,7 +60,8 @@ def run_worker(
             if time.time() > saved + SAVE_S:
                 save()
                 saved = time.time()
-            time.sleep(0.5)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=0.5)
         return code, None
     finally:
         if child.poll() is None:

@@ -22,7 +22,7 @@ struct Drafted {
     for (int64_t at = node; at > 0;) {
       f(id_at(tokens, first + at));
       const int64_t above = parents[at];
-      at = above < at ? above : 0;  // whatever is given, it ends
+      at = above < at ? above : 0;  // terminates for any input
     }
   }
   SPECDEC_MEMBER int32_t count() const {

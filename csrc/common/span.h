@@ -25,7 +25,7 @@ SPECDEC_HD bool has_draft(const VerifyArgs& args) { return args.draft.data || ar
 // The draft's rows, whichever they are; data is null without any.
 SPECDEC_HD const Rows& rows_of_draft(const VerifyArgs& args) { return args.draft.data ? args.draft : args.draft_probs; }
 
-// Whether the laws of the draft's logits are the caller's to tell.
+// Whether the caller gave the stats of the draft's logits.
 SPECDEC_HD bool has_stats(const VerifyArgs& args) { return args.draft.data && args.draft_values; }
 
 SPECDEC_HD bool is_eos(const VerifyArgs& args, int64_t id) {

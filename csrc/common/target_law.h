@@ -1,4 +1,4 @@
-// Target laws (Narasimhan et al., arXiv 2405.19261): the one place where a law is told from another.
+// Target laws (Narasimhan et al., arXiv 2405.19261): the only place that distinguishes one law from another.
 //
 // With P, Q the laws after the sampling transform and p, q the raw ones (temperature 1, nothing cut), a position's law is
 //   lossless, lossy:  max(min(Q, accept P), scale P), where that sums to 1

@@ -40,6 +40,7 @@ void merge(const std::vector<int32_t>& added, int32_t* ids, int32_t* counts, int
 
 void count_tokens_(const CountTokensArgs& args) {
   std::vector<int32_t> added;
+  added.reserve(size_t(args.n));  // here, so that no sequence has been counted where there is no memory for it
   for (int64_t b = 0; b < args.batch; ++b) {
     int32_t* ids = args.ids + b * args.capacity;
     const bool good = ascends(ids, args.capacity);

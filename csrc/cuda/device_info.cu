@@ -2,6 +2,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <thread>
+
 #define SPECDEC_STRING_(x) #x
 #define SPECDEC_STRING(x) SPECDEC_STRING_(x)
 
@@ -22,13 +24,14 @@ int specdec::cuda::virtual_architecture() {
 const char* specdec_cuda_build_info() { return "archs=" SPECDEC_CUDA_ARCHS " runtime=" SPECDEC_STRING(CUDART_VERSION); }
 
 int specdec_cuda_binary_version(int device) {
-  int previous = 0;
-  cudaError_t error = cudaGetDevice(&previous);
-  if (error != cudaSuccess) return -static_cast<int>(error);
-  error = cudaSetDevice(device);
-  cudaFuncAttributes attributes{};
-  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, specdec::probe_kernel);
-  cudaSetDevice(previous);
-  cudaGetLastError();  // a failed probe must not surface in the caller's next CUDA call
-  return error == cudaSuccess ? attributes.binaryVersion : -static_cast<int>(error);
+  // In a thread of its own, whose current device and last error are nobody else's: to set the caller's device again would make
+  // a context on it, which takes hundreds of megabytes.
+  int answer = 0;
+  std::thread([&] {
+    cudaFuncAttributes attributes{};
+    cudaError_t error = cudaSetDevice(device);
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, specdec::probe_kernel);
+    answer = error == cudaSuccess ? attributes.binaryVersion : -static_cast<int>(error);
+  }).join();
+  return answer;
 }

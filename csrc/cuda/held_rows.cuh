@@ -63,7 +63,7 @@ __device__ __forceinline__ void wait_until_held(const RowView& row, int tile) {
   if (row.held >= 0) wait_for_phase(barrier_of(row, tile % row.part / num_warps()), 0);
 }
 
-// Until all of this block's are: before it may end.
+// Waits until all of this block's tiles have arrived; a block must not exit before.
 __device__ __forceinline__ void wait_until_held(const RowView& row) {
   for (int round = 0; row.held >= 0 && round < row.part / num_warps(); ++round)
     wait_for_phase(barrier_of(row, round), 0);

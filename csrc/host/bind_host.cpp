@@ -450,6 +450,7 @@ PYBIND11_MODULE(_host, m) {
   m.def("gumbel_noise", &gumbel_noise, py::arg("keys"), py::arg("tokens"),
         "Return the noise of each token under its key.");
   bind_direct(m);
+  m.attr("CONTRACT") = std::int64_t{SPECDEC_CONTRACT};
 }
 
 }  // namespace specdec::host

@@ -186,7 +186,8 @@ class Arguments {
 
 constexpr int32_t kMostResults = 8;
 
-// How many results are in `handles`; 0, and maybe a Python error, where the dispatcher must be asked.
+// How many results are in `handles`; 0, and maybe a Python error, where the dispatcher must be asked; -1 and a Python error where
+// the kernel failed.
 int32_t attempt(const Direct& self, PyObject* const* given, Py_ssize_t num_given, void** handles) {
   for (PyObject* function : torch.busy)
     if (is_true(function) != 0) return 0;
@@ -200,11 +201,16 @@ int32_t attempt(const Direct& self, PyObject* const* given, Py_ssize_t num_given
   }
   const DirectOp* op = arguments.on_cuda() ? self.cuda : self.cpu;
   if (op == nullptr) return 0;
-  bool done = false;
+  DirectEnd end;
+  DirectWords words;
   Py_BEGIN_ALLOW_THREADS;
-  done = op->run(arguments.data(), handles);
+  end = op->run(arguments.data(), handles, words);
   Py_END_ALLOW_THREADS;
-  return done ? op->num_results : 0;
+  if (end == DirectEnd::kFailed) {
+    PyErr_SetString(PyExc_RuntimeError, words);
+    return -1;
+  }
+  return end == DirectEnd::kDone ? op->num_results : 0;
 }
 
 PyObject* wrap_and_free(void* handle) {
@@ -241,6 +247,10 @@ PyObject* call(PyObject* object, PyObject* const* given, size_t count, PyObject*
   const auto& self = *reinterpret_cast<Direct*>(object);
   void* handles[kMostResults];
   const int32_t num_results = names == nullptr ? attempt(self, given, PyVectorcall_NARGS(count), handles) : 0;
+  if (num_results < 0) {
+    name_out_of_memory();
+    return nullptr;
+  }
   if (num_results == 0) {
     PyErr_Clear();
     PyObject* results = PyObject_Vectorcall(self.op, given, count, names);
@@ -334,7 +344,7 @@ bool set_torch(const py::type& tensor, const py::capsule& exchange, std::uintptr
                const std::vector<py::object>& dtypes) {
   const auto* api = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(exchange.ptr(), "dlpack_exchange_api"));
   if (api == nullptr) throw py::error_already_set();
-  if (api->header.version.major != DLPACK_MAJOR_VERSION) return false;
+  if (api->header.version.major != DLPACK_MAJOR_VERSION || api->dltensor_from_py_object_no_sync == nullptr) return false;
   torch.busy.clear();  // an import that was interrupted may have come this far
   torch.dtypes.clear();
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import itertools
 import sys
 import threading
@@ -289,3 +290,55 @@ def test_what_fits_at_one_look_passes_the_checks() -> None:
             assert passes or not fits, (value, shape, kinds, names)
             yes += fits
     assert yes > 20
+
+
+class Failing(ctypes.Structure):
+    """A `DirectOp` of csrc/direct_ops.h whose kernel fails after it has begun."""
+
+    RUN = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_char * 512))
+    _fields_ = [
+        ("num_arguments", ctypes.c_int32), ("num_results", ctypes.c_int32), ("kinds", ctypes.c_void_p), ("run", RUN),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "error"), [("std::bad_alloc", torch.OutOfMemoryError), ("no more of it", RuntimeError)]
+)
+def test_a_kernel_that_had_begun_does_not_run_again(words: str, error: type[Exception]) -> None:
+    """It may have written to what it was given: counted tokens would be counted twice."""
+    from specdec_kernels import _host
+
+    def fail(arguments: int, results: int, said: Any) -> int:
+        said.contents.value = words.encode()
+        return 2  # DirectEnd::kFailed
+
+    find = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
+    address = ctypes.cast(native._symbols["CPU"].specdec_direct_op, find)(b"count_tokens_")
+    real = Failing.from_address(address)
+    failing = Failing(real.num_arguments, real.num_results, real.kinds, Failing.RUN(fail))
+    table = find(lambda name: ctypes.addressof(failing))
+    asked: list[Any] = []
+    run = _host.direct(lambda *given: asked.append(given), "count_tokens_", cpu=direct._address(table), cuda=0)
+    ids = torch.zeros(2, 4, dtype=torch.int32)
+    with pytest.raises(error, match=words):
+        run(ids, ids.clone(), ids[:, 0].contiguous(), ids.clone(), None)
+    assert asked == []
+
+
+def test_another_exchange_of_tensors_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capsule that has another name, or that lacks the function."""
+    from specdec_kernels import _host
+
+    class Table(ctypes.Structure):  # of DLPack: version, predecessor, and five functions
+        _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("functions", ctypes.c_void_p * 6)]
+
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    empty = Table(1, 3)
+    before = dict(direct._calls)
+    for name in (b"another", b"dlpack_exchange_api"):
+        capsule = make(ctypes.addressof(empty), name, None)
+        monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", capsule)
+        direct.load(OPS, native._symbols)
+        assert direct._calls == before
+    assert _host.all_fit is direct._all_fit

@@ -42,7 +42,8 @@ def run_rank(
 
 def on_processes(world: int, tmp_path: Path, work: Callable[..., Any], *more: Any, timeout: float = 240) -> list[Any]:
     """What ``work(rank, *more)`` gives or raises on each rank; None where a rank ends without a word."""
-    context, processes, answers = mp.get_context("spawn"), [], []
+    context, processes, answers = mp.get_context("forkserver"), [], []
+    context.set_forkserver_preload([__name__])  # so that each rank does not import torch anew
     for rank in range(world):
         mine, theirs = context.Pipe(duplex=False)
         given = (rank, world, str(tmp_path / "ranks"), timeout, work, theirs, *more)

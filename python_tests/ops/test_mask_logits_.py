@@ -146,6 +146,15 @@ def test_the_op_itself_refuses_rows_that_overlap(backend: Backend) -> None:
             torch.ops.specdec.mask_logits_(x, None, [1.0, 2, 1, 0, 0])
 
 
+def test_rows_that_autograd_follows_are_refused(backend: Backend) -> None:
+    x = backend(torch.zeros(1, 4)).requires_grad_()
+    with pytest.raises(ValueError, match=r"mask_logits_: logits must not require grad \(call it within torch.no_grad"):
+        backend.mask_logits_(x, sk.SamplingParams(top_k=2))
+    with torch.no_grad():
+        backend.mask_logits_(x, sk.SamplingParams(top_k=2))
+    assert (x == 0).sum() >= 2
+
+
 def test_autograd_knows_that_it_was_written_to(backend: Backend) -> None:
     x, weight = backend(torch.randn(1, 4)), backend(torch.ones(1, 4)).requires_grad_()
     product = (weight * x).sum()

@@ -33,6 +33,7 @@ SOURCES = {
     "csrc/host/host.cpp": "int host() { return 3; }\n",
     "specdec_kernels/__init__.py": "",
     "specdec_kernels/py.typed": "",
+    "specdec_kernels/ops/arguments.py": "",
 }
 
 
@@ -284,7 +285,8 @@ def test_wheel_holds_what_this_build_made_and_nothing_else(project: Path) -> Non
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     assert f"-{tag}-{tag}-linux_" in wheel.name
     names = {name.split(".cpython")[0] for name in zipfile.ZipFile(wheel).namelist() if "dist-info" not in name}
-    assert names == {f"specdec_kernels/{name}" for name in ("__init__.py", "py.typed", "_C_cpu.so", "_host")}
+    made = ("__init__.py", "py.typed", "ops/arguments.py", "_C_cpu.so", "_host")
+    assert names == {f"specdec_kernels/{name}" for name in made}
 
 
 def test_sdist_holds_the_sources(project: Path) -> None:

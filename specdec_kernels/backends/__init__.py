@@ -185,7 +185,7 @@ _announced: set[torch.device] = set()
 
 
 def routed(op: str, device: torch.device) -> str | None:
-    """`route`, found out once an op and device; the first op on a device is logged."""
+    """`route`, looked up once per op and device; the first op on a device is logged."""
     try:
         return _routes[op, device]
     except KeyError:

@@ -50,7 +50,7 @@ def load(ops: Iterable[str], libraries: Mapping[str, ctypes.CDLL]) -> None:
                 torch.float64,
             ],
         )
-    except (ImportError, OSError, AttributeError, StopIteration, TypeError):  # TypeError: built from older sources
+    except (ImportError, OSError, AttributeError, StopIteration, ValueError):  # ValueError: a capsule of another name
         return
     if known:
         _all_fit = _host.all_fit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import zlib
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -11,11 +12,13 @@ from pathlib import Path
 import torch
 
 from ..config import CPU_CAPABILITIES, settings
+from ..ops import arguments
 from . import direct
 
 logger = logging.getLogger("specdec_kernels")
 
 _FOLDER = Path(__file__).resolve().parent.parent
+_ARGUMENTS = Path(arguments.__file__)
 _LIBRARIES = {"CPU": "_C_cpu.so", "CUDA": "_C_cuda.so"}
 _NO_CODE = (-98, -209)  # errors of CUDA: invalid device function, no kernel image
 _OLD_DRIVER = -35  # insufficient driver
@@ -26,7 +29,12 @@ _registered: dict[str, set[str]] = {}  # ops, by dispatch key
 
 def load(ops: Iterable[str]) -> None:
     """Load what was built, and see which of `ops` it registered; a missing or unloadable library is remembered with
-    its reason, never fatal.
+    its reason.
+
+    Raises
+    ------
+    ImportError
+        A compiled part was built from other sources, and might read one argument for another.
     """
     try:
         wanted = settings().cpu_capability
@@ -43,14 +51,32 @@ def load(ops: Iterable[str]) -> None:
             _problems[key] = f"{name} does not load: {error.__cause__ or error}"  # torch hides what the loader said
             continue
         _symbols[key] = ctypes.CDLL(str(path))
+        built = getattr(_symbols[key], "specdec_contract", None)
+        if built is not None:
+            built.restype = ctypes.c_int64
+        _check_contract(name, built and built())
         _registered[key] = {op for op in ops if torch._C._dispatch_has_kernel_for_dispatch_key(f"specdec::{op}", key)}
         if key == "CPU":
             _symbols[key].specdec_limit_cpu_capability(CPU_CAPABILITIES.index(wanted or CPU_CAPABILITIES[-1]))
+    try:
+        from .. import _host
+    except ImportError:  # `host` says why
+        pass
+    else:
+        _check_contract("_host", getattr(_host, "CONTRACT", None))
     direct.load(ops, _symbols)
     if "CPU" in _problems:
         logger.warning(
             "specdec_kernels runs without its compiled CPU kernels, 100 to 1000 times slower on a CPU: %s",
             _problems["CPU"],
+        )
+
+
+def _check_contract(part: str, built: int | None) -> None:
+    if _ARGUMENTS.exists() and built != zlib.crc32(_ARGUMENTS.read_bytes()):
+        raise ImportError(
+            f"specdec_kernels: {part} was built from other sources than these: build again "
+            "(`make build`, or `pip install --no-build-isolation -e .`)"
         )
 
 

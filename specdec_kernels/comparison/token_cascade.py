@@ -1,4 +1,4 @@
-"""A cascade token by token: a draft, a target, and a law that says whose token.
+"""A cascade token by token: a draft, a target, and a rule that says which of them emits the token.
 
 Source: Narasimhan et al., "Faster Cascades via Speculative Decoding" (arXiv 2405.19261), algorithm 2.
 """

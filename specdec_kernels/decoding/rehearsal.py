@@ -1,4 +1,4 @@
-"""What drafting and verifying cost here, before the first step says so."""
+"""Measures what drafting and verifying cost on this machine, before the first step."""
 
 from __future__ import annotations
 

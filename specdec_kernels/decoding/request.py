@@ -44,7 +44,7 @@ class Request:
         return self.input_ids.shape[0]
 
     def check(self, caller: str, runner: Runner) -> None:
-        """Raise for the first of them that is wrong, but for the ends."""
+        """Raise for the first attribute that is wrong; `eos_token_id` is checked by `ends`."""
         _check_ids(caller, runner, self.input_ids)
         batch, length = self.input_ids.shape
         if self.attention_mask is not None:

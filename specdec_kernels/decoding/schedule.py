@@ -64,7 +64,7 @@ class Account:
         Of each sequence.
     costs : CostTable or LearnedCosts
     allowance : float
-        What drafts may lose, in plain steps; with each token since it is a little more, `_MORE`. What calls before
+        What drafts may lose, in plain steps; it grows by `_MORE` with each token emitted. What calls before
         gained or lost counts too, but for at most as much more, or half as much less.
     trust : float
         Share of an expected gain that is counted on; the attribute may be changed.

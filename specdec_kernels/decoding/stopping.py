@@ -1,4 +1,4 @@
-"""Ending sequences by what the caller thinks of their tokens."""
+"""Ending sequences where the caller's `stop` says so."""
 
 from __future__ import annotations
 

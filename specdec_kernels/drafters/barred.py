@@ -52,7 +52,7 @@ class Barred:
 
     @staticmethod
     def of(state: DecodingState, device: torch.device | str = "cpu") -> Barred | None:
-        """None where there is nothing to be told."""
+        """None where nothing is barred or biased."""
         barred = Barred(state, device)
         return None if barred._bias is None and barred._masks is None else barred
 

@@ -64,7 +64,7 @@ class NgramTable:
         Parameters
         ----------
         tokens : ndarray
-            ``[n]`` int64 ids, 0 … 2**31 − 1; documents are best parted by an id that ends a text.
+            ``[n]`` int64 ids, 0 … 2**31 − 1; separate documents with an end-of-text id.
         order : int
             Longest context, in tokens, >= 1.
         min_count : int

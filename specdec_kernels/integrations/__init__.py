@@ -1,1 +1,1 @@
-"""What knows other libraries: a folder for each. Importing this one imports none of them."""
+"""Integrations with other libraries, a folder or module each. Importing this package imports none of them."""

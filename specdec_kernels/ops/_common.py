@@ -85,7 +85,7 @@ def dispatch(
 def check_tensors(op: str, like: Tensor, expected: list[Expected]) -> None:
     """`check_given` of all, on `like`'s device; a dimension "vocab" must also be contiguous.
 
-    Where nothing is wrong, which is nearly always, one look in C++ sees it.
+    Nearly always everything is right, and a single check in C++ shows it.
     """
     if direct.all_fit(like, expected):
         return
@@ -188,7 +188,9 @@ _known_places_of = functools.lru_cache(maxsize=64)(_places_of)
 
 
 def written(*tensors: Tensor) -> None:
-    """Tell autograd that an op has written to them, which a kernel does without its knowledge."""
+    """Tell autograd that an op is about to write to them, which a kernel does without its knowledge: told before, as one
+    that fails may have written too.
+    """
     if not torch.compiler.is_compiling():
         torch.autograd.graph.increment_version(tensors)
 
@@ -198,7 +200,7 @@ _checks: ContextVar[bool] = ContextVar("specdec_checks", default=True)
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Within, SPECDEC_CHECK=1 raises for nothing: who calls ops for a purpose of its own looks at what came of it."""
+    """Within, SPECDEC_CHECK=1 raises for nothing: internal callers inspect the status themselves."""
     before = _checks.set(False)
     try:
         yield

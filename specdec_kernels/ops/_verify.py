@@ -1,4 +1,4 @@
-"""What the ops that verify check alike."""
+"""Checks shared by the verify ops."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def check_draft(
 def check_certain(
     op: str, acceptance: str, params: SamplingParams, draft_params: SamplingParams, law: FlatLaw, noise: Expected
 ) -> None:
-    """Refuse what draws where there is nothing to draw with."""
+    """Refuse a call that must draw but was given no random numbers."""
     if not params.is_greedy:
         raise missing_noise(op, acceptance, noise)
     if law.is_cascade and not draft_params.is_greedy:

@@ -4,7 +4,8 @@ Few arguments cross torch's dispatcher, because each costs a tenth of a microsec
 definition's fields, groups taken apart: every tensor alone, and whatever is annotated with a schema type of its own
 (numbers that give a size, or need all 64 bits); then, where there are `FlatParams`, ``per_sequence``, their tensors in
 one list (None: no group has any); then ``settings``, all other numbers in one list of floats, which hold them exactly.
-``csrc/bind_arguments.h`` has the same order for C++, and python_tests/ops/test_arguments.py compares the two.
+``csrc/bind_arguments.h`` has the same order for C++, and python_tests/ops/test_arguments.py compares the two. Compiled
+parts that were built beside another text of this file are refused (`backends.native`).
 
 A backend in Python takes an op's definition itself. This file imports no backend.
 """
@@ -168,7 +169,7 @@ class VerifyChainArguments(NamedTuple):
 
     `num_draft` is the width of the result less one. With `draft_index` the draft's rows are ``[requests, >= num_draft,
     vocab]``, of which a sequence has those of the request of its index. With `bonus_tokens` the target has no rows
-    beside those of the draft tokens; its random numbers are as many as else.
+    beyond those of the draft tokens; the number of random numbers is unchanged.
     """
 
     shared: VerifyArguments

@@ -116,12 +116,12 @@ def gather_kv_(
     layouts = _layouts(op, layout, block_table is not None)
     _check_cache(op, tensors, layouts, batch, device)
     key_layout, value_layout = ([_NUMBERS[letter] for letter in letters] for letters in (layouts[0], layouts[-1]))
+    written(*tensors)
     out = _call(
         dispatch(op, _op, backend, device),
         cache=tensors, key_layout=key_layout, value_layout=value_layout, accepted_nodes=accepted_nodes,
         context_lengths=context_lengths, block_table=block_table,
     )  # fmt: skip
-    written(*tensors)
     raise_for_status(op, out[1])
     return GatherOutput(*out)
 

@@ -50,13 +50,15 @@ def mask_logits_(logits: Tensor, params: SamplingParams | None, *, backend: str 
     """
     op = "mask_logits_"
     shape = check_logits(op, "logits", logits)
+    if logits.requires_grad and torch.is_grad_enabled():  # the kernel writes behind autograd's back
+        raise ValueError(f"{op}: logits must not require grad (call it within torch.no_grad()), got some that do")
     if len(shape) > 3:  # as three dimensions they might be a copy
         raise shape_error(op, "logits", "[vocab], [batch, vocab] or [batch, n, vocab]", logits)
     if not logits.is_contiguous() and logits.numel() and not places_of(shape, logits.stride())[0]:
         raise ValueError(f"{op}: logits must not overlap themselves, got strides {logits.stride()}")
     rows, device = as_rows(logits), logits.device
     params = check_params(op, "params", params, rows.shape[0], device)
-    status: Tensor = _call(dispatch(op, _op, backend, device), logits=rows, params=params)
     written(logits)
+    status: Tensor = _call(dispatch(op, _op, backend, device), logits=rows, params=params)
     raise_for_status(op, status)
     return status if rows is logits else status.reshape(shape[:-1])

@@ -59,7 +59,7 @@ def sample(
     With `uniform_samples` by inverse CDF; with `noise_keys` by the Gumbel-max trick, ``argmax_v(log P(v) + G(key,
     v))``, where ``num_samples > 1`` takes the largest ones: a draw without replacement (Kool et al. 2019, arXiv
     1903.06059). A greedy row (temperature 0) yields its argmax either way. Rows with the same key share their noise:
-    the nodes of a tree need a key each.
+    each node of a tree needs a key of its own.
 
     Parameters
     ----------

@@ -92,7 +92,7 @@ def verify_chain(
     The first three are lossless: the emitted tokens have the target's distribution (after `params`); "greedy" emits the
     target's own greedy output. A `target_law` is a choice of another distribution π, made of both models' at each
     position, that takes the place of P in "token" and "block" (`sk.laws` has the table); the bonus token is drawn from
-    P unless the law says otherwise. A sequence's result does not depend on its neighbours, on padding or on num_draft.
+    P unless `target_law` says otherwise. A sequence's result does not depend on its neighbours, on padding or on num_draft.
     Without draft logits or probabilities Q is all on the draft token.
 
     A draft token that Q cannot have given ends the sequence's draft before it, with `Status.BAD_DRAFT`: as if there
@@ -105,7 +105,7 @@ def verify_chain(
     - `draft_stats`: the max or the cutoff is NaN, the cutoff exceeds the max, or the normalizer is not in [0.99, 1.01
       vocab_draft]; where all mass is on `argmax`, the max is NaN or `argmax` no id of the row.
 
-    For a cascade's bonus such a Q counts as 0, and P takes the law's place. A wrong but possible Q goes undetected.
+    For a cascade's bonus such a Q counts as 0, and P is used instead of π. A wrong but possible Q goes undetected.
 
     Parameters
     ----------

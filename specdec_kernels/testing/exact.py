@@ -232,6 +232,18 @@ def pieces(run: Run, num_paths: int, width: int, hidden: bool = False, ways: int
     return Pieces(run(owners, boxes), np.concatenate(volumes), owners, sides)
 
 
+def _distinct(rows: Int64) -> tuple[Int64, Int64]:
+    """Where each row stands first, in the order of their values, and which of these each row is. (`numpy.unique` takes
+    ten times as long over rows.)
+    """
+    key = np.zeros(len(rows), np.int64)
+    for column in rows.T:
+        values, rank = np.unique(column, return_inverse=True)
+        key = np.unique(key * len(values) + rank.reshape(-1), return_inverse=True)[1].reshape(-1)
+    _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    return first, which.reshape(-1)
+
+
 def _edges(cuts: set[Cut]) -> dict[tuple[int, int], list[int]]:
     """The cuts of each path and axis, in order."""
     edges: dict[tuple[int, int], list[int]] = {}
@@ -258,8 +270,8 @@ def _breakpoints(run: Run, probes: dict[int, list[Int64]], known: set[Cut], grid
     def at(line: Int64, position: Int64) -> Int64:
         points = np.concatenate([path[line, None], start[line]], 1)
         points[np.arange(len(line)), 1 + axis[line]] = position
-        points, which = np.unique(points, axis=0, return_inverse=True)  # lines meet
-        return run(points[:, 0], points[:, 1:])[which.reshape(-1)]
+        first, which = _distinct(points)  # lines meet
+        return run(points[first, 0], points[first, 1:])[which]
 
     edges = _edges(known)
     of_axis = {

@@ -1,4 +1,4 @@
-"""Laws and random numbers in float64, apart from the code they judge."""
+"""Distributions and random numbers in float64, independent of the code they judge."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def _bild(law: laws.BiLD, x: Position) -> Bool:
 
 
 def float64_target_law(law: laws.TargetLaw, P: Float64, Q: Float64, p: Float64, q: Float64) -> Float64:
-    """The law that verification really produces with one of `sk.laws`, row by row, in float64.
+    """The distribution that verification actually produces with one of `sk.laws`, row by row, in float64.
 
     Parameters
     ----------

@@ -111,7 +111,7 @@ class ChainProblem:
 
     @property
     def each_is_right(self) -> bool:
-        """Whether any choice of draft tokens comes out with the target's law, not only their mixture."""
+        """Whether the output has the target's distribution for every choice of draft tokens, not only on average."""
         return self.draft is None
 
     @property
@@ -125,7 +125,7 @@ class ChainProblem:
         return min(stop, self.num_draft if self.num_draft_tokens is None else self.num_draft_tokens)
 
     def target_laws(self) -> list[Float64]:
-        """The laws that a verifier is to produce, ``[vocab] * d + [vocab]`` for each depth d: where tokens are drafted
+        """The distributions that a verifier must produce, ``[vocab] * d + [vocab]`` for each depth d: where tokens are drafted
         (and of a cascade's bonus) those that `law` makes. After an EOS only EOS follows.
         """
         laws = [float64_law(t, self.params) for t in self.target]
@@ -214,10 +214,10 @@ class TreeProblem:
     parents : list of int
         Of the nodes; −1 for the root, node 0.
     target, draft : list of Tensor
-        As in `ChainProblem`, to the depth of the tree: row i of a step is the law after node i's path. `draft` may be
+        As in `ChainProblem`, to the depth of the tree: row i of a step is the distribution after node i's path. `draft` may be
         None.
     sampled : bool
-        Whether siblings are drawn from the draft's law without replacement; else the tokens are given, and each choice
+        Whether siblings are drawn from the draft's distribution without replacement; else the tokens are given, and each choice
         of them must come out right.
     options : dict
         Further arguments of the call.

@@ -1,0 +1,67 @@
+"""How pytest-xdist hands out tests here, and when it stops to."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadGroupScheduling
+
+KEY = "specdec_deadline"
+
+
+class _Indexed(list[str]):
+    """A list that knows where each of its items stands first."""
+
+    def __init__(self, items: list[str]) -> None:
+        super().__init__(items)
+        self._places = {item: place for place, item in reversed(list(enumerate(items)))}
+
+    def index(self, item: str, *bounds: Any) -> int:
+        return super().index(item, *bounds) if bounds else self._places[item]
+
+
+class Scheduling(LoadGroupScheduling):  # type: ignore[misc]
+    """As ``--dist loadgroup``, which looks through all tests, and all that are done, for each that is handed out: with ten
+    thousand of them that is seconds.
+    """
+
+    def add_node_collection(self, node: Any, collection: Any) -> None:
+        super().add_node_collection(node, collection)
+        if node in self.registered_collections:
+            self.registered_collections[node] = _Indexed(self.registered_collections[node])
+
+    def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+        test = self.registered_collections[node][item_index]
+        scope = self._split_scope(test)
+        unit = self.assigned_work[node][scope]
+        unit[test] = True
+        if all(unit.values()):
+            del self.assigned_work[node][scope]
+        self._reschedule(node)
+
+
+class Deadline:
+    """Skips every test that would begin after a moment.
+
+    Which tests are left then differs from day to day: they begin elsewhere in their order. (The one process of a run
+    without xdist, or the one that hands out the tests, knows the moment; the others are told.)
+    """
+
+    def __init__(self, config: pytest.Config, minutes: float) -> None:
+        given = getattr(config, "workerinput", {})
+        self.at = given.get(KEY) or time.time() + 60 * minutes
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput[KEY] = self.at
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if time.time() > self.at:
+            pytest.skip("no time was left for it (--minutes)")
+
+    def turned(self, items: list[pytest.Item]) -> list[pytest.Item]:
+        first = round(len(items) * (self.at // 86400 * 0.618 % 1))  # the golden section: far from that of other days
+        return items[first:] + items[:first]
