@@ -63,6 +63,10 @@ class Stop(StoppingCriteria):  # type: ignore[misc]
         return torch.isin(input_ids[:, -1], torch.tensor(ENDS))
 
 
+class OwnEnds(Stop):
+    eos_token_id = ENDS
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "ends": {"eos_token_id": ENDS},
@@ -84,6 +88,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "allowed": {"prefix_allowed_tokens_fn": lambda row, text: list(range(3 + row, VOCAB, 1 + int(text[-1]) % 3))},
     "stopping_criteria": {"stopping_criteria": [Stop()], "eos_token_id": 96 % VOCAB},
     "stopping_criteria, no end": {"stopping_criteria": [Stop()], "eos_token_id": None},
+    "stopping_criteria, no id": {"stopping_criteria": [Stop()], "eos_token_id": [-1, VOCAB], "pad_token_id": 5},
+    "ends of one's own": {"stopping_criteria": [OwnEnds()], "eos_token_id": None, "pad_token_id": 5},
     "a shorter length of one's own": {"stopping_criteria": [MaxLengthCriteria(15), MaxLengthCriteria(13)]},
     "a length of the prompt": {"stopping_criteria": [MaxLengthCriteria(5)]},
     "long matches": {"max_matching_ngram_size": 100},
@@ -248,7 +254,7 @@ class Streamer:
 
 
 @pytest.mark.parametrize("lengths", [(6,), (4, 9, 6)], ids=str)
-@pytest.mark.parametrize("name", ["ends", "stopping_criteria, no end"])
+@pytest.mark.parametrize("name", ["ends", "stopping_criteria, no end", "stopping_criteria, no id"])
 def test_a_streamer_gets_what_plain_generation_gives_it(lengths: tuple[int, ...], name: str) -> None:
     model, _ = PAIRS["llama"]()
     ids, mask = prompts(*lengths)
@@ -354,11 +360,12 @@ def test_how_many_tokens_are_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
     with assisted_generation():
         run(prompt_lookup_num_tokens=3)
         run(assistant_model=assistant)
-        assistant.generation_config.num_assistant_tokens = 7
-        run(assistant_model=assistant)
+        for most in (7, 7.0):
+            assistant.generation_config.num_assistant_tokens = most
+            run(assistant_model=assistant)
     with assisted_generation(num_speculative_tokens="auto"):
         run(assistant_model=assistant)
-    assert asked == [5, 3, 5, 7, "auto"]
+    assert asked == [5, 3, 5, 7, 7, "auto"] and all(type(one) is not float for one in asked)
 
 
 @pytest.mark.parametrize(("threshold", "most"), [(None, 1), (0.4, 1), (0.0, 5)])

@@ -263,13 +263,13 @@ def test_v2_takes_a_draft_vocabulary_of_another_size(vocab_draft: int) -> None:
 def test_sampler_of_steps_without_drafts_is_exact() -> None:
     """Its logits have been divided by the temperature."""
     cut = sk.SamplingParams(top_k=3, top_p=0.8)
-    forward_cpu = v1.make_forward_cpu(refuse)
+    forward = v1.make_sampler_forward(refuse)
 
     def verify(target: Tensor, tokens: Tensor, *, uniform_samples: Tensor, **_: Any) -> SimpleNamespace:
         k, p = torch.full((len(target),), 3, dtype=torch.int32), torch.full((len(target),), 0.8)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(v1.torch, "rand", lambda *_, **__: uniform_samples[:, 0].contiguous())
-            token, logprobs = forward_cpu(SimpleNamespace(logprobs_mode="raw_logprobs"), target[:, 0], {}, k, p)
+            token, logprobs = forward(SimpleNamespace(logprobs_mode="raw_logprobs"), target[:, 0], {}, k, p)
         assert logprobs is None
         return SimpleNamespace(tokens=token[:, None], num_tokens=torch.ones(len(target)))
 
@@ -412,7 +412,7 @@ def test_a_generator_moves_no_further_for_others_drafts() -> None:
     rows = torch.cat([torch.randn(2, 30), logits[1:]])
     beside = V1_FORWARD(sampler(), metadata, None, rows, one).sampled_token_ids[1, 0]
     mode = SimpleNamespace(logprobs_mode="raw_logprobs")
-    alone, _ = v1.make_forward_cpu(refuse)(mode, logits, {1: generators[1]}, None, None)
+    alone, _ = v1.make_sampler_forward(refuse)(mode, logits, {1: generators[1]}, None, None)
     assert alone[1] == beside
     assert torch.equal(generators[0].get_state(), generators[1].get_state())
     before = generators[2].get_state()
@@ -459,6 +459,17 @@ def test_logits_that_are_changed_are_changed_by_vllm() -> None:
 
     own = sampler(apply_logits_processors=ban(1), sampler=SimpleNamespace(apply_logits_processors=ban(2)))
     metadata = spec_metadata(torch.tensor([2, 2, 2], dtype=torch.int32), [2, 1])
+    order: list[str] = []
+
+    def noted(which: str, change: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *given: (order.append(which), change(*given))[1]
+
+    first = sampler(
+        apply_logits_processors=noted("drafted", ban(1)),
+        sampler=SimpleNamespace(apply_logits_processors=noted("bonus", ban(2))),
+    )
+    v1.changed_logits(first, metadata, rows, None)
+    assert order == ["bonus", "drafted"], "as in vLLM, whose thinking budget counts on it"
     for change in (
         {"no_penalties": False},
         {"bad_words_token_ids": {0: [[1]]}},
@@ -503,7 +514,7 @@ def test_what_is_not_served_goes_to_vllm() -> None:
     assert forward(sampler(), metadata, None, rows[:2], sampling) == "stock"
     processed = sampling_metadata(torch.ones(1), max_num_logprobs=0)
     assert forward(sampler(is_processed_logprobs_mode=True), metadata, None, rows, processed) == "stock"
-    assert forward(sampler(is_processed_logprobs_mode=True), metadata, None, rows, sampling) != "stock"
+    assert forward(sampler(is_processed_logprobs_mode=True), metadata, None, rows, sampling) == "stock"  # as without drafts
     below = functools.partial(v1.make_rejection_sample(lambda *_, **__: "stock"), *[None] * 8)
     assert below(synthetic_mode=True) == below(fly_window_size=4) == "stock"
     second = functools.partial(v2.make_rejection_sample(lambda *_, **__: "stock"), *[None] * 10, 3)
@@ -514,18 +525,20 @@ def test_what_is_not_served_goes_to_vllm() -> None:
         own = SimpleNamespace(_enable_probabilistic_draft_probs=probabilistic)
         assert drafts(own, rows, sampling_metadata(torch.ones(3), all_greedy=all_greedy)) == "stock"
     processed_mode = SimpleNamespace(logprobs_mode="processed_logits")
-    assert v1.make_forward_cpu(lambda *_: "stock")(processed_mode, rows, {}, None, None) == "stock"
+    assert v1.make_sampler_forward(lambda *_: "stock")(processed_mode, rows, {}, None, None) == "stock"
 
 
 def test_min_p_passes_where_it_is_served() -> None:
-    refused: list[Any] = []
-    validate = v1.make_validate_spec_decode(lambda params, config: refused.append(config))
-    standard, synthetic = (SimpleNamespace(rejection_sample_method=m) for m in ("standard", "synthetic"))
-    validate(SimpleNamespace(min_p=0.1, logit_bias=None), standard)
-    assert refused == []
-    validate(SimpleNamespace(min_p=0.1, logit_bias=None), synthetic)
-    validate(SimpleNamespace(min_p=0.0, logit_bias={1: 2.0}), standard)
-    assert refused == [synthetic, standard]
+    seen: list[Any] = []
+    validate = v1.make_validate_spec_decode(lambda params, config: seen.append((params.min_p, params.other, config)))
+    standard, block, synthetic = (
+        SimpleNamespace(rejection_sample_method=m) for m in ("standard", "block", "synthetic")
+    )
+    params = SimpleNamespace(min_p=0.1, other="refused by vLLM alone")
+    for config in (standard, block, synthetic):
+        validate(params, config)
+    assert seen == [(0.0, params.other, standard), (0.0, params.other, block), (0.1, params.other, synthetic)]
+    assert params.min_p == 0.1
 
 
 def test_expand_batch_to_tokens() -> None:

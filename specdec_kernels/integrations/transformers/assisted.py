@@ -169,8 +169,9 @@ def generate(
         raise ValueError("generate: drafter and assistant_model exclude each other")
     follower = None
     if criteria or streamer is not None or processed is not None:
+        alone = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
         follower = Follower(
-            texts, most, criteria, ends, pad, streamer, processed, folded, wants_scores, wants_logits, states
+            texts, most, criteria, ends, alone, pad, streamer, processed, folded, wants_scores, wants_logits, states
         )
     if seeds is None and config.do_sample:  # drawn here, so that "auto" knows that a result is to be reproduced
         seeds = draw_seeds(len(texts))
@@ -295,13 +296,14 @@ def _drafter(
         runner = ProcessedRunner(runner, kept, texts)
         runner.ended = processed.ended
     given = assistant.generation_config
-    if (given.num_assistant_tokens or 0) > MAX_SPECULATIVE_TOKENS:
+    drafted = int(given.num_assistant_tokens or DRAFT_LENGTH)  # a float in the configurations of older versions
+    if drafted > MAX_SPECULATIVE_TOKENS:
         raise ValueError(f"generate: not served by specdec_kernels: num_assistant_tokens > {MAX_SPECULATIVE_TOKENS}")
     threshold = _CONFIDENCE if given.assistant_confidence_threshold is None else given.assistant_confidence_threshold
     # elsewhere a draft's forwards are all enqueued before its first token is known
     confidence = threshold if runner.device.type == "cpu" else 0.0
     drafter = ModelDrafter(runner, min_confidence=confidence, token_map=token_map)
-    return drafter, given.num_assistant_tokens or DRAFT_LENGTH
+    return drafter, drafted
 
 
 def _lift_limit(runner: Runner, config: Any) -> None:

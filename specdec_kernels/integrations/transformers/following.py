@@ -25,7 +25,10 @@ class Follower:
     criteria : sequence of StoppingCriteria
         Those that the loop does not know itself; each is called with one sequence, ``[1, length]``, for every token.
     ends : list of int
-        Ids that end a sequence. Without any, all sequences go on until each has met a criterion, as transformers' do.
+        Ids that end a sequence.
+    alone : bool
+        Each sequence ends by itself; else all go on until each has met a criterion, as in transformers where none of the
+        criteria has ids that end a sequence.
     pad : int
         Follows a sequence's end.
     streamer : BaseStreamer or None
@@ -41,13 +44,13 @@ class Follower:
     """
 
     def __init__(
-        self, prompts: Tensor, max_new_tokens: int, criteria: Sequence[Any], ends: list[int], pad: int, streamer: Any,
-        runner: ProcessedRunner | None, folded: Sequence[Processor], output_scores: bool, output_logits: bool,
-        states: States | None,
+        self, prompts: Tensor, max_new_tokens: int, criteria: Sequence[Any], ends: list[int], alone: bool, pad: int,
+        streamer: Any, runner: ProcessedRunner | None, folded: Sequence[Processor], output_scores: bool,
+        output_logits: bool, states: States | None,
     ) -> None:  # fmt: skip
         batch, self._prompt = prompts.shape
         self._text = torch.nn.functional.pad(prompts, (0, max_new_tokens), value=pad)
-        self._most, self._ends, self._alone = max_new_tokens, frozenset(ends), bool(ends)
+        self._most, self._ends, self._alone = max_new_tokens, frozenset(ends), alone
         self._criteria = StoppingCriteriaList(criteria)
         self._streamer, self._streamed = streamer, 0
         self._runner, self._warp = runner, folded

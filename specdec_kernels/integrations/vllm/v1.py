@@ -7,6 +7,7 @@ The stand-ins have vLLM's signatures. ``SamplingMetadata`` is `sampling` here: t
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -39,7 +40,9 @@ def patch() -> None:
     replace(rejection_sampler, "apply_sampling_constraints", make_apply_sampling_constraints)
     replace(rejection_sampler, "expand_batch_to_tokens", lambda stock: expand_batch_to_tokens)
     replace(rejection_sampler, "apply_top_k_top_p", lambda stock: apply_top_k_top_p)
-    replace(TopKTopPSampler, "forward_cpu", make_forward_cpu)
+    for name in ("forward_native", "forward_cpu", "forward_cuda", "forward_hip"):
+        if hasattr(TopKTopPSampler, name):
+            replace(TopKTopPSampler, name, make_sampler_forward)
     replace(SpecDecodeBaseProposer, "_sample_from_logits", make_sample_from_logits)
     replace(Asked, "_validate_spec_decode", make_validate_spec_decode)
     replace(logits_processor, "build_logitsprocs", make_build_logitsprocs)
@@ -61,9 +64,8 @@ def make_forward(stock: Function, output: Function) -> Function:
     def forward(self: Any, metadata: Any, draft_probs: Tensor | None, logits: Tensor, sampling_metadata: Any) -> Any:
         sampling, num_logprobs = sampling_metadata, sampling_metadata.max_num_logprobs
         packed = len(logits) == len(metadata.draft_token_ids) + len(metadata.num_draft_tokens)
-        processed_logprobs = num_logprobs is not None and self.is_processed_logprobs_mode
         lossy = self.synthetic_mode or getattr(self, "use_fly", False)
-        if lossy or processed_logprobs or not packed:
+        if lossy or self.is_processed_logprobs_mode or not packed:
             return stock(self, metadata, draft_probs, logits, sampling)
         rows = logits if logits.dtype in LOGIT_DTYPES else logits.float()
         if changes_logits(sampling):
@@ -108,8 +110,9 @@ def changed_logits(self: Any, metadata: Any, logits: Tensor, sampling: Any) -> T
     """The rows in float32 after penalties, bad words and the like, by vLLM's own code: draft rows, then bonus rows."""
     rows = logits.to(torch.float32, copy=True)
     drafted, bonus = metadata.target_logits_indices, metadata.bonus_logits_indices
+    bonus_rows = self.sampler.apply_logits_processors(rows[bonus], sampling, True)  # first: thinking budgets count on it
     rows[drafted] = self.apply_logits_processors(rows[drafted], sampling, metadata)
-    rows[bonus] = self.sampler.apply_logits_processors(rows[bonus], sampling, True)
+    rows[bonus] = bonus_rows
     return rows
 
 
@@ -235,29 +238,34 @@ def make_sample_from_logits(stock: Function) -> Function:
     return sample_from_logits
 
 
-def make_forward_cpu(stock: Function) -> Function:
-    """``TopKTopPSampler.forward_cpu``, whose logits have been divided by the temperature."""
+def make_sampler_forward(stock: Function) -> Function:
+    """``TopKTopPSampler.forward_native``, ``forward_cpu`` and the like, whose logits have been divided by the temperature.
 
-    def forward_cpu(
+    A seeded request takes as many of its generator's numbers here as where others have drafts.
+    """
+
+    def forward(
         self: Any, logits: Tensor, generators: Mapping[int, torch.Generator], k: Tensor | None, p: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         if self.logprobs_mode.startswith("processed"):
             return stock(self, logits, generators, k, p)
-        uniforms = torch.rand(len(logits), dtype=torch.float64)
+        uniforms = torch.rand(len(logits), dtype=torch.float64, device=logits.device)
         draw_seeded(uniforms.split(1), generators)
         params = SamplingParams(top_k=0 if k is None else k, top_p=1.0 if p is None else p)
         return sample(logits, params, uniform_samples=uniforms).token, None
 
-    return forward_cpu
+    return forward
 
 
 def make_validate_spec_decode(stock: Function) -> Function:
     """``SamplingParams._validate_spec_decode``, which lets min-p pass where it is served."""
 
     def validate(self: Any, speculative_config: Any) -> None:
-        lossless = getattr(speculative_config, "rejection_sample_method", None) in ("standard", "block")
-        if self.logit_bias or not lossless:
-            stock(self, speculative_config)
+        asked = self
+        if getattr(speculative_config, "rejection_sample_method", None) in ("standard", "block"):
+            asked = copy.copy(self)
+            asked.min_p = 0.0
+        stock(asked, speculative_config)
 
     return validate
 
