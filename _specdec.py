@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+import traceback
 
 
 def main() -> int:
-    """`specdec_kernels.cli.main`; 130 on Ctrl-C, during its import too, and 1 where torch cannot be imported."""
+    """`specdec_kernels.cli.main`; 130 on Ctrl-C, during its import too, and 2 where torch cannot be imported."""
     try:
         from specdec_kernels.cli import main as run
     except KeyboardInterrupt:
@@ -14,5 +15,9 @@ def main() -> int:
         return 130
     except (ImportError, OSError) as error:  # a torch that is gone, or lacks a library
         print(f"specdec: the package cannot be imported: {error}", file=sys.stderr)
-        return 1
-    return run()
+        return 2
+    try:
+        return run()
+    except Exception:  # a fault of ours, or of a verifier that is audited: Python's status 1 would be a verdict
+        traceback.print_exc()
+        return 2

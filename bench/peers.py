@@ -134,12 +134,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parse.add_argument("--python", default="3.12", help="of the machine with the GPU; default: 3.12")
     parse.add_argument("--folder", type=Path, default=FOLDER)
     options = parse.parse_args(arguments)
-    shutil.rmtree(options.folder, ignore_errors=True)
+    there = options.folder.is_dir() and any(options.folder.iterdir())
+    if there and not (options.folder / "peers.json").exists():
+        parse.error(
+            f"--folder must be new or hold what was fetched before, got {options.folder}, which holds something else"
+        )
     with tempfile.TemporaryDirectory() as scratch:
         wheels = {}
         for number, package in enumerate(KEPT):
             print("taking", package, flush=True)
-            wheels[package] = download(package, options.python, Path(scratch) / str(number))
+            try:
+                wheels[package] = download(package, options.python, Path(scratch) / str(number))
+            except subprocess.CalledProcessError:  # pip has said why
+                print(f"{package} cannot be had; {options.folder} is as it was", file=sys.stderr)
+                return 2
+        shutil.rmtree(options.folder, ignore_errors=True)
         size = lay(options.folder, wheels)
     print(f"{options.folder}: {size / 1e6:.0f} MB of", ", ".join(wheel.name for wheel in wheels.values()))
     if size > MOST_BYTES:

@@ -53,4 +53,4 @@ def speculate(llama, prompt, sampling, *, seed=0, num_draft=5, max_new_tokens=64
 if __name__ == "__main__":
     llama = llama_cpp.Llama(sys.argv[1], n_ctx=2048, verbose=False)
     text, steps = speculate(llama, llama.tokenize(sys.argv[2].encode()), sk.SamplingParams(temperature=0.8, top_p=0.95))
-    print(llama.detokenize(text).decode(), f"\n({steps} steps)")
+    print(llama.detokenize(text).decode(errors="replace"), f"\n({steps} steps)")

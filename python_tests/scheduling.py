@@ -23,8 +23,8 @@ class _Indexed(list[str]):
 
 
 class Scheduling(LoadGroupScheduling):  # type: ignore[misc]
-    """As ``--dist loadgroup``, which looks through all tests, and all that are done, for each that is handed out: with ten
-    thousand of them that is seconds.
+    """As ``--dist loadgroup``, which looks through all tests, and all that are done, for each that is handed out: with
+    ten thousand of them that is seconds.
     """
 
     def add_node_collection(self, node: Any, collection: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+import _specdec
 import specdec_kernels as sk
 from specdec_kernels import assets, cli, collect_env, demo
 
@@ -74,13 +76,13 @@ def test_demo_gets_its_arguments_and_its_exit_status_comes_back(monkeypatch: pyt
     ("error", "status", "said"),
     [
         (KeyboardInterrupt(), 130, "\n{}: stopped\n"),
-        (BrokenPipeError(), 1, ""),
-        (OSError(28, "No space left on device"), 1, "{}: the disk is full\n"),
-        (FileNotFoundError(2, "No such file", "x"), 1, "{}: [Errno 2] No such file: 'x'\n"),
-        (assets.AssetError("could not download x"), 1, "{}: could not download x\n"),
-        (ValueError("generate: bad"), 1, "{}: generate: bad\n"),
-        (MemoryError(), 1, "{}: out of memory\n"),
-        (ModuleNotFoundError("No module named 'x'"), 1, "{}: {}No module named 'x'\n"),
+        (BrokenPipeError(), 2, ""),
+        (OSError(28, "No space left on device"), 2, "{}: the disk is full\n"),
+        (FileNotFoundError(2, "No such file", "x"), 2, "{}: [Errno 2] No such file: 'x'\n"),
+        (assets.AssetError("could not download x"), 2, "{}: could not download x\n"),
+        (ValueError("generate: bad"), 2, "{}: generate: bad\n"),
+        (MemoryError(), 2, "{}: out of memory\n"),
+        (ModuleNotFoundError("No module named 'x'"), 2, "{}: {}No module named 'x'\n"),
     ],
 )
 def test_every_command_ends_in_one_sentence(
@@ -103,6 +105,39 @@ def test_every_command_ends_in_one_sentence(
     assert capsys.readouterr().err == sentence.replace(f"{name}: {name}: ", f"{name}: ")
 
 
+def test_a_reader_that_has_gone_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of ``specdec demo | head``, whichever print sees it first."""
+
+    def gone(*_: Any, **__: Any) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    monkeypatch.setattr("specdec_kernels.demo.compare.run", gone)
+    assert cli.main(["demo"]) == 2 and capsys.readouterr().err == ""
+
+
+def test_a_fault_of_ours_is_no_verdict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Python's own status after a traceback is 1, by which `audit` and `check` say that something is not lossless."""
+
+    def fail() -> int:
+        raise RuntimeError("no such thing was foreseen")
+
+    monkeypatch.setattr(cli, "main", fail)
+    assert _specdec.main() == 2
+    assert capsys.readouterr().err.startswith("Traceback")
+
+
+@pytest.mark.parametrize("name", ["generate", "plan", "demo"])
+def test_help_names_a_default_once(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([name, "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "(default: None)" not in shown and "(default: False)" not in shown
+    assert not re.search(r"\(default[^()]*\) \(default", shown)
+
+
 def test_the_extras_that_commands_name_exist() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {command.extra for command in cli._COMMANDS.values()} - {None} <= set(project["optional-dependencies"])
@@ -118,7 +153,7 @@ def test_the_benchmarks_get_their_arguments(
     monkeypatch.setattr(run, "main", seen.append)
     assert cli.main(["bench", "--op", "sample"]) == 0 and seen == [["--op", "sample"]]
     monkeypatch.setattr(cli, "__file__", str(tmp_path / "site-packages/specdec_kernels/cli.py"))
-    assert cli.main(["bench"]) == 1
+    assert cli.main(["bench"]) == 2
     assert capsys.readouterr().err == (
         "bench: the benchmarks are in the package's sources and are not installed; run it in a checkout\n"
     )
@@ -151,7 +186,7 @@ def test_a_torch_that_does_not_load_is_one_sentence() -> None:
     done = subprocess.run(
         [sys.executable, "-c", IMPORTED, "torch", lacks], capture_output=True, text=True, timeout=300, cwd=ROOT
     )
-    assert (done.returncode, done.stderr) == (1, f"specdec: the package cannot be imported: {lacks}\n")
+    assert (done.returncode, done.stderr) == (2, f"specdec: the package cannot be imported: {lacks}\n")
 
 
 def test_the_module_runs_as_the_command_does() -> None:
@@ -214,6 +249,6 @@ def test_streams_that_are_closed(closed: str) -> None:
 def test_a_device_that_computes_nothing_is_one_sentence(device: str, capsys: pytest.CaptureFixture[str]) -> None:
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    assert cli.main(["check", "--device", device]) == 1
+    assert cli.main(["check", "--device", device]) == 2
     said = capsys.readouterr().err
     assert said.startswith("check: --device must be usable here") and said.count("\n") == 1

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner
-from specdec_kernels import cli, demo, laws
+from specdec_kernels import cli, laws
 from specdec_kernels.backends import native
 from specdec_kernels.decoding import DecodingState, StepResult
 from specdec_kernels.drafters import Draft
@@ -204,7 +204,7 @@ def test_the_demo_without_rich_is_one_sentence(
 
     monkeypatch.delitem(sys.modules, "specdec_kernels.demo.columns", raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
-    assert demo.main([]) == 1
+    assert cli.main(["demo"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("demo: needs the 'transformers' extra") and error.count("\n") == 1
 

@@ -135,9 +135,7 @@ def test_an_unloadable_library_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 @pytest.mark.skipif("CPU" not in native._symbols, reason="nothing was compiled")
-def test_parts_that_were_built_from_other_sources_are_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_parts_that_were_built_from_other_sources_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """They might take one argument for another."""
     (tmp_path / "arguments.py").write_text("other arguments")
     monkeypatch.setattr(native, "_ARGUMENTS", tmp_path / "arguments.py")

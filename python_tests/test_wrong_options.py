@@ -26,7 +26,7 @@ BEFORE_THE_PACKAGE = (  # is there, or beside it: their numbers are argparse's o
 WRITTEN = {"backbone", "draft", "figure", "folder", "heads", "journal", "json", "logs", "output"}
 """Options with paths that are made; what is read from must be there."""
 FREE = {  # text that is looked at where its meaning is known, and what looks
-    "prompt": "any text", "verifier": "test_audit", "draft": "test_audit", "cases": "test_audit",
+    "prompt": "any text", "verifier": "test_audit", "drafter": "test_audit", "cases": "test_audit",
     "arguments": "their own",
     "case": "test_run", "providers": "test_run", "parts": "test_gpu_report", "name": "a file's", "tool": "a program's",
     "provider": "bench.providers", "backend": "the op", "capability": "nvcc", "python": "pip", "measure": "its own",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from .commands import ended
 from .config import settings
-from .options import device
+from .options import FAILED, device
 
 __all__ = ["main"]
 
@@ -70,15 +70,17 @@ def _check(arguments: list[str]) -> int:
         found.append(row)
         if not given.json:
             why = f", which emits what the target cannot give (p = {row.impossible:.1e})" if row.impossible else ""
-            verdict = "exact" if row.exact else f"WRONG in {row.case!r}{why}"
+            verdict = "exact" if row.exact else f"FAILED in {row.case}" if row.failed else f"WRONG in {row.case!r}{why}"
             where = f"{row.backend:10}{row.op:14}{row.rule:11}"
             print(f"{where}{row.cases:3} cases, off by {row.distance:.1e}: {verdict}", flush=True)
     if given.json:
         print(json.dumps([asdict(row) | {"exact": row.exact} for row in found], indent=1))
-    wrong = sum(not row.exact for row in found)
+    failed = sum(row.failed for row in found)
+    wrong = sum(not row.exact for row in found) - failed
     if not given.json:
-        print("every distribution is the target's" if not wrong else f"{wrong} of {len(found)} are not the target's")
-    return int(wrong > 0)
+        verdict = f"{wrong} of {len(found)} are not the target's" if wrong else "every distribution is the target's"
+        print(verdict + (f", of those of {len(found) - failed} that could be computed" if failed else ""))
+    return 1 if wrong else FAILED if failed else 0
 
 
 def _reach(device: str) -> None:
@@ -147,9 +149,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit status: 0 on success, 1 after an error, which is one sentence on stderr (`audit`: where the verifier
-        is not lossless), 2 for a bad environment variable or options that do not go together, 130 on Ctrl-C. Other bad
-        options end the process with status 2.
+        The exit status: 0 on success; 1 where `audit` or `check` found something that is not lossless; 2 after an
+        error, which is one sentence on stderr; 130 on Ctrl-C. Bad options end the process with status 2.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by who started us
@@ -169,5 +170,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings()
     except ValueError as error:
         print(f"specdec: {error}", file=sys.stderr)
-        return 2
+        return FAILED
     return ended(chosen.command, partial(command.run, chosen.arguments), command.extra)

@@ -13,7 +13,7 @@ import torch
 
 from . import assets
 from .integrations.transformers.packing import pack_linear_weights
-from .options import THREADS, OptionError, device, existing
+from .options import FAILED, THREADS, device, existing
 
 __all__ = ["add_model_options", "ended", "load", "load_draft", "model_name", "read_text"]
 
@@ -33,10 +33,9 @@ def ended(name: str, run: Callable[[], int | None], extra: str | None = None) ->
     Returns
     -------
     int
-        What `run` returned; 1 after an error, or where the reader of our output has gone; 2 after an `OptionError`; 130
-        on Ctrl-C.
+        What `run` returned: 1 is a verdict's "no". 2 after an error, or where the reader of our output has gone; 130 on
+        Ctrl-C.
     """
-    failed = 1
     try:
         status = run()
         sys.stdout.flush()
@@ -46,7 +45,7 @@ def ended(name: str, run: Callable[[], int | None], extra: str | None = None) ->
         return 130
     except BrokenPipeError:  # as in `... | head`
         sys.stdout = None  # else the interpreter complains once more at exit
-        return 1
+        return FAILED
     except ImportError as error:
         needs = f"needs the '{extra}' extra (pip install 'specdec_kernels[{extra}]'): "
         reason = f"{needs if extra else ''}{error}"
@@ -55,9 +54,8 @@ def ended(name: str, run: Callable[[], int | None], extra: str | None = None) ->
         reason = "the disk is full" if full else str(error)
     except (assets.AssetError, ValueError, MemoryError, torch.OutOfMemoryError) as error:
         reason = str(error) or "out of memory"
-        failed = 2 if isinstance(error, OptionError) else 1
     print(f"{name}: {reason.removeprefix(f'{name}: ')}", file=sys.stderr)
-    return failed
+    return FAILED
 
 
 def read_text(path: Path) -> str:

@@ -8,9 +8,16 @@ from pathlib import Path
 
 import torch
 
+FAILED = 2
+"""A command's status after an error, as argparse's, grep's and diff's; 1: what was looked at is not as it should be."""
 
-class OptionError(ValueError):
-    """Options that do not go together: as for one that cannot be read, a command ends with status 2."""
+
+class Defaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds an option's default to its help, where there is one that the help does not name."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        named = action.default in (None, False) or "(default" in (action.help or "")
+        return action.help if named else super()._get_help_string(action)
 
 
 def integer(lowest: int, highest: int) -> Callable[[str], int]:

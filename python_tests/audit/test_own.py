@@ -82,6 +82,29 @@ def test_a_backend_that_emits_what_the_target_cannot_give_is_named(
     assert bad.startswith("cpu") and "emits what the target cannot give" in bad
 
 
+def test_a_backend_that_cannot_run_is_named_beside_those_that_can(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says no verdict, which would be status 1."""
+    few = {("verify_chain", "token"): chains()[:2]}
+    monkeypatch.setattr(own, "rules", lambda: few)
+    real = sk.verify_chain
+
+    def verify_chain(*rows: Any, backend: str, **given: Any) -> Any:
+        if backend == "reference":
+            raise RuntimeError("no C compiler")
+        return real(*rows, backend=backend, **given)
+
+    monkeypatch.setattr("specdec_kernels.ops.verify_chain.verify_chain", verify_chain)
+    assert cli.main(["check"]) == 2
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("cpu") and first.endswith("exact")
+    assert second.startswith("reference") and second.endswith(": RuntimeError: no C compiler")
+    assert last == "every distribution is the target's, of those of 1 that could be computed"
+    assert cli.main(["check", "--json"]) == 2
+    assert [row["failed"] for row in json.loads(capsys.readouterr().out)] == [False, True]
+
+
 def test_a_device_that_is_none_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(["check", "--device", "abacus"])

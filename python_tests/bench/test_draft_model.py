@@ -104,7 +104,7 @@ def test_a_folder_without_a_model_is_refused(
         raise assets.AssetError("draft must be a folder of a transformers model, and has no config.json")
 
     monkeypatch.setattr(assets, "load_folder", missing)
-    assert draft_model.main(ARGUMENTS) == 1
+    assert draft_model.main(ARGUMENTS) == 2
     assert (
         capsys.readouterr().err
         == "draft_model: draft must be a folder of a transformers model, and has no config.json\n"

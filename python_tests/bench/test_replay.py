@@ -166,7 +166,7 @@ def test_all_of_it(
     for wrong in (["--costs", "1.2"], other):
         with pytest.raises(SystemExit):
             replay.main([*arguments, *wrong])
-    assert replay.main([*arguments, "--batch", "1", "5", "--costs", *["1.2"] * 6]) == 1
+    assert replay.main([*arguments, "--batch", "1", "5", "--costs", *["1.2"] * 6]) == 2
     assert "--batch must be at most 4, which a set has prompts, got 5" in capsys.readouterr().err
 
 

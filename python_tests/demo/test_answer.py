@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
 from python_tests.decoding.models import near, tiny
 from specdec_kernels import assets, cli, config
@@ -49,7 +50,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def generate(*arguments: str) -> int:
-    return cli.main(["generate", "--max-new-tokens", "24", *arguments])
+    return cli.main(["generate", "--max-new-tokens", "24", "--seed", "0", *arguments])
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -139,6 +140,7 @@ def test_prompts_from_everywhere(
     monkeypatch.setattr(sys, "stdin", io.StringIO("to be"))
     assert answer(capsys) == expected | {"stats": mock.ANY}
     other = answer(capsys, "to be", "--seed", "1")
+    assert (expected["seed"], other["seed"]) == (0, 1) and expected["acceptance"] == "token"
     assert other["tokens"] != expected["tokens"]
     monkeypatch.setattr(Letters, "chat_template", "of a chat")
     assert answer(capsys, "to be")["tokens"] != expected["tokens"]
@@ -151,6 +153,11 @@ def test_prompts_from_everywhere(
         (["x", "--logprobs", "2"], "--logprobs must be given with --json, got it alone"),
         (["x", "--drafter", "model"], "--draft-model must be given with --drafter model or model-tree alone, got "),
         (["x", "--drafter", "medusa", "--model", "."], "--drafter medusa needs --heads, the Medusa heads of --model"),
+        (
+            ["x", "--acceptance", "typical"],
+            "--acceptance typical must be given with --drafter medusa or lookup-tree or model",
+        ),
+        (["x", "--epsilon", "0.1"], "--epsilon must be given with --acceptance typical alone"),
         (["x", "--prompt-file", "."], "a prompt must be given once, got an argument and --prompt-file"),
         (["--prompt-file", "."], "[Errno 21] Is a directory: '.'"),
         ([" "], "the prompt must hold some text, got none"),
@@ -162,8 +169,7 @@ def test_prompts_from_everywhere(
 def test_one_sentence_for_an_error(
     small: None, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    together = "must be given with" in sentence or "needs --heads" in sentence or "must be given once" in sentence
-    assert generate(*arguments) == (2 if together else 1)
+    assert generate(*arguments) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith(f"generate: {sentence}") and printed.err.count("\n") == 1, printed.err
     assert printed.out == ""
@@ -172,12 +178,12 @@ def test_one_sentence_for_an_error(
 def test_a_file_that_is_not_utf_8_is_named(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "prompt.txt"
     path.write_bytes(b"caf\xe9")
-    assert generate("--prompt-file", str(path)) == 1
+    assert generate("--prompt-file", str(path)) == 2
     assert capsys.readouterr().err.startswith(f"generate: {path} must be UTF-8: ")
 
 
 def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert generate("x", "--model", str(tmp_path)) == 1
+    assert generate("x", "--model", str(tmp_path)) == 2
     assert capsys.readouterr().err.startswith(f"generate: {tmp_path} must be a folder of a transformers model, and has")
 
 
@@ -208,3 +214,28 @@ def test_ctrl_c_keeps_what_was_written(
     printed = capsys.readouterr()
     assert printed.err == "\ngenerate: stopped\n"
     assert printed.out.endswith("\n") and whole.startswith(printed.out[:-1]) and len(printed.out) > 1
+
+
+def test_typical_acceptance_is_named(small: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """The higher its thresholds, the fewer draft tokens are accepted; at the highest none is."""
+    given = ["to be or not to be", "--drafter", "lookup-tree", "--acceptance", "typical"]
+    free = answer(capsys, *given, "--epsilon", "0.0001", "--delta", "0.0001")
+    strict = answer(capsys, *given, "--epsilon", "1", "--delta", "1000000")
+    assert free["stats"]["num_steps"] < strict["stats"]["num_steps"] == 24 and free["acceptance"] == "typical"
+    assert generate(*given) == 0 and capsys.readouterr().err.rstrip().endswith("; not lossless")
+
+
+def test_without_a_seed_each_answer_is_another(
+    small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random = assets.load_model
+    # making random models sets torch's seed, as loading one does not
+    monkeypatch.setattr(assets, "load_model", lambda: (random(), torch.seed())[0])
+
+    def told() -> dict[str, Any]:
+        assert cli.main(["generate", "to be or not", "--max-new-tokens", "40", "--json"]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    first, second = told(), told()
+    assert first["seed"] is None and first["tokens"] != second["tokens"]

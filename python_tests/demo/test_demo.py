@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec_kernels import assets, config, demo
+from specdec_kernels import assets, cli, config, demo
 from specdec_kernels.assets import corpus, prompts
 from specdec_kernels.decoding import Provenance
 from specdec_kernels.demo import columns, compare, render
@@ -98,11 +98,11 @@ def test_pieces_of_a_text_keep_their_spaces() -> None:
     assert render.pieces(Words(), [1, 2, 3]) == ["w1", " w2", " w3"]  # type: ignore[arg-type]
 
 
-ARGUMENTS = ["--prompts", "chat", "--batch", "2", "--max-new-tokens", "12", "--threads", "1"]
+ARGUMENTS = ["demo", "--sets", "chat", "--batch", "2", "--max-new-tokens", "12", "--threads", "1"]
 
 
 def test_the_demo_prints_figures_and_checks_the_output(tiny: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert demo.main(ARGUMENTS) == 0
+    assert cli.main(ARGUMENTS) == 0
     printed = capsys.readouterr().out
     assert "chat, temperature 0" in printed and "chat, temperature 1" in printed
     assert printed.count("output identical to plain decoding") == 2
@@ -110,7 +110,7 @@ def test_the_demo_prints_figures_and_checks_the_output(tiny: None, capsys: pytes
 
 
 def test_the_report_as_json(tiny: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert demo.main([*ARGUMENTS, "--json", "--num-speculative-tokens", "3"]) == 0
+    assert cli.main([*ARGUMENTS, "--json", "--num-speculative-tokens", "3"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [row["identical"] for row in report["comparisons"]] == [True, True]
     for row in report["comparisons"]:
@@ -119,7 +119,7 @@ def test_the_report_as_json(tiny: None, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_in_a_log_the_demo_is_silent_between_results(tiny: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert demo.main(ARGUMENTS) == 0
+    assert cli.main(ARGUMENTS) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -136,7 +136,7 @@ def test_in_a_terminal_the_runs_are_side_by_side(
         config.reload()
         terminal = Terminal()
         monkeypatch.setattr(sys, "stderr", terminal)
-        assert demo.main([*ARGUMENTS, "--temperature", "0"]) == 0
+        assert cli.main([*ARGUMENTS, "--temperature", "0"]) == 0
     finally:
         monkeypatch.undo()
         config.reload()
@@ -163,30 +163,6 @@ def test_a_divergence_is_not_called_identical(tiny: None, monkeypatch: pytest.Mo
         ["chat"], batch=1, max_new_tokens=8, temperatures=[0.0], threads=1, num_speculative_tokens=3, seed=0, show=None
     )
     assert report["comparisons"][0]["identical"] is False
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "sentence"),
-    [
-        (assets.AssetError("could not download x"), 1, "demo: could not download x\n"),
-        (OSError(28, "No space left on device"), 1, "demo: the disk is full\n"),
-        (ValueError("generate: bad"), 1, "demo: generate: bad\n"),
-        (KeyboardInterrupt(), 130, "\ndemo: stopped\n"),
-    ],
-)
-def test_failures_are_one_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: BaseException,
-    status: int,
-    sentence: str,
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(compare, "run", fail)
-    assert demo.main([]) == status
-    assert capsys.readouterr().err == sentence
 
 
 @pytest.mark.parametrize("arguments", [["--batch", "0"], ["--max-new-tokens", "x"], ["--num-speculative-tokens", "-1"]])

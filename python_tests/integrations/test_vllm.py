@@ -514,7 +514,9 @@ def test_what_is_not_served_goes_to_vllm() -> None:
     assert forward(sampler(), metadata, None, rows[:2], sampling) == "stock"
     processed = sampling_metadata(torch.ones(1), max_num_logprobs=0)
     assert forward(sampler(is_processed_logprobs_mode=True), metadata, None, rows, processed) == "stock"
-    assert forward(sampler(is_processed_logprobs_mode=True), metadata, None, rows, sampling) == "stock"  # as without drafts
+    assert (
+        forward(sampler(is_processed_logprobs_mode=True), metadata, None, rows, sampling) == "stock"
+    )  # as without drafts
     below = functools.partial(v1.make_rejection_sample(lambda *_, **__: "stock"), *[None] * 8)
     assert below(synthetic_mode=True) == below(fly_window_size=4) == "stock"
     second = functools.partial(v2.make_rejection_sample(lambda *_, **__: "stock"), *[None] * 10, 3)
@@ -535,8 +537,8 @@ def test_min_p_passes_where_it_is_served() -> None:
         SimpleNamespace(rejection_sample_method=m) for m in ("standard", "block", "synthetic")
     )
     params = SimpleNamespace(min_p=0.1, other="refused by vLLM alone")
-    for config in (standard, block, synthetic):
-        validate(params, config)
+    for given in (standard, block, synthetic):
+        validate(params, given)
     assert seen == [(0.0, params.other, standard), (0.0, params.other, block), (0.1, params.other, synthetic)]
     assert params.min_p == 0.1
 

@@ -98,7 +98,7 @@ def test_training_again_goes_on_from_the_checkpoint(folder: Path, capsys: pytest
     assert len(kept["losses"]) == 60
     assert train(folder) == 0
     assert torch.equal(MedusaHeads.load(folder / "heads.safetensors").w1.weight, first.w1.weight)
-    assert train(folder, "--seed", "1") == 1
+    assert train(folder, "--seed", "1") == 2
     assert "heads.checkpoint must be of" in capsys.readouterr().err
 
 
@@ -133,10 +133,22 @@ def test_a_draft_model_is_trained_and_drafts(folder: Path, capsys: pytest.Captur
 def test_bad_options_and_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(["medusa"])
-    assert cli.main(["medusa", "train", str(folder / "no" / "heads.safetensors"), "--folder", str(folder)]) == 1
+    assert cli.main(["medusa", "train", str(folder / "no" / "heads.safetensors"), "--folder", str(folder)]) == 2
     assert "heads.safetensors must be in a folder that is there" in capsys.readouterr().err
-    assert cli.main(["medusa", "calibrate", str(folder / "none.safetensors")]) == 1
+    assert cli.main(["medusa", "calibrate", str(folder / "none.safetensors")]) == 2
     assert "none.safetensors" in capsys.readouterr().err
+
+
+def test_a_model_is_not_written_over(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text('{"model_type": "llama"}')
+    common = ["--folder", str(folder)]
+    assert cli.main(["medusa", "draft", str(folder / "model"), *common]) == 2
+    assert "model must hold no model but a draft that was trained here: it would be lost" in capsys.readouterr().err
+    assert cli.main(["medusa", "draft", str(folder / "model"), "--model", str(folder / "model"), *common]) == 2
+    assert "model must be another folder than --model, whose weights would be lost" in capsys.readouterr().err
+    assert train(folder, "--joint-steps", "1", "--backbone", str(folder / "model")) == 2
+    assert "it would be lost" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["there.md", "a folder"])
@@ -146,9 +158,9 @@ def test_what_could_not_be_written_is_said_before_training(
     (folder / "a folder").mkdir()
     (folder / "a file").touch()
     common = ["--folder", str(folder)]
-    assert cli.main(["medusa", "train", str(folder / name), *common]) == 1
+    assert cli.main(["medusa", "train", str(folder / name), *common]) == 2
     assert "must be a file, and not the .md that is written beside it" in capsys.readouterr().err
-    assert cli.main(["medusa", "draft", str(folder / "a file"), *common]) == 1
+    assert cli.main(["medusa", "draft", str(folder / "a file"), *common]) == 2
     assert "a file must be a folder, or not be there" in capsys.readouterr().err
-    assert train(folder, "--joint-steps", "1", "--backbone", str(folder / "a file")) == 1
+    assert train(folder, "--joint-steps", "1", "--backbone", str(folder / "a file")) == 2
     assert "a file must be a folder, or not be there" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from ..assets import prompts
 from ..commands import add_model_options, load, load_draft, model_name, read_text
-from ..options import LENGTH, POSITIVE, TEMPERATURE, OptionError, existing
+from ..options import LENGTH, POSITIVE, TEMPERATURE, Defaults, existing
 from . import drafters as choices
 from . import planner, plots
 
@@ -46,22 +46,25 @@ def _plan_parser() -> argparse.ArgumentParser:
         prog="specdec plan",
         description="Measure how often each drafter's tokens are accepted and what each step costs, and say which "
         "drafter and how many draft tokens gain most, at each temperature and batch size. Takes minutes on a CPU.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=Defaults,
     )
     add_model_options(parser)
     parser.add_argument(
-        "--drafters", nargs="*", choices=choices.COMPARED,
+        "--drafter", nargs="*", choices=choices.COMPARED,
         help="beside those of --draft-model, its chains and its trees (default: all, medusa where it has heads)",
     )  # fmt: skip
-    parser.add_argument("--prompts", default="humaneval", choices=prompts.PROMPT_SETS, help="the demo's prompt set")
+    parser.add_argument("--sets", choices=prompts.PROMPT_SETS, help="the demo's prompts (default: humaneval)")
     parser.add_argument("--prompt-file", type=existing, help="instead: a text of one prompt a line, or of JSON strings")
     parser.add_argument(
         "--raw", action="store_true", help="of --prompt-file: as it is, not in the model's chat template"
     )
     parser.add_argument("--count", type=POSITIVE, default=8, help="prompts at most, decoded together")
     parser.add_argument("--temperature", type=TEMPERATURE, nargs="+", default=[0.0, 1.0], help="0 is greedy")
-    parser.add_argument("--lengths", type=LENGTH, nargs="+", default=list(planner.LENGTHS), help="draft tokens a step")
-    parser.add_argument("--batch-sizes", type=POSITIVE, nargs="+", default=[1, 8], help="sequences decoded together")
+    parser.add_argument(
+        "--num-speculative-tokens", type=LENGTH, nargs="+", default=list(planner.LENGTHS), metavar="K",
+        help="draft tokens a step",
+    )  # fmt: skip
+    parser.add_argument("--batch", type=POSITIVE, nargs="+", default=[1, 8], help="sequences decoded together")
     parser.add_argument("--max-new-tokens", type=POSITIVE, default=48, help="tokens of each answer")
     parser.add_argument("--rounds", type=POSITIVE, default=2, help="times that each step is timed")
     parser.add_argument("--draws", type=POSITIVE, default=2, help="answers to each prompt at temperatures above 0")
@@ -74,14 +77,23 @@ def _plan(arguments: argparse.Namespace, line: str) -> None:
     if arguments.figure is not None:
         plots.check_writable("plan", arguments.figure)
     own = arguments.model is None
+    names = arguments.drafter
+    if arguments.prompt_file is None and arguments.raw:
+        raise ValueError("--raw must be given with --prompt-file, got it alone")
+    if arguments.prompt_file is not None and arguments.sets is not None:
+        raise ValueError("prompts must be given once, got --sets and --prompt-file")
+    if arguments.heads is not None and names is not None and "medusa" not in names:
+        raise ValueError("--heads must be given with --drafter medusa, got it without")
+    if names is not None and "medusa" in names and not own and arguments.heads is None:
+        raise ValueError("--drafter medusa needs --heads, the Medusa heads of --model")
+    given = arguments.sets or "humaneval"
     model, tokenizer, packs = load(arguments)
     if arguments.prompt_file is not None:
         texts = _read_prompts(arguments.prompt_file)[: arguments.count]
         texts = texts if arguments.raw else [prompts.chat_of(tokenizer, text) for text in texts]
     else:
-        texts = prompts.load_prompts(arguments.prompts, tokenizer)[: arguments.count]
+        texts = prompts.load_prompts(given, tokenizer)[-arguments.count :]  # the n-gram model was tuned on the first
     ids, mask = (tensor.to(model.device) for tensor in prompts.encode(tokenizer, texts))
-    names = arguments.drafters
     if names is None:
         names = [name for name in choices.COMPARED if name != "medusa" or own or arguments.heads]
     draft_model = load_draft(arguments)
@@ -89,20 +101,21 @@ def _plan(arguments: argparse.Namespace, line: str) -> None:
         names = [*names, *choices.of_draft_model(model, draft_model)]
     drafters = choices.make(names, model, tokenizer, corpus=own, heads=arguments.heads, draft_model=draft_model)
     if not drafters:
-        raise OptionError("--drafters or --draft-model must name one or more, got none")
+        raise ValueError("--drafter or --draft-model must name one or more, got none")
     total = planner.count_runs(
-        drafters, 1, arguments.temperature, len(arguments.lengths), len(arguments.batch_sizes), arguments.rounds,
-        arguments.draws,
+        drafters, 1, arguments.temperature, len(arguments.num_speculative_tokens), len(arguments.batch),
+        arguments.rounds, arguments.draws,
     )  # fmt: skip
     with tqdm(total=total, unit="run", mininterval=0.5, leave=False, disable=None) as bar:
         found = planner.plan(
-            model, [(ids, mask)], drafters, temperatures=arguments.temperature, lengths=arguments.lengths,
-            batch_sizes=arguments.batch_sizes, max_new_tokens=arguments.max_new_tokens, rounds=arguments.rounds,
+            model, [(ids, mask)], drafters, temperatures=arguments.temperature,
+            lengths=arguments.num_speculative_tokens, batch_sizes=arguments.batch,
+            max_new_tokens=arguments.max_new_tokens, rounds=arguments.rounds,
             draws=arguments.draws, advance=bar.update,
         )  # fmt: skip
     report: dict[str, Any] = {
         "model": model_name(arguments),
-        "prompts": arguments.prompts if arguments.prompt_file is None else arguments.prompt_file.name,
+        "prompts": given if arguments.prompt_file is None else arguments.prompt_file.name,
         "num_prompts": len(texts),
         "device": str(ids.device),
         "threads": torch.get_num_threads(),
@@ -185,7 +198,7 @@ def _plot(arguments: argparse.Namespace, line: str) -> None:
     plots.check_writable("plot", output)
     if (arguments.figure in _OF_FILES) != (arguments.results is not None):
         wanted = "a JSON file" if arguments.figure in _OF_FILES else "no file"
-        raise OptionError(f"figure {arguments.figure} takes {wanted}, got {arguments.results}")
+        raise ValueError(f"figure {arguments.figure} takes {wanted}, got {arguments.results}")
     try:
         figure = draw(None if arguments.results is None else json.loads(arguments.results.read_text(encoding="utf-8")))
     except (KeyError, TypeError, ValueError, RecursionError) as error:  # of a file's contents

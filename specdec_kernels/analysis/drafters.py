@@ -23,7 +23,7 @@ from ..drafters.medusa_heads import MedusaHeads
 from ..integrations.runners import as_runner
 from ..integrations.transformers.packing import is_packed, pack_linear_weights
 
-__all__ = ["COMPARED", "NAMES", "OF_DRAFT_MODEL", "make", "of_draft_model"]
+__all__ = ["COMPARED", "NAMES", "OF_DRAFT_MODEL", "OF_TREES", "make", "of_draft_model"]
 
 COMPARED = ("lookup", "ngram-lm", "medusa")
 """What a plan compares."""
@@ -31,6 +31,8 @@ NAMES = (*COMPARED, "lookup-tree", "none")
 """What needs no draft model."""
 OF_DRAFT_MODEL = ("model", "model-tree")
 """What needs one."""
+OF_TREES = ("medusa", "lookup-tree", "model-tree")
+"""What drafts trees."""
 
 
 def of_draft_model(model: Any, draft_model: Any) -> tuple[str, ...]:

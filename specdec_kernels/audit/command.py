@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from ..options import POSITIVE
+from ..options import FAILED, POSITIVE
 from .run import SAMPLES, audit
 from .signatures import SIGNATURES
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 where the verifier is lossless, 1 where it is not, or served none of the cases.
+        0 where the verifier is lossless, 1 where it is not, 2 where it served none of the cases.
     """
     parser = argparse.ArgumentParser(
         prog="specdec audit",
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("verifier", metavar="module:function", help="what to audit; a module beside you is found too")
     parser.add_argument("--signature", choices=SIGNATURES, default="plain", help="how it is called (default: plain)")
-    parser.add_argument("--draft", metavar="module:function", help="the drafter that goes with it, for several steps")
+    parser.add_argument("--drafter", metavar="module:function", help="the drafter that goes with it, for several steps")
     parser.add_argument("--cases", nargs="+", metavar="PART", help="only the cases whose name contains one of these")
     parser.add_argument(
         "--samples", type=POSITIVE, default=SAMPLES, help="where something is sampled (default: %(default)s)"
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     try:
         verifier = _named(given.verifier)
-        draft = _named(given.draft) if given.draft else None
+        draft = _named(given.drafter) if given.drafter else None
     except Exception as error:  # whatever the module raises when it is imported
         parser.error(f"{type(error).__name__}: {error}")
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stderr.isatty():
         print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
     print(report.json() if given.json else report)
-    return 0 if report.lossless else 1
+    return FAILED if not report.ran else 0 if report.lossless else 1
 
 
 def _named(text: str) -> Callable[..., Any]:

@@ -38,6 +38,8 @@ class Checked:
         Where that was; else where something came that the target cannot give.
     impossible : float
         The largest probability of all that the target cannot give, in a case.
+    failed : bool
+        The backend raised in a case; `case` says what.
     """
 
     backend: str
@@ -47,10 +49,11 @@ class Checked:
     distance: float
     case: str
     impossible: float = 0.0
+    failed: bool = False
 
     @property
     def exact(self) -> bool:
-        return self.distance < TOLERANCE and not self.impossible
+        return self.distance < TOLERANCE and not self.impossible and not self.failed
 
 
 def check(
@@ -70,7 +73,7 @@ def check(
     for (op, rule), cases in rules().items():
         for backend in backends[op]:
             verify = functools.partial(verifiers[op], backend=backend)
-            found = []
+            found, failure = [], None
             for case in cases:
                 try:
                     law = exact_law(verify, case.problem, rule, device)
@@ -78,5 +81,11 @@ def check(
                     found.append((*min(each), case.name))
                 except AssertionError as error:  # what is no distribution at all
                     found.append((1.0, 0.0, f"{case.name}: {error}"))
+                except Exception as error:  # as where a backend finds at its first call that it cannot compile
+                    failure = f"{case.name!r}: {type(error).__name__}: {error}"
+                    break
+            if failure is not None:
+                yield Checked(backend, op, rule, len(cases), 1.0, failure, failed=True)
+                continue
             distance, impossible, name = max(found, key=lambda each: (each[1] > 0, each))
             yield Checked(backend, op, rule, len(cases), distance, name, impossible)

@@ -7,35 +7,18 @@ import json
 from collections.abc import Sequence
 
 from ..assets.prompts import PROMPT_SETS
-from ..commands import ended
-from ..options import POSITIVE, SEED, TEMPERATURE, THREADS, draft_length, integer
+from ..options import POSITIVE, SEED, TEMPERATURE, THREADS, Defaults, draft_length, integer
 
 __all__ = ["main"]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Its options; those of the process by default.
-
-    Returns
-    -------
-    int
-        The exit status: 0, or 1 (a download, a disk, a library: one sentence on stderr says what), or 130 on Ctrl-C.
-        Bad options end the process with status 2, as argparse does.
-    """
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the demo with these options; those of the process by default."""
     arguments = _parse(argv)
-    return ended("demo", lambda: _run(arguments), extra="transformers")
-
-
-def _run(arguments: argparse.Namespace) -> None:
     from . import compare
 
     report = compare.run(
-        arguments.prompts,
+        arguments.sets,
         batch=arguments.batch,
         max_new_tokens=arguments.max_new_tokens,
         temperatures=arguments.temperature,
@@ -55,10 +38,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="specdec demo",
         description="Decode real prompts with a real language model (SmolLM2-135M-Instruct, fetched once), with and "
         "without speculation, through the same loop and with the same weights.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=Defaults,
     )
     parser.add_argument(
-        "--prompts",
+        "--sets",
         nargs="+",
         default=["code-edit", "humaneval", "chat"],
         choices=PROMPT_SETS,

@@ -18,9 +18,21 @@ from ..assets import prompts
 from ..commands import add_model_options, load, load_draft, model_name, read_text
 from ..decoding import CostTable, GenerationOutput, GenerationStats
 from ..decoding.generate import generate
+from ..decoding.step import TREE_RULES
 from ..ops.token_logprobs import MAX_TOP
-from ..ops.verify_chain import ACCEPTANCES
-from ..options import COUNT, POSITIVE, SEED, SHARE, TEMPERATURE, OptionError, draft_length, existing, integer
+from ..ops.verify_tree import DELTA, EPSILON
+from ..options import (
+    COUNT,
+    POSITIVE,
+    SEED,
+    SHARE,
+    TEMPERATURE,
+    Defaults,
+    draft_length,
+    existing,
+    integer,
+    number,
+)
 from ..sampling import SamplingParams
 from ..types import Status
 from . import render
@@ -61,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="specdec generate",
         description="Let a model answer a prompt, with a drafter. In a terminal the tokens are coloured by who wrote "
         "them; what is piped on is the answer alone. A line of figures goes to stderr.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=Defaults,
     )
     parser.add_argument("prompt", nargs="?", help="(default: what --prompt-file or stdin holds)")
     parser.add_argument("--prompt-file", type=existing, help="a text file with the prompt")
@@ -77,12 +89,21 @@ def _parser() -> argparse.ArgumentParser:
         "--num-speculative-tokens", type=draft_length, default="auto", metavar="K",
         help="draft tokens a step, or auto: as many as pay (a tree has its own size)",
     )  # fmt: skip
-    parser.add_argument("--acceptance", choices=ACCEPTANCES, default="token", help="see docs/rules.md")
+    parser.add_argument(
+        "--acceptance", choices=TREE_RULES, default="token",
+        help="how draft tokens are accepted; all but typical, which takes a drafter of trees, keep the distribution",
+    )  # fmt: skip
+    parser.add_argument("--epsilon", type=SHARE, help=f"of --acceptance typical: the threshold (default: {EPSILON})")
+    parser.add_argument(
+        "--delta",
+        type=number(0, 1e6),
+        help=f"of --acceptance typical: what falls with entropy (default: {DELTA})",
+    )
     parser.add_argument("--temperature", type=TEMPERATURE, default=1.0, help="0 is greedy")
     parser.add_argument("--top-k", type=COUNT, default=0, help="0 is off")
     parser.add_argument("--top-p", type=SHARE, default=1.0, help="1 is off")
     parser.add_argument("--min-p", type=SHARE, default=0.0, help="0 is off")
-    parser.add_argument("--seed", type=SEED, default=0)
+    parser.add_argument("--seed", type=SEED, help="(default: another each time)")
     parser.add_argument("--max-new-tokens", type=POSITIVE, default=256, help="of the answer")
     parser.add_argument("--json", action="store_true", help="print answer and figures as one JSON document instead")
     parser.add_argument(
@@ -94,19 +115,27 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace) -> None:
     if arguments.logprobs is not None and not arguments.json:
-        raise OptionError("--logprobs must be given with --json, got it alone")
+        raise ValueError("--logprobs must be given with --json, got it alone")
     prompt = _prompt(arguments)
     sampling = SamplingParams(arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p)
     name = arguments.drafter or ("model" if arguments.draft_model else "lookup")
     if (name in choices.OF_DRAFT_MODEL) != (arguments.draft_model is not None):
         wanted = " or ".join(choices.OF_DRAFT_MODEL)
-        raise OptionError(f"--draft-model must be given with --drafter {wanted} alone, got --drafter {name}")
-    model, tokenizer, _ = load(arguments)
+        raise ValueError(f"--draft-model must be given with --drafter {wanted} alone, got --drafter {name}")
     own = arguments.model is None
     if arguments.heads is not None and name != "medusa":
-        raise OptionError(f"--heads must be given with --drafter medusa alone, got --drafter {name}")
+        raise ValueError(f"--heads must be given with --drafter medusa alone, got --drafter {name}")
     if name == "medusa" and not own and arguments.heads is None:
-        raise OptionError("--drafter medusa needs --heads, the Medusa heads of --model")
+        raise ValueError("--drafter medusa needs --heads, the Medusa heads of --model")
+    typical = arguments.acceptance == "typical"
+    if typical and name not in choices.OF_TREES:
+        raise ValueError(
+            f"--acceptance typical must be given with --drafter {' or '.join(choices.OF_TREES)}, got {name}"
+        )
+    thresholds = {key: getattr(arguments, key) for key in ("epsilon", "delta") if getattr(arguments, key) is not None}
+    if thresholds and not typical:
+        raise ValueError(f"--{next(iter(thresholds))} must be given with --acceptance typical alone")
+    model, tokenizer, _ = load(arguments)
     made = choices.make(
         [name], model, tokenizer, corpus=own, heads=arguments.heads, draft_model=load_draft(arguments),
     )  # fmt: skip
@@ -121,10 +150,11 @@ def _run(arguments: argparse.Namespace) -> None:
             attention_mask=torch.ones_like(ids),
             drafter=made[name],
             sampling=sampling,
-            seeds=torch.tensor([arguments.seed]),
+            seeds=None if arguments.seed is None else torch.tensor([arguments.seed]),
             max_new_tokens=arguments.max_new_tokens,
             num_speculative_tokens=arguments.num_speculative_tokens,
             acceptance=arguments.acceptance,
+            **thresholds,
             streamer=None if arguments.json else printer,
             return_logprobs=arguments.logprobs,
         )
@@ -133,16 +163,19 @@ def _run(arguments: argparse.Namespace) -> None:
             printer.end()
     if arguments.json:
         named = {"model": model_name(arguments), "drafter": name, "prompt": prompt}
+        named |= {
+            key: getattr(arguments, key) for key in ("acceptance", "temperature", "top_k", "top_p", "min_p", "seed")
+        }
         print(json.dumps(named | _report(output, tokenizer), indent=1))
         return
     if seen:
         print(f"\n{render.legend(color=render.use_color(sys.stdout))}")
-    print(_figures(output), file=sys.stderr)
+    print(_figures(output) + "; not lossless" * typical, file=sys.stderr)
 
 
 def _prompt(arguments: argparse.Namespace) -> str:
     if arguments.prompt is not None and arguments.prompt_file is not None:
-        raise OptionError("a prompt must be given once, got an argument and --prompt-file")
+        raise ValueError("a prompt must be given once, got an argument and --prompt-file")
     if arguments.prompt is not None:
         prompt: str = arguments.prompt
     else:

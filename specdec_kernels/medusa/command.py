@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from .. import assets, config
-from ..commands import model_name
+from ..commands import model_name, read_text
 from ..drafters.medusa_heads import MedusaHeads
-from ..options import THREADS, OptionError, existing, integer, number
+from ..options import THREADS, existing, integer, number
 from ..tree import DraftTree
 from .calibrate import count_accuracy, falling
 from .data import Features, prepare
@@ -119,15 +119,15 @@ def _features(arguments: argparse.Namespace, model: Any, tokenizer: Any, folder:
 
 def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.joint_steps and arguments.backbone is None:
-        raise OptionError("--joint-steps changes the backbone, which needs --backbone, a folder to write it to")
+        raise ValueError("--joint-steps changes the backbone, which needs --backbone, a folder to write it to")
     if arguments.backbone is not None and not arguments.joint_steps:
-        raise OptionError("--backbone must be given with --joint-steps, which changes it, got it alone")
+        raise ValueError("--backbone must be given with --joint-steps, which changes it, got it alone")
     if not arguments.heads.absolute().parent.is_dir():
         raise ValueError(f"{arguments.heads} must be in a folder that is there")
     if arguments.heads.is_dir() or arguments.heads.suffix == ".md":
         raise ValueError(f"{arguments.heads} must be a file, and not the .md that is written beside it")
     if arguments.backbone is not None:
-        _check_folder(arguments.backbone)
+        _check_folder(arguments.backbone, arguments.model)
     (model, tokenizer), folder = _load(arguments), _text_folder(arguments, {})
     train, held_out = _features(arguments, model, tokenizer, folder)
     heads = MedusaHeads.of_model(
@@ -151,14 +151,19 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     return _save(heads, arguments.heads)
 
 
-def _check_folder(path: Path) -> None:
-    """Raise where a model could not be written there, before hours go by."""
+def _check_folder(path: Path, model: Path | None) -> None:
+    """Raise where a model could not be written there, or would take the place of another, before hours go by."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} must be a folder, or not be there")
+    if model is not None and path.resolve() == model.resolve():
+        raise ValueError(f"{path} must be another folder than --model, whose weights would be lost")
+    found = path / "config.json"
+    if found.exists() and "draft_token_ids" not in json.loads(read_text(found)):
+        raise ValueError(f"{path} must hold no model but a draft that was trained here: it would be lost")
 
 
 def _draft(arguments: argparse.Namespace) -> dict[str, Any]:
-    _check_folder(arguments.draft)
+    _check_folder(arguments.draft, arguments.model)
     model, tokenizer = _load(arguments)
     draft = first_layers(model, arguments.layers)
     folder = _text_folder(arguments, {})

@@ -188,8 +188,8 @@ _known_places_of = functools.lru_cache(maxsize=64)(_places_of)
 
 
 def written(*tensors: Tensor) -> None:
-    """Tell autograd that an op is about to write to them, which a kernel does without its knowledge: told before, as one
-    that fails may have written too.
+    """Tell autograd that an op is about to write to them, which a kernel does without its knowledge: told before, as
+    one that fails may have written too.
     """
     if not torch.compiler.is_compiling():
         torch.autograd.graph.increment_version(tensors)

@@ -92,8 +92,8 @@ def verify_chain(
     The first three are lossless: the emitted tokens have the target's distribution (after `params`); "greedy" emits the
     target's own greedy output. A `target_law` is a choice of another distribution π, made of both models' at each
     position, that takes the place of P in "token" and "block" (`sk.laws` has the table); the bonus token is drawn from
-    P unless `target_law` says otherwise. A sequence's result does not depend on its neighbours, on padding or on num_draft.
-    Without draft logits or probabilities Q is all on the draft token.
+    P unless `target_law` says otherwise. A sequence's result does not depend on its neighbours, on padding or on
+    num_draft. Without draft logits or probabilities Q is all on the draft token.
 
     A draft token that Q cannot have given ends the sequence's draft before it, with `Status.BAD_DRAFT`: as if there
     were no more draft tokens, so that what is emitted still has the target's distribution. It is noticed only where Q

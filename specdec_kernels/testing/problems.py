@@ -125,8 +125,8 @@ class ChainProblem:
         return min(stop, self.num_draft if self.num_draft_tokens is None else self.num_draft_tokens)
 
     def target_laws(self) -> list[Float64]:
-        """The distributions that a verifier must produce, ``[vocab] * d + [vocab]`` for each depth d: where tokens are drafted
-        (and of a cascade's bonus) those that `law` makes. After an EOS only EOS follows.
+        """The distributions that a verifier must produce, ``[vocab] * d + [vocab]`` for each depth d: where tokens are
+        drafted (and of a cascade's bonus) those that `law` makes. After an EOS only EOS follows.
         """
         laws = [float64_law(t, self.params) for t in self.target]
         if self.law is not None:
@@ -214,11 +214,11 @@ class TreeProblem:
     parents : list of int
         Of the nodes; −1 for the root, node 0.
     target, draft : list of Tensor
-        As in `ChainProblem`, to the depth of the tree: row i of a step is the distribution after node i's path. `draft` may be
-        None.
+        As in `ChainProblem`, to the depth of the tree: row i of a step is the distribution after node i's path. `draft`
+        may be None.
     sampled : bool
-        Whether siblings are drawn from the draft's distribution without replacement; else the tokens are given, and each choice
-        of them must come out right.
+        Whether siblings are drawn from the draft's distribution without replacement; else the tokens are given, and
+        each choice of them must come out right.
     options : dict
         Further arguments of the call.
     """

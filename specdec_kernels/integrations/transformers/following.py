@@ -27,8 +27,8 @@ class Follower:
     ends : list of int
         Ids that end a sequence.
     alone : bool
-        Each sequence ends by itself; else all go on until each has met a criterion, as in transformers where none of the
-        criteria has ids that end a sequence.
+        Each sequence ends by itself; else all go on until each has met a criterion, as in transformers where none of
+        the criteria has ids that end a sequence.
     pad : int
         Follows a sequence's end.
     streamer : BaseStreamer or None

@@ -110,7 +110,8 @@ def changed_logits(self: Any, metadata: Any, logits: Tensor, sampling: Any) -> T
     """The rows in float32 after penalties, bad words and the like, by vLLM's own code: draft rows, then bonus rows."""
     rows = logits.to(torch.float32, copy=True)
     drafted, bonus = metadata.target_logits_indices, metadata.bonus_logits_indices
-    bonus_rows = self.sampler.apply_logits_processors(rows[bonus], sampling, True)  # first: thinking budgets count on it
+    # As vLLM, the bonus rows first: a thinking budget keeps count from the one call to the other.
+    bonus_rows = self.sampler.apply_logits_processors(rows[bonus], sampling, True)
     rows[drafted] = self.apply_logits_processors(rows[drafted], sampling, metadata)
     rows[bonus] = bonus_rows
     return rows
@@ -239,7 +240,7 @@ def make_sample_from_logits(stock: Function) -> Function:
 
 
 def make_sampler_forward(stock: Function) -> Function:
-    """``TopKTopPSampler.forward_native``, ``forward_cpu`` and the like, whose logits have been divided by the temperature.
+    """``TopKTopPSampler.forward_native``, ``forward_cpu`` and so on: their logits have been divided by the temperature.
 
     A seeded request takes as many of its generator's numbers here as where others have drafts.
     """

@@ -1,10 +1,10 @@
 """vLLM's V2 model runner: `rejection_sample`, and the draft's noise.
 
 vLLM keys a request's random numbers by its seed and the position alone. Where a block was cut short, the positions
-after the cut are drafted and verified again, with the numbers that had a part in the cut. The token rule stays exact under that;
-block verification does not (its output is off: by 0.027 in total variation in the case of docs/audit.md). Here the
-numbers are keyed by the block's first position as well: every block emits a token, so that no two blocks of a request
-begin at the same one.
+after the cut are drafted and verified again, with the numbers that had a part in the cut. The token rule stays exact
+under that; block verification does not (its output is off: by 0.027 in total variation in the case of docs/audit.md).
+Here the numbers are keyed by the block's first position as well: every block emits a token, so that no two blocks of a
+request begin at the same one.
 """
 
 from __future__ import annotations
