@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..checks import ID_DTYPES, INT64, UNIFORM_DTYPES, check_given, check_int, check_one_of, check_shape, check_tensor
+from ..checks import (
+    ID_DTYPES,
+    INT64,
+    UNIFORM_DTYPES,
+    check_given,
+    check_int,
+    check_one_of,
+    check_shape,
+    check_tensor,
+    shape_error,
+)
 from ._common import Expected
 from .arguments import PURPOSES
 
@@ -16,6 +26,13 @@ def purpose_code(op: str, purpose: str) -> int:
     """The number of a stream; ValueError for an unknown name."""
     check_one_of(op, "purpose", purpose, PURPOSES)
     return PURPOSES[purpose]
+
+
+def check_seeds(op: str, seeds: Tensor) -> None:
+    """Raise unless they are ``[batch]`` int64."""
+    check_tensor(op, "seeds", seeds, INT64, None)
+    if seeds.dim() != 1:
+        raise shape_error(op, "seeds", "[batch]", seeds)
 
 
 def split_step(op: str, step: int | Tensor, seeds: Tensor) -> tuple[Tensor | None, int]:

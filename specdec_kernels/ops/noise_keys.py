@@ -8,7 +8,7 @@ from torch import Tensor
 from ..checks import ID_DTYPES, check_tensor, shape_error
 from ..tree import DraftTree
 from ._common import define, dispatch
-from ._random import purpose_code, split_step
+from ._random import check_seeds, purpose_code, split_step
 from .arguments import NoiseKeysArguments
 
 
@@ -61,17 +61,16 @@ def noise_keys(
     TypeError, ValueError
         A wrong dtype, shape, device or range, an unknown purpose; before any work.
     """
-    check_tensor("noise_keys", "seeds", seeds, (torch.int64,), None)
-    if seeds.dim() != 1:
-        raise shape_error("noise_keys", "seeds", "[batch]", seeds)
+    op = "noise_keys"
+    check_seeds(op, seeds)
     if isinstance(positions, DraftTree):
         positions, purpose = _nodes(positions, seeds, purpose, step), "draft"
-    check_tensor("noise_keys", "positions", positions, ID_DTYPES, seeds.device)
+    check_tensor(op, "positions", positions, ID_DTYPES, seeds.device)
     if positions.dim() != 2 or positions.shape[0] != seeds.shape[0]:
-        raise shape_error("noise_keys", "positions", f"[batch={seeds.shape[0]}, n]", positions)
-    steps, scalar = (None, -1) if step is None else split_step("noise_keys", step, seeds)
-    run = dispatch("noise_keys", _op, backend, seeds.device)
-    code = purpose_code("noise_keys", "sample" if purpose is None else purpose)
+        raise shape_error(op, "positions", f"[batch={seeds.shape[0]}, n]", positions)
+    steps, scalar = (None, -1) if step is None else split_step(op, step, seeds)
+    run = dispatch(op, _op, backend, seeds.device)
+    code = purpose_code(op, "sample" if purpose is None else purpose)
     out: Tensor = _call(run, seeds=seeds, positions=positions, steps=steps, step=scalar, purpose=code)
     return out
 

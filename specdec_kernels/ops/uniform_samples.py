@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import check_int, check_tensor, shape_error
+from ..checks import check_int
 from ._common import define, dispatch
-from ._random import purpose_code, split_step
+from ._random import check_seeds, purpose_code, split_step
 from .arguments import UniformSamplesArguments
 
 
@@ -52,12 +52,11 @@ def uniform_samples(
     TypeError, ValueError
         A wrong dtype, shape, device or range, an unknown purpose; before any work.
     """
-    check_tensor("uniform_samples", "seeds", seeds, (torch.int64,), None)
-    if seeds.dim() != 1:
-        raise shape_error("uniform_samples", "seeds", "[batch]", seeds)
-    steps, step = split_step("uniform_samples", step, seeds)
-    check_int("uniform_samples", "num", num, 0, 2**31 - 1)
-    run = dispatch("uniform_samples", _op, backend, seeds.device)
-    code = purpose_code("uniform_samples", purpose)
+    op = "uniform_samples"
+    check_seeds(op, seeds)
+    steps, step = split_step(op, step, seeds)
+    check_int(op, "num", num, 0, 2**31 - 1)
+    run = dispatch(op, _op, backend, seeds.device)
+    code = purpose_code(op, purpose)
     out: Tensor = _call(run, seeds=seeds, steps=steps, step=step, num=num, purpose=code)
     return out

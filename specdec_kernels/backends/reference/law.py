@@ -119,6 +119,13 @@ class RowLaws:
         return Remainder(at(self.probs, row), at(self.one_hot, row), at(self.argmax, row))
 
 
+def lowest_argmax(x: Tensor, maximum: Tensor) -> tuple[Tensor, Tensor]:
+    """Of rows ``[..., vocab]`` without NaN the lowest id of the largest value, and where in a row that is."""
+    ids = torch.arange(x.shape[-1], device=x.device)
+    lowest = torch.where(x == maximum[..., None], ids, x.shape[-1]).amin(-1)
+    return lowest, ids == lowest[..., None]
+
+
 def make_law(logits: Tensor, params: Params) -> RowLaws:
     """The sampling transform S of every row (temperature → top-k → top-p → min-p, or min-p first)."""
     if params.rows is not Rows.LOGITS:
@@ -126,9 +133,7 @@ def make_law(logits: Tensor, params: Params) -> RowLaws:
     x = clean(logits)
     maximum = x.amax(-1)
     vocab = x.shape[-1]
-    ids = torch.arange(vocab, device=x.device)
-    argmax = torch.where(x == maximum[..., None], ids, vocab).amin(-1).clamp_max(vocab - 1)
-    argmax = torch.where(maximum == -math.inf, 0, argmax)
+    argmax, hot = lowest_argmax(x, maximum)
     one_hot = params.greedy | maximum.isinf()
     inverse_t = params.inverse_temperature[..., None]
     finite_max = torch.where(maximum.isinf(), 0.0, maximum)[..., None]
@@ -146,7 +151,6 @@ def make_law(logits: Tensor, params: Params) -> RowLaws:
         whole = merge_tiles(*tile_stats(x, inverse_t), maximum, inverse_t[..., 0])
         normalizer = torch.where(cut, normalizer, sum_of(whole))
     normalizer = torch.where(one_hot, 1.0, normalizer)
-    hot = ids == argmax[..., None]
     probs = torch.where(one_hot[..., None], hot.to(x.dtype), weights / normalizer[..., None])
     scores = torch.where(one_hot[..., None], torch.where(hot, 0.0, -math.inf).to(x.dtype), scores)
     log_normalizer = maximum * inverse_t[..., 0] + normalizer.log()
@@ -159,9 +163,7 @@ def law_of_weights(given: Tensor, params: Params) -> RowLaws:
     """
     x, total = positive(given), weights_sum(given)
     maximum = x.amax(-1)
-    ids = torch.arange(x.shape[-1], device=x.device)
-    argmax = torch.where(x == maximum[..., None], ids, x.shape[-1]).amin(-1).clamp_max(x.shape[-1] - 1)
-    argmax = torch.where(maximum == -math.inf, 0, argmax)
+    argmax, hot = lowest_argmax(x, maximum)
     one_hot = params.greedy | maximum.isinf() | total.isinf()
     finite_max = torch.where(maximum.isinf(), 1.0, maximum)[..., None]
     weights = x.clamp_min(0.0) / finite_max
@@ -169,7 +171,6 @@ def law_of_weights(given: Tensor, params: Params) -> RowLaws:
     cutoff = torch.where(cut & ~one_hot, torch.where(kept, x, math.inf).amin(-1), -math.inf)
     weights = torch.where(kept, weights, 0.0)
     normalizer = torch.where(one_hot, 1.0, tile_sum(weights))
-    hot = ids == argmax[..., None]
     probs = torch.where(one_hot[..., None], hot.to(x.dtype), weights / normalizer[..., None])
     scores = torch.where(one_hot[..., None], hot.to(x.dtype), weights).log()
     log_normalizer = (maximum.clamp_min(0.0) * normalizer).log()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...ops.arguments import ShardStatsArguments
 from ...types import Status
-from .law import clean, in_tiles, make_params, tile_stats
+from .law import clean, in_tiles, lowest_argmax, make_params, tile_stats
 
 
 def shard_stats(args: ShardStatsArguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -22,6 +22,6 @@ def shard_stats(args: ShardStatsArguments) -> tuple[Tensor, Tensor, Tensor, Tens
         tiles = in_tiles(x, 0.0)
         negative = ((tiles < 0) & (tiles > -math.inf)).any(-1)  # −inf counts as 0
         tile_mass = torch.where(negative, math.inf, tiles.clamp_min(0.0).sum(-1))
-    argmax = torch.where(x == x.amax(-1, keepdim=True), torch.arange(x.shape[-1], device=x.device), x.shape[-1])
+    argmax, _ = lowest_argmax(x, x.amax(-1))
     status = torch.where(args.logits.isnan().any(-1), int(Status.NAN), 0).to(torch.int32)
-    return tile_max, tile_mass, argmax.amin(-1), status
+    return tile_max, tile_mass, argmax, status

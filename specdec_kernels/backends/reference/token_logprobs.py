@@ -10,7 +10,7 @@ from torch import Tensor
 from ...ops.arguments import TokenLogprobsArguments
 from ...processors import FlatProcessors
 from ...types import Status
-from .law import clean, make_law, make_params, raw_entropies, row_status
+from .law import clean, lowest_argmax, make_law, make_params, raw_entropies, row_status
 from .processors import Given, processed
 from .rows import slots_upto
 
@@ -36,7 +36,7 @@ def token_logprobs(args: TokenLogprobsArguments) -> tuple[Tensor, ...]:
     status = row_status(y, valid) | row_status(x, valid)
     x, y = clean(x), clean(y)
     raw_maximum = x.amax(-1)
-    raw_argmax = torch.where(x == raw_maximum[..., None], slots_upto(vocab, x), vocab).amin(-1)
+    raw_argmax, _ = lowest_argmax(x, raw_maximum)
 
     def log_probs(ids: Tensor) -> tuple[Tensor, Tensor]:
         """Raw and processed, of ids ``[batch, width, any]``."""
