@@ -15,7 +15,7 @@ import specdec_kernels as sk
 from python_tests.ops import inputs
 from python_tests.ops.inputs import op_tests
 from python_tests.support import in_fresh_process
-from specdec_kernels.backends import OPS, native
+from specdec_kernels.backends import OPS, automatic, native
 
 LOOPS = {  # keyword-only parameters after model and input_ids
     "generate": [
@@ -145,6 +145,12 @@ def test_parts_that_were_built_from_other_sources_are_refused(monkeypatch: pytes
     monkeypatch.setattr(native, "_problems", {})
     with pytest.raises(ImportError, match="_host was built from other sources"):
         native.load(OPS)
+
+
+def test_a_device_without_float64_has_no_reference() -> None:
+    assert {row["reference"] for row in sk.backends("mps").values()} == {"torch has no float64 on it"}
+    with pytest.raises(ValueError, match="sample: tensors must be on a device that a backend runs on, got mps: torch"):
+        automatic("sample", torch.device("mps"))
 
 
 def test_sampling_params_accept_what_is_off() -> None:

@@ -54,7 +54,7 @@ def _registered(op: str, overload: Any) -> Callable[..., Any]:
 
 
 def _reason_reference(op: str, device: torch.device) -> str | None:
-    return None
+    return "torch has no float64 on it" if device.type == "mps" else None
 
 
 def _reason_cpu(op: str, device: torch.device) -> str | None:
@@ -125,8 +125,19 @@ def _candidates(device: torch.device) -> list[str]:
 
 
 def automatic(op: str, device: torch.device) -> str:
-    """The name of the backend that ``backend=None`` takes on `device`: the first candidate that can run the op."""
-    return next(name for name in _candidates(device) if _BACKENDS[name][0](op, device) is None)
+    """The name of the backend that ``backend=None`` takes on `device`: the first candidate that can run the op.
+
+    Raises
+    ------
+    ValueError
+        None can.
+    """
+    reasons = {}
+    for name in _candidates(device):
+        reasons[name] = _BACKENDS[name][0](op, device)
+        if reasons[name] is None:
+            return name
+    raise ValueError(f"{op}: tensors must be on a device that a backend runs on, got {device}: {reasons['reference']}")
 
 
 class BackendTable(dict[str, dict[str, str]]):
