@@ -16,6 +16,8 @@ from python_tests.progress import Progress
 from python_tests.support import Backend
 from specdec_kernels.backends import native
 
+ROOT = Path(__file__).resolve().parents[1]
+
 SIZES = {"vocab": range(6), "kind": "abcde", "rule": ("token", "block"), "dtype": ("half", "float")}
 
 
@@ -105,6 +107,52 @@ def test_tests_of_a_group_run_in_one_process(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     assert len(list(tmp_path.glob("gw*"))) == 1
+
+
+CONFTEST = """
+import sys
+sys.path.insert(0, {root!r})
+from python_tests.scheduling import Deadline, Scheduling
+
+def pytest_xdist_make_scheduler(config, log):
+    return Scheduling(config, log)
+
+def pytest_configure(config):
+    config.pluginmanager.register(Deadline(config, {minutes}), Deadline.__name__)
+
+def pytest_collection_modifyitems(config, items):
+    items[:] = config.pluginmanager.getplugin(Deadline.__name__).turned(items)
+"""
+SOME = """
+import os, pathlib, pytest
+
+@pytest.mark.parametrize("x", range(30))
+def test_some(x):
+    assert not pathlib.Path(__file__).with_name(str(x)).exists(), "it ran before"
+    pathlib.Path(__file__).with_name(str(x)).touch()
+
+@pytest.mark.xdist_group("one")
+@pytest.mark.parametrize("x", [0, 1, 2])
+def test_group(x):
+    if x == 1 and not pathlib.Path(__file__).with_name("died").exists():
+        pathlib.Path(__file__).with_name("died").touch()
+        os._exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("minutes", "said"), [(10, "1 failed, 33 passed"), (1e-9, "33 skipped")], ids=["a process dies", "no time"]
+)
+def test_every_test_runs_once_or_is_counted(minutes: float, said: str, tmp_path: Path) -> None:
+    """Also where a process dies in the middle of a group: another takes the rest, as with xdist's own scheduler."""
+    (tmp_path / "conftest.py").write_text(CONFTEST.format(root=str(ROOT), minutes=minutes))
+    (tmp_path / "test_some.py").write_text(SOME)
+    options = "-q -p no:cacheprovider -c /dev/null -n 2 --dist loadgroup".split()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path)],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert said in done.stdout.splitlines()[-1], done.stdout
 
 
 class Terminal:
