@@ -77,7 +77,7 @@ GOOD: Calls = {
     "NgramTreeDrafter": (sk.NgramTreeDrafter, dict),
     "NgramTable.from_tokens": (sk.NgramTable.from_tokens, lambda: {"tokens": np.arange(9)}),
     "plan_verify": (
-        sk.plan_verify, lambda: {"acceptance": torch.full((2, 3), 0.5), "step_seconds": torch.arange(1.0, 8)},
+        sk.plan_verify, lambda: {"acceptances": torch.full((2, 3), 0.5), "step_seconds": torch.arange(1.0, 8)},
     ),
     "backends": (sk.backends, lambda: {"device": "cpu"}),
     "pack_linear_weights": (sk.pack_linear_weights, lambda: {"model": torch.nn.ReLU()}),

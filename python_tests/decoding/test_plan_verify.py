@@ -57,9 +57,9 @@ def test_it_runs_without_a_look_at_values() -> None:
 @pytest.mark.parametrize(
     ("acceptance", "seconds", "error", "message"),
     [
-        (torch.zeros(2), torch.ones(3), ValueError, "acceptance must be \\[batch, num_draft\\], got \\[2\\]"),
-        (torch.zeros(2, 3).double(), torch.ones(7), TypeError, "acceptance must be float32, got float64"),
-        ([[0.5]], torch.ones(2), TypeError, "acceptance must be a tensor, got list"),
+        (torch.zeros(2), torch.ones(3), ValueError, "acceptances must be \\[batch, num_draft\\], got \\[2\\]"),
+        (torch.zeros(2, 3).double(), torch.ones(7), TypeError, "acceptances must be float32, got float64"),
+        ([[0.5]], torch.ones(2), TypeError, "acceptances must be a tensor, got list"),
         (torch.zeros(2, 3), torch.ones(6), ValueError, r"step_seconds must be \[batch .* \+ 1=7\], got \[6\]"),
         (torch.zeros(2, 3), torch.ones(7).long(), TypeError, "step_seconds must be float32, got int64"),
     ],

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..checks import FLOAT32, check_given, check_tensor, shape_error
 
 
-def plan_verify(acceptance: Tensor, step_seconds: Tensor) -> Tensor:
+def plan_verify(acceptances: Tensor, step_seconds: Tensor) -> Tensor:
     """The draft tokens of each sequence that maximise the expected tokens a second of the whole batch.
 
     A sequence's first k draft tokens yield ``1 + Σ_{i ≤ k} Π_{j ≤ i} a_j`` tokens (`expected_tokens_by_position` of
@@ -21,7 +21,7 @@ def plan_verify(acceptance: Tensor, step_seconds: Tensor) -> Tensor:
 
     Parameters
     ----------
-    acceptance : Tensor
+    acceptances : Tensor
         ``[batch, num_draft]`` float32 in [0, 1]: the estimated probability that a draft token is accepted where all
         before it were. 0 where a sequence has no draft; NaN counts as 0.
     step_seconds : Tensor
@@ -38,18 +38,18 @@ def plan_verify(acceptance: Tensor, step_seconds: Tensor) -> Tensor:
     TypeError, ValueError
         A wrong dtype, shape or device; before any work.
     """
-    check_tensor("plan_verify", "acceptance", acceptance, FLOAT32, None)
-    if acceptance.dim() != 2:
-        raise shape_error("plan_verify", "acceptance", "[batch, num_draft]", acceptance)
-    batch, num_draft = acceptance.shape
+    check_tensor("plan_verify", "acceptances", acceptances, FLOAT32, None)
+    if acceptances.dim() != 2:
+        raise shape_error("plan_verify", "acceptances", "[batch, num_draft]", acceptances)
+    batch, num_draft = acceptances.shape
     check_given(
-        "plan_verify", "step_seconds", step_seconds, FLOAT32, acceptance.device, ("batch * num_draft + 1",),
+        "plan_verify", "step_seconds", step_seconds, FLOAT32, acceptances.device, ("batch * num_draft + 1",),
         (batch * num_draft + 1,),
     )  # fmt: skip
-    gains = acceptance.nan_to_num(0.0).clamp(0, 1).double().cumprod(1).flatten()
+    gains = acceptances.nan_to_num(0.0).clamp(0, 1).double().cumprod(1).flatten()
     gains, order = gains.sort(descending=True, stable=True)  # stable: a sequence's tokens stay in their order
     expected = batch + torch.cat([gains.new_zeros(1), gains.cumsum(0)])
     best = (expected / step_seconds).argmax()
-    counts = torch.zeros(batch, dtype=torch.int64, device=acceptance.device)
-    chosen = torch.arange(batch * num_draft, device=acceptance.device) < best
+    counts = torch.zeros(batch, dtype=torch.int64, device=acceptances.device)
+    chosen = torch.arange(batch * num_draft, device=acceptances.device) < best
     return counts.scatter_add_(0, order // max(num_draft, 1), chosen.long())
