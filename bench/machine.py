@@ -73,6 +73,8 @@ def describe() -> dict[str, Any]:
 def label(gpu: bool = False) -> str:
     """A folder name for this kind of machine or GPU, such as ``amd-epyc-2-cores-avx512`` or ``nvidia-h200``."""
     if gpu:
+        if not torch.cuda.is_available():
+            raise SystemExit("torch finds no CUDA device (--rehearse does what runs without one)")
         name = torch.cuda.get_device_name()
     else:
         name = f"{cpu_model()} {os.cpu_count()} cores {torch.backends.cpu.get_cpu_capability()}"

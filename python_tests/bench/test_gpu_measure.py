@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 import sys
@@ -354,3 +355,10 @@ def test_what_was_measured_is_written_as_it_comes(tmp_path: Path, monkeypatch: p
 def test_wrong_options_stop_before_a_process_is_started(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         bench.main(["--rehearse", "--folder", str(tmp_path), "--case", "no such case"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("module", ["bench.gpu.bench", "bench.gpu.decode"])
+def test_without_a_gpu_a_measurement_is_one_sentence(module: str) -> None:
+    with pytest.raises(SystemExit, match="torch finds no CUDA device"):
+        importlib.import_module(module).main([])
