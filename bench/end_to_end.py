@@ -414,6 +414,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--in-turns needs --own-loop")
     if "model" in arguments.drafter and (arguments.draft_model is None or not arguments.own_loop):
         parser.error("--drafter model needs --draft-model and --own-loop")
+    for given, option, drafter in (
+        (arguments.draft_model is not None, "--draft-model", "model"),
+        (arguments.heads != SHIPPED_HEADS, "--heads", "medusa"),
+        (arguments.trees is not None, "--trees", "medusa"),
+    ):
+        if given and drafter not in arguments.drafter:
+            parser.error(f"{option} must be given with --drafter {drafter}, got {' '.join(arguments.drafter)}")
     return real_model.run("end_to_end", arguments, _measured)
 
 

@@ -131,3 +131,12 @@ def test_side_by_side_is_for_the_own_loop_alone(capsys: pytest.CaptureFixture[st
         with pytest.raises(SystemExit):
             end_to_end.main(["--drafter", "model", *given])
         assert "--drafter model needs --draft-model and --own-loop" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "given", [["--draft-model", "."], ["--heads", "."], ["--trees", "3"]], ids=lambda given: given[0]
+)
+def test_what_another_drafter_takes_is_refused(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        end_to_end.main(["--drafter", "lookup", *given])
+    assert f"{given[0]} must be given with --drafter m" in capsys.readouterr().err
