@@ -344,7 +344,8 @@ bool set_torch(const py::type& tensor, const py::capsule& exchange, std::uintptr
                const std::vector<py::object>& dtypes) {
   const auto* api = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(exchange.ptr(), "dlpack_exchange_api"));
   if (api == nullptr) throw py::error_already_set();
-  if (api->header.version.major != DLPACK_MAJOR_VERSION || api->dltensor_from_py_object_no_sync == nullptr) return false;
+  if (api->header.version.major != DLPACK_MAJOR_VERSION || api->dltensor_from_py_object_no_sync == nullptr)
+    return false;
   torch.busy.clear();  // an import that was interrupted may have come this far
   torch.dtypes.clear();
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
