@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -79,3 +80,20 @@ def test_a_peer_imports_without_what_is_missing(folder: Path, monkeypatch: pytes
 def test_without_the_folder_nothing_is_made_up(tmp_path: Path) -> None:
     before = list(sys.meta_path)
     assert not beside.mount(tmp_path / "none") and sys.meta_path == before
+
+
+def test_a_folder_of_something_else_is_not_emptied(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/kept.json").touch()
+    with pytest.raises(SystemExit, match="2"):
+        peers.main(["--folder", str(tmp_path / "results")])
+    assert (tmp_path / "results/kept.json").exists() and "which holds something else" in capsys.readouterr().err
+
+    def fail(*_: object) -> None:  # as pip does without a network
+        raise subprocess.CalledProcessError(1, "pip")
+
+    monkeypatch.setattr(peers, "download", fail)
+    assert peers.main(["--folder", str(folder)]) == 2
+    assert (folder / "peers.json").exists() and f"{folder} is as it was" in capsys.readouterr().err
