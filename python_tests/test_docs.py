@@ -315,7 +315,10 @@ def exists(command: Command, config: pytest.Config, monkeypatch: pytest.MonkeyPa
 def are_of_pytest(arguments: list[str], config: pytest.Config) -> None:
     for argument in arguments:
         if argument.startswith("-"):
-            config.getoption(argument.partition("=")[0])  # ValueError: no such option
+            name, equals, _ = argument.partition("=")
+            value = config.getoption(name)  # ValueError: no such option
+            # A value of its own could be a path, for all that pytest knows: it then looks there for who defines the option.
+            assert equals or name[:2] != "--" or isinstance(value, bool), f"{name}=VALUE, with its sign"
         elif argument.endswith(".py") or "/" in argument:
             assert (ROOT / argument).exists(), argument
 
@@ -356,10 +359,21 @@ def test_the_commands_of_a_page_exist(page: str, pytestconfig: pytest.Config, mo
         exists(command, pytestconfig, monkeypatch, mentioned=True)
 
 
+def test_the_commands_of_ci_exist(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / ".ci/run").read_text().replace("\\\n", "").replace("${3:-}", "")
+    text = re.sub(r"\$\(.*\)+", "7", text)  # what the shell computes
+    (common,) = re.findall(r'make "\$2" ARGS="(.+)"', text)
+    shown = [(target, f"{common} {more}") for target, more in re.findall(r'part_of \d+ (\S+)(?: "(.+)")?', text)]
+    shown += re.findall(r' make (\S+) ARGS="(.+)"', text)
+    assert [target for target, _ in shown] == ["test-transformers", "test-all", "test-all", "test", "soak", "fuzz"]
+    for target, arguments in shown:
+        exists(["make", target, f"ARGS={arguments}"], pytestconfig, monkeypatch)
+
+
 @pytest.mark.parametrize(
     "wrong",
     ["make tests", "specdec medusa trian x", "python -m bench.run --ops verify_chain", "./ci/run", "pip install x",
-     'make test ARGS="--case 3"', 'make test ARGS="python_tests/no_such_file.py"', 'make demo ARGS="--promts x"'],
+     'make test ARGS="--case=3"', 'make test ARGS="--tier long"', 'make test ARGS="python_tests/no_such_file.py"', 'make demo ARGS="--promts x"'],
 )  # fmt: skip
 def test_a_wrong_command_is_seen(wrong: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises((AssertionError, ValueError)):

@@ -1,7 +1,7 @@
 """One law, one noise: random cases of every kind give the same tokens on every backend, the interpreted ones included.
 
 Where a border lies within float32 error a token may differ: test_properties.py says how those cases are predicted. Here
-each backend runs ``--cases N`` random cases of each op that draws (others with another ``--seed``), sizes, parameters,
+each backend runs ``--cases=N`` random cases of each op that draws (others with another ``--seed``), sizes, parameters,
 ties, −inf, NaN and +inf mixed, and the other ops on some of the same rows.
 """
 
