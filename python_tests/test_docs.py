@@ -317,7 +317,7 @@ def are_of_pytest(arguments: list[str], config: pytest.Config) -> None:
         if argument.startswith("-"):
             name, equals, _ = argument.partition("=")
             value = config.getoption(name)  # ValueError: no such option
-            # A value of its own could be a path, for all that pytest knows: it then looks there for who defines the option.
+            # A value that stands alone is a path to pytest, which then looks there for who defines the option.
             assert equals or name[:2] != "--" or isinstance(value, bool), f"{name}=VALUE, with its sign"
         elif argument.endswith(".py") or "/" in argument:
             assert (ROOT / argument).exists(), argument
@@ -364,7 +364,7 @@ def test_the_commands_of_ci_exist(pytestconfig: pytest.Config, monkeypatch: pyte
     text = re.sub(r"\$\(.*\)+", "7", text)  # what the shell computes
     (common,) = re.findall(r'make "\$2" ARGS="(.+)"', text)
     shown = [(target, f"{common} {more}") for target, more in re.findall(r'part_of \d+ (\S+)(?: "(.+)")?', text)]
-    shown += re.findall(r' make (\S+) ARGS="(.+)"', text)
+    shown += re.findall(' make ([a-z-]+) ARGS="(.+)"', text)
     assert [target for target, _ in shown] == ["test-transformers", "test-all", "test-all", "test", "soak", "fuzz"]
     for target, arguments in shown:
         exists(["make", target, f"ARGS={arguments}"], pytestconfig, monkeypatch)
@@ -373,7 +373,8 @@ def test_the_commands_of_ci_exist(pytestconfig: pytest.Config, monkeypatch: pyte
 @pytest.mark.parametrize(
     "wrong",
     ["make tests", "specdec medusa trian x", "python -m bench.run --ops verify_chain", "./ci/run", "pip install x",
-     'make test ARGS="--case=3"', 'make test ARGS="--tier long"', 'make test ARGS="python_tests/no_such_file.py"', 'make demo ARGS="--promts x"'],
+     'make test ARGS="--case=3"', 'make test ARGS="--tier long"', 'make test ARGS="python_tests/no_such_file.py"',
+     'make demo ARGS="--promts x"'],
 )  # fmt: skip
 def test_a_wrong_command_is_seen(wrong: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises((AssertionError, ValueError)):
