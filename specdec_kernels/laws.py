@@ -57,6 +57,12 @@ class TargetLaw:
     ----------
     alpha : float
         How far π may be from the target's distribution.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A field of another type, a number that is not finite or out of its range, or another name than those
+        listed.
     """
 
     number: ClassVar[int]

@@ -94,9 +94,9 @@ class Processors:
     Raises
     ------
     ValueError
-        A number or id out of its range, fields that disagree in how many sequences there are, or no `token_counts`
-        where they are needed. Values inside tensors are not looked at: a penalty out of its range is off, and sets
-        ``Status.BAD_PARAM``.
+        A number or id out of its range, fields that disagree in how many sequences there are, no `token_counts` where
+        they are needed, or `min_tokens` without `stop_token_ids`. Values inside tensors are not looked at: a penalty
+        out of its range is off, and sets ``Status.BAD_PARAM``.
     TypeError
         A field of another type; a tensor of another dtype or number of dimensions.
     """

@@ -53,8 +53,8 @@ class SamplingParams:
     Raises
     ------
     ValueError
-        A number out of its range. Values inside tensors are not looked at: they set ``Status.BAD_PARAM`` where they are
-        used, and are then read as 1 (temperature) or as off.
+        A number out of its range. Values inside tensors are not looked at: they are read as 1 (temperature) or as off
+        where they are used, and set ``Status.BAD_PARAM`` in functions that return a status.
     TypeError
         A field of another type; a tensor that is not 1-d of a real (`top_k`: integer) dtype.
     """

@@ -182,7 +182,8 @@ class DraftTree:
         Raises
         ------
         TypeError, ValueError
-            Not lists of integers, none of them, negative or repeated choices, or one whose beginning is not among them.
+            Not lists of integers, none of them, ranks outside of [0, 2**31), repeated choices, one whose beginning is
+            not among them, or a tree of more than 1024 nodes or more than 64 deep.
         """
         rows = _lists_of_integers("medusa_choices", medusa_choices, nested=True)
         choices = sorted((tuple(c) for c in rows), key=lambda c: (len(c), c))
@@ -214,7 +215,7 @@ class DraftTree:
         Raises
         ------
         TypeError, ValueError
-            Not a list of integers, none of them, one below 1, or a tree of more than 1024 nodes.
+            Not a list of integers, none of them, one below 1, more than 64 of them, or a tree of more than 1024 nodes.
         """
         _lists_of_integers("widths", widths, nested=False)
         if min(widths) < 1:

@@ -29,16 +29,17 @@ class Status(IntFlag):
     NAN = 1
     """A NaN logit (read as −inf) or probability."""
     INF = 2
-    """A +inf logit, or probability of the target: the lowest such id takes all the mass."""
+    """A +inf logit, or probability where those are given: the lowest such id takes all the mass."""
     EMPTY_ROW = 4
-    """No id is possible (every logit −inf or NaN, no probability of the target positive): all mass is put on id 0."""
+    """No id is possible (every logit −inf or NaN, no given probability at least 2**-126): all mass is put on id 0."""
     BAD_TOKEN = 8
     """A draft token outside [−1, vocab): the sequence's draft ends before it. Or a given bonus token outside it, where
     one would follow: none does."""
     BAD_PARAM = 16
     """Out of range: a sampling parameter (read as its default), a length (clamped, or an idle row), an index (an idle
-    row), or a uniform (read as 0). Or a row of target probabilities that is none (divided by its sum; all mass is put
-    on its largest if it has none). Or ids of a `TokenCounts` that do not ascend (they count as none)."""
+    row), or a uniform (read as 0). Or a row of probabilities, the target's or of `sample`, that is none (divided by its
+    sum; all mass is put on its largest if that is infinite). Or ids of a `TokenCounts` that do not ascend (they count
+    as none)."""
     BAD_TREE = 32
     """A tree on the device that is not one: what does not hang from its root within the depth given was pruned. Or a
     path that does not fit the cache: it ends before the first node that does not."""
@@ -123,7 +124,8 @@ class ShardStats(NamedTuple):
     tile_max : Tensor
         ``[batch, n, tiles]`` float32: the largest logit of each tile of 1024 ids.
     tile_mass : Tensor
-        The same: ``Σ exp((logit − tile_max) / temperature)``; 0 where the maximum is infinite, and in greedy rows.
+        The same: ``Σ exp((logit − tile_max) / temperature)``; 0 where the maximum is infinite, and in greedy rows. Of
+        `probs`: their sum, infinite where one is negative.
     argmax : Tensor
         ``[batch, n]`` int64: the lowest id of the shard's largest logit, counted from its first id.
     status : Tensor
@@ -264,7 +266,7 @@ class TokenCounts:
     prompt_ids : Tensor
         ``[batch, n]`` int32 or int64; negative ids count as none.
     max_new_tokens : int
-        How many tokens the output has at most.
+        How many tokens the output has at most, 0 … 2**30.
     attention_mask : Tensor, optional
         ``[batch, n]`` of an integer dtype or bool: 0 where there is no prompt token.
 
@@ -281,7 +283,7 @@ class TokenCounts:
     Raises
     ------
     ValueError, TypeError
-        Another dtype or shape, or a `max_new_tokens` that is no integer >= 0.
+        Another dtype or shape, or a `max_new_tokens` that is no integer in 0 … 2**30.
     """
 
     def __init__(self, prompt_ids: Tensor, max_new_tokens: int, attention_mask: Tensor | None = None) -> None:

@@ -187,7 +187,7 @@ def measure_acceptance(
     Parameters
     ----------
     model, drafter, sampling, num_speculative_tokens, max_new_tokens, acceptance
-        As of `generate`.
+        As of `generate`, but `num_speculative_tokens` must be an integer.
     batches : sequence of (Tensor, Tensor or None)
         Input ids and attention mask of each, ``[batch, prompt]``.
     draws : int

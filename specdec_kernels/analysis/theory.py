@@ -44,9 +44,9 @@ def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> Floats:
 
     Raises
     ------
-    ValueError
-        ``alpha`` outside [0, 1], or ``gamma`` that is negative or no integer; also from the functions below, as for
-        their other arguments, by name.
+    TypeError, ValueError
+        Something else than numbers; ``alpha`` outside [0, 1], or ``gamma`` that is negative or no integer; also from
+        the functions below, as for their other arguments, by name.
     """
     return _expected_tokens(_share("expected_tokens", "alpha", alpha), _count("expected_tokens", gamma))
 
@@ -130,8 +130,8 @@ def best_gamma(alpha: ArrayLike, c: ArrayLike, max_gamma: int = MAX_GAMMA) -> ND
 
     Raises
     ------
-    ValueError
-        As `expected_tokens`; ``max_gamma`` that is negative or no integer.
+    TypeError, ValueError
+        As `expected_tokens`; ``max_gamma`` that is negative, no integer, above 2**20 or an array.
     """
     name = "best_gamma"
     most = _count(name, max_gamma, "max_gamma")

@@ -86,8 +86,8 @@ def watch(
     Raises
     ------
     ValueError, TypeError
-        As `generate`; ``num_speculative_tokens="auto"``, whose own measurements watching would disturb; processors or
-        a grammar where acceptances of a `TreeDrafter` are watched.
+        As `generate`; `num_speculative_tokens` that is "auto", whose own measurements watching would disturb, or a
+        `CostTable`; processors or a grammar where acceptances of a `TreeDrafter` are watched.
     """
     wanted = options.setdefault("num_speculative_tokens", DRAFT_LENGTH)
     if wanted == "auto" or isinstance(wanted, CostTable):

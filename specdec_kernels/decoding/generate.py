@@ -85,14 +85,16 @@ def generate(
     model : PreTrainedModel or Runner
         A transformers model with a language-model head (decoder-only, or T5) in evaluation mode, or your own `Runner`.
     input_ids : Tensor
-        ``[batch, prompt]`` int32 or int64; the encoder's input for an encoder-decoder.
+        ``[batch, prompt]`` int32 or int64 on the model's device, both sizes >= 1, ids of its vocabulary; the encoder's
+        input for an encoder-decoder.
     drafter : Drafter
         `ModelDrafter`, `NgramDrafter`, `NgramLMDrafter`, `NoDrafter` (plain decoding) or your own; of trees,
         `MedusaDrafter`, `ModelTreeDrafter` and `NgramTreeDrafter`. It serves one call at a time, as does a `Runner` of
         your own.
     attention_mask : Tensor, optional
-        ``[batch, prompt]`` of 0 and 1, zeros on the left (an encoder-decoder: anywhere). None: no padding, so that no
-        row may begin (of an encoder-decoder, begin or end) with the model's padding id.
+        ``[batch, prompt]`` of 0 and 1 on the model's device, zeros on the left (an encoder-decoder: anywhere), a 1 in
+        every row. None: no padding, so that no row may begin (of an encoder-decoder, begin or end) with the model's
+        padding id.
     sampling : SamplingParams
         Of the target; tensor fields ``[batch]`` on the model's device.
     processors : Processors, optional
@@ -102,7 +104,8 @@ def generate(
         heads' tokens by them, and no other drafter proposes what they bar.
     grammar : Grammar, optional
         An engine on the host that bars, at every position and every node of a tree, what a text may not go on with. The
-        drafters here propose nothing that it bars. A step then waits for its draft, and is not captured.
+        drafters here propose nothing that it bars. A step then waits for its draft, and is not captured. Not with a
+        cascade as `target_law`.
     seeds : Tensor, optional
         ``[batch]`` int64. None: drawn from torch's default generator.
     max_new_tokens : int
@@ -129,7 +132,8 @@ def generate(
         and the entropy, in nats, are of the target's distribution at the sampling temperature, before any truncation
         (Cai et al., arXiv 2401.10774, section 2.3.1).
     eos_token_id : int or iterable of int, optional
-        End a sequence after any of these. None: the model's generation config; an empty list: never.
+        End a sequence after any of these. None: those of the model's generation config, else of its config (of a
+        `Runner`, its `end_ids`); an empty list: never.
     stop : callable, optional
         Given, after every step, a list of ``[n]`` int64 arrays, the new tokens of each sequence (none of one that has
         ended); returns for each how many to keep if it ends there, else None.

@@ -96,7 +96,8 @@ def verify_chain(
         As in `specdec_kernels.verify_chain`; what is refused here: those of its arguments that are not above, and a
         vocabulary of one tile.
     RuntimeError
-        torch.distributed is not initialised, or a rank has ended or did not answer in time.
+        torch.distributed is not initialised, or a rank has ended or did not answer in time; or, after the work, a
+        status is set while ``SPECDEC_CHECK=1``.
     """
     for name, value in refused.items():
         known = _OF_THE_OP.get(name)

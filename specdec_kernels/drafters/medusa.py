@@ -38,7 +38,8 @@ class MedusaDrafter(TreeDrafter):
     Raises
     ------
     TypeError, ValueError
-        No such tree (here), or heads that do not fit the target (in `generate`).
+        Something else than heads and a tree; a tree without ranks, deeper than there are heads or with a rank outside
+        of their vocabulary; none beside heads without accuracies. In `generate`: heads that do not fit the target.
     """
 
     capturable = True

@@ -64,8 +64,8 @@ class MedusaHeads(nn.Module):
         One or K of `nn.Linear` from D to vocab_draft, without bias.
     token_map : TokenMap
     accuracy : Tensor or None
-        ``[K, ranks]`` float64: how often head k's token of rank i was right, as `calibrate` found; made a tree by
-        `specdec_kernels.DraftTree.calibrated`.
+        ``[K, ranks]`` float64: how often head k's token of rank i was right, as
+        `specdec_kernels.medusa.count_accuracy` finds; made a tree by `specdec_kernels.DraftTree.calibrated`.
     card : dict
         What the heads were trained on and with, from the file that they came from.
     """
@@ -165,8 +165,11 @@ class MedusaHeads(nn.Module):
 
         Raises
         ------
-        ValueError
-            A file that holds no heads, tensors whose shapes or dtypes do not fit each other, or not those of `model`.
+        FileNotFoundError
+            There is no such file.
+        TypeError, ValueError
+            A file that holds no heads, tensors whose shapes do not fit each other, ids that are no integers, or heads
+            of another model than `model`.
         """
         from safetensors import SafetensorError, safe_open
 

@@ -41,7 +41,7 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
     max_depth : int
         Longest continuation, 1 … 64.
     width : int
-        Nodes of each depth that are continued, 1 … 1023.
+        Nodes of each depth that are continued, 1 … ``1023 // max(max_depth - 1, 1)``.
     token_map : TokenMap, optional
         See `ModelDrafter`.
 

@@ -24,7 +24,7 @@ class NgramTreeDrafter(TreeDrafter):
     Parameters
     ----------
     n, min_n : int
-        Longest and shortest suffix looked up, in tokens, 1 … 64.
+        Longest and shortest suffix looked up, in tokens: ``1 <= min_n <= n <= 64``.
     num_nodes : int
         Rows of a verification, root included, 2 … 1024.
     max_depth : int

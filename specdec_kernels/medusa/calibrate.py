@@ -20,7 +20,9 @@ def count_accuracy(heads: MedusaHeads, features: Features, ranks: int = 10, batc
     features : Features
         Of held-out text.
     ranks : int
-        At most the size of the reduced vocabulary.
+        1 to the size of the reduced vocabulary.
+    batch_size : int
+        Positions that run through the heads at once, >= 1.
 
     Returns
     -------
@@ -29,8 +31,8 @@ def count_accuracy(heads: MedusaHeads, features: Features, ranks: int = 10, batc
 
     Raises
     ------
-    ValueError
-        Text too short to have a token for the last head, or `ranks` out of range.
+    TypeError, ValueError
+        Another type; text too short to have a token for the last head; `ranks` or `batch_size` out of range.
     """
     check_instance("count_accuracy", "heads", heads, MedusaHeads, "MedusaHeads")
     check_instance("count_accuracy", "features", features, Features, "Features")

@@ -35,7 +35,7 @@ def count_tokens_(
     num_tokens : Tensor, optional
         ``[batch]`` int32 or int64, as `VerifyOutput.num_tokens`: how many of each row count; None: all.
     backend : str, optional
-        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 
     Returns
     -------
@@ -46,7 +46,10 @@ def count_tokens_(
     Raises
     ------
     TypeError, ValueError
-        A wrong dtype, shape or device; before any work.
+        A wrong dtype, shape or device, `token_counts` that are not contiguous, or a backend that cannot run here;
+        before any work.
+    RuntimeError
+        A status is set while ``SPECDEC_CHECK=1``; after the work.
     """
     return _count("count_tokens_", token_counts, tokens, num_tokens, backend)
 

@@ -89,7 +89,7 @@ def gather_kv_(
         ``[batch, max_blocks]`` int32 or int64: each sequence's pages (vLLM's blocks), by ``position // page_size``.
         Only the entries of rows that are moved are looked at. Two sequences may not share a page that is written to.
     backend : str, optional
-        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 
     Returns
     -------
@@ -99,10 +99,12 @@ def gather_kv_(
     Raises
     ------
     TypeError, ValueError
-        A wrong dtype, shape, device or layout, tensors that overlap; before any work. What only values can show sets
-        ``status``: `Status.BAD_TREE` for an accepted node that is not greater than the one before it, or whose row or
-        page lies outside the cache: the path ends before it; `Status.BAD_PARAM` for a context length that leaves no
-        row for the root: an idle row.
+        A wrong dtype, shape, device or layout, tensors that overlap, or a backend that cannot run here; before any
+        work. What only values can show sets ``status``: `Status.BAD_TREE` for an accepted node that is not greater than
+        the one before it, or whose row or page lies outside the cache: the path ends before it; `Status.BAD_PARAM` for
+        a context length that leaves no row for the root: an idle row.
+    RuntimeError
+        A status is set while ``SPECDEC_CHECK=1``; after the work.
     """
     op = "gather_kv_"
     check_tensor(op, "context_lengths", context_lengths, ID_DTYPES, None)

@@ -36,7 +36,7 @@ def mask_logits_(logits: Tensor, params: SamplingParams | None, *, backend: str 
         Tensors in it hold one value for each index of the first dimension. The temperature counts for top-p and min-p;
         it divides no logit. None: nothing is cut.
     backend : str, optional
-        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 
     Returns
     -------
@@ -46,7 +46,10 @@ def mask_logits_(logits: Tensor, params: SamplingParams | None, *, backend: str 
     Raises
     ------
     TypeError, ValueError
-        A wrong dtype, shape, stride or device, or a backend that cannot run here; before any work.
+        A wrong dtype, shape, stride or device, logits that require grad (outside of ``torch.no_grad()``), or a backend
+        that cannot run here; before any work.
+    RuntimeError
+        A status is set while ``SPECDEC_CHECK=1``; after the work.
     """
     op = "mask_logits_"
     shape = check_logits(op, "logits", logits)

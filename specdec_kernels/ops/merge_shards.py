@@ -41,7 +41,7 @@ def merge_shards(
     probs : bool
         The rows are probabilities: their sum takes the normalizer's place.
     backend : str, optional
-        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 
     Returns
     -------

@@ -49,7 +49,7 @@ def noise_keys(
         The verify step, where noise must be fresh at each step; >= 0, or ``[batch]`` int64. None: a stream of its own;
         not for a tree.
     backend : str, optional
-        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 
     Returns
     -------
@@ -59,7 +59,7 @@ def noise_keys(
     Raises
     ------
     TypeError, ValueError
-        A wrong dtype, shape, device or range, an unknown purpose; before any work.
+        A wrong dtype, shape, device or range, an unknown purpose, or a backend that cannot run here; before any work.
     """
     op = "noise_keys"
     check_seeds(op, seeds)

@@ -45,7 +45,7 @@ def row_stats(
     processors : Processors, optional
         Masks, biases and penalties, which act on the logits before `params`.
     backend : str, optional
-        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 
     Returns
     -------
@@ -56,6 +56,8 @@ def row_stats(
     ------
     TypeError, ValueError
         A wrong dtype, shape, stride or device, or a backend that cannot run here; before any work.
+    RuntimeError
+        A status is set while ``SPECDEC_CHECK=1``; after the work.
     """
     check_logits("row_stats", "logits", logits)
     rows, device = as_rows(logits), logits.device

@@ -71,7 +71,8 @@ def sample(
         Instead of `logits` (None): the same as float32 probabilities, of any positive sum. `params` cut them by top-k,
         top-p and min-p; their temperature must be the number 1, or 0 for the likeliest id. Not with `processors`,
         `noise_keys` or a `draft_token_map`. A row with a negative number or an infinite sum has all its mass on the
-        largest and sets `Status.BAD_PARAM`.
+        largest and sets `Status.BAD_PARAM`, but not where it is greedy, holds a +inf (`Status.INF`) or nothing positive
+        (`Status.EMPTY_ROW`, id 0).
     row_index : Tensor, optional
         ``[batch]`` int32 or int64: sequence b is drawn from ``logits[row_index[b]]`` (or `probs`), of ``[rows, vocab]``
         or ``[rows, n, vocab]`` that are read where they are; several sequences may share one. All else is per sequence,
@@ -91,7 +92,7 @@ def sample(
     draft_token_map : TokenMap, optional
         The logits have this reduced vocabulary; tokens come out as target ids, and the noise is that of the target ids.
     backend : str, optional
-        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 
     Returns
     -------
@@ -103,7 +104,10 @@ def sample(
     Raises
     ------
     TypeError, ValueError
-        A wrong dtype, shape, stride, device or range, or a source of randomness missing; before any work.
+        A wrong dtype, shape, stride, device or range, a source of randomness missing, or a backend that cannot run
+        here; before any work.
+    RuntimeError
+        A status is set while ``SPECDEC_CHECK=1``; after the work.
     """
     op = "sample"
     given_rows, name, (*leading, vocab) = check_rows(op, "logits", logits, probs)

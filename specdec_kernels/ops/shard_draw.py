@@ -75,7 +75,7 @@ def shard_draw(
     noise_keys : Tensor, optional
         ``[batch, n]`` int64.
     backend : str, optional
-        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 
     Returns
     -------
@@ -88,7 +88,7 @@ def shard_draw(
     Raises
     ------
     TypeError, ValueError
-        A wrong dtype, shape, stride, device or combination; before any work.
+        A wrong dtype, shape, stride, device or combination, or a backend that cannot run here; before any work.
     """
     op = "shard_draw"
     shape = tuple(check_logits(op, "logits", logits, least=1))

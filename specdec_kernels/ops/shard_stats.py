@@ -43,7 +43,7 @@ def shard_stats(
     probs : bool
         The rows are probabilities (float32): a tile's mass is then their sum, infinite where one is negative.
     backend : str, optional
-        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 
     Returns
     -------

@@ -71,7 +71,7 @@ def token_logprobs(
     num_top : int
         0 … 20 likeliest ids are listed beside each token.
     backend : str, optional
-        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 
     Returns
     -------
@@ -83,6 +83,8 @@ def token_logprobs(
     TypeError, ValueError
         A wrong dtype, shape, stride, device or range, or a backend that cannot run here; before any work. What only a
         value can show sets `TokenLogprobs.status`.
+    RuntimeError
+        A status is set while ``SPECDEC_CHECK=1``; after the work.
     """
     op = "token_logprobs"
     shape = check_logits(op, "logits", logits)

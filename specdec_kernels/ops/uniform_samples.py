@@ -40,7 +40,7 @@ def uniform_samples(
     purpose : {"accept", "draft", "final", "sample"}
         Disjoint streams.
     backend : str, optional
-        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 
     Returns
     -------
@@ -50,7 +50,7 @@ def uniform_samples(
     Raises
     ------
     TypeError, ValueError
-        A wrong dtype, shape, device or range, an unknown purpose; before any work.
+        A wrong dtype, shape, device or range, an unknown purpose, or a backend that cannot run here; before any work.
     """
     op = "uniform_samples"
     check_seeds(op, seeds)

@@ -97,9 +97,11 @@ def verify_chain(
 
     A draft token that Q cannot have given ends the sequence's draft before it, with `Status.BAD_DRAFT`: as if there
     were no more draft tokens, so that what is emitted still has the target's distribution. It is noticed only where Q
-    is looked at: up to the first rejection, and in "token" not where P is all on one id. Such a token has a ``Q(x)`` of
-    0 (by the `draft_params` or `draft_stats` given x is cut off, or it has a logit of −inf or a probability of 0, or is
-    not in the reduced vocabulary) or above 1.01. Or Q is no distribution:
+    is looked at: in "token" up to the first rejection, but not where P is all on one id (unless `target_law` is a
+    cascade); in "block" up to the first x with ``P(x) = 0`` (``π(x)`` beside a `target_law`), whatever the coins say;
+    in "match" and "greedy" never. Such a token has a ``Q(x)`` of 0 (by the `draft_params` or `draft_stats` given x is
+    cut off, or it has a logit of −inf or a probability of 0, or is not in the reduced vocabulary) or above 1.01. Or Q
+    is no distribution:
 
     - `draft_probs`: one is NaN, +inf or negative, or their sum is not within 0.01 of 1 (a −inf counts as 0);
     - `draft_stats`: the max or the cutoff is NaN, the cutoff exceeds the max, or the normalizer is not in [0.99, 1.01
@@ -110,13 +112,15 @@ def verify_chain(
     Parameters
     ----------
     target_logits : Tensor or None
-        ``[batch, num_draft + 1, vocab]`` float32, bfloat16 or float16: row ``i`` judges draft token ``i`` (from 0), the
-        bonus is drawn from the last row. Any leading strides, contiguous in the last dimension.
+        ``[batch, num_draft + 1, vocab]`` float32, bfloat16 or float16, ``2 <= vocab <= 2**30``: row ``i`` judges draft
+        token ``i`` (from 0), the bonus is drawn from the last row. Any leading strides, contiguous in the last
+        dimension.
     draft_tokens : Tensor
         ``[batch, num_draft]`` int32 or int64 target ids; a −1 ends that sequence's draft.
     draft_logits : Tensor, optional
-        ``[batch, num_draft, vocab_draft]``, the rows that the draft tokens were drawn from; one row more where
-        `target_law` has ``bonus="cascade"``: the draft's logits for the token after the draft.
+        ``[batch, num_draft, vocab_draft]`` float32, bfloat16 or float16, contiguous in the last dimension: the rows
+        that the draft tokens were drawn from. vocab_draft is vocab, or the length of the `draft_token_map`. One row
+        more where `target_law` has ``bonus="cascade"``: the draft's logits for the token after the draft.
     uniform_samples : Tensor, optional
         ``[batch, num_draft + 1]`` float64 or float32 in [0, 1): column 0 draws the recovered or bonus token, column i
         is the coin of the i-th draft token. Needed by "token" and "block" unless ``params.temperature`` is the number 0
@@ -150,7 +154,8 @@ def verify_chain(
         min-p (leave out what is already applied); their temperature must be the number 1, or 0 for the likeliest id.
         Not with `processors`, acceptance "match" or a cascade, which look at logits. Each row is divided by its sum.
         `Status.BAD_PARAM` is set where the sum is not within 0.01 of 1, and where the row has a negative number or an
-        infinite sum; then all mass is put on its largest.
+        infinite sum, when all mass is put on its largest. No sum is looked at where the row is greedy, holds a +inf
+        (`Status.INF`) or nothing positive (`Status.EMPTY_ROW`).
     draft_probs : Tensor, optional
         Instead of `draft_logits`: ``[batch, num_draft, vocab_draft]`` float32, normalised: they must sum to 1.
     draft_index : Tensor, optional
@@ -179,7 +184,7 @@ def verify_chain(
         Also return ``Σ_v min(P(v), Q(v))`` for each drafted position, whatever the `target_law` (reads every row); with
         acceptance "greedy" P has all its mass on the argmax.
     backend : str, optional
-        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 
     Returns
     -------
@@ -189,7 +194,10 @@ def verify_chain(
     Raises
     ------
     TypeError, ValueError
-        A wrong dtype, shape, stride, device or combination; before any work. What only values can show sets ``status``.
+        A wrong dtype, shape, stride, device or combination, or a backend that cannot run here; before any work. What
+        only values can show sets ``status``.
+    RuntimeError
+        A status is set while ``SPECDEC_CHECK=1``; after the work.
     """
     op = "verify_chain"
     target, name, shape = check_rows(op, "target_logits", target_logits, target_probs)

@@ -101,7 +101,10 @@ def verify_packed(
     Raises
     ------
     TypeError, ValueError
-        A wrong dtype, shape, stride, device or combination; before any work. What only values can show sets ``status``.
+        A wrong dtype, shape, stride, device or combination, or a backend that cannot run here; before any work. What
+        only values can show sets ``status``.
+    RuntimeError
+        A status is set while ``SPECDEC_CHECK=1``; after the work.
     """
     op = "verify_packed"
     target, name, shape = check_rows(op, "target_logits", target_logits, target_probs)

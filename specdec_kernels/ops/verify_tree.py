@@ -125,9 +125,9 @@ def verify_tree(
         A cascade for "sample": its distribution π takes the place of P at nodes that have children, and with
         ``bonus="cascade"`` at all nodes.
     epsilon, delta : float
-        Of "typical": ε and δ, >= 0.
-    params, draft_params : SamplingParams
-        Of target and draft. `draft_params` must match how the children were drawn.
+        Of "typical": ε and δ, finite and >= 0.
+    params, draft_params : SamplingParams, optional
+        Of target and draft. `draft_params` must match how the children were drawn. None: temperature 1, nothing cut.
     processors : Processors, optional
         Masks, biases and penalties, which act on the target's logits before `params`: at each node's row with the
         tokens of the node and its ancestors. The draft's logits are left as they are.
@@ -152,7 +152,7 @@ def verify_tree(
         With `seeds`, "match" only: ``[batch, num_nodes]`` int32 or int64: of each node the absolute position of the
         token after it, which is the number of tokens so far, the root included, + ``tree.position_ids``.
     backend : str, optional
-        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 
     Returns
     -------
@@ -164,9 +164,11 @@ def verify_tree(
     Raises
     ------
     TypeError, ValueError
-        A wrong dtype, shape, stride, device or combination; before any work. What only values can show sets ``status``:
-        a child that its draft cannot have drawn is skipped and sets `Status.BAD_DRAFT`: a duplicate, one where Q is 0
-        or no distribution (see `verify_chain`).
+        A wrong dtype, shape, stride, device or combination, or a backend that cannot run here; before any work. What
+        only values can show sets ``status``: a child that its draft cannot have drawn is skipped and sets
+        `Status.BAD_DRAFT`: a duplicate, one where Q is 0 or no distribution (see `verify_chain`).
+    RuntimeError
+        A status is set while ``SPECDEC_CHECK=1``; after the work.
     """
     op = "verify_tree"
     target, name, rows = check_rows(op, "target_logits", target_logits, target_probs)

@@ -39,13 +39,14 @@ def warp_probs(
     processors : Processors, optional
         Masks, biases and penalties, which act on the logits before `params`.
     backend : str, optional
-        "reference", "cpu", "triton" or "cuda"; None takes the best one for the device.
+        "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 
     Returns
     -------
     Tensor
         ``[..., vocab]`` float32, contiguous; 0 outside the support. One-hot at the argmax in a greedy row, at the
-        lowest +inf, and at id 0 where nothing is possible.
+        lowest +inf, and at id 0 where nothing is possible. A NaN is read as −inf, a parameter out of its range as 1
+        (temperature) or as off; there is no status to say so (`row_stats` has one).
 
     Raises
     ------

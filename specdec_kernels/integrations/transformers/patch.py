@@ -50,6 +50,8 @@ def assisted_generation(
     ------
     ImportError
         A transformers that is not known, with the range of those that are.
+    TypeError, ValueError
+        A wrong `num_speculative_tokens` or `acceptance`.
     """
     check_version("assisted_generation")
     if num_speculative_tokens is not None:
