@@ -9,7 +9,7 @@ SAMPLING = sk.SamplingParams(temperature=0.8, top_k=50, top_p=0.9)
 
 @torch.compile(fullgraph=True)
 def verify(target_logits, draft_logits, seeds, steps, text, lengths):
-    """One step on the device: the new tokens are written behind each sequence's `lengths` in `text`, which grow.
+    """One step on the device: the new tokens (and −1 for the rest) are written after `lengths` in `text`; these grow.
 
     target_logits ``[batch, num_draft + 1, vocab]``, draft_logits ``[batch, num_draft, vocab]``; seeds, steps, lengths
     ``[batch]`` int64; text ``[batch, room]`` int64 with room for ``num_draft + 1`` more.

@@ -1,7 +1,7 @@
 """A model of your own under `sk.generate`: Llama in plain torch, with a key-value cache of its own and packed weights.
 
 ``python examples/own_loop.py`` (or with ``bfloat16``, or ``compile``) decodes with the demo's model, plainly and with
-lookup, and says what a step costs. `sk.generate` needs a `Runner`: `start`, `forward`, `finish`; for trees also
+lookup, and says what a step costs. `sk.generate` needs a `Runner`: `start`, `forward`; for trees also
 `forward_tree` and `keep_path`.
 """
 

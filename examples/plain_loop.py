@@ -1,4 +1,4 @@
-"""A speculative decoding loop in plain torch and transformers: what to write where there is a loop already.
+"""A speculative decoding loop in plain torch and transformers, for one sequence: what your own loop needs.
 
 python examples/plain_loop.py TARGET DRAFT "a prompt"      # two models that share a tokenizer, names or folders
 """

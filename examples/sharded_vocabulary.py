@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 examples/sharded_vocabulary.py
 
-On GPUs: the backend "nccl", and `.cuda()` on what the ranks hold.
+On GPUs: "nccl", `torch.cuda.set_device(rank)`, and every tensor, `seeds` too, on the GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Rank:
 
 
 def draft_tokens(draft_logits: Tensor, seeds: Tensor, step: int) -> Tensor:
-    """Drawn where the draft's logits are whole; here by rank 0, from what all send."""
+    """Drawn where the draft's logits are whole; here by rank 0, from a copy of all."""
     return sk.sample(draft_logits, SAMPLING, uniform_samples=sk.uniform_samples(seeds, step, NUM_DRAFT, "draft")).token
 
 

@@ -27,7 +27,7 @@ def test_trials_on_the_gpu_are_said_as_they_were() -> None:
         "took {}, {} and {} µs at T = 1".format(*triton) in text and "took {}, {} and {} in the".format(*peer) in text
     )
     points = (*said(0, "triton", "one-hot", 1, 8), *said(0, "vllm V2", "one-hot", 1, 8))
-    assert "{} and {} for drafts that are points ({} and {})".format(*points) in text
+    assert "{} and {} for one-hot drafts ({} and {})".format(*points) in text
     cut = (*said(0, "triton", "truncated", 1), *said(0, "vllm V2", "truncated", 1))
     assert "{} truncated ({})".format(*cut) in text
     ours = [time for case in ("T=1", "one-hot", "block") for time in said(1, "cuda", case, 1, 8)]
