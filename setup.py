@@ -14,7 +14,7 @@ ASan and UBSan, for python_tests/fuzz.
 
 Environment variables read here, and nowhere at run time:
 
-``SPECDEC_CUDA``        ``auto`` (default: build where nvcc is found), ``0`` (never), ``1`` (stop if nvcc is missing)
+``SPECDEC_CUDA``        ``auto`` (default: build where nvcc works), ``0`` (never), ``1`` (stop where it cannot be built)
 ``SPECDEC_CUDA_ARCHS``  ``;``-separated, e.g. ``80;90a;120+PTX``; or ``all``, every architecture we support: for a wheel
                         that is handed on. Default: the GPU at hand's (nvidia-smi); without one ``80+PTX;90a``, which
                         every GPU since Ampere runs (an editable install: ``80+PTX``, the quickest to compile)
@@ -28,12 +28,12 @@ Objects are kept in build/obj with dependency files, so only what changed is com
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import importlib.util
 import os
 import platform
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -41,28 +41,31 @@ import sys
 import sysconfig
 import time
 import zlib
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from setuptools import Command, Extension, setup
+from setuptools import __version__ as setuptools_version
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 PACKAGE = "specdec_kernels"
 OBJECTS = Path("build/obj")
-OLDEST_TORCH = (2, 11)
+OLDEST_TORCH, OLDEST_SETUPTOOLS = "2.11", "77"
 TORCH_TARGET_VERSION = "0x020B000000000000"  # the same, for torch's headers: anything newer or unstable is an #error
 RELEASE_ARCHS = "80;90a;100;120+PTX"
 COMMON_ARCHS = "80+PTX;90a"
 EDITABLE_ARCHS = "80+PTX"
 
-# Which text of the arguments' order the compiled parts were built beside: backends/native.py refuses those of another.
-CONTRACT = zlib.crc32((ROOT / PACKAGE / "ops/arguments.py").read_bytes())
+# What the compiled parts were built beside: backends/native.py refuses those of another order of arguments, and a host
+# module of another layout of what it hands to the libraries.
+CONTRACT = runpy.run_path(str(ROOT / PACKAGE / "backends/contract.py"))["contract"]()
+DIRECT_LAYOUT = zlib.crc32((ROOT / "csrc/direct_ops.h").read_bytes())
+BUILT_BESIDE = [f"-DSPECDEC_CONTRACT={CONTRACT}", f"-DSPECDEC_DIRECT_LAYOUT={DIRECT_LAYOUT}"]
 BOUND = ("csrc/bind_cpu.cpp", "csrc/bind_cuda.cpp", "csrc/host/bind_host.cpp")
 
 # No -ffast-math and no contraction: the order and rounding of every sum are part of the contract. No -march=native: the
@@ -79,10 +82,7 @@ NVCC_FLAGS = [
 ]
 X86_FLAGS = {
     "_avx2": ["-mavx2", "-mfma", "-mf16c"],
-    "_avx512": [
-        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"),
-        "-mprefer-vector-width=512",
-    ],
+    "_avx512": "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mprefer-vector-width=512".split(),
 }
 
 
@@ -101,65 +101,85 @@ SANITIZERS = ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undef
 # ---------------------------------------------------------------- what this machine has
 
 
+NO_CXX = "no C++ compiler was found (c++, g++, clang++ or CXX)"
+
+
 def find_cxx() -> list[str] | None:
     wanted = os.environ.get("CXX", "").strip()
     if wanted:
-        command = shlex.split(wanted)
+        try:
+            command = shlex.split(wanted)
+        except ValueError as error:
+            stop(f"CXX must be a command, got {wanted!r}: {error}")
         if shutil.which(command[0]) is None:
             stop(f"the C++ compiler CXX={wanted} was not found")
         return command
     return next(([name] for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
 
 
+def is_older(version: str, oldest: str) -> bool:
+    found, needed = ([int(part) for part in re.findall(r"\d+", text)[:2]] for text in (version, oldest))
+    return found < needed
+
+
 def find_torch() -> Path:
     spec = importlib.util.find_spec("torch")
     folder = Path(spec.origin).parent if spec and spec.origin else None
-    needed = ".".join(map(str, OLDEST_TORCH))
     if folder is None:
         stop(
-            f"the build needs torch >= {needed} in this environment: install torch first, "
+            f"the build needs torch >= {OLDEST_TORCH} in this environment: install torch first, "
             "then `pip install --no-build-isolation .`"
         )
     version = importlib.metadata.version("torch")
-    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
-        stop(f"the build needs torch >= {needed}, found {version}")
+    if is_older(version, OLDEST_TORCH):
+        stop(f"the build needs torch >= {OLDEST_TORCH}, found {version}")
     return folder
 
 
-def find_nvcc() -> str | None:
+def wanted_cuda() -> str:
     wanted = os.environ.get("SPECDEC_CUDA", "").strip() or "auto"
     if wanted not in ("auto", "0", "1"):
         stop(f"SPECDEC_CUDA must be auto, 0 or 1, got {wanted!r}")
-    if wanted == "0":
+    return wanted
+
+
+def without_cuda(reason: str, instead: str = "building for the CPU only") -> None:
+    """Stop where CUDA was asked for; else say why it is left out."""
+    if wanted_cuda() == "1":
+        stop(f"SPECDEC_CUDA=1, but {reason}")
+    say(f"{reason}: {instead}")
+
+
+def find_nvcc() -> str | None:
+    if wanted_cuda() == "0":
         say("SPECDEC_CUDA=0: building without CUDA")
         return None
-    homes = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
-    candidates = [os.path.join(home, "bin", "nvcc") for home in homes if home]
-    if on_path := shutil.which("nvcc"):
-        candidates.insert(1 if homes[0] else 0, on_path)
-    for candidate in candidates:
-        if os.access(candidate, os.X_OK):
+    home = os.environ.get("CUDA_HOME")
+    for candidate in (home and f"{home}/bin/nvcc", shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc"):
+        if candidate and os.access(candidate, os.X_OK):
             return candidate
-    if wanted == "1":
-        stop("SPECDEC_CUDA=1, but nvcc was found neither in CUDA_HOME nor on PATH")
-    say("nvcc was not found: building for the CPU only")
+    without_cuda("nvcc was found neither in CUDA_HOME nor on PATH")
     return None
 
 
 def cuda_library_folder(nvcc: str) -> Path | None:
-    # nvcc may be a wrapper script anywhere on PATH, so ask it where its toolkit stands.
-    report = subprocess.run([nvcc, "--dryrun", "-c", "-x", "cu", os.devnull], capture_output=True, text=True).stderr
+    # nvcc may be a wrapper script anywhere on PATH, so ask it where its toolkit stands; and whether it is new enough.
+    command = [nvcc, "-std=c++20", "--dryrun", "-c", "-x", "cu", os.devnull]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        report, failed = done.stderr.strip(), done.returncode != 0
+    except OSError as error:  # of another machine, or no program at all
+        report, failed = str(error), True
     top = re.search(r"^#\$ TOP=(.+)$", report, re.MULTILINE)
-    if top is None:
-        stop(f"{nvcc} does not work: {report.strip() or 'it printed nothing'}")
+    if failed or top is None:
+        last = report.splitlines()[-1] if report else "it printed nothing"
+        without_cuda(f"{nvcc} does not work: {last}" if failed else f"{nvcc} --dryrun names no toolkit (a line TOP=)")
+        return None
     home = Path(top[1].strip())
     folders = [home / "lib64", home / "lib", *sorted(home.glob("targets/*/lib"))]  # as NVIDIA, pip and conda have it
     found = next((folder for folder in folders if (folder / "libcudart_static.a").exists()), None)
     if found is None:
-        missing = f"{nvcc} has no libcudart_static.a in {', '.join(map(str, folders))}"
-        if os.environ.get("SPECDEC_CUDA", "").strip() == "1":
-            stop(missing)
-        say(f"{missing}: building for the CPU only")
+        without_cuda(f"{nvcc} has no libcudart_static.a in {', '.join(map(str, folders))}")
     return found
 
 
@@ -221,7 +241,7 @@ class Part:
         isa = next((flags for suffix, flags in X86_FLAGS.items() if Path(source).stem.endswith(suffix)), [])
         if platform.machine().lower() not in ("x86_64", "amd64"):
             isa = []
-        names = [f"-DSPECDEC_CONTRACT={CONTRACT}"] if source in BOUND else []
+        names = BUILT_BESIDE if source in BOUND else []
         out = self.object(source)
         return [*base, *isa, *names, "-MD", "-MF", str(out.with_suffix(".d")), "-c", source, "-o", str(out)]
 
@@ -263,17 +283,6 @@ def nvcc_command(nvcc: str, cxx: list[str], archs: str) -> list[str]:
     return [nvcc, *NVCC_FLAGS, *host_compiler, *arch_flags(archs), *names, "-I", "csrc"]
 
 
-def plan_emulated() -> Part:
-    """The CUDA kernels as C++, for the tests."""
-    cxx = find_cxx()
-    if cxx is None:
-        stop("no C++ compiler was found (c++, g++, clang++ or CXX)")
-    compile_cpu, link_torch = torch_flags(cxx)
-    compile_cpu += ["-DSPECDEC_EMULATOR", "-O2", "-Wno-unknown-pragmas"]  # "#pragma unroll" is nvcc's
-    compile_kernels = [*compile_cpu, "-x", "c++"]
-    return Part("_C_emulated", "_C_emulated.so", EMULATED, compile_cpu, link_torch, cxx, compile_kernels)
-
-
 def plan_cpu(cxx: list[str]) -> Part:
     """The CPU kernels."""
     return Part("_C_cpu", "_C_cpu.so", SOURCES["_C_cpu"], *torch_flags(cxx), cxx)
@@ -282,14 +291,12 @@ def plan_cpu(cxx: list[str]) -> Part:
 def plan_host(cxx: list[str]) -> Part | None:
     """The pybind11 module; one line where this machine cannot build it."""
     python_include = sysconfig.get_path("include")
+    instead = "building without the C++ n-gram index (a Python one serves instead)"
     if importlib.util.find_spec("pybind11") is None:
-        say("pybind11 is not installed: building without the C++ n-gram index (a Python one serves instead)")
+        say(f"pybind11 is not installed: {instead}")
         return None
     if not Path(python_include, "Python.h").exists():
-        say(
-            "Python.h was not found (Debian: python3-dev): building without the C++ n-gram index "
-            "(a Python one serves instead)"
-        )
+        say(f"Python.h was not found (Debian: python3-dev): {instead}")
         return None
     import pybind11
 
@@ -299,28 +306,26 @@ def plan_host(cxx: list[str]) -> Part | None:
     return Part("_host", filename, SOURCES["_host"], [*cxx, *CXX_FLAGS, *include], [], cxx)
 
 
-def sanitized(part: Part) -> Part:
-    """The same under ASan and UBSan."""
-    compile_it, link = [*part.compile, *SANITIZERS], [*part.link, *SANITIZERS]
-    return replace(part, compile=compile_it, link=link, variant="-sanitized")
-
-
 def plan(editable: bool) -> list[Part]:
     """The parts this machine can build; one line for each that it cannot."""
+    reduced = (
+        "installing without compiled kernels; the reference backend and the Python n-gram index serve instead, "
+        "10 to 1000 times slower on a CPU"
+    )
+    if not sys.platform.startswith("linux"):
+        without_cuda(f"compiled kernels are built on Linux alone, and this is {platform.system()}", reduced)
+        return []
     cxx = find_cxx()
     if cxx is None:
-        say(
-            "no C++ compiler was found (c++, g++, clang++ or CXX): installing without compiled kernels; "
-            "the reference backend and the Python n-gram index serve instead, 100 to 1000 times slower on a CPU"
-        )
+        without_cuda(NO_CXX, reduced)
         return []
     compile_cpu, link_torch = torch_flags(cxx)
     parts = [plan_cpu(cxx)]
 
     if nvcc := find_nvcc():
-        archs = wanted_archs(editable)
-        compile_cuda = nvcc_command(nvcc, cxx, archs)
         if folder := cuda_library_folder(nvcc):
+            archs = wanted_archs(editable)
+            compile_cuda = nvcc_command(nvcc, cxx, archs)
             compile_bind = [*compile_cpu, "-DUSE_CUDA", "-isystem", str(folder.parent / "include")]
             link_cuda = [*link_torch, f"-L{folder}", "-lcudart_static", "-lrt", "-lpthread", "-ldl"]
             variant = "-" + re.sub(r"\W+", "_", archs)
@@ -380,8 +385,7 @@ def run_jobs(jobs: list[Job], folder: Path) -> None:
     status = {"NINJA_STATUS": f"{PACKAGE}: [%f of %t, %e s] "}
     command = [*ninja, "-f", str(manifest), "-j", str(max_jobs())]
     if subprocess.run(command, stdout=sys.stderr, env=os.environ | status).returncode:
-        asked = os.environ.get("SPECDEC_CUDA", "").strip() == "1"
-        cuda = any(job.source.endswith(".cu") for job in jobs) and not asked
+        cuda = any(job.source.endswith(".cu") for job in jobs) and wanted_cuda() != "1"
         stop("the build failed, as said above" + " (SPECDEC_CUDA=0 builds without CUDA)" * cuda)
 
 
@@ -433,18 +437,28 @@ def execute(out: Path, command: list[str]) -> None:
 
 def max_jobs() -> int:
     wanted = os.environ.get("MAX_JOBS", "")
-    if wanted and not (wanted.isdigit() and int(wanted) > 0):
+    if not wanted:
+        return len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1
+    if not (wanted.isdecimal() and int(wanted) > 0):
         stop(f"MAX_JOBS must be a positive number, got {wanted!r}")
-    return int(wanted) if wanted else len(os.sched_getaffinity(0))
+    return int(wanted)
 
 
-@contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Two builds of the same objects take turns."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as lock:
+@cache
+def take_turns() -> TextIO | None:
+    """Wait for other builds in this folder `build`; ours lasts until the process ends, as a wheel is packed last."""
+    if sys.platform == "win32":  # which has no fcntl
+        return None
+    import fcntl
+
+    (ROOT / "build").mkdir(exist_ok=True)
+    lock = (ROOT / "build/.lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say("waiting for another build of this checkout")
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return lock
 
 
 def with_threads(jobs: list[Job]) -> None:
@@ -492,6 +506,7 @@ class BuildExt(build_ext):
 
     def run(self) -> None:
         os.chdir(ROOT)
+        take_turns()
         parts = plan(editable=self.inplace)
         names = {f"{PACKAGE}.{part.name}" for part in parts}
         destination = Path() if self.inplace else Path(self.build_lib)
@@ -500,72 +515,77 @@ class BuildExt(build_ext):
                 stale = Path(*extension.name.split(".")[:-1], Path(self.get_ext_filename(extension.name)).name)
                 (destination / stale).unlink(missing_ok=True)
         self.extensions = [extension for extension in self.extensions if extension.name in names]
-        with exclusive(OBJECTS):
-            compile_and_link(parts, destination / PACKAGE, OBJECTS)
+        compile_and_link(parts, destination / PACKAGE, OBJECTS)
 
 
-class BuildEmulated(Command):
+class OurCommand(Command):
+    user_options: list[tuple[str, str | None, str]] = []
+
+    def initialize_options(self) -> None: ...
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        os.chdir(ROOT)
+        take_turns()
+
+
+class BuildEmulated(OurCommand):
     description = "build the CUDA kernels as a CPU library for the tests, in build/emulated"
-    user_options: list[tuple[str, str | None, str]] = []
-
-    def initialize_options(self) -> None: ...
-
-    def finalize_options(self) -> None: ...
 
     def run(self) -> None:
-        os.chdir(ROOT)
-        part = plan_emulated()
-        with exclusive(part.folder):
-            compile_and_link([part], Path("build/emulated"), part.folder)
+        super().run()
+        cxx = find_cxx() or stop(NO_CXX)
+        compile_cpu, link_torch = torch_flags(cxx)
+        compile_cpu += ["-DSPECDEC_EMULATOR", "-O2", "-Wno-unknown-pragmas"]  # "#pragma unroll" is nvcc's
+        compile_kernels = [*compile_cpu, "-x", "c++"]
+        part = Part("_C_emulated", "_C_emulated.so", EMULATED, compile_cpu, link_torch, cxx, compile_kernels)
+        compile_and_link([part], Path("build/emulated"), part.folder)
 
 
-class BuildKernels(Command):
+class BuildKernels(OurCommand):
     description = "compile the CUDA kernels for every architecture, and link nothing"
-    user_options: list[tuple[str, str | None, str]] = []
-
-    def initialize_options(self) -> None: ...
-
-    def finalize_options(self) -> None: ...
 
     def run(self) -> None:
-        os.chdir(ROOT)
+        super().run()
         nvcc, cxx = find_nvcc(), find_cxx()
         if nvcc is None or cxx is None:
             stop("build_kernels needs nvcc and a C++ compiler")
         kernels = [source for source in SOURCES["_C_cuda"] if source.endswith(".cu")]
         part = Part("kernels", "", kernels, [], [], cxx, nvcc_command(nvcc, cxx, RELEASE_ARCHS))
-        with exclusive(part.folder):
-            run_jobs(compilations([part]), part.folder)
+        run_jobs(compilations([part]), part.folder)
 
 
-class BuildSanitized(Command):
+class BuildSanitized(OurCommand):
     description = "copy the package to build/sanitized, with its CPU library and host module under ASan and UBSan"
-    user_options: list[tuple[str, str | None, str]] = []
-
-    def initialize_options(self) -> None: ...
-
-    def finalize_options(self) -> None: ...
 
     def run(self) -> None:
-        os.chdir(ROOT)
+        super().run()
         cxx = find_cxx()
         host = plan_host(cxx) if cxx else None
         if cxx is None or host is None:
             stop("build_sanitized needs a C++ compiler, pybind11 and Python.h")
         destination = Path("build/sanitized", PACKAGE)
-        with exclusive(OBJECTS):
-            shutil.rmtree(destination, ignore_errors=True)
-            shutil.copytree(PACKAGE, destination, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-            compile_and_link([sanitized(plan_cpu(cxx)), sanitized(host)], destination, OBJECTS)
+        shutil.rmtree(destination, ignore_errors=True)
+        shutil.copytree(PACKAGE, destination, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+        parts = [
+            replace(part, compile=part.compile + SANITIZERS, link=part.link + SANITIZERS, variant="-sanitized")
+            for part in (plan_cpu(cxx), host)
+        ]
+        compile_and_link(parts, destination, OBJECTS)
 
 
 class Build(build):
     def run(self) -> None:
+        take_turns()
         # Else a wheel would also hold whatever an earlier build left here: a deleted module, a CUDA library.
         if Path(self.build_base).resolve() in Path(self.build_lib).resolve().parents:  # not a folder of the user's
             shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
 
+
+if is_older(setuptools_version, OLDEST_SETUPTOOLS):  # which would speak of pyproject.toml, in a traceback
+    stop(f"the build needs setuptools >= {OLDEST_SETUPTOOLS}, found {setuptools_version}: `pip install -U setuptools`")
 
 setup(
     ext_modules=[Extension(f"{PACKAGE}.{name}", files) for name, files in SOURCES.items()],

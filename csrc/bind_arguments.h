@@ -61,7 +61,7 @@ struct FlatParams {
 // The tensors of one FlatParams in `per_sequence`, in this order.
 enum PerSequenceTensor { kTemperatures, kTopKs, kTopPs, kMinPs, kNumPerSequence };
 
-// The tensors of `processors`, as specdec_kernels/processors.py's FlatProcessors has them.
+// The tensors of `processors`, as specdec_kernels/flat.py's FlatProcessors has them.
 enum ProcessorTensor {
   kTokenBitmask,
   kAllowed,

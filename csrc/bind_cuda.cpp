@@ -69,5 +69,6 @@ const specdec::DirectOp* specdec_direct_op(const char* name) {
 }
 
 int64_t specdec_contract() { return SPECDEC_CONTRACT; }
+int64_t specdec_direct_layout() { return SPECDEC_DIRECT_LAYOUT; }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CUDA, m) { specdec::bind::register_ops<specdec::cuda::Device>(m); }

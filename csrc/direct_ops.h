@@ -43,5 +43,7 @@ struct DirectOp {
 
 // Exported by each library; null: it has no such op.
 extern "C" __attribute__((visibility("default"))) const specdec::DirectOp* specdec_direct_op(const char* name);
-// What setup.py read of specdec_kernels/ops/arguments.py, whose order of arguments the library was built for.
+// What setup.py read of the sources that specdec_kernels/backends/contract.py names, for whose order of arguments the library
+// was built; and of this file, for whose structs.
 extern "C" __attribute__((visibility("default"))) int64_t specdec_contract();
+extern "C" __attribute__((visibility("default"))) int64_t specdec_direct_layout();

@@ -14,7 +14,7 @@ PACKAGE = "specdec_kernels"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     # values: what ops take and give
-    ("checks", "config", "files", "options", "types", "sampling", "processors", "laws", "tree", "_host"),
+    ("checks", "config", "files", "flat", "options", "types", "sampling", "processors", "laws", "tree", "_host"),
     # theory; every other file of analysis/ is built with the package
     ("analysis", "analysis.theory"),
     # what ops are given; kernels; then every other file of ops/, which reaches them

@@ -14,7 +14,7 @@ from specdec_kernels.backends import _BACKENDS
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ours = ("SPECDEC_CHECK", "SPECDEC_BACKEND", "SPECDEC_CPU_CAPABILITY", "SPECDEC_CACHE", "SPECDEC_VLLM")
-    for name in (*ours, "XDG_CACHE_HOME", "NO_COLOR"):
+    for name in (*ours, "XDG_CACHE_HOME", "NO_COLOR", "CC"):
         monkeypatch.delenv(name, raising=False)
     yield
     monkeypatch.undo()
@@ -23,8 +23,9 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_defaults() -> None:
     cache = Path.home() / ".cache" / "specdec_kernels"
-    expected = config.Settings(check=False, cpu_capability=None, backend=None, cache=cache, vllm=False, no_color=False)
-    assert config.reload() == expected
+    assert config.reload() == config.Settings(
+        check=False, cpu_capability=None, backend=None, cache=cache, vllm=False, no_color=False, c_compiler=None
+    )
 
 
 def test_every_backend_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,3 +105,17 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECDEC_CACHE", "~nobody/models")
     with pytest.raises(ValueError, match="SPECDEC_CACHE must be a folder, got '~nobody/models'"):
         config.reload()
+
+
+@pytest.mark.parametrize("home", ["/", "/nonexistent"])
+def test_a_home_that_is_none(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
+    """As a container's user has it: a folder that cannot be written to, or made."""
+    monkeypatch.setenv("HOME", home)
+    assert config.reload().cache == Path(tempfile.gettempdir()) / f"specdec_kernels-{os.getuid()}"
+
+
+@pytest.mark.parametrize("named", [None, "", "clang-20"])
+def test_the_c_compiler_is_what_triton_takes(monkeypatch: pytest.MonkeyPatch, named: str | None) -> None:
+    if named is not None:
+        monkeypatch.setenv("CC", named)
+    assert config.reload().c_compiler == named

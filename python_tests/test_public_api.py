@@ -137,13 +137,20 @@ def test_an_unloadable_library_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.skipif("CPU" not in native._symbols, reason="nothing was compiled")
 def test_parts_that_were_built_from_other_sources_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """They might take one argument for another."""
-    (tmp_path / "arguments.py").write_text("other arguments")
-    monkeypatch.setattr(native, "_ARGUMENTS", tmp_path / "arguments.py")
+    monkeypatch.setattr(native, "contract", lambda: 1)
     with pytest.raises(ImportError, match=r"_C_cpu\.so was built from other sources than these: build again"):
         native.load(OPS)
     monkeypatch.setattr(native, "_FOLDER", tmp_path)  # no library: of the host module then
     monkeypatch.setattr(native, "_problems", {})
     with pytest.raises(ImportError, match="_host was built from other sources"):
+        native.load(OPS)
+
+
+@pytest.mark.skipif("CPU" not in native._symbols, reason="nothing was compiled")
+def test_a_host_module_with_other_structs_than_the_libraries_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _host = pytest.importorskip("specdec_kernels._host")
+    monkeypatch.setattr(_host, "DIRECT_LAYOUT", _host.DIRECT_LAYOUT + 1)
+    with pytest.raises(ImportError, match=r"_host or _C_cpu\.so was built from other sources than these: build again"):
         native.load(OPS)
 
 

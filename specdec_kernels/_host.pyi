@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 CONTRACT: int
+DIRECT_LAYOUT: int
 
 def set_torch(
     tensor: type[torch.Tensor],

@@ -10,6 +10,7 @@
                             ``$XDG_CACHE_HOME`` (``~/.cache``; without a home of the temporary folder)
 ``SPECDEC_VLLM``            1: vLLM samples through these ops (`integrations.vllm`). Default 0
 ``NO_COLOR``                not empty: commands mark tokens without colours (https://no-color.org)
+``CC``                      the C compiler that Triton calls. Default: gcc or clang
 ==========================  =========================================================================================
 
 They are read once, when the package is imported; a test that changes one calls `reload`. The variables of the build
@@ -18,6 +19,7 @@ are in setup.py.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from dataclasses import dataclass
@@ -48,6 +50,8 @@ class Settings:
         Patch vLLM where it loads its plug-ins.
     no_color : bool
         Print without colours.
+    c_compiler : str or None
+        What Triton calls as a C compiler; None: it looks for one.
     """
 
     check: bool
@@ -56,6 +60,7 @@ class Settings:
     cache: Path
     vllm: bool
     no_color: bool
+    c_compiler: str | None
 
 
 _settings: Settings | None = None
@@ -90,6 +95,7 @@ def reload() -> Settings:
         cache=_cache_folder(),
         vllm=_switch("SPECDEC_VLLM"),
         no_color=bool(_read("NO_COLOR")),
+        c_compiler=os.environ.get("CC"),  # as it stands: Triton calls no compiler, too, where it is set and empty
     )
     return _settings
 
@@ -124,10 +130,11 @@ def _cache_folder() -> Path:
     base = _read("XDG_CACHE_HOME")  # relative paths there are invalid by the XDG specification
     if Path(base).is_absolute():
         return Path(base) / "specdec_kernels"
-    try:
-        return Path("~/.cache").expanduser() / "specdec_kernels"
-    except RuntimeError:  # a container's user may have no home
-        name = f"specdec_kernels-{os.getuid()}"
+    with contextlib.suppress(RuntimeError):  # a container's user may have no home: none, "/", or one that is not there
+        home = Path("~").expanduser()
+        if home != Path("/") and os.path.isdir(home):
+            return home / ".cache" / "specdec_kernels"
+    name = f"specdec_kernels-{os.getuid()}"
     try:
         return Path(tempfile.gettempdir()) / name
     except OSError:  # nor a folder that can be written to: said where something is fetched

@@ -26,27 +26,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
+
+from .flat import LOSSLESS as LOSSLESS  # for those who import it from here
+from .flat import LOSSY, FlatLaw
 
 __all__ = ["BiLD", "Chow", "Diff", "Lossy", "Opt", "TargetLaw", "TokenV1", "TokenV2", "TokenV3"]
-
-
-class FlatLaw(NamedTuple):
-    """A law as the ops take it: `TargetLaw` of csrc/common/target_law.h."""
-
-    number: int
-    variant: bool
-    alpha: float
-    beta: float
-    cascade_bonus: bool
-
-    @property
-    def is_cascade(self) -> bool:
-        """Whether it is a cascade's, which looks at the draft's raw rows: not the lossless and the lossy."""
-        return self.number > Lossy.number
-
-
-LOSSLESS = FlatLaw(0, False, 0.0, 1.0, False)
 
 
 @dataclass(frozen=True)
@@ -113,7 +98,7 @@ class Lossy(TargetLaw):
         1 − alpha to 1e30. Acceptance "block" takes "exact" only.
     """
 
-    number: ClassVar[int] = 1
+    number: ClassVar[int] = LOSSY
     beta: float | str = 1.0
 
     def __post_init__(self) -> None:

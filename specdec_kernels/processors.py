@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .checks import check_int, check_integers
+from .flat import FlatProcessors
 from .types import NO_ID, TokenCounts
 
 TokenIds = Sequence[int] | Sequence[Sequence[int] | None] | Tensor
@@ -20,23 +21,6 @@ INTEGERS = (torch.int32, torch.int64)
 MOST_ID = 2**30 - 1
 _MOST_BIAS = torch.finfo(torch.float32).max
 _ROUNDS_TO_0 = 2.0**-150  # in float32, as what is below it
-
-
-class FlatProcessors(NamedTuple):
-    """What the ops take, for one device and vocabulary: ``Tensor?[]`` in this order, None where a part is off.
-
-    `lists` is batch, or 1 for all sequences. Ids are distinct and in ascending order, with `NO_ID` after the last.
-    """
-
-    token_bitmask: Tensor | None  # [..., words] int32: as many rows as there are of target logits
-    allowed: Tensor | None  # [lists, words] int32
-    bias_ids: Tensor | None  # [lists, num_bias] int32
-    bias_values: Tensor | None  # [lists, num_bias] float32
-    bias_until: Tensor | None  # [lists, num_bias] int32: barred while the output has fewer tokens
-    penalties: Tensor | None  # [lists, 3] float32: repetition, frequency, presence
-    count_ids: Tensor | None  # [lists, capacity] int32, and so on: see `TokenCounts`
-    counts: Tensor | None
-    num_output: Tensor | None  # [lists] int32
 
 
 class Lists(NamedTuple):

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .flat import FlatParams
+
 LEAST_TEMPERATURE = 2.0**-126
 """Below it, decoding is greedy: float32 holds no smaller number with all its digits."""
-
-
-class FlatParams(NamedTuple):
-    """One set of sampling parameters as the ops take them: where there is no tensor, the number counts."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    min_p_first: bool
-    temperatures: Tensor | None  # [batch] float32
-    top_ks: Tensor | None  # [batch] int64
-    top_ps: Tensor | None  # [batch] float32
-    min_ps: Tensor | None  # [batch] float32
 
 
 @dataclass(frozen=True, eq=False)

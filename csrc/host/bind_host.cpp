@@ -451,6 +451,7 @@ PYBIND11_MODULE(_host, m) {
         "Return the noise of each token under its key.");
   bind_direct(m);
   m.attr("CONTRACT") = std::int64_t{SPECDEC_CONTRACT};
+  m.attr("DIRECT_LAYOUT") = std::int64_t{SPECDEC_DIRECT_LAYOUT};
 }
 
 }  // namespace specdec::host

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import specdec_kernels as sk
+from specdec_kernels import config
 from specdec_kernels.backends import _routes as routes
-from specdec_kernels.backends import direct, native, route
+from specdec_kernels.backends import direct, native, route, triton
 from specdec_kernels.ops import _common
 
 backends = importlib.import_module("specdec_kernels.backends")  # sk.backends is the function
@@ -116,3 +123,78 @@ def test_the_library_says_what_it_was_built_for() -> None:
     assert all(part.removesuffix("+PTX").rstrip("af").isdigit() for part in native.cuda_architectures().split(";"))
     if not torch.cuda.is_available():
         assert native._binary_version(0) < 0  # a cudaError_t, not a crash
+
+
+@pytest.mark.skipif("CPU" in native._problems, reason="nothing was compiled")
+def test_a_checkout_that_hides_the_installed_package_is_named(tmp_path: Path) -> None:
+    """Python in a checkout finds its sources before what was installed from them, not in place."""
+    package = Path(sk.__file__).parent
+    checkout, installed = tmp_path / "checkout", tmp_path / "site-packages"
+    shutil.copytree(package, checkout / "specdec_kernels", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    (installed / "specdec_kernels").mkdir(parents=True)
+    (installed / "specdec_kernels/_C_cpu.so").symlink_to(package / "_C_cpu.so")
+    done = subprocess.run(
+        [sys.executable, "-c", "import specdec_kernels"], cwd=checkout, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    there, here = installed / "specdec_kernels", checkout / "specdec_kernels"
+    assert f"_C_cpu.so is in {there}, and the sources in {here} hide that package" in done.stderr
+    assert f"`pip install --no-build-isolation -e {checkout}`" in done.stderr
+
+
+@pytest.fixture
+def launching(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A machine with a GPU and Triton whose programs are in the folder given, and Python's headers in its `include`."""
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *of: name if name == "triton" else real(name, *of))
+    monkeypatch.setattr(sysconfig, "get_path", lambda *of: str(tmp_path / "include"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    (tmp_path / "include").mkdir()
+    triton._why_no_launcher.cache_clear()
+    yield tmp_path
+    monkeypatch.undo()
+    triton._why_no_launcher.cache_clear()
+    config.reload()
+
+
+def compiler(path: Path, status: int = 1) -> None:
+    path.write_text(f"#!/bin/sh\necho $* >> {path}.calls\nexit {status}\n")
+    path.chmod(0o755)
+
+
+def why_no_triton() -> str | None:
+    config.reload()
+    return triton.why_not(GPU)
+
+
+def test_triton_without_a_compiler_is_not_taken(launching: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It compiles what starts its kernels: without a compiler the first call would be an error."""
+    (launching / "include/Python.h").write_text("")
+    reason = "Triton needs a C compiler, and gcc and clang are not found"
+    assert why_no_triton() == reason
+    assert sk.backends(GPU)["sample"]["triton"] == reason
+    for named in ("no-such-compiler", ""):
+        monkeypatch.setenv("CC", named)
+        assert why_no_triton() == f"Triton needs a C compiler, and CC={named} is not found"
+    monkeypatch.delenv("CC")
+    compiler(launching / "clang")
+    triton._why_no_launcher.cache_clear()
+    assert why_no_triton() is None
+    monkeypatch.setenv("CC", str(launching / "clang"))
+    assert why_no_triton() is None
+    monkeypatch.setenv("SPECDEC_CHECK", "maybe")  # an error where an op is called, not where backends are listed
+    monkeypatch.setattr(config, "_settings", None)
+    assert triton.why_not(GPU) is None
+
+
+@pytest.mark.parametrize(("status", "reason"), [(1, "Triton needs Python.h, which is not in "), (0, None)])
+def test_triton_without_pythons_headers_is_not_taken(launching: Path, status: int, reason: str | None) -> None:
+    """Unless the compiler finds them by itself, as by CPATH; it is asked once a process."""
+    compiler(launching / "gcc", status)
+    for _ in range(2):
+        said = why_no_triton()
+        assert said is None if reason is None else said is not None and said.startswith(reason)
+    assert len((launching / "gcc.calls").read_text().splitlines()) == 1

@@ -25,6 +25,7 @@ HAS_NINJA = bool(shutil.which("ninja") or importlib.util.find_spec("ninja"))
 needs_ninja = pytest.mark.skipif(not HAS_NINJA, reason="no ninja")
 
 SOURCES = {
+    "csrc/direct_ops.h": "",
     "csrc/common/answer.h": "inline int answer() { return 42; }\n",
     "csrc/bind_cpu.cpp": '#include "common/answer.h"\nint bound() { return answer(); }\n',
     "csrc/cpu/op.cpp": "int op() { return 1; }\n",
@@ -33,8 +34,10 @@ SOURCES = {
     "csrc/host/host.cpp": "int host() { return 3; }\n",
     "specdec_kernels/__init__.py": "",
     "specdec_kernels/py.typed": "",
+    "specdec_kernels/flat.py": "",
     "specdec_kernels/ops/arguments.py": "",
 }
+CONTRACT = "specdec_kernels/backends/contract.py"
 
 
 @pytest.fixture
@@ -42,7 +45,7 @@ def project(tmp_path: Path) -> Path:
     for name in ("setup.py", "pyproject.toml", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "README.md").write_text("A small project.\n")
-    for name, text in SOURCES.items():
+    for name, text in {**SOURCES, CONTRACT: (ROOT / CONTRACT).read_text()}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     return tmp_path
@@ -52,19 +55,26 @@ def build(
     project: Path, *arguments: str, hide: tuple[str, ...] = (), **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run setup.py there with the modules in `hide` missing and `environment` on top of ours."""
-    code = (
-        f"import sys; sys.modules.update(dict.fromkeys({list(hide)})); sys.argv = ['setup.py', *{list(arguments)}]; "
-        "exec(compile(open('setup.py').read(), 'setup.py', 'exec'), {'__name__': '__main__', '__file__': 'setup.py'})"
-    )
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("SPECDEC_") and k not in ("CXX", "MAX_JOBS")}
     return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=project,
-        env={**inherited, "SPECDEC_CUDA": "0", **environment},
-        capture_output=True,
-        text=True,
+        command(*arguments, hide=hide), cwd=project, env=inherited(environment), capture_output=True, text=True,
         timeout=300,
+    )  # fmt: skip
+
+
+def command(*arguments: str, hide: tuple[str, ...] = (), before: str = "", after: str = "") -> list[str]:
+    """Python that runs setup.py with these arguments, and a statement before it and after."""
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({list(hide)})); sys.argv = ['setup.py', *{list(arguments)}]\n"
+        f"{before}\n"
+        "exec(compile(open('setup.py').read(), 'setup.py', 'exec'), {'__name__': '__main__', '__file__': 'setup.py'})\n"
+        f"{after}"
     )
+    return [sys.executable, "-c", code]
+
+
+def inherited(changes: dict[str, str]) -> dict[str, str]:
+    ours = {k: v for k, v in os.environ.items() if not k.startswith("SPECDEC_") and k not in ("CXX", "MAX_JOBS")}
+    return {**ours, "SPECDEC_CUDA": "0", **changes}
 
 
 def in_place(project: Path, *, hide: tuple[str, ...] = (), **environment: str) -> subprocess.CompletedProcess[str]:
@@ -129,18 +139,13 @@ def test_a_folder_that_is_not_the_builds_own_is_not_emptied(
 @needs_compiler
 @needs_ninja
 def test_a_failed_build_of_cuda_says_how_to_do_without(project: Path) -> None:
-    nvcc, source = project / "cuda/bin/nvcc", project / "csrc/cuda/kernel.cu"
-    for file, text in (
-        (nvcc, f"#!/bin/sh\necho '#$ TOP={project / 'cuda'}' >&2\ntest $1 = --dryrun -o $1 = --version\n"),
-        (source, ""), (project / "cuda/lib64/libcudart_static.a", ""), (project / "csrc/bind_cuda.cpp", ""),
-    ):  # fmt: skip
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    nvcc.chmod(0o755)
+    home = project / "cuda"
+    fake_nvcc(project, f"#!/bin/sh\ncase $* in *--dryrun*) echo '#$ TOP={home}' >&2;; --version);; *) exit 1;; esac")
+    for name in ("csrc/cuda/kernel.cu", "cuda/lib64/libcudart_static.a", "csrc/bind_cuda.cpp"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("")
     for wanted, said in (("", True), ("1", False)):
-        result = in_place(
-            project, SPECDEC_CUDA=wanted, CUDA_HOME=str(project / "cuda"), SPECDEC_CUDA_ARCHS="90a", USE_NINJA="1"
-        )
+        result = in_place(project, SPECDEC_CUDA=wanted, CUDA_HOME=str(home), SPECDEC_CUDA_ARCHS="90a", USE_NINJA="1")
         assert result.returncode != 0 and "the build failed, as said above" in result.stderr
         assert ("(SPECDEC_CUDA=0 builds without CUDA)" in result.stderr) == said
 
@@ -236,9 +241,11 @@ def test_without_pybind11_the_rest_is_built(project: Path) -> None:
     [
         ({"SPECDEC_CUDA": "yes"}, "SPECDEC_CUDA must be auto, 0 or 1, got 'yes'"),
         ({"CXX": "no-such-compiler"}, "CXX=no-such-compiler was not found"),
+        ({"CXX": "g++ 'half"}, 'CXX must be a command, got "g++ \'half": No closing quotation'),
         ({"MAX_JOBS": "0"}, "MAX_JOBS must be a positive number, got '0'"),
+        ({"MAX_JOBS": "²"}, "MAX_JOBS must be a positive number, got '²'"),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    ids=lambda value: "=".join(*value.items()) if isinstance(value, dict) else "",
 )
 def test_a_bad_setting_is_one_sentence(project: Path, environment: dict[str, str], sentence: str) -> None:
     result = in_place(project, **environment)
@@ -248,27 +255,117 @@ def test_a_bad_setting_is_one_sentence(project: Path, environment: dict[str, str
 
 @needs_compiler
 def test_bad_architectures_are_one_sentence(project: Path) -> None:
-    nvcc = project / "cuda/bin/nvcc"  # stands in for the real one, which is not needed to read the list
-    nvcc.parent.mkdir(parents=True)
-    nvcc.write_text("#!/bin/sh\necho '#$ TOP=/nowhere' >&2\n")
-    nvcc.chmod(0o755)
+    # Stands in for the real one, which is not needed to read the list.
+    nvcc = fake_nvcc(project, f"#!/bin/sh\necho '#$ TOP={project / 'cuda'}' >&2\n")
+    (project / "cuda/lib").mkdir()
+    (project / "cuda/lib/libcudart_static.a").write_text("")
     settings = {"SPECDEC_CUDA": "1", "CUDA_HOME": str(nvcc.parents[1])}
     result = in_place(project, **settings, SPECDEC_CUDA_ARCHS="90a;Hopper")
     assert result.returncode != 0
     assert "SPECDEC_CUDA_ARCHS must look like" in result.stderr and "Traceback" not in result.stderr
 
 
-@needs_compiler
-@pytest.mark.parametrize("wanted", ["1", "auto"])
-def test_a_toolkit_without_libraries(project: Path, wanted: str) -> None:
-    """As of an nvcc that came without the rest: no reason not to build for the CPU, unless CUDA is asked for."""
+def fake_nvcc(project: Path, script: str) -> Path:
     nvcc = project / "cuda/bin/nvcc"
     nvcc.parent.mkdir(parents=True)
-    nvcc.write_text(f"#!/bin/sh\necho '#$ TOP={nvcc.parents[1]}' >&2\n")
+    nvcc.write_text(script)
     nvcc.chmod(0o755)
-    result = in_place(project, SPECDEC_CUDA=wanted, CUDA_HOME=str(nvcc.parents[1]), SPECDEC_CUDA_ARCHS="90a")
-    assert "has no libcudart_static.a in" in result.stdout + result.stderr and "Traceback" not in result.stderr
+    return nvcc
+
+
+@needs_compiler
+@pytest.mark.parametrize("wanted", ["1", "auto"])
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("#!/bin/sh\necho '#$ TOP=/nowhere' >&2\n", "has no libcudart_static.a in /nowhere/lib64, /nowhere/lib"),
+        ("#!/bin/sh\necho '#$ _SPACE_= ' >&2\n", "--dryrun names no toolkit"),  # as Debian's package of it
+        (
+            "#!/bin/sh\necho of old >&2; echo \"nvcc fatal: Value 'c++20' is not defined\" >&2; exit 1\n",
+            "does not work: nvcc fatal: Value 'c++20' is not defined",
+        ),
+        ("#!/bin/sh\nexit 1\n", "does not work: it printed nothing"),
+        ("\x7fELF of another machine", "does not work: [Errno 8] Exec format error"),
+    ],
+    ids=["no library", "no toolkit", "too old", "silent", "no program"],
+)
+def test_an_nvcc_that_cannot_serve(project: Path, wanted: str, script: str, reason: str) -> None:
+    """No reason not to build for the CPU, unless CUDA is asked for."""
+    home = fake_nvcc(project, script).parents[1]
+    result = in_place(project, SPECDEC_CUDA=wanted, CUDA_HOME=str(home), SPECDEC_CUDA_ARCHS="90a")
+    assert reason in result.stderr and "Traceback" not in result.stderr
     assert (result.returncode == 0) == (wanted == "auto"), result.stderr
+    assert parts(project) == ({"_C_cpu", "_host"} if wanted == "auto" else set())
+    said = "building for the CPU only" if wanted == "auto" else "specdec_kernels: SPECDEC_CUDA=1, but "
+    assert said in result.stderr and "compiling CUDA kernels" not in result.stderr
+
+
+@pytest.mark.parametrize(("wanted", "sentence"), [("1", "SPECDEC_CUDA=1, but no C++"), ("yes", "must be auto, 0 or 1")])
+def test_cuda_is_not_forgotten_without_a_compiler(project: Path, wanted: str, sentence: str) -> None:
+    result = in_place(project, PATH="/nonexistent", SPECDEC_CUDA=wanted)
+    assert result.returncode != 0 and sentence in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_another_system_gets_the_python_part(project: Path) -> None:
+    """As macOS, which has a compiler and cannot say which cores a process may use."""
+    before = (
+        "import os, setuptools, sysconfig, urllib.request; sysconfig.get_config_vars()  # read by platform\n"
+        "sys.platform = 'darwin'; del os.sched_getaffinity"
+    )
+    for wanted in ("auto", "1"):
+        done = subprocess.run(
+            command("-q", "build_ext", "--inplace", before=before), cwd=project, capture_output=True, text=True,
+            env=inherited({"SPECDEC_CUDA": wanted}),
+        )  # fmt: skip
+        assert (done.returncode == 0) == (wanted == "auto") and "Traceback" not in done.stderr
+        assert "compiled kernels are built on Linux alone" in done.stderr and done.stderr.count("\n") == 1
+        assert parts(project) == set()
+
+
+def test_as_many_jobs_as_cores_where_a_process_may_use_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    max_jobs = runpy.run_path(str(ROOT / "setup.py"))["max_jobs"]
+    monkeypatch.delenv("MAX_JOBS", raising=False)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert max_jobs() == os.cpu_count()
+
+
+def test_an_old_setuptools_is_one_sentence(project: Path) -> None:
+    before = "import setuptools; setuptools.__version__ = '68.1.2'"
+    done = subprocess.run(
+        command("-q", "build_ext", "--inplace", before=before), cwd=project, capture_output=True, text=True
+    )
+    assert done.returncode != 0 and done.stderr.count("\n") == 1
+    assert "the build needs setuptools >= 77, found 68.1.2" in done.stderr
+
+
+@needs_compiler
+@pytest.mark.parametrize("second", ["bdist_wheel", "build_ext"])
+def test_builds_of_one_checkout_take_turns_until_the_process_ends(project: Path, second: str) -> None:
+    """They share the folder that a wheel is packed from."""
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    packed = command("-q", "bdist_wheel", after="print('packed', flush=True); sys.stdin.read()")
+    with subprocess.Popen(packed, cwd=project, env=inherited({}), text=True, **streams) as first:  # type: ignore[call-overload]
+        assert first.stdout.readline() == "packed\n", first.stderr.read()
+        other = subprocess.Popen(command("-q", second), cwd=project, env=inherited({}), text=True, **streams)  # type: ignore[call-overload]
+        try:
+            assert other.stderr.readline() == "specdec_kernels: waiting for another build of this checkout\n"
+            assert other.poll() is None
+            first.communicate("")
+            assert other.communicate("")[1].count("waiting") == 0 and other.returncode == 0
+        finally:
+            other.kill()
+
+
+@needs_compiler
+@pytest.mark.parametrize("source", ["flat.py", "ops/arguments.py", "../csrc/direct_ops.h"])
+def test_what_both_sides_read_by_place_is_in_the_command(project: Path, by: str, source: str) -> None:
+    """So that compiled parts are made again, and those that are not are known to be older."""
+    (project / "csrc/host/bind_host.cpp").write_text("int bound() { return 0; }\n")
+    compiled(in_place(project))
+    (project / "specdec_kernels" / source).write_text("// another order\n")
+    assert {"bind_cpu.cpp.o", "host_bind_host.cpp.o"} <= compiled(in_place(project))
 
 
 @needs_compiler
@@ -285,8 +382,8 @@ def test_wheel_holds_what_this_build_made_and_nothing_else(project: Path) -> Non
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     assert f"-{tag}-{tag}-linux_" in wheel.name
     names = {name.split(".cpython")[0] for name in zipfile.ZipFile(wheel).namelist() if "dist-info" not in name}
-    made = ("__init__.py", "py.typed", "ops/arguments.py", "_C_cpu.so", "_host")
-    assert names == {f"specdec_kernels/{name}" for name in made}
+    made = ("__init__.py", "py.typed", "flat.py", "ops/arguments.py", "_C_cpu.so", "_host")
+    assert names == {f"specdec_kernels/{name}" for name in made} | {CONTRACT}
 
 
 def test_sdist_holds_the_sources(project: Path) -> None:

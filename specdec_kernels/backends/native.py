@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import zlib
+import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -12,13 +12,12 @@ from pathlib import Path
 import torch
 
 from ..config import CPU_CAPABILITIES, settings
-from ..ops import arguments
 from . import direct
+from .contract import contract
 
 logger = logging.getLogger("specdec_kernels")
 
 _FOLDER = Path(__file__).resolve().parent.parent
-_ARGUMENTS = Path(arguments.__file__)
 _LIBRARIES = {"CPU": "_C_cpu.so", "CUDA": "_C_cuda.so"}
 _NO_CODE = (-98, -209)  # errors of CUDA: invalid device function, no kernel image
 _OLD_DRIVER = -35  # insufficient driver
@@ -43,7 +42,7 @@ def load(ops: Iterable[str]) -> None:
     for key, name in _LIBRARIES.items():
         path = _FOLDER / name
         if not path.exists():
-            _problems[key] = f"{name} was not built (see `specdec env`)"
+            _problems[key] = _why_not_there(name)
             continue
         try:
             torch.ops.load_library(str(path))
@@ -51,10 +50,7 @@ def load(ops: Iterable[str]) -> None:
             _problems[key] = f"{name} does not load: {error.__cause__ or error}"  # torch hides what the loader said
             continue
         _symbols[key] = ctypes.CDLL(str(path))
-        built = getattr(_symbols[key], "specdec_contract", None)
-        if built is not None:
-            built.restype = ctypes.c_int64
-        _check_contract(name, built and built())
+        _check_same(name, contract(), _number(_symbols[key], "specdec_contract"))
         _registered[key] = {op for op in ops if torch._C._dispatch_has_kernel_for_dispatch_key(f"specdec::{op}", key)}
         if key == "CPU":
             _symbols[key].specdec_limit_cpu_capability(CPU_CAPABILITIES.index(wanted or CPU_CAPABILITIES[-1]))
@@ -63,17 +59,41 @@ def load(ops: Iterable[str]) -> None:
     except ImportError:  # `host` says why
         pass
     else:
-        _check_contract("_host", getattr(_host, "CONTRACT", None))
+        _check_same("_host", contract(), getattr(_host, "CONTRACT", None))
+        for key, library in _symbols.items():  # to which it hands an op's arguments in structs
+            layout = _number(library, "specdec_direct_layout")
+            _check_same(f"_host or {_LIBRARIES[key]}", getattr(_host, "DIRECT_LAYOUT", None), layout)
     direct.load(ops, _symbols)
     if "CPU" in _problems:
         logger.warning(
-            "specdec_kernels runs without its compiled CPU kernels, 100 to 1000 times slower on a CPU: %s",
+            "specdec_kernels runs without its compiled CPU kernels, 10 to 1000 times slower on a CPU: %s",
             _problems["CPU"],
         )
 
 
-def _check_contract(part: str, built: int | None) -> None:
-    if _ARGUMENTS.exists() and built != zlib.crc32(_ARGUMENTS.read_bytes()):
+def _why_not_there(name: str) -> str:
+    # Python looks in the folder that it was started in, which may be a checkout, before it looks at what is installed.
+    folders = [Path(entry, "specdec_kernels").resolve() for entry in sys.path]
+    behind = folders[folders.index(_FOLDER) + 1 :] if _FOLDER in folders else []
+    hidden = next((folder for folder in behind if folder != _FOLDER and (folder / name).exists()), None)
+    if hidden is None:
+        return f"{name} was not built (see `specdec env`)"
+    return (
+        f"{name} is in {hidden}, and the sources in {_FOLDER} hide that package: start Python in another folder, or "
+        f"`pip install --no-build-isolation -e {_FOLDER.parent}`"
+    )
+
+
+def _number(library: ctypes.CDLL, name: str) -> int | None:
+    function = getattr(library, name, None)
+    if function is None:
+        return None
+    function.restype = ctypes.c_int64
+    return int(function())
+
+
+def _check_same(part: str, expected: int | None, built: int | None) -> None:
+    if expected is not None and built != expected:
         raise ImportError(
             f"specdec_kernels: {part} was built from other sources than these: build again "
             "(`make build`, or `pip install --no-build-isolation -e .`)"

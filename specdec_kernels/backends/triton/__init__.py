@@ -17,8 +17,15 @@ This module imports no triton: it is optional.
 from __future__ import annotations
 
 import importlib.util
+import shutil
+import subprocess
+import sysconfig
+from functools import cache
+from pathlib import Path
 
 import torch
+
+from ...config import settings
 
 __all__ = ["why_not"]
 
@@ -31,7 +38,37 @@ def why_not(device: torch.device) -> str | None:
         return "triton is not installed"
     if device.type == "cpu" and not _interpreted():
         return "tensors are on cpu, and Triton's interpreter is off (TRITON_INTERPRET=1 before triton is imported)"
+    if device.type == "cuda":
+        try:
+            named = settings().c_compiler
+        except ValueError:  # of another variable: an op says so when it is called
+            named = None
+        return _why_no_launcher(named)
     return None
+
+
+@cache
+def _why_no_launcher(named: str | None) -> str | None:
+    """Why Triton cannot compile, in C, what starts its kernels; it would say so at the first call, by an error.
+
+    `named` is what CC says. Triton (runtime/build.py) takes that, else gcc or clang, and Python's headers.
+    """
+    found = [shutil.which(name) for name in ((named,) if named is not None else ("gcc", "clang"))]
+    compiler = next((path for path in found if path), None)
+    if compiler is None:
+        what = "gcc and clang are" if named is None else f"CC={named} is"
+        return f"Triton needs a C compiler, and {what} not found"
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # Debian's own has another folder
+    include = sysconfig.get_path("include", scheme)
+    if Path(include, "Python.h").exists():
+        return None
+    look = [compiler, f"-I{include}", "-E", "-x", "c", "-"]  # CPATH, say, may name another folder
+    try:
+        if subprocess.run(look, input=b"#include <Python.h>\n", capture_output=True).returncode == 0:
+            return None
+    except OSError:
+        return f"Triton needs a C compiler, and {compiler} does not run"
+    return f"Triton needs Python.h, which is not in {include} (Debian: python3-dev)"
 
 
 def _interpreted() -> bool:
