@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
 import sys
 import traceback
+from pathlib import Path
 
 
 def main() -> int:
-    """`specdec_kernels.cli.main`; 130 on Ctrl-C, during its import too, and 2 where torch cannot be imported."""
+    """`specdec_kernels.cli.main`; 130 on Ctrl-C, during its import too, and 2 where the package cannot be imported.
+
+    Then ``specdec env`` reports all the same, from the file alone.
+    """
     try:
-        from specdec_kernels.cli import main as run
+        try:
+            from specdec_kernels.cli import main as run
+        except Exception as error:  # most often of a torch that is gone, or lacks a library
+            return _without_the_package(error)
     except KeyboardInterrupt:
         print("specdec: stopped", file=sys.stderr)
         return 130
-    except (ImportError, OSError) as error:  # a torch that is gone, or lacks a library
-        print(f"specdec: the package cannot be imported: {error}", file=sys.stderr)
-        return 2
     try:
         return run()
     except Exception:  # a fault of ours, or of a verifier that is audited: Python's status 1 would be a verdict
         traceback.print_exc()
         return 2
+
+
+def _without_the_package(error: Exception) -> int:
+    command, *arguments = sys.argv[1:] or [""]
+    spec = importlib.util.find_spec("specdec_kernels") if command == "env" else None
+    for folder in (spec and spec.submodule_search_locations) or ():
+        return subprocess.run([sys.executable, str(Path(folder, "collect_env.py")), *arguments]).returncode
+    if isinstance(error, (ImportError, OSError)):
+        print(f"specdec: the package cannot be imported: {error}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+    return 2

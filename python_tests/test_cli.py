@@ -197,6 +197,44 @@ def test_the_module_runs_as_the_command_does() -> None:
     assert "backends" in done.stdout
 
 
+@pytest.mark.parametrize("arguments", [["env"], ["env", "--json"]])
+@pytest.mark.parametrize("raised", ["ImportError", "AttributeError"])
+def test_the_report_is_had_where_the_package_cannot_be_imported(
+    tmp_path: Path, arguments: list[str], raised: str
+) -> None:
+    folder = tmp_path / "specdec_kernels"
+    folder.mkdir()
+    shutil.copy(ROOT / "_specdec.py", tmp_path)
+    shutil.copy(FOLDER / "collect_env.py", folder)
+    (folder / "__init__.py").write_text(f"raise {raised}('half an upgrade')\n")
+    code = "import sys; import _specdec; sys.exit(_specdec.main())"
+
+    def run(*given: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", code, *given], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        )
+
+    done = run(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"FAILED: {raised}: half an upgrade" in done.stdout and (
+        "--json" not in arguments or "packages" in json.loads(done.stdout)
+    )
+    done = run("backends")
+    assert done.returncode == 2 and "half an upgrade" in done.stderr
+    assert ("Traceback" in done.stderr) == (raised != "ImportError")
+
+
+def test_the_module_ends_as_the_command_does() -> None:
+    """With status 2 after a fault of ours, as Python's own is a verdict."""
+    code = (
+        "import runpy, specdec_kernels.cli as cli\n"
+        "def fail(): raise RuntimeError('unforeseen')\n"
+        "cli.main = fail; runpy.run_module('specdec_kernels', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "RuntimeError: unforeseen" in done.stderr
+
+
 def test_report_names_this_installation() -> None:
     rows = dict(collect_env.collect())
     assert rows["specdec_kernels"].endswith(str(FOLDER))

@@ -26,17 +26,6 @@ class _Command(NamedTuple):
     extra: str | None = None  # installs what it imports
 
 
-def _env(arguments: list[str]) -> int:
-    from . import collect_env
-
-    parser = argparse.ArgumentParser(prog="specdec env", description=_COMMANDS["env"].help)
-    parser.add_argument("--json", action="store_true", help="print the report as one JSON document instead")
-    if parser.parse_args(arguments).json:
-        print(json.dumps(dict(collect_env.collect()), indent=1))
-        return 0
-    return collect_env.main()
-
-
 def _backends(arguments: list[str]) -> None:
     from .backends import backends
 
@@ -117,7 +106,7 @@ def _of(module: str, *first: str) -> Callable[[list[str]], int | None]:
 
 
 _COMMANDS: dict[str, _Command] = {
-    "env": _Command(_env, "a report on this machine and installation, to paste into a bug report"),
+    "env": _Command(_of("collect_env"), "a report on this machine and installation, to paste into a bug report"),
     "backends": _Command(_backends, "which backend runs which op, and why the others do not"),
     "check": _Command(_check, "whether every backend here gives the target's distribution, exactly; a minute", "audit"),
     "demo": _Command(_of("demo"), "a real language model with and without speculation, side by side", "transformers"),

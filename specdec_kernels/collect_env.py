@@ -11,14 +11,17 @@ import sys
 if __name__ == "__main__" and not __package__:
     sys.path.pop(0)  # run by its path: this folder's types.py would hide the standard library's
 
+import argparse
 import contextlib
 import ctypes
 import importlib.metadata
+import json
 import os
 import platform
 import shlex
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 __all__ = ["collect", "cuda_build_info", "main"]
@@ -100,8 +103,14 @@ def collect() -> list[tuple[str, str]]:
     return rows
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Print the report; 0 always, since a broken installation is what it is for."""
+    description = "A report on this machine and installation, to paste into a bug report."
+    parser = argparse.ArgumentParser(prog="specdec env", description=description)
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON document instead")
+    if parser.parse_args(argv).json:
+        print(json.dumps(dict(collect()), indent=1))
+        return 0
     for name, value in collect():
         first, *rest = value.splitlines() or [""]
         print(f"{name + ':':17}{first}")

