@@ -6,8 +6,11 @@ ARGS ?=
 VENV := $(or $(VIRTUAL_ENV),.venv)
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
-REQUIREMENTS := $(VENV)/.specdec-requirements
-INSTALLED := $(VENV)/.specdec-installed
+# The stamps carry the version of Python: where the system's has moved on, an environment of its holds nothing of ours.
+PY_VERSION := $(shell for python in $(PY) $(PYTHON); do \
+  $$python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null && break; done)
+REQUIREMENTS := $(VENV)/.specdec-requirements-$(PY_VERSION)
+INSTALLED := $(VENV)/.specdec-installed-$(PY_VERSION)
 CORES := $(shell nproc 2>/dev/null || echo 1)
 WORKERS ?= $(shell test $(CORES) -lt 4 && echo $(CORES) || echo 4)
 
@@ -147,14 +150,16 @@ $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
 	  "Python 3.11 or newer is needed and $(PYTHON) is not; choose one with: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "==> creating the virtual environment $(VENV)"
-	@$(PYTHON) -m venv $(VENV) || { rm -rf .venv; echo \
+	@$(PYTHON) -m venv --clear $(VENV) || { rm -rf .venv; echo \
 	  "$(PYTHON) cannot make a virtual environment (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
 
 $(REQUIREMENTS): requirements-test.txt .ci/pins.py | $(PY)
 	@$(PIP) --version >/dev/null 2>&1 || $(PY) -m ensurepip || { echo "$(VENV) has no pip" >&2; exit 1; }
 	@if $(PY) -c '$(HAS_TORCH)' 2>/dev/null; then echo "==> keeping the torch that $(VENV) already has"; else \
 	  echo "==> installing PyTorch into $(VENV) (once; it is large: minutes, depending on the network)"; \
-	  test -t 1 || quiet=-q; $(PIP) install $$quiet "$$(grep '^torch==' requirements-test.txt)"; fi
+	  test -n "$(TORCH_INDEX)" || echo "    (TORCH_INDEX=https://download.pytorch.org/whl/cpu: a build without CUDA)"; \
+	  test -t 1 || quiet=-q; $(PIP) install $$quiet $(TORCH_INDEX:%=--extra-index-url=%) \
+	    "$$(grep '^torch==' requirements-test.txt)"; fi
 	@echo "==> installing the other packages (once; about a minute)"
 	@$(PY) .ci/pins.py < requirements-test.txt > $(REQUIREMENTS).txt
 	@$(PIP) install -q -r $(REQUIREMENTS).txt
@@ -178,7 +183,7 @@ $(VLLM)/.specdec-installed: $(INSTALLED) $(VLLM)/.vllm $(shell find specdec_kern
 ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(CURDIR))
 $(INSTALLED): FORCE
 endif
-$(INSTALLED): $(REQUIREMENTS) setup.py pyproject.toml specdec_kernels/ops/arguments.py $(NATIVE)
+$(INSTALLED): $(REQUIREMENTS) setup.py pyproject.toml $(addprefix specdec_kernels/,flat.py ops/arguments.py) $(NATIVE)
 	@echo "==> compiling and installing specdec_kernels (minutes the first time, then only what changed)"
 	@mkdir -p build && { $(PIP) install -v --no-build-isolation --no-deps -e . 2>&1; echo $$? > build/install.status; } \
 	  | tee build/install.log | sed -un 's/^ *\(specdec_kernels: \)/    \1/p'

@@ -585,7 +585,8 @@ class Build(build):
 
 
 if is_older(setuptools_version, OLDEST_SETUPTOOLS):  # which would speak of pyproject.toml, in a traceback
-    stop(f"the build needs setuptools >= {OLDEST_SETUPTOOLS}, found {setuptools_version}: `pip install -U setuptools`")
+    needed = f"setuptools>={OLDEST_SETUPTOOLS}"
+    stop(f"the build needs {needed}, found {setuptools_version}: `pip install '{needed}'`")
 
 setup(
     ext_modules=[Extension(f"{PACKAGE}.{name}", files) for name, files in SOURCES.items()],

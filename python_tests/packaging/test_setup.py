@@ -337,7 +337,7 @@ def test_an_old_setuptools_is_one_sentence(project: Path) -> None:
         command("-q", "build_ext", "--inplace", before=before), cwd=project, capture_output=True, text=True
     )
     assert done.returncode != 0 and done.stderr.count("\n") == 1
-    assert "the build needs setuptools >= 77, found 68.1.2" in done.stderr
+    assert "the build needs setuptools>=77, found 68.1.2" in done.stderr
 
 
 @needs_compiler

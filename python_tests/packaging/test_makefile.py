@@ -1,0 +1,68 @@
+"""What `make build` would do in an environment that is there, and one whose Python has moved on."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NEEDS = ("requirements-test.txt", ".ci/pins.py", "setup.py", "pyproject.toml")
+
+pytestmark = [
+    pytest.mark.skipif(not (ROOT / "Makefile").exists(), reason="an installed package has no Makefile"),
+    pytest.mark.skipif(shutil.which("make") is None, reason="no make"),
+]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """With an environment whose Python says that it is of version 3.11."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in (*NEEDS, "specdec_kernels/flat.py", "specdec_kernels/ops/arguments.py", "csrc/op.cpp"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    python_is(tmp_path, "3.11")
+    return tmp_path
+
+
+def python_is(checkout: Path, version: str) -> None:
+    python = checkout / ".venv/bin/python"
+    python.write_text(f"#!/bin/sh\necho {version}\n")
+    python.chmod(0o755)
+
+
+def would_run(checkout: Path, *settings: str) -> str:
+    done = subprocess.run(
+        ["make", "-n", "build", "VIRTUAL_ENV=", *settings], cwd=checkout, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_what_is_installed_is_installed_again_for_another_python(checkout: Path) -> None:
+    """A system whose Python was upgraded: the environment's is then the new one, and has none of our packages."""
+    assert "installing the other packages" in would_run(checkout)
+    (checkout / ".venv/.specdec-requirements-3.11").write_text("")
+    (checkout / ".venv/.specdec-installed-3.11").write_text(f"{checkout}\n")
+    assert "Nothing to be done" in would_run(checkout)
+    python_is(checkout, "3.12")
+    again = would_run(checkout)
+    assert "installing the other packages" in again and "compiling and installing" in again
+
+
+def test_an_environment_without_its_python_is_made_anew(checkout: Path) -> None:
+    python = checkout / ".venv/bin/python"
+    python.unlink()
+    python.symlink_to("/nonexistent/python3.11")
+    made = would_run(checkout, "PYTHON=python3")
+    assert "python3 -m venv --clear .venv" in made and ".specdec-requirements-3." in made
+
+
+def test_torch_comes_from_the_index_that_is_named(checkout: Path) -> None:
+    index = "https://download.pytorch.org/whl/cpu"
+    assert f"install $quiet --extra-index-url={index} " in would_run(checkout, f"TORCH_INDEX={index}")
+    assert "--extra-index-url" not in would_run(checkout)
