@@ -15,10 +15,10 @@ from transformers import GenerationConfig
 from transformers.generation import logits_process as hf
 
 import specdec_kernels as sk
-from python_tests.decoding.models import VOCAB, prompts, tiny
+from python_tests.decoding.models import VOCAB, TableRunner, prompts, tiny
 from python_tests.integrations.test_assisted_generation import DRAFTED, PAIRS, NoEvenAfterOdd
 from python_tests.law.steps import g_test
-from specdec_kernels.decoding import DecodingState, StepResult
+from specdec_kernels.decoding import DecodingState, Prompt, StepResult
 from specdec_kernels.drafters import Draft, TreeDrafter
 from specdec_kernels.integrations.transformers import assisted, assisted_generation, generate, processors
 from specdec_kernels.testing import float64_law
@@ -240,3 +240,43 @@ def test_logits_that_cannot_be_sampled_from() -> None:
     broken = [lambda ids, row: torch.full_like(row, torch.nan)]
     with assisted_generation(), pytest.raises(RuntimeError, match="logits of sequence 0 cannot be sampled from: NAN"):
         model.generate(prompts(4)[0], prompt_lookup_num_tokens=2, do_sample=True, logits_processor=broken, top_k=0)
+
+
+@pytest.mark.parametrize("drafted", ["lookup", "tree", "assistant"])
+def test_processors_see_texts_that_can_be(drafted: str) -> None:
+    """None that goes on behind an end, and none with what fills up the draft of a sequence that has none."""
+    model, assistant = PAIRS["llama"]()
+    ids = torch.tensor([[9, 5, 2, 7, 7, 2, 7, 9, 5], [1, 4, 6, 8, 10, 11, 12, 13, 14]])
+    seen: list[Tensor] = []
+
+    def note(text: Tensor, scores: Tensor) -> Tensor:
+        seen.append(text[0].clone())
+        scores = scores.clone()
+        scores[:, 2] += 3 * (text[0, 0] == 9)  # which ends the first sequence, and is drafted for it before
+        scores[:, 0] -= 99.0
+        return scores
+
+    options: dict[str, Any] = {"logits_processor": [note], "max_new_tokens": 12, "eos_token_id": 2}
+    torch.manual_seed(1)
+    if drafted == "tree":
+        drafter = sk.NgramTreeDrafter(max_depth=4)
+        model.generate(ids, custom_generate=generate, drafter=drafter, do_sample=True, **options)
+    else:
+        how = {"assistant_model": assistant} if drafted == "assistant" else {"prompt_lookup_num_tokens": 4}
+        with assisted_generation(num_speculative_tokens=4):
+            model.generate(ids, do_sample=True, **how, **options)
+    assert len(seen) > 12 and any(len(text) > 11 and text[0] == 9 for text in seen)
+    for text in seen:
+        assert 2 not in text[9:], "it goes on behind an end"
+        assert drafted == "assistant" or len(text) < 9 + 12, "no token can follow"
+        assert 0 not in text[9:], "no draft has that"
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_draft_goes_on_from_a_token_that_it_bars(drafts: bool) -> None:
+    """A recovered token may be one; as a draft token of the target's it would be impossible, and its row of no use."""
+    bar = hf.SuppressTokensLogitsProcessor([3], device="cpu")
+    runner = processors.ProcessedRunner(TableRunner(torch.zeros(5, 5, 5)), [bar], torch.tensor([[1, 2]]), (), drafts)
+    runner.start(Prompt(torch.tensor([[1, 2]]), torch.tensor([2]), [np.array([1, 2])], 2), 8)
+    rows = runner.forward(torch.tensor([[2, 3]]), torch.tensor([1]), 8)
+    assert rows is not None and rows[0, 0, 3] == -torch.inf and (rows[0, 1, 3] == -torch.inf) == drafts

@@ -112,3 +112,11 @@ def test_hidden_states_of_some_layers_or_none() -> None:
     assert plain.tolist() == out.sequences.tolist() and out.attentions is None
     for ours, theirs in zip(out.hidden_states, expected.hidden_states, strict=True):
         assert [x is None for x in ours] == [x is None for x in theirs] and None in ours
+
+
+@pytest.mark.parametrize("length", [65, 130])
+def test_attentions_of_prompts_longer_than_a_piece(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which the first saw a cache that was not yet as long as the prompt."""
+    monkeypatch.setattr(runner, "PREFILL_ROWS", 64)
+    model = tiny("llama", 1, "eager", max_position_embeddings=256)
+    same(model, *prompts(length), prompt_lookup_num_tokens=4, do_sample=False)

@@ -192,6 +192,9 @@ class _WatchedRunner(Runner):
         self._inner.prefill(prompt)
         self._log.begin_decoding()
 
+    def expect(self, real: Callable[[], Tensor]) -> None:
+        self._inner.expect(real)
+
     def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
         log = self._log
         logits: Tensor | None = log.timed("_forward", lambda: self._inner.forward(tokens, starts, bound, need_logits))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,6 +117,16 @@ class Runner(ABC):
         -------
         Tensor or None
             ``[batch, n, vocab]`` logits; may be None if they are not needed.
+        """
+
+    def expect(self, real: Callable[[], Tensor]) -> None:  # noqa: B027 - of use to few
+        """Called before a forward that verifies a draft.
+
+        Parameters
+        ----------
+        real : callable
+            Gives ``[batch, n]`` bool: which of the tokens that follow are a sequence's own. The others fill up shorter
+            drafts; nothing is read of their rows.
         """
 
     def forward_tree(self, tokens: Tensor, starts: Tensor, tree: DraftTree, bound: int) -> tuple[Tensor, Tensor | None]:

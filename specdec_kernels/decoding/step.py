@@ -82,6 +82,7 @@ def _verify_chain(
 
     # Ids that are none the op finds and flags; the model is not asked about them.
     tokens = torch.cat([state.last_tokens(), draft.tokens.clamp(0, state.vocab_size - 1)], dim=1)
+    runner.expect(lambda: torch.arange(width + 1, device=tokens.device) <= num_drafted[:, None])
     logits = runner.forward(tokens, state.lengths - 1, longest + width)
     assert logits is not None
     # a step without a draft draws a token, also where trees are verified by another rule
@@ -117,6 +118,7 @@ def _verify_tree(
     assert tree is not None
     root, starts = state.last_tokens(), state.lengths - 1
     tokens = torch.cat([root, draft.tokens], dim=1).masked_fill(tree.depth > most[:, None], PLACEHOLDER_TOKEN_ID)
+    runner.expect(lambda: _is_id(tokens, state))
     logits, hidden = runner.forward_tree(
         tokens.clamp(0, state.vocab_size - 1), starts, tree, longest + tree.num_nodes - 1
     )

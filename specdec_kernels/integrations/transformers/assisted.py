@@ -160,9 +160,9 @@ def generate(
             real = given.to(real.device) != 0
         runner.listener = states = States(model.config, asked, real)
     if kept or wants_scores or wants_logits or asked:
-        runner = processed = ProcessedRunner(runner, kept, texts)
+        runner = processed = ProcessedRunner(runner, kept, texts, ends)
     if drafter is None:
-        drafter, drafted = _drafter(config, assistant_model, kept, processed, texts)
+        drafter, drafted = _drafter(config, assistant_model, kept, processed, texts, ends)
     elif assistant_model is None:
         drafted = DRAFT_LENGTH
     else:
@@ -276,8 +276,9 @@ def _encoders_states(asked: Mapping[str, Any], encoded: Any) -> dict[str, Any]:
 
 
 def _drafter(
-    config: Any, assistant: Any, kept: list[Processor], processed: ProcessedRunner | None, texts: Tensor
-) -> tuple[Drafter, int]:
+    config: Any, assistant: Any, kept: list[Processor], processed: ProcessedRunner | None, texts: Tensor,
+    ends: list[int],
+) -> tuple[Drafter, int]:  # fmt: skip
     """The drafter that the arguments of ``model.generate`` ask for, and how many tokens it drafts."""
     if config.prompt_lookup_num_tokens is not None:
         longest = min(config.max_matching_ngram_size or 2, MAX_NGRAM)
@@ -293,7 +294,7 @@ def _drafter(
     _lift_limit(runner, assistant.config)
     if kept:  # drafts what the target may accept
         assert processed is not None
-        runner = ProcessedRunner(runner, kept, texts)
+        runner = ProcessedRunner(runner, kept, texts, ends, drafts=True)
         runner.ended = processed.ended
     given = assistant.generation_config
     drafted = int(given.num_assistant_tokens or DRAFT_LENGTH)  # a float in the configurations of older versions

@@ -113,7 +113,7 @@ class Follower:
             self._scores.put(t, b, row[0])
         if self._done[b] is None:
             seen = None
-            if self._scores is not None:
+            if self._scores is not None and self._criteria:
                 seen = tuple(scores[b : b + 1] for scores in self._scores.first(t + 1))
             if (
                 token in self._ends

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -103,8 +103,8 @@ def of_row(processor: Processor, row: int, batch: int) -> Processor:
 class ProcessedRunner(Runner):
     """A runner whose logits have been through processors, each row with the text before it, draft tokens included.
 
-    A row that stands behind an impossible draft token is left as it is: no rule looks at it, and a processor never sees
-    a text that it has excluded.
+    A row that stands behind an impossible draft token, behind an end, or where a sequence has no draft token is left as
+    it is: no rule looks at it, and a processor never sees a text that it has excluded.
 
     Parameters
     ----------
@@ -115,6 +115,11 @@ class ProcessedRunner(Runner):
     prompts : Tensor
         ``[batch, prompt]`` int64 on the device, as ``model.generate`` was given them, padding included: processors see
         them so.
+    ends : collection of int
+        Ids that nothing follows, but in a prompt.
+    drafts : bool
+        It is the draft's: what `forward` is given is text, or was drawn from its own rows, and so never impossible (a
+        recovered token may be one that the draft bars).
 
     Attributes
     ----------
@@ -125,8 +130,12 @@ class ProcessedRunner(Runner):
         kept, those of the path.
     """
 
-    def __init__(self, inner: Runner, processors: Sequence[Processor], prompts: Tensor) -> None:
-        self._inner, self._prompts = inner, prompts
+    def __init__(
+        self, inner: Runner, processors: Sequence[Processor], prompts: Tensor, ends: Collection[int],
+        drafts: bool = False,
+    ) -> None:  # fmt: skip
+        self._inner, self._prompts, self._ends, self._drafts = inner, prompts, ends, drafts
+        self._real: Tensor | None = None  # of the next forward
         self.name, self.vocab_size, self.device, self.max_length = (
             inner.name, inner.vocab_size, inner.device, inner.max_length,
         )  # fmt: skip
@@ -148,6 +157,9 @@ class ProcessedRunner(Runner):
     def costs_as(self) -> tuple[object, Hashable]:
         model, condition = self._inner.costs_as()
         return model, (condition, self._names)
+
+    def expect(self, real: Callable[[], Tensor]) -> None:
+        self._real = real()
 
     def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
         raw = self._inner.forward(tokens, starts, bound, need_logits)
@@ -188,9 +200,12 @@ class ProcessedRunner(Runner):
 
     def _process(self, tokens: Tensor, first: Tensor, parents: Tensor) -> None:
         """Process the rows of `tokens`, of which the first stands at `first` and every other behind its parent."""
+        real, self._real = self._real, None
         if not self._names:
             return
         self.rows = self.raw.to(torch.float32, copy=True)
+        if real is not None:
+            parents = torch.where(real, parents, -1)
         for b, (at, above) in enumerate(zip(first.tolist(), parents.tolist(), strict=True)):
             if not self.ended[b]:
                 self._process_one(b, tokens[b], self._text[b, :at], above)
@@ -200,7 +215,9 @@ class ProcessedRunner(Runner):
         known: dict[tuple[int, ...], int] = {}  # by text: nodes that a sequence lacks all have the same id
         for i, (parent, token) in enumerate(zip(parents, tokens.tolist(), strict=True)):
             text = before if i == 0 else texts[parent] if parent >= 0 else None
-            if i > 0 and text is not None and float(self.rows[b, parent, token]) <= _IMPOSSIBLE:
+            if i > 0 and text is not None and not self._drafts and float(self.rows[b, parent, token]) <= _IMPOSSIBLE:
+                text = None
+            if text is not None and token in self._ends and len(text) >= self._prompts.shape[1]:
                 text = None
             if text is not None:
                 text = torch.cat([text, tokens[i : i + 1]])

@@ -107,7 +107,8 @@ class States:
                     num_rows, at = self._prompt, columns[start : start + given.shape[-2]]
                 width, keys = given.shape[-1], torch.arange(given.shape[-1], device="cpu")
                 if name == self._own_attentions:
-                    width, keys = self._prompt + t, columns[:width]
+                    keys = columns[:width]  # a prompt's first pieces saw a shorter cache than `width` below
+                    width = self._prompt + t
                 entry = kept.of(t, b, (*given.shape[:-2], num_rows, width), given)
                 entry[..., at[:, None], keys] = given[..., : len(keys)]
 
