@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
-from python_tests.decoding.models import TableRunner, prompts, tiny
+from python_tests.decoding.models import NarrowTable, TableRunner, prompts, tiny
 from specdec_kernels.decoding import DecodingState, Provenance, StepResult
 from specdec_kernels.decoding.steps import Steps
 from specdec_kernels.drafters import Draft, Drafter
@@ -342,6 +342,14 @@ def test_a_streamer_is_told_nothing_of_a_call_that_is_refused() -> None:
     drafter = sk.ModelDrafter(TableRunner.random(24))
     with pytest.raises(ValueError, match="must share one tokenizer"):
         sk.generate(TableRunner.random(23), prompts(4, vocab=23)[0], drafter=drafter, streamer=Told())
+    narrow = sk.ModelDrafter(
+        NarrowTable(TableRunner.random(23).table, ids := sk.TokenMap(torch.arange(9))), token_map=ids
+    )
+    with pytest.raises(ValueError, match="generate: .* without a token_map"):
+        sk.generate(
+            TableRunner.random(23), prompts(4, vocab=23)[0], drafter=narrow, streamer=Told(),
+            target_law=sk.laws.BiLD(0.5, "argmax"),
+        )  # fmt: skip
     assert not Told.heard
 
 

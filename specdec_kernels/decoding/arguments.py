@@ -6,7 +6,7 @@ from typing import Any
 
 from ..checks import check_flag, check_instance, check_int, check_one_of
 from ..drafters.base import Drafter, TreeDrafter
-from ..laws import TargetLaw, check_law
+from ..laws import BiLD, TargetLaw, check_law
 from ..ops.token_logprobs import MAX_TOP
 from ..ops.verify_chain import ACCEPTANCES
 from ..ops.verify_tree import check_thresholds
@@ -43,6 +43,8 @@ def check_speculation(
             f"generate: this target_law needs a drafter that gives logits, as ModelDrafter, got "
             f"{type(drafter).__name__}: {law!r}"
         )
+    if isinstance(law, BiLD) and law.distance == "argmax" and getattr(drafter, "token_map", None) is not None:
+        raise ValueError("generate: BiLD with distance='argmax' must have a drafter without a token_map, got one")
 
 
 def check_draft_length(caller: str, num_speculative_tokens: object) -> None:

@@ -37,7 +37,7 @@ def begin_costs(steps: Steps) -> LearnedCosts:
     """
     state, drafter = steps.state, steps.drafter
     model, condition = steps.runner.costs_as()
-    draft_key = None
+    draft = draft_key = None
     if drafter.runner is not None:
         draft, draft_condition = drafter.runner.costs_as()
         draft_key = Identity(draft), draft_condition
@@ -46,6 +46,8 @@ def begin_costs(steps: Steps) -> LearnedCosts:
     if target not in _known:
         weakref.finalize(model, _known.pop, target, None)
     known = _known.setdefault(target, {})
+    if draft is not None and key not in known:
+        weakref.finalize(draft, known.pop, key, None)
     known[key] = known[key].continued() if key in known else LearnedCosts(_rehearse(steps), 1 / _REPEATS)
     return known[key]
 
