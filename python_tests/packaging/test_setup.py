@@ -281,7 +281,8 @@ def fake_nvcc(project: Path, script: str) -> Path:
         ("#!/bin/sh\necho '#$ TOP=/nowhere' >&2\n", "has no libcudart_static.a in /nowhere/lib64, /nowhere/lib"),
         ("#!/bin/sh\necho '#$ _SPACE_= ' >&2\n", "--dryrun names no toolkit"),  # as Debian's package of it
         (
-            "#!/bin/sh\necho of old >&2; echo \"nvcc fatal: Value 'c++20' is not defined\" >&2; exit 1\n",
+            "#!/bin/sh\necho '#$ TOP=/nowhere' >&2\n"
+            "case $* in *c++20*) echo \"nvcc fatal: Value 'c++20' is not defined\" >&2; exit 1;; esac\n",
             "does not work: nvcc fatal: Value 'c++20' is not defined",
         ),
         ("#!/bin/sh\nexit 1\n", "does not work: it printed nothing"),
@@ -348,10 +349,12 @@ def test_builds_of_one_checkout_take_turns_until_the_process_ends(project: Path,
     packed = command("-q", "bdist_wheel", after="print('packed', flush=True); sys.stdin.read()")
     with subprocess.Popen(packed, cwd=project, env=inherited({}), text=True, **streams) as first:  # type: ignore[call-overload]
         assert first.stdout.readline() == "packed\n", first.stderr.read()
+        (made,) = project.glob("build/lib*/specdec_kernels/flat.py")
+        made.write_text("# as the first has it\n")
         other = subprocess.Popen(command("-q", second), cwd=project, env=inherited({}), text=True, **streams)  # type: ignore[call-overload]
         try:
             assert other.stderr.readline() == "specdec_kernels: waiting for another build of this checkout\n"
-            assert other.poll() is None
+            assert other.poll() is None and made.read_text() == "# as the first has it\n"
             first.communicate("")
             assert other.communicate("")[1].count("waiting") == 0 and other.returncode == 0
         finally:
