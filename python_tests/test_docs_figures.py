@@ -31,11 +31,9 @@ WORDS_ONLY = {  # tables without figures, by the first cell of their heading
     "README.md": {"in", "backend", "missing"}, "docs/what-it-gains.md": {"question", "`sk.analysis.`"},
 }  # fmt: skip
 PEERS = {
-    "eager PyTorch": "eager",
-    "the same, keeping draft probabilities": "eager, kept draft_probs",
-    "torch.compile": "compile",
-    "transformers": "transformers",
-}
+    "eager PyTorch": "eager", "the same, keeping draft probabilities": "eager, kept draft_probs",
+    "torch.compile": "compile", "transformers": "transformers",
+}  # fmt: skip
 LOOKUP, NGRAMS = "greedy, lookup, K = 7", "T = 1, n-gram model, K = 3"  # columns
 SIZES = [(vocab, batch) for vocab in (49152, 128256) for batch in (1, 8)]
 

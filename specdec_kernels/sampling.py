@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .flat import FlatParams
 
-LEAST_TEMPERATURE = 2.0**-126
+SMALLEST_TEMPERATURE = 2.0**-126
 """Below it, decoding is greedy: float32 holds no smaller number with all its digits."""
 
 
@@ -63,10 +63,10 @@ class SamplingParams:
         min_p, min_ps = _split("min_p", self.min_p, 0.0)
         if not 0 <= temperature <= torch.finfo(torch.float32).max:
             raise ValueError(f"SamplingParams: temperature must be finite and >= 0, got {temperature}")
-        if temperature < LEAST_TEMPERATURE:  # to float32 it might be rounded up
+        if temperature < SMALLEST_TEMPERATURE:  # to float32 it might be rounded up
             temperature = 0.0
-        if 0 < top_p < LEAST_TEMPERATURE:  # float32 may have no such number, and 0 is off
-            top_p = LEAST_TEMPERATURE
+        if 0 < top_p < SMALLEST_TEMPERATURE:  # float32 may have no such number, and 0 is off
+            top_p = SMALLEST_TEMPERATURE
         if not top_p >= 0:
             raise ValueError(f"SamplingParams: top_p must be >= 0, got {top_p}")
         if not 0 <= min_p <= 1:
@@ -104,7 +104,7 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """True where every sequence is known to be greedy without looking at a tensor."""
-        return not isinstance(self.temperature, Tensor) and self.temperature < LEAST_TEMPERATURE
+        return not isinstance(self.temperature, Tensor) and self.temperature < SMALLEST_TEMPERATURE
 
 
 def _split(name: str, value: object, default: float) -> tuple[float, Tensor | None]:
@@ -124,8 +124,8 @@ def _split(name: str, value: object, default: float) -> tuple[float, Tensor | No
                 + (f" {value.layout}" if value.layout is not torch.strided else "")
             )
         if name in ("top_p", "temperature") and value.dtype == torch.float64:
-            instead = LEAST_TEMPERATURE if name == "top_p" else 0.0
-            value = torch.where((value > 0) & (value < LEAST_TEMPERATURE), instead, value)
+            instead = SMALLEST_TEMPERATURE if name == "top_p" else 0.0
+            value = torch.where((value > 0) & (value < SMALLEST_TEMPERATURE), instead, value)
         return default, value.to(torch.int64 if integer else torch.float32).contiguous()
     if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
         kind = "an integer" if integer else "a number"

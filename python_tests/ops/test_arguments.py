@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +16,11 @@ import specdec_kernels as sk
 from python_tests import emulated
 from python_tests.ops.inputs import op_tests, same_bits
 from python_tests.support import Backend
+from specdec_kernels import laws
 from specdec_kernels.backends import OPS, direct
 from specdec_kernels.laws import LOSSLESS
 from specdec_kernels.ops import arguments
+from specdec_kernels.ops.verify_chain import ACCEPTANCES
 from specdec_kernels.processors import FlatProcessors
 from specdec_kernels.sampling import DEFAULT_PARAMS
 
@@ -83,19 +86,48 @@ def numbered(header: str, enum: str) -> list[str]:
     assert body is not None
     members = [member.strip().partition(" = ") for member in body[1].split(",")]
     assert all(not number or int(number) == at for at, (_, _, number) in enumerate(members))
-    return [re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name[1:]).lower() for name, _, _ in members]
+    return [spelt(name[1:]) for name, _, _ in members]
+
+
+def spelt(name: str) -> str:
+    """A name of C++, or of a class, in lower case with underscores."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+KINDS = sorted((getattr(laws, name) for name in laws.__all__ if name != "TargetLaw"), key=lambda kind: kind.number)
+LAWS = {"lossless": LOSSLESS.number} | {spelt(kind.__name__): kind.number for kind in KINDS}
 
 
 @pytest.mark.skipif(not CSRC.exists(), reason="an installed package has no kernel sources")
 @pytest.mark.parametrize(
     ("header", "enum", "python"),
     [
+        ("common/params.h", "Acceptance", ACCEPTANCES),
         ("common/params.h", "TreeAcceptance", arguments.TREE_ACCEPTANCES),
+        ("common/target_law.h", "LawKind", LAWS),
         ("bind_cache.h", "CacheDim", arguments.CACHE_DIMS),
     ],
 )
 def test_cpp_has_the_same_numbers(header: str, enum: str, python: dict[str, int]) -> None:
     assert numbered(header, enum) == list(python) and list(python.values()) == list(range(len(python)))
+
+
+@pytest.mark.parametrize("module", ["reference.verify_chain", "triton.rules"])
+def test_the_reference_and_triton_have_the_same_rules(module: str) -> None:
+    if "triton" in module:
+        pytest.importorskip("triton")
+    found = importlib.import_module(f"specdec_kernels.backends.{module}")
+    for name, number in ACCEPTANCES.items():
+        there = getattr(found, name.upper())
+        assert getattr(there, "value", there) == number, name
+
+
+@pytest.mark.skipif(not CSRC.exists(), reason="an installed package has no kernel sources")
+def test_cpp_has_the_same_flags_and_tiles() -> None:
+    flags = re.findall(r"k(\w+) = (\d+)", (CSRC / "common/status.h").read_text())
+    python = [(str(flag.name).replace("_", "").lower(), int(flag)) for flag in sk.Status if flag]
+    assert [(name.lower(), int(number)) for name, number in flags] == python
+    assert f"constexpr int kTile = {arguments.TILE};" in (CSRC / "common/params.h").read_text()
 
 
 def test_what_is_packed_is_unpacked() -> None:

@@ -12,10 +12,11 @@ import specdec_kernels as sk
 from python_tests.ops import chains
 from python_tests.ops.inputs import logits, uniforms
 from specdec_kernels.laws import Lossy, TargetLaw
+from specdec_kernels.ops.arguments import TREE_ACCEPTANCES
+from specdec_kernels.ops.verify_tree import NEED_DRAFT as NEED_DRAFT
 from specdec_kernels.testing import Verify
 
-ACCEPTANCES = ("sample", "greedy", "match", "typical", "recursive", "traversal")
-NEED_DRAFT = ("recursive", "traversal")
+ACCEPTANCES = tuple(TREE_ACCEPTANCES)
 LAWS: tuple[TargetLaw, ...] = tuple(law for law in chains.LAWS if not isinstance(law, Lossy))
 Arguments = dict[str, Any]
 

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..backends.reference.law import SMALLEST_TEMPERATURE, clean, make_params
+from ..backends.reference.law import clean, make_params
 from ..ops.row_stats import row_stats
 from ..ops.verify_chain import verify_chain
 from ..ops.warp_probs import warp_probs
-from ..sampling import SamplingParams
+from ..sampling import SMALLEST_TEMPERATURE, SamplingParams
 from ..types import RowStats, Status, VerifyOutput
 from .mass import TopP, bounds
 from .rows import Largest, Listed, Rows, Shard, listed_at, read_rows

@@ -20,7 +20,7 @@ from ..ops.sample import sample
 from ..ops.uniform_samples import uniform_samples
 from ..ops.warp_probs import warp_probs
 from ..processors import Processors
-from ..sampling import GREEDY, LEAST_TEMPERATURE, SamplingParams
+from ..sampling import GREEDY, SMALLEST_TEMPERATURE, SamplingParams
 from ..types import Draw, RowStats, TokenMap
 from .base import Draft, Drafter
 
@@ -258,4 +258,4 @@ def _confidence(
     likeliest = -row_stats(logits, processors=processors).normalizer.log()
     if not isinstance(params.temperature, torch.Tensor):
         return likeliest
-    return torch.where(params.temperature[:, None] < LEAST_TEMPERATURE, likeliest, draw.log_prob)
+    return torch.where(params.temperature[:, None] < SMALLEST_TEMPERATURE, likeliest, draw.log_prob)

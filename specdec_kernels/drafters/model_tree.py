@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from ..checks import check_int
 from ..decoding.state import DecodingState, StepResult
-from ..sampling import LEAST_TEMPERATURE
+from ..sampling import SMALLEST_TEMPERATURE
 from ..tree import MAX_DEPTH, MAX_NODES, DraftTree
 from ..types import PLACEHOLDER_TOKEN_ID, TokenMap
 from .barred import Barred
@@ -151,7 +151,7 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
         """The target's, ``[batch, 1, 1]`` where each sequence has its own; 1 where it is greedy."""
         temperature = state.effective_sampling.temperature
         if isinstance(temperature, Tensor):
-            return torch.where(temperature.float() >= LEAST_TEMPERATURE, temperature, 1.0).view(-1, 1, 1)
+            return torch.where(temperature.float() >= SMALLEST_TEMPERATURE, temperature, 1.0).view(-1, 1, 1)
         return 1.0 if state.effective_sampling.is_greedy else temperature
 
     def _kept(self, tokens: Tensor, scores: Tensor, parents: Tensor, fed_from: Tensor) -> tuple[Tensor, Tensor]:

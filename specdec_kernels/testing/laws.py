@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import laws
 from ..checks import FLOAT_DTYPES, check_array, check_instance, check_int, check_tensor
-from ..sampling import LEAST_TEMPERATURE, SamplingParams
+from ..sampling import SMALLEST_TEMPERATURE, SamplingParams
 
 Float64 = NDArray[np.float64]
 """An array of distributions."""
@@ -72,7 +72,7 @@ def _row_law(x: Float64, temperature: float, top_k: int, top_p: float, min_p: fl
     x = np.where(np.isnan(x), -np.inf, x)
     top = x.max()
     # greedy, a +inf, or nothing possible: np.argmax takes the lowest id
-    if temperature < LEAST_TEMPERATURE or np.isinf(top):
+    if temperature < SMALLEST_TEMPERATURE or np.isinf(top):
         return np.eye(1, x.size, int(x.argmax()))[0]
     weights = np.exp((x - top) / temperature)
     kept = x > -np.inf

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from ...ops.arguments import TILE, VerifyArguments
-from ...sampling import FlatParams
+from ...sampling import SMALLEST_TEMPERATURE, FlatParams
 from ...types import Status
 from .rows import at, slots_upto
 
 TREE = 256  # neighbouring tiles that are added as a balanced tree; see csrc/common/tile_sums.h
 SMALLEST_EXPONENT = -87.0  # exp below this is 0 in every backend: float32 would leave the normal numbers
-SMALLEST_TEMPERATURE = 2.0**-126  # below it 1 / temperature overflows; read as greedy
 SMALLEST_WEIGHT = 2.0**-126  # a row without a larger one has none: 1 / max would overflow
 SLACK = 0.01  # probabilities sum to 1 within it, and a draft's do not exceed 1 by more
 TOP_P_REACHED = 1 - 2.0**-18  # what of top_p a mass has to reach: with 0.8, 0.5 + 0.3 does, however it was rounded

@@ -10,8 +10,10 @@ import torch
 import triton
 import triton.language as tl
 
+from ... import sampling
 from ...ops import arguments
 from ...types import Status
+from ..reference import law, random
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 # inline PTX is for NVIDIA alone, and not for the interpreter
@@ -21,11 +23,11 @@ TILE = tl.constexpr(arguments.TILE)
 GROUP = tl.constexpr(256)  # ids of which truncation knows the largest value
 INFINITY = tl.constexpr(float("inf"))
 LOG2_E = tl.constexpr(1.44269504)
-SMALLEST_EXPONENT = tl.constexpr(-87.0)  # exp below this is 0: float32 would leave the normal numbers
-SMALLEST_TEMPERATURE = tl.constexpr(2.0**-126)  # below it 1 / temperature overflows; read as greedy
-SMALLEST_WEIGHT = tl.constexpr(2.0**-126)  # a row without a larger one has none: 1 / max would overflow
-SLACK = tl.constexpr(0.01)  # probabilities sum to 1 within it, and a draft's do not exceed 1 by more
-TOP_P_REACHED = tl.constexpr(1 - 2.0**-18)  # what of top_p a mass has to reach: see csrc/common/law.h
+SMALLEST_EXPONENT = tl.constexpr(law.SMALLEST_EXPONENT)
+SMALLEST_TEMPERATURE = tl.constexpr(sampling.SMALLEST_TEMPERATURE)
+SMALLEST_WEIGHT = tl.constexpr(law.SMALLEST_WEIGHT)
+SLACK = tl.constexpr(law.SLACK)
+TOP_P_REACHED = tl.constexpr(law.TOP_P_REACHED)
 LAST_ID = tl.constexpr(0x7FFFFFFF)  # past every id
 LOWEST_KEY = tl.constexpr(-0x7F800000)  # of the lowest finite float32, as `ordered` has it
 
@@ -42,8 +44,8 @@ PHILOX_M0 = tl.constexpr(0xD2511F53)  # multipliers
 PHILOX_M1 = tl.constexpr(0xCD9E8D57)
 PHILOX_W0 = tl.constexpr(0x9E3779B9)  # key increments
 PHILOX_W1 = tl.constexpr(0xBB67AE85)
-NOISE_STREAM = tl.constexpr(0x47554D42)  # counter word of the Gumbel stream, which no purpose uses
-FEW_BITS = tl.constexpr(1 << 16)  # of noise: below, 32 further ones count
+NOISE_STREAM = tl.constexpr(random.NOISE_STREAM)
+FEW_BITS = tl.constexpr(random.FEW_BITS)
 
 
 @triton.jit

@@ -10,8 +10,10 @@ import torch
 import triton
 import triton.language as tl
 
-from ...laws import FlatLaw
+from ... import laws
+from ...flat import FlatLaw
 from ...ops.arguments import tiles_of
+from ..reference import target_law
 from .arithmetic import INFINITY, LAST_ID, exp_nonpositive
 from .bundles import Mixture, Mixtures, Position, RawRow, RowLaw, TargetLaw
 from .draft import Draft, draft_ids_of, q_at, q_by
@@ -20,16 +22,15 @@ from .law import Found, load_span
 from .remainder import remainder
 from .row import load_logits, tile_ids
 
-# laws, as specdec_kernels/laws.py numbers them
-LOSSY = tl.constexpr(1)
-CHOW = tl.constexpr(2)
-OPT = tl.constexpr(4)
-TOKEN_V1 = tl.constexpr(5)
-TOKEN_V2 = tl.constexpr(6)
-TOKEN_V3 = tl.constexpr(7)
-BILD = tl.constexpr(8)
+LOSSY = tl.constexpr(laws.Lossy.number)
+CHOW = tl.constexpr(laws.Chow.number)
+OPT = tl.constexpr(laws.Opt.number)
+TOKEN_V1 = tl.constexpr(laws.TokenV1.number)
+TOKEN_V2 = tl.constexpr(laws.TokenV2.number)
+TOKEN_V3 = tl.constexpr(laws.TokenV3.number)
+BILD = tl.constexpr(laws.BiLD.number)
 
-BISECTIONS = tl.constexpr(24)  # of [0, 1]: down to float32's precision
+BISECTIONS = tl.constexpr(target_law.BISECTIONS)
 
 # KEPT_BY: whose row decides which ids are kept
 NO_ROW = tl.constexpr(0)  # not a cascade
