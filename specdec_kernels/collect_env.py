@@ -29,7 +29,7 @@ __all__ = ["collect", "cuda_build_info", "main"]
 _FOLDER = Path(__file__).resolve().parent
 _PACKAGES = ("torch", "numpy", "triton", "transformers", "tokenizers", "safetensors", "gguf", "pybind11", "setuptools")
 _ISA_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "amx_tile")
-_VARIABLES = ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CXX", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "VIRTUAL_ENV")
+_VARIABLES = ("CC", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CXX", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "VIRTUAL_ENV")
 _PROBE_SECONDS = 120.0
 
 _PROBE_TORCH = """
