@@ -147,16 +147,17 @@ def _measured(arguments: argparse.Namespace) -> None:
                             with tqdm.external_write_mode():
                                 print(line(row), flush=True)
                         rows.append(row)
-    measured_lengths = () if arguments.own_loop else (0, max(arguments.lengths))
-    memory = {gamma: peak_bytes(arguments.folder, gamma) for gamma in measured_lengths}
-    for gamma, size in memory.items():
-        print(f"peak memory, γ = {gamma}: {size / 2**20:.0f} MB")
+    memory: dict[int, int] = {}
     settings = real_model.settings(arguments) | {
         "parameters": sum(p.numel() for p in model.parameters()),
         "draft parameters": draft_parameters,
         "draft ids": drafter.runner.vocab_size,
         "peak_bytes": memory,
     }
+    machine.save(arguments.output, arguments.name, rows, settings, [])  # should a process below fail
+    for gamma in () if arguments.own_loop else (0, max(arguments.lengths)):
+        memory[gamma] = peak_bytes(arguments.folder, gamma)
+        print(f"peak memory, γ = {gamma}: {memory[gamma] / 2**20:.0f} MB")
     print(f"written: {machine.save(arguments.output, arguments.name, rows, settings, [])}")
 
 

@@ -90,6 +90,11 @@ class ChainInputs:
     processors: sk.Processors | None = None
     target_probs: Tensor | None = None  # [batch, num_draft + 1, vocab] of such a case
 
+    @functools.cached_property
+    def draft_scores(self) -> Tensor | None:
+        """`draft_logits` as transformers keeps them from drafting: processed, up to a constant a row."""
+        return None if self.draft_probs is None else self.draft_probs.log()
+
 
 class Request(NamedTuple):
     """What the processors of a step are made of."""

@@ -87,7 +87,7 @@ def bench_phases(device: str, sizes: Sizes) -> list[Phase]:
         Phase(best, OWN + PEERS, 0.6, launches=True),
         Phase(rest, OWN, 0.75),
         Phase([case for case in rest if case.num_draft == 5], OWN + PEERS, 0.9),
-        Phase([case for case in best if case.batch in (8, 128)], (*OWN, "compile"), 1.0),
+        Phase([case for case in best if case.batch in (8, 128)], (*OWN, *PEERS, "compile"), 1.0, launches=True),
     ]
 
 

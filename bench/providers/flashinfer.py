@@ -1,4 +1,4 @@
-"""FlashInfer's chain: its softmax, its top-k and top-p renormalisation, its chain kernel.
+"""FlashInfer: its softmax, its top-k and top-p renormalisation, its chain kernel; its own samplers.
 
 As in an engine built on it, the draft's probabilities were kept from drafting. Seed and offset are tensors: an int
 would come from the host's generator and be baked into a captured graph. It has neither block verification nor a way
@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..inputs import Case, ChainInputs
+from ..inputs import Case, ChainInputs, RowInputs
 from ..timing import Call
-from . import eager
 
 MODULE = "flashinfer.sampling"
 
@@ -54,8 +53,19 @@ def verify_chain(case: Case) -> Call | None:
 def sample(case: Case) -> Call | None:
     if case.greedy:
         return None
-    sampling = importlib.import_module(MODULE)
-    return lambda rows: eager.one_of(probabilities(sampling, rows.named(), case).flatten(0, 1))
+    sampling, params = importlib.import_module(MODULE), case.params
+    offset = torch.zeros(1, dtype=torch.int64, device=case.device)
+
+    def call(rows: RowInputs) -> object:
+        numbers = {"seed": rows.seeds[:1], "offset": offset}
+        if params.top_k > 0 or params.top_p < 1:
+            scores = rows.named().float().flatten(0, 1)
+            probs = sampling.softmax(scores, temperature=float(params.temperature))
+            return sampling.top_k_top_p_sampling_from_probs(probs, int(params.top_k), float(params.top_p), **numbers)
+        index = None if rows.row_index is None else rows.row_index.int()
+        return sampling.sampling_from_logits(rows.logits.flatten(0, 1), indices=index, **numbers)
+
+    return call
 
 
 def warp_probs(case: Case) -> Call | None:

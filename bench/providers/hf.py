@@ -46,16 +46,16 @@ def prepare(logits: Tensor, warp: Callable[[Tensor], Tensor] | None) -> Tensor:
 
 
 def verify_one(
-    target_logits: Tensor, draft_tokens: Tensor, draft_logits: Tensor | None, warp: Callable[[Tensor], Tensor] | None,
+    target_logits: Tensor, draft_tokens: Tensor, draft_scores: Tensor | None, warp: Callable[[Tensor], Tensor] | None,
     greedy: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """One sequence: the new tokens ``[1, num_accepted + 1]`` and num_accepted."""
+    """One sequence: the new tokens ``[1, num_accepted + 1]`` and num_accepted. The draft's rows are processed."""
     from transformers.generation.utils import _speculative_sampling
 
     scores = prepare(target_logits, warp)
     num_draft = draft_tokens.shape[1]
-    if draft_logits is not None and not greedy:
-        tokens, accepted = _speculative_sampling(draft_tokens, prepare(draft_logits, warp), num_draft, scores)
+    if draft_scores is not None and not greedy:
+        tokens, accepted = _speculative_sampling(draft_tokens, draft_scores, num_draft, scores)
         return tokens, accepted
     chosen = scores.argmax(-1) if greedy else torch.multinomial(scores.softmax(-1)[0], 1).T
     accepted = ((draft_tokens != chosen[:, :-1]).cumsum(-1) < 1).sum()
@@ -77,8 +77,8 @@ def verify_chain(case: Case) -> Call | None:
     def call(step: ChainInputs) -> object:
         results = []
         for b in range(case.batch):
-            draft_logits = None if step.draft_logits is None else step.draft_logits[b : b + 1]
-            args = step.target_logits[b : b + 1], step.draft_tokens[b : b + 1], draft_logits
+            draft_scores = None if step.draft_scores is None else step.draft_scores[b : b + 1]
+            args = step.target_logits[b : b + 1], step.draft_tokens[b : b + 1], draft_scores
             results.append(verify_one(*args, warp, case.greedy))
         return _stack(results, case.num_draft + 1)
 
@@ -93,7 +93,7 @@ def verify_packed(case: Case) -> Call | None:
         cu = step.cu_num_draft_tokens.tolist()
         for b, (start, end) in enumerate(zip(cu[:-1], cu[1:], strict=True)):
             target = step.target_logits[None, start + b : end + b + 1]
-            args = target, step.draft_tokens[None, start:end], step.draft_logits[None, start:end]
+            args = target, step.draft_tokens[None, start:end], prepare(step.draft_logits[None, start:end], warp)
             results.append(verify_one(*args, warp, False))
         return _stack(results, case.num_draft + 1)
 

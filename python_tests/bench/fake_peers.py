@@ -55,7 +55,31 @@ def chain_speculative_sampling(
     return tokens.int(), emitted.int(), emitted.int()
 
 
-FLASHINFER = module("flashinfer.sampling", softmax, top_k_renorm_probs, top_p_renorm_probs, chain_speculative_sampling)
+def sampling_from_logits(
+    logits: Tensor, indices: Tensor | None = None, deterministic: bool = True,
+    generator: torch.Generator | None = None, check_nan: bool = False, seed: Tensor | None = None,
+    offset: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    assert logits.ndim == 2 and (indices is None or indices.dtype == torch.int32)
+    assert seed is not None and offset is not None and seed.shape == offset.shape == (1,)
+    rows = logits if indices is None else logits[indices.long()]
+    return torch.multinomial(rows.float().softmax(-1), 1)[:, 0].int()
+
+
+def top_k_top_p_sampling_from_probs(
+    probs: Tensor, top_k: int, top_p: float, indices: Tensor | None = None, filter_apply_order: str = "top_k_first",
+    deterministic: bool = True, generator: torch.Generator | None = None, check_nan: bool = False,
+    seed: Tensor | None = None, offset: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    assert probs.ndim == 2 and probs.dtype == torch.float32 and filter_apply_order == "top_k_first"
+    assert seed is not None and offset is not None and seed.shape == offset.shape == (1,)
+    return torch.multinomial(cut(probs.log(), top_k, top_p).softmax(-1), 1)[:, 0].int()
+
+
+FLASHINFER = module(
+    "flashinfer.sampling", softmax, top_k_renorm_probs, top_p_renorm_probs, chain_speculative_sampling,
+    sampling_from_logits, top_k_top_p_sampling_from_probs,
+)  # fmt: skip
 
 
 def apply_top_k_top_p(logits: Tensor, k: Tensor | None, p: Tensor | None) -> Tensor:
