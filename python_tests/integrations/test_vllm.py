@@ -550,7 +550,9 @@ def test_expand_batch_to_tokens() -> None:
     assert v1.expand_batch_to_tokens(x.int(), cu, 5).dtype == torch.int32
 
 
-def test_nothing_is_imported_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_imported_unless_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # an import of it raises
     monkeypatch.delenv("SPECDEC_VLLM", raising=False)
     config.reload()
@@ -564,6 +566,13 @@ def test_nothing_is_imported_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "vllm", other)
     with pytest.raises(RuntimeError, match=r"serves vLLM 0\.32 to 0\.33, got 0\.31\.2"):
         plugin.register()
+    other.__version__ = "0.33.1"  # type: ignore[attr-defined]
+    patched: list[str] = []
+    monkeypatch.setattr(v1, "patch", lambda: patched.append("V1"))
+    monkeypatch.setattr(v2, "patch", lambda: patched.append("V2"))
+    with caplog.at_level("INFO", "vllm"):
+        plugin.register()
+    assert patched == ["V1", "V2"] and "specdec_kernels verifies drafts in vLLM 0.33.1" in caplog.text
     monkeypatch.undo()
     config.reload()
 

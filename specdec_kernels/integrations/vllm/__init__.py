@@ -6,6 +6,7 @@ vLLM calls `register` in each of its processes, by the entry point ``vllm.genera
 
 from __future__ import annotations
 
+import logging
 import re
 
 from ...config import settings
@@ -13,6 +14,7 @@ from ...config import settings
 __all__ = ["register"]
 
 OLDEST, NEWEST = (0, 32), (0, 33)
+_log = logging.getLogger("vllm.specdec_kernels")  # vLLM shows what is logged below its own name
 
 
 def register() -> None:
@@ -34,6 +36,7 @@ def register() -> None:
 
     v1.patch()
     v2.patch()
+    _log.info("specdec_kernels verifies drafts in vLLM %s", vllm.__version__)
 
 
 def check_version(version: str) -> None:
