@@ -12,7 +12,7 @@ import pytest
 from python_tests import interpreted
 from specdec_kernels.audit import audit
 from specdec_kernels.audit.composed import arrival_chance, won
-from specdec_kernels.audit.cut import Cut
+from specdec_kernels.audit.cut import Bisection
 from specdec_kernels.audit.signatures import VllmV2
 from specdec_kernels.audit.step import step_of
 
@@ -61,7 +61,7 @@ def test_every_number_of_a_kernel_is_known_by_what_made_it() -> None:
     case = next(case for case in chains() if case.name == "two ids")
     verify = planted_kernels.vllm_v2_of().rejection_sample
     signature, width = VllmV2(verify), case.problem.num_tokens
-    cut = Cut(signature, signature.emit, step_of(case.problem), 2, width, np.random.default_rng(0), position=9)
+    cut = Bisection(signature, signature.emit, step_of(case.problem), 2, width, np.random.default_rng(0), position=9)
     cut.find()
     coin, races = planted_kernels.COIN, [planted_kernels.RACE + at * planted_kernels.BLOCK for at in (9, 10)]
     assert set(cut.labels) == {("rand", coin + 9), *(("rand", (race,), (race + 1,)) for race in races)}

@@ -14,7 +14,7 @@ from torch import Tensor
 import specdec_kernels as sk
 from python_tests.decoding.models import NarrowTable, TableRunner, prompts, tiny
 from specdec_kernels.decoding import DecodingState, Provenance, StepResult
-from specdec_kernels.decoding.steps import Steps
+from specdec_kernels.decoding.launching import Steps
 from specdec_kernels.drafters import Draft, Drafter
 
 GREEDY = sk.SamplingParams(temperature=0.0)

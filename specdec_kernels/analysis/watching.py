@@ -16,12 +16,12 @@ from ..checks import check_callable, check_flag, check_instance
 from ..decoding.claims import claimed
 from ..decoding.costs import CostTable
 from ..decoding.generate import generate
+from ..decoding.launching import masked
 from ..decoding.output import GenerationOutput
 from ..decoding.rehearsal import synchronize
 from ..decoding.request import DRAFT_LENGTH
 from ..decoding.runner import Prompt, Runner
 from ..decoding.state import DecodingState, StepResult
-from ..decoding.steps import masked
 from ..drafters.base import Draft, Drafter, TreeDrafter
 from ..integrations.runners import as_runner
 from ..ops.verify_chain import verify_chain

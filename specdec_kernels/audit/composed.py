@@ -19,7 +19,7 @@ from torch import Tensor
 from ..sampling import SamplingParams
 from ..testing import Float64, Int64
 from .cases import context_tables
-from .cut import Cut, Found
+from .cut import Bisection, Found
 from .kernels import Label, elements
 from .noise import UnknownNoise
 from .signatures import Signature
@@ -93,7 +93,7 @@ class Composed:
         """A call's pieces, by path; of a call like one before, if random numbers bear it out, that one's."""
         step, width = step_behind(before, self._logits, self._laws), before.shape[1]
         rng = np.random.default_rng(self.seed)
-        cut = Cut(self.signature, emit, step, self.vocab, width, rng, position=_START + place)
+        cut = Bisection(self.signature, emit, step, self.vocab, width, rng, position=_START + place)
         found = self._found[what] = cut.find(like=self._found.get(what))
         boxes = found.boxes()
         labels: dict[int, Hashable] = {column: label for label, column in cut.labels.items()}

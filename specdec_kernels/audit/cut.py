@@ -84,7 +84,7 @@ class Boxes:
     weights: Float64
 
 
-class Cut:
+class Bisection:
     """Runs the rows of a step with given random numbers.
 
     Parameters

@@ -12,7 +12,7 @@ from scipy import stats
 
 from ..testing import LATTICE, Float64, Int64, TreeProblem, joint_of, target_joint
 from .cases import Case
-from .cut import Bool, Cut
+from .cut import Bisection, Bool
 from .noise import UnknownNoise
 from .signatures import Signature
 from .step import Problem, draw, step_of
@@ -91,7 +91,7 @@ def g_test(counts: Float64, law: Float64) -> float:
     return float(stats.power_divergence(seen, expected * seen.sum() / expected.sum(), lambda_="log-likelihood").pvalue)
 
 
-class Extractor(Cut):
+class Extractor(Bisection):
     """Runs one case of a signature's verifier with given or with its own random numbers."""
 
     def __init__(self, signature: Signature, case: Case, rng: np.random.Generator) -> None:

@@ -77,7 +77,7 @@ class Loop:
         return "exact" if self.samples is None else f"{self.samples} samples"
 
 
-class Runner:
+class LoopRunner:
     """A loop of steps around a verifier and its drafter."""
 
     def __init__(self, signature: Signature, samples: int, seed: int) -> None:
@@ -187,7 +187,7 @@ def loops(signature: Signature, samples: int, seed: int, tolerance: float) -> li
             return [_exactly(signature, *shape, seed, tolerance) for shape in composed.SHAPES]
         except UnknownNoise:
             pass
-    runner = Runner(signature, samples, seed)
+    runner = LoopRunner(signature, samples, seed)
     name = _name(TOKENS, _NUM_DRAFT, signature)
     try:
         with torch.random.fork_rng(devices=[]):
@@ -223,7 +223,7 @@ def _exactly(signature: Signature, vocab: int, num_draft: int, seed: int, tolera
     return Loop(name, vocab, None, distance, 1.0, cause, tolerance=tolerance)
 
 
-def _cause(runner: Runner, first: Int64) -> Finding | None:
+def _cause(runner: LoopRunner, first: Int64) -> Finding | None:
     def right(run: Callable[[], tuple[Int64, Int64]]) -> bool:
         return runner.judged(run()[0])[1] > LEVEL
 
@@ -240,7 +240,7 @@ def _cause(runner: Runner, first: Int64) -> Finding | None:
     return _CONSTANT if _constant(runner) else None
 
 
-def _constant(runner: Runner) -> bool:
+def _constant(runner: LoopRunner) -> bool:
     """Whether a call on the same step emits the same, whatever the state of torch's generator."""
     if runner.signature.keyed or runner.signature.uniforms(_NUM_DRAFT + 1) > 1:
         return False

@@ -31,6 +31,7 @@ from .costs import CostTable, LearnedCosts
 from .foresight import ForesightSchedule
 from .grammar import Grammar, Masks
 from .graph import begin_steps
+from .launching import Steps
 from .listeners import emitter, progress_bar
 from .output import GenerationOutput, Recorder, Seconds, of_each
 from .rehearsal import begin_costs, synchronize
@@ -38,7 +39,6 @@ from .request import DRAFT_LENGTH, Request
 from .runner import Runner
 from .schedule import AutoSchedule, FixedSchedule, Schedule
 from .state import DecodingState, Speculation
-from .steps import Steps
 from .stopping import Stopper
 
 

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Lists = list[np.ndarray]
+Drafts = list[np.ndarray]
 """``[n]`` int64, of each sequence."""
-Asked = list[np.ndarray | None]
+SomeDrafts = list[np.ndarray | None]
 """The same; None for a sequence that is not asked about."""
 
 
@@ -38,7 +38,7 @@ class Grammar(ABC):
     """
 
     @abstractmethod
-    def fill(self, rows: Tensor, drafts: Lists) -> None:
+    def fill(self, rows: Tensor, drafts: Drafts) -> None:
         """Clear the bits of what may not come next.
 
         Parameters
@@ -52,7 +52,7 @@ class Grammar(ABC):
             ``[n]`` int64 draft tokens of each sequence, to be forgotten again; none of one that has ended.
         """
 
-    def fill_last(self, rows: Tensor, drafts: Asked) -> None:
+    def fill_last(self, rows: Tensor, drafts: SomeDrafts) -> None:
         """Clear the bits of what may not come after the whole of a draft: the last row of those that ``fill`` writes.
 
         Asked where a draft is made token by token, and at the nodes of a tree. As it stands it calls ``fill``. An
@@ -73,7 +73,7 @@ class Grammar(ABC):
             rows[b] = every[b, len(draft)]
 
     @abstractmethod
-    def commit(self, tokens: Lists) -> None:
+    def commit(self, tokens: Drafts) -> None:
         """Take note of what the step emitted, the end of a sequence included: ``[n]`` int64 new tokens of each."""
 
 
@@ -103,7 +103,7 @@ class Masks:
             self._real[-1] = (1 << vocab_size % 32) - 1
         self._rows: dict[tuple[int, bytes], Tensor] = {}
 
-    def after(self, drafts: Asked, among: Tensor | None = None) -> tuple[Tensor, NDArray[np.bool_]]:
+    def after(self, drafts: SomeDrafts, among: Tensor | None = None) -> tuple[Tensor, NDArray[np.bool_]]:
         """What may follow the whole of each draft.
 
         Parameters
@@ -154,10 +154,10 @@ class Masks:
             self._ask([None if n < 0 else row[:n] for row, n in zip(tokens, lengths, strict=True)])
         rows = torch.full((batch, num_nodes, len(self._real)), -1, dtype=torch.int32, device="cpu")
         bits = rows.numpy()
-        paths: list[Asked] = [[None if limit < 0 else tokens[b, :0] for b, limit in enumerate(limits)]]
+        paths: list[SomeDrafts] = [[None if limit < 0 else tokens[b, :0] for b, limit in enumerate(limits)]]
         rows[:, 0] = self._after(paths[0])
         for node in range(1, num_nodes):
-            path: Asked = [None] * batch
+            path: SomeDrafts = [None] * batch
             for b, (token, parent) in enumerate(
                 zip(tokens[:, node - 1].tolist(), parents[:, node].tolist(), strict=True)
             ):
@@ -170,7 +170,7 @@ class Masks:
             rows[:, node] = self._after(path)
         return rows, np.array([[path is not None for path in column] for column in paths]).T
 
-    def commit(self, tokens: Lists) -> None:
+    def commit(self, tokens: Drafts) -> None:
         """As of `Grammar`."""
         self._rows.clear()
         self._grammar.commit(tokens)
@@ -181,7 +181,7 @@ class Masks:
             return None
         return sequence, draft.tobytes()
 
-    def _after(self, drafts: Asked) -> Tensor:
+    def _after(self, drafts: SomeDrafts) -> Tensor:
         """The rows as the grammar fills them, with all their bits where there is none."""
         keys = [self._key(b, draft) for b, draft in enumerate(drafts)]
         unknown = [None if key is None or key in self._rows else draft for key, draft in zip(keys, drafts, strict=True)]
@@ -194,7 +194,7 @@ class Masks:
         blank = torch.full_like(self._real, -1)
         return torch.stack([blank if key is None else self._rows[key] for key in keys])
 
-    def _ask(self, drafts: Asked) -> None:
+    def _ask(self, drafts: SomeDrafts) -> None:
         """Ask for the rows along whole drafts at once, unless those before the last are known; their tokens may be
         barred.
         """

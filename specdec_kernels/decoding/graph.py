@@ -34,12 +34,12 @@ from torch import Tensor
 
 from ..config import settings
 from ..drafters.base import Draft, Drafter
+from .launching import Steps
 from .logprobs import numbers_of_token
 from .runner import Runner
 from .schedule import Schedule
 from .state import OUTCOME_COLUMNS, DecodingState
 from .step import verify_step
-from .steps import Steps
 
 logger = logging.getLogger("specdec_kernels")
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .costs import AUTO_DRAFT_LENGTHS, LearnedCosts
-from .steps import Steps
+from .launching import Steps
 
 _known: dict[Identity, dict[Any, LearnedCosts]] = {}
 _REPEATS = 2

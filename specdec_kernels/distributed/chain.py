@@ -19,11 +19,11 @@ from ..ops.verify_chain import DRAFTED, ROWS
 from ..ops.verify_chain import verify_chain as op
 from ..sampling import SamplingParams
 from ..types import VerifyOutput
-from .cut import cuts_of, verify_step
+from .cut import cuts_of, verify_in_groups
 from .exchange import OP, Exchange
 from .layout import layout_of, own_tiles
 from .rows import Shard
-from .rules import RULES, Step
+from .rules import RULES, ShardedCall
 
 _OF_THE_OP = inspect.signature(op).parameters  # those that are not named below must be left out
 
@@ -144,12 +144,12 @@ def verify_chain(
     dense = [x for x in (target_logits, draft_logits, draft_probs) if x is not None]
     shard = Shard(exchange, layout, backend)
     own = iter(own_tiles(exchange, layout, dense))
-    asked = Step(
+    asked = ShardedCall(
         shard, next(own), draft_tokens, None if draft_logits is None else next(own),
         None if draft_probs is None else next(own), uniform_samples, noise_keys, params, draft_params, acceptance,
         num_draft_tokens, eos_token_ids,
     )  # fmt: skip
     with unchecked():  # the ops within see rows that nobody asked about
-        out = verify_step(asked, cuts, draft_cuts)
+        out = verify_in_groups(asked, cuts, draft_cuts)
     raise_for_status(OP, out.status)
     return out

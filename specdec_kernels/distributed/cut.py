@@ -26,8 +26,8 @@ from ..ops.warp_probs import warp_probs
 from ..sampling import SMALLEST_TEMPERATURE, SamplingParams
 from ..types import RowStats, Status, VerifyOutput
 from .mass import TopP, bounds
-from .rows import Largest, Listed, Rows, Shard, listed_at, read_rows
-from .rules import Step, asked_of_draft, asked_of_target, some_params, verify_whole, with_flags
+from .rows import Largest, Listed, Shard, ShardRows, listed_at, read_rows
+from .rules import ShardedCall, asked_of_draft, asked_of_target, some_params, verify_whole, with_flags
 
 MOST = 4096  # ids that top-k may ask for and top-p look among: kernels list so many, and add more in other ways
 LISTED = 128  # largest logits that each rank tells at once of a row that top-p or min-p cut
@@ -35,7 +35,7 @@ LEAST_MIN_P = 2.0**-126  # cuts nothing of any weight
 
 
 @dataclass(frozen=True)
-class Cut:
+class Truncation:
     """One sequence's parameters, 0 (`top_p`: 1) where they are off."""
 
     top_k: int
@@ -80,10 +80,10 @@ def numbers_of(params: SamplingParams, batch: int) -> list[tuple[float, ...]]:
     return list(zip(*columns, strict=True))
 
 
-def cuts_of(params: SamplingParams, batch: int, vocab: int) -> list[Cut]:
+def cuts_of(params: SamplingParams, batch: int, vocab: int) -> list[Truncation]:
     """Of each sequence."""
     return [
-        Cut(
+        Truncation(
             int(k) if 0 < k < vocab else 0, p if 0 < p < 1 else 1.0, m if 0 < m <= 1 else 0.0,
             0 <= t < SMALLEST_TEMPERATURE, params.min_p_first, not 0 <= m <= 1,
         )
@@ -91,7 +91,7 @@ def cuts_of(params: SamplingParams, batch: int, vocab: int) -> list[Cut]:
     ]  # fmt: skip
 
 
-def of_kept(params: SamplingParams, cuts: list[Cut], device: torch.device) -> SamplingParams:
+def of_kept(params: SamplingParams, cuts: list[Truncation], device: torch.device) -> SamplingParams:
     """Parameters for rows that hold what top-p keeps of a whole row's mass, and −inf elsewhere. They are cut still, as
     the mass of a cut row is added in another way than that of a whole one.
     """
@@ -108,7 +108,7 @@ def of_kept(params: SamplingParams, cuts: list[Cut], device: torch.device) -> Sa
     )
 
 
-def listed_length(cuts: list[Cut]) -> int:
+def listed_length(cuts: list[Truncation]) -> int:
     """How many of each rank's largest logits are told at once: one more than top-k asks for, as ties would be seen."""
     bounded = [cut.top_k + 1 for cut in cuts if cut.any and not cut.told_whole and cut.top_k]
     others = any(cut.any and not cut.told_whole and not cut.top_k for cut in cuts)
@@ -136,7 +136,7 @@ def spread(numbers: Tensor, ids: Tensor, vocab: int, elsewhere: float) -> Tensor
     return numbers.new_full((*ids.shape[:2], vocab + 1), elsewhere).scatter_(-1, ids, numbers)
 
 
-def bounds_of(x: Tensor, params: SamplingParams, cuts: list[Cut]) -> Tensor:
+def bounds_of(x: Tensor, params: SamplingParams, cuts: list[Truncation]) -> Tensor:
     """Bounds ``[batch, n]`` below which top-k or min-p keep nothing, by the largest logits ``[batch, n, many]``."""
     batch, n, many = x.shape
     largest = x.topk(min(many, max([1, *(cut.top_k for cut in cuts)]))).values
@@ -151,7 +151,7 @@ def bounds_of(x: Tensor, params: SamplingParams, cuts: list[Cut]) -> Tensor:
 
 
 def candidates(
-    shard: Shard, listed: Listed, told: Largest, params: SamplingParams, cuts: list[Cut], uncut: Tensor | None
+    shard: Shard, listed: Listed, told: Largest, params: SamplingParams, cuts: list[Truncation], uncut: Tensor | None
 ) -> Candidates:
     """Of the sequences that are cut; of the others none. `told` are the largest of the rows that are `listed`: all that
     counts is among them where the bound lies above their floor, and no rank has to be asked again. `uncut [batch, n,
@@ -205,7 +205,7 @@ def tell(
     return ids.long(), logits, also[0] if also else None, wide
 
 
-def with_cuts(step: Step, draft: Rows, listed: Listed, told: Largest, cuts: list[Cut]) -> Rows:
+def with_cuts(step: ShardedCall, draft: ShardRows, listed: Listed, told: Largest, cuts: list[Truncation]) -> ShardRows:
     """The draft's rows, of whose logits some are cut."""
     found = candidates(step.shard, listed, told, step.draft_params, cuts, draft.stats.values)
     rows, backend = found.rows(step.shard.layout.vocab), step.shard.backend
@@ -232,7 +232,7 @@ def stats_and_prob(rows: Tensor, ids: Tensor, params: SamplingParams, backend: s
     return row_stats(rows, params, backend=backend), prob
 
 
-def verify_cut(step: Step, known: Known, cuts: list[Cut]) -> VerifyOutput:
+def verify_cut(step: ShardedCall, known: Known, cuts: list[Truncation]) -> VerifyOutput:
     """Of sequences whose target rows are cut."""
     vocab, num_draft = step.shard.layout.vocab, step.draft_tokens.shape[1]
     assert known.largest is not None
@@ -260,7 +260,7 @@ def verify_cut(step: Step, known: Known, cuts: list[Cut]) -> VerifyOutput:
     return out
 
 
-def verify_told(step: Step) -> VerifyOutput:
+def verify_told(step: ShardedCall) -> VerifyOutput:
     """Of sequences whose rows are told whole."""
     drafted = step.drafted
     target, *draft = step.shard.whole(step.target_logits, *([] if drafted is None else [drafted]))
@@ -272,7 +272,7 @@ def verify_told(step: Step) -> VerifyOutput:
     return as_one(step, target, step.params, **given)
 
 
-def as_one(step: Step, rows: Tensor, params: SamplingParams, **of_draft: Any) -> VerifyOutput:
+def as_one(step: ShardedCall, rows: Tensor, params: SamplingParams, **of_draft: Any) -> VerifyOutput:
     """The op on whole target rows, with the rest of a step."""
     by_match = step.acceptance in ("match", "greedy")
     return verify_chain(
@@ -300,8 +300,8 @@ def some_probs(numbers: Tensor, ids: Tensor, vocab: int, status: Tensor) -> Tens
 class Known:
     """What all ranks know of a step's rows after the first round; the draft's as truncation leaves them."""
 
-    target: Rows | None
-    draft: Rows | None
+    target: ShardRows | None
+    draft: ShardRows | None
     largest: Largest | None  # of the target's rows, if some are cut
 
     def some(self, sequences: Tensor) -> Known:
@@ -310,7 +310,7 @@ class Known:
         return Known(target, draft, None if self.largest is None else self.largest.some(sequences))
 
 
-def know(step: Step, cuts: list[Cut], draft_cuts: list[Cut]) -> Known:
+def know(step: ShardedCall, cuts: list[Truncation], draft_cuts: list[Truncation]) -> Known:
     """One round, of all that is needed first, and what it takes to cut the draft's rows."""
     reads_target = not all(cut.any for cut in cuts) or any(cut.by_mass for cut in cuts) or not cuts
     asked = [*([asked_of_target(step)] if reads_target else []), *asked_of_draft(step)]
@@ -330,13 +330,14 @@ def know(step: Step, cuts: list[Cut], draft_cuts: list[Cut]) -> Known:
     return Known(target, draft, lists.pop() if lists else None)
 
 
-def verify_step(step: Step, cuts: list[Cut], draft_cuts: list[Cut]) -> VerifyOutput:
+def verify_in_groups(step: ShardedCall, cuts: list[Truncation], draft_cuts: list[Truncation]) -> VerifyOutput:
     """Sequences whose target rows are told whole, those whose are cut, and the others: each in its way."""
     whole = [i for i, cut in enumerate(cuts) if cut.told_whole]
     others = [i for i, cut in enumerate(cuts) if not cut.told_whole]
     if whole and others:
         parts = [
-            verify_step(step.some(of), [cuts[i] for i in of], [draft_cuts[i] for i in of]) for of in (whole, others)
+            verify_in_groups(step.some(of), [cuts[i] for i in of], [draft_cuts[i] for i in of])
+            for of in (whole, others)
         ]
         return joined([whole, others], parts)
     if whole:
@@ -352,7 +353,7 @@ def verify_step(step: Step, cuts: list[Cut], draft_cuts: list[Cut]) -> VerifyOut
     return joined([uncut, cut], parts)
 
 
-def verify_uncut(step: Step, known: Known) -> VerifyOutput:
+def verify_uncut(step: ShardedCall, known: Known) -> VerifyOutput:
     """Of sequences whose target rows are not cut."""
     assert known.target is not None
     return verify_whole(step, known.target, known.draft)

@@ -83,7 +83,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Rows:
+class ShardRows:
     """This rank's tiles of some rows, and the whole rows' distributions.
 
     Attributes
@@ -104,14 +104,14 @@ class Rows:
     at: Tensor
     prob: Tensor
 
-    def some(self, sequences: Tensor) -> Rows:
+    def some(self, sequences: Tensor) -> ShardRows:
         """Those of some sequences, by their numbers."""
         stats = RowStats(*(of[sequences] for of in self.stats))
-        return Rows(self.own[sequences], stats, self.one_hot[sequences], self.at[sequences], self.prob[sequences])
+        return ShardRows(self.own[sequences], stats, self.one_hot[sequences], self.at[sequences], self.prob[sequences])
 
 
 @dataclass(frozen=True)
-class Asked:
+class RowsRead:
     """Rows that are to be read: ``own [batch, n, ids]``, of each the probability of ``ids [batch, n]``."""
 
     own: Tensor
@@ -163,7 +163,7 @@ class Listed:
     also: Tensor | None = None
 
 
-def read_rows(shard: Shard, asked: list[Asked], listed: list[Listed]) -> tuple[list[Rows], list[Largest]]:
+def read_rows(shard: Shard, asked: list[RowsRead], listed: list[Listed]) -> tuple[list[ShardRows], list[Largest]]:
     """All of them in one round: each tile's maximum and mass, of each row the argmax, the flags and one logit; and the
     largest logits of those that are cut.
     """
@@ -180,7 +180,7 @@ def read_rows(shard: Shard, asked: list[Asked], listed: list[Listed]) -> tuple[l
     )
 
 
-def own_stats(shard: Shard, rows: Asked) -> list[Tensor]:
+def own_stats(shard: Shard, rows: RowsRead) -> list[Tensor]:
     """What `merge_rows` takes of this rank's tiles."""
     batch, n = rows.own.shape[:2]
     nothing = torch.empty(batch, n, 0, dtype=torch.float32, device=rows.own.device)
@@ -228,7 +228,7 @@ def merge_largest(shard: Shard, told: list[tuple[Tensor, ...]]) -> Largest:
     return replace(found, floor=last.amax(-1))
 
 
-def merge_rows(shard: Shard, rows: Asked, told: list[tuple[Tensor, ...]]) -> Rows:
+def merge_rows(shard: Shard, rows: RowsRead, told: list[tuple[Tensor, ...]]) -> ShardRows:
     """What the whole rows are."""
     tile_max, tile_mass = (shard.in_order([of[i] for of in told]) for i in (0, 1))
     at = shard.of_owner([of[4] for of in told], rows.ids)
@@ -244,9 +244,9 @@ def merge_rows(shard: Shard, rows: Asked, told: list[tuple[Tensor, ...]]) -> Row
         bad = (status != 0) | ~((values[..., 3] - 1).abs() <= SLACK)
         status = status | torch.where(bad, int(Status.BAD_DRAFT), 0).to(torch.int32)
         prob = torch.where((at >= 0) & ~bad, at, 0.0)
-        return Rows(rows.own, RowStats(values, argmax, status), torch.zeros_like(bad), at, prob)
+        return ShardRows(rows.own, RowStats(values, argmax, status), torch.zeros_like(bad), at, prob)
     status = status | torch.where(maximum == math.inf, int(Status.INF), 0).to(torch.int32)
     status = status | torch.where(maximum == -math.inf, int(Status.EMPTY_ROW), 0).to(torch.int32)
     one_hot = valid.greedy | maximum.isinf()
     prob = torch.where(one_hot, (rows.ids == argmax).to(prob.dtype), prob)
-    return Rows(rows.own, RowStats(values, argmax, status | valid.status[:, None]), one_hot, at, prob)
+    return ShardRows(rows.own, RowStats(values, argmax, status | valid.status[:, None]), one_hot, at, prob)

@@ -33,11 +33,11 @@ from ..ops.verify_chain import ACCEPTANCES
 from ..sampling import GREEDY as GREEDY_PARAMS
 from ..sampling import SamplingParams
 from ..types import PLACEHOLDER_TOKEN_ID, RowStats, VerifyOutput
-from .rows import Asked, Rows, Shard
+from .rows import RowsRead, Shard, ShardRows
 
 
 @dataclass(frozen=True)
-class Step:
+class ShardedCall:
     """One verify step; rows of logits and probabilities are this rank's tiles of them."""
 
     shard: Shard
@@ -64,7 +64,7 @@ class Step:
         rows = self.draft_probs if self.draft_logits is None else self.draft_logits
         return rows if self.draft_tokens.shape[1] else None
 
-    def some(self, numbers: list[int]) -> Step:
+    def some(self, numbers: list[int]) -> ShardedCall:
         """The step of some sequences, by their numbers."""
         sequences = torch.tensor(numbers, device=self.draft_tokens.device)
         whole = ("eos_token_ids",)
@@ -114,7 +114,7 @@ RULES = ("token", "block", "match", "greedy")
 """Those that are served: another of `ACCEPTANCES` is refused until it is written here."""
 
 
-def verify_whole(step: Step, target: Rows, draft: Rows | None) -> VerifyOutput:
+def verify_whole(step: ShardedCall, target: ShardRows, draft: ShardRows | None) -> VerifyOutput:
     """Of sequences whose target rows are not cut; the draft's are as truncation leaves them."""
     args = step.arguments()
     chain = make_chain(step, args, target, draft)
@@ -144,25 +144,27 @@ def verify_whole(step: Step, target: Rows, draft: Rows | None) -> VerifyOutput:
     return VerifyOutput(tokens, walk.accepted.to(int32), num_tokens.to(int32), status.to(int32), None)
 
 
-def asked_of_target(step: Step) -> Asked:
+def asked_of_target(step: ShardedCall) -> RowsRead:
     """The target's rows."""
     params = GREEDY_PARAMS if step.acceptance == "greedy" else step.params
-    return Asked(step.target_logits, torch.nn.functional.pad(step.ids, (0, 1)), params)
+    return RowsRead(step.target_logits, torch.nn.functional.pad(step.ids, (0, 1)), params)
 
 
-def with_flags(step: Step, target: Rows) -> Rows:
+def with_flags(step: ShardedCall, target: ShardRows) -> ShardRows:
     """The target's rows as they were read, with the flags of the parameters: greedy rows were read without them."""
     flags = make_params(len(step.ids), target.stats.values, step.params._flat).status
     return replace(target, stats=target.stats._replace(status=target.stats.status | flags[:, None]))
 
 
-def asked_of_draft(step: Step) -> list[Asked]:
+def asked_of_draft(step: ShardedCall) -> list[RowsRead]:
     """The draft's rows, if it has any."""
     drafted = step.drafted
-    return [] if drafted is None else [Asked(drafted, step.ids, step.draft_params, step.draft_logits is None)]
+    return [] if drafted is None else [RowsRead(drafted, step.ids, step.draft_params, step.draft_logits is None)]
 
 
-def make_chain(step: Step, args: VerifyChainArguments, target: Rows, draft: Rows | None) -> ShardedChain:
+def make_chain(
+    step: ShardedCall, args: VerifyChainArguments, target: ShardRows, draft: ShardRows | None
+) -> ShardedChain:
     values, ids = target.stats.values, step.ids
     batch, rows = values.shape[:2]
     params, draft_params = (make_params(batch, values, given._flat) for given in (step.params, step.draft_params))
@@ -187,7 +189,7 @@ def make_chain(step: Step, args: VerifyChainArguments, target: Rows, draft: Rows
     )  # fmt: skip
 
 
-def of_draft(step: Step, draft: Rows | None, rows: Tensor | slice, batch: Tensor | slice) -> dict[str, Any]:
+def of_draft(step: ShardedCall, draft: ShardRows | None, rows: Tensor | slice, batch: Tensor | slice) -> dict[str, Any]:
     """What `shard_draw` takes of some of the draft's rows."""
     if draft is None:
         return {}
@@ -197,7 +199,9 @@ def of_draft(step: Step, draft: Rows | None, rows: Tensor | slice, batch: Tensor
     return {"draft_logits": draft.own[batch, rows], "draft_stats": stats, "draft_params": step.draft_params}
 
 
-def block_rule_of(step: Step, chain: ShardedChain, by_token: Walk, target: Rows, draft: Rows) -> tuple[Walk, Tensor]:
+def block_rule_of(
+    step: ShardedCall, chain: ShardedChain, by_token: Walk, target: ShardRows, draft: ShardRows
+) -> tuple[Walk, Tensor]:
     """The block rule, and the token rule of sequences whose drafts are not drawn; and the masses ``[batch, tiles]`` of
     what the last token is drawn from. Weights and the span depend on no sum: they are found first, then all the sums
     that either needs in one round.
@@ -225,7 +229,12 @@ def block_rule_of(step: Step, chain: ShardedChain, by_token: Walk, target: Rows,
 
 
 def draw(
-    step: Step, chain: ShardedChain, walk: Walk, target: Rows, draft: Rows | None, masses: Tensor | None
+    step: ShardedCall,
+    chain: ShardedChain,
+    walk: Walk,
+    target: ShardRows,
+    draft: ShardRows | None,
+    masses: Tensor | None,
 ) -> Tensor:
     """The token after the accepted ones ``[batch]``: after a rejection from ``(w P − Q)+``; where that is empty, and
     after a span accepted whole, from P. `masses [batch, tiles]` are those of it, where they are known and not empty.
@@ -270,7 +279,7 @@ def twofold(value: object) -> object:
     return value.expand(-1, 2, *value.shape[2:]) if isinstance(value, Tensor) else value
 
 
-def noisy_tokens(step: Step, target: Rows) -> Tensor:
+def noisy_tokens(step: ShardedCall, target: ShardRows) -> Tensor:
     """What plain sampling with the noise draws at every row ``[batch, num_draft + 1]``."""
     shard = step.shard
     assert step.noise_keys is not None

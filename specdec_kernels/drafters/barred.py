@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..backends.reference.processors import onto_vocab, unpacked
-from ..decoding.grammar import Asked, Masks, allowed
+from ..decoding.grammar import Masks, SomeDrafts, allowed
 from ..decoding.state import DecodingState
 from ..processors import FlatProcessors
 from ..types import PLACEHOLDER_TOKEN_ID
@@ -75,7 +75,7 @@ class Barred:
         generated = lengths - self._prompt_lengths[mine, None]
         return bias.masked_fill(generated < self._until[mine].gather(1, ids), -math.inf)
 
-    def after(self, drafts: Asked, ids: _Ints, lengths: _Ints) -> NDArray[np.float32]:
+    def after(self, drafts: SomeDrafts, ids: _Ints, lengths: _Ints) -> NDArray[np.float32]:
         """What is added to the logits of `ids` after a draft of each sequence, ``[batch, n]``.
 
         Parameters

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..backends.reference.processors import counted, penalised, valid_penalties
-from ..decoding.grammar import Asked, allowed
+from ..decoding.grammar import SomeDrafts, allowed
 from ..decoding.state import DecodingState, StepResult
 from ..processors import FlatProcessors
 from ..tree import DraftTree
@@ -107,7 +107,7 @@ class MedusaDrafter(TreeDrafter):
         if masks is not None:
             known, limits = ids.cpu(), np.where(state.step.cpu().numpy() > 0, state.host_limits, 0)
         chosen = [state.tokens.new_full((state.batch_size,), PLACEHOLDER_TOKEN_ID)] * self.num_nodes
-        paths: dict[int, Asked] = {0: [np.empty(0, dtype=np.int64)] * state.batch_size}
+        paths: dict[int, SomeDrafts] = {0: [np.empty(0, dtype=np.int64)] * state.batch_size}
         counts: dict[int, Tensor] = {}
         if self._penalties is not None and state.token_counts is not None:
             counts[0] = counted(state.token_counts, ids.expand(state.batch_size, -1))

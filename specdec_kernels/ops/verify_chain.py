@@ -28,7 +28,7 @@ ACCEPTANCES = {"token": 0, "block": 1, "match": 2, "greedy": 3}  # as csrc/commo
 DRAFTED, ROWS = ("batch", "num_draft"), ("batch", "num_draft + 1")
 
 # What `verify_chain` and `verify_packed` are both called with. (A plain tuple: a named one costs 0.2 microseconds.)
-Asked = tuple[
+SpanCall = tuple[
     Tensor, Tensor, Tensor | None, RandomNumbers, SamplingParams | None, SamplingParams | None,
     Processors | None, str, TargetLaw | None, bool,
     Tensor | None, Tensor | None, RowStats | None, TokenMap | None, Tensor | None, Tensor | None, Tensor | None, bool,
@@ -218,7 +218,7 @@ def verify_chain(
 def verify_spans(
     op: str,
     backend: str | None,
-    asked: Asked,
+    asked: SpanCall,
     batch: int,
     num_draft: int,
     cu: Tensor | None,

@@ -19,7 +19,7 @@ import math
 import torch
 from torch import Tensor
 
-from .law import SMALLEST_EXPONENT, TOP_P_REACHED, Params, Rows, clean, make_law, positive, remainder
+from .law import SMALLEST_EXPONENT, TOP_P_REACHED, Params, RowKind, clean, make_law, positive, remainder
 
 Ends = tuple[Tensor, Tensor]
 """The lower and the upper end of an interval."""
@@ -31,7 +31,7 @@ class LooseRows:
     def __init__(self, given: Tensor, params: Params) -> None:
         law = make_law(given[:, None], params)
         self.params, self.argmax = params, law.argmax
-        x = clean(given) if params.rows is Rows.LOGITS else positive(given).clamp_min(0.0).log()
+        x = clean(given) if params.rows is RowKind.LOGITS else positive(given).clamp_min(0.0).log()
         top = x.gather(-1, law.argmax)
         self.scores = (x - torch.where(top.isinf(), 0.0, top)) * params.inverse_temperature  # at most 0
         self.ids = torch.arange(x.shape[-1], device=x.device)

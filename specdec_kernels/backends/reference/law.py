@@ -25,7 +25,7 @@ TOP_P_REACHED = 1 - 2.0**-18  # what of top_p a mass has to reach: with 0.8, 0.5
 # --- sampling parameters ----------------------------------------------------------------------------------------------
 
 
-class Rows(Enum):
+class RowKind(Enum):
     """What rows hold: logits, weights that are proportional to probabilities, or probabilities, which sum to 1."""
 
     LOGITS, WEIGHTS, PROBS = range(3)
@@ -43,7 +43,7 @@ class Params:
     min_p: Tensor
     min_p_first: bool
     status: Tensor  # [batch] int32
-    rows: Rows = Rows.LOGITS
+    rows: RowKind = RowKind.LOGITS
 
     @property
     def inverse_temperature(self) -> Tensor:
@@ -62,7 +62,7 @@ def compute_dtype(logits: Tensor) -> torch.dtype:
 
 
 def make_params(
-    batch: int, like: Tensor, given: FlatParams, flags: Tensor | int = 0, rows: Rows = Rows.LOGITS
+    batch: int, like: Tensor, given: FlatParams, flags: Tensor | int = 0, rows: RowKind = RowKind.LOGITS
 ) -> Params:
     """An op's sampling parameters for laws of `rows` of `like`; what is out of range is read as 1 (temperature) or off.
     `flags` ``[batch]``: what is known of the sequences besides.
@@ -87,9 +87,9 @@ def make_params(
     return Params(t, top_k, None if no_top_p else p, m, given.min_p_first, status, rows)
 
 
-def rows_of_target(args: VerifyArguments) -> Rows:
+def rows_of_target(args: VerifyArguments) -> RowKind:
     """What the target's rows of a verify step hold."""
-    return Rows.PROBS if args.target_probs else Rows.LOGITS
+    return RowKind.PROBS if args.target_probs else RowKind.LOGITS
 
 
 def untruncated(params: Params) -> Params:
@@ -127,7 +127,7 @@ def lowest_argmax(x: Tensor, maximum: Tensor) -> tuple[Tensor, Tensor]:
 
 def make_law(logits: Tensor, params: Params) -> RowLaws:
     """The sampling transform S of every row (temperature → top-k → top-p → min-p, or min-p first)."""
-    if params.rows is not Rows.LOGITS:
+    if params.rows is not RowKind.LOGITS:
         return law_of_weights(logits, params)
     x = clean(logits)
     maximum = x.amax(-1)
@@ -199,12 +199,12 @@ def row_status(logits: Tensor, params: Params) -> Tensor:
     """The flags of each row ``[batch, n]``: NaN, +inf, nothing possible, bad parameters."""
     status = torch.where(logits.isnan().any(-1), int(Status.NAN), 0)
     status = status | torch.where((logits == math.inf).any(-1), int(Status.INF), 0)
-    x = clean(logits) if params.rows is Rows.LOGITS else positive(logits)
+    x = clean(logits) if params.rows is RowKind.LOGITS else positive(logits)
     empty = (x == -math.inf).all(-1)
     status = status | torch.where(empty, int(Status.EMPTY_ROW), 0)
-    if params.rows is not Rows.LOGITS:
+    if params.rows is not RowKind.LOGITS:
         total = weights_sum(logits)
-        bad = total.isinf() if params.rows is Rows.WEIGHTS else ~((total - 1).abs() <= SLACK)
+        bad = total.isinf() if params.rows is RowKind.WEIGHTS else ~((total - 1).abs() <= SLACK)
         summed = ~params.greedy & ~empty & ~(logits == math.inf).any(-1)
         status = status | torch.where(bad & summed, int(Status.BAD_PARAM), 0)
     return status.to(torch.int32) | params.status[:, None]

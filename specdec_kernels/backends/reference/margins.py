@@ -18,7 +18,7 @@ from ...types import Status
 from .coins import with_numbers
 from .draft import can_give
 from .intervals import Ends, LooseRows, surely_best, surely_drawn, unless_empty
-from .law import Rows, make_params, weight_left
+from .law import RowKind, make_params, weight_left
 from .loose_laws import LooseLaws, LooseStep
 from .packed import indexed, padded
 from .processors import Given, processed
@@ -144,7 +144,7 @@ def of_chains(args: VerifyChainArguments) -> tuple[Tensor, ...]:
 def of_draws(args: SampleArguments, tokens: Tensor) -> Tensor:
     """``[batch, n, num_samples]``, of tokens that `sample` drew."""
     logits, _ = processed(args.logits, args.processors)
-    params = make_params(logits.shape[0], logits, args.params, 0, Rows.WEIGHTS if args.probs else Rows.LOGITS)
+    params = make_params(logits.shape[0], logits, args.params, 0, RowKind.WEIGHTS if args.probs else RowKind.LOGITS)
     ids, index = slots_upto(logits.shape[-1], tokens), tokens
     if args.draft_to_target is not None:
         ids = args.draft_to_target

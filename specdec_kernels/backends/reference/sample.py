@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...ops.arguments import SampleArguments
 from ...types import PLACEHOLDER_TOKEN_ID, Status
-from .law import Remainder, RowLaws, Rows, make_law, make_params, row_status
+from .law import Remainder, RowKind, RowLaws, make_law, make_params, row_status
 from .processors import processed
 from .random import gumbel
 from .reads import bad_uniforms, clean_uniforms
@@ -29,7 +29,7 @@ def draw_rows(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Te
         rows, none = named(rows, row_index)
         rows = rows.masked_fill(none[:, None, None], -math.inf)
     logits, flags = processed(rows, processors)
-    valid = make_params(logits.shape[0], logits, params, flags, Rows.WEIGHTS if probs else Rows.LOGITS)
+    valid = make_params(logits.shape[0], logits, params, flags, RowKind.WEIGHTS if probs else RowKind.LOGITS)
     law = make_law(logits, valid)
     status = row_status(logits, valid)
     if noise_keys is not None:
