@@ -95,7 +95,7 @@ def check_logits(
     return shape
 
 
-def check_integers(caller: str, name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:
+def check_id_tensor(caller: str, name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:
     """TypeError unless a strided tensor of one of the integer `dtypes`, in words for those who hold ids."""
     if not isinstance(value, Tensor) or value.dtype not in dtypes or value.layout is not torch.strided:
         got = type(value).__name__
@@ -130,12 +130,6 @@ def check_flag(caller: str, name: str, value: object) -> None:
     """TypeError unless `value` is True or False."""
     if value is not True and value is not False:
         raise TypeError(f"{caller}: {name} must be a bool, got {type(value).__name__}")
-
-
-def check_choice(caller: str, name: str, value: object, choices: tuple[str, ...]) -> None:
-    """ValueError unless `value` is one of a few names."""
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{caller}: {name} must be {' or '.join(map(repr, choices))}, got {value!r}")
 
 
 def check_one_of(caller: str, name: str, value: object, names: Collection[str]) -> None:

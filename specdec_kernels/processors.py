@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import check_int, check_integers
+from .checks import check_id_tensor, check_int
 from .flat import FlatProcessors
 from .types import NO_ID, TokenCounts
 
@@ -103,7 +103,7 @@ class Processors:
         if counts is not None and not isinstance(counts, TokenCounts):
             raise TypeError(f"Processors: token_counts must be a TokenCounts, got {type(counts).__name__}")
         if bitmask is not None:
-            check_integers("Processors", "token_bitmask", bitmask, (torch.int32,))
+            check_id_tensor("Processors", "token_bitmask", bitmask, (torch.int32,))
         allowed = None if self.allowed_ids is None else _ids("allowed_ids", self.allowed_ids)
         bias = self._bias()
         penalties = self._penalties()
@@ -148,7 +148,7 @@ class Processors:
             Not an int32 tensor.
         """
         if token_bitmask is not None:
-            check_integers("with_bitmask", "token_bitmask", token_bitmask, (torch.int32,))
+            check_id_tensor("with_bitmask", "token_bitmask", token_bitmask, (torch.int32,))
         other = object.__new__(Processors)
         other.__dict__.update(self.__dict__)
         object.__setattr__(other, "token_bitmask", token_bitmask)
@@ -195,7 +195,7 @@ class Processors:
             parts.append((ids, torch.where(ids == NO_ID, 0.0, -math.inf).to(torch.float32), None))
         minimum = self.min_tokens
         if isinstance(minimum, Tensor):
-            check_integers("Processors", "min_tokens", minimum, INTEGERS)
+            check_id_tensor("Processors", "min_tokens", minimum, INTEGERS)
             if minimum.dim() != 1:
                 raise TypeError(f"Processors: min_tokens must be an integer or a [batch] tensor, got {_form(minimum)}")
         else:
@@ -289,7 +289,7 @@ def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
 def _ids(name: str, value: object) -> tuple[Tensor, Tensor]:
     """``[lists, n]`` int32, and which lists there are ``[lists]`` bool."""
     if isinstance(value, Tensor):
-        check_integers("Processors", name, value, INTEGERS)
+        check_id_tensor("Processors", name, value, INTEGERS)
         if value.dim() not in (1, 2):
             raise TypeError(f"Processors: {name} must be a tensor [n] or [batch, n], got {_form(value)}")
         ids = value if value.dim() == 2 else value[None]

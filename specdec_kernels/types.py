@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import check_device, check_int, check_integers, check_sequence
+from .checks import check_device, check_id_tensor, check_int, check_sequence
 
 PLACEHOLDER_TOKEN_ID = -1
 """Fills the slots of an output that hold no token."""
@@ -288,14 +288,14 @@ class TokenCounts:
 
     def __init__(self, prompt_ids: Tensor, max_new_tokens: int, attention_mask: Tensor | None = None) -> None:
         caller = "TokenCounts"
-        check_integers(caller, "prompt_ids", prompt_ids, (torch.int32, torch.int64))
+        check_id_tensor(caller, "prompt_ids", prompt_ids, (torch.int32, torch.int64))
         if prompt_ids.dim() != 2:
             raise ValueError(f"{caller}: prompt_ids must be [batch, n], got {list(prompt_ids.shape)}")
         check_int(caller, "max_new_tokens", max_new_tokens, 0, 2**30)
         ids = prompt_ids
         if attention_mask is not None:
             integers = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-            check_integers(caller, "attention_mask", attention_mask, integers)
+            check_id_tensor(caller, "attention_mask", attention_mask, integers)
             if attention_mask.shape != ids.shape:
                 shapes = f"{list(ids.shape)}, got {list(attention_mask.shape)}"
                 raise ValueError(f"{caller}: attention_mask must be {shapes}")
@@ -369,7 +369,7 @@ class TokenMap:
     """
 
     def __init__(self, draft_to_target: Tensor) -> None:
-        check_integers("TokenMap", "draft_to_target", draft_to_target, (torch.int32, torch.int64))
+        check_id_tensor("TokenMap", "draft_to_target", draft_to_target, (torch.int32, torch.int64))
         if draft_to_target.device.type == "meta":
             raise ValueError("TokenMap: draft_to_target must hold ids, got a tensor on meta")
         if draft_to_target.dim() != 1 or draft_to_target.numel() == 0:

@@ -20,9 +20,9 @@ from torch import Tensor
 from ..checks import (
     ID_DTYPES,
     check_callable,
+    check_id_tensor,
     check_instance,
     check_int,
-    check_integers,
     check_mapping,
     check_sequence,
     check_tensor,
@@ -318,7 +318,7 @@ def measure_costs(
     check_measuring("measure_costs", drafters, lengths, rounds, clock, advance)
     check_int("measure_costs", "batch_size", batch_size, 1, 2**31 - 1)
     check_int("measure_costs", "steps", steps, 1, 2**20)
-    check_integers("measure_costs", "ids", ids, ID_DTYPES)
+    check_id_tensor("measure_costs", "ids", ids, ID_DTYPES)
     if mask is not None:
         check_tensor("measure_costs", "mask", mask, MASK_DTYPES, None)
     if ids.dim() != 2 or len(ids) < 1 or (mask is not None and mask.shape != ids.shape):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..checks import check_array, check_choice, check_flag, check_int, check_mapping, check_number, check_sequence
+from ..checks import check_array, check_flag, check_int, check_mapping, check_number, check_one_of, check_sequence
 from ..drafters.base import Drafter, TreeDrafter
 from ..integrations.runners import as_runner
 from ..sampling import SamplingParams
@@ -175,7 +175,7 @@ def count_runs(
         check_int("count_runs", name, value, 0, None)
     trees = sum(isinstance(drafter, TreeDrafter) for drafter in drafters.values())
     ways = trees + (len(drafters) - trees) * lengths
-    check_choice("count_runs", "acceptance", acceptance, ("token", "greedy"))
+    check_one_of("count_runs", "acceptance", acceptance, ("token", "greedy"))
     answers = sum(_answers(temperature, draws, acceptance) for temperature in temperatures)
     return answers * ways * num_batches + batch_sizes * rounds * (1 + lengths + ways)
 
@@ -258,7 +258,7 @@ def plan(
         check_mapping("plan", "costs", costs, int, StepCosts, "batch sizes to StepCosts")
     if not drafters or PLAIN in drafters:
         raise ValueError(f"plan: drafters must be one or more, none of them called {PLAIN!r}, got {list(drafters)}")
-    check_choice("plan", "acceptance", acceptance, ("token", "greedy"))
+    check_one_of("plan", "acceptance", acceptance, ("token", "greedy"))
     for batch_size, known in (costs or {}).items():
         for name, drafter in drafters.items():
             for length, _, key in _ways(name, drafter, lengths):

@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..sampling import SamplingParams
+from ..sampling import GREEDY, SamplingParams
 from ..testing import ChainProblem, Float64, Int64, TreeProblem, target_joint
 from .step import Problem
 
 Probs = Sequence[float]
-GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True, eq=False)

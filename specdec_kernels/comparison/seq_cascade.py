@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import check_choice, check_number
+from ..checks import check_number, check_one_of
 from ..decoding.output import GenerationOutput, Recorder
 from ..decoding.request import Request
 from ..decoding.state import DecodingState, Speculation, StepResult
@@ -74,7 +74,7 @@ def seq_cascade(
     """
     caller = "seq_cascade"
     check_number(caller, "alpha", alpha, -math.inf, math.inf)
-    check_choice(caller, "confidence", confidence, ("mean", "sum"))
+    check_one_of(caller, "confidence", confidence, ("mean", "sum"))
     request = Request(input_ids, attention_mask, sampling, seeds, max_new_tokens, eos_token_id)
     models = TwoModels.begin(caller, model, draft_model, request, draft_sampling, 0)
     state = models.state

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import ID_DTYPES, check_int, check_integers, check_tensor
+from ..checks import ID_DTYPES, check_id_tensor, check_int, check_tensor
 from ..ops._common import check_params
 from ..sampling import SamplingParams
 from ..types import TokenMap
@@ -142,7 +142,7 @@ def check_draft(
 
 
 def _check_ids(caller: str, runner: Runner, input_ids: Tensor) -> None:
-    check_integers(caller, "input_ids", input_ids, ID_DTYPES)
+    check_id_tensor(caller, "input_ids", input_ids, ID_DTYPES)
     if input_ids.dim() != 2 or input_ids.numel() == 0:
         raise ValueError(f"{caller}: input_ids must be [batch >= 1, prompt >= 1], got {list(input_ids.shape)}")
     if input_ids.device != runner.device:
@@ -184,7 +184,7 @@ def _check_unpadded(caller: str, runner: Runner, input_ids: Tensor) -> None:
 
 
 def _check_seeds(caller: str, seeds: Tensor, batch: int) -> None:
-    check_integers(caller, "seeds", seeds, (torch.int64,))
+    check_id_tensor(caller, "seeds", seeds, (torch.int64,))
     if seeds.device.type == "meta":
         raise ValueError(f"{caller}: seeds must hold numbers, got a tensor on meta")
     if tuple(seeds.shape) != (batch,):

@@ -17,7 +17,7 @@ from ..ops.noise_keys import noise_keys as make_noise_keys
 from ..ops.uniform_samples import uniform_samples as make_uniform_samples
 from ..ops.verify_chain import DRAFTED, ROWS
 from ..ops.verify_chain import verify_chain as op
-from ..sampling import SamplingParams
+from ..sampling import GREEDY, SamplingParams
 from ..types import VerifyOutput
 from .cut import cuts_of, verify_in_groups
 from .exchange import OP, Exchange
@@ -131,7 +131,7 @@ def verify_chain(
     layout = layout_of(exchange, width, widths, device)
     if acceptance in ("match", "greedy"):
         draft_logits = draft_probs = None
-    cuts = cuts_of(SamplingParams(0.0) if acceptance == "greedy" else params, batch, layout.vocab)
+    cuts = cuts_of(GREEDY if acceptance == "greedy" else params, batch, layout.vocab)
     draft_cuts = cuts_of(SamplingParams() if draft_logits is None else draft_params, batch, layout.vocab)
     if seeds is not None:
         given = step if steps is None else steps

@@ -16,9 +16,9 @@ from ..checks import (
     INT64,
     LOGIT_DTYPES,
     check_array,
+    check_id_tensor,
     check_instance,
     check_int,
-    check_integers,
     check_tensor,
 )
 from ..decoding.runner import Runner
@@ -78,7 +78,7 @@ class Draft:
     tree: DraftTree | None = None
 
     def __post_init__(self) -> None:
-        check_integers("Draft", "tokens", self.tokens, INT64)
+        check_id_tensor("Draft", "tokens", self.tokens, INT64)
         for name, dtypes in _OPTIONAL:
             if (tensor := getattr(self, name)) is not None:
                 check_tensor("Draft", name, tensor, dtypes, None)

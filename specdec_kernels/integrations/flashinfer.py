@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ..backends.reference.rows import named, slots_upto
-from ..checks import FLOAT_DTYPES, INT32, LOGIT_DTYPES, check_choice, check_flag, check_given, check_tensor, shape_error
+from ..checks import FLOAT_DTYPES, INT32, LOGIT_DTYPES, check_flag, check_given, check_one_of, check_tensor, shape_error
 from ..ops.mask_logits_ import mask_logits_
 from ..ops.sample import sample
 from ..ops.uniform_samples import uniform_samples
@@ -342,7 +342,7 @@ def chain_speculative_sampling(
 
 def _is_joint(op: str, order: str) -> bool:
     """Whether top-k and top-p each look at the whole row."""
-    check_choice(op, "filter_apply_order", order, ("top_k_first", "joint"))
+    check_one_of(op, "filter_apply_order", order, ("top_k_first", "joint"))
     return order == "joint"
 
 

@@ -26,10 +26,8 @@ def check_target_probs(
         raise ValueError(f"{op}: acceptance={acceptance!r} needs target_logits, got target_probs")
 
 
-def check_indexed(
-    op: str, draft_index: object, draft_logits: object, draft_probs: object, draft_stats: object, least: int
-) -> Shape:
-    """What the draft's rows are, of which each request has as many as that `least`."""
+def check_indexed(op: str, draft_logits: object, draft_probs: object, draft_stats: object, least: int) -> Shape:
+    """What the draft's rows are where a `draft_index` names them: each request has as many as that `least`."""
     name, given = ("draft_logits", draft_logits) if draft_logits is not None else ("draft_probs", draft_probs)
     if given is None:
         raise ValueError(f"{op}: draft_index needs draft_logits or draft_probs, got neither")

@@ -268,7 +268,7 @@ def verify_spans(
         expected.append(("bonus_tokens", bonus_tokens, ID_DTYPES, ("batch",), (batch,)))
     if draft_index is not None:
         least = num_draft + law.cascade_bonus
-        draft_rows = check_indexed(op, draft_index, draft_logits, draft_probs, draft_stats, least)
+        draft_rows = check_indexed(op, draft_logits, draft_probs, draft_stats, least)
         expected.append(("draft_index", draft_index, ID_DTYPES, ("batch",), (batch,)))
     values, argmax, status, target_to_draft = check_draft(
         op, target_logits, draft_rows, draft_logits, draft_probs, draft_stats, draft_token_map, expected

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ...ops.arguments import SampleArguments, VerifyArguments, VerifyChainArguments
+from ...ops.arguments import Processing, SampleArguments, VerifyArguments, VerifyChainArguments
 from ...sampling import FlatParams
 from ...types import Status
 from .coins import with_numbers
@@ -21,7 +21,7 @@ from .intervals import Ends, LooseRows, surely_best, surely_drawn, unless_empty
 from .law import RowKind, make_params, weight_left
 from .loose_laws import LooseLaws, LooseStep
 from .packed import indexed, padded
-from .processors import Given, processed
+from .processors import processed
 from .random import gumbel
 from .reads import clean_uniforms
 from .rows import named, slots_upto, with_rows
@@ -85,7 +85,7 @@ def params_of(params: FlatParams, part: slice) -> FlatParams:
     return FlatParams._make(p[part] if isinstance(p, Tensor) else p for p in params)
 
 
-def processing_of(given: Given, part: slice) -> Given:
+def processing_of(given: Processing, part: slice) -> Processing:
     """Lists that are one for all sequences stay as they are."""
     if given is None:
         return None

@@ -7,16 +7,14 @@ import math
 import torch
 from torch import Tensor
 
+from ...ops.arguments import Processing
 from ...processors import FlatProcessors
 from ...types import NO_ID, Status, TokenCounts
 from .law import compute_dtype
 from .rows import slots_upto
 
-Given = list[Tensor | None] | None
-"""`FlatProcessors`, as an op takes them."""
 
-
-def processed(logits: Tensor, given: Given, drafted: Tensor | None = None) -> tuple[Tensor, Tensor | int]:
+def processed(logits: Tensor, given: Processing, drafted: Tensor | None = None) -> tuple[Tensor, Tensor | int]:
     """The logits that sampling parameters act on ``[batch, n, vocab]``, and the flags of each sequence's processors.
 
     `drafted` ``[batch, n, k]`` int64: the draft tokens before each row, −1 where there is none. NaN stays NaN unless it

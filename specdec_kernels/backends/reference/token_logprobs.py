@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from ...ops.arguments import TokenLogprobsArguments
+from ...ops.arguments import Processing, TokenLogprobsArguments
 from ...processors import FlatProcessors
 from ...types import Status
 from .law import clean, lowest_argmax, make_law, make_params, raw_entropies, row_status
-from .processors import Given, processed
+from .processors import processed
 from .rows import slots_upto
 
 
@@ -70,7 +70,7 @@ def of_rows(values: Tensor, rows: Tensor) -> Tensor:
     return values.gather(1, rows[..., None].expand(-1, -1, values.shape[-1]))
 
 
-def with_rows(given: Given, n: int, rows: Tensor) -> Given:
+def with_rows(given: Processing, n: int, rows: Tensor) -> Processing:
     """Processors of `n` rows a sequence as those of `rows`, whose masks they have."""
     mask = None if given is None else FlatProcessors(*given).token_bitmask
     if given is None or mask is None:
