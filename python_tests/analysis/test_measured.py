@@ -267,7 +267,7 @@ def test_a_batch_verifies_when_any_of_it_drafts() -> None:
     [({"drafters": {}}, "drafters must be one or more"),
      ({"drafters": {"none": sk.NgramDrafter()}}, "drafters must be one or more, none of them called 'none'"),
      ({"batches": []}, "batches must be 1 or more, got 0"),
-     ({"acceptance": "block"}, "acceptance must be 'token' or 'greedy', got 'block'")],
+     ({"acceptance": "block"}, "acceptance must be one of token, greedy, got 'block'")],
 )  # fmt: skip
 def test_a_plan_refuses(named: dict[str, Any], message: str) -> None:
     given = {"batches": [(prompts(4, vocab=23)[0], None)], "drafters": {"lookup": sk.NgramDrafter()}} | named

@@ -145,7 +145,7 @@ def test_joint_top_k_and_top_p_look_at_the_whole_row(uniforms: Callable[[Tensor]
     assert torch.equal(frequencies(draw, given, 3, 0.65, filter_apply_order="joint")[0], joint)
     first = frequencies(draw, given, 2, 0.55, filter_apply_order="top_k_first")[0]
     assert first[0] == 1
-    with pytest.raises(ValueError, match="filter_apply_order must be 'top_k_first' or 'joint', got 'top_p'"):
+    with pytest.raises(ValueError, match="filter_apply_order must be one of top_k_first, joint, got 'top_p'"):
         draw(given, 2, 0.55, filter_apply_order="top_p")
 
 
