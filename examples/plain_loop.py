@@ -45,11 +45,12 @@ if __name__ == "__main__":
     target_name, draft_name, prompt = sys.argv[1:]
     tokenizer = AutoTokenizer.from_pretrained(target_name)
     models = [AutoModelForCausalLM.from_pretrained(name) for name in (target_name, draft_name)]
-    end = torch.tensor([tokenizer.eos_token_id])
+    ends = models[0].generation_config.eos_token_id  # one id, several, or none
+    ends = None if ends is None else torch.tensor(ends).reshape(-1)
     ids = tokenizer(prompt, return_tensors="pt").input_ids
     if ids.shape[1] < 2:
         sys.exit("the prompt must have two tokens or more")
     if models[0].config.vocab_size != models[1].config.vocab_size:  # one may be padded
         sys.exit("the models must give logits of the same ids")
-    text = speculate(*models, ids, sk.SamplingParams(temperature=0.8, top_p=0.95), eos_token_ids=end)
+    text = speculate(*models, ids, sk.SamplingParams(temperature=0.8, top_p=0.95), eos_token_ids=ends)
     print(tokenizer.decode(text[0]))
