@@ -329,7 +329,7 @@ def test_bad_rules() -> None:
         got = type(law).__name__
         with pytest.raises(TypeError, match=f"^oracle_cascade: target_law must be one of sk.laws but Lossy, got {got}"):
             sk.oracle_cascade(target, IDS, draft_model=draft, target_law=law)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="^seq_cascade: confidence must be 'mean' or 'sum', got 'max'"):
+    with pytest.raises(ValueError, match="^seq_cascade: confidence must be one of mean, sum, got 'max'"):
         sk.seq_cascade(target, IDS, draft_model=draft, alpha=0.1, confidence="max")
     with pytest.raises(TypeError, match="^seq_cascade: alpha must be a number, got str"):
         sk.seq_cascade(target, IDS, draft_model=draft, alpha="0.1")  # type: ignore[arg-type]

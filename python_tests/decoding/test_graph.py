@@ -381,10 +381,11 @@ def test_a_drafter_has_the_room_that_it_is_asked_to_fill(cuda: FakeCuda) -> None
 
 def test_measuring_costs_changes_nothing_and_leaves_its_graphs(cuda: FakeCuda) -> None:
     target = CapturableTable(TARGET)
-    for name in ("model", "ngram", "none"):
+    drafters = {name: DRAFTERS[name]() for name in ("model", "ngram", "none")}  # a draft's costs go with it
+    for name, drafter in drafters.items():
         plain = run(target, sk.NoDrafter())
         cuda.log.clear()
-        assert torch.equal(run(target, DRAFTERS[name](), num_speculative_tokens="auto").tokens, plain.tokens)
+        assert torch.equal(run(target, drafter, num_speculative_tokens="auto").tokens, plain.tokens)
         assert cuda.captures() >= (1 if name == "none" else len(schedule.AUTO_DRAFT_LENGTHS))
         assert cuda.log.count("capture") <= len(schedule.AUTO_DRAFT_LENGTHS) + 1
     kinds = [key[-1] for key in rehearsal._known[rehearsal.Identity(target)]]
