@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...flat import FlatParams
 from ...ops.arguments import TILE, VerifyArguments
-from ...sampling import SMALLEST_TEMPERATURE, FlatParams
+from ...sampling import SMALLEST_TEMPERATURE
 from ...types import Status
 from .rows import at, slots_upto
 
