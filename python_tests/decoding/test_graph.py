@@ -28,10 +28,10 @@ from specdec_kernels.decoding.step import verify_step
 from specdec_kernels.drafters import Draft, Drafter
 from specdec_kernels.integrations.runners import as_runner
 from specdec_kernels.integrations.transformers.models import DECODERS, ENCODER_DECODERS
-from specdec_kernels.ops.arguments import CHAIN_ACCEPTANCES
+from specdec_kernels.ops.verify_chain import ACCEPTANCES as RULES
 
 LOOP = importlib.import_module("specdec_kernels.decoding.generate")  # the name is also the function's
-ACCEPTANCES = tuple(CHAIN_ACCEPTANCES)
+ACCEPTANCES = tuple(RULES)
 
 
 class CapturableTable(TableRunner):

@@ -13,7 +13,6 @@ from python_tests.ops import chains
 from python_tests.ops.inputs import refuses, seeded
 from python_tests.support import Backend
 from specdec_kernels import config
-from specdec_kernels.ops.arguments import CHAIN_ACCEPTANCES
 
 OP = "verify_chain"
 EMULATED_CASES = 12
@@ -325,7 +324,9 @@ def test_refuses(change: dict[str, object], error: type[Exception], message: str
 
 def test_a_rule_that_is_not_written_for_shards_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """An acceptance rule that is added to the op must not run as another one here."""
-    monkeypatch.setitem(CHAIN_ACCEPTANCES, "another", len(CHAIN_ACCEPTANCES))
+    from specdec_kernels.ops.verify_chain import ACCEPTANCES
+
+    monkeypatch.setitem(ACCEPTANCES, "another", len(ACCEPTANCES))
     with pytest.raises(ValueError, match=r"distributed\.verify_chain: acceptance must be one of"):
         on_every_rank(
             1,

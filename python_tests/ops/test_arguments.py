@@ -18,8 +18,10 @@ from python_tests.ops.inputs import op_tests, same_bits
 from python_tests.support import Backend
 from specdec_kernels import laws
 from specdec_kernels.backends import OPS, direct
-from specdec_kernels.flat import LOSSLESS, FlatProcessors
+from specdec_kernels.laws import LOSSLESS
 from specdec_kernels.ops import arguments
+from specdec_kernels.ops.verify_chain import ACCEPTANCES
+from specdec_kernels.processors import FlatProcessors
 from specdec_kernels.sampling import DEFAULT_PARAMS
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
@@ -100,7 +102,7 @@ LAWS = {"lossless": LOSSLESS.number} | {spelt(kind.__name__): kind.number for ki
 @pytest.mark.parametrize(
     ("header", "enum", "python"),
     [
-        ("common/params.h", "Acceptance", arguments.CHAIN_ACCEPTANCES),
+        ("common/params.h", "Acceptance", ACCEPTANCES),
         ("common/params.h", "TreeAcceptance", arguments.TREE_ACCEPTANCES),
         ("common/target_law.h", "LawKind", LAWS),
         ("bind_cache.h", "CacheDim", arguments.CACHE_DIMS),
@@ -115,7 +117,7 @@ def test_the_reference_and_triton_have_the_same_rules(module: str) -> None:
     if "triton" in module:
         pytest.importorskip("triton")
     found = importlib.import_module(f"specdec_kernels.backends.{module}")
-    for name, number in arguments.CHAIN_ACCEPTANCES.items():
+    for name, number in ACCEPTANCES.items():
         there = getattr(found, name.upper())
         assert getattr(there, "value", there) == number, name
 

@@ -29,7 +29,7 @@ from specdec_kernels.backends.reference import intervals, loose_laws, margins
 from specdec_kernels.backends.reference.intervals import LooseRows
 from specdec_kernels.backends.reference.loose_laws import LooseStep
 from specdec_kernels.backends.reference.margins import LooseChain
-from specdec_kernels.ops.arguments import CHAIN_ACCEPTANCES
+from specdec_kernels.ops.verify_chain import ACCEPTANCES as RULES
 from specdec_kernels.testing import float64_gumbel
 
 OP = "verify_chain"
@@ -37,7 +37,7 @@ BATCH, NUM_DRAFT, VOCAB = 256, 3, 40
 ERROR = 3e-6  # of float32 arithmetic, in the margins' unit
 EPS = (1e-6, 1e-4, 1e-2)
 FAR = 0.1
-ACCEPTANCES = tuple(CHAIN_ACCEPTANCES)
+ACCEPTANCES = tuple(RULES)
 KINDS = ("full", "plain", "one_hot", "reduced", "probs", "odd", "target_probs")
 CUTS: list[dict[str, Any]] = [
     {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}

@@ -12,8 +12,8 @@ import specdec_kernels as sk
 from python_tests.ops import chains
 from python_tests.ops.inputs import logits, uniforms
 from specdec_kernels.laws import Lossy, TargetLaw
-from specdec_kernels.ops.arguments import NEED_DRAFT as NEED_DRAFT
 from specdec_kernels.ops.arguments import TREE_ACCEPTANCES
+from specdec_kernels.ops.verify_tree import NEED_DRAFT as NEED_DRAFT
 from specdec_kernels.testing import Verify
 
 ACCEPTANCES = tuple(TREE_ACCEPTANCES)

@@ -7,8 +7,8 @@ from typing import Any
 from ..checks import check_flag, check_instance, check_int, check_one_of
 from ..drafters.base import Drafter, TreeDrafter
 from ..laws import BiLD, TargetLaw, check_law
-from ..ops.arguments import CHAIN_ACCEPTANCES
 from ..ops.token_logprobs import MAX_TOP
+from ..ops.verify_chain import ACCEPTANCES
 from ..ops.verify_tree import check_thresholds
 from ..processors import Processors
 from .costs import CostTable
@@ -33,8 +33,7 @@ def check_speculation(
     if drafter.runner is runner:
         raise ValueError("generate: drafter must have a Runner of its own, got the target's")
     check_draft_length("generate", num_speculative_tokens)
-    rules = TREE_RULES if isinstance(drafter, TreeDrafter) else CHAIN_ACCEPTANCES
-    check_one_of("generate", "acceptance", acceptance, rules)
+    check_one_of("generate", "acceptance", acceptance, TREE_RULES if isinstance(drafter, TreeDrafter) else ACCEPTANCES)
     if isinstance(drafter, TreeDrafter):
         _check_tree_drafter(runner, drafter, target_law)
     check_thresholds("generate", epsilon, delta)

@@ -25,10 +25,11 @@ from ..backends.reference.verify_chain import (
     token_rule,
     what_was_read,
 )  # fmt: skip
-from ..flat import LOSSLESS
-from ..ops.arguments import CHAIN_ACCEPTANCES, VerifyArguments, VerifyChainArguments
+from ..laws import LOSSLESS
+from ..ops.arguments import VerifyArguments, VerifyChainArguments
 from ..ops.merge_shards import total_mass
 from ..ops.shard_draw import shard_draw
+from ..ops.verify_chain import ACCEPTANCES
 from ..sampling import GREEDY as GREEDY_PARAMS
 from ..sampling import SamplingParams
 from ..types import PLACEHOLDER_TOKEN_ID, RowStats, VerifyOutput
@@ -84,7 +85,7 @@ class ShardedCall:
         )  # fmt: skip
         return VerifyChainArguments(
             shared, self.draft_tokens, self.num_draft_tokens, None, self.draft_tokens.shape[1],
-            CHAIN_ACCEPTANCES[self.acceptance], False,
+            ACCEPTANCES[self.acceptance], False,
         )  # fmt: skip
 
 
@@ -110,7 +111,7 @@ class ShardedChain(Chain):
 
 
 RULES = ("token", "block", "match", "greedy")
-"""Those that are served: another of `CHAIN_ACCEPTANCES` is refused until it is written here."""
+"""Those that are served: another of `ACCEPTANCES` is refused until it is written here."""
 
 
 def verify_whole(step: ShardedCall, target: ShardRows, draft: ShardRows | None) -> VerifyOutput:

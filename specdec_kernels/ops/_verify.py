@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from ..checks import FLOAT32, INT32, INT64, LOGIT_DTYPES, check_instance, check_tensor, shape_error
-from ..flat import FlatLaw
-from ..laws import BiLD, TargetLaw, check_law
+from ..laws import BiLD, FlatLaw, TargetLaw, check_law
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap
 from ._common import Expected, Shape, check_beside_probs, check_tensors

@@ -18,7 +18,8 @@ from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_args, get_o
 
 from torch import Tensor
 
-from ..flat import FlatLaw, FlatParams
+from ..laws import FlatLaw
+from ..sampling import FlatParams
 
 Int = Annotated[int, "int"]
 Ints = Annotated[list[int], "int[]"]
@@ -27,16 +28,14 @@ WrittenTensor = Annotated[Tensor, "Tensor(a!)"]
 WrittenCounts = Annotated[Tensor, "Tensor(b!)"]
 WrittenNumber = Annotated[Tensor, "Tensor(c!)"]
 Processing = Annotated[list[Tensor | None] | None, "Tensor?[]?"]
-"""`flat.FlatProcessors`; None: nothing is processed."""
+"""`processors.FlatProcessors`; None: nothing is processed."""
 TENSORS = {Tensor: "Tensor", Tensor | None: "Tensor?"}
 
 NEED_LOGITS = ("match", "typical")  # rules of chains and of trees
-NEED_DRAFT = ("recursive", "traversal")  # and of trees
 TILE = 1024
 """Ids of a row whose weights are added before anything else is; csrc/common/params.h has the same number."""
 
 # Numbers that cross instead of names, and that C++ has too: in csrc/common/params.h and csrc/bind_cache.h.
-CHAIN_ACCEPTANCES = {"token": 0, "block": 1, "match": 2, "greedy": 3}
 TREE_ACCEPTANCES = {"sample": 0, "greedy": 1, "match": 2, "typical": 3, "recursive": 4, "traversal": 5}
 PURPOSES = {"draft": 0, "accept": 1, "final": 2, "sample": 3}
 """Streams of random numbers, by the number that stands in their counters; C++ has some in csrc/common/philox.h."""

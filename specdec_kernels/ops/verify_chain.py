@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from ..checks import ID_DTYPES, INT32, check_flag, check_one_of, shape_error
-from ..flat import LOSSLESS
-from ..laws import TargetLaw
+from ..laws import LOSSLESS, TargetLaw
 from ..processors import Processors
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap, VerifyOutput
@@ -23,8 +22,9 @@ from ._common import (
 )
 from ._random import RandomNumbers, noise_of
 from ._verify import check_certain, check_draft, check_draft_for_law, check_eos, check_indexed, check_target_probs
-from .arguments import CHAIN_ACCEPTANCES, VerifyChainArguments
+from .arguments import VerifyChainArguments
 
+ACCEPTANCES = {"token": 0, "block": 1, "match": 2, "greedy": 3}  # as csrc/common/params.h numbers them
 DRAFTED, ROWS = ("batch", "num_draft"), ("batch", "num_draft + 1")
 
 # What `verify_chain` and `verify_packed` are both called with. (A plain tuple: a named one costs 0.2 microseconds.)
@@ -236,8 +236,8 @@ def verify_spans(
         eos_token_ids, return_acceptance,
     ) = asked  # fmt: skip
     device = target_logits.device
-    check_one_of(op, "acceptance", acceptance, CHAIN_ACCEPTANCES)
-    rule = CHAIN_ACCEPTANCES[acceptance]
+    check_one_of(op, "acceptance", acceptance, ACCEPTANCES)
+    rule = ACCEPTANCES[acceptance]
     if return_acceptance is not False:
         check_flag(op, "return_acceptance", return_acceptance)
     law, draft_rows = LOSSLESS, drafted

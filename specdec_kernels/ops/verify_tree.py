@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..checks import ID_DTYPES, check_instance, check_one_of, shape_error
-from ..flat import LOSSLESS
-from ..laws import TargetLaw
+from ..laws import LOSSLESS, TargetLaw
 from ..processors import Processors
 from ..sampling import SamplingParams
 from ..tree import DraftTree
@@ -18,7 +17,9 @@ from ..types import RowStats, TokenMap, VerifyOutput
 from ._common import Expected, check_params, check_processors, check_rows, define, dispatch, raise_for_status
 from ._random import noise_of
 from ._verify import check_certain, check_draft, check_draft_for_law, check_eos, check_target_probs
-from .arguments import NEED_DRAFT, TREE_ACCEPTANCES, VerifyTreeArguments
+from .arguments import TREE_ACCEPTANCES, VerifyTreeArguments
+
+NEED_DRAFT = ("recursive", "traversal")
 
 
 def _fake(args: VerifyTreeArguments) -> tuple[Tensor, ...]:

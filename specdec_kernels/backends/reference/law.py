@@ -10,9 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...flat import FlatParams
 from ...ops.arguments import TILE, VerifyArguments
-from ...sampling import SMALLEST_TEMPERATURE
+from ...sampling import SMALLEST_TEMPERATURE, FlatParams
 from ...types import Status
 from .rows import at, slots_upto
 

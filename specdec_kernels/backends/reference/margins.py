@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ...flat import FlatParams
 from ...ops.arguments import Processing, SampleArguments, VerifyArguments, VerifyChainArguments
+from ...sampling import FlatParams
 from ...types import Status
 from .coins import with_numbers
 from .draft import can_give

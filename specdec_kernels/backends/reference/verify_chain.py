@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...ops.arguments import CHAIN_ACCEPTANCES, VerifyChainArguments
+from ...ops.arguments import VerifyChainArguments
 from ...types import PLACEHOLDER_TOKEN_ID, Status
 from .coins import with_numbers
 from .draft import can_give, draft_probs
@@ -34,7 +34,7 @@ from .rows import at, slots_upto
 from .sample import perturbed
 from .target_law import Mixtures, make_mixtures
 
-TOKEN, BLOCK, MATCH, GREEDY = CHAIN_ACCEPTANCES.values()
+TOKEN, BLOCK, MATCH, GREEDY = range(4)
 
 
 def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -13,7 +13,7 @@ from transformers.generation.utils import GenerationMixin
 
 from ...checks import check_one_of
 from ...decoding.arguments import check_draft_length
-from ...ops.arguments import CHAIN_ACCEPTANCES
+from ...ops.verify_chain import ACCEPTANCES
 from .assisted import generate
 from .versions import check_version
 
@@ -56,7 +56,7 @@ def assisted_generation(
     check_version("assisted_generation")
     if num_speculative_tokens is not None:
         check_draft_length("assisted_generation", num_speculative_tokens)
-    check_one_of("assisted_generation", "acceptance", acceptance, CHAIN_ACCEPTANCES)
+    check_one_of("assisted_generation", "acceptance", acceptance, ACCEPTANCES)
     options: Options = {"num_speculative_tokens": num_speculative_tokens, "acceptance": acceptance}
     before = _mine.get()
     try:  # an interrupt may come anywhere
