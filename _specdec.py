@@ -39,3 +39,7 @@ def _without_the_package(error: Exception) -> int:
     else:
         traceback.print_exception(error)
     return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -90,10 +90,11 @@ class ChainInputs:
     processors: sk.Processors | None = None
     target_probs: Tensor | None = None  # [batch, num_draft + 1, vocab] of such a case
 
-    @functools.cached_property
-    def draft_scores(self) -> Tensor | None:
-        """`draft_logits` as transformers keeps them from drafting: processed, up to a constant a row."""
-        return None if self.draft_probs is None else self.draft_probs.log()
+    draft_scores: Tensor | None = field(init=False)
+    """`draft_logits` as transformers keeps them from drafting: processed, up to a constant a row."""
+
+    def __post_init__(self) -> None:
+        self.draft_scores = None if self.draft_probs is None else self.draft_probs.log()
 
 
 class Request(NamedTuple):

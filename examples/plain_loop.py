@@ -16,17 +16,18 @@ def speculate(target, draft, ids, sampling, *, seed=0, num_draft=4, max_new_toke
     """`ids`, ``[1, length]`` of at least 2, and what `target` says next, from its own distribution."""
     text, step, seeds = ids, 0, torch.tensor([seed], device=ids.device)
     caches = DynamicCache(), DynamicCache()
+    vocab = min(model.config.vocab_size for model in (target, draft))  # one may be padded: ids that both have
     for model, cache in zip((target, draft), caches, strict=True):
         model(text[:, :-1], past_key_values=cache)  # all but the last token, which the loop reads first
     while text.shape[1] < ids.shape[1] + max_new_tokens:
         noise, rows, tokens = sk.uniform_samples(seeds, step, num_draft, "draft"), [], []
         pending = text[:, caches[1].get_seq_length() :]  # what the draft has not read yet
         for i in range(num_draft):
-            rows.append(draft(pending, past_key_values=caches[1]).logits[:, -1:])
+            rows.append(draft(pending, past_key_values=caches[1]).logits[:, -1:, :vocab])
             pending = sk.sample(rows[-1], sampling, uniform_samples=noise[:, i : i + 1]).token
             tokens.append(pending)
         tokens, rows = torch.cat(tokens, 1), torch.cat(rows, 1)
-        scored = target(torch.cat([text[:, -1:], tokens], 1), past_key_values=caches[0]).logits
+        scored = target(torch.cat([text[:, -1:], tokens], 1), past_key_values=caches[0]).logits[..., :vocab]
         out = sk.verify_chain(
             scored, tokens, rows, seeds=seeds, step=step, params=sampling, draft_params=sampling,
             eos_token_ids=eos_token_ids,
@@ -50,7 +51,5 @@ if __name__ == "__main__":
     ids = tokenizer(prompt, return_tensors="pt").input_ids
     if ids.shape[1] < 2:
         sys.exit("the prompt must have two tokens or more")
-    if models[0].config.vocab_size != models[1].config.vocab_size:  # one may be padded
-        sys.exit("the models must give logits of the same ids")
     text = speculate(*models, ids, sk.SamplingParams(temperature=0.8, top_p=0.95), eos_token_ids=ends)
     print(tokenizer.decode(text[0]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -290,3 +291,21 @@ def test_a_device_that_computes_nothing_is_one_sentence(device: str, capsys: pyt
     assert cli.main(["check", "--device", device]) == 2
     said = capsys.readouterr().err
     assert said.startswith("check: --device must be usable here") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("way", ["help", "version"])
+def test_the_command_alone_says_what_there_is(way: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"] if way == "version" else [])
+    said = capsys.readouterr()
+    if way == "version":
+        assert said.out == f"specdec_kernels {sk.__version__}\n" and not ended.value.code
+    else:
+        assert "commands (each knows --help)" in said.err and ended.value.code == 2
+
+
+def test_letters_that_the_terminal_has_not_are_replaced(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "_specdec", "audit", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.returncode == 0 and "--samples" in done.stdout, done.stderr

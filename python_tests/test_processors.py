@@ -52,6 +52,21 @@ def test_counting_keeps_its_tensors_and_its_bounds() -> None:
     assert before == [x.data_ptr() for x in (counts.ids, counts.counts, counts.num_output)]
 
 
+def test_a_request_takes_the_slot_of_another() -> None:
+    counts = sk.TokenCounts(torch.tensor([[3, 5, 9], [1, 2, 4]]), 2).add_(torch.tensor([[5, 6], [7, 8]]))
+    before = [x.data_ptr() for x in (counts.ids, counts.counts, counts.num_output)]
+    assert counts.restart_(0, torch.tensor([7, -1, 7, 0, 7, 7])) is counts
+    assert lists(counts, 0) == {0: 1, 7: 1} and lists(counts, 1) == {1: 1, 2: 1, 4: 1, 7: 2, 8: 2}
+    assert counts.add_(torch.tensor([[7, 1], [-1, -1]])).num_output.tolist() == [2, 2]
+    assert lists(counts, 0) == {0: 1, 1: 2, 7: 3}
+    assert before == [x.data_ptr() for x in (counts.ids, counts.counts, counts.num_output)]
+    alone = sk.TokenCounts(torch.tensor([[7, 0, 0]]), 2).add_(torch.tensor([[7, 1]]))
+    assert torch.equal(alone.ids[0], counts.ids[0]) and torch.equal(alone.counts[0], counts.counts[0])
+    with pytest.raises(ValueError, match="restart_: prompt_ids must hold at most 3 distinct ids, got 4"):
+        counts.restart_(1, torch.arange(4))
+    assert lists(counts.restart_(1, torch.arange(0)), 1) == {}
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

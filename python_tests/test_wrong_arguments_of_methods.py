@@ -111,6 +111,9 @@ GOOD: Calls = {
     "TokenCounts.add_": (
         sk.TokenCounts(torch.tensor([[1, 2]]), 3).add_, lambda: {"tokens": torch.tensor([[1]])},
     ),
+    "TokenCounts.restart_": (
+        sk.TokenCounts(torch.tensor([[1, 2]]), 3).restart_, lambda: {"slot": 0, "prompt_ids": torch.tensor([1])},
+    ),
     "TokenMap.to": (sk.TokenMap(torch.arange(3)).to, lambda: {"device": "cpu"}),
     "testing.TreeProblem": (TreeProblem, lambda: {"parents": [-1, 0], "target": [logits(3), logits(3, 3)]}),
     "testing.TreeProblem.call": (TREE.call, lambda: step(TREE, TREE.num_uniforms)),

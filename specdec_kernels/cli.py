@@ -1,9 +1,10 @@
-"""The command ``specdec`` (or ``python -m specdec_kernels``)."""
+"""The command ``specdec`` (or ``python -m specdec_kernels``, where Ctrl-C during imports ends in a traceback)."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import json
 import os
 import sys
@@ -13,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .commands import ended
+from . import __version__
+from .commands import ended, reach
 from .config import settings
 from .options import FAILED, device
 
@@ -49,7 +51,7 @@ def _check(arguments: list[str]) -> int:
     parser.add_argument("--device", type=device, default="cpu", help="where the tensors are (default: cpu)")
     parser.add_argument("--json", action="store_true", help="the distances as JSON")
     given = parser.parse_args(arguments)
-    _reach(given.device)
+    reach(given.device)
     table = backends(given.device)
     verifiers: dict[str, Callable[..., Any]] = {"verify_chain": verify_chain, "verify_tree": verify_tree}
     found = []
@@ -70,18 +72,6 @@ def _check(arguments: list[str]) -> int:
         verdict = f"{wrong} of {len(found)} are not the target's" if wrong else "every distribution is the target's"
         print(verdict + (f", of those of {len(found) - failed} that could be computed" if failed else ""))
     return 1 if wrong else FAILED if failed else 0
-
-
-def _reach(device: str) -> None:
-    """Raise in one sentence where nothing can be computed there."""
-    import torch
-
-    try:
-        reached = torch.zeros(1, device=device).tolist() == [0.0]
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"--device must be usable here, got {device}: {str(error).splitlines()[0]}") from error
-    if not reached:
-        raise ValueError(f"--device must be usable here, got {device}")
 
 
 def _bench(arguments: list[str]) -> None:
@@ -144,6 +134,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by who started us
             setattr(sys, name, open(os.devnull, mode))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a letter that it has not is no reason to lose an answer
+            stream.reconfigure(errors="replace")
     listing = "\n".join(f"  {name:10}{command.help}" for name, command in _COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="specdec",
@@ -151,9 +144,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=f"commands (each knows --help):\n{listing}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=_COMMANDS, metavar="command", help=", ".join(_COMMANDS))
+    parser.add_argument("--version", action="version", version=f"specdec_kernels {__version__}")
+    parser.add_argument("command", choices=_COMMANDS, metavar="command", nargs="?", help=", ".join(_COMMANDS))
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="that command's own arguments")
     chosen = parser.parse_args(argv)
+    if chosen.command is None:
+        parser.print_help(sys.stderr)
+        parser.exit(FAILED)
     command = _COMMANDS[chosen.command]
     try:
         settings()

@@ -15,7 +15,7 @@ from . import assets
 from .integrations.transformers.packing import pack_linear_weights
 from .options import FAILED, THREADS, device, existing
 
-__all__ = ["add_model_options", "ended", "load", "load_draft", "model_name", "read_text"]
+__all__ = ["add_model_options", "ended", "load", "load_draft", "model_name", "reach", "read_text"]
 
 
 def ended(name: str, run: Callable[[], int | None], extra: str | None = None) -> int:
@@ -59,9 +59,11 @@ def ended(name: str, run: Callable[[], int | None], extra: str | None = None) ->
 
 
 def read_text(path: Path) -> str:
-    """A file's text; ValueError, by its name, where that is not UTF-8."""
+    """A file's text; ValueError, by its name, where that is not UTF-8, or the file is a folder."""
+    if path.is_dir():
+        raise ValueError(f"{path} must be a file, got a folder")
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be UTF-8: {error}") from error
 
@@ -91,27 +93,37 @@ def load(arguments: argparse.Namespace) -> tuple[Any, Any, bool]:
     AssetError, ValueError
         A model that is not there or cannot be read; a device that is not there.
     """
+    reach(arguments.device)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     own = arguments.model is None
     model, tokenizer = assets.load_model() if own else assets.load_folder(arguments.model)
-    _move(model, arguments.device)
+    model.to(arguments.device)
     packs = not arguments.unpacked and model.device.type == "cpu" and model.dtype == torch.float32
     if packs:
         pack_linear_weights(model)
     return model, tokenizer, packs
 
 
-def load_draft(arguments: argparse.Namespace) -> Any:
-    """The model of ``--draft-model`` on its device; None without one. Raises as `load` does."""
+def load_draft(arguments: argparse.Namespace, target: Any, tokenizer: Any) -> Any:
+    """The model of ``--draft-model`` on its device; None without one. Raises as `load` does.
+
+    Where it pads the `target`'s vocabulary differently, it drafts the ids that both have.
+    """
     if arguments.draft_model is None:
         return None
-    model, _ = assets.load_folder(arguments.draft_model)
-    return _move(model, arguments.device)
+    model, own = assets.load_folder(arguments.draft_model)
+    sizes = [each.config.get_text_config().vocab_size for each in (target, model)]
+    if sizes[0] != sizes[1] and own.get_vocab() == tokenizer.get_vocab():
+        model.config.draft_token_ids = getattr(model.config, "draft_token_ids", None) or list(range(min(sizes)))
+    return model.to(arguments.device)
 
 
-def _move(model: Any, device: str) -> Any:
+def reach(device: str) -> None:
+    """ValueError where nothing can be computed there."""
     try:
-        return model.to(device)
-    except (RuntimeError, AssertionError) as error:  # torch's own words on a device that is not there
-        raise ValueError(str(error).splitlines()[0]) from error
+        reached = torch.zeros(1, device=device).tolist() == [0.0]
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"--device must be usable here, got {device}: {str(error).splitlines()[0]}") from error
+    if not reached:
+        raise ValueError(f"--device must be usable here, got {device}")

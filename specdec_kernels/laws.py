@@ -93,7 +93,8 @@ class Lossy(TargetLaw):
     Parameters
     ----------
     alpha : float
-        In [0, 1); 0 is lossless. At most 0.999 beside ``beta="exact"``, whose sums are float32.
+        In [0, 1); 0 is lossless, but with a `beta` above 1. At most 0.999 beside ``beta="exact"``, whose sums are
+        float32.
     beta : float or "exact"
         1 − alpha to 1e30. Acceptance "block" takes "exact" only.
     """
@@ -151,7 +152,8 @@ class _Deferral(_Cascade):
 
 @dataclass(frozen=True)
 class Chow(_Deferral):
-    """Defer where the draft is unsure: ``max q < 1 − α``, or ``H(q) > α`` (arXiv 2405.19261, section 3.1).
+    """Defer where the draft is unsure: ``max q < 1 − α`` (arXiv 2405.19261, section 3.1), or ``H(q) > α``, the same
+    under log-loss (as appendix D has it for `Diff` and `Opt`).
 
     Parameters
     ----------
@@ -245,7 +247,7 @@ class TokenV3(_Token):
     Parameters
     ----------
     alpha : float
-        Finite; below 0 every token is replaced, from 1 on none.
+        Finite; below 0 (from −1e-7 down, as 1 − α is a float32) every token is replaced, from 1 on none.
     bonus : {"target", "cascade"}
         Whose distribution the token after a fully accepted draft has: the target's, or π.
     """

@@ -332,6 +332,43 @@ class TokenCounts:
         self._count("add_", self, tokens, num_tokens, None)
         return self
 
+    def restart_(self, slot: int, prompt_ids: Tensor) -> TokenCounts:
+        """Begin a sequence again with another prompt, in place: a request takes the slot of one that has ended.
+
+        Parameters
+        ----------
+        slot : int
+            In [0, batch).
+        prompt_ids : Tensor
+            ``[n]`` int32 or int64; negative ids count as none. How many distinct ones there are is looked at on the
+            host.
+
+        Returns
+        -------
+        TokenCounts
+            Itself.
+
+        Raises
+        ------
+        ValueError, TypeError
+            Another dtype or shape, a `slot` that there is not, or more distinct ids than ``capacity - max_new_tokens``.
+        """
+        caller = "restart_"
+        check_int(caller, "slot", slot, 0, len(self) - 1)
+        check_id_tensor(caller, "prompt_ids", prompt_ids, (torch.int32, torch.int64))
+        if prompt_ids.dim() != 1 or prompt_ids.is_meta:
+            where = " on meta" if prompt_ids.is_meta else ""
+            raise ValueError(f"{caller}: prompt_ids must be [n] ids, got {list(prompt_ids.shape)}{where}")
+        own = TokenCounts(prompt_ids[None].to(self.ids.device), self.max_new_tokens)
+        held, capacity = int((own.ids != NO_ID).sum()), self.ids.shape[1]
+        if held > capacity - self.max_new_tokens:
+            raise ValueError(
+                f"{caller}: prompt_ids must hold at most {capacity - self.max_new_tokens} distinct ids, got {held}"
+            )
+        self.ids[slot], self.counts[slot], self.num_output[slot] = NO_ID, 0, 0
+        self.ids[slot, :held], self.counts[slot, :held] = own.ids[0, :held], own.counts[0, :held]
+        return self
+
     def clone(self) -> TokenCounts:
         """The same counts in tensors of their own."""
         other = object.__new__(TokenCounts)

@@ -90,9 +90,12 @@ def assemble(draft_tokens: Tensor, accepted: Tensor, final: Tensor) -> tuple[Ten
 
 def one_of(weights: Tensor) -> Tensor:
     """An id a row in proportion to ``[rows, vocab]`` weights. On a GPU by a race of exponentials, which is what
-    `torch.multinomial` does behind a check that waits for the device."""
+    `torch.multinomial` does behind a check that waits for the device; on a CPU, where the exponentials are made one by
+    one, by the inverse of the running sums."""
     if weights.device.type == "cpu":
-        return torch.multinomial(weights, 1)[:, 0]
+        sums = weights.cumsum(-1)
+        coins = torch.rand(len(sums), 1, dtype=sums.dtype) * sums[:, -1:]
+        return torch.searchsorted(sums, coins, right=True)[:, 0].clamp_max(weights.shape[-1] - 1)
     return (weights / torch.empty_like(weights).exponential_(1)).argmax(-1)
 
 

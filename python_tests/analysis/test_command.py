@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from python_tests.decoding.models import tiny
 from specdec_kernels import assets, cli
 from specdec_kernels.analysis import command, drafters, planner
 from specdec_kernels.assets import corpus, prompts
+from specdec_kernels.commands import load_draft
 from specdec_kernels.drafters import MedusaDrafter, ModelDrafter, ModelTreeDrafter, NgramDrafter
 from specdec_kernels.integrations.transformers.packing import is_packed, pack_linear_weights
 
@@ -94,6 +96,19 @@ def test_a_models_folder_drafts_or_is_drafted_for(
     assert all(r["tokens_per_step"]["mean"] >= 2.0 for r in of_trees)  # the likeliest token is always among the nodes
 
 
+def test_a_draft_model_whose_vocabulary_is_padded_differently(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Vocabulary:
+        def __init__(self, *words: str) -> None:
+            self.get_vocab = lambda: {word: i for i, word in enumerate(words)}
+
+    target, given = tiny("llama"), argparse.Namespace(draft_model=Path("draft"), device="cpu")
+    for size, own, ids in ((50, "ab", [*range(50)]), (70, "ab", [*range(61)]), (50, "ac", None), (61, "ac", None)):
+        loaded = tiny("llama", vocab_size=size), Vocabulary(*own)
+        monkeypatch.setattr(assets, "load_folder", lambda folder, loaded=loaded: loaded)
+        draft = load_draft(given, target, Vocabulary(*"ab"))
+        assert getattr(draft.config, "draft_token_ids", None) == ids
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -110,12 +125,15 @@ def test_a_models_folder_drafts_or_is_drafted_for(
             "plan: --heads must be given with --drafter medusa, got ",
         ),
         (["plan", "--model", ".", "--drafter", "medusa"], "plan: --drafter medusa needs --heads, the Medusa heads of"),
-        (["plot", "acceptance"], "plot: figure acceptance takes a JSON file, got None"),
+        (["plot", "acceptance"], "plot: figure acceptance takes a JSON file, got none"),
         (["plot", "best-gamma", "."], "plot: figure best-gamma takes no file, got ."),
-        (["plot", "measured", "."], "plot: [Errno 21]"),
-        (["plot", "expected-tokens", "--output", "no/such/folder.png"], "plot: path must be in a folder that is there"),
-        (["plan", *FAST, "--figure", "no/such/folder.png"], "plan: path must be in a folder that is there"),
-        (["plan", *FAST, "--figure", "x.poem"], "plan: path must end with one of .eps, "),
+        (["plot", "measured", "."], "plot: . must be a file, got a folder"),
+        (
+            ["plot", "expected-tokens", "--output", "no/such/folder.png"],
+            "plot: --output must be in a folder that is there",
+        ),
+        (["plan", *FAST, "--figure", "no/such/folder.png"], "plan: --figure must be in a folder that is there"),
+        (["plan", *FAST, "--figure", "x.poem"], "plan: --figure must end with one of .eps, "),
     ],
 )
 def test_one_sentence_for_an_error(

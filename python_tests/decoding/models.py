@@ -100,6 +100,12 @@ def near(model_type: str, seed: int, distance: float, **changes: Any) -> Any:
     return model
 
 
+def padded(model: Any, vocab: int) -> Any:
+    """The model with a vocabulary of another size: some of the last ids cut, or more behind them."""
+    model.resize_token_embeddings(vocab, mean_resizing=False)
+    return model
+
+
 def unlike_pair(model_type: str) -> tuple[Any, Any]:
     """A target and a draft that agree at some places, neither very sure of anything."""
     target, draft = tiny(model_type, 1), near(model_type, 1, 0.15)

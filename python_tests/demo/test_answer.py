@@ -16,6 +16,7 @@ from python_tests.decoding.models import near, tiny
 from specdec_kernels import assets, cli, config
 from specdec_kernels.analysis import drafters
 from specdec_kernels.assets import corpus
+from specdec_kernels.commands import read_text
 from specdec_kernels.decoding import Provenance
 from specdec_kernels.demo import render
 
@@ -159,7 +160,7 @@ def test_prompts_from_everywhere(
         ),
         (["x", "--epsilon", "0.1"], "--epsilon must be given with --acceptance typical alone"),
         (["x", "--prompt-file", "."], "a prompt must be given once, got an argument and --prompt-file"),
-        (["--prompt-file", "."], "[Errno 21] Is a directory: '.'"),
+        (["--prompt-file", "."], ". must be a file, got a folder"),
         ([" "], "the prompt must hold some text, got none"),
         (["caf\udce9"], "the prompt must be UTF-8, got other bytes"),
         (["x", "--heads", __file__], "--heads must be given with --drafter medusa alone, got --drafter lookup"),
@@ -239,3 +240,15 @@ def test_without_a_seed_each_answer_is_another(
 
     first, second = told(), told()
     assert first["seed"] is None and first["tokens"] != second["tokens"]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
+    marked = tmp_path / "prompt.txt"
+    marked.write_bytes(b"\xef\xbb\xbfto be")
+    assert read_text(marked) == "to be"
+
+
+@pytest.mark.parametrize("command", ["generate", "plan"])
+def test_a_device_without_memory_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, *(["x"] if command == "generate" else []), "--device", "meta"]) == 2
+    assert capsys.readouterr().err.startswith(f"{command}: --device must be usable here, got meta")

@@ -454,7 +454,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "guidance": ({"guidance_scale": 1.5}, "guidance_scale"),
     "embeddings": ({"inputs_embeds": torch.zeros(1, 4, 32)}, "inputs_embeds"),
     "positions": ({"position_ids": torch.tensor([[0, 2, 4, 6]])}, "position_ids other than those of attention_mask"),
-    "long drafts": ({"prompt_lookup_num_tokens": 65}, "prompt_lookup_num_tokens > 64"),
+    "long drafts": ({"prompt_lookup_num_tokens": 65}, r"prompt_lookup_num_tokens must be in \[1, 64\], got 65"),
+    "broken drafts": ({"prompt_lookup_num_tokens": 2.5}, "prompt_lookup_num_tokens must be an integer, got float"),
+    "short matches": ({"max_matching_ngram_size": -1}, "max_matching_ngram_size must be in .*, got -1"),
 }
 
 
@@ -473,8 +475,46 @@ def test_what_is_not_served_is_refused_by_name(name: str) -> None:
     options = {"prompt_lookup_num_tokens": 2, "max_new_tokens": 3, "do_sample": False} | options
     if name == "beams":  # transformers' own mode for them is another; a custom_generate has all modes
         options["custom_generate"] = generate
-    with assisted_generation(), pytest.raises(ValueError, match=f"^generate: .*{message}"):
+    error = TypeError if message.endswith("got float") else ValueError
+    with assisted_generation(), pytest.raises(error, match=f"^generate: .*{message}"):
         model.generate(prompts(4)[0], **options)
+
+
+@pytest.mark.parametrize("width", [3, 5])
+def test_a_mask_of_another_width_is_refused(width: int) -> None:
+    model, _ = PAIRS["llama"]()
+    mask = torch.ones(1, width).long()
+    mask[:, 0] = 0
+    with pytest.raises(ValueError, match=rf"^generate: attention_mask must be \[1, 4\], got \[1, {width}\]"):
+        model.generate(prompts(4)[0], attention_mask=mask, custom_generate=generate, drafter=sk.NgramDrafter())
+
+
+def test_a_wrong_rule_is_refused_greedily_too() -> None:
+    model, _ = PAIRS["llama"]()
+    options = {"custom_generate": generate, "drafter": sk.NgramDrafter(), "do_sample": False, "max_new_tokens": 2}
+    with pytest.raises(
+        ValueError, match="^generate: acceptance must be one of token, block, match, greedy, got 'blok'"
+    ):
+        model.generate(prompts(4)[0], acceptance="blok", **options)
+
+
+def test_the_length_of_a_lookup_counts_beside_a_drafter() -> None:
+    model, _ = PAIRS["llama"]()
+    asked = []
+
+    class Seen(sk.NgramDrafter):
+        def propose(self, state: Any, num_tokens: int) -> Any:
+            asked.append(num_tokens)
+            return super().propose(state, num_tokens)
+
+    options = {"custom_generate": generate, "drafter": Seen(), "do_sample": False, "max_new_tokens": 9}
+    model.generate(prompts(4)[0], prompt_lookup_num_tokens=2, **options)
+    assert max(asked) == 2
+
+
+def test_weights_on_meta_are_refused() -> None:
+    with pytest.raises(ValueError, match="LlamaForCausalLM cannot be served: its weights are on meta"):
+        sk.generate(tiny("llama").to("meta"), prompts(4)[0], drafter=sk.NoDrafter())
 
 
 def test_nodes_that_are_missing_take_no_time() -> None:
@@ -504,11 +544,9 @@ def test_models_that_do_not_fit() -> None:
     model, _ = PAIRS["llama"]()
     t5, ids = PAIRS["t5"]()[0], prompts(4)[0]
     with assisted_generation():
-        with pytest.raises(ValueError, match="generate: not served by specdec_kernels: assistant_tokenizer"):
-            model.generate(ids, assistant_model=tiny("llama", vocab_size=50), tokenizer=0, assistant_tokenizer=0)
         with pytest.raises(ValueError, match="must both be decoders, or both encoder-decoders"):
             t5.generate(ids, assistant_model=model, max_new_tokens=3)
-        with pytest.raises(ValueError, match="decoder_input_ids other than the start id 0"):
+        with pytest.raises(ValueError, match="decoder_input_ids or a decoder_start_token_id other than the model's, 0"):
             t5.generate(ids, decoder_input_ids=torch.tensor([[0, 5]]), prompt_lookup_num_tokens=2, max_new_tokens=3)
         with pytest.raises(ValueError, match="MambaForCausalLM cannot be served"):
             mamba = tiny("mamba")

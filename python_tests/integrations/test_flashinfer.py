@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -170,6 +172,22 @@ def test_renormalised_and_masked_rows(dtype: torch.dtype) -> None:
         torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
 
 
+def test_of_a_row_without_mass_nothing_is_left() -> None:
+    probs = torch.stack([torch.zeros(VOCAB), rows(1)[0].softmax(-1)])
+    for cut in (flashinfer.top_k_renorm_prob(probs, 3), flashinfer.top_p_renorm_prob(probs, 0.5)):
+        assert cut[0].count_nonzero() == 0 and abs(float(cut[1].sum()) - 1) < 1e-6
+
+
+def test_numbers_may_be_numpys() -> None:
+    probs = rows().softmax(-1)
+    found = flashinfer.top_k_top_p_sampling_from_probs(
+        probs, np.int64(4), np.float32(0.8), seed=np.int64(3), offset=np.int64(1)
+    )
+    assert torch.equal(
+        found, flashinfer.top_k_top_p_sampling_from_probs(probs, 4, float(np.float32(0.8)), seed=3, offset=1)
+    )
+
+
 def test_seeds_name_the_numbers() -> None:
     """Wherever a row stands; every offset, seed and row of one stream has its own."""
     probs = rows(1).softmax(-1).expand(64, -1).contiguous()
@@ -202,6 +220,18 @@ def test_rows_named_by_indices_are_read_where_they_are(name: str) -> None:
     assert tokens.dtype == torch.int32 and (name == "joint" or made.most < len(index) * VOCAB)
     assert torch.equal(tokens, draw(given[index], *each, **options))
     assert draw(given, *[p[:0] if isinstance(p, Tensor) else p for p in each], indices=index[:0]).shape == (0,)
+
+
+def test_with_indices_parameters_may_be_of_rows_where_these_are_others() -> None:
+    probs, index = rows(2).softmax(-1), torch.tensor([1, 0, 0, 1, 1])
+    top_p, top_k = torch.tensor([0.3, 0.9]), torch.tensor([2, 5])
+    options: dict[str, Any] = {"indices": index, "seed": torch.arange(5), "offset": torch.arange(5)}
+    for order in ("joint", "top_k_first"):
+        options["filter_apply_order"] = order
+        draw: Callable[..., Any] = functools.partial(flashinfer.top_k_top_p_sampling_from_probs, probs, **options)
+        assert torch.equal(draw(top_k, top_p), draw(top_k[index], top_p[index]))
+    with pytest.raises(ValueError, match="expected length 5, but got length 3"):
+        flashinfer.top_p_sampling_from_probs(probs, torch.ones(3), indices=index)
 
 
 @pytest.mark.parametrize("name", [*DRAWN, "joint"])
@@ -284,8 +314,8 @@ def test_borders_of_top_k_and_top_p() -> None:
          r"min_p: Expected a 1D tensor of shape \(batch_size,\) or scalar .*, but got a 0-dimensional tensor"),
         (lambda: flashinfer.top_p_renorm_probs(rows(), torch.zeros(3, 1)),
          "top_p_renorm_probs: top_p: Expected a 1D tensor or scalar .*, but got a 2D tensor"),
-        (lambda: flashinfer.top_k_sampling_from_probs(rows(), torch.ones(3).int(), torch.arange(2)),
-         "top_k: Sampling parameter tensor batch size mismatch: expected length 2, but got length 3"),
+        (lambda: flashinfer.top_k_sampling_from_probs(rows(), torch.ones(4).int(), torch.arange(2)),
+         "top_k: Sampling parameter tensor batch size mismatch: expected length 2, but got length 4"),
         (lambda: flashinfer.chain_speculative_sampling(torch.zeros(1, 2, 5), torch.zeros(1, 2).int(),
                                                        torch.zeros(1, 4, 5)),
          r"chain_speculative_sampling: draft_probs must be \[batch=1, num_draft=3, vocab=5\], got \[1, 2, 5\]"),

@@ -157,6 +157,29 @@ def one_level(probs: list[float], candidates: list[int], coin: float, **threshol
     return int(made[2]), int(made[0][0])
 
 
+def test_a_coin_that_was_rounded_to_1_accepts_nothing_but_what_is_sure() -> None:
+    for coin in (1 - 2.0**-24, 1.0):
+        assert one_level([0.1, 0.9], [0], coin) == (0, 1)
+        assert one_level([1.0, 0.0], [0], coin)[0] == 1
+        made, index = outputs(1, 2, 2), torch.arange(2)[None]
+        sglang.chain_speculative_sampling_triton(
+            *made, torch.tensor([[9, 0]]), index, index, index, torch.full((1, 2), coin), torch.full((1,), coin),
+            torch.tensor([[[0.1, 0.4, 0.5]] * 2]), torch.tensor([[[1.0, 0.0, 0.0]]]),
+        )  # fmt: skip
+        assert (int(made[2]), int(made[0][0])) == (0, 2)
+
+
+def test_there_may_be_more_room_for_what_is_predicted() -> None:
+    made, index = outputs(1, 2, 2), torch.arange(2)[None]
+    wide = torch.full((5,), UNTOUCHED, dtype=torch.int32)
+    given = torch.tensor([[9, 1]]), index, torch.tensor([[1, -1]]), torch.tensor([[-1, -1]]), torch.tensor([[1, 3]])
+    sglang.verify_tree_greedy(*made, *given)
+    sglang.verify_tree_greedy(wide, *made[1:], *given)
+    assert wide.tolist() == made[0].tolist() + [UNTOUCHED] * 3 and made[0].tolist() == [1, 3]
+    with pytest.raises(ValueError, match=r"predicts must be \[>= batch \* num_nodes=2\], got \[1\]"):
+        sglang.verify_tree_greedy(wide[:1], *made[1:], *given)
+
+
 def test_draft_probs_are_taken_off_but_not_at_the_depth_limit() -> None:
     probs, draft = torch.tensor([0.5, 0.25, 0.25]).expand(1, 2, 3), torch.tensor([0.5, 0.0, 0.0]).expand(1, 2, 3)
     for room, tokens in ((2, [2, 0]), (3, [2, 1])):  # a node has no child in either, but could have one in the second
@@ -265,6 +288,24 @@ def candidates_of(topk: int, depth: int, nodes: int, rng: random.Random) -> tupl
         allowed = [c for c in parent_of if c not in selected and (parent_of[c] in selected or parent_of[c] < 0)]
         selected.add(rng.choice(allowed))
     return parent_list, sorted(selected), parent_of
+
+
+@pytest.mark.parametrize("nodes", [1, 7, 20])
+def test_trees_are_read_off_their_masks(nodes: int) -> None:
+    """Whatever stands behind the diagonal."""
+    rng, batch = random.Random(nodes), 3
+    given = [[-1, *(rng.randrange(i) for i in range(1, nodes))] for _ in range(batch)]
+    trees, lengths = [sk.DraftTree.from_parents(parents) for parents in given], torch.tensor([5, 0, 9])
+    behind = torch.ones(nodes, nodes, dtype=torch.bool).triu(1)
+    mask = torch.stack([tree.ancestors().view(nodes, nodes) for tree in trees]) | behind
+    positions, index, first, sibling = (torch.empty(batch, nodes, dtype=torch.int64) for _ in range(4))
+    sglang.reconstruct_indices_from_tree_mask(
+        mask.flatten(), lengths, positions.view(-1), index, first, sibling, batch, nodes
+    )
+    assert index.tolist() == torch.arange(batch * nodes).view(batch, nodes).tolist()
+    for b, tree in enumerate(trees):
+        assert first[b].tolist() == tree.first_child.tolist() and sibling[b].tolist() == tree.next_sibling.tolist()
+        assert positions[b].tolist() == (tree.depth + lengths[b]).tolist()
 
 
 @pytest.mark.parametrize("mode", [sglang.FULL_MASK, sglang.QLEN_ONLY, sglang.QLEN_ONLY_BITPACKING])

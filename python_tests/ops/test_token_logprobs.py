@@ -308,6 +308,13 @@ def test_what_was_emitted_with_processors_was_possible(backend: Backend, kind: s
     np.testing.assert_allclose(got.log_prob[:, 1].cpu(), -math.log(11), rtol=1e-4)  # 5 was emitted before
 
 
+def test_ids_and_rows_may_have_32_bits(backend: Backend) -> None:
+    x, tokens, rows = logits(seeded(), 2, 3, 50), torch.tensor([[4, -1], [7, 49]]), torch.tensor([[2, -1], [1, 0]])
+    wide = backend.token_logprobs(backend(x), backend(tokens), rows=backend(rows), num_top=2)
+    narrow = backend.token_logprobs(backend(x), backend(tokens.int()), rows=backend(rows.int()), num_top=2)
+    same_bits(wide, narrow)
+
+
 GOOD = {"logits": torch.zeros(4, 3, 9), "tokens": torch.zeros(4, 3, dtype=torch.int64)}
 
 
@@ -318,7 +325,7 @@ GOOD = {"logits": torch.zeros(4, 3, 9), "tokens": torch.zeros(4, 3, dtype=torch.
         ({"logits": torch.zeros(4, 9)}, ValueError, "token_logprobs: logits must be [batch, n >= 1, vocab], got"),
         ({"logits": torch.zeros(4, 0, 9)}, ValueError, "token_logprobs: logits must be [batch, n >= 1, vocab], got"),
         ({"logits": torch.zeros(4, 9, 3).mT}, ValueError, "token_logprobs: logits must be contiguous in its last"),
-        ({"tokens": torch.zeros(4, 3)}, TypeError, "token_logprobs: tokens must be int64, got float32"),
+        ({"tokens": torch.zeros(4, 3)}, TypeError, "token_logprobs: tokens must be int64 or int32, got float32"),
         ({"tokens": torch.zeros(3, 3).long()}, ValueError, "token_logprobs: tokens must be [batch=4, width=3], got"),
         ({"tokens": torch.zeros(4).long()}, ValueError, "token_logprobs: tokens must be [batch=4, width=3], got [4]"),
         (
@@ -326,7 +333,7 @@ GOOD = {"logits": torch.zeros(4, 3, 9), "tokens": torch.zeros(4, 3, dtype=torch.
             "token_logprobs: tokens must be [batch=4, width <= n=3] where no rows are given, got [4, 5]",
         ),
         ({"rows": torch.zeros(4, 2).long()}, ValueError, "token_logprobs: rows must be [batch=4, width=3], got [4, 2]"),
-        ({"rows": torch.zeros(4, 3).int()}, TypeError, "token_logprobs: rows must be int64, got int32"),
+        ({"rows": torch.zeros(4, 3)}, TypeError, "token_logprobs: rows must be int64 or int32, got float32"),
         ({"num_tokens": torch.zeros(3).int()}, ValueError, "token_logprobs: num_tokens must be [batch=4], got [3]"),
         ({"num_top": 21}, ValueError, "token_logprobs: num_top must be in [0, 20], got 21"),
         ({"num_top": -1}, ValueError, "token_logprobs: num_top must be in [0, 20], got -1"),

@@ -75,7 +75,7 @@ def _plan_parser() -> argparse.ArgumentParser:
 
 def _plan(arguments: argparse.Namespace, line: str) -> None:
     if arguments.figure is not None:
-        plots.check_writable("plan", arguments.figure)
+        plots.check_writable("plan", arguments.figure, "--figure")
     own = arguments.model is None
     names = arguments.drafter
     if arguments.prompt_file is None and arguments.raw:
@@ -96,7 +96,7 @@ def _plan(arguments: argparse.Namespace, line: str) -> None:
     ids, mask = (tensor.to(model.device) for tensor in prompts.encode(tokenizer, texts))
     if names is None:
         names = [name for name in choices.COMPARED if name != "medusa" or own or arguments.heads]
-    draft_model = load_draft(arguments)
+    draft_model = load_draft(arguments, model, tokenizer)
     if draft_model is not None:
         names = [*names, *choices.of_draft_model(model, draft_model)]
     drafters = choices.make(names, model, tokenizer, corpus=own, heads=arguments.heads, draft_model=draft_model)
@@ -195,12 +195,13 @@ def _plot_parser() -> argparse.ArgumentParser:
 def _plot(arguments: argparse.Namespace, line: str) -> None:
     draw, _ = FIGURES[arguments.figure]
     output = arguments.output or Path(f"{arguments.figure}.png")
-    plots.check_writable("plot", output)
+    plots.check_writable("plot", output, "--output")
     if (arguments.figure in _OF_FILES) != (arguments.results is not None):
         wanted = "a JSON file" if arguments.figure in _OF_FILES else "no file"
-        raise ValueError(f"figure {arguments.figure} takes {wanted}, got {arguments.results}")
+        raise ValueError(f"figure {arguments.figure} takes {wanted}, got {arguments.results or 'none'}")
+    text = None if arguments.results is None else read_text(arguments.results)
     try:
-        figure = draw(None if arguments.results is None else json.loads(arguments.results.read_text(encoding="utf-8")))
+        figure = draw(None if text is None else json.loads(text))
     except (KeyError, TypeError, ValueError, RecursionError) as error:  # of a file's contents
         raise ValueError(f"{arguments.results} does not hold what {arguments.figure} is drawn from: {error}") from error
     plots.save(figure, output, line)

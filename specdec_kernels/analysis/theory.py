@@ -172,6 +172,8 @@ def best_draft_length(
         raise ValueError(
             f"{name}: lengths must be [n >= 1] and seconds [..., n], got {list(counts.shape)} and {list(times.shape)}"
         )
+    if counts[0] != 0:
+        raise ValueError(f"{name}: lengths must begin with 0, got {int(counts[0])}")
     return _best_draft_length(_share(name, "alpha", alpha), counts, times, margin)
 
 

@@ -120,6 +120,7 @@ class Bisection:
     ) -> None:  # fmt: skip
         self.signature, self.emit, self.step, self.vocab, self.width = signature, emit, step, vocab, width
         self.rng, self.other, self.position = rng, other, position
+        self._likely = np.full(step.batch, 1 / step.batch)  # how often a path is drafted, as far as that is known
         self.given = signature.uniforms(step.target_probs.shape[1])
         self.batched = signature.batched
         self.kinds: list[str] = []
@@ -370,7 +371,7 @@ class Bisection:
 
     def _predicts(self, found: Found) -> bool:
         """Whether random numbers have the outcomes that the boxes say."""
-        path = self.rng.integers(0, self.step.batch, self._checked)
+        path = self.rng.choice(self.step.batch, self._checked, p=self._likely)
         points = self.rng.integers(0, LATTICE, (len(path), self._columns())) / LATTICE
         arrivals = {race: self.rng.exponential(size=(len(path), self.vocab)) for race in self._races()}
         seen = self.codes(path, points, arrivals)

@@ -99,6 +99,8 @@ class Extractor(Bisection):
         other = None if case.beside is None else step_of(case.beside)
         step, vocab, width = step_of(case.problem), case.problem.vocab, case.problem.num_tokens
         super().__init__(signature, signature.emit, step, vocab, width, rng, other)
+        _, weights = self.problem.paths()
+        self._likely = weights / weights.sum()
 
     def joint(self, samples: int) -> Joint:
         """Exactly, or from so many samples (of each choice of given tokens)."""

@@ -33,7 +33,7 @@ def check_speculation(
     if drafter.runner is runner:
         raise ValueError("generate: drafter must have a Runner of its own, got the target's")
     check_draft_length("generate", num_speculative_tokens)
-    check_one_of("generate", "acceptance", acceptance, TREE_RULES if isinstance(drafter, TreeDrafter) else ACCEPTANCES)
+    check_acceptance("generate", acceptance, drafter)
     if isinstance(drafter, TreeDrafter):
         _check_tree_drafter(runner, drafter, target_law)
     check_thresholds("generate", epsilon, delta)
@@ -45,6 +45,11 @@ def check_speculation(
         )
     if isinstance(law, BiLD) and law.distance == "argmax" and getattr(drafter, "token_map", None) is not None:
         raise ValueError("generate: BiLD with distance='argmax' must have a drafter without a token_map, got one")
+
+
+def check_acceptance(caller: str, acceptance: object, drafter: Drafter) -> None:
+    """ValueError unless a rule for what `drafter` drafts."""
+    check_one_of(caller, "acceptance", acceptance, TREE_RULES if isinstance(drafter, TreeDrafter) else ACCEPTANCES)
 
 
 def check_draft_length(caller: str, num_speculative_tokens: object) -> None:

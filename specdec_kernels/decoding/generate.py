@@ -99,15 +99,17 @@ def generate(
         Of the target; tensor fields ``[batch]`` on the model's device.
     processors : Processors, optional
         Penalties, biases, allowed and banned ids of the target's logits, before `sampling`; no `token_bitmask`. What is
-        emitted is added to its `token_counts`, which begin with the prompt: ``TokenCounts(input_ids, max_new_tokens,
-        attention_mask)``, made anew for each call. `ModelDrafter` draws with them, too, `MedusaDrafter` ranks its
-        heads' tokens by them, and no other drafter proposes what they bar.
+        emitted is added to its `token_counts` (with what `stop` cuts off of a sequence's last step), which begin with
+        the prompt: ``TokenCounts(input_ids, max_new_tokens, attention_mask)``, made anew for each call. `ModelDrafter`
+        draws with them, too, `MedusaDrafter` ranks its heads' tokens by them, and no other drafter proposes what they
+        bar.
     grammar : Grammar, optional
         An engine on the host that bars, at every position and every node of a tree, what a text may not go on with. The
         drafters here propose nothing that it bars. A step then waits for its draft, and is not captured. Not with a
         cascade as `target_law`.
     seeds : Tensor, optional
-        ``[batch]`` int64. None: drawn from torch's default generator.
+        ``[batch]`` int64. None: drawn from torch's default generator. A call that goes on with a text needs others, but
+        with "match": each counts its steps from 0, and would draw as the one before did.
     max_new_tokens : int
         Most new tokens of each sequence, >= 1.
     num_speculative_tokens : int, "auto" or CostTable

@@ -40,9 +40,9 @@ class GenerationStats:
     num_steps : int
         Verify steps of single sequences (a step of the batch counts once for every sequence active in it).
     num_drafted, num_accepted, num_rejected : int
-        Draft tokens put to the test (those after a drafted end of sequence count, too); accepted; rejected (at most one
-        a step, what follows it is never judged). Of a tree, the tokens of the deepest path that continues the accepted
-        one count as put to the test.
+        Draft tokens put to the test (those after a drafted end of sequence, or that `stop` cut off, count, too);
+        accepted; rejected (at most one a step, what follows it is never judged). Of a tree, the tokens of the deepest
+        path that continues the accepted one count as put to the test.
     drafted_per_position, accepted_per_position : ndarray
         ``[longest draft]`` int64: steps whose draft reached the position (from 0); steps in which it was accepted.
     target_forwards, draft_steps : int

@@ -121,11 +121,6 @@ def check_draft(
                 f"{caller}: the draft's token_map must be of its {draft.vocab_size} logits and hold ids < "
                 f"vocab={state.vocab_size}, got {len(token_map)} ids up to {token_map.max_id}"
             )
-        if draft.num_embeddings is not None and draft.num_embeddings < state.vocab_size:
-            raise ValueError(
-                f"{caller}: the draft ({draft.name}) must read all of the target's {state.vocab_size} ids, and has "
-                f"{draft.num_embeddings} embeddings"
-            )
     elif draft.vocab_size != state.vocab_size:
         raise ValueError(
             f"{caller}: target and draft must share one tokenizer, but the target's vocabulary has "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import sys
@@ -137,7 +138,8 @@ def _run(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--{next(iter(thresholds))} must be given with --acceptance typical alone")
     model, tokenizer, _ = load(arguments)
     made = choices.make(
-        [name], model, tokenizer, corpus=own, heads=arguments.heads, draft_model=load_draft(arguments),
+        [name], model, tokenizer, corpus=own, heads=arguments.heads,
+        draft_model=load_draft(arguments, model, tokenizer),
     )  # fmt: skip
     text = prompt if arguments.raw else prompts.chat_of(tokenizer, prompt)
     ids = torch.tensor([prompts.ids_of(tokenizer, text)], device=model.device)
@@ -179,6 +181,8 @@ def _prompt(arguments: argparse.Namespace) -> str:
     if arguments.prompt is not None:
         prompt: str = arguments.prompt
     else:
+        if arguments.prompt_file is None and isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # whatever the terminal's
         prompt = sys.stdin.read() if arguments.prompt_file is None else read_text(arguments.prompt_file)
     if any("\ud800" <= letter <= "\udfff" for letter in prompt):  # what Python makes of bytes that are no UTF-8
         raise ValueError("the prompt must be UTF-8, got other bytes")

@@ -8,13 +8,14 @@ predicts token t + k + 2::
 with W1 = 0 and W2 the LM head's rows at the start, so that a new head predicts what the LM head does (Cai et al., arXiv
 2401.10774, section 2.1.1).
 
-Two things differ from the paper. W2 has rows for a reduced vocabulary only, since one head over the whole of a small
+Three things differ from the paper. W2 has rows for a reduced vocabulary only, since one head over the whole of a small
 model's vocabulary costs as much as a fifth of the model. And the heads share W2, unless told otherwise: it is then read
 once a step for all of them, and stored once. In a short trial that cost no accuracy: of four heads of SmolLM2-135M,
 after 200 steps of 512 tokens, the best token was right on held-out text in 0.157, 0.097, 0.077 and 0.061 of all cases
 with one W2 of 4677 rows (8 MB in float16), and in 0.161, 0.100, 0.074 and 0.059 with a W2 of 4096 rows each (22 MB);
 2618 tokens, standard error 0.007 or less (``specdec medusa train FILE --tokens 50000 --steps 200 --threads 1``, and
-with ``--separate --vocab 4096``).
+with ``--separate --vocab 4096``). And in training the first head weighs 1, not 0.8, and so on: the heads' loss is 1.25
+times the paper's, to be borne in mind where it is weighed against the LM head's.
 """
 
 from __future__ import annotations

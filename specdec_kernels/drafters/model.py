@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ class ModelBase(Drafter):
         if token_map is None and ids is not None:
             token_map = TokenMap(torch.tensor(ids))
         self._caller, self.draft_model, self.token_map = caller, draft_model, token_map
+        self._num_known: int | None = None  # ids that it reads, where these are not all of the target's
         self.runner = as_runner(draft_model, caller, token_map=token_map)
 
     def start(self, state: DecodingState) -> None:
@@ -55,8 +57,13 @@ class ModelBase(Drafter):
         check_draft("generate", runner, state, "drafter.sampling", self.sampling, self.token_map)
         if self.token_map is not None:
             self.token_map = self.token_map.to(state.device)
-        runner.start(state.prompt, self._capacity(state))
-        runner.prefill(state.prompt)
+        known = runner.num_embeddings
+        self._num_known = known if known is not None and known < state.vocab_size else None
+        prompt = replace(state.prompt, tokens=self._known(state.prompt.tokens))
+        if prompt.source_tokens is not None:
+            prompt = replace(prompt, source_tokens=self._known(prompt.source_tokens))
+        runner.start(prompt, self._capacity(state))
+        runner.prefill(prompt)
 
     def _capacity(self, state: DecodingState) -> int:
         """Rows of the cache that each sequence needs."""
@@ -68,14 +75,19 @@ class ModelBase(Drafter):
         Of a text that is shorter than `back` they are the first.
         """
         starts = (state.lengths - back).clamp_(min=0)
-        return state.tokens.gather(1, starts[:, None] + torch.arange(count, device=state.device)), starts
+        tokens = state.tokens.gather(1, starts[:, None] + torch.arange(count, device=state.device))
+        return self._known(tokens), starts
+
+    def _known(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The tokens as the draft reads them: ids that it has no embedding of as its last one."""
+        return tokens if self._num_known is None else tokens.clamp(max=self._num_known - 1)
 
     def finish(self) -> None:
         self.runner.finish()
 
 
 class ModelDrafter(ModelBase):
-    """Drafts with a model that shares the target's vocabulary, on a ragged cache of its own.
+    """Drafts with a model that shares the target's tokenizer, on a ragged cache of its own.
 
     A draft of K tokens takes K forwards. The first feeds the text's last two tokens, as the one before the last is new
     to the draft's cache where the whole draft before it was accepted. (A target law that needs the draft's distribution
@@ -100,8 +112,10 @@ class ModelDrafter(ModelBase):
     token_map : TokenMap, optional
         Draft these target ids alone. Only their rows of the LM head of a transformers model are multiplied, which in a
         small model is most of the work (FR-Spec: Zhao et al., arXiv 2502.14856); a `Runner` gives logits of so many
-        ids. The output keeps the target's distribution. None: those of ``draft_model.config.draft_token_ids``, if there
-        are such, as `specdec medusa draft` writes them, else all.
+        ids. The output keeps the target's distribution. A draft whose vocabulary has another size than the target's,
+        as Qwen2.5's do that are padded differently, needs one of the ids that both have; what else a text holds it
+        reads as its last id. None: those of ``draft_model.config.draft_token_ids``, if there are such, as
+        `specdec medusa draft` writes them, else all.
 
     Raises
     ------
@@ -148,7 +162,7 @@ class ModelDrafter(ModelBase):
     def _next_logits(self, state: DecodingState, drafted: list[torch.Tensor]) -> torch.Tensor:
         """``[batch, 1, vocab_draft]``: what follows the text and these tokens, of which all but the last were fed."""
         last, i = state.lengths - 1, len(drafted)
-        tokens, starts = (drafted[-1], last + i) if drafted else self._text(state, 2, 2)
+        tokens, starts = (self._known(drafted[-1]), last + i) if drafted else self._text(state, 2, 2)
         logits = self.runner.forward(tokens, starts, max(state.longest + i, 2))
         assert logits is not None
         if drafted:

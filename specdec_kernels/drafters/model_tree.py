@@ -106,7 +106,7 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
             rows = torch.cat(fed, 1)
             tree = DraftTree.from_parents(torch.cat(fed_parents, 1), level)
             logits, _ = self.runner.forward_tree(
-                rows.clamp(min=0), state.lengths - 1, tree, state.longest + tree.num_nodes - 1
+                self._known(rows.clamp(min=0)), state.lengths - 1, tree, state.longest + tree.num_nodes - 1
             )
             width = best.shape[1]
             likely, ids = self._likeliest(state, logits[:, -width:], level + 1)  # [batch, width, children]

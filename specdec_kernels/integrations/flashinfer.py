@@ -13,8 +13,10 @@ device. Different on purpose, in every function:
 - A draft token that its own distribution cannot have given (0, or a row that does not sum to 1 within 0.01) ends the
   draft before it.
 - A `top_k` of 0 is off, as one below 0 is.
-- With `indices`, parameters that are tensors have one value an output, as FlashInfer documents (its kernels take some
-  by the output and some by the row). An index that names no row gives −1, which ``return_valid`` says as well.
+- With `indices`, parameters that are tensors have one value an output, as FlashInfer documents, or, where there is
+  another number of rows, one a row (its kernels take some by the output and some by the row). An index that names no
+  row gives −1, which ``return_valid`` says as well.
+- What renormalises rows makes zeros of one without any mass.
 
 Rows are read as they are, logits or probabilities (float64 as float32), and where they are: `indices` is `sample`'s
 `row_index`. What renormalises rows makes the logarithm of probabilities, a float32 tensor of the same size;
@@ -24,6 +26,7 @@ and cast: a few integers a row, which would not pay for a second type in every k
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,10 +48,12 @@ __all__ = [
     "sampling_from_probs",
     "softmax",
     "top_k_mask_logits",
+    "top_k_renorm_prob",
     "top_k_renorm_probs",
     "top_k_sampling_from_probs",
     "top_k_top_p_sampling_from_logits",
     "top_k_top_p_sampling_from_probs",
+    "top_p_renorm_prob",
     "top_p_renorm_probs",
     "top_p_sampling_from_probs",
 ]
@@ -128,7 +133,8 @@ def sampling_from_probs(
     offset: Seed = None,
     return_valid: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """A token from each row of `probs`, ``[rows, vocab]`` float32, float64, bfloat16 or float16 of any positive sum.
+    """A token from each row of `probs`, ``[rows, vocab]`` float32, float64, bfloat16 or float16 of any positive
+    sum (and a number of 2**-126 or more).
 
     With `return_valid` also ``[batch]`` bool: whether the row had a usable distribution. The rest as in
     `sampling_from_logits`.
@@ -240,8 +246,8 @@ def top_p_renorm_probs(probs: Tensor, top_p: Tensor | float, is_deterministic: b
     """The rows of `probs`, ``[batch, vocab]`` float32, float64, bfloat16 or float16, cut by `top_p`, renormalised, as
     float32.
     """
-    vocab, probs = _rows("top_p_renorm_probs", "probs", probs)
-    return warp_probs(probs.float().log(), _params("top_p_renorm_probs", probs, top_p=top_p))[:, :vocab]
+    vocab, rows = _rows("top_p_renorm_probs", "probs", probs)
+    return _renormalised(rows, _params("top_p_renorm_probs", rows, top_p=top_p))[:, :vocab]
 
 
 def top_k_renorm_probs(probs: Tensor, top_k: Tensor | int, is_deterministic: bool = False) -> Tensor:
@@ -250,7 +256,7 @@ def top_k_renorm_probs(probs: Tensor, top_k: Tensor | int, is_deterministic: boo
     """
     vocab, rows = _rows("top_k_renorm_probs", "probs", probs, LOGIT_DTYPES)
     params = _params("top_k_renorm_probs", rows, top_k=top_k)
-    return warp_probs(rows.float().log(), params)[:, :vocab].to(probs.dtype)
+    return _renormalised(rows, params)[:, :vocab].to(probs.dtype)
 
 
 def top_k_mask_logits(logits: Tensor, top_k: Tensor | int) -> Tensor:
@@ -261,6 +267,10 @@ def top_k_mask_logits(logits: Tensor, top_k: Tensor | int) -> Tensor:
     masked = logits.clone(memory_format=torch.contiguous_format)
     mask_logits_(masked, _params("top_k_mask_logits", logits, top_k=top_k))
     return masked[:, :vocab]
+
+
+def _renormalised(probs: Tensor, params: SamplingParams) -> Tensor:
+    return warp_probs(probs.float().log(), params).mul_((probs > 0).any(1, keepdim=True))
 
 
 top_p_renorm_prob = top_p_renorm_probs
@@ -352,7 +362,9 @@ def _params(op: str, rows: Tensor, **values: Tensor | float) -> SamplingParams:
     Of wrong shapes in FlashInfer's words: its tests match them, so callers may.
     """
     for name, value in values.items():
-        if isinstance(value, Tensor):
+        if isinstance(value, (np.floating, np.integer)):
+            values[name] = value.item()
+        elif isinstance(value, Tensor):
             if value.dim() != 1:
                 shape, got = (
                     (" of shape (batch_size,)", "0-dimensional") if value.dim() == 0 else ("", f"{value.dim()}D")
@@ -414,6 +426,12 @@ def _draw(
         if indices.dim() != 1:
             raise shape_error(op, "indices", "[batch]", indices)
     rows = given if indices is None else indices
+    if indices is not None and 0 < len(given) != len(indices):  # values a row instead of an output
+        of_rows = indices.long().clamp(0, len(given) - 1)
+        cuts = {
+            cut: value[of_rows] if isinstance(value, Tensor) and value.shape == given.shape[:1] else value
+            for cut, value in cuts.items()
+        }
     params = _params(op, rows, **cuts)
     uniforms = _uniforms(op, len(rows), 1, generator, seed, offset, given.device)[:, 0]
     of_probs, index = name == "probs", indices
@@ -475,6 +493,7 @@ def _numbers(op: str, name: str, value: int | Tensor, rows: int, device: torch.d
         if value.dim() != 1 or len(value) not in (1, rows):
             raise shape_error(op, name, f"[1] or [batch={rows}]", value)
         return value.view(torch.int64)
+    value = value.item() if isinstance(value, np.integer) else value
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{op}: {name} must be an integer or a tensor, got {type(value).__name__}")
     return torch.full((1,), (value + 2**63) % 2**64 - 2**63, dtype=torch.int64, device=device)

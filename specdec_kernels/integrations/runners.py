@@ -16,14 +16,22 @@ def as_runner(model: Any, caller: str, name: str = "", token_map: TokenMap | Non
     ------
     ValueError
         A model that cannot be served, by name, with the reason; begins with `caller`, and with the argument's `name`
-        where there are several models. A `token_map` with ids that it does not have.
+        where there are several models. A `token_map` with ids that it does not have, or beside a wrapper or hooks:
+        there the head cannot be another without changing the caller's model.
     """
     if isinstance(model, Runner):
         return model
     check_served(model, caller, name)
     vocab = len(model.get_output_embeddings().weight)
-    if token_map is not None and token_map.max_id >= vocab:
-        raise ValueError(f"{caller}: token_map must hold ids < vocab={vocab}, got {token_map.max_id}")
+    if token_map is not None:
+        if token_map.max_id >= vocab:
+            raise ValueError(f"{caller}: token_map must hold ids < vocab={vocab}, got {token_map.max_id}")
+        model = getattr(model, "_orig_mod", model)  # of one that is compiled
+        if "forward" in vars(model) or getattr(model.set_output_embeddings, "__self__", None) is not model:
+            raise ValueError(
+                f"{caller}: token_map must be given for a model without hooks that is no wrapper around another, got "
+                f"one for {type(model).__name__}"
+            )
     # Only now is transformers needed, and known to be there.
     if model.config.model_type in ENCODER_DECODERS:
         from .transformers.encoder_decoder import EncoderDecoderRunner

@@ -8,18 +8,19 @@ the last token of each sequence; ``retrive_index`` says where a node stands in t
 ``retrive_next_token`` which is its first child and ``retrive_next_sibling`` its next sibling (-1: none), and a child
 stands after its parent (at most 1024 nodes, 64 deep). All write, of `batch` sequences with `num_nodes` nodes:
 
-- ``predicts``: ``[batch * num_nodes]`` int32, at the index of each accepted node (the root among them) the token after
-  it; the rest is left as it was;
+- ``predicts``: ``[>= batch * num_nodes]`` int32, at the index of each accepted node (the root among them) the token
+  after it; the rest is left as it was;
 - ``accept_index``: ``[batch, max_accepted + 1]`` int32, the indices of the accepted nodes from the root on; the rest is
   left as it was. Its width bounds how many are accepted;
 - ``accept_token_num``: ``[batch]`` int32, accepted nodes without the root.
 
 Different on purpose: `deterministic` is accepted and changes nothing, as results never depend on scheduling; a token
-that two siblings share counts once; ``draft_probs`` is not written to; where nothing is left to draw from, the last
-token is drawn from the target's distribution instead of being the highest id, and of a row that is none (NaN, infinite,
-negative) it is an id as in `verify_chain`; a draft's probability that rounds above 1 is read as it is, and after a
-draft token that its own distribution cannot have given the last token is drawn from the target's distribution. Of
-``tree``, `reconstruct_indices_from_tree_mask` is not here: `DraftTree.from_mask` makes such trees.
+that two siblings share counts once; a token of probability 0 is never accepted (by thresholds of 0 older kernels do);
+``draft_probs`` is not written to; a coin of 1, which rounding makes in SGLang, is read as the largest below; where
+nothing is left to draw from, the last token is drawn from the target's distribution instead of being the highest id,
+and of a row that is none (NaN, infinite, negative) it is an id as in `verify_chain`; a draft's probability that rounds
+above 1 is read as it is, and after a draft token that its own distribution cannot have given the last token is drawn
+from the target's distribution.
 """
 
 from __future__ import annotations
@@ -50,13 +51,16 @@ __all__ = [
     "QLEN_ONLY_BITPACKING",
     "build_tree_kernel_efficient",
     "chain_speculative_sampling_triton",
+    "reconstruct_indices_from_tree_mask",
     "tree_speculative_sampling_target_only",
+    "tree_speculative_sampling_target_only_triton",
     "verify_tree_greedy",
 ]
 
 FULL_MASK, QLEN_ONLY, QLEN_ONLY_BITPACKING = range(3)
 """Values of `tree_mask_mode`."""
 
+LARGEST_COIN = 1 - 2.0**-24
 MASK_DTYPES = (torch.bool, torch.uint8, torch.uint16, torch.uint32)
 
 
@@ -132,15 +136,19 @@ def tree_speculative_sampling_target_only(
     reached = (own.cumsum(-1) / max(threshold_acc, 1e-9)).clamp_max(1.0)
     reached = torch.where(sure.cumsum(-1) > 0, 1.0, reached)
     taken = reached.diff(dim=-1, prepend=torch.zeros_like(reached[..., :1])).clamp_min(0.0)
-    path = _walk(tree, order, taken, "sample", uniform_samples)
+    path = _walk(tree, order, taken, "sample", uniform_samples.clamp(max=LARGEST_COIN))
     last, full = _last(path)
     rows = torch.arange(batch, device=candidates.device)
     weights = target_probs[rows, last]
     less = (weights - draft_probs[rows, last]).clamp_min(0.0)
     less = less.scatter_reduce(1, ids, (~children[rows, last]).float(), "prod")
     weights = torch.where((~full & (less > 0).any(-1))[:, None], less, weights)
-    final = sample(None, probs=weights, uniform_samples=uniform_samples_for_final_sampling).token
+    coin = uniform_samples_for_final_sampling.clamp(max=LARGEST_COIN)
+    final = sample(None, probs=weights, uniform_samples=coin).token
     _write(predicts, accept_index, accept_token_num, candidates, retrive_index, path, final)
+
+
+tree_speculative_sampling_target_only_triton = tree_speculative_sampling_target_only
 
 
 def verify_tree_greedy(
@@ -248,7 +256,7 @@ def chain_speculative_sampling_triton(
     )
     out = verify_chain(
         None, candidates[:, 1 : drafted + 1], target_probs=target, draft_probs=draft,
-        uniform_samples=torch.cat([final[:, None], uniform_samples[:, :drafted]], 1),
+        uniform_samples=torch.cat([final[:, None], uniform_samples[:, :drafted]], 1).clamp_(max=LARGEST_COIN),
         acceptance="block" if block_verification else "token",
     )  # fmt: skip
     places = torch.arange(drafted + 1, device=device)
@@ -316,12 +324,8 @@ def build_tree_kernel_efficient(
     check_tensor(op, "parent_list", parent_list, INT64, device)
     if parent_list.dim() != 2 or parent_list.shape[0] != batch:
         raise shape_error(op, "parent_list", f"[batch={batch}, >= topk * (depth - 1) + 1]", parent_list)
-    check_given(op, "positions", positions, INT64, device, ("batch * draft_token_num",), (batch * nodes,))
-    for name, links in (
-        ("retrive_index", retrive_index), ("retrive_next_token", retrive_next_token),
-        ("retrive_next_sibling", retrive_next_sibling),
-    ):  # fmt: skip
-        check_given(op, name, links, INT64, device, ("batch", "draft_token_num"), (batch, nodes))
+    links = (retrive_index, retrive_next_token, retrive_next_sibling)
+    _check_links(op, positions, *links, device, batch, nodes)
     width = 1 if nodes <= 8 else 2 if nodes <= 16 else 4
     if tree_mask_mode == QLEN_ONLY_BITPACKING and nodes > 32:
         raise ValueError(f"{op}: draft_token_num must be <= 32 where tree_mask_mode is 2, got {nodes}")
@@ -340,11 +344,7 @@ def build_tree_kernel_efficient(
     place = (same * torch.arange(1, nodes, device=device)).sum(-1)  # 0: nowhere
     parents = torch.where(place > 0, place, -1).masked_fill(above == 0, 0)
     tree = DraftTree(torch.nn.functional.pad(parents, (1, 0), value=-1), depth)
-    index = torch.arange(batch * nodes, device=device).view(batch, nodes)
-    positions.copy_((verified_seq_len[:, None] + tree.depth.clamp_min(0)).flatten())
-    retrive_index.copy_(index)
-    retrive_next_token.copy_(tree.first_child)
-    retrive_next_sibling.copy_(tree.next_sibling)
+    _write_links(tree, verified_seq_len[:, None] + tree.depth.clamp_min(0), positions, *links)
     sees = tree.ancestors()
     if tree_mask_mode == FULL_MASK:
         before = (verified_seq_len.cumsum(0) - verified_seq_len) * nodes + torch.arange(batch, device=device) * nodes**2
@@ -358,6 +358,73 @@ def build_tree_kernel_efficient(
         mask[:size].copy_((bits << torch.arange(8, device=device)).sum(-1))
 
 
+def reconstruct_indices_from_tree_mask(
+    tree_mask: Tensor,
+    verified_seq_len: Tensor,
+    positions: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    batch_size: int,
+    draft_token_num: int,
+) -> None:
+    """The links and positions of trees that are given by their masks, as n-gram drafts are.
+
+    Parameters
+    ----------
+    tree_mask : Tensor
+        ``[batch_size * draft_token_num ** 2]`` bool, of any shape: row i of a tree has its ancestors and itself. What
+        stands behind i is not read.
+    verified_seq_len : Tensor
+        ``[batch_size]`` int64, tokens before the tree.
+    positions, retrive_index, retrive_next_token, retrive_next_sibling : Tensor
+        Outputs: ``[batch_size * draft_token_num]``, and three of ``[batch_size, draft_token_num]``; int64.
+    batch_size, draft_token_num : int
+        Trees, and nodes of each with the root. What stands deeper than 64, or sees others than a node that it sees and
+        that one's ancestors, has no links.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape or device.
+    """
+    op = "reconstruct_indices_from_tree_mask"
+    batch = check_int(op, "batch_size", batch_size, 0, 2**31 - 1)
+    nodes = check_int(op, "draft_token_num", draft_token_num, 1, MAX_NODES)
+    check_tensor(op, "tree_mask", tree_mask, (torch.bool,), None)
+    if tree_mask.numel() != batch * nodes**2:
+        raise shape_error(op, "tree_mask", f"[batch_size * draft_token_num ** 2={batch * nodes**2}]", tree_mask)
+    device = tree_mask.device
+    check_given(op, "verified_seq_len", verified_seq_len, INT64, device, ("batch_size",), (batch,))
+    links = (retrive_index, retrive_next_token, retrive_next_sibling)
+    _check_links(op, positions, *links, device, batch, nodes)
+    lanes = torch.arange(nodes, device=device)
+    sees = tree_mask.view(batch, nodes, nodes) & (lanes < lanes[:, None]) | (lanes == lanes[:, None])
+    tree = DraftTree.from_mask(sees, min(nodes - 1, MAX_DEPTH))
+    _write_links(tree, verified_seq_len[:, None] + sees.sum(-1) - 1, positions, *links)
+
+
+def _check_links(
+    op: str, positions: Tensor, index: Tensor, first_child: Tensor, next_sibling: Tensor, device: torch.device,
+    batch: int, nodes: int,
+) -> None:  # fmt: skip
+    """What the functions that make trees write to."""
+    check_given(op, "positions", positions, INT64, device, ("batch * draft_token_num",), (batch * nodes,))
+    for name, links in (
+        ("retrive_index", index), ("retrive_next_token", first_child), ("retrive_next_sibling", next_sibling),
+    ):  # fmt: skip
+        check_given(op, name, links, INT64, device, ("batch", "draft_token_num"), (batch, nodes))
+
+
+def _write_links(
+    tree: DraftTree, places: Tensor, positions: Tensor, index: Tensor, first_child: Tensor, next_sibling: Tensor
+) -> None:
+    positions.copy_(places.flatten())
+    index.copy_(torch.arange(index.numel(), device=index.device).view(index.shape))
+    first_child.copy_(tree.first_child)
+    next_sibling.copy_(tree.next_sibling)
+
+
 def _check_outputs(
     op: str, predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor, candidates: Tensor,
     retrive_index: Tensor, ids: tuple[torch.dtype, ...] = INT64, places: tuple[torch.dtype, ...] = INT32,
@@ -369,7 +436,9 @@ def _check_outputs(
     batch, num_nodes = candidates.shape
     device, names = candidates.device, ("batch", "num_nodes")
     check_given(op, "retrive_index", retrive_index, ids, device, names, (batch, num_nodes))
-    check_given(op, "predicts", predicts, places, device, ("batch * num_nodes",), (batch * num_nodes,))
+    check_tensor(op, "predicts", predicts, places, device)
+    if predicts.dim() != 1 or len(predicts) < batch * num_nodes:
+        raise shape_error(op, "predicts", f"[>= batch * num_nodes={batch * num_nodes}]", predicts)
     check_given(op, "accept_token_num", accept_token_num, INT32, device, ("batch",), (batch,))
     check_tensor(op, "accept_index", accept_index, places, device)
     if accept_index.dim() != 2 or accept_index.shape[0] != batch or accept_index.shape[1] < 1:

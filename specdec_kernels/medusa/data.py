@@ -1,6 +1,6 @@
 """Text to train heads on, as hidden states of the target: self-distilled text and the standard library's source.
 
-Self-distillation (Cai et al., arXiv 2401.10774, section 2.2.3): the target writes its own training text. Its seeds are
+Self-distillation (Cai et al., arXiv 2401.10774, section 2.3.2): the target writes its own training text. Its seeds are
 beginnings of the standard library's functions, to be continued; questions about such functions; and a chat's empty user
 turn, which the target fills itself before it answers (self-talk: Xu et al., arXiv 2406.08464). What the benchmarks use
 is no part of it: neither their prompts nor, by `specdec_kernels.assets.corpus`, the sources these are made of.

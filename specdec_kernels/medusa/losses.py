@@ -23,7 +23,7 @@ from ..drafters.medusa_heads import MedusaHeads
 from .data import IGNORED
 
 HEAD_DECAY = 0.8
-"""λₖ = 0.8ᵏ, k from 0: later heads, whose losses are larger, weigh less."""
+"""0.8ᵏ, k from 0 at the first head: later ones, whose losses are larger, weigh less. (The paper has k from 1.)"""
 
 
 def linear_cross_entropy(inputs: Tensor, weight: Tensor, labels: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import ID_DTYPES, INT64, check_given, check_int, check_logits, shape_error
+from ..checks import ID_DTYPES, check_given, check_int, check_logits, shape_error
 from ..processors import Processors
 from ..sampling import SamplingParams
 from ..types import TokenLogprobs
@@ -56,7 +56,7 @@ def token_logprobs(
         ``[batch, n, vocab]`` float32, bfloat16 or float16, n >= 1, any leading strides, contiguous in the last
         dimension.
     tokens : Tensor
-        ``[batch, width]`` int64, −1: no token; as `verify_chain` and `verify_tree` give them.
+        ``[batch, width]`` int32 or int64, −1: no token; as `verify_chain` and `verify_tree` give them.
     params : SamplingParams, optional
         What the tokens were drawn with. None: temperature 1, nothing cut.
     processors : Processors, optional
@@ -64,8 +64,8 @@ def token_logprobs(
         are counted beside them as draft tokens are, at each those before it. Raw log-probabilities, ranks and the
         choice of the likeliest ids are of the logits as they are given.
     rows : Tensor, optional
-        ``[batch, width]`` int64: the row of `logits` that each token was drawn from; of a tree 0, then the accepted
-        nodes. None: token j from row j, and ``width <= n``.
+        ``[batch, width]`` int32 or int64: the row of `logits` that each token was drawn from; of a tree 0, then the
+        accepted nodes. None: token j from row j, and ``width <= n``.
     num_tokens : Tensor, optional
         ``[batch]`` int32 or int64: so many of a sequence's tokens are looked at, the others are none.
     num_top : int
@@ -93,9 +93,10 @@ def token_logprobs(
     (batch, n, _), device = shape, logits.device
     params = check_params(op, "params", params, batch, device)
     width = tokens.shape[1] if isinstance(tokens, Tensor) and tokens.dim() == 2 else n
-    check_given(op, "tokens", tokens, INT64, device, ("batch", "width"), (batch, width))
+    check_given(op, "tokens", tokens, ID_DTYPES, device, ("batch", "width"), (batch, width))
     if rows is not None:
-        check_given(op, "rows", rows, INT64, device, ("batch", "width"), (batch, width))
+        check_given(op, "rows", rows, ID_DTYPES, device, ("batch", "width"), (batch, width))
+        rows = rows.long()
     elif width > n:
         raise shape_error(op, "tokens", f"[batch={batch}, width <= n={n}] where no rows are given", tokens)
     if num_tokens is not None:
@@ -105,7 +106,7 @@ def token_logprobs(
     out = TokenLogprobs(
         *_call(
             dispatch(op, _op, backend, device),
-            logits=logits, tokens=tokens, rows=rows, num_tokens=num_tokens, num_top=num_top, params=params,
+            logits=logits, tokens=tokens.long(), rows=rows, num_tokens=num_tokens, num_top=num_top, params=params,
             processors=given,
         )
     )  # fmt: skip

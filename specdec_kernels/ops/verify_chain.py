@@ -84,7 +84,7 @@ def verify_chain(
     With x the draft token at a position, P and Q the target's and the draft's distributions there and u a coin:
 
     - "token": accept iff ``u · Q(x) < P(x)``, else draw the recovered token from ``norm((P − Q)+)`` (Leviathan et al.,
-      arXiv 2211.17192; Chen et al., arXiv 2302.01318, eq. 9–13);
+      arXiv 2211.17192; Chen et al., arXiv 2302.01318, theorem 1);
     - "block": block verification, which accepts no fewer on average (Sun et al., arXiv 2403.10444, algorithm 2);
     - "match": draw y from P with the position's Gumbel noise and accept while ``x == y``: plain sampling's own tokens;
     - "greedy": accept while x is the target's argmax, whatever the temperature.
@@ -155,7 +155,7 @@ def verify_chain(
         Not with `processors`, acceptance "match" or a cascade, which look at logits. Each row is divided by its sum.
         `Status.BAD_PARAM` is set where the sum is not within 0.01 of 1, and where the row has a negative number or an
         infinite sum, when all mass is put on its largest. No sum is looked at where the row is greedy, holds a +inf
-        (`Status.INF`) or nothing positive (`Status.EMPTY_ROW`).
+        (`Status.INF`) or nothing of 2**-126 or more (`Status.EMPTY_ROW`).
     draft_probs : Tensor, optional
         Instead of `draft_logits`: ``[batch, num_draft, vocab_draft]`` float32, normalised: they must sum to 1.
     draft_index : Tensor, optional

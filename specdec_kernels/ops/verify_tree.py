@@ -83,7 +83,7 @@ def verify_tree(
     With P and Q the target's and the draft's distributions of the token after a node:
 
     - "sample": draw y from P at the root; while y is a child's token, go there and draw again. Lossless whatever the
-      tokens are, and reads only the rows on the way;
+      tokens are, and reads only the rows on the way (but for Triton's kernels, which read all rows at once);
     - "greedy", "match": the same with P's argmax, or with y drawn with the node's Gumbel noise: the output of plain
       greedy decoding, or of plain sampling with these keys;
     - "recursive": siblings drawn from Q without replacement (`sample` with ``num_samples``, in the order drawn) are

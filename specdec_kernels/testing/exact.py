@@ -105,7 +105,7 @@ def exact_law(
     check_instance("exact_law", "acceptance", acceptance, str, "a string")
     device = check_device("exact_law", "device", device)
     points = POINTS if points is None else check_int("exact_law", "points", points, 0, 2**31 - 1)
-    paths, _ = problem.paths()
+    paths, weights = problem.paths()
     vocab, width = problem.vocab, problem.num_tokens
 
     def run(path: Int64, uniforms: Int64) -> Int64:
@@ -124,7 +124,7 @@ def exact_law(
 
     found = pieces(run, len(paths), problem.num_uniforms, isinstance(problem, TreeProblem), WAYS)
     random = np.random.default_rng(0)
-    path = random.integers(len(paths), size=points)
+    path = random.choice(len(paths), points, p=weights / weights.sum())
     uniforms = random.integers(LATTICE, size=(points, problem.num_uniforms))
     if points and not np.array_equal(run(path, uniforms), found.outcome[found.box(path, uniforms)]):
         raise AssertionError("verify must give one outcome within a piece of the uniforms, and gives two")

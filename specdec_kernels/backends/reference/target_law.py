@@ -188,7 +188,7 @@ def diff(x: Position) -> Tensor:
 
 @cascade(laws.Opt)
 def opt(x: Position) -> Tensor:
-    """``max q < max p − α TV(P, Q)``, or ``H(q) > H(p) + α TV(P, Q)`` (lemma 4, equation 6)."""
+    """``max q < max p − α TV(P, Q)``, or ``H(q) > H(p) + α TV(P, Q)`` (lemma 4)."""
     return gain(x) > x.alpha * x.distance
 
 

@@ -13,6 +13,8 @@ from transformers.generation import utils
 from transformers.generation.configuration_utils import GenerationMode
 
 from ..._host_py import MAX_NGRAM
+from ...checks import check_int, check_number
+from ...decoding.arguments import check_acceptance
 from ...decoding.generate import generate as decode
 from ...decoding.request import DRAFT_LENGTH, MAX_SPECULATIVE_TOKENS, draw_seeds
 from ...decoding.runner import Runner
@@ -123,7 +125,7 @@ def generate(
     check_version("generate")
     config, is_seq2seq = generation_config, model.config.is_encoder_decoder
     runner = as_runner(model, "generate")
-    _check_options(config, model_kwargs, synced_gpus, assistant_tokenizer)
+    _check_options(config, model_kwargs, synced_gpus, tokenizer, assistant_tokenizer)
     if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
         raise TypeError(f"generate: streamer must have put and end, got {type(streamer).__name__}")
     kept, folded, sampling = split_processors(logits_processor, config.do_sample)
@@ -162,11 +164,12 @@ def generate(
     if kept or wants_scores or wants_logits or asked:
         runner = processed = ProcessedRunner(runner, kept, texts, ends)
     if drafter is None:
-        drafter, drafted = _drafter(config, assistant_model, kept, processed, texts, ends)
+        drafter, drafted = _drafter(config, assistant_model, runner.vocab_size, kept, processed, texts, ends)
     elif assistant_model is None:
-        drafted = DRAFT_LENGTH
+        drafted = _lookup_length(config) or DRAFT_LENGTH
     else:
         raise ValueError("generate: drafter and assistant_model exclude each other")
+    check_acceptance("generate", acceptance, drafter)  # greedily it is not looked at again
     follower = None
     if criteria or streamer is not None or processed is not None:
         alone = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
@@ -208,7 +211,9 @@ def generate(
     )
 
 
-def _check_options(config: Any, model_kwargs: Mapping[str, Any], synced_gpus: bool, assistant_tokenizer: Any) -> None:
+def _check_options(
+    config: Any, model_kwargs: Mapping[str, Any], synced_gpus: bool, tokenizer: Any, assistant_tokenizer: Any
+) -> None:
     """Raise for what is not served, all of it by name."""
     bad = [name for name in _REFUSED if getattr(config, name, None)]
     mode = config.get_generation_mode(None)
@@ -223,10 +228,12 @@ def _check_options(config: Any, model_kwargs: Mapping[str, Any], synced_gpus: bo
         bad.append("past_key_values")
     if synced_gpus:
         bad.append("synced_gpus")
-    if assistant_tokenizer is not None:
-        bad.append("assistant_tokenizer")
-    if (config.prompt_lookup_num_tokens or 0) > MAX_SPECULATIVE_TOKENS:
-        bad.append(f"prompt_lookup_num_tokens > {MAX_SPECULATIVE_TOKENS}")
+    # transformers asks for both also where the models alone differ, in how they pad one vocabulary
+    if assistant_tokenizer is not None and (
+        tokenizer is None or tokenizer.get_vocab() != assistant_tokenizer.get_vocab()
+    ):
+        bad.append("assistant_tokenizer with another vocabulary")
+    _lookup_length(config)
     bad += [name for name, value in model_kwargs.items() if name not in _UNDERSTOOD and value is not None]
     if bad:
         raise ValueError(f"generate: not served by specdec_kernels: {', '.join(dict.fromkeys(bad))}")
@@ -246,6 +253,8 @@ def _stops(criteria: Any, vocab: int) -> tuple[int, list[int], list[Any]]:
 def _padded_on_the_left(ids: Tensor, model_kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """The prompts with all their padding moved to the left, and their mask."""
     mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
+    if mask is not None and mask.shape != ids.shape:
+        raise ValueError(f"generate: attention_mask must be {list(ids.shape)}, got {list(mask.shape)}")
     kept = torch.ones_like(ids) if mask is None else (mask != 0).to(ids)
     if positions is not None and bool(((kept.cumsum(1) - 1 - positions.to(ids)) * kept).any()):
         raise ValueError("generate: not served by specdec_kernels: position_ids other than those of attention_mask")
@@ -263,7 +272,7 @@ def _encoders_input(source: Tensor | None, decoder_ids: Tensor, runner: Runner) 
     elif int(source.min()) < 0:  # transformers' stand-in where it was not given ids
         bad = "encoder_outputs without the encoder's input_ids"
     elif decoder_ids.tolist() != [[runner.decoder_start]] * len(decoder_ids):
-        bad = f"decoder_input_ids other than the start id {runner.decoder_start}"
+        bad = f"decoder_input_ids or a decoder_start_token_id other than the model's, {runner.decoder_start}"
     if bad:
         raise ValueError(f"generate: not served by specdec_kernels: {bad}")
     return source.repeat_interleave(len(decoder_ids) // len(source), dim=0)  # where several answer one prompt
@@ -276,35 +285,54 @@ def _encoders_states(asked: Mapping[str, Any], encoded: Any) -> dict[str, Any]:
 
 
 def _drafter(
-    config: Any, assistant: Any, kept: list[Processor], processed: ProcessedRunner | None, texts: Tensor,
+    config: Any, assistant: Any, vocab: int, kept: list[Processor], processed: ProcessedRunner | None, texts: Tensor,
     ends: list[int],
 ) -> tuple[Drafter, int]:  # fmt: skip
     """The drafter that the arguments of ``model.generate`` ask for, and how many tokens it drafts."""
-    if config.prompt_lookup_num_tokens is not None:
-        longest = min(config.max_matching_ngram_size or 2, MAX_NGRAM)
-        return NgramDrafter(longest), config.prompt_lookup_num_tokens
+    looked_up = _lookup_length(config)
+    if looked_up is not None:
+        longest = config.max_matching_ngram_size
+        longest = 2 if longest is None else check_int("generate", "max_matching_ngram_size", longest, 1, 2**31 - 1)
+        return NgramDrafter(min(longest, MAX_NGRAM)), looked_up
     if assistant is None:
         raise ValueError(
             "generate: there is nothing to draft with: transformers hands no assistant_model to a custom_generate; "
             "pass drafter, or call model.generate within assisted_generation()"
         )
-    ids = None if kept else getattr(assistant.config, "draft_token_ids", None)  # processors take whole rows
-    token_map = None if ids is None else TokenMap(torch.tensor(ids))
+    token_map = None if kept else _ids_of(assistant, vocab)  # processors take whole rows
     runner = as_runner(assistant, "generate: assistant_model", token_map=token_map)
     _lift_limit(runner, assistant.config)
     if kept:  # drafts what the target may accept
         assert processed is not None
-        runner = ProcessedRunner(runner, kept, texts, ends, drafts=True)
+        runner = ProcessedRunner(runner, kept, texts, ends, drafts=vocab)
         runner.ended = processed.ended
     given = assistant.generation_config
-    drafted = int(given.num_assistant_tokens or DRAFT_LENGTH)  # a float in the configurations of older versions
-    if drafted > MAX_SPECULATIVE_TOKENS:
-        raise ValueError(f"generate: not served by specdec_kernels: num_assistant_tokens > {MAX_SPECULATIVE_TOKENS}")
+    drafted = given.num_assistant_tokens or DRAFT_LENGTH
+    if isinstance(drafted, float) and drafted.is_integer():  # as in the configurations of older versions
+        drafted = int(drafted)
+    drafted = check_int("generate", "num_assistant_tokens", drafted, 1, MAX_SPECULATIVE_TOKENS)
     threshold = _CONFIDENCE if given.assistant_confidence_threshold is None else given.assistant_confidence_threshold
+    check_number("generate", "assistant_confidence_threshold", threshold, 0, 1)
     # elsewhere a draft's forwards are all enqueued before its first token is known
     confidence = threshold if runner.device.type == "cpu" else 0.0
     drafter = ModelDrafter(runner, min_confidence=confidence, token_map=token_map)
     return drafter, drafted
+
+
+def _lookup_length(config: Any) -> int | None:
+    """``prompt_lookup_num_tokens``, if it is given."""
+    name = "prompt_lookup_num_tokens"
+    given = getattr(config, name)
+    return None if given is None else check_int("generate", name, given, 1, MAX_SPECULATIVE_TOKENS)
+
+
+def _ids_of(assistant: Any, vocab: int) -> TokenMap | None:
+    """Those that an assistant drafts of a target with `vocab` ids; None: all."""
+    ids = getattr(assistant.config, "draft_token_ids", None)
+    if ids is not None:
+        return TokenMap(torch.tensor(ids))
+    own = assistant.config.get_text_config().vocab_size
+    return None if own == vocab else TokenMap(torch.arange(min(own, vocab)))
 
 
 def _lift_limit(runner: Runner, config: Any) -> None:

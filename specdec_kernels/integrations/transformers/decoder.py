@@ -60,8 +60,10 @@ class TransformersRunner(Runner):
 def narrowed(model: Any, token_map: TokenMap) -> Any:
     """The same model, weights shared, but for an LM head that has the rows of these target ids alone."""
     whole = model.get_output_embeddings()
-    ids = token_map.draft_to_target.to(whole.weight.device)
-    head = nn.Linear(whole.in_features, len(ids), bias=whole.bias is not None, device="meta")
+    given = token_map.draft_to_target.to(whole.weight.device)
+    first = torch.equal(given, torch.arange(len(given), device=given.device))
+    ids = slice(len(given)) if first else given  # a slice is no copy
+    head = nn.Linear(whole.in_features, len(token_map), bias=whole.bias is not None, device="meta")
     head.weight = nn.Parameter(whole.weight[ids], requires_grad=False)
     if whole.bias is not None:
         head.bias = nn.Parameter(whole.bias[ids], requires_grad=False)

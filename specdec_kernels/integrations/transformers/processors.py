@@ -117,9 +117,9 @@ class ProcessedRunner(Runner):
         them so.
     ends : collection of int
         Ids that nothing follows, but in a prompt.
-    drafts : bool
-        It is the draft's: what `forward` is given is text, or was drawn from its own rows, and so never impossible (a
-        recovered token may be one that the draft bars).
+    drafts : int, optional
+        It is the draft of a target with so many ids, of which the rows get as many. What `forward` is given is text, or
+        was drawn from its own rows, and so never impossible (a recovered token may be one that the draft bars).
 
     Attributes
     ----------
@@ -132,13 +132,12 @@ class ProcessedRunner(Runner):
 
     def __init__(
         self, inner: Runner, processors: Sequence[Processor], prompts: Tensor, ends: Collection[int],
-        drafts: bool = False,
+        drafts: int | None = None,
     ) -> None:  # fmt: skip
-        self._inner, self._prompts, self._ends, self._drafts = inner, prompts, ends, drafts
+        self._inner, self._prompts, self._ends, self._drafts = inner, prompts, ends, drafts is not None
         self._real: Tensor | None = None  # of the next forward
-        self.name, self.vocab_size, self.device, self.max_length = (
-            inner.name, inner.vocab_size, inner.device, inner.max_length,
-        )  # fmt: skip
+        self.name, self.device, self.max_length = inner.name, inner.device, inner.max_length
+        self.vocab_size, self.num_embeddings = drafts or inner.vocab_size, inner.num_embeddings
         self.decoder_start, self.end_ids, self.padding_id = inner.decoder_start, inner.end_ids, inner.padding_id
         self.takes_trees, self.hidden_size = inner.takes_trees, inner.hidden_size
         batch = prompts.shape[0]
@@ -167,6 +166,8 @@ class ProcessedRunner(Runner):
         tokens = self._note(tokens, first)
         if raw is None:
             return None
+        if raw.shape[2] != self.vocab_size:
+            raw = torch.nn.functional.pad(raw, (0, self.vocab_size - raw.shape[2]), value=-torch.inf)  # or cut
         self.raw = self.rows = raw
         if need_logits:
             self._process(tokens, first, torch.arange(-1, tokens.shape[1] - 1).expand(tokens.shape))

@@ -43,6 +43,8 @@ def check_version(version: str) -> None:
     """RuntimeError unless `version` is one whose samplers this plug-in was written against."""
     if not OLDEST <= tuple(int(part) for part in re.findall(r"\d+", version)[:2]) <= NEWEST:
         first, last = (".".join(map(str, known)) for known in (OLDEST, NEWEST))
+        built = " (a checkout without tags, perhaps)" if version.startswith("0.1.dev") else ""
         raise RuntimeError(
-            f"specdec_kernels: SPECDEC_VLLM=1 serves vLLM {first} to {last}, got {version}; unset it for vLLM as it is"
+            f"specdec_kernels: SPECDEC_VLLM=1 serves vLLM {first} to {last}, got {version}{built}; "
+            "unset it for vLLM as it is"
         )

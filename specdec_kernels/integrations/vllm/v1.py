@@ -74,7 +74,7 @@ def make_forward(stock: Function, output: Function) -> Function:
         if not sampling.all_greedy:
             uniforms = coins(metadata.num_draft_tokens, sampling.generators, logits.device)
         tokens = verify_packed(
-            rows, metadata.draft_token_ids, draft_probs=draft_probs,
+            rows, metadata.draft_token_ids, draft_probs=as_float32(draft_probs),
             cu_num_draft_tokens=from_zero(metadata.cu_num_draft_tokens),
             max_num_draft_tokens=metadata.max_spec_len, uniform_samples=uniforms, params=params_of(sampling),
         ).tokens.to(torch.int32)  # fmt: skip
@@ -176,13 +176,17 @@ def make_rejection_sample(stock: Function) -> Function:
         # Without drafts nothing is drawn here: a generator's state must not depend on whether others have drafts.
         seeded = {index: g for index, g in sampling.generators.items() if num_draft_tokens[index]}
         return verify_packed(
-            target_logits, draft_token_ids, draft_probs=draft_probs, bonus_tokens=bonus_token_ids.flatten(),
+            target_logits, draft_token_ids, draft_probs=as_float32(draft_probs), bonus_tokens=bonus_token_ids.flatten(),
             cu_num_draft_tokens=from_zero(cu_num_draft_tokens), max_num_draft_tokens=max_spec_len,
             params=GREEDY if greedy else SamplingParams(temperature=(sampling.temperature != 0).float()),
             uniform_samples=None if greedy else coins(num_draft_tokens, seeded, target_logits.device),
         ).tokens.to(torch.int32)  # fmt: skip
 
     return rejection_sample
+
+
+def as_float32(probs: Tensor | None) -> Tensor | None:
+    return None if probs is None else probs.float()
 
 
 def make_apply_sampling_constraints(stock: Function) -> Function:
