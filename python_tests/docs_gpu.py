@@ -28,6 +28,15 @@ def compared(times: dict[str, dict[str, float]], column: str) -> Expected:
     return [peer["median_us"] / ours["median_us"]] if peer else []
 
 
+def goals_on_gpu(label: str, column: str) -> Expected:
+    """µs of one sequence, else how many times its floor a call took; nothing where it was not measured."""
+    case, vocab = label.rsplit(", ", 1)
+    batch, what = column.partition(",")[0], "µs" if column.endswith("µs") else "floor"
+    begins = f"{CASES[case] if case in CASES else case} V={vocab} B={batch} K=5: "
+    goals = [t for t in results("verify_chain", GPU)["targets"] if t["what"].startswith(begins)]
+    return [t["measured"] for t in goals if t["what"].removeprefix(begins) in (what, f"× {what}", f"× full-read {what}")]
+
+
 def on_gpu(label: str, column: str) -> Expected:
     """`verify_chain`."""
     return compared(times_of("verify_chain", "verify_chain", *label.split(", ")), column)

@@ -17,7 +17,7 @@ from PIL import Image
 
 from bench import machine, plot, report
 from bench.cascades import report as cascades_report
-from python_tests.docs_gpu import on_gpu, samples_on_gpu
+from python_tests.docs_gpu import goals_on_gpu, on_gpu, samples_on_gpu
 from python_tests.docs_tables import CASES, FIGURE, RESULTS, ROOT, Expected, agrees, results, tables
 from specdec_kernels import analysis
 
@@ -436,7 +436,8 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "tree": tree, "gather": gather, "overhead": overhead, "rates": rates, "best peer": best_peer,
     "goals": goals, "end to end": end_to_end, "medusa": medusa, "medusa trees": medusa_trees, "ratios": span_of,
     "in transformers": in_transformers, "beside transformers": beside_transformers, "vllm": in_vllm,
-    "best gamma": best_gamma, "plan": plan, "step costs": step_costs, "gpu": on_gpu, "gpu sample": samples_on_gpu,
+    "best gamma": best_gamma, "plan": plan, "step costs": step_costs, "gpu": on_gpu, "gpu goals": goals_on_gpu,
+    "gpu sample": samples_on_gpu,
     "typical": typical,
     "forward": forward, "own loop": own_loop, "auto": adaptive, "auto, replayed": replayed,
     "auto, n-gram model": partial(adaptive, drafter="ngram-lm"),
