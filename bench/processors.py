@@ -4,7 +4,8 @@
 
 Prints one line a case and writes ``processors.json`` into the machine's folder of results: medians of calls that
 alternate, so that a busy machine slows all of them alike, on average over some random steps; of one thread by its own
-clock, which stands while other programs have the processor. The steps are such that as many draft tokens are accepted
+clock, which stands while other programs have the processor. Log-probabilities are those of `token_logprobs` with the
+five likeliest ids, of what the step emits. The steps are such that as many draft tokens are accepted
 with the processors as without, so that both read as many rows. The peers write out float32 logits and change them in
 passes as wide as the vocabulary, by the formulae of vLLM (dense counts, a mask unpacked; also compiled by torch) and of
 transformers (a row at a time), and then verify in eager PyTorch (`bench.providers.eager`). Of batch 128 it says what a
@@ -37,7 +38,8 @@ CASES: dict[str, dict[str, Any]] = {
     "truncated": {"params": sk.SamplingParams(temperature=0.8, top_k=50, top_p=0.9)},
     "greedy": {"params": sk.SamplingParams(temperature=0.0), "acceptance": "greedy"},
 }
-OURS, PEERS = ("without", "all on"), ("vLLM", "compiled", "transformers")
+OURS, PEERS = ("without", "all on", "and log-probabilities"), ("vLLM", "compiled", "transformers")
+NUM_TOP = 5  # likeliest ids beside each emitted token
 LARGEST_BATCH = 128  # of the step whose memory is told
 
 
@@ -82,7 +84,7 @@ def comparable_calls(case: Case, rng: torch.Generator) -> tuple[dict[str, Callab
     """Calls of a random step of which the first two accept as many draft tokens, and how many."""
     while True:
         calls = calls_of(case, inputs.chain(case, rng), Request.random(case, rng))
-        without, processed = (int(calls[name]().num_accepted.sum()) for name in OURS)
+        without, processed = (int(calls[name]().num_accepted.sum()) for name in OURS[:2])
         if without == processed:
             return calls, without
 
@@ -108,7 +110,15 @@ def calls_of(case: Case, step: inputs.ChainInputs, request: Request) -> dict[str
         )  # fmt: skip
 
     peers = {"vLLM": peer(eager.as_vllm), "compiled": peer(compiled()), "transformers": peer(as_transformers)}
-    return {"without": ours(None), "all on": ours(given), **peers}
+    on = ours(given)
+
+    def with_logprobs() -> tuple[sk.VerifyOutput, sk.TokenLogprobs]:
+        out = on()
+        return out, sk.token_logprobs(
+            step.target_logits, out.tokens, case.params, processors=given, num_tokens=out.num_tokens, num_top=NUM_TOP
+        )
+
+    return dict(zip(OURS, (ours(None), on, with_logprobs), strict=True)) | peers
 
 
 def held(case: Case) -> dict[str, int | None]:
@@ -143,11 +153,12 @@ def main() -> None:
                     for names, repeats in ((OURS, given.repeats), (PEERS, max(given.repeats // 10, 3))):
                         for each, median in measured({each: calls[each] for each in names}, repeats).items():
                             seconds[each] += median / given.steps
-            without, processed = (seconds[each] for each in OURS)
+            without, processed, likely = (seconds[each] for each in OURS)
             ratios = ", ".join(f"{each} {seconds[each] / processed:.1f}" for each in PEERS)
             print(
                 f"B={batch} {name}, {accepted / given.steps / batch:.1f} accepted: without {without * 1e6:.0f} us, "
-                f"all on {processed * 1e6:.0f} us ({processed / without:.2f}); peers by ours: {ratios}", flush=True,
+                f"all on {processed * 1e6:.0f} us ({processed / without:.2f}), and log-probabilities "
+                f"{likely * 1e6:.0f} us ({likely / without:.2f}); peers by ours: {ratios}", flush=True,
             )  # fmt: skip
             of_each = {f"{each} us": 1e6 * median for each, median in seconds.items()}
             rows.append({"case": name, "batch": batch, "accepted": accepted / given.steps / batch, **of_each})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -27,18 +29,18 @@ def assembled(step: TreeInputs, node: Tensor, final: Tensor) -> tuple[Tensor, Te
     return tokens.masked_fill(slots > accepted[:, None], -1), accepted
 
 
-def walk_to(step: TreeInputs, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Down the tree while the token `wanted` ``[batch, num_nodes]`` at a node is a child's."""
-    node = torch.zeros_like(wanted[:, 0])
+def walk_to(step: TreeInputs, wanted: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Down the tree while what is `wanted` after a node, of each sequence's ``[batch]``, is a child's token: of the rows
+    on the way alone.
+    """
+    node = torch.zeros_like(step.node_tokens[:, 0])
+    token = wanted(node)
     for _ in range(step.tree.max_depth):
-        is_it = (step.tree.parents == node[:, None]) & (step.node_tokens == pick(wanted, node)[:, None])
-        node = torch.where(is_it.any(-1), is_it.int().argmax(-1), node)
-    return assembled(step, node, pick(wanted, node))
-
-
-def drawn(target: Tensor) -> Tensor:
-    """A token after every node."""
-    return one_of(target.flatten(0, 1)).view(target.shape[:2])
+        is_it = (step.tree.parents == node[:, None]) & (step.node_tokens == token[:, None])
+        goes_on = is_it.any(-1)
+        node = torch.where(goes_on, is_it.int().argmax(-1), node)
+        token = torch.where(goes_on, wanted(node), token)
+    return assembled(step, node, token)
 
 
 def recursive(step: TreeInputs, target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,12 +88,11 @@ def verify_tree(case: Case) -> Call | None:
 
     def call(step: TreeInputs) -> tuple[Tensor, Tensor]:
         if case.acceptance == "greedy":
-            return walk_to(step, step.target_logits.argmax(-1))
+            return walk_to(step, lambda node: pick(step.target_logits, node).argmax(-1))
         if case.acceptance == "typical":
             return typical(step, case)
-        target = law(step.target_logits, case.params)
         if case.acceptance == "sample":
-            return walk_to(step, drawn(target))
-        return recursive(step, target, law(step.draft_logits, case.params))
+            return walk_to(step, lambda node: one_of(law(pick(step.target_logits, node), case.params)))
+        return recursive(step, law(step.target_logits, case.params), law(step.draft_logits, case.params))
 
     return call

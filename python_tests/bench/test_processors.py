@@ -17,3 +17,13 @@ def test_nothing_as_wide_as_the_vocabulary_is_made(name: str) -> None:
         rows = timing.peak_memory(lambda: torch.empty(128, 6, 4096).fill_(0.0))
     assert held["torch_peak_bytes"] < 2**19 < 2**23 < rows["torch_peak_bytes"]  # type: ignore[operator]
     assert held["rss_peak_bytes"] is None or held["rss_peak_bytes"] < 2**22  # scratch of threads; told in pages
+
+
+def test_log_probabilities_are_of_what_the_step_emits() -> None:
+    case = inputs.Case("verify_chain", "T=1", 4096, 2, **processors.CASES["T=1"])
+    with torch.inference_mode():
+        calls, _ = processors.comparable_calls(case, torch.Generator().manual_seed(0))
+        emitted, (again, likely) = calls["all on"](), calls["and log-probabilities"]()
+    assert torch.equal(again.tokens, emitted.tokens)
+    assert torch.equal(likely.log_prob.isfinite(), emitted.tokens >= 0)
+    assert likely.top_ids.shape == (2, 6, processors.NUM_TOP)
