@@ -16,7 +16,7 @@ def speculate(target, draft, ids, sampling, *, seed=0, num_draft=4, max_new_toke
     """`ids`, ``[1, length]`` of at least 2, and what `target` says next, from its own distribution."""
     text, step, seeds = ids, 0, torch.tensor([seed], device=ids.device)
     caches = DynamicCache(), DynamicCache()
-    vocab = min(model.config.vocab_size for model in (target, draft))  # one may be padded: ids that both have
+    vocab = min(model.config.vocab_size for model in (target, draft))  # ids that one has alone are padding
     for model, cache in zip((target, draft), caches, strict=True):
         model(text[:, :-1], past_key_values=cache)  # all but the last token, which the loop reads first
     while text.shape[1] < ids.shape[1] + max_new_tokens:
@@ -43,12 +43,16 @@ def speculate(target, draft, ids, sampling, *, seed=0, num_draft=4, max_new_toke
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
     target_name, draft_name, prompt = sys.argv[1:]
     tokenizer = AutoTokenizer.from_pretrained(target_name)
     models = [AutoModelForCausalLM.from_pretrained(name) for name in (target_name, draft_name)]
     ends = models[0].generation_config.eos_token_id  # one id, several, or none
     ends = None if ends is None else torch.tensor(ends).reshape(-1)
     ids = tokenizer(prompt, return_tensors="pt").input_ids
+    if AutoTokenizer.from_pretrained(draft_name).get_vocab() != tokenizer.get_vocab():
+        sys.exit("the models must share a tokenizer")
     if ids.shape[1] < 2:
         sys.exit("the prompt must have two tokens or more")
     text = speculate(*models, ids, sk.SamplingParams(temperature=0.8, top_p=0.95), eos_token_ids=ends)

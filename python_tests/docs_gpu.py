@@ -34,7 +34,9 @@ def goals_on_gpu(label: str, column: str) -> Expected:
     batch, what = column.partition(",")[0], "µs" if column.endswith("µs") else "floor"
     begins = f"{CASES[case] if case in CASES else case} V={vocab} B={batch} K=5: "
     goals = [t for t in results("verify_chain", GPU)["targets"] if t["what"].startswith(begins)]
-    return [t["measured"] for t in goals if t["what"].removeprefix(begins) in (what, f"× {what}", f"× full-read {what}")]
+    return [
+        t["measured"] for t in goals if t["what"].removeprefix(begins) in (what, f"× {what}", f"× full-read {what}")
+    ]
 
 
 def on_gpu(label: str, column: str) -> Expected:

@@ -134,9 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by who started us
             setattr(sys, name, open(os.devnull, mode))
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a letter that it has not is no reason to lose an answer
-            stream.reconfigure(errors="replace")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # a letter that it cannot encode must not lose an answer
     listing = "\n".join(f"  {name:10}{command.help}" for name, command in _COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="specdec",

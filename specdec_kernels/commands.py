@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from . import assets
+from .integrations.transformers.models import same_vocabulary
 from .integrations.transformers.packing import pack_linear_weights
 from .options import FAILED, THREADS, device, existing
 
@@ -114,7 +115,7 @@ def load_draft(arguments: argparse.Namespace, target: Any, tokenizer: Any) -> An
         return None
     model, own = assets.load_folder(arguments.draft_model)
     sizes = [each.config.get_text_config().vocab_size for each in (target, model)]
-    if sizes[0] != sizes[1] and own.get_vocab() == tokenizer.get_vocab():
+    if sizes[0] != sizes[1] and same_vocabulary(own, tokenizer):
         model.config.draft_token_ids = getattr(model.config, "draft_token_ids", None) or list(range(min(sizes)))
     return model.to(arguments.device)
 
@@ -123,7 +124,8 @@ def reach(device: str) -> None:
     """ValueError where nothing can be computed there."""
     try:
         reached = torch.zeros(1, device=device).tolist() == [0.0]
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"--device must be usable here, got {device}: {str(error).splitlines()[0]}") from error
+    except (ImportError, RuntimeError, AssertionError, NotImplementedError) as error:
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(f"--device must be usable here, got {device}: {why}") from error
     if not reached:
         raise ValueError(f"--device must be usable here, got {device}")

@@ -93,7 +93,7 @@ class Lossy(TargetLaw):
     Parameters
     ----------
     alpha : float
-        In [0, 1); 0 is lossless, but with a `beta` above 1. At most 0.999 beside ``beta="exact"``, whose sums are
+        In [0, 1); 0 is lossless unless `beta` is above 1. At most 0.999 beside ``beta="exact"``, whose sums are
         float32.
     beta : float or "exact"
         1 − alpha to 1e30. Acceptance "block" takes "exact" only.

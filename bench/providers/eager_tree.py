@@ -30,9 +30,7 @@ def assembled(step: TreeInputs, node: Tensor, final: Tensor) -> tuple[Tensor, Te
 
 
 def walk_to(step: TreeInputs, wanted: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Down the tree while what is `wanted` after a node, of each sequence's ``[batch]``, is a child's token: of the rows
-    on the way alone.
-    """
+    """Down the tree while what is `wanted` after a node, one a sequence, is a child's token: of the rows on the way."""
     node = torch.zeros_like(step.node_tokens[:, 0])
     token = wanted(node)
     for _ in range(step.tree.max_depth):

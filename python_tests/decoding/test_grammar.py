@@ -46,7 +46,8 @@ class Residues(sk.Grammar):
         self.texts: list[list[int]] = [[] for _ in range(batch)]
 
     def allowed(self, text: list[int]) -> list[int]:
-        return [v for v in range(self.vocab) if v == END or v % 3 == sum(text) % 3]
+        rest = sum(text) % 3
+        return [v for v in range(self.vocab) if v == END or v % 3 == rest]
 
     def fill(self, rows: Tensor, drafts: list[np.ndarray]) -> None:
         assert rows.dtype == torch.int32 and bool((rows == -1).all())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -46,6 +46,17 @@ class Prompt:
         """Tokens of the longest decoder prompt."""
         return self.tokens.shape[1]
 
+    def clamped(self, vocab: int) -> Prompt:
+        """As a model with so many ids reads it: others are its last one."""
+        source, host_source = self.source_tokens, self.host_source
+        return replace(
+            self,
+            tokens=self.tokens.clamp(max=vocab - 1),
+            host_tokens=[one.clip(max=vocab - 1) for one in self.host_tokens],
+            source_tokens=None if source is None else source.clamp(max=vocab - 1),
+            host_source=None if host_source is None else [one.clip(max=vocab - 1) for one in host_source],
+        )
+
 
 class Runner(ABC):
     """A model as the loops see it. Subclass it to decode with something that is not a transformers model.
@@ -70,7 +81,7 @@ class Runner(ABC):
     takes_trees : bool
         True: `forward_tree` and `keep_path` work.
     num_embeddings : int or None
-        Ids that it reads, which may be more than those it gives logits of; None: those, or all.
+        Ids that it reads, which may be more than those it gives logits of; None: all of the target's.
     hidden_size : int or None
         Width of the hidden states that `forward_tree` gives; None: it gives none.
     end_ids : tuple of int
@@ -120,13 +131,13 @@ class Runner(ABC):
         """
 
     def expect(self, real: Callable[[], Tensor]) -> None:  # noqa: B027 - of use to few
-        """Called before a forward that verifies a draft.
+        """Called before a forward of which not all rows are looked at: that verifies a draft, or begins one.
 
         Parameters
         ----------
         real : callable
             Gives ``[batch, n]`` bool: which of the tokens that follow are a sequence's own. The others fill up shorter
-            drafts; nothing is read of their rows.
+            drafts and texts; nothing is read of their rows.
         """
 
     def forward_tree(self, tokens: Tensor, starts: Tensor, tree: DraftTree, bound: int) -> tuple[Tensor, Tensor | None]:

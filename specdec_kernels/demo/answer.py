@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import math
@@ -182,7 +183,8 @@ def _prompt(arguments: argparse.Namespace) -> str:
         prompt: str = arguments.prompt
     else:
         if arguments.prompt_file is None and isinstance(sys.stdin, io.TextIOWrapper):
-            sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # whatever the terminal's
+            with contextlib.suppress(io.UnsupportedOperation):  # something was read from it
+                sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")  # whatever the terminal's
         prompt = sys.stdin.read() if arguments.prompt_file is None else read_text(arguments.prompt_file)
     if any("\ud800" <= letter <= "\udfff" for letter in prompt):  # what Python makes of bytes that are no UTF-8
         raise ValueError("the prompt must be UTF-8, got other bytes")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,9 +58,7 @@ class ModelBase(Drafter):
             self.token_map = self.token_map.to(state.device)
         known = runner.num_embeddings
         self._num_known = known if known is not None and known < state.vocab_size else None
-        prompt = replace(state.prompt, tokens=self._known(state.prompt.tokens))
-        if prompt.source_tokens is not None:
-            prompt = replace(prompt, source_tokens=self._known(prompt.source_tokens))
+        prompt = state.prompt if self._num_known is None else state.prompt.clamped(self._num_known)
         runner.start(prompt, self._capacity(state))
         runner.prefill(prompt)
 
@@ -163,6 +160,8 @@ class ModelDrafter(ModelBase):
         """``[batch, 1, vocab_draft]``: what follows the text and these tokens, of which all but the last were fed."""
         last, i = state.lengths - 1, len(drafted)
         tokens, starts = (self._known(drafted[-1]), last + i) if drafted else self._text(state, 2, 2)
+        if not drafted:  # a text of one token has no second
+            self.runner.expect(lambda: torch.arange(2, device=state.device) <= (last - starts)[:, None])
         logits = self.runner.forward(tokens, starts, max(state.longest + i, 2))
         assert logits is not None
         if drafted:

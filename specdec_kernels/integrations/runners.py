@@ -26,11 +26,11 @@ def as_runner(model: Any, caller: str, name: str = "", token_map: TokenMap | Non
     if token_map is not None:
         if token_map.max_id >= vocab:
             raise ValueError(f"{caller}: token_map must hold ids < vocab={vocab}, got {token_map.max_id}")
-        model = getattr(model, "_orig_mod", model)  # of one that is compiled
+        model = model._modules.get("_orig_mod", model)  # of one that is compiled
         if "forward" in vars(model) or getattr(model.set_output_embeddings, "__self__", None) is not model:
             raise ValueError(
-                f"{caller}: token_map must be given for a model without hooks that is no wrapper around another, got "
-                f"one for {type(model).__name__}"
+                f"{caller}: token_map (or config.draft_token_ids) must be of a model without hooks that is no wrapper "
+                f"around another, got one of {type(model).__name__}"
             )
     # Only now is transformers needed, and known to be there.
     if model.config.model_type in ENCODER_DECODERS:

@@ -380,8 +380,8 @@ def reconstruct_indices_from_tree_mask(
     positions, retrive_index, retrive_next_token, retrive_next_sibling : Tensor
         Outputs: ``[batch_size * draft_token_num]``, and three of ``[batch_size, draft_token_num]``; int64.
     batch_size, draft_token_num : int
-        Trees, and nodes of each with the root. What stands deeper than 64, or sees others than a node that it sees and
-        that one's ancestors, has no links.
+        Trees, and nodes of each with the root. A node deeper than 64, or whose row is not its parent's row and itself,
+        has no links, nor has what hangs from it.
 
     Raises
     ------

@@ -24,7 +24,7 @@ from ..runners import as_runner
 from .decoder import TransformersRunner
 from .encoder_decoder import EncoderDecoderRunner
 from .following import Follower
-from .models import positions_end
+from .models import positions_end, same_vocabulary
 from .processors import ProcessedRunner, Processor, split_processors
 from .states import States
 from .versions import check_version
@@ -229,9 +229,7 @@ def _check_options(
     if synced_gpus:
         bad.append("synced_gpus")
     # transformers asks for both also where the models alone differ, in how they pad one vocabulary
-    if assistant_tokenizer is not None and (
-        tokenizer is None or tokenizer.get_vocab() != assistant_tokenizer.get_vocab()
-    ):
+    if assistant_tokenizer is not None and not same_vocabulary(tokenizer, assistant_tokenizer):
         bad.append("assistant_tokenizer with another vocabulary")
     _lookup_length(config)
     bad += [name for name, value in model_kwargs.items() if name not in _UNDERSTOOD and value is not None]
@@ -272,7 +270,7 @@ def _encoders_input(source: Tensor | None, decoder_ids: Tensor, runner: Runner) 
     elif int(source.min()) < 0:  # transformers' stand-in where it was not given ids
         bad = "encoder_outputs without the encoder's input_ids"
     elif decoder_ids.tolist() != [[runner.decoder_start]] * len(decoder_ids):
-        bad = f"decoder_input_ids or a decoder_start_token_id other than the model's, {runner.decoder_start}"
+        bad = f"decoder_input_ids or decoder_start_token_id other than the model's ({runner.decoder_start})"
     if bad:
         raise ValueError(f"generate: not served by specdec_kernels: {bad}")
     return source.repeat_interleave(len(decoder_ids) // len(source), dim=0)  # where several answer one prompt

@@ -137,7 +137,9 @@ class ProcessedRunner(Runner):
         self._inner, self._prompts, self._ends, self._drafts = inner, prompts, ends, drafts is not None
         self._real: Tensor | None = None  # of the next forward
         self.name, self.device, self.max_length = inner.name, inner.device, inner.max_length
-        self.vocab_size, self.num_embeddings = drafts or inner.vocab_size, inner.num_embeddings
+        self.vocab_size = drafts or inner.vocab_size
+        known = inner.num_embeddings  # processors see all ids, the model those that it has
+        self._num_known = known if drafts is not None and known is not None and known < drafts else None
         self.decoder_start, self.end_ids, self.padding_id = inner.decoder_start, inner.end_ids, inner.padding_id
         self.takes_trees, self.hidden_size = inner.takes_trees, inner.hidden_size
         batch = prompts.shape[0]
@@ -146,7 +148,7 @@ class ProcessedRunner(Runner):
         self.ended = [False] * batch
 
     def start(self, prompt: Prompt, capacity: int) -> None:
-        self._inner.start(prompt, capacity)
+        self._inner.start(prompt if self._num_known is None else prompt.clamped(self._num_known), capacity)
         self._text = torch.nn.functional.pad(self._prompts, (0, capacity))
         self._pads = self._prompts.shape[1] - prompt.lengths
 
@@ -161,7 +163,8 @@ class ProcessedRunner(Runner):
         self._real = real()
 
     def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
-        raw = self._inner.forward(tokens, starts, bound, need_logits)
+        known = tokens if self._num_known is None else tokens.clamp(max=self._num_known - 1)
+        raw = self._inner.forward(known, starts, bound, need_logits)
         first = starts + self._pads  # of the new tokens, in the text as the processors see it
         tokens = self._note(tokens, first)
         if raw is None:
