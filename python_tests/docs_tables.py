@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results/amd-epyc-2-cores-avx512"
+AVX2 = ROOT / "bench/results/amd-epyc-2-cores-avx2"  # another machine, measured later
 CASES = {  # as a heading has them: as the results do
     "T = 1": "T=1", "truncated": "truncated", "greedy": "greedy", "one-hot draft": "one-hot", "block": "block",
     "`Opt`": "Opt", "`TokenV3`": "TokenV3", "recursive": "T=1", "recursive, truncated": "truncated",
@@ -24,6 +26,30 @@ Expected = list[float]
 def results(name: str, folder: Path = RESULTS) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
     return found
+
+
+def row(name: str, folder: Path = RESULTS, **wanted: Any) -> dict[str, Any]:
+    """The one row of a result file with these values."""
+    rows = results(name, folder)["rows"]
+    (found,) = (r for r in rows if all(r.get(key) == value for key, value in wanted.items()))
+    return found
+
+
+def micros(op: str, case: str, size: tuple[int, int], provider: str = "cpu", **more: Any) -> float:
+    wanted = {"case": case, "vocab": size[0], "batch": size[1], "provider": provider, "cache": "cold"}
+    found: float = row(op, **{"dtype": "float32", **wanted, **more})["median_us"]
+    return found
+
+
+def size_of(label: str) -> tuple[int, int]:
+    vocab, batch = label.split(", ")
+    return int(vocab), int(batch)
+
+
+def against(op: str, case: str, size: tuple[int, int], peers: Iterable[str], **more: Any) -> Expected:
+    """How many times as long each peer takes; then our own microseconds."""
+    own = micros(op, case, size, **more)
+    return [*(micros(op, case, size, peer, **more) / own for peer in peers), own]
 
 
 def tables(page: str) -> list[tuple[str | None, list[list[str]]]]:

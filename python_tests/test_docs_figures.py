@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -17,8 +17,21 @@ from PIL import Image
 
 from bench import machine, plot, report
 from bench.cascades import report as cascades_report
+from python_tests.docs_avx2 import best_peers, chain_by_sums, span_of, tree_by_sums, with_logprobs
 from python_tests.docs_gpu import goals_on_gpu, on_gpu, samples_on_gpu
-from python_tests.docs_tables import CASES, FIGURE, RESULTS, ROOT, Expected, agrees, results, tables
+from python_tests.docs_tables import (
+    CASES,
+    FIGURE,
+    RESULTS,
+    ROOT,
+    Expected,
+    against,
+    agrees,
+    results,
+    row,
+    size_of,
+    tables,
+)  # fmt: skip
 from specdec_kernels import analysis
 
 if not RESULTS.exists():
@@ -30,35 +43,7 @@ PAGES = ("docs/benchmarks.md", "docs/what-it-gains.md", "README.md")
 WORDS_ONLY = {  # tables without figures, by the first cell of their heading
     "README.md": {"in", "backend", "missing"}, "docs/what-it-gains.md": {"question", "`sk.analysis.`"},
 }  # fmt: skip
-PEERS = {
-    "eager PyTorch": "eager", "the same, keeping draft probabilities": "eager, kept draft_probs",
-    "torch.compile": "compile", "transformers": "transformers",
-}  # fmt: skip
 LOOKUP, NGRAMS = "greedy, lookup, K = 7", "T = 1, n-gram model, K = 3"  # columns
-SIZES = [(vocab, batch) for vocab in (49152, 128256) for batch in (1, 8)]
-
-
-def row(name: str, **wanted: Any) -> dict[str, Any]:
-    """The one row of a result file with these values."""
-    (found,) = (r for r in results(name)["rows"] if all(r.get(key) == value for key, value in wanted.items()))
-    return found
-
-
-def micros(op: str, case: str, size: tuple[int, int], provider: str = "cpu", **more: Any) -> float:
-    wanted = {"case": case, "vocab": size[0], "batch": size[1], "provider": provider, "cache": "cold"}
-    found: float = row(op, **{"dtype": "float32", **wanted, **more})["median_us"]
-    return found
-
-
-def size_of(label: str) -> tuple[int, int]:
-    vocab, batch = label.split(", ")
-    return int(vocab), int(batch)
-
-
-def against(op: str, case: str, size: tuple[int, int], peers: Iterable[str], **more: Any) -> Expected:
-    """How many times as long each peer takes; then our own microseconds."""
-    own = micros(op, case, size, **more)
-    return [*(micros(op, case, size, peer, **more) / own for peer in peers), own]
 
 
 def chain(label: str, column: str) -> Expected:
@@ -227,20 +212,6 @@ def in_vllm(label: str, column: str) -> Expected:
     return [found["sampler_cpu_us"] / 1e3, found["tokens_per_cpu_s"]]
 
 
-def span_of(label: str, column: str) -> Expected:
-    """Smallest and largest ratio over the four sizes; README's one table."""
-    op, case = {
-        "chain, T = 1": ("verify_chain", "T=1"), "chain, greedy": ("verify_chain", "greedy"),
-        "chain, T = 0.8, top-k 50, top-p 0.9": ("verify_chain", "truncated"),
-        "tree of 11 nodes, T = 1": ("verify_tree", "T=1"),
-        "tree of 11 nodes, T = 0.8, top-k 50, top-p 0.9": ("verify_tree", "truncated"),
-    }[label]  # fmt: skip
-    if (op == "verify_tree" and column != "eager PyTorch") or (case == "greedy" and column.startswith("the same")):
-        return []
-    ratios = [against(op, case, size, [PEERS[column]])[0] for size in SIZES]
-    return [min(ratios), max(ratios)]
-
-
 def forward(label: str, column: str) -> Expected:
     """Of the ways of running the model: milliseconds and the floor, times a forward of one row, or percent of it."""
     one = row("forward", way=label, rows=1)
@@ -328,9 +299,9 @@ def shares(batch: int) -> Expected:
 
 
 GOALS: dict[str, Callable[[], Expected]] = {
-    "verify step at T = 1, times the best peer": lambda: over_sizes(best_peer, "T = 1"),
-    "the same, truncated": lambda: over_sizes(best_peer, "truncated"),
-    "the same, greedy": lambda: over_sizes(best_peer, "greedy"),
+    "verify step at T = 1, times the best peer": lambda: best_peers("T=1"),
+    "the same, truncated": lambda: best_peers("truncated"),
+    "the same, greedy": lambda: best_peers("greedy"),
     "logits read at T = 1, GB/s": lambda: over_sizes(rates, "T = 1"),
     "the same, greedily": lambda: over_sizes(rates, "greedy"),
     "the same, truncated, vocabulary 49152": lambda: over_sizes(rates, "truncated", (49152,)),
@@ -447,7 +418,8 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "matches": of_matches, "instructions": instructions,
     "draft model": draft_pair, "draft model, own loop": partial(draft_pair, name="draft_model_own"),
     "parts of a step": parts_of_a_step,
-    "processors": with_processors, "counting": counting,
+    "processors": with_processors, "counting": counting, "chain, AVX2": chain_by_sums, "tree, AVX2": tree_by_sums,
+    "processors, AVX2": with_logprobs,
 }  # fmt: skip
 
 

@@ -1,0 +1,53 @@
+"""What the tables of a machine with AVX2 alone must show: README's, and those that were measured after others."""
+
+from __future__ import annotations
+
+import re
+
+from python_tests.docs_tables import AVX2, CASES, Expected, against, results, row, size_of
+
+PEERS = {
+    "eager PyTorch": "eager", "the same, keeping draft probabilities": "eager, kept draft_probs",
+    "torch.compile": "compile", "transformers": "transformers",
+}  # fmt: skip
+SIZES = [(vocab, batch) for vocab in (49152, 128256) for batch in (1, 8)]
+
+
+def span_of(label: str, column: str) -> Expected:
+    """Smallest and largest ratio over the four sizes; README's one table."""
+    op, case = {
+        "chain, T = 1": ("verify_chain", "T=1"), "chain, greedy": ("verify_chain", "greedy"),
+        "chain, T = 0.8, top-k 50, top-p 0.9": ("verify_chain", "truncated"),
+        "tree of 11 nodes, T = 1": ("verify_tree", "T=1"),
+        "tree of 11 nodes, T = 0.8, top-k 50, top-p 0.9": ("verify_tree", "truncated"),
+    }[label]  # fmt: skip
+    if (op == "verify_tree" and column != "eager PyTorch") or (case == "greedy" and column.startswith("the same")):
+        return []
+    ratios = [against(op, case, size, [PEERS[column]], folder=AVX2)[0] for size in SIZES]
+    return [min(ratios), max(ratios)]
+
+
+def chain_by_sums(label: str, column: str) -> Expected:
+    """Each peer's time over ours, then our own microseconds."""
+    kept = [] if column == "greedy" else ["eager, kept draft_probs"]
+    return against(
+        "verify_chain", CASES[column], size_of(label), ["eager", *kept, "compile", "transformers"], folder=AVX2
+    )
+
+
+def tree_by_sums(label: str, column: str) -> Expected:
+    return against("verify_tree", CASES[column], size_of(label), ["eager"], folder=AVX2)
+
+
+def with_logprobs(label: str, column: str) -> Expected:
+    """Times a step without processors."""
+    case, batch = label.split(", ")
+    found = row("processors", AVX2, case=CASES[case], batch={"one sequence": 1, "eight": 8}[batch])
+    return [found[f"{'all on' if column == 'all on' else 'and log-probabilities'} us"] / found["without us"]]
+
+
+def best_peers(case: str) -> Expected:
+    """Over the sizes."""
+    what = re.compile(rf"{re.escape(case)} .*: cpu × best peer")
+    found = [t["measured"] for t in results("verify_chain", AVX2)["targets"] if what.match(t["what"])]
+    return [min(found), max(found)]
