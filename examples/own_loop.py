@@ -209,4 +209,6 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    if {*sys.argv[1:]} - {"bfloat16", "compile"}:
+        sys.exit(__doc__)
     main(sys.argv[1:])

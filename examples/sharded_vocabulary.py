@@ -7,6 +7,9 @@ On GPUs: "nccl", `torch.cuda.set_device(rank)`, and every tensor, `seeds` too, o
 
 from __future__ import annotations
 
+import os
+import sys
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -62,4 +65,6 @@ def main(steps: int = 3) -> None:
 
 
 if __name__ == "__main__":
+    if "RANK" not in os.environ:
+        sys.exit(__doc__)
     main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -216,3 +217,11 @@ def test_the_sharded_vocabulary_emits_what_whole_rows_give() -> None:
         )
         expected.append(str(out.tokens.tolist()))
     assert done.stdout.split("\n")[:-1] == expected
+
+
+@pytest.mark.parametrize("name", ["own_loop", "plain_loop", "sharded_vocabulary"])
+def test_a_program_that_is_called_wrongly_says_how_it_is_called(name: str) -> None:
+    program = ROOT / f"examples/{name}.py"
+    environment = {key: value for key, value in os.environ.items() if key != "RANK"}
+    done = subprocess.run([sys.executable, program, "--help"], capture_output=True, text=True, env=environment)
+    assert done.returncode == 1 and f"examples/{name}.py" in done.stderr and "Traceback" not in done.stderr
