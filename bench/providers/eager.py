@@ -94,7 +94,7 @@ def one_of(weights: Tensor) -> Tensor:
     one, by the inverse of the running sums."""
     if weights.device.type == "cpu":
         sums = weights.cumsum(-1)
-        coins = torch.rand(len(sums), 1, dtype=sums.dtype) * sums[:, -1:]
+        coins = torch.rand_like(sums[:, :1]) * sums[:, -1:]
         return torch.searchsorted(sums, coins, right=True)[:, 0].clamp_max(weights.shape[-1] - 1)
     return (weights / torch.empty_like(weights).exponential_(1)).argmax(-1)
 

@@ -513,7 +513,7 @@ def test_the_length_of_a_lookup_counts_beside_a_drafter() -> None:
 
 
 def test_weights_on_meta_are_refused() -> None:
-    with pytest.raises(ValueError, match="LlamaForCausalLM cannot be served: its weights are on meta"):
+    with pytest.raises(ValueError, match="LlamaForCausalLM must have its weights, got them on meta"):
         sk.generate(tiny("llama").to("meta"), prompts(4)[0], drafter=sk.NoDrafter())
 
 

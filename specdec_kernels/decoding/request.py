@@ -136,7 +136,14 @@ def check_draft(
     check_params(caller, params_name, params, state.batch_size, state.device)
 
 
+def check_real(caller: str, runner: Runner) -> None:
+    """ValueError where a model has no numbers."""
+    if runner.device.type == "meta":
+        raise ValueError(f"{caller}: {runner.name} must have its weights, got them on meta (offloaded, or not loaded)")
+
+
 def _check_ids(caller: str, runner: Runner, input_ids: Tensor) -> None:
+    check_real(caller, runner)
     check_id_tensor(caller, "input_ids", input_ids, ID_DTYPES)
     if input_ids.dim() != 2 or input_ids.numel() == 0:
         raise ValueError(f"{caller}: input_ids must be [batch >= 1, prompt >= 1], got {list(input_ids.shape)}")

@@ -16,7 +16,7 @@ from ..._host_py import MAX_NGRAM
 from ...checks import check_int, check_number
 from ...decoding.arguments import check_acceptance
 from ...decoding.generate import generate as decode
-from ...decoding.request import DRAFT_LENGTH, MAX_SPECULATIVE_TOKENS, draw_seeds
+from ...decoding.request import DRAFT_LENGTH, MAX_SPECULATIVE_TOKENS, check_real, draw_seeds
 from ...decoding.runner import Runner
 from ...drafters import Drafter, ModelDrafter, NgramDrafter, TreeDrafter
 from ...types import Status, TokenMap
@@ -125,6 +125,7 @@ def generate(
     check_version("generate")
     config, is_seq2seq = generation_config, model.config.is_encoder_decoder
     runner = as_runner(model, "generate")
+    check_real("generate", runner)
     _check_options(config, model_kwargs, synced_gpus, tokenizer, assistant_tokenizer)
     if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
         raise TypeError(f"generate: streamer must have put and end, got {type(streamer).__name__}")

@@ -58,8 +58,6 @@ def _why_not(model: Any) -> str | None:
     if moving := _rope_types(config) & {"dynamic", "longrope"}:
         # Its frequencies depend on the longest sequence of the batch, so a sequence would depend on its neighbours.
         return f"rotary embedding of type {', '.join(sorted(moving))} changes with the length of the batch"
-    if any(parameter.is_meta for parameter in model.parameters()):
-        return "its weights are on meta (offloaded, or not loaded)"
     if model.dtype not in LOGIT_DTYPES:
         return f"its dtype is {model.dtype}; float32, bfloat16 and float16 are verified"
     if model.training:
