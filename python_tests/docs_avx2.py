@@ -29,10 +29,10 @@ def span_of(label: str, column: str) -> Expected:
 
 def chain_by_sums(label: str, column: str) -> Expected:
     """Each peer's time over ours, then our own microseconds."""
-    kept = [] if column == "greedy" else ["eager, kept draft_probs"]
-    return against(
-        "verify_chain", CASES[column], size_of(label), ["eager", *kept, "compile", "transformers"], folder=AVX2
-    )
+    kept = {"T = 1": ["eager, kept draft_probs"], "truncated": ["eager, kept draft_probs", "eager, top-p in top-k"]}
+    last = [] if column in ("one-hot draft", "block") else ["transformers"]
+    peers = ["eager", *kept.get(column, []), "compile", *last]
+    return against("verify_chain", CASES[column], size_of(label), peers, folder=AVX2)
 
 
 def tree_by_sums(label: str, column: str) -> Expected:

@@ -305,7 +305,7 @@ def test_the_command_alone_says_what_there_is(way: str, capsys: pytest.CaptureFi
 
 
 def test_letters_that_the_terminal_cannot_encode_are_replaced(tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "_specdec", "audit", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
-    assert done.returncode == 0 and "--samples" in done.stdout, done.stderr
+    for narrow in ({"PYTHONIOENCODING": "ascii"}, {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}):
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | narrow, cwd=ROOT)
+        assert done.returncode == 0 and "--samples" in done.stdout, done.stderr

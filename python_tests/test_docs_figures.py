@@ -20,6 +20,7 @@ from bench.cascades import report as cascades_report
 from python_tests.docs_avx2 import best_peers, chain_by_sums, span_of, tree_by_sums, with_logprobs
 from python_tests.docs_gpu import goals_on_gpu, on_gpu, samples_on_gpu
 from python_tests.docs_tables import (
+    AVX2,
     CASES,
     FIGURE,
     RESULTS,
@@ -466,6 +467,8 @@ def test_the_commands_are_those_of_the_results() -> None:
         *(name for names in (AUTO, *AUTO_OTHERS.values()) for name in names.values()),
     ):  # fmt: skip
         assert results(name)["command"] in text, name
+    for name in ("verify_chain", "processors"):
+        assert results(name, AVX2)["command"] in text, name
     assert "python -m bench.run --op verify_tree gather_kv_ --json --threads 2" in text  # one run each in the results
     for name in ("verify_tree", "gather_kv_"):
         assert results(name)["command"] == f"python -m bench.run --op {name} --json --threads 2"

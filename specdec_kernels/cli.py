@@ -134,8 +134,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by who started us
             setattr(sys, name, open(os.devnull, mode))
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")  # a letter that it cannot encode must not lose an answer
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a letter that it cannot encode must not lose an answer
+        narrow = not sys.stdout.encoding.lower().startswith("utf")
+        if sys.stdout.errors == "strict" or (narrow and sys.stdout.errors == "surrogateescape"):
+            sys.stdout.reconfigure(errors="replace")
     listing = "\n".join(f"  {name:10}{command.help}" for name, command in _COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="specdec",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import specdec_kernels as sk
 
-from ..inputs import Case, TreeInputs
+from ..inputs import TREE_WIDTHS, Case, TreeInputs
 from ..timing import Call
 from .eager import law, one_of, pick
 
@@ -41,23 +41,33 @@ def walk_to(step: TreeInputs, wanted: Callable[[Tensor], Tensor]) -> tuple[Tenso
     return assembled(step, node, token)
 
 
-def recursive(step: TreeInputs, target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
-    """Siblings one after the other: accept with min(1, P/Q), else P becomes norm((P − Q)+) and the child leaves Q."""
+def recursive(step: TreeInputs, params: sk.SamplingParams) -> tuple[Tensor, Tensor]:
+    """A level at a time, siblings one after the other: accept with min(1, P/Q), else P becomes norm((P − Q)+) and the
+    child leaves Q.
+    """
     tree = step.tree
     node = torch.zeros_like(step.node_tokens[:, 0])
-    P, Q, coins = target[:, 0], draft[:, 0], torch.rand(step.node_tokens.shape, device=target.device)
-    for child in range(1, tree.num_nodes):  # siblings in their order, and each after its parent's
-        token = step.node_tokens[:, child, None].clamp_min(0)
-        p, q = P.gather(1, token)[:, 0], Q.gather(1, token)[:, 0]
-        tried = (tree.parents[child] == node) & (step.node_tokens[:, child] >= 0) & (q > 0)
-        accept = tried & (coins[:, child] * q < p)
-        left = (P - Q).clamp_min(0)
-        rest = Q.scatter(1, token, 0.0)
-        reject = (tried & ~accept)[:, None]
-        P = torch.where(reject & (left.sum(-1, keepdim=True) > 0), left / left.sum(-1, keepdim=True), P)
-        Q = torch.where(reject, rest / rest.sum(-1, keepdim=True).clamp_min(1e-30), Q)
-        node = torch.where(accept, child, node)
-        P, Q = torch.where(accept[:, None], target[:, child], P), torch.where(accept[:, None], draft[:, child], Q)
+    goes_on = torch.ones_like(node, dtype=torch.bool)
+    P = law(pick(step.target_logits, node), params)
+    for width in TREE_WIDTHS:
+        Q = law(pick(step.draft_logits, node), params)
+        child, below, moved = tree.first_child[node], node, torch.zeros_like(goes_on)
+        for _ in range(width):
+            token = pick(step.node_tokens, child.clamp_min(0))
+            at = token.clamp_min(0)[:, None]
+            p, q = P.gather(1, at)[:, 0], Q.gather(1, at)[:, 0]
+            tried = goes_on & ~moved & (child >= 0) & (token >= 0) & (q > 0)
+            accept = tried & (torch.rand_like(q) * q < p)
+            reject = (tried & ~accept)[:, None]
+            left = (P - Q).clamp_min(0)
+            mass = left.sum(-1, keepdim=True)
+            rest = Q.scatter(1, at, 0.0)
+            P = torch.where(reject & (mass > 0), left / mass, P)
+            Q = torch.where(reject, rest / rest.sum(-1, keepdim=True).clamp_min(1e-30), Q)
+            below, moved = torch.where(accept, child, below), moved | accept
+            child = torch.where(child >= 0, tree.next_sibling[child.clamp_min(0)], -1)
+        node, goes_on = below, moved
+        P = torch.where(moved[:, None], law(pick(step.target_logits, node), params), P)
     return assembled(step, node, one_of(P))
 
 
@@ -91,6 +101,6 @@ def verify_tree(case: Case) -> Call | None:
             return typical(step, case)
         if case.acceptance == "sample":
             return walk_to(step, lambda node: one_of(law(pick(step.target_logits, node), case.params)))
-        return recursive(step, law(step.target_logits, case.params), law(step.draft_logits, case.params))
+        return recursive(step, case.params)
 
     return call

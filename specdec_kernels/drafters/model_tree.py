@@ -127,6 +127,7 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
         """``[batch, 1, vocab_draft]``: what follows the text, of which a step may have added as much as is fed here."""
         count = min(self.max_depth + 1, state.capacity)
         rows, starts = self._text(state, count, count)
+        self.runner.expect(lambda: torch.arange(count, device=state.device) <= (state.lengths - 1 - starts)[:, None])
         logits = self.runner.forward(rows, starts, max(state.longest, count))
         assert logits is not None
         return logits.gather(1, (state.lengths - 1 - starts)[:, None, None].expand(-1, 1, logits.shape[2]))

@@ -66,7 +66,7 @@ def _why_not(model: Any) -> str | None:
 
 
 def same_vocabulary(tokenizer: Any, other: Any) -> bool:
-    """Whether two tokenizers have the same texts by the same ids."""
+    """Whether two tokenizers give the same tokens the same ids."""
     known: list[Any] = [getattr(one, "get_vocab", dict)() for one in (tokenizer, other)]
     return bool(known[0]) and known[0] == known[1]
 
