@@ -58,19 +58,18 @@ def flashinfer(name: str) -> dict[str, Any]:
 
 def sglang(name: str) -> dict[str, Any]:
     index = torch.arange(4).view(2, 2)
+    made = {
+        f"retrive_{which}": torch.zeros(2, 2, dtype=torch.int64) for which in ("index", "next_token", "next_sibling")
+    } | {
+        "verified_seq_len": torch.tensor([3, 1]), "tree_mask": torch.ones(8, dtype=torch.bool),
+        "positions": torch.zeros(4, dtype=torch.int64), "draft_token_num": 2,
+    }  # fmt: skip
+    if name == "reconstruct_indices_from_tree_mask":
+        return made | {"batch_size": 2}
     if name == "build_tree_kernel_efficient":
-        lengths, links = (
-            torch.tensor([3, 1]),
-            {
-                f"retrive_{which}": torch.zeros(2, 2, dtype=torch.int64)
-                for which in ("index", "next_token", "next_sibling")
-            },
-        )
-        return links | {
+        return made | {
             "parent_list": torch.tensor([[-1, 0], [-1, 0]]), "selected_index": torch.tensor([[0], [1]]),
-            "verified_seq_len": lengths, "tree_mask": torch.ones(8, dtype=torch.bool),
-            "positions": torch.zeros(4, dtype=torch.int64), "topk": 2, "depth": 1, "draft_token_num": 2,
-            "tree_mask_mode": 1,
+            "topk": 2, "depth": 1, "tree_mask_mode": 1,
         }  # fmt: skip
     given = dict(zip(("predicts", "accept_index", "accept_token_num"), outputs(2, 2, 2), strict=True)) | {
         "candidates": index, "retrive_index": index, "retrive_next_token": torch.tensor([[1, -1], [1, -1]]),

@@ -480,43 +480,6 @@ def test_what_is_not_served_is_refused_by_name(name: str) -> None:
         model.generate(prompts(4)[0], **options)
 
 
-@pytest.mark.parametrize("width", [3, 5])
-def test_a_mask_of_another_width_is_refused(width: int) -> None:
-    model, _ = PAIRS["llama"]()
-    mask = torch.ones(1, width).long()
-    mask[:, 0] = 0
-    with pytest.raises(ValueError, match=rf"^generate: attention_mask must be \[1, 4\], got \[1, {width}\]"):
-        model.generate(prompts(4)[0], attention_mask=mask, custom_generate=generate, drafter=sk.NgramDrafter())
-
-
-def test_a_wrong_rule_is_refused_greedily_too() -> None:
-    model, _ = PAIRS["llama"]()
-    options = {"custom_generate": generate, "drafter": sk.NgramDrafter(), "do_sample": False, "max_new_tokens": 2}
-    with pytest.raises(
-        ValueError, match="^generate: acceptance must be one of token, block, match, greedy, got 'blok'"
-    ):
-        model.generate(prompts(4)[0], acceptance="blok", **options)
-
-
-def test_the_length_of_a_lookup_counts_beside_a_drafter() -> None:
-    model, _ = PAIRS["llama"]()
-    asked = []
-
-    class Seen(sk.NgramDrafter):
-        def propose(self, state: Any, num_tokens: int) -> Any:
-            asked.append(num_tokens)
-            return super().propose(state, num_tokens)
-
-    options = {"custom_generate": generate, "drafter": Seen(), "do_sample": False, "max_new_tokens": 9}
-    model.generate(prompts(4)[0], prompt_lookup_num_tokens=2, **options)
-    assert max(asked) == 2
-
-
-def test_weights_on_meta_are_refused() -> None:
-    with pytest.raises(ValueError, match="LlamaForCausalLM must have its weights, got them on meta"):
-        sk.generate(tiny("llama").to("meta"), prompts(4)[0], drafter=sk.NoDrafter())
-
-
 def test_nodes_that_are_missing_take_no_time() -> None:
     """Lookups rarely fill a tree: what is left of it has one id, and is processed once."""
     model, _ = PAIRS["llama"]()

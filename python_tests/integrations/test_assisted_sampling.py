@@ -276,7 +276,8 @@ def test_processors_see_texts_that_can_be(drafted: str) -> None:
 def test_a_draft_goes_on_from_a_token_that_it_bars(drafts: bool) -> None:
     """A recovered token may be one; as a draft token of the target's it would be impossible, and its row of no use."""
     bar = hf.SuppressTokensLogitsProcessor([3], device="cpu")
-    runner = processors.ProcessedRunner(TableRunner(torch.zeros(5, 5, 5)), [bar], torch.tensor([[1, 2]]), (), drafts)
+    table, vocab = TableRunner(torch.zeros(5, 5, 5)), 5 if drafts else None
+    runner = processors.ProcessedRunner(table, [bar], torch.tensor([[1, 2]]), (), vocab)
     runner.start(Prompt(torch.tensor([[1, 2]]), torch.tensor([2]), [np.array([1, 2])], 2), 8)
     rows = runner.forward(torch.tensor([[2, 3]]), torch.tensor([1]), 8)
     assert rows is not None and rows[0, 0, 3] == -torch.inf and (rows[0, 1, 3] == -torch.inf) == drafts
