@@ -46,8 +46,8 @@ def with_logprobs(label: str, column: str) -> Expected:
     return [found[f"{'all on' if column == 'all on' else 'and log-probabilities'} us"] / found["without us"]]
 
 
-def best_peers(case: str) -> Expected:
-    """Over the sizes."""
-    what = re.compile(rf"{re.escape(case)} .*: cpu × best peer")
+def best_peers(case: str, whose: str = "cpu × best peer") -> Expected:
+    """Over the sizes: of our time, of ours without stats, or over another peer's."""
+    what = re.compile(rf"{re.escape(case)} .*: {re.escape(whose)}")
     found = [t["measured"] for t in results("verify_chain", AVX2)["targets"] if what.match(t["what"])]
     return [min(found), max(found)]

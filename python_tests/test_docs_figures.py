@@ -453,6 +453,17 @@ def test_goals_are_called_missed_where_they_are() -> None:
         assert goal(label) == {float(wanted)}, label
 
 
+def test_what_is_said_beside_the_goals_is_of_the_results() -> None:
+    page, front = ((ROOT / name).read_text() for name in ("docs/benchmarks.md", "README.md"))
+    kept, narrow = (best_peers("truncated", f"cpu × eager, {which}") for which in ("kept", "top-p in top-k"))
+    assert "{:.1f} – {:.1f} without `draft_stats` |".format(*best_peers("T=1", "without draft_stats")) in page
+    assert "{:.0f} – {:.0f} where the peer keeps its draft's probabilities".format(*kept) in page
+    assert "{:.0f} – {:.0f} where it looks for top-p within the top-k".format(*narrow) in page
+    assert "takes {:.0f} to {:.0f} times as long".format(*narrow) in " ".join(front.split())
+    assert "missed with AVX2 alone ({:.1f} – {:.1f})".format(*best_peers("greedy", "GB/s")) in page
+    assert "with AVX2 alone at both ({:.1f} – {:.1f})".format(*best_peers("truncated V=128256", "GB/s")) in page
+
+
 def test_a_wrong_figure_is_seen() -> None:
     assert agrees("9.5", 9.479) and agrees("11", 11.4) and not agrees("9.5", 9.3) and not agrees("12", 11.4)
 
