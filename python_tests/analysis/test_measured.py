@@ -83,6 +83,8 @@ def test_answers_that_agree_do_not_make_the_tokens_certain() -> None:
     assert (none.low, none.mean) == (1.0, 1.0) and 1.4 < none.high < 2.0
     every = Acceptance(np.ones((4, 2)), np.array([0, 0, 1, 1])).expected_tokens()
     assert (every.mean, every.high) == (3.0, 3.0) and 1.3 < every.low < 2.0
+    rounded = Acceptance(np.array([[1.0], [1.0], [0.0]] * 3), np.repeat(range(3), 3)).expected_tokens()
+    assert rounded.mean == pytest.approx(5 / 3) and rounded.low < 1.4 and rounded.high > 1.9  # equal but for rounding
 
 
 def test_one_answer_has_no_interval() -> None:

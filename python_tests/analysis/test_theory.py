@@ -102,6 +102,8 @@ def test_the_best_draft_length_is_by_measured_times() -> None:
     assert chosen.tolist() == np.array(lengths)[rates.argmax(1)].tolist() == [0, 0, 3, 7]
     assert analysis.best_draft_length(0.65, lengths, seconds) == 1
     assert analysis.best_draft_length(0.65, lengths, seconds, margin=1.1) == 0
+    with pytest.raises(ValueError, match="best_draft_length: lengths must begin with 0, got 4"):
+        analysis.best_draft_length(0.9, [4, 0], [1.0, 1.1])
     per_sequence = np.stack([seconds, seconds**0.1])
     assert analysis.best_draft_length([0.5, 0.5], lengths, per_sequence).tolist() == [0, 7]
 

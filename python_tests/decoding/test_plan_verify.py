@@ -44,6 +44,12 @@ def test_rows_go_to_the_likeliest() -> None:
     assert sk.plan_verify(torch.full((2, 3), 0.5), torch.arange(1.0, 8.0)).tolist() == [0, 0]
 
 
+def test_a_time_that_is_no_number_is_not_chosen() -> None:
+    seconds = torch.tensor([1.0, torch.nan, 1.2])
+    assert sk.plan_verify(torch.tensor([[0.9, 0.9]]), seconds).tolist() == [2]
+    assert sk.plan_verify(torch.tensor([[0.1, 0.1]]), seconds).tolist() == [0]
+
+
 def test_nothing_to_choose_from() -> None:
     assert sk.plan_verify(torch.zeros(3, 0), torch.ones(1)).tolist() == [0, 0, 0]
 
