@@ -38,7 +38,7 @@ def test_emitted_law_is_the_targets(backend: Backend, acceptance: str, kind: str
 @pytest.mark.parametrize("begin", [0.3, 0.4, 0.65, 0.8])
 def test_a_narrow_defect_of_the_likeliest_draft_is_seen(begin: float) -> None:
     """Between two of the nine points, of one drafted token in 0.97 of all cases: 600 random uniforms miss it once in
-    100,000 times if the tokens are drawn as the draft draws them, in one of seven if each is drawn as often.
+    100,000 times if the tokens are drawn as the draft draws them, in one of five if each is drawn as often.
     """
     draft = torch.full((8,), 0.03 / 7)
     draft[0] = 0.97

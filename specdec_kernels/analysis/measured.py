@@ -48,8 +48,7 @@ class Estimate:
 
     Where a mean is over steps of several prompts, the interval allows for what a prompt's steps have in common. Of two
     or three prompts it is wide, and what other prompts would give it can only guess: where a few prompts accept far
-    more than the others, as copied text does, and six or eight are measured, it holds the mean of all such prompts in
-    two thirds to nine tenths of cases, and errs low.
+    more than the others, as copied text does, six or eight of them tell too little; it then errs low.
     """
 
     mean: float
