@@ -113,7 +113,7 @@ def ways_of(
             ways |= {(name, nodes): Way(NgramTreeDrafter(num_nodes=nodes)) for nodes in TREE_NODES[:2]}
         else:
             if draft_model is not None and name == "model":
-                drafter: Drafter = real_model.draft_in_own_loop(assets.load_folder(draft_model)[0])
+                drafter: Drafter = real_model.draft_in_own_loop(assets.load_folder(draft_model)[0], real_model.ReadOnce)
             else:
                 (drafter,) = make_drafters([name], model, tokenizer, corpus=True).values()
             ways |= {(name, length): Way(drafter, length) for length in lengths}
@@ -436,7 +436,7 @@ def _measured(arguments: argparse.Namespace) -> None:
     greedy_ways = sum(not way.typical for way in ways.values())
     runs = sum(len(ways) if temperature else greedy_ways for temperature in arguments.temperatures)
     runs *= arguments.rounds * len(texts) * (1 if arguments.one_batch else -(-arguments.prompts // batch))
-    target = LeanLlama(model) if arguments.own_loop else model
+    target = real_model.ReadOnce(model, arguments.rounds) if arguments.own_loop else model
     run: Callable[[Sequence[Call]], list[Timed]] = one_by_one
     with ExitStack() as stack:
         if arguments.in_turns:

@@ -15,6 +15,7 @@ from examples.own_loop import LeanLlama
 from specdec_kernels import assets
 from specdec_kernels.assets import prompts
 from specdec_kernels.commands import ended
+from specdec_kernels.decoding import Prompt
 from specdec_kernels.options import POSITIVE, THREADS
 
 
@@ -45,11 +46,44 @@ def load(arguments: argparse.Namespace, last: int | None = None) -> tuple[Any, A
     return model, tokenizer, texts if last is None else {name: found[-last:] for name, found in texts.items()}
 
 
-def draft_in_own_loop(draft: Any) -> sk.ModelDrafter:
-    """A drafter with this transformers model in the loop of ``examples/own_loop.py``."""
+class ReadOnce(LeanLlama):
+    """The loop of ``examples/own_loop.py``, which together with its copies reads a batch of prompts once: that is not
+    timed, but took most of a run.
+
+    Parameters
+    ----------
+    model : LlamaForCausalLM
+    most : int
+        Batches whose keys and values are kept, the last ones.
+    ids : ``[n]`` int64, optional
+        As of `LeanLlama`.
+    """
+
+    def __init__(self, model: Any, most: int = 1, ids: torch.Tensor | None = None) -> None:
+        super().__init__(model, ids=ids)
+        self.most = most
+        self.read: dict[tuple[Any, ...], list[torch.Tensor]] = {}
+
+    def prefill(self, prompt: Prompt) -> None:
+        batch, rows = len(prompt.lengths), prompt.longest - 1
+        buffers = [
+            buffer.unflatten(0, (batch, -1))[:, :rows] for layer in self.layers for buffer in (layer.keys, layer.values)
+        ]
+        key = (prompt.tokens.shape, *prompt.tokens.flatten().tolist())
+        if key not in self.read:
+            super().prefill(prompt)
+            while len(self.read) >= self.most:
+                del self.read[next(iter(self.read))]
+            self.read[key] = [buffer.clone() for buffer in buffers]
+        for buffer, kept in zip(buffers, self.read[key], strict=True):
+            buffer.copy_(kept)
+
+
+def draft_in_own_loop(draft: Any, loop: Callable[..., LeanLlama] = LeanLlama) -> sk.ModelDrafter:
+    """A drafter with this transformers model in the `loop` of ``examples/own_loop.py``."""
     ids = getattr(draft.config, "draft_token_ids", None)
     ids = None if ids is None else torch.tensor(ids)
-    return sk.ModelDrafter(LeanLlama(draft, ids=ids), token_map=None if ids is None else sk.TokenMap(ids))
+    return sk.ModelDrafter(loop(draft, ids=ids), token_map=None if ids is None else sk.TokenMap(ids))
 
 
 def settings(arguments: argparse.Namespace) -> dict[str, Any]:

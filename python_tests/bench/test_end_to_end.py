@@ -12,6 +12,7 @@ import torch
 import specdec_kernels as sk
 from bench import end_to_end
 from bench.end_to_end import PLAIN
+from bench.real_model import ReadOnce
 from bench.turns import InTurns
 from examples.own_loop import LeanLlama
 from python_tests.decoding.models import prompts, tiny
@@ -105,6 +106,33 @@ def test_ways_side_by_side_share_weights_and_nothing_else() -> None:
     for result in results.values():
         assert result.differing == 0 and all(seconds > 0 for seconds in result.seconds)
     assert results[PLAIN].tokens == results["lookup", 3].tokens == results["model", 3].tokens
+
+
+def test_copies_read_a_batch_once_and_decode_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three batches the last two are kept, for any copy and any room."""
+    target, read = ReadOnce(tiny("llama"), 2), []
+    forward = LeanLlama.prefill
+    monkeypatch.setattr(LeanLlama, "prefill", lambda self, prompt: (read.append(prompt.longest), forward(self, prompt)))
+    way = end_to_end.Way(sk.NoDrafter())
+    copies = [end_to_end.by_itself(way, target).model for _ in range(2)]
+    batches = [prompts(4, 6), prompts(5, 5), prompts(3, 7)]
+
+    def decode(model: Any, batch: Any, new: int = 8) -> torch.Tensor:
+        ids, mask = batch
+        return sk.generate(
+            model, ids, attention_mask=mask, drafter=sk.NoDrafter(), sampling=sk.SamplingParams(0.0), max_new_tokens=new
+        ).tokens
+
+    expected = [decode(LeanLlama(tiny("llama")), batch) for batch in batches]
+    read.clear()
+    for model in copies:
+        for batch, wanted in zip(batches[:2], expected, strict=False):
+            assert torch.equal(decode(model, batch), wanted)
+    assert torch.equal(decode(copies[0], batches[0], 4), expected[0][:, :4])
+    assert read == [6, 5]
+    assert torch.equal(decode(copies[1], batches[2]), expected[2])
+    assert torch.equal(decode(copies[1], batches[0]), expected[0])
+    assert read == [6, 5, 7, 6] and len(target.read) == 2
 
 
 def test_a_round_decodes_the_next_batch() -> None:
