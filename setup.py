@@ -57,7 +57,7 @@ PACKAGE = "specdec_kernels"
 OBJECTS = Path("build/obj")
 OLDEST_TORCH, OLDEST_SETUPTOOLS = "2.11", "77"
 TORCH_TARGET_VERSION = "0x020B000000000000"  # the same, for torch's headers: anything newer or unstable is an #error
-RELEASE_ARCHS = "80;90a;100;120+PTX"
+RELEASE_ARCHS = "80+PTX;90a;100;120+PTX"
 COMMON_ARCHS = "80+PTX;90a"
 EDITABLE_ARCHS = "80+PTX"
 
@@ -183,10 +183,9 @@ def cuda_library_folder(nvcc: str) -> Path | None:
     return found
 
 
-def wanted_archs(editable: bool) -> str:
+def wanted_archs(editable: bool, nvcc: str) -> str:
     """What to compile for: as asked, else for the GPUs at hand, else what most GPUs run."""
-    wanted = os.environ.get("SPECDEC_CUDA_ARCHS", "").strip()
-    if wanted:
+    if wanted := os.environ.get("SPECDEC_CUDA_ARCHS", "").strip():
         return RELEASE_ARCHS if wanted == "all" else wanted
     default = EDITABLE_ARCHS if editable else COMMON_ARCHS
     if shutil.which("nvidia-smi"):
@@ -195,9 +194,13 @@ def wanted_archs(editable: bool) -> str:
             answer = subprocess.run(query, capture_output=True, text=True, timeout=60).stdout
         except (OSError, subprocess.TimeoutExpired):
             answer = ""
-        found = {"".join(number) for number in re.findall(r"^(\d+)\.(\d)\s*$", answer, re.MULTILINE)}
-        if found and all(int(arch) >= 80 for arch in found):
-            default = ";".join("90a" if arch == "90" else arch for arch in sorted(found, key=int))
+        found = {int("".join(number)) for number in re.findall(r"^(\d+)\.(\d)\s*$", answer, re.MULTILINE)}
+        if found and min(found) >= 80:
+            said = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True).stdout
+            known = {int(number) for number in re.findall(r"compute_(\d+)", said)} or found
+            # For a GPU that nvcc is too old for the driver compiles what is meant for the newest one before it.
+            own = (f"{gpu}" if gpu in known else f"{max(k for k in known if k < gpu)}+PTX" for gpu in sorted(found))
+            default = ";".join(dict.fromkeys("90a" if arch == "90" else arch for arch in own))
     say(f"compiling CUDA kernels for {default}: minutes each (SPECDEC_CUDA_ARCHS chooses others, or all)")
     return default
 
@@ -324,7 +327,7 @@ def plan(editable: bool) -> list[Part]:
 
     if nvcc := find_nvcc():
         if folder := cuda_library_folder(nvcc):
-            archs = wanted_archs(editable)
+            archs = wanted_archs(editable, nvcc)
             compile_cuda = nvcc_command(nvcc, cxx, archs)
             compile_bind = [*compile_cpu, "-DUSE_CUDA", "-isystem", str(folder.parent / "include")]
             link_cuda = [*link_torch, f"-L{folder}", "-lcudart_static", "-lrt", "-lpthread", "-ldl"]
@@ -591,10 +594,7 @@ if is_older(setuptools_version, OLDEST_SETUPTOOLS):  # which would speak of pypr
 setup(
     ext_modules=[Extension(f"{PACKAGE}.{name}", files) for name, files in SOURCES.items()],
     cmdclass={
-        "build": Build,
-        "build_ext": BuildExt,
-        "build_emulated": BuildEmulated,
-        "build_kernels": BuildKernels,
+        "build": Build, "build_ext": BuildExt, "build_emulated": BuildEmulated, "build_kernels": BuildKernels,
         "build_sanitized": BuildSanitized,
     },
-)
+)  # fmt: skip

@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 STACK: dict[str, int] = {}  # kernel: bytes of local memory that are meant to be there
+MOST_SHARED = 99 << 10  # bytes that most GPUs give a block
+DYNAMIC = dict.fromkeys(("verify_walk_kernel", "verify_tree_kernel"), 4 * (4096 + (13 << 10)))
+"""Bytes of shared memory that a kernel is launched with at most, beside its own: the list and the numbers of
+csrc/cuda/walk.cuh (`kMaxListed`, `kMostSharedNumbers`)."""
 
 ENTRY = re.compile(r"Compiling entry function '(?P<name>\w+)' for '(?P<arch>\w+)'")
 FUNCTION = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -70,6 +74,9 @@ def faults(name: str, arch: str, usage: Usage) -> list[str]:
         out.append(f"{name} spills {usage.spilled} bytes on {arch}")
     if usage.stack > STACK.get(name, 0):
         out.append(f"{name} keeps {usage.stack} bytes in local memory on {arch}, {STACK.get(name, 0)} are granted")
+    shared = usage.shared + DYNAMIC.get(name.partition("<")[0].rpartition("::")[2], 0)
+    if shared > MOST_SHARED:
+        out.append(f"{name} may be launched with {shared} bytes of shared memory on {arch}, a block has {MOST_SHARED}")
     return out
 
 

@@ -34,8 +34,6 @@ from typing import Any
 
 from .gpu import process
 
-LONGEST_S = 520.0
-"""Of any part: where a command may take ten minutes, a part fits into one."""
 END_S = 5.0
 """What is kept for the report itself."""
 UNFINISHED = "not finished"

@@ -39,7 +39,7 @@ class Device : public OpKernels {
     const cudaError_t error =
         kernel(args, {static_cast<cudaStream_t>(stream), [this](int64_t bytes) { return scratch(bytes); }});
     if (error == cudaSuccess) return;
-    cudaGetLastError();  // else it would surface in the caller's next CUDA call
+    cudaGetLastError();  // else it would surface in our next launch
     SPECDEC_CHECK(false, op_, ": ", cudaGetErrorString(error));
   }
 

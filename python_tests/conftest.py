@@ -57,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
     parser.addoption(
         "--minutes", type=float, metavar="N",
-        help="begin no test later than this; the others are skipped, other ones each day (in .ci/run)",
+        help="start no test after so many minutes; which tests are skipped changes daily (in .ci/run)",
     )  # fmt: skip
     parser.addoption(
         "--sanitizers", action="store_true",

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from specdec_kernels.backends import _BACKENDS, OPS  # importing the package defines the ops whose schemas are copied
+from specdec_kernels.backends import BACKENDS, OPS  # importing the package defines the ops whose schemas are copied
 
 NAME = "cuda-emulated"
 NAMESPACE = "specdec_emulated"  # also in csrc/bind_emulated.cpp
@@ -104,11 +104,11 @@ def running(
     symbols.specdec_cuda_force_strategy(STRATEGIES.index(strategy))
     symbols.specdec_emulator_schedule(FORWARD if schedule is None else RANDOM, schedule or 0)
     symbols.specdec_emulator_multiprocessors(multiprocessors)
-    _BACKENDS[NAME] = (lambda op, device: None, lambda op, original: overload(op))
+    BACKENDS[NAME] = (lambda op, device: None, lambda op, original: overload(op))
     try:
         yield
     finally:
-        del _BACKENDS[NAME]
+        del BACKENDS[NAME]
         symbols.specdec_cuda_force_strategy(0)
         symbols.specdec_emulator_schedule(FORWARD, 0)
         symbols.specdec_emulator_multiprocessors(MULTIPROCESSORS)

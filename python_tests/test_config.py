@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specdec_kernels import config
-from specdec_kernels.backends import _BACKENDS
+from specdec_kernels.backends import BACKENDS
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def test_defaults() -> None:
 
 
 def test_every_backend_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in _BACKENDS:
+    for name in BACKENDS:
         monkeypatch.setenv("SPECDEC_BACKEND", name)
         assert config.reload().backend == name
 
@@ -60,7 +60,7 @@ def test_cpu_capability(monkeypatch: pytest.MonkeyPatch, capability: str) -> Non
     [
         ("SPECDEC_CHECK", "maybe", "SPECDEC_CHECK must be 0 or 1, got 'maybe'"),
         ("SPECDEC_VLLM", "forward", "SPECDEC_VLLM must be 0 or 1, got 'forward'"),
-        ("SPECDEC_BACKEND", "cpp", "SPECDEC_BACKEND must be empty or one of reference, cpu, triton, cuda, got 'cpp'"),
+        ("SPECDEC_BACKEND", "cpp", f"SPECDEC_BACKEND must be empty or one of {', '.join(config.BACKENDS)}, got 'cpp'"),
         (
             "SPECDEC_CPU_CAPABILITY",
             "sse",

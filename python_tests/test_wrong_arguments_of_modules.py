@@ -317,9 +317,11 @@ def is_int16(value: Any) -> bool:
 
 
 UNREAD = {  # by the functions that take them, as other projects call those
-    "deterministic", "is_deterministic", "enable_pdl", "chain_speculative_sampling_triton-retrive_next_token",
-    "chain_speculative_sampling_triton-retrive_next_sibling", "chain_speculative_sampling_triton-threshold_single",
-    "chain_speculative_sampling_triton-threshold_acc",
+    "deterministic", "is_deterministic", "enable_pdl",
+    *(
+        f"{chains}_speculative_sampling_triton-{name}" for chains in ("chain", "chain_block")
+        for name in ("retrive_next_token", "retrive_next_sibling", "threshold_single", "threshold_acc")
+    ),
 }  # fmt: skip
 HANDED_ON = {  # their documentation says "as `generate`"
     "analysis.measured.watch", "analysis.measured.measure_acceptance", "analysis.measured.measure_costs",

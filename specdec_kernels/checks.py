@@ -106,13 +106,12 @@ def check_id_tensor(caller: str, name: str, value: object, dtypes: tuple[torch.d
 
 
 def check_int(caller: str, name: str, value: object, lowest: int, highest: int | None) -> int:
-    """`value`; raises unless it is an integer in ``[lowest, highest]``; None: 2**63 - 1."""
+    """`value`; raises unless it is an integer in ``[lowest, highest]``; no `highest`: that of 64 bits."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{caller}: {name} must be an integer, got {type(value).__name__}")
-    if highest is None and lowest <= value:
-        highest = 2**63 - 1
-    if highest is None or not lowest <= value <= highest:
-        wanted = f">= {lowest}" if highest is None else f"in [{lowest}, {highest}]"
+    most = 2**63 - 1 if highest is None else highest
+    if not lowest <= value <= most:
+        wanted = f">= {lowest}" if highest is None and value < lowest else f"in [{lowest}, {most}]"
         raise ValueError(f"{caller}: {name} must be {wanted}, got {value}")
     return value
 
@@ -142,6 +141,12 @@ def check_instance(caller: str, name: str, value: object, kind: type | tuple[typ
     """TypeError unless `value` is of `kind`, in words for it."""
     if not isinstance(value, kind):
         raise TypeError(f"{caller}: {name} must be {words}, got {type(value).__name__}")
+
+
+def check_model(caller: str, name: str, value: object) -> None:
+    """TypeError unless `value` looks like a language model of transformers."""
+    if not hasattr(value, "get_output_embeddings"):
+        raise TypeError(f"{caller}: {name} must be a transformers model, got {type(value).__name__}")
 
 
 def check_callable(caller: str, name: str, value: object) -> None:

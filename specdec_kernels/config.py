@@ -27,7 +27,7 @@ from pathlib import Path
 
 __all__ = ["Settings", "reload", "settings"]
 
-_BACKENDS = ("reference", "cpu", "triton", "cuda")
+BACKENDS = ("reference", "cpu", "triton", "cuda")
 CPU_CAPABILITIES = ("default", "avx2", "avx512")
 _SWITCH = {"": False, "0": False, "false": False, "off": False, "1": True, "true": True, "on": True}
 
@@ -91,7 +91,7 @@ def reload() -> Settings:
     _settings = Settings(
         check=_switch("SPECDEC_CHECK"),
         cpu_capability=_choice("SPECDEC_CPU_CAPABILITY", CPU_CAPABILITIES),
-        backend=_choice("SPECDEC_BACKEND", _BACKENDS),
+        backend=_choice("SPECDEC_BACKEND", BACKENDS),
         cache=_cache_folder(),
         vllm=_switch("SPECDEC_VLLM"),
         no_color=bool(_read("NO_COLOR")),

@@ -28,7 +28,6 @@ import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .flat import LOSSLESS as LOSSLESS  # for those who import it from here
 from .flat import LOSSY, FlatLaw
 
 __all__ = ["BiLD", "Chow", "Diff", "Lossy", "Opt", "TargetLaw", "TokenV1", "TokenV2", "TokenV3"]

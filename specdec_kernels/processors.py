@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import check_id_tensor, check_int
+from .checks import MAX_VOCAB, check_id_tensor, check_instance, check_int
 from .flat import FlatProcessors
 from .types import NO_ID, TokenCounts
 
@@ -18,7 +18,7 @@ TokenIds = Sequence[int] | Sequence[Sequence[int] | None] | Tensor
 Bias = Mapping[int, float] | Sequence[Mapping[int, float] | None] | tuple[Tensor, Tensor]
 
 INTEGERS = (torch.int32, torch.int64)
-MOST_ID = 2**30 - 1
+MOST_ID = MAX_VOCAB - 1
 _MOST_BIAS = torch.finfo(torch.float32).max
 _ROUNDS_TO_0 = 2.0**-150  # in float32, as what is below it
 
@@ -100,8 +100,8 @@ class Processors:
 
     def __post_init__(self) -> None:
         counts, bitmask = self.token_counts, self.token_bitmask
-        if counts is not None and not isinstance(counts, TokenCounts):
-            raise TypeError(f"Processors: token_counts must be a TokenCounts, got {type(counts).__name__}")
+        if counts is not None:
+            check_instance("Processors", "token_counts", counts, TokenCounts, "a TokenCounts")
         if bitmask is not None:
             check_id_tensor("Processors", "token_bitmask", bitmask, (torch.int32,))
         allowed = None if self.allowed_ids is None else _ids("allowed_ids", self.allowed_ids)
@@ -163,8 +163,7 @@ class Processors:
         TypeError, ValueError
             No `TokenCounts`, those of another number of sequences or device, or there were none before.
         """
-        if not isinstance(token_counts, TokenCounts):
-            raise TypeError(f"with_counts: token_counts must be a TokenCounts, got {type(token_counts).__name__}")
+        check_instance("with_counts", "token_counts", token_counts, TokenCounts, "a TokenCounts")
         before = self.token_counts
         if before is None:
             raise ValueError("with_counts: token_counts must replace existing ones, and these processors have none")
@@ -177,9 +176,12 @@ class Processors:
 
         def of(device: torch.device, vocab: int) -> Lists:
             lists = lists_before(device, vocab)
-            counted = (token_counts.ids, token_counts.counts, token_counts.num_output)
-            kept = (None if old is None else new for old, new in zip(lists.flat[-3:], counted, strict=True))
-            return lists._replace(flat=(*lists.flat[:-3], *kept))
+            flat = FlatProcessors(None, *lists.flat)
+            counted = {
+                "count_ids": token_counts.ids, "counts": token_counts.counts, "num_output": token_counts.num_output,
+            }  # fmt: skip
+            kept = {name: new for name, new in counted.items() if getattr(flat, name) is not None}
+            return lists._replace(flat=tuple(flat._replace(**kept))[1:])
 
         object.__setattr__(other, "token_counts", token_counts)
         object.__setattr__(other, "_lists", of)

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import check_device, check_id_tensor, check_int, check_sequence
+from .checks import MAX_VOCAB, check_device, check_id_tensor, check_int, check_sequence
 
 PLACEHOLDER_TOKEN_ID = -1
 """Fills the slots of an output that hold no token."""
@@ -415,7 +415,7 @@ class TokenMap:
         lowest, self.max_id = int(ids.min()), int(ids.max())
         if lowest < 0:
             raise ValueError(f"TokenMap: draft_to_target must hold ids >= 0, got {lowest}")
-        if self.max_id >= 1 << 30:
+        if self.max_id >= MAX_VOCAB:
             raise ValueError(f"TokenMap: draft_to_target must hold ids < 2**30, got {self.max_id}")
         if ids.unique().numel() != ids.numel():
             raise ValueError("TokenMap: draft_to_target must hold distinct ids, got repeated ones")

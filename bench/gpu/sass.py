@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from specdec_kernels.ops.arguments import TILE
 from specdec_kernels.options import existing
 
 from .. import machine
@@ -31,7 +32,6 @@ INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", re.MULTILINE)
 BRANCH = re.compile(r"(?:^|\s)(BRA|BRA\.\S+|BRX\S*|JMP\S*)\s(?:.*\b0x([0-9a-f]+))?")
 END = re.compile(r"^(EXIT|RET|BRA(?!\.DIV)|JMP|BRX)\b")
 ROW_LOADS, EXPONENTIAL = ("LDG.E.128", "LD.E.128"), "MUFU.EX2"
-TILE = 1024
 
 
 class Block(NamedTuple):

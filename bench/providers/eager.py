@@ -11,6 +11,7 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from specdec_kernels.laws import TargetLaw
+from specdec_kernels.ops.arguments import TILE
 from specdec_kernels.types import NO_ID
 
 from ..inputs import (
@@ -220,8 +221,8 @@ def statistics(logits: Tensor, params: sk.SamplingParams) -> tuple[Tensor, ...]:
 
 
 def in_tiles(rows: Tensor, beyond: float) -> Tensor:
-    """``[..., tiles, 1024]``."""
-    return torch.nn.functional.pad(rows, (0, -rows.shape[-1] % 1024), value=beyond).unflatten(-1, (-1, 1024))
+    """``[..., tiles, TILE]``."""
+    return torch.nn.functional.pad(rows, (0, -rows.shape[-1] % TILE), value=beyond).unflatten(-1, (-1, TILE))
 
 
 def tile_statistics(logits: Tensor, params: sk.SamplingParams) -> tuple[Tensor, ...]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
+from specdec_kernels.ops.verify_tree import DELTA, EPSILON
 
 from ..inputs import TREE_WIDTHS, Case, TreeInputs
 from ..timing import Call
@@ -75,7 +76,7 @@ def typical(step: TreeInputs, case: Case) -> tuple[Tensor, Tensor]:
     """Medusa's rule, with `verify_tree`'s ε and δ."""
     tree = step.tree
     p = (step.target_logits.float() / case.params.temperature).softmax(-1)
-    threshold = (0.3 * (-torch.special.entr(p).sum(-1)).exp()).clamp_max(0.09)
+    threshold = (DELTA * (-torch.special.entr(p).sum(-1)).exp()).clamp_max(EPSILON)
     above = tree.parents.clamp_min(0)
     of_child = p[:, above].gather(-1, step.node_tokens.clamp_min(0)[..., None])[..., 0]
     passes = (of_child > threshold[:, above]) & (step.node_tokens >= 0)

@@ -22,8 +22,9 @@ namespace specdec {
 
 // ---- Token rule (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318) ----
 
-// u * Q(x) < P(x), strictly, so that P = 0 is never accepted.
-SPECDEC_HD bool accept_token(double coin, float p, float q) { return coin * q < p; }
+// u * Q(x) < P(x), strictly, so that P = 0 is never accepted. What Q(x) exceeds 1 by is rounding: where P(x) is 1 too, a
+// coin close to 1 must not reject x.
+SPECDEC_HD bool accept_token(double coin, float p, float q) { return coin * fminf(q, 1.0f) < p; }
 
 // What becomes of a draft token.
 enum class Verdict : int32_t { kAccepted, kRejected, kImpossible };
@@ -60,7 +61,7 @@ SPECDEC_RULE int64_t token_rule(const VerifyChainArgs& args, Chain& chain, const
 
 // w_i from w_{i-1}, of a token that Q can have given.
 SPECDEC_HD float next_block_weight(float w, float p, float q) {
-  return p > 0.0f && w > 0.0f ? fminf(1.0f, w * p / q) : 0.0f;
+  return p > 0.0f && w > 0.0f ? fminf(1.0f, w * p / fminf(q, 1.0f)) : 0.0f;
 }
 
 // The acceptance threshold h_i given w_i and R_i = sum of the residual weights at the next position.

@@ -114,10 +114,10 @@ int clusters_at_once(const void* kernel, const Shape& shape) {
 cudaError_t prepare_kernel(const void* kernel, bool overlaps) {
   // Kernels run beside each other on a multiprocessor only where it is divided alike for them: room for three blocks with
   // a list of kMaxListed floats.
-  constexpr int kCarveout = 28;  // percent: 64 KB of 228
+  constexpr int kRoom = 64 << 10;
   static std::mutex mutex;
   static std::set<std::tuple<const void*, int, bool>> prepared;
-  int device = 0, most = 0;
+  int device = 0, most = 0, all = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;
   const std::lock_guard<std::mutex> lock(mutex);
@@ -130,8 +130,12 @@ cudaError_t prepare_kernel(const void* kernel, bool overlaps) {
   error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most - int(attributes.sharedSizeBytes));
   if (error != cudaSuccess) return error;
-  if (overlaps && hopper_code())
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, kCarveout);
+  if (overlaps && hopper_code()) {
+    error = cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+    if (error != cudaSuccess) return error;
+    const int percent = std::min(100, 100 * kRoom / all);  // 28 of an H100's 228 KB
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, percent);
+  }
   if (error == cudaSuccess) prepared.insert({kernel, device, overlaps});
   return error;
 }

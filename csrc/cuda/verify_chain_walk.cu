@@ -21,12 +21,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1)
 }  // namespace
 
 cudaError_t verify_walk(const VerifyChainArgs& args, unsigned cluster, const Launch& launch) {
-  const Place place = place_of(args, launch);
-  if (place.numbers) cluster = 1;
-  const unsigned threads = threads_for(tiles_of(args.target.vocab), kWalkThreads);
-  const Shape shape{dim3(unsigned(args.batch) * cluster), dim3(threads), place.shared(), cluster};
-  return launch_kernel(cluster > 1 ? verify_walk_kernel<true> : verify_walk_kernel<false>, shape, launch.stream, args,
-                       place);
+  return launch_walk(verify_walk_kernel<false>, verify_walk_kernel<true>, args, cluster, launch);
 }
 
 }  // namespace specdec::SPECDEC_CUDA_ROWS

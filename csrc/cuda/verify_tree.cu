@@ -138,12 +138,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1)
 cudaError_t verify_tree(const VerifyTreeArgs& args, const Launch& launch) {
   if (args.batch == 0) return cudaSuccess;
   if (!kProcessed && args.processors.on) return with_processors::verify_tree(args, launch);
-  const Place place = place_of(args, launch);
-  const unsigned cluster = place.numbers ? 1 : cluster_of(args);
-  const Shape shape{dim3(unsigned(args.batch) * cluster), dim3(threads_for(tiles_of(args.target.vocab), kWalkThreads)),
-                    place.shared(), cluster};
-  return launch_kernel(cluster > 1 ? verify_tree_kernel<true> : verify_tree_kernel<false>, shape, launch.stream, args,
-                       place);
+  return launch_walk(verify_tree_kernel<false>, verify_tree_kernel<true>, args, cluster_of(args), launch);
 }
 
 }  // namespace specdec::SPECDEC_CUDA_ROWS

@@ -130,21 +130,12 @@ T __shfl_up_sync(unsigned mask, T value, unsigned distance, int width = 32, Spec
   const int self = specdec::emulator::current->lane, lane = self - int(distance);
   return specdec::emulator::shuffle(mask, value, lane < (self & -width) ? specdec::emulator::kOwnValue : lane, site);
 }
-template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = 32, SpecdecSite site = SpecdecSite::here()) {
-  const int self = specdec::emulator::current->lane, lane = self + int(distance);
-  return specdec::emulator::shuffle(mask, value, lane > (self | (width - 1)) ? specdec::emulator::kOwnValue : lane,
-                                    site);
-}
 
 inline unsigned __ballot_sync(unsigned mask, int predicate, SpecdecSite site = SpecdecSite::here()) {
   return specdec::emulator::ballot(mask, predicate != 0, site);
 }
 inline int __any_sync(unsigned mask, int predicate, SpecdecSite site = SpecdecSite::here()) {
   return specdec::emulator::ballot(mask, predicate != 0, site) != 0;
-}
-inline int __all_sync(unsigned mask, int predicate, SpecdecSite site = SpecdecSite::here()) {
-  return specdec::emulator::ballot(mask, predicate != 0, site) == mask;
 }
 template <class T>
 unsigned __match_any_sync(unsigned mask, T value, SpecdecSite site = SpecdecSite::here()) {

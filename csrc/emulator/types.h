@@ -6,7 +6,6 @@
 #define __global__
 #define __device__
 #define __host__
-#define __constant__
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __forceinline__ inline
@@ -32,14 +31,7 @@ struct dim3 {
     type x, y, z, w;                        \
   };                                        \
   inline constexpr name make_##name(type x, type y, type z, type w) { return {x, y, z, w}; }
-SPECDEC_VECTOR2(ushort2, unsigned short)
 SPECDEC_VECTOR2(int2, int)
-SPECDEC_VECTOR2(uint2, unsigned)
-SPECDEC_VECTOR2(float2, float)
-SPECDEC_VECTOR2(longlong2, long long)
-SPECDEC_VECTOR2(ulonglong2, unsigned long long)
-SPECDEC_VECTOR2(double2, double)
-SPECDEC_VECTOR4(ushort4, unsigned short)
 SPECDEC_VECTOR4(int4, int)
 SPECDEC_VECTOR4(uint4, unsigned)
 SPECDEC_VECTOR4(float4, float)

@@ -33,7 +33,7 @@ SMALLER = {
 FLASHINFER = ("tests/utils/test_sampling.py", "tests/test_sampling.py")
 SPECULATIVE = "test/registered/kernels/ops/speculative"
 SGLANG = {
-    "test_speculative_sampling.py": "accepts_q_rounded",  # later than 0.5.23, which refuses a q above 1
+    "test_speculative_sampling.py": "",
     "test_eagle_utils.py": "",
     "test_block_verification.py": "",
     "test_spec_verify_distribution.py": "Dispatch or Renorm",  # of modules of its own

@@ -44,10 +44,10 @@ def volta(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 0))
-    native._binary_version.cache_clear()
+    native._versions.clear()
     routes.clear()
     yield
-    native._binary_version.cache_clear()
+    native._versions.clear()
     routes.clear()
 
 
@@ -81,10 +81,27 @@ def test_a_gpu_without_code_is_served_by_another_backend(volta: None, monkeypatc
     assert route("sample", GPU) == ("triton" if sk.backends(GPU)["sample"]["triton"] == "yes" else "reference")
     assert route("sample", torch.device("cpu")) is None
     routes.clear()
-    native._binary_version.cache_clear()
+    native._versions.clear()
     monkeypatch.setattr(native._symbols["CUDA"], "specdec_cuda_binary_version", lambda index: 70)
     assert route("sample", GPU) is None
     assert _common.dispatch("sample", overload, None, GPU) is direct.call("sample", overload)
+
+
+def test_an_error_that_passes_is_not_kept(volta: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU whose memory is full takes another backend until it is not; one without code takes it for good."""
+    answers, warned = [-2], list[str]()
+    library = native._symbols["CUDA"]
+    monkeypatch.setattr(library, "specdec_cuda_binary_version", lambda index: answers[0])
+    monkeypatch.setattr(backends.logger, "warning", lambda text, *of: warned.append(text % of))
+    assert backends.routed("sample", GPU) is not None and len(warned) == 1 and "CUDA error 2" in warned[0]
+    answers[0] = 70
+    assert backends.routed("sample", GPU) is None
+    routes.clear()
+    native._versions.clear()
+    answers[0] = -209
+    assert backends.routed("sample", GPU) is not None and len(warned) == 1
+    answers[0] = 70
+    assert backends.routed("sample", GPU) is not None
 
 
 def test_the_first_call_is_routed_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +112,7 @@ def test_the_first_call_is_routed_while_it_is_compiled(monkeypatch: pytest.Monke
     called = []
     real = backends.in_python("reference", "noise_keys")
     reference = (lambda op, device: None, lambda op, overload: lambda *given: (called.append(op), real(*given))[1])
-    monkeypatch.setitem(backends._BACKENDS, "reference", reference)
+    monkeypatch.setitem(backends.BACKENDS, "reference", reference)
     seeds, positions = torch.arange(2), torch.arange(4).view(2, 2)
     compiled = torch.compile(lambda: sk.noise_keys(seeds, positions), fullgraph=False, backend="eager")
     assert torch.equal(compiled(), real(seeds, positions, None, -1, 3)) and called == ["noise_keys"]

@@ -21,6 +21,7 @@ from bench.inputs import Case
 from bench.providers import PROVIDERS, _gpu_peer, eager, flashinfer, own, sglang, vllm
 from bench.providers.eager import law
 from bench.registry import REGISTRY
+from python_tests import emulated
 from python_tests.bench import fake_peers
 
 PEERS = ("flashinfer", "vllm V1", "vllm V2", "sglang")
@@ -212,7 +213,7 @@ def test_strategies_are_set_for_the_call_alone(
 
 
 def test_strategies_are_those_of_the_header() -> None:
-    assert strategy.STRATEGIES == {"auto": 0, "split": 1, "walk": 2, "cluster": 3, "resident": 4, "early": 5}
+    assert strategy.STRATEGIES == {name: number for number, name in enumerate(emulated.STRATEGIES)}
     more = strategy.HEADER.read_text().replace("  kCluster = 3,", "  kCluster = 3,\n  kAnother = 9,")
     assert strategy.numbered(more)["another"] == 9
     assert {f"cuda, {name}" for name in strategy.LAYOUTS} <= set(PROVIDERS)

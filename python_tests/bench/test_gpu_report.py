@@ -147,8 +147,9 @@ def test_later_parts_keep_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(gpu_report, "run_part", part)
     machine = gpu_report.Machine("some gpu", "9.0", tmp_path, tmp_path)
     gpu_report.run(gpu_report.DEFAULT, machine)
+    # where a command may take ten minutes, a part fits into one
     assert given == {name: gpu_report.PARTS[name].limit for name in gpu_report.DEFAULT}
-    assert max(given.values()) <= gpu_report.LONGEST_S and sum(given.values()) < 1800
+    assert max(given.values()) <= 520 and sum(given.values()) < 1800
     gpu_report.run(["build", "bench"], machine, 150)
     assert given["build"] < 70 and given["bench"] >= gpu_report.PARTS["bench"].least
     with pytest.raises(SystemExit):

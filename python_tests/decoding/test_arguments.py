@@ -10,6 +10,7 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.decoding.models import VOCAB, TableRunner, prompts, tiny
+from specdec_kernels.ops.verify_chain import ACCEPTANCES
 
 IDS = torch.tensor([[3, 4, 5], [3, 6, 7]])
 
@@ -58,7 +59,7 @@ class Half:
             ValueError,
             "num_speculative_tokens must be an integer, 'auto' or a CostTable, got 'many'",
         ),
-        ({"acceptance": "typical"}, ValueError, "acceptance must be one of token, block, match, greedy, got 'typical'"),
+        ({"acceptance": "typical"}, ValueError, f"acceptance must be one of {', '.join(ACCEPTANCES)}, got 'typical'"),
         ({"target_law": object()}, TypeError, "generate: target_law must be None or one of sk.laws, got object"),
         ({"target_law": sk.laws.Lossy(0.1), "acceptance": "block"}, ValueError, "generate: acceptance='block' takes"),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -209,6 +210,20 @@ def test_what_a_draft_takes_to_catch_up_is_no_cost_of_its_length() -> None:
             spent = learned[width] / learned[0] + more
             assert auto._account.credit == pytest.approx(before + 1.0075 - spent, abs=1e-3)
     assert learned[1] / learned[0] == pytest.approx(PACKED[1], rel=0.02)
+
+
+@pytest.mark.parametrize("schedule", [AutoSchedule, ForesightSchedule])
+def test_an_end_is_no_progress(schedule: type[AdaptiveSchedule]) -> None:
+    """Plain decoding ends there, too: a sequence's room for more tokens is no time gained, in its batch or its call."""
+    begun = LearnedCosts(PACKED, 0.5)
+    ends, goes_on = (schedule(2, 900, begun) for _ in range(2))
+    goes_on._account.left = np.array([900, 600])
+    ends._account.left = np.array([900, 600])
+    step = result(1, np.array([0, 1]))
+    goes_on.note(step, None)
+    ends.note(replace(step, active=np.array([False, True])), None)
+    assert ends._account.credit == goes_on._account.credit
+    assert ends._account.left.tolist() == [0, 598] and goes_on._account.left.tolist() == [899, 598]
 
 
 @pytest.mark.parametrize("schedule", [AutoSchedule, ForesightSchedule])

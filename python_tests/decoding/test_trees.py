@@ -21,6 +21,7 @@ from specdec_kernels.decoding.step import verify_step
 from specdec_kernels.drafters import Draft, Drafter, TreeDrafter
 from specdec_kernels.integrations.runners import as_runner
 from specdec_kernels.medusa import MedusaHeads
+from specdec_kernels.ops.verify_chain import ACCEPTANCES
 
 FAMILIES = ("llama", "gpt2", "gemma2", "mistral")  # gemma2's and, here, mistral's attention sees a window
 WINDOW = 3  # less than a tree's depth: what a node may see of its path is a matter of positions, not of rows
@@ -365,7 +366,7 @@ def test_what_cannot_be_served_is_refused() -> None:
     drafter = medusa(model)
     with pytest.raises(ValueError, match="target_law must be None"):
         sk.generate(model, ids, drafter=drafter, target_law=sk.laws.Lossy(0.1))
-    with pytest.raises(ValueError, match="one of token, block, match, greedy, got 'typical'"):
+    with pytest.raises(ValueError, match=f"one of {', '.join(ACCEPTANCES)}, got 'typical'"):
         sk.generate(model, ids, drafter=sk.NgramDrafter(), acceptance="typical")
     with pytest.raises(ValueError, match="one of token, block, match, greedy, typical, got 'traversal'"):
         sk.generate(model, ids, drafter=drafter, acceptance="traversal")
@@ -429,6 +430,23 @@ def test_what_is_no_tree_for_the_batch_is_refused(change: dict[str, Any], messag
     target, ids = TreeTable(TableRunner.random().table), torch.tensor([[4, 9], [3, 8]])
     with pytest.raises(ValueError, match=f"^generate: Odd.propose must give {message}"):
         sk.generate(target, ids, drafter=Odd(TREE, TOKENS), max_new_tokens=8, eos_token_id=[])
+
+
+def test_a_drafter_that_reads_hidden_states_gives_a_tree_at_every_step() -> None:
+    """Only the verification of a tree keeps them: after a step without one it would read those of an older token."""
+
+    class Silent(Fixed):
+        reads_hidden = False
+
+        def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+            return Draft(state.tokens[:, :0])
+
+    target, ids = TreeTable(TableRunner.random().table), torch.tensor([[4, 9], [3, 8]])
+    kw: dict[str, Any] = {"max_new_tokens": 8, "eos_token_id": []}
+    assert sk.generate(target, ids, drafter=Silent(TREE, TOKENS), **kw).tokens.shape == (2, 8)
+    target.hidden_size, Silent.reads_hidden = 3, True
+    with pytest.raises(ValueError, match="Silent.propose must give a tree, of the root alone at least"):
+        sk.generate(target, ids, drafter=Silent(TREE, TOKENS), **kw)
 
 
 def test_nothing_is_drafted_behind_a_node_that_is_missing() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from specdec_kernels.backends import OPS, direct
-from specdec_kernels.laws import LOSSLESS
+from specdec_kernels.flat import LOSSLESS
 from specdec_kernels.ops.arguments import CACHE_DIMS
 from specdec_kernels.testing import LAW_EXAMPLES
 

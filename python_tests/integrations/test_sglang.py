@@ -66,6 +66,12 @@ def test_chains_obey_the_rule(block: bool) -> None:
     sglang.chain_speculative_sampling_triton(
         *made, tokens, index, index, index, coins, final, target, draft, block_verification=block
     )
+    if block:
+        named = outputs(batch, nodes, nodes)
+        sglang.chain_block_speculative_sampling_triton(
+            *named, tokens, index, index, index, coins, final, target, draft, 1.0, 1.0, True
+        )
+        assert all(map(torch.equal, made, named))
     lengths = []
     for rule in ("token", "block"):
         uniforms = torch.cat([final[:, None], coins[:, :-1]], 1)

@@ -61,7 +61,7 @@ def check(backend: Backend, acceptance: str, kind: str, law: TargetLaw) -> None:
     check_law(backend.verify_chain, with_law(kind, law, *size), acceptance, backend.device)
 
 
-@pytest.mark.short(triton=1, emulated=6)
+@pytest.mark.short(triton=0, emulated=6)
 @each(LAWS)
 def test_emitted_law_is_the_cascades(backend: Backend, acceptance: str, kind: str, law: TargetLaw) -> None:
     check(backend, acceptance, kind, law)

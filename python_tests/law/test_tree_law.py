@@ -154,7 +154,7 @@ def check_undrawable(acceptance: str, verify: Verify, device: str = "cpu", vocab
     check(verify, Undrawable(case.parents, case.target, case.draft, sampled=True), acceptance, device)
 
 
-@pytest.mark.short(triton=1)
+@pytest.mark.short(triton=0)
 @pytest.mark.parametrize("acceptance", trees.NEED_DRAFT)
 def test_law_where_a_child_cannot_have_been_drawn(backend: Backend, acceptance: str) -> None:
     check_undrawable(acceptance, backend.verify_tree, backend.device, 2 if backend.interpreted else 3)

@@ -18,11 +18,14 @@ from python_tests.ops.inputs import op_tests, same_bits
 from python_tests.support import Backend
 from specdec_kernels import laws
 from specdec_kernels.backends import OPS, direct
-from specdec_kernels.laws import LOSSLESS
+from specdec_kernels.checks import MAX_VOCAB
+from specdec_kernels.flat import LOSSLESS, FlatProcessors
 from specdec_kernels.ops import arguments
+from specdec_kernels.ops.sample import MAX_SAMPLES
+from specdec_kernels.ops.token_logprobs import MAX_TOP
 from specdec_kernels.ops.verify_chain import ACCEPTANCES
-from specdec_kernels.processors import FlatProcessors
 from specdec_kernels.sampling import DEFAULT_PARAMS
+from specdec_kernels.tree import MAX_DEPTH, MAX_NODES
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 GROUPS = {"FlatLaw": "law", "FlatParams": "params"}
@@ -127,7 +130,15 @@ def test_cpp_has_the_same_flags_and_tiles() -> None:
     flags = re.findall(r"k(\w+) = (\d+)", (CSRC / "common/status.h").read_text())
     python = [(str(flag.name).replace("_", "").lower(), int(flag)) for flag in sk.Status if flag]
     assert [(name.lower(), int(number)) for name, number in flags] == python
-    assert f"constexpr int kTile = {arguments.TILE};" in (CSRC / "common/params.h").read_text()
+    params, bound = ((CSRC / file).read_text() for file in ("common/params.h", "bind_ops.h"))
+    for constant in (
+        f"kTile = {arguments.TILE};", f"kMostTop = {MAX_TOP};", f"kMostNodes = {MAX_NODES}, kMostDepth = {MAX_DEPTH};",
+    ):  # fmt: skip
+        assert constant in params
+    assert f"kMostSamples = {MAX_SAMPLES};" in bound
+    assert f"kMostIds = int64_t(1) << {MAX_VOCAB.bit_length() - 1};" in (CSRC / "bind_arguments.h").read_text()
+    for name, highest in (("num_samples", MAX_SAMPLES), ("num_top", MAX_TOP)):
+        assert re.search(rf"specdec: {name} must be in \[\d, {highest}\]", bound)
 
 
 def test_what_is_packed_is_unpacked() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from python_tests.ops import chains
+from python_tests.ops import chains, trees
 from python_tests.ops.chains import run
 from python_tests.ops.inputs import same_bits
 from python_tests.support import Backend
@@ -119,6 +119,40 @@ def test_the_draft_ends_before_what_it_cannot_have_given(backend: Backend, accep
         assert (out.acceptance[::2, 1] == 0).all()
     packed = chains.packed(arguments, torch.full((8,), 3))
     same_bits(backend.verify_packed(**chains.on(backend, packed))[:4], out[:4])
+
+
+ABOVE_ONE = [2.0**-23, 5e-4, 0.0099]
+ALMOST_ONE = 1 - 2.0**-24
+
+
+@pytest.mark.parametrize("above", ABOVE_ONE)
+@pytest.mark.parametrize("acceptance", RATIO)
+def test_what_a_probability_exceeds_one_by_is_rounding(backend: Backend, acceptance: str, above: float) -> None:
+    """Where both models are sure of the tokens no coin rejects them; where P is a half those from a half on do."""
+    target, draft = torch.zeros(3, 4, 9), torch.zeros(3, 3, 9)
+    draft[..., 5] = 1 + above
+    target[0, :, 5] = 1.0
+    target[1:, :, 4:6] = 0.5
+    coins = torch.tensor([ALMOST_ONE, 0.5 * ALMOST_ONE, 0.5])[:, None].repeat(1, 4)
+    given = {"target_probs": target, "draft_probs": draft, "uniform_samples": coins, "acceptance": acceptance}
+    out = backend.verify_chain(None, backend(torch.full((3, 3), 5)), **chains.on(backend, given))
+    accepted = out.num_accepted.tolist()
+    if acceptance == "token":
+        assert accepted == [3, 3, 0] and out.tokens[2, 0] == 4
+    assert accepted[0] == 3 and (out.status == 0).all()
+
+
+@pytest.mark.parametrize("above", ABOVE_ONE)
+@pytest.mark.parametrize("acceptance", trees.NEED_DRAFT)
+def test_so_it_is_in_trees(backend: Backend, acceptance: str, above: float) -> None:
+    target, draft = torch.full((2, 4, 9), -100.0), torch.zeros(2, 4, 9)
+    target[..., 5], draft[..., 5] = 0.0, 1 + above
+    given = {
+        "target_logits": target, "node_tokens": torch.full((2, 4), 5), "draft_probs": draft, "acceptance": acceptance,
+        "tree": sk.DraftTree.from_parents([-1, 0, 1, 2]), "uniform_samples": torch.full((2, 4), ALMOST_ONE),
+    }  # fmt: skip
+    out = backend.verify_tree(**chains.on(backend, given))
+    assert out.num_accepted.tolist() == [3, 3] and (out.status == 0).all()
 
 
 @pytest.mark.parametrize("acceptance", RATIO)

@@ -23,7 +23,7 @@ from python_tests.ops.test_compile import tensors_of
 from python_tests.support import ONE_TREE_KERNEL, Backend
 from specdec_kernels import laws
 from specdec_kernels.backends import FUNCTIONS
-from specdec_kernels.processors import FlatProcessors
+from specdec_kernels.flat import FlatProcessors
 from specdec_kernels.testing import float64_law
 from specdec_kernels.types import NO_ID
 

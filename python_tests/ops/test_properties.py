@@ -27,9 +27,9 @@ from python_tests.ops.inputs import DTYPES, strided
 from python_tests.support import Backend, present
 from specdec_kernels.backends.reference.law import make_law, make_params
 from specdec_kernels.backends.reference.sample import perturbed
-from specdec_kernels.laws import LOSSLESS
+from specdec_kernels.flat import LOSSLESS, FlatParams
 from specdec_kernels.ops.arguments import RowStatsArguments, VerifyArguments, VerifyChainArguments
-from specdec_kernels.sampling import DEFAULT_PARAMS, FlatParams
+from specdec_kernels.sampling import DEFAULT_PARAMS
 
 OP = "verify_chain"
 ERROR = 1e-6  # float32 error of a running mass, a threshold or a probability, as a share of the whole

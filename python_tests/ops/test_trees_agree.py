@@ -22,7 +22,7 @@ from python_tests.ops.inputs import DTYPES
 from python_tests.ops.test_backends_agree import spoil
 from python_tests.ops.test_properties import close_scores, mixed, moved
 from python_tests.support import Backend
-from specdec_kernels.laws import LOSSLESS
+from specdec_kernels.flat import LOSSLESS
 from specdec_kernels.ops.arguments import TREE_ACCEPTANCES, VerifyArguments, VerifyTreeArguments
 from specdec_kernels.sampling import DEFAULT_PARAMS
 

@@ -15,6 +15,7 @@ from python_tests.ops.chains import run
 from python_tests.ops.inputs import DTYPES, logits, refuses, same_bits, strided, tensors, uniforms
 from python_tests.support import Backend, in_fresh_process
 from specdec_kernels import laws
+from specdec_kernels.ops.verify_chain import ACCEPTANCES
 
 OP = "verify_chain"
 SIGNATURE = (
@@ -517,7 +518,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({**MATCH, "noise_keys": torch.zeros(4, 3)}, T, "noise_keys must be int64, got float32"),
     ({**MATCH, "noise_keys": torch.zeros(4, 2).long()}, V, "noise_keys must be [batch=4, num_draft + 1=3], got [4, 2]"),
     ({**MATCH, "noise_keys": torch.zeros(4, 3, device="meta").long()}, V, "noise_keys must be on cpu, got meta"),
-    ({"acceptance": "lossy"}, V, "acceptance must be one of token, block, match, greedy, got 'lossy'"),
+    ({"acceptance": "lossy"}, V, f"acceptance must be one of {', '.join(ACCEPTANCES)}, got 'lossy'"),
     ({"acceptance": None}, V, "acceptance must be one of"),
     ({"target_law": "chow"}, T, "target_law must be None or one of sk.laws, got str"),
     ({"target_law": sk.laws.Lossy(0.1), "acceptance": "block"}, V, "acceptance='block' takes Lossy with beta='exact'"),

@@ -18,7 +18,7 @@ from python_tests.ops.trees import run
 from python_tests.support import Backend
 from specdec_kernels import laws
 from specdec_kernels.backends import OPS, implementation
-from specdec_kernels.laws import LOSSLESS
+from specdec_kernels.flat import LOSSLESS
 from specdec_kernels.ops.arguments import TREE_ACCEPTANCES
 from specdec_kernels.sampling import DEFAULT_PARAMS
 

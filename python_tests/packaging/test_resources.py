@@ -54,12 +54,23 @@ def test_prints_a_row_a_kernel_and_a_column_an_architecture(tmp_path: Path) -> N
         (entry("sm_80") + entry("sm_90a", stores=16, loads=24), "spills 40 bytes on sm_90a"),
         (entry("sm_80", stack=32), "keeps 32 bytes in local memory on sm_80, 0 are granted"),
         (entry("sm_100").replace("ptxas info    : Used", CALLED + "ptxas info    : Used"), "spills 12 bytes on sm_100"),
+        (
+            entry("sm_89", shared=", 31745 bytes smem").replace(NAME, "_ZN7specdec4cuda18verify_tree_kernelILb1EEEvi"),
+            "may be launched with 101377 bytes of shared memory on sm_89, a block has 101376",
+        ),
     ],
-    ids=["spill", "stack", "spill in a function called"],
+    ids=["spill", "stack", "spill in a function called", "shared memory"],
 )
-def test_fails_on_spills_and_local_memory(tmp_path: Path, text: str, sentence: str) -> None:
+def test_fails_on_spills_local_memory_and_too_much_shared_memory(tmp_path: Path, text: str, sentence: str) -> None:
     done = run(tmp_path, text)
     assert done.returncode == 1 and sentence in done.stdout
+
+
+def test_most_shared_memory_is_that_of_the_sources() -> None:
+    csrc = SCRIPT.parents[1] / "csrc/cuda"
+    for file, constant in {"law.cuh": "kMaxListed = 4096;", "walk.cuh": "kMostSharedNumbers = 13 << 10;"}.items():
+        assert constant in (csrc / file).read_text()
+    assert "4 * (4096 + (13 << 10))" in SCRIPT.read_text()
 
 
 def test_fails_where_there_is_nothing_to_read(tmp_path: Path) -> None:

@@ -404,14 +404,15 @@ def test_sdist_holds_the_sources(project: Path) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "gpus", "editable", "expected"),
-    [
+    [  # the nvcc of this test knows 80, 90 and 120
         ("", None, True, "80+PTX"),
         ("", None, False, "80+PTX;90a"),
-        ("", "9.0\n8.6\n9.0\n", False, "86;90a"),
+        ("", "9.0\n8.0\n9.0\n", False, "80;90a"),
+        ("", "8.6\n12.1\n9.0\n10.3\n", False, "80+PTX;90a;90+PTX;120+PTX"),
         ("", "12.0\n", True, "120"),
         ("", "7.5\n", False, "80+PTX;90a"),
         ("", "[N/A]\n", False, "80+PTX;90a"),
-        ("all", "9.0\n", False, "80;90a;100;120+PTX"),
+        ("all", "9.0\n", False, "80+PTX;90a;100;120+PTX"),
         ("100", "9.0\n", True, "100"),
     ],
 )
@@ -422,7 +423,10 @@ def test_architectures_are_those_of_the_gpu_at_hand(
         smi = tmp_path / "nvidia-smi"
         smi.write_text(f"#!/bin/sh\nprintf '{gpus}'\n")
         smi.chmod(0o755)
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\nprintf 'compute_80\\ncompute_90\\ncompute_120\\n'\n")
+    nvcc.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin" if gpus is not None else str(tmp_path))
     monkeypatch.setenv("SPECDEC_CUDA_ARCHS", asked)
     monkeypatch.setattr("setuptools.setup", lambda **given: None)
-    assert runpy.run_path(str(ROOT / "setup.py"))["wanted_archs"](editable) == expected
+    assert runpy.run_path(str(ROOT / "setup.py"))["wanted_archs"](editable, str(nvcc)) == expected

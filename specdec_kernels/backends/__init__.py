@@ -1,6 +1,6 @@
 """Which backends exist, what each can run and why not, and how an op reaches one.
 
-A backend is one row of `_BACKENDS` and a folder (or, for the compiled libraries, ``native.py``).
+A backend is one row of `BACKENDS` and a folder (or, for the compiled libraries, ``native.py``).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _reason_triton(op: str, device: torch.device) -> str | None:
     return triton_backend.why_not(device)
 
 
-_BACKENDS: dict[str, tuple[Callable[[str, torch.device], str | None], Callable[[str, Any], Callable[..., Any]]]] = {
+BACKENDS: dict[str, tuple[Callable[[str, torch.device], str | None], Callable[[str, Any], Callable[..., Any]]]] = {
     # name: (why it cannot run this op on this device, or None; how the op is reached)
     "cuda": (_reason_cuda, _registered),
     "triton": (_reason_triton, _triton),
@@ -97,8 +97,8 @@ def register_triton(library: torch.library.Library) -> None:
 
 def check_backend(caller: str, backend: object) -> None:
     """ValueError unless the name of a backend."""
-    if not isinstance(backend, str) or backend not in _BACKENDS:
-        raise ValueError(f"{caller}: backend must be one of {', '.join(_BACKENDS)} or None, got {backend!r}")
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        raise ValueError(f"{caller}: backend must be one of {', '.join(BACKENDS)} or None, got {backend!r}")
 
 
 def implementation(
@@ -112,7 +112,7 @@ def implementation(
         An unknown backend, or one that cannot run this op on this device, with the reason.
     """
     check_backend(caller or op, backend)
-    why_not, reach = _BACKENDS[backend]
+    why_not, reach = BACKENDS[backend]
     reason = why_not(op, device)
     if reason is not None:
         raise ValueError(f"{caller or op}: backend={backend!r} cannot run here: {reason}")
@@ -121,7 +121,7 @@ def implementation(
 
 def _candidates(device: torch.device) -> list[str]:
     """What may be taken unasked, best first: every backend but Triton's interpreter."""
-    return [name for name in _BACKENDS if (name, device.type) != ("triton", "cpu")]
+    return [name for name in BACKENDS if (name, device.type) != ("triton", "cpu")]
 
 
 def automatic(op: str, device: torch.device) -> str:
@@ -134,7 +134,7 @@ def automatic(op: str, device: torch.device) -> str:
     """
     reasons = {}
     for name in _candidates(device):
-        reasons[name] = _BACKENDS[name][0](op, device)
+        reasons[name] = BACKENDS[name][0](op, device)
         if reasons[name] is None:
             return name
     raise ValueError(f"{op}: tensors must be on a device that a backend runs on, got {device}: {reasons['reference']}")
@@ -144,7 +144,7 @@ class BackendTable(dict[str, dict[str, str]]):
     """``table[op][backend]`` is "yes" or the reason why not; printing it gives an aligned table."""
 
     def __str__(self) -> str:
-        names = list(_BACKENDS)
+        names = list(BACKENDS)
         lines = [f"{'op':16}" + "".join(f"{n:>11}" for n in names)]
         notes: dict[str, None] = {}
         for op, row in self.items():
@@ -175,7 +175,7 @@ def backends(device: torch.device | str = "cpu") -> BackendTable:
     """
     device = check_device("backends", "device", device)
     return BackendTable(
-        {name: {n: why(op, device) or "yes" for n, (why, _) in _BACKENDS.items()} for name, op in FUNCTIONS.items()}
+        {name: {n: why(op, device) or "yes" for n, (why, _) in BACKENDS.items()} for name, op in FUNCTIONS.items()}
     )
 
 
@@ -196,14 +196,18 @@ _announced: set[torch.device] = set()
 
 
 def routed(op: str, device: torch.device) -> str | None:
-    """`route`, looked up once per op and device; the first op on a device is logged."""
+    """`route`, looked up once per op and device, but for an error that may pass; the first op on a device is logged."""
     try:
         return _routes[op, device]
     except KeyError:
         if device not in _announced:
             _announced.add(device)
             announce(op, device)
-        return _routes.setdefault((op, device), route(op, device))
+        chosen = route(op, device)
+        if chosen is not None and native.may_pass(device):
+            logger.warning("%s takes %s on %s for now: %s", op, chosen, device, native.why_no_code(device))
+            return chosen
+        return _routes.setdefault((op, device), chosen)
 
 
 # What `torch.compiler.assume_constant_result` sets, which would import the compiler for it: a compiled call is routed
@@ -216,6 +220,6 @@ def announce(op: str, device: torch.device) -> None:
     chosen = automatic(op, device)
     candidates = _candidates(device)
     better = candidates[: candidates.index(chosen)]
-    passed_over = "".join(f", not {name} ({_BACKENDS[name][0](op, device)})" for name in better)
+    passed_over = "".join(f", not {name} ({BACKENDS[name][0](op, device)})" for name in better)
     capability = f" ({native.cpu_capability()})" if chosen == "cpu" else ""
     logger.info("%s takes %s%s on %s%s", op, chosen, capability, device.type, passed_over)

@@ -6,7 +6,6 @@ import ctypes
 import logging
 import sys
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -126,9 +125,25 @@ def why_no_code(device: torch.device) -> str | None:
     return f"{_LIBRARIES['CUDA']} does not run on GPU {index}: {older}CUDA error {-version}"
 
 
-@cache
+def may_pass(device: torch.device) -> bool:
+    """Whether `why_no_code` names an error that need not last, as where a GPU's memory is full."""
+    if not torch.cuda.is_available():
+        return False
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return index < torch.cuda.device_count() and _binary_version(index) <= 0 and index not in _versions
+
+
+_versions: dict[int, int] = {}
+
+
 def _binary_version(index: int) -> int:
-    return int(_symbols["CUDA"].specdec_cuda_binary_version(index))
+    """The version of the code that a GPU runs, or an error's negative number; only errors that last are kept."""
+    if index in _versions:
+        return _versions[index]
+    version = int(_symbols["CUDA"].specdec_cuda_binary_version(index))
+    if version > 0 or version in (*_NO_CODE, _OLD_DRIVER):
+        _versions[index] = version
+    return version
 
 
 def cuda_architectures() -> str:

@@ -77,8 +77,8 @@ def check_processors(runner: Runner, processors: object, batch: int, max_new_tok
     """Raise unless the loop can serve the target's `processors`, whose counts it keeps."""
     if processors is None:
         return
-    if not isinstance(processors, Processors):
-        raise TypeError(f"generate: processors must be a Processors or None, got {type(processors).__name__}")
+    check_instance("generate", "processors", processors, Processors, "a Processors or None")
+    assert isinstance(processors, Processors)
     if processors.token_bitmask is not None:
         raise ValueError(
             "generate: processors must have no token_bitmask, which is a step's own (give a grammar), got one"

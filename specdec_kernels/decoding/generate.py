@@ -99,10 +99,10 @@ def generate(
         Of the target; tensor fields ``[batch]`` on the model's device.
     processors : Processors, optional
         Penalties, biases, allowed and banned ids of the target's logits, before `sampling`; no `token_bitmask`. What is
-        emitted is added to its `token_counts` (with what `stop` cuts off of a sequence's last step), which begin with
-        the prompt: ``TokenCounts(input_ids, max_new_tokens, attention_mask)``, made anew for each call. `ModelDrafter`
-        draws with them, too, `MedusaDrafter` ranks its heads' tokens by them, and no other drafter proposes what they
-        bar.
+        emitted is added to its `token_counts` (with what `stop` cuts off of a sequence's last step, and on a GPU of a
+        step that was launched before `stop` was asked), which begin with the prompt: ``TokenCounts(input_ids,
+        max_new_tokens, attention_mask)``, made anew for each call. `ModelDrafter` draws with them, too, `MedusaDrafter`
+        ranks its heads' tokens by them, and no other drafter proposes what they bar.
     grammar : Grammar, optional
         An engine on the host that bars, at every position and every node of a tree, what a text may not go on with. The
         drafters here propose nothing that it bars. A step then waits for its draft, and is not captured. Not with a
@@ -127,15 +127,15 @@ def generate(
         greedily whatever `sampling` says. "typical" is for trees and not lossless.
     target_law : one of `sk.laws`, optional
         See `verify_chain`; all but `Lossy` need a drafter that gives logits (`ModelDrafter`), and none goes with a
-        drafter of trees. What follows a fully
-        accepted draft, or none, has the target's distribution unless ``bonus="cascade"``.
+        drafter of trees. What follows a fully accepted draft, or none, has the target's distribution unless
+        ``bonus="cascade"``.
     epsilon, delta : float
         Of "typical" alone: a token of probability p is accepted where ``p > min(epsilon, delta * exp(-entropy))``; p
         and the entropy, in nats, are of the target's distribution at the sampling temperature, before any truncation
         (Cai et al., arXiv 2401.10774, section 2.3.1).
     eos_token_id : int or iterable of int, optional
-        End a sequence after any of these. None: those of the model's generation config, else of its config (of a
-        `Runner`, its `end_ids`); an empty list: never.
+        End a sequence after any of these. None: those of the model's generation config, or of its config where it has
+        none (of a `Runner`, its `end_ids`); an empty list: never.
     stop : callable, optional
         Given, after every step, a list of ``[n]`` int64 arrays, the new tokens of each sequence (none of one that has
         ended); returns for each how many to keep if it ends there, else None.

@@ -108,8 +108,11 @@ class Steps:
         if tokens.dim() != 2 or tokens.shape[0] != at_step.batch_size or tokens.shape[1] > num_tokens:
             expected = f"[batch={at_step.batch_size}, at most {num_tokens}]"
             raise ValueError(f"{caller} must give {expected} tokens, got {list(tokens.shape)}")
-        if tokens.shape[1] and isinstance(self.drafter, TreeDrafter):
-            raise ValueError(f"{caller} must give a tree with its tokens, as it is a TreeDrafter, got a chain")
+        if isinstance(self.drafter, TreeDrafter):
+            if tokens.shape[1]:
+                raise ValueError(f"{caller} must give a tree with its tokens, as it is a TreeDrafter, got a chain")
+            if self.drafter.reads_hidden:  # which only the verification of a tree keeps
+                raise ValueError(f"{caller} must give a tree, of the root alone at least, as it reads hidden states")
         if draft.num_draft_tokens is not None:  # to `verify_chain` −1 is an idle row: its sequence would never end
             if draft.num_draft_tokens.shape != (at_step.batch_size,):
                 got = list(draft.num_draft_tokens.shape)

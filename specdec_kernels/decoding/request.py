@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import ID_DTYPES, check_id_tensor, check_int, check_tensor
+from ..checks import ID_DTYPES, check_id_tensor, check_instance, check_int, check_tensor
 from ..ops._common import check_params
 from ..sampling import SamplingParams
 from ..types import TokenMap
@@ -52,8 +52,7 @@ class Request:
             length = int((self.attention_mask != 0).sum(1).max())
         else:
             _check_unpadded(caller, runner, self.input_ids)
-        if not isinstance(self.sampling, SamplingParams):
-            raise TypeError(f"{caller}: sampling must be a SamplingParams, got {type(self.sampling).__name__}")
+        check_instance(caller, "sampling", self.sampling, SamplingParams, "a SamplingParams")
         check_params(caller, "sampling", self.sampling, batch, runner.device)
         if self.seeds is not None:
             _check_seeds(caller, self.seeds, batch)

@@ -99,8 +99,8 @@ class Account:
     def note(self, result: StepResult, seconds: float | None, catches_up: bool = False) -> tuple[float, float]:
         """Take in a step; how many plain steps it was worth, and its cost in them.
 
-        Plain decoding takes as many steps as the last sequence has tokens. `catches_up`: the draft was the first after
-        plain steps.
+        Plain decoding takes as many steps as the last sequence has tokens; that one has ended is no progress, as it
+        would have ended there, too. `catches_up`: the draft was the first after plain steps.
         """
         width, costs = result.tokens.shape[1] - 1, self.costs()
         cost, before = costs[AUTO_DRAFT_LENGTHS.index(width)], max(self.left.tolist())
@@ -109,8 +109,9 @@ class Account:
         if seconds is not None:
             self._costs.learn(self._step, width, seconds)
         self._step += 1
-        self.left = np.maximum(self.left - result.num_tokens, 0) * result.active
-        progress = before - max(self.left.tolist())
+        left = np.maximum(self.left - result.num_tokens, 0)
+        progress = before - max(left.tolist())
+        self.left = left * result.active
         self.credit += (1 + self._MORE) * progress - cost
         self._costs.leave(self.credit - self._allowance)
         return progress, cost

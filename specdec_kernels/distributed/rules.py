@@ -25,7 +25,7 @@ from ..backends.reference.verify_chain import (
     token_rule,
     what_was_read,
 )  # fmt: skip
-from ..laws import LOSSLESS
+from ..flat import LOSSLESS
 from ..ops.arguments import VerifyArguments, VerifyChainArguments
 from ..ops.merge_shards import total_mass
 from ..ops.shard_draw import shard_draw

@@ -1,4 +1,4 @@
-"""Where draft tokens come from. A new drafter is a file here with a `Drafter` in it."""
+"""Where draft tokens come from: a file for each drafter, with a `Drafter` in it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..backends.reference.processors import onto_vocab, unpacked
 from ..decoding.grammar import Masks, SomeDrafts, allowed
 from ..decoding.state import DecodingState
-from ..processors import FlatProcessors
+from ..flat import FlatProcessors
 from ..types import PLACEHOLDER_TOKEN_ID
 
 _Ints = NDArray[np.int64]

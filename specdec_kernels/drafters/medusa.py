@@ -9,7 +9,7 @@ from torch import Tensor
 from ..backends.reference.processors import counted, penalised, valid_penalties
 from ..decoding.grammar import SomeDrafts, allowed
 from ..decoding.state import DecodingState, StepResult
-from ..processors import FlatProcessors
+from ..flat import FlatProcessors
 from ..tree import DraftTree
 from ..types import PLACEHOLDER_TOKEN_ID
 from .barred import Barred

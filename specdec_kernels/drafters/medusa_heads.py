@@ -27,7 +27,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..checks import FLOAT_DTYPES, check_flag, check_instance, check_int, check_path, check_tensor
+from ..checks import FLOAT_DTYPES, check_flag, check_instance, check_int, check_model, check_path, check_tensor
 from ..files import write_whole
 from ..types import TokenMap
 
@@ -36,8 +36,7 @@ _FORMAT = "specdec_kernels medusa heads, 1"
 
 def _head_of(model: Any) -> Tensor:
     """The weights of a model's LM head, ``[vocab, hidden]``."""
-    if not hasattr(model, "get_output_embeddings"):
-        raise TypeError(f"MedusaHeads: model must be a transformers model, got {type(model).__name__}")
+    check_model("MedusaHeads", "model", model)
     head = model.get_output_embeddings()
     if head is None:
         raise ValueError(f"MedusaHeads: model must have a language-model head, {type(model).__name__} has none")

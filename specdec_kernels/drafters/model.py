@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..checks import check_number
-from ..decoding.grammar import allowed
+from ..checks import check_instance, check_number
+from ..decoding.grammar import Masks, allowed
 from ..decoding.request import check_draft
 from ..decoding.runner import Runner
 from ..decoding.state import DecodingState, StepResult
@@ -40,8 +40,7 @@ class ModelBase(Drafter):
     sampling: SamplingParams | None = None
 
     def __init__(self, caller: str, draft_model: Any, token_map: TokenMap | None) -> None:
-        if token_map is not None and not isinstance(token_map, TokenMap):
-            raise TypeError(f"{caller}: token_map must be a TokenMap or None, got {type(token_map).__name__}")
+        check_instance(caller, "token_map", token_map, (TokenMap, type(None)), "a TokenMap or None")
         ids = getattr(getattr(draft_model, "config", None), "draft_token_ids", None)
         if token_map is None and ids is not None:
             token_map = TokenMap(torch.tensor(ids))
@@ -133,8 +132,8 @@ class ModelDrafter(ModelBase):
         min_confidence: float = 0.0,
         token_map: TokenMap | None = None,
     ) -> None:
-        if sampling is not None and not isinstance(sampling, SamplingParams):
-            raise TypeError(f"ModelDrafter: sampling must be a SamplingParams or None, got {type(sampling).__name__}")
+        wanted = SamplingParams, type(None)
+        check_instance("ModelDrafter", "sampling", sampling, wanted, "a SamplingParams or None")
         super().__init__("ModelDrafter", draft_model, token_map)
         self.sampling = sampling
         self.min_confidence = check_number("ModelDrafter", "min_confidence", min_confidence, 0.0, 1.0)
@@ -173,18 +172,12 @@ class ModelDrafter(ModelBase):
         params = self.sampling if self.sampling is not None else state.sampling
         if state.acceptance == "greedy":
             params = GREEDY
-        noise = keys = None
-        if state.acceptance == "match":
-            keys = noise_keys(state.seeds, state.next_positions(num_tokens))
-        elif not params.is_greedy:
-            noise = uniform_samples(state.seeds, state.step, num_tokens, purpose="draft")
-
-        one_hot_or_lossless = state.target_law is None or isinstance(state.target_law, Lossy)
-        processors, masks = (state.processors, state.masks) if one_hot_or_lossless else (None, None)
-        among = None  # the ids that it knows
-        if masks is not None:
+        noise, keys = _noise(state, params, num_tokens)
+        mixed = state.target_law is not None and not isinstance(state.target_law, Lossy)
+        processors, masks = (None, None) if mixed else (state.processors, state.masks)
+        grammar = None if masks is None else _Allowed(masks, self.token_map, state.batch_size)
+        if grammar is not None:
             processors = processors or Processors()
-            among = None if self.token_map is None else self.token_map.draft_to_target.cpu()
         counts = None if processors is None else processors.token_counts
         if processors is not None and counts is not None:
             counts = counts.clone()
@@ -194,72 +187,93 @@ class ModelDrafter(ModelBase):
         probs: list[torch.Tensor] = []
         stats: list[RowStats] = []
         goes_on = torch.ones_like(state.active)[:, None]  # [batch, 1]: whether the next token still counts
-        num_draft_tokens = torch.zeros_like(state.lengths) if self.min_confidence > 0 or masks is not None else None
-        drawn: list[np.ndarray | None] = [np.empty(0, dtype=np.int64)] * state.batch_size  # where a grammar is asked
+        lengths = None if self.min_confidence == 0 and grammar is None else torch.zeros_like(state.lengths)
         for i in range(num_tokens):
             logits = self._next_logits(state, tokens)
             if processors is not None and self.token_map is not None:  # processors know target ids alone
                 narrow, logits = logits, logits.new_full((*logits.shape[:2], state.vocab_size), -torch.inf)
                 logits[..., self.token_map.draft_to_target] = narrow
-            if masks is not None and processors is not None:
-                drawn = [draft if i < limit else None for draft, limit in zip(drawn, state.host_limits, strict=True)]
-                rows_allowed, follows = masks.after(drawn, among)
-                drawn = [draft if more else None for draft, more in zip(drawn, follows, strict=True)]
-                processors = processors.with_bitmask(rows_allowed[:, None].to(state.device))
-                goes_on = goes_on & torch.from_numpy(follows).to(state.device)[:, None]
+            if grammar is not None and processors is not None:
+                mask, follows = grammar.next_mask(i, state.host_limits)
+                processors = processors.with_bitmask(mask.to(state.device))
+                goes_on = goes_on & follows.to(state.device)
             draw = sample(
-                logits,
-                params,
-                processors=processors,
-                uniform_samples=None if noise is None else noise[:, i : i + 1],
+                logits, params, processors=processors, uniform_samples=None if noise is None else noise[:, i : i + 1],
                 noise_keys=None if keys is None else keys[:, i : i + 1],
                 draft_token_map=self.token_map if processors is None else None,
-            )
-            token = draw.token
-            if masks is not None:  # where processors left nothing to draw, the grammar may bar what was
-                new = token.cpu()
-                drawn = [
-                    np.append(draft, new[b]) if draft is not None and allowed(rows_allowed[b], new[b]) else None
-                    for b, draft in enumerate(drawn)
-                ]
-            tokens.append(token)
+            )  # fmt: skip
+            if grammar is not None:
+                grammar.add(draw.token)
+            tokens.append(draw.token)
             rows.append(logits)
             stats.append(draw.stats)
             if processors is not None and noise is not None:
                 probs.append(warp_probs(logits, params, processors=processors))
-            if num_draft_tokens is not None:
-                num_draft_tokens += goes_on[:, 0]
+            if lengths is not None:
+                lengths += goes_on[:, 0]
             if self.min_confidence > 0:
                 log_prob = _confidence(params, draw, logits, processors)
                 goes_on = goes_on & (log_prob.exp() >= self.min_confidence)
                 if state.device.type == "cpu" and not goes_on.any():
-                    num_tokens = i + 1
                     break
             if counts is not None:
-                counts.add_(token)
+                counts.add_(draw.token)
         if state.cascade_bonus:
             bonus = self._next_logits(state, tokens)
             rows.append(bonus)
             stats.append(row_stats(bonus, params))
         drafted = torch.cat([state.tokens[:, :0], *tokens], dim=1)
-        if noise is None and one_hot_or_lossless:  # or a rule that needs no draft law
-            return Draft(drafted, num_draft_tokens=num_draft_tokens)
+        if noise is None and not mixed:  # one-hot, or by a rule that needs no draft law
+            return Draft(drafted, num_draft_tokens=lengths)
         if processors is not None:
-            return Draft(drafted, probs=torch.cat(probs, dim=1), num_draft_tokens=num_draft_tokens)
-        kept = RowStats(
-            torch.cat([s.values for s in stats], dim=1),
-            torch.cat([s.argmax for s in stats], dim=1),
-            torch.cat([s.status for s in stats], dim=1),
-        )
+            return Draft(drafted, probs=torch.cat(probs, dim=1), num_draft_tokens=lengths)
+        kept = RowStats(*(torch.cat(parts, dim=1) for parts in zip(*stats, strict=True)))
         return Draft(
             drafted, logits=torch.cat(rows, dim=1), params=params, stats=kept, token_map=self.token_map,
-            num_draft_tokens=num_draft_tokens,
+            num_draft_tokens=lengths,
         )  # fmt: skip
 
     def commit(self, state: DecodingState, result: StepResult) -> None:
         """Note whether our cache has seen what was emitted: it has, wherever we drafted."""
         drafted = state.asks_drafter(result.tokens.shape[1] - 1)
         self._behind = 0 if drafted else self._behind + 1
+
+
+def _noise(
+    state: DecodingState, params: SamplingParams, num_tokens: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """What a draft is drawn with: uniforms, or keys that give it the target's own noise; neither where it is greedy."""
+    if state.acceptance == "match":
+        return None, noise_keys(state.seeds, state.next_positions(num_tokens))
+    if params.is_greedy:
+        return None, None
+    return uniform_samples(state.seeds, state.step, num_tokens, purpose="draft"), None
+
+
+class _Allowed:
+    """What a grammar lets a draft draw, one token after the other."""
+
+    def __init__(self, masks: Masks, token_map: TokenMap | None, batch: int) -> None:
+        self._masks = masks
+        self._among = None if token_map is None else token_map.draft_to_target.cpu()  # the ids that the draft knows
+        self._drafts: list[np.ndarray | None] = [np.empty(0, dtype=np.int64)] * batch  # None: the grammar is not asked
+
+    def next_mask(self, i: int, limits: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """The bitmask of the i-th token ``[batch, 1, words]``, and where one may follow ``[batch, 1]``; on the host.
+        Sequences have so many draft tokens at most.
+        """
+        drafts = [draft if i < limit else None for draft, limit in zip(self._drafts, limits, strict=True)]
+        self._rows, follows = self._masks.after(drafts, self._among)
+        self._drafts = [draft if more else None for draft, more in zip(drafts, follows, strict=True)]
+        return self._rows[:, None], torch.from_numpy(follows)[:, None]
+
+    def add(self, token: torch.Tensor) -> None:
+        """``[batch, 1]``: what was drawn. Where processors left nothing to draw, the grammar may bar it."""
+        new = token.cpu()
+        self._drafts = [
+            np.append(draft, new[b]) if draft is not None and allowed(self._rows[b], new[b]) else None
+            for b, draft in enumerate(self._drafts)
+        ]
 
 
 def _confidence(

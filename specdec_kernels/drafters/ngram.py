@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .._host_py import MAX_NGRAM, check_integer
+from .._host_py import MAX_NGRAM
+from ..checks import check_int
 from ..decoding.state import DecodingState, StepResult
 from ..host import NgramIndex
 from ..types import PLACEHOLDER_TOKEN_ID
@@ -36,8 +37,8 @@ class NgramDrafter(Drafter):
     """
 
     def __init__(self, n: int = 3, min_n: int = 1) -> None:
-        self.n = check_integer("NgramDrafter", "n", n, 1, MAX_NGRAM)
-        self.min_n = check_integer("NgramDrafter", "min_n", min_n, 1, self.n)
+        self.n = check_int("NgramDrafter", "n", n, 1, MAX_NGRAM)
+        self.min_n = check_int("NgramDrafter", "min_n", min_n, 1, self.n)
         self._index: NgramIndex | None = None
         self._barred: Barred | None = None
 

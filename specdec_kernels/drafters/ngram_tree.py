@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .._host_py import MAX_NGRAM, check_integer
+from .._host_py import MAX_NGRAM
+from ..checks import check_int
 from ..decoding.state import DecodingState, StepResult
 from ..tree import MAX_DEPTH, MAX_NODES, DraftTree
 from .barred import Barred
@@ -37,10 +38,10 @@ class NgramTreeDrafter(TreeDrafter):
     """
 
     def __init__(self, n: int = 3, min_n: int = 1, num_nodes: int = 16, max_depth: int = 7) -> None:
-        self.n = check_integer("NgramTreeDrafter", "n", n, 1, MAX_NGRAM)
-        self.min_n = check_integer("NgramTreeDrafter", "min_n", min_n, 1, self.n)
-        self.num_nodes = check_integer("NgramTreeDrafter", "num_nodes", num_nodes, 2, MAX_NODES)
-        self.max_depth = check_integer("NgramTreeDrafter", "max_depth", max_depth, 1, MAX_DEPTH)
+        self.n = check_int("NgramTreeDrafter", "n", n, 1, MAX_NGRAM)
+        self.min_n = check_int("NgramTreeDrafter", "min_n", min_n, 1, self.n)
+        self.num_nodes = check_int("NgramTreeDrafter", "num_nodes", num_nodes, 2, MAX_NODES)
+        self.max_depth = check_int("NgramTreeDrafter", "max_depth", max_depth, 1, MAX_DEPTH)
         self._texts: list[NDArray[np.int64]] = []
         self._lengths: list[int] = []
         self._barred: Barred | None = None

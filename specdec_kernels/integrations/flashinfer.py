@@ -340,7 +340,7 @@ def chain_speculative_sampling(
     ids = draft_token_ids.long().clamp(0, vocab - 1)[..., None]
     p, q = (t[:, : rows - 1].gather(-1, ids)[..., 0] for t in (target_probs, draft_probs))
     after = slots_upto(rows - 1, out.num_accepted) > out.num_accepted[:, None]  # these no one has judged yet
-    alone = after & (coins[:, 1:] * q < p) & (ids[..., 0] == draft_token_ids) & (q > 0)
+    alone = after & (coins[:, 1:] * q.clamp(max=1) < p) & (ids[..., 0] == draft_token_ids) & (q > 0)
     counts = []
     for given, count in (
         (maybe_output_accepted_token_num, out.num_accepted + alone.sum(1, dtype=torch.int32)),

@@ -18,9 +18,8 @@ Different on purpose: `deterministic` is accepted and changes nothing, as result
 that two siblings share counts once; a token of probability 0 is never accepted (by thresholds of 0 older kernels do);
 ``draft_probs`` is not written to; a coin of 1, which rounding makes in SGLang, is read as the largest below; where
 nothing is left to draw from, the last token is drawn from the target's distribution instead of being the highest id,
-and of a row that is none (NaN, infinite, negative) it is an id as in `verify_chain`; a draft's probability that rounds
-above 1 is read as it is, and after a draft token that its own distribution cannot have given the last token is drawn
-from the target's distribution.
+and of a row that is none (NaN, infinite, negative) it is an id as in `verify_chain`; after a draft token that its own
+distribution cannot have given the last token is drawn from the target's distribution.
 """
 
 from __future__ import annotations
@@ -50,6 +49,7 @@ __all__ = [
     "QLEN_ONLY",
     "QLEN_ONLY_BITPACKING",
     "build_tree_kernel_efficient",
+    "chain_block_speculative_sampling_triton",
     "chain_speculative_sampling_triton",
     "reconstruct_indices_from_tree_mask",
     "tree_speculative_sampling_target_only",
@@ -235,13 +235,51 @@ def chain_speculative_sampling_triton(
     TypeError, ValueError
         A wrong dtype, shape or device.
     """
-    op = "chain_speculative_sampling_triton"
+    check_flag("chain_speculative_sampling_triton", "block_verification", block_verification)
+    _verify_chains(
+        "chain_speculative_sampling_triton", "block" if block_verification else "token", predicts, accept_index,
+        accept_token_num, candidates, retrive_index, uniform_samples, uniform_samples_for_final_sampling, target_probs,
+        draft_probs,
+    )  # fmt: skip
+
+
+def chain_block_speculative_sampling_triton(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_samples_for_final_sampling: Tensor,
+    target_probs: Tensor,
+    draft_probs: Tensor,
+    threshold_single: float = 1.0,
+    threshold_acc: float = 1.0,
+    deterministic: bool = True,
+) -> None:
+    """`chain_speculative_sampling_triton` with `block_verification`, for versions that have a function of its own.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape or device.
+    """
+    _verify_chains(
+        "chain_block_speculative_sampling_triton", "block", predicts, accept_index, accept_token_num, candidates,
+        retrive_index, uniform_samples, uniform_samples_for_final_sampling, target_probs, draft_probs,
+    )  # fmt: skip
+
+
+def _verify_chains(
+    op: str, acceptance: str, predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor, candidates: Tensor,
+    retrive_index: Tensor, uniform_samples: Tensor, final: Tensor, target_probs: Tensor, draft_probs: Tensor,
+) -> None:  # fmt: skip
     _check_outputs(op, predicts, accept_index, accept_token_num, candidates, retrive_index, ID_DTYPES, ID_DTYPES)
     _check_rows(op, "target_probs", target_probs, candidates)
     drafted = min(candidates.shape[1], accept_index.shape[1]) - 1
-    final = uniform_samples_for_final_sampling
     device = candidates.device
-    check_flag(op, "block_verification", block_verification)
     check_given(op, "uniform_samples_for_final_sampling", final, FLOAT32, device, ("batch",), candidates.shape[:1])
     check_tensor(op, "uniform_samples", uniform_samples, FLOAT32, device)
     check_tensor(op, "draft_probs", draft_probs, FLOAT32, device)
@@ -257,7 +295,7 @@ def chain_speculative_sampling_triton(
     out = verify_chain(
         None, candidates[:, 1 : drafted + 1], target_probs=target, draft_probs=draft,
         uniform_samples=torch.cat([final[:, None], uniform_samples[:, :drafted]], 1).clamp_(max=LARGEST_COIN),
-        acceptance="block" if block_verification else "token",
+        acceptance=acceptance,
     )  # fmt: skip
     places = torch.arange(drafted + 1, device=device)
     path = torch.where(places <= out.num_accepted[:, None], places, -1)

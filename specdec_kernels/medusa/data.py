@@ -33,6 +33,7 @@ from ..checks import (
     check_given,
     check_instance,
     check_int,
+    check_model,
     check_path,
     check_sequence,
     check_tensor,
@@ -222,7 +223,7 @@ def extract(model: Any, documents: Sequence[Document], batch_size: int = 8) -> F
     batch_size : int
         Documents run together.
     """
-    _check_model("extract", model)
+    check_model("extract", "model", model)
     check_sequence("extract", "documents", documents, Document, "Document")
     check_int("extract", "batch_size", batch_size, 1, None)
     backbone, device = model.base_model, model.device
@@ -242,11 +243,6 @@ def extract(model: Any, documents: Sequence[Document], batch_size: int = 8) -> F
         torch.tensor(np.cumsum([0, *lengths[:-1]])),
         torch.tensor([d.first for d in documents]),
     )
-
-
-def _check_model(caller: str, model: Any) -> None:
-    if not hasattr(model, "base_model"):
-        raise TypeError(f"{caller}: model must be a transformers model, got {type(model).__name__}")
 
 
 def distill(model: Any, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], seed: int) -> list[Document]:
@@ -350,7 +346,7 @@ def _functions(text: str) -> list[tuple[str, str]]:
         tree = ast.parse(text)
     except SyntaxError:  # the library ships files that are not meant to parse
         return []
-    lines = text.splitlines(keepends=True)
+    lines = [f"{line}\n" for line in text.split("\n")]  # as Python counts them: a form feed ends none
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) and len(node.body) > 1:
             docstring_end, end = node.body[0].end_lineno, node.end_lineno
@@ -432,7 +428,7 @@ def prepare(
     ValueError
         A folder with text of another model, tokenizer or seed, as its ``text.json`` says, or with a damaged shard.
     """
-    _check_model("prepare", model)
+    check_model("prepare", "model", model)
     check_path("prepare", "folder", folder)
     check_int("prepare", "num_tokens", num_tokens, 0, 2**40)
     check_int("prepare", "seed", seed, 0, 2**40)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..checks import FLOAT_DTYPES, check_instance, check_int, check_tensor, shape_error
+from ..checks import FLOAT_DTYPES, check_instance, check_int, check_model, check_tensor, shape_error
 from ..types import TokenMap
 from .data import IGNORED, Features, digest
-from .fitting import Order, Recipe, check_model, check_run, fit, hidden_of
+from .fitting import Order, Recipe, check_head, check_run, fit, hidden_of
 from .losses import distillation_loss
 
 
@@ -88,7 +88,7 @@ def train_draft(
         As `train_heads`; another vocabulary than the draft's.
     """
     caller = "train_draft"
-    check_model(caller, "draft", draft)
+    check_head(caller, "draft", draft)
     check_run(caller, features, recipe, checkpoint, progress)
     ids = _check_head(caller, head, draft, features, token_map)
     labels = features.next_tokens()
@@ -139,7 +139,7 @@ def acceptance_of(
         A head of another vocabulary or width; nothing to predict in `features`.
     """
     caller = "acceptance_of"
-    check_model(caller, "draft", draft)
+    check_head(caller, "draft", draft)
     check_instance(caller, "features", features, Features, "Features")
     check_int(caller, "batch_size", batch_size, 1, None)
     ids = _check_head(caller, head, draft, features, token_map)

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from ..checks import check_flag, check_instance, check_int, check_number
+from ..checks import check_flag, check_instance, check_int, check_model, check_number
 from ..files import write_whole
 from .data import Features, digest_of
+
+_BEHIND_THE_HEAD = ("logit_scale", "logits_scaling", "final_logit_softcapping")  # what models do to its logits
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,15 @@ class Recipe:
         return warm * 0.5 * (1 + math.cos(math.pi * step / self.steps))
 
 
-def check_model(caller: str, name: str, model: object) -> None:
-    if not hasattr(model, "get_output_embeddings"):
-        raise TypeError(f"{caller}: {name} must be a transformers model, got {type(model).__name__}")
+def check_head(caller: str, name: str, model: Any) -> None:
+    """Raise unless a model's logits are its LM head's weights times its last hidden states, and no more."""
+    check_model(caller, name, model)
+    config = getattr(model, "config", None)
+    odd = [of for of in _BEHIND_THE_HEAD if getattr(config, of, None) not in (None, 1)]
+    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        odd.append("a bias of the LM head")
+    if odd:
+        raise ValueError(f"{caller}: {name} must have logits that are its LM head's alone, got {', '.join(odd)}")
 
 
 def check_run(caller: str, features: object, recipe: object, checkpoint: object, progress: object) -> None:

@@ -18,8 +18,7 @@ from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_args, get_o
 
 from torch import Tensor
 
-from ..laws import FlatLaw
-from ..sampling import FlatParams
+from ..flat import FlatLaw, FlatParams
 
 Int = Annotated[int, "int"]
 Ints = Annotated[list[int], "int[]"]
@@ -28,7 +27,7 @@ WrittenTensor = Annotated[Tensor, "Tensor(a!)"]
 WrittenCounts = Annotated[Tensor, "Tensor(b!)"]
 WrittenNumber = Annotated[Tensor, "Tensor(c!)"]
 Processing = Annotated[list[Tensor | None] | None, "Tensor?[]?"]
-"""`processors.FlatProcessors`; None: nothing is processed."""
+"""`flat.FlatProcessors`; None: nothing is processed."""
 TENSORS = {Tensor: "Tensor", Tensor | None: "Tensor?"}
 
 NEED_LOGITS = ("match", "typical")  # rules of chains and of trees

@@ -22,6 +22,8 @@ from ..types import Draw, RowStats, TokenMap
 from ._common import check_beside_probs, check_params, check_processors, check_rows, define, dispatch, raise_for_status
 from .arguments import SampleArguments
 
+MAX_SAMPLES = 1024  # drawn of a row; as csrc/bind_ops.h has it
+
 
 def _fake(args: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     logits, index = args.logits, args.row_index
@@ -133,7 +135,7 @@ def sample(
         raise ValueError(
             f"{op}: uniform_samples or noise_keys must be given unless params.temperature is 0, got neither"
         )
-    check_int(op, "num_samples", num_samples, 1, 1024)
+    check_int(op, "num_samples", num_samples, 1, MAX_SAMPLES)
     if num_samples > 1 and noise_keys is None:
         raise ValueError(f"{op}: num_samples={num_samples} needs noise_keys (a draw without replacement)")
     mapping = None

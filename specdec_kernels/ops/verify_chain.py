@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..checks import ID_DTYPES, INT32, check_flag, check_one_of, shape_error
-from ..laws import LOSSLESS, TargetLaw
+from ..flat import LOSSLESS
+from ..laws import TargetLaw
 from ..processors import Processors
 from ..sampling import SamplingParams
 from ..types import RowStats, TokenMap, VerifyOutput
@@ -100,8 +101,8 @@ def verify_chain(
     is looked at: in "token" up to the first rejection, but not where P is all on one id (unless `target_law` is a
     cascade); in "block" up to the first x with ``P(x) = 0`` (``π(x)`` beside a `target_law`), whatever the coins say;
     in "match" and "greedy" never. Such a token has a ``Q(x)`` of 0 (by the `draft_params` or `draft_stats` given x is
-    cut off, or it has a logit of −inf or a probability of 0, or is not in the reduced vocabulary) or above 1.01. Or Q
-    is no distribution:
+    cut off, or it has a logit of −inf or a probability of 0, or is not in the reduced vocabulary) or above 1.01; up to
+    that it is 1, rounded. Or Q is no distribution:
 
     - `draft_probs`: one is NaN, +inf or negative, or their sum is not within 0.01 of 1 (a −inf counts as 0);
     - `draft_stats`: the max or the cutoff is NaN, the cutoff exceeds the max, or the normalizer is not in [0.99, 1.01

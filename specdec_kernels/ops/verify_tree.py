@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..checks import ID_DTYPES, check_instance, check_one_of, shape_error
-from ..laws import LOSSLESS, TargetLaw
+from ..flat import LOSSLESS
+from ..laws import TargetLaw
 from ..processors import Processors
 from ..sampling import SamplingParams
 from ..tree import DraftTree

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...flat import FlatParams
 from ...ops.arguments import TILE, VerifyArguments
-from ...sampling import SMALLEST_TEMPERATURE, FlatParams
+from ...sampling import SMALLEST_TEMPERATURE
 from ...types import Status
 from .rows import at, slots_upto
 
@@ -284,9 +285,16 @@ def remainder(P: Tensor, Q: Tensor, w: Tensor) -> Tensor:
     return (w[..., None] * P - Q).clamp_min(0.0)
 
 
+def accepts(u: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """Whether the coin u accepts a token x that Q can have given: ``u Q(x) < P(x)``, strictly. What Q(x) exceeds 1 by
+    is rounding: where P(x) is 1 too, a coin close to 1 must not reject x.
+    """
+    return u * q.clamp_max(1.0) < p
+
+
 def next_weight(w: Tensor, p: Tensor, q: Tensor) -> Tensor:
     """The weight with which a token x that Q can have given goes on: ``min(1, w P(x) / Q(x))``, w the path's so far."""
-    return torch.where(p <= 0, 0.0, w * p / q).clamp_max(1.0)
+    return torch.where(p <= 0, 0.0, w * p / q.clamp_max(1.0)).clamp_max(1.0)
 
 
 def weight_left(w: Tensor, rest: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from ...flat import FlatParams
 from ...ops.arguments import Processing, SampleArguments, VerifyArguments, VerifyChainArguments
-from ...sampling import FlatParams
 from ...types import Status
 from .coins import with_numbers
 from .draft import can_give
@@ -195,6 +195,9 @@ def each_alone(decided: Callable[[int], Decided], emitted: Tensor) -> Tensor:
     return margins
 
 
+NO_MARGINS = "decision_margins: acceptance must be a rule that has margins, got another"
+
+
 class LooseChain:
     """A chain whose rows may be off by m, and what was decided on it."""
 
@@ -206,7 +209,7 @@ class LooseChain:
     def margins(self, emitted: Tensor) -> Tensor:
         """Of the tokens that are `emitted` ``[batch, num_draft + 1]``."""
         if self.args.acceptance not in (TOKEN, BLOCK, MATCH, GREEDY):
-            raise NotImplementedError("decision_margins: acceptance must be a rule that has margins, got another")
+            raise NotImplementedError(NO_MARGINS)
         sampled, like = self.chain.sampled, self.chain.uniforms.double()
         by_block = self.args.acceptance == BLOCK and bool(sampled.any())
         of_block = largest(self.by_block, like) if by_block else like

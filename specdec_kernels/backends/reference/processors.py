@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from ...flat import FlatProcessors
 from ...ops.arguments import Processing
-from ...processors import FlatProcessors
 from ...types import NO_ID, Status, TokenCounts
 from .law import compute_dtype
 from .rows import slots_upto

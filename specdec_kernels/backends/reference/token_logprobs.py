@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from ...flat import FlatProcessors
 from ...ops.arguments import Processing, TokenLogprobsArguments
-from ...processors import FlatProcessors
 from ...types import Status
 from .law import clean, lowest_argmax, make_law, make_params, raw_entropies, row_status
 from .processors import processed

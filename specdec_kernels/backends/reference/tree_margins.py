@@ -13,11 +13,13 @@ from torch import Tensor
 from ...ops.arguments import VerifyTreeArguments
 from .coins import with_numbers
 from .intervals import Ends, LooseRows, entropy, left, probs, surely_drawn, unless_empty
-from .law import next_weight, untruncated, weight_left
+from .law import accepts, next_weight, untruncated, weight_left
 from .loose_laws import LooseStep, gives
-from .margins import Decided, drawn_from, each_alone, in_float64, largest, part_of, split
+from .margins import NO_MARGINS, Decided, drawn_from, each_alone, in_float64, largest, part_of, split
 from .rows import at, slots_upto, with_rows
 from .verify_tree import (
+    GREEDY,
+    MATCH,
     RECURSIVE,
     SAMPLE,
     TRAVERSAL,
@@ -63,11 +65,12 @@ def of_trees(args: VerifyTreeArguments) -> tuple[Tensor, ...]:
     walk = decide(step)
     tokens, num_accepted, num_tokens, status, nodes = finished(step, walk)
     of_rules: dict[int, Callable[..., LooseTree]] = {
-        TYPICAL: LooseTypical,
-        RECURSIVE: LooseRecursive,
+        **dict.fromkeys((SAMPLE, GREEDY, MATCH), LoosePath), TYPICAL: LooseTypical, RECURSIVE: LooseRecursive,
         TRAVERSAL: LooseTraversal,
-    }
-    rule = of_rules.get(step.args.acceptance, LoosePath)(step, walk, tokens, nodes)
+    }  # fmt: skip
+    if step.args.acceptance not in of_rules:
+        raise NotImplementedError(NO_MARGINS)
+    rule = of_rules[step.args.acceptance](step, walk, tokens, nodes)
     emitted = slots_upto(tokens.shape[1], tokens) < num_tokens[:, None]
     margins = torch.where(emitted, rule.margins(emitted), math.inf)
     return tokens, num_accepted, num_tokens, status, nodes, margins
@@ -205,7 +208,7 @@ class LooseSiblings(Siblings):
     def accepts(self, node: Tensor, child: Tensor, where: Tensor) -> Tensor:
         (p, q), u = self.loose_probs(node, child), at(self.step.uniforms, child)
         accept = super().accepts(node, child, where)
-        sure = torch.where(accept, u * q[1] < p[0], u * q[0] >= p[1])
+        sure = torch.where(accept, accepts(u, p[0], q[1]), ~accepts(u, p[1], q[0]))
         self.sure = self.sure & ~mark(node, where & ~sure, self.sure)
         return accept
 

@@ -20,6 +20,7 @@ from .law import (
     Params,
     Remainder,
     RowLaws,
+    accepts,
     make_law,
     make_params,
     next_weight,
@@ -249,7 +250,7 @@ def token_rule(chain: Chain) -> Walk:
     """Accept x iff ``u Q(x) < π(x)``, strictly; without a coin iff ``π(x) > 0``. The span ends before an x that Q
     cannot have given, once the rule has come there.
     """
-    by_coin = chain.uniforms[:, 1:] * chain.q < chain.mixtures.accept[:, :-1] * chain.p
+    by_coin = accepts(chain.uniforms[:, 1:], chain.mixtures.accept[:, :-1] * chain.p, chain.q)
     agrees = torch.where(chain.needs_coin, by_coin, chain.pi > 0)
     impossible = chain.reads_draft & ~can_give(chain.q)
     walk = accept_while(agrees & ~impossible, chain)

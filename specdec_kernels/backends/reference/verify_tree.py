@@ -19,6 +19,7 @@ from .draft import can_give, draft_probs
 from .law import (
     Params,
     Remainder,
+    accepts,
     make_law,
     make_params,
     next_weight,
@@ -371,7 +372,7 @@ class Siblings:
     def accepts(self, node: Tensor, child: Tensor, where: Tensor) -> Tensor:
         """Whether the coin of a child of `node` accepts it ("recursive")."""
         p, q = self.probs(node, child)
-        return where & (at(self.step.uniforms, child) * q < p)
+        return where & accepts(at(self.step.uniforms, child), p, q)
 
     def enter(self, node: Tensor, child: Tensor, where: Tensor) -> None:
         """Gives a child its weight."""

@@ -8,7 +8,7 @@ or a constant. What Triton has to be spared:
 - Triton 3.6 cannot compare a bundle with None where one of its members is None. A bundle that may be absent has members
   that are all None, and a kernel asks for one of them, or for a flag beside it;
 - nor can its device functions return None in a bundle: they return bundles of tensors;
-- `values`, `type` and `index` name something else of a tuple in a kernel.
+- no member is named `values`, `type` or `index`: in a kernel a tuple has attributes of these names.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Overlay(NamedTuple):
     depth: int | None
 
 
-NO_OVERLAY = Overlay(*[None] * 19)
+NO_OVERLAY = Overlay(*[None] * len(Overlay._fields))
 
 
 # What the rows hold whose law is found: logits, weights that are proportional to probabilities, or probabilities, which

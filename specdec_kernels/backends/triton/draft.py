@@ -87,6 +87,18 @@ def can_give(q):
 
 
 @triton.jit
+def accepts(coin, p, q):
+    """Whether a coin accepts a token that Q can have given. What its probability exceeds 1 by is rounding."""
+    return coin * tl.minimum(q, 1.0) < p
+
+
+@triton.jit
+def weight_after(w, p, q):
+    """The weight with which a path goes on with such a token, w before it."""
+    return tl.where(p > 0.0, tl.minimum(tl.div_rn(w * p, tl.minimum(q, 1.0)), 1.0), 0.0)
+
+
+@triton.jit
 def draft_ids_of(draft, ids):
     """The draft's ids of target ids; -1 for those that its vocabulary lacks."""
     if draft.to_draft is not None:

@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...flat import FlatProcessors
 from ...ops.arguments import Processing
-from ...processors import FlatProcessors
 from ...types import NO_ID
 from ..reference.processors import valid_penalties
 from ..reference.rows import slots_upto

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...flat import FlatParams
 from ...ops.arguments import ShardDrawArguments, tiles_of
 from .arithmetic import BAD_DRAFT, INFINITY, LAST_ID, TILE, exp_nonpositive, high_word, low_word
 from .bundles import LOGITS, NO_DRAFT, Best, DraftLaws, Noise, Position, Row, RowLaws, Rows, Target, rows_of
@@ -135,7 +136,7 @@ def noisy(target, n, tiles, keys, first, best, TILES: tl.constexpr):
     tl.store(best.id + row * tiles + tile, score_id, mask=tile < tiles)
 
 
-def shard_laws(values: Tensor, argmax: Tensor, status: Tensor, first: int, params: tuple[object, ...]) -> RowLaws:
+def shard_laws(values: Tensor, argmax: Tensor, status: Tensor, first: int, params: FlatParams) -> RowLaws:
     """The laws of a shard's rows, from the stats of the whole ones."""
     inverse = inverse_temperatures(params, values).expand(argmax.shape)
     one_hot = (inverse < 0) | values[..., 0].isinf()

@@ -7,7 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...flat import FlatParams
 from ...ops.arguments import ShardStatsArguments, tiles_of
+from ...sampling import SMALLEST_TEMPERATURE
 from ...types import Status
 from .arithmetic import INFINITY, TILE
 from .bundles import EVERY_ROW, Rows, Temperature, TileStats, rows_of
@@ -68,12 +70,12 @@ def shard_stats(args: ShardStatsArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     return stats.maximum, mass, argmax, status
 
 
-def inverse_temperatures(params: tuple[object, ...], like: Tensor) -> Tensor:
+def inverse_temperatures(params: FlatParams, like: Tensor) -> Tensor:
     """1 / T of each sequence ``[batch, 1]``; −1 where it is greedy."""
-    number, each = params[0], params[5]
-    t = torch.full((like.shape[0], 1), float(number), dtype=torch.float32, device=like.device)  # type: ignore[arg-type]
-    if isinstance(each, Tensor):
-        t = each[:, None]
+    if params.temperatures is None:
+        t = torch.full((like.shape[0], 1), params.temperature, dtype=torch.float32, device=like.device)
+    else:
+        t = params.temperatures[:, None]
     t = torch.where((t >= 0) & (t < torch.inf), t, 1.0)
-    greedy = t < 2.0**-126
+    greedy = t < SMALLEST_TEMPERATURE
     return torch.where(greedy, -1.0, 1.0 / torch.where(greedy, 1.0, t))

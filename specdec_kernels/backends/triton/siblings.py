@@ -13,7 +13,7 @@ import triton.language as tl
 
 from .arithmetic import BAD_DRAFT, LAST_ID, TILE
 from .bundles import Position
-from .draft import can_give
+from .draft import accepts, can_give, weight_after
 from .remainder import pair
 from .row import tile_ids, total_mass, walk_ids, walk_tiles
 from .tree import coin_at, next_child, store_path, token_of
@@ -105,7 +105,7 @@ def try_siblings(
             if can_give(q):
                 if scratch.traversal:
                     enters = q > 0.0
-                    weight = tl.minimum(tl.div_rn(w * p, q), 1.0)
+                    weight = weight_after(w, p, q)
                     level = levels + accepted * 7
                     tl.store(level, scale)
                     tl.store(level + 1, taken)
@@ -117,7 +117,7 @@ def try_siblings(
                 else:
                     coin, coin_flags = coin_at(uniforms, root + child)
                     flags |= coin_flags
-                    enters = coin * q < p
+                    enters = accepts(coin, p, q)
                     weight = w
                 if enters:
                     accepted += 1

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...flat import FlatProcessors
 from ...ops.arguments import Processing, TokenLogprobsArguments, tiles_of
-from ...processors import FlatProcessors
 from ..reference.rows import slots_upto
 from .arithmetic import BAD_PARAM, BAD_TOKEN, INFINITY, LAST_ID
 from .bundles import Layout, Row, Rows, Wanted, step_of

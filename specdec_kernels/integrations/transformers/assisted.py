@@ -144,6 +144,8 @@ def generate(
     wants_scores, wants_logits = bool(wants and config.output_scores), bool(wants and config.output_logits)
     asked = {name: getattr(config, name) for name in _STATES if wants and getattr(config, name)}
 
+    if kept and input_ids.device != runner.device:  # they were made for the ids' device
+        raise ValueError(f"generate: input_ids must be on {runner.device} beside processors, got {input_ids.device}")
     texts = input_ids.to(runner.device)
     given = model_kwargs.get("attention_mask")
     if is_seq2seq:
@@ -180,7 +182,7 @@ def generate(
     if seeds is None and config.do_sample:  # drawn here, so that "auto" knows that a result is to be reproduced
         seeds = draw_seeds(len(texts))
     elif seeds is None:  # nothing is drawn, and torch's generator stays where it is
-        seeds = torch.zeros(len(texts), dtype=torch.int64)
+        seeds = torch.zeros(len(texts), dtype=torch.int64, device="cpu")
     out = decode(
         runner,
         source.to(runner.device),

@@ -100,7 +100,7 @@ def max_length(config: Any) -> int | None:
 
 
 def end_ids(model: Any) -> tuple[int, ...]:
-    """The ids that its generation config, or else its config, names as ends."""
+    """The ids that its generation config names as ends; where it has none, its config."""
     config = getattr(model, "generation_config", None) or getattr(model, "config", None)
     named = getattr(config, "eos_token_id", None)
     if named is None:

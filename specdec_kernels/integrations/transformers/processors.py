@@ -173,7 +173,9 @@ class ProcessedRunner(Runner):
             raw = torch.nn.functional.pad(raw, (0, self.vocab_size - raw.shape[2]), value=-torch.inf)  # or cut
         self.raw = self.rows = raw
         if need_logits:
-            self._process(tokens, first, torch.arange(-1, tokens.shape[1] - 1).expand(tokens.shape))
+            self._process(
+                tokens, first, torch.arange(-1, tokens.shape[1] - 1, device=tokens.device).expand(tokens.shape)
+            )
         return self.rows
 
     def forward_tree(self, tokens: Tensor, starts: Tensor, tree: DraftTree, bound: int) -> tuple[Tensor, Tensor | None]:
