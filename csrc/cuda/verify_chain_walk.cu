@@ -21,7 +21,10 @@ __global__ void __launch_bounds__(kWalkThreads, 1)
 }  // namespace
 
 cudaError_t verify_walk(const VerifyChainArgs& args, unsigned cluster, const Launch& launch) {
-  return launch_walk(verify_walk_kernel<false>, verify_walk_kernel<true>, args, cluster, launch);
+  const Place place = place_of(args, launch);
+  const Shape shape = walk_shape(args, place, cluster, verify_walk_kernel<true>);
+  return launch_kernel(shape.cluster > 1 ? verify_walk_kernel<true> : verify_walk_kernel<false>, shape, launch.stream,
+                       args, place);
 }
 
 }  // namespace specdec::SPECDEC_CUDA_ROWS

@@ -138,7 +138,10 @@ __global__ void __launch_bounds__(kWalkThreads, 1)
 cudaError_t verify_tree(const VerifyTreeArgs& args, const Launch& launch) {
   if (args.batch == 0) return cudaSuccess;
   if (!kProcessed && args.processors.on) return with_processors::verify_tree(args, launch);
-  return launch_walk(verify_tree_kernel<false>, verify_tree_kernel<true>, args, cluster_of(args), launch);
+  const Place place = place_of(args, launch);
+  const Shape shape = walk_shape(args, place, cluster_of(args), verify_tree_kernel<true>);
+  return launch_kernel(shape.cluster > 1 ? verify_tree_kernel<true> : verify_tree_kernel<false>, shape, launch.stream,
+                       args, place);
 }
 
 }  // namespace specdec::SPECDEC_CUDA_ROWS

@@ -87,17 +87,15 @@ inline unsigned cluster_of(const VerifyArgs& args) {
   return hopper_code() ? cluster : 1;
 }
 
-// Launches a walking kernel, by one block a sequence or by clusters.
-template <class Args>
-cudaError_t launch_walk(void (*by_block)(Args, Place), void (*by_cluster)(Args, Place), const Args& args,
-                        unsigned cluster, const Launch& launch) {
-  const Place place = place_of(args, launch);
+// How a walking kernel is launched: by a block a sequence, or by clusters, whose kernel is given.
+template <class Kernel>
+Shape walk_shape(const VerifyArgs& args, const Place& place, unsigned cluster, Kernel by_cluster) {
   const dim3 threads(threads_for(tiles_of(args.target.vocab), kWalkThreads));
   const auto shape = [&] { return Shape{dim3(unsigned(args.batch) * cluster), threads, place.shared(), cluster}; };
   if (place.numbers) cluster = 1;
   // The multiprocessors of a small GPU, or of a part of one, may come in groups that are smaller than a cluster.
   while (cluster > 1 && clusters_at_once(reinterpret_cast<const void*>(by_cluster), shape()) == 0) cluster /= 2;
-  return launch_kernel(cluster > 1 ? by_cluster : by_block, shape(), launch.stream, args, place);
+  return shape();
 }
 
 // What all threads of a block know alike is kept in shared memory, not in everybody's registers.

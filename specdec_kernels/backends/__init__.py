@@ -193,6 +193,7 @@ def route(op: str, device: torch.device) -> str | None:
 
 _routes: dict[tuple[str, torch.device], str | None] = {}
 _announced: set[torch.device] = set()
+_warned: set[torch.device] = set()
 
 
 def routed(op: str, device: torch.device) -> str | None:
@@ -205,7 +206,9 @@ def routed(op: str, device: torch.device) -> str | None:
             announce(op, device)
         chosen = route(op, device)
         if chosen is not None and native.may_pass(device):
-            logger.warning("%s takes %s on %s for now: %s", op, chosen, device, native.why_no_code(device))
+            if device not in _warned:
+                _warned.add(device)
+                logger.warning("%s takes %s on %s for now: %s", op, chosen, device, native.why_no_code(device))
             return chosen
         return _routes.setdefault((op, device), chosen)
 
