@@ -354,10 +354,12 @@ class NgramIndex {
   py::array matched() {
     py::array_t<std::int64_t> lengths(num_sequences_);
     View view(lengths);
-    const Atomic atomic(mutex_);
-    for (std::int64_t b = 0; b < num_sequences_; ++b) {
-      const auto [own, in_corpus] = matches(texts_[b]);
-      view.set(static_cast<std::int64_t>(std::max(own.length, in_corpus.length)), b);
+    {
+      const Atomic atomic(mutex_);  // until it is over the GIL is released: no Python object is copied then
+      for (std::int64_t b = 0; b < num_sequences_; ++b) {
+        const auto [own, in_corpus] = matches(texts_[b]);
+        view.set(static_cast<std::int64_t>(std::max(own.length, in_corpus.length)), b);
+      }
     }
     return lengths;
   }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -204,6 +206,12 @@ def test_a_perfect_draft_and_a_useless_one() -> None:
         ValueError, match="plan: costs must have '.*' with 7 draft tokens for batch size 1, and have not"
     ):
         planner.plan(target, batches, useless, temperatures=[1.0], lengths=[1, 7], costs=found.costs, clock=clock)
+    for steps in ({2: 0.1, 4: 0.1}, {**found.costs[1].steps, 1: 0.0}, {**found.costs[1].steps, 2: math.nan}):
+        costs = {1: replace(found.costs[1], steps=steps)}
+        with pytest.raises(
+            ValueError, match="plan: costs must have the time of a plain step, and times > 0, for batch"
+        ):
+            planner.plan(target, batches, useless, temperatures=[1.0], lengths=[1, 3], costs=costs, clock=clock)
 
 
 def test_draws_are_other_answers_to_the_same_prompts(monkeypatch: pytest.MonkeyPatch) -> None:

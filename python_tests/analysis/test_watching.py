@@ -154,6 +154,24 @@ def test_nothing_to_propose_is_told_from_a_rejection() -> None:
     assert np.isnan(seen.acceptance[seen.acceptance[:, 0] == -1, 1:]).all()
 
 
+def test_a_step_of_which_nothing_is_kept_counts_for_nothing() -> None:
+    """It had a draft, of which nobody knows how far it was judged."""
+    calls = 0
+
+    def stop(new: list[Any]) -> list[int | None]:
+        nonlocal calls
+        calls += 1
+        return [0 if calls == 2 else None for _ in new]
+
+    _, seen = table_case(RepeatLast(), 1.0, 8)
+    stopped = watch(
+        TableRunner.random(spread=2.0), prompts(5, 5, 5, vocab=23)[0], drafter=RepeatLast(), stop=stop,
+        max_new_tokens=8, num_speculative_tokens=NUM_DRAFT, seeds=torch.arange(3), sampling=sk.SamplingParams(1.0),
+    )  # fmt: skip
+    assert calls == 2 and len(stopped.acceptance) == 3 < len(seen.acceptance)
+    assert not any(np.isnan(row[0]) for row in stopped.acceptance)
+
+
 def test_a_cascade_and_an_encoder_decoder_are_watched() -> None:
     """The first has a row of the draft more than tokens; both may end with an accepted token."""
     ids, mask = prompts(6, 4, 9, 5)

@@ -40,6 +40,17 @@ def test_choices_and_races() -> None:
         assert torch.empty(ROWS, VOCAB).exponential_().tolist() == [[4.0, 1.0, 2.0]] * ROWS
 
 
+def test_rows_that_are_none_and_tensors_by_name() -> None:
+    """As of a verifier that draws for rejected rows alone, asked for a row that none was rejected in."""
+    with Noise(numbers(3)[:1], LENGTHS[:1], VOCAB) as noise:
+        assert torch.multinomial(torch.ones(0, VOCAB), 1).shape == (0, 1)
+        assert torch.empty(0, VOCAB).exponential_().shape == (0, VOCAB)
+        assert noise.kinds == []
+        by_name = torch.multinomial(input=torch.tensor([[0.0, 1.0]]), num_samples=1)
+        flipped = torch.bernoulli(input=torch.tensor([1.0]))
+    assert by_name.tolist() == [[1]] and flipped.tolist() == [1.0] and noise.kinds == ["choice", "uniform"]
+
+
 def test_a_generator_that_is_set_back_gives_the_same_numbers() -> None:
     with Noise(numbers(2), LENGTHS, VOCAB) as noise:
         generator = torch.Generator().manual_seed(3)

@@ -206,9 +206,10 @@ def measure_acceptance(
     check_callable("measure_acceptance", "advance", advance)
     check_int("measure_acceptance", "draws", draws, 1, 2**31 - 1)
     firsts = np.cumsum([0, *(len(ids) for ids, _ in batches)])
+    apart = max(1000, *(len(ids) for ids, _ in batches))
     seen, owners = [], []
     for i, (ids, mask) in enumerate(list(batches) * draws):
-        seeds = torch.arange(len(ids)) + 1000 * i
+        seeds = torch.arange(len(ids)) + apart * i
         seen.append(
             watch(
                 model, ids, drafter=drafter, attention_mask=mask, sampling=sampling, seeds=seeds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -260,6 +261,9 @@ def plan(
         raise ValueError(f"plan: drafters must be one or more, none of them called {PLAIN!r}, got {list(drafters)}")
     check_one_of("plan", "acceptance", acceptance, ("token", "greedy"))
     for batch_size, known in (costs or {}).items():
+        if 1 not in known.steps or not all(0 < seconds < math.inf for seconds in known.steps.values()):
+            what = f"the time of a plain step, and times > 0, for batch size {batch_size}"
+            raise ValueError(f"plan: costs must have {what}, and have not")
         for name, drafter in drafters.items():
             for length, _, key in _ways(name, drafter, lengths):
                 if (name, length) not in known.drafting or key not in known.steps:

@@ -167,6 +167,8 @@ class _Log:
             reached = min(accepted + 1, room)
             if result.num_tokens[b] == accepted:  # the text ended with an accepted token
                 reached = accepted
+            if reached == 0:  # `stop` kept nothing of the step
+                continue
             row[:reached] = -1.0
             known = min(reached, drafted)
             if known:

@@ -87,13 +87,14 @@ class Noise(TorchFunctionMode):
         if name == "exponential_":
             rate = float(args[1] if len(args) > 1 else kwargs.get("lambd", 1.0))
             return args[0].copy_(self._exponentials(args[0], generator) / rate)
+        given = args[0] if args else kwargs["input"]
         if name == "multinomial":
             if (args[1] if len(args) > 1 else kwargs["num_samples"]) != 1:
                 raise UnknownNoise("a multinomial of several draws")
-            return self._choice(args[0], generator)
-        probability = args[1] if len(args) > 1 else kwargs.get("p", args[0] if name == "bernoulli" else 0.5)
-        return (args[0] if name == "bernoulli_" else torch.empty_like(args[0])).copy_(
-            self._numbers(args[0], generator) < probability
+            return self._choice(given, generator)
+        probability = args[1] if len(args) > 1 else kwargs.get("p", given if name == "bernoulli" else 0.5)
+        return (given if name == "bernoulli_" else torch.empty_like(given)).copy_(
+            self._numbers(given, generator) < probability
         )
 
     def _columns(self, shape: torch.Size) -> tuple[Int64, Int64]:
@@ -135,6 +136,8 @@ class Noise(TorchFunctionMode):
         if not like.dim() or like.shape[-1] != self.vocab or (like.dim() == 1 and len(self.lengths) > 1):
             return -torch.log1p(-self._numbers(like, generator))
         row, place = self._columns(like.shape)
+        if not len(row):  # as where a verifier draws for the rejected rows alone, and there is none
+            return torch.empty(like.shape)
         row, place = row[:: self.vocab], place[:: self.vocab] // self.vocab
         start = self._take(int(place.max()) + 1, "race", generator, like.numel())
         times = favourites(self.uniforms[row, start + place], self.vocab)
@@ -148,6 +151,8 @@ class Noise(TorchFunctionMode):
         if not np.isfinite(w).all() or (w < 0).any() or (w.sum(-1) <= 0).any():  # as torch itself refuses it
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0, or sums to 0")
         row, place = self._columns(weights.shape[:-1])
+        if not len(row):
+            return torch.empty((*weights.shape[:-1], 1), dtype=torch.int64, device=weights.device)
         start = self._take(int(place.max()) + 1, "choice", generator, len(row))
         flat = w.reshape(len(row), -1)
         ends = flat.cumsum(-1) / flat.sum(-1, keepdims=True)
