@@ -144,7 +144,6 @@ def ways(model: Any, draft: Any, batch: int, device: str) -> Iterator[tuple[str,
     for how, captured in (("graph", True), ("op by op", False)):
         yield f"plain, {how}", ours(model, NoDrafter(), prompt, captured, True)
         for name, drafter in (("model", ModelDrafter(draft)), ("tree", ModelTreeDrafter(draft))):
-            drafter.runner.capturable = captured
             yield f"draft {name}, {how}", ours(model, drafter, prompt, captured, False)
         yield f"lookup, {how}", ours(model, NgramDrafter(), prompt, captured, True)
     yield "transformers: plain", theirs(model, prompt, True)

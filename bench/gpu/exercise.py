@@ -156,7 +156,8 @@ def trees(target: Tensor, draft: Tensor, coins: Tensor, keys: Tensor, backend: s
     nodes = target.shape[1]
     tree = sk.DraftTree.from_parents([-1, *((node - 1) // 2 for node in range(1, nodes))]).to(target.device)
     draft = torch.cat([draft, target[:, -1:]], 1)
-    tokens = draft.float().topk(2, -1).indices[:, tree.parents.clamp_min(0), torch.arange(nodes) % 2].contiguous()
+    likeliest = draft.float().cpu().topk(2, -1).indices.to(draft.device)  # of equal ones a GPU may take others
+    tokens = likeliest[:, tree.parents.clamp_min(0), torch.arange(nodes) % 2].contiguous()
     for name, params in LAWS.items():
         given: dict[str, Any] = {"params": params, "draft_params": params, "backend": backend}
         for acceptance in ("sample", "match", "typical", "recursive", "traversal"):

@@ -63,7 +63,7 @@ def verify_one(
 
 
 def _stack(results: list[tuple[Tensor, Tensor]], width: int) -> tuple[Tensor, Tensor]:
-    tokens = torch.full((len(results), width), -1)
+    tokens = results[0][0].new_full((len(results), width), -1)
     for row, (found, _) in zip(tokens, results, strict=True):
         row[: found.shape[1]] = found[0]
     return tokens, torch.stack([accepted for _, accepted in results])

@@ -9,6 +9,7 @@ for.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,7 +35,11 @@ class WouldWait(RuntimeError):
 
 
 class Refusing(TorchDispatchMode):
-    """Raises for calls that wait for the device, or copy from the host."""
+    """Raises for calls that wait for the device, or copy from the host; or warns of them."""
+
+    def __init__(self, warn: bool = False) -> None:
+        super().__init__()
+        self.warn = warn
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func.overloadpacket.__name__, kwargs or {}
@@ -43,7 +48,10 @@ class Refusing(TorchDispatchMode):
         # torch.repeat_interleave(x, tensor) adds up the tensor to know how much comes out
         counted = name == "repeat_interleave" and func._overloadname != "self_int" and not kwargs.get("output_size")
         if name in WAITS | UPLOADS or by_mask or counted:
-            raise WouldWait(f"{name} is a synchronizing CUDA operation")
+            what = f"{name} is a synchronizing CUDA operation"
+            if not self.warn:
+                raise WouldWait(what)
+            warnings.warn(what, stacklevel=2)
         return func(*args, **kwargs)
 
 
@@ -105,13 +113,13 @@ class FakeCuda:
         if self._check is not None:
             self._check.__exit__(None, None, None)
             self._check = None
-        if mode in ("error", 2):
+        if mode not in ("default", 0):
             self.log.append("check")
-            self._check = Refusing()
+            self._check = Refusing(warn=mode in ("warn", 1))
             self._check.__enter__()
 
     def get_sync_debug_mode(self) -> int:
-        return 0 if self._check is None else 2
+        return 0 if self._check is None else 1 if self._check.warn else 2
 
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
@@ -154,7 +162,8 @@ class Graph:
 class Stream:
     cuda: FakeCuda
 
-    def __init__(self, device: torch.device | None = None) -> None: ...
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.cuda_stream = id(self)
 
     def wait_stream(self, other: Stream) -> None:
         self.cuda.log.append("streams meet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,6 +189,13 @@ def test_models_that_cannot_be_served_are_refused_by_name() -> None:
     refused(tiny("llama").train(), "LlamaForCausalLM cannot be served: it is in training mode; call model.eval")
     refused(tiny("llama").double(), "its dtype is torch.float64; float32, bfloat16 and float16 are verified")
     refused(tiny("gpt2", add_cross_attention=True), "a decoder with cross attention needs an encoder's states")
+    spread = tiny("llama")
+    places = [
+        SimpleNamespace(device=torch.device(name), dtype=torch.float32, is_floating_point=lambda: True)
+        for name in ("cuda:1", "cuda:0", "meta")
+    ]
+    spread.parameters = lambda: iter(places)
+    refused(spread, "LlamaForCausalLM cannot be served: its layers are on several devices: cuda:0, cuda:1")
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     refused(tiny("llama", rope_parameters=dynamic), "rotary embedding of type dynamic changes with the length")
     flex = tiny("llama")

@@ -59,3 +59,18 @@ def test_a_runner_of_one_s_own_names_its_ends_and_padding() -> None:
     named = sk.generate(TableRunner(table), ids, eos_token_id=4, **kw)
     assert torch.equal(out.tokens, named.tokens) and out.num_tokens.unique().numel() > 1
     assert (out.sequences[:, ids.shape[1] :][out.tokens < 0] == 9).all()
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_a_model_with_hooks_is_not_captured(family: str) -> None:
+    """A replay would not call them. Those that transformers itself leaves behind do nothing."""
+    model: Any = tiny(family)
+    ids = prompts(4)[0]
+    model(input_ids=ids, output_hidden_states=True, **({"decoder_input_ids": ids} if family == "t5" else {}))
+    assert as_runner(model, "here").capturable
+    layer = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
+    for register in (layer.register_forward_hook, layer.register_forward_pre_hook):
+        handle = register(lambda *given: None)
+        assert not as_runner(model, "here").capturable
+        handle.remove()
+    assert as_runner(model, "here").capturable

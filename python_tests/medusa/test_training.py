@@ -89,6 +89,21 @@ def test_labels_are_what_greedy_decoding_goes_on_with() -> None:
     assert features.labels(2)[2].tolist() == text[4:6].tolist()
 
 
+def test_the_default_device_does_not_matter() -> None:
+    features = extract(tiny("llama"), patterned(12))
+    order = train.Order("test", 12, Recipe(steps=3, batch_size=4))
+
+    def made() -> list[torch.Tensor]:
+        return [
+            features.labels(3), features.next_tokens(), features.documents(), features.split(3)[1].tokens,
+            order.batch(0), order.batch(3),
+        ]  # fmt: skip
+
+    expected = made()
+    with torch.device("meta"):
+        assert all(map(torch.equal, made(), expected))
+
+
 def test_features_survive_files_joining_and_splitting(tmp_path: Path) -> None:
     model = tiny("llama")
     parts = [extract(model, documents(5, 8, first=1, seed=s)) for s in range(3)]

@@ -11,9 +11,12 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+import specdec_kernels as sk
 from bench.inputs import Case
 from bench.providers import own
 from bench.registry import REGISTRY
+from python_tests.decoding.fake_cuda import Refusing
+from python_tests.ops.inputs import OPS, op_tests
 from python_tests.support import Backend
 
 WIDE = 65539  # a row of so many tiles is shared out among threads, where there are few rows
@@ -85,3 +88,12 @@ def test_defaults_of_torch_change_no_bit(case: Case, backend: Backend) -> None:
             assert_same(called(case, backend.name, inputs), expected)
     with torch.device("meta"):
         assert_same(called(case, backend.name, inputs), expected)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_reference_waits_for_no_device(op: str) -> None:
+    """A step of it can be captured in a CUDA graph, as the docstrings of ops promise."""
+    for given in op_tests(op).CALLS.values():
+        arguments = given()
+        with Refusing():
+            getattr(sk, op)(**arguments, backend="reference")

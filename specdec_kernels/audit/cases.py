@@ -61,8 +61,8 @@ def _one(target: Probs, draft: Probs | None, **fields: object) -> ChainProblem:
 
 
 def _rows(vocab: int, depths: int, seed: int, spread: float = 1.2) -> list[Tensor]:
-    rng = torch.Generator().manual_seed(seed)
-    return [torch.randn(*[vocab] * (d + 1), generator=rng) * spread for d in range(depths)]
+    rng = torch.Generator("cpu").manual_seed(seed)
+    return [torch.randn(*[vocab] * (d + 1), generator=rng, device="cpu") * spread for d in range(depths)]
 
 
 def _random(vocab: int, num_draft: int, seed: int, **fields: object) -> ChainProblem:

@@ -116,7 +116,7 @@ class LoopRunner:
             step = self._step(before, length, seeds, generators)
             step.uniforms = torch.from_numpy(rng.integers(0, 1 << 24, (batch, self.signature.uniforms(k + 1))) / 2**24)
             step.uniforms = step.uniforms.float()
-            tokens = self.signature.emit(step).numpy()
+            tokens = self.signature.emit(step).cpu().numpy()
             count = (tokens >= 0).sum(1)
             for i in range(tokens.shape[1]):
                 here = np.flatnonzero(active & (i < count) & (length + i < TOKENS))
@@ -135,7 +135,7 @@ class LoopRunner:
                 drafted.append(draw(self.draft[before].numpy(), self.rng))
                 continue
             step = self._step(before[:, None].repeat(2, 1), length + i, seeds, generators)
-            drafted.append(self.signature.draw(step).numpy())
+            drafted.append(self.signature.draw(step).cpu().numpy())
         return np.stack(drafted, 1)
 
     def _step(

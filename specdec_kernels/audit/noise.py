@@ -94,7 +94,7 @@ class Noise(TorchFunctionMode):
             return self._choice(given, generator)
         probability = args[1] if len(args) > 1 else kwargs.get("p", given if name == "bernoulli" else 0.5)
         return (given if name == "bernoulli_" else torch.empty_like(given)).copy_(
-            self._numbers(given, generator) < probability
+            self._numbers(given, generator).to(given.device) < probability
         )
 
     def _columns(self, shape: torch.Size) -> tuple[Int64, Int64]:
@@ -121,7 +121,7 @@ class Noise(TorchFunctionMode):
         missing = len(self.kinds) - self.uniforms.shape[1]
         if missing > 0:
             self.uniforms = np.pad(self.uniforms, ((0, 0), (0, missing)), constant_values=0.5)
-        torch.rand(drawn, generator=generator)
+        torch.rand(drawn, generator=generator, device="cpu" if generator is None else generator.device)
         return start
 
     def _numbers(self, like: Tensor, generator: torch.Generator | None) -> Tensor:

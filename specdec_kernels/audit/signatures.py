@@ -284,7 +284,7 @@ class VllmV2(Signature):
             step.positions[request] + place - 1, torch.arange(step.batch, dtype=torch.int32), request.int(),
             place.int(), temperature, step.seeds, int(lengths.max()),
         )  # fmt: skip
-        return tokens.long().masked_fill(torch.arange(tokens.shape[1]) >= count[:, None], -1)
+        return tokens.long().masked_fill(torch.arange(tokens.shape[1], device=tokens.device) >= count[:, None], -1)
 
     def draw(self, step: Step) -> Tensor:
         assert self.draft is not None and step.draft_logits is not None and step.draft_params is not None

@@ -50,12 +50,39 @@ MIN_ROWS = 64
 
 # torch allows one capture at a time in a process, and has one mode for synchronisations in all of it
 _capturing = threading.Lock()
+_WAITS = "synchronizing CUDA operation"  # in what torch says of it
 _refusals: set[str] = set()
 
 
-class _Streams(threading.local):
+class _Streams:
+    """Side streams, each of one call at a time: whatever is launched on a stream while it is captured is captured too.
+
+    They are used again, as torch keeps memory for every stream ever used; and it has 32 for each device, which it gives
+    out in turn.
+    """
+
+    _MOST = 32
+
     def __init__(self) -> None:
-        self.by_device: dict[torch.device, torch.cuda.Stream] = {}
+        self._lock = threading.Lock()
+        self._free: dict[torch.device, list[torch.cuda.Stream]] = {}
+        self._taken: set[int] = set()
+
+    def take(self, device: torch.device) -> torch.cuda.Stream | None:
+        """One that no other call has; None where there is none."""
+        with self._lock:
+            free = self._free.setdefault(device, [])
+            for _ in range(self._MOST):
+                stream = free.pop() if free else torch.cuda.Stream(device)
+                if stream.cuda_stream not in self._taken:
+                    self._taken.add(stream.cuda_stream)
+                    return stream
+        return None
+
+    def give_back(self, device: torch.device, stream: torch.cuda.Stream) -> None:
+        with self._lock:
+            self._taken.discard(stream.cuda_stream)
+            self._free[device].append(stream)
 
 
 _streams = _Streams()
@@ -72,9 +99,9 @@ def begin_steps(state: DecodingState, runner: Runner, drafter: Drafter, ends: Te
         reason = "SPECDEC_CHECK=1 looks at the status of every op"
     elif not runner.capturable:
         reason = f"{runner.name} cannot be captured, or does not say that it can (Runner.capturable)"
-    if reason is None:
-        return CapturedSteps(state, runner, drafter, ends)
-    _explain(reason)
+    if reason is None and (stream := _streams.take(state.device)) is not None:
+        return CapturedSteps(state, runner, drafter, ends, stream)
+    _explain(reason or "as many other calls as torch has streams have theirs captured")
     return Steps(state, runner, drafter, ends)
 
 
@@ -116,17 +143,19 @@ class _Landing:
 
 
 class CapturedSteps(Steps):
-    """Steps that are captured in CUDA graphs and replayed; parameters as of `Steps`.
+    """Steps that are captured in CUDA graphs and replayed; parameters as of `Steps`, and a stream of `_streams`.
 
-    Between entering and leaving, a side stream is the current one.
+    Between entering and leaving that stream is the current one; it is given back then.
     """
 
     rehearsals = WARM_UP_STEPS + 1
 
-    def __init__(self, state: DecodingState, runner: Runner, drafter: Drafter, ends: Tensor | None) -> None:
+    def __init__(
+        self, state: DecodingState, runner: Runner, drafter: Drafter, ends: Tensor | None, stream: torch.cuda.Stream
+    ) -> None:
         super().__init__(state, runner, drafter, ends)
         batch, longest_draft = state.batch_size, state.capacity - state.max_length - 1
-        self._stream = _side_stream(state.device)
+        self._stream = stream
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[tuple[Any, ...], _Graph] = {}
         self._runs: Counter[tuple[Any, ...]] = Counter()
@@ -149,6 +178,7 @@ class CapturedSteps(Steps):
         self._stream.synchronize()  # a step may be under way, and all that it works on is about to be freed
         self._under_way.clear()
         self._graphs.clear()
+        _streams.give_back(self.state.device, self._stream)
 
     def rehearse(self, num_tokens: int) -> None:
         with self.state.rewound():
@@ -235,12 +265,11 @@ class CapturedSteps(Steps):
 
     def _checked(self, step: Callable[[], Tensor]) -> Tensor:
         """Run `step`, and find out whether it waits for the device anywhere."""
-        try:
-            with _capturing, _sync_debug_mode("error"):
-                return step()
-        except RuntimeError as error:
-            self._give_up(error)
-        return step()  # it has changed nothing yet: what moves a sequence on comes last, and waits for nothing
+        with _capturing, _noting_waits() as waits:
+            outcome = step()
+        if waits:
+            self._give_up(waits[0])
+        return outcome
 
     def _capture(self, shape: tuple[Any, ...], step: Callable[[], Tensor]) -> _Graph | None:
         """Capture `step`, which does not run it."""
@@ -255,21 +284,41 @@ class CapturedSteps(Steps):
             ):
                 outcome = step()
         except RuntimeError as error:
-            self._give_up(error)
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            what = (str(error) or type(error).__name__).splitlines()[0]
+            self._give_up(f"{what} ({at.filename}:{at.lineno})")
             return None
         self._graphs[shape] = _Graph(graph, outcome)
         return self._graphs[shape]
 
-    def _give_up(self, error: RuntimeError) -> None:
+    def _give_up(self, why: str) -> None:
         self._captures = False
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        what = (str(error) or type(error).__name__).splitlines()[0]
-        _explain(f"{self.runner.name}: {what} ({at.filename}:{at.lineno})")
+        _explain(f"{self.runner.name}: {why}")
+
+
+@contextmanager
+def _noting_waits() -> Iterator[list[str]]:
+    """Within: where this thread lets the host wait for the device. Torch warns of it in all threads, which may wait."""
+    mine, waits = threading.get_ident(), list[str]()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message=f".*{_WAITS}")
+        show = warnings.showwarning
+
+        def note(message: Any, category: Any, filename: str, lineno: int, *rest: Any, **named: Any) -> None:
+            text = str(message).splitlines()[0]
+            if _WAITS not in text:
+                show(message, category, filename, lineno, *rest, **named)
+            elif threading.get_ident() == mine:
+                waits.append(f"{text.partition(' (Triggered')[0]} ({filename}:{lineno})")
+
+        warnings.showwarning = note
+        with _sync_debug_mode("warn"):
+            yield waits
 
 
 @contextmanager
 def _sync_debug_mode(mode: str) -> Iterator[None]:
-    """Within "error", torch raises where the host would wait for the device; in other threads too, so keep it short."""
+    """Torch's mode for where the host would wait for the device: one for all threads."""
     before = torch.cuda.get_sync_debug_mode()
     _set_sync_debug_mode(mode)
     try:
@@ -282,13 +331,6 @@ def _set_sync_debug_mode(mode: str | int) -> None:
     with warnings.catch_warnings():  # torch warns, once a process, that this is a prototype
         warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode(mode)
-
-
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """This thread's stream for steps on `device`: always the same, as torch keeps memory for every stream ever used."""
-    if device not in _streams.by_device:
-        _streams.by_device[device] = torch.cuda.Stream(device)
-    return _streams.by_device[device]
 
 
 def _pinned(size: int, device: torch.device) -> Tensor:

@@ -70,6 +70,7 @@ class Runner(ABC):
         For messages.
     vocab_size : int
     device : torch.device
+        As its tensors have it: a GPU with its index.
     max_length : int or None
         Longest sequence the model can hold; None: no limit.
     decoder_start : int or None

@@ -40,11 +40,11 @@ def count_accuracy(heads: MedusaHeads, features: Features, ranks: int = 10, batc
     if ranks > len(heads.token_map):
         raise ValueError(f"count_accuracy: ranks must be in [1, vocab_draft={len(heads.token_map)}], got {ranks}")
     check_int("count_accuracy", "batch_size", batch_size, 1, None)
-    labels = features.labels(heads.num_heads)
+    labels = features.labels(heads.num_heads).cpu()
     counted = (labels >= 0).sum(0)
     if not bool((counted > 0).all()):
         raise ValueError(f"count_accuracy: features must have a token for each of {heads.num_heads} heads, got none")
-    hits = torch.zeros(heads.num_heads, ranks, dtype=torch.int64)
+    hits = torch.zeros(heads.num_heads, ranks, dtype=torch.int64, device="cpu")
     for i in range(0, len(labels), batch_size):
         rows = features.hidden[i : i + batch_size].to(heads.w1.weight.device)
         found = heads.top_tokens(rows, ranks).cpu()

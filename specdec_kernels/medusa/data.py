@@ -141,13 +141,14 @@ class Features:
     def _tokens_after(self, distances: range) -> Tensor:
         n = self.tokens.numel()
         document = self.documents()
-        wanted = torch.arange(n)[:, None] + torch.tensor(list(distances))
+        ahead = torch.arange(distances.start, distances.stop, device=self.tokens.device)
+        wanted = torch.arange(n, device=self.tokens.device)[:, None] + ahead
         begin = (self.starts + self.firsts)[document][:, None]
         inside = (wanted >= begin) & (wanted < self._ends()[document][:, None])
         return torch.where(inside, self.tokens[wanted.clamp(max=n - 1)], IGNORED)
 
     def _ends(self) -> Tensor:
-        return torch.cat([self.starts[1:], torch.tensor([self.tokens.numel()])])
+        return torch.nn.functional.pad(self.starts[1:], (0, 1), value=self.tokens.numel())
 
     def documents(self) -> Tensor:
         """``[n]`` int64: which document each token belongs to."""
@@ -169,7 +170,7 @@ class Features:
         check_int("Features", "every", every, 1, None)
         if len(self.starts) < every:
             raise ValueError(f"Features: every must be <= documents={len(self.starts)}, got {every}")
-        out = torch.arange(len(self.starts)) % every == every - 1
+        out = torch.arange(len(self.starts), device=self.starts.device) % every == every - 1
         return self._select(~out), self._select(out)
 
     def _select(self, chosen: Tensor) -> Features:
@@ -231,7 +232,7 @@ def extract(model: Any, documents: Sequence[Document], batch_size: int = 8) -> F
     for i in range(0, len(documents), batch_size):
         part = documents[i : i + batch_size]
         # What is padded stands on the right, where a causal model's rows before it do not see it.
-        padded = torch.zeros(len(part), max(len(d.tokens) for d in part), dtype=torch.int64)
+        padded = torch.zeros(len(part), max(len(d.tokens) for d in part), dtype=torch.int64, device="cpu")
         for row, document in zip(padded, part, strict=True):
             row[: len(document.tokens)] = torch.from_numpy(document.tokens)
         hidden = backbone(input_ids=padded.to(device), use_cache=False)[0]
@@ -240,8 +241,8 @@ def extract(model: Any, documents: Sequence[Document], batch_size: int = 8) -> F
     return Features(
         torch.cat(rows),
         torch.from_numpy(np.concatenate([d.tokens for d in documents])),
-        torch.tensor(np.cumsum([0, *lengths[:-1]])),
-        torch.tensor([d.first for d in documents]),
+        torch.from_numpy(np.cumsum([0, *lengths[:-1]])),
+        torch.tensor([d.first for d in documents], device="cpu"),
     )
 
 

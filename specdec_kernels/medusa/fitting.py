@@ -109,8 +109,8 @@ class Order:
         size = min(self.recipe.batch_size, self.num_items)
         turn, place = divmod(step, self.num_items // size)
         if turn != self._round:
-            generator = torch.Generator().manual_seed((self.recipe.seed * 1_000_003 + turn) % 2**63)
-            self._round, self._order = turn, torch.randperm(self.num_items, generator=generator)
+            generator = torch.Generator("cpu").manual_seed((self.recipe.seed * 1_000_003 + turn) % 2**63)
+            self._round, self._order = turn, torch.randperm(self.num_items, generator=generator, device="cpu")
         return self._order[place * size : (place + 1) * size]
 
 

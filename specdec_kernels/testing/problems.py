@@ -302,7 +302,7 @@ class TreeProblem:
     ) -> Any:
         """Run `verify` on drafted tokens with `uniforms` ``[n, num_nodes]`` in units of 2**-24."""
         device = _check_call(self, verify, paths, uniforms, acceptance, device, len(self.parents) - 1)
-        spoiled = torch.full((self.vocab,), torch.nan)
+        spoiled = torch.full((self.vocab,), torch.nan, device="cpu")
         distinct, which = np.unique(paths, axis=0, return_inverse=True)
         contexts = [[self._context(node, path) for node in range(len(self.parents))] for path in distinct.tolist()]
 

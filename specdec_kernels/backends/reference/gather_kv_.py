@@ -90,9 +90,9 @@ def gather_kv_(args: GatherKVArguments) -> tuple[Tensor, Tensor]:
         return lengths, status
     # What is not followed takes the place of something that is: the same copy, written twice, without asking the device
     # how many there are. Where nothing is followed, row 0 is written onto itself.
-    some = followed.flatten().to(torch.int32).argmax()
+    some = followed.flatten().to(torch.int32).argmax()[None]  # an index of no dimension would be asked for its number
     source, target = (torch.where(followed, at, 0).flatten(1) for at in (source, target))
-    source, target = (torch.where(followed.flatten(), at, at[:, some, None]) for at in (source, target))
+    source, target = (torch.where(followed.flatten(), at, at.index_select(1, some)) for at in (source, target))
     for view in views:
         numbers = view.view(_INTEGERS[view.element_size()])  # bits, whatever the dtype
         numbers[target[0], target[1]] = numbers[source[0], source[1]]

@@ -38,7 +38,7 @@ class TransformersRunner(Runner):
         self.num_embeddings = len(model.get_input_embeddings().weight)
         self.device, self.dtype = model.device, model.dtype
         self.max_length = max_length(model.config)
-        self.capturable = len({parameter.device for parameter in model.parameters()}) == 1
+        self.capturable = not has_hooks(model)  # a replay would not call them
         self.end_ids, self.padding_id = end_ids(model), padding_id(model)
         self.prompt_padding = prompt_padding(model)
         self.listener: States | None = None
@@ -54,6 +54,16 @@ class TransformersRunner(Runner):
 
     def costs_as(self) -> tuple[object, Hashable]:
         return self._whole, (is_packed(self._whole), self.vocab_size)
+
+
+def has_hooks(model: Any) -> bool:
+    """Whether a user's hooks are on it, or a part of it; those of transformers do nothing where nobody listens."""
+    hooks = (
+        hook
+        for module in model.modules()
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    )
+    return any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
 
 
 @torch.no_grad()

@@ -62,6 +62,8 @@ def _why_not(model: Any) -> str | None:
         return f"its dtype is {model.dtype}; float32, bfloat16 and float16 are verified"
     if model.training:
         return "it is in training mode; call model.eval()"
+    if len(devices := {str(parameter.device) for parameter in model.parameters()} - {"meta"}) > 1:
+        return f"its layers are on several devices: {', '.join(sorted(devices))}"
     return None
 
 
