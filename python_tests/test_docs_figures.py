@@ -119,10 +119,13 @@ def end_to_end(label: str, column: str) -> Expected:
     return decoded(name, prompts, temperature, drafter, number)
 
 
-AUTO = {
-    "one": "end_to_end_auto", "two": "end_to_end_auto_2", "four": "end_to_end_auto_4", "eight": "end_to_end_auto_8",
-}  # fmt: skip
-LENGTHS = {"one": (1, 3, 7), "two": (1, 3), "four": (1, 3), "eight": (1,)}
+AUTO = {"one": "end_to_end_auto", "eight": "end_to_end_auto_8"}
+AUTO_ELSEWHERE = {  # with AVX-512; of lookups and n-grams by earlier rules
+    "lookup": {"two": "end_to_end_auto_2", "four": "end_to_end_auto_4"},
+    "ngram-lm": {"two": "end_to_end_auto_ngrams_2", "four": "end_to_end_auto_ngrams_4"},
+    "model": {"two": "end_to_end_auto_model_2"},
+}
+LENGTHS = {"one": (3, 7), "two": (1, 3), "four": (1, 3), "eight": (1,)}
 
 
 def adaptive(label: str, column: str, drafter: str = "lookup") -> Expected:
@@ -132,7 +135,7 @@ def adaptive(label: str, column: str, drafter: str = "lookup") -> Expected:
     if number not in ("auto", *LENGTHS[size]):
         return []
     at = {"prompts": prompts, "temperature": float(sampling != "greedy"), "drafter": drafter}
-    name, folder = ("end_to_end_auto_model_2", RESULTS) if drafter == "model" else (AUTO[size], AVX2)
+    name, folder = (AUTO[size], AVX2) if size in AUTO else (AUTO_ELSEWHERE[drafter][size], RESULTS)
     found = row(name, folder, num_speculative_tokens=number, **at)
     return [found[key] for key in (("ratio", "ratio_low", "ratio_high") if number == "auto" else ("ratio",))]
 
@@ -407,8 +410,9 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "best gamma": best_gamma, "plan": plan, "step costs": step_costs, "gpu": on_gpu, "gpu goals": goals_on_gpu,
     "gpu sample": samples_on_gpu,
     "typical": typical,
-    "forward": forward, "own loop": own_loop, "auto": adaptive, "auto, replayed": replayed,
+    "forward": forward, "own loop": own_loop, "auto": adaptive, "auto, replayed": replayed, "auto, earlier": adaptive,
     "auto, n-gram model": partial(adaptive, drafter="ngram-lm"),
+    "auto, n-gram model, earlier": partial(adaptive, drafter="ngram-lm"),
     "auto, draft model": partial(adaptive, drafter="model"),
     "auto, n-gram model, replayed": partial(replayed, name="replay_ngrams"),
     "auto, draft model, replayed": partial(replayed, name="replay_model"),
@@ -470,7 +474,8 @@ def test_the_commands_are_those_of_the_results() -> None:
     for name in (
         "verify_chain", "end_to_end", "end_to_end_quote", "end_to_end_medusa", "medusa_trees", "in_transformers",
         "vllm_engine", "forward", "end_to_end_own", "draft_model", "processors", "count_tokens_",
-        "in_transformers_ten", "replay", "replay_ngrams", "replay_model", "end_to_end_auto_model_2",
+        "in_transformers_ten", "replay", "replay_ngrams", "replay_model",
+        *(name for names in AUTO_ELSEWHERE.values() for name in names.values()),
     ):  # fmt: skip
         assert results(name)["command"] in text, name
     for name in ("verify_chain", "processors", *AUTO.values()):
