@@ -550,6 +550,9 @@ def test_a_call_gives_its_stream_back(cuda: FakeCuda, monkeypatch: pytest.Monkey
         run()
     with pytest.raises(KeyboardInterrupt):
         run(streamer=fail)
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(graph, "_pinned", lambda size, device: (_ for _ in ()).throw(MemoryError))
+        run()
     run()
     assert len(made) == 1
 

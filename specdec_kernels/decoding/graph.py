@@ -100,7 +100,11 @@ def begin_steps(state: DecodingState, runner: Runner, drafter: Drafter, ends: Te
     elif not runner.capturable:
         reason = f"{runner.name} cannot be captured, or does not say that it can (Runner.capturable)"
     if reason is None and (stream := _streams.take(state.device)) is not None:
-        return CapturedSteps(state, runner, drafter, ends, stream)
+        try:
+            return CapturedSteps(state, runner, drafter, ends, stream)
+        except BaseException:  # there is no pinned memory left, say
+            _streams.give_back(state.device, stream)
+            raise
     _explain(reason or "as many other calls as torch has streams have theirs captured")
     return Steps(state, runner, drafter, ends)
 

@@ -219,7 +219,8 @@ class TreeDrafter(Drafter):
     max_depth : int
         Tokens that a step can accept at most.
     reads_hidden : bool
-        True: `propose` reads ``state.hidden``.
+        True: `propose` reads ``state.hidden``, and gives a tree at every step, of the root alone where it has no more:
+        only the verification of a tree keeps those states.
     """
 
     num_nodes: int

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..checks import FLOAT_DTYPES, check_instance, check_int, check_model, check_tensor, shape_error
 from ..types import TokenMap
 from .data import IGNORED, Features, digest
-from .fitting import Order, Recipe, check_head, check_run, fit, hidden_of
+from .fitting import Order, Recipe, check_plain_logits, check_run, fit, hidden_of
 from .losses import distillation_loss
 
 
@@ -85,10 +85,11 @@ def train_draft(
     Raises
     ------
     ValueError
-        As `train_heads`; another vocabulary than the draft's.
+        As `train_heads`; another vocabulary than the draft's; a draft whose logits are not its LM head's alone, but
+        scaled or capped behind it, or with a bias.
     """
     caller = "train_draft"
-    check_head(caller, "draft", draft)
+    check_plain_logits(caller, "draft", draft)
     check_run(caller, features, recipe, checkpoint, progress)
     ids = _check_head(caller, head, draft, features, token_map)
     labels = features.next_tokens()
@@ -136,10 +137,10 @@ def acceptance_of(
     Raises
     ------
     ValueError, TypeError
-        A head of another vocabulary or width; nothing to predict in `features`.
+        A head of another vocabulary or width; nothing to predict in `features`; a draft as `train_draft` refuses it.
     """
     caller = "acceptance_of"
-    check_head(caller, "draft", draft)
+    check_plain_logits(caller, "draft", draft)
     check_instance(caller, "features", features, Features, "Features")
     check_int(caller, "batch_size", batch_size, 1, None)
     ids = _check_head(caller, head, draft, features, token_map)

@@ -78,10 +78,10 @@ class Recipe:
         return warm * 0.5 * (1 + math.cos(math.pi * step / self.steps))
 
 
-def check_head(caller: str, name: str, model: Any) -> None:
+def check_plain_logits(caller: str, name: str, model: Any) -> None:
     """Raise unless a model's logits are its LM head's weights times its last hidden states, and no more."""
     check_model(caller, name, model)
-    config = getattr(model, "config", None)
+    config = model.config.get_text_config()
     odd = [of for of in _BEHIND_THE_HEAD if getattr(config, of, None) not in (None, 1)]
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         odd.append("a bias of the LM head")

@@ -12,7 +12,7 @@ from ..checks import check_instance, check_int
 from ..drafters.medusa_heads import MedusaHeads
 from ..types import TokenMap
 from .data import Features
-from .fitting import Order, Recipe, check_head, check_run, fit, hidden_of
+from .fitting import Order, Recipe, check_plain_logits, check_run, fit, hidden_of
 from .losses import distillation_loss, heads_weight, lm_loss, medusa1_loss
 
 
@@ -100,9 +100,9 @@ def train_jointly(
     Raises
     ------
     ValueError
-        As `train_heads`.
+        As `train_heads`; a model whose logits are not its LM head's alone, as `train_draft` refuses it.
     """
-    check_head("train_jointly", "model", model)
+    check_plain_logits("train_jointly", "model", model)
     check_instance("train_jointly", "heads", heads, MedusaHeads, "MedusaHeads")
     check_run("train_jointly", features, recipe, checkpoint, progress)
     medusa_labels, labels = features.labels(heads.num_heads), features.next_tokens()
