@@ -27,10 +27,16 @@ def parser(
     parse.add_argument("--sets", nargs="+", choices=prompts.PROMPT_SETS, default=list(sets))
     parse.add_argument("--prompts", type=POSITIVE, default=defaults["prompts"], help=prompts_help)
     parse.add_argument("--max-new-tokens", type=POSITIVE, default=defaults["max_new_tokens"])
-    parse.add_argument("--rounds", type=POSITIVE, default=defaults["rounds"])
-    parse.add_argument("--threads", type=THREADS, default=defaults.get("threads", torch.get_num_threads()))
-    parse.add_argument("--output", type=Path, help="folder of the results (default: bench/results/<machine>)")
+    add_common(parse, **{key: defaults[key] for key in ("rounds", "threads") if key in defaults})
     return parse
+
+
+def add_common(parse: argparse.ArgumentParser, rounds: int | None = None, threads: int | None = None) -> None:
+    """Add what commands have that take no prompts, too; ``--rounds`` where there is a number of them."""
+    if rounds is not None:
+        parse.add_argument("--rounds", type=POSITIVE, default=rounds)
+    parse.add_argument("--threads", type=THREADS, default=torch.get_num_threads() if threads is None else threads)
+    parse.add_argument("--output", type=Path, help="folder of the results (default: bench/results/<machine>)")
 
 
 def run(name: str, arguments: argparse.Namespace, measure: Callable[[argparse.Namespace], None]) -> int:

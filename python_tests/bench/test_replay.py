@@ -12,12 +12,12 @@ import torch
 
 import specdec_kernels as sk
 from bench import replay
-from bench.replay import Answer
+from bench.answers import Answer, asked, save
 from python_tests.analysis.test_command import Letters
+from python_tests.bench.test_answers import near
 from python_tests.decoding.models import TableRunner, tiny
 from specdec_kernels import assets
 from specdec_kernels.assets import prompts
-from specdec_kernels.decoding import DecodingState, StepResult
 from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS, CostTable, LearnedCosts
 from specdec_kernels.decoding.foresight import ForesightSchedule
 from specdec_kernels.decoding.schedule import AutoSchedule, FixedSchedule
@@ -30,39 +30,6 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "NOISE", 0.0)
 
 
-GREEDY: dict[str, Any] = {"sampling": sk.SamplingParams(0.0), "eos_token_id": []}
-
-
-def follow(*tokens: int) -> TableRunner:
-    """A target that goes on with these tokens after 8 5, whatever else came before."""
-    logits = torch.full((10, 10, 10), -30.0)
-    for i, token in enumerate(tokens):
-        logits[(8, 5, *tokens)[i], (5, *tokens)[i], token] = 30.0
-    return TableRunner(logits)
-
-
-def test_an_answer_tells_what_each_draft_comes_to() -> None:
-    prompt, answer = torch.tensor([[5, 6, 7, 8, 5]]), [6, 7, 9, 5, 4, 5, 6, 9]
-    for n, matched in ((3, [1, 2, 3, 0, 1, 0, 1, 2]), (2, [1, 2, 2, 0, 1, 0, 1, 2])):
-        (found,) = replay.asked(follow(*answer), prompt, sk.NgramDrafter(n), max_new_tokens=8, **GREEDY)
-        assert found.matched is not None and found.matched[:-1].tolist() == matched[:-1]
-        assert found.right.tolist() == [2, 1, 0, 0, 0, 0, 0, 0]
-        assert found.drafted.tolist() == [7, 6, 5, 0, 3, 0, 1, 0]
-    (found,) = replay.asked(follow(*answer), prompt, Repeats(), max_new_tokens=8, **GREEDY)
-    assert found.matched is None and found.right.tolist() == [0] * 8 and found.drafted.tolist() == [1] * 7 + [0]
-
-
-class Repeats(sk.Drafter):
-    """Proposes the last token again."""
-
-    def start(self, state: DecodingState) -> None: ...
-
-    def propose(self, state: DecodingState, num_tokens: int) -> sk.Draft:
-        return sk.Draft(state.last_tokens())
-
-    def commit(self, state: DecodingState, result: StepResult) -> None: ...
-
-
 @pytest.mark.parametrize("ends", [[], [2]], ids=["none ends", "ends"])
 @pytest.mark.parametrize("way", [0, 1, 3, 7, "auto"])
 @pytest.mark.parametrize("of", ["lookup", "n-grams", "model"])
@@ -72,7 +39,7 @@ def test_a_replay_takes_the_steps_that_decoding_takes(of: str, way: int | str, e
     drafter = {"lookup": sk.NgramDrafter(), "n-grams": sk.NgramLMDrafter(), "model": sk.ModelDrafter(near(model))}[of]
     texts = torch.tensor([[4, 9, 3, 4, 9], [7, 7, 7, 7, 7], [1, 2, 3, 4, 5]])
     kw: dict[str, Any] = {"sampling": sk.SamplingParams(0.0), "max_new_tokens": 40, "eos_token_id": ends}
-    answers = [answer for text in texts for answer in replay.asked(model, text[None], drafter, **kw)]
+    answers = [answer for text in texts for answer in asked(model, text[None], [drafter], **kw)[0]]
     costs = CostTable(np.zeros(1, np.int64), COSTS[None])
     model.forwards.clear()
     sk.generate(
@@ -83,28 +50,6 @@ def test_a_replay_takes_the_steps_that_decoding_takes(of: str, way: int | str, e
     by = FixedSchedule(way) if isinstance(way, int) else adaptive(3, 40, costs)
     assert replay.replayed(answers, by, COSTS, np.random.default_rng(0), 40) == pytest.approx(sum(taken))
     assert len(taken) < 40 or way == 0
-
-
-def test_asking_a_draft_model_takes_the_forwards_that_drafting_takes() -> None:
-    """Two rows of the text, then a row for each token: nothing is fed again."""
-    draft = near(TableRunner.random(12, seed=4))
-    replay.asked(
-        TableRunner.random(12, seed=4), torch.tensor([[1, 2, 3]]), sk.ModelDrafter(draft), max_new_tokens=9, **GREEDY
-    )
-    drafts = (7, 7, 6, 5, 4, 3, 2, 1)
-    assert draft.forwards == [2, *(rows for length in drafts for rows in [2, *[1] * (length - 1)])]
-
-
-def test_a_lone_token_is_written_without_a_draft() -> None:
-    (answer,) = replay.asked(
-        TableRunner.random(12), torch.tensor([[1, 2]]), sk.NgramDrafter(), max_new_tokens=1, **GREEDY
-    )
-    assert answer.matched is None and answer.right.tolist() == answer.drafted.tolist() == [0]
-
-
-def near(model: TableRunner) -> TableRunner:
-    """A model that is right every other time or so."""
-    return TableRunner(model.table + 2 * torch.randn(model.table.shape, generator=torch.Generator().manual_seed(1)))
 
 
 def test_a_draft_model_catches_up_after_plain_steps_alone(quiet: None) -> None:
@@ -143,36 +88,70 @@ def test_how_often_a_match_is_right() -> None:
     ]
 
 
-@pytest.mark.parametrize("costs", [[], ["--costs", "1.2", "1.4", "2"]])
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """Four answers, as lookups and a draft model see them: one is right in every other text, the other never."""
+    right, wrong = np.minimum(np.arange(20, 0, -1), 7), np.zeros(20, dtype=np.int64)
+    lookup = [Answer(np.full(20, 7), each, np.full(20, 3)) for each in (right, wrong) * 2]
+    model = [Answer(np.full(20, 7), wrong, None)] * 4
+    save(path := tmp_path / "answers.npz", {("chat", 0.0, "lookup"): lookup, ("chat", 0.0, "model"): model})
+    return path
+
+
+@pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("of", ["lookup", "model"])
 def test_all_of_it(
-    of: str, costs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    of: str, given: bool, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: None
 ) -> None:
     monkeypatch.setattr(assets, "load_folder", lambda folder: (tiny("llama", 1), None))
     monkeypatch.setattr(assets, "load_model", lambda: (tiny("llama", 1), Letters()))
-    monkeypatch.setattr(prompts, "load_prompts", lambda name, tokenizer: ["to be or not to be", "that is it"] * 2)
-    arguments = ["--sets", "chat", "--prompts", "4", "--batch", "2", "--batches", "2", "--max-new-tokens", "20"]
-    arguments += ["--rounds", "1", "--threads", str(torch.get_num_threads()), "--output", str(tmp_path), *costs]
-    arguments += ["--n", "2"] if of == "lookup" else ["--drafter", "model", "--draft-model", str(tmp_path)]
-    assert replay.main(arguments) == 0
+    monkeypatch.setattr(prompts, "load_prompts", lambda name, tokenizer: ["to be or not to be", "that is it"])
+    arguments = ["--answers", str(recorded), "--batch", "2", "--batches", "2", "--rounds", "1", "--drafter", of]
+    arguments += ["--threads", str(torch.get_num_threads()), "--output", str(tmp_path)]
+    arguments += ["--draft-model", str(tmp_path)] if of == "model" else []
+    assert replay.main([*arguments, *(["--costs", "1.2", "1.4", "2"] if given else [])]) == 0
     result = json.loads((tmp_path / "replay.json").read_text())
     rows = [row for row in result["rows"] if "batch" in row]
-    assert len(rows) == 2 * 5 and all(row["ratio"] > 0 and row["batch"] == 2 for row in rows)
-    assert sum(row["count"] for row in result["rows"] if "matched" in row) > 20 or of == "model"
-    of_steps = result["settings"]["costs of steps"]["2"]
-    assert of_steps == [1, 1.2, 1.4, 2] if costs else of_steps[0] == 1 and sorted(of_steps) == of_steps
-    assert (result["settings"]["cost of catching up"]["2"] > 0) == (of == "model" and not costs)
-    other = ["--drafter", "ngram-lm"] if of == "lookup" else ["--n", "2"]
-    for wrong in (["--costs", "1.2"], other):
-        with pytest.raises(SystemExit):
-            replay.main([*arguments, *wrong])
-    assert replay.main([*arguments, "--batch", "1", "5", "--costs", *["1.2"] * 6]) == 2
-    assert "--batch must be at most 4, which a set has prompts, got 5" in capsys.readouterr().err
+    assert [row["num_speculative_tokens"] for row in rows] == [0, 1, 3, 7, "auto"]
+    assert all(row["ratio"] > 0 and row["batch"] == 2 for row in rows)
+    assert sum(row["count"] for row in result["rows"] if "matched" in row) == (80 if of == "lookup" else 0)
+    of_steps, catch_up = (result["settings"][of]["2"] for of in ("costs of steps", "cost of catching up"))
+    assert of_steps == [1, 1.2, 1.4, 2] if given else of_steps[0] == 1 and sorted(of_steps) == of_steps
+    assert (catch_up > 0) == (of == "model" and not given)
+    again = [*arguments, "--costs-of", str(tmp_path / "replay.json"), "--name", "again"]
+    assert replay.main(again) == 0
+    assert json.loads((tmp_path / "again.json").read_text())["rows"] == result["rows"]
+    assert replay.main([*again, "--max-new-tokens", "1"]) == 0
+    of_one = json.loads((tmp_path / "again.json").read_text())["rows"][:5]
+    assert [row["ratio"] for row in of_one] == [1.0] * 5  # a lone token is never drafted
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--costs", "1.2"], "--costs must be three for each of 1 batch sizes, got 1"),
+        (["--drafter", "model"], "--draft-model must be given with --drafter model alone, got --drafter model"),
+        (["--drafter", "ngram-lm"], "--drafter must be one that was asked in --answers, lookup, model, got ngram-lm"),
+        (["--batch", "5"], "--batch must be at most 4, which a set has answers, got 5"),
+        (["--batch", "3", "--costs-of", "COSTS"], "--batch must be of those that --costs-of has, 2, got 3"),
+    ],
+)
+def test_wrong_options(
+    wrong: list[str], message: str, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"settings": {"costs of steps": {"2": [1, 1, 1, 1]}, "cost of catching up": {"2": 0}}}
+    (costs := tmp_path / "costs.json").write_text(json.dumps(settings))
+    options = ["--answers", str(recorded), "--batch", "2", *(str(costs) if w == "COSTS" else w for w in wrong)]
+    try:
+        assert replay.main(options) == 2
+    except SystemExit as ended:
+        assert ended.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_batches_follow_each_other_as_calls_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each begins with what the ones before have learned."""
-    answer = replay.Answer(np.full(30, 7), np.minimum(np.arange(30, 0, -1), 7), None)
+    answer = Answer(np.full(30, 7), np.minimum(np.arange(30, 0, -1), 7), None)
     begun: list[CostTable] = []
 
     class Watched(AutoSchedule):
