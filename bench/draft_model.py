@@ -72,9 +72,19 @@ def models(arguments: argparse.Namespace, model: Any) -> tuple[Any, sk.ModelDraf
 
 
 def peak_bytes(folder: Path, gamma: int) -> int:
-    """The most memory that a process of its own holds while it decodes a prompt with γ draft tokens (0: plainly)."""
+    """The most memory that a process of its own holds while it decodes a prompt with γ draft tokens (0: plainly).
+
+    Raises
+    ------
+    OSError
+        It failed; with the last line that it printed.
+    """
     command = [sys.executable, "-m", "bench.draft_model", str(folder), "--only-memory", str(gamma)]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or ["it printed nothing"]
+        raise OSError(f"the process that measures memory ended with exit code {done.returncode}: {said[-1]}")
+    return int(done.stdout.split()[-1])
 
 
 def _print_peak(arguments: argparse.Namespace) -> None:

@@ -27,7 +27,6 @@ os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 import argparse
 import copy
-import itertools
 import random
 import statistics
 import sys
@@ -427,11 +426,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measured(arguments: argparse.Namespace) -> None:
     # The last ones: the n-gram model's constants were chosen on the first of HumanEval.
     model, tokenizer, texts = real_model.load(arguments, arguments.prompts)
+    batch = arguments.batch
+    least = min(texts, key=lambda name: len(texts[name]))
+    if arguments.one_batch and len(texts[least]) < (needed := arguments.rounds * batch):
+        raise ValueError(
+            f"--one-batch: each set must have --rounds × --batch = {needed} prompts, got {len(texts[least])} of {least}"
+        )
     ways = ways_of(
         arguments.drafter, model, tokenizer, arguments.heads, arguments.trees, arguments.lengths,
         arguments.draft_model,
     )  # fmt: skip
-    batch = arguments.batch
     rows: list[dict[str, Any]] = []
     greedy_ways = sum(not way.typical for way in ways.values())
     runs = sum(len(ways) if temperature else greedy_ways for temperature in arguments.temperatures)
@@ -448,9 +452,8 @@ def _measured(arguments: argparse.Namespace) -> None:
         generate(target, *warm_up[:1], attention_mask=warm_up[1], drafter=NoDrafter(), max_new_tokens=8)
         for name, chosen in texts.items():
             parts = [chosen[i : i + batch] for i in range(0, len(chosen), batch)]
-            if arguments.one_batch:  # all as large, round and round the texts
-                around = itertools.cycle(chosen)
-                parts = [list(itertools.islice(around, batch)) for _ in range(arguments.rounds)]
+            if arguments.one_batch:
+                parts = parts[: arguments.rounds]
             batches = [prompts.encode(tokenizer, part) for part in parts]
             for temperature in arguments.temperatures:
                 bar.set_description(f"{name}, temperature {temperature:g}")

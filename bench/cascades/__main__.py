@@ -28,9 +28,12 @@ from bench import machine
 from bench.cascades import generation, next_token, report, rules, training
 from bench.cascades.results import Row
 from specdec_kernels import assets
+from specdec_kernels.commands import ended
 from specdec_kernels.options import COUNT, POSITIVE, THREADS
 
 PARTS = ("train", "rewriting", "draft-lengths", "next-token", "report")
+SIZES = {"pairs": 128, "batch": 16, "timed": 16, "positions": 1000, "settings": None}
+QUICK = {"pairs": 16, "batch": 16, "timed": 2, "positions": 64, "settings": ["T = 1"]}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,23 +46,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--settings", nargs="+", choices=rules.SETTINGS,
         help=f"(default: all; of draft-lengths {' and '.join(rules.DETAILED)})",
     )  # fmt: skip
-    parser.add_argument("--pairs", type=POSITIVE, default=128, help="held-out texts rewritten (default 128)")
-    parser.add_argument("--batch", type=POSITIVE, default=16, help="texts decoded together (default 16)")
-    parser.add_argument("--timed", type=COUNT, default=16, help="of them decoded one by one, timed (default 16)")
-    parser.add_argument("--positions", type=POSITIVE, default=1000, help="next tokens predicted (default 1000)")
+    parser.add_argument("--pairs", type=POSITIVE, help="held-out texts rewritten (default 128)")
+    parser.add_argument("--batch", type=POSITIVE, help="texts decoded together (default 16)")
+    parser.add_argument("--timed", type=COUNT, help="of them decoded one by one, timed (default 16)")
+    parser.add_argument("--positions", type=POSITIVE, help="next tokens predicted (default 1000)")
     parser.add_argument("--threads", type=THREADS, default=torch.get_num_threads())
-    parser.add_argument("--quick", action="store_true", help="a rehearsal; its figures mean nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="a rehearsal of sizes of its own; its figures mean nothing"
+    )
     parser.add_argument("--output", type=Path, help="folder of the results (default: bench/results/cascades)")
     arguments = parser.parse_args(argv)
     parts = arguments.parts or list(PARTS)
     if unknown := set(parts) - set(PARTS):
         parser.error(f"no part named {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    given = [name for name in QUICK if getattr(arguments, name) is not None]
+    if arguments.quick and given:
+        parser.error(f"--quick has sizes of its own and must be given without --{given[0]}")
+    for name, value in (QUICK if arguments.quick else SIZES).items():
+        if name not in given:
+            setattr(arguments, name, value)
+    return ended("cascades", partial(_run, arguments, parts))
+
+
+def _run(arguments: argparse.Namespace, parts: Sequence[str]) -> None:
     folder = arguments.output or (Path("build/cascades") if arguments.quick else machine.RESULTS / "cascades")
     shares = {"rewriting": generation.SHARES, "draft-lengths": generation.SHARES, "next-token": next_token.SHARES}
     recipes = training.TARGET, training.DRAFT
     if arguments.quick:
-        arguments.pairs, arguments.batch, arguments.timed, arguments.positions = 16, 16, 2, 64
-        arguments.settings = ["T = 1"]
         shares = dict.fromkeys(shares, (0.7, 0.3))
         recipes = training.quick(training.TARGET), training.quick(training.DRAFT)
     torch.set_num_threads(arguments.threads)
@@ -71,38 +84,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = {"settings": settings_of(task), "threads": arguments.threads, "shares": shares[task], **more}
         machine.save(folder, task, rows, settings)
 
-    try:
-        if {"train", "rewriting", "draft-lengths"} & set(parts):
-            corpus = training.load_corpus()
-            target, draft = (training.load_model(recipe, corpus) for recipe in recipes)
-        for task in [part for part in ("rewriting", "draft-lengths") if part in parts]:
-            several = task == "draft-lengths"
-            lengths = generation.DRAFT_LENGTHS if several else (generation.DRAFT_LENGTH,)
-            timed = 0 if several else arguments.timed
-            generation.sweep(
-                target, draft, corpus, settings_of(task), pairs=arguments.pairs, batch=arguments.batch, timed=timed,
-                shares=shares[task], draft_lengths=lengths,
-                save=partial(
-                    save, task, pairs=arguments.pairs, batch=arguments.batch, timed=timed,
-                    draft_length=lengths if several else lengths[0], target=str(recipes[0]), draft=str(recipes[1]),
-                ),
-            )  # fmt: skip
-        if "next-token" in parts:
-            held_out = next_token.held_out(arguments.positions)
-            next_token.sweep(
-                *held_out, settings_of("next-token"), shares=shares["next-token"],
-                save=lambda rows: save(
-                    "next-token", rows, positions=arguments.positions, target=assets.MODEL_NAME,
-                    draft="n-grams of the standard library and of the text",
-                ),
-            )  # fmt: skip
-        if "report" in parts:
-            for path in report.write(folder):
-                print(f"written: {path}")
-    except assets.AssetError as error:
-        print(f"cascades: {error}", file=sys.stderr)
-        return 1
-    return 0
+    if {"train", "rewriting", "draft-lengths"} & set(parts):
+        corpus = training.load_corpus()
+        target, draft = (training.load_model(recipe, corpus) for recipe in recipes)
+    for task in [part for part in ("rewriting", "draft-lengths") if part in parts]:
+        several = task == "draft-lengths"
+        lengths = generation.DRAFT_LENGTHS if several else (generation.DRAFT_LENGTH,)
+        timed = 0 if several else arguments.timed
+        generation.sweep(
+            target, draft, corpus, settings_of(task), pairs=arguments.pairs, batch=arguments.batch, timed=timed,
+            shares=shares[task], draft_lengths=lengths,
+            save=partial(
+                save, task, pairs=arguments.pairs, batch=arguments.batch, timed=timed,
+                draft_length=lengths if several else lengths[0], target=str(recipes[0]), draft=str(recipes[1]),
+            ),
+        )  # fmt: skip
+    if "next-token" in parts:
+        held_out = next_token.held_out(arguments.positions)
+        next_token.sweep(
+            *held_out, settings_of("next-token"), shares=shares["next-token"],
+            save=lambda rows: save(
+                "next-token", rows, positions=arguments.positions, target=assets.MODEL_NAME,
+                draft="n-grams of the standard library and of the text",
+            ),
+        )  # fmt: skip
+    if "report" in parts:
+        for path in report.write(folder):
+            print(f"written: {path}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from bench import end_to_end
+from bench import end_to_end, real_model
 from bench.end_to_end import PLAIN
 from bench.real_model import ReadOnce
 from bench.turns import InTurns
@@ -168,3 +168,10 @@ def test_what_another_drafter_takes_is_refused(given: list[str], capsys: pytest.
     with pytest.raises(SystemExit):
         end_to_end.main(["--drafter", "lookup", *given])
     assert f"{given[0]} must be given with --drafter m" in capsys.readouterr().err
+
+
+def test_no_round_decodes_texts_of_another(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {"chat": ["a"] * 30, "quote": ["a"] * 11}
+    monkeypatch.setattr(real_model, "load", lambda arguments, last: (tiny("llama"), None, texts))
+    assert end_to_end.main(["--one-batch", "--batch", "4", "--rounds", "3"]) == 2
+    assert "each set must have --rounds × --batch = 12 prompts, got 11 of quote" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import heapq
+import importlib
 import inspect
 import shutil
 import statistics
@@ -43,18 +44,44 @@ _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     statistics.fmean,
     shutil.which,
 )
+# What more is asked about: their functions that are neither trifles nor cut.
+_MODULES = (
+    "textwrap", "fnmatch", "statistics", "difflib", "glob", "tempfile", "tarfile", "gzip", "base64", "urllib.parse",
+    "shlex", "functools", "contextlib", "inspect", "ast", "traceback", "linecache",
+)  # fmt: skip
+_LEAST_CHARACTERS = 400  # of a text that is not among the first ones
+_MOST = 80  # texts that are made here
+
 _TOPICS = ("if", "while", "assert", "import", "lambda", "del", "global", "for", "with", "class", "try", "raise")
+
+
+def _functions() -> list[str]:
+    """Sources of functions of the standard library."""
+    modules = [(name, importlib.import_module(name)) for name in _MODULES]
+    public = [f for name, module in modules for f in vars(module).values() if _is_of(name, f)]
+    more = [inspect.getsource(f) for f in public if f not in _FUNCTIONS]
+    sources = [inspect.getsource(f)[:_MAX_CHARACTERS] for f in _FUNCTIONS]
+    return (sources + [text for text in more if _LEAST_CHARACTERS <= len(text) <= _MAX_CHARACTERS])[:_MOST]
+
+
+def _is_of(module: str, member: object) -> bool:
+    """Whether it is a public function of this module."""
+    return inspect.isfunction(member) and member.__module__ == module and not member.__name__.startswith("_")
 
 
 def _code_edit() -> list[str]:
     ask = "Rewrite this Python function, adding type hints. Keep everything else unchanged.\n```python\n{}\n```"
-    return [ask.format(inspect.getsource(function)[:_MAX_CHARACTERS]) for function in _FUNCTIONS]
+    return [ask.format(source) for source in _functions()]
 
 
 def _topics() -> list[str]:
+    """What Python's help says of its topics: of each the beginning, and then what follows that, from a word on."""
     from pydoc_data.topics import topics
 
-    return [topics[name][:_MAX_CHARACTERS] for name in _TOPICS]
+    texts = [topics[name] for name in (*_TOPICS, *sorted(topics.keys() - set(_TOPICS)))]
+    parts = [*texts, *(text[_MAX_CHARACTERS:].partition(" ")[2] for text in texts)]
+    cut = dict.fromkeys(part[:_MAX_CHARACTERS] for part in parts)  # some topics share their text
+    return [text for text in cut if len(text) >= _LEAST_CHARACTERS][:_MOST]
 
 
 def _quote() -> list[str]:
