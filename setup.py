@@ -199,7 +199,7 @@ def wanted_archs(editable: bool, nvcc: str) -> str:
             said = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True).stdout
             known = {int(number) for number in re.findall(r"compute_(\d+)", said)} or found
             # For a GPU that nvcc is too old for the driver compiles what is meant for the newest one before it.
-            own = (f"{gpu}" if gpu in known else f"{max(k for k in known if k < gpu)}+PTX" for gpu in sorted(found))
+            own = (f"{g}" if g in known else f"{max([k for k in known if k < g] or [g])}+PTX" for g in sorted(found))
             default = ";".join(dict.fromkeys("90a" if arch == "90" else arch for arch in own))
     say(f"compiling CUDA kernels for {default}: minutes each (SPECDEC_CUDA_ARCHS chooses others, or all)")
     return default

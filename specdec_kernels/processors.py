@@ -130,7 +130,11 @@ class Processors:
                 found = Lists(flat, any(x is not None for x in flat), max(lists, default=1), elsewhere)
                 if any(x is not None and type(x) is not Tensor for x in flat):
                     return found  # of a call that is traced: its tensors are no one else's
-                if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                if (
+                    device.type == "cuda"
+                    and not torch.compiler.is_compiling()  # which cannot trace the question
+                    and torch.cuda.is_current_stream_capturing()
+                ):
                     return found  # what makes them is recorded, and has not run
                 made[device, vocab] = found
             return made[device, vocab]

@@ -99,12 +99,25 @@ def test_an_error_that_passes_is_not_kept(volta: None, monkeypatch: pytest.Monke
     assert len(warned) == 1 and "CUDA error 2" in warned[0]
     answers[0] = 70
     assert backends.routed("sample", GPU) is None
-    routes.clear()
-    native._versions.clear()
-    answers[0] = -209
-    assert backends.routed("sample", GPU) is not None and len(warned) == 1
-    answers[0] = 70
-    assert backends.routed("sample", GPU) is not None
+    for lasting in (-209, -222, -999):
+        routes.clear()
+        native._versions.clear()
+        answers[0] = lasting
+        assert backends.routed("sample", GPU) is not None and len(warned) == 1
+        answers[0] = 70
+        assert backends.routed("sample", GPU) is not None
+
+
+def test_an_error_that_passes_while_it_is_looked_at_is_not_kept(volta: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, real = [-2], native.may_pass
+    monkeypatch.setattr(native._symbols["CUDA"], "specdec_cuda_binary_version", lambda index: answers[0])
+
+    def passed(device: torch.device) -> bool:
+        answers[0] = 70
+        return real(device)
+
+    monkeypatch.setattr(native, "may_pass", passed)
+    assert backends.routed("sample", GPU) is None
 
 
 def test_the_first_call_is_routed_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import specdec_kernels as sk
-from python_tests.decoding.fake_cuda import FakeCuda
+from python_tests.decoding.fake_cuda import FakeCuda, Stream
 from python_tests.decoding.models import TableRunner, prompts, tiny
 from python_tests.decoding.test_generate import FAMILIES, HostSyncs, RepeatLast
 from specdec_kernels import config, laws
@@ -526,6 +526,27 @@ def test_what_other_threads_wait_for_is_theirs(cuda: FakeCuda) -> None:
     assert "test_graph.py:" in waits[0] and len(shown) == 1 and cuda.get_sync_debug_mode() == 0
 
 
+def test_warnings_that_other_threads_restore_do_not_undo_the_check(cuda: FakeCuda) -> None:
+    """Python has one of each setting, which `catch_warnings` puts back for all threads."""
+
+    def wait() -> None:
+        warnings.warn("called a synchronizing CUDA operation\nthat may be meant", stacklevel=1)
+
+    with warnings.catch_warnings(record=True) as shown:
+        with graph._noting_waits():
+            warnings.warn("", stacklevel=1)
+        other = warnings.catch_warnings()
+        other.__enter__()
+        with graph._noting_waits() as waits:
+            other.__exit__(None, None, None)
+            wait()
+            wait()
+        assert len(waits) == 2 and "meant" not in waits[0]
+        assert [str(warning.message) for warning in shown] == [""]
+        wait()
+    assert len(shown) == 2, "no step is checked"
+
+
 def test_no_two_calls_have_one_stream(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one launches on it while the other captures would become part of that graph."""
     device, streams = torch.device("cuda:0"), graph._Streams()
@@ -552,6 +573,12 @@ def test_a_call_gives_its_stream_back(cuda: FakeCuda, monkeypatch: pytest.Monkey
         run(streamer=fail)
     with monkeypatch.context() as patched, pytest.raises(MemoryError):
         patched.setattr(graph, "_pinned", lambda size, device: (_ for _ in ()).throw(MemoryError))
+        run()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Stream, "synchronize", fail)
+        run()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Stream, "wait_stream", lambda stream, other: fail(other))
         run()
     run()
     assert len(made) == 1

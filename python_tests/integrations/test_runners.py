@@ -11,6 +11,7 @@ import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner, prompts, tiny
 from python_tests.support import in_fresh_process
 from specdec_kernels.integrations.runners import as_runner
+from specdec_kernels.integrations.transformers.decoder import DecoderRunner
 
 IMPORTED = """
 import sys
@@ -73,4 +74,27 @@ def test_a_model_with_hooks_is_not_captured(family: str) -> None:
         handle = register(lambda *given: None)
         assert not as_runner(model, "here").capturable
         handle.remove()
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *given: None)
+    assert not as_runner(model, "here").capturable
+    handle.remove()
     assert as_runner(model, "here").capturable
+
+
+def test_a_tree_step_of_another_call_is_no_hook_of_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = tiny("llama")
+    seen, run = list[bool](), DecoderRunner._run
+    monkeypatch.setattr(
+        DecoderRunner, "_run", lambda *given: (seen.append(as_runner(model, "here").capturable), run(*given))[1]
+    )
+    sk.generate(model, torch.tensor([[5, 6, 5, 6, 5]]), drafter=sk.NgramTreeDrafter(), max_new_tokens=12)
+    assert len(seen) > 3 and all(seen)
+
+
+@pytest.mark.parametrize("kinds", [["full_attention"] * 2, ["full_attention", "sliding_attention"]])
+def test_one_window_rules_every_layer_of_mistral(kinds: list[str]) -> None:
+    """Whatever its config says of the kinds of its layers: the model does not read that."""
+    model: Any = tiny("mistral", sliding_window=4, layer_types=kinds, num_hidden_layers=2)
+    ids = prompts(12)[0]
+    expected = model.generate(ids, do_sample=False, max_new_tokens=20, eos_token_id=None, use_cache=False)
+    given: dict[str, Any] = {"drafter": sk.NgramDrafter(), "max_new_tokens": 20, "eos_token_id": []}
+    assert torch.equal(sk.generate(model, ids, sampling=sk.SamplingParams(0.0), **given).sequences, expected)

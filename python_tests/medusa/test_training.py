@@ -36,6 +36,7 @@ from specdec_kernels.medusa import (
     train_heads,
     train_jointly,
 )
+from specdec_kernels.medusa.fitting import hidden_of
 
 VOCAB = SMALL["vocab_size"]
 
@@ -90,13 +91,15 @@ def test_labels_are_what_greedy_decoding_goes_on_with() -> None:
 
 
 def test_the_default_device_does_not_matter() -> None:
-    features = extract(tiny("llama"), patterned(12))
+    model = tiny("llama")
+    features, head = extract(model, patterned(12)), model.get_output_embeddings().weight
     order = train.Order("test", 12, Recipe(steps=3, batch_size=4))
 
     def made() -> list[torch.Tensor]:
         return [
             features.labels(3), features.next_tokens(), features.documents(), features.split(3)[1].tokens,
-            order.batch(0), order.batch(3),
+            order.batch(0), order.batch(3), *hidden_of(model, features, torch.tensor([5, 2], device="cpu")),
+            torch.tensor(acceptance_of(model, head, features), device="cpu"),
         ]  # fmt: skip
 
     expected = made()

@@ -6,6 +6,7 @@ import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig
-from transformers.cache_utils import StaticCache
+from transformers.cache_utils import DynamicLayer, StaticCache
 
 import specdec_kernels as sk
 from python_tests import emulated
@@ -506,6 +507,17 @@ def test_sliding_windows_are_refused() -> None:
     config = LlamaConfig(num_hidden_layers=1, sliding_window=4, layer_types=["sliding_attention"])
     with pytest.raises(ValueError, match="^gather_kv_: cache must keep all rows, got a sliding window in layer 0"):
         sk.gather_kv_(DynamicCache(config=config), GOOD["accepted_nodes"], GOOD["context_lengths"])
+
+
+@pytest.mark.parametrize("beside", ["_quantized_keys", "indexer_keys", "recurrent_states"])
+def test_layers_with_more_than_keys_and_values_are_refused(beside: str) -> None:
+    """Of quantised, indexed and hybrid caches the rest would stay where it is."""
+    layer = DynamicLayer()
+    layer.keys = layer.values = torch.zeros(2, 1, 8, 4)
+    setattr(layer, beside, torch.zeros(2, 8))
+    cache = SimpleNamespace(layers=[layer])
+    with pytest.raises(ValueError, match="all that it has in keys and values, got a DynamicLayer in layer 0"):
+        sk.gather_kv_(cache, GOOD["accepted_nodes"], GOOD["context_lengths"])
 
 
 def test_check_raises() -> None:

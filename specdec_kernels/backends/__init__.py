@@ -197,7 +197,10 @@ _warned: set[torch.device] = set()
 
 
 def routed(op: str, device: torch.device) -> str | None:
-    """`route`, looked up once per op and device, but for an error that may pass; the first op on a device is logged."""
+    """`route`, looked up once per op and device, but for an error that may pass; the first op on a device is logged.
+
+    Compiled code keeps what it was compiled with.
+    """
     try:
         return _routes[op, device]
     except KeyError:
@@ -210,7 +213,7 @@ def routed(op: str, device: torch.device) -> str | None:
                 _warned.add(device)
                 logger.warning("%s takes %s on %s for now: %s", op, chosen, device, native.why_no_code(device))
             return chosen
-        return _routes.setdefault((op, device), chosen)
+        return _routes.setdefault((op, device), route(op, device))  # anew: an error may have passed since
 
 
 # What `torch.compiler.assume_constant_result` sets, which would import the compiler for it: a compiled call is routed

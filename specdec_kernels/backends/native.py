@@ -20,6 +20,7 @@ _FOLDER = Path(__file__).resolve().parent.parent
 _LIBRARIES = {"CPU": "_C_cpu.so", "CUDA": "_C_cuda.so"}
 _NO_CODE = (-98, -209)  # errors of CUDA: invalid device function, no kernel image
 _OLD_DRIVER = -35  # insufficient driver
+_MAY_PASS = (-2, -3, -46)  # out of memory, initialization error, devices unavailable
 _problems: dict[str, str] = {}
 _symbols: dict[str, ctypes.CDLL] = {}
 _registered: dict[str, set[str]] = {}  # ops, by dispatch key
@@ -137,11 +138,11 @@ _versions: dict[int, int] = {}
 
 
 def _binary_version(index: int) -> int:
-    """The version of the code that a GPU runs, or an error's negative number; only errors that last are kept."""
+    """The version of the code that a GPU runs, or an error's negative number; kept but for an error that may pass."""
     if index in _versions:
         return _versions[index]
     version = int(_symbols["CUDA"].specdec_cuda_binary_version(index))
-    if version > 0 or version in (*_NO_CODE, _OLD_DRIVER):
+    if version not in _MAY_PASS:
         _versions[index] = version
     return version
 

@@ -70,9 +70,10 @@ def generate(
     reads each step's outcome once: to see whether all sequences are done, for the streamer and for statistics.
 
     On a GPU a step is captured in a CUDA graph and replayed (see `specdec_kernels.decoding.graph`): draft and
-    verification in one with `ModelDrafter` and `NoDrafter`, whose next step is launched before the host looks at the
-    last; the verification alone with drafters that work on the host. The tokens are the same (tested with a stand-in
-    for a GPU: no run on one is on record). A model that cannot be captured runs op by op, and the log says why.
+    verification in one with drafters that work on the device (`ModelDrafter`, `ModelTreeDrafter`, `MedusaDrafter`,
+    `NoDrafter`), whose next step is launched before the host looks at the last where the draft length is fixed; the
+    verification alone with drafters of chains that work on the host. The tokens are the same (tested with a stand-in
+    for a GPU: no run on one is on record). What cannot be captured runs op by op, and the log says why.
 
     With greedy sampling, and with ``acceptance="match"`` and the same `seeds`, the tokens are those of plain decoding
     (`NoDrafter`), whatever the drafter, `num_speculative_tokens`, batch or padding, except where the model's forward

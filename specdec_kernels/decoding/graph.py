@@ -171,18 +171,24 @@ class CapturedSteps(Steps):
         self._cleanup = ExitStack()
 
     def __enter__(self) -> CapturedSteps:
-        self._stream.wait_stream(torch.cuda.current_stream(self.state.device))
-        self._cleanup.enter_context(torch.cuda.stream(self._stream))
+        try:
+            self._stream.wait_stream(torch.cuda.current_stream(self.state.device))
+            self._cleanup.enter_context(torch.cuda.stream(self._stream))
+        except BaseException:
+            _streams.give_back(self.state.device, self._stream)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._cleanup.close()
-        self._stream.synchronize()  # a step may be under way, and all that it works on is about to be freed
-        self._under_way.clear()
-        self._graphs.clear()
-        _streams.give_back(self.state.device, self._stream)
+        try:
+            self._cleanup.close()
+            self._stream.synchronize()  # a step may be under way, and all that it works on is about to be freed
+        finally:
+            self._under_way.clear()
+            self._graphs.clear()
+            _streams.give_back(self.state.device, self._stream)
 
     def rehearse(self, num_tokens: int) -> None:
         with self.state.rewound():
@@ -300,24 +306,39 @@ class CapturedSteps(Steps):
         _explain(f"{self.runner.name}: {why}")
 
 
+_checked: tuple[int, list[str]] | None = None
+"""The thread that runs a step under `_noting_waits`, and where it has waited."""
+
+
 @contextmanager
 def _noting_waits() -> Iterator[list[str]]:
     """Within: where this thread lets the host wait for the device. Torch warns of it in all threads, which may wait."""
-    mine, waits = threading.get_ident(), list[str]()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("always", message=f".*{_WAITS}")
-        show = warnings.showwarning
-
-        def note(message: Any, category: Any, filename: str, lineno: int, *rest: Any, **named: Any) -> None:
-            text = str(message).splitlines()[0]
-            if _WAITS not in text:
-                show(message, category, filename, lineno, *rest, **named)
-            elif threading.get_ident() == mine:
-                waits.append(f"{text.partition(' (Triggered')[0]} ({filename}:{lineno})")
-
-        warnings.showwarning = note
+    global _checked
+    waits = list[str]()
+    # Neither is taken back: Python has one of each, which another thread may have changed and restored meanwhile.
+    if not hasattr(warnings.showwarning, "notes_waits"):
+        warnings.showwarning = _noting(warnings.showwarning)
+    warnings.filterwarnings("always", message=f".*{_WAITS}")
+    _checked = threading.get_ident(), waits
+    try:
         with _sync_debug_mode("warn"):
             yield waits
+    finally:
+        _checked = None
+
+
+def _noting(show: Callable[..., None]) -> Callable[..., None]:
+    """A ``warnings.showwarning`` that notes waits for the device while a step is checked, and shows all else."""
+
+    def note(message: Any, category: Any, filename: str, lineno: int, *rest: Any, **named: Any) -> None:
+        text, checked = str(message).partition("\n")[0], _checked
+        if checked is None or _WAITS not in text:
+            show(message, category, filename, lineno, *rest, **named)
+        elif checked[0] == threading.get_ident():
+            checked[1].append(f"{text.partition(' (Triggered')[0]} ({filename}:{lineno})")
+
+    note.notes_waits = True  # type: ignore[attr-defined]
+    return note
 
 
 @contextmanager

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..backends.reference.law import accepts
 from ..backends.reference.rows import named, slots_upto
 from ..checks import FLOAT_DTYPES, INT32, LOGIT_DTYPES, check_flag, check_given, check_one_of, check_tensor, shape_error
 from ..ops.mask_logits_ import mask_logits_
@@ -340,7 +341,7 @@ def chain_speculative_sampling(
     ids = draft_token_ids.long().clamp(0, vocab - 1)[..., None]
     p, q = (t[:, : rows - 1].gather(-1, ids)[..., 0] for t in (target_probs, draft_probs))
     after = slots_upto(rows - 1, out.num_accepted) > out.num_accepted[:, None]  # these no one has judged yet
-    alone = after & (coins[:, 1:] * q.clamp(max=1) < p) & (ids[..., 0] == draft_token_ids) & (q > 0)
+    alone = after & accepts(coins[:, 1:], p, q) & (ids[..., 0] == draft_token_ids) & (q > 0)
     counts = []
     for given, count in (
         (maybe_output_accepted_token_num, out.num_accepted + alone.sum(1, dtype=torch.int32)),

@@ -71,7 +71,7 @@ def train_draft(
     draft : PreTrainedModel
         Changed in place; see `first_layers`.
     head : Tensor
-        ``[vocab, hidden]``: the target's LM head.
+        ``[vocab, hidden]``: the target's LM head; what it gives must not be scaled, capped or biased behind it.
     features, recipe, checkpoint, progress
         See `train_heads`.
     token_map : TokenMap, optional
@@ -101,7 +101,7 @@ def train_draft(
             rows, hidden = hidden_of(draft, features, order.batch(step))
             counted = labels[rows] != IGNORED
             wanted = nn.functional.linear(features.hidden[rows[counted]].to(of_ids), of_ids)
-            given = nn.functional.linear(hidden[counted], own_head.weight[ids])
+            given = nn.functional.linear(hidden[counted.to(hidden.device)], own_head.weight[ids])
             return distillation_loss(wanted, given, labels[rows[counted]].to(hidden.device))
 
     groups = [(list(draft.parameters()), recipe.learning_rate)]
@@ -119,7 +119,7 @@ def acceptance_of(
     ----------
     draft : PreTrainedModel
     head : Tensor
-        ``[vocab, hidden]``: the target's LM head.
+        ``[vocab, hidden]``: the target's LM head; what it gives must not be scaled, capped or biased behind it.
     features : Features
         Of the target, on text that the draft was not trained on.
     token_map : TokenMap, optional
@@ -150,11 +150,11 @@ def acceptance_of(
     if total == 0:
         raise ValueError(f"{caller}: features must have tokens to predict, got none")
     sampled = greedy = 0.0
-    for documents in torch.arange(len(features.starts)).split(batch_size):
+    for documents in torch.arange(len(features.starts), device="cpu").split(batch_size):
         rows, hidden = hidden_of(draft, features, documents)
         for part in (labels[rows] != IGNORED).nonzero()[:, 0].split(512):  # a piece, for the width of the vocabulary
             wanted = nn.functional.linear(features.hidden[rows[part]].to(head), head)
-            given = nn.functional.linear(hidden[part], of_ids)
+            given = nn.functional.linear(hidden[part.to(hidden.device)], of_ids)
             sampled += float(torch.minimum(wanted.softmax(-1)[:, ids], given.softmax(-1)).sum())
             greedy += float((wanted.argmax(-1) == ids[given.argmax(-1)]).sum())
     return sampled / total, greedy / total

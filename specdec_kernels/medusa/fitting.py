@@ -209,4 +209,5 @@ def hidden_of(model: Any, features: Features, documents: Tensor) -> tuple[Tensor
     ids = nn.utils.rnn.pad_sequence([features.tokens[span] for span in spans], batch_first=True)
     padded = model.base_model(input_ids=ids.to(model.device), use_cache=False)[0]
     hidden = torch.cat([h[: span.stop - span.start] for h, span in zip(padded, spans, strict=True)])
-    return torch.cat([torch.arange(span.start, span.stop) for span in spans]), hidden
+    rows = [torch.arange(span.start, span.stop, device=features.tokens.device) for span in spans]
+    return torch.cat(rows), hidden

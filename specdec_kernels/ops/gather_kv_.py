@@ -28,6 +28,7 @@ _KINDS = {
     "2": "further",
 }  # fmt: skip
 _NUMBERS = {letter: CACHE_DIMS[kind] for letter, kind in _KINDS.items()}
+_BESIDE = ("_quantized_keys", "indexer_keys", "recurrent_states")  # where layers of transformers have rows, too
 _DENSE = "of b or (bh), s, h, d, l and 2, each at most once, with a batch, s, and no h beside (bh)"
 _PAGED = "of n, s, h, d, l and 2, each at most once, with n and s where a block_table is given"
 
@@ -140,6 +141,11 @@ def _tensors(op: str, cache: Any) -> list[Any]:
     for number, layer in enumerate(layers):
         if getattr(layer, "is_sliding", False):
             raise ValueError(f"{op}: cache must keep all rows, got a sliding window in layer {number}")
+        if any(hasattr(layer, name) for name in _BESIDE):
+            raise ValueError(
+                f"{op}: cache must keep all that it has in keys and values, got a {type(layer).__name__} "
+                f"in layer {number}"
+            )
     return [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Hashable
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as _modules
 
 from ...decoding.runner import Prompt, Runner
 from ...tree import DraftTree
@@ -17,6 +19,8 @@ from .cache import VIEW_STEP, RaggedCache, causal_mask, tree_mask
 from .models import attention_windows, end_ids, max_length, padding_id, positions_end, prompt_padding
 from .packing import is_packed
 from .states import States
+
+_OWN_HOOKS = ("transformers.", "specdec_kernels.")  # modules whose hooks on a model are no user's
 
 
 class TransformersRunner(Runner):
@@ -57,13 +61,13 @@ class TransformersRunner(Runner):
 
 
 def has_hooks(model: Any) -> bool:
-    """Whether a user's hooks are on it, or a part of it; those of transformers do nothing where nobody listens."""
-    hooks = (
-        hook
-        for module in model.modules()
-        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    )
-    return any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
+    """Whether a user's hooks are on it, on a part of it or on all modules; those of transformers do nothing where
+    nobody listens, and those of `DecoderRunner.forward_tree`, maybe of another thread, do nothing for others.
+    """
+    of_all = (_modules._global_forward_hooks, _modules._global_forward_pre_hooks)
+    each = ((module._forward_hooks, module._forward_pre_hooks) for module in model.modules())
+    hooks = chain.from_iterable(found.values() for found in (*of_all, *chain.from_iterable(each)))
+    return any(not str(getattr(hook, "__module__", "")).startswith(_OWN_HOOKS) for hook in hooks)
 
 
 @torch.no_grad()

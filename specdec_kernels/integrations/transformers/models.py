@@ -74,11 +74,13 @@ def same_vocabulary(tokenizer: Any, other: Any) -> bool:
 
 
 def attention_windows(config: Any) -> dict[str, int | None]:
-    """Sliding window of each kind of attention layer, by its name in ``config.layer_types``; None: sees everything."""
+    """Sliding window of each kind of attention layer, by its name in ``config.layer_types``, or of "all" of them; None:
+    sees everything.
+    """
     window = getattr(config, "sliding_window", None)
-    kinds = list(dict.fromkeys(getattr(config, "layer_types", None) or ()))
-    if not kinds:
-        return {"all": window if config.model_type in _ONE_WINDOW else None}
+    if config.model_type in _ONE_WINDOW:  # whatever `layer_types` says
+        return {"all": window}
+    kinds = dict.fromkeys(getattr(config, "layer_types", None) or ["all"])
     return {kind: window if kind == "sliding_attention" else None for kind in kinds}
 
 
@@ -86,7 +88,7 @@ def layer_windows(config: Any) -> list[int | None]:
     """The window of each attention layer of a decoder, see `attention_windows`."""
     windows = attention_windows(config)
     layers = getattr(config, "num_decoder_layers", None) or config.num_hidden_layers
-    return [windows[kind] for kind in getattr(config, "layer_types", None) or ["all"] * layers]
+    return [windows[kind] for kind in (["all"] * layers if "all" in windows else config.layer_types)]
 
 
 def positions_end(config: Any) -> bool:
