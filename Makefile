@@ -32,7 +32,7 @@ test: $(INSTALLED)  ## every op, rule and loop on every backend, a choice of the
 	@echo "==> running the tests in $(WORKERS) processes$(if $(ARGS),, (about 8 minutes on two idle cores))"
 	@$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
 
-test-all: $(INSTALLED)  ## the whole test-suite, all cases (half an hour on two cores)
+test-all: $(INSTALLED)  ## every test, a larger choice of its cases (half an hour on two cores)
 	@echo "==> running the tests in $(WORKERS) processes$(if $(ARGS),, (about half an hour on two cores))"
 	@$(PYTEST) -n $(WORKERS) --dist loadgroup --tier=all $(ARGS)
 

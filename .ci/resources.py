@@ -74,7 +74,7 @@ def faults(name: str, arch: str, usage: Usage) -> list[str]:
         out.append(f"{name} spills {usage.spilled} bytes on {arch}")
     if usage.stack > STACK.get(name, 0):
         out.append(f"{name} keeps {usage.stack} bytes in local memory on {arch}, {STACK.get(name, 0)} are granted")
-    shared = usage.shared + DYNAMIC.get(name.partition("<")[0].rpartition("::")[2], 0)
+    shared = usage.shared + max((most for kernel, most in DYNAMIC.items() if kernel in name), default=0)
     if shared > MOST_SHARED:
         out.append(f"{name} may be launched with {shared} bytes of shared memory on {arch}, a block has {MOST_SHARED}")
     return out

@@ -436,7 +436,8 @@ def tree_cache(case: Case, generator: torch.Generator) -> CacheInputs:
 
 
 def num_sets(case: Case, bytes_read: int) -> int:
-    """So many input sets that rotating through them finds none in a cache, if a call reads `bytes_read`; at least 8."""
-    if case.cache == "hot":
-        return 8
+    """So many input sets that rotating through them finds none in a cache, if a call reads `bytes_read`; at least 8.
+
+    As many for "hot" cases, which are then of inputs as varied.
+    """
     return min(256, max(8, math.ceil(4 * machine.last_level_cache_bytes() / bytes_read)))

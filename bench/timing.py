@@ -60,7 +60,7 @@ def interleave(
 ) -> dict[str, Samples]:
     """Time every call in turn, in an order shuffled each round, so that a busy moment of the machine hits all alike.
 
-    Cold: each timing takes the next input sets, and two providers never follow each other on one set. Hot: the provider
+    Cold: each timing takes the next input sets, and providers begin at sets far from each other's. Hot: the provider
     itself runs on the set, untimed, just before. A slow provider takes part in fewer rounds, spread evenly: as many
     as fit in `seconds_each`, at least `LEAST_REPEATS`.
     """

@@ -26,12 +26,15 @@ def test_trials_on_the_gpu_are_said_as_they_were() -> None:
     assert (
         "took {}, {} and {} µs at T = 1".format(*triton) in text and "took {}, {} and {} in the".format(*peer) in text
     )
-    points = (*said(0, "triton", "one-hot", 1, 8), *said(0, "vllm V2", "one-hot", 1, 8))
-    assert "{} and {} for one-hot drafts ({} and {})".format(*points) in text
+    one_hot = (*said(0, "triton", "one-hot", 1, 8), *said(0, "vllm V2", "one-hot", 1, 8))
+    assert "{} and {} for one-hot drafts ({} and {})".format(*one_hot) in text
     cut = (*said(0, "triton", "truncated", 1), *said(0, "vllm V2", "truncated", 1))
     assert "{} truncated ({})".format(*cut) in text
     ours = [time for case in ("T=1", "one-hot", "block") for time in said(1, "cuda", case, 1, 8)]
-    sentence = "took {} and {} µs at T = 1 for 1 and 8 sequences, {} and {} for points, {} and {} under the block rule"
+    sentence = (
+        "took {} and {} µs at T = 1 for 1 and 8 sequences, {} and {} with one-hot drafts, "
+        "{} and {} under the block rule"
+    )
     assert sentence.format(*ours) in text
 
 
@@ -49,3 +52,21 @@ def test_readme_s_sentence_on_the_gpu_is_that_of_the_results() -> None:
     assert "({:.0f} and {:.0f} without the stats)".format(*without) in text
     assert "(without them {:.0f} µs at T = 1 and {:.0f} truncated for 128 sequences)".format(*without) in page
     assert result["command"] in page
+
+
+def test_where_triton_is_faster_is_that_of_the_results() -> None:
+    where = {
+        "T = 1": [1], "truncated": [], "greedy": [1], "one-hot draft": [1, 8], "block": [1, 8], "`Opt`": [],
+        "`TokenV3`": [32, 128, 256],
+    }  # fmt: skip
+    for case, batches in where.items():
+        times = {
+            batch: [on_gpu(f"{case}, {batch}", column)[0] for column in ("Triton, µs", "CUDA, µs (floor)")]
+            for batch in (1, 8, 32, 128, 256)
+        }
+        assert [batch for batch, (triton, cuda) in times.items() if triton < cuda] == batches, case
+    sentence = (
+        "faster than the CUDA kernels for one sequence at T = 1 and greedily, for 1 and 8 with one-hot drafts and "
+        "under the block rule, and for `TokenV3` from 32 on."
+    )
+    assert sentence in " ".join((ROOT / "docs/benchmarks.md").read_text().split())

@@ -20,7 +20,7 @@ from ..tree import DraftTree
 from .calibrate import count_accuracy, falling
 from .data import Features, prepare
 from .draft_model import acceptance_of, first_layers, train_draft
-from .fitting import Recipe
+from .fitting import Recipe, check_plain_logits
 from .train import choose_vocabulary, train_heads, train_jointly
 
 TOKENS = 400_000
@@ -165,6 +165,7 @@ def _check_folder(path: Path, model: Path | None) -> None:
 def _draft(arguments: argparse.Namespace) -> dict[str, Any]:
     _check_folder(arguments.draft, arguments.model)
     model, tokenizer = _load(arguments)
+    check_plain_logits("medusa", "model", model)
     draft = first_layers(model, arguments.layers)
     folder = _text_folder(arguments, {})
     train, held_out = _features(arguments, model, tokenizer, folder)
@@ -239,6 +240,8 @@ def _card(
 def _calibrate(arguments: argparse.Namespace) -> dict[str, Any]:
     model, tokenizer = _load(arguments)
     heads = MedusaHeads.load(arguments.heads, model)
+    if arguments.ranks > len(heads.token_map):  # before the text is written, which takes hours
+        raise ValueError(f"--ranks must be in [1, {len(heads.token_map)}], the ids drafted, got {arguments.ranks}")
     folder = _text_folder(arguments, heads.card)
     _, held_out = _features(arguments, model, tokenizer, folder)
     heads.accuracy = falling(count_accuracy(heads, held_out, arguments.ranks))

@@ -126,7 +126,7 @@ def verify_tree(
         A cascade for "sample": its distribution π takes the place of P at nodes that have children, and with
         ``bonus="cascade"`` at all nodes.
     epsilon, delta : float
-        Of "typical": ε and δ, finite and >= 0.
+        Of "typical": ε and δ, >= 0; infinity is allowed.
     params, draft_params : SamplingParams, optional
         Of target and draft. `draft_params` must match how the children were drawn. None: temperature 1, nothing cut.
     processors : Processors, optional
