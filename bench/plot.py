@@ -48,15 +48,15 @@ def ratios(result: dict[str, Any], path: Path) -> bool:
             axes.plot([], [], "o-", color=f"C{i % 10}", label=name)
         for y, (own, _) in enumerate(panel):
             axes.axhspan(y - 0.5, y + 0.5, color="0.95" if y % 2 else "white", zorder=0)
-            if result["benchmark"] == "verify_chain" and own["case"] in report.RATIO_TARGETS:
-                axes.plot([report.RATIO_TARGETS[own["case"]]] * 2, [y - 0.5, y + 0.5], "k:", linewidth=1.5)
+            if goal := report.ratio_goal(result["benchmark"], own):
+                axes.plot([goal] * 2, [y - 0.5, y + 0.5], "k:", linewidth=1.5)
         axes.set_xscale("log")
         axes.axvline(1, color="black", linewidth=1)
         axes.set_yticks(range(len(panel)), ["{case}, V={vocab}, B={batch}".format_map(own) for own, _ in panel])
         axes.set_ylim(len(panel) - 0.5, -0.5)
         axes.set_title(title, fontsize="medium")
-    goal = ", dotted: the goal" if result["benchmark"] == "verify_chain" else ""
-    all_axes[-1, 0].set_xlabel(f"time / time of {groups[0][0]['provider']}: median and quartiles{goal}")
+    dotted = ", dotted: the goal" if any(report.ratio_goal(result["benchmark"], own) for own, _ in groups) else ""
+    all_axes[-1, 0].set_xlabel(f"time / time of {groups[0][0]['provider']}: median and quartiles{dotted}")
     device = result["machine"]["gpu"] or result["machine"]["cpu"]
     figure.suptitle(f"{result['benchmark']}: {device}, {result['settings']['threads']} threads")
     figure.legend(*all_axes[0, 0].get_legend_handles_labels(), loc="outside lower center", fontsize=9, ncols=3)
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not result.get("rows") or "provider" not in result["rows"][0]:  # another script's result, of another shape
             continue
         if "gpu" in result["settings"]:
-            print("wrote", *gpu_plot.draw(result, folder))
+            print("wrote", *gpu_plot.draw(result, folder, file.stem))
             continue
         if ratios(result, file.with_suffix(".png")):
             print("wrote", file.with_suffix(".png"))

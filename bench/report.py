@@ -9,12 +9,13 @@ from .providers import OWN, PROVIDERS
 
 Row = dict[str, Any]
 
-RATIO_TARGETS = {"T=1": 8.0, "truncated": 50.0}  # times the best peer, cold, float32
-GREEDY_TARGET = 8.0
+RATIO_TARGETS = {"T=1": 8.0, "truncated": 50.0, "greedy": 8.0}  # times the best peer, cold, float32
 RATE_TARGET = 9.0  # 1e9 bytes of target logits a second
 SHARE_TARGETS = {1: 0.4, 8: 0.6}  # of memory's bandwidth, as torch.sum reads in the same run, by batch
 RATE_TARGETS = {("truncated", 128256): 13.0}  # where another rate is asked for
 OVERHEAD_TARGET = 12.0  # microseconds a call
+VARIANTS = ("eager, top-p in top-k", "eager, kept draft_probs")
+"""Providers that are told beside the peers and are none: special cases, or handed more."""
 
 
 def subject(rows: Sequence[Row]) -> Row | None:
@@ -68,19 +69,39 @@ def targets(op: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
         if own["case"] == "overhead":
             what = f"{op}: overhead of a call of {own['provider']}, µs"
             found.append(at_most(what, OVERHEAD_TARGET, own["median_us"]))
-        if op == "verify_chain" and own["cache"] == "cold" and own["dtype"] == "float32":
+        if judged(op, own):
             found += _speed(own, group)
     if op == "verify_chain":
         found += _memory(rows)
     return found
 
 
+def judged(op: str, own: Row) -> bool:
+    """Whether goals of speed are stated for a case."""
+    return op == "verify_chain" and own["cache"] == "cold" and own["dtype"] == "float32"
+
+
+def ratio_goal(op: str, own: Row) -> float | None:
+    """How many times as long as this package the best peer is to take, where a goal is stated."""
+    return RATIO_TARGETS.get(own["case"]) if judged(op, own) else None
+
+
+def variants(where: str, own: Row, group: Sequence[Row]) -> list[dict[str, Any]]:
+    """What the `VARIANTS` among the rows of a case take, stated for information."""
+    by_name = {row["provider"]: row for row in group}
+    return [
+        note(f"{where}: {own['provider']} × {name}", by_name[name]["median_us"] / own["median_us"])
+        for name in VARIANTS
+        if name in by_name
+    ]
+
+
 def _speed(own: Row, group: Sequence[Row]) -> list[dict[str, Any]]:
     where = f"{own['case']} V={own['vocab']} B={own['batch']}"
     found = []
     peer = best_peer(group)
-    if own["case"] in ("T=1", "truncated", "greedy") and peer is not None:
-        goal = RATIO_TARGETS.get(own["case"], GREEDY_TARGET)
+    if own["case"] in RATIO_TARGETS and peer is not None:
+        goal = RATIO_TARGETS[own["case"]]
         ratio = peer["median_us"] / own["median_us"]
         found.append(at_least(f"{where}: {own['provider']} × best peer ({peer['provider']})", goal, ratio))
         by_name = {row["provider"]: row for row in group}
@@ -88,11 +109,8 @@ def _speed(own: Row, group: Sequence[Row]) -> list[dict[str, Any]]:
         if stateless is not None:
             ratio = peer["median_us"] / stateless["median_us"]
             found.append(note(f"{where}: without draft_stats × best peer ({peer['provider']})", ratio))
-        for variant in ("eager, top-p in top-k", "eager, kept draft_probs"):
-            if variant in by_name:
-                ratio = by_name[variant]["median_us"] / own["median_us"]
-                found.append(note(f"{where}: {own['provider']} × {variant}", ratio))
-    if own["case"] in ("T=1", "truncated", "greedy"):
+        found += variants(where, own, group)
+    if own["case"] in RATIO_TARGETS:
         goal = RATE_TARGETS.get((own["case"], own["vocab"]), RATE_TARGET)
         found.append(at_least(f"{where}: GB/s of target logits read", goal, own["gb_per_s"]))
         if own["batch"] in SHARE_TARGETS:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,16 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from specdec_kernels.options import POSITIVE, SECONDS, THREADS
+from specdec_kernels.options import POSITIVE, SECONDS, THREADS, fill
 
 from . import inputs, machine, report
 from .inputs import Case
 from .providers import PROVIDERS
 from .registry import BATCHES, REGISTRY, VOCABS
 from .timing import Call, interleave, peak_memory
+
+PUBLISHED = machine.RESULTS / machine.label()
+"""Where results are saved that pages quote."""
 
 
 def build(case: Case, names: Sequence[str]) -> dict[str, Call]:
@@ -104,14 +108,36 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--batch", nargs="+", type=POSITIVE, default=list(BATCHES))
     parse.add_argument("--cache", choices=("cold", "hot"), help="only these; default: both")
     parse.add_argument("--threads", type=THREADS, help="default: torch's")
-    parse.add_argument("--repeats", type=POSITIVE, default=60, help="timings of a provider and case, at most")
-    parse.add_argument("--seconds", type=SECONDS, default=4.0, help="time for a provider and case")
+    parse.add_argument("--repeats", type=POSITIVE, help="timings of a provider and case, at most; default: 60")
+    parse.add_argument("--seconds", type=SECONDS, help="time for a provider and case; default: 4")
     parse.add_argument("--quick", action="store_true", help="few timings: to see that everything runs")
     parse.add_argument(
-        "--json", type=Path, nargs="?", const=machine.RESULTS / machine.label(), metavar="FOLDER",
-        help="write FOLDER/<op>.json; without FOLDER: bench/results/<this machine>",
+        "--save", "--json", type=Path, nargs="?", const=PUBLISHED, metavar="FOLDER",
+        help="write FOLDER/<op>.json; without FOLDER: bench/results/<this machine>; --json is its name in old results",
     )  # fmt: skip
     return parse
+
+
+def why_not(folder: Path, wanted: Mapping[str, Sequence[Case]], options: argparse.Namespace) -> str | None:
+    """Why nothing is saved there, if so: known before minutes of measuring."""
+    if folder.suffix == ".json" or (folder.exists() and not folder.is_dir()):
+        return f"--save must be given a folder, got {folder}"
+    if folder != PUBLISHED:
+        return None
+    if options.quick:
+        return "--save must be given a folder of its own with --quick, whose figures mean nothing"
+    whole = parser().parse_args([])
+    if all(getattr(options, name) == getattr(whole, name) for name in ("case", "vocab", "batch", "cache", "providers")):
+        return None
+    for op, cases in wanted.items():
+        path = folder / f"{op}.json"
+        if not cases or not path.exists():
+            continue
+        measured = {(str(case), name) for case in cases for name in options.providers}
+        lost = [row for row in json.loads(path.read_text())["rows"] if (row["id"], row["provider"]) not in measured]
+        if lost:
+            return f"--save must be given another folder: {path} holds {len(lost)} rows that this would not measure"
+    return None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -120,9 +146,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     known = {case.name for op in options.op for case in REGISTRY[op].cases(options.vocab, options.batch)}
     if unknown := set(options.case or ()) - known:
         parse.error(f"no case named {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+    fill(parse, options, usual={"repeats": 60, "seconds": 4.0}, quick={"repeats": 8, "seconds": 0.3})
+    wanted = {
+        op: [
+            case
+            for case in REGISTRY[op].cases(options.vocab, options.batch)
+            if (not options.case or case.name in options.case) and options.cache in (None, case.cache)
+        ]
+        for op in options.op
+    }
+    if options.save:
+        if why := why_not(options.save, wanted, options):
+            parse.error(why)
+        options.save.mkdir(parents=True, exist_ok=True)
     if options.threads:
         torch.set_num_threads(options.threads)
-    repeats, seconds = (8, 0.3) if options.quick else (options.repeats, options.seconds)
     load = machine.describe()["load_average"]
     print(f"{machine.cpu_model()}, {torch.get_num_threads()} threads, load {load:.2f}")
     bandwidth = machine.read_gb_per_s()
@@ -131,24 +169,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         missing = {op: why for op in options.op if (why := PROVIDERS[name].why_missing(op, "cpu"))}
         for why in dict.fromkeys(missing.values()):
             print(f"without {name}: {why}")
-    settings = {"threads": torch.get_num_threads(), "repeats": repeats, "seconds": seconds, "read_gb_per_s": bandwidth,
-                "acceptance": inputs.ACCEPTANCE}  # fmt: skip
+    settings = {
+        "threads": torch.get_num_threads(), "repeats": options.repeats, "seconds": options.seconds,
+        "read_gb_per_s": bandwidth, "acceptance": inputs.ACCEPTANCE,
+    }  # fmt: skip
     found: list[dict[str, Any]] = []
     for op in options.op:
-        wanted = [c for c in REGISTRY[op].cases(options.vocab, options.batch)
-                  if (not options.case or c.name in options.case) and options.cache in (None, c.cache)]  # fmt: skip
         rows: list[dict[str, Any]] = []
-        progress = tqdm(wanted, desc=op, disable=None, leave=False)
+        progress = tqdm(wanted[op], desc=op, disable=None, leave=False)
         for case in progress:
             progress.set_postfix_str(str(case))
-            new = measure(case, options.providers, repeats, seconds)
+            new = measure(case, options.providers, options.repeats, options.seconds)
             rows += new
             if new:
                 progress.write(f"\n{op} {report.table(new)}")
         reached = report.targets(op, rows)
         found += reached
-        if options.json:
-            print("wrote", machine.save(options.json, op, rows, settings, reached))
+        if options.save and rows:
+            print("wrote", machine.save(options.save, op, rows, settings, reached))
     if found:
         print("\n" + report.targets_table(found))
 

@@ -72,6 +72,13 @@ def test_demo_gets_its_arguments_and_its_exit_status_comes_back(monkeypatch: pyt
     assert seen == [["--batch", "2", "--help"]]
 
 
+def test_a_command_s_own_arguments_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(demo, "main", seen.append)
+    assert cli.main(["demo", "--", "-x"]) == cli.main(["demo", "--version"]) == cli.main(["--", "demo", "-x"]) == 0
+    assert seen == [["--", "-x"], ["--version"], ["-x"]]
+
+
 @pytest.mark.parametrize("name", cli._COMMANDS)
 @pytest.mark.parametrize(
     ("error", "status", "said"),
@@ -83,6 +90,8 @@ def test_demo_gets_its_arguments_and_its_exit_status_comes_back(monkeypatch: pyt
         (assets.AssetError("could not download x"), 2, "{}: could not download x\n"),
         (ValueError("generate: bad"), 2, "{}: generate: bad\n"),
         (MemoryError(), 2, "{}: out of memory\n"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), 2, "{}: out of memory\n"),
+        (RuntimeError("Storage size calculation overflowed with sizes=[9]"), 2, "{}: out of memory\n"),
         (ModuleNotFoundError("No module named 'x'"), 2, "{}: {}No module named 'x'\n"),
     ],
 )

@@ -23,7 +23,7 @@ if not (ROOT / "bench").exists():
 BEFORE_THE_PACKAGE = (  # is there, or beside it: their numbers are argparse's own
     "bench.gpu_report", "bench.gpu.build", "bench.gpu.suite", "bench.gpu.sanitizer", "bench.vllm_engine",
 )  # fmt: skip
-WRITTEN = {"backbone", "draft", "figure", "folder", "heads", "journal", "json", "logs", "output"}
+WRITTEN = {"backbone", "draft", "figure", "folder", "heads", "journal", "json", "logs", "output", "save"}
 """Options with paths that are made; what is read from must be there."""
 FREE = {  # text that is looked at where its meaning is known, and what looks
     "prompt": "any text", "verifier": "test_audit", "drafter": "test_audit", "cases": "test_audit",

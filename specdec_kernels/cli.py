@@ -148,7 +148,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"specdec_kernels {__version__}")
     parser.add_argument("command", choices=_COMMANDS, metavar="command", nargs="?", help=", ".join(_COMMANDS))
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="that command's own arguments")
-    chosen = parser.parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    # This parser must not see the command's own arguments: it would take a "--" among them for its own.
+    own = next((at for at, word in enumerate(given, 1) if not word.startswith("-")), len(given))
+    chosen = parser.parse_args(given[:own])
     if chosen.command is None:
         parser.print_help(sys.stderr)
         parser.exit(FAILED)
@@ -158,4 +161,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"specdec: {error}", file=sys.stderr)
         return FAILED
-    return ended(chosen.command, partial(command.run, chosen.arguments), command.extra)
+    return ended(chosen.command, partial(command.run, given[own:]), command.extra)

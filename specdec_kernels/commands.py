@@ -18,6 +18,9 @@ from .options import FAILED, THREADS, device, existing
 
 __all__ = ["add_model_options", "ended", "load", "load_draft", "model_name", "reach", "read_text"]
 
+_NO_MEMORY = ("can't allocate memory", "Storage size calculation overflowed")
+"""What torch says on a CPU, in an error of no kind of its own."""
+
 
 def ended(name: str, run: Callable[[], int | None], extra: str | None = None) -> int:
     """Run a command to its end; what goes wrong is one sentence on stderr.
@@ -55,6 +58,10 @@ def ended(name: str, run: Callable[[], int | None], extra: str | None = None) ->
         reason = "the disk is full" if full else str(error)
     except (assets.AssetError, ValueError, MemoryError, torch.OutOfMemoryError) as error:
         reason = str(error) or "out of memory"
+    except RuntimeError as error:
+        if not any(words in str(error) for words in _NO_MEMORY):
+            raise
+        reason = "out of memory"
     print(f"{name}: {reason.removeprefix(f'{name}: ')}", file=sys.stderr)
     return FAILED
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -75,6 +76,17 @@ def device(text: str) -> str:
     except RuntimeError:
         raise argparse.ArgumentTypeError(f"must be a device: cpu, cuda:0, …, got {text[:30]!r}") from None
     return text
+
+
+def fill(
+    parser: argparse.ArgumentParser, given: argparse.Namespace, usual: Mapping[str, Any], quick: Mapping[str, Any]
+) -> None:
+    """Set what was not given, and is None, as is `usual`; with ``--quick`` to `quick`, beside which it is refused."""
+    for name, value in (quick if given.quick else usual).items():
+        if getattr(given, name) is None:
+            setattr(given, name, value)
+        elif given.quick:
+            parser.error(f"--quick has a number of its own and must be given without --{name}")
 
 
 def draft_length(text: str) -> int | str:

@@ -29,7 +29,7 @@ from bench.cascades import generation, next_token, report, rules, training
 from bench.cascades.results import Row
 from specdec_kernels import assets
 from specdec_kernels.commands import ended
-from specdec_kernels.options import COUNT, POSITIVE, THREADS
+from specdec_kernels.options import COUNT, POSITIVE, THREADS, fill
 
 PARTS = ("train", "rewriting", "draft-lengths", "next-token", "report")
 SIZES = {"pairs": 128, "batch": 16, "timed": 16, "positions": 1000, "settings": None}
@@ -59,12 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parts = arguments.parts or list(PARTS)
     if unknown := set(parts) - set(PARTS):
         parser.error(f"no part named {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    given = [name for name in QUICK if getattr(arguments, name) is not None]
-    if arguments.quick and given:
-        parser.error(f"--quick has sizes of its own and must be given without --{given[0]}")
-    for name, value in (QUICK if arguments.quick else SIZES).items():
-        if name not in given:
-            setattr(arguments, name, value)
+    fill(parser, arguments, SIZES, QUICK)
     return ended("cascades", partial(_run, arguments, parts))
 
 
@@ -104,8 +99,8 @@ def _run(arguments: argparse.Namespace, parts: Sequence[str]) -> None:
         next_token.sweep(
             *held_out, settings_of("next-token"), shares=shares["next-token"],
             save=lambda rows: save(
-                "next-token", rows, positions=arguments.positions, target=assets.MODEL_NAME,
-                draft="n-grams of the standard library and of the text",
+                "next-token", rows, positions=len(held_out[2]), problems=len(set(held_out[3].tolist())),
+                target=assets.MODEL_NAME, draft="n-grams of the standard library and of the text",
             ),
         )  # fmt: skip
     if "report" in parts:

@@ -19,7 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 import specdec_kernels as sk
-from bench.cascades.results import DRAFT, LOSSLESS, TARGET, Row, at_length
+from bench.cascades.results import DRAFT, LOSSLESS, TARGET, Row, at_length, clustered_error
 from bench.cascades.rewriting import PAD, Corpus, Pair, pad, word_edits
 from bench.cascades.rules import DETAILED, RULES, SETTINGS, Laws, spread_alphas, with_cascade_bonus
 from specdec_kernels import GenerationOutput, GenerationStats, ModelDrafter, NoDrafter, SamplingParams, laws
@@ -195,14 +195,13 @@ def rows_of(chosen: Sequence[Configuration], setting: str) -> list[Row]:
     for c in chosen:
         judged = c.total("num_accepted") + c.total("num_rejected")
         error_rate = c.edits.sum() / c.words.sum()
-        deviations = c.edits - error_rate * c.words
         rows.append(
             {
                 "setting": setting,
                 "rule": c.rule,
                 "alpha": c.alpha,
                 "word_accuracy": float(1 - error_rate),
-                "standard_error": float(np.sqrt((deviations**2).sum()) / c.words.sum()),
+                "standard_error": float(clustered_error(c.edits, c.words)),
                 "rejection_rate": c.total("num_rejected") / judged if judged else None,
                 "target_calls_per_token": c.num_calls / c.total("num_tokens"),
                 "relative_seconds": c.seconds_per_token / chosen[0].seconds_per_token,

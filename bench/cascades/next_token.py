@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bench.cascades.results import DRAFT, TARGET, Row
+from bench.cascades.results import DRAFT, TARGET, Row, clustered_error
 from bench.cascades.rules import LOG_RULES, RULES, SETTINGS, Float64, Laws, spread_alphas, total_variation
 from specdec_kernels import SamplingParams, assets
 from specdec_kernels.assets import corpus
@@ -43,16 +43,18 @@ def ngram_laws(drafter: NgramLMDrafter, tokens: Sequence[int], positions: Sequen
 
 def held_out(
     positions: int, say: assets.Say = assets.print_to_stderr
-) -> tuple[torch.Tensor, Float64, NDArray[np.int64]]:
-    """Target logits ``[positions, vocab]`` float32, the draft's law ``[positions, vocab]`` and the true tokens.
+) -> tuple[torch.Tensor, Float64, NDArray[np.int64], NDArray[np.int64]]:
+    """Target logits ``[positions, vocab]`` float32, the draft's law ``[positions, vocab]``, the true tokens, and of
+    which problem each position is.
 
     The last problems of HumanEval: the n-gram model's constants were chosen on the first.
     """
     model, tokenizer = assets.load_model(say)
     drafter = NgramLMDrafter(corpus.ngram_table(tokenizer, say))
-    logits, laws, truth = [], [], []
+    logits, laws, truth, problems = [], [], [], []
     found = 0
-    for problem in tqdm(assets.human_eval(say)[::-1], desc="HumanEval", mininterval=5.0, disable=None):
+    bar = tqdm(assets.human_eval(say)[::-1], desc="HumanEval", mininterval=5.0, disable=None)
+    for number, problem in enumerate(bar):
         prompt = tokenizer.encode(problem["prompt"], add_special_tokens=False)
         text = [*prompt, *tokenizer.encode(problem["canonical_solution"], add_special_tokens=False)]
         places = list(range(len(prompt), len(text)))[: positions - found]
@@ -61,18 +63,20 @@ def held_out(
         logits.append(rows[[place - 1 for place in places]].float())
         laws.append(ngram_laws(drafter, text, places, rows.shape[1]))
         truth += [text[place] for place in places]
+        problems += [number] * len(places)
         found += len(places)
         if found == positions:
             break
-    return torch.cat(logits), np.concatenate(laws), np.array(truth)
+    return torch.cat(logits), np.concatenate(laws), np.array(truth), np.array(problems)
 
 
 def sweep(
-    logits: torch.Tensor, draft: Float64, truth: NDArray[np.int64], settings: Sequence[str], *,
-    shares: Sequence[float], save: Callable[[list[Row]], Any],
+    logits: torch.Tensor, draft: Float64, truth: NDArray[np.int64], problems: NDArray[np.int64],
+    settings: Sequence[str], *, shares: Sequence[float], save: Callable[[list[Row]], Any],
 ) -> list[Row]:  # fmt: skip
     """All curves, from what `held_out` returns; `save` is given all rows so far, after every setting."""
     rows: list[Row] = []
+    texts, text_of, lengths = np.unique(problems, return_inverse=True, return_counts=True)
     for setting in settings:
         every = max(len(truth) // _CALIBRATION, 1)
         sample = slice(None, None, every)
@@ -82,8 +86,7 @@ def sweep(
         for rule in (*RULES, *(LOG_RULES if log_loss else ())):
             if setting in rule.settings:
                 points += [(rule.name, a, rule.make(a)) for a in spread_alphas(rule, calibration, shares)]
-        sums = np.zeros((len(points), 3))
-        squares = np.zeros((len(points), 3))
+        sums = np.zeros((len(points), 3, len(texts)))
         for start in tqdm(range(0, len(truth), _CHUNK), desc=setting, mininterval=5.0, disable=None):
             part = slice(start, start + _CHUNK)
             x = _laws(logits[part], draft[part], SETTINGS[setting])
@@ -94,10 +97,8 @@ def sweep(
                     made = float64_target_law(law, x.P, x.Q, x.p, x.q)
                 chance = made[np.arange(len(made)), truth[part]]
                 numbers = np.stack([-np.log(np.maximum(chance, 1e-300)), chance, total_variation(made, x.Q)], 1)
-                sums[i] += numbers.sum(0)
-                squares[i] += (numbers**2).sum(0)
-        means = sums / len(truth)
-        errors = np.sqrt(np.maximum(squares / len(truth) - means**2, 0) / len(truth))
+                np.add.at(sums[i].T, text_of[part], numbers)
+        means, errors = sums.sum(-1) / len(truth), clustered_error(sums, lengths)
         rows += [
             {
                 "setting": setting,

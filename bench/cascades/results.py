@@ -6,11 +6,24 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 Row = dict[str, Any]
 """A measured point: "setting", "rule", "alpha" and numbers."""
 
 TARGET, DRAFT, LOSSLESS = "target alone", "draft alone", "lossless"
 _SEQUENTIAL = ("TokenCascade", "OracleCascade", "SeqCascade", "BiLD,")
+
+
+def clustered_error(sums: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
+    """The standard error of a mean, ``sums.sum(-1) / counts.sum()``, of texts ``[..., texts]`` each of which has a sum
+    over so many of its words or positions: these are alike, texts are independent.
+    """
+    mean = sums.sum(-1) / counts.sum()
+    deviations = sums - mean[..., None] * counts
+    error: NDArray[np.float64] = np.sqrt((deviations**2).sum(-1)) / counts.sum()
+    return error
 
 
 def at_length(setting: str, draft_length: int) -> str:

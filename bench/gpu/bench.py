@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     passed += ["--plan", options.plan, *rest]
     if options.rehearse:
         passed.append("--rehearse")
-    worker.parser().parse_args(passed)  # a wrong option stops here, not in every process
+    worker.parsed(passed)  # a wrong option stops here, not in every process
     beside.mount()  # for their versions
     states: list[dict[str, str]] = []
 

@@ -10,6 +10,7 @@ import torch
 
 from ..inputs import OVERHEAD, Case
 from ..registry import REGISTRY, VERIFY_CASES
+from ..report import VARIANTS
 from . import strategy
 
 BATCHES = (1, 8, 32, 128, 256)
@@ -26,7 +27,7 @@ LAUNCH_US = 2.5
 OWN = ("cuda", "triton")
 PEERS = (
     *("cuda, uniforms given", "cuda, no draft_stats"),
-    *("eager", "flashinfer", "vllm V1", "vllm V2", "sglang"),
+    *("eager", *VARIANTS, "flashinfer", "vllm V1", "vllm V2", "sglang"),
 )
 LAYOUTS = ("cuda", *(f"cuda, {name}{how}" for name in strategy.LAYOUTS for how in ("", ", no overlap")))
 

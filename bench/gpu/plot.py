@@ -11,17 +11,24 @@ from .grid import LAUNCH_US
 from .summary import groups
 
 
-def draw(result: dict[str, Any], folder: Path) -> list[Path]:
-    """``roofline.png`` and ``ratios.png`` in `folder`, as far as there are rows for them."""
+def draw(result: dict[str, Any], folder: Path, stem: str = "verify_chain") -> list[Path]:
+    """``roofline.png`` and ``ratios.png`` in `folder`, as far as there are rows for them; of another result file than
+    ``verify_chain.json`` with its `stem` before these names.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     drawn = []
     for name, function in (("roofline", roofline), ("ratios", ratios)):
-        path = folder / f"{name}.png"
+        path = folder / (f"{name}.png" if stem == "verify_chain" else f"{stem}_{name}.png")
         if function(result, path):
             drawn.append(path)
     return drawn
+
+
+def named(row: Row) -> str:
+    """The case, with its op unless that is the usual one."""
+    return row["case"] if row["op"] == "verify_chain" else f"{row['op']} {row['case']}"
 
 
 def title(result: dict[str, Any], what: str) -> str:
@@ -39,8 +46,8 @@ def roofline(result: dict[str, Any], path: Path) -> bool:
         return False
     rate = result["settings"]["copy_gb_per_s"]
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    for name in dict.fromkeys(row["case"] for row in own):
-        some = [row for row in own if row["case"] == name]
+    for name in dict.fromkeys(named(row) for row in own):
+        some = [row for row in own if named(row) == name]
         axes.scatter([r["needed_bytes"] for r in some], [r["gb_per_s"] for r in some], s=14, label=name)
     sizes = np.geomspace(min(r["needed_bytes"] for r in own), max(r["needed_bytes"] for r in own), 100)
     axes.plot(sizes, sizes / (LAUNCH_US * 1e3 + sizes / rate), color="black", label=f"launch + copy at {rate:.0f} GB/s")
@@ -61,7 +68,7 @@ def ratios(result: dict[str, Any], path: Path, num_draft: int = 5) -> bool:
     for group in groups(result["rows"], "cold", "graph"):
         own = subject(group)
         if own is not None and own["num_draft"] == num_draft and len(group) > 1:
-            panels.setdefault((own["case"], own["vocab"]), []).append((own, group))
+            panels.setdefault((named(own), own["vocab"]), []).append((own, group))
     if not panels:
         return False
     names, vocabs = list(dict.fromkeys(n for n, _ in panels)), sorted({v for _, v in panels})

@@ -106,12 +106,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return process.ABSENT
     deadline = time.monotonic() + options.budget
     rows: list[dict[str, Any]] = []
-    bad = 0
+    bad = unfinished = False
     some = cases(options.device, options.vocab)[: options.most]
     for number, case in enumerate(some):
         left = deadline - time.monotonic()
         if left < 1:
             print(f"{len(some) - number} of {len(some)} cases: no time was left")
+            unfinished = True
             break
         with tempfile.TemporaryDirectory() as scratch:
             table = Path(scratch) / "kernels.csv"
@@ -126,13 +127,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for kernel in kernels:
             rows.append({"case": name_of(case), **kernel})
             print(f"{name_of(case)}: {', '.join(f'{k} {v}' for k, v in kernel.items())}")
-        if outcome.code != 0 or not kernels:
-            bad += 1
+        if outcome.code is None:
+            unfinished = True
+            print(f"{name_of(case)}: {len(kernels)} kernels, not finished in {outcome.seconds:.0f} s")
+        elif outcome.code != 0 or not kernels:
+            bad = True
             print(f"{name_of(case)}: {len(kernels)} kernels, exit code {outcome.code}\n{outcome.tail()}")
     if rows:
         folder = options.folder or machine.RESULTS / machine.label(gpu=True)
         print("wrote", machine.save(folder, "profile", rows, {"provider": options.provider}))
-    return int(bad > 0)
+    return 1 if bad else process.UNFINISHED if unfinished else 0
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         errors = [line for line in outcome.text().splitlines() if "=========" in line and "ERROR SUMMARY" not in line]
         if REFUSED in outcome.text():
             print(f"{what}: {REFUSED}")
-            return process.ABSENT
+            return 1 if bad else process.ABSENT
         if outcome.code is None:
             wrong = any("Invalid" in line or "hazard" in line for line in errors)
             unfinished = True

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..providers import OWN
-from ..report import Row, at_least, at_most, best_peer, note, subject
+from ..report import Row, at_least, at_most, best_peer, note, subject, variants
 
 TRUNCATED_FLOORS = 3.0
 FLOORS = 2.0
@@ -42,6 +42,7 @@ def targets(rows: Sequence[Row]) -> list[dict[str, Any]]:
         if peer is not None:
             found.append(at_least(f"{where(own)}: × best peer ({peer['provider']})", 1.0,
                                   peer["median_us"] / own["median_us"]))  # fmt: skip
+        found += variants(where(own), own, group)
         given = next((r for r in group if r["provider"] == f"{own['provider']}, uniforms given"), None)
         if given is not None and given.get("launches") is not None:
             found.append(at_most(f"{where(own)}: launches, given uniforms", MOST_LAUNCHES, given["launches"]))

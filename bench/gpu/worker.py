@@ -80,15 +80,35 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--rehearse", action="store_true", help="no GPU: small cases on the CPU, with stand-in events")
     parse.add_argument("--plan", choices=grid.PLANS, default="verify_chain", help="what is measured")
     parse.add_argument("--providers", nargs="+", choices=PROVIDERS, help="only these")
-    parse.add_argument("--case", nargs="+", choices=VERIFY_CASES, default=list(VERIFY_CASES))
+    parse.add_argument("--case", nargs="+", choices=VERIFY_CASES)
     parse.add_argument("--vocab", nargs="+", type=POSITIVE)
     parse.add_argument("--batch", nargs="+", type=POSITIVE)
     parse.add_argument("--draft", nargs="+", type=POSITIVE)
     return parse
 
 
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options; ends in an error where the plan does not measure what one of them asks for."""
+    parse = parser()
+    options = parse.parse_args(arguments)
+    for name in ("case", "draft") if options.plan == "ops" else ():
+        if getattr(options, name):
+            parse.error(f"--{name} must be left out with --plan ops, which has its own")
+    phases = phases_of(options, "cuda")
+    cases = [case for phase in phases for case in phase.cases]
+    measured: dict[str, set[Any]] = {
+        "case": {case.name for case in cases}, "vocab": {case.vocab for case in cases},
+        "batch": {case.batch for case in cases}, "draft": {case.num_draft for case in cases},
+        "providers": {name for phase in phases for name in phase.providers},
+    }  # fmt: skip
+    for name, known in measured.items():
+        if beyond := [value for value in getattr(options, name) or () if value not in known]:
+            parse.error(f"--{name} must be of what --plan {options.plan} measures with these options, got {beyond[0]}")
+    return options
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
+    options = parsed(arguments)
     with contextlib.ExitStack() as stack:
         if options.rehearse:
             stack.enter_context(rehearsal.pretended())
@@ -99,8 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def phases_of(options: argparse.Namespace, device: str) -> list[grid.Phase]:
     """The plan's phases, as far as the options ask for them."""
     sizes = rehearsal.SIZES if options.rehearse else {}
-    asked = {"vocabs": options.vocab, "batches": options.batch, "drafts": options.draft}
-    some = grid.Sizes(**{**sizes, **{k: v for k, v in asked.items() if v}, "names": options.case})
+    asked = {"vocabs": options.vocab, "batches": options.batch, "drafts": options.draft, "names": options.case}
+    some = grid.Sizes(**{**sizes, **{k: v for k, v in asked.items() if v}})
     phases = grid.PLANS[options.plan](device, some)
     if options.providers:
         phases = [replace(p, providers=tuple(n for n in p.providers if n in options.providers)) for p in phases]

@@ -144,6 +144,17 @@ def test_one_sentence_for_an_error(
     assert said.startswith(sentence) and said.count("\n") == 1, said
 
 
+@pytest.mark.parametrize("arguments", [["plot", "best-gamma", "--output"], ["plan", *FAST, "--figure"]])
+def test_a_figure_that_a_program_is_missing_for(
+    arguments: list[str], small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("PATH", str(tmp_path))  # without LaTeX
+    assert cli.main([*arguments, str(tmp_path / "x.pgf")]) == 2
+    said = capsys.readouterr().err
+    assert f"{arguments[-1]} must end as what can be written here, got " in said and said.count("\n") == 1, said
+
+
 @pytest.mark.parametrize("text", ["[]", "{", '{"rows": []}', '{"choices": [{"drafter": "x"}]}'])
 def test_a_file_of_something_else(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.json").write_text(text)

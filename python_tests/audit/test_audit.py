@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -327,6 +328,33 @@ def test_a_wrong_command_is_a_usage_error(
     with pytest.raises(SystemExit, match="2"):
         cli.main(["audit", *arguments])
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["", "    "], ids=["when imported", "when called"])
+def test_a_verifier_that_ends_the_process_is_no_verdict(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"leaves_{len(where)}"
+    (tmp_path / f"{name}.py").write_text(
+        f"import sys\ndef verify(target_logits, draft_tokens, uniform_samples):\n    pass\n{where}sys.exit(0)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["audit", f"{name}:verify", "--cases", "two ids", "--no-steps"])
+    assert "SystemExit: 0" in capsys.readouterr().err
+
+
+def test_what_the_audited_code_prints_is_beside_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "talks.py").write_text(
+        "from python_tests.audit.planted import one_seed\nprint('imported')\n"
+        "def verify(target_logits, draft_tokens, draft_logits=None, **more):\n    print('called')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert cli.main(["audit", "talks:verify", "--cases", "two ids", "--no-steps", "--json"]) == 1
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["verifier"] == "talks:verify" and printed.err.startswith("imported\ncalled\n")
 
 
 def test_a_verifier_that_served_no_case_is_not_called_lossless() -> None:

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 
 import specdec_kernels as sk
 from bench import machine
-from bench.cascades import generation, next_token, report, rewriting, rules, training
+from bench.cascades import __main__, generation, next_token, report, rewriting, rules, training
 from bench.cascades.results import best_quality, curves, least_cost, markdown
 from bench.cascades.rules import Laws, spread_alphas
 from specdec_kernels.testing import float64_target_law
@@ -74,6 +74,14 @@ def test_alphas_spread_what_is_rejected(rule: rules.Rule) -> None:
     # Lossy also rejects less of what it still rejects; a token rule recovers a replaced token too
     loose = 0.3 if rule.by_token else 0.08
     assert shares == pytest.approx([0.8, 0.5, 0.2], abs=loose)
+
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.name)
+def test_alphas_of_a_target_that_all_but_rules_the_draft_out_are_lawful(rule: rules.Rule) -> None:
+    tiny = 1e-9
+    P, Q = (np.array([[low, 1 - low], [0.5, 0.5]]) for low in (tiny, 1 - tiny))
+    for alpha in spread_alphas(rule, Laws(P, Q, P, Q), (0.9, 0.5, 0.05)):
+        assert np.isfinite(float64_target_law(rule.make(alpha), P, Q, P, Q)).all()
 
 
 @pytest.fixture(scope="module")
@@ -156,11 +164,16 @@ def test_the_next_token_task_from_end_to_end(tmp_path: Path) -> None:
     logits = torch.randn(70, 12, generator=torch.Generator().manual_seed(0))
     draft = np.random.default_rng(0).dirichlet(np.ones(12), 70)
     truth = np.arange(70) % 12
-    rows = next_token.sweep(logits, draft, truth, ["T = 0", "T = 1"], shares=(0.7, 0.2), save=lambda rows: None)
+    problems = np.repeat([0, 1, 2, 3], [10, 30, 5, 25])
+    given = ["T = 0", "T = 1"]
+    rows = next_token.sweep(logits, draft, truth, problems, given, shares=(0.7, 0.2), save=lambda rows: None)
     target, made = (curves(rows, "T = 1")[name][0] for name in ("target alone", "Diff"))
     law = logits.double().softmax(1).numpy()
     assert target["accuracy"] == pytest.approx(law[np.arange(70), truth].mean())
     assert target["log_loss"] == pytest.approx(-np.log(law[np.arange(70), truth]).mean())
+    off = law[np.arange(70), truth] - target["accuracy"]  # a solution's positions are alike
+    by_problem = [off[problems == number].sum() for number in range(4)]
+    assert target["standard_error"] == pytest.approx(np.sqrt(np.square(by_problem).sum()) / 70)
     assert target["rejection_rate"] == pytest.approx(np.abs(law - draft).sum(1).mean() / 2)
     expected = float64_target_law(sk.laws.Diff(made["alpha"]), law, draft, law, draft)
     assert made["rejection_rate"] == pytest.approx(np.abs(expected - draft).sum(1).mean() / 2)
@@ -200,6 +213,14 @@ def test_every_figure_of_rewriting_has_the_recommended_rule_and_its_errors(
     assert len(drawn) > 8 and all(recommended & errors for errors in drawn.values())
 
 
-def test_a_report_of_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_report_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(FileNotFoundError, match="no result file"):
         report.write(tmp_path)
+    assert __main__.main(["report", "--output", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"cascades: no result file in {tmp_path}\n"
+
+
+def test_sizes_of_a_rehearsal_are_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        __main__.main(["report", "--quick", "--pairs", "3", "--output", str(tmp_path)])
+    assert "must be given without --pairs" in capsys.readouterr().err

@@ -97,6 +97,11 @@ def test_memory_is_that_of_a_process_with_one_way_of_decoding(capsys: pytest.Cap
     assert all(int(line) > 10 * 2**20 for line in capsys.readouterr().out.split())
 
 
+def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"ended with exit code 2: .* must be a file or folder that is there, got "):
+        draft_model.peak_bytes(tmp_path / "none", 0)
+
+
 def test_a_folder_without_a_model_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

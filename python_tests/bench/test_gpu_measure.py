@@ -235,7 +235,7 @@ def test_a_worker_goes_through_its_phases_as_on_a_gpu(tmp_path: Path, monkeypatc
     facts = journal.all("facts")[0]
     assert facts["cases_of_phases"] == [1, 1, 1, 1] and {"flashinfer", "vllm V1", "sglang"} <= set(facts["missing"])
     rows = bench.newest(journal)
-    assert {row["provider"] for row in rows} == {"cuda", "triton", "compile", "eager"}
+    assert {row["provider"] for row in rows} == {"cuda", "triton", "compile", "eager", "eager, kept draft_probs"}
     assert len(rows) == len({(row["id"], row["provider"]) for row in rows})
     assert journal.all("failed") == []
     assert bench.left_out(journal, [1, 1, 1, 1]) == [] and bench.left_out(journal, [1, 5]) == [
@@ -355,6 +355,26 @@ def test_what_was_measured_is_written_as_it_comes(tmp_path: Path, monkeypatch: p
 def test_wrong_options_stop_before_a_process_is_started(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         bench.main(["--rehearse", "--folder", str(tmp_path), "--case", "no such case"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("--plan ops --case T=1", "--case must be left out with --plan ops"),
+        ("--plan ops --draft 3", "--draft must be left out with --plan ops"),
+        ("--plan ops --vocab 32000 151936", "--vocab must be of what --plan ops measures with these options, got 1519"),
+        ("--plan ops --batch 256", "--batch must be of what --plan ops measures with these options, got 256"),
+        ("--plan crossovers --draft 3", "--draft must be of what --plan crossovers measures with these options, got 3"),
+        ("--plan crossovers --case T=1 block", "--case must be of what --plan crossovers measures with these options"),
+        ("--providers cpu", "--providers must be of what --plan verify_chain measures with these options, got cpu"),
+    ],
+)
+def test_an_option_that_a_plan_does_not_heed_is_refused(
+    asked: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(["--folder", str(tmp_path), *asked.split()])
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -260,7 +260,9 @@ def sanitized(tools: Path, tmp_path: Path, script: str, capsys: pytest.CaptureFi
     return code, capsys.readouterr().out
 
 
-def test_sanitizer_errors_and_hangs_are_seen(tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sanitizer_errors_and_hangs_are_seen(
+    tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, printed = sanitized(tools, tmp_path, "#!/bin/sh\necho '========= Invalid write'\nexit 86\n", capsys)
     assert code == 1 and "found errors" in printed and "Invalid write" in printed
     code, printed = sanitized(tools, tmp_path, "#!/bin/sh\nexit 1\n", capsys)
@@ -269,6 +271,12 @@ def test_sanitizer_errors_and_hangs_are_seen(tools: Path, tmp_path: Path, capsys
     assert code == process.UNFINISHED and "no error so far, not finished" in printed
     code, printed = sanitized(tools, tmp_path, "#!/bin/sh\necho '========= Invalid read'\nexec sleep 60\n", capsys)
     assert code == 1 and "ERRORS" in printed
+    monkeypatch.setattr(
+        sanitizer, "steps", lambda rehearse: [(tool, ("-c", ""), 1.0) for tool in ("racecheck", "memcheck")]
+    )
+    refused = "case $* in *racecheck*) exit 86;; esac; echo 'Device not supported'; exit 1"
+    code, printed = sanitized(tools, tmp_path, f"#!/bin/sh\n{refused}\n", capsys)
+    assert code == 1 and "found errors" in printed and sanitizer.REFUSED in printed
     assert sanitizer.main(["--rehearse", "--budget", "0", "--logs", str(tmp_path)]) == process.UNFINISHED
     assert "no time was left" in capsys.readouterr().out
 
@@ -286,7 +294,12 @@ def test_profile_reports_what_it_does_not_get(tools: Path, tmp_path: Path, capsy
     assert profile.main(["--budget", "20", "--folder", str(tmp_path), "--logs", str(tmp_path), "--device", "cpu"]) == 1
     assert "ERR_NVGPUCTRPERM" in capsys.readouterr().out
     assert not (tmp_path / "profile.json").exists()
-    assert profile.main(["--budget", "0", "--device", "cpu", "--logs", str(tmp_path)]) == 0
+    short = ["--device", "cpu", "--logs", str(tmp_path), "--most", "1", "--budget"]
+    assert profile.main([*short, "0"]) == process.UNFINISHED
+    assert "1 of 1 cases: no time was left" in capsys.readouterr().out
+    (tools / "ncu").write_text("#!/bin/sh\nexec sleep 60\n")
+    assert profile.main([*short, "1.5"]) == process.UNFINISHED
+    assert "0 kernels, not finished in 2 s" in capsys.readouterr().out
 
 
 def test_exercise_reaches_every_op_and_sees_a_difference(capsys: pytest.CaptureFixture[str]) -> None:

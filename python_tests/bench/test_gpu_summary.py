@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from bench.gpu import plot, summary
+from bench import plot as draw_all
+from bench.gpu import grid, plot, summary
+from bench.report import VARIANTS
 
 
 def row(provider: str, median: float, **other: Any) -> dict[str, Any]:
@@ -36,6 +39,24 @@ def test_targets_of_a_gpu() -> None:
     larger = row("cuda", 11.0, id="y", vocab=9000, torch_peak_bytes=9000)
     assert reached([row("cuda", 11.0), larger]).popitem()[1] is False
     assert summary.targets([row("cuda", 1.0, launch="eager"), row("eager", 1.0)]) == []
+
+
+def test_variants_are_told_and_are_no_peers() -> None:
+    rows = [row("cuda", 19.0), row("eager", 90.0), *(row(name, 10.0) for name in VARIANTS)]
+    told = reached(rows)
+    assert told["× best peer (eager)"] is True
+    assert [told[f"cuda × {name}"] for name in VARIANTS] == [None, None] and set(VARIANTS) < set(grid.PEERS)
+
+
+def test_each_result_has_figures_of_its_own(tmp_path: Path) -> None:
+    settings = {"gpu": {"name": "some gpu"}, "copy_gb_per_s": 4000.0}
+    for name in ("verify_chain", "ops"):
+        rows = [row(provider, 19.0, op=op, id=op) for op in ("sample", "verify_tree") for provider in ("cuda", "eager")]
+        result = {"benchmark": name, "rows": rows, "settings": settings}
+        (tmp_path / f"{name}.json").write_text(json.dumps(result))
+    draw_all.main([str(tmp_path)])
+    drawn = {path.name for path in tmp_path.glob("*.png")}
+    assert drawn == {"roofline.png", "ratios.png", "ops_roofline.png", "ops_ratios.png"}
 
 
 def test_the_table_and_the_plots(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.axes import Axes
 
 import specdec_kernels as sk
 from bench import inputs, machine, plot, report, run, timing
@@ -128,6 +129,27 @@ def test_targets_are_judged_against_the_best_peer() -> None:
     assert [t["reached"] for t in eight if "share" in t["what"]] == [False]
 
 
+def test_a_goal_is_drawn_where_it_is_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[float, float]] = []
+    real = Axes.plot
+
+    def watched(axes: Axes, x: Any, y: Any, *style: Any, **more: Any) -> Any:
+        if style and style[0] == "k:":
+            drawn.append((x[0], sum(y) / 2))
+        return real(axes, x, y, *style, **more)
+
+    monkeypatch.setattr(Axes, "plot", watched)
+    kinds: list[dict[str, Any]] = [{"case": name} for name in ("T=1", "greedy", "truncated", "block")]
+    kinds += [{"cache": "hot"}, {"dtype": "bfloat16"}]
+    rows = [row(name, 9.0, id=str(kind), **kind) for kind in kinds for name in ("cpu", "eager")]
+    result = {"benchmark": "verify_chain", "rows": rows, "settings": {"threads": 1}}
+    result["machine"] = {"gpu": None, "cpu": "x"}
+    assert plot.ratios(result, tmp_path / "x.png")
+    stated = [(target["measured"], target["target"]) for target in report.targets("verify_chain", rows)]
+    assert drawn == [(8.0, 0.0), (8.0, 1.0), (50.0, 2.0)]
+    assert [goal for _, goal in stated if goal in (8.0, 50.0)] == [8.0, 8.0, 50.0]
+
+
 def test_memory_target_is_that_nothing_grows_with_the_vocabulary() -> None:
     def judged(large: int, resident: int) -> list[bool]:
         bigger = row("cpu", 1.0, id="y", vocab=9000, torch_peak_bytes=large, rss_peak_bytes=resident)
@@ -142,7 +164,7 @@ def test_a_quick_run_writes_its_results_and_plots(tmp_path: Path, capsys: pytest
     threads = torch.get_num_threads()
     run.main(
         "--op verify_chain sample --providers cpu reference eager transformers --case T=1 overhead --vocab 256 "
-        f"--batch 2 --quick --threads 1 --json {tmp_path}".split()
+        f"--batch 2 --quick --threads 1 --save {tmp_path}".split()
     )
     torch.set_num_threads(threads)
     printed = capsys.readouterr().out
@@ -160,6 +182,56 @@ def test_an_unknown_case_is_refused_before_anything_is_measured(capsys: pytest.C
     with pytest.raises(SystemExit, match="2"):
         run.main("--op sample --case T=1 nonsense".split())
     assert "error: no case named nonsense; there are " in capsys.readouterr().err
+
+
+@pytest.fixture
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of this machine's results, with a file of what is measured by default; a measurement is instant."""
+
+    def instant(case: Case, names: Any, *_: Any) -> list[dict[str, Any]]:
+        return [row(name, 1.0, id=str(case)) for name in names]
+
+    monkeypatch.setattr(run, "PUBLISHED", tmp_path / "published")
+    monkeypatch.setattr(run, "measure", instant)
+    monkeypatch.setattr(machine, "read_gb_per_s", lambda: 10.0)
+    run.main("--op sample gather_kv_ --save".split())
+    return tmp_path / "published"
+
+
+def told(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit, match="2"):
+        run.main(arguments.split())
+    return capsys.readouterr().err
+
+
+def test_published_results_are_not_lost(published: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (published / "sample.json").read_text()
+    for given in ("--case T=1", "--providers cpu", "--vocab 49152", "--batch 1", "--cache cold"):
+        assert "sample.json holds " in told(f"--op sample --save {given}", capsys)
+    assert "--save must be given a folder of its own with --quick" in told("--op sample --quick --save", capsys)
+    assert (published / "sample.json").read_text() == before
+    (published / "sample.json").unlink()
+    for _ in range(2):  # what is measured again is what was
+        run.main("--op sample --case T=1 --cache cold --json".split())  # as older results have it in their commands
+    kept = json.loads((published / "sample.json").read_text())["rows"]
+    assert kept and all("cold" in one["id"] for one in kept)
+
+
+def test_an_op_of_which_nothing_was_measured_has_no_file(published: Path, tmp_path: Path) -> None:
+    run.main(f"--op sample gather_kv_ --case T=1 --save {tmp_path / 'some'}".split())
+    assert [path.name for path in (tmp_path / "some").iterdir()] == ["sample.json"]
+    before = (published / "gather_kv_.json").read_text()
+    (published / "sample.json").unlink()
+    run.main("--op sample gather_kv_ --case T=1 --save".split())
+    assert (published / "gather_kv_.json").read_text() == before
+
+
+def test_options_that_would_do_nothing_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "out.json", tmp_path / "file"):
+        assert f"--save must be given a folder, got {path}" in told(f"--op sample --save {path}", capsys)
+    for name in ("repeats", "seconds"):
+        assert f"must be given without --{name}" in told(f"--op sample --quick --{name} 3", capsys)
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:

@@ -529,9 +529,7 @@ def test_what_other_threads_wait_for_is_theirs(cuda: FakeCuda) -> None:
 def test_warnings_that_other_threads_restore_do_not_undo_the_check(cuda: FakeCuda) -> None:
     """Python has one of each setting, which `catch_warnings` puts back for all threads."""
 
-    def wait() -> None:
-        warnings.warn("called a synchronizing CUDA operation\nthat may be meant", stacklevel=1)
-
+    wait = partial(warnings.warn, "called a synchronizing CUDA operation\nthat may be meant", stacklevel=1)
     with warnings.catch_warnings(record=True) as shown:
         with graph._noting_waits():
             warnings.warn("", stacklevel=1)

@@ -109,6 +109,13 @@ def test_the_demo_prints_figures_and_checks_the_output(tiny: None, capsys: pytes
     assert "mean acceptance length" in printed and "tokens/s plain" in printed
 
 
+def test_time_that_the_speed_up_leaves_out_is_said(tiny: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*ARGUMENTS, "--temperature", "0"]) == 0
+    assert "; not counted: 1.00 s of timing steps" in capsys.readouterr().out
+    assert cli.main([*ARGUMENTS, "--temperature", "0", "--num-speculative-tokens", "3"]) == 0
+    assert "not counted" not in capsys.readouterr().out
+
+
 def test_the_report_as_json(tiny: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*ARGUMENTS, "--json", "--num-speculative-tokens", "3"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -116,6 +123,12 @@ def test_the_report_as_json(tiny: None, capsys: pytest.CaptureFixture[str]) -> N
     for row in report["comparisons"]:
         assert row["speed_up"] == pytest.approx(row["speculative_tokens_per_second"] / row["plain_tokens_per_second"])
         assert all(len(a["texts"]) == len(a["origins"]) <= 12 for a in row["answers"])
+
+
+def test_the_largest_seed_has_seeds_beside_it(tiny: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*ARGUMENTS, "--json", "--temperature", "1", "--seed", str(2**63 - 1)]) == 0
+    first, second = json.loads(capsys.readouterr().out)["comparisons"][0]["answers"]
+    assert first["texts"] != second["texts"]  # of one prompt, by other seeds
 
 
 def test_in_a_log_the_demo_is_silent_between_results(tiny: None, capsys: pytest.CaptureFixture[str]) -> None:

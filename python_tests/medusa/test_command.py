@@ -81,6 +81,16 @@ def test_heads_are_trained_calibrated_and_described(folder: Path, capsys: pytest
     torch.testing.assert_close(again.accuracy, heads.accuracy[:, :4], atol=0.06, rtol=0)
 
 
+def test_more_ranks_than_ids_are_refused_before_text_is_written(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(folder, "--steps", "3") == 0
+    before = len(asked)
+    given = ["medusa", "calibrate", str(folder / "heads.safetensors"), "--folder", str(folder), "--ranks", "13"]
+    assert cli.main(given) == 2 and len(asked) == before
+    assert capsys.readouterr().err == "medusa: --ranks must be in [1, 12], the ids drafted, got 13\n"
+
+
 def test_calibrating_makes_no_text_that_training_had_not(folder: Path) -> None:
     assert train(folder, "--tokens", "700", "--seed", "3") == 0
     heads = MedusaHeads.load(folder / "heads.safetensors")

@@ -5,6 +5,7 @@ matplotlib is needed here alone; no backend is chosen and no window opened.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -60,6 +61,12 @@ def check_writable(caller: str, path: object, name: str = "path") -> None:
     known = Figure().canvas.get_supported_filetypes()
     if path.suffix[1:].lower() not in known:
         raise ValueError(f"{caller}: {name} must end with one of {', '.join(f'.{one}' for one in known)}, got {path}")
+    tried = Figure(figsize=(1, 1))
+    tried.supxlabel("x")
+    try:
+        tried.savefig(io.BytesIO(), format=path.suffix[1:].lower())
+    except RuntimeError as error:  # .pgf needs LaTeX
+        raise ValueError(f"{caller}: {name} must end as what can be written here, got {path}: {error}") from error
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{caller}: {name} must be in a folder that is there, got {path}")
 

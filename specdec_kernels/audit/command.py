@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import inspect
 import sys
@@ -40,22 +41,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-steps", action="store_true", help="no loop of several steps")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     given = parser.parse_args(argv)
-    try:
-        verifier = _named(given.verifier)
-        draft = _named(given.drafter) if given.drafter else None
-    except Exception as error:  # whatever the module raises when it is imported
-        parser.error(f"{type(error).__name__}: {error}")
 
     def progress(case: str) -> None:
         print(f"\r{case:60}", end="", file=sys.stderr, flush=True)
 
-    try:
-        report = audit(
-            verifier, given.signature, draft=draft, cases=given.cases, steps=not given.no_steps, samples=given.samples,
-            progress=progress if sys.stderr.isatty() else None,
-        )  # fmt: skip
-    except (TypeError, ValueError) as error:
-        parser.error(str(error))
+    with contextlib.redirect_stdout(sys.stderr):  # what the audited code prints is no part of the report
+        try:
+            verifier = _named(given.verifier)
+            draft = _named(given.drafter) if given.drafter else None
+        except (Exception, SystemExit) as error:  # whatever the module raises when it is imported
+            parser.error(f"{type(error).__name__}: {error}")
+        try:
+            report = audit(
+                verifier, given.signature, draft=draft, cases=given.cases, steps=not given.no_steps,
+                samples=given.samples, progress=progress if sys.stderr.isatty() else None,
+            )  # fmt: skip
+        except (TypeError, ValueError) as error:
+            parser.error(str(error))
+        except SystemExit as error:  # of the verifier: its status would be a verdict
+            parser.error(f"{given.verifier} must return, and ended the process (SystemExit: {error})")
     if sys.stderr.isatty():
         print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
     print(report.json() if given.json else report)

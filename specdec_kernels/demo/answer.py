@@ -231,7 +231,10 @@ def _figures(output: GenerationOutput) -> str:
         f"; {stats.acceptance_rate:.0%} of {stats.num_drafted} draft tokens accepted" if stats.num_drafted else ""
     )
     flags = f"; status: {Status(int(output.status[0]))!r}" if output.status[0] else ""
+    before = f"{stats.seconds_prefill:.2f} s of prefill"
+    if stats.costs is not None and stats.seconds_rehearsal >= 0.005:  # what "auto" chooses by; kept for later calls
+        before += f" and {stats.seconds_rehearsal:.2f} s of timing steps"
     return (
-        f"{stats.num_tokens} tokens in {stats.seconds_decode:.2f} s after {stats.seconds_prefill:.2f} s of prefill: "
+        f"{stats.num_tokens} tokens in {stats.seconds_decode:.2f} s after {before}: "
         f"{stats.tokens_per_second:.1f} tokens/s, {stats.mean_acceptance_length:.2f} a step{accepted}{flags}"
     )

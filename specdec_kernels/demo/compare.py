@@ -65,7 +65,7 @@ def run(
     model, tokenizer = assets.load_model()
     batches = {name: prompts.encode(tokenizer, prompts.load_prompts(name, tokenizer, batch)) for name in names}
     drafter = NgramLMDrafter(corpus.ngram_table(tokenizer))
-    seeds = torch.arange(seed, seed + batch)
+    seeds = torch.tensor([(seed + row) % 2**63 for row in range(batch)])
     report: Report = {"threads": torch.get_num_threads(), "batch": batch, "max_new_tokens": max_new_tokens}
     report["comparisons"] = []
     with pack_linear_weights(model):
@@ -110,6 +110,7 @@ def _compare(plain: GenerationOutput, speculative: GenerationOutput, tokenizer: 
     return {
         "plain_tokens_per_second": slow.tokens_per_second,
         "speculative_tokens_per_second": fast.tokens_per_second,
+        "seconds_rehearsal": 0.0 if fast.costs is None else fast.seconds_rehearsal,
         "speed_up": fast.tokens_per_second / slow.tokens_per_second,
         "mean_acceptance_length": fast.mean_acceptance_length,
         "acceptance_rate": fast.acceptance_rate if fast.num_drafted else None,
@@ -127,10 +128,12 @@ def print_comparison(comparison: Report) -> None:
     print(render.render(answer["texts"], answer["origins"], color=color).strip("\n"))
     print(f"  {render.legend(color=color)}")
     same = "identical to plain decoding" if comparison["identical"] else "NOT identical to plain decoding"
+    rehearsed = comparison["seconds_rehearsal"]
+    beside = f"; not counted: {rehearsed:.2f} s of timing steps" if rehearsed >= 0.005 else ""
     print(
         f"  {comparison['plain_tokens_per_second']:.1f} tokens/s plain, "
         f"{comparison['speculative_tokens_per_second']:.1f} with speculation: {comparison['speed_up']:.2f}x; "
-        f"mean acceptance length {comparison['mean_acceptance_length']:.2f}; output {same}",
+        f"mean acceptance length {comparison['mean_acceptance_length']:.2f}; output {same}{beside}",
         flush=True,
     )
 
