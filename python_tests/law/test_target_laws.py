@@ -214,6 +214,20 @@ def test_distance_does_not_underflow_with_the_probability(
     assert out.tokens.tolist() == ([[1, 0]] if accepted else [[0, -1]])
 
 
+@pytest.mark.parametrize("of_draft", [True, False])
+def test_raw_probabilities_keep_their_digits_where_logits_are_large(backend: Backend, of_draft: bool) -> None:
+    """Half of the mass each: log-normalisers near 16384 are 0.002 apart."""
+    large, flat = torch.tensor([16384.0, 16384.0] + [-torch.inf] * 3), torch.zeros(5)
+    for alpha, accepted in ((0.4999, False), (0.5001, True)) if of_draft else ((0.2999, False), (0.3001, True)):
+        law: TargetLaw = laws.Chow(alpha) if of_draft else laws.Diff(alpha)
+        target, draft = (flat, large) if of_draft else (large, flat)
+        out = backend.verify_chain(
+            *backend(target.expand(1, 2, 5), torch.tensor([[1 if of_draft else 4]]), draft.expand(1, 1, 5)),
+            uniform_samples=backend(torch.tensor([[0.9, 0.9]])), target_law=law,
+        )  # fmt: skip
+        assert out.num_accepted.tolist() == [int(accepted)]
+
+
 @each(LAWS, ["stats"])
 def test_packed_gives_the_tokens_of_the_chain(backend: Backend, acceptance: str, kind: str, law: TargetLaw) -> None:
     rng = torch.Generator().manual_seed(29)

@@ -277,6 +277,16 @@ def test_lists_in_any_form_are_the_same(backend: Backend, rng: torch.Generator) 
         same_bits(backend.warp_probs(x, processors=forms[0]), backend.warp_probs(x, processors=form))
 
 
+def test_a_bias_of_an_id_beyond_the_vocabulary_is_none(backend: Backend, rng: torch.Generator) -> None:
+    """Whatever it is: -inf and +inf would be a NaN."""
+    x = backend(logits(rng, 2, 40))
+    beyond = torch.tensor([40, 45, 63, 1023, 1024])
+    for value in (math.inf, -math.inf, math.nan):
+        given = sk.Processors(logit_bias=(backend(beyond), backend(torch.full((5,), value))))
+        same_bits(backend.row_stats(x, processors=given), backend.row_stats(x))
+        same_bits(backend.warp_probs(x, processors=given), backend.warp_probs(x))
+
+
 def test_lists_that_are_none_are_safe(backend: Backend, rng: torch.Generator) -> None:
     """Below validation: ids in no order, negative or beyond all vocabularies."""
     x = backend(logits(rng, 2, 3000))
@@ -493,20 +503,22 @@ def test_a_bitmask_of_no_rows_and_of_any_strides(backend: Backend) -> None:
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("op", ["token_logprobs", "verify_chain", "verify_tree"])
+@pytest.mark.parametrize("op", ["token_logprobs", "verify_chain", "verify_tree", "typical"])
 def test_penalties_count_drafted_tokens_where_nothing_else_is_counted(backend: Backend, op: str) -> None:
     """Lists of counts may be empty: without a prompt, and where no token is to come."""
     given = sk.Processors(frequency_penalty=4.0, token_counts=sk.TokenCounts(torch.zeros(1, 0, dtype=torch.int64), 0))
-    x, coins = torch.zeros(1, 3, 5), torch.full((1, 3), 0.45)
+    x, coins = torch.zeros(1, 4, 5), torch.full((1, 4), 0.45)
+    tree = {
+        "tree": sk.DraftTree.from_parents([-1, 0, 1, 2]), "node_tokens": torch.tensor([[0, 2, 2, 2]]),
+        "uniform_samples": coins,
+    }  # fmt: skip
     more: dict[str, Any] = {
         "token_logprobs": {"tokens": torch.tensor([[2, 2, 2]])},
-        "verify_chain": {"draft_tokens": torch.tensor([[2, 2]]), "uniform_samples": coins},
-        "verify_tree": {
-            "tree": sk.DraftTree.from_parents([-1, 0, 1]),
-            "node_tokens": torch.tensor([[0, 2, 2]]),
-            "uniform_samples": coins,
-        },
+        "verify_chain": {"draft_tokens": torch.tensor([[2, 2, 2]]), "uniform_samples": coins},
+        "verify_tree": tree,
+        "typical": {**tree, "acceptance": "typical"},
     }[op]
+    op = "verify_tree" if op == "typical" else op
     name = "logits" if op == "token_logprobs" else "target_logits"
     arguments = chains.on(backend, {name: x, **more})
     found = getattr(backend, op)(**arguments, processors=moved(given, backend))

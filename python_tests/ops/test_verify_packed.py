@@ -11,6 +11,7 @@ import torch
 import specdec_kernels as sk
 from python_tests.ops import chains
 from python_tests.ops.inputs import DTYPES, refuses, same_bits, strided, tensors
+from python_tests.ops.processing import moved
 from python_tests.support import Backend
 from specdec_kernels import laws
 
@@ -147,6 +148,72 @@ def test_broken_segments_idle_and_are_flagged(
         elif cu[b : b + 2] == original[b : b + 2]:
             same_bits(out.tokens[b], good.tokens[b])
             assert out.status[b] == 0
+
+
+def shares_rows(backend: Backend) -> bool:
+    """CUDA's split layouts keep what they find of rows by the rows' number among all: of segments that overlap, which
+    only a malformed batch has, that of one.
+    """
+    return backend.name == "cuda" or backend.strategy not in (None, "walk")
+
+
+@pytest.mark.parametrize("acceptance", ["token", "block", "match"])
+def test_segments_that_overlap_have_their_own_numbers(backend: Backend, acceptance: str) -> None:
+    if shares_rows(backend):
+        pytest.skip(str(shares_rows.__doc__))
+    rng = torch.Generator().manual_seed(31)
+    arguments: dict[str, Any] = {
+        "target_logits": torch.randn(9, 40, generator=rng), "draft_tokens": torch.tensor([7, 7, 3, 7, 7, 7]),
+        "cu_num_draft_tokens": torch.tensor([0, 5, 2, 6], dtype=torch.int32), "max_num_draft_tokens": 5,
+        "acceptance": acceptance, "seeds": torch.tensor([4, 5, 6]),
+    }  # fmt: skip
+    arguments |= {"positions": torch.arange(9)} if acceptance == "match" else {"draft_logits": torch.zeros(6, 40)}
+    for step in range(4):  # whichever is written last
+        expected = sk.verify_packed(**arguments, step=step, backend="reference")
+        out = run(backend, arguments, step=step)
+        for field in FIELDS:
+            same_bits(getattr(out, field), backend(getattr(expected, field)))
+        assert out.status.tolist() == [0, int(sk.Status.BAD_PARAM), 0]
+
+
+@pytest.mark.parametrize("acceptance", ["token", "block", "greedy"])
+def test_processors_count_what_a_segment_has_itself(backend: Backend, acceptance: str) -> None:
+    """Also where segments overlap, or the one before is broken."""
+    vocab, rng = 40, torch.Generator().manual_seed(31)
+    mask = torch.randint(-(2**31), 2**31, (9, 2), generator=rng).int() | torch.tensor(1 << 3 | 1 << 7).int()
+    given = sk.Processors(
+        repetition_penalty=1.5, presence_penalty=torch.tensor([3.0, 9.0, 2.5]), stop_token_ids=[9],
+        min_tokens=torch.tensor([2, 0, 3]), token_bitmask=mask,
+        token_counts=sk.TokenCounts(torch.tensor([[1, 2], [3, 7], [5, 6]]), 3),
+    )  # fmt: skip
+    target = torch.randn(9, vocab, generator=rng)
+    target[:, [3, 7, 9]] += torch.tensor([9.0, 9.0, 6.0])
+    arguments: dict[str, Any] = {
+        "target_logits": target, "draft_tokens": torch.tensor([7, 7, 3, 7, 7, 7]), "acceptance": acceptance,
+        "max_num_draft_tokens": 5,
+    }  # fmt: skip
+    if acceptance != "greedy":
+        arguments["draft_logits"] = target[:6] + torch.randn(6, vocab, generator=rng)
+        arguments["uniform_samples"] = torch.rand(9, generator=rng)
+    bad = int(sk.Status.BAD_PARAM)
+    cases = [([0, 9, 3, 6], [bad, bad, 0]), ([0, 5, 2, 6], [0, bad, 0])]
+    for cu, flags in cases[:1] if shares_rows(backend) else cases:
+        arguments["cu_num_draft_tokens"] = torch.tensor(cu, dtype=torch.int32)
+        expected = sk.verify_packed(**arguments, processors=given, backend="reference")
+        out = run(backend, arguments, processors=moved(given, backend))
+        for field in FIELDS:
+            same_bits(getattr(out, field), backend(getattr(expected, field)))
+        assert out.status.tolist() == flags
+
+
+def test_no_sequence_at_all(backend: Backend) -> None:
+    rng = torch.Generator().manual_seed(5)
+    arguments = chains.packed(chains.make(rng, 1, 3, 40, kind="one_hot"), torch.tensor([3]))
+    arguments |= {"cu_num_draft_tokens": torch.zeros(1, dtype=torch.int32), "target_logits": torch.zeros(3, 40)}
+    arguments["uniform_samples"] = torch.full((3,), 0.5)
+    for given in (None, sk.Processors(banned_ids=[1]), sk.Processors(token_bitmask=torch.zeros(3, 2).int())):
+        out = run(backend, arguments, processors=None if given is None else moved(given, backend))
+        assert out.tokens.shape == (0, 4) and out.status.shape == (0,)
 
 
 @pytest.mark.parametrize(

@@ -461,6 +461,23 @@ def two_siblings(
     return backend.verify_tree(logits, tree, ids, draft_probs=probs, uniform_samples=uniforms, **given)
 
 
+def test_a_tiny_residual_keeps_its_shape(backend: Backend) -> None:
+    """Of P that Q nearly equals 8e-8 is left after the first child, (0.5, 0.3, 0.2) of it to each other id; after the
+    second (0.2, 0.1) to two, as 0.1 is left to each of Q.
+    """
+    q = torch.tensor([0.99, 0.008, 0.001, 0.001], dtype=torch.float64)
+    p = (q + 8e-8 * torch.tensor([-1.0, 0.5, 0.3, 0.2])).float()
+    q[0] += 0.001  # so that the first child is rejected for certain
+    for coin, token in ((0.6, 2), (0.63, 2), (0.7, 3)):
+        out = backend.verify_tree(
+            None, backend(sk.DraftTree.from_parents([-1, 0, 0])), backend(torch.tensor([[0, 0, 1]])),
+            target_probs=backend(p.expand(1, 3, 4).contiguous()), acceptance="recursive",
+            draft_probs=backend(q.float().expand(1, 3, 4).contiguous()),
+            uniform_samples=backend(torch.tensor([[coin, 0.9999, 0.9]])),
+        )  # fmt: skip
+        assert out.tokens.tolist() == [[token, -1]] and out.status.tolist() == [0]
+
+
 def test_a_cascade_at_temperature_0_needs_no_random_numbers(backend: Backend) -> None:
     tree, cold = sk.DraftTree.from_parents([-1, 0]), sk.SamplingParams(0.0)
     rows = torch.tensor([[[0.0, 2.0, 1.0], [3.0, 0.0, 1.0]]])

@@ -25,9 +25,10 @@ from torch import Tensor
 class Overlay(NamedTuple):
     """What processors make of the target's rows. `lists` are one a sequence, ids in them distinct and ascending."""
 
-    stride: int | None  # rows that a sequence's row i lies behind that of the one before, in what is kept for each row;
-    # None: each sequence has one, wherever its logits are
-    last_row: Tensor | None  # [1] int32: of all; a number would compile variants as batches change
+    stride: int | None  # rows of the bitmask that a sequence's row i lies behind that of the one before; None: each
+    # sequence has one row, wherever its logits are
+    ahead: Tensor | None  # [batch] int64: rows that it lies further on where each sequence has n of them; None: 0
+    last_row: Tensor | None  # [1] int32: of these; a number would compile variants as batches change
     flags: Tensor | None  # [batch] int32; None: there are no processors
     words: int | None  # of a bitmask
     bitmask: Tensor | None  # [rows, words] int32
@@ -35,7 +36,7 @@ class Overlay(NamedTuple):
     bias_ids: Tensor | None  # [batch, num_bias] int32; num_bias and capacity are multiples of 16, as they change too
     bias_values: Tensor | None  # the same, float32
     bias_until: Tensor | None  # the same, int32
-    generated: Tensor | None  # [rows] int64: tokens of the output before each
+    generated: Tensor | None  # [batch * n] int64: tokens of the output before each
     num_bias: int | None
     bias_steps: int | None  # of a binary search
     penalties: Tensor | None  # [batch, 3] float32: repetition, frequency, presence
@@ -43,7 +44,7 @@ class Overlay(NamedTuple):
     counts: Tensor | None  # the same
     capacity: int | None
     count_steps: int | None
-    drafted: Tensor | None  # [rows, depth] int32: the draft tokens before each, -1 where there is none
+    drafted: Tensor | None  # [batch * n, depth] int32: the draft tokens before each, -1 where there is none
     depth: int | None
 
 
@@ -136,6 +137,7 @@ class TileStats(NamedTuple):
     raw_moment: Tensor | None  # and its first moment
     of_groups: Tensor | None  # float32: the maxima of its groups of `arithmetic.GROUP` ids ``[batch, n, tiles, 4]``
     tempered: Any  # constexpr
+    logarithm: Any  # constexpr: of the raw normaliser, see `law.find_laws`
 
 
 class Temperature(NamedTuple):
@@ -175,6 +177,7 @@ class Chains(NamedTuple):
     spans: Tensor  # [batch, 4] int64, see `Span`
     target_spans: Tensor | None  # of the target's rows, where bonus tokens are given; None: they are `spans`
     state: Tensor  # [batch, 3] int32: status so far, accepted, whether the block rule decides
+    ragged_numbers: Any  # constexpr: whether uniforms and noise keys lie end to end, as rows of a ragged batch do
 
 
 class Mixtures(NamedTuple):
@@ -353,7 +356,7 @@ class Span(NamedTuple):
     first: Any  # row of its first token, beside the sequence's stride
     length: Any  # tokens; -1: the sequence is idle
     closed: Any  # nothing is drawn after its last token
-    token_index: Any  # of its first token among all; the number for target row i stands at token_index + b + i
+    token_index: Any  # of its first token among all
 
 
 class Noise(NamedTuple):

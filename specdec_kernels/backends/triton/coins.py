@@ -31,10 +31,12 @@ def kernel(
     b = tl.program_id(0).to(tl.int64)
     first = b * rows
     count = rows.to(tl.int64)
+    first_position = first
     if cu is not None:
         start, stop = tl.load(cu + b).to(tl.int64), tl.load(cu + b + 1).to(tl.int64)
-        first = start + b
-        count = tl.where((start < 0) | (stop < start) | (stop > total), 0, stop - start + 1)
+        first_position = start + b
+        broken = (start < 0) | (stop < start) | (stop > total)
+        count = tl.where(broken, 0, tl.minimum(stop - start + 1, count))
     seed = tl.load(seeds + b)
     at_step = tl.zeros((), tl.int64) + step if steps is None else tl.load(steps + b)
     begin = tl.zeros((), tl.int64)
@@ -49,7 +51,7 @@ def kernel(
             even = index % 2 == 0
             tl.store(out + first + index, uniform(tl.where(even, w0, w2), tl.where(even, w1, w3)), mask=inside)
         else:
-            at = tl.load(positions + first + index, mask=inside, other=0).to(tl.int64)
+            at = tl.load(positions + first_position + index, mask=inside, other=0).to(tl.int64)
             key0, key1, _, _ = philox(key0, key1, zero, zero + SAMPLE, step0, step1)
             w0, w1, _, _ = philox(key0, key1, low_word(at), high_word(at), zero + 1, zero + 1)
             tl.store(out + first + index, w0.to(tl.int64) | (w1.to(tl.int64) << 32), mask=inside)
@@ -57,14 +59,15 @@ def kernel(
 
 
 def with_numbers(args: VerifyArguments, rows: int, cu: Tensor | None = None, total: int = 0) -> VerifyArguments:
-    """The same arguments with the numbers: of so many target rows a sequence, or of `total` tokens cut at `cu`."""
+    """The same arguments with the numbers ``[batch, rows]``; also of `total` tokens cut at `cu`, where sequences of a
+    malformed batch may overlap.
+    """
     seeds, steps, positions = args.seeds, args.steps, args.positions
     if seeds is None:
         return args
     batch = seeds.shape[0]
-    count = batch * rows if cu is None else total + batch
     dtype = torch.float64 if positions is None else torch.int64
-    out = torch.empty(count, dtype=dtype, device=seeds.device)
+    out = torch.empty(batch, rows, dtype=dtype, device=seeds.device)
     run(
         kernel, (batch,), seeds.contiguous(), None if steps is None else steps.contiguous(), args.step,
         None if positions is None else positions.contiguous(), cu, total, rows, out,

@@ -11,7 +11,7 @@ from .law import load_span
 from .mixture import NO_ROW, law_remainder
 from .noise import best_of_row
 from .row import draw_from_law, load_law, total_mass, walk_ids, walk_tiles
-from .rules import BLOCK
+from .rules import BLOCK, first_number
 
 
 @triton.jit
@@ -35,7 +35,7 @@ def store_outcome(b, chains, vocab, token_index, accepted, final, flags, out, nu
 
 
 @triton.jit
-def accepted_by_block(b, span, width, draft, uniforms, walked, tiles, TILES: tl.constexpr):
+def accepted_by_block(b, span, width, draft, uniforms, number, walked, tiles, TILES: tl.constexpr):
     """Block rule: the last i with ``u_i < h_i`` counts. Returns it and its weight, the factor on the law."""
     accepted = tl.zeros((), tl.int32)
     scale = tl.full((), 1.0, tl.float32)
@@ -45,7 +45,7 @@ def accepted_by_block(b, span, width, draft, uniforms, walked, tiles, TILES: tl.
         if weight > 0.0:
             coin = tl.zeros((), tl.float64)
             if uniforms is not None:
-                coin = tl.load(uniforms + span.token_index + b + i).to(tl.float64)
+                coin = tl.load(uniforms + number + i).to(tl.float64)
             coin = tl.where((coin >= 0.0) & (coin < 1.0), coin, 0.0)
             threshold = weight
             if i < span.length:
@@ -106,9 +106,10 @@ def finish(
     flags = tl.load(chains.state + b * 3)
     accepted = tl.load(chains.state + b * 3 + 1)
     scale = tl.full((), 1.0, tl.float32)
+    number = first_number(chains, span, b, width)
     if walked.rule == BLOCK:
         if tl.load(chains.state + b * 3 + 2) > 0:
-            accepted, scale = accepted_by_block(b, span, width, draft, uniforms, walked, tiles, TILES)
+            accepted, scale = accepted_by_block(b, span, width, draft, uniforms, number, walked, tiles, TILES)
     final = tl.full((), -1, tl.int64)
     ended = span.closed & (accepted == length)
     if (length >= 0) & (ended == 0):
@@ -127,7 +128,7 @@ def finish(
             if drawn:
                 uniform = tl.zeros((), tl.float64)
                 if uniforms is not None:
-                    uniform = tl.load(uniforms + span.token_index + b).to(tl.float64)
+                    uniform = tl.load(uniforms + number).to(tl.float64)
                 good = (uniform >= 0.0) & (uniform < 1.0)
                 flags |= tl.where(good, 0, BAD_PARAM)
                 uniform = tl.where(good, uniform, 0.0)

@@ -173,7 +173,7 @@ def scan(
 
 @triton.jit
 def raw_of_tiles(stats, row, tiles, maximum, inverse_temperature, TILES: tl.constexpr):
-    """Raw log-normaliser and entropy of a row from its tiles'; if `tempered` normaliser and entropy at T."""
+    """Raw normaliser and entropy of a row from its tiles', as `find_laws` has them."""
     mass = tl.full((), 1.0, tl.float32)
     entropy = tl.zeros((), tl.float32)
     if tl.abs(maximum) < INFINITY:
@@ -191,7 +191,7 @@ def raw_of_tiles(stats, row, tiles, maximum, inverse_temperature, TILES: tl.cons
             mass += tl.sum(tile_sum, 0)
             moment += tl.sum(tile_first + tl.where(share > 0.0, shift, 0.0) * tile_sum, 0)
         entropy = tl.log(mass) - tl.div_rn(moment, mass)
-    return mass if stats.tempered else maximum + tl.log(mass), entropy
+    return maximum + tl.log(mass) if stats.logarithm else mass, entropy
 
 
 @triton.jit
@@ -452,7 +452,7 @@ class Found:
     """What `find_laws` leaves behind for rows ``[batch, n]``; entries of rows that nobody needs are not written."""
 
     target: Target  # the rows, and their laws
-    values: Tensor | None  # [batch, n, 6] float32, as RowStats has them; the last two see `tempered`
+    values: Tensor | None  # [batch, n, 6] float32, as RowStats has them, but for the last two: see `find_laws`
     tile_max: Tensor  # [batch, n, tiles] float32
     tile_mass: Tensor | None  # [batch, n, tiles] float32: mass of the kept ids; not written where argmax has all
 
@@ -464,7 +464,7 @@ def make_temperature(params: tuple[Any, ...], greedy: bool = False) -> Temperatu
 
 def find_laws(
     rows: Rows, batch: int, n: int, params: tuple[Any, ...], *, values: bool = False, raw: bool = False,
-    tempered: bool = False, greedy: bool = False, wanted: Wanted = EVERY_ROW,
+    logarithm: bool = False, tempered: bool = False, greedy: bool = False, wanted: Wanted = EVERY_ROW,
 ) -> Found:  # fmt: skip
     """The law of every row ``[batch, n]`` of logits that is wanted.
 
@@ -473,9 +473,13 @@ def find_laws(
     params : tuple
         Flat sampling parameters.
     values, raw : bool
-        Also return `Found.values`, and with the raw fields.
+        Also return `Found.values`, and in its last two fields the raw normaliser, of exp(logit - max), and entropy in
+        nats.
+    logarithm : bool
+        In the place of that normaliser the logarithm of exp(logit)'s, as RowStats has it: of large logits it keeps few
+        digits.
     tempered : bool
-        In the place of the raw fields: the normaliser, and the entropy in nats, at the temperature with nothing cut.
+        Both at the temperature with nothing cut.
     greedy : bool
         Whatever the temperature.
     """
@@ -489,6 +493,7 @@ def find_laws(
     stats = TileStats(
         empty(tiles), empty(tiles, dtype=torch.int32), None if certain else empty(tiles),
         empty(tiles) if raw else None, empty(tiles) if raw else None, None, tl.constexpr(tempered),
+        tl.constexpr(logarithm),
     )  # fmt: skip
     cut = not certain and (
         top_ks is not None or top_ps is not None or min_ps is not None

@@ -79,10 +79,9 @@ def law_remainder(target, draft, mixtures, at, weight, whole, ids):
 @triton.jit
 def load_raw(values, row, argmax):
     """The `RawRow` of a row that `scan` has read."""
-    maximum = tl.load(values + row * 6)
-    probability = tl.exp(maximum - tl.load(values + row * 6 + 4))
-    probability = tl.where(tl.abs(maximum) < INFINITY, probability, 1.0)
-    return RawRow(maximum, probability, tl.load(values + row * 6 + 5), tl.load(argmax + row).to(tl.int32))
+    values += row * 6
+    probability = tl.div_rn(tl.full((), 1.0, tl.float32), tl.load(values + 4))
+    return RawRow(tl.load(values), probability, tl.load(values + 5), tl.load(argmax + row).to(tl.int32))
 
 
 @triton.jit

@@ -24,6 +24,7 @@ def kernel(
     keys,
     to_target,
     best,
+    RAGGED: tl.constexpr,
     TILES: tl.constexpr,
 ):
     """A program for TILES tiles of one row: the best score of each, and the lowest id that has it."""
@@ -42,10 +43,10 @@ def kernel(
             score = tl.full((TILES,), -INFINITY, tl.float32)
             score_id = tl.zeros((TILES,), tl.int32)
             if top >= at.law.cutoff:
-                if spans is None:
-                    key = tl.load(keys + row)
-                else:
+                if RAGGED:
                     key = tl.load(keys + load_span(spans, b).token_index + b + row % n)
+                else:
+                    key = tl.load(keys + row)
                 scores = load_values(at, tile, Noise(low_word(key), high_word(key), to_target), TILE)
                 score = tl.max(scores, 1)
                 ids = tile_ids(first_tile, TILES)
@@ -69,13 +70,15 @@ def best_of_row(best, row, tiles, TILES: tl.constexpr):
     return found
 
 
-def best_scores(found: Found, keys: Tensor, *, to_target: Tensor | None = None, spans: Tensor | None = None) -> Best:
-    """The best scores of rows; not written where an argmax has all. Without `spans` there is a key a row."""
+def best_scores(
+    found: Found, keys: Tensor, *, to_target: Tensor | None = None, spans: Tensor | None = None, ragged: bool = False
+) -> Best:
+    """The best scores of rows; not written where an argmax has all. `ragged`: keys lie end to end, at `spans`."""
     batch, n, tiles = found.tile_max.shape
     a_program = tiles_of_rows(found.target.rows, 2)
     best = Best(torch.empty_like(found.tile_max), torch.empty_like(found.tile_max, dtype=torch.int32))
     run(
         kernel, (batch * n * triton.cdiv(tiles, a_program),), found.target, n, tiles, spans, found.tile_max,
-        keys, to_target, best, TILES=a_program,
+        keys, to_target, best, RAGGED=ragged, TILES=a_program,
     )  # fmt: skip
     return best

@@ -26,7 +26,7 @@ def entry_of(ids, list_ids, num, steps):
         probe = before + (tl.full((), 1, tl.int32) << (steps - 1 - step))
         less = tl.load(list_ids + probe - 1, mask=probe <= num, other=LAST_ID) < ids
         before = tl.where(less & (probe <= num), probe, before)
-    return before, tl.load(list_ids + before, mask=before < num, other=-1) == ids
+    return before, (before < num) & (tl.load(list_ids + before, mask=before < num, other=-1) == ids)
 
 
 @triton.jit
@@ -74,14 +74,19 @@ def process(overlay, b, i, ids, inside, x):
     """The logits x of row i of sequence b, or of a vector of rows, as processors make them; of ids `inside` alone."""
     row = b
     if overlay.stride is not None:
-        row = tl.minimum(tl.maximum(b * overlay.stride + i, 0), tl.load(overlay.last_row))
+        row = b * overlay.stride + i
     if overlay.bitmask is not None:
         x = tl.where(allows(overlay.bitmask + row * overlay.words, ids, inside), x, -INFINITY)
     if overlay.allowed is not None:
         x = tl.where(allows(overlay.allowed + b * overlay.words, ids, inside), x, -INFINITY)
+    if overlay.stride is not None:  # from here on the number of a padded row, of which there is one for any i
+        if overlay.ahead is not None:
+            row += tl.load(overlay.ahead + b)
+        row = tl.minimum(tl.maximum(row, 0), tl.load(overlay.last_row))
     if overlay.bias_ids is not None:
         at = b * overlay.num_bias
         entry, found = entry_of(ids, overlay.bias_ids + at, overlay.num_bias, overlay.bias_steps)
+        found = found & inside
         added = tl.load(overlay.bias_values + at + entry, mask=found, other=0.0)
         if overlay.bias_until is not None:
             until = tl.load(overlay.bias_until + at + entry, mask=found, other=0)
@@ -90,6 +95,7 @@ def process(overlay, b, i, ids, inside, x):
     if overlay.penalties is not None:
         at = b * overlay.capacity
         entry, found = entry_of(ids, overlay.count_ids + at, overlay.capacity, overlay.count_steps)
+        found = found & inside
         known = tl.load(overlay.counts + at + entry, mask=found, other=0)
         times = known >> 1
         for k in range(overlay.depth):
@@ -102,30 +108,19 @@ def process(overlay, b, i, ids, inside, x):
     return x
 
 
-def sequences_of(layout: Layout, rows: int, device: torch.device) -> Tensor:
-    """Which sequence each target row belongs to; of a padded batch each has so many `rows`."""
-    batch, _, cu, total, bonus_rows = layout
-    if cu is None:
-        return torch.arange(batch, device=device).repeat_interleave(rows)
-    ends = cu[1:] + bonus_rows * (slots_upto(batch, cu) + 1)
-    return (slots_upto(total + bonus_rows * batch, cu)[:, None] >= ends).sum(1).clamp_max(batch - 1)
-
-
 def drafted_before(layout: Layout, tokens: Tensor) -> Tensor:
-    """The draft tokens before each target row ``[rows, width]``, −1 elsewhere."""
-    batch, width, cu, total, bonus_rows = layout
-    slots = slots_upto(width, tokens)
-    if cu is None:
-        return torch.where(slots < slots_upto(width + bonus_rows, tokens)[:, None], tokens[:, None], -1).flatten(0, 1)
-    sequence = sequences_of(layout, 0, tokens.device)
-    first = cu[:-1].to(torch.int64)[sequence]
-    place = slots_upto(total + bonus_rows * batch, tokens) - bonus_rows * sequence - first
-    index = (first[:, None] + slots).clamp(0, max(total - 1, 0))  # no slots where there are no tokens
-    return torch.where(slots < place[:, None], tokens[index], -1)
+    """The draft tokens before each target row ``[batch * n, width]``, −1 elsewhere; n for each sequence of a ragged
+    batch too, as segments of a malformed one may overlap.
+    """
+    slots = slots_upto(layout.width, tokens)
+    if layout.cu is not None:
+        tokens = tokens[(layout.cu[:-1, None] + slots).clamp(0, max(layout.total - 1, 0))]
+    before = slots < slots_upto(layout.width + layout.bonus_rows, tokens)[:, None]
+    return torch.where(before, tokens[:, None], -1).flatten(0, 1)
 
 
 def with_processors(rows: Rows, layout: Layout, n: int, given: Processing, drafted: Tensor | None = None) -> Rows:
-    """Target rows, `n` a sequence of a padded batch, as processors make them; `drafted` as `drafted_before` has it."""
+    """Target rows, at most `n` a sequence, as processors make them; `drafted` as `drafted_before` has it."""
     if given is None:
         return rows
     flat, device, batch = FlatProcessors(*given), rows.data.device, layout.batch
@@ -136,14 +131,13 @@ def with_processors(rows: Rows, layout: Layout, n: int, given: Processing, draft
     def padded(lists: Tensor | None, value: int = 0) -> Tensor | None:
         return None if lists is None else of_each(F.pad(lists, (0, -lists.shape[1] % 16), value=value))
 
-    sequence = sequences_of(layout, n, device)
     if drafted is None:
-        drafted = torch.empty(len(sequence), 0, dtype=torch.int32, device=device)
+        drafted = torch.empty(batch * n, 0, dtype=torch.int32, device=device)
     generated = None
     if flat.bias_until is not None:
         num_output = of_each(flat.num_output)
         assert num_output is not None
-        generated = num_output[sequence] + (drafted >= 0).sum(1)
+        generated = num_output.repeat_interleave(n) + (drafted >= 0).sum(1)
     penalties, flags = flat.penalties, torch.zeros(batch, dtype=torch.int32, device=device)
     bias_ids, count_ids = flat.bias_ids, flat.count_ids
     if bias_ids is not None:
@@ -155,10 +149,13 @@ def with_processors(rows: Rows, layout: Layout, n: int, given: Processing, draft
         flags |= flags_of_penalties | flags_of_counts
     bias_ids, count_ids = (padded(ids, NO_ID) for ids in (bias_ids, count_ids))
     num_bias, capacity = (0 if ids is None else ids.shape[1] for ids in (bias_ids, count_ids))
+    stride, ahead = n, None
+    if layout.cu is not None:
+        stride = layout.bonus_rows
+        ahead = slots_upto(batch, layout.cu) * (n - stride) - layout.cu[:-1]
     return rows._replace(
         overlay=Overlay(
-            n if layout.cu is None else layout.bonus_rows,
-            torch.full((1,), len(sequence) - 1, dtype=torch.int32, device=device), flags,
+            stride, ahead, torch.full((1,), batch * n - 1, dtype=torch.int32, device=device), flags,
             (rows.vocab + 31) // 32, None if flat.token_bitmask is None else flat.token_bitmask.contiguous(),
             of_each(flat.allowed),
             bias_ids, padded(flat.bias_values), padded(flat.bias_until), generated, num_bias, num_bias.bit_length(),

@@ -15,6 +15,6 @@ def row_stats(args: RowStatsArguments) -> tuple[Tensor, Tensor, Tensor]:
     logits, params, processors = args
     batch, n, _ = logits.shape
     rows = with_processors(rows_of(logits), Layout(batch, 0, None, 0), n, processors)
-    found = find_laws(rows, batch, n, params, values=True, raw=True)
+    found = find_laws(rows, batch, n, params, values=True, raw=True, logarithm=True)
     assert found.values is not None and found.target.laws.argmax is not None
     return found.values, found.target.laws.argmax, found.target.laws.status

@@ -93,6 +93,12 @@ def find_spans(
     tl.store(chains.state + b * 3, flags)
 
 
+@triton.jit
+def first_number(chains, span, b, width):
+    """Where the uniform of a sequence's first target row stands."""
+    return span.token_index + b if chains.ragged_numbers else b * (width + 1)
+
+
 @triton.jit(do_not_specialize=["width"])
 def walk(
     target,
@@ -121,6 +127,7 @@ def walk(
     read = tl.zeros((), tl.int32)  # rows before it were read
     weight = tl.full((), 1.0, tl.float32)
     start = tl.zeros((), tl.int32)
+    number = first_number(chains, span, b, width)
     walking = length > 0
     while walking:
         slot = start + tl.arange(0, SLOTS)
@@ -142,7 +149,7 @@ def walk(
             draft_flags = tl.load(draft.laws.status + draft_row, mask=inside, other=0)
         coin = tl.zeros((SLOTS,), tl.float64)
         if uniforms is not None:
-            coin = tl.load(uniforms + span.token_index + b + slot + 1, mask=inside, other=0.0).to(tl.float64)
+            coin = tl.load(uniforms + number + slot + 1, mask=inside, other=0.0).to(tl.float64)
         given = can_give(q)
         bad_coin = (((coin >= 0.0) & (coin < 1.0)) == 0) & given
         pi, bar = p, p  # the law at x, and what u * Q(x) must stay below

@@ -39,7 +39,7 @@ def scan_shard(rows: Rows, batch: int, n: int, temperature: Temperature) -> Tile
     def empty(dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(batch, n, tiles, dtype=dtype, device=rows.data.device)
 
-    stats = TileStats(empty(), empty(torch.int32), empty(), None, None, None, tl.constexpr(False))
+    stats = TileStats(empty(), empty(torch.int32), empty(), None, None, None, *[tl.constexpr(False)] * 2)
     run(
         scan, (batch * n * triton.cdiv(tiles, a_program),), rows, n, tiles, EVERY_ROW, temperature, stats,
         TILES=a_program, warps=min(4, a_program),

@@ -194,8 +194,9 @@ def try_siblings(
                     if (taken > 0.0) & (only < 0) & (had > 0.0):
                         only = rejected
                 rest = tl.where(mass > 0.0, tl.div_rn(1.0, tl.where(mass > 0.0, mass * lift, 1.0)), 0.0)
-                below = total + 1.0 - w
-                w = tl.where(below > 0.0, tl.div_rn(total, tl.where(below > 0.0, below, 1.0)), 1.0)
+                if scratch.traversal:  # else it stays 1
+                    below = total + 1.0 - w
+                    w = tl.where(below > 0.0, tl.div_rn(total, tl.where(below > 0.0, below, 1.0)), 1.0)
             else:
                 coin, coin_flags = coin_at(uniforms, root)
                 flags |= coin_flags

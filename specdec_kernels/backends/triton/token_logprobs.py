@@ -177,7 +177,9 @@ def token_logprobs(args: TokenLogprobsArguments) -> tuple[Tensor, ...]:
     each = tuple(v.repeat_interleave(width) if isinstance(v, Tensor) else v for v in params)
     own, wanted = Rows(logits, 0, unit, vocab), Wanted(spans, tl.constexpr(False))
     # of the rows as they are given their maxima are all that is needed where there are processors
-    raw = find_laws(own, count, 1, each, values=True, raw=True, greedy=processors is not None, wanted=wanted)
+    raw = find_laws(
+        own, count, 1, each, values=True, raw=True, logarithm=True, greedy=processors is not None, wanted=wanted
+    )
     found = raw
     if processors is not None:
         made = with_processors_of_tokens(own, n, tokens, rows, processors)

@@ -82,6 +82,7 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     num_draft]``.
     """
     layout, num_draft, shared = layout_of(args), args.num_draft, in_order(args.shared)
+    ragged_numbers = layout.cu is not None and shared.seeds is None
     shared = with_numbers(shared, layout.width + 1, layout.cu, layout.total)
     kept = (shared.draft_values, shared.draft_argmax, shared.draft_status)
     target_logits, law = shared.target_logits, shared.law
@@ -105,7 +106,10 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     slots = min(power_of_2(width), MOST_SLOTS_AT_ONCE)
     spans = empty(batch, 4, dtype=torch.int64)
     target_spans = None if args.bonus_tokens is None else torch.empty_like(spans)
-    chains = Chains(args.draft_tokens.contiguous(), args.bonus_tokens, spans, target_spans, empty(batch, 3))
+    chains = Chains(
+        args.draft_tokens.contiguous(), args.bonus_tokens, spans, target_spans, empty(batch, 3),
+        tl.constexpr(ragged_numbers),
+    )  # fmt: skip
     run(
         find_spans, (batch,), chains, rows.vocab, width if layout.cu is None else 0, layout.cu, args.num_draft_tokens,
         shared.eos_token_ids, 0 if shared.eos_token_ids is None else shared.eos_token_ids.numel(), layout.total,
@@ -164,6 +168,6 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     else:
         best = NO_NOISE
         if shared.noise_keys is not None:
-            best = best_scores(found, shared.noise_keys, spans=target_spans)
+            best = best_scores(found, shared.noise_keys, spans=target_spans, ragged=ragged_numbers)
         run(match, (batch,), target.laws, rows.vocab, chains, width, best, tiles, out, num_draft, TILES=row_tiles)
     return tokens, out.num_accepted, out.num_tokens, out.status, acceptances
