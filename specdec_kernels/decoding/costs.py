@@ -33,7 +33,7 @@ class CostTable:
         sequence, drafting and verifying, in any unit.
     ahead : float
         Plain steps by which the calls before it were ahead of plain decoding, or < 0: behind. What drafts may lose at
-        first is so much more, at most twice as much as with 0, or less, at least half as much.
+        first is so much more, at most twice as much as with 0, or less, at least nothing.
 
     Raises
     ------

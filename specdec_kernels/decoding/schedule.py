@@ -65,7 +65,7 @@ class Account:
     costs : CostTable or LearnedCosts
     allowance : float
         What drafts may lose, in plain steps; it grows by `_MORE` with each token emitted. What calls before
-        gained or lost counts too, but for at most as much more, or half as much less.
+        gained or lost counts too, but for at most as much more or less.
     trust : float
         Share of an expected gain that is counted on; the attribute may be changed.
     """
@@ -78,7 +78,7 @@ class Account:
         self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts, allowance: float, trust: float
     ) -> None:
         self.left = np.full(batch_size, max_new_tokens)  # tokens of each sequence, at most; 0 where it has ended
-        self.credit = allowance + min(max(costs.ahead, -allowance / 2), allowance)
+        self.credit = allowance + min(max(costs.ahead, -allowance), allowance)
         self._allowance = allowance
         self.trust = trust
         self._costs = costs
