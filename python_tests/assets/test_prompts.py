@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import shutil
-import statistics
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specdec_kernels.assets import prompts
+from specdec_kernels.assets import corpus, prompts
 
 
 class NoChat:
@@ -21,12 +22,15 @@ def test_enough_texts_for_ten_rounds_of_eight(name: str) -> None:
     tokenizer: Any = NoChat()
     texts = prompts.load_prompts(name, tokenizer)
     assert len(set(texts)) == len(texts) == 80
-    assert all(400 < len(text) < 1100 for text in texts)
+    assert all(390 < len(text) < 1100 for text in texts)
     assert prompts.load_prompts(name, tokenizer, 3) == texts[:3]
 
 
-def test_functions_that_follow_the_first_twelve_are_whole() -> None:
+def test_functions_are_of_no_source_that_drafters_have_read() -> None:
     tokenizer: Any = NoChat()
     texts = prompts.load_prompts("code-edit", tokenizer)
-    assert inspect.getsource(shutil.copyfileobj) in texts[0]
-    assert all(any(inspect.getsource(f) in text for text in texts[12:]) for f in (statistics.mode, inspect.getdoc))
+    counted = set(corpus.sources())
+    assert not any(Path(inspect.getfile(module)) in counted for module in prompts._MODULES)
+    read = "\n".join(textwrap.dedent(inspect.getsource(module)) for module in prompts._MODULES)
+    assert all(text.split("```python\n")[1].partition("\n")[0].strip() in read for text in texts)
+    assert inspect.getsource(shutil.copyfileobj) in texts[0] and any("def zscore(self" in text for text in texts)

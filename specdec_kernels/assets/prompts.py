@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import fnmatch
 import heapq
-import importlib
 import inspect
 import shutil
 import statistics
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,29 +43,29 @@ _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     statistics.fmean,
     shutil.which,
 )
-# What more is asked about: their functions that are neither trifles nor cut.
-_MODULES = (
-    "textwrap", "fnmatch", "statistics", "difflib", "glob", "tempfile", "tarfile", "gzip", "base64", "urllib.parse",
-    "shlex", "functools", "contextlib", "inspect", "ast", "traceback", "linecache",
-)  # fmt: skip
-_LEAST_CHARACTERS = 400  # of a text that is not among the first ones
-_MOST = 80  # texts that are made here
+_MODULES = (fnmatch, heapq, shutil, statistics, textwrap)
+"""Whose functions are asked about: what `corpus` leaves out, so that no drafter has read them."""
+_LEAST_FUNCTION, _LEAST_TOPIC, _MOST = 300, 400, 80  # characters of a text, and texts that are made here
 
 _TOPICS = ("if", "while", "assert", "import", "lambda", "del", "global", "for", "with", "class", "try", "raise")
 
 
 def _functions() -> list[str]:
     """Sources of functions of the standard library."""
-    modules = [(name, importlib.import_module(name)) for name in _MODULES]
-    public = [f for name, module in modules for f in vars(module).values() if _is_of(name, f)]
-    more = [inspect.getsource(f) for f in public if f not in _FUNCTIONS]
-    sources = [inspect.getsource(f)[:_MAX_CHARACTERS] for f in _FUNCTIONS]
-    return (sources + [text for text in more if _LEAST_CHARACTERS <= len(text) <= _MAX_CHARACTERS])[:_MOST]
+    more = (function for module in _MODULES for function in _functions_of(module, module.__name__))
+    cut = dict.fromkeys(textwrap.dedent(inspect.getsource(f))[:_MAX_CHARACTERS] for f in (*_FUNCTIONS, *more))
+    return [text for text in cut if len(text) >= _LEAST_FUNCTION][:_MOST]
 
 
-def _is_of(module: str, member: object) -> bool:
-    """Whether it is a public function of this module."""
-    return inspect.isfunction(member) and member.__module__ == module and not member.__name__.startswith("_")
+def _functions_of(owner: object, module: str) -> Iterator[Callable[..., Any]]:
+    """The functions and methods of this module that `owner`, it or a class of it, holds."""
+    for member in vars(owner).values():
+        if getattr(member, "__module__", None) != module:
+            continue
+        if inspect.isclass(member):
+            yield from _functions_of(member, module)
+        elif inspect.isfunction(member := getattr(member, "__func__", member)):
+            yield member
 
 
 def _code_edit() -> list[str]:
@@ -81,7 +80,7 @@ def _topics() -> list[str]:
     texts = [topics[name] for name in (*_TOPICS, *sorted(topics.keys() - set(_TOPICS)))]
     parts = [*texts, *(text[_MAX_CHARACTERS:].partition(" ")[2] for text in texts)]
     cut = dict.fromkeys(part[:_MAX_CHARACTERS] for part in parts)  # some topics share their text
-    return [text for text in cut if len(text) >= _LEAST_CHARACTERS][:_MOST]
+    return [text for text in cut if len(text) >= _LEAST_TOPIC][:_MOST]
 
 
 def _quote() -> list[str]:
