@@ -430,7 +430,8 @@ def _measured(arguments: argparse.Namespace) -> None:
     least = min(texts, key=lambda name: len(texts[name]))
     if arguments.one_batch and len(texts[least]) < (needed := arguments.rounds * batch):
         raise ValueError(
-            f"--one-batch: each set must have --rounds × --batch = {needed} prompts, got {len(texts[least])} of {least}"
+            f"--one-batch: each set must have --rounds × --batch = {needed} prompts, "
+            f"got {len(texts[least])} of {least} (--prompts {arguments.prompts})"
         )
     ways = ways_of(
         arguments.drafter, model, tokenizer, arguments.heads, arguments.trees, arguments.lengths,

@@ -162,7 +162,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes, given = len(arguments.batch), arguments.costs
     if given is not None and len(given) != 3 * sizes:
         parser.error(f"--costs must be three for each of {sizes} batch sizes, got {len(given)}")
-    check_drafter(parser, [arguments.drafter], arguments.draft_model)
+    if given is None and arguments.costs_of is None:
+        check_drafter(parser, [arguments.drafter], arguments.draft_model)
+    elif arguments.draft_model is not None:
+        parser.error("--draft-model must be left out where costs are given, got it")
     return real_model.run("replay", arguments, _replayed)
 
 
@@ -172,7 +175,9 @@ def costs_of(arguments: argparse.Namespace) -> Costs:
         rows = np.array(arguments.costs).reshape(-1, 3)
         return {batch: (np.array([1.0, *row]), 0.0) for batch, row in zip(arguments.batch, rows, strict=True)}
     if arguments.costs_of is not None:
-        found = json.loads(arguments.costs_of.read_text())["settings"]
+        found = json.loads(arguments.costs_of.read_text()).get("settings", {})
+        if "cost of catching up" not in found:
+            raise ValueError(f"--costs-of must be what a replay has written, got {arguments.costs_of}")
         steps, catch_up = found["costs of steps"], found["cost of catching up"]
         if lacking := [batch for batch in arguments.batch if str(batch) not in steps]:
             raise ValueError(f"--batch must be of those that --costs-of has, {', '.join(steps)}, got {lacking[0]}")

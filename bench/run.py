@@ -122,19 +122,20 @@ def why_not(folder: Path, wanted: Mapping[str, Sequence[Case]], options: argpars
     """Why nothing is saved there, if so: known before minutes of measuring."""
     if folder.suffix == ".json" or (folder.exists() and not folder.is_dir()):
         return f"--save must be given a folder, got {folder}"
-    if folder != PUBLISHED:
+    if folder.resolve() != PUBLISHED.resolve():
         return None
     if options.quick:
         return "--save must be given a folder of its own with --quick, whose figures mean nothing"
     whole = parser().parse_args([])
-    if all(getattr(options, name) == getattr(whole, name) for name in ("case", "vocab", "batch", "cache", "providers")):
-        return None
+    all_cases = all(getattr(options, name) == getattr(whole, name) for name in ("case", "vocab", "batch", "cache"))
     for op, cases in wanted.items():
         path = folder / f"{op}.json"
         if not cases or not path.exists():
             continue
-        measured = {(str(case), name) for case in cases for name in options.providers}
-        lost = [row for row in json.loads(path.read_text())["rows"] if (row["id"], row["provider"]) not in measured]
+        here = {name for name in options.providers if PROVIDERS[name].why_missing(op, "cpu") is None}
+        measured = None if all_cases else {str(case) for case in cases}  # what is no case any more is no loss
+        rows = json.loads(path.read_text())["rows"]
+        lost = [r for r in rows if r["provider"] not in here or (measured is not None and r["id"] not in measured)]
         if lost:
             return f"--save must be given another folder: {path} holds {len(lost)} rows that this would not measure"
     return None

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,14 +140,14 @@ def adaptive(label: str, column: str, drafter: str = "lookup") -> Expected:
     return [found[key] for key in (("ratio", "ratio_low", "ratio_high") if number == "auto" else ("ratio",))]
 
 
-def replayed(label: str, column: str, name: str = "replay") -> Expected:
+def replayed(label: str, column: str, name: str = "replay", folder: Path = AVX2) -> Expected:
     """The same by replay: of "auto" with the tenth of batches below, of the best fixed number with that number."""
     (prompts, sampling), (batch, way) = label.split(", "), column.split(": ")
     at = {"prompts": prompts, "temperature": float(sampling != "greedy"), "batch": int(batch)}
     if way == '"auto"':
-        found = row(name, num_speculative_tokens=way.strip('"'), **at)
+        found = row(name, folder, num_speculative_tokens=way.strip('"'), **at)
         return [found["ratio"], found["ratio_low"]]
-    fixed = [row(name, num_speculative_tokens=length, **at) for length in (1, 3, 7)]
+    fixed = [row(name, folder, num_speculative_tokens=length, **at) for length in (1, 3, 7)]
     best = max(fixed, key=lambda each: each["ratio"])
     return [best["ratio"], best["num_speculative_tokens"]]
 
@@ -157,7 +158,7 @@ def of_matches(label: str, column: str) -> Expected:
     matched = 0 if label == "none" else int(label)
     if drafter == "lookup" and matched in (0, 4):
         return []
-    found = row({"lookup": "replay", "n-gram model": "replay_ngrams"}[drafter], matched=matched)
+    found = row({"lookup": "replay", "n-gram model": "replay_ngrams"}[drafter], AVX2, matched=matched)
     return [found["first" if what == "the first" else "later"]]
 
 
@@ -414,7 +415,7 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "auto, n-gram model, earlier": partial(adaptive, drafter="ngram-lm"),
     "auto, draft model": partial(adaptive, drafter="model"),
     "auto, n-gram model, replayed": partial(replayed, name="replay_ngrams"),
-    "auto, draft model, replayed": partial(replayed, name="replay_model"),
+    "auto, draft model, replayed": partial(replayed, name="replay_model", folder=RESULTS),
     "matches": of_matches, "instructions": instructions,
     "draft model": draft_pair, "draft model, own loop": partial(draft_pair, name="draft_model_own"),
     "parts of a step": parts_of_a_step,
@@ -473,11 +474,11 @@ def test_the_commands_are_those_of_the_results() -> None:
     for name in (
         "verify_chain", "end_to_end", "end_to_end_quote", "end_to_end_medusa", "medusa_trees", "in_transformers",
         "vllm_engine", "forward", "end_to_end_own", "draft_model", "processors", "count_tokens_",
-        "in_transformers_ten", "replay", "replay_ngrams", "replay_model",
+        "in_transformers_ten", "replay_model",
         *(name for names in AUTO_ELSEWHERE.values() for name in names.values()),
     ):  # fmt: skip
         assert results(name)["command"] in text, name
-    for name in ("verify_chain", "processors", *AUTO.values()):
+    for name in ("verify_chain", "processors", "answers", "replay", "replay_ngrams", *AUTO.values()):
         assert results(name, AVX2)["command"] in text, name
     assert "python -m bench.run --op verify_tree gather_kv_ --json --threads 2" in text  # one run each in the results
     for name in ("verify_tree", "gather_kv_"):

@@ -66,6 +66,26 @@ def test_at_least_is_no_more_than_was_measured() -> None:
     assert said and float(said[1]) <= least < float(said[1]) + 1e-3
 
 
+@pytest.mark.parametrize("name", ["replay", "replay_ngrams"])
+def test_what_is_said_of_replays_is_of_the_results(name: str) -> None:
+    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    said = re.findall(r"is nowhere below ([\d.]+), and has ([\d.]+) or more of the best fixed K", text)
+    rows = [found for found in results(name, AVX2)["rows"] if "batch" in found]
+    ratios, shares = [], []
+    for of in {(found["prompts"], found["temperature"], found["batch"]) for found in rows}:
+        by = {
+            r["num_speculative_tokens"]: r["ratio"] for r in rows if (r["prompts"], r["temperature"], r["batch"]) == of
+        }
+        auto, best = by["auto"], max(by[length] for length in (1, 3, 7))
+        ratios.append(auto)
+        if best > 1:
+            shares.append(auto / best)
+    figures = said[["replay", "replay_ngrams"].index(name)]
+    assert len(said) == 2 and len(shares) > 10
+    for figure, least in zip(figures, (min(ratios), min(shares)), strict=True):
+        assert float(figure) <= least < float(figure) + 0.01, least
+
+
 def test_the_command_of_typical_acceptance_is_that_of_its_results() -> None:
     assert results("typical")["command"] in (ROOT / "docs/what-it-gains.md").read_text()
 

@@ -1,4 +1,4 @@
-"""What `make test` runs: the short tier. `make test-all` runs all tiers, ``--tier=long`` the rest.
+"""What `make test` runs: the short tier. `make test-all` runs both, ``--tier=long`` what the short one leaves out.
 
 Of every test the short tier runs a choice of its parametrised cases, on each backend another one:
 

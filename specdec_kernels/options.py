@@ -86,7 +86,7 @@ def fill(
         if getattr(given, name) is None:
             setattr(given, name, value)
         elif given.quick:
-            parser.error(f"--quick has a number of its own and must be given without --{name}")
+            parser.error(f"--quick chooses --{name} and must be given without it")
 
 
 def draft_length(text: str) -> int | str:

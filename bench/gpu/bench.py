@@ -127,7 +127,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = folder or machine.RESULTS / machine.label(gpu=True)
     folder.mkdir(parents=True, exist_ok=True)
     journal = Journal(folder / f"{options.plan}.journal")
-    journal.path.unlink(missing_ok=True)
     start = time.time()
     deadline = start + options.budget
     passed = ["--journal", str(journal.path), "--start", str(start), "--deadline", str(deadline)]
@@ -135,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.rehearse:
         passed.append("--rehearse")
     worker.parsed(passed)  # a wrong option stops here, not in every process
+    journal.path.unlink(missing_ok=True)
     beside.mount()  # for their versions
     states: list[dict[str, str]] = []
 

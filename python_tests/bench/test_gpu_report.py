@@ -298,7 +298,7 @@ def test_profile_reports_what_it_does_not_get(tools: Path, tmp_path: Path, capsy
     assert profile.main([*short, "0"]) == process.UNFINISHED
     assert "1 of 1 cases: no time was left" in capsys.readouterr().out
     (tools / "ncu").write_text("#!/bin/sh\nexec sleep 60\n")
-    assert profile.main([*short, "1.5"]) == process.UNFINISHED
+    assert profile.main([*short, "1.8"]) == process.UNFINISHED
     assert "0 kernels, not finished in 2 s" in capsys.readouterr().out
 
 

@@ -108,8 +108,8 @@ def test_all_of_it(
     monkeypatch.setattr(prompts, "load_prompts", lambda name, tokenizer: ["to be or not to be", "that is it"])
     arguments = ["--answers", str(recorded), "--batch", "2", "--batches", "2", "--rounds", "1", "--drafter", of]
     arguments += ["--threads", str(torch.get_num_threads()), "--output", str(tmp_path)]
-    arguments += ["--draft-model", str(tmp_path)] if of == "model" else []
-    assert replay.main([*arguments, *(["--costs", "1.2", "1.4", "2"] if given else [])]) == 0
+    draft_model = ["--draft-model", str(tmp_path)] if of == "model" else []
+    assert replay.main([*arguments, *(["--costs", "1.2", "1.4", "2"] if given else draft_model)]) == 0
     result = json.loads((tmp_path / "replay.json").read_text())
     rows = [row for row in result["rows"] if "batch" in row]
     assert [row["num_speculative_tokens"] for row in rows] == [0, 1, 3, 7, "auto"]
@@ -133,6 +133,8 @@ def test_all_of_it(
         (["--drafter", "model"], "--draft-model must be given with --drafter model alone, got --drafter model"),
         (["--drafter", "ngram-lm"], "--drafter must be one that was asked in --answers, lookup, model, got ngram-lm"),
         (["--batch", "5"], "--batch must be at most 4, which a set has answers, got 5"),
+        (["--costs", "1", "1", "1", "--draft-model", "/"], "--draft-model must be left out where costs are given"),
+        (["--costs-of", "NONE"], "--costs-of must be what a replay has written, got "),
         (["--batch", "3", "--costs-of", "COSTS"], "--batch must be of those that --costs-of has, 2, got 3"),
     ],
 )
@@ -141,7 +143,9 @@ def test_wrong_options(
 ) -> None:
     settings = {"settings": {"costs of steps": {"2": [1, 1, 1, 1]}, "cost of catching up": {"2": 0}}}
     (costs := tmp_path / "costs.json").write_text(json.dumps(settings))
-    options = ["--answers", str(recorded), "--batch", "2", *(str(costs) if w == "COSTS" else w for w in wrong)]
+    (other := tmp_path / "other.json").write_text('{"rows": []}')
+    files = {"COSTS": str(costs), "NONE": str(other)}
+    options = ["--answers", str(recorded), "--batch", "2", *(files.get(w, w) for w in wrong)]
     try:
         assert replay.main(options) == 2
     except SystemExit as ended:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from matplotlib.axes import Axes
 import specdec_kernels as sk
 from bench import inputs, machine, plot, report, run, timing
 from bench.inputs import Case
+from bench.providers import PROVIDERS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -189,7 +191,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of this machine's results, with a file of what is measured by default; a measurement is instant."""
 
     def instant(case: Case, names: Any, *_: Any) -> list[dict[str, Any]]:
-        return [row(name, 1.0, id=str(case)) for name in names]
+        return [row(n, 1.0, id=str(case)) for n in names if PROVIDERS[n].why_missing(case.op, "cpu") is None]
 
     monkeypatch.setattr(run, "PUBLISHED", tmp_path / "published")
     monkeypatch.setattr(run, "measure", instant)
@@ -204,11 +206,19 @@ def told(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
-def test_published_results_are_not_lost(published: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_published_results_are_not_lost(
+    published: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = (published / "sample.json").read_text()
     for given in ("--case T=1", "--providers cpu", "--vocab 49152", "--batch 1", "--cache cold"):
         assert "sample.json holds " in told(f"--op sample --save {given}", capsys)
     assert "--save must be given a folder of its own with --quick" in told("--op sample --quick --save", capsys)
+    with monkeypatch.context() as patched:
+        gone = replace(PROVIDERS["eager"], why_missing=lambda op, device: "it is not installed any more")
+        patched.setitem(PROVIDERS, "eager", gone)
+        assert "sample.json holds " in told("--op sample --save", capsys)
+    monkeypatch.chdir(published.parent)
+    assert "a folder of its own with --quick" in told(f"--op sample --quick --save {published.name}", capsys)
     assert (published / "sample.json").read_text() == before
     (published / "sample.json").unlink()
     for _ in range(2):  # what is measured again is what was

@@ -65,7 +65,7 @@ def check_writable(caller: str, path: object, name: str = "path") -> None:
     tried.supxlabel("x")
     try:
         tried.savefig(io.BytesIO(), format=path.suffix[1:].lower())
-    except RuntimeError as error:  # .pgf needs LaTeX
+    except Exception as error:  # .pgf needs LaTeX, which fails in ways of its own
         raise ValueError(f"{caller}: {name} must end as what can be written here, got {path}: {error}") from error
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{caller}: {name} must be in a folder that is there, got {path}")

@@ -58,8 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             )  # fmt: skip
         except (TypeError, ValueError) as error:
             parser.error(str(error))
-        except SystemExit as error:  # of the verifier: its status would be a verdict
-            parser.error(f"{given.verifier} must return, and ended the process (SystemExit: {error})")
+        except SystemExit as error:  # of the audited code: its status would be a verdict
+            audited = " or ".join(filter(None, (given.verifier, given.drafter)))
+            parser.error(f"{audited} must return, and ended the process (SystemExit: {error})")
     if sys.stderr.isatty():
         print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
     print(report.json() if given.json else report)

@@ -169,6 +169,7 @@ class CapturedSteps(Steps):
         room = batch * ((longest_draft + 1) * numbers_of_token(state.num_top) + OUTCOME_COLUMNS)
         self._landings = cycle([_Landing(_pinned(room, state.device), torch.cuda.Event()) for _ in range(2)])
         self._cleanup = ExitStack()
+        _hear_warnings()  # long before a step is checked: what others restore in between is this
 
     def __enter__(self) -> CapturedSteps:
         try:
@@ -315,16 +316,20 @@ def _noting_waits() -> Iterator[list[str]]:
     """Within: where this thread lets the host wait for the device. Torch warns of it in all threads, which may wait."""
     global _checked
     waits = list[str]()
-    # Neither is taken back: Python has one of each, which another thread may have changed and restored meanwhile.
-    if not hasattr(warnings.showwarning, "notes_waits"):
-        warnings.showwarning = _noting(warnings.showwarning)
-    warnings.filterwarnings("always", message=f".*{_WAITS}")
+    _hear_warnings()
     _checked = threading.get_ident(), waits
     try:
         with _sync_debug_mode("warn"):
             yield waits
     finally:
         _checked = None
+
+
+def _hear_warnings() -> None:
+    """Neither is taken back: Python has one of each, which other threads may have changed and restored meanwhile."""
+    if not hasattr(warnings.showwarning, "notes_waits"):
+        warnings.showwarning = _noting(warnings.showwarning)
+    warnings.filterwarnings("always", message=f".*{_WAITS}")
 
 
 def _noting(show: Callable[..., None]) -> Callable[..., None]:

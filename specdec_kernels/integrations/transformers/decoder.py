@@ -66,7 +66,8 @@ def has_hooks(model: Any) -> bool:
     """
     of_all = (_modules._global_forward_hooks, _modules._global_forward_pre_hooks)
     each = ((module._forward_hooks, module._forward_pre_hooks) for module in model.modules())
-    hooks = chain.from_iterable(found.values() for found in (*of_all, *chain.from_iterable(each)))
+    # In copies: other threads may be adding and removing theirs.
+    hooks = chain.from_iterable(tuple(found.values()) for found in (*of_all, *chain.from_iterable(each)))
     return any(not str(getattr(hook, "__module__", "")).startswith(_OWN_HOOKS) for hook in hooks)
 
 
