@@ -1,4 +1,4 @@
-"""The only reader of environment variables.
+"""The only reader of environment variables, but for `collect_env`, which reports them.
 
 ==========================  =========================================================================================
 ``SPECDEC_CHECK``           1: an op raises when a status flag is set (a host synchronisation a call). Default 0

@@ -223,4 +223,4 @@ def test_a_report_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
 def test_sizes_of_a_rehearsal_are_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         __main__.main(["report", "--quick", "--pairs", "3", "--output", str(tmp_path)])
-    assert "must be given without --pairs" in capsys.readouterr().err
+    assert "--quick chooses --pairs and must be given without it" in capsys.readouterr().err

@@ -241,7 +241,9 @@ def test_options_that_would_do_nothing_are_refused(tmp_path: Path, capsys: pytes
     for path in (tmp_path / "out.json", tmp_path / "file"):
         assert f"--save must be given a folder, got {path}" in told(f"--op sample --save {path}", capsys)
     for name in ("repeats", "seconds"):
-        assert f"must be given without --{name}" in told(f"--op sample --quick --{name} 3", capsys)
+        assert f"--quick chooses --{name} and must be given without it" in told(
+            f"--op sample --quick --{name} 3", capsys
+        )
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:

@@ -303,6 +303,7 @@ def test_given_widths_save_a_round() -> None:
         ({"target_law": sk.laws.Opt(0.3)}, ValueError, "distributed.verify_chain: target_law must be None"),
         ({"return_acceptance": True}, ValueError, "distributed.verify_chain: return_acceptance must be False"),
         ({"draft_stats": 3}, ValueError, "distributed.verify_chain: draft_stats must be None"),
+        ({"backend": "cuda"}, ValueError, "distributed.verify_chain: backend='cuda' cannot run here"),
         ({"draft_token_map": 3}, ValueError, "distributed.verify_chain: draft_token_map must be None"),
         ({"tree": 3}, TypeError, "distributed.verify_chain: got an unexpected argument 'tree'"),
         ({"acceptance": "typical"}, ValueError, "distributed.verify_chain: acceptance must be one of"),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.law.cases import check_law, problem
+from python_tests.support import environment
 from specdec_kernels.integrations import sglang
 
 UNTOUCHED = -7
@@ -306,7 +307,14 @@ def test_trees_are_read_off_their_masks(nodes: int) -> None:
     mask = torch.stack([tree.ancestors().view(nodes, nodes) for tree in trees]) | behind
     positions, index, first, sibling = (torch.empty(batch, nodes, dtype=torch.int64) for _ in range(4))
     sglang.reconstruct_indices_from_tree_mask(
-        mask.flatten(), lengths, positions.view(-1), index, first, sibling, batch, nodes
+        torch.nn.functional.pad(mask, (0, 2))[..., :nodes],
+        lengths,
+        positions.view(-1),
+        index,
+        first,
+        sibling,
+        batch,
+        nodes,
     )
     assert index.tolist() == torch.arange(batch * nodes).view(batch, nodes).tolist()
     for b, tree in enumerate(trees):
@@ -381,23 +389,35 @@ def test_a_mask_is_bytes_of_any_type_and_may_be_larger(mode: int, dtype: torch.d
         bits = [sum(int(bit) << i for i, bit in enumerate(row)) for row in sees]
         expected = [torch.tensor([byte for b in bits for byte in (b & 255, b >> 8)], dtype=torch.uint8)] * 2
     assert torch.equal(found[:size], torch.cat(expected))
-    if mode != sglang.FULL_MASK:
-        with pytest.raises(ValueError, match=f"tree_mask must have {size} bytes or more, got {size - 4}"):
-            sglang.build_tree_kernel_efficient(
-                *arguments[:3], mask.view(torch.uint8)[: size - 4].view(dtype), *arguments[4:]
-            )
+    with pytest.raises(ValueError, match=f"tree_mask must have {size} bytes or more, got {size - 4}"):
+        sglang.build_tree_kernel_efficient(
+            *arguments[:3], mask.view(torch.uint8)[: size - 4].view(dtype), *arguments[4:]
+        )
 
 
-def test_a_node_whose_parent_was_not_selected_is_left_out() -> None:
+@pytest.mark.parametrize("last", [5, 900, -900])
+def test_a_node_whose_parent_was_not_selected_is_left_out(last: int) -> None:
+    """Or is no candidate at all, as where scores were NaN."""
     first, sibling = torch.empty(1, 4, dtype=torch.int64), torch.empty(1, 4, dtype=torch.int64)
     mask, positions = torch.ones(16, dtype=torch.bool), torch.empty(4, dtype=torch.int64)
     # candidates 0 and 1 hang from the root; 2 and 3 from candidate 0, 4 and 5 from candidate 1, which was not selected
     sglang.build_tree_kernel_efficient(
-        torch.tensor([[-1, 0, 1]]), torch.tensor([[0, 2, 5]]), torch.tensor([3]), mask, positions,
+        torch.tensor([[-1, 0, 1]]), torch.tensor([[0, 2, last]]), torch.tensor([3]), mask, positions,
         torch.empty(1, 4, dtype=torch.int64), first, sibling, 2, 2, 4, sglang.QLEN_ONLY,
     )  # fmt: skip
     assert first.tolist() == [[1, 2, -1, -1]] and sibling.tolist() == [[-1] * 4]
     assert mask.view(4, 4)[3].tolist() == [False, False, False, True] and positions.tolist() == [3, 4, 5, 3]
+
+
+def test_trees_are_cut_to_the_room_of_the_outputs_without_a_flag() -> None:
+    predicts, accept_index, accept_token_num = outputs(1, 3, 2)
+    nodes = torch.arange(3)[None]
+    with environment(SPECDEC_CHECK="1"):
+        sglang.verify_tree_greedy(
+            predicts, accept_index, accept_token_num, nodes, nodes, torch.tensor([[1, 2, -1]]), torch.full((1, 3), -1),
+            torch.tensor([[1, 2, 7]]),
+        )  # fmt: skip
+    assert accept_token_num.tolist() == [1] and accept_index.tolist() == [[0, 1]] and predicts[:2].tolist() == [1, 2]
 
 
 def test_what_is_refused() -> None:
@@ -437,6 +457,13 @@ def test_what_is_refused() -> None:
         sglang.build_tree_kernel_efficient(
             torch.zeros(1, 1).long(), torch.zeros(1, 32).long(), torch.zeros(1).long(), torch.zeros(132).byte(),
             torch.zeros(33).long(), *torch.zeros(3, 1, 33).long(), 32, 1, 33, 2,
+        )  # fmt: skip
+    with pytest.raises(ValueError, match=r"target_probs must be \[batch=2, num_nodes=2, vocab >= 2\]"):
+        call(lambda given: given.update(target_probs=torch.ones(2, 2, 1), draft_probs=torch.zeros(2, 2, 1)))
+    with pytest.raises(ValueError, match=r"parent_list must be \[batch=1, >= topk \* \(depth - 1\) \+ 1=5\]"):
+        sglang.build_tree_kernel_efficient(
+            torch.zeros(1, 3).long(), torch.tensor([[0, 2, 8]]), torch.zeros(1).long(), torch.zeros(16).byte(),
+            torch.zeros(4).long(), *torch.zeros(3, 1, 4).long(), 2, 3, 4, 1,
         )  # fmt: skip
     with pytest.raises(ValueError, match="tree_mask_mode must be 0, 1 or 2, got 3"):
         sglang.build_tree_kernel_efficient(

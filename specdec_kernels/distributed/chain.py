@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..backends import check_backend
+from ..backends import check_backend, implementation
 from ..checks import ID_DTYPES, check_logits, check_one_of, shape_error
+from ..config import settings
 from ..ops._common import Expected, check_params, raise_for_status, unchecked
 from ..ops._random import missing_noise, noise_of
 from ..ops._verify import check_draft, check_eos
@@ -127,6 +128,8 @@ def verify_chain(
     check_draft(OP, target_logits, (DRAFTED, drafted), draft_logits, draft_probs, None, None, expected)
     if eos_token_ids is not None:
         check_eos(OP, eos_token_ids, device)
+    if (name := backend or settings().backend) is not None:  # before any round: a rank without tiles would never ask
+        implementation("shard_stats", None, name, device, OP)
     exchange = Exchange(group)
     layout = layout_of(exchange, width, widths, device)
     if acceptance in ("match", "greedy"):

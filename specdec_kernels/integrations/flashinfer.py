@@ -374,13 +374,13 @@ def _params(op: str, rows: Tensor, **values: Tensor | float) -> SamplingParams:
                     f"{op}: {name}: Expected a 1D tensor{shape} or scalar for the sampling parameter, "
                     f"but got a {got} tensor"
                 )
+            if value.device != rows.device:
+                raise ValueError(f"{op}: {name} must be on {rows.device}, got {value.device}")
             if len(value) != len(rows):
                 raise ValueError(
                     f"{op}: {name}: Sampling parameter tensor batch size mismatch: expected length {len(rows)}, "
                     f"but got length {len(value)}"
                 )
-            if value.device != rows.device:
-                raise ValueError(f"{op}: {name} must be on {rows.device}, got {value.device}")
             if value.layout is not torch.strided or value.is_quantized:
                 raise TypeError(f"{op}: {name} must be a strided tensor of numbers, got {value.layout} {value.dtype}")
     if "top_p" in values:
@@ -430,7 +430,9 @@ def _draw(
     if indices is not None and 0 < len(given) != len(indices):  # values a row instead of an output
         of_rows = indices.long().clamp(0, len(given) - 1)
         cuts = {
-            cut: value[of_rows] if isinstance(value, Tensor) and value.shape == given.shape[:1] else value
+            cut: value[of_rows]
+            if isinstance(value, Tensor) and value.shape == given.shape[:1] and value.device == given.device
+            else value
             for cut, value in cuts.items()
         }
     params = _params(op, rows, **cuts)

@@ -39,6 +39,7 @@ from ..checks import (
     check_tensor,
     shape_error,
 )
+from ..ops._common import unchecked
 from ..ops.sample import sample
 from ..ops.verify_chain import verify_chain
 from ..ops.verify_tree import verify_tree
@@ -180,7 +181,7 @@ def verify_tree_greedy(
     op = "verify_tree_greedy"
     nodes = _check_outputs(op, predicts, accept_index, accept_token_num, candidates, retrive_index)
     check_given(op, "target_predict", target_predict, (torch.int64, torch.int32), candidates.device, *nodes)
-    chosen = target_predict.long().flatten()[retrive_index]
+    chosen = target_predict.long().flatten()[retrive_index.clamp(0, max(target_predict.numel() - 1, 0))]
     tree, order = _tree(
         op, retrive_next_token, retrive_next_sibling, nodes, accept_index.shape[1] - 1, candidates.device
     )
@@ -360,8 +361,9 @@ def build_tree_kernel_efficient(
         op, "selected_index", selected_index, INT64, device, ("batch", "draft_token_num - 1"), (batch, nodes - 1)
     )
     check_tensor(op, "parent_list", parent_list, INT64, device)
-    if parent_list.dim() != 2 or parent_list.shape[0] != batch:
-        raise shape_error(op, "parent_list", f"[batch={batch}, >= topk * (depth - 1) + 1]", parent_list)
+    least = topk * (depth - 1) + 1 if depth > 1 and nodes > 1 else 0
+    if parent_list.dim() != 2 or parent_list.shape[0] != batch or parent_list.shape[1] < least:
+        raise shape_error(op, "parent_list", f"[batch={batch}, >= topk * (depth - 1) + 1={least}]", parent_list)
     links = (retrive_index, retrive_next_token, retrive_next_sibling)
     _check_links(op, positions, *links, device, batch, nodes)
     width = 1 if nodes <= 8 else 2 if nodes <= 16 else 4
@@ -372,13 +374,19 @@ def build_tree_kernel_efficient(
         raise ValueError(
             f"{op}: tree_mask must be 1-d and contiguous, got {list(tree_mask.shape)} with strides {tree_mask.stride()}"
         )
-    size = {QLEN_ONLY: batch * nodes**2, QLEN_ONLY_BITPACKING: batch * nodes * width}.get(tree_mask_mode, 0)
+    size = batch * nodes * (width if tree_mask_mode == QLEN_ONLY_BITPACKING else nodes)
+    if tree_mask_mode == FULL_MASK and device.type == "cpu":  # on a GPU the host would have to wait for it
+        size += int(verified_seq_len.sum()) * nodes
     mask = tree_mask.view(torch.uint8)
     if len(mask) < size:
         raise ValueError(f"{op}: tree_mask must have {size} bytes or more, got {len(mask)}")
     above = selected_index // topk
-    candidate = parent_list.gather(1, above) if nodes > 1 and parent_list.shape[1] else above
-    same = selected_index[:, None] == candidate[..., None]
+    known = (above >= 0) & (above < parent_list.shape[1])  # a candidate that NaN scores led to may be any number
+    if nodes > 1 and parent_list.shape[1]:
+        candidate = parent_list.gather(1, above.clamp(0, parent_list.shape[1] - 1)).masked_fill(~known, -1)
+    else:
+        candidate = above
+    same = (selected_index[:, None] == candidate[..., None]) & (candidate >= 0)[..., None]
     place = (same * torch.arange(1, nodes, device=device)).sum(-1)  # 0: nowhere
     parents = torch.where(place > 0, place, -1).masked_fill(above == 0, 0)
     tree = DraftTree(torch.nn.functional.pad(parents, (1, 0), value=-1), depth)
@@ -437,7 +445,7 @@ def reconstruct_indices_from_tree_mask(
     links = (retrive_index, retrive_next_token, retrive_next_sibling)
     _check_links(op, positions, *links, device, batch, nodes)
     lanes = torch.arange(nodes, device=device)
-    sees = tree_mask.view(batch, nodes, nodes) & (lanes < lanes[:, None]) | (lanes == lanes[:, None])
+    sees = tree_mask.reshape(batch, nodes, nodes) & (lanes < lanes[:, None]) | (lanes == lanes[:, None])
     tree = DraftTree.from_mask(sees, min(nodes - 1, MAX_DEPTH))
     _write_links(tree, verified_seq_len[:, None] + sees.sum(-1) - 1, positions, *links)
 
@@ -486,8 +494,8 @@ def _check_outputs(
 
 def _check_rows(op: str, name: str, probs: Tensor, candidates: Tensor) -> None:
     check_tensor(op, name, probs, FLOAT32, candidates.device)
-    if probs.dim() != 3 or probs.shape[:2] != candidates.shape:
-        raise shape_error(op, name, "[batch={}, num_nodes={}, vocab]".format(*candidates.shape), probs)
+    if probs.dim() != 3 or probs.shape[:2] != candidates.shape or probs.shape[2] < 2:
+        raise shape_error(op, name, "[batch={}, num_nodes={}, vocab >= 2]".format(*candidates.shape), probs)
 
 
 def _tree(
@@ -522,7 +530,8 @@ def _walk(tree: DraftTree, order: Tensor, taken: Tensor, acceptance: str, unifor
     rest = 1 - taken.sum(-1, keepdim=True)
     rest = torch.where(rest < 2**-20, 0.0, rest)  # children with all the mass leave but what sums round to
     logits = torch.cat([taken, rest], -1).log()
-    out = verify_tree(logits, tree, order.argsort(1), acceptance=acceptance, uniform_samples=uniform_samples)
+    with unchecked():  # trees are cut here to what the outputs have room for
+        out = verify_tree(logits, tree, order.argsort(1), acceptance=acceptance, uniform_samples=uniform_samples)
     assert out.accepted_nodes is not None
     return torch.nn.functional.pad(out.accepted_nodes, (1, 0))
 
@@ -547,7 +556,8 @@ def _write(
     after = torch.nn.functional.pad(path[:, 1:], (0, 1), value=-1)
     tokens = torch.where(after >= 0, candidates.gather(1, after.clamp_min(0)), final[:, None]).to(predicts.dtype)
     spare = torch.nn.functional.pad(predicts, (0, 1))  # where that goes which is not on the path
-    spare.scatter_(0, torch.where(on, index, len(predicts)).flatten(), tokens.flatten())
+    written = on & (index >= 0) & (index < len(predicts))
+    spare.scatter_(0, torch.where(written, index, len(predicts)).flatten(), tokens.flatten())
     predicts.copy_(spare[:-1])
     width = min(room, path.shape[1])
     accept_index[:, :width] = (
