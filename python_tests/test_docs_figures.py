@@ -119,7 +119,7 @@ def end_to_end(label: str, column: str) -> Expected:
     return decoded(name, prompts, temperature, drafter, number)
 
 
-AUTO = {"one": "end_to_end_auto", "eight": "end_to_end_auto_8"}
+AUTO = {"one": "end_to_end_auto", "eight": "end_to_end_auto_8", "code-edit, eight": "end_to_end_auto_8_code_edit"}
 AUTO_ELSEWHERE = {  # with AVX-512; of lookups and n-grams by earlier rules
     "lookup": {"two": "end_to_end_auto_2", "four": "end_to_end_auto_4"},
     "ngram-lm": {"two": "end_to_end_auto_ngrams_2", "four": "end_to_end_auto_ngrams_4"},
@@ -135,7 +135,8 @@ def adaptive(label: str, column: str, drafter: str = "lookup") -> Expected:
     if number not in ("auto", *LENGTHS[size]):
         return []
     at = {"prompts": prompts, "temperature": float(sampling != "greedy"), "drafter": drafter}
-    name, folder = (AUTO[size], AVX2) if size in AUTO else (AUTO_ELSEWHERE[drafter][size], RESULTS)
+    here = AUTO.get(f"{prompts}, {size}", AUTO.get(size))
+    name, folder = (here, AVX2) if here is not None else (AUTO_ELSEWHERE[drafter][size], RESULTS)
     found = row(name, folder, num_speculative_tokens=number, **at)
     return [found[key] for key in (("ratio", "ratio_low", "ratio_high") if number == "auto" else ("ratio",))]
 
