@@ -128,8 +128,8 @@ def verify_chain(
     check_draft(OP, target_logits, (DRAFTED, drafted), draft_logits, draft_probs, None, None, expected)
     if eos_token_ids is not None:
         check_eos(OP, eos_token_ids, device)
-    if (asked := backend or settings().backend) is not None:  # before any round: a rank without tiles would never ask
-        implementation("shard_stats", None, asked, device, OP)
+    if (named := backend or settings().backend) is not None:  # before any round: a rank without tiles would never ask
+        implementation("shard_stats", None, named, device, OP)
     exchange = Exchange(group)
     layout = layout_of(exchange, width, widths, device)
     if acceptance in ("match", "greedy"):
