@@ -56,7 +56,7 @@ build/transformers-%/.installed: $(INSTALLED)
 	$(call environment,$(@D),transformers==$*)
 	@touch $@
 
-TORCH ?= 2.13.0
+TORCH ?= $(shell sed -n "s/^torch==//p" requirements-test.txt)
 test-python:  ## ops and distributions with another Python and torch (PYTHON=python3.13 TORCH=2.14.1; fetches that torch)
 	@.ci/other_python $(PYTHON) $(TORCH) $(ARGS)
 
@@ -72,7 +72,7 @@ test-triton: build/triton-$(OLDEST_TRITON)/.installed  ## the kernels compiled b
 test-vllm: $(VLLM)/.specdec-installed  ## the plug-in inside vLLM, in an environment of its own (4 GB, once; 15 minutes)
 	@$(VLLM)/venv/bin/python -m pytest -q --no-header -c integration_tests/pytest.ini integration_tests/vllm $(ARGS)
 
-test-peers: $(INSTALLED)  ## FlashInfer's own tests, and SGLang's, of what is here by their names (SGLANG=checkout; 5 minutes)
+test-peers: $(INSTALLED)  ## FlashInfer's and SGLang's own tests of what is here by their names (SGLANG=, FLASHINFER=checkout; 5 minutes)
 	@$(PYTEST) -c integration_tests/pytest.ini integration_tests/peers --flashinfer="$(abspath $(FLASHINFER))" \
 	  --sglang="$(abspath $(SGLANG))" $(ARGS)
 

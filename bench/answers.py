@@ -30,8 +30,6 @@ from tqdm import tqdm
 import specdec_kernels as sk
 from bench import machine, real_model
 from examples.own_loop import LeanLlama
-from specdec_kernels import assets
-from specdec_kernels.analysis import drafters
 from specdec_kernels.assets import prompts
 from specdec_kernels.decoding import DecodingState, StepResult
 from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS
@@ -150,19 +148,6 @@ def written(
     return answers
 
 
-def drafters_of(names: Sequence[str], model: Any, tokenizer: Any, draft_model: Path | None) -> dict[str, sk.Drafter]:
-    """Drafters by their names, of `DRAFTERS`."""
-    made: dict[str, sk.Drafter] = {}
-    for name in names:
-        if name == "lookup-16":
-            made[name] = sk.NgramDrafter(16)
-        elif draft_model is not None and name == "model":
-            made[name] = real_model.draft_in_own_loop(assets.load_folder(draft_model)[0])
-        else:
-            made |= drafters.make([name], model, tokenizer, corpus=True)
-    return made
-
-
 def save(path: Path, answers: Answers) -> None:
     """Write them, as arrays of all answers' tokens one after the other."""
     arrays: dict[str, Any] = {}
@@ -225,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measured(arguments: argparse.Namespace) -> None:
     model, tokenizer, texts = real_model.load(arguments, arguments.prompts)
     target = LeanLlama(model)
-    of = drafters_of(arguments.drafter, model, tokenizer, arguments.draft_model)
+    of = real_model.drafters_of(arguments.drafter, model, tokenizer, arguments.draft_model)
     answers: Answers = {}
     with tqdm(total=len(texts) * len(arguments.temperatures), unit="set", disable=None) as bar:
         for name, chosen in texts.items():

@@ -125,7 +125,8 @@ def _measured(arguments: argparse.Namespace) -> None:
     target, drafter, draft_parameters = models(arguments, model)
     ways = {PLAIN: Way(sk.NoDrafter())} | {("model", gamma): Way(drafter, gamma) for gamma in arguments.lengths}
     for nodes in arguments.trees:
-        ways["model-tree", nodes] = Way(sk.ModelTreeDrafter(drafter.draft_model, nodes, token_map=drafter.token_map))
+        tree = sk.ModelTreeDrafter(drafter.draft_model, nodes, token_map=drafter.token_map)
+        ways["model-tree", nodes] = Way(tree, tree.max_depth)
     rows: list[dict[str, Any]] = []
     with tqdm(unit="answer", mininterval=1.0, disable=None) as bar:
         for name, chosen in texts.items():
@@ -164,11 +165,11 @@ def _measured(arguments: argparse.Namespace) -> None:
         "draft ids": drafter.runner.vocab_size,
         "peak_bytes": memory,
     }
-    machine.save(arguments.output, arguments.name, rows, settings, [])  # should a process below fail
+    machine.save(arguments.output, arguments.name, rows, settings)  # should a process below fail
     for gamma in () if arguments.own_loop else (0, max(arguments.lengths)):
         memory[gamma] = peak_bytes(arguments.folder, gamma)
         print(f"peak memory, γ = {gamma}: {memory[gamma] / 2**20:.0f} MB")
-    print(f"written: {machine.save(arguments.output, arguments.name, rows, settings, [])}")
+    print(f"written: {machine.save(arguments.output, arguments.name, rows, settings)}")
 
 
 def line(row: dict[str, Any]) -> str:

@@ -46,7 +46,6 @@ from bench import machine, real_model
 from bench.turns import Call, InTurns, Timed, one_by_one
 from examples.own_loop import LeanLlama
 from specdec_kernels import GenerationOutput, assets, generate, pack_linear_weights
-from specdec_kernels.analysis.drafters import make as make_drafters
 from specdec_kernels.assets import prompts
 from specdec_kernels.drafters import (
     Drafter,
@@ -54,6 +53,7 @@ from specdec_kernels.drafters import (
     ModelDrafter,
     NgramTreeDrafter,
     NoDrafter,
+    TreeDrafter,
 )
 from specdec_kernels.medusa import SHIPPED_HEADS, MedusaHeads
 from specdec_kernels.options import POSITIVE, SEED, TEMPERATURE, draft_length, existing
@@ -74,7 +74,7 @@ class Way:
 
     drafter: Drafter
     num_speculative_tokens: int | str = 0
-    """Of drafters without a tree."""
+    """Of drafters of trees any number > 0, or "auto"."""
     typical: bool = False
     """Accept typically, not losslessly."""
     model: Any = None
@@ -102,20 +102,26 @@ def ways_of(
             pack_linear_weights(heads)
             for nodes in TREE_NODES:
                 medusa = MedusaDrafter(heads, sk.DraftTree.calibrated(heads.accuracy, nodes))
-                ways[name, nodes] = Way(medusa)
+                ways |= _of_trees(name, medusa, lengths)
                 if seed is None:
-                    ways["medusa, typical", nodes] = Way(medusa, typical=True)
+                    ways["medusa, typical", nodes] = Way(medusa, medusa.max_depth, typical=True)
                 else:
                     tree = random_tree(heads.num_heads, heads.accuracy.shape[1], nodes, seed)
-                    ways["medusa, random tree", nodes] = Way(MedusaDrafter(heads, tree))
+                    ways["medusa, random tree", nodes] = Way(MedusaDrafter(heads, tree), tree.max_depth)
         elif name == "lookup-tree":
-            ways |= {(name, nodes): Way(NgramTreeDrafter(num_nodes=nodes)) for nodes in TREE_NODES[:2]}
+            for nodes in TREE_NODES[:2]:
+                ways |= _of_trees(name, NgramTreeDrafter(num_nodes=nodes), lengths)
         else:
-            if draft_model is not None and name == "model":
-                drafter: Drafter = real_model.draft_in_own_loop(assets.load_folder(draft_model)[0], real_model.ReadOnce)
-            else:
-                (drafter,) = make_drafters([name], model, tokenizer, corpus=True).values()
+            (drafter,) = real_model.drafters_of([name], model, tokenizer, draft_model, real_model.ReadOnce).values()
             ways |= {(name, length): Way(drafter, length) for length in lengths}
+    return ways
+
+
+def _of_trees(name: str, drafter: TreeDrafter, lengths: Sequence[int | str]) -> dict[Key, Way]:
+    """The tree at every step; of the smaller ones, where "auto" is among the lengths, also when it pays."""
+    ways: dict[Key, Way] = {(name, drafter.num_nodes): Way(drafter, drafter.max_depth)}
+    if "auto" in lengths and drafter.num_nodes in TREE_NODES[:2]:
+        ways[name, f"auto, {drafter.num_nodes}"] = Way(drafter, "auto")
     return ways
 
 
@@ -270,13 +276,16 @@ def targets_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     goals.append(
         ("humaneval, temperature 1, ngram-lm, K = 3: ratio to plain", 1.3, ratio("humaneval", 1.0, "ngram-lm", 3))
     )
-    auto = {(r["prompts"], r["temperature"], r["drafter"]): r for r in rows if r["num_speculative_tokens"] == "auto"}
+    auto = [row for row in rows if str(row["num_speculative_tokens"]).startswith("auto")]
     goals.append(
-        ("auto, any set: smallest ratio to plain", 0.97, min((r["ratio"] for r in auto.values()), default=float("nan")))
+        ("auto, any set: smallest ratio to plain", 0.97, min((r["ratio"] for r in auto), default=float("nan")))
     )
     shares = []
-    for key, row in auto.items():
-        fixed = [r for r in rows if (r["prompts"], r["temperature"], r["drafter"]) == key and r is not row]
+    for row in auto:
+        nodes = row["num_speculative_tokens"].partition(", ")[2]  # of the tree that is drafted or not
+        same = [r for r in rows if all(r[key] == row[key] for key in ("prompts", "temperature", "drafter"))]
+        numbers = [r for r in same if isinstance(r["num_speculative_tokens"], int)]
+        fixed = [r for r in numbers if nodes in ("", str(r["num_speculative_tokens"]))]
         best = max(fixed, key=lambda r: r["ratio"], default=row)
         if best["ratio"] > 1 and best is not row:
             shares.append(statistics.median(a / b for a, b in zip(row["rates"], best["rates"], strict=True)))
@@ -473,11 +482,11 @@ def _measured(arguments: argparse.Namespace) -> None:
                 rows += fresh
                 with tqdm.external_write_mode():
                     print_rows(fresh)
-    targets = targets_of(rows)
-    for target in targets:
-        verdict = "ok" if target["reached"] else "MISSED"
-        print(f"{target['what']}: {target['measured']:.2f} (target {target['target']}) {verdict}")
-    path = machine.save(arguments.output, arguments.name, rows, real_model.settings(arguments), targets)
+    goals = targets_of(rows)
+    for goal in goals:
+        verdict = "ok" if goal["reached"] else "MISSED"
+        print(f"{goal['what']}: {goal['measured']:.2f} (target {goal['target']}) {verdict}")
+    path = machine.save(arguments.output, arguments.name, rows, real_model.settings(arguments), goals)
     title = f"{assets.MODEL_NAME}, {machine.cpu_model()}, {arguments.threads} threads, batch {batch}"
     draw = plot if arguments.trees is None else plot_trees
     draw(rows, path.with_suffix(".png"), title)

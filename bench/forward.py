@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from examples.own_loop import LeanLlama
 from specdec_kernels import assets, pack_linear_weights
 from specdec_kernels.decoding import Prompt, Runner
 from specdec_kernels.integrations.runners import as_runner
-from specdec_kernels.options import THREADS, integer
+from specdec_kernels.options import integer
 
 ROWS = (1, 2, 4, 8)
 CONTEXT = 128
@@ -106,8 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run it and write ``forward.json`` into the machine's results folder."""
     parser = argparse.ArgumentParser(prog="python -m bench.forward", description="What a forward of the target costs.")
     parser.add_argument("--rounds", type=integer(2, 1000), default=30)
-    parser.add_argument("--threads", type=THREADS, default=torch.get_num_threads())
-    parser.add_argument("--output", type=Path, help="folder of the results (default: bench/results/<machine>)")
+    real_model.add_common(parser)
     return real_model.run("forward", parser.parse_args(argv), _measured)
 
 

@@ -4,7 +4,7 @@
 build       compiles the libraries in place, for the GPU that is here; runs every kernel once: a table, the clocks
 bench       ``verify_chain`` and its peers, the cells that goals are stated for first; JSON, a roofline and ratio plots
 crossovers  every layout of ``verify_chain`` at many batches, and the thresholds in csrc/cuda/strategy.cu that follow
-ops         ``verify_tree``, ``sample``, ``gather_kv_`` and the match rule
+ops         ``verify_tree``, ``sample``, ``gather_kv_``, the match rule and a step with every processor
 decode      a decoding loop of models of 1 and 8 billion random weights: time of a step, share of the verify step
 tests       the tests of ops, laws and loops on the device
 sanitizer   compute-sanitizer: memcheck and racecheck on every op, memcheck on the tests of the ops

@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "plan", "Predicted speed-up, and measured.", sets=["humaneval", "code-edit"], prompts=6,
         prompts_help="so many, the last of each set (default 6)", max_new_tokens=48, rounds=4, threads=1,
     )  # fmt: skip
-    parser.add_argument("--drafters", nargs="+", choices=choices.COMPARED, default=list(choices.COMPARED))
+    parser.add_argument("--drafters", nargs="+", choices=choices.PLANNED, default=list(choices.COMPARED))
     parser.add_argument("--lengths", nargs="+", type=POSITIVE, default=[3, 7])
     parser.add_argument("--temperatures", nargs="+", type=TEMPERATURE, default=[0.0, 1.0])
     parser.add_argument("--batch-sizes", nargs="+", type=POSITIVE, default=[1, 2, 4, 8], help="that steps are timed at")

@@ -18,18 +18,18 @@ import argparse
 import functools
 import math
 import statistics
+import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import specdec_kernels as sk
-from specdec_kernels.options import POSITIVE, THREADS
+from specdec_kernels.options import POSITIVE
 
-from . import inputs, machine, timing
+from . import inputs, machine, real_model, timing
 from .inputs import BIAS, FREQUENCY, PRESENCE, PROMPT, REPETITION, Case, Request
 from .providers import eager
 
@@ -129,17 +129,20 @@ def held(case: Case) -> dict[str, int | None]:
     return timing.peak_memory(call)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.processors", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--vocab", type=POSITIVE, default=128256)
     parser.add_argument("--batches", type=POSITIVE, nargs="+", default=[1, 8])
-    parser.add_argument("--threads", type=THREADS, default=1)
     parser.add_argument("--steps", type=POSITIVE, default=8, help="how many (default: 8)")
     parser.add_argument("--repeats", type=POSITIVE, default=30)
-    parser.add_argument("--output", type=Path, help="folder of the results (default: bench/results/<machine>)")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    real_model.add_common(parser, threads=1)
+    return real_model.run("processors", parser.parse_args(argv), _measured)
+
+
+def _measured(given: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
     for batch in given.batches:
         for name, extra in CASES.items():
@@ -171,4 +174,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -13,6 +13,7 @@ import torch
 import specdec_kernels as sk
 from examples.own_loop import LeanLlama
 from specdec_kernels import assets
+from specdec_kernels.analysis import drafters
 from specdec_kernels.assets import prompts
 from specdec_kernels.commands import ended
 from specdec_kernels.decoding import Prompt
@@ -90,6 +91,24 @@ def draft_in_own_loop(draft: Any, loop: Callable[..., LeanLlama] = LeanLlama) ->
     ids = getattr(draft.config, "draft_token_ids", None)
     ids = None if ids is None else torch.tensor(ids)
     return sk.ModelDrafter(loop(draft, ids=ids), token_map=None if ids is None else sk.TokenMap(ids))
+
+
+def drafters_of(
+    names: Sequence[str], model: Any, tokenizer: Any, draft_model: Path | None,
+    loop: Callable[..., LeanLlama] = LeanLlama,
+) -> dict[str, sk.Drafter]:  # fmt: skip
+    """Drafters by their names: "model" with that of a folder in the `loop`; "lookup-16", lookup of up to 16 tokens; and
+    what `specdec_kernels.analysis.drafters.make` makes without one.
+    """
+    made: dict[str, sk.Drafter] = {}
+    for name in names:
+        if name == "lookup-16":
+            made[name] = sk.NgramDrafter(16)
+        elif draft_model is not None and name == "model":
+            made[name] = draft_in_own_loop(assets.load_folder(draft_model)[0], loop)
+        else:
+            made |= drafters.make([name], model, tokenizer, corpus=True)
+    return made
 
 
 def settings(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -48,9 +48,9 @@ class Entry:
     make : callable
         ``(case, generator)`` to one input set.
     bytes_read : callable
-        ``(case, inputs, output)`` to the bytes of logits that the op has to read, or of a cache to move; for a verify
-        op the target's rows up to the first rejection. Defined alike for all providers: useful bytes, not bytes that a
-        peer reads twice.
+        ``(case, inputs, output)`` to the bytes that the op has to read (rows, seeds, lists of ids), or of a cache to
+        move; for a verify op the target's rows up to the first rejection. Defined alike for all providers: useful
+        bytes, not bytes that a peer reads twice.
     least_read : float
         The share of the logits that a call surely reads: a walk that stops early leaves about half of a chain.
     """

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import machine, real_model
-from bench.answers import Answer, add_drafter, check_drafter, drafters_of, load
+from bench.answers import Answer, add_drafter, check_drafter, load
 from examples.own_loop import LeanLlama
 from specdec_kernels import assets
 from specdec_kernels.analysis import measured
@@ -183,7 +183,7 @@ def costs_of(arguments: argparse.Namespace) -> Costs:
             raise ValueError(f"--batch must be of those that --costs-of has, {', '.join(steps)}, got {lacking[0]}")
         return {batch: (np.array(steps[str(batch)]), catch_up[str(batch)]) for batch in arguments.batch}
     model, tokenizer = assets.load_model()
-    (drafter,) = drafters_of([arguments.drafter], model, tokenizer, arguments.draft_model).values()
+    (drafter,) = real_model.drafters_of([arguments.drafter], model, tokenizer, arguments.draft_model).values()
     ids, mask = prompts.encode(tokenizer, prompts.load_prompts(prompts.PROMPT_SETS[0], tokenizer)[:1])
     measured_costs: Costs = {}
     for batch in arguments.batch:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,17 +106,21 @@ def parser() -> argparse.ArgumentParser:
         help="default: all here",
     )
     parse.add_argument("--case", nargs="+", help="names of cases, such as T=1 truncated greedy overhead; default: all")
-    parse.add_argument("--vocab", nargs="+", type=POSITIVE, default=list(VOCABS))
-    parse.add_argument("--batch", nargs="+", type=POSITIVE, default=list(BATCHES))
+    for name, usual, what in (("vocab", VOCABS, "target ids"), ("batch", BATCHES, "sequences")):
+        shown = " ".join(map(str, usual))
+        parse.add_argument(f"--{name}", nargs="+", type=POSITIVE, default=list(usual), help=f"{what}; default: {shown}")
     parse.add_argument("--cache", choices=("cold", "hot"), help="only these; default: both")
     parse.add_argument("--threads", type=THREADS, help="default: torch's")
     parse.add_argument("--repeats", type=POSITIVE, help="timings of a provider and case, at most; default: 60")
     parse.add_argument("--seconds", type=SECONDS, help="time for a provider and case; default: 4")
     parse.add_argument("--quick", action="store_true", help="few timings: to see that everything runs")
     parse.add_argument(
-        "--save", "--json", type=Path, nargs="?", const=PUBLISHED, metavar="FOLDER",
-        help="write FOLDER/<op>.json; without FOLDER: bench/results/<this machine>; --json is its name in old results",
+        "--save", type=Path, nargs="?", const=PUBLISHED, metavar="FOLDER",
+        help="write FOLDER/<op>.json; without FOLDER: bench/results/<this machine>; called --json in old results",
     )  # fmt: skip
+    parse.add_argument(
+        "--json", action="store_true", help="print rows and targets as one JSON document; all else goes to stderr"
+    )
     return parse
 
 
@@ -162,19 +168,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.save.mkdir(parents=True, exist_ok=True)
     if options.threads:
         torch.set_num_threads(options.threads)
+    say = partial(print, file=sys.stderr if options.json else sys.stdout)
     load = machine.describe()["load_average"]
-    print(f"{machine.cpu_model()}, {torch.get_num_threads()} threads, load {load:.2f}")
+    say(f"{machine.cpu_model()}, {torch.get_num_threads()} threads, load {load:.2f}")
     bandwidth = machine.read_gb_per_s()
-    print(f"memory read by torch.sum: {bandwidth:.1f} GB/s")
+    say(f"memory read by torch.sum: {bandwidth:.1f} GB/s")
     for name in options.providers:
         missing = {op: why for op in options.op if (why := PROVIDERS[name].why_missing(op, "cpu"))}
         for why in dict.fromkeys(missing.values()):
-            print(f"without {name}: {why}")
+            say(f"without {name}: {why}")
     settings = {
         "threads": torch.get_num_threads(), "repeats": options.repeats, "seconds": options.seconds,
         "read_gb_per_s": bandwidth, "acceptance": inputs.ACCEPTANCE,
     }  # fmt: skip
     found: list[dict[str, Any]] = []
+    measured: list[dict[str, Any]] = []
     for op in options.op:
         rows: list[dict[str, Any]] = []
         progress = tqdm(wanted[op], desc=op, disable=None, leave=False)
@@ -183,13 +191,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             new = measure(case, options.providers, options.repeats, options.seconds)
             rows += new
             if new:
-                progress.write(f"\n{op} {report.table(new)}")
+                progress.write(f"\n{op} {report.table(new)}", file=sys.stderr if options.json else sys.stdout)
         reached = report.targets(op, rows)
         found += reached
+        measured += [{"op": op, **row} for row in rows]
         if options.save and rows:
-            print("wrote", machine.save(options.save, op, rows, settings, reached))
+            say("wrote", machine.save(options.save, op, rows, settings, reached))
     if found:
-        print("\n" + report.targets_table(found))
+        say("\n" + report.targets_table(found))
+    if options.json:
+        print(json.dumps({"rows": measured, "targets": found}, indent=1))
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print_table(rows)
     if arguments.save:
         settings = {k: v for k, v in vars(arguments).items() if k not in ("save", "measure")} | {"prompts": PROMPTS}
-        print("written:", machine.save(None, "vllm_engine", rows, settings, []))
+        print("written:", machine.save(None, "vllm_engine", rows, settings))
     return 0
 
 

@@ -114,7 +114,8 @@ struct Ops {
     Given given(device);
     const auto asked = settings_of<SampleSettings>(settings);
     check_per_sequence(per_sequence, 1);
-    SPECDEC_CHECK(1 <= num_samples && num_samples <= kMostSamples, "specdec: num_samples must be in [1, 1024]");
+    SPECDEC_CHECK(1 <= num_samples && num_samples <= kMostSamples, "specdec: num_samples must be in [1, ", kMostSamples,
+                  "]");
     SPECDEC_CHECK(num_samples == 1 || noise_keys, "specdec: several samples need noise_keys");
     Leading leading(logits, true);
     BatchIndex row_of{};
@@ -256,7 +257,7 @@ struct Ops {
     const Leading leading(logits, false);
     const int64_t batch = leading.batch;
     SPECDEC_CHECK(tokens.dim() == 2 && tokens.size(0) == batch, "specdec: logits and tokens disagree in shape");
-    SPECDEC_CHECK(0 <= num_top && num_top <= kMostTop, "specdec: num_top must be in [0, 20]");
+    SPECDEC_CHECK(0 <= num_top && num_top <= kMostTop, "specdec: num_top must be in [0, ", kMostTop, "]");
     const int64_t width = tokens.size(1), count = batch * width;
     Output<float> raw_log_prob(device, {batch, width}), log_prob(device, {batch, width});
     Output<int32_t> rank(device, {batch, width}), status(device, {batch, width});
@@ -490,8 +491,12 @@ struct Ops {
                          const Tensor& target_logits, const MaybeTensor& draft_logits, const MaybeTensor& draft_probs,
                          const KeptStats& kept, const MaybeTensor& target_to_draft, const RandomNumbers& numbers,
                          const MaybeTensor& eos_token_ids, const PerSequence& processors, const RowCounts& count) {
-    args.law = {LawKind(integer(asked.law.number, 0, kNumLaws - 1, "law")), asked.law.variant != 0,
-                float(asked.law.alpha), float(asked.law.beta), asked.law.cascade_bonus != 0};
+    args.law = {LawKind(integer(asked.law.number, 0, kNumLaws - 1, "law")),
+                asked.law.variant != 0,
+                float(asked.law.alpha),
+                float(1.0 - asked.law.alpha),
+                float(asked.law.beta),
+                asked.law.cascade_bonus != 0};
     SPECDEC_CHECK(!is_cascade(args.law.kind) || draft_logits, "specdec: this law needs draft_logits");
     SPECDEC_CHECK(!draft_logits || !draft_probs, "specdec: give draft_logits or draft_probs");
     args.target = given.rows(target_logits);

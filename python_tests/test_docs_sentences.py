@@ -12,7 +12,7 @@ import pytest
 from bench import report
 from bench.cascades import report as cascades_report
 from python_tests.docs_tables import AVX2, RESULTS, ROOT, agrees, results
-from python_tests.test_docs_figures import CASCADES, decoded, milliseconds, planned
+from python_tests.test_docs_figures import AUTO, CASCADES, decoded, milliseconds, planned
 from specdec_kernels import analysis
 
 if not RESULTS.exists():
@@ -59,11 +59,41 @@ def test_what_is_said_of_the_draft_model_is_that_of_its_results() -> None:
     assert not any(r["batches_differing"] for r in pairs)
 
 
+def test_what_a_loop_of_our_own_gains_is_told_from_what_speculation_does() -> None:
+    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    by: dict[Any, dict[str, float]] = {}
+    for found in results("in_transformers_ten")["rows"]:
+        by.setdefault((found["prompts"], found["sampling"]), {})[found["way"]] = found["ratio"]
+    plain = [ways["own loop, plain"] for ways in by.values()]
+    gains = [ways["own loop"] / ways["own loop, plain"] for ways in by.values()]
+    said = re.search(r'of "own loop" ([\d.]+) to ([\d.]+) is the loop, and its lookup ([\d.]+) to ([\d.]+) times', text)
+    assert said and all(map(agrees, said.groups(), (min(plain), max(plain), min(gains), max(gains))))
+    slow = results("draft_model_own")["rows"][0]["plain_step_us"]
+    said = re.search(r"tree of six nodes has ([\d.]+), in a run in which a plain step took (\d+) ms", text)
+    (tree,) = (
+        found["ratio"] for found in results("draft_model_own")["rows"]
+        if (found["drafter"], found["rule"]) == ("model-tree", "token")
+    )  # fmt: skip
+    assert said and agrees(said[1], tree) and agrees(said[2], slow / 1000)
+
+
 def test_at_least_is_no_more_than_was_measured() -> None:
     text = " ".join((ROOT / "docs/benchmarks.md").read_text().split("## A trained draft model", 1)[1].split())
     said = re.search(r'"auto" has at least ([\d.]+) times plain', text)
     least = min(r["ratio"] for r in results("end_to_end_auto_model_2")["rows"] if r["num_speculative_tokens"] == "auto")
     assert said and float(said[1]) <= least < float(said[1]) + 1e-3
+
+
+def test_what_is_said_of_a_chosen_length_is_of_the_results() -> None:
+    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    one = re.search(r"everywhere at least ([\d.]+) times plain .{,99} of the rounds ([\d.]+) times that of the", text)
+    eight = re.search(r"Eight together it has at least ([\d.]+) times", text)
+    assert one and eight
+    goals = {name: [goal["measured"] for goal in results(name, AVX2)["targets"]] for name in AUTO.values()}
+    pace, share = goals[AUTO["one"]][-3:-1]
+    together = min(goals[name][-3] for name in (AUTO["eight"], AUTO["code-edit, eight"]))
+    for said, measured in ((one[1], pace), (one[2], share), (eight[1], together)):
+        assert float(said) <= measured < float(said) + 1e-3
 
 
 @pytest.mark.parametrize("name", ["replay", "replay_ngrams"])

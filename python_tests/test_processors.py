@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from specdec_kernels.types import NO_ID
+from specdec_kernels.types import MASK_DTYPES, NO_ID
 
 COUNTS = sk.TokenCounts(torch.tensor([[3, 5], [4, 4]]), 4)
 
@@ -83,6 +83,12 @@ def test_a_request_takes_the_slot_of_another() -> None:
 def test_counts_refuse(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"^{message}"):
         call()
+
+
+@pytest.mark.parametrize("dtype", MASK_DTYPES, ids=str)
+def test_a_mask_is_what_generate_takes(dtype: torch.dtype) -> None:
+    mask = torch.tensor([[1, 0, 1]]).to(dtype)
+    assert lists(sk.TokenCounts(torch.tensor([[3, 5, 7]]), 2, mask), 0) == {3: 1, 7: 1}
 
 
 def test_a_clone_counts_by_itself() -> None:
@@ -185,6 +191,41 @@ def test_ops_refuse(processors: Any, error: type[Exception], message: str) -> No
         sk.verify_chain(
             torch.zeros(2, 3, 40), torch.zeros(2, 2).long(), uniform_samples=torch.zeros(2, 3), processors=processors
         )
+
+
+def test_tensors_are_copied_but_for_those_of_a_step() -> None:
+    """What is given for one id several times adds up."""
+    x, counts = torch.randn(2, 9, generator=torch.Generator().manual_seed(2)), COUNTS.clone()
+    ids, values, bitmask = torch.tensor([3, 3]), torch.tensor([0.5, 0.25]), torch.full((2, 1), -1, dtype=torch.int32)
+    tensors = {
+        "banned_ids": torch.tensor([[1], [2]], dtype=torch.int32), "stop_token_ids": torch.tensor([5]),
+        "allowed_ids": torch.tensor([[1, 2, 3, 4, 5, 7]] * 2), "min_tokens": torch.tensor([1, 0]),
+        "repetition_penalty": torch.tensor([1.5, 2.0]), "frequency_penalty": torch.tensor([0.5, 0.0]),
+    }  # fmt: skip
+    rest: dict[str, Any] = {"token_bitmask": bitmask, "token_counts": counts}
+    given = sk.Processors(logit_bias=(ids, values), **tensors, **rest)
+    kept: dict[str, Any] = {name: tensor.clone() for name, tensor in tensors.items()}
+    before = sk.warp_probs(x, processors=sk.Processors(logit_bias={3: 0.75}, **kept, **rest))
+    for tensor in (ids, values, *tensors.values()):
+        tensor.zero_()
+    assert torch.equal(sk.warp_probs(x, processors=given), before)
+    counts.add_(torch.tensor([[3], [3]]))
+    counted = sk.warp_probs(x, processors=given)
+    assert not torch.equal(counted, before)
+    bitmask.fill_(1 << 4)
+    assert sk.warp_probs(x, processors=given)[:, 4].tolist() == [1.0, 1.0] and counted[0, 4] < 1
+
+
+def test_a_cascade_emits_what_is_barred_where_the_draft_is_kept() -> None:
+    target, draft = torch.zeros(1, 2, 9), torch.zeros(1, 2, 9)
+    draft[..., 3] = 50.0
+    given: dict[str, Any] = {"processors": sk.Processors(banned_ids=[3]), "uniform_samples": torch.full((1, 2), 0.5)}
+    for law, kept in ((None, False), (sk.laws.Chow(0.5), True)):
+        out = sk.verify_chain(target, torch.tensor([[3]]), draft[:, :1], target_law=law, **given)
+        assert (out.tokens[0, 0] == 3) == kept and out.num_accepted == kept
+        tree = sk.DraftTree.from_parents([-1, 0])
+        tokens = sk.verify_tree(target, tree, torch.tensor([[7, 3]]), draft, target_law=law, **given).tokens
+        assert (tokens[0, 0] == 3) == kept
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given))])

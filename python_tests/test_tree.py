@@ -61,7 +61,7 @@ def test_what_is_no_tree_is_pruned_on_the_device(given: list[list[int]], max_dep
         for node in range(1, 9):
             above = depth[row[node]] if 0 <= row[node] < node else -1
             depth.append(above + 1 if 0 <= above < max_depth else -1)
-        assert tree.depth[b].tolist() == depth
+        assert tree.depth[b].tolist() == depth and tree.position_ids[b].tolist() == [max(d, 0) for d in depth]
         assert bool(tree.status[b] == sk.Status.BAD_TREE) == (-1 in depth or row[0] != -1)
         alive = [node for node in range(9) if depth[node] >= 0]
         for node in range(9):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ GOOD: Calls = {
     "testing.ChainProblem": (ChainProblem, lambda: {"target": [logits(3), logits(3, 3)], "draft": [logits(3)]}),
     "testing.ChainProblem.call": (CHAIN.call, lambda: step(CHAIN, CHAIN.num_uniforms)),
     "CostTable.at": (sk.CostTable.nominal(True).at, lambda: {"step": 1}),
-    "CostTable.nominal": (sk.CostTable.nominal, lambda: {"draft_model": True, "batch_size": 2}),
+    "CostTable.nominal": (sk.CostTable.nominal, lambda: {"draft_model": True, "num_nodes": 4}),
     "Draft": (sk.Draft, lambda: {"tokens": torch.tensor([[1, 2]]), "logits": logits(1, 2, 5)}),
     "Foresight": (sk.Foresight, lambda: {"tokens": np.array([7, -1]), "matched": np.array([2, 0])}),
     "Draft.widened": (sk.Draft(torch.tensor([[1, 2]])).widened, lambda: {"width": 3}),
@@ -157,6 +158,24 @@ OF_THE_LOOP = (
 def is_of_the_loop(name: str, call: Callable[..., Any]) -> bool:
     methods = vars(sk.Drafter).keys() | vars(Runner).keys() | vars(sk.Grammar).keys()
     return name.startswith(OF_THE_LOOP) or (getattr(call, "__name__", "") in methods and "." in name)
+
+
+def raises_section(call: Callable[..., Any]) -> bool:
+    """In its docstring, of a class in one of those that it is made of."""
+    described = call.__mro__ if isinstance(call, type) else (call,)
+    return any(re.search(r"^ *Raises\n *------\n", one.__doc__ or "", re.MULTILINE) for one in described)
+
+
+def test_everything_public_says_what_it_raises() -> None:
+    """But for formulas, figures and prompts, of which it goes without saying."""
+    unsaid = ("analysis.", "assets.", "CostTable.")
+    silent = [
+        name
+        for name, call in public.callables().items()
+        if name not in RESULTS and not name.startswith(unsaid) and not is_of_the_loop(name, call)
+        if not raises_section(call)
+    ]
+    assert not silent, silent
 
 
 def test_everything_public_is_walked() -> None:

@@ -25,6 +25,7 @@ from python_tests.medusa.test_heads import HIDDEN, random_heads
 from python_tests.medusa.test_training import wide
 from python_tests.wrong_values import Calls, complaints, parameters
 from specdec_kernels import laws
+from specdec_kernels.integrations import flashinfer_pipeline
 from specdec_kernels.medusa import Document, Features, MedusaHeads, Recipe, prepare
 
 
@@ -54,6 +55,10 @@ def flashinfer(name: str) -> dict[str, Any]:
             "seed": torch.tensor([1, 2]), "offset": torch.tensor([3, 4]),
         }  # fmt: skip
     return rows | cuts | ({} if "renorm" in name or "mask" in name else seeded())
+
+
+def pipeline(name: str) -> dict[str, Any]:
+    return {"processors": [flashinfer_pipeline.TopP()]} if name == "LogitsPipe" else {}
 
 
 def sglang(name: str) -> dict[str, Any]:
@@ -246,7 +251,7 @@ def drawn(name: str) -> dict[str, Any]:
         "save": {"figure": Figure(), "path": Path("/nowhere/at all.png"), "command": "specdec plot"},
         "acceptance_by_position": {"rows": ROWS}, "gain_by_batch": {"choices": ROWS},
         "predicted_and_measured": {"rows": ROWS}, "techniques": {"rows": ROWS},
-        "thresholds": {"rows": ROWS},
+        "thresholds": {"rows": ROWS}, "cascades": {"rows": ROWS},
     }.get(name, {})  # fmt: skip
 
 
@@ -271,11 +276,13 @@ ESTIMATE = {"mean": 1.0, "low": 0.5, "high": 1.5}
 ROWS = [{
     "temperature": 1.0, "drafter": "lookup", "num_speculative_tokens": 1, "batch_size": 1, "by_position": [ESTIMATE],
     "gain": ESTIMATE, "simulated": ESTIMATE, "measured": ESTIMATE, "gain_by_alpha": 1.0, "ratio": 1.0, "ratio_min": 1.0,
-    "ratio_max": 1.0,
+    "ratio_max": 1.0, "setting": "T = 1", "rule": "Chow", "alpha": 0.1, "word_accuracy": 0.5, "standard_error": 0.1,
+    "target_calls_per_token": 0.5,
 }]  # fmt: skip
 # Of each module: what makes arguments for a function of it, and which take none, or give out what they are made of.
 MODULES: dict[str, tuple[Callable[[str], dict[str, Any]], set[str]]] = {
     "integrations.flashinfer": (flashinfer, set()),
+    "integrations.flashinfer_pipeline": (pipeline, {"LogitsProcessor", "TensorType"}),
     "integrations.sglang": (sglang, set()),
     "medusa": (medusa, {"MedusaHeads"}),  # walked with `specdec_kernels` itself
     "analysis": (theory, set()),
@@ -341,9 +348,9 @@ ALLOWED: dict[str, Callable[[Any], bool]] = {
     "measure_costs-drafters": lambda value: value == {},  # plain decoding alone
     "generate-streamer": lambda value: value is None,
     "verify_chain-group": lambda value: value is None,
-    "plan-costs": lambda value: value == {},
     "print_to_stderr-message": lambda value: True,  # whatever can be printed
     "save-command": lambda value: isinstance(value, str),
+    "save-description": lambda value: isinstance(value, str),
     "prepare-tokenizer": lambda value: True,  # looked at when there is text to make: below
     **dict.fromkeys(("seed", "offset"), lambda value: isinstance(value, int)),  # any, by its last 64 bits
 }

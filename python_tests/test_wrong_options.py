@@ -110,3 +110,15 @@ def test_wrong_text_is_refused(command: str, capsys: pytest.CaptureFixture[str])
                 said = capsys.readouterr().err.splitlines()[-1]
                 form = r"(must be|invalid (choice|int|float))\b"
                 assert re.search(rf"error: argument {what}: {form}", said) and len(said) < 1000, said
+
+
+@pytest.mark.parametrize("command", [f"specdec {name}" for name in cli._COMMANDS])
+def test_every_option_says_what_it_is_and_its_default(command: str) -> None:
+    for name, parser in parsers(command).items():
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                continue
+            said = parser._get_formatter()._expand_help(action) if action.help else ""
+            assert said, f"{name} {action.dest}: no help"
+            usual = action.default if action.option_strings and action.nargs != 0 else None
+            assert usual is None or "default" in said, f"{name} {action.dest}: no default"

@@ -49,21 +49,24 @@ def _check(arguments: list[str]) -> int:
 
     parser = argparse.ArgumentParser(prog="specdec check", description=_COMMANDS["check"].help)
     parser.add_argument("--device", type=device, default="cpu", help="where the tensors are (default: cpu)")
-    parser.add_argument("--json", action="store_true", help="the distances as JSON")
+    parser.add_argument("--json", action="store_true", help="print the distances as one JSON document instead")
     given = parser.parse_args(arguments)
     reach(given.device)
     table = backends(given.device)
     verifiers: dict[str, Callable[..., Any]] = {"verify_chain": verify_chain, "verify_tree": verify_tree}
     found = []
-    slow = "triton" if given.device == "cpu" else ""  # its interpreter: hours
+    slow = "triton" if given.device.startswith("cpu") else ""  # its interpreter: hours
     able = {op: [name for name, answer in table[op].items() if answer == "yes" and name != slow] for op in verifiers}
+    if not any(able.values()):
+        raise ValueError(f"--device must be one that a backend runs on, got {given.device}")
+    told = sys.stderr if given.json else sys.stdout
     for row in own.check(verifiers, able, given.device):
         found.append(row)
-        if not given.json:
+        if not given.json or sys.stderr.isatty():
             why = f", which emits what the target cannot give (p = {row.impossible:.1e})" if row.impossible else ""
             verdict = "exact" if row.exact else f"FAILED in {row.case}" if row.failed else f"WRONG in {row.case!r}{why}"
             where = f"{row.backend:10}{row.op:14}{row.rule:11}"
-            print(f"{where}{row.cases:3} cases, off by {row.distance:.1e}: {verdict}", flush=True)
+            print(f"{where}{row.cases:3} cases, off by {row.distance:.1e}: {verdict}", file=told, flush=True)
     if given.json:
         print(json.dumps([asdict(row) | {"exact": row.exact} for row in found], indent=1))
     failed = sum(row.failed for row in found)
@@ -129,7 +132,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     -------
     int
         The exit status: 0 on success; 1 where `audit` or `check` found something that is not lossless; 2 after an
-        error, which is one sentence on stderr; 130 on Ctrl-C. Bad options end the process with status 2.
+        error that was foreseen, which is one sentence on stderr; 130 on Ctrl-C. Bad options end the process with status
+        2, and so does any other exception, after its traceback, where `_specdec.main` catches it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by who started us

@@ -23,7 +23,7 @@ _NO_MEMORY = ("can't allocate memory", "Storage size calculation overflowed")
 
 
 def ended(name: str, run: Callable[[], int | None], extra: str | None = None) -> int:
-    """Run a command to its end; what goes wrong is one sentence on stderr.
+    """Run a command to its end; what may be expected to go wrong is one sentence on stderr.
 
     Parameters
     ----------
@@ -37,8 +37,8 @@ def ended(name: str, run: Callable[[], int | None], extra: str | None = None) ->
     Returns
     -------
     int
-        What `run` returned: 1 is a verdict's "no". 2 after an error, or where the reader of our output has gone; 130 on
-        Ctrl-C.
+        What `run` returned: 1 is a verdict's "no". 2 after such an error, or where the reader of our output has gone;
+        130 on Ctrl-C. Any other exception is a fault of ours, and raised: `_specdec.main` shows it and ends with 2.
     """
     try:
         status = run()

@@ -7,7 +7,8 @@
 ``SPECDEC_CPU_CAPABILITY``  default, avx2 or avx512: the most that the CPU kernels may use; it only ever lowers what the
                             machine has. Default: empty, no limit
 ``SPECDEC_CACHE``           folder of fetched models, texts and tables. Default: ``specdec_kernels`` in
-                            ``$XDG_CACHE_HOME`` (``~/.cache``; without a home of the temporary folder)
+                            ``$XDG_CACHE_HOME`` (``~/.cache``), without a home ``specdec_kernels-UID`` in the temporary
+                            folder
 ``SPECDEC_VLLM``            1: vLLM samples through these ops (`integrations.vllm`). Default 0
 ``NO_COLOR``                not empty: commands mark tokens without colours (https://no-color.org)
 ``CC``                      the C compiler that Triton calls. Default: gcc or clang

@@ -3,7 +3,8 @@
 A *law* is what a token is drawn from: a distribution over the vocabulary. A target law makes of the draft's
 distribution and the target's at a position the distribution π that verification produces there (Narasimhan et al.,
 "Faster Cascades via Speculative Decoding", arXiv 2405.19261, algorithm 4). With P and Q the target's and the draft's
-after the sampling transform, p and q the *raw* ones (temperature 1, nothing cut) and H the entropy in nats:
+after the sampling transform, p and q the *raw* ones (temperature 1, nothing cut; p after processors, as P is) and H the
+entropy in nats:
 
 ============ =========================================================================================================
 `Lossy`      accept with ``min(1, P(x) / ((1 − α) Q(x)))``, recovered from ``norm((P / β − Q)+)``

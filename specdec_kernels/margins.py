@@ -147,6 +147,8 @@ def decision_margins(verify: Callable[..., Any], *arguments: Any, **named: Any) 
     ------
     TypeError, ValueError
         Another function, and what the function itself refuses, in its own words.
+    RuntimeError
+        A status is set while ``SPECDEC_CHECK=1``; after the work.
     """
     run = OF.get(verify) if inspect.isfunction(verify) else None
     if run is None:

@@ -17,7 +17,7 @@ class Defaults(argparse.ArgumentDefaultsHelpFormatter):
     """Adds an option's default to its help, where there is one that the help does not name."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        named = action.default in (None, False) or "(default" in (action.help or "")
+        named = action.default is None or action.default is False or "(default" in (action.help or "")
         return action.help if named else super()._get_help_string(action)
 
 

@@ -51,13 +51,18 @@ class Processors:
     but for the root's, which was emitted before.
 
     A number or a list is for all sequences; a ``[batch]`` tensor, or a sequence of lists, has one for each. Ids beyond
-    the vocabulary do nothing.
+    the vocabulary do nothing. Tensors are copied when this is made: to change one later changes nothing, nor does it in
+    a captured graph. Only `token_bitmask` and `token_counts` are read at each call, and must be on the device of the
+    logits; the rest is moved there.
+
+    A verify step applies them to the target's logits alone: with a cascade as `target_law`, what they bar can be
+    emitted where the draft's token is kept.
 
     Parameters
     ----------
     logit_bias : mapping, sequence of mappings, or (ids, values), optional
         ``{id: bias}``, one for each sequence (or None), or integer ids and real values ``[n]`` or ``[batch, n]``, −1
-        where there is no entry. A bias is a number or −inf.
+        where there is no entry; what is given for one id several times adds up. A bias is a number or −inf.
     banned_ids, allowed_ids : sequence of int, sequence of sequences, or Tensor, optional
         What cannot be drawn, and all that can: ids, a list for each sequence (None: nothing is excluded), or an int32
         or int64 tensor ``[n]`` or ``[batch, n]``, −1 where there is no entry.

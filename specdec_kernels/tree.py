@@ -25,6 +25,8 @@ MASK_FORMS = ("bool", "additive", "packed")
 class DraftTree:
     """A tree of drafted tokens, one for the whole batch or one for each sequence; made by its class methods.
 
+    Made of tensors it is on their device, made of lists on the CPU: `to` moves it.
+
     Attributes
     ----------
     parents : Tensor
@@ -45,6 +47,11 @@ class DraftTree:
         ``[]`` or ``[batch]`` int32: `Status.BAD_TREE` where nodes were pruned.
     expected_accepted_length : float or None
         Of a `calibrated` tree: the mean number of accepted tokens, by the accuracies given.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `parents` of another type or shape; a number out of its range.
     """
 
     def __init__(self, parents: Tensor, max_depth: int, max_leaves: int | None = None) -> None:
@@ -177,7 +184,8 @@ class DraftTree:
 
     @classmethod
     def from_choices(cls, medusa_choices: Sequence[Sequence[int]]) -> DraftTree:
-        """A tree from Medusa's choices: ``[0, 2]`` is head 1's third best token after head 0's best.
+        """A tree from Medusa's choices: ``[0, 2]`` is head 1's third best token after head 0's best. Nodes are in the
+        order of their depths and then of their choices, whatever order these are given in.
 
         Raises
         ------
@@ -298,7 +306,7 @@ class DraftTree:
 
     @property
     def position_ids(self) -> Tensor:
-        """``[num_nodes]`` int64: each node's depth.
+        """``[num_nodes]`` int64: each node's depth; 0 for one that was pruned.
 
         For the model add the number of tokens before the root; for the noise of the rule "match", which belongs to the
         tokens *after* the nodes, one more. Nodes of one depth share them: the noise that a tree is drafted with is
@@ -386,7 +394,13 @@ class DraftTree:
         return (bits * 2 ** torch.arange(8, device=bits.device)).sum(-1).to(torch.uint8)
 
     def mask_mod(self, context_lengths: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """The same for FlexAttention: ``mask_mod(b, h, q_idx, kv_idx)`` for `create_block_mask`."""
+        """The same for FlexAttention: ``mask_mod(b, h, q_idx, kv_idx)`` for `create_block_mask`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `context_lengths` of a wrong type, dtype, shape or device.
+        """
         self._check_context(context_lengths)
         sees, nodes = self.ancestors(), self.num_nodes
 
@@ -399,7 +413,13 @@ class DraftTree:
         return mod
 
     def to(self, device: torch.device | str) -> DraftTree:
-        """The same tree on another device."""
+        """The same tree on another device.
+
+        Raises
+        ------
+        ValueError
+            No device, nor the name of one.
+        """
         device = check_device("DraftTree", "device", device)
         moved = object.__new__(DraftTree)
         moved.__dict__ = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(self).items()}

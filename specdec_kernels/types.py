@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import MAX_VOCAB, check_device, check_id_tensor, check_int, check_sequence
+from .checks import MAX_VOCAB, check_device, check_id_tensor, check_int, check_sequence, check_tensor
 
 PLACEHOLDER_TOKEN_ID = -1
 """Fills the slots of an output that hold no token."""
@@ -20,6 +20,11 @@ PLACEHOLDER_TOKEN_ID = -1
 
 NO_ID = 2**31 - 1
 """Stands in lists of ids, which ascend, after the last."""
+MASK_DTYPES = (
+    torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.float64, torch.float32,
+    torch.bfloat16, torch.float16,
+)  # fmt: skip
+"""Of attention masks."""
 
 
 class Status(IntFlag):
@@ -29,9 +34,11 @@ class Status(IntFlag):
     NAN = 1
     """A NaN logit (read as −inf) or probability."""
     INF = 2
-    """A +inf logit, or probability where those are given: the lowest such id takes all the mass."""
+    """A +inf logit, or probability where those are given: the lowest such id takes all the mass. (In `draft_probs`:
+    BAD_DRAFT instead.)"""
     EMPTY_ROW = 4
-    """No id is possible (every logit −inf or NaN, no given probability at least 2**-126): all mass is put on id 0."""
+    """No id is possible (every logit −inf or NaN, no given probability at least 2**-126): all mass is put on id 0. (In
+    `draft_probs`: BAD_DRAFT instead.)"""
     BAD_TOKEN = 8
     """A draft token outside [−1, vocab): the sequence's draft ends before it. Or a given bonus token outside it, where
     one would follow: none does."""
@@ -93,17 +100,25 @@ class RowStats(NamedTuple):
 
     @property
     def raw_log_normalizer(self) -> Tensor:
-        """``log Σ exp(logit)`` over the whole row (temperature 1, nothing cut), in nats; −inf where not asked for."""
+        """``log Σ exp(logit)`` over the whole row (after processors; temperature 1, nothing cut), in nats; −inf where
+        not asked for."""
         return self.values[..., 4]
 
     @property
     def raw_entropy(self) -> Tensor:
-        """Entropy in nats of the raw distribution (temperature 1, nothing cut); −inf where not asked for."""
+        """Entropy in nats of the raw distribution (after processors; temperature 1, nothing cut); −inf where not asked
+        for."""
         return self.values[..., 5]
 
     @staticmethod
     def stack(stats: Sequence[RowStats], dim: int) -> RowStats:
-        """Stack the stats of several draft positions, of one shape, along a new leading dimension `dim` (>= 0)."""
+        """Stack the stats of several draft positions, of one shape, along a new leading dimension `dim` (>= 0).
+
+        Raises
+        ------
+        TypeError, ValueError
+            Something else, none of them, several shapes, or a `dim` that there is not.
+        """
         check_sequence("RowStats", "stats", stats, RowStats, "RowStats")
         shapes = {tuple(s.argmax.shape) for s in stats}
         if len(shapes) > 1:
@@ -227,7 +242,8 @@ class VerifyOutput(NamedTuple):
         ``[batch]`` int32, flags of `Status` over the rows the rule had to read.
     acceptance : Tensor or None
         ``[batch, num_draft]`` (max_num_draft_tokens) float32, ``Σ_v min(P(v), Q(v))`` of each drafted position, −1
-        after the draft's end; None unless asked for.
+        after the draft's end by its length, a token that is no id or an EOS (one that Q cannot have given counts as
+        there); None unless asked for.
     accepted_nodes : Tensor or None
         From `verify_tree`: ``[batch, max_depth]`` int64, the accepted nodes from the root's child on, then −1.
     """
@@ -264,11 +280,11 @@ class TokenCounts:
     Parameters
     ----------
     prompt_ids : Tensor
-        ``[batch, n]`` int32 or int64; negative ids count as none.
+        ``[batch, n]`` int32 or int64; negative ids, and those from 2**31 − 1 on, count as none.
     max_new_tokens : int
         How many tokens the output has at most, 0 … 2**30.
     attention_mask : Tensor, optional
-        ``[batch, n]`` of an integer dtype or bool: 0 where there is no prompt token.
+        ``[batch, n]`` bool, integers or floats, as `generate` takes it: 0 where there is no prompt token.
 
     Attributes
     ----------
@@ -279,6 +295,8 @@ class TokenCounts:
         ``[batch, capacity]`` int32: twice how often the output holds the id, plus 1 if the prompt does.
     num_output : Tensor
         ``[batch]`` int32: tokens of the output.
+    max_new_tokens : int
+        As given: so much of the capacity `restart_` leaves for the output.
 
     Raises
     ------
@@ -294,8 +312,7 @@ class TokenCounts:
         check_int(caller, "max_new_tokens", max_new_tokens, 0, 2**30)
         ids = prompt_ids
         if attention_mask is not None:
-            integers = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-            check_id_tensor(caller, "attention_mask", attention_mask, integers)
+            check_tensor(caller, "attention_mask", attention_mask, MASK_DTYPES, None)
             if attention_mask.shape != ids.shape:
                 shapes = f"{list(ids.shape)}, got {list(attention_mask.shape)}"
                 raise ValueError(f"{caller}: attention_mask must be {shapes}")
@@ -312,7 +329,8 @@ class TokenCounts:
     _count: ClassVar[Callable[..., Tensor]]  # that of `count_tokens_`, which stands above this file and puts it here
 
     def add_(self, tokens: Tensor, num_tokens: Tensor | None = None) -> TokenCounts:
-        """Count tokens of the output, as a verify step gives them; waits for nothing.
+        """Count tokens of the output, as a verify step gives them; waits for nothing (with ``SPECDEC_CHECK=1`` for the
+        device).
 
         Parameters
         ----------
@@ -328,6 +346,8 @@ class TokenCounts:
         ------
         ValueError, TypeError
             What `count_tokens_` refuses.
+        RuntimeError
+            The ids do not ascend while ``SPECDEC_CHECK=1``; after the work.
         """
         self._count("add_", self, tokens, num_tokens, None)
         return self
@@ -340,7 +360,7 @@ class TokenCounts:
         slot : int
             In [0, batch).
         prompt_ids : Tensor
-            ``[n]`` int32 or int64; negative ids count as none. How many distinct ones there are is looked at on the
+            ``[n]`` int32 or int64, counted as in the constructor. How many distinct ones there are is looked at on the
             host.
 
         Returns
@@ -395,7 +415,9 @@ class TokenMap:
     draft_to_target : Tensor
         ``[vocab_draft]`` int64.
     target_to_draft : Tensor
-        ``[max id + 1]`` int64, −1 where unmapped.
+        ``[max_id + 1]`` int64, −1 where unmapped.
+    max_id : int
+        The largest target id.
 
     Raises
     ------
@@ -427,7 +449,13 @@ class TokenMap:
         return self.draft_to_target.numel()
 
     def to(self, device: torch.device | str) -> TokenMap:
-        """The same map on another device."""
+        """The same map on another device.
+
+        Raises
+        ------
+        ValueError
+            No device, nor the name of one.
+        """
         device = check_device("TokenMap", "device", device)
         moved = object.__new__(TokenMap)
         moved.max_id = self.max_id

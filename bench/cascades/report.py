@@ -142,26 +142,17 @@ def _rewriting(result: dict[str, Any]) -> str:
 
 
 def _draw_rewriting(result: dict[str, Any], folder: Path) -> list[Path]:
-    settings = _settings_of(result)
-    accuracy = "word accuracy"
+    costs = {"rejections": _REJECTED, "target-calls": _CALLS}
+    if _settings_of(result, _SECONDS):
+        costs["seconds"] = _SECONDS
     drawn = []
-    for cost, name, label in (
-        (_REJECTED, "rejections", "rejection rate"),
-        (_CALLS, "target-calls", "target calls a token"),
-    ):
+    for name, cost in costs.items():
         path = folder / f"rewriting-{name}.png"
-        figures.draw(result, [(s, cost) for s in settings], figures.MAIN, "word_accuracy", (label, accuracy), path)
+        figures.draw(result, cost, "word_accuracy", figures.MAIN, path)
         drawn.append(path)
-    if timed := _settings_of(result, _SECONDS):
-        path = folder / "rewriting-seconds.png"
-        panels = [(s, _SECONDS) for s in timed]
-        label = "time a token, of the target's alone"
-        figures.draw(result, panels, figures.MAIN, "word_accuracy", (label, accuracy), path)
-        drawn.append(path)
-    if detailed := [s for s in settings if s in DETAILED]:
+    if detailed := [s for s in _settings_of(result) if s in DETAILED]:
         path = folder / "rewriting-variants.png"
-        panels = [(s, _CALLS) for s in detailed]
-        figures.draw(result, panels, figures.VARIANTS, "word_accuracy", ("target calls a token", accuracy), path)
+        figures.draw(result, _CALLS, "word_accuracy", figures.VARIANTS, path, settings=detailed)
         drawn.append(path)
     return drawn
 
@@ -203,9 +194,7 @@ def _draft_lengths(result: dict[str, Any]) -> str:
 
 def _draw_draft_lengths(result: dict[str, Any], folder: Path) -> list[Path]:
     path = folder / "draft-lengths.png"
-    panels = [(setting, _CALLS) for setting in _settings_of(result)]
-    labels = "target calls a token", "word accuracy"
-    figures.draw(result, panels, figures.MAIN, "word_accuracy", labels, path, alone=False)
+    figures.draw(result, _CALLS, "word_accuracy", figures.MAIN, path, alone=False)
     return [path]
 
 
@@ -250,15 +239,14 @@ def _next_token(result: dict[str, Any]) -> str:
 
 
 def _draw_next_token(result: dict[str, Any], folder: Path) -> list[Path]:
-    rows, settings = result["rows"], _settings_of(result)
+    rows = result["rows"]
     rules: tuple[str, ...] = (*figures.MAIN[:6], "TokenV1", "TokenV2")
     path = folder / "next-token-accuracy.png"
-    figures.draw(result, [(s, _REJECTED) for s in settings], rules, "accuracy", ("rejection rate", "accuracy"), path)
+    figures.draw(result, _REJECTED, "accuracy", rules, path)
     drawn = [path]
-    if with_loss := [s for s in settings if _only(curves(rows, s).get(TARGET))["log_loss"] is not None]:
+    if any(_only(curves(rows, s).get(TARGET))["log_loss"] is not None for s in _settings_of(result)):
         path = folder / "next-token-log-loss.png"
         rules = (*rules, "Chow, log", "Diff, log", "Opt, log")
-        panels = [(s, _REJECTED) for s in with_loss]
-        figures.draw(result, panels, rules, "log_loss", ("rejection rate", "log-loss in nats"), path)
+        figures.draw(result, _REJECTED, "log_loss", rules, path)
         drawn.append(path)
     return drawn

@@ -123,8 +123,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Options that this does not know go to the measuring processes (``--case``, ``--batch``, ``--providers`` …)."""
     options, rest = parser().parse_known_args(arguments)
-    folder = rehearsal.folder(options.folder) if options.rehearse else options.folder
-    folder = folder or machine.RESULTS / machine.label(gpu=True)
+    folder = rehearsal.folder(options.folder, options.rehearse)
     folder.mkdir(parents=True, exist_ok=True)
     journal = Journal(folder / f"{options.plan}.journal")
     start = time.time()

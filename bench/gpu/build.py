@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    folder = options.folder if options.capability else rehearsal.folder(options.folder)
+    folder = rehearsal.folder(options.folder, not options.capability)
     deadline = time.monotonic() + options.budget
     said: list[str] = []
 

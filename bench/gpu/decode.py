@@ -190,13 +190,11 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    folder = rehearsal.folder(options.folder) if options.rehearse else options.folder
-    folder = folder or machine.RESULTS / machine.label(gpu=True)
+    folder = rehearsal.folder(options.folder, options.rehearse)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(rehearsal.device(options.rehearse))
         if options.rehearse:
             print(rehearsal.NOTICE)
-            stack.enter_context(rehearsal.pretended())
-            stack.enter_context(rehearsal.stand_ins())
             stack.enter_context(rehearsal.untimed(sys.modules[__name__]))
         return run(
             options.models[:1] if options.rehearse else options.models,

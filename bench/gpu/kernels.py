@@ -8,7 +8,6 @@ the time of a call goes, `bench.gpu.bench` how long it is.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import re
 import sys
@@ -103,12 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parse.add_argument("--folder", type=Path, required=True)
     parse.add_argument("--rehearse", action="store_true", help="small cases on the CPU; a made-up kernel a call")
     options = parse.parse_args(arguments)
-    folder = rehearsal.folder(options.folder) if options.rehearse else options.folder
-    with contextlib.ExitStack() as stack:
-        if options.rehearse:
-            stack.enter_context(rehearsal.pretended())
-            stack.enter_context(rehearsal.stand_ins())
-        device = "cpu" if options.rehearse else "cuda"
+    folder = rehearsal.folder(options.folder, options.rehearse)
+    with rehearsal.device(options.rehearse) as device:
         some = cases(device, 300, (1, 3)) if options.rehearse else cases(device)
         see = (lambda call, step: rehearsal.TRACE) if options.rehearse else traced
         return run(some, folder, device, see, options.rehearse)

@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             bad = True
             print(f"{name_of(case)}: {len(kernels)} kernels, exit code {outcome.code}\n{outcome.tail()}")
     if rows:
-        folder = options.folder or machine.RESULTS / machine.label(gpu=True)
+        folder = rehearsal.folder(options.folder, options.device == "cpu")
         print("wrote", machine.save(folder, "profile", rows, {"provider": options.provider}))
     return 1 if bad else process.UNFINISHED if unfinished else 0
 

@@ -104,8 +104,20 @@ def stand_ins() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.dict(PROVIDERS, {name: cpu for name in PROVIDERS if name.split(",")[0] == "cuda"})
 
 
-def folder(asked: Path | None) -> Path:
-    """Where a rehearsal may write: not among results."""
+@contextlib.contextmanager
+def device(rehearse: bool) -> Iterator[str]:
+    """Within: the device that is measured, "cuda", or in a rehearsal "cpu" as if it were one."""
+    if not rehearse:
+        yield "cuda"
+        return
+    with pretended(), stand_ins():
+        yield "cpu"
+
+
+def folder(asked: Path | None, rehearse: bool) -> Path:
+    """Where results go: as asked, else into the GPU's folder; those of a rehearsal not among results."""
+    if not rehearse:
+        return asked or machine.RESULTS / machine.label(gpu=True)
     if asked is None or asked.resolve().is_relative_to(machine.RESULTS):
         raise SystemExit("a rehearsal needs --folder, outside bench/results: its figures are no results")
     return asked

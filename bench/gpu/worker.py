@@ -7,7 +7,6 @@ out and said so.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import os
 import sys
@@ -109,10 +108,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
-    with contextlib.ExitStack() as stack:
-        if options.rehearse:
-            stack.enter_context(rehearsal.pretended())
-            stack.enter_context(rehearsal.stand_ins())
+    with rehearsal.device(options.rehearse):
         return run(options)
 
 

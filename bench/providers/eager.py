@@ -334,16 +334,9 @@ def rows_builder(case: Case, function: Callable[..., object]) -> Call | None:
     return call
 
 
-def shard_builder(case: Case, function: Callable[..., object]) -> Call | None:
-    def call(shard: ShardInputs) -> object:
-        return function(shard, case.params)
-
-    return call
-
-
-def tokens_builder(case: Case, function: Callable[..., object]) -> Call | None:
-    def call(step: TokenInputs) -> object:
-        return function(step, case.params)
+def params_builder(case: Case, function: Callable[..., object]) -> Call | None:
+    def call(given: ShardInputs | TokenInputs) -> object:
+        return function(given, case.params)
 
     return call
 
@@ -406,9 +399,9 @@ FUNCTIONS: Mapping[str, tuple[Callable[..., Call | None], Callable[..., object]]
     "mask_logits_": (rows_builder, masked),
     "sample": (rows_builder, draw),
     "shard_stats": (rows_builder, tile_statistics),
-    "merge_shards": (shard_builder, merged),
-    "shard_draw": (shard_builder, drawn_by_tiles),
-    "token_logprobs": (tokens_builder, likelihoods),
+    "merge_shards": (params_builder, merged),
+    "shard_draw": (params_builder, drawn_by_tiles),
+    "token_logprobs": (params_builder, likelihoods),
 }
 """By op, how a call is built around a function, and the function: itself, or what `torch.compile` makes of it."""
 BUILDERS: Mapping[str, Callable[[Case], Call | None]] = {

@@ -45,7 +45,8 @@ struct Uniforms {
 // What rows hold: logits, weights that are proportional to probabilities, or probabilities, which sum to 1.
 enum class RowKind : int8_t { kLogits, kWeights, kProbs };
 
-// The sampling parameters of one law, and its kind of rows; the arrays are [batch] or null, and then the scalar beside them counts.
+// The sampling parameters of one law, and its kind of rows; the arrays are [batch] or null, and then the scalar beside them
+// counts.
 struct SamplingArgs {
   float temperature;
   int64_t top_k;

@@ -28,9 +28,9 @@ constexpr int kNumLaws = 9;
 
 struct TargetLaw {
   LawKind kind;
-  bool variant;  // kLossy: beta is solved for; kChow, kDiff, kOpt: log loss; kBiLD: of the draft's argmax
-  float alpha, beta;
-  bool cascade_bonus;  // the bonus has the law too; the draft then has as many rows as the target
+  bool variant;             // kLossy: beta is solved for; kChow, kDiff, kOpt: log loss; kBiLD: of the draft's argmax
+  float alpha, rest, beta;  // rest: 1 - alpha, which keeps more digits than float32's alpha near 1
+  bool cascade_bonus;       // the bonus has the law too; the draft then has as many rows as the target
 };
 
 SPECDEC_HD bool is_cascade(LawKind kind) { return kind >= LawKind::kChow; }
@@ -108,12 +108,12 @@ SPECDEC_HD Mixture begin_mixture(const TargetLaw& law, const RawRow& p, const Ra
     case LawKind::kLossless:
       break;
     case LawKind::kLossy:
-      mixture.accept = 1.0f / (1.0f - law.alpha);
+      mixture.accept = 1.0f / law.rest;
       mixture.scale = 1.0f / law.beta;
       if (law.variant) *measure = Measure::kLossyScale;
       break;
     case LawKind::kChow:
-      set_deferral(mixture, law.variant ? q.entropy > law.alpha : q.max_prob < 1.0f - law.alpha);
+      set_deferral(mixture, law.variant ? q.entropy > law.alpha : q.max_prob < law.rest);
       break;
     case LawKind::kDiff:
       set_deferral(mixture, deferral_gain(law, p, q) > law.alpha);
@@ -128,7 +128,7 @@ SPECDEC_HD Mixture begin_mixture(const TargetLaw& law, const RawRow& p, const Ra
     case LawKind::kTokenV1:
     case LawKind::kTokenV2:
     case LawKind::kTokenV3:
-      keep_from(mixture, law.kind == LawKind::kTokenV3 ? (1.0f - law.alpha) * p.max_prob : p.max_prob - law.alpha,
+      keep_from(mixture, law.kind == LawKind::kTokenV3 ? law.rest * p.max_prob : p.max_prob - law.alpha,
                 draft_decides(law.kind) ? q : p);
       *measure = Measure::kDeferredMass;
       break;

@@ -1,4 +1,5 @@
-// Sums over a row's tiles, and how a draw finds its tile by them: the one order, whoever adds.
+// Sums over a row's tiles, and how a draw finds its tile by them: the one order, whoever adds (but Triton's kernels, whose
+// order is their own).
 //
 // Up to kTree neighbouring tiles (all of a vocabulary of 262144) are added as a balanced binary tree, neighbours first; the
 // trees' sums, where a row has several, in index order. Tiles that the last tree lacks count as 0, which changes no bit. A

@@ -38,6 +38,8 @@ class Part {
 
   const RowLaw& law() const { return p_.law; }
   int tiles() const { return p_.row.tiles(); }
+  // Whether no more than P's one id can be left, or nothing.
+  bool is_certain() const { return p_.law.one_hot || weight_ == 0; }
 
   // What is left. `summed`: the tiles' masses count.
   Weights weights(bool summed) {
@@ -50,7 +52,7 @@ class Part {
     return residual_weights(p_, q_, weight_);  // a point that is elsewhere takes nothing away
   }
 
-  // The mass of a row that has all of P on one id, by tiles.
+  // The mass of a row of which no more than one id is left, by tiles.
   void write_certain(float* out) const {
     std::fill(out, out + tiles(), 0.0f);
     const int32_t id = p_.law.argmax;
@@ -95,14 +97,14 @@ void draw(const ShardDrawArgs& args, int64_t index) {
   const int64_t offset = int64_t(found.tile) * kTile - args.first;
   if (offset < 0 || offset >= args.logits.vocab) return;
   Part part(args, index, int32_t(offset), std::min<int32_t>(kTile, args.logits.vocab - int32_t(offset)), false);
-  if (part.law().one_hot) return;
+  if (part.is_certain()) return;
   args.token[index] = args.first + offset + part.weights(false).draw_in(0, found.rest, found.mass);
 }
 
 void write_masses(const ShardDrawArgs& args, int64_t index, bool split) {
   Part part(args, index, 0, args.logits.vocab, split);
   float* const out = args.out + index * part.tiles();
-  if (part.law().one_hot) return part.write_certain(out);
+  if (part.is_certain()) return part.write_certain(out);
   const Weights weights = part.weights(true);
   std::copy(weights.mass.begin(), weights.mass.end(), out);
 }

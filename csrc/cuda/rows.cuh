@@ -1,5 +1,5 @@
-// The frame of the ops that take rows one by one (row_stats, warp_probs, mask_logits_, sample): a block a row reads it and finds its law;
-// where rows are few, a first kernel spreads the reading over the whole device.
+// The frame of the ops that take rows one by one: a block a row reads it and finds its law; where rows are few, a first
+// kernel spreads the reading over the whole device.
 #pragma once
 #include <algorithm>
 

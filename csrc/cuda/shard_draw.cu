@@ -38,6 +38,9 @@ __device__ Position position_of(const ShardDrawArgs& args, int64_t index) {
   return at;
 }
 
+// Whether no more than P's one id can be left, or nothing.
+__device__ __forceinline__ bool is_certain(const Position& at) { return at.law.one_hot || at.left.scale == 0.0f; }
+
 // A block a row: the masses of its tiles. `tables`: [rows, tiles, TileTable::kNumbers].
 __global__ void __launch_bounds__(kRowThreads, 2)
     masses_kernel(const __grid_constant__ ShardDrawArgs args, float* tables) {
@@ -47,7 +50,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   const Position& from = at[0];
   const int first = first_tile_of(args), tiles = from.row.tiles() - first;
   float* const out = args.out + index * tiles;
-  if (from.law.one_hot) {  // all there is lies at one id
+  if (is_certain(from)) {  // all there is lies at one id
     const int32_t id = from.law.argmax;
     const bool here = id >= args.first && id < from.row.vocab;
     for (int tile = int(threadIdx.x); tile < tiles; tile += int(blockDim.x)) {
@@ -82,7 +85,7 @@ __global__ void __launch_bounds__(kRuns * 32, 1) draw_kernel(const __grid_consta
   int32_t unused = 0;
   const double uniform = uniform_of(args.uniform_samples, index, &unused);
   const FoundTile found = find_tile(args.masses + index * args.all_tiles, args.all_tiles, uniform);
-  const bool here = found.tile >= first_tile_of(args) && found.tile < at[0].row.tiles() && !at[0].law.one_hot;
+  const bool here = found.tile >= first_tile_of(args) && found.tile < at[0].row.tiles() && !is_certain(at[0]);
   const int32_t id = here ? find_id(at[0], found) : -1;
   if (threadIdx.x == 0) args.token[index] = id;
 }

@@ -17,8 +17,8 @@ namespace {
 
 // The layout of verify_chain, by sequences a multiprocessor: the first that they are fewer than. On an H100 the split one,
 // which reads every row but keeps the whole device busy, was the fastest of the first four, uncut and cut, at all batches from
-// 1 to 256 (the resident one serves at most 15 sequences). The early one is not measured yet: its border is where it should save more bytes than it costs (a memset, a look
-// at each row's end). `python -m bench.gpu.crossovers --write` sets this from measurements.
+// 1 to 256 (the resident one serves at most 15 sequences). The early one is not measured yet: its border is where it should
+// save more bytes than it costs (a memset, a look at each row's end). `python -m bench.gpu.crossovers --write` sets this from measurements.
 constexpr struct {
   double below;
   Strategy strategy;

@@ -8,7 +8,8 @@ namespace specdec::SPECDEC_CUDA_ROWS {
 cudaError_t verify_split(const VerifyChainArgs& args, bool early, const Launch& launch);  // early: see Strategy
 cudaError_t verify_walk(const VerifyChainArgs& args, unsigned cluster, const Launch& launch);
 // A cluster of so many blocks a position, which keeps its rows in shared memory; resident_cluster gives how many, 0 where
-// rows do not fit into it, or (at_once) not all of them into the device. Nothing is launched, and *done is false, where no counters are to be had.
+// rows do not fit into it, or (at_once) not all of them into the device. Nothing is launched, and *done is false, where no
+// counters are to be had.
 unsigned resident_cluster(const VerifyChainArgs& args, bool at_once);
 cudaError_t verify_resident(const VerifyChainArgs& args, unsigned cluster, const Launch& launch, bool* done);
 int64_t bytes_of_overlap(const VerifyChainArgs& args);

@@ -78,6 +78,25 @@ def test_a_plan_as_json_can_be_drawn(
         assert drawn.stat().st_size > 10_000
 
 
+def test_a_tree_of_lookups_is_planned_where_it_is_named(small: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "lookup-tree" not in drafters.COMPARED
+    assert plan("--drafter", "lookup-tree", "--temperature", "0", "--json") == 0
+    chosen = json.loads(capsys.readouterr().out)["choices"]
+    assert {(r["drafter"], r["rows"], r["num_speculative_tokens"]) for r in chosen} == {("lookup-tree", 16, 7)}
+    assert len(chosen) == 2 and all(r["gain"]["mean"] > 0 and r["tokens_per_step"]["mean"] >= 1 for r in chosen)
+
+
+def test_cascades_are_drawn_of_their_results(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    results = Path(__file__).parents[2] / "bench/results/cascades"
+    if not results.exists():
+        pytest.skip("a source distribution holds no results")
+    drawn = tmp_path / "cascades.png"
+    assert cli.main(["plot", "cascades", str(results / "draft-lengths.json"), "--output", str(drawn)]) == 0
+    assert drawn.stat().st_size > 10_000
+    assert cli.main(["plot", "cascades", str(results / "next-token.json"), "--output", str(drawn)]) == 2
+    assert "does not hold what cascades is drawn from: " in capsys.readouterr().err
+
+
 def test_a_models_folder_drafts_or_is_drafted_for(
     small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

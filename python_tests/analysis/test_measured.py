@@ -277,6 +277,7 @@ def test_a_batch_verifies_when_any_of_it_drafts() -> None:
     [({"drafters": {}}, "drafters must be one or more"),
      ({"drafters": {"none": sk.NgramDrafter()}}, "drafters must be one or more, none of them called 'none'"),
      ({"batches": []}, "batches must be 1 or more, got 0"),
+     ({"costs": {}}, r"costs must be of one batch size or more \(None: they are measured\), got \{\}"),
      ({"acceptance": "block"}, "acceptance must be one of token, greedy, got 'block'")],
 )  # fmt: skip
 def test_a_plan_refuses(named: dict[str, Any], message: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from PIL import Image
 
 from specdec_kernels import analysis
 from specdec_kernels.analysis import plots
@@ -35,6 +36,13 @@ TYPICAL = [
      "tokens_per_step_error": 0.1, "log_prob": -1.0, "log_prob_error": 0.1}
     for way, epsilon in (("plain", None), ("lossless", None), ("typical", 0.05), ("typical", 0.2))
 ]  # fmt: skip
+CASCADES = [
+    {"setting": setting, "rule": rule, "alpha": alpha, "word_accuracy": 0.5 + (alpha or 0.1), "standard_error": 0.01,
+     "target_calls_per_token": None if rule == "target alone" and setting == "T = 1" else 0.2 + (alpha or 0.3)}
+    for setting in ("T = 0, γ = 3", "T = 0, γ = 5", "T = 0, γ = 7", "T = 1")
+    for rule, alpha in [("target alone", None), ("draft alone", None), ("lossless", None), ("Chow", 0.2), ("Chow", 0.1),
+                        ("Diff", 0.05)]
+]  # fmt: skip
 FIGURES = {
     "expected_tokens": plots.expected_tokens,
     "improvement_surfaces": plots.improvement_surfaces,
@@ -44,6 +52,7 @@ FIGURES = {
     "predicted_and_measured": lambda: plots.predicted_and_measured(ROWS),
     "techniques": lambda: plots.techniques(ROWS),
     "thresholds": lambda: plots.thresholds(TYPICAL),
+    "cascades": lambda: plots.cascades(CASCADES),
 }
 
 
@@ -51,9 +60,12 @@ FIGURES = {
 def test_every_panel_is_labelled_and_the_command_stands_below(name: str, tmp_path: Path) -> None:
     figure = FIGURES[name]()
     panels = [axes for axes in figure.axes if axes.axison]
-    assert panels and all(axes.get_title() and axes.get_ylabel() for axes in panels)
-    plots.save(figure, tmp_path / "figure.png", "specdec plot something")
+    assert panels and all(axes.get_title() and axes.get_xlabel() and axes.get_ylabel() for axes in panels)
+    plots.save(figure, tmp_path / "figure.png", "specdec plot something", "of these rows")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
+    with Image.open(tmp_path / "figure.png") as written:
+        assert written.info["Description"] == "of these rows"
+        assert written.width == pytest.approx(110 * figure.get_figwidth(), abs=1)
     assert figure.get_supxlabel() == "specdec plot something"
 
 
@@ -99,6 +111,25 @@ def test_points_are_those_of_the_rows() -> None:
     assert points(figure, 0, "texts, T = 0.7") == [1.95, 1.8]
     (line,) = (line for line in figure.axes[0].lines if line.get_label() == "the same, lossless")
     assert set(line.get_ydata()) == {1.0}
+
+
+def test_cascades_have_a_curve_for_each_rule_and_a_panel_for_each_setting() -> None:
+    figure, settings = plots.cascades(CASCADES), list(dict.fromkeys(row["setting"] for row in CASCADES))
+    assert [axes.get_title() for axes in figure.axes if axes.axison] == settings
+    assert points(figure, 0, "Chow") == [0.6, 0.7]  # by α
+    assert {c.get_label() for c in figure.axes[3].containers} == {"Chow", "Diff"}
+    (dashed,) = (line for line in figure.axes[3].lines if line.get_linestyle() == "--")
+    assert set(dashed.get_ydata()) == {0.6}, "the target's quality, of which no cost is known"
+
+    def models(figure: Figure, panel: int) -> list[object]:
+        return [c.get_label() for c in figure.axes[panel].collections if c.get_label() in plots._MODELS]
+
+    few = plots.cascades(CASCADES, rules=["Diff", "no rule"], alone=True)
+    assert [c.get_label() for c in few.axes[0].containers] == ["Diff"]
+    assert models(figure, 0) == ["lossless"] and models(few, 0) == ["lossless", "draft alone", "target alone"]
+    assert models(few, 3) == ["lossless", "draft alone"]
+    timed = [row | {"relative_seconds_alone": 1.0} if row["setting"] == "T = 1" else row for row in CASCADES]
+    assert [axes.get_title() for axes in plots.cascades(timed, "relative_seconds_alone").axes] == ["T = 1"]
 
 
 def test_there_may_be_more_drafters_than_markers() -> None:

@@ -67,6 +67,7 @@ def test_limits() -> None:
     assert (analysis.expected_tokens(0.0, GAMMAS) == 1).all()
     assert (analysis.expected_tokens(1.0, GAMMAS) == GAMMAS + 1).all()
     assert (analysis.walltime_improvement(ALPHAS, 0, 0.3) == 1).all()
+    assert float(analysis.walltime_improvement(0.5, 0, 0.3, 1.25)) == 0.8  # as its documentation warns
     np.testing.assert_allclose(analysis.walltime_improvement(0.0, GAMMAS, 0.1), 1 / (0.1 * GAMMAS + 1))
     assert (analysis.operations_factor(1.0, GAMMAS, 0.0) == 1).all()
     assert (analysis.operations_factor(0.0, GAMMAS, 0.0) == GAMMAS + 1).all()

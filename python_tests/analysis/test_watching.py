@@ -97,7 +97,7 @@ def watched_model(model: Any, drafter: Drafter, temperature: float, **options: A
     ids, mask = prompts(30, 25, 30, 28)
     ids[:, -12:] = ids[:, -24:-12]  # something to look up
     options |= {"attention_mask": mask, "sampling": sk.SamplingParams(temperature, top_k=3)}
-    options["seeds"] = torch.arange(4)
+    options = {"num_speculative_tokens": 3, "seeds": torch.arange(4), **options}
     seen = watch(model, ids, drafter=drafter, max_new_tokens=60, eos_token_id=[], **options)
     plain = sk.generate(model, ids, drafter=drafter, max_new_tokens=60, eos_token_id=[], **options)
     assert torch.equal(seen.output.tokens, plain.tokens) and plain.stats.num_accepted > 3

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -103,6 +105,39 @@ def test_a_backend_that_cannot_run_is_named_beside_those_that_can(
     assert last == "every distribution is the target's, of those of 1 that could be computed"
     assert cli.main(["check", "--json"]) == 2
     assert [row["failed"] for row in json.loads(capsys.readouterr().out)] == [False, True]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_json_is_no_minute_of_silence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a person looks, each line that is printed without it comes on stderr; elsewhere nothing does."""
+    monkeypatch.setattr(own, "rules", lambda: {("verify_chain", "token"): chains()[:1]})
+    assert cli.main(["check"]) == 0
+    lines = capsys.readouterr().out.splitlines(keepends=True)[:-1]
+    assert cli.main(["check", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == "" and lines
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert cli.main(["check", "--json"]) == 0
+    assert capsys.readouterr().out == printed.out and terminal.getvalue() == "".join(lines)
+
+
+def test_a_device_that_no_backend_runs_on_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "reach", lambda device: None)  # as where torch has it
+    assert cli.main(["check", "--device", "mps"]) == 2
+    assert capsys.readouterr() == ("", "check: --device must be one that a backend runs on, got mps\n")
+
+
+def test_no_interpreter_is_asked_on_a_cpu_by_number(capsys: pytest.CaptureFixture[str]) -> None:
+    """It would take hours."""
+    assert cli.main(["check", "--device", "cpu:0", "--json"]) == 0
+    assert "triton" not in {row["backend"] for row in json.loads(capsys.readouterr().out)}
 
 
 def test_a_device_that_is_none_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

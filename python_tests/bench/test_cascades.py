@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
 
 import specdec_kernels as sk
-from bench import machine
+from bench import machine, plot
 from bench.cascades import __main__, generation, next_token, report, rewriting, rules, training
 from bench.cascades.results import best_quality, curves, least_cost, markdown
 from bench.cascades.rules import Laws, spread_alphas
@@ -204,8 +206,15 @@ def test_every_figure_of_rewriting_has_the_recommended_rule_and_its_errors(
         return real(axes, x, y, errors, **style)
 
     monkeypatch.setattr(Axes, "errorbar", errorbar)
+    below: list[str] = []
+    supxlabel = Figure.supxlabel
+    monkeypatch.setattr(Figure, "supxlabel", lambda of, text, **how: below.append(text) or supxlabel(of, text, **how))
     figures = report._draw_rewriting(result, tmp_path)
+    for path in figures:
+        with Image.open(path) as figure:
+            assert figure.info["Description"] == plot.revision(result) and figure.width >= 880
     assert {path.stem for path in figures} >= {"rewriting-rejections", "rewriting-target-calls", "rewriting-seconds"}
+    assert below.count("python -m bench.cascades report") == len(figures)
     recommended = {
         tuple(point["standard_error"] for point in curves(result["rows"], setting)["TokenV2"])
         for setting in report._settings_of(result)

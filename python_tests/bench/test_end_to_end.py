@@ -16,6 +16,7 @@ from bench.real_model import ReadOnce
 from bench.turns import InTurns
 from examples.own_loop import LeanLlama
 from python_tests.decoding.models import prompts, tiny
+from specdec_kernels import assets
 from specdec_kernels.medusa import MedusaHeads
 
 
@@ -83,6 +84,21 @@ def test_auto_is_set_against_the_best_fixed_length_round_by_round() -> None:
     assert found["auto, any set: smallest ratio to plain"] == pytest.approx(1.8)
     (share,) = (measured for what, measured in found.items() if "round by round" in what)
     assert share == pytest.approx(0.9)
+
+
+def test_a_tree_that_is_left_out_where_it_does_not_pay_is_held_against_the_same_tree() -> None:
+    ways = end_to_end.ways_of(["lookup-tree"], None, None, Path(), lengths=[3, "auto"])
+    trees = {(number, way.num_speculative_tokens) for (_, number), way in ways.items() if way.num_speculative_tokens}
+    assert trees == {(8, 7), ("auto, 8", "auto"), (16, 7), ("auto, 16", "auto")}
+    rates = {8: 1.2, "auto, 8": 1.1, 16: 2.0, "auto, 16": 0.5}
+    rows: list[dict[str, Any]] = [
+        {
+            "prompts": "chat", "temperature": 0.0, "drafter": "lookup-tree", "num_speculative_tokens": number,
+            "ratio": rate, "rates": [rate], "batches_differing": 0,
+        }
+        for number, rate in rates.items() if number != "auto, 16"
+    ]  # fmt: skip
+    assert [goal["measured"] for goal in end_to_end.targets_of(rows)] == pytest.approx([1.1, 1.1 / 1.2, 0])
 
 
 def test_ways_side_by_side_share_weights_and_nothing_else() -> None:
@@ -175,3 +191,15 @@ def test_no_round_decodes_texts_of_another(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(real_model, "load", lambda arguments, last: (tiny("llama"), None, texts))
     assert end_to_end.main(["--one-batch", "--batch", "4", "--rounds", "3"]) == 2
     assert "each set must have --rounds × --batch = 12 prompts, got 11 of quote" in capsys.readouterr().err
+
+
+def test_drafters_have_the_names_of_all_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft model runs in the loop that is asked for."""
+    monkeypatch.setattr(assets, "load_folder", lambda folder: (tiny("llama"), None))
+    model, names = tiny("llama"), ("lookup", "lookup-16", "lookup-tree", "model")
+    for loop in (LeanLlama, ReadOnce):
+        made = real_model.drafters_of(names, model, None, tmp_path, loop)
+        assert tuple(made) == names and type(made["model"].runner) is loop
+        assert [made[name].n for name in names[:2]] == [sk.NgramDrafter().n, 16]
+    ways = end_to_end.ways_of(["model"], model, None, tmp_path, lengths=(3,), draft_model=tmp_path)
+    assert type(ways["model", 3].drafter.runner) is ReadOnce

@@ -95,6 +95,7 @@ def test_what_is_measured_is_the_rule_that_is_predicted(
     assert draws == [3] and set(asked) == {(0.0, "greedy"), (1.0, "token")} and len(asked) == 2 * 2 * 3
 
 
-def test_batch_1_is_needed(clock: Ticking) -> None:
+def test_batch_1_is_needed(clock: Ticking, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        bench_plan.main([*ARGUMENTS, "--batch-sizes", "2"])
+        bench_plan.main([*ARGUMENTS, *drafters.PLANNED, "--batch-sizes", "2"])
+    assert capsys.readouterr().err.endswith("error: --batch-sizes must have 1, at which is decoded\n")

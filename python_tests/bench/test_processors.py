@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 
@@ -27,3 +29,10 @@ def test_log_probabilities_are_of_what_the_step_emits() -> None:
     assert torch.equal(again.tokens, emitted.tokens)
     assert torch.equal(likely.log_prob.isfinite(), emitted.tokens >= 0)
     assert likely.top_ids.shape == (2, 6, processors.NUM_TOP)
+
+
+def test_what_goes_wrong_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(processors, "comparable_calls", mock.Mock(side_effect=MemoryError))
+    threads = str(torch.get_num_threads())
+    assert processors.main(["--vocab", "64", "--batches", "1", "--threads", threads]) == 2
+    assert capsys.readouterr().err == "processors: out of memory\n"

@@ -222,9 +222,27 @@ def test_published_results_are_not_lost(
     assert (published / "sample.json").read_text() == before
     (published / "sample.json").unlink()
     for _ in range(2):  # what is measured again is what was
-        run.main("--op sample --case T=1 --cache cold --json".split())  # as older results have it in their commands
+        run.main("--op sample --case T=1 --cache cold --save".split())
     kept = json.loads((published / "sample.json").read_text())["rows"]
     assert kept and all("cold" in one["id"] for one in kept)
+
+
+def test_json_is_one_document(published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On stdout, and nothing else; files are written by `--save` alone."""
+    capsys.readouterr()
+    before = {path: path.read_text() for path in published.iterdir()}
+    run.main("--op verify_chain sample --case T=1 --vocab 49152 --cache cold --json".split())
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert set(found) == {"rows", "targets"} and {one["op"] for one in found["rows"]} == {"verify_chain", "sample"}
+    assert found["targets"] == report.targets("verify_chain", [r for r in found["rows"] if r["op"] == "verify_chain"])
+    assert found["targets"] and " threads, load " in printed.err and report.table(found["rows"][:1]) in printed.err
+    assert {path: path.read_text() for path in published.iterdir()} == before
+    run.main(f"--op sample --case T=1 --cache cold --json --save {tmp_path / 'both'}".split())
+    (both,) = (tmp_path / "both").iterdir()
+    saved, printed_rows = json.loads(both.read_text())["rows"], json.loads(capsys.readouterr().out)["rows"]
+    assert [{"op": "sample", **one} for one in saved] == printed_rows
+    assert "unrecognized arguments: somewhere" in told("--op sample --json somewhere", capsys)  # as it was once called
 
 
 def test_an_op_of_which_nothing_was_measured_has_no_file(published: Path, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def run(drafter: Drafter, engine: type[Residues] = Residues, **more: Any) -> tup
     grammar = engine(3, target.config.vocab_size)
     out = sk.generate(
         target, ids, attention_mask=mask, drafter=drafter, grammar=grammar, max_new_tokens=NEW,
-        eos_token_id=END, **more,
+        eos_token_id=END, **{"num_speculative_tokens": 3, **more},
     )  # fmt: skip
     assert [out.tokens[b, :n].tolist() for b, n in enumerate(out.num_tokens)] == grammar.texts
     assert out.status.tolist() == [0] * 3
@@ -378,7 +378,9 @@ def test_a_barred_node_flags_nothing_and_a_text_without_a_way_on_does() -> None:
     table = torch.zeros(vocab, vocab, vocab)
     table[:, 2, 5] = 9.0  # the dead end comes first
     table[:, :, 4] += 1.0
-    kw: dict[str, Any] = {"acceptance": "greedy", "max_new_tokens": 3, "eos_token_id": []}
+    kw: dict[str, Any] = {
+        "acceptance": "greedy", "max_new_tokens": 3, "num_speculative_tokens": 1, "eos_token_id": [],
+    }  # fmt: skip
     ids = torch.full((2, 2), 2)
     for drafter in (sk.NoDrafter(), Fixed(BARS, [5, 2, 1, 5, 0, 1, 3, 0])):
         out = sk.generate(TreeTable(table), ids, drafter=drafter, grammar=Narrow(2, vocab), **kw)

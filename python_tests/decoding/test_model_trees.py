@@ -15,7 +15,7 @@ from torch import Tensor
 import specdec_kernels as sk
 from examples.own_loop import LeanLlama
 from python_tests.decoding.models import TableRunner, prompts, tiny
-from python_tests.decoding.test_trees import TreeTable, exact_law, frequencies
+from python_tests.decoding.test_trees import TreeTable, decode, exact_law, frequencies
 from specdec_kernels.decoding import DecodingState, Runner
 from specdec_kernels.decoding.request import Request
 from specdec_kernels.decoding.state import Speculation
@@ -113,7 +113,7 @@ def test_every_tree_is_that_of_the_text_as_it_is(some: sk.TokenMap | None) -> No
         return found
 
     drafter.propose = spied  # type: ignore[method-assign]
-    out = sk.generate(
+    out = decode(
         model, ids, drafter=drafter, seeds=torch.tensor([3]), max_new_tokens=30, eos_token_id=[],
         processors=sk.Processors(
             banned_ids=[5, 40], stop_token_ids=[7], min_tokens=9, token_counts=sk.TokenCounts(ids, 30)
@@ -145,8 +145,8 @@ def test_more_nodes_may_be_fed_than_are_verified() -> None:
     model, ids = tiny("llama", 1), prompts(6)[0]
     kw: dict[str, Any] = {"max_new_tokens": 20, "acceptance": "greedy", "eos_token_id": []}
     lean = LeanLlama(model)
-    plain = sk.generate(lean, ids, drafter=sk.NoDrafter(), **kw)
-    out = sk.generate(lean, ids, drafter=sk.ModelTreeDrafter(LeanLlama(model), 12, 4, 11), **kw)
+    plain = decode(lean, ids, drafter=sk.NoDrafter(), **kw)
+    out = decode(lean, ids, drafter=sk.ModelTreeDrafter(LeanLlama(model), 12, 4, 11), **kw)
     assert torch.equal(out.tokens, plain.tokens) and out.stats.num_steps <= 10
 
 
@@ -169,9 +169,7 @@ def test_a_text_does_not_depend_on_its_neighbours() -> None:
 
     def run(rows: Any) -> Any:
         drafter = Watched(draft, 6, 4, 3)
-        return sk.generate(
-            target, ids[rows], drafter=drafter, seeds=seeds[rows], max_new_tokens=7, eos_token_id=[]
-        ).tokens
+        return decode(target, ids[rows], drafter=drafter, seeds=seeds[rows], max_new_tokens=7, eos_token_id=[]).tokens
 
     together = run(slice(None))
     assert all(torch.equal(run(slice(b, b + 1))[0], together[b]) for b in range(8)) and any(deep)
@@ -182,7 +180,7 @@ def test_a_bias_counts_at_the_targets_temperature() -> None:
     table = torch.full((5, 5, 5), -50.0)
     table[..., 2], table[..., 4] = 2.0, 0.0
     runner = TreeTable(table)
-    out = sk.generate(
+    out = decode(
         runner, torch.tensor([[1, 3]]), drafter=sk.ModelTreeDrafter(TreeTable(table), 2, 1, 1), max_new_tokens=12,
         sampling=sk.SamplingParams(0.1), processors=sk.Processors(logit_bias={4: 3.0}), eos_token_id=[],
         seeds=torch.tensor([1]),
@@ -194,7 +192,7 @@ def test_a_bias_counts_at_the_targets_temperature() -> None:
 def test_texts_have_the_targets_distribution(acceptance: str) -> None:
     runner, batch, length = TreeTable(TableRunner.random(4, seed=2, spread=1.2).table), 40_000, 4
     draft = TreeTable(runner.table + torch.randn(4, 4, 4, generator=torch.Generator().manual_seed(1)))
-    out = sk.generate(
+    out = decode(
         runner, torch.tensor([[1, 3]]).expand(batch, -1), drafter=sk.ModelTreeDrafter(draft, 6, 3, 2),
         seeds=torch.arange(batch), max_new_tokens=length, acceptance=acceptance, eos_token_id=[],
     )  # fmt: skip
@@ -214,4 +212,4 @@ def test_what_cannot_be_served_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^ModelTreeDrafter: width must be in \[1, 146], got 147"):
         sk.ModelTreeDrafter(tiny("llama"), 64, 8, 147)
     with pytest.raises(ValueError, match="share one tokenizer"):
-        sk.generate(tiny("llama"), torch.tensor([[4, 9]]), drafter=sk.ModelTreeDrafter(tiny("llama", vocab_size=50)))
+        decode(tiny("llama"), torch.tensor([[4, 9]]), drafter=sk.ModelTreeDrafter(tiny("llama", vocab_size=50)))

@@ -50,6 +50,15 @@ def test_a_time_that_is_no_number_is_not_chosen() -> None:
     assert sk.plan_verify(torch.tensor([[0.1, 0.1]]), seconds).tolist() == [0]
 
 
+def test_a_row_that_yields_nothing_is_not_chosen() -> None:
+    """Be it of a sequence without a draft, or behind a token that is never accepted; measured times may fall."""
+    falling = torch.tensor([1.0, 1.1, 1.05])
+    assert sk.plan_verify(torch.tensor([[0.5], [0.0]]), falling).tolist() == [1, 0]
+    assert sk.plan_verify(torch.tensor([[0.0, 1.0]]), falling).tolist() == [0]
+    assert sk.plan_verify(torch.tensor([[0.5], [torch.nan]]), torch.tensor([1.0, 5.0, 1.0])).tolist() == [0, 0]
+    assert sk.plan_verify(torch.zeros(2, 2), torch.tensor([1.0, 0.9, 0.8, 0.7, 0.6])).tolist() == [0, 0]
+
+
 def test_nothing_to_choose_from() -> None:
     assert sk.plan_verify(torch.zeros(3, 0), torch.ones(1)).tolist() == [0, 0, 0]
 
@@ -77,29 +86,37 @@ def test_what_is_refused(acceptance: Any, seconds: Any, error: type[Exception], 
 
 # --- the distribution -------------------------------------------------------------------------------------------------
 
-Estimate = Callable[[Tensor, Tensor, Tensor], Tensor]
+KNOWN = torch.tensor([[0.9, 0.8], [0.6, 0.5], [0.2, 0.9]])
+"""What is known of three sequences before their drafts are drawn."""
+SECONDS = 1 + 0.12 * torch.arange(7.0)
+
+Estimate = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
-def of_the_position(target: Tensor, draft: Tensor, tokens: Tensor) -> Tensor:
+def of_the_sequence(target: Tensor, draft: Tensor, tokens: Tensor, sequence: int) -> Tensor:
     """What may be known before the draft is drawn."""
-    return torch.tensor([0.7, 0.5, 0.3])[: tokens.shape[1]].expand(tokens.shape)
+    return KNOWN[sequence].expand(tokens.shape)
 
 
-def of_the_tokens(target: Tensor, draft: Tensor, tokens: Tensor) -> Tensor:
+def of_the_tokens(target: Tensor, draft: Tensor, tokens: Tensor, sequence: int) -> Tensor:
     """The tested tokens' own probabilities of being accepted."""
     p, q = (logits.softmax(-1).gather(2, tokens[..., None])[..., 0] for logits in (target[:, :-1], draft))
     return (p / q).clamp(max=1)
 
 
-def planning(estimate: Estimate) -> Callable[..., Any]:
-    """`verify_chain` on as many draft tokens as are planned for each sequence alone."""
+def planning(estimate: Estimate, sequence: int, seen: set[int]) -> Callable[..., Any]:
+    """`verify_chain` on as many draft tokens as are planned for this one of the three `KNOWN`, with the others' rows
+    weighed against its own; the numbers are added to `seen`.
+    """
 
     def verify(target_logits: Tensor, draft_tokens: Tensor, draft_logits: Tensor, **rest: Any) -> Any:
-        estimates = estimate(target_logits, draft_logits, draft_tokens)
-        seconds = 1 + 0.45 * torch.arange(draft_tokens.shape[1] + 1.0)
+        estimates = estimate(target_logits, draft_logits, draft_tokens, sequence)
         distinct, which = np.unique(estimates.numpy(), axis=0, return_inverse=True)
-        counts = torch.cat([sk.plan_verify(torch.from_numpy(row)[None], seconds) for row in distinct])
+        together = KNOWN.repeat(len(distinct), 1, 1)
+        together[:, sequence] = torch.from_numpy(distinct)
+        counts = torch.stack([sk.plan_verify(batch, SECONDS)[sequence] for batch in together])
         counts = counts[torch.from_numpy(which.reshape(-1))]
+        seen.update(counts.tolist())
         return sk.verify_chain(target_logits, draft_tokens, draft_logits, num_draft_tokens=counts, **rest)
 
     return verify
@@ -107,10 +124,20 @@ def planning(estimate: Estimate) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 def test_planned_steps_have_the_targets_distribution(acceptance: str) -> None:
-    check_law(planning(of_the_position), problem("full", 3, 2), acceptance)
+    """Of each of three sequences that are planned together, and get other numbers of rows than they would alone."""
+    together = sk.plan_verify(KNOWN, SECONDS).tolist()
+    assert together == [2, 1, 0]
+    assert [int(sk.plan_verify(KNOWN[i : i + 1], SECONDS[:3])) for i in range(3)] == [2, 2, 2]
+    for sequence, count in enumerate(together):
+        seen: set[int] = set()
+        check_law(planning(of_the_sequence, sequence, seen), problem("full", 3, 2), acceptance)
+        assert seen == {count}
 
 
+@pytest.mark.parametrize("sequence", range(3))
 @pytest.mark.parametrize("acceptance", ["token", "block"])
-def test_a_plan_that_looks_at_the_tested_tokens_is_caught(acceptance: str) -> None:
+def test_a_plan_that_looks_at_the_tested_tokens_is_caught(acceptance: str, sequence: int) -> None:
+    seen: set[int] = set()
     with pytest.raises(AssertionError, match="law off by TV"):
-        check_law(planning(of_the_tokens), problem("full", 3, 2), acceptance)
+        check_law(planning(of_the_tokens, sequence, seen), problem("full", 3, 2), acceptance)
+    assert len(seen) > 1

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
-from python_tests.decoding.models import prompts, tiny
+from python_tests.decoding.models import NarrowTable, TableRunner, prompts, tiny
 from python_tests.decoding.test_trees import medusa
 from python_tests.ops.processing import Request
+from python_tests.support import environment
+from specdec_kernels.decoding.claims import claimed
 from specdec_kernels.drafters import Drafter
 
 GREEDY = sk.SamplingParams(temperature=0.0)
@@ -51,7 +53,7 @@ def test_greedy_equals_transformers_with_its_processors(family: str) -> None:
     for name, make in DRAFTERS.items():
         out = sk.generate(
             target, ids, attention_mask=mask, drafter=make(target, draft), sampling=GREEDY, max_new_tokens=NEW,
-            eos_token_id=common, processors=sk.Processors(
+            num_speculative_tokens=3, eos_token_id=common, processors=sk.Processors(
                 logit_bias=bias, banned_ids=banned, stop_token_ids=[common], min_tokens=9, repetition_penalty=1.3,
                 token_counts=counts(ids, mask),
             ),
@@ -85,6 +87,7 @@ def test_drafts_change_nothing(name: str, acceptance: str) -> None:
         out = sk.generate(
             target, ids, attention_mask=mask, drafter=make(target, draft), max_new_tokens=NEW, acceptance=acceptance,
             sampling=sk.SamplingParams(1.3, top_p=0.95), seeds=seeds, eos_token_id=[1], processors=given,
+            num_speculative_tokens=3,
         )  # fmt: skip
         assert given.token_counts is not None
         return out.tokens, given.token_counts
@@ -194,7 +197,7 @@ def test_medusa_guesses_are_penalised_as_the_target_is(monkeypatch: pytest.Monke
     def decoded() -> sk.GenerationOutput:
         return sk.generate(
             tiny("llama", 1), ids, attention_mask=mask, drafter=drafter, acceptance="greedy", max_new_tokens=NEW,
-            eos_token_id=[], processors=sk.Processors(
+            num_speculative_tokens=3, eos_token_id=[], processors=sk.Processors(
                 logit_bias=PENALISED.logit_bias, banned_ids=PENALISED.banned, stop_token_ids=PENALISED.stop,
                 min_tokens=PENALISED.min_tokens, repetition_penalty=PENALISED.repetition,
                 frequency_penalty=PENALISED.frequency, presence_penalty=PENALISED.presence,
@@ -212,6 +215,45 @@ def test_medusa_guesses_are_penalised_as_the_target_is(monkeypatch: pytest.Monke
     assert told.stats.acceptance_rate > untold.stats.acceptance_rate
 
 
+@pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])
+def test_a_draft_ends_where_processors_leave_none_of_its_ids(acceptance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on with no id that they bar, and to SPECDEC_CHECK=1 nothing is wrong."""
+    few, target = sk.TokenMap(torch.tensor([2, 4])), TableRunner.random(seed=1)
+    ids, mask = prompts(3, 5, vocab=23)
+    banned = [[2, 4], [2]]  # by the first sequence both that are drafted, by the other one 4 as well to begin with
+
+    def decoded(drafter: Drafter) -> sk.GenerationOutput:
+        return sk.generate(
+            target, ids, attention_mask=mask, drafter=drafter, acceptance=acceptance, seeds=torch.arange(2),
+            max_new_tokens=NEW, num_speculative_tokens=3, eos_token_id=[], processors=sk.Processors(
+                banned_ids=banned, stop_token_ids=[4], min_tokens=4, logit_bias={4: 3.0},
+                token_counts=counts(ids, mask),
+            ),
+        )  # fmt: skip
+
+    near = NarrowTable(TableRunner.random(seed=2).table, few)
+    drafter = sk.ModelDrafter(near, token_map=few, min_confidence=0.01)
+    propose, seen = drafter.propose, list[tuple[int, int]]()
+
+    def watched(state: Any, num_tokens: int) -> Any:
+        draft = propose(state, num_tokens)
+        for b, (row, n) in enumerate(zip(draft.tokens.tolist(), draft.num_draft_tokens.tolist(), strict=True)):
+            generated = int(state.host_lengths[b] - mask[b].sum())
+            assert n == 0 if b == 0 or generated < 4 else set(row[:n]) <= {4}
+            seen.append((b, n))
+        return draft
+
+    monkeypatch.setattr(drafter, "propose", watched)
+    with environment(SPECDEC_CHECK="1"):
+        out, plain = decoded(drafter), decoded(sk.NoDrafter())
+        near.table[:] = torch.nan
+        with pytest.raises(RuntimeError, match="^sample: row 0 set <Status.NAN"):
+            decoded(drafter)
+    assert out.stats.num_accepted > 0 and (1, 3) in seen
+    if acceptance in ("match", "greedy"):
+        assert torch.equal(out.tokens, plain.tokens)
+
+
 @pytest.mark.parametrize(
     ("processors", "error", "message"),
     [
@@ -226,6 +268,13 @@ def test_medusa_guesses_are_penalised_as_the_target_is(monkeypatch: pytest.Monke
             sk.Processors(presence_penalty=1.0, token_counts=sk.TokenCounts(torch.zeros(3, 2).long(), 9)),
             ValueError, "processors.token_counts must have room for max_new_tokens=24, got 9",
         ),
+        (
+            sk.Processors(
+                presence_penalty=1.0,
+                token_counts=sk.TokenCounts(torch.zeros(3, 2).long(), 99).add_(torch.tensor([[-1], [5], [-1]])),
+            ),
+            ValueError, "processors.token_counts must be new, made for this call's prompts, got some that a call has",
+        ),
     ],
 )  # fmt: skip
 def test_refuses(processors: Any, error: type[Exception], message: str) -> None:
@@ -235,3 +284,27 @@ def test_refuses(processors: Any, error: type[Exception], message: str) -> None:
             tiny("llama", 1), ids, attention_mask=mask, drafter=sk.NoDrafter(), max_new_tokens=NEW,
             processors=processors,
         )  # fmt: skip
+
+
+def test_counts_serve_another_call_once_they_are_begun_again() -> None:
+    target, (ids, mask) = tiny("llama", 1), prompts(3, 9)
+    given = sk.Processors(stop_token_ids=[2], min_tokens=6, token_counts=sk.TokenCounts(ids, NEW, mask))
+
+    def decoded() -> Tensor:
+        kw: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": NEW, "acceptance": "greedy"}
+        return sk.generate(target, ids, drafter=sk.NgramDrafter(), processors=given, **kw).tokens
+
+    first = decoded()
+    with pytest.raises(ValueError, match="token_counts must be new"):
+        decoded()
+    assert given.token_counts is not None
+    for slot, (prompt, real) in enumerate(zip(ids, mask, strict=True)):
+        given.token_counts.restart_(slot, prompt[real > 0])
+    assert torch.equal(decoded(), first)
+
+
+def test_counts_serve_one_call_at_a_time() -> None:
+    target, (ids, mask) = tiny("llama", 1), prompts(3, 9)
+    given = sk.Processors(token_counts=sk.TokenCounts(ids, NEW, mask))
+    with claimed("another", held=given.token_counts), pytest.raises(ValueError, match="processors.token_counts serves"):
+        sk.generate(target, ids, drafter=sk.NoDrafter(), attention_mask=mask, processors=given, max_new_tokens=NEW)

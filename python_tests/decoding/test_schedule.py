@@ -296,8 +296,9 @@ def test_a_busy_machine_does_not_mislead() -> None:
     for step in range(400):
         busy = step >= 200
         width = 7 if rng.random() < (0.8 if busy else 0.2) else 0
-        times[width].append((3.0 if busy else 1.0) * PACKED[AUTO_DRAFT_LENGTHS.index(width)])
-        costs.learn(step, width, times[width][-1])
+        choice = AUTO_DRAFT_LENGTHS.index(width)
+        times[width].append((3.0 if busy else 1.0) * PACKED[choice])
+        costs.learn(step, choice, times[width][-1])
     learned = costs.at(400)
     assert learned[3] / learned[0] == pytest.approx(1.3, rel=0.03)
     assert np.mean(times[7]) / np.mean(times[0]) > 2
@@ -378,7 +379,7 @@ def test_a_seed_reproduces(acceptance: str, monkeypatch: pytest.MonkeyPatch) -> 
     """By nominal costs, and with the table that a call chose by, which it learned from a clock of this test."""
     module, clock = sys.modules["specdec_kernels.decoding.generate"], np.random.default_rng(0).uniform(1, 2, 1000)
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=iter(clock.cumsum()).__next__))
-    monkeypatch.setattr(module, "begin_costs", lambda steps: LearnedCosts(PACKED, 0.5))
+    monkeypatch.setattr(module, "begin_costs", lambda *_: LearnedCosts(PACKED, 0.5))
     target, ids = TableRunner.random(), torch.cat([prompts(9, 9, vocab=23)[0]] * 2, 1)
     how = {"drafter": sk.NgramDrafter(2), "acceptance": acceptance, "max_new_tokens": 60, "eos_token_id": []}
     seeds = torch.tensor([5, 6])
@@ -395,6 +396,7 @@ def test_a_seed_reproduces(acceptance: str, monkeypatch: pytest.MonkeyPatch) -> 
     again = sk.generate(target, ids, seeds=drawn, num_speculative_tokens=costs, **how)
     assert again.stats.num_steps == measured.stats.num_steps
     assert again.stats.num_drafted == measured.stats.num_drafted
+    assert torch.equal(again.tokens, measured.tokens)
 
 
 def test_a_rehearsal_is_neither_prefill_nor_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,7 +413,7 @@ def test_a_rehearsal_is_neither_prefill_nor_decoding(monkeypatch: pytest.MonkeyP
         return timed
 
     monkeypatch.setattr(target, "prefill", takes(10, target.prefill))
-    monkeypatch.setattr(module, "begin_costs", takes(1000, lambda steps: LearnedCosts(PACKED, 0.5)))
+    monkeypatch.setattr(module, "begin_costs", takes(1000, lambda *_: LearnedCosts(PACKED, 0.5)))
     for num_speculative_tokens, rehearsing in (("auto", 1000), (2, 0)):
         out = sk.generate(
             target, ids, drafter=sk.NgramDrafter(2), num_speculative_tokens=num_speculative_tokens, max_new_tokens=3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from specdec_kernels.medusa import MedusaHeads
 from specdec_kernels.ops.verify_chain import ACCEPTANCES
 
 FAMILIES = ("llama", "gpt2", "gemma2", "mistral")  # gemma2's and, here, mistral's attention sees a window
+decode = partial(sk.generate, num_speculative_tokens=1)  # the tree at every step
 WINDOW = 3  # less than a tree's depth: what a node may see of its path is a matter of positions, not of rows
 
 
@@ -88,7 +90,7 @@ def test_tokens_are_those_of_plain_decoding(family: str, acceptance: str) -> Non
         "attention_mask": mask, "max_new_tokens": 25, "acceptance": acceptance, "seeds": torch.arange(3),
         "sampling": sampling, "eos_token_id": [],
     }  # fmt: skip
-    plain = sk.generate(model, ids, drafter=sk.NoDrafter(), **kw)
+    plain = decode(model, ids, drafter=sk.NoDrafter(), **kw)
     oracle = Oracle(plain.tokens, [5, 9, 1])
     itself, some = sk.ModelTreeDrafter(model, 16, 4, 4), sk.TokenMap(torch.arange(50, 2, -1))
     for drafter in (
@@ -96,7 +98,7 @@ def test_tokens_are_those_of_plain_decoding(family: str, acceptance: str) -> Non
         sk.ModelTreeDrafter(near(family, 0, 0.1), 6, 4, 8), sk.ModelTreeDrafter(model, token_map=some),
         sk.ModelTreeDrafter(tiny(family, 5), 2, 1, 1),
     ):  # fmt: skip
-        out = sk.generate(model, ids, drafter=drafter, **kw)
+        out = decode(model, ids, drafter=drafter, **kw)
         assert torch.equal(out.tokens, plain.tokens), type(drafter).__name__
         assert not out.status.any() and out.stats.num_tokens == out.stats.num_steps + out.stats.num_accepted
         if drafter is oracle:  # paths scattered over the tree: whatever is moved to the wrong place shows
@@ -109,14 +111,15 @@ def test_ends_and_limits_are_kept() -> None:
     model = tiny("llama")
     ids, mask = prompts(6, 3, 8, 4)
     kw: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 30, "acceptance": "greedy"}
-    free = sk.generate(model, ids, drafter=sk.NoDrafter(), eos_token_id=[], **kw).tokens
+    free = decode(model, ids, drafter=sk.NoDrafter(), eos_token_id=[], **kw).tokens
     ends = [int(free[0, 9]), int(free[2, 17])]
-    plain = sk.generate(model, ids, drafter=sk.NoDrafter(), eos_token_id=ends, **kw)
+    plain = decode(model, ids, drafter=sk.NoDrafter(), eos_token_id=ends, **kw)
     assert plain.num_tokens.unique().numel() > 1
-    out = sk.generate(model, ids, drafter=Oracle(free, [6, 3, 8, 4]), eos_token_id=ends, **kw)
+    out = decode(model, ids, drafter=Oracle(free, [6, 3, 8, 4]), eos_token_id=ends, **kw)
     assert torch.equal(out.tokens, plain.tokens) and torch.equal(out.num_tokens, plain.num_tokens)
     for few in (1, 2, 3):
-        out = sk.generate(model, ids, drafter=Oracle(free, [6, 3, 8, 4]), eos_token_id=[], **{**kw, "max_new_tokens": few})  # noqa: E501  # fmt: skip
+        kw["max_new_tokens"] = few
+        out = decode(model, ids, drafter=Oracle(free, [6, 3, 8, 4]), eos_token_id=[], **kw)
         assert torch.equal(out.tokens, free[:, :few]) and out.stats.num_steps < 4 * few + (few == 1)
 
 
@@ -124,7 +127,7 @@ def test_a_step_leaves_the_rows_and_the_state_that_feeding_the_text_leaves() -> 
     """Keys, values and the hidden state, against a forward of the text itself."""
     model = tiny("llama")
     ids, mask = prompts(7, 4)
-    answers = sk.generate(model, ids, attention_mask=mask, drafter=sk.NoDrafter(), sampling=sk.SamplingParams(0.0), max_new_tokens=12, eos_token_id=[]).tokens  # noqa: E501  # fmt: skip
+    answers = decode(model, ids, attention_mask=mask, drafter=sk.NoDrafter(), sampling=sk.SamplingParams(0.0), max_new_tokens=12, eos_token_id=[]).tokens  # noqa: E501  # fmt: skip
     runner = as_runner(model, "test")
     prompt = Request(ids, mask, sk.SamplingParams(0.0), None, 12, []).prompt(runner)
     drafter = Oracle(answers, [7, 4])
@@ -212,7 +215,7 @@ def exact_law(table: Tensor, prompt: list[int], length: int) -> np.ndarray:
 @pytest.mark.parametrize("acceptance", ["token", "block", "match"])
 def test_texts_have_the_targets_law(acceptance: str) -> None:
     runner, batch, length = TreeTable(TableRunner.random(4, seed=2, spread=1.2).table), 40_000, 4
-    out = sk.generate(
+    out = decode(
         runner, torch.tensor([[1, 3]]).expand(batch, -1), drafter=Fixed(TREE, TOKENS), seeds=torch.arange(batch),
         max_new_tokens=length, acceptance=acceptance, eos_token_id=[],
     )  # fmt: skip
@@ -227,13 +230,13 @@ def test_typical_acceptance_is_another_law_and_accepts_more() -> None:
     runner, batch = TreeTable(TableRunner.random(4, seed=2, spread=1.2).table), 4000
     kw: dict[str, Any] = {"seeds": torch.arange(batch), "max_new_tokens": 4, "eos_token_id": []}
     ids = torch.tensor([[1, 3]]).expand(batch, -1)
-    lossless = sk.generate(runner, ids, drafter=Fixed(TREE, TOKENS), acceptance="token", **kw)
-    typical = sk.generate(runner, ids, drafter=Fixed(TREE, TOKENS), acceptance="typical", **kw)
+    lossless = decode(runner, ids, drafter=Fixed(TREE, TOKENS), acceptance="token", **kw)
+    typical = decode(runner, ids, drafter=Fixed(TREE, TOKENS), acceptance="typical", **kw)
     assert typical.stats.mean_acceptance_length > 1.2 * lossless.stats.mean_acceptance_length
     law = exact_law(runner.table, [1, 3], 4)
     assert np.abs(frequencies(typical.tokens, 4) - law).sum() > 3 * np.abs(frequencies(lossless.tokens, 4) - law).sum()
     lengths = [
-        sk.generate(
+        decode(
             runner, ids, drafter=Fixed(TREE, TOKENS), acceptance="typical", epsilon=epsilon, delta=epsilon**0.5, **kw
         ).stats.mean_acceptance_length
         for epsilon in (0.0, 0.09, 0.5, 2.0)
@@ -259,7 +262,7 @@ def test_medusa_drafts_its_heads_best_tokens() -> None:
         return draft
 
     drafter.propose = spy  # type: ignore[method-assign]
-    sk.generate(model, torch.tensor([[4, 9, 30]]), drafter=drafter, max_new_tokens=12, eos_token_id=[], seeds=torch.tensor([3]))  # noqa: E501  # fmt: skip
+    decode(model, torch.tensor([[4, 9, 30]]), drafter=drafter, max_new_tokens=12, eos_token_id=[], seeds=torch.tensor([3]))  # noqa: E501  # fmt: skip
     assert seen[0][1].tolist() == [[-1] * 5]  # no hidden state before the first step
     for hidden, tokens, text in seen[1:]:
         with torch.inference_mode():
@@ -289,8 +292,8 @@ def test_an_ngram_tree_accepts_what_one_continuation_misses() -> None:
     for before, last, after in ((5, 6, 7), (6, 7, 8), (7, 8, 11)):
         table[before, last, after] = 9.0
     kw: dict[str, Any] = {"acceptance": "greedy", "max_new_tokens": 3, "eos_token_id": []}
-    one = sk.generate(TreeTable(table), ids, drafter=sk.NgramDrafter(2), num_speculative_tokens=3, **kw)
-    several = sk.generate(TreeTable(table), ids, drafter=sk.NgramTreeDrafter(2), **kw)
+    one = decode(TreeTable(table), ids, drafter=sk.NgramDrafter(2), num_speculative_tokens=3, **kw)
+    several = decode(TreeTable(table), ids, drafter=sk.NgramTreeDrafter(2), **kw)
     assert one.tokens.tolist() == several.tokens.tolist() == [[7, 8, 11]]
     assert (one.stats.num_steps, several.stats.num_steps) == (2, 1)
 
@@ -299,7 +302,7 @@ def test_a_leaf_that_is_accepted_rejects_nothing() -> None:
     """Beside a longer branch that is wrong: the token after it replaces no draft token."""
     table = TableRunner.random(23, spread=9.0).table
     ids, kw = torch.tensor([[5, 6]]), {"acceptance": "greedy", "max_new_tokens": 20, "eos_token_id": []}
-    text = [5, 6, *sk.generate(TreeTable(table), ids, drafter=sk.NoDrafter(), **kw).tokens[0].tolist()]
+    text = [5, 6, *decode(TreeTable(table), ids, drafter=sk.NoDrafter(), **kw).tokens[0].tolist()]
 
     class RightLeaf(TreeDrafter):
         num_nodes, max_depth = 5, 3
@@ -331,7 +334,7 @@ def test_a_branch_that_goes_on_counts_as_far_as_it_goes() -> None:
     text = [
         5,
         6,
-        *sk.generate(TreeTable(table), ids, drafter=sk.NoDrafter(), max_new_tokens=20, **kw).tokens[0].tolist(),
+        *decode(TreeTable(table), ids, drafter=sk.NoDrafter(), max_new_tokens=20, **kw).tokens[0].tolist(),
     ]
 
     class Branches(TreeDrafter):
@@ -352,7 +355,7 @@ def test_a_branch_that_goes_on_counts_as_far_as_it_goes() -> None:
 
     counts = []
     for right in (True, False):
-        stats = sk.generate(TreeTable(table), ids, drafter=Branches(right), max_new_tokens=14, **kw).stats
+        stats = decode(TreeTable(table), ids, drafter=Branches(right), max_new_tokens=14, **kw).stats
         counts.append((stats.num_steps, stats.num_drafted, stats.num_accepted, stats.num_rejected))
     # near the end there is room for fewer: 3 and 1 of the chain; 3, 2, 1 and none
     assert counts == [(7, 5 * 4 + 3 + 1, 7, 6), (14, 10 * 4 + 3 + 2 + 1, 0, 13)]
@@ -365,17 +368,17 @@ def test_what_cannot_be_served_is_refused() -> None:
     model, ids = tiny("llama"), torch.tensor([[4, 9]])
     drafter = medusa(model)
     with pytest.raises(ValueError, match="target_law must be None"):
-        sk.generate(model, ids, drafter=drafter, target_law=sk.laws.Lossy(0.1))
+        decode(model, ids, drafter=drafter, target_law=sk.laws.Lossy(0.1))
     with pytest.raises(ValueError, match=f"one of {', '.join(ACCEPTANCES)}, got 'typical'"):
-        sk.generate(model, ids, drafter=sk.NgramDrafter(), acceptance="typical")
+        decode(model, ids, drafter=sk.NgramDrafter(), acceptance="typical")
     with pytest.raises(ValueError, match="one of token, block, match, greedy, typical, got 'traversal'"):
-        sk.generate(model, ids, drafter=drafter, acceptance="traversal")
+        decode(model, ids, drafter=drafter, acceptance="traversal")
     with pytest.raises(ValueError, match="decoder-only target that takes trees, got T5"):
-        sk.generate(tiny("t5"), ids, drafter=sk.NgramTreeDrafter())
+        decode(tiny("t5"), ids, drafter=sk.NgramTreeDrafter())
     with pytest.raises(ValueError, match="hidden states, which table does not give"):
-        sk.generate(TreeTable(TableRunner.random().table), ids, drafter=drafter)
+        decode(TreeTable(TableRunner.random().table), ids, drafter=drafter)
     with pytest.raises(ValueError, match="hidden=16 and ids < vocab=61, got hidden=32"):
-        sk.generate(tiny("llama", hidden_size=16), ids, drafter=drafter)
+        decode(tiny("llama", hidden_size=16), ids, drafter=drafter)
     with pytest.raises(ValueError, match=r"at most heads=3 deep, got 4"):
         medusa(model, sk.DraftTree.cartesian([1, 1, 1, 1]))
     with pytest.raises(ValueError, match="tree must have ranks"):
@@ -408,7 +411,7 @@ def test_a_tree_larger_than_said_is_refused(tree: list[int], tokens: int, messag
 
     target, ids = TreeTable(TableRunner.random().table), torch.tensor([[4, 9], [3, 8]])
     with pytest.raises(ValueError, match=f"^generate: Liar.propose must give {message}"):
-        sk.generate(target, ids, drafter=Liar(TREE, TOKENS), max_new_tokens=8, eos_token_id=[])
+        decode(target, ids, drafter=Liar(TREE, TOKENS), max_new_tokens=8, eos_token_id=[])
 
 
 @pytest.mark.parametrize(
@@ -429,7 +432,7 @@ def test_what_is_no_tree_for_the_batch_is_refused(change: dict[str, Any], messag
 
     target, ids = TreeTable(TableRunner.random().table), torch.tensor([[4, 9], [3, 8]])
     with pytest.raises(ValueError, match=f"^generate: Odd.propose must give {message}"):
-        sk.generate(target, ids, drafter=Odd(TREE, TOKENS), max_new_tokens=8, eos_token_id=[])
+        decode(target, ids, drafter=Odd(TREE, TOKENS), max_new_tokens=8, eos_token_id=[])
 
 
 def test_a_drafter_that_reads_hidden_states_gives_a_tree_at_every_step() -> None:
@@ -443,10 +446,10 @@ def test_a_drafter_that_reads_hidden_states_gives_a_tree_at_every_step() -> None
 
     target, ids = TreeTable(TableRunner.random().table), torch.tensor([[4, 9], [3, 8]])
     kw: dict[str, Any] = {"max_new_tokens": 8, "eos_token_id": []}
-    assert sk.generate(target, ids, drafter=Silent(TREE, TOKENS), **kw).tokens.shape == (2, 8)
+    assert decode(target, ids, drafter=Silent(TREE, TOKENS), **kw).tokens.shape == (2, 8)
     target.hidden_size, Silent.reads_hidden = 3, True
     with pytest.raises(ValueError, match="Silent.propose must give a tree, of the root alone at least"):
-        sk.generate(target, ids, drafter=Silent(TREE, TOKENS), **kw)
+        decode(target, ids, drafter=Silent(TREE, TOKENS), **kw)
 
 
 def test_nothing_is_drafted_behind_a_node_that_is_missing() -> None:
@@ -458,7 +461,7 @@ def test_nothing_is_drafted_behind_a_node_that_is_missing() -> None:
             return Draft(torch.tensor([[-1, 5]]), tree=tree)
 
     target, ids = TreeTable(TableRunner.random().table), torch.tensor([[4, 9]])
-    stats = sk.generate(target, ids, drafter=Gap(TREE, TOKENS), max_new_tokens=8, eos_token_id=[]).stats
+    stats = decode(target, ids, drafter=Gap(TREE, TOKENS), max_new_tokens=8, eos_token_id=[]).stats
     assert (stats.num_drafted, stats.num_rejected, stats.num_tokens) == (0, 0, 8)
 
 
@@ -475,7 +478,7 @@ def test_a_tree_of_no_tree_drafter_is_refused() -> None:
     with pytest.raises(
         ValueError, match="Chain.propose must give no tree, as it is no TreeDrafter, got one of 7 nodes"
     ):
-        sk.generate(target, ids, drafter=Chain(), num_speculative_tokens=3, eos_token_id=[])
+        decode(target, ids, drafter=Chain(), num_speculative_tokens=3, eos_token_id=[])
 
 
 # --- as on a GPU ------------------------------------------------------------------------------------------------------
@@ -487,7 +490,7 @@ def test_steps_with_trees_can_be_captured(cuda: Any, acceptance: str) -> None:  
     ids, mask = prompts(5, 9, 1)
     kw: dict[str, Any] = {
         "attention_mask": mask, "max_new_tokens": 30, "acceptance": acceptance, "seeds": torch.arange(3),
-        "eos_token_id": 7, "sampling": sk.SamplingParams(0.9, top_k=20),
+        "eos_token_id": 7, "sampling": sk.SamplingParams(0.9, top_k=20), "num_speculative_tokens": 1,
     }  # fmt: skip
     same(*both(model, ids, drafter=medusa(model), **kw))
     assert cuda.captures() > 0

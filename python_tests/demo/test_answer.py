@@ -161,6 +161,10 @@ def test_prompts_from_everywhere(
             ["x", "--acceptance", "typical"],
             "--acceptance typical must be given with --drafter medusa or lookup-tree or model",
         ),
+        (
+            ["x", "--drafter", "none", "--num-speculative-tokens", "3"],
+            "--num-speculative-tokens must be given with a drafter, got --drafter none",
+        ),
         (["x", "--epsilon", "0.1"], "--epsilon must be given with --acceptance typical alone"),
         (["x", "--prompt-file", "."], "a prompt must be given once, got an argument and --prompt-file"),
         (["--prompt-file", "."], ". must be a file, got a folder"),
@@ -227,6 +231,20 @@ def test_typical_acceptance_is_named(small: None, capsys: pytest.CaptureFixture[
     strict = answer(capsys, *given, "--epsilon", "1", "--delta", "1000000")
     assert free["stats"]["num_steps"] < strict["stats"]["num_steps"] == 24 and free["acceptance"] == "typical"
     assert generate(*given) == 0 and capsys.readouterr().err.rstrip().endswith("; not lossless")
+
+
+def test_help_says_what_is_off_and_what_keeps_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        generate("--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--top-p TOP_P 0 and 1 are off" in shown and "greedy decodes as at temperature 0; typical" in shown
+
+
+def test_greedy_acceptance_is_greedy_at_any_temperature(small: None, capsys: pytest.CaptureFixture[str]) -> None:
+    greedy = answer(capsys, "to be or not to be", "--temperature", "0")["tokens"]
+    assert answer(capsys, "to be or not to be", "--acceptance", "greedy", "--temperature", "2")["tokens"] == greedy
+    plain = answer(capsys, "to be or not to be", "--top-k", "0")["tokens"]
+    assert answer(capsys, "to be or not to be", "--top-p", "0")["tokens"] == plain
 
 
 def test_without_a_seed_each_answer_is_another(

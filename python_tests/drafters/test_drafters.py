@@ -108,6 +108,30 @@ def test_a_proposal_can_be_asked_for_twice() -> None:
         assert torch.equal(drafter.propose(at, 3).tokens, first)
 
 
+def test_a_sequence_that_can_use_no_more_holds_up_no_early_stop() -> None:
+    """One that has ended, or has no room left; how far each one's draft goes stays its own affair."""
+    table = torch.zeros(23, 23, 23)
+    table[:, 9, 9] = 99.0  # it is sure of 9 after 9, and of nothing else
+    near = TableRunner(table)
+    drafter, at = sk.ModelDrafter(near, min_confidence=0.5), state([5, 6, 7], [8, 9], sampling=sk.SamplingParams(0.8))
+    drafter.start(at)
+
+    def drafted(forwards: int) -> list[int]:
+        near.forwards.clear()
+        draft = drafter.propose(at, 6)
+        assert draft.tokens.shape == (2, forwards) and len(near.forwards) == forwards
+        assert draft.num_draft_tokens is not None
+        lengths: list[int] = draft.num_draft_tokens.tolist()
+        return lengths
+
+    assert drafted(forwards=6) == [1, 6]
+    at.host_limits[:] = [6, 2]
+    assert drafted(forwards=2) == [1, 2]
+    at.host_limits[:] = [6, 0]
+    at.active[1] = at.host_active[1] = False
+    assert drafted(forwards=1) == [1, 0]
+
+
 def test_widening_changes_no_outcome() -> None:
     near = TableRunner.random(seed=3)
     drafter, at = sk.ModelDrafter(near, sk.SamplingParams(0.8, top_k=9)), state([5, 6, 7], [8, 9])

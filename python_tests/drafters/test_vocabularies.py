@@ -33,7 +33,7 @@ def test_a_draft_whose_vocabulary_is_padded_differently(size: int, family: str) 
     for make in makers:
         out = sk.generate(
             target, ids, attention_mask=mask, drafter=make(draft, token_map=token_map), sampling=GREEDY,
-            max_new_tokens=24, num_speculative_tokens=3 if make is sk.ModelDrafter else "auto", eos_token_id=[],
+            max_new_tokens=24, num_speculative_tokens=3, eos_token_id=[],
         )  # fmt: skip
         assert torch.equal(out.sequences, plain.sequences), make
         assert out.stats.num_accepted >= (3 if size == 50 else 30), make
@@ -100,6 +100,18 @@ def test_processors_of_such_an_assistant_see_the_texts_own_ids(family: str) -> N
             ids, assistant_model=assistant, tokenizer=tokenizer, assistant_tokenizer=tokenizer, **options
         )
     assert found.tolist() == expected.tolist() and {55, 58} & set(expected[:, begins:].flatten().tolist())
+
+
+def test_where_such_an_assistant_knows_none_of_what_may_follow_it_drafts_nothing() -> None:
+    """And its empty rows are no fault of the logits that the text is drawn from."""
+    model, assistant, tokenizer = tiny("llama", 1), padded(near("llama", 1, 0.02), 50), Vocabulary(48)
+    ids, mask = prompts(4, 9)
+    with assisted_generation(num_speculative_tokens=4):
+        found = model.generate(
+            ids, assistant_model=assistant, tokenizer=tokenizer, assistant_tokenizer=tokenizer, attention_mask=mask,
+            do_sample=True, max_new_tokens=12, eos_token_id=None, suppress_tokens=list(range(50)),
+        )  # fmt: skip
+    assert int(found[:, ids.shape[1] :].min()) >= 50
 
 
 def test_an_assistant_with_other_ids_is_refused() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from transformers.generation.utils import GenerationMixin
 
 import specdec_kernels as sk
 from python_tests.decoding.models import prompts, tiny
-from specdec_kernels.integrations.transformers import generate
+from specdec_kernels.integrations.transformers import assisted_generation, generate
 from specdec_kernels.ops.verify_chain import ACCEPTANCES
 
 
@@ -46,3 +49,23 @@ def test_the_length_of_a_lookup_counts_beside_a_drafter() -> None:
 def test_weights_on_meta_are_refused() -> None:
     with pytest.raises(ValueError, match="LlamaForCausalLM must have its weights, got them on meta"):
         sk.generate(tiny("llama").to("meta"), prompts(4)[0], drafter=sk.NoDrafter())
+
+
+@pytest.mark.parametrize("option", [{"use_mtp": True}, {"assistant_early_exit": 1}, {"speculation_type": "dflash"}])
+def test_other_ways_of_drafting_are_transformers_own(option: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also beside an assistant, of which they make something else."""
+    handed_on = []
+
+    @functools.wraps(GenerationMixin._assisted_decoding)
+    def stock(model: Any, input_ids: Tensor, **prepared: Any) -> Tensor:
+        handed_on.append(prepared["generation_config"].to_dict())
+        return input_ids
+
+    monkeypatch.setattr(GenerationMixin, "_assisted_decoding", stock)
+    model, ids = tiny("llama"), prompts(4)[0]
+    for assistant in ({}, {"assistant_model": tiny("llama", 1)}):
+        if assistant or "speculation_type" not in option:  # that alone is no assisted generation
+            with assisted_generation():
+                assert model.generate(ids, max_new_tokens=3, do_sample=False, **option, **assistant) is ids
+            assert option.items() <= handed_on.pop().items()
+    assert GenerationMixin._assisted_decoding is stock

@@ -240,6 +240,10 @@ def test_logits_that_cannot_be_sampled_from() -> None:
     broken = [lambda ids, row: torch.full_like(row, torch.nan)]
     with assisted_generation(), pytest.raises(RuntimeError, match="logits of sequence 0 cannot be sampled from: NAN"):
         model.generate(prompts(4)[0], prompt_lookup_num_tokens=2, do_sample=True, logits_processor=broken, top_k=0)
+    assistant = tiny("llama", 2)
+    assistant.get_output_embeddings().weight.data[7] = torch.nan  # the model itself is fine
+    with assisted_generation(), pytest.raises(RuntimeError, match="cannot be sampled from: NAN.* or its assistant's$"):
+        model.generate(prompts(4)[0], assistant_model=assistant, do_sample=True)
 
 
 @pytest.mark.parametrize("drafted", ["lookup", "tree", "assistant"])

@@ -246,6 +246,61 @@ def random_tree(rng: random.Random, nodes: int) -> tuple[list[list[int]], list[i
     return children, first, sibling
 
 
+def walked(tree: tuple[list[list[int]], list[int], list[int]], b: int, given: dict[str, Tensor], room: int,
+           single: float, acc: float) -> tuple[list[int], dict[tuple[int, int], float]]:  # fmt: skip
+    """The accepted nodes from the root on, and by parent and token the probabilities of what was rejected."""
+    path, rejected = [0], {}
+    for _ in range(room - 1):
+        node, mass, taken = path[-1], 0.0, None
+        for child in tree[0][node]:
+            token = int(given["candidates"][b, child])
+            p = float(given["target_probs"][b, node, token])
+            mass += 0.0 if (node, token) in rejected else p
+            if p > 0 and (float(given["uniform_samples"][b, node]) < mass / max(acc, 1e-9) or p >= single):
+                taken = child
+                break
+            rejected[node, token] = p
+        if taken is None:
+            break
+        path.append(taken)
+    return path, rejected
+
+
+@pytest.mark.parametrize("thresholds", [(1.0, 1.0), (0.5, 0.7), (0.0, 0.0)])
+def test_what_is_tried_and_rejected_is_written_down(thresholds: tuple[float, float]) -> None:
+    """As SGLang's kernels do: at every node of the path but one at the depth limit."""
+    batch, nodes, room, vocab = 200, 9, 4, 7
+    rng, generator = random.Random(1), torch.Generator().manual_seed(1)
+    trees = [random_tree(rng, nodes) for _ in range(batch)]
+    given = {
+        "candidates": torch.randint(vocab, (batch, nodes), generator=generator),
+        "retrive_index": torch.arange(batch * nodes).view(batch, nodes),
+        "retrive_next_token": torch.tensor([first for _, first, _ in trees]),
+        "retrive_next_sibling": torch.tensor([sibling for _, _, sibling in trees]),
+        "uniform_samples": torch.rand(batch, nodes, generator=generator),
+        "uniform_samples_for_final_sampling": torch.rand(batch, generator=generator),
+        "target_probs": torch.randn(batch, nodes, vocab, generator=generator).mul(2).softmax(-1),
+        "draft_probs": torch.zeros(batch, nodes, vocab),
+    }
+    named = dict(zip(("threshold_single", "threshold_acc"), thresholds, strict=True))
+    made, again, shared = outputs(batch, nodes, room), outputs(batch, nodes, room), torch.zeros(1, 1, 1)
+    sglang.tree_speculative_sampling_target_only_triton(*made, **given, **named)
+    lengths = set()
+    for b, tree in enumerate(trees):
+        path, rejected = walked(tree, b, given, room, *thresholds)
+        assert made[1][b, : len(path)].tolist() == [b * nodes + node for node in path]
+        assert int(made[2][b]) == len(path) - 1
+        expected = torch.zeros(nodes, vocab)
+        for (node, token), p in rejected.items():
+            expected[node, token] = p
+        assert torch.equal(given["draft_probs"][b], expected)
+        lengths.add(len(path))
+    assert len(lengths) >= 3 or thresholds == (0.0, 0.0)
+    given["draft_probs"] = shared.expand(batch, nodes, vocab)  # has no room for them
+    sglang.tree_speculative_sampling_target_only(*again, **given, **named)
+    assert all(map(torch.equal, made, again)) and float(shared) == 0
+
+
 def test_greedy_paths_are_followed() -> None:
     rng, batch, nodes, room, vocab = random.Random(0), 300, 9, 4, 3
     trees = [random_tree(rng, nodes) for _ in range(batch)]

@@ -98,7 +98,7 @@ def test_a_token_of_probability_0_is_not_accepted_at_u_0(monkeypatch: pytest.Mon
 def test_what_it_refuses() -> None:
     with pytest.raises(ValueError, match=r"candidate_input_ids must be \[1, length\], got \[2, 3\]"):
         speculative_sampling(torch.zeros(2, 3).long(), torch.zeros(2, 1, 4), 1, torch.zeros(2, 2, 4))
-    with pytest.raises(ValueError, match=r"assistant_ensemble_weight must be in \(0, 1\), got 1.5"):
+    with pytest.raises(ValueError, match=r"assistant_ensemble_weight must be in \(0, 1\], got 1.5"):
         speculative_sampling(
             torch.zeros(1, 3).long(), torch.zeros(1, 1, 4), 1, torch.zeros(1, 2, 4), assistant_ensemble_weight=1.5
         )
@@ -140,11 +140,11 @@ def test_one_weight_of_an_ensemble() -> None:
     ids, p, q = torch.tensor([[0, 1, 2]]), torch.zeros(1, 3, 5), torch.zeros(1, 2, 5)
     with pytest.raises(ValueError, match="must be a bool beside assistant_ensemble_weight, got 0.5"):
         speculative_sampling(ids, q, 2, p, 0.5, assistant_ensemble_weight=0.7)
-    with pytest.raises(ValueError, match=r"is_done_candidate must be a bool, or a weight in \(0, 1\), got 1.0"):
-        speculative_sampling(ids, q, 2, p, 1.0)
+    with pytest.raises(ValueError, match=r"is_done_candidate must be a bool, or a weight in \(0, 1\], got 1.5"):
+        speculative_sampling(ids, q, 2, p, 1.5)
 
 
-@pytest.mark.parametrize("given", [0.5, None])
+@pytest.mark.parametrize("given", [0.5, 1.0, None])
 def test_the_fifth_argument_is_that_of_any_version(given: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the draft is done, or since 5.20 the weight of an ensemble."""
     rng = torch.Generator().manual_seed(2)
@@ -155,3 +155,14 @@ def test_the_fifth_argument_is_that_of_any_version(given: float | None, monkeypa
         named = {} if len(results) == 0 else {"assistant_ensemble_weight": given}
         results.append(speculative_sampling(ids, q, 2, p, *how, **named))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_a_weight_of_1_is_none() -> None:
+    rng = torch.Generator().manual_seed(3)
+    p, q = torch.randn(1, 3, 5, generator=rng), torch.randn(1, 2, 5, generator=rng)
+    for seed in range(20):
+        results = []
+        for weight in (None, 1, 1.0):
+            torch.manual_seed(seed)
+            results.append(speculative_sampling(torch.tensor([[0, 1, 2]]), q, 2, p, assistant_ensemble_weight=weight))
+        assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))

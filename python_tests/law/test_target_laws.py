@@ -4,6 +4,7 @@ lemmas (Narasimhan et al., arXiv 2405.19261).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -212,6 +213,32 @@ def test_distance_does_not_underflow_with_the_probability(
         uniform_samples=backend(torch.tensor([[0.0, 0.5]])), target_law=law,
     )  # fmt: skip
     assert out.tokens.tolist() == ([[1, 0]] if accepted else [[0, -1]])
+
+
+NEAR_1 = [  # (law, ids, of each sequence the target's logit of 0, the coin, and whether 0 is accepted); Q = 1 / ids
+    # P / ((1 − α) Q) = 0.4
+    (laws.Lossy(0.99999), 2, [(math.log(2e-6), 0.3997, True), (math.log(2e-6), 0.4003, False)]),
+    (laws.Lossy(1 - 1e-8), 2, [(math.log(2e-9), 0.3997, True), (math.log(2e-9), 0.4003, False)]),
+    (laws.TokenV3(1 - 1e-8), 2, [(math.log(2e-8), 0.5, True), (math.log(5e-9), 0.5, False), (-torch.inf, 0.5, False)]),
+    # max q = 1/16 < 1 − α: P, where 0 is impossible
+    (laws.Chow(15 / 16 - 1e-8), 16, [(-torch.inf, 0.5, False)]),
+    (laws.Chow(15 / 16 + 1e-8), 16, [(-torch.inf, 0.5, True)]),
+]
+
+
+@pytest.mark.parametrize(("law", "ids", "sequences"), NEAR_1)
+def test_alpha_counts_by_what_it_is_below_1(
+    backend: Backend, law: TargetLaw, ids: int, sequences: list[tuple[float, float, bool]]
+) -> None:
+    """1 − α is not that of a float32 α, which would be off by 6e-8."""
+    logit, coins, accepted = zip(*sequences, strict=True)
+    target = torch.zeros(len(sequences), 2, ids)
+    target[:, 0, 0] = torch.tensor(logit)
+    out = backend.verify_chain(
+        *backend(target, torch.zeros(len(sequences), 1, dtype=torch.int64), torch.zeros(len(sequences), 1, ids)),
+        uniform_samples=backend(torch.tensor([[0.5, coin] for coin in coins])), target_law=law,
+    )  # fmt: skip
+    assert out.num_accepted.tolist() == list(map(int, accepted)) and not out.status.any()
 
 
 @pytest.mark.parametrize("of_draft", [True, False])

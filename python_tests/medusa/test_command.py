@@ -11,6 +11,7 @@ import torch
 import transformers
 
 import specdec_kernels as sk
+from python_tests.decoding.models import tiny
 from python_tests.medusa.test_training import patterned
 from python_tests.medusa.test_training import wide as target
 from specdec_kernels import cli
@@ -122,6 +123,28 @@ def test_the_backbone_is_trained_too_if_asked_for(folder: Path, capsys: pytest.C
     assert {"model.safetensors", "tokenizer"} <= {path.name for path in (folder / "backbone").iterdir()}
 
 
+def test_a_backbone_is_trained_in_float32_and_written_in_its_own_dtype(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_load", lambda arguments: (target().bfloat16(), Tokenizer()))
+    path = folder / "backbone"
+    assert train(folder, "--steps", "3", "--joint-steps", "3", "--backbone", str(path)) == 0
+    trained = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+    assert trained.dtype == torch.bfloat16
+    moved = [not torch.equal(a, b) for a, b in zip(trained.parameters(), target().bfloat16().parameters(), strict=True)]
+    assert any(moved)
+
+
+def test_a_model_that_joint_training_refuses_is_refused_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "_load", lambda arguments: (tiny("phi"), Tokenizer()))
+    before = len(asked)
+    assert train(folder, "--joint-steps", "3", "--backbone", str(folder / "backbone")) == 2
+    assert "model must have logits that are its LM head's alone" in capsys.readouterr().err
+    assert len(asked) == before and list(folder.iterdir()) == []
+
+
 def test_a_draft_model_is_trained_and_drafts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "draft"
     options = ["--layers", "1", "--vocab", "12", "--steps", "40", "--batch", "8", "--json"]
@@ -157,8 +180,34 @@ def test_a_model_is_not_written_over(folder: Path, capsys: pytest.CaptureFixture
     assert "model must hold no model but a draft that was trained here: it would be lost" in capsys.readouterr().err
     assert cli.main(["medusa", "draft", str(folder / "model"), "--model", str(folder / "model"), *common]) == 2
     assert "model must be another folder than --model, whose weights would be lost" in capsys.readouterr().err
-    assert train(folder, "--joint-steps", "1", "--backbone", str(folder / "model")) == 2
-    assert "it would be lost" in capsys.readouterr().err
+    (folder / "draft").mkdir()
+    (folder / "draft/config.json").write_text('{"model_type": "llama", "draft_token_ids": [3]}')
+    for name in ("model", "draft"):
+        assert train(folder, "--joint-steps", "1", "--backbone", str(folder / name)) == 2
+        assert "must hold no model but a backbone that was trained here: it would be lost" in capsys.readouterr().err
+
+
+def test_what_was_trained_here_is_written_again_by_its_own_command_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whole, or as a killed run left it; a draft that was made of a backbone is none."""
+    backbone, draft = folder / "backbone", folder / "draft"
+    jointly = ["--steps", "3", "--joint-steps", "1", "--backbone"]
+    drafting = ["--folder", str(folder), "--layers", "1", "--vocab", "12", "--steps", "3"]
+    assert train(folder, *jointly, str(backbone)) == 0
+    (backbone / "model.safetensors").unlink()
+    assert train(folder, *jointly, str(backbone)) == 0
+    assert (backbone / "model.safetensors").exists()
+
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr(command, "_load", lambda arguments: (load(backbone), Tokenizer()))
+    capsys.readouterr()
+    assert cli.main(["medusa", "draft", str(backbone), *drafting]) == 2
+    assert "must hold no model but a draft that was trained here" in capsys.readouterr().err
+    for _ in range(2):
+        assert cli.main(["medusa", "draft", str(draft), *drafting]) == 0
+    assert train(folder, *jointly, str(draft)) == 2
+    assert "must hold no model but a backbone that was trained here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["there.md", "a folder"])

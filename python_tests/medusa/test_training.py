@@ -334,6 +334,17 @@ def test_a_killed_run_goes_on_to_the_same_losses(what: str, tmp_path: Path, monk
         run(path, Recipe(**{**vars(recipe), "seed": 1}))
 
 
+def test_a_run_of_another_device_goes_on_here(tmp_path: Path) -> None:
+    """Its checkpoint says of its tensors that they were on a device, which need not be there."""
+    features, recipe, kept = extract(tiny("llama"), patterned(6)), Recipe(steps=3, batch_size=6), tmp_path / "kept"
+    with pytest.MonkeyPatch.context() as elsewhere:
+        elsewhere.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+        losses = train_heads(trainable(features), features, recipe, kept)
+    heads = trainable(features)
+    before = heads.w1.weight.clone()
+    assert train_heads(heads, features, recipe, kept) == losses and not torch.equal(heads.w1.weight, before)
+
+
 def test_joint_training_keeps_the_backbone_near_the_original() -> None:
     """From the original on, the KL term is 0 and its pull grows with the distance; without it the text pulls."""
     features = extract(tiny("llama"), patterned(12))
@@ -433,6 +444,26 @@ def test_logits_that_are_not_the_heads_alone_are_refused(name: str, config: dict
     ):
         with pytest.raises(ValueError, match=f"{argument} must have logits that are its LM head's alone, got {why}"):
             call()
+
+
+def test_what_cannot_be_trained_is_refused() -> None:
+    """Packed weights, which no gradient reaches; a model of another dtype than its heads."""
+    features, recipe = extract(tiny("llama"), patterned(6)), Recipe(steps=1, batch_size=6)
+    model, heads = tiny("llama"), trainable(features)
+    head = model.get_output_embeddings().weight
+    calls: dict[str, tuple[Any, Any]] = {
+        "train_heads: heads": (heads, lambda: train_heads(heads, features, recipe)),
+        "train_jointly: model": (model, lambda: train_jointly(model, heads, features, recipe)),
+        "train_jointly: heads": (heads, lambda: train_jointly(model, heads, features, recipe)),
+        "train_draft: draft": (model, lambda: train_draft(model, head, features, recipe)),
+    }
+    for name, (packed, call) in calls.items():
+        with sk.pack_linear_weights(packed), pytest.raises(ValueError, match=f"{name} must have weights that are not"):
+            call()
+        call()
+    message = "train_jointly: model must be float32, as heads are, got bfloat16"
+    with pytest.raises(ValueError, match=message):
+        train_jointly(tiny("llama").bfloat16(), heads, features, recipe)
 
 
 @pytest.mark.parametrize("narrow", [False, True])

@@ -41,7 +41,7 @@ def test_log_probabilities_are_transformers(loaded: tuple[Any, Any], drafter: Ca
     with pack_linear_weights(model):
         out = sk.generate(
             model, ids, attention_mask=mask, drafter=drafter(), sampling=sk.SamplingParams(0.0), acceptance="greedy",
-            max_new_tokens=NEW_TOKENS, return_logprobs=5,
+            max_new_tokens=NEW_TOKENS, num_speculative_tokens=3, return_logprobs=5,
         )  # fmt: skip
     assert out.logprobs is not None and (drafter is sk.NoDrafter or out.stats.num_accepted > 0)
     for b, n in enumerate(out.num_tokens.tolist()):

@@ -100,6 +100,8 @@ def test_masses_and_draws_are_the_float64_weights(
     tiles = np.stack([part.sum(-1) for part in np.split(weights, range(TILE, weights.shape[-1], TILE), -1)], -1)
     share = tiles / tiles.sum(-1, keepdims=True)
     np.testing.assert_allclose((masses / masses.sum(-1, keepdim=True)).cpu(), share, rtol=2e-5, atol=1e-6)
+    if kind in ("logits", "probs") and weight >= 0:  # then a rule may add them up
+        np.testing.assert_allclose(masses.cpu(), tiles, rtol=2e-5, atol=1e-6)
     for u in (0.0, 0.2, 0.83, 1 - 2.0**-24):
         given = {"masses": masses, "uniform_samples": backend(torch.full((3, 2), u))}
         parts = [backend.shard_draw(**part, **given).token.cpu() for part in shards(arguments)]
@@ -110,6 +112,25 @@ def test_masses_and_draws_are_the_float64_weights(
             law = weights[index] / weights[index].sum()
             assert law[token[index]] > 0
             assert oracle.brackets(law, u, int(token[index])), (index, u)
+
+
+@pytest.mark.parametrize("kind", ["none", "logits", "probs", "points"])
+def test_nothing_is_left_of_a_weight_of_0(backend: Backend, kind: str, rng: torch.Generator) -> None:
+    """Neither a mass nor, whatever masses are given, a token; of other rows both are as ever."""
+    arguments = on(backend, kind, rng)
+    arguments["logits"][0, 0, 3000] = torch.inf
+    arguments["stats"] = backend.row_stats(arguments["logits"])
+    given = {"masses": backend(torch.ones(3, 2, 4)), "uniform_samples": backend(uniforms(rng, 3, 2))}
+    found = []
+    for weight in (0.7, 0.0):
+        arguments["weights"][:2] = weight
+        tokens = torch.stack([backend.shard_draw(**part, **given).token for part in shards(arguments)])
+        found.append((masses_of(backend, arguments).cpu(), tokens.cpu()))
+    (masses, tokens), (without, none) = found
+    assert (without[:2] == 0).all() and (none[:, :2] == -1).all()
+    same_bits(without[2], masses[2])
+    same_bits(none[:, 2], tokens[:, 2])
+    assert (masses[1:].sum(-1) > 0).all() and (tokens[:, 1:].amax(0) >= 0).all()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -32,6 +32,18 @@ def test_target_probabilities(backend: Backend, vocab: int, acceptance: str, kin
     assert chains.check(arguments, out) <= 1
 
 
+def test_a_temperature_that_is_read_as_0_may_stand_beside_them(backend: Backend) -> None:
+    """Also of `sample`."""
+    arguments = chains.make(torch.Generator().manual_seed(3), 4, 2, 50, kind="one_hot")
+    steps, draws = [], []
+    for temperature in (0.0, 1e-39):
+        params = sk.SamplingParams(temperature)
+        steps.append(run(backend, chains.with_target_probs(arguments, params)))
+        draws.append(backend.sample(None, params, probs=backend(arguments["target_logits"].softmax(-1))))
+    same_bits(*steps)
+    same_bits(*draws)
+
+
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 def test_target_probabilities_that_are_none(backend: Backend, acceptance: str) -> None:
     """Rows are divided by their sum; one that is far from 1, or that there is none of, is flagged."""

@@ -514,6 +514,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"uniform_samples": torch.zeros(4, 3, device="meta")}, V, "uniform_samples must be on cpu, got meta"),
     ({"noise_keys": torch.zeros(4, 3).long()}, V, "acceptance='token' takes uniform_samples, got noise_keys"),
     ({"acceptance": "match"}, V, "acceptance='match' takes noise_keys, got uniform_samples"),
+    ({"acceptance": "greedy", "noise_keys": torch.zeros(4, 3).long()}, V, "acceptance='greedy' must come without"),
     (MATCH, V, "acceptance='match' needs noise_keys unless params.temperature is 0"),
     ({**MATCH, "noise_keys": torch.zeros(4, 3)}, T, "noise_keys must be int64, got float32"),
     ({**MATCH, "noise_keys": torch.zeros(4, 2).long()}, V, "noise_keys must be [batch=4, num_draft + 1=3], got [4, 2]"),
@@ -568,6 +569,12 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 @pytest.mark.parametrize(("change", "error", "message"), REFUSED, ids=[r[2][:60] for r in REFUSED])
 def test_refuses(change: dict[str, Any], error: type[Exception], message: str) -> None:
     refuses(sk.verify_chain, GOOD, change, error, f"verify_chain: {message}")
+
+
+def test_more_tokens_than_int32_counts_are_refused() -> None:
+    target, drafted = torch.zeros(1, 1, 9).expand(2**31, 1, 9), torch.zeros(2**31, 0, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"^verify_chain: batch \* \(num_draft \+ 1\) must be < 2\*\*31, got 21474836"):
+        sk.verify_chain(target, drafted, acceptance="greedy")
 
 
 def test_the_good_arguments_of_the_refusals_are_good(backend: Backend) -> None:

@@ -260,6 +260,11 @@ GOOD: dict[str, Any] = {
 CU = GOOD["cu_num_draft_tokens"]
 STATS = sk.RowStats(torch.zeros(5, 6), torch.zeros(5, dtype=torch.int64), torch.zeros(5, dtype=torch.int32))
 MATCH: dict[str, Any] = {"acceptance": "match", "uniform_samples": None}
+MANY: dict[str, Any] = {
+    "target_logits": torch.zeros(2048, 7), "draft_tokens": torch.zeros(0).long(), "draft_logits": None,
+    "cu_num_draft_tokens": torch.zeros(2049).int(), "max_num_draft_tokens": 2**20 - 1, "acceptance": "greedy",
+    "uniform_samples": None,
+}  # fmt: skip
 V, T = ValueError, TypeError
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"target_logits": 3}, T, "target_logits must be a tensor, got int"),
@@ -283,6 +288,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"max_num_draft_tokens": 2**20}, V, "max_num_draft_tokens must be in [0, 1048575]"),
     ({"max_num_draft_tokens": 3.0}, T, "max_num_draft_tokens must be an integer, got float"),
     ({"max_num_draft_tokens": True}, T, "max_num_draft_tokens must be an integer, got bool"),
+    (MANY, V, "batch * (max_num_draft_tokens + 1) must be < 2**31, got 2048 * 1048576"),
     ({"uniform_samples": None}, V, "acceptance='token' needs uniform_samples"),
     ({"uniform_samples": torch.zeros(6)}, V, "uniform_samples must be [total + batch=9], got [6]"),
     ({"uniform_samples": torch.zeros(9).half()}, T, "uniform_samples must be float64 or float32, got float16"),

@@ -116,6 +116,12 @@ def test_typical_acceptance_is_its_definition(backend: Backend, temperature: flo
     trees.check_typical(lambda **given: run(backend, given), temperature, backend.batch(30))
 
 
+def test_thresholds_above_float32_are_infinite(backend: Backend) -> None:
+    arguments = trees.make(13, backend.batch(30), 12, 20, acceptance="typical", kind="none")
+    for wide, infinite in (({"epsilon": 1e39}, {"epsilon": math.inf}), ({"delta": 10**300}, {"delta": math.inf})):
+        same_bits(run(backend, arguments, **wide), run(backend, arguments, **infinite))
+
+
 def test_outputs_are_well_formed(backend: Backend) -> None:
     for acceptance in trees.ACCEPTANCES:
         arguments = trees.make(17, backend.batch(16), 10, 40, acceptance=acceptance, spoil_tokens=0.1)
@@ -391,12 +397,15 @@ GOOD = trees.make(23, 4, 5, 30, acceptance="recursive")
         ({"noise_keys": torch.zeros(4, 5, dtype=torch.int64)}, ValueError,
          "acceptance='recursive' takes uniform_samples, got noise_keys"),
         ({"acceptance": "match"}, ValueError, "acceptance='match' takes noise_keys, got uniform_samples"),
+        ({"acceptance": "greedy", "noise_keys": torch.zeros(4, 5, dtype=torch.int64)}, ValueError,
+         "acceptance='greedy' must come without noise_keys, got some"),
         ({"target_law": sk.laws.Chow(0.1)}, ValueError,
          "target_law must be None or a cascade with acceptance='sample'"),
         ({"target_law": sk.laws.Lossy(0.1), "acceptance": "sample"}, ValueError,
          "target_law must be None or a cascade with acceptance='sample', got Lossy"),
         ({"epsilon": -0.1}, ValueError, "epsilon must be a number >= 0, got -0.1"),
         ({"delta": math.nan}, ValueError, "delta must be a number >= 0, got nan"),
+        ({"delta": 10**400}, ValueError, "delta must be a number in [0, 1.8e308] or infinity, got a larger integer"),
         ({"eos_token_ids": torch.zeros(1, 1, dtype=torch.int64)}, ValueError,
          "eos_token_ids must be [num_eos], got [1, 1]"),
         ({"backend": "none"}, ValueError, "backend must be one of"),

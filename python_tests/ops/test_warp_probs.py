@@ -79,6 +79,15 @@ def test_is_what_transformers_warpers_make(
     assert torch.equal(probs > 0, scores > -math.inf)
 
 
+def test_the_least_logit_that_min_p_keeps_is_one_number_everywhere(backend: Backend) -> None:
+    """``max + T log min_p`` in float32: not a quotient by 1 / T, which may round to another."""
+    t = torch.linspace(0.1, 2.0, 39)
+    lowest = t * torch.tensor(0.1).log()
+    x = torch.stack([torch.zeros_like(t), lowest, lowest.nextafter(torch.tensor(-math.inf))], -1)
+    probs = backend.warp_probs(*backend(x, sk.SamplingParams(t, min_p=0.1))).cpu()
+    assert (probs[:, 1] > 0).all() and (probs[:, 2] == 0).all()
+
+
 def test_bad_rows_are_defined(backend: Backend) -> None:
     x = torch.zeros(4, 5)
     x[0], x[1], x[2, 3], x[3, 1] = math.nan, -math.inf, math.inf, math.nan

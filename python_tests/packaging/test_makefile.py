@@ -66,3 +66,9 @@ def test_torch_comes_from_the_index_that_is_named(checkout: Path) -> None:
     index = "https://download.pytorch.org/whl/cpu"
     assert f"install $quiet --extra-index-url={index} " in would_run(checkout, f"TORCH_INDEX={index}")
     assert "--extra-index-url" not in would_run(checkout)
+
+
+def test_another_python_gets_the_pinned_torch(checkout: Path) -> None:
+    (checkout / "requirements-test.txt").write_text("# torch first\ntorch==9.8.7\n\ntriton==1.0\n")
+    assert ".ci/other_python python3 9.8.7" in would_run(checkout, "test-python", "PYTHON=python3")
+    assert ".ci/other_python python3 2.0" in would_run(checkout, "test-python", "PYTHON=python3", "TORCH=2.0")

@@ -149,7 +149,7 @@ class Requests:
             "drafter": self.drafters[family][name], "attention_mask": mask, "sampling": together(params),
             "eos_token_id": ends, "max_new_tokens": int(rng.integers(1, 17)), "acceptance": rule, "streamer": listen,
             "seeds": torch.from_numpy(rng.integers(0, 2**62, batch)),
-            "num_speculative_tokens": "auto" if rng.random() < 0.1 and name not in TREES else int(rng.integers(0, 7)),
+            "num_speculative_tokens": "auto" if rng.random() < 0.1 else int(rng.integers(0, 7)),
         }  # fmt: skip
         self.tally.counts["requests"] += 1
         try:

@@ -29,6 +29,7 @@ FIGURES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "measured": (lambda found: plots.predicted_and_measured(_rows(found)), "predicted, simulated and measured gain"),
     "techniques": (lambda found: plots.techniques(_rows(found)), "Medusa losslessly, typically, and lookups, by tree"),
     "thresholds": (lambda found: plots.thresholds(_rows(found)), "typical acceptance over its threshold"),
+    "cascades": (lambda found: plots.cascades(_rows(found)), "quality against target calls of cascades"),
 }
 """What `specdec plot` draws; those from "acceptance" on of a JSON file."""
 _OF_FILES = tuple(FIGURES)[3:]
@@ -50,8 +51,9 @@ def _plan_parser() -> argparse.ArgumentParser:
     )
     add_model_options(parser)
     parser.add_argument(
-        "--drafter", nargs="*", choices=choices.COMPARED,
-        help="beside those of --draft-model, its chains and its trees (default: all, medusa where it has heads)",
+        "--drafter", nargs="*", choices=choices.PLANNED,
+        help="beside those of --draft-model, its chains and its trees "
+        f"(default: {', '.join(choices.COMPARED)}, the last where it has heads)",
     )  # fmt: skip
     parser.add_argument("--sets", choices=prompts.PROMPT_SETS, help="the demo's prompts (default: humaneval)")
     parser.add_argument("--prompt-file", type=existing, help="instead: a text of one prompt a line, or of JSON strings")
@@ -183,7 +185,8 @@ def _plot_parser() -> argparse.ArgumentParser:
         description="Draw a figure into a PNG.",
         epilog=f"figures:\n{listing}\n{', '.join(_OF_FILES[:2])}: of what `specdec plan --json` printed or python -m "
         "bench.plan wrote;\nmeasured: of the latter; techniques, thresholds: of end_to_end_medusa.json and "
-        "typical.json in bench/results/MACHINE",
+        "typical.json in bench/results/MACHINE;\ncascades: of draft-lengths.json in bench/results/cascades, or of "
+        "rewriting.json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("figure", choices=FIGURES, metavar="figure", help=", ".join(FIGURES))

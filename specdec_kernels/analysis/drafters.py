@@ -23,11 +23,13 @@ from ..drafters.medusa_heads import MedusaHeads
 from ..integrations.runners import as_runner
 from ..integrations.transformers.packing import is_packed, pack_linear_weights
 
-__all__ = ["COMPARED", "NAMES", "OF_DRAFT_MODEL", "OF_TREES", "make", "of_draft_model"]
+__all__ = ["COMPARED", "NAMES", "OF_DRAFT_MODEL", "OF_TREES", "PLANNED", "make", "of_draft_model"]
 
 COMPARED = ("lookup", "ngram-lm", "medusa")
-"""What a plan compares."""
-NAMES = (*COMPARED, "lookup-tree", "none")
+"""What a plan compares unless it is told."""
+PLANNED = (*COMPARED, "lookup-tree")
+"""What a plan can compare without a draft model."""
+NAMES = (*PLANNED, "none")
 """What needs no draft model."""
 OF_DRAFT_MODEL = ("model", "model-tree")
 """What needs one."""

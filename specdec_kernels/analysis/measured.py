@@ -27,11 +27,12 @@ from ..checks import (
     check_sequence,
     check_tensor,
 )
-from ..decoding.request import MASK_DTYPES, MAX_SPECULATIVE_TOKENS
+from ..decoding.request import MAX_SPECULATIVE_TOKENS
 from ..drafters.base import Drafter, TreeDrafter
 from ..drafters.none import NoDrafter
 from ..integrations.runners import as_runner
 from ..sampling import SamplingParams
+from ..types import MASK_DTYPES
 from .theory import expected_tokens_by_position
 from .watching import Clock, Unlikely, Watched, watch
 
@@ -44,7 +45,7 @@ _CONTEXT = 128  # tokens of each prompt, at most, that costs are measured after;
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean and its interval of 95 % confidence; all NaN without observations.
+    """A mean and its interval of 95 % confidence; without observations a share is all NaN.
 
     Where a mean is over steps of several prompts, the interval allows for what a prompt's steps have in common. Of two
     or three prompts it is wide, and what other prompts would give it can only guess: where a few prompts accept far
@@ -73,7 +74,13 @@ class Acceptance:
 
     @staticmethod
     def of(watched: Sequence[Watched]) -> Acceptance:
-        """All steps of several generations."""
+        """All steps of several generations.
+
+        Raises
+        ------
+        TypeError
+            No sequence of `Watched`.
+        """
         check_sequence("Acceptance", "watched", watched, Watched, "Watched", least=0)
         widest = max((w.acceptance.shape[1] for w in watched), default=0)
         steps = [
@@ -132,7 +139,8 @@ class Acceptance:
         return np.nan_to_num([estimate.mean for estimate in self.by_position()])
 
     def expected_tokens(self) -> Estimate:
-        """Tokens a step by `expected_tokens_by_position`; the interval is over prompts, NaN where there is one.
+        """Tokens a step by `expected_tokens_by_position`; the interval is over prompts, NaN where there is one. Without
+        observations (1, NaN, NaN).
 
         Where all prompts have the same mean, it is that of drafts whose positions all are at an end of their interval.
         """
@@ -262,12 +270,24 @@ class StepCosts:
     drafting: dict[tuple[str, int], float]
 
     def verification(self, rows: int | str) -> float:
-        """Time of such a step, drafting not counted, over plain decoding's."""
+        """Time of such a step, drafting not counted, over plain decoding's.
+
+        Raises
+        ------
+        ValueError
+            `rows` that were not measured.
+        """
         _check_key("rows", rows, self.steps)
         return self.steps[rows] / self.steps[1]
 
     def c(self, name: str, length: int) -> float:
-        """c of this drafter: seconds a draft token over those of a plain step (definition 3.7)."""
+        """c of this drafter: seconds a draft token over those of a plain step (definition 3.7).
+
+        Raises
+        ------
+        ValueError
+            A drafter or a length that was not measured.
+        """
         _check_key("name", name, {known for known, _ in self.drafting})
         _check_key("length", length, {known for of, known in self.drafting if of == name})
         return self.drafting[name, length] / (max(length, 1) * self.steps[1])

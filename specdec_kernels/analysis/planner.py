@@ -165,7 +165,8 @@ def count_runs(
 ) -> int:  # fmt: skip
     """How many generations `plan` makes, which is how often it calls `advance`.
 
-    `num_batches`, `lengths` and `batch_sizes` say how many there are of each; the rest is as in `plan`.
+    `num_batches`, `lengths` and `batch_sizes` say how many there are of each: of batch sizes 0 where `costs` are given.
+    The rest is as in `plan`.
     """
     check_mapping("count_runs", "drafters", drafters, str, Drafter, "names to drafters")
     _check_temperatures("count_runs", temperatures)
@@ -230,12 +231,12 @@ def plan(
     acceptance : str
         Rule of `generate`, "token" or "greedy".
     costs : mapping, optional
-        Batch size to what `measure_costs` found before, for these drafters and lengths at least: `batch_sizes` and
-        `rounds` are not looked at, and nothing is timed.
+        Batch size to what `measure_costs` found before, for these drafters and lengths at least: nothing is timed then,
+        and `batch_sizes` and `rounds` have no effect.
     clock : callable
         See `watch`.
     advance : callable
-        Called after each generation, `count_runs` times.
+        Called after each generation: as often as `count_runs` says, of no batch sizes where `costs` are given.
 
     Returns
     -------
@@ -244,7 +245,7 @@ def plan(
     Raises
     ------
     ValueError, TypeError
-        As `generate`; no drafter, no prompt, or a drafter that is called "none".
+        As `generate`; no drafter, no prompt, costs of no batch size, or a drafter that is called "none".
     """
     as_runner(model, "plan")
     check_batches("plan", batches)
@@ -257,6 +258,8 @@ def plan(
     check_int("plan", "draws", draws, 1, 2**31 - 1)
     if costs is not None:
         check_mapping("plan", "costs", costs, int, StepCosts, "batch sizes to StepCosts")
+        if not costs:
+            raise ValueError("plan: costs must be of one batch size or more (None: they are measured), got {}")
     if not drafters or PLAIN in drafters:
         raise ValueError(f"plan: drafters must be one or more, none of them called {PLAIN!r}, got {list(drafters)}")
     check_one_of("plan", "acceptance", acceptance, ("token", "greedy"))

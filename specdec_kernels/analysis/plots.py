@@ -16,12 +16,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ..checks import check_instance, check_number, check_path, check_sequence
+from ..checks import check_flag, check_instance, check_number, check_one_of, check_path, check_sequence
 from . import theory
 
 __all__ = [
     "acceptance_by_position",
     "best_gamma",
+    "cascades",
     "expected_tokens",
     "gain_by_batch",
     "improvement_surfaces",
@@ -35,10 +36,17 @@ Row = Mapping[str, Any]
 _COSTS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 _WAY = ("drafter", "num_speculative_tokens", "temperature")  # of decoding: what every row says
 _MARKERS = "os^vDP*X"
+_AXES = {
+    "target_calls_per_token": "target calls a token", "rejection_rate": "rejection rate",
+    "relative_seconds_alone": "time a token, of the target's alone", "word_accuracy": "word accuracy",
+    "log_loss": "log-loss in nats",
+}  # fmt: skip
+_MODELS = {"lossless": "s", "draft alone": "<", "target alone": ">"}  # points of `cascades` that belong to no curve
 
 
-def save(figure: Figure, path: Path, command: str) -> None:
-    """Write a figure as PNG (or what the path's suffix says), with the command that made it in its last line.
+def save(figure: Figure, path: Path, command: str, description: str | None = None) -> None:
+    """Write a figure as PNG (or what the path's suffix says), with the command that made it in its last line; the
+    `description` is not shown, but kept in the file.
 
     Raises
     ------
@@ -49,9 +57,10 @@ def save(figure: Figure, path: Path, command: str) -> None:
     """
     check_instance("save", "figure", figure, Figure, "a matplotlib Figure")
     check_instance("save", "command", command, str, "a string")
+    check_instance("save", "description", description, (str, type(None)), "a string or None")
     check_writable("save", path)
     figure.supxlabel(command, fontsize=7, family="monospace", color="dimgray", wrap=True)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, metadata=None if description is None else {"Description": description})
 
 
 def check_writable(caller: str, path: object, name: str = "path") -> None:
@@ -227,7 +236,7 @@ def predicted_and_measured(rows: Sequence[Row]) -> Figure:
         panel.axhline(1.0, color="black", linewidth=1)
         names = [f"{row['drafter']}\n{row['num_speculative_tokens']}" for row in chosen]
         panel.set_xticks(range(len(chosen)), names, fontsize=10)
-        _label(panel, _title(*case), "", "tokens a second over plain decoding")
+        _label(panel, _title(*case), "drafter, draft tokens (a tree: its depth)", "tokens a second over plain decoding")
     _legend(figure, axes)
     return figure
 
@@ -301,6 +310,58 @@ def thresholds(rows: Sequence[Row]) -> Figure:
     return figure
 
 
+def cascades(
+    rows: Sequence[Row], cost: str = "target_calls_per_token", quality: str = "word_accuracy",
+    rules: Sequence[str] | None = None, alone: bool = False,
+) -> Figure:  # fmt: skip
+    """Quality against cost of speculative cascades and other target laws: a line for each rule, swept over α, with a
+    standard error up and down; the target's quality dashed. A panel for each way of sampling and draft length.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        Of a file of ``bench/results/cascades``: ``draft-lengths.json`` or ``rewriting.json``.
+    cost, quality : str
+        What is drawn, by the names that the rows have for it; quality is "word_accuracy", or of ``next-token.json``
+        "accuracy" or "log_loss". A way of sampling of which the rows have no such numbers is left out.
+    rules : sequence of str, optional
+        Which are drawn, in this order; None: all that there are.
+    alone : bool
+        The two models alone as points, too, far from the lines at their cost.
+    """
+    check_one_of("cascades", "quality", quality, ("word_accuracy", "accuracy", "log_loss"))
+    error = "log_loss_standard_error" if quality == "log_loss" else "standard_error"
+    _check_rows("cascades", "rows", rows, "setting", "rule", "alpha", quality, error)
+    check_instance("cascades", "cost", cost, str, "a string")
+    check_flag("cascades", "alone", alone)
+    if rules is None:
+        rules = [rule for rule in dict.fromkeys(row["rule"] for row in rows) if rule not in _MODELS]
+    check_sequence("cascades", "rules", rules, str, "names")
+    points: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.get(cost) is not None and row[quality] is not None:
+            points.setdefault((row["setting"], row["rule"]), []).append(row)
+    if not points:
+        raise ValueError(f"cascades: cost must be a number that rows have, got {cost!r}")
+    settings = list(dict.fromkeys(setting for setting, _ in points))
+    figure, axes = _panels(len(settings), max(4.6 * min(3, len(settings)), 8), 3.9, columns=3)
+    for panel, setting in zip(axes, settings, strict=False):
+        for i, rule in enumerate(rules):
+            if curve := sorted(points.get((setting, rule), ()), key=lambda row: row["alpha"] or 0.0):
+                x, y, bars = ([row[key] for row in curve] for key in (cost, quality, error))
+                style: dict[str, Any] = {"fmt": f"-{_marker(i)}", "color": f"C{i % 10}", "markersize": 5, "capsize": 2}
+                panel.errorbar(x, y, bars, linewidth=1.3, elinewidth=0.7, label=rule, **style)
+        for name, marker in _MODELS.items():
+            for row in points.get((setting, name), ()) if alone or name == "lossless" else ():
+                panel.scatter(row[cost], row[quality], color="black", marker=marker, s=30, label=name)
+        for row in rows:
+            if (row["setting"], row["rule"]) == (setting, "target alone"):
+                panel.axhline(row[quality], color="black", linewidth=1, linestyle="--")
+        _label(panel, setting, _AXES.get(cost, cost), _AXES.get(quality, quality))
+    _legend(figure, axes)
+    return figure
+
+
 def _marker(i: int) -> str:
     return _MARKERS[i % len(_MARKERS)]
 
@@ -320,9 +381,9 @@ def _check_numbers(caller: str, name: str, values: object, kind: type | tuple[ty
         check_number(caller, name, value, least, 1e9)
 
 
-def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` panels, two a line, of so many inches in all and for each line."""
-    columns = min(2, count)
+def _panels(count: int, width: float, height: float, columns: int = 2) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` panels, so many a line, of so many inches in all and for each line."""
+    columns = min(columns, count)
     lines = -(-count // columns)
     figure = Figure(figsize=(width, lines * height + 0.4), layout="constrained")
     axes: list[Axes] = list(figure.subplots(lines, columns, squeeze=False).flat)

@@ -82,7 +82,8 @@ def walltime_improvement(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike, verif
     alpha, gamma, c : array_like
     verification : array_like
         Time of a forward on γ + 1 rows over one on a single row, > 0. 1 is what the paper assumes; where computing and
-        not reading weights takes the time (large batches, small models on a CPU), it is more.
+        not reading weights takes the time (large batches, small models on a CPU), it is more. At γ = 0, plain decoding,
+        give 1: it divides there, too.
     """
     name = "walltime_improvement"
     tokens = _expected_tokens(_share(name, "alpha", alpha), gammas := _count(name, gamma))

@@ -215,7 +215,7 @@ class _WatchedRunner(Runner):
     def keep_path(self, accepted_nodes: Tensor, starts: Tensor) -> None:
         log = self._log
         log.timed("_forward", lambda: self._inner.keep_path(accepted_nodes, starts))
-        if log.acceptances:
+        if log.acceptances and log.draft is not None:
             log.timed("_watching", lambda: self._overlap_of_tree(accepted_nodes))
 
     def finish(self) -> None:

@@ -16,6 +16,7 @@ import torch
 from ..checks import check_device
 from . import native
 from . import triton as triton_backend
+from .native import has_kernel
 
 logger = logging.getLogger("specdec_kernels")
 
@@ -34,11 +35,6 @@ def in_python(backend: str, op: str) -> Callable[..., Any]:
         return getattr(module, op)(OPS[op].unpack(*given))
 
     return run
-
-
-def has_kernel(op: str, key: str) -> bool:
-    """Whether the dispatcher has a kernel of `op` for dispatch key `key`."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"specdec::{op}", key))
 
 
 def _reference(op: str, overload: Any) -> Callable[..., Any]:

@@ -51,7 +51,7 @@ def load(ops: Iterable[str]) -> None:
             continue
         _symbols[key] = ctypes.CDLL(str(path))
         _check_same(name, contract(), _number(_symbols[key], "specdec_contract"))
-        _registered[key] = {op for op in ops if torch._C._dispatch_has_kernel_for_dispatch_key(f"specdec::{op}", key)}
+        _registered[key] = {op for op in ops if has_kernel(op, key)}
         if key == "CPU":
             _symbols[key].specdec_limit_cpu_capability(CPU_CAPABILITIES.index(wanted or CPU_CAPABILITIES[-1]))
     try:
@@ -69,6 +69,11 @@ def load(ops: Iterable[str]) -> None:
             "specdec_kernels runs without its compiled CPU kernels, 10 to 1000 times slower on a CPU: %s",
             _problems["CPU"],
         )
+
+
+def has_kernel(op: str, key: str) -> bool:
+    """Whether the dispatcher has a kernel of `op` for dispatch key `key`."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"specdec::{op}", key))
 
 
 def _why_not_there(name: str) -> str:

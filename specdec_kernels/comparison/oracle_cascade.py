@@ -58,7 +58,7 @@ def oracle_cascade(
     Raises
     ------
     TypeError, ValueError
-        As `generate` with a `ModelDrafter`, or a law that is not a cascade's.
+        As `generate` with a `ModelDrafter`, or a target law that is not a cascade's.
     """
     if not isinstance(target_law, TargetLaw) or not target_law.is_cascade:
         got = type(target_law).__name__

@@ -61,7 +61,7 @@ def token_cascade(
     Raises
     ------
     TypeError, ValueError
-        As `generate`, or another law than Chow.
+        As `generate`, or another target law than Chow.
     """
     caller = "token_cascade"
     if not isinstance(target_law, Chow):

@@ -11,7 +11,7 @@ from ..ops.token_logprobs import MAX_TOP
 from ..ops.verify_chain import ACCEPTANCES
 from ..ops.verify_tree import check_thresholds
 from ..processors import Processors
-from .costs import CostTable
+from .costs import AUTO_DRAFT_LENGTHS, CostTable
 from .grammar import Grammar
 from .request import MAX_SPECULATIVE_TOKENS
 from .runner import Runner
@@ -33,6 +33,8 @@ def check_speculation(
     if drafter.runner is runner:
         raise ValueError("generate: drafter must have a Runner of its own, got the target's")
     check_draft_length("generate", num_speculative_tokens)
+    if isinstance(num_speculative_tokens, CostTable):
+        _check_costs(num_speculative_tokens, drafter)
     check_acceptance("generate", acceptance, drafter)
     if isinstance(drafter, TreeDrafter):
         _check_tree_drafter(runner, drafter, target_law)
@@ -61,6 +63,15 @@ def check_draft_length(caller: str, num_speculative_tokens: object) -> None:
         )
     if num_speculative_tokens != "auto" and not isinstance(num_speculative_tokens, CostTable):
         check_int(caller, "num_speculative_tokens", num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
+
+
+def _check_costs(costs: CostTable, drafter: Drafter) -> None:
+    num, expected = costs.seconds.shape[1], 2 if isinstance(drafter, TreeDrafter) else len(AUTO_DRAFT_LENGTHS)
+    if num != expected:
+        raise ValueError(
+            f"generate: num_speculative_tokens must be a CostTable with seconds [revisions, {expected}] beside "
+            f"{type(drafter).__name__}, got [{len(costs.seconds)}, {num}]"
+        )
 
 
 def _check_tree_drafter(runner: Runner, drafter: TreeDrafter, target_law: TargetLaw | None) -> None:
@@ -98,6 +109,11 @@ def check_processors(runner: Runner, processors: object, batch: int, max_new_tok
         raise ValueError(
             f"generate: processors.token_counts must have room for max_new_tokens={max_new_tokens}, got "
             f"{counts.max_new_tokens}"
+        )
+    if bool((counts.num_output != 0).any()):  # min_tokens and penalties would go by another answer
+        raise ValueError(
+            "generate: processors.token_counts must be new, made for this call's prompts, got some that a call has "
+            "counted into"
         )
 
 

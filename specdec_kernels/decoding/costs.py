@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_flag, check_int, check_number
+from ..tree import MAX_DEPTH, MAX_NODES
 
 AUTO_DRAFT_LENGTHS = (0, 1, 3, 7)
 """What "auto" chooses from: 1, 2, 4 or 8 verified rows a sequence."""
@@ -30,7 +31,8 @@ class CostTable:
         ``[revisions]`` int64, increasing, the first 0: the step of the call from which a revision counts.
     seconds : ndarray
         ``[revisions, 4]`` float64, > 0 and never falling along a row: of a step with 0, 1, 3 and 7 draft tokens a
-        sequence, drafting and verifying, in any unit.
+        sequence, drafting and verifying, in any unit. Of drafters of trees ``[revisions, 2]``: of a plain step and of
+        one with the tree.
     ahead : float
         Plain steps by which the calls before it were ahead of plain decoding, or < 0: behind. What drafts may lose at
         first is so much more, at most twice as much as with 0, or less, at least nothing.
@@ -56,9 +58,9 @@ class CostTable:
         steps, seconds = self.steps.astype(np.int64), self.seconds.astype(np.float64)
         if steps.ndim != 1 or len(steps) == 0 or steps[0] != 0 or (np.diff(steps) <= 0).any():
             raise ValueError(f"CostTable: steps must be [revisions >= 1], increasing from 0, got {steps}")
-        if seconds.shape != (len(steps), len(AUTO_DRAFT_LENGTHS)):
+        if seconds.shape not in ((len(steps), len(AUTO_DRAFT_LENGTHS)), (len(steps), 2)):
             raise ValueError(
-                f"CostTable: seconds must be [revisions={len(steps)}, {len(AUTO_DRAFT_LENGTHS)}], "
+                f"CostTable: seconds must be [revisions={len(steps)}, {len(AUTO_DRAFT_LENGTHS)}], of trees 2, "
                 f"got {list(seconds.shape)}"
             )
         if not (np.isfinite(seconds) & (seconds > 0)).all() or (np.diff(seconds, axis=1) < 0).any():
@@ -69,7 +71,7 @@ class CostTable:
         object.__setattr__(self, "seconds", seconds)
 
     @staticmethod
-    def nominal(draft_model: bool, batch_size: int = 1) -> CostTable:
+    def nominal(draft_model: bool, batch_size: int = 1, num_nodes: int | None = None, max_depth: int = 1) -> CostTable:
         """The same on every machine: a row verified beside a sequence's first costs a twentieth of a plain step.
 
         That is dear for a GPU that has rows to spare; hand in a table of its own there.
@@ -80,18 +82,32 @@ class CostTable:
             Drafting a token takes a tenth of a plain step, not nothing.
         batch_size : int
             Sequences, >= 1.
+        num_nodes : int, optional
+            Of a drafter's trees, the root included, 1 … 1024. None: it drafts chains.
+        max_depth : int
+            Of those trees, 1 … 64.
+
+        Raises
+        ------
+        ValueError, TypeError
+            A number out of its range, or something else.
         """
         check_flag("CostTable", "draft_model", draft_model)
         check_int("CostTable", "batch_size", batch_size, 1, None)
-        each = _NOMINAL_ROW * batch_size + _NOMINAL_DRAFT * draft_model
-        return CostTable(np.zeros(1, np.int64), (1 + each * np.array(AUTO_DRAFT_LENGTHS))[None])
+        check_int("CostTable", "max_depth", max_depth, 1, MAX_DEPTH)
+        rows = depths = np.array(AUTO_DRAFT_LENGTHS)
+        if num_nodes is not None:
+            check_int("CostTable", "num_nodes", num_nodes, 1, MAX_NODES)
+            rows, depths = (np.array([0, drafted]) for drafted in (num_nodes - 1, max_depth))
+        seconds = 1 + _NOMINAL_ROW * batch_size * rows + _NOMINAL_DRAFT * draft_model * depths
+        return CostTable(np.zeros(1, np.int64), seconds[None])
 
     def at(self, step: int) -> NDArray[np.float64]:
-        """``[4]``: what counts in this step of the call."""
+        """``[4]``, of trees ``[2]``: what counts in this step of the call."""
         check_int("CostTable", "step", step, 0, None)
         return self.seconds[np.searchsorted(self.steps, step, side="right") - 1]
 
-    def learn(self, step: int, width: int, seconds: float) -> None:
+    def learn(self, step: int, choice: int, seconds: float) -> None:
         """Stay as it is."""
 
     def leave(self, ahead: float) -> None:
@@ -112,7 +128,7 @@ class LearnedCosts:
     Parameters
     ----------
     seconds : ndarray
-        ``[4]`` float64 to start from.
+        ``[4]``, of trees ``[2]``, float64 to start from.
     variance : float
         Of their logarithms, in units of that of a step's time.
     ahead : float
@@ -134,22 +150,22 @@ class LearnedCosts:
         return np.asarray(np.maximum.accumulate(np.exp(self._log)))
 
     def at(self, step: int) -> NDArray[np.float64]:
-        """``[4]``: what is known before this step, the next one."""
+        """``[4]``, of trees ``[2]``: what is known before this step, the next one."""
         return self._revisions[-1][1]
 
-    def learn(self, step: int, width: int, seconds: float) -> None:
-        """Take in the time of this step, whose draft was padded to `width` tokens."""
-        index, time = AUTO_DRAFT_LENGTHS.index(width), float(np.log(seconds))
-        if self._last is not None and self._last[0] != index:
+    def learn(self, step: int, choice: int, seconds: float) -> None:
+        """Take in the time of this step, whose draft was of that place in the table."""
+        time = float(np.log(seconds))
+        if self._last is not None and self._last[0] != choice:
             other, before = self._last
-            surprise = (time - before) - (self._log[index] - self._log[other])
+            surprise = (time - before) - (self._log[choice] - self._log[other])
             surprise = min(max(surprise, -self._LARGEST_SURPRISE), self._LARGEST_SURPRISE)
-            pair = [index, other]
+            pair = [choice, other]
             gain = self._variance[pair] / (self._variance[pair].sum() + 2)
             self._log[pair] += gain * (surprise, -surprise)
             self._variance[pair] = np.maximum(self._variance[pair] * (1 - gain), self._LEAST_VARIANCE)
             self._revisions.append((step + 1, self._now()))
-        self._last = index, time
+        self._last = choice, time
 
     def leave(self, ahead: float) -> None:
         """Take in how far the call is ahead of plain decoding by now, for the next one."""

@@ -34,14 +34,17 @@ class ForesightSchedule(AdaptiveSchedule):
     _FORESEEN, _EMITTED = 2.4, 6.0  # tokens of each sequence before the first step, as assumed
     _ASSUMED = 8.0  # tokens before the first one, each by a plain step
 
-    def __init__(self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts) -> None:
-        super().__init__(batch_size, max_new_tokens, costs)
-        self._yield = MatchYield()
+    def __init__(
+        self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts,
+        lengths: tuple[int, ...] = AUTO_DRAFT_LENGTHS,
+    ) -> None:  # fmt: skip
+        super().__init__(batch_size, max_new_tokens, costs, lengths)
+        self._yield = MatchYield(lengths)
         self._spent = self._made = self._ASSUMED  # plain steps' time, and tokens of the last sequence, so far
         self._judged = 0
         self._foreseen, self._emitted = [self._FORESEEN] * batch_size, [self._EMITTED] * batch_size
         self._tokens, self._matched = [-1] * batch_size, [0] * batch_size
-        self._best = self._choice = 0  # by place in `AUTO_DRAFT_LENGTHS`; another than the best for comparison alone
+        self._best = self._choice = 0  # by place in `lengths`; another than the best for comparison alone
 
     def look(self, foresight: Foresight) -> None:
         """Before each step: choose by what is about to be proposed."""
@@ -68,7 +71,7 @@ class ForesightSchedule(AdaptiveSchedule):
         return max((i for i in range(len(ahead)) if affordable[i]), key=ahead.__getitem__), affordable
 
     def next(self) -> int:
-        return AUTO_DRAFT_LENGTHS[self._choice]
+        return self.lengths[self._choice]
 
     def note(self, result: StepResult, seconds: float | None) -> None:
         made, spent = self._account.note(result, seconds)
@@ -105,11 +108,12 @@ class MatchYield:
     _LATER = (0.20, 0.40, 0.50, 0.58, 0.66, 0.75, 0.85)
     _WEIGHT = 24.0  # judged tokens that these begin as
 
-    def __init__(self) -> None:
+    def __init__(self, lengths: tuple[int, ...] = AUTO_DRAFT_LENGTHS) -> None:
+        self._lengths = lengths
         assumed, each = self._WEIGHT, zip(self._FIRST, self._LATER, strict=True)
         # Of first tokens those accepted and judged; of later ones.
         self._counts = [[assumed * first, assumed, assumed * later, assumed] for first, later in each]
-        self._expected = [[0.0] * len(AUTO_DRAFT_LENGTHS) for _ in (None, *self.LEAST)]  # the first: nothing found
+        self._expected = [[0.0] * len(lengths) for _ in (None, *self.LEAST)]  # the first: nothing found
         self._changed = set(range(len(self.LEAST)))
 
     def expected(self, matched: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -144,7 +148,7 @@ class MatchYield:
         counts = self._counts[kind]
         reached, later = counts[0] / counts[1], counts[2] / counts[3]
         expected = [0.0]
-        for _ in range(AUTO_DRAFT_LENGTHS[-1]):
+        for _ in range(self._lengths[-1]):
             expected.append(expected[-1] + reached)
             reached *= later
-        self._expected[kind + 1] = [expected[length] for length in AUTO_DRAFT_LENGTHS]
+        self._expected[kind + 1] = [expected[length] for length in self._lengths]

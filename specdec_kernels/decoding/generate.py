@@ -27,7 +27,7 @@ from .arguments import (
     check_streamer,
 )
 from .claims import claimed
-from .costs import CostTable, LearnedCosts
+from .costs import AUTO_DRAFT_LENGTHS, CostTable, LearnedCosts
 from .foresight import ForesightSchedule
 from .grammar import Grammar, Masks
 from .graph import begin_steps
@@ -103,7 +103,8 @@ def generate(
         emitted is added to its `token_counts` (with what `stop` cuts off of a sequence's last step, and on a GPU of a
         step that was launched before `stop` was asked), which begin with the prompt: ``TokenCounts(input_ids,
         max_new_tokens, attention_mask)``, made anew for each call. `ModelDrafter` draws with them, too, `MedusaDrafter`
-        ranks its heads' tokens by them, and no other drafter proposes what they bar.
+        ranks its heads' tokens by them, and no other drafter proposes what they bar. With a cascade as `target_law`
+        they act on the target's logits alone: where the draft's token is kept, what they bar can be emitted.
     grammar : Grammar, optional
         An engine on the host that bars, at every position and every node of a tree, what a text may not go on with. The
         drafters here propose nothing that it bars. A step then waits for its draft, and is not captured. Not with a
@@ -121,8 +122,8 @@ def generate(
         or "block", sampling is not greedy and `seeds` are given, the draws depend on that choice: then costs are
         nominal ones (`CostTable.nominal`), so that the seeds reproduce. A `CostTable`: as "auto", by these costs;
         ``stats.costs`` of a call are those that it chose by, and reproduce its tokens with its seeds. A tree drafter
-        sets its own size and ignores this. With a `target_law` the distribution depends on how much is drafted, and
-        "auto" is 5.
+        sets its own size: an integer > 0 is its tree at every step, "auto" the tree or nothing. With a `target_law`, or
+        "typical", the distribution depends on how much is drafted, and "auto" is 5, or the tree.
     acceptance : {"token", "block", "match", "greedy", "typical"}
         See `verify_chain`, and for trees `verify_tree`, where "token" and "block" are its "sample". "greedy" decodes
         greedily whatever `sampling` says. "typical" is for trees and not lossless.
@@ -177,7 +178,11 @@ def generate(
     check_listeners(stop, progress)
     check_logprobs(return_logprobs)
     ends = request.ends("generate", runner)
-    own = {"drafter": drafter, "model": runner} | ({"drafter.runner": drafter.runner} if drafter.runner else {})
+    own: dict[str, object] = {"drafter": drafter, "model": runner}
+    if drafter.runner is not None:
+        own["drafter.runner"] = drafter.runner
+    if processors is not None and processors.token_counts is not None:
+        own["processors.token_counts"] = processors.token_counts
     with torch.inference_mode(), ExitStack() as cleanup:
         cleanup.enter_context(claimed("generate", **own))
         prompt = request.prompt(runner)
@@ -230,7 +235,7 @@ def _extent(drafter: Drafter, runner: Runner, num_speculative_tokens: int | str 
     """How many tokens a draft has at most, and the width of hidden states that are kept."""
     if isinstance(drafter, TreeDrafter):
         return max(drafter.num_nodes - 1, drafter.max_depth), runner.hidden_size if drafter.reads_hidden else None
-    return num_speculative_tokens if isinstance(num_speculative_tokens, int) else AutoSchedule.max_draft_tokens, None
+    return num_speculative_tokens if isinstance(num_speculative_tokens, int) else AUTO_DRAFT_LENGTHS[-1], None
 
 
 def _costs(
@@ -238,20 +243,26 @@ def _costs(
 ) -> CostTable | LearnedCosts | None:
     """What draft lengths are chosen by; None where they are fixed."""
     state, drafter = steps.state, steps.drafter
-    if isinstance(drafter, (TreeDrafter, NoDrafter)) or isinstance(num_speculative_tokens, int):
+    if isinstance(drafter, NoDrafter) or isinstance(num_speculative_tokens, int):
         return None
     if isinstance(num_speculative_tokens, CostTable):
         return num_speculative_tokens
-    if state.target_law is not None:
+    if state.target_law is not None or state.acceptance == "typical":
         return None
     draws = state.acceptance in ("token", "block") and not state.sampling.is_greedy
     if reproducible and draws:
-        return CostTable.nominal(drafter.runner is not None, state.batch_size)
-    return begin_costs(steps)
+        tree = (drafter.num_nodes, drafter.max_depth) if isinstance(drafter, TreeDrafter) else ()
+        return CostTable.nominal(drafter.runner is not None, state.batch_size, *tree)
+    return begin_costs(steps, _lengths(drafter))
+
+
+def _lengths(drafter: Drafter) -> tuple[int, ...]:
+    """Of the drafts among which is chosen."""
+    return (0, drafter.max_depth) if isinstance(drafter, TreeDrafter) else AUTO_DRAFT_LENGTHS
 
 
 def _foresee(state: DecodingState, drafter: Drafter) -> Foresight | None:
-    return drafter.foresee(state.at_step(state.draft_limits(AutoSchedule.max_draft_tokens), state.longest))
+    return drafter.foresee(state.at_step(state.draft_limits(_lengths(drafter)[-1]), state.longest))
 
 
 def _foresight(state: DecodingState, drafter: Drafter) -> Foresight:
@@ -270,10 +281,11 @@ def _schedule(
     num_speculative_tokens: int | str | CostTable,
     costs: CostTable | LearnedCosts | None,
 ) -> Schedule:
+    state, drafter = steps.state, steps.drafter
     if costs is not None:
         # A law may accept a token more often than a plain step emits it, which then judges no draft.
-        foresees = steps.state.target_law is None and _foresee(steps.state, steps.drafter) is not None
-        return (ForesightSchedule if foresees else AutoSchedule)(steps.state.batch_size, max_new_tokens, costs)
-    if isinstance(steps.drafter, TreeDrafter):
-        return FixedSchedule(steps.drafter.max_depth)
-    return FixedSchedule(num_speculative_tokens if isinstance(num_speculative_tokens, int) else DRAFT_LENGTH)
+        foresees = state.target_law is None and _foresee(state, drafter) is not None
+        kind = ForesightSchedule if foresees else AutoSchedule
+        return kind(state.batch_size, max_new_tokens, costs, _lengths(drafter))
+    length = num_speculative_tokens if isinstance(num_speculative_tokens, int) else DRAFT_LENGTH
+    return FixedSchedule(drafter.max_depth if length and isinstance(drafter, TreeDrafter) else length)

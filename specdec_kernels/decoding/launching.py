@@ -41,6 +41,10 @@ class Steps:
     def __init__(self, state: DecodingState, runner: Runner, drafter: Drafter, ends: Tensor | None) -> None:
         self.state, self.runner, self.drafter, self.ends = state, runner, drafter, ends
         self._under_way: deque[tuple[int, Any]] = deque()
+        # What a step without a draft verifies. Only the verification of a tree keeps hidden states: a root then.
+        keeps_hidden = isinstance(drafter, TreeDrafter) and drafter.reads_hidden
+        root = DraftTree.from_parents([-1]).to(state.device) if keeps_hidden else None
+        self._nothing = Draft(state.tokens[:, :0], tree=root)
 
     def __enter__(self) -> Steps:
         return self
@@ -61,13 +65,17 @@ class Steps:
 
     def rehearse(self, num_tokens: int) -> None:
         """Launch drafting and verifying `num_tokens` tokens, without a result and without an effect."""
-        state = self.state
+        state, tree = self.state, self._nothing.tree
         if state.asks_drafter(num_tokens):
             at_step = state.at_step(np.full(state.batch_size, num_tokens), state.longest)
             self.drafter.prepare(at_step)
-            self.drafter.propose(at_step, num_tokens)
-        tokens = state.last_tokens().expand(-1, num_tokens + 1)
-        self.runner.forward(tokens, state.lengths - 1, state.longest + num_tokens)
+            tree = self._propose(at_step, num_tokens, lambda width: width).tree
+        starts, rows = state.lengths - 1, num_tokens + 1 if tree is None else tree.num_nodes
+        tokens, bound = state.last_tokens().expand(-1, rows), state.longest + rows - 1
+        if tree is None:
+            self.runner.forward(tokens, starts, bound)
+        else:
+            self.runner.forward_tree(tokens, starts, tree, bound)
 
     def _something_left(self) -> bool:
         """Whether, for all the host knows, a sequence may go on after the steps under way: each gives it a token."""
@@ -96,7 +104,7 @@ class Steps:
     def _propose(self, at_step: DecodingState, num_tokens: int, round_up: Callable[[int], int]) -> Draft:
         """A draft of at most `num_tokens` tokens, padded to the width that `round_up` makes of its own."""
         if not at_step.asks_drafter(num_tokens):
-            return Draft(at_step.tokens[:, :0])
+            return self._nothing
         draft = self.drafter.propose(at_step, num_tokens)
         caller = f"generate: {type(self.drafter).__name__}.propose"
         if not isinstance(draft, Draft):

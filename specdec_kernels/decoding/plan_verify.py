@@ -23,7 +23,7 @@ def plan_verify(acceptances: Tensor, step_seconds: Tensor) -> Tensor:
     ----------
     acceptances : Tensor
         ``[batch, num_draft]`` float32 in [0, 1]: the estimated probability that a draft token is accepted where all
-        before it were. 0 where a sequence has no draft; NaN counts as 0.
+        before it were. 0 where a sequence has no draft, of which nothing is chosen then; NaN counts as 0.
     step_seconds : Tensor
         ``[batch * num_draft + 1]`` float32, > 0: time of a step that verifies n draft tokens in the whole batch, n = 0
         … batch * num_draft, in any unit. Drafting is in it as far as it depends on n. An n whose time is NaN is not
@@ -50,7 +50,9 @@ def plan_verify(acceptances: Tensor, step_seconds: Tensor) -> Tensor:
     gains = acceptances.nan_to_num(0.0).clamp(0, 1).double().cumprod(1).flatten()
     gains, order = gains.sort(descending=True, stable=True)  # stable: a sequence's tokens stay in their order
     expected = batch + torch.cat([gains.new_zeros(1), gains.cumsum(0)])
-    best = (expected / step_seconds).nan_to_num(0.0).argmax()
+    rates = (expected / step_seconds).nan_to_num(0.0)
+    rates[1:].masked_fill_(gains == 0, 0.0)  # no rows that yield nothing, though times that were measured may fall
+    best = rates.argmax()
     counts = torch.zeros(batch, dtype=torch.int64, device=acceptances.device)
     chosen = torch.arange(batch * num_draft, device=acceptances.device) < best
     return counts.scatter_add_(0, order // max(num_draft, 1), chosen.long())

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .costs import AUTO_DRAFT_LENGTHS, LearnedCosts
+from ..drafters.base import TreeDrafter
+from .costs import LearnedCosts
 from .launching import Steps
 
 _known: dict[Identity, dict[Any, LearnedCosts]] = {}
@@ -29,8 +30,8 @@ class Identity:
         return isinstance(other, Identity) and (self is other or (self._of() is other._of() is not None))
 
 
-def begin_costs(steps: Steps) -> LearnedCosts:
-    """The costs that a call begins with: as the last call of its kind left them, or as rehearsed.
+def begin_costs(steps: Steps, lengths: tuple[int, ...]) -> LearnedCosts:
+    """The costs of drafts of `lengths` that a call begins with: as the last of its kind left them, or as rehearsed.
 
     Kept with the target, for each drafter, batch size, number of threads and way of launching steps (models in their
     present condition: `Runner.costs_as`).
@@ -41,28 +42,29 @@ def begin_costs(steps: Steps) -> LearnedCosts:
     if drafter.runner is not None:
         draft, draft_condition = drafter.runner.costs_as()
         draft_key = Identity(draft), draft_condition
-    key = (type(drafter), draft_key, state.batch_size, torch.get_num_threads(), condition, type(steps))
+    size = (lengths, drafter.num_nodes if isinstance(drafter, TreeDrafter) else None)
+    key = (type(drafter), size, draft_key, state.batch_size, torch.get_num_threads(), condition, type(steps))
     target = Identity(model)
     if target not in _known:
         weakref.finalize(model, _known.pop, target, None)
     known = _known.setdefault(target, {})
     if draft is not None and key not in known:
         weakref.finalize(draft, known.pop, key, None)
-    known[key] = known[key].continued() if key in known else LearnedCosts(_rehearse(steps), 1 / _REPEATS)
+    known[key] = known[key].continued() if key in known else LearnedCosts(_rehearse(steps, lengths), 1 / _REPEATS)
     return known[key]
 
 
-def _rehearse(steps: Steps) -> np.ndarray:
-    """Time drafting and verifying each of `AUTO_DRAFT_LENGTHS`, on the real models, at the batch and context at hand.
+def _rehearse(steps: Steps, lengths: tuple[int, ...]) -> np.ndarray:
+    """Time drafting and verifying each of `lengths`, on the real models, at the batch and context at hand.
 
     Writes only rows that the first step writes again.
     """
-    for length in AUTO_DRAFT_LENGTHS:
+    for length in lengths:
         for _ in range(steps.rehearsals):
             steps.rehearse(length)
-    seconds = np.full((_REPEATS, len(AUTO_DRAFT_LENGTHS)), np.inf)
+    seconds = np.full((_REPEATS, len(lengths)), np.inf)
     for repeat in range(_REPEATS):  # interleaved, so that a passing disturbance does not hit one length alone
-        for i, length in enumerate(AUTO_DRAFT_LENGTHS):
+        for i, length in enumerate(lengths):
             synchronize(steps.state.device)
             began = time.perf_counter()
             steps.rehearse(length)

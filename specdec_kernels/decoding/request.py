@@ -14,17 +14,13 @@ from torch import Tensor
 from ..checks import ID_DTYPES, check_id_tensor, check_instance, check_int, check_tensor
 from ..ops._common import check_params
 from ..sampling import SamplingParams
-from ..types import TokenMap
+from ..types import MASK_DTYPES, TokenMap
 from .runner import Prompt, Runner
 from .state import DecodingState
 
 MAX_SPECULATIVE_TOKENS = 64
 DRAFT_LENGTH = 5
 """Draft tokens where nobody says how many, and "auto" must not choose."""
-MASK_DTYPES = (
-    torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.float64, torch.float32,
-    torch.bfloat16, torch.float16,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

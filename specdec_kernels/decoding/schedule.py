@@ -63,6 +63,8 @@ class Account:
     max_new_tokens : int
         Of each sequence.
     costs : CostTable or LearnedCosts
+    lengths : tuple of int
+        Of the drafts among which is chosen, the first 0.
     allowance : float
         What drafts may lose, in plain steps; it grows by `_MORE` with each token emitted. What calls before
         gained or lost counts too, but for at most as much more or less.
@@ -75,18 +77,19 @@ class Account:
     _CATCH_UP = 0.5  # of what the shortest draft takes: reading first what plain steps wrote
 
     def __init__(
-        self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts, allowance: float, trust: float
-    ) -> None:
+        self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts, lengths: tuple[int, ...],
+        allowance: float, trust: float,
+    ) -> None:  # fmt: skip
         self.left = np.full(batch_size, max_new_tokens)  # tokens of each sequence, at most; 0 where it has ended
         self.credit = allowance + min(max(costs.ahead, -allowance), allowance)
         self._allowance = allowance
         self.trust = trust
-        self._costs = costs
+        self._costs, self._lengths = costs, lengths
         self._step = 0
 
-    # Lists of four floats, not arrays: a step has microseconds for this.
+    # Lists of floats, not arrays: a step has microseconds for this.
     def costs(self) -> list[float]:
-        """What a step with each of `AUTO_DRAFT_LENGTHS` takes, in plain steps."""
+        """What a step with each of the lengths takes, in plain steps."""
         seconds = self._costs.at(self._step).tolist()
         return [each / seconds[0] for each in seconds]
 
@@ -103,11 +106,12 @@ class Account:
         would have ended there, too. `catches_up`: the draft was the first after plain steps.
         """
         width, costs = result.tokens.shape[1] - 1, self.costs()
-        cost, before = costs[AUTO_DRAFT_LENGTHS.index(width)], max(self.left.tolist())
+        choice = next(i for i, length in enumerate(self._lengths) if length >= width)
+        cost, before = costs[choice], max(self.left.tolist())
         if catches_up:
             cost += self._CATCH_UP * (costs[1] - 1)
         if seconds is not None:
-            self._costs.learn(self._step, width, seconds)
+            self._costs.learn(self._step, choice, seconds)
         self._step += 1
         left = np.maximum(self.left - result.num_tokens, 0)
         progress = before - max(left.tolist())
@@ -152,23 +156,26 @@ def failed_drafts(result: StepResult) -> _Flags:
 
 
 class AdaptiveSchedule(Schedule):
-    """What the schedules that choose have in common: `AUTO_DRAFT_LENGTHS`, an `Account` and `Comparisons`.
+    """What the schedules that choose have in common: lengths to choose from, an `Account` and `Comparisons`.
 
     No length is chosen that the batch cannot afford. Parameters are those of `Account`.
     """
 
-    max_draft_tokens = AUTO_DRAFT_LENGTHS[-1]
     learns = True
     _ALLOWANCE: float
     _TRUST: float
     _SPREAD = 0.5  # steps by which the sequences' ends come to differ, over the root of the tokens that are left
 
-    def __init__(self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts) -> None:
-        self._account = Account(batch_size, max_new_tokens, costs, self._ALLOWANCE, self._TRUST)
+    def __init__(
+        self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts,
+        lengths: tuple[int, ...] = AUTO_DRAFT_LENGTHS,
+    ) -> None:  # fmt: skip
+        self.lengths, self.max_draft_tokens = lengths, lengths[-1]
+        self._account = Account(batch_size, max_new_tokens, costs, lengths, self._ALLOWANCE, self._TRUST)
         self._comparisons = Comparisons()
 
     def round_up(self, width: int) -> int:
-        return next(length for length in AUTO_DRAFT_LENGTHS if length >= width)
+        return next(length for length in self.lengths if length >= width)
 
     def _spread(self) -> float:
         """Steps by which the sequences' ends differ."""
@@ -176,7 +183,7 @@ class AdaptiveSchedule(Schedule):
 
 
 class AutoSchedule(AdaptiveSchedule):
-    """The batch drafts as many tokens a sequence as let it be done soonest, or none.
+    """The batch drafts as many tokens a sequence as let it be done soonest, or none; of trees, the tree or none.
 
     A forward has the same number of rows for each sequence, and the batch is done with the last of them: so the number
     is the batch's, and the sequence that needs the most steps decides. (What lets the others end sooner would be paid
@@ -190,8 +197,11 @@ class AutoSchedule(AdaptiveSchedule):
     _REVIEW = 4  # steps without drafts, in which what is known only fades
     _ALLOWANCE, _TRUST = 1.0, 0.6  # see `Account`
 
-    def __init__(self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts) -> None:
-        super().__init__(batch_size, max_new_tokens, costs)
+    def __init__(
+        self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts,
+        lengths: tuple[int, ...] = AUTO_DRAFT_LENGTHS,
+    ) -> None:  # fmt: skip
+        super().__init__(batch_size, max_new_tokens, costs, lengths)
         self._yield = Yield(batch_size, self.max_draft_tokens)
         self._plain_steps = 0  # since the last draft
         self._behind = False  # the drafter has not read what the last step wrote
@@ -202,7 +212,7 @@ class AutoSchedule(AdaptiveSchedule):
         choice = self._comparisons.choice(self._best, self._affordable)
         if choice == self._best == 0 and self._plain_steps >= self._probe_after and any(self._affordable[1:]):
             choice = 1 + int(self._seconds[1:].argmin())
-        return AUTO_DRAFT_LENGTHS[choice]
+        return self.lengths[choice]
 
     def note(self, result: StepResult, seconds: float | None) -> None:
         width = result.tokens.shape[1] - 1
@@ -233,7 +243,7 @@ class AutoSchedule(AdaptiveSchedule):
         left = self._account.left
         if not left.any():
             return
-        each = left[:, None] / self._yield.expected()[:, list(AUTO_DRAFT_LENGTHS)]  # [batch, lengths]
+        each = left[:, None] / self._yield.expected()[:, list(self.lengths)]  # [batch, lengths]
         most, spread = each.max(0), self._spread()
         steps = most + spread * np.log(((left > 0)[:, None] * np.exp((each - most) / spread)).sum(0))
         steps[0] = most[0]  # plain decoding leaves nothing to chance

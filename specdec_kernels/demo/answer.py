@@ -89,11 +89,13 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--num-speculative-tokens", type=draft_length, default="auto", metavar="K",
-        help="draft tokens a step, or auto: as many as pay (a tree has its own size)",
+        help="draft tokens a step, or auto: as many as pay; of a tree, which has its own size, a number is the tree at "
+        "every step, auto the tree or none, step by step (with typical the tree)",
     )  # fmt: skip
     parser.add_argument(
         "--acceptance", choices=TREE_RULES, default="token",
-        help="how draft tokens are accepted; all but typical, which takes a drafter of trees, keep the distribution",
+        help="how draft tokens are accepted: token, block and match keep the distribution; greedy decodes as at "
+        "temperature 0; typical, which takes a drafter of trees, is not lossless",
     )  # fmt: skip
     parser.add_argument("--epsilon", type=SHARE, help=f"of --acceptance typical: the threshold (default: {EPSILON})")
     parser.add_argument(
@@ -103,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--temperature", type=TEMPERATURE, default=1.0, help="0 is greedy")
     parser.add_argument("--top-k", type=COUNT, default=0, help="0 is off")
-    parser.add_argument("--top-p", type=SHARE, default=1.0, help="1 is off")
+    parser.add_argument("--top-p", type=SHARE, default=1.0, help="0 and 1 are off")
     parser.add_argument("--min-p", type=SHARE, default=0.0, help="0 is off")
     parser.add_argument("--seed", type=SEED, help="(default: another each time)")
     parser.add_argument("--max-new-tokens", type=POSITIVE, default=256, help="of the answer")
@@ -129,6 +131,8 @@ def _run(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--heads must be given with --drafter medusa alone, got --drafter {name}")
     if name == "medusa" and not own and arguments.heads is None:
         raise ValueError("--drafter medusa needs --heads, the Medusa heads of --model")
+    if name == "none" and arguments.num_speculative_tokens != "auto":
+        raise ValueError("--num-speculative-tokens must be given with a drafter, got --drafter none")
     typical = arguments.acceptance == "typical"
     if typical and name not in choices.OF_TREES:
         raise ValueError(

@@ -67,6 +67,10 @@ def verify_chain(
     `top_p` looks among more than 4096 ids by that, where `top_k` is more than 4096, and where the mass at a cut-off is
     so near to `top_p` (2**-19 of the row's) that rounding decides: then the op itself does.
 
+    Every call waits for the device, more often where `widths` are not given, parameters are tensors, rows are cut or
+    the rule is "block", and cannot be captured in a CUDA graph. Of rows that are cut each rank makes tensors as wide as
+    the whole vocabulary.
+
     Parameters
     ----------
     target_logits, draft_logits, draft_probs : Tensor

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..backends.reference.law import Remainder, RowLaws, make_params
 from ..backends.reference.reads import clean_uniforms, flags_read
-from ..backends.reference.rows import at, slots_upto
+from ..backends.reference.rows import at, laid_out, slots_upto
 from ..backends.reference.target_law import Mixtures
 from ..backends.reference.verify_chain import (
     BLOCK,
@@ -26,13 +26,12 @@ from ..backends.reference.verify_chain import (
     what_was_read,
 )  # fmt: skip
 from ..flat import LOSSLESS
-from ..ops.arguments import VerifyArguments, VerifyChainArguments
+from ..ops.arguments import ACCEPTANCES, VerifyArguments, VerifyChainArguments
 from ..ops.merge_shards import total_mass
 from ..ops.shard_draw import shard_draw
-from ..ops.verify_chain import ACCEPTANCES
 from ..sampling import GREEDY as GREEDY_PARAMS
 from ..sampling import SamplingParams
-from ..types import PLACEHOLDER_TOKEN_ID, RowStats, VerifyOutput
+from ..types import RowStats, VerifyOutput
 from .rows import RowsRead, Shard, ShardRows
 
 
@@ -133,10 +132,7 @@ def verify_whole(step: ShardedCall, target: ShardRows, draft: ShardRows | None) 
         if not step.params.is_greedy:  # or nothing is drawn at all
             final = torch.where(certain, final, draw(step, chain, walk, target, draft, masses))
     num_tokens = walk.accepted + draws_final(chain, walk).int()
-    slots = slots_upto(args.num_draft + 1, walk.accepted)
-    tokens = torch.nn.functional.pad(chain.tokens, (0, 1))
-    tokens = torch.where(slots == walk.accepted[:, None], final[:, None], tokens)
-    tokens = torch.where(slots < num_tokens[:, None], tokens, PLACEHOLDER_TOKEN_ID)
+    tokens = laid_out(chain.tokens, walk.accepted, final, num_tokens)
     reads = what_was_read(args, chain, walk, Remainder(final, certain, final))
     of_drafted = None if draft is None else draft.stats.status
     status = chain.span.status | flags_read(reads, target.stats.status, of_drafted, step.uniform_samples)

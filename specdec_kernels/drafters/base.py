@@ -55,9 +55,9 @@ class Draft:
     token_map : TokenMap or None
         Where the draft's vocabulary is a reduced one.
     num_draft_tokens : Tensor or None
-        ``[batch]`` int64: use only so many of a sequence's tokens, none where it is negative; None: all. This, like a
-        −1 in `tokens`, may depend on anything known before the tokens were drawn, never on drawn tokens: dropping one
-        after a look biases the output. Not with a `tree`.
+        ``[batch]`` int64 or int32: use only so many of a sequence's tokens, none where it is negative; None: all. This,
+        like a −1 in `tokens`, may depend on anything known before the tokens were drawn, never on drawn tokens:
+        dropping one after a look biases the output. Not with a `tree`.
     tree : DraftTree or None
         Of a `TreeDrafter`: `tokens` ``[batch, num_nodes - 1]`` are its nodes' without the root's, −1 where a sequence
         lacks a node, and the distribution is one-hot.
@@ -87,7 +87,13 @@ class Draft:
                 check_instance("Draft", name, part, kind, f"a {kind.__name__} or None")
 
     def widened(self, width: int) -> Draft:
-        """The same draft with placeholders up to `width` columns."""
+        """The same draft with placeholders up to `width` columns.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Not an integer in [0, 2**31).
+        """
         check_int("Draft", "width", width, 0, 2**31 - 1)
         batch, drafted = self.tokens.shape
         if width <= drafted:
@@ -160,7 +166,8 @@ class Drafter(ABC):
         alone, from the tensors of `state`, which `commit` does not influence; a replay does not call it. The host may
         then be a step behind: `commit` gets a step's result when the next one is under way.
     gives_logits : bool
-        True: each `Draft` of tokens has `logits`, which target laws other than `sk.laws.Lossy` need.
+        True: where ``state.target_law`` is a cascade (any but `sk.laws.Lossy`), which needs them, each `Draft` has
+        `logits`.
     runner : Runner or None
         What runs the drafter's model, if it has one: not the target's.
     """
@@ -193,8 +200,9 @@ class Drafter(ABC):
         For drafters whose drafts are one-hot, mostly continue a match of the text's last tokens, and cost next to
         nothing; any other must return None at every step.
 
-        With ``num_speculative_tokens="auto"`` asked before every step: the loop then drafts where as long a match has
-        been worth it, and learns that from plain steps as well.
+        With ``num_speculative_tokens="auto"`` or a `CostTable`, and no `target_law`, asked once as the loop begins, and
+        before every step if it answered then: the loop drafts where as long a match has been worth it, and learns that
+        from plain steps as well.
         """
         return None
 

@@ -68,6 +68,11 @@ class MedusaHeads(nn.Module):
         `specdec_kernels.medusa.count_accuracy` finds; made a tree by `specdec_kernels.DraftTree.calibrated`.
     card : dict
         What the heads were trained on and with, from the file that they came from.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A parameter of another type, or a number below 1.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, token_map: TokenMap, shared: bool = True) -> None:
@@ -91,8 +96,8 @@ class MedusaHeads(nn.Module):
 
         Raises
         ------
-        ValueError
-            The token map has ids that the model has not, or `num_heads` is not positive.
+        TypeError, ValueError
+            No transformers model, or one without an LM head; a token map with ids that it has not; `num_heads` below 1.
         """
         check_instance("MedusaHeads", "token_map", token_map, TokenMap, "a TokenMap")
         weight = _head_of(model)
@@ -110,13 +115,25 @@ class MedusaHeads(nn.Module):
         return [cast(nn.Linear, layer) for layer in self.w2]
 
     def outputs(self, hidden: Tensor) -> Tensor:
-        """What W2 is given: ``[..., D]`` hidden states to ``[..., K, D]``."""
+        """What W2 is given: ``[..., D]`` hidden states, of the weights' dtype, to ``[..., K, D]``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Another dtype, shape or device.
+        """
         self._check_hidden(hidden, (self.w1.weight.dtype,))
         inner = nn.functional.silu(self.w1(hidden)).unflatten(-1, (self.num_heads, self.hidden_size))
         return inner + hidden[..., None, :]
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits over the reduced vocabulary, ``[..., K, vocab_draft]``, from hidden states ``[..., D]``."""
+        """Logits over the reduced vocabulary, ``[..., K, vocab_draft]``, from hidden states ``[..., D]``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            What `outputs` refuses.
+        """
         outputs = self.outputs(hidden)
         if len(self.w2) == 1:
             logits: Tensor = self.layers[0](outputs)
@@ -124,13 +141,25 @@ class MedusaHeads(nn.Module):
         return torch.stack([layer(outputs[..., k, :]) for k, layer in enumerate(self.layers)], dim=-2)
 
     def top_tokens(self, hidden: Tensor, num: int) -> Tensor:
-        """Each head's `num` likeliest target ids, ``[..., K, num]`` int64, likeliest first."""
+        """Each head's `num` likeliest target ids, ``[..., K, num]`` int64, likeliest first; `hidden` may be any floats.
+
+        Raises
+        ------
+        TypeError, ValueError
+            What `outputs` refuses, but for the dtype of floats; `num` outside 1 … vocab_draft.
+        """
         self._check_hidden(hidden, FLOAT_DTYPES)
         check_int("MedusaHeads", "num", num, 1, len(self.token_map))
         return self.token_map.draft_to_target[self(hidden.to(self.w1.weight.dtype)).topk(num, dim=-1).indices]
 
     def draft_labels(self, labels: Tensor) -> Tensor:
-        """Target ids (negative: none) as ids of the reduced vocabulary; −100 for those outside it."""
+        """Target ids (int64; negative: none) as ids of the reduced vocabulary; −100 for those outside it.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Another dtype or device.
+        """
         inverse = self.token_map.target_to_draft
         check_tensor("MedusaHeads", "labels", labels, (torch.int64,), inverse.device)
         known = (labels >= 0) & (labels < inverse.numel())
@@ -138,7 +167,15 @@ class MedusaHeads(nn.Module):
         return torch.where(ids >= 0, ids, -100)
 
     def save(self, path: Path | str) -> None:
-        """Write a safetensors file: weights in float16, the vocabulary, accuracies, and the card as metadata."""
+        """Write a safetensors file: weights in float16, the vocabulary, accuracies, and the card as metadata.
+
+        Raises
+        ------
+        TypeError
+            `path` is no Path or str.
+        OSError
+            The file could not be written.
+        """
         from safetensors.torch import save_file
 
         check_path("MedusaHeads", "path", path, (str, Path))
@@ -209,7 +246,13 @@ class MedusaHeads(nn.Module):
         return heads.requires_grad_(False)
 
     def check_fits(self, vocab: int, hidden: int) -> None:
-        """Raise ValueError unless these can be the heads of a target with this vocabulary and hidden size."""
+        """Check that these can be the heads of a target with this vocabulary and hidden size.
+
+        Raises
+        ------
+        TypeError, ValueError
+            They cannot, or a size is no integer >= 1.
+        """
         check_int("MedusaHeads", "vocab", vocab, 1, None)
         check_int("MedusaHeads", "hidden", hidden, 1, None)
         if hidden != self.hidden_size or self.token_map.max_id >= vocab:

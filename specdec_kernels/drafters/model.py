@@ -14,6 +14,7 @@ from ..decoding.runner import Runner
 from ..decoding.state import DecodingState, StepResult
 from ..integrations.runners import as_runner
 from ..laws import Lossy
+from ..ops._common import raise_for_status, unchecked
 from ..ops.noise_keys import noise_keys
 from ..ops.row_stats import row_stats
 from ..ops.sample import sample
@@ -21,7 +22,7 @@ from ..ops.uniform_samples import uniform_samples
 from ..ops.warp_probs import warp_probs
 from ..processors import Processors
 from ..sampling import GREEDY, SMALLEST_TEMPERATURE, SamplingParams
-from ..types import Draw, RowStats, TokenMap
+from ..types import Draw, RowStats, Status, TokenMap
 from .base import Draft, Drafter
 
 
@@ -38,6 +39,10 @@ class ModelBase(Drafter):
 
     runner: Runner
     sampling: SamplingParams | None = None
+    _fed: int
+    """The text's last tokens that a draft feeds by itself: as many as a step adds at most, and may go unread."""
+    _behind = 0
+    """Steps without drafting since the last one with: tokens before those that our cache has not seen."""
 
     def __init__(self, caller: str, draft_model: Any, token_map: TokenMap | None) -> None:
         check_instance(caller, "token_map", token_map, (TokenMap, type(None)), "a TokenMap or None")
@@ -50,6 +55,7 @@ class ModelBase(Drafter):
 
     def start(self, state: DecodingState) -> None:
         """Check that target and draft fit, and feed the prompts."""
+        self._behind = 0
         # It may have moved, or be training, by now.
         runner = self.runner = as_runner(self.draft_model, self._caller, "draft_model", self.token_map)
         check_draft("generate", runner, state, "drafter.sampling", self.sampling, self.token_map)
@@ -78,6 +84,18 @@ class ModelBase(Drafter):
         """The tokens as the draft reads them: ids that it has no embedding of as its last one."""
         return tokens if self._num_known is None else tokens.clamp(max=self._num_known - 1)
 
+    def prepare(self, state: DecodingState) -> None:
+        """Feed the tokens of steps without drafting: one a step in every active sequence."""
+        if self._behind == 0:
+            return
+        missed, starts = self._text(state, self._fed + self._behind, self._behind)
+        self.runner.forward(missed, starts, state.longest - 1, need_logits=False)
+
+    def commit(self, state: DecodingState, result: StepResult) -> None:
+        """Note whether our cache has seen what was emitted: it has, wherever we drafted."""
+        drafted = state.asks_drafter(result.tokens.shape[1] - 1)
+        self._behind = 0 if drafted else self._behind + 1
+
     def finish(self) -> None:
         self.runner.finish()
 
@@ -91,8 +109,8 @@ class ModelDrafter(ModelBase):
 
     The target's `processors` act on the draft's logits as well, with the tokens drafted so far beside those of the
     text, and so does the mask of a `grammar`: what they bar is not drafted, and logits that they change are drawn from
-    as changed. A draft ends where the grammar lets no id follow that it knows. (Not where a `target_law` mixes both
-    models' distributions: there the draft has its own.)
+    as changed. A draft ends where they leave no id that it knows. (Not where a `target_law` mixes both models'
+    distributions: there the draft has its own.)
 
     Parameters
     ----------
@@ -124,6 +142,7 @@ class ModelDrafter(ModelBase):
     """
 
     gives_logits = True
+    _fed = 2
 
     def __init__(
         self,
@@ -137,28 +156,16 @@ class ModelDrafter(ModelBase):
         super().__init__("ModelDrafter", draft_model, token_map)
         self.sampling = sampling
         self.min_confidence = check_number("ModelDrafter", "min_confidence", min_confidence, 0.0, 1.0)
-        self._behind = 0  # steps without drafting since the last one with: tokens that our cache has not seen
 
     @property
     def capturable(self) -> bool:  # type: ignore[override]
         """As the draft's `Runner`; False in a subclass with another `propose`, unless that says otherwise."""
         return self.runner.capturable and type(self).propose is ModelDrafter.propose
 
-    def start(self, state: DecodingState) -> None:
-        super().start(state)
-        self._behind = 0
-
-    def prepare(self, state: DecodingState) -> None:
-        """Feed the tokens of steps without drafting: one a step in every active sequence."""
-        if self._behind == 0:
-            return
-        missed, starts = self._text(state, 2 + self._behind, self._behind)
-        self.runner.forward(missed, starts, state.longest - 1, need_logits=False)
-
     def _next_logits(self, state: DecodingState, drafted: list[torch.Tensor]) -> torch.Tensor:
         """``[batch, 1, vocab_draft]``: what follows the text and these tokens, of which all but the last were fed."""
         last, i = state.lengths - 1, len(drafted)
-        tokens, starts = (self._known(drafted[-1]), last + i) if drafted else self._text(state, 2, 2)
+        tokens, starts = (self._known(drafted[-1]), last + i) if drafted else self._text(state, self._fed, self._fed)
         if not drafted:  # a text of one token has no second
             self.runner.expect(lambda: torch.arange(2, device=state.device) <= (last - starts)[:, None])
         logits = self.runner.forward(tokens, starts, max(state.longest + i, 2))
@@ -186,8 +193,8 @@ class ModelDrafter(ModelBase):
         rows: list[torch.Tensor] = []
         probs: list[torch.Tensor] = []
         stats: list[RowStats] = []
-        goes_on = torch.ones_like(state.active)[:, None]  # [batch, 1]: whether the next token still counts
-        lengths = None if self.min_confidence == 0 and grammar is None else torch.zeros_like(state.lengths)
+        goes_on = state.active[:, None]  # [batch, 1]: whether the next token still counts
+        lengths = torch.zeros_like(state.lengths)
         for i in range(num_tokens):
             logits = self._next_logits(state, tokens)
             if processors is not None and self.token_map is not None:  # processors know target ids alone
@@ -197,11 +204,16 @@ class ModelDrafter(ModelBase):
                 mask, follows = grammar.next_mask(i, state.host_limits)
                 processors = processors.with_bitmask(mask.to(state.device))
                 goes_on = goes_on & follows.to(state.device)
-            draw = sample(
-                logits, params, processors=processors, uniform_samples=None if noise is None else noise[:, i : i + 1],
-                noise_keys=None if keys is None else keys[:, i : i + 1],
-                draft_token_map=self.token_map if processors is None else None,
-            )  # fmt: skip
+            with unchecked():
+                draw = sample(
+                    logits, params, processors=processors,
+                    uniform_samples=None if noise is None else noise[:, i : i + 1],
+                    noise_keys=None if keys is None else keys[:, i : i + 1],
+                    draft_token_map=self.token_map if processors is None else None,
+                )  # fmt: skip
+            some = draw.stats.status != Status.EMPTY_ROW  # processors may bar all that it knows: the end, and no fault
+            raise_for_status("sample", draw.stats.status * some)
+            goes_on = goes_on & some
             if grammar is not None:
                 grammar.add(draw.token)
             tokens.append(draw.token)
@@ -209,12 +221,11 @@ class ModelDrafter(ModelBase):
             stats.append(draw.stats)
             if processors is not None and noise is not None:
                 probs.append(warp_probs(logits, params, processors=processors))
-            if lengths is not None:
-                lengths += goes_on[:, 0]
+            lengths += goes_on[:, 0]
             if self.min_confidence > 0:
                 log_prob = _confidence(params, draw, logits, processors)
                 goes_on = goes_on & (log_prob.exp() >= self.min_confidence)
-                if state.device.type == "cpu" and not goes_on.any():
+                if state.device.type == "cpu" and not np.any(goes_on[:, 0].numpy() & (state.host_limits > i + 1)):
                     break
             if counts is not None:
                 counts.add_(draw.token)
@@ -232,11 +243,6 @@ class ModelDrafter(ModelBase):
             drafted, logits=torch.cat(rows, dim=1), params=params, stats=kept, token_map=self.token_map,
             num_draft_tokens=lengths,
         )  # fmt: skip
-
-    def commit(self, state: DecodingState, result: StepResult) -> None:
-        """Note whether our cache has seen what was emitted: it has, wherever we drafted."""
-        drafted = state.asks_drafter(result.tokens.shape[1] - 1)
-        self._behind = 0 if drafted else self._behind + 1
 
 
 def _noise(
@@ -282,7 +288,8 @@ def _confidence(
     """``[batch, 1]``: the log-probability of what was drawn, at temperature 1 where it was drawn greedily."""
     if not (params.is_greedy or isinstance(params.temperature, torch.Tensor)):
         return draw.log_prob
-    likeliest = -row_stats(logits, processors=processors).normalizer.log()
+    with unchecked():  # `sample` was given the same row
+        likeliest = -row_stats(logits, processors=processors).normalizer.log()
     if not isinstance(params.temperature, torch.Tensor):
         return likeliest
     return torch.where(params.temperature[:, None] < SMALLEST_TEMPERATURE, likeliest, draw.log_prob)

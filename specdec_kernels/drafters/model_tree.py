@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..checks import check_int
-from ..decoding.state import DecodingState, StepResult
+from ..decoding.state import DecodingState
 from ..sampling import SMALLEST_TEMPERATURE
 from ..tree import MAX_DEPTH, MAX_NODES, DraftTree
 from ..types import PLACEHOLDER_TOKEN_ID, TokenMap
@@ -66,6 +66,7 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
         self.num_nodes = check_int(caller, "num_nodes", num_nodes, 2, MAX_NODES)
         self.max_depth = check_int(caller, "max_depth", max_depth, 1, MAX_DEPTH)
         self.width = check_int(caller, "width", width, 1, max((MAX_NODES - 1) // max(max_depth - 1, 1), 1))
+        self._fed = max_depth + 1
         super().__init__(caller, draft_model, token_map)
         if not self.runner.takes_trees:
             raise ValueError(f"{caller}: draft_model must be a model that takes trees, got {self.runner.name}")
@@ -125,7 +126,7 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
 
     def _after_text(self, state: DecodingState) -> Tensor:
         """``[batch, 1, vocab_draft]``: what follows the text, of which a step may have added as much as is fed here."""
-        count = min(self.max_depth + 1, state.capacity)
+        count = min(self._fed, state.capacity)
         rows, starts = self._text(state, count, count)
         self.runner.expect(lambda: torch.arange(count, device=state.device) <= (state.lengths - 1 - starts)[:, None])
         logits = self.runner.forward(rows, starts, max(state.longest, count))
@@ -171,9 +172,6 @@ class ModelTreeDrafter(ModelBase, TreeDrafter):
         node_fed = torch.where(fed_from < 0, 0, node_of.gather(1, fed_from.clamp(min=0)))
         above = node_fed.gather(1, parents.gather(1, order))
         return tokens.gather(1, order), pad(above, (1, 0), value=-1)
-
-    def commit(self, state: DecodingState, result: StepResult) -> None:
-        """Nothing to note: what was emitted is fed again by the next draft."""
 
     def finish(self) -> None:
         super().finish()

@@ -19,9 +19,10 @@ class NgramDrafter(Drafter):
     """Proposes what followed the most recent earlier occurrence of a sequence's last tokens (Saxena 2023, prompt
     lookup).
 
-    Works on the host, on the tokens of the stop check: it costs microseconds and no transfer of its own. A sequence
-    without a match proposes nothing; a step in which no sequence has a match is a plain step. For an encoder-decoder
-    the encoder's input is looked up too. A proposal ends before a token that `processors` or a `grammar` bar.
+    Works on the host, on the tokens of the stop check: it costs microseconds and never waits for the device; what it
+    proposes is copied there. A sequence without a match proposes nothing; a step in which no sequence has a match is a
+    plain step. For an encoder-decoder the encoder's input is looked up too. A proposal ends before a token that
+    `processors` or a `grammar` bar.
 
     Parameters
     ----------

@@ -144,6 +144,11 @@ class NgramLMDrafter(Drafter):
     def law_after(self, text: Sequence[int]) -> tuple[_Array, NDArray[np.float64]]:
         """The distribution of the token after `text` as it is counted: ids ``[n]`` int64, ascending, and the
         probability of each, ``[n]`` float64; what is missing to 1 is for tokens never seen.
+
+        Raises
+        ------
+        TypeError, ValueError
+            No sequence of integers, an empty one, or an id outside [0, 2**31).
         """
         check_sequence("NgramLMDrafter", "text", text, int, "integers")
         for token in text:

@@ -38,7 +38,8 @@ _DTYPES = {"keys": "uint64", "totals": "int32", "kinds": "int32", "starts": "int
 
 
 class NgramTable:
-    """Which tokens followed which contexts of 1 to `order` tokens in a text, and how often.
+    """Which tokens followed which contexts of 1 to `order` tokens in a text, and how often: of each context the 64 that
+    followed most often.
 
     Parameters
     ----------
@@ -90,7 +91,15 @@ class NgramTable:
         return NgramTable([_count(tokens, length, min_count if length > 1 else 1) for length in range(1, order + 1)])
 
     def save(self, path: Path) -> None:
-        """Write the table to a ``.npz`` file."""
+        """Write the table to a ``.npz`` file.
+
+        Raises
+        ------
+        TypeError
+            `path` is no Path.
+        OSError
+            The file could not be written.
+        """
         check_path("NgramTable", "path", path)
         names = Order.__dataclass_fields__
         arrays = {f"{name}{i}": getattr(order, name) for i, order in enumerate(self.orders) for name in names}

@@ -16,10 +16,10 @@ stands after its parent (at most 1024 nodes, 64 deep). All write, of `batch` seq
 
 Different on purpose: `deterministic` is accepted and changes nothing, as results never depend on scheduling; a token
 that two siblings share counts once; a token of probability 0 is never accepted (by thresholds of 0 older kernels do);
-``draft_probs`` is not written to; a coin of 1, which rounding makes in SGLang, is read as the largest below; where
-nothing is left to draw from, the last token is drawn from the target's distribution instead of being the highest id,
-and of a row that is none (NaN, infinite, negative) it is an id as in `verify_chain`; after a draft token that its own
-distribution cannot have given the last token is drawn from the target's distribution.
+a coin of 1, which rounding makes in SGLang, is read as the largest below; where nothing is left to draw from, the last
+token is drawn from the target's distribution instead of being the highest id, and of a row that is none (NaN, infinite,
+negative) it is an id as in `verify_chain`; after a draft token that its own distribution cannot have given the last
+token is drawn from the target's distribution.
 """
 
 from __future__ import annotations
@@ -103,6 +103,8 @@ def tree_speculative_sampling_target_only(
         ``[batch, num_nodes, vocab]`` float32: of the token after each node, with the sampling parameters in it.
     draft_probs : Tensor
         ``[batch, num_nodes, vocab]`` float32, what is taken off the target's before the last draw: zeros in SGLang.
+        Written in place, as there: the target's probability of each child that was tried and rejected, at its parent's
+        row. An expanded tensor, which has no room for that, is left as it is.
     threshold_single, threshold_acc : float
         In [0, 1].
 
@@ -147,6 +149,10 @@ def tree_speculative_sampling_target_only(
     coin = uniform_samples_for_final_sampling.clamp(max=LARGEST_COIN)
     final = sample(None, probs=weights, uniform_samples=coin).token
     _write(predicts, accept_index, accept_token_num, candidates, retrive_index, path, final)
+    if all(step or size <= 1 for step, size in zip(draft_probs.stride(), draft_probs.shape, strict=True)):
+        rejected, places = _rejected(path, order, children), ids[:, None].expand(-1, num_nodes, -1)
+        draft_probs.scatter_reduce_(2, places, (~rejected).float(), "prod")  # a place may be that of several columns
+        draft_probs.scatter_add_(2, places, own.masked_fill(~rejected, 0.0))
 
 
 tree_speculative_sampling_target_only_triton = tree_speculative_sampling_target_only
@@ -519,6 +525,16 @@ def _distinct_children(tree: DraftTree, order: Tensor, tokens: Tensor) -> Tensor
     same = (above[:, None] == above[..., None]) & (tokens[:, None] == tokens[..., None])
     repeated = (same & (lanes < lanes[:, None])).any(-1)
     return (above[:, None] == lanes[:, None]) & ~repeated[:, None]
+
+
+def _rejected(path: Tensor, order: Tensor, children: Tensor) -> Tensor:
+    """``[batch, num_nodes, num_nodes]`` bool: of `children`, which were tried on this path, and rejected.
+
+    Those of a node at the depth limit, which are not tried, are no `children` either.
+    """
+    on = (path[..., None] == torch.arange(order.shape[1], device=path.device)).any(1)
+    accepted = children & on.gather(1, order)[:, None]
+    return children & on[..., None] & (accepted.cumsum(-1) == 0)
 
 
 def _walk(tree: DraftTree, order: Tensor, taken: Tensor, acceptance: str, uniform_samples: Tensor | None) -> Tensor:

@@ -55,6 +55,11 @@ def count_accuracy(heads: MedusaHeads, features: Features, ranks: int = 10, batc
 def falling(accuracy: Tensor) -> Tensor:
     """`accuracy`, with no rank better than one before it, as `DraftTree.calibrated` needs it: where few tokens were
     counted, a late rank may by chance have had a few hits more.
+
+    Raises
+    ------
+    TypeError
+        No tensor of floats.
     """
     check_tensor("falling", "accuracy", accuracy, FLOAT_DTYPES, None)
     return accuracy.cummin(dim=-1).values

@@ -27,6 +27,8 @@ TOKENS = 400_000
 DRAFT = Recipe(steps=2400, batch_size=8, learning_rate=3e-3)
 HELD_OUT_EVERY = 20
 """Every such document is not trained on; accuracies are counted there."""
+_BACKBONE = "medusa_backbone"
+"""In the configuration of a backbone that was trained here, as ``draft_token_ids`` is in a draft's."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -56,19 +58,24 @@ def _parser() -> argparse.ArgumentParser:
         if command is not draft:
             command.add_argument("heads", type=Path, help="the heads' safetensors file")
         command.add_argument("--model", type=existing, help="a transformers folder (default: the demo's SmolLM2-135M)")
-        command.add_argument("--folder", type=Path, help="of text and checkpoints (default: medusa in the cache)")
+        command.add_argument(
+            "--folder", type=Path, help="of text and checkpoints (default: medusa/MODEL-seedSEED in the cache)"
+        )
         had = " (default: as the heads were trained)" if command is calibrate else ""
         command.add_argument("--tokens", type=size, help=f"of text{had or f' (default {TOKENS})'}")
         command.add_argument("--seed", type=integer(0, 2**40), help=f"of the text{had or ' (default 0)'}")
-        command.add_argument("--threads", type=THREADS, help="torch's threads")
+        command.add_argument("--threads", type=THREADS, help="torch's threads (default: as torch has them)")
         command.add_argument("--json", action="store_true", help="print what was found as one JSON document instead")
-    train.add_argument("--num-heads", type=integer(1, 64), default=4)
+    train.add_argument("--num-heads", type=integer(1, 64), default=4, help="tokens ahead, a head for each (default 4)")
     for command in (train, draft):
         command.add_argument("--vocab", type=size, default=8192, help="so many ids are drafted (default 8192)")
     train.add_argument("--separate", action="store_true", help="a W2 for each head, not one for all")
     train.add_argument("--steps", type=size, default=Recipe.steps, help=f"of Medusa-1 (default {Recipe.steps})")
     train.add_argument("--batch", type=size, default=Recipe.batch_size, help=f"tokens (default {Recipe.batch_size})")
-    train.add_argument("--learning-rate", type=number(0, 1e3), default=Recipe.learning_rate)
+    for command, rate in ((train, Recipe.learning_rate), (draft, DRAFT.learning_rate)):
+        command.add_argument(
+            "--learning-rate", type=number(0, 1e3), default=rate, help=f"the highest, of AdamW (default {rate:g})"
+        )
     train.add_argument(
         "--joint-steps", type=integer(0, 2**40), default=0, help="of Medusa-2, after those (default 0: none)"
     )
@@ -82,7 +89,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     draft.add_argument("--steps", type=size, default=DRAFT.steps, help=f"of training (default {DRAFT.steps})")
     draft.add_argument("--batch", type=size, default=DRAFT.batch_size, help=f"documents (default {DRAFT.batch_size})")
-    draft.add_argument("--learning-rate", type=number(0, 1e3), default=DRAFT.learning_rate)
     calibrate.add_argument("--ranks", type=integer(1, 2**30), default=10, help="best tokens of a head (default 10)")
     calibrate.add_argument("--nodes", type=integer(2, 1024), default=16, help="of the tree shown (default 16)")
     return parser
@@ -127,8 +133,11 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.heads.is_dir() or arguments.heads.suffix == ".md":
         raise ValueError(f"{arguments.heads} must be a file, and not the .md that is written beside it")
     if arguments.backbone is not None:
-        _check_folder(arguments.backbone, arguments.model)
-    (model, tokenizer), folder = _load(arguments), _text_folder(arguments, {})
+        _check_folder(arguments.backbone, arguments.model, "backbone")
+    model, tokenizer = _load(arguments)
+    if arguments.joint_steps:  # which comes after hours
+        check_plain_logits("medusa", "model", model)
+    folder = _text_folder(arguments, {})
     train, held_out = _features(arguments, model, tokenizer, folder)
     heads = MedusaHeads.of_model(
         model, arguments.num_heads, choose_vocabulary(train, arguments.vocab), not arguments.separate
@@ -141,9 +150,11 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     heads.card = _card(heads, arguments, train, held_out, recipe, losses)
     if arguments.joint_steps:
         joint = replace(recipe, steps=arguments.joint_steps, batch_size=arguments.joint_batch)
-        losses = train_jointly(model, heads, train, joint, folder / f"{name}-joint.checkpoint", progress=True)
+        dtype = model.dtype  # bfloat16 would round small steps away; and heads are float32
+        losses = train_jointly(model.float(), heads, train, joint, folder / f"{name}-joint.checkpoint", progress=True)
         heads.card["joint"] = {"steps": joint.steps, "documents a step": joint.batch_size, "last loss": losses[-1]}
-        model.save_pretrained(arguments.backbone)
+        setattr(model.config, _BACKBONE, True)
+        model.to(dtype).save_pretrained(arguments.backbone)
         tokenizer.save_pretrained(arguments.backbone)
         # The held-out hidden states are the old backbone's: calibrate on the new one's (--model, another --folder).
     else:
@@ -151,19 +162,22 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     return _save(heads, arguments.heads)
 
 
-def _check_folder(path: Path, model: Path | None) -> None:
-    """Raise where a model could not be written there, or would take the place of another, before hours go by."""
+def _check_folder(path: Path, model: Path | None, kind: str) -> None:
+    """Raise where a draft or backbone could not be written, or would take another model's place, before hours go by."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} must be a folder, or not be there")
     if model is not None and path.resolve() == model.resolve():
         raise ValueError(f"{path} must be another folder than --model, whose weights would be lost")
     found = path / "config.json"
-    if found.exists() and "draft_token_ids" not in json.loads(read_text(found)):
-        raise ValueError(f"{path} must hold no model but a draft that was trained here: it would be lost")
+    if found.exists():
+        config = json.loads(read_text(found))
+        holds = "backbone" if _BACKBONE in config else "draft" if "draft_token_ids" in config else "another"
+        if holds != kind:
+            raise ValueError(f"{path} must hold no model but a {kind} that was trained here: it would be lost")
 
 
 def _draft(arguments: argparse.Namespace) -> dict[str, Any]:
-    _check_folder(arguments.draft, arguments.model)
+    _check_folder(arguments.draft, arguments.model, "draft")
     model, tokenizer = _load(arguments)
     check_plain_logits("medusa", "model", model)
     draft = first_layers(model, arguments.layers)
@@ -178,6 +192,7 @@ def _draft(arguments: argparse.Namespace) -> dict[str, Any]:
     losses = train_draft(draft, head, train, recipe, token_map, checkpoint, progress=True)
     sampled, greedy = acceptance_of(draft, head, held_out, token_map)
     draft.config.draft_token_ids = token_map.draft_to_target.tolist()
+    vars(draft.config).pop(_BACKBONE, None)  # of a target that was trained here, too
     draft.save_pretrained(arguments.draft)
     tokenizer.save_pretrained(arguments.draft)
     return {

@@ -81,6 +81,11 @@ class Document:
         ``[n]`` int64.
     first : int
         Tokens from here on are to be predicted; those before are a prompt.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Other `tokens`, or a `first` that is no integer from 0 to n.
     """
 
     tokens: NDArray[np.int64]
@@ -100,11 +105,17 @@ class Features:
     Attributes
     ----------
     hidden : Tensor
-        ``[n, hidden]`` float16: what the LM head was given at each token, from which it predicts the next one.
+        ``[n, hidden]`` float16 (as `extract` gives them), bfloat16, float32 or float64: what the LM head was given at
+        each token, from which it predicts the next one.
     tokens : Tensor
         ``[n]`` int64.
     starts, firsts : Tensor
         ``[documents]`` int64: where each begins, and how many tokens of it are a prompt.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A tensor of another dtype, shape or device. Values are not looked at.
     """
 
     hidden: Tensor
@@ -126,6 +137,11 @@ class Features:
     def labels(self, num_heads: int) -> Tensor:
         """``[n, num_heads]`` int64: at row t and head k the token t + k + 2; `IGNORED` past the document's end and
         within its prompt.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Not an integer >= 1.
         """
         check_int("Features", "num_heads", num_heads, 1, None)
         return self._tokens_after(range(2, num_heads + 2))
@@ -155,7 +171,13 @@ class Features:
         return torch.repeat_interleave(self._ends() - self.starts)
 
     def rows_of(self, document: int) -> slice:
-        """The rows of one document."""
+        """The rows of one document.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Not the number of a document.
+        """
         check_int("Features", "document", document, 0, len(self.starts) - 1)
         return slice(int(self.starts[document]), int(self._ends()[document]))
 
@@ -164,8 +186,8 @@ class Features:
 
         Raises
         ------
-        ValueError
-            Fewer than `every` documents.
+        TypeError, ValueError
+            Not an integer >= 1, or fewer than `every` documents.
         """
         check_int("Features", "every", every, 1, None)
         if len(self.starts) < every:
@@ -181,7 +203,13 @@ class Features:
 
     @staticmethod
     def join(parts: Sequence[Features]) -> Features:
-        """All documents of `parts`, one or more, in order."""
+        """All documents of `parts`, one or more, in order.
+
+        Raises
+        ------
+        TypeError, ValueError
+            No sequence of `Features`, or an empty one.
+        """
         check_sequence("Features", "parts", parts, Features, "Features")
         offsets = np.cumsum([0] + [part.tokens.numel() for part in parts[:-1]]).tolist()
         return Features(
@@ -192,7 +220,15 @@ class Features:
         )
 
     def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
+        """Write a safetensors file, whole or not at all.
+
+        Raises
+        ------
+        TypeError
+            `path` is no Path.
+        OSError
+            The file could not be written.
+        """
         check_path("Features", "path", path)
         from safetensors.torch import save_file
 
@@ -201,7 +237,17 @@ class Features:
 
     @staticmethod
     def load(path: Path) -> Features:
-        """Read what `save` wrote; ValueError where the file is another, or not whole."""
+        """Read what `save` wrote.
+
+        Raises
+        ------
+        TypeError
+            `path` is no Path.
+        FileNotFoundError
+            No file is there.
+        ValueError
+            It is another, or not whole.
+        """
         check_path("Features", "path", path)
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -221,8 +267,19 @@ def extract(model: Any, documents: Sequence[Document], batch_size: int = 8) -> F
     model : PreTrainedModel
         A decoder-only transformers model in evaluation mode.
     documents : sequence of Document
+        One or more.
     batch_size : int
-        Documents run together.
+        Documents run together, >= 1.
+
+    Returns
+    -------
+    Features
+        On the CPU, of all documents in order; `hidden` is float16.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Another type; no documents; a `batch_size` out of its range.
     """
     check_model("extract", "model", model)
     check_sequence("extract", "documents", documents, Document, "Document")
@@ -426,8 +483,11 @@ def prepare(
 
     Raises
     ------
-    ValueError
-        A folder with text of another model, tokenizer or seed, as its ``text.json`` says, or with a damaged shard.
+    TypeError, ValueError
+        Another type, or a number out of its range; a folder with text of another model, tokenizer or seed, as its
+        ``text.json`` says, or with a damaged shard.
+    OSError
+        A shard could not be written.
     """
     check_model("prepare", "model", model)
     check_path("prepare", "folder", folder)

@@ -84,13 +84,13 @@ def train_draft(
 
     Raises
     ------
-    ValueError
+    TypeError, ValueError
         As `train_heads`; another vocabulary than the draft's; a draft whose logits are not its LM head's alone, but
         scaled or capped behind it, or with a bias.
     """
     caller = "train_draft"
     check_plain_logits(caller, "draft", draft)
-    check_run(caller, features, recipe, checkpoint, progress)
+    check_run(caller, features, recipe, checkpoint, progress, draft=draft)
     ids = _check_head(caller, head, draft, features, token_map)
     labels = features.next_tokens()
     order = Order(caller, len(features.starts), recipe)

@@ -21,6 +21,7 @@ from tqdm.auto import tqdm
 
 from ..checks import check_flag, check_instance, check_int, check_model, check_number
 from ..files import write_whole
+from ..integrations.transformers.packing import is_packed
 from .data import Features, digest_of
 
 _BEHIND_THE_HEAD = ("logit_scale", "logits_scaling", "final_logit_softcapping")  # what models do to its logits
@@ -33,22 +34,29 @@ class Recipe:
     Attributes
     ----------
     steps : int
+        >= 1.
     batch_size : int
-        Tokens of a step of Medusa-1, documents of one of Medusa-2 or of a draft model.
+        >= 1: tokens of a step of Medusa-1, documents of one of Medusa-2 or of a draft model.
     learning_rate, backbone_learning_rate : float
-        Of AdamW; the backbone, trained already, learns a quarter as fast. Both grow linearly over `warm_up_steps` and
-        fall along a cosine to 0.
+        Of AdamW, in [0, 1000]; the backbone, trained already, learns a quarter as fast. Both grow linearly over
+        `warm_up_steps` and fall along a cosine to 0.
     warm_up_steps : int
+        >= 0.
     ramp_steps : int
-        Of Medusa-2: the heads' weight λ0 grows over so many steps.
+        >= 0. Of Medusa-2: the heads' weight λ0 grows over so many steps.
     final_heads_weight : float
-        λ0; 0.01 for self-distilled text, 0.2 for given text.
+        λ0, in [0, 1000]; 0.01 for self-distilled text, 0.2 for given text.
     distilled : bool
         Of Medusa-2: the backbone's loss is the KL divergence from the original, else cross-entropy with the text.
     checkpoint_every : int
-        Steps.
+        Steps, >= 1.
     seed : int
-        Of the order of the data.
+        >= 0. Of the order of the data.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A field of another type, or out of its range.
     """
 
     steps: int = 3000
@@ -72,7 +80,13 @@ class Recipe:
         check_flag("Recipe", "distilled", self.distilled)
 
     def rate(self, step: int) -> float:
-        """What step `step` multiplies the learning rates by."""
+        """What step `step` multiplies the learning rates by.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Not an integer from 0 to `steps`.
+        """
         check_int("Recipe", "step", step, 0, self.steps)
         warm = min(1.0, (step + 1) / max(self.warm_up_steps, 1))
         return warm * 0.5 * (1 + math.cos(math.pi * step / self.steps))
@@ -89,11 +103,20 @@ def check_plain_logits(caller: str, name: str, model: Any) -> None:
         raise ValueError(f"{caller}: {name} must have logits that are its LM head's alone, got {', '.join(odd)}")
 
 
-def check_run(caller: str, features: object, recipe: object, checkpoint: object, progress: object) -> None:
+def check_run(
+    caller: str, features: object, recipe: object, checkpoint: object, progress: object, **modules: nn.Module
+) -> None:  # fmt: skip
+    """Raise for the first argument that is wrong, of those that training has in common; `modules` are to be trained."""
     check_instance(caller, "features", features, Features, "Features")
     check_instance(caller, "recipe", recipe, Recipe, "a Recipe")
     check_instance(caller, "checkpoint", checkpoint, (Path, type(None)), "a Path or None")
     check_flag(caller, "progress", progress)
+    for name, module in modules.items():
+        if is_packed(module):
+            raise ValueError(
+                f"{caller}: {name} must have weights that are not packed, as no gradient flows through those, got "
+                "packed ones"
+            )
 
 
 class Order:
@@ -188,7 +211,7 @@ def _trainable(modules: dict[str, nn.Module]) -> Iterator[None]:
 def _kept(path: Path) -> dict[str, Any]:
     """What `_keep` wrote; ValueError where the file is another, or not whole."""
     try:
-        kept = torch.load(path, weights_only=True)
+        kept = torch.load(path, map_location="cpu", weights_only=True)  # a run may go on on another device
         if not {"about", "modules", "optimizer", "losses"} <= set(kept):
             raise ValueError("it holds something else")
     except (RuntimeError, EOFError, OSError, ValueError, TypeError, pickle.UnpicklingError) as error:

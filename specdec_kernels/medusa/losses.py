@@ -34,11 +34,16 @@ def linear_cross_entropy(inputs: Tensor, weight: Tensor, labels: Tensor) -> Tens
     Parameters
     ----------
     inputs : Tensor
-        ``[n, hidden]``.
+        ``[n, hidden]`` floats.
     weight : Tensor
-        ``[vocab, hidden]``.
+        ``[vocab, hidden]`` of their dtype.
     labels : Tensor
         ``[n]`` int64, −100 for rows that do not count.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape or device.
     """
     name = "linear_cross_entropy"
     check_tensor(name, "inputs", inputs, FLOAT_DTYPES, None)
@@ -93,6 +98,11 @@ def medusa1_loss(heads: MedusaHeads, hidden: Tensor, labels: Tensor) -> tuple[Te
         A scalar.
     each : Tensor
         ``[heads]``, the CEₖ in nats, without gradient.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong type, dtype, shape or device.
     """
     name = "medusa1_loss"
     check_instance(name, "heads", heads, MedusaHeads, "MedusaHeads")
@@ -116,9 +126,14 @@ def lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
     Parameters
     ----------
     logits : Tensor
-        ``[n, vocab]``.
+        ``[n, vocab]`` floats.
     labels : Tensor
         ``[n]`` int64, −100 where there is none.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape or device.
     """
     _check_logits("lm_loss", "logits", logits)
     _check_labels("lm_loss", labels, logits)
@@ -130,6 +145,18 @@ def distillation_loss(original_logits: Tensor, logits: Tensor, labels: Tensor) -
     """The same on self-distilled text: the mean of ``KL(p_original ‖ p)`` over the labelled rows, in nats.
 
     A text drawn from the model is one sample of its distribution; trained on that alone the backbone would drift.
+
+    Parameters
+    ----------
+    original_logits, logits : Tensor
+        ``[n, vocab]`` floats: of the model as it was, and as it is now.
+    labels : Tensor
+        ``[n]`` int64: −100 in rows that do not count, anything else in the others.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong dtype, shape or device.
     """
     name = "distillation_loss"
     _check_logits(name, "original_logits", original_logits)
@@ -144,6 +171,11 @@ def distillation_loss(original_logits: Tensor, logits: Tensor, labels: Tensor) -
 def heads_weight(step: int, ramp_steps: int, final: float) -> float:
     """λ0 of ``L_LM + λ0 · L_Medusa-1``: it grows linearly from 0 to `final` over `ramp_steps`, so that the heads,
     wrong at first, do not spoil the backbone. 0.2 where the text is given, 0.01 where it is self-distilled.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `step` or `ramp_steps` is no integer >= 0, or `final` no number in [0, 1000].
     """
     check_int("heads_weight", "step", step, 0, None)
     check_int("heads_weight", "ramp_steps", ramp_steps, 0, None)

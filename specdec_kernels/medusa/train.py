@@ -17,7 +17,13 @@ from .losses import distillation_loss, heads_weight, lm_loss, medusa1_loss
 
 
 def choose_vocabulary(features: Features, size: int) -> TokenMap:
-    """The `size` most frequent tokens that heads are to predict, by ascending id; fewer where there are no more."""
+    """The `size` most frequent tokens that heads are to predict, by ascending id; fewer where there are no more.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Another type; a `size` below 1; `features` without a token to predict.
+    """
     check_instance("choose_vocabulary", "features", features, Features, "Features")
     check_int("choose_vocabulary", "size", size, 1, None)
     labels = features.next_tokens()
@@ -53,11 +59,12 @@ def train_heads(
 
     Raises
     ------
-    ValueError
-        A checkpoint of another recipe or other data, or nothing to learn in `features`.
+    TypeError, ValueError
+        Another type; a checkpoint of another recipe or other data; `features` of another hidden size, or with nothing
+        to learn; weights that `pack_linear_weights` has packed.
     """
     check_instance("train_heads", "heads", heads, MedusaHeads, "MedusaHeads")
-    check_run("train_heads", features, recipe, checkpoint, progress)
+    check_run("train_heads", features, recipe, checkpoint, progress, heads=heads)
     labels = features.labels(heads.num_heads)
     device, dtype = heads.w1.weight.device, heads.w1.weight.dtype
     rows = (heads.draft_labels(labels.to(device)) >= 0).any(1).nonzero()[:, 0].cpu()
@@ -99,15 +106,19 @@ def train_jointly(
 
     Raises
     ------
-    ValueError
-        As `train_heads`; a model whose logits are not its LM head's alone, as `train_draft` refuses it.
+    TypeError, ValueError
+        As `train_heads`; a model of another dtype than `heads`, or one whose logits are not its LM head's alone, as
+        `train_draft` refuses it.
     """
     check_plain_logits("train_jointly", "model", model)
     check_instance("train_jointly", "heads", heads, MedusaHeads, "MedusaHeads")
-    check_run("train_jointly", features, recipe, checkpoint, progress)
+    head = model.get_output_embeddings()
+    own, given = (str(layer.weight.dtype).removeprefix("torch.") for layer in (heads.w1, head))
+    if own != given:
+        raise ValueError(f"train_jointly: model must be {own}, as heads are, got {given}")
+    check_run("train_jointly", features, recipe, checkpoint, progress, model=model, heads=heads)
     medusa_labels, labels = features.labels(heads.num_heads), features.next_tokens()
     order = Order("train_jointly", len(features.starts), recipe)
-    head = model.get_output_embeddings()
     original = head.weight.detach().clone()  # it may be tied to the embeddings, which are trained
 
     def loss_at(step: int) -> Tensor:

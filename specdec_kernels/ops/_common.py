@@ -112,7 +112,7 @@ def check_rows(op: str, argument: str, logits: object, probs: object) -> tuple[T
 
 def check_beside_probs(op: str, name: str, params: SamplingParams, others: Mapping[str, object]) -> None:
     """ValueError where something is given that acts on logits, beside rows of probabilities."""
-    if isinstance(params.temperature, Tensor) or params.temperature not in (0, 1):
+    if isinstance(params.temperature, Tensor) or not (params.is_greedy or params.temperature == 1):
         given = "a tensor" if isinstance(params.temperature, Tensor) else params.temperature
         raise ValueError(f"{op}: params.temperature must be 1 or 0 beside {name}, got {given}")
     for other, value in others.items():

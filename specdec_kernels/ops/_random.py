@@ -61,6 +61,8 @@ def noise_of(
         if step is not None or positions is not None:
             raise ValueError(f"{op}: {'positions' if step is None else 'step'} needs seeds, got none")
         if other[1] is not None:
+            if acceptance == "greedy":  # takes none, though it lets uniforms be
+                raise ValueError(f"{op}: acceptance='greedy' must come without noise_keys, got some")
             raise ValueError(f"{op}: acceptance={acceptance!r} takes {noise[0]}, got {other[0]}")
         return noise, None, 0
     for given in (coins, keys):

@@ -35,6 +35,7 @@ TILE = 1024
 """Ids of a row whose weights are added before anything else is; csrc/common/params.h has the same number."""
 
 # Numbers that cross instead of names, and that C++ has too: in csrc/common/params.h and csrc/bind_cache.h.
+ACCEPTANCES = {"token": 0, "block": 1, "match": 2, "greedy": 3}
 TREE_ACCEPTANCES = {"sample": 0, "greedy": 1, "match": 2, "typical": 3, "recursive": 4, "traversal": 5}
 PURPOSES = {"draft": 0, "accept": 1, "final": 2, "sample": 3}
 """Streams of random numbers, by the number that stands in their counters; C++ has some in csrc/common/philox.h."""

@@ -30,8 +30,8 @@ def count_tokens_(
     token_counts : TokenCounts
         Of `batch` sequences; written in place.
     tokens : Tensor
-        ``[batch, n]`` int64 or int32; where a number is negative there is no token. Where more distinct ids come
-        together than there is room for, the lowest are kept.
+        ``[batch, n]`` int64 or int32; where a number is negative, or 2**31 − 1 or more, there is no token. Where more
+        distinct ids come together than there is room for, the lowest are kept.
     num_tokens : Tensor, optional
         ``[batch]`` int32 or int64, as `VerifyOutput.num_tokens`: how many of each row count; None: all.
     backend : str, optional

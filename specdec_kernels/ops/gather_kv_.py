@@ -53,8 +53,9 @@ def gather_kv_(
 
     After a forward pass over a tree, node i's row stands at position ``context_length + i`` of its sequence, node 0
     being the root. Accepted node j (from 0, without the root) moves to ``context_length + 1 + j``, and the sequence is
-    then ``context_length + 1 + num_accepted`` rows long. Nothing else is written. All layers move in one launch, and
-    the host waits for nothing: a step can be captured in a CUDA graph.
+    then ``context_length + 1 + num_accepted`` rows long. Nothing else is written. All layers move in one launch (up to
+    256 tensors of keys or values of a layer, in 24 shapes and strides; more in several), and the host waits for
+    nothing: a step can be captured in a CUDA graph.
 
     Parameters
     ----------

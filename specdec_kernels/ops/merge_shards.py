@@ -46,7 +46,8 @@ def merge_shards(
     Returns
     -------
     values : Tensor
-        ``[batch, n, 6]`` float32 as in `RowStats`; the raw fields are not computed: −inf.
+        ``[batch, n, 6]`` float32 as in `RowStats`; the raw fields are not computed: −inf. Of `probs` the sum is the
+        normalizer, and log_normalizer says nothing.
     prob : Tensor
         ``[batch, n]`` float32: the probability of `logits_at`; 0 where all mass is on one id (a greedy row, a maximum
         that is infinite), and of `probs`.

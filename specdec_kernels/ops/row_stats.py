@@ -39,11 +39,12 @@ def row_stats(
     Parameters
     ----------
     logits : Tensor
-        ``[..., vocab]`` float32, bfloat16 or float16, any leading strides, contiguous in the last dimension.
+        ``[..., vocab]`` float32, bfloat16 or float16, any leading strides, contiguous in the last dimension. More than
+        three dimensions are copied first where their strides do not merge.
     params : SamplingParams, optional
         Tensors in it hold one value for each index of the first dimension. None: temperature 1, nothing cut.
     processors : Processors, optional
-        Masks, biases and penalties, which act on the logits before `params`.
+        Masks, biases and penalties, which act on the logits before `params`; the raw fields are of what they make.
     backend : str, optional
         "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 

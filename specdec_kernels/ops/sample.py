@@ -100,8 +100,8 @@ def sample(
     -------
     Draw
         ``token`` and ``log_prob`` have the shape of the rows (``[..., num_samples]`` where that is > 1); ``stats`` are
-        those of the rows (their raw fields are not computed: −inf); of `probs`, max and cutoff are probabilities, and
-        the normalizer is the sum of what is kept over max.
+        those of the rows (their raw fields are not computed: −inf); of `probs`, max and cutoff are probabilities, the
+        normalizer is the sum of what is kept over max, and log_normalizer the logarithm of ``max * normalizer``.
 
     Raises
     ------

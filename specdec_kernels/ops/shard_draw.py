@@ -57,7 +57,7 @@ def shard_draw(
     stats : RowStats
         Of the whole rows, ``[batch, n]``, uncut.
     weights : Tensor
-        ``[batch, n]`` float32: w.
+        ``[batch, n]`` float32: w, at most 1; where it is 0, nothing is left to draw from.
     params, draft_params : SamplingParams, optional
         The temperatures count: those that the stats were made with.
     first : int
@@ -80,10 +80,12 @@ def shard_draw(
     Returns
     -------
     ShardDraw
-        ``masses [batch, n, tiles of this shard]`` float32; or with `masses` ``token [batch, n]`` int64, −1 where the
-        draw ends elsewhere, or where nothing has mass; or with `noise_keys` ``token`` and ``score [batch, n]`` float32,
-        −inf where the shard has nothing possible. What was not asked for is None. A row whose P is all on its argmax
-        has the mass ``(w − Q)+`` there, and is not drawn from.
+        ``masses [batch, n, tiles of this shard]`` float32, which beside `draft_logits` or `draft_probs` and a w >= 0
+        are probabilities, and else only in proportion to them, by a factor of the backend's that all shards of a row
+        share; or with `masses` ``token [batch, n]`` int64, −1 where the draw ends elsewhere, or where nothing has mass;
+        or with `noise_keys` ``token`` and ``score [batch, n]`` float32, −inf where the shard has nothing possible. What
+        was not asked for is None. A row whose P is all on its argmax has the mass ``(w − Q)+`` there (1 where w is
+        negative), and is not drawn from: its token is −1.
 
     Raises
     ------

@@ -23,9 +23,8 @@ from ._common import (
 )
 from ._random import RandomNumbers, noise_of
 from ._verify import check_certain, check_draft, check_draft_for_law, check_eos, check_indexed, check_target_probs
-from .arguments import VerifyChainArguments
+from .arguments import ACCEPTANCES, VerifyChainArguments
 
-ACCEPTANCES = {"token": 0, "block": 1, "match": 2, "greedy": 3}  # as csrc/common/params.h numbers them
 DRAFTED, ROWS = ("batch", "num_draft"), ("batch", "num_draft + 1")
 
 # What `verify_chain` and `verify_packed` are both called with. (A plain tuple: a named one costs 0.2 microseconds.)
@@ -113,9 +112,9 @@ def verify_chain(
     Parameters
     ----------
     target_logits : Tensor or None
-        ``[batch, num_draft + 1, vocab]`` float32, bfloat16 or float16, ``2 <= vocab <= 2**30``: row ``i`` judges draft
-        token ``i`` (from 0), the bonus is drawn from the last row. Any leading strides, contiguous in the last
-        dimension.
+        ``[batch, num_draft + 1, vocab]`` float32, bfloat16 or float16, ``2 <= vocab <= 2**30`` and ``batch * (num_draft
+        + 1) < 2**31``: row ``i`` judges draft token ``i`` (from 0), the bonus is drawn from the last row. Any leading
+        strides, contiguous in the last dimension.
     draft_tokens : Tensor
         ``[batch, num_draft]`` int32 or int64 target ids; a −1 ends that sequence's draft.
     draft_logits : Tensor, optional
@@ -124,26 +123,30 @@ def verify_chain(
         more where `target_law` has ``bonus="cascade"``: the draft's logits for the token after the draft.
     uniform_samples : Tensor, optional
         ``[batch, num_draft + 1]`` float64 or float32 in [0, 1): column 0 draws the recovered or bonus token, column i
-        is the coin of the i-th draft token. Needed by "token" and "block" unless ``params.temperature`` is the number 0
-        (beside a cascade as `target_law`, that of `draft_params` too). "block" needs fresh ones (and fresh draft noise)
-        at every verify step.
+        is the coin of the i-th draft token. Needed by "token" and "block" unless `seeds` are given or
+        ``params.temperature`` is the number 0 (beside a cascade as `target_law`, that of `draft_params` too); refused
+        beside "match" or `seeds`; "greedy" checks them and does not look at them. "block" needs fresh ones (and fresh
+        draft noise) at every verify step.
     noise_keys : Tensor, optional
-        ``[batch, num_draft + 1]`` int64, from `noise_keys` at the positions of the tokens that the rows draw; "match"
-        only.
+        ``[batch, num_draft + 1]`` int64, from `noise_keys` at the positions of the tokens that the rows draw. Needed by
+        "match" unless `seeds` are given or ``params.temperature`` is the number 0; refused beside any other rule, or
+        `seeds`.
     seeds : Tensor, optional
         ``[batch]`` int64, instead of both: the numbers are made where they are needed, those of
         ``uniform_samples(seeds, step, num_draft + 1)``, or for "match" of ``noise_keys(seeds, positions, step=step)``.
     step : int or Tensor, optional
-        With `seeds`: the verify step, >= 0, or ``[batch]`` int64 on the device. "match" may do without.
+        With `seeds`, and needed there: the verify step, >= 0, or ``[batch]`` int64 on the device. "match" alone may do
+        without.
     positions : Tensor, optional
-        With `seeds`, "match" only: ``[batch, num_draft + 1]`` int32 or int64: the absolute position of the token that
-        each row draws; for row 0, the number of tokens so far.
+        With `seeds`, "match" only, which needs them: ``[batch, num_draft + 1]`` int32 or int64: the absolute position
+        of the token that each row draws; for row 0, the number of tokens so far.
     params, draft_params : SamplingParams, optional
         Of target and draft. `draft_params` must match how the draft tokens were drawn; `draft_probs` have them in
         already. None: temperature 1, nothing cut.
     processors : Processors, optional
         Masks, biases and penalties, which act on the target's logits before `params`: at each row with the draft tokens
-        before it. The draft's logits are left as they are.
+        before it. The draft's logits are left as they are: with a cascade as `target_law`, what is barred can be
+        emitted where the draft's token is kept.
     acceptance : {"token", "block", "match", "greedy"}
         The rule. "block" is the same as "token" for a sequence without draft logits or probabilities, or whose draft
         logits have temperature 0.
@@ -190,7 +193,8 @@ def verify_chain(
     Returns
     -------
     VerifyOutput
-        tokens ``[batch, num_draft + 1]`` int64, num_accepted, num_tokens and status ``[batch]`` int32.
+        tokens ``[batch, num_draft + 1]`` int64, num_accepted, num_tokens and status ``[batch]`` int32; acceptance
+        ``[batch, num_draft]`` float32, or None where it was not asked for.
 
     Raises
     ------
@@ -237,6 +241,9 @@ def verify_spans(
         eos_token_ids, return_acceptance,
     ) = asked  # fmt: skip
     device = target_logits.device
+    if batch * (num_draft + 1) >= 2**31:  # kernels number a batch's tokens in int32
+        name = "num_draft" if cu is None else "max_num_draft_tokens"
+        raise ValueError(f"{op}: batch * ({name} + 1) must be < 2**31, got {batch} * {num_draft + 1}")
     check_one_of(op, "acceptance", acceptance, ACCEPTANCES)
     rule = ACCEPTANCES[acceptance]
     if return_acceptance is not False:

@@ -64,9 +64,10 @@ def verify_packed(
         ``[0, total]`` is an idle row with ``Status.BAD_PARAM``; nothing of it is read. The first segment has that flag
         where it does not start at 0, the last where it does not end at total: draft tokens belong to no sequence.
     max_num_draft_tokens : int
-        Width of the result less one, in [0, 2**20); a longer segment is cut to it and flagged ``Status.BAD_PARAM``.
+        Width of the result less one, in [0, 2**20), ``batch * (max_num_draft_tokens + 1) < 2**31``; a longer segment is
+        cut to it and flagged ``Status.BAD_PARAM``.
     uniform_samples, noise_keys : Tensor, optional
-        ``[total + batch]`` float64 or float32 in [0, 1), and int64.
+        ``[total + batch]`` float64 or float32 in [0, 1), and int64; needed, and refused, as in `verify_chain`.
     seeds, step : optional
         As in `verify_chain`: ``[batch]`` int64, instead of both; the numbers are those of `verify_chain`.
     positions : Tensor, optional
@@ -96,7 +97,7 @@ def verify_packed(
     -------
     VerifyOutput
         tokens ``[batch, max_num_draft_tokens + 1]`` int64, num_accepted, num_tokens and status ``[batch]`` int32;
-        acceptance ``[batch, max_num_draft_tokens]`` float32.
+        acceptance ``[batch, max_num_draft_tokens]`` float32, or None where it was not asked for.
 
     Raises
     ------

@@ -41,17 +41,21 @@ _op, _call = define(
 
 
 EPSILON, DELTA = 0.09, 0.3  # of "typical", as in Medusa: the second is the root of the first
+LARGEST = torch.finfo(torch.float32).max
 
 
-def check_thresholds(caller: str, epsilon: float, delta: float) -> None:
-    """Raise unless numbers of at least 0."""
-    if type(epsilon) is float and type(delta) is float and epsilon >= 0 and delta >= 0:
-        return
+def check_thresholds(caller: str, epsilon: float, delta: float) -> tuple[float, float]:
+    """Both as backends take them, infinite above float32's range; raises unless numbers of at least 0."""
+    if type(epsilon) is float and type(delta) is float and 0 <= epsilon <= LARGEST and 0 <= delta <= LARGEST:
+        return epsilon, delta
     for name, value in (("epsilon", epsilon), ("delta", delta)):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError(f"{caller}: {name} must be a number, got {type(value).__name__}")
-        if not 0 <= value <= sys.float_info.max and value != math.inf:
+        if not value >= 0:
             raise ValueError(f"{caller}: {name} must be a number >= 0, got {value}")
+        if sys.float_info.max < value != math.inf:
+            raise ValueError(f"{caller}: {name} must be a number in [0, 1.8e308] or infinity, got a larger integer")
+    return (epsilon if epsilon <= LARGEST else math.inf), (delta if delta <= LARGEST else math.inf)
 
 
 def verify_tree(
@@ -113,8 +117,9 @@ def verify_tree(
         ``[batch, num_nodes]`` int32 or int64 target ids. Node 0 is the root, whose token was emitted before: −1 there
         makes an idle row, which emits nothing. A −1 elsewhere is a node that this sequence does not have.
     draft_logits : Tensor, optional
-        ``[batch, num_nodes, vocab_draft]``: row i is what node i's children were drawn from. A `target_law` needs it;
-        "recursive" and "traversal" need it or `draft_probs`.
+        ``[batch, num_nodes, vocab_draft]`` float32, bfloat16 or float16, contiguous in the last dimension: row i is
+        what node i's children were drawn from. A `target_law` needs it; "recursive" and "traversal" need it or
+        `draft_probs`. "greedy", "match", "typical", and "sample" without a law, do not look at the draft's rows.
     target_probs : Tensor, optional
         Instead of `target_logits` (None): the same as float32 probabilities, as in `verify_chain`. Not with acceptance
         "match" or "typical".
@@ -131,7 +136,8 @@ def verify_tree(
         Of target and draft. `draft_params` must match how the children were drawn. None: temperature 1, nothing cut.
     processors : Processors, optional
         Masks, biases and penalties, which act on the target's logits before `params`: at each node's row with the
-        tokens of the node and its ancestors. The draft's logits are left as they are.
+        tokens of the node and its ancestors. The draft's logits are left as they are: with a `target_law`, what is
+        barred can be emitted where the draft's token is kept.
     draft_stats : RowStats, optional
         Of the draft rows, kept from drafting.
     draft_token_map : TokenMap, optional
@@ -141,17 +147,22 @@ def verify_tree(
     uniform_samples : Tensor, optional
         ``[batch, num_nodes]`` float64 or float32 in [0, 1). "sample": column i draws the token after node i. Else
         column 0 draws the final token, and column i is the coin of node i. Needed unless the rule is "greedy" or
-        "match", or ``params.temperature`` is the number 0 (beside a `target_law`, that of `draft_params` too).
+        "match", `seeds` are given, or ``params.temperature`` is the number 0 (beside a `target_law`, that of
+        `draft_params` too); refused beside "match" or `seeds`; "greedy" checks them and does not look at them.
     noise_keys : Tensor, optional
-        ``[batch, num_nodes]`` int64, from `noise_keys` at the positions of the tokens after the nodes; "match" only.
+        ``[batch, num_nodes]`` int64, from `noise_keys` at the positions of the tokens after the nodes. Needed by
+        "match" unless `seeds` are given or ``params.temperature`` is the number 0; refused beside any other rule, or
+        `seeds`.
     seeds : Tensor, optional
         ``[batch]`` int64, instead of both: the numbers are made where they are needed, those of
         ``uniform_samples(seeds, step, num_nodes)``, or for "match" of ``noise_keys(seeds, positions, step=step)``.
     step : int or Tensor, optional
-        With `seeds`: the verify step, >= 0, or ``[batch]`` int64 on the device. "match" may do without.
+        With `seeds`, and needed there: the verify step, >= 0, or ``[batch]`` int64 on the device. "match" alone may do
+        without.
     positions : Tensor, optional
-        With `seeds`, "match" only: ``[batch, num_nodes]`` int32 or int64: of each node the absolute position of the
-        token after it, which is the number of tokens so far, the root included, + ``tree.position_ids``.
+        With `seeds`, "match" only, which needs them: ``[batch, num_nodes]`` int32 or int64: of each node the absolute
+        position of the token after it, which is the number of tokens so far, the root included, +
+        ``tree.position_ids``.
     backend : str, optional
         "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 
@@ -166,8 +177,9 @@ def verify_tree(
     ------
     TypeError, ValueError
         A wrong dtype, shape, stride, device or combination, or a backend that cannot run here; before any work. What
-        only values can show sets ``status``: a child that its draft cannot have drawn is skipped and sets
-        `Status.BAD_DRAFT`: a duplicate, one where Q is 0 or no distribution (see `verify_chain`).
+        only values can show sets ``status``. "recursive" and "traversal" skip a child that its draft cannot have drawn,
+        and set `Status.BAD_DRAFT`: a duplicate, one where Q is 0 or no distribution (see `verify_chain`). So does a
+        `target_law` where Q is no distribution; P is used there.
     RuntimeError
         A status is set while ``SPECDEC_CHECK=1``; after the work.
     """
@@ -186,7 +198,7 @@ def verify_tree(
         raise ValueError(f"{op}: tree must be on {device}, got {links.device}")
     check_one_of(op, "acceptance", acceptance, TREE_ACCEPTANCES)
     rule = TREE_ACCEPTANCES[acceptance]
-    check_thresholds(op, epsilon, delta)
+    epsilon, delta = check_thresholds(op, epsilon, delta)
     law = LOSSLESS
     if target_law is not None:
         check_draft_for_law(op, "token", target_law, draft_logits, draft_token_map)

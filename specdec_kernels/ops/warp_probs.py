@@ -33,7 +33,8 @@ def warp_probs(
     Parameters
     ----------
     logits : Tensor
-        ``[..., vocab]`` float32, bfloat16 or float16, any leading strides, contiguous in the last dimension.
+        ``[..., vocab]`` float32, bfloat16 or float16, any leading strides, contiguous in the last dimension. More than
+        three dimensions are copied first where their strides do not merge.
     params : SamplingParams, optional
         Tensors in it hold one value for each index of the first dimension. None: temperature 1, nothing cut.
     processors : Processors, optional

@@ -138,7 +138,13 @@ def exact_law(
 def joint_of(
     problem: ChainProblem | TreeProblem, emitted: Sequence[tuple[int, ...]], volume: Float64, path: Int64
 ) -> Float64:
-    """The joint distribution that `exact_law` returns, of what a step emits from each path with which probability."""
+    """The joint distribution that `exact_law` returns, of what a step emits from each path with which probability.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong type, or several lengths.
+    """
     _check_problem("joint_of", problem)
     check_array("joint_of", "volume", volume, "f", "[boxes] float64")
     check_array("joint_of", "path", path, "i", "[boxes] int64")
@@ -163,8 +169,8 @@ def target_joint(problem: ChainProblem | TreeProblem) -> Float64:
 
     Raises
     ------
-    ValueError
-        A `TreeProblem` with a `law`, of which it depends on the drafted tokens.
+    TypeError, ValueError
+        No problem, or a `TreeProblem` with a `law`, of which it depends on the drafted tokens.
     """
     _check_problem("target_joint", problem)
     if isinstance(problem, TreeProblem) and problem.law is not None:
@@ -173,7 +179,13 @@ def target_joint(problem: ChainProblem | TreeProblem) -> Float64:
 
 
 def total_variation(laws: Float64, expected: Float64) -> float:
-    """The largest ``Σ |law − expected| / 2`` over the distributions stacked along the first dimension."""
+    """The largest ``Σ |law − expected| / 2`` over the distributions stacked along the first dimension.
+
+    Raises
+    ------
+    TypeError, ValueError
+        No float64 arrays, or shapes that do not fit.
+    """
     check_array("total_variation", "laws", laws, "f", "[n, ...] float64")
     check_array("total_variation", "expected", expected, "f", "[...] float64")
     if laws.ndim < 1 or laws.shape[1:] != expected.shape:
@@ -200,6 +212,11 @@ def pieces(run: Run, num_paths: int, width: int, hidden: bool = False, ways: int
 
     `hidden`: also look for breakpoints that show only while the other uniforms are inside their range. `ways`: how many
     parts an interval whose ends differ is divided into, >= 2.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong type, or a number out of its range.
     """
     check_callable("pieces", "run", run)
     check_int("pieces", "num_paths", num_paths, 1, 2**31 - 1)

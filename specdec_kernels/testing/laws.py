@@ -33,7 +33,7 @@ def float64_law(logits: Tensor, params: SamplingParams | None = None) -> Float64
     Parameters
     ----------
     logits : Tensor
-        ``[..., vocab]`` of any floating dtype; NaN is read as −inf.
+        ``[..., vocab]`` float16, bfloat16, float32 or float64; NaN is read as −inf.
     params : SamplingParams, optional
         Tensors in it hold one value for each index of the first dimension; one out of its range is read as 1
         (temperature) or as off.
@@ -42,6 +42,11 @@ def float64_law(logits: Tensor, params: SamplingParams | None = None) -> Float64
     -------
     ndarray
         ``[..., vocab]`` float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong type, dtype or shape, or logits without values.
     """
     _check_values("float64_law", "logits", logits, FLOAT_DTYPES)
     if logits.dim() < 1 or logits.shape[-1] < 1:
@@ -106,6 +111,11 @@ def philox4x32(key: NDArray[np.uint64], counter: NDArray[np.uint64]) -> NDArray[
     -------
     ndarray
         ``[..., 4]`` uint64 holding 32-bit words.
+
+    Raises
+    ------
+    TypeError, ValueError
+        No array, or one of another dtype or width.
     """
     check_array("philox4x32", "key", key, "u", "[..., 2] uint64", 2)
     check_array("philox4x32", "counter", counter, "u", "[..., 4] uint64", 4)
@@ -125,14 +135,26 @@ def philox4x32(key: NDArray[np.uint64], counter: NDArray[np.uint64]) -> NDArray[
 
 
 def words32(values: Int64) -> NDArray[np.uint64]:
-    """``[...]`` int64 to ``[..., 2]``: the low and the high 32-bit word."""
+    """``[...]`` int64 to ``[..., 2]``: the low and the high 32-bit word.
+
+    Raises
+    ------
+    TypeError, ValueError
+        No array, or one of another dtype.
+    """
     check_array("words32", "values", values, "i", "int64")
     bits = np.asarray(values, np.int64).view(np.uint64)
     return np.stack([bits & np.uint64(0xFFFFFFFF), bits >> np.uint64(32)], -1)
 
 
 def float64_gumbel(keys: Tensor, vocab: int) -> Float64:
-    """The Gumbel noise ``[..., vocab]`` of each key ``[...]`` and target id, in float64 on the contract's bits."""
+    """The Gumbel noise ``[..., vocab]`` of each key ``[...]`` int64 and target id, in float64 on the contract's bits.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Keys of another dtype or without values; `vocab` outside 1 … 2**30.
+    """
     _check_values("float64_gumbel", "keys", keys, (torch.int64,))
     check_int("float64_gumbel", "vocab", vocab, 1, 2**30)
     key = words32(keys.cpu().numpy())[..., None, :]
@@ -250,6 +272,11 @@ def float64_target_law(law: laws.TargetLaw, P: Float64, Q: Float64, p: Float64, 
     -------
     ndarray
         ``[..., vocab]`` float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Another law, or arrays of another dtype or of several shapes.
     """
     name = "float64_target_law"
     if type(law) not in (laws.Lossy, *_defers):

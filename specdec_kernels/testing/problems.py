@@ -65,6 +65,11 @@ class ChainProblem:
         The one EOS id.
     law : TargetLaw or None
         Passed as ``target_law``. With ``bonus="cascade"`` `draft` has an entry more, for the bonus.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A field of another type, shape or size, or out of its range; a law without a draft.
     """
 
     target: list[Tensor]
@@ -137,7 +142,9 @@ class ChainProblem:
         return laws if self.eos is None else _ended(laws, self.eos)
 
     def draft_laws(self) -> list[Float64]:
-        """``[vocab] * d + [vocab]`` over target ids for each depth d < num_draft."""
+        """``[vocab] * d + [vocab]`` over target ids for each depth d < num_draft; with ``bonus="cascade"`` one more,
+        for the bonus.
+        """
         assert self.draft is not None
         out = []
         for rows in self.draft:
@@ -171,7 +178,13 @@ class ChainProblem:
     def call(
         self, verify: Verify, paths: Int64, uniforms: Int64, acceptance: str, device: torch.device | str = "cpu"
     ) -> Any:
-        """Run `verify` on drafted `paths` ``[n, length]`` with `uniforms` ``[n, num_draft + 1]`` in units of 2**-24."""
+        """Run `verify` on drafted `paths` ``[n, length]`` with `uniforms` ``[n, num_draft + 1]`` in units of 2**-24.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A wrong argument, or what `verify` refuses.
+        """
         device = _check_call(self, verify, paths, uniforms, acceptance, device, self.length)
         n, spoiled = len(paths), torch.nan
         tokens = torch.full(
@@ -221,6 +234,11 @@ class TreeProblem:
         each choice of them must come out right.
     options : dict
         Further arguments of the call.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A field of another type, shape or size; siblings that are sampled without a draft.
     """
 
     parents: list[int]
@@ -300,7 +318,13 @@ class TreeProblem:
     def call(
         self, verify: Verify, paths: Int64, uniforms: Int64, acceptance: str, device: torch.device | str = "cpu"
     ) -> Any:
-        """Run `verify` on drafted tokens with `uniforms` ``[n, num_nodes]`` in units of 2**-24."""
+        """Run `verify` on drafted tokens with `uniforms` ``[n, num_nodes]`` in units of 2**-24.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A wrong argument, or what `verify` refuses.
+        """
         device = _check_call(self, verify, paths, uniforms, acceptance, device, len(self.parents) - 1)
         spoiled = torch.full((self.vocab,), torch.nan, device="cpu")
         distinct, which = np.unique(paths, axis=0, return_inverse=True)

@@ -1,6 +1,6 @@
 // The tile kernels, written once over `struct S`, which each file of this folder defines first in an anonymous namespace:
-// S::N lanes of float in S::F, with load (of each dtype), store, set1, fma, max, min, largest, where_ge, where_bit, append, scale2; no_nan, note_nan and
-// any_nan on S::Unordered.
+// S::N lanes of float in S::F, with load (of each dtype), store, set1, fma, max, min, largest, where_ge, where_bit, append,
+// scale2; no_nan, note_nan and any_nan on S::Unordered.
 // Everything has internal linkage: see common/host_device.h.
 #include <math.h>
 #include <string.h>

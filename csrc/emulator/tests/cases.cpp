@@ -201,12 +201,13 @@ void make_draft(Random& random, Step& step, const std::vector<float>& target, in
 
 // A law that the rule takes; cascades need the draft's logits.
 TargetLaw make_law(Random& random, Acceptance acceptance, bool logits) {
-  TargetLaw law{LawKind::kLossless, false, 0.0f, 1.0f, false};
+  TargetLaw law{LawKind::kLossless, false, 0.0f, 1.0f, 1.0f, false};
   if ((acceptance != Acceptance::kToken && acceptance != Acceptance::kBlock) || random.chance(0.4)) return law;
   law.kind = logits ? LawKind(1 + random.below(kNumLaws - 1)) : LawKind::kLossy;
   law.alpha = 0.8f * random.uniform();
+  law.rest = 1.0f - law.alpha;
   law.variant = random.chance(0.5) || (law.kind == LawKind::kLossy && acceptance == Acceptance::kBlock);
-  if (law.kind == LawKind::kLossy && !law.variant) law.beta = 1.0f - law.alpha + random.uniform();
+  if (law.kind == LawKind::kLossy && !law.variant) law.beta = law.rest + random.uniform();
   law.cascade_bonus = is_cascade(law.kind) && random.chance(0.5);
   return law;
 }
@@ -357,10 +358,11 @@ Case tree_case(Random& random, bool large) {
   if (cut) --links->max_depth;
 
   VerifyArgs& args = step->args;
-  args.law = {LawKind::kLossless, false, 0.0f, 1.0f, false};
+  args.law = {LawKind::kLossless, false, 0.0f, 1.0f, 1.0f, false};
   if (acceptance == TreeAcceptance::kSample && kind == 1 && random.chance(0.6)) {
     args.law.kind = LawKind(int(LawKind::kChow) + random.below(kNumLaws - int(LawKind::kChow)));
     args.law.alpha = 0.8f * random.uniform();
+    args.law.rest = 1.0f - args.law.alpha;
     args.law.variant = random.chance(0.5);
     args.law.cascade_bonus = random.chance(0.5);
   }

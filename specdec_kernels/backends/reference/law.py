@@ -141,7 +141,7 @@ def make_law(logits: Tensor, params: Params) -> RowLaws:
     scores = (x - finite_max) * inverse_t
     weights = exp(scores)
     # min-p as a bound on logits, not on probabilities: that needs no normaliser and no pass of its own
-    likely = finite_max + params.min_p[..., None].log() / params.inverse_temperature[..., None]
+    likely = finite_max + (params.min_p.log() * torch.where(params.greedy, 1.0, params.temperature))[..., None]
     kept, cut = truncate(x, weights, likely, params)
     cutoff = torch.where(cut & ~one_hot, torch.where(kept, x, math.inf).amin(-1), -math.inf)
     weights = torch.where(kept, weights, 0.0)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...ops.arguments import VerifyArguments
+from ...types import PLACEHOLDER_TOKEN_ID
 
 
 def slots_upto(n: int, like: Tensor) -> Tensor:
@@ -27,6 +28,15 @@ def named(rows: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     if rows.shape[0] == 0:
         return rows.new_zeros(index.numel(), *rows.shape[1:]), none
     return rows[index.long().clamp(0, rows.shape[0] - 1)], none
+
+
+def laid_out(draft: Tensor, accepted: Tensor, final: Tensor, num_tokens: Tensor) -> Tensor:
+    """The tokens ``[batch, n + 1]`` of a step: those of `draft` ``[batch, n]`` that were accepted, then `final`, of all
+    these the first `num_tokens`, then −1; ``[batch]`` each.
+    """
+    slots = slots_upto(draft.shape[1] + 1, draft)
+    tokens = torch.where(slots == accepted[:, None], final[:, None], torch.nn.functional.pad(draft, (0, 1)))
+    return torch.where(slots < num_tokens[:, None], tokens, PLACEHOLDER_TOKEN_ID)
 
 
 def with_rows(

@@ -30,7 +30,8 @@ def shard_draw(args: ShardDrawArguments) -> tuple[Tensor, Tensor, Tensor]:
     left = weights_left(args, x, valid)
     if args.masses is None or args.uniform_samples is None:
         return in_tiles(left, 0.0).sum(-1), nothing.to(torch.int64), nothing
-    uniforms = clean_uniforms(args.uniform_samples).masked_fill(valid.greedy | args.values[..., 0].isinf(), math.nan)
+    certain = valid.greedy | args.values[..., 0].isinf() | (args.weights == 0)
+    uniforms = clean_uniforms(args.uniform_samples).masked_fill(certain, math.nan)
     return nothing, draw(in_tiles(left, 0.0), args.first // TILE, args.masses, uniforms), nothing
 
 

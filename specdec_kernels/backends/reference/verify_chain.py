@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...ops.arguments import VerifyChainArguments
+from ...ops.arguments import ACCEPTANCES, VerifyChainArguments
 from ...types import PLACEHOLDER_TOKEN_ID, Status
 from .coins import with_numbers
 from .draft import can_give, draft_probs
@@ -31,11 +31,11 @@ from .law import (
 from .packed import indexed, padded, with_bonus_rows
 from .processors import processed
 from .reads import Reads, clean_uniforms, flags_of
-from .rows import at, slots_upto
+from .rows import at, laid_out, slots_upto
 from .sample import perturbed
 from .target_law import Mixtures, make_mixtures
 
-TOKEN, BLOCK, MATCH, GREEDY = range(4)
+TOKEN, BLOCK, MATCH, GREEDY = ACCEPTANCES.values()
 
 
 def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -78,7 +78,6 @@ def finished(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """What the op gives."""
     final = rest.draw(chain.uniforms[:, 0])
-    slots = slots_upto(args.num_draft + 1, walk.accepted)
     follows, status = draws_final(chain, walk), chain.span.status
     if args.bonus_tokens is not None:
         given, bonus = whole_with_bonus(chain.span, walk.accepted), args.bonus_tokens.to(torch.int64)
@@ -87,12 +86,12 @@ def finished(
         bad = given & ~good & (bonus != PLACEHOLDER_TOKEN_ID)
         status = status | torch.where(bad, int(Status.BAD_TOKEN), 0)
     num_tokens = walk.accepted + follows.int()
-    tokens = torch.where(slots == walk.accepted[:, None], final[:, None], torch.nn.functional.pad(chain.tokens, (0, 1)))
-    tokens = torch.where(slots < num_tokens[:, None], tokens, PLACEHOLDER_TOKEN_ID)
-    overlap = torch.empty(0, dtype=torch.float32, device=slots.device)
+    tokens = laid_out(chain.tokens, walk.accepted, final, num_tokens)
+    overlap = torch.empty(0, dtype=torch.float32, device=tokens.device)
     if args.return_acceptance:
         overlap = tile_sum(torch.minimum(chain.target.probs, chain.Q))[:, :-1].to(torch.float32)
-        overlap = torch.where(slots[:-1] < make_span(args, chain.Q.shape[-1]).length[:, None], overlap, -1.0)
+        slots, span = slots_upto(args.num_draft, tokens), make_span(args, chain.Q.shape[-1])
+        overlap = torch.where(slots < span.length[:, None], overlap, -1.0)
     reads = what_was_read(args, chain, walk, rest)
     status = status | flags_of(reads, args.shared, chain.params, chain.draft_params)
     int32 = torch.int32

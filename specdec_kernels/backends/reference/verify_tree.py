@@ -31,7 +31,7 @@ from .law import (
 )  # fmt: skip
 from .processors import processed
 from .reads import Reads, clean_uniforms, flags_of
-from .rows import at, slots_upto, with_rows
+from .rows import at, laid_out, slots_upto, with_rows
 from .sample import perturbed
 from .target_law import make_mixtures
 
@@ -67,10 +67,7 @@ def finished(step: Step, walk: Walk) -> tuple[Tensor, Tensor, Tensor, Tensor, Te
     nodes, accepted = tree.path(walk.node)
     accepted, nodes = torch.where(step.idle, 0, accepted), torch.where(step.idle[:, None], -1, nodes)
     num_tokens = accepted + (~step.idle & ~tree.ends(walk.node)).int()
-    tokens = torch.nn.functional.pad(tree.tokens.gather(1, nodes.clamp_min(0)), (0, 1))
-    slots = slots_upto(args.max_depth + 1, tokens)
-    tokens = torch.where(slots == accepted[:, None], walk.final[:, None], tokens)
-    tokens = torch.where(slots < num_tokens[:, None], tokens, PLACEHOLDER_TOKEN_ID)
+    tokens = laid_out(tree.tokens.gather(1, nodes.clamp_min(0)), accepted, walk.final, num_tokens)
     flags = flags_of(what_was_read(step, walk), args.shared, step.params, step.draft_params)
     flags = flags | torch.where(tree.bad, int(Status.BAD_TOKEN), 0)
     flags = flags | torch.where(walk.skipped.any(-1), int(Status.BAD_DRAFT), 0)

@@ -200,6 +200,7 @@ class TargetLaw(NamedTuple):
     number: Any  # constexpr
     variant: Any  # constexpr
     alpha: float
+    rest: float  # 1 - alpha, which keeps more digits than float32's alpha near 1
     beta: float
 
 
@@ -239,7 +240,7 @@ class Siblings(NamedTuple):
 
     masses: Tensor  # [batch, tiles] float32: of what P has become
     removed: Tensor  # [batch, num_nodes] int32: tokens rejected along the path, each node's behind its parent's
-    levels: Tensor  # [batch, max_depth + 1, 7] float32: what the nodes above are left with
+    levels: Tensor  # [batch, max_depth + 1, LEVEL] float32: what the nodes above are left with
     traversal: Any  # constexpr: the rule
 
 

@@ -186,7 +186,7 @@ def keep_from(least, row):
 def defers(target, draft, at, law, p, q, tiles, TILES: tl.constexpr):
     """Whether a cascade that decides by row takes the target's law at a position, not the draft's."""
     if law.number == CHOW:
-        defer = q.entropy > law.alpha if law.variant else q.max_prob < 1.0 - law.alpha
+        defer = q.entropy > law.alpha if law.variant else q.max_prob < law.rest
     elif law.number == BILD:
         if law.variant:
             x = load_logits(target.rows, at.b, at.i, q.argmax)
@@ -230,7 +230,7 @@ def mixtures(
         bound = tl.full((), -INFINITY, tl.float32)
         kept_id = tl.full((), -1, tl.int32)
         if law.number == LOSSY:
-            accept = tl.div_rn(tl.full((), 1.0, tl.float32), 1.0 - law.alpha)
+            accept = tl.div_rn(tl.full((), 1.0, tl.float32), tl.full((), law.rest, tl.float32))
             scale = tl.div_rn(tl.full((), 1.0, tl.float32), tl.full((), law.beta, tl.float32))
             if law.variant:
                 scale = exact_scale(target, draft, at, accept, tiles, TILES)
@@ -241,7 +241,7 @@ def mixtures(
             else:
                 q = load_raw(draft_values, draft_row, draft.laws.argmax)
             if (law.number == TOKEN_V1) | (law.number == TOKEN_V2) | (law.number == TOKEN_V3):
-                least = (1.0 - law.alpha) * p.max_prob if law.number == TOKEN_V3 else p.max_prob - law.alpha
+                least = law.rest * p.max_prob if law.number == TOKEN_V3 else p.max_prob - law.alpha
                 bound, kept_id = keep_from(least, q if law.number == TOKEN_V1 else p)
                 mixture = Mixture(1.0, 0.0, bound, kept_id)
                 scale = deferred_mass(
@@ -272,7 +272,7 @@ def find_mixtures(law: FlatLaw, found: Found, draft: Draft, n: int, spans: torch
     run(
         mixtures, (batch * n,), target, rows - 1, tiles, spans, found.values, draft.laws, draft.values,
         0 if draft.laws.rows is None else tiles_of(draft.laws.rows.vocab),
-        TargetLaw(tl.constexpr(law.number), tl.constexpr(variant), law.alpha, law.beta), numbers,
+        TargetLaw(tl.constexpr(law.number), tl.constexpr(variant), law.alpha, 1 - law.alpha, law.beta), numbers,
         TILES=tiles_of_rows(target.rows, 2), warps=8, registers=128,
     )  # fmt: skip
     kept_by = DRAFT_ROW if law.number == TOKEN_V1.value else TARGET_ROW

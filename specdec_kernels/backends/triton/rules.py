@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ...ops.arguments import ACCEPTANCES
 from .arithmetic import BAD_DRAFT, BAD_PARAM, BAD_TOKEN, LAST_ID, any_flags
 from .bundles import CLOSED, OPEN, TAKES_BONUS, Position
 from .draft import accepts, can_give, q_at, weight_after
@@ -13,11 +14,7 @@ from .mixture import NO_ROW, is_kept, law_remainder, load_mixture
 from .remainder import pair, probabilities
 from .row import load_law, load_logits, tile_ids, weigh
 
-# As in ops/verify_chain.py.
-TOKEN = tl.constexpr(0)
-BLOCK = tl.constexpr(1)
-MATCH = tl.constexpr(2)
-GREEDY = tl.constexpr(3)
+TOKEN, BLOCK, MATCH, GREEDY = (tl.constexpr(number) for number in ACCEPTANCES.values())
 
 
 @triton.jit(do_not_specialize=["vocab", "token_stride", "num_eos", "total", "num_draft", "requests"])

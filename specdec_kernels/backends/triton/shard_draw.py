@@ -65,11 +65,11 @@ def masses(
                 target, draft, Position(row // n, row % n, row, row), weight, 1.0, tile_ids(first_tile, TILES)
             )
             mass = tl.sum(left, 1)
-    tl.store(out + at, mass, mask=inside)
+    tl.store(out + at, tl.where(weight == 0.0, 0.0, mass), mask=inside)
     if points is not None:
         hole = tl.load(points + row).to(tl.int32)
         inner = (hole >= first_tile * TILE) & (hole < (first_tile + TILES) * TILE) & (hole < target.rows.vocab)
-        if inner & (weight >= 0.0) & (certain == 0):
+        if inner & (weight > 0.0) & (certain == 0):
             tl.debug_barrier()  # several threads may have stored that tile's
             ids = hole // TILE * TILE + tl.arange(0, TILE)
             tl.store(out + row * tiles + hole // TILE, tl.sum(without_point(target, row, n, points, ids), 0))
@@ -97,10 +97,10 @@ def draw(
     own = tile - first // TILE
     law = load_law(target.laws, row)
     id = tl.full((), -1, tl.int32)
+    weight = tl.load(weights + row)
     here = (tile >= 0) & (own >= 0) & (own * TILE < target.rows.vocab) & (law.inverse_temperature > 0)
-    if here:
+    if here & (weight != 0.0):
         ids = own * TILE + tl.arange(0, TILE)
-        weight = tl.load(weights + row)
         left = tl.zeros((TILE,), tl.float32)
         if weight < 0.0:
             left = without_point(target, row, n, None, ids)

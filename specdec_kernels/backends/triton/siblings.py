@@ -19,6 +19,8 @@ from .row import tile_ids, total_mass, walk_ids, walk_tiles
 from .tree import coin_at, next_child, store_path, token_of
 
 LEAST_MASS, LIFT = tl.constexpr(2.0**-60), tl.constexpr(2.0**100)
+LEVEL = tl.constexpr(7)
+"""Numbers of a node that is left for its child: those that `store_level` takes."""
 
 
 @triton.jit
@@ -49,6 +51,71 @@ def remaining(
     return left, q
 
 
+@triton.jit
+def masses_left(
+    target,
+    draft,
+    at,
+    scale,
+    taken,
+    lift,
+    removed,
+    begin,
+    end,
+    tiles,
+    masses,
+    TILES: tl.constexpr,
+):
+    """Stores the mass of what `remaining` leaves of each tile; returns that of Q without the children."""
+    mass = tl.zeros((), tl.float32)
+    for first_tile in range(0, tiles, TILES):
+        ids = tile_ids(first_tile, TILES)
+        left, q = remaining(
+            target, draft, at, scale, taken, lift, removed, begin, end, first_tile * TILE, ids, TILES * TILE
+        )
+        tile = first_tile + tl.arange(0, TILES)
+        tl.store(masses + tile, tl.sum(left, 1), mask=tile < tiles)
+        mass += tl.sum(tl.sum(q, 1), 0)
+    return mass
+
+
+@triton.jit
+def after_rejection(scale, taken, lift, only, left_scale, left_taken, rejected, had, total, mass):
+    """What is left after the child `rejected`, which `had` so much of P: of P `total`, of Q `mass`. As in
+    csrc/common/siblings.h.
+    """
+    lifted = tl.where(mass < LEAST_MASS, LIFT, 1.0)
+    change = tl.div_rn(lift, lifted)
+    if total > 0.0:
+        scale = tl.div_rn(left_scale, total)
+        taken = tl.div_rn(left_taken * change, total)
+    else:
+        taken *= change
+        if (taken > 0.0) & (only < 0) & (had > 0.0):
+            only = rejected
+    rest = tl.where(mass > 0.0, tl.div_rn(1.0, tl.where(mass > 0.0, mass * lifted, 1.0)), 0.0)
+    return scale, taken, lifted, rest, only
+
+
+@triton.jit
+def store_level(level, scale, taken, lift, rest, only, w, begin):
+    """What a node is left with, which its child replaces."""
+    tl.store(level, scale)
+    tl.store(level + 1, taken)
+    tl.store(level + 2, lift)
+    tl.store(level + 3, rest)
+    tl.store(level + 4, only.to(tl.float32))
+    tl.store(level + 5, w)
+    tl.store(level + 6, begin.to(tl.float32))
+
+
+@triton.jit
+def load_level(level):
+    """What `store_level` was given."""
+    only, begin = tl.load(level + 4).to(tl.int32), tl.load(level + 6).to(tl.int32)
+    return tl.load(level), tl.load(level + 1), tl.load(level + 2), tl.load(level + 3), only, tl.load(level + 5), begin
+
+
 @triton.jit(do_not_specialize=["tiles", "num_nodes", "max_depth"])
 def try_siblings(
     target,
@@ -73,7 +140,7 @@ def try_siblings(
     tokens = trees.tokens + root
     removed = scratch.removed + root
     masses = scratch.masses + b * tiles
-    levels = scratch.levels + b * (max_depth + 1) * 7
+    levels = scratch.levels + b * (max_depth + 1) * LEVEL
     slot = tl.arange(0, trees.slots)
     parent = tl.load(trees.above + root + slot, mask=slot < num_nodes, other=-1)
     flags = tl.load(trees.state + b)
@@ -106,14 +173,7 @@ def try_siblings(
                 if scratch.traversal:
                     enters = q > 0.0
                     weight = weight_after(w, p, q)
-                    level = levels + accepted * 7
-                    tl.store(level, scale)
-                    tl.store(level + 1, taken)
-                    tl.store(level + 2, rest)
-                    tl.store(level + 3, w)
-                    tl.store(level + 4, begin.to(tl.float32))
-                    tl.store(level + 5, only.to(tl.float32))
-                    tl.store(level + 6, lift)
+                    store_level(levels + accepted * LEVEL, scale, taken, lift, rest, only, w, begin)
                 else:
                     coin, coin_flags = coin_at(uniforms, root + child)
                     flags |= coin_flags
@@ -144,15 +204,8 @@ def try_siblings(
                         tried = node
                         node = tl.load(trees.above + root + node)
                         accepted -= 1
-                        level = levels + accepted * 7
-                        scale = tl.load(level)
-                        taken = tl.load(level + 1)
-                        rest = tl.load(level + 2)
-                        w = tl.load(level + 3)
                         end = begin
-                        begin = tl.load(level + 4).to(tl.int32)
-                        only = tl.load(level + 5).to(tl.int32)
-                        lift = tl.load(level + 6)
+                        scale, taken, lift, rest, only, w, begin = load_level(levels + accepted * LEVEL)
             walking = rejected >= 0
         row = root + node
         drawn = (walking == 0) & (tl.load(trees.ends + root + node) == 0)
@@ -170,30 +223,15 @@ def try_siblings(
                 tl.store(removed + end, y)
                 end += 1
             tl.debug_barrier()
-            mass = tl.zeros((), tl.float32)  # of Q without the children
-            for first_tile in range(0, tiles, TILES):
-                ids = tile_ids(first_tile, TILES)
-                left, q = remaining(
-                    target, draft, at, left_scale, left_taken, lift, removed, begin, end, first_tile * TILE, ids,
-                    TILES * TILE,
-                )  # fmt: skip
-                tile = first_tile + tl.arange(0, TILES)
-                tl.store(masses + tile, tl.sum(left, 1), mask=tile < tiles)
-                mass += tl.sum(tl.sum(q, 1), 0)
+            mass = masses_left(
+                target, draft, at, left_scale, left_taken, lift, removed, begin, end, tiles, masses, TILES
+            )
             tl.debug_barrier()
             if rejected >= 0:
                 total = total_mass(masses, tiles, ROW_TILES)
-                lifted = tl.where(mass < LEAST_MASS, LIFT, 1.0)
-                change = tl.div_rn(lift, lifted)
-                lift = lifted
-                if total > 0.0:
-                    scale = tl.div_rn(left_scale, total)
-                    taken = tl.div_rn(left_taken * change, total)
-                else:
-                    taken *= change
-                    if (taken > 0.0) & (only < 0) & (had > 0.0):
-                        only = rejected
-                rest = tl.where(mass > 0.0, tl.div_rn(1.0, tl.where(mass > 0.0, mass * lift, 1.0)), 0.0)
+                scale, taken, lift, rest, only = after_rejection(
+                    scale, taken, lift, only, left_scale, left_taken, rejected, had, total, mass
+                )
                 if scratch.traversal:  # else it stays 1
                     below = total + 1.0 - w
                     w = tl.where(below > 0.0, tl.div_rn(total, tl.where(below > 0.0, below, 1.0)), 1.0)

@@ -27,7 +27,7 @@ from .law import Found, find_laws
 from .mixture import NO_MIXTURE, find_mixtures
 from .noise import best_scores
 from .processors import with_processors
-from .siblings import try_siblings
+from .siblings import LEVEL, try_siblings
 from .tree import make_trees
 from .tree_walk import choose, law_masses, typical, walk_tree
 from .verify_chain import in_order
@@ -83,7 +83,7 @@ def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     if sampled:
         scratch = Siblings(
             empty(batch, tiles, dtype=torch.float32), empty(batch, num_nodes),
-            empty(batch, max_depth + 1, 7, dtype=torch.float32), tl.constexpr(args.acceptance == TRAVERSAL),
+            empty(batch, max_depth + 1, LEVEL.value, dtype=torch.float32), tl.constexpr(args.acceptance == TRAVERSAL),
         )  # fmt: skip
         run(
             try_siblings, (batch,), found.target, tiles, found.tile_mass, draft.laws, trees, num_nodes,

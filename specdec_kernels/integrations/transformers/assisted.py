@@ -72,10 +72,10 @@ def generate(
 
     transformers keeps its own ``assistant_model``, ``streamer`` and ``tokenizer`` from a ``custom_generate``: within
     `assisted_generation` they work as always; here a streamer is bound beforehand, ``functools.partial(generate,
-    streamer=streamer)``. Greedy output is that of plain greedy generation; sampled output has the distribution of plain
-    sampling with the same GenerationConfig (of ids that tie at the border of top-p all are kept): temperature, top-k,
-    top-p and min-p are applied by the ops, all other logits processors to each row with the text before it, in their
-    order. They and stopping criteria see one sequence,
+    streamer=streamer)``, and given to ``model.generate`` too, which puts the prompt. Greedy output is that of plain
+    greedy generation; sampled output has the distribution of plain sampling with the same GenerationConfig (of ids that
+    tie at the border of top-p all are kept): temperature, top-k, top-p and min-p are applied by the ops, all other
+    logits processors to each row with the text before it, in their order. They and stopping criteria see one sequence,
     ``[1, length]``, at a time, and must depend on their arguments alone.
 
     Parameters
@@ -347,4 +347,6 @@ def _check_status(status: Tensor) -> None:
     if bool(bad.any()):
         row = int(bad.bool().int().argmax())
         flags = Status(int(bad[row])).name
-        raise RuntimeError(f"generate: the logits of sequence {row} cannot be sampled from: {flags}")
+        raise RuntimeError(
+            f"generate: the logits of sequence {row} cannot be sampled from: {flags}, the model's or its assistant's"
+        )

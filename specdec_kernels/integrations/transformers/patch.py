@@ -32,7 +32,8 @@ def assisted_generation(
     """Within: ``model.generate(assistant_model=… | prompt_lookup_num_tokens=…)`` runs here, at any batch size.
 
     Calls stay as they are; what they get is described at `generate` of this module. Every other call of
-    ``model.generate`` is transformers' own.
+    ``model.generate`` is transformers' own, also one that drafts in another way: by ``assistant_early_exit``,
+    ``use_mtp`` or a ``speculation_type``, and without a lookup.
 
     ``with`` blocks may be nested, the innermost one's options count. It may be entered from any number of threads: a
     thread or asyncio task has the options of the block that it is in. transformers' class is changed while any thread
@@ -82,8 +83,16 @@ def _in_its_place(stock: Callable[..., Any]) -> Callable[..., Any]:
             mine, entered = _mine.get(), list(_entered)
             # a block may have been left by another thread than entered it
             options = next((own for own in entered if own is mine), entered[-1] if entered else None)
-        if options is None:  # the last block was left after this method had been taken
+        # no options: the last block was left after this method had been taken
+        if options is None or _drafts_by_itself(kwargs["generation_config"]):
             return stock(model, *args, **kwargs)
         return generate(model, *args, **{**kwargs, **options})
 
     return _assisted_decoding
+
+
+def _drafts_by_itself(config: Any) -> bool:
+    """Whether transformers would draft neither by a lookup nor by a model that `generate` serves."""
+    if config.prompt_lookup_num_tokens is not None:
+        return False
+    return config.assistant_early_exit is not None or bool(config.use_mtp or config.speculation_type)

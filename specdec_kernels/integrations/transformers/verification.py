@@ -48,9 +48,10 @@ def speculative_sampling(
         ``[1, candidate_length + 1, vocab]``: the target's, processed.
     is_done_candidate : bool or Tensor
         Of transformers up to 5.19: the draft ends the text, nothing is drawn after it if all is accepted. Later
-        versions have `assistant_ensemble_weight` in this place: a float in (0, 1), or None, is that.
+        versions have `assistant_ensemble_weight` in this place: a float in (0, 1], or None, is that.
     assistant_ensemble_weight : float, optional
-        w in (0, 1): verify against ``w · p + (1 − w) · q`` instead of the target's p, as transformers does.
+        w in (0, 1]: verify against ``w · p + (1 − w) · q`` instead of the target's p, as transformers does.
+        1 is as None.
 
     Returns
     -------
@@ -64,7 +65,7 @@ def speculative_sampling(
     ImportError
         A transformers that is not known, with the range of those that are.
     ValueError, TypeError
-        As of `verify_chain`; a batch other than 1; a weight outside (0, 1).
+        As of `verify_chain`; a batch other than 1; a weight outside (0, 1].
     """
     check_version("speculative_sampling")
     op = "speculative_sampling"
@@ -84,8 +85,8 @@ def speculative_sampling(
             raise ValueError(
                 f"{op}: is_done_candidate must be a bool beside assistant_ensemble_weight, got {is_done_candidate}"
             )
-        if not 0 < is_done_candidate < 1:
-            raise ValueError(f"{op}: is_done_candidate must be a bool, or a weight in (0, 1), got {is_done_candidate}")
+        if not 0 < is_done_candidate <= 1:
+            raise ValueError(f"{op}: is_done_candidate must be a bool, or a weight in (0, 1], got {is_done_candidate}")
         is_done_candidate, assistant_ensemble_weight = False, is_done_candidate
     if isinstance(is_done_candidate, Tensor):
         check_tensor(op, "is_done_candidate", is_done_candidate, (torch.bool,), new_logits.device)
@@ -111,8 +112,10 @@ def speculative_sampling(
 def _ensemble(candidate_logits: Tensor, new_logits: Tensor, weight: float) -> Tensor:
     """`new_logits`, with those that judge a draft token replaced by the mixture's."""
     check_instance("speculative_sampling", "assistant_ensemble_weight", weight, (int, float), "a number")
-    if not 0 < weight < 1:
-        raise ValueError(f"speculative_sampling: assistant_ensemble_weight must be in (0, 1), got {weight}")
+    if weight is True or not 0 < weight <= 1:
+        raise ValueError(f"speculative_sampling: assistant_ensemble_weight must be in (0, 1], got {weight}")
+    if weight == 1:
+        return new_logits
     p, q = new_logits.float().log_softmax(-1), candidate_logits.float().log_softmax(-1)
     mixed = torch.logaddexp(p[:, :-1] + math.log(weight), q + math.log1p(-weight))
     return torch.cat([mixed, p[:, -1:]], dim=1)

@@ -157,20 +157,21 @@ def draw_seeded(parts: Sequence[Tensor], generators: Mapping[int, torch.Generato
 
 def make_rejection_sample(stock: Function) -> Function:
     """``rejection_sample``, whose logits have been cut and divided by the temperature, and whose bonus tokens are drawn
-    already. No row is copied.
+    already. No row is copied. Synthetic acceptance, FLy and what a version has behind these arguments are left to
+    `stock`.
     """
 
     def rejection_sample(
         draft_token_ids: Tensor, num_draft_tokens: list[int], max_spec_len: int, cu_num_draft_tokens: Tensor,
         draft_probs: Tensor | None, target_logits: Tensor, bonus_token_ids: Tensor, sampling_metadata: Any,
         synthetic_mode: bool = False, synthetic_conditional_rates: Tensor | None = None, use_fp64_gumbel: bool = False,
-        **fly: Any,
+        *more: Any, **fly: Any,
     ) -> Tensor:  # fmt: skip
-        if synthetic_mode or fly.get("fly_window_size"):
+        if synthetic_mode or fly.get("fly_window_size") or any(one is not None for one in more):
             return stock(
                 draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, target_logits,
                 bonus_token_ids, sampling_metadata, synthetic_mode, synthetic_conditional_rates, use_fp64_gumbel,
-                **fly,
+                *more, **fly,
             )  # fmt: skip
         sampling, greedy = sampling_metadata, sampling_metadata.all_greedy
         # Without drafts nothing is drawn here: a generator's state must not depend on whether others have drafts.

@@ -23,13 +23,16 @@ from ...types import TokenMap
 from .replacing import replace
 
 FOLDER = "vllm.v1.worker.gpu.spec_decode"
+VERIFY = ("rejection_sampler_utils", "rejection_sampler")
+"""The modules that `rejection_sample` is of, and used in under a name of its own."""
 DRAW_DRAFTS = ("speculator", "dspark.speculator")
 """The modules whose drafts `gumbel_sample` draws."""
 
 
 def patch() -> None:
     """Patch the modules of vLLM that the V2 runner verifies and drafts with."""
-    replace(importlib.import_module(f"{FOLDER}.rejection_sampler"), "rejection_sample", make_rejection_sample)
+    for name in VERIFY:
+        replace(importlib.import_module(f"{FOLDER}.{name}"), "rejection_sample", make_rejection_sample)
     for name in DRAW_DRAFTS:
         replace(importlib.import_module(f"{FOLDER}.{name}"), "gumbel_sample", make_gumbel_sample)
 
@@ -38,21 +41,23 @@ def make_rejection_sample(stock: Callable[..., Any]) -> Callable[..., Any]:
     """``rejection_sample``: ``(sampled [batch, K + 1] int64, num_sampled [batch] int32)``, −1 after the last token.
 
     The target's logits have been cut and divided by the temperature; the draft's, ``[max_reqs, K, vocab_draft]``, are
-    those of the draft model, and are read where they are. Synthetic acceptance, FLy and watermarks are
-    left to `stock`.
+    those of the draft model, and are read where they are. Synthetic acceptance, FLy, watermarks and what a version has
+    behind these arguments are left to `stock`.
     """
 
     def rejection_sample(
         target_logits: Tensor, draft_logits: Tensor | None, draft_sampled: Tensor, cu_num_logits: Tensor, pos: Tensor,
         idx_mapping: Tensor, expanded_idx_mapping: Tensor, expanded_local_pos: Tensor, temperature: Tensor,
         seed: Tensor, num_speculative_steps: int, synthetic_conditional_rates: Tensor | None = None,
-        use_fp64: bool = False, use_block_verification: bool = False, contexts: Tensor | None = None, **options: Any,
+        use_fp64: bool = False, use_block_verification: bool = False, contexts: Tensor | None = None, *more: Any,
+        **options: Any,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        if synthetic_conditional_rates is not None or contexts is not None or options.get("fly_window_size"):
+        lossy = synthetic_conditional_rates is not None or options.get("fly_window_size")
+        if lossy or contexts is not None or any(one is not None for one in more):
             return stock(
                 target_logits, draft_logits, draft_sampled, cu_num_logits, pos, idx_mapping, expanded_idx_mapping,
                 expanded_local_pos, temperature, seed, num_speculative_steps, synthetic_conditional_rates, use_fp64,
-                use_block_verification, contexts, **options,
+                use_block_verification, contexts, *more, **options,
             )  # fmt: skip
         batch, device = len(idx_mapping), target_logits.device
         cu = (cu_num_logits - torch.arange(batch + 1, device=device)).to(torch.int32)

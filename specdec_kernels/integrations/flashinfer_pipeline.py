@@ -1,0 +1,282 @@
+"""FlashInfer's pipelines of logits processors by their own names, of the functions of `flashinfer`: change the import.
+
+    # was: from flashinfer.logits_processor import LogitsPipe, Sample, Softmax, Temperature, TopP
+    from specdec_kernels.integrations.flashinfer_pipeline import LogitsPipe, Sample, Softmax, Temperature, TopP
+
+    pipe = LogitsPipe([Temperature(), Softmax(), TopP(), Sample()])
+    tokens = pipe(logits, temperature=0.8, top_p=0.9)
+
+Names are those of FlashInfer 0.7.2's ``flashinfer.logits_processor``. Each processor takes logits, probabilities or
+either, and says so when a pipe is made; what it does is what `flashinfer` says of its function, ties and rows without a
+distribution included. Different on purpose:
+
+- Processors, operators and rules of one's own are not served, nor are tensors with a type of their own.
+- Parameters are given when the pipe is called, not when a processor is made.
+- What is wrong when a pipe is called raises what the function raises: TypeError, too, and in its name.
+- A compiled pipe draws with fewer tensors between, and tokens of the same distribution; of `TopK` with
+  ``joint_topk_topp``, and `TopP` and `Sample` right after it, another: that of "joint" in `flashinfer`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..checks import check_flag, check_instance, check_sequence
+from . import flashinfer
+from .flashinfer import _params, _renormalised, _rows
+
+__all__ = [
+    "LogitsPipe",
+    "LogitsProcessor",
+    "MinP",
+    "Sample",
+    "Softmax",
+    "Temperature",
+    "TensorType",
+    "TopK",
+    "TopP",
+]
+
+
+class TensorType(Enum):
+    """What the numbers of a tensor are: LOGITS, PROBS (probabilities, of any positive sum) or INDICES (ids)."""
+
+    LOGITS = 1
+    PROBS = 2
+    INDICES = 3
+
+    def __str__(self) -> str:
+        return self.name
+
+
+LOGITS, PROBS, INDICES = TensorType
+
+
+class LogitsProcessor:
+    """What the processors of a `LogitsPipe` are; it serves those of this module alone."""
+
+    makes: ClassVar[dict[TensorType, TensorType]] = {}
+    """What it makes of what it takes."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class Temperature(LogitsProcessor):
+    """Divide logits by `temperature`, a number above 0 or ``[batch]`` of any floating dtype."""
+
+    makes: ClassVar = {LOGITS: LOGITS}
+
+
+class Softmax(LogitsProcessor):
+    """Make probabilities, float32, of logits: `flashinfer.softmax`; `enable_pdl` changes nothing."""
+
+    makes: ClassVar = {LOGITS: PROBS}
+
+    def __init__(self, enable_pdl: bool | None = None) -> None:
+        pass
+
+
+class TopK(LogitsProcessor):
+    """Keep the `top_k` largest of logits, `flashinfer.top_k_mask_logits`, or probabilities, `top_k_renorm_probs`.
+
+    Raises
+    ------
+    TypeError
+        `joint_topk_topp` is no bool. True: where `TopP` and `Sample` come next, both look at the whole row.
+    """
+
+    makes: ClassVar = {LOGITS: LOGITS, PROBS: PROBS}
+
+    def __init__(self, joint_topk_topp: bool = False) -> None:
+        check_flag("TopK", "joint_topk_topp", joint_topk_topp)
+        self.joint_topk_topp = joint_topk_topp
+
+
+class TopP(LogitsProcessor):
+    """Keep the likeliest ids whose probabilities reach `top_p`: `flashinfer.top_p_renorm_probs`."""
+
+    makes: ClassVar = {PROBS: PROBS}
+
+
+class MinP(LogitsProcessor):
+    """Keep ids of `min_p` times the largest probability or more, renormalised, as float32."""
+
+    makes: ClassVar = {PROBS: PROBS}
+
+
+class Sample(LogitsProcessor):
+    """Draw a token of each row, or of those that `indices` names; `deterministic` changes nothing."""
+
+    makes: ClassVar = {LOGITS: INDICES, PROBS: INDICES}
+
+    def __init__(self, deterministic: bool = True) -> None:
+        pass
+
+
+def _scaled(logits: Tensor, temperature: Tensor | float) -> Tensor:
+    _, rows = _rows("Temperature", "logits", logits)
+    _params("Temperature", rows, temperature=temperature)
+    if isinstance(temperature, Tensor):
+        return logits / temperature[:, None]
+    if not temperature > 0:
+        raise ValueError(f"Temperature: temperature must be > 0, got {temperature}")
+    return logits / temperature
+
+
+def _cut_by_min_p(probs: Tensor, min_p: Tensor | float) -> Tensor:
+    vocab, rows = _rows("MinP", "probs", probs)
+    return _renormalised(rows, _params("MinP", rows, min_p=min_p))[:, :vocab]
+
+
+_PROCESSORS = (Temperature, Softmax, TopK, TopP, MinP, Sample)
+_JOINT = functools.partial(flashinfer.top_k_top_p_sampling_from_probs, filter_apply_order="joint")
+_RUNS: dict[tuple[Any, ...], tuple[Callable[..., Any], tuple[str, ...]]] = {
+    (LOGITS, Temperature): (_scaled, ("temperature",)),
+    (LOGITS, Softmax): (flashinfer.softmax, ()),
+    (LOGITS, TopK): (flashinfer.top_k_mask_logits, ("top_k",)),
+    (LOGITS, Sample): (flashinfer.sampling_from_logits, ()),
+    (PROBS, TopK): (flashinfer.top_k_renorm_probs, ("top_k",)),
+    (PROBS, TopP): (flashinfer.top_p_renorm_probs, ("top_p",)),
+    (PROBS, MinP): (_cut_by_min_p, ("min_p",)),
+    (PROBS, Sample): (flashinfer.sampling_from_probs, ()),
+    # by a compiled pipe
+    (LOGITS, Temperature, Softmax): (flashinfer.softmax, ("temperature",)),
+    (PROBS, TopK, Sample): (flashinfer.top_k_sampling_from_probs, ("top_k",)),
+    (PROBS, TopP, Sample): (flashinfer.top_p_sampling_from_probs, ("top_p",)),
+    (PROBS, MinP, Sample): (flashinfer.min_p_sampling_from_probs, ("min_p",)),
+    (PROBS, TopK, TopP, Sample): (_JOINT, ("top_k", "top_p")),  # not without `joint_topk_topp`
+}
+"""What is given, and processors in a row: the function that does it, and its parameters after the rows."""
+
+
+class LogitsPipe:
+    """Processors in their order, as one function.
+
+    Parameters
+    ----------
+    processors : sequence of LogitsProcessor
+        At least one; each takes what the one before it makes. After `Sample` comes none.
+    compile : bool
+        Draw from uncut rows where a filter stands right before `Sample`, and divide by the temperature within the
+        softmax; see also `compile`.
+    input_type : TensorType, optional
+        LOGITS or PROBS; needed where the first processor takes both.
+    custom_fusion_rules, custom_validity_checks : None
+        Not served.
+
+    Raises
+    ------
+    TypeError
+        Something else among `processors`, or a wrong type of an option.
+    ValueError
+        No processors, one that cannot take what it is given, or no `input_type` where it is needed.
+    """
+
+    def __init__(
+        self,
+        processors: Sequence[LogitsProcessor],
+        compile: bool = True,
+        input_type: TensorType | None = None,
+        custom_fusion_rules: None = None,
+        custom_validity_checks: None = None,
+    ) -> None:
+        check_sequence("LogitsPipe", "processors", processors, LogitsProcessor, "Temperature(), Softmax(), TopK(), …")
+        for processor in processors:
+            if type(processor) not in _PROCESSORS:
+                raise TypeError(f"LogitsPipe: processors must be those of its module, got {processor}")
+        check_flag("LogitsPipe", "compile", compile)
+        check_instance("LogitsPipe", "input_type", input_type, (TensorType, type(None)), "a TensorType or None")
+        self.processors = list(processors)
+        first = self.processors[0].makes
+        if input_type is None and len(first) > 1:
+            raise ValueError(
+                f"LogitsPipe: input_type must be given where the first of processors takes both, "
+                f"as {self.processors[0]} does, got None"
+            )
+        self._initial_type = kind = next(iter(first)) if input_type is None else input_type
+        for place, processor in enumerate(self.processors):
+            if kind not in processor.makes:
+                takes = " or ".join(map(str, processor.makes))
+                raise ValueError(f"LogitsPipe: processors[{place}] must take {kind}, got {processor}: it takes {takes}")
+            kind = processor.makes[kind]
+        self._runs = self._planned(1)
+        if compile:
+            self.compile(custom_fusion_rules, custom_validity_checks)
+        else:
+            _check_none(custom_fusion_rules, custom_validity_checks)
+
+    @property
+    def initial_type(self) -> TensorType:
+        """What it takes."""
+        return self._initial_type
+
+    def compile(self, custom_fusion_rules: None = None, custom_validity_checks: None = None) -> None:
+        """Do from now on what the option `compile` says."""
+        _check_none(custom_fusion_rules, custom_validity_checks)
+        self._runs = self._planned(3)
+
+    def __call__(
+        self,
+        x: Tensor,
+        *,
+        temperature: Tensor | float | None = None,
+        top_k: Tensor | int | None = None,
+        top_p: Tensor | float | None = None,
+        min_p: Tensor | float | None = None,
+        indices: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        is_deterministic: bool = False,
+    ) -> Tensor:
+        """What the processors make of `x`, ``[rows, vocab]``: such a tensor again, or ``[batch]`` ids.
+
+        Parameters that no processor needs are not looked at, and `is_deterministic` never is. `indices` and `generator`
+        are `Sample`'s, see `flashinfer.sampling_from_logits`. With `indices` a parameter of the filter right before
+        `Sample` has one value an output, those of others one a row.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A parameter that is missing, or what the functions raise.
+        """
+        given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        for run, call, names in self._runs:
+            for name in names:
+                if given[name] is None:
+                    raise ValueError(f"LogitsPipe: {name} must be given, as {run} needs it, got None")
+            drawing = {"indices": indices, "generator": generator} if isinstance(run[-1], Sample) else {}
+            x = call(x, *(given[name] for name in names), **drawing)
+        return x
+
+    def __repr__(self) -> str:
+        return f"LogitsPipe({self.processors})"
+
+    def _planned(self, longest: int) -> list[tuple[list[LogitsProcessor], Callable[..., Any], tuple[str, ...]]]:
+        """The processors, as many together as `longest` allows."""
+        planned, place, kind = [], 0, self._initial_type
+        while place < len(self.processors):
+            for width in range(longest, 0, -1):
+                run = self.processors[place : place + width]
+                known = _RUNS.get((kind, *map(type, run)))
+                if known and (known[0] is not _JOINT or getattr(run[0], "joint_topk_topp", False)):
+                    break
+            assert known
+            planned.append((run, *known))
+            place += len(run)
+            for processor in run:
+                kind = processor.makes[kind]
+        return planned
+
+
+def _check_none(custom_fusion_rules: object, custom_validity_checks: object) -> None:
+    for name, value in (
+        ("custom_fusion_rules", custom_fusion_rules),
+        ("custom_validity_checks", custom_validity_checks),
+    ):
+        check_instance("LogitsPipe", name, value, type(None), "None: there are no operators to write any for")
