@@ -14,7 +14,7 @@ from python_tests.decoding.models import TableRunner, prompts, tiny
 from python_tests.decoding.test_graph import both, cuda, same  # noqa: F401 - a fixture
 from python_tests.decoding.test_schedule import result
 from python_tests.decoding.test_trees import TOKENS, TREE, Fixed, TreeTable, exact_law, frequencies, medusa, target
-from specdec_kernels.decoding import DecodingState
+from specdec_kernels.decoding import DecodingState, rehearsal
 from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS
 from specdec_kernels.decoding.schedule import AutoSchedule
 from specdec_kernels.drafters import Draft
@@ -113,7 +113,7 @@ def test_a_draft_model_reads_what_plain_steps_wrote() -> None:
     drafter = sk.ModelTreeDrafter(model, 5, 4, 1)
     out = sk.generate(
         model, ids, attention_mask=mask, drafter=drafter, acceptance="greedy", max_new_tokens=50, eos_token_id=[],
-        num_speculative_tokens=sk.CostTable(np.array([0, 2, 6, 8, 12]), np.array([FREE, DEAR, FREE, DEAR, FREE])),
+        num_speculative_tokens=sk.CostTable(np.array([0, 2, 10, 12, 20]), np.array([FREE, DEAR, FREE, DEAR, FREE])),
     )  # fmt: skip
     assert 3 < out.stats.draft_steps < out.stats.target_forwards - 5
     assert out.stats.num_accepted > 0.95 * out.stats.num_drafted > 40
@@ -164,6 +164,15 @@ def test_seeds_reproduce_and_typical_drafts_at_every_step() -> None:
 def test_nominal_costs_of_a_tree() -> None:
     assert sk.CostTable.nominal(False, 2, 8, 3).at(0) == pytest.approx([1, 1.7])
     assert sk.CostTable.nominal(True, 1, 4, 3).at(0) == pytest.approx(sk.CostTable.nominal(True).at(0)[[0, 2]])
+
+
+def test_trees_of_another_size_have_costs_of_their_own() -> None:
+    target = TreeTable(TableRunner.random(23).table)
+    for number, nodes in enumerate((4, 4, 8, 4), 1):
+        drafter = sk.NgramTreeDrafter(num_nodes=nodes, max_depth=3)
+        out = sk.generate(target, torch.tensor([[5, 6, 7]]), drafter=drafter, max_new_tokens=9, eos_token_id=[])
+        assert len(rehearsal._known[rehearsal.Identity(target)]) == (1 if number < 3 else 2)
+        assert out.stats.costs is not None and (out.stats.costs.ahead == 0) == (number in (1, 3)), "begun anew"
 
 
 # --- on a GPU, and refusals -------------------------------------------------------------------------------------------
