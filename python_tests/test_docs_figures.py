@@ -141,6 +141,20 @@ def adaptive(label: str, column: str, drafter: str = "lookup") -> Expected:
     return [found[key] for key in (("ratio", "ratio_low", "ratio_high") if number == "auto" else ("ratio",))]
 
 
+AUTO_TREES = {"one": "end_to_end_auto_trees", "eight": "end_to_end_auto_trees_8"}
+
+
+def adaptive_trees(label: str, column: str) -> Expected:
+    """The same of lookups' trees: at every step, and of "auto" with its interval."""
+    prompts, sampling, size = label.split(", ")
+    nodes, auto = re.fullmatch(r'(\d+) nodes(, "auto")?', column).groups()  # type: ignore[union-attr]
+    found = row(
+        AUTO_TREES[size], AVX2, prompts=prompts, temperature=float(sampling != "greedy"),
+        num_speculative_tokens=f"auto, {nodes}" if auto else int(nodes),
+    )  # fmt: skip
+    return [found[key] for key in (("ratio", "ratio_low", "ratio_high") if auto else ("ratio",))]
+
+
 def replayed(label: str, column: str, name: str = "replay", folder: Path = AVX2) -> Expected:
     """The same by replay: of "auto" with the tenth of batches below, of the best fixed number with that number."""
     (prompts, sampling), (batch, way) = label.split(", "), column.split(": ")
@@ -414,7 +428,7 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "forward": forward, "own loop": own_loop, "auto": adaptive, "auto, replayed": replayed, "auto, earlier": adaptive,
     "auto, n-gram model": partial(adaptive, drafter="ngram-lm"),
     "auto, n-gram model, earlier": partial(adaptive, drafter="ngram-lm"),
-    "auto, draft model": partial(adaptive, drafter="model"),
+    "auto, draft model": partial(adaptive, drafter="model"), "auto, trees": adaptive_trees,
     "auto, n-gram model, replayed": partial(replayed, name="replay_ngrams"),
     "auto, draft model, replayed": partial(replayed, name="replay_model", folder=RESULTS),
     "matches": of_matches, "instructions": instructions,

@@ -12,7 +12,7 @@ import pytest
 from bench import report
 from bench.cascades import report as cascades_report
 from python_tests.docs_tables import AVX2, RESULTS, ROOT, agrees, results
-from python_tests.test_docs_figures import AUTO, CASCADES, decoded, milliseconds, planned
+from python_tests.test_docs_figures import AUTO, AUTO_TREES, CASCADES, decoded, milliseconds, planned
 from specdec_kernels import analysis
 
 if not RESULTS.exists():
@@ -94,6 +94,21 @@ def test_what_is_said_of_a_chosen_length_is_of_the_results() -> None:
     together = min(goals[name][-3] for name in (AUTO["eight"], AUTO["code-edit, eight"]))
     for said, measured in ((one[1], pace), (one[2], share), (eight[1], together)):
         assert float(said) <= measured < float(said) + 1e-3
+
+
+def test_what_is_said_of_trees_that_are_chosen_is_of_the_results() -> None:
+    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    figures = r"least ([\d.]+) times plain decoding's speed here, .{,50} down to (\d\.\d+)\. .{,40} has ([\d.]+) or"
+    said = re.search(figures, text)
+    found = [results(name, AVX2) for name in AUTO_TREES.values()]
+    goals = {goal["what"]: goal["measured"] for each in reversed(found) for goal in each["targets"]}
+    rows = [row for each in found for row in each["rows"]]
+    always = min(row["ratio"] for row in rows if isinstance(row["num_speculative_tokens"], int))
+    chosen = min(row["ratio"] for row in rows if str(row["num_speculative_tokens"]).startswith("auto"))
+    (share,) = (measured for what, measured in goals.items() if "best fixed K" in what)
+    assert said and agrees(said[2], always) and not any(row["batches_differing"] for row in rows)
+    for figure, least in ((said[1], chosen), (said[3], share)):
+        assert float(figure) <= least < float(figure) + 0.01
 
 
 @pytest.mark.parametrize("name", ["replay", "replay_ngrams"])
