@@ -6,8 +6,9 @@ but for ``prompt_lookup_num_tokens`` and the block of `assisted_generation` arou
 batch of prompts, in an order shuffled each time. A round gives each way's tokens a second, prefill included, and their
 ratio to plain generation's in the same round, by the wall clock and by the process's own CPU time, which on a busy
 machine says more; results are medians over the rounds. transformers' own assisted generation takes one sequence only.
-With ``--own-loop`` there are also two ways that are calls of `sk.generate` on the model of ``examples/own_loop.py``:
-plain, and with the same lookup and rule "match".
+With ``--own-loop`` there are also calls of `sk.generate` on the model of ``examples/own_loop.py``: plain, with the same
+lookup, with an n-gram model whose draft length is chosen ("auto"), and, where there is an ``--assistant``, with trees
+that its weights, rounded to bfloat16, draft.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,9 +43,22 @@ from specdec_kernels.options import LENGTH, POSITIVE, existing
 
 PLAIN, STOCK, OURS, AUTO = "plain", "transformers", "specdec_kernels", "specdec_kernels, auto"
 STOCK_MODEL, OURS_MODEL = f"{STOCK}, assistant", f"{OURS}, assistant"
-LOOPS: dict[str, sk.Drafter] = {"own loop, plain": sk.NoDrafter(), "own loop": sk.NgramDrafter()}
 CLOCKS: dict[str, Callable[[], float]] = {"ratio": time.perf_counter, "ratio_cpu": time.process_time}
 """By what a row calls the ratio of rates that each gives."""
+TREE = 6  # nodes that the draft model drafts
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A call of `sk.generate`."""
+
+    drafter: sk.Drafter
+    num_speculative_tokens: int | str | None = None
+    """None: as many as the other ways have."""
+    acceptance: str = "match"
+
+
+LOOPS = {"own loop, plain": Loop(sk.NoDrafter()), "own loop": Loop(sk.NgramDrafter())}
 SAMPLING = {
     "greedy": sk.SamplingParams(0.0),
     "T = 1": sk.SamplingParams(),
@@ -77,17 +92,18 @@ def measure(
     advance: Any,
     assistant: Any = None,
     runner: Runner | None = None,
+    loops: Mapping[str, Loop] = LOOPS,
 ) -> dict[str, dict[str, Any]]:
     """For each way its tokens and seconds, by both clocks, a number a round, and how many batches of greedy answers
     were unlike plain ones. With a draft model, `assistant`, there are ways that draft with it as well, with a `runner`
-    of the same model those of its own loop.
+    of the same model those of its own loop, `loops`.
     """
     alone = all(len(ids) == 1 for ids, _ in batches)
     ways = [PLAIN, OURS, AUTO, *[STOCK] * alone]
     if assistant is not None:
         ways += [OURS_MODEL, *[STOCK_MODEL] * alone]
     if runner is not None:
-        ways += LOOPS
+        ways += loops
     results: dict[str, dict[str, Any]] = {
         way: {"tokens": [0] * rounds, "differing": 0, **{clock: [0.0] * rounds for clock in CLOCKS}} for way in ways
     }
@@ -96,10 +112,12 @@ def measure(
     drafted |= dict.fromkeys((OURS_MODEL, STOCK_MODEL), {"assistant_model": assistant})
 
     def answer(way: str, ids: Tensor, mask: Tensor, turn: int) -> Tensor:
-        if way in LOOPS:
+        if way in loops:
+            loop = loops[way]
+            number = num_speculative_tokens if loop.num_speculative_tokens is None else loop.num_speculative_tokens
             return sk.generate(
-                runner, ids, attention_mask=mask, drafter=LOOPS[way], sampling=sampling, max_new_tokens=max_new_tokens,
-                num_speculative_tokens=num_speculative_tokens, eos_token_id=(), acceptance="match",
+                runner, ids, attention_mask=mask, drafter=loop.drafter, sampling=sampling, eos_token_id=(),
+                max_new_tokens=max_new_tokens, num_speculative_tokens=number, acceptance=loop.acceptance,
                 seeds=torch.arange(len(ids)) + 1000 * turn,
             ).sequences  # fmt: skip
         torch.manual_seed(turn)
@@ -169,6 +187,14 @@ def _measured(arguments: argparse.Namespace) -> None:
         assistant.generation_config.num_assistant_tokens_schedule = "constant"
         sk.pack_linear_weights(assistant)
     runner = LeanLlama(model) if arguments.own_loop else None
+    loops = LOOPS
+    if arguments.own_loop:
+        made = real_model.drafters_of(["ngram-lm"], model, tokenizer, None)
+        loops = loops | {"own loop, n-gram model": Loop(made["ngram-lm"], "auto")}
+    if arguments.own_loop and arguments.assistant is not None:
+        draft = real_model.draft_in_own_loop(assets.load_folder(arguments.assistant)[0].bfloat16())
+        tree = sk.ModelTreeDrafter(draft.draft_model, TREE, token_map=draft.token_map)
+        loops = loops | {"own loop, tree": Loop(tree, tree.max_depth, "token")}
     rows: list[dict[str, Any]] = []
     with sk.pack_linear_weights(model), tqdm(unit="answer", mininterval=1.0, disable=None) as bar:
         model.generate(*prompts.encode(tokenizer, texts[arguments.sets[0]][:1])[:1], max_new_tokens=4)
@@ -182,6 +208,7 @@ def _measured(arguments: argparse.Namespace) -> None:
                         model, batches, SAMPLING[sampling], rounds=arguments.rounds, advance=bar.update,
                         max_new_tokens=arguments.max_new_tokens,
                         num_speculative_tokens=arguments.num_speculative_tokens, assistant=assistant, runner=runner,
+                        loops=loops,
                     )  # fmt: skip
                     fresh = rows_of(name, batch, sampling, results)
                     rows += fresh

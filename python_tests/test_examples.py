@@ -18,6 +18,7 @@ from scipy import stats
 import specdec_kernels as sk
 from python_tests.decoding.models import near, prompts, tiny
 from python_tests.support import example
+from specdec_kernels.assets import model_dir
 from specdec_kernels.decoding import Prompt
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -225,3 +226,28 @@ def test_a_program_that_is_called_wrongly_says_how_it_is_called(name: str) -> No
     environment = {key: value for key, value in os.environ.items() if key != "RANK"}
     done = subprocess.run([sys.executable, program, "--help"], capture_output=True, text=True, env=environment)
     assert done.returncode == 1 and f"examples/{name}.py" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.model
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "said"), [("own_loop", 4 * ["tokens/s"] + 4 * [" ms"]), ("plain_loop", ["A robin is"])]
+)
+def test_a_program_runs_with_the_real_model(name: str, said: list[str]) -> None:
+    arguments = [model_dir(), model_dir(), "A robin is"] if name == "plain_loop" else []
+    done = subprocess.run(
+        [sys.executable, ROOT / f"examples/{name}.py", *arguments], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) >= len(said) and all(words in line for words, line in zip(said, lines, strict=False))
+
+
+@pytest.mark.long
+def test_the_compiled_step_runs_as_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples/compiled_step.py"], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    words, mean = done.stdout.rsplit(maxsplit=1)
+    assert words == "tokens a step:" and 1 <= float(mean) <= 6

@@ -230,7 +230,7 @@ def test_the_time_of_each_part() -> None:
 
     seen = watch(
         target, prompts(6, vocab=23)[0], drafter=drafter, clock=clock, acceptances=False, stop=looked_at,
-        num_speculative_tokens=3, max_new_tokens=8, eos_token_id=[],
+        num_speculative_tokens=3, max_new_tokens=8, eos_token_id=[], seeds=torch.tensor([1]),
     )  # fmt: skip
     assert seen.acceptance.shape == (0, 0) and len(seen.sequence) == 0
     assert len(seen.rows) == len(seen.seconds) == seen.output.stats.target_forwards

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import specdec_kernels as sk
 from bench import in_transformers as bench
 from examples.own_loop import LeanLlama
 from python_tests.decoding.models import near, prompts, tiny
@@ -9,9 +10,11 @@ from python_tests.decoding.models import near, prompts, tiny
 
 def test_every_way_is_measured_and_gives_plain_answers() -> None:
     model, turns = tiny("llama", 1), []
+    tree = sk.ModelTreeDrafter(LeanLlama(near("llama", 1, 0.1)), bench.TREE)
+    loops = bench.LOOPS | {"n-grams": bench.Loop(sk.NgramLMDrafter(), "auto"), "tree": bench.Loop(tree, 2, "token")}
     for batch, ways in (
         (1, [bench.OURS, bench.OURS_MODEL, bench.AUTO, bench.STOCK, bench.STOCK_MODEL]),
-        (3, [bench.OURS, bench.AUTO, *bench.LOOPS]),
+        (3, [bench.OURS, bench.AUTO, *loops]),
     ):  # fmt: skip
         assistant = near("llama", 1, 0.1) if bench.OURS_MODEL in ways else None
         runner = LeanLlama(model) if "own loop" in ways else None
@@ -20,7 +23,7 @@ def test_every_way_is_measured_and_gives_plain_answers() -> None:
             turns.clear()
             results = bench.measure(
                 model, batches, sampling, rounds=2, max_new_tokens=5, num_speculative_tokens=3,
-                advance=lambda: turns.append(1), assistant=assistant, runner=runner,
+                advance=lambda: turns.append(1), assistant=assistant, runner=runner, loops=loops,
             )  # fmt: skip
             rows = bench.rows_of("texts", batch, name, results)
             assert {row["way"] for row in rows} == set(ways) and len(turns) == 2 * (len(ways) + 1)

@@ -41,6 +41,25 @@ def test_ngram_proposes_what_followed_before() -> None:
     assert [strict.foresee(at).tokens.tolist(), strict.foresee(at).matched.tolist()] == [[-1] * 3, [0] * 3]
 
 
+def test_an_ngram_tree_foresees_its_first_child() -> None:
+    texts = [5, 6, 7, 5, 6], [1, 2, 3], [4, 9, 4, 9, 9, 4], [7, 8, 5, 8, 8]
+    at, drafter = state(*texts), sk.NgramTreeDrafter(num_nodes=5, max_depth=2)
+    drafter.start(at)
+
+    def foreseen() -> list[list[int]]:
+        foresight = drafter.foresee(at)
+        first = drafter.propose(at, 2).tokens[:, 0]
+        assert foresight.tokens.tolist() == first.tolist()
+        return [foresight.tokens.tolist(), foresight.matched.tolist()]
+
+    assert foreseen() == [[7, -1, 9, 8], [2, 0, 2, 1]]
+    at.host_limits[:] = [2, 3, 0, 1]
+    assert foreseen() == [[7, -1, -1, 8], [2, 0, 0, 1]]
+    at.processors = sk.Processors(banned_ids=[[7, 8]])
+    drafter.start(at)
+    assert foreseen() == [[-1, -1, -1, 5], [0, 0, 0, 1]], "what processors bar is passed over"
+
+
 def test_ngram_looks_into_the_source_of_an_encoder_decoder() -> None:
     at = state([0])
     source = torch.tensor([[9, 0, 7, 8]])

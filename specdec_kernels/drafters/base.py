@@ -119,7 +119,8 @@ class Foresight:
     Attributes
     ----------
     tokens : ndarray
-        ``[batch]`` int64: the first token of each sequence's draft; −1 where it will have none.
+        ``[batch]`` int64: the first token of each sequence's draft (of a tree, the first of the root's children); −1
+        where it will have none.
     matched : ndarray
         ``[batch]`` int64: how many of the text's last tokens were found again where the draft is read on from, or 0
         where it is a guess; looked at where there is a token.
@@ -196,6 +197,7 @@ class Drafter(ABC):
 
     def foresee(self, state: DecodingState) -> Foresight | None:
         """The first token that `propose` would give, whatever a grammar bars, and how much of the text speaks for it.
+        Of a tree it is the first of the root's children.
 
         For drafters whose drafts are one-hot, mostly continue a match of the text's last tokens, and cost next to
         nothing; any other must return None at every step.

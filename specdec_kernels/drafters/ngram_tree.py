@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -10,8 +12,9 @@ from .._host_py import MAX_NGRAM
 from ..checks import check_int
 from ..decoding.state import DecodingState, StepResult
 from ..tree import MAX_DEPTH, MAX_NODES, DraftTree
+from ..types import PLACEHOLDER_TOKEN_ID
 from .barred import Barred
-from .base import Draft, TreeDrafter
+from .base import Draft, Foresight, TreeDrafter
 
 
 class NgramTreeDrafter(TreeDrafter):
@@ -57,7 +60,7 @@ class NgramTreeDrafter(TreeDrafter):
     def propose(self, state: DecodingState, num_tokens: int) -> Draft:
         """A tree for each sequence."""
         drafted = np.zeros((2, state.batch_size, self.num_nodes), dtype=np.int64)  # tokens and parents
-        drafted[0], drafted[1, :, 0] = -1, -1
+        drafted[0], drafted[1, :, 0] = PLACEHOLDER_TOKEN_ID, -1
         for row, (text, length) in enumerate(zip(self._texts, self._lengths, strict=True)):
             if state.host_active[row]:
                 self._grow(row, text[:length], int(state.host_limits[row]), *drafted[:, row])
@@ -66,22 +69,25 @@ class NgramTreeDrafter(TreeDrafter):
         moved = torch.from_numpy(drafted).to(state.device, non_blocking=True)
         return Draft(moved[0, :, 1:], tree=DraftTree.from_parents(moved[1], self.max_depth))
 
+    def foresee(self, state: DecodingState) -> Foresight:
+        """The root's first child, and the length of the suffix that it followed. No grammar is asked: that is work."""
+        tokens = np.full(state.batch_size, PLACEHOLDER_TOKEN_ID)
+        matched = np.zeros(state.batch_size, dtype=np.int64)
+        for row, (text, length) in enumerate(zip(self._texts, self._lengths, strict=True)):
+            if state.host_limits[row] > 0:
+                first = next(self._continuations(row, text[:length], 1), None)
+                if first is not None:
+                    (tokens[row],), matched[row] = first
+        return Foresight(tokens, matched)
+
     def _grow(
         self, row: int, text: NDArray[np.int64], depth: int, tokens: NDArray[np.int64], parents: NDArray[np.int64]
     ) -> None:
         """Fill in the tree of sequence `row`."""
         children: dict[tuple[int, int], int] = {}
-        seen: set[int] = set()
-        for end in self._occurrences(text):
-            if end in seen:  # of a longer suffix too
-                continue
-            seen.add(end)
+        for continuation, _ in self._continuations(row, text, depth):
             node = 0
-            continuation = text[end + 1 : end + 1 + depth]
-            if self._barred is not None:
-                continuation = self._barred.cut(continuation[None], np.array([len(text)]), row)[0]
-                continuation = continuation[continuation >= 0]
-            for token in continuation.tolist():
+            for token in continuation:
                 below = children.get((node, token))
                 if below is None:
                     if len(children) == self.num_nodes - 1:
@@ -90,10 +96,24 @@ class NgramTreeDrafter(TreeDrafter):
                     tokens[below], parents[below] = token, node
                 node = below
 
-    def _occurrences(self, text: NDArray[np.int64]) -> list[int]:
-        """Where earlier occurrences of the text's last tokens end: those of longer suffixes first, then the later."""
+    def _continuations(self, row: int, text: NDArray[np.int64], depth: int) -> Iterator[tuple[list[int], int]]:
+        """What followed each earlier occurrence of the text's last tokens, and how many of these that was of."""
+        seen: set[int] = set()
+        for end, length in self._occurrences(text):
+            if end in seen:  # of a longer suffix too
+                continue
+            seen.add(end)
+            continuation = text[end + 1 : end + 1 + depth]
+            if self._barred is not None:
+                continuation = self._barred.cut(continuation[None], np.array([len(text)]), row)[0]
+                continuation = continuation[continuation >= 0]
+            if len(continuation):
+                yield continuation.tolist(), length
+
+    def _occurrences(self, text: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """Where earlier occurrences of the text's last tokens end, and of how many: the most first, then the latest."""
         ends = np.flatnonzero(text[:-1] == text[-1])
-        found: list[NDArray[np.int64]] = []
+        found: list[list[tuple[int, int]]] = []
         for length in range(1, self.n + 1):
             if length > 1:
                 ends = ends[ends >= length - 1]
@@ -101,8 +121,8 @@ class NgramTreeDrafter(TreeDrafter):
             if not len(ends):
                 break
             if length >= self.min_n:
-                found.append(ends[::-1][: self.num_nodes])
-        return [int(end) for ends in reversed(found) for end in ends]
+                found.append([(end, length) for end in ends[::-1][: self.num_nodes].tolist()])
+        return [each for of_length in reversed(found) for each in of_length]
 
     def commit(self, state: DecodingState, result: StepResult) -> None:
         """Take in what was emitted."""

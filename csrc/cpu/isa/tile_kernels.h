@@ -40,6 +40,14 @@ inline float horizontal_sum(F x) {  // pairwise, so that lanes combine alike for
   return lane[0];
 }
 
+// Has the processor fetch the `numbers` from x on: loads of a row that is not in the cache wait for each page anew, and
+// while a tile is weighed the next one can come. May lie beyond the row: no address is bad.
+template <class T>
+inline void fetch(const T* x, int numbers) {
+  constexpr int kLine = 64 / sizeof(T);
+  for (int i = 0; i < numbers; i += kLine) __builtin_prefetch(x + i, 0, 2);
+}
+
 // Calls f(vector, offset) over n values; the last, partial vector is filled up with `fill`.
 template <class T, class Fn>
 inline void for_each(const T* x, int n, T fill, Fn f) {
@@ -76,6 +84,7 @@ int32_t group_maxima(const void* data, int n, float* out) {
   typename S::Unordered nan = S::no_nan();
   int i = 0;
   for (; i + kGroup <= n; i += kGroup) {
+    fetch(x + i + kTile / 2, kGroup);
     F m = S::set1(-INFINITY);
     for (int k = 0; k < kGroup; k += N) {
       const F v = S::load(x + i + k);
@@ -118,6 +127,7 @@ float exp_sum(const void* data, int n, float max, float inverse_temperature) {
   F s0 = zero, s1 = zero;
   int i = 0;
   for (; i + 2 * N <= n; i += 2 * N) {
+    fetch(x + i + kTile, 2 * N);
     s0 = s0 + weight(S::load(x + i));
     s1 = s1 + weight(S::load(x + i + N));
   }
@@ -150,8 +160,11 @@ void weights(const void* data, int n, float max, float inverse_temperature, floa
     else
       return exp_nonpositive(S::min(most, (v - m) * t));  // the second one where that is NaN
   };
-  for_each(static_cast<const T*>(data), n, minus_infinity<T>(),
-           [&](F v, int i) { store_some(out + i, S::where_ge(v, c, weight(v) * f, zero), n - i); });
+  const T* x = static_cast<const T*>(data);
+  for_each(x, n, minus_infinity<T>(), [&](F v, int i) {
+    fetch(x + i + kTile, N);
+    store_some(out + i, S::where_ge(v, c, weight(v) * f, zero), n - i);
+  });
 }
 
 template <class T, bool kWeights = false>
@@ -162,6 +175,7 @@ float kept_sum(const void* data, int n, float max, float inverse_temperature, fl
   F s0 = zero, s1 = zero;
   int i = 0;
   for (; i + 2 * N <= n; i += 2 * N) {
+    fetch(x + i + kTile, 2 * N);
     s0 = s0 + weight(S::load(x + i));
     s1 = s1 + weight(S::load(x + i + N));
   }
