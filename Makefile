@@ -7,8 +7,14 @@ VENV := $(or $(VIRTUAL_ENV),.venv)
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 # The stamps carry the version of Python: where the system's has moved on, an environment of its holds nothing of ours.
-PY_VERSION := $(shell for python in $(PY) $(PYTHON); do \
-  $$python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null && break; done)
+PRINT_VERSION := import sys; print("%d.%d" % sys.version_info[:2])
+PY_VERSION := $(shell for python in $(PY) $(PYTHON); do $$python -c '$(PRINT_VERSION)' 2>/dev/null && break; done)
+# Else an environment that is there would silently stand in for the Python that is asked for.
+ifneq ($(and $(filter command line,$(origin PYTHON)),$(filter-out test-python help clean,$(MAKECMDGOALS))),)
+ifneq ($(shell $(PYTHON) -c '$(PRINT_VERSION)' 2>/dev/null),$(PY_VERSION))
+$(error PYTHON=$(PYTHON) is not the Python $(PY_VERSION) of $(VENV): $(if $(VIRTUAL_ENV),deactivate it,remove that folder) first, or leave PYTHON out)
+endif
+endif
 REQUIREMENTS := $(VENV)/.specdec-requirements-$(PY_VERSION)
 INSTALLED := $(VENV)/.specdec-installed-$(PY_VERSION)
 CORES := $(shell nproc 2>/dev/null || echo 1)
@@ -72,7 +78,7 @@ test-triton: build/triton-$(OLDEST_TRITON)/.installed  ## the kernels compiled b
 test-vllm: $(VLLM)/.specdec-installed  ## the plug-in inside vLLM, in an environment of its own (4 GB, once; 15 minutes)
 	@$(VLLM)/venv/bin/python -m pytest -q --no-header -c integration_tests/pytest.ini integration_tests/vllm $(ARGS)
 
-test-peers: $(INSTALLED)  ## FlashInfer's and SGLang's own tests of what is here by their names (SGLANG=, FLASHINFER=checkout; 5 minutes)
+test-peers: $(INSTALLED)  ## FlashInfer's and SGLang's own tests on our functions of those names (SGLANG=, FLASHINFER=checkout; 5 minutes)
 	@$(PYTEST) -c integration_tests/pytest.ini integration_tests/peers --flashinfer="$(abspath $(FLASHINFER))" \
 	  --sglang="$(abspath $(SGLANG))" $(ARGS)
 

@@ -150,8 +150,9 @@ def _measured(arguments: argparse.Namespace) -> None:
                         key = row["drafter"], gamma
                         if key != PLAIN:
                             row |= watched(
-                                target, batches, ways[key].drafter, sampling=sampling, num_speculative_tokens=gamma,
-                                acceptance=rule, max_new_tokens=arguments.max_new_tokens,
+                                target, batches, ways[key].drafter, sampling=sampling, acceptance=rule,
+                                num_speculative_tokens=ways[key].num_speculative_tokens,  # a tree's key has its nodes
+                                max_new_tokens=arguments.max_new_tokens,
                             )  # fmt: skip
                             if row["drafter"] == "model":
                                 row["c"] = row["drafting_us"] / gamma / step_us

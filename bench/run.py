@@ -116,7 +116,8 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--quick", action="store_true", help="few timings: to see that everything runs")
     parse.add_argument(
         "--save", type=Path, nargs="?", const=PUBLISHED, metavar="FOLDER",
-        help="write FOLDER/<op>.json; without FOLDER: bench/results/<this machine>; called --json in old results",
+        help="write FOLDER/<op>.json; without FOLDER: bench/results/<this machine> (commands in old results call this "
+        "option --json)",
     )  # fmt: skip
     parse.add_argument(
         "--json", action="store_true", help="print rows and targets as one JSON document; all else goes to stderr"

@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run it and write ``typical.json`` and ``typical.png`` into the machine's results folder."""
     parser = real_model.parser(
         "typical", "Typical acceptance over its threshold.", sets=["humaneval", "chat", "code-edit"], prompts=8,
-        prompts_help="so many, the last of each set (default 8)", max_new_tokens=96, rounds=1,
+        prompts_help="so many, the last of each set (default 8)", max_new_tokens=96,
     )  # fmt: skip
     parser.add_argument("--temperature", type=TEMPERATURE, default=0.7)
     return real_model.run("typical", parser.parse_args(argv), _measured)

@@ -7,6 +7,9 @@ python examples/llama_cpp_loop.py MODEL.gguf "a prompt"
 import ctypes
 import sys
 
+if __name__ == "__main__" and len(sys.argv) != 3:
+    sys.exit(__doc__)  # before llama_cpp is missed
+
 import llama_cpp
 import numpy as np
 import torch

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 
@@ -23,6 +24,11 @@ from python_tests.scheduling import Deadline, Scheduling  # noqa: E402
 from python_tests.support import Backend, present, present_emulated  # noqa: E402
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile(  # the same cases in every run, and no machine too slow for them
+    "steady", derandomize=True, database=None, deadline=None, print_blob=False,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)  # fmt: skip
+hypothesis.settings.load_profile("steady")
 gc.disable()  # until everything is imported and collected: half a second for each time that it is looked through
 
 
@@ -147,9 +153,11 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     chosen: Backend = request.param
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)  # which fills torch.empty with NaN: unwritten outputs show
-    with chosen.limited():
-        yield chosen
-    torch.use_deterministic_algorithms(before)
+    try:
+        with chosen.limited():
+            yield chosen
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 @pytest.fixture

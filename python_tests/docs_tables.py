@@ -11,7 +11,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results/amd-epyc-2-cores-avx512"
-AVX2 = ROOT / "bench/results/amd-epyc-2-cores-avx2"  # another machine, measured later
+INTEL = ROOT / "bench/results/intel-r-xeon-r-processor-2-cores-avx512"
+AVX2 = ROOT / "bench/results/amd-epyc-2-cores-avx2"
 CASES = {  # as a heading has them: as the results do
     "T = 1": "T=1", "truncated": "truncated", "greedy": "greedy", "one-hot draft": "one-hot", "block": "block",
     "`Opt`": "Opt", "`TokenV3`": "TokenV3", "recursive": "T=1", "recursive, truncated": "truncated",
@@ -35,9 +36,11 @@ def row(name: str, folder: Path = RESULTS, **wanted: Any) -> dict[str, Any]:
     return found
 
 
-def micros(op: str, case: str, size: tuple[int, int], provider: str = "cpu", **more: Any) -> float:
-    wanted = {"case": case, "vocab": size[0], "batch": size[1], "provider": provider, "cache": "cold"}
-    found: float = row(op, **{"dtype": "float32", **wanted, **more})["median_us"]
+def micros(
+    op: str, case: str, size: tuple[int, int], provider: str = "cpu", folder: Path = INTEL, dtype: str = "float32"
+) -> float:
+    wanted = {"case": case, "vocab": size[0], "batch": size[1], "provider": provider, "cache": "cold", "dtype": dtype}
+    found: float = row(op, folder, **wanted)["median_us"]
     return found
 
 

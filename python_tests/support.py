@@ -66,8 +66,10 @@ class Backend:
         elif self.capability is not None:
             before = native.cpu_capability()
             limit(self.capability)
-            yield
-            limit(before)
+            try:
+                yield
+            finally:
+                limit(before)
         elif self.interpreted:
             with interpreted.checked():
                 yield
@@ -127,14 +129,19 @@ class Backend:
 
 
 @contextmanager
-def environment(**values: str) -> Iterator[None]:
-    """Within: as in a process that was started with these variables."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in values.items():
-            patch.setenv(name, value)
+def environment(**values: str | None) -> Iterator[None]:
+    """Within: as in a process that was started with these variables, without those that are None."""
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in values.items():
+                if value is None:
+                    patch.delenv(name, raising=False)
+                else:
+                    patch.setenv(name, value)
+            config.reload()
+            yield
+    finally:
         config.reload()
-        yield
-    config.reload()
 
 
 def _to(value: Any, device: str) -> Any:

@@ -17,12 +17,13 @@ import pytest
 from PIL import Image
 
 from bench import machine, plot, report
-from python_tests.docs_avx2 import best_peers, chain_by_sums, span_of, tree_by_sums, with_logprobs
 from python_tests.docs_gpu import goals_on_gpu, on_gpu, samples_on_gpu
+from python_tests.docs_peers import best_peers, chain_with_avx2, span_of, tree_with_avx2
 from python_tests.docs_tables import (
     AVX2,
     CASES,
     FIGURE,
+    INTEL,
     RESULTS,
     ROOT,
     Expected,
@@ -37,8 +38,7 @@ from specdec_kernels import analysis
 
 if not RESULTS.exists():
     pytest.skip("a source distribution holds no results", allow_module_level=True)
-NEWER = ROOT / "bench/results/intel-r-xeon-r-processor-2-cores-avx512"  # another machine
-PLAN, OVERHEADS = RESULTS / "plan.json", NEWER / "overhead"
+PLAN = RESULTS / "plan.json"
 CASCADES = machine.RESULTS / "cascades"
 PAGES = ("docs/benchmarks.md", "docs/what-it-gains.md", "README.md")
 WORDS_ONLY = {  # tables without figures, by the first cell of their heading
@@ -80,12 +80,12 @@ def gather(label: str, column: str) -> Expected:
     }[label]  # fmt: skip
     provider = "cpu" if column.startswith("ours") else "eager"
     at = {"case": case, "vocab": vocab, "batch": batch}
-    time = row("gather_kv_", provider=provider, **at)["median_us"]
-    return [time] if "µs" in column else [time / row("gather_kv_", provider="cpu", **at)["median_us"]]
+    time = row("gather_kv_", INTEL, provider=provider, **at)["median_us"]
+    return [time] if "µs" in column else [time / row("gather_kv_", INTEL, provider="cpu", **at)["median_us"]]
 
 
 def overhead(label: str, column: str) -> Expected:
-    goals = results(label.strip("`"), OVERHEADS)["targets"]
+    goals = results(label.strip("`"), INTEL)["targets"]
     (found,) = (t for t in goals if "overhead" in t["what"])
     return {"goal, µs": [found["target"]], "measured, µs": [found["measured"]]}.get(column, [])
 
@@ -93,13 +93,13 @@ def overhead(label: str, column: str) -> Expected:
 def rates(label: str, column: str) -> Expected:
     wanted = {"case": CASES[column], "dtype": "float32", "cache": "cold", "provider": "cpu"}
     vocab, batch = size_of(label)
-    return [row("verify_chain", vocab=vocab, batch=batch, **wanted)["gb_per_s"]]
+    return [row("verify_chain", INTEL, vocab=vocab, batch=batch, **wanted)["gb_per_s"]]
 
 
 def best_peer(label: str, column: str) -> Expected:
     vocab, batch = size_of(label)
     what = f"{CASES[column]} V={vocab} B={batch}: cpu × best peer"
-    (found,) = (t for t in results("verify_chain")["targets"] if t["what"].startswith(what))
+    (found,) = (t for t in results("verify_chain", INTEL)["targets"] if t["what"].startswith(what))
     return [found["measured"]]
 
 
@@ -299,16 +299,15 @@ def over_sizes(
 
 
 def overheads() -> Expected:
-    """Of the ops that the other machine's table has."""
-    names = [path.stem for path in OVERHEADS.glob("*.json")]
-    values = [t["measured"] for name in names for t in results(name)["targets"] if "overhead" in t["what"]]
+    ((_, *body),) = (cells for name, cells in tables("docs/benchmarks.md") if name == "overhead")
+    values = [overhead(label, "measured, µs")[0] for label, *_ in body]
     return [min(values), max(values)]
 
 
 def shares(batch: int) -> Expected:
     """Of the bandwidth that was measured beside each case; float32, the rates' three cases."""
     what = re.compile(rf"(T=1|truncated|greedy) V=\d+ B={batch}: share of the read bandwidth")
-    found = [t["measured"] for t in results("verify_chain")["targets"] if what.fullmatch(t["what"])]
+    found = [t["measured"] for t in results("verify_chain", INTEL)["targets"] if what.fullmatch(t["what"])]
     return [min(found), max(found)]
 
 
@@ -356,7 +355,7 @@ def goal(label: str) -> set[float]:
     if label not in STATED:
         return set(report.RATE_TARGETS.values())
     name, what = STATED[label]
-    stated = results(name, AVX2 if name in AUTO.values() else RESULTS)["targets"]
+    stated = results(name, AVX2 if name in AUTO.values() else INTEL if name == "verify_chain" else RESULTS)["targets"]
     return {target["target"] for target in stated if re.match(what, target["what"])}
 
 
@@ -383,6 +382,7 @@ def parts_of_a_step(label: str, column: str) -> Expected:
     return [found["c"] if column == "c" else found[f"{column.partition(',')[0].replace(' ', '_')}_us"] / 1e3]
 
 
+WITH_PROCESSORS = {"all on, by a step without": "all on us", "and log-probabilities": "and log-probabilities us"}
 BATCHES = {"one sequence": 1, "eight": 8, "eight sequences": 8}
 
 
@@ -390,17 +390,17 @@ def with_processors(label: str, column: str) -> Expected:
     case, batch = label.split(", ")
     at = {"case": CASES[case], "batch": BATCHES[batch]}
     if "bytes" in column:
-        return [row("processors", **at | {"batch": 128})["torch_peak_bytes"]] if at["batch"] == 1 else []
-    found = row("processors", **at)
-    if column.startswith("all on"):
-        return [found["all on us"] / found["without us"]]
+        return [row("processors", INTEL, **at | {"batch": 128})["torch_peak_bytes"]] if at["batch"] == 1 else []
+    found = row("processors", INTEL, **at)
+    if column in WITH_PROCESSORS:
+        return [found[WITH_PROCESSORS[column]] / found["without us"]]
     peer = {"transformers, by ours": "transformers", "vLLM's formulae": "vLLM", "compiled": "compiled"}[column]
     return [found[f"{peer} us"] / found["all on us"]]
 
 
 def counting(label: str, column: str) -> Expected:
     at = {"vocab": 128256, "batch": BATCHES[label]}
-    ours, eager = (row("count_tokens_", provider=name, **at)["median_us"] for name in ("cpu", "eager"))
+    ours, eager = (row("count_tokens_", INTEL, provider=name, **at)["median_us"] for name in ("cpu", "eager"))
     return [ours] if column == "µs" else [eager / ours]
 
 
@@ -434,8 +434,7 @@ NAMES: dict[str, Callable[[str, str], Expected]] = {
     "matches": of_matches, "instructions": instructions,
     "draft model": draft_pair, "draft model, own loop": partial(draft_pair, name="draft_model_own"),
     "parts of a step": parts_of_a_step,
-    "processors": with_processors, "counting": counting, "chain, AVX2": chain_by_sums, "tree, AVX2": tree_by_sums,
-    "processors, AVX2": with_logprobs,
+    "processors": with_processors, "counting": counting, "chain, AVX2": chain_with_avx2, "tree, AVX2": tree_with_avx2,
 }  # fmt: skip
 
 
@@ -475,8 +474,8 @@ def test_what_is_said_beside_the_goals_is_of_the_results() -> None:
     assert "{:.0f} – {:.0f} where the peer keeps its draft's probabilities".format(*kept) in page
     assert "{:.0f} – {:.0f} where it looks for top-p within the top-k".format(*narrow) in page
     assert "takes {:.0f} to {:.0f} times as long".format(*narrow) in " ".join(front.split())
-    assert "missed with AVX2 alone ({:.1f} – {:.1f})".format(*best_peers("greedy", "GB/s")) in page
-    assert "with AVX2 alone at both ({:.1f} – {:.1f})".format(*best_peers("truncated V=128256", "GB/s")) in page
+    assert "missed with AVX2 alone ({:.1f} – {:.1f})".format(*best_peers("greedy", "GB/s", AVX2)) in page
+    assert "with AVX2 alone at both ({:.1f} – {:.1f})".format(*best_peers("truncated V=128256", "GB/s", AVX2)) in page
 
 
 def test_a_wrong_figure_is_seen() -> None:
@@ -492,17 +491,15 @@ def test_the_commands_are_those_of_the_results() -> None:
     """Each result that docs/benchmarks.md quotes stands there with the command that it was taken with."""
     text = as_it_is_now(" ".join((ROOT / "docs/benchmarks.md").read_text().replace("\\\n", "").split()))
     for name in (
-        "verify_chain", "end_to_end", "end_to_end_quote", "end_to_end_medusa", "medusa_trees", "in_transformers",
-        "vllm_engine", "forward", "end_to_end_own", "draft_model", "processors", "count_tokens_",
-        "in_transformers_ten", "replay_model",
+        "end_to_end", "end_to_end_quote", "end_to_end_medusa", "medusa_trees", "in_transformers", "vllm_engine",
+        "forward", "end_to_end_own", "draft_model", "in_transformers_ten", "replay_model",
         *(name for names in AUTO_ELSEWHERE.values() for name in names.values()),
     ):  # fmt: skip
         assert as_it_is_now(results(name)["command"]) in text, name
-    for name in ("verify_chain", "processors", "answers", "replay", "replay_ngrams", *AUTO.values()):
+    for name in ("verify_chain", "answers", "replay", "replay_ngrams", *AUTO.values()):
         assert as_it_is_now(results(name, AVX2)["command"]) in text, name
-    assert "python -m bench.run --op verify_tree gather_kv_ --save --threads 2" in text  # one run each in the results
-    for name in ("verify_tree", "gather_kv_"):
-        assert as_it_is_now(results(name)["command"]) == f"python -m bench.run --op {name} --save --threads 2"
+    for name in ("verify_chain", "verify_tree", "gather_kv_", "processors", "count_tokens_", "sample"):
+        assert results(name, INTEL)["command"] in text, name
 
 
 def test_the_cascades_figures_are_of_their_results() -> None:
@@ -520,8 +517,8 @@ def test_the_cascades_figures_are_of_their_results() -> None:
 
 def test_the_ops_figures_are_of_their_results() -> None:
     """A figure carries a revision of the rows that it was drawn of: ``python -m bench.plot FOLDER`` draws all anew."""
-    drawn = [file for file in RESULTS.glob("*.json") if "provider" in results(file.stem)["rows"][0]]
+    drawn = [file for file in INTEL.glob("*.json") if "provider" in results(file.stem, INTEL)["rows"][0]]
     assert len(drawn) >= 9
     for file in drawn:
         with Image.open(file.with_suffix(".png")) as figure:
-            assert figure.info["Description"] == plot.revision(results(file.stem)), file.stem
+            assert figure.info["Description"] == plot.revision(results(file.stem, INTEL)), file.stem

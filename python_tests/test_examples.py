@@ -220,7 +220,7 @@ def test_the_sharded_vocabulary_emits_what_whole_rows_give() -> None:
     assert done.stdout.split("\n")[:-1] == expected
 
 
-@pytest.mark.parametrize("name", ["own_loop", "plain_loop", "sharded_vocabulary"])
+@pytest.mark.parametrize("name", ["llama_cpp_loop", "own_loop", "plain_loop", "sharded_vocabulary"])
 def test_a_program_that_is_called_wrongly_says_how_it_is_called(name: str) -> None:
     program = ROOT / f"examples/{name}.py"
     environment = {key: value for key, value in os.environ.items() if key != "RANK"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -107,6 +108,11 @@ def test_processors_with_other_counts() -> None:
     changed = sk.warp_probs(x, processors=given.with_counts(other))
     assert torch.equal(changed, sk.warp_probs(x, processors=sk.Processors(**fields, token_counts=other)))
     assert torch.equal(before, sk.warp_probs(x, processors=given)) and not torch.equal(before, changed)
+    again, held = given, []
+    for _ in range(2000):  # a loop that makes its own anew at each step
+        held = [*held[-1:], weakref.ref(again.token_counts)]
+        again = again.with_counts(counts.clone())
+    assert torch.equal(before, sk.warp_probs(x, processors=again)) and held[0]() is None
     plain = sk.Processors(logit_bias={3: 0.5}, token_counts=counts)  # nothing that counts
     assert torch.equal(*(sk.warp_probs(x, processors=each) for each in (plain, plain.with_counts(other))))
 
@@ -236,6 +242,12 @@ def test_a_copy_counts_for_itself(copied: Callable[[Any], Any]) -> None:
     other.token_counts.add_(torch.tensor([[2]]))
     drawn = [int(sk.sample(x, sk.SamplingParams(0.0), processors=each).token) for each in (given, other)]
     assert drawn == [2, 3]
+
+
+def test_a_minimum_below_every_int32_is_none() -> None:
+    counts = sk.TokenCounts(torch.zeros(3, 1, dtype=torch.int64), 4)
+    given = sk.Processors(stop_token_ids=[2], min_tokens=torch.tensor([-(2**31) - 1, -1, 2**40]), token_counts=counts)
+    assert sk.warp_probs(torch.zeros(3, 4), processors=given)[:, 2].tolist() == [0.25, 0.25, 0.0]
 
 
 def test_of_no_sequence() -> None:

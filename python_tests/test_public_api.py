@@ -219,8 +219,8 @@ def test_numbers_that_round() -> None:
     [
         ([0, 1], TypeError, "draft_to_target must be an int32 or int64 tensor, got list"),
         (torch.tensor([0.0, 1.0]), TypeError, "draft_to_target must be an int32 or int64 tensor, got torch.float32"),
-        (torch.tensor([[0, 1]]), ValueError, "draft_to_target must be \\[vocab_draft >= 1\\], got \\[1, 2\\]"),
-        (torch.tensor([], dtype=torch.int64), ValueError, "draft_to_target must be \\[vocab_draft >= 1\\]"),
+        (torch.tensor([[0, 1]]), ValueError, "draft_to_target must be \\[vocab_draft >= 2\\], got \\[1, 2\\]"),
+        (torch.tensor([3]), ValueError, "draft_to_target must be \\[vocab_draft >= 2\\], got \\[1\\]"),
         (torch.tensor([3, -1]), ValueError, "draft_to_target must hold ids >= 0, got -1"),
         (torch.tensor([3, 1, 3]), ValueError, "draft_to_target must hold distinct ids"),
     ],

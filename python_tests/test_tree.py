@@ -33,7 +33,7 @@ def path(parents: list[int], node: int) -> list[int]:
 
 
 @given(parents())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_everything_follows_from_the_parents(given: list[int]) -> None:
     tree, size = DraftTree.from_parents(given), len(given)
     paths = [path(given, node) for node in range(size)]
@@ -52,7 +52,7 @@ def test_everything_follows_from_the_parents(given: list[int]) -> None:
 
 
 @given(st.lists(st.lists(st.integers(-3, 12), min_size=9, max_size=9), min_size=1, max_size=4), st.integers(0, 5))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_what_is_no_tree_is_pruned_on_the_device(given: list[list[int]], max_depth: int) -> None:
     """Cycles, orphans, second roots, nodes too deep, and all that hangs from them."""
     tree = DraftTree.from_parents(torch.tensor(given), max_depth)
@@ -153,7 +153,7 @@ def brute_force(accuracy: np.ndarray, max_nodes: int) -> float:  # type: ignore[
 
 
 @given(st.lists(st.lists(st.floats(0, 1), min_size=3, max_size=3), min_size=1, max_size=4), st.integers(2, 40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_calibrated_tree_is_the_best_of_its_size(given: list[list[float]], max_nodes: int) -> None:
     accuracy = -np.sort(-np.array(given), axis=1)
     tree = DraftTree.calibrated(accuracy.tolist(), max_nodes)
@@ -169,7 +169,7 @@ def test_the_calibrated_tree_is_the_best_of_its_size(given: list[list[float]], m
 
 
 @given(st.lists(parents(), min_size=1, max_size=3))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_trees_come_back_from_their_links_and_masks(rows: list[list[int]]) -> None:
     size = max(map(len, rows))
     batch = torch.tensor([row + [0] * (size - len(row)) for row in rows])

@@ -72,9 +72,18 @@ def _check(arguments: list[str]) -> int:
     failed = sum(row.failed for row in found)
     wrong = sum(not row.exact for row in found) - failed
     if not given.json:
-        verdict = f"{wrong} of {len(found)} are not the target's" if wrong else "every distribution is the target's"
-        print(verdict + (f", of those of {len(found) - failed} that could be computed" if failed else ""))
+        print(_verdict(wrong, len(found) - failed, some_failed=failed > 0))
     return 1 if wrong else FAILED if failed else 0
+
+
+def _verdict(wrong: int, computed: int, some_failed: bool) -> str:
+    """The last line of ``specdec check``."""
+    if not computed:
+        return "none could be computed"
+    those = f"the {computed} that could be computed" if some_failed else str(computed)
+    if wrong:
+        return f"{wrong} of {those} {'is' if wrong == 1 else 'are'} not the target's"
+    return "every distribution is the target's" + (f", of {those}" if some_failed else "")
 
 
 def _bench(arguments: list[str]) -> None:
@@ -131,9 +140,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit status: 0 on success; 1 where `audit` or `check` found something that is not lossless; 2 after an
-        error that was foreseen, which is one sentence on stderr; 130 on Ctrl-C. Bad options end the process with status
-        2, and so does any other exception, after its traceback, where `_specdec.main` catches it.
+        The exit status: 0 on success; 1 where `audit` or `check` found something that is not lossless; 2 where `audit`
+        could look at none of the cases or `check` not at all of them, and after an error that was foreseen, which is
+        one sentence on stderr; 130 on Ctrl-C. Bad options end the process with status 2, and so does any other
+        exception, after its traceback, where `_specdec.main` catches it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by who started us

@@ -85,7 +85,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unpacked", action="store_true", help="leave the weights as they are (see pack_linear_weights)"
     )
-    parser.add_argument("--threads", type=THREADS, help="torch's threads (default: as torch has them)")
+    parser.add_argument("--threads", type=THREADS, help="threads for torch (default: its own choice)")
 
 
 def model_name(arguments: argparse.Namespace) -> str:

@@ -102,6 +102,8 @@ class Processors:
     token_counts: TokenCounts | None = None
     # Made once, and for each device and vocabulary once: making them costs more than an op does.
     _lists: Callable[[torch.device, int], Lists] = field(init=False, repr=False)
+    _made: Callable[[torch.device, int], Lists] = field(init=False, repr=False)
+    """The same with the counts that these, or those which they come from, were made with."""
 
     def __post_init__(self) -> None:
         counts, bitmask = self.token_counts, self.token_bitmask
@@ -144,6 +146,7 @@ class Processors:
                 made[device, vocab] = found
             return made[device, vocab]
 
+        object.__setattr__(self, "_made", of)
         object.__setattr__(self, "_lists", of)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -183,10 +186,10 @@ class Processors:
                 f"with_counts: token_counts must be of {len(before)} sequences on {before.ids.device}, got "
                 f"{len(token_counts)} on {token_counts.ids.device}"
             )
-        lists_before, other = self._lists, self.with_bitmask(self.token_bitmask)
+        lists_made, other = self._made, self.with_bitmask(self.token_bitmask)
 
         def of(device: torch.device, vocab: int) -> Lists:
-            lists = lists_before(device, vocab)
+            lists = lists_made(device, vocab)
             flat = FlatProcessors(None, *lists.flat)
             counted = {
                 "count_ids": token_counts.ids, "counts": token_counts.counts, "num_output": token_counts.num_output,
@@ -226,7 +229,7 @@ class Processors:
                 )
             ids = ids.to(until.device).expand(len(until) if len(ids) == 1 else len(ids), -1)
             if barring:
-                until = until.clamp(max=NO_ID).to(torch.int32).expand(ids.shape)
+                until = until.clamp(0, NO_ID).to(torch.int32).expand(ids.shape)
                 parts.append((ids, torch.zeros(ids.shape, dtype=torch.float32, device=ids.device), until))
         parts = [part for part in parts if part[0].shape[1] > 0]
         if not parts:

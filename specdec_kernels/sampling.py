@@ -31,7 +31,7 @@ class SamplingParams:
     top_p : float or Tensor
         Keep the smallest set, of what top-k left, whose renormalised mass reaches ``top_p * (1 - 2**-18)``, with every
         tie of the last one kept; 0, or >= 1: off. >= 0. The slack of 4e-6 lets 0.5 and 0.3 reach 0.8 on every backend,
-        although no float32 holds these numbers and each adds them in its own order.
+        although float32 holds neither 0.3 nor 0.8 and each adds in its own order.
     min_p : float or Tensor
         Keep ids with probability >= ``min_p`` times the largest; 0: off. In [0, 1].
     min_p_first : bool

@@ -408,7 +408,8 @@ class TokenMap:
     Parameters
     ----------
     draft_to_target : Tensor
-        ``[vocab_draft]`` int32 or int64, distinct ids >= 0. Building the inverse looks at the values once, on the host.
+        ``[vocab_draft]`` int32 or int64, at least two distinct ids >= 0. Building the inverse looks at the values once,
+        on the host.
 
     Attributes
     ----------
@@ -422,7 +423,7 @@ class TokenMap:
     Raises
     ------
     ValueError
-        Ids that are negative, repeated or 2**30 and more, an empty or non-1-d tensor, one without values.
+        Ids that are negative, repeated or 2**30 and more, fewer than two, a non-1-d tensor, one without values.
     TypeError
         Not an int32 or int64 tensor.
     """
@@ -431,8 +432,8 @@ class TokenMap:
         check_id_tensor("TokenMap", "draft_to_target", draft_to_target, (torch.int32, torch.int64))
         if draft_to_target.device.type == "meta":
             raise ValueError("TokenMap: draft_to_target must hold ids, got a tensor on meta")
-        if draft_to_target.dim() != 1 or draft_to_target.numel() == 0:
-            raise ValueError(f"TokenMap: draft_to_target must be [vocab_draft >= 1], got {list(draft_to_target.shape)}")
+        if draft_to_target.dim() != 1 or draft_to_target.numel() < 2:
+            raise ValueError(f"TokenMap: draft_to_target must be [vocab_draft >= 2], got {list(draft_to_target.shape)}")
         ids = draft_to_target.to(torch.int64, copy=True).contiguous()
         lowest, self.max_id = int(ids.min()), int(ids.max())
         if lowest < 0:

@@ -10,7 +10,8 @@ namespace specdec::cpu {
 namespace {
 
 // Merges ascending ids, some of them equal, into the list of one sequence: from its end, so that what stands there moves once.
-void merge(const std::vector<int32_t>& added, int32_t* ids, int32_t* counts, int32_t capacity) {
+// Whether there is room for all.
+bool merge(const std::vector<int32_t>& added, int32_t* ids, int32_t* counts, int32_t capacity) {
   int32_t from = first_at_least(ids, capacity, INT32_MAX);
   int64_t to = from;
   for (size_t i = 0; i < added.size(); ++i) {
@@ -18,6 +19,7 @@ void merge(const std::vector<int32_t>& added, int32_t* ids, int32_t* counts, int
     const int32_t entry = first_at_least(ids, from, added[i]);
     to += entry == from || ids[entry] != added[i];
   }
+  const bool fits = to <= capacity;
   for (auto last = added.rbegin(); last != added.rend();) {
     const int32_t id = *last;
     int32_t count = 0;
@@ -34,6 +36,7 @@ void merge(const std::vector<int32_t>& added, int32_t* ids, int32_t* counts, int
     ids[to] = id;
     counts[to] = count;
   }
+  return fits;
 }
 
 }  // namespace
@@ -53,7 +56,7 @@ void count_tokens_(const CountTokensArgs& args) {
     }
     args.num_output[b] = plus(args.num_output[b], int32_t(added.size()));
     std::sort(added.begin(), added.end());
-    merge(added, ids, args.counts + b * args.capacity, args.capacity);
+    if (!merge(added, ids, args.counts + b * args.capacity, args.capacity)) args.status[b] = kBadParam;
   }
 }
 

@@ -26,6 +26,7 @@ __global__ void __launch_bounds__(kThreads) count_tokens_kernel(const CountToken
   if (threadIdx.x == 0) args.status[b] = good ? 0 : kBadParam;
   if (!good) return;
   int32_t counted = 0;
+  bool fits = true;
   for (int64_t window = 0; window < args.n; window += kWindow) {
     int32_t mine = INT32_MAX, entry = 0, count = 0;  // of warp 0: a lane's fresh id
     if (warp_id() == 0) {
@@ -43,8 +44,9 @@ __global__ void __launch_bounds__(kThreads) count_tokens_kernel(const CountToken
     __syncthreads();
     int32_t lowest = INT32_MAX;
     for (int k = 0; k < kWindow; ++k) lowest = min(lowest, fresh[k]);
-    const int32_t begin = first_at_least(ids, capacity, lowest);
-    for (int32_t end = first_at_least(ids, capacity, INT32_MAX); end > begin; end -= kThreads) {
+    const int32_t begin = first_at_least(ids, capacity, lowest), held = first_at_least(ids, capacity, INT32_MAX);
+    fits &= held + num_below(fresh, INT32_MAX) <= capacity;
+    for (int32_t end = held; end > begin; end -= kThreads) {
       const int32_t i = end - 1 - int32_t(threadIdx.x);
       const bool moves = i >= begin;
       const int32_t id = moves ? ids[i] : 0, known = moves ? counts[i] : 0;
@@ -63,7 +65,9 @@ __global__ void __launch_bounds__(kThreads) count_tokens_kernel(const CountToken
     }
     __syncthreads();
   }
-  if (threadIdx.x == 0) args.num_output[b] = plus(args.num_output[b], counted);
+  if (threadIdx.x != 0) return;
+  args.num_output[b] = plus(args.num_output[b], counted);
+  if (!fits) args.status[b] = kBadParam;
 }
 
 }  // namespace

@@ -425,3 +425,18 @@ def test_how_a_verifier_takes_its_arguments() -> None:
     for wrong in (by_place, lambda *given: given[0], lambda **given: given["draft_tokens"], lambda: None):
         with pytest.raises(TypeError, match="a plain verifier must name arguments among"):
             audit(wrong, steps=False)
+
+
+def test_generators_are_none_of_a_plain_verifier_s_arguments() -> None:
+    """They would always be None."""
+
+    def verify(target_probs: Tensor, draft_tokens: Tensor, generators: Any) -> Tensor:
+        return draft_tokens
+
+    def draft(draft_probs: Tensor, generators: Any) -> Tensor:
+        return draft_probs.argmax(-1)
+
+    with pytest.raises(TypeError, match="audit: a plain verifier must name arguments among .*, got generators$"):
+        audit(verify, cases=["two ids, the likelier"], steps=False, samples=100)
+    with pytest.raises(TypeError, match="audit: a plain drafter must name arguments among .*, got generators$"):
+        audit(own_chain("token"), draft=draft, cases=["two ids, the likelier"], samples=100)

@@ -102,9 +102,35 @@ def test_a_backend_that_cannot_run_is_named_beside_those_that_can(
     first, second, last = capsys.readouterr().out.splitlines()
     assert first.startswith("cpu") and first.endswith("exact")
     assert second.startswith("reference") and second.endswith(": RuntimeError: no C compiler")
-    assert last == "every distribution is the target's, of those of 1 that could be computed"
+    assert last == "every distribution is the target's, of the 1 that could be computed"
     assert cli.main(["check", "--json"]) == 2
     assert [row["failed"] for row in json.loads(capsys.readouterr().out)] == [False, True]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_where_a_backend_fails_the_last_line_says_how_many_did_not(
+    wrong: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where none could be computed, or one of two in each of two rules and one of these is wrong."""
+    rules = {("verify_chain", rule): chains()[:1] for rule in ("token", "block")}
+    monkeypatch.setattr(own, "rules", lambda: rules)
+    real = sk.verify_chain
+
+    def verify_chain(*rows: Any, backend: str, **given: Any) -> Any:
+        if not wrong or backend == "reference":
+            raise RuntimeError("no C compiler")
+        out = real(*rows, backend=backend, **given)
+        if given["acceptance"] == "block":
+            out.tokens.fill_(-1)
+        return out
+
+    monkeypatch.setattr("specdec_kernels.ops.verify_chain.verify_chain", verify_chain)
+    assert cli.main(["check"]) == (1 if wrong else 2)
+    *lines, last = capsys.readouterr().out.splitlines()
+    failed = sum(line.endswith("RuntimeError: no C compiler") for line in lines)
+    assert failed == len(lines) - (2 if wrong else 0) and len(lines) > 2
+    expected = "1 of the 2 that could be computed is not the target's" if wrong else "none could be computed"
+    assert last == expected
 
 
 class Terminal(io.StringIO):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import specdec_kernels as sk
 from bench import in_transformers as bench
 from examples.own_loop import LeanLlama
@@ -30,3 +32,14 @@ def test_every_way_is_measured_and_gives_plain_answers() -> None:
             for row in rows:
                 assert 0 < row["ratio_min"] <= row["ratio"] <= row["ratio_max"] and row["ratio_cpu"] > 0
                 assert row["batches_differing"] == 0
+
+
+def test_goals_are_of_the_own_loop_beside_itself() -> None:
+    def row(prompts: str, way: str, ratio: float, batch: int = 1) -> dict[str, Any]:
+        return {"prompts": prompts, "sampling": "greedy", "batch": batch, "way": way, "ratio": ratio}
+
+    rows = [row("quote", "own loop, plain", 1.25), row("quote", "own loop", 2.5), row("quote", "own loop, tree", 3.5)]
+    rows += [row("quote", bench.STOCK, 9.0), row("quote", "own loop", 9.0, 8), row("chat", "own loop", 9.0)]
+    (only,) = bench.targets(rows)
+    assert only["what"] == "quote, greedy: own loop, best drafter" and (only["target"], only["measured"]) == (2.5, 2.8)
+    assert not bench.targets([row("quote", bench.OURS, 2.0)])

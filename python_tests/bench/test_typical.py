@@ -7,6 +7,7 @@ import math
 import pytest
 
 import specdec_kernels as sk
+from bench import real_model
 from bench import typical as bench
 from python_tests.decoding.models import prompts, tiny
 
@@ -23,6 +24,16 @@ def test_every_way_is_a_row() -> None:
     assert [(how["epsilon"], how["delta"]) for how in given] == [(x, x**0.5) for x in bench.EPSILONS]
     assert rows[0]["tokens_per_step"] == 1 and rows[2]["tokens_per_step"] >= rows[-1]["tokens_per_step"] > 1
     assert all(-math.inf < row["log_prob"] < 0 <= row["log_prob_error"] for row in rows)
+
+
+def test_an_option_that_would_do_nothing_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is timed, so that there are no rounds."""
+    monkeypatch.setattr(real_model, "run", lambda *_: 0)
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(["--rounds", "2"])
+    assert "unrecognized arguments: --rounds 2" in capsys.readouterr().err
 
 
 def test_means_have_standard_errors() -> None:

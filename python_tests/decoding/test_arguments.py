@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -143,6 +144,40 @@ def test_a_drafter_serves_one_call_at_a_time() -> None:
     assert torch.equal(sk.generate(target, IDS, drafter=drafter, **given).tokens, expected)
 
 
+def test_a_grammar_serves_one_call_at_a_time() -> None:
+    """It follows the texts of one; calls without a grammar are none of its business."""
+
+    class Even(sk.Grammar):
+        def fill(self, rows: torch.Tensor, drafts: Any) -> None:
+            rows[...] = 0x55555555
+
+        def commit(self, tokens: Any) -> None: ...
+
+    grammar, refused = Even(), 0
+
+    def again(_: object) -> None:
+        nonlocal refused
+        given: dict[str, Any] = {"drafter": sk.NoDrafter(), "max_new_tokens": 2}
+        sk.generate(TableRunner.random(), IDS, **given)
+        sk.generate(TableRunner.random(), IDS, grammar=Even(), **given)
+        with pytest.raises(ValueError, match="^generate: grammar serves one call at a time, got a Even that another"):
+            sk.generate(TableRunner.random(), IDS, grammar=grammar, **given)
+        refused += 1
+
+    given: dict[str, Any] = {"drafter": sk.NgramDrafter(), "grammar": grammar, "max_new_tokens": 4}
+    sk.generate(TableRunner.random(), IDS, streamer=again, **given)
+    assert refused > 0
+    sk.generate(TableRunner.random(), IDS, **given)
+
+
+def test_a_progress_bar_that_cannot_be_shown_is_an_error_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = TableRunner.random(), TableRunner.random()
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    with pytest.raises(ModuleNotFoundError, match="^generate: progress=True needs tqdm, which is not installed$"):
+        sk.generate(target, IDS, drafter=sk.ModelDrafter(draft), progress=True)
+    assert target.forwards == draft.forwards == []
+
+
 @pytest.mark.parametrize("where", ["start", "propose"])
 def test_a_drafter_that_failed_may_be_used_again(where: str) -> None:
     class Failing(sk.NgramDrafter):
@@ -226,9 +261,9 @@ def test_draft_and_target_must_fit() -> None:
     with pytest.raises(ValueError, match=message):
         sk.generate(target, ids, drafter=narrow)
     with pytest.raises(ValueError, match="ModelDrafter: token_map must hold ids < vocab=61, got 61"):
-        sk.ModelDrafter(target, token_map=sk.TokenMap(torch.tensor([61])))
+        sk.ModelDrafter(target, token_map=sk.TokenMap(torch.tensor([0, 61])))
     with pytest.raises(ValueError, match="ModelTreeDrafter: token_map must hold ids < vocab=61, got 61"):
-        sk.ModelTreeDrafter(target, token_map=sk.TokenMap(torch.tensor([61])))
+        sk.ModelTreeDrafter(target, token_map=sk.TokenMap(torch.tensor([0, 61])))
     with pytest.raises(TypeError, match="ModelDrafter: token_map must be a TokenMap or None, got list"):
         sk.ModelDrafter(target, token_map=[1])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="ModelDrafter: sampling must be a SamplingParams or None, got float"):

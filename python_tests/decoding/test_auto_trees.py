@@ -16,8 +16,9 @@ from python_tests.decoding.test_schedule import result
 from python_tests.decoding.test_trees import TOKENS, TREE, Fixed, TreeTable, exact_law, frequencies, medusa, target
 from specdec_kernels.decoding import DecodingState, rehearsal
 from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS
-from specdec_kernels.decoding.schedule import AutoSchedule
+from specdec_kernels.decoding.schedule import AutoSchedule, FixedSchedule
 from specdec_kernels.drafters import Draft
+from specdec_kernels.integrations.transformers.decoder import DecoderRunner
 
 DEAR, FREE = [1.0, 99.0], [1.0, 1.0]
 IN_TURNS = sk.CostTable(np.array([0, 2, 6, 8, 12, 14, 18, 20]), np.array([FREE, DEAR] * 4))
@@ -60,6 +61,19 @@ def test_a_smaller_tree_than_the_largest_counts_as_one() -> None:
     assert auto._account.credit == pytest.approx(before + 3 * 1.0075 - 1.5)
 
 
+def test_a_first_step_that_cannot_draft_says_nothing_of_drafts() -> None:
+    auto = AutoSchedule(3, 99, once([1.0, 1.5]), (0, 4), first_plain=True)
+    fixed, expected = FixedSchedule(4, first_plain=True), auto._yield.expected()
+    for schedule in (auto, fixed):
+        assert schedule.next() == 0
+        schedule.note(result(0, np.zeros(3, np.int64)), None)
+        assert schedule.next() == 4
+    assert np.array_equal(auto._yield.expected(), expected)
+    before = auto._account.credit
+    auto.note(result(4, np.full(3, 4)), None)  # there was nothing to catch up with
+    assert auto._account.credit == pytest.approx(before + 5 * 1.0075 - 1.5)
+
+
 # --- the tokens -------------------------------------------------------------------------------------------------------
 
 
@@ -100,10 +114,36 @@ def test_hidden_states_are_kept_by_plain_steps() -> None:
         eos_token_id=[], seeds=torch.tensor([3]),
     )  # fmt: skip
     assert 3 < len(seen) == out.stats.draft_steps < out.stats.target_forwards
-    for hidden, text in seen[1:]:
+    for hidden, text in seen:
         with torch.inference_mode():
             states = model(text[None], output_hidden_states=True).hidden_states[-1][0]
         torch.testing.assert_close(hidden[0], states[-2], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [1, "auto", once(FREE)], ids=["1", "auto", "table"])
+def test_heads_are_not_asked_before_they_have_something_to_read(tokens: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step verifies the root alone, and the one after it drafts the tree."""
+    model, rows, asked = tiny("llama"), list[int](), list[int]()
+    drafter = medusa(model)
+    propose, forward_tree = drafter.propose, DecoderRunner.forward_tree
+
+    def proposed(state: DecodingState, num_tokens: int) -> Draft:
+        asked.append(int(state.step[0]))
+        return propose(state, num_tokens)
+
+    def forwarded(self: Any, tokens: Tensor, starts: Tensor, tree: sk.DraftTree, bound: int) -> Any:
+        rows.append(tree.num_nodes)
+        return forward_tree(self, tokens, starts, tree, bound)
+
+    monkeypatch.setattr(drafter, "propose", proposed)
+    monkeypatch.setattr(DecoderRunner, "forward_tree", forwarded)
+    monkeypatch.setattr(rehearsal, "_rehearse", lambda steps, lengths: np.array(FREE))
+    out = sk.generate(
+        model, torch.tensor([[4, 9, 30]] * 2), drafter=drafter, num_speculative_tokens=tokens, max_new_tokens=12,
+        eos_token_id=[], acceptance="greedy",
+    )  # fmt: skip
+    assert rows[:2] == [1, drafter.num_nodes] and asked[0] == 1
+    assert out.stats.draft_steps == len(asked) < out.stats.target_forwards
 
 
 def test_a_draft_model_reads_what_plain_steps_wrote() -> None:

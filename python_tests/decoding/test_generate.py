@@ -551,7 +551,7 @@ def test_model_drafter_catches_up_after_steps_without_drafting(monkeypatch: pyte
     class Pauses(schedule.FixedSchedule):
         plan = (3, 0, 0, 2, 0, 1, 3, 0, 0, 0, 3)
 
-        def __init__(self, num_tokens: int) -> None:
+        def __init__(self, *_: Any) -> None:
             super().__init__(3)
             self.calls = 0
 

@@ -17,6 +17,7 @@ import specdec_kernels as sk
 from python_tests.decoding.models import NarrowTable, TableRunner, near, prompts, tiny
 from python_tests.decoding.test_schedule import table
 from python_tests.decoding.test_trees import Fixed, TreeTable, medusa
+from python_tests.law.cases import FOUND
 from specdec_kernels.decoding import DecodingState
 from specdec_kernels.decoding.grammar import Masks
 from specdec_kernels.drafters import Draft, Drafter
@@ -39,21 +40,30 @@ TOLD = [name for name in DRAFTERS if name not in ("plain", "any")]
 
 
 class Residues(sk.Grammar):
-    """Token t of a sequence leaves the sum of those before it, modulo 3 (the end may always come)."""
+    """Token t of a sequence leaves the sum of those before it, modulo 3 (the end may always come). As XGrammar does, it
+    fails where it is asked what follows an end.
+    """
 
     def __init__(self, batch: int, vocab: int) -> None:
         self.vocab, self.ended, self.looked_at = vocab, [False] * batch, 0
         self.texts: list[list[int]] = [[] for _ in range(batch)]
+        self.asked: set[tuple[int, bytes]] = set()  # in this step
 
     def allowed(self, text: list[int]) -> list[int]:
         rest = sum(text) % 3
         return [v for v in range(self.vocab) if v == END or v % 3 == rest]
 
-    def fill(self, rows: Tensor, drafts: list[np.ndarray]) -> None:
+    def fill(self, rows: Tensor, drafts: list[np.ndarray | None]) -> None:
         assert rows.dtype == torch.int32 and bool((rows == -1).all())
         assert rows.shape[0] == len(drafts) == len(self.texts) and rows.shape[2] == -(-self.vocab // 32)
+        assert any(draft is not None for draft in drafts)
         for b, draft in enumerate(drafts):
-            assert len(draft) < rows.shape[1] and not (self.ended[b] and len(draft))
+            if draft is None:
+                rows[b] = 0  # whatever stands there
+                continue
+            assert len(draft) < rows.shape[1] and not self.ended[b] and END not in draft
+            assert (b, draft.tobytes()) not in self.asked, "its last row is known"
+            self.asked.add((b, draft.tobytes()))
             for i in range(len(draft) + 1):
                 rows[b, i] = self.row(b, draft[:i])
             rows[b, len(draft) + 1 :] = 0  # whatever stands there
@@ -80,6 +90,7 @@ class Residues(sk.Grammar):
                 assert token in self.allowed(self.texts[b])
                 self.texts[b].append(token)
             self.ended[b] = self.ended[b] or END in new or len(self.texts[b]) == NEW
+        self.asked.clear()
 
 
 class Engine(Residues):
@@ -252,6 +263,17 @@ def test_no_row_is_filled_to_foresee_what_is_not_drafted(drafter: Any) -> None:
     assert out.stats.num_drafted == 0 < found and grammar.looked_at == 0
 
 
+def test_a_sequence_whose_rows_are_known_is_not_asked_again() -> None:
+    """While another's are not."""
+    grammar, tokens = Residues(2, 61), np.array([[3, 6, 9], [6, 9, 12]])
+    masks = Masks(grammar, 61, torch.tensor([END]))
+    for limits in ([3, -1], [3, 2], [3, 3]):
+        rows, reached = masks.along(tokens, np.array(limits))
+        assert reached.sum(1).tolist() == [1 + limit for limit in limits]
+    assert grammar.looked_at == 3 + 2 + 3
+    assert all(torch.equal(rows[b, i], grammar.row(b, tokens[b, :i])) for b in range(2) for i in range(4))
+
+
 class Narrow(sk.Grammar):
     """What may follow an id; nothing follows the last one."""
 
@@ -260,9 +282,10 @@ class Narrow(sk.Grammar):
         self.rows = np.array([[~(1 << token) & ~(1 << (token + 2) % vocab)] for token in range(vocab)], dtype=np.int32)
         self.rows[-1] = 0
 
-    def fill(self, rows: Tensor, drafts: list[np.ndarray]) -> None:
+    def fill(self, rows: Tensor, drafts: list[np.ndarray | None]) -> None:
         for own, last, draft in zip(rows.numpy(), self.last, drafts, strict=True):
-            own[: len(draft) + 1] = self.rows[[last, *draft]]
+            if draft is not None:
+                own[: len(draft) + 1] = self.rows[[last, *draft]]
 
     def fill_last(self, rows: Tensor, drafts: list[np.ndarray | None]) -> None:
         for own, last, draft in zip(rows.numpy(), self.last, drafts, strict=True):
@@ -319,10 +342,10 @@ def check_law(name: str, acceptance: str, processors: sk.Processors | None = Non
     weights = (vocab - 1) ** torch.arange(new - 1, -1, -1)
     seen = (out.tokens * weights).sum(1).bincount(minlength=(vocab - 1) ** new)
     possible = expected > 0
-    assert int(seen[~possible].sum()) == 0
+    assert int(seen[~possible].sum()) == 0, "texts of probability 0"
     chi2 = float(((seen - expected)[possible] ** 2 / expected[possible]).sum())
     freedom = int(possible.sum()) - 1
-    assert chi2 < freedom + 5 * math.sqrt(2 * freedom), chi2
+    assert chi2 < freedom + 5 * math.sqrt(2 * freedom), f"law off by chi-square {chi2:.0f} of {freedom}"
     return out
 
 
@@ -362,7 +385,7 @@ ALONG = Masks.along
 def test_planted_defects_are_caught(place: str, mutant: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A distribution that is not the one drawn from; the mask of another node."""
     monkeypatch.setattr(place, mutant)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=FOUND):
         check_law(name, "token")
 
 
@@ -390,6 +413,33 @@ def test_a_barred_node_flags_nothing_and_a_text_without_a_way_on_does() -> None:
     for drafter in (sk.NoDrafter(), Fixed(BARS, [5, 2, 1, 5, 0, 1, 3, 0])):
         out = sk.generate(TreeTable(table), ids, drafter=drafter, grammar=Narrow(2, vocab), processors=free, **kw)
         assert out.status.tolist() == [0, 0]
+
+
+class Through(Drafter):
+    """What the texts go on with, and more after their ends."""
+
+    def __init__(self, texts: Tensor) -> None:
+        self.texts = torch.nn.functional.pad(texts, (0, 9), value=-1)
+        self.texts[self.texts < 0] = 3
+
+    def start(self, state: DecodingState) -> None: ...
+
+    def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+        begin = state.lengths - state.prompt.lengths
+        return Draft(self.texts.gather(1, begin[:, None] + torch.arange(num_tokens)))
+
+    def commit(self, state: DecodingState, result: Any) -> None: ...
+
+
+@pytest.mark.parametrize("engine", [Residues, Engine])
+def test_nothing_is_asked_of_what_follows_a_drafted_end(engine: type[Residues]) -> None:
+    """Nor of a sequence that has ended, while others go on."""
+    kw: dict[str, Any] = {"sampling": GREEDY, "processors": sk.Processors(logit_bias={END: 1.5})}
+    plain, _ = run(sk.NoDrafter(), engine, **kw)
+    out, grammar = run(Through(plain.tokens), engine, num_speculative_tokens=4, **kw)
+    assert torch.equal(out.tokens, plain.tokens) and grammar.looked_at > 0
+    assert len(set(out.num_tokens.tolist())) > 1
+    assert bool((out.provenance[out.tokens == END] == sk.Provenance.ACCEPTED).any())
 
 
 def test_refuses() -> None:

@@ -22,7 +22,8 @@ import specdec_kernels as sk
 from python_tests.decoding.fake_cuda import FakeCuda, Stream
 from python_tests.decoding.models import TableRunner, prompts, tiny
 from python_tests.decoding.test_generate import FAMILIES, HostSyncs, RepeatLast
-from specdec_kernels import config, laws
+from python_tests.support import environment
+from specdec_kernels import laws
 from specdec_kernels.decoding import DecodingState, GenerationOutput, Prompt, graph, rehearsal, schedule
 from specdec_kernels.decoding.graph import CapturedSteps
 from specdec_kernels.decoding.state import OUTCOME_COLUMNS, Speculation
@@ -467,16 +468,9 @@ def test_a_draft_model_that_does_not_say_so(cuda: FakeCuda, log: pytest.LogCaptu
     assert cuda.captures() == 0
 
 
-def test_specdec_check_looks_at_every_status(
-    cuda: FakeCuda, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPECDEC_CHECK", "1")
-    config.reload()
-    try:
+def test_specdec_check_looks_at_every_status(cuda: FakeCuda, log: pytest.LogCaptureFixture) -> None:
+    with environment(SPECDEC_CHECK="1"):
         run()
-    finally:
-        monkeypatch.undo()
-        config.reload()
     assert "SPECDEC_CHECK=1" in logged(log) and not cuda.log
 
 

@@ -59,7 +59,7 @@ def test_defaults_of_torch_change_nothing(name: str, acceptance: str, monkeypatc
 
     drafter, target = DRAFTERS[name](near("llama", 1, 0.05)), tiny("llama", 1)
     ids, mask = prompts(3, 9, 6)
-    grammar, sampling = Residues(3, 61), sk.SamplingParams(torch.tensor([0.0, 0.9, 1.2]), top_p=0.95)
+    sampling = sk.SamplingParams(torch.tensor([0.0, 0.9, 1.2]), top_p=0.95)
     counts, seeds = sk.TokenCounts(ids, NEW, mask), torch.arange(3)
     monkeypatch.setattr(torch.nn.Module, "__call__", with_usual_defaults)
     for dtype, device in ((torch.float64, "cpu"), (torch.bfloat16, "cpu"), (torch.float32, "meta")):

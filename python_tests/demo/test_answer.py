@@ -165,6 +165,14 @@ def test_prompts_from_everywhere(
             ["x", "--drafter", "none", "--num-speculative-tokens", "3"],
             "--num-speculative-tokens must be given with a drafter, got --drafter none",
         ),
+        (
+            ["x", "--min-confidence", "0"],
+            "--min-confidence must be given with --drafter model alone, got --drafter lookup",
+        ),
+        (
+            ["x", "--draft-model", ".", "--drafter", "model-tree", "--min-confidence", "0.4"],
+            "--min-confidence must be given with --drafter model alone, got --drafter model-tree",
+        ),
         (["x", "--epsilon", "0.1"], "--epsilon must be given with --acceptance typical alone"),
         (["x", "--prompt-file", "."], "a prompt must be given once, got an argument and --prompt-file"),
         (["--prompt-file", "."], ". must be a file, got a folder"),
@@ -231,6 +239,18 @@ def test_typical_acceptance_is_named(small: None, capsys: pytest.CaptureFixture[
     strict = answer(capsys, *given, "--epsilon", "1", "--delta", "1000000")
     assert free["stats"]["num_steps"] < strict["stats"]["num_steps"] == 24 and free["acceptance"] == "typical"
     assert generate(*given) == 0 and capsys.readouterr().err.rstrip().endswith("; not lossless")
+
+
+def test_a_draft_ends_where_the_draft_model_is_unsure(small: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """At the highest threshold behind its first token; the answer is the same."""
+    given = ["to be or not to be", "--draft-model", ".", "--temperature", "0", "--num-speculative-tokens", "3"]
+    usual, off, strict = (
+        answer(capsys, *given, *more) for more in ([], ["--min-confidence", "0"], ["--min-confidence", "1"])
+    )
+    assert usual["tokens"] == off["tokens"] == strict["tokens"]
+    drafted, steps = ([one["stats"][name] for one in (usual, off, strict)] for name in ("num_drafted", "num_steps"))
+    assert drafted[0] == drafted[1] > 2 * steps[0]
+    assert steps[2] - 1 <= drafted[2] <= steps[2], "the last step may have no room for a draft"
 
 
 def test_help_says_what_is_off_and_what_keeps_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,7 @@ import specdec_kernels as sk
 from python_tests.distributed.ranks import columns, on_every_rank, same, sharded
 from python_tests.ops import chains
 from python_tests.ops.inputs import refuses, seeded
-from python_tests.support import Backend
-from specdec_kernels import config
+from python_tests.support import Backend, environment
 
 OP = "verify_chain"
 EMULATED_CASES = 12
@@ -109,23 +108,18 @@ def test_the_default_dtype_changes_nothing(name: str, dtype: torch.dtype) -> Non
             torch.set_default_dtype(torch.float32)
 
 
-def test_checks_look_at_the_outcome_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_look_at_the_outcome_alone() -> None:
     """SPECDEC_CHECK=1 raises where the op's status is set, not for a row that nobody came to."""
     arguments = make("draft cut", 3000)
     arguments["draft_logits"][1, 2, 7] = torch.nan
     arguments["num_draft_tokens"] = torch.tensor([3, 1, 3, 3])
     clean = sk.verify_chain(**arguments)
     assert (clean.status == 0).all()
-    monkeypatch.setenv("SPECDEC_CHECK", "1")
-    config.reload()
-    try:
+    with environment(SPECDEC_CHECK="1"):
         same(clean, sharded(arguments, (1500, 1500), "cpu")[0])
         arguments["target_logits"][2, 0, 5] = torch.nan
         with pytest.raises(RuntimeError, match="verify_chain: row 2 set"):
             sharded(arguments, (1500, 1500), "cpu")
-    finally:
-        monkeypatch.undo()
-        config.reload()
 
 
 def test_the_cases_accept_and_reject() -> None:

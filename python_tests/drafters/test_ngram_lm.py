@@ -36,7 +36,7 @@ def decode(drafter: Drafter, acceptance: str, temperature: float = 1.0, spread: 
     )  # fmt: skip
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 5), min_size=4, max_size=60), st.integers(1, 3), st.integers(1, 3))
 def test_counts_are_those_of_a_naive_count(tokens: list[int], order: int, min_count: int) -> None:
     table = NgramTable.from_tokens(ids(*tokens), order, min_count)
@@ -166,9 +166,9 @@ class Alternating(sk.Grammar):
     def __init__(self, prompts: torch.Tensor) -> None:
         self.last = prompts[:, -1].tolist()
 
-    def fill(self, rows: torch.Tensor, drafts: list[np.ndarray]) -> None:
+    def fill(self, rows: torch.Tensor, drafts: list[np.ndarray | None]) -> None:
         for own, last, draft in zip(rows, self.last, drafts, strict=True):
-            for i, token in enumerate([last, *draft.tolist()]):
+            for i, token in enumerate([] if draft is None else [last, *draft.tolist()]):
                 own[i] = sum(1 << v for v in range(VOCAB) if v % 2 != token % 2)
 
     def commit(self, tokens: list[np.ndarray]) -> None:

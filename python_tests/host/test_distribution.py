@@ -39,7 +39,7 @@ def naive(text: list[int], lengths: range, table_text: list[int], table_lengths:
 TOKENS = st.lists(st.integers(0, 4), max_size=30)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(TOKENS, min_size=2, max_size=2), st.lists(st.integers(0, 6), min_size=4, max_size=60), st.data())
 def test_it_is_as_defined(texts: list[list[int]], table_text: list[int], data: st.DataObject) -> None:
     shortest = data.draw(st.integers(1, 3))

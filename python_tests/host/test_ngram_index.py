@@ -240,7 +240,7 @@ def edits(draw: st.DrawFn) -> tuple[int, int, list[tuple[Any, ...]]]:
     return min_ngram, max_ngram, draw(st.lists(edit, max_size=12))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(edits=edits(), num_tokens=st.integers(0, 12), limits=st.lists(st.integers(-2, 14), min_size=3, max_size=3))
 def test_both_implementations_follow_the_definition(edits: Any, num_tokens: int, limits: list[int]) -> None:
     min_ngram, max_ngram, steps = edits

@@ -360,15 +360,17 @@ def test_how_many_tokens_are_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
     with assisted_generation():
         run(prompt_lookup_num_tokens=3)
         run(assistant_model=assistant)
-        for most in (7, 7.0):
+        for most in (7, 7.0, 7.9, 64, 100, 0):
             assistant.generation_config.num_assistant_tokens = most
             run(assistant_model=assistant)
+        for most in (64, 65, 10**6):
+            run(prompt_lookup_num_tokens=most)
     with assisted_generation(num_speculative_tokens="auto"):
         run(assistant_model=assistant)
-    assert asked == [5, 3, 5, 7, 7, "auto"] and all(type(one) is not float for one in asked)
+    assert asked == [5, 3, 5, 7, 7, 7, 64, 64, 0, 64, 64, 64, "auto"] and all(type(one) is not float for one in asked)
 
 
-@pytest.mark.parametrize(("threshold", "most"), [(None, 1), (0.4, 1), (0.0, 5)])
+@pytest.mark.parametrize(("threshold", "most"), [(None, 1), (0.4, 1), (1.5, 1), (0.0, 5), (-1, 5)])
 def test_an_assistant_that_is_unsure_drafts_no_further(
     threshold: float | None, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -454,7 +456,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "guidance": ({"guidance_scale": 1.5}, "guidance_scale"),
     "embeddings": ({"inputs_embeds": torch.zeros(1, 4, 32)}, "inputs_embeds"),
     "positions": ({"position_ids": torch.tensor([[0, 2, 4, 6]])}, "position_ids other than those of attention_mask"),
-    "long drafts": ({"prompt_lookup_num_tokens": 65}, r"prompt_lookup_num_tokens must be in \[1, 64\], got 65"),
+    "no drafts": ({"prompt_lookup_num_tokens": 0}, "prompt_lookup_num_tokens must be >= 1, got 0"),
     "broken drafts": ({"prompt_lookup_num_tokens": 2.5}, "prompt_lookup_num_tokens must be an integer, got float"),
     "short matches": ({"max_matching_ngram_size": -1}, "max_matching_ngram_size must be in .*, got -1"),
 }

@@ -12,7 +12,7 @@ from transformers.generation.utils import GenerationMixin
 
 import specdec_kernels as sk
 from python_tests.decoding.models import prompts, tiny
-from specdec_kernels.integrations.transformers import assisted_generation, generate
+from specdec_kernels.integrations.transformers import assisted, assisted_generation, generate
 from specdec_kernels.ops.verify_chain import ACCEPTANCES
 
 
@@ -32,7 +32,8 @@ def test_a_wrong_rule_is_refused_greedily_too() -> None:
         model.generate(prompts(4)[0], acceptance="blok", **options)
 
 
-def test_the_length_of_a_lookup_counts_beside_a_drafter() -> None:
+def test_a_drafter_stands_instead_of_a_lookup() -> None:
+    """Whose length does not count then."""
     model = tiny("llama")
     asked = []
 
@@ -43,7 +44,72 @@ def test_the_length_of_a_lookup_counts_beside_a_drafter() -> None:
 
     options = {"custom_generate": generate, "drafter": Seen(), "do_sample": False, "max_new_tokens": 9}
     model.generate(prompts(4)[0], prompt_lookup_num_tokens=2, **options)
-    assert max(asked) == 2
+    assert max(asked) == 5
+
+
+@pytest.mark.parametrize(("given", "longest"), [(None, 2), (0, 2), (1, 1), (64, 64), (65, 64), (2**40, 64)])
+def test_how_long_a_lookup_s_matches_are(given: int | None, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in transformers, which takes 0 as none given, up to what an index holds."""
+    model = tiny("llama")
+    made = []
+
+    def noted(n: int) -> sk.NgramDrafter:
+        made.append(n)
+        return sk.NgramDrafter(n)
+
+    monkeypatch.setattr(assisted, "NgramDrafter", noted)
+    options = {"prompt_lookup_num_tokens": 3, "max_new_tokens": 4, "do_sample": False}
+    plain = model.generate(prompts(4)[0], **options)
+    with assisted_generation():
+        assert torch.equal(model.generate(prompts(4)[0], max_matching_ngram_size=given, **options), plain)
+    assert made == [longest]
+
+
+def test_an_assistant_may_draft_nothing_or_more_than_a_step_holds() -> None:
+    """What transformers makes of such lengths, too."""
+    model, assistant = tiny("llama"), tiny("llama", 1)
+    run = functools.partial(model.generate, prompts(4)[0], max_new_tokens=70, do_sample=False, eos_token_id=None)
+    plain = run()
+    for most in (0, 100):
+        assistant.generation_config.update(num_assistant_tokens=most, assistant_confidence_threshold=0.0)
+        assert torch.equal(run(assistant_model=assistant), plain)
+        with assisted_generation():
+            assert torch.equal(run(assistant_model=assistant), plain)
+
+
+def test_an_assistant_s_schedule_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By transformers' own "heuristic" the next draft would have two tokens more, and so would the next call's."""
+    model, asked = tiny("llama"), []
+    propose = sk.ModelDrafter.propose
+
+    def noted(drafter: sk.ModelDrafter, state: Any, num_tokens: int) -> Any:
+        asked.append(num_tokens)
+        return propose(drafter, state, num_tokens)
+
+    monkeypatch.setattr(sk.ModelDrafter, "propose", noted)
+    assistant = tiny("llama")  # the same weights: every draft is accepted
+    given = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "heuristic"}
+    assistant.generation_config.update(**given, assistant_confidence_threshold=0.0)
+    with assisted_generation():
+        model.generate(prompts(4)[0], assistant_model=assistant, max_new_tokens=17, do_sample=False, eos_token_id=None)
+    assert len(asked) >= 4 and max(asked) == 3
+    assert given.items() <= assistant.generation_config.to_dict().items()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("num_assistant_tokens", -1, "must be >= 0, got -1"),
+        ("num_assistant_tokens", "5", "must be an integer, got str"),
+        ("num_assistant_tokens", float("nan"), "must be an integer, got float"),
+        ("assistant_confidence_threshold", "0.4", "must be a number, got str"),
+    ],
+)
+def test_wrong_options_of_an_assistant_are_refused(option: str, value: Any, message: str) -> None:
+    model, assistant = tiny("llama"), tiny("llama", 1)
+    setattr(assistant.generation_config, option, value)
+    with assisted_generation(), pytest.raises((TypeError, ValueError), match=f"^generate: {option} {message}"):
+        model.generate(prompts(4)[0], assistant_model=assistant, max_new_tokens=2, do_sample=False)
 
 
 def test_weights_on_meta_are_refused() -> None:

@@ -64,6 +64,51 @@ def test_min_p_and_temperatures_of_rows() -> None:
     assert torch.equal(pipe(Temperature())(LOGITS, temperature=each), LOGITS / each[:, None])
 
 
+TEMPERATURES = [0.0, 1e-40, 1.3e-38, 1e-5, 0.7, 1e30, 1e39, -1.0, torch.nan, torch.inf, -torch.inf]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("of", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_a_temperature_is_read_alike_compiled_or_not(dtype: torch.dtype, of: torch.dtype) -> None:
+    """Those too that leave the likeliest alone, or are none; ties at them, and logits whose quotients are infinite."""
+    rows = torch.tensor([[1.0, 3.0, 3.0, 2.0], [-9.0, -5.0, -7.0, -5.0], [0.0, 40.0, 41.0, -torch.inf]])
+    logits = rows.repeat_interleave(len(TEMPERATURES), 0).to(dtype)
+    each = torch.tensor(TEMPERATURES * len(rows), dtype=torch.float64).to(of)
+    made = pipe(Temperature(), Softmax())
+    apart, last = LogitsPipe(made.processors, compile=False), pipe(Temperature(), TopK(), Sample())
+    probs = made(logits, temperature=each)
+    assert torch.equal(probs, flashinfer.softmax(logits, each))
+    assert torch.equal(probs, made(logits, temperature=each[:, None]))
+    torch.testing.assert_close(apart(logits, temperature=each), probs)
+    scaled = pipe(Temperature())(logits, temperature=each)
+    assert scaled.dtype == torch.promote_types(dtype, torch.float32) and not scaled.isnan().any()
+    assert torch.equal(scaled, pipe(Temperature())(logits, temperature=each[:, None]))
+    alone = (each.double() >= 0) & (each.double() < 2.0**-126)
+    assert torch.equal(scaled[alone].exp(), probs[alone].to(scaled.dtype))
+    assert probs[alone].unique().tolist() == [0, 1] and (probs[alone].sum(1) == 1).all()
+    if dtype != torch.float64:  # of which top-k takes no logits
+        assert torch.equal(last(logits, temperature=each, top_k=1)[alone].long(), probs[alone].argmax(1))
+    for number in (1e-40, 1.3e-38, 1e-5, 0.7, 1e30):
+        probs = made(logits, temperature=number)
+        assert torch.equal(probs, flashinfer.softmax(logits, number))
+        torch.testing.assert_close(apart(logits, temperature=number), probs)
+
+
+def test_a_temperature_of_0_is_refused_compiled_or_not() -> None:
+    for compiled in (True, False):
+        for number in (0, 0.0, -0.0):
+            with pytest.raises(ValueError, match=r"^Temperature: temperature must be > 0, got -?0"):
+                pipe(Temperature(), Softmax(), Sample(), compile=compiled)(LOGITS, temperature=number)
+        for wrong, message in ((-1.0, "must be finite and >= 0, got -1"), (torch.ones(5, 2), "Expected a 1D tensor")):
+            with pytest.raises(ValueError, match=f"^Temperature: temperature:? {message}"):
+                pipe(Temperature(), Softmax(), compile=compiled)(LOGITS, temperature=wrong)  # type: ignore[arg-type]
+
+
+def test_parameters_of_other_names_are_refused() -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        pipe(Softmax())(LOGITS, temprature=0.5)  # type: ignore[call-arg]
+
+
 DRAWN: list[tuple[LogitsPipe, Any, tuple[str, ...]]] = [
     (pipe(Sample(), of=TensorType.LOGITS), flashinfer.sampling_from_logits, ()),
     (pipe(Sample(False), of=TensorType.PROBS), flashinfer.sampling_from_probs, ()),

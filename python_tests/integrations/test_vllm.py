@@ -18,7 +18,7 @@ from torch import Tensor
 import specdec_kernels as sk
 from python_tests.law import steps
 from python_tests.ops.inputs import Widest
-from specdec_kernels import config
+from python_tests.support import environment
 from specdec_kernels.integrations import vllm as plugin
 from specdec_kernels.integrations.vllm import replacing, v1, v2
 from specdec_kernels.testing import ChainProblem, Verify, exact_law, target_joint, total_variation
@@ -555,26 +555,23 @@ def test_nothing_is_imported_unless_asked_for(
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # an import of it raises
     monkeypatch.delenv("SPECDEC_VLLM", raising=False)
-    config.reload()
-    plugin.register()
-    monkeypatch.setenv("SPECDEC_VLLM", "1")
-    config.reload()
-    with pytest.raises(ImportError):
+    with environment(SPECDEC_VLLM=None):
         plugin.register()
-    other = ModuleType("vllm")
-    other.__version__ = "0.31.2"  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm", other)
-    with pytest.raises(RuntimeError, match=r"serves vLLM 0\.32 to 0\.33, got 0\.31\.2"):
-        plugin.register()
-    other.__version__ = "0.33.1"  # type: ignore[attr-defined]
     patched: list[str] = []
     monkeypatch.setattr(v1, "patch", lambda: patched.append("V1"))
     monkeypatch.setattr(v2, "patch", lambda: patched.append("V2"))
-    with caplog.at_level("INFO", "vllm"):
-        plugin.register()
+    with environment(SPECDEC_VLLM="1"):
+        with pytest.raises(ImportError):
+            plugin.register()
+        other = ModuleType("vllm")
+        other.__version__ = "0.31.2"  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "vllm", other)
+        with pytest.raises(RuntimeError, match=r"serves vLLM 0\.32 to 0\.33, got 0\.31\.2"):
+            plugin.register()
+        other.__version__ = "0.33.1"  # type: ignore[attr-defined]
+        with caplog.at_level("INFO", "vllm"):
+            plugin.register()
     assert patched == ["V1", "V2"] and "specdec_kernels verifies drafts in vLLM 0.33.1" in caplog.text
-    monkeypatch.undo()
-    config.reload()
 
 
 @pytest.mark.parametrize(

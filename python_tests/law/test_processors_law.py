@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
-from python_tests.law.cases import TOLERANCE, problem
+from python_tests.law.cases import FOUND, TOLERANCE, problem
 from python_tests.law.test_tree_law import SHAPES, given, plain
 from python_tests.ops.processing import EACH, Request, bits, processors
 from python_tests.ops.test_processors import holds_no_list
@@ -289,7 +289,7 @@ def test_planted_defect_of_counting_is_caught(mutant: Any, name: str, monkeypatc
     case = chain("full", replace(EACH[name], min_tokens=EACH[name].min_tokens and 3, prompt=[0], output=[1, 1][:1]))
     check(TRUE, case, "token")
     monkeypatch.setattr(reference, "draft_before", mutant)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=FOUND):
         check(TRUE, case, "token")
 
 
@@ -310,7 +310,7 @@ def test_planted_defect_of_counting_on_trees_is_caught(
         check(TRUE_TREE, case, "recursive")
         with monkeypatch.context() as planted:
             planted.setattr(reference_tree.Tree, "draft_before", mutant)
-            with pytest.raises(AssertionError):
+            with pytest.raises(AssertionError, match=FOUND):
                 check(TRUE_TREE, case, "recursive")
 
 
@@ -326,5 +326,5 @@ def test_lists_taken_as_they_are_are_caught(name: str, monkeypatch: pytest.Monke
         return (ids, torch.zeros(len(ids), dtype=torch.int32)) if next(calls) % 2 == unseen else true(ids)
 
     monkeypatch.setattr(module, "flagged_lists", trusting)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="a list in no order"):
         check_lists()

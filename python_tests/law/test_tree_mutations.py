@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
+from python_tests.law.cases import FOUND
 from python_tests.law.test_tree_law import SHAPES, check, check_undrawable, given, plain, problem
 from python_tests.ops import trees
 from specdec_kernels.testing import Verify
@@ -86,7 +87,7 @@ INPUT_MUTANTS: list[tuple[str, Verify, Check]] = [
 @pytest.mark.parametrize(("mutant", "check"), [m[1:] for m in INPUT_MUTANTS], ids=[m[0] for m in INPUT_MUTANTS])
 def test_planted_input_defect_is_caught(mutant: Verify, check: Check) -> None:
     check(TRUE)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=f"{FOUND}|{trees.UNLIKE}"):
         check(mutant)
 
 
@@ -162,5 +163,5 @@ RULE_MUTANTS: list[tuple[str, Any, Check]] = [
 def test_planted_rule_defect_is_caught(name: str, mutant: Any, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     check(TRUE)
     monkeypatch.setattr(reference.Tree if name == "child_with" else reference, name, mutant)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=f"{FOUND}|{trees.UNLIKE}"):
         check(TRUE)

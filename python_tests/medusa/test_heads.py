@@ -124,4 +124,4 @@ def test_heads_of_another_width_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="num_heads must be >= 1, got 0"):
         MedusaHeads.of_model(tiny("llama"), 0, sk.TokenMap(IDS))
     with pytest.raises(ValueError, match="ids < vocab=61, got 61"):
-        MedusaHeads.of_model(tiny("llama"), 1, sk.TokenMap(torch.tensor([VOCAB])))
+        MedusaHeads.of_model(tiny("llama"), 1, sk.TokenMap(torch.tensor([0, VOCAB])))

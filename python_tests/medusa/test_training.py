@@ -498,7 +498,7 @@ def test_training_a_draft_model_refuses_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match=r"train_draft: head must be \[vocab=61, hidden=128\], got \[60, 128\]"):
         train_draft(draft, head[1:], features, Recipe(steps=1))
     with pytest.raises(ValueError, match="acceptance_of: token_map must hold ids < vocab=61, got 61"):
-        acceptance_of(draft, head, features, sk.TokenMap(torch.tensor([61])))
+        acceptance_of(draft, head, features, sk.TokenMap(torch.tensor([0, 61])))
     with pytest.raises(ValueError, match="acceptance_of: features must have tokens to predict, got none"):
         acceptance_of(draft, head, extract(target, documents(1)))
 

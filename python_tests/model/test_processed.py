@@ -167,25 +167,29 @@ def test_penalties_and_a_grammar_with_drafts_are_transformers(loaded: tuple[Any,
 
 
 class Grammars(sk.Grammar):
-    """An engine for each text."""
+    """An engine for each text, which is not asked beyond its end."""
 
     def __init__(self, tokenizer: Any, vocab: int, end: int, batch: int) -> None:
         self.engines, self.end = [Grammar(tokenizer, vocab, end) for _ in range(batch)], end
+        self.over = [False] * batch
 
-    def fill(self, rows: Tensor, drafts: list[np.ndarray]) -> None:
-        for engine, own, draft in zip(self.engines, rows, drafts, strict=True):
-            own[: len(draft) + 1] = engine.bitmask(draft.tolist())[0]
+    def fill(self, rows: Tensor, drafts: list[np.ndarray | None]) -> None:
+        for b, (engine, draft) in enumerate(zip(self.engines, drafts, strict=True)):
+            if draft is not None:
+                assert not self.over[b] and self.end not in draft
+                rows[b, : len(draft) + 1] = engine.bitmask(draft.tolist())[0]
 
     def fill_last(self, rows: Tensor, drafts: list[np.ndarray | None]) -> None:
         for b, (engine, draft) in enumerate(zip(self.engines, drafts, strict=True)):
             if draft is not None:
-                assert engine.matcher.consume_tokens(draft.tolist())
+                assert not self.over[b] and engine.matcher.consume_tokens(draft.tolist())
                 llguidance.torch.fill_next_token_bitmask(engine.matcher, rows, b)
                 assert engine.matcher.rollback(len(draft))
 
     def commit(self, tokens: list[np.ndarray]) -> None:
-        for engine, new in zip(self.engines, tokens, strict=True):
+        for b, (engine, new) in enumerate(zip(self.engines, tokens, strict=True)):
             assert engine.matcher.consume_tokens([token for token in new.tolist() if token != self.end])
+            self.over[b] = self.over[b] or self.end in new
 
 
 @pytest.mark.long

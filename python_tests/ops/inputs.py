@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import pkgutil
 import re
@@ -69,6 +70,12 @@ def tensors(value: Any) -> list[Tensor]:
     if isinstance(value, dict):
         return [t for v in value.values() for t in tensors(v)]
     return [t for v in value for t in tensors(v)] if isinstance(value, (list, tuple)) else []
+
+
+def outcome(call: Callable[..., Any], **arguments: Any) -> list[Tensor]:
+    """What a call gives, then what becomes of the tensors among its arguments, which are copied for it."""
+    given = copy.deepcopy(arguments)
+    return [*tensors(call(**given)), *tensors(given)]
 
 
 class Widest(TorchDispatchMode):

@@ -13,7 +13,7 @@ import torch
 import specdec_kernels as sk
 from python_tests import emulated
 from python_tests.ops import chains
-from python_tests.ops.inputs import OPS, logits, op_tests, same_bits, seeded
+from python_tests.ops.inputs import OPS, logits, op_tests, outcome, same_bits, seeded
 from python_tests.support import Backend
 
 
@@ -90,12 +90,8 @@ def test_compiles_whole(name: str, route: Backend) -> None:
     torch._dynamo.reset()
     call, arguments = CALLS[name]()
     arguments = on(route, arguments)
-
-    def function(**given: Any) -> list[torch.Tensor]:
-        return tensors_of(call(**given))
-
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    same_bits(compiled(**arguments), function(**arguments))
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    same_bits(outcome(compiled, **arguments), outcome(call, **arguments))
 
 
 @pytest.mark.long
@@ -122,16 +118,3 @@ def test_compiles_with_inductor(dynamic: bool) -> None:
             torch.arange(batch),
         )
         same_bits(compiled(*given), step(*given))
-
-
-def tensors_of(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, sk.Draw):
-        return [value.token, value.log_prob, value.stats.values]
-    if isinstance(value, sk.VerifyOutput):
-        nodes = [] if value.accepted_nodes is None else [value.accepted_nodes]
-        return [value.tokens, value.num_accepted, value.num_tokens, value.status, *nodes]
-    if isinstance(value, sk.RowStats):
-        return [value.values, value.argmax, value.status]
-    if isinstance(value, sk.GatherOutput):
-        return [*value]
-    return [value]

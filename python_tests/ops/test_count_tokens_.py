@@ -31,8 +31,9 @@ def tensors_of(counts: sk.TokenCounts) -> list[Tensor]:
 
 
 def expected(counts: sk.TokenCounts, tokens: Tensor, num_tokens: list[int] | None) -> list[Tensor]:
-    """The three tensors after it, a token at a time."""
+    """The three tensors after it, a token at a time, and the status."""
     made = counts.clone()
+    status = torch.zeros_like(made.num_output)
     for b, row in enumerate(tokens.tolist()):
         row = [t for t in row[: None if num_tokens is None else max(0, num_tokens[b])] if 0 <= t < NO_ID]
         times = Counter(dict(zip(*(x[b].tolist() for x in tensors_of(counts)[:2]), strict=True)))
@@ -40,11 +41,12 @@ def expected(counts: sk.TokenCounts, tokens: Tensor, num_tokens: list[int] | Non
             times[token] += 2
         times.pop(NO_ID, None)
         kept = sorted(times)[: made.ids.shape[1]]
+        status[b] = int(sk.Status.BAD_PARAM) * (len(times) > len(kept))
         made.ids[b], made.counts[b] = NO_ID, 0
         made.ids[b, : len(kept)] = torch.tensor(kept, dtype=torch.int32)
         made.counts[b, : len(kept)] = torch.tensor([times[i] for i in kept], dtype=torch.int32)
         made.num_output[b] += len(row)
-    return tensors_of(made)
+    return [*tensors_of(made), status]
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
@@ -68,8 +70,8 @@ def test_is_what_python_counts(
         wanted = expected(backend_free(counts), tokens, None if lengths is None else lengths.tolist())
         given = backend(tokens.to(dtype).t().contiguous().t())
         status = backend.count_tokens_(counts, given, None if lengths is None else backend(lengths.to(dtype)))
-        assert status.tolist() == [0] * batch and status.dtype == torch.int32
-        same_bits([x.cpu() for x in tensors_of(counts)], wanted)
+        assert status.dtype == torch.int32
+        same_bits([x.cpu() for x in (*tensors_of(counts), status)], wanted)
 
 
 def backend_free(counts: sk.TokenCounts) -> sk.TokenCounts:
@@ -81,13 +83,13 @@ def backend_free(counts: sk.TokenCounts) -> sk.TokenCounts:
 def test_lists_without_room_stay_empty(backend: Backend, n: int) -> None:
     counts = backend(sk.TokenCounts(torch.zeros(2, 0, dtype=torch.int64), 0))
     status = backend.count_tokens_(counts, backend(torch.ones(2, n, dtype=torch.int64)))
-    assert status.tolist() == [0, 0] and counts.num_output.tolist() == [n, n]
+    assert status.tolist() == 2 * [int(sk.Status.BAD_PARAM) * (n > 0)] and counts.num_output.tolist() == [n, n]
 
 
 def test_what_is_no_list_is_flagged_and_stays(backend: Backend, rng: torch.Generator) -> None:
     """Ids that do not ascend, wherever the first does not; those of the other sequences are counted."""
     width, places = 600, [1, 2, 255, 256, 257, 300, 599]
-    counts = backend(sk.TokenCounts(torch.arange(0, 2 * width, 2).expand(len(places) + 1, -1), 0))
+    counts = backend(sk.TokenCounts(torch.arange(0, 2 * width, 2).expand(len(places) + 1, -1), 9))
     for b, place in enumerate(places):
         counts.ids[b, place] = counts.ids[b, place - 1]
     before, tokens = backend_free(counts), torch.randint(0, 1000, (len(places) + 1, 9), generator=rng)
@@ -95,7 +97,7 @@ def test_what_is_no_list_is_flagged_and_stays(backend: Backend, rng: torch.Gener
     assert status.tolist() == [int(sk.Status.BAD_PARAM)] * len(places) + [0]
     after = [x.cpu() for x in tensors_of(counts)]
     same_bits([x[:-1] for x in after], [x[:-1] for x in tensors_of(before)])
-    same_bits([x[-1] for x in after], [x[-1] for x in expected(before, tokens, None)])
+    same_bits([x[-1] for x in after], [x[-1] for x in expected(before, tokens, None)[:3]])
 
 
 def test_wild_lists_are_safe(backend: Backend, rng: torch.Generator) -> None:
@@ -108,8 +110,9 @@ def test_wild_lists_are_safe(backend: Backend, rng: torch.Generator) -> None:
         before, tokens = backend_free(counts), torch.randint(0, 2**31, (4, 40), generator=rng)
         tokens[:, ::3] = wild[:, :14]
         status = backend.count_tokens_(counts, backend(tokens))
-        assert status.tolist() == [0, 0, 16, 16]
-        same_bits([x[:2].cpu() for x in tensors_of(counts)], [x[:2] for x in expected(before, tokens, None)])
+        assert status[2:].tolist() == [16, 16]
+        after = [x[:2].cpu() for x in (*tensors_of(counts), status)]
+        same_bits(after, [x[:2] for x in expected(before, tokens, None)])
 
 
 def test_compiles_whole() -> None:

@@ -11,7 +11,7 @@ import torch
 import specdec_kernels as sk
 from python_tests import emulated
 from python_tests.ops import chains, trees
-from python_tests.ops.inputs import logits, same_bits, uniforms
+from python_tests.ops.inputs import logits, outcome, same_bits, uniforms
 from python_tests.ops.processing import of_any_kind
 from python_tests.ops.test_compile import CALLS
 from specdec_kernels import laws
@@ -52,13 +52,6 @@ def processed(n: int | None, vocab: int) -> dict[str, Any]:
     return {"processors": of_any_kind(rng(), 3, (3,) if n is None else (3, n), vocab)}
 
 
-def masked(logits: torch.Tensor, **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """A copy of the rows, masked, and their status."""
-    copy = logits.clone()
-    status = sk.mask_logits_(copy, **given)
-    return copy, status
-
-
 # Beside the small calls: several tiles, ties, rows in which more ids compete than are listed, and all outputs.
 WIDE: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
     "row_stats-flat": lambda: (
@@ -66,7 +59,7 @@ WIDE: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
     ),
     "row_stats-ties": lambda: (sk.row_stats, {"logits": logits(rng(), 2, 3, 3100).round(), "params": TRUNCATED}),
     "warp_probs-wide": lambda: (sk.warp_probs, {"logits": logits(rng(), 3, 3100), "params": TRUNCATED}),
-    "mask_logits_-wide": lambda: (masked, {"logits": logits(rng(), 3, 3100).half(), "params": TRUNCATED}),
+    "mask_logits_-wide": lambda: (sk.mask_logits_, {"logits": logits(rng(), 3, 3100).half(), "params": TRUNCATED}),
     "sample-wide": lambda: (
         sk.sample, {"logits": logits(rng(), 3, 2, 3100), "uniform_samples": uniforms(rng(), 3, 2), "params": TRUNCATED},
     ),
@@ -112,11 +105,11 @@ WIDE: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
 def test_the_same_bits_whatever_the_strategy_and_schedule(name: str) -> None:
     call, arguments = (CALLS | WIDE)[name]()
     with emulated.running():
-        expected = call(**arguments, backend=emulated.NAME)
+        expected = outcome(call, **arguments, backend=emulated.NAME)
     for strategy in emulated.strategies(name.split("-")[0]):
         for schedule in (None, *range(1, SCHEDULES + 1)):
             with emulated.running(strategy, schedule):
-                same_bits(call(**arguments, backend=emulated.NAME), expected)
+                same_bits(outcome(call, **arguments, backend=emulated.NAME), expected)
 
 
 @pytest.mark.parametrize("name", WIDE)
@@ -125,10 +118,10 @@ def test_the_same_bits_on_every_device(name: str, multiprocessors: int) -> None:
     """The size of the device decides the strategy, and how many blocks share a row."""
     call, arguments = WIDE[name]()
     with emulated.running():
-        expected = call(**arguments, backend=emulated.NAME)
+        expected = outcome(call, **arguments, backend=emulated.NAME)
     for strategy in ("auto", "split"):
         with emulated.running(strategy, multiprocessors=multiprocessors):
-            same_bits(call(**arguments, backend=emulated.NAME), expected)
+            same_bits(outcome(call, **arguments, backend=emulated.NAME), expected)
 
 
 @pytest.mark.short(cases=100)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig
@@ -224,10 +224,7 @@ cases = st.fixed_dictionaries({
 def test_is_a_copy_aside_and_back(backend: Backend) -> None:
     """Every layout and dtype, paths that overlap, values out of range: the same bytes, lengths and status."""
 
-    @settings(
-        max_examples=EXAMPLES // 4 if backend.name == "triton" and backend.interpreted else EXAMPLES, deadline=None,
-        derandomize=True, database=None, print_blob=False, suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    @settings(max_examples=EXAMPLES // 4 if backend.name == "triton" and backend.interpreted else EXAMPLES)
     @given(drawn=cases)
     def check(drawn: dict[str, Any]) -> None:
         case = make(**drawn)

@@ -17,9 +17,8 @@ from torch import Tensor
 import specdec_kernels as sk
 from python_tests.decoding.models import tiny
 from python_tests.ops import chains, trees
-from python_tests.ops.inputs import DTYPES, logits, same_bits, uniforms
+from python_tests.ops.inputs import DTYPES, logits, outcome, same_bits, uniforms
 from python_tests.ops.processing import EACH, Request, bits, moved, of_any_kind, processors
-from python_tests.ops.test_compile import tensors_of
 from python_tests.support import ONE_TREE_KERNEL, Backend
 from specdec_kernels import laws
 from specdec_kernels.backends import FUNCTIONS
@@ -328,7 +327,7 @@ def holds_no_list(backend: Backend, name: str) -> None:
         (made, listed), (emptied, empty) = given(), given()
         listed[1, place], empty[1] = value, NO_ID
         stats = backend.row_stats(x, processors=made)
-        assert stats.status.tolist() == [[0, 0], [bad, bad], [0, 0]]
+        assert stats.status.tolist() == [[0, 0], [bad, bad], [0, 0]], "a list in no order is not told"
         same_bits(stats.values, backend.row_stats(x, processors=emptied).values)
         drawn = backend.sample(x, uniform_samples=u, processors=made)
         assert drawn.stats.status.tolist() == stats.status.tolist()
@@ -336,7 +335,7 @@ def holds_no_list(backend: Backend, name: str) -> None:
         assert likely.status.tolist() == stats.status.tolist()
         step: dict[str, Any] = {"draft_tokens": drawn.token[:, :1], "uniform_samples": u}
         out = backend.verify_chain(x, **step, processors=made)
-        assert out.status.tolist() == [0, bad, 0]
+        assert out.status.tolist() == [0, bad, 0], "a list in no order is not told"
         assert torch.equal(out.tokens, backend.verify_chain(x, **step, processors=emptied).tokens)
 
 
@@ -459,11 +458,11 @@ def test_opcheck_and_compiled_whole(op: str, monkeypatch: pytest.MonkeyPatch) ->
     call, arguments = steps(op, rng)
     x = logits(rng, *(4, 40) if op == "verify_packed" else (2, 2, 40))
 
-    def function(x: Tensor) -> list[Tensor]:
-        return tensors_of(call(x, **arguments))
+    def function(x: Tensor) -> Any:
+        return call(x, **arguments)
 
     torch._dynamo.reset()
-    same_bits(torch.compile(function, fullgraph=True, backend="aot_eager")(x), function(x))
+    same_bits(outcome(torch.compile(function, fullgraph=True, backend="aot_eager"), x=x), outcome(function, x=x))
 
     caught: list[tuple[Any, ...]] = []
     name = op.replace("packed", "chain")

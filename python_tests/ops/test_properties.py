@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -28,7 +28,7 @@ from python_tests.support import Backend, present
 from specdec_kernels.backends.reference.law import make_law, make_params
 from specdec_kernels.backends.reference.sample import perturbed
 from specdec_kernels.flat import LOSSLESS, FlatParams
-from specdec_kernels.ops.arguments import RowStatsArguments, VerifyArguments, VerifyChainArguments
+from specdec_kernels.ops.arguments import ACCEPTANCES, RowStatsArguments, VerifyArguments, VerifyChainArguments
 from specdec_kernels.sampling import DEFAULT_PARAMS
 
 OP = "verify_chain"
@@ -147,7 +147,7 @@ def in_float64(arguments: chains.Arguments, by: float) -> tuple[Tensor, Tensor, 
         uniforms = (uniforms.double() * (1 + 2 * by) + by).clamp(0, 1 - 1e-15)
     probs = arguments.get("draft_probs")
     token_map = arguments.get("draft_token_map")
-    rule = {"token": 0, "block": 1, "match": 2, "greedy": 3}[arguments["acceptance"]]
+    rule = ACCEPTANCES[arguments["acceptance"]]
     law = arguments["target_law"].flat() if "target_law" in arguments else LOSSLESS
     if law.number:
         law = law._replace(alpha=law.alpha + by / ERROR * LAW_ERROR)
@@ -191,14 +191,7 @@ def borderline(arguments: chains.Arguments) -> Tensor:
 
 @pytest.mark.long
 @given(e=examples)
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    print_blob=False,
-    suppress_health_check=list(HealthCheck),
-)
+@settings(max_examples=EXAMPLES)
 def test_every_backend_gives_the_references_tokens(e: dict[str, Any]) -> None:
     arguments = build(e)
     expected = sk.verify_chain(**arguments, backend="reference")

@@ -66,10 +66,9 @@ def test_uniforms_invert_the_cdf(
     law = float64_law(x[:2], params)
     tokens = draw.token[:2].cpu().numpy()
     assert (np.take_along_axis(law, tokens[..., None], -1) > 0).all(), "u = 0 or just below 1 drew an impossible id"
-    first, last = (law > 0).argmax(-1)[:, 0], vocab - 1 - (law > 0)[..., ::-1].argmax(-1)[:, 1]
-    np.testing.assert_array_equal(tokens[:, 0], first)
-    if vocab <= 1025:  # above, less than one lattice step of mass lies on the last ids
-        assert (np.take_along_axis(law[:, 1], tokens[:, 1:], -1) >= 0).all() and (tokens[:, 1] <= last).all()
+    np.testing.assert_array_equal(tokens[:, 0], (law > 0).argmax(-1)[:, 0])
+    for at in range(2):  # the last possible id, where more mass than float32 error lies on it
+        assert oracle.brackets(law[at, 1], float(u[at, 1]), tokens[at, 1]), (at, tokens[at, 1])
     stats = backend.row_stats(*backend(x, params))
     same_bits(draw.stats.argmax, stats.argmax)
     same_bits(draw.stats.values[..., :4], stats.values[..., :4])

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._pytree import tree_leaves
 
 import specdec_kernels as sk
 from bench.inputs import Case
 from bench.providers import own
 from bench.registry import REGISTRY
 from python_tests.decoding.fake_cuda import Refusing
-from python_tests.ops.inputs import OPS, op_tests
+from python_tests.ops.inputs import OPS, op_tests, same_bits, tensors
 from python_tests.support import Backend
 
 WIDE = 65539  # a row of so many tiles is shared out among threads, where there are few rows
@@ -41,32 +40,38 @@ def dtype(given: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-def called(case: Case, backend: str, inputs: Any) -> list[Any]:
+def called(case: Case, backend: str, inputs: Any) -> list[torch.Tensor]:
     """What an op gives and what becomes of its arguments."""
     call = own.builders(backend)[case.op](case)
     if call is None:
         pytest.skip("the backend does not have the case")
     inputs = copy.deepcopy(inputs)
-    return tree_leaves((call(inputs), vars(inputs) if hasattr(inputs, "__dict__") else inputs))
+    return tensors((call(inputs), inputs))
 
 
-def assert_same(found: list[Any], expected: list[Any]) -> None:
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        if isinstance(one, torch.Tensor):
-            assert one.dtype == other.dtype and one.device == other.device
-            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert [t.device for t in found] == [t.device for t in expected]
+    same_bits(found, expected)
 
 
 def cases(vocab: int) -> list[Any]:
-    every = [case for entry in REGISTRY.values() for case in entry.cases((vocab,), (1,)) if case.dtype == torch.float32]
-    every = [case for case in every if case.vocab == vocab or case.op in ("uniform_samples", "noise_keys")]
+    """Of every op: in float32 and of so many ids, where it has such."""
+    every: list[Case] = []
+    for entry in REGISTRY.values():
+        found = list(entry.cases((vocab,), (1,)))
+        found = [case for case in found if case.dtype == torch.float32] or found
+        every += [case for case in found if case.vocab == vocab] or found
     once = {(case.op, case.name, case.batch): case for case in every}  # with a cold cache and a warm one
     return [pytest.param(case, id="-".join(map(str, key))) for key, case in once.items()]
 
 
 def made(case: Case) -> Any:
-    return REGISTRY[case.op].make(case, torch.Generator().manual_seed(3))
+    """Inputs; caches, in which a bench has zeros, hold numbers, so that what was moved shows."""
+    rng = torch.Generator().manual_seed(3)
+    inputs = REGISTRY[case.op].make(case, rng)
+    for one in tensors(getattr(inputs, "cache", ())):
+        one.normal_(generator=rng)
+    return inputs
 
 
 @pytest.mark.parametrize("case", cases(WIDE))

@@ -67,25 +67,33 @@ def test_a_sequence_does_not_depend_on_its_batch(backend: Backend, acceptance: s
 
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 def test_a_chain_is_a_tree(backend: Backend, acceptance: str) -> None:
-    """On a tree without branches "recursive" is the token rule and "traversal" the block rule: in law; and where
-    everything is accepted, or nothing can be, token by token.
+    """On a tree without branches "recursive" is the token rule, token by token, and "traversal" the block rule: in law;
+    and where everything is accepted, or nothing can be, token by token.
     """
     rng = torch.Generator().manual_seed(3)
     chain = chains.make(rng, backend.batch(40), 3, 60, acceptance=acceptance)
+    target, tokens = chain["target_logits"], chain["draft_tokens"]
+    barred = target.clone()
+    barred[:, :3].scatter_(2, tokens[..., None], -math.inf)
     tree = sk.DraftTree.from_parents([-1, 0, 1, 2])
-    tokens = torch.nn.functional.pad(chain["draft_tokens"], (1, 0))
-    draft = torch.cat([chain["draft_logits"], chain["target_logits"][:, :1]], 1)
-    given: dict[str, Any] = {
-        "target_logits": chain["target_logits"], "tree": tree, "node_tokens": tokens, "draft_logits": draft,
-        "uniform_samples": chain["uniform_samples"], "params": chain["params"], "draft_params": chain["draft_params"],
-    }  # fmt: skip
     name = {"token": "recursive", "block": "traversal"}[acceptance]
-    got, want = run(backend, given, acceptance=name), chains.run(backend, chain)
-    if acceptance == "token":
-        assert torch.equal(got.tokens, want.tokens) and torch.equal(got.num_accepted, want.num_accepted)
-    else:
+    steps: list[tuple[dict[str, Any], int | None]] = [
+        ({}, None), ({"draft_logits": target[:, :3].contiguous()}, 3), ({"target_logits": barred}, 0),
+    ]  # fmt: skip
+    for change, accepted in steps:
+        step = {**chain, **change}
+        given: dict[str, Any] = {
+            **{k: step[k] for k in ("target_logits", "uniform_samples", "params", "draft_params")}, "tree": tree,
+            "node_tokens": torch.nn.functional.pad(tokens, (1, 0)),
+            "draft_logits": torch.cat([step["draft_logits"], target[:, :1]], 1),
+        }  # fmt: skip
+        got, want = run(backend, given, acceptance=name), chains.run(backend, step)
         full = want.num_accepted == 3
         assert torch.equal(got.num_accepted == 3, full)
+        assert accepted is None or (want.num_accepted == accepted).all()
+        same = full if acceptance == "block" and accepted is None else torch.ones_like(full)
+        assert torch.equal(got.tokens[same], want.tokens[same])
+        assert torch.equal(got.num_accepted[same], want.num_accepted[same])
 
 
 def test_greedy_and_match_walk_along_plain_decoding(backend: Backend) -> None:

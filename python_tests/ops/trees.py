@@ -19,6 +19,7 @@ from specdec_kernels.testing import Verify
 ACCEPTANCES = tuple(TREE_ACCEPTANCES)
 LAWS: tuple[TargetLaw, ...] = tuple(law for law in chains.LAWS if not isinstance(law, Lossy))
 Arguments = dict[str, Any]
+UNLIKE = "by its definition"  # what checks say of an outcome that is not the rule's
 
 
 def parents(choose: random.Random, num_nodes: int) -> list[int]:
@@ -115,7 +116,7 @@ def check_typical(verify: Verify, temperature: float, batch: int) -> None:
                 paths[node] = (length + 1, likelihood + math.log(float(p[b, above, x])), -node)
         best = max(paths, key=lambda node: paths[node])
         got = int(out.accepted_nodes[b, int(out.num_accepted[b]) - 1]) if out.num_accepted[b] else 0
-        assert got == best
+        assert got == best, f"sequence {b} ends at node {got}, {UNLIKE} at {best}"
 
 
 def check_flags(verify: Verify) -> None:
@@ -128,5 +129,5 @@ def check_flags(verify: Verify) -> None:
         "uniform_samples": torch.full((4, 3), 0.999),
     }  # fmt: skip
     target[:, 0, 2] = -torch.inf
-    flags = verify(**arguments).status.tolist()
-    assert flags == [int(sk.Status.BAD_DRAFT), int(sk.Status.BAD_TOKEN), 0, 0]
+    flags, expected = verify(**arguments).status.tolist(), [int(sk.Status.BAD_DRAFT), int(sk.Status.BAD_TOKEN), 0, 0]
+    assert flags == expected, f"flags are {flags}, {UNLIKE} {expected}"

@@ -54,6 +54,17 @@ def test_what_is_installed_is_installed_again_for_another_python(checkout: Path)
     assert "installing the other packages" in again and "compiling and installing" in again
 
 
+def test_another_python_than_the_environments_is_refused(checkout: Path) -> None:
+    for version in ("3.11", "3.13"):
+        python = checkout / f"python{version}"
+        python.write_text(f"#!/bin/sh\necho {version}\n")
+        python.chmod(0o755)
+    assert "compiling and installing" in would_run(checkout, f"PYTHON={checkout}/python3.11")
+    command = ["make", "-n", "build", "VIRTUAL_ENV=", f"PYTHON={checkout}/python3.13"]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+    assert done.returncode and "python3.13 is not the Python 3.11 of .venv: remove that folder first" in done.stderr
+
+
 def test_an_environment_without_its_python_is_made_anew(checkout: Path) -> None:
     python = checkout / ".venv/bin/python"
     python.unlink()

@@ -52,8 +52,8 @@ def _plan_parser() -> argparse.ArgumentParser:
     add_model_options(parser)
     parser.add_argument(
         "--drafter", nargs="*", choices=choices.PLANNED,
-        help="beside those of --draft-model, its chains and its trees "
-        f"(default: {', '.join(choices.COMPARED)}, the last where it has heads)",
+        help="what is compared, beside the chains and trees of --draft-model "
+        f"(default: {', '.join(choices.COMPARED)}, the last where there are heads for the model)",
     )  # fmt: skip
     parser.add_argument("--sets", choices=prompts.PROMPT_SETS, help="the demo's prompts (default: humaneval)")
     parser.add_argument("--prompt-file", type=existing, help="instead: a text of one prompt a line, or of JSON strings")

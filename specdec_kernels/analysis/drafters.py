@@ -51,6 +51,7 @@ def make(
     corpus: bool,
     heads: Path | None = None,
     draft_model: Any = None,
+    min_confidence: float = 0.0,
 ) -> dict[str, Drafter]:
     """Drafters by their names.
 
@@ -68,6 +69,8 @@ def make(
     draft_model : optional
         Of "model", a `ModelDrafter`, and "model-tree", a `ModelTreeDrafter`. Where the target's weights are packed, its
         float32 weights and those of heads are packed too.
+    min_confidence : float
+        Of "model": see `ModelDrafter`.
 
     Raises
     ------
@@ -98,7 +101,7 @@ def make(
         elif name == "none":
             made[name] = NoDrafter()
         elif name == "model":
-            made[name] = ModelDrafter(draft_model)
+            made[name] = ModelDrafter(draft_model, min_confidence=min_confidence)
         elif name == "model-tree":
             made[name] = ModelTreeDrafter(draft_model)
         else:

@@ -94,7 +94,7 @@ class Plan:
         (Temperature, drafter, draft tokens) to its `Acceptance`. Each length is measured by itself: where acceptance
         comes in runs, steps of short drafts begin within a run more often than those of long ones.
     costs : dict
-        Batch size to its `StepCosts`.
+        Batch size to its `StepCosts`, measured on the first batch of prompts.
     """
 
     choices: list[Choice] = field(default_factory=list)
@@ -216,7 +216,8 @@ def plan(
     model
         As of `generate`.
     batches : sequence of (Tensor, Tensor or None)
-        The prompts: input ids and attention mask of each batch, ``[batch, prompt]``.
+        The prompts: input ids and attention mask of each batch, ``[batch, prompt]``. Acceptances are measured on all of
+        them, costs on the first batch alone: a step on longer prompts costs more.
     drafters : mapping
         Names to drafters, at least one.
     temperatures, lengths, batch_sizes : sequence

@@ -17,7 +17,7 @@ from .step import PARAMS, Problem, Step
 
 Verifier = Callable[..., Any]
 _OF_DRAFTERS = (
-    "draft_logits", "draft_probs", *PARAMS, *(f"draft_{name}" for name in PARAMS), "seeds", "positions", "generators",
+    "draft_logits", "draft_probs", *PARAMS, *(f"draft_{name}" for name in PARAMS), "seeds", "positions",
 )  # fmt: skip
 _OF_VERIFIERS = (
     *_OF_DRAFTERS, "target_logits", "target_probs", "draft_tokens", "num_draft_tokens", "parents", "uniform_samples",
@@ -72,7 +72,7 @@ def _named(step: Step, drafting: bool = False) -> dict[str, Any]:
     named: dict[str, Any] = {
         "draft_logits": None if step.draft_logits is None else row(step.draft_logits.float()),
         "draft_probs": None if step.draft_probs is None else row(step.draft_probs.float()),
-        "seeds": step.seeds, "positions": step.positions, "generators": step.generators,
+        "seeds": step.seeds, "positions": step.positions,
     }  # fmt: skip
     if drafting:
         assert step.draft_params is not None

@@ -106,9 +106,10 @@ def generate(
         ranks its heads' tokens by them, and no other drafter proposes what they bar. With a cascade as `target_law`
         they act on the target's logits alone: where the draft's token is kept, what they bar can be emitted.
     grammar : Grammar, optional
-        An engine on the host that bars, at every position and every node of a tree, what a text may not go on with. The
-        drafters here propose nothing that it bars. A step then waits for its draft, and is not captured. Not with a
-        cascade as `target_law`.
+        An engine on the host that bars, at every position and every node of a tree, what a text may not go on with,
+        made anew for each call, whose texts it follows; one that another call is using is refused. The drafters here
+        propose nothing that it bars. A step then waits for its draft, and is not captured. Not with a cascade as
+        `target_law`.
     seeds : Tensor, optional
         ``[batch]`` int64. None: drawn from torch's default generator. A call that goes on with a text needs others, but
         with "match": each counts its steps from 0, and would draw as the one before did.
@@ -117,13 +118,14 @@ def generate(
     num_speculative_tokens : int, "auto" or CostTable
         Draft tokens a step, 0 … 64. "auto": 0, 1, 3 or 7, chosen for the batch at each step by what its drafts have
         yielded so far (those of `NgramDrafter` and `NgramLMDrafter` by how long a match each was read on from) and by
-        what steps have cost (at the first call with this model, kind of drafter and batch size, eight are timed), so
-        that the batch is done soonest; where drafting does not pay, nothing is drafted. Where `acceptance` is "token"
-        or "block", sampling is not greedy and `seeds` are given, the draws depend on that choice: then costs are
-        nominal ones (`CostTable.nominal`), so that the seeds reproduce. A `CostTable`: as "auto", by these costs;
-        ``stats.costs`` of a call are those that it chose by, and reproduce its tokens with its seeds. A tree drafter
-        sets its own size: an integer > 0 is its tree at every step, "auto" the tree or nothing. With a `target_law`, or
-        "typical", the distribution depends on how much is drafted, and "auto" is 5, or the tree.
+        what steps have cost (at the first call with this model, kind of drafter and batch size, eight are timed, four
+        of trees), so that the batch is done soonest; where drafting does not pay, nothing is drafted. Where
+        `acceptance` is "token" or "block", sampling is not greedy and `seeds` are given, the draws depend on that
+        choice: then costs are nominal ones (`CostTable.nominal`), so that the seeds reproduce. A `CostTable`: as
+        "auto", by these costs; ``stats.costs`` of a call are those that it chose by, and reproduce its tokens with its
+        seeds. A tree drafter sets its own size: an integer > 0 is its tree at every step, "auto" the tree or nothing.
+        With a `target_law`, or "typical", the distribution depends on how much is drafted: there "auto" is 5, or the
+        tree, while a `CostTable` chooses as ever, and the distribution follows its choices.
     acceptance : {"token", "block", "match", "greedy", "typical"}
         See `verify_chain`, and for trees `verify_tree`, where "token" and "block" are its "sample". "greedy" decodes
         greedily whatever `sampling` says. "typical" is for trees and not lossless.
@@ -162,9 +164,9 @@ def generate(
     Raises
     ------
     ValueError, TypeError
-        A model that cannot be served (by name, with the reason), a draft with another vocabulary, a drafter that
-        another call is using, bad shapes, dtypes or ranges; before any work. (What a drafter, grammar or `stop` of your
-        own gives wrong ends the call where it happens.)
+        A model that cannot be served (by name, with the reason), a draft with another vocabulary, a drafter or grammar
+        that another call is using, bad shapes, dtypes or ranges; before any work. (What a drafter, grammar or `stop` of
+        your own gives wrong ends the call where it happens.)
     ModuleNotFoundError
         ``progress=True`` without tqdm.
     """
@@ -183,8 +185,11 @@ def generate(
         own["drafter.runner"] = drafter.runner
     if processors is not None and processors.token_counts is not None:
         own["processors.token_counts"] = processors.token_counts
+    if grammar is not None:
+        own["grammar"] = grammar
     with torch.inference_mode(), ExitStack() as cleanup:
         cleanup.enter_context(claimed("generate", **own))
+        advance = progress_bar(progress, request.batch_size * max_new_tokens, cleanup)  # first: it may fail
         prompt = request.prompt(runner)
         longest_draft, hidden_size = _extent(drafter, runner, num_speculative_tokens)
         speculation = Speculation(acceptance, longest_draft, target_law, hidden_size, epsilon, delta)
@@ -199,7 +204,6 @@ def generate(
         cleanup.callback(drafter.finish)
         drafter.start(state)  # which may refuse the call: no streamer is to hear of it then
         emit = emitter(streamer, prompt.host_tokens, cleanup)
-        advance = progress_bar(progress, state.batch_size * max_new_tokens, cleanup)
         cleanup.callback(runner.finish)
         runner.start(prompt, state.capacity)
         runner.prefill(prompt)
@@ -282,10 +286,12 @@ def _schedule(
     costs: CostTable | LearnedCosts | None,
 ) -> Schedule:
     state, drafter = steps.state, steps.drafter
+    first_plain = isinstance(drafter, TreeDrafter) and drafter.reads_hidden  # there are no states to read yet
     if costs is not None:
         # A law may accept a token more often than a plain step emits it, which then judges no draft.
         foresees = state.target_law is None and _foresee(state, drafter) is not None
-        kind = ForesightSchedule if foresees else AutoSchedule
-        return kind(state.batch_size, max_new_tokens, costs, _lengths(drafter))
+        if foresees:
+            return ForesightSchedule(state.batch_size, max_new_tokens, costs, _lengths(drafter))
+        return AutoSchedule(state.batch_size, max_new_tokens, costs, _lengths(drafter), first_plain)
     length = num_speculative_tokens if isinstance(num_speculative_tokens, int) else DRAFT_LENGTH
-    return FixedSchedule(drafter.max_depth if length and isinstance(drafter, TreeDrafter) else length)
+    return FixedSchedule(drafter.max_depth if length and isinstance(drafter, TreeDrafter) else length, first_plain)

@@ -20,7 +20,8 @@ class Grammar(ABC):
 
     A step calls ``fill`` or ``fill_last`` while its draft is made and then for what is left of it, verifies, and calls
     ``commit``. A draft, a tree too, may be anything: what the grammar bars is rejected, so that the text is that of
-    plain decoding with the grammar. One of "every other token is even"::
+    plain decoding with the grammar. It follows the texts of one call, so make another for the next call. One of "every
+    other token is even"::
 
         class Alternating(Grammar):
             def __init__(self, batch):
@@ -28,9 +29,10 @@ class Grammar(ABC):
 
             def fill(self, rows, drafts):
                 for b, draft in enumerate(drafts):
-                    for i in range(len(draft) + 1):
-                        if (self.lengths[b] + i) % 2:
-                            rows[b, i] = 0x55555555
+                    if draft is not None:
+                        for i in range(len(draft) + 1):
+                            if (self.lengths[b] + i) % 2:
+                                rows[b, i] = 0x55555555
 
             def commit(self, tokens):
                 for b, new in enumerate(tokens):
@@ -38,7 +40,7 @@ class Grammar(ABC):
     """
 
     @abstractmethod
-    def fill(self, rows: Tensor, drafts: Drafts) -> None:
+    def fill(self, rows: Tensor, drafts: SomeDrafts) -> None:
         """Clear the bits of what may not come next.
 
         Parameters
@@ -46,10 +48,10 @@ class Grammar(ABC):
         rows : Tensor
             ``[batch, at least n + 1, ceil(vocab / 32)]`` int32 on the CPU, all bits 1, to be written: ``rows[b, i]`` is
             of the token after the first i of ``drafts[b]``; bit ``v % 32`` of word ``v // 32`` is id v's. ``rows[b]``
-            is what engines fill one row of at a time. Rows after a token that is barred are not looked at, nor those of
-            a sequence that has ended.
-        drafts : list of ndarray
-            ``[n]`` int64 draft tokens of each sequence, to be forgotten again; none of one that has ended.
+            is what engines fill one row of at a time. Rows after a token that is barred are not looked at.
+        drafts : list of ndarray or None
+            ``[n]`` int64 draft tokens of each sequence, to be forgotten again, none of which ends it: what is drafted
+            from such a token on is left out. None: none of its rows is looked at, as of one that has ended.
         """
 
     def fill_last(self, rows: Tensor, drafts: SomeDrafts) -> None:
@@ -66,15 +68,19 @@ class Grammar(ABC):
         drafts : list of ndarray or None
             ``[n]`` int64 of each sequence, without a token that is barred or ends it; None: its row is not looked at.
         """
-        given = [np.empty(0, dtype=np.int64) if draft is None else draft for draft in drafts]
-        every = rows.new_full((len(rows), max(map(len, given)) + 1, rows.shape[1]), -1)
-        self.fill(every, given)
-        for b, draft in enumerate(given):
-            rows[b] = every[b, len(draft)]
+        every = rows.new_full((len(rows), _longest(drafts) + 1, rows.shape[1]), -1)
+        self.fill(every, drafts)
+        for b, draft in enumerate(drafts):
+            if draft is not None:
+                rows[b] = every[b, len(draft)]
 
     @abstractmethod
     def commit(self, tokens: Drafts) -> None:
         """Take note of what the step emitted, the end of a sequence included: ``[n]`` int64 new tokens of each."""
+
+
+def _longest(drafts: SomeDrafts) -> int:
+    return max((len(draft) for draft in drafts if draft is not None), default=0)
 
 
 def allowed(rows: Tensor, ids: Tensor) -> Tensor:
@@ -149,7 +155,8 @@ class Masks:
         batch, num_nodes = len(tokens), tokens.shape[1] + 1
         if parents is None:
             parents = np.broadcast_to(np.arange(-1, num_nodes - 1), (batch, num_nodes))
-            real = (tokens >= 0) & (tokens < self._vocab_size)
+            # Engines have no row to give after an end, and may refuse to be asked for one.
+            real = (tokens >= 0) & (tokens < self._vocab_size) & ~np.isin(tokens, list(self._ends))
             lengths = np.minimum(real.cumprod(1).sum(1), limits)
             self._ask([None if n < 0 else row[:n] for row, n in zip(tokens, lengths, strict=True)])
         rows = torch.full((batch, num_nodes, len(self._real)), -1, dtype=torch.int32, device="cpu")
@@ -196,19 +203,20 @@ class Masks:
 
     def _ask(self, drafts: SomeDrafts) -> None:
         """Ask for the rows along whole drafts at once, unless those before the last are known; their tokens may be
-        barred.
+        barred, but none ends a sequence.
         """
-        if all(
-            (b, draft[:i].tobytes()) in self._rows
-            for b, draft in enumerate(drafts)
-            if draft is not None
-            for i in range(len(draft))
-        ):
-            return
-        given = [np.empty(0, dtype=np.int64) if draft is None else draft for draft in drafts]
-        longest = max(map(len, given))
-        rows = torch.full((len(given), longest + 1, len(self._real)), -1, dtype=torch.int32, device="cpu")
-        self._grammar.fill(rows, given)
+        unknown: SomeDrafts = [None] * len(drafts)
+        several = False
         for b, draft in enumerate(drafts):
+            if draft is not None:
+                known = [(b, draft[:i].tobytes()) in self._rows for i in range(len(draft) + 1)]
+                unknown[b] = None if all(known) else draft
+                several |= not all(known[:-1])
+        if not several:
+            return
+        size = len(drafts), _longest(unknown) + 1, len(self._real)
+        rows = torch.full(size, -1, dtype=torch.int32, device="cpu")
+        self._grammar.fill(rows, unknown)
+        for b, draft in enumerate(unknown):
             if draft is not None:
                 self._rows |= {(b, draft[:i].tobytes()): rows[b, i] for i in range(len(draft) + 1)}

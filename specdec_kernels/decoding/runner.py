@@ -72,7 +72,8 @@ class Runner(ABC):
     device : torch.device
         As its tensors have it: a GPU with its index.
     max_length : int or None
-        Longest sequence the model can hold; None: no limit.
+        Longest sequence the model can hold; None: no limit. Padded drafts and trees are fed past it, so clamp what is
+        looked up by position: nobody looks at those rows' logits.
     decoder_start : int or None
         None for a decoder-only model; else the id that starts the decoder of an encoder-decoder.
     capturable : bool
@@ -119,7 +120,8 @@ class Runner(ABC):
         tokens : Tensor
             ``[batch, n]`` int64.
         starts : Tensor
-            ``[batch]`` int64: token `i` of sequence `b` stands at position ``starts[b] + i``.
+            ``[batch]`` int64: token `i` of sequence `b` stands at position ``starts[b] + i``, which may be past
+            `max_length`, but not past the `capacity` of `start`.
         bound : int
             Upper bound of ``max(starts) + n``.
         need_logits : bool

@@ -36,14 +36,18 @@ class Schedule(ABC):
 
 
 class FixedSchedule(Schedule):
-    """The same number every time."""
+    """The same number every time, but for a first step without a draft where `first_plain` says so."""
 
     learns = False
 
-    def __init__(self, num_tokens: int) -> None:
+    def __init__(self, num_tokens: int, first_plain: bool = False) -> None:
         self.max_draft_tokens = num_tokens
+        self._first_plain = first_plain
 
     def next(self) -> int:
+        if self._first_plain:
+            self._first_plain = False
+            return 0
         return self.max_draft_tokens
 
     def round_up(self, width: int) -> int:
@@ -190,6 +194,9 @@ class AutoSchedule(AdaptiveSchedule):
     for by that one, with dearer steps.) Drafts are accepted by chance: the more sequences there are, the later the last
     of them ends than each in the mean, so the most steps are a soft maximum. Where no draft pays, the least bad one is
     tried again now and then, less and less often while that fails.
+
+    Parameters are those of `Account`, and `first_plain`: the first step drafts nothing, as the drafter has nothing to
+    draft from, which says nothing of drafts.
     """
 
     # Chosen by what `bench.replay --drafter model` makes of recorded answers, and by drafts that are right by chance.
@@ -199,9 +206,10 @@ class AutoSchedule(AdaptiveSchedule):
 
     def __init__(
         self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts,
-        lengths: tuple[int, ...] = AUTO_DRAFT_LENGTHS,
+        lengths: tuple[int, ...] = AUTO_DRAFT_LENGTHS, first_plain: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(batch_size, max_new_tokens, costs, lengths)
+        self._first_plain = first_plain
         self._yield = Yield(batch_size, self.max_draft_tokens)
         self._plain_steps = 0  # since the last draft
         self._behind = False  # the drafter has not read what the last step wrote
@@ -209,6 +217,8 @@ class AutoSchedule(AdaptiveSchedule):
         self._choose()
 
     def next(self) -> int:
+        if self._first_plain:
+            return 0
         choice = self._comparisons.choice(self._best, self._affordable)
         if choice == self._best == 0 and self._plain_steps >= self._probe_after and any(self._affordable[1:]):
             choice = 1 + int(self._seconds[1:].argmin())
@@ -216,6 +226,10 @@ class AutoSchedule(AdaptiveSchedule):
 
     def note(self, result: StepResult, seconds: float | None) -> None:
         width = result.tokens.shape[1] - 1
+        if self._first_plain:
+            self._first_plain = False
+            self._account.note(result, seconds)
+            return
         # What a draft model takes to catch up is no cost of drafting on: drafts would look dear where few are made.
         catches_up = self._behind and width > 0
         self._account.note(result, None if catches_up else seconds, catches_up)

@@ -93,6 +93,11 @@ def _parser() -> argparse.ArgumentParser:
         "every step, auto the tree or none, step by step (with typical the tree)",
     )  # fmt: skip
     parser.add_argument(
+        "--min-confidence", type=SHARE, metavar="P",
+        help="of --drafter model: draft no further after a token that the draft gave with less than this probability "
+        "(default: 0)",
+    )  # fmt: skip
+    parser.add_argument(
         "--acceptance", choices=TREE_RULES, default="token",
         help="how draft tokens are accepted: token, block and match keep the distribution; greedy decodes as at "
         "temperature 0; typical, which takes a drafter of trees, is not lossless",
@@ -101,7 +106,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--delta",
         type=number(0, 1e6),
-        help=f"of --acceptance typical: what falls with entropy (default: {DELTA})",
+        help="of --acceptance typical: the factor δ of δ·exp(−entropy), the threshold where that is lower "
+        f"(default: {DELTA})",
     )
     parser.add_argument("--temperature", type=TEMPERATURE, default=1.0, help="0 is greedy")
     parser.add_argument("--top-k", type=COUNT, default=0, help="0 is off")
@@ -133,6 +139,8 @@ def _run(arguments: argparse.Namespace) -> None:
         raise ValueError("--drafter medusa needs --heads, the Medusa heads of --model")
     if name == "none" and arguments.num_speculative_tokens != "auto":
         raise ValueError("--num-speculative-tokens must be given with a drafter, got --drafter none")
+    if arguments.min_confidence is not None and name != "model":
+        raise ValueError(f"--min-confidence must be given with --drafter model alone, got --drafter {name}")
     typical = arguments.acceptance == "typical"
     if typical and name not in choices.OF_TREES:
         raise ValueError(
@@ -144,7 +152,7 @@ def _run(arguments: argparse.Namespace) -> None:
     model, tokenizer, _ = load(arguments)
     made = choices.make(
         [name], model, tokenizer, corpus=own, heads=arguments.heads,
-        draft_model=load_draft(arguments, model, tokenizer),
+        draft_model=load_draft(arguments, model, tokenizer), min_confidence=arguments.min_confidence or 0.0,
     )  # fmt: skip
     text = prompt if arguments.raw else prompts.chat_of(tokenizer, prompt)
     ids = torch.tensor([prompts.ids_of(tokenizer, text)], device=model.device)

@@ -230,7 +230,8 @@ class TreeDrafter(Drafter):
         Tokens that a step can accept at most.
     reads_hidden : bool
         True: `propose` reads ``state.hidden``, and gives a tree at every step, of the root alone where it has no more:
-        only the verification of a tree keeps those states.
+        only the verification of a tree keeps those states. It is not asked in the first step, before which there are
+        none.
     """
 
     num_nodes: int

@@ -12,7 +12,7 @@ device. Different on purpose, in every function:
 - A row without a usable distribution (no mass, NaN) gives a defined id, and ``return_valid`` says so.
 - A draft token that its own distribution cannot have given (0, or a row that does not sum to 1 within 0.01) ends the
   draft before it.
-- A `top_k` of 0 is off, as one below 0 is.
+- A `top_k` of 0 is off, as one below 0 is. At a `temperature` of 0 a row is one-hot at its argmax (there uniform).
 - With `indices`, parameters that are tensors have one value an output, as FlashInfer documents, or, where there is
   another number of rows, one a row (its kernels take some by the output and some by the row). An index that names no
   row gives −1, which ``return_valid`` says as well.
@@ -70,7 +70,8 @@ def softmax(logits: Tensor, temperature: Tensor | float | None = None, enable_pd
     logits : Tensor
         ``[batch, vocab]`` float32, float64, bfloat16 or float16.
     temperature : Tensor or float, optional
-        A number or ``[batch]`` of any floating dtype; None: 1. At 0 a row is one-hot at its argmax.
+        A number >= 0 or ``[batch]`` of any floating dtype; None: 1. At 0 a row is one-hot at its argmax. Values of a
+        tensor that are below 0 or not finite count as 1.
 
     Returns
     -------

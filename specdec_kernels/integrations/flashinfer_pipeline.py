@@ -11,7 +11,8 @@ either, and says so when a pipe is made; what it does is what `flashinfer` says 
 distribution included. Different on purpose:
 
 - Processors, operators and rules of one's own are not served, nor are tensors with a type of their own.
-- Parameters are given when the pipe is called, not when a processor is made.
+- Parameters are given when the pipe is called, not when a processor is made; one of another name is refused.
+- Temperatures are one number or one a row; 0 is refused as a number, and in a tensor leaves a row's likeliest id alone.
 - What is wrong when a pipe is called raises what the function raises: TypeError, too, and in its name.
 - A compiled pipe draws with fewer tensors between, and tokens of the same distribution; of `TopK` with
   ``joint_topk_topp``, and `TopP` and `Sample` right after it, another: that of "joint" in `flashinfer`.
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_flag, check_instance, check_sequence
+from ..sampling import SMALLEST_TEMPERATURE
 from . import flashinfer
 from .flashinfer import _params, _renormalised, _rows
 
@@ -69,7 +71,11 @@ class LogitsProcessor:
 
 
 class Temperature(LogitsProcessor):
-    """Divide logits by `temperature`, a number above 0 or ``[batch]`` of any floating dtype."""
+    """Divide logits by `temperature`, a number above 0 or ``[batch]`` or ``[batch, 1]`` of any floating dtype.
+
+    They become float32, or stay float64. The values of a tensor are read as in `flashinfer.softmax`: at 0 the likeliest
+    id alone is left, and what is below 0 or not finite counts as 1.
+    """
 
     makes: ClassVar = {LOGITS: LOGITS}
 
@@ -120,14 +126,35 @@ class Sample(LogitsProcessor):
         pass
 
 
-def _scaled(logits: Tensor, temperature: Tensor | float) -> Tensor:
+def _temperature(logits: Tensor, temperature: Tensor | float) -> Tensor | float:
+    """A number above 0, or ``[batch]``: what a pipe refuses must not depend on whether it is compiled."""
     _, rows = _rows("Temperature", "logits", logits)
+    if isinstance(temperature, Tensor) and temperature.dim() == 2 and temperature.shape[1] == 1:
+        temperature = temperature[:, 0]
     _params("Temperature", rows, temperature=temperature)
-    if isinstance(temperature, Tensor):
-        return logits / temperature[:, None]
-    if not temperature > 0:
+    if not isinstance(temperature, Tensor) and not temperature > 0:
         raise ValueError(f"Temperature: temperature must be > 0, got {temperature}")
-    return logits / temperature
+    return temperature
+
+
+def _scaled(logits: Tensor, temperature: Tensor | float) -> Tensor:
+    """The quotients, whose softmax is what `_scaled_softmax` gives."""
+    temperature = _temperature(logits, temperature)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # float16 would overflow
+    if isinstance(temperature, Tensor):
+        temperature = temperature.to(logits.dtype)[:, None]
+        divisor = torch.where((temperature >= 0) & temperature.float().isfinite(), temperature, 1.0)
+    else:
+        divisor = torch.full((1, 1), float(temperature), dtype=logits.dtype, device=logits.device)
+    largest, likeliest = logits.nan_to_num(-torch.inf, torch.inf, -torch.inf).max(1, keepdim=True)
+    # where float32 does not hold the largest quotient; a shift changes no softmax
+    shift = torch.where(largest.isfinite() & ~(largest / divisor).float().isfinite(), largest, 0.0)
+    greedy = torch.full_like(logits, -torch.inf).scatter_(1, likeliest, 0.0)
+    return torch.where(divisor < SMALLEST_TEMPERATURE, greedy, (logits - shift) / divisor)
+
+
+def _scaled_softmax(logits: Tensor, temperature: Tensor | float) -> Tensor:
+    return flashinfer.softmax(logits, _temperature(logits, temperature))
 
 
 def _cut_by_min_p(probs: Tensor, min_p: Tensor | float) -> Tensor:
@@ -147,7 +174,7 @@ _RUNS: dict[tuple[Any, ...], tuple[Callable[..., Any], tuple[str, ...]]] = {
     (PROBS, MinP): (_cut_by_min_p, ("min_p",)),
     (PROBS, Sample): (flashinfer.sampling_from_probs, ()),
     # by a compiled pipe
-    (LOGITS, Temperature, Softmax): (flashinfer.softmax, ("temperature",)),
+    (LOGITS, Temperature, Softmax): (_scaled_softmax, ("temperature",)),
     (PROBS, TopK, Sample): (flashinfer.top_k_sampling_from_probs, ("top_k",)),
     (PROBS, TopP, Sample): (flashinfer.top_p_sampling_from_probs, ("top_p",)),
     (PROBS, MinP, Sample): (flashinfer.min_p_sampling_from_probs, ("min_p",)),

@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         had = " (default: as the heads were trained)" if command is calibrate else ""
         command.add_argument("--tokens", type=size, help=f"of text{had or f' (default {TOKENS})'}")
         command.add_argument("--seed", type=integer(0, 2**40), help=f"of the text{had or ' (default 0)'}")
-        command.add_argument("--threads", type=THREADS, help="torch's threads (default: as torch has them)")
+        command.add_argument("--threads", type=THREADS, help="threads for torch (default: its own choice)")
         command.add_argument("--json", action="store_true", help="print what was found as one JSON document instead")
     train.add_argument("--num-heads", type=integer(1, 64), default=4, help="tokens ahead, a head for each (default 4)")
     for command in (train, draft):

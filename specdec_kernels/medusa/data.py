@@ -389,6 +389,7 @@ class Seeds:
         output = generate(
             model,
             ids.to(model.device),
+            attention_mask=torch.ones_like(ids).to(model.device),  # a template may begin with the padding id
             drafter=NoDrafter(),
             seeds=torch.arange(_DOCUMENTS, device=model.device) + (self.seed + 1) * 1_000_003 + shard * _DOCUMENTS,
             max_new_tokens=_SELF_TALK,

@@ -40,8 +40,8 @@ def count_tokens_(
     Returns
     -------
     Tensor
-        ``[batch]`` int32 status: `Status.BAD_PARAM` where the ids of `token_counts` do not ascend. Nothing is counted
-        there.
+        ``[batch]`` int32 status: `Status.BAD_PARAM` where the ids of `token_counts` do not ascend, and nothing is
+        counted, or where they have no room for an id.
 
     Raises
     ------

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...ops.arguments import CountTokensArguments
-from ...types import NO_ID
+from ...types import NO_ID, Status
 from .processors import flagged_lists
 from .rows import slots_upto
 
@@ -23,9 +23,9 @@ def count_tokens_(args: CountTokensArguments) -> Tensor:
     merged, order = torch.cat([ids, torch.where(new, tokens, NO_ID).to(torch.int32)], 1).sort(stable=True)
     times = torch.cat([counts, 2 * new.to(torch.int32)], 1).gather(1, order)
     slot = torch.nn.functional.pad(merged[:, 1:] != merged[:, :-1], (1, 0))[:, : merged.shape[1]].cumsum(1)
-    distinct = torch.full_like(merged, NO_ID).scatter(1, slot, merged)[:, :capacity]
+    distinct, left_out = torch.full_like(merged, NO_ID).scatter(1, slot, merged).tensor_split((capacity,), 1)
     total = torch.zeros_like(times).scatter_add(1, slot, times)[:, :capacity]
     ids.copy_(torch.where(good, distinct, ids))
     counts.copy_(torch.where(good, total, counts))
     num_output += new.sum(1).to(torch.int32)
-    return status
+    return torch.where(good[:, 0] & (left_out != NO_ID).any(1), int(Status.BAD_PARAM), status)

@@ -39,12 +39,12 @@ def kernel(counted, capacity, steps, emitted, n, CHUNK: tl.constexpr, WINDOW: tl
     b = tl.program_id(0).to(tl.int64)
     ids, counts = counted.ids + b * capacity, counted.counts + b * capacity
     good = ascends(ids, capacity, CHUNK)
-    tl.store(counted.status + b, tl.where(good, 0, BAD_PARAM))
     stop = tl.zeros_like(b) + n
     if emitted.num_tokens is not None:
         stop = tl.minimum(stop, tl.load(emitted.num_tokens + b).to(tl.int64))
     stop = tl.where(good, stop, 0)
     num_output = tl.load(counted.num_output + b)
+    fits = good
     for window in range(0, stop, WINDOW):
         j = window + tl.arange(0, WINDOW)
         token = tl.load(emitted.tokens + b * n + j, mask=j < stop, other=-1).to(tl.int64)
@@ -64,6 +64,7 @@ def kernel(counted, capacity, steps, emitted, n, CHUNK: tl.constexpr, WINDOW: tl
         end = begin
         if begin < capacity:
             end = tl.max(entry_of(tl.full((1,), LAST_ID, tl.int32), ids, capacity, steps)[0], 0)
+        fits = fits & (end + tl.sum((fresh < LAST_ID).to(tl.int32), 0) <= capacity)
         tl.debug_barrier()  # what one thread has written others load, and the other way round
         for moved in range(0, end - begin, CHUNK):
             i = end - 1 - moved - tl.arange(0, CHUNK)
@@ -79,6 +80,7 @@ def kernel(counted, capacity, steps, emitted, n, CHUNK: tl.constexpr, WINDOW: tl
         tl.store(counts + goes_to, count, mask=(fresh < LAST_ID) & (goes_to < capacity))
         tl.debug_barrier()
     tl.store(counted.num_output + b, num_output)
+    tl.store(counted.status + b, tl.where(fits, 0, BAD_PARAM))
 
 
 def count_tokens_(args: CountTokensArguments) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,16 +90,17 @@ def generate(
     streamer : BaseStreamer, optional
         Given a column ``[batch]`` at a time, as in plain generation.
     assistant_model, assistant_tokenizer, tokenizer
-        As ``model.generate`` takes them. How many tokens are drafted is the assistant's ``num_assistant_tokens`` if its
-        generation config has that, else 5, and on a CPU, where that saves forwards, none after one that it gave with
-        less than its ``assistant_confidence_threshold`` (0.4 where it has none); its schedule is not looked at.
+        As ``model.generate`` takes them. How many tokens are drafted is the assistant's ``num_assistant_tokens`` (at
+        most 64) if its generation config has that, else 5, and on a CPU, where that saves forwards, none after one that
+        it gave with less than its ``assistant_confidence_threshold`` (0.4 where it has none); its schedule is not
+        looked at.
     drafter : Drafter, optional
-        Any of this package's, instead of ``assistant_model`` and ``prompt_lookup_num_tokens``; one of trees not
-        with ``output_hidden_states`` and ``output_attentions``.
+        Any of this package's, instead of ``assistant_model``, which excludes it, and of ``prompt_lookup_num_tokens``,
+        whose number does not count then; one of trees not with ``output_hidden_states`` and ``output_attentions``.
     num_speculative_tokens : int or "auto", optional
         Draft tokens a step, see `specdec_kernels.generate`; None: 5 with a `drafter`, else as transformers' own options
-        say. "auto" goes by nominal costs where a result must be reproduced, by the rules "token" and "block" whenever
-        it is sampled.
+        say: ``prompt_lookup_num_tokens`` and ``max_matching_ngram_size`` count as 64 where they are larger. "auto" goes
+        by nominal costs where a result must be reproduced, by the rules "token" and "block" whenever it is sampled.
     acceptance : {"token", "block", "match", "greedy"}
         See `specdec_kernels.verify_chain`; greedy decoding is "greedy" whatever this says. With a `drafter` of trees
         "typical", too, as in `specdec_kernels.generate`.
@@ -169,7 +171,7 @@ def generate(
     if drafter is None:
         drafter, drafted = _drafter(config, assistant_model, runner.vocab_size, kept, processed, texts, ends)
     elif assistant_model is None:
-        drafted = _lookup_length(config) or DRAFT_LENGTH
+        drafted = DRAFT_LENGTH
     else:
         raise ValueError("generate: drafter and assistant_model exclude each other")
     check_acceptance("generate", acceptance, drafter)  # greedily it is not looked at again
@@ -292,8 +294,7 @@ def _drafter(
     """The drafter that the arguments of ``model.generate`` ask for, and how many tokens it drafts."""
     looked_up = _lookup_length(config)
     if looked_up is not None:
-        longest = config.max_matching_ngram_size
-        longest = 2 if longest is None else check_int("generate", "max_matching_ngram_size", longest, 1, 2**31 - 1)
+        longest = check_int("generate", "max_matching_ngram_size", config.max_matching_ngram_size or 2, 1, 2**63 - 1)
         return NgramDrafter(min(longest, MAX_NGRAM)), looked_up
     if assistant is None:
         raise ValueError(
@@ -308,12 +309,13 @@ def _drafter(
         runner = ProcessedRunner(runner, kept, texts, ends, drafts=vocab)
         runner.ended = processed.ended
     given = assistant.generation_config
-    drafted = given.num_assistant_tokens or DRAFT_LENGTH
-    if isinstance(drafted, float) and drafted.is_integer():  # as in the configurations of older versions
+    drafted = DRAFT_LENGTH if given.num_assistant_tokens is None else given.num_assistant_tokens
+    if isinstance(drafted, float) and math.isfinite(drafted):  # as in the configurations of older versions
         drafted = int(drafted)
-    drafted = check_int("generate", "num_assistant_tokens", drafted, 1, MAX_SPECULATIVE_TOKENS)
+    drafted = min(check_int("generate", "num_assistant_tokens", drafted, 0, None), MAX_SPECULATIVE_TOKENS)
     threshold = _CONFIDENCE if given.assistant_confidence_threshold is None else given.assistant_confidence_threshold
-    check_number("generate", "assistant_confidence_threshold", threshold, 0, 1)
+    check_number("generate", "assistant_confidence_threshold", threshold, -math.inf, math.inf)
+    threshold = min(max(threshold, 0.0), 1.0)  # below 0 is off as 0 is, and what is above 1 no token reaches
     # elsewhere a draft's forwards are all enqueued before its first token is known
     confidence = threshold if runner.device.type == "cpu" else 0.0
     drafter = ModelDrafter(runner, min_confidence=confidence, token_map=token_map)
@@ -321,10 +323,10 @@ def _drafter(
 
 
 def _lookup_length(config: Any) -> int | None:
-    """``prompt_lookup_num_tokens``, if it is given."""
+    """``prompt_lookup_num_tokens``, or as many as a step drafts at most; None: it is not given."""
     name = "prompt_lookup_num_tokens"
     given = getattr(config, name)
-    return None if given is None else check_int("generate", name, given, 1, MAX_SPECULATIVE_TOKENS)
+    return None if given is None else min(check_int("generate", name, given, 1, None), MAX_SPECULATIVE_TOKENS)
 
 
 def _ids_of(assistant: Any, vocab: int) -> TokenMap | None:

@@ -1,10 +1,11 @@
-"""What the tables of a machine with AVX2 alone must show: README's, and those that were measured after others."""
+"""What the tables of ops beside their peers must show: README's, and those of the machine with AVX2 alone."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
-from python_tests.docs_tables import AVX2, CASES, Expected, against, results, row, size_of
+from python_tests.docs_tables import AVX2, CASES, INTEL, Expected, against, results, size_of
 
 PEERS = {
     "eager PyTorch": "eager", "the same, keeping draft probabilities": "eager, kept draft_probs",
@@ -23,11 +24,11 @@ def span_of(label: str, column: str) -> Expected:
     }[label]  # fmt: skip
     if (op == "verify_tree" and column != "eager PyTorch") or (case == "greedy" and column.startswith("the same")):
         return []
-    ratios = [against(op, case, size, [PEERS[column]], folder=AVX2)[0] for size in SIZES]
+    ratios = [against(op, case, size, [PEERS[column]])[0] for size in SIZES]
     return [min(ratios), max(ratios)]
 
 
-def chain_by_sums(label: str, column: str) -> Expected:
+def chain_with_avx2(label: str, column: str) -> Expected:
     """Each peer's time over ours, then our own microseconds."""
     kept = {"T = 1": ["eager, kept draft_probs"], "truncated": ["eager, kept draft_probs", "eager, top-p in top-k"]}
     last = [] if column in ("one-hot draft", "block") else ["transformers"]
@@ -35,19 +36,12 @@ def chain_by_sums(label: str, column: str) -> Expected:
     return against("verify_chain", CASES[column], size_of(label), peers, folder=AVX2)
 
 
-def tree_by_sums(label: str, column: str) -> Expected:
+def tree_with_avx2(label: str, column: str) -> Expected:
     return against("verify_tree", CASES[column], size_of(label), ["eager"], folder=AVX2)
 
 
-def with_logprobs(label: str, column: str) -> Expected:
-    """Times a step without processors."""
-    case, batch = label.split(", ")
-    found = row("processors", AVX2, case=CASES[case], batch={"one sequence": 1, "eight": 8}[batch])
-    return [found[f"{'all on' if column == 'all on' else 'and log-probabilities'} us"] / found["without us"]]
-
-
-def best_peers(case: str, whose: str = "cpu × best peer") -> Expected:
+def best_peers(case: str, whose: str = "cpu × best peer", folder: Path = INTEL) -> Expected:
     """Over the sizes: of our time, of ours without stats, or over another peer's."""
     what = re.compile(rf"{re.escape(case)} .*: {re.escape(whose)}")
-    found = [t["measured"] for t in results("verify_chain", AVX2)["targets"] if what.match(t["what"])]
+    found = [t["measured"] for t in results("verify_chain", folder)["targets"] if what.match(t["what"])]
     return [min(found), max(found)]
