@@ -435,9 +435,11 @@ def tree_cache(case: Case, generator: torch.Generator) -> CacheInputs:
     return CacheInputs(list(zip(layers[::2], layers[1::2], strict=True)), chosen.sort().values + 1, contexts)
 
 
-def num_sets(case: Case, bytes_read: int) -> int:
+def num_sets(bytes_read: int, held: int) -> int:
     """So many input sets that rotating through them finds none in a cache, if a call reads `bytes_read`; at least 8.
 
-    As many for "hot" cases, which are then of inputs as varied.
+    As many for "hot" cases, which are then of inputs as varied. No more than an eighth of the memory has room for, if
+    a set takes `held` bytes: a virtual machine can be told of a cache of its host's that is half a gigabyte.
     """
-    return min(256, max(8, math.ceil(4 * machine.last_level_cache_bytes() / bytes_read)))
+    cold = math.ceil(4 * machine.last_level_cache_bytes() / bytes_read)
+    return max(8, min(256, cold, machine.memory_bytes() // 8 // max(held, 1)))

@@ -56,6 +56,10 @@ def read_gb_per_s() -> float:
     return data.nbytes / min(times) / 1e9
 
 
+def memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def describe() -> dict[str, Any]:
     """The machine, in numbers that matter for speed."""
     return {
@@ -63,7 +67,7 @@ def describe() -> dict[str, Any]:
         "logical_cores": os.cpu_count(),
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
         "last_level_cache_bytes": last_level_cache_bytes(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": memory_bytes(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "load_average": os.getloadavg()[0],

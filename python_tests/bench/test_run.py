@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import mmap
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +22,6 @@ import specdec_kernels as sk
 from bench import inputs, machine, plot, report, run, timing
 from bench.inputs import Case
 from bench.providers import PROVIDERS
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("params", [sk.SamplingParams(), sk.SamplingParams(0.8, 50, 0.9), sk.SamplingParams(0.0)])
@@ -53,8 +55,20 @@ def test_packed_inputs_are_the_chain_s_rows() -> None:
 
 def test_input_sets_exceed_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "last_level_cache_bytes", lambda: 32 << 20)
-    case = Case("verify_chain", "any", 128256, 8)
-    assert inputs.num_sets(case, 2**20) * 2**20 >= 4 * machine.last_level_cache_bytes()
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 32 << 30)
+    assert inputs.num_sets(2**20, 2**22) * 2**20 >= 4 * machine.last_level_cache_bytes()
+
+
+def test_input_sets_leave_room_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "last_level_cache_bytes", lambda: 480 << 20)
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 24 << 30)
+    assert 8 < inputs.num_sets(2**23, 110 << 20) <= 3 * 1024 // 110
+    assert inputs.num_sets(2**23, 1 << 40) == 8
+    taken = dict[str, int]()
+    monkeypatch.setattr(inputs, "num_sets", lambda read, held: taken.setdefault("held", held) and 2)
+    case = Case("verify_chain", "T=1", 100, 2)
+    first, _ = run.input_sets(case)
+    assert taken["held"] >= first.target_logits.nbytes + first.draft_logits.nbytes
 
 
 def test_interleave_gives_every_provider_every_set() -> None:
@@ -82,27 +96,51 @@ def test_interleave_gives_every_provider_every_set() -> None:
     assert ["a", "b"] in rounds and ["b", "a"] in rounds
 
 
-def test_a_slow_provider_takes_part_in_fewer_rounds() -> None:
-    calls = {"slow": lambda i: torch.rand(3_000_000), "fast": lambda i: None}
-    samples = timing.interleave(calls, [0, 1], lambda i, out: 1, hot=True, repeats=40, seconds_each=1e-3)
-    assert len(samples["slow"].seconds) == timing.LEAST_REPEATS
-    assert len(samples["fast"].seconds) >= timing.LEAST_REPEATS
-    assert samples["fast"].number > 1 == samples["slow"].number
+def test_a_slow_provider_takes_part_in_fewer_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that calls alone put forward."""
+    now, order = [0.0], []
+
+    def call(name: str, seconds: float) -> timing.Call:
+        def run(inputs: int) -> None:
+            now[0] += seconds
+            order.append(name)
+
+        return run
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    calls = {"slow": call("slow", 4e-3), "fast": call("fast", 1e-6)}
+    samples = timing.interleave(calls, [0, 1], lambda i, out: 1, hot=False, repeats=40, seconds_each=1e-2)
+    slow, fast = samples["slow"], samples["fast"]
+    assert slow.number == 1 and slow.seconds == pytest.approx([4e-3] * timing.LEAST_REPEATS)
+    assert fast.number == 200 and fast.seconds == pytest.approx([1e-6] * 40)  # as many as were asked for
+    timed = [i for i, name in enumerate(order[4:]) if name == "slow"]  # after the two warm-up calls of each
+    assert all(7 * 200 < later - earlier <= 9 * 200 + 1 for earlier, later in pairwise(timed))  # spread evenly
 
 
 def test_the_peak_of_a_process_is_its_own() -> None:
-    """A benchmark that starts another one must not lend it its peak."""
-    held = bytearray(2**30)
+    """A benchmark that starts another one must not lend it its peak. The other is Python alone: torch's own size is
+    that of its build.
+    """
+    held = bytearray(2**29)
     held[::4096] = b"x" * len(held[::4096])  # pages are taken when they are written
-    say = "from bench import timing; print(timing.resident_peak())"
-    said = subprocess.run([sys.executable, "-c", say], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert int(said) < len(held) < timing.resident_peak()
+    say = f"from pathlib import Path\n{inspect.getsource(timing.resident_peak)}\nprint(resident_peak())"
+    said = subprocess.run([sys.executable, "-I", "-c", say], check=True, capture_output=True, text=True).stdout
+    assert 0 < int(said) < len(held) < timing.resident_peak()
 
 
 def test_peak_memory_sees_what_a_call_holds() -> None:
     size = 8 * 2**20
     peaks = timing.peak_memory(lambda: torch.ones(size // 4).add_(1).sum())
     assert peaks["torch_peak_bytes"] is not None and size <= peaks["torch_peak_bytes"] < size + 4096
+
+    def takes(size: int) -> None:
+        """Pages straight from the system, whatever an allocator keeps for later."""
+        with mmap.mmap(-1, size) as pages:
+            pages[::4096] = b"x" * (size // 4096)
+
+    takes(4 * size)  # an earlier peak
+    peaks = timing.peak_memory(lambda: takes(size))
+    assert peaks["torch_peak_bytes"] == 0
     assert peaks["rss_peak_bytes"] is None or size * 0.9 <= peaks["rss_peak_bytes"] < size * 1.5
     quiet = timing.peak_memory(lambda: None)
     assert quiet["torch_peak_bytes"] == 0
