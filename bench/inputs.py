@@ -20,7 +20,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -433,6 +433,13 @@ def tree_cache(case: Case, generator: torch.Generator) -> CacheInputs:
     chosen = torch.rand(case.batch, nodes - 1, generator=generator, device=device).topk(case.num_draft).indices
     contexts = torch.randint(0, longest, (case.batch,), generator=generator, device=device)
     return CacheInputs(list(zip(layers[::2], layers[1::2], strict=True)), chosen.sort().values + 1, contexts)
+
+
+def bytes_held(inputs: Any) -> int:
+    """Of tensors, also in lists and tuples."""
+    if isinstance(inputs, Tensor):
+        return inputs.nbytes
+    return sum(map(bytes_held, inputs)) if isinstance(inputs, list | tuple) else 0
 
 
 def num_sets(bytes_read: int, held: int) -> int:

@@ -45,7 +45,7 @@ def input_sets(case: Case) -> list[Any]:
     first = make(case, generator)
     logits = getattr(first, "target_logits", getattr(first, "logits", None))
     surely_read = 8 if logits is None else int(logits.nbytes * REGISTRY[case.op].least_read)
-    held = sum(x.nbytes for x in vars(first).values() if isinstance(x, torch.Tensor))
+    held = inputs.bytes_held(list(vars(first).values()))
     return [first, *(make(case, generator) for _ in range(inputs.num_sets(surely_read, held) - 1))]
 
 

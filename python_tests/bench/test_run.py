@@ -69,6 +69,9 @@ def test_input_sets_leave_room_in_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     case = Case("verify_chain", "T=1", 100, 2)
     first, _ = run.input_sets(case)
     assert taken["held"] >= first.target_logits.nbytes + first.draft_logits.nbytes
+    taken.clear()
+    first, _ = run.input_sets(Case("gather_kv_", "32 layers", 64, 2))
+    assert taken["held"] >= 64 * first.cache[0][0].nbytes
 
 
 def test_interleave_gives_every_provider_every_set() -> None:
