@@ -380,7 +380,8 @@ def test_the_commands_of_ci_exist(pytestconfig: pytest.Config, monkeypatch: pyte
      'make demo ARGS="--promts x"'],
 )  # fmt: skip
 def test_a_wrong_command_is_seen(wrong: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises((AssertionError, ValueError)):
+    said = "No rule to make|invalid choice|unrecognized argument|no command|no option|with its sign|no_such_file"
+    with pytest.raises((AssertionError, ValueError), match=said):
         exists(shlex.split(wrong), pytestconfig, monkeypatch)
 
 
@@ -483,12 +484,31 @@ def test_the_tables_of_drafters_laws_and_flags_have_them_all() -> None:
 
 # --- places to touch --------------------------------------------------------------------------------------------------
 
-EXAMPLES = {  # what an example's patch gives: the tests that show it
-    "docs/adding-a-law.md": ("python_tests/law/test_target_laws.py", "Sure and is_the_cascades"),
-    "docs/adding-a-rule.md": ("python_tests/law/test_exact_law.py", "antithetic"),
-    "docs/adding-an-op.md": ("python_tests/ops", "common_prefix"),
+
+class Example(NamedTuple):
+    """Of what an example's patch adds: the tests that it adds and those that find it, as pytest is asked for them; and
+    those that ask for what the page's end leaves to do.
+    """
+
+    tests: str
+    left: frozenset[str] = frozenset()
+
+
+EXAMPLES = {
+    "docs/adding-a-law.md": Example(
+        "Sure and (is_the_cascades or nothing_flips) or same_numbers and LawKind or tables_of_drafters",
+        frozenset({"python_tests/ops/test_arguments.py", "python_tests/test_docs.py"}),
+    ),
+    "docs/adding-a-rule.md": Example(
+        "antithetic or same_numbers and Acceptance or tables_of_rules",
+        frozenset({"python_tests/ops/test_margins.py", "python_tests/test_docs.py"}),
+    ),
+    "docs/adding-an-op.md": Example(
+        "common_prefix or has_every_op or reaches_every_op or list_of_ops or backend_agrees or test_reference "
+        "or test_public_api"
+    ),
 }
-SOURCES = ("bench", "csrc", "docs", "specdec_kernels", "python_tests")
+SOURCES = ("bench", "csrc", "docs", "examples", "integration_tests", "specdec_kernels", "python_tests")
 MOST_PLACES = {"an op": 17, "an acceptance rule of chains": 7, "an acceptance rule of trees": 12, "a target law": 5}
 
 
@@ -520,8 +540,9 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in (*SOURCES, "build/obj/_C_cpu", "build/obj/_C_emulated"):
         if (ROOT / folder).exists():
             shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    for file in ("setup.py", "pyproject.toml"):
-        shutil.copy(ROOT / file, copy)
+    for file in ROOT.glob("*.*"):
+        if file.is_file():
+            shutil.copy(file, copy)
     for options in (["--check"], []):
         for page in EXAMPLES:
             subprocess.run(["git", "apply", *options, "-"], cwd=copy, input=patch_of(page), text=True, check=True)
@@ -529,11 +550,11 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def run_in(copy: Path, *command: str) -> str:
-    """What a command of Python prints there."""
+def run_in(copy: Path, *command: str, status: int = 0) -> str:
+    """What a command of Python prints there; its exit status is to be `status`."""
     environment = {**os.environ, "PYTHONPATH": str(copy), "SPECDEC_CUDA": "0"}
     done = subprocess.run([sys.executable, *command], cwd=copy, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == status, done.stdout + done.stderr
     return done.stdout
 
 
@@ -543,8 +564,10 @@ def run_in(copy: Path, *command: str) -> str:
 @pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patch")
 @pytest.mark.parametrize("page", EXAMPLES)
 def test_an_examples_patch_is_all_that_it_takes(page: str, patched: Path) -> None:
-    """What the patch of the page adds works on every backend."""
-    file, chosen = EXAMPLES[page]
-    report = run_in(patched, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--tier=all", file, "-k", chosen)
+    """What the patch of the page adds works on every backend, and no test that finds it asks for more than the page."""
+    tests, left = EXAMPLES[page]
+    options = "-m pytest -v -p no:cacheprovider --tier=all --cases=60 --tb=short python_tests -k".split()
+    report = run_in(patched, *options, tests, status=int(bool(left)))
+    assert set(re.findall(r"^(?:FAILED|ERROR) ([\w/.]+)", report, re.MULTILINE)) == left, report
     for backend in (*present("verify_chain"), *present_emulated("verify_chain", 0)):
         assert re.search(rf"\[{backend}(-.*)?\] PASSED", report), f"no test ran on {backend}\n{report}"

@@ -12,8 +12,13 @@ from python_tests import fuzz
 from python_tests.fuzz import __main__ as runner
 from python_tests.fuzz import calls, index
 from python_tests.fuzz.__main__ import ROOT, supervise
+from specdec_kernels.backends import OPS
 
 FIRST = 16 << 32
+
+
+def test_the_table_of_good_calls_has_every_op() -> None:
+    assert set(calls.GOOD) == set(OPS)
 
 
 @pytest.mark.long
