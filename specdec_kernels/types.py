@@ -46,7 +46,7 @@ class Status(IntFlag):
     """Out of range: a sampling parameter (read as its default), a length (clamped, or an idle row), an index (an idle
     row), or a uniform (read as 0). Or a row of probabilities, the target's or of `sample`, that is none (divided by its
     sum; all mass is put on its largest if that is infinite). Or ids of a `TokenCounts` that do not ascend (they count
-    as none)."""
+    as none), or one that these have no room for (the highest are left out)."""
     BAD_TREE = 32
     """A tree on the device that is not one: what does not hang from its root within the depth given was pruned. Or a
     path that does not fit the cache: it ends before the first node that does not."""
@@ -347,7 +347,7 @@ class TokenCounts:
         ValueError, TypeError
             What `count_tokens_` refuses.
         RuntimeError
-            The ids do not ascend while ``SPECDEC_CHECK=1``; after the work.
+            The ids do not ascend, or there is no room for one, while ``SPECDEC_CHECK=1``; after the work.
         """
         self._count("add_", self, tokens, num_tokens, None)
         return self

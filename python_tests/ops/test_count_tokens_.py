@@ -86,6 +86,18 @@ def test_lists_without_room_stay_empty(backend: Backend, n: int) -> None:
     assert status.tolist() == 2 * [int(sk.Status.BAD_PARAM) * (n > 0)] and counts.num_output.tolist() == [n, n]
 
 
+@pytest.mark.parametrize("few", [False, True], ids=["at 36", "at 3"])
+def test_a_list_that_is_just_full_is_good_and_an_id_more_is_flagged(backend: Backend, few: bool) -> None:
+    """An id more that is the largest, the lowest, and one between; and one that the list has. Then come known ones."""
+    new = [10, 20] if few else [*range(10, 80, 2)]
+    counts = backend(sk.TokenCounts(torch.tensor([[4, 6]] * 4), len(new)))
+    tokens = torch.tensor([[*new, more, *[4] * 32] for more in (99, 1, 15, 4)])
+    wanted = expected(backend_free(counts), tokens, None)
+    assert wanted[-1].tolist() == [16, 16, 16, 0]
+    status = backend.count_tokens_(counts, backend(tokens))
+    same_bits([x.cpu() for x in (*tensors_of(counts), status)], wanted)
+
+
 def test_what_is_no_list_is_flagged_and_stays(backend: Backend, rng: torch.Generator) -> None:
     """Ids that do not ascend, wherever the first does not; those of the other sequences are counted."""
     width, places = 600, [1, 2, 255, 256, 257, 300, 599]
