@@ -56,7 +56,7 @@ from specdec_kernels.drafters import (
     TreeDrafter,
 )
 from specdec_kernels.medusa import SHIPPED_HEADS, MedusaHeads
-from specdec_kernels.options import POSITIVE, SEED, TEMPERATURE, draft_length, existing
+from specdec_kernels.options import POSITIVE, SEED, SHARE, TEMPERATURE, draft_length, existing
 
 SETS = ("code-edit", "quote", "humaneval", "summarise", "chat")
 DRAFT_LENGTHS: tuple[int | str, ...] = (3, 7, "auto")
@@ -83,10 +83,10 @@ class Way:
 
 def ways_of(
     names: Sequence[str], model: Any, tokenizer: Any, heads_path: Path, seed: int | None = None,
-    lengths: Sequence[int | str] = DRAFT_LENGTHS, draft_model: Path | None = None,
+    lengths: Sequence[int | str] = DRAFT_LENGTHS, draft_model: Path | None = None, min_confidence: float | None = None,
 ) -> dict[Key, Way]:  # fmt: skip
     """All ways of decoding with the drafters of these names; with a `seed`, random trees beside the calibrated ones.
-    A draft model runs in the loop of ``examples/own_loop.py``.
+    A draft model runs in the loop of ``examples/own_loop.py``; with `min_confidence` one that stops by it is beside it.
 
     Raises
     ------
@@ -114,6 +114,10 @@ def ways_of(
         else:
             (drafter,) = real_model.drafters_of([name], model, tokenizer, draft_model, real_model.ReadOnce).values()
             ways |= {(name, length): Way(drafter, length) for length in lengths}
+            if isinstance(drafter, ModelDrafter) and min_confidence is not None:
+                sure = copy.copy(drafter)
+                sure.min_confidence = min_confidence
+                ways |= {(f"model, {min_confidence:g}", length): Way(sure, length) for length in lengths}
     return ways
 
 
@@ -412,6 +416,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="of lookup, ngram-lm and a draft model",
     )
     parser.add_argument("--draft-model", type=existing, metavar="FOLDER", help="of the drafter model; needs --own-loop")
+    parser.add_argument(
+        "--min-confidence", type=SHARE, metavar="P", help="a draft model that stops after a token less sure, as well"
+    )
     parser.add_argument("--own-loop", action="store_true", help="the model of examples/own_loop.py, not transformers'")
     parser.add_argument("--in-turns", action="store_true", help="step by step side by side; needs --own-loop")
     parser.add_argument(
@@ -424,6 +431,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--drafter model needs --draft-model and --own-loop")
     for given, option, drafter in (
         (arguments.draft_model is not None, "--draft-model", "model"),
+        (arguments.min_confidence is not None, "--min-confidence", "model"),
         (arguments.heads != SHIPPED_HEADS, "--heads", "medusa"),
         (arguments.trees is not None, "--trees", "medusa"),
     ):
@@ -444,7 +452,7 @@ def _measured(arguments: argparse.Namespace) -> None:
         )
     ways = ways_of(
         arguments.drafter, model, tokenizer, arguments.heads, arguments.trees, arguments.lengths,
-        arguments.draft_model,
+        arguments.draft_model, arguments.min_confidence,
     )  # fmt: skip
     rows: list[dict[str, Any]] = []
     greedy_ways = sum(not way.typical for way in ways.values())

@@ -178,7 +178,9 @@ def test_side_by_side_is_for_the_own_loop_alone(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    "given", [["--draft-model", "."], ["--heads", "."], ["--trees", "3"]], ids=lambda given: given[0]
+    "given",
+    [["--draft-model", "."], ["--min-confidence", "0.4"], ["--heads", "."], ["--trees", "3"]],
+    ids=lambda given: given[0],
 )
 def test_what_another_drafter_takes_is_refused(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
@@ -203,3 +205,22 @@ def test_drafters_have_the_names_of_all_benchmarks(tmp_path: Path, monkeypatch: 
         assert [made[name].n for name in names[:2]] == [sk.NgramDrafter().n, 16]
     ways = end_to_end.ways_of(["model"], model, None, tmp_path, lengths=(3,), draft_model=tmp_path)
     assert type(ways["model", 3].drafter.runner) is ReadOnce
+
+
+def test_a_draft_model_that_stops_is_a_way_beside_one_that_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assets, "load_folder", lambda folder: (tiny("llama"), None))
+    ways = end_to_end.ways_of(
+        ["lookup", "model"],
+        tiny("llama"),
+        None,
+        tmp_path,
+        lengths=(3, "auto"),
+        draft_model=tmp_path,
+        min_confidence=0.4,
+    )
+    models = {key: way.drafter.min_confidence for key, way in ways.items() if isinstance(way.drafter, sk.ModelDrafter)}
+    assert models == {
+        ("model", 3): 0.0, ("model", "auto"): 0.0, ("model, 0.4", 3): 0.4, ("model, 0.4", "auto"): 0.4
+    }  # fmt: skip
