@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from bench import vllm_engine
@@ -27,3 +32,26 @@ def test_ratios_are_against_the_plug_in_of_the_same_case(capsys: pytest.CaptureF
         ["truncated", "8", "stock"], ["truncated", "8", "none"],
     ]  # fmt: skip
     assert lines[2].split()[3:] == ["6.00", "12.0", "20.0", "2.50"] and lines[4].endswith("index out of bounds")
+
+
+@pytest.mark.parametrize("broken", ["stock", "plug-in"])
+def test_an_engine_that_does_not_start_leaves_the_others_rows(
+    broken: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And only our own failing is a failure of the command."""
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        engine = command[command.index("--engines") + 1]
+        if engine == broken:
+            return subprocess.CompletedProcess(command, 1, "", "Traceback\nRuntimeError: no such kernel\n")
+        row = {"case": "T=1", "batch": 4, "engine": engine, "sampler_cpu_us": 1.0, "tokens_per_cpu_s": 1.0}
+        Path(command[command.index("--measure") + 1]).write_text(json.dumps([row]))
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    status = vllm_engine.main(["--engines", "none", "stock", "plug-in", "--batch", "4"])
+    assert status == (broken == "plug-in")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    failed = [line[:3] for line in lines if line[-4:] == ["RuntimeError:", "no", "such", "kernel"]]
+    assert failed == [[case, "4", broken] for case in vllm_engine.CASES]
+    assert sorted(line[2] for line in lines if line[:2] == ["T=1", "4"]) == ["none", "plug-in", "stock"]
