@@ -575,8 +575,12 @@ def test_nothing_is_imported_unless_asked_for(
 
 
 @pytest.mark.parametrize(
-    "version, known", [("0.32.0", True), ("0.33.1+cpu", True), ("0.34.0rc1", False), ("1.0", False)]
-)
+    "version, known",
+    [
+        ("0.32.0", True), ("0.32.1rc1", True), ("0.33.1+cpu", True), ("0.33.0+gdev1234", True),
+        ("0.33.1rc1.dev301+g3a2bf16da", False), ("0.34.0rc1", False), ("1.0", False),
+    ],
+)  # fmt: skip
 def test_known_versions(version: str, known: bool) -> None:
     if known:
         plugin.check_version(version)

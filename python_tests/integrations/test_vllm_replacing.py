@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specdec_kernels.integrations.vllm import v1, v2
+from specdec_kernels.integrations.vllm import replacing, v1, v2
 
 
 def stock(*given: Any, **named: Any) -> Any:
@@ -33,6 +33,20 @@ def test_v2_replaces_a_function_where_it_is_and_where_it_is_used(monkeypatch: py
 def test_arguments_that_are_not_known_are_handed_on() -> None:
     """By place as by name: a version may have more than these."""
     for make, known in ((v1.make_rejection_sample, 11), (v2.make_rejection_sample, 15)):
-        for more, named in (((0, 0.3), {}), ((), {"fly_window_size": 4, "fly_entropy_threshold": 0.3})):
+        for more, named in (
+            ((0, 0.3), {}), ((), {"fly_window_size": 4, "fly_entropy_threshold": 0.3}), ((), {"num_rejected": 0}),
+        ):  # fmt: skip
             given = [None] * known + list(more)
             assert make(stock)(*given, **named) == (tuple(given), named)
+
+
+def test_options_that_ask_for_nothing_are_known() -> None:
+    """So that a version that always names them is served."""
+    off = {"fly_window_size": 0, "fly_entropy_threshold": 0.3, "watermarking_skip_mask": object(), "new": None}
+    assert not replacing.is_unknown((None, False), {**off, "newer": False})
+    assert replacing.is_unknown((), {**off, "new": 0}) and replacing.is_unknown((0,), {})
+
+
+def test_a_function_that_is_not_there_is_named() -> None:
+    with pytest.raises(RuntimeError, match="sampler must have rejection_sample, and has none in this version of vLLM"):
+        replacing.replace(ModuleType("sampler"), "rejection_sample", lambda stock: stock)

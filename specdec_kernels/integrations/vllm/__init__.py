@@ -40,8 +40,12 @@ def register() -> None:
 
 
 def check_version(version: str) -> None:
-    """RuntimeError unless `version` is one whose samplers this plug-in was written against."""
-    if not OLDEST <= tuple(int(part) for part in re.findall(r"\d+", version)[:2]) <= NEWEST:
+    """RuntimeError unless `version` is one whose samplers this plug-in was written against: what is called the next
+    patch of the newest one, before its release, may hold anything that came since.
+    """
+    found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    unreleased = re.search(r"(a|b|rc|dev)\d+", version.partition("+")[0])
+    if not OLDEST <= found <= NEWEST or (unreleased and found == NEWEST):
         first, last = (".".join(map(str, known)) for known in (OLDEST, NEWEST))
         built = " (a checkout without tags, perhaps)" if version.startswith("0.1.dev") else ""
         raise RuntimeError(

@@ -21,7 +21,7 @@ from ...ops.sample import sample
 from ...ops.verify_packed import verify_packed
 from ...ops.warp_probs import warp_probs
 from ...sampling import GREEDY, SamplingParams
-from .replacing import replace
+from .replacing import is_unknown, replace
 
 Function = Callable[..., Any]
 
@@ -165,13 +165,13 @@ def make_rejection_sample(stock: Function) -> Function:
         draft_token_ids: Tensor, num_draft_tokens: list[int], max_spec_len: int, cu_num_draft_tokens: Tensor,
         draft_probs: Tensor | None, target_logits: Tensor, bonus_token_ids: Tensor, sampling_metadata: Any,
         synthetic_mode: bool = False, synthetic_conditional_rates: Tensor | None = None, use_fp64_gumbel: bool = False,
-        *more: Any, **fly: Any,
+        *more: Any, **options: Any,
     ) -> Tensor:  # fmt: skip
-        if synthetic_mode or fly.get("fly_window_size") or any(one is not None for one in more):
+        if synthetic_mode or is_unknown(more, options):
             return stock(
                 draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, target_logits,
                 bonus_token_ids, sampling_metadata, synthetic_mode, synthetic_conditional_rates, use_fp64_gumbel,
-                *more, **fly,
+                *more, **options,
             )  # fmt: skip
         sampling, greedy = sampling_metadata, sampling_metadata.all_greedy
         # Without drafts nothing is drawn here: a generator's state must not depend on whether others have drafts.

@@ -20,7 +20,7 @@ from torch import Tensor
 from ...ops.verify_packed import verify_packed
 from ...sampling import SamplingParams
 from ...types import TokenMap
-from .replacing import replace
+from .replacing import is_unknown, replace
 
 FOLDER = "vllm.v1.worker.gpu.spec_decode"
 VERIFY = ("rejection_sampler_utils", "rejection_sampler")
@@ -52,8 +52,7 @@ def make_rejection_sample(stock: Callable[..., Any]) -> Callable[..., Any]:
         use_fp64: bool = False, use_block_verification: bool = False, contexts: Tensor | None = None, *more: Any,
         **options: Any,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        lossy = synthetic_conditional_rates is not None or options.get("fly_window_size")
-        if lossy or contexts is not None or any(one is not None for one in more):
+        if is_unknown((synthetic_conditional_rates, contexts, *more), options):
             return stock(
                 target_logits, draft_logits, draft_sampled, cu_num_logits, pos, idx_mapping, expanded_idx_mapping,
                 expanded_local_pos, temperature, seed, num_speculative_steps, synthetic_conditional_rates, use_fp64,
