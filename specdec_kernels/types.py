@@ -140,7 +140,7 @@ class ShardStats(NamedTuple):
         ``[batch, n, tiles]`` float32: the largest logit of each tile of 1024 ids.
     tile_mass : Tensor
         The same: ``Σ exp((logit − tile_max) / temperature)``; 0 where the maximum is infinite, and in greedy rows. Of
-        `probs`: their sum, infinite where one is negative.
+        `probs`: their sum, infinite where one is negative (a −inf counts as 0).
     argmax : Tensor
         ``[batch, n]`` int64: the lowest id of the shard's largest logit, counted from its first id.
     status : Tensor
@@ -292,7 +292,8 @@ class TokenCounts:
         ``[batch, capacity]`` int32 with ``capacity = n + max_new_tokens``: distinct ids in ascending order, then
         2**31 − 1.
     counts : Tensor
-        ``[batch, capacity]`` int32: twice how often the output holds the id, plus 1 if the prompt does.
+        ``[batch, capacity]`` int32: twice how often the output holds the id, plus 1 if the prompt does. Processors
+        read a negative number as 0.
     num_output : Tensor
         ``[batch]`` int32: tokens of the output.
     max_new_tokens : int

@@ -63,9 +63,11 @@ struct Overlay {
   Drafted drafted{};       // of the sequence
   int32_t status = 0;
 
-  // Of an id that the prompt has, or not, and the output `times` times.
-  SPECDEC_MEMBER float penalised(float x, bool in_prompt, int32_t times) const {
-    if (in_prompt || times > 0) x = x > 0 ? x / repetition : x * repetition;
+  // Of an id of which `counts` tell a number, and that is drafted so often. A negative number, which only a hand can have
+  // written, tells as much as 0.
+  SPECDEC_MEMBER float penalised(float x, int32_t count, int32_t drafted_times) const {
+    const int32_t known = count > 0 ? count : 0, times = known / 2 + drafted_times;
+    if (known > 0 || times > 0) x = x > 0 ? x / repetition : x * repetition;
     return times > 0 ? x - frequency * float(times) - presence : x;
   }
 };
@@ -123,7 +125,7 @@ SPECDEC_RULE float processed(const OverlaidRow& row, int32_t id, float x) {
   if (!all.penalises) return x;
   int32_t known = 0;
   for_each_listed(all.count_ids, all.num_counts, id, 1, [&](int32_t i, int32_t) { known = all.counts[i]; });
-  return all.penalised(x, known > 0, known / 2 + row.drafted().count(id));
+  return all.penalised(x, known, row.drafted().count(id));
 }
 
 // What they make of the rows of sequence b, whose first is number `first` of all; ascends(ids, num_ids) tells whether a list

@@ -89,8 +89,7 @@ class TreeRules {
     });
     rows_.by_one([&] {
       int64_t accepted = 0;
-      for (int32_t node = outcome.node; node > kRoot && accepted < args_.max_depth; node = tree_.parent(node))
-        ++accepted;
+      for (int32_t node = outcome.node; node > kRoot; node = tree_.parent(node)) ++accepted;
       int32_t node = outcome.node;
       for (int64_t d = accepted - 1; d >= 0; --d, node = tree_.parent(node)) {
         nodes[d] = node;
@@ -104,12 +103,19 @@ class TreeRules {
   }
 
  private:
+  // Whether what hangs from a node of such a depth belongs to the tree: one that is deeper than it says ends there.
+  SPECDEC_MEMBER bool goes_below(int64_t depth) const { return depth < args_.max_depth; }
+
+  SPECDEC_MEMBER int32_t first_child(int32_t node, int64_t depth) const {
+    return goes_below(depth) ? tree_.first_child(node) : kNone;
+  }
+
   // Sample, greedy, match: from a node to its child that is what the target itself draws there, if it has that child.
   SPECDEC_MEMBER TreeOutcome walk() {
     int32_t node = kRoot;
-    while (!tree_.is_eos(node)) {
+    for (int64_t depth = 0; !tree_.is_eos(node); ++depth) {
       const int64_t wanted = wanted_at(node);
-      const int32_t child = tree_.child_with(node, wanted);
+      const int32_t child = goes_below(depth) ? tree_.child_with(node, wanted) : kNone;
       if (child < 0) return {node, wanted};
       node = child;
     }
@@ -144,7 +150,7 @@ class TreeRules {
     for (int32_t node = kRoot; node < tree_.size(); ++node) {
       if (depth[node] < 0) continue;
       if (depth[node] > depth[best] || (depth[node] == depth[best] && likelihood[node] > likelihood[best])) best = node;
-      if (!tree_.has_usable_child(node)) continue;
+      if (!goes_below(depth[node]) || !tree_.has_usable_child(node)) continue;
       rows_.read(node, true);
       const float least = typical_threshold(args_.epsilon, args_.delta, rows_.entropy());
       rows_.by_one([&] {
@@ -166,7 +172,8 @@ class TreeRules {
   // the token rule, against what P and Q have become by the rejections before.
   SPECDEC_MEMBER TreeOutcome recursive() {
     enter(0, kRoot, 1.0f);
-    int32_t child = tree_.first_child(kRoot);
+    int64_t depth = 0;
+    int32_t child = first_child(kRoot, depth);
     while (child >= 0) {
       if (tree_.usable(child)) {
         const Laws& laws = read(0, true);
@@ -176,7 +183,7 @@ class TreeRules {
           rows_.flag(kBadDraft);
         } else if (accept_token(rows_.coin(child), p, q)) {
           enter(0, child, 1.0f);
-          child = tree_.first_child(child);
+          child = first_child(child, ++depth);
           continue;
         } else {
           reject(0, x);
@@ -192,7 +199,7 @@ class TreeRules {
   SPECDEC_MEMBER TreeOutcome traversal() {
     int level = 0;
     enter(0, kRoot, 1.0f);
-    int32_t child = tree_.first_child(kRoot);
+    int32_t child = first_child(kRoot, level);
     for (;;) {
       const Level& at = memory_.levels[level];
       if (child < 0) {
@@ -205,9 +212,9 @@ class TreeRules {
         const Laws& laws = read(level, true);
         const int32_t x = int32_t(tree_.token(child));
         const float p = laws.p(x), q = laws.q(x);
-        if (can_give(q) && level < kMostDepth) {
+        if (can_give(q)) {
           enter(++level, child, next_block_weight(at.w, p, q));
-          child = tree_.first_child(child);
+          child = first_child(child, level);
           continue;
         }
         rows_.flag(kBadDraft);

@@ -231,7 +231,7 @@ void Logits::process(const RowView& row, int32_t begin, int n) {
   });
   if (!overlay.penalises) return;
   next_count = for_each_before(end, overlay.count_ids, overlay.num_counts, count, [&](int32_t i, int32_t id) {
-    made_[id - begin] = overlay.penalised(made_[id - begin], overlay.counts[i] > 0, overlay.counts[i] / 2);
+    made_[id - begin] = overlay.penalised(made_[id - begin], overlay.counts[i], 0);
   });
   overlaid.drafted().for_each([&](int64_t id) {  // counted once more: anew from the model's logit
     if (id >= begin && id < end) made_[id - begin] = made(int32_t(id));

@@ -150,7 +150,7 @@ __device__ __forceinline__ void process(const OverlaidRow& row, int32_t vocab, i
   if (!all.penalises) return;
   const Drafted drafted = row.drafted();
   each(all.count_ids, all.counts, all.num_counts, &Cursors::counts, [&](int32_t, int32_t id, int32_t known) {
-    change(id, [&](float one) { return all.penalised(one, known > 0, known / 2 + drafted.count(id)); });
+    change(id, [&](float one) { return all.penalised(one, known, drafted.count(id)); });
   });
   // Those that are drafted alone, each once.
   int32_t seen = 0;
@@ -165,7 +165,7 @@ __device__ __forceinline__ void process(const OverlaidRow& row, int32_t vocab, i
     });
     const int32_t entry = first_at_least(all.count_ids, all.num_counts, id);
     if (before > 0 || (entry < all.num_counts && all.count_ids[entry] == id)) return;
-    change(id, [&](float one) { return all.penalised(one, false, times); });
+    change(id, [&](float one) { return all.penalised(one, 0, times); });
   });
 }
 

@@ -19,17 +19,27 @@ __device__ float overlap_of_tile(const RowView& row, const RowLaw& law, const Dr
   return warp_reduce(sum, Sum{});
 }
 
-// `tables`: of each position [tiles + draft tiles, TileTable::kNumbers]. (Two blocks a multiprocessor would leave too few
-// registers for the two ways to read a row.)
+// Positions of a sequence that have a block. No segment is longer than all of them, whatever the bound says; what is behind
+// must be written even where there is none.
+int64_t width_of(const VerifyChainArgs& args) {
+  return args.cu ? std::min(args.num_draft, std::max<int64_t>(args.total, 1)) : args.num_draft;
+}
+
+// `tables`: of each block's position [tiles + draft tiles, TileTable::kNumbers]. (Two blocks a multiprocessor would leave
+// too few registers for the two ways to read a row.)
 __global__ void __launch_bounds__(kRowThreads, 1)
-    overlap_kernel(const __grid_constant__ VerifyChainArgs args, float* tables, int tiles, int draft_tiles) {
+    overlap_kernel(const __grid_constant__ VerifyChainArgs args, float* tables, int64_t width, int tiles,
+                   int draft_tiles) {
   SPECDEC_DYNAMIC_SHARED(shared);
   SPECDEC_SHARED(Reading, read, 1);
   SPECDEC_SHARED(DraftLaw, q, 1);
-  const int64_t position = blockIdx.x, b = position / args.num_draft, i = position % args.num_draft;
+  const int64_t position = blockIdx.x, b = position / width, i = position % width;
+  float* const overlap = args.overlap + b * args.num_draft;
+  for (int64_t behind = width + i * blockDim.x + threadIdx.x; behind < args.num_draft; behind += width * blockDim.x)
+    overlap[behind] = -1.0f;
   const Span span = find_span(args, b);
   if (span.idle || i >= span.length) {
-    if (threadIdx.x == 0) args.overlap[position] = -1.0f;
+    if (threadIdx.x == 0) overlap[i] = -1.0f;
     return;
   }
   find_overlay(args.processors, b, mask_index(args, span, b), drafted_of(args, span));
@@ -50,7 +60,7 @@ __global__ void __launch_bounds__(kRowThreads, 1)
   const RowLaw& law = read[0].law;
   const DraftLaw& draft = q[0];
   if (draft.kind == DraftLaw::Kind::kPoint) {
-    if (threadIdx.x == 0) args.overlap[position] = prob_at(row, law, draft.token);
+    if (threadIdx.x == 0) overlap[i] = prob_at(row, law, draft.token);
     return;
   }
   for (int tile = warp_id(); tile < tiles; tile += num_warps()) {
@@ -60,7 +70,7 @@ __global__ void __launch_bounds__(kRowThreads, 1)
   __syncthreads();
   if (warp_id() != 0) return;
   const float total = sum_of_tiles(table.mass, tiles);
-  if (lane_id() == 0) args.overlap[position] = total;
+  if (lane_id() == 0) overlap[i] = total;
 }
 
 }  // namespace
@@ -68,11 +78,11 @@ __global__ void __launch_bounds__(kRowThreads, 1)
 // Of scratch memory, for verify_overlap.
 int64_t bytes_of_overlap(const VerifyChainArgs& args) {
   const int64_t tiles = tiles_of(args.target.vocab) + draft_tiles(args);
-  return args.batch * args.num_draft * tiles * int64_t(TileTable::kNumbers * sizeof(float));
+  return args.batch * width_of(args) * tiles * int64_t(TileTable::kNumbers * sizeof(float));
 }
 
 cudaError_t verify_overlap(const VerifyChainArgs& args, void* scratch, const Launch& launch) {
-  const int64_t positions = args.batch * args.num_draft;
+  const int64_t width = width_of(args), positions = args.batch * width;
   if (positions == 0) return cudaSuccess;
   if (!kProcessed && args.processors.on) return with_processors::verify_overlap(args, scratch, launch);
   const int tiles = tiles_of(args.target.vocab);
@@ -80,7 +90,7 @@ cudaError_t verify_overlap(const VerifyChainArgs& args, void* scratch, const Lau
   float* const tables = static_cast<float*>(scratch);
   const bool listed = may_cut(args);
   const Shape shape{dim3(unsigned(positions)), dim3(kRowThreads), listed ? kMaxListed * sizeof(float) : 0};
-  return launch_kernel(overlap_kernel, shape, launch.stream, args, tables, tiles, of_draft);
+  return launch_kernel(overlap_kernel, shape, launch.stream, args, tables, width, tiles, of_draft);
 }
 
 }  // namespace specdec::SPECDEC_CUDA_ROWS

@@ -106,7 +106,7 @@ void resolve_match(Warp& warp, unsigned mask, Site) {
   }
 }
 
-Votes block_barrier(const char* what, bool vote, Site site) {
+bool block_barrier(const char* what, bool vote, Site site) {
   Fiber& self = *current;
   Block& block = *self.block;
   if (block.returned > 0) fail(what, site, "threads of the block have returned without it");
@@ -117,14 +117,13 @@ Votes block_barrier(const char* what, bool vote, Site site) {
   token.release();
   block.site = site;
   block.waiting_in = what;
-  block.filling.count += vote;
-  block.filling.all &= vote;
+  block.vote |= vote;
   if (++block.waiting == block.threads) {
     count(block.work.barriers, 1);
     if (counting) __atomic_store_n(&block.work.loads, false, __ATOMIC_RELAXED);
     wait_for_loads([&](auto f) { for_each_fiber(block, f); });
-    block.votes = block.filling;
-    block.filling = {0, true};
+    block.last_vote = block.vote;
+    block.vote = false;
     block.waiting = 0;
     for (size_t w = 0; w < size_t(block.threads + 31) / 32; ++w) make_ready(block.warps[w], ~block.warps[w].returned);
     if (machine.order != Order::kRandom) {  // the last to come goes on
@@ -140,7 +139,7 @@ Votes block_barrier(const char* what, bool vote, Site site) {
   }
   self.waits = Waits::kNot;
   token.acquire();
-  return block.votes;
+  return block.last_vote;
 }
 
 void count_load(size_t bytes) {

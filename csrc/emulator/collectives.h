@@ -64,26 +64,11 @@ struct Add {
     return T(unsigned(a) + unsigned(b));
   }
 };
-struct Least {
-  template <class T>
-  T operator()(T a, T b) const {
-    return b < a ? b : a;
-  }
-};
 struct Greatest {
   template <class T>
   T operator()(T a, T b) const {
     return a < b ? b : a;
   }
-};
-struct BitAnd {
-  unsigned operator()(unsigned a, unsigned b) const { return a & b; }
-};
-struct BitOr {
-  unsigned operator()(unsigned a, unsigned b) const { return a | b; }
-};
-struct BitXor {
-  unsigned operator()(unsigned a, unsigned b) const { return a ^ b; }
 };
 
 }  // namespace specdec::emulator
@@ -92,21 +77,14 @@ struct BitXor {
 #define blockIdx (::specdec::emulator::current->block->index)
 #define blockDim (::specdec::emulator::current->block->dim)
 #define gridDim (::specdec::emulator::current->block->grid)
-inline constexpr int warpSize = 32;
 
 using SpecdecSite = specdec::emulator::Site;
 
 inline void __syncthreads(SpecdecSite site = SpecdecSite::here()) {
   specdec::emulator::block_barrier("__syncthreads", false, site);
 }
-inline int __syncthreads_count(int predicate, SpecdecSite site = SpecdecSite::here()) {
-  return specdec::emulator::block_barrier("__syncthreads_count", predicate != 0, site).count;
-}
 inline int __syncthreads_or(int predicate, SpecdecSite site = SpecdecSite::here()) {
-  return specdec::emulator::block_barrier("__syncthreads_or", predicate != 0, site).count != 0;
-}
-inline int __syncthreads_and(int predicate, SpecdecSite site = SpecdecSite::here()) {
-  return specdec::emulator::block_barrier("__syncthreads_and", predicate != 0, site).all;
+  return specdec::emulator::block_barrier("__syncthreads_or", predicate != 0, site);
 }
 
 inline void __syncwarp(unsigned mask = 0xffffffffu, SpecdecSite site = SpecdecSite::here()) {
@@ -149,9 +127,5 @@ unsigned __match_any_sync(unsigned mask, T value, SpecdecSite site = SpecdecSite
     return specdec::emulator::reduce<specdec::emulator::Op>(mask, value, site);              \
   }
 SPECDEC_REDUCE(add, Add)
-SPECDEC_REDUCE(min, Least)
 SPECDEC_REDUCE(max, Greatest)
-SPECDEC_REDUCE(and, BitAnd)
-SPECDEC_REDUCE(or, BitOr)
-SPECDEC_REDUCE(xor, BitXor)
 #undef SPECDEC_REDUCE

@@ -9,8 +9,6 @@ enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidC
 using cudaStream_t = struct CUstream_st*;
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount = 16,
-  cudaDevAttrComputeCapabilityMajor = 75,
-  cudaDevAttrComputeCapabilityMinor = 76,
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
 };
 
@@ -19,13 +17,7 @@ inline const char* cudaGetErrorString(cudaError_t error) {
          : error == cudaErrorInvalidValue ? "invalid argument"
                                           : "invalid configuration argument";
 }
-inline const char* cudaGetErrorName(cudaError_t error) {
-  return error == cudaSuccess             ? "cudaSuccess"
-         : error == cudaErrorInvalidValue ? "cudaErrorInvalidValue"
-                                          : "cudaErrorInvalidConfiguration";
-}
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
-inline cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
 
 inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
@@ -35,12 +27,6 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount:
       *value = specdec::emulator::multiprocessors();
-      return cudaSuccess;
-    case cudaDevAttrComputeCapabilityMajor:
-      *value = 9;
-      return cudaSuccess;
-    case cudaDevAttrComputeCapabilityMinor:
-      *value = 0;
       return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       *value = specdec::emulator::kMostShared;

@@ -206,7 +206,7 @@ void start_block(Block& block, uint3 index, Cluster& cluster) {
   std::fill(std::begin(block.landings), std::end(block.landings), Landing{});
   block.returned = block.waiting = 0;
   block.ready = 0;
-  block.filling = {0, true};
+  block.vote = false;
   const size_t warps = size_t(block.threads + 31) / 32;
   if (block.fibers.size() < size_t(block.threads)) block.fibers.resize(block.threads);
   if (block.warps.size() < warps) block.warps.resize(warps);

@@ -106,11 +106,6 @@ struct Landing {
   Site site{"", 0};
 };
 
-struct Votes {
-  int count;
-  bool all;
-};
-
 struct Block {
   uint3 index{};
   dim3 dim, grid;
@@ -120,11 +115,11 @@ struct Block {
   unsigned ready = 0;  // warps that can run
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
-  // The barrier that is filling, and the votes of the last one.
+  // The barrier that is filling, and whether any thread has voted for it, and for the last one.
   int waiting = 0;
   const char* waiting_in = "";
   Site site{"", 0};
-  Votes filling{0, true}, votes{0, true};
+  bool vote = false, last_vote = false;
   Token start, end, barrier_tokens[2];
   Work work;
   Landing landings[64];
@@ -154,7 +149,8 @@ using Resolve = void (*)(Warp& warp, unsigned mask, Site site);
 uint64_t meet(unsigned mask, Collective kind, Resolve resolve, uint64_t value, int argument, Site site);
 
 void count_load(size_t bytes);  // by the current thread
-Votes block_barrier(const char* what, bool vote, Site site);
+// Returns whether any thread of the block voted.
+bool block_barrier(const char* what, bool vote, Site site);
 void cluster_barrier(Site site);
 void atomic_point(void* address);  // an atomic is about to happen: others may come first
 void atomic_done(void* address);

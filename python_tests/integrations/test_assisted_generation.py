@@ -6,7 +6,7 @@ import contextlib
 import functools
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from transformers.generation.utils import GenerationMixin
 
 import specdec_kernels as sk
 from python_tests.decoding.models import VOCAB, near, prompts, tiny
+from python_tests.integrations.assistants import DRAFTED, ENDS, PAIRS, Along, NoEvenAfterOdd
 from specdec_kernels.integrations.transformers import (
     assisted,
     assisted_generation,
@@ -34,28 +35,9 @@ from specdec_kernels.integrations.transformers import (
 )
 from specdec_kernels.integrations.transformers.models import DECODERS, ENCODER_DECODERS
 
-ENDS = [2, 7, 13, 21, 30, 44]
-PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {
-    family: functools.cache(lambda family=family: (tiny(family, 1), near(family, 1, 0.15)))  # type: ignore[misc]
-    for family in ("llama", "gpt2", "gemma2", "t5")
-}
-DRAFTED = {
-    "assistant": lambda assistant: {"assistant_model": assistant},
-    "lookup": lambda _: {"prompt_lookup_num_tokens": 4},
-}
-
-
 OF_DECODERS = DRAFTED | {
     "trees": lambda assistant: {"custom_generate": generate, "drafter": sk.ModelTreeDrafter(assistant, 9, 3, 4)}
 }
-
-
-class NoEvenAfterOdd(LogitsProcessor):  # type: ignore[misc]
-    """Looks at the text: an even id may not follow an odd one."""
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        even = torch.arange(scores.shape[1]) % 2 == 0
-        return scores.masked_fill((input_ids[:, -1:] % 2 == 1) & even, -torch.inf)
 
 
 class Stop(StoppingCriteria):  # type: ignore[misc]
@@ -227,18 +209,6 @@ def test_scores_and_logits(family: str, drafted: str, options: dict[str, Any]) -
         assert not scores[done].any() and not logits[done].any()
         done |= torch.isin(new[:, t], torch.tensor(ENDS))
     assert done.any()
-
-
-class Along(LogitsProcessor):  # type: ignore[misc]
-    """Leads plain generation along a given text, and keeps the scores that it would have gone by."""
-
-    def __init__(self, sequences: Tensor) -> None:
-        self.sequences, self.seen = sequences, list[Tensor]()
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.seen.append(scores)
-        wanted = self.sequences[:, input_ids.shape[1], None]
-        return torch.full_like(scores, -torch.inf).scatter_(1, wanted, 0.0)
 
 
 class Streamer:

@@ -16,7 +16,7 @@ from transformers.generation import logits_process as hf
 
 import specdec_kernels as sk
 from python_tests.decoding.models import VOCAB, TableRunner, prompts, tiny
-from python_tests.integrations.test_assisted_generation import DRAFTED, PAIRS, NoEvenAfterOdd
+from python_tests.integrations.assistants import DRAFTED, PAIRS, NoEvenAfterOdd
 from python_tests.law.steps import g_test
 from specdec_kernels.decoding import DecodingState, Prompt, StepResult
 from specdec_kernels.drafters import Draft, TreeDrafter

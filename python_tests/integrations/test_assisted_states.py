@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from python_tests.decoding.models import near, prompts, tiny
-from python_tests.integrations.test_assisted_generation import ENDS, Along
+from python_tests.integrations.assistants import ENDS, Along
 from specdec_kernels.decoding import runner
 from specdec_kernels.integrations.transformers import assisted_generation
 from specdec_kernels.integrations.transformers.models import DECODERS, ENCODER_DECODERS

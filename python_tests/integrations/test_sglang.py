@@ -14,19 +14,10 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
+from python_tests.integrations.sglang_outputs import UNTOUCHED, outputs
 from python_tests.law.cases import check_law, problem
 from python_tests.support import environment
 from specdec_kernels.integrations import sglang
-
-UNTOUCHED = -7
-
-
-def outputs(batch: int, nodes: int, room: int) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        torch.full((batch * nodes,), UNTOUCHED, dtype=torch.int32),
-        torch.full((batch, room), UNTOUCHED, dtype=torch.int32),
-        torch.full((batch,), UNTOUCHED, dtype=torch.int32),
-    )
 
 
 def emitted(predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor) -> Tensor:

@@ -89,7 +89,8 @@ def gather_kv_(
           ``"n2hsd"``: FlashInfer's HND with keys and values in one tensor.
     block_table : Tensor, optional
         ``[batch, max_blocks]`` int32 or int64: each sequence's pages (vLLM's blocks), by ``position // page_size``.
-        Only the entries of rows that are moved are looked at. Two sequences may not share a page that is written to.
+        Only the entries of rows that are moved are looked at. Two sequences may not share a page that is written to,
+        nor may one sequence have a page twice among those that hold its rows from the root on.
     backend : str, optional
         "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 

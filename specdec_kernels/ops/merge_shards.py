@@ -39,7 +39,7 @@ def merge_shards(
     params : SamplingParams, optional
         The temperature counts, as in `shard_stats`.
     probs : bool
-        The rows are probabilities: their sum takes the normalizer's place.
+        The rows are probabilities, a flag as in `shard_stats`: their sum takes the normalizer's place.
     backend : str, optional
         "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 

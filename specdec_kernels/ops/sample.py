@@ -72,9 +72,9 @@ def sample(
     probs : Tensor, optional
         Instead of `logits` (None): the same as float32 probabilities, of any sum > 0. `params` cut them by top-k,
         top-p and min-p; their temperature must be the number 1, or 0 for the likeliest id. Not with `processors`,
-        `noise_keys` or a `draft_token_map`. A row with a negative number or an infinite sum has all its mass on the
-        largest and sets `Status.BAD_PARAM`, but not where it is greedy, holds a +inf (`Status.INF`) or nothing of
-        2**-126 or more (`Status.EMPTY_ROW`, id 0).
+        `noise_keys` or a `draft_token_map`. A row with a negative number (a −inf counts as 0) or an infinite sum
+        has all its mass on the largest and sets `Status.BAD_PARAM`, but not where it is greedy, holds a +inf
+        (`Status.INF`) or nothing of 2**-126 or more (`Status.EMPTY_ROW`, id 0).
     row_index : Tensor, optional
         ``[batch]`` int32 or int64: sequence b is drawn from ``logits[row_index[b]]`` (or `probs`), of ``[rows, vocab]``
         or ``[rows, n, vocab]`` that are read where they are; several sequences may share one. All else is per sequence,

@@ -41,7 +41,8 @@ def shard_stats(
     params : SamplingParams, optional
         The temperature counts. What truncates does not: nothing is cut.
     probs : bool
-        The rows are probabilities (float32): a tile's mass is then their sum, infinite where one is negative.
+        The rows are probabilities (float32), a flag here and no tensor as in `sample`: a tile's mass is then their sum,
+        infinite where one is negative (a −inf counts as 0).
     backend : str, optional
         "reference", "cpu", "triton" or "cuda"; None: that of ``SPECDEC_BACKEND``, else the best one for the device.
 

@@ -157,9 +157,9 @@ def verify_chain(
         Instead of `target_logits` (None): the same as float32 probabilities. `params` cut them by top-k, top-p and
         min-p (leave out what is already applied); their temperature must be the number 1, or 0 for the likeliest id.
         Not with `processors`, acceptance "match" or a cascade, which look at logits. Each row is divided by its sum.
-        `Status.BAD_PARAM` is set where the sum is not within 0.01 of 1, and where the row has a negative number or an
-        infinite sum, when all mass is put on its largest. No sum is looked at where the row is greedy, holds a +inf
-        (`Status.INF`) or nothing of 2**-126 or more (`Status.EMPTY_ROW`).
+        `Status.BAD_PARAM` is set where the sum is not within 0.01 of 1, and where the row has a negative number (a −inf
+        counts as 0) or an infinite sum, when all mass is put on its largest. No sum is looked at where the row is
+        greedy, holds a +inf (`Status.INF`) or nothing of 2**-126 or more (`Status.EMPTY_ROW`).
     draft_probs : Tensor, optional
         Instead of `draft_logits`: ``[batch, num_draft, vocab_draft]`` float32, normalised: they must sum to 1.
     draft_index : Tensor, optional

@@ -354,8 +354,7 @@ Case tree_case(Random& random, bool large) {
   const int kind = needs_draft ? 1 + int(random.below(2)) : int(random.below(3));  // none, logits, probabilities
   const bool spoiled = random.chance(0.2), per_sequence = random.chance(0.7);
   auto links = std::make_shared<Links>(make_links(random, per_sequence ? batch : 1, num_nodes, spoiled));
-  const bool cut = links->max_depth > 1 && random.chance(0.1);  // deeper than it says: backends may then differ
-  if (cut) --links->max_depth;
+  if (links->max_depth > 1 && random.chance(0.1)) --links->max_depth;  // deeper than it says
 
   VerifyArgs& args = step->args;
   args.law = {LawKind::kLossless, false, 0.0f, 1.0f, 1.0f, false};
@@ -439,7 +438,7 @@ Case tree_case(Random& random, bool large) {
             backend.verify_tree(a);
             return {out.bytes() + nodes.bytes() + accepted.bytes() + emitted.bytes() + status.bytes()};
           },
-          cut || at_border(step->uniforms)};
+          at_border(step->uniforms)};
 }
 
 // A cache in which rows, heads and blocks lie apart or not, and paths with bad values among them.

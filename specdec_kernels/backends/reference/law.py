@@ -285,22 +285,22 @@ def remainder(P: Tensor, Q: Tensor, w: Tensor) -> Tensor:
     return (w[..., None] * P - Q).clamp_min(0.0)
 
 
-def accepts(u: Tensor, p: Tensor, q: Tensor) -> Tensor:
+def accept_token(u: Tensor, p: Tensor, q: Tensor) -> Tensor:
     """Whether the coin u accepts a token x that Q can have given: ``u Q(x) < P(x)``, strictly. What Q(x) exceeds 1 by
     is rounding: where P(x) is 1 too, a coin close to 1 must not reject x.
     """
     return u * q.clamp_max(1.0) < p
 
 
-def next_weight(w: Tensor, p: Tensor, q: Tensor) -> Tensor:
+def next_block_weight(w: Tensor, p: Tensor, q: Tensor) -> Tensor:
     """The weight with which a token x that Q can have given goes on: ``min(1, w P(x) / Q(x))``, w the path's so far."""
     return torch.where(p <= 0, 0.0, w * p / q.clamp_max(1.0)).clamp_max(1.0)
 
 
-def weight_left(w: Tensor, rest: Tensor) -> Tensor:
+def block_threshold(w: Tensor, residual: Tensor) -> Tensor:
     """What of a path's weight is left without its next token, R the sum of its remainder: ``R / (R + 1 − w)``."""
-    below = rest + 1 - w
-    return torch.where(below > 0, rest / below, 1.0)
+    below = residual + 1 - w
+    return torch.where(below > 0, residual / below, 1.0)
 
 
 def tile_sum(weights: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from ...ops.arguments import VerifyArguments
 from ...sampling import DEFAULT_PARAMS
 from .draft import can_give, onto_target
 from .intervals import Ends, LooseRows, entropy, left, probs
-from .law import Params, accepts, make_params, next_weight
+from .law import Params, accept_token, make_params, next_block_weight
 from .target_law import CASCADES, Mixtures, Position, scale_that_leaves
 
 
@@ -43,7 +43,8 @@ class LooseLaws(NamedTuple):
         """Whether the coin u ``[batch]`` surely accepts a token, and surely does not."""
         (p, q), (low, high) = (of_token(self.P, token), of_token(self.Q, token)), self.mixtures
         kept, may_be_kept = of_token((low.kept, high.kept), token)
-        return kept | accepts(u, low.accept * p[0], q[1]), ~may_be_kept & ~accepts(u, high.accept * p[1], q[0])
+        accepted, rejected = accept_token(u, low.accept * p[0], q[1]), ~accept_token(u, high.accept * p[1], q[0])
+        return kept | accepted, ~may_be_kept & rejected
 
     def next_weights(self, token: Tensor, w: Ends) -> Ends:
         """Of a path that goes on with a token: ``min(1, w π / Q)``, which rises with P / Q."""
@@ -53,7 +54,7 @@ class LooseLaws(NamedTuple):
         ends = []
         for i, mixtures in enumerate(self.mixtures):
             of_x = replace(mixtures, kept=kept[i][:, None]).probs(p[i][:, None], q[1 - i][:, None])[:, 0]
-            ends.append(torch.where(w[i] > 0, next_weight(w[i], of_x, q[1 - i]), 0.0))
+            ends.append(torch.where(w[i] > 0, next_block_weight(w[i], of_x, q[1 - i]), 0.0))
         return ends[0], ends[1]
 
 

@@ -18,9 +18,9 @@ from ...types import Status
 from .coins import with_numbers
 from .draft import can_give
 from .intervals import Ends, LooseRows, surely_best, surely_drawn, unless_empty
-from .law import RowKind, make_params, weight_left
+from .law import RowKind, block_threshold, make_params
 from .loose_laws import LooseLaws, LooseStep
-from .packed import indexed, padded
+from .packed import indexed, padded, widened
 from .processors import processed
 from .random import gumbel
 from .reads import clean_uniforms
@@ -36,12 +36,15 @@ CELLS = 1 << 20  # of rows that are looked at together: at least one sequence's
 def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, ...]:
     """What the op gives, decided in float64, and margins ``[batch, num_draft + 1]`` float64."""
     bad: Tensor | int = 0
+    width = args.num_draft
     if args.cu_num_draft_tokens is not None:
         args, bad = padded(args)
     args = args._replace(shared=with_numbers(args.shared, args.num_draft + 1))
     batch, rows, vocab = args.shared.target_logits.shape
     parts = [of_chains(sequences(args, part)) for part in split(batch, rows * vocab)]
     tokens, num_accepted, num_tokens, status, overlap, margins = map(torch.cat, zip(*parts, strict=True))
+    overlap = widened(overlap, width) if args.return_acceptance else overlap
+    tokens, margins = widened(tokens, width + 1), widened(margins, width + 1, math.inf)
     return tokens, num_accepted, num_tokens, status | bad, overlap, margins
 
 
@@ -287,7 +290,7 @@ class LooseChain:
     def coin_of_block(self, i: int, length: Tensor, w: Ends, rest: Ends) -> tuple[Tensor, Tensor]:
         """Whether coin i accepts for sure, and whether it may: u < h, at the last token w instead of h."""
         low, high = (
-            torch.where(i < length, weight_left(end, mass.sum(-1)), end) for end, mass in zip(w, rest, strict=True)
+            torch.where(i < length, block_threshold(end, mass.sum(-1)), end) for end, mass in zip(w, rest, strict=True)
         )
         u, inside = self.chain.uniforms[:, i], i <= length
         return inside & (w[0] > 0) & (u < low), inside & (w[1] > 0) & (u < high)

@@ -11,20 +11,22 @@ from .rows import named, slots_upto, with_rows
 
 
 def padded(args: VerifyChainArguments) -> tuple[VerifyChainArguments, Tensor]:
-    """The same step with every segment a row as wide as the result, and the flags of segments that are none.
+    """The same step with every segment a row, and the flags of segments that are none. No segment is longer than all of
+    them: rows are as wide as that, whatever the bound says, and `widened` makes results as wide as it does.
 
     Segment b's draft rows start at ``cu[b]`` and its target rows at ``cu[b] + b``, where its draft rows start too if
     there is one for the bonus. With bonus tokens its target rows start at ``cu[b]``.
     """
-    cu, width = args.cu_num_draft_tokens, args.num_draft
+    cu, total = args.cu_num_draft_tokens, args.draft_tokens.shape[0]
     assert cu is not None
+    width = min(args.num_draft, total)
     start, stop = cu[:-1].to(torch.int64), cu[1:].to(torch.int64)
-    broken = (start < 0) | (stop < start) | (stop > args.draft_tokens.shape[0])  # no memory is read for such a segment
+    broken = (start < 0) | (stop < start) | (stop > total)  # no memory is read for such a segment
     loose = torch.zeros_like(broken)  # beside it are tokens of no sequence
     loose[:1] |= start[:1] != 0
-    loose[-1:] |= stop[-1:] != args.draft_tokens.shape[0]
+    loose[-1:] |= stop[-1:] != total
     start, counts = torch.where(broken, 0, start), torch.where(broken, -1, stop - start)
-    too_long = counts > width
+    too_long = counts > args.num_draft
     counts = counts.clamp_max(width)
     given = counts if args.num_draft_tokens is None else args.num_draft_tokens.to(torch.int64)
     bad = broken | loose | too_long | (given < -1) | (given > counts)
@@ -48,8 +50,15 @@ def padded(args: VerifyChainArguments) -> tuple[VerifyChainArguments, Tensor]:
     tokens = torch.where(
         slots_upto(width, start) < counts[:, None], rows(args.draft_tokens, start, width), PLACEHOLDER_TOKEN_ID
     )
-    laid_out = args._replace(shared=shared, draft_tokens=tokens, num_draft_tokens=counts, cu_num_draft_tokens=None)
+    laid_out = args._replace(
+        shared=shared, draft_tokens=tokens, num_draft_tokens=counts, cu_num_draft_tokens=None, num_draft=width
+    )
     return laid_out, torch.where(bad, int(Status.BAD_PARAM), 0).to(torch.int32)
+
+
+def widened(per_token: Tensor, width: int, value: float = PLACEHOLDER_TOKEN_ID) -> Tensor:
+    """Results ``[batch, n]`` of a step that was `padded` as ``[batch, width]``, with `value` behind them."""
+    return torch.nn.functional.pad(per_token, (0, width - per_token.shape[1]), value=value)
 
 
 def indexed(args: VerifyChainArguments) -> tuple[VerifyChainArguments, Tensor]:

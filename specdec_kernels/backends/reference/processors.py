@@ -39,7 +39,7 @@ def processed(logits: Tensor, given: Processing, drafted: Tensor | None = None) 
     assert flat.count_ids is not None and flat.counts is not None
     penalties, flags_of_penalties = valid_penalties(flat.penalties)
     count_ids, flags = flagged_lists(flat.count_ids)
-    known = onto_vocab(count_ids, flat.counts, vocab)[:, None] + 2 * onto_vocab(
+    known = onto_vocab(count_ids, flat.counts.clamp_min(0), vocab)[:, None] + 2 * onto_vocab(
         drafted, torch.ones_like(drafted), vocab
     )
     return penalised(x, penalties[:, None], known), status | flags | flags_of_penalties
@@ -54,10 +54,10 @@ def penalised(x: Tensor, penalties: Tensor, counts: Tensor) -> Tensor:
 
 
 def counted(token_counts: TokenCounts, ids: Tensor) -> Tensor:
-    """The counts of some ids ``[batch, n]`` int64, which are of the vocabulary."""
+    """The counts of some ids ``[batch, n]`` int64, which are of the vocabulary; 0 for a negative one."""
     wanted = ids.to(torch.int32)
     at = torch.searchsorted(token_counts.ids, wanted).clamp_max(token_counts.ids.shape[1] - 1)
-    return torch.where(token_counts.ids.gather(1, at) == wanted, token_counts.counts.gather(1, at), 0)
+    return torch.where(token_counts.ids.gather(1, at) == wanted, token_counts.counts.gather(1, at), 0).clamp_min(0)
 
 
 def unpacked(words: Tensor, vocab: int) -> Tensor:

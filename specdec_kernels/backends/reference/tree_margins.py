@@ -13,7 +13,7 @@ from torch import Tensor
 from ...ops.arguments import VerifyTreeArguments
 from .coins import with_numbers
 from .intervals import Ends, LooseRows, entropy, left, probs, surely_drawn, unless_empty
-from .law import accepts, next_weight, untruncated, weight_left
+from .law import accept_token, block_threshold, next_block_weight, untruncated
 from .loose_laws import LooseStep, gives
 from .margins import NO_MARGINS, Decided, drawn_from, each_alone, in_float64, largest, part_of, split
 from .rows import at, slots_upto, with_rows
@@ -208,14 +208,14 @@ class LooseSiblings(Siblings):
     def accepts(self, node: Tensor, child: Tensor, where: Tensor) -> Tensor:
         (p, q), u = self.loose_probs(node, child), at(self.step.uniforms, child)
         accept = super().accepts(node, child, where)
-        sure = torch.where(accept, accepts(u, p[0], q[1]), ~accepts(u, p[1], q[0]))
+        sure = torch.where(accept, accept_token(u, p[0], q[1]), ~accept_token(u, p[1], q[0]))
         self.sure = self.sure & ~mark(node, where & ~sure, self.sure)
         return accept
 
     def enter(self, node: Tensor, child: Tensor, where: Tensor) -> None:
         super().enter(node, child, where)
         (p, q), w = self.loose_probs(node, child), ends_at(self.loose_weight, node)
-        self.weigh(child, where, (next_weight(w[0], p[0], q[1]), next_weight(w[1], p[1], q[0])))
+        self.weigh(child, where, (next_block_weight(w[0], p[0], q[1]), next_block_weight(w[1], p[1], q[0])))
 
     def keeps(self, node: Tensor, where: Tensor) -> Tensor:
         root, (low, high), u = node == 0, ends_at(self.loose_weight, node), at(self.step.uniforms, node)
@@ -232,7 +232,7 @@ class LooseSiblings(Siblings):
         rest = self.rest(node)
         super().lose(node, child, where)
         w = ends_at(self.loose_weight, node)
-        self.weigh(node, where, (weight_left(w[0], rest[0].sum(-1)), weight_left(w[1], rest[1].sum(-1))))
+        self.weigh(node, where, (block_threshold(w[0], rest[0].sum(-1)), block_threshold(w[1], rest[1].sum(-1))))
 
     def reject(self, node: Tensor, child: Tensor, where: Tensor) -> Tensor:
         rest, token = self.rest(node), at(self.step.tree.tokens, child)[:, None]

@@ -20,15 +20,15 @@ from .law import (
     Params,
     Remainder,
     RowLaws,
-    accepts,
+    accept_token,
+    block_threshold,
     make_law,
     make_params,
-    next_weight,
+    next_block_weight,
     rows_of_target,
     tile_sum,
-    weight_left,
 )  # fmt: skip
-from .packed import indexed, padded, with_bonus_rows
+from .packed import indexed, padded, widened, with_bonus_rows
 from .processors import processed
 from .reads import Reads, clean_uniforms, flags_of
 from .rows import at, laid_out, slots_upto
@@ -43,9 +43,10 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     num_draft]``.
     """
     if args.cu_num_draft_tokens is not None or args.draft_index is not None:
-        args, bad = padded(args) if args.cu_num_draft_tokens is not None else indexed(args)
-        tokens, num_accepted, num_tokens, status, overlap = verify_chain(args)
-        return tokens, num_accepted, num_tokens, status | bad, overlap
+        laid_out, bad = padded(args) if args.cu_num_draft_tokens is not None else indexed(args)
+        tokens, num_accepted, num_tokens, status, overlap = verify_chain(laid_out)
+        overlap = widened(overlap, args.num_draft) if args.return_acceptance else overlap
+        return widened(tokens, args.num_draft + 1), num_accepted, num_tokens, status | bad, overlap
 
     args, flags = prepared(args)
     return finished(args, *decide(args, flags))
@@ -54,7 +55,7 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
 def prepared(args: VerifyChainArguments) -> tuple[VerifyChainArguments, Tensor | int]:
     """The same step with random numbers and logits as the rules see them, and the flags of its processors."""
     args = with_bonus_rows(args._replace(shared=with_numbers(args.shared, args.num_draft + 1)))
-    before = draft_before(args.draft_tokens)
+    before = None if args.shared.processors is None else draft_before(args.draft_tokens)
     logits, flags = processed(args.shared.target_logits, args.shared.processors, before)
     return args._replace(shared=args.shared._replace(target_logits=logits, processors=None)), flags
 
@@ -249,7 +250,7 @@ def token_rule(chain: Chain) -> Walk:
     """Accept x iff ``u Q(x) < π(x)``, strictly; without a coin iff ``π(x) > 0``. The span ends before an x that Q
     cannot have given, once the rule has come there.
     """
-    by_coin = accepts(chain.uniforms[:, 1:], chain.mixtures.accept[:, :-1] * chain.p, chain.q)
+    by_coin = accept_token(chain.uniforms[:, 1:], chain.mixtures.accept[:, :-1] * chain.p, chain.q)
     agrees = torch.where(chain.needs_coin, by_coin, chain.pi > 0)
     impossible = chain.reads_draft & ~can_give(chain.q)
     walk = accept_while(agrees & ~impossible, chain)
@@ -269,8 +270,8 @@ def block_rule(chain: Chain) -> Walk:
     walk = Walk(torch.zeros_like(length), torch.zeros_like(length), w, length)
     for i in range(1, chain.tokens.shape[1] + 1):
         inside = (i <= length) & (w > 0)  # once w is 0 no later token can be accepted
-        w = torch.where(inside, next_weight(w, chain.pi[:, i - 1], chain.q[:, i - 1]), w)
-        h = torch.where(i < length, weight_left(w, chain.left(i, w)), w)
+        w = torch.where(inside, next_block_weight(w, chain.pi[:, i - 1], chain.q[:, i - 1]), w)
+        h = torch.where(i < length, block_threshold(w, chain.left(i, w)), w)
         success = inside & (w > 0) & (chain.uniforms[:, i] < h)
         reached = walk.reached + inside
         walk = Walk(torch.full_like(length, i), reached, w, length).where(success, walk._replace(reached=reached))

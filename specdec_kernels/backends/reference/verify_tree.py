@@ -19,15 +19,15 @@ from .draft import can_give, draft_probs
 from .law import (
     Params,
     Remainder,
-    accepts,
+    accept_token,
+    block_threshold,
     make_law,
     make_params,
-    next_weight,
+    next_block_weight,
     remainder,
     rows_of_target,
     tile_sum,
     untruncated,
-    weight_left,
 )  # fmt: skip
 from .processors import processed
 from .reads import Reads, clean_uniforms, flags_of
@@ -98,6 +98,12 @@ class Tree:
         is_it = (self.parents == node[:, None]) & self.usable & (self.tokens == token[:, None])
         found = torch.where(is_it, nodes, nodes.numel()).amin(-1)
         return torch.where(found < nodes.numel(), found, -1)
+
+    def first_below(self, node: Tensor, depth: Tensor) -> Tensor:
+        """The first child of each sequence's `node`, which is of such a depth ``[batch]``, or −1: a tree that is deeper
+        than it says ends there.
+        """
+        return torch.where(depth < self.max_depth, at(self.first_child, node), -1)
 
     def parents_of(self, some: Tensor) -> Tensor:
         """Which nodes have one of `some` ``[batch, num_nodes]`` as a child."""
@@ -299,7 +305,8 @@ def recursive(step: Step, left: Siblings | None = None) -> Walk:
     Q)+)`` and x leaves Q.
     """
     tree, left = step.tree, left or make_siblings(step)
-    node, child = torch.zeros_like(tree.tokens[:, 0]), tree.first_child[:, 0]
+    node = depth = torch.zeros_like(tree.tokens[:, 0])
+    child = tree.first_below(node, depth)
     tried, skipped = torch.zeros_like(tree.usable), torch.zeros_like(tree.usable)
     for _ in range(tree.tokens.shape[1] - 1):
         here = child.clamp_min(0)
@@ -308,8 +315,8 @@ def recursive(step: Step, left: Siblings | None = None) -> Walk:
         tried, skipped = tried | mark(here, asked, tried), skipped | mark(here, asked & ~given, skipped)
         accept = left.accepts(node, here, given)
         left.reject(node, here, given & ~accept)
-        node = torch.where(accept, here, node)
-        child = torch.where(accept, at(tree.first_child, here), at(tree.next_sibling, here))
+        node, depth = torch.where(accept, here, node), depth + accept
+        child = torch.where(accept, tree.first_below(here, depth), at(tree.next_sibling, here))
     return ended(step, node, left.at(node), tried, skipped)
 
 
@@ -319,7 +326,8 @@ def traversal(step: Step, left: Siblings | None = None) -> Walk:
     its parent's P into ``norm((w P − Q)+)`` and w into ``R / (R + 1 − w)``, R the sum of those, and leaves Q.
     """
     tree, left = step.tree, left or make_siblings(step)
-    node, child = torch.zeros_like(tree.tokens[:, 0]), tree.first_child[:, 0]
+    node = depth = torch.zeros_like(tree.tokens[:, 0])
+    child = tree.first_below(node, depth)
     walking = torch.ones_like(node, dtype=torch.bool)
     tried, skipped = torch.zeros_like(tree.usable), torch.zeros_like(tree.usable)
     for _ in range(2 * tree.tokens.shape[1]):  # each node is entered once and left once
@@ -336,8 +344,9 @@ def traversal(step: Step, left: Siblings | None = None) -> Walk:
         up = leave & ~accept
         above = torch.where(up, at(tree.parents, node), node)
         left.lose(above, node, up)
+        depth = depth + enter.int() - up.int()
         following = torch.where(up, at(tree.next_sibling, node), at(tree.next_sibling, here))
-        child = torch.where(enter, at(tree.first_child, here), torch.where(up | there, following, child))
+        child = torch.where(enter, tree.first_below(here, depth), torch.where(up | there, following, child))
         node = torch.where(enter, here, above)
         walking = walking & ~accept
     return ended(step, node, left.at(node), tried, skipped)
@@ -369,11 +378,11 @@ class Siblings:
     def accepts(self, node: Tensor, child: Tensor, where: Tensor) -> Tensor:
         """Whether the coin of a child of `node` accepts it ("recursive")."""
         p, q = self.probs(node, child)
-        return where & accepts(at(self.step.uniforms, child), p, q)
+        return where & accept_token(at(self.step.uniforms, child), p, q)
 
     def enter(self, node: Tensor, child: Tensor, where: Tensor) -> None:
         """Gives a child its weight."""
-        w = next_weight(at(self.weight, node), *self.probs(node, child))
+        w = next_block_weight(at(self.weight, node), *self.probs(node, child))
         self.weight = torch.where(mark(child, where, self.certain), w[:, None], self.weight)
 
     def keeps(self, node: Tensor, where: Tensor) -> Tensor:
@@ -382,7 +391,7 @@ class Siblings:
 
     def lose(self, node: Tensor, child: Tensor, where: Tensor) -> None:
         """`reject`, which also changes the node's weight."""
-        w = weight_left(at(self.weight, node), self.reject(node, child, where))
+        w = block_threshold(at(self.weight, node), self.reject(node, child, where))
         self.weight = torch.where(mark(node, where, self.certain), w[:, None], self.weight)
 
     def reject(self, node: Tensor, child: Tensor, where: Tensor) -> Tensor:

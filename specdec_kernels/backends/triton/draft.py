@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.arguments import tiles_of
+from ...ops.arguments import VerifyArguments, tiles_of
 from .arithmetic import BAD_DRAFT, INFINITY, NAN, SLACK
 from .bundles import LOGITS, DraftLaws, RowLaws, Rows, Wanted
 from .launch import run, tiles_a_program
@@ -87,15 +87,22 @@ def can_give(q):
 
 
 @triton.jit
-def accepts(coin, p, q):
+def accept_token(coin, p, q):
     """Whether a coin accepts a token that Q can have given. What its probability exceeds 1 by is rounding."""
     return coin * tl.minimum(q, 1.0) < p
 
 
 @triton.jit
-def weight_after(w, p, q):
+def next_block_weight(w, p, q):
     """The weight with which a path goes on with such a token, w before it."""
     return tl.where(p > 0.0, tl.minimum(tl.div_rn(w * p, tl.minimum(q, 1.0)), 1.0), 0.0)
+
+
+@triton.jit
+def block_threshold(w, residual):
+    """What of a path's weight is left without its next token: ``R / (R + 1 - w)``, R the sum of its remainder."""
+    below = residual + 1.0 - w
+    return tl.where(below > 0.0, tl.div_rn(residual, tl.where(below > 0.0, below, 1.0)), 1.0)
 
 
 @triton.jit
@@ -139,19 +146,18 @@ class Draft:
 
 
 def draft_laws(
-    rows: Rows, wanted: Wanted, batch: int, width: int, given: tuple[Tensor | None, Tensor | None, Tensor | None],
-    target_to_draft: Tensor | None, params: tuple[object, ...], *, probs: bool, bonus: int, raw: bool,
-) -> Draft:  # fmt: skip
-    """The laws of the draft's rows that are wanted, of logits or `probs`; `raw`: also `Draft.values`."""
-    n = width + bonus
-    values, argmax, status = given
+    rows: Rows, wanted: Wanted, batch: int, width: int, args: VerifyArguments, *, bonus: int, raw: bool
+) -> Draft:
+    """The laws of the draft's rows that are wanted, of logits or probabilities; `raw`: also `Draft.values`."""
+    n, probs, target_to_draft = width + bonus, args.draft_logits is None, args.target_to_draft
+    values, argmax, status = args.draft_values, args.draft_argmax, args.draft_status
     map_size = None if target_to_draft is None else target_to_draft.numel()
 
     def of(laws: RowLaws) -> DraftLaws:
         return DraftLaws(rows, laws, target_to_draft, map_size, tl.constexpr(True), tl.constexpr(bonus))
 
     if not probs and values is None:
-        found = find_laws(rows, batch, n, params, values=raw, raw=raw, wanted=wanted)
+        found = find_laws(rows, batch, n, args.draft_params, values=raw, raw=raw, wanted=wanted)
         return Draft(of(found.target.laws), found.values)
 
     def empty(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -166,6 +172,6 @@ def draft_laws(
     laws = RowLaws(empty(4, dtype=torch.float32), empty(dtype=torch.int64), out_status)
     run(
         laws_from_stats, (batch * n,), values.contiguous(), argmax.contiguous(), status.contiguous(), n, rows.vocab,
-        wanted, make_temperature(params), laws, warps=1,
+        wanted, make_temperature(args.draft_params), laws, warps=1,
     )  # fmt: skip
     return Draft(of(laws))

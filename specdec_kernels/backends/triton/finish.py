@@ -5,12 +5,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .arithmetic import BAD_PARAM, BAD_TOKEN, TILE
+from .arithmetic import BAD_TOKEN, TILE
 from .bundles import TAKES_BONUS, Position, Row
+from .draft import block_threshold
 from .law import load_span
 from .mixture import NO_ROW, law_remainder
 from .noise import best_of_row
-from .row import draw_from_law, load_law, total_mass, walk_ids, walk_tiles
+from .row import coin_at, draw_from_law, load_law, total_mass, walk_ids, walk_tiles
 from .rules import BLOCK, first_number
 
 
@@ -43,15 +44,11 @@ def accepted_by_block(b, span, width, draft, uniforms, number, walked, tiles, TI
     while i <= span.length:
         weight = tl.load(walked.scales + b * (width + 1) + i)
         if weight > 0.0:
-            coin = tl.zeros((), tl.float64)
-            if uniforms is not None:
-                coin = tl.load(uniforms + number + i).to(tl.float64)
-            coin = tl.where((coin >= 0.0) & (coin < 1.0), coin, 0.0)
+            coin, _ = coin_at(uniforms, number + i)  # `walk` has looked at its flags
             threshold = weight
             if i < span.length:
                 left = total_mass(walked.masses + (b * (width + draft.bonus) + i) * tiles, tiles, TILES)
-                below = left + 1.0 - weight
-                threshold = tl.where(below > 0.0, tl.div_rn(left, tl.where(below > 0.0, below, 1.0)), 1.0)
+                threshold = block_threshold(weight, left)
             if coin < threshold:
                 accepted = i
                 scale = weight
@@ -126,12 +123,8 @@ def finish(
             drawn = drawn | (accepted < length + draft.bonus)
         if tile_mass is not None or mixtures.kept_by != NO_ROW:
             if drawn:
-                uniform = tl.zeros((), tl.float64)
-                if uniforms is not None:
-                    uniform = tl.load(uniforms + number).to(tl.float64)
-                good = (uniform >= 0.0) & (uniform < 1.0)
-                flags |= tl.where(good, 0, BAD_PARAM)
-                uniform = tl.where(good, uniform, 0.0)
+                uniform, uniform_flags = coin_at(uniforms, number)
+                flags |= uniform_flags
                 if not draft.given:
                     without = tl.full((), -1, tl.int32)
                     if accepted < length:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +39,11 @@ def _tensors(args: Iterable[object]) -> Iterator[torch.Tensor]:
             yield arg
         elif isinstance(arg, tuple):
             yield from _tensors(arg)
+
+
+def empties(device: torch.device, dtype: torch.dtype = torch.int32) -> Callable[..., torch.Tensor]:
+    """What makes tensors there for a kernel to fill, by their shapes, of `dtype` unless told otherwise."""
+    return partial(torch.empty, dtype=dtype, device=device)
 
 
 def power_of_2(n: int) -> int:

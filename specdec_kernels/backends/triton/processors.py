@@ -96,7 +96,7 @@ def process(overlay, b, i, ids, inside, x):
         at = b * overlay.capacity
         entry, found = entry_of(ids, overlay.count_ids + at, overlay.capacity, overlay.count_steps)
         found = found & inside
-        known = tl.load(overlay.counts + at + entry, mask=found, other=0)
+        known = tl.maximum(tl.load(overlay.counts + at + entry, mask=found, other=0), 0)
         times = known >> 1
         for k in range(overlay.depth):
             times += (tl.load(overlay.drafted + row * overlay.depth + k) == ids).to(tl.int32)

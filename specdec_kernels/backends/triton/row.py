@@ -1,4 +1,4 @@
-"""Device functions on one row of logits: its values and weights, and draws that walk tile masses, then ids."""
+"""Device functions on one row of logits: values, weights, coins, and draws that walk tile masses, then ids."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from .arithmetic import (
+    BAD_PARAM,
     INFINITY,
     LAST_ID,
     SMALLEST_EXPONENT,
@@ -123,6 +124,16 @@ def load_values(row, groups, noise, SIZE: tl.constexpr):
             drawn = noise_at(noise.key0, noise.key1, tl.load(noise.to_target + ids, mask=ids < row.rows.vocab, other=0))
         x = tl.where((x >= row.law.cutoff) & (score >= SMALLEST_EXPONENT), score + drawn, -INFINITY)
     return x
+
+
+@triton.jit
+def coin_at(uniforms, at):
+    """(the uniform there, flags); 0 where there are none, which only point masses may do without."""
+    coin = tl.zeros((), tl.float64)
+    if uniforms is not None:
+        coin = tl.load(uniforms + at).to(tl.float64)
+    good = (coin >= 0.0) & (coin < 1.0)
+    return tl.where(good, coin, 0.0), tl.where(good, 0, BAD_PARAM)
 
 
 @triton.jit

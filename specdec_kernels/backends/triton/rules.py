@@ -8,7 +8,7 @@ import triton.language as tl
 from ...ops.arguments import ACCEPTANCES
 from .arithmetic import BAD_DRAFT, BAD_PARAM, BAD_TOKEN, LAST_ID, any_flags
 from .bundles import CLOSED, OPEN, TAKES_BONUS, Position
-from .draft import accepts, can_give, q_at, weight_after
+from .draft import accept_token, can_give, next_block_weight, q_at
 from .law import load_span, store_span, temperature_of
 from .mixture import NO_ROW, is_kept, law_remainder, load_mixture
 from .remainder import pair, probabilities
@@ -170,7 +170,7 @@ def walk(
                     q_here = tl.sum(tl.where(here, q, 0.0), 0)
                     if can_give(q_here):
                         tl.store(walked.scales + b * (width + 1) + start + i, weight)
-                        weight = weight_after(weight, p_here, q_here)
+                        weight = next_block_weight(weight, p_here, q_here)
                     else:
                         length = start + i
                     stop = start + i + 1
@@ -181,10 +181,10 @@ def walk(
         else:
             if mixtures.kept_by == NO_ROW:  # a point mass needs neither coin nor draft
                 given = given | one_hot
-                accept = tl.where(one_hot, id == law.argmax, given & accepts(coin, bar, q))
+                accept = tl.where(one_hot, id == law.argmax, given & accept_token(coin, bar, q))
                 draft_flags = tl.where(one_hot, 0, draft_flags)
             else:
-                accept = given & (certain | accepts(coin, bar, q))
+                accept = given & (certain | accept_token(coin, bar, q))
             rejected = tl.min(tl.where(inside & (accept == 0), slot, LAST_ID), 0)
             seen = slot <= rejected
             flags |= any_flags(tl.where(seen, row_flags | draft_flags, 0))

@@ -13,10 +13,10 @@ import triton.language as tl
 
 from .arithmetic import BAD_DRAFT, LAST_ID, TILE
 from .bundles import Position
-from .draft import accepts, can_give, weight_after
+from .draft import accept_token, block_threshold, can_give, next_block_weight
 from .remainder import pair
-from .row import tile_ids, total_mass, walk_ids, walk_tiles
-from .tree import coin_at, next_child, store_path, token_of
+from .row import coin_at, tile_ids, total_mass, walk_ids, walk_tiles
+from .tree import next_child, store_path, token_of
 
 LEAST_MASS, LIFT = tl.constexpr(2.0**-60), tl.constexpr(2.0**100)
 LEVEL = tl.constexpr(7)
@@ -172,12 +172,12 @@ def try_siblings(
             if can_give(q):
                 if scratch.traversal:
                     enters = q > 0.0
-                    weight = weight_after(w, p, q)
+                    weight = next_block_weight(w, p, q)
                     store_level(levels + accepted * LEVEL, scale, taken, lift, rest, only, w, begin)
                 else:
                     coin, coin_flags = coin_at(uniforms, root + child)
                     flags |= coin_flags
-                    enters = accepts(coin, p, q)
+                    enters = accept_token(coin, p, q)
                     weight = w
                 if enters:
                     accepted += 1
@@ -233,8 +233,7 @@ def try_siblings(
                     scale, taken, lift, only, left_scale, left_taken, rejected, had, total, mass
                 )
                 if scratch.traversal:  # else it stays 1
-                    below = total + 1.0 - w
-                    w = tl.where(below > 0.0, tl.div_rn(total, tl.where(below > 0.0, below, 1.0)), 1.0)
+                    w = block_threshold(w, total)
             else:
                 coin, coin_flags = coin_at(uniforms, root)
                 flags |= coin_flags

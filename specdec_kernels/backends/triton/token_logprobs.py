@@ -14,7 +14,7 @@ from ...ops.arguments import Processing, TokenLogprobsArguments, tiles_of
 from ..reference.rows import slots_upto
 from .arithmetic import BAD_PARAM, BAD_TOKEN, INFINITY, LAST_ID
 from .bundles import Layout, Row, Rows, Wanted, step_of
-from .launch import numbers_a_program, run, tiles_a_program
+from .launch import empties, numbers_a_program, run, tiles_a_program
 from .law import find_laws, load_span
 from .processors import with_processors
 from .row import load_law, load_logits, tile_ids
@@ -157,10 +157,7 @@ def token_logprobs(args: TokenLogprobsArguments) -> tuple[Tensor, ...]:
     logits, tokens, rows, num_tokens, num_top, params, processors = args
     (_, n, vocab), (batch, width) = logits.shape, tokens.shape
     count, tiles = batch * width, tiles_of(vocab)
-
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(*shape, dtype=dtype, device=logits.device)
-
+    empty = empties(logits.device, torch.float32)
     shape, top = (batch, width), (batch, width, num_top)
     out = Logprobs(
         empty(*shape), empty(*shape), empty(*shape, dtype=torch.int32), empty(*shape, dtype=torch.int32),

@@ -1,4 +1,4 @@
-"""What the kernels of all tree rules share: the trees as the rules see them, coins, draws from a row, the outputs."""
+"""What the kernels of all tree rules share: the trees as the rules see them, draws from a row, the outputs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .arithmetic import BAD_PARAM, BAD_TOKEN, LAST_ID
+from .arithmetic import BAD_TOKEN, LAST_ID
 from .bundles import Row, Trees
-from .launch import power_of_2, run
+from .launch import empties, power_of_2, run
 from .law import store_span
-from .row import draw_from_law, load_law
+from .row import coin_at, draw_from_law, load_law
 
 
 @triton.jit
@@ -68,16 +68,6 @@ def plan(
     store_span_of_tree(trees.draft_spans, b, num_nodes, tl.where(idle, -1, last_inner))
     bad = tl.max((in_tree & (usable == 0) & (token != -1)).to(tl.int32), 0) * BAD_TOKEN
     tl.store(trees.state + b, tl.load(tree_status + b * status_stride) | tl.where(idle, 0, bad))
-
-
-@triton.jit
-def coin_at(uniforms, at):
-    """(the uniform there, flags); 0 where there are none, which only point masses may do without."""
-    coin = tl.zeros((), tl.float64)
-    if uniforms is not None:
-        coin = tl.load(uniforms + at).to(tl.float64)
-    good = (coin >= 0.0) & (coin < 1.0)
-    return tl.where(good, coin, 0.0), tl.where(good, 0, BAD_PARAM)
 
 
 @triton.jit
@@ -140,10 +130,7 @@ def make_trees(
     children, or at all.
     """
     batch, num_nodes = node_tokens.shape
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=node_tokens.device)
-
+    empty = empties(node_tokens.device)
     # each apart, so that all are aligned
     tokens, above, ends, mixed = (empty(batch, num_nodes) for _ in range(4))
     spans, draft_spans = empty(2, batch, 4, dtype=torch.int64)

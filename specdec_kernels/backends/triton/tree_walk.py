@@ -12,8 +12,8 @@ from .bundles import LOGITS, Position
 from .law import needed
 from .mixture import NO_ROW, law_remainder
 from .noise import best_of_row
-from .row import load_law, load_logits, tile_ids, walk_ids, walk_tiles, weigh
-from .tree import coin_at, store_path, token_of
+from .row import coin_at, load_law, load_logits, tile_ids, walk_ids, walk_tiles, weigh
+from .tree import store_path, token_of
 
 
 @triton.jit

@@ -37,8 +37,8 @@ from .bundles import (
 from .coins import with_numbers
 from .draft import Draft, draft_laws
 from .finish import finish, match
-from .launch import power_of_2, run, tiles_at_once, tiles_of_rows
-from .law import find_laws, make_temperature
+from .launch import empties, power_of_2, run, tiles_at_once, tiles_of_rows
+from .law import Found, find_laws, make_temperature
 from .mixture import NO_MIXTURE, find_mixtures
 from .noise import best_scores
 from .processors import drafted_before, with_processors
@@ -81,28 +81,19 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
     """tokens ``[batch, num_draft + 1]``, num_accepted, num_tokens, status ``[batch]``, acceptance ``[batch,
     num_draft]``.
     """
-    layout, num_draft, shared = layout_of(args), args.num_draft, in_order(args.shared)
+    layout, shared = layout_of(args), in_order(args.shared)
     ragged_numbers = layout.cu is not None and shared.seeds is None
     shared = with_numbers(shared, layout.width + 1, layout.cu, layout.total)
-    kept = (shared.draft_values, shared.draft_argmax, shared.draft_status)
-    target_logits, law = shared.target_logits, shared.law
-    args = contiguous(args, "num_draft_tokens", "draft_index", "bonus_tokens")
-    draft_data = shared.draft_probs if shared.draft_logits is None else shared.draft_logits
-    requests, draft_rows = 0, None
-    if draft_data is not None:
-        draft_rows = layout.rows(draft_data, int(law.cascade_bonus))
-        if args.draft_index is not None:
-            requests, draft_rows = draft_data.shape[0], indexed_rows(draft_data, args.draft_index, layout)
-    device, batch, width = target_logits.device, layout.batch, layout.width
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    rows = layout.rows(target_logits, layout.bonus_rows)._replace(kind=PROBS if shared.target_probs else LOGITS)
+    args = contiguous(args._replace(shared=shared), "num_draft_tokens", "draft_index", "bonus_tokens")
+    batch, width, num_draft = layout.batch, layout.width, args.num_draft
+    empty = empties(shared.target_logits.device)
+    rows = layout.rows(shared.target_logits, layout.bonus_rows)
+    rows = rows._replace(kind=PROBS if shared.target_probs else LOGITS)
     if shared.processors is not None:
         before = drafted_before(layout, args.draft_tokens)
         rows = with_processors(rows, layout, width + layout.bonus_rows, shared.processors, before)
-    tiles, row_tiles = tiles_of(rows.vocab), tiles_at_once(rows.vocab)
+    draft_data = shared.draft_probs if shared.draft_logits is None else shared.draft_logits
+    requests = 0 if draft_data is None else draft_data.shape[0]
     slots = min(power_of_2(width), MOST_SLOTS_AT_ONCE)
     spans = empty(batch, 4, dtype=torch.int64)
     target_spans = None if args.bonus_tokens is None else torch.empty_like(spans)
@@ -116,58 +107,84 @@ def verify_chain(args: VerifyChainArguments) -> tuple[Tensor, Tensor, Tensor, Te
         num_draft, args.draft_index, requests, SLOTS=slots, warps=1,
     )  # fmt: skip
 
-    target_spans = spans if target_spans is None else target_spans
-    raw, bonus = law.is_cascade, int(law.cascade_bonus)
+    raw = shared.law.is_cascade
     greedy, ratio_rule = args.acceptance == GREEDY.value, args.acceptance not in (MATCH.value, GREEDY.value)
-    wanted = Wanted(target_spans, tl.constexpr(False))
+    wanted = Wanted(spans if target_spans is None else target_spans, tl.constexpr(False))
     found = find_laws(rows, batch, width + 1, shared.params, values=raw, raw=raw, greedy=greedy, wanted=wanted)
-    target = found.target
     draft = Draft(NO_DRAFT)
-    if width + bonus and draft_rows is not None and (ratio_rule or args.return_acceptance):
-        draft = draft_laws(
-            draft_rows, Wanted(chains.spans, tl.constexpr(not bonus)), batch, width, kept, shared.target_to_draft,
-            shared.draft_params, probs=shared.draft_logits is None, bonus=bonus, raw=raw,
-        )  # fmt: skip
-    has_draft = draft.laws.rows is not None
+    if draft_data is not None and (ratio_rule or args.return_acceptance):
+        draft = _draft_of(draft_data, args, layout, spans)
 
     acceptances = empty(*((batch, num_draft) if args.return_acceptance else (0,)), dtype=torch.float32)
     if args.return_acceptance:  # before the walk, which may end a span
         run(
-            overlap, (acceptances.numel(),), target, chains, width, tiles, draft.laws, num_draft, acceptances,
-            TILES=tiles_of_rows(rows, 2), registers=None if shared.processors is None else 128,
+            overlap, (acceptances.numel(),), found.target, chains, width, tiles_of(rows.vocab), draft.laws, num_draft,
+            acceptances, TILES=tiles_of_rows(rows, 2), registers=None if shared.processors is None else 128,
         )  # fmt: skip
 
     tokens = empty(batch, num_draft + 1, dtype=torch.int64)
     out = Output(tokens, empty(batch), empty(batch), empty(batch), None, tl.constexpr(slots))
     if ratio_rule:
-        by_block = args.acceptance == BLOCK.value and has_draft
-        rule = args.acceptance if has_draft or args.acceptance != BLOCK.value else TOKEN.value
-        masses = empty(batch, width + bonus if by_block else 1, tiles, dtype=torch.float32) if has_draft else None
-        walked = Walked(empty(batch, width + 1, dtype=torch.float32), masses, tl.constexpr(rule))
-        mixtures = NO_MIXTURE
-        if law.number and width + bonus:
-            mixtures = find_mixtures(law, found, draft, width + bonus, chains.spans)
-        temperature = make_temperature(shared.draft_params)
-        if shared.draft_probs is not None:
-            temperature = Temperature(1.0, None, tl.constexpr(False))
-        run(
-            walk, (batch,), target, chains, width, draft.laws, mixtures, shared.uniform_samples, temperature, walked,
-            SLOTS=slots, warps=1,
-        )  # fmt: skip
-        if masses is not None:
-            a_program = tiles_of_rows(rows, 2)
-            run(
-                remainder_masses, (masses.shape[0] * masses.shape[1] * triton.cdiv(tiles, a_program),), target, chains,
-                width, tiles, draft.laws, mixtures, walked, TILES=a_program,
-            )  # fmt: skip
-        run(
-            finish, (batch,), target, chains, width, tiles, found.tile_mass, draft.laws, mixtures,
-            shared.uniform_samples, walked, out, num_draft, TILES=row_tiles,
-            registers=128 if shared.processors is None else 240,
-        )  # fmt: skip
+        _by_ratio(args, chains, width, found, draft, out)
     else:
-        best = NO_NOISE
-        if shared.noise_keys is not None:
-            best = best_scores(found, shared.noise_keys, spans=target_spans, ragged=ragged_numbers)
-        run(match, (batch,), target.laws, rows.vocab, chains, width, best, tiles, out, num_draft, TILES=row_tiles)
+        _by_match(args, chains, width, found, wanted, out)
     return tokens, out.num_accepted, out.num_tokens, out.status, acceptances
+
+
+def _draft_of(data: Tensor, args: VerifyChainArguments, layout: Layout, spans: Tensor) -> Draft:
+    """The laws of the draft's rows, of logits or probabilities `data`."""
+    law, bonus = args.shared.law, int(args.shared.law.cascade_bonus)
+    if not layout.width + bonus:
+        return Draft(NO_DRAFT)
+    if args.draft_index is None:
+        rows = layout.rows(data, bonus)
+    else:
+        rows = indexed_rows(data, args.draft_index, layout)
+    wanted = Wanted(spans, tl.constexpr(not bonus))
+    return draft_laws(rows, wanted, layout.batch, layout.width, args.shared, bonus=bonus, raw=law.is_cascade)
+
+
+def _by_ratio(args: VerifyChainArguments, chains: Chains, width: int, found: Found, draft: Draft, out: Output) -> None:
+    """The walk over the coins or weights, what is left where it may stop, and the token drawn from that."""
+    shared, law, rows = args.shared, args.shared.law, found.target.rows
+    batch, tiles, bonus = chains.spans.shape[0], tiles_of(rows.vocab), int(law.cascade_bonus)
+    empty = empties(chains.spans.device, torch.float32)
+    has_draft = draft.laws.rows is not None
+    by_block = args.acceptance == BLOCK.value and has_draft
+    rule = args.acceptance if has_draft or args.acceptance != BLOCK.value else TOKEN.value
+    masses = empty(batch, width + bonus if by_block else 1, tiles) if has_draft else None
+    walked = Walked(empty(batch, width + 1), masses, tl.constexpr(rule))
+    mixtures = NO_MIXTURE
+    if law.number and width + bonus:
+        mixtures = find_mixtures(law, found, draft, width + bonus, chains.spans)
+    temperature = make_temperature(shared.draft_params)
+    if shared.draft_probs is not None:
+        temperature = Temperature(1.0, None, tl.constexpr(False))
+    run(
+        walk, (batch,), found.target, chains, width, draft.laws, mixtures, shared.uniform_samples, temperature, walked,
+        SLOTS=out.slots.value, warps=1,
+    )  # fmt: skip
+    if masses is not None:
+        a_program = tiles_of_rows(rows, 2)
+        run(
+            remainder_masses, (masses.shape[0] * masses.shape[1] * triton.cdiv(tiles, a_program),), found.target,
+            chains, width, tiles, draft.laws, mixtures, walked, TILES=a_program,
+        )  # fmt: skip
+    run(
+        finish, (batch,), found.target, chains, width, tiles, found.tile_mass, draft.laws, mixtures,
+        shared.uniform_samples, walked, out, args.num_draft, TILES=tiles_at_once(rows.vocab),
+        registers=128 if shared.processors is None else 240,
+    )  # fmt: skip
+
+
+def _by_match(
+    args: VerifyChainArguments, chains: Chains, width: int, found: Found, wanted: Wanted, out: Output
+) -> None:
+    """The tokens that the target itself draws, as far as the draft has them, and the one after."""
+    best, (rows, laws) = NO_NOISE, found.target
+    if args.shared.noise_keys is not None:
+        best = best_scores(found, args.shared.noise_keys, spans=wanted.spans, ragged=chains.ragged_numbers.value)
+    run(
+        match, (chains.spans.shape[0],), laws, rows.vocab, chains, width, best, tiles_of(rows.vocab), out,
+        args.num_draft, TILES=tiles_at_once(rows.vocab),
+    )  # fmt: skip

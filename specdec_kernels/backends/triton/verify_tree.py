@@ -22,7 +22,7 @@ from ..reference.verify_tree import make_tree
 from .bundles import LOGITS, NO_DRAFT, NO_NOISE, PROBS, Layout, Output, Siblings, Trees, Typical, Wanted
 from .coins import with_numbers
 from .draft import Draft, draft_laws
-from .launch import power_of_2, run, tiles_at_once, tiles_of_rows
+from .launch import empties, power_of_2, run, tiles_at_once, tiles_of_rows
 from .law import Found, find_laws
 from .mixture import NO_MIXTURE, find_mixtures
 from .noise import best_scores
@@ -42,15 +42,10 @@ def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     args = args._replace(shared=with_numbers(in_order(args.shared), args.node_tokens.shape[1]))
     shared, node_tokens, max_depth = args.shared, args.node_tokens, args.max_depth
     target_logits, cascade_bonus = shared.target_logits, shared.law.cascade_bonus
-    kept = (shared.draft_values, shared.draft_argmax, shared.draft_status)
     batch, num_nodes, vocab = target_logits.shape
     if not (1 <= num_nodes <= MAX_NODES and 0 <= max_depth <= MAX_DEPTH):  # what a program holds in registers
         raise RuntimeError(f"specdec: a tree has 1 to {MAX_NODES} nodes and is at most {MAX_DEPTH} deep")
-    device = target_logits.device
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
+    empty = empties(target_logits.device)
     # a sequence's nodes lie as the rows of num_nodes - 1 draft tokens and the bonus do
     layout = Layout(batch, num_nodes - 1, None, node_tokens.numel())
     trees = make_trees(
@@ -69,13 +64,10 @@ def verify_tree(args: VerifyTreeArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     )  # fmt: skip
     draft = Draft(NO_DRAFT)
     if has_law or sampled:
-        probs = shared.draft_logits is None
-        draft_data = shared.draft_probs if probs else shared.draft_logits
+        draft_data = shared.draft_probs if shared.draft_logits is None else shared.draft_logits
         assert draft_data is not None
-        draft = draft_laws(
-            layout.rows(draft_data, 1), Wanted(trees.draft_spans, tl.constexpr(False)), batch, layout.width, kept,
-            shared.target_to_draft, shared.draft_params, probs=probs, bonus=1, raw=has_law,
-        )  # fmt: skip
+        wanted = Wanted(trees.draft_spans, tl.constexpr(False))
+        draft = draft_laws(layout.rows(draft_data, 1), wanted, batch, layout.width, shared, bonus=1, raw=has_law)
     tokens, nodes = empty(batch, max_depth + 1, dtype=torch.int64), empty(batch, max_depth, dtype=torch.int64)
     slots = tl.constexpr(power_of_2(max_depth + 1))
     out = Output(tokens, empty(batch), empty(batch), empty(batch), nodes, slots)

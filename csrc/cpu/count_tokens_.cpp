@@ -2,7 +2,7 @@
 #include <cstring>
 #include <vector>
 
-#include "common/count_tokens.h"
+#include "common/count_tokens_.h"
 #include "cpu/ops.h"
 #include "cpu/row.h"
 

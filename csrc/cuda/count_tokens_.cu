@@ -1,5 +1,5 @@
 // A block a sequence, which takes its tokens 32 at a time: what stands in the list moves up by as many places as lower ids come.
-#include "common/count_tokens.h"
+#include "common/count_tokens_.h"
 #include "cuda/lists.cuh"
 #include "cuda/ops.h"
 
