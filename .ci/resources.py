@@ -13,6 +13,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.gpu.names import shortened
+
 STACK: dict[str, int] = {}  # kernel: bytes of local memory that are meant to be there
 MOST_SHARED = 99 << 10  # bytes that most GPUs give a block
 DYNAMIC = dict.fromkeys(("verify_walk_kernel", "verify_tree_kernel"), 4 * (4096 + (13 << 10)))
@@ -49,22 +52,12 @@ def parse(text: str) -> dict[tuple[str, str], Usage]:
 
 
 def plain(names: list[str]) -> dict[str, str]:
-    """Readable names: template arguments stay, namespaces and parameters go."""
+    """Readable names."""
     filt = shutil.which("c++filt")
     out = (
         subprocess.run([filt, *names], capture_output=True, text=True).stdout.splitlines() if filt and names else names
     )
-    return {name: shorten(text) for name, text in zip(names, out, strict=True)}
-
-
-def shorten(name: str) -> str:
-    name = re.sub(r"\(anonymous namespace\)::|\bspecdec::(?:cuda::)?|^void ", "", name)
-    depth = 0
-    for i, c in enumerate(name):  # up to the parameters: the first parenthesis outside template arguments
-        depth += (c == "<") - (c == ">")
-        if c == "(" and depth == 0:
-            return name[:i]
-    return name
+    return {name: shortened(text) for name, text in zip(names, out, strict=True)}
 
 
 def faults(name: str, arch: str, usage: Usage) -> list[str]:

@@ -10,10 +10,7 @@ Writes ``answers.npz`` into the machine's results folder, and ``answers.json``, 
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+import bench.waiting  # noqa: F401  # isort: skip
 
 import argparse
 import sys

@@ -11,10 +11,7 @@ acceptance, not exactness; ``--trees`` has the same draft guess trees of so many
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+import bench.waiting  # noqa: F401  # isort: skip
 
 import argparse
 import subprocess

@@ -9,10 +9,7 @@ torch.profiler says of the main thread: matrix products, attention, all other op
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+import bench.waiting  # noqa: F401  # isort: skip
 
 import argparse
 import random

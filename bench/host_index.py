@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ import psutil
 from numpy.typing import NDArray
 
 from specdec_kernels import _host_py, host
+from specdec_kernels.commands import ended
 from specdec_kernels.options import POSITIVE
 
 from . import machine
@@ -92,14 +95,16 @@ def compiled_bytes(context: int, sequences: int = 64) -> float:
     return float(process.memory_info().rss - before) / sequences
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print a table and, if asked, save the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.host_index", description=__doc__)
     parser.add_argument("--contexts", type=POSITIVE, nargs="+", default=[2048, 8192])
     parser.add_argument("--repeats", type=POSITIVE, default=9)
     parser.add_argument("--save", action="store_true", help="write the result file of this machine")
-    arguments = parser.parse_args()
+    return ended("host_index", partial(_measured, parser.parse_args(argv)))
 
+
+def _measured(arguments: argparse.Namespace) -> None:
     implementations: dict[str, tuple[Any, Callable[[int], float]]] = {"python": (_host_py.NgramIndex, python_bytes)}
     if host.COMPILED:
         implementations["compiled"] = (host.NgramIndex, compiled_bytes)
@@ -123,4 +128,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

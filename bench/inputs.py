@@ -96,6 +96,12 @@ class ChainInputs:
     def __post_init__(self) -> None:
         self.draft_scores = None if self.draft_probs is None else self.draft_probs.log()
 
+    def dense_draft_probs(self, target: Tensor) -> Tensor:
+        """`draft_probs`; of a one-hot draft rows of zeros and a one, made as the rows of the `target` are."""
+        if self.draft_probs is not None:
+            return self.draft_probs
+        return torch.zeros_like(target[:, :-1]).scatter_(-1, self.draft_tokens[..., None], 1.0)
+
 
 class Request(NamedTuple):
     """What the processors of a step are made of."""

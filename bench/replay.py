@@ -15,10 +15,7 @@ first assumes lies below what ``--drafter lookup-16`` gives and, where nothing w
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+import bench.waiting  # noqa: F401  # isort: skip
 
 import argparse
 import json
@@ -188,8 +185,8 @@ def costs_of(arguments: argparse.Namespace) -> Costs:
     measured_costs: Costs = {}
     for batch in arguments.batch:
         costs = measured.measure_costs(
-            LeanLlama(model), ids, mask, {"it": drafter}, lengths=AUTO_DRAFT_LENGTHS[1:], batch_size=batch,
-            rounds=arguments.rounds,
+            LeanLlama(model), ids, {"it": drafter}, attention_mask=mask, lengths=AUTO_DRAFT_LENGTHS[1:],
+            batch_size=batch, rounds=arguments.rounds,
         )  # fmt: skip
         seconds = np.array(
             [costs.steps[length + 1] + costs.drafting.get(("it", length), 0.0) for length in AUTO_DRAFT_LENGTHS]

@@ -16,7 +16,10 @@ from .integrations.transformers.models import same_vocabulary
 from .integrations.transformers.packing import pack_linear_weights
 from .options import FAILED, THREADS, device, existing
 
-__all__ = ["add_model_options", "ended", "load", "load_draft", "model_name", "reach", "read_text"]
+__all__ = [
+    "add_model_options", "add_target", "add_threads", "ended", "load", "load_draft", "load_target", "model_name",
+    "reach", "read_text",
+]  # fmt: skip
 
 _NO_MEMORY = ("can't allocate memory", "Storage size calculation overflowed")
 """What torch says on a CPU, in an error of no kind of its own."""
@@ -76,21 +79,38 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{path} must be UTF-8: {error}") from error
 
 
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """``--model``, which `load_target` and `model_name` read."""
+    parser.add_argument("--model", type=existing, help="a transformers folder (default: the demo's SmolLM2-135M)")
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """``--threads``, which `load_target` reads."""
+    parser.add_argument("--threads", type=THREADS, help="threads for torch (default: its own choice)")
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """The options that `load` and `load_draft` read, and those of drafters."""
-    parser.add_argument("--model", type=existing, help="a transformers folder (default: the demo's SmolLM2-135M)")
+    add_target(parser)
     parser.add_argument("--draft-model", type=existing, help="a transformers folder: a smaller model that drafts")
     parser.add_argument("--heads", type=existing, help="Medusa heads, a file (for the demo's model: those shipped)")
     parser.add_argument("--device", type=device, default="cpu", help="where the model runs, as cpu or cuda:0")
     parser.add_argument(
         "--unpacked", action="store_true", help="leave the weights as they are (see pack_linear_weights)"
     )
-    parser.add_argument("--threads", type=THREADS, help="threads for torch (default: its own choice)")
+    add_threads(parser)
 
 
 def model_name(arguments: argparse.Namespace) -> str:
     """What reports and files call the model of ``--model``."""
     return assets.MODEL_NAME if arguments.model is None else arguments.model.resolve().name
+
+
+def load_target(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """The model and its tokenizer as they are; from here on torch has the threads that were asked for."""
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    return assets.load_model() if arguments.model is None else assets.load_folder(arguments.model)
 
 
 def load(arguments: argparse.Namespace) -> tuple[Any, Any, bool]:
@@ -102,10 +122,7 @@ def load(arguments: argparse.Namespace) -> tuple[Any, Any, bool]:
         A model that is not there or cannot be read; a device that is not there.
     """
     reach(arguments.device)
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    own = arguments.model is None
-    model, tokenizer = assets.load_model() if own else assets.load_folder(arguments.model)
+    model, tokenizer = load_target(arguments)
     model.to(arguments.device)
     packs = not arguments.unpacked and model.device.type == "cpu" and model.dtype == torch.float32
     if packs:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -25,6 +24,7 @@ from ..providers import PROVIDERS
 from ..registry import REGISTRY, VERIFY_CASES
 from ..timing import quiet
 from . import grid, hardware, measure, rehearsal, strategy
+from .names import shortened
 
 BATCHES = (1, 64)
 ARGS = {
@@ -68,14 +68,8 @@ def kernels(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     for event in sorted((e for e in events if e.get("cat") == "kernel"), key=lambda e: e["ts"]):
         args = event.get("args", {})
         facts = {short: args[name] for name, short in ARGS.items() if name in args}
-        found.append({"kernel": short_name(event["name"]), "us": event["dur"], **facts})
+        found.append({"kernel": shortened(event["name"])[:60], "us": event["dur"], **facts})
     return found
-
-
-def short_name(name: str) -> str:
-    """Without namespaces, return type and parameters."""
-    name = re.sub(r"\(anonymous namespace\)::|\bspecdec::(?:cuda::)?|^void ", "", name)
-    return name.partition("(")[0][:60]
 
 
 def under_load(device: str, cache_bytes: int) -> dict[str, str] | None:

@@ -76,6 +76,11 @@ def pick(rows: Tensor, index: Tensor) -> Tensor:
     return rows[torch.arange(rows.shape[0], device=rows.device), index]
 
 
+def values_at(rows: Tensor, ids: Tensor) -> Tensor:
+    """``rows[b, i, ids[b, i]]``."""
+    return rows.gather(-1, ids[..., None])[..., 0]
+
+
 def prefix(accept: Tensor) -> Tensor:
     """How many leading positions are accepted, ``[batch]``."""
     return accept.int().cumprod(-1).sum(-1)
@@ -110,8 +115,7 @@ def recover(p: Tensor, q: Tensor, all_accepted: Tensor) -> Tensor:
 def token_rule(target: Tensor, draft: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
     """The token rule on materialised laws."""
     num_draft = draft_tokens.shape[1]
-    at = draft_tokens[..., None]
-    p, q = target[:, :-1].gather(-1, at)[..., 0], draft.gather(-1, at)[..., 0]
+    p, q = values_at(target[:, :-1], draft_tokens), values_at(draft, draft_tokens)
     accepted = prefix(torch.rand_like(p) * q < p)
     final = recover(pick(target, accepted), pick(draft, accepted.clamp_max(num_draft - 1)), accepted == num_draft)
     return assemble(draft_tokens, accepted, final)
@@ -120,7 +124,7 @@ def token_rule(target: Tensor, draft: Tensor, draft_tokens: Tensor) -> tuple[Ten
 def one_hot_rule(target: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
     """The token rule where the draft's law is all mass on its token."""
     num_draft = draft_tokens.shape[1]
-    p = target[:, :-1].gather(-1, draft_tokens[..., None])[..., 0]
+    p = values_at(target[:, :-1], draft_tokens)
     accepted = prefix(torch.rand_like(p) < p)
     q = torch.nn.functional.one_hot(pick(draft_tokens, accepted.clamp_max(num_draft - 1)), target.shape[-1])
     return assemble(draft_tokens, accepted, recover(pick(target, accepted), q, accepted == num_draft))
@@ -129,8 +133,7 @@ def one_hot_rule(target: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
 def block_rule(target: Tensor, draft: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Block verification (arXiv 2403.10444) on materialised laws."""
     num_draft = draft_tokens.shape[1]
-    at = draft_tokens[..., None]
-    p, q = target[:, :-1].gather(-1, at)[..., 0], draft.gather(-1, at)[..., 0]
+    p, q = values_at(target[:, :-1], draft_tokens), values_at(draft, draft_tokens)
     ratio, weight, weights = p / q, torch.ones_like(p[:, 0]), []
     for i in range(num_draft):
         weight = (weight * ratio[:, i]).clamp_max(1)
@@ -221,7 +224,7 @@ def statistics(logits: Tensor, params: sk.SamplingParams) -> tuple[Tensor, ...]:
 
 
 def in_tiles(rows: Tensor, beyond: float) -> Tensor:
-    """``[..., tiles, TILE]``."""
+    """``[..., tiles, TILE]``; not the reference's function, with which this one's answers are compared."""
     return torch.nn.functional.pad(rows, (0, -rows.shape[-1] % TILE), value=beyond).unflatten(-1, (-1, TILE))
 
 
@@ -292,8 +295,7 @@ def likelihoods(step: TokenInputs, params: sk.SamplingParams) -> tuple[Tensor, .
     own = raw.gather(-1, tokens[..., None])
     top = raw.topk(NUM_TOP)
     rank = (raw > own).sum(-1) + 1
-    processed = law.gather(-1, tokens[..., None])[..., 0]
-    return own[..., 0], processed, rank, top.indices, top.values, law.gather(-1, top.indices)
+    return own[..., 0], values_at(law, tokens), rank, top.indices, top.values, law.gather(-1, top.indices)
 
 
 def usable(case: Case, warp_function: Warp, kept: bool) -> bool:

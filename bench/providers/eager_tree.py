@@ -12,7 +12,7 @@ from specdec_kernels.ops.verify_tree import DELTA, EPSILON
 
 from ..inputs import TREE_WIDTHS, Case, TreeInputs
 from ..timing import Call
-from .eager import law, one_of, pick
+from .eager import assemble, law, one_of, pick
 
 
 def path_to(tree: sk.DraftTree, node: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,10 +24,7 @@ def path_to(tree: sk.DraftTree, node: Tensor) -> tuple[Tensor, Tensor]:
 def assembled(step: TreeInputs, node: Tensor, final: Tensor) -> tuple[Tensor, Tensor]:
     """The tokens on the path to `node`, the final one, then −1; and how many were accepted."""
     nodes, accepted = path_to(step.tree, node)
-    tokens = torch.nn.functional.pad(step.node_tokens.gather(1, nodes.clamp_min(0)), (0, 1))
-    slots = torch.arange(tokens.shape[1], device=tokens.device)
-    tokens = torch.where(slots == accepted[:, None], final[:, None], tokens)
-    return tokens.masked_fill(slots > accepted[:, None], -1), accepted
+    return assemble(step.node_tokens.gather(1, nodes.clamp_min(0)), accepted, final)
 
 
 def walk_to(step: TreeInputs, wanted: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:

@@ -39,9 +39,7 @@ def verify_chain(case: Case) -> Call | None:
 
     def call(step: ChainInputs) -> object:
         target = probabilities(sampling, step.target_logits, case)
-        draft = step.draft_probs
-        if draft is None:
-            draft = torch.zeros_like(target[:, :-1]).scatter_(-1, step.draft_tokens[..., None], 1.0)
+        draft = step.dense_draft_probs(target)
         tokens, _, emitted = sampling.chain_speculative_sampling(
             draft, step.draft_tokens.int(), target, seed=step.seeds[:1], offset=offset
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Mapping
@@ -17,9 +18,6 @@ from ..gpu import strategy
 from ..inputs import NUM_TOP, Case, ChainInputs, PackedInputs, RowInputs, ShardInputs, TreeInputs
 from ..registry import REGISTRY
 from ..timing import Call
-
-Coins = dict[str, Any]
-"""What a verify step's random numbers are named, and where they come from."""
 
 
 def asked_for(case: Case, backend: str) -> str | None:
@@ -62,133 +60,169 @@ def direct(op: str, name: str) -> Callable[[Case], Call | None]:
     return builder
 
 
+def coins_of(case: Case, uniforms: bool) -> Callable[[Any], dict[str, Any]]:
+    """A verify step to its random numbers, as the op takes them."""
+    if not uniforms or case.drawn_before:
+        return lambda step: {"uniform_samples": step.uniform_samples}
+    steps = itertools.count()
+
+    def coins(step: ChainInputs | PackedInputs | TreeInputs) -> dict[str, Any]:
+        on_device = getattr(step, "steps", None)  # of a captured chain
+        return {"seeds": step.seeds, "step": next(steps) if on_device is None else on_device}
+
+    return coins
+
+
+def verify_chain(case: Case, name: str, draft_stats: bool, uniforms: bool) -> Call | None:
+    if (not draft_stats and case.one_hot) or (case.greedy and not (draft_stats and uniforms)):
+        return None
+    backend = asked_for(case, name)
+    if case.acceptance == "match":
+        return matched_chain(case, backend)
+    if case.greedy:
+        return greedy_chain(backend)
+    coins = coins_of(case, uniforms)
+    draft_params = None if case.one_hot else case.params
+
+    def call(step: ChainInputs) -> tuple[object, ...]:
+        out = sk.verify_chain(
+            None if case.of_probs else step.target_logits, step.draft_tokens, step.draft_logits,
+            target_probs=step.target_probs, params=None if case.of_probs else case.params,
+            draft_params=draft_params, acceptance=case.acceptance, target_law=case.target_law, backend=backend,
+            draft_stats=step.draft_stats if draft_stats else None, processors=step.processors, **coins(step),
+        )  # fmt: skip
+        return out.tokens, out.num_accepted
+
+    return call
+
+
+def matched_chain(case: Case, backend: str | None) -> Call:
+    positions = torch.arange(case.num_draft + 1, device=case.device).expand(case.batch, -1)
+
+    def call(step: ChainInputs) -> tuple[object, ...]:
+        keys = sk.noise_keys(step.seeds, positions, backend=backend)
+        out = sk.verify_chain(
+            step.target_logits, step.draft_tokens, params=case.params, acceptance="match", noise_keys=keys,
+            backend=backend,
+        )  # fmt: skip
+        return out.tokens, out.num_accepted
+
+    return call
+
+
+def greedy_chain(backend: str | None) -> Call:
+    def call(step: ChainInputs) -> tuple[object, ...]:
+        out = sk.verify_chain(step.target_logits, step.draft_tokens, acceptance="greedy", backend=backend)
+        return out.tokens, out.num_accepted
+
+    return call
+
+
+def verify_packed(case: Case, name: str, draft_stats: bool, uniforms: bool) -> Call | None:
+    backend, coins = asked_for(case, name), coins_of(case, uniforms)
+
+    def call(step: PackedInputs) -> tuple[object, ...]:
+        out = sk.verify_packed(
+            step.target_logits, step.draft_tokens, step.draft_logits, cu_num_draft_tokens=step.cu_num_draft_tokens,
+            max_num_draft_tokens=case.num_draft, params=case.params, draft_params=case.params,
+            draft_stats=step.draft_stats if draft_stats else None, backend=backend, **coins(step),
+        )  # fmt: skip
+        return out.tokens, out.num_accepted
+
+    return call
+
+
+def verify_tree(case: Case, name: str, draft_stats: bool, uniforms: bool) -> Call | None:
+    drafted = case.acceptance in ("recursive", "traversal")
+    if (not draft_stats and not drafted) or (not uniforms and case.greedy):
+        return None
+    backend = asked_for(case, name)
+    coins = (lambda step: {}) if case.greedy else coins_of(case, uniforms)
+
+    def call(step: TreeInputs) -> tuple[object, ...]:
+        out = sk.verify_tree(
+            step.target_logits, step.tree, step.node_tokens, step.draft_logits if drafted else None,
+            acceptance=case.acceptance, params=case.params, draft_params=case.params if drafted else None,
+            draft_stats=step.draft_stats if drafted and draft_stats else None, backend=backend, **coins(step),
+        )  # fmt: skip
+        return out.tokens, out.num_accepted
+
+    return call
+
+
+def mask_logits_(case: Case, name: str) -> Call:
+    backend = asked_for(case, name)
+
+    def call(rows: RowInputs) -> tuple[object, ...]:
+        masked = rows.logits.clone()  # what is masked already would be masked faster
+        return sk.mask_logits_(masked, case.params, backend=backend), masked
+
+    return call
+
+
+def sample(case: Case, name: str) -> Call:
+    backend = asked_for(case, name)
+    steps = itertools.count()
+
+    def call(rows: RowInputs) -> object:
+        coins = rows.uniform_samples
+        if not case.drawn_before:
+            coins = sk.uniform_samples(rows.seeds, next(steps), 1, purpose="draft", backend=backend)
+        index = rows.row_index
+        return sk.sample(rows.logits, case.params, row_index=index, uniform_samples=coins, backend=backend)
+
+    return call
+
+
+def shard_draw(case: Case, name: str) -> Call:
+    backend = asked_for(case, name)
+
+    def call(shard: ShardInputs) -> tuple[object, ...]:
+        given: dict[str, Any] = {
+            "draft_logits": shard.draft_logits, "draft_stats": shard.draft_stats, "backend": backend,
+        }  # fmt: skip
+        rows = (shard.logits, shard.stats, shard.weights, case.params)
+        masses = sk.shard_draw(*rows, **given).masses
+        drawn = sk.shard_draw(*rows, masses=masses, uniform_samples=shard.uniform_samples, **given)
+        return masses, drawn.token
+
+    return call
+
+
+def token_logprobs(case: Case, name: str) -> Call:
+    backend = asked_for(case, name)
+    return lambda step: sk.token_logprobs(
+        step.logits, step.tokens, case.params, processors=step.processors, num_top=NUM_TOP, backend=backend
+    )
+
+
+def uniform_samples(case: Case, name: str) -> Call:
+    backend = asked_for(case, name)
+    steps, num = itertools.count(), case.num_draft + 1
+    return lambda step: sk.uniform_samples(step.seeds, next(steps), num, backend=backend)
+
+
+VERIFY: Mapping[str, Callable[..., Call | None]] = {
+    "verify_chain": verify_chain,
+    "verify_packed": verify_packed,
+    "verify_tree": verify_tree,
+}
+REST: Mapping[str, Callable[..., Call]] = {
+    "mask_logits_": mask_logits_,
+    "sample": sample,
+    "shard_draw": shard_draw,
+    "token_logprobs": token_logprobs,
+    "uniform_samples": uniform_samples,
+}
+"""Of ops that `direct` does not know how to call."""
+
+
 def builders(name: str, draft_stats: bool = True, uniforms: bool = True) -> Mapping[str, Callable[[Case], Call | None]]:
     """A builder per op for backend `name`. Without `draft_stats` or without drawing `uniforms`: the verify ops alone,
     in the cases where they would have been used."""
-
-    def verify_chain(case: Case) -> Call | None:
-        backend = asked_for(case, name)
-        draft_params = None if case.one_hot else case.params
-        steps = itertools.count()
-
-        def call(step: ChainInputs) -> tuple[object, ...]:
-            coins: Coins = {"uniform_samples": step.uniform_samples}
-            if uniforms and not case.drawn_before:
-                coins = {"seeds": step.seeds, "step": next(steps) if step.steps is None else step.steps}
-            out = sk.verify_chain(
-                None if case.of_probs else step.target_logits, step.draft_tokens, step.draft_logits,
-                target_probs=step.target_probs, params=None if case.of_probs else case.params,
-                draft_params=draft_params, acceptance=case.acceptance, target_law=case.target_law, backend=backend,
-                draft_stats=step.draft_stats if draft_stats else None, processors=step.processors, **coins,
-            )  # fmt: skip
-            return out.tokens, out.num_accepted
-
-        def match(step: ChainInputs) -> tuple[object, ...]:
-            keys = sk.noise_keys(step.seeds, positions, backend=backend)
-            out = sk.verify_chain(
-                step.target_logits, step.draft_tokens, params=case.params, acceptance="match", noise_keys=keys,
-                backend=backend,
-            )  # fmt: skip
-            return out.tokens, out.num_accepted
-
-        def greedy(step: ChainInputs) -> tuple[object, ...]:
-            out = sk.verify_chain(step.target_logits, step.draft_tokens, acceptance="greedy", backend=backend)
-            return out.tokens, out.num_accepted
-
-        if (not draft_stats and case.one_hot) or (case.greedy and not (draft_stats and uniforms)):
-            return None
-        if case.acceptance == "match":
-            positions = torch.arange(case.num_draft + 1, device=case.device).expand(case.batch, -1)
-            return match
-        return greedy if case.greedy else call
-
-    def verify_packed(case: Case) -> Call | None:
-        backend = asked_for(case, name)
-        steps = itertools.count()
-
-        def call(step: PackedInputs) -> tuple[object, ...]:
-            coins: Coins = {"uniform_samples": step.uniform_samples}
-            if uniforms and not case.drawn_before:
-                coins = {"seeds": step.seeds, "step": next(steps)}
-            out = sk.verify_packed(
-                step.target_logits, step.draft_tokens, step.draft_logits, cu_num_draft_tokens=step.cu_num_draft_tokens,
-                max_num_draft_tokens=case.num_draft, params=case.params, draft_params=case.params,
-                draft_stats=step.draft_stats if draft_stats else None, backend=backend, **coins,
-            )  # fmt: skip
-            return out.tokens, out.num_accepted
-
-        return call
-
-    def verify_tree(case: Case) -> Call | None:
-        backend = asked_for(case, name)
-        drafted, drawn = case.acceptance in ("recursive", "traversal"), not case.greedy
-        steps = itertools.count()
-
-        def call(step: TreeInputs) -> tuple[object, ...]:
-            coins: Coins = {"uniform_samples": step.uniform_samples} if drawn else {}
-            if uniforms and drawn and not case.drawn_before:
-                coins = {"seeds": step.seeds, "step": next(steps)}
-            out = sk.verify_tree(
-                step.target_logits, step.tree, step.node_tokens, step.draft_logits if drafted else None,
-                acceptance=case.acceptance, params=case.params, draft_params=case.params if drafted else None,
-                draft_stats=step.draft_stats if drafted and draft_stats else None, backend=backend, **coins,
-            )  # fmt: skip
-            return out.tokens, out.num_accepted
-
-        return None if (not draft_stats and not drafted) or (not uniforms and not drawn) else call
-
-    def mask_logits_(case: Case) -> Call | None:
-        backend = asked_for(case, name)
-
-        def call(rows: RowInputs) -> tuple[object, ...]:
-            masked = rows.logits.clone()  # what is masked already would be masked faster
-            return sk.mask_logits_(masked, case.params, backend=backend), masked
-
-        return call
-
-    def sample(case: Case) -> Call | None:
-        backend = asked_for(case, name)
-        steps = itertools.count()
-
-        def call(rows: RowInputs) -> object:
-            coins = rows.uniform_samples
-            if not case.drawn_before:
-                coins = sk.uniform_samples(rows.seeds, next(steps), 1, purpose="draft", backend=backend)
-            index = rows.row_index
-            return sk.sample(rows.logits, case.params, row_index=index, uniform_samples=coins, backend=backend)
-
-        return call
-
-    def shard_draw(case: Case) -> Call | None:
-        backend = asked_for(case, name)
-
-        def call(shard: ShardInputs) -> tuple[object, ...]:
-            given: Coins = {"draft_logits": shard.draft_logits, "draft_stats": shard.draft_stats, "backend": backend}
-            rows = (shard.logits, shard.stats, shard.weights, case.params)
-            masses = sk.shard_draw(*rows, **given).masses
-            drawn = sk.shard_draw(*rows, masses=masses, uniform_samples=shard.uniform_samples, **given)
-            return masses, drawn.token
-
-        return call
-
-    def token_logprobs(case: Case) -> Call | None:
-        backend = asked_for(case, name)
-        return lambda step: sk.token_logprobs(
-            step.logits, step.tokens, case.params, processors=step.processors, num_top=NUM_TOP, backend=backend
-        )
-
-    def uniform_samples(case: Case) -> Call | None:
-        backend = asked_for(case, name)
-        steps = itertools.count()
-        num = case.num_draft + 1
-        return lambda step: sk.uniform_samples(step.seeds, next(steps), num, backend=backend)
-
-    verify = {"verify_chain": verify_chain, "verify_packed": verify_packed, "verify_tree": verify_tree}
-    rest = {
-        "mask_logits_": mask_logits_,
-        "sample": sample,
-        "shard_draw": shard_draw,
-        "token_logprobs": token_logprobs,
-        "uniform_samples": uniform_samples,
-    }
-    return {**{op: direct(op, name) for op in REGISTRY}, **verify, **rest} if draft_stats and uniforms else verify
+    how = {"name": name, "draft_stats": draft_stats, "uniforms": uniforms}
+    verify = {op: functools.partial(builder, **how) for op, builder in VERIFY.items()}
+    if not (draft_stats and uniforms):
+        return verify
+    rest = {op: functools.partial(builder, name=name) for op, builder in REST.items()}
+    return {**{op: direct(op, name) for op in REGISTRY}, **verify, **rest}

@@ -69,9 +69,7 @@ def verify_chain(case: Case) -> Call | None:
             kernels.verify_tree_greedy(**tree, target_predict=step.target_logits.argmax(-1))
             return predicted.view(batch, slots), accepted
         target = probabilities(step.target_logits, case, kernels)
-        draft = step.draft_probs
-        if draft is None:
-            draft = torch.zeros_like(target[:, :-1]).scatter_(-1, step.draft_tokens[..., None], 1.0)
+        draft = step.dense_draft_probs(target)
         chain(
             **tree, uniform_samples=torch.rand(batch, slots, device=device),
             uniform_samples_for_final_sampling=torch.rand(batch, device=device), target_probs=target,

@@ -86,8 +86,7 @@ def _plan(arguments: argparse.Namespace, line: str) -> None:
         raise ValueError("prompts must be given once, got --sets and --prompt-file")
     if arguments.heads is not None and names is not None and "medusa" not in names:
         raise ValueError("--heads must be given with --drafter medusa, got it without")
-    if names is not None and "medusa" in names and not own and arguments.heads is None:
-        raise ValueError("--drafter medusa needs --heads, the Medusa heads of --model")
+    choices.check_heads(names or (), arguments.model, arguments.heads)
     given = arguments.sets or "humaneval"
     model, tokenizer, packs = load(arguments)
     if arguments.prompt_file is not None:

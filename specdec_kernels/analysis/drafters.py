@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..assets import corpus as stdlib
 from ..drafters import (
@@ -23,7 +24,7 @@ from ..drafters.medusa_heads import MedusaHeads
 from ..integrations.runners import as_runner
 from ..integrations.transformers.packing import is_packed, pack_linear_weights
 
-__all__ = ["COMPARED", "NAMES", "OF_DRAFT_MODEL", "OF_TREES", "PLANNED", "make", "of_draft_model"]
+__all__ = ["COMPARED", "NAMES", "OF_DRAFT_MODEL", "OF_TREES", "PLANNED", "check_heads", "make", "of_draft_model"]
 
 COMPARED = ("lookup", "ngram-lm", "medusa")
 """What a plan compares unless it is told."""
@@ -41,6 +42,12 @@ def of_draft_model(model: Any, draft_model: Any) -> tuple[str, ...]:
     """Those of `OF_DRAFT_MODEL` that serve: trees where both models take them."""
     takes_trees = all(as_runner(each, "plan").takes_trees for each in (model, draft_model))
     return OF_DRAFT_MODEL if takes_trees else OF_DRAFT_MODEL[:1]
+
+
+def check_heads(names: Sequence[str], model: Path | None, heads: Path | None) -> None:
+    """ValueError where Medusa is to draft for a `model` that is not the demo's, whose heads are not given."""
+    if "medusa" in names and model is not None and heads is None:
+        raise ValueError("--drafter medusa needs --heads, the Medusa heads of --model")
 
 
 def make(
@@ -67,8 +74,9 @@ def make(
     heads : Path, optional
         Medusa's; None: those shipped for the demo's model.
     draft_model : optional
-        Of "model", a `ModelDrafter`, and "model-tree", a `ModelTreeDrafter`. Where the target's weights are packed, its
-        float32 weights and those of heads are packed too.
+        Of "model", a `ModelDrafter`, and "model-tree", a `ModelTreeDrafter`; not touched where `names` have neither.
+        Where the target's weights are packed, those of heads are packed too, and its own if it is a transformers model
+        in float32 that is not yet.
     min_confidence : float
         Of "model": see `ModelDrafter`.
 
@@ -80,8 +88,10 @@ def make(
     """
     from ..medusa import SHIPPED_HEADS
 
-    if draft_model is not None and is_packed(model) and draft_model.dtype == torch.float32:
-        pack_linear_weights(draft_model)
+    asked = any(name in OF_DRAFT_MODEL for name in names)
+    if asked and is_packed(model) and isinstance(draft_model, nn.Module) and not is_packed(draft_model):
+        if getattr(draft_model, "dtype", None) == torch.float32:
+            pack_linear_weights(draft_model)
     made: dict[str, Drafter] = {}
     for name in names:
         if name in OF_DRAFT_MODEL and draft_model is None:

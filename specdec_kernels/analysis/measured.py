@@ -20,12 +20,13 @@ from torch import Tensor
 from ..checks import (
     ID_DTYPES,
     check_callable,
+    check_given,
     check_id_tensor,
     check_instance,
     check_int,
     check_mapping,
     check_sequence,
-    check_tensor,
+    shape_error,
 )
 from ..decoding.request import MAX_SPECULATIVE_TOKENS
 from ..drafters.base import Drafter, TreeDrafter
@@ -64,7 +65,7 @@ class Acceptance:
     Attributes
     ----------
     steps : ndarray
-        ``[num_steps, longest draft]`` float64, `Watched.acceptance`.
+        ``[num_steps, longest]`` float64, `Watched.acceptance`.
     sequence : ndarray
         ``[num_steps]`` int64: which prompt each step is of an answer to.
     """
@@ -92,7 +93,7 @@ class Acceptance:
 
     @property
     def longest(self) -> int:
-        """Draft tokens of the longest draft."""
+        """The most draft tokens that a step had room for."""
         return self.steps.shape[1]
 
     @property
@@ -135,7 +136,7 @@ class Acceptance:
         return sums
 
     def means(self) -> NDArray[np.float64]:
-        """``[longest draft]`` float64, the means of `by_position`; 0 at positions that no step reached."""
+        """``[longest]`` float64, the means of `by_position`; 0 at positions that no step reached."""
         return np.nan_to_num([estimate.mean for estimate in self.by_position()])
 
     def expected_tokens(self) -> Estimate:
@@ -300,10 +301,10 @@ def _check_key(argument: str, key: object, known: Collection[object]) -> None:
 
 def measure_costs(
     model: Any,
-    ids: Tensor,
-    mask: Tensor | None,
+    input_ids: Tensor,
     drafters: Mapping[str, Drafter],
     *,
+    attention_mask: Tensor | None = None,
     lengths: Sequence[int],
     batch_size: int,
     rounds: int = 3,
@@ -320,15 +321,18 @@ def measure_costs(
     ----------
     model
         As of `generate`.
-    ids, mask : Tensor
-        ``[num_prompts, prompt]``: decoding begins after the last tokens of these, taken in turn.
+    input_ids : Tensor
+        ``[num_prompts, prompt]`` int64 or int32: decoding begins after the last tokens of these, taken in turn.
     drafters : mapping
-        Names to drafters.
+        Names to drafters; none: plain decoding and `lengths` alone are timed.
+    attention_mask : Tensor, optional
+        ``[num_prompts, prompt]`` of 0 and 1, zeros on the left; None: no padding. As of `generate`.
     lengths : sequence of int
         Draft tokens a step, >= 1.
     batch_size, rounds, steps : int
         >= 1; `steps` of each way a round, at most 2^20.
     clock : callable
+        See `watch`.
     advance : callable
         Called after each way in each round.
 
@@ -340,12 +344,12 @@ def measure_costs(
     check_measuring("measure_costs", drafters, lengths, rounds, clock, advance)
     check_int("measure_costs", "batch_size", batch_size, 1, 2**31 - 1)
     check_int("measure_costs", "steps", steps, 1, 2**20)
-    check_id_tensor("measure_costs", "ids", ids, ID_DTYPES)
-    if mask is not None:
-        check_tensor("measure_costs", "mask", mask, MASK_DTYPES, None)
-    if ids.dim() != 2 or len(ids) < 1 or (mask is not None and mask.shape != ids.shape):
-        got = [list(tensor.shape) for tensor in (ids, mask) if tensor is not None]
-        raise ValueError(f"measure_costs: ids and mask must be [num_prompts >= 1, prompt], got {got}")
+    check_id_tensor("measure_costs", "input_ids", input_ids, ID_DTYPES)
+    if input_ids.dim() != 2 or len(input_ids) < 1:
+        raise shape_error("measure_costs", "input_ids", "[num_prompts >= 1, prompt]", input_ids)
+    if attention_mask is not None:
+        names, shape = ("num_prompts", "prompt"), tuple(input_ids.shape)
+        check_given("measure_costs", "attention_mask", attention_mask, MASK_DTYPES, input_ids.device, names, shape)
     # A drafter's name, the drafter, its draft tokens, and the rows of a step that drafts.
     ways: list[tuple[str | None, Drafter, int, int]] = [(None, NoDrafter(), 0, 1)]
     ways += [(None, Unlikely(), k, k + 1) for k in lengths]
@@ -359,10 +363,10 @@ def measure_costs(
     wanted = {length: (steps + 1) * (length + 1) + 1 for _, _, length, _ in ways}
     runners = [as_runner(model, "measure_costs"), *(d.runner for d in drafters.values() if d.runner is not None)]
     held = min((r.max_length for r in runners if r.max_length is not None), default=2**31 - 1)
-    context = min(_CONTEXT, ids.shape[1], max(held - max(wanted.values()), 1))
-    chosen = torch.arange(batch_size) % len(ids)
-    ids = ids[chosen, -context:]
-    mask = None if mask is None else mask[chosen, -context:]
+    context = min(_CONTEXT, input_ids.shape[1], max(held - max(wanted.values()), 1))
+    chosen = torch.arange(batch_size) % len(input_ids)
+    ids = input_ids[chosen, -context:]
+    mask = None if attention_mask is None else attention_mask[chosen, -context:]
     seconds: defaultdict[int | str, list[float]] = defaultdict(list)
     drafting: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
     order = random.Random(0)

@@ -56,7 +56,8 @@ class Choice:
     verification : float
         Time of verifying over a plain step's.
     drafted_share : float
-        Share of the steps in which the drafter has something to propose; the others are plain steps.
+        Share of a sequence's steps in which the drafter has something to propose. A step of a batch is a plain one
+        where it has nothing for any sequence; of a tree, none is.
     tokens_per_step : Estimate
     gain : Estimate
         Tokens a second over plain decoding's: ``tokens_per_step`` over the mean time of a step, in plain steps.
@@ -167,6 +168,11 @@ def count_runs(
 
     `num_batches`, `lengths` and `batch_sizes` say how many there are of each: of batch sizes 0 where `costs` are given.
     The rest is as in `plan`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument of another type; numbers below 0; no temperatures; another `acceptance` than "token" or "greedy".
     """
     check_mapping("count_runs", "drafters", drafters, str, Drafter, "names to drafters")
     _check_temperatures("count_runs", temperatures)
@@ -276,8 +282,8 @@ def plan(
     found = Plan(costs=dict(costs or {}))
     for batch_size in () if costs else batch_sizes:
         found.costs[batch_size] = measure_costs(
-            model, *batches[0], drafters, lengths=lengths, batch_size=batch_size, rounds=rounds, clock=clock,
-            advance=advance,
+            model, batches[0][0], drafters, attention_mask=batches[0][1], lengths=lengths, batch_size=batch_size,
+            rounds=rounds, clock=clock, advance=advance,
         )  # fmt: skip
     for temperature in temperatures:
         for name, drafter in drafters.items():
@@ -347,6 +353,12 @@ def simulate(
     -------
     Estimate
         The mean gain over plain decoding, and the range of 95 % of the batches.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument of another type or shape; acceptances or a share outside [0, 1]; times outside [0, 10^9]; counts
+        below 1, a seed below 0.
     """
     check_array("simulate", "acceptances", acceptances, "f", "[length] float64")
     if acceptances.ndim != 1 or not ((acceptances >= 0) & (acceptances <= 1)).all():

@@ -1,6 +1,7 @@
 """Figures of theory, of what was measured and of results: each function returns a matplotlib figure, `save` writes it.
 
-matplotlib is needed here alone; no backend is chosen and no window opened.
+matplotlib is needed here alone; no backend is chosen and no window opened. TypeError or ValueError is raised for an
+argument of another type or out of its range, and for rows without what is drawn.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ _MODELS = {"lossless": "s", "draft alone": "<", "target alone": ">"}  # points o
 
 def save(figure: Figure, path: Path, command: str, description: str | None = None) -> None:
     """Write a figure as PNG (or what the path's suffix says), with the command that made it in its last line; the
-    `description` is not shown, but kept in the file.
+    `description` is not shown, but kept in the file, a PNG or SVG.
 
     Raises
     ------
     ValueError, TypeError
-        A suffix that matplotlib cannot write, or arguments of other types.
+        A suffix that matplotlib cannot write, or arguments of other types; a description for another kind of file.
     OSError
         It could not be written.
     """
@@ -59,6 +60,8 @@ def save(figure: Figure, path: Path, command: str, description: str | None = Non
     check_instance("save", "command", command, str, "a string")
     check_instance("save", "description", description, (str, type(None)), "a string or None")
     check_writable("save", path)
+    if description is not None and path.suffix.lower() not in (".png", ".svg"):
+        raise ValueError(f"save: description must be None unless path ends with .png or .svg, got it for {path}")
     figure.supxlabel(command, fontsize=7, family="monospace", color="dimgray", wrap=True)
     figure.savefig(path, dpi=110, metadata=None if description is None else {"Description": description})
 

@@ -30,8 +30,6 @@ from ..tree import DraftTree
 from ..types import RowStats
 
 Clock = Callable[[], float]
-"""Seconds from anywhere: `time.perf_counter`, or `time.process_time` for the processor time of all threads, which a
-busy machine changes less."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +41,11 @@ class Watched:
     output : GenerationOutput
         What `generate` returned. Its own times include the watching.
     acceptance : ndarray
-        ``[num_steps, longest draft]`` float64, a row for each step of each sequence that had room for a draft: the
-        probability that the draft token at the position is accepted, ``Σ_v min(P(v), Q(v))`` (corollary 3.6 of arXiv
-        2211.17192), of a tree that one of the node's children is. −1 where the drafter had nothing to propose; NaN
-        where the step did not get to, because a token before was rejected or the answer's end left no room.
+        ``[num_steps, longest]`` float64, a row for each step of each sequence that had room for a draft, `longest` the
+        most draft tokens that one had room for: the probability that the draft token at the position is accepted,
+        ``Σ_v min(P(v), Q(v))`` (corollary 3.6 of arXiv 2211.17192), of a tree that one of the node's children is. −1
+        where the drafter had nothing to propose; NaN where the step did not get to, because a token before was rejected
+        or the answer's end left no room.
     sequence : ndarray
         ``[num_steps]`` int64: whose step it was, of the batch.
     rows : ndarray
@@ -76,6 +75,8 @@ def watch(
     model, input_ids, drafter
         As of `generate`.
     clock : callable
+        Seconds from anywhere: `time.perf_counter`, or `time.process_time` for the processor time of all threads, which
+        a busy machine changes less.
     acceptances : bool
         False: time alone, and `Watched.acceptance` has no rows.
     **options

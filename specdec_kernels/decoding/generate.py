@@ -290,7 +290,7 @@ def _schedule(
     if costs is not None:
         # A law may accept a token more often than a plain step emits it, which then judges no draft.
         foresees = state.target_law is None and _foresee(state, drafter) is not None
-        if foresees:
+        if foresees and not first_plain:
             return ForesightSchedule(state.batch_size, max_new_tokens, costs, _lengths(drafter))
         return AutoSchedule(state.batch_size, max_new_tokens, costs, _lengths(drafter), first_plain)
     length = num_speculative_tokens if isinstance(num_speculative_tokens, int) else DRAFT_LENGTH

@@ -132,11 +132,9 @@ def _run(arguments: argparse.Namespace) -> None:
     if (name in choices.OF_DRAFT_MODEL) != (arguments.draft_model is not None):
         wanted = " or ".join(choices.OF_DRAFT_MODEL)
         raise ValueError(f"--draft-model must be given with --drafter {wanted} alone, got --drafter {name}")
-    own = arguments.model is None
     if arguments.heads is not None and name != "medusa":
         raise ValueError(f"--heads must be given with --drafter medusa alone, got --drafter {name}")
-    if name == "medusa" and not own and arguments.heads is None:
-        raise ValueError("--drafter medusa needs --heads, the Medusa heads of --model")
+    choices.check_heads([name], arguments.model, arguments.heads)
     if name == "none" and arguments.num_speculative_tokens != "auto":
         raise ValueError("--num-speculative-tokens must be given with a drafter, got --drafter none")
     if arguments.min_confidence is not None and name != "model":
@@ -151,7 +149,7 @@ def _run(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--{next(iter(thresholds))} must be given with --acceptance typical alone")
     model, tokenizer, _ = load(arguments)
     made = choices.make(
-        [name], model, tokenizer, corpus=own, heads=arguments.heads,
+        [name], model, tokenizer, corpus=arguments.model is None, heads=arguments.heads,
         draft_model=load_draft(arguments, model, tokenizer), min_confidence=arguments.min_confidence or 0.0,
     )  # fmt: skip
     text = prompt if arguments.raw else prompts.chat_of(tokenizer, prompt)

@@ -9,9 +9,11 @@ device. Different on purpose, in every function:
 - The same `seed` and `offset` give the same token in any batch slot where they are tensors with a value for each row.
 - `seed` and `offset` are given together or not at all: one alone would be ignored there.
 - Ties at the border of top-k or top-p are all kept, as in `SamplingParams`.
-- A row without a usable distribution (no mass, NaN) gives a defined id, and ``return_valid`` says so.
+- A row without a usable distribution (no mass, NaN) gives a defined id, and ``return_valid`` says so; `check_nan` looks
+  for NaN in what is given, not in its softmax.
 - A draft token that its own distribution cannot have given (0, or a row that does not sum to 1 within 0.01) ends the
   draft before it.
+- `output_accepted_token_num` counts the rejected draft token as rejected (its kernel judges that token once more).
 - A `top_k` of 0 is off, as one below 0 is. At a `temperature` of 0 a row is one-hot at its argmax (there uniform).
 - With `indices`, parameters that are tensors have one value an output, as FlashInfer documents, or, where there is
   another number of rows, one a row (its kernels take some by the output and some by the row). An index that names no
@@ -30,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..backends.reference.law import accepts
+from ..backends.reference.law import accept_token
 from ..backends.reference.rows import named, slots_upto
 from ..checks import FLOAT_DTYPES, INT32, LOGIT_DTYPES, check_flag, check_given, check_one_of, check_tensor, shape_error
 from ..ops.mask_logits_ import mask_logits_
@@ -83,8 +85,8 @@ def softmax(logits: Tensor, temperature: Tensor | float | None = None, enable_pd
     TypeError, ValueError
         A wrong dtype, shape or temperature.
     """
-    vocab, logits = _rows("softmax", "logits", logits)
-    params = _params("softmax", logits, temperature=1.0 if temperature is None else temperature)
+    vocab, logits = checked_rows("softmax", "logits", logits)
+    params = checked_params("softmax", logits, temperature=1.0 if temperature is None else temperature)
     return warp_probs(logits, params)[:, :vocab]
 
 
@@ -248,30 +250,30 @@ def top_p_renorm_probs(probs: Tensor, top_p: Tensor | float, is_deterministic: b
     """The rows of `probs`, ``[batch, vocab]`` float32, float64, bfloat16 or float16, cut by `top_p`, renormalised, as
     float32.
     """
-    vocab, rows = _rows("top_p_renorm_probs", "probs", probs)
-    return _renormalised(rows, _params("top_p_renorm_probs", rows, top_p=top_p))[:, :vocab]
+    vocab, rows = checked_rows("top_p_renorm_probs", "probs", probs)
+    return renormalised(rows, checked_params("top_p_renorm_probs", rows, top_p=top_p))[:, :vocab]
 
 
 def top_k_renorm_probs(probs: Tensor, top_k: Tensor | int, is_deterministic: bool = False) -> Tensor:
     """The rows of `probs`, ``[batch, vocab]`` float32, bfloat16 or float16, cut by `top_k`, renormalised, in their
     dtype.
     """
-    vocab, rows = _rows("top_k_renorm_probs", "probs", probs, LOGIT_DTYPES)
-    params = _params("top_k_renorm_probs", rows, top_k=top_k)
-    return _renormalised(rows, params)[:, :vocab].to(probs.dtype)
+    vocab, rows = checked_rows("top_k_renorm_probs", "probs", probs, LOGIT_DTYPES)
+    params = checked_params("top_k_renorm_probs", rows, top_k=top_k)
+    return renormalised(rows, params)[:, :vocab].to(probs.dtype)
 
 
 def top_k_mask_logits(logits: Tensor, top_k: Tensor | int) -> Tensor:
     """The logits, ``[batch, vocab]`` float32, bfloat16 or float16, with −inf instead of all but the `top_k`
     largest.
     """
-    vocab, logits = _rows("top_k_mask_logits", "logits", logits, LOGIT_DTYPES)
+    vocab, logits = checked_rows("top_k_mask_logits", "logits", logits, LOGIT_DTYPES)
     masked = logits.clone(memory_format=torch.contiguous_format)
-    mask_logits_(masked, _params("top_k_mask_logits", logits, top_k=top_k))
+    mask_logits_(masked, checked_params("top_k_mask_logits", logits, top_k=top_k))
     return masked[:, :vocab]
 
 
-def _renormalised(probs: Tensor, params: SamplingParams) -> Tensor:
+def renormalised(probs: Tensor, params: SamplingParams) -> Tensor:
     return warp_probs(probs.float().log(), params).mul_((probs > 0).any(1, keepdim=True))
 
 
@@ -342,7 +344,7 @@ def chain_speculative_sampling(
     ids = draft_token_ids.long().clamp(0, vocab - 1)[..., None]
     p, q = (t[:, : rows - 1].gather(-1, ids)[..., 0] for t in (target_probs, draft_probs))
     after = slots_upto(rows - 1, out.num_accepted) > out.num_accepted[:, None]  # these no one has judged yet
-    alone = after & accepts(coins[:, 1:], p, q) & (ids[..., 0] == draft_token_ids) & (q > 0)
+    alone = after & accept_token(coins[:, 1:], p, q) & (ids[..., 0] == draft_token_ids) & (q > 0)
     counts = []
     for given, count in (
         (maybe_output_accepted_token_num, out.num_accepted + alone.sum(1, dtype=torch.int32)),
@@ -358,7 +360,7 @@ def _is_joint(op: str, order: str) -> bool:
     return order == "joint"
 
 
-def _params(op: str, rows: Tensor, **values: Tensor | float) -> SamplingParams:
+def checked_params(op: str, rows: Tensor, **values: Tensor | float) -> SamplingParams:
     """The parameters for `rows`, of any rank; what is wrong with them is said of `op`'s own arguments.
 
     Of wrong shapes in FlashInfer's words: its tests match them, so callers may.
@@ -417,7 +419,7 @@ def _draw(
     joint: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Tokens, and whether their rows were usable; `given` are logits, or by the name "probs" probabilities."""
-    _, given = _rows(op, name, given)
+    _, given = checked_rows(op, name, given)
     if name == "probs":
         given = given.float()
     check_flag(op, "check_nan", check_nan)
@@ -436,7 +438,7 @@ def _draw(
             else value
             for cut, value in cuts.items()
         }
-    params = _params(op, rows, **cuts)
+    params = checked_params(op, rows, **cuts)
     uniforms = _uniforms(op, len(rows), 1, generator, seed, offset, given.device)[:, 0]
     of_probs, index = name == "probs", indices
     if joint:  # the top-k of what top-p of the whole row keeps: both keep the largest
@@ -447,8 +449,8 @@ def _draw(
             index = torch.where(none, -1, slots_upto(len(none), none))
         if of_probs:
             given.log_()
-        mask_logits_(given, _params(op, rows, top_p=cuts["top_p"]))
-        of_probs, params = False, _params(op, rows, top_k=cuts["top_k"])
+        mask_logits_(given, checked_params(op, rows, top_p=cuts["top_p"]))
+        of_probs, params = False, checked_params(op, rows, top_k=cuts["top_k"])
     drawn = sample(
         None if of_probs else given, params, probs=given if of_probs else None, row_index=index,
         uniform_samples=uniforms,
@@ -456,7 +458,9 @@ def _draw(
     return drawn.token.to(torch.int32 if indices is None else indices.dtype), drawn.stats.status == 0
 
 
-def _rows(op: str, name: str, rows: Tensor, dtypes: tuple[torch.dtype, ...] = FLOAT_DTYPES) -> tuple[int, Tensor]:
+def checked_rows(
+    op: str, name: str, rows: Tensor, dtypes: tuple[torch.dtype, ...] = FLOAT_DTYPES
+) -> tuple[int, Tensor]:
     """How many ids there are, and the rows as the ops take them: no float64, and a second, impossible id beside a lone
     one.
     """

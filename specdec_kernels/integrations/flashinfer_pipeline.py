@@ -13,6 +13,7 @@ distribution included. Different on purpose:
 - Processors, operators and rules of one's own are not served, nor are tensors with a type of their own.
 - Parameters are given when the pipe is called, not when a processor is made; one of another name is refused.
 - Temperatures are one number or one a row; 0 is refused as a number, and in a tensor leaves a row's likeliest id alone.
+  Numbers may be integers, and a `top_k` or `top_p` of 0 means what it does in `flashinfer`.
 - What is wrong when a pipe is called raises what the function raises: TypeError, too, and in its name.
 - A compiled pipe draws with fewer tensors between, and tokens of the same distribution; of `TopK` with
   ``joint_topk_topp``, and `TopP` and `Sample` right after it, another: that of "joint" in `flashinfer`.
@@ -31,7 +32,7 @@ from torch import Tensor
 from ..checks import check_flag, check_instance, check_sequence
 from ..sampling import SMALLEST_TEMPERATURE
 from . import flashinfer
-from .flashinfer import _params, _renormalised, _rows
+from .flashinfer import checked_params, checked_rows, renormalised
 
 __all__ = [
     "LogitsPipe",
@@ -128,10 +129,10 @@ class Sample(LogitsProcessor):
 
 def _temperature(logits: Tensor, temperature: Tensor | float) -> Tensor | float:
     """A number above 0, or ``[batch]``: what a pipe refuses must not depend on whether it is compiled."""
-    _, rows = _rows("Temperature", "logits", logits)
+    _, rows = checked_rows("Temperature", "logits", logits)
     if isinstance(temperature, Tensor) and temperature.dim() == 2 and temperature.shape[1] == 1:
         temperature = temperature[:, 0]
-    _params("Temperature", rows, temperature=temperature)
+    checked_params("Temperature", rows, temperature=temperature)
     if not isinstance(temperature, Tensor) and not temperature > 0:
         raise ValueError(f"Temperature: temperature must be > 0, got {temperature}")
     return temperature
@@ -158,8 +159,8 @@ def _scaled_softmax(logits: Tensor, temperature: Tensor | float) -> Tensor:
 
 
 def _cut_by_min_p(probs: Tensor, min_p: Tensor | float) -> Tensor:
-    vocab, rows = _rows("MinP", "probs", probs)
-    return _renormalised(rows, _params("MinP", rows, min_p=min_p))[:, :vocab]
+    vocab, rows = checked_rows("MinP", "probs", probs)
+    return renormalised(rows, checked_params("MinP", rows, min_p=min_p))[:, :vocab]
 
 
 _PROCESSORS = (Temperature, Softmax, TopK, TopP, MinP, Sample)

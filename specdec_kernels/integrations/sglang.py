@@ -15,11 +15,11 @@ stands after its parent (at most 1024 nodes, 64 deep). All write, of `batch` seq
 - ``accept_token_num``: ``[batch]`` int32, accepted nodes without the root.
 
 Different on purpose: `deterministic` is accepted and changes nothing, as results never depend on scheduling; a token
-that two siblings share counts once; a token of probability 0 is never accepted (by thresholds of 0 older kernels do);
-a coin of 1, which rounding makes in SGLang, is read as the largest below; where nothing is left to draw from, the last
-token is drawn from the target's distribution instead of being the highest id, and of a row that is none (NaN, infinite,
-negative) it is an id as in `verify_chain`; after a draft token that its own distribution cannot have given the last
-token is drawn from the target's distribution.
+that two siblings share counts once; a token of probability 0 is never accepted (older kernels accept one with a coin or
+thresholds of 0); a coin of 1, which rounding makes in SGLang, is read as the largest below; where nothing is left to
+draw from, the last token is drawn from the target's distribution instead of being a rejected one or the highest id, and
+of a row that is none (NaN, infinite, negative) it is an id as in `verify_chain`; after a draft token that its own
+distribution cannot have given the last token is drawn from the target's distribution.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def chain_block_speculative_sampling_triton(
     threshold_acc: float = 1.0,
     deterministic: bool = True,
 ) -> None:
-    """`chain_speculative_sampling_triton` with `block_verification`, for versions that have a function of its own.
+    """`chain_speculative_sampling_triton` with `block_verification`, under a name that a pull request gave it (#36516).
 
     Raises
     ------
@@ -425,15 +425,15 @@ def reconstruct_indices_from_tree_mask(
     Parameters
     ----------
     tree_mask : Tensor
-        ``[batch_size * draft_token_num ** 2]`` bool, of any shape: row i of a tree has its ancestors and itself. What
-        stands behind i is not read.
+        ``[>= batch_size * draft_token_num ** 2]`` bool or uint8, of any shape: row i of a tree has its ancestors and
+        itself. What stands behind i is not read.
     verified_seq_len : Tensor
         ``[batch_size]`` int64, tokens before the tree.
     positions, retrive_index, retrive_next_token, retrive_next_sibling : Tensor
         Outputs: ``[batch_size * draft_token_num]``, and three of ``[batch_size, draft_token_num]``; int64.
     batch_size, draft_token_num : int
-        Trees, and nodes of each with the root. A node deeper than 64, or whose row is not its parent's row and itself,
-        has no links, nor has what hangs from it.
+        Trees, and nodes of each with the root. A node that is deeper than 64, that sees no other, as a second root, or
+        whose row is not its parent's row and itself, has no links, nor has what hangs from it.
 
     Raises
     ------
@@ -443,15 +443,17 @@ def reconstruct_indices_from_tree_mask(
     op = "reconstruct_indices_from_tree_mask"
     batch = check_int(op, "batch_size", batch_size, 0, 2**31 - 1)
     nodes = check_int(op, "draft_token_num", draft_token_num, 1, MAX_NODES)
-    check_tensor(op, "tree_mask", tree_mask, (torch.bool,), None)
-    if tree_mask.numel() != batch * nodes**2:
-        raise shape_error(op, "tree_mask", f"[batch_size * draft_token_num ** 2={batch * nodes**2}]", tree_mask)
+    check_tensor(op, "tree_mask", tree_mask, (torch.bool, torch.uint8), None)
+    size = batch * nodes**2
+    if tree_mask.numel() < size:
+        raise shape_error(op, "tree_mask", f"[>= batch_size * draft_token_num ** 2={size}]", tree_mask)
     device = tree_mask.device
     check_given(op, "verified_seq_len", verified_seq_len, INT64, device, ("batch_size",), (batch,))
     links = (retrive_index, retrive_next_token, retrive_next_sibling)
     _check_links(op, positions, *links, device, batch, nodes)
     lanes = torch.arange(nodes, device=device)
-    sees = tree_mask.reshape(batch, nodes, nodes) & (lanes < lanes[:, None]) | (lanes == lanes[:, None])
+    given = tree_mask.flatten()[:size].view(batch, nodes, nodes) != 0
+    sees = given & (lanes < lanes[:, None]) | (lanes == lanes[:, None])
     tree = DraftTree.from_mask(sees, min(nodes - 1, MAX_DEPTH))
     _write_links(tree, verified_seq_len[:, None] + sees.sum(-1) - 1, positions, *links)
 

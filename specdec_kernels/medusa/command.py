@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from .. import assets, config
-from ..commands import model_name, read_text
+from .. import config
+from ..commands import add_target, add_threads, load_target, model_name, read_text
 from ..drafters.medusa_heads import MedusaHeads
-from ..options import THREADS, existing, integer, number
+from ..options import integer, number
 from ..tree import DraftTree
 from .calibrate import count_accuracy, falling
 from .data import Features, prepare
@@ -34,8 +34,6 @@ _BACKBONE = "medusa_backbone"
 def main(argv: Sequence[str] | None = None) -> None:
     """Run ``train``, ``calibrate`` or ``draft``."""
     arguments = _parser().parse_args(argv)
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
     report = arguments.run(arguments)
     print(json.dumps(report, indent=1) if arguments.json else arguments.text(report))
 
@@ -57,18 +55,20 @@ def _parser() -> argparse.ArgumentParser:
     for command in (train, calibrate, draft):
         if command is not draft:
             command.add_argument("heads", type=Path, help="the heads' safetensors file")
-        command.add_argument("--model", type=existing, help="a transformers folder (default: the demo's SmolLM2-135M)")
+        add_target(command)
         command.add_argument(
             "--folder", type=Path, help="of text and checkpoints (default: medusa/MODEL-seedSEED in the cache)"
         )
         had = " (default: as the heads were trained)" if command is calibrate else ""
         command.add_argument("--tokens", type=size, help=f"of text{had or f' (default {TOKENS})'}")
         command.add_argument("--seed", type=integer(0, 2**40), help=f"of the text{had or ' (default 0)'}")
-        command.add_argument("--threads", type=THREADS, help="threads for torch (default: its own choice)")
+        add_threads(command)
         command.add_argument("--json", action="store_true", help="print what was found as one JSON document instead")
     train.add_argument("--num-heads", type=integer(1, 64), default=4, help="tokens ahead, a head for each (default 4)")
     for command in (train, draft):
-        command.add_argument("--vocab", type=size, default=8192, help="so many ids are drafted (default 8192)")
+        command.add_argument(
+            "--vocab", type=integer(2, 2**40), default=8192, help="so many ids are drafted (default 8192)"
+        )
     train.add_argument("--separate", action="store_true", help="a W2 for each head, not one for all")
     train.add_argument("--steps", type=size, default=Recipe.steps, help=f"of Medusa-1 (default {Recipe.steps})")
     train.add_argument("--batch", type=size, default=Recipe.batch_size, help=f"tokens (default {Recipe.batch_size})")
@@ -92,11 +92,6 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--ranks", type=integer(1, 2**30), default=10, help="best tokens of a head (default 10)")
     calibrate.add_argument("--nodes", type=integer(2, 1024), default=16, help="of the tree shown (default 16)")
     return parser
-
-
-def _load(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """The model and its tokenizer."""
-    return assets.load_model() if arguments.model is None else assets.load_folder(arguments.model)
 
 
 def _text_folder(arguments: argparse.Namespace, card: Mapping[str, Any]) -> Path:
@@ -134,7 +129,7 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"{arguments.heads} must be a file, and not the .md that is written beside it")
     if arguments.backbone is not None:
         _check_folder(arguments.backbone, arguments.model, "backbone")
-    model, tokenizer = _load(arguments)
+    model, tokenizer = load_target(arguments)
     if arguments.joint_steps:  # which comes after hours
         check_plain_logits("medusa", "model", model)
     folder = _text_folder(arguments, {})
@@ -178,7 +173,7 @@ def _check_folder(path: Path, model: Path | None, kind: str) -> None:
 
 def _draft(arguments: argparse.Namespace) -> dict[str, Any]:
     _check_folder(arguments.draft, arguments.model, "draft")
-    model, tokenizer = _load(arguments)
+    model, tokenizer = load_target(arguments)
     check_plain_logits("medusa", "model", model)
     draft = first_layers(model, arguments.layers)
     folder = _text_folder(arguments, {})
@@ -253,7 +248,7 @@ def _card(
 
 
 def _calibrate(arguments: argparse.Namespace) -> dict[str, Any]:
-    model, tokenizer = _load(arguments)
+    model, tokenizer = load_target(arguments)
     heads = MedusaHeads.load(arguments.heads, model)
     if arguments.ranks > len(heads.token_map):  # before the text is written, which takes hours
         raise ValueError(f"--ranks must be in [1, {len(heads.token_map)}], the ids drafted, got {arguments.ranks}")

@@ -208,9 +208,13 @@ class Features:
         Raises
         ------
         TypeError, ValueError
-            No sequence of `Features`, or an empty one.
+            No sequence of `Features`, an empty one, or parts of several hidden sizes, dtypes or devices.
         """
         check_sequence("Features", "parts", parts, Features, "Features")
+        kinds = [f"{p.hidden.shape[1]} {p.hidden.dtype} on {p.hidden.device}" for p in parts]
+        if len(set(kinds)) > 1:
+            got = ", ".join(dict.fromkeys(kinds)).replace("torch.", "")
+            raise ValueError(f"Features: parts must be of one hidden size, dtype and device, got {got}")
         offsets = np.cumsum([0] + [part.tokens.numel() for part in parts[:-1]]).tolist()
         return Features(
             torch.cat([p.hidden for p in parts]),

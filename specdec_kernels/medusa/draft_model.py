@@ -85,15 +85,15 @@ def train_draft(
     Raises
     ------
     TypeError, ValueError
-        As `train_heads`; another vocabulary than the draft's; a draft whose logits are not its LM head's alone, but
-        scaled or capped behind it, or with a bias.
+        As `train_heads`; another vocabulary than the draft's; a draft without an LM head, or whose logits are not that
+        head's alone, but scaled or capped behind it, or with a bias.
     """
     caller = "train_draft"
     check_plain_logits(caller, "draft", draft)
     check_run(caller, features, recipe, checkpoint, progress, draft=draft)
     ids = _check_head(caller, head, draft, features, token_map)
     labels = features.next_tokens()
-    order = Order(caller, len(features.starts), recipe)
+    order = Order.of_documents(caller, features, labels, recipe)
     own_head, of_ids = draft.get_output_embeddings(), head.detach()[ids]
 
     def loss_at(step: int) -> Tensor:

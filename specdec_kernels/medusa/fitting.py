@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from ..checks import check_flag, check_instance, check_int, check_model, check_number
 from ..files import write_whole
 from ..integrations.transformers.packing import is_packed
-from .data import Features, digest_of
+from .data import IGNORED, Features, digest_of
 
 _BEHIND_THE_HEAD = ("logit_scale", "logits_scaling", "final_logit_softcapping")  # what models do to its logits
 
@@ -95,9 +95,12 @@ class Recipe:
 def check_plain_logits(caller: str, name: str, model: Any) -> None:
     """Raise unless a model's logits are its LM head's weights times its last hidden states, and no more."""
     check_model(caller, name, model)
+    head = model.get_output_embeddings()
+    if head is None:
+        raise ValueError(f"{caller}: {name} must have an LM head, got a {type(model).__name__}, which has none")
     config = model.config.get_text_config()
     odd = [of for of in _BEHIND_THE_HEAD if getattr(config, of, None) not in (None, 1)]
-    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+    if getattr(head, "bias", None) is not None:
         odd.append("a bias of the LM head")
     if odd:
         raise ValueError(f"{caller}: {name} must have logits that are its LM head's alone, got {', '.join(odd)}")
@@ -127,6 +130,11 @@ class Order:
             raise ValueError(f"{caller}: features must have text to learn from, got none")
         self.num_items, self.recipe = num_items, recipe
         self._round, self._order = -1, torch.empty(0, dtype=torch.int64)
+
+    @staticmethod
+    def of_documents(caller: str, features: Features, labels: Tensor, recipe: Recipe) -> Order:
+        """Documents are the items; ValueError where none has a token to predict, by `labels`, their ``next_tokens``."""
+        return Order(caller, len(features.starts) if bool((labels != IGNORED).any()) else 0, recipe)
 
     def batch(self, step: int) -> Tensor:
         size = min(self.recipe.batch_size, self.num_items)

@@ -47,7 +47,7 @@ def linear_cross_entropy(inputs: Tensor, weight: Tensor, labels: Tensor) -> Tens
     """
     name = "linear_cross_entropy"
     check_tensor(name, "inputs", inputs, FLOAT_DTYPES, None)
-    check_tensor(name, "weight", weight, FLOAT_DTYPES, inputs.device)
+    check_tensor(name, "weight", weight, (inputs.dtype,), inputs.device)
     if inputs.dim() != 2:
         raise shape_error(name, "inputs", "[n, hidden]", inputs)
     if weight.dim() != 2 or weight.shape[1] != inputs.shape[1]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_instance, check_int
+from ..checks import check_instance, check_int, shape_error
 from ..drafters.medusa_heads import MedusaHeads
 from ..types import TokenMap
 from .data import Features
@@ -22,12 +22,16 @@ def choose_vocabulary(features: Features, size: int) -> TokenMap:
     Raises
     ------
     TypeError, ValueError
-        Another type; a `size` below 1; `features` without a token to predict.
+        Another type; a `size` below 2; `features` with fewer than two different tokens to predict.
     """
     check_instance("choose_vocabulary", "features", features, Features, "Features")
-    check_int("choose_vocabulary", "size", size, 1, None)
+    check_int("choose_vocabulary", "size", size, 2, None)
     labels = features.next_tokens()
     counts = torch.bincount(labels[labels >= 0])
+    if (different := int((counts > 0).sum())) < 2:
+        raise ValueError(
+            f"choose_vocabulary: features must have two different tokens to predict or more, got {different}"
+        )
     order = counts.argsort(descending=True, stable=True)[:size]
     return TokenMap(order[counts[order] > 0].sort().values)
 
@@ -65,6 +69,7 @@ def train_heads(
     """
     check_instance("train_heads", "heads", heads, MedusaHeads, "MedusaHeads")
     check_run("train_heads", features, recipe, checkpoint, progress, heads=heads)
+    _check_hidden("train_heads", features, heads)
     labels = features.labels(heads.num_heads)
     device, dtype = heads.w1.weight.device, heads.w1.weight.dtype
     rows = (heads.draft_labels(labels.to(device)) >= 0).any(1).nonzero()[:, 0].cpu()
@@ -76,6 +81,12 @@ def train_heads(
 
     groups = [(list(heads.parameters()), recipe.learning_rate)]
     return fit(loss_at, groups, {"heads": heads}, order, checkpoint, progress, features.digest())
+
+
+def _check_hidden(caller: str, features: Features, heads: MedusaHeads) -> None:
+    """Raise unless the features are of the heads' hidden size."""
+    if features.hidden.shape[1] != heads.hidden_size:
+        raise shape_error(caller, "features.hidden", f"[n, hidden={heads.hidden_size}]", features.hidden)
 
 
 def train_jointly(
@@ -107,8 +118,8 @@ def train_jointly(
     Raises
     ------
     TypeError, ValueError
-        As `train_heads`; a model of another dtype than `heads`, or one whose logits are not its LM head's alone, as
-        `train_draft` refuses it.
+        As `train_heads`; a model of another dtype or hidden size than `heads`, one without an LM head, or whose logits
+        are not that head's alone, as `train_draft` refuses it.
     """
     check_plain_logits("train_jointly", "model", model)
     check_instance("train_jointly", "heads", heads, MedusaHeads, "MedusaHeads")
@@ -116,9 +127,12 @@ def train_jointly(
     own, given = (str(layer.weight.dtype).removeprefix("torch.") for layer in (heads.w1, head))
     if own != given:
         raise ValueError(f"train_jointly: model must be {own}, as heads are, got {given}")
+    if (width := head.weight.shape[1]) != heads.hidden_size:
+        raise ValueError(f"train_jointly: model must have hidden_size={heads.hidden_size}, as heads have, got {width}")
     check_run("train_jointly", features, recipe, checkpoint, progress, model=model, heads=heads)
+    _check_hidden("train_jointly", features, heads)
     medusa_labels, labels = features.labels(heads.num_heads), features.next_tokens()
-    order = Order("train_jointly", len(features.starts), recipe)
+    order = Order.of_documents("train_jointly", features, labels, recipe)
     original = head.weight.detach().clone()  # it may be tied to the embeddings, which are trained
 
     def loss_at(step: int) -> Tensor:

@@ -134,13 +134,7 @@ def generate(
     kept, folded, sampling = split_processors(logits_processor, config.do_sample)
     most, ends, criteria = _stops(stopping_criteria, runner.vocab_size)
     most = max(most - input_ids.shape[1], 1)  # plain generation looks at the length after a token
-    longest, made_for = input_ids.shape[1] + most, runner.max_length
-    _lift_limit(runner, model.config)
-    if runner.max_length is None and made_for is not None and longest > made_for:
-        logger.warning(
-            "generate: %s was made for %d positions, and may write worse text behind them (up to %d)",
-            runner.name, made_for, longest,
-        )  # fmt: skip
+    _make_room(runner, model.config, input_ids.shape[1] + most)
     pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
     wants = config.return_dict_in_generate
     wants_scores, wants_logits = bool(wants and config.output_scores), bool(wants and config.output_logits)
@@ -149,23 +143,14 @@ def generate(
     if kept and input_ids.device != runner.device:  # they were made for the ids' device
         raise ValueError(f"generate: input_ids must be on {runner.device} beside processors, got {input_ids.device}")
     texts = input_ids.to(runner.device)
-    given = model_kwargs.get("attention_mask")
     if is_seq2seq:
-        source = _encoders_input(inputs_tensor, input_ids, runner)
-        mask = torch.ones_like(source) if given is None else given
-        assert isinstance(runner, EncoderDecoderRunner)
-        runner.encoded = model_kwargs.get("encoder_outputs")
+        source, mask = _encoders_input(runner, inputs_tensor, input_ids, model_kwargs)
     else:
         source, mask = _padded_on_the_left(texts, model_kwargs)
-    states = processed = None
     if asked and isinstance(drafter, TreeDrafter):
         raise ValueError(f"generate: not served by specdec_kernels: {', '.join(asked)} with a drafter of trees")
-    if asked:
-        assert isinstance(runner, TransformersRunner)
-        real = torch.ones_like(texts, dtype=torch.bool)
-        if given is not None and not is_seq2seq:
-            real = given.to(real.device) != 0
-        runner.listener = states = States(model.config, asked, real)
+    states = _listener(runner, model.config, asked, texts, model_kwargs) if asked else None
+    processed = None
     if kept or wants_scores or wants_logits or asked:
         runner = processed = ProcessedRunner(runner, kept, texts, ends)
     if drafter is None:
@@ -181,10 +166,8 @@ def generate(
         follower = Follower(
             texts, most, criteria, ends, alone, pad, streamer, processed, folded, wants_scores, wants_logits, states
         )
-    if seeds is None and config.do_sample:  # drawn here, so that "auto" knows that a result is to be reproduced
-        seeds = draw_seeds(len(texts))
-    elif seeds is None:  # nothing is drawn, and torch's generator stays where it is
-        seeds = torch.zeros(len(texts), dtype=torch.int64, device="cpu")
+    if seeds is None:  # here, so that "auto" knows that a result is reproduced; greedily torch's generator is not used
+        seeds = draw_seeds(len(texts)) if config.do_sample else torch.zeros(len(texts), dtype=torch.int64, device="cpu")
     out = decode(
         runner,
         source.to(runner.device),
@@ -207,13 +190,8 @@ def generate(
     if not wants:
         return sequences
     kind = utils.GenerateEncoderDecoderOutput if is_seq2seq else utils.GenerateDecoderOnlyOutput
-    return kind(
-        sequences=sequences,
-        scores=None if follower is None else follower.scores(),
-        logits=None if follower is None else follower.logits(),
-        **_encoders_states(asked, model_kwargs.get("encoder_outputs")),
-        **({} if follower is None else follower.states()),
-    )
+    seen = {} if follower is None else {"scores": follower.scores(), "logits": follower.logits(), **follower.states()}
+    return kind(sequences=sequences, **seen, **_encoders_states(asked, model_kwargs.get("encoder_outputs")))
 
 
 def _check_options(
@@ -253,6 +231,17 @@ def _stops(criteria: Any, vocab: int) -> tuple[int, list[int], list[Any]]:
     return min(lengths), list(dict.fromkeys(end for end in ends if 0 <= end < vocab)), others
 
 
+def _make_room(runner: Runner, config: Any, longest: int) -> None:
+    """Let texts become `longest` tokens long, and warn where the target was not made for so many."""
+    made_for = runner.max_length
+    _lift_limit(runner, config)
+    if runner.max_length is None and made_for is not None and longest > made_for:
+        logger.warning(
+            "generate: %s was made for %d positions, and may write worse text behind them (up to %d)",
+            runner.name, made_for, longest,
+        )  # fmt: skip
+
+
 def _padded_on_the_left(ids: Tensor, model_kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """The prompts with all their padding moved to the left, and their mask."""
     mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
@@ -267,8 +256,11 @@ def _padded_on_the_left(ids: Tensor, model_kwargs: Mapping[str, Any]) -> tuple[T
     return ids.gather(1, order), kept
 
 
-def _encoders_input(source: Tensor | None, decoder_ids: Tensor, runner: Runner) -> Tensor:
-    assert source is not None
+def _encoders_input(
+    runner: Runner, source: Tensor | None, decoder_ids: Tensor, model_kwargs: Mapping[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """What the encoder read, and its mask; the runner is told what it made of it."""
+    assert source is not None and isinstance(runner, EncoderDecoderRunner)
     bad = ""
     if source.is_floating_point():
         bad = "inputs_embeds"
@@ -278,7 +270,22 @@ def _encoders_input(source: Tensor | None, decoder_ids: Tensor, runner: Runner) 
         bad = f"decoder_input_ids or decoder_start_token_id other than the model's ({runner.decoder_start})"
     if bad:
         raise ValueError(f"generate: not served by specdec_kernels: {bad}")
-    return source.repeat_interleave(len(decoder_ids) // len(source), dim=0)  # where several answer one prompt
+    source = source.repeat_interleave(len(decoder_ids) // len(source), dim=0)  # where several answer one prompt
+    runner.encoded = model_kwargs.get("encoder_outputs")
+    mask = model_kwargs.get("attention_mask")
+    return source, torch.ones_like(source) if mask is None else mask
+
+
+def _listener(
+    runner: Runner, config: Any, asked: dict[str, Any], texts: Tensor, model_kwargs: Mapping[str, Any]
+) -> States:
+    """What the target tells its hidden states and attentions, of those `asked` for."""
+    assert isinstance(runner, TransformersRunner)
+    real, mask = torch.ones_like(texts, dtype=torch.bool), model_kwargs.get("attention_mask")
+    if mask is not None and not config.is_encoder_decoder:
+        real = mask.to(texts.device) != 0
+    runner.listener = states = States(config, asked, real)
+    return states
 
 
 def _encoders_states(asked: Mapping[str, Any], encoded: Any) -> dict[str, Any]:

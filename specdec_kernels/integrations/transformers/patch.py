@@ -84,15 +84,17 @@ def _in_its_place(stock: Callable[..., Any]) -> Callable[..., Any]:
             # a block may have been left by another thread than entered it
             options = next((own for own in entered if own is mine), entered[-1] if entered else None)
         # no options: the last block was left after this method had been taken
-        if options is None or _drafts_by_itself(kwargs["generation_config"]):
+        if options is None or _drafts_by_itself(kwargs["generation_config"], kwargs.get("assistant_model")):
             return stock(model, *args, **kwargs)
         return generate(model, *args, **{**kwargs, **options})
 
     return _assisted_decoding
 
 
-def _drafts_by_itself(config: Any) -> bool:
+def _drafts_by_itself(config: Any, assistant: Any) -> bool:
     """Whether transformers would draft neither by a lookup nor by a model that `generate` serves."""
     if config.prompt_lookup_num_tokens is not None:
         return False
+    if type(assistant).__name__.startswith(("Gemma4Assistant", "Gemma4UnifiedAssistant")):
+        return True  # transformers, too, knows them by name: they read the target's keys and values
     return config.assistant_early_exit is not None or bool(config.use_mtp or config.speculation_type)

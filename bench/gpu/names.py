@@ -1,0 +1,16 @@
+"""Names of kernels for people; without torch, which .ci/resources.py does not need."""
+
+from __future__ import annotations
+
+import re
+
+
+def shortened(name: str) -> str:
+    """A readable name without namespaces, return type and parameters; template arguments stay."""
+    name = re.sub(r"\(anonymous namespace\)::|\bspecdec::(?:cuda::)?|^void ", "", name)
+    depth = 0
+    for i, c in enumerate(name):  # up to the parameters: the first parenthesis outside template arguments
+        depth += (c == "<") - (c == ">")
+        if c == "(" and depth == 0:
+            return name[:i]
+    return name
