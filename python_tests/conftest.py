@@ -115,7 +115,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for (_, chosen), cases in tests.items():
         if chosen and not config.getoption("--every-case"):
             if tiers.kind_of(chosen) == "triton":
-                cases = tiers.affordable(cases)
+                cases = tiers.marked_for_triton(cases)
             if chosen.interpreted:
                 cases = chosen.some_cases(cases, getattr(cases[0].module, "EMULATED_CASES", None))  # type: ignore[attr-defined]
             elif tiers.kind_of(chosen) == "narrow":

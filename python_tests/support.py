@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import itertools
 import os
 import subprocess
@@ -79,7 +80,12 @@ class Backend:
     @property
     def interpreted(self) -> bool:
         """Whether code for a GPU is executed on the CPU here, hundreds of times slower than a CPU kernel."""
-        return self.strategy is not None or (self.name == "triton" and self.device == "cpu")
+        return self.strategy is not None or self.by_interpreter
+
+    @property
+    def by_interpreter(self) -> bool:
+        """Whether it is Triton's interpreter that executes it, by far the slowest."""
+        return self.name == "triton" and self.device == "cpu"
 
     def vocab(self, size: int) -> int:
         """`size`, or where interpreted at most five tiles of 1024 ids: as many in the last tile as `size` has."""
@@ -90,7 +96,7 @@ class Backend:
         others and in random schedules (which change no bit, as other tests prove); under Triton's interpreter, far
         slower, a tenth.
         """
-        if self.name == "triton" and self.interpreted:
+        if self.by_interpreter:
             return wanted // 10
         return wanted if self.strategy in (None, "walk") and self.schedule is None else wanted // 10
 
@@ -99,7 +105,7 @@ class Backend:
         `interpreted.CASES`, and of the emulated CUDA kernels in each strategy others: `most`, or in each random
         schedule every eighth of all.
         """
-        if self.name == "triton":
+        if self.by_interpreter:
             return interpreted.some_cases(items)
         if self.schedule is not None:
             return list(items)[self.schedule % 8 :: 8]
@@ -109,11 +115,11 @@ class Backend:
         """`size`, or where interpreted at most 96 (more than the emulated device runs at once), by Triton 6: it runs
         one program after the other.
         """
-        return min(size, 6 if self.name == "triton" else 96) if self.interpreted else size
+        return min(size, 6 if self.by_interpreter else 96) if self.interpreted else size
 
     def draws(self, size: int) -> int:
         """How many draws a statistical test makes: `size`, a quarter of it where interpreted, by Triton at most 24."""
-        if self.name == "triton" and self.interpreted:
+        if self.by_interpreter:
             return min(size, 24)
         return size // 4 if self.interpreted else size
 
@@ -201,6 +207,13 @@ def capabilities() -> list[str]:
 
 def limit(capability: str) -> None:
     native._symbols["CPU"].specdec_limit_cpu_capability(CAPABILITIES.index(capability))
+
+
+class Terminal(io.StringIO):
+    """A stream that a person looks at."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def in_fresh_process(code: str, **environment: str) -> str:

@@ -211,6 +211,17 @@ def streamers(folder: Path) -> list[str]:
     return [path.name for path in files if STREAMS.search(path.read_text(encoding="utf-8"))]
 
 
+def libraries_of_tests(folder: Path) -> list[str]:
+    """Imports of a file of tests by another file of `folder`, which should be of a file beside it."""
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        name = ".".join(path.relative_to(folder.parent).with_suffix("").parts)
+        for target in imported(name, path.read_text(encoding="utf-8")):
+            if inside(target, folder.name) and any(part.startswith("test_") for part in target.split(".")):
+                found.append(f"{name} imports {target}")
+    return found
+
+
 def test_no_compiled_library_uses_a_stream() -> None:
     assert streamers(ROOT) == []
 
@@ -229,6 +240,10 @@ def test_libraries_are_known_where_they_are_served() -> None:
 
 def test_the_environment_is_read_in_one_place() -> None:
     assert environment_readers(sources()) == []
+
+
+def test_no_file_of_tests_is_imported_by_another() -> None:
+    assert libraries_of_tests(ROOT / "python_tests") == []
 
 
 def test_no_file_is_too_long() -> None:
@@ -282,6 +297,9 @@ def test_other_defects_are_found(tmp_path: Path) -> None:
     assert strangers({"backends.native": "from transformers import AutoModel"})
     assert environment_readers({"cli": "import os\nos.environ['HOME']"})
     assert environment_readers({"cli": "from os import getenv"})
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text("from tests import test_b\nfrom tests.test_b import helper\n")
+    assert len(libraries_of_tests(tmp_path / "tests")) == 2
     (tmp_path / "csrc").mkdir()
     (tmp_path / "csrc" / "bind.cpp").write_text("#include <sstream>")
     assert streamers(tmp_path) == ["bind.cpp"]

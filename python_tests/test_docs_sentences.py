@@ -11,8 +11,8 @@ import pytest
 
 from bench import report
 from bench.cascades import report as cascades_report
+from python_tests.docs_figures import AUTO, AUTO_MODEL, AUTO_TREES, CASCADES, decoded, milliseconds, planned
 from python_tests.docs_tables import AVX2, INTEL, RESULTS, ROOT, agrees, results
-from python_tests.test_docs_figures import AUTO, AUTO_TREES, CASCADES, decoded, milliseconds, planned
 from specdec_kernels import analysis
 
 if not RESULTS.exists():
@@ -62,12 +62,21 @@ def test_what_is_said_of_the_draft_model_is_that_of_its_results() -> None:
 def test_what_a_loop_of_our_own_gains_is_told_from_what_speculation_does() -> None:
     text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
     by: dict[Any, dict[str, float]] = {}
-    for found in results("in_transformers_ten")["rows"]:
+    for found in results("in_transformers_ten", INTEL)["rows"]:
         by.setdefault((found["prompts"], found["sampling"]), {})[found["way"]] = found["ratio"]
     plain = [ways["own loop, plain"] for ways in by.values()]
     gains = [ways["own loop"] / ways["own loop, plain"] for ways in by.values()]
     said = re.search(r'of "own loop" ([\d.]+) to ([\d.]+) is the loop, and its lookup ([\d.]+) to ([\d.]+) times', text)
     assert said and all(map(agrees, said.groups(), (min(plain), max(plain), min(gains), max(gains))))
+    said = re.search(
+        r"best drafter has ([\d.]+) on code .{,15} ([\d.]+) on quotes, .{,99} reach\), and ([\d.]+) on", text
+    )
+    goals = [goal["measured"] for goal in results("in_transformers_ten", INTEL)["targets"]]
+    assert said and all(map(agrees, said.groups(), goals))
+    drafted = [[ways[f"{whose}, assistant"] for ways in by.values()] for whose in ("transformers", "specdec_kernels")]
+    said = re.search(r"assisted generation ([\d.]+) to ([\d.]+) times .{,30}, ours ([\d.]+) to ([\d.]+)\.", text)
+    assert said and all(map(agrees, said.groups(), (end(of) for of in drafted for end in (min, max))))
+    assert not any(found["batches_differing"] for found in results("in_transformers_ten", INTEL)["rows"])
     slow = results("draft_model_own")["rows"][0]["plain_step_us"]
     said = re.search(r"tree of six nodes has ([\d.]+), in a run in which a plain step took (\d+) ms", text)
     (tree,) = (
@@ -79,9 +88,30 @@ def test_what_a_loop_of_our_own_gains_is_told_from_what_speculation_does() -> No
 
 def test_at_least_is_no_more_than_was_measured() -> None:
     text = " ".join((ROOT / "docs/benchmarks.md").read_text().split("## A trained draft model", 1)[1].split())
-    said = re.search(r'"auto" has at least ([\d.]+) times plain', text)
-    least = min(r["ratio"] for r in results("end_to_end_auto_model_2")["rows"] if r["num_speculative_tokens"] == "auto")
-    assert said and float(said[1]) <= least < float(said[1]) + 1e-3
+    said = re.findall(r"(one|two|four|eight)(?: together)? at least ([\d.]+) times plain", text)
+    assert [size for size, _ in said] == [*AUTO_MODEL]
+    for size, figure in said:
+        least = results(*AUTO_MODEL[size])["targets"][0]
+        assert least["what"].startswith("auto, any set") and float(figure) <= least["measured"] < float(figure) + 0.01
+    said = re.search(r"the best fixed K that pays one has ([\d.]+) or more and two ([\d.]+)", text)
+    shares = [results(*AUTO_MODEL[size])["targets"][1]["measured"] for size in ("one", "two")]
+    assert said and all(
+        float(figure) <= share < float(figure) + 1e-3 for figure, share in zip(said.groups(), shares, strict=True)
+    )
+
+
+def test_what_stopping_gains_is_of_the_results() -> None:
+    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    by: dict[Any, dict[Any, float]] = {}
+    for found in results(*AUTO_MODEL["one"])["rows"]:
+        way = found["drafter"], found["num_speculative_tokens"]
+        by.setdefault((found["prompts"], found["temperature"]), {})[way] = found["ratio"]
+    gains = [[of["model, 0.4", n] / of["model", n] for of in by.values()] for n in (3, 7, "auto")]
+    said = re.search(
+        r"three tokens are ([\d.]+) to ([\d.]+) times as fast with it, seven ([\d.]+) to ([\d.]+), and \"auto\" "
+        r"([\d.]+) to ([\d.]+)", text,
+    )  # fmt: skip
+    assert said and all(map(agrees, said.groups(), (end(of) for of in gains for end in (min, max))))
 
 
 def test_what_is_said_of_a_chosen_length_is_of_the_results() -> None:

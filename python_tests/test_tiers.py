@@ -59,9 +59,9 @@ def test_a_test_with_a_backend_alone_runs_on_every_one(on: Backend) -> None:
 
 def test_interpreted_triton_runs_what_there_is_time_for() -> None:
     cases = items(Backend("triton", "cpu"), on_triton={"kind": "b", "rule": "token"})
-    found = tiers.affordable(cases)
+    found = tiers.marked_for_triton(cases)
     assert {case.callspec.params["kind"] + case.callspec.params["rule"] for case in found} == {"btoken"}
-    assert len(found) == 12 and len(tiers.affordable(items(Backend("triton", "cpu")))) == 120
+    assert len(found) == 12 and len(tiers.marked_for_triton(items(Backend("triton", "cpu")))) == 120
 
 
 @pytest.mark.parametrize(

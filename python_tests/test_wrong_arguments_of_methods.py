@@ -14,12 +14,10 @@ import torch
 
 import specdec_kernels as sk
 from python_tests import public
-from python_tests import test_wrong_arguments as own
-from python_tests import test_wrong_arguments_of_modules as of_modules
 from python_tests.decoding.models import TableRunner, tiny
 from python_tests.law.cases import problem
-from python_tests.test_wrong_arguments_of_modules import HIDDEN, features, logits
-from python_tests.wrong_values import Calls, complaints, parameters
+from python_tests.medusa.models import HIDDEN, features
+from python_tests.wrong_values import Calls, complaints, logits, parameters, tables
 from specdec_kernels.analysis.measured import Acceptance, StepCosts, watch
 from specdec_kernels.analysis.planner import Plan
 from specdec_kernels.decoding import Runner
@@ -179,7 +177,7 @@ def test_everything_public_says_what_it_raises() -> None:
 
 
 def test_everything_public_is_walked() -> None:
-    walked = {key.partition("-")[0] for table in (GOOD, own.GOOD, of_modules.GOOD) for key in table}
+    walked = {key.partition("-")[0] for table in tables() for key in table}
     public_ones = public.callables()
     missed = [
         name for name, call in public_ones.items() if name not in walked | RESULTS and not is_of_the_loop(name, call)

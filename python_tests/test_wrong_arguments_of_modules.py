@@ -19,18 +19,13 @@ from torch import Tensor
 import specdec_kernels as sk
 from python_tests.audit.planted import one_seed
 from python_tests.decoding.models import TableRunner, tiny
-from python_tests.integrations.test_sglang import outputs
+from python_tests.integrations.sglang_outputs import outputs
 from python_tests.law.cases import problem
-from python_tests.medusa.test_heads import HIDDEN, random_heads
-from python_tests.medusa.test_training import wide
-from python_tests.wrong_values import Calls, complaints, parameters
+from python_tests.medusa.models import HIDDEN, features, random_heads, wide
+from python_tests.wrong_values import Calls, complaints, logits, parameters
 from specdec_kernels import laws
 from specdec_kernels.integrations import flashinfer_pipeline
 from specdec_kernels.medusa import Document, Features, MedusaHeads, Recipe, prepare
-
-
-def logits(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 def probs(*shape: int) -> Tensor:
@@ -123,10 +118,6 @@ def one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def features() -> Features:
-    return Features(logits(16, HIDDEN).half(), torch.arange(16) % 5 + 3, torch.tensor([0, 8]), torch.tensor([1, 0]))
-
-
 @functools.cache
 def heads() -> MedusaHeads:
     return random_heads()
@@ -207,8 +198,8 @@ def measured(name: str) -> dict[str, Any]:
     if name == "measure_acceptance":
         return decoded()
     (ids, mask) = decoded()["batches"][0]
-    return {"model": TableRunner.random(), "ids": ids, "mask": mask, "drafters": {"lookup": sk.NgramDrafter()},
-            "lengths": [1], "batch_size": 1, "rounds": 1, "steps": 1}  # fmt: skip
+    return {"model": TableRunner.random(), "input_ids": ids, "attention_mask": mask, "lengths": [1], "batch_size": 1,
+            "drafters": {"lookup": sk.NgramDrafter()}, "rounds": 1, "steps": 1}  # fmt: skip
 
 
 def planned(name: str) -> dict[str, Any]:
@@ -344,7 +335,7 @@ ALLOWED: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("advance", "clock", "say"), lambda value: value is print),
     "count_runs-drafters": lambda value: value == {},
     "speculative_sampling-is_done_candidate": lambda value: value is None,
-    "measure_costs-mask": is_int16,
+    "measure_costs-attention_mask": is_int16,
     "measure_costs-drafters": lambda value: value == {},  # plain decoding alone
     "generate-streamer": lambda value: value is None,
     "verify_chain-group": lambda value: value is None,

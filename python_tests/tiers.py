@@ -37,8 +37,8 @@ def run(items: Sequence[Any], tier: str) -> list[Any]:
     return [item for item in items if (id(item) in chosen) == (tier == "short")]
 
 
-def affordable(items: Sequence[Any]) -> list[Any]:
-    """Of one test's cases by interpreted Triton those that there is time for."""
+def marked_for_triton(items: Sequence[Any]) -> list[Any]:
+    """Of one test's cases by interpreted Triton those with the values that the test's mark names."""
     marker = items[0].get_closest_marker("on_triton")
     wanted = {} if marker is None else marker.kwargs
     return [item for item in items if wanted.items() <= item.callspec.params.items()]
@@ -63,7 +63,7 @@ def short(items: Sequence[Any]) -> list[Any]:
 def kind_of(backend: Any) -> str:
     """Which of the rules above chooses a backend's cases; "cases" for a test without a backend."""
     if getattr(backend, "interpreted", False):
-        return "triton" if backend.name == "triton" else "emulated"
+        return "triton" if backend.by_interpreter else "emulated"
     widest = getattr(backend, "capability", None) in (None, native.cpu_capability())
     return "cases" if widest and getattr(backend, "name", None) != "reference" else "narrow"
 

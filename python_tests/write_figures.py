@@ -13,8 +13,8 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
+from python_tests.docs_figures import NAMES, PAGES
 from python_tests.docs_tables import FIGURE, ROOT, Expected, agrees
-from python_tests.test_docs_figures import NAMES, PAGES
 
 RULER = re.compile(r"[|:\- ]+")
 

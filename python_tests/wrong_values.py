@@ -7,10 +7,12 @@ the parameter's.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,3 +152,14 @@ def complaint_of(call: Callable[..., Any], given: dict[str, Any], parameter: str
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return TAKEN
+
+
+def logits(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def tables() -> Iterator[Calls]:
+    """`GOOD` of each file of tests of wrong arguments."""
+    for file in sorted(Path(__file__).parent.glob("test_wrong_arguments*.py")):
+        good: Calls = importlib.import_module(f"python_tests.{file.stem}").GOOD
+        yield good

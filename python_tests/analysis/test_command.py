@@ -9,22 +9,13 @@ from typing import Any
 
 import pytest
 
-from python_tests.decoding.models import tiny
+from python_tests.decoding.models import Letters, TableRunner, tiny
 from specdec_kernels import assets, cli
 from specdec_kernels.analysis import command, drafters, planner
 from specdec_kernels.assets import corpus, prompts
 from specdec_kernels.commands import load_draft
 from specdec_kernels.drafters import MedusaDrafter, ModelDrafter, ModelTreeDrafter, NgramDrafter
 from specdec_kernels.integrations.transformers.packing import is_packed, pack_linear_weights
-
-
-class Letters:
-    """A tokenizer with one token a character."""
-
-    pad_token_id = eos_token_id = 0
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [3 + ord(letter) % 50 for letter in text]
 
 
 @pytest.fixture
@@ -216,17 +207,23 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     )
 
 
-def test_drafters_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafters_by_name() -> None:
     wide = {"hidden_size": 576, "vocab_size": 49152, "num_hidden_layers": 1, "tie_word_embeddings": True}
     model: Any = tiny("llama", **wide)  # type: ignore[arg-type]
     names = ["medusa", "lookup", "model", "model-tree"]
     made = drafters.make(names, model, Letters(), corpus=False, draft_model=tiny("llama"))
     assert [type(drafter) for drafter in made.values()] == [MedusaDrafter, NgramDrafter, ModelDrafter, ModelTreeDrafter]
     assert list(made) == names and not is_packed(made["medusa"].heads)  # type: ignore[attr-defined]
-    draft = tiny("llama")
+    draft, runner = tiny("llama"), TableRunner.random()
     with pack_linear_weights(model):
         packed = drafters.make(["medusa"], model, Letters(), corpus=False, draft_model=draft)
-    assert is_packed(packed["medusa"].heads) and is_packed(draft)  # type: ignore[attr-defined]
+        assert is_packed(packed["medusa"].heads) and not is_packed(draft)  # type: ignore[attr-defined]
+        for name in ("model", "model", "model-tree"):  # the first packs it
+            made = drafters.make([name], model, Letters(), corpus=False, draft_model=draft)
+            assert list(made) == [name] and is_packed(draft)
+        for other in (runner, model, tiny("llama").bfloat16()):
+            kept = drafters.make(["model"], model, Letters(), corpus=False, draft_model=other)["model"]
+            assert is_packed(other) == (other is model) and kept.draft_model is other  # type: ignore[attr-defined]
     with pytest.raises(
         ValueError,
         match="^make: names must be of lookup, ngram-lm, medusa, lookup-tree, none, model, model-tree, got 'magic'",

@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 
 import specdec_kernels as sk
-from python_tests.analysis.test_watching import SlowDrafter, SlowRunner, Ticking
+from python_tests.analysis.slow_models import SlowDrafter, SlowRunner, Ticking
 from python_tests.decoding.models import TableRunner, prompts
 from specdec_kernels import analysis
 from specdec_kernels.analysis import measured, planner
@@ -107,7 +107,7 @@ def slow(*drafters: str, alpha: str = "low") -> tuple[Any, dict[str, Any], Ticki
 def test_costs_are_the_clocks() -> None:
     target, drafters, clock = slow("odd")
     found = measured.measure_costs(
-        target, prompts(4, 6, vocab=23)[0], None, drafters, lengths=[1, 3], batch_size=2, rounds=2, steps=1, clock=clock
+        target, prompts(4, 6, vocab=23)[0], drafters, lengths=[1, 3], batch_size=2, rounds=2, steps=1, clock=clock
     )
     assert found.steps == {1: 11.0, 2: 12.0, 4: 14.0}
     assert found.verification(4) == pytest.approx(14 / 11)
@@ -123,7 +123,7 @@ def test_drafting_is_timed_in_whole_drafts(distance: float) -> None:
     draft = SlowRunner(target.table + distance * torch.randn(23, 23, 23, generator=torch.Generator().manual_seed(1)))
     target.clock = draft.clock = clock
     found = measured.measure_costs(
-        target, prompts(4, 6, vocab=23)[0], None, {"draft": sk.ModelDrafter(draft)}, lengths=[1, 3, 7, 15],
+        target, prompts(4, 6, vocab=23)[0], {"draft": sk.ModelDrafter(draft)}, lengths=[1, 3, 7, 15],
         batch_size=2, rounds=1, clock=clock,
     )  # fmt: skip
     for length in (1, 3, 7, 15):  # the first forward of a draft has two rows
@@ -136,7 +136,7 @@ def test_costs_of_models_that_hold_few_positions(of_target: int | None, of_draft
     target, draft = TableRunner.random(), TableRunner.random(seed=1)
     target.max_length, draft.max_length = of_target, of_draft
     found = measured.measure_costs(
-        target, prompts(prompt, prompt, vocab=23)[0], None, {"draft": sk.ModelDrafter(draft)}, lengths=[3, 15],
+        target, prompts(prompt, prompt, vocab=23)[0], {"draft": sk.ModelDrafter(draft)}, lengths=[3, 15],
         batch_size=2, rounds=1,
     )  # fmt: skip
     assert set(found.steps) == {1, 4, 16} and np.isfinite([*found.steps.values(), *found.drafting.values()]).all()
@@ -151,7 +151,7 @@ def test_costs_are_of_the_batch_asked_for() -> None:
             return super().forward(tokens, *rest, **named)
 
     measured.measure_costs(
-        Counting(TableRunner.random().table), prompts(4, 6, vocab=23)[0], None, {}, lengths=[1], batch_size=5, rounds=1
+        Counting(TableRunner.random().table), prompts(4, 6, vocab=23)[0], {}, lengths=[1], batch_size=5, rounds=1
     )
     assert set(seen) == {5}
 
@@ -159,12 +159,16 @@ def test_costs_are_of_the_batch_asked_for() -> None:
 @pytest.mark.parametrize(
     ("named", "message"),
     [({"batch_size": 0}, "batch_size must be in"), ({"lengths": [1, 0]}, "lengths must be in \\[1, 64\\], got 0"),
-     ({"rounds": 1.5}, "rounds must be an integer, got float")],
+     ({"rounds": 1.5}, "rounds must be an integer, got float"),
+     ({"input_ids": torch.ones(3).long()}, r"input_ids must be \[num_prompts >= 1, prompt\], got \[3\]"),
+     ({"attention_mask": torch.ones(1, 3)}, r"attention_mask must be \[num_prompts=1, prompt=4\], got \[1, 3\]")],
 )  # fmt: skip
 def test_costs_refuse(named: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=f"^measure_costs: {message}"):
         measured.measure_costs(
-            TableRunner.random(), prompts(4, vocab=23)[0], None, {}, **{"lengths": [1], "batch_size": 1} | named
+            TableRunner.random(),
+            drafters={},
+            **{"input_ids": prompts(4, vocab=23)[0], "lengths": [1], "batch_size": 1} | named,
         )
 
 

@@ -69,6 +69,21 @@ def test_every_panel_is_labelled_and_the_command_stands_below(name: str, tmp_pat
     assert figure.get_supxlabel() == "specdec plot something"
 
 
+def test_a_description_is_kept_or_refused(tmp_path: Path) -> None:
+    for suffix in (".svg", ".PNG"):
+        path = tmp_path / f"figure{suffix}"
+        plots.save(plots.best_gamma(), path, "a command", "of these rows")
+        assert b"of these rows" in path.read_bytes()
+    for suffix in (".pdf", ".jpg", ".eps"):
+        path = tmp_path / f"figure{suffix}"
+        with pytest.raises(
+            ValueError, match=r"^save: description must be None unless path ends with .png or .svg, got it"
+        ):
+            plots.save(plots.best_gamma(), path, "a command", "of these rows")
+        assert not path.exists()
+    plots.save(plots.best_gamma(), tmp_path / "figure.pdf", "a command")
+
+
 def test_every_figure_is_tested() -> None:
     assert set(FIGURES) == set(plots.__all__) - {"save"}
 

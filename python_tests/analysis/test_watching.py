@@ -9,24 +9,14 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from python_tests.decoding.models import TableRunner, prompts, tiny, unlike_pair
+from python_tests.analysis.slow_models import SlowDrafter, SlowRunner, Ticking
+from python_tests.decoding.models import RepeatLast, TableRunner, prompts, tiny, unlike_pair
 from specdec_kernels.analysis.watching import Unlikely, Watched, watch
-from specdec_kernels.decoding import DecodingState, Provenance, StepResult
-from specdec_kernels.drafters import Draft, Drafter
+from specdec_kernels.decoding import Provenance
+from specdec_kernels.drafters import Drafter
 from specdec_kernels.medusa import MedusaHeads
 
 NUM_DRAFT = 4
-
-
-class RepeatLast(Drafter):
-    """Proposes each sequence's last token, again and again."""
-
-    def start(self, state: DecodingState) -> None: ...
-
-    def propose(self, state: DecodingState, num_tokens: int) -> Draft:
-        return Draft(state.last_tokens().expand(-1, num_tokens))
-
-    def commit(self, state: DecodingState, result: StepResult) -> None: ...
 
 
 def table_case(drafter: Drafter, temperature: float, tokens: int = 60, **options: Any) -> tuple[TableRunner, Watched]:
@@ -184,39 +174,6 @@ def test_a_cascade_and_an_encoder_decoder_are_watched() -> None:
         assert torch.equal(seen.output.tokens, plain.tokens) and (seen.output.num_tokens < 40).any()
         judged = seen.acceptance[seen.acceptance >= 0]
         assert len(judged) == plain.stats.num_accepted + plain.stats.num_rejected and plain.stats.num_accepted > 5
-
-
-class Ticking:
-    """A clock that goes only when it is told to."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def __call__(self) -> float:
-        return self.time
-
-
-class SlowRunner(TableRunner):
-    """A forward takes 10 seconds and one more a row."""
-
-    clock: Ticking
-
-    def forward(self, tokens: torch.Tensor, *rest: Any, **named: Any) -> Any:
-        self.clock.time += 10 + tokens.shape[1]
-        return super().forward(tokens, *rest, **named)
-
-
-class SlowDrafter(Unlikely):
-    """Drafting takes 3 seconds, taking note of a step one."""
-
-    clock: Ticking
-
-    def propose(self, state: DecodingState, num_tokens: int) -> Draft:
-        self.clock.time += 3
-        return super().propose(state, num_tokens)
-
-    def commit(self, state: DecodingState, result: StepResult) -> None:
-        self.clock.time += 1
 
 
 def test_the_time_of_each_part() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 import specdec_kernels as sk
+from python_tests.support import Terminal
 from specdec_kernels import cli
 from specdec_kernels.audit import own
 from specdec_kernels.audit.cases import chains
@@ -131,11 +131,6 @@ def test_where_a_backend_fails_the_last_line_says_how_many_did_not(
     assert failed == len(lines) - (2 if wrong else 0) and len(lines) > 2
     expected = "1 of the 2 that could be computed is not the target's" if wrong else "none could be computed"
     assert last == expected
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_json_is_no_minute_of_silence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,7 @@ import torch
 import specdec_kernels as sk
 from bench import answers
 from bench.answers import Answer
-from python_tests.analysis.test_command import Letters
-from python_tests.decoding.models import TableRunner, tiny
+from python_tests.decoding.models import Letters, TableRunner, near_table, tiny
 from specdec_kernels import assets
 from specdec_kernels.assets import prompts
 from specdec_kernels.decoding import DecodingState, StepResult
@@ -54,7 +53,7 @@ class Repeats(sk.Drafter):
 
 def test_asking_a_draft_model_takes_the_forwards_that_drafting_takes() -> None:
     """Two rows of the text, then a row for each token: nothing is fed again."""
-    draft = near(TableRunner.random(12, seed=4))
+    draft = near_table(TableRunner.random(12, seed=4))
     answers.asked(
         TableRunner.random(12, seed=4), torch.tensor([[1, 2, 3]]), [sk.ModelDrafter(draft)], max_new_tokens=9, **GREEDY
     )
@@ -69,11 +68,6 @@ def test_a_lone_token_is_written_without_a_draft() -> None:
     assert answer.matched is None and answer.right.tolist() == answer.drafted.tolist() == [0]
 
 
-def near(model: TableRunner) -> TableRunner:
-    """A model that is right every other time or so."""
-    return TableRunner(model.table + 2 * torch.randn(model.table.shape, generator=torch.Generator().manual_seed(1)))
-
-
 def test_several_drafters_are_asked_about_one_answer() -> None:
     """Each hears of its own drafts alone, and says what it would say by itself."""
     model = TableRunner.random(12, seed=4)
@@ -81,9 +75,9 @@ def test_several_drafters_are_asked_about_one_answer() -> None:
     kw: dict[str, Any] = {"sampling": sk.SamplingParams(1.0), "seeds": torch.arange(2), "max_new_tokens": 30}
 
     def of(name: str) -> sk.Drafter:
-        return {"lookup": sk.NgramDrafter(), "n-grams": sk.NgramLMDrafter(), "model": sk.ModelDrafter(near(model))}[
-            name
-        ]
+        astray = sk.ModelDrafter(near_table(model))
+        made = {"lookup": sk.NgramDrafter(), "n-grams": sk.NgramLMDrafter(), "model": astray}
+        return made[name]
 
     names = ["lookup", "model", "n-grams"]
     together = answers.asked(model, texts, [of(name) for name in names], eos_token_id=[], **kw)

@@ -11,8 +11,7 @@ import torch
 import specdec_kernels as sk
 from bench import draft_model, end_to_end
 from examples.own_loop import LeanLlama
-from python_tests.analysis.test_command import Letters
-from python_tests.decoding.models import tiny
+from python_tests.decoding.models import Letters, tiny
 from specdec_kernels import assets
 from specdec_kernels.assets import prompts
 

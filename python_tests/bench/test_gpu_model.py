@@ -16,7 +16,7 @@ import specdec_kernels as sk
 from bench.gpu import grid, model, summary
 from bench.inputs import Case
 from python_tests import emulated
-from python_tests.bench.test_gpu_summary import row
+from python_tests.bench.rows import row
 
 VOCAB, BATCH, K = 12 * 1024, 2, 3
 CARD = model.Card(100, 4000.0, 51.2, "a test")  # 2 GHz

@@ -9,16 +9,7 @@ from typing import Any
 from bench import plot as draw_all
 from bench.gpu import grid, plot, summary
 from bench.report import VARIANTS
-
-
-def row(provider: str, median: float, **other: Any) -> dict[str, Any]:
-    base = {
-        "id": "x", "op": "verify_chain", "case": "T=1",
-        "vocab": 1000, "batch": 8, "num_draft": 5, "dtype": "bfloat16", "cache": "cold",
-        "launch": "graph", "provider": provider, "median_us": median, "floor_us": 10.0, "floor_exit_us": 7.0,
-        "gb_per_s": 900.0, "needed_bytes": 1e6, "torch_peak_bytes": 512, "launches": 3,
-    }  # fmt: skip
-    return {**base, **other}
+from python_tests.bench.rows import row
 
 
 def reached(rows: list[dict[str, Any]]) -> dict[str, bool | None]:

@@ -11,9 +11,8 @@ import torch
 
 import specdec_kernels as sk
 from bench import plan as bench_plan
-from python_tests.analysis.test_command import Letters
-from python_tests.analysis.test_watching import SlowRunner, Ticking
-from python_tests.decoding.models import TableRunner
+from python_tests.analysis.slow_models import SlowRunner, Ticking
+from python_tests.decoding.models import Letters, TableRunner
 from specdec_kernels import assets
 from specdec_kernels.analysis import drafters
 from specdec_kernels.assets import prompts

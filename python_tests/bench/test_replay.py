@@ -13,9 +13,7 @@ import torch
 import specdec_kernels as sk
 from bench import replay
 from bench.answers import Answer, asked, save
-from python_tests.analysis.test_command import Letters
-from python_tests.bench.test_answers import near
-from python_tests.decoding.models import TableRunner, tiny
+from python_tests.decoding.models import Letters, TableRunner, near_table, tiny
 from specdec_kernels import assets
 from specdec_kernels.assets import prompts
 from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS, CostTable, LearnedCosts
@@ -36,7 +34,9 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_replay_takes_the_steps_that_decoding_takes(of: str, way: int | str, ends: list[int], quiet: None) -> None:
     """Greedily, of three answers together: also where "auto" chooses, by the same costs."""
     model = TableRunner.random(12, seed=4)
-    drafter = {"lookup": sk.NgramDrafter(), "n-grams": sk.NgramLMDrafter(), "model": sk.ModelDrafter(near(model))}[of]
+    astray = sk.ModelDrafter(near_table(model))
+    made = {"lookup": sk.NgramDrafter(), "n-grams": sk.NgramLMDrafter(), "model": astray}
+    drafter = made[of]
     texts = torch.tensor([[4, 9, 3, 4, 9], [7, 7, 7, 7, 7], [1, 2, 3, 4, 5]])
     kw: dict[str, Any] = {"sampling": sk.SamplingParams(0.0), "max_new_tokens": 40, "eos_token_id": ends}
     answers = [answer for text in texts for answer in asked(model, text[None], [drafter], **kw)[0]]

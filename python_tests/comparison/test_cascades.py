@@ -14,7 +14,7 @@ from torch import Tensor
 import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner, full_law, prompts, tiny, unlike_pair
 from python_tests.law.steps import g_test
-from python_tests.law.test_generate_law import (
+from python_tests.law.windows import (
     BATCH,
     CUT,
     LENGTH,
@@ -25,7 +25,7 @@ from python_tests.law.test_generate_law import (
     expected_windows,
     target_table,
 )
-from python_tests.law.test_generate_law import VOCAB as SMALL_VOCAB
+from python_tests.law.windows import VOCAB as SMALL_VOCAB
 from specdec_kernels import laws
 from specdec_kernels.comparison import seq_cascade as whole_answers
 from specdec_kernels.comparison import two_models

@@ -12,15 +12,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from specdec_kernels.decoding import graph
+import specdec_kernels as sk
+from python_tests.decoding.models import TableRunner
+from specdec_kernels.decoding import GenerationOutput, graph
 
 WAITS = frozenset(
     "_local_scalar_dense item is_nonzero equal allclose nonzero nonzero_static masked_select unique _unique2 "
@@ -28,6 +32,11 @@ WAITS = frozenset(
 )
 UPLOADS = frozenset({"lift_fresh"})  # torch.tensor(…)
 GARBAGE = -(10**12)
+EOS, LAST_WORDS = 4, (21, 22)
+TARGET = TableRunner.random().table
+TARGET[..., EOS] -= 3  # so rare that most sequences last until steps are captured, whatever a machine's roundings are,
+TARGET[(*LAST_WORDS, EOS)] += 30  # and certain to one of `unequal` in test_graph.py
+NEAR = TARGET + TableRunner.random(seed=9, spread=1.0).table
 
 
 class WouldWait(RuntimeError):
@@ -189,3 +198,23 @@ class Event:
         self.cuda.log.append("wait")
         for buffer, kept in zip(self.cuda.pinned, self.kept, strict=True):
             buffer.copy_(kept)
+
+
+def same(one: GenerationOutput, other: GenerationOutput) -> None:
+    """Equal in all but the times."""
+    for name in ("sequences", "tokens", "num_tokens", "provenance", "status"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+    assert (one.logprobs is None) == (other.logprobs is None)
+    for mine, its in zip(one.logprobs or (), other.logprobs or (), strict=True):
+        assert torch.equal(mine, its)
+    for field in fields(one.stats):
+        if not field.name.startswith(("seconds", "costs")):
+            assert np.array_equal(getattr(one.stats, field.name), getattr(other.stats, field.name)), field.name
+
+
+def both(target: Any, *args: Any, **kw: Any) -> tuple[GenerationOutput, GenerationOutput]:
+    """As a GPU would run it, and op by op."""
+    captured = sk.generate(target, *args, **kw)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph, "_is_cuda", lambda device: False)
+        return captured, sk.generate(target, *args, **kw)

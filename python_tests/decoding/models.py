@@ -1,4 +1,4 @@
-"""Models small enough to be instant, for the tests of the loops."""
+"""Models small enough to be instant, and what else the tests of the loops share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import specdec_kernels as sk
 from specdec_kernels import TokenMap
-from specdec_kernels.decoding import Prompt, Runner
+from specdec_kernels.decoding import DecodingState, Prompt, Runner, StepResult
+from specdec_kernels.drafters import Draft, Drafter
 
 VOCAB = 61
+FAMILIES = ("llama", "gpt2", "gemma2", "t5")
 SMALL = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "vocab_size": VOCAB, "max_position_embeddings": 256,
@@ -91,6 +94,11 @@ class NarrowTable(TableRunner):
         return logits[..., self.ids]
 
 
+def near_table(model: TableRunner) -> TableRunner:
+    """A model that is right every other time or so."""
+    return TableRunner(model.table + 2 * torch.randn(model.table.shape, generator=torch.Generator().manual_seed(1)))
+
+
 def near(model_type: str, seed: int, distance: float, **changes: Any) -> Any:
     """A model like ``tiny(model_type, seed, **changes)``, with noise on its weights."""
     model = tiny(model_type, seed, **changes)
@@ -138,3 +146,70 @@ def prompts(*lengths: int, vocab: int = VOCAB, seed: int = 7) -> tuple[Tensor, T
         ids[row, ids.shape[1] - length :] = torch.randint(3 % vocab, vocab, (length,), generator=generator)
         mask[row, ids.shape[1] - length :] = 1
     return ids, mask
+
+
+class RepeatLast(Drafter):
+    """The example of `Drafter`'s documentation."""
+
+    def start(self, state: DecodingState) -> None: ...
+
+    def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+        return Draft(state.last_tokens().expand(-1, num_tokens))
+
+    def commit(self, state: DecodingState, result: StepResult) -> None: ...
+
+
+def texts(out: sk.decoding.GenerationOutput) -> list[list[int]]:
+    return [row[:n].tolist() for row, n in zip(out.tokens, out.num_tokens.tolist(), strict=True)]
+
+
+class TooMany(RepeatLast):
+    """Proposes a token more than it is asked for."""
+
+    def propose(self, state: DecodingState, num_tokens: int) -> Draft:
+        return super().propose(state, num_tokens + 1)
+
+
+class HostSyncs(torch.overrides.TorchFunctionMode):
+    """Counts what makes the host wait for a device, or would."""
+
+    NAMES = frozenset(
+        "item tolist cpu numpy nonzero masked_select unique argwhere __bool__ __int__ __float__ __index__ "
+        "__array__".split()
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", str(func))
+        if name in self.NAMES:
+            self.seen.append(name)
+        if name in ("__getitem__", "__setitem__", "index_put_"):
+            indices = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if any(isinstance(i, Tensor) and i.dtype == torch.bool for i in indices):
+                self.seen.append("boolean index")
+        return func(*args, **(kwargs or {}))
+
+
+class CapturableTable(TableRunner):
+    """Works on the values of its tensors alone, and counts how often it is called."""
+
+    capturable = True
+
+    def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
+        self.forwards.append(tokens.shape[1])
+        positions = starts[:, None] + torch.arange(tokens.shape[1])
+        self.text.scatter_(1, positions + 1, tokens)
+        before = self.text.gather(1, positions).masked_fill(positions >= bound, 0)  # what lies there is not seen
+        return self.table[before, tokens]
+
+
+class Letters:
+    """A tokenizer with one token a character."""
+
+    pad_token_id = eos_token_id = 0
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [3 + ord(letter) % 50 for letter in text]

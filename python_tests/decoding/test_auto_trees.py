@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
+from python_tests.decoding.fake_cuda import both, same
 from python_tests.decoding.models import TableRunner, prompts, tiny
-from python_tests.decoding.test_graph import both, cuda, same  # noqa: F401 - a fixture
-from python_tests.decoding.test_schedule import result
-from python_tests.decoding.test_trees import TOKENS, TREE, Fixed, TreeTable, exact_law, frequencies, medusa, target
+from python_tests.decoding.schedules import result
+from python_tests.decoding.tree_models import TOKENS, TREE, Fixed, TreeTable, exact_law, frequencies, medusa, target
 from specdec_kernels.decoding import DecodingState, rehearsal
 from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS
 from specdec_kernels.decoding.schedule import AutoSchedule, FixedSchedule
-from specdec_kernels.drafters import Draft
+from specdec_kernels.drafters import Draft, Foresight
 from specdec_kernels.integrations.transformers.decoder import DecoderRunner
 
 DEAR, FREE = [1.0, 99.0], [1.0, 1.0]
@@ -120,8 +120,11 @@ def test_hidden_states_are_kept_by_plain_steps() -> None:
         torch.testing.assert_close(hidden[0], states[-2], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("foresees", [False, True])
 @pytest.mark.parametrize("tokens", [1, "auto", once(FREE)], ids=["1", "auto", "table"])
-def test_heads_are_not_asked_before_they_have_something_to_read(tokens: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_are_not_asked_before_they_have_something_to_read(
+    tokens: Any, foresees: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first step verifies the root alone, and the one after it drafts the tree."""
     model, rows, asked = tiny("llama"), list[int](), list[int]()
     drafter = medusa(model)
@@ -136,6 +139,8 @@ def test_heads_are_not_asked_before_they_have_something_to_read(tokens: Any, mon
         return forward_tree(self, tokens, starts, tree, bound)
 
     monkeypatch.setattr(drafter, "propose", proposed)
+    if foresees:
+        monkeypatch.setattr(drafter, "foresee", lambda state: Foresight(np.array([5, 5]), np.array([64, 64])))
     monkeypatch.setattr(DecoderRunner, "forward_tree", forwarded)
     monkeypatch.setattr(rehearsal, "_rehearse", lambda steps, lengths: np.array(FREE))
     out = sk.generate(
@@ -218,7 +223,7 @@ def test_trees_of_another_size_have_costs_of_their_own() -> None:
 # --- on a GPU, and refusals -------------------------------------------------------------------------------------------
 
 
-def test_captured_steps_do_what_ordinary_ones_do(cuda: Any) -> None:  # noqa: F811
+def test_captured_steps_do_what_ordinary_ones_do(cuda: Any) -> None:
     model = tiny("llama")
     ids, mask = prompts(5, 9, 1)
     for drafter in (medusa(model), sk.NgramTreeDrafter(num_nodes=8), sk.ModelTreeDrafter(model, 8, 3, 3)):

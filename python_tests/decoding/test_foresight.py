@@ -10,7 +10,7 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner, prompts
-from python_tests.decoding.test_schedule import DEAR, PACKED, result, table
+from python_tests.decoding.schedules import DEAR, PACKED, result, table
 from specdec_kernels.decoding import StepResult
 from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS, CostTable, LearnedCosts
 from specdec_kernels.decoding.foresight import ForesightSchedule, MatchYield

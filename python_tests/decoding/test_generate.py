@@ -12,13 +12,22 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
-from python_tests.decoding.models import NarrowTable, TableRunner, prompts, tiny
+from python_tests.decoding.models import (
+    FAMILIES,
+    HostSyncs,
+    NarrowTable,
+    RepeatLast,
+    TableRunner,
+    TooMany,
+    prompts,
+    texts,
+    tiny,
+)
 from specdec_kernels.decoding import DecodingState, Provenance, StepResult
 from specdec_kernels.decoding.launching import Steps
 from specdec_kernels.drafters import Draft, Drafter
 
 GREEDY = sk.SamplingParams(temperature=0.0)
-FAMILIES = ("llama", "gpt2", "gemma2", "t5")
 DRAFTERS: dict[str, Callable[[Any, Any], Drafter]] = {
     "none": lambda target, draft: sk.NoDrafter(),
     "ngram": lambda target, draft: sk.NgramDrafter(3),
@@ -26,21 +35,6 @@ DRAFTERS: dict[str, Callable[[Any, Any], Drafter]] = {
     "itself": lambda target, draft: sk.ModelDrafter(target),
     "narrow": lambda target, draft: sk.ModelDrafter(draft, token_map=sk.TokenMap(torch.arange(40, 3, -1))),
 }
-
-
-class RepeatLast(Drafter):
-    """The example of `Drafter`'s documentation."""
-
-    def start(self, state: DecodingState) -> None: ...
-
-    def propose(self, state: DecodingState, num_tokens: int) -> Draft:
-        return Draft(state.last_tokens().expand(-1, num_tokens))
-
-    def commit(self, state: DecodingState, result: StepResult) -> None: ...
-
-
-def texts(out: sk.decoding.GenerationOutput) -> list[list[int]]:
-    return [row[:n].tolist() for row, n in zip(out.tokens, out.num_tokens.tolist(), strict=True)]
 
 
 # --- real classes -----------------------------------------------------------------------------------------------------
@@ -364,10 +358,6 @@ def test_padding_takes_no_position() -> None:
 
 
 def test_a_draft_of_the_wrong_shape_is_refused() -> None:
-    class TooMany(RepeatLast):
-        def propose(self, state: DecodingState, num_tokens: int) -> Draft:
-            return super().propose(state, num_tokens + 1)
-
     ids, _ = prompts(4, vocab=23)
     with pytest.raises(ValueError, match=r"TooMany.propose must give \[batch=1, at most 5\] tokens, got \[1, 6\]"):
         sk.generate(TableRunner.random(), ids, drafter=TooMany(), num_speculative_tokens=5)
@@ -464,29 +454,6 @@ def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 # --- how it works -----------------------------------------------------------------------------------------------------
-
-
-class HostSyncs(torch.overrides.TorchFunctionMode):
-    """Counts what makes the host wait for a device, or would."""
-
-    NAMES = frozenset(
-        "item tolist cpu numpy nonzero masked_select unique argwhere __bool__ __int__ __float__ __index__ "
-        "__array__".split()
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", str(func))
-        if name in self.NAMES:
-            self.seen.append(name)
-        if name in ("__getitem__", "__setitem__", "index_put_"):
-            indices = args[1] if isinstance(args[1], tuple) else (args[1],)
-            if any(isinstance(i, Tensor) and i.dtype == torch.bool for i in indices):
-                self.seen.append("boolean index")
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("acceptance", ["token", "block", "match", "greedy"])

@@ -7,7 +7,6 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -19,9 +18,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import specdec_kernels as sk
-from python_tests.decoding.fake_cuda import FakeCuda, Stream
-from python_tests.decoding.models import TableRunner, prompts, tiny
-from python_tests.decoding.test_generate import FAMILIES, HostSyncs, RepeatLast
+from python_tests.decoding.fake_cuda import EOS, LAST_WORDS, NEAR, TARGET, FakeCuda, Stream, both, same
+from python_tests.decoding.models import (
+    FAMILIES,
+    CapturableTable,
+    HostSyncs,
+    RepeatLast,
+    TableRunner,
+    TooMany,
+    prompts,
+    tiny,
+)
 from python_tests.support import environment
 from specdec_kernels import laws
 from specdec_kernels.decoding import DecodingState, GenerationOutput, Prompt, graph, rehearsal, schedule
@@ -35,26 +42,6 @@ from specdec_kernels.ops.verify_chain import ACCEPTANCES as RULES
 
 LOOP = importlib.import_module("specdec_kernels.decoding.generate")  # the name is also the function's
 ACCEPTANCES = tuple(RULES)
-
-
-class CapturableTable(TableRunner):
-    """Works on the values of its tensors alone, and counts how often it is called."""
-
-    capturable = True
-
-    def forward(self, tokens: Tensor, starts: Tensor, bound: int, need_logits: bool = True) -> Tensor | None:
-        self.forwards.append(tokens.shape[1])
-        positions = starts[:, None] + torch.arange(tokens.shape[1])
-        self.text.scatter_(1, positions + 1, tokens)
-        before = self.text.gather(1, positions).masked_fill(positions >= bound, 0)  # what lies there is not seen
-        return self.table[before, tokens]
-
-
-EOS, LAST_WORDS = 4, (21, 22)
-TARGET = TableRunner.random().table
-TARGET[..., EOS] -= 3  # so rare that most sequences last until steps are captured, whatever a machine's roundings are,
-TARGET[(*LAST_WORDS, EOS)] += 30  # and certain to one of `unequal`
-NEAR = TARGET + TableRunner.random(seed=9, spread=1.0).table
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "none": sk.NoDrafter,
     "ngram": lambda: sk.NgramDrafter(2),
@@ -65,38 +52,11 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 }
 
 
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    fake = FakeCuda()
-    fake.install(monkeypatch)
-    return fake
-
-
 def unequal(*lengths: int) -> tuple[Tensor, Tensor]:
     """Random prompts and their mask; the text of the second ends at its first token."""
     ids, mask = prompts(*lengths, vocab=23)
     ids[1, -2:] = torch.tensor(LAST_WORDS)
     return ids, mask
-
-
-def same(one: GenerationOutput, other: GenerationOutput) -> None:
-    """Equal in all but the times."""
-    for name in ("sequences", "tokens", "num_tokens", "provenance", "status"):
-        assert torch.equal(getattr(one, name), getattr(other, name)), name
-    assert (one.logprobs is None) == (other.logprobs is None)
-    for mine, its in zip(one.logprobs or (), other.logprobs or (), strict=True):
-        assert torch.equal(mine, its)
-    for field in fields(one.stats):
-        if not field.name.startswith(("seconds", "costs")):
-            assert np.array_equal(getattr(one.stats, field.name), getattr(other.stats, field.name)), field.name
-
-
-def both(target: Any, *args: Any, **kw: Any) -> tuple[GenerationOutput, GenerationOutput]:
-    """As a GPU would run it, and op by op."""
-    captured = sk.generate(target, *args, **kw)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graph, "_is_cuda", lambda device: False)
-        return captured, sk.generate(target, *args, **kw)
 
 
 # --- the same tokens --------------------------------------------------------------------------------------------------
@@ -495,10 +455,6 @@ def test_an_interrupt_leaves_nothing_under_way(cuda: FakeCuda) -> None:
 
 
 def test_a_draft_of_the_wrong_shape_is_refused(cuda: FakeCuda) -> None:
-    class TooMany(RepeatLast):
-        def propose(self, state: DecodingState, num_tokens: int) -> Draft:
-            return super().propose(state, num_tokens + 1)
-
     with pytest.raises(ValueError, match=r"TooMany.propose must give \[batch=2, at most 3\] tokens, got \[2, 4\]"):
         run(drafter=TooMany())
 

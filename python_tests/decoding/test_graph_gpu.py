@@ -11,8 +11,7 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from bench.gpu import strategy
-from python_tests.decoding.models import prompts, tiny
-from python_tests.decoding.test_generate import RepeatLast, texts
+from python_tests.decoding.models import RepeatLast, prompts, texts, tiny
 from python_tests.ops import chains
 from specdec_kernels.decoding import GenerationOutput, graph
 from specdec_kernels.decoding.graph import CapturedSteps

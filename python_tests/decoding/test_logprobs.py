@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import specdec_kernels as sk
+from python_tests.decoding.fake_cuda import NEAR, TARGET
 from python_tests.decoding.models import TableRunner, near, prompts, tiny
-from python_tests.decoding.test_graph import NEAR, TARGET
-from python_tests.decoding.test_trees import medusa
+from python_tests.decoding.tree_models import medusa
+from python_tests.ops.logprobs import check, described
 from python_tests.ops.processing import Request
-from python_tests.ops.test_token_logprobs import check, described
 from specdec_kernels.drafters import Drafter
 from specdec_kernels.testing import float64_law
 

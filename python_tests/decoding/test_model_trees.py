@@ -15,7 +15,7 @@ from torch import Tensor
 import specdec_kernels as sk
 from examples.own_loop import LeanLlama
 from python_tests.decoding.models import TableRunner, prompts, tiny
-from python_tests.decoding.test_trees import TreeTable, decode, exact_law, frequencies
+from python_tests.decoding.tree_models import TreeTable, decode, exact_law, frequencies
 from specdec_kernels.decoding import DecodingState, Runner
 from specdec_kernels.decoding.request import Request
 from specdec_kernels.decoding.state import Speculation

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.decoding.models import NarrowTable, TableRunner, prompts, tiny
-from python_tests.decoding.test_trees import medusa
+from python_tests.decoding.tree_models import medusa
 from python_tests.ops.processing import Request
 from python_tests.support import environment
 from specdec_kernels.decoding.claims import claimed

@@ -15,26 +15,11 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner, prompts
+from python_tests.decoding.schedules import DEAR, PACKED, result, table
 from specdec_kernels.decoding import StepResult, rehearsal
 from specdec_kernels.decoding.costs import AUTO_DRAFT_LENGTHS, CostTable, LearnedCosts
 from specdec_kernels.decoding.foresight import ForesightSchedule
 from specdec_kernels.decoding.schedule import MEMORY, AdaptiveSchedule, AutoSchedule, FixedSchedule, Schedule, Yield
-
-PACKED = np.array([1.0, 1.1, 1.2, 1.3])  # a step that verifies 2, 4, 8 rows, by a step of one row
-DEAR = np.array([1.0, 1.6, 2.4, 4.0])
-
-
-def table(seconds: np.ndarray) -> CostTable:
-    return CostTable(np.zeros(1, np.int64), seconds[None])
-
-
-def result(width: int, accepted: np.ndarray) -> StepResult:
-    batch = len(accepted)
-    tokens = np.zeros((batch, width + 1), dtype=np.int64)
-    drafted = np.full(batch, width)
-    return StepResult(
-        tokens, accepted + 1, drafted, accepted, np.ones(batch, dtype=bool), np.zeros(batch, dtype=np.int64)
-    )
 
 
 def rate(

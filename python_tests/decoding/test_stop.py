@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from python_tests.decoding.fake_cuda import FakeCuda
-from python_tests.decoding.models import TableRunner, prompts
-from python_tests.decoding.test_graph import NEAR, TARGET, CapturableTable, same
+from python_tests.decoding.fake_cuda import NEAR, TARGET, FakeCuda, same
+from python_tests.decoding.models import CapturableTable, TableRunner, prompts
 from specdec_kernels import Provenance
 from specdec_kernels.decoding import DecodingState, StepResult, graph
 from specdec_kernels.decoding.costs import CostTable

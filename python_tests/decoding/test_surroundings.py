@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import specdec_kernels as sk
+from python_tests.decoding.grammars import DRAFTERS, END, NEW, Residues
 from python_tests.decoding.models import TableRunner, near, prompts, tiny
-from python_tests.decoding.test_grammar import DRAFTERS, END, NEW, Residues
-from python_tests.decoding.test_trees import medusa
+from python_tests.decoding.tree_models import medusa
 from python_tests.ops.inputs import same_bits
 
 RULES = ("token", "match")

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from python_tests.decoding.models import near, tiny
+from python_tests.support import Terminal
 from specdec_kernels import assets, cli, config
 from specdec_kernels.analysis import drafters
 from specdec_kernels.assets import corpus
@@ -34,11 +35,6 @@ class Letters:
 
     def apply_chat_template(self, turns: list[dict[str, str]], **_: Any) -> str:
         return f"<{turns[0]['content']}>"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture

@@ -11,17 +11,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from python_tests.support import Terminal
 from specdec_kernels import assets, cli, config, demo
 from specdec_kernels.assets import corpus, prompts
 from specdec_kernels.decoding import Provenance
 from specdec_kernels.demo import columns, compare, render
 
 ACCEPTED, RECOVERED, BONUS = Provenance.ACCEPTED, Provenance.RECOVERED, Provenance.BONUS
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 class Bytes:

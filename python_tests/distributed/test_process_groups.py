@@ -16,8 +16,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import specdec_kernels as sk
+from python_tests.distributed.cases import RULES, make
 from python_tests.distributed.ranks import columns, same
-from python_tests.distributed.test_sharded_chain import RULES, make
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="torch has no gloo")
 UNEVEN = {

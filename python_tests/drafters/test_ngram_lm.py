@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import specdec_kernels as sk
 from python_tests.decoding.models import TableRunner, prompts
-from python_tests.host.test_ngram_index import naive_match
+from python_tests.host.indexes import naive_match
 from specdec_kernels import GenerationOutput, generate
 from specdec_kernels.decoding import DecodingState
 from specdec_kernels.decoding.costs import CostTable

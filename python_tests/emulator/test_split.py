@@ -11,7 +11,7 @@ import torch
 import specdec_kernels as sk
 from bench.gpu import model
 from python_tests import emulated
-from python_tests.emulator.test_early import BATCH, ROW, K, made, rng, rows_read
+from python_tests.emulator.drafts import BATCH, ROW, K, made, rng, rows_read
 from python_tests.ops.inputs import same_bits, uniforms
 
 H100 = 132  # multiprocessors

@@ -13,10 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specdec_kernels as sk
-from python_tests.host.test_ngram_index import IMPLEMENTATIONS, implementation, ints, new_index
+from python_tests.host.indexes import IMPLEMENTATIONS, ints
 from specdec_kernels.drafters import NgramTable
-
-__all__ = ["implementation", "new_index"]
 
 
 def naive(text: list[int], lengths: range, table_text: list[int], table_lengths: range) -> dict[int, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 import threading
@@ -14,46 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from python_tests.host.indexes import IMPLEMENTATIONS, ints, naive_match
 from specdec_kernels import _host_py, host
-
-IMPLEMENTATIONS: dict[str, Any] = {"python": _host_py}
-try:
-    IMPLEMENTATIONS["compiled"] = importlib.import_module("specdec_kernels._host")
-except ModuleNotFoundError:  # a reduced install; any other failure to load is one
-    pass
-
-
-@pytest.fixture(params=["python", "compiled"])
-def implementation(request: pytest.FixtureRequest) -> Any:
-    if request.param not in IMPLEMENTATIONS:
-        pytest.skip("specdec_kernels._host is not built")
-    return IMPLEMENTATIONS[request.param]
-
-
-@pytest.fixture
-def new_index(implementation: Any) -> Any:
-    return implementation.NgramIndex
-
-
-def ints(*values: int) -> np.ndarray:
-    return np.array(values, np.int64)
 
 
 def proposal(index: Any, num_tokens: int, sequence: int = 0) -> list[int]:
     tokens, counts = index.propose(num_tokens)
     assert (tokens[sequence, counts[sequence] :] == -1).all()
     return tokens[sequence, : counts[sequence]].tolist()
-
-
-def naive_match(text: list[int], documents: list[list[int]], lengths: range) -> int:
-    """Length of the longest suffix that stood before, with a token after it."""
-    for length in reversed(lengths):
-        for source in (text, *documents):
-            if length <= len(text) and any(
-                source[end - length : end] == text[len(text) - length :] for end in range(length, len(source))
-            ):
-                return length
-    return 0
 
 
 def naive_proposal(text: list[int], documents: list[list[int]], lengths: range, num_tokens: int) -> list[int]:

@@ -135,3 +135,21 @@ def test_other_ways_of_drafting_are_transformers_own(option: dict[str, Any], mon
                 assert model.generate(ids, max_new_tokens=3, do_sample=False, **option, **assistant) is ids
             assert option.items() <= handed_on.pop().items()
     assert GenerationMixin._assisted_decoding is stock
+
+
+@pytest.mark.parametrize("name, handed_on", [("Gemma4AssistantForCausalLM", True), ("Gemma4ForCausalLM", False)])
+def test_assistants_that_read_the_targets_cache_are_transformers_own(
+    name: str, handed_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known by the names that transformers knows them by."""
+    assistant, ids = tiny("llama", 1), prompts(4)[0]
+    assistant.__class__ = type(name, (type(assistant),), {})
+
+    @functools.wraps(GenerationMixin._assisted_decoding)
+    def stock(model: Any, input_ids: Tensor, **prepared: Any) -> Tensor:
+        return input_ids
+
+    monkeypatch.setattr(GenerationMixin, "_assisted_decoding", stock)
+    with assisted_generation():
+        out = tiny("llama").generate(ids, assistant_model=assistant, max_new_tokens=3, do_sample=False)
+    assert (out is ids) == handed_on

@@ -343,9 +343,10 @@ def candidates_of(topk: int, depth: int, nodes: int, rng: random.Random) -> tupl
     return parent_list, sorted(selected), parent_of
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
 @pytest.mark.parametrize("nodes", [1, 7, 20])
-def test_trees_are_read_off_their_masks(nodes: int) -> None:
-    """Whatever stands behind the diagonal."""
+def test_trees_are_read_off_their_masks(nodes: int, dtype: torch.dtype) -> None:
+    """Whatever stands behind the diagonal, and behind the last tree."""
     rng, batch = random.Random(nodes), 3
     given = [[-1, *(rng.randrange(i) for i in range(1, nodes))] for _ in range(batch)]
     trees, lengths = [sk.DraftTree.from_parents(parents) for parents in given], torch.tensor([5, 0, 9])
@@ -353,7 +354,7 @@ def test_trees_are_read_off_their_masks(nodes: int) -> None:
     mask = torch.stack([tree.ancestors().view(nodes, nodes) for tree in trees]) | behind
     positions, index, first, sibling = (torch.empty(batch, nodes, dtype=torch.int64) for _ in range(4))
     sglang.reconstruct_indices_from_tree_mask(
-        torch.nn.functional.pad(mask, (0, 2))[..., :nodes],
+        torch.nn.functional.pad((3 * mask).to(dtype).flatten(), (0, 5), value=1),
         lengths,
         positions.view(-1),
         index,

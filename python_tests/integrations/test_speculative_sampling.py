@@ -145,7 +145,7 @@ def test_one_weight_of_an_ensemble() -> None:
 
 
 @pytest.mark.parametrize("given", [0.5, 1.0, None])
-def test_the_fifth_argument_is_that_of_any_version(given: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fifth_argument_is_that_of_any_version(given: float | None) -> None:
     """Whether the draft is done, or since 5.20 the weight of an ensemble."""
     rng = torch.Generator().manual_seed(2)
     ids, p, q = torch.tensor([[0, 1, 2]]), torch.randn(1, 3, 5, generator=rng), torch.randn(1, 2, 5, generator=rng)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -12,7 +12,8 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.support import Backend
-from specdec_kernels.testing import ChainProblem, Verify, exact_law, target_joint, total_variation
+from specdec_kernels.laws import TargetLaw
+from specdec_kernels.testing import ChainProblem, TreeProblem, Verify, exact_law, target_joint, total_variation
 
 TOLERANCE = 2e-6  # total variation; the contract asks for 1e-4 in the largest entry
 SIZES = ((3, 3), (5, 2), (8, 1), (2, 3))  # (vocab, num_draft)
@@ -34,18 +35,29 @@ def problem(name: str, vocab: int, num_draft: int) -> ChainProblem:
     return KINDS[name](vocab, num_draft, torch.Generator().manual_seed(seed))
 
 
-def affordable(backend: Backend, kind: str, size: tuple[int, int]) -> tuple[int, int]:
+def with_law(kind: str, law: TargetLaw, vocab: int, num_draft: int) -> ChainProblem:
+    """A problem under a law; for a cascade's bonus with a draft row more."""
+    case = problem(kind, vocab, num_draft)
+    assert case.draft is not None
+    if law.cascade_bonus:
+        columns = case.draft[-1].shape[-1]
+        rng = torch.Generator().manual_seed(17)
+        case.draft.append(torch.randn(*[vocab] * num_draft, columns, generator=rng).to(case.draft[-1].dtype))
+    return replace(case, law=law)
+
+
+def size_on(backend: Backend, kind: str, size: tuple[int, int]) -> tuple[int, int]:
     """The size to run a case in: `size`, or a smaller one where kernels are interpreted; Triton's interpreter, which
     is far slower, runs the smallest size of the plainest kind.
     """
-    if backend.interpreted and backend.name == "triton":
+    if backend.by_interpreter:
         if kind != "full":
             pytest.skip("Triton's interpreter needs minutes for this: it runs the smallest full problem alone")
         size = SIZES[-1]
     return SMALLER[size] if backend.interpreted else size
 
 
-def check_law(verify: Verify, case: ChainProblem, acceptance: str, device: str = "cpu") -> None:
+def check_law(verify: Verify, case: ChainProblem | TreeProblem, acceptance: str, device: str = "cpu") -> None:
     """The law that `verify` really produces is the target's."""
     distance = total_variation(exact_law(verify, case, acceptance, device), target_joint(case))
     assert distance < TOLERANCE, f"law off by TV {distance:.2e}"

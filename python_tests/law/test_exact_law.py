@@ -13,11 +13,11 @@ import specdec_kernels as sk
 from python_tests.law.cases import (
     KINDS,
     SIZES,
-    affordable,
     check_law,
     check_zero_probability,
     given_bonus,
     problem,
+    size_on,
     stratified,
 )
 from python_tests.support import Backend
@@ -32,7 +32,7 @@ OP = "verify_chain"
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 def test_emitted_law_is_the_targets(backend: Backend, acceptance: str, kind: str, size: tuple[int, int]) -> None:
-    check_law(backend.verify_chain, problem(kind, *affordable(backend, kind, size)), acceptance, backend.device)
+    check_law(backend.verify_chain, problem(kind, *size_on(backend, kind, size)), acceptance, backend.device)
 
 
 @pytest.mark.parametrize("begin", [0.3, 0.4, 0.65, 0.8])
@@ -77,7 +77,7 @@ def test_emitted_law_of_the_packed_form(backend: Backend, acceptance: str, kind:
             cu_num_draft_tokens=cu, max_num_draft_tokens=num_draft, **rest,
         )  # fmt: skip
 
-    size = affordable(backend, kind, SIZES[-1]) if backend.interpreted else (3, 2)
+    size = size_on(backend, kind, SIZES[-1]) if backend.interpreted else (3, 2)
     check_law(verify, problem(kind, *size), acceptance, backend.device)
 
 
@@ -91,7 +91,7 @@ def test_emitted_law_of_target_probabilities(backend: Backend, acceptance: str, 
     def verify(target, *rest, **more):  # type: ignore[no-untyped-def]
         return backend.verify_chain(None, *rest, target_probs=target.softmax(-1) * 0.995, **more)
 
-    check_law(verify, problem(kind, *affordable(backend, kind, SIZES[1])), acceptance, backend.device)
+    check_law(verify, problem(kind, *size_on(backend, kind, SIZES[1])), acceptance, backend.device)
 
 
 @pytest.mark.on_triton(kind="full")
@@ -99,7 +99,7 @@ def test_emitted_law_of_target_probabilities(backend: Backend, acceptance: str, 
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 @pytest.mark.parametrize("kind", ["full", "one_hot", "both_truncated", "ragged", "eos", "undrawable"])
 def test_emitted_law_with_bonus_tokens_that_are_given(backend: Backend, acceptance: str, kind: str) -> None:
-    case = problem(kind, *affordable(backend, kind, SIZES[1]))
+    case = problem(kind, *size_on(backend, kind, SIZES[1]))
     check_law(given_bonus(backend.verify_chain), case, acceptance, backend.device)
 
 
@@ -112,7 +112,7 @@ def sparse(vocab: int, alive: torch.Tensor, rng: torch.Generator) -> torch.Tenso
 @pytest.mark.parametrize("acceptance", ["token", "block"])
 def test_emitted_law_over_several_tiles(backend: Backend, acceptance: str) -> None:
     """Ids spread over three tiles of 1024, seen through a small vocabulary."""
-    affordable(backend, "several tiles", SIZES[0])
+    size_on(backend, "several tiles", SIZES[0])
     vocab, rng = 2600, torch.Generator().manual_seed(5)
     alive = torch.tensor([0, 1, 1022, 1023, 1024, 1025, 2047, 2048, 2300, 2599])
     small = len(alive)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
-from python_tests.law.cases import check_law
-from python_tests.law.test_target_laws import with_law
+from python_tests.law.cases import check_law, with_law
 from specdec_kernels import laws
 from specdec_kernels.laws import TargetLaw
 

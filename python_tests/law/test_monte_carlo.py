@@ -19,7 +19,7 @@ reference = partial(sk.verify_chain, backend="reference")
 @pytest.mark.short(cases=3, emulated=2)
 @pytest.mark.parametrize("name", CASES)
 def test_joint_law_over_steps(backend: Backend, name: str) -> None:
-    if backend.interpreted and backend.name == "triton":
+    if backend.by_interpreter:
         pytest.skip("dozens of sequences take Triton's interpreter minutes")
     case = CASES[name]
     if backend.interpreted:  # no batch that it can afford shows a law: the tokens of one whose law is tested do

@@ -17,6 +17,13 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.law.cases import FOUND, check_law, check_zero_probability, given_bonus, problem
+from python_tests.law.mutants import (
+    coins_of_the_node_before,
+    final_shares_the_first_coin,
+    one_number_for_all,
+    siblings_share_a_coin,
+    uniforms,
+)
 from python_tests.law.steps import CASES, check_steps
 from specdec_kernels.testing import Verify
 
@@ -37,33 +44,9 @@ def steps(name: str) -> Check:
 # --- mutants that need only the inputs --------------------------------------------------------------------------------
 
 
-def uniforms_changed(change: Callable[[torch.Tensor], torch.Tensor]) -> Verify:
-    return lambda *a, uniform_samples, **k: TRUE(*a, uniform_samples=change(uniform_samples), **k)
-
-
-def shared(u: torch.Tensor) -> torch.Tensor:
-    """The final draw takes the number of the first coin."""
-    return torch.cat([u[:, 1:2], u[:, 1:]], 1)
-
-
-def constant(u: torch.Tensor) -> torch.Tensor:
-    """One coin for all positions (`manual_seed` inside the accept loop)."""
-    return torch.cat([u[:, :1], u[:, 1:2].expand(-1, u.shape[1] - 1)], 1)
-
-
-def single(u: torch.Tensor) -> torch.Tensor:
-    """One number for everything."""
-    return u[:, :1].expand(-1, u.shape[1]).contiguous()
-
-
 def no_coins(u: torch.Tensor) -> torch.Tensor:
     """r = 1: accept iff P >= Q."""
     return torch.cat([u[:, :1], torch.full_like(u[:, 1:], 1 - 2.0**-24)], 1)
-
-
-def shifted(u: torch.Tensor) -> torch.Tensor:
-    """Coins read one column to the left: the final draw's number is the first coin too."""
-    return torch.cat([u[:, :1], u[:, :-1]], 1)
 
 
 def wrong_draft_temperature(*args: Any, draft_params: sk.SamplingParams, **rest: Any) -> sk.VerifyOutput:
@@ -98,14 +81,14 @@ def discarding_after_a_look(*args: Any, **rest: Any) -> sk.VerifyOutput:
 
 INPUT_MUTANTS = [
     # defect, mutant, the check that must catch it
-    ("shared uniform", uniforms_changed(shared), law("full")),
-    ("shared uniform, block", uniforms_changed(shared), law("full", "block", vocab=5)),
-    ("shared uniform, one-hot", uniforms_changed(shared), law("one_hot")),
-    ("constant uniform", uniforms_changed(constant), law("full")),
-    ("constant uniform, block", uniforms_changed(constant), law("full", "block", vocab=5)),
-    ("one uniform for everything", uniforms_changed(single), law("full")),
-    ("accept iff P >= Q", uniforms_changed(no_coins), law("full")),
-    ("coins shifted by a column", uniforms_changed(shifted), law("full")),
+    ("shared uniform", uniforms(TRUE, final_shares_the_first_coin), law("full")),
+    ("shared uniform, block", uniforms(TRUE, final_shares_the_first_coin), law("full", "block", vocab=5)),
+    ("shared uniform, one-hot", uniforms(TRUE, final_shares_the_first_coin), law("one_hot")),
+    ("constant uniform", uniforms(TRUE, siblings_share_a_coin), law("full")),
+    ("constant uniform, block", uniforms(TRUE, siblings_share_a_coin), law("full", "block", vocab=5)),
+    ("one uniform for everything", uniforms(TRUE, one_number_for_all), law("full")),
+    ("accept iff P >= Q", uniforms(TRUE, no_coins), law("full")),
+    ("coins shifted by a column", uniforms(TRUE, coins_of_the_node_before), law("full")),
     ("draft law at the wrong temperature", wrong_draft_temperature, law("two_temperatures")),
     ("draft law at the wrong temperature, block", wrong_draft_temperature, law("two_temperatures", "block")),
     ("draft truncation forgotten", draft_truncation_forgotten, law("both_truncated", vocab=5)),
@@ -115,8 +98,8 @@ INPUT_MUTANTS = [
     ("pad read as token 0", pad_read_as_token_0, law("placeholder")),
     ("pad read as token 0, block", pad_read_as_token_0, law("placeholder", "block")),
     ("discarding after a look", discarding_after_a_look, law("full")),
-    ("shared uniform over steps", uniforms_changed(shared), steps("token-full")),
-    ("constant uniform over steps", uniforms_changed(constant), steps("token-full")),
+    ("shared uniform over steps", uniforms(TRUE, final_shares_the_first_coin), steps("token-full")),
+    ("constant uniform over steps", uniforms(TRUE, siblings_share_a_coin), steps("token-full")),
     ("draft law at the wrong temperature over steps", wrong_draft_temperature, steps("token-truncated")),
 ]
 

@@ -14,21 +14,12 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
-from python_tests.law.cases import FOUND, TOLERANCE, problem
-from python_tests.law.test_tree_law import SHAPES, given, plain
-from python_tests.ops.processing import EACH, Request, bits, processors
-from python_tests.ops.test_processors import holds_no_list
+from python_tests.law.cases import FOUND, check_law, problem
+from python_tests.law.tree_cases import SHAPES, given, plain
+from python_tests.ops.processing import EACH, Request, bits, holds_no_list, processors
 from python_tests.support import ONE_TREE_KERNEL, Backend
 from specdec_kernels import laws
-from specdec_kernels.testing import (
-    ChainProblem,
-    Float64,
-    TreeProblem,
-    Verify,
-    exact_law,
-    target_joint,
-    total_variation,
-)
+from specdec_kernels.testing import ChainProblem, Float64, TreeProblem, Verify
 
 EMULATED_CASES = 12
 TRUE: Verify = partial(sk.verify_chain, backend="reference")
@@ -98,19 +89,9 @@ def tree(shape: str, request: Request, vocab: int, drawn: bool, **fields: Any) -
     return Tree(**{**vars(case if drawn else given(case)), **fields}, request=request)
 
 
-def check(verify: Verify, case: ChainProblem | TreeProblem, acceptance: str, device: str = "cpu") -> None:
-    distance = total_variation(exact_law(verify, case, acceptance, device), target_joint(case))
-    assert distance < TOLERANCE, f"law off by TV {distance:.2e}"
-
-
-def affordable(backend: Backend) -> tuple[int, int]:
-    """(vocab, num_draft)."""
-    return (2, 1) if slow(backend) else (3, 2)
-
-
-def slow(backend: Backend) -> bool:
-    """Whether kernels run in Triton's interpreter."""
-    return backend.interpreted and backend.name == "triton"
+def chain_size(backend: Backend) -> tuple[int, int]:
+    """(vocab, num_draft): smaller by Triton's interpreter."""
+    return (2, 1) if backend.by_interpreter else (3, 2)
 
 
 KINDS = {
@@ -124,22 +105,22 @@ KINDS = {
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize(("acceptance", "kind"), [(rule, kind) for rule, kinds in KINDS.items() for kind in kinds])
 def test_law_of_chains(backend: Backend, acceptance: str, kind: str, name: str) -> None:
-    case = chain(kind, EACH[name], affordable(backend))
+    case = chain(kind, EACH[name], chain_size(backend))
     if acceptance == "greedy":
         case.params = sk.SamplingParams(0.0)
-    check(backend.verify_chain, case, acceptance, backend.device)
+    check_law(backend.verify_chain, case, acceptance, backend.device)
 
 
 @pytest.mark.short(emulated=2, triton=0)
 @pytest.mark.parametrize("law", [laws.Chow(0.5, bonus="cascade"), laws.TokenV2(0.2), laws.Lossy(0.3)], ids=str)
 def test_law_of_other_targets(backend: Backend, law: laws.TargetLaw) -> None:
     """A cascade looks at the target's logits as processors leave them."""
-    case = chain("full", EACH["all"], affordable(backend))
+    case = chain("full", EACH["all"], chain_size(backend))
     if law.is_cascade and law.flat().cascade_bonus:
         assert case.draft is not None
         case.draft.append(torch.randn(case.target[-1].shape, generator=torch.Generator().manual_seed(1)))
     case = replace(case, law=law)
-    check(backend.verify_chain, case, "token", backend.device)
+    check_law(backend.verify_chain, case, "token", backend.device)
 
 
 @pytest.mark.short(cases=6, emulated=0, triton=0)  # in ops/test_processors.py their rows are held bit for bit
@@ -158,7 +139,7 @@ def test_law_of_the_packed_form(backend: Backend, acceptance: str, name: str) ->
             max_num_draft_tokens=num_draft, **rest,
         )  # fmt: skip
 
-    check(verify, chain("full", EACH[name], affordable(backend)), acceptance, backend.device)
+    check_law(verify, chain("full", EACH[name], chain_size(backend)), acceptance, backend.device)
 
 
 @pytest.mark.on_triton(shape="siblings")
@@ -167,12 +148,12 @@ def test_law_of_the_packed_form(backend: Backend, acceptance: str, name: str) ->
 @pytest.mark.parametrize("shape", ["siblings", "fork", "bush"])
 @pytest.mark.parametrize("acceptance", ["sample", "recursive", "traversal"])
 def test_law_of_trees(backend: Backend, acceptance: str, shape: str, name: str) -> None:
-    if slow(backend) and shape != "siblings":
+    if backend.by_interpreter and shape != "siblings":
         pytest.skip("Triton's interpreter needs minutes for this: it walks two siblings")
     if backend.strategy == "split":
         pytest.skip(ONE_TREE_KERNEL)
-    vocab = 2 if slow(backend) or acceptance == "sample" else 3
-    check(backend.verify_tree, tree(shape, EACH[name], vocab, acceptance != "sample"), acceptance, backend.device)
+    vocab = 2 if backend.by_interpreter or acceptance == "sample" else 3
+    check_law(backend.verify_tree, tree(shape, EACH[name], vocab, acceptance != "sample"), acceptance, backend.device)
 
 
 @pytest.mark.short(cases=4, emulated=3, triton=1)
@@ -181,7 +162,7 @@ def test_match_draws_what_plain_sampling_draws(backend: Backend, name: str) -> N
     """Token by token, `sample` with the history so far: the same ids, whatever is drafted."""
     vocab, num_draft, request = 4, 3, EACH[name]
     rng = torch.Generator().manual_seed(11)
-    params, n = sk.SamplingParams(0.9), 3 if slow(backend) else 40
+    params, n = sk.SamplingParams(0.9), 3 if backend.by_interpreter else 40
     rows = [torch.randn(*[vocab] * d, vocab, generator=rng) * 2 for d in range(num_draft + 1)]
     keys = torch.randint(0, 2**60, (n, num_draft + 1), generator=rng)
     drafted = torch.randint(0, vocab, (n, num_draft), generator=rng)
@@ -242,12 +223,12 @@ def bias_on_the_drafts_row(verify: Verify, *args: Any, draft_logits: Tensor, **r
     ],
 )
 def test_planted_input_defect_is_caught(backend: Backend, mutant: Any, name: str, acceptance: str) -> None:
-    if slow(backend):
+    if backend.by_interpreter:
         pytest.skip("Triton's interpreter takes two ids, and a grammar allows both")
     case = chain("full", EACH[name], params=sk.SamplingParams(0.7))
-    check(backend.verify_chain, case, acceptance, backend.device)
+    check_law(backend.verify_chain, case, acceptance, backend.device)
     with pytest.raises(AssertionError, match="law off by"):
-        check(partial(mutant, backend.verify_chain), case, acceptance, backend.device)
+        check_law(partial(mutant, backend.verify_chain), case, acceptance, backend.device)
 
 
 def nothing_before(tokens: Tensor) -> Tensor:
@@ -287,10 +268,10 @@ COUNTING = ["min_tokens", "repetition_penalty", "frequency_penalty", "presence_p
 @pytest.mark.parametrize("mutant", [nothing_before, itself_too])
 def test_planted_defect_of_counting_is_caught(mutant: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = chain("full", replace(EACH[name], min_tokens=EACH[name].min_tokens and 3, prompt=[0], output=[1, 1][:1]))
-    check(TRUE, case, "token")
+    check_law(TRUE, case, "token")
     monkeypatch.setattr(reference, "draft_before", mutant)
     with pytest.raises(AssertionError, match=FOUND):
-        check(TRUE, case, "token")
+        check_law(TRUE, case, "token")
 
 
 @pytest.mark.parametrize(
@@ -307,11 +288,11 @@ def test_planted_defect_of_counting_on_trees_is_caught(
     for name in names:
         request = replace(EACH[name], min_tokens=EACH[name].min_tokens and 2, prompt=[], output=[1])
         case = tree(shape, request, 2, drawn=True)
-        check(TRUE_TREE, case, "recursive")
+        check_law(TRUE_TREE, case, "recursive")
         with monkeypatch.context() as planted:
             planted.setattr(reference_tree.Tree, "draft_before", mutant)
             with pytest.raises(AssertionError, match=FOUND):
-                check(TRUE_TREE, case, "recursive")
+                check_law(TRUE_TREE, case, "recursive")
 
 
 @pytest.mark.parametrize("name", ["bias_ids", "count_ids"])

@@ -54,7 +54,7 @@ LAW = float64_law(ROW)
 
 def of_interest(backend: Backend) -> Int64:
     """The tails; under Triton's interpreter some of them."""
-    return IDS[[1, 3, 8]] if backend.name == "triton" and backend.interpreted else IDS
+    return IDS[[1, 3, 8]] if backend.by_interpreter else IDS
 
 
 def turning_points(happens: Callable[[Tensor], NDArray[np.bool_]], near: Float64, reach: float = 5e-7) -> Float64:

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from python_tests.law.cases import SIZES, affordable, check_law, problem
+from python_tests.law.cases import SIZES, check_law, problem, size_on, with_law
 from python_tests.ops import chains
 from python_tests.ops.chains import LAWS, run
 from python_tests.ops.inputs import logits, same_bits
 from python_tests.support import Backend
 from specdec_kernels import laws
 from specdec_kernels.laws import TargetLaw
-from specdec_kernels.testing import ChainProblem, float64_law, float64_target_law
+from specdec_kernels.testing import float64_law, float64_target_law
 
 OP = "verify_chain"
 EMULATED_CASES = 20
@@ -32,17 +32,6 @@ OTHERS = ("greedy_draft", "greedy_target", "infinite_logits", "nan_rows", "ragge
 def named(law: TargetLaw) -> str:
     fields = "-".join(str(v) for v in vars(law).values())
     return f"{type(law).__name__}-{fields}"
-
-
-def with_law(kind: str, law: TargetLaw, vocab: int, num_draft: int) -> ChainProblem:
-    """A problem of python_tests/law/cases.py under a law; for a cascade's bonus with a draft row more."""
-    case = problem(kind, vocab, num_draft)
-    assert case.draft is not None
-    if law.cascade_bonus:
-        columns = case.draft[-1].shape[-1]
-        rng = torch.Generator().manual_seed(17)
-        case.draft.append(torch.randn(*[vocab] * num_draft, columns, generator=rng).to(case.draft[-1].dtype))
-    return replace(case, law=law)
 
 
 def each(some: Iterable[TargetLaw], kinds: Iterable[str] = ("full",)) -> pytest.MarkDecorator:
@@ -58,7 +47,7 @@ def each(some: Iterable[TargetLaw], kinds: Iterable[str] = ("full",)) -> pytest.
 
 
 def check(backend: Backend, acceptance: str, kind: str, law: TargetLaw) -> None:
-    size = affordable(backend, kind, SIZES[-1]) if backend.interpreted else SIZE
+    size = size_on(backend, kind, SIZES[-1]) if backend.interpreted else SIZE
     check_law(backend.verify_chain, with_law(kind, law, *size), acceptance, backend.device)
 
 
@@ -82,7 +71,7 @@ def test_emitted_law_of_odd_rows(backend: Backend, acceptance: str, kind: str, l
 @pytest.mark.parametrize("law", LAWS[:3], ids=named)
 def test_lossy_takes_drafts_without_logits(backend: Backend, kind: str, law: TargetLaw) -> None:
     """Where Q is one-hot or given: the law min(Q, P / (1 − α)) + (1 − A) norm((P / β − Q)+)."""
-    case = problem(kind, *(affordable(backend, kind, SIZES[-1]) if backend.interpreted else SIZE))
+    case = problem(kind, *(size_on(backend, kind, SIZES[-1]) if backend.interpreted else SIZE))
     if kind == "one_hot":  # a law a path: the oracle needs Q, which is that path
         rows = [torch.full(t.shape, -torch.inf) for t in case.target[:-1]]
         for d, row in enumerate(rows):
@@ -117,7 +106,7 @@ def accepted_share(backend: Backend, law: TargetLaw, target: torch.Tensor, draft
 @pytest.mark.parametrize("law", [law for law in LAWS if not law.cascade_bonus], ids=named)
 def test_rejection_rate_is_the_distance_between_draft_and_law(backend: Backend, law: TargetLaw) -> None:
     """Lemma 3: rejected with probability δ TV(P, Q), which is TV(π, Q); for Lossy 1 − A."""
-    affordable(backend, "accepted share", SIZES[-1])
+    size_on(backend, "accepted share", SIZES[-1])
     rng = torch.Generator().manual_seed(11)
     target, draft = logits(rng, 2, 9), logits(rng, 1, 9)
     P, Q = float64_law(target)[:1], float64_law(draft)

@@ -3,108 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import specdec_kernels as sk
-from python_tests.law.cases import TOLERANCE
+from python_tests.law.cases import TOLERANCE, check_law
+from python_tests.law.tree_cases import KINDS, SHAPES, check_undrawable, depth_of, given, plain, problem, vocab_on
 from python_tests.ops import trees
 from python_tests.support import Backend
 from specdec_kernels import laws
-from specdec_kernels.testing import (
-    Float64,
-    Int64,
-    TreeProblem,
-    Verify,
-    exact_law,
-    float64_law,
-    float64_target_law,
-    target_joint,
-    total_variation,
-)
+from specdec_kernels.testing import TreeProblem, exact_law, float64_law, float64_target_law, target_joint
 
 OP = "verify_tree"
 EMULATED_CASES = 7
-SHAPES = {
-    "chain": [-1, 0, 1], "siblings": [-1, 0, 0], "fork": [-1, 0, 1, 1], "bush": [-1, 0, 0, 1], "second": [-1, 0, 0, 2],
-}  # fmt: skip
-Kinds = dict[str, Callable[[list[int], int, torch.Generator], TreeProblem]]
-
-
-def depth_of(parents: list[int]) -> int:
-    return sk.DraftTree.from_parents(parents).max_depth
-
-
-def rows(vocab: int, parents: list[int], rng: torch.Generator) -> list[Tensor]:
-    return [1.5 * torch.randn(*[vocab] * d, vocab, generator=rng) for d in range(depth_of(parents) + 1)]
-
-
-def plain(parents: list[int], vocab: int, rng: torch.Generator, **fields: object) -> TreeProblem:
-    target, draft = rows(vocab, parents, rng), rows(vocab, parents, rng)
-    return TreeProblem(parents, target, draft, sampled=True, **fields)  # type: ignore[arg-type]
-
-
-def zero_supports(parents: list[int], vocab: int, rng: torch.Generator) -> TreeProblem:
-    """Ids that only the target or only the draft may draw: siblings run out."""
-    case = plain(parents, 3, rng)
-    assert case.draft is not None
-    for number, (p, q) in enumerate(zip(case.target, case.draft, strict=True)):
-        p[..., number % 3] = -torch.inf
-        q[..., (number + 1) % 3] = -torch.inf
-    case.draft[-1][..., 2] = -torch.inf
-    return case
-
-
-def equal_laws(parents: list[int], vocab: int, rng: torch.Generator) -> TreeProblem:
-    case = plain(parents, vocab, rng)
-    case.draft = [t.clone() for t in case.target]
-    return case
-
-
-def truncated(parents: list[int], vocab: int, rng: torch.Generator) -> TreeProblem:
-    params, draft_params = sk.SamplingParams(0.8, top_p=0.8), sk.SamplingParams(1.3, top_k=2)
-    return plain(parents, 3, rng, params=params, draft_params=draft_params)
-
-
-KINDS: Kinds = {
-    "full": plain,
-    "truncated": truncated,
-    "greedy target": lambda *of: plain(*of, params=sk.SamplingParams(0.0)),
-    "greedy draft": lambda *of: plain(*of, draft_params=sk.SamplingParams(0.0)),
-    "zero supports": zero_supports,
-    "equal laws": equal_laws,
-    "eos": lambda *of: plain(*of, eos=1),
-}
-
-
-def problem(kind: str, shape: str, vocab: int = 3) -> TreeProblem:
-    return KINDS[kind](SHAPES[shape], vocab, torch.Generator().manual_seed(len(kind) + 10 * len(shape)))
-
-
-def given(case: TreeProblem) -> TreeProblem:
-    """The same with tokens that were chosen, not drawn: any of them."""
-    case.sampled, case.draft = False, None
-    return case
-
-
-def affordable(backend: Backend, shape: str) -> int:
-    """The vocabulary to run a case in: 3, or 2 where kernels are interpreted and the tree has four nodes; Triton's
-    interpreter, which is far slower, runs the smallest trees alone.
-    """
-    if backend.interpreted and backend.name == "triton":
-        pytest.skip("Triton's interpreter needs minutes for this: it runs the smallest trees alone")
-    return 2 if backend.interpreted and len(SHAPES[shape]) > 3 else 3
-
-
-def check(verify: Verify, case: TreeProblem, acceptance: str, device: str = "cpu") -> None:
-    """The law that `verify` really produces is the target's."""
-    distance = total_variation(exact_law(verify, case, acceptance, device), target_joint(case))
-    assert distance < TOLERANCE, f"law off by TV {distance:.2e}"
 
 
 @pytest.mark.short(triton=0)
@@ -112,7 +25,7 @@ def check(verify: Verify, case: TreeProblem, acceptance: str, device: str = "cpu
 def test_law_of_the_smallest_trees(backend: Backend, acceptance: str) -> None:
     """A given child; two that were drawn."""
     case = plain([-1, 0] if acceptance == "sample" else [-1, 0, 0], 2, torch.Generator().manual_seed(3))
-    check(backend.verify_tree, given(case) if acceptance == "sample" else case, acceptance, backend.device)
+    check_law(backend.verify_tree, given(case) if acceptance == "sample" else case, acceptance, backend.device)
 
 
 @pytest.mark.short(emulated=4)
@@ -120,7 +33,7 @@ def test_law_of_the_smallest_trees(backend: Backend, acceptance: str) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("acceptance", trees.NEED_DRAFT)
 def test_law_of_sampled_children(backend: Backend, acceptance: str, shape: str, kind: str) -> None:
-    check(backend.verify_tree, problem(kind, shape, affordable(backend, shape)), acceptance, backend.device)
+    check_law(backend.verify_tree, problem(kind, shape, vocab_on(backend, shape)), acceptance, backend.device)
 
 
 @pytest.mark.short(triton=0, emulated=3)
@@ -133,25 +46,7 @@ def test_law_of_target_probabilities(backend: Backend, acceptance: str, kind: st
         return backend.verify_tree(None, *rest, target_probs=target.softmax(-1) * 1.005, **more)
 
     case = problem(kind, "siblings", 2 if backend.interpreted else 3)
-    check(verify, given(case) if acceptance == "sample" else case, acceptance, backend.device)
-
-
-@dataclass
-class Undrawable(TreeProblem):
-    """Of two siblings the first is the last id, which the draft's distribution excludes."""
-
-    def paths(self) -> tuple[Int64, Float64]:
-        assert self.draft is not None
-        law = float64_law(self.draft[0], self.draft_params)
-        second = np.flatnonzero(law)
-        return np.stack([np.full_like(second, self.vocab - 1), second], 1), law[second]
-
-
-def check_undrawable(acceptance: str, verify: Verify, device: str = "cpu", vocab: int = 3) -> None:
-    case = plain(SHAPES["siblings"], vocab, torch.Generator().manual_seed(3))
-    assert case.draft is not None
-    case.draft[0][-1] = -torch.inf
-    check(verify, Undrawable(case.parents, case.target, case.draft, sampled=True), acceptance, device)
+    check_law(verify, given(case) if acceptance == "sample" else case, acceptance, backend.device)
 
 
 @pytest.mark.short(triton=0)
@@ -164,26 +59,26 @@ def test_law_where_a_child_cannot_have_been_drawn(backend: Backend, acceptance: 
 @pytest.mark.parametrize("acceptance", trees.NEED_DRAFT)
 def test_law_where_next_to_nothing_of_the_draft_is_left(backend: Backend, acceptance: str, gap: float) -> None:
     """So little that its inverse, by what is left of the target, is no float32; likely siblings after it are tried."""
-    affordable(backend, "siblings")
+    vocab_on(backend, "siblings")
     target = torch.tensor([-torch.inf, math.log(0.85), math.log(0.15)])
     draft = torch.tensor([gap, 0.0, -torch.inf]) / 10  # at temperature 0.1
     case = TreeProblem(
         SHAPES["siblings"], [target, torch.zeros(3, 3)], [draft, torch.zeros(3, 3)], sampled=True,
         draft_params=sk.SamplingParams(0.1),
     )  # fmt: skip
-    check(backend.verify_tree, case, acceptance, backend.device)
+    check_law(backend.verify_tree, case, acceptance, backend.device)
 
 
 @pytest.mark.parametrize("kind", ["full", "truncated", "eos"])
 @pytest.mark.parametrize("shape", ["siblings", "fork", "bush"])
 def test_law_of_given_children(backend: Backend, shape: str, kind: str) -> None:
     """Right for every choice of the tokens, duplicates among them."""
-    affordable(backend, shape)
+    vocab_on(backend, shape)
     if backend.interpreted and shape != "siblings":
         pytest.skip("thousands of steps: interpreted kernels walk two siblings")
     case = given(plain(SHAPES[shape], 2, torch.Generator().manual_seed(3)))
     case.params, case.eos = problem(kind, shape).params, problem(kind, shape).eos
-    check(backend.verify_tree, case, "sample", backend.device)
+    check_law(backend.verify_tree, case, "sample", backend.device)
 
 
 def test_the_output_of_a_cascade_s_tree_is_not_enumerated() -> None:
@@ -203,7 +98,7 @@ CASCADES = (
 @pytest.mark.parametrize("shape", ["siblings", "chain"])
 def test_law_of_cascades(backend: Backend, shape: str, law: laws.TargetLaw) -> None:
     """π at nodes with children, and at the leaves where the bonus is the cascade's."""
-    vocab = min(affordable(backend, shape), 2 if shape == "chain" or backend.interpreted else 3)
+    vocab = min(vocab_on(backend, shape), 2 if shape == "chain" or backend.interpreted else 3)
     case = plain(SHAPES[shape], vocab, torch.Generator().manual_seed(5), law=law)
     case.sampled = False
     assert case.draft is not None

@@ -12,8 +12,15 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
-from python_tests.law.cases import FOUND
-from python_tests.law.test_tree_law import SHAPES, check, check_undrawable, given, plain, problem
+from python_tests.law.cases import FOUND, check_law
+from python_tests.law.mutants import (
+    coins_of_the_node_before,
+    final_shares_the_first_coin,
+    one_number_for_all,
+    siblings_share_a_coin,
+    uniforms,
+)
+from python_tests.law.tree_cases import SHAPES, check_undrawable, given, plain, problem
 from python_tests.ops import trees
 from specdec_kernels.testing import Verify
 
@@ -24,12 +31,12 @@ rejected, remove = reference.rejected, reference.remove
 
 
 def law(acceptance: str, shape: str, kind: str = "full") -> Check:
-    return lambda verify: check(verify, problem(kind, shape), acceptance)
+    return lambda verify: check_law(verify, problem(kind, shape), acceptance)
 
 
 def given_children(shape: str) -> Check:
     case = given(plain(SHAPES[shape], 2, torch.Generator().manual_seed(3)))
-    return lambda verify: check(verify, case, "sample")
+    return lambda verify: check_law(verify, case, "sample")
 
 
 def typical(verify: Verify) -> None:
@@ -37,27 +44,6 @@ def typical(verify: Verify) -> None:
 
 
 # --- round the inputs -------------------------------------------------------------------------------------------------
-
-
-def uniforms(change: Callable[[Tensor], Tensor]) -> Verify:
-    return lambda *a, uniform_samples, **k: TRUE(*a, uniform_samples=change(uniform_samples), **k)
-
-
-def final_shares_the_first_coin(u: Tensor) -> Tensor:
-    return torch.cat([u[:, 1:2], u[:, 1:]], 1)
-
-
-def siblings_share_a_coin(u: Tensor) -> Tensor:
-    return torch.cat([u[:, :1], u[:, 1:2].expand(-1, u.shape[1] - 1)], 1)
-
-
-def coins_of_the_node_before(u: Tensor) -> Tensor:
-    """Column i is read for node i + 1: the final draw's number is the first coin too."""
-    return torch.cat([u[:, :1], u[:, :-1]], 1)
-
-
-def one_number_for_all(u: Tensor) -> Tensor:
-    return u[:, :1].expand(u.shape).contiguous()
 
 
 def epsilon_and_delta_swapped(**arguments: Any) -> sk.VerifyOutput:
@@ -70,14 +56,14 @@ def draft_at_the_targets_temperature(*args: Any, params: Any, draft_params: Any,
 
 INPUT_MUTANTS: list[tuple[str, Verify, Check]] = [
     *(
-        (f"{change.__name__}, {rule}", uniforms(change), law(rule, shape))
+        (f"{change.__name__}, {rule}", uniforms(TRUE, change), law(rule, shape))
         for change, shape in (
             (final_shares_the_first_coin, "siblings"), (siblings_share_a_coin, "second"),
             (coins_of_the_node_before, "siblings"), (one_number_for_all, "siblings"),
         )
         for rule in trees.NEED_DRAFT
     ),
-    ("one number for all, sample", uniforms(one_number_for_all), given_children("fork")),
+    ("one number for all, sample", uniforms(TRUE, one_number_for_all), given_children("fork")),
     ("typical, epsilon and delta swapped", epsilon_and_delta_swapped, typical),
     ("the draft's parameters, recursive", draft_at_the_targets_temperature, law("recursive", "siblings", "truncated")),
     ("the draft's parameters, traversal", draft_at_the_targets_temperature, law("traversal", "siblings", "truncated")),
@@ -148,10 +134,10 @@ RULE_MUTANTS: list[tuple[str, Any, Check]] = [
     ("remove", child_stays_in_the_draft, trees.check_flags),  # a duplicate is not skipped
     ("remove", draft_not_renormalised, law("recursive", "siblings")),
     *(("can_give", anything_is_given, partial(check_undrawable, rule)) for rule in trees.NEED_DRAFT),
-    ("next_weight", weight_of_the_path_forgotten, law("traversal", "chain")),
-    ("next_weight", weight_not_clamped, law("traversal", "chain")),
-    ("weight_left", weight_not_updated, law("traversal", "fork")),
-    ("weight_left", weight_is_the_residual, law("traversal", "fork")),
+    ("next_block_weight", weight_of_the_path_forgotten, law("traversal", "chain")),
+    ("next_block_weight", weight_not_clamped, law("traversal", "chain")),
+    ("block_threshold", weight_not_updated, law("traversal", "fork")),
+    ("block_threshold", weight_is_the_residual, law("traversal", "fork")),
     ("child_with", last_child_with_the_token, given_children("fork")),
 ]
 

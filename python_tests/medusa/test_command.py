@@ -12,8 +12,8 @@ import transformers
 
 import specdec_kernels as sk
 from python_tests.decoding.models import tiny
-from python_tests.medusa.test_training import patterned
-from python_tests.medusa.test_training import wide as target
+from python_tests.medusa.models import patterned
+from python_tests.medusa.models import wide as target
 from specdec_kernels import cli
 from specdec_kernels.medusa import Document, MedusaHeads, command, extract
 
@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         advance(features.tokens.numel())
         return [folder / "shard.safetensors"]
 
-    monkeypatch.setattr(command, "_load", lambda arguments: (target(), Tokenizer()))
+    monkeypatch.setattr(command, "load_target", lambda arguments: (target(), Tokenizer()))
     monkeypatch.setattr(command, "prepare", prepare)
     return tmp_path
 
@@ -126,7 +126,7 @@ def test_the_backbone_is_trained_too_if_asked_for(folder: Path, capsys: pytest.C
 def test_a_backbone_is_trained_in_float32_and_written_in_its_own_dtype(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "_load", lambda arguments: (target().bfloat16(), Tokenizer()))
+    monkeypatch.setattr(command, "load_target", lambda arguments: (target().bfloat16(), Tokenizer()))
     path = folder / "backbone"
     assert train(folder, "--steps", "3", "--joint-steps", "3", "--backbone", str(path)) == 0
     trained = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto")
@@ -138,7 +138,7 @@ def test_a_backbone_is_trained_in_float32_and_written_in_its_own_dtype(
 def test_a_model_that_joint_training_refuses_is_refused_at_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "_load", lambda arguments: (tiny("phi"), Tokenizer()))
+    monkeypatch.setattr(command, "load_target", lambda arguments: (tiny("phi"), Tokenizer()))
     before = len(asked)
     assert train(folder, "--joint-steps", "3", "--backbone", str(folder / "backbone")) == 2
     assert "model must have logits that are its LM head's alone" in capsys.readouterr().err
@@ -166,6 +166,9 @@ def test_a_draft_model_is_trained_and_drafts(folder: Path, capsys: pytest.Captur
 def test_bad_options_and_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(["medusa"])
+    with pytest.raises(SystemExit, match="2"):
+        train(folder, "--vocab", "1")
+    assert "argument --vocab: must be" in capsys.readouterr().err
     assert cli.main(["medusa", "train", str(folder / "no" / "heads.safetensors"), "--folder", str(folder)]) == 2
     assert "heads.safetensors must be in a folder that is there" in capsys.readouterr().err
     assert cli.main(["medusa", "calibrate", str(folder / "none.safetensors")]) == 2
@@ -200,7 +203,7 @@ def test_what_was_trained_here_is_written_again_by_its_own_command_alone(
     assert (backbone / "model.safetensors").exists()
 
     load = transformers.AutoModelForCausalLM.from_pretrained
-    monkeypatch.setattr(command, "_load", lambda arguments: (load(backbone), Tokenizer()))
+    monkeypatch.setattr(command, "load_target", lambda arguments: (load(backbone), Tokenizer()))
     capsys.readouterr()
     assert cli.main(["medusa", "draft", str(backbone), *drafting]) == 2
     assert "must hold no model but a draft that was trained here" in capsys.readouterr().err

@@ -11,31 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 import specdec_kernels as sk
-from python_tests.decoding.models import SMALL, VOCAB, tiny
+from python_tests.decoding.models import VOCAB, tiny
+from python_tests.medusa.models import HIDDEN, IDS, formula, random_heads
 from specdec_kernels.medusa import MedusaHeads
-
-HIDDEN = SMALL["hidden_size"]
-IDS = torch.tensor([5, 2, 40, 17, 60, 8])
-
-
-def random_heads(num_heads: int = 3, shared: bool = True, seed: int = 0) -> MedusaHeads:
-    heads = MedusaHeads.of_model(tiny("llama"), num_heads, sk.TokenMap(IDS), shared)
-    torch.manual_seed(seed)
-    for weight in heads.parameters():
-        weight.data = torch.randn_like(weight) * 0.3
-    return heads
-
-
-def formula(heads: MedusaHeads, hidden: torch.Tensor) -> np.ndarray:
-    """``[n, K, vocab_draft]`` logits as the docstring writes them, in float64."""
-    h = hidden.double().numpy()
-    out = []
-    for k in range(heads.num_heads):
-        w1 = heads.w1.weight.detach().double().numpy()[k * HIDDEN : (k + 1) * HIDDEN]
-        w2 = heads.w2[k if len(heads.w2) > 1 else 0].weight.detach().double().numpy()
-        inner = h @ w1.T
-        out.append((inner / (1 + np.exp(-inner)) + h) @ w2.T)
-    return np.stack(out, axis=1)
 
 
 @pytest.mark.parametrize("shared", [True, False])

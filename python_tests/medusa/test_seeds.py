@@ -8,7 +8,7 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.decoding.models import tiny
-from python_tests.medusa.test_training import Letters
+from python_tests.medusa.models import Letters
 from specdec_kernels.medusa import data
 
 

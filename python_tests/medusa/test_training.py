@@ -12,7 +12,7 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.decoding.models import SMALL, tiny
-from python_tests.medusa.test_heads import HIDDEN, formula, random_heads
+from python_tests.medusa.models import HIDDEN, Letters, formula, patterned, random_heads, wide
 from specdec_kernels.medusa import (
     Document,
     Features,
@@ -44,11 +44,6 @@ VOCAB = SMALL["vocab_size"]
 def documents(*lengths: int, first: int = 0, vocab: int = VOCAB, seed: int = 0) -> list[Document]:
     random = np.random.default_rng(seed)
     return [Document(random.integers(3, vocab, n), min(first, n)) for n in lengths]
-
-
-def patterned(count: int, length: int = 20) -> list[Document]:
-    """Texts that can be learnt: every token is its forerunner's plus one, in a small circle."""
-    return [Document((np.arange(length) + start) % 12 + 3) for start in range(count)]
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -155,21 +150,6 @@ def test_preparing_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pyt
     assert made == [] and steps == [7, 7, 10, 7]
     for a, b in zip(whole, again, strict=True):
         assert torch.equal(Features.load(a).hidden, Features.load(b).hidden)
-
-
-class Letters:
-    """A tokenizer: a letter a token."""
-
-    pad_token_id, chat_template = 0, None
-
-    def get_vocab(self) -> dict[str, int]:
-        return {"a": 3}
-
-    def apply_chat_template(self, *_: Any) -> str:
-        raise NotImplementedError
-
-    def encode(self, text: str, **kw: Any) -> list[int]:
-        return [3 + ord(letter) - ord("a") for letter in text]
 
 
 def test_self_distilled_text_is_the_models_own() -> None:
@@ -401,11 +381,6 @@ def test_an_error_leaves_gradients_to_those_that_had_them(tmp_path: Path) -> Non
 # --- a draft model ----------------------------------------------------------------------------------------------------
 
 
-def wide(**changes: Any) -> Any:
-    """A target that is wide enough to draft for."""
-    return tiny("llama", hidden_size=128, num_attention_heads=4, num_key_value_heads=2, head_dim=32, **changes)
-
-
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
 def test_a_draft_model_begins_as_the_targets_first_layers(name: str) -> None:
     target = tiny(name, num_hidden_layers=3)
@@ -447,7 +422,7 @@ def test_logits_that_are_not_the_heads_alone_are_refused(name: str, config: dict
 
 
 def test_what_cannot_be_trained_is_refused() -> None:
-    """Packed weights, which no gradient reaches; a model of another dtype than its heads."""
+    """Packed weights, which no gradient reaches; a model of another dtype or hidden size than its heads."""
     features, recipe = extract(tiny("llama"), patterned(6)), Recipe(steps=1, batch_size=6)
     model, heads = tiny("llama"), trainable(features)
     head = model.get_output_embeddings().weight
@@ -464,6 +439,8 @@ def test_what_cannot_be_trained_is_refused() -> None:
     message = "train_jointly: model must be float32, as heads are, got bfloat16"
     with pytest.raises(ValueError, match=message):
         train_jointly(tiny("llama").bfloat16(), heads, features, recipe)
+    with pytest.raises(ValueError, match="train_jointly: model must have hidden_size=32, as heads have, got 128"):
+        train_jointly(wide(), heads, features, recipe)
 
 
 @pytest.mark.parametrize("narrow", [False, True])
@@ -540,7 +517,7 @@ def test_accuracies_fall_for_the_tree() -> None:
     assert sk.DraftTree.calibrated(table, 4).num_nodes == 4
 
 
-def test_calibration_needs_text(rng: torch.Generator) -> None:
+def test_calibration_needs_text() -> None:
     features = extract(tiny("llama"), documents(3))
     with pytest.raises(ValueError, match="a token for each of 3 heads"):
         count_accuracy(random_heads(3), features, ranks=2)

@@ -19,6 +19,7 @@ from specdec_kernels.testing import LAW_EXAMPLES, Float64, float64_gumbel, float
 KINDS = ("full", "one_hot", "reduced", "probs", "stats")
 LAWS: tuple[TargetLaw, ...] = tuple(LAW_EXAMPLES)
 Arguments = dict[str, Any]
+DRAFT_PARAMS = sk.SamplingParams(1.1, top_k=50, top_p=0.97)
 
 
 def make(
@@ -254,3 +255,18 @@ def check(arguments: Arguments, out: sk.VerifyOutput) -> int:
 
 def _row(value: float | Tensor, index: int) -> float:
     return float(value[index]) if isinstance(value, Tensor) else value
+
+
+def mixed(choices: list[dict[str, Any]], batch: int, min_p_first: bool, rng: torch.Generator) -> sk.SamplingParams:
+    """One of the choices for each sequence, at random."""
+    index = torch.randint(0, len(choices), (batch,), generator=rng)
+    column = {k: torch.tensor([c[k] for c in choices])[index] for k in choices[0]}
+    return sk.SamplingParams(**column, min_p_first=min_p_first)
+
+
+def spoil(x: Tensor, rng: torch.Generator) -> Tensor:
+    """NaN and +inf here and there, and whole rows of −inf and NaN."""
+    where, rows = torch.rand(x.shape, generator=rng), torch.rand((*x.shape[:-1], 1), generator=rng)
+    few = 0.5 / x.shape[-1]
+    x = x.masked_fill(where < few, torch.nan).masked_fill(where > 1 - 0.1 * few, torch.inf)
+    return x.masked_fill(rows < 0.03, -torch.inf).masked_fill(rows > 0.97, torch.nan)

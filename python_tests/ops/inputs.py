@@ -23,6 +23,21 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 VOCABS = (2, 3, 1023, 1024, 1025, 4097, 50257)
 OPS = [module.name for module in pkgutil.iter_modules(ops.__path__) if hasattr(sk, module.name)]  # public functions
 SCALARS = sk.SamplingParams(0.8, top_k=20, top_p=0.9, min_p=0.01)
+PURPOSES = {"draft": 0, "accept": 1, "final": 2, "sample": 3}
+SEEDS = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), 0x123456789ABCDEF0, 2**32, 2**32 - 1])
+PARAMS = {
+    "default": sk.SamplingParams(),
+    "temperature": sk.SamplingParams(0.7),
+    "top_k": sk.SamplingParams(1.3, top_k=5),
+    "top_p": sk.SamplingParams(top_p=0.6),
+    "min_p": sk.SamplingParams(1.1, min_p=0.05),
+    "all": sk.SamplingParams(0.9, top_k=40, top_p=0.9, min_p=0.02),
+    "min_p_first": sk.SamplingParams(0.9, top_k=40, top_p=0.9, min_p=0.02, min_p_first=True),
+    "off": sk.SamplingParams(1.0, top_k=-1, top_p=0.0, min_p=0.0),
+    "tiny_top_p": sk.SamplingParams(top_p=1e-6),
+    "certain_min_p": sk.SamplingParams(min_p=1.0),
+    "greedy": sk.SamplingParams(0.0, top_k=3),
+}
 
 
 def op_tests(op: str) -> ModuleType:

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
+from python_tests.ops.inputs import logits, same_bits, uniforms
 from python_tests.support import Backend
+from specdec_kernels.flat import FlatProcessors
 from specdec_kernels.testing import Float64
 from specdec_kernels.types import NO_ID
 
@@ -157,3 +159,38 @@ def moved(given: sk.Processors, backend: Backend) -> sk.Processors:
 
 
 FIELDS = [name for name in vars(sk.Processors()) if not name.startswith("_")]
+
+
+def holds_no_list(backend: Backend, name: str) -> None:
+    """A list of one sequence in no order: as if it were empty, and told in the status of every op and row."""
+    vocab, batch, width = 60, 3, 9
+    rng = torch.Generator().manual_seed(8)
+    x, u = backend(logits(rng, batch, 2, vocab), uniforms(rng, batch, 2))
+    ids = torch.arange(0, 5 * width, 5)
+    fields: dict[str, Any] = {
+        "logit_bias": (ids.expand(batch, -1), torch.randn(batch, width, generator=rng)),
+        "repetition_penalty": 1.7, "frequency_penalty": 0.5,
+    }  # fmt: skip
+
+    def given() -> tuple[sk.Processors, Tensor]:
+        counts = sk.TokenCounts(ids.expand(batch, -1), 0)
+        counts.counts += torch.arange(width).int() % 2 * 2
+        made = moved(sk.Processors(**fields, token_counts=counts), backend)
+        listed = FlatProcessors(None, *made._lists(x.device, vocab).flat)._asdict()[name]
+        return made, listed
+
+    bad = int(sk.Status.BAD_PARAM)
+    for place, value in ((1, 0), (width - 1, 20), (4, 59)):  # again, less, and the next one less
+        (made, listed), (emptied, empty) = given(), given()
+        listed[1, place], empty[1] = value, NO_ID
+        stats = backend.row_stats(x, processors=made)
+        assert stats.status.tolist() == [[0, 0], [bad, bad], [0, 0]], "a list in no order is not told"
+        same_bits(stats.values, backend.row_stats(x, processors=emptied).values)
+        drawn = backend.sample(x, uniform_samples=u, processors=made)
+        assert drawn.stats.status.tolist() == stats.status.tolist()
+        likely = backend.token_logprobs(x, drawn.token, processors=made)
+        assert likely.status.tolist() == stats.status.tolist()
+        step: dict[str, Any] = {"draft_tokens": drawn.token[:, :1], "uniform_samples": u}
+        out = backend.verify_chain(x, **step, processors=made)
+        assert out.status.tolist() == [0, bad, 0], "a list in no order is not told"
+        assert torch.equal(out.tokens, backend.verify_chain(x, **step, processors=emptied).tokens)

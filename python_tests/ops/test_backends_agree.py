@@ -21,18 +21,10 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.ops import chains
+from python_tests.ops.borderline import ERROR, borderline, build, close_scores, counted, in_float64, moved
+from python_tests.ops.borderline import compare as compare_chains
+from python_tests.ops.chains import KINDS, spoil
 from python_tests.ops.inputs import DTYPES, OPS, op_tests, same_bits, strided, tensors, uniforms
-from python_tests.ops.test_properties import (
-    ERROR,
-    KINDS,
-    borderline,
-    build,
-    close_scores,
-    counted,
-    in_float64,
-    moved,
-)  # fmt: skip
-from python_tests.ops.test_properties import compare as compare_chains
 from python_tests.support import Backend
 from specdec_kernels.ops.arguments import RowStatsArguments, SampleArguments
 
@@ -44,7 +36,7 @@ reference_stats = importlib.import_module("specdec_kernels.backends.reference.ro
 
 
 def examples(seed: int) -> Iterator[dict[str, Any]]:
-    """Endless random examples for test_properties.build, of the choices there, and rows to spoil."""
+    """Endless random examples for borderline.build, of the choices in test_properties.py, and rows to spoil."""
     choose = random.Random(seed)
 
     def parameters() -> dict[str, Any]:
@@ -68,14 +60,6 @@ def examples(seed: int) -> Iterator[dict[str, Any]]:
             "turned": choose.random() < 0.3, "spoiled": choose.random() < 0.2, "seed": choose.randint(0, 2**31),
             "law": choose.choice([*[None] * len(chains.LAWS), *chains.LAWS]), "given": choose.random() < 0.2,
         }  # fmt: skip
-
-
-def spoil(x: Tensor, rng: torch.Generator) -> Tensor:
-    """NaN and +inf here and there, and whole rows of −inf and NaN."""
-    where, rows = torch.rand(x.shape, generator=rng), torch.rand((*x.shape[:-1], 1), generator=rng)
-    few = 0.5 / x.shape[-1]
-    x = x.masked_fill(where < few, torch.nan).masked_fill(where > 1 - 0.1 * few, torch.inf)
-    return x.masked_fill(rows < 0.03, -torch.inf).masked_fill(rows > 0.97, torch.nan)
 
 
 def batch_of(example: dict[str, Any], cases: int) -> int:

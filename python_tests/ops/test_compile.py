@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +12,8 @@ import torch
 import specdec_kernels as sk
 from python_tests import emulated
 from python_tests.ops import chains
-from python_tests.ops.inputs import OPS, logits, op_tests, outcome, same_bits, seeded
+from python_tests.ops.calls import CALLS
+from python_tests.ops.inputs import logits, outcome, same_bits, seeded
 from python_tests.support import Backend
 
 
@@ -32,16 +32,6 @@ def route(request: pytest.FixtureRequest) -> Iterator[Backend]:
 def on(backend: Backend, arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call that the backend serves."""
     return {**chains.on(backend, arguments), "backend": backend.name or None}
-
-
-def made(op: str, make: Callable[[], dict[str, Any]]) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """A function of the package, and arguments for it."""
-    return getattr(sk, op), make()
-
-
-CALLS = {
-    f"{op}-{name}" if name else op: partial(made, op, make) for op in OPS for name, make in op_tests(op).CALLS.items()
-}
 
 
 def reaching(name: str, route: Backend, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, tuple[Any, ...]]:

@@ -42,7 +42,7 @@ def expected(counts: sk.TokenCounts, tokens: Tensor, num_tokens: list[int] | Non
         times.pop(NO_ID, None)
         kept = sorted(times)[: made.ids.shape[1]]
         status[b] = int(sk.Status.BAD_PARAM) * (len(times) > len(kept))
-        made.ids[b], made.counts[b] = NO_ID, 0
+        made.ids[b] = NO_ID
         made.ids[b, : len(kept)] = torch.tensor(kept, dtype=torch.int32)
         made.counts[b, : len(kept)] = torch.tensor([times[i] for i in kept], dtype=torch.int32)
         made.num_output[b] += len(row)
@@ -77,6 +77,19 @@ def test_is_what_python_counts(
 def backend_free(counts: sk.TokenCounts) -> sk.TokenCounts:
     """A copy on the CPU."""
     return Backend("reference", "cpu")(counts).clone()
+
+
+def test_what_stands_behind_the_last_id_stays(backend: Backend) -> None:
+    """Counts of no id, which nobody reads; an id that comes there has its own."""
+    counts = backend(sk.TokenCounts(torch.tensor([[4, 6], [1, -1], [-1, -1]]), 5))
+    for b, held in enumerate((2, 1, 0)):
+        counts.counts[b, held:] = torch.arange(70, 77 - held)
+    tokens, lengths = torch.tensor([[5, 9, 5], [1, 1, 1], [8, 3, 3]]), torch.tensor([3, 2, 0])
+    for given in (None, lengths, lengths.flip(0)):
+        wanted = expected(backend_free(counts), tokens, None if given is None else given.tolist())
+        status = backend.count_tokens_(counts, backend(tokens), None if given is None else backend(given))
+        same_bits([x.cpu() for x in (*tensors_of(counts), status)], wanted)
+    assert (counts.counts >= 70).any(1).all()
 
 
 @pytest.mark.parametrize("n", [0, 2])

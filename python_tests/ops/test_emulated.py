@@ -11,9 +11,9 @@ import torch
 import specdec_kernels as sk
 from python_tests import emulated
 from python_tests.ops import chains, trees
+from python_tests.ops.calls import CALLS
 from python_tests.ops.inputs import logits, outcome, same_bits, uniforms
 from python_tests.ops.processing import of_any_kind
-from python_tests.ops.test_compile import CALLS
 from specdec_kernels import laws
 from specdec_kernels.laws import TargetLaw
 

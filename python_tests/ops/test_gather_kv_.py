@@ -224,7 +224,7 @@ cases = st.fixed_dictionaries({
 def test_is_a_copy_aside_and_back(backend: Backend) -> None:
     """Every layout and dtype, paths that overlap, values out of range: the same bytes, lengths and status."""
 
-    @settings(max_examples=EXAMPLES // 4 if backend.name == "triton" and backend.interpreted else EXAMPLES)
+    @settings(max_examples=EXAMPLES // 4 if backend.by_interpreter else EXAMPLES)
     @given(drawn=cases)
     def check(drawn: dict[str, Any]) -> None:
         case = make(**drawn)

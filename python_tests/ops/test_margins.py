@@ -21,8 +21,21 @@ from torch.utils._pytree import tree_leaves
 
 import specdec_kernels as sk
 from python_tests.ops import chains
+from python_tests.ops.chains import mixed
 from python_tests.ops.inputs import logits, per_row, refuses, same_bits, seeded, uniforms
-from python_tests.ops.test_properties import mixed
+from python_tests.ops.nudges import (
+    CUTS,
+    EPS,
+    ERROR,
+    FAR,
+    SLOW,
+    VOCAB,
+    directions,
+    in_the_middle,
+    nudged,
+    of_laws,
+    worst,
+)
 from python_tests.support import Backend
 from specdec_kernels import laws
 from specdec_kernels.backends.reference import intervals, loose_laws, margins
@@ -33,19 +46,9 @@ from specdec_kernels.ops.verify_chain import ACCEPTANCES as RULES
 from specdec_kernels.testing import float64_gumbel
 
 OP = "verify_chain"
-BATCH, NUM_DRAFT, VOCAB = 256, 3, 40
-ERROR = 3e-6  # of float32 arithmetic, in the margins' unit
-EPS = (1e-6, 1e-4, 1e-2)
-FAR = 0.1
+BATCH, NUM_DRAFT = 256, 3
 ACCEPTANCES = tuple(RULES)
 KINDS = ("full", "plain", "one_hot", "reduced", "probs", "odd", "target_probs")
-CUTS: list[dict[str, Any]] = [
-    {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    for temperature, top_k, top_p, min_p in (
-        (1.0, 0, 1.0, 0.0), (0.8, 5, 1.0, 0.0), (0.7, 0, 0.8, 0.0), (1.3, 0, 1.0, 0.1), (0.6, 9, 0.9, 0.05),
-        (0.0, 0, 1.0, 0.0),
-    )
-]  # fmt: skip
 LAWS = {repr(law): law for law in chains.LAWS}
 CASES = [
     *((a, kind) for a in ACCEPTANCES for kind in KINDS if (a, kind) != ("match", "target_probs")),
@@ -53,8 +56,6 @@ CASES = [
     *(("block", name) for name in list(LAWS)[2::3]),
 ]
 Case = tuple[chains.Arguments, sk.Margins]
-SLOW = {"reference": 3, "cuda-emulated": 3, "triton": 11}
-"""Backends that try one of so many ways to move logits, others at each distance."""
 
 
 @functools.cache
@@ -84,48 +85,6 @@ def case(acceptance: str, kind: str) -> Case:
     return made, sk.decision_margins(sk.verify_chain, **made)
 
 
-def directions(tokens: Tensor) -> Iterator[Tensor]:
-    """Signs ``[batch, rows, vocab]`` that move the borders of each token's draw, its coin, and the second best id."""
-    ids, at = torch.arange(VOCAB), tokens[..., None]
-    for there in (ids < at, ids <= at, ids == at):
-        sign = torch.where(there, 1.0, -1.0)
-        yield from (sign, -sign)
-
-
-def nudged(arguments: dict[str, Any], eps: float, sign: Tensor, draft_sign: float) -> dict[str, Any]:
-    """Every logit moved by eps, in units of the temperature; probabilities as their logarithms."""
-
-    def moved(rows: Tensor, params: sk.SamplingParams | None, sign: Tensor) -> Tensor:
-        if params is None:
-            return (rows.double().log() + eps * sign).softmax(-1).float()
-        by = params.temperature
-        assert isinstance(by, Tensor)
-        return rows + eps * torch.where(by == 0, 1.0, by)[:, None, None] * sign
-
-    out, greedy = dict(arguments), arguments["acceptance"] == "greedy"
-    if out["target_logits"] is None:
-        out["target_probs"] = moved(out["target_probs"], None, sign)
-    else:
-        raw = sk.SamplingParams(torch.ones(len(sign)))
-        out["target_logits"] = moved(out["target_logits"], raw if greedy else out["params"], sign)
-    token_map = out.get("draft_token_map")
-    if "draft_probs" in out:
-        out["draft_probs"] = moved(out["draft_probs"], None, draft_sign * sign[:, : out["draft_probs"].shape[1]])
-    elif "draft_logits" in out:
-        of_draft = draft_sign * sign[:, : out["draft_logits"].shape[1]]
-        of_draft = of_draft if token_map is None else of_draft[..., token_map.draft_to_target]
-        out["draft_logits"] = moved(out["draft_logits"], out["draft_params"], of_draft)
-    return out
-
-
-def of_laws(arguments: dict[str, Any]) -> Iterator[Tensor]:
-    """Signs that move what a target law looks at: the largest probability, and the entropy."""
-    x = arguments["target_logits"]
-    for there in (torch.arange(VOCAB) == x.argmax(-1, keepdim=True), x > x.median(-1, keepdim=True).values):
-        sign = torch.where(there, 1.0, -1.0)
-        yield from (sign, -sign)
-
-
 def nudges(arguments: chains.Arguments, tokens: Tensor, eps: float) -> Iterator[chains.Arguments]:
     """Aimed at the tokens emitted, and behind them at the draft's."""
     drafted = torch.nn.functional.pad(arguments["draft_tokens"], (0, 1))
@@ -135,20 +94,6 @@ def nudges(arguments: chains.Arguments, tokens: Tensor, eps: float) -> Iterator[
             yield nudged(arguments, eps, sign, draft_sign)
             if arguments["acceptance"] in ("match", "greedy") or not {"draft_logits", "draft_probs"} & set(arguments):
                 break
-
-
-def worst(
-    exact: sk.Margins, given: Callable[..., sk.VerifyOutput], steps: Iterator[dict[str, Any]], size: int,
-    select: Callable[..., dict[str, Any]] = chains.select,
-) -> tuple[float, Tensor]:  # fmt: skip
-    """The largest margin of a first difference, and which of the first `size` sequences ever differed."""
-    exact = sk.Margins(exact.tokens[:size], exact.margins[:size])
-    largest, flipped = 0.0, torch.zeros(size, dtype=torch.bool)
-    for step in steps:
-        tokens = given(**select(step, slice(0, size))).tokens.cpu()
-        largest = max(largest, float(exact.of_difference(tokens).max()))
-        flipped |= (tokens != exact.tokens).any(-1)
-    return largest, flipped
 
 
 @pytest.mark.short(cases=1, emulated=1, triton=1)
@@ -275,10 +220,6 @@ def test_a_known_margin(name: str) -> None:
 # --- a margin that forgets something ----------------------------------------------------------------------------------
 
 
-def in_the_middle(ends: intervals.Ends) -> intervals.Ends:
-    return ends if ends[0].dtype == torch.bool else ((ends[0] * ends[1]).sqrt(),) * 2
-
-
 of_token, kept, coin_of_block = loose_laws.of_token, LooseRows.kept, LooseChain.coin_of_block
 position, mixtures = LooseStep._position, LooseStep._mixtures
 MUTATIONS: dict[str, tuple[Any, str, Any, tuple[str, str]]] = {
@@ -339,6 +280,16 @@ def test_packed_drafts_have_the_same_margins(acceptance: str) -> None:
     assert torch.equal(
         expected.margins[expected.tokens < 0], torch.full_like(expected.margins, math.inf)[expected.tokens < 0]
     )
+
+
+@pytest.mark.parametrize("acceptance", ACCEPTANCES)
+def test_a_wider_bound_of_packed_drafts_adds_placeholders(acceptance: str) -> None:
+    arguments = chains.packed(chains.select(case(acceptance, "full")[0], slice(0, 4)), torch.arange(4))
+    narrow = of(arguments, sk.verify_packed)
+    wide = of({**arguments, "max_num_draft_tokens": 2**20 - 1}, sk.verify_packed)
+    assert wide.tokens.shape == wide.margins.shape == (4, 2**20)
+    same_bits([t[:, :4] for t in (wide.tokens, wide.margins)], [narrow.tokens, narrow.margins])
+    assert (wide.tokens[:, 4:] == -1).all() and (wide.margins[:, 4:] == math.inf).all()
 
 
 @pytest.mark.parametrize("acceptance", ACCEPTANCES)

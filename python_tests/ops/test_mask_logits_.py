@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 import specdec_kernels as sk
-from python_tests.ops.inputs import DTYPES, SCALARS, logits, refuses, seeded
-from python_tests.ops.test_row_stats import PARAMS
+from python_tests.ops.inputs import DTYPES, PARAMS, SCALARS, logits, refuses, seeded
 from python_tests.support import Backend
 from specdec_kernels.testing import float64_law
 

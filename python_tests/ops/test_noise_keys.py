@@ -10,8 +10,7 @@ import torch
 from scipy import stats
 
 import specdec_kernels as sk
-from python_tests.ops.inputs import refuses
-from python_tests.ops.test_uniform_samples import PURPOSES, SEEDS
+from python_tests.ops.inputs import PURPOSES, SEEDS, refuses
 from python_tests.support import Backend
 from specdec_kernels.testing import float64_gumbel, philox4x32, words32
 

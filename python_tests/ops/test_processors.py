@@ -18,13 +18,11 @@ import specdec_kernels as sk
 from python_tests.decoding.models import tiny
 from python_tests.ops import chains, trees
 from python_tests.ops.inputs import DTYPES, logits, outcome, same_bits, uniforms
-from python_tests.ops.processing import EACH, Request, bits, moved, of_any_kind, processors
+from python_tests.ops.processing import EACH, Request, bits, holds_no_list, moved, of_any_kind, processors
 from python_tests.support import ONE_TREE_KERNEL, Backend
 from specdec_kernels import laws
 from specdec_kernels.backends import FUNCTIONS
-from specdec_kernels.flat import FlatProcessors
 from specdec_kernels.testing import float64_law
-from specdec_kernels.types import NO_ID
 
 OP = "warp_probs"
 
@@ -304,41 +302,6 @@ def test_a_list_that_does_not_ascend_is_empty_and_flagged(backend: Backend, name
     holds_no_list(backend, name)
 
 
-def holds_no_list(backend: Backend, name: str) -> None:
-    """A list of one sequence in no order: as if it were empty, and told in the status of every op and row."""
-    vocab, batch, width = 60, 3, 9
-    rng = torch.Generator().manual_seed(8)
-    x, u = backend(logits(rng, batch, 2, vocab), uniforms(rng, batch, 2))
-    ids = torch.arange(0, 5 * width, 5)
-    fields: dict[str, Any] = {
-        "logit_bias": (ids.expand(batch, -1), torch.randn(batch, width, generator=rng)),
-        "repetition_penalty": 1.7, "frequency_penalty": 0.5,
-    }  # fmt: skip
-
-    def given() -> tuple[sk.Processors, Tensor]:
-        counts = sk.TokenCounts(ids.expand(batch, -1), 0)
-        counts.counts += torch.arange(width).int() % 2 * 2
-        made = moved(sk.Processors(**fields, token_counts=counts), backend)
-        listed = FlatProcessors(None, *made._lists(x.device, vocab).flat)._asdict()[name]
-        return made, listed
-
-    bad = int(sk.Status.BAD_PARAM)
-    for place, value in ((1, 0), (width - 1, 20), (4, 59)):  # again, less, and the next one less
-        (made, listed), (emptied, empty) = given(), given()
-        listed[1, place], empty[1] = value, NO_ID
-        stats = backend.row_stats(x, processors=made)
-        assert stats.status.tolist() == [[0, 0], [bad, bad], [0, 0]], "a list in no order is not told"
-        same_bits(stats.values, backend.row_stats(x, processors=emptied).values)
-        drawn = backend.sample(x, uniform_samples=u, processors=made)
-        assert drawn.stats.status.tolist() == stats.status.tolist()
-        likely = backend.token_logprobs(x, drawn.token, processors=made)
-        assert likely.status.tolist() == stats.status.tolist()
-        step: dict[str, Any] = {"draft_tokens": drawn.token[:, :1], "uniform_samples": u}
-        out = backend.verify_chain(x, **step, processors=made)
-        assert out.status.tolist() == [0, bad, 0], "a list in no order is not told"
-        assert torch.equal(out.tokens, backend.verify_chain(x, **step, processors=emptied).tokens)
-
-
 @pytest.mark.parametrize("what", ["bias", "repetition", "frequency", "presence", "NaN"])
 def test_what_processors_lift_is_the_largest(backend: Backend, what: str, rng: torch.Generator) -> None:
     """Whichever tile it is in: no bound on what a tile can become passes it over."""
@@ -500,6 +463,31 @@ def test_a_bitmask_of_no_rows_and_of_any_strides(backend: Backend) -> None:
     given, plain = sk.Processors(token_bitmask=turned), sk.Processors(token_bitmask=turned.contiguous())
     found, expected = (backend.warp_probs(backend(x), processors=moved(each, backend)).cpu() for each in (given, plain))
     assert torch.equal(found, expected)
+
+
+def test_a_negative_count_is_0(backend: Backend) -> None:
+    """Written by hand; also of an id that is drafted, with which it would be counted together."""
+    x = torch.randn(1, 4, 40, generator=torch.Generator().manual_seed(1))
+    x[0, :, [7, 8, 9]] = torch.tensor([1.5, -0.5, 0.7])
+    drafted = torch.tensor([[7, 8, 7]])
+    arguments = {"draft_tokens": drafted, "uniform_samples": torch.full((1, 4), 1e-6), "return_acceptance": True}
+    found = []
+    for numbers in ([0, 0, 0], [-1, -2, -3], [-4, -(2**31), -5]):
+        counts = sk.TokenCounts(torch.tensor([[3, 7, 8, 9]]), 4)
+        counts.counts[0, 1:4] = torch.tensor(numbers)
+        given = sk.Processors(
+            repetition_penalty=1.7, frequency_penalty=0.5, presence_penalty=0.3, token_counts=backend(counts)
+        )
+        out = backend.verify_chain(backend(x), **chains.on(backend, arguments), processors=given)
+        told = backend.token_logprobs(backend(x), backend(drafted), num_top=5, processors=given)
+        alone = backend.warp_probs(backend(x), processors=given)
+        found.append([out.acceptance, out.tokens, out.status, told.log_prob, alone])
+    same_bits(found[1], found[0])
+    same_bits(found[2], found[0])
+    request = Request(repetition=1.7, frequency=0.5, presence=0.3, prompt=[3])
+    rows = torch.stack([torch.from_numpy(request.row(x[0, i], drafted[0, :i].tolist())) for i in range(3)])
+    expected = rows.softmax(-1)[torch.arange(3), drafted[0]].float()
+    torch.testing.assert_close(found[1][0][0].cpu(), expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("op", ["token_logprobs", "verify_chain", "verify_tree", "typical"])

@@ -8,8 +8,6 @@ the borderline cases and the differences among them are counted.
 
 from __future__ import annotations
 
-import importlib
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,31 +16,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import specdec_kernels as sk
-from python_tests.ops import chains
-from python_tests.ops.chains import LAWS
-from python_tests.ops.inputs import DTYPES, strided
+from python_tests.ops.borderline import borderline, build, compare, counted
+from python_tests.ops.chains import KINDS, LAWS
+from python_tests.ops.inputs import DTYPES
 from python_tests.support import Backend, present
-from specdec_kernels.backends.reference.law import make_law, make_params
-from specdec_kernels.backends.reference.sample import perturbed
-from specdec_kernels.flat import LOSSLESS, FlatParams
-from specdec_kernels.ops.arguments import ACCEPTANCES, RowStatsArguments, VerifyArguments, VerifyChainArguments
-from specdec_kernels.sampling import DEFAULT_PARAMS
 
 OP = "verify_chain"
-ERROR = 1e-6  # float32 error of a running mass, a threshold or a probability, as a share of the whole
-LAW_ERROR = 1e-5  # of what a target law's α is held against: entropies, raw probabilities, cross-entropies
-PERTURBED = 1e-5  # two perturbed scores closer than this may swap
 EXAMPLES = 150
-CELLS = 300_000  # logits a batch of cases
-KINDS = ("full", "one_hot", "reduced", "probs", "stats")
-reference = {
-    op: getattr(importlib.import_module(f"specdec_kernels.backends.reference.{op}"), op)
-    for op in ("verify_chain", "row_stats")
-}
-counted: dict[str, Counter[str]] = {}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -81,114 +63,6 @@ examples = st.fixed_dictionaries({
 })  # fmt: skip
 
 
-def mixed(choices: list[dict[str, Any]], batch: int, min_p_first: bool, rng: torch.Generator) -> sk.SamplingParams:
-    """One of the choices for each sequence, at random."""
-    index = torch.randint(0, len(choices), (batch,), generator=rng)
-    column = {k: torch.tensor([c[k] for c in choices])[index] for k in choices[0]}
-    return sk.SamplingParams(**column, min_p_first=min_p_first)
-
-
-def build(e: dict[str, Any], batch: int | None = None) -> chains.Arguments:
-    rng = torch.Generator().manual_seed(e["seed"])
-    if batch is None:
-        batch = max(32, min(4096, CELLS // (e["vocab"] * (e["num_draft"] + 1))))
-    made = chains.make(
-        rng, batch, e["num_draft"], e["vocab"], kind=e["kind"], acceptance=e["acceptance"], dtype=e["dtype"],
-        params=mixed(e["params"], batch, e["min_p_first"], rng), spread=e["spread"],
-        draft_params=mixed(e["draft_params"], batch, not e["min_p_first"], rng),
-        law=e["law"] if e["law"] is not None and chains.fits(e["law"], e["acceptance"], e["kind"]) else None,
-    )  # fmt: skip
-    for name in ("target_logits", "draft_logits"):
-        if name in made and (name == "target_logits" or e["kind"] != "stats"):  # kept stats must describe their rows
-            if e["rounded"]:
-                made[name] = made[name].round()
-            if e["holes"]:
-                made[name] = made[name].masked_fill(torch.rand(made[name].shape, generator=rng) < 0.1, -torch.inf)
-    if e["ragged"]:
-        made["num_draft_tokens"] = torch.randint(-1, e["num_draft"] + 1, (batch,), generator=rng)
-        made["eos_token_ids"] = torch.randint(0, e["vocab"], (1,), generator=rng)
-    return made
-
-
-def moved(params: sk.SamplingParams, by: float) -> FlatParams:
-    """The flat parameters of an op in float64, bounds moved by the relative error `by`: upwards keeps more ids."""
-    temperature, top_k, top_p, min_p = (
-        v if isinstance(v, Tensor) else None for v in (params.temperature, params.top_k, params.top_p, params.min_p)
-    )
-    assert isinstance(top_p, Tensor) and isinstance(min_p, Tensor) and isinstance(temperature, Tensor)
-    inside = (top_p > 0) & (top_p < 1)
-    wide = torch.where(inside, (top_p.double() * (1 + by)).clamp(1e-12, 1 - 1e-12), top_p.double())
-    return FlatParams(
-        1.0,
-        0,
-        1.0,
-        0.0,
-        params.min_p_first,
-        temperature.double(),
-        top_k,
-        wide,
-        (min_p.double() * (1 - by)).clamp(0, 1),
-    )
-
-
-def in_float64(arguments: chains.Arguments, by: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, and the cut-offs of target and draft rows, of the float64 reference with everything moved by `by`."""
-    params = moved(arguments["params"], by)
-    plain = sk.SamplingParams(
-        torch.ones(len(arguments["draft_tokens"])), torch.zeros(1).long(), torch.ones(1), torch.zeros(1)
-    )
-    draft_params = (
-        moved(arguments.get("draft_params", plain), by) if "draft_params" in arguments else DEFAULT_PARAMS._flat
-    )
-    target = arguments["target_logits"].double()
-    draft = arguments["draft_logits"].double() if "draft_logits" in arguments else None
-    uniforms = arguments.get("uniform_samples")
-    if uniforms is not None:
-        uniforms = (uniforms.double() * (1 + 2 * by) + by).clamp(0, 1 - 1e-15)
-    probs = arguments.get("draft_probs")
-    token_map = arguments.get("draft_token_map")
-    rule = ACCEPTANCES[arguments["acceptance"]]
-    law = arguments["target_law"].flat() if "target_law" in arguments else LOSSLESS
-    if law.number:
-        law = law._replace(alpha=law.alpha + by / ERROR * LAW_ERROR)
-    shared = VerifyArguments(
-        target_logits=target, draft_logits=draft, draft_probs=None if probs is None else probs.double(),
-        draft_values=None, draft_argmax=None, draft_status=None,
-        target_to_draft=None if token_map is None else token_map.target_to_draft, uniform_samples=uniforms,
-        noise_keys=arguments.get("noise_keys"), seeds=None, steps=None, positions=None, step=0,
-        eos_token_ids=arguments.get("eos_token_ids"), law=law, params=params, draft_params=draft_params,
-    )  # fmt: skip
-    tokens = arguments["draft_tokens"]
-    counts = arguments.get("num_draft_tokens")
-    bonus = arguments.get("bonus_tokens")
-    out = reference["verify_chain"](
-        VerifyChainArguments(shared, tokens, counts, None, tokens.shape[1], rule, False, bonus_tokens=bonus)
-    )
-    cuts = [
-        reference["row_stats"](RowStatsArguments(rows, given))[0][..., 1]
-        for rows, given in ((target, params), (draft, draft_params)) if rows is not None
-    ]  # fmt: skip
-    return out[0], cuts[0], cuts[1] if draft is not None else cuts[0][:, :0]
-
-
-def close_scores(arguments: chains.Arguments) -> Tensor:
-    """``[batch]``: some row's two best perturbed scores (match rule) lie within float32 error."""
-    values = moved(arguments["params"], 0.0)
-    x = arguments["target_logits"].double()
-    law = make_law(x, make_params(len(x), x, values))
-    best = perturbed(law, arguments["noise_keys"][:, : x.shape[1]], None).topk(2, -1).values
-    return ((best[..., 0] - best[..., 1]) < PERTURBED * best[..., 0].abs().clamp_min(1.0)).any(-1)
-
-
-def borderline(arguments: chains.Arguments) -> Tensor:
-    """``[batch]`` bool: which cases the contract excepts."""
-    low, high = in_float64(arguments, -ERROR), in_float64(arguments, ERROR)
-    out = (low[0] != high[0]).any(-1) | (low[1] != high[1]).any(-1) | (low[2] != high[2]).any(-1)
-    if arguments["acceptance"] == "match":
-        out |= close_scores(arguments)
-    return out
-
-
 @pytest.mark.long
 @given(e=examples)
 @settings(max_examples=EXAMPLES)
@@ -201,27 +75,6 @@ def test_every_backend_gives_the_references_tokens(e: dict[str, Any]) -> None:
             continue  # interpreted ones have test_backends_agree.py
         with backend.limited():
             compare(backend, e, arguments, expected, excepted)
-
-
-def compare(
-    backend: Backend, e: dict[str, Any], arguments: chains.Arguments, expected: sk.VerifyOutput, excepted: Tensor
-) -> None:
-    given = chains.on(backend, arguments)
-    if e["turned"]:
-        for name in ("target_logits", "draft_logits", "draft_probs"):
-            if name in given and given[name].numel():
-                given[name] = strided(given[name])
-    out = backend.verify_chain(**given)
-    tokens = out.tokens.cpu()
-    different = (tokens != expected.tokens).any(-1) | (out.num_accepted.cpu() != expected.num_accepted)
-    assert ((tokens >= -1) & (tokens < e["vocab"])).all()
-    assert torch.equal(tokens >= 0, torch.arange(tokens.shape[1]) < out.num_tokens.cpu()[:, None])
-    same_walk = ~different
-    assert torch.equal(out.status.cpu()[same_walk], expected.status[same_walk])
-    worst = (different & ~excepted).nonzero().flatten().tolist()
-    assert not worst, f"{backend}: sequences {worst[:5]} differ and are not borderline: {e}"
-    counts = counted.setdefault(str(backend), Counter())
-    counts.update(cases=len(tokens), borderline=int(excepted.sum()), different=int(different.sum()))
 
 
 @pytest.mark.parametrize("acceptance", ["token", "block", "match"])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from python_tests.ops.inputs import DTYPES, VOCABS, logits, per_row, refuses, same_bits, seeded, strided
+from python_tests.ops.inputs import DTYPES, PARAMS, VOCABS, logits, per_row, refuses, same_bits, seeded, strided
 from python_tests.support import Backend
 from specdec_kernels.testing import float64_law
 
@@ -22,19 +22,6 @@ SIGNATURE = (["logits", "params"], ["processors", "backend"])
 CALLS = {
     "": lambda: {"logits": logits(seeded(), 4, 3, 50), "params": per_row(4)},
     "1d": lambda: {"logits": logits(seeded(), 50, dtype=torch.bfloat16)},
-}
-PARAMS = {
-    "default": sk.SamplingParams(),
-    "temperature": sk.SamplingParams(0.7),
-    "top_k": sk.SamplingParams(1.3, top_k=5),
-    "top_p": sk.SamplingParams(top_p=0.6),
-    "min_p": sk.SamplingParams(1.1, min_p=0.05),
-    "all": sk.SamplingParams(0.9, top_k=40, top_p=0.9, min_p=0.02),
-    "min_p_first": sk.SamplingParams(0.9, top_k=40, top_p=0.9, min_p=0.02, min_p_first=True),
-    "off": sk.SamplingParams(1.0, top_k=-1, top_p=0.0, min_p=0.0),
-    "tiny_top_p": sk.SamplingParams(top_p=1e-6),
-    "certain_min_p": sk.SamplingParams(min_p=1.0),
-    "greedy": sk.SamplingParams(0.0, top_k=3),
 }
 
 

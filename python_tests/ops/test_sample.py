@@ -11,8 +11,18 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.ops import oracle
-from python_tests.ops.inputs import DTYPES, VOCABS, logits, per_row, refuses, same_bits, seeded, strided, uniforms
-from python_tests.ops.test_row_stats import PARAMS
+from python_tests.ops.inputs import (
+    DTYPES,
+    PARAMS,
+    VOCABS,
+    logits,
+    per_row,
+    refuses,
+    same_bits,
+    seeded,
+    strided,
+    uniforms,
+)
 from python_tests.support import Backend
 from specdec_kernels.testing import float64_gumbel, float64_law
 

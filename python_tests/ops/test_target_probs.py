@@ -9,9 +9,8 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.ops import chains
-from python_tests.ops.chains import run
+from python_tests.ops.chains import DRAFT_PARAMS, run
 from python_tests.ops.inputs import same_bits
-from python_tests.ops.test_verify_chain import DRAFT_PARAMS
 from python_tests.support import Backend
 
 OP = "verify_chain"

@@ -16,8 +16,9 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.ops import chains, trees
+from python_tests.ops.chains import mixed
 from python_tests.ops.inputs import uniforms
-from python_tests.ops.test_margins import (
+from python_tests.ops.nudges import (
     CUTS,
     EPS,
     ERROR,
@@ -29,8 +30,7 @@ from python_tests.ops.test_margins import (
     nudged,
     of_laws,
     worst,
-)  # fmt: skip
-from python_tests.ops.test_properties import mixed
+)
 from python_tests.support import Backend
 from specdec_kernels import laws
 from specdec_kernels.backends.reference import margins, tree_margins

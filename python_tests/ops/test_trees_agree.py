@@ -18,9 +18,9 @@ from torch import Tensor
 
 import specdec_kernels as sk
 from python_tests.ops import trees
+from python_tests.ops.borderline import close_scores, moved
+from python_tests.ops.chains import mixed, spoil
 from python_tests.ops.inputs import DTYPES
-from python_tests.ops.test_backends_agree import spoil
-from python_tests.ops.test_properties import close_scores, mixed, moved
 from python_tests.support import Backend
 from specdec_kernels.flat import LOSSLESS
 from specdec_kernels.ops.arguments import TREE_ACCEPTANCES, VerifyArguments, VerifyTreeArguments

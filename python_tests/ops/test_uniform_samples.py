@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 import specdec_kernels as sk
-from python_tests.ops.inputs import refuses
+from python_tests.ops.inputs import PURPOSES, SEEDS, refuses
 from python_tests.support import Backend
 from specdec_kernels.testing import philox4x32, words32
 
@@ -21,7 +21,6 @@ CALLS = {
     "": lambda: {"seeds": torch.arange(5), "step": 3, "num": 7},
     "steps": lambda: {"seeds": torch.arange(5), "step": torch.arange(5), "num": 7, "purpose": "draft"},
 }
-PURPOSES = {"draft": 0, "accept": 1, "final": 2, "sample": 3}
 # Random123's kat_vectors, philox4x32-10: counter, key, result
 KNOWN = [
     ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
@@ -63,9 +62,6 @@ def expected(seeds: torch.Tensor, steps: torch.Tensor, num: int, purpose: str) -
     words = philox4x32(words32(seeds.numpy())[:, None], counter).reshape(len(seeds), -1, 2)[:, :num]
     bits = words[..., 0] << np.uint64(21) | words[..., 1] >> np.uint64(11)
     return bits.astype(np.float64) * 2.0**-53
-
-
-SEEDS = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), 0x123456789ABCDEF0, 2**32, 2**32 - 1])
 
 
 @pytest.mark.parametrize("purpose", PURPOSES)

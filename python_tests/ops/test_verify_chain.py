@@ -11,7 +11,7 @@ import torch
 
 import specdec_kernels as sk
 from python_tests.ops import chains
-from python_tests.ops.chains import run
+from python_tests.ops.chains import DRAFT_PARAMS, run
 from python_tests.ops.inputs import DTYPES, logits, refuses, same_bits, strided, tensors, uniforms
 from python_tests.support import Backend, in_fresh_process
 from specdec_kernels import laws
@@ -44,7 +44,6 @@ CALLS = {
 }
 RATIO = ("token", "block")
 PARAMS = sk.SamplingParams(0.9, top_k=60, top_p=0.95, min_p=0.01)
-DRAFT_PARAMS = sk.SamplingParams(1.1, top_k=50, top_p=0.97)
 
 
 @pytest.mark.parametrize("kind", chains.KINDS)

@@ -110,6 +110,47 @@ def test_a_wider_result_is_padded(backend: Backend) -> None:
     assert (wide.tokens[:, 4:] == -1).all()
 
 
+@pytest.mark.parametrize("processed", [False, True], ids=["plain", "processors"])
+def test_a_bound_that_no_segment_comes_near_costs_only_placeholders(backend: Backend, processed: bool) -> None:
+    """What is kept while the op runs is as wide as the tokens that there are: for all positions of the bound, with the
+    larger vocabulary, it would take more than 100 gigabytes.
+    """
+    walks = backend.strategy is not None and (processed or backend.strategy in ("walk", "cluster"))
+    at_once = walks or not backend.interpreted  # else a program or block runs for every position of the bound
+    batch, bound = 8, 2**20 - 1 if at_once else 99
+    rng = torch.Generator().manual_seed(8)
+    for vocab, idle in ((128256 if at_once else 2400, True), (1200, False)):
+        arguments = chains.packed(chains.make(rng, batch, 2, vocab), torch.tensor([0, 0, 2, 0, 0, 0, 0, 0]))
+        if idle:  # nothing is read
+            arguments["num_draft_tokens"] = torch.full((batch,), -1)
+        if processed:
+            counts = sk.TokenCounts(arguments["draft_tokens"].expand(batch, -1), 4)
+            arguments["processors"] = moved(sk.Processors(frequency_penalty=0.5, token_counts=counts), backend)
+        narrow = run(backend, {**arguments, "max_num_draft_tokens": 2}, return_acceptance=True)
+        wide = run(backend, {**arguments, "max_num_draft_tokens": bound}, return_acceptance=True)
+        assert wide.tokens.shape == (batch, bound + 1) and wide.acceptance.shape == (batch, bound)
+        same_bits([wide.tokens[:, :3], wide.acceptance[:, :2]], [narrow.tokens, narrow.acceptance])
+        same_bits([wide.num_tokens, wide.status], [narrow.num_tokens, narrow.status])
+        assert (wide.tokens[:, 3:] == -1).all() and (wide.acceptance[:, 2:] == -1).all()
+        assert (narrow.status == 0).all() and (narrow.num_tokens == 0).all() == idle
+        assert (narrow.acceptance[2] < 0).all() == idle
+
+
+def test_a_bound_without_any_token(backend: Backend) -> None:
+    """The placeholders are written although no position is anyone's."""
+    target = backend(torch.zeros(2, 40))
+    out = run(
+        backend,
+        {
+            "target_logits": target, "draft_tokens": torch.zeros(0).long(), "max_num_draft_tokens": 700,
+            "cu_num_draft_tokens": torch.zeros(3).int(), "uniform_samples": torch.full((2,), 0.5),
+        },
+        return_acceptance=True,
+    )  # fmt: skip
+    assert (out.tokens[:, 1:] == -1).all() and (out.tokens[:, 0] == 20).all() and (out.acceptance == -1).all()
+    assert out.acceptance.shape == (2, 700)
+
+
 def test_a_segment_longer_than_the_width_is_cut_and_flagged(backend: Backend) -> None:
     rng = torch.Generator().manual_seed(11)
     arguments = chains.make(rng, 6, 4, 40)

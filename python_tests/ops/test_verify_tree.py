@@ -310,8 +310,22 @@ def test_any_links_and_tokens_do_no_harm(backend: Backend, acceptance: str) -> N
 
 @pytest.mark.parametrize("acceptance", trees.ACCEPTANCES)
 def test_a_tree_deeper_than_it_says_is_cut(backend: Backend, acceptance: str) -> None:
-    chain = sk.DraftTree.from_parents([-1, *range(11)])
-    check_whole(direct(backend, acceptance, chain.links, torch.zeros(3, 12, dtype=torch.int64), 2), 12, 2)
+    """It is what it would be without the nodes that are deeper: no token is of these, nor from the row of one."""
+    rng = torch.Generator().manual_seed(67)
+    rows = backend.batch(40)
+    for parents in ([-1, 0, 0, 1, 1, 2, 3, 3, 6, 8], [-1, *range(11)]):
+        depths = [0]
+        for parent in parents[1:]:
+            depths.append(depths[parent] + 1)
+        tokens = torch.where(torch.rand(rows, len(parents), generator=rng) < 0.6, 20, torch.arange(len(parents)) % 20)
+        links = sk.DraftTree.from_parents(parents).links
+        for most in range(3):
+            inside = torch.tensor([depth <= most for depth in depths])
+            kept = torch.where(inside & (links >= 0) & inside[links.clamp_min(0)], links, -1)
+            out = direct(backend, acceptance, links, tokens, most, 5.0)
+            check_whole(out, len(parents), most)
+            same_bits(out, direct(backend, acceptance, kept, tokens, most, 5.0))
+            assert (out[1] == most).any()
 
 
 @pytest.mark.parametrize("acceptance", trees.ACCEPTANCES)

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from python_tests.ops.inputs import DTYPES, SCALARS, VOCABS, logits, refuses, same_bits, seeded, strided
-from python_tests.ops.test_row_stats import PARAMS
+from python_tests.ops.inputs import DTYPES, PARAMS, SCALARS, VOCABS, logits, refuses, same_bits, seeded, strided
 from python_tests.support import Backend
 from specdec_kernels.testing import float64_law
 
