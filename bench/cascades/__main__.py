@@ -9,12 +9,7 @@ the law produced, cost is the exact rejection rate. `report` makes figures and t
 
 from __future__ import annotations
 
-import os
-
-# Set before torch loads: threads that sleep at once have to be woken 121 times a step, and ones that spin for long
-# while they wait for each other collapse when another process runs.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+import bench.waiting  # noqa: F401  # isort: skip
 
 import argparse
 import sys
