@@ -27,16 +27,32 @@ from specdec_kernels.medusa import (
 )
 
 
-def test_a_model_without_a_head_is_refused() -> None:
-    body: Any = tiny("llama").base_model
+def refused(model: Any, must: str) -> None:
+    """By all that read a model's logits as those of its LM head."""
     head, missing = tiny("llama").get_output_embeddings().weight, cast(Any, None)
     for call, argument in (
-        (lambda: acceptance_of(body, head, missing), "acceptance_of: draft"),
-        (lambda: train_draft(body, head, missing, Recipe()), "train_draft: draft"),
-        (lambda: train_jointly(body, missing, missing, Recipe()), "train_jointly: model"),
+        (lambda: acceptance_of(model, head, missing), "acceptance_of: draft"),
+        (lambda: train_draft(model, head, missing, Recipe()), "train_draft: draft"),
+        (lambda: train_jointly(model, missing, missing, Recipe()), "train_jointly: model"),
     ):
-        with pytest.raises(ValueError, match=f"{argument} must have an LM head, got a LlamaModel, which has none"):
+        with pytest.raises(ValueError, match=f"{argument} must have {must}"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "why"),
+    [
+        ("cohere", {}, "logit_scale"), ("granite", {"logits_scaling": 8.0}, "logits_scaling"),
+        ("gemma2", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"), ("phi", {}, "a bias of the LM head"),
+    ],
+)  # fmt: skip
+def test_logits_that_are_not_the_heads_alone_are_refused(name: str, config: dict[str, Any], why: str) -> None:
+    """The loss and the acceptance would be of other distributions than the model's."""
+    refused(tiny(name, **config), f"logits that are its LM head's alone, got {why}")
+
+
+def test_a_model_without_a_head_is_refused() -> None:
+    refused(tiny("llama").base_model, "an LM head, got a LlamaModel, which has none")
 
 
 def test_features_of_another_hidden_size_or_without_a_token_to_predict_are_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -399,26 +399,6 @@ def test_a_draft_model_begins_as_the_targets_first_layers(name: str) -> None:
         first_layers(target, 4)
     with pytest.raises(TypeError, match="first_layers: model must be a transformers model, got int"):
         first_layers(3)
-
-
-@pytest.mark.parametrize(
-    ("name", "config", "why"),
-    [
-        ("cohere", {}, "logit_scale"), ("granite", {"logits_scaling": 8.0}, "logits_scaling"),
-        ("gemma2", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"), ("phi", {}, "a bias of the LM head"),
-    ],
-)  # fmt: skip
-def test_logits_that_are_not_the_heads_alone_are_refused(name: str, config: dict[str, Any], why: str) -> None:
-    """The loss and the acceptance would be of other distributions than the model's."""
-    draft: Any = tiny(name, **config)
-    head, missing = draft.get_output_embeddings().weight, cast(Any, None)
-    for call, argument in (
-        (lambda: acceptance_of(draft, head, missing), "acceptance_of: draft"),
-        (lambda: train_draft(draft, head, missing, Recipe()), "train_draft: draft"),
-        (lambda: train_jointly(draft, missing, missing, Recipe()), "train_jointly: model"),
-    ):
-        with pytest.raises(ValueError, match=f"{argument} must have logits that are its LM head's alone, got {why}"):
-            call()
 
 
 def test_what_cannot_be_trained_is_refused() -> None:
