@@ -1,8 +1,11 @@
 #include "cpu/draw.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
+#include <mutex>
+#include <numeric>
 #include <utility>
 
 #include "common/philox.h"
@@ -31,6 +34,42 @@ int walk(const float* weight, int n, double rest, float tile_mass) {
   }
   return last;
 }
+
+// The `count` best of the tokens that were offered.
+class BestTokens {
+ public:
+  explicit BestTokens(int count, float limit = std::numeric_limits<float>::max()) : count_(count), limit_(limit) {}
+
+  // What cannot reach the worst of them is passed over by its bits alone: see noise_candidates.
+  float limit() const { return limit_; }
+
+  void offer(const NoisyToken& token) {
+    if (int(heap_.size()) == count_) {
+      if (!better(token, heap_.front())) return;
+      std::pop_heap(heap_.begin(), heap_.end(), better);
+      heap_.pop_back();
+    }
+    heap_.push_back(token);
+    std::push_heap(heap_.begin(), heap_.end(), better);
+    if (int(heap_.size()) == count_)  // the slack covers the rounding
+      limit_ = std::min(limit_, 1.001f * std::exp(-heap_.front().score));
+  }
+
+  // The best first; nothing can be offered any more.
+  const std::vector<NoisyToken>& sorted() {
+    std::sort_heap(heap_.begin(), heap_.end(), better);
+    return heap_;
+  }
+
+ private:
+  static bool better(const NoisyToken& a, const NoisyToken& b) {
+    return a.score > b.score || (a.score == b.score && a.id < b.id);
+  }
+
+  const int count_;
+  float limit_;
+  std::vector<NoisyToken> heap_;  // its front is the worst
+};
 
 // (scale P - Q)+, or P without `q`, over the listed ids alone.
 Weights listed_weights(const Reading& p, const DraftLaw* q, float scale) {
@@ -112,19 +151,23 @@ float sum_of_probs(const RowView& probs, int tile) {
   return weighing(probs, true).exp_sum(probs.in_memory(tile * kTile), probs.tile_size(tile), 0.0f, 1.0f);
 }
 
-int32_t status_of_probs(const RowView& probs) {
-  float unused[kTile / kGroup], total = 0.0f;
-  int32_t status = 0;
-  for (int tile = 0; tile < probs.tiles(); ++tile) {
-    status |= probs.kernels().group_maxima(probs.in_memory(tile * kTile), probs.tile_size(tile), unused);
-    total += sum_of_probs(probs, tile);
-  }
-  return status | (status & kNaN || !is_distribution(total) ? kBadDraft : 0);
+int32_t status_of_probs(const RowView& probs, Team* team) {
+  std::vector<float> sums(probs.tiles());
+  std::atomic<int32_t> seen{0};
+  for_each_tile(probs, team, [&](int tile) {
+    float unused[kTile / kGroup];
+    if (const int32_t flags =
+            probs.kernels().group_maxima(probs.in_memory(tile * kTile), probs.tile_size(tile), unused))
+      seen |= flags;
+    sums[tile] = sum_of_probs(probs, tile);
+  });
+  const float total = std::accumulate(sums.begin(), sums.end(), 0.0f);
+  return seen | (seen & kNaN || !is_distribution(total) ? kBadDraft : 0);
 }
 
 std::vector<float> by_tile(const Reading& p, const std::function<float(int)>& f) {
   std::vector<float> out(p.row.tiles());
-  for_each_tile(p.row, p.split, [&](int tile) { out[tile] = f(tile); });
+  for_each_tile(p.row, p.team, [&](int tile) { out[tile] = f(tile); });
   return out;
 }
 
@@ -192,52 +235,44 @@ std::vector<NoisyToken> noisy_top(const Reading& p, int64_t key, const int64_t* 
   const RowLaw& law = p.law;
   const RowScratch& scratch = p.scratch;
   if (law.one_hot) return {{0.0f, law.argmax}};
-  std::vector<NoisyToken> best;  // a heap whose front is the worst of the best
-  const auto better = [](const NoisyToken& a, const NoisyToken& b) {
-    return a.score > b.score || (a.score == b.score && a.id < b.id);
-  };
-  float limit = std::numeric_limits<float>::max();
   const auto target_id = [&](int32_t id) { return uint32_t(ids ? ids[id] : first_id + id); };
-  const auto offer = [&](int32_t id, float logit, uint32_t bits) {
-    const float noise = gumbel(key, target_id(id), bits);
-    const NoisyToken token{(logit - law.max) * law.inverse_temperature + noise, id};
-    if (int(best.size()) == count) {
-      if (!better(token, best.front())) return;
-      std::pop_heap(best.begin(), best.end(), better);
-      best.pop_back();
-    }
-    best.push_back(token);
-    std::push_heap(best.begin(), best.end(), better);
-    // What cannot reach the worst of the best is passed over by its bits alone; the slack covers the rounding.
-    if (int(best.size()) == count)
-      limit = std::min(std::numeric_limits<float>::max(), 1.001f * std::exp(-best.front().score));
-  };
   const auto bits_of = [&](int32_t id) { return noise_bits(key, target_id(id)); };
+  const auto noisy = [&](int32_t id, float logit, uint32_t bits) {
+    return NoisyToken{(logit - law.max) * law.inverse_temperature + gumbel(key, target_id(id), bits), id};
+  };
+  BestTokens best(count);
   if (scratch.listed) {
     for (size_t i = 0; i < scratch.kept_id.size(); ++i)
       if ((scratch.kept_logit[i] - law.max) * law.inverse_temperature >= kSmallestExponent)
-        offer(scratch.kept_id[i], scratch.kept_logit[i], bits_of(scratch.kept_id[i]));
-  } else {
+        best.offer(noisy(scratch.kept_id[i], scratch.kept_logit[i], bits_of(scratch.kept_id[i])));
+    return best.sorted();
+  }
+  std::mutex changing;
+  share_tiles(row, p.team, [&](int64_t begin, int64_t end) {
+    std::unique_lock lock(changing);
+    BestTokens here(count, best.limit());
+    lock.unlock();
     float weight[kTile], logit[kTile];
     int32_t offset[kTile];
     uint32_t bits[kTile];
-    for (int tile = 0; tile < row.tiles(); ++tile) {
+    for (int tile = int(begin); tile < int(end); ++tile) {
       const int n = row.tile_size(tile), first = tile * kTile;
       if (!(scratch.tile_max[tile] >= law.cutoff)) continue;
       tile_probs(row, law, tile, law.normalizer, weight);
       row.kernels().load(row.at(first, n), n, logit);
       int found = 0;
       if (ids == nullptr) {
-        found = kernels().noise_candidates(key, first_id + first, n, weight, limit, offset, bits);
+        found = kernels().noise_candidates(key, first_id + first, n, weight, here.limit(), offset, bits);
       } else {
         for (int i = 0; i < n; ++i)
           if (weight[i] > 0) offset[found] = i, bits[found++] = bits_of(first + i);
       }
-      for (int i = 0; i < found; ++i) offer(first + offset[i], logit[offset[i]], bits[i]);
+      for (int i = 0; i < found; ++i) here.offer(noisy(first + offset[i], logit[offset[i]], bits[i]));
     }
-  }
-  std::sort_heap(best.begin(), best.end(), better);
-  return best;
+    lock.lock();
+    for (const NoisyToken& token : here.sorted()) best.offer(token);
+  });
+  return best.sorted();
 }
 
 }  // namespace specdec::cpu

@@ -48,7 +48,7 @@ class DraftLaw {
 };
 
 // The flags of a row of draft probabilities: whether it is a distribution.
-int32_t status_of_probs(const RowView& probs);
+int32_t status_of_probs(const RowView& probs, Team* team);
 
 // The sum of the positive ones of a tile of those; infinite if one is negative.
 float sum_of_probs(const RowView& probs, int tile);

@@ -11,25 +11,38 @@ int num_threads();
 // f(begin, end) over [0, n) in chunks; inline when called from inside another parallel_for.
 void parallel_for(int64_t n, const std::function<void(int64_t, int64_t)>& f);
 
-// So many numbers of rows are worth a second thread: waking one takes as long, on a busy machine milliseconds.
-constexpr int64_t kWorthWaking = 1 << 16;
+// The work of a thread that has a row, of which those may take parts that have none, or none left.
+class Team {
+ public:
+  using Part = std::function<void(int64_t begin, int64_t end)>;
 
-// f(i, split) for each of n independent rows or sequences, that read so many numbers each. `split`: f may spread its own work
-// over the threads, since there are too few rows to keep every thread busy. A thread takes the next rows when it is done with
-// its last: some sequences are rejected at once, and others read to the end.
+  // f of parts of [0, n) on any threads, until all are done: by the one that has the row.
+  void share(int64_t n, const Part& f);
+
+  // f(i, team) for each of n rows, by so many threads. One that has no row waits for what the others share out.
+  static void gather(int threads, int64_t n, const std::function<void(int64_t, Team*)>& f);
+
+ private:
+  struct Pass;
+  void help();  // take part, if there is a pass
+  void take_parts(Pass& pass) const;
+
+  int threads_ = 1;
+  alignas(64) std::atomic<Pass*> pass_{nullptr};  // the present one
+  alignas(64) std::atomic<int> inside_{0};        // helpers that may be at it
+};
+
+// So many numbers of rows are worth a thread: waking one takes microseconds, on a busy machine milliseconds.
+constexpr int64_t kWorthWaking = 1 << 15;
+
+// f(i, team) for each of n independent rows or sequences, that read so many numbers each. `team` takes parts of f's own work,
+// where other threads have no row.
 template <class Fn>
 void for_each_row(int64_t n, int64_t numbers, Fn f) {
-  const bool few = n == 1 || 2 * n < num_threads();
-  if (few || n * numbers < kWorthWaking) {
-    for (int64_t i = 0; i < n; ++i) f(i, few);
-  } else {
-    const int64_t workers = std::min<int64_t>(n, num_threads()), share = std::max<int64_t>(n / (8 * workers), 1);
-    std::atomic<int64_t> next{0};
-    parallel_for(workers, [&](int64_t, int64_t) {
-      for (int64_t begin; (begin = next.fetch_add(share, std::memory_order_relaxed)) < n;)
-        for (int64_t i = begin; i < std::min(begin + share, n); ++i) f(i, false);
-    });
-  }
+  const int64_t threads = std::min<int64_t>(num_threads(), n * numbers / kWorthWaking);
+  if (threads > 1) return Team::gather(int(threads), n, f);
+  Team alone;
+  for (int64_t i = 0; i < n; ++i) f(i, &alone);
 }
 
 }  // namespace specdec::cpu

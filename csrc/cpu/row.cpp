@@ -14,18 +14,16 @@ namespace specdec::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-// A row is split over the threads only if it is long, and the longer the fewer they are: waking one takes tens of
-// microseconds, as much as reading a row of 100,000 ids.
-constexpr int kTilesToSplit = 64, kTilesPerHelper = 256;
+constexpr int kTilesToShare = 8;  // tiles that are worth a team's while
 
-RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, RowScratch& scratch) {
+RowLaw analyse_row(const RowView& row, const Sampling& sampling, Team* team, RowScratch& scratch) {
   const bool weights = has_weights(sampling);
   const int64_t top_k = sampling.top_k < row.vocab ? sampling.top_k : 0;
   const bool cut = top_k > 0 || sampling.top_p < 1 || sampling.min_p > 0;
   // Where truncation leaves few ids their own weights are all that is needed; top-p alone needs the whole row's mass.
   const bool sum =
       !sampling.greedy && (!cut || (sampling.top_p < 1 && top_k == 0 && !(sampling.min_p_first && sampling.min_p > 0)));
-  const int32_t flags = scan_tiles(row, sampling.inverse_temperature, sum || (weights && !sampling.greedy), split,
+  const int32_t flags = scan_tiles(row, sampling.inverse_temperature, sum || (weights && !sampling.greedy), team,
                                    scratch, weights, sampling.greedy);
   const float max = *std::max_element(scratch.tile_max.begin(), scratch.tile_max.end());
 
@@ -69,7 +67,7 @@ RowLaw analyse_row(const RowView& row, const Sampling& sampling, bool split, Row
       law.normalizer = float(z + part);
     } else {
       if (!scratch.summed) {
-        for_each_tile(row, split, [&](int tile) {
+        for_each_tile(row, team, [&](int tile) {
           scratch.tile_mass[tile] =
               weighing(row, weights)
                   .kept_sum(row.tile(tile), row.tile_size(tile), law.max, law.inverse_temperature, law.cutoff);
@@ -97,7 +95,7 @@ float most_added(const Overlay& overlay) {
 
 }  // namespace
 
-int32_t scan_tiles(const RowView& row, float inverse_temperature, bool sum, bool split, RowScratch& scratch,
+int32_t scan_tiles(const RowView& row, float inverse_temperature, bool sum, Team* team, RowScratch& scratch,
                    bool weights, bool only_max) {
   const LogitKernels &kernels = weighing(row, weights), &given = cpu::kernels().logits[int(row.dtype)];
   const int tiles = row.tiles(), groups = (row.vocab + kGroup - 1) / kGroup;
@@ -110,7 +108,7 @@ int32_t scan_tiles(const RowView& row, float inverse_temperature, bool sum, bool
   const float added = bounded ? most_added(row.overlay) : 0.0f;
   std::atomic<float> largest{-kInfinity};
   int32_t flags = 0;
-  for_each_tile(row, split, [&](int tile) {
+  for_each_tile(row, team, [&](int tile) {
     const int n = row.tile_size(tile);
     float *const first = &scratch.group_max[tile * (kTile / kGroup)], *const last = first + (n + kGroup - 1) / kGroup;
     float& max = scratch.tile_max[tile];
@@ -238,29 +236,31 @@ void Logits::process(const RowView& row, int32_t begin, int n) {
   });
 }
 
-void for_each_tile(const RowView& row, bool split, const std::function<void(int)>& f) {
-  const int tiles = row.tiles();
-  if (split && tiles >= kTilesToSplit && tiles * (num_threads() - 1) >= kTilesPerHelper) {
-    parallel_for(tiles, [&](int64_t begin, int64_t end) {
-      for (int64_t tile = begin; tile < end; ++tile) f(int(tile));
-    });
-  } else {
-    for (int tile = 0; tile < tiles; ++tile) f(tile);
-  }
+void share_tiles(const RowView& row, Team* team, const std::function<void(int64_t, int64_t)>& f) {
+  if (row.tiles() >= kTilesToShare)
+    team->share(row.tiles(), f);
+  else
+    f(0, row.tiles());
 }
 
-void read_row(const RowView& row, const Sampling& sampling, bool split, Reading& out) {
+void for_each_tile(const RowView& row, Team* team, const std::function<void(int)>& f) {
+  share_tiles(row, team, [&](int64_t begin, int64_t end) {
+    for (int64_t tile = begin; tile < end; ++tile) f(int(tile));
+  });
+}
+
+void read_row(const RowView& row, const Sampling& sampling, Team* team, Reading& out) {
   out.row = row;
-  out.split = split;
-  out.law = analyse_row(row, sampling, split, out.scratch);
+  out.team = team;
+  out.law = analyse_row(row, sampling, team, out.scratch);
 }
 
-void raw_moments(const RowView& row, float max, bool split, float* log_normalizer, float* entropy) {
+void raw_moments(const RowView& row, float max, Team* team, float* log_normalizer, float* entropy) {
   *log_normalizer = max;
   *entropy = 0.0f;
   if (std::isinf(max)) return;
   std::vector<float> sum(row.tiles()), weighted(row.tiles());
-  for_each_tile(row, split, [&](int tile) {
+  for_each_tile(row, team, [&](int tile) {
     row.kernels().moments(row.tile(tile), row.tile_size(tile), max, &sum[tile], &weighted[tile]);
   });
   const float z = sum_of(sum), w = sum_of(weighted);

@@ -12,6 +12,7 @@
 namespace specdec::cpu {
 
 struct RowView;
+class Team;
 
 // Some logits of a row, as its kernels take them.
 class Logits {
@@ -78,16 +79,15 @@ struct Reading {
   RowView row{};
   RowLaw law{};
   RowScratch scratch;
-  bool split = false;  // draws from it may use all threads
+  Team* team = nullptr;  // shares in draws from it; set when it is read
 };
 
 // Reads a row and finds its law: once; where truncation leaves more than kMaxKept ids to choose from, several times.
-// `split`: over all threads.
-void read_row(const RowView& row, const Sampling& sampling, bool split, Reading& out);
+void read_row(const RowView& row, const Sampling& sampling, Team* team, Reading& out);
 
 // One pass over a row: the maxima of groups and tiles and, if `sum`, each tile's sum of exp((x - its max) / T), or of
 // `weights` theirs, infinite where one is negative; kNaN or 0. `only_max`: -inf may stand for maxima that are not the row's.
-int32_t scan_tiles(const RowView& row, float inverse_temperature, bool sum, bool split, RowScratch& scratch,
+int32_t scan_tiles(const RowView& row, float inverse_temperature, bool sum, Team* team, RowScratch& scratch,
                    bool weights = false, bool only_max = false);
 
 // The lowest id of the largest logit of such a row; 0 where nothing is possible.
@@ -97,7 +97,7 @@ int32_t find_argmax(const RowView& row, const RowScratch& scratch);
 void scale_masses(const float* tile_max, float max, float inverse_temperature, std::vector<float>& mass);
 
 // log sum exp and entropy of the raw row (temperature 1, nothing cut), given its maximum.
-void raw_moments(const RowView& row, float max, bool split, float* log_normalizer, float* entropy);
+void raw_moments(const RowView& row, float max, Team* team, float* log_normalizer, float* entropy);
 
 // P over one tile, times scale.
 void tile_probs(const RowView& row, const RowLaw& law, int tile, float scale, float* out);
@@ -109,7 +109,10 @@ float prob_at(const RowView& row, const RowLaw& law, int32_t id);
 void list_weights(const std::vector<float>& x, bool weights, float max, float inverse_temperature, float scale,
                   std::vector<float>& out);
 
-// f(tile) for every tile of a row, over all threads if `split` and the row is long enough to pay for it.
-void for_each_tile(const RowView& row, bool split, const std::function<void(int)>& f);
+// f(begin, end) for the tiles of a row, in parts that are shared out if the row is long enough to pay.
+void share_tiles(const RowView& row, Team* team, const std::function<void(int64_t, int64_t)>& f);
+
+// f(tile) for each of them.
+void for_each_tile(const RowView& row, Team* team, const std::function<void(int)>& f);
 
 }  // namespace specdec::cpu

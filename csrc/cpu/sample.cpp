@@ -22,14 +22,14 @@ std::vector<NoisyToken> draw_row(const SampleArgs& args, Reading& read, int64_t 
 }  // namespace
 
 void sample(const SampleArgs& args) {
-  for_each_row(args.batch * args.n, args.logits.vocab, [&](int64_t index, bool split) {
+  for_each_row(args.batch * args.n, args.logits.vocab, [&](int64_t index, Team* team) {
     thread_local Reading read;
     const int64_t b = index / args.n, batch = batch_of(args.row_of, b);
     RowView row{};
     std::vector<NoisyToken> drawn;
     if (batch >= 0) {
       row = row_view(args.logits, batch, index % args.n, args.processors, b, index);
-      read_row(row, sampling_of(args.params, b), split, read);
+      read_row(row, sampling_of(args.params, b), team, read);
       drawn = draw_row(args, read, index);
     } else {
       read.law = law_of_no_row();

@@ -15,13 +15,13 @@ namespace {
 class Part {
  public:
   // The ids from `offset` on, `width` of them.
-  Part(const ShardDrawArgs& args, int64_t index, int32_t offset, int32_t width, bool split)
+  Part(const ShardDrawArgs& args, int64_t index, int32_t offset, int32_t width, Team* team)
       : args_(args), weight_(args.weights[index]) {
     const int32_t first = args.first + offset;
     p_.row = part_of(args.logits, index, offset, width);
     p_.law = shard_law(args.values + index * kNumValues, args.argmax[index], sampling_of(args.params, index / args.n),
                        first);
-    p_.split = split;
+    p_.team = team;
     p_.scratch.listed = false;
     if (weight_ < 0) return;
     if (args.point_tokens) {
@@ -44,7 +44,7 @@ class Part {
   // What is left. `summed`: the tiles' masses count.
   Weights weights(bool summed) {
     if (summed && q_.is_point()) {
-      scan_tiles(p_.row, p_.law.inverse_temperature, true, p_.split, p_.scratch);
+      scan_tiles(p_.row, p_.law.inverse_temperature, true, p_.team, p_.scratch);
       scale_masses(p_.scratch.tile_max.data(), p_.law.max, p_.law.inverse_temperature, p_.scratch.tile_mass);
     } else {
       p_.scratch.tile_mass.assign(tiles(), 0.0f);
@@ -76,8 +76,8 @@ class Part {
   DraftLaw q_;
 };
 
-void draw_noisy(const ShardDrawArgs& args, int64_t index, bool split) {
-  Part part(args, index, 0, args.logits.vocab, split);
+void draw_noisy(const ShardDrawArgs& args, int64_t index, Team* team) {
+  Part part(args, index, 0, args.logits.vocab, team);
   args.token[index] = -1;
   args.score[index] = -std::numeric_limits<float>::infinity();
   if (part.law().one_hot) return;
@@ -87,7 +87,7 @@ void draw_noisy(const ShardDrawArgs& args, int64_t index, bool split) {
   }
 }
 
-void draw(const ShardDrawArgs& args, int64_t index) {
+void draw(const ShardDrawArgs& args, int64_t index, Team* team) {
   const float* const given = args.masses + index * args.all_tiles;
   const std::vector<float> mass(given, given + args.all_tiles);
   args.token[index] = -1;
@@ -96,13 +96,13 @@ void draw(const ShardDrawArgs& args, int64_t index) {
   const FoundTile found = find_tile(mass, uniform_of(args.uniform_samples, index, &unused));
   const int64_t offset = int64_t(found.tile) * kTile - args.first;
   if (offset < 0 || offset >= args.logits.vocab) return;
-  Part part(args, index, int32_t(offset), std::min<int32_t>(kTile, args.logits.vocab - int32_t(offset)), false);
+  Part part(args, index, int32_t(offset), std::min<int32_t>(kTile, args.logits.vocab - int32_t(offset)), team);
   if (part.is_certain()) return;
   args.token[index] = args.first + offset + part.weights(false).draw_in(0, found.rest, found.mass);
 }
 
-void write_masses(const ShardDrawArgs& args, int64_t index, bool split) {
-  Part part(args, index, 0, args.logits.vocab, split);
+void write_masses(const ShardDrawArgs& args, int64_t index, Team* team) {
+  Part part(args, index, 0, args.logits.vocab, team);
   float* const out = args.out + index * part.tiles();
   if (part.is_certain()) return part.write_certain(out);
   const Weights weights = part.weights(true);
@@ -112,13 +112,13 @@ void write_masses(const ShardDrawArgs& args, int64_t index, bool split) {
 }  // namespace
 
 void shard_draw(const ShardDrawArgs& args) {
-  for_each_row(args.batch * args.n, args.logits.vocab, [&](int64_t index, bool split) {
+  for_each_row(args.batch * args.n, args.logits.vocab, [&](int64_t index, Team* team) {
     if (args.noise_keys)
-      draw_noisy(args, index, split);
+      draw_noisy(args, index, team);
     else if (args.masses)
-      draw(args, index);
+      draw(args, index, team);
     else
-      write_masses(args, index, split);
+      write_masses(args, index, team);
   });
 }
 

@@ -7,13 +7,13 @@
 namespace specdec::cpu {
 
 void shard_stats(const ShardStatsArgs& args) {
-  for_each_row(args.batch * args.n, args.logits.vocab, [&](int64_t index, bool split) {
+  for_each_row(args.batch * args.n, args.logits.vocab, [&](int64_t index, Team* team) {
     thread_local RowScratch scratch;
     const int64_t b = index / args.n;
     const RowView row = row_view(args.logits, b, index % args.n);
     const Sampling sampling = sampling_of(args.params, b);
     const bool sum = !args.probs && !sampling.greedy;
-    args.status[index] = scan_tiles(row, sampling.inverse_temperature, sum, split, scratch);
+    args.status[index] = scan_tiles(row, sampling.inverse_temperature, sum, team, scratch);
     args.argmax[index] = find_argmax(row, scratch);
     const int tiles = row.tiles();
     if (!sum)

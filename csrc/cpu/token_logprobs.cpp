@@ -69,7 +69,7 @@ void look_at(const TokenLogprobsArgs& args, int64_t index, const TokenSlot& slot
 }  // namespace
 
 void token_logprobs(const TokenLogprobsArgs& args) {
-  for_each_row(args.batch * args.width, args.logits.vocab, [&](int64_t index, bool split) {
+  for_each_row(args.batch * args.width, args.logits.vocab, [&](int64_t index, Team* team) {
     const TokenSlot slot = token_slot(args, index);
     if (slot.token < 0) return write_no_token(args, index, slot.status);
     thread_local Reading read, made;  // as it is given; as processors make it, if there are any
@@ -79,16 +79,16 @@ void token_logprobs(const TokenLogprobsArgs& args) {
       const int64_t first = slot.b * args.n + slot.row - slot.place;
       read_row(
           row_view(args.logits, slot.b, slot.row, args.processors, slot.b, first, slot.place, tokens_of(args, slot.b)),
-          sampling, split, made);
+          sampling, team, made);
       sampling.greedy = true;  // of the other its maximum is all that is needed
     }
-    read_row(row, sampling, split, read);
+    read_row(row, sampling, team, read);
     const Reading& processed = args.processors.on ? made : read;
     const RowLaw& law = processed.law;
     LogLaws laws{law, std::log(law.normalizer), read.law.max, 0.0f, read.law.argmax};
     laws.law.status |= read.law.status;
     float entropy;
-    raw_moments(row, read.law.max, split, &laws.raw_log_normalizer, &entropy);
+    raw_moments(row, read.law.max, team, &laws.raw_log_normalizer, &entropy);
     look_at(args, index, slot, read, processed.row, laws);
   });
 }

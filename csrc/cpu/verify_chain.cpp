@@ -17,9 +17,9 @@ FoundEnd search(int64_t limit, auto end_at) {
 
 class Chain : SequenceRows {
  public:
-  Chain(const VerifyChainArgs& args, int64_t b, bool split)
+  Chain(const VerifyChainArgs& args, int64_t b, Team* team)
       : SequenceRows(args, b, find_span(args, b, [](auto... of) { return search(of...); }), target_sampling(args, b),
-                     split),
+                     team),
         chain_(args) {
     drafted_ = drafted_of(args, span_);
     mask_index_ = mask_index(args, span_, b);
@@ -96,7 +96,7 @@ class Chain : SequenceRows {
     for (int64_t i = 0; i < chain_.num_draft; ++i) {
       out[i] = -1.0f;
       if (i >= span_.length) continue;
-      read_row(target_row(i), target_sampling_, split_, read);
+      read_row(target_row(i), target_sampling_, team_, read);
       out[i] = overlap(read, draft_law(i, point_at(chain_, span_, i), false));
     }
   }
@@ -110,7 +110,7 @@ class Chain : SequenceRows {
 
 void verify_chain(const VerifyChainArgs& args) {
   for_each_row(args.batch, (args.num_draft + 1) * args.target.vocab,
-               [&](int64_t b, bool split) { Chain(args, b, split).run(); });
+               [&](int64_t b, Team* team) { Chain(args, b, team).run(); });
 }
 
 }  // namespace specdec::cpu

@@ -30,10 +30,10 @@ void Position::mix(const TargetLaw& law, const DraftLaw& draft) {
 // Entropies are for the laws with log loss only.
 RawRow Position::read_raw(const RowView& row, RowLaw* law) const {
   thread_local Reading raw;
-  read_row(row, kRaw, target.split, raw);
+  read_row(row, kRaw, target.team, raw);
   *law = raw.law;
   float log_normalizer, entropy = 0;
-  if (law_.variant) raw_moments(row, law->max, target.split, &log_normalizer, &entropy);
+  if (law_.variant) raw_moments(row, law->max, target.team, &log_normalizer, &entropy);
   return {law->max, law->inverse_normalizer, entropy, law->argmax};
 }
 

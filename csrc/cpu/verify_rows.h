@@ -7,8 +7,7 @@ namespace specdec::cpu {
 
 class SequenceRows {
  public:
-  // `split`: the sequence may use all threads for one row.
-  SequenceRows(const VerifyArgs& args, int64_t b, const Span& span, const Sampling& target_sampling, bool split);
+  SequenceRows(const VerifyArgs& args, int64_t b, const Span& span, const Sampling& target_sampling, Team* team);
 
  protected:
   // Target row i, as processors make it.
@@ -24,7 +23,7 @@ class SequenceRows {
   const int64_t b_;
   Span span_;
   const Sampling target_sampling_, draft_sampling_;
-  const bool split_;
+  Team* const team_;
   int32_t status_;
   Drafted drafted_{};   // of the sequence
   int64_t mask_index_;  // the number of its first target row among all

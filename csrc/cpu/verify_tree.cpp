@@ -16,8 +16,8 @@ class TreeRows : SequenceRows {
  public:
   using Laws = NodeLaws;
 
-  TreeRows(const VerifyTreeArgs& args, int64_t b, Position& at, bool split)
-      : SequenceRows(args, b, tree_span(args, b), target_sampling(args, b), split), at_(at) {
+  TreeRows(const VerifyTreeArgs& args, int64_t b, Position& at, Team* team)
+      : SequenceRows(args, b, tree_span(args, b), target_sampling(args, b), team), at_(at) {
     drafted_ = drafted_of(args, b);
   }
 
@@ -37,7 +37,7 @@ class TreeRows : SequenceRows {
 
   void read(int32_t node, bool whole) {
     if (whole) {
-      read_row(target_row(node), untruncated(target_sampling_), split_, at_.target);
+      read_row(target_row(node), untruncated(target_sampling_), team_, at_.target);
       flag(at_.target.law.status);
     } else {
       read_target_row(node, at_.target);
@@ -84,10 +84,10 @@ float TreeRows::entropy() const {
 }  // namespace
 
 void verify_tree(const VerifyTreeArgs& args) {
-  for_each_row(args.batch, args.num_nodes * args.target.vocab, [&](int64_t b, bool split) {
+  for_each_row(args.batch, args.num_nodes * args.target.vocab, [&](int64_t b, Team* team) {
     thread_local Position at;
     thread_local TreeRules<TreeRows>::Memory memory;
-    TreeRows rows(args, b, at, split);
+    TreeRows rows(args, b, at, team);
     TreeRules<TreeRows> rules(args, b, rows, memory);
     rules.write(rules.decide());
   });

@@ -5,14 +5,14 @@
 namespace specdec::cpu {
 
 void warp_probs(const WarpProbsArgs& args) {
-  for_each_row(args.batch * args.n, args.logits.vocab, [&](int64_t index, bool split) {
+  for_each_row(args.batch * args.n, args.logits.vocab, [&](int64_t index, Team* team) {
     thread_local Reading read;
     const int64_t b = index / args.n;
     const RowView row = row_view(args.logits, b, index % args.n, args.processors, b, index);
     Reading& known = read;  // other threads, which have a `read` of their own, look at this one
-    read_row(row, sampling_of(args.params, b), split, known);
+    read_row(row, sampling_of(args.params, b), team, known);
     float* out = args.out + index * row.vocab;
-    for_each_tile(row, split, [&](int tile) { tile_probs(row, known.law, tile, 1.0f, out + tile * kTile); });
+    for_each_tile(row, team, [&](int tile) { tile_probs(row, known.law, tile, 1.0f, out + tile * kTile); });
   });
 }
 

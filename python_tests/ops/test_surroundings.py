@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -82,6 +82,41 @@ def test_the_number_of_threads_changes_no_bit(case: Case) -> None:
     for count in (3, 16):  # more than twice the rows
         with threads(count):
             assert_same(called(case, "cpu", inputs), expected)
+
+
+def noisy_chain(batch: int) -> tuple[torch.Tensor, ...]:
+    """Verified with the noise of "match"."""
+    logits = torch.randn(batch, 3, WIDE)
+    keys = torch.arange(3 * batch).view(batch, 3)
+    return sk.verify_chain(logits, logits[:, :2].argmax(-1), noise_keys=keys, acceptance="match", backend="cpu")
+
+
+def chain_of_probabilities(batch: int) -> tuple[torch.Tensor, ...]:
+    """Of a draft that is given as probabilities, a row of which is none."""
+    logits, probs = torch.randn(batch, 3, WIDE), torch.randn(batch, 2, WIDE).softmax(-1)
+    probs[-1, 1, WIDE - 1] = torch.nan
+    draft, uniforms = probs.nan_to_num().argmax(-1), torch.rand(batch, 3, dtype=torch.float64)
+    return sk.verify_chain(logits, draft, draft_probs=probs, uniform_samples=uniforms, backend="cpu")
+
+
+def noisy_samples(batch: int) -> tuple[torch.Tensor, ...]:
+    """Several of each row, without replacement."""
+    keys = torch.arange(batch).view(batch, 1)
+    return sk.sample(torch.randn(batch, 1, WIDE), noise_keys=keys, num_samples=5, backend="cpu")
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])  # threads without a row, or with none left, take part in others'
+@pytest.mark.parametrize("call", [noisy_chain, chain_of_probabilities, noisy_samples])
+def test_threads_that_join_change_no_bit(call: Callable[[int], Any], batch: int) -> None:
+    def outcome() -> list[torch.Tensor]:
+        torch.manual_seed(batch)
+        return tensors(call(batch))
+
+    with threads(1):
+        expected = outcome()
+    for count in (2, 3, 16):
+        with threads(count):
+            assert_same(outcome(), expected)
 
 
 @pytest.mark.parametrize("case", cases(1500))
