@@ -63,12 +63,12 @@ def test_a_smaller_tree_than_the_largest_counts_as_one() -> None:
 
 def test_a_first_step_that_cannot_draft_says_nothing_of_drafts() -> None:
     auto = AutoSchedule(3, 99, once([1.0, 1.5]), (0, 4), first_plain=True)
-    fixed, expected = FixedSchedule(4, first_plain=True), auto._yield.expected()
+    fixed, (expected, _) = FixedSchedule(4, first_plain=True), auto._yield.tokens()
     for schedule in (auto, fixed):
         assert schedule.next() == 0
         schedule.note(result(0, np.zeros(3, np.int64)), None)
         assert schedule.next() == 4
-    assert np.array_equal(auto._yield.expected(), expected)
+    assert np.array_equal(auto._yield.tokens()[0], expected)
     before = auto._account.credit
     auto.note(result(4, np.full(3, 4)), None)  # there was nothing to catch up with
     assert auto._account.credit == pytest.approx(before + 5 * 1.0075 - 1.5)
@@ -178,7 +178,7 @@ def test_a_number_drafts_the_tree_at_every_step_or_at_none() -> None:
 @pytest.mark.parametrize("acceptance", ["token", "match"])
 def test_texts_have_the_targets_distribution(acceptance: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first step drafts the tree, the others nothing."""
-    monkeypatch.setattr(AutoSchedule, "_SPREAD", 1e-6)  # the last of so many texts ends far behind the others
+    monkeypatch.setattr(AutoSchedule, "_UNIT", 1e-6)  # the last of so many texts ends far behind the others
     runner, batch, length = TreeTable(TableRunner.random(4, seed=2, spread=1.2).table), 40_000, 4
     out = sk.generate(
         runner, torch.tensor([[1, 3]]).expand(batch, -1), drafter=Fixed(TREE, TOKENS), seeds=torch.arange(batch),

@@ -71,9 +71,9 @@ def test_near_the_best_fixed_length_and_never_much_below_plain(
     assert got > 0.9 * best
 
 
-@pytest.mark.parametrize(("batch", "pays", "does_not"), [(1, 1.36, 1.4), (8, 1.15, 1.2)])
+@pytest.mark.parametrize(("batch", "pays", "does_not"), [(1, 1.38, 1.42), (8, 1.26, 1.31)])
 def test_the_more_sequences_the_less_a_draft_may_cost(batch: int, pays: float, does_not: float) -> None:
-    """At first an acceptance of 0.38 is assumed, 1.38 tokens a step of one draft token, but the last of eight sequences
+    """At first an acceptance of 0.4 is assumed, 1.4 tokens a step of one draft token, but the last of eight sequences
     that are alike ends later than one alone.
     """
     assert AutoSchedule(batch, 64, table(np.array([1.0, pays, 9.0, 9.0]))).next() == 1
@@ -135,7 +135,7 @@ def test_an_outcome_counts_once() -> None:
     for _ in range(8):
         drafts.add(np.array([0]), np.array([True]))
     judged = sum(MEMORY**age for age in range(8))
-    assert drafts.expected()[0, 1] == pytest.approx(1 + 3 * 0.38 / (judged + 3)), "0.38, as three judged tokens"
+    assert drafts.tokens()[0][0, 1] == pytest.approx(1 + 3 * 0.4 / (judged + 3)), "0.4, as three judged tokens"
 
 
 def test_after_early_rejections_it_is_tried_again_soon_and_then_later_and_later() -> None:
@@ -293,22 +293,24 @@ def test_a_position_that_is_never_reached_counts_as_the_average() -> None:
     drafts = Yield(1, 7)
     for _ in range(50):
         drafts.add(np.array([1]), np.array([True]))
-    assert drafts.expected()[0, 1] > 1.9 and drafts.expected()[0, 2] < 2.2
+    mean = drafts.tokens()[0]
+    assert mean[0, 1] > 1.9 and mean[0, 2] < 2.2
     fresh = Yield(2, 7)
     for _ in range(50):
         fresh.add(np.array([7, 0]), np.array([False, False]))
-    assert fresh.expected()[1, 7] > 4, "a sequence without a history is taken for one like the others"
+    assert fresh.tokens()[0][1, 7] > 4, "a sequence without a history is taken for one like the others"
 
 
 def test_what_cannot_go_on_has_not_failed() -> None:
     """The last draft tokens of a text: accepted, and there was no room for more."""
     auto = AutoSchedule(1, 99, table(PACKED))
-    before = auto._yield.expected()[0, 1]
+    before = auto._yield.tokens()[0][0, 1]
     ended = StepResult(
         np.zeros((1, 8), np.int64), np.array([4]), np.array([3]), np.array([3]), np.array([False]), np.array([0])
     )
     auto.note(ended, None)
-    assert auto._yield._judged[0].tolist() == [1, 1, 1, 0, 0, 0, 0] and auto._yield.expected()[0, 1] > before
+    assert auto._yield._judged[0].tolist() == [1, 1, 1, 0, 0, 0, 0]
+    assert auto._yield.tokens()[0][0, 1] > before
 
 
 def test_nominal_costs_are_those_of_the_rows_of_the_batch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,7 @@ class ForesightSchedule(AdaptiveSchedule):
     _MOST_TRUST, _EVIDENCE = 0.5, 15.0  # what trust grows to, and by how many judged drafts half the way
     _SPARED = 0.7  # steps that a foreseen token spares a sequence in the end
     _FORESEEN, _EMITTED = 2.4, 6.0  # tokens of each sequence before the first step, as assumed
+    _SPREAD = 0.5  # steps by which the sequences' ends come to differ, over the root of the tokens that are left
     _ASSUMED = 8.0  # tokens before the first one, each by a plain step
 
     def __init__(
@@ -57,7 +59,8 @@ class ForesightSchedule(AdaptiveSchedule):
         more = self._yield.expected(np.where(foresight.tokens >= 0, foresight.matched, -1))
         more = np.minimum(more, np.maximum(left - 1, 0)[:, None])
         steps = left * (1 - self._SPARED * np.divide(self._foreseen, self._emitted))
-        last = np.exp((steps - steps.max()) / self._spread()) * (left > 0)
+        spread = self._SPREAD * math.sqrt(max(left.max(), 1))
+        last = np.exp((steps - steps.max()) / spread) * (left > 0)
         self._best, affordable = self._best_of(((last / last.sum()) @ more).tolist())
         self._choice = self._comparisons.choice(self._best, affordable)
 

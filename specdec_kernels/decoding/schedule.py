@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 
 import numpy as np
@@ -168,7 +167,6 @@ class AdaptiveSchedule(Schedule):
     learns = True
     _ALLOWANCE: float
     _TRUST: float
-    _SPREAD = 0.5  # steps by which the sequences' ends come to differ, over the root of the tokens that are left
 
     def __init__(
         self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts,
@@ -181,19 +179,15 @@ class AdaptiveSchedule(Schedule):
     def round_up(self, width: int) -> int:
         return next(length for length in self.lengths if length >= width)
 
-    def _spread(self) -> float:
-        """Steps by which the sequences' ends differ."""
-        return self._SPREAD * math.sqrt(max(self._account.left.max(), 1))
-
 
 class AutoSchedule(AdaptiveSchedule):
     """The batch drafts as many tokens a sequence as let it be done soonest, or none; of trees, the tree or none.
 
     A forward has the same number of rows for each sequence, and the batch is done with the last of them: so the number
     is the batch's, and the sequence that needs the most steps decides. (What lets the others end sooner would be paid
-    for by that one, with dearer steps.) Drafts are accepted by chance: the more sequences there are, the later the last
-    of them ends than each in the mean, so the most steps are a soft maximum. Where no draft pays, the least bad one is
-    tried again now and then, less and less often while that fails.
+    for by that one, with dearer steps.) Drafts are accepted by chance: the more sequences there are, and the more what
+    a step yields varies, the later the last of them ends than each in the mean. Where no draft pays, the least bad one
+    is tried again now and then, less and less often while that fails.
 
     Parameters are those of `Account`, and `first_plain`: the first step drafts nothing, as the drafter has nothing to
     draft from, which says nothing of drafts.
@@ -202,7 +196,10 @@ class AutoSchedule(AdaptiveSchedule):
     # Chosen by what `bench.replay --drafter model` makes of recorded answers, and by drafts that are right by chance.
     _FIRST_PROBE, _LAST_PROBE = 4, 64  # steps without drafts before another try
     _REVIEW = 4  # steps without drafts, in which what is known only fades
-    _ALLOWANCE, _TRUST = 1.0, 0.6  # see `Account`
+    _ALLOWANCE, _TRUST = 1.0, 0.5  # see `Account`
+    # The logarithm of a sum of exponentials in this unit, times it, is about the largest of up to 16 normally
+    # distributed numbers of one mean, or a little more. In standard deviations.
+    _UNIT = 0.8
 
     def __init__(
         self, batch_size: int, max_new_tokens: int, costs: CostTable | LearnedCosts,
@@ -257,10 +254,12 @@ class AutoSchedule(AdaptiveSchedule):
         left = self._account.left
         if not left.any():
             return
-        each = left[:, None] / self._yield.expected()[:, list(self.lengths)]  # [batch, lengths]
-        most, spread = each.max(0), self._spread()
-        steps = most + spread * np.log(((left > 0)[:, None] * np.exp((each - most) / spread)).sum(0))
-        steps[0] = most[0]  # plain decoding leaves nothing to chance
+        mean, variance = (of[:, list(self.lengths)] for of in self._yield.tokens())  # [batch, lengths]
+        each, going = left[:, None] / mean, (left > 0)[:, None]
+        # The steps that a text takes, each of a random number of tokens, have the variance left variance / mean^3.
+        deviation = np.sqrt(left[:, None] * variance / mean**3).sum(0) / going.sum()
+        most, unit = each.max(0), np.maximum(self._UNIT * deviation, 1e-9)  # plain decoding leaves nothing to chance
+        steps = most + unit * np.log((going * np.exp((each - most) / unit)).sum(0))
         costs = self._account.costs()
         self._affordable = self._account.affordable(costs, (steps[0] / steps - 1).tolist())
         self._seconds = np.where(self._affordable, steps * costs, np.inf)
@@ -280,7 +279,7 @@ class Yield:
     batch_size, longest : int
     """
 
-    _FIRST, _LATER = (0.38, 8.0), (0.45, 8.0)  # acceptance assumed before the first step, as so many judged tokens
+    _FIRST, _LATER = (0.4, 16.0), (0.45, 8.0)  # acceptance assumed before the first step, as so many judged tokens
     _SEQUENCE, _POSITION = 3.0, 5.0  # judged tokens that the other sequences, and other positions, count as at most
 
     def __init__(self, batch_size: int, longest: int) -> None:
@@ -301,12 +300,14 @@ class Yield:
         self._accepted *= MEMORY
         self._judged *= MEMORY
 
-    def expected(self) -> NDArray[np.float64]:
-        """``[batch, longest + 1]``: tokens that a step yields in the mean, by the number of draft tokens."""
+    def tokens(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """``[batch, longest + 1]``: mean and variance of the tokens that a step yields, by the number of draft tokens."""
         first = self._share(slice(1), *self._FIRST)
         later = self._share(slice(1, None), np.maximum(first, self._LATER[0]), self._LATER[1])
         reached = np.hstack([np.ones_like(first), first, later]).cumprod(1)
-        return np.asarray(reached.cumsum(1))
+        mean = reached.cumsum(1)
+        squares = ((2 * np.arange(reached.shape[1]) + 1) * reached).cumsum(1)  # (n + 1)^2 - n^2 for one more
+        return mean, np.maximum(squares - mean**2, 0.0)
 
     def _share(self, positions: slice, assumed: float | NDArray[np.float64], weight: float) -> NDArray[np.float64]:
         """``[batch, positions]``: how often a token at each position that is reached is accepted."""
