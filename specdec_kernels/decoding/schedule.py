@@ -301,7 +301,7 @@ class Yield:
         self._judged *= MEMORY
 
     def tokens(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """``[batch, longest + 1]``: mean and variance of the tokens that a step yields, by the number of draft tokens."""
+        """``[batch, longest + 1]``: mean and variance of the tokens of a step, by the number of draft tokens."""
         first = self._share(slice(1), *self._FIRST)
         later = self._share(slice(1, None), np.maximum(first, self._LATER[0]), self._LATER[1])
         reached = np.hstack([np.ones_like(first), first, later]).cumprod(1)
