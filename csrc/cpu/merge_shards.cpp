@@ -11,12 +11,13 @@
 namespace specdec::cpu {
 namespace {
 
+constexpr int64_t kCostOfTile = 16;  // numbers of a row that adding one tile is worth
 constexpr float kNotAsked = -std::numeric_limits<float>::infinity();
 
 }  // namespace
 
 void merge_shards(const MergeShardsArgs& args) {
-  for_each_row(args.batch * args.n, args.tiles, [&](int64_t index, Team*) {
+  for_each_row(args.batch * args.n, args.tiles * kCostOfTile, [&](int64_t index, Team*) {
     const float* const maxima = args.tile_max + index * args.tiles;
     const float* const given = args.tile_mass + index * args.tiles;
     Sampling sampling = sampling_of(args.params, index / args.n);

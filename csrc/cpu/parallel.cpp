@@ -1,5 +1,6 @@
 #include "cpu/parallel.h"
 
+#include <exception>
 #include <memory>
 #include <thread>
 
@@ -17,9 +18,10 @@ class Wait {
     asm volatile("yield");
 #endif
   }
+  bool is_long() const { return turns_ > kSpins + kYields; }
 
  private:
-  static constexpr int kSpins = 4096;
+  static constexpr int kSpins = 4096, kYields = 256;
   int turns_ = 0;
 };
 
@@ -35,55 +37,74 @@ struct Team::Pass {
   const int64_t n;
   const Part& f;
   std::atomic<int64_t> next{0};
+  std::atomic_flag failed{};
+  std::exception_ptr error{};  // of the helper that failed first
 };
 
-// The parts get smaller, so that all are done at about the same time.
-void Team::take_parts(Pass& pass) const {
+// The parts get smaller, so that all are done at about the same time. Whoever takes the last one takes the pass away: nobody
+// need look at it any more.
+bool Team::take_parts(Pass& pass) {
+  bool took = false;
   for (int64_t begin = pass.next.load(std::memory_order_relaxed); begin < pass.n;) {
-    const int64_t end = begin + std::max<int64_t>((pass.n - begin) / threads_, 1);
+    const int64_t end = std::min(begin + std::max<int64_t>((pass.n - begin) / threads_, kSmallestPart), pass.n);
     if (!pass.next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) continue;
+    if (end == pass.n) pass_.store(nullptr);
     pass.f(begin, end);
+    took = true;
     begin = pass.next.load(std::memory_order_relaxed);
+  }
+  return took;
+}
+
+// A helper says that it is inside before it looks for a pass, and the pass is taken away before the leader looks for those
+// inside, all in one order: so either the helper finds none, or the leader waits for it.
+void Team::share(int64_t n, const Part& f) {
+  if (next_row_ == nullptr || next_row_->load(std::memory_order_relaxed) < rows_) return f(0, n);  // nobody is free
+  Pass pass{n, f};
+  {
+    const AtEnd ended{[&] {
+      pass_.store(nullptr);
+      for (Wait wait; inside_.load() != 0;) wait();
+    }};
+    pass_.store(&pass);
+    take_parts(pass);
+  }
+  if (pass.error) std::rethrow_exception(pass.error);
+}
+
+bool Team::help() {
+  if (!pass_.load(std::memory_order_relaxed)) return false;
+  inside_.fetch_add(1);
+  const AtEnd left{[&] { inside_.fetch_sub(1); }};
+  Pass* const pass = pass_.load();
+  if (!pass) return false;
+  try {
+    return take_parts(*pass);
+  } catch (...) {
+    if (!pass->failed.test_and_set()) pass->error = std::current_exception();
+    return true;
   }
 }
 
-// A helper says that it is inside before it looks for a pass, and the leader takes the pass away before it looks for those
-// inside, all in one order: so either the helper finds none, or the leader waits for it.
-void Team::share(int64_t n, const Part& f) {
-  if (threads_ == 1) return f(0, n);
-  Pass pass{n, f};
-  const AtEnd ended{[&] {
-    pass_.store(nullptr);
-    for (Wait wait; inside_.load() != 0;) wait();
-  }};
-  pass_.store(&pass);
-  take_parts(pass);
-}
-
-void Team::help() {
-  if (!pass_.load(std::memory_order_relaxed)) return;
-  inside_.fetch_add(1);
-  const AtEnd left{[&] { inside_.fetch_sub(1); }};
-  if (Pass* pass = pass_.load()) take_parts(*pass);
-}
-
 // A thread takes the next rows when it is done with its last: some sequences are rejected at once, and others read to the end.
+// Nobody waits for a thread that has not come yet, so one that waited for long without being of use may go.
 void Team::gather(int threads, int64_t n, const std::function<void(int64_t, Team*)>& f) {
   const auto teams = std::make_unique<Team[]>(threads);
   const int64_t share = std::max<int64_t>(n / (8 * threads), 1);
   std::atomic<int64_t> next{0};
   std::atomic<int> leading{0};
+  for (int i = 0; i < threads; ++i) teams[i].threads_ = threads, teams[i].rows_ = n, teams[i].next_row_ = &next;
   parallel_for(threads, [&](int64_t number, int64_t) {
-    Team& own = teams[number];
-    own.threads_ = threads;
     leading.fetch_add(1);
     {
       const AtEnd led{[&] { leading.fetch_sub(1); }};
       for (int64_t begin; (begin = next.fetch_add(share)) < n;)
-        for (int64_t i = begin; i < std::min(begin + share, n); ++i) f(i, &own);
+        for (int64_t i = begin; i < std::min(begin + share, n); ++i) f(i, &teams[number]);
     }
-    for (Wait wait; leading.load() > 0; wait())
-      for (int i = 0; i < threads; ++i) teams[i].help();
+    for (Wait wait; leading.load() > 0 && !wait.is_long(); wait()) {
+      for (int i = 0; i < threads; ++i)
+        if (teams[(number + i) % threads].help()) wait = {};
+    }
   });
 }
 

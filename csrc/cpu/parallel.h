@@ -1,4 +1,4 @@
-// torch's thread pool, without torch's headers: defined in bind_cpu.cpp.
+// torch's thread pool, without torch's headers, and who works on which row.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -7,16 +7,17 @@
 
 namespace specdec::cpu {
 
+// Both are defined in bind_cpu.cpp.
 int num_threads();
 // f(begin, end) over [0, n) in chunks; inline when called from inside another parallel_for.
 void parallel_for(int64_t n, const std::function<void(int64_t, int64_t)>& f);
 
-// The work of a thread that has a row, of which those may take parts that have none, or none left.
+// The work of a thread that has a row; threads that have none, or none left, may take parts of it.
 class Team {
  public:
   using Part = std::function<void(int64_t begin, int64_t end)>;
 
-  // f of parts of [0, n) on any threads, until all are done: by the one that has the row.
+  // Runs f over parts of [0, n) on any of the threads; returns when all are done. For the thread that has the row.
   void share(int64_t n, const Part& f);
 
   // f(i, team) for each of n rows, by so many threads. One that has no row waits for what the others share out.
@@ -24,22 +25,27 @@ class Team {
 
  private:
   struct Pass;
-  void help();  // take part, if there is a pass
-  void take_parts(Pass& pass) const;
+  bool help();  // whether there was a part to take
+  bool take_parts(Pass& pass);
 
+  static constexpr int64_t kSmallestPart = 2;
   int threads_ = 1;
-  alignas(64) std::atomic<Pass*> pass_{nullptr};  // the present one
-  alignas(64) std::atomic<int> inside_{0};        // helpers that may be at it
+  int64_t rows_ = 0;
+  const std::atomic<int64_t>* next_row_ = nullptr;  // the first that no thread has; null: there are no other threads
+  alignas(64) std::atomic<Pass*> pass_{nullptr};    // what is shared out at present
+  alignas(64) std::atomic<int> inside_{0};          // helpers that may be at it
 };
 
 // So many numbers of rows are worth a thread: waking one takes microseconds, on a busy machine milliseconds.
-constexpr int64_t kWorthWaking = 1 << 15;
+#ifndef SPECDEC_WORTH_WAKING
+#define SPECDEC_WORTH_WAKING (1 << 16)  // fewer in the tests under TSan
+#endif
 
 // f(i, team) for each of n independent rows or sequences, that read so many numbers each. `team` takes parts of f's own work,
 // where other threads have no row.
 template <class Fn>
 void for_each_row(int64_t n, int64_t numbers, Fn f) {
-  const int64_t threads = std::min<int64_t>(num_threads(), n * numbers / kWorthWaking);
+  const int64_t threads = std::min<int64_t>(num_threads(), n * numbers / SPECDEC_WORTH_WAKING);
   if (threads > 1) return Team::gather(int(threads), n, f);
   Team alone;
   for (int64_t i = 0; i < n; ++i) f(i, &alone);

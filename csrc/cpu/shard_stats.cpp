@@ -16,10 +16,13 @@ void shard_stats(const ShardStatsArgs& args) {
     args.status[index] = scan_tiles(row, sampling.inverse_temperature, sum, team, scratch);
     args.argmax[index] = find_argmax(row, scratch);
     const int tiles = row.tiles();
-    if (!sum)
-      for (int tile = 0; tile < tiles; ++tile) scratch.tile_mass[tile] = args.probs ? sum_of_probs(row, tile) : 0.0f;
+    std::vector<float>& mass = scratch.tile_mass;  // helpers, which have a scratch of their own, see this one
+    if (args.probs)
+      for_each_tile(row, team, [&](int tile) { mass[tile] = sum_of_probs(row, tile); });
+    else if (!sum)
+      std::fill(mass.begin(), mass.end(), 0.0f);
     std::copy_n(scratch.tile_max.begin(), tiles, args.tile_max + index * tiles);
-    std::copy_n(scratch.tile_mass.begin(), tiles, args.tile_mass + index * tiles);
+    std::copy_n(mass.begin(), tiles, args.tile_mass + index * tiles);
   });
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import numpy as np
@@ -185,8 +186,8 @@ class AutoSchedule(AdaptiveSchedule):
 
     A forward has the same number of rows for each sequence, and the batch is done with the last of them: so the number
     is the batch's, and the sequence that needs the most steps decides. (What lets the others end sooner would be paid
-    for by that one, with dearer steps.) Drafts are accepted by chance: the more sequences there are, and the more what
-    a step yields varies, the later the last of them ends than each in the mean. Where no draft pays, the least bad one
+    for by that one, with dearer steps.) Drafts are accepted by chance: the more sequences there are, and the more a
+    step's yield varies, the later the last of them ends than each in the mean. Where no draft pays, the least bad one
     is tried again now and then, less and less often while that fails.
 
     Parameters are those of `Account`, and `first_plain`: the first step drafts nothing, as the drafter has nothing to
@@ -197,8 +198,8 @@ class AutoSchedule(AdaptiveSchedule):
     _FIRST_PROBE, _LAST_PROBE = 4, 64  # steps without drafts before another try
     _REVIEW = 4  # steps without drafts, in which what is known only fades
     _ALLOWANCE, _TRUST = 1.0, 0.5  # see `Account`
-    # The logarithm of a sum of exponentials in this unit, times it, is about the largest of up to 16 normally
-    # distributed numbers of one mean, or a little more. In standard deviations.
+    # unit * log(sum(exp(x / unit))) is about the expected largest of n <= 16 normally distributed x of one mean, with
+    # this unit in standard deviations; for more that are alike it must be at most sqrt(2 log n).
     _UNIT = 0.8
 
     def __init__(
@@ -258,7 +259,8 @@ class AutoSchedule(AdaptiveSchedule):
         each, going = left[:, None] / mean, (left > 0)[:, None]
         # The steps that a text takes, each of a random number of tokens, have the variance left variance / mean^3.
         deviation = np.sqrt(left[:, None] * variance / mean**3).sum(0) / going.sum()
-        most, unit = each.max(0), np.maximum(self._UNIT * deviation, 1e-9)  # plain decoding leaves nothing to chance
+        scale = min(self._UNIT, (2 / math.log(max(going.sum(), 2))) ** 0.5)
+        most, unit = each.max(0), np.maximum(scale * deviation, 1e-9)  # plain decoding leaves nothing to chance
         steps = most + unit * np.log((going * np.exp((each - most) / unit)).sum(0))
         costs = self._account.costs()
         self._affordable = self._account.affordable(costs, (steps[0] / steps - 1).tolist())

@@ -10,17 +10,12 @@
 
 #include "cases.h"
 #include "cpu/ops.h"
-#include "cpu/parallel.h"
 #include "cuda/ops.h"
 #include "cuda/strategy.h"
+#include "threads.h"
 
 extern "C" void specdec_emulator_schedule(int order, uint64_t seed);
 extern "C" void specdec_emulator_resident(int count);
-
-namespace specdec::cpu {
-int num_threads() { return 1; }
-void parallel_for(int64_t n, const std::function<void(int64_t, int64_t)>& f) { f(0, n); }
-}  // namespace specdec::cpu
 
 namespace {
 
