@@ -1,7 +1,10 @@
 // Threads that share out the work of rows (cpu/parallel.h), on threads of its own: every part is done once, also where one
 // ends with an error. Under TSan it shows whether what one thread writes is seen by the next.
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
+#include <set>
 #include <stdexcept>
 #include <vector>
 
@@ -37,6 +40,19 @@ void every_part_is_done_once(int64_t rows) {
     for (int64_t each : row) expect(each == 1 << kPasses, "a part was left out, or done twice");
 }
 
+void others_take_part() {
+  std::mutex writing;
+  std::set<std::thread::id> seen;
+  for_each_row(1, kMany, [&](int64_t, Team* team) {
+    team->share(kParts, [&](int64_t begin, int64_t end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(end - begin));
+      const std::lock_guard lock(writing);
+      seen.insert(std::this_thread::get_id());
+    });
+  });
+  expect(seen.size() > 1, "nobody took part in another's row");
+}
+
 void an_error_comes_through() {
   constexpr int64_t kRows = 5, kBad = 3;
   bool caught = false;
@@ -56,6 +72,7 @@ void an_error_comes_through() {
 
 int main(int argc, char**) {
   if (argc > 1) return 0;  // see the Makefile
+  others_take_part();
   for (int round = 0; round < 200; ++round) {
     for (int64_t rows : {1, 2, 3, 7, 40}) every_part_is_done_once(rows);
     an_error_comes_through();
