@@ -80,6 +80,17 @@ def test_the_more_sequences_the_less_a_draft_may_cost(batch: int, pays: float, d
     assert AutoSchedule(batch, 64, table(np.array([1.0, does_not, 9.0, 9.0]))).next() == 0
 
 
+@pytest.mark.parametrize("choice", [1, 2])
+@pytest.mark.parametrize("batch", [1, 2, 8, 64])
+def test_the_last_of_a_batch_is_expected_when_it_ends(batch: int, choice: int) -> None:
+    """In the mean of batches drawn at random, whose drafts are right as often as is assumed at first."""
+    rng, tokens, length = np.random.default_rng(0), 64, AUTO_DRAFT_LENGTHS[choice]
+    right = rng.random((100, batch, tokens, length)) < np.array([0.4, *[0.45] * 6])[:length]
+    written = (1 + right.cumprod(-1).sum(-1)).cumsum(-1)
+    steps = 1 + (written < tokens).sum(-1).max(-1)  # of the last sequence
+    assert AutoSchedule(batch, tokens, table(np.ones(4)))._seconds[choice] == pytest.approx(steps.mean(), rel=0.04)
+
+
 def test_sequences_that_are_far_from_the_last_do_not_count() -> None:
     """Seven of eight that have ended, or have little left, leave the choice to the other one."""
     for rest in (0, 4):

@@ -94,7 +94,7 @@ def noisy_chain(batch: int) -> tuple[torch.Tensor, ...]:
 def chain_of_probabilities(batch: int) -> tuple[torch.Tensor, ...]:
     """Of a draft that is given as probabilities, a row of which is none."""
     logits, probs = torch.randn(batch, 3, WIDE), torch.randn(batch, 2, WIDE).softmax(-1)
-    probs[-1, 1, WIDE - 1] = torch.nan
+    probs[-1, 0, WIDE - 1] = torch.nan
     draft, uniforms = probs.nan_to_num().argmax(-1), torch.rand(batch, 3, dtype=torch.float64)
     return sk.verify_chain(logits, draft, draft_probs=probs, uniform_samples=uniforms, backend="cpu")
 
@@ -105,8 +105,15 @@ def noisy_samples(batch: int) -> tuple[torch.Tensor, ...]:
     return sk.sample(torch.randn(batch, 1, WIDE), noise_keys=keys, num_samples=5, backend="cpu")
 
 
+def shards_of_probabilities(batch: int) -> tuple[torch.Tensor, ...]:
+    return sk.shard_stats(torch.randn(batch, 2, WIDE).softmax(-1), probs=True, backend="cpu")
+
+
+CALLS = [noisy_chain, chain_of_probabilities, noisy_samples, shards_of_probabilities]
+
+
 @pytest.mark.parametrize("batch", [1, 2, 5])  # threads without a row, or with none left, take part in others'
-@pytest.mark.parametrize("call", [noisy_chain, chain_of_probabilities, noisy_samples])
+@pytest.mark.parametrize("call", CALLS)
 def test_threads_that_join_change_no_bit(call: Callable[[int], Any], batch: int) -> None:
     def outcome() -> list[torch.Tensor]:
         torch.manual_seed(batch)
