@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -40,6 +41,11 @@ class Scheduling(LoadGroupScheduling):  # type: ignore[misc]
         if all(unit.values()):
             del self.assigned_work[node][scope]
         self._reschedule(node)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        # A process that has just died takes nothing: `remove_node`, about to be called, hands its work out again.
+        with contextlib.suppress(OSError):
+            super()._assign_work_unit(node)
 
 
 class Deadline:

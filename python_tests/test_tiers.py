@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from python_tests import tiers
 from python_tests.progress import Progress
+from python_tests.scheduling import Scheduling
 from python_tests.support import Backend
 from specdec_kernels.backends import native
 
@@ -195,3 +198,14 @@ def test_progress_is_one_line_and_failures_are_named(isatty: bool, monkeypatch: 
     assert terminal.text.count("FAILED test_99\n") == 1
     assert "100 % of 200 tests in 3:20 (passed 199, failed 1, skipped 0)" in terminal.text
     assert terminal.text.count("\n") == (2 if isatty else 8)
+
+
+def test_work_for_a_process_that_has_just_died_is_handed_out_again() -> None:
+    """Between its end and the moment that it is noticed, nothing can be sent to it."""
+    one = Mock(spec=["send_runtest_some"])
+    one.send_runtest_some.side_effect = BrokenPipeError
+    scheduling = object.__new__(Scheduling)
+    scheduling.workqueue, scheduling.assigned_work = OrderedDict(group={"a": False, "b": False}), {one: {}}
+    scheduling.registered_collections = {one: ["a", "b"]}
+    scheduling._assign_work_unit(one)
+    assert scheduling.remove_node(one) == "a" and list(scheduling.workqueue) == ["group"]
