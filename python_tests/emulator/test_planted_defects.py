@@ -8,42 +8,28 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-TESTS = ROOT / "csrc/emulator/tests"
+from python_tests.emulator.programs import MARKS, program
+
 REPORTS = {"asan": ("AddressSanitizer", "runtime error:"), "tsan": ("ThreadSanitizer: data race",)}
 SANITIZER_OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1"}
 LINE = re.compile(r"\bplanted_\w+\.(cpp|h):\d+")  # of a kernel
 SCHEDULES = 10  # of `planted_defects all`
 
-pytestmark = [
-    pytest.mark.skipif(not TESTS.exists(), reason="an installed package has no kernel sources"),
-    pytest.mark.skipif(
-        not (shutil.which("make") and any(shutil.which(name) for name in ("c++", "g++", "clang++"))),
-        reason="there is no make, or no C++ compiler",
-    ),
-    pytest.mark.xdist_group("emulator"),  # one build
-]
-
-
-@cache
-def program(kind: str) -> str:
-    path = ROOT / f"build/emulator/{kind}/planted_defects"
-    make = ["make", "-s", "-C", str(TESTS), f"KIND={kind}", str(path)]
-    done = subprocess.run(make, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return str(path)
+pytestmark = MARKS
 
 
 def output(kind: str, *arguments: str) -> str:
     done = subprocess.run(
-        [program(kind), *arguments], capture_output=True, text=True, timeout=300, env=os.environ | SANITIZER_OPTIONS
+        [program("planted_defects", kind), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | SANITIZER_OPTIONS,
     )
     return done.stdout + done.stderr
 
