@@ -97,11 +97,11 @@ class Account:
         seconds = self._costs.at(self._step).tolist()
         return [each / seconds[0] for each in seconds]
 
-    def affordable(self, costs: list[float], gains: list[float]) -> list[bool]:
-        """Which steps are, of these costs and expected gains in plain steps; a plain one always is."""
+    def affordable(self, costs: list[float], gains: list[float], steps: int = 1) -> list[bool]:
+        """Which are, so many `steps` in a row, of these costs and expected gains in plain steps; plain ones always are."""
         trust = self.trust * min(max(self.left.tolist()) / self._NEAR, 1.0)
         drafted = zip(costs[1:], gains[1:], strict=True)
-        return [True, *(cost - 1 <= self.credit + trust * gain for cost, gain in drafted)]
+        return [True, *(steps * (cost - 1 - trust * gain) <= self.credit for cost, gain in drafted)]
 
     def note(self, result: StepResult, seconds: float | None, catches_up: bool = False) -> tuple[float, float]:
         """Take in a step; how many plain steps it was worth, and its cost in them.
@@ -197,6 +197,9 @@ class AutoSchedule(AdaptiveSchedule):
     # Chosen by what `bench.replay --drafter model` makes of recorded answers, and by drafts that are right by chance.
     _FIRST_PROBE, _LAST_PROBE = 4, 64  # steps without drafts before another try
     _REVIEW = 4  # steps without drafts, in which what is known only fades
+    # Steps with drafts that must be affordable after a plain one. The last sequence of a batch gains by drafts later
+    # than the others: a small credit spent on one step at a time would never last until then.
+    _RUN = 4
     _ALLOWANCE, _TRUST = 1.0, 0.5  # see `Account`
     # unit * log(sum(exp(x / unit))) is about the expected largest of n <= 16 normally distributed x of one mean, with
     # this unit in standard deviations; for more that are alike it must be at most sqrt(2 log n).
@@ -210,7 +213,7 @@ class AutoSchedule(AdaptiveSchedule):
         self._first_plain = first_plain
         self._yield = Yield(batch_size, self.max_draft_tokens)
         self._plain_steps = 0  # since the last draft
-        self._behind = False  # the drafter has not read what the last step wrote
+        self._drafted: bool | None = None  # whether the last step did; if not, the drafter has not read what it wrote
         self._probe_after = self._FIRST_PROBE
         self._choose()
 
@@ -229,9 +232,9 @@ class AutoSchedule(AdaptiveSchedule):
             self._account.note(result, seconds)
             return
         # What a draft model takes to catch up is no cost of drafting on: drafts would look dear where few are made.
-        catches_up = self._behind and width > 0
+        catches_up = self._drafted is False and width > 0
         self._account.note(result, None if catches_up else seconds, catches_up)
-        self._behind = width == 0
+        self._drafted = width > 0
         best = self._best
         self._comparisons.note(best, width > 0)
         if not width:
@@ -243,11 +246,12 @@ class AutoSchedule(AdaptiveSchedule):
         failed = failed_drafts(result)
         self._yield.add(np.where(result.num_drafted >= 0, result.num_accepted, 0), failed)
         self._choose()
+        ended = failed.any() and not catches_up  # a try that succeeds is repeated, and one that says nothing of costs
         if self._best > 0:
             self._probe_after = self._FIRST_PROBE
-        elif best == 0 and failed.any():
+        elif best == 0 and ended:
             self._probe_after = min(2 * self._probe_after, self._LAST_PROBE)
-        if best > 0 or failed.any():  # a try that succeeds is repeated
+        if best > 0 or ended:
             self._plain_steps = 0
 
     def _choose(self) -> None:
@@ -263,7 +267,8 @@ class AutoSchedule(AdaptiveSchedule):
         most, unit = each.max(0), np.maximum(scale * deviation, 1e-9)  # plain decoding leaves nothing to chance
         steps = most + unit * np.log((going * np.exp((each - most) / unit)).sum(0))
         costs = self._account.costs()
-        self._affordable = self._account.affordable(costs, (steps[0] / steps - 1).tolist())
+        gains, run = (steps[0] / steps - 1).tolist(), 1 if self._drafted else self._RUN
+        self._affordable = self._account.affordable(costs, gains, run)
         self._seconds = np.where(self._affordable, steps * costs, np.inf)
         self._best = int(self._seconds.argmin())
 
