@@ -155,9 +155,9 @@ def test_after_early_rejections_it_is_tried_again_soon_and_then_later_and_later(
         auto._account.credit = 1.0  # can be afforded
         drafted += [step] if (width := auto.next()) else []
         auto.note(result(width, np.array([0])), None)
-    tries = np.diff(drafted[1:])
-    assert drafted[0] == 0 and (tries[::2] == 1).all(), "two steps each: the first also catches up"
-    assert tries[1] <= 10 and (np.diff(tries[1::2]) > 0).all() and tries[1::2][-1] > 30
+    apart = np.diff(drafted)
+    assert drafted[0] == 0 and (apart[::2] == 1).all(), "two steps each: the first also catches up"
+    assert apart[1] <= 10 and (np.diff(apart[1::2]) > 0).all() and apart[-2] > 30
 
 
 def share_of_one(costs: LearnedCosts, true: np.ndarray, calls: int = 40) -> float:

@@ -98,7 +98,7 @@ class Account:
         return [each / seconds[0] for each in seconds]
 
     def affordable(self, costs: list[float], gains: list[float], steps: int = 1) -> list[bool]:
-        """Which are, so many `steps` in a row, of these costs and expected gains in plain steps; plain ones always are."""
+        """Which are, `steps` in a row, of these costs and expected gains in plain steps; plain ones always are."""
         trust = self.trust * min(max(self.left.tolist()) / self._NEAR, 1.0)
         drafted = zip(costs[1:], gains[1:], strict=True)
         return [True, *(steps * (cost - 1 - trust * gain) <= self.credit for cost, gain in drafted)]
